@@ -1,0 +1,35 @@
+"""What one step will run: frozen, made by the scheduler, free of devices and text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jaxllm.engine.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Tokens [start, start + length) of one request's sequence; `final` when a token is sampled after it."""
+
+    request: Request
+    start: int
+    length: int
+    final: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One step. `decodes` each run one token; `positions[i]` is where decode i writes its KV."""
+
+    decodes: tuple[Request, ...]
+    positions: tuple[int, ...]
+    chunks: tuple[Chunk, ...]
+    preempted: tuple[Request, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.decodes) + sum(chunk.length for chunk in self.chunks)
+
+    @property
+    def empty(self) -> bool:
+        return not self.decodes and not self.chunks

@@ -1,0 +1,125 @@
+"""A generation in progress, and the typed messages that enter and leave the engine. Imports no jax."""
+
+from __future__ import annotations
+
+import enum
+import time
+from dataclasses import dataclass, field
+
+from jaxllm.sampling.options import SamplingParams
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateRequest:
+    """What the front ends ask of the engine. `id` is made by the server or library, never by a client."""
+
+    id: str
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    arrival: float = field(default_factory=time.time)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogprobs:
+    """Log-probabilities at one position: the chosen token, its rank (1 = most likely) and the top entries."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    top: list[tuple[int, float]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestTimes:
+    """Wall-clock seconds (time.time) of one request's life, sent with its last delta."""
+
+    arrival: float
+    scheduled: float
+    first_token: float
+    last_token: float
+    num_preemptions: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextDelta:
+    """New tokens and text of choice `index` of request `id`. `finish_reason` is set on the last one:
+    "stop" | "length" | "abort" | "error"; `stop_reason` is the stop string or stop token id that ended it."""
+
+    id: str
+    index: int
+    token_ids: list[int]
+    text: str
+    logprobs: list[TokenLogprobs] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    num_cached_tokens: int = 0
+    times: RequestTimes | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStats:
+    """A snapshot after a step; counters count since start."""
+
+    running: int = 0
+    waiting: int = 0
+    kv_usage: float = 0.0
+    prefix_queries: int = 0  # tokens looked up
+    prefix_hits: int = 0  # tokens found
+    preemptions: int = 0
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    steps: int = 0
+    compiles_after_warmup: int = 0
+    free_pages: int = 0
+    num_pages: int = 0
+
+
+class Status(enum.Enum):
+    """Where a request is in its life."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One choice of one request: the only mutable record that travels, touched only by the engine's thread.
+
+    `computed` counts tokens whose KV exists or is being written by a step in flight. The sequence is prompt + output;
+    under overlap the last output token may still be on the device, so `num_scheduled_outputs` (tokens sampled or in
+    flight) can be one ahead of `len(output)`.
+    """
+
+    id: str
+    index: int
+    prompt: list[int]
+    params: SamplingParams
+    seed: int
+    arrival: float
+    max_tokens: int
+    status: Status = Status.WAITING
+    slot: int = -1
+    pages: list[int] = field(default_factory=list)
+    hashes: list[bytes] = field(default_factory=list)  # chained hash of each full page registered or looked up
+    computed: int = 0
+    output: list[int] = field(default_factory=list)
+    num_scheduled_outputs: int = 0
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+    scheduled_at: float = 0.0
+    first_token_at: float = 0.0
+    last_token_at: float = 0.0
+
+    @property
+    def num_tokens(self) -> int:
+        """Length of prompt plus outputs known on the host."""
+        return len(self.prompt) + len(self.output)
+
+    def tokens(self, start: int, stop: int) -> list[int]:
+        """Token ids [start, stop) of prompt + output."""
+        n = len(self.prompt)
+        if stop <= n:
+            return self.prompt[start:stop]
+        return self.prompt[start:n] + self.output[max(0, start - n) : stop - n]

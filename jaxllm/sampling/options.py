@@ -1,0 +1,182 @@
+"""Every sampling option, once: default, legal range, neutral value, documentation. Imports no jax.
+
+`SamplingParams` is a dataclass whose field metadata is the table. Validation, the wire schema, `--help` and the README's table
+read it from `OPTIONS`. An option whose `supported` is false accepts its neutral values and refuses every other one by name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+MAX_N = 128
+MAX_STOP_STRINGS = 16
+MAX_STOP_CHARS = 1024
+MAX_STOP_TOKEN_IDS = 64
+
+
+class OptionError(ValueError):
+    """A sampling option has an illegal or unsupported value; `param` names it."""
+
+    def __init__(self, param: str, message: str):
+        super().__init__(message)
+        self.param = param
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One row of the table. `low`/`high` bound numbers (`open_low`: exclusive); `kind` is float, int, bool, strings or ints."""
+
+    kind: str
+    doc: str
+    low: float | None = None
+    high: float | None = None
+    open_low: bool = False
+    nullable: bool = False
+    max_items: int = 0
+    also: tuple[Any, ...] = ()  # legal values outside the range, e.g. top_k = -1
+    supported: bool = True
+    neutral: tuple[Any, ...] = ()  # values that ask for nothing
+
+
+def option(kind: str, default: Any, doc: str, **row: Any) -> Any:
+    """A dataclass field that carries its row of the table."""
+    row.setdefault("neutral", (default,))
+    return field(default=default, metadata={"option": Option(kind, doc, nullable=row.pop("nullable", default is None), **row)})
+
+
+def later(default: Any, doc: str, *neutral: Any) -> Any:
+    """An option of the field that is not implemented: anything but its neutral values is refused."""
+    return option("any", default, doc, supported=False, neutral=(default, None, *neutral), nullable=True)
+
+
+@dataclass(kw_only=True)
+class SamplingParams:
+    """How to sample one request; names and defaults are vLLM's. Raises `OptionError` on an illegal or unsupported value."""
+
+    n: int = option("int", 1, "How many choices to generate from the prompt.", low=1, high=MAX_N)
+    temperature: float = option("float", 1.0, "Divides the logits; 0 picks the most likely token.", low=0, high=2)
+    top_p: float = option("float", 1.0, "Keep the smallest set of tokens whose probability reaches this.", low=0, high=1, open_low=True)
+    top_k: int = option("int", 0, "Keep the k most likely tokens; 0 or -1 keeps all.", low=0, high=2**31 - 1, also=(-1,))
+    min_p: float = option("float", 0.0, "Keep tokens at least this likely relative to the most likely.", low=0, high=1)
+    seed: int | None = option("int", None, "Makes the draw repeatable, whatever else is in the batch.", low=-(2**63), high=2**63 - 1)
+    max_tokens: int | None = option("int", 16, "Most tokens to generate; null = up to the model's limit.", low=1, high=2**31 - 1, nullable=True)
+    min_tokens: int = option("int", 0, "Do not stop on a token before this many.", low=0, high=2**31 - 1)
+    stop: list[str] | str | None = option("strings", None, "Strings that end the generation; not part of the text.", max_items=MAX_STOP_STRINGS)
+    stop_token_ids: list[int] | None = option("ints", None, "Token ids that end the generation.", max_items=MAX_STOP_TOKEN_IDS)
+    ignore_eos: bool = option("bool", False, "Generate past the end-of-sequence token.")
+    logprobs: int | None = option("int", None, "Return this many top log-probabilities per token, and the chosen one's.", low=0, high=2**31 - 1)
+    detokenize: bool = option("bool", True, "Turn tokens into text.")
+    skip_special_tokens: bool = option("bool", True, "Leave special tokens out of the text.")
+
+    presence_penalty: float = later(0.0, "Penalise tokens that have appeared.", 0)
+    frequency_penalty: float = later(0.0, "Penalise tokens by how often they appeared.", 0)
+    repetition_penalty: float = later(1.0, "Divide the logits of tokens that have appeared.", 1)
+    best_of: int | None = later(None, "Sample more choices than are returned.", 1)
+    prompt_logprobs: int | None = later(None, "Log-probabilities of the prompt's tokens.")
+    logit_bias: dict[str, float] | None = later(None, "Add to the logits of given tokens.", {})
+    allowed_token_ids: list[int] | None = later(None, "Only these tokens.")
+    bad_words: list[str] | None = later(None, "Never these words.", [])
+    include_stop_str_in_output: bool = later(False, "Keep the stop string in the text.")
+    spaces_between_special_tokens: bool = later(True, "Spaces between special tokens.")
+    truncate_prompt_tokens: int | None = later(None, "Keep only the last tokens of the prompt.")
+    structured_outputs: dict[str, Any] | None = later(None, "Constrain the output to a grammar.")
+    logits_processors: list[Any] | None = later(None, "Custom logits processors.", [])
+    extra_args: dict[str, Any] | None = later(None, "Arguments for custom processors.", {})
+    priority: int = later(0, "Scheduling priority.", 0)
+
+    def __post_init__(self) -> None:
+        for name, row in OPTIONS.items():
+            setattr(self, name, checked(name, row, getattr(self, name)))
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise OptionError("min_tokens", f"min_tokens ({self.min_tokens}) must be at most max_tokens ({self.max_tokens})")
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the most likely token is taken; a temperature too small to divide by counts as 0."""
+        return self.temperature < 1e-5
+
+    @property
+    def stop_strings(self) -> list[str]:
+        """`stop` as a list."""
+        return [self.stop] if isinstance(self.stop, str) else list(self.stop or [])
+
+
+OPTIONS: dict[str, Option] = {f.name: f.metadata["option"] for f in dataclasses.fields(SamplingParams)}
+
+
+def default_of(name: str) -> Any:
+    """The default of one option."""
+    return next(f.default for f in dataclasses.fields(SamplingParams) if f.name == name)
+
+
+def checked(name: str, row: Option, value: Any) -> Any:
+    """`value` in canonical form, or `OptionError`. None stands for the default unless the option is nullable."""
+    if not row.supported:
+        if any(type(value) is type(x) and value == x for x in row.neutral):
+            return value if value is not None else default_of(name)
+        raise OptionError(name, f"{name} is not supported yet; leave it out or send its neutral value {default_of(name)!r}")
+    if value is None:
+        return None if row.nullable else default_of(name)
+    return _CHECKS[row.kind](name, row, value)
+
+
+def _bounded(name: str, row: Option, value: float) -> None:
+    if value in row.also:
+        return
+    low_ok = row.low is None or (value > row.low if row.open_low else value >= row.low)
+    if not low_ok or (row.high is not None and value > row.high):
+        bracket = "(" if row.open_low else "["
+        extra = "".join(f" or {x}" for x in row.also)
+        raise OptionError(name, f"{name} must be in {bracket}{row.low:g}, {row.high:g}]{extra}, got {value}")
+
+
+def _float(name: str, row: Option, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise OptionError(name, f"{name} must be a number, got {type(value).__name__}")
+    if not math.isfinite(value):
+        raise OptionError(name, f"{name} must be finite, got {value}")
+    _bounded(name, row, value)
+    return float(value)
+
+
+def _int(name: str, row: Option, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise OptionError(name, f"{name} must be an integer, got {type(value).__name__}")
+    _bounded(name, row, value)
+    return int(value)
+
+
+def _bool(name: str, row: Option, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise OptionError(name, f"{name} must be true or false, got {type(value).__name__}")
+    return value
+
+
+def _strings(name: str, row: Option, value: Any) -> Any:
+    items = [value] if isinstance(value, str) else value
+    if not isinstance(items, list) or not all(isinstance(x, str) for x in items):
+        raise OptionError(name, f"{name} must be a string or a list of strings")
+    if len(items) > row.max_items:
+        raise OptionError(name, f"{name} takes at most {row.max_items} strings, got {len(items)}")
+    for text in items:
+        if not text or len(text) > MAX_STOP_CHARS:
+            raise OptionError(name, f"each string of {name} must have 1 to {MAX_STOP_CHARS} characters, got {len(text)}")
+    return value
+
+
+def _ints(name: str, row: Option, value: Any) -> list[int]:
+    if not isinstance(value, list) or any(isinstance(x, bool) or not isinstance(x, int) for x in value):
+        raise OptionError(name, f"{name} must be a list of integers")
+    unique = list(dict.fromkeys(value))
+    if len(unique) > row.max_items:
+        raise OptionError(name, f"{name} takes at most {row.max_items} ids, got {len(unique)}")
+    for x in unique:
+        if not 0 <= x < 2**31:
+            raise OptionError(name, f"{name} holds {x}, which is not a token id")
+    return unique
+
+
+_CHECKS = {"float": _float, "int": _int, "bool": _bool, "strings": _strings, "ints": _ints}
