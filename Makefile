@@ -1,0 +1,56 @@
+# Every target makes .venv first if it is missing or out of date (tools/setup). Variables:
+#   PORT MODEL ARGS   what `make serve` serves, where, and further options of the server
+#   EXTRAS            optional parts to install, e.g. cuda13; chosen by itself where nvidia-smi works
+#   PYTHON            the Python that makes .venv; found by tools/find-python otherwise
+#   TESTS JOBS        what `make test` runs (files, folders, options of pytest) and in how many processes
+PORT ?= 8000
+MODEL ?= demo
+ARGS ?=
+TESTS ?=
+JOBS ?= auto
+PY := .venv/bin/python
+
+export PYTHON EXTRAS
+
+.DEFAULT_GOAL := help
+.PHONY: help setup serve test test-all test-gpu check format bench readme wheel clean
+
+help: ## show this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
+
+setup: ## make .venv and install jaxllm into it
+	@tools/setup
+
+serve: setup ## serve MODEL on PORT (http://localhost:8000)
+	@exec $(PY) -m jaxllm.server --model $(MODEL) --port $(PORT) $(ARGS)
+
+test: setup ## run the tests, slow ones left out
+	@$(PY) -m pytest -n $(JOBS) --maxprocesses 4 --dist loadfile -m "not slow and not gpu" $(TESTS)
+
+test-all: setup ## run every test that this machine can run
+	@$(PY) -m pytest -n $(JOBS) --maxprocesses 4 --dist loadfile $(TESTS)
+
+test-gpu: setup ## run the tests that need an NVIDIA GPU
+	@JAX_PLATFORMS=cuda $(PY) -m pytest -m gpu $(TESTS)
+
+check: setup ## ruff, formatting, types, import contracts
+	@$(PY) -m ruff check .
+	@$(PY) -m ruff format --check .
+	@$(PY) -m mypy
+	@$(PY) -c "from importlinter.cli import lint_imports_command as main; main()" --no-logo
+
+format: setup ## put the sources into their standard form
+	@$(PY) -m ruff check --fix .
+	@$(PY) -m ruff format .
+
+readme: setup ## write the generated tables of README.md anew
+	@$(PY) -m tools.readme_tables
+
+bench: setup ## static against continuous batching and more, on this machine
+	@$(PY) -m benchmarks $(ARGS)
+
+wheel: setup ## build dist/*.whl
+	@$(PY) -m pip wheel . --quiet --no-deps --wheel-dir dist
+
+clean: ## remove caches and build outputs; .venv stays
+	@rm -rf build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis .import_linter_cache

@@ -1,0 +1,3 @@
+from jaxllm.server.__main__ import main
+
+raise SystemExit(main())

@@ -1,0 +1,29 @@
+"""What every test shares: eight virtual CPU devices unless a platform is chosen, and a compilation cache between runs."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+
+import pytest
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(pathlib.Path(__file__).parents[1] / ".jax_cache" / "tests"))
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8".strip()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip the tests that need a GPU where jax was not told to use one."""
+    if "cuda" in os.environ["JAX_PLATFORMS"]:
+        return
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU: make test-gpu"))
+
+
+@pytest.fixture(scope="session")
+def repo() -> pathlib.Path:
+    """The root of the repository."""
+    return pathlib.Path(__file__).parents[1]
