@@ -9,6 +9,16 @@ from dataclasses import dataclass, field
 from jaxllm.sampling.options import SamplingParams
 
 
+class RequestError(ValueError):
+    """This request cannot run. `param` names the field at fault, `code` is a machine-readable cause
+    ("context_length_exceeded", "invalid_token_id", "queue_full", …)."""
+
+    def __init__(self, message: str, param: str | None = None, code: str | None = None):
+        super().__init__(message)
+        self.param = param
+        self.code = code
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateRequest:
     """What the front ends ask of the engine. `id` is made by the server or library, never by a client."""
@@ -98,7 +108,8 @@ class Request:
     params: SamplingParams
     seed: int
     arrival: float
-    max_tokens: int
+    max_tokens: int  # already clamped to the model's length
+    sampler: int = 0  # the cheapest sampler that honours `params` (sampling.choose)
     status: Status = Status.WAITING
     slot: int = -1
     pages: list[int] = field(default_factory=list)

@@ -1,0 +1,121 @@
+"""Plans as padded arrays. Everything a step needs from the host travels as one int32 buffer; `unpack` splits it on the device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from jaxllm.engine.buckets import ExtendShape
+from jaxllm.engine.plan import Chunk, Plan
+from jaxllm.engine.state import MAX_STOP_IDS
+
+type Shapes = dict[str, tuple[tuple[int, ...], type]]
+
+
+def pack(arrays: dict[str, np.ndarray], shapes: Shapes) -> np.ndarray:
+    """One flat int32 buffer; float32 and uint32 keep their bits."""
+    return np.concatenate([np.ascontiguousarray(arrays[name]).reshape(-1).view(np.int32) for name in shapes])
+
+
+def unpack(buffer: Array, shapes: Shapes) -> dict[str, Array]:
+    """The arrays of `pack`, inside a compiled program."""
+    out, start = {}, 0
+    for name, (shape, dtype) in shapes.items():
+        size = math.prod(shape)
+        part = jax.lax.slice(buffer, (start,), (start + size,)).reshape(shape)
+        out[name] = part if dtype is np.int32 else jax.lax.bitcast_convert_type(part, jnp.dtype(dtype))
+        start += size
+    return out
+
+
+def packed_size(shapes: Shapes) -> int:
+    """Elements of the buffer."""
+    return sum(math.prod(shape) for shape, _ in shapes.values())
+
+
+def ingest_shapes(slots: int) -> Shapes:
+    """The decode region's row map, and at most one new page per row: table[slot, index] = page."""
+    return {name: ((slots,), np.int32) for name in ("rows", "slot", "index", "page")}
+
+
+def ingest_arrays(plan: Plan, slots: int, page_size: int) -> tuple[dict[str, np.ndarray], bool]:
+    """Arrays of `ingest_shapes` for a plan's decode rows, and whether any row got a new page.
+
+    A row needs a table entry exactly when it writes the first token of a page; unused entries name the slot S + 1, which drops them.
+    """
+    arrays = {name: np.zeros(slots, np.int32) for name in ("rows", "slot", "index", "page")}
+    arrays["rows"][:] = slots
+    arrays["slot"][:] = slots + 1
+    grew = False
+    for row, (request, position) in enumerate(zip(plan.decodes, plan.positions, strict=True)):
+        arrays["rows"][row] = request.slot
+        if position % page_size == 0:
+            index = position // page_size
+            arrays["slot"][row], arrays["index"][row], arrays["page"][row] = request.slot, index, request.pages[index]
+            grew = True
+    return arrays, grew
+
+
+@dataclass(frozen=True)
+class ChunkLayout:
+    """How prompt chunks are laid out for one `ExtendShape` and table width."""
+
+    shape: ExtendShape
+    table_width: int
+
+    @property
+    def shapes(self) -> Shapes:
+        t, r = self.shape.tokens, self.shape.chunks
+        ints: Shapes = {name: ((t,), np.int32) for name in ("token", "position", "row")}
+        names = ("slot", "start", "length", "kv_length", "final", "remaining", "min_left", "top_k")
+        ints |= {name: ((r,), np.int32) for name in names}
+        ints["stop_ids"] = ((r, MAX_STOP_IDS), np.int32)
+        ints["table"] = ((r, self.table_width), np.int32)
+        ints["key"] = ((r, 2), np.uint32)
+        return ints | {name: ((r,), np.float32) for name in ("temperature", "top_p", "min_p")}
+
+    def pack(self, chunks: Sequence[Chunk], slots: int, eos_ids: Sequence[int]) -> np.ndarray:
+        """The buffer for these chunks; padding rows use the trash slot, padding tokens row R."""
+        arrays = {name: np.zeros(shape, dtype) for name, (shape, dtype) in self.shapes.items()}
+        arrays["row"][:] = self.shape.chunks
+        arrays["slot"][:] = slots
+        arrays["stop_ids"][:] = -1
+        start = 0
+        for row, chunk in enumerate(chunks):
+            span = slice(start, start + chunk.length)
+            arrays["token"][span] = chunk.request.tokens(chunk.start, chunk.start + chunk.length)
+            arrays["position"][span] = np.arange(chunk.start, chunk.start + chunk.length)
+            arrays["row"][span] = row
+            arrays["start"][row], arrays["length"][row] = start, chunk.length
+            _fill_row(arrays, row, chunk, slots, eos_ids)
+            start += chunk.length
+        return pack(arrays, self.shapes)
+
+
+def _fill_row(arrays: dict[str, np.ndarray], row: int, chunk: Chunk, slots: int, eos_ids: Sequence[int]) -> None:
+    """A chunk carries its request's whole slot, so that a recycled slot keeps nothing of its last owner."""
+    request, params = chunk.request, chunk.request.params
+    stops = stop_ids(request.params.stop_token_ids, () if params.ignore_eos else eos_ids)
+    arrays["slot"][row] = request.slot
+    arrays["kv_length"][row] = chunk.start + chunk.length
+    arrays["final"][row] = chunk.final
+    arrays["remaining"][row] = request.max_tokens - len(request.output)
+    arrays["min_left"][row] = max(0, params.min_tokens - len(request.output))
+    arrays["top_k"][row] = max(0, params.top_k)
+    arrays["stop_ids"][row, : len(stops)] = stops
+    arrays["table"][row, : len(request.pages)] = request.pages
+    arrays["key"][row] = np.array([request.seed], np.uint64).view(np.uint32)
+    arrays["temperature"][row] = 0.0 if params.greedy else params.temperature
+    arrays["top_p"][row] = params.top_p
+    arrays["min_p"][row] = params.min_p
+
+
+def stop_ids(asked: Sequence[int] | None, eos_ids: Sequence[int]) -> list[int]:
+    """Every id that ends a request."""
+    return list(dict.fromkeys([*(asked or ()), *eos_ids]))

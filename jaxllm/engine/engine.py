@@ -1,0 +1,299 @@
+"""The loop: plan, launch, and while the device runs, commit the step before."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from jaxllm.cache.pool import PagePool
+from jaxllm.cache.prefix import PrefixIndex
+from jaxllm.config import EngineConfig, Resolved
+from jaxllm.engine.detok import Detokenizer
+from jaxllm.engine.plan import Plan
+from jaxllm.engine.report import Report
+from jaxllm.engine.request import EngineStats, GenerateRequest, Request, RequestError, RequestTimes, Status, TextDelta, TokenLogprobs
+from jaxllm.engine.runner import Collected, Runner, StepResult
+from jaxllm.engine.scheduler import Limits, Scheduler
+from jaxllm.engine.start import start
+from jaxllm.sampling.choose import choose
+from jaxllm.tokenizer import Tokenizer
+
+
+@dataclass(slots=True)
+class _Live:
+    """A request's choices, and the text state of each."""
+
+    choices: list[Request]
+    detok: list[Detokenizer | None]
+    stops: list[frozenset[int]]
+
+
+@dataclass(slots=True)
+class _Counters:
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    steps: int = 0
+
+
+class Engine:
+    """Runs requests on one mesh. Not thread-safe: one thread calls `add`, `abort` and `step`."""
+
+    def __init__(self, resolved: Resolved, runner: Runner, scheduler: Scheduler, eos_ids: list[int], tokenizer: Tokenizer | None, seed: int):
+        self.resolved, self.runner, self.scheduler = resolved, runner, scheduler
+        self.eos_ids, self.tokenizer = frozenset(eos_ids), tokenizer
+        self._live: dict[str, _Live] = {}
+        self._in_flight: StepResult | None = None
+        self._seeds = np.random.Generator(np.random.Philox(seed))
+        self._count = _Counters()
+        self._pending: list[TextDelta] = []  # deltas that no step makes: rejected choices, aborts
+
+    @classmethod
+    def from_config(cls, config: EngineConfig, report: Report | None = None) -> Engine:
+        """Load, compile and warm up. Raises ConfigError before loading when the configuration cannot work."""
+        parts = start(config, report or Report())
+        resolved = parts.resolved
+        pool = PagePool(resolved.num_pages, resolved.page_size)
+        prefix = PrefixIndex(resolved.page_size, _prefix_root(resolved)) if resolved.enable_prefix_caching else None
+        limits = Limits(
+            max_num_seqs=resolved.max_num_seqs,
+            max_num_batched_tokens=resolved.max_num_batched_tokens,
+            max_model_len=resolved.max_model_len,
+        )
+        scheduler = Scheduler(limits, pool, prefix, parts.runner.programs.buckets)
+        return cls(resolved, parts.runner, scheduler, parts.runner.eos_ids, parts.tokenizer, config.seed)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` has anything to do."""
+        return bool(self._in_flight or self._pending or self.scheduler.has_work)
+
+    def add(self, request: GenerateRequest) -> None:
+        """Queue a request, one `Request` per choice. Raises RequestError on what can never run or when the queue is full."""
+        self.check(request)
+        if not self.has_room(request):
+            raise RequestError(f"the queue is full ({self.resolved.max_num_queued_reqs} requests); retry later", None, "queue_full")
+        params = request.params
+        room = self.resolved.max_model_len - len(request.prompt_token_ids)
+        live = _Live([], [], [])
+        stops = frozenset(params.stop_token_ids or ()) | (frozenset() if params.ignore_eos else self.eos_ids)
+        seed = int(self._seeds.integers(2**64, dtype=np.uint64)) if params.seed is None else params.seed % 2**64
+        for index in range(params.n):
+            choice = Request(
+                id=request.id,
+                index=index,
+                prompt=request.prompt_token_ids,
+                params=params,
+                seed=_choice_seed(seed, index),
+                arrival=request.arrival,
+                max_tokens=min(params.max_tokens or room, room),
+                sampler=int(choose([params])),
+            )
+            live.choices.append(choice)
+            live.detok.append(self._detokenizer(choice))
+            live.stops.append(stops)
+            self.scheduler.add(choice)
+        self._live[request.id] = live
+        self._count.prompt_tokens += len(request.prompt_token_ids)
+
+    def abort(self, request_id: str) -> None:
+        """Stop a request and free its pages now; its choices end with finish_reason "abort". Unknown ids are ignored."""
+        live = self._live.get(request_id)
+        if live is None:
+            return
+        for choice in list(live.choices):
+            if choice.status is not Status.FINISHED:
+                self._pending.append(self._finish(choice, [], "", "abort", None))
+
+    def step(self) -> list[TextDelta]:
+        """Launch the next step, then commit the one before it. With `async_scheduling` off, commit this one."""
+        plan = self.scheduler.plan()
+        launched = None if plan.empty else self.runner.launch(plan)
+        before, self._in_flight = self._in_flight, launched
+        if launched is not None:
+            self._count.steps += 1
+            self._mark_scheduled(plan)
+        if not self.resolved.async_scheduling:
+            before, self._in_flight = self._in_flight, None
+        deltas, self._pending = self._pending, []
+        if before is not None:
+            deltas += self._commit(self.runner.collect(before))
+        return deltas
+
+    def stats(self) -> EngineStats:
+        """A snapshot for metrics."""
+        scheduler, pool = self.scheduler, self.scheduler.pool
+        prefix = scheduler.prefix
+        return EngineStats(
+            running=scheduler.running,
+            waiting=scheduler.waiting,
+            kv_usage=pool.usage,
+            prefix_queries=prefix.queries if prefix else 0,
+            prefix_hits=prefix.hits if prefix else 0,
+            preemptions=scheduler.preemptions,
+            prompt_tokens=self._count.prompt_tokens,
+            generation_tokens=self._count.generation_tokens,
+            steps=self._count.steps,
+            compiles_after_warmup=self.runner.compiles.since_start,
+            free_pages=pool.free,
+            num_pages=pool.num_pages,
+        )
+
+    def check(self, request: GenerateRequest) -> None:
+        """Raises RequestError when the request can never run here."""
+        prompt, limit = request.prompt_token_ids, self.resolved.max_model_len
+        if not prompt:
+            raise RequestError("the prompt is empty; it must have at least one token", "prompt", "empty_prompt")
+        if len(prompt) >= limit:
+            raise RequestError(
+                f"the prompt has {len(prompt)} tokens, but the model's limit is {limit} with at least one token to generate; shorten the prompt",
+                "prompt",
+                "context_length_exceeded",
+            )
+        self._check_ids("prompt", prompt)
+        self._check_ids("stop_token_ids", request.params.stop_token_ids or [])
+        if request.params.logprobs is not None and request.params.logprobs > self.resolved.max_logprobs:
+            raise RequestError(
+                f"logprobs ({request.params.logprobs}) must be at most {self.resolved.max_logprobs} (--max-logprobs)", "logprobs"
+            )
+        if request.params.stop_strings and (self.tokenizer is None or not request.params.detokenize):
+            raise RequestError("stop strings need a tokenizer and detokenize; use stop_token_ids", "stop")
+        tokens = min(limit, len(prompt) + (request.params.max_tokens or limit))
+        if not self.scheduler.fits(tokens):
+            raise RequestError(
+                f"prompt and output of {tokens} tokens can never fit the KV pool of {self.resolved.num_pages * self.resolved.page_size} tokens",
+                "max_tokens",
+                "kv_pool_too_small",
+            )
+
+    def has_room(self, request: GenerateRequest) -> bool:
+        """Whether the queue takes it now; an empty queue takes any request."""
+        waiting = self.scheduler.waiting
+        return waiting == 0 or waiting + request.params.n <= self.resolved.max_num_queued_reqs
+
+    def _check_ids(self, param: str, ids: list[int]) -> None:
+        if any(type(token) is not int for token in ids):
+            raise RequestError(f"{param} must hold integers only", param, "invalid_token_id")
+        low, high = min(ids, default=0), max(ids, default=0)
+        if low < 0 or high >= self.resolved.vocab_size:
+            bad = low if low < 0 else high
+            raise RequestError(f"{param} holds token id {bad}; ids are 0 to {self.resolved.vocab_size - 1}", param, "invalid_token_id")
+
+    def _detokenizer(self, choice: Request) -> Detokenizer | None:
+        params = choice.params
+        if self.tokenizer is None or not params.detokenize:
+            return None
+        return Detokenizer(self.tokenizer.backend, choice.prompt, params.skip_special_tokens, params.stop_strings, params.min_tokens)
+
+    def _mark_scheduled(self, plan: Plan) -> None:
+        now = time.time()
+        for chunk in plan.chunks:
+            if not chunk.request.scheduled_at:
+                chunk.request.scheduled_at = now
+
+    def _commit(self, step: Collected) -> list[TextDelta]:
+        """Append a finished step's tokens to their requests and find out who has ended."""
+        deltas: list[TextDelta] = []
+        now = time.time()
+        for row, request in enumerate(emitters(step.plan)):
+            if request is None or request.status is Status.FINISHED:
+                continue
+            token = step.tokens[row]
+            if token < 0:
+                deltas.append(self._finish(request, [], "", "error", None, "the model gave no finite logits for this request"))
+                continue
+            logprobs = None
+            if request.params.logprobs is not None and step.logprobs is not None:
+                chosen, rank, top = step.logprobs[row]
+                logprobs = [TokenLogprobs(token_id=token, logprob=chosen, rank=rank, top=top[: request.params.logprobs])]
+            deltas.append(self._accept(request, token, now, logprobs))
+        return deltas
+
+    def _accept(self, request: Request, token: int, now: float, logprobs: list[TokenLogprobs] | None) -> TextDelta:
+        """One new token of one request."""
+        live = self._live[request.id]
+        request.output.append(token)
+        request.first_token_at = request.first_token_at or now
+        request.last_token_at = now
+        self._count.generation_tokens += 1
+        self.scheduler.committed(request, 1)
+        count, params = len(request.output), request.params
+        ended = token in live.stops[request.index] and count > params.min_tokens
+        text, detok = "", live.detok[request.index]
+        if detok is not None:
+            shown = [] if ended else [token]  # the token that ends a request is not part of its text
+            step = detok.feed(shown)
+            text = step.text
+            if step.stop is not None:
+                return self._finish(request, [token], text, "stop", step.stop, logprobs=logprobs)
+        if ended:
+            return self._finish(request, [token], text, "stop", None if token in self.eos_ids else token, logprobs=logprobs)
+        if count >= request.max_tokens:
+            return self._finish(request, [token], text, "length", None, logprobs=logprobs)
+        return TextDelta(
+            id=request.id,
+            index=request.index,
+            token_ids=[token],
+            text=text,
+            logprobs=logprobs,
+            num_cached_tokens=request.num_cached_tokens,
+        )
+
+    def _finish(
+        self,
+        request: Request,
+        tokens: list[int],
+        text: str,
+        reason: str,
+        stop: int | str | None,
+        error: str | None = None,
+        logprobs: list[TokenLogprobs] | None = None,
+    ) -> TextDelta:
+        """The last delta of a choice; its pages and slot are free afterwards."""
+        live = self._live[request.id]
+        self.scheduler.finish(request)
+        detok = live.detok[request.index]
+        if detok is not None and not isinstance(stop, str):
+            text += detok.finish()
+        if all(choice.status is Status.FINISHED for choice in live.choices):
+            del self._live[request.id]
+        return TextDelta(
+            id=request.id,
+            index=request.index,
+            token_ids=tokens,
+            text=text,
+            logprobs=logprobs,
+            finish_reason=reason,
+            stop_reason=stop,
+            num_cached_tokens=request.num_cached_tokens,
+            times=RequestTimes(
+                arrival=request.arrival,
+                scheduled=request.scheduled_at,
+                first_token=request.first_token_at,
+                last_token=request.last_token_at,
+                num_preemptions=request.num_preemptions,
+            ),
+            error=error,
+        )
+
+
+def emitters(plan: Plan) -> list[Request | None]:
+    """Per row of a collected step: the request that gets a token, or None for a chunk that is not its prompt's last."""
+    return [*plan.decodes, *(chunk.request if chunk.final else None for chunk in plan.chunks)]
+
+
+def _choice_seed(seed: int, index: int) -> int:
+    """Seed of choice `index`: the request's own for the first, unrelated 64-bit values for the others."""
+    if index == 0:
+        return seed
+    digest = hashlib.sha256(b"jaxllm choice" + seed.to_bytes(8, "little") + index.to_bytes(8, "little")).digest()
+    return int.from_bytes(digest[:8], "little")
+
+
+def _prefix_root(resolved: Resolved) -> bytes:
+    """What must be equal for two engines' pages to mean the same: canonical bytes of the model's identity."""
+    identity = {"model": resolved.model_dir, "dtype": resolved.dtype, "page_size": resolved.page_size}
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).digest()

@@ -1,0 +1,133 @@
+"""Every executable the engine may run, compiled before serving and looked up by shape; never compiled while serving."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxllm.cache.kv import KVCache
+from jaxllm.engine import step
+from jaxllm.engine.batch import ChunkLayout, ingest_shapes, packed_size
+from jaxllm.engine.buckets import Buckets, ExtendShape
+from jaxllm.engine.state import SlotState
+from jaxllm.sampling.sample import Sampler
+
+type Key = tuple[str, object]
+
+
+@dataclass(frozen=True)
+class Abstract:
+    """Shapes and shardings of what the programs take, known before any weight is loaded."""
+
+    weights: tuple[jax.ShapeDtypeStruct, ...]
+    kv: KVCache
+    state: SlotState
+    vocab_size: int
+
+
+class Programs:
+    """The lattice. `compile_all` builds it in threads (XLA releases the GIL); a missing program is built on first use, which
+    only happens with `enforce_eager`."""
+
+    def __init__(self, model: step.Model, abstract: Abstract, buckets: Buckets, num_logprobs: int):
+        self.model, self.abstract, self.buckets, self.num_logprobs = model, abstract, buckets, num_logprobs
+        self.table_width = abstract.state.table.shape[1]
+        self.slots = abstract.state.rows.shape[0]
+        self._replicated = NamedSharding(model.mesh, PartitionSpec())
+        self._compiled: dict[Key, Callable[..., Any]] = {}
+
+    def keys(self) -> list[Key]:
+        """Every program of the lattice, largest first, so that a step which does not fit memory shows at once."""
+        extend: list[Key] = [("extend", shape) for shape in sorted(self.buckets.extend, key=lambda s: -s.tokens)]
+        decode: list[Key] = [("decode", rows) for rows in sorted(self.buckets.decode, reverse=True)]
+        rows = sorted({logit_rows(shape) for _, shape in extend + decode}, reverse=True)
+        return [*extend, *decode, *(("sample", (n, s)) for n in rows for s in Sampler), ("ingest", None)]
+
+    def get(self, kind: str, shape: object) -> Callable[..., Any]:
+        """The executable of one key."""
+        key = (kind, shape)
+        if key not in self._compiled:
+            self._compiled[key] = self._compile(key)
+        return self._compiled[key]
+
+    def compile_all(self, progress: Callable[[int, int], None] | None = None, workers: int = 4) -> None:
+        """Compile the whole lattice; `progress(done, total)` after each."""
+        keys = [key for key in self.keys() if key not in self._compiled]
+        with ThreadPoolExecutor(workers, thread_name_prefix="compile") as pool:
+            for done, (key, program) in enumerate(zip(keys, pool.map(self._compile, keys), strict=True), 1):
+                self._compiled[key] = program
+                if progress:
+                    progress(done, len(keys))
+
+    def layout(self, shape: ExtendShape) -> ChunkLayout:
+        """How chunks of this shape are packed."""
+        return ChunkLayout(shape, self.table_width)
+
+    def buffer(self, size: int) -> jax.ShapeDtypeStruct:
+        """A packed host buffer of `size` int32."""
+        return self._shape((size,), jnp.int32)
+
+    def _compile(self, key: Key) -> Callable[..., Any]:
+        function, donated, arguments, out = getattr(self, f"_{key[0]}")(key[1])
+        return jax.jit(function, donate_argnums=donated, out_shardings=out).lower(*arguments).compile()
+
+    def _shape(self, shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=self._replicated)
+
+    @functools.cached_property
+    def _state(self) -> SlotState:
+        return jax.tree.map(lambda s: self._shape(s.shape, s.dtype), self.abstract.state)
+
+    @functools.cached_property
+    def _logits_sharding(self) -> NamedSharding:
+        split = self.abstract.vocab_size % self.model.mesh.shape["tensor"] == 0
+        return NamedSharding(self.model.mesh, PartitionSpec(None, "tensor") if split else PartitionSpec())
+
+    def _ingest(self, _: None) -> tuple:
+        buffer = self.buffer(packed_size(ingest_shapes(self.slots)))
+        return step.ingest, (0,), (self._state, buffer), self._replicated
+
+    def _decode(self, rows: int) -> tuple:
+        function = functools.partial(step.decode, self.model, rows)
+        kv_out = jax.tree.map(lambda s: s.sharding, self.abstract.kv)
+        out = (kv_out, self._logits_sharding, self._replicated, self._replicated)
+        return function, (1,), (self.abstract.weights, self.abstract.kv, self._state), out
+
+    def _extend(self, shape: ExtendShape) -> tuple:
+        layout = self.layout(shape)
+        function = functools.partial(step.extend, self.model, layout)
+        kv_out = jax.tree.map(lambda s: s.sharding, self.abstract.kv)
+        out = (kv_out, self._replicated, self._logits_sharding, self._replicated, self._replicated)
+        arguments = (self.abstract.weights, self.abstract.kv, self._state, self.buffer(packed_size(layout.shapes)))
+        return function, (1, 2), arguments, out
+
+    def _sample(self, key: tuple[int, Sampler]) -> tuple:
+        rows, sampler = key
+        function = functools.partial(step.draw, sampler, self.num_logprobs)
+        logits = jax.ShapeDtypeStruct((rows, self.abstract.vocab_size), jnp.float32, sharding=self._logits_sharding)
+        arguments = (logits, self._shape((rows,), jnp.int32), self._shape((rows,), jnp.bool_), self._state)
+        return function, (3,), arguments, self._replicated
+
+
+def logit_rows(shape: object) -> int:
+    """Rows of logits that a decode bucket or an extend shape gives."""
+    return shape.decodes + shape.chunks if isinstance(shape, ExtendShape) else int(shape)  # type: ignore[call-overload]
+
+
+def place(tree: Any, like: Any) -> Any:
+    """Host arrays onto the mesh, with the shardings of `like`."""
+    return jax.tree.map(lambda x, s: jax.device_put(x, s.sharding), tree, like)
+
+
+def weight_leaves(state: Any) -> tuple[tuple[Array, ...], jax.tree_util.PyTreeDef]:
+    """The leaves of an nnx state as a flat tuple (cheap to dispatch) and the tree to rebuild it."""
+    leaves, treedef = jax.tree.flatten(state)
+    return tuple(leaves), treedef

@@ -1,0 +1,127 @@
+"""From what was asked (`EngineConfig`) and what there is (model, mesh) to what will be (`Resolved`)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from jaxllm import models, weights
+from jaxllm.cache.kv import page_bytes
+from jaxllm.config import ConfigError, EngineConfig, Resolved
+from jaxllm.engine.buckets import Buckets
+from jaxllm.engine.memory import MemoryPlan, Need, fitting_length, plan_memory, usable_bytes, workspace_bytes
+from jaxllm.engine.programs import logit_rows
+
+PAGE_SIZES = (8, 16, 32, 64, 128)
+STRETCHING = ("linear", "dynamic", "yarn")
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Everything decided before weights are read or programs compiled."""
+
+    resolved: Resolved
+    hf: dict[str, Any]
+    mesh: Mesh
+    dtype: Any
+    memory: MemoryPlan
+    buckets: Buckets
+    kv: models.KVShape
+    graphdef: Any
+    abstract_weights: Any
+
+
+def resolve(config: EngineConfig, model_dir: Path, mesh: Mesh) -> Setup:
+    """Decide everything; raises ConfigError before any loading work when it cannot be."""
+    hf = models.read_config(model_dir)
+    shards = mesh.shape["tensor"]
+    platform = mesh.devices.flat[0].platform
+    dtype = weights.resolve_dtype(config.dtype, hf, platform)
+    kv = models.kv_shape(hf, shards)
+    graphdef, abstract = weights.abstract(hf, mesh, dtype)
+    page_size = config.block_size or (16 if platform == "cpu" else 64)
+    if page_size not in PAGE_SIZES:
+        raise ConfigError(f"--block-size must be one of {', '.join(map(str, PAGE_SIZES))}, got {page_size}")
+    max_num_seqs = positive("--max-num-seqs", config.max_num_seqs, 16 if platform == "cpu" else 256)
+    length, auto = model_length(config, hf)
+    default_budget = min(length, 512) if platform == "cpu" else 8192
+    budget = positive("--max-num-batched-tokens", config.max_num_batched_tokens, default_budget)
+    if budget < max_num_seqs:
+        budget = max_num_seqs if config.max_num_batched_tokens is None else _too_tight(budget, max_num_seqs)
+    buckets = Buckets.build(max_num_seqs, budget, platform)
+    itemsize = jnp.dtype(dtype).itemsize
+    need = Need(page_bytes(kv.layers, kv.kv_heads, page_size, kv.head_dim, dtype) // shards, page_size, max_num_seqs, length)
+    rows = max(logit_rows(shape) for shape in (*buckets.extend, *buckets.decode))
+    sizes = (
+        usable_bytes(config, mesh.devices.flat[0]),
+        shard_bytes(jax.tree.leaves(abstract)),
+        workspace_bytes(hf, budget + max_num_seqs, rows, itemsize, shards),
+    )
+    if auto:
+        length = max(1, fitting_length(config, *sizes, need))
+        need = Need(need.page_bytes, page_size, max_num_seqs, length)
+    memory = plan_memory(config, *sizes, need)
+    resolved = Resolved(
+        model_dir=str(model_dir),
+        model_type=hf["model_type"],
+        dtype=jnp.dtype(dtype).name,
+        max_model_len=length,
+        page_size=page_size,
+        num_pages=memory.num_pages,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=budget,
+        max_num_queued_reqs=positive("--max-num-queued-reqs", config.max_num_queued_reqs, max(256, 8 * max_num_seqs)),
+        vocab_size=hf["vocab_size"],
+        tensor_parallel_size=shards,
+        max_logprobs=min(config.max_logprobs, hf["vocab_size"]),
+        enable_prefix_caching=config.enable_prefix_caching,
+        async_scheduling=config.async_scheduling,
+        attention_backend="reference",
+    )
+    return Setup(resolved, hf, mesh, dtype, memory, buckets, kv, graphdef, abstract)
+
+
+def model_length(config: EngineConfig, hf: dict[str, Any]) -> tuple[int, bool]:
+    """(longest sequence, whether it may shrink to fit memory). RoPE scaling stretches the model's own limit."""
+    limit = int(hf.get("max_position_embeddings") or 2048)
+    rope = hf.get("rope_parameters") or hf.get("rope_scaling") or {}
+    kind = rope.get("rope_type") or rope.get("type")
+    if kind in STRETCHING:
+        base = int(rope.get("original_max_position_embeddings") or limit)
+        limit = max(limit, int(base * float(rope.get("factor") or 1.0)))
+    asked = config.max_model_len
+    if asked is None:
+        return limit, False
+    if asked in ("auto", -1):
+        return limit, True
+    asked = positive("--max-model-len", int(asked), limit)
+    if asked > limit:
+        raise ConfigError(f"--max-model-len {asked} is longer than the model allows ({limit} tokens); ask for at most that, or auto")
+    return asked, False
+
+
+def positive(name: str, value: int | None, default: int) -> int:
+    """`value` or its default; ConfigError unless it is at least 1."""
+    if value is None:
+        return default
+    if value < 1:
+        raise ConfigError(f"{name} must be at least 1, got {value}")
+    return value
+
+
+def shard_bytes(leaves: Iterable[jax.ShapeDtypeStruct]) -> int:
+    """Bytes of these arrays on one device."""
+    return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * jnp.dtype(leaf.dtype).itemsize for leaf in leaves)
+
+
+def _too_tight(budget: int, max_num_seqs: int) -> int:
+    raise ConfigError(
+        f"--max-num-batched-tokens ({budget}) must be at least --max-num-seqs ({max_num_seqs}), since every running request may decode a token"
+    )

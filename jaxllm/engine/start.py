@@ -1,0 +1,129 @@
+"""Bring an engine up: decide, load weights and compile side by side, allocate pages, warm up, print what was decided."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+
+from jaxllm import models, weights
+from jaxllm.cache.kv import KVCache
+from jaxllm.config import EngineConfig, Resolved
+from jaxllm.engine.compiles import CompileCounter
+from jaxllm.engine.memory import GIB
+from jaxllm.engine.programs import Abstract, Programs, weight_leaves
+from jaxllm.engine.report import Report
+from jaxllm.engine.resolve import Setup, resolve
+from jaxllm.engine.runner import Runner
+from jaxllm.engine.state import SlotState
+from jaxllm.engine.step import Model
+from jaxllm.locate import locate
+from jaxllm.mesh import make_mesh
+from jaxllm.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Started:
+    """What `Engine` is made of."""
+
+    resolved: Resolved
+    runner: Runner
+    tokenizer: Tokenizer | None
+
+
+def start(config: EngineConfig, report: Report) -> Started:
+    """Load, compile and warm up. Raises ConfigError before any loading when it cannot work."""
+    model_dir = locate(config.model, config.revision, config.download_dir)
+    use_compilation_cache(config.compilation_cache_dir)
+    mesh = make_mesh(config.tensor_parallel_size)
+    setup = resolve(config, model_dir, mesh)
+    tokenizer = None if config.skip_tokenizer_init else Tokenizer.load(config.tokenizer or str(model_dir))
+    compiles = CompileCounter()
+    programs = _programs(setup, config)
+    leaves = _load_and_compile(setup, programs, config, report)
+    with report.phase("Allocating KV pages"):
+        kv = KVCache.zeros(*_kv_arguments(setup))
+        jax.block_until_ready(kv)
+    eos_ids = sorted(models.eos_token_ids(model_dir, setup.hf))
+    runner = Runner(programs, leaves, kv, eos_ids, compiles)
+    if not config.enforce_eager:
+        with report.phase("Warming up"):
+            runner.warm_up()
+    compiles.warmed_up()
+    report.table("jaxllm", table_rows(setup, programs, compiles, report))
+    return Started(setup.resolved, runner, tokenizer)
+
+
+def use_compilation_cache(directory: str | None) -> None:
+    """Persistent executables between runs, on by default, readable by their owner alone; a directory that JAX was already given is kept."""
+    if jax.config.jax_compilation_cache_dir and directory is None:
+        return
+    path = Path(directory).expanduser() if directory else Path.home() / ".cache" / "jaxllm" / "xla"
+    try:
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError:
+        return  # a read-only home only costs time
+    jax.config.update("jax_compilation_cache_dir", str(path))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def table_rows(setup: Setup, programs: Programs, compiles: CompileCounter, report: Report) -> list[tuple[str, str]]:
+    """What the start-up table says."""
+    resolved, memory = setup.resolved, setup.memory
+    tokens = resolved.num_pages * resolved.page_size
+    device = setup.mesh.devices.flat[0]
+    rows = [
+        ("model", f"{resolved.model_dir} ({resolved.model_type})"),
+        ("device", f"{setup.mesh.size} × {device.device_kind} ({device.platform}), tensor parallel {resolved.tensor_parallel_size}"),
+        ("dtype", resolved.dtype),
+        ("weights", f"{memory.weights / GIB:.2f} GiB per device"),
+        ("step temporaries", f"{memory.workspace / GIB:.2f} GiB reserved per device"),
+        ("KV cache", f"{resolved.num_pages} pages × {resolved.page_size} = {tokens} tokens, {memory.kv / GIB:.2f} GiB per device"),
+        ("maximum concurrency", f"{tokens / resolved.max_model_len:.2f}x at {resolved.max_model_len} tokens per request"),
+        ("prefix caching", "on" if resolved.enable_prefix_caching else "off"),
+        ("attention", resolved.attention_backend),
+        ("limits", f"{resolved.max_num_seqs} running, {resolved.max_num_queued_reqs} queued, {resolved.max_num_batched_tokens} tokens a step"),
+        ("buckets", f"{len(programs.keys())} programs; {compiles.compiles} compiled, {compiles.cache_hits} from the cache"),
+    ]
+    return rows + [(name.lower(), f"{seconds:.2f} s") for name, seconds in report.seconds.items()]
+
+
+def _programs(setup: Setup, config: EngineConfig) -> Programs:
+    resolved = setup.resolved
+    leaves, treedef = weight_leaves(setup.abstract_weights)
+    model = Model(setup.graphdef, treedef, setup.mesh, resolved.attention_backend, resolved.page_size)
+    abstract = Abstract(
+        weights=leaves,
+        kv=KVCache.abstract(*_kv_arguments(setup)),
+        state=SlotState.shapes(resolved.max_num_seqs, resolved.max_pages_per_request),
+        vocab_size=resolved.vocab_size,
+    )
+    return Programs(model, abstract, setup.buckets, resolved.max_logprobs)
+
+
+def _kv_arguments(setup: Setup) -> tuple:
+    kv, resolved = setup.kv, setup.resolved
+    return kv.layers, resolved.num_pages, kv.kv_heads, resolved.page_size, kv.head_dim, setup.dtype, setup.mesh
+
+
+def _load_and_compile(setup: Setup, programs: Programs, config: EngineConfig, report: Report) -> tuple[jax.Array, ...]:
+    """Weights load in a thread while the main thread compiles from abstract shapes."""
+
+    def load() -> tuple[jax.Array, ...]:
+        with report.phase("Loading weights") as advance:
+            _, state = weights.load(
+                setup.resolved.model_dir, setup.hf, setup.mesh, setup.dtype, config.load_format, seed=config.seed, progress=advance
+            )
+            leaves, _ = weight_leaves(state)
+            jax.block_until_ready(leaves)
+        return leaves
+
+    with ThreadPoolExecutor(1, thread_name_prefix="load") as pool:
+        loading = pool.submit(load)
+        if not config.enforce_eager:
+            with report.phase("Compiling") as advance:
+                programs.compile_all(advance)
+        return loading.result()

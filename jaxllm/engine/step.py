@@ -1,0 +1,165 @@
+"""The compiled steps as pure functions: ingest, decode, extend, sample. No Python state, no host values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jax.sharding import Mesh
+
+from jaxllm.cache.kv import KVCache, PagedContext, PagedInputs
+from jaxllm.engine.batch import ChunkLayout, ingest_shapes, unpack
+from jaxllm.engine.state import SLOT_FIELDS, SlotState
+from jaxllm.sampling.sample import Sampled, Sampler, SamplingRows, sample
+
+
+@dataclass(frozen=True)
+class Model:
+    """The static half of a model: how to rebuild it from its weight leaves inside a trace."""
+
+    graphdef: nnx.GraphDef
+    treedef: jax.tree_util.PyTreeDef
+    mesh: Mesh
+    backend: str
+    page_size: int
+
+    def rebuild(self, weights: tuple[Array, ...]) -> nnx.Module:
+        """The nnx module around these leaves."""
+        return nnx.merge(self.graphdef, jax.tree.unflatten(self.treedef, weights))
+
+
+def ingest(state: SlotState, buffer: Array) -> SlotState:
+    """Take the row map and new pages from the host."""
+    slots = state.rows.shape[0]
+    new = unpack(buffer, ingest_shapes(slots))
+    table = state.table.at[new["slot"], new["index"]].set(new["page"], mode="drop")
+    return replace(state, rows=new["rows"], table=table)
+
+
+def decode(model: Model, rows: int, weights: tuple[Array, ...], kv: KVCache, state: SlotState) -> tuple[KVCache, Array, Array, Array]:
+    """One token for each of `rows` rows. Returns (kv, logits [B, V], slots [B], emit [B])."""
+    region = _decode_region(state, rows, kv, model.page_size)
+    empty = jnp.zeros((0,), jnp.int32)
+    inputs = PagedInputs(
+        decode_tables_BM=state.table[region.slots],
+        decode_lengths_B=region.lengths,
+        chunk_tables_RM=jnp.zeros((0, state.table.shape[1]), jnp.int32),
+        chunk_starts_R=empty,
+        chunk_lengths_R=empty,
+        chunk_kv_lengths_R=empty,
+        write_page_T=region.page,
+        write_offset_T=region.offset,
+    )
+    context = PagedContext(kv, inputs, model.backend, model.mesh)
+    module = model.rebuild(weights)
+    hidden = module(region.token, region.position, context)
+    return context.kv, module.logits(hidden), region.slots, region.alive
+
+
+def extend(
+    model: Model, layout: ChunkLayout, weights: tuple[Array, ...], kv: KVCache, state: SlotState, buffer: Array
+) -> tuple[KVCache, SlotState, Array, Array, Array]:
+    """Decode rows and prompt chunks in one forward. Returns (kv, state, logits [B+R, V], slots [B+R], emit [B+R])."""
+    batch = unpack(buffer, layout.shapes)
+    state = _admit(state, batch)
+    region = _decode_region(state, layout.shape.decodes, kv, model.page_size)
+    write_page, write_offset = _chunk_writes(batch, kv, model.page_size)
+    inputs = PagedInputs(
+        decode_tables_BM=state.table[region.slots],
+        decode_lengths_B=region.lengths,
+        chunk_tables_RM=batch["table"],
+        chunk_starts_R=batch["start"],
+        chunk_lengths_R=batch["length"],
+        chunk_kv_lengths_R=batch["kv_length"],
+        write_page_T=jnp.concatenate([region.page, write_page]),
+        write_offset_T=jnp.concatenate([region.offset, write_offset]),
+    )
+    context = PagedContext(kv, inputs, model.backend, model.mesh)
+    module = model.rebuild(weights)
+    token = jnp.concatenate([region.token, batch["token"]])
+    position = jnp.concatenate([region.position, batch["position"]])
+    hidden = module(token, position, context)
+    last = layout.shape.decodes + jnp.maximum(batch["start"] + batch["length"] - 1, 0)
+    picked = jnp.concatenate([jnp.arange(layout.shape.decodes, dtype=jnp.int32), last])
+    slots = jnp.concatenate([region.slots, batch["slot"]])
+    emit = jnp.concatenate([region.alive, batch["final"] != 0])
+    return context.kv, state, module.logits(hidden[picked]), slots, emit
+
+
+def draw(
+    sampler: Sampler, num_logprobs: int, logits: Array, slots: Array, emit: Array, state: SlotState
+) -> tuple[SlotState, Sampled]:
+    """Sample every row and advance the slots that emit. A row that does not emit reads token -1 and changes nothing."""
+    position = state.position[slots] + 1
+    rows = SamplingRows(
+        temperature_B=state.temperature[slots],
+        top_k_B=state.top_k[slots],
+        top_p_B=state.top_p[slots],
+        min_p_B=state.min_p[slots],
+        key_B2=state.key[slots],
+        position_B=position,
+        stop_ids_BK=state.stop_ids[slots],
+        suppress_B=state.min_left[slots] > 0,
+    )
+    sampled = sample(logits, rows, sampler, num_logprobs)
+    token = sampled.token_B
+    stopped = jnp.any(token[:, None] == rows.stop_ids_BK, axis=1) | (token < 0)
+    remaining = state.remaining[slots] - 1
+    target = jnp.where(emit, slots, state.token.shape[0])
+    state = replace(
+        state,
+        token=state.token.at[target].set(token, mode="drop"),
+        position=state.position.at[target].set(position, mode="drop"),
+        alive=state.alive.at[target].set(~stopped & (remaining > 0), mode="drop"),
+        remaining=state.remaining.at[target].set(remaining, mode="drop"),
+        min_left=state.min_left.at[target].add(-1, mode="drop"),
+    )
+    return state, replace(sampled, token_B=jnp.where(emit, token, -1))
+
+
+@dataclass(frozen=True)
+class _DecodeRegion:
+    """Per decode row: slot, whether it generates, its token, position, where its KV goes, and its length with this token."""
+
+    slots: Array
+    alive: Array
+    token: Array
+    position: Array
+    page: Array
+    offset: Array
+    lengths: Array
+
+
+def _decode_region(state: SlotState, rows: int, kv: KVCache, page_size: int) -> _DecodeRegion:
+    """Rows that are not alive write to the dropped page P and attend to nothing."""
+    slots = state.rows[:rows]
+    alive, position = state.alive[slots], state.position[slots]
+    owned = state.table[slots, position // page_size]
+    num_pages = kv.k[0].shape[0]
+    return _DecodeRegion(
+        slots=slots,
+        alive=alive,
+        token=jnp.maximum(state.token[slots], 0),
+        position=position,
+        page=jnp.where(alive, owned, num_pages),
+        offset=position % page_size,
+        lengths=jnp.where(alive, position + 1, 0),
+    )
+
+
+def _chunk_writes(batch: dict[str, Array], kv: KVCache, page_size: int) -> tuple[Array, Array]:
+    """Page and offset of every chunk token; padding tokens (row R) go to the dropped page."""
+    rows, num_pages = batch["table"].shape[0], kv.k[0].shape[0]
+    row, position = batch["row"], batch["position"]
+    owned = batch["table"][jnp.minimum(row, rows - 1), position // page_size]
+    return jnp.where(row < rows, owned, num_pages), position % page_size
+
+
+def _admit(state: SlotState, batch: dict[str, Array]) -> SlotState:
+    """Write every field of the chunks' slots. They come alive when their first token is drawn."""
+    slot = batch["slot"]
+    new = dict(batch, position=batch["kv_length"] - 1, token=jnp.zeros_like(slot), alive=jnp.zeros(slot.shape, jnp.bool_))
+    return replace(state, **{name: getattr(state, name).at[slot].set(new[name]) for name in SLOT_FIELDS})

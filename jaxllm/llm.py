@@ -1,0 +1,202 @@
+"""Offline use: `LLM(model).generate(prompts, SamplingParams(...))`, with vLLM's argument and result names."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+from tqdm import tqdm
+
+from jaxllm.config import ConfigError, EngineConfig
+from jaxllm.engine.engine import Engine
+from jaxllm.engine.report import ConsoleReport
+from jaxllm.engine.request import EngineStats, GenerateRequest, RequestError, TextDelta, TokenLogprobs
+from jaxllm.outputs import CompletionOutput, Logprob, RequestOutput
+from jaxllm.sampling.options import SamplingParams
+from jaxllm.tokenizer import Tokenizer
+
+__all__ = ["LLM", "CompletionOutput", "Logprob", "RequestOutput"]
+
+type Prompt = str | Sequence[int] | Mapping[str, Any]
+type Message = Mapping[str, Any]
+
+# Arguments of vLLM's LLM that scripts pass and that change nothing here, with the values that ask for nothing.
+NEUTRAL_ARGUMENTS: dict[str, tuple[Any, ...]] = {
+    "trust_remote_code": (False, True),  # accepted for scripts' sake; remote code is never run, and a model that needs it is refused
+    "tokenizer_mode": ("auto",),
+    "enable_chunked_prefill": (None, True),
+    "pipeline_parallel_size": (1,),
+    "data_parallel_size": (1,),
+    "quantization": (None,),
+    "kv_cache_dtype": ("auto",),
+    "disable_log_stats": (False, True),
+    "swap_space": (0, 4),
+    "cpu_offload_gb": (0,),
+}
+
+
+class LLM:
+    """A model in this process. Keyword arguments are the fields of `EngineConfig`; usable several times in one process.
+
+    Raises ConfigError when the configuration cannot work, RequestError or OptionError when a request cannot.
+    """
+
+    def __init__(self, model: str = "demo", **arguments: Any):
+        self.config = EngineConfig(model=model, **engine_arguments(arguments))
+        self.engine = Engine.from_config(self.config, ConsoleReport())
+        self._ids = itertools.count()
+
+    def get_tokenizer(self) -> Any:
+        """The Hugging Face tokenizer. Raises ConfigError with `skip_tokenizer_init`."""
+        return self._tokenizer().hf
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """The model's own defaults (generation_config.json)."""
+        return SamplingParams(**self._tokenizer().sampling_defaults)
+
+    def get_metrics(self) -> EngineStats:
+        """Counters and gauges of the engine."""
+        return self.engine.stats()
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Complete prompts: text, token ids, {"prompt": …} or {"prompt_token_ids": …}; one params for all or one each. Order is kept."""
+        inputs = [self._tokenized(prompt) for prompt in as_list(prompts)]
+        return self._run(inputs, self._params(sampling_params, len(inputs)), use_tqdm)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        **template: Any,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or several. `template`: chat_template, add_generation_prompt, continue_final_message, tools,
+        chat_template_kwargs."""
+        conversations: list[Any] = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
+        inputs = []
+        for conversation in conversations:
+            ids = self._tokenizer().chat_ids(list(conversation), **template)
+            inputs.append((None, ids))
+        return self._run(inputs, self._params(sampling_params, len(inputs)), use_tqdm)
+
+    def _tokenizer(self) -> Tokenizer:
+        if self.engine.tokenizer is None:
+            raise ConfigError("this needs a tokenizer; construct LLM without skip_tokenizer_init")
+        return self.engine.tokenizer
+
+    def _tokenized(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+        if isinstance(prompt, Mapping):
+            if "prompt_token_ids" in prompt:
+                return prompt.get("prompt"), list(prompt["prompt_token_ids"])
+            if "prompt" not in prompt:
+                raise RequestError("a prompt given as a dict needs prompt or prompt_token_ids", "prompt")
+            prompt = prompt["prompt"]
+        if isinstance(prompt, str):
+            return prompt, self._tokenizer().encode(prompt)
+        return None, list(prompt)  # type: ignore[arg-type]
+
+    def _params(self, given: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+        if given is None:
+            return [self.get_default_sampling_params() if self.engine.tokenizer else SamplingParams()] * count
+        if isinstance(given, SamplingParams):
+            return [given] * count
+        if len(given) != count:
+            raise RequestError(f"{count} prompts but {len(given)} sampling_params; give one, or one for each prompt", "sampling_params")
+        return list(given)
+
+    def _run(self, inputs: list[tuple[str | None, list[int]]], params: list[SamplingParams], use_tqdm: bool) -> list[RequestOutput]:
+        """Feed the engine as its queue has room, until every request has ended; an error or interrupt aborts what is left."""
+        requests = [
+            GenerateRequest(id=f"offline-{next(self._ids)}", prompt_token_ids=ids, params=p)
+            for (_, ids), p in zip(inputs, params, strict=True)
+        ]
+        for request in requests:
+            self.engine.check(request)
+        outputs = {r.id: new_output(r, text) for r, (text, _) in zip(requests, inputs, strict=True)}
+        bar = tqdm(total=len(requests), desc="Processed prompts", unit="prompt", disable=not use_tqdm, dynamic_ncols=True)
+        try:
+            queue = iter(requests)
+            waiting = next(queue, None)
+            while waiting is not None or self.engine.has_work:
+                while waiting is not None and self.engine.has_room(waiting):
+                    self.engine.add(waiting)
+                    waiting = next(queue, None)
+                for delta in self.engine.step():
+                    bar.update(self._apply(outputs[delta.id], delta))
+        except BaseException:
+            for request in requests:
+                self.engine.abort(request.id)
+            self._drain()
+            raise
+        finally:
+            bar.close()
+        return [outputs[r.id] for r in requests]
+
+    def _drain(self) -> None:
+        """Finish what is on the device, so that the next call starts clean."""
+        while self.engine.has_work:
+            self.engine.step()
+
+    def _apply(self, output: RequestOutput, delta: TextDelta) -> int:
+        """Add a delta to its result; returns 1 when the request has ended."""
+        choice = output.outputs[delta.index]
+        choice.text += delta.text
+        choice.token_ids.extend(delta.token_ids)
+        output.num_cached_tokens = delta.num_cached_tokens
+        for entry in delta.logprobs or ():
+            self._add_logprob(choice, entry)
+        if delta.finish_reason is None:
+            return 0
+        if delta.error is not None:
+            raise RuntimeError(f"request {delta.id} failed: {delta.error}")
+        choice.finish_reason, choice.stop_reason = delta.finish_reason, delta.stop_reason
+        output.metrics = output.metrics or delta.times
+        output.finished = all(c.finished() for c in output.outputs)
+        return int(output.finished)
+
+    def _add_logprob(self, choice: CompletionOutput, entry: TokenLogprobs) -> None:
+        tokenizer = self.engine.tokenizer
+        decode = tokenizer.decode_token if tokenizer else lambda _: None
+        position = {i: Logprob(value, rank, decode(i)) for rank, (i, value) in enumerate(entry.top, 1)}
+        position.setdefault(entry.token_id, Logprob(entry.logprob, entry.rank, decode(entry.token_id)))
+        assert choice.logprobs is not None
+        choice.logprobs.append(position)
+        choice.cumulative_logprob = (choice.cumulative_logprob or 0.0) + entry.logprob
+
+
+def engine_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The EngineConfig fields among vLLM's LLM arguments. Raises ConfigError on an unknown one, or on a value that would be ignored."""
+    known = {f.name for f in fields(EngineConfig)}
+    out = {}
+    for name, value in arguments.items():
+        if name in known:
+            out[name] = value
+        elif name not in NEUTRAL_ARGUMENTS:
+            raise ConfigError(f"LLM has no argument {name!r}")
+        elif value not in NEUTRAL_ARGUMENTS[name]:
+            raise ConfigError(f"{name}={value!r} is not supported yet; leave it out")
+    return out
+
+
+def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt or many, as a list."""
+    if isinstance(prompts, (str, Mapping)):
+        return [prompts]
+    items = list(prompts)
+    return [items] if items and isinstance(items[0], int) else items  # type: ignore[list-item]
+
+
+def new_output(request: GenerateRequest, prompt: str | None) -> RequestOutput:
+    """An empty result with one entry per choice."""
+    logprobs = request.params.logprobs is not None
+    choices = [CompletionOutput(index=i, logprobs=[] if logprobs else None) for i in range(request.params.n)]
+    return RequestOutput(request_id=request.id, prompt=prompt, prompt_token_ids=request.prompt_token_ids, outputs=choices)
