@@ -1,0 +1,52 @@
+"""What this machine is: the fingerprint that bug reports and benchmark results carry."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+import jaxllm
+
+PACKAGES = (
+    *("jax", "jaxlib", "jax-cuda13-plugin", "jax-cuda12-plugin", "libtpu", "flax", "orbax-checkpoint", "numpy", "ml_dtypes"),
+    *("transformers", "tokenizers", "safetensors", "huggingface_hub", "starlette", "uvicorn", "msgspec", "orjson"),
+)
+
+
+def fingerprint() -> dict[str, Any]:
+    """Versions, processor and devices. Starts the JAX back end; the memory of a device is in bytes, null where unknown."""
+    import jax
+
+    return {
+        "jaxllm": jaxllm.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpu": processor(),
+        "cpu_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "packages": {name: version for name in PACKAGES if (version := installed(name))},
+        "devices": [{"kind": d.device_kind, "platform": d.platform, "memory": memory(d)} for d in jax.devices()],
+    }
+
+
+def installed(name: str) -> str | None:
+    """The installed version of a distribution, or None."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def processor(cpuinfo: str = "/proc/cpuinfo") -> str:
+    """The processor's model name, as the operating system calls it."""
+    path = Path(cpuinfo)
+    lines = path.read_text(errors="replace").splitlines() if path.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def memory(device: Any) -> int | None:
+    """Bytes that the device's allocator may use."""
+    return (device.memory_stats() or {}).get("bytes_limit")

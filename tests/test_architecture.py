@@ -1,0 +1,191 @@
+"""The house rules of docs/ARCHITECTURE.md that a machine can hold."""
+
+from __future__ import annotations
+
+import ast
+import json
+import pathlib
+import re
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+REPO = pathlib.Path(__file__).parents[1]
+PACKAGES = ("jaxllm", "pallas_kernels")
+SOURCES = [path for root in (*PACKAGES, "benchmarks", "examples", "tools", "server") for path in sorted((REPO / root).rglob("*.py"))]
+SHIPPED = [path for path in SOURCES if path.relative_to(REPO).parts[0] in PACKAGES]
+
+MAX_FILE_LINES = 400
+MAX_MEDIAN_LINES = 150
+MAX_FUNCTION_LINES = 60
+MAX_KERNEL_LINES = 150
+MAX_PARAMETERS = 8
+HARD_MAX_PARAMETERS = 10
+
+# Functions with nine or ten parameters, and why they are not split.
+MANY_PARAMETERS: dict[str, str] = {}
+
+# Reading the process environment is for what starts a process.
+READS_ENVIRONMENT = {"jaxllm/cli.py", "jaxllm/server/__main__.py"}
+
+JAX_FREE = (
+    "jaxllm",
+    "jaxllm.cli",
+    "jaxllm.config",
+    "jaxllm.sampling.options",
+    "jaxllm.cache.pool",
+    "jaxllm.cache.prefix",
+    "jaxllm.engine.request",
+    "jaxllm.engine.plan",
+    "jaxllm.engine.scheduler",
+    "jaxllm.server.__main__",
+    "jaxllm.server.app",
+    "jaxllm.server.protocol",
+)
+
+
+def name_of(path: pathlib.Path) -> str:
+    return path.relative_to(REPO).as_posix()
+
+
+def tree_of(path: pathlib.Path) -> ast.Module:
+    return ast.parse(path.read_text(), str(path))
+
+
+def functions(path: pathlib.Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    return (node for node in ast.walk(tree_of(path)) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)))
+
+
+def imported(path: pathlib.Path) -> set[str]:
+    """Every dotted name that a file imports, with `from a import b` as `a.b`."""
+    names = set()
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def loaded_by(module: str, watched: tuple[str, ...]) -> list[str]:
+    """Which of `watched` are loaded in a fresh interpreter after importing `module`."""
+    code = f"""
+import importlib, json, sys
+importlib.import_module({module!r})
+print(json.dumps([name for name in {watched!r} if name in sys.modules]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=REPO, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_the_import_contracts_hold():
+    code = "from importlinter.cli import lint_imports_command as main; main()"
+    done = subprocess.run([sys.executable, "-c", code, "--no-logo", "--no-cache"], cwd=REPO, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " 0 broken" in done.stdout
+
+
+@pytest.mark.parametrize("module", JAX_FREE)
+def test_modules_that_plan_or_serve_http_load_no_jax(module):
+    assert loaded_by(module, ("jax", "jaxlib", "flax", "torch")) == []
+
+
+def test_the_front_door_loads_nothing_heavy():
+    assert loaded_by("jaxllm", ("jax", "torch", "transformers", "numpy", "starlette", "flax")) == []
+
+
+def test_every_public_name_resolves():
+    import jaxllm
+
+    for name in jaxllm.__all__:
+        assert getattr(jaxllm, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = jaxllm.nothing
+
+
+def test_no_module_imports_jax_internals_or_unsafe_serialisers():
+    banned = re.compile(r"(jax\._src|jaxlib|torch|triton|jax_triton|pickle|cloudpickle|dill|shelve|marshal)(\.|$)")
+    found = [f"{name_of(path)}: {name}" for path in SOURCES for name in sorted(imported(path)) if banned.match(name)]
+    found += [name_of(path) for path in SOURCES if "jax._src" in path.read_text()]
+    assert found == []
+
+
+def test_nothing_evaluates_text_as_code():
+    found = [
+        f"{name_of(path)}:{node.lineno}"
+        for path in SOURCES
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("eval", "exec", "compile", "__import__")
+    ]
+    assert found == []
+
+
+def test_only_the_command_line_reads_the_environment():
+    found = [
+        f"{name_of(path)}:{node.lineno}"
+        for path in SHIPPED
+        if name_of(path) not in READS_ENVIRONMENT
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv", "putenv")
+    ]
+    assert found == []
+
+
+def test_no_module_has_a_name_that_says_nothing():
+    nothing = re.compile(r"(utils?|common|helpers?|misc|experimental|.*_v\d|v\d)(\.py)?$")
+    assert [name_of(path) for path in SOURCES if any(nothing.match(part) for part in path.relative_to(REPO).parts)] == []
+
+
+def test_no_file_is_longer_than_400_lines():
+    lengths = {name_of(path): path.read_text().count("\n") for path in [*SOURCES, *sorted((REPO / "tests").rglob("*.py"))]}
+    assert {name: lines for name, lines in lengths.items() if lines > MAX_FILE_LINES} == {}
+
+
+def test_the_median_file_has_at_most_150_lines():
+    lengths = [path.read_text().count("\n") for path in SHIPPED if path.name != "__init__.py"]
+    assert statistics.median(lengths) <= MAX_MEDIAN_LINES
+
+
+def test_no_function_is_longer_than_a_screen():
+    found = {}
+    for path in SOURCES:
+        limit = MAX_KERNEL_LINES if path.relative_to(REPO).parts[0] == "pallas_kernels" else MAX_FUNCTION_LINES
+        for node in functions(path):
+            lines = (node.end_lineno or node.lineno) - node.lineno + 1
+            if lines > limit:
+                found[f"{name_of(path)}:{node.name}"] = lines
+    assert found == {}
+
+
+def test_no_function_takes_more_parameters_than_a_reader_can_hold():
+    found = {}
+    for path in SOURCES:
+        for node in functions(path):
+            arguments = [a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+            count = len([a for a in arguments if a not in ("self", "cls")])
+            limit = HARD_MAX_PARAMETERS if f"{name_of(path)}:{node.name}" in MANY_PARAMETERS else MAX_PARAMETERS
+            if count > limit:
+                found[f"{name_of(path)}:{node.name}"] = count
+    assert found == {}
+
+
+def test_no_module_level_name_is_a_mutable_global():
+    """Upper-case tables are constants by agreement; anything else at module level must not be a list, dict or set."""
+    found = []
+    for path in SHIPPED:
+        for node in tree_of(path).body:
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+            mutable = isinstance(getattr(node, "value", None), (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp))
+            found += [f"{name_of(path)}: {t.id}" for t in targets if mutable and isinstance(t, ast.Name) and not t.id.lstrip("_").isupper()]
+    assert [name for name in found if not name.endswith(": __all__")] == []
+
+
+def test_the_wheel_ships_both_packages_and_no_others():
+    import tomllib
+
+    find = tomllib.loads((REPO / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]["find"]
+    assert {pattern.removesuffix(".*") for pattern in find["include"]} == set(PACKAGES)

@@ -1,0 +1,77 @@
+"""The `jaxllm` command."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import types
+
+import pytest
+
+import jaxllm
+from jaxllm import cli, environment
+
+
+def test_help_and_version_answer_without_loading_jax(repo):
+    code = "import sys; from jaxllm.cli import main; main(['--help']); main(['--version']); sys.exit('jax' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=repo, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == jaxllm.__version__
+    assert all(verb in done.stdout for verb in cli.VERBS)
+
+
+def test_no_verb_prints_the_help(capsys):
+    assert cli.main([]) == 0
+    assert capsys.readouterr().out == cli.USAGE
+
+
+def test_an_unknown_verb_is_named_and_fails(capsys):
+    assert cli.main(["sevre", "demo"]) == 2
+    assert "unknown verb 'sevre'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "passed"),
+    [(["demo", "--port", "1"], ["--model", "demo", "--port", "1"]), (["--model", "demo"], ["--model", "demo"]), ([], [])],
+)
+def test_serve_passes_its_model_to_the_server(given, passed, monkeypatch):
+    seen = []
+    fake = types.ModuleType("jaxllm.server.__main__")
+    fake.main = seen.append
+    monkeypatch.setitem(sys.modules, "jaxllm.server.__main__", fake)
+    assert cli.main(["serve", *given]) == 0
+    assert seen == [passed]
+
+
+def test_bench_outside_a_checkout_says_where_to_run_it(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", "import sys; from jaxllm.cli import main; sys.exit(main(['bench', 'no_such_benchmark']))"],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(jaxllm.__path__[0]).removesuffix("/jaxllm"), "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 2
+    assert "run it from a checkout" in done.stderr
+
+
+def test_collect_env_prints_versions_and_devices_as_json(capsys):
+    assert cli.main(["collect-env"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["jaxllm"] == jaxllm.__version__
+    assert found["devices"][0]["platform"] == "cpu"
+    assert {"jax", "flax", "transformers"} <= set(found["packages"])
+    assert found["cpu_cores"] >= 1
+
+
+def test_collect_env_refuses_options(capsys):
+    assert cli.main(["collect-env", "--all"]) == 2
+    assert "no options" in capsys.readouterr().err
+
+
+def test_the_processor_is_read_from_cpuinfo_where_there_is_one(tmp_path):
+    (tmp_path / "cpuinfo").write_text("processor\t: 0\nmodel name\t: Example 9000\n")
+    assert environment.processor(str(tmp_path / "cpuinfo")) == "Example 9000"
+    assert environment.processor(str(tmp_path / "absent"))

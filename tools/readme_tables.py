@@ -1,0 +1,58 @@
+"""Write the generated parts of README.md anew: `python -m tools.readme_tables`, or `--check` to only compare.
+
+A part lies between `<!-- generated: NAME -->` and `<!-- end generated -->`; `TABLES` says which function prints it.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from jaxllm.sampling.options import OPTIONS, Option, default_of
+
+README = Path(__file__).parents[1] / "README.md"
+PART = re.compile(r"(<!-- generated: (?P<name>[\w-]+) -->\n).*?(<!-- end generated -->)", re.DOTALL)
+
+
+def legal(row: Option) -> str:
+    """The legal values of one option, in words."""
+    if row.low is not None and row.high is not None:
+        high = "" if row.high >= 2**31 - 1 else f"{row.high:g}"
+        low = f"{'>' if row.open_low else '≥'} {row.low:g}" if abs(row.low) < 2**31 else "64-bit integer"
+        return ", ".join([low + (f", ≤ {high}" if high else ""), *(f"or {value}" for value in row.also)])
+    if row.kind in ("strings", "ints"):
+        return f"up to {row.max_items}"
+    return "true, false" if row.kind == "bool" else row.kind
+
+
+def sampling_options() -> str:
+    """One row per supported sampling option, then the names that are refused."""
+    supported = {name: row for name, row in OPTIONS.items() if row.supported}
+    lines = ["| option | default | legal | what it does |", "|---|---|---|---|"]
+    lines += [f"| `{name}` | `{default_of(name)}` | {legal(row)} | {row.doc} |" for name, row in supported.items()]
+    refused = ", ".join(f"`{name}`" for name in OPTIONS if name not in supported)
+    return "\n".join([*lines, "", f"Not yet, and refused by name unless the value asks for nothing: {refused}."])
+
+
+TABLES: dict[str, Callable[[], str]] = {"sampling-options": sampling_options}
+
+
+def render(text: str) -> str:
+    """`text` with every generated part replaced. Raises KeyError for a part that nothing generates."""
+    return PART.sub(lambda part: f"{part[1]}{TABLES[part['name']]()}\n{part[3]}", text)
+
+
+def main() -> int:
+    """Write README.md, or with --check report whether it is up to date."""
+    before = README.read_text()
+    after = render(before)
+    if "--check" in sys.argv[1:]:
+        return int(before != after)
+    README.write_text(after)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
