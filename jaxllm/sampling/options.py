@@ -62,12 +62,18 @@ class SamplingParams:
     top_k: int = option("int", 0, "Keep the k most likely tokens; 0 or -1 keeps all.", low=0, high=2**31 - 1, also=(-1,))
     min_p: float = option("float", 0.0, "Keep tokens at least this likely relative to the most likely.", low=0, high=1)
     seed: int | None = option("int", None, "Makes the draw repeatable, whatever else is in the batch.", low=-(2**63), high=2**63 - 1)
-    max_tokens: int | None = option("int", 16, "Most tokens to generate; null = up to the model's limit.", low=1, high=2**31 - 1, nullable=True)
+    max_tokens: int | None = option(
+        "int", 16, "Most tokens to generate; null = up to the model's limit.", low=1, high=2**31 - 1, nullable=True
+    )
     min_tokens: int = option("int", 0, "Do not stop on a token before this many.", low=0, high=2**31 - 1)
-    stop: list[str] | str | None = option("strings", None, "Strings that end the generation; not part of the text.", max_items=MAX_STOP_STRINGS)
+    stop: list[str] | str | None = option(
+        "strings", None, "Strings that end the generation; not part of the text.", max_items=MAX_STOP_STRINGS
+    )
     stop_token_ids: list[int] | None = option("ints", None, "Token ids that end the generation.", max_items=MAX_STOP_TOKEN_IDS)
     ignore_eos: bool = option("bool", False, "Generate past the end-of-sequence token.")
-    logprobs: int | None = option("int", None, "Return this many top log-probabilities per token, and the chosen one's.", low=0, high=2**31 - 1)
+    logprobs: int | None = option(
+        "int", None, "Return this many top log-probabilities per token, and the chosen one's.", low=0, high=2**31 - 1
+    )
     detokenize: bool = option("bool", True, "Turn tokens into text.")
     skip_special_tokens: bool = option("bool", True, "Leave special tokens out of the text.")
 

@@ -1,0 +1,143 @@
+"""Keys and values on the device: pages per layer, and the context through which a model's attention writes and reads them."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.typing import DTypeLike
+
+from pallas_kernels import kv_write, paged_decode, paged_extend
+
+PAGES = PartitionSpec(None, "tensor", None, None)  # [P, K, C, H]: every device holds all pages of its own heads
+HEADS = PartitionSpec(None, "tensor", None)  # [T, heads, H]
+
+
+def page_bytes(layers: int, kv_heads: int, page_size: int, head_dim: int, dtype: DTypeLike) -> int:
+    """Bytes of one page: keys and values of `page_size` tokens in every layer, over all devices together."""
+    return 2 * layers * kv_heads * page_size * head_dim * jnp.dtype(dtype).itemsize
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class KVCache:
+    """The pool: for each layer keys and values `[P, K, C, H]`, heads split over "tensor". Donated to and returned by every step."""
+
+    k: tuple[Array, ...]
+    v: tuple[Array, ...]
+
+    @staticmethod
+    def abstract(layers: int, num_pages: int, kv_heads: int, page_size: int, head_dim: int, dtype: DTypeLike, mesh: Mesh) -> KVCache:
+        """The pool as ShapeDtypeStructs with shardings. `kv_heads` must be a multiple of the "tensor" axis (repeat heads first)."""
+        shards = mesh.shape["tensor"]
+        if kv_heads % shards:
+            raise ValueError(f"{kv_heads} KV heads cannot be split over {shards} devices; repeat them to a multiple of {shards}")
+        shape = (num_pages, kv_heads, page_size, head_dim)
+        page = jax.ShapeDtypeStruct(shape, jnp.dtype(dtype), sharding=NamedSharding(mesh, PAGES))
+        return KVCache((page,) * layers, (page,) * layers)
+
+    @staticmethod
+    def zeros(layers: int, num_pages: int, kv_heads: int, page_size: int, head_dim: int, dtype: DTypeLike, mesh: Mesh) -> KVCache:
+        """An empty pool, made on the devices by one program; zeros, because kernels may multiply what they mask."""
+        like = KVCache.abstract(layers, num_pages, kv_heads, page_size, head_dim, dtype, mesh)
+        make = jax.jit(
+            lambda: jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), like),
+            out_shardings=jax.tree.map(lambda s: s.sharding, like),
+        )
+        return make()
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class PagedInputs:
+    """Where a step's tokens live. The step has B decode tokens, then the tokens of R ragged chunks; either part may be empty.
+
+    `chunk_starts` count from the first chunk token. A token written to page P (the number of pages) or beyond is dropped.
+    """
+
+    decode_tables_BM: Array
+    decode_lengths_B: Array  # counting the new token; 0 = row not in use
+    chunk_tables_RM: Array
+    chunk_starts_R: Array
+    chunk_lengths_R: Array  # 0 = row not in use
+    chunk_kv_lengths_R: Array  # cached prefix plus chunk
+    write_page_T: Array
+    write_offset_T: Array
+
+
+class PagedContext:
+    """The attention context of one traced step. Holds the cache as it is written layer by layer; read `kv` at the end."""
+
+    def __init__(self, kv: KVCache, inputs: PagedInputs, backend: str, mesh: Mesh):
+        self._k, self._v = list(kv.k), list(kv.v)
+        self._inputs, self._backend, self._mesh = inputs, backend, mesh
+
+    @property
+    def kv(self) -> KVCache:
+        """The cache with everything written so far."""
+        return KVCache(tuple(self._k), tuple(self._v))
+
+    def attend(
+        self,
+        layer: int,
+        q_TNH: Array,
+        k_TKH: Array,
+        v_TKH: Array,
+        *,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> Array:
+        """Write the step's keys and values into the layer's pages, then attend; returns `o_TNH`."""
+        how = _How(self._backend, self._mesh, scale, window, softcap)
+        pages = (self._k[layer], self._v[layer])
+        o_TNH, (self._k[layer], self._v[layer]) = _write_and_attend(how, q_TNH, k_TKH, v_TKH, pages, self._inputs)
+        return o_TNH
+
+
+@dataclass(frozen=True)
+class _How:
+    """What is static about a layer's attention; layers that agree share one trace."""
+
+    backend: str
+    mesh: Mesh
+    scale: float
+    window: int | None
+    softcap: float | None
+
+
+# One inner jit: a model's layers are unrolled, and without it every layer would trace and lower the kernels again.
+@functools.partial(jax.jit, static_argnums=0)
+def _write_and_attend(
+    how: _How, q_TNH: Array, k_TKH: Array, v_TKH: Array, pages: tuple[Array, Array], inputs: PagedInputs
+) -> tuple[Array, tuple[Array, Array]]:
+    run = jax.shard_map(
+        functools.partial(_shard, how),
+        mesh=how.mesh,
+        in_specs=(HEADS, HEADS, HEADS, (PAGES, PAGES), PartitionSpec()),
+        out_specs=(HEADS, (PAGES, PAGES)),
+        check_vma=False,
+    )
+    return run(q_TNH, k_TKH, v_TKH, pages, inputs)
+
+
+def _shard(
+    how: _How, q_TNH: Array, k_TKH: Array, v_TKH: Array, pages: tuple[Array, Array], inputs: PagedInputs
+) -> tuple[Array, tuple[Array, Array]]:
+    """One device's heads: no communication."""
+    # An op without a kernel of this name is served by its reference: XLA's scatter is already the in-place write.
+    writer = how.backend if how.backend in kv_write.BACKENDS else "reference"
+    pages = kv_write.write(*pages, k_TKH, v_TKH, inputs.write_page_T, inputs.write_offset_T, backend=writer)
+    B, T = inputs.decode_lengths_B.shape[0], q_TNH.shape[0]
+    options = {"backend": how.backend, "scale": how.scale, "window": how.window, "softcap": how.softcap}
+    parts = []
+    if B:
+        parts.append(paged_decode.decode_attention(q_TNH[:B], *pages, inputs.decode_tables_BM, inputs.decode_lengths_B, **options))
+    if T > B:
+        rows = (inputs.chunk_tables_RM, inputs.chunk_starts_R, inputs.chunk_lengths_R, inputs.chunk_kv_lengths_R)
+        parts.append(paged_extend.extend_attention(q_TNH[B:], *pages, *rows, **options))
+    return (parts[0] if len(parts) == 1 else jnp.concatenate(parts)), pages

@@ -1,0 +1,40 @@
+"""Which sampler a request needs, and its random key as the device wants it. Imports no jax."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+
+from jaxllm.sampling.options import SamplingParams
+
+
+class Sampler(enum.IntEnum):
+    """The compiled sampling programs. Each does everything that the ones before it do, so a batch needs the largest of its rows'."""
+
+    GREEDY = 0  # the most likely token
+    RANDOM = 1  # a temperature per row
+    FILTERED = 2  # also min_p, top_k, top_p, and stop tokens suppressed until min_tokens
+    LOGPROBS = 3  # also raw log-probabilities
+
+
+def needed(params: SamplingParams) -> Sampler:
+    """The cheapest sampler that honours one request. A filter asks for nothing at top_p = 1, top_k <= 0 and min_p = 0."""
+    if params.logprobs is not None:
+        return Sampler.LOGPROBS
+    if params.min_tokens > 0:
+        return Sampler.FILTERED
+    if params.greedy:
+        return Sampler.GREEDY
+    filtered = params.top_p < 1 or params.top_k > 0 or params.min_p > 0
+    return Sampler.FILTERED if filtered else Sampler.RANDOM
+
+
+def choose(batch: Iterable[SamplingParams]) -> Sampler:
+    """The cheapest sampler that honours every request of a batch."""
+    return max(map(needed, batch), default=Sampler.GREEDY)
+
+
+def seed_halves(seed: int) -> tuple[int, int]:
+    """The high and low 32 bits of a 64-bit seed (negative ones in two's complement): a row of `SamplingRows.key_B2`."""
+    bits = seed % 2**64
+    return bits >> 32, bits % 2**32

@@ -1,0 +1,36 @@
+"""Back ends of one op, by name, imported when first asked for."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+
+class UnknownBackend(KeyError):
+    """No back end of that name; the message lists those that exist."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class Backends(Mapping[str, Callable[..., Any]]):
+    """Name → callable of one op. Back end `name` is the module `package.name`, which defines `function`."""
+
+    def __init__(self, package: str, function: str, names: tuple[str, ...]):
+        self._package, self._function, self._names = package, function, names
+
+    def __getitem__(self, name: str) -> Callable[..., Any]:
+        if name not in self._names:
+            op = self._package.rsplit(".", 1)[-1]
+            raise UnknownBackend(f"{op} has no back end {name!r}; choose one of: {', '.join(self._names)}")
+        return getattr(importlib.import_module(f"{self._package}.{name}"), self._function)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)

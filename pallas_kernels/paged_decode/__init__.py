@@ -1,0 +1,33 @@
+"""Paged decode attention: one query token a row against the row's pages."""
+
+from __future__ import annotations
+
+from jax import Array
+
+from pallas_kernels.backends import Backends
+
+BACKENDS = Backends(__name__, "decode_attention", ("reference",))
+
+
+def decode_attention(
+    q_BNH: Array,
+    k_pages: Array,
+    v_pages: Array,
+    page_table_BM: Array,
+    lengths_B: Array,
+    *,
+    backend: str,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> Array:
+    """Attention of each row's newest token over the tokens in its pages; returns `o_BNH` in q's dtype.
+
+    `k_pages` and `v_pages` are `[P, K, C, H]`; token j of row b lives in page `page_table_BM[b, j // C]` at offset `j % C`.
+    `lengths_B` counts the newest token, whose key and value are already written; its position is `length - 1`. Length 0 is a row
+    that is not in use and gives zeros. Query head n uses key head `n // (N / K)`. With `window` w a query at position p sees keys
+    p - w < j <= p. `softcap` s maps scores x to s·tanh(x / s). Whatever lies in pages beyond a row's length is never seen, NaN
+    included. Raises `UnknownBackend` for a name not in `BACKENDS`.
+    """
+    run = BACKENDS[backend]
+    return run(q_BNH, k_pages, v_pages, page_table_BM, lengths_B, scale=scale, window=window, softcap=softcap)

@@ -1,0 +1,41 @@
+"""Paged decode attention in pure JAX: the definition of the op, and its CPU back end."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from pallas_kernels import tiles
+
+
+def decode_attention(
+    q_BNH: Array,
+    k_pages: Array,
+    v_pages: Array,
+    page_table_BM: Array,
+    lengths_B: Array,
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> Array:
+    """See `pallas_kernels.paged_decode`. All rows walk their tiles together, from the first that any row sees to the longest row's last."""
+    B, N, H = q_BNH.shape
+    _, K, C, _ = k_pages.shape
+    pages = tiles.pages_per_tile(C)
+    tokens = pages * C
+    table = tiles.padded_table(page_table_BM, pages)
+    q_BKGH = (q_BNH.astype(jnp.float32) * scale).reshape(B, K, N // K, H)
+    first_B = jnp.zeros_like(lengths_B) if window is None else jnp.maximum(lengths_B - window, 0)
+
+    def step(tile: Array, carry: tiles.Carry) -> tiles.Carry:
+        position = tile * tokens + jnp.arange(tokens)
+        mask = (position >= first_B[:, None]) & (position < lengths_B[:, None])
+        k, v = (tiles.load_tile(x, table, tile, pages) for x in (k_pages, v_pages))
+        return tiles.fold(carry, q_BKGH, k, v, mask[:, None, None, :], softcap)
+
+    live = lengths_B > 0
+    low = jnp.min(jnp.where(live, first_B // tokens, jnp.iinfo(jnp.int32).max), initial=jnp.iinfo(jnp.int32).max)
+    high = jnp.max(-(-lengths_B // tokens), initial=0)
+    out = tiles.finish(lax.fori_loop(low, high, step, tiles.start((B, K, N // K), H)))
+    return out.reshape(B, N, H).astype(q_BNH.dtype)

@@ -1,0 +1,35 @@
+"""Paged attention for prompt chunks: ragged rows of queries against their pages, causal after a cached prefix."""
+
+from __future__ import annotations
+
+from jax import Array
+
+from pallas_kernels.backends import Backends
+
+BACKENDS = Backends(__name__, "extend_attention", ("reference",))
+
+
+def extend_attention(
+    q_TNH: Array,
+    k_pages: Array,
+    v_pages: Array,
+    page_table_RM: Array,
+    starts_R: Array,
+    lengths_R: Array,
+    kv_lengths_R: Array,
+    *,
+    backend: str,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> Array:
+    """Attention of ragged rows of queries over the tokens in their pages; returns `o_TNH` in q's dtype.
+
+    Row r's queries are `q_TNH[starts[r] : starts[r] + lengths[r]]`, at positions `kv_lengths[r] - lengths[r]` to `kv_lengths[r] - 1`
+    of its sequence; their keys and values are already in its pages, as is the prefix before them. Each sees the keys up to its own
+    position (bottom-right causal). Rows do not overlap; length 0 is a row that is not in use; tokens of no row give zeros.
+    Pages, heads, `window`, `softcap`, poison and errors as in `paged_decode.decode_attention`.
+    """
+    run = BACKENDS[backend]
+    rows = (page_table_RM, starts_R, lengths_R, kv_lengths_R)
+    return run(q_TNH, k_pages, v_pages, *rows, scale=scale, window=window, softcap=softcap)

@@ -1,0 +1,63 @@
+"""Attention over one tile of keys and values at a time, in pure JAX: what the reference back ends share.
+
+A tile is a fixed number of tokens counted from position 0 of the sequence. A query therefore meets the same tiles with the same
+shapes however its prompt was chunked, batched or padded, and tiles in which it sees nothing change nothing, to the last bit.
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+TILE_TOKENS = 128
+
+type Carry = tuple[Array, Array, Array]  # running maximum [..., Q], running sum [..., Q], weighted values [..., Q, H]; all float32
+
+
+def pages_per_tile(page_size: int) -> int:
+    """Pages in one tile: about `TILE_TOKENS` tokens, at least one page."""
+    return max(1, TILE_TOKENS // page_size)
+
+
+def padded_table(table: Array, pages: int) -> Array:
+    """The page table with its last axis padded to whole tiles of `pages` pages; padding names page 0 and is always masked."""
+    width = -(-table.shape[-1] // pages) * pages
+    return jnp.pad(table, [(0, 0)] * (table.ndim - 1) + [(0, width - table.shape[-1])])
+
+
+def load_tile(pages_PKCH: Array, table: Array, tile: Array, pages: int) -> Array:
+    """Tile number `tile` of each sequence, `[..., K, tokens, H]` float32. Entries outside the pool read some page and must be masked."""
+    ids = lax.dynamic_slice_in_dim(table, tile * pages, pages, axis=-1)
+    found = jnp.moveaxis(pages_PKCH.at[ids].get(mode="clip"), -4, -3)  # [..., K, pages, C, H]
+    *lead, K, S, C, H = found.shape
+    return found.reshape(*lead, K, S * C, H).astype(jnp.float32)
+
+
+def start(lead: tuple[int, ...], head_dim: int) -> Carry:
+    """The carry before any tile; `lead` is the shape of the queries without their head dimension."""
+    return jnp.full(lead, -jnp.inf, jnp.float32), jnp.zeros(lead, jnp.float32), jnp.zeros((*lead, head_dim), jnp.float32)
+
+
+def fold(carry: Carry, q: Array, k: Array, v: Array, mask: Array, softcap: float | None) -> Carry:
+    """Fold one tile into the carry. q `[..., Q, H]` is scaled; k, v `[..., tokens, H]`; mask broadcasts to `[..., Q, tokens]`.
+
+    Values that no query sees are replaced before they are multiplied: 0 · NaN is NaN, and a page may hold anything.
+    """
+    top, total, mixed = carry
+    scores = jnp.einsum("...qh,...th->...qt", q, k, precision=lax.Precision.HIGHEST)
+    if softcap is not None:
+        scores = softcap * jnp.tanh(scores / softcap)
+    scores = jnp.where(mask, scores, -jnp.inf)
+    new_top = jnp.maximum(top, scores.max(axis=-1))
+    base = jnp.where(new_top == -jnp.inf, 0.0, new_top)  # a query that has seen nothing yet
+    weights = jnp.exp(scores - base[..., None])
+    decay = jnp.exp(top - base)
+    seen = mask.any(axis=-2)[..., None]
+    values = jnp.einsum("...qt,...th->...qh", weights, jnp.where(seen, v, 0.0), precision=lax.Precision.HIGHEST)
+    return new_top, total * decay + weights.sum(axis=-1), mixed * decay[..., None] + values
+
+
+def finish(carry: Carry) -> Array:
+    """The attention output `[..., Q, H]` in float32; queries that saw nothing give zeros."""
+    _, total, mixed = carry
+    return mixed / jnp.where(total == 0, 1.0, total)[..., None]
