@@ -7,22 +7,37 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from jaxllm.config import ConfigError, EngineConfig
-    from jaxllm.llm import LLM, CompletionOutput, RequestOutput
+    from jaxllm.engine.request import RequestError
+    from jaxllm.llm import LLM
+    from jaxllm.outputs import CompletionOutput, Logprob, RequestOutput
     from jaxllm.sampling.options import OptionError, SamplingParams
 
 __version__ = "0.1.0"
 
-__all__ = ["LLM", "CompletionOutput", "ConfigError", "EngineConfig", "OptionError", "RequestOutput", "SamplingParams", "__version__"]
-
 _HOME = {
     "LLM": "jaxllm.llm",
-    "CompletionOutput": "jaxllm.llm",
+    "CompletionOutput": "jaxllm.outputs",
     "ConfigError": "jaxllm.config",
     "EngineConfig": "jaxllm.config",
+    "Logprob": "jaxllm.outputs",
     "OptionError": "jaxllm.sampling.options",
-    "RequestOutput": "jaxllm.llm",
+    "RequestError": "jaxllm.engine.request",
+    "RequestOutput": "jaxllm.outputs",
     "SamplingParams": "jaxllm.sampling.options",
 }
+
+__all__ = [
+    "LLM",
+    "CompletionOutput",
+    "ConfigError",
+    "EngineConfig",
+    "Logprob",
+    "OptionError",
+    "RequestError",
+    "RequestOutput",
+    "SamplingParams",
+    "__version__",
+]
 
 
 def __getattr__(name: str) -> Any:

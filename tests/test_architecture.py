@@ -189,3 +189,9 @@ def test_the_wheel_ships_both_packages_and_no_others():
 
     find = tomllib.loads((REPO / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]["find"]
     assert {pattern.removesuffix(".*") for pattern in find["include"]} == set(PACKAGES)
+
+
+def test_the_front_door_promises_what_it_knows():
+    import jaxllm
+
+    assert set(jaxllm.__all__) == {*jaxllm._HOME, "__version__"}
