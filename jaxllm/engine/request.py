@@ -115,6 +115,7 @@ class Request:
     pages: list[int] = field(default_factory=list)
     hashes: list[bytes] = field(default_factory=list)  # chained hash of each full page registered or looked up
     computed: int = 0
+    prefill_end: int = 0  # tokens to compute in chunks before decoding starts, fixed at admission
     output: list[int] = field(default_factory=list)
     num_scheduled_outputs: int = 0
     num_cached_tokens: int = 0

@@ -1,0 +1,126 @@
+"""Host accounting of KV pages: who holds which, and which can be handed out. Imports no jax.
+
+A page is *used* (one or more page tables hold it) or *free*. A free page is *blank* or *cached*: a cached one still holds a
+prefix that the index can find, and is handed out only when no blank page is left, least recently released first.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Sequence
+
+from jaxllm.cache.prefix import PrefixIndex
+
+
+class PoolError(RuntimeError):
+    """The accounting of pages is broken: a bug, not a condition to handle."""
+
+
+class OutOfPages(RuntimeError):
+    """Fewer pages are free than were asked for; nothing was handed out."""
+
+
+class PagePool:
+    """Reference counts and free pages of a pool of `num_pages` pages of `page_size` tokens.
+
+    `release` a request's pages tail first: the head of a prefix serves more requests, so it should be evicted last.
+    """
+
+    def __init__(self, num_pages: int, page_size: int, index: PrefixIndex | None = None):
+        if num_pages < 1 or page_size < 1:
+            raise ValueError(f"a pool needs at least one page of one token, got {num_pages} pages of {page_size}")
+        self.num_pages = num_pages
+        self.page_size = page_size
+        self._index: PrefixIndex | None = None
+        self._references = [0] * num_pages
+        self._blank = list(range(num_pages - 1, -1, -1))  # a stack: low pages first, then the warmest
+        self._cached: OrderedDict[int, None] = OrderedDict()  # least recently released first
+        if index is not None:
+            self.attach(index)
+
+    def attach(self, index: PrefixIndex) -> None:
+        """Let `index` decide which released pages stay findable, and tell it when one is handed out again."""
+        if index.page_size != self.page_size:
+            raise ValueError(f"the prefix index counts pages of {index.page_size} tokens, the pool of {self.page_size}")
+        if self._index is not None and self._index is not index:
+            raise ValueError("the pool has another prefix index already")
+        self._index = index
+
+    @property
+    def free(self) -> int:
+        """Pages that can be allocated now, cached ones included."""
+        return len(self._blank) + len(self._cached)
+
+    @property
+    def usage(self) -> float:
+        """Share of the pages that requests hold, 0 to 1."""
+        return 1.0 - self.free / self.num_pages
+
+    def pages_for(self, num_tokens: int) -> int:
+        """Pages that hold `num_tokens` tokens."""
+        return -(-num_tokens // self.page_size)
+
+    def references(self, page: int) -> int:
+        """How many page tables hold `page`; 0 when it is free."""
+        return self._references[page]
+
+    def allocate(self, n: int) -> list[int]:
+        """Hand out `n` pages with one reference each, or raise `OutOfPages`. Contents are undefined."""
+        if n > self.free:
+            raise OutOfPages(f"{n} KV pages wanted, {self.free} of {self.num_pages} are free")
+        pages = []
+        for _ in range(n):
+            if self._blank:
+                page = self._blank.pop()
+            else:
+                page, _ = self._cached.popitem(last=False)
+                if self._index is not None:
+                    self._index.evict(page)
+            self._references[page] = 1
+            pages.append(page)
+        return pages
+
+    def share(self, pages: Iterable[int]) -> None:
+        """Add a reference to pages that the prefix index just found, free or used."""
+        for page in pages:
+            if self._references[page] == 0:
+                if page not in self._cached:
+                    raise PoolError(f"page {page} is shared, but nobody holds it and it is not cached")
+                del self._cached[page]
+            self._references[page] += 1
+
+    def release(self, pages: Iterable[int]) -> None:
+        """Take a reference from each page; those without any become free at once, the last one named most recent."""
+        for page in pages:
+            left = self._references[page] - 1
+            if left < 0:
+                raise PoolError(f"page {page} is released, but nobody holds it")
+            self._references[page] = left
+            if left == 0:
+                if self._index is not None and page in self._index:
+                    self._cached[page] = None
+                else:
+                    self._blank.append(page)
+
+    def check(self, tables: Iterable[Sequence[int]] = ()) -> None:
+        """Raise `PoolError` unless references equal the page tables given, each page is used or free once, and every
+        findable page is used or cached."""
+        held: Counter[int] = Counter()
+        for table in tables:
+            if len(set(table)) != len(table):
+                raise PoolError(f"a page table holds a page twice: {list(table)}")
+            held.update(table)
+        wrong = {p: (n, held[p]) for p, n in enumerate(self._references) if n != held[p]}
+        if wrong or not set(held) <= set(range(self.num_pages)):
+            raise PoolError(f"references differ from page tables, page: (references, tables) = {wrong or dict(held)}")
+        blank, cached = set(self._blank), set(self._cached)
+        used = {p for p, n in enumerate(self._references) if n}
+        if len(blank) != len(self._blank) or blank & cached or (blank | cached) & used:
+            raise PoolError(f"pages are free twice or free and used: {sorted(blank & cached | (blank | cached) & used)}")
+        lost = set(range(self.num_pages)) - blank - cached - used
+        if lost:
+            raise PoolError(f"pages are neither free nor used: {sorted(lost)}")
+        if self._index is not None:
+            stray = set(self._index.pages) & blank | set(self._index.pages) - set(range(self.num_pages))
+            if stray:
+                raise PoolError(f"the prefix index finds pages that hold nothing: {sorted(stray)}")

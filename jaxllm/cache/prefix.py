@@ -1,0 +1,104 @@
+"""Which page holds which prefix: an index from the chained hash of full pages to the page. Imports no jax.
+
+A page's hash covers its own tokens and, through its parent's hash, every token before it, so equal hashes mean equal KV.
+The index holds no references: a page may be in use or free (and then findable until the pool hands it out again).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+
+
+class PrefixIndex:
+    """Hash → page for full pages of `page_size` tokens.
+
+    `root` says whose KV this is (model, dtype, …): indexes with different roots share no hash.
+    `queries` and `hits` count the tokens looked up and found, once per admitted request.
+    """
+
+    def __init__(self, page_size: int, root: bytes):
+        if page_size < 1:
+            raise ValueError(f"page_size must be at least 1, got {page_size}")
+        self.page_size = page_size
+        self.queries = 0
+        self.hits = 0
+        # Every field is tagged and has a fixed or written-down length, so no two different inputs give the same bytes.
+        self._root = hashlib.sha256(b"jaxllm/root/1;page=%d;id=%d:" % (page_size, len(root)) + root).digest()
+        self._page_of: dict[bytes, int] = {}
+        self._hash_of: dict[int, bytes] = {}
+
+    def __len__(self) -> int:
+        return len(self._page_of)
+
+    def __contains__(self, page: int) -> bool:
+        """Whether `page` can be found by its hash."""
+        return page in self._hash_of
+
+    @property
+    def pages(self) -> dict[int, bytes]:
+        """Every findable page with its hash (a copy)."""
+        return dict(self._hash_of)
+
+    def extend(self, hashes: list[bytes], tokens: Sequence[int]) -> None:
+        """Append to `hashes` those of the full pages of `tokens`, which start where `hashes` ends."""
+        size = self.page_size
+        count = len(tokens) // size
+        data = memoryview(np.asarray(tokens[: count * size], dtype="<i4").tobytes())
+        parent = hashes[-1] if hashes else self._root
+        for i in range(count):
+            digest = hashlib.sha256(b"jaxllm/page/1;parent=")
+            digest.update(parent)
+            digest.update(b";tokens=")
+            digest.update(data[4 * size * i : 4 * size * (i + 1)])
+            parent = digest.digest()
+            hashes.append(parent)
+
+    def match(self, hashes: Sequence[bytes], limit: int) -> list[int]:
+        """Pages of the longest chain of hits from the start of `hashes`, at most `limit` of them. Counts nothing."""
+        pages: list[int] = []
+        find = self._page_of.get
+        for i in range(min(limit, len(hashes))):
+            page = find(hashes[i])
+            if page is None:
+                break
+            pages.append(page)
+        return pages
+
+    def lookup(self, tokens: Sequence[int]) -> tuple[list[int], list[bytes]]:
+        """Pages that hold the start of `tokens`, and the hashes of all its full pages; counts the query.
+
+        At least one token is always left over, since a step must compute something to sample from.
+        """
+        hashes: list[bytes] = []
+        self.extend(hashes, tokens)
+        pages = self.match(hashes, max(0, len(tokens) - 1) // self.page_size)
+        self.count(len(tokens), len(pages) * self.page_size)
+        return pages, hashes
+
+    def count(self, queries: int, hits: int) -> None:
+        """Add to the counters of tokens looked up and found."""
+        self.queries += queries
+        self.hits += hits
+
+    def register(self, key: bytes, page: int) -> None:
+        """Make `page` findable. Of two pages with equal contents the first stays; a page has one hash until evicted."""
+        known = self._hash_of.get(page)
+        if known is not None and known != key:
+            raise ValueError(f"page {page} already holds another prefix; evict it before it is written again")
+        if known is None and key not in self._page_of:
+            self._page_of[key] = page
+            self._hash_of[page] = key
+
+    def evict(self, page: int) -> None:
+        """Forget `page`, which is about to be written; nothing happens when it is not known."""
+        key = self._hash_of.pop(page, None)
+        if key is not None:
+            del self._page_of[key]
+
+    def clear(self) -> None:
+        """Forget every page; pages in use stay with their requests."""
+        self._page_of.clear()
+        self._hash_of.clear()

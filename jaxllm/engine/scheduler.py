@@ -1,0 +1,268 @@
+"""Decides what each step runs: token-level continuous batching over slots, pages and compiled shapes. Imports no jax.
+
+The order of arrival rules everything. Requests run in that order, waiting ones are admitted in that order, and when pages run
+out the newest running request goes back to the head of the queue. So every running request is older than every waiting one, the
+oldest always progresses, and at most one prompt, the newest running one, is computed in part.
+
+The engine plans step t+1 before it has read step t's tokens. So `plan` counts tokens from what was planned, and looks at token
+values only to hash full pages. A plan that was made must be run, in order: later plans count on the KV it writes.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
+
+from jaxllm.cache.pool import PagePool
+from jaxllm.cache.prefix import PrefixIndex
+from jaxllm.engine.buckets import Buckets
+from jaxllm.engine.plan import Chunk, Plan
+from jaxllm.engine.request import Request, Status
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What one step and one request may hold: slots, tokens of a step (decodes included), tokens of a sequence."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+
+
+class Scheduler:
+    """Owns the queue, the running set, slots and pages. Give it a pool and index of its own; `prefix=None` shares nothing."""
+
+    def __init__(self, limits: Limits, pool: PagePool, prefix: PrefixIndex | None, buckets: Buckets):
+        if prefix is not None:
+            pool.attach(prefix)
+        self.limits = limits
+        self.preemptions = 0
+        self.pool = pool
+        self.prefix = prefix
+        self._buckets = buckets
+        self._waiting: OrderedDict[Request, None] = OrderedDict()  # oldest first
+        self._running: dict[Request, None] = {}  # oldest first
+        self._slots = list(range(limits.max_num_seqs - 1, -1, -1))  # free ones; the last is handed out next
+        # Running requests grow a page every page_size steps: a little room keeps a new prompt from being preempted at once.
+        self._watermark = max(1, pool.num_pages // 100)
+
+    @property
+    def waiting(self) -> int:
+        """Requests in the queue."""
+        return len(self._waiting)
+
+    @property
+    def running(self) -> int:
+        """Requests that hold a slot."""
+        return len(self._running)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any request is unfinished; a plan may still be empty while the last tokens are in flight."""
+        return bool(self._waiting or self._running)
+
+    def fits(self, num_tokens: int) -> bool:
+        """Whether a request whose KV grows to `num_tokens` tokens (prompt + max_tokens - 1) can ever run."""
+        return num_tokens <= self.limits.max_model_len and self.pool.pages_for(num_tokens) <= self.pool.num_pages
+
+    def add(self, request: Request) -> None:
+        """Queue a new request. Raises `ValueError` for one that could never run, which the engine should have refused."""
+        need = len(request.prompt) + request.max_tokens - 1
+        if not request.prompt or request.max_tokens < 1 or not self.fits(need):
+            raise ValueError(
+                f"request {request.id} can never run: {len(request.prompt)} prompt tokens and {request.max_tokens} new ones; "
+                f"the limits are max_model_len {self.limits.max_model_len} "
+                f"and {self.pool.num_pages} KV pages of {self.pool.page_size} tokens"
+            )
+        if request.status is not Status.WAITING or request in self._running:
+            raise ValueError(f"request {request.id} was added before")
+        self._waiting[request] = None
+
+    def finish(self, request: Request) -> None:
+        """Forget a request in any state and free its slot and pages at once; again or for a stranger: nothing happens.
+
+        Legal while a step that contains it is in flight: whoever gets its pages writes them in a later step.
+        """
+        if request in self._running:
+            self._vacate(request)
+        self._waiting.pop(request, None)
+        request.status = Status.FINISHED
+
+    def committed(self, request: Request, new_tokens: int) -> None:
+        """The engine has appended `new_tokens` tokens to `request.output`: make the pages they completed findable.
+
+        The newest token is left out: its KV is written by the step that takes it as input, if the request lives so long.
+        """
+        if self.prefix is None or request.status is not Status.RUNNING:
+            return
+        written = request.num_tokens - 1
+        self._register(request, written - new_tokens, written)
+
+    def plan(self) -> Plan:
+        """What the next step runs, possibly nothing; advances the requests as if it had run."""
+        decodes: list[Request] = []
+        positions: list[int] = []
+        prefilling: list[Request] = []
+        preempted: list[Request] = []
+        page_size = self.pool.page_size
+        running = Status.RUNNING
+        for request in list(self._running):
+            if request.status is not running:  # preempted by an older one just now
+                continue
+            position = request.computed
+            if position < request.prefill_end:
+                prefilling.append(request)
+                continue
+            if request.num_scheduled_outputs >= request.max_tokens:
+                continue  # its last token is in flight
+            if position == len(request.pages) * page_size:
+                if not self._make_room(request, preempted):
+                    continue
+                request.pages += self.pool.allocate(1)
+            decodes.append(request)
+            positions.append(position)
+            request.computed = position + 1
+            request.num_scheduled_outputs += 1
+        chunks = self._plan_chunks(prefilling, len(decodes), admit=not preempted)
+        return Plan(tuple(decodes), tuple(positions), chunks, tuple(preempted))
+
+    def check(self) -> None:
+        """Raise `PoolError` if pages or slots are leaked or shared wrongly. For tests and for an idle engine."""
+        self.pool.check(request.pages for request in self._running)
+        slots = sorted(self._slots + [request.slot for request in self._running])
+        if slots != list(range(self.limits.max_num_seqs)):
+            raise RuntimeError(f"slots are leaked or held twice: {slots}")
+
+    # --- chunks of prompts
+
+    def _plan_chunks(self, prefilling: list[Request], num_decodes: int, admit: bool) -> tuple[Chunk, ...]:
+        """Chunks for requests in mid-prefill, then (if `admit`) for waiting ones, as far as tokens, rows, slots and pages go."""
+        if not prefilling and not (admit and self._waiting):
+            return ()
+        room = min(self.limits.max_num_batched_tokens - num_decodes, self._buckets.max_tokens)
+        if room < 1:
+            return ()
+        chunks: list[Chunk] = []
+        total = 0
+        for request in chain(prefilling, self._admissions(chunks) if admit else ()):
+            length = min(request.prefill_end - request.computed, room - total)
+            chunks.append(Chunk(request, request.computed, length, request.computed + length == request.prefill_end))
+            total += length
+            if total == room or len(chunks) == self._buckets.max_chunks:
+                break
+        if chunks:
+            last = chunks.pop()
+            kept = self._buckets.trim(total, len(chunks) + 1, num_decodes)
+            length = last.length - (total - kept)
+            if 0 < length < last.length:
+                last = Chunk(last.request, last.start, length, False)
+            chunks.append(last)
+            self._advance(last)
+        return tuple(chunks)
+
+    def _admissions(self, chunks: list[Chunk]) -> Iterator[Request]:
+        """Admit waiting requests one by one, in order.
+
+        The newest chunk is registered before the next prompt is looked up, so prompts that arrive together share pages within
+        one step. That is right because a step writes the KV of all its tokens, layer by layer, before it attends. The last
+        chunk of a step may still be cut, and so is registered only when nobody follows.
+        """
+        while self._waiting and self._slots:
+            if chunks:
+                self._advance(chunks[-1])
+            request = next(iter(self._waiting))
+            if not self._admit(request):
+                return
+            yield request
+
+    def _advance(self, chunk: Chunk) -> None:
+        """Count the chunk as computed and make the pages it fills findable; again for the same chunk: nothing changes."""
+        request, end = chunk.request, chunk.start + chunk.length
+        if request.computed == end:
+            return
+        request.computed = end
+        if chunk.final:
+            request.num_scheduled_outputs += 1
+        self._register(request, chunk.start, end)
+
+    def _admit(self, request: Request) -> bool:
+        """Give the request a slot and all pages of its known tokens, shared ones first; False when it must wait.
+
+        Pages for the whole prompt are taken now, so that a prompt once begun never waits for pages and never takes
+        them from others.
+        """
+        if request.num_scheduled_outputs != len(request.output):
+            return False  # preempted while a token is in flight; it comes with the next commit
+        pool, index = self.pool, self.prefix
+        tokens = request.num_tokens
+        hits: list[int] = []
+        if index is not None:
+            self._hash(request, tokens)
+            hits = index.match(request.hashes, (tokens - 1) // pool.page_size)
+        fresh = pool.pages_for(tokens) - len(hits)
+        idle_hits = sum(pool.references(page) == 0 for page in hits)
+        if pool.free < fresh + idle_hits + (self._watermark if self._running else 0):
+            return False
+        pool.share(hits)
+        request.pages = hits + pool.allocate(fresh)
+        request.computed = len(hits) * pool.page_size
+        request.prefill_end = tokens
+        if index is not None and request.num_preemptions == 0:
+            request.num_cached_tokens = request.computed
+            index.count(tokens, request.computed)
+        request.slot = self._slots.pop()
+        request.status = Status.RUNNING
+        del self._waiting[request]
+        self._running[request] = None
+        return True
+
+    # --- pages
+
+    def _make_room(self, request: Request, preempted: list[Request]) -> bool:
+        """Preempt newer requests until a page is free; False when the request itself was the newest and had to go."""
+        while not self.pool.free:
+            newest = next(reversed(self._running))
+            self._vacate(newest)
+            newest.status = Status.WAITING
+            newest.num_preemptions += 1
+            self.preemptions += 1
+            self._waiting[newest] = None
+            self._waiting.move_to_end(newest, last=False)
+            preempted.append(newest)
+            if newest is request:
+                return False
+        return True
+
+    def _vacate(self, request: Request) -> None:
+        """Take slot and pages from a running request; its hashes stay, so it may find its own pages again."""
+        del self._running[request]
+        self.pool.release(reversed(request.pages))
+        self._slots.append(request.slot)
+        request.pages = []
+        request.slot = -1
+        request.computed = 0
+        request.prefill_end = 0
+
+    def _register(self, request: Request, start: int, end: int) -> None:
+        """Make findable the pages that tokens [start, end) of the sequence complete."""
+        if self.prefix is None:
+            return
+        page_size = self.pool.page_size
+        first, last = start // page_size, end // page_size
+        if first < last:
+            self._hash(request, end)
+            for i in range(first, last):
+                self.prefix.register(request.hashes[i], request.pages[i])
+
+    def _hash(self, request: Request, end: int) -> None:
+        """Complete the kept hashes up to token `end`; each page is hashed once in a request's life."""
+        start = len(request.hashes) * self.pool.page_size
+        if self.prefix is not None and end - start >= self.pool.page_size:
+            self.prefix.extend(request.hashes, request.tokens(start, end))
