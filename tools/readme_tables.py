@@ -13,6 +13,7 @@ from pathlib import Path
 from jaxllm.sampling.options import OPTIONS, Option, default_of
 
 README = Path(__file__).parents[1] / "README.md"
+RESULTS = README.parent / "benchmarks" / "results"
 PART = re.compile(r"(<!-- generated: (?P<name>[\w-]+) -->\n).*?(<!-- end generated -->)", re.DOTALL)
 
 
@@ -36,7 +37,16 @@ def sampling_options() -> str:
     return "\n".join([*lines, "", f"Not yet, and refused by name unless the value asks for nothing: {refused}."])
 
 
-TABLES: dict[str, Callable[[], str]] = {"sampling-options": sampling_options}
+def benchmarks() -> str:
+    """The tables of the recorded results, as benchmarks/report.py prints them."""
+    if not any(RESULTS.glob("*.json")):
+        return "None recorded yet."
+    from benchmarks.report import tables
+
+    return tables(RESULTS)
+
+
+TABLES: dict[str, Callable[[], str]] = {"sampling-options": sampling_options, "benchmarks": benchmarks}
 
 
 def render(text: str) -> str:
