@@ -1,0 +1,92 @@
+"""Continuous against static batching, and how much KV memory is allocated but unused.
+
+Static batching admits a batch, waits for its longest member, then admits the next. With geometric output lengths most rows idle
+most of the time; the ratio of steps says how much continuous batching can gain, and this benchmark how much of that it does.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import dataclass, field
+
+from benchmarks.record import finish, parser
+from jaxllm import EngineConfig, SamplingParams
+from jaxllm.engine.engine import Engine
+from jaxllm.engine.request import GenerateRequest
+
+
+@dataclass
+class Run:
+    """One pass over the workload."""
+
+    seconds: float = 0.0
+    steps: int = 0
+    wasted: int = 0  # token places of running requests that hold no token, summed over steps
+    allocated: int = 0
+    ids: list[str] = field(default_factory=list)
+
+
+def main() -> None:
+    """Run the same requests both ways on one engine and compare."""
+    args = parser(__doc__)
+    args.add_argument("--num-prompts", type=int, default=160)
+    args.add_argument("--batch-size", type=int, default=16)
+    args.add_argument("--input-len", type=int, default=16)
+    args.add_argument("--mean-output-len", type=float, default=64)
+    args.add_argument("--max-output-len", type=int, default=512)
+    args.add_argument("--repeat", type=int, default=3)
+    a = args.parse_args()
+    engine = Engine.from_config(EngineConfig(model=a.model, max_num_seqs=a.batch_size, enable_prefix_caching=False))
+    requests = workload(a, engine.resolved.vocab_size)
+    run(engine, requests[: a.batch_size], a.batch_size)
+    static = min((run(engine, requests, a.batch_size) for _ in range(a.repeat)), key=lambda r: r.seconds)
+    continuous = min((run(engine, requests, len(requests)) for _ in range(a.repeat)), key=lambda r: r.seconds)
+    predicted, measured = static.steps / continuous.steps, static.seconds / continuous.seconds
+    figures = {
+        "static_requests_per_second": round(len(requests) / static.seconds, 2),
+        "continuous_requests_per_second": round(len(requests) / continuous.seconds, 2),
+        "static_steps": static.steps,
+        "continuous_steps": continuous.steps,
+        "predicted_ratio": round(predicted, 3),
+        "measured_ratio": round(measured, 3),
+        "share_of_prediction": round(measured / predicted, 3),
+        "kv_waste": round(continuous.wasted / continuous.allocated, 4),
+        "mean_output_len": round(sum(r.params.max_tokens or 0 for r in requests) / len(requests), 1),
+    }
+    finish("batching", a, figures)
+
+
+def workload(a, vocab: int) -> list[GenerateRequest]:  # type: ignore[no-untyped-def]
+    """Random prompts of one length; output lengths geometric, capped."""
+    rng = random.Random(a.seed)
+    requests = []
+    for i in range(a.num_prompts):
+        length = 1
+        while length < a.max_output_len and rng.random() > 1 / a.mean_output_len:
+            length += 1
+        prompt = [rng.randrange(vocab) for _ in range(a.input_len)]
+        params = SamplingParams(temperature=0, max_tokens=length, ignore_eos=True, detokenize=False)
+        requests.append(GenerateRequest(id=str(i), prompt_token_ids=prompt, params=params))
+    return requests
+
+
+def run(engine: Engine, requests: list[GenerateRequest], group: int) -> Run:
+    """Submit `group` requests at a time, each group after the last of the one before."""
+    out = Run(steps=-engine.stats().steps)
+    start = time.perf_counter()
+    for first in range(0, len(requests), group):
+        for request in requests[first : first + group]:
+            engine.add(request)
+        while engine.has_work:
+            engine.step()
+            used, held = engine.scheduler.held_tokens()
+            out.wasted += held - used
+            out.allocated += held
+    out.seconds = time.perf_counter() - start
+    out.steps += engine.stats().steps
+    return out
+
+
+if __name__ == "__main__":
+    main()

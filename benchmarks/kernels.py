@@ -1,0 +1,157 @@
+"""Checks and times the attention kernels on the GPU at hand: correctness against the reference, then TB/s or TFLOP/s.
+
+    python -m benchmarks.kernels check decode --out results.json
+    python -m benchmarks.kernels time decode extend --out results.json
+    python -m benchmarks.kernels sweep decode --out results.json
+
+Calls are chained (one call's output is the next one's query) inside one jit, and each reads its own pages of a pool larger than L2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from benchmarks import kernel_cases as cases
+
+CALLS = 24
+
+
+def seconds_a_call(fn: Callable[..., Array], args: tuple[Any, ...], calls: int, repeats: int = 7) -> float:
+    """Median wall time of one of the `calls` calls that `fn` chains; the host is out of it once it has dispatched."""
+    for _ in range(2):
+        jax.block_until_ready(fn(*args))
+    found = []
+    for _ in range(repeats):
+        begin = time.perf_counter()
+        out = [fn(*args) for _ in range(2)]
+        jax.block_until_ready(out)
+        found.append((time.perf_counter() - begin) / (2 * calls))
+    return statistics.median(found)
+
+
+def time_decode(shape: cases.DecodeShape, tuning: Any, pool: tuple[Array, Array]) -> dict[str, Any]:
+    """One row of the decode table: all `shape.B` rows hold `shape.context` tokens."""
+    from pallas_kernels.paged_decode import mosaic_gpu
+
+    k_pages, v_pages = pool
+    P, K, C, H = k_pages.shape
+    used = -(-shape.context // C)
+    sets = max(1, min(CALLS, P // (shape.B * used)))
+    order = np.random.default_rng(0).permutation(P)[: sets * shape.B * used].reshape(sets, shape.B, used)
+    tables = jnp.asarray(np.pad(order, ((0, 0), (0, 0), (0, cases.TABLE_WIDTH - used))), jnp.int32)
+    lengths = jnp.full((shape.B,), shape.context, jnp.int32)
+    one = jax.jit(
+        lambda q, k, v, table, lengths, plan: mosaic_gpu.decode_attention(q, k, v, table, lengths, scale=H**-0.5, plan=plan, tuning=tuning)
+    )
+
+    @jax.jit
+    def chain(q: Array, k: Array, v: Array, tables: Array, lengths: Array) -> Array:
+        plan = mosaic_gpu.plan(lengths, kv_heads=K, head_dim=H, page_size=C, tuning=tuning)
+        for i in range(CALLS):
+            q = one(q, k, v, tables[i % tables.shape[0]], lengths, plan)
+        return q
+
+    q = jax.random.normal(jax.random.key(1), (shape.B, K * shape.group, H), jnp.float32).astype(k_pages.dtype)
+    seconds = seconds_a_call(chain, (q, k_pages, v_pages, tables, lengths), CALLS)
+    moved = 2 * shape.B * shape.context * K * H * k_pages.dtype.itemsize
+    return {"us": round(seconds * 1e6, 2), "TB/s": round(moved / seconds / 1e12, 3)}
+
+
+def time_extend(shape: cases.ExtendShape, tuning: Any) -> dict[str, Any]:
+    """One row of the prefill table: `shape.queries` tokens over a cached prefix, in `shape.rows` equal rows."""
+    from pallas_kernels.paged_extend import mosaic_gpu
+
+    calls = 8
+    total = shape.queries + shape.prefix
+    pages = -(-total // shape.page)
+    keys = jax.random.split(jax.random.key(0), 3)
+    pool = (pages * shape.rows, shape.K, shape.page, shape.H)
+    k_pages, v_pages = (jax.random.normal(key, pool, jnp.float32).astype(jnp.bfloat16) for key in keys[:2])
+    table = jnp.asarray(np.random.default_rng(0).permutation(pool[0]).reshape(shape.rows, pages), jnp.int32)
+    q = jax.random.normal(keys[2], (shape.rows * shape.queries, shape.K * shape.group, shape.H), jnp.float32).astype(jnp.bfloat16)
+    starts = jnp.arange(shape.rows, dtype=jnp.int32) * shape.queries
+    lengths = jnp.full((shape.rows,), shape.queries, jnp.int32)
+    kv_lengths = jnp.full((shape.rows,), total, jnp.int32)
+    one = jax.jit(lambda q, *rest: mosaic_gpu.extend_attention(q, *rest, scale=shape.H**-0.5, tuning=tuning))
+
+    @jax.jit
+    def chain(q: Array, *rest: Array) -> Array:
+        for _ in range(calls):
+            q = one(q, *rest)
+        return q
+
+    seconds = seconds_a_call(chain, (q, k_pages, v_pages, table, starts, lengths, kv_lengths), calls, repeats=5)
+    pairs = shape.rows * (shape.queries * shape.prefix + shape.queries * (shape.queries + 1) / 2)
+    return {"us": round(seconds * 1e6, 2), "TFLOP/s": round(4 * pairs * shape.K * shape.group * shape.H / seconds / 1e12, 1)}
+
+
+def run_decode(mode: str, report: Callable[[dict[str, Any]], None]) -> None:
+    """`check` compares ragged batches; `time` times the tuned sizes; `sweep` times every candidate."""
+    if mode == "check":
+        for case in cases.DECODE_CHECKS:
+            report({"op": "decode", "case": str(case), **cases.check_decode(case)})
+        return
+    for K, group in cases.DECODE_HEADS:
+        keys = jax.random.split(jax.random.key(0), 2)
+        shape = (cases.POOL_PAGES, K, 64, 128)
+        pool = tuple(jax.random.normal(key, shape, jnp.bfloat16) for key in keys)
+        for B, context in cases.DECODE_LOADS:
+            item = cases.DecodeShape(B, context, group)
+            for tuning in cases.decode_tunings() if mode == "sweep" else [None]:
+                row = {"op": "decode", "K": K, "group": group, "B": B, "context": context, "tuning": tuning and tuning._asdict()}
+                report(row | guarded(lambda: time_decode(item, tuning, pool)))  # noqa: B023
+
+
+def run_extend(mode: str, report: Callable[[dict[str, Any]], None]) -> None:
+    """As `run_decode`, for prompt chunks."""
+    if mode == "check":
+        for case in cases.EXTEND_CHECKS:
+            report({"op": "extend", "case": str(case), **cases.check_extend(case)})
+        return
+    for shape in cases.EXTEND_SHAPES:
+        for tuning in cases.extend_tunings() if mode == "sweep" else [None]:
+            row = {"op": "extend", **shape._asdict(), "tuning": tuning and tuning._asdict()}
+            report(row | guarded(lambda: time_extend(shape, tuning)))  # noqa: B023
+
+
+def guarded(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """The measurement, or why there is none: one candidate that does not compile must not end a sweep."""
+    try:
+        return measure()
+    except Exception as error:  # a compiler refusal comes as several types
+        return {"error": f"{type(error).__name__}: {str(error)[:300]}"}
+
+
+def main() -> None:
+    """Parses the command line and prints one JSON object a line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("mode", choices=("check", "time", "sweep"))
+    parser.add_argument("ops", nargs="+", choices=("decode", "extend"))
+    parser.add_argument("--out", default="", help="also write all rows to this JSON file")
+    options = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+
+    def report(row: dict[str, Any]) -> None:
+        rows.append(row)
+        print(json.dumps(row), flush=True)
+        if options.out:
+            facts = {"device": jax.devices()[0].device_kind, "jax": jax.__version__, "mode": options.mode}
+            with open(options.out, "w") as file:
+                json.dump({**facts, "rows": rows}, file, indent=1)
+
+    for op in options.ops:
+        {"decode": run_decode, "extend": run_extend}[op](options.mode, report)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""Results as JSON: what ran, on what machine, and the figures."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from jaxllm.environment import fingerprint
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def parser(what: str) -> argparse.ArgumentParser:
+    """The options that every benchmark has."""
+    out = argparse.ArgumentParser(description=what, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    out.add_argument("--model", default="demo", help="model directory, hub id or demo")
+    out.add_argument("--seed", type=int, default=1, help="seed of the workload")
+    out.add_argument("--save", action="store_true", help="record the result in benchmarks/results/")
+    out.add_argument("--output-json", type=Path, help="write the result to this file")
+    return out
+
+
+def finish(name: str, arguments: argparse.Namespace, figures: dict[str, Any]) -> None:
+    """Print the figures, and write them where the arguments ask."""
+    asked = {k: v for k, v in vars(arguments).items() if k not in ("save", "output_json")}
+    record = {"benchmark": name, "date": time.strftime("%Y-%m-%d"), "arguments": asked, "figures": figures, "machine": fingerprint()}
+    text = json.dumps(record, indent=1, default=str)
+    print(json.dumps(figures, indent=1))
+    if arguments.output_json:
+        arguments.output_json.write_text(text + "\n")
+    if arguments.save:
+        device = record["machine"]["devices"][0]["kind"].lower().replace(" ", "-")  # type: ignore[index]
+        RESULTS.mkdir(exist_ok=True)
+        (RESULTS / f"{name}-{Path(str(arguments.model)).name}-{device}.json").write_text(text + "\n")
+
+
+def percentiles(values: list[float]) -> dict[str, float]:
+    """Nearest-rank percentiles in the units of `values`."""
+    ordered = sorted(values)
+    return {f"p{p}": round(ordered[min(len(ordered) - 1, int(len(ordered) * p / 100))], 6) for p in (10, 25, 50, 75, 90, 99)}
