@@ -133,6 +133,11 @@ class Scheduler:
         chunks = self._plan_chunks(prefilling, len(decodes), admit=not preempted)
         return Plan(tuple(decodes), tuple(positions), chunks, tuple(preempted))
 
+    def held_tokens(self) -> tuple[int, int]:
+        """Tokens that running requests have or are about to have in their pages, and the places those pages offer."""
+        used = sum(max(request.computed, request.prefill_end) for request in self._running)
+        return used, sum(len(request.pages) for request in self._running) * self.pool.page_size
+
     def check(self) -> None:
         """Raise `PoolError` if pages or slots are leaked or shared wrongly. For tests and for an idle engine."""
         self.pool.check(request.pages for request in self._running)
@@ -152,47 +157,41 @@ class Scheduler:
         chunks: list[Chunk] = []
         total = 0
         for request in chain(prefilling, self._admissions(chunks) if admit else ()):
+            if chunks:
+                self._advance(chunks[-1])
             length = min(request.prefill_end - request.computed, room - total)
             chunks.append(Chunk(request, request.computed, length, request.computed + length == request.prefill_end))
             total += length
             if total == room or len(chunks) == self._buckets.max_chunks:
                 break
         if chunks:
-            last = chunks.pop()
-            kept = self._buckets.trim(total, len(chunks) + 1, num_decodes)
-            length = last.length - (total - kept)
-            if 0 < length < last.length:
-                last = Chunk(last.request, last.start, length, False)
-            chunks.append(last)
-            self._advance(last)
+            chunks[-1] = self._cut(chunks, total, num_decodes)
+            self._advance(chunks[-1])
         return tuple(chunks)
 
-    def _admissions(self, chunks: list[Chunk]) -> Iterator[Request]:
-        """Admit waiting requests one by one, in order.
+    def _cut(self, chunks: list[Chunk], total: int, num_decodes: int) -> Chunk:
+        """The last chunk, shortened where a smaller shape is worth it. It keeps a token at least, and comes first next time."""
+        last = chunks[-1]
+        length = last.length - (total - self._buckets.trim(total, len(chunks), num_decodes))
+        return Chunk(last.request, last.start, length, False) if 0 < length < last.length else last
 
-        The newest chunk is registered before the next prompt is looked up, so prompts that arrive together share pages within
-        one step. That is right because a step writes the KV of all its tokens, layer by layer, before it attends. The last
-        chunk of a step may still be cut, and so is registered only when nobody follows.
-        """
+    def _admissions(self, chunks: list[Chunk]) -> Iterator[Request]:
+        """Admit waiting requests one by one, in order, while slots and pages last."""
         while self._waiting and self._slots:
-            if chunks:
-                self._advance(chunks[-1])
             request = next(iter(self._waiting))
-            if not self._admit(request):
+            if not self._admit(request, chunks[-1] if chunks else None):
                 return
             yield request
 
     def _advance(self, chunk: Chunk) -> None:
-        """Count the chunk as computed and make the pages it fills findable; again for the same chunk: nothing changes."""
-        request, end = chunk.request, chunk.start + chunk.length
-        if request.computed == end:
-            return
-        request.computed = end
+        """Count the chunk as computed and make the pages it fills findable."""
+        end = chunk.start + chunk.length
+        chunk.request.computed = end
         if chunk.final:
-            request.num_scheduled_outputs += 1
-        self._register(request, chunk.start, end)
+            chunk.request.num_scheduled_outputs += 1
+        self._register(chunk.request, chunk.start, end)
 
-    def _admit(self, request: Request) -> bool:
+    def _admit(self, request: Request, newest: Chunk | None) -> bool:
         """Give the request a slot and all pages of its known tokens, shared ones first; False when it must wait.
 
         Pages for the whole prompt are taken now, so that a prompt once begun never waits for pages and never takes
@@ -200,12 +199,8 @@ class Scheduler:
         """
         if request.num_scheduled_outputs != len(request.output):
             return False  # preempted while a token is in flight; it comes with the next commit
-        pool, index = self.pool, self.prefix
-        tokens = request.num_tokens
-        hits: list[int] = []
-        if index is not None:
-            self._hash(request, tokens)
-            hits = index.match(request.hashes, (tokens - 1) // pool.page_size)
+        pool, tokens = self.pool, request.num_tokens
+        hits = self._hits(request, newest)
         fresh = pool.pages_for(tokens) - len(hits)
         idle_hits = sum(pool.references(page) == 0 for page in hits)
         if pool.free < fresh + idle_hits + (self._watermark if self._running else 0):
@@ -214,14 +209,35 @@ class Scheduler:
         request.pages = hits + pool.allocate(fresh)
         request.computed = len(hits) * pool.page_size
         request.prefill_end = tokens
-        if index is not None and request.num_preemptions == 0:
+        if self.prefix is not None and request.num_preemptions == 0:
             request.num_cached_tokens = request.computed
-            index.count(tokens, request.computed)
+            self.prefix.count(tokens, request.computed)
         request.slot = self._slots.pop()
         request.status = Status.RUNNING
         del self._waiting[request]
         self._running[request] = None
         return True
+
+    def _hits(self, request: Request, newest: Chunk | None) -> list[int]:
+        """Pages that hold the start of the request's known tokens, the last token left out.
+
+        Pages that earlier chunks of this very step fill count too: a step writes the KV of all its tokens, layer by layer,
+        before it attends. Those of the newest chunk are not registered yet, since it may still be cut; it will not be once
+        another request follows, so they are compared by hash here.
+        """
+        if self.prefix is None:
+            return []
+        self._hash(request, request.num_tokens)
+        page_size = self.pool.page_size
+        limit = (request.num_tokens - 1) // page_size
+        hits = self.prefix.match(request.hashes, limit)
+        if newest is not None and len(hits) >= newest.start // page_size:
+            owner, filled = newest.request, (newest.start + newest.length) // page_size
+            for i in range(len(hits), min(limit, filled)):
+                if request.hashes[i] != owner.hashes[i]:
+                    break
+                hits.append(owner.pages[i])
+        return hits
 
     # --- pages
 
