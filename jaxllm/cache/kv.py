@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -70,9 +71,13 @@ class PagedInputs:
 
 
 class PagedContext:
-    """The attention context of one traced step. Holds the cache as it is written layer by layer; read `kv` at the end."""
+    """The attention context of one traced step. Holds the cache as it is written layer by layer; read `kv` at the end.
 
-    def __init__(self, kv: KVCache, inputs: PagedInputs, backend: str, mesh: Mesh):
+    `prompt_length_T` (int32, the prompt length of each token's request) is for RoPE scalings that depend on it.
+    """
+
+    def __init__(self, kv: KVCache, inputs: PagedInputs, backend: str, mesh: Mesh, prompt_length_T: Array | None = None):
+        self.prompt_length_T = prompt_length_T
         self._k, self._v = list(kv.k), list(kv.v)
         self._inputs, self._backend, self._mesh = inputs, backend, mesh
 
@@ -133,7 +138,7 @@ def _shard(
     writer = how.backend if how.backend in kv_write.BACKENDS else "reference"
     pages = kv_write.write(*pages, k_TKH, v_TKH, inputs.write_page_T, inputs.write_offset_T, backend=writer)
     B, T = inputs.decode_lengths_B.shape[0], q_TNH.shape[0]
-    options = {"backend": how.backend, "scale": how.scale, "window": how.window, "softcap": how.softcap}
+    options: dict[str, Any] = {"backend": how.backend, "scale": how.scale, "window": how.window, "softcap": how.softcap}
     parts = []
     if B:
         parts.append(paged_decode.decode_attention(q_TNH[:B], *pages, inputs.decode_tables_BM, inputs.decode_lengths_B, **options))

@@ -41,7 +41,7 @@ def packed_size(shapes: Shapes) -> int:
 
 def ingest_shapes(slots: int) -> Shapes:
     """The decode region's row map, and at most one new page per row: table[slot, index] = page."""
-    return {name: ((slots,), np.int32) for name in ("rows", "slot", "index", "page")}
+    return dict.fromkeys(("rows", "slot", "index", "page"), ((slots,), np.int32))
 
 
 def ingest_arrays(plan: Plan, slots: int, page_size: int) -> tuple[dict[str, np.ndarray], bool]:
@@ -72,13 +72,13 @@ class ChunkLayout:
     @property
     def shapes(self) -> Shapes:
         t, r = self.shape.tokens, self.shape.chunks
-        ints: Shapes = {name: ((t,), np.int32) for name in ("token", "position", "row")}
-        names = ("slot", "start", "length", "kv_length", "final", "remaining", "min_left", "top_k")
-        ints |= {name: ((r,), np.int32) for name in names}
+        ints: Shapes = dict.fromkeys(("token", "position", "row"), ((t,), np.int32))
+        names = ("slot", "start", "length", "kv_length", "prompt_length", "final", "remaining", "min_left", "top_k")
+        ints |= dict.fromkeys(names, ((r,), np.int32))
         ints["stop_ids"] = ((r, MAX_STOP_IDS), np.int32)
         ints["table"] = ((r, self.table_width), np.int32)
         ints["key"] = ((r, 2), np.uint32)
-        return ints | {name: ((r,), np.float32) for name in ("temperature", "top_p", "min_p")}
+        return ints | dict.fromkeys(("temperature", "top_p", "min_p"), ((r,), np.float32))
 
     def pack(self, chunks: Sequence[Chunk], slots: int, eos_ids: Sequence[int]) -> np.ndarray:
         """The buffer for these chunks; padding rows use the trash slot, padding tokens row R."""
@@ -104,6 +104,7 @@ def _fill_row(arrays: dict[str, np.ndarray], row: int, chunk: Chunk, slots: int,
     stops = stop_ids(request.params.stop_token_ids, () if params.ignore_eos else eos_ids)
     arrays["slot"][row] = request.slot
     arrays["kv_length"][row] = chunk.start + chunk.length
+    arrays["prompt_length"][row] = len(request.prompt)
     arrays["final"][row] = chunk.final
     arrays["remaining"][row] = request.max_tokens - len(request.output)
     arrays["min_left"][row] = max(0, params.min_tokens - len(request.output))

@@ -42,7 +42,9 @@ class _Counters:
 class Engine:
     """Runs requests on one mesh. Not thread-safe: one thread calls `add`, `abort` and `step`."""
 
-    def __init__(self, resolved: Resolved, runner: Runner, scheduler: Scheduler, eos_ids: list[int], tokenizer: Tokenizer | None, seed: int):
+    def __init__(
+        self, resolved: Resolved, runner: Runner, scheduler: Scheduler, eos_ids: list[int], tokenizer: Tokenizer | None, seed: int
+    ):
         self.resolved, self.runner, self.scheduler = resolved, runner, scheduler
         self.eos_ids, self.tokenizer = frozenset(eos_ids), tokenizer
         self._live: dict[str, _Live] = {}

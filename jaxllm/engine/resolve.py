@@ -81,7 +81,7 @@ def resolve(config: EngineConfig, model_dir: Path, mesh: Mesh) -> Setup:
         vocab_size=hf["vocab_size"],
         tensor_parallel_size=shards,
         max_logprobs=min(config.max_logprobs, hf["vocab_size"]),
-        enable_prefix_caching=config.enable_prefix_caching,
+        enable_prefix_caching=config.enable_prefix_caching and not length_dependent(hf, length),
         async_scheduling=config.async_scheduling,
         attention_backend="reference",
     )
@@ -105,6 +105,13 @@ def model_length(config: EngineConfig, hf: dict[str, Any]) -> tuple[int, bool]:
     if asked > limit:
         raise ConfigError(f"--max-model-len {asked} is longer than the model allows ({limit} tokens); ask for at most that, or auto")
     return asked, False
+
+
+def length_dependent(hf: dict[str, Any], length: int) -> bool:
+    """Whether keys depend on the prompt's length (dynamic RoPE beyond the native context), so that prompts cannot share pages."""
+    rope = hf.get("rope_parameters") or hf.get("rope_scaling") or {}
+    native = int(rope.get("original_max_position_embeddings") or hf.get("max_position_embeddings") or length)
+    return (rope.get("rope_type") or rope.get("type")) == "dynamic" and length > native
 
 
 def positive(name: str, value: int | None, default: int) -> int:

@@ -121,6 +121,4 @@ def _logprobs(result: StepResult) -> list[tuple[float, int, list[tuple[int, floa
     sampled = result.sampled
     chosen, rank = np.asarray(sampled.logprob_B), np.asarray(sampled.rank_B)
     ids, values = np.asarray(sampled.top_ids_BN), np.asarray(sampled.top_logprobs_BN)
-    return [
-        (float(chosen[row]), int(rank[row]), list(zip(ids[row].tolist(), values[row].tolist(), strict=True))) for row in result.rows
-    ]
+    return [(float(chosen[row]), int(rank[row]), list(zip(ids[row].tolist(), values[row].tolist(), strict=True))) for row in result.rows]

@@ -85,7 +85,10 @@ def table_rows(setup: Setup, programs: Programs, compiles: CompileCounter, repor
         ("maximum concurrency", f"{tokens / resolved.max_model_len:.2f}x at {resolved.max_model_len} tokens per request"),
         ("prefix caching", "on" if resolved.enable_prefix_caching else "off"),
         ("attention", resolved.attention_backend),
-        ("limits", f"{resolved.max_num_seqs} running, {resolved.max_num_queued_reqs} queued, {resolved.max_num_batched_tokens} tokens a step"),
+        (
+            "limits",
+            f"{resolved.max_num_seqs} running, {resolved.max_num_queued_reqs} queued, {resolved.max_num_batched_tokens} tokens a step",
+        ),
         ("buckets", f"{len(programs.keys())} programs; {compiles.compiles} compiled, {compiles.cache_hits} from the cache"),
     ]
     return rows + [(name.lower(), f"{seconds:.2f} s") for name, seconds in report.seconds.items()]

@@ -20,6 +20,7 @@ class SlotState:
 
     token: Array  # [S+1] int32
     position: Array  # [S+1] int32
+    prompt_length: Array  # [S+1] int32
     table: Array  # [S+1, M] int32, pages of the slot
     alive: Array  # [S+1] bool: generates at the next decode step
     remaining: Array  # [S+1] int32, tokens left before max_tokens
@@ -43,6 +44,7 @@ class SlotState:
         return SlotState(
             token=shape(i32),
             position=shape(i32),
+            prompt_length=shape(i32),
             table=shape(i32, table_width),
             alive=shape(jnp.bool_),
             remaining=shape(i32),

@@ -53,7 +53,7 @@ def decode(model: Model, rows: int, weights: tuple[Array, ...], kv: KVCache, sta
         write_page_T=region.page,
         write_offset_T=region.offset,
     )
-    context = PagedContext(kv, inputs, model.backend, model.mesh)
+    context = PagedContext(kv, inputs, model.backend, model.mesh, state.prompt_length[region.slots])
     module = model.rebuild(weights)
     hidden = module(region.token, region.position, context)
     return context.kv, module.logits(hidden), region.slots, region.alive
@@ -77,7 +77,9 @@ def extend(
         write_page_T=jnp.concatenate([region.page, write_page]),
         write_offset_T=jnp.concatenate([region.offset, write_offset]),
     )
-    context = PagedContext(kv, inputs, model.backend, model.mesh)
+    chunk_prompts = batch["prompt_length"][jnp.minimum(batch["row"], layout.shape.chunks - 1)]
+    prompt_length = jnp.concatenate([state.prompt_length[region.slots], chunk_prompts])
+    context = PagedContext(kv, inputs, model.backend, model.mesh, prompt_length)
     module = model.rebuild(weights)
     token = jnp.concatenate([region.token, batch["token"]])
     position = jnp.concatenate([region.position, batch["position"]])
@@ -89,9 +91,7 @@ def extend(
     return context.kv, state, module.logits(hidden[picked]), slots, emit
 
 
-def draw(
-    sampler: Sampler, num_logprobs: int, logits: Array, slots: Array, emit: Array, state: SlotState
-) -> tuple[SlotState, Sampled]:
+def draw(sampler: Sampler, num_logprobs: int, logits: Array, slots: Array, emit: Array, state: SlotState) -> tuple[SlotState, Sampled]:
     """Sample every row and advance the slots that emit. A row that does not emit reads token -1 and changes nothing."""
     position = state.position[slots] + 1
     rows = SamplingRows(

@@ -1,0 +1,96 @@
+"""Tiny models with random weights, and a way to run prompts through an engine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxllm.config import EngineConfig
+from jaxllm.engine.engine import Engine
+from jaxllm.engine.request import GenerateRequest, TextDelta
+from jaxllm.sampling.options import SamplingParams
+
+TINY = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "vocab_size": 97,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": True,
+    "hidden_act": "silu",
+    "torch_dtype": "float32",
+    "attention_bias": False,
+    "eos_token_id": 96,
+}
+
+
+@pytest.fixture(scope="session")
+def tiny_dir(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A directory with the config of a tiny model; its weights are made at load."""
+    path = tmp_path_factory.mktemp("tiny")
+    (path / "config.json").write_text(json.dumps(TINY))
+    return str(path)
+
+
+@pytest.fixture(scope="session")
+def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One compilation cache for all engines of a run."""
+    return tmp_path_factory.mktemp("xla")
+
+
+@pytest.fixture(scope="session")
+def make_engine(tiny_dir: str, cache_dir: Path) -> Callable[..., Engine]:
+    """An engine around the tiny model; keywords override the configuration."""
+
+    def make(**overrides: Any) -> Engine:
+        wishes: dict[str, Any] = {
+            "model": tiny_dir,
+            "load_format": "dummy",
+            "skip_tokenizer_init": True,
+            "dtype": "float32",
+            "max_model_len": 128,
+            "max_num_seqs": 4,
+            "max_num_batched_tokens": 64,
+            "block_size": 8,
+            "num_gpu_blocks_override": 96,
+            "enforce_eager": True,
+            "compilation_cache_dir": str(cache_dir),
+        }
+        return Engine.from_config(EngineConfig(**(wishes | overrides)))
+
+    return make
+
+
+def run(engine: Engine, prompts: list[list[int]], params: SamplingParams | list[SamplingParams]) -> list[list[int]]:
+    """Every prompt at once through the engine; the tokens of each one's first choice."""
+    per_prompt = params if isinstance(params, list) else [params] * len(prompts)
+    out = collect(
+        engine, [GenerateRequest(id=str(i), prompt_token_ids=p, params=s) for i, (p, s) in enumerate(zip(prompts, per_prompt, strict=True))]
+    )
+    return [tokens_of(out, str(i)) for i in range(len(prompts))]
+
+
+def collect(engine: Engine, requests: list[GenerateRequest]) -> list[TextDelta]:
+    """Add requests and step until nothing is left."""
+    for request in requests:
+        engine.add(request)
+    deltas: list[TextDelta] = []
+    while engine.has_work:
+        deltas += engine.step()
+    return deltas
+
+
+def tokens_of(deltas: list[TextDelta], request_id: str, index: int = 0) -> list[int]:
+    """The tokens of one choice."""
+    return [t for d in deltas if d.id == request_id and d.index == index for t in d.token_ids]
