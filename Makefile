@@ -9,6 +9,7 @@ ARGS ?=
 TESTS ?=
 JOBS ?= auto
 PY := .venv/bin/python
+PARALLEL := -n $(JOBS) --maxprocesses 4 --dist loadfile
 
 export PYTHON EXTRAS
 
@@ -25,10 +26,10 @@ serve: setup ## serve MODEL on PORT (http://localhost:8000)
 	@exec $(PY) -m jaxllm.server --model $(MODEL) --port $(PORT) $(ARGS)
 
 test: setup ## run the tests, slow ones left out
-	@$(PY) -m pytest -n $(JOBS) --maxprocesses 4 --dist loadfile -m "not slow and not gpu" $(TESTS)
+	@$(PY) -m pytest $(PARALLEL) --durations 15 --durations-min 5 -m "not slow and not gpu" $(TESTS)
 
 test-all: setup ## run every test that this machine can run
-	@$(PY) -m pytest -n $(JOBS) --maxprocesses 4 --dist loadfile $(TESTS)
+	@$(PY) -m pytest $(PARALLEL) --durations 15 --durations-min 5 $(TESTS)
 
 test-gpu: setup ## run the tests that need an NVIDIA GPU
 	@JAX_PLATFORMS=cuda $(PY) -m pytest -m gpu $(TESTS)
@@ -46,8 +47,8 @@ format: setup ## put the sources into their standard form
 readme: setup ## write the generated tables of README.md anew
 	@$(PY) -m tools.readme_tables
 
-bench: setup ## static against continuous batching and more, on this machine
-	@$(PY) -m benchmarks $(ARGS)
+bench: setup ## run the benchmarks that any machine can run and record their results
+	@$(PY) -m benchmarks $(or $(ARGS),--all)
 
 wheel: setup ## build dist/*.whl
 	@$(PY) -m pip wheel . --quiet --no-deps --wheel-dir dist

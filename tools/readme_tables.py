@@ -39,11 +39,9 @@ def sampling_options() -> str:
 
 def benchmarks() -> str:
     """The tables of the recorded results, as benchmarks/report.py prints them."""
-    if not any(RESULTS.glob("*.json")):
-        return "None recorded yet."
     from benchmarks.report import tables
 
-    return tables(RESULTS)
+    return tables(RESULTS) or "None recorded yet."
 
 
 TABLES: dict[str, Callable[[], str]] = {"sampling-options": sampling_options, "benchmarks": benchmarks}
