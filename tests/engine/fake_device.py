@@ -1,0 +1,268 @@
+"""A device without arithmetic, and the smallest engine loop, for tests of the scheduler.
+
+Instead of keys and values a page holds, for every token, a digest of the whole prefix up to it. Each row checks every digest
+that attention would read, so one wrong, stale or unwritten page shows itself. The next token is a function of the digest, so
+a request's output is known beforehand, whatever it shared a batch with.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from jaxllm.cache.pool import PagePool
+from jaxllm.cache.prefix import PrefixIndex
+from jaxllm.engine.buckets import Buckets
+from jaxllm.engine.plan import Chunk, Plan
+from jaxllm.engine.request import Request, Status
+from jaxllm.engine.scheduler import Limits, Scheduler
+from jaxllm.sampling.options import SamplingParams
+
+EOS = 0
+VOCAB = 11
+
+
+def digests(tokens: list[int]) -> list[int]:
+    """Per token, the digest of the prefix that ends with it."""
+    out, digest = [], 1
+    for token in tokens:
+        digest = hash((digest, token))
+        out.append(digest)
+    return out
+
+
+def generate(prompt: list[int], max_tokens: int, stop_at: int | None) -> list[int]:
+    """What an undisturbed request outputs: until EOS, `max_tokens`, or the host's own stop after `stop_at` tokens."""
+    output: list[int] = []
+    while len(output) < min(max_tokens, stop_at or max_tokens) and (not output or output[-1] != EOS):
+        output.append(digests(prompt + output)[-1] % VOCAB)
+    return output
+
+
+@dataclass
+class Slot:
+    """What the device knows of the request in one slot."""
+
+    request: Request
+    tokens: list[int]
+    table: list[int]
+    alive: bool
+    remaining: int
+
+
+@dataclass
+class FakeDevice:
+    """Runs plans in the order of launch."""
+
+    page_size: int
+    kv: dict[tuple[int, int], int] = field(default_factory=dict)
+    slots: dict[int, Slot] = field(default_factory=dict)
+
+    def run(self, plan: Plan, frozen: set[int]) -> list[int]:
+        """Tokens per row of the plan (decodes, then chunks), −1 where a row has stopped or its prompt goes on.
+        Pages of `frozen` must not be written."""
+        writes: dict[tuple[int, int], int] = {}
+        reads: list[tuple[Slot, int]] = []
+        for request, position in zip(plan.decodes, plan.positions, strict=True):
+            slot = self.slots[request.slot]
+            assert slot.request is request
+            if position % self.page_size == 0:
+                slot.table.append(request.pages[position // self.page_size])
+            if slot.alive:
+                assert position == len(slot.tokens) - 1
+                self._write(slot, position, position + 1, writes)
+                reads.append((slot, position + 1))
+        for chunk in plan.chunks:
+            request, end = chunk.request, chunk.start + chunk.length
+            slot = Slot(request, request.tokens(0, end), list(request.pages), chunk.final, request.max_tokens - len(request.output))
+            self.slots[request.slot] = slot
+            self._write(slot, chunk.start, end, writes)
+            reads.append((slot, end))
+        assert not {page for page, _ in writes} & frozen, "a page that others may read is written"
+        self.kv.update(writes)
+        for slot, end in reads:
+            for position, digest in enumerate(digests(slot.tokens[:end])):
+                assert self.kv.get(self._place(slot, position)) == digest, f"{slot.request.id} reads wrong KV at {position}"
+        return [self._sample(self.slots[r.slot]) for r in plan.decodes] + [
+            self._sample(self.slots[c.request.slot]) if c.final else -1 for c in plan.chunks
+        ]
+
+    def _place(self, slot: Slot, position: int) -> tuple[int, int]:
+        return slot.table[position // self.page_size], position % self.page_size
+
+    def _write(self, slot: Slot, start: int, end: int, writes: dict[tuple[int, int], int]) -> None:
+        for position, digest in list(enumerate(digests(slot.tokens[:end])))[start:]:
+            place = self._place(slot, position)
+            assert place not in writes, "two rows write one place"
+            writes[place] = digest
+
+    def _sample(self, slot: Slot) -> int:
+        if not slot.alive:
+            return -1
+        token = digests(slot.tokens)[-1] % VOCAB
+        slot.tokens.append(token)
+        slot.remaining -= 1
+        slot.alive = token != EOS and slot.remaining > 0
+        return token
+
+
+@dataclass
+class Setup:
+    """Sizes of one engine."""
+
+    page_size: int = 4
+    num_pages: int = 16
+    max_num_seqs: int = 4
+    max_num_batched_tokens: int = 32
+    max_model_len: int = 1000
+    platform: str = "cpu"
+    caching: bool = True
+    delay: int = 1  # steps between launch and commit; 0 is the engine without overlap
+
+
+class Loop:
+    """The engine reduced to its order of events: plan and launch a step, then commit the one before it.
+
+    Checks after every plan what must hold of any plan.
+    """
+
+    def __init__(self, setup: Setup):
+        self.setup = setup
+        self.pool = PagePool(setup.num_pages, setup.page_size)
+        self.prefix = PrefixIndex(setup.page_size, b"test") if setup.caching else None
+        self.buckets = Buckets.build(setup.max_num_seqs, setup.max_num_batched_tokens, setup.platform)
+        limits = Limits(
+            max_num_seqs=setup.max_num_seqs, max_num_batched_tokens=setup.max_num_batched_tokens, max_model_len=setup.max_model_len
+        )
+        self.scheduler = Scheduler(limits, self.pool, self.prefix, self.buckets)
+        self.device = FakeDevice(setup.page_size)
+        self.requests: list[Request] = []  # in order of arrival
+        self.stop_at: dict[Request, int | None] = {}
+        self.in_flight: deque[tuple[Plan, list[int]]] = deque()
+        self.aborted: set[Request] = set()
+        self.first_tokens: list[int] = []  # arrival numbers, in the order in which first tokens were planned
+        self.reached: dict[Request, int] = {}  # tokens computed in this life
+        self.steps = 0
+
+    def add(self, prompt: list[int], max_tokens: int, stop_at: int | None = None) -> Request | None:
+        """Queue a request; None when it can never run."""
+        if not self.scheduler.fits(len(prompt) + max_tokens - 1):
+            return None
+        number = len(self.requests)
+        request = Request(
+            id=str(number), index=0, prompt=prompt, params=SamplingParams(), seed=0, arrival=float(number), max_tokens=max_tokens
+        )
+        self.requests.append(request)
+        self.stop_at[request] = stop_at
+        self.scheduler.add(request)
+        return request
+
+    def abort(self, request: Request) -> None:
+        if request.status is not Status.FINISHED:
+            self.aborted.add(request)
+        self.scheduler.finish(request)
+
+    def step(self) -> Plan:
+        """One turn of the loop."""
+        running = [r for r in self.requests if r.status is Status.RUNNING]
+        before = self._readable()
+        plan = self.scheduler.plan()
+        self.check(plan, running)
+        if not plan.empty:
+            self.in_flight.append((plan, self.device.run(plan, {page for page, _ in before & self._readable()})))
+        while len(self.in_flight) > (self.setup.delay if not plan.empty else 0):
+            self.commit(*self.in_flight.popleft())
+        self.steps += 1
+        return plan
+
+    def _readable(self) -> set[tuple[int, bytes]]:
+        """Pages in use that hold a registered prefix, with its hash: nobody may write them while both stay."""
+        pages = self.prefix.pages if self.prefix else {}
+        return {(page, key) for page, key in pages.items() if self.pool.references(page)}
+
+    def drain(self) -> None:
+        """Step until nothing is left; fails when that takes longer than any fair schedule needs."""
+        work = sum(len(r.prompt) + r.max_tokens for r in self.requests)
+        limit = self.steps + 50 + 10 * work
+        while self.scheduler.has_work or self.in_flight:
+            self.step()
+            assert self.steps < limit, "requests do not end"
+
+    def commit(self, plan: Plan, tokens: list[int]) -> None:
+        rows: list[Request | None] = [*plan.decodes, *(c.request if c.final else None for c in plan.chunks)]
+        for request, token in zip(rows, tokens, strict=True):
+            if request is None or request.status is Status.FINISHED:
+                continue
+            assert token >= 0, "the device stopped a row that the host did not"
+            request.output.append(token)
+            self.scheduler.committed(request, 1)
+            if token == EOS or len(request.output) in (request.max_tokens, self.stop_at[request]):
+                self.scheduler.finish(request)
+            self.scheduler.check()
+
+    def check(self, plan: Plan, running_before: list[Request]) -> None:
+        """What holds of every plan."""
+        setup, scheduler = self.setup, self.scheduler
+        scheduler.check()
+        running = [r for r in self.requests if r.status is Status.RUNNING]
+        assert scheduler.running == len(running) <= setup.max_num_seqs
+        assert plan.num_tokens <= setup.max_num_batched_tokens
+        rows = [*plan.decodes, *(c.request for c in plan.chunks)]
+        assert len(set(rows)) == len(rows) and set(rows) <= set(running)
+        self._check_shape(plan)
+        for request in plan.preempted:
+            assert all(int(r.id) < int(request.id) for r in running), "an older request was preempted for a newer one"
+            assert request.status is Status.WAITING and not request.pages and request.slot == -1
+            self.reached.pop(request, None)
+        if plan.preempted:
+            assert set(running) <= set(running_before), "a request was admitted in a step that preempted"
+        for request, position in zip(plan.decodes, plan.positions, strict=True):
+            self._progress(request, position, 1)
+            assert position == len(request.prompt) + request.num_scheduled_outputs - 2
+        for chunk in plan.chunks:
+            self._check_chunk(chunk)
+        for request in running:
+            assert request.num_scheduled_outputs <= request.max_tokens
+            needed = max(request.computed, request.prefill_end)
+            assert 0 <= len(request.pages) * setup.page_size - needed < setup.page_size, "more than a page is wasted"
+        if running:
+            oldest = running[0]
+            assert oldest in rows or oldest.num_scheduled_outputs == oldest.max_tokens, "the oldest request stands still"
+        else:
+            assert not scheduler.waiting or self.in_flight, "requests wait though nothing runs"
+
+    def _check_shape(self, plan: Plan) -> None:
+        if plan.chunks:
+            tokens = sum(c.length for c in plan.chunks)
+            shape = self.buckets.fit_extend(tokens, len(plan.chunks), len(plan.decodes))
+            assert shape.tokens >= tokens and shape.chunks >= len(plan.chunks) and shape.decodes >= len(plan.decodes)
+        elif plan.decodes:
+            assert self.buckets.fit_decode(len(plan.decodes)) >= len(plan.decodes)
+
+    def _check_chunk(self, chunk: Chunk) -> None:
+        request, end = chunk.request, chunk.start + chunk.length
+        assert chunk.length > 0
+        if request not in self.reached:
+            assert chunk.start % self.setup.page_size == 0, "a life starts at a page"
+            self.reached[request] = chunk.start
+        self._progress(request, chunk.start, chunk.length)
+        assert chunk.final == (end == request.num_tokens)
+        if chunk.final and not request.output:
+            assert not self.first_tokens or self.first_tokens[-1] < int(request.id), "a newer request got its first token first"
+            self.first_tokens.append(int(request.id))
+
+    def _progress(self, request: Request, start: int, length: int) -> None:
+        assert self.reached[request] == start, "a position is computed twice or left out"
+        self.reached[request] = start + length
+
+    def check_ended(self) -> None:
+        """Everything came back, and every request gave what it gives alone."""
+        self.pool.check()
+        self.scheduler.check()
+        assert self.pool.free == self.pool.num_pages and self.pool.usage == 0
+        assert (self.scheduler.running, self.scheduler.waiting) == (0, 0)
+        for request in self.requests:
+            expected = generate(request.prompt, request.max_tokens, self.stop_at[request])
+            if request in self.aborted:
+                expected = expected[: len(request.output)]
+            assert request.output == expected, request.id

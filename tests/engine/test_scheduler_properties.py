@@ -1,0 +1,130 @@
+"""The scheduler under random work: whatever arrives, stops or is aborted, pages and order hold and everything ends."""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from jaxllm.engine.request import Status
+from tests.engine.fake_device import VOCAB, Loop, Setup
+
+BASE = [(7 * i) % (VOCAB - 1) + 1 for i in range(200)]
+
+tiny = st.builds(
+    Setup,
+    page_size=st.integers(1, 5),
+    num_pages=st.integers(2, 14),
+    max_num_seqs=st.integers(1, 6),
+    max_num_batched_tokens=st.integers(1, 40),
+    platform=st.sampled_from(["cpu", "gpu"]),
+    caching=st.booleans(),
+    delay=st.integers(0, 1),
+)
+roomy = st.builds(
+    Setup,
+    page_size=st.sampled_from([4, 16]),
+    num_pages=st.integers(10, 60),
+    max_num_seqs=st.integers(1, 20),
+    max_num_batched_tokens=st.integers(16, 400),
+    platform=st.sampled_from(["cpu", "gpu"]),
+    caching=st.booleans(),
+    delay=st.integers(0, 1),
+)
+
+
+@st.composite
+def jobs(draw: st.DrawFn, longest: int) -> tuple[list[int], int, int | None]:
+    """Prompt, max_tokens and where the host stops it. Prompts share prefixes of every length."""
+    shared = draw(st.integers(0, longest))
+    own = draw(st.lists(st.integers(1, 3), min_size=0 if shared else 1, max_size=4))
+    return BASE[:shared] + own, draw(st.integers(1, 12)), draw(st.none() | st.integers(1, 12))
+
+
+@st.composite
+def schedules(draw: st.DrawFn, longest: int) -> list[tuple[int, tuple[list[int], int, int | None], int | None]]:
+    """(steps before the arrival, job, steps from the arrival to an abort) of each request."""
+    one = st.tuples(st.integers(0, 4), jobs(longest), st.none() | st.integers(0, 15))
+    return draw(st.lists(one, min_size=1, max_size=14))
+
+
+def run(setup: Setup, schedule: list[tuple[int, tuple[list[int], int, int | None], int | None]]) -> Loop:
+    loop = Loop(setup)
+    aborts: list[tuple[int, int]] = []
+    for gap, (prompt, max_tokens, stop_at), abort_after in schedule:
+        for _ in range(gap):
+            loop.step()
+            for when, number in aborts:
+                if loop.steps >= when:
+                    loop.abort(loop.requests[number])
+        request = loop.add(prompt, max_tokens, stop_at)
+        if request is not None and abort_after is not None:
+            aborts.append((loop.steps + abort_after, int(request.id)))
+    loop.drain()
+    loop.check_ended()
+    return loop
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(tiny, schedules(12))
+def test_everything_ends_with_the_tokens_it_gives_alone_in_tiny_pools(setup: Setup, schedule: list) -> None:
+    run(setup, schedule)
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(roomy, schedules(150))
+def test_everything_ends_with_the_tokens_it_gives_alone_when_chunks_are_cut_to_buckets(setup: Setup, schedule: list) -> None:
+    run(setup, schedule)
+
+
+@settings(max_examples=60, deadline=None)
+@given(tiny, st.lists(jobs(12), min_size=1, max_size=8))
+def test_running_twice_with_a_warm_index_gives_the_same_tokens(setup: Setup, work: list) -> None:
+    loop = Loop(setup)
+    for _ in range(2):
+        for job in work:
+            loop.add(*job)
+        loop.drain()
+    loop.check_ended()
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Any order of arrivals, steps, aborts and cache resets."""
+
+    @initialize(setup=tiny)
+    def start(self, setup: Setup) -> None:
+        self.loop = Loop(setup)
+
+    @rule(job=jobs(12))
+    def add(self, job: tuple[list[int], int, int | None]) -> None:
+        self.loop.add(*job)
+
+    @rule(count=st.integers(1, 4))
+    def step(self, count: int) -> None:
+        for _ in range(count):
+            self.loop.step()
+
+    @precondition(lambda self: self.loop.requests)
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        self.loop.abort(data.draw(st.sampled_from(self.loop.requests)))
+
+    @precondition(lambda self: self.loop.prefix is not None)
+    @rule()
+    def forget_prefixes(self) -> None:
+        self.loop.prefix.clear()
+
+    @invariant()
+    def pages_and_slots_are_accounted_for(self) -> None:
+        self.loop.scheduler.check()
+        alive = sum(r.status is not Status.FINISHED for r in self.loop.requests)
+        assert self.loop.scheduler.running + self.loop.scheduler.waiting == alive
+
+    def teardown(self) -> None:
+        if hasattr(self, "loop"):
+            self.loop.drain()
+            self.loop.check_ended()
+
+
+TestScheduler = SchedulerMachine.TestCase
+TestScheduler.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
