@@ -1,0 +1,168 @@
+"""README.md says what is so: its commands work, its code runs, its tables are what the generators print."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import re
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+
+import pytest
+
+from tools.readme_tables import PART, TABLES, render
+
+REPO = pathlib.Path(__file__).parents[1]
+PAGES = {name: (REPO / name).read_text() for name in ("README.md", "CONTRIBUTING.md")}
+START_SECONDS = 240
+
+
+def blocks(language: str) -> list[str]:
+    """The fenced blocks of one language on all pages."""
+    return [text for page in PAGES.values() for text in re.findall(rf"^```{language}\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)]
+
+
+COMMANDS = [line for block in blocks("sh") for line in block.replace("\\\n", " ").splitlines() if line.strip()]
+CURL = [line for line in COMMANDS if line.startswith("curl ")]
+MAKE = [line for line in COMMANDS if line.startswith("make ")]
+SERVE = [line for line in COMMANDS if re.match(r"\.venv/bin/(jaxllm serve|python -m jaxllm\.server) ", line)]
+CLIENT = [block for block in blocks("python") if "from openai import" in block]
+LIBRARY = [block for block in blocks("python") if "from jaxllm import" in block]
+
+
+@pytest.fixture(scope="module")
+def port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def server(port: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of a server that was started by the recipe of `make serve`, with this interpreter."""
+    recipe = subprocess.run(["make", "-n", "serve", f"PORT={port}"], cwd=REPO, capture_output=True, text=True, check=True).stdout
+    command = shlex.split(recipe.splitlines()[-1])
+    assert command[:2] == ["exec", ".venv/bin/python"]
+    log = tmp_path_factory.mktemp("server") / "log"
+    url = f"http://127.0.0.1:{port}"
+    with log.open("w") as out:
+        process = subprocess.Popen([sys.executable, *command[2:]], cwd=REPO, stdout=out, stderr=subprocess.STDOUT)
+    try:
+        deadline = time.monotonic() + START_SECONDS
+        while not ready(url):
+            assert process.poll() is None, f"the server ended:\n{log.read_text()}"
+            assert time.monotonic() < deadline, f"the server was not ready in {START_SECONDS} s:\n{log.read_text()}"
+            time.sleep(0.2)
+        yield url
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=60) == 0, log.read_text()
+    finally:
+        process.kill()
+        process.wait()
+
+
+def ready(url: str) -> bool:
+    try:
+        return urllib.request.urlopen(f"{url}/ready", timeout=5).status == 200
+    except (urllib.error.URLError, ConnectionError, TimeoutError):
+        return False
+
+
+def run_python(code: str) -> str:
+    """Standard output of a code block in an interpreter of its own."""
+    done = subprocess.run([sys.executable, "-c", code], cwd=REPO, capture_output=True, text=True, timeout=START_SECONDS)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_first_two_commands_are_make_serve_and_make_test():
+    assert COMMANDS[:2] == ["make serve", "make test"]
+
+
+def test_every_command_is_of_a_kind_that_a_test_covers():
+    assert [line for line in COMMANDS if line not in CURL + MAKE + SERVE] == []
+
+
+def test_every_python_block_is_run_by_a_test():
+    assert [block for block in blocks("python") if block not in CLIENT + LIBRARY] == []
+
+
+@pytest.mark.parametrize("line", MAKE)
+def test_make_knows_the_target(line):
+    assert subprocess.run([*shlex.split(line), "-n"], cwd=REPO, capture_output=True, timeout=60).returncode == 0
+
+
+def test_every_make_target_is_in_the_help_and_declared_phony():
+    makefile = (REPO / "Makefile").read_text()
+    targets = set(re.findall(r"^([a-z][a-z-]*):", makefile, re.MULTILINE))
+    assert targets == set(re.findall(r"^([a-z][a-z-]*):.*## ", makefile, re.MULTILINE))
+    assert targets == set(re.search(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)[1].split())
+
+
+@pytest.mark.parametrize("line", SERVE)
+def test_the_server_knows_the_options(line):
+    done = subprocess.run([sys.executable, "-m", "jaxllm.server", "--help"], cwd=REPO, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert [word for word in shlex.split(line) if word.startswith("--") and not re.search(rf"{word}\b", done.stdout)] == []
+
+
+def test_the_generated_tables_are_up_to_date():
+    assert render(PAGES["README.md"]) == PAGES["README.md"], "run `make readme`"
+    assert {part["name"] for part in PART.finditer(PAGES["README.md"])} == set(TABLES)
+
+
+def test_every_link_and_folder_exists():
+    links = [target for page in PAGES.values() for target in re.findall(r"\]\(([^)#:]+)\)", page)]
+    folders = re.findall(r"^\| `([\w/]+/)` \|", PAGES["README.md"], re.MULTILINE)
+    assert links
+    assert folders
+    assert [name for name in links + folders if not (REPO / name).exists()] == []
+
+
+def test_every_class_and_function_of_the_life_of_a_request_exists():
+    life = PAGES["README.md"].split("## Life of a request")[1].split("\n## ")[0]
+    source = "\n".join(path.read_text() for path in (REPO / "jaxllm").rglob("*.py"))
+    names = set(re.findall(r"`(?:[A-Z]\w+\.)?([A-Za-z_]\w+)`", life)) - {"LLM"}
+    files = set(re.findall(r"`([\w/]+\.py)`", life))
+    assert [name for name in sorted(names) if not re.search(rf"\b(class|def) {name}\b", source)] == []
+    assert [name for name in sorted(files) if not (REPO / name).exists()] == []
+
+
+def test_every_option_that_the_readme_passes_to_llm_is_an_engine_option():
+    import dataclasses
+
+    from jaxllm import EngineConfig
+
+    known = {field.name for field in dataclasses.fields(EngineConfig)}
+    calls = re.findall(r"LLM\(model, ([^)]*)\)", PAGES["README.md"])
+    assert calls
+    assert {name for call in calls for name in re.findall(r"(\w+)=", call)} <= known
+
+
+@pytest.mark.parametrize("line", CURL)
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+def test_curl_gets_the_right_answer(line, server):
+    command = shlex.split(line.replace("http://localhost:8000", server))
+    done = subprocess.run([*command, "-fsS"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "85" in json.loads(done.stdout)["choices"][0]["message"]["content"]
+
+
+@pytest.mark.parametrize("block", CLIENT)
+def test_an_openai_client_streams_the_right_answer(block, server):
+    assert re.search(r"2\D+7\D+9", run_python(block.replace("http://localhost:8000", server)))
+
+
+@pytest.mark.parametrize("block", LIBRARY)
+def test_the_library_answers_in_a_process_of_its_own(block):
+    out = run_python(block).splitlines()
+    assert out[0].startswith("'12 + 34 ='")
+    assert "85" in out[-1]
