@@ -1,0 +1,53 @@
+"""A decoder-only transformer made of blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+
+from jaxllm.nn.attention import AttentionContext
+from jaxllm.nn.linear import Embedding, Linear, contract
+from jaxllm.nn.norm import RMSNorm
+from jaxllm.nn.rope import Rope, Rotation
+
+
+class Block(nnx.Module):
+    """Pre-norm transformer block: attention, then feed-forward, each added to the residual stream."""
+
+    def __init__(self, *, attention_norm: RMSNorm, attention: nnx.Module, mlp_norm: RMSNorm, mlp: Callable[[Array], Array]):
+        self.attention_norm = attention_norm
+        self.attention = attention
+        self.mlp_norm = mlp_norm
+        self.mlp = mlp
+
+    def __call__(self, layer: int, x_TD: Array, rotation: Rotation, context: AttentionContext) -> Array:
+        x_TD = x_TD + self.attention(layer, self.attention_norm(x_TD), rotation, context)
+        return x_TD + self.mlp(self.mlp_norm(x_TD))
+
+
+class Decoder(nnx.Module):
+    """Embedding, blocks, final norm, output head (None when tied to the embedding)."""
+
+    def __init__(self, *, embed: Embedding, layers: Iterable[Block], norm: RMSNorm, head: Linear | None, rope: Rope):
+        self.embed = embed
+        self.layers = nnx.List(layers)
+        self.norm = norm
+        self.head = head
+        self.rope = rope
+
+    def __call__(self, token_T: Array, position_T: Array, context: AttentionContext) -> Array:
+        """Hidden states after the final norm, [T, D]. Tokens of several sequences may be mixed: the context keeps them apart."""
+        x_TD = self.embed(token_T)
+        prompt_lengths = getattr(context, "prompt_lengths", None)
+        rotation = self.rope(position_T, prompt_lengths(position_T) if prompt_lengths else None)
+        for index, block in enumerate(self.layers):
+            x_TD = block(index, x_TD, rotation, context)
+        return self.norm(x_TD)
+
+    def logits(self, hidden_RD: Array) -> Array:
+        """Next-token logits [R, V] in float32."""
+        weight = self.embed.weight if self.head is None else self.head.weight
+        return contract(hidden_RD, weight[...], 1, jnp.float32)

@@ -1,0 +1,54 @@
+"""Plain causal attention over whole sequences: training, research and golden tests."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+
+class DenseContext:
+    """Keeps nothing: the tokens of one call are all there is. Differentiable, and usable under jit and vmap.
+
+    Tokens are one sequence, or several packed one after another when `segment_T` (int, [T]) tells them apart. Memory grows with T².
+    `prompt_length_T` says how long each token's prompt is (dynamic RoPE scaling reads it); the length of its sequence by default.
+    """
+
+    def __init__(self, segment_T: Array | None = None, prompt_length_T: Array | None = None):
+        self.segment_T = segment_T
+        self.prompt_length_T = prompt_length_T
+
+    def prompt_lengths(self, position_T: Array) -> Array:
+        """Prompt length of every token's sequence."""
+        if self.prompt_length_T is not None:
+            return self.prompt_length_T
+        if self.segment_T is None:
+            return jnp.full(position_T.shape, position_T.shape[0], jnp.int32)
+        return jnp.sum(self.segment_T[:, None] == self.segment_T[None, :], axis=1, dtype=jnp.int32)
+
+    def attend(
+        self, layer: int, q_TNH: Array, k_TKH: Array, v_TKH: Array, *, scale: float, window: int | None, softcap: float | None
+    ) -> Array:
+        """softmax(q·k · scale) · v in float32 over earlier tokens of the same segment (`window` of them at most)."""
+        del layer
+        tokens, kv_heads = q_TNH.shape[0], k_TKH.shape[1]
+        q = q_TNH.reshape(tokens, kv_heads, -1, q_TNH.shape[-1])
+        precision = lax.Precision.HIGHEST if q.dtype == jnp.float32 else None
+        score = jnp.einsum("tkgh,skh->kgts", q, k_TKH, precision=precision, preferred_element_type=jnp.float32) * scale
+        if softcap is not None:
+            score = softcap * jnp.tanh(score / softcap)
+        score = jnp.where(self._mask(tokens, window), score, jnp.finfo(jnp.float32).min)
+        weight = jax.nn.softmax(score, axis=-1).astype(v_TKH.dtype)
+        out = jnp.einsum("kgts,skh->tkgh", weight, v_TKH, precision=precision)
+        return out.reshape(q_TNH.shape)
+
+    def _mask(self, tokens: int, window: int | None) -> Array:
+        """[T, T] true where row t may see column s."""
+        index = jnp.arange(tokens)
+        distance = index[:, None] - index[None, :]
+        mask = distance >= 0
+        if window is not None:
+            mask &= distance < window
+        if self.segment_T is not None:
+            mask &= self.segment_T[:, None] == self.segment_T[None, :]
+        return mask

@@ -1,0 +1,48 @@
+"""Gated feed-forward block."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+import jax
+from flax import nnx
+from jax import Array
+
+from jaxllm.nn.linear import Init, Linear
+
+
+def _gelu(x: Array) -> Array:
+    return jax.nn.gelu(x, approximate=False)
+
+
+def _gelu_tanh(x: Array) -> Array:
+    return jax.nn.gelu(x, approximate=True)
+
+
+def _silu(x: Array) -> Array:
+    return jax.nn.silu(x)
+
+
+def _relu(x: Array) -> Array:
+    return jax.nn.relu(x)
+
+
+ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = MappingProxyType(
+    {"silu": _silu, "swish": _silu, "gelu": _gelu, "gelu_new": _gelu_tanh, "gelu_pytorch_tanh": _gelu_tanh, "relu": _relu}
+)
+
+
+class GatedMLP(nnx.Module):
+    """down(activation(gate(x)) · up(x)). `gate_up` is [X, 2, F/X, D]: per shard its gate rows, then its up rows."""
+
+    def __init__(self, init: Init, width: int, inner: int, shards: int, activation: str, bias: bool = False):
+        axes = ("shard", None, None, "embed")
+        self.gate_up = Linear(init, (shards, 2, inner // shards), (width,), axes, bias)
+        self.down = Linear(init, (width,), (inner,), ("embed", "mlp"), bias)
+        self.activation = ACTIVATIONS[activation]
+
+    def __call__(self, x_TD: Array) -> Array:
+        gate_up = self.gate_up(x_TD)
+        gated = self.activation(gate_up[:, :, 0]) * gate_up[:, :, 1]
+        return self.down(gated.reshape(x_TD.shape[0], -1))

@@ -1,0 +1,45 @@
+"""Fills parameters from checkpoint tensors, shard by shard, reading only the slices that a device holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import numpy as np
+
+from jaxllm.models import Piece, Rule
+
+type Index = tuple[slice, ...]
+
+
+def place(rule: Rule, like: jax.ShapeDtypeStruct, view: Callable[[str], np.ndarray]) -> jax.Array:
+    """The parameter of `rule` on the devices that `like.sharding` names, in `like.dtype`. One shard is on the host at a time."""
+
+    def block(index: Index) -> np.ndarray:
+        return read_block(rule, like, index, view)
+
+    return jax.make_array_from_callback(like.shape, like.sharding, block, dtype=like.dtype)
+
+
+def read_block(rule: Rule, like: jax.ShapeDtypeStruct, index: Index, view: Callable[[str], np.ndarray]) -> np.ndarray:
+    """parameter[index], cast while it is copied. Slices have step 1, and fused parameters are cut along their first axis alone."""
+    bounds = [part.indices(size)[:2] for part, size in zip(index, like.shape, strict=True)]
+    out = np.empty([stop - start for start, stop in bounds], like.dtype)
+    for piece in rule.pieces:
+        source = view(piece.name).reshape(piece.view)
+        if len(rule.pieces) == 1:
+            out[...] = source[tuple(slice(*bound) for bound in bounds)]
+            continue
+        target = out[:, piece.start : piece.start + piece.view[1]]
+        for row in range(*bounds[0]):
+            target[row - bounds[0][0]] = source[row // piece.repeat]
+    return out
+
+
+def mismatch(piece: Piece, dtype: str, shape: tuple[int, ...], known: tuple[str, ...]) -> str | None:
+    """Why a checkpoint tensor cannot be this piece, or None."""
+    if shape != piece.source:
+        return f"{piece.name} has shape {list(shape)}, expected {list(piece.source)}"
+    if dtype not in known:
+        return f"{piece.name} has dtype {dtype}, which is not one of {', '.join(known)}"
+    return None
