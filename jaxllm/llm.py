@@ -15,9 +15,12 @@ from jaxllm.engine.report import ConsoleReport
 from jaxllm.engine.request import EngineStats, GenerateRequest, RequestError, TextDelta, TokenLogprobs
 from jaxllm.outputs import CompletionOutput, Logprob, RequestOutput
 from jaxllm.sampling.options import SamplingParams
-from jaxllm.tokenizer import Tokenizer
+from jaxllm.tokenizer import Tokenizer, generation_defaults
 
 __all__ = ["LLM", "CompletionOutput", "Logprob", "RequestOutput"]
+
+# What generation_config.json may set; its repetition_penalty waits until penalties are supported.
+DEFAULTED = ("temperature", "top_p", "top_k", "min_p")
 
 type Prompt = str | Sequence[int] | Mapping[str, Any]
 type Message = Mapping[str, Any]
@@ -54,7 +57,8 @@ class LLM:
 
     def get_default_sampling_params(self) -> SamplingParams:
         """The model's own defaults (generation_config.json)."""
-        return SamplingParams(**self._tokenizer().sampling_defaults)
+        wished = generation_defaults(self.engine.resolved.model_dir)
+        return SamplingParams(**{name: wished[name] for name in DEFAULTED if name in wished})
 
     def get_metrics(self) -> EngineStats:
         """Counters and gauges of the engine."""
@@ -77,14 +81,22 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
-        **template: Any,
+        tools: list[dict[str, Any]] | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
     ) -> list[RequestOutput]:
-        """Answer one conversation or several. `template`: chat_template, add_generation_prompt, continue_final_message, tools,
-        chat_template_kwargs."""
+        """Answer one conversation or several; the last four arguments go to the model's chat template."""
         conversations: list[Any] = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
         inputs = []
         for conversation in conversations:
-            ids = self._tokenizer().chat_ids(list(conversation), **template)
+            ids = self._tokenizer().chat(
+                [dict(message) for message in conversation],
+                tools=tools,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                template_kwargs=chat_template_kwargs,
+            )
             inputs.append((None, ids))
         return self._run(inputs, self._params(sampling_params, len(inputs)), use_tqdm)
 
@@ -106,7 +118,7 @@ class LLM:
 
     def _params(self, given: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
         if given is None:
-            return [self.get_default_sampling_params() if self.engine.tokenizer else SamplingParams()] * count
+            return [self.get_default_sampling_params()] * count
         if isinstance(given, SamplingParams):
             return [given] * count
         if len(given) != count:
@@ -165,7 +177,7 @@ class LLM:
 
     def _add_logprob(self, choice: CompletionOutput, entry: TokenLogprobs) -> None:
         tokenizer = self.engine.tokenizer
-        decode = tokenizer.decode_token if tokenizer else lambda _: None
+        decode = tokenizer.token_text if tokenizer else lambda _: None
         position = {i: Logprob(value, rank, decode(i)) for rank, (i, value) in enumerate(entry.top, 1)}
         position.setdefault(entry.token_id, Logprob(entry.logprob, entry.rank, decode(entry.token_id)))
         assert choice.logprobs is not None

@@ -42,11 +42,9 @@ class _Counters:
 class Engine:
     """Runs requests on one mesh. Not thread-safe: one thread calls `add`, `abort` and `step`."""
 
-    def __init__(
-        self, resolved: Resolved, runner: Runner, scheduler: Scheduler, eos_ids: list[int], tokenizer: Tokenizer | None, seed: int
-    ):
+    def __init__(self, resolved: Resolved, runner: Runner, scheduler: Scheduler, tokenizer: Tokenizer | None, seed: int):
         self.resolved, self.runner, self.scheduler = resolved, runner, scheduler
-        self.eos_ids, self.tokenizer = frozenset(eos_ids), tokenizer
+        self.eos_ids, self.tokenizer = frozenset(runner.eos_ids), tokenizer
         self._live: dict[str, _Live] = {}
         self._in_flight: StepResult | None = None
         self._seeds = np.random.Generator(np.random.Philox(seed))
@@ -66,7 +64,7 @@ class Engine:
             max_model_len=resolved.max_model_len,
         )
         scheduler = Scheduler(limits, pool, prefix, parts.runner.programs.buckets)
-        return cls(resolved, parts.runner, scheduler, parts.runner.eos_ids, parts.tokenizer, config.seed)
+        return cls(resolved, parts.runner, scheduler, parts.tokenizer, config.seed)
 
     @property
     def has_work(self) -> bool:
@@ -151,7 +149,7 @@ class Engine:
             raise RequestError("the prompt is empty; it must have at least one token", "prompt", "empty_prompt")
         if len(prompt) >= limit:
             raise RequestError(
-                f"the prompt has {len(prompt)} tokens, but the model's limit is {limit} with at least one token to generate; shorten the prompt",
+                f"the prompt has {len(prompt)} tokens, but the limit is {limit} tokens with at least one to generate; shorten the prompt",
                 "prompt",
                 "context_length_exceeded",
             )
@@ -165,8 +163,9 @@ class Engine:
             raise RequestError("stop strings need a tokenizer and detokenize; use stop_token_ids", "stop")
         tokens = min(limit, len(prompt) + (request.params.max_tokens or limit))
         if not self.scheduler.fits(tokens):
+            pool = self.resolved.num_pages * self.resolved.page_size
             raise RequestError(
-                f"prompt and output of {tokens} tokens can never fit the KV pool of {self.resolved.num_pages * self.resolved.page_size} tokens",
+                f"prompt and output of {tokens} tokens can never fit the KV pool of {pool} tokens",
                 "max_tokens",
                 "kv_pool_too_small",
             )

@@ -92,10 +92,10 @@ def _round_up(n: int, to: int) -> int:
 
 
 def _too_small(total: int, weights: int, workspace: int, pages: int, need: Need) -> str:
-    wanted = need.pages_per_request * need.page_bytes
+    wanted, have = need.pages_per_request * need.page_bytes / GIB, pages * need.page_bytes / GIB
+    terms = f"{total / GIB:.2f} GiB usable − {weights / GIB:.2f} weights − {workspace / GIB:.2f} step temporaries"
     return (
-        f"to serve one request of max_model_len {need.max_model_len} tokens, {wanted / GIB:.2f} GiB of KV cache is needed, but "
-        f"{pages * need.page_bytes / GIB:.2f} GiB is available ({total / GIB:.2f} GiB usable − {weights / GIB:.2f} weights − {workspace / GIB:.2f} "
-        f"step temporaries); the longest that fits is {pages * need.page_size} tokens. Set --max-model-len to at most that (or auto), raise "
-        "--gpu-memory-utilization or --kv-cache-memory-bytes, or lower --max-num-batched-tokens"
+        f"to serve one request of max_model_len {need.max_model_len} tokens, {wanted:.2f} GiB of KV cache is needed, but {have:.2f} GiB is "
+        f"available ({terms}); the longest that fits is {pages * need.page_size} tokens. Set --max-model-len to at most that (or auto), "
+        "raise --gpu-memory-utilization or --kv-cache-memory-bytes, or lower --max-num-batched-tokens"
     )

@@ -20,7 +20,6 @@ from jaxllm.engine.memory import MemoryPlan, Need, fitting_length, plan_memory, 
 from jaxllm.engine.programs import logit_rows
 
 PAGE_SIZES = (8, 16, 32, 64, 128)
-STRETCHING = ("linear", "dynamic", "yarn")
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ class Setup:
 
 def resolve(config: EngineConfig, model_dir: Path, mesh: Mesh) -> Setup:
     """Decide everything; raises ConfigError before any loading work when it cannot be."""
-    hf = models.read_config(model_dir)
+    hf = models.with_defaults(models.read_config(model_dir))
     shards = mesh.shape["tensor"]
     platform = mesh.devices.flat[0].platform
     dtype = weights.resolve_dtype(config.dtype, hf, platform)
@@ -89,13 +88,8 @@ def resolve(config: EngineConfig, model_dir: Path, mesh: Mesh) -> Setup:
 
 
 def model_length(config: EngineConfig, hf: dict[str, Any]) -> tuple[int, bool]:
-    """(longest sequence, whether it may shrink to fit memory). RoPE scaling stretches the model's own limit."""
-    limit = int(hf.get("max_position_embeddings") or 2048)
-    rope = hf.get("rope_parameters") or hf.get("rope_scaling") or {}
-    kind = rope.get("rope_type") or rope.get("type")
-    if kind in STRETCHING:
-        base = int(rope.get("original_max_position_embeddings") or limit)
-        limit = max(limit, int(base * float(rope.get("factor") or 1.0)))
+    """(longest sequence, whether it may shrink to fit memory)."""
+    limit = models.context_length(hf)
     asked = config.max_model_len
     if asked is None:
         return limit, False
@@ -109,9 +103,7 @@ def model_length(config: EngineConfig, hf: dict[str, Any]) -> tuple[int, bool]:
 
 def length_dependent(hf: dict[str, Any], length: int) -> bool:
     """Whether keys depend on the prompt's length (dynamic RoPE beyond the native context), so that prompts cannot share pages."""
-    rope = hf.get("rope_parameters") or hf.get("rope_scaling") or {}
-    native = int(rope.get("original_max_position_embeddings") or hf.get("max_position_embeddings") or length)
-    return (rope.get("rope_type") or rope.get("type")) == "dynamic" and length > native
+    return models.rope_parameters(hf)["rope_type"] == "dynamic" and length > hf["max_position_embeddings"]
 
 
 def positive(name: str, value: int | None, default: int) -> int:
@@ -130,5 +122,6 @@ def shard_bytes(leaves: Iterable[jax.ShapeDtypeStruct]) -> int:
 
 def _too_tight(budget: int, max_num_seqs: int) -> int:
     raise ConfigError(
-        f"--max-num-batched-tokens ({budget}) must be at least --max-num-seqs ({max_num_seqs}), since every running request may decode a token"
+        f"--max-num-batched-tokens ({budget}) must be at least --max-num-seqs ({max_num_seqs}), "
+        "since every running request may decode a token"
     )

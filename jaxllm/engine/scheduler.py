@@ -81,7 +81,7 @@ class Scheduler:
                 f"the limits are max_model_len {self.limits.max_model_len} "
                 f"and {self.pool.num_pages} KV pages of {self.pool.page_size} tokens"
             )
-        if request.status is not Status.WAITING or request in self._running:
+        if request.status is not Status.WAITING or request in self._waiting:
             raise ValueError(f"request {request.id} was added before")
         self._waiting[request] = None
 

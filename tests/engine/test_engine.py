@@ -1,0 +1,212 @@
+"""The loop: what ends a request, what is refused, what is counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import jax.numpy as jnp
+import pytest
+
+from jaxllm.engine.engine import Engine
+from jaxllm.engine.request import GenerateRequest, RequestError
+from jaxllm.sampling.options import SamplingParams
+from tests.engine.conftest import collect, run, tokens_of
+
+MakeEngine = Callable[..., Engine]
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
+
+
+@pytest.fixture(scope="module")
+def engine(make_engine: MakeEngine) -> Engine:
+    return make_engine()
+
+
+@pytest.fixture
+def free_run(engine: Engine) -> list[int]:
+    """What the model says when nothing stops it."""
+    return run(engine, [PROMPT], SamplingParams(temperature=0, max_tokens=16, ignore_eos=True))[0]
+
+
+def request(params: SamplingParams, id: str = "r", prompt: list[int] | None = None) -> GenerateRequest:
+    return GenerateRequest(id=id, prompt_token_ids=prompt or PROMPT, params=params)
+
+
+def test_a_stop_token_ends_the_request_and_is_named(engine: Engine, free_run: list[int]) -> None:
+    stop = free_run[5]
+    deltas = collect(engine, [request(SamplingParams(temperature=0, max_tokens=16, ignore_eos=True, stop_token_ids=[stop]))])
+    assert tokens_of(deltas, "r") == free_run[: free_run.index(stop) + 1]
+    assert (deltas[-1].finish_reason, deltas[-1].stop_reason) == ("stop", stop)
+    assert engine.stats().free_pages == engine.stats().num_pages
+
+
+def test_end_of_sequence_ends_the_request_unless_ignored(engine: Engine, free_run: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    eos = free_run[3]
+    monkeypatch.setattr(engine, "eos_ids", frozenset([eos]))
+    monkeypatch.setattr(engine.runner, "eos_ids", [eos])
+    deltas = collect(engine, [request(SamplingParams(temperature=0, max_tokens=16))])
+    assert tokens_of(deltas, "r") == free_run[: free_run.index(eos) + 1]
+    assert (deltas[-1].finish_reason, deltas[-1].stop_reason) == ("stop", None)
+    assert run(engine, [PROMPT], SamplingParams(temperature=0, max_tokens=16, ignore_eos=True))[0] == free_run
+
+
+def test_min_tokens_makes_stop_tokens_impossible_until_then(engine: Engine, free_run: list[int]) -> None:
+    stop = free_run[1]
+    params = SamplingParams(temperature=0, max_tokens=16, min_tokens=6, ignore_eos=True, stop_token_ids=[stop])
+    tokens = run(engine, [PROMPT], params)[0]
+    assert len(tokens) >= 6
+    assert stop not in tokens[:6]
+    assert tokens[:1] == free_run[:1]
+
+
+def test_max_tokens_ends_the_request(engine: Engine) -> None:
+    deltas = collect(engine, [request(SamplingParams(temperature=0, max_tokens=3, ignore_eos=True))])
+    assert len(tokens_of(deltas, "r")) == 3
+    assert deltas[-1].finish_reason == "length"
+
+
+def test_generation_is_clamped_to_the_models_length(engine: Engine) -> None:
+    prompt = PROMPT * 15  # 120 of 128
+    deltas = collect(engine, [request(SamplingParams(temperature=0, max_tokens=None, ignore_eos=True), prompt=prompt)])
+    assert len(tokens_of(deltas, "r")) == 8
+    assert deltas[-1].finish_reason == "length"
+
+
+def test_choices_of_one_request_are_different_draws_and_repeatable(engine: Engine) -> None:
+    params = SamplingParams(temperature=1.0, seed=11, n=3, max_tokens=12, ignore_eos=True)
+    first = collect(engine, [request(params)])
+    again = collect(engine, [request(params)])
+    choices = [tokens_of(first, "r", i) for i in range(3)]
+    assert len({tuple(c) for c in choices}) == 3
+    assert choices == [tokens_of(again, "r", i) for i in range(3)]
+    single = collect(engine, [request(replace(params, n=1))])
+    assert tokens_of(single, "r") == choices[0]
+
+
+def test_requests_without_a_seed_draw_differently_and_an_engine_seed_repeats_them(make_engine: MakeEngine) -> None:
+    params = SamplingParams(temperature=1.0, max_tokens=12, ignore_eos=True)
+    engine = make_engine(seed=5)
+    first, second = run(engine, [PROMPT], params), run(engine, [PROMPT], params)
+    assert first != second
+    engine = make_engine(seed=5)
+    assert [run(engine, [PROMPT], params), run(engine, [PROMPT], params)] == [first, second]
+
+
+def test_seeds_that_agree_in_their_low_32_bits_draw_differently(engine: Engine) -> None:
+    def tokens(seed: int) -> list[int]:
+        return run(engine, [PROMPT], SamplingParams(temperature=1.0, seed=seed, max_tokens=12, ignore_eos=True))[0]
+
+    assert tokens(0) != tokens(2**32)
+    assert tokens(-1) == tokens(-1)
+
+
+def test_logprobs_name_the_chosen_token_and_the_top(engine: Engine) -> None:
+    deltas = collect(engine, [request(SamplingParams(temperature=0, max_tokens=4, logprobs=3, ignore_eos=True))])
+    for delta in deltas:
+        assert delta.logprobs is not None
+        (entry,) = delta.logprobs
+        assert len(entry.top) == 3
+        assert entry.token_id == delta.token_ids[0] == entry.top[0][0]
+        assert entry.rank == 1
+        assert entry.logprob == entry.top[0][1]
+        assert sorted((v for _, v in entry.top), reverse=True) == [v for _, v in entry.top]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "param", "says"),
+    [
+        ([], {}, "prompt", "empty"),
+        ([1] * 128, {}, "prompt", "128"),
+        ([-1], {}, "prompt", "-1"),
+        ([97], {}, "prompt", "97"),
+        ([1.5], {}, "prompt", "integers"),
+        ([True], {}, "prompt", "integers"),
+        ([1], {"stop_token_ids": [97]}, "stop_token_ids", "97"),
+        ([1], {"logprobs": 21}, "logprobs", "20"),
+        ([1], {"stop": "x"}, "stop", "tokenizer"),
+    ],
+)
+def test_what_cannot_run_is_refused_by_name_and_changes_nothing(engine: Engine, prompt: list, params: dict, param: str, says: str) -> None:
+    before = engine.stats()
+    with pytest.raises(RequestError, match=says) as error:
+        engine.add(GenerateRequest(id="bad", prompt_token_ids=prompt, params=SamplingParams(**params)))
+    assert error.value.param == param
+    assert engine.stats() == before
+    assert not engine.has_work
+
+
+def test_a_full_queue_refuses_the_next_request(make_engine: MakeEngine) -> None:
+    engine = make_engine(max_num_queued_reqs=2)
+    params = SamplingParams(max_tokens=2)
+    engine.add(request(params, "a"))
+    engine.add(request(params, "b"))
+    with pytest.raises(RequestError, match="full") as error:
+        engine.add(request(params, "c"))
+    assert error.value.code == "queue_full"
+    collect(engine, [])
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 5])
+def test_an_abort_frees_the_pages_at_once_and_ends_every_choice(engine: Engine, steps: int) -> None:
+    params = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True, n=2)
+    engine.add(request(params))
+    for _ in range(steps):
+        engine.step()
+    engine.abort("r")
+    assert engine.stats().free_pages == engine.stats().num_pages
+    ends = [d for d in collect(engine, []) if d.finish_reason]
+    assert sorted((d.index, d.finish_reason) for d in ends) == [(0, "abort"), (1, "abort")]
+    engine.abort("r")
+    assert not engine.has_work
+
+
+def test_a_recycled_slot_keeps_nothing_of_its_last_owner(make_engine: MakeEngine) -> None:
+    engine = make_engine(max_num_seqs=1)
+    plain = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    alone = run(engine, [PROMPT], plain)[0]
+    wild = SamplingParams(temperature=1.7, top_k=3, top_p=0.5, min_p=0.2, seed=3, min_tokens=4, stop_token_ids=[alone[1]], max_tokens=9)
+    assert run(engine, [PROMPT[:3], PROMPT], [wild, plain])[1] == alone
+
+
+def test_logits_that_are_not_finite_end_only_their_request(make_engine: MakeEngine) -> None:
+    engine = make_engine(enable_prefix_caching=False)
+    params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+    alone = run(engine, [PROMPT], params)[0]
+    engine.add(request(params, "poisoned", [7] * 9))
+    engine.add(request(params, "healthy"))
+    deltas = engine.step() + engine.step() + engine.step()
+    (victim,) = (r for r in engine.scheduler._running if r.id == "poisoned")
+    kv = engine.runner.kv
+    engine.runner.kv = replace(kv, k=(kv.k[0].at[victim.pages[0]].set(jnp.nan), *kv.k[1:]))
+    deltas += collect(engine, [])
+    ends = {d.id: d for d in deltas if d.finish_reason}
+    assert ends["poisoned"].finish_reason == "error"
+    assert "finite" in (ends["poisoned"].error or "")
+    assert tokens_of(deltas, "healthy") == alone
+
+
+def test_nothing_compiles_after_warm_up_whatever_is_asked(make_engine: MakeEngine) -> None:
+    engine = make_engine(enforce_eager=False, max_num_batched_tokens=16, num_gpu_blocks_override=24)
+    assert engine.stats().compiles_after_warmup == 0
+    mixes = [
+        {"temperature": 0},
+        {"temperature": 0.8},
+        {"temperature": 0.8, "top_p": 0.9, "top_k": 5, "min_p": 0.01},
+        {"logprobs": 5},
+        {"min_tokens": 3, "stop_token_ids": [4]},
+        {"n": 3, "seed": 1},
+    ]
+    for count in (1, 2, 4, 7):
+        requests = [
+            request(SamplingParams(max_tokens=5 + i, ignore_eos=True, **mixes[i % len(mixes)]), f"{count}-{i}", PROMPT * (1 + i % 4))
+            for i in range(count)
+        ]
+        collect(engine, requests)
+    assert engine.stats().compiles_after_warmup == 0
+
+
+def test_a_compilation_while_serving_is_counted(make_engine: MakeEngine) -> None:
+    engine = make_engine()
+    before = engine.stats().compiles_after_warmup
+    run(engine, [PROMPT], SamplingParams(max_tokens=2))
+    assert engine.stats().compiles_after_warmup > before
