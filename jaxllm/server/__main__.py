@@ -1,0 +1,42 @@
+"""`python -m jaxllm.server`: check what was asked, take the port, start the engine, serve."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+
+from jaxllm.config import ConfigError
+from jaxllm.server.cli import Options, check_generation_config, parse
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Returns the exit status: 0 after a clean stop, 1 on a failure that one line on stderr explains."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # it would say that there is no PyTorch
+    options = parse(sys.argv[1:] if argv is None else argv, os.environ)
+    logging.basicConfig(level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    logging.getLogger("asyncio").setLevel(logging.WARNING)
+    try:
+        return run(options)
+    except ConfigError as error:
+        print(f"jaxllm: error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def run(options: Options) -> int:
+    """Checks first, from the cheapest on; nothing is loaded before all of them hold."""
+    from jaxllm.server.lifecycle import bind, find_model, serve
+
+    check_generation_config(options.generation_config)
+    with bind(options) as sock:
+        model_dir = find_model(options)
+        if "--trust-remote-code" in sys.argv:
+            logging.getLogger("jaxllm.server").warning("--trust-remote-code changes nothing: code from a repository is never run")
+        return asyncio.run(serve(options, sock, model_dir))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

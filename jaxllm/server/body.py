@@ -1,0 +1,70 @@
+"""Reading request bodies under a size limit and a deadline, and noticing that a client has gone."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from jaxllm.server.errors import ApiError
+from jaxllm.server.fields import loads
+from jaxllm.server.gate import header
+
+BODY_DEADLINE = 60.0  # seconds for a whole body to arrive
+
+
+async def read_json(scope: dict[str, Any], receive: Any, limit: int) -> dict[str, Any]:
+    """The JSON object that a request carries. Raises ApiError: 400 malformed, 408 too slow, 413 too large, 415 wrong type."""
+    body = await read_body(scope, receive, limit)
+    found = loads(body)
+    check_type(scope["headers"])
+    return found
+
+
+def check_type(headers: list[tuple[bytes, bytes]]) -> None:
+    """A body need not be declared as JSON, except by browsers: pages of other origins can send undeclared bodies unasked."""
+    declared = (header(headers, b"content-type") or b"").split(b";")[0].strip().lower()
+    if declared == b"application/json" or declared.endswith(b"+json"):
+        return
+    if header(headers, b"origin") is not None:
+        raise ApiError(415, "send the body with the header Content-Type: application/json", code="unsupported_media_type")
+
+
+async def read_body(scope: dict[str, Any], receive: Any, limit: int) -> bytes:
+    """The whole body, held to `limit` bytes while it arrives."""
+    declared = header(scope["headers"], b"content-length")
+    if declared is not None and declared.isdigit() and int(declared) > limit:
+        raise too_large(limit)
+    chunks: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(BODY_DEADLINE):
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientGone
+                chunks.append(message.get("body", b""))
+                size += len(chunks[-1])
+                if size > limit:
+                    raise too_large(limit)
+                if not message.get("more_body", False):
+                    return b"".join(chunks)
+    except TimeoutError:
+        raise ApiError(408, f"the body did not arrive within {BODY_DEADLINE:g} seconds", code="request_timeout") from None
+
+
+def too_large(limit: int) -> ApiError:
+    """The 413."""
+    return ApiError(413, f"the body is larger than {limit} bytes (--max-body-size)", code="request_too_large")
+
+
+async def until_gone(receive: Any) -> None:
+    """Returns when the client has closed the connection. Only for use after the whole body was read."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class ClientGone(ApiError):
+    """The client closed the connection; nobody will read a reply."""
+
+    def __init__(self) -> None:
+        super().__init__(499, "the client closed the connection", code="client_gone")

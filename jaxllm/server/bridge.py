@@ -1,0 +1,290 @@
+"""The HTTP process's side of the socket to the engine process: requests go in, streams of deltas come out."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from jaxllm.config import EngineConfig, Resolved
+from jaxllm.engine.request import EngineStats, GenerateRequest, TextDelta
+from jaxllm.server.errors import ApiError, bad_request, overloaded, server_error
+from jaxllm.server.messages import Abort, Add, Died, Outputs, Phase, Ready, Rejected, Start, Stop, ToCore, ToEdge, encode, to_edge
+
+CORE_COMMAND = (sys.executable, "-m", "jaxllm.server.core")
+MAX_BACKLOG = 1 << 16  # tokens and logprob entries that may wait for a client that does not read
+BUSY_CODES = ("queue_full", "overloaded")
+
+logger = logging.getLogger("jaxllm.server")
+
+
+class Observer(Protocol):
+    """Hears of every delta and of every request's end (metrics)."""
+
+    def delta(self, entry: Entry, delta: TextDelta, now: float) -> None: ...
+    def aborted(self, entry: Entry) -> None: ...
+
+
+class Unheard:
+    """An observer that notes nothing."""
+
+    def delta(self, entry: Entry, delta: TextDelta, now: float) -> None: ...
+    def aborted(self, entry: Entry) -> None: ...
+
+
+@dataclass(slots=True)
+class Entry:
+    """One engine request in flight: prompt number `prompt` of one HTTP request."""
+
+    request: GenerateRequest
+    stream: Stream
+    prompt: int
+    open: int  # choices that have not finished
+    began: float  # time.monotonic
+    last: dict[int, float] = field(default_factory=dict)  # choice -> when its latest delta came
+    tokens: dict[int, int] = field(default_factory=dict)  # choice -> tokens so far
+
+
+class Stream:
+    """What one HTTP request waits on. `next()` gives all deltas since the last call, or raises the request's ApiError."""
+
+    def __init__(self, bridge: Bridge):
+        self._bridge = bridge
+        self.ids: set[str] = set()  # engine requests still in flight
+        self._ready: list[tuple[int, TextDelta]] = []
+        self._backlog = 0
+        self._error: ApiError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing more will come."""
+        return not self.ids and not self._ready and self._error is None
+
+    async def next(self) -> list[tuple[int, TextDelta]]:
+        """(prompt number, delta) pairs in order of arrival; waits for at least one. Raises ApiError when the request failed."""
+        while not self._ready:
+            if self._error is not None:
+                raise self._error
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        ready, self._ready, self._backlog = self._ready, [], 0
+        return ready
+
+    def push(self, prompt: int, delta: TextDelta) -> None:
+        """Called by the bridge."""
+        self._ready.append((prompt, delta))
+        self._backlog += len(delta.token_ids) + sum(len(at.top) for at in delta.logprobs or ())
+        if self._backlog > MAX_BACKLOG and self.ids:
+            self.fail(ApiError(500, "the client does not read its stream", code="slow_client"))
+        self._wake()
+
+    def fail(self, error: ApiError) -> None:
+        """End the request with an error; whatever is still in the engine is aborted."""
+        if self._error is None:
+            self._error = error
+        self.abort()
+        self._wake()
+
+    def abort(self) -> None:
+        """Take what is in flight out of the engine; does nothing when all has finished."""
+        self._bridge.abort(self)
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class Bridge(asyncio.Protocol):
+    """Owns the socket. Everything here runs on the event loop's thread; nothing blocks."""
+
+    def __init__(self, config: EngineConfig, observer: Observer | None = None, on_phase: Callable[[Phase], None] = lambda phase: None):
+        self._config, self._on_phase = config, on_phase
+        self.observer: Observer = observer or Unheard()
+        self._frames = to_edge()
+        self._entries: dict[str, Entry] = {}
+        self._transport: asyncio.Transport | None = None
+        loop = asyncio.get_running_loop()
+        self.ready: asyncio.Future[Ready] = loop.create_future()
+        self.died: asyncio.Future[Died] = loop.create_future()
+        self.stats = EngineStats()
+        self.last_heard = time.monotonic()
+        self.choices = 0  # in flight
+
+    async def connect(self, sock: socket.socket) -> Ready:
+        """Send the configuration and wait until the engine takes requests. Raises `CoreDied`."""
+        sock.setblocking(False)
+        await asyncio.get_running_loop().create_connection(lambda: self, sock=sock)
+        self._send(Start(self._config))
+        await asyncio.wait((self.ready, self.died), return_when=asyncio.FIRST_COMPLETED)
+        if self.died.done():
+            raise CoreDied(self.died.result())
+        return self.ready.result()
+
+    @property
+    def resolved(self) -> Resolved:
+        """The engine's facts; only after `connect`."""
+        return self.ready.result().resolved
+
+    @property
+    def alive(self) -> bool:
+        """Whether the engine process is there and has said that it is ready."""
+        return self.ready.done() and not self.died.done()
+
+    @property
+    def in_flight(self) -> int:
+        """Engine requests that have not ended."""
+        return len(self._entries)
+
+    @property
+    def capacity(self) -> int:
+        """Choices that the engine runs and queues at most."""
+        return self.resolved.max_num_seqs + self.resolved.max_num_queued_reqs
+
+    def silence(self) -> float:
+        """Seconds without a step although work is outstanding; 0 when idle."""
+        if not self._entries:
+            return 0.0
+        oldest = next(iter(self._entries.values())).began
+        return time.monotonic() - max(self.last_heard, oldest)
+
+    def submit(self, requests: list[GenerateRequest]) -> Stream:
+        """Give all prompts of one HTTP request to the engine, or none. Raises ApiError when there is no room or no engine."""
+        if not self.alive:
+            raise server_error("the engine is not running")
+        wanted = sum(request.params.n for request in requests)
+        queue = self.resolved.max_num_queued_reqs
+        if len(requests) > 1 and wanted > queue:
+            message = f"{wanted} choices of {len(requests)} prompts are more than --max-num-queued-reqs ({queue}); send fewer"
+            raise bad_request(message, "prompt")
+        if self.choices and self.choices + wanted > self.capacity:
+            message = f"the queue is full ({self.choices} of {self.capacity} choices in flight); try again later"
+            raise overloaded(message, "queue_full")
+        stream = Stream(self)
+        now = time.monotonic()
+        for number, request in enumerate(requests):
+            entry = Entry(request, stream, number, request.params.n, now)
+            self._entries[request.id] = entry
+            stream.ids.add(request.id)
+            self.choices += entry.open
+            self._send(Add(request))
+        return stream
+
+    def abort(self, stream: Stream) -> None:
+        """Abort what is in flight of one HTTP request."""
+        for id in list(stream.ids):
+            entry = self._forget(id)
+            self.observer.aborted(entry)
+            self._send(Abort(id))
+
+    def fail_all(self, make: Callable[[], ApiError]) -> None:
+        """End every request with an error of its own."""
+        for stream in {id(entry.stream): entry.stream for entry in self._entries.values()}.values():
+            stream.fail(make())
+
+    def stop(self) -> None:
+        """Tell the engine process to end."""
+        self._send(Stop())
+        if self._transport is not None:
+            self._transport.close()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """asyncio.Protocol"""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        """asyncio.Protocol"""
+        self.last_heard = time.monotonic()
+        try:
+            for message in self._frames.feed(data):
+                self._handle(message)
+        except ValueError:
+            logger.exception("the engine process sent something that is no message")
+            self._dead(Died("the engine process sent something that is no message"))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """asyncio.Protocol"""
+        self._dead(Died("the engine process ended unexpectedly"))
+
+    def _handle(self, message: ToEdge) -> None:
+        if isinstance(message, Outputs):
+            self.stats = message.stats
+            for delta in message.deltas:
+                self._delta(delta)
+        elif isinstance(message, Rejected):
+            self._rejected(message)
+        elif isinstance(message, Phase):
+            self._on_phase(message)
+        elif isinstance(message, Ready):
+            self.ready.set_result(message)
+        else:
+            self._dead(message)
+
+    def _delta(self, delta: TextDelta) -> None:
+        entry = self._entries.get(delta.id)
+        if entry is None:  # aborted meanwhile
+            return
+        self.observer.delta(entry, delta, self.last_heard)
+        if delta.finish_reason is not None:
+            entry.open -= 1
+            self.choices -= 1
+            if entry.open == 0:
+                self._forget(delta.id)
+        entry.stream.push(entry.prompt, delta)
+
+    def _rejected(self, message: Rejected) -> None:
+        entry = self._entries.get(message.id)
+        if entry is None:
+            return
+        if message.code in BUSY_CODES:
+            error = overloaded(message.message, message.code)
+        elif message.code == "internal_error":
+            error = server_error()
+        else:
+            error = bad_request(message.message, message.param, message.code)
+        self._forget(message.id)
+        entry.stream.fail(error)
+
+    def _forget(self, id: str) -> Entry:
+        entry = self._entries.pop(id)
+        entry.stream.ids.discard(id)
+        self.choices -= entry.open
+        return entry
+
+    def _send(self, message: ToCore) -> None:
+        if self._transport is not None and not self._transport.is_closing() and not self.died.done():
+            self._transport.write(encode(message))
+
+    def _dead(self, died: Died) -> None:
+        if self.died.done():
+            return
+        self.died.set_result(died)
+        self.fail_all(lambda: server_error("the engine stopped working; the server is going down"))
+        if self._transport is not None:
+            self._transport.close()
+
+
+class CoreDied(Exception):
+    """The engine process ended before it was ready; `died` says why."""
+
+    def __init__(self, died: Died):
+        super().__init__(died.reason)
+        self.died = died
+
+
+def launch(command: tuple[str, ...] = CORE_COMMAND) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """Start the engine process in a session of its own (a Ctrl-C is ours to handle) and return our end of the socket."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        process = subprocess.Popen((*command, "--fd", str(theirs.fileno())), pass_fds=(theirs.fileno(),), start_new_session=True)
+    return process, ours

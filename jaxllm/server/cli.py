@@ -1,0 +1,244 @@
+"""The command line: flags by groups, every field of EngineConfig under its own name, checked before anything is started."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import re
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jaxllm.config import DTYPES, LOAD_FORMATS, ConfigError, EngineConfig
+from jaxllm.server.chat import check_template_kwargs
+from jaxllm.server.edge import Settings
+from jaxllm.server.errors import ApiError
+
+KEY_VARIABLES = ("JAXLLM_API_KEY", "VLLM_API_KEY")
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+# Flags of EngineConfig's fields by group: field -> help. Types and defaults come from the dataclass.
+ENGINE_FLAGS: dict[str, dict[str, str]] = {
+    "Model": {
+        "model": "a local Hugging Face directory, a hub id (owner/name), or demo, the built-in model",
+        "tokenizer": "directory or hub id of the tokenizer, when it is not the model's own",
+        "skip_tokenizer_init": "run without a tokenizer: token ids in, token ids out",
+        "revision": "branch, tag or commit of a hub model",
+        "download_dir": "where hub models are kept",
+        "load_format": "auto and safetensors read the checkpoint; dummy makes random weights",
+        "dtype": "type of weights and activations; auto takes the checkpoint's",
+        "max_model_len": "longest sequence in tokens: a number, 32k, or auto for the longest that fits",
+        "seed": "seed of requests that bring none, and of dummy weights",
+        "max_logprobs": "most log-probabilities per token that a request may ask for",
+        "enforce_eager": "compile programs on first use instead of at start",
+        "compilation_cache_dir": "where compiled programs are kept between starts",
+    },
+    "Memory": {
+        "gpu_memory_utilization": "fraction of device memory for weights, workspace and KV pages",
+        "kv_cache_memory_bytes": "size of the KV pool in bytes, instead of the fraction",
+        "num_gpu_blocks_override": "number of KV pages, instead of the fraction",
+        "block_size": "tokens per KV page",
+        "enable_prefix_caching": "share the KV pages of equal prompt beginnings",
+    },
+    "Scheduler": {
+        "max_num_seqs": "most sequences that run at once",
+        "max_num_batched_tokens": "most tokens in one step",
+        "max_num_queued_reqs": "most requests that wait; more get 503",
+        "async_scheduling": "plan the next step while the device runs the current one",
+    },
+    "Parallel": {"tensor_parallel_size": "devices over which every layer is split"},
+}
+ALIASES = {
+    "gpu_memory_utilization": ("--device-memory-utilization",),
+    "tensor_parallel_size": ("-tp",),
+    "enforce_eager": ("--skip-precompile",),
+}
+CHOICES = {"dtype": DTYPES, "load_format": LOAD_FORMATS}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Everything that the command line decides."""
+
+    config: EngineConfig
+    settings: Settings
+    host: str
+    port: int
+    uds: str | None
+    shutdown_timeout: float
+    log_level: str
+    log_stats: bool
+    chat_template: str | None
+    generation_config: str
+    root_path: str
+
+
+def human_int(text: str) -> int:
+    """4096, 32k = 32,000, 32K = 32,768, 1.5m, 2G. Raises ValueError."""
+    found = re.fullmatch(r"(-?\d+(?:\.\d+)?)([kmgtKMGT]?)", text.strip().replace(",", "").replace("_", ""))
+    if found is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number (write 8192, 32k or 32K)")
+    number, unit = found.groups()
+    scale = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}[unit]
+    value = float(number) * scale if "." in number else int(number) * scale
+    if value != int(value):
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number")
+    return int(value)
+
+
+def length(text: str) -> int | str:
+    """A human integer, or auto."""
+    return "auto" if text.lower() == "auto" else human_int(text)
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """A JSON object on the command line."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"{text!r} is no JSON object, such as '{{\"enable_thinking\": false}}'")
+    return value
+
+
+def parser() -> argparse.ArgumentParser:
+    """All flags, in groups."""
+    top = argparse.ArgumentParser(
+        prog="python -m jaxllm.server",
+        description="Serve a Hugging Face model over the OpenAI protocol.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        allow_abbrev=False,
+    )
+    hints = typing.get_type_hints(EngineConfig)
+    defaults = {f.name: f.default for f in dataclasses.fields(EngineConfig)}
+    for title, flags in ENGINE_FLAGS.items():
+        group = top.add_argument_group(title)
+        for name, help in flags.items():
+            _engine_flag(group, name, hints[name], defaults[name], help)
+    _server_flags(top.add_argument_group("Server"))
+    _security_flags(top.add_argument_group("Security"))
+    _chat_flags(top.add_argument_group("Chat and sampling"))
+    _logging_flags(top.add_argument_group("Logging"))
+    _accepted_flags(top.add_argument_group("Accepted for scripts written for other servers"))
+    return top
+
+
+def _engine_flag(group: Any, name: str, hint: Any, default: Any, help: str) -> None:
+    flags = ("--" + name.replace("_", "-"), *ALIASES.get(name, ()))
+    if hint is bool:
+        group.add_argument(*flags, dest=name, action=argparse.BooleanOptionalAction, default=default, help=help)
+        return
+    kinds = set(typing.get_args(hint) or (hint,)) - {type(None)}
+    if kinds == {int, str}:
+        kind: Any = length
+    else:
+        kind = {int: human_int, float: float, str: str}[kinds.pop()]
+    group.add_argument(*flags, dest=name, type=kind, default=default, choices=CHOICES.get(name), help=help, metavar=None)
+
+
+def _server_flags(group: Any) -> None:
+    group.add_argument("--host", default="0.0.0.0", help="address to listen on")
+    group.add_argument("--port", type=int, default=8000, help="port to listen on; 0 takes a free one")
+    group.add_argument("--uds", default=None, help="listen on this Unix socket instead of a port")
+    group.add_argument(
+        "--served-model-name", nargs="+", action="extend", default=None, help="names that clients may use; the first one is shown"
+    )
+    group.add_argument("--root-path", default="", help="path under which a proxy shows the server")
+    group.add_argument("--max-body-size", type=human_int, default=32 << 20, help="largest request body in bytes; larger ones get 413")
+    group.add_argument("--shutdown-timeout", type=float, default=30.0, help="seconds that requests in flight get after SIGTERM")
+    group.add_argument("--stall-timeout", type=float, default=60.0, help="seconds without a step after which /health says 503")
+
+
+def _security_flags(group: Any) -> None:
+    keys = " or ".join(KEY_VARIABLES)
+    group.add_argument("--api-key", nargs="+", action="extend", default=None, help=f"keys of which clients must send one; also from {keys}")
+    group.add_argument("--allowed-origins", type=json.loads, default=[], help="JSON list of origins for CORS; none by default")
+
+
+def _chat_flags(group: Any) -> None:
+    group.add_argument("--chat-template", default=None, help="file (or text) of a chat template that replaces the model's")
+    group.add_argument("--default-chat-template-kwargs", type=json_object, default={}, help="JSON object of template arguments")
+    group.add_argument(
+        "--allow-special-tokens-in-content",
+        action="store_true",
+        help="let users write control tokens in messages; by default they stay text",
+    )
+    group.add_argument(
+        "--generation-config", default="auto", help="auto takes the model's sampling defaults, vllm none, a directory its own"
+    )
+
+
+def _logging_flags(group: Any) -> None:
+    group.add_argument("--log-level", choices=LOG_LEVELS, type=str.lower, default="info", help="how much to say")
+    group.add_argument(
+        "--log-requests", "--enable-log-requests", action="store_true", help="log each request's size and options, never its text"
+    )
+    group.add_argument("--disable-log-stats", action="store_true", help="no line of throughput every ten seconds")
+
+
+def _accepted_flags(group: Any) -> None:
+    group.add_argument("--trust-remote-code", action="store_true", help="changes nothing: code from a repository is never run")
+    group.add_argument("--enable-chunked-prefill", action="store_true", help="changes nothing: it is always on")
+    group.add_argument("--disable-log-requests", action="store_true", help="changes nothing: it is the default")
+
+
+def parse(argv: list[str], environ: Mapping[str, str]) -> Options:
+    """Options of the command line. Exits with 2 and a usage line on flags that cannot be."""
+    top = parser()
+    if argv and not argv[0].startswith("-"):
+        argv = ["--model", *argv]
+    args = top.parse_args(argv)
+    try:
+        return _options(args, environ)
+    except (ConfigError, ApiError) as error:
+        top.exit(2, f"{top.prog}: error: {error}\n")
+
+
+def _options(args: argparse.Namespace, environ: Mapping[str, str]) -> Options:
+    if not 0 <= args.port <= 65535:
+        raise ConfigError(f"--port must be in [0, 65535], got {args.port}")
+    if not 0 < args.gpu_memory_utilization <= 1:
+        raise ConfigError(f"--gpu-memory-utilization must be in (0, 1], got {args.gpu_memory_utilization:g}")
+    for name in ("max_body_size", "shutdown_timeout", "stall_timeout"):
+        if getattr(args, name) < (0 if name == "shutdown_timeout" else 1):
+            raise ConfigError(f"--{name.replace('_', '-')} is too small: {getattr(args, name)}")
+    keys = tuple(args.api_key or [environ[name] for name in KEY_VARIABLES if environ.get(name)])
+    if any(not key for key in keys):
+        raise ConfigError("--api-key must not be empty")
+    if not isinstance(args.allowed_origins, list) or not all(isinstance(origin, str) for origin in args.allowed_origins):
+        raise ConfigError("--allowed-origins must be a JSON list of strings, such as '[\"https://example.org\"]'")
+    config = EngineConfig(**{f.name: getattr(args, f.name) for f in dataclasses.fields(EngineConfig)})
+    settings = Settings(
+        served=tuple(dict.fromkeys(args.served_model_name or [args.model])),
+        root=args.model,
+        api_keys=keys,
+        max_body_size=args.max_body_size,
+        stall_seconds=args.stall_timeout * (10 if args.enforce_eager else 1),  # a step may compile
+        log_requests=args.log_requests,
+        allow_special_tokens=args.allow_special_tokens_in_content,
+        allowed_origins=tuple(args.allowed_origins),
+        template_kwargs=check_template_kwargs(args.default_chat_template_kwargs),
+    )
+    return Options(
+        config=config,
+        settings=settings,
+        host=args.host,
+        port=args.port,
+        uds=args.uds,
+        shutdown_timeout=args.shutdown_timeout,
+        log_level=args.log_level,
+        log_stats=not args.disable_log_stats,
+        chat_template=args.chat_template,
+        generation_config=args.generation_config,
+        root_path=args.root_path.rstrip("/"),
+    )
+
+
+def check_generation_config(choice: str) -> None:
+    """`auto`, `vllm`, or a directory. Raises ConfigError."""
+    if choice not in ("auto", "vllm") and not Path(choice).is_dir():
+        raise ConfigError(f"--generation-config must be auto, vllm or a directory, got {choice}")

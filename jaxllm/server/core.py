@@ -1,0 +1,156 @@
+"""The engine process: `python -m jaxllm.server.core --fd N`. A reader thread feeds a queue; this loop turns the engine.
+
+It ends when told to, when the HTTP process goes away (end of file), or when the engine fails; there is no other state.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from typing import Protocol
+
+from jaxllm.config import ConfigError, EngineConfig, Resolved
+from jaxllm.engine.request import EngineStats, GenerateRequest, RequestError, TextDelta
+from jaxllm.sampling.options import OptionError
+from jaxllm.server.errors import sanitize
+from jaxllm.server.messages import Abort, Add, Died, Outputs, Phase, Ready, Rejected, Start, Stop, ToCore, ToEdge, encode, to_core
+
+ORPHAN_GRACE = 20.0  # seconds a step may still take after the HTTP process has gone
+
+
+class CoreEngine(Protocol):
+    """What this process asks of `jaxllm.engine.engine.Engine`."""
+
+    resolved: Resolved
+
+    @property
+    def has_work(self) -> bool: ...
+    def add(self, request: GenerateRequest) -> None: ...
+    def abort(self, request_id: str) -> None: ...
+    def step(self) -> list[TextDelta]: ...
+    def stats(self) -> EngineStats: ...
+
+
+type Factory = Callable[[EngineConfig, Callable[[str, float], None]], tuple[CoreEngine, dict[str, float]]]
+
+
+class Core:
+    """The engine's side of the socket. `factory(config, on_phase)` makes the engine and says how long each phase took."""
+
+    def __init__(self, sock: socket.socket, factory: Factory, orphan: Callable[[], None] = lambda: None):
+        self._sock, self._factory, self._orphan = sock, factory, orphan
+        self._inbox: queue.SimpleQueue[ToCore | None] = queue.SimpleQueue()
+
+    def run(self) -> int:
+        """Serve until the end; returns the exit status."""
+        threading.Thread(target=self._read, name="core-reader", daemon=True).start()
+        try:
+            engine = self._start()
+            return 0 if engine is None else self._loop(engine)
+        except ConfigError as error:
+            return self._die(str(error), expected=True)
+        except (BrokenPipeError, ConnectionResetError):
+            return 1
+        except Exception as error:
+            traceback.print_exc()
+            return self._die(f"{type(error).__name__}: {error}")
+        finally:
+            self._sock.close()
+
+    def _read(self) -> None:
+        frames = to_core()
+        try:
+            while data := self._sock.recv(1 << 16):
+                for message in frames.feed(data):
+                    self._inbox.put(message)
+        except (OSError, ValueError) as error:
+            if not isinstance(error, OSError):
+                traceback.print_exc()
+        self._inbox.put(None)
+        self._orphan()
+
+    def _start(self) -> CoreEngine | None:
+        first = self._inbox.get()
+        if not isinstance(first, Start):
+            return None
+        engine, seconds = self._factory(first.config, lambda name, s: self._send(Phase(name, s)))
+        self._send(Ready(engine.resolved, seconds))
+        return engine
+
+    def _loop(self, engine: CoreEngine) -> int:
+        while True:
+            for message in self._arrived(wait=not engine.has_work):
+                if message is None or isinstance(message, Stop):
+                    return 0
+                self._handle(engine, message)
+            deltas = engine.step() if engine.has_work else []
+            self._send(Outputs(deltas, engine.stats()))
+
+    def _arrived(self, wait: bool) -> list[ToCore | None]:
+        """Every message that is here; with `wait`, at least one. None stands for the end of the stream."""
+        messages = [self._inbox.get()] if wait else []
+        while not self._inbox.empty():
+            messages.append(self._inbox.get())
+        return messages
+
+    def _handle(self, engine: CoreEngine, message: ToCore) -> None:
+        if isinstance(message, Abort):
+            engine.abort(message.id)
+        elif isinstance(message, Add):
+            try:
+                engine.add(message.request)
+            except (RequestError, OptionError) as error:
+                self._send(Rejected(message.request.id, str(error), error.param, getattr(error, "code", None)))
+            except Exception:  # one request must never take the others down
+                traceback.print_exc()
+                self._send(Rejected(message.request.id, "the engine could not take this request", None, "internal_error"))
+
+    def _send(self, message: ToEdge) -> None:
+        self._sock.sendall(encode(message))
+
+    def _die(self, reason: str, expected: bool = False) -> int:
+        try:
+            self._send(Died(reason if expected else sanitize(reason), expected))
+        except OSError:
+            pass
+        return 1
+
+
+def load(config: EngineConfig, on_phase: Callable[[str, float], None]) -> tuple[CoreEngine, dict[str, float]]:
+    """The real engine, with its progress on stderr and its phases told to the HTTP process."""
+    from jaxllm.engine.engine import Engine
+    from jaxllm.engine.report import ConsoleReport
+
+    class Told(ConsoleReport):
+        def done(self, name: str, seconds: float) -> None:
+            super().done(name, seconds)
+            on_phase(name, seconds)
+
+    report = Told()
+    return Engine.from_config(config, report=report), dict(report.seconds)
+
+
+def main(argv: list[str] | None = None, factory: Factory = load) -> int:
+    """Entry of the process; the socket is inherited as a file descriptor."""
+    parser = argparse.ArgumentParser(prog="jaxllm.server.core")
+    parser.add_argument("--fd", type=int, required=True)
+    sock = socket.socket(fileno=parser.parse_args(argv).fd)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the HTTP process decides when this one ends
+
+    def orphan() -> None:
+        timer = threading.Timer(ORPHAN_GRACE, os._exit, (1,))
+        timer.daemon = True
+        timer.start()
+
+    return Core(sock, factory, orphan).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,80 @@
+"""Errors as clients see them: one envelope, bounded and free of internals."""
+
+from __future__ import annotations
+
+import re
+
+MAX_MESSAGE = 1000
+MAX_ECHO = 200
+RETRY_HEADERS = {"retry-after": "1", "x-should-retry": "true"}
+
+_ADDRESS = re.compile(r"0x[0-9a-fA-F]{4,}")
+_PATH = re.compile(r"(?<![\w/:.])(?:/[\w.@+~-]+){2,}/?")
+_TRACEBACK = re.compile(r"Traceback \(most recent call last\):.*", re.DOTALL)
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
+
+
+class ApiError(Exception):
+    """What a client did wrong or the server could not do; becomes one HTTP error reply, or one event inside a stream."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: dict[str, str] | None = None,
+    ):
+        super().__init__(message)
+        self.status = status
+        self.message = sanitize(message)
+        self.param = param
+        self.code = code
+        self.headers = headers or {}
+
+    @property
+    def type(self) -> str:
+        """OpenAI's error type for the status."""
+        if self.status == 401:
+            return "authentication_error"
+        if self.status == 429:
+            return "rate_limit_error"
+        if self.status == 503:
+            return "overloaded_error"
+        return "server_error" if self.status >= 500 else "invalid_request_error"
+
+    def envelope(self) -> dict[str, dict[str, str | None]]:
+        """The body of the reply."""
+        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+
+
+def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    """A 400 that names the field at fault."""
+    return ApiError(400, message, param=param, code=code)
+
+
+def overloaded(message: str, code: str | None = None) -> ApiError:
+    """A 503 that tells the client to come back."""
+    return ApiError(503, message, code=code, headers=RETRY_HEADERS)
+
+
+def server_error(message: str = "the server failed to answer this request") -> ApiError:
+    """A 500 without internals."""
+    return ApiError(500, message, code="internal_error")
+
+
+def sanitize(text: str) -> str:
+    """`text` without addresses, absolute file paths, tracebacks and control characters, at most MAX_MESSAGE characters."""
+    text = _TRACEBACK.sub("internal error", text[: 20 * MAX_MESSAGE])
+    text = _CONTROL.sub(" ", _PATH.sub("<path>", _ADDRESS.sub("0x…", text)))
+    text = text.encode("utf-8", "replace").decode("utf-8")
+    return text if len(text) <= MAX_MESSAGE else text[: MAX_MESSAGE - 1] + "…"
+
+
+def shown(value: object) -> str:
+    """A bounded picture of a client's value for an error message; containers are described, not echoed."""
+    if isinstance(value, (list, dict)):
+        return f"a {type(value).__name__} of {len(value)}"
+    text = repr(value)
+    return text if len(text) <= MAX_ECHO else text[: MAX_ECHO - 1] + "…"

@@ -1,0 +1,137 @@
+"""Strict reading of JSON request bodies: exact types (true is no integer, "5" is no number), null is the same as absent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import orjson
+
+from jaxllm.sampling.options import OPTIONS, OptionError, SamplingParams
+from jaxllm.server.errors import ApiError, bad_request, shown
+
+# Options of the library that no client may set.
+NOT_ON_THE_WIRE = frozenset({"detokenize", "logits_processors", "extra_args"})
+WIRE_OPTIONS = tuple(name for name in OPTIONS if name not in NOT_ON_THE_WIRE)
+
+# Known fields that change nothing here, whatever they hold.
+IGNORED = frozenset(
+    "user metadata store service_tier parallel_tool_calls prompt_cache_key prompt_cache_retention safety_identifier request_id session_id "
+    "include_reasoning verbosity".split()
+)
+
+# Fields of features that are not there yet, each with the values that ask for nothing.
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "echo": (False,),
+    "suffix": ("",),
+    "use_beam_search": (False,),
+    "length_penalty": (1, 1.0),
+    "prompt_embeds": ([],),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": ([],),
+    "guided_grammar": (),
+    "guided_decoding_backend": (),
+    "guided_whitespace_pattern": (),
+    "cache_salt": (),
+    "kv_transfer_params": (),
+    "vllm_xargs": ({},),
+    "logprob_token_ids": ([],),
+    "thinking_token_budget": (),
+    "repetition_detection": (),
+    "watermarking": (),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "return_prompt_text": (False,),
+    "stream_interval": (1,),
+    "truncation_side": (),
+}
+
+_KINDS = {bool: "true or false", int: "an integer", str: "a string", dict: "an object", list: "a list"}
+
+
+def loads(body: bytes) -> dict[str, Any]:
+    """The JSON object in `body`. Raises ApiError(400)."""
+    try:
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise bad_request(f"the body is not valid JSON: {error}", code="invalid_json") from None
+    if not isinstance(value, dict):
+        raise bad_request(f"the body must be a JSON object, got {shown(value)}", code="invalid_json")
+    return value
+
+
+def get[T](body: dict[str, Any], name: str, kind: type[T], default: T) -> T:
+    """`body[name]`, which must be exactly of type `kind`; absent and null give the default."""
+    value = body.get(name)
+    if value is None:
+        return default
+    if type(value) is not kind:
+        raise bad_request(f"{name} must be {_KINDS[kind]}, got {shown(value)}", name)
+    return value
+
+
+def optional[T](body: dict[str, Any], name: str, kind: type[T]) -> T | None:
+    """Like `get`, with None for absent."""
+    return None if body.get(name) is None else get(body, name, kind, kind())
+
+
+def refuse_unsupported(body: dict[str, Any], table: dict[str, tuple[Any, ...]]) -> None:
+    """Raise ApiError(400) on the first field of `table` that asks for something."""
+    for name, neutral in table.items():
+        value = body.get(name)
+        if value is not None and not is_one_of(value, neutral):
+            raise bad_request(f"{name} is not supported yet; leave it out", name, "unsupported_parameter")
+
+
+def is_one_of(value: Any, allowed: Iterable[Any]) -> bool:
+    """Membership that tells true from 1."""
+    return any(type(value) is type(x) and value == x for x in allowed)
+
+
+def read_response_format(body: dict[str, Any]) -> None:
+    """Only plain text for now. Raises ApiError(400) otherwise."""
+    form = optional(body, "response_format", dict)
+    if form is None:
+        return
+    kind = form.get("type")
+    if kind == "text":
+        return
+    known = ("json_object", "json_schema", "structural_tag", "regex", "grammar", "choice")
+    if kind in known:
+        raise bad_request(f"response_format of type {kind} is not supported yet; only text is", "response_format", "unsupported_parameter")
+    raise bad_request(f"response_format.type must be text, got {shown(kind)}", "response_format")
+
+
+def read_sampling(body: dict[str, Any], defaults: dict[str, Any], **forced: Any) -> SamplingParams:
+    """The sampling options: what the request says, else `defaults`, else the table's defaults; `forced` wins over all.
+
+    Raises ApiError(400) that names the option.
+    """
+    values = dict(defaults)
+    values |= {name: body[name] for name in WIRE_OPTIONS if body.get(name) is not None}
+    values |= forced
+    try:
+        return SamplingParams(**values)
+    except OptionError as error:
+        raise option_error(error) from None
+
+
+def option_error(error: OptionError) -> ApiError:
+    """The reply to an illegal or unsupported sampling option."""
+    return bad_request(str(error), error.param)
+
+
+def read_stream(body: dict[str, Any]) -> tuple[bool, bool, bool]:
+    """(stream, usage at the end, usage on every chunk)."""
+    stream = get(body, "stream", bool, False)
+    options = optional(body, "stream_options", dict)
+    if options is None:
+        return stream, False, False
+    if not stream:
+        raise bad_request("stream_options is only allowed together with stream: true", "stream_options")
+    for name in options:
+        if name not in ("include_usage", "continuous_usage_stats", "include_obfuscation"):
+            raise bad_request(f"stream_options has no option {shown(name)}", "stream_options")
+        get(options, name, bool, False)
+    return stream, bool(options.get("include_usage")), bool(options.get("continuous_usage_stats"))

@@ -1,0 +1,167 @@
+"""The two generating endpoints: parse, tokenise off the loop, submit, and send the deltas on, whole or as a stream."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from typing import Any
+
+import orjson
+
+from jaxllm.engine.request import GenerateRequest
+from jaxllm.server.body import ClientGone, read_json, until_gone
+from jaxllm.server.bridge import Stream
+from jaxllm.server.edge import Edge
+from jaxllm.server.errors import ApiError, server_error
+from jaxllm.server.protocol import (
+    CHAT_FIELDS,
+    COMPLETION_FIELDS,
+    ChatRequest,
+    CompletionRequest,
+    check_length,
+    clamp,
+    parse_chat,
+    parse_completion,
+)
+from jaxllm.server.replies import DONE, ChatReply, CompletionReply, Reply
+
+SSE_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
+
+logger = logging.getLogger("jaxllm.server")
+
+
+class Generate:
+    """ASGI endpoint. Subclasses say how to parse, how to make token ids and which shape goes back."""
+
+    param = ""
+    fields: frozenset[str] = frozenset()
+    reply: type[Reply]
+
+    def __init__(self, edge: Edge):
+        self._edge = edge
+
+    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        """ASGI. Raises ApiError as long as no byte was sent."""
+        edge = self._edge
+        try:
+            body = await read_json(scope, receive, edge.max_body_size)
+            edge.note_unknown(body, self.fields)
+            request = self.parse(body)
+            gone = asyncio.ensure_future(until_gone(receive))
+            try:
+                with edge.working():
+                    await self._run(request, gone, send)
+            finally:
+                gone.cancel()
+        except ClientGone:
+            return
+        except ApiError as error:
+            edge.metrics.refused(error.code or "invalid")
+            raise
+
+    async def _run(self, request: CompletionRequest | ChatRequest, gone: asyncio.Future[None], send: Any) -> None:
+        edge = self._edge
+        prompts = await edge.in_thread(self.tokenise, request)
+        id = secrets.token_hex(16)
+        for ids in prompts:
+            check_length(len(ids), edge.resolved, self.param)
+        wanted = [
+            GenerateRequest(id=f"{id}-{number}", prompt_token_ids=ids, params=clamp(request.params, len(ids), edge.resolved))
+            for number, ids in enumerate(prompts)
+        ]
+        reply = self.reply(id, request.model, edge.fingerprint, [len(ids) for ids in prompts], request.params.n, edge.names)
+        reply.with_usage(request.usage_at_end, request.usage_always)
+        if edge.log_requests:
+            logger.info("%s: %d prompts of %s tokens, %r", reply.id, len(prompts), [len(ids) for ids in prompts[:8]], request.params)
+        stream = edge.bridge.submit(wanted)
+        gone.add_done_callback(lambda _: stream.fail(ClientGone()) if not gone.cancelled() else None)
+        try:
+            if request.stream:
+                await send_stream(stream, reply, request.usage_at_end, send)
+            else:
+                await send_whole(stream, reply, send)
+        finally:
+            stream.abort()
+
+    def parse(self, body: dict[str, Any]) -> CompletionRequest | ChatRequest:
+        """Raises ApiError."""
+        raise NotImplementedError
+
+    def tokenise(self, request: Any) -> list[list[int]]:
+        """Token ids of every prompt; runs in a thread."""
+        raise NotImplementedError
+
+
+class Completions(Generate):
+    """POST /v1/completions"""
+
+    param, fields, reply = "prompt", COMPLETION_FIELDS, CompletionReply
+
+    def parse(self, body: dict[str, Any]) -> CompletionRequest:
+        """See protocol.parse_completion."""
+        return parse_completion(body, self._edge.rules)
+
+    def tokenise(self, request: CompletionRequest) -> list[list[int]]:
+        """Texts through the tokenizer, ids as they are."""
+        return [self._edge.encode(prompt, request.add_special_tokens) for prompt in request.prompts]
+
+
+class Chat(Generate):
+    """POST /v1/chat/completions"""
+
+    param, fields, reply = "messages", CHAT_FIELDS, ChatReply
+
+    def parse(self, body: dict[str, Any]) -> ChatRequest:
+        """See protocol.parse_chat."""
+        return parse_chat(body, self._edge.rules)
+
+    def tokenise(self, request: ChatRequest) -> list[list[int]]:
+        """The rendered conversation."""
+        return [self._edge.render(request.conversation)]
+
+
+async def send_whole(stream: Stream, reply: Reply, send: Any) -> None:
+    """Collect everything, then one JSON reply. Raises the request's ApiError."""
+    while not stream.done:
+        for prompt, delta in await stream.next():
+            reply.add(prompt, delta)
+    body = orjson.dumps(reply.whole())
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def send_stream(stream: Stream, reply: Reply, usage_at_end: bool, send: Any) -> None:
+    """Server-sent events, one write per step. The status is sent with the first delta, so an error before that is a plain HTTP error.
+
+    Raises ApiError only as long as nothing was sent.
+    """
+    begun = False
+    try:
+        while not stream.done:
+            ready = await stream.next()
+            data = b"".join([reply.events(prompt, delta) for prompt, delta in ready])
+            if not begun:
+                await send({"type": "http.response.start", "status": 200, "headers": SSE_HEADERS})
+                begun = True
+            if stream.done:
+                data += (reply.usage_event() if usage_at_end else b"") + DONE
+            await send({"type": "http.response.body", "body": data, "more_body": not stream.done})
+    except ClientGone:
+        raise
+    except ApiError as error:
+        if not begun:
+            raise
+        await end_with(error, send)
+    except Exception:
+        if not begun:
+            raise
+        logger.exception("a stream failed")
+        await end_with(server_error(), send)
+
+
+async def end_with(error: ApiError, send: Any) -> None:
+    """The error as the last event of a stream."""
+    event = b"data: " + orjson.dumps(error.envelope()) + b"\n\n" + DONE
+    await send({"type": "http.response.body", "body": event, "more_body": False})

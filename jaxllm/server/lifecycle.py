@@ -1,0 +1,218 @@
+"""From a bound port to a clean exit: start the engine process, wait for it, serve, drain, stop."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import os
+import signal
+import socket
+import stat
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from jaxllm.config import ConfigError
+from jaxllm.locate import locate
+from jaxllm.server.app import build
+from jaxllm.server.bridge import CORE_COMMAND, Bridge, CoreDied, launch
+from jaxllm.server.cli import Options
+from jaxllm.server.edge import Edge, sampling_defaults
+from jaxllm.server.errors import overloaded
+from jaxllm.server.http import HttpServer, http_server
+from jaxllm.server.statsline import log_stats
+from jaxllm.tokenizer import Tokenizer, generation_defaults
+
+CORE_STOP_SECONDS = 10.0
+
+logger = logging.getLogger("jaxllm.server")
+
+
+def bind(options: Options) -> socket.socket:
+    """The listening address, taken before any other work. Raises ConfigError in one line."""
+    if options.uds is not None:
+        return bind_unix(Path(options.uds))
+    try:
+        family, _, _, _, address = socket.getaddrinfo(options.host, options.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {options.host}: {error.strerror or error}; check --host") from None
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind(address)
+    except OSError as error:
+        sock.close()
+        raise ConfigError(
+            f"cannot listen on {options.host} port {options.port}: {error.strerror}; stop the other program or choose another --port"
+        ) from None
+    return sock
+
+
+def bind_unix(path: Path) -> socket.socket:
+    """A Unix socket; one that nobody listens on any more is replaced."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        if path.exists() and stat.S_ISSOCK(path.stat().st_mode):
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+                if probe.connect_ex(str(path)) != 0:
+                    path.unlink()
+        sock.bind(str(path))
+    except OSError as error:
+        sock.close()
+        raise ConfigError(f"cannot listen on {path}: {error.strerror or error}; remove it or choose another --uds") from None
+    return sock
+
+
+def find_model(options: Options) -> Path:
+    """The model's directory (a hub model is downloaded). Raises ConfigError in one line."""
+    config = options.config
+    path = locate(config.model, config.revision, config.download_dir)
+    if not (path / "config.json").is_file():
+        raise ConfigError(f"no model at {path}: there is no config.json in it")
+    if not os.access(path / "config.json", os.R_OK):
+        raise ConfigError(f"cannot read {path / 'config.json'}: permission denied")
+    return path
+
+
+def read_generation_config(options: Options, model_dir: Path) -> dict[str, Any]:
+    """Sampling options that requests start from. Raises ConfigError."""
+    choice = options.generation_config
+    if choice == "vllm":
+        return {}
+    return sampling_defaults(generation_defaults(model_dir if choice == "auto" else choice))
+
+
+class Signals:
+    """The first SIGTERM or SIGINT, and the second."""
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.first: asyncio.Future[int] = loop.create_future()
+        self.second: asyncio.Future[int] = loop.create_future()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._heard, number)
+
+    def _heard(self, number: int) -> None:
+        future = self.second if self.first.done() else self.first
+        if not future.done():
+            future.set_result(number)
+
+
+async def serve(options: Options, sock: socket.socket, model_dir: Path, command: tuple[str, ...] = CORE_COMMAND) -> int:
+    """Everything after the checks; returns the exit status. Raises ConfigError when the engine refuses the configuration."""
+    signals = Signals()
+    defaults = read_generation_config(options, model_dir)
+    config = dataclasses.replace(options.config, model=str(model_dir))
+    process, ours = launch(command)
+    bridge = Bridge(config, on_phase=lambda phase: logger.debug("%s took %.2f s", phase.name, phase.seconds))
+    try:
+        edge = await _start(options, bridge, ours, model_dir, defaults, signals)
+        if edge is None:
+            return 128 + signals.first.result()
+        return await _serve(options, edge, sock, signals)
+    finally:
+        await _stop_core(bridge, process)
+
+
+async def _start(
+    options: Options, bridge: Bridge, ours: socket.socket, model_dir: Path, defaults: dict[str, Any], signals: Signals
+) -> Edge | None:
+    """The engine and the tokenizer load side by side; None when a signal came first."""
+    connecting = asyncio.ensure_future(bridge.connect(ours))
+    loading = asyncio.ensure_future(asyncio.to_thread(_load_tokenizer, options, model_dir))
+    both = asyncio.gather(connecting, loading)
+    try:
+        await asyncio.wait((both, signals.first), return_when=asyncio.FIRST_COMPLETED)
+        if not both.done():
+            both.cancel()
+            return None
+        _, tokenizer = both.result()
+    except CoreDied as error:
+        raise ConfigError(str(error)) from None
+    return Edge(options.settings, bridge, tokenizer, defaults)
+
+
+def _load_tokenizer(options: Options, model_dir: Path) -> Tokenizer | None:
+    config = options.config
+    if config.skip_tokenizer_init:
+        return None
+    tokenizer = Tokenizer.load(config.tokenizer or model_dir, options.chat_template)
+    _ = tokenizer.longest_token, tokenizer.template_variables  # compute now, not in the first request
+    return tokenizer
+
+
+async def _serve(options: Options, edge: Edge, sock: socket.socket, signals: Signals) -> int:
+    server = http_server(build(edge), options.root_path)
+    serving = asyncio.ensure_future(server.serve(sockets=[sock]))
+    stats = asyncio.ensure_future(log_stats(edge)) if options.log_stats else None
+    announce(options, sock)
+    try:
+        await asyncio.wait((serving, edge.bridge.died, signals.first), return_when=asyncio.FIRST_COMPLETED)
+        if edge.bridge.died.done():
+            logger.error("the engine process died: %s", edge.bridge.died.result().reason)
+            status = 1
+        elif signals.first.done():
+            status = await drain(edge, signals, options.shutdown_timeout)
+        else:
+            status = 1
+        await _close(server, serving, force=signals.second.done())
+        return status
+    finally:
+        if stats is not None:
+            stats.cancel()
+        edge.close()
+
+
+async def drain(edge: Edge, signals: Signals, seconds: float) -> int:
+    """Refuse new work, let the old finish until the deadline, end what is left with an error event. Returns the exit status."""
+    edge.draining = True
+    logger.info("shutting down: %d requests get %g s to finish; a second signal ends them now", edge.active, seconds)
+    idle = asyncio.ensure_future(edge.idle.wait())
+    try:
+        await asyncio.wait((idle, edge.bridge.died, signals.second), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        if not idle.done():
+            edge.bridge.fail_all(lambda: overloaded("the server shut down before this request was finished", "shutdown"))
+            if not signals.second.done():
+                await asyncio.wait((idle, signals.second), timeout=5, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        idle.cancel()
+    if signals.second.done():
+        return 128 + signals.second.result()
+    return 1 if edge.bridge.died.done() else 0
+
+
+async def _close(server: HttpServer, serving: asyncio.Future[None], force: bool) -> None:
+    """Let replies flush, then close."""
+    server.should_exit = True
+    server.force_exit = force
+    await asyncio.wait((serving,), timeout=1 if force else 15)
+    serving.cancel()
+
+
+async def _stop_core(bridge: Bridge, process: subprocess.Popen[bytes]) -> None:
+    """End the engine process: ask, then insist."""
+    bridge.stop()
+    if not bridge.ready.done():
+        process.kill()  # still loading: nothing to lose
+    try:
+        await asyncio.to_thread(process.wait, CORE_STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        await asyncio.to_thread(process.wait)
+
+
+def announce(options: Options, sock: socket.socket) -> None:
+    """Where it listens, and a warning when that is everywhere and for everyone."""
+    settings = options.settings
+    if options.uds is not None:
+        where = f"the Unix socket {options.uds}"
+    else:
+        host, port = sock.getsockname()[:2]
+        shown = "localhost" if host in ("0.0.0.0", "::") else host
+        where = f"http://{f'[{shown}]' if ':' in shown else shown}:{port}{options.root_path}"
+        if host not in ("127.0.0.1", "::1") and not settings.api_keys:
+            logger.warning(
+                "listening on every address without an API key: anyone who reaches port %d can use this server (--api-key)", port
+            )
+    logger.info("serving %s on %s (OpenAI protocol under /v1; Ctrl-C stops)", ", ".join(settings.served), where)

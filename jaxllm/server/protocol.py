@@ -1,0 +1,260 @@
+"""OpenAI request bodies → typed requests: everything that can be checked before a token is made is checked here."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from jaxllm.config import Resolved
+from jaxllm.sampling.options import OptionError, SamplingParams
+from jaxllm.server.chat import CHAT_NEUTRAL, read_messages, read_template_kwargs, refuse_tools
+from jaxllm.server.errors import ApiError, bad_request, shown
+from jaxllm.server.fields import (
+    IGNORED,
+    NEUTRAL,
+    WIRE_OPTIONS,
+    get,
+    option_error,
+    optional,
+    read_response_format,
+    read_sampling,
+    read_stream,
+    refuse_unsupported,
+)
+
+MAX_PROMPTS = 1024
+MAX_CHOICES = 1024  # prompts × n of one HTTP request
+
+type Prompt = str | list[int]
+
+_SHARED = frozenset({*WIRE_OPTIONS, *NEUTRAL, *IGNORED, "model", "stream", "stream_options", "response_format", "add_special_tokens"})
+COMPLETION_FIELDS = _SHARED | {"prompt"}
+CHAT_FIELDS = _SHARED | set(CHAT_NEUTRAL) | {
+    "messages", "max_completion_tokens", "top_logprobs", "tools", "tool_choice", "functions", "function_call", "add_generation_prompt",
+    "continue_final_message", "chat_template", "chat_template_kwargs", "reasoning_effort", "modalities",
+}  # fmt: skip
+TOKENIZE_FIELDS = frozenset(
+    {"model", "prompt", "messages", "add_special_tokens", "return_token_strs", "add_generation_prompt", "continue_final_message"}
+    | {"chat_template", "chat_template_kwargs", "tools", "tool_choice"}
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """What requests are checked against; made once when the engine is ready."""
+
+    resolved: Resolved
+    served: tuple[str, ...]
+    longest_token: int  # characters
+    defaults: dict[str, Any] = field(default_factory=dict)  # sampling options of generation_config.json
+    template_kwargs: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def max_chars(self) -> int:
+        """A longer text cannot fit the context, whatever it is."""
+        return self.resolved.max_model_len * self.longest_token
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """What both generating endpoints share. `params` is not yet clamped to the context."""
+
+    model: str
+    params: SamplingParams
+    stream: bool
+    usage_at_end: bool
+    usage_always: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionRequest(Generation):
+    """POST /v1/completions."""
+
+    prompts: list[Prompt]
+    add_special_tokens: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversation:
+    """Messages in the form that chat templates take."""
+
+    messages: list[dict[str, Any]]
+    add_generation_prompt: bool
+    continue_final_message: bool
+    template_kwargs: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatRequest(Generation):
+    """POST /v1/chat/completions."""
+
+    conversation: Conversation
+
+
+def parse_completion(body: dict[str, Any], rules: Rules) -> CompletionRequest:
+    """Raises ApiError that names the field at fault."""
+    model = read_model(body, rules.served)
+    refuse_unsupported(body, NEUTRAL)
+    read_response_format(body)
+    stream, at_end, always = read_stream(body)
+    prompts = read_prompts(body.get("prompt"), rules)
+    params = read_sampling(body, rules.defaults)
+    check_sampling(params, rules.resolved, "logprobs")
+    if len(prompts) * params.n > MAX_CHOICES:
+        raise bad_request(f"{len(prompts)} prompts × n = {params.n} is more than {MAX_CHOICES} choices; send fewer per request", "n")
+    return CompletionRequest(
+        model=model,
+        params=params,
+        stream=stream,
+        usage_at_end=at_end,
+        usage_always=always,
+        prompts=prompts,
+        add_special_tokens=get(body, "add_special_tokens", bool, True),
+    )
+
+
+def parse_chat(body: dict[str, Any], rules: Rules) -> ChatRequest:
+    """Raises ApiError that names the field at fault."""
+    model = read_model(body, rules.served)
+    refuse_unsupported(body, NEUTRAL | CHAT_NEUTRAL)
+    read_response_format(body)
+    refuse_tools(body)
+    stream, at_end, always = read_stream(body)
+    conversation = read_conversation(body, rules)
+    completion = body.get("max_completion_tokens")
+    limit = completion if completion is not None else body.get("max_tokens")
+    logprobs = read_chat_logprobs(body)
+    try:
+        params = read_sampling(body, rules.defaults, logprobs=logprobs, max_tokens=limit)
+    except ApiError as error:
+        if error.param == "max_tokens" and completion is not None:
+            raise bad_request(error.message.replace("max_tokens", "max_completion_tokens"), "max_completion_tokens") from None
+        raise
+    check_sampling(params, rules.resolved, "top_logprobs")
+    return ChatRequest(
+        model=model,
+        params=params,
+        stream=stream,
+        usage_at_end=at_end,
+        usage_always=always,
+        conversation=conversation,
+    )
+
+
+def read_model(body: dict[str, Any], served: Iterable[str], required: bool = True) -> str:
+    """The served name that the request asks for: 400 when missing, 404 when unknown."""
+    name = optional(body, "model", str)
+    served = tuple(served)
+    if name is None:
+        if required:
+            raise bad_request(f"model is required; this server serves {', '.join(served)}", "model")
+        return served[0]
+    if name not in served:
+        message = f"the model {shown(name)} does not exist; this server serves {', '.join(served)}"
+        raise ApiError(404, message, param="model", code="model_not_found")
+    return name
+
+
+def read_conversation(body: dict[str, Any], rules: Rules) -> Conversation:
+    """Messages and how to render them."""
+    messages = read_messages(body.get("messages"), rules.max_chars)
+    if body.get("chat_template") is not None:
+        raise bad_request(
+            "chat_template is not accepted from clients; the server's operator chooses it with --chat-template", "chat_template"
+        )
+    kwargs = rules.template_kwargs | read_template_kwargs(body)
+    continues = get(body, "continue_final_message", bool, False)
+    prompts = get(body, "add_generation_prompt", bool, not continues)
+    if continues and prompts:
+        raise bad_request("continue_final_message and add_generation_prompt exclude each other", "continue_final_message")
+    return Conversation(messages=messages, add_generation_prompt=prompts, continue_final_message=continues, template_kwargs=kwargs)
+
+
+def read_prompts(value: Any, rules: Rules) -> list[Prompt]:
+    """The prompts of a completion, as a list. Token ids are checked against the width of the logits."""
+    if value is None:
+        raise bad_request("prompt is required: a string, a list of strings, token ids or a list of token id lists", "prompt")
+    if isinstance(value, str) or (isinstance(value, list) and value and not isinstance(value[0], (str, list))):
+        value = [value]
+    if not isinstance(value, list):
+        raise bad_request(
+            f"prompt must be a string, a list of strings, token ids or a list of token id lists, got {shown(value)}", "prompt"
+        )
+    if not value:
+        raise bad_request("prompt must not be empty", "prompt")
+    if len(value) > MAX_PROMPTS:
+        raise bad_request(f"at most {MAX_PROMPTS} prompts per request, got {len(value)}", "prompt")
+    for prompt in value:
+        if type(prompt) is not type(value[0]):
+            raise bad_request("prompt must not mix texts and token ids", "prompt")
+        if not prompt:
+            raise bad_request("prompt must not be empty", "prompt")
+        if isinstance(prompt, str):
+            check_chars(len(prompt), rules, "prompt")
+        else:
+            check_ids(prompt, rules.resolved, "prompt")
+    return value
+
+
+def check_chars(length: int, rules: Rules, param: str) -> None:
+    """Refuse a text that is too long before any work is spent on it."""
+    if length > rules.max_chars:
+        raise bad_request(
+            f"this model's maximum context length is {rules.resolved.max_model_len} tokens, "
+            f"which {length} characters cannot fit into; shorten the prompt",
+            param,
+            "context_length_exceeded",
+        )
+
+
+def check_ids(ids: list[Any], resolved: Resolved, param: str) -> None:
+    """Token ids must be integers below the logits' width, and leave room for one more token."""
+    check_length(len(ids), resolved, param)
+    for id in ids:
+        if type(id) is not int:
+            raise bad_request(f"{param} must hold token ids (integers), got {shown(id)}", param, "invalid_token_id")
+        if not 0 <= id < resolved.vocab_size:
+            message = f"{param} holds token id {id}, which is outside the vocabulary [0, {resolved.vocab_size})"
+            raise bad_request(message, param, "invalid_token_id")
+
+
+def check_length(tokens: int, resolved: Resolved, param: str) -> None:
+    """A prompt must leave room for at least one token."""
+    if tokens >= resolved.max_model_len:
+        raise bad_request(
+            f"this model's maximum context length is {resolved.max_model_len} tokens, but the prompt has {tokens} tokens "
+            "and at least one must be generated; shorten the prompt",
+            param,
+            "context_length_exceeded",
+        )
+
+
+def read_chat_logprobs(body: dict[str, Any]) -> int | None:
+    """`logprobs: true, top_logprobs: k` → k, `logprobs: false` → None."""
+    wanted = get(body, "logprobs", bool, False)
+    top = optional(body, "top_logprobs", int)
+    if top is not None and (top < 0 or (top and not wanted)):
+        raise bad_request("top_logprobs needs logprobs: true" if top > 0 else f"top_logprobs must be at least 0, got {top}", "top_logprobs")
+    return (top or 0) if wanted else None
+
+
+def check_sampling(params: SamplingParams, resolved: Resolved, logprobs_name: str) -> None:
+    """Limits that depend on the model and the server."""
+    if params.logprobs is not None and params.logprobs > resolved.max_logprobs:
+        raise bad_request(f"{logprobs_name} must be at most {resolved.max_logprobs} (--max-logprobs), got {params.logprobs}", logprobs_name)
+    for id in params.stop_token_ids or ():
+        if id >= resolved.vocab_size:
+            message = f"stop_token_ids holds {id}, which is outside the vocabulary [0, {resolved.vocab_size})"
+            raise bad_request(message, "stop_token_ids", "invalid_token_id")
+
+
+def clamp(params: SamplingParams, prompt_tokens: int, resolved: Resolved) -> SamplingParams:
+    """`params` with max_tokens set to what the context still holds; every choice of every prompt gets a copy of its own."""
+    room = resolved.max_model_len - prompt_tokens
+    limit = room if params.max_tokens is None else min(room, params.max_tokens)
+    try:
+        return dataclasses.replace(params, max_tokens=limit)
+    except OptionError as error:  # min_tokens no longer fits
+        raise option_error(error) from None

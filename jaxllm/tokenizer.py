@@ -1,0 +1,208 @@
+"""Text to token ids and back: loading, encoding, chat templates, the strings of single tokens. Imports no jax.
+
+Thread safety: `encode` and `chat` may be called from several threads. transformers switches flags on the shared tokenizer while it
+renders a chat, so chats take a lock, and plain text is encoded by a copy of the backend that nobody changes.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxllm.config import ConfigError
+
+RESERVED_TEMPLATE_NAMES = frozenset(
+    "conversation conversations messages tools documents chat_template add_generation_prompt continue_final_message tokenize "
+    "sanitize_control_tokens padding truncation max_length return_tensors return_dict return_assistant_tokens_mask tokenizer_kwargs "
+    "raise_exception strftime_now loop self".split()
+)
+
+
+class TemplateError(ValueError):
+    """A chat could not be turned into a prompt; the message is the template's own."""
+
+
+class Tokenizer:
+    """A Hugging Face tokenizer with the operations that the front ends need."""
+
+    def __init__(self, hf: Any, chat_template: str | None = None):
+        import tokenizers
+
+        self.hf = hf
+        if chat_template is not None:
+            hf.chat_template = chat_template
+        backend = getattr(hf, "backend_tokenizer", None)
+        if not isinstance(backend, tokenizers.Tokenizer):
+            raise ConfigError("this tokenizer has no tokenizer.json and cannot be converted to one; convert it with transformers first")
+        self.backend = tokenizers.Tokenizer.from_str(backend.to_str())
+        self.backend.no_truncation()
+        self.backend.no_padding()
+        self._lock = threading.Lock()
+        self._token_text = functools.lru_cache(maxsize=1 << 16)(self._decode_one)
+
+    @classmethod
+    def load(cls, path: str | Path, chat_template: str | None = None, revision: str | None = None) -> Tokenizer:
+        """From a directory or hub id; `chat_template` is the text or the file of a template that replaces the model's own.
+
+        Raises ConfigError in one line when there is no usable tokenizer. Never runs code from the repository.
+        """
+        from transformers import AutoTokenizer
+
+        try:
+            hf = AutoTokenizer.from_pretrained(str(path), trust_remote_code=False, revision=revision)
+        except Exception as error:
+            cause = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+            raise ConfigError(f"no usable tokenizer in {path}: {cause}") from None
+        return cls(hf, None if chat_template is None else template_text(chat_template))
+
+    @functools.cached_property
+    def longest_token(self) -> int:
+        """Characters of the longest token: a text of more than `n` times this cannot fit into n tokens."""
+        return max((len(token) for token in self.backend.get_vocab()), default=1)
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """The tokenizer's own end of sequence."""
+        return self.hf.eos_token_id
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether `chat` can work."""
+        return bool(self.hf.chat_template)
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of `text`; special tokens written out in the text are recognised, as everywhere for raw prompts."""
+        return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Text of `ids`, which must be in the vocabulary or are left out."""
+        return self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+
+    def token_text(self, id: int) -> str:
+        """One token as it appears in the middle of a text, U+FFFD for a part of a character, "" for an id without a token."""
+        return self._token_text(id)
+
+    def token_bytes(self, id: int) -> bytes:
+        """The bytes of one token, exact also for a part of a character where the vocabulary tells."""
+        token = self.backend.id_to_token(id)
+        if token is not None and "\ufffd" in self.token_text(id):
+            if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+                return bytes([int(token[3:5], 16)])
+            alphabet = byte_alphabet()
+            if all(c in alphabet for c in token):
+                return bytes(alphabet[c] for c in token)
+        return self.token_text(id).encode("utf-8", "replace")
+
+    def chat(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        tools: list[dict[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        template_kwargs: dict[str, Any] | None = None,
+        sanitize: bool = True,
+    ) -> list[int]:
+        """Token ids of a conversation. With `sanitize`, control tokens typed by a user stay text (allow-list roles yourself).
+
+        `template_kwargs` that the template does not mention are dropped. Raises TemplateError.
+        """
+        import jinja2
+
+        known = self.template_variables
+        variables = {
+            name: value for name, value in (template_kwargs or {}).items() if name in known and name not in RESERVED_TEMPLATE_NAMES
+        }
+        try:
+            with self._lock:
+                return self.hf.apply_chat_template(
+                    messages,
+                    tools=tools,
+                    add_generation_prompt=add_generation_prompt,
+                    continue_final_message=continue_final_message,
+                    tokenize=True,
+                    return_dict=False,
+                    sanitize_control_tokens=sanitize,
+                    **variables,
+                )
+        except jinja2.TemplateError as error:
+            raise TemplateError(f"the chat template refused the conversation: {error}") from None
+        except (TypeError, ValueError, KeyError, IndexError, AttributeError, OverflowError, RecursionError, MemoryError) as error:
+            raise TemplateError(f"the chat template failed on the conversation: {error}") from None
+
+    def render(self, messages: list[dict[str, Any]], *, tools: list[dict[str, Any]] | None = None, **options: Any) -> str:
+        """The text of a conversation before tokenisation, for display. Raises TemplateError."""
+        import jinja2
+
+        try:
+            with self._lock:
+                return self.hf.apply_chat_template(messages, tools=tools, tokenize=False, **options)
+        except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
+            raise TemplateError(f"the chat template failed on the conversation: {error}") from None
+
+    @functools.cached_property
+    def template_variables(self) -> frozenset[str]:
+        """Names that the chat template reads, which is what `chat_template_kwargs` may set."""
+        import jinja2
+        import jinja2.ext
+        import jinja2.meta
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+        template = self.hf.chat_template
+        if not isinstance(template, str):
+            return frozenset()
+        environment = ImmutableSandboxedEnvironment(extensions=[jinja2.ext.loopcontrols])
+        try:
+            return frozenset(jinja2.meta.find_undeclared_variables(environment.parse(template)))
+        except jinja2.TemplateError:
+            return frozenset()  # templates with tags of their own, e.g. {% generation %}
+
+    def _decode_one(self, id: int) -> str:
+        if self.backend.id_to_token(id) is None:
+            return ""
+        before = self.backend.decode([self._anchor], skip_special_tokens=False)
+        both = self.backend.decode([self._anchor, id], skip_special_tokens=False)
+        return both[len(before) :] if both.startswith(before) else self.backend.decode([id], skip_special_tokens=False)
+
+    @functools.cached_property
+    def _anchor(self) -> int:
+        """A token that shows another one as it looks in the middle of a text, with its leading space."""
+        ids = self.encode("a", add_special_tokens=False)
+        return ids[-1] if ids else 0
+
+
+def template_text(source: str) -> str:
+    """The chat template that `--chat-template` names: a file, or the template itself. Raises ConfigError."""
+    if "{" in source or "\n" in source:
+        return source
+    try:
+        text = Path(source).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the chat template {source}: {getattr(error, 'strerror', None) or 'not UTF-8 text'}") from None
+    return text
+
+
+def generation_defaults(model_dir: str | Path) -> dict[str, Any]:
+    """What the model's generation_config.json says, {} when it has none. Raises ConfigError when it is no JSON object."""
+    path = Path(model_dir) / "generation_config.json"
+    if not path.is_file():
+        return {}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        found = None
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path} is not a JSON object; repair it, or start with --generation-config vllm")
+    return found
+
+
+@functools.cache
+def byte_alphabet() -> dict[str, int]:
+    """The printable stand-ins of byte-level vocabularies -> the byte: bytes that print stand for themselves, the rest follow U+0100."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + at): byte for at, byte in enumerate(others)}

@@ -1,0 +1,183 @@
+"""An engine without a model, for tests of the HTTP edge: it answers every prompt with the prompt itself, one token a step.
+
+`Control` is the test's hand on it: freeze steps, wait until something was seen, make a step fail. No clock is involved.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from jaxllm.config import ConfigError, EngineConfig, Resolved
+from jaxllm.engine.request import EngineStats, GenerateRequest, RequestError, RequestTimes, TextDelta, TokenLogprobs
+from jaxllm.tokenizer import Tokenizer
+
+RESOLVED = Resolved(
+    model_dir="fake",
+    model_type="fake",
+    dtype="float32",
+    max_model_len=256,
+    page_size=16,
+    num_pages=64,
+    max_num_seqs=8,
+    max_num_batched_tokens=128,
+    max_num_queued_reqs=24,
+    vocab_size=320,
+    tensor_parallel_size=1,
+    max_logprobs=20,
+    enable_prefix_caching=True,
+    async_scheduling=False,
+    attention_backend="fake",
+)
+
+
+class Control:
+    """Shared by a test and the engine's thread."""
+
+    def __init__(self) -> None:
+        self.go = threading.Event()
+        self.go.set()
+        self.changed = threading.Condition()
+        self.added: list[GenerateRequest] = []
+        self.aborted: list[str] = []
+        self.running: set[str] = set()
+        self.fail_step: str | None = None
+        self.fail_add: Exception | None = None
+        self.error_delta = False
+
+    def saw(self, condition: Callable[[], bool], timeout: float = 20) -> bool:
+        """Wait until the engine's thread has made `condition` true."""
+        with self.changed:
+            return self.changed.wait_for(condition, timeout)
+
+
+@dataclass
+class _Job:
+    request: GenerateRequest
+    sent: list[int] = field(default_factory=list)  # per choice
+    text: list[str] = field(default_factory=list)
+    first: float = 0.0
+
+
+class FakeEngine:
+    """See `jaxllm.engine.engine.Engine`."""
+
+    def __init__(self, config: EngineConfig, control: Control, tokenizer: Tokenizer | None):
+        if config.max_model_len == -7:
+            raise ConfigError("--max-model-len must be at least 1, got -7")
+        self.resolved = replace(RESOLVED, model_dir=config.model, max_num_queued_reqs=config.max_num_queued_reqs or 24)
+        self._control, self._tokenizer = control, tokenizer
+        self._jobs: dict[str, _Job] = {}
+        self._stats = EngineStats(num_pages=64, free_pages=64)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._jobs)
+
+    def add(self, request: GenerateRequest) -> None:
+        if self._control.fail_add is not None:
+            raise self._control.fail_add
+        if len(request.prompt_token_ids) >= self.resolved.max_model_len:
+            raise RequestError("too long", "prompt", "context_length_exceeded")
+        self._jobs[request.id] = _Job(request, [0] * request.params.n, [""] * request.params.n)
+        self._stats = replace(self._stats, prompt_tokens=self._stats.prompt_tokens + len(request.prompt_token_ids))
+        with self._control.changed:
+            self._control.added.append(request)
+            self._control.running.add(request.id)
+            self._control.changed.notify_all()
+
+    def abort(self, request_id: str) -> None:
+        if self._jobs.pop(request_id, None) is not None:
+            with self._control.changed:
+                self._control.aborted.append(request_id)
+                self._control.running.discard(request_id)
+                self._control.changed.notify_all()
+
+    def step(self) -> list[TextDelta]:
+        self._control.go.wait()
+        if self._control.fail_step is not None:
+            raise RuntimeError(self._control.fail_step)
+        deltas = [
+            self._advance(job, index) for job in list(self._jobs.values()) for index in range(job.request.params.n) if job.sent[index] >= 0
+        ]
+        self._stats = replace(
+            self._stats, steps=self._stats.steps + 1, generation_tokens=self._stats.generation_tokens + len(deltas), kv_usage=0.0
+        )
+        for delta in deltas:
+            job = self._jobs.get(delta.id)
+            if job is not None and all(sent < 0 for sent in job.sent):
+                del self._jobs[delta.id]
+                with self._control.changed:
+                    self._control.running.discard(delta.id)
+                    self._control.changed.notify_all()
+        return deltas
+
+    def _advance(self, job: _Job, index: int) -> TextDelta:
+        prompt, params = job.request.prompt_token_ids, job.request.params
+        at = job.sent[index]
+        token = prompt[at % len(prompt)]
+        text = self._tokenizer.token_text(token) if self._tokenizer is not None else ""
+        job.first = job.first or time.time()
+        job.sent[index] += 1
+        job.text[index] += text
+        reason: str | None = None
+        stop: str | int | None = None
+        if self._control.error_delta:
+            reason = "error"
+        elif token in (params.stop_token_ids or ()):
+            reason, stop, text = "stop", token, ""
+        elif found := next((s for s in params.stop_strings if s in job.text[index]), None):
+            reason, stop, text = "stop", found, ""
+        elif at + 1 == params.max_tokens:
+            reason = "length"
+        elif not params.ignore_eos and at + 1 == len(prompt) and at + 1 > params.min_tokens:
+            reason = "stop"
+        if reason is not None:
+            job.sent[index] = -1
+        now = time.time()
+        return TextDelta(
+            id=job.request.id,
+            index=index,
+            token_ids=[token],
+            text=text,
+            logprobs=self._logprobs(token, params.logprobs),
+            finish_reason=reason,
+            stop_reason=stop,
+            num_cached_tokens=16 if len(prompt) > 16 else 0,
+            times=None
+            if reason is None
+            else RequestTimes(arrival=job.request.arrival, scheduled=now, first_token=job.first, last_token=now),
+        )
+
+    def _logprobs(self, token: int, top: int | None) -> list[TokenLogprobs] | None:
+        if top is None:
+            return None
+        entries = [(token, -0.25), *((other, float("-inf")) for other in range(top - 1))][:top]
+        return [TokenLogprobs(token_id=token, logprob=-0.25, rank=1, top=entries)]
+
+    def stats(self) -> EngineStats:
+        return replace(self._stats, running=len(self._jobs))
+
+
+def make(control: Control, tokenizer: Tokenizer | None) -> Callable[..., tuple[FakeEngine, dict[str, float]]]:
+    """A factory for `core.Core`."""
+
+    def factory(config: EngineConfig, on_phase: Callable[[str, float], None]) -> tuple[FakeEngine, dict[str, float]]:
+        on_phase("Loading nothing", 0.0)
+        return FakeEngine(config, control, tokenizer), {"Loading nothing": 0.0}
+
+    return factory
+
+
+if __name__ == "__main__":  # the engine process of the lifecycle tests
+    import sys
+
+    from jaxllm.server.core import main
+
+    held = Control()
+    if os.environ.get("FAKE_ENGINE_FROZEN"):
+        held.go.clear()
+    sys.exit(main(factory=make(held, None)))

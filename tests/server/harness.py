@@ -1,0 +1,130 @@
+"""A real HTTP server on a loopback port in a thread of its own, with the fake engine in another."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import socket
+import threading
+from dataclasses import replace
+from typing import Any, Self
+
+from jaxllm.config import EngineConfig
+from jaxllm.server.app import build
+from jaxllm.server.bridge import Bridge
+from jaxllm.server.core import Core
+from jaxllm.server.edge import Edge, Settings
+from jaxllm.server.http import HttpServer, http_server
+from jaxllm.tokenizer import Tokenizer
+from tests.server.fake import Control, make
+
+SETTINGS = Settings(served=("fake", "alias"), root="fake")
+
+
+class Running:
+    """Use as a context manager. `control` steers the engine; `edge` is the server's inside."""
+
+    def __init__(
+        self, tokenizer: Tokenizer | None, settings: Settings = SETTINGS, root_path: str = "", defaults: dict[str, Any] | None = None
+    ):
+        self.control = Control()
+        self._tokenizer, self._settings, self._root_path, self._defaults = tokenizer, settings, root_path, defaults or {}
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._socket.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._up = threading.Event()
+        self._server: HttpServer
+        self.edge: Edge
+        self.loop: asyncio.AbstractEventLoop
+        self.core_socket: socket.socket
+
+    def __enter__(self) -> Self:
+        ours, theirs = socket.socketpair()
+        self.core_socket = theirs
+        self._core = threading.Thread(target=Core(theirs, make(self.control, self._tokenizer)).run)
+        self._http = threading.Thread(target=lambda: asyncio.run(self._serve(ours)))
+        self._core.start()
+        self._http.start()
+        assert self._up.wait(20)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.control.go.set()
+        self._server.should_exit = True
+        self._http.join(20)
+        self._core.join(20)
+        assert not self._http.is_alive()
+        assert not self._core.is_alive()
+
+    async def _serve(self, ours: socket.socket) -> None:
+        self.loop = asyncio.get_running_loop()
+        bridge = Bridge(EngineConfig(model="fake"))
+        await bridge.connect(ours)
+        self.edge = Edge(self._settings, bridge, self._tokenizer, self._defaults)
+        self._server = http_server(build(self.edge), self._root_path)
+        self._up.set()
+        await self._server.serve(sockets=[self._socket])
+        bridge.stop()
+        self.edge.close()
+
+    def request(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> Answer:
+        """One request over a connection of its own; `body` is sent as JSON unless it is bytes."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
+        try:
+            connection.request(method, path, data, {"content-type": "application/json", **(headers or {})})
+            reply = connection.getresponse()
+            return Answer(reply.status, {name.lower(): value for name, value in reply.getheaders()}, reply.read())
+        finally:
+            connection.close()
+
+    def post(self, path: str, body: Any, **headers: str) -> Answer:
+        """POST."""
+        return self.request("POST", path, body, headers)
+
+    def get(self, path: str, **headers: str) -> Answer:
+        """GET."""
+        return self.request("GET", path, None, headers)
+
+    def begin(self, path: str, body: dict[str, Any]) -> socket.socket:
+        """Send a request and leave its connection open; the caller closes it."""
+        data = json.dumps(body).encode()
+        sock = socket.create_connection(("127.0.0.1", self.port), timeout=30)
+        sock.sendall(
+            f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n".encode()
+            + data
+        )
+        return sock
+
+
+class Answer:
+    """Status, headers (lower case) and body of a reply."""
+
+    def __init__(self, status: int, headers: dict[str, str], body: bytes):
+        self.status, self.headers, self.body = status, headers, body
+
+    def json(self) -> Any:
+        """The body as JSON."""
+        return json.loads(self.body)
+
+    @property
+    def error(self) -> dict[str, Any]:
+        """The error of the envelope, whose shape is checked on the way."""
+        found = self.json()
+        assert list(found) == ["error"]
+        assert set(found["error"]) == {"message", "type", "param", "code"}
+        assert self.headers["content-type"] == "application/json"
+        assert "x-request-id" in self.headers
+        return found["error"]
+
+    def events(self) -> list[Any]:
+        """The server-sent events; the last one must be [DONE]."""
+        lines = [line for line in self.body.decode().split("\n\n") if line]
+        assert lines[-1] == "data: [DONE]"
+        return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+
+
+def with_settings(**changes: Any) -> Settings:
+    """The default settings with changes."""
+    return replace(SETTINGS, **changes)
