@@ -27,7 +27,7 @@ TINY = {
     "max_position_embeddings": 512,
     "rms_norm_eps": 1e-6,
     "rope_theta": 10000.0,
-    "tie_word_embeddings": True,
+    "tie_word_embeddings": False,
     "hidden_act": "silu",
     "torch_dtype": "float32",
     "attention_bias": False,

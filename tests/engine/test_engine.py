@@ -25,7 +25,9 @@ def engine(make_engine: MakeEngine) -> Engine:
 @pytest.fixture
 def free_run(engine: Engine) -> list[int]:
     """What the model says when nothing stops it."""
-    return run(engine, [PROMPT], SamplingParams(temperature=0, max_tokens=16, ignore_eos=True))[0]
+    tokens = run(engine, [PROMPT], SamplingParams(temperature=0, max_tokens=16, ignore_eos=True))[0]
+    assert len(set(tokens)) > 8, "a model that repeats itself tests little"
+    return tokens
 
 
 def request(params: SamplingParams, id: str = "r", prompt: list[int] | None = None) -> GenerateRequest:
@@ -56,7 +58,6 @@ def test_min_tokens_makes_stop_tokens_impossible_until_then(engine: Engine, free
     tokens = run(engine, [PROMPT], params)[0]
     assert len(tokens) >= 6
     assert stop not in tokens[:6]
-    assert tokens[:1] == free_run[:1]
 
 
 def test_max_tokens_ends_the_request(engine: Engine) -> None:
