@@ -1,10 +1,18 @@
-"""Back ends of one op, by name, imported when first asked for."""
+"""Back ends of one op by name, imported when first asked for, and the options that attention ops share."""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Required, TypedDict
+
+
+class AttentionOptions(TypedDict, total=False):
+    """How attention ops score: `softcap` s maps x to s·tanh(x / s), `window` w hides keys w or more positions back; None = neither."""
+
+    scale: Required[float]
+    window: int | None
+    softcap: float | None
 
 
 class UnknownBackend(KeyError):

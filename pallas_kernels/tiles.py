@@ -54,7 +54,15 @@ def fold(carry: Carry, q: Array, k: Array, v: Array, mask: Array, softcap: float
     decay = jnp.exp(top - base)
     seen = mask.any(axis=-2)[..., None]
     values = jnp.einsum("...qt,...th->...qh", weights, jnp.where(seen, v, 0.0), precision=lax.Precision.HIGHEST)
-    return new_top, total * decay + weights.sum(axis=-1), mixed * decay[..., None] + values
+    return new_top, total * decay + _sum(weights), mixed * decay[..., None] + values
+
+
+def _sum(x: Array) -> Array:
+    """The sum over the last axis as a fixed tree of additions: how XLA orders a reduction depends on the other axes' sizes."""
+    while (size := x.shape[-1]) > 1:
+        half = size // 2
+        x = jnp.concatenate([x[..., :half] + x[..., half : 2 * half], x[..., 2 * half :]], axis=-1)
+    return x[..., 0]
 
 
 def finish(carry: Carry) -> Array:

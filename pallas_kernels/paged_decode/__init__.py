@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Unpack
+
 from jax import Array
 
-from pallas_kernels.backends import Backends
+from pallas_kernels.backends import AttentionOptions, Backends
 
 BACKENDS = Backends(__name__, "decode_attention", ("reference",))
 
@@ -17,9 +19,7 @@ def decode_attention(
     lengths_B: Array,
     *,
     backend: str,
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
+    **options: Unpack[AttentionOptions],
 ) -> Array:
     """Attention of each row's newest token over the tokens in its pages; returns `o_BNH` in q's dtype.
 
@@ -30,4 +30,4 @@ def decode_attention(
     included. Raises `UnknownBackend` for a name not in `BACKENDS`.
     """
     run = BACKENDS[backend]
-    return run(q_BNH, k_pages, v_pages, page_table_BM, lengths_B, scale=scale, window=window, softcap=softcap)
+    return run(q_BNH, k_pages, v_pages, page_table_BM, lengths_B, **options)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Unpack
+
 from jax import Array
 
-from pallas_kernels.backends import Backends
+from pallas_kernels.backends import AttentionOptions, Backends
 
 BACKENDS = Backends(__name__, "extend_attention", ("reference",))
 
@@ -19,9 +21,7 @@ def extend_attention(
     kv_lengths_R: Array,
     *,
     backend: str,
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
+    **options: Unpack[AttentionOptions],
 ) -> Array:
     """Attention of ragged rows of queries over the tokens in their pages; returns `o_TNH` in q's dtype.
 
@@ -32,4 +32,4 @@ def extend_attention(
     """
     run = BACKENDS[backend]
     rows = (page_table_RM, starts_R, lengths_R, kv_lengths_R)
-    return run(q_TNH, k_pages, v_pages, *rows, scale=scale, window=window, softcap=softcap)
+    return run(q_TNH, k_pages, v_pages, *rows, **options)

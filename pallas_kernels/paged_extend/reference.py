@@ -10,6 +10,11 @@ from pallas_kernels import tiles
 QUERY_TILE = 32
 
 
+def query_tiles(first_R: Array, end_R: Array) -> Array:
+    """How many query tiles the positions [first, end) of each row touch."""
+    return jnp.where(end_R > first_R, (end_R - 1) // QUERY_TILE - first_R // QUERY_TILE + 1, 0)
+
+
 def extend_attention(
     q_TNH: Array,
     k_pages: Array,
@@ -36,7 +41,7 @@ def extend_attention(
     table = tiles.padded_table(page_table_RM, pages)
     q = jnp.pad((q_TNH.astype(jnp.float32) * scale).reshape(T, K, G, H), ((Q, Q), (0, 0), (0, 0), (0, 0)))
     first_R = kv_lengths_R - lengths_R  # position of each row's first query
-    tiles_R = jnp.where(lengths_R > 0, (kv_lengths_R - 1) // Q - first_R // Q + 1, 0)
+    tiles_R = query_tiles(first_R, kv_lengths_R)
     ends_R = jnp.cumsum(tiles_R)
 
     def query_tile(item: Array, out: Array) -> Array:

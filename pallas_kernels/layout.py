@@ -1,0 +1,59 @@
+"""Numpy helpers for the ops' cases: sequences laid out in pages, and attention computed the long way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Pages:
+    """Sequences in pages: `k`, `v` `[P, K, C, H]` and `table` `[rows, M]`."""
+
+    k: np.ndarray
+    v: np.ndarray
+    table: np.ndarray
+
+
+def in_pages(
+    k_sequences: Sequence[np.ndarray], v_sequences: Sequence[np.ndarray], page_size: int, spare: int, poison: float, seed: int
+) -> Pages:
+    """Lay each sequence `[length, K, H]` out in pages of its own, in random order.
+
+    Every place that no sequence owns holds `poison`; table entries beyond a sequence name pages of others or of nobody, at random.
+    The table is `spare` entries wider than the longest sequence needs.
+    """
+    rng = np.random.default_rng(seed)
+    needs = [-(-len(k) // page_size) for k in k_sequences]
+    num_pages = sum(needs) + 3
+    order = rng.permutation(num_pages)
+    table = rng.integers(0, num_pages, (len(needs), max(needs, default=0) + spare)).astype(np.int32)
+    _, K, H = k_sequences[0].shape
+    k, v = (np.full((num_pages, K, page_size, H), poison, k_sequences[0].dtype) for _ in range(2))
+    used = 0
+    for row, need in enumerate(needs):
+        table[row, :need] = order[used : used + need]
+        used += need
+        for j in range(len(k_sequences[row])):
+            page, offset = table[row, j // page_size], j % page_size
+            k[page, :, offset], v[page, :, offset] = k_sequences[row][j], v_sequences[row][j]
+    return Pages(k, v, table)
+
+
+def dense_attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, *, scale: float, window: int | None, softcap: float | None) -> np.ndarray:
+    """Attention of the last queries `[Q, N, H]` of one sequence over all its keys `[S, K, H]`, in float64, one head at a time."""
+    q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
+    (Q, N, _), (S, K, H) = q.shape, k.shape
+    out = np.zeros((Q, N, H))
+    query, key = np.arange(S - Q, S)[:, None], np.arange(S)[None, :]
+    visible = (key <= query) & (key > query - (S + 1 if window is None else window))
+    for head in range(N):
+        scores = q[:, head] @ k[:, head // (N // K)].T * scale
+        if softcap is not None:
+            scores = softcap * np.tanh(scores / softcap)
+        scores = np.where(visible, scores, -np.inf)
+        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+        out[:, head] = weights / weights.sum(axis=1, keepdims=True) @ v[:, head // (N // K)]
+    return out

@@ -1,0 +1,192 @@
+"""The device pages: where they live, what a step writes and reads, that nothing is copied, and that sharding changes nothing."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding
+
+from jaxllm.cache import kv as kv_module
+from jaxllm.cache.kv import PAGES, KVCache, PagedContext, PagedInputs, page_bytes
+from pallas_kernels.layout import dense_attention
+
+LAYERS, P, K, N, C, H = 2, 24, 8, 16, 16, 32
+OPTIONS = {"scale": 0.2, "window": None, "softcap": None}
+
+
+def mesh_of(shards):
+    return Mesh(np.array(jax.devices()[:shards]).reshape(1, shards), ("data", "tensor"))
+
+
+def tokens(total, seed=0):
+    rng = np.random.default_rng(seed)
+    return [rng.standard_normal((total, heads, H)).astype(np.float32) for heads in (N, K, K)]
+
+
+def batch(decodes, chunks, table):
+    """Inputs of a step: `decodes` are (row of the table, length), `chunks` (row, start, length, tokens before it in the sequence)."""
+    places = [(row, length - 1) for row, length in decodes]  # length 0 gives position -1: a dropped token
+    places += [(row, prefix + i) for row, _, length, prefix in chunks for i in range(length)]
+    ints = functools.partial(np.array, dtype=np.int32)
+
+    def tables(rows):
+        return table[np.array(rows, int)]
+
+    return PagedInputs(
+        decode_tables_BM=tables([row for row, _ in decodes]),
+        decode_lengths_B=ints([length for _, length in decodes]),
+        chunk_tables_RM=tables([row for row, *_ in chunks]),
+        chunk_starts_R=ints([start for _, start, *_ in chunks]),
+        chunk_lengths_R=ints([length for _, _, length, _ in chunks]),
+        chunk_kv_lengths_R=ints([length + prefix for *_, length, prefix in chunks]),
+        write_page_T=ints([table[row, j // C] if j >= 0 else P for row, j in places]),
+        write_offset_T=ints([j % C for _, j in places]),
+    )
+
+
+TABLE = np.random.default_rng(7).permutation(P).astype(np.int32).reshape(4, 6)
+
+
+def step(mesh, kv, inputs, q, k, v):
+    """Two layers; the second one's queries come from the first."""
+    context = PagedContext(kv, inputs, "reference", mesh)
+    first = context.attend(0, q, k, v, **OPTIONS)
+    second = context.attend(1, first, k * 2, v * 2, **OPTIONS)
+    return second, context.kv
+
+
+def compiled_step(mesh, kv, inputs, arrays):
+    return jax.jit(functools.partial(step, mesh), donate_argnums=0).lower(kv, inputs, *arrays).compile()
+
+
+def empty(mesh):
+    return KVCache.zeros(LAYERS, P, K, C, H, jnp.float32, mesh)
+
+
+def sequence_through_steps(mesh):
+    """Row 0 is prefilled in two chunks beside row 1, then both decode beside a prefill of row 2. Returns outputs and tokens."""
+    kv, run = empty(mesh), jax.jit(functools.partial(step, mesh))
+    plans = [
+        ((), ((0, 0, 20, 0), (1, 20, 7, 0))),
+        ((), ((0, 0, 13, 20),)),
+        (((0, 34), (1, 8)), ((2, 0, 40, 0),)),
+        (((0, 35), (1, 9), (2, 41)), ()),
+    ]
+    out = []
+    for i, (decodes, chunks) in enumerate(plans):
+        arrays = tokens(len(decodes) + sum(length for _, _, length, _ in chunks), i)
+        o, kv = run(kv, batch(decodes, chunks, TABLE), *arrays)
+        out.append((arrays, np.asarray(o)))
+    return out
+
+
+def test_a_page_counts_keys_and_values_of_every_layer():
+    mesh = mesh_of(1)
+    made = KVCache.zeros(3, 5, 4, 16, 32, jnp.bfloat16, mesh)
+    assert page_bytes(3, 4, 16, 32, jnp.bfloat16) * 5 == sum(x.nbytes for x in jax.tree.leaves(made))
+
+
+@pytest.mark.parametrize("shards", [1, 4, 8])
+def test_every_device_holds_all_pages_of_its_own_heads(shards):
+    mesh = mesh_of(shards)
+    kv, like = empty(mesh), KVCache.abstract(LAYERS, P, K, C, H, jnp.float32, mesh)
+    for made, wanted in zip(jax.tree.leaves(kv), jax.tree.leaves(like), strict=True):
+        assert (made.shape, made.dtype, made.sharding) == (wanted.shape, wanted.dtype, wanted.sharding)
+        assert made.addressable_shards[0].data.shape == (P, K // shards, C, H)
+        assert not np.asarray(made).any()
+
+
+def test_heads_that_do_not_divide_are_refused_with_the_remedy():
+    with pytest.raises(ValueError, match=r"2 KV heads cannot be split over 4 devices; repeat them to a multiple of 4"):
+        KVCache.abstract(LAYERS, P, 2, C, H, jnp.float32, mesh_of(4))
+
+
+def test_prefill_in_chunks_then_decode_equals_dense_attention():
+    (first, o1), (second, o2), (third, o3), (fourth, o4) = sequence_through_steps(mesh_of(1))
+    rows = [  # every row's tokens in order, with the first layer's inputs and the second layer's outputs
+        [(first, o1, slice(0, 20)), (second, o2, slice(0, 13)), (third, o3, slice(0, 1)), (fourth, o4, slice(0, 1))],
+        [(first, o1, slice(20, 27)), (third, o3, slice(1, 2)), (fourth, o4, slice(1, 2))],
+        [(third, o3, slice(2, 42)), (fourth, o4, slice(2, 3))],
+    ]
+    for parts in rows:
+        q, k, v = (np.concatenate([arrays[i][span] for arrays, _, span in parts]) for i in range(3))
+        hidden = dense_attention(q, k, v, **OPTIONS)
+        wanted = dense_attention(hidden, k * 2, v * 2, **OPTIONS)
+        got = np.concatenate([o[span] for _, o, span in parts])
+        np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_decode_rows_and_chunks_together_equal_each_alone_to_the_last_bit():
+    mesh, run = mesh_of(1), jax.jit(functools.partial(step, mesh_of(1)))
+    filled = jax.tree.map(lambda x: jax.random.normal(jax.random.key(1), x.shape), empty(mesh))
+    q, k, v = tokens(2 + 21)
+    both, _ = run(filled, batch(((0, 34), (1, 8)), ((2, 0, 21, 0),), TABLE), q, k, v)
+    decodes, _ = run(filled, batch(((0, 34), (1, 8)), (), TABLE), q[:2], k[:2], v[:2])
+    chunks, _ = run(filled, batch((), ((2, 0, 21, 0),), TABLE), q[2:], k[2:], v[2:])
+    np.testing.assert_array_equal(both, np.concatenate([decodes, chunks]))
+
+
+def test_a_row_that_is_not_alive_writes_nothing_and_reads_zeros():
+    mesh = mesh_of(1)
+    arrays = tokens(2)
+    o, kv = compiled_step(mesh, empty(mesh), batch(((0, 5), (1, 0)), (), TABLE), arrays)(
+        empty(mesh), batch(((0, 5), (1, 0)), (), TABLE), *arrays
+    )
+    assert not np.asarray(o[1]).any()
+    assert np.asarray(o[0]).any()
+    written = np.argwhere(np.asarray(kv.k[0]).any(axis=(1, 3)))
+    assert written.tolist() == [[TABLE[0, 0], 4]]
+
+
+def test_sharding_over_heads_changes_no_bit():
+    alone = sequence_through_steps(mesh_of(1))
+    for shards in (2, 8):
+        for (_, one), (_, split) in zip(alone, sequence_through_steps(mesh_of(shards)), strict=True):
+            np.testing.assert_array_equal(split, one)
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_donated_pool_is_updated_in_place_and_never_copied(shards):
+    mesh, pages = mesh_of(shards), 4096
+    kv = KVCache.abstract(LAYERS, pages, K, C, H, jnp.float32, mesh)
+    pool = pages * K * C * H * 4 // shards
+    compiled = compiled_step(mesh, kv, batch(((0, 34), (1, 8)), ((2, 0, 21, 0),), TABLE), tokens(23))
+    memory = compiled.memory_analysis()
+    assert memory.alias_size_in_bytes == 2 * LAYERS * pool
+    assert memory.temp_size_in_bytes < pool / 4
+
+
+def test_the_heads_need_no_communication():
+    mesh = mesh_of(4)
+    inputs = batch(((0, 34), (1, 8)), ((2, 0, 21, 0),), TABLE)
+    heads = NamedSharding(mesh, kv_module.HEADS)
+    arrays = [jax.device_put(x, heads) for x in tokens(23)]
+    text = compiled_step(mesh, empty(mesh), inputs, arrays).as_text()
+    assert not any(word in text for word in ("all-reduce", "all-gather", "all-to-all", "collective-permute"))
+
+
+def test_layers_share_one_trace_of_the_kernels(monkeypatch):
+    mesh, traces = mesh_of(1), []
+    shard = kv_module._shard
+    monkeypatch.setattr(kv_module, "_shard", lambda *args: traces.append(1) or shard(*args))
+    arrays = [jax.device_put(x, NamedSharding(mesh, kv_module.HEADS)) for x in tokens(19)]
+    jax.jit(functools.partial(step, mesh)).lower(empty(mesh), batch((), ((0, 0, 19, 0),), TABLE), *arrays)
+    assert len(traces) == 1
+
+
+def test_an_unknown_back_end_is_refused():
+    context = PagedContext(empty(mesh_of(1)), batch(((0, 5),), (), TABLE), "cuda", mesh_of(1))
+    with pytest.raises(KeyError, match="no back end 'cuda'"):
+        context.attend(0, *tokens(1), **OPTIONS)
+
+
+def test_the_cache_is_a_pytree_of_arrays_per_layer():
+    kv = empty(mesh_of(1))
+    assert len(jax.tree.leaves(kv)) == 2 * LAYERS
+    assert [x.sharding.spec for x in kv.k] == [PAGES] * LAYERS
+    assert dataclasses.is_dataclass(kv)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        kv.k = ()
