@@ -1,0 +1,77 @@
+"""Every family computes what transformers computes."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from jaxllm import models, weights
+from jaxllm.mesh import make_mesh
+from jaxllm.nn.dense import DenseContext
+from tests.goldens.cases import CASES, NEW_TOKENS, PROMPT_LENGTHS
+from tests.goldens.golden import Continuation, golden_names, load_golden
+
+LENGTH = max(PROMPT_LENGTHS) + NEW_TOKENS
+BOUND = 2e-4
+
+
+def test_every_family_has_a_golden() -> None:
+    covered = {CASES[name]["model_type"] for name in golden_names()}
+    assert covered == set(models.families())
+
+
+def test_every_case_has_been_made() -> None:
+    assert golden_names() == sorted(CASES)
+    for name in CASES:
+        assert models.read_config(load_golden(name).directory) == CASES[name]
+
+
+def logprobs(name: str, continuations: tuple[Continuation, ...], shards: int = 1) -> np.ndarray:
+    """[prompts, LENGTH, V]: distributions over each prompt with its golden continuation, all prompts in one batch."""
+    golden = load_golden(name)
+    hf, mesh = models.read_config(golden.directory), make_mesh(shards)
+    graphdef, state = weights.load(golden.directory, hf, mesh, jnp.float32)
+    rows = [c.prompt + c.tokens for c in continuations]
+    token = np.array([row + [0] * (LENGTH - len(row)) for row in rows], np.int32)
+    segment = np.array([[0] * len(row) + [1] * (LENGTH - len(row)) for row in rows], np.int32)
+    prompt = np.array([[len(c.prompt)] * LENGTH for c in continuations], np.int32)
+
+    @jax.jit
+    def run(state: nnx.State, token: jax.Array, segment: jax.Array, prompt: jax.Array) -> jax.Array:
+        model = nnx.merge(graphdef, state)
+
+        def one(token_T: jax.Array, segment_T: jax.Array, prompt_T: jax.Array) -> jax.Array:
+            hidden = model(token_T, jnp.arange(LENGTH), DenseContext(segment_T, prompt_T))
+            return jax.nn.log_softmax(model.logits(hidden))
+
+        return jax.vmap(one)(token, segment, prompt)
+
+    return np.asarray(run(state, token, segment, prompt))
+
+
+@pytest.mark.parametrize("name", golden_names())
+def test_a_family_gives_the_tokens_and_logprobs_of_transformers(name: str) -> None:
+    continuations = load_golden(name).continuations
+    assert [len(c.prompt) for c in continuations] == list(PROMPT_LENGTHS)
+    for found, expected in zip(logprobs(name, continuations), continuations, strict=True):
+        start = len(expected.prompt)
+        generated = found[start - 1 : start - 1 + NEW_TOKENS]
+        np.testing.assert_allclose(generated, expected.logprobs, atol=BOUND, rtol=0)
+        assert generated.argmax(-1).tolist() == expected.tokens
+        inside = found[np.arange(start - 1), expected.prompt[1:]]
+        np.testing.assert_allclose(inside, expected.prompt_logprobs, atol=BOUND, rtol=0)
+
+
+@pytest.fixture(scope="module", params=["llama-gqa", "llama-mha-biases", "llama-mqa-tied-linear", "qwen3-bias-window"])
+def unsharded(request: pytest.FixtureRequest) -> tuple[str, np.ndarray]:
+    """A case, and its log-probabilities on one device."""
+    return request.param, logprobs(request.param, load_golden(request.param).continuations)
+
+
+@pytest.mark.parametrize("shards", [2, 4, 8])
+def test_sharding_a_checkpoint_changes_nothing(unsharded: tuple[str, np.ndarray], shards: int) -> None:
+    name, expected = unsharded
+    np.testing.assert_allclose(logprobs(name, load_golden(name).continuations, shards), expected, atol=1e-5, rtol=1e-5)
