@@ -141,8 +141,8 @@ class CompletionReply(Reply):
             for id, value in at.top:
                 top.setdefault(self._names.token_text(id), finite(value))
             top.setdefault(text, logprob)
-            for name, value in zip(shape, (text, logprob, top, choice.offset), strict=True):
-                shape[name].append(value)
+            for column, cell in zip(shape.values(), (text, logprob, top, choice.offset), strict=True):
+                column.append(cell)
             choice.offset += len(text)
         return shape
 
@@ -171,7 +171,7 @@ class ChatReply(Reply):
         body = {"index": index, "message": message, "logprobs": self._logprobs(choice.logprobs or None)}
         return body | {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason}
 
-    def _logprobs(self, found: list[TokenLogprobs] | None) -> dict[str, list[Any]] | None:
+    def _logprobs(self, found: list[TokenLogprobs] | None) -> dict[str, Any] | None:
         if found is None:
             return None
         content = []

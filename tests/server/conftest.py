@@ -17,7 +17,9 @@ from tests.server.harness import Running
 TEMPLATE = """{%- for message in messages -%}
 {%- if message['content'] == 'raise' -%}{{ raise_exception('the template says no') }}{%- endif -%}
 <|im_start|>{{ message['role'] }}
-{{ message['content'] }}{%- for call in message['tool_calls'] or [] -%}[{{ call.function.name }} {{ call.function.arguments | tojson }}]{%- endfor -%}
+{{ message['content'] }}{%- for call in message['tool_calls'] or [] -%}
+[{{ call.function.name }} {{ call.function.arguments | tojson }}]
+{%- endfor -%}
 <|im_end|>
 {% endfor -%}
 {%- if add_generation_prompt -%}<|im_start|>assistant
@@ -27,7 +29,7 @@ TEMPLATE = """{%- for message in messages -%}
 
 def write_tokenizer(directory: pathlib.Path) -> pathlib.Path:
     """One token per byte, and three special tokens (ids 256 to 258)."""
-    vocabulary = {character: byte for character, byte in byte_alphabet().items()}
+    vocabulary = dict(byte_alphabet())
     backend = Backend(models.BPE(vocab=vocabulary, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()

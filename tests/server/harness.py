@@ -90,11 +90,13 @@ class Running:
     def begin(self, path: str, body: dict[str, Any]) -> socket.socket:
         """Send a request and leave its connection open; the caller closes it."""
         data = json.dumps(body).encode()
+        head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
+        return self.begin_raw(head.encode() + data)
+
+    def begin_raw(self, data: bytes) -> socket.socket:
+        """Send bytes as they are over a connection that the caller closes."""
         sock = socket.create_connection(("127.0.0.1", self.port), timeout=30)
-        sock.sendall(
-            f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n".encode()
-            + data
-        )
+        sock.sendall(data)
         return sock
 
 
