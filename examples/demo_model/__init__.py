@@ -1,0 +1,1 @@
+"""How the embedded demo model was made: data, tokenizer, training, evaluation, export."""
