@@ -75,14 +75,30 @@ def filtered(scaled_BV: Array, rows: SamplingRows) -> Array:
     """The logits with the tokens that min_p, then top_k, then top_p exclude at minus infinity. Ties at a threshold are kept."""
     best_B1 = scaled_BV.max(axis=-1, keepdims=True)
     scaled_BV = jnp.where(scaled_BV - best_B1 >= jnp.log(rows.min_p_B)[:, None], scaled_BV, -jnp.inf)
-    V = scaled_BV.shape[-1]
     order_BV = _ordered(scaled_BV)
-    wanted_B = jnp.where(rows.top_k_B <= 0, V, rows.top_k_B)
+    wanted_B = jnp.where(rows.top_k_B <= 0, scaled_BV.shape[-1], rows.top_k_B)
     kth_B1 = _largest(order_BV, lambda keep: keep.sum(axis=-1, dtype=jnp.int32) >= wanted_B)
-    weight_BV = jnp.where(order_BV >= kth_B1, jnp.exp(scaled_BV - best_B1), 0.0)
-    mass_B = jnp.where(rows.top_p_B >= 1, jnp.inf, rows.top_p_B * weight_BV.sum(axis=-1))
-    pth_B1 = _largest(order_BV, lambda keep: jnp.where(keep, weight_BV, 0.0).sum(axis=-1) >= mass_B)
+    mass = _mass_of(jnp.where(order_BV >= kth_B1, jnp.exp(scaled_BV - best_B1), 0.0))
+    wanted_mass_B = jnp.where(rows.top_p_B >= 1, jnp.inf, rows.top_p_B * mass(jnp.ones_like(order_BV, bool)))
+    pth_B1 = _largest(order_BV, lambda keep: mass(keep) >= wanted_mass_B)
     return jnp.where(order_BV >= jnp.maximum(kth_B1, pth_B1), scaled_BV, -jnp.inf)
+
+
+def _mass_of(weight_BV: Array) -> Callable[[Array], Array]:
+    """A function from a mask to the sum of the weights (0 to 1) under it, `[B]`.
+
+    It adds integers, in two limbs that cannot overflow: how floats are added depends on the batch's shape and the sharding, and
+    the last bit can decide whether a token belongs to top_p.
+    """
+    bits = min(14, 32 - weight_BV.shape[-1].bit_length())
+    fixed_BV = jnp.minimum(weight_BV * 2.0 ** (2 * bits), 2.0 ** (2 * bits) - 1).astype(jnp.uint32)
+    high_BV, low_BV = fixed_BV >> bits, fixed_BV & ((1 << bits) - 1)
+
+    def mass(keep_BV: Array) -> Array:
+        high_B, low_B = (jnp.where(keep_BV, limb, 0).sum(axis=-1, dtype=jnp.uint32) for limb in (high_BV, low_BV))
+        return high_B.astype(jnp.float32) + low_B.astype(jnp.float32) * 2.0**-bits
+
+    return mass
 
 
 def _ordered(x: Array) -> Array:
