@@ -1,4 +1,4 @@
-"""Which sampler a request needs, and its random key as the device wants it. Imports no jax."""
+"""Which sampler a request needs. Imports no jax."""
 
 from __future__ import annotations
 
@@ -32,9 +32,3 @@ def needed(params: SamplingParams) -> Sampler:
 def choose(batch: Iterable[SamplingParams]) -> Sampler:
     """The cheapest sampler that honours every request of a batch."""
     return max(map(needed, batch), default=Sampler.GREEDY)
-
-
-def seed_halves(seed: int) -> tuple[int, int]:
-    """The high and low 32 bits of a 64-bit seed (negative ones in two's complement): a row of `SamplingRows.key_B2`."""
-    bits = seed % 2**64
-    return bits >> 32, bits % 2**32

@@ -136,13 +136,14 @@ def _bounded(name: str, row: Option, value: float) -> None:
     if not low_ok or (row.high is not None and value > row.high):
         bracket = "(" if row.open_low else "["
         extra = "".join(f" or {x}" for x in row.also)
-        raise OptionError(name, f"{name} must be in {bracket}{row.low:g}, {row.high:g}]{extra}, got {value}")
+        got = value if abs(value) < 2**65 else "a larger number"  # an int of JSON can have thousands of digits
+        raise OptionError(name, f"{name} must be in {bracket}{row.low:g}, {row.high:g}]{extra}, got {got}")
 
 
 def _float(name: str, row: Option, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise OptionError(name, f"{name} must be a number, got {type(value).__name__}")
-    if not math.isfinite(value):
+    if isinstance(value, float) and not math.isfinite(value):  # an int may be too large for isfinite
         raise OptionError(name, f"{name} must be finite, got {value}")
     _bounded(name, row, value)
     return float(value)

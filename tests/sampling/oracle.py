@@ -7,7 +7,7 @@ import functools
 import jax
 import numpy as np
 
-from jaxllm.sampling.choose import Sampler, seed_halves
+from jaxllm.sampling.choose import Sampler
 from jaxllm.sampling.sample import Sampled, SamplingRows, sample
 
 NEUTRAL = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 0, "position": 0, "suppress": False}
@@ -22,7 +22,7 @@ def make_rows(count: int, stop_ids: tuple[int, ...] = (-1,), **options) -> Sampl
         top_k_B=full["top_k"].astype(np.int32),
         top_p_B=full["top_p"].astype(np.float32),
         min_p_B=full["min_p"].astype(np.float32),
-        key_B2=np.array([seed_halves(int(s)) for s in full["seed"]], np.uint32),
+        key_B2=np.array([int(s) % 2**64 for s in full["seed"]], np.uint64).view(np.uint32).reshape(count, 2),
         position_B=full["position"].astype(np.int32),
         stop_ids_BK=np.broadcast_to(np.array(stop_ids, np.int32), (count, len(stop_ids))),
         suppress_B=full["suppress"].astype(bool),

@@ -1,0 +1,217 @@
+"""The table of sampling options: what it accepts, what it refuses, and that a refusal names the option."""
+
+import dataclasses
+
+import pytest
+
+from jaxllm.sampling.options import MAX_STOP_CHARS, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS, OPTIONS, OptionError, SamplingParams, default_of
+
+SUPPORTED = [name for name, row in OPTIONS.items() if row.supported]
+LATER = [name for name, row in OPTIONS.items() if not row.supported]
+NUMBERS = [name for name in SUPPORTED if OPTIONS[name].kind in ("int", "float")]
+NAN, INF = float("nan"), float("inf")
+
+
+def refused(name, value) -> str:
+    """The message with which a value is refused; it must be this option's refusal."""
+    with pytest.raises(OptionError) as caught:
+        SamplingParams(**{name: value})
+    assert caught.value.param == name
+    assert name in str(caught.value)
+    return str(caught.value)
+
+
+ACCEPTED = [
+    ("n", 1),
+    ("n", 128),
+    ("temperature", 0),
+    ("temperature", 2),
+    ("top_p", 1e-9),
+    ("top_p", 1),
+    ("top_k", 0),
+    ("top_k", -1),
+    ("top_k", 2**31 - 1),
+    ("min_p", 0),
+    ("min_p", 1.0),
+    ("seed", -(2**63)),
+    ("seed", 2**63 - 1),
+    ("max_tokens", 1),
+    ("min_tokens", 0),
+    ("logprobs", 0),
+    ("ignore_eos", True),
+    ("stop", []),
+    ("stop", "x"),
+    ("stop", ["x"] * MAX_STOP_STRINGS),
+    ("stop", "x" * MAX_STOP_CHARS),
+    ("stop_token_ids", [0, 2**31 - 1]),
+    ("stop_token_ids", list(range(MAX_STOP_TOKEN_IDS))),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), ACCEPTED, ids=str)
+def test_values_at_the_borders_are_accepted(name, value):
+    assert getattr(SamplingParams(**{name: value}), name) == value
+
+
+REFUSED = [
+    ("n", 0, "[1, 128]"),
+    ("n", 129, "[1, 128]"),
+    ("temperature", -0.01, "[0, 2]"),
+    ("temperature", 2.01, "[0, 2]"),
+    ("top_p", 0, "(0, 1]"),
+    ("top_p", -0.5, "(0, 1]"),
+    ("top_p", 1.0001, "(0, 1]"),
+    ("top_k", -2, "or -1"),
+    ("top_k", 2**31, "or -1"),
+    ("min_p", -1e-9, "[0, 1]"),
+    ("min_p", 1.1, "[0, 1]"),
+    ("seed", 2**63, "got 9223372036854775808"),
+    ("seed", -(2**63) - 1, "got -9223372036854775809"),
+    ("max_tokens", 0, "[1, "),
+    ("max_tokens", 2**31, "[1, "),
+    ("min_tokens", -1, "[0, "),
+    ("logprobs", -1, "[0, "),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "limit"), REFUSED, ids=str)
+def test_values_beyond_the_borders_are_refused_with_the_limit(name, value, limit):
+    assert limit in refused(name, value)
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize("value", [True, False, "1", [1], {}])
+def test_a_number_is_neither_a_bool_nor_a_string(name, value):
+    assert f"got {type(value).__name__}" in refused(name, value)
+
+
+@pytest.mark.parametrize("value", [NAN, INF, -INF])
+@pytest.mark.parametrize("name", NUMBERS)
+def test_numbers_are_finite(name, value):
+    refused(name, value)
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize("value", [10**5000, -(10**5000)], ids=["huge", "hugely negative"])
+def test_a_number_of_thousands_of_digits_is_refused_shortly(name, value):
+    assert "got a larger number" in refused(name, value)
+
+
+@pytest.mark.parametrize("name", [name for name in NUMBERS if OPTIONS[name].kind == "int"])
+def test_an_integer_option_takes_no_fraction(name):
+    assert "must be an integer, got float" in refused(name, 1.0)
+
+
+@pytest.mark.parametrize("name", [name for name in SUPPORTED if OPTIONS[name].kind == "bool"])
+@pytest.mark.parametrize("value", [0, 1, "true"])
+def test_a_flag_is_true_or_false(name, value):
+    assert "true or false" in refused(name, value)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_null_asks_for_nothing(name):
+    got = getattr(SamplingParams(**{name: None}), name)
+    assert got == (None if OPTIONS[name].supported and OPTIONS[name].nullable else default_of(name))
+
+
+def test_null_max_tokens_means_as_many_as_the_model_allows():
+    assert SamplingParams().max_tokens == 16
+    assert SamplingParams(max_tokens=None).max_tokens is None
+
+
+@pytest.mark.parametrize("name", LATER)
+def test_an_option_that_is_not_implemented_accepts_its_neutral_values(name):
+    assert OPTIONS[name].neutral
+    for value in OPTIONS[name].neutral:
+        SamplingParams(**{name: value})
+
+
+NOT_NEUTRAL = {
+    "presence_penalty": [0.1, -2, True, NAN],
+    "frequency_penalty": [1, False],
+    "repetition_penalty": [1.1, 0, True],
+    "best_of": [2, 0, True],
+    "prompt_logprobs": [0, 1],
+    "logit_bias": [{"5": -100}],
+    "allowed_token_ids": [[1], []],
+    "bad_words": [["no"]],
+    "include_stop_str_in_output": [True, 0],
+    "spaces_between_special_tokens": [False, 1],
+    "truncate_prompt_tokens": [10, -1],
+    "structured_outputs": [{"json": {}}, {}],
+    "logits_processors": [["x"]],
+    "extra_args": [{"a": 1}],
+    "priority": [1, False],
+}
+
+
+@pytest.mark.parametrize("name", LATER)
+def test_an_option_that_is_not_implemented_refuses_everything_else_by_name(name):
+    for value in NOT_NEUTRAL[name]:
+        assert refused(name, value) == (f"{name} is not supported yet; leave it out or send its neutral value {default_of(name)!r}")
+
+
+def test_the_neutral_values_that_clients_send_are_accepted():
+    SamplingParams(repetition_penalty=1.0, presence_penalty=0, frequency_penalty=0.0, best_of=1, logit_bias={}, bad_words=[], priority=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("stop", 5, "a string or a list of strings"),
+        ("stop", ["a", 5], "a string or a list of strings"),
+        ("stop", "", "1 to 1024 characters, got 0"),
+        ("stop", ["a", "x" * (MAX_STOP_CHARS + 1)], "1 to 1024 characters, got 1025"),
+        ("stop", ["x"] * (MAX_STOP_STRINGS + 1), "at most 16 strings, got 17"),
+        ("stop_token_ids", 5, "a list of integers"),
+        ("stop_token_ids", [1, True], "a list of integers"),
+        ("stop_token_ids", [1, 2.0], "a list of integers"),
+        ("stop_token_ids", [-1], "holds -1, which is not a token id"),
+        ("stop_token_ids", [2**31], "which is not a token id"),
+        ("stop_token_ids", list(range(MAX_STOP_TOKEN_IDS + 1)), "at most 64 ids, got 65"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_stop_conditions_are_checked_item_by_item(name, value, says):
+    assert says in refused(name, value)
+
+
+def test_repeated_stop_ids_count_once():
+    assert SamplingParams(stop_token_ids=[3, 3, 1, 3]).stop_token_ids == [3, 1]
+
+
+def test_min_tokens_is_at_most_max_tokens():
+    with pytest.raises(OptionError, match=r"min_tokens \(5\) must be at most max_tokens \(4\)") as caught:
+        SamplingParams(min_tokens=5, max_tokens=4)
+    assert caught.value.param == "min_tokens"
+    SamplingParams(min_tokens=5, max_tokens=5)
+    SamplingParams(min_tokens=5000, max_tokens=None)
+
+
+def test_values_are_stored_in_one_form():
+    params = SamplingParams(temperature=1, stop="a")
+    assert isinstance(params.temperature, float)
+    assert params.stop_strings == ["a"]
+    assert SamplingParams(stop=["a", "b"]).stop_strings == ["a", "b"]
+    assert SamplingParams().stop_strings == []
+
+
+def test_a_temperature_too_small_to_divide_by_is_greedy():
+    assert SamplingParams(temperature=0).greedy
+    assert SamplingParams(temperature=1e-6).greedy
+    assert not SamplingParams(temperature=1e-4).greedy
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_every_option_is_documented_and_its_default_is_legal(name):
+    row = OPTIONS[name]
+    assert row.doc.endswith(".")
+    assert getattr(SamplingParams(**{name: default_of(name)}), name) == default_of(name)
+    assert {f.name for f in dataclasses.fields(SamplingParams)} == set(OPTIONS)
+
+
+def test_options_are_given_by_name_and_unknown_ones_are_refused():
+    with pytest.raises(TypeError):
+        SamplingParams(1)
+    with pytest.raises(TypeError, match="beam_width"):
+        SamplingParams(beam_width=4)
