@@ -240,7 +240,10 @@ class Bridge(asyncio.Protocol):
             self.choices -= 1
             if entry.open == 0:
                 self._forget(delta.id)
-        entry.stream.push(entry.prompt, delta)
+        if delta.finish_reason == "error":
+            entry.stream.fail(server_error(delta.error or "the engine failed on this request"))
+        else:
+            entry.stream.push(entry.prompt, delta)
 
     def _rejected(self, message: Rejected) -> None:
         entry = self._entries.get(message.id)

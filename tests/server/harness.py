@@ -87,17 +87,47 @@ class Running:
         """GET."""
         return self.request("GET", path, None, headers)
 
-    def begin(self, path: str, body: dict[str, Any]) -> socket.socket:
+    def begin(self, path: str, body: dict[str, Any]) -> Open:
         """Send a request and leave its connection open; the caller closes it."""
         data = json.dumps(body).encode()
         head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
         return self.begin_raw(head.encode() + data)
 
-    def begin_raw(self, data: bytes) -> socket.socket:
+    def begin_raw(self, data: bytes) -> Open:
         """Send bytes as they are over a connection that the caller closes."""
-        sock = socket.create_connection(("127.0.0.1", self.port), timeout=30)
-        sock.sendall(data)
-        return sock
+        return Open(self.port, data)
+
+
+class Open:
+    """A connection with a request under way; a context manager."""
+
+    def __init__(self, port: int, data: bytes):
+        self._socket = socket.create_connection(("127.0.0.1", port), timeout=30)
+        self._reader = self._socket.makefile("rb")
+        self._socket.sendall(data)
+
+    def status(self) -> int:
+        """The status line; waits for it."""
+        return int(self._reader.readline().split()[1])
+
+    def line(self) -> bytes:
+        """The next line of the reply."""
+        return self._reader.readline()
+
+    def rest(self) -> bytes:
+        """Everything until the server closes the connection."""
+        return self._reader.read()
+
+    def close(self) -> None:
+        """Leave."""
+        self._reader.close()
+        self._socket.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
 
 class Answer:

@@ -36,7 +36,8 @@ def unharmed(server: Running) -> Iterator[None]:
     "body",
     [
         b"", b"[]", b'"x"', b"1", b"null", b'{"model": "fake"', b'{"model": "fake"} x', b"{'model': 'fake'}", b"\xff\xfe{}",
-        '{"model": "fake"}'.encode("utf-16"), b"\xef\xbb\xbf{}", b'{"model":"fake","prompt":"\\ud800"}', b'{"model":"fake","prompt":"\xff"}',
+        '{"model": "fake"}'.encode("utf-16"), b"\xef\xbb\xbf{}", b'{"model":"fake","prompt":"\\ud800"}',
+        b'{"model":"fake","prompt":"\xff"}',
         b'{"model":"fake","temperature":NaN,"prompt":"a"}', b'{"model":"fake","temperature":1e999,"prompt":"a"}',
         b'{"model":"fake","prompt":' + b"[" * 200_000, b'{"model":"fake","prompt":"a","seed":' + b"9" * 5000 + b"}",
     ],
@@ -161,7 +162,8 @@ def test_prompts_times_n_is_bounded(server: Running) -> None:
         ([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}], "messages[0].content[0]"),
         ([{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "input_audio"}]}], "messages[0].content[1]"),
         ([{"role": "user", "content": [{"type": "text", "text": 5}]}], "messages[0].content[0]"),
-        ([{"role": "user", "content": ["a"]}], "messages[0].content[0]"), ([{"role": "user", "content": "a", "name": 5}], "messages[0].name"),
+        ([{"role": "user", "content": ["a"]}], "messages[0].content[0]"),
+        ([{"role": "user", "content": "a", "name": 5}], "messages[0].name"),
         ([{"role": "tool", "content": "a"}], "messages[0].tool_call_id"),
         ([{"role": "tool", "content": "a", "tool_call_id": 5}], "messages[0].tool_call_id"),
         ([{"role": "assistant", "tool_calls": "x"}], "messages[0].tool_calls"),
@@ -182,7 +184,8 @@ def test_messages_that_are_none_are_refused_by_position(server: Running, message
     [
         ({"chat_template": "x"}, "chat_template"), ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs"),
         ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs"), ({"chat_template_kwargs": []}, "chat_template_kwargs"),
-        ({"chat_template_kwargs": {"bos_token": "x"}}, "chat_template_kwargs"), ({"chat_template_kwargs": {"x": [1]}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"bos_token": "x"}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"x": [1]}}, "chat_template_kwargs"),
         ({"chat_template_kwargs": {"x": "y" * 2000}}, "chat_template_kwargs"), ({"tools": "x"}, "tools"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"), ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {}}, "tool_choice"), ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
@@ -193,7 +196,8 @@ def test_messages_that_are_none_are_refused_by_position(server: Running, message
         ({"max_completion_tokens": "5"}, "max_completion_tokens"), ({"reasoning_effort": "extreme"}, "reasoning_effort"),
         ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"), ({"audio": {}}, "audio"),
         ({"modalities": ["audio"]}, "modalities"), ({"documents": [{"text": "a"}]}, "documents"),
-        ({"stream": True, "stream_options": {"nonsense": True}}, "stream_options"), ({"stream": True, "stream_options": []}, "stream_options"),
+        ({"stream": True, "stream_options": {"nonsense": True}}, "stream_options"),
+        ({"stream": True, "stream_options": []}, "stream_options"),
         ({"stream": True, "stream_options": {"include_usage": "yes"}}, "include_usage"),
     ],
     ids=range(30),
@@ -278,7 +282,7 @@ def test_a_body_over_the_limit_is_refused_with_413_declared_or_chunked(small: Ru
     assert (declared.status, declared.error["code"]) == (413, "request_too_large")
     chunks = b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in (body[:15_000], body[15_000:])) + b"0\r\n\r\n"
     with small.begin_raw(b"POST /tokenize HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n" + chunks) as sock:
-        assert sock.recv(1000).startswith(b"HTTP/1.1 413")
+        assert sock.status() == 413
 
 
 def test_pages_of_other_origins_cannot_send_undeclared_bodies(server: Running) -> None:
@@ -290,7 +294,8 @@ def test_pages_of_other_origins_cannot_send_undeclared_bodies(server: Running) -
 
 @pytest.mark.parametrize(
     ("method", "path", "status"),
-    [("GET", COMPLETIONS, 405), ("DELETE", "/health", 405), ("GET", "/nowhere", 404), ("POST", "/v1/models/", 405), ("FOO", "/v1/models", 405),
+    [("GET", COMPLETIONS, 405), ("DELETE", "/health", 405), ("GET", "/nowhere", 404), ("POST", "/v1/models/", 405),
+     ("FOO", "/v1/models", 405),
      ("GET", "/v1/models/none", 404), ("GET", "/", 404), ("OPTIONS", COMPLETIONS, 405)],
 )  # fmt: skip
 def test_unknown_routes_and_methods_speak_the_envelope(server: Running, method: str, path: str, status: int) -> None:
@@ -301,15 +306,15 @@ def test_unknown_routes_and_methods_speak_the_envelope(server: Running, method: 
 
 
 def test_what_is_no_http_gets_the_envelope_too(server: Running) -> None:
-    with server.begin_raw(b"GET / HTTP/9.9\r\nhost: a\r\n\r\n") as sock:
-        reply = sock.makefile("rb").read()
+    with server.begin_raw(b"this is no request\r\n\r\n") as sock:
+        reply = sock.rest()
     assert reply.startswith(b"HTTP/1.1 400")
     assert json.loads(reply.partition(b"\r\n\r\n")[2])["error"]["code"] == "invalid_http"
 
 
 def test_headers_without_end_are_cut_off(server: Running) -> None:
     with server.begin_raw(b"GET /health HTTP/1.1\r\nx: " + b"a" * 200_000) as sock:
-        assert sock.recv(100).startswith(b"HTTP/1.1 400")
+        assert sock.status() == 400
 
 
 @pytest.mark.parametrize(("sent", "echoed"), [("abc-1", "abc-1"), ("a b\tc<d>", "abcd"), ("x" * 5000, "x" * 128)])

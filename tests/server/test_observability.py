@@ -1,0 +1,100 @@
+"""Probes and metrics."""
+
+from __future__ import annotations
+
+import re
+
+from prometheus_client.parser import text_string_to_metric_families
+
+import jaxllm
+from tests.server.harness import Running
+
+DASHBOARD = """
+vllm:e2e_request_latency_seconds_bucket vllm:prompt_tokens_total vllm:generation_tokens_total vllm:inter_token_latency_seconds_bucket
+vllm:num_requests_running vllm:num_requests_waiting vllm:time_to_first_token_seconds_bucket vllm:kv_cache_usage_perc
+vllm:request_prompt_tokens_bucket vllm:request_generation_tokens_bucket vllm:request_success_total vllm:request_queue_time_seconds_sum
+vllm:request_prefill_time_seconds_sum vllm:request_decode_time_seconds_sum vllm:request_max_num_generation_tokens_sum
+""".split()
+
+
+def samples(server: Running) -> dict[str, float]:
+    """Every sample without extra labels beyond model and engine, and request_success by reason."""
+    found = {}
+    for family in text_string_to_metric_families(server.get("/metrics").body.decode()):
+        for sample in family.samples:
+            assert sample.labels["model_name"] == "fake"
+            assert sample.labels["engine"] == "0"
+            extra = {name: value for name, value in sample.labels.items() if name not in ("model_name", "engine")}
+            found[sample.name + "".join(f"[{value}]" for value in extra.values())] = sample.value
+    return found
+
+
+def test_the_fifteen_names_of_the_stock_dashboard_are_there_from_the_start(fresh: Running) -> None:
+    names = {name.partition("[")[0] for name in samples(fresh)}
+    assert len(DASHBOARD) == 15
+    assert set(DASHBOARD) <= names
+    assert {"jaxllm:compiles_after_warmup_total", "jaxllm:build_info"} <= names
+
+
+def test_requests_move_the_metrics_that_dashboards_show(fresh: Running) -> None:
+    fresh.post("/v1/completions", {"model": "alias", "prompt": "abcd", "n": 2})
+    fresh.post("/v1/completions", {"model": "fake", "prompt": "xyz", "stream": True, "max_tokens": 2})
+    found = samples(fresh)
+    assert found["vllm:prompt_tokens_total"] == 7
+    assert found["vllm:generation_tokens_total"] == 10
+    assert found["vllm:request_success_total[stop]"] == 2
+    assert found["vllm:request_success_total[length]"] == 1
+    assert found["vllm:time_to_first_token_seconds_count"] == 3
+    assert found["vllm:inter_token_latency_seconds_count"] == 7
+    assert found["vllm:e2e_request_latency_seconds_count"] == 3
+    assert found["vllm:request_prompt_tokens_sum"] == 4 + 4 + 3
+    assert found["vllm:request_generation_tokens_sum"] == 4 + 4 + 2
+    assert found["vllm:request_max_num_generation_tokens_sum"] == 4 + 2
+    assert found["vllm:request_queue_time_seconds_count"] == 3
+    assert found["vllm:num_requests_running"] == 0
+    assert found["jaxllm:compiles_after_warmup_total"] == 0
+    assert found[f"jaxllm:build_info[{jaxllm.__version__}]"] == 1
+
+
+def test_clients_cannot_add_series(fresh: Running) -> None:
+    def series() -> int:
+        return len(re.findall(rb"^[^#]", fresh.get("/metrics").body, re.MULTILINE))
+
+    before = series()
+    for number in range(50):
+        fresh.request(f"METHOD{number}", f"/path{number}")
+        fresh.post("/v1/completions", {"model": f"model {number}", "prompt": "a", f"field{number}": 1})
+    assert series() == before
+
+
+def test_probes_answer_without_the_engine(fresh: Running) -> None:
+    fresh.control.go.clear()
+    with fresh.begin("/v1/completions", {"model": "fake", "prompt": "abc"}) as sock:
+        assert fresh.control.saw(lambda: len(fresh.control.added) == 1)
+        assert fresh.get("/health").json()["status"] == "ok"
+        assert fresh.get("/ready").json() == {"status": "ready"}
+        assert fresh.get("/version").json() == {"version": jaxllm.__version__}
+        assert fresh.get("/ping").status == 200
+        assert fresh.request("POST", "/ping").status == 200
+        fresh.control.go.set()
+        assert sock.status() == 200
+
+
+def test_draining_refuses_new_work_but_answers_probes(fresh: Running) -> None:
+    fresh.edge.draining = True
+    answer = fresh.post("/v1/chat/completions", {"model": "fake", "messages": [{"role": "user", "content": "a"}]})
+    assert answer.status == 503
+    assert (answer.error["type"], answer.error["code"], answer.headers["retry-after"]) == ("overloaded_error", "draining", "1")
+    assert fresh.get("/ready").status == 503
+    assert fresh.get("/health").status == 200
+    assert fresh.get("/metrics").status == 200
+
+
+def test_tokenize_and_detokenize_are_each_others_inverse(server: Running) -> None:
+    tokens = server.post("/tokenize", {"model": "fake", "prompt": "héllo", "return_token_strs": True}).json()
+    assert tokens["count"] == 6
+    assert tokens["max_model_len"] == 256
+    assert tokens["token_strs"] == ["h", "\ufffd", "\ufffd", "l", "l", "o"]
+    assert server.post("/detokenize", {"model": "fake", "tokens": tokens["tokens"]}).json() == {"prompt": "héllo"}
+    assert server.post("/tokenize", {"prompt": ""}).json()["tokens"] == []
+    assert server.post("/detokenize", {"tokens": []}).json() == {"prompt": ""}

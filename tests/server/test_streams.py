@@ -1,0 +1,262 @@
+"""The life of a request between client and engine: disconnects, errors before and within a stream, overload, the engine's death."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from jaxllm.engine.request import RequestError, TextDelta
+from jaxllm.server.bridge import MAX_BACKLOG, Stream
+from jaxllm.tokenizer import Tokenizer
+from tests.server.fake import Control
+from tests.server.harness import Running
+
+ENDLESS = {"model": "fake", "prompt": "abc", "ignore_eos": True, "max_tokens": 250}
+
+
+class Slow(Control):
+    """Lets the engine step only when told to, one permit each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.permits = threading.Semaphore(0)
+        self.go = Permits(self.permits)  # type: ignore[assignment]
+
+    def step_until(self, condition: Callable[[], bool]) -> None:
+        """Give permits one by one until the engine's thread has made `condition` true."""
+        with self.changed:
+            for _ in range(200):
+                if condition():
+                    return
+                self.permits.release(1)
+                self.changed.wait(0.02)
+        raise AssertionError("the engine never got there")
+
+
+class Permits:
+    """Takes the place of the event that steps wait for."""
+
+    def __init__(self, permits: threading.Semaphore):
+        self._permits = permits
+
+    def wait(self) -> None:
+        """One step takes one permit."""
+        self._permits.acquire()
+
+    def set(self) -> None:
+        """Let everything run to its end."""
+        self._permits.release(100_000)
+
+
+class Stepped(Running):
+    """A server whose engine steps only with a permit."""
+
+    control: Slow
+
+    def __init__(self, tokenizer: Tokenizer):
+        super().__init__(tokenizer)
+        self.control = Slow()
+
+
+@pytest.fixture
+def stepped(tokenizer: Tokenizer) -> Iterator[Stepped]:
+    """A fresh one."""
+    with Stepped(tokenizer) as running:
+        yield running
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("extra", [{}, {"n": 8}, {"prompt": ["a", "b", "c"]}], ids=["one", "n", "prompts"])
+def test_a_client_that_leaves_takes_its_request_out_of_the_engine(stepped: Stepped, stream: bool, extra: dict[str, Any]) -> None:
+    control = stepped.control
+    with stepped.begin("/v1/completions", ENDLESS | {"stream": stream} | extra) as sock:
+        wanted = len(extra.get("prompt", [1]))
+        control.step_until(lambda: len(control.added) == wanted)
+        if stream:
+            control.permits.release(1)
+            assert sock.status() == 200
+    ids = {request.id for request in control.added}
+    control.step_until(lambda: ids <= set(control.aborted))
+    assert not control.running
+    assert stepped.edge.bridge.in_flight == 0
+    assert stepped.edge.bridge.choices == 0
+
+
+def test_a_client_that_leaves_disturbs_nobody_else(stepped: Stepped) -> None:
+    control = stepped.control
+    with stepped.begin("/v1/completions", ENDLESS | {"stream": True}), stepped.begin("/v1/completions", ENDLESS | {"prompt": "x"}) as stays:
+        control.step_until(lambda: len(control.added) == 2)
+        leaver = next(request.id for request in control.added if len(request.prompt_token_ids) == 3)
+        control.permits.release(1)
+        with stepped.begin("/v1/completions", ENDLESS | {"prompt": "yy"}):
+            control.step_until(lambda: len(control.added) == 3)
+        control.step_until(lambda: len(control.aborted) == 1)
+        assert leaver not in control.aborted
+        control.go.set()
+        assert stays.status() == 200
+    assert control.aborted[0] == next(request.id for request in control.added if len(request.prompt_token_ids) == 2)
+
+
+def test_a_finished_request_is_never_aborted(server: Running) -> None:
+    before = len(server.control.aborted)
+    for stream in (True, False):
+        assert server.post("/v1/completions", {"model": "fake", "prompt": "abc", "stream": stream}).status == 200
+    with server.begin("/v1/completions", {"model": "fake", "prompt": "abc", "stream": True}) as sock:
+        while b"[DONE]" not in sock.line():
+            pass
+    server.post("/v1/completions", {"model": "fake", "prompt": "abc"})
+    assert len(server.control.aborted) == before
+
+
+def test_what_the_engine_refuses_is_a_400_even_for_a_stream(fresh: Running) -> None:
+    fresh.control.fail_add = RequestError("can never fit the pool", "max_tokens", "kv_pool_too_small")
+    for stream in (True, False):
+        answer = fresh.post("/v1/completions", {"model": "fake", "prompt": "a", "stream": stream})
+        assert answer.status == 400
+        assert (answer.error["param"], answer.error["code"]) == ("max_tokens", "kv_pool_too_small")
+    fresh.control.fail_add = None
+    assert fresh.post("/v1/completions", {"model": "fake", "prompt": "a"}).status == 200
+
+
+def test_a_request_that_breaks_the_engines_door_fails_alone(fresh: Running) -> None:
+    fresh.control.fail_add = ZeroDivisionError("oops")
+    assert fresh.post("/v1/completions", {"model": "fake", "prompt": "a"}).error["type"] == "server_error"
+    fresh.control.fail_add = None
+    assert fresh.post("/v1/completions", {"model": "fake", "prompt": "a"}).status == 200
+
+
+def test_a_full_queue_of_the_engine_is_a_503_that_says_when_to_come_back(fresh: Running) -> None:
+    fresh.control.fail_add = RequestError("the queue is full", None, "queue_full")
+    answer = fresh.post("/v1/completions", {"model": "fake", "prompt": "a"})
+    assert answer.status == 503
+    assert answer.error["type"] == "overloaded_error"
+    assert answer.headers["retry-after"] == "1"
+    assert answer.headers["x-should-retry"] == "true"
+
+
+def test_a_burst_over_the_capacity_is_refused_at_once_and_the_rest_completes(fresh: Running) -> None:
+    fresh.control.go.clear()
+    body = {"model": "fake", "prompt": "abc", "n": 8}
+    held = [fresh.begin("/v1/completions", body) for _ in range(4)]  # 32 choices: 8 running and 24 queued
+    try:
+        while fresh.edge.bridge.choices < 32:
+            assert fresh.get("/version").status == 200
+        refused = fresh.post("/v1/completions", {"model": "fake", "prompt": "abc"})
+        assert (refused.status, refused.error["code"]) == (503, "queue_full")
+        assert fresh.get("/ready").status == 503
+        assert fresh.get("/health").status == 200
+        fresh.control.go.set()
+        for sock in held:
+            assert sock.status() == 200
+    finally:
+        for sock in held:
+            sock.close()
+    assert b'vllm:admission_rejections_total{engine="0",model_name="fake",reason="queue_full"} 1.0' in fresh.get("/metrics").body
+
+
+def test_the_engines_error_for_one_request_is_a_500_or_an_event(fresh: Running) -> None:
+    fresh.control.error_delta = True
+    answer = fresh.post("/v1/completions", {"model": "fake", "prompt": "abc"})
+    assert answer.status == 500
+    assert answer.error["type"] == "server_error"
+    answer = fresh.post("/v1/completions", {"model": "fake", "prompt": "abc", "stream": True})
+    assert answer.status == 500
+    fresh.control.error_delta = False
+    assert fresh.post("/v1/completions", {"model": "fake", "prompt": "abc"}).status == 200
+
+
+@pytest.mark.parametrize("how", ["step", "socket"])
+def test_the_engines_death_reaches_every_request_and_health(stepped: Stepped, how: str) -> None:
+    control = stepped.control
+    with stepped.begin("/v1/completions", ENDLESS | {"stream": True}) as streaming, stepped.begin("/v1/completions", ENDLESS) as waiting:
+        control.step_until(lambda: len(control.added) == 2)
+        control.permits.release(1)
+        assert streaming.status() == 200
+        if how == "step":
+            control.fail_step = "device lost at 0xdeadbeef in /usr/lib/python/x.py"
+        else:
+            stepped.core_socket.shutdown(socket.SHUT_RDWR)
+        control.permits.release(5)
+        lines = []
+        while not lines or not lines[-1].startswith(b"data: [DONE]"):
+            lines.append(streaming.line())
+        last = next(line for line in reversed(lines[:-1]) if line.startswith(b"data: "))
+        assert json.loads(last.removeprefix(b"data: "))["error"]["type"] == "server_error"
+        assert b"deadbeef" not in b"".join(lines)
+        assert b"/usr/lib" not in b"".join(lines)
+        assert waiting.status() == 500
+    assert stepped.get("/health").status == 503
+    assert stepped.get("/ready").status == 503
+    assert stepped.post("/v1/completions", {"model": "fake", "prompt": "a"}).status == 500
+
+
+def test_openai_python_raises_on_an_error_within_a_stream(stepped: Stepped) -> None:
+    control = stepped.control
+    control.permits.release(2)
+    with openai.OpenAI(base_url=f"{stepped.url}/v1", api_key="none", max_retries=0) as client:
+        stream = client.completions.create(model="fake", prompt="abc", stream=True)
+        assert next(iter(stream)).choices[0].text == "a"
+        control.fail_step = "boom"
+        control.permits.release(5)
+        with pytest.raises(openai.APIError, match="engine stopped"):
+            list(stream)
+
+
+def test_health_says_503_when_steps_stop_coming_while_work_waits(stepped: Stepped) -> None:
+    assert stepped.get("/health").json()["status"] == "ok"
+    with stepped.begin("/v1/completions", ENDLESS):
+        assert stepped.control.saw(lambda: len(stepped.control.added) == 1)
+        bridge = stepped.edge.bridge
+        bridge.last_heard -= 1000
+        next(iter(bridge._entries.values())).began -= 1000
+        answer = stepped.get("/health")
+        assert (answer.status, answer.json()["status"]) == (503, "stalled")
+        assert answer.json()["last_step_age_s"] > 900
+        stepped.control.go.set()
+
+
+def test_a_client_that_does_not_read_is_cut_off_before_its_backlog_grows(server: Running) -> None:
+    class Sink:
+        def __init__(self) -> None:
+            self.aborted = 0
+
+        def abort(self, stream: Stream) -> None:
+            self.aborted += 1
+            stream.ids.clear()
+
+    sink = Sink()
+    stream = Stream(sink)  # type: ignore[arg-type]
+    stream.ids.add("x")
+    delta = TextDelta(id="x", index=0, token_ids=[1] * 1000, text="")
+    for _ in range(MAX_BACKLOG // 1000 + 2):
+        stream.push(0, delta)
+    assert sink.aborted == 1
+
+
+def test_a_connection_serves_many_requests(server: Running) -> None:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        for text in ("a", "b", "c"):
+            assert client.completions.create(model="alias", prompt=text).choices[0].text == text
+            assert client.completions.create(model="alias", prompt=text).model == "alias"
+
+
+def test_many_streams_at_once_stay_apart(server: Running) -> None:
+    texts = {}
+
+    def ask(name: str) -> None:
+        events = server.post("/v1/completions", {"model": "fake", "prompt": name, "stream": True}, **{"x-request-id": "same"}).events()
+        texts[name] = "".join(event["choices"][0]["text"] for event in events)
+
+    names = [f"name {number} " * (number % 3 + 1) for number in range(16)]
+    threads = [threading.Thread(target=ask, args=(name,)) for name in names]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert texts == {name: name[:16] if len(name) > 16 else name for name in names}
