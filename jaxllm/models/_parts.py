@@ -40,7 +40,7 @@ def sizes(hf: Mapping[str, Any], shards: int) -> Sizes:
     if inner % shards:
         raise ConfigError(f"intermediate_size {inner} does not divide over {shards} tensor shards; choose another tensor_parallel_size")
     activation = hf.get("hidden_act")
-    if activation not in ACTIVATIONS:
+    if not isinstance(activation, str) or activation not in ACTIVATIONS:
         raise ConfigError(f"config.json: hidden_act {activation!r} is not supported (supported: {', '.join(sorted(ACTIVATIONS))})")
     eps = hf.get("rms_norm_eps")
     if isinstance(eps, bool) or not isinstance(eps, int | float) or not 0 <= eps < 1:

@@ -60,10 +60,10 @@ def attention(
 ) -> Iterator[Rule]:
     """A layer's attention under the tensor names that Llama introduced."""
     ours, theirs = f"layers.{layer}.attention", f"model.layers.{layer}.self_attn"
-    yield qkv(f"{ours}.qkv.weight", _names(theirs, "weight", "q_proj", "k_proj", "v_proj"), heads, width)
+    yield qkv(f"{ours}.qkv.weight", _qkv_names(theirs, "weight"), heads, width)
     yield Rule(f"{ours}.out.weight", (_output(f"{theirs}.o_proj.weight", heads, width),))
     if qkv_bias:
-        yield qkv(f"{ours}.qkv.bias", _names(theirs, "bias", "q_proj", "k_proj", "v_proj"), heads, None)
+        yield qkv(f"{ours}.qkv.bias", _qkv_names(theirs, "bias"), heads, None)
     if out_bias:
         yield copied(f"{ours}.out.bias", f"{theirs}.o_proj.bias", width)
     if qk_norm:
@@ -74,10 +74,10 @@ def attention(
 def mlp(layer: int, shards: int, inner: int, width: int, *, bias: bool = False) -> Iterator[Rule]:
     """A layer's gated feed-forward block under the tensor names that Llama introduced."""
     ours, theirs = f"layers.{layer}.mlp", f"model.layers.{layer}.mlp"
-    yield gate_up(f"{ours}.gate_up.weight", _names(theirs, "weight", "gate_proj", "up_proj"), shards, inner, width)
+    yield gate_up(f"{ours}.gate_up.weight", (f"{theirs}.gate_proj.weight", f"{theirs}.up_proj.weight"), shards, inner, width)
     yield copied(f"{ours}.down.weight", f"{theirs}.down_proj.weight", width, inner)
     if bias:
-        yield gate_up(f"{ours}.gate_up.bias", _names(theirs, "bias", "gate_proj", "up_proj"), shards, inner, None)
+        yield gate_up(f"{ours}.gate_up.bias", (f"{theirs}.gate_proj.bias", f"{theirs}.up_proj.bias"), shards, inner, None)
         yield copied(f"{ours}.down.bias", f"{theirs}.down_proj.bias", width)
 
 
@@ -96,8 +96,8 @@ def ends(vocab: int, width: int, *, tied: bool) -> Iterator[Rule]:
         yield copied("head.weight", "lm_head.weight", vocab, width)
 
 
-def _names[T: tuple[str, ...]](prefix: str, suffix: str, *parts: str) -> T:
-    return tuple(f"{prefix}.{part}.{suffix}" for part in parts)  # type: ignore[return-value]
+def _qkv_names(prefix: str, suffix: str) -> tuple[str, str, str]:
+    return f"{prefix}.q_proj.{suffix}", f"{prefix}.k_proj.{suffix}", f"{prefix}.v_proj.{suffix}"
 
 
 def _output(name: str, heads: Heads, width: int) -> Piece:

@@ -106,8 +106,7 @@ def _check(checkpoint: reader.Checkpoint, rules: list[Rule], ignored: Mapping[st
     problems, found = list(checkpoint.problems), checkpoint.entries
     pieces = [piece for rule in rules for piece in rule.pieces]
     expected = {piece.name for piece in pieces}
-    if not checkpoint.problems:
-        problems += [f"missing {name}" for name in sorted(expected - set(found))]
+    problems += [f"missing {name}" for name in checkpoint.missing(expected)]
     problems += [f"unexpected {name}" for name in sorted(set(found) - expected - set(ignored))]
     for piece in pieces:
         if piece.name in found:

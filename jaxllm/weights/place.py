@@ -7,6 +7,7 @@ from collections.abc import Callable
 import jax
 import numpy as np
 
+from jaxllm.config import ConfigError
 from jaxllm.models import Piece, Rule
 
 type Index = tuple[slice, ...]
@@ -28,12 +29,20 @@ def read_block(rule: Rule, like: jax.ShapeDtypeStruct, index: Index, view: Calla
     for piece in rule.pieces:
         source = view(piece.name).reshape(piece.view)
         if len(rule.pieces) == 1:
-            out[...] = source[tuple(slice(*bound) for bound in bounds)]
+            _copy(out, source[tuple(slice(*bound) for bound in bounds)], rule.parameter)
             continue
         target = out[:, piece.start : piece.start + piece.view[1]]
         for row in range(*bounds[0]):
-            target[row - bounds[0][0]] = source[row // piece.repeat]
+            _copy(target[row - bounds[0][0]], source[row // piece.repeat], rule.parameter)
     return out
+
+
+def _copy(target: np.ndarray, source: np.ndarray, parameter: str) -> None:
+    """Copy with a cast. Raises ConfigError where float16 would overflow: infinities compute to nonsense."""
+    with np.errstate(over="ignore"):
+        target[...] = source
+    if target.dtype == np.float16 and not np.isfinite(target).all():
+        raise ConfigError(f"{parameter} has values beyond the range of float16 (65504); use dtype bfloat16 or float32")
 
 
 def mismatch(piece: Piece, dtype: str, shape: tuple[int, ...], known: tuple[str, ...]) -> str | None:

@@ -16,6 +16,7 @@ import ml_dtypes
 import numpy as np
 
 MAX_HEADER_BYTES = 100 * 2**20
+INDEX = "model.safetensors.index.json"
 
 DTYPES: Mapping[str, np.dtype] = MappingProxyType(
     {"F64": np.dtype("<f8"), "F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype(ml_dtypes.bfloat16)}
@@ -23,135 +24,154 @@ DTYPES: Mapping[str, np.dtype] = MappingProxyType(
 
 
 class BadFile(ValueError):
-    """This file cannot be read as safetensors; the message says why."""
+    """This file cannot be read as safetensors at all; the message says why."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One tensor of one file: its dtype name, shape, and byte range after the header."""
+    """One tensor: its dtype name, shape and byte range in the data part of its file."""
 
-    file: Path
     dtype: str
     shape: tuple[int, ...]
     begin: int
     end: int
 
 
+@dataclass(frozen=True)
+class TensorFile:
+    """A mapped file. `data` is where its data part starts; `problems` says which tensors do not lie in it as the header claims."""
+
+    name: str
+    buffer: mmap.mmap
+    data: int
+    entries: dict[str, Entry]
+    problems: list[str]
+
+
 class Checkpoint:
-    """All tensors of a model directory. `problems` lists what is wrong with its files; `view` maps a tensor without reading it."""
+    """All tensors of a model directory, mapped and not yet read. `problems` lists everything that is wrong with its files."""
 
     def __init__(self, model_dir: str | Path):
         self.directory = Path(model_dir)
-        self.entries: dict[str, Entry] = {}
         self.problems: list[str] = []
-        self._buffers: dict[Path, mmap.mmap] = {}
+        self._home: dict[str, TensorFile] = {}
         listed = self._listed()
-        for path in self._files(listed):
-            self._add(path)
-        for name, file in sorted(listed.items()):
-            if name not in self.entries and file not in {p.split(":")[0] for p in self.problems}:
-                self.problems.append(f"{file}: lacks {name}, which the index places there")
+        failed = {path.name for path in self._files(listed) if not self._add(path)}
+        strays = sorted(name for name, file in listed.items() if file not in failed and name not in self._home)
+        self.problems += [f"{listed[name]} lacks {name:.100}, which the index places there" for name in strays]
+        self._excused = {name for name, file in listed.items() if file in failed} | set(strays)
+        # Without an index nobody knows what an unreadable file held.
+        self._complete = bool(listed) or (bool(self._home) and not failed)
+
+    @property
+    def entries(self) -> dict[str, Entry]:
+        """Every tensor found, by name."""
+        return {name: file.entries[name] for name, file in self._home.items()}
+
+    def missing(self, names: set[str]) -> list[str]:
+        """Those of `names` that no file holds, except tensors of files that `problems` already names."""
+        return sorted(names - set(self._home) - self._excused) if self._complete else []
 
     def view(self, name: str) -> np.ndarray:
         """The tensor as a read-only view of its file."""
-        entry = self.entries[name]
-        data_start = len(self._buffers[entry.file]) - self._data_bytes(entry.file)
+        file = self._home[name]
+        entry = file.entries[name]
         count = math.prod(entry.shape)
         if count == 0:
             return np.zeros(entry.shape, DTYPES[entry.dtype])
-        flat = np.frombuffer(self._buffers[entry.file], DTYPES[entry.dtype], count, data_start + entry.begin)
-        return flat.reshape(entry.shape)
-
-    def _data_bytes(self, file: Path) -> int:
-        (header,) = struct.unpack("<Q", self._buffers[file][:8])
-        return len(self._buffers[file]) - 8 - header
+        return np.frombuffer(file.buffer, DTYPES[entry.dtype], count, file.data + entry.begin).reshape(entry.shape)
 
     def _listed(self) -> dict[str, str]:
-        """Tensor → file name of model.safetensors.index.json, {} without an index."""
-        index = self.directory / "model.safetensors.index.json"
+        """Tensor → file name as the index has it, {} without an index."""
+        index = self.directory / INDEX
         if not index.is_file():
             return {}
         try:
             listed = json.loads(index.read_bytes())["weight_map"]
             bad = [file for file in listed.values() if not isinstance(file, str) or Path(file).name != file]
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            self.problems.append(f"{index.name}: no weight_map from tensor names to file names")
+            self.problems.append(f"{INDEX} has no weight_map from tensor names to file names")
             return {}
         if bad:
-            self.problems.append(f"{index.name}: {bad[0]!r:.80} is not the name of a file in this directory")
+            self.problems.append(f"{INDEX} names {bad[0]!r:.80}, which is not the name of a file in this directory")
             return {}
         return listed
 
     def _files(self, listed: dict[str, str]) -> list[Path]:
         if listed:
             return [self.directory / name for name in sorted(set(listed.values()))]
-        found = sorted(self.directory.glob("*.safetensors"))
+        if self.problems:
+            return []
         single = self.directory / "model.safetensors"
-        if not found and not self.problems:
-            others = sorted(p.name for p in self.directory.glob("*.bin"))
-            hint = f"; {others[0]} is a pickle, which is never read: convert it to safetensors" if others else ""
-            self.problems.append(f"{self.directory} has no *.safetensors file{hint}")
-        return [single] if single in found else found
+        found = [single] if single.exists() else sorted(self.directory.glob("*.safetensors"))
+        if not found:
+            pickles = sorted(path.name for path in self.directory.glob("*.bin"))
+            hint = f"; {pickles[0]} is a pickle, which is never read: convert it to safetensors" if pickles else ""
+            self.problems.append(f"no *.safetensors file{hint}")
+        return found
 
-    def _add(self, path: Path) -> None:
+    def _add(self, path: Path) -> bool:
+        """Take in one file; false when nothing of it can be read."""
         try:
-            self._buffers[path], entries = open_file(path)
+            file = open_file(path)
         except BadFile as error:
             self.problems.append(f"{path.name}: {error}")
-            return
-        for name, entry in entries.items():
-            if name in self.entries:
-                self.problems.append(f"{path.name}: {name} is also in {self.entries[name].file.name}")
-            self.entries[name] = entry
+            return False
+        self.problems += file.problems
+        self.problems += [f"{path.name} and {self._home[name].name} both hold {name:.100}" for name in file.entries if name in self._home]
+        self._home |= dict.fromkeys(file.entries, file)
+        return True
 
 
-def open_file(path: Path) -> tuple[mmap.mmap, dict[str, Entry]]:
-    """Map a file and read its header. Raises BadFile when it is missing, truncated or inconsistent."""
+def open_file(path: Path) -> TensorFile:
+    """Map a file and check its header. Raises BadFile when there is no header to go by."""
     try:
         with path.open("rb") as file:
             size = path.stat().st_size
             if size < 8:
-                raise BadFile(f"truncated: {size} bytes are no safetensors file")
+                raise BadFile(f"truncated: it has only {size} bytes")
             buffer = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except OSError as error:
-        raise BadFile(f"cannot be opened: {error.strerror}") from None
+        raise BadFile(f"cannot be opened ({error.strerror})") from None
     (length,) = struct.unpack("<Q", buffer[:8])
     if length > MAX_HEADER_BYTES:
         raise BadFile(f"not safetensors: it claims a header of {length} bytes (limit {MAX_HEADER_BYTES})")
     if 8 + length > size:
-        raise BadFile(f"truncated: the header needs {8 + length} bytes, the file has {size}")
+        raise BadFile(f"truncated: its header needs {8 + length} bytes, the file has {size}")
     try:
         header = json.loads(buffer[8 : 8 + length])
-        entries = {name: _entry(path, name, value) for name, value in header.items() if name != "__metadata__"}
-    except (ValueError, AttributeError, RecursionError) as error:
-        raise error if isinstance(error, BadFile) else BadFile("not safetensors: the header is not a JSON object") from None
-    _check_layout(entries, size - 8 - length)
-    return buffer, entries
+    except (ValueError, RecursionError):
+        header = None
+    if not isinstance(header, dict):
+        raise BadFile("not safetensors: its header is not a JSON object")
+    entries = {name: _entry(name, value) for name, value in header.items() if name != "__metadata__"}
+    return TensorFile(path.name, buffer, 8 + length, entries, _layout_problems(path.name, entries, size - 8 - length))
 
 
-def _entry(path: Path, name: str, value: Any) -> Entry:
+def _entry(name: str, value: Any) -> Entry:
     try:
         dtype, shape, (begin, end) = value["dtype"], value["shape"], value["data_offsets"]
-        numbers = [*shape, begin, end]
-        legal = isinstance(dtype, str) and all(type(n) is int and 0 <= n < 2**63 for n in numbers)
+        legal = isinstance(dtype, str) and all(type(n) is int and 0 <= n < 2**63 for n in (*shape, begin, end))
     except (KeyError, TypeError, ValueError):
         legal = False
     if not legal:
-        raise BadFile(f"{name:.100} has no legal dtype, shape and data_offsets")
-    if dtype in DTYPES and end - begin != math.prod(shape) * DTYPES[dtype].itemsize:
-        raise BadFile(f"{name:.100} has {end - begin} bytes, but {dtype} {tuple(shape)} needs {math.prod(shape) * DTYPES[dtype].itemsize}")
-    return Entry(path, dtype, tuple(shape), begin, end)
+        raise BadFile(f"not safetensors: {name:.100} has no legal dtype, shape and data_offsets")
+    return Entry(dtype, tuple(shape), begin, end)
 
 
-def _check_layout(entries: dict[str, Entry], data_bytes: int) -> None:
-    """Tensors must follow each other without holes or overlaps and end where the file ends."""
-    position = 0
+def _layout_problems(file: str, entries: dict[str, Entry], data_bytes: int) -> list[str]:
+    """Tensors must have the bytes that their shape needs, follow each other without holes or overlaps, and end with the file."""
+    problems, position = [], 0
     for name, entry in sorted(entries.items(), key=lambda item: (item[1].begin, item[1].end)):
-        if entry.begin != position or entry.end < entry.begin:
-            kind = "overlaps another tensor" if entry.begin < position else "leaves a hole before it"
-            raise BadFile(f"{name:.100} {kind} (bytes {entry.begin} to {entry.end}, expected to start at {position})")
-        position = entry.end
-    if position > data_bytes:
-        raise BadFile(f"truncated: its tensors need {position} bytes, the file has {data_bytes}")
-    if position < data_bytes:
-        raise BadFile(f"has {data_bytes - position} bytes after its last tensor")
+        where = f"{file}: {name:.100}"
+        if entry.dtype in DTYPES and entry.end - entry.begin != (needed := math.prod(entry.shape) * DTYPES[entry.dtype].itemsize):
+            problems.append(f"{where} has {entry.end - entry.begin} bytes, but {entry.dtype} {list(entry.shape)} needs {needed}")
+        elif entry.end > data_bytes:
+            problems.append(f"{where} is truncated: it ends at byte {entry.end} of the data, the file has {data_bytes}")
+        elif entry.begin != position:
+            kind = "overlaps the tensor" if entry.begin < position else "leaves a hole"
+            problems.append(f"{where} {kind} before it: it begins at byte {entry.begin}, expected {position}")
+        position = max(position, entry.end)
+    if position < data_bytes and not problems:
+        problems.append(f"{file} has {data_bytes - position} bytes after its last tensor")
+    return problems
