@@ -1,0 +1,132 @@
+"""What is known from config.json, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxllm import models
+from jaxllm.config import ConfigError
+
+TINY: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "vocab_size": 96,
+    "max_position_embeddings": 100,
+}
+
+
+def directory(path: Path, config: object, generation: object = None) -> Path:
+    (path / "config.json").write_text(config if isinstance(config, str) else json.dumps(config))
+    if generation is not None:
+        (path / "generation_config.json").write_text(json.dumps(generation))
+    return path
+
+
+def test_the_families_are_the_files_of_the_folder() -> None:
+    assert models.families() == ["llama", "mistral", "qwen2", "qwen3"]
+    folder = Path(models.__file__).parent
+    for name in models.families():
+        assert len((folder / f"{name}.py").read_text().splitlines()) <= 150
+
+
+def test_reading_a_config_imports_no_jax() -> None:
+    code = "import sys, jaxllm.models as m; m.families(); assert 'jax' not in sys.modules and 'flax' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ("{", "not valid JSON"),
+        ("[1]", "holds a list; an object is expected"),
+        ({}, "model_type None is not supported \\(supported: llama, mistral, qwen2, qwen3\\)"),
+        ({"model_type": "gpt2"}, "model_type 'gpt2' is not supported"),
+        ({"model_type": ["llama"]}, "model_type \\['llama'\\] is not supported"),
+        ({"model_type": "_rules"}, "model_type '_rules' is not supported"),
+        (TINY | {"auto_map": {"AutoModel": "modeling.Mine"}}, "remote code \\(auto_map\\), which is never run"),
+        (TINY | {"quantization_config": {"quant_method": "gptq"}}, "quantization_config \\(gptq\\) is not supported"),
+        ({"model_type": "x", "auto_map": {"A": "b"}}, "auto_map.*; model_type 'x'"),
+    ],
+)
+def test_a_config_that_cannot_be_served_is_one_line_that_says_why(tmp_path: Path, config: object, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as error:
+        models.read_config(directory(tmp_path, config))
+    assert "\n" not in str(error.value)
+
+
+def test_a_missing_model_says_what_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="does not exist"):
+        models.read_config(tmp_path / "nowhere")
+    with pytest.raises(ConfigError, match=r"has no config\.json"):
+        models.read_config(tmp_path)
+
+
+def test_an_unknown_family_names_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match="llama, mistral, qwen2, qwen3"):
+        models.family("os")
+
+
+def test_end_of_sequence_ids_come_from_both_files(tmp_path: Path) -> None:
+    path = directory(tmp_path, TINY, {"eos_token_id": [7, 8]})
+    assert models.eos_token_ids(path, TINY | {"eos_token_id": 5}) == {5, 7, 8}
+    assert models.eos_token_ids(path, TINY | {"eos_token_id": None}) == {7, 8}
+    assert models.generation_defaults(path) == {"eos_token_id": [7, 8]}
+
+
+def test_a_model_without_generation_config_has_no_defaults(tmp_path: Path) -> None:
+    assert models.generation_defaults(tmp_path) == {}
+    assert models.eos_token_ids(tmp_path, TINY) == set()
+    with pytest.raises(ConfigError, match="eos_token_id is 'x'"):
+        models.eos_token_ids(tmp_path, {"eos_token_id": "x"})
+
+
+@pytest.mark.parametrize(("shards", "kv_heads"), [(1, 2), (2, 2), (4, 4), (8, 8)])
+def test_kv_heads_are_repeated_to_the_shards(shards: int, kv_heads: int) -> None:
+    assert models.kv_shape(TINY, shards) == models.KVShape(layers=3, kv_heads=kv_heads, head_dim=4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "shards", "message"),
+    [
+        ({}, 3, "8 attention heads do not divide over 3 tensor shards; choose a tensor_parallel_size that divides"),
+        ({"num_key_value_heads": 3}, 1, "8 attention heads are not a multiple of 3 key-value heads; config.json is inconsistent"),
+        ({"num_attention_heads": 0}, 1, "num_attention_heads is 0; it must be a positive integer"),
+        ({"num_hidden_layers": "2"}, 1, "num_hidden_layers is '2'"),
+        ({"head_dim": 7}, 1, "head_dim is 7; rotary embedding needs an even number"),
+    ],
+)
+def test_heads_that_cannot_work_are_refused(changes: dict[str, Any], shards: int, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        models.kv_shape(TINY | changes, shards)
+
+
+def test_families_know_what_a_config_may_leave_out() -> None:
+    sparse = {key: value for key, value in TINY.items() if key != "num_key_value_heads"}
+    assert models.kv_shape(sparse, 1).kv_heads == 8
+    assert models.kv_shape(sparse | {"model_type": "mistral"}, 1).kv_heads == 8
+    assert models.kv_shape(TINY | {"model_type": "qwen3"}, 1).head_dim == 128
+
+
+@pytest.mark.parametrize(
+    ("changes", "length"),
+    [
+        ({}, 100),
+        ({"rope_scaling": {"type": "linear", "factor": 2.5}}, 250),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, 200),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 50}}, 200),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, 400),
+        ({"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, 100),
+    ],
+)
+def test_rope_scaling_stretches_the_context(changes: dict[str, Any], length: int) -> None:
+    assert models.context_length(TINY | changes) == length

@@ -1,0 +1,68 @@
+"""The rule tables are total in both directions, and families refuse what they cannot build."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import pytest
+from flax import nnx
+from safetensors import safe_open
+
+from jaxllm import models
+from jaxllm.config import ConfigError
+from tests.goldens.cases import CASES
+from tests.goldens.golden import load_golden
+
+
+def parameters(hf: dict[str, Any], shards: int) -> dict[str, tuple[int, ...]]:
+    full = models.with_defaults(hf)
+    model = nnx.eval_shape(lambda: models.family(hf["model_type"]).build(full, shards, nnx.Rngs(0), jnp.float32))
+    flat = nnx.to_flat_state(nnx.state(model))
+    return {".".join(map(str, path)): variable.get_value().shape for path, variable in flat}
+
+
+@pytest.mark.parametrize("shards", [1, 4])
+@pytest.mark.parametrize("name", CASES)
+def test_every_tensor_is_used_once_and_every_parameter_made_once(name: str, shards: int) -> None:
+    hf = models.read_config(load_golden(name).directory)
+    rules = models.family(hf["model_type"]).rules(models.with_defaults(hf), shards)
+    assert sorted(rule.parameter for rule in rules) == sorted(parameters(hf, shards))
+    used = sorted(piece.name for rule in rules for piece in rule.pieces)
+    stored: list[str] = []
+    for file in load_golden(name).directory.glob("*.safetensors"):
+        with safe_open(file, "np") as opened:
+            stored += opened.keys()
+    assert used == sorted(stored)
+
+
+@pytest.mark.parametrize("shards", [1, 2, 8])
+@pytest.mark.parametrize("name", ["llama-mha-biases", "llama-mqa-tied-linear", "qwen3-gqa"])
+def test_the_pieces_of_a_rule_fill_its_parameter_exactly(name: str, shards: int) -> None:
+    hf = CASES[name]
+    shapes = parameters(hf, shards)
+    for rule in models.family(hf["model_type"]).rules(models.with_defaults(hf), shards):
+        shape, at = shapes[rule.parameter], 0
+        for piece in rule.pieces:
+            assert piece.start == at
+            assert piece.view[0] * piece.repeat == shape[0]
+            assert piece.view[2:] == shape[2:]
+            at += piece.view[1] if len(piece.view) > 1 else 0
+        assert len(shape) == 1 or at == shape[1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hidden_act": "xielu"}, "hidden_act 'xielu' is not supported \\(supported: gelu"),
+        ({"hidden_act": ["silu"]}, "hidden_act \\['silu'\\]"),
+        ({"rms_norm_eps": "small"}, "rms_norm_eps is 'small'"),
+        ({"intermediate_size": 50}, "intermediate_size 50 does not divide over 4 tensor shards"),
+        ({"vocab_size": None}, "vocab_size is None"),
+        ({"layer_types": ["full_attention"]}, "layer_types must be 2 times"),
+        ({"layer_types": ["sliding_attention", "full_attention"], "use_sliding_window": False}, "needs use_sliding_window"),
+    ],
+)
+def test_a_model_that_cannot_be_built_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parameters(CASES["qwen2-window-mha"] | changes, 4)
