@@ -9,16 +9,21 @@ import sys
 
 from jaxllm.config import ConfigError
 from jaxllm.server.cli import Options, check_generation_config, parse
+from jaxllm.tokenizer import template_text
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Returns the exit status: 0 after a clean stop, 1 on a failure that one line on stderr explains."""
+def main(argv: list[str] | None = None, command: tuple[str, ...] | None = None) -> int:
+    """Returns the exit status: 0 after a clean stop, 1 on a failure that one line on stderr explains.
+
+    `command` starts another engine process than the real one, for tests.
+    """
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # it would say that there is no PyTorch
     options = parse(sys.argv[1:] if argv is None else argv, os.environ)
     logging.basicConfig(level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
-    logging.getLogger("asyncio").setLevel(logging.WARNING)
+    for name in ("asyncio", "uvicorn"):
+        logging.getLogger(name).setLevel(logging.WARNING)
     try:
-        return run(options)
+        return run(options, command)
     except ConfigError as error:
         print(f"jaxllm: error: {error}", file=sys.stderr)
         return 1
@@ -26,16 +31,19 @@ def main(argv: list[str] | None = None) -> int:
         return 130
 
 
-def run(options: Options) -> int:
+def run(options: Options, command: tuple[str, ...] | None = None) -> int:
     """Checks first, from the cheapest on; nothing is loaded before all of them hold."""
+    from jaxllm.server.bridge import CORE_COMMAND
     from jaxllm.server.lifecycle import bind, find_model, serve
 
     check_generation_config(options.generation_config)
+    if options.chat_template is not None:
+        template_text(options.chat_template)
     with bind(options) as sock:
         model_dir = find_model(options)
         if "--trust-remote-code" in sys.argv:
             logging.getLogger("jaxllm.server").warning("--trust-remote-code changes nothing: code from a repository is never run")
-        return asyncio.run(serve(options, sock, model_dir))
+        return asyncio.run(serve(options, sock, model_dir, command or CORE_COMMAND))
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from jaxllm.server.statsline import log_stats
 from jaxllm.tokenizer import Tokenizer, generation_defaults
 
 CORE_STOP_SECONDS = 10.0
+BACKLOG = 2048
 
 logger = logging.getLogger("jaxllm.server")
 
@@ -62,6 +63,14 @@ def bind_unix(path: Path) -> socket.socket:
         sock.close()
         raise ConfigError(f"cannot listen on {path}: {error.strerror or error}; remove it or choose another --uds") from None
     return sock
+
+
+def listen(sock: socket.socket, options: Options) -> None:
+    """From here on connections are taken. Raises ConfigError when another program was quicker."""
+    try:
+        sock.listen(BACKLOG)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {options.uds or options.port}: {error.strerror}; choose another --port or --uds") from None
 
 
 def find_model(options: Options) -> Path:
@@ -105,6 +114,7 @@ async def serve(options: Options, sock: socket.socket, model_dir: Path, command:
     defaults = read_generation_config(options, model_dir)
     config = dataclasses.replace(options.config, model=str(model_dir))
     process, ours = launch(command)
+    logger.info("loading %s in engine process %d", options.config.model, process.pid)
     bridge = Bridge(config, on_phase=lambda phase: logger.debug("%s took %.2f s", phase.name, phase.seconds))
     try:
         edge = await _start(options, bridge, ours, model_dir, defaults, signals)
@@ -112,7 +122,7 @@ async def serve(options: Options, sock: socket.socket, model_dir: Path, command:
             return 128 + signals.first.result()
         return await _serve(options, edge, sock, signals)
     finally:
-        await _stop_core(bridge, process)
+        await _stop_core(bridge, process, now=not bridge.alive or signals.second.done())
 
 
 async def _start(
@@ -144,6 +154,7 @@ def _load_tokenizer(options: Options, model_dir: Path) -> Tokenizer | None:
 
 async def _serve(options: Options, edge: Edge, sock: socket.socket, signals: Signals) -> int:
     server = http_server(build(edge), options.root_path)
+    listen(sock, options)
     serving = asyncio.ensure_future(server.serve(sockets=[sock]))
     stats = asyncio.ensure_future(log_stats(edge)) if options.log_stats else None
     announce(options, sock)
@@ -178,6 +189,7 @@ async def drain(edge: Edge, signals: Signals, seconds: float) -> int:
     finally:
         idle.cancel()
     if signals.second.done():
+        logger.warning("not waiting for %d requests", edge.active)
         return 128 + signals.second.result()
     return 1 if edge.bridge.died.done() else 0
 
@@ -190,11 +202,11 @@ async def _close(server: HttpServer, serving: asyncio.Future[None], force: bool)
     serving.cancel()
 
 
-async def _stop_core(bridge: Bridge, process: subprocess.Popen[bytes]) -> None:
-    """End the engine process: ask, then insist."""
+async def _stop_core(bridge: Bridge, process: subprocess.Popen[bytes], now: bool) -> None:
+    """End the engine process: ask, then insist; `now` when nothing is to be waited for."""
     bridge.stop()
-    if not bridge.ready.done():
-        process.kill()  # still loading: nothing to lose
+    if now:
+        process.kill()
     try:
         await asyncio.to_thread(process.wait, CORE_STOP_SECONDS)
     except subprocess.TimeoutExpired:

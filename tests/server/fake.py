@@ -172,7 +172,9 @@ def make(control: Control, tokenizer: Tokenizer | None) -> Callable[..., tuple[F
     return factory
 
 
-if __name__ == "__main__":  # the engine process of the lifecycle tests
+if __name__ == "__main__":  # the engine process of the lifecycle tests: writes its pid, and runs on after SIGUSR1 when started frozen
+    import pathlib
+    import signal
     import sys
 
     from jaxllm.server.core import main
@@ -180,4 +182,6 @@ if __name__ == "__main__":  # the engine process of the lifecycle tests
     held = Control()
     if os.environ.get("FAKE_ENGINE_FROZEN"):
         held.go.clear()
+    signal.signal(signal.SIGUSR1, lambda *_: held.go.set())
+    pathlib.Path(os.environ["FAKE_ENGINE_PID"]).write_text(str(os.getpid()))
     sys.exit(main(factory=make(held, None)))

@@ -1,0 +1,252 @@
+"""The server as a process: what it checks first, how it stops, what it leaves behind."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any, Self
+
+import pytest
+
+from tests.server.harness import Open
+
+BODY = {"model": "m", "prompt": [1, 2, 3], "ignore_eos": True, "max_tokens": 50}
+
+
+class Process:
+    """A server process over the fake engine; `log` is its stderr so far."""
+
+    def __init__(self, model_dir: pathlib.Path, tmp: pathlib.Path, *flags: str, frozen: bool = False):
+        self._pid_file = tmp / "engine.pid"
+        environ = os.environ | {"FAKE_ENGINE_PID": str(self._pid_file)} | ({"FAKE_ENGINE_FROZEN": "1"} if frozen else {})
+        command = [sys.executable, "-m", "tests.server.serve_fake", "--model", str(model_dir), "--served-model-name", "m", "--port", "0"]
+        self.process = subprocess.Popen(
+            [*command, "--host", "127.0.0.1", "--skip-tokenizer-init", *flags], stderr=subprocess.PIPE, text=True, env=environ
+        )
+        self.log = ""
+        self.port = 0
+        self._heard = threading.Condition()
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        with self.process.stderr as stderr:
+            for line in stderr:
+                with self._heard:
+                    self.log += line
+                    self._heard.notify_all()
+
+    def says(self, text: str, timeout: float = 30) -> None:
+        """Wait for a line in the log."""
+        with self._heard:
+            assert self._heard.wait_for(lambda: text in self.log, timeout), self.log
+
+    def up(self) -> Self:
+        """Wait until it serves."""
+        self.says("serving m on")
+        self.port = int(self.log.partition("serving m on http://127.0.0.1:")[2].split(" ")[0])
+        return self
+
+    @property
+    def engine(self) -> int:
+        """The engine's process id."""
+        return int(self._pid_file.read_text())
+
+    def begin(self, **extra: Any) -> Open:
+        """A completion under way."""
+        data = json.dumps(BODY | extra).encode()
+        head = f"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
+        return Open(self.port, head.encode() + data)
+
+    def busy(self) -> None:
+        """Wait until a request waits for the engine."""
+        while json.loads(self.get("/health")[1])["last_step_age_s"] == 0:
+            pass
+
+    def get(self, path: str) -> tuple[int, bytes]:
+        """Status and body."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        try:
+            connection.request("GET", path)
+            reply = connection.getresponse()
+            return reply.status, reply.read()
+        finally:
+            connection.close()
+
+    def ended(self, timeout: float = 20) -> int:
+        """The exit status; the engine process must be gone too."""
+        status = self.process.wait(timeout)
+        self._reader.join(timeout)
+        return status
+
+    def close(self) -> None:
+        """Whatever happened, nothing stays."""
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        self._reader.join(20)
+
+
+@pytest.fixture
+def launch(model_dir: pathlib.Path, tmp_path: pathlib.Path) -> Iterator[Any]:
+    """Starts processes and ends them."""
+    started: list[Process] = []
+
+    def start(*flags: str, frozen: bool = False) -> Process:
+        started.append(Process(model_dir, tmp_path, *flags, frozen=frozen))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.close()
+
+
+def gone(pid: int) -> bool:
+    """Whether a process has ended (a zombie has)."""
+    try:
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def await_gone(pid: int) -> None:
+    """Wait for a process that is not our child."""
+    try:
+        watch = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        import select
+
+        ready, _, _ = select.select([watch], [], [], 30)
+        assert ready
+    finally:
+        os.close(watch)
+
+
+def test_an_idle_server_stops_at_once_and_cleanly(launch: Any) -> None:
+    server = launch().up()
+    engine = server.engine
+    assert server.get("/ready")[0] == 200
+    server.process.send_signal(signal.SIGTERM)
+    assert server.ended() == 0
+    assert gone(engine)
+    assert "Traceback" not in server.log
+
+
+def test_a_drain_lets_requests_finish_and_refuses_new_ones(launch: Any) -> None:
+    server = launch(frozen=True).up()
+    with server.begin() as whole, server.begin(stream=True) as stream:
+        server.busy()
+        server.process.send_signal(signal.SIGTERM)
+        server.says("shutting down")
+        assert server.get("/ready")[0] == 503
+        assert server.get("/health")[0] == 200
+        with server.begin() as late:
+            assert late.status() == 503
+        os.kill(server.engine, signal.SIGUSR1)
+        assert whole.status() == 200
+        assert stream.status() == 200
+        assert stream.rest().rstrip(b"\r\n0").endswith(b"data: [DONE]")
+    assert server.ended() == 0
+
+
+def test_at_the_deadline_requests_end_with_an_error(launch: Any) -> None:
+    server = launch("--shutdown-timeout", "0.2", frozen=True).up()
+    with server.begin() as whole:
+        server.busy()
+        engine = server.engine
+        server.process.send_signal(signal.SIGTERM)
+        assert whole.status() == 503
+        os.kill(engine, signal.SIGUSR1)
+    assert server.ended() == 0
+    assert gone(engine)
+
+
+def test_a_second_signal_does_not_wait(launch: Any) -> None:
+    server = launch("--shutdown-timeout", "600", frozen=True).up()
+    with server.begin():
+        server.busy()
+        engine = server.engine
+        server.process.send_signal(signal.SIGINT)
+        server.says("shutting down")
+        server.process.send_signal(signal.SIGINT)
+        server.says("not waiting")
+        assert server.ended() == 128 + signal.SIGINT
+    assert gone(engine)
+
+
+def test_the_engines_death_ends_the_server_after_its_replies(launch: Any) -> None:
+    server = launch(frozen=True).up()
+    with server.begin() as whole:
+        server.busy()
+        os.kill(server.engine, signal.SIGKILL)
+        assert whole.status() == 500
+        assert b"server_error" in whole.rest()
+    assert server.ended() == 1
+    assert "the engine process died" in server.log
+
+
+def test_the_engine_does_not_outlive_the_server(launch: Any) -> None:
+    server = launch().up()
+    engine = server.engine
+    server.process.kill()
+    await_gone(engine)
+
+
+def test_a_signal_while_loading_ends_everything(launch: Any) -> None:
+    server = launch()
+    server.says("loading")
+    server.process.send_signal(signal.SIGTERM)
+    assert server.ended() in (0, 128 + signal.SIGTERM)  # 0 when it had come up in between
+
+
+def run(*flags: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """The real command, which must fail before it starts an engine."""
+    command = [sys.executable, "-m", "jaxllm.server", *flags]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=os.environ | environ)
+
+
+@pytest.mark.parametrize("case", ["port", "model", "empty", "template"])
+def test_what_cannot_work_is_said_in_one_line_before_any_loading(case: str, model_dir: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1] if case == "port" else 0)
+        model = {"port": model_dir, "model": tmp_path / "nothing", "empty": tmp_path, "template": model_dir}[case]
+        flags = ["--chat-template", str(tmp_path / "none.jinja")] if case == "template" else []
+        found = run("--host", "127.0.0.1", "--port", port, "--model", str(model), *flags)
+    assert found.returncode == 1
+    assert found.stdout == ""
+    assert len(found.stderr.splitlines()) == 1
+    expected = {"port": f"port {port}", "model": "does not exist", "empty": "config.json", "template": "none.jinja"}[case]
+    assert expected in found.stderr
+
+
+def test_what_the_engine_refuses_is_one_line_too(launch: Any) -> None:
+    server = launch("--max-model-len", "-7")
+    assert server.ended() == 1
+    assert server.log.splitlines()[-1] == "jaxllm: error: --max-model-len must be at least 1, got -7"
+    assert "Traceback" not in server.log
+
+
+def test_a_unix_socket_is_served_and_a_stale_one_replaced(launch: Any, tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "s"
+    with socket.socket(socket.AF_UNIX) as stale:
+        stale.bind(str(path))
+    server = launch("--uds", str(path))
+    server.says("serving m on the Unix socket")
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(20)
+        sock.connect(str(path))
+        sock.sendall(b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n")
+        assert sock.recv(100).startswith(b"HTTP/1.1 200")
+    server.process.send_signal(signal.SIGTERM)
+    assert server.ended() == 0
