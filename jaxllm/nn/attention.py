@@ -16,9 +16,12 @@ from jaxllm.nn.rope import Rotation, rotate
 class AttentionContext(Protocol):
     """Where keys and values live during one forward. K counts stored KV heads (copies included).
 
-    A context that knows the prompt length of every token's request also has `prompt_lengths(position_T) -> int32 [T]`; only
-    dynamic RoPE scaling asks for it.
+    `prompt_length_T` (int32) is the prompt length of each token's request, None when all tokens are one prompt. Only dynamic
+    RoPE scaling reads it.
     """
+
+    @property
+    def prompt_length_T(self) -> Array | None: ...
 
     def attend(
         self, layer: int, q_TNH: Array, k_TKH: Array, v_TKH: Array, *, scale: float, window: int | None, softcap: float | None

@@ -41,8 +41,7 @@ class Decoder(nnx.Module):
     def __call__(self, token_T: Array, position_T: Array, context: AttentionContext) -> Array:
         """Hidden states after the final norm, [T, D]. Tokens of several sequences may be mixed: the context keeps them apart."""
         x_TD = self.embed(token_T)
-        prompt_lengths = getattr(context, "prompt_lengths", None)
-        rotation = self.rope(position_T, prompt_lengths(position_T) if prompt_lengths else None)
+        rotation = self.rope(position_T, context.prompt_length_T)
         for index, block in enumerate(self.layers):
             x_TD = block(index, x_TD, rotation, context)
         return self.norm(x_TD)

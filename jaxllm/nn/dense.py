@@ -11,20 +11,14 @@ class DenseContext:
     """Keeps nothing: the tokens of one call are all there is. Differentiable, and usable under jit and vmap.
 
     Tokens are one sequence, or several packed one after another when `segment_T` (int, [T]) tells them apart. Memory grows with T².
-    `prompt_length_T` says how long each token's prompt is (dynamic RoPE scaling reads it); the length of its sequence by default.
+    `prompt_length_T` says how long each token's prompt is (dynamic RoPE scaling reads it): its whole sequence by default.
     """
 
     def __init__(self, segment_T: Array | None = None, prompt_length_T: Array | None = None):
         self.segment_T = segment_T
+        if prompt_length_T is None and segment_T is not None:
+            prompt_length_T = jnp.sum(segment_T[:, None] == segment_T[None, :], axis=1, dtype=jnp.int32)
         self.prompt_length_T = prompt_length_T
-
-    def prompt_lengths(self, position_T: Array) -> Array:
-        """Prompt length of every token's sequence."""
-        if self.prompt_length_T is not None:
-            return self.prompt_length_T
-        if self.segment_T is None:
-            return jnp.full(position_T.shape, position_T.shape[0], jnp.int32)
-        return jnp.sum(self.segment_T[:, None] == self.segment_T[None, :], axis=1, dtype=jnp.int32)
 
     def attend(
         self, layer: int, q_TNH: Array, k_TKH: Array, v_TKH: Array, *, scale: float, window: int | None, softcap: float | None

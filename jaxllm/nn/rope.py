@@ -12,7 +12,8 @@ type Rotation = tuple[Array, Array]  # cos and sin, float32 [T, H/2]
 
 
 class Rope(Protocol):
-    """Angles of each token. `prompt_length_T` is the prompt length of each token's request, None when unknown."""
+    """Angles of each token. `prompt_length_T` is the prompt length of each token's request, None when all tokens are one
+    prompt."""
 
     def __call__(self, position_T: Array, prompt_length_T: Array | None) -> Rotation: ...
 
@@ -35,9 +36,8 @@ class DynamicRope:
     """NTK scaling whose base grows with the sequence once it exceeds `original` tokens.
 
     A prompt's tokens use the base of the prompt's whole length, a generated token the base of its own position. With those two
-    rules a cached key never has to be rotated again, and both are what transformers computes for one sequence. When a
-    context does not know prompt lengths every token uses the base of its own position: the same for prompts
-    up to `original` tokens, and an approximation beyond.
+    rules a cached key never has to be rotated again, and both are what transformers computes for one sequence. Keys of a
+    prompt longer than `original` depend on its length, so prompts of different lengths cannot share them.
     """
 
     theta: float
@@ -46,7 +46,8 @@ class DynamicRope:
     original: int
 
     def __call__(self, position_T: Array, prompt_length_T: Array | None) -> Rotation:
-        length_T = position_T + 1 if prompt_length_T is None else jnp.maximum(position_T + 1, prompt_length_T)
+        prompt_length = jnp.max(position_T) + 1 if prompt_length_T is None else prompt_length_T
+        length_T = jnp.maximum(position_T + 1, prompt_length)
         growth_T = self.factor * length_T.astype(jnp.float32) / self.original - (self.factor - 1)
         growth_T = jnp.where(length_T > self.original, growth_T, 1.0)
         base_T = self.theta * growth_T ** (self.dim / (self.dim - 2))

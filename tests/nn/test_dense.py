@@ -63,7 +63,6 @@ def test_gradients_are_finite_under_jit_and_vmap() -> None:
 
 
 def test_prompt_lengths_follow_segments() -> None:
-    position = jnp.arange(5)
-    assert DenseContext().prompt_lengths(position).tolist() == [5] * 5
-    assert DenseContext(jnp.array([0, 0, 1, 1, 1])).prompt_lengths(position).tolist() == [2, 2, 3, 3, 3]
-    assert DenseContext(None, jnp.array([3] * 5)).prompt_lengths(position).tolist() == [3] * 5
+    assert DenseContext().prompt_length_T is None
+    assert DenseContext(jnp.array([0, 0, 1, 1, 1])).prompt_length_T.tolist() == [2, 2, 3, 3, 3]
+    assert DenseContext(jnp.array([0, 1, 1]), jnp.array([3] * 3)).prompt_length_T.tolist() == [3] * 3

@@ -52,7 +52,7 @@ def test_dynamic_scaling_uses_the_prompt_length_for_a_prompt_and_the_position_af
         np.testing.assert_allclose(cos[row], [np.cos(at / base(length) ** (i / 8)) for i in range(0, 8, 2)], atol=1e-5)
 
 
-def test_dynamic_scaling_without_prompt_lengths_is_equal_for_prompts_up_to_the_original_length() -> None:
+def test_without_prompt_lengths_all_tokens_are_one_prompt() -> None:
     rope, position = DynamicRope(10000.0, 8, 4.0, 64), jnp.arange(100)
-    for found, expected in zip(rope(position, None), rope(position, jnp.full(100, 64)), strict=True):
+    for found, expected in zip(rope(position, None), rope(position, jnp.full(100, 100)), strict=True):
         np.testing.assert_array_equal(found, expected)
