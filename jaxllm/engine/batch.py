@@ -64,10 +64,11 @@ def ingest_arrays(plan: Plan, slots: int, page_size: int) -> tuple[dict[str, np.
 
 @dataclass(frozen=True)
 class ChunkLayout:
-    """How prompt chunks are laid out for one `ExtendShape` and table width."""
+    """How prompt chunks are laid out for one `ExtendShape` and table width, and how many rows of logits the step gives."""
 
     shape: ExtendShape
     table_width: int
+    logit_rows: int  # at least decodes + chunks; padded so that few sampling programs serve all shapes
 
     @property
     def shapes(self) -> Shapes:

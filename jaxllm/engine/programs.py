@@ -48,7 +48,7 @@ class Programs:
         """Every program of the lattice, largest first, so that a step which does not fit memory shows at once."""
         extend: list[Key] = [("extend", shape) for shape in sorted(self.buckets.extend, key=lambda s: -s.tokens)]
         decode: list[Key] = [("decode", rows) for rows in sorted(self.buckets.decode, reverse=True)]
-        rows = sorted({logit_rows(shape) for _, shape in extend + decode}, reverse=True)
+        rows = sorted({logit_rows(self.buckets, shape) for _, shape in extend + decode}, reverse=True)
         return [*extend, *decode, *(("sample", (n, s)) for n in rows for s in Sampler), ("ingest", None)]
 
     def get(self, kind: str, shape: object) -> Callable[..., Any]:
@@ -69,7 +69,7 @@ class Programs:
 
     def layout(self, shape: ExtendShape) -> ChunkLayout:
         """How chunks of this shape are packed."""
-        return ChunkLayout(shape, self.table_width)
+        return ChunkLayout(shape, self.table_width, logit_rows(self.buckets, shape))
 
     def buffer(self, size: int) -> jax.ShapeDtypeStruct:
         """A packed host buffer of `size` int32."""
@@ -117,9 +117,13 @@ class Programs:
         return function, (3,), arguments, self._replicated
 
 
-def logit_rows(shape: object) -> int:
-    """Rows of logits that a decode bucket or an extend shape gives."""
-    return shape.decodes + shape.chunks if isinstance(shape, ExtendShape) else int(shape)  # type: ignore[call-overload]
+def logit_rows(buckets: Buckets, shape: object) -> int:
+    """Rows of logits that a decode bucket or an extend shape gives, padded to a decode bucket or to the most any shape gives."""
+    if not isinstance(shape, ExtendShape):
+        return int(shape)  # type: ignore[call-overload]
+    needed = shape.decodes + shape.chunks
+    most = max(s.decodes + s.chunks for s in buckets.extend)
+    return min(rows for rows in (*buckets.decode, most) if rows >= needed)
 
 
 def place(tree: Any, like: Any) -> Any:

@@ -57,7 +57,7 @@ def resolve(config: EngineConfig, model_dir: Path, mesh: Mesh) -> Setup:
     buckets = Buckets.build(max_num_seqs, budget, platform)
     itemsize = jnp.dtype(dtype).itemsize
     need = Need(page_bytes(kv.layers, kv.kv_heads, page_size, kv.head_dim, dtype) // shards, page_size, max_num_seqs, length)
-    rows = max(logit_rows(shape) for shape in (*buckets.extend, *buckets.decode))
+    rows = max(logit_rows(buckets, shape) for shape in (*buckets.extend, *buckets.decode))
     sizes = (
         usable_bytes(config, mesh.devices.flat[0]),
         shard_bytes(jax.tree.leaves(abstract)),

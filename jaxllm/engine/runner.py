@@ -80,7 +80,7 @@ class Runner:
         self._ingest(empty, force=True)
         outputs: dict[int, tuple[Array, Array, Array]] = {}
         for shape in self.programs.buckets.extend:
-            outputs[logit_rows(shape)] = self._extend(shape, empty)
+            outputs[logit_rows(self.programs.buckets, shape)] = self._extend(shape, empty)
         for rows in self.programs.buckets.decode:
             self.kv, *out = self.programs.get("decode", rows)(self.weights, self.kv, self.state)
             outputs[rows] = tuple(out)

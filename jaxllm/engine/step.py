@@ -62,7 +62,7 @@ def decode(model: Model, rows: int, weights: tuple[Array, ...], kv: KVCache, sta
 def extend(
     model: Model, layout: ChunkLayout, weights: tuple[Array, ...], kv: KVCache, state: SlotState, buffer: Array
 ) -> tuple[KVCache, SlotState, Array, Array, Array]:
-    """Decode rows and prompt chunks in one forward. Returns (kv, state, logits [B+R, V], slots [B+R], emit [B+R])."""
+    """Decode rows and prompt chunks in one forward. Returns (kv, state, logits, slots, emit): B rows, R rows, then padding."""
     batch = unpack(buffer, layout.shapes)
     state = _admit(state, batch)
     region = _decode_region(state, layout.shape.decodes, kv, model.page_size)
@@ -85,9 +85,11 @@ def extend(
     position = jnp.concatenate([region.position, batch["position"]])
     hidden = module(token, position, context)
     last = layout.shape.decodes + jnp.maximum(batch["start"] + batch["length"] - 1, 0)
-    picked = jnp.concatenate([jnp.arange(layout.shape.decodes, dtype=jnp.int32), last])
-    slots = jnp.concatenate([region.slots, batch["slot"]])
-    emit = jnp.concatenate([region.alive, batch["final"] != 0])
+    spare = layout.logit_rows - layout.shape.decodes - layout.shape.chunks
+    trash = jnp.full((spare,), state.rows.shape[0], jnp.int32)
+    picked = jnp.concatenate([jnp.arange(layout.shape.decodes, dtype=jnp.int32), last, jnp.zeros_like(trash)])
+    slots = jnp.concatenate([region.slots, batch["slot"], trash])
+    emit = jnp.concatenate([region.alive, batch["final"] != 0, jnp.zeros((spare,), jnp.bool_)])
     return context.kv, state, module.logits(hidden[picked]), slots, emit
 
 
