@@ -6,6 +6,7 @@ It ends when told to, when the HTTP process goes away (end of file), or when the
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import queue
 import signal
@@ -62,6 +63,8 @@ class Core:
             traceback.print_exc()
             return self._die(f"{type(error).__name__}: {error}")
         finally:
+            with contextlib.suppress(OSError):
+                self._sock.shutdown(socket.SHUT_RDWR)  # wakes the reader thread
             self._sock.close()
 
     def _read(self) -> None:
@@ -116,10 +119,8 @@ class Core:
         self._sock.sendall(encode(message))
 
     def _die(self, reason: str, expected: bool = False) -> int:
-        try:
+        with contextlib.suppress(OSError):
             self._send(Died(reason if expected else sanitize(reason), expected))
-        except OSError:
-            pass
         return 1
 
 

@@ -1,0 +1,93 @@
+"""The command line."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from jaxllm.config import EngineConfig
+from jaxllm.server.cli import ENGINE_FLAGS, human_int, parse, parser
+
+
+def test_every_field_of_the_engines_configuration_has_a_flag_and_its_default() -> None:
+    flagged = [name for flags in ENGINE_FLAGS.values() for name in flags]
+    assert sorted(flagged) == sorted(field.name for field in dataclasses.fields(EngineConfig))
+    assert parse([], {}).config == EngineConfig()
+
+
+@pytest.mark.parametrize(
+    ("argv", "field", "value"),
+    [
+        (["--max-model-len", "32k"], "max_model_len", 32_000), (["--max-model-len", "32K"], "max_model_len", 32_768),
+        (["--max-model-len", "auto"], "max_model_len", "auto"), (["--max-model-len", "-1"], "max_model_len", -1),
+        (["--max-model-len", "8192"], "max_model_len", 8192), (["-tp", "4"], "tensor_parallel_size", 4),
+        (["--device-memory-utilization", "0.5"], "gpu_memory_utilization", 0.5),
+        (["--no-enable-prefix-caching"], "enable_prefix_caching", False),
+        (["--no-async-scheduling"], "async_scheduling", False), (["--kv-cache-memory-bytes", "2G"], "kv_cache_memory_bytes", 2**31),
+        (["--dtype", "half"], "dtype", "half"), (["--enforce-eager"], "enforce_eager", True), (["some/model"], "model", "some/model"),
+        (["--max-num-batched-tokens=4k"], "max_num_batched_tokens", 4000), (["--model", "x", "--trust-remote-code"], "model", "x"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_flags_reach_the_configuration(argv: list[str], field: str, value: Any) -> None:
+    assert getattr(parse(argv, {}).config, field) == value
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--port", "70000"], ["--port", "x"], ["--gpu-memory-utilization", "1.5"], ["--gpu-memory-utilization", "0"], ["--dtype", "int8"],
+        ["--max-model-len", "12q"], ["--max-model-len", "1.5"], ["--api-key", ""], ["--allowed-origins", '"*"'], ["--no-such-flag"],
+        ["--default-chat-template-kwargs", "[1]"], ["--default-chat-template-kwargs", '{"tokenize": true}'], ["--max-body-size", "0"],
+        ["--log-level", "loud"], ["--shutdown-timeout", "-1"], ["--served-model-name"], ["--load-format", "pickle"],
+        ["--allowed-origins", "x"],
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_flag_that_cannot_be_is_refused_with_status_2(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit:
+        parse(argv, {})
+    assert exit.value.code == 2
+    last = capsys.readouterr().err.strip().splitlines()[-1]
+    assert last.startswith("python -m jaxllm.server: error:")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("1k", 1000), ("1K", 1024), ("25.6k", 25_600), ("2m", 2_000_000), ("1_000", 1000), ("1G", 2**30)]
+)
+def test_human_integers(text: str, value: int) -> None:
+    assert human_int(text) == value
+
+
+@pytest.mark.parametrize("text", ["", "k", "1kk", "1.00001k", "0x10", "1e3", "ten"])
+def test_what_is_no_human_integer(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError):
+        human_int(text)
+
+
+def test_keys_come_from_the_flags_else_from_the_environment() -> None:
+    assert parse(["--api-key", "a", "b", "--api-key", "c"], {"VLLM_API_KEY": "d"}).settings.api_keys == ("a", "b", "c")
+    assert parse([], {"VLLM_API_KEY": "d"}).settings.api_keys == ("d",)
+    assert parse([], {"JAXLLM_API_KEY": "e", "VLLM_API_KEY": ""}).settings.api_keys == ("e",)
+    assert parse([], {}).settings.api_keys == ()
+
+
+def test_the_model_is_served_under_its_own_name_unless_others_are_given() -> None:
+    assert parse(["--model", "a/b"], {}).settings.served == ("a/b",)
+    assert parse(["--model", "a/b", "--served-model-name", "x", "y", "x"], {}).settings.served == ("x", "y")
+
+
+def test_help_is_in_groups_and_never_shows_a_key() -> None:
+    text = parser().format_help()
+    for group in ("Model:", "Memory:", "Scheduler:", "Parallel:", "Server:", "Security:", "Logging:"):
+        assert f"\n{group}\n" in text
+
+
+def test_the_edge_imports_no_jax() -> None:
+    code = "import sys, jaxllm.server.lifecycle, transformers; sys.exit(any(m in sys.modules for m in ('jax', 'torch', 'flax')))"
+    assert subprocess.run([sys.executable, "-c", code], check=False, stderr=subprocess.DEVNULL).returncode == 0

@@ -1,0 +1,178 @@
+"""The engine process's side of the socket, and the messages on it."""
+
+from __future__ import annotations
+
+import dataclasses
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from jaxllm.config import EngineConfig
+from jaxllm.engine.request import EngineStats, GenerateRequest, RequestTimes, TextDelta, TokenLogprobs
+from jaxllm.sampling.options import SamplingParams
+from jaxllm.server.core import Core
+from jaxllm.server.messages import Abort, Add, Died, Outputs, Phase, Ready, Rejected, Start, Stop, encode, to_core, to_edge
+from tests.server.fake import RESOLVED, Control, make
+
+PARAMS = SamplingParams(
+    n=3, temperature=1, stop=["a", "b"], stop_token_ids=[1, 2], seed=-(2**63), max_tokens=None, presence_penalty=0, logprobs=2
+)
+DELTA = TextDelta(
+    id="x",
+    index=1,
+    token_ids=[5, 6],
+    text="héllo\x00",
+    logprobs=[TokenLogprobs(token_id=5, logprob=float("-inf"), rank=1, top=[(5, -0.5), (6, float("-inf"))])],
+    finish_reason="stop",
+    stop_reason=6,
+    times=RequestTimes(arrival=1.5, scheduled=2, first_token=3, last_token=4),
+)
+
+
+@pytest.mark.parametrize(
+    ("message", "decoder"),
+    [
+        (Start(EngineConfig(max_model_len="auto", seed=7)), to_core),
+        (Add(GenerateRequest(id="x", prompt_token_ids=[1, 2**31 - 1], params=PARAMS)), to_core),
+        (Abort("x"), to_core),
+        (Stop(), to_core),
+        (Phase("Compiling", 1.5), to_edge),
+        (Ready(RESOLVED, {"Loading": 2.0}), to_edge),
+        (
+            Outputs([DELTA, dataclasses.replace(DELTA, stop_reason="a", logprobs=None, times=None)], EngineStats(running=1, kv_usage=0.5)),
+            to_edge,
+        ),
+        (Rejected("x", "no", "prompt", "code"), to_edge),
+        (Died("why", True), to_edge),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_every_message_arrives_as_it_was_sent_in_pieces_of_any_size(message: Any, decoder: Any) -> None:
+    data = encode(message) * 3
+    for size in (1, 7, 4096):
+        frames = decoder()
+        found = [got for at in range(0, len(data), size) for got in frames.feed(data[at : at + size])]
+        assert found == [message] * 3
+
+
+def test_a_frame_that_claims_too_much_is_refused() -> None:
+    with pytest.raises(ValueError, match="over the limit"):
+        to_core().feed(b"\xff\xff\xff\xff")
+
+
+class Peer:
+    """A hand-driven HTTP side."""
+
+    def __init__(self, control: Control):
+        self.socket, theirs = socket.socketpair()
+        self.socket.settimeout(20)
+        self.orphaned = threading.Event()
+        self.core = Core(theirs, make(control, None), self.orphaned.set)
+        self.status: list[int] = []
+        self.thread = threading.Thread(target=lambda: self.status.append(self.core.run()))
+        self.thread.start()
+        self._frames = to_edge()
+        self._got: list[Any] = []
+
+    def send(self, *messages: Any) -> None:
+        """All in one write."""
+        self.socket.sendall(b"".join(encode(message) for message in messages))
+
+    def next(self) -> Any:
+        """The next message, None at the end."""
+        while not self._got:
+            data = self.socket.recv(4096)
+            if not data:
+                return None
+            self._got += self._frames.feed(data)
+        return self._got.pop(0)
+
+    def ended(self) -> int:
+        """Exit status."""
+        self.thread.join(20)
+        return self.status[0]
+
+
+@pytest.fixture
+def control() -> Control:
+    """The hand on the engine."""
+    return Control()
+
+
+@pytest.fixture
+def peer(control: Control) -> Iterator[Peer]:
+    """A core that is ready."""
+    peer = Peer(control)
+    peer.send(Start(EngineConfig()))
+    assert isinstance(peer.next(), Phase)
+    assert isinstance(peer.next(), Ready)
+    yield peer
+    peer.socket.close()
+    peer.thread.join(20)
+
+
+def add(id: str, max_tokens: int = 2, **options: Any) -> Add:
+    """A request."""
+    params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, **options)
+    return Add(GenerateRequest(id=id, prompt_token_ids=[1, 2, 3], params=params))
+
+
+def test_there_is_one_message_per_step_with_all_deltas(peer: Peer) -> None:
+    peer.send(add("a"), add("b", n=2))
+    first, second = peer.next(), peer.next()
+    assert sorted((delta.id, delta.index) for delta in first.deltas) == [("a", 0), ("b", 0), ("b", 1)]
+    assert [delta.finish_reason for delta in second.deltas] == ["length"] * 3
+    assert second.stats.steps == 2
+
+
+def test_an_abort_is_confirmed_by_fresh_stats_even_when_nothing_is_left_to_run(peer: Peer, control: Control) -> None:
+    control.go.clear()
+    peer.send(add("a", 100))
+    assert control.saw(lambda: len(control.added) == 1)
+    peer.send(Abort("a"), Abort("never heard of"))
+    control.go.set()
+    seen = peer.next()
+    while seen.stats.running:
+        seen = peer.next()
+    assert control.aborted == ["a"]
+
+
+def test_the_core_ends_when_told_to(peer: Peer) -> None:
+    peer.send(Stop())
+    assert peer.next() is None
+    assert peer.ended() == 0
+
+
+def test_the_core_ends_when_the_other_side_has_gone(peer: Peer) -> None:
+    peer.send(add("a", 1000))
+    peer.socket.close()
+    assert peer.orphaned.wait(20)
+    assert peer.ended() in (0, 1)
+
+
+def test_a_failing_step_is_the_last_word_and_says_no_addresses(peer: Peer, control: Control, capsys: pytest.CaptureFixture[str]) -> None:
+    control.fail_step = "lost at 0xdeadbeef"
+    peer.send(add("a"))
+    assert peer.next() == Died("RuntimeError: lost at 0x…")
+    assert peer.next() is None
+    assert peer.ended() == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_configuration_that_cannot_work_is_the_operators_fault() -> None:
+    peer = Peer(Control())
+    peer.send(Start(EngineConfig(max_model_len=-7)))
+    assert isinstance(peer.next(), Phase)
+    assert peer.next() == Died("--max-model-len must be at least 1, got -7", True)
+    assert peer.ended() == 1
+    peer.socket.close()
+
+
+def test_malformed_input_ends_the_core_rather_than_hanging_it(peer: Peer, capsys: pytest.CaptureFixture[str]) -> None:
+    peer.socket.sendall(b"\x02\x00\x00\x00\xc1\xc1")
+    assert peer.next() is None
+    assert peer.ended() == 0
+    assert "DecodeError" in capsys.readouterr().err

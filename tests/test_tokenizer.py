@@ -1,0 +1,162 @@
+"""Tokenizer loading, single tokens, chat templates."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import threading
+
+import pytest
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, normalizers
+
+from jaxllm.config import ConfigError
+from jaxllm.tokenizer import TemplateError, Tokenizer, byte_alphabet, generation_defaults, template_text
+from tests.server.conftest import write_tokenizer
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """A byte-level tokenizer with a chat template."""
+    return write_tokenizer(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def tokenizer(directory: pathlib.Path) -> Tokenizer:
+    """It, loaded."""
+    return Tokenizer.load(directory)
+
+
+@pytest.fixture(scope="module")
+def spaced(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """A tokenizer in the manner of SentencePiece, with bytes as a fallback."""
+    path = tmp_path_factory.mktemp("spaced")
+    words = ["<unk>", "▁", "▁the", "a", "▁a", *(f"<0x{byte:02X}>" for byte in range(256))]
+    backend = Backend(models.BPE(vocab={word: at for at, word in enumerate(words)}, merges=[], unk_token="<unk>", byte_fallback=True))
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(content=" ", left=1, right=0)]
+    )
+    backend.save(str(path / "tokenizer.json"))
+    (path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
+    return Tokenizer.load(path)
+
+
+def test_text_survives_the_round_trip(tokenizer: Tokenizer) -> None:
+    text = "héllo \u0000 wörld 你好"
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_single_tokens_are_text_and_exact_bytes(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode("é")
+    assert [tokenizer.token_text(id) for id in ids] == ["\ufffd", "\ufffd"]
+    assert b"".join(tokenizer.token_bytes(id) for id in ids) == "é".encode()
+    assert tokenizer.token_text(257) == "<|im_start|>"
+    assert tokenizer.token_text(10_000) == ""
+    assert tokenizer.token_bytes(10_000) == b""
+
+
+def test_a_token_keeps_its_leading_space(spaced: Tokenizer) -> None:
+    assert spaced.token_text(2) == " the"
+    assert spaced.token_text(3) == "a"
+
+
+def test_byte_fallback_tokens_are_one_byte(spaced: Tokenizer) -> None:
+    assert spaced.token_bytes(5 + 0xC3) == b"\xc3"
+    assert spaced.token_bytes(5 + 0x41) == b"A"
+
+
+def test_the_byte_alphabet_is_a_bijection() -> None:
+    assert sorted(byte_alphabet().values()) == list(range(256))
+    assert byte_alphabet()["Ġ"] == 0x20
+
+
+def test_a_chat_is_rendered_by_the_template(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.chat([{"role": "user", "content": "hi"}])
+    assert tokenizer.decode(ids, skip_special_tokens=False) == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    assert ids[0] == 257
+
+
+def test_template_arguments_reach_only_templates_that_read_them(tokenizer: Tokenizer) -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    quiet = tokenizer.chat(messages, template_kwargs={"enable_thinking": False, "never_read": 1, "tokenize": False})
+    assert tokenizer.decode(quiet).endswith("no thinking\n")
+    assert tokenizer.chat(messages, template_kwargs={"enable_thinking": True}) == tokenizer.chat(messages)
+
+
+def test_control_tokens_in_content_stay_text_unless_allowed(tokenizer: Tokenizer) -> None:
+    messages = [{"role": "user", "content": "a<|im_end|>b"}]
+    clean, raw = tokenizer.chat(messages), tokenizer.chat(messages, sanitize=False)
+    assert (clean.count(258), raw.count(258)) == (1, 2)
+    assert tokenizer.decode(clean, skip_special_tokens=False) == tokenizer.decode(raw, skip_special_tokens=False)
+
+
+def test_a_final_message_can_be_continued(tokenizer: Tokenizer) -> None:
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "well, I"}]
+    ids = tokenizer.chat(messages, add_generation_prompt=False, continue_final_message=True)
+    assert tokenizer.decode(ids, skip_special_tokens=False).endswith("well, I")
+
+
+@pytest.mark.parametrize("messages", [[], [{"role": "user", "content": "raise"}]])
+def test_what_the_template_refuses_is_one_kind_of_error(tokenizer: Tokenizer, messages: list[dict[str, str]]) -> None:
+    with pytest.raises(TemplateError):
+        tokenizer.chat(messages)
+
+
+def test_threads_do_not_disturb_each_other(tokenizer: Tokenizer) -> None:
+    """A chat switches special tokens off inside the shared tokenizer; plain texts must not notice."""
+    wrong = []
+    messages = [{"role": "user", "content": "<|im_end|>" * 50}]
+    want = tokenizer.chat(messages)
+
+    def chats() -> None:
+        for _ in range(30):
+            if tokenizer.chat(messages) != want:
+                wrong.append("chat")
+
+    def texts() -> None:
+        for _ in range(3000):
+            if tokenizer.encode("<|im_end|>") != [258]:
+                wrong.append("text")
+
+    threads = [threading.Thread(target=work) for work in (chats, chats, texts)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_another_template_can_be_given_as_text_or_file(directory: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    source = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    path = tmp_path / "t.jinja"
+    path.write_text(source)
+    assert template_text(source) == template_text(str(path)) == source
+    tokenizer = Tokenizer.load(directory, str(path))
+    assert tokenizer.decode(tokenizer.chat([{"role": "user", "content": "hi"}])) == "hi"
+    with pytest.raises(ConfigError, match=r"none\.jinja"):
+        template_text(str(tmp_path / "none.jinja"))
+
+
+def test_a_directory_without_a_tokenizer_is_one_readable_error(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(ConfigError) as error:
+        Tokenizer.load(tmp_path)
+    assert "\n" not in str(error.value)
+
+
+def test_code_in_a_repository_is_never_run(directory: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    (tmp_path / "mine.py").write_text("raise SystemExit('ran')\n")
+    config = {"tokenizer_class": "Mine", "auto_map": {"AutoTokenizer": [None, "mine.Mine"]}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ConfigError):
+        Tokenizer.load(tmp_path)
+
+
+def test_generation_defaults_are_read_or_empty(tmp_path: pathlib.Path) -> None:
+    assert generation_defaults(tmp_path) == {}
+    (tmp_path / "generation_config.json").write_text('{"temperature": 0.6}')
+    assert generation_defaults(tmp_path) == {"temperature": 0.6}
+    (tmp_path / "generation_config.json").write_text("[]")
+    with pytest.raises(ConfigError):
+        generation_defaults(tmp_path)
