@@ -13,6 +13,7 @@ import numpy as np
 from flax import nnx
 from safetensors.numpy import load_file, save_file
 
+from examples.demo_model.context import FusedContext
 from examples.demo_model.tokenizer import VOCABULARY
 from jaxllm.models import qwen3
 from jaxllm.nn.dense import DenseContext
@@ -53,10 +54,19 @@ def create(hf: dict[str, Any], seed: int = 0, dtype: Any = jnp.float32) -> nnx.M
     return qwen3.build(hf, 1, nnx.Rngs(seed), dtype)
 
 
-def forward(model: nnx.Module, token_BT: jax.Array, position_BT: jax.Array, segment_BT: jax.Array) -> jax.Array:
-    """Hidden states `[B, T, D]` of packed rows; a token sees earlier tokens of its own segment."""
-    row = lambda token_T, position_T, segment_T: model(token_T, position_T, DenseContext(segment_T))  # noqa: E731
-    return jax.vmap(row)(token_BT, position_BT, segment_BT)
+def forward(model: nnx.Module, token_BT: jax.Array, position_BT: jax.Array, segment_BT: jax.Array | None, fused: bool = False) -> jax.Array:
+    """Hidden states `[B, T, D]` of packed rows; a token sees earlier tokens of its own segment (of its row when there are none)."""
+    if fused:
+        hidden_TD = model(token_BT.reshape(-1), position_BT.reshape(-1), FusedContext(len(token_BT), segment_BT))
+        return hidden_TD.reshape(*token_BT.shape, -1)
+    if segment_BT is None:
+        return jax.vmap(lambda token_T, position_T: model(token_T, position_T, DenseContext()))(token_BT, position_BT)
+    return jax.vmap(lambda token_T, position_T, segment_T: model(token_T, position_T, DenseContext(segment_T)))(token_BT, position_BT, segment_BT)
+
+
+def can_fuse(dtype: Any) -> bool:
+    """Whether the fused kernel serves this back end and dtype."""
+    return jax.default_backend() == "gpu" and dtype == jnp.bfloat16
 
 
 def _parts(model: nnx.Module, hf: dict[str, Any]) -> Iterator[tuple[nnx.Param, list[tuple[str, tuple[int, ...]]]]]:

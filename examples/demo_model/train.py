@@ -21,7 +21,7 @@ import numpy as np
 import optax
 from flax import nnx
 
-from examples.demo_model.network import CONFIG, TINY, create, forward, save
+from examples.demo_model.network import CONFIG, TINY, can_fuse, create, forward, save
 from examples.demo_model.pack import Rows, pack
 from examples.demo_model.tokenizer import CONTROL, VOCABULARY
 
@@ -33,7 +33,7 @@ class Recipe:
     steps: int = 8_000
     batch: int = 64  # rows a step
     length: int = 1024  # tokens a row
-    documents: int = 1_600_000
+    documents: int = 1_000_000
     workers: int = 16
     rate: float = 2e-3
     warmup: int = 300
@@ -48,7 +48,7 @@ Step = Callable[[nnx.State, optax.OptState, jax.Array], tuple[nnx.State, optax.O
 def loss_of(graph: nnx.GraphDef, state: nnx.State, rows: Rows) -> jax.Array:
     """Mean cross-entropy (nats) of the tokens to learn, computed in bfloat16 with float32 logits."""
     model = nnx.merge(graph, jax.tree.map(lambda value: value.astype(jnp.bfloat16), state))
-    hidden_BTD = forward(model, rows.token_NT, rows.position_NT, rows.segment_NT)
+    hidden_BTD = forward(model, rows.token_NT, rows.position_NT, rows.segment_NT, can_fuse(jnp.bfloat16))
     logits_BTV = jax.vmap(model.logits)(hidden_BTD[:, :-1])
     same_BT = rows.segment_NT[:, 1:] == rows.segment_NT[:, :-1]
     weight_BT = (rows.learn_NT[:, 1:] & same_BT).astype(jnp.float32)
