@@ -67,7 +67,10 @@ def empty(mesh):
 
 
 def sequence_through_steps(mesh):
-    """Row 0 is prefilled in two chunks beside row 1, then both decode beside a prefill of row 2. Returns outputs and tokens."""
+    """Row 0 is prefilled in two chunks beside row 1, then both decode beside a prefill of row 2. Returns outputs and tokens.
+
+    Every step is padded to three decode rows, two chunks and 50 chunk tokens, as an engine's bucket would be.
+    """
     kv, run = empty(mesh), jax.jit(functools.partial(step, mesh))
     plans = [
         ((), ((0, 0, 20, 0), (1, 20, 7, 0))),
@@ -77,8 +80,15 @@ def sequence_through_steps(mesh):
     ]
     out = []
     for i, (decodes, chunks) in enumerate(plans):
-        arrays = tokens(len(decodes) + sum(length for _, _, length, _ in chunks), i)
-        o, kv = run(kv, batch(decodes, chunks, TABLE), *arrays)
+        arrays = tokens(53, i)
+        padded = batch(decodes + ((3, 0),) * (3 - len(decodes)), chunks + ((3, 0, 0, 0),) * (2 - len(chunks)), TABLE)
+        unused = 53 - len(padded.write_page_T)
+        padded = dataclasses.replace(
+            padded,
+            write_page_T=np.pad(padded.write_page_T, (0, unused), constant_values=P),
+            write_offset_T=np.pad(padded.write_offset_T, (0, unused)),
+        )
+        o, kv = run(kv, padded, *arrays)
         out.append((arrays, np.asarray(o)))
     return out
 
@@ -106,10 +116,10 @@ def test_heads_that_do_not_divide_are_refused_with_the_remedy():
 
 def test_prefill_in_chunks_then_decode_equals_dense_attention():
     (first, o1), (second, o2), (third, o3), (fourth, o4) = sequence_through_steps(mesh_of(1))
-    rows = [  # every row's tokens in order, with the first layer's inputs and the second layer's outputs
-        [(first, o1, slice(0, 20)), (second, o2, slice(0, 13)), (third, o3, slice(0, 1)), (fourth, o4, slice(0, 1))],
-        [(first, o1, slice(20, 27)), (third, o3, slice(1, 2)), (fourth, o4, slice(1, 2))],
-        [(third, o3, slice(2, 42)), (fourth, o4, slice(2, 3))],
+    rows = [  # where every row's tokens went, in order: decode rows are tokens 0 to 2 of a step, chunk tokens start at 3
+        [(first, o1, slice(3, 23)), (second, o2, slice(3, 16)), (third, o3, slice(0, 1)), (fourth, o4, slice(0, 1))],
+        [(first, o1, slice(23, 30)), (third, o3, slice(1, 2)), (fourth, o4, slice(1, 2))],
+        [(third, o3, slice(3, 43)), (fourth, o4, slice(2, 3))],
     ]
     for parts in rows:
         q, k, v = (np.concatenate([arrays[i][span] for arrays, _, span in parts]) for i in range(3))

@@ -36,29 +36,38 @@ def test_narrow_types_lose_only_their_own_rounding():
     np.testing.assert_allclose(out.astype(jnp.float32), made.expected, atol=0.03)
 
 
+def alone(made, row, first, last, options):
+    """The output of the queries [first, last) of one row's chunk, run as the only chunk of a step padded to the batch's size."""
+    q, k, v, table, starts, lengths, kv_lengths = made.args
+    start, kv_length = starts[row] + first, kv_lengths[row] - lengths[row] + last
+    padded = np.full_like(q, np.nan)
+    padded[3 : 3 + last - first] = q[start : start + last - first]
+    rows = (table[row : row + 1], ints(3), ints(last - first), ints(kv_length))
+    return np.asarray(attend(padded, k, v, *rows, backend="reference", **options))[3 : 3 + last - first]
+
+
 @pytest.mark.parametrize("window", [None, 50])
-@pytest.mark.parametrize("cuts", [(0, 64, 150), (0, 1, 150), (0, 33, 77, 131, 149, 150), (0, 149, 150)])
-def test_a_chunked_prompt_equals_the_whole_prompt_to_the_last_bit(cuts, window):
-    case = Case(name="whole", rows=((0, 150),), window=window, head_dim=32)
+def test_a_chunked_prompt_equals_the_whole_prompt_to_the_last_bit(window):
+    case = Case(name="whole", rows=((0, 150),), gap=3, window=window, head_dim=32)
     made = inputs(case)
-    q, k, v, table, *_ = made.args
-    whole = attend(*made.args, backend="reference", **case.options)
-    for low, high in itertools.pairwise(cuts):
-        rows = (table, ints(0), ints(high - low), ints(high))
-        chunk = attend(q[low:high], k, v, *rows, backend="reference", **case.options)
-        np.testing.assert_array_equal(chunk, whole[low:high])
+    whole = np.asarray(attend(*made.args, backend="reference", **case.options))[3:153]
+    for cuts in ((0, 64, 150), (0, 1, 150), (0, 33, 77, 131, 149, 150), (0, 149, 150)):
+        for first, last in itertools.pairwise(cuts):
+            np.testing.assert_array_equal(alone(made, 0, first, last, case.options), whole[first:last])
+
+
+def test_padding_changes_no_bit():
+    case, padded = (Case(name="padding", rows=((0, 150),), gap=gap, head_dim=32) for gap in (0, 3))
+    there = attend(*inputs(padded).args, backend="reference", **case.options)
+    np.testing.assert_array_equal(attend(*inputs(case).args, backend="reference", **case.options), there[3:153])
 
 
 def test_a_row_alone_equals_the_row_in_a_batch_to_the_last_bit():
-    case = Case(name="batch", rows=((40, 50), (0, 0), (0, 33), (7, 1)), gap=5, head_dim=32)
+    case = Case(name="batch", rows=((40, 50), (0, 0), (0, 33), (7, 1)), gap=5, heads=6, head_dim=32)
     made = inputs(case)
-    q, k, v, table, starts, lengths, kv_lengths = made.args
     together = np.asarray(attend(*made.args, backend="reference", **case.options))
-    for row in range(len(lengths)):
-        span = slice(starts[row], starts[row] + lengths[row])
-        one = slice(row, row + 1)
-        alone = attend(q[span], k, v, table[one], ints(0), lengths[one], kv_lengths[one], backend="reference", **case.options)
-        np.testing.assert_array_equal(alone, together[span])
+    for row, (start, length) in enumerate(zip(made.starts, made.lengths, strict=True)):
+        np.testing.assert_array_equal(alone(made, row, 0, length, case.options), together[start : start + length])
 
 
 def test_where_the_pages_lie_and_how_wide_the_table_is_change_no_bit():

