@@ -7,9 +7,8 @@ The index holds no references: a page may be in use or free (and then findable u
 from __future__ import annotations
 
 import hashlib
+import struct
 from collections.abc import Sequence
-
-import numpy as np
 
 
 class PrefixIndex:
@@ -27,6 +26,7 @@ class PrefixIndex:
         self.hits = 0
         # Every field is tagged and has a fixed or written-down length, so no two different inputs give the same bytes.
         self._root = hashlib.sha256(b"jaxllm/root/1;page=%d;id=%d:" % (page_size, len(root)) + root).digest()
+        self._page = hashlib.sha256(b"jaxllm/page/1;parent=")
         self._page_of: dict[bytes, int] = {}
         self._hash_of: dict[int, bytes] = {}
 
@@ -46,10 +46,10 @@ class PrefixIndex:
         """Append to `hashes` those of the full pages of `tokens`, which start where `hashes` ends."""
         size = self.page_size
         count = len(tokens) // size
-        data = memoryview(np.asarray(tokens[: count * size], dtype="<i4").tobytes())
+        data = memoryview(struct.pack(f"<{count * size}i", *tokens[: count * size]))
         parent = hashes[-1] if hashes else self._root
         for i in range(count):
-            digest = hashlib.sha256(b"jaxllm/page/1;parent=")
+            digest = self._page.copy()
             digest.update(parent)
             digest.update(b";tokens=")
             digest.update(data[4 * size * i : 4 * size * (i + 1)])

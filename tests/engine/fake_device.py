@@ -207,6 +207,8 @@ class Loop:
         running = [r for r in self.requests if r.status is Status.RUNNING]
         assert scheduler.running == len(running) <= setup.max_num_seqs
         assert plan.num_tokens <= setup.max_num_batched_tokens
+        waiting = [int(r.id) for r in self.requests if r.status is Status.WAITING]
+        assert all(int(r.id) < number for r in running for number in waiting), "a newer request overtook a waiting one"
         rows = [*plan.decodes, *(c.request for c in plan.chunks)]
         assert len(set(rows)) == len(rows) and set(rows) <= set(running)
         self._check_shape(plan)

@@ -19,7 +19,7 @@ tiny = st.builds(
     max_num_batched_tokens=st.integers(1, 40),
     platform=st.sampled_from(["cpu", "gpu"]),
     caching=st.booleans(),
-    delay=st.integers(0, 1),
+    delay=st.integers(0, 2),
 )
 roomy = st.builds(
     Setup,
@@ -29,7 +29,7 @@ roomy = st.builds(
     max_num_batched_tokens=st.integers(16, 400),
     platform=st.sampled_from(["cpu", "gpu"]),
     caching=st.booleans(),
-    delay=st.integers(0, 1),
+    delay=st.integers(0, 2),
 )
 
 
