@@ -10,8 +10,11 @@ Calls are chained (one call's output is the next one's query) inside one jit, an
 from __future__ import annotations
 
 import argparse
+import functools
 import json
+import pathlib
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
 from typing import Any
@@ -26,20 +29,37 @@ from benchmarks import kernel_cases as cases
 CALLS = 24
 
 
-def seconds_a_call(fn: Callable[..., Array], args: tuple[Any, ...], calls: int, repeats: int = 7) -> float:
-    """Median wall time of one of the `calls` calls that `fn` chains; the host is out of it once it has dispatched."""
-    for _ in range(2):
-        jax.block_until_ready(fn(*args))
+def seconds_a_call(fn: Callable[..., Array], q: Array, args: tuple[Any, ...], calls: int, repeats: int = 7) -> float:
+    """Median wall time of one of the `calls` calls that `fn` chains. `fn` is given its queries to overwrite, as the engine does with
+    its state, so that buffers keep their addresses and recorded command buffers are replayed as they are."""
+    for _ in range(4):
+        q = fn(q, *args)
+    jax.block_until_ready(q)
     found = []
     for _ in range(repeats):
         begin = time.perf_counter()
-        out = [fn(*args) for _ in range(2)]
-        jax.block_until_ready(out)
-        found.append((time.perf_counter() - begin) / (2 * calls))
+        for _ in range(6):
+            q = fn(q, *args)
+        jax.block_until_ready(q)
+        found.append((time.perf_counter() - begin) / (6 * calls))
     return statistics.median(found)
 
 
-def time_decode(shape: cases.DecodeShape, tuning: Any, pool: tuple[Array, Array]) -> dict[str, Any]:
+def kernel_times(fn: Callable[..., Array], q: Array, args: tuple[Any, ...]) -> dict[str, float]:
+    """Mean microseconds of every kernel that `fn` launches, by name, from the profiler (which replays no command buffers)."""
+    found: dict[str, list[float]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        with jax.profiler.trace(folder):
+            jax.block_until_ready(fn(q, *args))
+        for file in pathlib.Path(folder).rglob("*.xplane.pb"):
+            for plane in jax.profiler.ProfileData.from_file(str(file)).planes:
+                lines = plane.lines if "GPU" in plane.name else ()
+                for event in (e for line in lines if line.name.startswith("Stream") for e in line.events):
+                    found.setdefault(event.name, []).append(event.duration_ns / 1e3)
+    return {f"{name} x{len(times)}": round(statistics.mean(times), 2) for name, times in found.items()}
+
+
+def time_decode(shape: cases.DecodeShape, tuning: Any, pool: tuple[Array, Array], profile: bool) -> dict[str, Any]:
     """One row of the decode table: all `shape.B` rows hold `shape.context` tokens."""
     from pallas_kernels.paged_decode import mosaic_gpu
 
@@ -48,26 +68,29 @@ def time_decode(shape: cases.DecodeShape, tuning: Any, pool: tuple[Array, Array]
     used = -(-shape.context // C)
     sets = max(1, min(CALLS, P // (shape.B * used)))
     order = np.random.default_rng(0).permutation(P)[: sets * shape.B * used].reshape(sets, shape.B, used)
-    tables = jnp.asarray(np.pad(order, ((0, 0), (0, 0), (0, cases.TABLE_WIDTH - used))), jnp.int32)
+    tables = [jnp.asarray(np.pad(table, ((0, 0), (0, cases.TABLE_WIDTH - used))), jnp.int32) for table in order]
     lengths = jnp.full((shape.B,), shape.context, jnp.int32)
     one = jax.jit(
         lambda q, k, v, table, lengths, plan: mosaic_gpu.decode_attention(q, k, v, table, lengths, scale=H**-0.5, plan=plan, tuning=tuning)
     )
 
-    @jax.jit
-    def chain(q: Array, k: Array, v: Array, tables: Array, lengths: Array) -> Array:
+    @functools.partial(jax.jit, donate_argnums=0)
+    def chain(q: Array, k: Array, v: Array, tables: list[Array], lengths: Array) -> Array:
         plan = mosaic_gpu.plan(lengths, kv_heads=K, head_dim=H, page_size=C, tuning=tuning)
         for i in range(CALLS):
-            q = one(q, k, v, tables[i % tables.shape[0]], lengths, plan)
+            q = one(q, k, v, tables[i % len(tables)], lengths, plan)
         return q
 
     q = jax.random.normal(jax.random.key(1), (shape.B, K * shape.group, H), jnp.float32).astype(k_pages.dtype)
-    seconds = seconds_a_call(chain, (q, k_pages, v_pages, tables, lengths), CALLS)
+    args = (k_pages, v_pages, tables, lengths)
+    if profile:
+        return {"kernels": kernel_times(chain, q, args)}
+    seconds = seconds_a_call(chain, q, args, CALLS)
     moved = 2 * shape.B * shape.context * K * H * k_pages.dtype.itemsize
     return {"us": round(seconds * 1e6, 2), "TB/s": round(moved / seconds / 1e12, 3)}
 
 
-def time_extend(shape: cases.ExtendShape, tuning: Any) -> dict[str, Any]:
+def time_extend(shape: cases.ExtendShape, tuning: Any, profile: bool) -> dict[str, Any]:
     """One row of the prefill table: `shape.queries` tokens over a cached prefix, in `shape.rows` equal rows."""
     from pallas_kernels.paged_extend import mosaic_gpu
 
@@ -84,13 +107,16 @@ def time_extend(shape: cases.ExtendShape, tuning: Any) -> dict[str, Any]:
     kv_lengths = jnp.full((shape.rows,), total, jnp.int32)
     one = jax.jit(lambda q, *rest: mosaic_gpu.extend_attention(q, *rest, scale=shape.H**-0.5, tuning=tuning))
 
-    @jax.jit
+    @functools.partial(jax.jit, donate_argnums=0)
     def chain(q: Array, *rest: Array) -> Array:
         for _ in range(calls):
             q = one(q, *rest)
         return q
 
-    seconds = seconds_a_call(chain, (q, k_pages, v_pages, table, starts, lengths, kv_lengths), calls, repeats=5)
+    args = (k_pages, v_pages, table, starts, lengths, kv_lengths)
+    if profile:
+        return {"kernels": kernel_times(chain, q, args)}
+    seconds = seconds_a_call(chain, q, args, calls, repeats=5)
     pairs = shape.rows * (shape.queries * shape.prefix + shape.queries * (shape.queries + 1) / 2)
     return {"us": round(seconds * 1e6, 2), "TFLOP/s": round(4 * pairs * shape.K * shape.group * shape.H / seconds / 1e12, 1)}
 
@@ -109,7 +135,7 @@ def run_decode(mode: str, report: Callable[[dict[str, Any]], None]) -> None:
             item = cases.DecodeShape(B, context, group)
             for tuning in cases.decode_tunings() if mode == "sweep" else [None]:
                 row = {"op": "decode", "K": K, "group": group, "B": B, "context": context, "tuning": tuning and tuning._asdict()}
-                report(row | guarded(lambda: time_decode(item, tuning, pool)))  # noqa: B023
+                report(row | guarded(lambda: time_decode(item, tuning, pool, mode == "profile")))  # noqa: B023
 
 
 def run_extend(mode: str, report: Callable[[dict[str, Any]], None]) -> None:
@@ -121,7 +147,7 @@ def run_extend(mode: str, report: Callable[[dict[str, Any]], None]) -> None:
     for shape in cases.EXTEND_SHAPES:
         for tuning in cases.extend_tunings() if mode == "sweep" else [None]:
             row = {"op": "extend", **shape._asdict(), "tuning": tuning and tuning._asdict()}
-            report(row | guarded(lambda: time_extend(shape, tuning)))  # noqa: B023
+            report(row | guarded(lambda: time_extend(shape, tuning, mode == "profile")))  # noqa: B023
 
 
 def guarded(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -135,7 +161,7 @@ def guarded(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 def main() -> None:
     """Parses the command line and prints one JSON object a line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("mode", choices=("check", "time", "sweep"))
+    parser.add_argument("mode", choices=("check", "time", "sweep", "profile"))
     parser.add_argument("ops", nargs="+", choices=("decode", "extend"))
     parser.add_argument("--out", default="", help="also write all rows to this JSON file")
     options = parser.parse_args()

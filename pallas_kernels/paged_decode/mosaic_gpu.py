@@ -21,7 +21,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from pallas_kernels.paged_decode.plan import DecodePlan, make_plan
 
 ROWS = 64  # rows of one WGMMA operand
-NEVER = -1e30  # a score that exp2 turns into 0, without the NaN of inf - inf
+NEVER = -1e30  # running maximum before any key: finite, so that exp2(-inf - it) is 0 and not NaN
 LOG2E = math.log2(math.e)
 
 
@@ -29,10 +29,11 @@ class Tuning(NamedTuple):
     """Sizes that change speed alone. `blocks` is the grid: lanes x KV heads stay at or below it."""
 
     tile: int = 64  # tokens of one K or V copy ring slot
-    stages: int = 5
+    stages: int = 3
     queries: int = 2  # query buffers
     blocks: int = 132
     min_tiles: int = 1  # smallest share of one block
+    overlap: bool = True  # launch the combine kernel's blocks before the first kernel has ended
 
 
 class _Spec(NamedTuple):
@@ -55,6 +56,10 @@ class _Spec(NamedTuple):
         return plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128)
 
     @property
+    def overlap(self) -> bool:
+        return self.tuning.overlap and self.interpret is None
+
+    @property
     def options(self) -> dict[str, Any]:
         given = {} if self.interpret is None else {"interpret": self.interpret}
         return {"compiler_params": plgpu.CompilerParams(approx_math=True), **given}
@@ -63,7 +68,7 @@ class _Spec(NamedTuple):
 def default_tuning(head_dim: int, page_size: int) -> Tuning:
     """Tile sizes for a head dimension; 227 KB of shared memory hold the ring, the queries and the output tile."""
     del page_size
-    return {64: Tuning(stages=10), 128: Tuning(), 256: Tuning(stages=2, queries=1)}[head_dim]
+    return {64: Tuning(stages=6), 128: Tuning(), 256: Tuning(stages=2, queries=1)}[head_dim]
 
 
 def lanes_of(kv_heads: int, tuning: Tuning) -> int:
@@ -151,6 +156,8 @@ def _attend(spec: _Spec, q: Array, k_pages: Array, v_pages: Array, table: Array,
         lane, h, wg = lax.axis_index("lane"), lax.axis_index("head"), lax.axis_index("wg")
         low, high = lanes_ref[lane, 0], lanes_ref[lane, 1]
         r0, r1 = lanes_ref[lane, 2], lanes_ref[lane, 3]
+        if spec.overlap:
+            plgpu.griddepcontrol_launch_dependents()
 
         def segment(r):  # type: ignore[no-untyped-def]
             begin, end = rows_ref[r, 1], rows_ref[r, 2]
@@ -276,7 +283,7 @@ def _mask(spec: _Spec, scores: Array, first: Array, length: Array) -> Array:
     seen = token < length
     if spec.window is not None:
         seen = jnp.logical_and(seen, token >= length - spec.window)
-    return jnp.where(seen, scores, NEVER)
+    return jnp.where(seen, scores, -jnp.inf)
 
 
 def _zero_tail(v: Any, tile: int, H: int, count: Array) -> None:
@@ -322,6 +329,8 @@ def _combine(spec: _Spec, part_o: Array, part_lse: Array, plan: DecodePlan, B: i
     def kernel(o_parts, lse_parts, parts_ref, o_ref, **sm):  # type: ignore[no-untyped-def]
         b, h = lax.axis_index("row"), lax.axis_index("head")
         first, count = parts_ref[b, 0] * group, parts_ref[b, 1] * group
+        if spec.overlap:
+            plgpu.griddepcontrol_wait()  # the parts are written
 
         def step(c, carry):  # type: ignore[no-untyped-def]
             at = pl.multiple_of(first + c * ROWS, group)
@@ -330,7 +339,7 @@ def _combine(spec: _Spec, part_o: Array, part_lse: Array, plan: DecodePlan, B: i
             query = plgpu.broadcasted_iota(jnp.int32, (ROWS, ROWS), 0, layout=plgpu.Layout.WGMMA)
             key = plgpu.broadcasted_iota(jnp.int32, (ROWS, ROWS), 1, layout=plgpu.Layout.WGMMA)
             own = jnp.logical_and(lax.bitwise_and(key, jnp.int32(group - 1)) == query, key < count - c * ROWS)
-            scores = jnp.where(own, lax.broadcast_in_dim(lse, (ROWS, ROWS), [1]), NEVER)
+            scores = jnp.where(own, lax.broadcast_in_dim(lse, (ROWS, ROWS), [1]), -jnp.inf)
             plgpu.barrier_wait(sm["full"])
             _zero_tail(sm["v"], ROWS, H, count - c * ROWS)
             return _fold(spec, carry, scores, sm["v"], sm.get("p"))
