@@ -38,7 +38,7 @@ CASES: Mapping[str, dict[str, Any]] = MappingProxyType(
         "llama-mqa-tied-linear": _case(
             "llama", num_key_value_heads=1, tie_word_embeddings=True, rope_theta=5000.0, rope_scaling={"type": "linear", "factor": 3.0}
         ),
-        "llama-dynamic": _case("llama", max_position_embeddings=64, rope_scaling={"type": "dynamic", "factor": 2.5}),
+        "llama-dynamic": _case("llama", max_position_embeddings=64, rope_scaling={"type": "dynamic", "factor": 3.0}),
         "llama-yarn": _case(
             "llama",
             max_position_embeddings=256,
@@ -110,7 +110,7 @@ CASES: Mapping[str, dict[str, Any]] = MappingProxyType(
             "qwen3",
             head_dim=8,
             max_position_embeddings=128,
-            rope_scaling={"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "attention_factor": 1.25},
+            rope_scaling={"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 32, "attention_factor": 1.25},
         ),
         "qwen3-llama3": _case(
             "qwen3",

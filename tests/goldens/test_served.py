@@ -1,0 +1,68 @@
+"""The engine serves every golden checkpoint with the tokens and log-probabilities of transformers: prompts together and alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxllm.config import EngineConfig
+from jaxllm.engine.engine import Engine
+from jaxllm.engine.request import GenerateRequest, TextDelta
+from jaxllm.sampling.options import SamplingParams
+from tests.goldens.cases import NEW_TOKENS, PROMPT_LENGTHS
+from tests.goldens.golden import Continuation, golden_names, load_golden
+
+BOUND = 2e-4
+GREEDY = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True, logprobs=5)
+FAST = ("mistral-window", "qwen3-dynamic")  # the others take the same paths through other weights
+
+
+def engine(directory: Path, **overrides: Any) -> Engine:
+    wishes: dict[str, Any] = {
+        "model": str(directory),
+        "skip_tokenizer_init": True,
+        "dtype": "float32",
+        "max_model_len": max(PROMPT_LENGTHS) + NEW_TOKENS,
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 64,
+        "block_size": 8,
+        "num_gpu_blocks_override": 96,
+        "enforce_eager": True,
+    }
+    return Engine.from_config(EngineConfig(**(wishes | overrides)))
+
+
+def check(core: Engine, continuations: tuple[Continuation, ...]) -> None:
+    """Run the prompts at once; tokens must be equal and the logprobs of tokens and runners-up close."""
+    for i, expected in enumerate(continuations):
+        core.add(GenerateRequest(id=str(i), prompt_token_ids=expected.prompt, params=GREEDY))
+    deltas: list[TextDelta] = []
+    while core.has_work:
+        deltas += core.step()
+    for i, expected in enumerate(continuations):
+        found = [entry for delta in deltas if delta.id == str(i) for entry in delta.logprobs or []]
+        assert [entry.token_id for entry in found] == expected.tokens
+        for entry, row in zip(found, expected.logprobs, strict=True):
+            ids = [entry.token_id, *(token for token, _ in entry.top)]
+            np.testing.assert_allclose([entry.logprob, *(value for _, value in entry.top)], row[ids], atol=BOUND, rtol=0)
+            assert {token for token, _ in entry.top[:1]} == {int(row.argmax())}
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in FAST else [pytest.mark.slow]) for n in golden_names()])
+def test_prompts_served_together_and_alone_equal_transformers(name: str) -> None:
+    golden = load_golden(name)
+    core = engine(golden.directory)
+    check(core, golden.continuations)
+    for continuation in golden.continuations:
+        check(core, (continuation,))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["llama-mqa-tied-linear", "qwen2-window-mha"])
+@pytest.mark.parametrize("shards", [2, 8])
+def test_a_sharded_engine_equals_transformers(name: str, shards: int) -> None:
+    golden = load_golden(name)
+    check(engine(golden.directory, tensor_parallel_size=shards), golden.continuations)
