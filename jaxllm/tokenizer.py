@@ -56,7 +56,7 @@ class Tokenizer:
             hf = AutoTokenizer.from_pretrained(str(path), trust_remote_code=False, revision=revision)
         except Exception as error:
             cause = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
-            raise ConfigError(f"no usable tokenizer in {path}: {cause}") from None
+            raise ConfigError(f"no usable tokenizer in {path}: {cause} (another one: --tokenizer; none: --skip-tokenizer-init)") from None
         return cls(hf, None if chat_template is None else template_text(chat_template))
 
     @functools.cached_property

@@ -18,7 +18,7 @@ from jaxllm.server.errors import ApiError, bad_request, overloaded, server_error
 from jaxllm.server.messages import Abort, Add, Died, Outputs, Phase, Ready, Rejected, Start, Stop, ToCore, ToEdge, encode, to_edge
 
 CORE_COMMAND = (sys.executable, "-m", "jaxllm.server.core")
-MAX_BACKLOG = 1 << 16  # tokens and logprob entries that may wait for a client that does not read
+MAX_BACKLOG = 1 << 17  # tokens and logprob entries that may wait for a client that does not read
 BUSY_CODES = ("queue_full", "overloaded")
 
 logger = logging.getLogger("jaxllm.server")
@@ -289,5 +289,10 @@ def launch(command: tuple[str, ...] = CORE_COMMAND) -> tuple[subprocess.Popen[by
     """Start the engine process in a session of its own (a Ctrl-C is ours to handle) and return our end of the socket."""
     ours, theirs = socket.socketpair()
     with theirs:
-        process = subprocess.Popen((*command, "--fd", str(theirs.fileno())), pass_fds=(theirs.fileno(),), start_new_session=True)
+        process = subprocess.Popen(
+            (*command, "--fd", str(theirs.fileno())),
+            stdin=subprocess.DEVNULL,
+            pass_fds=(theirs.fileno(),),
+            start_new_session=True,
+        )
     return process, ours

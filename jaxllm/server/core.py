@@ -111,7 +111,9 @@ class Core:
                 engine.add(message.request)
             except (RequestError, OptionError) as error:
                 self._send(Rejected(message.request.id, str(error), error.param, getattr(error, "code", None)))
-            except Exception:  # one request must never take the others down
+            except (KeyboardInterrupt, SystemExit):
+                raise
+            except BaseException:  # one request must never take the others down; a panic in native code is no Exception
                 traceback.print_exc()
                 self._send(Rejected(message.request.id, "the engine could not take this request", None, "internal_error"))
 

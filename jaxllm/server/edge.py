@@ -71,8 +71,17 @@ class Edge:
         self._unknown: set[str] = set()
 
     async def in_thread[**P, T](self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run CPU-bound work on text off the event loop."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, lambda: work(*args, **kwargs))
+        """Run CPU-bound work on text off the event loop. What is no Exception (a panic in native code) comes back as one."""
+
+        def contained() -> T:
+            try:
+                return work(*args, **kwargs)
+            except Exception:
+                raise
+            except BaseException as error:
+                raise RuntimeError(f"{type(error).__name__} in native code") from error
+
+        return await asyncio.get_running_loop().run_in_executor(self._threads, contained)
 
     @contextmanager
     def working(self) -> Iterator[None]:

@@ -57,12 +57,15 @@ class Generate:
         except ClientGone:
             return
         except ApiError as error:
-            edge.metrics.refused(error.code or "invalid")
+            if error.status < 500 or error.status == 503:
+                edge.metrics.refused(error.code or "invalid")
             raise
 
     async def _run(self, request: CompletionRequest | ChatRequest, gone: asyncio.Future[None], send: Any) -> None:
         edge = self._edge
-        prompts = await edge.in_thread(self.tokenise, request)
+        prompts = self.ready(request)
+        if prompts is None:
+            prompts = await edge.in_thread(self.tokenise, request)
         id = secrets.token_hex(16)
         for ids in prompts:
             check_length(len(ids), edge.resolved, self.param)
@@ -88,6 +91,10 @@ class Generate:
         """Raises ApiError."""
         raise NotImplementedError
 
+    def ready(self, request: Any) -> list[list[int]] | None:
+        """The token ids, when there is no text to tokenise."""
+        return None
+
     def tokenise(self, request: Any) -> list[list[int]]:
         """Token ids of every prompt; runs in a thread."""
         raise NotImplementedError
@@ -101,6 +108,11 @@ class Completions(Generate):
     def parse(self, body: dict[str, Any]) -> CompletionRequest:
         """See protocol.parse_completion."""
         return parse_completion(body, self._edge.rules)
+
+    def ready(self, request: CompletionRequest) -> list[list[int]] | None:
+        """Prompts that came as token ids."""
+        ids = [prompt for prompt in request.prompts if isinstance(prompt, list)]
+        return ids if len(ids) == len(request.prompts) else None
 
     def tokenise(self, request: CompletionRequest) -> list[list[int]]:
         """Texts through the tokenizer, ids as they are."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import logging
 import os
@@ -136,6 +137,8 @@ async def _start(
         await asyncio.wait((both, signals.first), return_when=asyncio.FIRST_COMPLETED)
         if not both.done():
             both.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await both
             return None
         _, tokenizer = both.result()
     except CoreDied as error:

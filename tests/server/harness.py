@@ -118,6 +118,13 @@ class Open:
         """Everything until the server closes the connection."""
         return self._reader.read()
 
+    def closed(self) -> bool:
+        """Wait until the server hangs up without a word."""
+        try:
+            return self._reader.read() == b""
+        except ConnectionResetError:
+            return True
+
     def close(self) -> None:
         """Leave."""
         self._reader.close()

@@ -237,6 +237,14 @@ def test_what_the_engine_refuses_is_one_line_too(launch: Any) -> None:
     assert "Traceback" not in server.log
 
 
+def test_a_model_without_a_tokenizer_is_one_line_too(launch: Any, tmp_path: pathlib.Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "fake"}')
+    server = launch("--model", str(tmp_path), "--no-skip-tokenizer-init")
+    assert server.ended() == 1
+    assert server.log.splitlines()[-1].startswith("jaxllm: error: no usable tokenizer")
+    assert "Traceback" not in server.log
+
+
 def test_a_unix_socket_is_served_and_a_stale_one_replaced(launch: Any, tmp_path: pathlib.Path) -> None:
     path = tmp_path / "s"
     with socket.socket(socket.AF_UNIX) as stale:

@@ -260,3 +260,42 @@ def test_many_streams_at_once_stay_apart(server: Running) -> None:
     for thread in threads:
         thread.join(30)
     assert texts == {name: name[:16] if len(name) > 16 else name for name in names}
+
+
+def test_slow_heads_and_slow_bodies_are_cut_off(fresh: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jaxllm.server.http.HEADER_DEADLINE", 0.05)
+    for data in (b"", b"GET /health HTTP/1.1\r\nhost:"):
+        with fresh.begin_raw(data) as sock:
+            assert sock.closed()
+    monkeypatch.setattr("jaxllm.server.body.BODY_DEADLINE", 0.05)
+    with fresh.begin_raw(b"POST /tokenize HTTP/1.1\r\nhost: a\r\ncontent-length: 100\r\n\r\n{") as sock:
+        assert sock.status() == 408
+    with fresh.begin_raw(b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n") as sock:
+        assert sock.status() == 200
+
+
+def test_a_connection_that_is_not_read_is_cut_off_and_its_request_aborted(fresh: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jaxllm.server.http.WRITE_DEADLINE", 0.05)
+    body = {"model": "fake", "prompt": ["abc"] * 24, "ignore_eos": True, "max_tokens": 250, "stream": True, "logprobs": 20}
+    with fresh.begin("/v1/completions", body):
+        assert fresh.control.saw(lambda: len(fresh.control.added) == 24)
+        assert fresh.control.saw(lambda: not fresh.control.running)
+        while fresh.edge.active:
+            assert fresh.get("/health").status == 200
+    assert fresh.post("/v1/completions", {"model": "fake", "prompt": "abc"}).status == 200
+
+
+def test_a_panic_of_native_code_is_a_plain_500(fresh: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Panic(BaseException):
+        pass
+
+    def panic(*arguments: object) -> None:
+        raise Panic
+
+    monkeypatch.setattr(fresh.edge, "encode", panic)
+    assert fresh.post("/v1/completions", {"model": "fake", "prompt": "a"}).error["type"] == "server_error"
+    monkeypatch.undo()
+    fresh.control.fail_add = Panic()  # type: ignore[assignment]
+    assert fresh.post("/v1/completions", {"model": "fake", "prompt": "a"}).error["type"] == "server_error"
+    fresh.control.fail_add = None
+    assert fresh.post("/v1/completions", {"model": "fake", "prompt": "a"}).status == 200
