@@ -14,6 +14,7 @@ from jaxllm.sampling.sample import BROKEN, filtered
 from tests.sampling.oracle import kept, make_rows, run, softmax
 
 V = 40
+TOP = 5  # log-probabilities asked for; most tests use 8 rows of V and this, so that each sampler is compiled once
 INF = np.inf
 mask_of = jax.jit(lambda logits, rows: jnp.isfinite(filtered(logits / rows.temperature_B[:, None], rows)))
 logits_of_a_row = st.one_of(
@@ -77,17 +78,17 @@ def test_top_p_holds_with_a_large_vocabulary_and_a_long_tail():
 
 
 def test_at_least_the_most_likely_token_is_always_kept():
-    rows = make_rows(4, top_p=[1e-9, 1, 1, 1e-9], min_p=[0, 1, 0, 1], top_k=[0, 0, 1, 1])
-    logits = some_logits(4)
+    rows = make_rows(8, top_p=[1e-9, 1, 1, 1e-9] * 2, min_p=[0, 1, 0, 1] * 2, top_k=[0, 0, 1, 1] * 2)
+    logits = some_logits(8)
     np.testing.assert_array_equal(mask_of(logits, rows).argmax(axis=1), logits.argmax(axis=1))
     np.testing.assert_array_equal(mask_of(logits, rows).sum(axis=1), 1)
 
 
 @pytest.mark.parametrize("sampler", Sampler)
 def test_temperature_zero_takes_the_most_likely_token_whatever_the_filters(sampler):
-    logits = some_logits(6)
-    rows = make_rows(6, temperature=[0, 0, 1e-6, 0, 0, 0], top_k=3, top_p=0.5, min_p=0.2, seed=np.arange(6))
-    np.testing.assert_array_equal(run(logits, rows, sampler).token_B, logits.argmax(axis=1))
+    logits = some_logits(8)
+    rows = make_rows(8, temperature=[0, 0, 1e-6, 0, 0, 0, 9e-6, 0], top_k=3, top_p=0.5, min_p=0.2, seed=np.arange(8))
+    np.testing.assert_array_equal(run(logits, rows, sampler, TOP).token_B, logits.argmax(axis=1))
 
 
 def test_of_equal_logits_greedy_takes_the_first():
@@ -95,11 +96,11 @@ def test_of_equal_logits_greedy_takes_the_first():
 
 
 def test_samplers_that_do_more_draw_the_same_where_nothing_more_is_asked():
-    logits = some_logits(64)
-    rows = make_rows(64, seed=np.arange(64), temperature=0.9)
-    drawn = [run(logits, rows, s).token_B for s in (Sampler.RANDOM, Sampler.FILTERED, Sampler.LOGPROBS)]
-    np.testing.assert_array_equal(drawn[0], drawn[1])
-    np.testing.assert_array_equal(drawn[0], drawn[2])
+    for position in range(8):
+        logits, rows = some_logits(8, seed=position), make_rows(8, seed=np.arange(8), temperature=0.9, position=position)
+        drawn = [run(logits, rows, s, TOP).token_B for s in (Sampler.RANDOM, Sampler.FILTERED, Sampler.LOGPROBS)]
+        np.testing.assert_array_equal(drawn[0], drawn[1])
+        np.testing.assert_array_equal(drawn[0], drawn[2])
 
 
 @pytest.mark.parametrize("sampler", [Sampler.RANDOM, Sampler.FILTERED])
@@ -143,23 +144,23 @@ def test_stop_tokens_are_impossible_only_in_rows_that_suppress_them():
 
 @pytest.mark.parametrize("sampler", Sampler)
 def test_a_row_without_a_finite_maximum_is_reported_and_disturbs_nobody(sampler):
-    logits = some_logits(5)
-    logits[0], logits[1], logits[2, 3] = np.nan, -INF, np.nan
-    logits[3, :-1] = -INF  # one token left is enough
-    rows = make_rows(5, temperature=[1, 0, 1, 1, 0], top_p=0.9)
-    tokens = run(logits, rows, sampler).token_B.tolist()
-    assert tokens == [BROKEN, BROKEN, BROKEN, V - 1, int(logits[4].argmax())]
+    logits = some_logits(8)
+    logits[0], logits[1], logits[2, 3], logits[3, 0] = np.nan, -INF, np.nan, INF
+    logits[4, :-1] = -INF  # one token left is enough
+    rows = make_rows(8, temperature=[1, 0, 1, 1, 1, 0, 0, 0], top_p=0.9)
+    tokens = run(logits, rows, sampler, TOP).token_B.tolist()
+    assert tokens == [BROKEN] * 4 + [V - 1] + logits[5:].argmax(axis=1).tolist()
 
 
 def test_log_probabilities_are_raw_and_exact():
-    logits = some_logits(6)
-    rows = make_rows(6, temperature=[0, 0.5, 2, 1, 1, 1], top_k=[0, 3, 0, 0, 0, 1], top_p=0.8, seed=np.arange(6))
-    out = run(logits, rows, Sampler.LOGPROBS, 5)
+    logits = some_logits(8)
+    rows = make_rows(8, temperature=[0, 0.5, 2, 1, 1, 1, 2, 2], top_k=[0, 3, 0, 0, 0, 1, 0, 9], top_p=0.8, seed=np.arange(8))
+    out = run(logits, rows, Sampler.LOGPROBS, TOP)
     for row, token in enumerate(np.asarray(out.token_B)):
         exact = np.log(softmax(logits[row]))
         np.testing.assert_allclose(out.logprob_B[row], exact[token], atol=2e-6)
         assert out.rank_B[row] == 1 + (logits[row] > logits[row, token]).sum()
-        order = np.argsort(-logits[row], kind="stable")[:5]
+        order = np.argsort(-logits[row], kind="stable")[:TOP]
         np.testing.assert_array_equal(out.top_ids_BN[row], order)
         np.testing.assert_allclose(out.top_logprobs_BN[row], exact[order], atol=2e-6)
     assert out.top_ids_BN.dtype == out.rank_B.dtype == out.token_B.dtype == jnp.int32
@@ -181,15 +182,15 @@ def test_asking_for_no_or_more_top_tokens_than_there_are_is_fine(asked):
     assert out.top_ids_BN.shape == out.top_logprobs_BN.shape == (2, min(asked, V))
 
 
-def test_only_the_logprobs_sampler_returns_logprobs():
-    assert len(jax.tree.leaves(run(some_logits(2), make_rows(2), Sampler.FILTERED, 5))) == 1
+def test_a_sampler_without_logprobs_returns_tokens_alone():
+    assert len(jax.tree.leaves(run(some_logits(2), make_rows(2), Sampler.GREEDY, TOP))) == 1
 
 
 def test_bfloat16_logits_are_sampled_in_float32():
     logits = jnp.asarray(some_logits(8), jnp.bfloat16)
     rows = make_rows(8, seed=np.arange(8), top_p=0.9)
-    wide = run(logits.astype(jnp.float32), rows, Sampler.LOGPROBS, 3)
-    for a, b in zip(jax.tree.leaves(run(logits, rows, Sampler.LOGPROBS, 3)), jax.tree.leaves(wide), strict=True):
+    wide = run(logits.astype(jnp.float32), rows, Sampler.LOGPROBS, TOP)
+    for a, b in zip(jax.tree.leaves(run(logits, rows, Sampler.LOGPROBS, TOP)), jax.tree.leaves(wide), strict=True):
         np.testing.assert_array_equal(a, b)
 
 
