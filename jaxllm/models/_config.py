@@ -124,8 +124,8 @@ def read_heads(hf: Mapping[str, Any], shards: int) -> Heads:
     if problem := heads.problem():
         remedy = "choose a tensor_parallel_size that divides the heads" if shards > 1 else "config.json is inconsistent"
         raise ConfigError(f"{problem}; {remedy}")
-    if dim % 2:
-        raise ConfigError(f"head_dim is {dim}; rotary embedding needs an even number")
+    if dim < 2 or dim % 2:
+        raise ConfigError(f"config.json: head_dim is {dim}; rotary embedding needs a positive even number")
     return heads
 
 

@@ -75,7 +75,9 @@ def layer_windows(hf: Mapping[str, Any], layers: int) -> list[int | None]:
     kinds = hf.get("layer_types")
     if kinds is None:
         first = hf.get("max_window_layers", layers)
-        return [window if layer >= first else None for layer in range(layers)]
+        if window is not None and (not isinstance(first, int) or isinstance(first, bool)):
+            raise ConfigError(f"config.json: max_window_layers is {first!r}; it must be an integer")
+        return [window if window is not None and layer >= first else None for layer in range(layers)]
     if not isinstance(kinds, list) or len(kinds) != layers or not set(kinds) <= {"full_attention", "sliding_attention"}:
         raise ConfigError(f"config.json: layer_types must be {layers} times 'full_attention' or 'sliding_attention'")
     if window is None and "sliding_attention" in kinds:

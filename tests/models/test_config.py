@@ -102,7 +102,8 @@ def test_kv_heads_are_repeated_to_the_shards(shards: int, kv_heads: int) -> None
         ({"num_key_value_heads": 3}, 1, "8 attention heads are not a multiple of 3 key-value heads; config.json is inconsistent"),
         ({"num_attention_heads": 0}, 1, "num_attention_heads is 0; it must be a positive integer"),
         ({"num_hidden_layers": "2"}, 1, "num_hidden_layers is '2'"),
-        ({"head_dim": 7}, 1, "head_dim is 7; rotary embedding needs an even number"),
+        ({"head_dim": 7}, 1, "head_dim is 7; rotary embedding needs a positive even number"),
+        ({"hidden_size": 4}, 1, "head_dim is 0; rotary embedding"),
     ],
 )
 def test_heads_that_cannot_work_are_refused(changes: dict[str, Any], shards: int, message: str) -> None:

@@ -59,6 +59,8 @@ def test_the_pieces_of_a_rule_fill_its_parameter_exactly(name: str, shards: int)
         ({"rms_norm_eps": "small"}, "rms_norm_eps is 'small'"),
         ({"intermediate_size": 50}, "intermediate_size 50 does not divide over 4 tensor shards"),
         ({"vocab_size": None}, "vocab_size is None"),
+        ({"max_window_layers": None}, "max_window_layers is None; it must be an integer"),
+        ({"sliding_window": 0}, "sliding_window is 0; it must be a positive integer"),
         ({"layer_types": ["full_attention"]}, "layer_types must be 2 times"),
         ({"layer_types": ["sliding_attention", "full_attention"], "use_sliding_window": False}, "needs use_sliding_window"),
     ],
