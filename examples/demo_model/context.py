@@ -9,6 +9,8 @@ import jax.numpy as jnp
 class FusedContext:
     """Causal attention over packed rows through the vendor's fused kernel. Tokens arrive flat, row after row, in bfloat16."""
 
+    prompt_length_T = None  # only dynamic RoPE scaling needs it
+
     def __init__(self, rows: int, segment_BT: jax.Array | None = None):
         self._rows = rows
         self._mask = None if segment_BT is None else (segment_BT[:, None, :, None] == segment_BT[:, None, None, :])

@@ -1,7 +1,8 @@
-"""Greedy decoding of many prompts at once, by running the whole text again for every token: slow, simple, and independent of the engine."""
+"""Greedy decoding of many prompts at once with a plain key-value cache: small, and independent of the engine that it judges."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 
 import jax
@@ -9,51 +10,95 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from examples.demo_model.network import can_fuse, forward
+SHORT = 32  # answers of up to this many tokens run apart from longer ones
+TOKENS = 16_384  # prompt tokens that run together at most
 
 
-@partial(jax.jit, static_argnames=("stop",))
-def _extend(
-    graph: nnx.GraphDef, state: nnx.State, token_BT: jax.Array, size_B: jax.Array, new: jax.Array, stop: tuple[int, ...]
-) -> tuple[jax.Array, jax.Array]:
-    """`token_BT` with up to `new` greedy tokens written after each row's first `size_B`, and the new sizes; a row ends after a token of `stop`."""
+class CacheContext:
+    """Attention of one row's new tokens over that row's whole cache. `keys` and `values` hold `[S, K, H]` for each layer and are replaced."""
+
+    prompt_length_T = None  # only dynamic RoPE scaling needs it
+
+    def __init__(self, start: jax.Array, keys: list[jax.Array], values: list[jax.Array]):
+        self.keys, self.values = list(keys), list(values)
+        self._start = start
+
+    def attend(
+        self, layer: int, q_TNH: jax.Array, k_TKH: jax.Array, v_TKH: jax.Array, *, scale: float, window: int | None, softcap: float | None
+    ) -> jax.Array:
+        """Write k and v from position `start` on; a token sees every position up to its own."""
+        if window is not None or softcap is not None:
+            raise ValueError("CacheContext knows neither sliding windows nor soft caps")
+        key_SKH = self.keys[layer] = jax.lax.dynamic_update_slice(self.keys[layer], k_TKH, (self._start, 0, 0))
+        value_SKH = self.values[layer] = jax.lax.dynamic_update_slice(self.values[layer], v_TKH, (self._start, 0, 0))
+        tokens, kv_heads = k_TKH.shape[:2]
+        q = q_TNH.reshape(tokens, kv_heads, -1, q_TNH.shape[-1])
+        score = jnp.einsum("tkgh,skh->kgts", q, key_SKH, preferred_element_type=jnp.float32) * scale
+        seen_TS = jnp.arange(len(key_SKH))[None] <= self._start + jnp.arange(tokens)[:, None]
+        weight = jax.nn.softmax(jnp.where(seen_TS, score, -jnp.inf), axis=-1).astype(value_SKH.dtype)
+        return jnp.einsum("kgts,skh->tkgh", weight, value_SKH).reshape(q_TNH.shape)
+
+
+@partial(jax.jit, static_argnames=("room", "stop"))
+def _generate(
+    graph: nnx.GraphDef, state: nnx.State, prompt_BT: jax.Array, size_B: jax.Array, new: jax.Array, room: int, stop: tuple[int, ...]
+) -> jax.Array:
+    """`[B, room]` greedy tokens after each row's first `size_B` prompt tokens; -1 from a row's end on. At most `new` are drawn."""
     model = nnx.merge(graph, state)
-    rows, length = token_BT.shape
-    position_BT = jnp.broadcast_to(jnp.arange(length), (rows, length))
+    rows, length = prompt_BT.shape
+    attention = model.layers[0].attention.heads
+    empty = [jnp.zeros((rows, length + room, attention.kv, attention.dim), model.embed.weight.dtype) for _ in model.layers]
 
-    def more(carry: tuple[jax.Array, ...]) -> jax.Array:
-        step, _, _, alive_B = carry
-        return (step < new) & alive_B.any()
+    def run(token_T: jax.Array, start: jax.Array, keys: list[jax.Array], values: list[jax.Array]) -> tuple:
+        context = CacheContext(start, keys, values)
+        return model(token_T, start + jnp.arange(len(token_T)), context), context.keys, context.values
 
-    def body(carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        step, token_BT, size_B, alive_B = carry
-        hidden_BTD = forward(model, token_BT, position_BT, None, can_fuse(model.embed.weight.dtype))
-        last_BD = hidden_BTD[jnp.arange(rows), size_B - 1]
-        next_B = model.logits(last_BD).argmax(-1).astype(token_BT.dtype)
-        alive_B = alive_B & (size_B < length)
-        written_BT = token_BT.at[jnp.arange(rows), jnp.minimum(size_B, length - 1)].set(next_B)
-        token_BT = jnp.where(alive_B[:, None], written_BT, token_BT)
-        stopped_B = (next_B[:, None] == jnp.array(stop)).any(1)
-        return step + 1, token_BT, size_B + alive_B, alive_B & ~stopped_B
+    def choose(hidden_BD: jax.Array) -> jax.Array:
+        return model.logits(hidden_BD).argmax(-1).astype(jnp.int32)
 
-    return jax.lax.while_loop(more, body, (jnp.int32(0), token_BT, size_B, jnp.ones(rows, bool)))[1:3]
+    def more(carry: tuple) -> jax.Array:
+        step, _, token_B, _, _ = carry
+        return (step < new) & (token_B >= 0).any()
+
+    def body(carry: tuple) -> tuple:
+        step, out_BR, token_B, keys, values = carry
+        out_BR = out_BR.at[:, step].set(token_B)
+        stopped_B = (token_B < 0) | (token_B[:, None] == jnp.array(stop)).any(1)
+        hidden_BTD, keys, values = jax.vmap(run)(jnp.maximum(token_B, 0)[:, None], size_B + step, keys, values)
+        return step + 1, out_BR, jnp.where(stopped_B, -1, choose(hidden_BTD[:, 0])), keys, values
+
+    hidden_BTD, keys, values = jax.vmap(run)(prompt_BT, jnp.zeros(rows, jnp.int32), empty, empty)
+    first_B = choose(hidden_BTD[jnp.arange(rows), size_B - 1])
+    return jax.lax.while_loop(more, body, (jnp.int32(0), jnp.full((rows, room), -1), first_B, keys, values))[1]
+
+
+def _batches(prompts: list[list[int]], limits: list[int], rows: int) -> Iterator[tuple[list[int], int, int, int]]:
+    """Prompts that run together, as (indices, rows, prompt length, room): like sizes, few different shapes, bounded memory."""
+    order = sorted(range(len(prompts)), key=lambda i: (limits[i] > SHORT, len(prompts[i])))
+    while order:
+        room = SHORT if limits[order[0]] <= SHORT else max(limits)
+        size = min(rows, 1 << (len(order) - 1).bit_length())
+        while True:
+            chosen = [i for i in order[:size] if (limits[i] <= SHORT) == (room == SHORT)]
+            length = max(64, 1 << (max(len(prompts[i]) for i in chosen) - 1).bit_length())
+            if size * length <= TOKENS or size == 1:
+                break
+            size //= 2
+        yield chosen, size, length, room
+        order = order[len(chosen) :]
 
 
 def greedy(model: nnx.Module, prompts: list[list[int]], limits: list[int], stop: tuple[int, ...], rows: int = 256) -> list[list[int]]:
-    """The greedy continuation of each prompt, stop token included, at most its limit of tokens (rounded up to 32 or more); `rows` run together."""
+    """The greedy continuation of each prompt, stop token included, at most its limit of tokens; up to `rows` prompts run together."""
     graph, state = nnx.split(model)
-    order = sorted(range(len(prompts)), key=lambda i: (-(-limits[i] // 32), len(prompts[i])))  # like lengths together: little padding
     answers: list[list[int]] = [[] for _ in prompts]
-    for begin in range(0, len(order), rows):
-        chosen = order[begin : begin + rows]
-        new = max(limits[i] for i in chosen)
-        length = -(-(max(len(prompts[i]) for i in chosen) + new) // 128) * 128  # few lengths, few compilations
-        token_BT = np.zeros((min(rows, len(order)), length), np.int32)
-        size_B = np.ones(len(token_BT), np.int32)
+    for chosen, size, length, room in _batches(prompts, limits, rows):
+        prompt_BT, size_B = np.zeros((size, length), np.int32), np.ones(size, np.int32)
         for row, i in enumerate(chosen):
-            token_BT[row, : len(prompts[i])] = prompts[i]
+            prompt_BT[row, : len(prompts[i])] = prompts[i]
             size_B[row] = len(prompts[i])
-        done_BT, end_B = map(np.asarray, _extend(graph, state, jnp.array(token_BT), jnp.array(size_B), jnp.int32(new), stop))
+        new = np.int32(max(limits[i] for i in chosen))
+        done_BR = np.asarray(_generate(graph, state, prompt_BT, size_B, new, room, stop))
         for row, i in enumerate(chosen):
-            answers[i] = done_BT[row, size_B[row] : end_B[row]].tolist()
+            answers[i] = [token for token in done_BR[row, : limits[i]].tolist() if token >= 0]
     return answers
