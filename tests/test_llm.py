@@ -1,0 +1,113 @@
+"""Offline use with the built-in model: prompts in every form, order, chat, options, errors, two models in one process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from jaxllm import LLM, ConfigError, RequestOutput, SamplingParams
+from jaxllm.engine.request import RequestError
+
+GREEDY = SamplingParams(temperature=0, max_tokens=24)
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
+    return LLM("demo", max_model_len=512, max_num_seqs=4, max_num_batched_tokens=64, enforce_eager=True)
+
+
+def ask(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]
+
+
+def texts(outputs: list[RequestOutput]) -> list[str]:
+    return [output.outputs[0].text for output in outputs]
+
+
+def test_the_demo_model_adds(llm: LLM) -> None:
+    sums = [(23, 45), (61, 17), (38, 44), (90, 9), (57, 68), (12, 83)]
+    outputs = llm.chat([ask(f"What is {a} + {b}?") for a, b in sums], GREEDY, use_tqdm=False)
+    right = [str(a + b) in output.outputs[0].text for (a, b), output in zip(sums, outputs, strict=True)]
+    assert sum(right) >= 5
+    assert all(output.outputs[0].finish_reason == "stop" for output in outputs)
+
+
+def test_text_ids_and_dicts_are_the_same_prompt(llm: LLM) -> None:
+    text = "12 + 34 ="
+    ids = llm.get_tokenizer().encode(text)
+    outputs = llm.generate([text, ids, {"prompt": text}, {"prompt_token_ids": ids}], GREEDY, use_tqdm=False)
+    assert len(set(texts(outputs))) == 1
+    assert [output.prompt_token_ids for output in outputs] == [ids] * 4
+    assert outputs[0].prompt == text
+    assert texts(llm.generate(ids, GREEDY, use_tqdm=False)) == texts(outputs[:1])
+
+
+def test_results_keep_the_order_of_the_prompts(llm: LLM) -> None:
+    params = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in (9, 1, 5, 12, 2, 7)]
+    outputs = llm.generate([f"{i} + 1 =" for i in range(6)], params, use_tqdm=False)
+    assert [len(output.outputs[0].token_ids) for output in outputs] == [9, 1, 5, 12, 2, 7]
+    assert [output.prompt for output in outputs] == [f"{i} + 1 =" for i in range(6)]
+
+
+def test_n_choices_with_logprobs_and_a_stop_string(llm: LLM) -> None:
+    params = SamplingParams(n=3, seed=2, temperature=1.0, max_tokens=8, logprobs=2, ignore_eos=True)
+    (output,) = llm.generate("sort: 3 1 2", params, use_tqdm=False)
+    assert [choice.index for choice in output.outputs] == [0, 1, 2]
+    for choice in output.outputs:
+        assert choice.logprobs is not None
+        assert len(choice.logprobs) == len(choice.token_ids) == 8
+        chosen = [position[token].logprob for position, token in zip(choice.logprobs, choice.token_ids, strict=True)]
+        assert choice.cumulative_logprob == pytest.approx(sum(chosen))
+        assert all(2 <= len(position) <= 3 for position in choice.logprobs)
+    whole = llm.generate("1 + 1 =", SamplingParams(temperature=0, max_tokens=24, ignore_eos=True), use_tqdm=False)[0].outputs[0].text
+    stop = whole[3:5]
+    (stopped,) = llm.generate("1 + 1 =", SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, stop=stop), use_tqdm=False)
+    assert stopped.outputs[0].text == whole[: whole.index(stop)]
+    assert (stopped.outputs[0].finish_reason, stopped.outputs[0].stop_reason) == ("stop", stop)
+
+
+def test_a_bad_prompt_is_refused_before_any_runs_and_the_engine_stays_usable(llm: LLM) -> None:
+    before = llm.get_metrics()
+    for bad in ([1] * 600, [-1], [10**6], {"text": "x"}):
+        with pytest.raises(RequestError):
+            llm.generate(["1 + 1 =", bad], GREEDY, use_tqdm=False)
+    with pytest.raises(RequestError, match="2 prompts but 1"):
+        llm.generate(["a", "b"], [GREEDY], use_tqdm=False)
+    assert llm.get_metrics() == before
+    assert len(llm.generate("1 + 1 =", GREEDY, use_tqdm=False)) == 1
+
+
+def test_a_second_model_in_the_same_process_changes_nothing_for_the_first(llm: LLM, tmp_path: Path) -> None:
+    first = texts(llm.generate("7 + 8 =", GREEDY, use_tqdm=False))
+    demo = Path(llm.engine.resolved.model_dir)
+    (tmp_path / "config.json").write_text((demo / "config.json").read_text())
+    other = LLM(str(tmp_path), load_format="dummy", skip_tokenizer_init=True, max_model_len=128, max_num_seqs=1, enforce_eager=True)
+    (output,) = other.generate([[1, 2, 3]], SamplingParams(temperature=0, max_tokens=4, ignore_eos=True), use_tqdm=False)
+    assert len(output.outputs[0].token_ids) == 4
+    assert output.outputs[0].text == ""
+    with pytest.raises(ConfigError, match="tokenizer"):
+        other.generate("text", use_tqdm=False)
+    assert texts(llm.generate("7 + 8 =", GREEDY, use_tqdm=False)) == first
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"model": "/no/such/model"}, "/no/such/model"),
+        ({"no_such_argument": 1}, "no_such_argument"),
+        ({"quantization": "awq"}, "quantization"),
+        ({"max_model_len": 10**6}, "max-model-len"),
+        ({"num_gpu_blocks_override": 1}, "max_model_len"),
+        ({"max_num_seqs": 0}, "max-num-seqs"),
+        ({"max_num_batched_tokens": 2}, "max-num-batched-tokens"),
+        ({"block_size": 7}, "block-size"),
+        ({"tensor_parallel_size": 999}, "999"),
+        ({"dtype": "int3"}, "int3"),
+        ({"load_format": "pickle"}, "load_format"),
+    ],
+)
+def test_a_configuration_that_cannot_work_is_one_readable_line(arguments: dict, says: str) -> None:
+    with pytest.raises(ConfigError, match=says) as error:
+        LLM(**({"model": "demo"} | arguments))
+    assert "\n" not in str(error.value)
