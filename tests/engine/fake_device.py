@@ -19,7 +19,7 @@ from jaxllm.engine.scheduler import Limits, Scheduler
 from jaxllm.sampling.options import SamplingParams
 
 EOS = 0
-VOCAB = 11
+VOCAB = 31
 
 
 def digests(tokens: list[int]) -> list[int]:

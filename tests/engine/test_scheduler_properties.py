@@ -38,13 +38,13 @@ def jobs(draw: st.DrawFn, longest: int) -> tuple[list[int], int, int | None]:
     """Prompt, max_tokens and where the host stops it. Prompts share prefixes of every length."""
     shared = draw(st.integers(0, longest))
     own = draw(st.lists(st.integers(1, 3), min_size=0 if shared else 1, max_size=4))
-    return BASE[:shared] + own, draw(st.integers(1, 12)), draw(st.none() | st.integers(1, 12))
+    return BASE[:shared] + own, draw(st.integers(1, 20)), draw(st.none() | st.integers(1, 12))
 
 
 @st.composite
 def schedules(draw: st.DrawFn, longest: int) -> list[tuple[int, tuple[list[int], int, int | None], int | None]]:
     """(steps before the arrival, job, steps from the arrival to an abort) of each request."""
-    one = st.tuples(st.integers(0, 4), jobs(longest), st.none() | st.integers(0, 15))
+    one = st.tuples(st.integers(0, 3), jobs(longest), st.none() | st.integers(0, 15))
     return draw(st.lists(one, min_size=1, max_size=14))
 
 
