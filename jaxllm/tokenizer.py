@@ -7,6 +7,7 @@ renders a chat, so chats take a lock, and plain text is encoded by a copy of the
 from __future__ import annotations
 
 import functools
+import inspect
 import json
 import threading
 from collections.abc import Sequence
@@ -38,6 +39,8 @@ class Tokenizer:
         backend = getattr(hf, "backend_tokenizer", None)
         if not isinstance(backend, tokenizers.Tokenizer):
             raise ConfigError("this tokenizer has no tokenizer.json and cannot be converted to one; convert it with transformers first")
+        if "sanitize_control_tokens" not in inspect.signature(hf.apply_chat_template).parameters:
+            raise ConfigError("this transformers cannot keep users from writing control tokens into chats; install 5.23 or later")
         self.backend = tokenizers.Tokenizer.from_str(backend.to_str())
         self.backend.no_truncation()
         self.backend.no_padding()

@@ -105,12 +105,21 @@ def json_object(text: str) -> dict[str, Any]:
     return value
 
 
+class Help(argparse.HelpFormatter):
+    """Shows the defaults that say something."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        silent = action.default is None or action.default is False or action.default in ([], {}, "", argparse.SUPPRESS)
+        return action.help if silent else f"{action.help} (default: %(default)s)"
+
+
 def parser() -> argparse.ArgumentParser:
     """All flags, in groups."""
     top = argparse.ArgumentParser(
         prog="python -m jaxllm.server",
         description="Serve a Hugging Face model over the OpenAI protocol.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        formatter_class=Help,
+        usage="%(prog)s [MODEL] [options]",
         allow_abbrev=False,
     )
     hints = typing.get_type_hints(EngineConfig)

@@ -1,0 +1,155 @@
+"""The real engine and the built-in model behind the real server, through openai-python."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections.abc import Iterator
+
+import openai
+import pytest
+
+pytestmark = pytest.mark.slow
+
+FLAGS = ["--host", "127.0.0.1", "--port", "0", "--max-num-seqs", "4", "--max-num-batched-tokens", "64", "--max-model-len", "512"]
+DIGITS = [{"role": "user", "content": "What is 27 + 45?"}]
+
+
+class Demo:
+    """`python -m jaxllm.server --model demo`."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, "-m", "jaxllm.server", "--model", "demo", *FLAGS]
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        self.log = ""
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.log += line
+            if "serving demo on" in line:
+                break
+        assert "serving demo on" in self.log, self.log
+        self.url = self.log.partition("serving demo on ")[2].partition(" ")[0]
+        self._rest = threading.Thread(target=self._read)
+        self._rest.start()
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        with self.process.stderr as stderr:
+            for line in stderr:
+                self.log += line
+
+    def metric(self, name: str) -> float:
+        """The value of a metric without labels of its own."""
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=20) as reply:
+            lines = reply.read().decode().splitlines()
+        return float(next(line for line in lines if line.startswith(f"{name}{{")).rpartition(" ")[2])
+
+    def stop(self) -> int:
+        """SIGTERM; the exit status."""
+        self.process.send_signal(signal.SIGTERM)
+        status = self.process.wait(60)
+        self._rest.join(20)
+        return status
+
+
+@pytest.fixture(scope="module")
+def demo() -> Iterator[Demo]:
+    """One for all tests; it must end cleanly and must not have compiled anything while serving."""
+    demo = Demo()
+    yield demo
+    compiles = demo.metric("jaxllm:compiles_after_warmup_total")
+    assert demo.stop() == 0
+    assert compiles == 0
+    assert "Traceback" not in demo.log
+
+
+@pytest.fixture(scope="module")
+def client(demo: Demo) -> Iterator[openai.OpenAI]:
+    """openai-python."""
+    with openai.OpenAI(base_url=f"{demo.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def test_the_start_up_table_says_what_was_decided(demo: Demo) -> None:
+    for row in ("device", "dtype", "weights", "KV cache", "maximum concurrency", "buckets"):
+        assert row in demo.log
+
+
+def test_the_built_in_model_answers_a_chat(client: openai.OpenAI) -> None:
+    reply = client.chat.completions.create(model="demo", messages=DIGITS, temperature=0, max_tokens=200)  # type: ignore[arg-type]
+    assert "72" in (reply.choices[0].message.content or "")
+    assert reply.choices[0].finish_reason == "stop"
+
+
+def test_streamed_and_whole_answers_are_the_same(client: openai.OpenAI) -> None:
+    whole = client.chat.completions.create(model="demo", messages=DIGITS, temperature=0, max_tokens=64)  # type: ignore[arg-type]
+    chunks = client.chat.completions.create(
+        model="demo",
+        messages=DIGITS,  # type: ignore[arg-type]
+        temperature=0,
+        max_tokens=64,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    text, usage = "", None
+    for chunk in chunks:
+        text += "".join(choice.delta.content or "" for choice in chunk.choices)
+        usage = chunk.usage or usage
+    assert text == whole.choices[0].message.content
+    assert usage is not None
+    assert whole.usage is not None
+    assert usage.completion_tokens == whole.usage.completion_tokens
+
+
+def test_prompts_together_are_answered_as_alone(client: openai.OpenAI) -> None:
+    prompts = ["1 + 2 =", "sort 3 1 2:", "a b c"]
+    options = {"model": "demo", "temperature": 0, "max_tokens": 12, "logprobs": 2}
+    together = client.completions.create(prompt=prompts, **options)  # type: ignore[call-overload]
+    for number, prompt in enumerate(prompts):
+        alone = client.completions.create(prompt=prompt, **options)  # type: ignore[call-overload]
+        assert together.choices[number].text == alone.choices[0].text
+        found, expected = together.choices[number].logprobs.token_logprobs, alone.choices[0].logprobs.token_logprobs
+        assert found == pytest.approx(expected, abs=1e-4)
+
+
+def test_the_same_seed_gives_the_same_choices_whoever_is_beside(client: openai.OpenAI) -> None:
+    def ask(n: int) -> list[str]:
+        reply = client.completions.create(model="demo", prompt="once", seed=7, temperature=1.5, max_tokens=16, n=n)
+        return [choice.text for choice in reply.choices]
+
+    three = ask(3)
+    assert ask(3) == three
+    assert ask(1) == three[:1]
+    assert len(set(three)) > 1
+
+
+def test_a_stop_string_ends_the_text_before_it(client: openai.OpenAI) -> None:
+    free = client.completions.create(model="demo", prompt="abc", temperature=0, max_tokens=24, extra_body={"ignore_eos": True}).choices[0]
+    stop = free.text[3:5]
+    cut = client.completions.create(model="demo", prompt="abc", temperature=0, max_tokens=24, stop=[stop]).choices[0]
+    assert cut.text == free.text[: free.text.index(stop)]
+    assert cut.finish_reason == "stop"
+
+
+def test_a_client_that_leaves_gives_its_pages_back(demo: Demo, client: openai.OpenAI) -> None:
+    stream = client.completions.create(model="demo", prompt="abc", max_tokens=500, stream=True, extra_body={"ignore_eos": True})
+    next(iter(stream))
+    stream.close()
+    for _ in range(200):  # each look is a round trip of the loop that steps take
+        if demo.metric("vllm:num_requests_running") == 0:
+            break
+        client.completions.create(model="demo", prompt="x", max_tokens=1)
+    assert demo.metric("vllm:num_requests_running") == 0
+    assert demo.metric("vllm:kv_cache_usage_perc") == 0
+
+
+def test_the_module_form_of_the_operators_room_is_the_same_program(repo: pathlib.Path) -> None:
+    found = subprocess.run(
+        [sys.executable, "-m", "server", "--help"], capture_output=True, text=True, check=True, cwd=repo, env=os.environ, timeout=60
+    )
+    assert "--served-model-name" in found.stdout
