@@ -77,6 +77,13 @@ def test_top_p_holds_with_a_large_vocabulary_and_a_long_tail():
         assert probs[got].min() > probs[~got].max()
 
 
+def test_the_padding_of_stop_ids_suppresses_no_token():
+    logits = some_logits(8)
+    logits[:, -1] = 50  # the token that -1 would wrap around to
+    rows = make_rows(8, stop_ids=(-1, 3, -1), suppress=True)
+    np.testing.assert_array_equal(run(logits, rows, Sampler.FILTERED, TOP).token_B, V - 1)
+
+
 def test_at_least_the_most_likely_token_is_always_kept():
     rows = make_rows(8, top_p=[1e-9, 1, 1, 1e-9] * 2, min_p=[0, 1, 0, 1] * 2, top_k=[0, 0, 1, 1] * 2)
     logits = some_logits(8)
@@ -139,7 +146,6 @@ def test_stop_tokens_are_impossible_only_in_rows_that_suppress_them():
     tokens = np.asarray(run(logits, rows, Sampler.FILTERED).token_B)
     assert tokens[1] == tokens[3] == 5
     assert not {0, 5} & {tokens[0], tokens[2]}
-    assert run(logits, make_rows(1, stop_ids=(-1, 7)), Sampler.FILTERED).token_B[0] == 5
 
 
 @pytest.mark.parametrize("sampler", Sampler)
