@@ -23,6 +23,8 @@ from pallas_kernels.paged_decode.plan import DecodePlan, make_plan
 ROWS = 64  # rows of one WGMMA operand
 NEVER = -1e30  # running maximum before any key: finite, so that exp2(-inf - it) is 0 and not NaN
 LOG2E = math.log2(math.e)
+# 8 x 64 elements over a warpgroup: a warp two rows, a thread 8 bytes of one.
+QUERY_LAYOUT = plgpu.Layout.TILED(plgpu.Tiling(((8, 64), (2, 64), (4,))), warp_dims=(-5,), lane_dims=(-3, -2), vector_dim=-1)
 
 
 class Tuning(NamedTuple):
@@ -39,6 +41,7 @@ class Tuning(NamedTuple):
 class _Spec(NamedTuple):
     """What one compiled kernel is specialised to."""
 
+    B: int
     K: int
     G: int
     H: int
@@ -54,6 +57,12 @@ class _Spec(NamedTuple):
     @property
     def tiled(self) -> tuple[Any, ...]:
         return plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128)
+
+    def first_query(self, b: Array, h: Array) -> tuple[Array, Array]:
+        """First of the `group` rows of q `[B * N, H]` that a block reads, and where among them its own G begin (0 but at the end)."""
+        own = (b * self.K + h) * self.G
+        first = jnp.minimum(own, max(self.B * self.K * self.G - self.group, 0))
+        return first, own - first
 
     @property
     def overlap(self) -> bool:
@@ -123,11 +132,12 @@ def decode_attention(
     tuning = tuning or default_tuning(H, C)
     if plan is None:
         plan = make_plan(lengths_B, tile=tuning.tile, lanes=lanes_of(K, tuning), min_tiles=tuning.min_tiles, window=window)
-    group = 8 if G <= 8 else 16
-    spec = _Spec(K, G, H, C, group, q_BNH.dtype, scale, window, softcap, tuning, interpret)
-    q_BKgH = jnp.pad(q_BNH.reshape(B, K, G, H), ((0, 0), (0, 0), (0, group - G), (0, 0)))
-    part_o, part_lse = _attend(spec, q_BKgH, k_pages, v_pages, page_table_BM.astype(jnp.int32), plan)
-    return _combine(spec, part_o, part_lse, plan, B)
+    spec = _Spec(B, K, G, H, C, 8 if G <= 8 else 16, q_BNH.dtype, scale, window, softcap, tuning, interpret)
+    q_QH = q_BNH.reshape(B * N, H)
+    if B * N < spec.group:
+        q_QH = jnp.pad(q_QH, ((0, spec.group - B * N), (0, 0)))
+    part_o, part_lse = _attend(spec, q_QH, k_pages, v_pages, page_table_BM.astype(jnp.int32), plan)
+    return _combine(spec, part_o, part_lse, plan)
 
 
 def _copy_tile(spec: _Spec, pages_ref: Any, table_ref: Any, place: tuple[Any, ...], dst: Any, barrier: Any) -> None:
@@ -144,20 +154,28 @@ def _copy_tile(spec: _Spec, pages_ref: Any, table_ref: Any, place: tuple[Any, ..
         plgpu.copy_gmem_to_smem(pages_ref.at[page, h], dst.at[pl.ds(j * C, C)], barrier)
 
 
+def _copy_queries(spec: _Spec, q_ref: Any, first: Array, dst: Any) -> None:
+    """Rows `first` to `first + group` of q into the first rows of a tile. By registers: tiled TMA copies begin at multiples of 8 rows."""
+    rows = plgpu.load(q_ref.at[pl.ds(first, spec.group)], layout=QUERY_LAYOUT, optimized=False)
+    dst.at[pl.ds(0, spec.group)][...] = rows
+    plgpu.commit_smem()
+
+
 def _attend(spec: _Spec, q: Array, k_pages: Array, v_pages: Array, table: Array, plan: DecodePlan) -> tuple[Array, Array]:
     """Runs every lane's share. Returns parts' outputs `[K, parts * group, H]` and log2-sum-exps `[K, parts * group]`."""
     tuning, H, group = spec.tuning, spec.H, spec.group
     tile, stages = tuning.tile, tuning.stages
     lanes = plan.lanes_L4.shape[0]
-    parts = lanes + q.shape[0] + ROWS // group  # the combine kernel reads whole tiles of ROWS // group parts
+    parts = lanes + spec.B + ROWS // group  # the combine kernel reads whole tiles of ROWS // group parts
     copies = max(1, tile // spec.C)
 
-    def kernel(q_ref, k_ref, v_ref, table_ref, rows_ref, lanes_ref, o_ref, lse_ref, **sm):  # type: ignore[no-untyped-def]
+    def decode_attend(q_ref, k_ref, v_ref, table_ref, rows_ref, lanes_ref, o_ref, lse_ref, **sm):  # type: ignore[no-untyped-def]
         lane, h, wg = lax.axis_index("lane"), lax.axis_index("head"), lax.axis_index("wg")
-        low, high = lanes_ref[lane, 0], lanes_ref[lane, 1]
-        r0, r1 = lanes_ref[lane, 2], lanes_ref[lane, 3]
         if spec.overlap:
             plgpu.griddepcontrol_launch_dependents()
+            plgpu.griddepcontrol_wait()
+        low, high = lanes_ref[lane, 0], lanes_ref[lane, 1]
+        r0, r1 = lanes_ref[lane, 2], lanes_ref[lane, 3]
 
         def segment(r):  # type: ignore[no-untyped-def]
             begin, end = rows_ref[r, 1], rows_ref[r, 2]
@@ -171,13 +189,6 @@ def _attend(spec: _Spec, q: Array, k_pages: Array, v_pages: Array, table: Array,
             def _row(r):  # type: ignore[no-untyped-def]
                 row, length = rows_ref[r, 0], rows_ref[r, 3]
                 begin, end, zero = segment(r)
-                slot = lax.rem(r - r0, jnp.int32(tuning.queries))
-
-                @pl.when(r - r0 >= tuning.queries)
-                def _() -> None:
-                    plgpu.barrier_wait(sm["q_free"].at[slot])
-
-                plgpu.copy_gmem_to_smem(q_ref.at[row, h], sm["q"].at[slot, pl.ds(0, group)], sm["q_full"].at[slot])
                 last_page = lax.div(length - 1, jnp.int32(spec.C))
 
                 @pl.loop(begin, end)
@@ -191,6 +202,13 @@ def _attend(spec: _Spec, q: Array, k_pages: Array, v_pages: Array, table: Array,
                     place = row, h, (t - zero) * tile, last_page
                     _copy_tile(spec, k_ref, table_ref, place, sm["k"].at[at], sm["k_full"].at[at])
                     _copy_tile(spec, v_ref, table_ref, place, sm["v"].at[at], sm["v_full"].at[at])
+
+                    @pl.when(t == begin)  # after the copies, so that they do not wait for this load
+                    def _() -> None:
+                        slot = lax.rem(r - r0, jnp.int32(tuning.queries))
+                        pl.when(r - r0 >= tuning.queries)(lambda: plgpu.barrier_wait(sm["q_free"].at[slot]))
+                        _copy_queries(spec, q_ref, spec.first_query(row, h)[0], sm["q"].at[slot])
+                        plgpu.barrier_arrive(sm["q_full"].at[slot])
 
             # Every arrival is waited for, so that the barriers end in the phase they began in.
             @pl.loop(jnp.maximum(low, high - stages), high)
@@ -253,7 +271,7 @@ def _attend(spec: _Spec, q: Array, k_pages: Array, v_pages: Array, table: Array,
         scratch["p"] = plgpu.SMEM((ROWS, tile), spec.dtype, transforms=spec.tiled)
     out = jax.ShapeDtypeStruct((spec.K, parts * group, H), spec.dtype), jax.ShapeDtypeStruct((spec.K, parts * group), jnp.float32)
     grid = {"grid": (lanes, spec.K), "grid_names": ("lane", "head"), "num_threads": 2, "thread_name": "wg"}
-    run = plgpu.kernel(kernel, out_type=out, scratch_types=scratch, **grid, **spec.options)
+    run = plgpu.kernel(decode_attend, out_type=out, scratch_types=scratch, **grid, **spec.options)
     return run(q, k_pages, v_pages, table, plan.rows_B5, plan.lanes_L4)
 
 
@@ -322,45 +340,66 @@ def _fold(spec: _Spec, carry: tuple[Array, Array, Array], scores: Array, v: Any,
     return acc + pl.run_scoped(interpreted, plgpu.ACC(acc.shape, jnp.float32)), new_top, total
 
 
-def _combine(spec: _Spec, part_o: Array, part_lse: Array, plan: DecodePlan, B: int) -> Array:
+def _combine(spec: _Spec, part_o: Array, part_lse: Array, plan: DecodePlan) -> Array:
     """Merges each row's parts into `o_BNH`: ROWS // group parts a step, each (part, query head) a key that only its own query sees."""
-    H, G, group = spec.H, spec.G, spec.group
+    H, G, group, ahead = spec.H, spec.G, spec.group, 2
 
-    def kernel(o_parts, lse_parts, parts_ref, o_ref, **sm):  # type: ignore[no-untyped-def]
+    def decode_combine(o_parts, lse_parts, parts_ref, o_ref, **sm):  # type: ignore[no-untyped-def]
         b, h = lax.axis_index("row"), lax.axis_index("head")
         first, count = parts_ref[b, 0] * group, parts_ref[b, 1] * group
+        shift = spec.first_query(b, h)[1]
+        steps = lax.div(count + ROWS - 1, jnp.int32(ROWS))
+        target = o_ref.at[b, pl.ds(h * G, G)]
         if spec.overlap:
             plgpu.griddepcontrol_wait()  # the parts are written
 
+        def fetch(c):  # type: ignore[no-untyped-def]
+            slot = lax.rem(c, jnp.int32(ahead))
+            rows = pl.ds(pl.multiple_of(first + c * ROWS, group), ROWS)
+            plgpu.copy_gmem_to_smem(o_parts.at[h, rows], sm["v"].at[slot], sm["full"].at[slot])
+
         def step(c, carry):  # type: ignore[no-untyped-def]
-            at = pl.multiple_of(first + c * ROWS, group)
-            plgpu.copy_gmem_to_smem(o_parts.at[h, pl.ds(at, ROWS)], sm["v"], sm["full"])
-            lse = plgpu.load(lse_parts.at[h, pl.ds(at, ROWS)], layout=plgpu.Layout.WGMMA.reduce(0), optimized=False)
+            slot = lax.rem(c, jnp.int32(ahead))
+            rows = pl.ds(pl.multiple_of(first + c * ROWS, group), ROWS)
+            lse = plgpu.load(lse_parts.at[h, rows], layout=plgpu.Layout.WGMMA.reduce(0), optimized=False)
             query = plgpu.broadcasted_iota(jnp.int32, (ROWS, ROWS), 0, layout=plgpu.Layout.WGMMA)
             key = plgpu.broadcasted_iota(jnp.int32, (ROWS, ROWS), 1, layout=plgpu.Layout.WGMMA)
             own = jnp.logical_and(lax.bitwise_and(key, jnp.int32(group - 1)) == query, key < count - c * ROWS)
             scores = jnp.where(own, lax.broadcast_in_dim(lse, (ROWS, ROWS), [1]), -jnp.inf)
-            plgpu.barrier_wait(sm["full"])
-            _zero_tail(sm["v"], ROWS, H, count - c * ROWS)
-            return _fold(spec, carry, scores, sm["v"], sm.get("p"))
+            plgpu.barrier_wait(sm["full"].at[slot])
+            _zero_tail(sm["v"].at[slot], ROWS, H, count - c * ROWS)
+            carry = _fold(spec, carry, scores, sm["v"].at[slot], sm.get("p"))
+            pl.when(c + ahead < steps)(lambda: fetch(c + ahead))
+            return carry
 
-        acc, _, total = lax.fori_loop(0, lax.div(count + ROWS - 1, jnp.int32(ROWS)), step, _empty(H))
-        total = jnp.where(total > 0, total, 1.0)  # a dead row has no parts and gives zeros
-        sm["o"][...] = (acc / lax.broadcast_in_dim(total, acc.shape, [0])).astype(spec.dtype)
-        plgpu.commit_smem()
-        plgpu.copy_smem_to_gmem(sm["o"].at[pl.ds(0, G)], o_ref.at[b, pl.ds(h * G, G)])
+        @pl.when(count == group)  # one part is the result
+        def _() -> None:
+            plgpu.copy_gmem_to_smem(o_parts.at[h, pl.ds(first + shift, G)], sm["o"].at[pl.ds(0, G)], sm["one"])
+            plgpu.barrier_wait(sm["one"])
+            plgpu.copy_smem_to_gmem(sm["o"].at[pl.ds(0, G)], target)
+
+        @pl.when(count != group)  # several, or none: a dead row gives zeros
+        def _() -> None:
+            pl.loop(0, jnp.minimum(steps, ahead))(fetch)
+            acc, _, total = lax.fori_loop(0, steps, step, _empty(H))
+            total = jnp.where(total > 0, total, 1.0)
+            sm["o"][...] = (acc / lax.broadcast_in_dim(total, acc.shape, [0])).astype(spec.dtype)
+            plgpu.commit_smem()
+            plgpu.copy_smem_to_gmem(sm["o"].at[pl.ds(shift, G)], target)
+
         plgpu.wait_smem_to_gmem(0)
 
     scratch = {
-        "v": plgpu.SMEM((ROWS, H), spec.dtype, transforms=spec.tiled),
+        "v": plgpu.SMEM((ahead, ROWS, H), spec.dtype, transforms=spec.tiled),
         "o": plgpu.SMEM((ROWS, H), spec.dtype),
-        "full": plgpu.Barrier(),
+        "full": plgpu.Barrier(num_barriers=ahead),
+        "one": plgpu.Barrier(),
     }
     if spec.interpret is not None:
         scratch["p"] = plgpu.SMEM((ROWS, ROWS), spec.dtype, transforms=spec.tiled)
-    grid = {"grid": (B, spec.K), "grid_names": ("row", "head"), "num_threads": 1, "thread_name": "wg"}
-    out = jax.ShapeDtypeStruct((B, spec.K * G, H), spec.dtype)
-    run = plgpu.kernel(kernel, out_type=out, scratch_types=scratch, **grid, **spec.options)
+    grid = {"grid": (spec.B, spec.K), "grid_names": ("row", "head"), "num_threads": 1, "thread_name": "wg"}
+    out = jax.ShapeDtypeStruct((spec.B, spec.K * G, H), spec.dtype)
+    run = plgpu.kernel(decode_combine, out_type=out, scratch_types=scratch, **grid, **spec.options)
     return run(part_o, part_lse, plan.parts_B2)
 
 
