@@ -88,7 +88,7 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer one conversation or several; the last four arguments go to the model's chat template."""
         conversations: list[Any] = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
-        inputs = []
+        inputs: list[tuple[str | None, list[int]]] = []
         for conversation in conversations:
             ids = self._tokenizer().chat(
                 [dict(message) for message in conversation],
@@ -204,7 +204,7 @@ def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, (str, Mapping)):
         return [prompts]
     items = list(prompts)
-    return [items] if items and isinstance(items[0], int) else items  # type: ignore[list-item]
+    return [items] if items and isinstance(items[0], int) else items  # type: ignore[list-item, return-value]
 
 
 def new_output(request: GenerateRequest, prompt: str | None) -> RequestOutput:

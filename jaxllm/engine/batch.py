@@ -83,7 +83,7 @@ class ChunkLayout:
 
     def pack(self, chunks: Sequence[Chunk], slots: int, eos_ids: Sequence[int]) -> np.ndarray:
         """The buffer for these chunks; padding rows use the trash slot, padding tokens row R."""
-        arrays = {name: np.zeros(shape, dtype) for name, (shape, dtype) in self.shapes.items()}
+        arrays: dict[str, np.ndarray] = {name: np.zeros(shape, dtype) for name, (shape, dtype) in self.shapes.items()}
         arrays["row"][:] = self.shape.chunks
         arrays["slot"][:] = slots
         arrays["stop_ids"][:] = -1
