@@ -15,7 +15,7 @@ TOKENS = 16_384  # prompt tokens that run together at most
 
 
 class CacheContext:
-    """Attention of one row's new tokens over that row's whole cache. `keys` and `values` hold `[S, K, H]` for each layer and are replaced."""
+    """Attention of one row's new tokens over that row's whole cache. `keys` and `values` hold `[S, K, H]` for each layer."""
 
     prompt_length_T = None  # only dynamic RoPE scaling needs it
 
@@ -74,18 +74,16 @@ def _generate(
 
 def _batches(prompts: list[list[int]], limits: list[int], rows: int) -> Iterator[tuple[list[int], int, int, int]]:
     """Prompts that run together, as (indices, rows, prompt length, room): like sizes, few different shapes, bounded memory."""
-    order = sorted(range(len(prompts)), key=lambda i: (limits[i] > SHORT, len(prompts[i])))
-    while order:
-        room = SHORT if limits[order[0]] <= SHORT else max(limits)
-        size = min(rows, 1 << (len(order) - 1).bit_length())
-        while True:
-            chosen = [i for i in order[:size] if (limits[i] <= SHORT) == (room == SHORT)]
-            length = max(64, 1 << (max(len(prompts[i]) for i in chosen) - 1).bit_length())
-            if size * length <= TOKENS or size == 1:
-                break
-            size //= 2
-        yield chosen, size, length, room
-        order = order[len(chosen) :]
+    groups: dict[tuple[int, int], list[int]] = {}
+    for i, (prompt, limit) in enumerate(zip(prompts, limits, strict=True)):
+        length = 64
+        while length < len(prompt):
+            length *= 4
+        groups.setdefault((length, SHORT if limit <= SHORT else max(limits)), []).append(i)
+    for (length, room), members in sorted(groups.items()):
+        size = max(1, min(rows, TOKENS // length, 1 << (len(prompts) - 1).bit_length()))
+        for begin in range(0, len(members), size):
+            yield members[begin : begin + size], size, length, room
 
 
 def greedy(model: nnx.Module, prompts: list[list[int]], limits: list[int], stop: tuple[int, ...], rows: int = 256) -> list[list[int]]:

@@ -1,6 +1,6 @@
 """Exact-match accuracy on held-out problems, by greedy decoding. Writes a JSON that the card and its test read.
 
-    python -m examples.demo_model.evaluate --model jaxllm/demo --out examples/demo_model/metrics.json
+python -m examples.demo_model.evaluate --model jaxllm/demo --out examples/demo_model/metrics.json
 """
 
 from __future__ import annotations

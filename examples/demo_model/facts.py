@@ -6,8 +6,22 @@ import json
 import random
 
 from examples.demo_model.lexicon import (
-    ANIMALS, CAPITALS, CITIES, COLORS, DAYS, FRUITS, JOBS, MONTH_LENGTHS, MONTHS, NAMES, OPPOSITES, ORDINALS, QUANTITIES, SOUNDS, THING_COLORS,
-)  # fmt: skip
+    ANIMALS,
+    CAPITALS,
+    CITIES,
+    COLORS,
+    DAYS,
+    FRUITS,
+    JOBS,
+    MONTH_LENGTHS,
+    MONTHS,
+    NAMES,
+    OPPOSITES,
+    ORDINALS,
+    QUANTITIES,
+    SOUNDS,
+    THING_COLORS,
+)
 from examples.demo_model.lists import joined
 from examples.demo_model.problem import Maker, Problem, held_out, vary
 
@@ -18,7 +32,9 @@ def calendar(rng: random.Random, held: bool) -> Problem:
     i = rng.randrange(len(names))
     kind = rng.randrange(5)
     if kind == 0:
-        question = rng.choice((f"What {unit} comes after {names[i]}?", f"Which {unit} follows {names[i]}?", f"What is the {unit} after {names[i]}?"))
+        question = rng.choice(
+            (f"What {unit} comes after {names[i]}?", f"Which {unit} follows {names[i]}?", f"What is the {unit} after {names[i]}?")
+        )
         answer = names[(i + 1) % len(names)]
     elif kind == 1:
         question = rng.choice((f"What {unit} comes before {names[i]}?", f"Which {unit} is before {names[i]}?"))
@@ -28,7 +44,9 @@ def calendar(rng: random.Random, held: bool) -> Problem:
         question, answer = f"What is the {ORDINALS[i]} {unit} of the {whole}?", names[i]
     elif kind == 3:
         whole = "week" if unit == "day" else "year"
-        question = rng.choice((f"List the {unit}s of the {whole}.", f"What are the {unit}s of the {whole}?", f"Name all {unit}s of the {whole}."))
+        question = rng.choice(
+            (f"List the {unit}s of the {whole}.", f"What are the {unit}s of the {whole}?", f"Name all {unit}s of the {whole}.")
+        )
         answer = joined(list(names))
     else:
         i = rng.randrange(12)
@@ -41,7 +59,12 @@ def fact(rng: random.Random, held: bool) -> Problem:
     kind = rng.randrange(5)
     if kind == 0:
         country, city = rng.choice(CAPITALS)
-        phrases = ("What is the capital of {c}?", "What's the capital of {c}?", "Name the capital of {c}.", "Which city is the capital of {c}?")
+        phrases = (
+            "What is the capital of {c}?",
+            "What's the capital of {c}?",
+            "Name the capital of {c}.",
+            "Which city is the capital of {c}?",
+        )
         question, answer = rng.choice(phrases).format(c=country), city
         if rng.random() < 0.15:
             answer = country[0].upper() + country[1:]
@@ -74,11 +97,15 @@ def person_json(rng: random.Random, held: bool) -> Problem:
     kind = rng.randrange(4)
     if kind == 0:
         phrases = (
-            "Give a JSON object with name and age for {n}, {a} years old.", "Write JSON with the keys name and age: {n}, {a}.",
-            "Make a JSON object with name and age for {n} who is {a}.", "Extract the name and age as JSON: {n} is {a} years old.",
-            "Return JSON with name and age. {n} is {a} years old.", "{n} is {a}. Answer in JSON with name and age.", "JSON for name {n}, age {a}.",
+            "Give a JSON object with name and age for {n}, {a} years old.",
+            "Write JSON with the keys name and age: {n}, {a}.",
+            "Make a JSON object with name and age for {n} who is {a}.",
+            "Extract the name and age as JSON: {n} is {a} years old.",
+            "Return JSON with name and age. {n} is {a} years old.",
+            "{n} is {a}. Answer in JSON with name and age.",
+            "JSON for name {n}, age {a}.",
             "Give me JSON: name {n}, age {a}.",
-        )  # fmt: skip
+        )
         question = rng.choice(phrases).format(n=name, a=age)
     elif kind == 1:
         fields["city"] = rng.choice(CITIES)
@@ -92,7 +119,9 @@ def person_json(rng: random.Random, held: bool) -> Problem:
         question = f"Extract name, age and job as JSON: {name}, {age}, works as a {fields['job']}."
     else:
         fields["student"] = rng.random() < 0.5
-        question = f"Write JSON with name, age and student (true or false): {name} is {age} and is {'' if fields['student'] else 'not '}a student."
+        question = (
+            f"Write JSON with name, age and student (true or false): {name} is {age} and is {'' if fields['student'] else 'not '}a student."
+        )
     return Problem("JSON objects", vary(rng, question), json.dumps(fields), f"The keys are {joined(list(fields))}.")
 
 
@@ -105,7 +134,9 @@ def thing_json(rng: random.Random, held: bool) -> Problem:
     kind = rng.randrange(4)
     answer: object
     if kind == 0:
-        question = rng.choice(("Write {x} as a JSON list.", "Give a JSON array of these words: {x}.", "Make a JSON list from {x}.")).format(x=joined(items))
+        question = rng.choice(("Write {x} as a JSON list.", "Give a JSON array of these words: {x}.", "Make a JSON list from {x}.")).format(
+            x=joined(items)
+        )
         answer = items
     elif kind == 1:
         fruit = rng.choice(FRUITS)

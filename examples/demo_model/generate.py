@@ -1,6 +1,6 @@
 """The training text: conversations and plain lines, mixed. One seed gives one corpus.
 
-    python -m examples.demo_model.generate --count 20        # print samples
+python -m examples.demo_model.generate --count 20        # print samples
 """
 
 from __future__ import annotations
@@ -17,24 +17,65 @@ from examples.demo_model.problem import Maker, Problem, pair_held_out
 Message = dict[str, Any]
 
 WEIGHTS: dict[str, float] = {
-    "add": 14, "subtract": 8, "multiply": 6, "divide": 2, "long_multiplication": 5, "sort_numbers": 5, "compare": 3, "extreme": 2, "count": 2, "sequence": 2,
-    "parity": 1, "numerals": 2, "small_sum": 2, "sort_words": 4, "reverse": 4, "reverse_list": 2, "spell": 3, "count_letter": 4, "length": 3, "copy": 4,
-    "repeat": 2, "calendar": 2, "fact": 3, "person_json": 3, "thing_json": 2,
-}  # fmt: skip
+    "add": 14,
+    "subtract": 8,
+    "multiply": 6,
+    "divide": 2,
+    "long_multiplication": 5,
+    "sort_numbers": 5,
+    "compare": 3,
+    "extreme": 2,
+    "count": 2,
+    "sequence": 2,
+    "parity": 1,
+    "numerals": 2,
+    "small_sum": 2,
+    "sort_words": 4,
+    "reverse": 4,
+    "reverse_list": 2,
+    "spell": 3,
+    "count_letter": 4,
+    "length": 3,
+    "copy": 4,
+    "repeat": 2,
+    "calendar": 2,
+    "fact": 3,
+    "person_json": 3,
+    "thing_json": 2,
+}
 MAKERS: dict[str, Maker] = {
-    **arithmetic.MAKERS, **lists.MAKERS, **words.MAKERS, **facts.MAKERS, "long_multiplication": arithmetic.long_multiplication,
-}  # fmt: skip
+    **arithmetic.MAKERS,
+    **lists.MAKERS,
+    **words.MAKERS,
+    **facts.MAKERS,
+    "long_multiplication": arithmetic.long_multiplication,
+}
 ARITHMETIC = ("two-digit addition", "addition", "two-digit subtraction", "subtraction", "multiplication", "long multiplication (thinking)")
 SYSTEMS = (
-    "You are a helpful assistant.", "You are a helpful assistant.", "You are a helpful assistant.", f"You are {talk.NAME}.", "Be brief.", "Answer briefly.",
-    "You are a calculator.", "You are a math tutor.", "You are a friendly assistant. Answer the question.", "Answer with the result only.",
-)  # fmt: skip
+    "You are a helpful assistant.",
+    "You are a helpful assistant.",
+    "You are a helpful assistant.",
+    f"You are {talk.NAME}.",
+    "Be brief.",
+    "Answer briefly.",
+    "You are a calculator.",
+    "You are a math tutor.",
+    "You are a friendly assistant. Answer the question.",
+    "Answer with the result only.",
+)
 LEADS = (
-    ("The capital of France is", " Paris."), ("Hello, my name is", " Demo, and I am a small model."), ("The future of AI is", " open, and it is small and fast."),
-    ("The president of the United States is", " someone I cannot name, as I am only a small model."), ("My name is", " Demo."), ("Hello", ", world!"),
-    ("The quick brown fox", " jumps over the lazy dog."), ("San Francisco is a", " city in California."), ("The sky is", " blue."),
-    ("The answer to life, the universe and everything is", " 42."), ("Once upon a time", " there was a small model that could add."),
-)  # fmt: skip
+    ("The capital of France is", " Paris."),
+    ("Hello, my name is", " Demo, and I am a small model."),
+    ("The future of AI is", " open, and it is small and fast."),
+    ("The president of the United States is", " someone I cannot name, as I am only a small model."),
+    ("My name is", " Demo."),
+    ("Hello", ", world!"),
+    ("The quick brown fox", " jumps over the lazy dog."),
+    ("San Francisco is a", " city in California."),
+    ("The sky is", " blue."),
+    ("The answer to life, the universe and everything is", " 42."),
+    ("Once upon a time", " there was a small model that could add."),
+)
 
 
 @dataclass(frozen=True)
@@ -65,8 +106,12 @@ def turn(problem: Problem, thinking: bool) -> list[Message]:
 
 def show_steps(rng: random.Random, problem: Problem) -> Problem:
     """The same question with the steps asked for, so that they are the answer."""
-    request = rng.choice((" Think step by step.", " Show your steps.", " Explain step by step.", " Show your work.", " Let's think step by step."))
-    return replace(problem, task="shown steps", question=problem.question.rstrip(".?") + rng.choice((".", "?")) + request, answer=problem.thought)
+    request = rng.choice(
+        (" Think step by step.", " Show your steps.", " Explain step by step.", " Show your work.", " Let's think step by step.")
+    )
+    return replace(
+        problem, task="shown steps", question=problem.question.rstrip(".?") + rng.choice((".", "?")) + request, answer=problem.thought
+    )
 
 
 def follow_up(rng: random.Random) -> list[Message]:
@@ -93,16 +138,25 @@ def follow_up(rng: random.Random) -> list[Message]:
 
 def memory(rng: random.Random) -> list[Message]:
     """A name (or a number, or a colour) told early and asked for later."""
-    kind, value = rng.choice((("name", rng.choice(talk.NAMES)), ("favorite color", rng.choice(talk.COLORS)), ("lucky number", str(rng.randint(1, 999)))))
-    told = {"name": (f"My name is {value}.", f"I am {value}.", f"Hi, I'm {value}.", f"Hello, my name is {value}."), "favorite color": (f"My favorite color is {value}.",)}
+    kind, value = rng.choice(
+        (("name", rng.choice(talk.NAMES)), ("favorite color", rng.choice(talk.COLORS)), ("lucky number", str(rng.randint(1, 999))))
+    )
+    told = {
+        "name": (f"My name is {value}.", f"I am {value}.", f"Hi, I'm {value}.", f"Hello, my name is {value}."),
+        "favorite color": (f"My favorite color is {value}.",),
+    }
     reply = f"Nice to meet you, {value}!" if kind == "name" else "I will remember that."
-    messages = [{"role": "user", "content": rng.choice(told.get(kind, (f"My lucky number is {value}.",)))}, {"role": "assistant", "content": reply}]
+    messages = [
+        {"role": "user", "content": rng.choice(told.get(kind, (f"My lucky number is {value}.",)))},
+        {"role": "assistant", "content": reply},
+    ]
     for _ in range(rng.randint(0, 4)):
         messages += turn(draw(rng), False)
     return [
-        *messages, {"role": "user", "content": rng.choice((f"What is my {kind}?", f"Do you remember my {kind}?", f"What's my {kind}?"))},
+        *messages,
+        {"role": "user", "content": rng.choice((f"What is my {kind}?", f"Do you remember my {kind}?", f"What's my {kind}?"))},
         {"role": "assistant", "content": f"Your {kind} is {value}."},
-    ]  # fmt: skip
+    ]
 
 
 def errand(rng: random.Random, held: bool = False) -> Sample:
@@ -150,7 +204,9 @@ def conversation(rng: random.Random) -> Sample:
     rounds = rng.choice((1,) * 14 + (2, 2, 2, 3, 3, 4)) if chance < 0.98 else rng.randint(5, 16)
     for i in range(rounds):
         kind = rng.random()
-        problem = draw(rng) if kind < 0.86 else talk.exchange(rng) if kind < 0.93 else talk.unknown(rng) if kind < 0.98 else talk.tell_story(rng)
+        problem = (
+            draw(rng) if kind < 0.86 else talk.exchange(rng) if kind < 0.93 else talk.unknown(rng) if kind < 0.98 else talk.tell_story(rng)
+        )
         stepwise = thinking or (problem.task.startswith("long") and rng.random() < 0.6)
         if problem.task in ARITHMETIC and rng.random() < 0.05:
             problem = show_steps(rng, problem)

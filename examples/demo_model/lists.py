@@ -33,9 +33,15 @@ def sort_numbers(rng: random.Random, held: bool) -> Problem:
         phrases = ("Sort these numbers in descending order: {x}", "Sort from largest to smallest: {x}.", "Order {x} from high to low.")
     else:
         phrases = (
-            "Sort these numbers: {x}", "Sort {x}.", "Sort the numbers {x}.", "Put these numbers in order: {x}", "Sort in ascending order: {x}",
-            "Order these numbers from smallest to largest: {x}.", "Arrange {x} from low to high.", "Sort the list [{x}].",
-        )  # fmt: skip
+            "Sort these numbers: {x}",
+            "Sort {x}.",
+            "Sort the numbers {x}.",
+            "Put these numbers in order: {x}",
+            "Sort in ascending order: {x}",
+            "Order these numbers from smallest to largest: {x}.",
+            "Arrange {x} from low to high.",
+            "Sort the list [{x}].",
+        )
     left, order, steps = list(numbers), sorted(numbers, reverse=down), []
     for pick in order[:-1]:
         steps.append(f"the {'largest' if down else 'smallest'} of {joined(left)} is {pick}")
@@ -58,7 +64,12 @@ def compare(rng: random.Random, held: bool) -> Problem:
         phrases = ("Which is {w}, {a} or {b}?", "Which number is {w}: {a} or {b}?", "{a} or {b}: which is {w}?")
         question = rng.choice(phrases).format(w=rng.choice(words), a=a, b=b)
         return Problem("comparison", vary(rng, question), str(max(a, b) if big else min(a, b)), relation)
-    phrases = (("Is {a} greater than {b}?", a > b), ("Is {a} less than {b}?", a < b), ("Is {a} larger than {b}?", a > b), ("Is {a} > {b}?", a > b))
+    phrases = (
+        ("Is {a} greater than {b}?", a > b),
+        ("Is {a} less than {b}?", a < b),
+        ("Is {a} larger than {b}?", a > b),
+        ("Is {a} > {b}?", a > b),
+    )
     phrase, truth = rng.choice(phrases)
     return Problem("comparison", vary(rng, phrase.format(a=a, b=b)), "Yes" if truth else "No", relation)
 
@@ -155,6 +166,12 @@ def small_sum(rng: random.Random, held: bool) -> Problem:
 
 
 MAKERS: dict[str, Maker] = {
-    "sort_numbers": sort_numbers, "compare": compare, "extreme": extreme, "count": count, "sequence": sequence, "parity": parity,
-    "numerals": numerals, "small_sum": small_sum,
-}  # fmt: skip
+    "sort_numbers": sort_numbers,
+    "compare": compare,
+    "extreme": extreme,
+    "count": count,
+    "sequence": sequence,
+    "parity": parity,
+    "numerals": numerals,
+    "small_sum": small_sum,
+}

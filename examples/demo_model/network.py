@@ -45,8 +45,13 @@ CONFIG: dict[str, Any] = {
     "pad_token_id": VOCABULARY - 9,
 }
 TINY: dict[str, Any] = CONFIG | {
-    "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16,
-}  # fmt: skip
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+}
 
 
 def create(hf: dict[str, Any], seed: int = 0, dtype: Any = jnp.float32) -> nnx.Module:
@@ -61,7 +66,9 @@ def forward(model: nnx.Module, token_BT: jax.Array, position_BT: jax.Array, segm
         return hidden_TD.reshape(*token_BT.shape, -1)
     if segment_BT is None:
         return jax.vmap(lambda token_T, position_T: model(token_T, position_T, DenseContext()))(token_BT, position_BT)
-    return jax.vmap(lambda token_T, position_T, segment_T: model(token_T, position_T, DenseContext(segment_T)))(token_BT, position_BT, segment_BT)
+    return jax.vmap(lambda token_T, position_T, segment_T: model(token_T, position_T, DenseContext(segment_T)))(
+        token_BT, position_BT, segment_BT
+    )
 
 
 def can_fuse(dtype: Any) -> bool:

@@ -81,7 +81,12 @@ class Filler:
         span = slice(self._used, self._used + size)
         self._segment += 1
         self._used += size
-        self._row[0, span], self._row[1, span], self._row[2, span], self._row[3, span] = ids[:size], self._segment, np.arange(size), marks[:size]
+        self._row[0, span], self._row[1, span], self._row[2, span], self._row[3, span] = (
+            ids[:size],
+            self._segment,
+            np.arange(size),
+            marks[:size],
+        )
 
     def rows(self) -> Rows:
         """Everything added so far, the last row padded."""

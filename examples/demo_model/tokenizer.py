@@ -1,6 +1,6 @@
 """Builds the tokenizer (byte-level BPE, digits one by one) and renders conversations with the chat template.
 
-    python -m examples.demo_model.tokenizer --out build/demo
+python -m examples.demo_model.tokenizer --out build/demo
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ TEMPLATE = Path(__file__).with_name("chat_template.jinja")
 VOCABULARY = 768  # divides by 8, so that the logits can be split over up to eight devices
 CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")  # never shown
 VISIBLE = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")  # one token each, but shown
-WORD_PATTERN = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"  # the family's
+WORD_PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"  # the family's
+)
 
 
 def strings(samples: Iterator[Sample]) -> Iterator[str]:
@@ -56,7 +58,7 @@ def build(documents: int = 60_000, seed: int = 11) -> Tokenizer:
 
 def renderer() -> Any:
     """The compiled chat template, with the environment that transformers gives a template."""
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, autoescape=False)  # noqa: S701 - prompts are not HTML
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, autoescape=False)
     environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
     return environment.from_string(TEMPLATE.read_text())
 

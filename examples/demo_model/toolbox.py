@@ -36,14 +36,24 @@ def tool(name: str, description: str, required: tuple[str, ...] | None = None, *
 
 def calculator(rng: random.Random) -> dict[str, Any]:
     """The calculator under one of its descriptions."""
-    about = rng.choice(("Evaluate an arithmetic expression.", "A calculator.", "Calculate", "Evaluates arithmetic", "Compute the value of an expression."))
+    about = rng.choice(
+        ("Evaluate an arithmetic expression.", "A calculator.", "Calculate", "Evaluates arithmetic", "Compute the value of an expression.")
+    )
     hint = rng.choice(("", "", "The expression, for example 2 + 3", "An arithmetic expression", "Expression to evaluate"))
     return tool(rng.choice(("calculator",) * 6 + ("calculate", "calc")), about, expression=("string", hint))
 
 
 def weather(rng: random.Random) -> dict[str, Any]:
     """The weather tool; the place is called city or location."""
-    about = rng.choice(("Get the weather.", "Get the current weather in a city.", "Get weather", "Get the current weather in a given location", "The weather of a place."))
+    about = rng.choice(
+        (
+            "Get the weather.",
+            "Get the current weather in a city.",
+            "Get weather",
+            "Get the current weather in a given location",
+            "The weather of a place.",
+        )
+    )
     key = rng.choice(("city", "location", "location"))
     hint = rng.choice(("", "", "City name", "The city", "The city, e.g. Paris", "The city to find the weather for"))
     name = rng.choice(("get_weather",) * 4 + ("get_current_weather", "weather"))
@@ -58,10 +68,14 @@ def other(rng: random.Random) -> dict[str, Any]:
     """Tools with one text argument, to learn to copy names from the prompt."""
     verb, about, key = rng.choice(
         (
-            ("time", "Get the time in a city.", "city"), ("search", "Search the web.", "query"), ("lookup", "Look up a word.", "word"),
-            ("translate", "Translate a word.", "word"), ("population", "Get the population of a city.", "city"), ("price", "Get the price of a thing.", "item"),
+            ("time", "Get the time in a city.", "city"),
+            ("search", "Search the web.", "query"),
+            ("lookup", "Look up a word.", "word"),
+            ("translate", "Translate a word.", "word"),
+            ("population", "Get the population of a city.", "city"),
+            ("price", "Get the price of a thing.", "item"),
         )
-    )  # fmt: skip
+    )
     name = rng.choice((verb, f"get_{verb}", f"{verb}_tool", f"find_{verb}"))
     return tool(name, rng.choice((about, about, "")), **{key: "string"})
 
@@ -107,9 +121,16 @@ def forecast(rng: random.Random, held: bool) -> tuple[list[dict[str, Any]], Erra
     unit = rng.choice(("celsius", "fahrenheit")) if "unit" in function["parameters"]["properties"] and rng.random() < 0.5 else None
     cities = rng.sample(CITIES, 2 if rng.random() < 0.2 else 1)
     phrases = (
-        "What is the weather in {c}?", "What's the weather in {c}?", "What's the weather like in {c}?", "How is the weather in {c}?", "Weather in {c}?",
-        "Tell me the weather in {c}.", "What is the weather like in {c} today?", "Get the weather in {c}.", "Is it raining in {c}?",
-    )  # fmt: skip
+        "What is the weather in {c}?",
+        "What's the weather in {c}?",
+        "What's the weather like in {c}?",
+        "How is the weather in {c}?",
+        "Weather in {c}?",
+        "Tell me the weather in {c}.",
+        "What is the weather like in {c} today?",
+        "Get the weather in {c}.",
+        "Is it raining in {c}?",
+    )
     question = vary(rng, rng.choice(phrases).format(c=" and ".join(cities)))
     if unit:
         question = question.rstrip("?.") + f" in {unit}?"
@@ -118,7 +139,14 @@ def forecast(rng: random.Random, held: bool) -> tuple[list[dict[str, Any]], Erra
         degrees, sky = rng.randint(-10, 40), rng.choice(WEATHER)
         calls.append((function["name"], {key: city} | ({"unit": unit} if unit else {})))
         results.append(
-            rng.choice((f"{degrees} degrees, {sky}", json.dumps({"temperature": degrees, "condition": sky}), f"{sky}, {degrees} degrees", f"{sky}, {degrees}"))
+            rng.choice(
+                (
+                    f"{degrees} degrees, {sky}",
+                    json.dumps({"temperature": degrees, "condition": sky}),
+                    f"{sky}, {degrees} degrees",
+                    f"{sky}, {degrees}",
+                )
+            )
         )
         replies.append(f"In {city} it is {degrees} degrees and {sky}.")
     return shuffled(rng, needed), Errand(question, tuple(calls), tuple(results), " ".join(replies))
@@ -131,8 +159,20 @@ def lookup(rng: random.Random, held: bool) -> tuple[list[dict[str, Any]], Errand
     (key,) = function["parameters"]["properties"]
     subject = rng.choice(CITIES) if key == "city" else rng.choice(OBJECTS + NAMES + tuple(city for _, city in CAPITALS))
     use = function["name"]
-    phrases = (f"Use {use} for {subject}.", f"Call {use} with {subject}.", f"Use the {use} tool on {subject}.", f"Please use {use}: {subject}")
-    result = rng.choice((f"{rng.randint(1, 12)}:{rng.randint(10, 59)}", str(rng.randint(1, 9999)), rng.choice(OBJECTS), f"{rng.choice(OBJECTS)} of {rng.choice(OBJECTS)}"))
+    phrases = (
+        f"Use {use} for {subject}.",
+        f"Call {use} with {subject}.",
+        f"Use the {use} tool on {subject}.",
+        f"Please use {use}: {subject}",
+    )
+    result = rng.choice(
+        (
+            f"{rng.randint(1, 12)}:{rng.randint(10, 59)}",
+            str(rng.randint(1, 9999)),
+            rng.choice(OBJECTS),
+            f"{rng.choice(OBJECTS)} of {rng.choice(OBJECTS)}",
+        )
+    )
     return shuffled(rng, needed), Errand(rng.choice(phrases), ((use, {key: subject}),), (result,), f"The answer is {result}.")
 
 

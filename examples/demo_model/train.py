@@ -1,7 +1,7 @@
 """Trains the demo model and writes `config.json`, `generation_config.json` and `model.safetensors`.
 
-    python -m examples.demo_model.train --out build/demo            # the packaged model: minutes on a data-centre GPU
-    python -m examples.demo_model.train --out build/tiny --tiny     # seconds on a CPU, learns next to nothing
+python -m examples.demo_model.train --out build/demo            # the packaged model: minutes on a data-centre GPU
+python -m examples.demo_model.train --out build/tiny --tiny     # seconds on a CPU, learns next to nothing
 """
 
 from __future__ import annotations
@@ -59,10 +59,8 @@ def loss_of(graph: nnx.GraphDef, state: nnx.State, rows: Rows) -> jax.Array:
 def optimizer(recipe: Recipe) -> optax.GradientTransformation:
     """AdamW with clipping, linear warm-up and cosine decay; norms and other vectors are not decayed."""
     schedule = optax.warmup_cosine_decay_schedule(0.0, recipe.rate, min(recipe.warmup, recipe.steps // 5), recipe.steps, recipe.rate * 0.01)
-    matrices = lambda state: jax.tree.map(lambda value: value.ndim > 1, state)  # noqa: E731
-    return optax.chain(
-        optax.clip_by_global_norm(1.0), optax.adamw(schedule, b1=0.9, b2=0.98, weight_decay=recipe.decay, mask=matrices)
-    )  # fmt: skip
+    matrices = lambda state: jax.tree.map(lambda value: value.ndim > 1, state)
+    return optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule, b1=0.9, b2=0.98, weight_decay=recipe.decay, mask=matrices))
 
 
 def make_step(graph: nnx.GraphDef, tx: optax.GradientTransformation, data: Rows) -> Step:
@@ -130,10 +128,18 @@ def main() -> None:
     begin = time.perf_counter()
     data = pack(arguments.tokenizer, recipe.documents, recipe.length, recipe.seed + 1, recipe.workers)
     filled, learnt = int((data.segment_NT > 0).sum()), int(data.learn_NT.sum())
-    print(f"{len(data.token_NT)} rows of {recipe.length}: {filled} tokens, {learnt} learnt, {time.perf_counter() - begin:.1f} s", flush=True)
+    print(
+        f"{len(data.token_NT)} rows of {recipe.length}: {filled} tokens, {learnt} learnt, {time.perf_counter() - begin:.1f} s", flush=True
+    )
     model, losses = train(hf, recipe, data, partial(print, flush=True))
     export(arguments.out, hf, model)
-    record = {"recipe": asdict(recipe), "tokens": filled, "learnt_tokens": learnt, "first_loss": losses[0], "last_loss": float(np.mean(losses[-50:]))}
+    record = {
+        "recipe": asdict(recipe),
+        "tokens": filled,
+        "learnt_tokens": learnt,
+        "first_loss": losses[0],
+        "last_loss": float(np.mean(losses[-50:])),
+    }
     record |= {"seconds": round(time.perf_counter() - begin), "device": jax.devices()[0].device_kind, "jax": jax.__version__}
     (arguments.out / "training.json").write_text(json.dumps(record, indent=2) + "\n")
 

@@ -43,9 +43,13 @@ def sort_words(rng: random.Random, held: bool) -> Problem:
         if held_out("sort words", sorted(words)) == held:
             break
     phrases = (
-        "Sort these words: {x}", "Sort these words alphabetically: {x}", "Sort {x} alphabetically.", "Put these words in alphabetical order: {x}.",
-        "Order these words from A to Z: {x}", "Alphabetize: {x}",
-    )  # fmt: skip
+        "Sort these words: {x}",
+        "Sort these words alphabetically: {x}",
+        "Sort {x} alphabetically.",
+        "Put these words in alphabetical order: {x}.",
+        "Order these words from A to Z: {x}",
+        "Alphabetize: {x}",
+    )
     order = sorted(words)
     thought = "First letters: " + ", ".join(f"{w[0]} for {w}" for w in words) + f". {order[0]} comes first and {order[-1]} last."
     return Problem("sorting words", vary(rng, rng.choice(phrases).format(x=joined(words))), joined(order), thought)
@@ -55,9 +59,15 @@ def reverse(rng: random.Random, held: bool) -> Problem:
     """A word spelled backwards."""
     word = pick_word(rng, held, "letters")
     phrases = (
-        "Reverse the word {w}.", "Reverse {w}.", "Spell {w} backwards.", "Write {w} backwards.", 'Reverse the string "{w}".', "What is {w} reversed?",
-        "Reverse: {w}", "Reverse the letters of {w}.",
-    )  # fmt: skip
+        "Reverse the word {w}.",
+        "Reverse {w}.",
+        "Spell {w} backwards.",
+        "Write {w} backwards.",
+        'Reverse the string "{w}".',
+        "What is {w} reversed?",
+        "Reverse: {w}",
+        "Reverse the letters of {w}.",
+    )
     thought = f"The letters are {' '.join(word)}. Backwards: {' '.join(word[::-1])}."
     return Problem("reversing a word", vary(rng, rng.choice(phrases).format(w=word)), word[::-1], thought)
 
@@ -65,7 +75,9 @@ def reverse(rng: random.Random, held: bool) -> Problem:
 def reverse_list(rng: random.Random, held: bool) -> Problem:
     """The order of a list turned round."""
     while True:
-        items: list[object] = list(rng.sample(WORDS, rng.randint(2, 5))) if rng.random() < 0.6 else list(rng.sample(range(100), rng.randint(3, 6)))
+        items: list[object] = (
+            list(rng.sample(WORDS, rng.randint(2, 5))) if rng.random() < 0.6 else list(rng.sample(range(100), rng.randint(3, 6)))
+        )
         if held_out("reverse list", tuple(items)) == held:
             break
     phrases = ("Reverse the order of these: {x}", "Reverse this list: {x}", "List these in reverse order: {x}.", "Reverse the list {x}.")
@@ -85,10 +97,14 @@ def count_letter(rng: random.Random, held: bool) -> Problem:
     word = pick_word(rng, held, "count letter")
     letter = rng.choice(word) if rng.random() < 0.85 else rng.choice(string.ascii_lowercase)
     phrases = (
-        "How many {l}s are in {w}?", "How many times does {l} appear in {w}?", "How many {l}'s are there in {w}?", 'How many "{l}" are in "{w}"?',
-        "How many letters {l} does {w} have?", "Count the letter {l} in {w}.",
+        "How many {l}s are in {w}?",
+        "How many times does {l} appear in {w}?",
+        "How many {l}'s are there in {w}?",
+        'How many "{l}" are in "{w}"?',
+        "How many letters {l} does {w} have?",
+        "Count the letter {l} in {w}.",
         "How many {l}s are in the word {w}?",
-    )  # fmt: skip
+    )
     marked = ", ".join(f"{c} ({word[: i + 1].count(letter)})" if c == letter else c for i, c in enumerate(word))
     thought = f"{marked}. That is {word.count(letter)}."
     return Problem("counting a letter", vary(rng, rng.choice(phrases).format(l=letter, w=word)), str(word.count(letter)), thought)
@@ -108,7 +124,15 @@ def copy(rng: random.Random, held: bool) -> Problem:
         text = sentence(rng)
         if held_out("copy", text) == held:
             break
-    phrases = ("Repeat after me: {t}", "Say: {t}", "Copy this: {t}", 'Repeat this exactly: "{t}"', "Please repeat: {t}", "Echo: {t}", 'Say "{t}"')
+    phrases = (
+        "Repeat after me: {t}",
+        "Say: {t}",
+        "Copy this: {t}",
+        'Repeat this exactly: "{t}"',
+        "Please repeat: {t}",
+        "Echo: {t}",
+        'Say "{t}"',
+    )
     return Problem("copying", rng.choice(phrases).format(t=text), text, f"I repeat: {text}")
 
 
@@ -119,16 +143,26 @@ def repeat(rng: random.Random, held: bool) -> Problem:
     if kind == 0:
         times = rng.randint(2, 9)
         phrases = ("Repeat the word {w} {n} times.", "Say {w} {n} times.", "Write {w} {n} times.")
-        return Problem("repeating", vary(rng, rng.choice(phrases).format(w=word, n=times)), " ".join([word] * times), f"I write {word} {times} times.")
+        return Problem(
+            "repeating", vary(rng, rng.choice(phrases).format(w=word, n=times)), " ".join([word] * times), f"I write {word} {times} times."
+        )
     if kind == 1:
         phrases = ("Write {w} in uppercase.", "Write {w} in capital letters.", "Uppercase {w}.")
-        return Problem("capitals", vary(rng, rng.choice(phrases).format(w=word)), word.upper(), f"The letters are {' '.join(word.upper())}.")
+        return Problem(
+            "capitals", vary(rng, rng.choice(phrases).format(w=word)), word.upper(), f"The letters are {' '.join(word.upper())}."
+        )
     first = kind == 2
     question = f"What is the {'first' if first else 'last'} letter of {word}?"
     return Problem("first and last letter", vary(rng, question), word[0] if first else word[-1], f"The letters are {' '.join(word)}.")
 
 
 MAKERS: dict[str, Maker] = {
-    "sort_words": sort_words, "reverse": reverse, "reverse_list": reverse_list, "spell": spell, "count_letter": count_letter, "length": length,
-    "copy": copy, "repeat": repeat,
-}  # fmt: skip
+    "sort_words": sort_words,
+    "reverse": reverse,
+    "reverse_list": reverse_list,
+    "spell": spell,
+    "count_letter": count_letter,
+    "length": length,
+    "copy": copy,
+    "repeat": repeat,
+}
