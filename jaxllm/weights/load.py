@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from jaxllm.weights.place import mismatch, place
 
 MAX_NAMED_PROBLEMS = 20
 COMPARE_BYTES = 2**24
+READERS = 4  # 14 GiB onto one GPU from the page cache: 6.1 s with one thread, 2.2 s with four, 1.6 s with eight
 
 type Progress = Callable[[int, int], None]
 
@@ -68,7 +70,7 @@ def load(
     else:
         checkpoint = reader.Checkpoint(model_dir)
         _check(checkpoint, rules, family(full["model_type"]).ignored(full, mesh.shape["tensor"]))
-        arrays = (jax.block_until_ready(place(rule, likes[rule.parameter], checkpoint.view)) for rule in rules)
+        arrays = _place_all(rules, likes, checkpoint)
     placed, done, total = {}, 0, sum(_bytes(like) for like in likes.values())
     for rule, array in zip(rules, arrays, strict=True):
         placed[rule.parameter] = array
@@ -99,6 +101,12 @@ def _rules(full: dict[str, Any], mesh: Mesh, parameters: set[str]) -> list[Rule]
     if set(made) != parameters or len(made) != len(parameters):
         raise RuntimeError(f"the rules of {full['model_type']} and its parameters differ: {sorted(set(made) ^ parameters)[:5]}")
     return rules
+
+
+def _place_all(rules: list[Rule], likes: Mapping[str, jax.ShapeDtypeStruct], checkpoint: reader.Checkpoint) -> Iterator[jax.Array]:
+    """Every parameter in turn. Each thread holds one on the host until its devices have it: some copy while others transfer."""
+    with ThreadPoolExecutor(READERS, thread_name_prefix="weights") as pool:
+        yield from pool.map(lambda rule: jax.block_until_ready(place(rule, likes[rule.parameter], checkpoint.view)), rules)
 
 
 def _check(checkpoint: reader.Checkpoint, rules: list[Rule], ignored: Mapping[str, str | None]) -> None:

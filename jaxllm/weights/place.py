@@ -14,7 +14,7 @@ type Index = tuple[slice, ...]
 
 
 def place(rule: Rule, like: jax.ShapeDtypeStruct, view: Callable[[str], np.ndarray]) -> jax.Array:
-    """The parameter of `rule` on the devices that `like.sharding` names, in `like.dtype`. One shard is on the host at a time."""
+    """The parameter of `rule` on the devices that `like.sharding` names, in `like.dtype`. The host holds copies of this parameter alone."""
 
     def block(index: Index) -> np.ndarray:
         return read_block(rule, like, index, view)
