@@ -65,6 +65,11 @@ class _Spec(NamedTuple):
         return first, own - first
 
     @property
+    def width(self) -> int:
+        """Columns of one plain buffer: layout inference of JAX 0.12 does not end on 256."""
+        return min(self.H, 128)
+
+    @property
     def overlap(self) -> bool:
         return self.tuning.overlap and self.interpret is None
 
@@ -244,7 +249,10 @@ def _attend(spec: _Spec, q: Array, k_pages: Array, v_pages: Array, table: Array,
 
                 acc, top, total = lax.fori_loop(begin, end, step, _empty(H))
                 plgpu.barrier_arrive(sm["q_free"].at[slot])
-                acc = acc / lax.broadcast_in_dim(total, acc.shape, [0])
+                own = spec.first_query(rows_ref[r, 0], h)[1]
+                query = plgpu.broadcasted_iota(jnp.int32, acc.shape, 0, layout=plgpu.Layout.WGMMA)
+                mine = jnp.logical_and(query >= own, query < own + spec.G)  # the others are neighbours' queries, perhaps NaN
+                acc = jnp.where(mine, acc / lax.broadcast_in_dim(total, acc.shape, [0]), 0.0)
                 plgpu.wait_smem_to_gmem(0, wait_read_only=True)
                 sm["o"][...] = acc.astype(spec.dtype)
                 sm["lse"][...] = top + jnp.log2(total)
@@ -349,7 +357,12 @@ def _combine(spec: _Spec, part_o: Array, part_lse: Array, plan: DecodePlan) -> A
         first, count = parts_ref[b, 0] * group, parts_ref[b, 1] * group
         shift = spec.first_query(b, h)[1]
         steps = lax.div(count + ROWS - 1, jnp.int32(ROWS))
-        target = o_ref.at[b, pl.ds(h * G, G)]
+        columns = [pl.ds(c * spec.width, spec.width) for c in range(H // spec.width)]
+
+        def store(begin):  # type: ignore[no-untyped-def]
+            for c, column in enumerate(columns):
+                plgpu.copy_smem_to_gmem(sm["o"].at[c, pl.ds(begin, G)], o_ref.at[b, pl.ds(h * G, G), column])
+
         if spec.overlap:
             plgpu.griddepcontrol_wait()  # the parts are written
 
@@ -374,26 +387,29 @@ def _combine(spec: _Spec, part_o: Array, part_lse: Array, plan: DecodePlan) -> A
 
         @pl.when(count == group)  # one part is the result
         def _() -> None:
-            plgpu.copy_gmem_to_smem(o_parts.at[h, pl.ds(first + shift, G)], sm["o"].at[pl.ds(0, G)], sm["one"])
+            for c, column in enumerate(columns):
+                plgpu.copy_gmem_to_smem(o_parts.at[h, pl.ds(first + shift, G), column], sm["o"].at[c, pl.ds(0, G)], sm["one"])
             plgpu.barrier_wait(sm["one"])
-            plgpu.copy_smem_to_gmem(sm["o"].at[pl.ds(0, G)], target)
+            store(0)
 
         @pl.when(count != group)  # several, or none: a dead row gives zeros
         def _() -> None:
             pl.loop(0, jnp.minimum(steps, ahead))(fetch)
             acc, _, total = lax.fori_loop(0, steps, step, _empty(H))
             total = jnp.where(total > 0, total, 1.0)
-            sm["o"][...] = (acc / lax.broadcast_in_dim(total, acc.shape, [0])).astype(spec.dtype)
+            out = (acc / lax.broadcast_in_dim(total, acc.shape, [0])).astype(spec.dtype)
+            for c in range(len(columns)):
+                sm["o"].at[c][...] = out[:, c * spec.width : (c + 1) * spec.width]
             plgpu.commit_smem()
-            plgpu.copy_smem_to_gmem(sm["o"].at[pl.ds(shift, G)], target)
+            store(shift)
 
         plgpu.wait_smem_to_gmem(0)
 
     scratch = {
         "v": plgpu.SMEM((ahead, ROWS, H), spec.dtype, transforms=spec.tiled),
-        "o": plgpu.SMEM((ROWS, H), spec.dtype),
+        "o": plgpu.SMEM((H // spec.width, ROWS, spec.width), spec.dtype),
         "full": plgpu.Barrier(num_barriers=ahead),
-        "one": plgpu.Barrier(),
+        "one": plgpu.Barrier(num_arrivals=H // spec.width),
     }
     if spec.interpret is not None:
         scratch["p"] = plgpu.SMEM((ROWS, ROWS), spec.dtype, transforms=spec.tiled)

@@ -1,0 +1,103 @@
+"""The Hopper back end of paged decode, on the CPU: interpreted with race detection, lowered for CUDA, and its split plan checked by counting."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels.paged_decode import mosaic_gpu, reference
+from pallas_kernels.paged_decode.cases import CASES, Case, inputs
+from pallas_kernels.paged_decode.plan import make_plan
+
+SUPPORTED = [c for c in CASES if c.head_dim in (64, 128, 256) and c.page_size in (16, 32, 64, 128)]
+QUICK = ("ragged", "dead rows between live ones", "groups of seven", "window with pages of 64", "softcap and window", "pages of 128")
+EXTRA = (Case(name="many splits of one row", lengths=(1100,), heads=12, kv_heads=1, page_size=32),)
+SMALL = mosaic_gpu.Tuning(stages=2, blocks=6)
+
+
+def relative_error(out: jax.Array, wanted: jax.Array) -> float:
+    """Frobenius norm of the difference over that of `wanted`; NaN stays NaN and fails every comparison."""
+    a, b = np.asarray(out, np.float64), np.asarray(wanted, np.float64)
+    return float(np.linalg.norm(a - b) / max(np.linalg.norm(b), 1e-9))
+
+
+def run(case: Case, tuning: mosaic_gpu.Tuning, dtype: str = "bfloat16") -> float:
+    """Error of the interpreted kernel against the reference on the same rounded inputs; queries of dead rows are NaN."""
+    given = inputs(case)
+    q = np.where((given.lengths > 0)[:, None, None], given.q, np.nan)
+    low = [jnp.asarray(a, dtype if a.dtype == np.float32 else None) for a in (q, *given.args[1:])]
+    interpret = plgpu.InterpretGPUParams(detect_races=True)
+    out = mosaic_gpu.jitted(*low, **case.options, tuning=tuning, interpret=interpret)
+    wanted = reference.decode_attention(*(a.astype(jnp.float32) if a.dtype == dtype else a for a in low), **case.options)
+    return relative_error(out, wanted)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # unused rows of a tile hold anything
+@pytest.mark.parametrize("case", [c for c in SUPPORTED if c.name in QUICK] + list(EXTRA), ids=lambda c: c.name)
+def test_the_interpreted_kernel_equals_the_reference(case: Case) -> None:
+    blocks = 12 if case in EXTRA else 6
+    assert run(case, SMALL._replace(blocks=blocks), "float16" if case.name == "ragged" else "bfloat16") < 5e-3
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
+@pytest.mark.parametrize("case", SUPPORTED, ids=lambda c: c.name)
+def test_every_shared_case_passes_interpreted(case: Case) -> None:
+    assert run(case, SMALL) < 5e-3
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize(("page", "group", "dtype"), [(16, 1, "float16"), (32, 5, "bfloat16"), (64, 7, "bfloat16"), (128, 16, "bfloat16")])
+def test_the_kernel_lowers_for_cuda(head_dim: int, page: int, group: int, dtype: str) -> None:
+    pool = jax.ShapeDtypeStruct((64, 2, page, head_dim), dtype)
+    ints = [jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((3, 8), (3,))]
+    args = (jax.ShapeDtypeStruct((3, 2 * group, head_dim), dtype), pool, pool, *ints)
+    lowered = mosaic_gpu.jitted.trace(*args, scale=0.1, window=64, softcap=20.0).lower(lowering_platforms=("cuda",))
+    assert lowered.as_text().count("mosaic_gpu_v2") == 2
+
+
+@pytest.mark.parametrize("window", [None, 100])
+@pytest.mark.parametrize("min_tiles", [1, 3])
+@pytest.mark.parametrize("lengths", [(1,), (0, 700, 0, 5, 64, 65), (2048,) * 9, (0, 0), (1, 1, 1, 9000)])
+def test_every_tile_belongs_to_one_lane_and_every_part_is_written_once(lengths: tuple[int, ...], min_tiles: int, window: int | None) -> None:
+    lanes, tile = 7, 64
+    plan = jax.tree.map(np.asarray, make_plan(jnp.asarray(lengths), tile=tile, lanes=lanes, min_tiles=min_tiles, window=window))
+    seen: dict[int, list[int]] = {}
+    parts: dict[int, list[int]] = {}
+    shares = []
+    for lane, (low, high, r0, r1) in enumerate(plan.lanes_L4):
+        shares.append(high - low)
+        for r in range(r0, r1):
+            row, begin, end, length, skipped = plan.rows_B5[r]
+            assert length == lengths[row]
+            tiles = range(max(low, begin) - begin + skipped, min(high, end) - begin + skipped)
+            assert len(tiles) > 0
+            seen.setdefault(int(row), []).extend(tiles)
+            parts.setdefault(int(row), []).append(lane + r)
+    for row, length in enumerate(lengths):
+        first = 0 if window is None else max(0, length - window) // tile
+        assert seen.get(row, []) == list(range(first, -(-length // tile)))
+        start, count = plan.parts_B2[row]
+        assert parts.get(row, []) == list(range(start, start + count))
+    written = [part for numbers in parts.values() for part in numbers]
+    assert len(set(written)) == len(written)
+    busy = [share for share in shares if share]
+    assert not busy or max(busy) - min(busy) <= 1
+
+
+@pytest.mark.parametrize(
+    ("q", "pool", "message"),
+    [
+        (((2, 4, 64), "float32"), ((3, 2, 16, 64), "float32"), "bfloat16 or float16"),
+        (((2, 4, 80), "bfloat16"), ((3, 2, 16, 80), "bfloat16"), "head_dim 64, 128 or 256"),
+        (((2, 4, 64), "bfloat16"), ((3, 2, 24, 64), "bfloat16"), "pages of 16, 32, 64 or 128"),
+        (((2, 34, 64), "bfloat16"), ((3, 2, 16, 64), "bfloat16"), "1 to 16 query heads"),
+    ],
+)
+def test_what_the_kernel_cannot_take_is_an_error_that_says_so(q: tuple, pool: tuple, message: str) -> None:  # type: ignore[type-arg]
+    pages = jnp.zeros(*pool)
+    with pytest.raises(ValueError, match=message):
+        mosaic_gpu.decode_attention(jnp.zeros(*q), pages, pages, jnp.zeros((2, 1), jnp.int32), jnp.zeros((2,), jnp.int32), scale=1.0)
