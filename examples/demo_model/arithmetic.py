@@ -194,7 +194,7 @@ def problem(rng: random.Random, operation: str, a: int, b: int) -> Problem:
 
 
 def leaks(a: int, b: int) -> bool:
-    """Whether the steps of a product would show a smaller product that is held out."""
+    """Whether the steps of a product would show a smaller product that is held out, multiples of ten apart (the card says so)."""
     a, b = max(a, b), min(a, b)
     return any(pair_held_out("multiply", a, digit) for digit in (b // 10, b % 10)) if b > 10 else False
 
