@@ -21,7 +21,7 @@ COLUMNS: dict[str, dict[str, str]] = {
         "continuous requests/s": "continuous_requests_per_second",
         "ratio": "measured_ratio",
         "ratio of step counts": "predicted_ratio",
-        "KV waste": "kv_waste",
+        "KV waste, 250-token prompts": "kv_waste_long_prompts",
     },
 }
 TITLES = {
