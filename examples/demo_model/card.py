@@ -34,7 +34,7 @@ Exact match of the whole answer, greedy decoding in {dtype} on one {metrics_devi
 problems, chosen by a hash of the operands (in either order) or of the word and never of the phrasing, is left out of the training
 text; these are such problems. Single-digit arithmetic and the multiplication table up to 12 are always trained on, and so are the
 facts of the tasks marked "seen facts". Tools, cities, colours and prices are drawn at random and not split; the products given to
-the calculator are. Products by a multiple of ten also occur as steps of longer products.
+the calculator are. Products by a multiple of ten, and differences of a teen and a digit, also occur as steps of longer problems.
 
 | task | right | of | % |
 |---|---:|---:|---:|

@@ -134,8 +134,8 @@ def test_no_held_out_sum_difference_or_product_is_said_anywhere_in_the_corpus():
     for sample in corpus(12, 6000):
         for a, sign, b in pattern.findall(every_text(sample)):
             checked += 1
-            if sign == "*" and "0" in (a[-1], b[-1]):
-                continue  # a step of longer products, as the card says
+            if (sign == "*" and "0" in (a[-1], b[-1])) or (sign == "-" and int(a) < 20 and int(b) < 10):
+                continue  # steps of longer problems, as the card says
             assert not pair_held_out(names[sign], int(a), int(b)), (a, sign, b, every_text(sample)[:500])
     assert checked > 3000
 
