@@ -130,7 +130,7 @@ def test_there_is_one_message_per_step_with_all_deltas(peer: Peer) -> None:
 
 def test_an_abort_is_confirmed_by_fresh_stats_even_when_nothing_is_left_to_run(peer: Peer, control: Control) -> None:
     control.go.clear()
-    peer.send(add("a", 100))
+    peer.send(add("a", 1_000_000))
     assert control.saw(lambda: len(control.added) == 1)
     peer.send(Abort("a"), Abort("never heard of"))
     control.go.set()
