@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from jaxllm import models, weights
-from jaxllm.cache.kv import page_bytes
+from jaxllm.cache.kv import choose_backend, page_bytes
 from jaxllm.config import ConfigError, EngineConfig, Resolved
 from jaxllm.engine.buckets import Buckets
 from jaxllm.engine.memory import MemoryPlan, Need, fitting_length, plan_memory, usable_bytes, workspace_bytes
@@ -82,7 +82,9 @@ def resolve(config: EngineConfig, model_dir: Path, mesh: Mesh) -> Setup:
         max_logprobs=min(config.max_logprobs, hf["vocab_size"]),
         enable_prefix_caching=config.enable_prefix_caching and not length_dependent(hf, length),
         async_scheduling=config.async_scheduling,
-        attention_backend="reference",
+        attention_backend=choose_backend(
+            mesh.devices.flat[0], dtype, kv.head_dim, page_size, max(1, hf["num_attention_heads"] // kv.kv_heads)
+        ),
     )
     return Setup(resolved, hf, mesh, dtype, memory, buckets, kv, graphdef, abstract)
 

@@ -37,6 +37,7 @@ def start(config: EngineConfig, report: Report) -> Started:
     """Load, compile and warm up. Raises ConfigError before any loading when it cannot work."""
     model_dir = locate(config.model, config.revision, config.download_dir)
     use_compilation_cache(config.compilation_cache_dir)
+    jax.config.update("jax_pjrt_client_create_options", {"memory_fraction": config.gpu_memory_utilization})
     mesh = make_mesh(config.tensor_parallel_size)
     setup = resolve(config, model_dir, mesh)
     tokenizer = None if config.skip_tokenizer_init else Tokenizer.load(config.tokenizer or str(model_dir))
