@@ -24,7 +24,7 @@ from examples.demo_model.network import load
 from examples.demo_model.problem import pair_held_out
 from examples.demo_model.tokenizer import renderer
 
-NEW_TOKENS = 200  # enough for every chain of thought and tool call
+NEW_TOKENS = 160  # enough for every chain of thought and tool call
 FULL = 200  # problems of each kind; from this on two-digit addition is scored on every held-out pair
 FILLER_TOKENS = 1_000
 

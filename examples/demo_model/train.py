@@ -30,7 +30,7 @@ from examples.demo_model.tokenizer import CONTROL, VOCABULARY
 class Recipe:
     """Everything that decides the result, besides the code and the data generator."""
 
-    steps: int = 8_000
+    steps: int = 7_100
     batch: int = 64  # rows a step
     length: int = 1024  # tokens a row
     documents: int = 1_000_000
