@@ -17,7 +17,6 @@ from jaxllm import EngineConfig, SamplingParams
 from jaxllm.engine.engine import Engine
 from jaxllm.engine.request import GenerateRequest
 
-
 LONG = {"num_prompts": 48, "input_len": 250}  # the workload on which KV waste is counted: mean length 250 and more
 
 
