@@ -9,7 +9,9 @@ row's parts as one more attention step whose scores are the log-sums and whose v
 from __future__ import annotations
 
 import functools
+import json
 import math
+import pathlib
 from typing import Any, NamedTuple
 
 import jax
@@ -34,7 +36,7 @@ class Tuning(NamedTuple):
     stages: int = 3
     queries: int = 2  # query buffers
     blocks: int = 132
-    min_tiles: int = 1  # smallest share of one block
+    min_tiles: int = 2  # smallest share of one block
     overlap: bool = True  # launch the combine kernel's blocks before the first kernel has ended
 
 
@@ -79,10 +81,12 @@ class _Spec(NamedTuple):
         return {"compiler_params": plgpu.CompilerParams(approx_math=True), **given}
 
 
+@functools.cache
 def default_tuning(head_dim: int, page_size: int) -> Tuning:
-    """Tile sizes for a head dimension; 227 KB of shared memory hold the ring, the queries and the output tile."""
-    del page_size
-    return {64: Tuning(stages=6), 128: Tuning(), 256: Tuning(stages=2, queries=1)}[head_dim]
+    """The sizes of `tuned/` for a head dimension; 227 KB of shared memory hold the ring, the queries and the output tile."""
+    del page_size  # no page size wanted other sizes
+    found = json.loads((pathlib.Path(__file__).parent / "tuned" / "nvidia_h200.json").read_text())["head_dim"]
+    return Tuning(**found[str(head_dim)])
 
 
 def lanes_of(kv_heads: int, tuning: Tuning) -> int:
@@ -177,8 +181,8 @@ def _attend(spec: _Spec, q: Array, k_pages: Array, v_pages: Array, table: Array,
     def decode_attend(q_ref, k_ref, v_ref, table_ref, rows_ref, lanes_ref, o_ref, lse_ref, **sm):  # type: ignore[no-untyped-def]
         lane, h, wg = lax.axis_index("lane"), lax.axis_index("head"), lax.axis_index("wg")
         if spec.overlap:
+            plgpu.griddepcontrol_wait()  # in this order, so that the combine kernel too sees what came before this one
             plgpu.griddepcontrol_launch_dependents()
-            plgpu.griddepcontrol_wait()
         low, high = lanes_ref[lane, 0], lanes_ref[lane, 1]
         r0, r1 = lanes_ref[lane, 2], lanes_ref[lane, 3]
 

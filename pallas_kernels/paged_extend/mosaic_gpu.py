@@ -1,12 +1,16 @@
 """Paged attention of ragged prompt chunks for NVIDIA Hopper in Pallas Mosaic GPU: causal after a cached prefix, compute-bound.
 
 One block per (query tile, query head): a producer warpgroup walks the row's page table and fills a ring of K and V tiles by TMA; one or
-two compute warpgroups of 64 queries each do flash attention and take turns on the tensor cores: while one multiplies, the other does its softmax.
+two compute warpgroups of 64 queries each do flash attention and take turns on the tensor cores: one multiplies while the other does its
+softmax.
 """
 
 from __future__ import annotations
 
+import functools
+import json
 import math
+import pathlib
 from typing import Any, NamedTuple
 
 import jax
@@ -59,9 +63,11 @@ class _Spec(NamedTuple):
         return max(1, self.tuning.keys // self.C)
 
 
+@functools.cache
 def default_tuning(head_dim: int) -> Tuning:
-    """Tile sizes for a head dimension; 227 KB of shared memory hold queries twice and the ring."""
-    return {64: Tuning(stages=4), 128: Tuning(), 256: Tuning(keys=64, groups=1)}[head_dim]
+    """The sizes of `tuned/` for a head dimension; 227 KB of shared memory hold queries twice and the ring."""
+    found = json.loads((pathlib.Path(__file__).parent / "tuned" / "nvidia_h200.json").read_text())["head_dim"]
+    return Tuning(**found[str(head_dim)])
 
 
 def plan(starts_R: Array, lengths_R: Array, kv_lengths_R: Array, *, tokens: int, head_dim: int, tuning: Tuning | None = None) -> ExtendPlan:

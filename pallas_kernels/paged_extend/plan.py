@@ -1,7 +1,8 @@
 """Work list of one extend step: which query tiles exist, computed on device from the ragged rows.
 
-Tokens of the step are cut into spans: every row's chunk, and every gap that no row uses (its tokens get zeros). Each span is cut into tiles of `queries`
-tokens. A tile at the end of the array is moved back so that it lies inside; its item says which of its tokens are its own.
+Tokens of the step are cut into spans: every row's chunk, and every gap that no row uses (its tokens get zeros). Each span is cut into
+tiles of `queries` tokens. A tile at the end of the array is moved back so that it lies inside; its item says which of its tokens are its
+own.
 """
 
 from typing import NamedTuple

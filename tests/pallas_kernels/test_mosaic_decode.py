@@ -62,7 +62,9 @@ def test_the_kernel_lowers_for_cuda(head_dim: int, page: int, group: int, dtype:
 @pytest.mark.parametrize("window", [None, 100])
 @pytest.mark.parametrize("min_tiles", [1, 3])
 @pytest.mark.parametrize("lengths", [(1,), (0, 700, 0, 5, 64, 65), (2048,) * 9, (0, 0), (1, 1, 1, 9000)])
-def test_every_tile_belongs_to_one_lane_and_every_part_is_written_once(lengths: tuple[int, ...], min_tiles: int, window: int | None) -> None:
+def test_every_tile_belongs_to_one_lane_and_every_part_is_written_once(
+    lengths: tuple[int, ...], min_tiles: int, window: int | None
+) -> None:
     lanes, tile = 7, 64
     plan = jax.tree.map(np.asarray, make_plan(jnp.asarray(lengths), tile=tile, lanes=lanes, min_tiles=min_tiles, window=window))
     seen: dict[int, list[int]] = {}

@@ -52,7 +52,8 @@ def test_every_shared_case_passes_interpreted(case: Case) -> None:
 
 
 @pytest.mark.parametrize(
-    ("head_dim", "page", "group", "dtype"), [(64, 16, 1, "float16"), (128, 64, 7, "bfloat16"), (128, 128, 4, "bfloat16"), (256, 32, 2, "bfloat16")]
+    ("head_dim", "page", "group", "dtype"),
+    [(64, 16, 1, "float16"), (128, 64, 7, "bfloat16"), (128, 128, 4, "bfloat16"), (256, 32, 2, "bfloat16")],
 )
 def test_the_kernel_lowers_for_cuda(head_dim: int, page: int, group: int, dtype: str) -> None:
     pool = jax.ShapeDtypeStruct((64, 2, page, head_dim), dtype)
