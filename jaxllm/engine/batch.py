@@ -18,25 +18,41 @@ from jaxllm.engine.state import MAX_STOP_IDS
 type Shapes = dict[str, tuple[tuple[int, ...], type]]
 
 
+ALIGN = 64  # int32 elements: kernels may be given a view into the buffer and ask for 256-byte alignment
+
+
+def offsets(shapes: Shapes) -> tuple[dict[str, int], int]:
+    """Where each array starts in the buffer, and the buffer's size, in elements."""
+    starts, end = {}, 0
+    for name, (shape, _) in shapes.items():
+        starts[name] = end
+        end += -(-math.prod(shape) // ALIGN) * ALIGN
+    return starts, end
+
+
 def pack(arrays: dict[str, np.ndarray], shapes: Shapes) -> np.ndarray:
     """One flat int32 buffer; float32 and uint32 keep their bits."""
-    return np.concatenate([np.ascontiguousarray(arrays[name]).reshape(-1).view(np.int32) for name in shapes])
+    starts, size = offsets(shapes)
+    buffer = np.zeros(size, np.int32)
+    for name, start in starts.items():
+        flat = np.ascontiguousarray(arrays[name]).reshape(-1).view(np.int32)
+        buffer[start : start + flat.size] = flat
+    return buffer
 
 
 def unpack(buffer: Array, shapes: Shapes) -> dict[str, Array]:
     """The arrays of `pack`, inside a compiled program."""
-    out, start = {}, 0
+    out = {}
+    starts, _ = offsets(shapes)
     for name, (shape, dtype) in shapes.items():
-        size = math.prod(shape)
-        part = jax.lax.slice(buffer, (start,), (start + size,)).reshape(shape)
+        part = jax.lax.slice(buffer, (starts[name],), (starts[name] + math.prod(shape),)).reshape(shape)
         out[name] = part if dtype is np.int32 else jax.lax.bitcast_convert_type(part, jnp.dtype(dtype))
-        start += size
     return out
 
 
 def packed_size(shapes: Shapes) -> int:
     """Elements of the buffer."""
-    return sum(math.prod(shape) for shape, _ in shapes.values())
+    return offsets(shapes)[1]
 
 
 def ingest_shapes(slots: int) -> Shapes:
