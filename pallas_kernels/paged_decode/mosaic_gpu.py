@@ -2,8 +2,8 @@
 
 Two kernels. `_attend` runs (lanes, K) blocks: a producer warpgroup streams (page, head) tiles through a ring of TMA copies and a consumer
 warpgroup does flash attention on the tensor cores, with the query group of one KV head in the first rows of a 64-row tile (rows are
-independent, so the others may hold anything). Every row segment becomes a part: normalised output and log2-sum-exp. `_combine` merges a
-row's parts as one more attention step whose scores are the log-sums and whose values are the parts' outputs.
+independent, so the others may hold anything). Every row segment becomes a part: normalised output and log2-sum-exp. `mosaic_combine`
+merges a row's parts as one more attention step whose scores are the log-sums and whose values are the parts' outputs.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import functools
 import json
 import math
 import pathlib
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,65 +20,13 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from pallas_kernels.paged_decode.mosaic_combine import combine
+from pallas_kernels.paged_decode.mosaic_flash import ROWS, Spec, Tuning, empty, fold, zero_tail
 from pallas_kernels.paged_decode.plan import DecodePlan, make_plan
 
-ROWS = 64  # rows of one WGMMA operand
-NEVER = -1e30  # running maximum before any key: finite, so that exp2(-inf - it) is 0 and not NaN
 LOG2E = math.log2(math.e)
 # 8 x 64 elements over a warpgroup: a warp two rows, a thread 8 bytes of one.
 QUERY_LAYOUT = plgpu.Layout.TILED(plgpu.Tiling(((8, 64), (2, 64), (4,))), warp_dims=(-5,), lane_dims=(-3, -2), vector_dim=-1)
-
-
-class Tuning(NamedTuple):
-    """Sizes that change speed alone. `blocks` is the grid: lanes x KV heads stay at or below it."""
-
-    tile: int = 64  # tokens of one K or V copy ring slot
-    stages: int = 3
-    queries: int = 2  # query buffers
-    blocks: int = 132
-    min_tiles: int = 2  # smallest share of one block
-    overlap: bool = True  # launch the combine kernel's blocks before the first kernel has ended
-
-
-class _Spec(NamedTuple):
-    """What one compiled kernel is specialised to."""
-
-    B: int
-    K: int
-    G: int
-    H: int
-    C: int
-    group: int  # G padded to 8 or 16
-    dtype: Any
-    scale: float
-    window: int | None
-    softcap: float | None
-    tuning: Tuning
-    interpret: Any
-
-    @property
-    def tiled(self) -> tuple[Any, ...]:
-        return plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128)
-
-    def first_query(self, b: Array, h: Array) -> tuple[Array, Array]:
-        """First of the `group` rows of q `[B * N, H]` that a block reads, and where among them its own G begin (0 but at the end)."""
-        own = (b * self.K + h) * self.G
-        first = jnp.minimum(own, max(self.B * self.K * self.G - self.group, 0))
-        return first, own - first
-
-    @property
-    def width(self) -> int:
-        """Columns of one plain buffer: layout inference of JAX 0.12 does not end on 256."""
-        return min(self.H, 128)
-
-    @property
-    def overlap(self) -> bool:
-        return self.tuning.overlap and self.interpret is None
-
-    @property
-    def options(self) -> dict[str, Any]:
-        given = {} if self.interpret is None else {"interpret": self.interpret}
-        return {"compiler_params": plgpu.CompilerParams(approx_math=True), **given}
 
 
 @functools.cache
@@ -141,15 +89,15 @@ def decode_attention(
     tuning = tuning or default_tuning(H, C)
     if plan is None:
         plan = make_plan(lengths_B, tile=tuning.tile, lanes=lanes_of(K, tuning), min_tiles=tuning.min_tiles, window=window)
-    spec = _Spec(B, K, G, H, C, 8 if G <= 8 else 16, q_BNH.dtype, scale, window, softcap, tuning, interpret)
+    spec = Spec(B, K, G, H, C, 8 if G <= 8 else 16, q_BNH.dtype, scale, window, softcap, tuning, interpret)
     q_QH = q_BNH.reshape(B * N, H)
     if B * N < spec.group:
         q_QH = jnp.pad(q_QH, ((0, spec.group - B * N), (0, 0)))
     part_o, part_lse = _attend(spec, q_QH, k_pages, v_pages, page_table_BM.astype(jnp.int32), plan)
-    return _combine(spec, part_o, part_lse, plan)
+    return combine(spec, part_o, part_lse, plan)
 
 
-def _copy_tile(spec: _Spec, pages_ref: Any, table_ref: Any, place: tuple[Any, ...], dst: Any, barrier: Any) -> None:
+def _copy_tile(spec: Spec, pages_ref: Any, table_ref: Any, place: tuple[Any, ...], dst: Any, barrier: Any) -> None:
     """TMA copies of one K or V tile: tokens `first` and on of row `row`, head `h`; pages past the row's last repeat the last."""
     row, h, first, last_page = place
     tile, C = spec.tuning.tile, spec.C
@@ -163,14 +111,14 @@ def _copy_tile(spec: _Spec, pages_ref: Any, table_ref: Any, place: tuple[Any, ..
         plgpu.copy_gmem_to_smem(pages_ref.at[page, h], dst.at[pl.ds(j * C, C)], barrier)
 
 
-def _copy_queries(spec: _Spec, q_ref: Any, first: Array, dst: Any) -> None:
+def _copy_queries(spec: Spec, q_ref: Any, first: Array, dst: Any) -> None:
     """Rows `first` to `first + group` of q into the first rows of a tile. By registers: tiled TMA copies begin at multiples of 8 rows."""
     rows = plgpu.load(q_ref.at[pl.ds(first, spec.group)], layout=QUERY_LAYOUT, optimized=False)
     dst.at[pl.ds(0, spec.group)][...] = rows
     plgpu.commit_smem()
 
 
-def _attend(spec: _Spec, q: Array, k_pages: Array, v_pages: Array, table: Array, plan: DecodePlan) -> tuple[Array, Array]:
+def _attend(spec: Spec, q: Array, k_pages: Array, v_pages: Array, table: Array, plan: DecodePlan) -> tuple[Array, Array]:
     """Runs every lane's share. Returns parts' outputs `[K, parts * group, H]` and log2-sum-exps `[K, parts * group]`."""
     tuning, H, group = spec.tuning, spec.H, spec.group
     tile, stages = tuning.tile, tuning.stages
@@ -246,12 +194,12 @@ def _attend(spec: _Spec, q: Array, k_pages: Array, v_pages: Array, table: Array,
                     scores = _scores(spec, sm["q"].at[slot], sm["k"].at[at], tile)
                     scores = _mask(spec, scores, first, length)
                     plgpu.barrier_wait(sm["v_full"].at[at])
-                    _zero_tail(sm["v"].at[at], tile, H, length - first)
-                    carry = _fold(spec, carry, scores, sm["v"].at[at], sm.get("p"))
+                    zero_tail(sm["v"].at[at], tile, H, length - first)
+                    carry = fold(spec, carry, scores, sm["v"].at[at], sm.get("p"))
                     plgpu.barrier_arrive(sm["free"].at[at])
                     return carry
 
-                acc, top, total = lax.fori_loop(begin, end, step, _empty(H))
+                acc, top, total = lax.fori_loop(begin, end, step, empty(H))
                 plgpu.barrier_arrive(sm["q_free"].at[slot])
                 own = spec.first_query(rows_ref[r, 0], h)[1]
                 query = plgpu.broadcasted_iota(jnp.int32, acc.shape, 0, layout=plgpu.Layout.WGMMA)
@@ -287,15 +235,7 @@ def _attend(spec: _Spec, q: Array, k_pages: Array, v_pages: Array, table: Array,
     return run(q, k_pages, v_pages, table, plan.rows_B5, plan.lanes_L4)
 
 
-def _empty(H: int) -> tuple[Array, Array, Array]:
-    """Accumulator, running maximum (log2 domain) and running sum before any tile."""
-    row = plgpu.Layout.WGMMA.reduce(1)
-    top = plgpu.layout_cast(jnp.full((ROWS,), NEVER, jnp.float32), row)
-    total = plgpu.layout_cast(jnp.full((ROWS,), 0.0, jnp.float32), row)
-    return plgpu.layout_cast(jnp.full((ROWS, H), 0.0, jnp.float32), plgpu.Layout.WGMMA), top, total
-
-
-def _scores(spec: _Spec, q: Any, k: Any, tile: int) -> Array:
+def _scores(spec: Spec, q: Any, k: Any, tile: int) -> Array:
     """q·Kᵀ in the log2 domain, soft-capped; float32 `[ROWS, tile]`."""
 
     def multiply(acc):  # type: ignore[no-untyped-def]
@@ -308,119 +248,12 @@ def _scores(spec: _Spec, q: Any, k: Any, tile: int) -> Array:
     return jnp.tanh(raw * (spec.scale / spec.softcap)) * (spec.softcap * LOG2E)
 
 
-def _mask(spec: _Spec, scores: Array, first: Array, length: Array) -> Array:
+def _mask(spec: Spec, scores: Array, first: Array, length: Array) -> Array:
     token = plgpu.broadcasted_iota(jnp.int32, scores.shape, 1, layout=plgpu.Layout.WGMMA) + first
     seen = token < length
     if spec.window is not None:
         seen = jnp.logical_and(seen, token >= length - spec.window)
     return jnp.where(seen, scores, -jnp.inf)
-
-
-def _zero_tail(v: Any, tile: int, H: int, count: Array) -> None:
-    """Zeroes the values from token `count` of a tile on: they get weight 0, but 0 · NaN is NaN and a page may hold anything."""
-
-    @pl.when(count < tile)
-    def _() -> None:
-        token = plgpu.broadcasted_iota(jnp.int32, (tile, H), 0, layout=plgpu.Layout.WGMMA)
-        values = plgpu.load(v, layout=plgpu.Layout.WGMMA)
-        v[...] = jnp.where(token < count, values, jnp.zeros_like(values))
-        plgpu.commit_smem()
-
-
-def _fold(spec: _Spec, carry: tuple[Array, Array, Array], scores: Array, v: Any, p_sm: Any) -> tuple[Array, Array, Array]:
-    """One step of online softmax: scores `[ROWS, tile]` in the log2 domain against the values in shared memory."""
-    acc, top, total = carry
-    new_top = jnp.maximum(top, scores.max(axis=1))
-    decay = jnp.exp2(top - new_top)
-    p = jnp.exp2(scores - lax.broadcast_in_dim(new_top, scores.shape, [0]))
-    total = total * decay + p.sum(axis=1)
-    acc = acc * lax.broadcast_in_dim(decay, acc.shape, [0])
-    p16 = p.astype(spec.dtype)
-    if p_sm is None:
-
-        def multiply(acc_ref):  # type: ignore[no-untyped-def]
-            plgpu.wgmma(acc_ref, p16, v)
-
-        return pl.run_state(multiply)(plgpu.ACC.init(acc)), new_top, total
-
-    def interpreted(acc_ref):  # type: ignore[no-untyped-def]
-        plgpu.wgmma(acc_ref, p_sm, v)  # the interpreter takes operands from shared memory alone
-        return acc_ref[...]
-
-    p_sm[...] = p16
-    plgpu.commit_smem()
-    return acc + pl.run_scoped(interpreted, plgpu.ACC(acc.shape, jnp.float32)), new_top, total
-
-
-def _combine(spec: _Spec, part_o: Array, part_lse: Array, plan: DecodePlan) -> Array:
-    """Merges each row's parts into `o_BNH`: ROWS // group parts a step, each (part, query head) a key that only its own query sees."""
-    H, G, group, ahead = spec.H, spec.G, spec.group, 2
-
-    def decode_combine(o_parts, lse_parts, parts_ref, o_ref, **sm):  # type: ignore[no-untyped-def]
-        b, h = lax.axis_index("row"), lax.axis_index("head")
-        first, count = parts_ref[b, 0] * group, parts_ref[b, 1] * group
-        shift = spec.first_query(b, h)[1]
-        steps = lax.div(count + ROWS - 1, jnp.int32(ROWS))
-        columns = [pl.ds(c * spec.width, spec.width) for c in range(H // spec.width)]
-
-        def store(begin):  # type: ignore[no-untyped-def]
-            for c, column in enumerate(columns):
-                plgpu.copy_smem_to_gmem(sm["o"].at[c, pl.ds(begin, G)], o_ref.at[b, pl.ds(h * G, G), column])
-
-        if spec.overlap:
-            plgpu.griddepcontrol_wait()  # the parts are written
-
-        def fetch(c):  # type: ignore[no-untyped-def]
-            slot = lax.rem(c, jnp.int32(ahead))
-            rows = pl.ds(pl.multiple_of(first + c * ROWS, group), ROWS)
-            plgpu.copy_gmem_to_smem(o_parts.at[h, rows], sm["v"].at[slot], sm["full"].at[slot])
-
-        def step(c, carry):  # type: ignore[no-untyped-def]
-            slot = lax.rem(c, jnp.int32(ahead))
-            rows = pl.ds(pl.multiple_of(first + c * ROWS, group), ROWS)
-            lse = plgpu.load(lse_parts.at[h, rows], layout=plgpu.Layout.WGMMA.reduce(0), optimized=False)
-            query = plgpu.broadcasted_iota(jnp.int32, (ROWS, ROWS), 0, layout=plgpu.Layout.WGMMA)
-            key = plgpu.broadcasted_iota(jnp.int32, (ROWS, ROWS), 1, layout=plgpu.Layout.WGMMA)
-            own = jnp.logical_and(lax.bitwise_and(key, jnp.int32(group - 1)) == query, key < count - c * ROWS)
-            scores = jnp.where(own, lax.broadcast_in_dim(lse, (ROWS, ROWS), [1]), -jnp.inf)
-            plgpu.barrier_wait(sm["full"].at[slot])
-            _zero_tail(sm["v"].at[slot], ROWS, H, count - c * ROWS)
-            carry = _fold(spec, carry, scores, sm["v"].at[slot], sm.get("p"))
-            pl.when(c + ahead < steps)(lambda: fetch(c + ahead))
-            return carry
-
-        @pl.when(count == group)  # one part is the result
-        def _() -> None:
-            for c, column in enumerate(columns):
-                plgpu.copy_gmem_to_smem(o_parts.at[h, pl.ds(first + shift, G), column], sm["o"].at[c, pl.ds(0, G)], sm["one"])
-            plgpu.barrier_wait(sm["one"])
-            store(0)
-
-        @pl.when(count != group)  # several, or none: a dead row gives zeros
-        def _() -> None:
-            pl.loop(0, jnp.minimum(steps, ahead))(fetch)
-            acc, _, total = lax.fori_loop(0, steps, step, _empty(H))
-            total = jnp.where(total > 0, total, 1.0)
-            out = (acc / lax.broadcast_in_dim(total, acc.shape, [0])).astype(spec.dtype)
-            for c in range(len(columns)):
-                sm["o"].at[c][...] = out[:, c * spec.width : (c + 1) * spec.width]
-            plgpu.commit_smem()
-            store(shift)
-
-        plgpu.wait_smem_to_gmem(0)
-
-    scratch = {
-        "v": plgpu.SMEM((ahead, ROWS, H), spec.dtype, transforms=spec.tiled),
-        "o": plgpu.SMEM((H // spec.width, ROWS, spec.width), spec.dtype),
-        "full": plgpu.Barrier(num_barriers=ahead),
-        "one": plgpu.Barrier(num_arrivals=H // spec.width),
-    }
-    if spec.interpret is not None:
-        scratch["p"] = plgpu.SMEM((ROWS, ROWS), spec.dtype, transforms=spec.tiled)
-    grid = {"grid": (spec.B, spec.K), "grid_names": ("row", "head"), "num_threads": 1, "thread_name": "wg"}
-    out = jax.ShapeDtypeStruct((spec.B, spec.K * G, H), spec.dtype)
-    run = plgpu.kernel(decode_combine, out_type=out, scratch_types=scratch, **grid, **spec.options)
-    return run(part_o, part_lse, plan.parts_B2)
 
 
 jitted = functools.partial(jax.jit, static_argnames=("scale", "window", "softcap", "tuning", "interpret"))(decode_attention)

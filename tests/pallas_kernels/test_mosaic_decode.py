@@ -1,4 +1,4 @@
-"""The Hopper back end of paged decode, on the CPU: interpreted with race detection, lowered for CUDA, and its split plan checked by counting."""
+"""The Hopper back end of paged decode on the CPU: interpreted with race detection, lowered for CUDA, its split plan checked by counting."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pallas_kernels.paged_decode.cases import CASES, Case, inputs
 from pallas_kernels.paged_decode.plan import make_plan
 
 SUPPORTED = [c for c in CASES if c.head_dim in (64, 128, 256) and c.page_size in (16, 32, 64, 128)]
-QUICK = ("ragged", "dead rows between live ones", "groups of seven", "window with pages of 64", "softcap and window", "pages of 128")
+QUICK = ("ragged", "dead rows between live ones", "groups of seven", "window with pages of 64", "softcap and window")
 EXTRA = (Case(name="many splits of one row", lengths=(1100,), heads=12, kv_heads=1, page_size=32),)
 SMALL = mosaic_gpu.Tuning(stages=2, blocks=6)
 

@@ -1,4 +1,4 @@
-"""The Hopper back end of paged extend, on the CPU: interpreted with race detection, lowered for CUDA, and its work list checked by counting."""
+"""The Hopper back end of paged extend on the CPU: interpreted with race detection, lowered for CUDA, its work list checked by counting."""
 
 from __future__ import annotations
 

@@ -1,0 +1,109 @@
+"""What the two Hopper kernels of paged decode share: their sizes, and the steps of online softmax on the tensor cores."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+ROWS = 64  # rows of one WGMMA operand
+NEVER = -1e30  # running maximum before any key: finite, so that exp2(-inf - it) is 0 and not NaN
+
+
+class Tuning(NamedTuple):
+    """Sizes that change speed alone. `blocks` is the grid: lanes x KV heads stay at or below it."""
+
+    tile: int = 64  # tokens of one K or V copy ring slot
+    stages: int = 3
+    queries: int = 2  # query buffers
+    blocks: int = 132
+    min_tiles: int = 2  # smallest share of one block
+    overlap: bool = True  # launch the combine kernel's blocks before the first kernel has ended
+
+
+class Spec(NamedTuple):
+    """What one compiled kernel is specialised to."""
+
+    B: int
+    K: int
+    G: int
+    H: int
+    C: int
+    group: int  # G padded to 8 or 16
+    dtype: Any
+    scale: float
+    window: int | None
+    softcap: float | None
+    tuning: Tuning
+    interpret: Any
+
+    @property
+    def tiled(self) -> tuple[Any, ...]:
+        return plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128)
+
+    def first_query(self, b: Array, h: Array) -> tuple[Array, Array]:
+        """First of the `group` rows of q `[B * N, H]` that a block reads, and where among them its own G begin (0 but at the end)."""
+        own = (b * self.K + h) * self.G
+        first = jnp.minimum(own, max(self.B * self.K * self.G - self.group, 0))
+        return first, own - first
+
+    @property
+    def width(self) -> int:
+        """Columns of one plain buffer: layout inference of JAX 0.12 does not end on 256."""
+        return min(self.H, 128)
+
+    @property
+    def overlap(self) -> bool:
+        return self.tuning.overlap and self.interpret is None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        given = {} if self.interpret is None else {"interpret": self.interpret}
+        return {"compiler_params": plgpu.CompilerParams(approx_math=True), **given}
+
+
+def empty(H: int) -> tuple[Array, Array, Array]:
+    """Accumulator, running maximum (log2 domain) and running sum before any tile."""
+    row = plgpu.Layout.WGMMA.reduce(1)
+    top = plgpu.layout_cast(jnp.full((ROWS,), NEVER, jnp.float32), row)
+    total = plgpu.layout_cast(jnp.full((ROWS,), 0.0, jnp.float32), row)
+    return plgpu.layout_cast(jnp.full((ROWS, H), 0.0, jnp.float32), plgpu.Layout.WGMMA), top, total
+
+
+def zero_tail(v: Any, tile: int, H: int, count: Array) -> None:
+    """Zeroes the values from token `count` of a tile on: they get weight 0, but 0 · NaN is NaN and a page may hold anything."""
+
+    @pl.when(count < tile)
+    def _() -> None:
+        token = plgpu.broadcasted_iota(jnp.int32, (tile, H), 0, layout=plgpu.Layout.WGMMA)
+        values = plgpu.load(v, layout=plgpu.Layout.WGMMA)
+        v[...] = jnp.where(token < count, values, jnp.zeros_like(values))
+        plgpu.commit_smem()
+
+
+def fold(spec: Spec, carry: tuple[Array, Array, Array], scores: Array, v: Any, p_sm: Any) -> tuple[Array, Array, Array]:
+    """One step of online softmax: scores `[ROWS, tile]` in the log2 domain against the values in shared memory."""
+    acc, top, total = carry
+    new_top = jnp.maximum(top, scores.max(axis=1))
+    decay = jnp.exp2(top - new_top)
+    p = jnp.exp2(scores - lax.broadcast_in_dim(new_top, scores.shape, [0]))
+    total = total * decay + p.sum(axis=1)
+    acc = acc * lax.broadcast_in_dim(decay, acc.shape, [0])
+    p16 = p.astype(spec.dtype)
+    if p_sm is None:
+
+        def multiply(acc_ref):  # type: ignore[no-untyped-def]
+            plgpu.wgmma(acc_ref, p16, v)
+
+        return pl.run_state(multiply)(plgpu.ACC.init(acc)), new_top, total
+
+    def interpreted(acc_ref):  # type: ignore[no-untyped-def]
+        plgpu.wgmma(acc_ref, p_sm, v)  # the interpreter takes operands from shared memory alone
+        return acc_ref[...]
+
+    p_sm[...] = p16
+    plgpu.commit_smem()
+    return acc + pl.run_scoped(interpreted, plgpu.ACC(acc.shape, jnp.float32)), new_top, total
