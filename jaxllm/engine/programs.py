@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -58,9 +59,10 @@ class Programs:
             self._compiled[key] = self._compile(key)
         return self._compiled[key]
 
-    def compile_all(self, progress: Callable[[int, int], None] | None = None, workers: int = 4) -> None:
-        """Compile the whole lattice; `progress(done, total)` after each."""
+    def compile_all(self, progress: Callable[[int, int], None] | None = None) -> None:
+        """Compile the whole lattice in as many threads as half the cores; `progress(done, total)` after each."""
         keys = [key for key in self.keys() if key not in self._compiled]
+        workers = max(2, (os.cpu_count() or 2) // 2)
         with ThreadPoolExecutor(workers, thread_name_prefix="compile") as pool:
             for done, (key, program) in enumerate(zip(keys, pool.map(self._compile, keys), strict=True), 1):
                 self._compiled[key] = program
