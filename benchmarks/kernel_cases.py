@@ -136,7 +136,7 @@ def decode_tunings() -> list[Any]:
     """Candidates of the decode sweep at head_dim 128."""
     from pallas_kernels.paged_decode.mosaic_gpu import Tuning
 
-    return [Tuning(), Tuning(overlap=False), Tuning(stages=2, queries=1, blocks=264), Tuning(stages=2), Tuning(stages=4)]
+    return [Tuning(), Tuning(min_tiles=1), Tuning(min_tiles=4), Tuning(stages=2), Tuning(stages=4)]
 
 
 def extend_tunings() -> list[Any]:

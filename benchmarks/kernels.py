@@ -133,7 +133,7 @@ def run_decode(mode: str, report: Callable[[dict[str, Any]], None]) -> None:
         pool = tuple(jax.random.normal(key, shape, jnp.bfloat16) for key in keys)
         for B, context in cases.DECODE_LOADS:
             item = cases.DecodeShape(B, context, group)
-            for tuning in {"sweep": cases.decode_tunings(), "profile": cases.decode_tunings()[:2]}.get(mode, [None]):
+            for tuning in cases.decode_tunings() if mode == "sweep" else [None]:
                 row = {"op": "decode", "K": K, "group": group, "B": B, "context": context, "tuning": tuning and tuning._asdict()}
                 report(row | guarded(lambda: time_decode(item, tuning, pool, mode == "profile")))  # noqa: B023
 

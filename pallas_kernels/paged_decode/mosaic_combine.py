@@ -27,9 +27,6 @@ def combine(spec: Spec, part_o: Array, part_lse: Array, plan: DecodePlan) -> Arr
             for c, column in enumerate(columns):
                 plgpu.copy_smem_to_gmem(sm["o"].at[c, pl.ds(begin, G)], o_ref.at[b, pl.ds(h * G, G), column])
 
-        if spec.overlap:
-            plgpu.griddepcontrol_wait()  # the parts are written
-
         def fetch(c):  # type: ignore[no-untyped-def]
             slot = lax.rem(c, jnp.int32(ahead))
             rows = pl.ds(pl.multiple_of(first + c * ROWS, group), ROWS)

@@ -21,7 +21,6 @@ class Tuning(NamedTuple):
     queries: int = 2  # query buffers
     blocks: int = 132
     min_tiles: int = 2  # smallest share of one block
-    overlap: bool = True  # launch the combine kernel's blocks before the first kernel has ended
 
 
 class Spec(NamedTuple):
@@ -54,10 +53,6 @@ class Spec(NamedTuple):
     def width(self) -> int:
         """Columns of one plain buffer: layout inference of JAX 0.12 does not end on 256."""
         return min(self.H, 128)
-
-    @property
-    def overlap(self) -> bool:
-        return self.tuning.overlap and self.interpret is None
 
     @property
     def options(self) -> dict[str, Any]:

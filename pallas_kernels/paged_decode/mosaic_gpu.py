@@ -128,9 +128,6 @@ def _attend(spec: Spec, q: Array, k_pages: Array, v_pages: Array, table: Array, 
 
     def decode_attend(q_ref, k_ref, v_ref, table_ref, rows_ref, lanes_ref, o_ref, lse_ref, **sm):  # type: ignore[no-untyped-def]
         lane, h, wg = lax.axis_index("lane"), lax.axis_index("head"), lax.axis_index("wg")
-        if spec.overlap:
-            plgpu.griddepcontrol_wait()  # in this order, so that the combine kernel too sees what came before this one
-            plgpu.griddepcontrol_launch_dependents()
         low, high = lanes_ref[lane, 0], lanes_ref[lane, 1]
         r0, r1 = lanes_ref[lane, 2], lanes_ref[lane, 3]
 
