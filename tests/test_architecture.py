@@ -30,8 +30,8 @@ HARD_MAX_BACKEND_PARAMETERS = 13  # a kernel back end: those of its op, and plan
 # Functions with more than eight parameters, and why they are not split.
 MANY_PARAMETERS: dict[str, str] = {
     "pallas_kernels/paged_extend/reference.py:extend_attention": "the op's definition: seven arrays of a ragged batch and three options",
-    "pallas_kernels/paged_extend/mosaic_gpu.py:extend_attention": "the op's ten, and three by keyword that only tests and benchmarks give",
-    "pallas_kernels/paged_decode/mosaic_gpu.py:decode_attention": "the op's eight, and three by keyword that only tests and benchmarks give",
+    "pallas_kernels/paged_extend/mosaic_gpu.py:extend_attention": "the op's ten, and plan, tuning, interpret by keyword",
+    "pallas_kernels/paged_decode/mosaic_gpu.py:decode_attention": "the op's eight, and plan, tuning, interpret by keyword",
 }
 
 # Reading the process environment is for what starts a process.
