@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tokenizers import Tokenizer
-from tokenizers.decoders import DecodeStream
 
-MAX_UNDECODED = 8  # tokens that may wait for the rest of a character; DecodeStream is quadratic in what it holds back
+MAX_UNDECODED = 8  # tokens that may wait for the rest of a character; each of them is decoded again with every next one
+MAX_TAIL = 256  # ids at the end of a prompt among which its last text is looked for
+BROKEN = "\ufffd"
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,13 +20,15 @@ class TextStep:
 
 
 class Detokenizer:
-    """Text of one request. `feed` takes new tokens; `finish` gives what was held back."""
+    """Text of one request. `feed` takes new tokens; `finish` gives what was held back.
+
+    New tokens are decoded together with a tail of earlier ones, since many decoders drop the space in front of a text's first word.
+    """
 
     def __init__(self, tokenizer: Tokenizer, prompt: list[int], skip_special: bool, stops: list[str], min_tokens: int = 0):
         self._tokenizer, self._skip, self._stops = tokenizer, skip_special, stops
-        self._tail = prompt[-MAX_UNDECODED:]
-        self._stream = DecodeStream(ids=self._tail, skip_special_tokens=skip_special)
-        self._pending: list[int] = []  # tokens the stream holds back
+        self._tail, self._before = self._tail_of(prompt)  # the last tokens that are whole text, and that text
+        self._pending: list[int] = []  # tokens after the tail that end within a character
         self._held = ""  # text that may be the start of a stop string
         self._longest = max(map(len, stops), default=0)
         self._min_tokens = min_tokens
@@ -69,22 +72,57 @@ class Detokenizer:
 
     def _decode(self, token: int) -> str:
         self._pending.append(token)
-        try:
-            text = self._stream.step(self._tokenizer, token)
-        except Exception:  # "Invalid prefix encountered": the stream lost its place, start it anew
-            return self._flush()
-        if text is None:
-            return self._flush() if len(self._pending) >= MAX_UNDECODED else ""
-        self._tail, self._pending = [token], []
-        return text
+        whole = self._text([*self._tail, *self._pending])
+        if whole != self._before and not whole.endswith(BROKEN):
+            text = self._after(whole)
+            self._tail, self._pending = self._pending, []
+            self._before = self._text(self._tail)
+            return text
+        if self._silent(token):
+            self._pending.pop()
+        return self._flush() if len(self._pending) >= MAX_UNDECODED else ""
 
     def _flush(self) -> str:
-        """Give up on completing a character: decode what is pending as it is and start a new stream."""
+        """Give up on completing a character: show what is pending as it is. The tail stays, so that what follows keeps its space."""
         if not self._pending:
             return ""
-        before = self._tokenizer.decode(self._tail, skip_special_tokens=self._skip)
-        whole = self._tokenizer.decode(self._tail + self._pending, skip_special_tokens=self._skip)
-        text = whole[len(before) :] if whole.startswith(before) else self._tokenizer.decode(self._pending, skip_special_tokens=self._skip)
-        self._tail, self._pending = self._pending[-1:], []
-        self._stream = DecodeStream(ids=[], skip_special_tokens=self._skip)
+        whole = self._text([*self._tail, *self._pending])
+        text = self._after(whole)
+        if not self._before:
+            self._tail = self._pending[-1:]
+            self._before = self._text(self._tail)
+        self._pending = []
         return text
+
+    def _after(self, whole: str) -> str:
+        """What `whole` has beyond the tail's text; a broken character at the end of a prompt may have become a whole one."""
+        before = self._before
+        while not whole.startswith(before):
+            before = before[:-1]
+        return whole[len(before) :]
+
+    def _tail_of(self, prompt: list[int]) -> tuple[list[int], str]:
+        """The shortest of some endings of `prompt` that is text from its first character on, and that text."""
+        size = 1
+        while size < 2 * min(len(prompt), MAX_TAIL):
+            text = self._text(prompt[-size:])
+            if text and not text.startswith(BROKEN):
+                return prompt[-size:], text
+            size *= 2
+        tail = prompt[-MAX_UNDECODED:]
+        return tail, self._text(tail)
+
+    def _silent(self, token: int) -> bool:
+        """Whether `token` is never text: a special token that is skipped, or an id without a token."""
+        if self._tokenizer.id_to_token(token) is None:
+            return True
+        return self._skip and not self._text([token]) and self._tokenizer.decode([token], skip_special_tokens=False) != ""
+
+    def _text(self, ids: list[int]) -> str:
+        """`ids` decoded; U+FFFD where native code fails on them, whose panic is no Exception."""
+        try:
+            return self._tokenizer.decode(ids, skip_special_tokens=self._skip)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException:
+            return BROKEN

@@ -22,6 +22,25 @@ def byte_tokenizer() -> Tokenizer:
     return tokenizer
 
 
+WORDS = ["<unk>", "▁", "▁a", "▁b", "c", *(f"<0x{byte:02X}>" for byte in range(256))]
+
+
+def spaced_tokenizer(decoder: decoders.Decoder) -> Tokenizer:
+    """In the manner of SentencePiece: ▁ is a space, bytes are a fallback, and a text's first space is not shown."""
+    tokenizer = Tokenizer(models.BPE(vocab={word: at for at, word in enumerate(WORDS)}, merges=[], byte_fallback=True))
+    tokenizer.decoder = decoder
+    tokenizer.add_special_tokens(["<end>"])
+    return tokenizer
+
+
+SPACED = [
+    spaced_tokenizer(
+        decoders.Sequence(
+            [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(content=" ", left=1, right=0)]
+        )
+    ),
+    spaced_tokenizer(decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()])),
+]
 TOKENIZER = byte_tokenizer()
 END = TOKENIZER.token_to_id("<end>")
 
@@ -93,3 +112,69 @@ def test_a_flood_of_broken_characters_costs_linear_time_and_is_shown() -> None:
 def test_an_incomplete_character_at_the_end_is_shown_as_a_replacement() -> None:
     shown, _ = feed_all(Detokenizer(TOKENIZER, encode("x"), True, []), encode("aé")[:-1])
     assert "".join(shown) == "a\ufffd"
+
+
+def spaced_text(tokenizer: Tokenizer, prompt: list[str], tokens: list[str]) -> str:
+    """What is shown of `tokens` after `prompt`, both given as the tokens' names."""
+    ids = [[tokenizer.token_to_id(name) for name in names] for names in (prompt, tokens)]
+    return "".join(feed_all(Detokenizer(tokenizer, ids[0], True, []), ids[1])[0])
+
+
+@pytest.mark.parametrize("tokenizer", SPACED, ids=["replace", "metaspace"])
+@pytest.mark.parametrize(
+    ("prompt", "tokens", "text"),
+    [
+        (["▁b"], ["▁a", *["<0xFF>"] * 8, "▁b", "▁a"], " a" + "\ufffd" * 8 + " b a"),
+        (["▁b"], ["▁a", *["<end>"] * 8, "▁b", "▁a"], " a b a"),
+        (["▁b", *["<end>"] * 8], ["▁a", "▁b"], " a b"),
+        (["▁b", *["<end>"] * 200], ["▁a", "▁b"], " a b"),
+        (["<end>"] * 20, ["▁a", "▁b"], "a b"),
+        ([], [*["<0xFF>"] * 8, "▁b", "▁a"], "\ufffd" * 8 + " b a"),
+        ([], ["▁a", "▁", "▁", "▁b", "c"], "a   bc"),
+        (["▁a"], ["▁", "<0xC3>", "<0xA9>", "c", "▁a"], " éc a"),
+        (["▁a", "<0xC3>", "<0xA9>"], ["<0x41>", "▁b"], "A b"),
+        (["▁a", "<0xC3>"], ["<0xA9>", "▁b"], "é b"),
+    ],
+    ids=range(10),
+)  # fmt: skip
+def test_words_keep_their_space_after_broken_characters_and_skipped_tokens(
+    tokenizer: Tokenizer, prompt: list[str], tokens: list[str], text: str
+) -> None:
+    assert spaced_text(tokenizer, prompt, tokens) == text
+
+
+@pytest.mark.parametrize("tokenizer", SPACED, ids=["replace", "metaspace"])
+@given(tokens=st.lists(st.sampled_from(["▁", "▁a", "▁b", "c", "<end>"]), max_size=30))
+def test_shown_words_add_up_to_the_decoded_whole(tokenizer: Tokenizer, tokens: list[str]) -> None:
+    ids = [tokenizer.token_to_id(name) for name in ["c", *tokens]]
+    assert "c" + spaced_text(tokenizer, ["c"], tokens) == tokenizer.decode(ids)
+
+
+def test_a_flood_of_skipped_tokens_costs_linear_time() -> None:
+    start = time.perf_counter()
+    shown, _ = feed_all(Detokenizer(TOKENIZER, [END] * 100_000, True, []), [*[END] * 4000, *encode("a")])
+    assert time.perf_counter() - start < 2
+    assert "".join(shown) == "a"
+
+
+class Panic(BaseException):
+    """As the panics of native code, no Exception."""
+
+
+class Panicking:
+    """A tokenizer whose decoder fails on one token."""
+
+    def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
+        if END in ids:
+            raise Panic
+        return TOKENIZER.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def id_to_token(self, id: int) -> str | None:
+        return TOKENIZER.id_to_token(id)
+
+
+def test_a_panic_of_the_decoder_is_shown_as_broken_characters_and_ends() -> None:
+    shown, _ = feed_all(Detokenizer(Panicking(), encode("x"), False, []), [*encode("a"), END, *encode("b" * 20)])  # type: ignore[arg-type]
+    text = "".join(shown)
+    assert text.startswith("a\ufffd")
+    assert text.endswith("bbb")
