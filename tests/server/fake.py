@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import pathlib
 import threading
 import time
 from collections.abc import Callable
@@ -162,10 +163,14 @@ class FakeEngine:
         return replace(self._stats, running=len(self._jobs))
 
 
-def make(control: Control, tokenizer: Tokenizer | None) -> Callable[..., tuple[FakeEngine, dict[str, float]]]:
-    """A factory for `core.Core`."""
+def make(
+    control: Control, tokenizer: Tokenizer | None, gate: pathlib.Path | None = None
+) -> Callable[..., tuple[FakeEngine, dict[str, float]]]:
+    """A factory for `core.Core`. Loading lasts until the other end of `gate`, a named pipe, is closed."""
 
     def factory(config: EngineConfig, on_phase: Callable[[str, float], None]) -> tuple[FakeEngine, dict[str, float]]:
+        if gate is not None:
+            gate.read_bytes()
         on_phase("Loading nothing", 0.0)
         return FakeEngine(config, control, tokenizer), {"Loading nothing": 0.0}
 
@@ -173,7 +178,6 @@ def make(control: Control, tokenizer: Tokenizer | None) -> Callable[..., tuple[F
 
 
 if __name__ == "__main__":  # the engine process of the lifecycle tests: writes its pid, and runs on after SIGUSR1 when started frozen
-    import pathlib
     import signal
     import sys
 
@@ -184,4 +188,5 @@ if __name__ == "__main__":  # the engine process of the lifecycle tests: writes 
         held.go.clear()
     signal.signal(signal.SIGUSR1, lambda *_: held.go.set())
     pathlib.Path(os.environ["FAKE_ENGINE_PID"]).write_text(str(os.getpid()))
-    sys.exit(main(factory=make(held, None)))
+    pipe = os.environ.get("FAKE_ENGINE_GATE")
+    sys.exit(main(factory=make(held, None, pathlib.Path(pipe) if pipe else None)))
