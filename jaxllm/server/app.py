@@ -15,9 +15,10 @@ from starlette.routing import Route
 
 import jaxllm
 from jaxllm.server.body import read_json
+from jaxllm.server.chat import CHAT_NEUTRAL, refuse_tools
 from jaxllm.server.edge import Edge
-from jaxllm.server.errors import ApiError, bad_request, server_error
-from jaxllm.server.fields import get
+from jaxllm.server.errors import ApiError, bad_request, sanitize, server_error
+from jaxllm.server.fields import get, refuse_unsupported
 from jaxllm.server.gate import Gate
 from jaxllm.server.generate import Chat, Completions
 from jaxllm.server.protocol import TOKENIZE_FIELDS, check_ids, read_conversation, read_model
@@ -89,7 +90,9 @@ class Routes:
         edge.note_unknown(body, TOKENIZE_FIELDS)
         read_model(body, edge.settings.served, required=False)
         strings = get(body, "return_token_strs", bool, False)
+        refuse_tools(body)
         if body.get("messages") is not None:
+            refuse_unsupported(body, CHAT_NEUTRAL)
             ids = await edge.in_thread(edge.render, read_conversation(body, edge.rules))
         else:
             if body.get("prompt") is None:
@@ -151,7 +154,9 @@ async def _api_error(request: Request, error: ApiError) -> Response:
 
 
 async def _http_error(request: Request, error: HTTPException) -> Response:
-    message = {404: "there is no such route", 405: "this route does not take that method"}.get(error.status_code, str(error.detail))
+    message = {404: "there is no such route", 405: "this route does not take that method"}.get(
+        error.status_code, sanitize(str(error.detail))
+    )
     found = ApiError(error.status_code, message, code={404: "not_found", 405: "method_not_allowed"}.get(error.status_code))
     return Json(found.envelope(), error.status_code, headers=dict(error.headers or {}))
 

@@ -8,13 +8,14 @@ import socket
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from jaxllm.config import EngineConfig, Resolved
 from jaxllm.engine.request import EngineStats, GenerateRequest, TextDelta
-from jaxllm.server.errors import ApiError, bad_request, overloaded, server_error
+from jaxllm.server.errors import ApiError, bad_request, overloaded, sanitize, server_error
 from jaxllm.server.messages import Abort, Add, Died, Outputs, Phase, Ready, Rejected, Start, Stop, ToCore, ToEdge, encode, to_edge
 
 CORE_COMMAND = (sys.executable, "-m", "jaxllm.server.core")
@@ -47,6 +48,7 @@ class Entry:
     prompt: int
     open: int  # choices that have not finished
     began: float  # time.monotonic
+    sent: bool = False  # whether the engine process has it
     last: dict[int, float] = field(default_factory=dict)  # choice -> when its latest delta came
     tokens: dict[int, int] = field(default_factory=dict)  # choice -> tokens so far
 
@@ -119,6 +121,8 @@ class Bridge(asyncio.Protocol):
         self.stats = EngineStats()
         self.last_heard = time.monotonic()
         self.choices = 0  # in flight
+        self._inside = 0  # of them, given to the engine process
+        self._held: deque[Entry] = deque()  # not yet given
 
     async def connect(self, sock: socket.socket) -> Ready:
         """Send the configuration and wait until the engine takes requests. Raises `CoreDied`."""
@@ -158,17 +162,8 @@ class Bridge(asyncio.Protocol):
         return time.monotonic() - max(self.last_heard, oldest)
 
     def submit(self, requests: list[GenerateRequest]) -> Stream:
-        """Give all prompts of one HTTP request to the engine, or none. Raises ApiError when there is no room or no engine."""
-        if not self.alive:
-            raise server_error("the engine is not running")
-        wanted = sum(request.params.n for request in requests)
-        queue = self.resolved.max_num_queued_reqs
-        if len(requests) > 1 and wanted > queue:
-            message = f"{wanted} choices of {len(requests)} prompts are more than --max-num-queued-reqs ({queue}); send fewer"
-            raise bad_request(message, "prompt")
-        if self.choices and self.choices + wanted > self.capacity:
-            message = f"the queue is full ({self.choices} of {self.capacity} choices in flight); try again later"
-            raise overloaded(message, "queue_full")
+        """Take all prompts of one HTTP request, or none. Raises ApiError when there is no room or no engine."""
+        self.check_room(sum(request.params.n for request in requests))
         stream = Stream(self)
         now = time.monotonic()
         for number, request in enumerate(requests):
@@ -176,15 +171,38 @@ class Bridge(asyncio.Protocol):
             self._entries[request.id] = entry
             stream.ids.add(request.id)
             self.choices += entry.open
-            self._send(Add(request))
+            self._held.append(entry)
+        self._pass_on()
         return stream
+
+    def check_room(self, wanted: int) -> None:
+        """Raise ApiError unless `wanted` more choices are welcome: nothing is in flight, or all together stay within `capacity`."""
+        if not self.alive:
+            raise server_error("the engine is not running")
+        if self.choices and self.choices + wanted > self.capacity:
+            message = f"the queue is full ({self.choices} of {self.capacity} choices in flight, {wanted} more asked for); try again later"
+            raise overloaded(message, "queue_full")
+
+    def _pass_on(self) -> None:
+        """Give the engine what it takes by the same rule; the rest of a request beyond `capacity` follows as choices end."""
+        while self._held:
+            entry = self._held[0]
+            if entry.request.id in self._entries:
+                if self._inside and self._inside + entry.open > self.capacity:
+                    return
+                entry.sent = True
+                self._inside += entry.open
+                self._send(Add(entry.request))
+            self._held.popleft()
 
     def abort(self, stream: Stream) -> None:
         """Abort what is in flight of one HTTP request."""
         for id in list(stream.ids):
             entry = self._forget(id)
             self.observer.aborted(entry)
-            self._send(Abort(id))
+            if entry.sent:
+                self._send(Abort(id))
+        self._pass_on()
 
     def fail_all(self, make: Callable[[], ApiError]) -> None:
         """End every request with an error of its own."""
@@ -238,23 +256,26 @@ class Bridge(asyncio.Protocol):
         if delta.finish_reason is not None:
             entry.open -= 1
             self.choices -= 1
+            self._inside -= 1
             if entry.open == 0:
                 self._forget(delta.id)
         if delta.finish_reason == "error":
-            entry.stream.fail(server_error(delta.error or "the engine failed on this request"))
+            entry.stream.fail(server_error(sanitize(delta.error or "the engine failed on this request")))
         else:
             entry.stream.push(entry.prompt, delta)
+        self._pass_on()
 
     def _rejected(self, message: Rejected) -> None:
         entry = self._entries.get(message.id)
         if entry is None:
             return
+        said = sanitize(message.message)
         if message.code in BUSY_CODES:
-            error = overloaded(message.message, message.code)
+            error = overloaded(said, message.code)
         elif message.code == "internal_error":
             error = server_error()
         else:
-            error = bad_request(message.message, message.param, message.code)
+            error = bad_request(said, message.param, message.code)
         self._forget(message.id)
         entry.stream.fail(error)
 
@@ -262,6 +283,7 @@ class Bridge(asyncio.Protocol):
         entry = self._entries.pop(id)
         entry.stream.ids.discard(id)
         self.choices -= entry.open
+        self._inside -= entry.open if entry.sent else 0
         return entry
 
     def _send(self, message: ToCore) -> None:

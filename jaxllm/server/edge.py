@@ -16,7 +16,7 @@ import jaxllm
 from jaxllm.config import Resolved
 from jaxllm.sampling.options import OPTIONS, OptionError, SamplingParams
 from jaxllm.server.bridge import Bridge
-from jaxllm.server.errors import bad_request
+from jaxllm.server.errors import bad_request, sanitize
 from jaxllm.server.metrics import Metrics
 from jaxllm.server.protocol import Conversation, Rules, check_chars
 from jaxllm.server.replies import TokenNames, names_of
@@ -122,7 +122,7 @@ class Edge:
                 sanitize=not self.settings.allow_special_tokens,
             )
         except TemplateError as error:
-            raise bad_request(str(error), "messages", "chat_template_error") from None
+            raise bad_request(sanitize(str(error)), "messages", "chat_template_error") from None
         if not ids:
             raise bad_request("the chat template made an empty prompt of the messages", "messages")
         return ids

@@ -28,7 +28,7 @@ class ApiError(Exception):
     ):
         super().__init__(message)
         self.status = status
-        self.message = sanitize(message)
+        self.message = bounded(message)
         self.param = param
         self.code = code
         self.headers = headers or {}
@@ -65,10 +65,14 @@ def server_error(message: str = "the server failed to answer this request") -> A
 
 
 def sanitize(text: str) -> str:
-    """`text` without addresses, absolute file paths, tracebacks and control characters, at most MAX_MESSAGE characters."""
+    """What an exception or the engine process said, without addresses, absolute file paths and tracebacks, and `bounded`."""
     text = _TRACEBACK.sub("internal error", text[: 20 * MAX_MESSAGE])
-    text = _CONTROL.sub(" ", _PATH.sub("<path>", _ADDRESS.sub("0x…", text)))
-    text = text.encode("utf-8", "replace").decode("utf-8")
+    return bounded(_PATH.sub("<path>", _ADDRESS.sub("0x…", text)))
+
+
+def bounded(text: str) -> str:
+    """`text` without control characters, at most MAX_MESSAGE characters: enough for what the server itself composed."""
+    text = _CONTROL.sub(" ", text[: 2 * MAX_MESSAGE]).encode("utf-8", "replace").decode("utf-8")
     return text if len(text) <= MAX_MESSAGE else text[: MAX_MESSAGE - 1] + "…"
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 
 from jaxllm.sampling.options import OPTIONS, OptionError, SamplingParams
-from jaxllm.server.errors import ApiError, bad_request, shown
+from jaxllm.server.errors import ApiError, bad_request, sanitize, shown
 
 # Options of the library that no client may set.
 NOT_ON_THE_WIRE = frozenset({"detokenize", "logits_processors", "extra_args"})
@@ -55,7 +55,7 @@ def loads(body: bytes) -> dict[str, Any]:
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        raise bad_request(f"the body is not valid JSON: {error}", code="invalid_json") from None
+        raise bad_request(f"the body is not valid JSON: {sanitize(str(error))}", code="invalid_json") from None
     if not isinstance(value, dict):
         raise bad_request(f"the body must be a JSON object, got {shown(value)}", code="invalid_json")
     return value

@@ -10,6 +10,7 @@ from typing import Any
 import orjson
 
 from jaxllm.engine.request import GenerateRequest
+from jaxllm.sampling.options import OPTIONS, SamplingParams, default_of
 from jaxllm.server.body import ClientGone, read_json, until_gone
 from jaxllm.server.bridge import Stream
 from jaxllm.server.edge import Edge
@@ -63,6 +64,7 @@ class Generate:
 
     async def _run(self, request: CompletionRequest | ChatRequest, gone: asyncio.Future[None], send: Any) -> None:
         edge = self._edge
+        edge.bridge.check_room(self.choices(request))
         prompts = self.ready(request)
         if prompts is None:
             prompts = await edge.in_thread(self.tokenise, request)
@@ -76,7 +78,7 @@ class Generate:
         reply = self.reply(id, request.model, edge.fingerprint, [len(ids) for ids in prompts], request.params.n, edge.names)
         reply.with_usage(request.usage_at_end, request.usage_always)
         if edge.log_requests:
-            logger.info("%s: %d prompts of %s tokens, %r", reply.id, len(prompts), [len(ids) for ids in prompts[:8]], request.params)
+            logger.info("%s: %d prompts of %s tokens%s", reply.id, len(prompts), [len(ids) for ids in prompts[:8]], asked(request.params))
         stream = edge.bridge.submit(wanted)
         gone.add_done_callback(lambda _: stream.fail(ClientGone()) if not gone.cancelled() else None)
         try:
@@ -90,6 +92,10 @@ class Generate:
     def parse(self, body: dict[str, Any]) -> CompletionRequest | ChatRequest:
         """Raises ApiError."""
         raise NotImplementedError
+
+    def choices(self, request: Any) -> int:
+        """How many choices it asks for."""
+        return request.params.n
 
     def ready(self, request: Any) -> list[list[int]] | None:
         """The token ids, when there is no text to tokenise."""
@@ -108,6 +114,10 @@ class Completions(Generate):
     def parse(self, body: dict[str, Any]) -> CompletionRequest:
         """See protocol.parse_completion."""
         return parse_completion(body, self._edge.rules)
+
+    def choices(self, request: CompletionRequest) -> int:
+        """Those of every prompt."""
+        return len(request.prompts) * request.params.n
 
     def ready(self, request: CompletionRequest) -> list[list[int]] | None:
         """Prompts that came as token ids."""
@@ -131,6 +141,13 @@ class Chat(Generate):
     def tokenise(self, request: ChatRequest) -> list[list[int]]:
         """The rendered conversation."""
         return [self._edge.render(request.conversation)]
+
+
+def asked(params: SamplingParams) -> str:
+    """The names of options that are not at their defaults, and how many items a list holds; never a value, which may be a client's text."""
+    changed = {name: value for name in OPTIONS if (value := getattr(params, name)) != default_of(name)}
+    names = [f"{name}[{len(value)}]" if isinstance(value, list) else name for name, value in changed.items()]
+    return f", with {', '.join(names)}" if names else ""
 
 
 async def send_whole(stream: Stream, reply: Reply, send: Any) -> None:

@@ -37,7 +37,7 @@ CHAT_FIELDS = _SHARED | set(CHAT_NEUTRAL) | {
 }  # fmt: skip
 TOKENIZE_FIELDS = frozenset(
     {"model", "prompt", "messages", "add_special_tokens", "return_token_strs", "add_generation_prompt", "continue_final_message"}
-    | {"chat_template", "chat_template_kwargs", "tools", "tool_choice"}
+    | {"chat_template", "chat_template_kwargs", "tools", "tool_choice", "functions", "function_call", *CHAT_NEUTRAL}
 )
 
 

@@ -45,6 +45,7 @@ class Control:
         self.added: list[GenerateRequest] = []
         self.aborted: list[str] = []
         self.running: set[str] = set()
+        self.most_choices = 0  # at once
         self.fail_step: str | None = None
         self.fail_add: Exception | None = None
         self.error_delta = False
@@ -84,6 +85,7 @@ class FakeEngine:
         if len(request.prompt_token_ids) >= self.resolved.max_model_len:
             raise RequestError("too long", "prompt", "context_length_exceeded")
         self._jobs[request.id] = _Job(request, [0] * request.params.n, [""] * request.params.n)
+        self._control.most_choices = max(self._control.most_choices, sum(sent >= 0 for job in self._jobs.values() for sent in job.sent))
         self._stats = replace(self._stats, prompt_tokens=self._stats.prompt_tokens + len(request.prompt_token_ids))
         with self._control.changed:
             self._control.added.append(request)

@@ -145,9 +145,22 @@ def test_min_tokens_beyond_the_rest_of_the_context_is_refused_also_without_max_t
 
 def test_prompts_times_n_is_bounded(server: Running) -> None:
     assert server.post(COMPLETIONS, {"model": "fake", "prompt": ["a"] * 100, "n": 11}).error["param"] == "n"
-    answer = server.post(COMPLETIONS, {"model": "fake", "prompt": ["a"] * 25})
-    assert (answer.status, answer.error["param"]) == (400, "prompt")
-    assert "24" in answer.error["message"]
+
+
+@pytest.mark.parametrize(
+    ("extra", "param"),
+    [
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"), ({"tool_choice": "required"}, "tool_choice"),
+        ({"functions": [{"name": "f"}]}, "functions"), ({"add_special_tokens": True}, "add_special_tokens"),
+        ({"documents": [{"text": "a"}]}, "documents"),
+    ],
+)  # fmt: skip
+def test_tokenize_refuses_what_chat_refuses(server: Running, extra: dict[str, Any], param: str) -> None:
+    for path in (CHAT, "/tokenize"):
+        answer = server.post(path, {"model": "fake", "messages": USER, **extra})
+        assert (answer.status, answer.error["param"]) == (400, param)
+    neutral = {"tools": [], "tool_choice": "none", "documents": [], "add_special_tokens": False}
+    assert server.post("/tokenize", {"messages": USER, **neutral}).status == 200
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ import logging
 import pytest
 
 from jaxllm.server.edge import sampling_defaults
-from jaxllm.server.errors import MAX_MESSAGE, ApiError, sanitize, shown
+from jaxllm.server.errors import MAX_MESSAGE, ApiError, bounded, sanitize, shown
 from jaxllm.tokenizer import Tokenizer
-from tests.server.harness import Running
+from tests.server.harness import Running, with_settings
 
 
 def test_the_models_defaults_apply_until_the_request_says_otherwise(tokenizer: Tokenizer) -> None:
@@ -41,6 +41,20 @@ def test_messages_are_bounded_and_free_of_internals() -> None:
     assert len(sanitize("x" * 10**7)) == MAX_MESSAGE
     assert sanitize("\ud800") == "?"
     assert sanitize("1/2 and a/b stay") == "1/2 and a/b stay"
+
+
+def test_what_the_server_composed_is_only_bounded() -> None:
+    advice = "send token ids to /v1/completions; this server serves /data/models/demo"
+    assert ApiError(404, advice).message == advice
+    assert bounded("a\x00b\x1bc") == "a b c"
+    assert len(bounded("x" * 10**7)) == MAX_MESSAGE
+
+
+def test_a_model_served_by_its_path_is_named_when_another_is_asked_for(tokenizer: Tokenizer) -> None:
+    with Running(tokenizer, with_settings(served=("/data/models/demo",))) as server:
+        answer = server.post("/v1/completions", {"model": "demo", "prompt": "a"})
+    assert answer.status == 404
+    assert "/data/models/demo" in answer.error["message"]
 
 
 def test_values_are_shown_bounded_and_containers_only_described() -> None:

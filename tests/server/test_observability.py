@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import jaxllm
-from tests.server.harness import Running
+from jaxllm.tokenizer import Tokenizer
+from tests.server.harness import Running, with_settings
 
 DASHBOARD = """
 vllm:e2e_request_latency_seconds_bucket vllm:prompt_tokens_total vllm:generation_tokens_total vllm:inter_token_latency_seconds_bucket
@@ -88,6 +90,15 @@ def test_draining_refuses_new_work_but_answers_probes(fresh: Running) -> None:
     assert fresh.get("/ready").status == 503
     assert fresh.get("/health").status == 200
     assert fresh.get("/metrics").status == 200
+
+
+def test_logged_requests_show_no_text_of_the_client(tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture) -> None:
+    body = {"model": "fake", "prompt": "hidden prompt", "stop": ["hidden stop", "other"], "seed": 12345, "max_tokens": 3}
+    with caplog.at_level("INFO", "jaxllm.server"), Running(tokenizer, with_settings(log_requests=True)) as server:
+        assert server.post("/v1/completions", body).status == 200
+    line = next(record.getMessage() for record in caplog.records if "prompts of" in record.getMessage())
+    assert "1 prompts of [13] tokens, with" in line
+    assert {"seed", "max_tokens", "stop[2]"} == set(line.split("with ")[1].split(", "))
 
 
 def test_tokenize_and_detokenize_are_each_others_inverse(server: Running) -> None:

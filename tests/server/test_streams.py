@@ -160,6 +160,36 @@ def test_a_burst_over_the_capacity_is_refused_at_once_and_the_rest_completes(fre
     assert b'vllm:admission_rejections_total{engine="0",model_name="fake",reason="queue_full"} 1.0' in fresh.get("/metrics").body
 
 
+def test_an_idle_server_takes_more_prompts_than_the_queue_and_feeds_them_as_choices_end(fresh: Running) -> None:
+    body = {"model": "fake", "prompt": [f"p{number}" for number in range(100)], "n": 2}
+    choices = fresh.post("/v1/completions", body).json()["choices"]
+    assert [choice["text"] for choice in choices] == [f"p{number // 2}" for number in range(200)]
+    assert fresh.control.most_choices == fresh.edge.bridge.capacity == 32
+    assert (fresh.edge.bridge.choices, fresh.edge.bridge.in_flight) == (0, 0)
+
+
+def test_a_large_request_whose_client_leaves_takes_its_waiting_prompts_with_it(fresh: Running) -> None:
+    fresh.control.go.clear()
+    with fresh.begin("/v1/completions", {"model": "fake", "prompt": ["abc"] * 100}):
+        assert fresh.control.saw(lambda: len(fresh.control.added) >= 1)
+        assert fresh.post("/v1/completions", {"model": "fake", "prompt": "a"}).status == 503
+    while fresh.edge.bridge.choices:
+        assert fresh.get("/version").status == 200
+    fresh.control.go.set()
+    assert fresh.post("/v1/completions", {"model": "fake", "prompt": "abc"}).json()["choices"][0]["text"] == "abc"
+    assert len(fresh.control.added) <= 33
+
+
+def test_a_full_server_refuses_before_it_tokenises(fresh: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    fresh.control.go.clear()
+    with fresh.begin("/v1/completions", {"model": "fake", "prompt": "abc", "n": 32}):
+        assert fresh.control.saw(lambda: bool(fresh.control.added))
+        monkeypatch.setattr(fresh.edge, "encode", lambda *arguments: pytest.fail("tokenised"))
+        answer = fresh.post("/v1/completions", {"model": "fake", "prompt": "abc"})
+        assert (answer.status, answer.error["code"]) == (503, "queue_full")
+        fresh.control.go.set()
+
+
 def test_the_engines_error_for_one_request_is_a_500_or_an_event(fresh: Running) -> None:
     fresh.control.error_delta = True
     answer = fresh.post("/v1/completions", {"model": "fake", "prompt": "abc"})
