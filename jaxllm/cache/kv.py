@@ -54,7 +54,11 @@ class KVCache:
     @staticmethod
     def zeros(layers: int, num_pages: int, kv_heads: int, page_size: int, head_dim: int, dtype: DTypeLike, mesh: Mesh) -> KVCache:
         """An empty pool, made on the devices by one program; zeros, because kernels may multiply what they mask."""
-        like = KVCache.abstract(layers, num_pages, kv_heads, page_size, head_dim, dtype, mesh)
+        return KVCache.empty(KVCache.abstract(layers, num_pages, kv_heads, page_size, head_dim, dtype, mesh))
+
+    @staticmethod
+    def empty(like: KVCache) -> KVCache:
+        """Zeros of the shapes and shardings of an abstract pool."""
         make = jax.jit(
             lambda: jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), like),
             out_shardings=jax.tree.map(lambda s: s.sharding, like),

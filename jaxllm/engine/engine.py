@@ -109,7 +109,25 @@ class Engine:
                 self._pending.append(self._finish(choice, [], "", "abort", None))
 
     def step(self) -> list[TextDelta]:
-        """Launch the next step, then commit the one before it. With `async_scheduling` off, commit this one."""
+        """Launch the next step, then commit the one before it. With `async_scheduling` off, commit this one.
+
+        Whatever it raises, every request is gone afterwards and the engine is empty and usable.
+        """
+        try:
+            return self._turn()
+        except BaseException:
+            self._start_over()
+            raise
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget every cached prefix. Only an idle engine can: returns whether it did."""
+        if self.has_work:
+            return False
+        if self.scheduler.prefix is not None:
+            self.scheduler.prefix.clear()
+        return True
+
+    def _turn(self) -> list[TextDelta]:
         plan = self.scheduler.plan()
         launched = None if plan.empty else self.runner.launch(plan)
         before, self._in_flight = self._in_flight, launched
@@ -122,6 +140,18 @@ class Engine:
         if before is not None:
             deltas += self._commit(self.runner.collect(before))
         return deltas
+
+    def _start_over(self) -> None:
+        """A step failed: pages that were planned may not have been written, and the index already offers them. Forget everything."""
+        if self.scheduler.prefix is not None:
+            self.scheduler.prefix.clear()
+        for live in self._live.values():
+            for choice in live.choices:
+                self.scheduler.finish(choice)
+        self._live.clear()
+        self._pending.clear()
+        self._in_flight = None
+        self.runner.reset()
 
     def stats(self) -> EngineStats:
         """A snapshot for metrics."""
@@ -161,7 +191,7 @@ class Engine:
             )
         if request.params.stop_strings and (self.tokenizer is None or not request.params.detokenize):
             raise RequestError("stop strings need a tokenizer and detokenize; use stop_token_ids", "stop")
-        tokens = min(limit, len(prompt) + (request.params.max_tokens or limit))
+        tokens = min(limit, len(prompt) + (request.params.max_tokens or limit)) - 1  # the last token's KV is never written
         if not self.scheduler.fits(tokens):
             pool = self.resolved.num_pages * self.resolved.page_size
             raise RequestError(
@@ -171,9 +201,9 @@ class Engine:
             )
 
     def has_room(self, request: GenerateRequest) -> bool:
-        """Whether the queue takes it now; an empty queue takes any request."""
-        waiting = self.scheduler.waiting
-        return waiting == 0 or waiting + request.params.n <= self.resolved.max_num_queued_reqs
+        """Whether it may join what runs and waits; an idle engine takes any request."""
+        there = self.scheduler.running + self.scheduler.waiting
+        return there == 0 or there + request.params.n <= self.resolved.max_num_seqs + self.resolved.max_num_queued_reqs
 
     def _check_ids(self, param: str, ids: list[int]) -> None:
         if any(type(token) is not int for token in ids):
@@ -231,7 +261,8 @@ class Engine:
             if step.stop is not None:
                 return self._finish(request, [token], text, "stop", step.stop, logprobs=logprobs)
         if ended:
-            return self._finish(request, [token], text, "stop", None if token in self.eos_ids else token, logprobs=logprobs)
+            named = params.ignore_eos or token not in self.eos_ids
+            return self._finish(request, [token], text, "stop", token if named else None, logprobs=logprobs)
         if count >= request.max_tokens:
             return self._finish(request, [token], text, "length", None, logprobs=logprobs)
         return TextDelta(

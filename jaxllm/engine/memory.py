@@ -5,23 +5,42 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import psutil
 
 from jaxllm.config import ConfigError, EngineConfig
 
 GIB = 2**30
 PAGE_ROUND = 256  # pages; a stable count keeps compiled programs reusable between starts
+LOGIT_COPIES = 10  # what XLA's memory analysis finds for the sampler with log-probabilities, and one to spare
 CPU_POOL_CAP = 4 * GIB  # development machines share their memory with everything else
 
 
 @dataclass(frozen=True)
-class MemoryPlan:
-    """Bytes per device: what may be used, what weights and the largest step take, what the pages get."""
+class Room:
+    """Bytes on one device: what may be used, and what weights and the largest step take of it. `shared` memory is the host's own."""
 
-    total: int
+    usable: int
     weights: int
     workspace: int
+    shared: bool
+
+    @property
+    def left(self) -> int:
+        """Bytes for KV pages; negative when not even the weights fit."""
+        return self.usable - self.weights - self.workspace
+
+    @property
+    def terms(self) -> str:
+        """The sum, for messages."""
+        weights, workspace = f"{self.weights / GIB:.2f} weights", f"{self.workspace / GIB:.2f} reserved for the largest step"
+        return f"{self.usable / GIB:.2f} GiB usable − {weights} − {workspace}"
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """The room on one device and the pages it gets."""
+
+    room: Room
     page: int
     num_pages: int
 
@@ -46,56 +65,55 @@ class Need:
 
 
 def usable_bytes(config: EngineConfig, device: Any) -> int:
-    """Bytes this process may use on a device: the accelerator client's limit, or a share of the host's free memory on CPU."""
+    """Bytes that are free for this engine on a device: of the accelerator client's limit, or a share of the host's free memory on CPU."""
     stats = device.memory_stats() if device.platform != "cpu" else None
     if stats and "bytes_limit" in stats:
-        return int(stats["bytes_limit"])
+        return int(stats["bytes_limit"]) - int(stats.get("bytes_in_use", 0))
     return int(psutil.virtual_memory().available * config.gpu_memory_utilization)
 
 
 def workspace_bytes(hf: dict, tokens: int, rows: int, itemsize: int, shards: int) -> int:
-    """Temporaries of the largest step: activations of `tokens` tokens and float32 logits of `rows` rows, with slack for the compiler."""
+    """Reserve for the largest step: activations of `tokens` tokens and what sampling holds of the float32 logits of `rows` rows."""
     width = hf["hidden_size"] * 6 + (hf["intermediate_size"] * 4) // shards
-    return tokens * width * itemsize + rows * hf["vocab_size"] * 4 * 4 + (GIB // 4 if jax.default_backend() != "cpu" else 0)
+    return tokens * width * itemsize + rows * hf["vocab_size"] * 4 * LOGIT_COPIES
 
 
-def plan_memory(config: EngineConfig, total: int, weights: int, workspace: int, need: Need) -> MemoryPlan:
+def plan_memory(config: EngineConfig, room: Room, need: Need) -> MemoryPlan:
     """Pages for the pool. Raises ConfigError with needed and available GiB, the longest length that fits, and the flags that help."""
-    left = total - weights - workspace
-    useful = need.max_num_seqs * need.pages_per_request
-    if config.num_gpu_blocks_override is not None:
-        pages = config.num_gpu_blocks_override
-    elif config.kv_cache_memory_bytes is not None:
-        pages = config.kv_cache_memory_bytes // need.page_bytes
-    else:
-        cap = max(CPU_POOL_CAP, need.pages_per_request * need.page_bytes) if jax.default_backend() == "cpu" else left
-        pages = min(left, cap) // need.page_bytes
-        pages = min(pages, _round_up(useful, PAGE_ROUND)) if jax.default_backend() == "cpu" else pages // PAGE_ROUND * PAGE_ROUND
-    if pages < need.pages_per_request or left <= 0:
-        raise ConfigError(_too_small(total, weights, workspace, max(0, pages), need))
-    return MemoryPlan(total, weights, workspace, need.page_bytes, int(pages))
+    pages = pool_pages(config, room, need)
+    if pages * need.page_bytes > room.left:
+        raise ConfigError(
+            f"a KV pool of {pages} pages needs {pages * need.page_bytes / GIB:.2f} GiB, but {max(0, room.left) / GIB:.2f} GiB is available "
+            f"({room.terms}); lower --num-gpu-blocks-override or --kv-cache-memory-bytes, or leave them out"
+        )
+    if pages < need.pages_per_request:
+        raise ConfigError(_too_small(room, pages, need))
+    return MemoryPlan(room, need.page_bytes, pages)
 
 
-def fitting_length(config: EngineConfig, total: int, weights: int, workspace: int, need: Need) -> int:
+def fitting_length(config: EngineConfig, room: Room, need: Need) -> int:
     """The longest `max_model_len` whose pages fit, at most the model's own; for `max_model_len="auto"`."""
+    return min(need.max_model_len, pool_pages(config, room, need) * need.page_size)
+
+
+def pool_pages(config: EngineConfig, room: Room, need: Need) -> int:
+    """How many pages the pool gets: as asked, or all that fit. On CPU no more than the requests at once can use."""
     if config.num_gpu_blocks_override is not None:
-        pages = config.num_gpu_blocks_override
-    elif config.kv_cache_memory_bytes is not None:
-        pages = config.kv_cache_memory_bytes // need.page_bytes
-    else:
-        pages = max(0, total - weights - workspace) // need.page_bytes
-    return min(need.max_model_len, int(pages) * need.page_size)
+        return max(0, config.num_gpu_blocks_override)
+    if config.kv_cache_memory_bytes is not None:
+        return max(0, config.kv_cache_memory_bytes) // need.page_bytes
+    fitting = max(0, room.left) // need.page_bytes
+    if not room.shared:
+        return fitting // PAGE_ROUND * PAGE_ROUND
+    cap = max(CPU_POOL_CAP // need.page_bytes, need.pages_per_request)
+    useful = -(-need.max_num_seqs * need.pages_per_request // PAGE_ROUND) * PAGE_ROUND
+    return min(fitting, cap, useful)
 
 
-def _round_up(n: int, to: int) -> int:
-    return -(-n // to) * to
-
-
-def _too_small(total: int, weights: int, workspace: int, pages: int, need: Need) -> str:
+def _too_small(room: Room, pages: int, need: Need) -> str:
     wanted, have = need.pages_per_request * need.page_bytes / GIB, pages * need.page_bytes / GIB
-    terms = f"{total / GIB:.2f} GiB usable − {weights / GIB:.2f} weights − {workspace / GIB:.2f} step temporaries"
     return (
         f"to serve one request of max_model_len {need.max_model_len} tokens, {wanted:.2f} GiB of KV cache is needed, but {have:.2f} GiB is "
-        f"available ({terms}); the longest that fits is {pages * need.page_size} tokens. Set --max-model-len to at most that (or auto), "
-        "raise --gpu-memory-utilization or --kv-cache-memory-bytes, or lower --max-num-batched-tokens"
+        f"available ({room.terms}); the longest that fits is {pages * need.page_size} tokens. Set --max-model-len to at most that "
+        "(or auto), raise --gpu-memory-utilization or --kv-cache-memory-bytes, or lower --max-num-batched-tokens"
     )

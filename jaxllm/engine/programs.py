@@ -43,7 +43,7 @@ class Programs:
         self.table_width = abstract.state.table.shape[1]
         self.slots = abstract.state.rows.shape[0]
         self._replicated = NamedSharding(model.mesh, PartitionSpec())
-        self._compiled: dict[Key, Callable[..., Any]] = {}
+        self._compiled: dict[Key, jax.stages.Compiled] = {}
 
     def keys(self) -> list[Key]:
         """Every program of the lattice, largest first, so that a step which does not fit memory shows at once."""
@@ -52,7 +52,7 @@ class Programs:
         rows = sorted({logit_rows(self.buckets, shape) for _, shape in extend + decode}, reverse=True)
         return [*extend, *decode, *(("sample", (n, s)) for n in rows for s in Sampler), ("ingest", None)]
 
-    def get(self, kind: str, shape: object) -> Callable[..., Any]:
+    def get(self, kind: str, shape: object) -> jax.stages.Compiled:
         """The executable of one key."""
         key = (kind, shape)
         if key not in self._compiled:
@@ -69,6 +69,12 @@ class Programs:
                 if progress:
                     progress(done, len(keys))
 
+    @property
+    def peak_bytes(self) -> int:
+        """Bytes on one device that the compiled programs need at most beside weights, pages and slot state: temporaries and outputs."""
+        found = [program.memory_analysis() for program in self._compiled.values()]
+        return max((m.temp_size_in_bytes + m.output_size_in_bytes - m.alias_size_in_bytes for m in found if m is not None), default=0)
+
     def layout(self, shape: ExtendShape) -> ChunkLayout:
         """How chunks of this shape are packed."""
         return ChunkLayout(shape, self.table_width, logit_rows(self.buckets, shape))
@@ -77,7 +83,7 @@ class Programs:
         """A packed host buffer of `size` int32."""
         return self._shape((size,), jnp.int32)
 
-    def _compile(self, key: Key) -> Callable[..., Any]:
+    def _compile(self, key: Key) -> jax.stages.Compiled:
         function, donated, arguments, out = getattr(self, f"_{key[0]}")(key[1])
         return jax.jit(function, donate_argnums=donated, out_shardings=out).lower(*arguments).compile()
 
@@ -85,7 +91,8 @@ class Programs:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=self._replicated)
 
     @functools.cached_property
-    def _state(self) -> SlotState:
+    def state(self) -> SlotState:
+        """The slot state's shapes and shardings."""
         return jax.tree.map(lambda s: self._shape(s.shape, s.dtype), self.abstract.state)
 
     @functools.cached_property
@@ -95,27 +102,27 @@ class Programs:
 
     def _ingest(self, _: None) -> tuple:
         buffer = self.buffer(packed_size(ingest_shapes(self.slots)))
-        return step.ingest, (0,), (self._state, buffer), self._replicated
+        return step.ingest, (0,), (self.state, buffer), self._replicated
 
     def _decode(self, rows: int) -> tuple:
         function = functools.partial(step.decode, self.model, rows)
         kv_out = jax.tree.map(lambda s: s.sharding, self.abstract.kv)
         out = (kv_out, self._logits_sharding, self._replicated, self._replicated)
-        return function, (1,), (self.abstract.weights, self.abstract.kv, self._state), out
+        return function, (1,), (self.abstract.weights, self.abstract.kv, self.state), out
 
     def _extend(self, shape: ExtendShape) -> tuple:
         layout = self.layout(shape)
         function = functools.partial(step.extend, self.model, layout)
         kv_out = jax.tree.map(lambda s: s.sharding, self.abstract.kv)
         out = (kv_out, self._replicated, self._logits_sharding, self._replicated, self._replicated)
-        arguments = (self.abstract.weights, self.abstract.kv, self._state, self.buffer(packed_size(layout.shapes)))
+        arguments = (self.abstract.weights, self.abstract.kv, self.state, self.buffer(packed_size(layout.shapes)))
         return function, (1, 2), arguments, out
 
     def _sample(self, key: tuple[int, Sampler]) -> tuple:
         rows, sampler = key
         function = functools.partial(step.draw, sampler, self.num_logprobs)
         logits = jax.ShapeDtypeStruct((rows, self.abstract.vocab_size), jnp.float32, sharding=self._logits_sharding)
-        arguments = (logits, self._shape((rows,), jnp.int32), self._shape((rows,), jnp.bool_), self._state)
+        arguments = (logits, self._shape((rows,), jnp.int32), self._shape((rows,), jnp.bool_), self.state)
         return function, (3,), arguments, self._replicated
 
 

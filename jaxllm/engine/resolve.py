@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from jaxllm import models, weights
 from jaxllm.cache.kv import choose_backend, page_bytes
 from jaxllm.config import ConfigError, EngineConfig, Resolved
 from jaxllm.engine.buckets import Buckets
-from jaxllm.engine.memory import MemoryPlan, Need, fitting_length, plan_memory, usable_bytes, workspace_bytes
+from jaxllm.engine.memory import MemoryPlan, Need, Room, fitting_length, plan_memory, usable_bytes, workspace_bytes
 from jaxllm.engine.programs import logit_rows
 
 PAGE_SIZES = (8, 16, 32, 64, 128)
@@ -39,6 +39,7 @@ class Setup:
 
 def resolve(config: EngineConfig, model_dir: Path, mesh: Mesh) -> Setup:
     """Decide everything; raises ConfigError before any loading work when it cannot be."""
+    validate(config)
     hf = models.with_defaults(models.read_config(model_dir))
     shards = mesh.shape["tensor"]
     platform = mesh.devices.flat[0].platform
@@ -58,15 +59,16 @@ def resolve(config: EngineConfig, model_dir: Path, mesh: Mesh) -> Setup:
     itemsize = jnp.dtype(dtype).itemsize
     need = Need(page_bytes(kv.layers, kv.kv_heads, page_size, kv.head_dim, dtype) // shards, page_size, max_num_seqs, length)
     rows = max(logit_rows(buckets, shape) for shape in (*buckets.extend, *buckets.decode))
-    sizes = (
-        usable_bytes(config, mesh.devices.flat[0]),
-        shard_bytes(jax.tree.leaves(abstract)),
-        workspace_bytes(hf, budget + max_num_seqs, rows, itemsize, shards),
+    room = Room(
+        usable=usable_bytes(config, mesh.devices.flat[0]),
+        weights=shard_bytes(jax.tree.leaves(abstract)),
+        workspace=workspace_bytes(hf, budget + max_num_seqs, rows, itemsize, shards),
+        shared=platform == "cpu",
     )
     if auto:
-        length = max(1, fitting_length(config, *sizes, need))
-        need = Need(need.page_bytes, page_size, max_num_seqs, length)
-    memory = plan_memory(config, *sizes, need)
+        length = max(1, fitting_length(config, room, need))
+        need = replace(need, max_model_len=length)
+    memory = plan_memory(config, room, need)
     resolved = Resolved(
         model_dir=str(model_dir),
         model_type=hf["model_type"],
@@ -87,6 +89,16 @@ def resolve(config: EngineConfig, model_dir: Path, mesh: Mesh) -> Setup:
         ),
     )
     return Setup(resolved, hf, mesh, dtype, memory, buckets, kv, graphdef, abstract)
+
+
+def validate(config: EngineConfig) -> None:
+    """Ranges that no other decision checks. Raises ConfigError."""
+    if not 0 < config.gpu_memory_utilization <= 1:
+        raise ConfigError(f"--gpu-memory-utilization must be above 0 and at most 1, got {config.gpu_memory_utilization}")
+    if not 0 <= config.seed < 2**63:
+        raise ConfigError(f"--seed must be 0 to 2^63 - 1, got {config.seed}")
+    if config.max_logprobs < 0:
+        raise ConfigError(f"--max-logprobs must be at least 0, got {config.max_logprobs}")
 
 
 def model_length(config: EngineConfig, hf: dict[str, Any]) -> tuple[int, bool]:

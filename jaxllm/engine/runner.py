@@ -14,7 +14,7 @@ from jaxllm.engine.batch import ingest_arrays, ingest_shapes, pack, packed_size
 from jaxllm.engine.buckets import ExtendShape
 from jaxllm.engine.compiles import CompileCounter
 from jaxllm.engine.plan import Plan
-from jaxllm.engine.programs import Programs, logit_rows, place
+from jaxllm.engine.programs import Programs, place
 from jaxllm.engine.state import SlotState
 from jaxllm.sampling.sample import Sampled, Sampler
 
@@ -45,7 +45,7 @@ class Runner:
         self.programs, self.weights, self.kv, self.eos_ids, self.compiles = programs, weights, kv, eos_ids, compiles
         self.slots = programs.slots
         self.page_size = programs.model.page_size
-        self.state: SlotState = place(SlotState.zeros(self.slots, programs.table_width), programs._state)
+        self.state: SlotState = place(SlotState.zeros(self.slots, programs.table_width), programs.state)
         self._rows_on_device: tuple[int, ...] = ()
 
     def launch(self, plan: Plan) -> StepResult:
@@ -78,17 +78,23 @@ class Runner:
         """Run every program once on padding rows, which touch the trash slot and the dropped page only."""
         empty = Plan(decodes=(), positions=(), chunks=())
         self._ingest(empty, force=True)
-        outputs: dict[int, tuple[Array, Array, Array]] = {}
         for shape in self.programs.buckets.extend:
-            outputs[logit_rows(self.programs.buckets, shape)] = self._extend(shape, empty)
+            self._warm_up_samplers(*self._extend(shape, empty))
         for rows in self.programs.buckets.decode:
             self.kv, *out = self.programs.get("decode", rows)(self.weights, self.kv, self.state)
-            outputs[rows] = tuple(out)
-        for rows, (logits, slots, emit) in outputs.items():
-            for sampler in Sampler:
-                self.state, sampled = self.programs.get("sample", (rows, sampler))(logits, slots, emit, self.state)
-                np.asarray(sampled.token_B)
+            self._warm_up_samplers(*out)
         jax.block_until_ready(self.state)
+
+    def reset(self) -> None:
+        """After a step that failed: slot state and pages anew, since donated buffers may be gone and pages half written."""
+        self.kv = KVCache.empty(self.programs.abstract.kv)
+        self.state = place(SlotState.zeros(self.slots, self.programs.table_width), self.programs.state)
+        self._rows_on_device = ()
+
+    def _warm_up_samplers(self, logits: Array, slots: Array, emit: Array) -> None:
+        for sampler in Sampler:
+            self.state, sampled = self.programs.get("sample", (logits.shape[0], sampler))(logits, slots, emit, self.state)
+            np.asarray(sampled.token_B)
 
     def _extend(self, shape: ExtendShape, plan: Plan) -> tuple[Array, Array, Array]:
         program = self.programs.get("extend", shape)

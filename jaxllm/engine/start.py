@@ -5,22 +5,24 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jax
 
 from jaxllm import models, weights
 from jaxllm.cache.kv import KVCache
-from jaxllm.config import EngineConfig, Resolved
+from jaxllm.config import ConfigError, EngineConfig, Resolved
 from jaxllm.engine.compiles import CompileCounter
 from jaxllm.engine.memory import GIB
 from jaxllm.engine.programs import Abstract, Programs, weight_leaves
 from jaxllm.engine.report import Report
 from jaxllm.engine.resolve import Setup, resolve
 from jaxllm.engine.runner import Runner
-from jaxllm.engine.state import SlotState
+from jaxllm.engine.state import MAX_STOP_IDS, SlotState
 from jaxllm.engine.step import Model
 from jaxllm.locate import locate
 from jaxllm.mesh import make_mesh
+from jaxllm.sampling.options import MAX_STOP_TOKEN_IDS
 from jaxllm.tokenizer import Tokenizer
 
 
@@ -37,17 +39,18 @@ def start(config: EngineConfig, report: Report) -> Started:
     """Load, compile and warm up. Raises ConfigError before any loading when it cannot work."""
     model_dir = locate(config.model, config.revision, config.download_dir)
     use_compilation_cache(config.compilation_cache_dir)
-    jax.config.update("jax_pjrt_client_create_options", {"memory_fraction": config.gpu_memory_utilization})
+    reserve_memory(config.gpu_memory_utilization)
     mesh = make_mesh(config.tensor_parallel_size)
     setup = resolve(config, model_dir, mesh)
     tokenizer = None if config.skip_tokenizer_init else Tokenizer.load(config.tokenizer or str(model_dir))
+    eos_ids = end_ids(model_dir, setup.hf)
+    weights.check(model_dir, setup.hf, mesh, setup.dtype, config.load_format)
     compiles = CompileCounter()
     programs = _programs(setup, config)
     leaves = _load_and_compile(setup, programs, config, report)
     with report.phase("Allocating KV pages"):
         kv = KVCache.zeros(*_kv_arguments(setup))
         jax.block_until_ready(kv)
-    eos_ids = sorted(models.eos_token_ids(model_dir, setup.hf))
     runner = Runner(programs, leaves, kv, eos_ids, compiles)
     if not config.enforce_eager:
         with report.phase("Warming up"):
@@ -55,6 +58,28 @@ def start(config: EngineConfig, report: Report) -> Started:
     compiles.warmed_up()
     report.table("jaxllm", table_rows(setup, programs, compiles, report))
     return Started(setup.resolved, runner, tokenizer)
+
+
+def reserve_memory(fraction: float) -> None:
+    """Tell the accelerator client, before it exists, which share of the device's memory to take. Raises ConfigError when an engine in
+    this process has asked for another share, which can no longer be given."""
+    before = jax.config.jax_pjrt_client_create_options
+    wanted = {"memory_fraction": fraction}
+    if before and before != wanted:
+        raise ConfigError(
+            f"this process has taken its share of the device's memory already ({before}); use the same gpu_memory_utilization, "
+            "or a process of its own"
+        )
+    jax.config.update("jax_pjrt_client_create_options", wanted)
+
+
+def end_ids(model_dir: Path, hf: dict[str, Any]) -> list[int]:
+    """The model's end-of-sequence ids. Raises ConfigError when a slot cannot hold them beside a request's own stop ids."""
+    found = sorted(models.eos_token_ids(model_dir, hf))
+    room = MAX_STOP_IDS - MAX_STOP_TOKEN_IDS
+    if len(found) > room:
+        raise ConfigError(f"config.json and generation_config.json name {len(found)} end-of-sequence ids; at most {room} are supported")
+    return found
 
 
 def use_compilation_cache(directory: str | None) -> None:
@@ -76,23 +101,33 @@ def table_rows(setup: Setup, programs: Programs, compiles: CompileCounter, repor
     resolved, memory = setup.resolved, setup.memory
     tokens = resolved.num_pages * resolved.page_size
     device = setup.mesh.devices.flat[0]
+    fresh = compiles.compiles - compiles.cache_hits
     rows = [
         ("model", f"{resolved.model_dir} ({resolved.model_type})"),
         ("device", f"{setup.mesh.size} × {device.device_kind} ({device.platform}), tensor parallel {resolved.tensor_parallel_size}"),
         ("dtype", resolved.dtype),
-        ("weights", f"{memory.weights / GIB:.2f} GiB per device"),
-        ("step temporaries", f"{memory.workspace / GIB:.2f} GiB reserved per device"),
+        ("usable memory", f"{memory.room.usable / GIB:.2f} GiB per device"),
+        ("weights", f"{memory.room.weights / GIB:.2f} GiB per device"),
+        ("largest step", f"{memory.room.workspace / GIB:.2f} GiB reserved per device, {programs.peak_bytes / GIB:.2f} GiB needed"),
         ("KV cache", f"{resolved.num_pages} pages × {resolved.page_size} = {tokens} tokens, {memory.kv / GIB:.2f} GiB per device"),
         ("maximum concurrency", f"{tokens / resolved.max_model_len:.2f}x at {resolved.max_model_len} tokens per request"),
         ("prefix caching", "on" if resolved.enable_prefix_caching else "off"),
         ("attention", resolved.attention_backend),
-        (
-            "limits",
-            f"{resolved.max_num_seqs} running, {resolved.max_num_queued_reqs} queued, {resolved.max_num_batched_tokens} tokens a step",
-        ),
-        ("buckets", f"{len(programs.keys())} programs; {compiles.compiles} compiled, {compiles.cache_hits} from the cache"),
+        ("running at once", f"{resolved.max_num_seqs} requests, {resolved.max_num_batched_tokens} tokens a step"),
+        ("queue", f"{resolved.max_num_queued_reqs} requests"),
+        ("buckets", f"{len(programs.keys())} programs; {fresh} compiled, {compiles.cache_hits} from the cache"),
     ]
     return rows + [(name.lower(), f"{seconds:.2f} s") for name, seconds in report.seconds.items()]
+
+
+def check_peak(setup: Setup, programs: Programs) -> None:
+    """Raises ConfigError when a compiled step needs more than was reserved for it on a device whose memory is all given out."""
+    room = setup.memory.room
+    if programs.peak_bytes > room.workspace and not room.shared:
+        raise ConfigError(
+            f"the largest step needs {programs.peak_bytes / GIB:.2f} GiB, but {room.workspace / GIB:.2f} GiB is reserved for it; "
+            "lower --max-num-batched-tokens or --max-num-seqs"
+        )
 
 
 def _programs(setup: Setup, config: EngineConfig) -> Programs:
@@ -130,4 +165,5 @@ def _load_and_compile(setup: Setup, programs: Programs, config: EngineConfig, re
         if not config.enforce_eager:
             with report.phase("Compiling") as advance:
                 programs.compile_all(advance)
+            check_peak(setup, programs)
         return loading.result()

@@ -1,5 +1,5 @@
 """Checkpoint tensors → parameters on the mesh."""
 
-from jaxllm.weights.load import abstract, load, resolve_dtype
+from jaxllm.weights.load import abstract, check, load, resolve_dtype
 
-__all__ = ["abstract", "load", "resolve_dtype"]
+__all__ = ["abstract", "check", "load", "resolve_dtype"]

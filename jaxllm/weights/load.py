@@ -45,6 +45,20 @@ def abstract(hf: Mapping[str, Any], mesh: Mesh, dtype: DTypeLike) -> tuple[nnx.G
     return graphdef, state
 
 
+def check(model_dir: str | Path, hf: Mapping[str, Any], mesh: Mesh, dtype: DTypeLike, load_format: str = "auto") -> None:
+    """Raises the ConfigError that `load` would, from the files' headers alone: before anything is compiled or read."""
+    if _reads_files(load_format):
+        full = with_defaults(hf)
+        rules = _rules(full, mesh, set(_abstract(full, mesh, dtype)[2]))
+        _check(reader.Checkpoint(model_dir), rules, family(full["model_type"]).ignored(full, mesh.shape["tensor"]))
+
+
+def _reads_files(load_format: str) -> bool:
+    if load_format not in LOAD_FORMATS:
+        raise ConfigError(f"load_format {load_format!r} is not supported; choose one of {', '.join(LOAD_FORMATS)}")
+    return load_format != "dummy"
+
+
 def load(
     model_dir: str | Path,
     hf: Mapping[str, Any],
@@ -60,12 +74,10 @@ def load(
     `progress(done_bytes, total_bytes)` is called after each parameter. "dummy" reads no file and draws random weights from `seed`.
     Raises one ConfigError that names every missing, extra, truncated or wrongly shaped tensor.
     """
-    if load_format not in LOAD_FORMATS:
-        raise ConfigError(f"load_format {load_format!r} is not supported; choose one of {', '.join(LOAD_FORMATS)}")
     full = with_defaults(hf)
     graphdef, state, likes = _abstract(full, mesh, dtype)
     rules = _rules(full, mesh, set(likes))
-    if load_format == "dummy":
+    if not _reads_files(load_format):
         arrays = dummy(rules, [likes[rule.parameter] for rule in rules], seed)
     else:
         checkpoint = reader.Checkpoint(model_dir)

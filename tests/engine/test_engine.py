@@ -137,10 +137,10 @@ def test_what_cannot_run_is_refused_by_name_and_changes_nothing(engine: Engine, 
 
 
 def test_a_full_queue_refuses_the_next_request(make_engine: MakeEngine) -> None:
-    engine = make_engine(max_num_queued_reqs=2)
+    engine = make_engine(max_num_queued_reqs=2)  # beside the 4 that run
     params = SamplingParams(max_tokens=2)
-    engine.add(request(params, "a"))
-    engine.add(request(params, "b"))
+    for i in range(6):
+        engine.add(request(params, f"r{i}"))
     with pytest.raises(RequestError, match="full") as error:
         engine.add(request(params, "c"))
     assert error.value.code == "queue_full"
@@ -211,3 +211,33 @@ def test_a_compilation_while_serving_is_counted(make_engine: MakeEngine) -> None
     before = engine.stats().compiles_after_warmup
     run(engine, [PROMPT], SamplingParams(max_tokens=2))
     assert engine.stats().compiles_after_warmup > before
+
+
+def test_a_step_that_fails_leaves_an_empty_engine_and_no_prefix_that_was_never_written(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine()
+    prompt, params = PROMPT * 6, SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    expected = run(make_engine(), [prompt], params)
+    with monkeypatch.context() as broken:
+        broken.setattr(engine.runner, "launch", lambda plan: (_ for _ in ()).throw(KeyboardInterrupt))
+        engine.add(request(params, prompt=prompt))
+        with pytest.raises(KeyboardInterrupt):
+            engine.step()
+    assert not engine.has_work
+    assert engine.stats().free_pages == engine.stats().num_pages
+    engine.scheduler.check()
+    (tokens,) = run(engine, [prompt], params)
+    assert [tokens] == expected
+    assert engine.stats().prefix_hits == 0
+
+
+def test_only_an_idle_engine_forgets_its_prefixes(engine: Engine) -> None:
+    params = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
+    engine.add(request(params, prompt=PROMPT * 4))
+    assert not engine.reset_prefix_cache()
+    collect(engine, [])
+    hits = engine.stats().prefix_hits
+    assert engine.reset_prefix_cache()
+    run(engine, [PROMPT * 4], params)
+    assert engine.stats().prefix_hits == hits

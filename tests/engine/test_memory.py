@@ -1,0 +1,53 @@
+"""How many pages fit, and what is said when too few do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxllm.config import ConfigError, EngineConfig
+from jaxllm.engine.memory import GIB, PAGE_ROUND, Need, Room, fitting_length, plan_memory
+
+CARD = Room(usable=24 * GIB, weights=15 * GIB, workspace=3 * GIB, shared=False)
+NEED = Need(page_bytes=8 * 2**20, page_size=64, max_num_seqs=256, max_model_len=32768)
+
+
+def test_an_accelerator_gives_all_that_is_left_in_whole_rounds_of_pages() -> None:
+    plan = plan_memory(EngineConfig(), CARD, NEED)
+    assert plan.num_pages == 6 * GIB // NEED.page_bytes // PAGE_ROUND * PAGE_ROUND
+    assert 0 <= CARD.left - plan.kv < PAGE_ROUND * NEED.page_bytes
+
+
+def test_a_host_gives_no_more_than_the_requests_at_once_can_use() -> None:
+    room = Room(usable=64 * GIB, weights=GIB, workspace=0, shared=True)
+    need = Need(page_bytes=2**16, page_size=16, max_num_seqs=4, max_model_len=1000)
+    assert plan_memory(EngineConfig(), room, need).num_pages == 256  # 4 × 63 pages, rounded
+
+
+@given(st.integers(1, 64), st.integers(1, 40), st.booleans())
+def test_the_length_that_auto_finds_always_fits(usable: int, page_mib: int, shared: bool) -> None:
+    room = Room(usable=usable * GIB, weights=GIB, workspace=GIB // 2, shared=shared)
+    need = replace(NEED, page_bytes=page_mib * 2**20)
+    length = fitting_length(EngineConfig(), room, need)
+    if length == 0:
+        with pytest.raises(ConfigError):
+            plan_memory(EngineConfig(), room, replace(need, max_model_len=1))
+    else:
+        assert plan_memory(EngineConfig(), room, replace(need, max_model_len=length)).num_pages >= -(-length // need.page_size)
+
+
+def test_too_little_memory_names_what_is_needed_what_there_is_and_what_helps() -> None:
+    with pytest.raises(ConfigError) as error:
+        plan_memory(EngineConfig(), replace(CARD, workspace=8 * GIB), NEED)
+    text = str(error.value)
+    assert "\n" not in text
+    assert all(part in text for part in ("4.00 GiB", "0.00 GiB is available", "--max-model-len", "--gpu-memory-utilization", "auto"))
+
+
+@pytest.mark.parametrize("asked", [{"num_gpu_blocks_override": 10**9}, {"kv_cache_memory_bytes": 10**13}])
+def test_a_pool_larger_than_memory_is_refused(asked: dict) -> None:
+    with pytest.raises(ConfigError, match=r"6\.00 GiB is available"):
+        plan_memory(EngineConfig(**asked), CARD, NEED)
