@@ -1,4 +1,7 @@
-"""The real engine and the built-in model behind the real server, through openai-python."""
+"""The real engine and the built-in model behind the real server, through openai-python.
+
+One short test runs every time, with programs compiled on first use; the others share a server that has compiled its whole lattice.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,12 @@ import sys
 import threading
 import urllib.request
 from collections.abc import Iterator
+from typing import Any
 
 import openai
 import pytest
 
-pytestmark = pytest.mark.slow
+slow = pytest.mark.slow
 
 FLAGS = ["--host", "127.0.0.1", "--port", "0", "--max-num-seqs", "4", "--max-num-batched-tokens", "64", "--max-model-len", "512"]
 DIGITS = [{"role": "user", "content": "What is 27 + 45?"}]
@@ -23,8 +27,8 @@ DIGITS = [{"role": "user", "content": "What is 27 + 45?"}]
 class Demo:
     """`python -m jaxllm.server --model demo`."""
 
-    def __init__(self) -> None:
-        command = [sys.executable, "-m", "jaxllm.server", "--model", "demo", *FLAGS]
+    def __init__(self, *flags: str) -> None:
+        command = [sys.executable, "-m", "jaxllm.server", "--model", "demo", *FLAGS, *flags]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         self.log = ""
         assert self.process.stderr is not None
@@ -56,16 +60,26 @@ class Demo:
         self._rest.join(20)
         return status
 
+    def close(self) -> None:
+        """Whatever happened, nothing stays."""
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        self._rest.join(20)
+
 
 @pytest.fixture(scope="module")
 def demo() -> Iterator[Demo]:
     """One for all tests; it must end cleanly and must not have compiled anything while serving."""
     demo = Demo()
-    yield demo
-    compiles = demo.metric("jaxllm:compiles_after_warmup_total")
-    assert demo.stop() == 0
-    assert compiles == 0
-    assert "Traceback" not in demo.log
+    try:
+        yield demo
+        compiles = demo.metric("jaxllm:compiles_after_warmup_total")
+        assert demo.stop() == 0
+        assert compiles == 0
+        assert "Traceback" not in demo.log
+    finally:
+        demo.close()
 
 
 @pytest.fixture(scope="module")
@@ -75,17 +89,57 @@ def client(demo: Demo) -> Iterator[openai.OpenAI]:
         yield client
 
 
+def assert_idle(demo: Demo, client: openai.OpenAI) -> None:
+    """Nothing runs and no page is held, at the latest after some short requests: each is a round trip of the loop that steps take."""
+    for _ in range(100):
+        if demo.metric("vllm:num_requests_running") == 0:
+            break
+        client.completions.create(model="demo", prompt="x", max_tokens=1, temperature=0)
+    assert demo.metric("vllm:num_requests_running") == 0
+    assert demo.metric("vllm:kv_cache_usage_perc") == 0
+
+
+def test_a_server_answers_streams_and_forgets_a_client_that_leaves() -> None:
+    demo = Demo("--enforce-eager", "--max-num-seqs", "1", "--max-model-len", "2048")
+    try:
+        with openai.OpenAI(base_url=f"{demo.url}/v1", api_key="none", max_retries=0) as client:
+            options: dict[str, Any] = {"model": "demo", "messages": DIGITS, "temperature": 0, "max_tokens": 64}
+            whole = client.chat.completions.create(**options).choices[0]
+            assert "72" in (whole.message.content or "")
+            assert whole.finish_reason == "stop"
+            streamed = [c.choices[0] for c in client.chat.completions.create(**options, stream=True) if c.choices]
+            assert "".join(choice.delta.content or "" for choice in streamed) == whole.message.content
+            assert streamed[-1].finish_reason == "stop"
+
+            leaving = client.completions.create(
+                model="demo", prompt="abc", temperature=0, max_tokens=2000, stream=True, extra_body={"ignore_eos": True}
+            )
+            next(iter(leaving))
+            assert demo.metric("vllm:num_requests_running") == 1
+            before = demo.metric("vllm:generation_tokens_total")
+            leaving.close()
+            assert_idle(demo, client)
+            assert demo.metric("vllm:generation_tokens_total") - before < 1500, "it ran to its end instead"
+        assert demo.stop() == 0
+        assert "Traceback" not in demo.log
+    finally:
+        demo.close()
+
+
+@slow
 def test_the_start_up_table_says_what_was_decided(demo: Demo) -> None:
     for row in ("device", "dtype", "weights", "KV cache", "maximum concurrency", "buckets"):
         assert row in demo.log
 
 
+@slow
 def test_the_built_in_model_answers_a_chat(client: openai.OpenAI) -> None:
     reply = client.chat.completions.create(model="demo", messages=DIGITS, temperature=0, max_tokens=200)  # type: ignore[arg-type]
     assert "72" in (reply.choices[0].message.content or "")
     assert reply.choices[0].finish_reason == "stop"
 
 
+@slow
 def test_streamed_and_whole_answers_are_the_same(client: openai.OpenAI) -> None:
     whole = client.chat.completions.create(model="demo", messages=DIGITS, temperature=0, max_tokens=64)  # type: ignore[arg-type]
     chunks = client.chat.completions.create(
@@ -106,6 +160,7 @@ def test_streamed_and_whole_answers_are_the_same(client: openai.OpenAI) -> None:
     assert usage.completion_tokens == whole.usage.completion_tokens
 
 
+@slow
 def test_prompts_together_are_answered_as_alone(client: openai.OpenAI) -> None:
     prompts = ["1 + 2 =", "sort 3 1 2:", "a b c"]
     options = {"model": "demo", "temperature": 0, "max_tokens": 12, "logprobs": 2}
@@ -117,6 +172,7 @@ def test_prompts_together_are_answered_as_alone(client: openai.OpenAI) -> None:
         assert found == pytest.approx(expected, abs=1e-4)
 
 
+@slow
 def test_the_same_seed_gives_the_same_choices_whoever_is_beside(client: openai.OpenAI) -> None:
     def ask(n: int) -> list[str]:
         reply = client.completions.create(model="demo", prompt="once", seed=7, temperature=1.5, max_tokens=16, n=n)
@@ -128,6 +184,7 @@ def test_the_same_seed_gives_the_same_choices_whoever_is_beside(client: openai.O
     assert len(set(three)) > 1
 
 
+@slow
 def test_a_stop_string_ends_the_text_before_it(client: openai.OpenAI) -> None:
     free = client.completions.create(model="demo", prompt="abc", temperature=0, max_tokens=24, extra_body={"ignore_eos": True}).choices[0]
     stop = free.text[3:5]
@@ -136,18 +193,15 @@ def test_a_stop_string_ends_the_text_before_it(client: openai.OpenAI) -> None:
     assert cut.finish_reason == "stop"
 
 
+@slow
 def test_a_client_that_leaves_gives_its_pages_back(demo: Demo, client: openai.OpenAI) -> None:
     stream = client.completions.create(model="demo", prompt="abc", max_tokens=500, stream=True, extra_body={"ignore_eos": True})
     next(iter(stream))
     stream.close()
-    for _ in range(200):  # each look is a round trip of the loop that steps take
-        if demo.metric("vllm:num_requests_running") == 0:
-            break
-        client.completions.create(model="demo", prompt="x", max_tokens=1)
-    assert demo.metric("vllm:num_requests_running") == 0
-    assert demo.metric("vllm:kv_cache_usage_perc") == 0
+    assert_idle(demo, client)
 
 
+@slow
 def test_the_module_form_of_the_operators_room_is_the_same_program(repo: pathlib.Path) -> None:
     found = subprocess.run(
         [sys.executable, "-m", "server", "--help"], capture_output=True, text=True, check=True, cwd=repo, env=os.environ, timeout=60
