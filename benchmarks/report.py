@@ -36,6 +36,7 @@ def tables(results: Path = RESULTS) -> str:
     records = [json.loads(path.read_text()) for path in sorted(results.glob("*.json"))]
     known = [r for r in records if isinstance(r, dict) and r.get("benchmark") in COLUMNS]
     parts = [table(name, [r for r in known if r["benchmark"] == name]) for name in COLUMNS]
+    parts += [engines(r) for r in records if isinstance(r, dict) and r.get("benchmark") == "engine"]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -47,6 +48,15 @@ def table(name: str, records: list[dict[str, Any]]) -> str:
     head = ["model", "device", *columns]
     rows = [[r["arguments"]["model"], device(r["machine"]), *(str(r["figures"][key]) for key in columns.values())] for r in records]
     lines = [f"{TITLES[name]}:", "", "| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
+
+
+def engines(record: dict[str, Any]) -> str:
+    """Engines beside each other on one workload: a row per figure."""
+    names = list(record["figures"])
+    rows = [[figure, *(str(record["figures"][name].get(figure, "–")) for name in names)] for figure in record["figures"][names[0]]]
+    head = f"{record['arguments']['model']}, {device(record['machine'])}, {record['arguments']['options']}, {record['date']}:"
+    lines = [head, "", "| figure | " + " | ".join(names) + " |", "|" + "---|" * (len(names) + 1)]
     return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
 
 
