@@ -46,7 +46,7 @@ def resolve(config: EngineConfig, model_dir: Path, mesh: Mesh) -> Setup:
     dtype = weights.resolve_dtype(config.dtype, hf, platform)
     kv = models.kv_shape(hf, shards)
     graphdef, abstract = weights.abstract(hf, mesh, dtype)
-    page_size = config.block_size or (16 if platform == "cpu" else 64)
+    page_size = (16 if platform == "cpu" else 64) if config.block_size is None else config.block_size
     if page_size not in PAGE_SIZES:
         raise ConfigError(f"--block-size must be one of {', '.join(map(str, PAGE_SIZES))}, got {page_size}")
     max_num_seqs = positive("--max-num-seqs", config.max_num_seqs, 16 if platform == "cpu" else 256)

@@ -83,13 +83,18 @@ def end_ids(model_dir: Path, hf: dict[str, Any]) -> list[int]:
 
 
 def use_compilation_cache(directory: str | None) -> None:
-    """Persistent executables between runs, on by default, readable by their owner alone; a directory that JAX was already given is kept."""
+    """Persistent executables between runs, on by default, readable by their owner alone; a directory that JAX was already given is kept.
+
+    Raises ConfigError when a directory that was asked for cannot be used.
+    """
     if jax.config.jax_compilation_cache_dir and directory is None:
         return
     path = Path(directory).expanduser() if directory else Path.home() / ".cache" / "jaxllm" / "xla"
     try:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
-    except OSError:
+    except OSError as error:
+        if directory is not None:
+            raise ConfigError(f"--compilation-cache-dir {directory} cannot be used: {error.strerror}") from None
         return  # a read-only home only costs time
     jax.config.update("jax_compilation_cache_dir", str(path))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
