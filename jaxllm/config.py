@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from typing import Any
 
 DTYPES = ("auto", "float16", "half", "bfloat16", "float32", "float")
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
@@ -12,9 +14,55 @@ class ConfigError(ValueError):
     """The configuration cannot work; the message says what, the limit and the remedy in one line."""
 
 
+# Arguments of vLLM that scripts pass and that change nothing here, with the values that ask for nothing.
+NEUTRAL_ARGUMENTS: dict[str, tuple[Any, ...]] = {
+    "trust_remote_code": (None, False, True),  # remote code is never run, and a model that needs it is refused
+    "tokenizer_mode": (None, "auto"),
+    "enable_chunked_prefill": (None, True),
+    "pipeline_parallel_size": (None, 1),
+    "data_parallel_size": (None, 1),
+    "scheduling_policy": (None, "fcfs"),
+    "quantization": (None,),
+    "kv_cache_dtype": (None, "auto"),
+    "disable_log_stats": (None, False, True),
+    "swap_space": (None, 0, 4),
+    "cpu_offload_gb": (None, 0),
+}
+
+
+def check_neutral(argument: str, value: Any, shown: str) -> None:
+    """Raise ConfigError when an argument of NEUTRAL_ARGUMENTS asks for something; `shown` is how the user wrote it."""
+    neutral = NEUTRAL_ARGUMENTS[argument]
+    if value not in neutral:
+        allowed = ", ".join(str(x) for x in neutral if x is not None)
+        raise ConfigError(f"{shown} is not supported yet; leave it out{f' (accepted: {allowed})' if allowed else ''}")
+
+
+def human_int(text: str) -> int:
+    """4096, 32k = 32,000, 32K = 32,768, 1.5m, 2G. Raises ConfigError."""
+    found = re.fullmatch(r"(-?\d+(?:\.\d+)?)([kmgtKMGT]?)", text.strip().replace(",", "").replace("_", ""))
+    if found is None or len(text) > 64:
+        raise ConfigError(f"{text!r:.80} is no number (write 8192, 32k or 32K)")
+    number, unit = found.groups()
+    scale = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}[unit]
+    value = float(number) * scale if "." in number else int(number) * scale
+    if value != int(value):
+        raise ConfigError(f"{text!r} is no whole number")
+    return int(value)
+
+
+def token_count(value: Any) -> int | str | None:
+    """A maximum length as the user gave it: None, "auto", an integer, or a human one. Raises ConfigError."""
+    if value is None or type(value) is int:
+        return value
+    if not isinstance(value, str):
+        raise ConfigError(f"--max-model-len must be a number of tokens, 32k or auto, got {value!r:.80}")
+    return "auto" if value.strip().lower() == "auto" else human_int(value)
+
+
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
-    """Wishes. `None` means "you decide"; names follow vLLM's engine arguments."""
+    """Wishes. `None` means "you decide"; names follow vLLM's engine arguments. Raises ConfigError on a length that is none."""
 
     model: str = "demo"
     tokenizer: str | None = None
@@ -23,7 +71,7 @@ class EngineConfig:
     download_dir: str | None = None
     load_format: str = "auto"
     dtype: str = "auto"
-    max_model_len: int | str | None = None  # tokens, "auto" / -1 = the largest that fits, None = from the model
+    max_model_len: int | str | None = None  # tokens (also "32k"), "auto" / -1 = the largest that fits, None = from the model
     seed: int = 0
     gpu_memory_utilization: float = 0.9
     kv_cache_memory_bytes: int | None = None
@@ -38,6 +86,9 @@ class EngineConfig:
     async_scheduling: bool = True
     enforce_eager: bool = False  # compile on first use instead of at start
     compilation_cache_dir: str | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "max_model_len", token_count(self.max_model_len))
 
 
 @dataclass(frozen=True, kw_only=True)

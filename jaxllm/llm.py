@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
@@ -9,47 +10,35 @@ from typing import Any
 
 from tqdm import tqdm
 
-from jaxllm.config import ConfigError, EngineConfig
+from jaxllm.config import NEUTRAL_ARGUMENTS, ConfigError, EngineConfig, check_neutral
 from jaxllm.engine.engine import Engine
 from jaxllm.engine.report import ConsoleReport
 from jaxllm.engine.request import EngineStats, GenerateRequest, RequestError, TextDelta, TokenLogprobs
 from jaxllm.outputs import CompletionOutput, Logprob, RequestOutput
+from jaxllm.sampling.defaults import generation_config, sampling_defaults
 from jaxllm.sampling.options import SamplingParams
-from jaxllm.tokenizer import Tokenizer, generation_defaults
+from jaxllm.tokenizer import Tokenizer, template_text
 
 __all__ = ["LLM", "CompletionOutput", "Logprob", "RequestOutput"]
-
-# What generation_config.json may set; its repetition_penalty waits until penalties are supported.
-DEFAULTED = ("temperature", "top_p", "top_k", "min_p")
 
 type Prompt = str | Sequence[int] | Mapping[str, Any]
 type Message = Mapping[str, Any]
 
-# Arguments of vLLM's LLM that scripts pass and that change nothing here, with the values that ask for nothing.
-NEUTRAL_ARGUMENTS: dict[str, tuple[Any, ...]] = {
-    "trust_remote_code": (False, True),  # accepted for scripts' sake; remote code is never run, and a model that needs it is refused
-    "tokenizer_mode": ("auto",),
-    "enable_chunked_prefill": (None, True),
-    "pipeline_parallel_size": (1,),
-    "data_parallel_size": (1,),
-    "quantization": (None,),
-    "kv_cache_dtype": ("auto",),
-    "disable_log_stats": (False, True),
-    "swap_space": (0, 4),
-    "cpu_offload_gb": (0,),
-}
-
 
 class LLM:
     """A model in this process. Keyword arguments are the fields of `EngineConfig`; usable several times in one process.
+    `chat_template` is the text or the file of a chat template that replaces the model's own.
 
     Raises ConfigError when the configuration cannot work, RequestError or OptionError when a request cannot.
     """
 
-    def __init__(self, model: str = "demo", **arguments: Any):
+    def __init__(self, model: str = "demo", *, chat_template: str | None = None, **arguments: Any):
         self.config = EngineConfig(model=model, **engine_arguments(arguments))
+        template = None if chat_template is None else template_text(chat_template)
         self.engine = Engine.from_config(self.config, ConsoleReport())
         self._ids = itertools.count()
+        if template is not None:
+            self._tokenizer().hf.chat_template = template
 
     def get_tokenizer(self) -> Any:
         """The Hugging Face tokenizer. Raises ConfigError with `skip_tokenizer_init`."""
@@ -57,12 +46,19 @@ class LLM:
 
     def get_default_sampling_params(self) -> SamplingParams:
         """The model's own defaults (generation_config.json)."""
-        wished = generation_defaults(self.engine.resolved.model_dir)
-        return SamplingParams(**{name: wished[name] for name in DEFAULTED if name in wished})
+        return SamplingParams(**self._defaults)
+
+    @functools.cached_property
+    def _defaults(self) -> dict[str, Any]:
+        return sampling_defaults(generation_config(self.engine.resolved.model_dir))
 
     def get_metrics(self) -> EngineStats:
         """Counters and gauges of the engine."""
         return self.engine.stats()
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget every cached prefix; True when that was possible, which it is between calls."""
+        return self.engine.reset_prefix_cache()
 
     def generate(
         self,
@@ -85,8 +81,11 @@ class LLM:
         chat_template_kwargs: dict[str, Any] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        chat_template: str | None = None,
     ) -> list[RequestOutput]:
-        """Answer one conversation or several; the last four arguments go to the model's chat template."""
+        """Answer one conversation or several. `chat_template` (a text or a file) is used in place of the model's own for this call, and
+        the four arguments before it go to the template. Each result's `prompt` is the rendered conversation, decoded from its ids."""
+        template = None if chat_template is None else template_text(chat_template)
         conversations: list[Any] = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
         inputs: list[tuple[str | None, list[int]]] = []
         for conversation in conversations:
@@ -96,8 +95,9 @@ class LLM:
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
                 template_kwargs=chat_template_kwargs,
+                chat_template=template,
             )
-            inputs.append((None, ids))
+            inputs.append((self._tokenizer().decode(ids, skip_special_tokens=False), ids))
         return self._run(inputs, self._params(sampling_params, len(inputs)), use_tqdm)
 
     def _tokenizer(self) -> Tokenizer:
@@ -194,8 +194,8 @@ def engine_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
             out[name] = value
         elif name not in NEUTRAL_ARGUMENTS:
             raise ConfigError(f"LLM has no argument {name!r}")
-        elif value not in NEUTRAL_ARGUMENTS[name]:
-            raise ConfigError(f"{name}={value!r} is not supported yet; leave it out")
+        else:
+            check_neutral(name, value, f"{name}={value!r}")
     return out
 
 

@@ -8,6 +8,7 @@ from jaxllm.config import ConfigError
 
 DEMO = "demo"
 WANTED_FILES = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "tokenizer*", "*.model", "*.txt"]
+UNWANTED_FILES = ["consolidated*", "original/*"]  # the weights once more, in another layout
 
 
 def locate(model: str, revision: str | None = None, download_dir: str | None = None) -> Path:
@@ -31,7 +32,9 @@ def _download(model: str, revision: str | None, download_dir: str | None) -> Pat
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(model, revision=revision, cache_dir=download_dir, allow_patterns=WANTED_FILES))
+        return Path(
+            snapshot_download(model, revision=revision, cache_dir=download_dir, allow_patterns=WANTED_FILES, ignore_patterns=UNWANTED_FILES)
+        )
     except Exception as error:
         cause = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
         raise ConfigError(

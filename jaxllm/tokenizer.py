@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import json
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -68,11 +67,6 @@ class Tokenizer:
         return max((len(token) for token in self.backend.get_vocab()), default=1)
 
     @property
-    def eos_token_id(self) -> int | None:
-        """The tokenizer's own end of sequence."""
-        return self.hf.eos_token_id
-
-    @property
     def has_chat_template(self) -> bool:
         """Whether `chat` can work."""
         return bool(self.hf.chat_template)
@@ -109,14 +103,16 @@ class Tokenizer:
         continue_final_message: bool = False,
         template_kwargs: dict[str, Any] | None = None,
         sanitize: bool = True,
+        chat_template: str | None = None,
     ) -> list[int]:
         """Token ids of a conversation. With `sanitize`, control tokens typed by a user stay text (allow-list roles yourself).
 
-        `template_kwargs` that the template does not mention are dropped. Raises TemplateError.
+        `template_kwargs` that the template does not mention are dropped; `chat_template` is used in place of the model's own.
+        Raises TemplateError.
         """
         import jinja2
 
-        known = self.template_variables
+        known = self.template_variables if chat_template is None else template_variables(chat_template)
         variables = {
             name: value for name, value in (template_kwargs or {}).items() if name in known and name not in RESERVED_TEMPLATE_NAMES
         }
@@ -124,6 +120,7 @@ class Tokenizer:
             with self._lock:
                 return self.hf.apply_chat_template(
                     messages,
+                    chat_template=chat_template,
                     tools=tools,
                     add_generation_prompt=add_generation_prompt,
                     continue_final_message=continue_final_message,
@@ -137,32 +134,11 @@ class Tokenizer:
         except (TypeError, ValueError, KeyError, IndexError, AttributeError, OverflowError, RecursionError, MemoryError) as error:
             raise TemplateError(f"the chat template failed on the conversation: {error}") from None
 
-    def render(self, messages: list[dict[str, Any]], *, tools: list[dict[str, Any]] | None = None, **options: Any) -> str:
-        """The text of a conversation before tokenisation, for display. Raises TemplateError."""
-        import jinja2
-
-        try:
-            with self._lock:
-                return self.hf.apply_chat_template(messages, tools=tools, tokenize=False, **options)
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
-            raise TemplateError(f"the chat template failed on the conversation: {error}") from None
-
-    @functools.cached_property
+    @property
     def template_variables(self) -> frozenset[str]:
-        """Names that the chat template reads, which is what `chat_template_kwargs` may set."""
-        import jinja2
-        import jinja2.ext
-        import jinja2.meta
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
-
+        """Names that the model's own chat template reads."""
         template = self.hf.chat_template
-        if not isinstance(template, str):
-            return frozenset()
-        environment = ImmutableSandboxedEnvironment(extensions=[jinja2.ext.loopcontrols])
-        try:
-            return frozenset(jinja2.meta.find_undeclared_variables(environment.parse(template)))
-        except jinja2.TemplateError:
-            return frozenset()  # templates with tags of their own, e.g. {% generation %}
+        return template_variables(template) if isinstance(template, str) else frozenset()
 
     def _decode_one(self, id: int) -> str:
         if self.backend.id_to_token(id) is None:
@@ -178,6 +154,21 @@ class Tokenizer:
         return ids[-1] if ids else 0
 
 
+@functools.lru_cache(maxsize=64)
+def template_variables(template: str) -> frozenset[str]:
+    """Names that a chat template reads, which is what `chat_template_kwargs` may set."""
+    import jinja2
+    import jinja2.ext
+    import jinja2.meta
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    environment = ImmutableSandboxedEnvironment(extensions=[jinja2.ext.loopcontrols])
+    try:
+        return frozenset(jinja2.meta.find_undeclared_variables(environment.parse(template)))
+    except jinja2.TemplateError:
+        return frozenset()  # templates with tags of their own, e.g. {% generation %}
+
+
 def template_text(source: str) -> str:
     """The chat template that `--chat-template` names: a file, or the template itself. Raises ConfigError."""
     if "{" in source or "\n" in source:
@@ -187,20 +178,6 @@ def template_text(source: str) -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read the chat template {source}: {getattr(error, 'strerror', None) or 'not UTF-8 text'}") from None
     return text
-
-
-def generation_defaults(model_dir: str | Path) -> dict[str, Any]:
-    """What the model's generation_config.json says, {} when it has none. Raises ConfigError when it is no JSON object."""
-    path = Path(model_dir) / "generation_config.json"
-    if not path.is_file():
-        return {}
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        found = None
-    if not isinstance(found, dict):
-        raise ConfigError(f"{path} is not a JSON object; repair it, or start with --generation-config vllm")
-    return found
 
 
 @functools.cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,36 @@ def test_a_bad_prompt_is_refused_before_any_runs_and_the_engine_stays_usable(llm
     assert len(llm.generate("1 + 1 =", GREEDY, use_tqdm=False)) == 1
 
 
+def test_a_chat_can_have_a_template_of_its_own_and_shows_its_prompt(llm: LLM) -> None:
+    source = "{{ messages[0]['content'] }} ="
+    (own,) = llm.chat(ask("12 + 34"), GREEDY, chat_template=source, use_tqdm=False)
+    assert own.prompt == "12 + 34 ="
+    assert texts([own]) == texts(llm.generate("12 + 34 =", GREEDY, use_tqdm=False))
+    (usual,) = llm.chat(ask("12 + 34"), GREEDY, use_tqdm=False)
+    assert usual.prompt is not None
+    assert usual.prompt.startswith("<|im_start|>")
+    assert usual.prompt_token_ids == llm.get_tokenizer().encode(usual.prompt)
+
+
+def test_the_prefix_cache_can_be_emptied_between_calls(llm: LLM) -> None:
+    prompt = "1 + 1 = 2. " * 6
+    cached = [llm.generate(prompt, GREEDY, use_tqdm=False)[0].num_cached_tokens for _ in range(2)]
+    assert cached[1] > 0
+    assert llm.reset_prefix_cache() is True
+    assert llm.generate(prompt, GREEDY, use_tqdm=False)[0].num_cached_tokens == 0
+
+
+def test_defaults_that_cannot_be_honoured_are_said_once_and_left_out(
+    llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "generation_config.json").write_text('{"temperature": 0.6, "repetition_penalty": 1.1, "top_p": 7}')
+    monkeypatch.setattr(llm.engine, "resolved", replace(llm.engine.resolved, model_dir=str(tmp_path)))
+    monkeypatch.delitem(vars(llm), "_defaults", raising=False)
+    assert [llm.get_default_sampling_params() for _ in range(2)] == [SamplingParams(temperature=0.6)] * 2
+    assert len(caplog.records) == 2
+    monkeypatch.delitem(vars(llm), "_defaults")
+
+
 def test_a_second_model_in_the_same_process_changes_nothing_for_the_first(llm: LLM, tmp_path: Path) -> None:
     first = texts(llm.generate("7 + 8 =", GREEDY, use_tqdm=False))
     demo = Path(llm.engine.resolved.model_dir)
@@ -97,6 +128,9 @@ def test_a_second_model_in_the_same_process_changes_nothing_for_the_first(llm: L
         ({"model": "/no/such/model"}, "/no/such/model"),
         ({"no_such_argument": 1}, "no_such_argument"),
         ({"quantization": "awq"}, "quantization"),
+        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size=2"),
+        ({"max_model_len": "12q"}, "12q"),
+        ({"chat_template": "/no/such.jinja"}, "such.jinja"),
         ({"max_model_len": 10**6}, "max-model-len"),
         ({"num_gpu_blocks_override": 1}, "max_model_len"),
         ({"max_num_seqs": 0}, "max-num-seqs"),

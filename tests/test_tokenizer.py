@@ -11,7 +11,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, normalizers
 
 from jaxllm.config import ConfigError
-from jaxllm.tokenizer import TemplateError, Tokenizer, byte_alphabet, generation_defaults, template_text
+from jaxllm.tokenizer import TemplateError, Tokenizer, byte_alphabet, template_text
 from tests.server.conftest import write_tokenizer
 
 
@@ -153,10 +153,8 @@ def test_code_in_a_repository_is_never_run(directory: pathlib.Path, tmp_path: pa
         Tokenizer.load(tmp_path)
 
 
-def test_generation_defaults_are_read_or_empty(tmp_path: pathlib.Path) -> None:
-    assert generation_defaults(tmp_path) == {}
-    (tmp_path / "generation_config.json").write_text('{"temperature": 0.6}')
-    assert generation_defaults(tmp_path) == {"temperature": 0.6}
-    (tmp_path / "generation_config.json").write_text("[]")
-    with pytest.raises(ConfigError):
-        generation_defaults(tmp_path)
+def test_one_conversation_can_have_a_template_of_its_own(tokenizer: Tokenizer) -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    source = "{{ messages[0]['content'] }}{% if loud is defined and loud %}!{% endif %}"
+    assert tokenizer.decode(tokenizer.chat(messages, chat_template=source, template_kwargs={"loud": True, "quiet": 1})) == "hi!"
+    assert "assistant" in tokenizer.decode(tokenizer.chat(messages))

@@ -10,22 +10,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from jaxllm.sampling.options import OPTIONS, Option, default_of
+from jaxllm.sampling.options import OPTIONS, default_of, legal
 
 README = Path(__file__).parents[1] / "README.md"
 RESULTS = README.parent / "benchmarks" / "results"
 PART = re.compile(r"(<!-- generated: (?P<name>[\w-]+) -->\n).*?(<!-- end generated -->)", re.DOTALL)
-
-
-def legal(row: Option) -> str:
-    """The legal values of one option, in words."""
-    if row.low is not None and row.high is not None:
-        high = "" if row.high >= 2**31 - 1 else f"{row.high:g}"
-        low = f"{'>' if row.open_low else '≥'} {row.low:g}" if abs(row.low) < 2**31 else "64-bit integer"
-        return ", ".join([low + (f", ≤ {high}" if high else ""), *(f"or {value}" for value in row.also)])
-    if row.kind in ("strings", "ints"):
-        return f"up to {row.max_items}"
-    return "true, false" if row.kind == "bool" else row.kind
 
 
 def sampling_options() -> str:

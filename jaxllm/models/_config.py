@@ -13,6 +13,7 @@ from typing import Any
 
 from jaxllm.config import ConfigError
 from jaxllm.nn.heads import Heads
+from jaxllm.sampling.defaults import generation_config
 
 MAX_JSON_BYTES = 16 * 2**20
 
@@ -57,16 +58,10 @@ def with_defaults(hf: Mapping[str, Any]) -> dict[str, Any]:
     return {**family(hf.get("model_type", "")).DEFAULTS, **hf}
 
 
-def generation_defaults(model_dir: str | Path) -> dict[str, Any]:
-    """`generation_config.json`, or {} when there is none. Raises ConfigError when it is not JSON."""
-    path = Path(model_dir) / "generation_config.json"
-    return _read_json(path) if path.is_file() else {}
-
-
 def eos_token_ids(model_dir: str | Path, hf: Mapping[str, Any]) -> set[int]:
     """Every end-of-sequence id that config.json or generation_config.json names (each an int, a list or null)."""
     found: set[int] = set()
-    for source in (hf, generation_defaults(model_dir)):
+    for source in (hf, generation_config(model_dir)):
         value = source.get("eos_token_id")
         ids = value if isinstance(value, list) else [] if value is None else [value]
         if any(not isinstance(i, int) or isinstance(i, bool) for i in ids):

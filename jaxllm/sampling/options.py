@@ -1,6 +1,6 @@
 """Every sampling option, once: default, legal range, neutral value, documentation. Imports no jax.
 
-`SamplingParams` is a dataclass whose field metadata is the table. Validation, the wire schema, `--help` and the README's table
+`SamplingParams` is a dataclass whose field metadata is the table. Validation, the wire schema, `--help=sampling` and the README's table
 read it from `OPTIONS`. An option whose `supported` is false accepts its neutral values and refuses every other one by name.
 """
 
@@ -116,6 +116,17 @@ OPTIONS: dict[str, Option] = {f.name: f.metadata["option"] for f in dataclasses.
 def default_of(name: str) -> Any:
     """The default of one option."""
     return next(f.default for f in dataclasses.fields(SamplingParams) if f.name == name)
+
+
+def legal(row: Option) -> str:
+    """The legal values of one option, in words."""
+    if row.low is not None and row.high is not None:
+        high = "" if row.high >= 2**31 - 1 else f"{row.high:g}"
+        low = f"{'>' if row.open_low else '≥'} {row.low:g}" if abs(row.low) < 2**31 else "64-bit integer"
+        return ", ".join([low + (f", ≤ {high}" if high else ""), *(f"or {value}" for value in row.also)])
+    if row.kind in ("strings", "ints"):
+        return f"up to {row.max_items}"
+    return "true, false" if row.kind == "bool" else row.kind
 
 
 def checked(name: str, row: Option, value: Any) -> Any:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import re
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxllm.config import DTYPES, LOAD_FORMATS, ConfigError, EngineConfig
+from jaxllm.config import DTYPES, LOAD_FORMATS, NEUTRAL_ARGUMENTS, ConfigError, EngineConfig, check_neutral, human_int, token_count
+from jaxllm.sampling.defaults import checked_override
+from jaxllm.sampling.options import OPTIONS, default_of, legal
 from jaxllm.server.chat import check_template_kwargs
 from jaxllm.server.edge import Settings
 from jaxllm.server.errors import ApiError
@@ -29,7 +30,7 @@ ENGINE_FLAGS: dict[str, dict[str, str]] = {
         "revision": "branch, tag or commit of a hub model",
         "download_dir": "where hub models are kept",
         "load_format": "auto and safetensors read the checkpoint; dummy makes random weights",
-        "dtype": "type of weights and activations; auto takes the checkpoint's",
+        "dtype": "type of weights and activations; auto: float32 on CPU, else the checkpoint's, with bfloat16 for float32",
         "max_model_len": "longest sequence in tokens: a number, 32k, or auto for the longest that fits",
         "seed": "seed of requests that bring none, and of dummy weights",
         "max_logprobs": "most log-probabilities per token that a request may ask for",
@@ -56,6 +57,11 @@ ALIASES = {
     "tensor_parallel_size": ("-tp",),
     "enforce_eager": ("--skip-precompile",),
 }
+OWN_FLAGS = {"disable_log_stats"}  # of NEUTRAL_ARGUMENTS, those that mean something to the server
+NEUTRAL_HELP = {
+    "trust_remote_code": "changes nothing: code from a repository is never run",
+    "enable_chunked_prefill": "changes nothing: it is always on",
+}
 CHOICES = {"dtype": DTYPES, "load_format": LOAD_FORMATS}
 
 
@@ -73,25 +79,23 @@ class Options:
     log_stats: bool
     chat_template: str | None
     generation_config: str
+    override_generation_config: dict[str, Any]
     root_path: str
 
 
-def human_int(text: str) -> int:
-    """4096, 32k = 32,000, 32K = 32,768, 1.5m, 2G. Raises ValueError."""
-    found = re.fullmatch(r"(-?\d+(?:\.\d+)?)([kmgtKMGT]?)", text.strip().replace(",", "").replace("_", ""))
-    if found is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number (write 8192, 32k or 32K)")
-    number, unit = found.groups()
-    scale = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}[unit]
-    value = float(number) * scale if "." in number else int(number) * scale
-    if value != int(value):
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number")
-    return int(value)
+def flag_type[T](read: Callable[[str], T]) -> Callable[[str], T]:
+    """A reader that raises ConfigError, in the form that argparse asks for."""
+
+    def kind(text: str) -> T:
+        try:
+            return read(text)
+        except ConfigError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return kind
 
 
-def length(text: str) -> int | str:
-    """A human integer, or auto."""
-    return "auto" if text.lower() == "auto" else human_int(text)
+integer, length = flag_type(human_int), flag_type(token_count)
 
 
 def json_object(text: str) -> dict[str, Any]:
@@ -120,6 +124,7 @@ def parser() -> argparse.ArgumentParser:
         description="Serve a Hugging Face model over the OpenAI protocol.",
         formatter_class=Help,
         usage="%(prog)s [MODEL] [options]",
+        epilog="--help=sampling lists the sampling options that requests may carry.",
         allow_abbrev=False,
     )
     hints = typing.get_type_hints(EngineConfig)
@@ -145,7 +150,7 @@ def _engine_flag(group: Any, name: str, hint: Any, default: Any, help: str) -> N
     if kinds == {int, str}:
         kind: Any = length
     else:
-        kind = {int: human_int, float: float, str: str}[kinds.pop()]
+        kind = {int: integer, float: float, str: str}[kinds.pop()]
     group.add_argument(*flags, dest=name, type=kind, default=default, choices=CHOICES.get(name), help=help, metavar=None)
 
 
@@ -157,7 +162,7 @@ def _server_flags(group: Any) -> None:
         "--served-model-name", nargs="+", action="extend", default=None, help="names that clients may use; the first one is shown"
     )
     group.add_argument("--root-path", default="", help="path under which a proxy shows the server")
-    group.add_argument("--max-body-size", type=human_int, default=32 << 20, help="largest request body in bytes; larger ones get 413")
+    group.add_argument("--max-body-size", type=integer, default=32 << 20, help="largest request body in bytes; larger ones get 413")
     group.add_argument("--shutdown-timeout", type=float, default=30.0, help="seconds that requests in flight get after SIGTERM")
     group.add_argument("--stall-timeout", type=float, default=60.0, help="seconds without a step after which /health says 503")
 
@@ -179,6 +184,9 @@ def _chat_flags(group: Any) -> None:
     group.add_argument(
         "--generation-config", default="auto", help="auto takes the model's sampling defaults, vllm none, a directory its own"
     )
+    group.add_argument(
+        "--override-generation-config", type=json_object, default={}, help="JSON object of sampling defaults that go before the model's"
+    )
 
 
 def _logging_flags(group: Any) -> None:
@@ -190,8 +198,17 @@ def _logging_flags(group: Any) -> None:
 
 
 def _accepted_flags(group: Any) -> None:
-    group.add_argument("--trust-remote-code", action="store_true", help="changes nothing: code from a repository is never run")
-    group.add_argument("--enable-chunked-prefill", action="store_true", help="changes nothing: it is always on")
+    """Those of NEUTRAL_ARGUMENTS; `_refuse_arguments` refuses what is not neutral."""
+    for name, neutral in NEUTRAL_ARGUMENTS.items():
+        if name in OWN_FLAGS:
+            continue
+        flag, accepted = "--" + name.replace("_", "-"), [value for value in neutral if value is not None]
+        if any(isinstance(value, bool) for value in accepted):
+            help = NEUTRAL_HELP.get(name, "changes nothing")
+            group.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=help)
+        else:
+            help = f"changes nothing: {' or '.join(map(str, accepted))} is accepted" if accepted else "not supported yet"
+            group.add_argument(flag, default=None, help=help)
     group.add_argument("--disable-log-requests", action="store_true", help="changes nothing: it is the default")
 
 
@@ -200,6 +217,9 @@ def parse(argv: list[str], environ: Mapping[str, str]) -> Options:
     top = parser()
     if argv and not argv[0].startswith("-"):
         argv = ["--model", *argv]
+    if "--help=sampling" in argv:
+        print(sampling_help())
+        top.exit(0)
     args = top.parse_args(argv)
     try:
         return _options(args, environ)
@@ -220,6 +240,7 @@ def _options(args: argparse.Namespace, environ: Mapping[str, str]) -> Options:
         raise ConfigError("--api-key must not be empty")
     if not isinstance(args.allowed_origins, list) or not all(isinstance(origin, str) for origin in args.allowed_origins):
         raise ConfigError("--allowed-origins must be a JSON list of strings, such as '[\"https://example.org\"]'")
+    _refuse_arguments(args)
     config = EngineConfig(**{f.name: getattr(args, f.name) for f in dataclasses.fields(EngineConfig)})
     settings = Settings(
         served=tuple(dict.fromkeys(args.served_model_name or [args.model])),
@@ -243,8 +264,29 @@ def _options(args: argparse.Namespace, environ: Mapping[str, str]) -> Options:
         log_stats=not args.disable_log_stats,
         chat_template=args.chat_template,
         generation_config=args.generation_config,
+        override_generation_config=checked_override(args.override_generation_config),
         root_path=args.root_path.rstrip("/"),
     )
+
+
+def _refuse_arguments(args: argparse.Namespace) -> None:
+    """Raise ConfigError on a flag of NEUTRAL_ARGUMENTS that asks for something."""
+    for name in NEUTRAL_ARGUMENTS.keys() - OWN_FLAGS:
+        value = getattr(args, name)
+        flag = name.replace("_", "-")
+        if isinstance(value, str):
+            check_neutral(name, int(value) if value.isdecimal() and len(value) < 20 else value, f"--{flag} {value:.80}")
+        else:
+            check_neutral(name, value, f"--no-{flag}" if value is False else f"--{flag}")
+
+
+def sampling_help() -> str:
+    """The table of sampling options that requests may carry, as text."""
+    rows = [(name, str(default_of(name)), legal(row), row.doc) for name, row in OPTIONS.items() if row.supported]
+    widths = [max(len(row[at]) for row in rows) for at in range(3)]
+    lines = ["  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3]]) for row in rows]
+    later = ", ".join(name for name, row in OPTIONS.items() if not row.supported)
+    return "\n".join(["Sampling options of a request: name, default, legal values.", "", *lines, "", f"Not supported yet: {later}."])
 
 
 def check_generation_config(choice: str) -> None:

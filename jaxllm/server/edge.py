@@ -14,7 +14,6 @@ from typing import Any
 
 import jaxllm
 from jaxllm.config import Resolved
-from jaxllm.sampling.options import OPTIONS, OptionError, SamplingParams
 from jaxllm.server.bridge import Bridge
 from jaxllm.server.errors import bad_request, sanitize
 from jaxllm.server.metrics import Metrics
@@ -23,7 +22,6 @@ from jaxllm.server.replies import TokenNames, names_of
 from jaxllm.tokenizer import TemplateError, Tokenizer
 
 MAX_UNKNOWN_NAMES = 256
-GENERATION_OPTIONS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")  # of generation_config.json
 
 logger = logging.getLogger("jaxllm.server")
 
@@ -150,19 +148,3 @@ def fingerprint(resolved: Resolved) -> str:
     """Names the version and everything that was decided at start."""
     digest = hashlib.sha256(repr(resolved).encode()).hexdigest()[:8]
     return f"jaxllm-{jaxllm.__version__}-tp{resolved.tensor_parallel_size}-{digest}"
-
-
-def sampling_defaults(generation_config: dict[str, Any]) -> dict[str, Any]:
-    """The options of the model's generation_config.json that requests start from; what cannot be honoured is said and left out."""
-    found: dict[str, Any] = {}
-    for name in GENERATION_OPTIONS:
-        value = generation_config.get(name)
-        if value is None or name not in OPTIONS:
-            continue
-        try:
-            SamplingParams(**{name: value})
-        except OptionError as error:
-            logger.warning("generation_config.json: %s; requests do not start from it", error)
-        else:
-            found[name] = value
-    return found

@@ -16,14 +16,15 @@ from typing import Any
 
 from jaxllm.config import ConfigError
 from jaxllm.locate import locate
+from jaxllm.sampling.defaults import generation_config, sampling_defaults
 from jaxllm.server.app import build
 from jaxllm.server.bridge import CORE_COMMAND, Bridge, CoreDied, launch
 from jaxllm.server.cli import Options
-from jaxllm.server.edge import Edge, sampling_defaults
+from jaxllm.server.edge import Edge
 from jaxllm.server.errors import overloaded
 from jaxllm.server.http import HttpServer, http_server
 from jaxllm.server.statsline import log_stats
-from jaxllm.tokenizer import Tokenizer, generation_defaults
+from jaxllm.tokenizer import Tokenizer
 
 CORE_STOP_SECONDS = 10.0
 BACKLOG = 2048
@@ -88,9 +89,8 @@ def find_model(options: Options) -> Path:
 def read_generation_config(options: Options, model_dir: Path) -> dict[str, Any]:
     """Sampling options that requests start from. Raises ConfigError."""
     choice = options.generation_config
-    if choice == "vllm":
-        return {}
-    return sampling_defaults(generation_defaults(model_dir if choice == "auto" else choice))
+    found = {} if choice == "vllm" else generation_config(model_dir if choice == "auto" else choice)
+    return sampling_defaults(found | options.override_generation_config)
 
 
 class Signals:

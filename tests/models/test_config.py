@@ -80,11 +80,9 @@ def test_end_of_sequence_ids_come_from_both_files(tmp_path: Path) -> None:
     path = directory(tmp_path, TINY, {"eos_token_id": [7, 8]})
     assert models.eos_token_ids(path, TINY | {"eos_token_id": 5}) == {5, 7, 8}
     assert models.eos_token_ids(path, TINY | {"eos_token_id": None}) == {7, 8}
-    assert models.generation_defaults(path) == {"eos_token_id": [7, 8]}
 
 
-def test_a_model_without_generation_config_has_no_defaults(tmp_path: Path) -> None:
-    assert models.generation_defaults(tmp_path) == {}
+def test_a_model_without_generation_config_has_no_ends_of_its_own(tmp_path: Path) -> None:
     assert models.eos_token_ids(tmp_path, TINY) == set()
     with pytest.raises(ConfigError, match="eos_token_id is 'x'"):
         models.eos_token_ids(tmp_path, {"eos_token_id": "x"})

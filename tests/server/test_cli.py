@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import subprocess
 import sys
@@ -10,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from jaxllm.config import EngineConfig
-from jaxllm.server.cli import ENGINE_FLAGS, human_int, parse, parser
+from jaxllm.config import NEUTRAL_ARGUMENTS, ConfigError, EngineConfig, human_int
+from jaxllm.sampling.options import OPTIONS
+from jaxllm.server.cli import ENGINE_FLAGS, parse, parser
 
 
 def test_every_field_of_the_engines_configuration_has_a_flag_and_its_default() -> None:
@@ -31,6 +31,8 @@ def test_every_field_of_the_engines_configuration_has_a_flag_and_its_default() -
         (["--no-async-scheduling"], "async_scheduling", False), (["--kv-cache-memory-bytes", "2G"], "kv_cache_memory_bytes", 2**31),
         (["--dtype", "half"], "dtype", "half"), (["--enforce-eager"], "enforce_eager", True), (["some/model"], "model", "some/model"),
         (["--max-num-batched-tokens=4k"], "max_num_batched_tokens", 4000), (["--model", "x", "--trust-remote-code"], "model", "x"),
+        (["--model", "x", "--tokenizer-mode", "auto", "--enable-chunked-prefill", "--pipeline-parallel-size", "1", "--swap-space", "4",
+          "--data-parallel-size=1", "--scheduling-policy", "fcfs", "--kv-cache-dtype", "auto", "--cpu-offload-gb", "0"], "model", "x"),
     ],
     ids=str,
 )  # fmt: skip
@@ -45,7 +47,8 @@ def test_flags_reach_the_configuration(argv: list[str], field: str, value: Any) 
         ["--max-model-len", "12q"], ["--max-model-len", "1.5"], ["--api-key", ""], ["--allowed-origins", '"*"'], ["--no-such-flag"],
         ["--default-chat-template-kwargs", "[1]"], ["--default-chat-template-kwargs", '{"tokenize": true}'], ["--max-body-size", "0"],
         ["--log-level", "loud"], ["--shutdown-timeout", "-1"], ["--served-model-name"], ["--load-format", "pickle"],
-        ["--allowed-origins", "x"],
+        ["--allowed-origins", "x"], ["--override-generation-config", '{"top_p": 7}'], ["--override-generation-config", '{"bos": 7}'],
+        ["--override-generation-config", "[]"],
     ],
     ids=str,
 )  # fmt: skip
@@ -66,8 +69,51 @@ def test_human_integers(text: str, value: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "k", "1kk", "1.00001k", "0x10", "1e3", "ten"])
 def test_what_is_no_human_integer(text: str) -> None:
-    with pytest.raises(argparse.ArgumentTypeError):
+    with pytest.raises(ConfigError):
         human_int(text)
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--no-enable-chunked-prefill"], ["--tokenizer-mode", "slow"], ["--pipeline-parallel-size", "2"], ["--data-parallel-size", "8"],
+        ["--scheduling-policy", "priority"], ["--quantization", "awq"], ["--kv-cache-dtype", "fp8"], ["--swap-space", "9"],
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_flag_of_a_feature_that_is_not_there_is_refused_by_name(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit:
+        parse(argv, {})
+    assert exit.value.code == 2
+    assert f"error: {' '.join(argv)} is not supported yet" in capsys.readouterr().err
+
+
+def test_every_neutral_argument_of_the_library_is_a_flag() -> None:
+    args = vars(parser().parse_args([]))
+    assert set(NEUTRAL_ARGUMENTS) <= set(args)
+
+
+def test_an_override_reaches_the_options() -> None:
+    assert parse(["--override-generation-config", '{"temperature": 0}'], {}).override_generation_config == {"temperature": 0}
+
+
+def test_help_on_sampling_lists_every_option(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit:
+        parse(["--help=sampling"], {})
+    assert exit.value.code == 0
+    text = capsys.readouterr().out
+    assert [name for name in OPTIONS if name not in text] == []
+
+
+@pytest.mark.parametrize(("given", "value"), [("32k", 32_000), ("8192", 8192), ("AUTO", "auto"), (-1, -1), ("-1", -1), (None, None)])
+def test_the_library_takes_the_lengths_that_the_command_line_takes(given: Any, value: Any) -> None:
+    assert EngineConfig(max_model_len=given).max_model_len == value
+
+
+@pytest.mark.parametrize("given", ["12q", "", True, 1.5, [1]])
+def test_a_length_that_is_none_is_one_readable_error(given: Any) -> None:
+    with pytest.raises(ConfigError):
+        EngineConfig(max_model_len=given)
 
 
 def test_keys_come_from_the_flags_else_from_the_environment() -> None:

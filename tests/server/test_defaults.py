@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import logging
-
 import pytest
 
-from jaxllm.server.edge import sampling_defaults
 from jaxllm.server.errors import MAX_MESSAGE, ApiError, bounded, sanitize, shown
 from jaxllm.tokenizer import Tokenizer
 from tests.server.harness import Running, with_settings
@@ -25,14 +22,6 @@ def test_without_them_openais_apply(server: Running) -> None:
     server.post("/v1/chat/completions", {"model": "fake", "messages": [{"role": "user", "content": "a"}]})
     params = server.control.added[-1].params
     assert (params.temperature, params.top_p, params.top_k, params.n) == (1.0, 1.0, 0, 1)
-
-
-def test_a_default_that_cannot_be_honoured_is_said_and_left_out(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
-        found = sampling_defaults({"temperature": 0.7, "repetition_penalty": 1.05, "top_p": 7, "eos_token_id": 5})
-    assert found == {"temperature": 0.7}
-    assert "repetition_penalty" in caplog.text
-    assert "top_p" in caplog.text
 
 
 def test_messages_are_bounded_and_free_of_internals() -> None:
