@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
 
 MAX_UNDECODED = 8  # tokens that may wait for the rest of a character; each of them is decoded again with every next one
 MAX_TAIL = 256  # ids at the end of a prompt among which its last text is looked for
@@ -27,7 +28,9 @@ class Detokenizer:
 
     def __init__(self, tokenizer: Tokenizer, prompt: list[int], skip_special: bool, stops: list[str], min_tokens: int = 0):
         self._tokenizer, self._skip, self._stops = tokenizer, skip_special, stops
-        self._tail, self._before = self._tail_of(prompt)  # the last tokens that are whole text, and that text
+        self._tail = self._tail_of(prompt)  # the last tokens that are whole text
+        self._stream: DecodeStream | None = None  # decodes what follows the tail; None when it cannot
+        self._restart()
         self._pending: list[int] = []  # tokens after the tail that end within a character
         self._held = ""  # text that may be the start of a stop string
         self._longest = max(map(len, stops), default=0)
@@ -72,45 +75,61 @@ class Detokenizer:
 
     def _decode(self, token: int) -> str:
         self._pending.append(token)
-        whole = self._text([*self._tail, *self._pending])
-        if whole != self._before and not whole.endswith(BROKEN):
-            text = self._after(whole)
+        text = self._next(token)
+        if text is not None:
             self._tail, self._pending = self._pending, []
-            self._before = self._text(self._tail)
+            if self._stream is None:
+                self._restart()
             return text
-        if self._silent(token):
-            self._pending.pop()
+        if len(self._pending) == 1 and self._silent(token):
+            self._pending = []
+            self._restart()  # else the stream would hold it, and decode it again with every next token
         return self._flush() if len(self._pending) >= MAX_UNDECODED else ""
+
+    def _next(self, token: int) -> str | None:
+        """The text that `token` completes, None when there is none yet."""
+        if self._stream is not None:
+            try:
+                return self._stream.step(self._tokenizer, token)
+            except (KeyboardInterrupt, SystemExit):
+                raise
+            except BaseException:  # the stream lost its place, or native code panicked, which is no Exception
+                self._stream = None
+        text = self._new_text()
+        return None if not text or text.endswith(BROKEN) else text
 
     def _flush(self) -> str:
         """Give up on completing a character: show what is pending as it is. The tail stays, so that what follows keeps its space."""
         if not self._pending:
             return ""
-        whole = self._text([*self._tail, *self._pending])
-        text = self._after(whole)
-        if not self._before:
+        text = self._new_text()
+        if not self._text(self._tail):
             self._tail = self._pending[-1:]
-            self._before = self._text(self._tail)
         self._pending = []
+        self._restart()
         return text
 
-    def _after(self, whole: str) -> str:
-        """What `whole` has beyond the tail's text; a broken character at the end of a prompt may have become a whole one."""
-        before = self._before
+    def _restart(self) -> None:
+        """Start a stream after the tail. A tail that ends within a character would be shown with the rest of it, so it gets none."""
+        broken = self._text(self._tail).endswith(BROKEN)
+        self._stream = None if broken else DecodeStream(ids=self._tail, skip_special_tokens=self._skip)
+
+    def _new_text(self) -> str:
+        """What the pending tokens add to the tail's text; a broken character at the end of a prompt may have become a whole one."""
+        before, whole = self._text(self._tail), self._text([*self._tail, *self._pending])
         while not whole.startswith(before):
             before = before[:-1]
         return whole[len(before) :]
 
-    def _tail_of(self, prompt: list[int]) -> tuple[list[int], str]:
-        """The shortest of some endings of `prompt` that is text from its first character on, and that text."""
+    def _tail_of(self, prompt: list[int]) -> list[int]:
+        """The shortest of some endings of `prompt` that is text from its first character on."""
         size = 1
         while size < 2 * min(len(prompt), MAX_TAIL):
             text = self._text(prompt[-size:])
             if text and not text.startswith(BROKEN):
-                return prompt[-size:], text
+                return prompt[-size:]
             size *= 2
-        tail = prompt[-MAX_UNDECODED:]
-        return tail, self._text(tail)
+        return prompt[-MAX_UNDECODED:]
 
     def _silent(self, token: int) -> bool:
         """Whether `token` is never text: a special token that is skipped, or an id without a token."""
