@@ -1,17 +1,18 @@
-"""Tiny models with random weights, and a way to run prompts through an engine."""
+"""A tiny model with random weights, and ways to run prompts through an engine."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 
 from jaxllm.config import EngineConfig
 from jaxllm.engine.engine import Engine
-from jaxllm.engine.request import GenerateRequest, TextDelta
+from jaxllm.engine.request import GenerateRequest, TextDelta, TokenLogprobs
 from jaxllm.sampling.options import SamplingParams
 
 TINY = {
@@ -23,7 +24,7 @@ TINY = {
     "num_attention_heads": 8,
     "num_key_value_heads": 2,
     "head_dim": 8,
-    "vocab_size": 97,
+    "vocab_size": 104,  # divides by 8, so that tensor parallelism splits it
     "max_position_embeddings": 512,
     "rms_norm_eps": 1e-6,
     "rope_theta": 10000.0,
@@ -31,8 +32,9 @@ TINY = {
     "hidden_act": "silu",
     "torch_dtype": "float32",
     "attention_bias": False,
-    "eos_token_id": 96,
+    "eos_token_id": [96, 97, 98, 99, 100, 101, 102, 103],  # so many that a random model says one soon; prompts use the ids below
 }
+LOGPROB_BOUND = 1e-4
 
 
 @pytest.fixture(scope="session")
@@ -44,13 +46,7 @@ def tiny_dir(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="session")
-def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One compilation cache for all engines of a run."""
-    return tmp_path_factory.mktemp("xla")
-
-
-@pytest.fixture(scope="session")
-def make_engine(tiny_dir: str, cache_dir: Path) -> Callable[..., Engine]:
+def make_engine(tiny_dir: str) -> Callable[..., Engine]:
     """An engine around the tiny model; keywords override the configuration."""
 
     def make(**overrides: Any) -> Engine:
@@ -65,7 +61,6 @@ def make_engine(tiny_dir: str, cache_dir: Path) -> Callable[..., Engine]:
             "block_size": 8,
             "num_gpu_blocks_override": 96,
             "enforce_eager": True,
-            "compilation_cache_dir": str(cache_dir),
         }
         return Engine.from_config(EngineConfig(**(wishes | overrides)))
 
@@ -94,3 +89,41 @@ def collect(engine: Engine, requests: list[GenerateRequest]) -> list[TextDelta]:
 def tokens_of(deltas: list[TextDelta], request_id: str, index: int = 0) -> list[int]:
     """The tokens of one choice."""
     return [t for d in deltas if d.id == request_id and d.index == index for t in d.token_ids]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one choice."""
+
+    tokens: list[int]
+    finish_reason: str | None
+    stop_reason: int | str | None
+    logprobs: list[TokenLogprobs]
+
+    @classmethod
+    def of(cls, deltas: Sequence[TextDelta], request_id: str, index: int = 0) -> Outcome:
+        """From everything an engine said."""
+        mine = [d for d in deltas if d.id == request_id and d.index == index]
+        entries = [entry for d in mine for entry in d.logprobs or []]
+        return cls([t for d in mine for t in d.token_ids], mine[-1].finish_reason, mine[-1].stop_reason, entries)
+
+    def assert_like(self, expected: Outcome) -> None:
+        """The same tokens for the same reason, and log-probabilities of the chosen and the likeliest tokens within the bound."""
+        assert (self.tokens, self.finish_reason, self.stop_reason) == (expected.tokens, expected.finish_reason, expected.stop_reason)
+        assert_same_logprobs(self.logprobs, expected.logprobs)
+
+
+def assert_same_logprobs(found: list[TokenLogprobs], expected: list[TokenLogprobs]) -> None:
+    """Position by position: ids and ranks equal, values within the bound."""
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        assert (one.token_id, one.rank, [i for i, _ in one.top]) == (other.token_id, other.rank, [i for i, _ in other.top])
+        values = [one.logprob, *(v for _, v in one.top)], [other.logprob, *(v for _, v in other.top)]
+        np.testing.assert_allclose(*values, atol=LOGPROB_BOUND, rtol=0)
+
+
+def outcomes(engine: Engine, prompts: list[list[int]], params: list[SamplingParams]) -> list[Outcome]:
+    """Every prompt at once through the engine; what became of each one's first choice."""
+    requests = [GenerateRequest(id=str(i), prompt_token_ids=p, params=s) for i, (p, s) in enumerate(zip(prompts, params, strict=True))]
+    deltas = collect(engine, requests)
+    return [Outcome.of(deltas, str(i)) for i in range(len(prompts))]

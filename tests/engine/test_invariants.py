@@ -1,9 +1,10 @@
-"""The same request gives the same tokens, however it is run."""
+"""The same request gives the same tokens, ends and log-probabilities, however it is run."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,9 +16,10 @@ from jaxllm.engine.engine import Engine
 from jaxllm.mesh import make_mesh
 from jaxllm.nn.dense import DenseContext
 from jaxllm.sampling.options import SamplingParams
-from tests.engine.conftest import run
+from tests.engine.conftest import TINY, Outcome, outcomes
 
 MakeEngine = Callable[..., Engine]
+Alone = dict[str, list[Outcome]]
 
 
 def prompts_of(*lengths: int, seed: int = 0) -> list[list[int]]:
@@ -26,54 +28,106 @@ def prompts_of(*lengths: int, seed: int = 0) -> list[list[int]]:
 
 
 PROMPTS = prompts_of(1, 5, 8, 17, 40, 63)
-MODES = {
-    "greedy": SamplingParams(temperature=0, max_tokens=20, ignore_eos=True),
-    "seeded": SamplingParams(temperature=1.0, top_p=0.9, top_k=20, seed=7, max_tokens=20, ignore_eos=True),
+GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 20, "ignore_eos": True}
+SEEDED: dict[str, Any] = {"temperature": 1.0, "top_p": 0.9, "top_k": 20, "seed": 7, "max_tokens": 20, "ignore_eos": True}
+MODES = ("greedy", "seeded", "logprobs", "stops")
+HOW: dict[str, dict[str, Any]] = {
+    "batched": {"enable_prefix_caching": False},
+    "synchronous": {"async_scheduling": False},
+    "chunked": {"max_num_batched_tokens": 16},
+    "preempted": {"num_gpu_blocks_override": 16},
+    "other page size": {"block_size": 16},
+    "2 shards": {"tensor_parallel_size": 2},
+    "4 shards": {"tensor_parallel_size": 4},
+    "8 shards": {"tensor_parallel_size": 8},
 }
 
 
+def stopping(greedy: list[Outcome], seeded: list[Outcome]) -> list[SamplingParams]:
+    """One request per prompt that the device must end by itself: tokens that the free runs said, end of sequence, min_tokens."""
+    eos: dict[str, Any] = {"temperature": 1.2, "max_tokens": 24}
+    return [
+        SamplingParams(**eos, seed=1),
+        SamplingParams(**GREEDY, stop_token_ids=[greedy[1].tokens[3], 95]),
+        SamplingParams(**GREEDY, stop_token_ids=[greedy[2].tokens[1]], min_tokens=9),
+        SamplingParams(**eos, seed=2, min_tokens=6),
+        SamplingParams(**SEEDED, stop_token_ids=[seeded[4].tokens[17]], min_tokens=15),
+        SamplingParams(**eos, seed=3, min_tokens=18, logprobs=2),  # the last two live long enough to run out of pages
+    ]
+
+
 @pytest.fixture(scope="module")
-def alone(make_engine: MakeEngine) -> dict[str, list[list[int]]]:
+def alone(make_engine: MakeEngine) -> Alone:
     """Each prompt by itself, whole prefill, synchronous, no prefix cache: what every other way must equal."""
     engine = make_engine(max_num_seqs=1, async_scheduling=False, enable_prefix_caching=False)
-    return {mode: [run(engine, [p], params)[0] for p in PROMPTS] for mode, params in MODES.items()}
+
+    def one_by_one(params: list[SamplingParams]) -> list[Outcome]:
+        return [outcomes(engine, [p], [s])[0] for p, s in zip(PROMPTS, params, strict=True)]
+
+    found = {mode: one_by_one(params_of(mode, {})) for mode in MODES if mode != "stops"}
+    return found | {"stops": one_by_one(params_of("stops", found))}
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize(
-    "how",
-    [
-        pytest.param({}, id="batched, overlapped, cached"),
-        pytest.param({"async_scheduling": False}, id="synchronous"),
-        pytest.param({"max_num_batched_tokens": 16}, id="chunked"),
-        pytest.param({"num_gpu_blocks_override": 16}, id="preempted"),
-        pytest.param({"block_size": 16}, id="other page size"),
-    ],
-)
-def test_a_request_gets_the_same_tokens_however_it_is_run(make_engine: MakeEngine, alone: dict, mode: str, how: dict) -> None:
-    engine = make_engine(**how)
-    assert run(engine, PROMPTS, MODES[mode]) == alone[mode]
-    if "num_gpu_blocks_override" in how:
-        assert engine.stats().preemptions > 0
-    engine.scheduler.pool.check()
+def params_of(mode: str, alone: Alone) -> list[SamplingParams]:
+    """What each prompt asks for; the stops depend on what the model says when nothing stops it."""
+    if mode == "stops":
+        return stopping(alone["greedy"], alone["seeded"])
+    options = {"greedy": GREEDY, "seeded": SEEDED, "logprobs": SEEDED | {"seed": 8, "logprobs": 5}}[mode]
+    return [SamplingParams(**options)] * len(PROMPTS)
+
+
+@pytest.fixture(scope="module")
+def engine_for(make_engine: MakeEngine) -> Callable[[str], Engine]:
+    """One engine per way of running, shared by the modes: what costs is compiling its programs."""
+    made: dict[str, Engine] = {}
+
+    def get(how: str) -> Engine:
+        if how not in made:
+            made[how] = make_engine(**HOW[how])
+        return made[how]
+
+    return get
+
+
+def assert_same(engine: Engine, mode: str, alone: Alone) -> None:
+    """All prompts at once equal each alone, and nothing is left behind."""
+    for found, expected in zip(outcomes(engine, PROMPTS, params_of(mode, alone)), alone[mode], strict=True):
+        found.assert_like(expected)
+    engine.scheduler.check()
     assert engine.stats().free_pages == engine.stats().num_pages
 
 
-@pytest.mark.parametrize("shards", [2, 4, 8])
-def test_sharded_over_devices_gives_the_same_tokens(make_engine: MakeEngine, alone: dict, shards: int) -> None:
-    engine = make_engine(tensor_parallel_size=shards)
-    assert run(engine, PROMPTS, MODES["greedy"]) == alone["greedy"]
+def test_the_reference_ends_in_every_way_that_the_device_decides(alone: Alone) -> None:
+    ends = [(o.finish_reason, o.stop_reason is not None, len(o.tokens)) for o in alone["stops"]]
+    assert [reason for reason, _, _ in ends].count("stop") >= 4
+    assert {named for reason, named, _ in ends if reason == "stop"} == {True, False}, "by a stop token, and by end of sequence"
+    assert len(alone["stops"][2].tokens) >= 9
+    assert all(len(o.logprobs) == 20 for o in alone["logprobs"])
 
 
-def test_a_cached_prefix_changes_nothing(make_engine: MakeEngine, alone: dict) -> None:
+@pytest.mark.parametrize(("how", "mode"), [(how, mode) for how in HOW for mode in MODES])
+def test_a_request_gets_the_same_however_it_is_run(engine_for: Callable[[str], Engine], alone: Alone, how: str, mode: str) -> None:
+    engine = engine_for(how)
+    before = engine.stats().preemptions
+    assert_same(engine, mode, alone)
+    assert (engine.stats().preemptions > before) == (how == "preempted")
+
+
+def test_the_vocabulary_of_these_models_is_split_over_shards() -> None:
+    assert TINY["vocab_size"] % max(h.get("tensor_parallel_size", 1) for h in HOW.values()) == 0
+
+
+def test_a_cached_prefix_changes_nothing(make_engine: MakeEngine, alone: Alone) -> None:
     engine = make_engine()
-    assert run(engine, PROMPTS, MODES["seeded"]) == alone["seeded"]
+    assert_same(engine, "logprobs", alone)
     assert engine.stats().prefix_hits == 0
-    assert run(engine, PROMPTS, MODES["seeded"]) == alone["seeded"]
-    assert engine.stats().prefix_hits == sum((len(p) - 1) // 8 * 8 for p in PROMPTS)
+    for mode in MODES:
+        before = engine.stats().prefix_hits
+        assert_same(engine, mode, alone)
+        assert engine.stats().prefix_hits - before == sum((len(p) - 1) // 8 * 8 for p in PROMPTS)
 
 
-def test_paged_steps_equal_the_dense_model(tiny_dir: str, alone: dict) -> None:
+def test_paged_steps_equal_the_dense_model(tiny_dir: str, alone: Alone) -> None:
     hf, mesh = models.read_config(tiny_dir), make_mesh(1)
     graphdef, state = weights.load(tiny_dir, hf, mesh, jnp.float32, "dummy")
 
@@ -85,7 +139,7 @@ def test_paged_steps_equal_the_dense_model(tiny_dir: str, alone: dict) -> None:
 
     for prompt, expected in zip(PROMPTS, alone["greedy"], strict=True):
         tokens = list(prompt)
-        for _ in expected:
+        for _ in expected.tokens:
             padded = jnp.array(tokens + [0] * (96 - len(tokens)))
             tokens.append(int(next_token(state, padded, jnp.array(len(tokens)))))
-        assert tokens[len(prompt) :] == expected
+        assert tokens[len(prompt) :] == expected.tokens
