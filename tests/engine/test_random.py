@@ -1,0 +1,101 @@
+"""The whole engine under random traffic: whoever comes, waits, is preempted, stops or leaves, each request gets what it gets alone."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from jaxllm.engine.engine import Engine
+from jaxllm.engine.request import GenerateRequest, TextDelta
+from jaxllm.sampling.options import SamplingParams
+from tests.engine.conftest import Outcome, assert_same_logprobs, collect
+
+MakeEngine = Callable[..., Engine]
+REQUESTS = 40
+IDS = 96  # prompts hold no end of sequence
+
+
+@pytest.fixture(scope="module")
+def crowded(make_engine: MakeEngine) -> Engine:
+    """Small chunks and few pages, overlapped, with a prefix cache."""
+    return make_engine(max_num_batched_tokens=16, num_gpu_blocks_override=12, max_model_len=96)
+
+
+@pytest.fixture(scope="module")
+def quiet(make_engine: MakeEngine) -> Engine:
+    """One request at a time, nothing shared or overlapped."""
+    return make_engine(max_num_seqs=1, async_scheduling=False, enable_prefix_caching=False)
+
+
+def some_request(rng: random.Random, number: int, openings: list[list[int]]) -> GenerateRequest:
+    """Any legal mix of options; prompts share openings of two pages and a half."""
+    prompt = rng.choice(openings)[: rng.choice((1, 7, 16, 20, 20))] + [rng.randrange(IDS) for _ in range(rng.randrange(1, 24))]
+    options: dict[str, Any] = {
+        "seed": rng.choice((number, -number, 2**63 - 1 - number)),
+        "temperature": rng.choice((0, 0.5, 1.0, 1.5)),
+        "max_tokens": rng.randrange(1, 32),
+        "ignore_eos": rng.random() < 0.5,
+        "n": rng.choice((1, 1, 1, 2, 3)),
+    }
+    if rng.random() < 0.4:
+        options |= {"top_p": rng.uniform(0.3, 1), "top_k": rng.choice((-1, 3, 40)), "min_p": rng.choice((0.0, 0.05))}
+    if rng.random() < 0.4:
+        options["stop_token_ids"] = rng.sample(range(104), rng.randrange(1, 12))
+    if rng.random() < 0.3:
+        options["min_tokens"] = rng.randrange(options["max_tokens"] + 1)
+    if rng.random() < 0.3:
+        options["logprobs"] = rng.randrange(6)
+    return GenerateRequest(id=f"r{number}", prompt_token_ids=prompt, params=SamplingParams(**options))
+
+
+def traffic(engine: Engine, rng: random.Random, requests: list[GenerateRequest]) -> list[TextDelta]:
+    """Add the requests between steps, in bursts, and abort some, until nothing is left; everything that the engine said."""
+    waiting, live, deltas = list(reversed(requests)), set[str](), list[TextDelta]()
+    while waiting or engine.has_work:
+        while waiting and rng.random() < 0.25:
+            request = waiting.pop()
+            engine.add(request)
+            live.add(request.id)
+        if live and rng.random() < 0.04:
+            engine.abort(rng.choice(sorted(live)))
+        said = engine.step()
+        engine.scheduler.check()
+        live -= {delta.id for delta in said if delta.finish_reason}
+        deltas += said
+    return deltas
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_random_traffic_gives_every_request_what_it_gets_alone(crowded: Engine, quiet: Engine, seed: int) -> None:
+    rng = random.Random(seed)
+    openings = [[rng.randrange(IDS) for _ in range(20)] for _ in range(3)]
+    requests = [some_request(rng, number, openings) for number in range(REQUESTS)]
+    before = crowded.stats()
+    deltas = traffic(crowded, rng, requests)
+    reasons: list[str | None] = []
+    for request in requests:
+        alone = collect(quiet, [request])
+        for index in range(request.params.n):
+            found, expected = (Outcome.of(said, request.id, index) for said in (deltas, alone))
+            reasons.append(found.finish_reason)
+            if found.finish_reason == "abort":
+                expected = expected_until(expected, len(found.tokens))
+                assert_same_logprobs(found.logprobs, expected.logprobs)
+                assert found.tokens == expected.tokens
+            else:
+                found.assert_like(expected)
+    after = crowded.stats()
+    assert min(reasons.count(reason) for reason in ("stop", "length", "abort")) >= 3
+    assert after.preemptions - before.preemptions > 3
+    assert after.prefix_hits - before.prefix_hits > 100
+    assert after.free_pages == after.num_pages
+    assert after.running == after.waiting == 0
+
+
+def expected_until(outcome: Outcome, tokens: int) -> Outcome:
+    """What a request that left had been told."""
+    return replace(outcome, tokens=outcome.tokens[:tokens], logprobs=outcome.logprobs[:tokens])
