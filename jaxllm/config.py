@@ -56,7 +56,7 @@ def token_count(value: Any) -> int | str | None:
     if value is None or type(value) is int:
         return value
     if not isinstance(value, str):
-        raise ConfigError(f"--max-model-len must be a number of tokens, 32k or auto, got {value!r:.80}")
+        raise ConfigError(f'{value!r:.80} is no number of tokens (write 8192, "32k" or "auto")')
     return "auto" if value.strip().lower() == "auto" else human_int(value)
 
 
@@ -88,7 +88,10 @@ class EngineConfig:
     compilation_cache_dir: str | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "max_model_len", token_count(self.max_model_len))
+        try:
+            object.__setattr__(self, "max_model_len", token_count(self.max_model_len))
+        except ConfigError as error:
+            raise ConfigError(f"max_model_len: {error}") from None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -112,7 +112,7 @@ def test_the_library_takes_the_lengths_that_the_command_line_takes(given: Any, v
 
 @pytest.mark.parametrize("given", ["12q", "", True, 1.5, [1]])
 def test_a_length_that_is_none_is_one_readable_error(given: Any) -> None:
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError, match="max_model_len"):
         EngineConfig(max_model_len=given)
 
 
