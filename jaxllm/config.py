@@ -60,9 +60,23 @@ def token_count(value: Any) -> int | str | None:
     return "auto" if value.strip().lower() == "auto" else human_int(value)
 
 
+# Whole numbers that can work on some machine; what fits this one is decided at start.
+RANGES: dict[str, tuple[int, int]] = {
+    "seed": (0, 2**63 - 1),
+    "kv_cache_memory_bytes": (1, 2**60),
+    "num_gpu_blocks_override": (1, 2**31 - 2),
+    "block_size": (1, 2**20),
+    "max_num_seqs": (1, 2**20),
+    "max_num_batched_tokens": (1, 2**30),
+    "tensor_parallel_size": (1, 2**20),
+    "max_logprobs": (0, 2**20),
+    "max_num_queued_reqs": (1, 2**30),
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
-    """Wishes. `None` means "you decide"; names follow vLLM's engine arguments. Raises ConfigError on a length that is none."""
+    """Wishes. `None` means "you decide"; names follow vLLM's engine arguments. Raises ConfigError on a value that can never work."""
 
     model: str = "demo"
     tokenizer: str | None = None
@@ -92,6 +106,14 @@ class EngineConfig:
             object.__setattr__(self, "max_model_len", token_count(self.max_model_len))
         except ConfigError as error:
             raise ConfigError(f"max_model_len: {error}") from None
+        for name, (low, high) in RANGES.items():
+            value = getattr(self, name)
+            if value is not None and (type(value) is not int or not low <= value <= high):
+                raise ConfigError(f"--{name.replace('_', '-')} must be a whole number from {low} to {high}, got {value!r:.80}")
+        if not isinstance(self.gpu_memory_utilization, (int, float)) or not 0 < self.gpu_memory_utilization <= 1:
+            raise ConfigError(f"--gpu-memory-utilization must be above 0 and at most 1, got {self.gpu_memory_utilization!r:.80}")
+        if not isinstance(self.model, str) or not self.model:
+            raise ConfigError(f"the model must be a directory, a hub id or 'demo', got {self.model!r:.80}")
 
 
 @dataclass(frozen=True, kw_only=True)

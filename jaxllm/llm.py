@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -86,6 +86,8 @@ class LLM:
         """Answer one conversation or several. `chat_template` (a text or a file) is used in place of the model's own for this call, and
         the four arguments before it go to the template. Each result's `prompt` is the rendered conversation, decoded from its ids."""
         template = None if chat_template is None else template_text(chat_template)
+        if isinstance(messages, str) or not all(isinstance(m, (Mapping, Sequence)) and not isinstance(m, str) for m in messages):
+            raise RequestError("a conversation must be a list of messages, each a dict with role and content", "messages")
         conversations: list[Any] = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
         inputs: list[tuple[str | None, list[int]]] = []
         for conversation in conversations:
@@ -108,22 +110,29 @@ class LLM:
     def _tokenized(self, prompt: Prompt) -> tuple[str | None, list[int]]:
         if isinstance(prompt, Mapping):
             if "prompt_token_ids" in prompt:
-                return prompt.get("prompt"), list(prompt["prompt_token_ids"])
+                return prompt.get("prompt"), token_ids(prompt["prompt_token_ids"])
             if "prompt" not in prompt:
                 raise RequestError("a prompt given as a dict needs prompt or prompt_token_ids", "prompt")
             prompt = prompt["prompt"]
         if isinstance(prompt, str):
+            try:
+                prompt.encode()
+            except UnicodeEncodeError:
+                raise RequestError("the prompt holds half of a surrogate pair, which is no text", "prompt") from None
             return prompt, self._tokenizer().encode(prompt)
-        return None, list(prompt)  # type: ignore[arg-type]
+        return None, token_ids(prompt)
 
     def _params(self, given: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
         if given is None:
             return [self.get_default_sampling_params()] * count
-        if isinstance(given, SamplingParams):
-            return [given] * count
-        if len(given) != count:
-            raise RequestError(f"{count} prompts but {len(given)} sampling_params; give one, or one for each prompt", "sampling_params")
-        return list(given)
+        params = [given] * count if isinstance(given, SamplingParams) else list(given)
+        if len(params) != count:
+            raise RequestError(f"{count} prompts but {len(params)} sampling_params; give one, or one for each prompt", "sampling_params")
+        for one in {id(p): p for p in params}.values():
+            if not isinstance(one, SamplingParams):
+                raise RequestError(f"sampling_params must be SamplingParams, got {type(one).__name__}", "sampling_params")
+            one.__post_init__()  # its fields may have been set since
+        return params
 
     def _run(self, inputs: list[tuple[str | None, list[int]]], params: list[SamplingParams], use_tqdm: bool) -> list[RequestOutput]:
         """Feed the engine as its queue has room, until every request has ended; an error or interrupt aborts what is left."""
@@ -203,8 +212,17 @@ def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt or many, as a list."""
     if isinstance(prompts, (str, Mapping)):
         return [prompts]
-    items = list(prompts)
+    if isinstance(prompts, (bytes, bytearray)) or not isinstance(prompts, Iterable):
+        raise RequestError(f"prompts must be text, token ids, dicts or a list of them, got {type(prompts).__name__}", "prompt")
+    items = prompts.tolist() if hasattr(prompts, "tolist") else list(prompts)
     return [items] if items and isinstance(items[0], int) else items  # type: ignore[list-item, return-value]
+
+
+def token_ids(ids: Any) -> list[int]:
+    """Token ids from a list, tuple or array; the engine checks each. Raises RequestError on anything else."""
+    if isinstance(ids, (str, bytes, bytearray)) or not isinstance(ids, Iterable):
+        raise RequestError(f"a prompt must be text or token ids, got {type(ids).__name__}", "prompt")
+    return ids.tolist() if hasattr(ids, "tolist") else list(ids)
 
 
 def new_output(request: GenerateRequest, prompt: str | None) -> RequestOutput:

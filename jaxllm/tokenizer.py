@@ -34,6 +34,7 @@ class Tokenizer:
 
         self.hf = hf
         if chat_template is not None:
+            check_template(chat_template)
             hf.chat_template = chat_template
         backend = getattr(hf, "backend_tokenizer", None)
         if not isinstance(backend, tokenizers.Tokenizer):
@@ -167,6 +168,19 @@ def template_variables(template: str) -> frozenset[str]:
         return frozenset(jinja2.meta.find_undeclared_variables(environment.parse(template)))
     except jinja2.TemplateError:
         return frozenset()  # templates with tags of their own, e.g. {% generation %}
+
+
+def check_template(template: str) -> None:
+    """Raises ConfigError when an operator's template is not Jinja; tags that only transformers knows are left to it."""
+    import jinja2
+    import jinja2.ext
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    try:
+        ImmutableSandboxedEnvironment(extensions=[jinja2.ext.loopcontrols]).parse(template)
+    except jinja2.TemplateSyntaxError as error:
+        if "generation" not in str(error):
+            raise ConfigError(f"the chat template is not valid Jinja (line {error.lineno}): {error}") from None
 
 
 def template_text(source: str) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxllm import LLM, ConfigError, RequestOutput, SamplingParams
+from jaxllm import LLM, ConfigError, OptionError, RequestOutput, SamplingParams
 from jaxllm.engine.request import RequestError
 
 GREEDY = SamplingParams(temperature=0, max_tokens=24)
@@ -70,11 +70,22 @@ def test_n_choices_with_logprobs_and_a_stop_string(llm: LLM) -> None:
 
 def test_a_bad_prompt_is_refused_before_any_runs_and_the_engine_stays_usable(llm: LLM) -> None:
     before = llm.get_metrics()
-    for bad in ([1] * 600, [-1], [10**6], {"text": "x"}):
+    for bad in ([1] * 600, [-1], [10**6], {"text": "x"}, None, 5, b"abc", {"prompt": None}, "\ud800", {"prompt_token_ids": "x"}):
         with pytest.raises(RequestError):
             llm.generate(["1 + 1 =", bad], GREEDY, use_tqdm=False)
     with pytest.raises(RequestError, match="2 prompts but 1"):
         llm.generate(["a", "b"], [GREEDY], use_tqdm=False)
+    for misuse in (None, 5, b"abc"):
+        with pytest.raises(RequestError):
+            llm.generate(misuse, GREEDY, use_tqdm=False)
+    with pytest.raises(RequestError, match="SamplingParams"):
+        llm.generate("a", {"temperature": 0}, use_tqdm=False)
+    with pytest.raises(RequestError, match="list of messages"):
+        llm.chat("hi", GREEDY, use_tqdm=False)
+    changed = SamplingParams()
+    changed.n = 0
+    with pytest.raises(OptionError, match="n must be"):
+        llm.generate("a", changed, use_tqdm=False)
     assert llm.get_metrics() == before
     assert len(llm.generate("1 + 1 =", GREEDY, use_tqdm=False)) == 1
 
@@ -134,6 +145,14 @@ def test_a_second_model_in_the_same_process_changes_nothing_for_the_first(llm: L
         ({"max_model_len": 10**6}, "max-model-len"),
         ({"num_gpu_blocks_override": 1}, "max_model_len"),
         ({"max_num_seqs": 0}, "max-num-seqs"),
+        ({"max_num_seqs": 1.5}, "max-num-seqs"),
+        ({"seed": -1}, "seed"),
+        ({"seed": 10**20}, "seed"),
+        ({"max_logprobs": -1}, "max-logprobs"),
+        ({"gpu_memory_utilization": float("nan")}, "gpu-memory-utilization"),
+        ({"num_gpu_blocks_override": 10**11}, "num-gpu-blocks-override"),
+        ({"kv_cache_memory_bytes": 10**15}, "GiB is available"),
+        ({"model": None}, "hub id"),
         ({"max_num_batched_tokens": 2}, "max-num-batched-tokens"),
         ({"block_size": 7}, "block-size"),
         ({"tensor_parallel_size": 999}, "999"),

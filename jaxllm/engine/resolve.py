@@ -39,7 +39,6 @@ class Setup:
 
 def resolve(config: EngineConfig, model_dir: Path, mesh: Mesh) -> Setup:
     """Decide everything; raises ConfigError before any loading work when it cannot be."""
-    validate(config)
     hf = models.with_defaults(models.read_config(model_dir))
     shards = mesh.shape["tensor"]
     platform = mesh.devices.flat[0].platform
@@ -89,16 +88,6 @@ def resolve(config: EngineConfig, model_dir: Path, mesh: Mesh) -> Setup:
         ),
     )
     return Setup(resolved, hf, mesh, dtype, memory, buckets, kv, graphdef, abstract)
-
-
-def validate(config: EngineConfig) -> None:
-    """Ranges that no other decision checks. Raises ConfigError."""
-    if not 0 < config.gpu_memory_utilization <= 1:
-        raise ConfigError(f"--gpu-memory-utilization must be above 0 and at most 1, got {config.gpu_memory_utilization}")
-    if not 0 <= config.seed < 2**63:
-        raise ConfigError(f"--seed must be 0 to 2^63 - 1, got {config.seed}")
-    if config.max_logprobs < 0:
-        raise ConfigError(f"--max-logprobs must be at least 0, got {config.max_logprobs}")
 
 
 def model_length(config: EngineConfig, hf: dict[str, Any]) -> tuple[int, bool]:

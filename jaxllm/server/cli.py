@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -230,11 +231,11 @@ def parse(argv: list[str], environ: Mapping[str, str]) -> Options:
 def _options(args: argparse.Namespace, environ: Mapping[str, str]) -> Options:
     if not 0 <= args.port <= 65535:
         raise ConfigError(f"--port must be in [0, 65535], got {args.port}")
-    if not 0 < args.gpu_memory_utilization <= 1:
-        raise ConfigError(f"--gpu-memory-utilization must be in (0, 1], got {args.gpu_memory_utilization:g}")
-    for name in ("max_body_size", "shutdown_timeout", "stall_timeout"):
-        if getattr(args, name) < (0 if name == "shutdown_timeout" else 1):
-            raise ConfigError(f"--{name.replace('_', '-')} is too small: {getattr(args, name)}")
+    for name, least in {"max_body_size": 1, "shutdown_timeout": 0, "stall_timeout": 1}.items():
+        if not least <= getattr(args, name) < math.inf:
+            raise ConfigError(f"--{name.replace('_', '-')} must be a number from {least}, got {getattr(args, name)}")
+    if any(not name for name in args.served_model_name or ()):
+        raise ConfigError("--served-model-name must not be empty")
     keys = tuple(args.api_key or [environ[name] for name in KEY_VARIABLES if environ.get(name)])
     if any(not key for key in keys):
         raise ConfigError("--api-key must not be empty")
