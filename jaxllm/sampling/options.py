@@ -140,6 +140,11 @@ def checked(name: str, row: Option, value: Any) -> Any:
     return _CHECKS[row.kind](name, row, value)
 
 
+def plain(bound: float | None) -> str:
+    """A bound as people write it: whole numbers with all their digits."""
+    return "" if bound is None else str(int(bound)) if bound == int(bound) else f"{bound:g}"
+
+
 def _bounded(name: str, row: Option, value: float) -> None:
     if value in row.also:
         return
@@ -148,7 +153,7 @@ def _bounded(name: str, row: Option, value: float) -> None:
         bracket = "(" if row.open_low else "["
         extra = "".join(f" or {x}" for x in row.also)
         got = value if abs(value) < 2**65 else "a larger number"  # an int of JSON can have thousands of digits
-        raise OptionError(name, f"{name} must be in {bracket}{row.low:g}, {row.high:g}]{extra}, got {got}")
+        raise OptionError(name, f"{name} must be in {bracket}{plain(row.low)}, {plain(row.high)}]{extra}, got {got}")
 
 
 def _float(name: str, row: Option, value: Any) -> float:
