@@ -42,7 +42,7 @@ class Programs:
         self.model, self.abstract, self.buckets, self.num_logprobs = model, abstract, buckets, num_logprobs
         self.table_width = abstract.state.table.shape[1]
         self.slots = abstract.state.rows.shape[0]
-        self._replicated = NamedSharding(model.mesh, PartitionSpec())
+        self.replicated = NamedSharding(model.mesh, PartitionSpec())
         self._compiled: dict[Key, jax.stages.Compiled] = {}
 
     def keys(self) -> list[Key]:
@@ -79,16 +79,12 @@ class Programs:
         """How chunks of this shape are packed."""
         return ChunkLayout(shape, self.table_width, logit_rows(self.buckets, shape))
 
-    def buffer(self, size: int) -> jax.ShapeDtypeStruct:
-        """A packed host buffer of `size` int32."""
-        return self._shape((size,), jnp.int32)
-
     def _compile(self, key: Key) -> jax.stages.Compiled:
         function, donated, arguments, out = getattr(self, f"_{key[0]}")(key[1])
         return jax.jit(function, donate_argnums=donated, out_shardings=out).lower(*arguments).compile()
 
     def _shape(self, shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=self._replicated)
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=self.replicated)
 
     @functools.cached_property
     def state(self) -> SlotState:
@@ -101,21 +97,22 @@ class Programs:
         return NamedSharding(self.model.mesh, PartitionSpec(None, "tensor") if split else PartitionSpec())
 
     def _ingest(self, _: None) -> tuple:
-        buffer = self.buffer(packed_size(ingest_shapes(self.slots)))
-        return step.ingest, (0,), (self.state, buffer), self._replicated
+        buffer = self._shape((packed_size(ingest_shapes(self.slots)),), jnp.int32)
+        return step.ingest, (0,), (self.state, buffer), self.replicated
 
     def _decode(self, rows: int) -> tuple:
         function = functools.partial(step.decode, self.model, rows)
         kv_out = jax.tree.map(lambda s: s.sharding, self.abstract.kv)
-        out = (kv_out, self._logits_sharding, self._replicated, self._replicated)
+        out = (kv_out, self._logits_sharding, self.replicated, self.replicated)
         return function, (1,), (self.abstract.weights, self.abstract.kv, self.state), out
 
     def _extend(self, shape: ExtendShape) -> tuple:
         layout = self.layout(shape)
         function = functools.partial(step.extend, self.model, layout)
         kv_out = jax.tree.map(lambda s: s.sharding, self.abstract.kv)
-        out = (kv_out, self._replicated, self._logits_sharding, self._replicated, self._replicated)
-        arguments = (self.abstract.weights, self.abstract.kv, self.state, self.buffer(packed_size(layout.shapes)))
+        out = (kv_out, self.replicated, self._logits_sharding, self.replicated, self.replicated)
+        buffer = self._shape((packed_size(layout.shapes),), jnp.int32)
+        arguments = (self.abstract.weights, self.abstract.kv, self.state, buffer)
         return function, (1, 2), arguments, out
 
     def _sample(self, key: tuple[int, Sampler]) -> tuple:
@@ -123,7 +120,7 @@ class Programs:
         function = functools.partial(step.draw, sampler, self.num_logprobs)
         logits = jax.ShapeDtypeStruct((rows, self.abstract.vocab_size), jnp.float32, sharding=self._logits_sharding)
         arguments = (logits, self._shape((rows,), jnp.int32), self._shape((rows,), jnp.bool_), self.state)
-        return function, (3,), arguments, self._replicated
+        return function, (3,), arguments, self.replicated
 
 
 def logit_rows(buckets: Buckets, shape: object) -> int:

@@ -48,10 +48,9 @@ def resolve(config: EngineConfig, model_dir: Path, mesh: Mesh) -> Setup:
     page_size = (16 if platform == "cpu" else 64) if config.block_size is None else config.block_size
     if page_size not in PAGE_SIZES:
         raise ConfigError(f"--block-size must be one of {', '.join(map(str, PAGE_SIZES))}, got {page_size}")
-    max_num_seqs = positive("--max-num-seqs", config.max_num_seqs, 16 if platform == "cpu" else 256)
+    max_num_seqs = config.max_num_seqs or (16 if platform == "cpu" else 256)
     length, auto = model_length(config, hf)
-    default_budget = min(length, 512) if platform == "cpu" else 8192
-    budget = positive("--max-num-batched-tokens", config.max_num_batched_tokens, default_budget)
+    budget = config.max_num_batched_tokens or (min(length, 512) if platform == "cpu" else 8192)
     if budget < max_num_seqs:
         budget = max_num_seqs if config.max_num_batched_tokens is None else _too_tight(budget, max_num_seqs)
     buckets = Buckets.build(max_num_seqs, budget, platform)
@@ -77,7 +76,7 @@ def resolve(config: EngineConfig, model_dir: Path, mesh: Mesh) -> Setup:
         num_pages=memory.num_pages,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=budget,
-        max_num_queued_reqs=positive("--max-num-queued-reqs", config.max_num_queued_reqs, max(256, 8 * max_num_seqs)),
+        max_num_queued_reqs=config.max_num_queued_reqs or max(256, 8 * max_num_seqs),
         vocab_size=hf["vocab_size"],
         tensor_parallel_size=shards,
         max_logprobs=min(config.max_logprobs, hf["vocab_size"]),
@@ -98,7 +97,9 @@ def model_length(config: EngineConfig, hf: dict[str, Any]) -> tuple[int, bool]:
         return limit, False
     if asked in ("auto", -1):
         return limit, True
-    asked = positive("--max-model-len", int(asked), limit)
+    asked = int(asked)
+    if asked < 1:
+        raise ConfigError(f"--max-model-len must be at least 1, got {asked}")
     if asked > limit:
         raise ConfigError(f"--max-model-len {asked} is longer than the model allows ({limit} tokens); ask for at most that, or auto")
     return asked, False
@@ -107,15 +108,6 @@ def model_length(config: EngineConfig, hf: dict[str, Any]) -> tuple[int, bool]:
 def length_dependent(hf: dict[str, Any], length: int) -> bool:
     """Whether keys depend on the prompt's length (dynamic RoPE beyond the native context), so that prompts cannot share pages."""
     return models.rope_parameters(hf)["rope_type"] == "dynamic" and length > hf["max_position_embeddings"]
-
-
-def positive(name: str, value: int | None, default: int) -> int:
-    """`value` or its default; ConfigError unless it is at least 1."""
-    if value is None:
-        return default
-    if value < 1:
-        raise ConfigError(f"{name} must be at least 1, got {value}")
-    return value
 
 
 def shard_bytes(leaves: Iterable[jax.ShapeDtypeStruct]) -> int:

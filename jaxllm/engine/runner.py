@@ -10,7 +10,7 @@ import numpy as np
 from jax import Array
 
 from jaxllm.cache.kv import KVCache
-from jaxllm.engine.batch import ingest_arrays, ingest_shapes, pack, packed_size
+from jaxllm.engine.batch import ingest_arrays, ingest_shapes, pack
 from jaxllm.engine.buckets import ExtendShape
 from jaxllm.engine.compiles import CompileCounter
 from jaxllm.engine.plan import Plan
@@ -87,6 +87,8 @@ class Runner:
 
     def reset(self) -> None:
         """After a step that failed: slot state and pages anew, since donated buffers may be gone and pages half written."""
+        for pages in jax.tree.leaves(self.kv):
+            pages.delete()  # first: a device has no room for two pools
         self.kv = KVCache.empty(self.programs.abstract.kv)
         self.state = place(SlotState.zeros(self.slots, self.programs.table_width), self.programs.state)
         self._rows_on_device = ()
@@ -99,7 +101,7 @@ class Runner:
     def _extend(self, shape: ExtendShape, plan: Plan) -> tuple[Array, Array, Array]:
         program = self.programs.get("extend", shape)
         layout = self.programs.layout(shape)
-        buffer = self._upload(layout.pack(plan.chunks, self.slots, self.eos_ids), packed_size(layout.shapes))
+        buffer = self._upload(layout.pack(plan.chunks, self.slots, self.eos_ids))
         self.kv, self.state, logits, slots, emit = program(self.weights, self.kv, self.state, buffer)
         return logits, slots, emit
 
@@ -109,13 +111,12 @@ class Runner:
         arrays, grew = ingest_arrays(plan, self.slots, self.page_size)
         if not (force or grew or (rows != self._rows_on_device)):
             return
-        shapes = ingest_shapes(self.slots)
-        buffer = self._upload(pack(arrays, shapes), packed_size(shapes))
+        buffer = self._upload(pack(arrays, ingest_shapes(self.slots)))
         self.state = self.programs.get("ingest", None)(self.state, buffer)
         self._rows_on_device = rows
 
-    def _upload(self, array: np.ndarray, size: int) -> Array:
-        return jax.device_put(array, self.programs.buffer(size).sharding)
+    def _upload(self, buffer: np.ndarray) -> Array:
+        return jax.device_put(buffer, self.programs.replicated)
 
     def _sampler(self, plan: Plan) -> Sampler:
         drawing: list[Any] = [request.sampler for request in plan.decodes]
