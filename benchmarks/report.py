@@ -6,7 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+from benchmarks import compare
 from benchmarks.record import RESULTS
+
+# What the card does at best, measured: copies of large buffers (a kernel that only reads can be a little faster), bf16 matrix products.
+CEILINGS: dict[str, dict[str, float]] = {"NVIDIA H200": {"TB/s": 4.3, "GB/s": 4300, "TFLOP/s": 790}}
 
 COLUMNS: dict[str, dict[str, str]] = {
     "throughput": {
@@ -23,21 +27,57 @@ COLUMNS: dict[str, dict[str, str]] = {
         "ratio of step counts": "predicted_ratio",
         "KV waste, 250-token prompts": "kv_waste_long_prompts",
     },
+    "serving": {
+        "requests/s asked": "request_rate",
+        "requests/s": "request_throughput",
+        "output tokens/s": "output_throughput",
+        "TTFT ms, median": "median_ttft_ms",
+        "p99": "p99_ttft_ms",
+        "TPOT ms, median": "median_tpot_ms",
+        "ITL ms, p99": "p99_itl_ms",
+    },
+    "stall": {"streams": "streams", "prompt": "prompt", "ITL ms before, median": "median_itl_ms", "worst gap ms": "stall_ms"},
+    "startup": {"caches empty, s": "cold_s", "second process, s": "warm_s"},
+    "loading": {
+        "GB": "gigabytes",
+        "GB/s from disk": "disk_gb_per_s",
+        "GB/s from the page cache": "page_cache_gb_per_s",
+        "peak extra host memory, GB": "extra_host_gb",
+    },
 }
 TITLES = {
     "throughput": "Offline throughput (`python -m benchmarks.throughput`)",
     "latency": "Offline latency (`python -m benchmarks.latency`)",
     "batching": "Continuous against static batching (`python -m benchmarks.batching`)",
+    "serving": "Serving over HTTP (`python -m benchmarks.serving`)",
+    "stall": "Running streams while a long prompt arrives (`python -m benchmarks.stall`)",
+    "startup": "Process start to first token (`python -m benchmarks.startup`)",
+    "loading": "Loading safetensors (`python -m benchmarks.loading`)",
 }
 
 
+def records(results: Path = RESULTS) -> list[dict[str, Any]]:
+    """Every recorded result."""
+    return [record for path in sorted(results.glob("*.json")) if isinstance(record := json.loads(path.read_text()), dict)]
+
+
 def tables(results: Path = RESULTS) -> str:
-    """One Markdown table per benchmark that has results; a row per model and machine."""
-    records = [json.loads(path.read_text()) for path in sorted(results.glob("*.json"))]
-    known = [r for r in records if isinstance(r, dict) and r.get("benchmark") in COLUMNS]
-    parts = [table(name, [r for r in known if r["benchmark"] == name]) for name in COLUMNS]
-    parts += [engines(r) for r in records if isinstance(r, dict) and r.get("benchmark") == "engine"]
+    """Engines beside each other, then one Markdown table per benchmark that has results, a row per model and machine; then kernels."""
+    found = records(results)
+    parts = [compare.tables(engines(found))]
+    parts += [table(name, [r for r in found if r.get("benchmark") == name]) for name in COLUMNS]
+    parts += [kernels(r) for r in found if r.get("mode") == "time"]
     return "\n\n".join(part for part in parts if part)
+
+
+def headline(results: Path = RESULTS) -> str:
+    """In how many figures jaxllm is ahead of other engines, and in which it is not."""
+    return compare.headline(engines(records(results)))
+
+
+def engines(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The records of engines beside each other."""
+    return [record for record in found if record.get("benchmark") == "engine"]
 
 
 def table(name: str, records: list[dict[str, Any]]) -> str:
@@ -46,18 +86,26 @@ def table(name: str, records: list[dict[str, Any]]) -> str:
         return ""
     columns = COLUMNS[name]
     head = ["model", "device", *columns]
-    rows = [[r["arguments"]["model"], device(r["machine"]), *(str(r["figures"][key]) for key in columns.values())] for r in records]
+    rows = [
+        [r["arguments"]["model"], device(r["machine"]), *(str(r["figures"].get(key, "–")) for key in columns.values())] for r in records
+    ]
     lines = [f"{TITLES[name]}:", "", "| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
 
 
-def engines(record: dict[str, Any]) -> str:
-    """Engines beside each other on one workload: a row per figure."""
-    names = list(record["figures"])
-    rows = [[figure, *(str(record["figures"][name].get(figure, "–")) for name in names)] for figure in record["figures"][names[0]]]
-    head = f"{record['arguments']['model']}, {device(record['machine'])}, {record['arguments']['options']}, {record['date']}:"
-    lines = [head, "", "| figure | " + " | ".join(names) + " |", "|" + "---|" * (len(names) + 1)]
-    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
+def kernels(record: dict[str, Any]) -> str:
+    """Kernel times of one machine: a row per shape, with the rate and its share of what the machine does at best."""
+    ceilings = CEILINGS.get(record["device"], {})
+    best = ", ".join(f"{value:g} {unit}" for unit, value in ceilings.items() if unit != "GB/s")
+    head = f"Kernels (`python -m benchmarks.kernels time …`), {record['device']}" + (f", measured ceilings {best}:" if best else ":")
+    lines = [head, "", "| op | shape | µs | rate | of the ceiling |", "|---|---|---|---|---|"]
+    for row in record["rows"]:
+        unit = next((unit for unit in ("TB/s", "GB/s", "TFLOP/s") if unit in row), None)
+        shape = ", ".join(f"{name} {value}" for name, value in row.items() if name not in ("op", "us", "tuning", "error", unit))
+        rate = f"{row[unit]:g} {unit}" if unit else "–"
+        share = f"{row[unit] / ceilings[unit]:.0%}" if unit in ceilings else "–"
+        lines.append(f"| {row['op']} | {shape} | {row.get('us', 'failed')} | {rate} | {share} |")
+    return "\n".join(lines)
 
 
 def device(machine: dict[str, Any]) -> str:
@@ -67,4 +115,4 @@ def device(machine: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    print(tables())
+    print(headline(), tables(), sep="\n\n")

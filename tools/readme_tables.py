@@ -33,7 +33,14 @@ def benchmarks() -> str:
     return tables(RESULTS) or "None recorded yet."
 
 
-TABLES: dict[str, Callable[[], str]] = {"sampling-options": sampling_options, "benchmarks": benchmarks}
+def headline() -> str:
+    """How jaxllm compares with other engines, as benchmarks/report.py sums it up."""
+    from benchmarks.report import headline as text
+
+    return text(RESULTS) or "No comparison with another engine is recorded yet."
+
+
+TABLES: dict[str, Callable[[], str]] = {"sampling-options": sampling_options, "headline": headline, "benchmarks": benchmarks}
 
 
 def render(text: str) -> str:
