@@ -6,13 +6,20 @@ import importlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Required, TypedDict
 
+from jax import Array
+
 
 class AttentionOptions(TypedDict, total=False):
-    """How attention ops score: `softcap` s maps x to s·tanh(x / s), `window` w hides keys w or more positions back; None = neither."""
+    """How attention ops score: `softcap` s maps x to s·tanh(x / s), `window` w hides keys w or more positions back; None = neither.
+
+    `sinks` is a float32 `[N]`: one logit per query head that joins the softmax's denominator and has no value, in natural-log units, after
+    scale and softcap; None = no such logit.
+    """
 
     scale: Required[float]
     window: int | None
     softcap: float | None
+    sinks: Array | None
 
 
 class UnknownBackend(KeyError):

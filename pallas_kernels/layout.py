@@ -42,8 +42,20 @@ def in_pages(
     return Pages(k, v, table)
 
 
-def dense_attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, *, scale: float, window: int | None, softcap: float | None) -> np.ndarray:
-    """Attention of the last queries `[Q, N, H]` of one sequence over all its keys `[S, K, H]`, in float64, one head at a time."""
+def dense_attention(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    *,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    sinks: np.ndarray | None = None,
+) -> np.ndarray:
+    """Attention of the last queries `[Q, N, H]` of one sequence over all its keys `[S, K, H]`, in float64, one head at a time.
+
+    A sink of `sinks` `[N]` is one more score of every query of its head, whose value is zero.
+    """
     q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
     (Q, N, _), (S, K, H) = q.shape, k.shape
     out = np.zeros((Q, N, H))
@@ -54,6 +66,8 @@ def dense_attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, *, scale: float
         if softcap is not None:
             scores = softcap * np.tanh(scores / softcap)
         scores = np.where(visible, scores, -np.inf)
+        sink = np.full((Q, 1), -np.inf if sinks is None else sinks[head])
+        scores = np.concatenate([scores, sink], axis=1)
         weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-        out[:, head] = weights / weights.sum(axis=1, keepdims=True) @ v[:, head // (N // K)]
+        out[:, head] = weights[:, :-1] / weights.sum(axis=1, keepdims=True) @ v[:, head // (N // K)]
     return out

@@ -65,7 +65,14 @@ def _sum(x: Array) -> Array:
     return x[..., 0]
 
 
-def finish(carry: Carry) -> Array:
-    """The attention output `[..., Q, H]` in float32; queries that saw nothing give zeros."""
-    _, total, mixed = carry
+def finish(carry: Carry, sinks: Array | None = None) -> Array:
+    """The attention output `[..., Q, H]` in float32; queries that saw nothing give zeros.
+
+    `sinks` holds one logit a query (it broadcasts to the running maximum's shape) that joins the sum and has no value.
+    """
+    top, total, mixed = carry
+    if sinks is not None:
+        new_top = jnp.maximum(top, sinks)
+        decay = jnp.exp(top - new_top)
+        total, mixed = total * decay + jnp.exp(sinks - new_top), mixed * decay[..., None]
     return mixed / jnp.where(total == 0, 1.0, total)[..., None]

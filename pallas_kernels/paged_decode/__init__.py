@@ -26,8 +26,8 @@ def decode_attention(
     `k_pages` and `v_pages` are `[P, K, C, H]`; token j of row b lives in page `page_table_BM[b, j // C]` at offset `j % C`.
     `lengths_B` counts the newest token, whose key and value are already written; its position is `length - 1`. Length 0 is a row
     that is not in use and gives zeros. Query head n uses key head `n // (N / K)`. With `window` w a query at position p sees keys
-    p - w < j <= p. `softcap` s maps scores x to s·tanh(x / s). Whatever lies in pages beyond a row's length is never seen, NaN
-    included. Raises `UnknownBackend` for a name not in `BACKENDS`.
+    p - w < j <= p. `softcap` s maps scores x to s·tanh(x / s). `sinks` adds one logit a query head to the denominator. Whatever lies
+    in pages beyond a row's length is never seen, NaN included. Raises `UnknownBackend` for a name not in `BACKENDS`.
     """
     run = BACKENDS[backend]
     return run(q_BNH, k_pages, v_pages, page_table_BM, lengths_B, **options)

@@ -23,12 +23,14 @@ class Case:
     spare: int = 2
     window: int | None = None
     softcap: float | None = None
+    sinks: bool = False
     poison: float = float("nan")
 
     @property
     def options(self) -> dict[str, Any]:
         """The keyword arguments of the op."""
-        return {"scale": self.head_dim**-0.5, "window": self.window, "softcap": self.softcap}
+        sinks = np.linspace(-2.0, 4.0, self.heads, dtype=np.float32) if self.sinks else None
+        return {"scale": self.head_dim**-0.5, "window": self.window, "softcap": self.softcap, "sinks": sinks}
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,9 @@ CASES = (
     Case(name="window with pages of 64", lengths=(500, 0, 64), window=100, page_size=64, head_dim=128),
     Case(name="softcap", lengths=(12, 140), softcap=2.0),
     Case(name="softcap and window", lengths=(12, 140), softcap=5.0, window=20),
+    Case(name="sinks", lengths=(1, 0, 12, 300), heads=6, sinks=True),
+    Case(name="sinks, window and softcap", lengths=(12, 0, 140), softcap=5.0, window=20, sinks=True),
+    Case(name="sinks, groups of seven, pages of 64", lengths=(65, 3, 0, 500), heads=14, head_dim=128, page_size=64, sinks=True),
     Case(name="infinite poison", lengths=(0, 12, 140), poison=float("inf")),
     Case(name="a table without spare entries", lengths=(48, 17), spare=0),
 )

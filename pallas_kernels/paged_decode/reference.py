@@ -18,6 +18,7 @@ def decode_attention(
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
+    sinks: Array | None = None,
 ) -> Array:
     """See `pallas_kernels.paged_decode`. All rows walk their tiles together, from the first that any row sees to the longest row's last."""
     B, N, H = q_BNH.shape
@@ -37,5 +38,6 @@ def decode_attention(
     live = lengths_B > 0
     low = jnp.min(jnp.where(live, first_B // tokens, jnp.iinfo(jnp.int32).max), initial=jnp.iinfo(jnp.int32).max)
     high = jnp.max(-(-lengths_B // tokens), initial=0)
-    out = tiles.finish(lax.fori_loop(low, high, step, tiles.start((B, K, N // K), H)))
+    carry = lax.fori_loop(low, high, step, tiles.start((B, K, N // K), H))
+    out = tiles.finish(carry, None if sinks is None else sinks.astype(jnp.float32).reshape(K, N // K))
     return out.reshape(B, N, H).astype(q_BNH.dtype)
