@@ -13,6 +13,7 @@ import time
 from dataclasses import dataclass, replace
 
 from benchmarks.record import finish, parser
+from benchmarks.shapes import engine_options
 from jaxllm import EngineConfig, SamplingParams
 from jaxllm.engine.engine import Engine
 from jaxllm.engine.request import GenerateRequest
@@ -40,7 +41,7 @@ def main() -> None:
     args.add_argument("--max-output-len", type=int, default=512)
     args.add_argument("--repeat", type=int, default=3)
     a = args.parse_args()
-    engine = Engine.from_config(EngineConfig(model=a.model, max_num_seqs=a.batch_size, enable_prefix_caching=False))
+    engine = Engine.from_config(EngineConfig(**engine_options(a.model), max_num_seqs=a.batch_size, enable_prefix_caching=False))
     requests = workload(a, engine.resolved.vocab_size)
     run(engine, requests[: a.batch_size], a.batch_size)
     programs = engine.runner.programs

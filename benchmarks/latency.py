@@ -7,6 +7,7 @@ import statistics
 import time
 
 from benchmarks.record import finish, parser, percentiles
+from benchmarks.shapes import engine_options
 from jaxllm import LLM, SamplingParams
 
 
@@ -19,7 +20,7 @@ def main() -> None:
     args.add_argument("--num-iters-warmup", type=int, default=2)
     args.add_argument("--num-iters", type=int, default=10)
     a = args.parse_args()
-    llm = LLM(model=a.model, enable_prefix_caching=False)
+    llm = LLM(**engine_options(a.model), enable_prefix_caching=False)
     rng = random.Random(a.seed)
 
     def batch(output_len: int) -> float:

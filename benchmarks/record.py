@@ -16,25 +16,34 @@ RESULTS = Path(__file__).parent / "results"
 def parser(what: str) -> argparse.ArgumentParser:
     """The options that every benchmark has."""
     out = argparse.ArgumentParser(description=what, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    out.add_argument("--model", default="demo", help="model directory, hub id or demo")
+    out.add_argument("--model", default="demo", help="model directory, hub id, demo, or shape:NAME for random weights of a shape")
     out.add_argument("--seed", type=int, default=1, help="seed of the workload")
     out.add_argument("--save", action="store_true", help="record the result in benchmarks/results/")
     out.add_argument("--output-json", type=Path, help="write the result to this file")
     return out
 
 
-def finish(name: str, arguments: argparse.Namespace, figures: dict[str, Any]) -> None:
-    """Print the figures, and write them where the arguments ask."""
+def finish(name: str, arguments: argparse.Namespace, figures: Any, machine: dict[str, Any] | None = None) -> None:
+    """Print the figures, unless they are rows that were printed already, and write them where the arguments ask."""
     asked = {k: v for k, v in vars(arguments).items() if k not in ("save", "output_json")}
-    record = {"benchmark": name, "date": time.strftime("%Y-%m-%d"), "arguments": asked, "figures": figures, "machine": fingerprint()}
+    record = {
+        "benchmark": name,
+        "date": time.strftime("%Y-%m-%d"),
+        "arguments": asked,
+        "figures": figures,
+        "machine": machine or fingerprint(),
+    }
+    record["machine"] = machine or fingerprint()
     text = json.dumps(record, indent=1, default=str)
-    print(json.dumps(figures, indent=1))
+    if isinstance(figures, dict):
+        print(json.dumps(figures, indent=1))
     if arguments.output_json:
         arguments.output_json.write_text(text + "\n")
     if arguments.save:
         device = record["machine"]["devices"][0]["kind"].lower().replace(" ", "-")  # type: ignore[index]
         RESULTS.mkdir(exist_ok=True)
-        (RESULTS / f"{name}-{Path(str(arguments.model)).name}-{device}.json").write_text(text + "\n")
+        model = Path(str(arguments.model)).name.removeprefix("shape:")
+        (RESULTS / f"{name}-{model}-{device}.json").write_text(text + "\n")
 
 
 def percentiles(values: list[float]) -> dict[str, float]:

@@ -6,6 +6,7 @@ import random
 import time
 
 from benchmarks.record import finish, parser
+from benchmarks.shapes import engine_options
 from jaxllm import LLM, SamplingParams
 
 
@@ -19,7 +20,7 @@ def main() -> None:
     args.add_argument("--max-num-seqs", type=int)
     args.add_argument("--repeat", type=int, default=2)
     a = args.parse_args()
-    llm = LLM(model=a.model, enable_prefix_caching=False, max_num_seqs=a.max_num_seqs)
+    llm = LLM(**engine_options(a.model), enable_prefix_caching=False, max_num_seqs=a.max_num_seqs)
     rng = random.Random(a.seed)
     vocab = llm.engine.resolved.vocab_size
     prompts = [[rng.randrange(vocab) for _ in range(rng.randint(*a.input_len))] for _ in range(a.num_prompts)]

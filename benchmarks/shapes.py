@@ -1,0 +1,129 @@
+"""Real model shapes without weights: `--model shape:qwen2.5-7b` of a benchmark, with random weights of that shape.
+
+    python -m benchmarks.shapes qwen2.5-7b DIR
+
+writes DIR/qwen2.5-7b with a config.json and a tokenizer of as many words as the model has tokens, for a server:
+`python -m jaxllm.server --model DIR/qwen2.5-7b --load-format dummy`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+PREFIX = "shape:"
+
+QWEN = {"rms_norm_eps": 1e-6, "rope_theta": 1e6, "bos_token_id": 151643, "eos_token_id": 151645, "max_position_embeddings": 32768}
+SHAPES: dict[str, dict[str, Any]] = {
+    "qwen2.5-7b": {
+        "model_type": "qwen2",
+        "architectures": ["Qwen2ForCausalLM"],
+        **QWEN,
+        "hidden_size": 3584,
+        "intermediate_size": 18944,
+        "num_hidden_layers": 28,
+        "vocab_size": 152064,
+        "num_attention_heads": 28,
+        "num_key_value_heads": 4,
+        "tie_word_embeddings": False,
+        "use_sliding_window": False,
+    },
+    "llama-3.1-8b": {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 5e5,
+        "bos_token_id": 128000,
+        "eos_token_id": 128009,
+        "max_position_embeddings": 131072,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "vocab_size": 128256,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "tie_word_embeddings": False,
+    },
+    "qwen3-0.6b": {
+        "model_type": "qwen3",
+        "architectures": ["Qwen3ForCausalLM"],
+        **QWEN,
+        "max_position_embeddings": 40960,
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 28,
+        "vocab_size": 151936,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "tie_word_embeddings": True,
+    },
+    "tiny": {  # for trying a benchmark out
+        "model_type": "qwen3",
+        "architectures": ["Qwen3ForCausalLM"],
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1e6,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "max_position_embeddings": 4096,
+        "head_dim": 16,
+        "tie_word_embeddings": True,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "vocab_size": 2048,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    },
+}
+ALWAYS = {"hidden_act": "silu", "torch_dtype": "bfloat16"}
+
+
+def engine_options(model: str) -> dict[str, Any]:
+    """Arguments of `LLM` for a benchmark's `--model`: a shape gets random weights and no tokenizer, everything else is a model."""
+    if not model.startswith(PREFIX):
+        return {"model": model}
+    directory = write(model.removeprefix(PREFIX), Path(tempfile.gettempdir()) / "jaxllm-shapes")
+    return {"model": str(directory), "load_format": "dummy", "skip_tokenizer_init": True}
+
+
+def write(name: str, root: Path) -> Path:
+    """root/name with the shape's config.json. Raises SystemExit on a name that is none."""
+    if name not in SHAPES:
+        raise SystemExit(f"there is no shape {name!r}; one of {', '.join(SHAPES)}")
+    directory = root / name
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "config.json").write_text(json.dumps(SHAPES[name] | ALWAYS, indent=1))
+    return directory
+
+
+def write_tokenizer(directory: Path) -> None:
+    """A tokenizer whose token number n is the word "tn", so that a server with random weights can stream text."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    count = json.loads((directory / "config.json").read_text())["vocab_size"]
+    vocabulary = {f"t{n}": n for n in range(3, count)} | {"<unk>": 0, "<s>": 1, "</s>": 2}
+    words = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    words.save(str(directory / "tokenizer.json"))
+    options = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "<unk>", "eos_token": "</s>", "model_max_length": 100_000}
+    (directory / "tokenizer_config.json").write_text(json.dumps(options))
+
+
+def main() -> None:
+    """Write a shape's directory and print its path."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("shape", choices=SHAPES)
+    parser.add_argument("root", type=Path)
+    a = parser.parse_args()
+    directory = write(a.shape, a.root)
+    write_tokenizer(directory)
+    print(directory)
+
+
+if __name__ == "__main__":
+    main()
