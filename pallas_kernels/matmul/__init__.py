@@ -1,0 +1,20 @@
+"""Matrix products of a few tokens with a weight in the checkpoint's layout: y = x · wᵀ."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jax import Array
+
+from pallas_kernels.backends import Backends
+
+BACKENDS = Backends(__name__, "matmul", ("reference", "mosaic_gpu"))
+
+
+def matmul(x_MI: Array, w_OI: Array, *, backend: str, out_dtype: Any = None) -> Array:
+    """x · wᵀ, summed in float32; returns `y_MO` in `out_dtype`, by default x's dtype.
+
+    `x_MI` holds a row a token, `w_OI` a row an output feature. Raises `UnknownBackend` for a name not in `BACKENDS`; a back end raises
+    ValueError for shapes and dtypes that it does not take.
+    """
+    return BACKENDS[backend](x_MI, w_OI, out_dtype=out_dtype)

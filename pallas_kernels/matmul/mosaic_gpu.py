@@ -1,0 +1,211 @@
+"""y = x · wᵀ of a few rows for NVIDIA Hopper in Pallas Mosaic GPU: every block streams its weight rows through shared memory once.
+
+A producer warpgroup fills a ring of TMA copies with `[n, k]` tiles of the weight and the same columns of x; one or two warpgroups multiply
+on the tensor cores with x as the 64-row operand (rows are independent, so those that x lacks may hold anything) and the weight tile as the
+other, whose width is any multiple of 8: so O / n fills the card. Where O is small, blocks take parts of K and XLA adds the parts.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels.matmul.plan import PROCESSORS, Tuning, chunk_of, row_class, tuning_of
+
+ROWS = 64  # rows of one WGMMA operand
+
+
+class _Spec(NamedTuple):
+    """What one compiled kernel is specialised to."""
+
+    rows: int  # of x, padded to a row class
+    O: int  # noqa: E741
+    K: int
+    dtype: Any
+    out_dtype: Any
+    tuning: Tuning
+    interpret: Any
+
+    @property
+    def tiled(self) -> tuple[Any, ...]:
+        return plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128)
+
+    @property
+    def by_rows(self) -> bool:
+        """Whether the warpgroups share the rows of x, not those of the weight."""
+        return self.rows > ROWS
+
+    @property
+    def height(self) -> int:
+        """Rows of one warpgroup's product."""
+        return max(ROWS, self.rows // self.tuning.groups) if self.by_rows else ROWS
+
+    @property
+    def width(self) -> int:
+        """Weight rows of one warpgroup's product."""
+        return self.tuning.n if self.by_rows else self.tuning.n // self.tuning.groups
+
+    @property
+    def units(self) -> int:
+        """Pieces of work: weight row tiles times parts of K."""
+        return -(-self.O // self.tuning.n) * self.tuning.split
+
+    @property
+    def chunk(self) -> int:
+        return chunk_of(self.height, self.width, jnp.dtype(self.out_dtype).itemsize, self.tuning.groups)
+
+
+def _check(x: Array, w: Array) -> None:
+    if x.ndim != 2 or w.ndim != 2 or x.shape[1] != w.shape[1]:
+        raise ValueError(f"mosaic_gpu matmul takes x [M, I] and w [O, I], got {x.shape} and {w.shape}")
+    if x.dtype not in (jnp.bfloat16, jnp.float16) or w.dtype != x.dtype:
+        raise ValueError(f"mosaic_gpu matmul takes bfloat16 or float16 throughout, got x {x.dtype}, w {w.dtype}")
+    if w.shape[0] % 8 or w.shape[1] % 64 or 0 in w.shape:
+        raise ValueError(f"mosaic_gpu matmul takes O a multiple of 8 and I a multiple of 64, got w {w.shape}")
+
+
+def matmul(x_MI: Array, w_OI: Array, *, out_dtype: Any = None, tuning: Tuning | None = None, interpret: Any = None) -> Array:
+    """See `pallas_kernels.matmul`. 1 to 256 rows of bfloat16 or float16; O a multiple of 8, I of 64. Raises ValueError otherwise.
+
+    `interpret` is a `plgpu.InterpretGPUParams` for machines without a GPU.
+    """
+    _check(x_MI, w_OI)
+    M = x_MI.shape[0]
+    O, K = w_OI.shape  # noqa: E741
+    rows = row_class(M)
+    tuning = tuning or tuning_of(rows, O, K)
+    out = jnp.dtype(out_dtype or x_MI.dtype)
+    spec = _Spec(rows, O, K, x_MI.dtype, out if tuning.split == 1 else jnp.dtype(jnp.float32), tuning, interpret)
+    x = x_MI if rows == M else jnp.pad(x_MI, ((0, rows - M), (0, 0)))
+    parts = _multiply(spec, x, w_OI)
+    if tuning.split == 1:
+        return parts[0, :M]
+    return parts[:, :M].sum(axis=0).astype(out)
+
+
+def _multiply(spec: _Spec, x: Array, w: Array) -> Array:
+    """The parts `[split, rows, O]`: float32 if there is more than one, else the product in the output's dtype."""
+    tuning, width = spec.tuning, spec.width
+    copies = 1 if spec.by_rows else tuning.groups
+    blocks = min(spec.units, PROCESSORS)
+    steps = spec.K // tuning.k
+
+    def kernel(x_ref, w_ref, o_ref, **sm):  # type: ignore[no-untyped-def]
+        block, wg = lax.axis_index("block"), lax.axis_index("wg")
+        count = 1 if spec.units <= PROCESSORS else lax.div(spec.units - 1 - block, jnp.int32(blocks)) + 1
+
+        def place(i):  # type: ignore[no-untyped-def]
+            """First weight row, part, first step and end step of this block's unit number `i`."""
+            unit = block + i * blocks
+            tile, part = lax.div(unit, jnp.int32(tuning.split)), lax.rem(unit, jnp.int32(tuning.split))
+            row = pl.multiple_of(tile * tuning.n, 8)  # rows beyond the weight's last read as zeros and are not written
+            low, high = (lax.div(p * steps, jnp.int32(tuning.split)) for p in (part, part + 1))
+            return row, part, low, high
+
+        def each_unit(run):  # type: ignore[no-untyped-def]
+            """Calls `run(place, steps done before)`; returns all steps done."""
+
+            def body(i, done):  # type: ignore[no-untyped-def]
+                at = place(i)
+                run(at, done)
+                return done + at[3] - at[2]
+
+            return body(jnp.int32(0), jnp.int32(0)) if spec.units <= PROCESSORS else lax.fori_loop(0, count, body, jnp.int32(0))
+
+        @pl.when(wg == tuning.groups)
+        def _producer() -> None:
+            plgpu.set_max_registers(40, action="decrease")
+            done = each_unit(lambda at, done: _fill(spec, x_ref, w_ref, at, done, sm))
+
+            # Every arrival is waited for, so that the barriers end in the phase they began in.
+            @pl.loop(jnp.maximum(done - tuning.stages, 0), done)
+            def _(t):  # type: ignore[no-untyped-def]
+                plgpu.barrier_wait(sm["free"].at[lax.rem(t, jnp.int32(tuning.stages))])
+
+        @pl.when(wg < tuning.groups)
+        def _consumer() -> None:
+            plgpu.set_max_registers(232, action="increase")
+
+            def run(at, done):  # type: ignore[no-untyped-def]
+                acc = _consume(spec, at, done, wg, sm)
+                _store(spec, acc, at, wg, sm["o"].at[wg], o_ref)
+
+            each_unit(run)
+            plgpu.wait_smem_to_gmem(0)
+
+    scratch = {
+        "x": plgpu.SMEM((tuning.stages, max(spec.rows, ROWS), tuning.k), spec.dtype, transforms=spec.tiled),
+        "w": plgpu.SMEM((tuning.stages, copies, width, tuning.k), spec.dtype, transforms=spec.tiled),
+        "o": plgpu.SMEM((tuning.groups, spec.height, spec.chunk), spec.out_dtype),
+        "full": plgpu.Barrier(num_arrivals=copies + 1, num_barriers=tuning.stages),
+        "free": plgpu.Barrier(num_arrivals=tuning.groups, num_barriers=tuning.stages),
+    }
+    given = {} if spec.interpret is None else {"interpret": spec.interpret}
+    grid = {"grid": (blocks,), "grid_names": ("block",), "num_threads": tuning.groups + 1, "thread_name": "wg"}
+    out = jax.ShapeDtypeStruct((tuning.split, spec.rows, spec.O), spec.out_dtype)
+    return plgpu.kernel(kernel, out_type=out, scratch_types=scratch, **grid, **given)(x, w)
+
+
+def _fill(spec: _Spec, x_ref: Any, w_ref: Any, at: tuple[Any, ...], done: Array, sm: dict[str, Any]) -> None:
+    """Fills the ring with one unit's tiles of the weight and of x."""
+    row, _, low, high = at
+    k, stages, width = spec.tuning.k, spec.tuning.stages, spec.width
+
+    @pl.loop(low, high)
+    def _(t):  # type: ignore[no-untyped-def]
+        number = done + t - low
+        slot = lax.rem(number, jnp.int32(stages))
+        pl.when(number >= stages)(lambda: plgpu.barrier_wait(sm["free"].at[slot]))
+        columns = pl.ds(pl.multiple_of(t * k, k), k)
+        for g in range(1 if spec.by_rows else spec.tuning.groups):
+            rows = pl.ds(pl.multiple_of(row + g * width, 8), width)
+            plgpu.copy_gmem_to_smem(w_ref.at[rows, columns], sm["w"].at[slot, g], sm["full"].at[slot])
+        plgpu.copy_gmem_to_smem(x_ref.at[:, columns], sm["x"].at[slot, pl.ds(0, spec.rows)], sm["full"].at[slot])
+
+
+def _consume(spec: _Spec, at: tuple[Any, ...], done: Array, wg: Array, sm: dict[str, Any]) -> Array:
+    """One warpgroup's product `[height, width]` over one unit's steps. A slot is given back one step late, while the next multiplies."""
+    _, _, low, high = at
+    stages = jnp.int32(spec.tuning.stages)
+
+    def multiply(acc):  # type: ignore[no-untyped-def]
+        @pl.loop(low, high)
+        def _(t):  # type: ignore[no-untyped-def]
+            number = done + t - low
+            slot = lax.rem(number, stages)
+            plgpu.barrier_wait(sm["full"].at[slot])
+            x = sm["x"].at[slot, pl.ds(wg * spec.height, spec.height)] if spec.by_rows else sm["x"].at[slot]
+            w = sm["w"].at[slot, 0] if spec.by_rows else sm["w"].at[slot, wg]
+            plgpu.wgmma(acc, x, w.T)
+            plgpu.wgmma_wait(1)
+
+            pl.when(t > low)(lambda: plgpu.barrier_arrive(sm["free"].at[lax.rem(number - 1, stages)]))
+
+        return acc[...]
+
+    out = pl.run_scoped(multiply, plgpu.ACC((spec.height, spec.width), jnp.float32))
+    plgpu.barrier_arrive(sm["free"].at[lax.rem(done + high - low - 1, stages)])
+    return out
+
+
+def _store(spec: _Spec, acc: Array, at: tuple[Any, ...], wg: Array, o: Any, o_ref: Any) -> None:
+    """Writes one warpgroup's rows that x has, a chunk of columns at a time."""
+    row, part, _, _ = at
+    real = min(spec.rows, spec.height)
+    first = wg * spec.height if spec.by_rows else 0
+    column = row if spec.by_rows else row + wg * spec.width
+    for c in range(0, spec.width, spec.chunk):
+        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+        o[...] = acc[:, c : c + spec.chunk].astype(spec.out_dtype)
+        plgpu.commit_smem()
+        dst = o_ref.at[part, pl.ds(first, real), pl.ds(pl.multiple_of(column + c, 8), spec.chunk)]
+        plgpu.copy_smem_to_gmem(o.at[pl.ds(0, real)], dst)
+
+
+jitted = functools.partial(jax.jit, static_argnames=("out_dtype", "tuning", "interpret"))(matmul)
