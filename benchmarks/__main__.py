@@ -9,6 +9,12 @@ HERE = {
     "throughput": "offline throughput: mixed prompts, all submitted at once",
     "latency": "offline latency of one batch of equal prompts",
     "batching": "continuous against static batching, and KV memory waste",
+    "engine": "the figures that compare engines: start, TTFT, TPOT, throughput, sampling modes, prefix reuse",
+    "serving": "load on an OpenAI-compatible server: TTFT, TPOT, ITL, goodput at a request rate",
+    "stall": "the worst gap of running streams while a long prompt arrives at a server",
+    "kernels": "attention and other kernels on the GPU at hand",
+    "shapes": "write a real model's shape, for a server with random weights",
+    "import_driver": "take figures into the record of an engine",
     "report": "the tables of the recorded results, as in README.md",
 }
 
@@ -17,7 +23,7 @@ def main() -> int:
     """Print the list, or run everything."""
     if "--all" not in sys.argv[1:]:
         print("usage: python -m benchmarks.NAME [--help], or python -m benchmarks --all\n")
-        print("\n".join(f"  {name:<12} {text}" for name, text in HERE.items()))
+        print("\n".join(f"  {name:<14} {text}" for name, text in HERE.items()))
         return 0
     for name in ("throughput", "latency", "batching"):
         code = subprocess.call([sys.executable, "-m", f"benchmarks.{name}", "--save"])

@@ -40,7 +40,6 @@ FIGURES: dict[str, Figure] = {
     "http_ttft_p99_ms": Figure("{rate:g} requests/s over HTTP, TTFT ms, p99"),
     "http_tpot_p50_ms": Figure("{rate:g} requests/s over HTTP, TPOT ms, median"),
     "http_itl_p99_ms": Figure("{rate:g} requests/s over HTTP, ITL ms, p99"),
-    "stall_ms": Figure("worst gap of {streams} streams while a prompt of {prompt} arrives, ms"),
 }
 
 

@@ -2,14 +2,16 @@
 
     python -m benchmarks.import_driver figures.jsonl … --engine jaxllm --machine "NVIDIA H200"
 
-A file has one figure a line, as `benchmarks.engine` and `benchmarks.stall` print them; what a line does not say about itself comes from the
-options. Lines with `"figure": "http"` give several figures: output tokens/s without a rate, latencies with one. Other lines are skipped.
+A file has one figure a line, as `benchmarks.engine` prints them, or is what `--output-json` of `benchmarks.engine` or `benchmarks.serving`
+wrote. A line with `"figure": "http"` and a serving record give several figures: output tokens/s without a rate, latencies with one. Other
+lines are skipped.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,13 +19,19 @@ from pathlib import Path
 from benchmarks.compare import FIGURES, MEASUREMENT, OURS, Row, merge
 from benchmarks.record import RESULTS
 
+LOAD = ("num_prompts", "random_input_len", "random_output_len", "random_range_ratio", "max_concurrency")
+LOADS = (
+    (256, 562, 562, 0.822, None, math.inf),  # 100 to 1,024 tokens each way
+    (400, 512, 128, 0.0, None, 20.0),
+)
+
 
 def read(path: Path, date: str) -> Iterator[Row]:
     """The rows of one file: lines of a driver, or the record that `--output-json` wrote."""
     text = path.read_text()
     if text.startswith("{\n"):
         record = json.loads(text)
-        for figure in record["figures"]:
+        for figure in [as_line(record)] if record["benchmark"] == "serving" else record["figures"]:
             yield from rows(figure, record["date"])
         return
     for line in text.splitlines():
@@ -32,6 +40,19 @@ def read(path: Path, date: str) -> Iterator[Row]:
         except ValueError:
             continue
         yield from rows(found, date)
+
+
+def as_line(record: dict) -> dict:
+    """A serving record as a line. Raises SystemExit when its load is none of those that are compared: figures of other loads differ."""
+    asked, found = record["arguments"], record["figures"]
+    rate = float(asked["request_rate"])
+    load = (*(asked[name] for name in LOAD), rate)
+    if load not in LOADS or found.get("failed"):
+        raise SystemExit(f"this load is not compared, or not all of it was served: {dict(zip(LOAD, load, strict=False))}, rate {rate}")
+    line = {"figure": "http", "model": asked["model"], "prompts": asked["num_prompts"], "out_tok_s": found["output_throughput"]}
+    for name in ("ttft", "tpot", "itl"):
+        line[f"{name}_ms"] = {quantile: found[f"{quantile}_{name}_ms"] for quantile in ("p50", "p99")}
+    return line | {"rate": 0 if math.isinf(rate) else rate}
 
 
 def rows(found: dict, date: str) -> Iterator[Row]:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
+import os
+import shutil
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
 
-from jaxllm.environment import fingerprint
+from jaxllm.environment import fingerprint, processor
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -25,7 +29,7 @@ def parser(what: str) -> argparse.ArgumentParser:
 
 def finish(name: str, arguments: argparse.Namespace, figures: Any, machine: dict[str, Any] | None = None) -> None:
     """Print the figures, unless they are rows that were printed already, and write them where the arguments ask."""
-    asked = {k: v for k, v in vars(arguments).items() if k not in ("save", "output_json")}
+    asked = {k: "inf" if v == math.inf else v for k, v in vars(arguments).items() if k not in ("save", "output_json", "api_key")}
     record = {
         "benchmark": name,
         "date": time.strftime("%Y-%m-%d"),
@@ -44,6 +48,16 @@ def finish(name: str, arguments: argparse.Namespace, figures: Any, machine: dict
         RESULTS.mkdir(exist_ok=True)
         model = Path(str(arguments.model)).name.removeprefix("shape:")
         (RESULTS / f"{name}-{model}-{device}.json").write_text(text + "\n")
+
+
+def host(device: str | None = None) -> dict[str, Any]:
+    """What `fingerprint` says, for a client of a server on this machine: starts no JAX back end, which would take the device's memory.
+    `device` names that of a server elsewhere."""
+    if device is not None:
+        return {"devices": [{"kind": device}]}
+    command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    kinds = subprocess.run(command, capture_output=True, text=True).stdout.splitlines() if shutil.which(command[0]) else []
+    return {"cpu": processor(), "cpu_cores": os.cpu_count(), "devices": [{"kind": kind} for kind in kinds or ["cpu"]]}
 
 
 def percentiles(values: list[float]) -> dict[str, float]:

@@ -66,7 +66,7 @@ def test_a_newer_figure_replaces_the_older_one_and_the_others_stay(tmp_path, mon
 
 
 def test_the_record_of_the_engine_benchmark_is_imported_too(tmp_path):
-    (tmp_path / "out.json").write_text(json.dumps({"date": "2026-03-04", "figures": LINES[:2]}, indent=1))
+    (tmp_path / "out.json").write_text(json.dumps({"benchmark": "engine-figures", "date": "2026-03-04", "figures": LINES[:2]}, indent=1))
     assert [(row["value"], row["date"]) for row in import_driver.read(tmp_path / "out.json", "never")] == [
         (4.0, "2026-03-04"),
         (50.0, "2026-03-04"),
