@@ -2,7 +2,8 @@
 
 A producer warpgroup fills a ring of TMA copies with `[n, k]` tiles of the weight and the same columns of x; one or two warpgroups multiply
 on the tensor cores with x as the 64-row operand (rows are independent, so those that x lacks may hold anything) and the weight tile as the
-other, whose width is any multiple of 8: so O / n fills the card. Where O is small, blocks take parts of K and XLA adds the parts.
+other, whose width is any multiple of 8: so O / n fills the card. Where O is small, blocks take parts of K and XLA adds the parts. Blocks of
+a cluster may share x: each loads a part of its rows and sends it to all.
 """
 
 from __future__ import annotations
@@ -53,8 +54,8 @@ class _Spec(NamedTuple):
 
     @property
     def units(self) -> int:
-        """Pieces of work: weight row tiles times parts of K."""
-        return -(-self.O // self.tuning.n) * self.tuning.split
+        """Pieces of work of one cluster: weight row tiles, one a block of the cluster, times parts of K."""
+        return -(-self.O // (self.tuning.n * self.tuning.cluster)) * self.tuning.split
 
     @property
     def chunk(self) -> int:
@@ -93,17 +94,19 @@ def _multiply(spec: _Spec, x: Array, w: Array) -> Array:
     """The parts `[split, rows, O]`: float32 if there is more than one, else the product in the output's dtype."""
     tuning, width = spec.tuning, spec.width
     copies = 1 if spec.by_rows else tuning.groups
-    blocks = min(spec.units, PROCESSORS)
+    clusters = min(spec.units, PROCESSORS // tuning.cluster)
+    shared = tuning.cluster > 1
     steps = spec.K // tuning.k
 
     def kernel(x_ref, w_ref, o_ref, **sm):  # type: ignore[no-untyped-def]
-        block, wg = lax.axis_index("block"), lax.axis_index("wg")
-        count = 1 if spec.units <= PROCESSORS else lax.div(spec.units - 1 - block, jnp.int32(blocks)) + 1
+        cluster, wg = lax.axis_index("cluster"), lax.axis_index("wg")
+        rank = lax.axis_index("rank") if shared else 0
 
         def place(i):  # type: ignore[no-untyped-def]
             """First weight row, part, first step and end step of this block's unit number `i`."""
-            unit = block + i * blocks
+            unit = cluster + i * clusters
             tile, part = lax.div(unit, jnp.int32(tuning.split)), lax.rem(unit, jnp.int32(tuning.split))
+            tile = tile * tuning.cluster + rank
             row = pl.multiple_of(tile * tuning.n, 8)  # rows beyond the weight's last read as zeros and are not written
             low, high = (lax.div(p * steps, jnp.int32(tuning.split)) for p in (part, part + 1))
             return row, part, low, high
@@ -116,7 +119,9 @@ def _multiply(spec: _Spec, x: Array, w: Array) -> Array:
                 run(at, done)
                 return done + at[3] - at[2]
 
-            return body(jnp.int32(0), jnp.int32(0)) if spec.units <= PROCESSORS else lax.fori_loop(0, count, body, jnp.int32(0))
+            if spec.units == clusters:
+                return body(jnp.int32(0), jnp.int32(0))
+            return lax.fori_loop(0, lax.div(spec.units - 1 - cluster, jnp.int32(clusters)) + 1, body, jnp.int32(0))
 
         @pl.when(wg == tuning.groups)
         def _producer() -> None:
@@ -146,15 +151,19 @@ def _multiply(spec: _Spec, x: Array, w: Array) -> Array:
         "full": plgpu.Barrier(num_arrivals=copies + 1, num_barriers=tuning.stages),
         "free": plgpu.Barrier(num_arrivals=tuning.groups, num_barriers=tuning.stages),
     }
+    if shared:  # a slot is free when every block of the cluster has read the x that each of them sent to all
+        scratch["free"] = plgpu.ClusterBarrier(collective_axes=("rank",), num_arrivals=tuning.groups, num_barriers=tuning.stages)
     given = {} if spec.interpret is None else {"interpret": spec.interpret}
-    grid = {"grid": (blocks,), "grid_names": ("block",), "num_threads": tuning.groups + 1, "thread_name": "wg"}
+    grid = {"grid": (clusters,), "grid_names": ("cluster",), "num_threads": tuning.groups + 1, "thread_name": "wg"}
+    if shared:
+        grid |= {"cluster": (tuning.cluster,), "cluster_names": ("rank",)}
     out = jax.ShapeDtypeStruct((tuning.split, spec.rows, spec.O), spec.out_dtype)
     return plgpu.kernel(kernel, out_type=out, scratch_types=scratch, **grid, **given)(x, w)
 
 
 def _fill(spec: _Spec, x_ref: Any, w_ref: Any, at: tuple[Any, ...], done: Array, sm: dict[str, Any]) -> None:
     """Fills the ring with one unit's tiles of the weight and of x."""
-    row, _, low, high = at
+    row, low, high = at[0], at[2], at[3]
     k, stages, width = spec.tuning.k, spec.tuning.stages, spec.width
 
     @pl.loop(low, high)
@@ -166,12 +175,13 @@ def _fill(spec: _Spec, x_ref: Any, w_ref: Any, at: tuple[Any, ...], done: Array,
         for g in range(1 if spec.by_rows else spec.tuning.groups):
             rows = pl.ds(pl.multiple_of(row + g * width, 8), width)
             plgpu.copy_gmem_to_smem(w_ref.at[rows, columns], sm["w"].at[slot, g], sm["full"].at[slot])
-        plgpu.copy_gmem_to_smem(x_ref.at[:, columns], sm["x"].at[slot, pl.ds(0, spec.rows)], sm["full"].at[slot])
+        axes = "rank" if spec.tuning.cluster > 1 else None
+        plgpu.copy_gmem_to_smem(x_ref.at[:, columns], sm["x"].at[slot, pl.ds(0, spec.rows)], sm["full"].at[slot], collective_axes=axes)
 
 
 def _consume(spec: _Spec, at: tuple[Any, ...], done: Array, wg: Array, sm: dict[str, Any]) -> Array:
     """One warpgroup's product `[height, width]` over one unit's steps. A slot is given back one step late, while the next multiplies."""
-    _, _, low, high = at
+    low, high = at[2], at[3]
     stages = jnp.int32(spec.tuning.stages)
 
     def multiply(acc):  # type: ignore[no-untyped-def]
@@ -196,7 +206,7 @@ def _consume(spec: _Spec, at: tuple[Any, ...], done: Array, wg: Array, sm: dict[
 
 def _store(spec: _Spec, acc: Array, at: tuple[Any, ...], wg: Array, o: Any, o_ref: Any) -> None:
     """Writes one warpgroup's rows that x has, a chunk of columns at a time."""
-    row, part, _, _ = at
+    row, part = at[:2]
     real = min(spec.rows, spec.height)
     first = wg * spec.height if spec.by_rows else 0
     column = row if spec.by_rows else row + wg * spec.width

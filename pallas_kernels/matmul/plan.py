@@ -27,6 +27,7 @@ class Tuning(NamedTuple):
     stages: int = 4
     split: int = 1
     groups: int = 1  # warpgroups that multiply; they share the weight rows up to 64 rows of x, else the rows of x
+    cluster: int = 1  # blocks that share x; from 16 rows on
 
 
 def row_class(M: int) -> int:
