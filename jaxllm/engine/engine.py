@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,7 +47,7 @@ class Engine:
         self.resolved, self.runner, self.scheduler = resolved, runner, scheduler
         self.eos_ids, self.tokenizer = frozenset(runner.eos_ids), tokenizer
         self._live: dict[str, _Live] = {}
-        self._in_flight: StepResult | None = None
+        self._in_flight: deque[StepResult] = deque()
         self._seeds = np.random.Generator(np.random.Philox(seed))
         self._count = _Counters()
         self._pending: list[TextDelta] = []  # deltas that no step makes: rejected choices, aborts
@@ -109,7 +110,8 @@ class Engine:
                 self._pending.append(self._finish(choice, [], "", "abort", None))
 
     def step(self) -> list[TextDelta]:
-        """Launch the next step, then commit the one before it. With `async_scheduling` off, commit this one.
+        """Launch the next step, then commit the oldest in flight if there are more than the runner's depth. With `async_scheduling` off,
+        commit this one.
 
         Whatever it raises, every request is gone afterwards and the engine is empty and usable.
         """
@@ -129,16 +131,14 @@ class Engine:
 
     def _turn(self) -> list[TextDelta]:
         plan = self.scheduler.plan()
-        launched = None if plan.empty else self.runner.launch(plan)
-        before, self._in_flight = self._in_flight, launched
-        if launched is not None:
+        if not plan.empty:
+            self._in_flight.append(self.runner.launch(plan))
             self._count.steps += 1
             self._mark_scheduled(plan)
-        if not self.resolved.async_scheduling:
-            before, self._in_flight = self._in_flight, None
         deltas, self._pending = self._pending, []
-        if before is not None:
-            deltas += self._commit(self.runner.collect(before))
+        depth = self.runner.depth if self.resolved.async_scheduling else 0
+        if self._in_flight and (plan.empty or len(self._in_flight) > depth):
+            deltas += self._commit(self.runner.collect(self._in_flight.popleft()))
         return deltas
 
     def _start_over(self) -> None:
@@ -150,7 +150,7 @@ class Engine:
                 self.scheduler.finish(choice)
         self._live.clear()
         self._pending.clear()
-        self._in_flight = None
+        self._in_flight.clear()
         self.runner.reset()
 
     def stats(self) -> EngineStats:

@@ -50,7 +50,7 @@ class Programs:
         extend: list[Key] = [("extend", shape) for shape in sorted(self.buckets.extend, key=lambda s: -s.tokens)]
         decode: list[Key] = [("decode", rows) for rows in sorted(self.buckets.decode, reverse=True)]
         rows = sorted({logit_rows(self.buckets, shape) for _, shape in extend + decode}, reverse=True)
-        return [*extend, *decode, *(("sample", (n, s)) for n in rows for s in Sampler), ("ingest", None)]
+        return [*extend, *decode, *(("sample", (n, s)) for n in rows for s in Sampler), ("ingest", True), ("ingest", False)]
 
     def get(self, kind: str, shape: object) -> jax.stages.Compiled:
         """The executable of one key."""
@@ -81,7 +81,8 @@ class Programs:
 
     def _compile(self, key: Key) -> jax.stages.Compiled:
         function, donated, arguments, out = getattr(self, f"_{key[0]}")(key[1])
-        return jax.jit(function, donate_argnums=donated, out_shardings=out).lower(*arguments).compile()
+        # Buffers that are only written into are unused inputs: dropped, they would not be donated.
+        return jax.jit(function, donate_argnums=donated, out_shardings=out, keep_unused=True).lower(*arguments).compile()
 
     def _shape(self, shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=self.replicated)
@@ -92,35 +93,52 @@ class Programs:
         return jax.tree.map(lambda s: self._shape(s.shape, s.dtype), self.abstract.state)
 
     @functools.cached_property
+    def host(self) -> NamedSharding:
+        """Where the host and the programs meet: pinned host memory on GPUs, which programs read and write in order with their other work,
+        while a copy from or to other memory takes a millisecond there."""
+        gpu = self.model.mesh.devices.flat[0].platform == "gpu"
+        return self.replicated.with_memory_kind("pinned_host") if gpu else self.replicated
+
+    @functools.cached_property
     def _logits_sharding(self) -> NamedSharding:
         split = self.abstract.vocab_size % self.model.mesh.shape["tensor"] == 0
         return NamedSharding(self.model.mesh, PartitionSpec(None, "tensor") if split else PartitionSpec())
 
-    def _ingest(self, _: None) -> tuple:
-        buffer = self._shape((packed_size(ingest_shapes(self.slots)),), jnp.int32)
-        return step.ingest, (0,), (self.state, buffer), self.replicated
+    @functools.cached_property
+    def staged(self) -> jax.ShapeDtypeStruct:
+        """The packed chunks of any extend shape, resident on the device."""
+        return self._shape((max(packed_size(self.layout(shape).shapes) for shape in self.buckets.extend),), jnp.int32)
+
+    def outlook(self, rows: int) -> step.Outlook:
+        """What a forward with `rows` rows of logits leaves, as shapes."""
+        logits = jax.ShapeDtypeStruct((rows, self.abstract.vocab_size), jnp.float32, sharding=self._logits_sharding)
+        return step.Outlook(logits, self._shape((rows,), jnp.int32), self._shape((rows,), jnp.bool_))
+
+    def upload_size(self, with_chunks: bool) -> int:
+        """Elements of the host's buffer for `ingest`."""
+        return packed_size(ingest_shapes(self.slots)) + (self.staged.shape[0] if with_chunks else 0)
+
+    def _ingest(self, with_chunks: bool) -> tuple:
+        function = functools.partial(step.ingest, local=self.replicated)
+        buffer = jax.ShapeDtypeStruct((self.upload_size(with_chunks),), jnp.int32, sharding=self.host)
+        return function, (0, 1), (self.state, self.staged, buffer), self.replicated
 
     def _decode(self, rows: int) -> tuple:
         function = functools.partial(step.decode, self.model, rows)
-        kv_out = jax.tree.map(lambda s: s.sharding, self.abstract.kv)
-        out = (kv_out, self._logits_sharding, self.replicated, self.replicated)
-        return function, (1,), (self.abstract.weights, self.abstract.kv, self.state), out
+        reused = self.outlook(rows)
+        arguments = (self.abstract.weights, self.abstract.kv, self.state, reused)
+        return function, (1, 3), arguments, shardings((self.abstract.kv, reused))
 
     def _extend(self, shape: ExtendShape) -> tuple:
-        layout = self.layout(shape)
-        function = functools.partial(step.extend, self.model, layout)
-        kv_out = jax.tree.map(lambda s: s.sharding, self.abstract.kv)
-        out = (kv_out, self.replicated, self._logits_sharding, self.replicated, self.replicated)
-        buffer = self._shape((packed_size(layout.shapes),), jnp.int32)
-        arguments = (self.abstract.weights, self.abstract.kv, self.state, buffer)
-        return function, (1, 2), arguments, out
+        function = functools.partial(step.extend, self.model, self.layout(shape))
+        reused = self.outlook(logit_rows(self.buckets, shape))
+        arguments = (self.abstract.weights, self.abstract.kv, self.state, self.staged, reused)
+        return function, (1, 2, 4), arguments, shardings((self.abstract.kv, self.state, reused))
 
     def _sample(self, key: tuple[int, Sampler]) -> tuple:
         rows, sampler = key
         function = functools.partial(step.draw, sampler, self.num_logprobs)
-        logits = jax.ShapeDtypeStruct((rows, self.abstract.vocab_size), jnp.float32, sharding=self._logits_sharding)
-        arguments = (logits, self._shape((rows,), jnp.int32), self._shape((rows,), jnp.bool_), self.state)
-        return function, (3,), arguments, self.replicated
+        return function, (1,), (self.outlook(rows), self.state), (self.replicated, self.host)
 
 
 def logit_rows(buckets: Buckets, shape: object) -> int:
@@ -130,6 +148,11 @@ def logit_rows(buckets: Buckets, shape: object) -> int:
     needed = shape.decodes + shape.chunks
     most = max(s.decodes + s.chunks for s in buckets.extend)
     return min(rows for rows in (*buckets.decode, most) if rows >= needed)
+
+
+def shardings(tree: Any) -> Any:
+    """The shardings of a tree of shapes."""
+    return jax.tree.map(lambda s: s.sharding, tree)
 
 
 def place(tree: Any, like: Any) -> Any:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
@@ -14,9 +18,15 @@ from jaxllm.engine.batch import ingest_arrays, ingest_shapes, pack
 from jaxllm.engine.buckets import ExtendShape
 from jaxllm.engine.compiles import CompileCounter
 from jaxllm.engine.plan import Plan
-from jaxllm.engine.programs import Programs, place
+from jaxllm.engine.programs import Programs, place, shardings
 from jaxllm.engine.state import SlotState
+from jaxllm.engine.step import Outlook
+from jaxllm.engine.uplink import Uplink
 from jaxllm.sampling.sample import Sampled, Sampler
+
+MAX_DEPTH = 2  # steps in flight
+SHORT_STEP = 2e-3  # seconds; below it one step in flight does not keep the device busy
+RECORDING_RUNS = 3  # XLA runs a program's kernels one by one, then records them, then replays the recording
 
 
 @dataclass(frozen=True)
@@ -39,84 +49,117 @@ class Collected:
 
 
 class Runner:
-    """`launch(plan) -> StepResult` never waits for the device; `collect(result)` does."""
+    """`launch(plan) -> StepResult` never waits for the device; `collect(result)` does.
+
+    `depth` steps may be launched before the first of them is collected. Two keep a device busy whose steps are shorter than the way of a
+    token to the host and of the next step to the device.
+    """
 
     def __init__(self, programs: Programs, weights: tuple[Array, ...], kv: KVCache, eos_ids: list[int], compiles: CompileCounter):
         self.programs, self.weights, self.kv, self.eos_ids, self.compiles = programs, weights, kv, eos_ids, compiles
         self.slots = programs.slots
         self.page_size = programs.model.page_size
-        self.state: SlotState = place(SlotState.zeros(self.slots, programs.table_width), programs.state)
-        self._rows_on_device: tuple[int, ...] = ()
+        self.depth = 1
+        self._uplinks = {chunks: Uplink(programs.upload_size(chunks), programs.host, MAX_DEPTH + 2) for chunks in (False, True)}
+        self._fresh()
 
     def launch(self, plan: Plan) -> StepResult:
         """Start one step. Host work only: pad, upload what changed, dispatch forward and sample."""
-        self._ingest(plan)
         buckets = self.programs.buckets
         if plan.chunks:
             tokens = sum(chunk.length for chunk in plan.chunks)
             shape = buckets.fit_extend(tokens, len(plan.chunks), len(plan.decodes))
-            logits, slots, emit = self._extend(shape, plan)
+            self._ingest(plan, shape)
+            outlook = self._extend(shape)
             rows = (*range(len(plan.decodes)), *range(shape.decodes, shape.decodes + len(plan.chunks)))
         else:
-            bucket = buckets.fit_decode(len(plan.decodes))
-            program = self.programs.get("decode", bucket)
-            self.kv, logits, slots, emit = program(self.weights, self.kv, self.state)
+            self._ingest(plan)
+            outlook = self._decode(buckets.fit_decode(len(plan.decodes)))
             rows = tuple(range(len(plan.decodes)))
         sampler = self._sampler(plan)
-        self.state, sampled = self.programs.get("sample", (logits.shape[0], sampler))(logits, slots, emit, self.state)
+        sampled = self._sample(outlook, sampler)
         wanted = sampled if sampler is Sampler.LOGPROBS else sampled.token_B
         jax.tree.map(lambda x: x.copy_to_host_async(), wanted)
         return StepResult(plan, rows, sampled, sampler is Sampler.LOGPROBS)
 
     def collect(self, result: StepResult) -> Collected:
         """Wait for a step's tokens."""
-        token = np.asarray(result.sampled.token_B)
-        tokens = [int(token[row]) for row in result.rows]
+        token = np.asarray(result.sampled.token_B).tolist()
+        tokens = [token[row] for row in result.rows]
         return Collected(result.plan, tokens, _logprobs(result) if result.with_logprobs else None)
 
     def warm_up(self) -> None:
-        """Run every program once on padding rows, which touch the trash slot and the dropped page only."""
+        """Run every program on padding rows, which touch the trash slot and the dropped page only: once as it is, once to record it, once
+        to time it. Sets `depth`."""
         empty = Plan(decodes=(), positions=(), chunks=())
         self._ingest(empty, force=True)
         for shape in self.programs.buckets.extend:
-            self._warm_up_samplers(*self._extend(shape, empty))
-        for rows in self.programs.buckets.decode:
-            self.kv, *out = self.programs.get("decode", rows)(self.weights, self.kv, self.state)
-            self._warm_up_samplers(*out)
-        jax.block_until_ready(self.state)
+            self._ingest(empty, shape)
+            self._warm_up(functools.partial(self._extend, shape))
+        seconds = {rows: self._warm_up(functools.partial(self._decode, rows)) for rows in self.programs.buckets.decode}
+        accelerator = self.programs.model.mesh.devices.flat[0].platform != "cpu"
+        self.depth = MAX_DEPTH if accelerator and min(seconds.values()) < SHORT_STEP else 1
 
     def reset(self) -> None:
         """After a step that failed: slot state and pages anew, since donated buffers may be gone and pages half written."""
-        for pages in jax.tree.leaves(self.kv):
-            pages.delete()  # first: a device has no room for two pools
+        for buffer in jax.tree.leaves((self.kv, self._outlooks)):
+            buffer.delete()  # first: a device has no room for two pools
         self.kv = KVCache.empty(self.programs.abstract.kv)
-        self.state = place(SlotState.zeros(self.slots, self.programs.table_width), self.programs.state)
-        self._rows_on_device = ()
+        self._fresh()
 
-    def _warm_up_samplers(self, logits: Array, slots: Array, emit: Array) -> None:
+    def _fresh(self) -> None:
+        self.state: SlotState = place(SlotState.zeros(self.slots, self.programs.table_width), self.programs.state)
+        self._staged = place(np.zeros(self.programs.staged.shape, np.int32), self.programs.staged)
+        self._outlooks: dict[int, Outlook] = {}
+        self._rows_on_device: tuple[int, ...] = ()
+
+    def _warm_up(self, forward: Callable[[], Outlook]) -> float:
+        """Seconds that a forward takes once recorded."""
+        for _ in range(RECORDING_RUNS):
+            start = time.perf_counter()
+            outlook = jax.block_until_ready(forward())
+            seconds = time.perf_counter() - start
         for sampler in Sampler:
-            self.state, sampled = self.programs.get("sample", (logits.shape[0], sampler))(logits, slots, emit, self.state)
-            np.asarray(sampled.token_B)
+            np.asarray(self._sample(outlook, sampler).token_B)
+        return seconds
 
-    def _extend(self, shape: ExtendShape, plan: Plan) -> tuple[Array, Array, Array]:
-        program = self.programs.get("extend", shape)
-        layout = self.programs.layout(shape)
-        buffer = self._upload(layout.pack(plan.chunks, self.slots, self.eos_ids))
-        self.kv, self.state, logits, slots, emit = program(self.weights, self.kv, self.state, buffer)
-        return logits, slots, emit
+    def _decode(self, rows: int) -> Outlook:
+        reused = self._reused(rows)
+        self.kv, self._outlooks[rows] = self.programs.get("decode", rows)(self.weights, self.kv, self.state, reused)
+        return self._outlooks[rows]
 
-    def _ingest(self, plan: Plan, force: bool = False) -> None:
-        """Skipped in steady decode: same rows, no new page."""
+    def _extend(self, shape: ExtendShape) -> Outlook:
+        rows = self.programs.layout(shape).logit_rows
+        program, reused = self.programs.get("extend", shape), self._reused(rows)
+        self.kv, self.state, self._outlooks[rows] = program(self.weights, self.kv, self.state, self._staged, reused)
+        return self._outlooks[rows]
+
+    def _reused(self, rows: int) -> Outlook:
+        """The buffers that every forward with so many rows of logits writes into."""
+        if rows not in self._outlooks:
+            like = self.programs.outlook(rows)
+            zeros = jax.jit(lambda: jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), like), out_shardings=shardings(like))
+            self._outlooks[rows] = zeros()
+        return self._outlooks[rows]
+
+    def _sample(self, outlook: Outlook, sampler: Sampler) -> Sampled:
+        program = self.programs.get("sample", (outlook.slots.shape[0], sampler))
+        self.state, sampled = program(outlook, self.state)
+        return sampled
+
+    def _ingest(self, plan: Plan, shape: ExtendShape | None = None, force: bool = False) -> None:
+        """Upload the row map, new pages and, for `shape`, the plan's chunks. Skipped in steady decode: same rows, no new page."""
         rows = tuple(request.slot for request in plan.decodes)
         arrays, grew = ingest_arrays(plan, self.slots, self.page_size)
-        if not (force or grew or (rows != self._rows_on_device)):
+        if shape is None and not (force or grew or (rows != self._rows_on_device)):
             return
-        buffer = self._upload(pack(arrays, ingest_shapes(self.slots)))
-        self.state = self.programs.get("ingest", None)(self.state, buffer)
+        parts = [pack(arrays, ingest_shapes(self.slots))]
+        if shape is not None:
+            parts.append(self.programs.layout(shape).pack(plan.chunks, self.slots, self.eos_ids))
+        with_chunks = shape is not None
+        buffer = self._uplinks[with_chunks].send(parts)
+        self.state, self._staged = self.programs.get("ingest", with_chunks)(self.state, self._staged, buffer)
         self._rows_on_device = rows
-
-    def _upload(self, buffer: np.ndarray) -> Array:
-        return jax.device_put(buffer, self.programs.replicated)
 
     def _sampler(self, plan: Plan) -> Sampler:
         drawing: list[Any] = [request.sampler for request in plan.decodes]

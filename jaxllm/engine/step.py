@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 
 from jaxllm.cache.kv import KVCache, PagedContext, PagedInputs
-from jaxllm.engine.batch import ChunkLayout, ingest_shapes, unpack
+from jaxllm.engine.batch import ChunkLayout, ingest_shapes, packed_size, unpack
 from jaxllm.engine.state import SLOT_FIELDS, SlotState
 from jaxllm.sampling.sample import Sampled, Sampler, SamplingRows, sample
 
@@ -31,16 +31,38 @@ class Model:
         return nnx.merge(self.graphdef, jax.tree.unflatten(self.treedef, weights))
 
 
-def ingest(state: SlotState, buffer: Array) -> SlotState:
-    """Take the row map and new pages from the host."""
-    slots = state.rows.shape[0]
-    new = unpack(buffer, ingest_shapes(slots))
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Outlook:
+    """What a forward leaves for sampling, Q rows: B decode rows, R chunk rows, then padding.
+
+    Every forward of Q rows is given the last one's buffers to write into, so that their addresses stay and recorded command buffers
+    stay valid.
+    """
+
+    logits: Array  # [Q, V] float32
+    slots: Array  # [Q] int32
+    emit: Array  # [Q] bool: the row draws a token
+
+
+def ingest(state: SlotState, staged: Array, buffer: Array, *, local: NamedSharding) -> tuple[SlotState, Array]:
+    """Take the row map, new pages and, when the buffer is long enough to hold them, packed chunks from the host.
+
+    `buffer` may lie in pinned host memory; `local` is where it is wanted. Returns (state, chunks for `extend`); without chunks in the
+    buffer `staged` is returned as it was.
+    """
+    shapes = ingest_shapes(state.rows.shape[0])
+    head = packed_size(shapes)
+    buffer = jax.device_put(buffer, local)
+    new = unpack(buffer[:head], shapes)
     table = state.table.at[new["slot"], new["index"]].set(new["page"], mode="drop")
-    return replace(state, rows=new["rows"], table=table)
+    state = replace(state, rows=new["rows"], table=table)
+    return state, staged if buffer.shape[0] == head else buffer[head:]
 
 
-def decode(model: Model, rows: int, weights: tuple[Array, ...], kv: KVCache, state: SlotState) -> tuple[KVCache, Array, Array, Array]:
-    """One token for each of `rows` rows. Returns (kv, logits [B, V], slots [B], emit [B])."""
+def decode(model: Model, rows: int, weights: tuple[Array, ...], kv: KVCache, state: SlotState, reused: Outlook) -> tuple[KVCache, Outlook]:
+    """One token for each of `rows` rows; `reused` gives its buffers."""
+    del reused
     region = _decode_region(state, rows, kv, model.page_size)
     empty = jnp.zeros((0,), jnp.int32)
     inputs = PagedInputs(
@@ -56,14 +78,15 @@ def decode(model: Model, rows: int, weights: tuple[Array, ...], kv: KVCache, sta
     context = PagedContext(kv, inputs, model.backend, model.mesh, state.prompt_length[region.slots])
     module = model.rebuild(weights)
     hidden = module(region.token, region.position, context)
-    return context.kv, module.logits(hidden), region.slots, region.alive
+    return context.kv, Outlook(module.logits(hidden), region.slots, region.alive)
 
 
 def extend(
-    model: Model, layout: ChunkLayout, weights: tuple[Array, ...], kv: KVCache, state: SlotState, buffer: Array
-) -> tuple[KVCache, SlotState, Array, Array, Array]:
-    """Decode rows and prompt chunks in one forward. Returns (kv, state, logits, slots, emit): B rows, R rows, then padding."""
-    batch = unpack(buffer, layout.shapes)
+    model: Model, layout: ChunkLayout, weights: tuple[Array, ...], kv: KVCache, state: SlotState, staged: Array, reused: Outlook
+) -> tuple[KVCache, SlotState, Outlook]:
+    """Decode rows and the prompt chunks of `staged` in one forward; `reused` gives its buffers."""
+    del reused
+    batch = unpack(staged, layout.shapes)
     state = _admit(state, batch)
     region = _decode_region(state, layout.shape.decodes, kv, model.page_size)
     write_page, write_offset = _chunk_writes(batch, kv, model.page_size)
@@ -90,11 +113,12 @@ def extend(
     picked = jnp.concatenate([jnp.arange(layout.shape.decodes, dtype=jnp.int32), last, jnp.zeros_like(trash)])
     slots = jnp.concatenate([region.slots, batch["slot"], trash])
     emit = jnp.concatenate([region.alive, batch["final"] != 0, jnp.zeros((spare,), jnp.bool_)])
-    return context.kv, state, module.logits(hidden[picked]), slots, emit
+    return context.kv, state, Outlook(module.logits(hidden[picked]), slots, emit)
 
 
-def draw(sampler: Sampler, num_logprobs: int, logits: Array, slots: Array, emit: Array, state: SlotState) -> tuple[SlotState, Sampled]:
+def draw(sampler: Sampler, num_logprobs: int, outlook: Outlook, state: SlotState) -> tuple[SlotState, Sampled]:
     """Sample every row and advance the slots that emit. A row that does not emit reads token -1 and changes nothing."""
+    slots, emit = outlook.slots, outlook.emit
     position = state.position[slots] + 1
     rows = SamplingRows(
         temperature_B=state.temperature[slots],
@@ -106,7 +130,7 @@ def draw(sampler: Sampler, num_logprobs: int, logits: Array, slots: Array, emit:
         stop_ids_BK=state.stop_ids[slots],
         suppress_B=state.min_left[slots] > 0,
     )
-    sampled = sample(logits, rows, sampler, num_logprobs)
+    sampled = sample(outlook.logits, rows, sampler, num_logprobs)
     token = sampled.token_B
     stopped = jnp.any(token[:, None] == rows.stop_ids_BK, axis=1) | (token < 0)
     remaining = state.remaining[slots] - 1
