@@ -11,10 +11,11 @@ from pallas_kernels.backends import Backends
 BACKENDS = Backends(__name__, "matmul", ("reference", "mosaic_gpu"))
 
 
-def matmul(x_MI: Array, w_OI: Array, *, backend: str, out_dtype: Any = None) -> Array:
+def matmul(x_MI: Array, w_OI: Array, *, backend: str, out_dtype: Any = None, following: Array | None = None) -> Array:
     """x · wᵀ, summed in float32; returns `y_MO` in `out_dtype`, by default x's dtype.
 
-    `x_MI` holds a row a token, `w_OI` a row an output feature. Raises `UnknownBackend` for a name not in `BACKENDS`; a back end raises
-    ValueError for shapes and dtypes that it does not take.
+    `x_MI` holds a row a token, `w_OI` a row an output feature. `following` is the weight of the product that comes next: a back end may
+    begin to fetch it while this one ends; it does not change the result. Raises `UnknownBackend` for a name not in `BACKENDS`; a back
+    end raises ValueError for shapes and dtypes that it does not take.
     """
-    return BACKENDS[backend](x_MI, w_OI, out_dtype=out_dtype)
+    return BACKENDS[backend](x_MI, w_OI, out_dtype=out_dtype, following=following)

@@ -20,6 +20,8 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from pallas_kernels.matmul.plan import PROCESSORS, Tuning, chunk_of, row_class, tuning_of
 
 ROWS = 64  # rows of one WGMMA operand
+BOX = 256  # most rows and columns of one copy
+PREFETCH_BYTES = 8_000_000  # of the next product's weight: what memory delivers in two microseconds
 
 
 class _Spec(NamedTuple):
@@ -71,7 +73,15 @@ def _check(x: Array, w: Array) -> None:
         raise ValueError(f"mosaic_gpu matmul takes O a multiple of 8 and I a multiple of 64, got w {w.shape}")
 
 
-def matmul(x_MI: Array, w_OI: Array, *, out_dtype: Any = None, tuning: Tuning | None = None, interpret: Any = None) -> Array:
+def matmul(
+    x_MI: Array,
+    w_OI: Array,
+    *,
+    out_dtype: Any = None,
+    following: Array | None = None,
+    tuning: Tuning | None = None,
+    interpret: Any = None,
+) -> Array:
     """See `pallas_kernels.matmul`. 1 to 256 rows of bfloat16 or float16; O a multiple of 8, I of 64. Raises ValueError otherwise.
 
     `interpret` is a `plgpu.InterpretGPUParams` for machines without a GPU.
@@ -84,13 +94,14 @@ def matmul(x_MI: Array, w_OI: Array, *, out_dtype: Any = None, tuning: Tuning | 
     out = jnp.dtype(out_dtype or x_MI.dtype)
     spec = _Spec(rows, O, K, x_MI.dtype, out if tuning.split == 1 else jnp.dtype(jnp.float32), tuning, interpret)
     x = x_MI if rows == M else jnp.pad(x_MI, ((0, rows - M), (0, 0)))
-    parts = _multiply(spec, x, w_OI)
+    usable = following is not None and following.dtype == x.dtype and not any(s % d for s, d in zip(following.shape, (8, 64), strict=True))
+    parts = _multiply(spec, x, w_OI, following if usable else None)
     if tuning.split == 1:
         return parts[0, :M]
     return parts[:, :M].sum(axis=0).astype(out)
 
 
-def _multiply(spec: _Spec, x: Array, w: Array) -> Array:
+def _multiply(spec: _Spec, x: Array, w: Array, following: Array | None) -> Array:
     """The parts `[split, rows, O]`: float32 if there is more than one, else the product in the output's dtype."""
     tuning, width = spec.tuning, spec.width
     copies = 1 if spec.by_rows else tuning.groups
@@ -98,7 +109,8 @@ def _multiply(spec: _Spec, x: Array, w: Array) -> Array:
     shared = tuning.cluster > 1
     steps = spec.K // tuning.k
 
-    def kernel(x_ref, w_ref, o_ref, **sm):  # type: ignore[no-untyped-def]
+    def kernel(x_ref, w_ref, *others, **sm):  # type: ignore[no-untyped-def]
+        *following_ref, o_ref = others
         cluster, wg = lax.axis_index("cluster"), lax.axis_index("wg")
         rank = lax.axis_index("rank") if shared else 0
 
@@ -127,6 +139,8 @@ def _multiply(spec: _Spec, x: Array, w: Array) -> Array:
         def _producer() -> None:
             plgpu.set_max_registers(40, action="decrease")
             done = each_unit(lambda at, done: _fill(spec, x_ref, w_ref, at, done, sm))
+            for ref in following_ref:
+                _prefetch(spec, ref, cluster * tuning.cluster + rank, clusters * tuning.cluster)
 
             # Every arrival is waited for, so that the barriers end in the phase they began in.
             @pl.loop(jnp.maximum(done - tuning.stages, 0), done)
@@ -158,7 +172,8 @@ def _multiply(spec: _Spec, x: Array, w: Array) -> Array:
     if shared:
         grid |= {"cluster": (tuning.cluster,), "cluster_names": ("rank",)}
     out = jax.ShapeDtypeStruct((tuning.split, spec.rows, spec.O), spec.out_dtype)
-    return plgpu.kernel(kernel, out_type=out, scratch_types=scratch, **grid, **given)(x, w)
+    operands = (x, w) if following is None else (x, w, following)
+    return plgpu.kernel(kernel, out_type=out, scratch_types=scratch, **grid, **given)(*operands)
 
 
 def _fill(spec: _Spec, x_ref: Any, w_ref: Any, at: tuple[Any, ...], done: Array, sm: dict[str, Any]) -> None:
@@ -177,6 +192,25 @@ def _fill(spec: _Spec, x_ref: Any, w_ref: Any, at: tuple[Any, ...], done: Array,
             plgpu.copy_gmem_to_smem(w_ref.at[rows, columns], sm["w"].at[slot, g], sm["full"].at[slot])
         axes = "rank" if spec.tuning.cluster > 1 else None
         plgpu.copy_gmem_to_smem(x_ref.at[:, columns], sm["x"].at[slot, pl.ds(0, spec.rows)], sm["full"].at[slot], collective_axes=axes)
+
+
+def _prefetch(spec: _Spec, w_ref: Any, block: Array, blocks: int) -> None:
+    """Asks for what the blocks of the next product read first, so that memory does not rest until they ask for it themselves."""
+    tuning = tuning_of(spec.rows, *w_ref.shape)
+    steps, depth = w_ref.shape[1] // tuning.k, w_ref.shape[1] // tuning.split
+    units = min(-(-w_ref.shape[0] // tuning.n) * tuning.split, PROCESSORS)
+    width = min(PREFETCH_BYTES // (2 * units * tuning.n), depth) // 64 * 64
+    boxes = [(begin, min(width - begin, BOX)) for begin in range(0, width, BOX)]
+    rows = [(begin, min(tuning.n - begin, BOX)) for begin in range(0, tuning.n, BOX)]
+
+    @pl.loop(block, units, step=blocks)
+    def _(unit):  # type: ignore[no-untyped-def]
+        tile, part = lax.div(unit, jnp.int32(tuning.split)), lax.rem(unit, jnp.int32(tuning.split))
+        column = lax.div(part * steps, jnp.int32(tuning.split)) * tuning.k
+        for first, height in rows:
+            for begin, span in boxes:
+                place = pl.ds(pl.multiple_of(tile * tuning.n + first, 8), height), pl.ds(pl.multiple_of(column + begin, 64), span)
+                plgpu.async_prefetch(w_ref.at[place])
 
 
 def _consume(spec: _Spec, at: tuple[Any, ...], done: Array, wg: Array, sm: dict[str, Any]) -> Array:

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 
-def matmul(x_MI: Array, w_OI: Array, *, out_dtype: Any = None) -> Array:
+def matmul(x_MI: Array, w_OI: Array, *, out_dtype: Any = None, following: Array | None = None) -> Array:
     """See `pallas_kernels.matmul`."""
+    del following
     y = lax.dot_general(x_MI, w_OI, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
     return y.astype(out_dtype or x_MI.dtype)

@@ -57,13 +57,23 @@ def test_the_interpreted_kernel_equals_the_product_in_float64(case: Case, monkey
     assert relative_error(out, wanted) < (1e-5 if case.out_dtype else 5e-3)
 
 
+def test_fetching_the_next_weight_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mosaic_gpu, "PROCESSORS", 4)
+    x, w, wanted = rounded(CASES[2], "bfloat16")
+    interpret = plgpu.InterpretGPUParams(detect_races=True)
+    for following in (jnp.zeros((328, 192), w.dtype), jnp.zeros((60, 100), w.dtype), jnp.zeros((64, 64), jnp.float32)):
+        out = mosaic_gpu.matmul(x, w, following=following, tuning=SMALL[CASES[2].name], interpret=interpret)
+        assert relative_error(out, wanted) < 5e-3
+
+
 @pytest.mark.parametrize("tokens", [1, 16, 64, 128, 256])
 @pytest.mark.parametrize("model", MODEL_SHAPES)
 def test_the_kernel_lowers_for_cuda_at_every_shape_of_the_models(model: str, tokens: int) -> None:
     for shape in MODEL_SHAPES[model]:
         x, w = jax.ShapeDtypeStruct((tokens, shape[1]), jnp.bfloat16), jax.ShapeDtypeStruct(shape, jnp.bfloat16)
         out_dtype = jnp.float32 if shape == MODEL_SHAPES[model][-1] else None
-        lowered = mosaic_gpu.jitted.trace(x, w, out_dtype=out_dtype).lower(lowering_platforms=("cuda",))
+        following = None if out_dtype else jax.ShapeDtypeStruct(MODEL_SHAPES[model][2], jnp.bfloat16)
+        lowered = mosaic_gpu.jitted.trace(x, w, out_dtype=out_dtype, following=following).lower(lowering_platforms=("cuda",))
         assert lowered.as_text().count("mosaic_gpu_v2") == 1
 
 
