@@ -28,8 +28,9 @@ class _Spec(NamedTuple):
     """What one compiled kernel is specialised to."""
 
     rows: int  # of x, padded to a row class
-    O: int  # noqa: E741
+    O: int  # noqa: E741 - columns of y
     K: int
+    halves: int  # 2 for a gated product: the weight's rows are O for the gate and then O for what it scales
     dtype: Any
     out_dtype: Any
     tuning: Tuning
@@ -51,13 +52,23 @@ class _Spec(NamedTuple):
 
     @property
     def width(self) -> int:
-        """Weight rows of one warpgroup's product."""
-        return self.tuning.n if self.by_rows else self.tuning.n // self.tuning.groups
+        """Columns of y that one warpgroup writes."""
+        return self.columns if self.by_rows else self.columns // self.tuning.groups
+
+    @property
+    def columns(self) -> int:
+        """Columns of y that one block writes."""
+        return self.tuning.n // self.halves
+
+    @property
+    def tiles(self) -> list[tuple[int, int]]:
+        """Which rows of the weight one slot holds as tiles of `width` rows: (half, offset from the block's first row)."""
+        return [(half, offset) for offset in range(0, self.columns, self.width) for half in range(self.halves)]
 
     @property
     def units(self) -> int:
         """Pieces of work of one cluster: weight row tiles, one a block of the cluster, times parts of K."""
-        return -(-self.O // (self.tuning.n * self.tuning.cluster)) * self.tuning.split
+        return -(-self.O // (self.columns * self.tuning.cluster)) * self.tuning.split
 
     @property
     def chunk(self) -> int:
@@ -87,24 +98,32 @@ def matmul(
     `interpret` is a `plgpu.InterpretGPUParams` for machines without a GPU.
     """
     _check(x_MI, w_OI)
-    M = x_MI.shape[0]
     O, K = w_OI.shape  # noqa: E741
-    rows = row_class(M)
+    rows = row_class(x_MI.shape[0])
     tuning = tuning or tuning_of(rows, O, K)
     out = jnp.dtype(out_dtype or x_MI.dtype)
-    spec = _Spec(rows, O, K, x_MI.dtype, out if tuning.split == 1 else jnp.dtype(jnp.float32), tuning, interpret)
-    x = x_MI if rows == M else jnp.pad(x_MI, ((0, rows - M), (0, 0)))
-    usable = following is not None and following.dtype == x.dtype and not any(s % d for s, d in zip(following.shape, (8, 64), strict=True))
-    parts = _multiply(spec, x, w_OI, following if usable else None)
-    if tuning.split == 1:
-        return parts[0, :M]
-    return parts[:, :M].sum(axis=0).astype(out)
+    spec = _Spec(rows, O, K, 1, x_MI.dtype, out if tuning.split == 1 else jnp.dtype(jnp.float32), tuning, interpret)
+    parts = _multiply(spec, x_MI, w_OI, following)
+    return parts[0] if tuning.split == 1 else parts.sum(axis=0).astype(out)
+
+
+def gated_matmul(x_MI: Array, w_OI: Array, *, following: Array | None = None, tuning: Tuning | None = None, interpret: Any = None) -> Array:
+    """See `pallas_kernels.matmul`. As `matmul`, with O a multiple of 16; there are no parts of K."""
+    _check(x_MI, w_OI)
+    O, K = w_OI.shape  # noqa: E741
+    if O % 16:
+        raise ValueError(f"mosaic_gpu gated_matmul takes O a multiple of 16, got w {w_OI.shape}")
+    rows = row_class(x_MI.shape[0])
+    spec = _Spec(rows, O // 2, K, 2, x_MI.dtype, x_MI.dtype, tuning or tuning_of(rows, O, K, 2), interpret)
+    return _multiply(spec, x_MI, w_OI, following)[0]
 
 
 def _multiply(spec: _Spec, x: Array, w: Array, following: Array | None) -> Array:
-    """The parts `[split, rows, O]`: float32 if there is more than one, else the product in the output's dtype."""
-    tuning, width = spec.tuning, spec.width
-    copies = 1 if spec.by_rows else tuning.groups
+    """The parts `[split, M, O]`: float32 if there is more than one, else the product in the output's dtype."""
+    tuning, M = spec.tuning, x.shape[0]
+    x = jnp.pad(x, ((0, spec.rows - M), (0, 0)))
+    if following is not None and (following.dtype != w.dtype or following.shape[0] % 8 or following.shape[1] % 64):
+        following = None
     clusters = min(spec.units, PROCESSORS // tuning.cluster)
     shared = tuning.cluster > 1
     steps = spec.K // tuning.k
@@ -115,11 +134,11 @@ def _multiply(spec: _Spec, x: Array, w: Array, following: Array | None) -> Array
         rank = lax.axis_index("rank") if shared else 0
 
         def place(i):  # type: ignore[no-untyped-def]
-            """First weight row, part, first step and end step of this block's unit number `i`."""
+            """First column of y, part, first step and end step of this block's unit number `i`."""
             unit = cluster + i * clusters
             tile, part = lax.div(unit, jnp.int32(tuning.split)), lax.rem(unit, jnp.int32(tuning.split))
             tile = tile * tuning.cluster + rank
-            row = pl.multiple_of(tile * tuning.n, 8)  # rows beyond the weight's last read as zeros and are not written
+            row = pl.multiple_of(tile * spec.columns, 8)  # rows beyond the weight's last read as zeros and are not written
             low, high = (lax.div(p * steps, jnp.int32(tuning.split)) for p in (part, part + 1))
             return row, part, low, high
 
@@ -152,17 +171,17 @@ def _multiply(spec: _Spec, x: Array, w: Array, following: Array | None) -> Array
             plgpu.set_max_registers(232, action="increase")
 
             def run(at, done):  # type: ignore[no-untyped-def]
-                acc = _consume(spec, at, done, wg, sm)
-                _store(spec, acc, at, wg, sm["o"].at[wg], o_ref)
+                y = _consume(spec, at, done, wg, sm)
+                _store(spec, y, at, wg, sm["o"].at[wg], o_ref)
 
             each_unit(run)
             plgpu.wait_smem_to_gmem(0)
 
     scratch = {
         "x": plgpu.SMEM((tuning.stages, max(spec.rows, ROWS), tuning.k), spec.dtype, transforms=spec.tiled),
-        "w": plgpu.SMEM((tuning.stages, copies, width, tuning.k), spec.dtype, transforms=spec.tiled),
+        "w": plgpu.SMEM((tuning.stages, len(spec.tiles), spec.width, tuning.k), spec.dtype, transforms=spec.tiled),
         "o": plgpu.SMEM((tuning.groups, spec.height, spec.chunk), spec.out_dtype),
-        "full": plgpu.Barrier(num_arrivals=copies + 1, num_barriers=tuning.stages),
+        "full": plgpu.Barrier(num_arrivals=len(spec.tiles) + 1, num_barriers=tuning.stages),
         "free": plgpu.Barrier(num_arrivals=tuning.groups, num_barriers=tuning.stages),
     }
     if shared:  # a slot is free when every block of the cluster has read the x that each of them sent to all
@@ -173,13 +192,13 @@ def _multiply(spec: _Spec, x: Array, w: Array, following: Array | None) -> Array
         grid |= {"cluster": (tuning.cluster,), "cluster_names": ("rank",)}
     out = jax.ShapeDtypeStruct((tuning.split, spec.rows, spec.O), spec.out_dtype)
     operands = (x, w) if following is None else (x, w, following)
-    return plgpu.kernel(kernel, out_type=out, scratch_types=scratch, **grid, **given)(*operands)
+    return plgpu.kernel(kernel, out_type=out, scratch_types=scratch, **grid, **given)(*operands)[:, :M]
 
 
 def _fill(spec: _Spec, x_ref: Any, w_ref: Any, at: tuple[Any, ...], done: Array, sm: dict[str, Any]) -> None:
     """Fills the ring with one unit's tiles of the weight and of x."""
     row, low, high = at[0], at[2], at[3]
-    k, stages, width = spec.tuning.k, spec.tuning.stages, spec.width
+    k, stages = spec.tuning.k, spec.tuning.stages
 
     @pl.loop(low, high)
     def _(t):  # type: ignore[no-untyped-def]
@@ -187,9 +206,9 @@ def _fill(spec: _Spec, x_ref: Any, w_ref: Any, at: tuple[Any, ...], done: Array,
         slot = lax.rem(number, jnp.int32(stages))
         pl.when(number >= stages)(lambda: plgpu.barrier_wait(sm["free"].at[slot]))
         columns = pl.ds(pl.multiple_of(t * k, k), k)
-        for g in range(1 if spec.by_rows else spec.tuning.groups):
-            rows = pl.ds(pl.multiple_of(row + g * width, 8), width)
-            plgpu.copy_gmem_to_smem(w_ref.at[rows, columns], sm["w"].at[slot, g], sm["full"].at[slot])
+        for number_of_tile, (half, offset) in enumerate(spec.tiles):
+            rows = pl.ds(pl.multiple_of(row + half * spec.O + offset, 8), spec.width)
+            plgpu.copy_gmem_to_smem(w_ref.at[rows, columns], sm["w"].at[slot, number_of_tile], sm["full"].at[slot])
         axes = "rank" if spec.tuning.cluster > 1 else None
         plgpu.copy_gmem_to_smem(x_ref.at[:, columns], sm["x"].at[slot, pl.ds(0, spec.rows)], sm["full"].at[slot], collective_axes=axes)
 
@@ -214,42 +233,47 @@ def _prefetch(spec: _Spec, w_ref: Any, block: Array, blocks: int) -> None:
 
 
 def _consume(spec: _Spec, at: tuple[Any, ...], done: Array, wg: Array, sm: dict[str, Any]) -> Array:
-    """One warpgroup's product `[height, width]` over one unit's steps. A slot is given back one step late, while the next multiplies."""
+    """One warpgroup's share of y `[height, width]` over one unit's steps. A slot is given back one step late, while the next multiplies."""
     low, high = at[2], at[3]
     stages = jnp.int32(spec.tuning.stages)
 
-    def multiply(acc):  # type: ignore[no-untyped-def]
+    def multiply(*accs):  # type: ignore[no-untyped-def]
         @pl.loop(low, high)
         def _(t):  # type: ignore[no-untyped-def]
             number = done + t - low
             slot = lax.rem(number, stages)
             plgpu.barrier_wait(sm["full"].at[slot])
             x = sm["x"].at[slot, pl.ds(wg * spec.height, spec.height)] if spec.by_rows else sm["x"].at[slot]
-            w = sm["w"].at[slot, 0] if spec.by_rows else sm["w"].at[slot, wg]
-            plgpu.wgmma(acc, x, w.T)
-            plgpu.wgmma_wait(1)
+            first = 0 if spec.by_rows else wg * spec.halves
+            for half, acc in enumerate(accs):
+                plgpu.wgmma(acc, x, sm["w"].at[slot, first + half].T)
+            plgpu.wgmma_wait(spec.halves)
 
             pl.when(t > low)(lambda: plgpu.barrier_arrive(sm["free"].at[lax.rem(number - 1, stages)]))
 
-        return acc[...]
+        return [acc[...] for acc in accs]
 
-    out = pl.run_scoped(multiply, plgpu.ACC((spec.height, spec.width), jnp.float32))
+    sums = pl.run_scoped(multiply, *[plgpu.ACC((spec.height, spec.width), jnp.float32)] * spec.halves)
     plgpu.barrier_arrive(sm["free"].at[lax.rem(done + high - low - 1, stages)])
-    return out
+    if spec.halves == 1:
+        return sums[0]
+    gate, up = sums
+    return gate / (1.0 + jnp.exp(-gate)) * up
 
 
-def _store(spec: _Spec, acc: Array, at: tuple[Any, ...], wg: Array, o: Any, o_ref: Any) -> None:
-    """Writes one warpgroup's rows that x has, a chunk of columns at a time."""
+def _store(spec: _Spec, y: Array, at: tuple[Any, ...], wg: Array, o: Any, o_ref: Any) -> None:
+    """Writes those of one warpgroup's rows that x has, a chunk of columns at a time."""
     row, part = at[:2]
     real = min(spec.rows, spec.height)
     first = wg * spec.height if spec.by_rows else 0
     column = row if spec.by_rows else row + wg * spec.width
     for c in range(0, spec.width, spec.chunk):
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-        o[...] = acc[:, c : c + spec.chunk].astype(spec.out_dtype)
+        o[...] = y[:, c : c + spec.chunk].astype(spec.out_dtype)
         plgpu.commit_smem()
         dst = o_ref.at[part, pl.ds(first, real), pl.ds(pl.multiple_of(column + c, 8), spec.chunk)]
         plgpu.copy_smem_to_gmem(o.at[pl.ds(0, real)], dst)
 
 
+gated_jitted = functools.partial(jax.jit, static_argnames=("tuning", "interpret"))(gated_matmul)
 jitted = functools.partial(jax.jit, static_argnames=("out_dtype", "tuning", "interpret"))(matmul)

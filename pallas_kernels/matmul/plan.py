@@ -55,22 +55,22 @@ def _measured() -> dict[str, dict[str, int]]:
 
 
 @functools.cache
-def tuning_of(rows: int, O: int, K: int) -> Tuning:  # noqa: E741
-    """The sizes for `rows` (a row class) times `[O, K]`."""
-    entry = _measured().get(f"{O}x{K}x{rows}")
-    return Tuning(**entry) if entry else _modelled(rows, O, K)
+def tuning_of(rows: int, O: int, K: int, halves: int = 1) -> Tuning:  # noqa: E741
+    """The sizes for `rows` (a row class) times `[O, K]`; `halves` is 2 for a gated product."""
+    entry = _measured().get(f"{'gated ' if halves == 2 else ''}{O}x{K}x{rows}")
+    return Tuning(**entry) if entry else _modelled(rows, O, K, halves)
 
 
-def _modelled(rows: int, O: int, K: int) -> Tuning:  # noqa: E741
+def _modelled(rows: int, O: int, K: int, halves: int) -> Tuning:  # noqa: E741
     """The candidate of least modelled time. At least four slots, so that loads of the next step never wait for a product."""
     widest = {64: 2 * MAX_WIDTH, 128: MAX_WIDTH, 256: 160}[max(rows, 64)]
     found = []
-    for n in range(8, min(widest, O) + 1, 8):
+    for n in range(8 * halves, min(widest, O) + 1, 8 * halves):
         groups = 2 if rows > 64 or n > MAX_WIDTH else 1
         k = 128 if K % 128 == 0 and stages_of(rows, n, 128) >= 4 else 64
         stages = stages_of(rows, n, k)
-        if stages >= 4 and n // groups % 8 == 0:
-            splits = range(1, min(8, K // k) + 1)
+        if stages >= 4 and (rows > 64 or n % (8 * halves * groups) == 0):
+            splits = range(1, min(8, K // k) + 1) if halves == 1 else (1,)
             found += [(_seconds(rows, O, K, n, split), Tuning(n, k, stages, split, groups)) for split in splits]
     return min(found)[1]
 

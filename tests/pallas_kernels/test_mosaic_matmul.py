@@ -9,7 +9,7 @@ import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.backends import UnknownBackend
-from pallas_kernels.matmul import matmul, mosaic_gpu, plan
+from pallas_kernels.matmul import gated_matmul, matmul, mosaic_gpu, plan
 from pallas_kernels.matmul.cases import CASES, MODEL_SHAPES, Case, inputs
 from pallas_kernels.matmul.plan import Tuning
 
@@ -57,6 +57,35 @@ def test_the_interpreted_kernel_equals_the_product_in_float64(case: Case, monkey
     assert relative_error(out, wanted) < (1e-5 if case.out_dtype else 5e-3)
 
 
+@pytest.mark.parametrize(
+    ("case", "tuning"),
+    [
+        (Case(name="one token", tokens=1, outputs=128, inputs=192), Tuning(32, 64, 2)),
+        (Case(name="two warpgroups and an overhang", tokens=20, outputs=144, inputs=192), Tuning(64, 64, 2, 1, 2, 2)),
+        (Case(name="two tiles", tokens=100, outputs=96, inputs=192), Tuning(32, 64, 2, 1, 2)),
+    ],
+    ids=lambda v: getattr(v, "name", None),
+)
+def test_the_gated_product_multiplies_the_activated_gate_with_the_rest(case: Case, tuning: Tuning, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mosaic_gpu, "PROCESSORS", 4)
+    x, w, both = rounded(case, "bfloat16")
+    gate, up = np.split(both, 2, axis=1)
+    wanted = gate / (1 + np.exp(-gate)) * up
+    interpret = plgpu.InterpretGPUParams(detect_races=True)
+    assert relative_error(mosaic_gpu.gated_matmul(x, w, tuning=tuning, interpret=interpret), wanted) < 5e-3
+    assert relative_error(gated_matmul(x, w, backend="reference"), wanted) < 5e-3
+
+
+@pytest.mark.parametrize("tokens", [1, 16, 64, 128, 256])
+@pytest.mark.parametrize("model", MODEL_SHAPES)
+def test_the_gated_kernel_lowers_for_cuda(model: str, tokens: int) -> None:
+    shape = MODEL_SHAPES[model][2]
+    x, w = jax.ShapeDtypeStruct((tokens, shape[1]), jnp.bfloat16), jax.ShapeDtypeStruct(shape, jnp.bfloat16)
+    following = jax.ShapeDtypeStruct(MODEL_SHAPES[model][3], jnp.bfloat16)
+    lowered = mosaic_gpu.gated_jitted.trace(x, w, following=following).lower(lowering_platforms=("cuda",))
+    assert lowered.as_text().count("mosaic_gpu_v2") == 1
+
+
 def test_fetching_the_next_weight_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mosaic_gpu, "PROCESSORS", 4)
     x, w, wanted = rounded(CASES[2], "bfloat16")
@@ -81,11 +110,17 @@ def test_the_kernel_lowers_for_cuda_at_every_shape_of_the_models(model: str, tok
 @pytest.mark.parametrize("model", MODEL_SHAPES)
 def test_the_sizes_fit_into_shared_memory(model: str, rows: int) -> None:
     for O, K in MODEL_SHAPES[model]:  # noqa: E741
-        tuning = plan.tuning_of(rows, O, K)
-        ring = tuning.stages * (max(rows, 64) + tuning.n) * tuning.k * 2
-        assert ring + plan.STAGING_BYTES + 1024 <= plan.SHARED_BYTES
-        assert tuning.stages >= 3
-        assert K % tuning.k == 0 and tuning.split <= K // tuning.k
+        _fits(plan.tuning_of(rows, O, K), rows, K)
+    gated = plan.tuning_of(rows, *MODEL_SHAPES[model][2], 2)
+    _fits(gated, rows, MODEL_SHAPES[model][2][1])
+    assert gated.split == 1
+
+
+def _fits(tuning: Tuning, rows: int, K: int) -> None:
+    ring = tuning.stages * (max(rows, 64) + tuning.n) * tuning.k * 2
+    assert ring + plan.STAGING_BYTES + 1024 <= plan.SHARED_BYTES
+    assert tuning.stages >= 3
+    assert K % tuning.k == 0 and tuning.split <= K // tuning.k
 
 
 @pytest.mark.parametrize(
