@@ -12,6 +12,7 @@ HERE = {
     "engine": "the figures that compare engines: start, TTFT, TPOT, throughput, sampling modes, prefix reuse",
     "serving": "load on an OpenAI-compatible server: TTFT, TPOT, ITL, goodput at a request rate",
     "stall": "the worst gap of running streams while a long prompt arrives at a server",
+    "profile": "where the time of decode steps goes, by kernel",
     "kernels": "attention and other kernels on the GPU at hand",
     "shapes": "write a real model's shape, for a server with random weights",
     "import_driver": "take figures into the record of an engine",

@@ -100,6 +100,7 @@ class EngineConfig:
     async_scheduling: bool = True
     enforce_eager: bool = False  # compile on first use instead of at start
     compilation_cache_dir: str | None = None
+    profiler_dir: str | None = None
 
     def __post_init__(self) -> None:
         try:

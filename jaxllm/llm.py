@@ -12,6 +12,7 @@ from tqdm import tqdm
 
 from jaxllm.config import NEUTRAL_ARGUMENTS, ConfigError, EngineConfig, check_neutral
 from jaxllm.engine.engine import Engine
+from jaxllm.engine.profile import Profiler
 from jaxllm.engine.report import ConsoleReport
 from jaxllm.engine.request import EngineStats, GenerateRequest, RequestError, TextDelta, TokenLogprobs
 from jaxllm.outputs import CompletionOutput, Logprob, RequestOutput
@@ -37,6 +38,7 @@ class LLM:
         template = None if chat_template is None else template_text(chat_template)
         self.engine = Engine.from_config(self.config, ConsoleReport())
         self._ids = itertools.count()
+        self._profiler = Profiler(self.config.profiler_dir)
         if template is not None:
             self._tokenizer().hf.chat_template = template
 
@@ -59,6 +61,14 @@ class LLM:
     def reset_prefix_cache(self) -> bool:
         """Forget every cached prefix; True when that was possible, which it is between calls."""
         return self.engine.reset_prefix_cache()
+
+    def start_profile(self) -> None:
+        """Trace everything until `stop_profile` into `profiler_dir`. Raises ConfigError without one, and while a trace is running."""
+        self._profiler.start()
+
+    def stop_profile(self) -> None:
+        """End the trace and write it. Raises ConfigError when none is running."""
+        self._profiler.stop()
 
     def generate(
         self,

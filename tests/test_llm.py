@@ -164,3 +164,13 @@ def test_a_configuration_that_cannot_work_is_one_readable_line(arguments: dict, 
     with pytest.raises(ConfigError, match=says) as error:
         LLM(**({"model": "demo"} | arguments))
     assert "\n" not in str(error.value)
+
+
+def test_a_profile_of_what_runs_between_start_and_stop_is_written(llm: LLM, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="profiler_dir of LLM"):
+        llm.start_profile()
+    traced = LLM("demo", max_model_len=64, max_num_seqs=1, max_num_batched_tokens=32, enforce_eager=True, profiler_dir=str(tmp_path))
+    traced.start_profile()
+    traced.generate("1 + 1 =", replace(GREEDY, max_tokens=2), use_tqdm=False)
+    traced.stop_profile()
+    assert list(tmp_path.rglob("*.xplane.pb"))

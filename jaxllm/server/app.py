@@ -70,6 +70,16 @@ class Routes:
         """Prometheus text."""
         return Response(self._edge.metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
 
+    async def start_profile(self, request: Request) -> Response:
+        """Begin a trace of the engine process."""
+        await self._edge.bridge.profile(True)
+        return Response()
+
+    async def stop_profile(self, request: Request) -> Response:
+        """End it and wait until it is written."""
+        await self._edge.bridge.profile(False)
+        return Response()
+
     async def models(self, request: Request) -> Response:
         """The served names."""
         return Json({"object": "list", "data": [self._card(name) for name in self._edge.settings.served]})
@@ -142,6 +152,8 @@ def routes(edge: Edge) -> Starlette:
         Route("/version", plain.version),
         Route("/metrics", plain.metrics),
         Route("/ping", plain.health, methods=["GET", "POST"]),
+        Route("/start_profile", plain.start_profile, methods=["POST"]),
+        Route("/stop_profile", plain.stop_profile, methods=["POST"]),
     ]
     handlers = {ApiError: _api_error, HTTPException: _http_error, Exception: _unexpected}
     app = Starlette(routes=table, exception_handlers=handlers)  # type: ignore[arg-type]

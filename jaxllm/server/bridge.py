@@ -16,7 +16,23 @@ from typing import Protocol
 from jaxllm.config import EngineConfig, Resolved
 from jaxllm.engine.request import EngineStats, GenerateRequest, TextDelta
 from jaxllm.server.errors import ApiError, bad_request, overloaded, sanitize, server_error
-from jaxllm.server.messages import Abort, Add, Died, Outputs, Phase, Ready, Rejected, Start, Stop, ToCore, ToEdge, encode, to_edge
+from jaxllm.server.messages import (
+    Abort,
+    Add,
+    Died,
+    Outputs,
+    Phase,
+    Profile,
+    Profiled,
+    Ready,
+    Rejected,
+    Start,
+    Stop,
+    ToCore,
+    ToEdge,
+    encode,
+    to_edge,
+)
 
 CORE_COMMAND = (sys.executable, "-m", "jaxllm.server.core")
 MAX_BACKLOG = 1 << 17  # tokens and logprob entries that may wait for a client that does not read
@@ -123,6 +139,7 @@ class Bridge(asyncio.Protocol):
         self.choices = 0  # in flight
         self._inside = 0  # of them, given to the engine process
         self._held: deque[Entry] = deque()  # not yet given
+        self._profiling: deque[asyncio.Future[str | None]] = deque()  # answers that are due, in order
 
     async def connect(self, sock: socket.socket) -> Ready:
         """Send the configuration and wait until the engine takes requests. Raises `CoreDied`."""
@@ -209,6 +226,16 @@ class Bridge(asyncio.Protocol):
         for stream in {id(entry.stream): entry.stream for entry in self._entries.values()}.values():
             stream.fail(make())
 
+    async def profile(self, start: bool) -> None:
+        """Start or stop a trace of the engine process. Raises ApiError when that cannot be."""
+        if not self.alive:
+            raise server_error("the engine is not running")
+        answer: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+        self._profiling.append(answer)
+        self._send(Profile(start))
+        if problem := await answer:
+            raise bad_request(sanitize(problem))
+
     def stop(self) -> None:
         """Tell the engine process to end."""
         self._send(Stop())
@@ -243,6 +270,10 @@ class Bridge(asyncio.Protocol):
             self._rejected(message)
         elif isinstance(message, Phase):
             self._on_phase(message)
+        elif isinstance(message, Profiled):
+            answer = self._profiling.popleft()
+            if not answer.done():  # its client has gone
+                answer.set_result(message.error)
         elif isinstance(message, Ready):
             self.ready.set_result(message)
         else:
@@ -295,6 +326,9 @@ class Bridge(asyncio.Protocol):
             return
         self.died.set_result(died)
         self.fail_all(lambda: server_error("the engine stopped working; the server is going down"))
+        for answer in self._profiling:
+            if not answer.done():
+                answer.set_result("the engine stopped working; the server is going down")
         if self._transport is not None:
             self._transport.close()
 

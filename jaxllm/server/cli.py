@@ -51,6 +51,7 @@ ENGINE_FLAGS: dict[str, dict[str, str]] = {
         "max_num_queued_reqs": "most requests that wait; more get 503",
         "async_scheduling": "plan the next step while the device runs the current one",
     },
+    "Profiling": {"profiler_dir": "take POST /start_profile and /stop_profile, and write JAX's traces here"},
     "Parallel": {"tensor_parallel_size": "devices over which every layer is split"},
 }
 ALIASES = {

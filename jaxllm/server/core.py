@@ -18,10 +18,27 @@ from collections.abc import Callable
 from typing import Protocol
 
 from jaxllm.config import ConfigError, EngineConfig, Resolved
+from jaxllm.engine.profile import Profiler
 from jaxllm.engine.request import EngineStats, GenerateRequest, RequestError, TextDelta
 from jaxllm.sampling.options import OptionError
 from jaxllm.server.errors import sanitize
-from jaxllm.server.messages import Abort, Add, Died, Outputs, Phase, Ready, Rejected, Start, Stop, ToCore, ToEdge, encode, to_core
+from jaxllm.server.messages import (
+    Abort,
+    Add,
+    Died,
+    Outputs,
+    Phase,
+    Profile,
+    Profiled,
+    Ready,
+    Rejected,
+    Start,
+    Stop,
+    ToCore,
+    ToEdge,
+    encode,
+    to_core,
+)
 
 ORPHAN_GRACE = 20.0  # seconds a step may still take after the HTTP process has gone
 
@@ -48,6 +65,7 @@ class Core:
     def __init__(self, sock: socket.socket, factory: Factory, orphan: Callable[[], None] = lambda: None):
         self._sock, self._factory, self._orphan = sock, factory, orphan
         self._inbox: queue.SimpleQueue[ToCore | None] = queue.SimpleQueue()
+        self._profiler = Profiler(None)
 
     def run(self) -> int:
         """Serve until the end; returns the exit status."""
@@ -83,6 +101,7 @@ class Core:
         first = self._inbox.get()
         if not isinstance(first, Start):
             return None
+        self._profiler = Profiler(first.config.profiler_dir)
         engine, seconds = self._factory(first.config, lambda name, s: self._send(Phase(name, s)))
         self._send(Ready(engine.resolved, seconds))
         return engine
@@ -106,6 +125,8 @@ class Core:
     def _handle(self, engine: CoreEngine, message: ToCore) -> None:
         if isinstance(message, Abort):
             engine.abort(message.id)
+        elif isinstance(message, Profile):
+            self._send(Profiled(self._profile(message.start)))
         elif isinstance(message, Add):
             try:
                 engine.add(message.request)
@@ -116,6 +137,17 @@ class Core:
             except BaseException:  # one request must never take the others down; a panic in native code is no Exception
                 traceback.print_exc()
                 self._send(Rejected(message.request.id, "the engine could not take this request", None, "internal_error"))
+
+    def _profile(self, start: bool) -> str | None:
+        """Start or stop a trace between two steps; returns why it could not be."""
+        try:
+            self._profiler.start() if start else self._profiler.stop()
+        except ConfigError as error:
+            return str(error)
+        except Exception:
+            traceback.print_exc()
+            return "the profiler failed; the server's log says more"
+        return None
 
     def _send(self, message: ToEdge) -> None:
         self._sock.sendall(encode(message))

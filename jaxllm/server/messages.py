@@ -1,7 +1,7 @@
 """The typed messages between the HTTP process and the engine process, and their framing: 4 bytes of length, then msgpack.
 
-Ownership: the HTTP process sends `Start` once, then `Add`, `Abort` and `Stop`; the engine process answers `Phase`…, `Ready`, then one
-`Outputs` per step, `Rejected` per refused request, and `Died` as its last word.
+Ownership: the HTTP process sends `Start` once, then `Add`, `Abort`, `Profile` and `Stop`; the engine process answers `Phase`…, `Ready`,
+then one `Outputs` per step, `Rejected` per refused request, `Profiled` per `Profile`, and `Died` as its last word.
 """
 
 from __future__ import annotations
@@ -39,6 +39,12 @@ class Stop(msgspec.Struct, tag=True, frozen=True):
     """End the process, whatever is in flight."""
 
 
+class Profile(msgspec.Struct, tag=True, frozen=True):
+    """Start (or stop) a trace of this process."""
+
+    start: bool
+
+
 class Phase(msgspec.Struct, tag=True, frozen=True):
     """A phase of the start has ended."""
 
@@ -69,6 +75,12 @@ class Rejected(msgspec.Struct, tag=True, frozen=True):
     code: str | None = None
 
 
+class Profiled(msgspec.Struct, tag=True, frozen=True):
+    """The answer to the oldest `Profile` that has none: why it could not be done, or None."""
+
+    error: str | None
+
+
 class Died(msgspec.Struct, tag=True, frozen=True):
     """The engine process ends; `expected` when the configuration is at fault and `reason` says it all."""
 
@@ -76,8 +88,8 @@ class Died(msgspec.Struct, tag=True, frozen=True):
     expected: bool = False
 
 
-type ToCore = Start | Add | Abort | Stop
-type ToEdge = Phase | Ready | Outputs | Rejected | Died
+type ToCore = Start | Add | Abort | Profile | Stop
+type ToEdge = Phase | Ready | Outputs | Rejected | Profiled | Died
 
 
 class Frames[M]:
@@ -109,12 +121,12 @@ class Frames[M]:
 
 def to_core() -> Frames[ToCore]:
     """A decoder of what the engine process receives."""
-    return Frames(Start | Add | Abort | Stop)
+    return Frames(Start | Add | Abort | Profile | Stop)
 
 
 def to_edge() -> Frames[ToEdge]:
     """A decoder of what the HTTP process receives."""
-    return Frames(Phase | Ready | Outputs | Rejected | Died)
+    return Frames(Phase | Ready | Outputs | Rejected | Profiled | Died)
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -36,7 +36,7 @@ def test_every_route_but_the_probes_needs_a_key(guarded: Running) -> None:
                     assert answer.error["type"] == "authentication_error"
             seen.add(path)
     assert seen >= OPEN_PATHS
-    assert len(seen) == 11
+    assert len(seen) == 13
 
 
 @pytest.mark.parametrize("key", ["first key", "second"])

@@ -14,7 +14,22 @@ from jaxllm.config import EngineConfig
 from jaxllm.engine.request import EngineStats, GenerateRequest, RequestTimes, TextDelta, TokenLogprobs
 from jaxllm.sampling.options import SamplingParams
 from jaxllm.server.core import Core
-from jaxllm.server.messages import Abort, Add, Died, Outputs, Phase, Ready, Rejected, Start, Stop, encode, to_core, to_edge
+from jaxllm.server.messages import (
+    Abort,
+    Add,
+    Died,
+    Outputs,
+    Phase,
+    Profile,
+    Profiled,
+    Ready,
+    Rejected,
+    Start,
+    Stop,
+    encode,
+    to_core,
+    to_edge,
+)
 from tests.server.fake import RESOLVED, Control, make
 
 PARAMS = SamplingParams(
@@ -38,6 +53,7 @@ DELTA = TextDelta(
         (Start(EngineConfig(max_model_len="auto", seed=7)), to_core),
         (Add(GenerateRequest(id="x", prompt_token_ids=[1, 2**31 - 1], params=PARAMS)), to_core),
         (Abort("x"), to_core),
+        (Profile(True), to_core),
         (Stop(), to_core),
         (Phase("Compiling", 1.5), to_edge),
         (Ready(RESOLVED, {"Loading": 2.0}), to_edge),
@@ -46,6 +62,7 @@ DELTA = TextDelta(
             to_edge,
         ),
         (Rejected("x", "no", "prompt", "code"), to_edge),
+        (Profiled("why"), to_edge),
         (Died("why", True), to_edge),
     ],
     ids=lambda value: type(value).__name__,
