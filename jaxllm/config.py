@@ -98,6 +98,7 @@ class EngineConfig:
     max_logprobs: int = 20
     max_num_queued_reqs: int | None = None
     async_scheduling: bool = True
+    max_stall_ms: float | None = None  # prompts run in chunks that keep running streams waiting no longer; None = whole prompts
     enforce_eager: bool = False  # compile on first use instead of at start
     compilation_cache_dir: str | None = None
     profiler_dir: str | None = None
@@ -113,6 +114,9 @@ class EngineConfig:
                 raise ConfigError(f"--{name.replace('_', '-')} must be a whole number from {low} to {high}, got {value!r:.80}")
         if not isinstance(self.gpu_memory_utilization, (int, float)) or not 0 < self.gpu_memory_utilization <= 1:
             raise ConfigError(f"--gpu-memory-utilization must be above 0 and at most 1, got {self.gpu_memory_utilization!r:.80}")
+        stall = self.max_stall_ms
+        if stall is not None and (isinstance(stall, bool) or not isinstance(stall, (int, float)) or not 0 < stall < 1e6):
+            raise ConfigError(f"--max-stall-ms must be a number of milliseconds above 0, got {stall!r:.80}")
         if not isinstance(self.model, str) or not self.model:
             raise ConfigError(f"the model must be a directory, a hub id or 'demo', got {self.model!r:.80}")
 

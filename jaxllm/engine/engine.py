@@ -6,6 +6,7 @@ import hashlib
 import json
 import time
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,15 +14,19 @@ import numpy as np
 from jaxllm.cache.pool import PagePool
 from jaxllm.cache.prefix import PrefixIndex
 from jaxllm.config import EngineConfig, Resolved
+from jaxllm.engine.buckets import ExtendShape
 from jaxllm.engine.detok import Detokenizer
 from jaxllm.engine.plan import Plan
 from jaxllm.engine.report import Report
 from jaxllm.engine.request import EngineStats, GenerateRequest, Request, RequestError, RequestTimes, Status, TextDelta, TokenLogprobs
 from jaxllm.engine.runner import Collected, Runner, StepResult
-from jaxllm.engine.scheduler import Limits, Scheduler
+from jaxllm.engine.scheduler import Limits, Pace, Scheduler
 from jaxllm.engine.start import start
 from jaxllm.sampling.choose import choose
 from jaxllm.tokenizer import Tokenizer
+
+STALL_SHARE = 0.85  # of the longest stall wanted: what warm-up timed of a shape leaves out attention to context
+STEADY_SHARE = 0.28
 
 
 @dataclass(slots=True)
@@ -65,6 +70,8 @@ class Engine:
             max_model_len=resolved.max_model_len,
         )
         scheduler = Scheduler(limits, pool, prefix, parts.runner.programs.buckets)
+        if config.max_stall_ms is not None:
+            scheduler.pace = pace(parts.runner.seconds, config.max_stall_ms / 1e3)
         return cls(resolved, parts.runner, scheduler, parts.tokenizer, config.seed)
 
     @property
@@ -310,6 +317,19 @@ class Engine:
             ),
             error=error,
         )
+
+
+def pace(seconds: Mapping[object, float], stall: float) -> Pace | None:
+    """Chunk tokens that keep a step below `stall` seconds when much waits, and near a quarter of it when little does, by what shapes with
+    decode rows took in warm-up. None when nothing was measured."""
+    taken = sorted((shape.tokens, took) for shape, took in seconds.items() if isinstance(shape, ExtendShape) and shape.decodes)
+    if not taken:
+        return None
+
+    def largest(bound: float) -> int:
+        return max((tokens for tokens, took in taken if took <= bound), default=taken[0][0])
+
+    return Pace(largest(STEADY_SHARE * stall), largest(STALL_SHARE * stall))
 
 
 def emitters(plan: Plan) -> list[Request | None]:

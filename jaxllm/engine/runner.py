@@ -60,6 +60,7 @@ class Runner:
         self.slots = programs.slots
         self.page_size = programs.model.page_size
         self.depth = 1
+        self.seconds: dict[object, float] = {}  # of each decode bucket and extend shape without context, found in warm-up
         self._uplinks = {chunks: Uplink(programs.upload_size(chunks), programs.host, MAX_DEPTH + 2) for chunks in (False, True)}
         self._fresh()
 
@@ -90,15 +91,16 @@ class Runner:
 
     def warm_up(self) -> None:
         """Run every program on padding rows, which touch the trash slot and the dropped page only: once as it is, once to record it, once
-        to time it. Sets `depth`."""
+        to time it. Sets `seconds` and `depth`."""
         empty = Plan(decodes=(), positions=(), chunks=())
         self._ingest(empty, force=True)
         for shape in self.programs.buckets.extend:
             self._ingest(empty, shape)
-            self._warm_up(functools.partial(self._extend, shape))
-        seconds = {rows: self._warm_up(functools.partial(self._decode, rows)) for rows in self.programs.buckets.decode}
+            self.seconds[shape] = self._warm_up(functools.partial(self._extend, shape))
+        for rows in self.programs.buckets.decode:
+            self.seconds[rows] = self._warm_up(functools.partial(self._decode, rows))
         accelerator = self.programs.model.mesh.devices.flat[0].platform != "cpu"
-        self.depth = MAX_DEPTH if accelerator and min(seconds.values()) < SHORT_STEP else 1
+        self.depth = MAX_DEPTH if accelerator and min(self.seconds.values()) < SHORT_STEP else 1
 
     def reset(self) -> None:
         """After a step that failed: slot state and pages anew, since donated buffers may be gone and pages half written."""

@@ -36,6 +36,19 @@ class Limits:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
 
 
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Chunk tokens of a step that also decodes, so that a long prompt does not stall running streams: `low` while little waits, more as
+    more waits, `high` at most."""
+
+    low: int
+    high: int
+
+    def tokens(self, waiting: int) -> int:
+        """The bound for a step when `waiting` prompt tokens wait: a quarter of them, within the limits."""
+        return min(max(waiting // 4, self.low), self.high)
+
+
 class Scheduler:
     """Owns the queue, the running set, slots and pages. Give it a pool and index of its own; `prefix=None` shares nothing."""
 
@@ -43,6 +56,7 @@ class Scheduler:
         if prefix is not None:
             pool.attach(prefix)
         self.limits = limits
+        self.pace: Pace | None = None
         self.preemptions = 0
         self.pool = pool
         self.prefix = prefix
@@ -152,6 +166,8 @@ class Scheduler:
         if not prefilling and not (admit and self._waiting):
             return ()
         room = min(self.limits.max_num_batched_tokens - num_decodes, self._buckets.max_tokens)
+        if num_decodes and self.pace is not None:
+            room = min(room, self.pace.tokens(self._prompt_tokens(prefilling, 4 * self.pace.high)))
         if room < 1:
             return ()
         chunks: list[Chunk] = []
@@ -168,6 +184,15 @@ class Scheduler:
             chunks[-1] = self._cut(chunks, total, num_decodes)
             self._advance(chunks[-1])
         return tuple(chunks)
+
+    def _prompt_tokens(self, prefilling: list[Request], enough: int) -> int:
+        """Prompt tokens yet to be computed, counted up to `enough`."""
+        total = sum(request.prefill_end - request.computed for request in prefilling)
+        for request in self._waiting:
+            if total >= enough:
+                break
+            total += request.num_tokens
+        return total
 
     def _cut(self, chunks: list[Chunk], total: int, num_decodes: int) -> Chunk:
         """The last chunk, shortened where a smaller shape is worth it. It keeps a token at least, and comes first next time."""

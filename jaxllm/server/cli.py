@@ -49,6 +49,7 @@ ENGINE_FLAGS: dict[str, dict[str, str]] = {
         "max_num_seqs": "most sequences that run at once",
         "max_num_batched_tokens": "most tokens in one step",
         "max_num_queued_reqs": "most requests that wait; more get 503",
+        "max_stall_ms": "prompts run in chunks so small that streams wait no longer than about this many milliseconds for their next token",
         "async_scheduling": "plan the next step while the device runs the current one",
     },
     "Profiling": {"profiler_dir": "take POST /start_profile and /stop_profile, and write JAX's traces here"},
@@ -64,6 +65,7 @@ NEUTRAL_HELP = {
     "trust_remote_code": "changes nothing: code from a repository is never run",
     "enable_chunked_prefill": "changes nothing: it is always on",
 }
+SERVER_DEFAULTS = {"max_stall_ms": 50.0}  # where streams are watched; offline, whole prompts are faster
 CHOICES = {"dtype": DTYPES, "load_format": LOAD_FORMATS}
 
 
@@ -130,7 +132,7 @@ def parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     hints = typing.get_type_hints(EngineConfig)
-    defaults = {f.name: f.default for f in dataclasses.fields(EngineConfig)}
+    defaults = {f.name: f.default for f in dataclasses.fields(EngineConfig)} | SERVER_DEFAULTS
     for title, flags in ENGINE_FLAGS.items():
         group = top.add_argument_group(title)
         for name, help in flags.items():

@@ -11,13 +11,13 @@ import pytest
 
 from jaxllm.config import NEUTRAL_ARGUMENTS, ConfigError, EngineConfig, human_int
 from jaxllm.sampling.options import OPTIONS
-from jaxllm.server.cli import ENGINE_FLAGS, parse, parser
+from jaxllm.server.cli import ENGINE_FLAGS, SERVER_DEFAULTS, parse, parser
 
 
 def test_every_field_of_the_engines_configuration_has_a_flag_and_its_default() -> None:
     flagged = [name for flags in ENGINE_FLAGS.values() for name in flags]
     assert sorted(flagged) == sorted(field.name for field in dataclasses.fields(EngineConfig))
-    assert parse([], {}).config == EngineConfig()
+    assert parse([], {}).config == EngineConfig(**SERVER_DEFAULTS)
 
 
 @pytest.mark.parametrize(
