@@ -12,6 +12,8 @@ HERE = {
     "engine": "the figures that compare engines: start, TTFT, TPOT, throughput, sampling modes, prefix reuse",
     "serving": "load on an OpenAI-compatible server: TTFT, TPOT, ITL, goodput at a request rate",
     "stall": "the worst gap of running streams while a long prompt arrives at a server",
+    "startup": "process start to first token, with empty caches and in a second process",
+    "loading": "loading a checkpoint of random safetensors: GB/s and host memory",
     "profile": "where the time of decode steps goes, by kernel",
     "kernels": "attention and other kernels on the GPU at hand",
     "shapes": "write a real model's shape, for a server with random weights",

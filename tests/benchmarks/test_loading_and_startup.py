@@ -1,0 +1,78 @@
+"""What is written can be loaded and is what was meant; a start is measured in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from benchmarks import loading, report, shapes, startup
+from jaxllm.weights import reader
+
+
+def test_a_written_checkpoint_has_every_tensor_in_files_below_the_limit(tmp_path):
+    directory = shapes.write("tiny", tmp_path)
+    total = loading.write_checkpoint(directory, 100_000, seed=1)
+    checkpoint = reader.Checkpoint(directory)
+    expected = loading.tensors(directory)
+    assert not checkpoint.problems
+    assert {name: entry.shape for name, entry in checkpoint.entries.items()} == expected
+    assert total == sum(int(np.prod(shape)) * 2 for shape in expected.values())
+    files = sorted(directory.glob("*.safetensors"))
+    assert len(files) > 2
+    assert sum(path.stat().st_size > 110_000 for path in files) == 1  # the embeddings alone are larger
+
+
+def test_written_values_are_random_small_and_of_either_sign(tmp_path):
+    directory = shapes.write("tiny", tmp_path)
+    loading.write_checkpoint(directory, 10**9, seed=1)
+    values = reader.Checkpoint(directory).view("model.embed_tokens.weight").astype(np.float32)
+    assert np.abs(values).min() >= 2**-7 and np.abs(values).max() < 2**-6
+    assert abs(float((values > 0).mean()) - 0.5) < 0.01
+    assert len(np.unique(values)) == 256  # every mantissa, either sign
+
+
+def test_a_load_is_measured_from_disk_and_from_the_page_cache(tmp_path, monkeypatch):
+    out = tmp_path / "out.json"
+    monkeypatch.setattr(sys, "argv", ["loading", "--output-json", str(out), "--directory", str(tmp_path), "--shard-bytes", "200000"])
+    loading.main()
+    record = json.loads(out.read_text())
+    assert record["figures"]["disk_gb_per_s"] >= 0 < record["figures"]["page_cache_s"]
+    assert record["figures"]["shards"] == 2
+    assert list(tmp_path.iterdir()) == [out]  # the checkpoint is gone
+    row = report.table("loading", [record]).splitlines()[-1]
+    assert row.startswith("| shape:tiny | ") and "–" not in row
+
+
+def test_the_peak_sees_memory_that_is_gone_again():
+    if not loading.own_bytes():
+        pytest.skip("this system does not say how much memory a process has")
+    with loading.peak() as extra:
+        block = np.ones(50_000_000, np.uint8)
+        while extra[0] < 45_000_000:
+            pass
+        del block
+    assert extra[0] >= 45_000_000
+
+
+@pytest.mark.slow
+def test_a_cold_start_and_a_warm_one_are_told_by_phases(tmp_path, monkeypatch):
+    out = tmp_path / "out.json"
+    more = ["--max-model-len", "64", "--max-num-seqs", "1", "--options", '{"enforce_eager": true}']
+    monkeypatch.setattr(sys, "argv", ["startup", "--model", "shape:tiny", *more, "--output-json", str(out)])
+    startup.main()
+    record = json.loads(out.read_text())
+    figures = record["figures"]
+    for name in ("cold", "warm"):
+        phases = figures[f"{name}_phases"]
+        assert {"Interpreter and imports", "Loading weights", "First token"} <= set(phases)
+        assert figures[f"{name}_s"] >= max(phases.values())
+    assert figures["cache_mb"] > 0
+    assert report.table("startup", [record]).splitlines()[-1].startswith("| shape:tiny | ")
+
+
+def test_a_process_that_fails_gives_its_last_words(tmp_path):
+    with pytest.raises(SystemExit, match="no model at /no/such/model"):
+        startup.start({"model": "/no/such/model"}, tmp_path)
