@@ -14,7 +14,7 @@ PARALLEL := -n $(JOBS) --maxprocesses 4 --dist loadfile
 export PYTHON EXTRAS
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-all test-gpu check format bench readme wheel clean
+.PHONY: help setup serve test test-all test-gpu check format bench readme plots wheel clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
@@ -49,6 +49,9 @@ readme: setup ## write the generated tables of README.md anew
 
 bench: setup ## run the benchmarks that any machine can run and record their results
 	@$(PY) -m benchmarks $(or $(ARGS),--all)
+
+plots: setup ## draw docs/plots/ from benchmarks/results/ (needs EXTRAS=bench)
+	@$(PY) -m benchmarks.plots
 
 wheel: setup ## build dist/*.whl
 	@$(PY) -m pip wheel . --quiet --no-deps --wheel-dir dist

@@ -17,6 +17,7 @@ HERE = {
     "profile": "where the time of decode steps goes, by kernel",
     "kernels": "attention and other kernels on the GPU at hand",
     "shapes": "write a real model's shape, for a server with random weights",
+    "plots": "draw docs/plots/ from the recorded results",
     "import_driver": "take figures into the record of an engine",
     "report": "the tables of the recorded results, as in README.md",
 }

@@ -100,12 +100,17 @@ def kernels(record: dict[str, Any]) -> str:
     head = f"Kernels (`python -m benchmarks.kernels time …`), {record['device']}" + (f", measured ceilings {best}:" if best else ":")
     lines = [head, "", "| op | shape | µs | rate | of the ceiling |", "|---|---|---|---|---|"]
     for row in record["rows"]:
-        unit = next((unit for unit in ("TB/s", "GB/s", "TFLOP/s") if unit in row), None)
+        unit = rate(row)
         shape = ", ".join(f"{name} {value}" for name, value in row.items() if name not in ("op", "us", "tuning", "error", unit))
-        rate = f"{row[unit]:g} {unit}" if unit else "–"
+        speed = f"{row[unit]:g} {unit}" if unit else "–"
         share = f"{row[unit] / ceilings[unit]:.0%}" if unit in ceilings else "–"
-        lines.append(f"| {row['op']} | {shape} | {row.get('us', 'failed')} | {rate} | {share} |")
+        lines.append(f"| {row['op']} | {shape} | {row.get('us', 'failed')} | {speed} | {share} |")
     return "\n".join(lines)
+
+
+def rate(row: dict[str, Any]) -> str | None:
+    """The unit of a kernel's rate, which is also the rate's name in its row."""
+    return next((unit for unit in ("TB/s", "GB/s", "TFLOP/s") if unit in row), None)
 
 
 def device(machine: dict[str, Any]) -> str:
