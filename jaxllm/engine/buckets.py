@@ -2,8 +2,9 @@
 
 `decode` programs run n rows of one token. `extend` programs run T chunk tokens of at most R prompts plus a region of B
 decode rows. On an accelerator a few rows more cost little below ~256 rows and proportionally above, so the token ladder is about
-factor two, and the scheduler cuts a chunk (`trim`) where padding would cost more than another step. A wider decode region replaces
-a narrower one as soon as it adds less than an eighth, which keeps the lattice near thirty programs.
+factor two, and the scheduler cuts a chunk (`trim`) where padding would cost more than another step. Prompts alone run in shapes
+without decode rows. Beside decodes the ladder has factor four, and a narrow region goes with few tokens only: elsewhere a wider
+one adds little. That keeps the lattice below thirty programs.
 """
 
 from __future__ import annotations
@@ -12,9 +13,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-_DECODE_GPU = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256)
-_TOKENS_GPU = (16, 64, 128, 256, 512, 768, 1024, 2048, 4096, 8192, 16384, 32768)
-_REGIONS_GPU = (64, 256)
+_DECODE_GPU = (1, 2, 4, 8, 16, 32, 64, 128, 192, 256)
+_ALONE_GPU = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)  # tokens of prompts alone
+_BESIDE_GPU = (64, 256, 512, 2048, 8192)  # tokens beside decode rows
+_REGIONS_GPU = (16, 64, 256)
+_REGION_SPAN = (2, 32)  # a region goes with so many times its rows in tokens; the widest with any more
+_LOGITS_GPU = (16, 64, 128, 256)  # rows of logits: fewer cost the same on the way to a token
 _TOKENS_CPU = (16, 32, 64, 256, 1024, 4096, 16384)
 _MAX_CHUNKS = 64
 _ALIGN = 16  # tokens; the largest bucket is rounded up to whole matmul tiles
@@ -35,10 +39,12 @@ class ExtendShape:
 
 @dataclass(frozen=True, slots=True)
 class Buckets:
-    """Compiled shapes, ascending. `step_cost` is what one more step costs, in chunk tokens."""
+    """Compiled shapes, ascending. `logits` are the row counts that logits are padded to, each with sampling programs of its own.
+    `step_cost` is what one more step costs, in chunk tokens."""
 
     decode: tuple[int, ...]
     extend: tuple[ExtendShape, ...]
+    logits: tuple[int, ...]
     step_cost: int
 
     @classmethod
@@ -48,17 +54,12 @@ class Buckets:
             raise BucketError(f"max_num_seqs ({max_num_seqs}) and max_num_batched_tokens ({max_num_batched_tokens}) must be at least 1")
         cpu = platform == "cpu"
         top = -(-max_num_batched_tokens // _ALIGN) * _ALIGN
-        ladder = [t for t in (_TOKENS_CPU if cpu else _TOKENS_GPU) if t < top] + [top]
-        between = [] if cpu else [b for b in _REGIONS_GPU if 2 * b <= max_num_seqs]
-        regions = [0, *between, max_num_seqs]
-        shapes = []
-        for region, wider in zip(regions, [*regions[1:], None], strict=True):
-            for tokens in ladder:
-                narrow = tokens < region // 2 and tokens < top  # too few tokens for so wide a region: rounded up instead
-                wide = wider is not None and tokens > 8 * (wider - region)  # the wider region adds less than an eighth
-                if not narrow and not wide:
-                    shapes.append(ExtendShape(tokens, _chunk_rows(tokens, max_num_seqs, cpu), region))
-        return cls(_decode_rows(max_num_seqs, cpu), tuple(sorted(shapes)), 32 if cpu else 128)
+        pairs = _pairs_cpu(top, max_num_seqs) if cpu else _pairs(top, max_num_seqs)
+        shapes = {ExtendShape(tokens, _chunk_rows(tokens, max_num_seqs, cpu), region) for tokens, region in pairs}
+        decode = _decode_rows(max_num_seqs, cpu)
+        most = max(s.decodes + s.chunks for s in shapes)
+        ladder = {*decode, most} if cpu else {*(n for n in _LOGITS_GPU if n < most), max_num_seqs, most}
+        return cls(decode, tuple(sorted(shapes)), tuple(sorted(ladder)), 32 if cpu else 128)
 
     @property
     def programs(self) -> int:
@@ -93,11 +94,16 @@ class Buckets:
             )
         return min(fitting, key=lambda s: (s.tokens + s.decodes, s))
 
+    def logit_rows(self, shape: int | ExtendShape) -> int:
+        """Rows of logits that a decode bucket or an extend shape gives: one a decode row and chunk, padded."""
+        needed = shape.decodes + shape.chunks if isinstance(shape, ExtendShape) else shape
+        return next(rows for rows in self.logits if rows >= needed)
+
     def trim(self, tokens: int, chunks: int, decodes: int) -> int:
         """How many of `tokens` to run now: all, or the full shape below when that and a step for the rest cost less.
 
-        Example (accelerator, no decodes): 530 tokens would pad to 768; 512 now, 18 (padded to 64) in the next step and 128 for
-        that step come to 704, so the answer is 512. For 700 tokens, 512 + 256 + 128 is more than 768: all of them run now.
+        Example (accelerator, no decodes): 530 tokens would pad to 1024; 512 now, 18 (padded to 64) in the next step and 128 for
+        that step come to 704, so the answer is 512. For 900 tokens, 512 + 512 + 128 is more than 1024: all of them run now.
         """
         whole = self.fit_extend(tokens, chunks, decodes)
         below = [s.tokens for s in self.extend if s.tokens < tokens and s.chunks >= chunks and s.decodes >= decodes]
@@ -111,19 +117,35 @@ class Buckets:
     def to_dict(self) -> dict[str, Any]:
         """JSON-able form."""
         extend = [[s.tokens, s.chunks, s.decodes] for s in self.extend]
-        return {"decode": list(self.decode), "extend": extend, "step_cost": self.step_cost}
+        return {"decode": list(self.decode), "extend": extend, "logits": list(self.logits), "step_cost": self.step_cost}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Buckets:
         """The lattice that `to_dict` wrote."""
-        return cls(tuple(data["decode"]), tuple(ExtendShape(*s) for s in data["extend"]), data["step_cost"])
+        return cls(tuple(data["decode"]), tuple(ExtendShape(*s) for s in data["extend"]), tuple(data["logits"]), data["step_cost"])
+
+
+def _pairs_cpu(top: int, max_num_seqs: int) -> list[tuple[int, int]]:
+    """(tokens, decode rows): every token count alone and beside all rows, of which too few tokens are rounded up."""
+    ladder = [t for t in _TOKENS_CPU if t < top] + [top]
+    alone = [t for t in ladder if t <= 8 * max_num_seqs]  # beyond, all decode rows add less than an eighth
+    return [(t, 0) for t in alone] + [(t, max_num_seqs) for t in ladder if t >= max_num_seqs // 2 or t == top]
+
+
+def _pairs(top: int, max_num_seqs: int) -> list[tuple[int, int]]:
+    """(tokens, decode rows) on accelerators."""
+    pairs = [(t, 0) for t in (*(t for t in _ALONE_GPU if t < top), top)]
+    low, high = _REGION_SPAN
+    for region in (r for r in _REGIONS_GPU if 2 * r <= max_num_seqs):
+        pairs += [(t, region) for t in _BESIDE_GPU if t <= top and low * region <= t <= high * region]
+    return pairs + [(t, max_num_seqs) for t in _BESIDE_GPU if t < top and t >= low * max_num_seqs] + [(top, max_num_seqs)]
 
 
 def _decode_rows(max_num_seqs: int, cpu: bool) -> tuple[int, ...]:
-    """Row counts up to `max_num_seqs`: factors of four on CPU, finer and then steps of an eighth elsewhere."""
+    """Row counts up to `max_num_seqs`: factors of four on CPU, finer elsewhere."""
     rows = [4**i for i in range(16)] if cpu else list(_DECODE_GPU)
     while rows[-1] < max_num_seqs:
-        rows.append(rows[-1] + max(32, 2 ** (rows[-1].bit_length() - 1) // 4))
+        rows.append(rows[-1] + max(32, 2 ** (rows[-1].bit_length() - 1) // 2))
     return (*(r for r in rows if r < max_num_seqs), max_num_seqs)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -61,16 +62,27 @@ def start(config: EngineConfig, report: Report) -> Started:
 
 
 def reserve_memory(fraction: float) -> None:
-    """Tell the accelerator client, before it exists, which share of the device's memory to take. Raises ConfigError when an engine in
-    this process has asked for another share, which can no longer be given."""
+    """Tell the NVIDIA client, before it exists, which share of the device's memory to take, and to start programs without waiting
+    for the ones before. Other platforms' clients know no such options. Raises ConfigError when an engine in this process has asked
+    for another share, which can no longer be given."""
+    if not may_use_cuda():
+        return
     before = jax.config.jax_pjrt_client_create_options
-    wanted = {"memory_fraction": fraction}
+    wanted = {"memory_fraction": fraction, "use_tfrt_gpu_client": True}
     if before and before != wanted:
         raise ConfigError(
             f"this process has taken its share of the device's memory already ({before}); use the same gpu_memory_utilization, "
             "or a process of its own"
         )
     jax.config.update("jax_pjrt_client_create_options", wanted)
+
+
+def may_use_cuda() -> bool:
+    """Whether JAX, once asked for devices, would try NVIDIA GPUs: its CUDA plugin is installed and no other platform was chosen."""
+    asked = jax.config.jax_platforms
+    if asked and not {"cuda", "gpu"} & set(asked.split(",")):
+        return False
+    return any("cuda" in plugin.name for plugin in entry_points(group="jax_plugins"))
 
 
 def end_ids(model_dir: Path, hf: dict[str, Any]) -> list[int]:

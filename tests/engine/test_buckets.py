@@ -8,14 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxllm.engine.buckets import BucketError, Buckets, ExtendShape
+from jaxllm.engine.buckets import BucketError, Buckets
 
 PLATFORMS = ("cpu", "gpu", "tpu")
 
 
-def test_the_default_gpu_lattice_has_near_thirty_programs() -> None:
-    assert 25 <= Buckets.build(256, 8192, "gpu").programs <= 36
-    assert Buckets.build(256, 2048, "gpu").programs <= 33
+def test_the_default_gpu_lattice_has_below_thirty_forward_programs_and_five_row_counts_of_logits() -> None:
+    buckets = Buckets.build(256, 8192, "gpu")
+    assert 24 <= buckets.programs <= 29
+    assert buckets.logits == (16, 64, 128, 256, 320)
+    assert Buckets.build(256, 2048, "gpu").programs <= 26
 
 
 def test_the_cpu_lattice_has_about_a_dozen_programs() -> None:
@@ -23,10 +25,10 @@ def test_the_cpu_lattice_has_about_a_dozen_programs() -> None:
         assert 8 <= Buckets.build(16, budget, "cpu").programs <= 14
 
 
-def test_gpu_decode_rows_follow_the_measured_ladder() -> None:
-    assert Buckets.build(256, 8192, "gpu").decode == (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256)
-    assert Buckets.build(100, 8192, "gpu").decode[-3:] == (64, 96, 100)
-    assert Buckets.build(512, 8192, "gpu").decode[-5:] == (256, 320, 384, 448, 512)
+def test_gpu_decode_rows_double_up_to_128() -> None:
+    assert Buckets.build(256, 8192, "gpu").decode == (1, 2, 4, 8, 16, 32, 64, 128, 192, 256)
+    assert Buckets.build(100, 8192, "gpu").decode[-3:] == (32, 64, 100)
+    assert Buckets.build(512, 8192, "gpu").decode[-3:] == (256, 384, 512)
 
 
 def test_cpu_decode_rows_are_coarse() -> None:
@@ -34,13 +36,28 @@ def test_cpu_decode_rows_are_coarse() -> None:
     assert Buckets.build(6, 512, "cpu").decode == (1, 4, 6)
 
 
-def test_a_512_token_prompt_beside_14_decodes_is_not_padded_to_1024() -> None:
-    shape = Buckets.build(256, 8192, "gpu").fit_extend(512, 1, 14)
-    assert shape.tokens + shape.decodes == 576
+@pytest.mark.parametrize(
+    ("tokens", "decodes", "shape"),
+    [
+        (512, 14, (512, 16)),
+        (200, 3, (256, 16)),
+        (500, 60, (512, 64)),
+        (2048, 60, (2048, 64)),
+        (2000, 200, (2048, 256)),
+        (7936, 256, (8192, 256)),
+    ],
+)
+def test_common_mixed_steps_pad_little(tokens: int, decodes: int, shape: tuple[int, int]) -> None:
+    found = Buckets.build(256, 8192, "gpu").fit_extend(tokens, 1, decodes)
+    assert (found.tokens, found.decodes) == shape
 
 
-def test_a_lone_prompt_carries_no_decode_rows() -> None:
-    assert Buckets.build(256, 8192, "gpu").fit_extend(100, 1, 0) == ExtendShape(128, 8, 0)
+@pytest.mark.parametrize("tokens", [50, 100, 512, 2048, 8192])
+@pytest.mark.parametrize("budget", [2048, 8192])
+def test_prompts_alone_carry_no_decode_rows(tokens: int, budget: int) -> None:
+    buckets = Buckets.build(256, budget, "gpu")
+    if tokens <= budget:
+        assert buckets.fit_extend(tokens, 1, 0).decodes == 0
 
 
 @settings(max_examples=150, deadline=None)
@@ -64,7 +81,10 @@ def test_shapes_are_sane_and_distinct(seqs: int, budget: int, platform: str) -> 
     assert list(buckets.extend) == sorted(set(buckets.extend))
     assert budget <= buckets.max_tokens < budget + 16
     assert buckets.max_chunks == max(s.chunks for s in buckets.extend)
-    assert all(1 <= s.chunks <= min(s.tokens, seqs, 64) and s.decodes in (0, 64, 256, seqs) for s in buckets.extend)
+    assert all(1 <= s.chunks <= min(s.tokens, seqs, 64) and s.decodes in (0, 16, 64, 256, seqs) for s in buckets.extend)
+    assert buckets.logits[-1] == max(s.decodes + s.chunks for s in buckets.extend) and list(buckets.logits) == sorted(set(buckets.logits))
+    assert all(buckets.logit_rows(shape) in buckets.logits for shape in (*buckets.decode, *buckets.extend))
+    assert all(buckets.logit_rows(s) >= s.decodes + s.chunks for s in buckets.extend)
     assert buckets.programs == len(buckets.decode) + len(buckets.extend) <= 60
 
 
@@ -73,7 +93,7 @@ def test_530_tokens_are_cut_at_512(decodes: int) -> None:
     assert Buckets.build(256, 8192, "gpu").trim(530, 1, decodes) == 512
 
 
-@pytest.mark.parametrize("tokens", [1, 16, 40, 100, 512, 700, 760, 1000, 8192])
+@pytest.mark.parametrize("tokens", [1, 16, 40, 100, 512, 900, 1000, 2000, 8192])
 def test_a_length_that_pads_little_is_not_cut(tokens: int) -> None:
     assert Buckets.build(256, 8192, "gpu").trim(tokens, 1, 0) == tokens
 
