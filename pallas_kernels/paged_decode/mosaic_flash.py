@@ -1,7 +1,8 @@
-"""What the two Hopper kernels of paged decode share: their sizes, and the steps of online softmax on the tensor cores."""
+"""Sizes of the Hopper kernel of paged decode, and its steps of online softmax on the tensor cores."""
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -10,14 +11,15 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 ROWS = 64  # rows of one WGMMA operand
+TILE = 64  # tokens of one K or V slot of the ring; parts come as tiles too, so it is ROWS
+LOG2E = math.log2(math.e)
 NEVER = -1e30  # running maximum before any key: finite, so that exp2(-inf - it) is 0 and not NaN
 
 
 class Tuning(NamedTuple):
     """Sizes that change speed alone. `blocks` is the grid: lanes x KV heads stay at or below it."""
 
-    tile: int = 64  # tokens of one K or V copy ring slot
-    stages: int = 3
+    stages: int = 3  # slots of the ring of K and V tiles
     queries: int = 2  # query buffers
     blocks: int = 132
     min_tiles: int = 2  # smallest share of one block
@@ -50,6 +52,11 @@ class Spec(NamedTuple):
         return first, own - first
 
     @property
+    def copies(self) -> int:
+        """TMA copies of one tile: pages smaller than it come one by one."""
+        return max(1, TILE // self.C)
+
+    @property
     def width(self) -> int:
         """Columns of one plain buffer: layout inference of JAX 0.12 does not end on 256."""
         return min(self.H, 128)
@@ -60,20 +67,58 @@ class Spec(NamedTuple):
         return {"compiler_params": plgpu.CompilerParams(approx_math=True), **given}
 
 
-def empty(H: int) -> tuple[Array, Array, Array]:
-    """Accumulator, running maximum (log2 domain) and running sum before any tile."""
+def start(H: int, sinks: list[Array] | None, own: Array, begins: Array) -> tuple[Array, Array, Array]:
+    """Accumulator, running maximum (log2 domain) and running sum before any tile.
+
+    The lane that `begins` a row counts the sinks of its queries, rows `own` and on of the tile; a sink is a key with no value.
+    """
+    acc = plgpu.layout_cast(jnp.full((ROWS, H), 0.0, jnp.float32), plgpu.Layout.WGMMA)
     row = plgpu.Layout.WGMMA.reduce(1)
     top = plgpu.layout_cast(jnp.full((ROWS,), NEVER, jnp.float32), row)
     total = plgpu.layout_cast(jnp.full((ROWS,), 0.0, jnp.float32), row)
-    return plgpu.layout_cast(jnp.full((ROWS, H), 0.0, jnp.float32), plgpu.Layout.WGMMA), top, total
+    if sinks is None:
+        return acc, top, total
+    query = plgpu.broadcasted_iota(jnp.int32, (ROWS,), 0, layout=row) - own
+    for i, sink in enumerate(sinks):
+        here = jnp.logical_and(query == i, begins)
+        top, total = jnp.where(here, jnp.maximum(sink * LOG2E, NEVER), top), jnp.where(here, 1.0, total)
+    return acc, top, total
 
 
-def zero_tail(v: Any, tile: int, H: int, count: Array) -> None:
+def scores_of(spec: Spec, q: Any, k: Any, first: Array, length: Array) -> Array:
+    """q·Kᵀ in the log2 domain, soft-capped, -inf where unseen; float32 `[ROWS, tile]`. The tile's first token is at position `first`."""
+
+    def multiply(acc):  # type: ignore[no-untyped-def]
+        plgpu.wgmma(acc, q, k.T)
+        return acc[...]
+
+    scores = pl.run_scoped(multiply, plgpu.ACC((ROWS, TILE), jnp.float32))
+    if spec.softcap is None:
+        scores = scores * (spec.scale * LOG2E)
+    else:
+        scores = jnp.tanh(scores * (spec.scale / spec.softcap)) * (spec.softcap * LOG2E)
+    token = plgpu.broadcasted_iota(jnp.int32, scores.shape, 1, layout=plgpu.Layout.WGMMA) + first
+    seen = token < length
+    if spec.window is not None:
+        seen = jnp.logical_and(seen, token >= length - spec.window)
+    return jnp.where(seen, scores, -jnp.inf)
+
+
+def part_scores(group: int, lse: Array, parts: Array) -> Array:
+    """Scores of a tile of parts as keys: row j is part j // group's output of query j % group, seen by that query alone, if the part is one
+    of the first `parts`."""
+    query = plgpu.broadcasted_iota(jnp.int32, (ROWS, ROWS), 0, layout=plgpu.Layout.WGMMA)
+    key = plgpu.broadcasted_iota(jnp.int32, (ROWS, ROWS), 1, layout=plgpu.Layout.WGMMA)
+    own = jnp.logical_and(lax.bitwise_and(key, jnp.int32(group - 1)) == query, key < parts * group)
+    return jnp.where(own, lax.broadcast_in_dim(lse, (ROWS, ROWS), [1]), -jnp.inf)
+
+
+def zero_tail(v: Any, H: int, count: Array) -> None:
     """Zeroes the values from token `count` of a tile on: they get weight 0, but 0 · NaN is NaN and a page may hold anything."""
 
-    @pl.when(count < tile)
+    @pl.when(count < TILE)
     def _() -> None:
-        token = plgpu.broadcasted_iota(jnp.int32, (tile, H), 0, layout=plgpu.Layout.WGMMA)
+        token = plgpu.broadcasted_iota(jnp.int32, (TILE, H), 0, layout=plgpu.Layout.WGMMA)
         values = plgpu.load(v, layout=plgpu.Layout.WGMMA)
         v[...] = jnp.where(token < count, values, jnp.zeros_like(values))
         plgpu.commit_smem()

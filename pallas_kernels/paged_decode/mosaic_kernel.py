@@ -1,0 +1,258 @@
+"""The Hopper kernel of paged decode: lanes x KV heads thread blocks, each a producer and a consumer warpgroup, in one launch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels.paged_decode.mosaic_flags import await_flag, raise_flag
+from pallas_kernels.paged_decode.mosaic_flash import ROWS, TILE, Spec, fold, part_scores, scores_of, start, zero_tail
+from pallas_kernels.paged_decode.plan import LANE_FIELDS, ROW_FIELDS, DecodePlan
+
+# 8 x 64 elements over a warpgroup: a warp two rows, a thread 8 bytes of one.
+QUERY_LAYOUT = plgpu.Layout.TILED(plgpu.Tiling(((8, 64), (2, 64), (4,))), warp_dims=(-5,), lane_dims=(-3, -2), vector_dim=-1)
+
+
+def attend(
+    spec: Spec, q: Array, k_pages: Array, v_pages: Array, table: Array, lengths: Array, plan: DecodePlan, sinks: Array | None
+) -> Array:
+    """Runs every lane's share and returns `o_BNH`. q is `[B * N, H]`, at least `spec.group` rows.
+
+    The interpreter sees no flags and would report what owners read of their followers' parts as races. There the kernel runs twice: once
+    without merging, and again with the parts of the first run as inputs.
+    """
+    given = (q, k_pages, v_pages, table, lengths, plan.rows_B4, plan.lanes_LF, *(() if sinks is None else (sinks,)))
+    if spec.interpret is None:
+        return _launch(spec, plan.lanes_LF.shape[0], "both", given)[0]
+    _, *parts = _launch(spec, plan.lanes_LF.shape[0], "parts", given)
+    return _launch(spec, plan.lanes_LF.shape[0], "merge", (*given, *parts))[0]
+
+
+def _launch(spec: Spec, lanes: int, phase: str, given: tuple[Array, ...]) -> tuple[Array, Array, Array]:
+    """Returns `o_BNH` and the parts: outputs `[K, parts * group, H]` and log2-sum-exps. `given` ends with sinks if the model has them, then
+    with the parts to merge if `phase` is "merge"; with "parts" nothing is merged; with "both" it is this launch's own parts."""
+    H, G, group, stages, queries = spec.H, spec.G, spec.group, spec.tuning.stages, spec.tuning.queries
+    columns = [pl.ds(c * spec.width, spec.width) for c in range(H // spec.width)]
+
+    def decode_attend(q_ref, k_ref, v_ref, table_ref, lengths_ref, rows_ref, lanes_ref, *rest, **sm):  # type: ignore[no-untyped-def]
+        *more, o_ref, parts_o, parts_lse = rest
+        if phase == "merge":
+            *sinks_ref, merge_o, merge_lse = more
+        else:
+            sinks_ref, merge_o, merge_lse = more, parts_o, parts_lse
+        # Blocks start in the order of the grid. A row's followers have higher lanes than its owner, which waits for them: they start first.
+        lane, h, wg = lanes - 1 - lax.axis_index("lane"), lax.axis_index("head"), lax.axis_index("wg")
+        low, high, r0, r1, *first_row, home, followers = (lanes_ref[lane, i] for i in range(LANE_FIELDS))
+        chunks = jnp.int32(0) if phase == "parts" else lax.div(followers * group + ROWS - 1, jnp.int32(ROWS))
+        first_part = (lane + 1) * group
+
+        def each_row(step: Callable[..., Array]) -> Array:
+            """`step(row, fields, rows in use before it)` over the share; the next row's fields are read while this one is worked on."""
+
+            def advance(r: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
+                following = [rows_ref[jnp.minimum(r + 1, spec.B - 1), i] for i in range(ROW_FIELDS)]
+                begin, end, length, zero, n = carry
+                fields = begin, end, length, zero, jnp.maximum(low, begin), jnp.minimum(high, end)
+                step(r, fields, n)
+                return (*following, n + (end > begin).astype(jnp.int32))
+
+            return lax.fori_loop(r0, r1, advance, (*first_row, jnp.int32(0)))[-1]
+
+        def take_slot(i: Array) -> Array:
+            at = lax.rem(i, jnp.int32(stages))
+            pl.when(i >= stages)(lambda: plgpu.barrier_wait(sm["free"].at[at]))
+            return at
+
+        @pl.when(wg == 1)
+        def _producer() -> None:
+            plgpu.set_max_registers(40, action="decrease")
+
+            def row(r, fields, n):  # type: ignore[no-untyped-def]
+                _, _, length, zero, begin, end = fields
+                last_page = lax.div(length - 1, jnp.int32(spec.C))
+
+                @pl.loop(begin, end)
+                def _tile(t):  # type: ignore[no-untyped-def]
+                    pages = _pages(spec, table_ref, r, (t - zero) * TILE, last_page)  # before the wait, so that they come during it
+                    at = take_slot(t - low)
+                    _copy_tile(spec, k_ref, pages, h, sm["k"].at[at], sm["k_full"].at[at])
+                    _copy_tile(spec, v_ref, pages, h, sm["v"].at[at], sm["v_full"].at[at])
+
+                    @pl.when(t == begin)  # after the copies, so that they do not wait for this load
+                    def _() -> None:
+                        slot = lax.rem(n, jnp.int32(queries))
+                        pl.when(n >= queries)(lambda: plgpu.barrier_wait(sm["q_free"].at[slot]))
+                        _copy_queries(spec, q_ref, spec.first_query(r, h)[0], sm["q"].at[slot])
+                        plgpu.barrier_arrive(sm["q_full"].at[slot])
+
+            rows = each_row(row)
+            if phase == "both":
+                pl.when(followers > 0)(lambda: await_flag(lanes_ref.at[lane, LANE_FIELDS + h], followers))
+
+            @pl.loop(0, chunks)
+            def _parts(c):  # type: ignore[no-untyped-def]
+                at = take_slot(high - low + c)
+                plgpu.copy_gmem_to_smem(merge_lse.at[h, pl.ds(first_part + c * ROWS, ROWS)], sm["lse_in"].at[at], sm["lse_full"].at[at])
+                piece = ROWS // spec.copies
+                for j in range(spec.copies):
+                    source = pl.ds(pl.multiple_of(first_part + c * ROWS, group) + j * piece, piece)
+                    plgpu.copy_gmem_to_smem(merge_o.at[h, source], sm["v"].at[at, pl.ds(j * piece, piece)], sm["v_full"].at[at])
+
+            # Every arrival is waited for, so that the barriers end in the phase they began in.
+            steps = high - low + chunks
+
+            @pl.loop(jnp.maximum(0, steps - stages), steps)
+            def _free(i):  # type: ignore[no-untyped-def]
+                plgpu.barrier_wait(sm["free"].at[lax.rem(i, jnp.int32(stages))])
+
+            @pl.loop(jnp.maximum(0, rows - queries), rows)
+            def _q_free(n):  # type: ignore[no-untyped-def]
+                plgpu.barrier_wait(sm["q_free"].at[lax.rem(n, jnp.int32(queries))])
+
+        @pl.when(wg == 0)
+        def _consumer() -> None:
+            plgpu.set_max_registers(232, action="increase")
+            sinks_G = [sinks_ref[0][h * G + i] for i in range(G)] if sinks_ref else None
+
+            def store(r, begin):  # type: ignore[no-untyped-def]
+                for c, column in enumerate(columns):
+                    plgpu.copy_smem_to_gmem(sm["o"].at[c, pl.ds(begin, G)], o_ref.at[r, pl.ds(h * G, G), column])
+
+            _zero_dead_rows(spec, lane, lanes, lengths_ref, sm["o"], store)
+
+            def row(r, fields, n):  # type: ignore[no-untyped-def]
+                row_begin, row_end, length, zero, begin, end = fields
+                slot = lax.rem(n, jnp.int32(queries))
+                ours = row_begin >= low
+                own = spec.first_query(r, h)[1]
+
+                def step(t, carry):  # type: ignore[no-untyped-def]
+                    at = lax.rem(t - low, jnp.int32(stages))
+                    first = (t - zero) * TILE
+                    plgpu.barrier_wait(sm["k_full"].at[at])
+                    scores = scores_of(spec, sm["q"].at[slot], sm["k"].at[at], first, length)
+                    plgpu.barrier_wait(sm["v_full"].at[at])
+                    zero_tail(sm["v"].at[at], H, length - first)
+                    carry = fold(spec, carry, scores, sm["v"].at[at], sm.get("p"))
+                    plgpu.barrier_arrive(sm["free"].at[at])
+                    return carry
+
+                def merge(c, carry):  # type: ignore[no-untyped-def]
+                    at = lax.rem(high - low + c, jnp.int32(stages))
+                    parts = followers - c * (ROWS // group)
+                    plgpu.barrier_wait(sm["lse_full"].at[at])
+                    lse = plgpu.load(sm["lse_in"].at[at], layout=plgpu.Layout.WGMMA.reduce(0), optimized=False)
+                    plgpu.barrier_wait(sm["v_full"].at[at])
+                    zero_tail(sm["v"].at[at], H, parts * group)
+                    carry = fold(spec, carry, part_scores(group, lse, parts), sm["v"].at[at], sm.get("p"))
+                    plgpu.barrier_arrive(sm["free"].at[at])
+                    return carry
+
+                @pl.when(end > begin)
+                def _() -> None:
+                    plgpu.barrier_wait(sm["q_full"].at[slot])
+                    carry = lax.fori_loop(begin, end, step, start(H, sinks_G, own, ours))
+                    plgpu.barrier_arrive(sm["q_free"].at[slot])
+                    merges = jnp.where(jnp.logical_and(ours, row_end > high), chunks, 0)
+                    acc, top, total = lax.fori_loop(0, merges, merge, carry)
+                    query = plgpu.broadcasted_iota(jnp.int32, acc.shape, 0, layout=plgpu.Layout.WGMMA) - own
+                    mine = jnp.logical_and(query >= 0, query < G)  # the others are neighbours' queries, perhaps NaN
+                    acc = jnp.where(mine, acc / lax.broadcast_in_dim(total, acc.shape, [0]), 0.0).astype(spec.dtype)
+                    plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+                    for c in range(len(columns)):
+                        sm["o"].at[c][...] = acc[:, c * spec.width : (c + 1) * spec.width]
+                    sm["lse_out"][...] = top + jnp.log2(total)
+                    plgpu.commit_smem()
+                    pl.when(ours)(lambda: store(r, own))
+
+                    @pl.when(jnp.logical_not(ours))
+                    def _() -> None:
+                        part = pl.ds(pl.multiple_of(lane * group, group), group)
+                        plgpu.copy_smem_to_gmem(sm["lse_out"].at[pl.ds(0, group)], parts_lse.at[h, part])
+                        for c, column in enumerate(columns):
+                            plgpu.copy_smem_to_gmem(sm["o"].at[c, pl.ds(0, group)], parts_o.at[h, part, column])
+                        plgpu.wait_smem_to_gmem(0)
+                        if phase == "both":
+                            raise_flag(lanes_ref.at[home, LANE_FIELDS + h])
+
+            each_row(row)
+            plgpu.wait_smem_to_gmem(0)
+
+    parts = lanes * group + ROWS  # the last owner reads whole tiles of ROWS rows
+    out = (
+        jax.ShapeDtypeStruct((spec.B, spec.K * G, H), spec.dtype),
+        jax.ShapeDtypeStruct((spec.K, parts, H), spec.dtype),
+        jax.ShapeDtypeStruct((spec.K, parts), jnp.float32),
+    )
+    grid = {"grid": (lanes, spec.K), "grid_names": ("lane", "head"), "num_threads": 2, "thread_name": "wg"}
+    run = plgpu.kernel(decode_attend, out_type=out, scratch_types=_scratch(spec), **grid, **spec.options)
+    return run(*given)
+
+
+def _scratch(spec: Spec) -> dict[str, Any]:
+    """Shared memory and barriers of one block."""
+    stages, queries = spec.tuning.stages, spec.tuning.queries
+    scratch = {
+        "q": plgpu.SMEM((queries, ROWS, spec.H), spec.dtype, transforms=spec.tiled),
+        "k": plgpu.SMEM((stages, TILE, spec.H), spec.dtype, transforms=spec.tiled),
+        "v": plgpu.SMEM((stages, TILE, spec.H), spec.dtype, transforms=spec.tiled),
+        "o": plgpu.SMEM((spec.H // spec.width, ROWS, spec.width), spec.dtype),
+        "lse_in": plgpu.SMEM((stages, ROWS), jnp.float32),
+        "lse_out": plgpu.SMEM((ROWS,), jnp.float32),
+        "q_full": plgpu.Barrier(num_barriers=queries),
+        "q_free": plgpu.Barrier(num_barriers=queries),
+        "k_full": plgpu.Barrier(num_arrivals=spec.copies, num_barriers=stages),
+        "v_full": plgpu.Barrier(num_arrivals=spec.copies, num_barriers=stages),
+        "lse_full": plgpu.Barrier(num_barriers=stages),
+        "free": plgpu.Barrier(num_barriers=stages),
+    }
+    if spec.interpret is not None:
+        scratch["p"] = plgpu.SMEM((ROWS, TILE), spec.dtype, transforms=spec.tiled)
+    return scratch
+
+
+def _pages(spec: Spec, table_ref: Any, row: Array, first: Array, last_page: Array) -> list[Any]:
+    """Where the tile at token `first` lies: (page, first token in it) of each copy; pages past the row's last repeat the last."""
+    C = jnp.int32(spec.C)
+    if spec.copies == 1:
+        within = lax.rem(first, C)
+        return [(table_ref[row, lax.div(first, C)], within if spec.C > TILE else None)]
+    return [(table_ref[row, jnp.minimum(lax.div(first, C) + j, last_page)], None) for j in range(spec.copies)]
+
+
+def _copy_tile(spec: Spec, pages_ref: Any, pages: list[Any], h: Array, dst: Any, barrier: Any) -> None:
+    """TMA copies of one K or V tile of head `h`."""
+    for j, (page, within) in enumerate(pages):
+        src = pages_ref.at[page, h] if within is None else pages_ref.at[page, h, pl.ds(pl.multiple_of(within, TILE), TILE)]
+        plgpu.copy_gmem_to_smem(src, dst if spec.copies == 1 else dst.at[pl.ds(j * spec.C, spec.C)], barrier)
+
+
+def _copy_queries(spec: Spec, q_ref: Any, first: Array, dst: Any) -> None:
+    """Rows `first` to `first + group` of q into the first rows of a tile. By registers: tiled TMA copies begin at multiples of 8 rows."""
+    rows = plgpu.load(q_ref.at[pl.ds(first, spec.group)], layout=QUERY_LAYOUT, optimized=False)
+    dst.at[pl.ds(0, spec.group)][...] = rows
+    plgpu.commit_smem()
+
+
+def _zero_dead_rows(spec: Spec, lane: Array, lanes: int, lengths_ref: Any, o: Any, store: Callable[[Array, int], None]) -> None:
+    """Every `lanes`-th row from `lane` on gets zeros where its length is 0; the lengths are read at once, while the first tile comes."""
+    rows = [lane + i * lanes for i in range(-(-spec.B // lanes))]
+    dead = [jnp.logical_and(row < spec.B, lengths_ref[jnp.minimum(row, spec.B - 1)] == 0) for row in rows]
+    some = dead[0]
+    for more in dead[1:]:
+        some = jnp.logical_or(some, more)
+
+    @pl.when(some)
+    def _() -> None:
+        zeros = plgpu.layout_cast(jnp.full(o.shape[1:], 0.0, spec.dtype), plgpu.Layout.WGMMA)
+        for c in range(o.shape[0]):
+            o.at[c][...] = zeros
+        plgpu.commit_smem()
+        for row, is_dead in zip(rows, dead, strict=True):
+            pl.when(is_dead)(lambda row=row: store(row, 0))
