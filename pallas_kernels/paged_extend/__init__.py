@@ -8,7 +8,7 @@ from jax import Array
 
 from pallas_kernels.backends import AttentionOptions, Backends
 
-BACKENDS = Backends(__name__, "extend_attention", ("reference", "mosaic_gpu"))
+BACKENDS = Backends(__name__, "extend_attention", ("reference", "xla", "mosaic_gpu", "mosaic_tpu"))
 
 
 def extend_attention(

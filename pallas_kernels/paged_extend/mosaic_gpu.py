@@ -76,7 +76,8 @@ def plan(starts_R: Array, lengths_R: Array, kv_lengths_R: Array, *, tokens: int,
     return make_plan(starts_R, lengths_R, kv_lengths_R, tokens=max(tokens, queries), queries=queries)
 
 
-def _check(q: Array, k_pages: Array, v_pages: Array) -> None:
+def check(q: Array, k_pages: Array, v_pages: Array) -> None:
+    """Raise ValueError for shapes and types that the kernel does not take."""
     T, N, H = q.shape
     P, K, C, HK = k_pages.shape
     if q.dtype not in (jnp.bfloat16, jnp.float16) or k_pages.dtype != q.dtype or v_pages.dtype != q.dtype:
@@ -110,7 +111,7 @@ def extend_attention(
     bfloat16 or float16; head_dim 64, 128, 256; pages of 16 to 128 tokens. Raises ValueError otherwise. `interpret` is a
     `plgpu.InterpretGPUParams` for machines without a GPU.
     """
-    _check(q_TNH, k_pages, v_pages)
+    check(q_TNH, k_pages, v_pages)
     T, N, H = q_TNH.shape
     _, K, C, _ = k_pages.shape
     tuning = tuning or default_tuning(H)

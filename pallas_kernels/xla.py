@@ -1,0 +1,85 @@
+"""Attention of items over pages in plain JAX for accelerators without a kernel: what the `xla` back ends of the attention ops share.
+
+All items of `pallas_kernels.items` walk their keys together, each from the first page that it sees, a large tile at a time: a gather and
+two batched products in the pool's own type, accumulated in float32. The number of tiles is the longest item's.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from pallas_kernels.items import Items, sinks_of_places
+
+TILE_BYTES = 128 << 20  # of a step's gathered keys and values, and of its scores and weights
+FEWEST_TOKENS, MOST_TOKENS = 128, 1024
+
+
+@dataclass(frozen=True)
+class Spec:
+    """The places of an item are `queries` tokens of each query head."""
+
+    queries: int
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+
+
+def check(q: Array, k_pages: Array, v_pages: Array) -> None:
+    """Raise ValueError for shapes that no back end takes."""
+    if q.shape[1] % k_pages.shape[1] or k_pages.shape[3] != q.shape[2] or v_pages.shape != k_pages.shape:
+        raise ValueError(f"xla takes equal K and V pools whose heads divide the query heads, got q {q.shape}, k {k_pages.shape}")
+
+
+def pages_per_tile(q_WKRH: Array, k_pages: Array) -> int:
+    """Pages in one tile of every item."""
+    (W, K, R, H), C = q_WKRH.shape, k_pages.shape[2]
+    token = W * K * 2 * (H * k_pages.dtype.itemsize + R * 4)
+    tokens = min(MOST_TOKENS, max(FEWEST_TOKENS, TILE_BYTES // token))
+    return max(1, tokens // C)
+
+
+def attend(spec: Spec, q_WKRH: Array, k_pages: Array, v_pages: Array, table: Array, items: Items, sinks: Array | None) -> Array:
+    """Attention of every item, `[W, K, R, H]`; `sinks` as in `AttentionOptions`."""
+    W, K, R, H = q_WKRH.shape
+    C = k_pages.shape[2]
+    row_W, position_W, keys_W = items
+    pages = pages_per_tile(q_WKRH, k_pages)
+    first_W = jnp.zeros_like(keys_W) if spec.window is None else jnp.maximum(position_W - spec.window + 1, 0)
+    page_W = jnp.where(keys_W > 0, first_W // C, 0)
+    tiles = jnp.max(-(-(-(-keys_W // C) - page_W) // pages), initial=0)
+    query_WR = position_W[:, None] + jnp.arange(R) % spec.queries
+    precision = lax.Precision.HIGHEST if q_WKRH.dtype == jnp.float32 else None
+    multiply = functools.partial(jnp.einsum, precision=precision, preferred_element_type=jnp.float32)
+
+    def step(tile: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        old, total, mixed = carry
+        entry_WS = page_W[:, None] + tile * pages + jnp.arange(pages)
+        id_WS = table[row_W[:, None], jnp.minimum(entry_WS, table.shape[1] - 1)]
+        key_WT = (entry_WS[:, :, None] * C + jnp.arange(C)).reshape(W, pages * C)
+        mine = (key_WT < keys_W[:, None])[:, None, :, None]  # zero times NaN is NaN, and a page may hold anything
+        k, v = (
+            jnp.moveaxis(x.at[id_WS].get(mode="clip"), 1, 2).reshape(W, K, pages * C, H).astype(q_WKRH.dtype) for x in (k_pages, v_pages)
+        )
+        scores = multiply("ikrh,ikth->ikrt", q_WKRH, k) * spec.scale
+        if spec.softcap is not None:
+            scores = spec.softcap * jnp.tanh(scores / spec.softcap)
+        seen = (key_WT[:, None] <= query_WR[:, :, None]) & (key_WT < keys_W[:, None])[:, None]
+        if spec.window is not None:
+            seen &= key_WT[:, None] > query_WR[:, :, None] - spec.window
+        scores = jnp.where(seen[:, None], scores, -jnp.inf)
+        top = jnp.maximum(old, scores.max(axis=-1))
+        base = jnp.where(top == -jnp.inf, 0.0, top)  # a query that has seen nothing yet
+        weights = jnp.exp(scores - base[..., None])
+        decay = jnp.exp(old - base)
+        mixed = mixed * decay[..., None] + multiply("ikrt,ikth->ikrh", weights.astype(v.dtype), jnp.where(mine, v, 0))
+        return top, total * decay + weights.sum(axis=-1), mixed
+
+    sinks_KR = sinks_of_places(sinks, K, spec.queries, R)
+    top = jnp.full((W, K, R), -jnp.inf) if sinks_KR is None else jnp.broadcast_to(sinks_KR, (W, K, R))
+    total = jnp.full((W, K, R), 0.0 if sinks_KR is None else 1.0)
+    _, total, mixed = lax.fori_loop(0, tiles, step, (top, total, jnp.zeros((W, K, R, H))))
+    return (mixed / jnp.where(total == 0, 1.0, total)[..., None]).astype(q_WKRH.dtype)
