@@ -47,7 +47,6 @@ def plan(
 
 def check(q: Array, k_pages: Array, v_pages: Array) -> None:
     """Raise ValueError for shapes and types that the kernel does not take."""
-    """Raise ValueError for shapes and types that the kernel does not take."""
     B, N, H = q.shape
     P, K, C, HK = k_pages.shape
     if q.dtype not in (jnp.bfloat16, jnp.float16) or k_pages.dtype != q.dtype or v_pages.dtype != q.dtype:
