@@ -6,14 +6,21 @@ import argparse
 import asyncio
 import contextlib
 import json
+import shlex
+import socket
+import subprocess
+import sys
+import tempfile
 import time
 import urllib.request
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from benchmarks.record import parser
+from benchmarks.shapes import PREFIX, write, write_tokenizer
 
 LIMIT = 1 << 24  # bytes of one line that are still read
 
@@ -121,12 +128,51 @@ async def content(reader: asyncio.StreamReader, fields: dict[str, str]) -> Async
             yield data
 
 
+@contextlib.contextmanager
+def served(arguments: str | None, base_url: str) -> Iterator[tuple[str, dict[str, float]]]:
+    """The URL of a server, and how long it took to be ready: one that is there, or with `arguments` one of our own that ends afterwards.
+    `shape:NAME` as the first argument stands for random weights of a shape. Raises SystemExit when the server ends before it is ready."""
+    if arguments is None:
+        yield base_url, {}
+        return
+    with tempfile.TemporaryDirectory() as folder, socket.socket() as free:
+        words = shlex.split(arguments)
+        if words[0].startswith(PREFIX):
+            directory = write(words[0].removeprefix(PREFIX), Path(folder))
+            write_tokenizer(directory)
+            words[:1] = [str(directory), "--load-format", "dummy"]
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+        free.close()
+        begin = time.perf_counter()
+        with subprocess.Popen([sys.executable, "-m", "jaxllm.server", *words, "--host", "127.0.0.1", "--port", str(port)]) as process:
+            try:
+                while not ready(f"http://127.0.0.1:{port}/ready"):
+                    if process.poll() is not None:
+                        raise SystemExit("the server ended before it was ready")
+                    time.sleep(0.05)
+                yield f"http://127.0.0.1:{port}", {"server_ready_s": round(time.perf_counter() - begin, 2)}
+            finally:
+                process.terminate()
+
+
+def ready(url: str) -> bool:
+    """Whether a server takes requests."""
+    try:
+        return bool(urllib.request.urlopen(url, timeout=5).status == 200)
+    except OSError:
+        return False
+
+
 def client_parser(what: str | None) -> argparse.ArgumentParser:
     """The options of every benchmark that talks to a server."""
     args = parser(what or "")
     args.formatter_class = argparse.RawDescriptionHelpFormatter
     args.set_defaults(model=None)
     args.add_argument("--base-url", default="http://127.0.0.1:8000")
+    args.add_argument(
+        "--serve", metavar="ARGS", help='start a server with these arguments for the time of the run, e.g. "shape:qwen2.5-7b"'
+    )
     args.add_argument("--api-key", help="is not recorded")
     args.add_argument("--token-ids", type=int, nargs=2, default=(1000, 100_000), metavar=("LOW", "HIGH"), help="ids of random prompts")
     args.add_argument("--device", help="of the server, for the record, when it is on another machine")

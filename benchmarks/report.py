@@ -87,7 +87,8 @@ def table(name: str, records: list[dict[str, Any]]) -> str:
     columns = COLUMNS[name]
     head = ["model", "device", *columns]
     rows = [
-        [r["arguments"]["model"], device(r["machine"]), *(str(r["figures"].get(key, "–")) for key in columns.values())] for r in records
+        [named(r["arguments"]["model"]), device(r["machine"]), *(str(r["figures"].get(key, "–")) for key in columns.values())]
+        for r in records
     ]
     lines = [f"{TITLES[name]}:", "", "| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
@@ -111,6 +112,11 @@ def kernels(record: dict[str, Any]) -> str:
 def rate(row: dict[str, Any]) -> str | None:
     """The unit of a kernel's rate, which is also the rate's name in its row."""
     return next((unit for unit in ("TB/s", "GB/s", "TFLOP/s") if unit in row), None)
+
+
+def named(model: str) -> str:
+    """A model as the tables call it: without its folder."""
+    return Path(model).name
 
 
 def device(machine: dict[str, Any]) -> str:

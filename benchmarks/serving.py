@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from benchmarks.client import Call, call, client_parser, first_model, key_header
+from benchmarks.client import Call, call, client_parser, first_model, key_header, served
 from benchmarks.record import finish, host
 
 METRICS = ("ttft", "tpot", "itl", "e2el")
@@ -195,8 +195,10 @@ def main() -> None:
     """Send the load and report."""
     a = options().parse_args()
     a.goodput = goals(a.goodput)
-    a.model = a.model or first_model(a.base_url, key_header(a.api_key))
-    finish("serving", a, figures(run(a, jobs(a)), a), host(a.device))
+    with served(a.serve, a.base_url) as (a.base_url, start):
+        a.model = a.model or first_model(a.base_url, key_header(a.api_key))
+        found = figures(run(a, jobs(a)), a)
+    finish("serving", a, found | start, host(a.device))
 
 
 if __name__ == "__main__":

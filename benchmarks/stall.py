@@ -14,7 +14,7 @@ import random
 import statistics
 from typing import Any
 
-from benchmarks.client import Call, call, client_parser, first_model, key_header
+from benchmarks.client import Call, call, client_parser, first_model, key_header, served
 from benchmarks.record import finish, host
 
 
@@ -90,10 +90,11 @@ def main() -> None:
     args.add_argument("--settle", type=int, default=64, help="events of each stream before the prompt is sent")
     args.add_argument("--repeat", type=int, default=3)
     a = args.parse_args()
-    a.model = a.model or first_model(a.base_url, key_header(a.api_key))
-    rounds = asyncio.run(measure(a))
+    with served(a.serve, a.base_url) as (a.base_url, start):
+        a.model = a.model or first_model(a.base_url, key_header(a.api_key))
+        rounds = asyncio.run(measure(a))
     worst = max(rounds, key=lambda each: each["stall_ms"])
-    finish("stall", a, {"streams": a.streams, "prompt": a.prompt_len} | worst | {"rounds": rounds}, host(a.device))
+    finish("stall", a, {"streams": a.streams, "prompt": a.prompt_len} | worst | {"rounds": rounds} | start, host(a.device))
 
 
 if __name__ == "__main__":

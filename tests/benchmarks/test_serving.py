@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import urllib.request
 from collections.abc import Awaitable, Callable
 
 import numpy as np
 import pytest
 
-from benchmarks import import_driver, serving, stall
-from benchmarks.client import Call, call
+from benchmarks import import_driver, report, serving, stall
+from benchmarks.client import Call, call, served
 from tests.server.harness import Running
 
 
@@ -244,3 +245,37 @@ def test_a_round_whose_streams_end_early_says_so():
 
     with pytest.raises(SystemExit, match="ended before"):
         asyncio.run(go())
+
+
+def test_a_server_that_ends_before_it_is_ready_ends_the_benchmark():
+    with pytest.raises(SystemExit, match="before it was ready"):
+        with served("/no/such/model", ""):
+            pass
+
+
+@pytest.mark.slow
+def test_a_server_of_a_shape_is_started_measured_and_ended(tmp_path, monkeypatch):
+    out = tmp_path / "out.json"
+    small = "--max-num-seqs 4 --max-num-batched-tokens 64 --max-model-len 512 --enforce-eager"
+    load = [
+        "--num-prompts",
+        "8",
+        "--request-rate",
+        "50",
+        "--random-input-len",
+        "24",
+        "--random-output-len",
+        "8",
+        "--token-ids",
+        "3",
+        "2000",
+    ]
+    more = ["--ignore-eos", "--disable-tqdm", "--processes", "2", "--output-json", str(out)]
+    monkeypatch.setattr(sys, "argv", ["serving", "--serve", f"shape:tiny {small}", *load, *more])
+    serving.main()
+    record = json.loads(out.read_text())
+    assert (record["figures"]["completed"], record["figures"]["total_output_tokens"]) == (8, 64)
+    assert record["figures"]["server_ready_s"] > 0
+    assert report.table("serving", [record]).splitlines()[-1].startswith("| tiny | ")
+    with pytest.raises(OSError, match="refused"):
+        urllib.request.urlopen(record["arguments"]["base_url"], timeout=5)
