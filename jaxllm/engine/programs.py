@@ -49,7 +49,7 @@ class Programs:
         """Every program of the lattice, largest first, so that a step which does not fit memory shows at once."""
         extend: list[Key] = [("extend", shape) for shape in sorted(self.buckets.extend, key=lambda s: -s.tokens)]
         decode: list[Key] = [("decode", rows) for rows in sorted(self.buckets.decode, reverse=True)]
-        rows = sorted({logit_rows(self.buckets, shape) for _, shape in extend + decode}, reverse=True)
+        rows = sorted(self.buckets.logits, reverse=True)
         return [*extend, *decode, *(("sample", (n, s)) for n in rows for s in Sampler), ("ingest", True), ("ingest", False)]
 
     def get(self, kind: str, shape: object) -> jax.stages.Compiled:
@@ -77,7 +77,7 @@ class Programs:
 
     def layout(self, shape: ExtendShape) -> ChunkLayout:
         """How chunks of this shape are packed."""
-        return ChunkLayout(shape, self.table_width, logit_rows(self.buckets, shape))
+        return ChunkLayout(shape, self.table_width, self.buckets.logit_rows(shape))
 
     def _compile(self, key: Key) -> jax.stages.Compiled:
         function, donated, arguments, out = getattr(self, f"_{key[0]}")(key[1])
@@ -124,14 +124,15 @@ class Programs:
         return function, (0, 1), (self.state, self.staged, buffer), self.replicated
 
     def _decode(self, rows: int) -> tuple:
-        function = functools.partial(step.decode, self.model, rows)
-        reused = self.outlook(rows)
+        logit_rows = self.buckets.logit_rows(rows)
+        function = functools.partial(step.decode, self.model, rows, logit_rows)
+        reused = self.outlook(logit_rows)
         arguments = (self.abstract.weights, self.abstract.kv, self.state, reused)
         return function, (1, 3), arguments, shardings((self.abstract.kv, reused))
 
     def _extend(self, shape: ExtendShape) -> tuple:
         function = functools.partial(step.extend, self.model, self.layout(shape))
-        reused = self.outlook(logit_rows(self.buckets, shape))
+        reused = self.outlook(self.buckets.logit_rows(shape))
         arguments = (self.abstract.weights, self.abstract.kv, self.state, self.staged, reused)
         return function, (1, 2, 4), arguments, shardings((self.abstract.kv, self.state, reused))
 
@@ -139,15 +140,6 @@ class Programs:
         rows, sampler = key
         function = functools.partial(step.draw, sampler, self.num_logprobs)
         return function, (1,), (self.outlook(rows), self.state), (self.replicated, self.host)
-
-
-def logit_rows(buckets: Buckets, shape: object) -> int:
-    """Rows of logits that a decode bucket or an extend shape gives, padded to a decode bucket or to the most any shape gives."""
-    if not isinstance(shape, ExtendShape):
-        return int(shape)  # type: ignore[call-overload]
-    needed = shape.decodes + shape.chunks
-    most = max(s.decodes + s.chunks for s in buckets.extend)
-    return min(rows for rows in (*buckets.decode, most) if rows >= needed)
 
 
 def shardings(tree: Any) -> Any:

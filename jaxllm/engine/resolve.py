@@ -17,7 +17,6 @@ from jaxllm.cache.kv import choose_backend, page_bytes
 from jaxllm.config import ConfigError, EngineConfig, Resolved
 from jaxllm.engine.buckets import Buckets
 from jaxllm.engine.memory import MemoryPlan, Need, Room, fitting_length, plan_memory, usable_bytes, workspace_bytes
-from jaxllm.engine.programs import logit_rows
 
 PAGE_SIZES = (8, 16, 32, 64, 128)
 
@@ -56,7 +55,7 @@ def resolve(config: EngineConfig, model_dir: Path, mesh: Mesh) -> Setup:
     buckets = Buckets.build(max_num_seqs, budget, platform)
     itemsize = jnp.dtype(dtype).itemsize
     need = Need(page_bytes(kv.layers, kv.kv_heads, page_size, kv.head_dim, dtype) // shards, page_size, max_num_seqs, length)
-    rows = max(logit_rows(buckets, shape) for shape in (*buckets.extend, *buckets.decode))
+    rows = buckets.logits[-1]
     room = Room(
         usable=usable_bytes(config, mesh.devices.flat[0]),
         weights=shard_bytes(jax.tree.leaves(abstract)),

@@ -126,9 +126,10 @@ class Runner:
         return seconds
 
     def _decode(self, rows: int) -> Outlook:
-        reused = self._reused(rows)
-        self.kv, self._outlooks[rows] = self.programs.get("decode", rows)(self.weights, self.kv, self.state, reused)
-        return self._outlooks[rows]
+        logit_rows = self.programs.buckets.logit_rows(rows)
+        program, reused = self.programs.get("decode", rows), self._reused(logit_rows)
+        self.kv, self._outlooks[logit_rows] = program(self.weights, self.kv, self.state, reused)
+        return self._outlooks[logit_rows]
 
     def _extend(self, shape: ExtendShape) -> Outlook:
         rows = self.programs.layout(shape).logit_rows

@@ -62,13 +62,13 @@ def start(config: EngineConfig, report: Report) -> Started:
 
 
 def reserve_memory(fraction: float) -> None:
-    """Tell the NVIDIA client, before it exists, which share of the device's memory to take, and to start programs without waiting
-    for the ones before. Other platforms' clients know no such options. Raises ConfigError when an engine in this process has asked
+    """Tell the NVIDIA client, before it exists, which share of the device's memory to take. Other platforms' clients know no such
+    option. Raises ConfigError when an engine in this process has asked
     for another share, which can no longer be given."""
     if not may_use_cuda():
         return
     before = jax.config.jax_pjrt_client_create_options
-    wanted = {"memory_fraction": fraction, "use_tfrt_gpu_client": True}
+    wanted = {"memory_fraction": fraction}
     if before and before != wanted:
         raise ConfigError(
             f"this process has taken its share of the device's memory already ({before}); use the same gpu_memory_utilization, "

@@ -60,8 +60,10 @@ def ingest(state: SlotState, staged: Array, buffer: Array, *, local: NamedShardi
     return state, staged if buffer.shape[0] == head else buffer[head:]
 
 
-def decode(model: Model, rows: int, weights: tuple[Array, ...], kv: KVCache, state: SlotState, reused: Outlook) -> tuple[KVCache, Outlook]:
-    """One token for each of `rows` rows; `reused` gives its buffers."""
+def decode(
+    model: Model, rows: int, logit_rows: int, weights: tuple[Array, ...], kv: KVCache, state: SlotState, reused: Outlook
+) -> tuple[KVCache, Outlook]:
+    """One token for each of `rows` rows; `reused` gives the buffers of the `logit_rows` rows that are left."""
     del reused
     region = _decode_region(state, rows, kv, model.page_size)
     empty = jnp.zeros((0,), jnp.int32)
@@ -78,7 +80,9 @@ def decode(model: Model, rows: int, weights: tuple[Array, ...], kv: KVCache, sta
     context = PagedContext(kv, inputs, model.backend, model.mesh, state.prompt_length[region.slots])
     module = model.rebuild(weights)
     hidden = module(region.token, region.position, context)
-    return context.kv, Outlook(module.logits(hidden), region.slots, region.alive)
+    spare = logit_rows - rows
+    slots = jnp.pad(region.slots, (0, spare), constant_values=state.rows.shape[0])
+    return context.kv, Outlook(module.logits(jnp.pad(hidden, ((0, spare), (0, 0)))), slots, jnp.pad(region.alive, (0, spare)))
 
 
 def extend(

@@ -28,10 +28,10 @@ def cuda_installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("cuda_installed")
 @pytest.mark.parametrize("platforms", [None, "cuda", "cuda,cpu"])
-def test_a_cuda_client_is_told_its_share_and_to_dispatch_asynchronously(platforms: str | None) -> None:
+def test_a_cuda_client_is_told_its_share(platforms: str | None) -> None:
     jax.config.update("jax_platforms", platforms)
     reserve_memory(0.9)
-    assert jax.config.jax_pjrt_client_create_options == {"memory_fraction": 0.9, "use_tfrt_gpu_client": True}
+    assert jax.config.jax_pjrt_client_create_options == {"memory_fraction": 0.9}
 
 
 @pytest.mark.usefixtures("cuda_installed")
