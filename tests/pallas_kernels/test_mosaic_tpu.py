@@ -76,7 +76,7 @@ def test_page_tables_larger_than_scalar_memory_are_served_in_groups_of_rows(op: 
 def abstract(op: str, group: int, head_dim: int, page: int, dtype: str, sharding: Any = None) -> list[jax.ShapeDtypeStruct]:
     """Arguments of a call of real size."""
     make = functools.partial(jax.ShapeDtypeStruct, sharding=sharding)
-    pool = make((256, 8, page, head_dim), dtype)
+    pool = make((8192, 8, page, head_dim), dtype)
     tokens, rows = (64, 64) if op == "decode" else (2048, 8)
     lengths = [make((rows,), jnp.int32)] * (1 if op == "decode" else 3)
     return [make((tokens, 8 * group, head_dim), dtype), pool, pool, make((rows, 128), jnp.int32), *lengths]
@@ -107,7 +107,7 @@ def test_the_tpu_compiler_takes_the_kernel_and_copies_no_pool(op: str, kind: str
         text = jax.jit(run).lower(*args, sinks=jax.ShapeDtypeStruct((8 * group,), jnp.float32)).compile().as_text()
         short = {"bfloat16": "bf16", "float32": "f32"}[dtype]
         assert "tpu_custom_call" in text
-        pool = re.escape(f"{short}[256,8,{page},{head_dim}]")
+        pool = re.escape(f"{short}[8192,8,{page},{head_dim}]")
         assert re.findall(rf" = \(?{pool}.* (?:copy|copy-start|fusion)\(", text) == []
 
 
