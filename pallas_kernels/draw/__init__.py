@@ -19,3 +19,12 @@ def draw(logits_BV: Array, rows: DrawRows, *, backend: str, filters: bool = True
     ValueError for shapes and dtypes that it does not take.
     """
     return BACKENDS[backend](logits_BV, rows, filters=filters)
+
+
+def backend_for(logits_BV: Array, wanted: str) -> str:
+    """`wanted` if it is a back end that takes these logits, else the reference."""
+    if wanted == "mosaic_gpu":
+        from pallas_kernels.draw.mosaic_gpu import check
+
+        return wanted if check(logits_BV) is None else "reference"
+    return "reference"

@@ -21,7 +21,12 @@ def draw(logits_BV: Array, rows: DrawRows, *, filters: bool = True) -> Array:
     noise_BV = jax.vmap(gumbel, in_axes=(0, None))(rows.key_B2, logits_BV.shape[-1])
     drawn_B = jnp.argmax(scaled_BV + noise_BV, axis=-1)
     token_B = jnp.where(greedy_B, jnp.argmax(logits_BV, axis=-1), drawn_B).astype(jnp.int32)
-    return jnp.where(jnp.isfinite(logits_BV.max(axis=-1)), token_B, BROKEN)
+    return jnp.where(whole(logits_BV), token_B, BROKEN)
+
+
+def whole(logits_BV: Array) -> Array:
+    """Whether each row has a finite maximum. NaN is looked for by itself: a maximum may lose it (XLA's on the CPU does in long rows)."""
+    return jnp.isfinite(logits_BV.max(axis=-1)) & ~jnp.isnan(logits_BV).any(axis=-1)
 
 
 def without(logits_BV: Array, banned_BK: Array) -> Array:

@@ -10,7 +10,8 @@ from hypothesis.extra import numpy as hnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxllm.sampling.choose import Sampler
-from jaxllm.sampling.sample import BROKEN, filtered
+from jaxllm.sampling.sample import BROKEN
+from pallas_kernels.draw.reference import filtered
 from tests.sampling.oracle import kept, make_rows, run, softmax
 
 V = 40
