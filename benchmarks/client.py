@@ -95,10 +95,11 @@ async def events(url: str, body: dict[str, Any], headers: dict[str, str]) -> Asy
         async for chunk in chunks:
             *lines, rest = (rest + chunk).split(b"\n")
             for line in lines:
-                if line.startswith(b"data: [DONE]"):
+                field, _, data = line.partition(b":")
+                if data.strip() == b"[DONE]":
                     return
-                if line.startswith(b"data: "):
-                    yield json.loads(line[6:])
+                if field == b"data":
+                    yield json.loads(data)
     finally:
         writer.close()
 

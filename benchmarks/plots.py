@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks import compare
 from benchmarks.record import RESULTS
-from benchmarks.report import CEILINGS, engines, rate, records
+from benchmarks.report import ceilings, engines, rate, records
 
 PLOTS = Path(__file__).parents[1] / "docs" / "plots"
 COLOURS = ("#1f6feb", "#9a9a9a", "#d4a72c")  # jaxllm first
@@ -85,12 +85,12 @@ def short(row: compare.Row) -> str:
 
 def kernels(found: Records, plt: Any) -> Any:
     """Each kernel's rate as a share of what its machine does at best; None without timed kernels on a machine whose best is known."""
-    bars = []
-    for record in (r for r in found if r.get("mode") == "time" and r["device"] in CEILINGS):
+    bars, limits = [], ceilings(found)
+    for record in (r for r in found if r.get("mode") == "time" and r["device"] in limits):
         for row in record["rows"]:
-            if (unit := rate(row)) in CEILINGS[record["device"]]:
+            if (unit := rate(row)) in limits[record["device"]]:
                 where = " ".join(f"{name}{row[name]}" for name in row if name not in ("op", "us", "tuning", unit))
-                bars.append((f"{row['op']} {where}", row[unit] / CEILINGS[record["device"]][unit], f"{row[unit]:g} {unit}"))
+                bars.append((f"{row['op']} {where}", row[unit] / limits[record["device"]][unit], f"{row[unit]:g} {unit}"))
     if not bars:
         return None
     figure, panel = plt.subplots(figsize=(8, 0.8 + 0.22 * len(bars)))

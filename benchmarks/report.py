@@ -9,7 +9,8 @@ from typing import Any
 from benchmarks import compare
 from benchmarks.record import RESULTS
 
-# What the card does at best, measured: copies of large buffers (a kernel that only reads can be a little faster), bf16 matrix products.
+# What a device does at best, as measured: copies of large buffers (a kernel that only reads can be a little faster), bf16 matrix products.
+# A result of `benchmarks.ceilings` goes before these.
 CEILINGS: dict[str, dict[str, float]] = {"NVIDIA H200": {"TB/s": 4.3, "GB/s": 4300, "TFLOP/s": 790}}
 
 COLUMNS: dict[str, dict[str, str]] = {
@@ -66,7 +67,7 @@ def tables(results: Path = RESULTS) -> str:
     found = records(results)
     parts = [compare.tables(engines(found))]
     parts += [table(name, [r for r in found if r.get("benchmark") == name]) for name in COLUMNS]
-    parts += [kernels(r) for r in found if r.get("mode") == "time"]
+    parts += [kernels(r, ceilings(found)) for r in found if r.get("mode") == "time"]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -94,17 +95,26 @@ def table(name: str, records: list[dict[str, Any]]) -> str:
     return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
 
 
-def kernels(record: dict[str, Any]) -> str:
+def ceilings(found: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """By device, what it does at best, by unit."""
+    out = dict(CEILINGS)
+    for record in (r for r in found if r.get("benchmark") == "ceilings"):
+        copy, product = record["figures"]["copy_tb_per_s"], record["figures"]["matmul_tflop_per_s"]
+        out[device(record["machine"])] = {"TB/s": copy, "GB/s": copy * 1000, "TFLOP/s": product}
+    return out
+
+
+def kernels(record: dict[str, Any], limits: dict[str, dict[str, float]]) -> str:
     """Kernel times of one machine: a row per shape, with the rate and its share of what the machine does at best."""
-    ceilings = CEILINGS.get(record["device"], {})
-    best = ", ".join(f"{value:g} {unit}" for unit, value in ceilings.items() if unit != "GB/s")
+    most = limits.get(record["device"], {})
+    best = ", ".join(f"{value:g} {unit}" for unit, value in most.items() if unit != "GB/s")
     head = f"Kernels (`python -m benchmarks.kernels time …`), {record['device']}" + (f", measured ceilings {best}:" if best else ":")
     lines = [head, "", "| op | shape | µs | rate | of the ceiling |", "|---|---|---|---|---|"]
     for row in record["rows"]:
         unit = rate(row)
         shape = ", ".join(f"{name} {value}" for name, value in row.items() if name not in ("op", "us", "tuning", "error", unit))
         speed = f"{row[unit]:g} {unit}" if unit else "–"
-        share = f"{row[unit] / ceilings[unit]:.0%}" if unit in ceilings else "–"
+        share = f"{row[unit] / most[unit]:.0%}" if unit in most else "–"
         lines.append(f"| {row['op']} | {shape} | {row.get('us', 'failed')} | {speed} | {share} |")
     return "\n".join(lines)
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from benchmarks import compare, import_driver, report
+from benchmarks import ceilings, compare, import_driver, report
 
 LINES = [
     {"engine": "x", "shape": "s", "figure": "tpot_ms", "batch": 1, "context": 1024, "value": 4.0, "tok_s": 250.0},
@@ -112,11 +112,25 @@ def test_kernels_are_shown_against_the_ceilings_of_their_machine():
         {"op": "extend", "queries": 8192, "tuning": None, "us": 900.0, "TFLOP/s": 395.0},
         {"op": "decode", "K": 8, "B": 1, "error": "no"},
     ]
-    table = report.kernels({"device": "NVIDIA H200", "mode": "time", "rows": rows})
+    table = report.kernels({"device": "NVIDIA H200", "mode": "time", "rows": rows}, report.ceilings([]))
     assert "| decode | K 4, B 64 | 250.0 | 4.3 TB/s | 100% |" in table
     assert "| extend | queries 8192 | 900.0 | 395 TFLOP/s | 50% |" in table
     assert "| decode | K 8, B 1 | failed | – | – |" in table
-    assert "| decode | K 4, B 64 | 250.0 | 4.3 TB/s | – |" in report.kernels({"device": "Card Y", "rows": rows})
+    assert "| decode | K 4, B 64 | 250.0 | 4.3 TB/s | – |" in report.kernels({"device": "Card Y", "rows": rows}, report.ceilings([]))
+
+
+def test_measured_ceilings_go_before_those_that_are_known():
+    figures = {"copy_tb_per_s": 4.0, "read_tb_per_s": 4.5, "matmul_tflop_per_s": 700.0}
+    record = {"benchmark": "ceilings", "machine": {"devices": [{"kind": "NVIDIA H200"}]}, "figures": figures}
+    assert report.ceilings([record])["NVIDIA H200"] == {"TB/s": 4.0, "GB/s": 4000.0, "TFLOP/s": 700.0}
+
+
+def test_ceilings_are_measured_in_the_right_order_of_size(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["ceilings", "--gigabytes", "0.05", "--side", "256", "--calls", "2"])
+    ceilings.main()
+    found = json.loads(capsys.readouterr().out)
+    assert 0.0001 < found["copy_tb_per_s"] < 20 and 0.0001 < found["read_tb_per_s"] < 20
+    assert 0.0001 < found["matmul_tflop_per_s"] < 2000
 
 
 def test_every_recorded_figure_is_one_that_the_tables_know():

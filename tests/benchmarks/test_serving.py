@@ -13,6 +13,8 @@ import pytest
 
 from benchmarks import import_driver, report, serving, stall
 from benchmarks.client import Call, call, served
+from jaxllm.tokenizer import Tokenizer
+from tests.server.conftest import write_tokenizer
 from tests.server.harness import Running
 
 
@@ -110,6 +112,14 @@ def test_a_load_on_a_server_comes_back_complete(server, tmp_path, monkeypatch, c
     assert record["arguments"]["model"] == "fake"  # the server's own name for it
     assert record["machine"]["devices"] == [{"kind": "Card X"}]
     assert "secret" not in out.read_text()
+
+
+def test_chats_are_measured_too(tmp_path):
+    with Running(Tokenizer.load(write_tokenizer(tmp_path))) as server:
+        load = ["--num-prompts", "3", "--random-input-len", "4", "--random-output-len", "5", "--token-ids", "0", "9", "--ignore-eos"]
+        a = arguments(*load, "--base-url", server.url, "--processes", "1", "--endpoint", "/v1/chat/completions")
+        found = serving.figures(serving.run(a, serving.jobs(a)), a)
+    assert (found["completed"], found["total_output_tokens"]) == (3, 15)
 
 
 def test_requests_that_the_server_refuses_are_counted_and_its_words_kept(server):
