@@ -21,6 +21,7 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from pallas_kernels.draw.bits import exponential, float_of, ordered, threefry, uniform
 from pallas_kernels.draw.rows import BROKEN, SMALLEST_TEMPERATURE, DrawRows
 
 LOG2E = math.log2(math.e)
@@ -307,7 +308,7 @@ class _Block:
         """A threshold that exactly the k largest logits and those equal to the k-th reach."""
 
         def counted(x: Array, t: Array) -> Array:
-            return jnp.where(_ordered(x) >= t, 1, 0)
+            return jnp.where(ordered(x) >= t, 1, 0)
 
         def among_kept(t: Array) -> Array:
             return jnp.sum(counted(self.kept(0), t) + counted(self.kept(1), t) + counted(self.kept(2), t))
@@ -315,12 +316,12 @@ class _Block:
         def among_all(t: Array) -> Array:
             return jnp.sum(self.stream(self.full(0, jnp.int32), lambda _, x, carry: carry + counted(x, t)))
 
-        highest = self._scalar(_ordered, top)
-        low = self._search(k, self._scalar(_ordered, jnp.float32(LOWEST)), highest, among_kept)
-        floor = self._scalar(_float, low)
+        highest = self._scalar(ordered, top)
+        low = self._search(k, self._scalar(ordered, jnp.float32(LOWEST)), highest, among_kept)
+        floor = self._scalar(float_of, low)
 
         def exact() -> Array:
-            return self._scalar(_float, self._search(k, low, highest, among_all))
+            return self._scalar(float_of, self._search(k, low, highest, among_all))
 
         return lax.cond(self.known(floor), lambda: floor, exact)
 
@@ -355,7 +356,7 @@ class _Block:
         slot = self.place() + self.wg * size
         bits, _ = threefry(key, slot, jnp.full_like(slot, turn))
         mass = self.load(self.sm["mass"].at[self.wg])
-        score = mass / _exponential(bits)
+        score = mass / exponential(bits)
         best = jnp.max(score)
         mine = jnp.max(jnp.where(score == best, slot, -1))
         (scores,), (slots,) = self.shared((best,), (mine,))
@@ -390,7 +391,7 @@ class _Block:
             total = total + jnp.where(seen, jnp.exp2((value - top) * self.rate), 0.0)
             sums.append(total)
         bits, _ = threefry(key, jnp.int32(COLUMN_DRAW), turn)
-        goal = _uniform(bits) * total
+        goal = uniform(bits) * total
         token, found = first, top
         # From the last to the first: the one that stays is the first whose sum is above the goal.
         before = [jnp.float32(0), *sums[:-1]]
@@ -398,39 +399,3 @@ class _Block:
             here = jnp.logical_and(sums[i] > goal, sums[i] > before[i])
             token, found = jnp.where(here, tokens[i], token), jnp.where(here, values[i], found)
         return token, found
-
-
-def _ordered(x: Array) -> Array:
-    """int32 images of float32 in the same order."""
-    bits = lax.bitcast_convert_type(x, jnp.int32)
-    return jnp.where(bits < 0, bits ^ jnp.int32(2**31 - 1), bits)
-
-
-def _float(image: Array) -> Array:
-    """The float32 of an `_ordered` image."""
-    return lax.bitcast_convert_type(jnp.where(image < 0, image ^ jnp.int32(2**31 - 1), image), jnp.float32)
-
-
-def _uniform(bits: Array) -> Array:
-    """A number in (0, 1) of 31 random bits, fine near 0."""
-    return lax.bitwise_and(bits, jnp.int32(2**31 - 1)).astype(jnp.float32) * 2.0**-31 * (1 - 2.0**-23) + 2.0**-32
-
-
-def _exponential(bits: Array) -> Array:
-    """A standard exponential variable, fine near 0, where the winners are."""
-    u = _uniform(bits)
-    return jnp.where(u < 2.0**-10, u * (1.0 + u * 0.5), -jnp.log(1.0 - u))
-
-
-def threefry(key: tuple[Array, Array], x0: Array, x1: Array) -> tuple[Array, Array]:
-    """Threefry-2x32 with 20 rounds on int32 (the sums wrap)."""
-    k0, k1 = key
-    keys = (k0, k1, k0 ^ k1 ^ jnp.int32(0x1BD11BDA))
-    x0, x1 = x0 + k0, x1 + k1
-    for i in range(5):
-        for r in ((13, 15, 26, 6), (17, 29, 16, 24))[i % 2]:
-            x0 = x0 + x1
-            x1 = lax.shift_left(x1, jnp.full_like(x1, r)) | lax.shift_right_logical(x1, jnp.full_like(x1, 32 - r))
-            x1 = x1 ^ x0
-        x0, x1 = x0 + keys[(i + 1) % 3], x1 + keys[(i + 2) % 3] + (i + 1)
-    return x0, x1

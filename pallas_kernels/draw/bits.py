@@ -1,0 +1,42 @@
+"""Ordered images of floats and counter-based random numbers in operations that Pallas Mosaic GPU lowers: int32, no casts of scalars."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+
+def ordered(x: Array) -> Array:
+    """int32 images of float32 in the same order."""
+    bits = lax.bitcast_convert_type(x, jnp.int32)
+    return jnp.where(bits < 0, bits ^ jnp.int32(2**31 - 1), bits)
+
+
+def float_of(image: Array) -> Array:
+    """The float32 of an `ordered` image."""
+    return lax.bitcast_convert_type(jnp.where(image < 0, image ^ jnp.int32(2**31 - 1), image), jnp.float32)
+
+
+def uniform(bits: Array) -> Array:
+    """A number in (0, 1) of 31 random bits, fine near 0."""
+    return lax.bitwise_and(bits, jnp.int32(2**31 - 1)).astype(jnp.float32) * 2.0**-31 * (1 - 2.0**-23) + 2.0**-32
+
+
+def exponential(bits: Array) -> Array:
+    """A standard exponential variable, fine near 0, where the winners are."""
+    u = uniform(bits)
+    return jnp.where(u < 2.0**-10, u * (1.0 + u * 0.5), -jnp.log(1.0 - u))
+
+
+def threefry(key: tuple[Array, Array], x0: Array, x1: Array) -> tuple[Array, Array]:
+    """Threefry-2x32 with 20 rounds on int32 (the sums wrap)."""
+    k0, k1 = key
+    keys = (k0, k1, k0 ^ k1 ^ jnp.int32(0x1BD11BDA))
+    x0, x1 = x0 + k0, x1 + k1
+    for i in range(5):
+        for r in ((13, 15, 26, 6), (17, 29, 16, 24))[i % 2]:
+            x0 = x0 + x1
+            x1 = lax.shift_left(x1, jnp.full_like(x1, r)) | lax.shift_right_logical(x1, jnp.full_like(x1, 32 - r))
+            x1 = x1 ^ x0
+        x0, x1 = x0 + keys[(i + 1) % 3], x1 + keys[(i + 2) % 3] + (i + 1)
+    return x0, x1
