@@ -168,8 +168,6 @@ class _Block:
         self.spec, self.row, self.wg, self.lines, self.banned, self.bans, self.rate, self.sm = spec, row, wg, lines, banned, bans, rate, sm
         self.shape = (spec.tuning.lines, COLUMNS)
 
-    # --- between warpgroups ---
-
     def meet(self) -> None:
         """All warpgroups have come here; what they wrote to shared memory before is seen after."""
         plgpu.barrier_arrive(self.sm["met"])
@@ -190,8 +188,6 @@ class _Block:
         self.meet()
         return found_f, found_i
 
-    # --- places ---
-
     def place(self) -> Array:
         """The number of each slot of this warpgroup within it."""
         layout = plgpu.Layout.WG_STRIDED(self.shape, vec_size=4)
@@ -208,8 +204,6 @@ class _Block:
         """The first token of a chunk, and of its copy: the row's last lines where the chunk reaches beyond them."""
         wanted = (step * self.spec.tuning.groups + wg) * self.spec.size
         return wanted, jnp.minimum(wanted, self.spec.V - self.spec.size)
-
-    # --- passes over the logits ---
 
     def stream(self, init: Any, use: Callable[[Array, Array, Any], Any]) -> Any:
         """Folds `use(step, x, carry)` over this warpgroup's chunks; x is -inf where banned or beyond the row."""
@@ -302,8 +296,6 @@ class _Block:
     def kept(self, i: int) -> Array:
         return self.load(self.sm["kept"].at[self.wg, i])
 
-    # --- top_k ---
-
     def kth(self, k: Array, top: Array) -> Array:
         """A threshold that exactly the k largest logits and those equal to the k-th reach."""
 
@@ -347,8 +339,6 @@ class _Block:
             return jnp.where(enough, middle, low), jnp.where(enough, high, middle - 1), (reached == k).astype(jnp.int32)
 
         return lax.while_loop(going, halve, (low, high, jnp.int32(0)))[0]
-
-    # --- draws ---
 
     def draw_slot(self, key: tuple[Array, Array], turn: Array) -> Array:
         """A slot by its mass in shared memory: the one with the largest mass / exponential variable."""
