@@ -8,6 +8,7 @@ from typing import Any
 
 DTYPES = ("auto", "float16", "half", "bfloat16", "float32", "float")
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
+ATTENTION_BACKENDS = ("mosaic_gpu", "mosaic_tpu", "xla", "reference")
 
 
 class ConfigError(ValueError):
@@ -101,6 +102,7 @@ class EngineConfig:
     max_stall_ms: float | None = None  # prompts run in chunks that keep running streams waiting no longer; None = whole prompts
     enforce_eager: bool = False  # compile on first use instead of at start
     compilation_cache_dir: str | None = None
+    attention_backend: str | None = None  # one of ATTENTION_BACKENDS, None = the device's fastest that takes the model
     profiler_dir: str | None = None
 
     def __post_init__(self) -> None:
@@ -140,6 +142,7 @@ class Resolved:
     enable_prefix_caching: bool
     async_scheduling: bool
     attention_backend: str
+    attention_reason: str
 
     @property
     def max_pages_per_request(self) -> int:

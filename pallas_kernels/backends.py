@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator, Mapping
+from types import ModuleType
 from typing import Any, Required, TypedDict
 
 from jax import Array
@@ -30,16 +31,28 @@ class UnknownBackend(KeyError):
 
 
 class Backends(Mapping[str, Callable[..., Any]]):
-    """Name → callable of one op. Back end `name` is the module `package.name`, which defines `function`."""
+    """Name → callable of one op. Back end `name` is the module `package.name`, which defines `function`.
+
+    One that does not take everything also defines `check(...)`, which raises ValueError for what it does not take.
+    """
 
     def __init__(self, package: str, function: str, names: tuple[str, ...]):
         self._package, self._function, self._names = package, function, names
 
     def __getitem__(self, name: str) -> Callable[..., Any]:
+        return getattr(self._module(name), self._function)
+
+    def check(self, name: str, *shapes: Any) -> None:
+        """Raise ValueError, saying why, when a back end does not take arrays of these shapes and types."""
+        check = getattr(self._module(name), "check", None)
+        if check is not None:
+            check(*shapes)
+
+    def _module(self, name: str) -> ModuleType:
         if name not in self._names:
             op = self._package.rsplit(".", 1)[-1]
             raise UnknownBackend(f"{op} has no back end {name!r}; choose one of: {', '.join(self._names)}")
-        return getattr(importlib.import_module(f"{self._package}.{name}"), self._function)
+        return importlib.import_module(f"{self._package}.{name}")
 
     def __contains__(self, name: object) -> bool:
         return name in self._names

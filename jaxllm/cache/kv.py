@@ -23,16 +23,6 @@ def page_bytes(layers: int, kv_heads: int, page_size: int, head_dim: int, dtype:
     return 2 * layers * kv_heads * page_size * head_dim * jnp.dtype(dtype).itemsize
 
 
-def choose_backend(device: jax.Device, dtype: DTypeLike, head_dim: int, page_size: int, group: int) -> str:
-    """The attention back end for a device: the fastest that takes these shapes. `group` is query heads per KV head.
-
-    Hopper has kernels of its own; every other device, and what those kernels do not take, runs the reference.
-    """
-    hopper = getattr(device, "compute_capability", None) == "9.0"
-    fits = jnp.dtype(dtype) in (jnp.bfloat16, jnp.float16) and head_dim in (64, 128, 256) and page_size in (16, 32, 64, 128) and group <= 16
-    return "mosaic_gpu" if hopper and fits else "reference"
-
-
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class KVCache:

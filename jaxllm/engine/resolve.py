@@ -13,7 +13,8 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from jaxllm import models, weights
-from jaxllm.cache.kv import choose_backend, page_bytes
+from jaxllm.cache.backends import Shapes, choose_backend
+from jaxllm.cache.kv import page_bytes
 from jaxllm.config import ConfigError, EngineConfig, Resolved
 from jaxllm.engine.buckets import Buckets
 from jaxllm.engine.memory import MemoryPlan, Need, Room, fitting_length, plan_memory, usable_bytes, workspace_bytes
@@ -52,6 +53,8 @@ def resolve(config: EngineConfig, model_dir: Path, mesh: Mesh) -> Setup:
     budget = config.max_num_batched_tokens or (min(length, 512) if platform == "cpu" else 8192)
     if budget < max_num_seqs:
         budget = max_num_seqs if config.max_num_batched_tokens is None else _too_tight(budget, max_num_seqs)
+    shapes = Shapes(dtype, kv.head_dim, page_size, max(1, hf["num_attention_heads"] // kv.kv_heads))
+    backend = choose_backend(mesh.devices.flat[0], shapes, config.attention_backend)
     buckets = Buckets.build(max_num_seqs, budget, platform)
     itemsize = jnp.dtype(dtype).itemsize
     need = Need(page_bytes(kv.layers, kv.kv_heads, page_size, kv.head_dim, dtype) // shards, page_size, max_num_seqs, length)
@@ -81,9 +84,8 @@ def resolve(config: EngineConfig, model_dir: Path, mesh: Mesh) -> Setup:
         max_logprobs=min(config.max_logprobs, hf["vocab_size"]),
         enable_prefix_caching=config.enable_prefix_caching and not length_dependent(hf, length),
         async_scheduling=config.async_scheduling,
-        attention_backend=choose_backend(
-            mesh.devices.flat[0], dtype, kv.head_dim, page_size, max(1, hf["num_attention_heads"] // kv.kv_heads)
-        ),
+        attention_backend=backend.name,
+        attention_reason=backend.reason,
     )
     return Setup(resolved, hf, mesh, dtype, memory, buckets, kv, graphdef, abstract)
 

@@ -129,7 +129,7 @@ def table_rows(setup: Setup, programs: Programs, compiles: CompileCounter, repor
         ("KV cache", f"{resolved.num_pages} pages × {resolved.page_size} = {tokens} tokens, {memory.kv / GIB:.2f} GiB per device"),
         ("maximum concurrency", f"{tokens / resolved.max_model_len:.2f}x at {resolved.max_model_len} tokens per request"),
         ("prefix caching", "on" if resolved.enable_prefix_caching else "off"),
-        ("attention", resolved.attention_backend),
+        ("attention", f"{resolved.attention_backend} ({resolved.attention_reason})"),
         ("running at once", f"{resolved.max_num_seqs} requests, {resolved.max_num_batched_tokens} tokens a step"),
         ("queue", f"{resolved.max_num_queued_reqs} requests"),
         ("buckets", f"{len(programs.keys())} programs; {fresh} compiled, {compiles.cache_hits} from the cache"),

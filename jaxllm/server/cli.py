@@ -12,7 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxllm.config import DTYPES, LOAD_FORMATS, NEUTRAL_ARGUMENTS, ConfigError, EngineConfig, check_neutral, human_int, token_count
+from jaxllm.config import (
+    ATTENTION_BACKENDS,
+    DTYPES,
+    LOAD_FORMATS,
+    NEUTRAL_ARGUMENTS,
+    ConfigError,
+    EngineConfig,
+    check_neutral,
+    human_int,
+    token_count,
+)
 from jaxllm.sampling.defaults import checked_override
 from jaxllm.sampling.options import OPTIONS, default_of, legal
 from jaxllm.server.chat import check_template_kwargs
@@ -37,6 +47,7 @@ ENGINE_FLAGS: dict[str, dict[str, str]] = {
         "max_logprobs": "most log-probabilities per token that a request may ask for",
         "enforce_eager": "compile programs on first use instead of at start",
         "compilation_cache_dir": "where compiled programs are kept between starts",
+        "attention_backend": "how attention is computed; by default the device's fastest that takes the model",
     },
     "Memory": {
         "gpu_memory_utilization": "fraction of device memory for weights, workspace and KV pages",
@@ -66,7 +77,7 @@ NEUTRAL_HELP = {
     "enable_chunked_prefill": "changes nothing: it is always on",
 }
 SERVER_DEFAULTS = {"max_stall_ms": 50.0}  # where streams are watched; offline, whole prompts are faster
-CHOICES = {"dtype": DTYPES, "load_format": LOAD_FORMATS}
+CHOICES = {"dtype": DTYPES, "load_format": LOAD_FORMATS, "attention_backend": ATTENTION_BACKENDS}
 
 
 @dataclass(frozen=True, kw_only=True)

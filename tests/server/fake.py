@@ -32,6 +32,7 @@ RESOLVED = Resolved(
     enable_prefix_caching=True,
     async_scheduling=False,
     attention_backend="fake",
+    attention_reason="a test",
 )
 
 

@@ -1,0 +1,84 @@
+"""Which attention back end runs, and why: decided once at start, from the device and the shapes of one call."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.typing import DTypeLike
+
+from jaxllm.config import ATTENTION_BACKENDS, ConfigError
+from pallas_kernels import paged_decode, paged_extend
+
+FALLBACK = "xla"
+HOPPER = "9.0"
+HOMES = {
+    "mosaic_gpu": f"an NVIDIA GPU of compute capability {HOPPER} (Hopper)",
+    "mosaic_tpu": "a TPU",
+}
+
+
+@dataclass(frozen=True)
+class Backend:
+    """The name of a back end of both attention ops, and why it was taken."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """What a back end may refuse. `group` is query heads per KV head."""
+
+    dtype: DTypeLike
+    head_dim: int
+    page_size: int
+    group: int
+
+
+def choose_backend(device: Any, shapes: Shapes, asked: str | None = None) -> Backend:
+    """The back end that was asked for, or else the device's own, or else, where that does not take these shapes, the fallback.
+
+    Raises ConfigError when what was asked for cannot run here.
+    """
+    own, reason = own_backend(device)
+    if asked is not None:
+        _check_asked(device, shapes, asked, own)
+        return Backend(asked, "as asked")
+    refused = refusal(own, shapes)
+    return Backend(own, reason) if refused is None else Backend(FALLBACK, refused)
+
+
+def own_backend(device: Any) -> tuple[str, str]:
+    """The fastest back end of a device, and why it is that one."""
+    capability = getattr(device, "compute_capability", None)
+    if device.platform == "cpu":
+        return "reference", "CPU"
+    if device.platform == "tpu":
+        return "mosaic_tpu", "TPU"
+    if capability == HOPPER:
+        return "mosaic_gpu", f"compute capability {capability}"
+    return FALLBACK, f"{f'compute capability {capability}' if capability else device.platform} has no kernel of its own"
+
+
+def refusal(name: str, shapes: Shapes) -> str | None:
+    """Why a back end does not take these shapes, or None when both ops do."""
+    q = jax.ShapeDtypeStruct((1, shapes.group, shapes.head_dim), shapes.dtype)
+    pages = jax.ShapeDtypeStruct((1, 1, shapes.page_size, shapes.head_dim), shapes.dtype)
+    for op in (paged_decode, paged_extend):
+        try:
+            op.BACKENDS.check(name, q, pages, pages)
+        except ValueError as error:
+            return str(error)
+    return None
+
+
+def _check_asked(device: Any, shapes: Shapes, asked: str, own: str) -> None:
+    if asked not in ATTENTION_BACKENDS:
+        raise ConfigError(f"--attention-backend must be one of {', '.join(ATTENTION_BACKENDS)}, got {asked!r:.80}")
+    if asked in HOMES and asked != own:
+        raise ConfigError(f"--attention-backend {asked} needs {HOMES[asked]}, and this device is {device.device_kind}; leave it out")
+    refused = refusal(asked, shapes)
+    if refused is not None:
+        raise ConfigError(f"--attention-backend {asked} cannot run this model ({refused}); leave it out")

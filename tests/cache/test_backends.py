@@ -1,0 +1,82 @@
+"""Which attention back end a device gets, the reason that is shown, and what a person who asks for another is told."""
+
+from types import SimpleNamespace
+
+import jax.numpy as jnp
+import pytest
+
+from jaxllm.cache.backends import Shapes, choose_backend
+from jaxllm.config import ATTENTION_BACKENDS, ConfigError
+from pallas_kernels import paged_decode, paged_extend
+
+QWEN = Shapes(jnp.bfloat16, 128, 64, 7)
+
+
+def gpu(capability, kind="a GPU"):
+    return SimpleNamespace(platform="gpu", compute_capability=capability, device_kind=kind)
+
+
+HOPPER, AMPERE = gpu("9.0", "NVIDIA H200"), gpu("8.0", "NVIDIA A100")
+TPU, CPU = (SimpleNamespace(platform=name, device_kind=name.upper()) for name in ("tpu", "cpu"))
+
+
+@pytest.mark.parametrize(
+    ("device", "name", "reason"),
+    [
+        (HOPPER, "mosaic_gpu", "compute capability 9.0"),
+        (TPU, "mosaic_tpu", "TPU"),
+        (CPU, "reference", "CPU"),
+        *((gpu(c), "xla", f"compute capability {c} has no kernel of its own") for c in ("8.0", "8.6", "8.9", "10.0", "12.0")),
+        (SimpleNamespace(platform="rocm", device_kind="MI300"), "xla", "rocm has no kernel of its own"),
+    ],
+)
+def test_every_device_gets_its_fastest_back_end_and_says_why(device, name, reason):
+    backend = choose_backend(device, QWEN)
+    assert (backend.name, backend.reason) == (name, reason)
+
+
+@pytest.mark.parametrize(
+    ("device", "shapes", "said"),
+    [
+        (HOPPER, Shapes(jnp.bfloat16, 80, 64, 1), "head_dim 64, 128 or 256"),
+        (HOPPER, Shapes(jnp.float32, 128, 64, 1), "bfloat16 or float16"),
+        (HOPPER, Shapes(jnp.bfloat16, 128, 8, 1), "pages of 16, 32, 64 or 128"),
+        (HOPPER, Shapes(jnp.bfloat16, 128, 64, 32), "1 to 16 query heads"),
+        (TPU, Shapes(jnp.bfloat16, 64, 64, 4), "head_dim that is a multiple of 128"),
+        (TPU, Shapes(jnp.float16, 128, 64, 4), "bfloat16 or float32"),
+        (TPU, Shapes(jnp.bfloat16, 128, 8, 4), "pages of a multiple of 16"),
+    ],
+)
+def test_what_the_devices_own_kernels_do_not_take_falls_back_with_the_kernels_reason(device, shapes, said):
+    backend = choose_backend(device, shapes)
+    assert backend.name == "xla"
+    assert said in backend.reason
+
+
+@pytest.mark.parametrize("device", [HOPPER, AMPERE, TPU, CPU])
+@pytest.mark.parametrize("asked", ["xla", "reference"])
+def test_the_plain_back_ends_can_be_asked_for_everywhere(device, asked):
+    assert choose_backend(device, Shapes(jnp.float32, 80, 8, 3), asked).name == asked
+
+
+@pytest.mark.parametrize(
+    ("device", "shapes", "asked", "message"),
+    [
+        (
+            AMPERE,
+            QWEN,
+            "mosaic_gpu",
+            r"mosaic_gpu needs an NVIDIA GPU of compute capability 9\.0 \(Hopper\), and this device is NVIDIA A100",
+        ),
+        (HOPPER, QWEN, "mosaic_tpu", "mosaic_tpu needs a TPU, and this device is NVIDIA H200"),
+        (HOPPER, Shapes(jnp.bfloat16, 80, 64, 1), "mosaic_gpu", "mosaic_gpu cannot run this model .*head_dim"),
+        (HOPPER, QWEN, "FLASH_ATTN", "must be one of mosaic_gpu, mosaic_tpu, xla, reference, got 'FLASH_ATTN'"),
+    ],
+)
+def test_a_back_end_that_cannot_run_here_is_an_error_with_the_remedy(device, shapes, asked, message):
+    with pytest.raises(ConfigError, match=f"--attention-backend {message}" if asked != "FLASH_ATTN" else message):
+        choose_backend(device, shapes, asked)
+
+
+def test_both_ops_have_every_back_end_that_can_be_asked_for():
+    assert set(paged_decode.BACKENDS) == set(paged_extend.BACKENDS) == set(ATTENTION_BACKENDS)
