@@ -1,26 +1,59 @@
-"""One program from its traced form to its executable."""
+"""One program from a Python function to its executable, by way of what earlier starts have kept."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 
+from jaxllm.engine.exports import Exports, calling, export
 from jaxllm.engine.xla_options import XlaOptions
 
 
+@dataclass(frozen=True)
+class Recipe:
+    """A program: what is computed, the shapes of its arguments, which of them give their buffers to the results, and the results'
+    shardings (a tree of the results' structure, or a prefix of it)."""
+
+    function: Callable
+    arguments: tuple
+    donated: tuple[int, ...]
+    out: Any
+
+
 class Executables:
-    """Compiles the programs of one engine, each with the options that its device kind's table names. Safe to use from many threads."""
+    """Compiles the programs of one engine, each with the options that its device kind's table names. Safe to use from many threads.
 
-    def __init__(self, options: XlaOptions):
-        self._options = options
+    Tracing and lowering are Python and run one at a time, so that the first program is with XLA's compiler, which needs no lock, soon.
+    """
 
-    def compile(
-        self, kind: str, rows: int, function: Callable, arguments: tuple, donated: tuple[int, ...], out: Any
-    ) -> jax.stages.Compiled:
-        """The executable of `function(*arguments)`: `arguments` are shapes, `out` the results' shardings, `donated` names the arguments
-        whose buffers the results take."""
-        # Buffers that are only written into are unused inputs: dropped, they would not be donated.
-        jitted = jax.jit(function, donate_argnums=donated, out_shardings=out, keep_unused=True)
-        return jitted.lower(*arguments).compile(compiler_options=self._options.at(kind, rows))
+    def __init__(self, options: XlaOptions, exports: Exports | None, platform: str):
+        self._options, self._exports, self._platform = options, exports, platform
+        self._python = threading.Lock()
+        self.lowered = 0  # programs that no earlier start had kept
+
+    def compile(self, kind: str, rows: int, name: str, recipe: Recipe, keep: bool) -> jax.stages.Compiled:
+        """The executable. With `keep`, which needs a whole tree in `recipe.out`, the lowered program is kept for later starts."""
+        with self._python:
+            function = self._kept(name, recipe) if keep and self._exports is not None else recipe.function
+            # Buffers that are only written into are unused inputs: dropped, they would not be donated.
+            jitted = jax.jit(function, donate_argnums=recipe.donated, out_shardings=recipe.out, keep_unused=True)
+            lowered = jitted.lower(*recipe.arguments)
+        return lowered.compile(compiler_options=self._options.at(kind, rows))
+
+    def _kept(self, name: str, recipe: Recipe) -> Callable:
+        """The function by way of its kept program, made when there is none; itself where it cannot be kept."""
+        assert self._exports is not None
+        program = self._exports.load(name)
+        if program is None:
+            self.lowered += 1
+            try:
+                self._exports.save(name, export(recipe.function, recipe.arguments, self._platform))
+            except (ImportError, NotImplementedError, ValueError):
+                return recipe.function  # a custom call that JAX does not promise to keep stable, say
+            # What was written is read again: the first start then compiles the very program that later ones look up.
+            program = self._exports.load(name)
+        return recipe.function if program is None else calling(name, program, recipe.out)
