@@ -62,7 +62,7 @@ class _Spec(NamedTuple):
 
     @property
     def tiles(self) -> list[tuple[int, int]]:
-        """Which rows of the weight one slot holds as tiles of `width` rows: (half, offset from the block's first row)."""
+        """What one slot holds: for every tile of the weight that one product takes, its pieces' (half, offset from the block's first row)."""
         return [(half, offset) for offset in range(0, self.columns, self.width) for half in range(self.halves)]
 
     @property
@@ -177,6 +177,7 @@ def _multiply(spec: _Spec, x: Array, w: Array, following: Array | None) -> Array
             each_unit(run)
             plgpu.wait_smem_to_gmem(0)
 
+    kernel.__name__ = f"{'gated_' if spec.halves == 2 else ''}matmul_{spec.rows}x{spec.O * spec.halves}x{spec.K}"  # for profiles
     scratch = {
         "x": plgpu.SMEM((tuning.stages, max(spec.rows, ROWS), tuning.k), spec.dtype, transforms=spec.tiled),
         "w": plgpu.SMEM((tuning.stages, len(spec.tiles), spec.width, tuning.k), spec.dtype, transforms=spec.tiled),
