@@ -1,0 +1,75 @@
+"""Whole step programs for accelerators that are not here: lowered on the CPU, and compiled for TPU where libtpu is installed."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.experimental import topologies
+from jax.sharding import Mesh
+
+from jaxllm import models, weights
+from jaxllm.cache.kv import KVCache
+from jaxllm.engine import step
+from jaxllm.engine.buckets import Buckets
+from jaxllm.engine.programs import Abstract, Programs, weight_leaves
+from jaxllm.engine.state import SlotState
+from jaxllm.mesh import make_mesh
+from tests.engine.conftest import TINY
+
+REAL_HEADS = TINY | {"num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 128}
+PAGE, PAGES, SLOTS, LAYERS = 16, 64, 4, TINY["num_hidden_layers"]
+CALLS = {"cuda": "mosaic_gpu_v2", "tpu": "tpu_custom_call"}
+
+
+def programs_of(mesh: Mesh, backend: str) -> Programs:
+    """The lattice of a tiny model whose heads have a size that kernels take, in bfloat16."""
+    hf = models.with_defaults(REAL_HEADS)
+    kv = models.kv_shape(hf, mesh.shape["tensor"])
+    graphdef, state = weights.abstract(hf, mesh, jnp.bfloat16)
+    leaves, treedef = weight_leaves(state)
+    pool = KVCache.abstract(kv.layers, PAGES, kv.kv_heads, PAGE, kv.head_dim, jnp.bfloat16, mesh)
+    abstract = Abstract(leaves, pool, SlotState.shapes(SLOTS, PAGES // SLOTS), hf["vocab_size"])
+    return Programs(step.Model(graphdef, treedef, mesh, backend, PAGE), abstract, Buckets.build(SLOTS, 64, "cpu"), 0)
+
+
+def traced(programs: Programs, kind: str) -> Any:
+    """The largest program of a kind, traced."""
+    given, buckets = programs.abstract, programs.buckets
+    if kind == "decode":
+        rows = max(buckets.decode)
+        function = functools.partial(step.decode, programs.model, rows, buckets.logit_rows(rows))
+        return jax.jit(function, donate_argnums=(1, 3)).trace(
+            given.weights, given.kv, programs.state, programs.outlook(buckets.logit_rows(rows))
+        )
+    shape = max((s for s in buckets.extend if s.decodes), key=lambda s: s.tokens)
+    function = functools.partial(step.extend, programs.model, programs.layout(shape))
+    outlook = programs.outlook(buckets.logit_rows(shape))
+    return jax.jit(function, donate_argnums=(1, 2, 4)).trace(given.weights, given.kv, programs.state, programs.staged, outlook)
+
+
+@pytest.mark.parametrize("shards", [1, 4])
+@pytest.mark.parametrize("kind", ["decode", "extend"])
+@pytest.mark.parametrize(("platform", "backend"), [("cuda", "mosaic_gpu"), ("cuda", "xla"), ("tpu", "mosaic_tpu"), ("tpu", "xla")])
+def test_a_step_lowers_for_a_device_that_is_not_here(platform: str, backend: str, kind: str, shards: int) -> None:
+    lowered = traced(programs_of(make_mesh(shards), backend), kind).lower(lowering_platforms=(platform,))
+    assert (CALLS[platform] in lowered.as_text()) == (backend != "xla")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Error reading persistent compilation cache")  # a program for an absent device cannot be loaded
+@pytest.mark.parametrize("backend", ["mosaic_tpu", "xla"])
+@pytest.mark.parametrize("kind", ["decode", "extend"])
+def test_the_tpu_compiler_takes_a_step_of_four_devices_and_writes_pages_in_place(
+    kind: str, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("libtpu")
+    monkeypatch.setenv("TPU_SKIP_MDS_QUERY", "1")  # no TPU here to ask about
+    devices = topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x2").devices
+    programs = programs_of(make_mesh(4, devices), backend)
+    compiled = traced(programs, kind).lower().compile()
+    own = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(programs.abstract.kv)) // 4
+    assert compiled.memory_analysis().alias_size_in_bytes >= own
