@@ -1,7 +1,8 @@
-"""How many KV pages fit: the device's memory less weights, less what the largest step needs."""
+"""How many KV pages fit: the device's memory less weights, less buffers that stay, less what the largest step needs."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,30 +11,34 @@ import psutil
 from jaxllm.config import ConfigError, EngineConfig
 
 GIB = 2**30
-PAGE_ROUND = 256  # pages; a stable count keeps compiled programs reusable between starts
+PAGE_ROUND = 64  # pages; a stable count keeps compiled programs reusable between starts
 LOGIT_COPIES = 10  # what XLA's memory analysis finds for the sampler with log-probabilities, and one to spare
+SPARE = 512 * 2**20  # of an accelerator: slot state, programs' constants, and what its allocator loses between buffers
 CPU_POOL_CAP = 4 * GIB  # development machines share their memory with everything else
 
 
 @dataclass(frozen=True)
 class Room:
-    """Bytes on one device: what may be used, and what weights and the largest step take of it. `shared` memory is the host's own."""
+    """Bytes on one device: what may be used, and what takes of it: weights, the largest step while it runs (`workspace`), buffers that
+    stay (`resident`), and what is left free (`spare`). `shared` memory is the host's own."""
 
     usable: int
     weights: int
     workspace: int
     shared: bool
+    resident: int = 0
+    spare: int = 0
 
     @property
     def left(self) -> int:
         """Bytes for KV pages; negative when not even the weights fit."""
-        return self.usable - self.weights - self.workspace
+        return self.usable - self.weights - self.workspace - self.resident - self.spare
 
     @property
     def terms(self) -> str:
         """The sum, for messages."""
-        weights, workspace = f"{self.weights / GIB:.2f} weights", f"{self.workspace / GIB:.2f} reserved for the largest step"
-        return f"{self.usable / GIB:.2f} GiB usable − {weights} − {workspace}"
+        taken = {"weights": self.weights, "for the largest step": self.workspace, "logits": self.resident, "spare": self.spare}
+        return f"{self.usable / GIB:.2f} GiB usable" + "".join(f" − {size / GIB:.2f} {name}" for name, size in taken.items() if size)
 
 
 @dataclass(frozen=True)
@@ -76,6 +81,11 @@ def workspace_bytes(hf: dict, tokens: int, rows: int, itemsize: int, shards: int
     """Reserve for the largest step: activations of `tokens` tokens and what sampling holds of the float32 logits of `rows` rows."""
     width = hf["hidden_size"] * 6 + (hf["intermediate_size"] * 4) // shards
     return tokens * width * itemsize + rows * hf["vocab_size"] * 4 * LOGIT_COPIES
+
+
+def resident_bytes(logit_rows: Sequence[int], vocab_size: int, shards: int) -> int:
+    """The float32 logits that stay on one device, a buffer for each row count; devices share a vocabulary that divides."""
+    return sum(logit_rows) * vocab_size * 4 // (shards if vocab_size % shards == 0 else 1)
 
 
 def plan_memory(config: EngineConfig, room: Room, need: Need) -> MemoryPlan:

@@ -17,7 +17,7 @@ from jaxllm.cache.backends import Shapes, choose_backend
 from jaxllm.cache.kv import page_bytes
 from jaxllm.config import ConfigError, EngineConfig, Resolved
 from jaxllm.engine.buckets import Buckets
-from jaxllm.engine.memory import MemoryPlan, Need, Room, fitting_length, plan_memory, usable_bytes, workspace_bytes
+from jaxllm.engine.memory import SPARE, MemoryPlan, Need, Room, fitting_length, plan_memory, resident_bytes, usable_bytes, workspace_bytes
 
 PAGE_SIZES = (8, 16, 32, 64, 128)
 
@@ -30,6 +30,7 @@ class Setup:
     hf: dict[str, Any]
     mesh: Mesh
     dtype: Any
+    need: Need
     memory: MemoryPlan
     buckets: Buckets
     kv: models.KVShape
@@ -49,7 +50,7 @@ def resolve(config: EngineConfig, model_dir: Path, mesh: Mesh) -> Setup:
     if page_size not in PAGE_SIZES:
         raise ConfigError(f"--block-size must be one of {', '.join(map(str, PAGE_SIZES))}, got {page_size}")
     max_num_seqs = config.max_num_seqs or (16 if platform == "cpu" else 256)
-    length, auto = model_length(config, hf)
+    length, _ = model_length(config, hf)
     budget = config.max_num_batched_tokens or (min(length, 512) if platform == "cpu" else 8192)
     if budget < max_num_seqs:
         budget = max_num_seqs if config.max_num_batched_tokens is None else _too_tight(budget, max_num_seqs)
@@ -58,17 +59,15 @@ def resolve(config: EngineConfig, model_dir: Path, mesh: Mesh) -> Setup:
     buckets = Buckets.build(max_num_seqs, budget, platform)
     itemsize = jnp.dtype(dtype).itemsize
     need = Need(page_bytes(kv.layers, kv.kv_heads, page_size, kv.head_dim, dtype) // shards, page_size, max_num_seqs, length)
-    rows = buckets.logits[-1]
     room = Room(
         usable=usable_bytes(config, mesh.devices.flat[0]),
         weights=shard_bytes(jax.tree.leaves(abstract)),
-        workspace=workspace_bytes(hf, budget + max_num_seqs, rows, itemsize, shards),
+        workspace=workspace_bytes(hf, budget + max_num_seqs, buckets.logits[-1], itemsize, shards),
         shared=platform == "cpu",
+        resident=resident_bytes(buckets.logits, hf["vocab_size"], shards),
+        spare=0 if platform == "cpu" else SPARE,
     )
-    if auto:
-        length = max(1, fitting_length(config, room, need))
-        need = replace(need, max_model_len=length)
-    memory = plan_memory(config, room, need)
+    length, memory = _pool(config, hf, room, need)
     resolved = Resolved(
         model_dir=str(model_dir),
         model_type=hf["model_type"],
@@ -87,7 +86,22 @@ def resolve(config: EngineConfig, model_dir: Path, mesh: Mesh) -> Setup:
         attention_backend=backend.name,
         attention_reason=backend.reason,
     )
-    return Setup(resolved, hf, mesh, dtype, memory, buckets, kv, graphdef, abstract)
+    return Setup(resolved, hf, mesh, dtype, need, memory, buckets, kv, graphdef, abstract)
+
+
+def resized(setup: Setup, config: EngineConfig, workspace: int) -> Setup:
+    """The same decisions, with the pool that is left when the largest step needs `workspace` bytes. Raises ConfigError as `resolve`."""
+    length, memory = _pool(config, setup.hf, replace(setup.memory.room, workspace=workspace), setup.need)
+    caching = config.enable_prefix_caching and not length_dependent(setup.hf, length)
+    resolved = replace(setup.resolved, max_model_len=length, num_pages=memory.num_pages, enable_prefix_caching=caching)
+    return replace(setup, resolved=resolved, memory=memory)
+
+
+def _pool(config: EngineConfig, hf: dict[str, Any], room: Room, need: Need) -> tuple[int, MemoryPlan]:
+    """The longest sequence and the pool; `need` is for the longest that was asked."""
+    _, auto = model_length(config, hf)
+    length = max(1, fitting_length(config, room, need)) if auto else need.max_model_len
+    return length, plan_memory(config, room, replace(need, max_model_len=length))
 
 
 def model_length(config: EngineConfig, hf: dict[str, Any]) -> tuple[int, bool]:

@@ -126,6 +126,7 @@ def table_rows(setup: Setup, programs: Programs, compiles: CompileCounter, repor
         ("usable memory", f"{memory.room.usable / GIB:.2f} GiB per device"),
         ("weights", f"{memory.room.weights / GIB:.2f} GiB per device"),
         ("largest step", f"{memory.room.workspace / GIB:.2f} GiB reserved per device, {programs.peak_bytes / GIB:.2f} GiB needed"),
+        ("logits, spare", f"{memory.room.resident / GIB:.2f} and {memory.room.spare / GIB:.2f} GiB per device"),
         ("KV cache", f"{resolved.num_pages} pages × {resolved.page_size} = {tokens} tokens, {memory.kv / GIB:.2f} GiB per device"),
         ("maximum concurrency", f"{tokens / resolved.max_model_len:.2f}x at {resolved.max_model_len} tokens per request"),
         ("prefix caching", "on" if resolved.enable_prefix_caching else "off"),
@@ -140,9 +141,10 @@ def table_rows(setup: Setup, programs: Programs, compiles: CompileCounter, repor
 def check_peak(setup: Setup, programs: Programs) -> None:
     """Raises ConfigError when a compiled step needs more than was reserved for it on a device whose memory is all given out."""
     room = setup.memory.room
-    if programs.peak_bytes > room.workspace and not room.shared:
+    reserved = room.workspace + room.spare
+    if programs.peak_bytes > reserved and not room.shared:
         raise ConfigError(
-            f"the largest step needs {programs.peak_bytes / GIB:.2f} GiB, but {room.workspace / GIB:.2f} GiB is reserved for it; "
+            f"the largest step needs {programs.peak_bytes / GIB:.2f} GiB, but {reserved / GIB:.2f} GiB is reserved for it; "
             "lower --max-num-batched-tokens or --max-num-seqs"
         )
 

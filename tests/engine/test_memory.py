@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxllm.config import ConfigError, EngineConfig
-from jaxllm.engine.memory import GIB, PAGE_ROUND, Need, Room, fitting_length, plan_memory
+from jaxllm.engine.buckets import Buckets
+from jaxllm.engine.memory import GIB, PAGE_ROUND, SPARE, Need, Room, fitting_length, plan_memory, resident_bytes
 
 CARD = Room(usable=24 * GIB, weights=15 * GIB, workspace=3 * GIB, shared=False)
 NEED = Need(page_bytes=8 * 2**20, page_size=64, max_num_seqs=256, max_model_len=32768)
@@ -19,6 +20,25 @@ def test_an_accelerator_gives_all_that_is_left_in_whole_rounds_of_pages() -> Non
     plan = plan_memory(EngineConfig(), CARD, NEED)
     assert plan.num_pages == 6 * GIB // NEED.page_bytes // PAGE_ROUND * PAGE_ROUND
     assert 0 <= CARD.left - plan.kv < PAGE_ROUND * NEED.page_bytes
+
+
+def test_every_term_takes_from_the_pool_and_is_named() -> None:
+    full = replace(CARD, resident=GIB, spare=GIB // 2)
+    assert CARD.left - full.left == GIB + GIB // 2
+    assert full.terms == "24.00 GiB usable − 15.00 weights − 3.00 for the largest step − 1.00 logits − 0.50 spare"
+
+
+def test_a_7b_on_an_h200_gets_more_than_98_percent_of_the_tokens_that_vllm_gets() -> None:
+    # Qwen2.5-7B: the client's limit at 0.9 of the card, its weights, 1.24 GiB for the largest step, the lattice's logits.
+    logits = resident_bytes(Buckets.build(256, 8192, "gpu").logits, 152064, 1)
+    room = Room(int(125.82 * GIB), int(14.19 * GIB), int(1.24 * GIB), shared=False, resident=logits, spare=SPARE)
+    need = Need(page_bytes=57344 * 64, page_size=64, max_num_seqs=256, max_model_len=32768)
+    assert plan_memory(EngineConfig(), room, need).num_pages * 64 >= 2_002_963
+
+
+@pytest.mark.parametrize(("vocab", "share"), [(104, 4), (103, 1)])
+def test_devices_share_the_logits_of_a_vocabulary_that_divides(vocab: int, share: int) -> None:
+    assert resident_bytes((16, 64), vocab, 4) == 80 * vocab * 4 // share
 
 
 def test_a_host_gives_no_more_than_the_requests_at_once_can_use() -> None:
@@ -44,7 +64,7 @@ def test_too_little_memory_names_what_is_needed_what_there_is_and_what_helps() -
         plan_memory(EngineConfig(), replace(CARD, workspace=8 * GIB), NEED)
     text = str(error.value)
     assert "\n" not in text
-    assert all(part in text for part in ("4.00 GiB", "0.00 GiB is available", "--max-model-len", "--gpu-memory-utilization", "auto"))
+    assert all(part in text for part in ("4.00 GiB", "1.00 GiB is available", "--max-model-len", "--gpu-memory-utilization", "auto"))
 
 
 @pytest.mark.parametrize("asked", [{"num_gpu_blocks_override": 10**9}, {"kv_cache_memory_bytes": 10**13}])
