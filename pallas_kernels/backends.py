@@ -21,6 +21,7 @@ class AttentionOptions(TypedDict, total=False):
     window: int | None
     softcap: float | None
     sinks: Array | None
+    plan: Any  # what the back end's planner made of the same rows; left out, the back end plans each call by itself
 
 
 class UnknownBackend(KeyError):
@@ -47,6 +48,10 @@ class Backends(Mapping[str, Callable[..., Any]]):
         check = getattr(self._module(name), "check", None)
         if check is not None:
             check(*shapes)
+
+    def planner(self, name: str) -> Callable[..., Any] | None:
+        """The back end's `plan(...)`, whose result serves as `plan=` of every call over the same rows; None if it has none."""
+        return getattr(self._module(name), "plan", None)
 
     def _module(self, name: str) -> ModuleType:
         if name not in self._names:

@@ -10,6 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from jaxllm.nn.dense import heads
+from pallas_kernels.rope_write import HeadRows
+
 SHORT = 32  # answers of up to this many tokens run apart from longer ones
 TOKENS = 16_384  # prompt tokens that run together at most
 
@@ -23,12 +26,11 @@ class CacheContext:
         self.keys, self.values = list(keys), list(values)
         self._start = start
 
-    def attend(
-        self, layer: int, q_TNH: jax.Array, k_TKH: jax.Array, v_TKH: jax.Array, *, scale: float, window: int | None, softcap: float | None
-    ) -> jax.Array:
+    def attend(self, layer: int, rows: HeadRows, *, scale: float, window: int | None, softcap: float | None) -> jax.Array:
         """Write k and v from position `start` on; a token sees every position up to its own."""
         if window is not None or softcap is not None:
             raise ValueError("CacheContext knows neither sliding windows nor soft caps")
+        q_TNH, k_TKH, v_TKH = heads(rows)
         key_SKH = self.keys[layer] = jax.lax.dynamic_update_slice(self.keys[layer], k_TKH, (self._start, 0, 0))
         value_SKH = self.values[layer] = jax.lax.dynamic_update_slice(self.values[layer], v_TKH, (self._start, 0, 0))
         tokens, kv_heads = k_TKH.shape[:2]

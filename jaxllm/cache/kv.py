@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,8 @@ from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
-from pallas_kernels import kv_write, paged_decode, paged_extend
+from pallas_kernels import paged_decode, paged_extend, rope_write
+from pallas_kernels.rope_write import HeadRows
 
 PAGES = PartitionSpec(None, "tensor", None, None)  # [P, K, C, H]: every device holds all pages of its own heads
 HEADS = PartitionSpec(None, "tensor", None)  # [T, heads, H]
@@ -84,27 +86,20 @@ class PagedContext:
         self.prompt_length_T = prompt_length_T
         self._k, self._v = list(kv.k), list(kv.v)
         self._inputs, self._backend, self._mesh = inputs, backend, mesh
+        self._plans: dict[int | None, _Plans] = {}
 
     @property
     def kv(self) -> KVCache:
         """The cache with everything written so far."""
         return KVCache(tuple(self._k), tuple(self._v))
 
-    def attend(
-        self,
-        layer: int,
-        q_TNH: Array,
-        k_TKH: Array,
-        v_TKH: Array,
-        *,
-        scale: float,
-        window: int | None = None,
-        softcap: float | None = None,
-    ) -> Array:
+    def attend(self, layer: int, rows: HeadRows, *, scale: float, window: int | None = None, softcap: float | None = None) -> Array:
         """Write the step's keys and values into the layer's pages, then attend; returns `o_TNH`."""
         how = _How(self._backend, self._mesh, scale, window, softcap)
         pages = (self._k[layer], self._v[layer])
-        o_TNH, (self._k[layer], self._v[layer]) = _write_and_attend(how, q_TNH, k_TKH, v_TKH, pages, self._inputs)
+        if window not in self._plans:
+            self._plans[window] = _plan(how, self._inputs, pages[0].shape, rows.qkv.shape[0])
+        o_TNH, (self._k[layer], self._v[layer]) = _write_and_attend(how, rows, pages, self._inputs, self._plans[window])
         return o_TNH
 
 
@@ -119,34 +114,70 @@ class _How:
     softcap: float | None
 
 
+class _Plans(NamedTuple):
+    """How the kernels of a step divide their work, in terms of their own; None where a back end makes no plan or has no tokens."""
+
+    decode: Any
+    extend: Any
+
+
+def _plan(how: _How, inputs: PagedInputs, pool: tuple[int, ...], tokens: int) -> _Plans:
+    """One plan for all layers of a window: every device has as many KV heads and sees the same rows."""
+    _, kv_heads, page_size, head_dim = pool
+    B = inputs.decode_lengths_B.shape[0]
+    plan_decode, plan_extend = paged_decode.BACKENDS.planner(how.backend), paged_extend.BACKENDS.planner(how.backend)
+    decode = extend = None
+    if B and plan_decode is not None:
+        local = {"kv_heads": kv_heads // how.mesh.shape["tensor"], "head_dim": head_dim, "page_size": page_size}
+        decode = plan_decode(inputs.decode_lengths_B, window=how.window, **local)
+    if tokens > B and plan_extend is not None:
+        rows = (inputs.chunk_starts_R, inputs.chunk_lengths_R, inputs.chunk_kv_lengths_R)
+        extend = plan_extend(*rows, tokens=tokens - B, head_dim=head_dim)
+    return _Plans(decode, extend)
+
+
 # One inner jit: a model's layers are unrolled, and without it every layer would trace and lower the kernels again.
 @functools.partial(jax.jit, static_argnums=0)
 def _write_and_attend(
-    how: _How, q_TNH: Array, k_TKH: Array, v_TKH: Array, pages: tuple[Array, Array], inputs: PagedInputs
+    how: _How, rows: HeadRows, pages: tuple[Array, Array], inputs: PagedInputs, plans: _Plans
 ) -> tuple[Array, tuple[Array, Array]]:
+    whole = PartitionSpec()
+    specs = dataclasses.replace(
+        rows,
+        qkv=PartitionSpec(None, "tensor", None, None),
+        cos=whole,
+        sin=whole,
+        bias=None if rows.bias is None else PartitionSpec("tensor", None, None),
+        norms=None if rows.norms is None else (whole, whole),
+    )
     run = jax.shard_map(
         functools.partial(_shard, how),
         mesh=how.mesh,
-        in_specs=(HEADS, HEADS, HEADS, (PAGES, PAGES), PartitionSpec()),
+        in_specs=(specs, (PAGES, PAGES), whole, whole),
         out_specs=(HEADS, (PAGES, PAGES)),
         check_vma=False,
     )
-    return run(q_TNH, k_TKH, v_TKH, pages, inputs)
+    return run(rows, pages, inputs, plans)
 
 
-def _shard(
-    how: _How, q_TNH: Array, k_TKH: Array, v_TKH: Array, pages: tuple[Array, Array], inputs: PagedInputs
-) -> tuple[Array, tuple[Array, Array]]:
+def _shard(how: _How, rows: HeadRows, pages: tuple[Array, Array], inputs: PagedInputs, plans: _Plans) -> tuple[Array, tuple[Array, Array]]:
     """One device's heads: no communication."""
-    # An op without a kernel of this name is served by its reference: XLA's scatter is already the in-place write.
-    writer = how.backend if how.backend in kv_write.BACKENDS else "reference"
-    pages = kv_write.write(*pages, k_TKH, v_TKH, inputs.write_page_T, inputs.write_offset_T, backend=writer)
+    own = dataclasses.replace(rows, qkv=rows.qkv[:, 0], bias=None if rows.bias is None else rows.bias[0])
+    # An attention back end without a kernel for the write is served by the reference: XLA's scatter is in place too.
+    writer = how.backend if how.backend in rope_write.BACKENDS else "reference"
+    q_TNH, k_pages, v_pages = rope_write.rope_write(own, *pages, inputs.write_page_T, inputs.write_offset_T, backend=writer)
     B, T = inputs.decode_lengths_B.shape[0], q_TNH.shape[0]
     options: dict[str, Any] = {"backend": how.backend, "scale": how.scale, "window": how.window, "softcap": how.softcap}
     parts = []
     if B:
-        parts.append(paged_decode.decode_attention(q_TNH[:B], *pages, inputs.decode_tables_BM, inputs.decode_lengths_B, **options))
+        table = (inputs.decode_tables_BM, inputs.decode_lengths_B)
+        parts.append(paged_decode.decode_attention(q_TNH[:B], k_pages, v_pages, *table, **(options | _given(plans.decode))))
     if T > B:
-        rows = (inputs.chunk_tables_RM, inputs.chunk_starts_R, inputs.chunk_lengths_R, inputs.chunk_kv_lengths_R)
-        parts.append(paged_extend.extend_attention(q_TNH[B:], *pages, *rows, **options))
-    return (parts[0] if len(parts) == 1 else jnp.concatenate(parts)), pages
+        chunks = (inputs.chunk_tables_RM, inputs.chunk_starts_R, inputs.chunk_lengths_R, inputs.chunk_kv_lengths_R)
+        parts.append(paged_extend.extend_attention(q_TNH[B:], k_pages, v_pages, *chunks, **(options | _given(plans.extend))))
+    return (parts[0] if len(parts) == 1 else jnp.concatenate(parts)), (k_pages, v_pages)
+
+
+def _given(plan: Any) -> dict[str, Any]:
+    """The option `plan` of an attention op, if there is one."""
+    return {} if plan is None else {"plan": plan}

@@ -10,11 +10,12 @@ from jax import Array
 from jaxllm.nn.heads import Heads
 from jaxllm.nn.linear import Init, Linear
 from jaxllm.nn.norm import RMSNorm
-from jaxllm.nn.rope import Rotation, rotate
+from jaxllm.nn.rope import Rotation
+from pallas_kernels.rope_write import HeadRows
 
 
 class AttentionContext(Protocol):
-    """Where keys and values live during one forward. K counts stored KV heads (copies included).
+    """Where keys and values live during one forward.
 
     `prompt_length_T` (int32) is the prompt length of each token's request, None when all tokens are one prompt. Only dynamic
     RoPE scaling reads it.
@@ -23,15 +24,14 @@ class AttentionContext(Protocol):
     @property
     def prompt_length_T(self) -> Array | None: ...
 
-    def attend(
-        self, layer: int, q_TNH: Array, k_TKH: Array, v_TKH: Array, *, scale: float, window: int | None, softcap: float | None
-    ) -> Array:
-        """Remember k and v of these tokens and return their attention output, [T, N, H] in q's dtype."""
+    def attend(self, layer: int, rows: HeadRows, *, scale: float, window: int | None, softcap: float | None) -> Array:
+        """Finish the rows `[T, X, C, H]` of X shards, remember keys and values of these tokens and return their attention output,
+        `[T, N, H]` in the rows' dtype."""
         ...
 
 
 class Attention(nnx.Module):
-    """Projections, optional QK-norm, RoPE, the context's attention, output projection.
+    """Projections, and between them what the context does: optional bias and QK-norm, RoPE, attention.
 
     `qkv` is [X, (N + 2K)/X, H, D]: per shard its query heads, its key heads, its value heads. `window` counts the tokens
     that a token may see, itself included; None sees all.
@@ -57,20 +57,13 @@ class Attention(nnx.Module):
         self.window = window
 
     def __call__(self, layer: int, x_TD: Array, rotation: Rotation, context: AttentionContext) -> Array:
-        q_TNH, k_TKH, v_TKH = self._project(x_TD)
-        if self.q_norm is not None and self.k_norm is not None:
-            q_TNH, k_TKH = self.q_norm(q_TNH), self.k_norm(k_TKH)
-        q_TNH, k_TKH = rotate(q_TNH, rotation), rotate(k_TKH, rotation)
-        scale = self.heads.dim**-0.5
-        o_TNH = context.attend(layer, q_TNH, k_TKH, v_TKH, scale=scale, window=self.window, softcap=None)
+        o_TNH = context.attend(layer, self._rows(x_TD, rotation), scale=self.heads.dim**-0.5, window=self.window, softcap=None)
         return self.out(o_TNH)
 
-    def _project(self, x_TD: Array) -> tuple[Array, Array, Array]:
+    def _rows(self, x_TD: Array, rotation: Rotation) -> HeadRows:
         """Heads in the model's order: shard x holds query heads x·N/X … and the KV heads that serve them."""
-        heads, tokens = self.heads, x_TD.shape[0]
-        qkv_TXCH = self.qkv(x_TD)
-        n, k = heads.query_per_shard, heads.kv_per_shard
-        q = qkv_TXCH[:, :, :n].reshape(tokens, heads.query, heads.dim)
-        k_TKH = qkv_TXCH[:, :, n : n + k].reshape(tokens, heads.kv_stored, heads.dim)
-        v_TKH = qkv_TXCH[:, :, n + k :].reshape(tokens, heads.kv_stored, heads.dim)
-        return q, k_TKH, v_TKH
+        bias = None if self.qkv.bias is None else self.qkv.bias[...]
+        norms, eps = None, 0.0
+        if self.q_norm is not None and self.k_norm is not None:
+            norms, eps = (self.q_norm.weight[...], self.k_norm.weight[...]), self.q_norm.eps
+        return HeadRows(self.qkv.product(x_TD), *rotation, bias=bias, norms=norms, eps=eps, queries=self.heads.query_per_shard)

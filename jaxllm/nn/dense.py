@@ -6,6 +6,14 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from pallas_kernels.rope_write import HeadRows, rotated
+
+
+def heads(rows: HeadRows) -> tuple[Array, Array, Array]:
+    """Queries, keys and values `[T, heads, H]` of all shards, with bias, norm and rotation."""
+    q_TNH, k_TKH, v_TKH = (x.reshape(x.shape[0], -1, x.shape[-1]) for x in rotated(rows))
+    return q_TNH, k_TKH, v_TKH
+
 
 class DenseContext:
     """Keeps nothing: the tokens of one call are all there is. Differentiable, and usable under jit and vmap.
@@ -20,12 +28,11 @@ class DenseContext:
             prompt_length_T = jnp.sum(segment_T[:, None] == segment_T[None, :], axis=1, dtype=jnp.int32)
         self.prompt_length_T = prompt_length_T
 
-    def attend(
-        self, layer: int, q_TNH: Array, k_TKH: Array, v_TKH: Array, *, scale: float, window: int | None, softcap: float | None
-    ) -> Array:
+    def attend(self, layer: int, rows: HeadRows, *, scale: float, window: int | None, softcap: float | None) -> Array:
         """softmax(q·k · scale) · v in float32 over earlier tokens of the same segment (`window` of them at most)."""
         del layer
-        tokens, kv_heads = q_TNH.shape[0], k_TKH.shape[1]
+        q_TNH, k_TKH, v_TKH = heads(rows)
+        tokens, kv_heads = k_TKH.shape[:2]
         q = q_TNH.reshape(tokens, kv_heads, -1, q_TNH.shape[-1])
         precision = lax.Precision.HIGHEST if q.dtype == jnp.float32 else None
         score = jnp.einsum("tkgh,skh->kgts", q, k_TKH, precision=precision, preferred_element_type=jnp.float32) * scale

@@ -47,8 +47,12 @@ class Linear(nnx.Module):
         self.bias = init.full(out, axes[: len(out)], 0.0) if bias else None
         self.dims = len(inp)
 
+    def product(self, x: Array) -> Array:
+        """x · weight, for callers that add the bias later."""
+        return contract(x, self.weight[...], self.dims)
+
     def __call__(self, x: Array) -> Array:
-        y = contract(x, self.weight[...], self.dims)
+        y = self.product(x)
         return y if self.bias is None else y + self.bias[...]
 
 

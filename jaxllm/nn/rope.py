@@ -1,4 +1,4 @@
-"""Rotary position embedding: angles from positions, and the rotation of heads."""
+"""Rotary position embedding: angles from positions."""
 
 from __future__ import annotations
 
@@ -54,11 +54,3 @@ class DynamicRope:
         exponent_F = jnp.arange(0, self.dim, 2, dtype=jnp.float32) / self.dim
         angle_TF = position_T.astype(jnp.float32)[:, None] / base_T[:, None] ** exponent_F
         return jnp.cos(angle_TF), jnp.sin(angle_TF)
-
-
-def rotate(x_TNH: Array, rotation: Rotation) -> Array:
-    """Rotate the pairs (i, i + H/2) of every head, in float32."""
-    cos_TF, sin_TF = (part[:, None, :] for part in rotation)
-    first, second = jnp.split(x_TNH.astype(jnp.float32), 2, axis=-1)
-    rotated = jnp.concatenate([first * cos_TF - second * sin_TF, second * cos_TF + first * sin_TF], axis=-1)
-    return rotated.astype(x_TNH.dtype)

@@ -11,7 +11,9 @@ from jax.sharding import Mesh, NamedSharding
 
 from jaxllm.cache import kv as kv_module
 from jaxllm.cache.kv import PAGES, KVCache, PagedContext, PagedInputs, page_bytes
+from pallas_kernels import paged_decode, paged_extend
 from pallas_kernels.layout import dense_attention
+from pallas_kernels.rope_write import HeadRows
 
 LAYERS, P, K, N, C, H = 2, 24, 8, 16, 16, 32
 OPTIONS = {"scale": 0.2, "window": None, "softcap": None}
@@ -24,6 +26,14 @@ def mesh_of(shards):
 def tokens(total, seed=0):
     rng = np.random.default_rng(seed)
     return [rng.standard_normal((total, heads, H)).astype(np.float32) for heads in (N, K, K)]
+
+
+def rows_of(mesh, q, k, v):
+    """The rows of a fused projection that come out as these heads: no bias, no norm, no rotation."""
+    shards = mesh.shape["tensor"]
+    qkv = jnp.concatenate([jnp.reshape(x, (len(x), shards, -1, H)) for x in (q, k, v)], axis=2)
+    cos, sin = (jnp.full((len(q), H // 2), x, jnp.float32) for x in (1, 0))
+    return HeadRows(qkv, cos, sin, bias=None, norms=None, eps=0.0, queries=N // shards)
 
 
 def batch(decodes, chunks, table):
@@ -53,8 +63,8 @@ TABLE = np.random.default_rng(7).permutation(P).astype(np.int32).reshape(4, 6)
 def step(mesh, kv, inputs, q, k, v):
     """Two layers; the second one's queries come from the first."""
     context = PagedContext(kv, inputs, "reference", mesh)
-    first = context.attend(0, q, k, v, **OPTIONS)
-    second = context.attend(1, first, k * 2, v * 2, **OPTIONS)
+    first = context.attend(0, rows_of(mesh, q, k, v), **OPTIONS)
+    second = context.attend(1, rows_of(mesh, first, k * 2, v * 2), **OPTIONS)
     return second, context.kv
 
 
@@ -187,10 +197,42 @@ def test_layers_share_one_trace_of_the_kernels(monkeypatch):
     assert len(traces) == 1
 
 
+def test_a_step_plans_once_for_all_layers_of_a_window(monkeypatch):
+    mesh, planned, given = mesh_of(2), [], []
+
+    def plan_decode(lengths_B, **sizes):
+        planned.append(sizes)
+        return {"twice": lengths_B * 2}
+
+    def plan_extend(starts_R, lengths_R, kv_lengths_R, **sizes):
+        planned.append(sizes)
+        return kv_lengths_R - lengths_R
+
+    def attention(q, *args, plan, window, **options):
+        given.append((window, jax.tree.map(np.shape, plan)))
+        return q
+
+    monkeypatch.setattr(paged_decode.BACKENDS, "planner", lambda name: plan_decode)
+    monkeypatch.setattr(paged_extend.BACKENDS, "planner", lambda name: plan_extend)
+    monkeypatch.setattr(paged_decode, "decode_attention", attention)
+    monkeypatch.setattr(paged_extend, "extend_attention", attention)
+
+    def run(kv, inputs, rows):
+        context = PagedContext(kv, inputs, "reference", mesh)
+        for layer in (0, 1, 0, 1):
+            context.attend(layer, rows, scale=0.3, window=None if layer else 8)
+        return context.kv
+
+    jax.jit(run).trace(empty(mesh), batch(((0, 34), (1, 8)), ((2, 0, 21, 0),), TABLE), rows_of(mesh, *tokens(23)))
+    decode, extend = {"kv_heads": K // 2, "head_dim": H, "page_size": C}, {"tokens": 21, "head_dim": H}
+    assert planned == [decode | {"window": 8}, extend, decode | {"window": None}, extend]
+    assert given[:2] == [(8, {"twice": (2,)}), (8, (1,))]
+
+
 def test_an_unknown_back_end_is_refused():
     context = PagedContext(empty(mesh_of(1)), batch(((0, 5),), (), TABLE), "cuda", mesh_of(1))
     with pytest.raises(KeyError, match="no back end 'cuda'"):
-        context.attend(0, *tokens(1), **OPTIONS)
+        context.attend(0, rows_of(mesh_of(1), *tokens(1)), **OPTIONS)
 
 
 def test_the_cache_is_a_pytree_of_arrays_per_layer():

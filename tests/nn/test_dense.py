@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from jaxllm.nn.dense import DenseContext
+from pallas_kernels.rope_write import HeadRows
 
 
 def qkv(tokens: int, heads: int = 4, kv: int = 2, seed: int = 0) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -18,7 +19,9 @@ def qkv(tokens: int, heads: int = 4, kv: int = 2, seed: int = 0) -> tuple[jax.Ar
 def attend(
     context: DenseContext, q: jax.Array, k: jax.Array, v: jax.Array, window: int | None = None, softcap: float | None = None
 ) -> jax.Array:
-    return context.attend(0, q, k, v, scale=0.5, window=window, softcap=softcap)
+    angles = (jnp.full((len(q), q.shape[-1] // 2), x, jnp.float32) for x in (1, 0))
+    rows = HeadRows(jnp.concatenate([q, k, v], axis=1), *angles, bias=None, norms=None, eps=0.0, queries=q.shape[1])
+    return context.attend(0, rows, scale=0.5, window=window, softcap=softcap)
 
 
 @pytest.mark.parametrize("window", [None, 1, 3])

@@ -6,9 +6,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxllm.nn.rope import DynamicRope, StaticRope, rotate
+from jaxllm.nn.rope import DynamicRope, Rotation, StaticRope
+from pallas_kernels.rope_write import HeadRows, rotated
 
 INV_FREQ = tuple(10000.0 ** -(i / 8) for i in range(0, 8, 2))
+
+
+def rotate(x_TNH: jax.Array, rotation: Rotation) -> jax.Array:
+    """The query heads of rows that have no others."""
+    return rotated(HeadRows(x_TNH, *rotation, bias=None, norms=None, eps=0.0, queries=x_TNH.shape[1]))[0]
 
 
 def test_position_zero_is_not_rotated() -> None:

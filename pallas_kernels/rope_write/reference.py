@@ -1,13 +1,15 @@
-"""Writing keys and values into pages with one XLA scatter each; in place when the pages are donated."""
+"""Bias, norm and rotation in plain JAX, and one XLA scatter each for keys and values; in place when the pages are donated."""
 
 from __future__ import annotations
 
 import jax.numpy as jnp
 from jax import Array
 
+from pallas_kernels.rope_write.rows import HeadRows, rotated
 
-def write(k_pages: Array, v_pages: Array, k_TKH: Array, v_TKH: Array, page_T: Array, offset_T: Array) -> tuple[Array, Array]:
-    """See `pallas_kernels.kv_write`."""
+
+def rope_write(rows: HeadRows, k_pages: Array, v_pages: Array, page_T: Array, offset_T: Array) -> tuple[Array, Array, Array]:
+    """See `pallas_kernels.rope_write`."""
     num_pages = k_pages.shape[0]
     # Dropped tokens get a page each, so that "unique_indices" holds and no back end needs to order or guard the writes.
     page_T = jnp.where(page_T < num_pages, page_T, num_pages + jnp.arange(page_T.shape[0], dtype=page_T.dtype))
@@ -15,4 +17,5 @@ def write(k_pages: Array, v_pages: Array, k_TKH: Array, v_TKH: Array, page_T: Ar
     def put(pages: Array, new_TKH: Array) -> Array:
         return pages.at[page_T, :, offset_T].set(new_TKH.astype(pages.dtype), mode="drop", unique_indices=True)
 
-    return put(k_pages, k_TKH), put(v_pages, v_TKH)
+    q_TNH, k_TKH, v_TKH = rotated(rows)
+    return q_TNH, put(k_pages, k_TKH), put(v_pages, v_TKH)

@@ -1,0 +1,23 @@
+"""The step between a layer's fused projection and its attention: bias, QK-norm, rotation, and the write of keys and values."""
+
+from __future__ import annotations
+
+from jax import Array
+
+from pallas_kernels.backends import Backends
+from pallas_kernels.rope_write.rows import HeadRows as HeadRows
+from pallas_kernels.rope_write.rows import rotated as rotated
+
+BACKENDS = Backends(__name__, "rope_write", ("reference", "mosaic_gpu"))
+
+
+def rope_write(
+    rows: HeadRows, k_pages: Array, v_pages: Array, page_T: Array, offset_T: Array, *, backend: str
+) -> tuple[Array, Array, Array]:
+    """Put token t's key and value at `[page_T[t], :, offset_T[t]]` of `k_pages` and `v_pages` `[P, K, C, H]`; returns `q_TNH` and these.
+
+    `rows.qkv` is `[T, N + 2K, H]`; bias, norm and rotation are those of `rotated`. A page index of P or more drops the token's key and
+    value; -1 would wrap around and must not be used. No two kept tokens share a place. Under donation the pages are updated in place.
+    Raises `UnknownBackend` for a name not in `BACKENDS`.
+    """
+    return BACKENDS[backend](rows, k_pages, v_pages, page_T, offset_T)

@@ -1,0 +1,143 @@
+"""Bias, norm, rotation and the write of keys and values for NVIDIA Hopper in Pallas Mosaic GPU: one small launch.
+
+A thread block is one warpgroup with some heads of one token: a tile of query heads, or one of key heads and the same value heads. All that
+it reads comes straight into registers at once; the two halves of a head lie in like registers, so that the rotation needs no exchange.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels.rope_write.rows import HeadRows
+
+FEW_TOKENS = 512  # up to this many, small tiles fill the device sooner; beyond, large ones keep more bytes in flight
+SMALL_TILE, LARGE_TILE = 8, 32  # heads
+
+
+def check(rows: HeadRows, k_pages: Array, v_pages: Array) -> None:
+    """Raise ValueError for shapes and types that the kernel does not take."""
+    given = f"qkv {rows.qkv.shape}, k {k_pages.shape}, v {v_pages.shape}"
+    dtype = rows.qkv.dtype
+    if dtype not in (jnp.bfloat16, jnp.float16) or k_pages.dtype != dtype or v_pages.dtype != dtype:
+        raise ValueError(f"mosaic_gpu rope_write takes bfloat16 or float16 throughout, got {dtype}, {k_pages.dtype}, {v_pages.dtype}")
+    if rows.qkv.shape[-1] not in (64, 128, 256) or k_pages.shape[3] != rows.qkv.shape[-1]:
+        raise ValueError(f"mosaic_gpu rope_write takes head_dim 64, 128 or 256, got {given}")
+    if v_pages.shape != k_pages.shape or k_pages.shape[1] != rows.keys:
+        raise ValueError(f"mosaic_gpu rope_write takes K and V pools of {rows.keys} heads, got {given}")
+
+
+def rope_write(
+    rows: HeadRows, k_pages: Array, v_pages: Array, page_T: Array, offset_T: Array, *, interpret: Any = None
+) -> tuple[Array, Array, Array]:
+    """See `pallas_kernels.rope_write`. bfloat16 or float16; head_dim 64, 128, 256. Raises ValueError otherwise.
+
+    `interpret` is a `plgpu.InterpretGPUParams` for machines without a GPU.
+    """
+    check(rows, k_pages, v_pages)
+    T, _, H = rows.qkv.shape
+    N, K, half = rows.queries, rows.keys, H // 2
+    q_tile, k_tile = tile_of(N, T), tile_of(K, T)
+    biased, normed = rows.bias is not None, rows.norms is not None
+    optional = [*([rows.bias] if biased else []), *(rows.norms or ())]
+
+    def rope_write_kernel(qkv_ref, cos_ref, sin_ref, page_ref, offset_ref, k_ref, v_ref, *rest):  # type: ignore[no-untyped-def]
+        *given, q_ref = rest
+        bias_ref = given[0] if biased else None
+        tile, t = lax.axis_index("tile"), lax.axis_index("token")
+        halves = pl.ds(0, half), pl.ds(half, half)
+
+        def load(first: Array | int, heads: int) -> list[Array]:
+            """Both halves of some heads, bias added, float32."""
+            own = pl.ds(first, heads)
+            x = [_load(qkv_ref.at[t, own, columns], _layout(heads, half)) for columns in halves]
+            if bias_ref is None:
+                return x
+            return [y + _load(bias_ref.at[own, columns], _layout(heads, half)) for y, columns in zip(x, halves, strict=True)]
+
+        def turned(first: Array | int, heads: int, weight_ref: Any) -> list[Array]:
+            """Both halves of some heads, normed and rotated."""
+            shape, layout = (heads, half), _layout(heads, half)
+
+            def row(ref: Any) -> Array:
+                return lax.broadcast_in_dim(_load(ref, layout.reduce(0)), shape, [1])
+
+            one, two = load(first, heads)
+            cos, sin = row(cos_ref.at[t]), row(sin_ref.at[t])
+            if weight_ref is not None:
+                squares = jnp.sum(one * one + two * two, axis=1)
+                scale = lax.broadcast_in_dim(lax.rsqrt(squares * (1 / H) + rows.eps), shape, [0])
+                one, two = (y * scale * row(weight_ref.at[columns]) for y, columns in zip((one, two), halves, strict=True))
+            return [one * cos - two * sin, two * cos + one * sin]
+
+        @pl.when(tile < N // q_tile)
+        def _queries() -> None:
+            first = tile * q_tile
+            for columns, y in zip(halves, turned(first, q_tile, given[-2] if normed else None), strict=True):
+                _store(q_ref.at[t, pl.ds(first, q_tile), columns], y)
+
+        @pl.when(tile >= N // q_tile)
+        def _keys_and_values() -> None:
+            page, offset = page_ref[t], offset_ref[t]
+            first = (tile - N // q_tile) * k_tile
+            values = load(N + K + first, k_tile)
+            keys = turned(N + first, k_tile, given[-1] if normed else None)
+
+            @pl.when(page < k_pages.shape[0])
+            def _() -> None:
+                for columns, key, value in zip(halves, keys, values, strict=True):
+                    place = (page, pl.ds(first, k_tile), offset, columns)
+                    _store(k_ref.at[place], key)
+                    _store(v_ref.at[place], value)
+
+    run = plgpu.kernel(
+        rope_write_kernel,
+        out_type=jax.ShapeDtypeStruct((T, N, H), rows.qkv.dtype),
+        grid=(N // q_tile + K // k_tile, T),
+        grid_names=("tile", "token"),
+        compiler_params=plgpu.CompilerParams(approx_math=True),
+        **({} if interpret is None else {"interpret": interpret}),
+    )
+    pools = jax.new_ref(k_pages), jax.new_ref(v_pages)
+    q_TNH = run(rows.qkv, rows.cos, rows.sin, page_T.astype(jnp.int32), offset_T.astype(jnp.int32), *pools, *optional)
+    return q_TNH, pools[0][...], pools[1][...]
+
+
+jitted = functools.partial(jax.jit, static_argnames=("interpret",), donate_argnums=(1, 2))(rope_write)
+
+
+def tile_of(heads: int, tokens: int) -> int:
+    """Heads of one tile: a divisor of `heads`, and a multiple of the largest number up to 8 of which a layout exists."""
+    unit = math.gcd(heads, 8)
+    most = SMALL_TILE if tokens <= FEW_TOKENS else LARGE_TILE
+    return max(size for size in range(unit, max(unit, most) + 1, unit) if heads % size == 0)
+
+
+def _layout(heads: int, half: int) -> Any:
+    """Rows over warps and columns over lanes, so that a sum over a row stays within a warp; with few rows warps do the same work."""
+    layout = functools.partial(plgpu.Layout.TILED, vector_dim=-1)
+    unit = math.gcd(heads, 8)
+    if unit == 8:
+        return layout(plgpu.Tiling(((8, half), (2, half), (half // 16,))), warp_dims=(-5,), lane_dims=(-3, -2))
+    tiling = plgpu.Tiling(((unit, half), (half // 32,)))
+    warps = {4: (-3,), 2: (-3, plgpu.Replicated(2)), 1: (plgpu.Replicated(4),)}[unit]
+    return layout(tiling, warp_dims=warps, lane_dims=(-2,))
+
+
+def _load(ref: Any, layout: Any) -> Array:
+    return plgpu.load(ref, layout=layout, optimized=False).astype(jnp.float32)
+
+
+def _store(ref: Any, x: Array) -> None:
+    x = x.astype(ref.dtype)
+    if hasattr(plgpu, "store"):  # JAX 0.12: a plain assignment asks for whole cache lines
+        plgpu.store(ref, x, optimized=False)
+    else:
+        ref[...] = x

@@ -1,0 +1,54 @@
+"""Rows of a layer's fused projection, and what turns them into queries, keys and values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class HeadRows:
+    """A product of T tokens with a fused weight, before bias, norm and rotation: query heads, then key heads, then value heads.
+
+    The rows are `[T, C, H]`, or `[T, X, C, H]` for X shards one after another, each with heads of all three kinds.
+    """
+
+    qkv: Array  # [T, ..., C, H]
+    cos: Array  # float32 [T, H/2]
+    sin: Array  # float32 [T, H/2]
+    bias: Array | None  # [..., C, H]
+    norms: tuple[Array, Array] | None  # [H] each: weights of a root-mean-square norm of query heads and of key heads
+    eps: float = field(metadata={"static": True})  # of the norms
+    queries: int = field(metadata={"static": True})  # query heads among the C
+
+    @property
+    def keys(self) -> int:
+        """Key heads, and value heads, among the C."""
+        return (self.qkv.shape[-2] - self.queries) // 2
+
+
+def rotated(rows: HeadRows) -> tuple[Array, Array, Array]:
+    """Queries, keys and values `[T, ..., heads, H]`: bias, norm and rotation of the pairs (i, i + H/2) in float32, rounded once."""
+    x = rows.qkv.astype(jnp.float32)
+    if rows.bias is not None:
+        x = x + rows.bias.astype(jnp.float32)
+    q, k, v = jnp.split(x, (rows.queries, rows.queries + rows.keys), axis=-2)
+    if rows.norms is not None:
+        q, k = (_normed(y, weight, rows.eps) for y, weight in zip((q, k), rows.norms, strict=True))
+    lead = (rows.cos.shape[0],) + (1,) * (x.ndim - 2)
+    cos, sin = (angle.reshape(*lead, -1) for angle in (rows.cos, rows.sin))
+    q, k, v = (y.astype(rows.qkv.dtype) for y in (_turned(q, cos, sin), _turned(k, cos, sin), v))
+    return q, k, v
+
+
+def _normed(x: Array, weight_H: Array, eps: float) -> Array:
+    return x * lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + eps) * weight_H.astype(jnp.float32)
+
+
+def _turned(x: Array, cos: Array, sin: Array) -> Array:
+    first, second = jnp.split(x, 2, axis=-1)
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
