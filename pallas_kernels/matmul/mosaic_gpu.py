@@ -9,6 +9,7 @@ a cluster may share x: each loads a part of its rows and sends it to all.
 from __future__ import annotations
 
 import functools
+import itertools
 from typing import Any, NamedTuple
 
 import jax
@@ -61,9 +62,9 @@ class _Spec(NamedTuple):
         return self.tuning.n // self.halves
 
     @property
-    def tiles(self) -> list[tuple[int, int]]:
-        """What one slot holds: for every tile of the weight that one product takes, its pieces' (half, offset from the block's first row)."""
-        return [(half, offset) for offset in range(0, self.columns, self.width) for half in range(self.halves)]
+    def tiles(self) -> int:
+        """Operands that one slot holds of the weight, each of `halves * width` rows."""
+        return self.columns // self.width
 
     @property
     def units(self) -> int:
@@ -121,7 +122,8 @@ def gated_matmul(x_MI: Array, w_OI: Array, *, following: Array | None = None, tu
 def _multiply(spec: _Spec, x: Array, w: Array, following: Array | None) -> Array:
     """The parts `[split, M, O]`: float32 if there is more than one, else the product in the output's dtype."""
     tuning, M = spec.tuning, x.shape[0]
-    x = jnp.pad(x, ((0, spec.rows - M), (0, 0)))
+    if M > 8 and M % 8:  # rows beyond x read as zeros, but a copy's tiles of eight rows must not be cut
+        x = jnp.pad(x, ((0, -M % 8), (0, 0)))
     if following is not None and (following.dtype != w.dtype or following.shape[0] % 8 or following.shape[1] % 64):
         following = None
     clusters = min(spec.units, PROCESSORS // tuning.cluster)
@@ -180,9 +182,9 @@ def _multiply(spec: _Spec, x: Array, w: Array, following: Array | None) -> Array
     kernel.__name__ = f"{'gated_' if spec.halves == 2 else ''}matmul_{spec.rows}x{spec.O * spec.halves}x{spec.K}"  # for profiles
     scratch = {
         "x": plgpu.SMEM((tuning.stages, max(spec.rows, ROWS), tuning.k), spec.dtype, transforms=spec.tiled),
-        "w": plgpu.SMEM((tuning.stages, len(spec.tiles), spec.width, tuning.k), spec.dtype, transforms=spec.tiled),
+        "w": plgpu.SMEM((tuning.stages, spec.tiles, spec.halves * spec.width, tuning.k), spec.dtype, transforms=spec.tiled),
         "o": plgpu.SMEM((tuning.groups, spec.height, spec.chunk), spec.out_dtype),
-        "full": plgpu.Barrier(num_arrivals=len(spec.tiles) + 1, num_barriers=tuning.stages),
+        "full": plgpu.Barrier(num_arrivals=spec.tiles * spec.halves + 1, num_barriers=tuning.stages),
         "free": plgpu.Barrier(num_arrivals=tuning.groups, num_barriers=tuning.stages),
     }
     if shared:  # a slot is free when every block of the cluster has read the x that each of them sent to all
@@ -191,9 +193,14 @@ def _multiply(spec: _Spec, x: Array, w: Array, following: Array | None) -> Array
     grid = {"grid": (clusters,), "grid_names": ("cluster",), "num_threads": tuning.groups + 1, "thread_name": "wg"}
     if shared:
         grid |= {"cluster": (tuning.cluster,), "cluster_names": ("rank",)}
-    out = jax.ShapeDtypeStruct((tuning.split, spec.rows, spec.O), spec.out_dtype)
+    out = jax.ShapeDtypeStruct((tuning.split, x.shape[0], spec.O), spec.out_dtype)
     operands = (x, w) if following is None else (x, w, following)
     return plgpu.kernel(kernel, out_type=out, scratch_types=scratch, **grid, **given)(*operands)[:, :M]
+
+
+def _first() -> Array:
+    """Row 0, unknown to the compiler: for a slice that may end beyond an array, where copies read zeros and write nothing."""
+    return lax.axis_index("wg") * 0
 
 
 def _fill(spec: _Spec, x_ref: Any, w_ref: Any, at: tuple[Any, ...], done: Array, sm: dict[str, Any]) -> None:
@@ -207,11 +214,13 @@ def _fill(spec: _Spec, x_ref: Any, w_ref: Any, at: tuple[Any, ...], done: Array,
         slot = lax.rem(number, jnp.int32(stages))
         pl.when(number >= stages)(lambda: plgpu.barrier_wait(sm["free"].at[slot]))
         columns = pl.ds(pl.multiple_of(t * k, k), k)
-        for number_of_tile, (half, offset) in enumerate(spec.tiles):
-            rows = pl.ds(pl.multiple_of(row + half * spec.O + offset, 8), spec.width)
-            plgpu.copy_gmem_to_smem(w_ref.at[rows, columns], sm["w"].at[slot, number_of_tile], sm["full"].at[slot])
+        for tile, half in itertools.product(range(spec.tiles), range(spec.halves)):
+            rows = pl.ds(pl.multiple_of(row + half * spec.O + tile * spec.width, 8), spec.width)
+            dst = sm["w"].at[slot, tile, pl.ds(half * spec.width, spec.width)]
+            plgpu.copy_gmem_to_smem(w_ref.at[rows, columns], dst, sm["full"].at[slot])
         axes = "rank" if spec.tuning.cluster > 1 else None
-        plgpu.copy_gmem_to_smem(x_ref.at[:, columns], sm["x"].at[slot, pl.ds(0, spec.rows)], sm["full"].at[slot], collective_axes=axes)
+        x = x_ref.at[pl.ds(_first(), spec.rows), columns]
+        plgpu.copy_gmem_to_smem(x, sm["x"].at[slot, pl.ds(0, spec.rows)], sm["full"].at[slot], collective_axes=axes)
 
 
 def _prefetch(spec: _Spec, w_ref: Any, block: Array, blocks: int) -> None:
@@ -238,27 +247,28 @@ def _consume(spec: _Spec, at: tuple[Any, ...], done: Array, wg: Array, sm: dict[
     low, high = at[2], at[3]
     stages = jnp.int32(spec.tuning.stages)
 
-    def multiply(*accs):  # type: ignore[no-untyped-def]
+    def multiply(acc):  # type: ignore[no-untyped-def]
         @pl.loop(low, high)
         def _(t):  # type: ignore[no-untyped-def]
             number = done + t - low
             slot = lax.rem(number, stages)
             plgpu.barrier_wait(sm["full"].at[slot])
-            x = sm["x"].at[slot, pl.ds(wg * spec.height, spec.height)] if spec.by_rows else sm["x"].at[slot]
-            first = 0 if spec.by_rows else wg * spec.halves
-            for half, acc in enumerate(accs):
-                plgpu.wgmma(acc, x, sm["w"].at[slot, first + half].T)
-            plgpu.wgmma_wait(spec.halves)
+            if spec.by_rows:
+                x, w = sm["x"].at[slot, pl.ds(wg * spec.height, spec.height)], sm["w"].at[slot, 0]
+            else:
+                x, w = sm["x"].at[slot], sm["w"].at[slot, wg]
+            plgpu.wgmma(acc, x, w.T)
+            plgpu.wgmma_wait(1)
 
             pl.when(t > low)(lambda: plgpu.barrier_arrive(sm["free"].at[lax.rem(number - 1, stages)]))
 
-        return [acc[...] for acc in accs]
+        return acc[...]
 
-    sums = pl.run_scoped(multiply, *[plgpu.ACC((spec.height, spec.width), jnp.float32)] * spec.halves)
+    y = pl.run_scoped(multiply, plgpu.ACC((spec.height, spec.halves * spec.width), jnp.float32))
     plgpu.barrier_arrive(sm["free"].at[lax.rem(done + high - low - 1, stages)])
     if spec.halves == 1:
-        return sums[0]
-    gate, up = sums
+        return y
+    gate, up = y[:, : spec.width], y[:, spec.width :]
     return gate / (1.0 + jnp.exp(-gate)) * up
 
 
@@ -266,7 +276,7 @@ def _store(spec: _Spec, y: Array, at: tuple[Any, ...], wg: Array, o: Any, o_ref:
     """Writes those of one warpgroup's rows that x has, a chunk of columns at a time."""
     row, part = at[:2]
     real = min(spec.rows, spec.height)
-    first = wg * spec.height if spec.by_rows else 0
+    first = wg * spec.height if spec.by_rows else _first()
     column = row if spec.by_rows else row + wg * spec.width
     for c in range(0, spec.width, spec.chunk):
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
