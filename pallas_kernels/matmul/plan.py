@@ -71,16 +71,20 @@ def _modelled(rows: int, O: int, K: int, halves: int) -> Tuning:  # noqa: E741
         stages = stages_of(rows, n, k)
         if stages >= 4 and (rows > 64 or n % (8 * halves * groups) == 0):
             splits = range(1, min(8, K // k) + 1) if halves == 1 else (1,)
-            found += [(_seconds(rows, O, K, n, split), Tuning(n, k, stages, split, groups)) for split in splits]
+            clusters = (1, 2) if rows > 8 else (1,)  # one row tile of x cannot be shared
+            sizes = (Tuning(n, k, stages, split, groups, cluster) for split in splits for cluster in clusters)
+            found += [(_seconds(rows, O, K, tuning), tuning) for tuning in sizes]
     return min(found)[1]
 
 
-def _seconds(rows: int, O: int, K: int, n: int, split: int) -> float:  # noqa: E741
-    """Time of the busiest block, or of memory if that is longer, and of what the parts' sum adds; a little for uneven blocks."""
-    waves = -(-(-(-O // n) * split) // PROCESSORS)
+def _seconds(rows: int, O: int, K: int, tuning: Tuning) -> float:  # noqa: E741
+    """Time of the busiest block, or of memory if that is longer, and of what the parts' sum adds; a little for uneven or tied blocks."""
+    n, split, cluster = tuning.n, tuning.split, tuning.cluster
+    waves = -(-(-(-O // (n * cluster)) * split) // (PROCESSORS // cluster))
     depth = -(-K // split)
     parts = 4 * rows * O * split if split > 1 else 0
-    moved = waves * depth * 2 * (n + rows) + parts / PROCESSORS
+    moved = waves * depth * 2 * (n + rows / cluster) + parts / PROCESSORS
     multiplied = waves * depth * 2 * n * max(rows, 64)
     busiest = max(moved / L2_RATE, multiplied / FLOP_RATE)
-    return max(2 * O * K / MEMORY_RATE, busiest) + 0.1 * busiest + parts / MEMORY_RATE + (5e-7 if split > 1 else 0)
+    tied = 0.02 * busiest if cluster > 1 else 0.0
+    return max(2 * O * K / MEMORY_RATE, busiest) + 0.1 * busiest + tied + parts / MEMORY_RATE + (5e-7 if split > 1 else 0)
