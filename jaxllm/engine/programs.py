@@ -22,6 +22,7 @@ from jaxllm.engine.state import SlotState
 from jaxllm.sampling.sample import Sampler
 
 type Key = tuple[str, object]
+DRAW_KERNEL = False  # whether tokens are drawn by the attention back end's own kernel, where it has one
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,12 @@ class Programs:
         return NamedSharding(self.model.mesh, PartitionSpec(None, "tensor") if split else PartitionSpec())
 
     @functools.cached_property
+    def _draw_backend(self) -> str:
+        """Which of `pallas_kernels.draw` samples. The kernel sees whole rows, so the vocabulary must be on one device."""
+        kernel = DRAW_KERNEL and self.model.backend == "mosaic_gpu" and self.model.mesh.size == 1
+        return "mosaic_gpu" if kernel else "reference"
+
+    @functools.cached_property
     def staged(self) -> jax.ShapeDtypeStruct:
         """The packed chunks of any extend shape, resident on the device."""
         return self._shape((max(packed_size(self.layout(shape).shapes) for shape in self.buckets.extend),), jnp.int32)
@@ -138,7 +145,7 @@ class Programs:
 
     def _sample(self, key: tuple[int, Sampler]) -> tuple:
         rows, sampler = key
-        function = functools.partial(step.draw, sampler, self.num_logprobs)
+        function = functools.partial(step.draw, sampler, self.num_logprobs, self._draw_backend)
         return function, (1,), (self.outlook(rows), self.state), (self.replicated, self.host)
 
 

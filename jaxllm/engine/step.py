@@ -120,7 +120,7 @@ def extend(
     return context.kv, state, Outlook(module.logits(hidden[picked]), slots, emit)
 
 
-def draw(sampler: Sampler, num_logprobs: int, outlook: Outlook, state: SlotState) -> tuple[SlotState, Sampled]:
+def draw(sampler: Sampler, num_logprobs: int, backend: str, outlook: Outlook, state: SlotState) -> tuple[SlotState, Sampled]:
     """Sample every row and advance the slots that emit. A row that does not emit reads token -1 and changes nothing."""
     slots, emit = outlook.slots, outlook.emit
     position = state.position[slots] + 1
@@ -134,7 +134,7 @@ def draw(sampler: Sampler, num_logprobs: int, outlook: Outlook, state: SlotState
         stop_ids_BK=state.stop_ids[slots],
         suppress_B=state.min_left[slots] > 0,
     )
-    sampled = sample(outlook.logits, rows, sampler, num_logprobs)
+    sampled = sample(outlook.logits, rows, sampler, num_logprobs, backend)
     token = sampled.token_B
     stopped = jnp.any(token[:, None] == rows.stop_ids_BK, axis=1) | (token < 0)
     remaining = state.remaining[slots] - 1

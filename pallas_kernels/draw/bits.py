@@ -1,6 +1,8 @@
-"""Ordered images of floats and counter-based random numbers in operations that Pallas Mosaic GPU lowers: int32, no casts of scalars."""
+"""Ordered images of floats, bisection on them, and counter-based random numbers, all in int32 operations that Mosaic GPU lowers."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import jax.numpy as jnp
 from jax import Array, lax
@@ -40,3 +42,21 @@ def threefry(key: tuple[Array, Array], x0: Array, x1: Array) -> tuple[Array, Arr
             x1 = x1 ^ x0
         x0, x1 = x0 + keys[(i + 1) % 3], x1 + keys[(i + 2) % 3] + (i + 1)
     return x0, x1
+
+
+def search(k: Array, low: Array, high: Array, count: Callable[[Array], Array]) -> Array:
+    """The largest t in [low, high] that k logits reach, or any t that exactly k reach; low where there is none. Ordered integers."""
+
+    def going(carry):  # type: ignore[no-untyped-def]
+        low, high, found = carry
+        return jnp.logical_and(low < high, found == 0)
+
+    def halve(carry):  # type: ignore[no-untyped-def]
+        low, high, _ = carry
+        # Rounded up, without overflow.
+        middle = (low | high) - lax.shift_right_arithmetic(low ^ high, jnp.int32(1))
+        reached = count(middle)
+        enough = reached >= k
+        return jnp.where(enough, middle, low), jnp.where(enough, high, middle - 1), (reached == k).astype(jnp.int32)
+
+    return lax.while_loop(going, halve, (low, high, jnp.int32(0)))[0]

@@ -21,7 +21,7 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.draw.bits import exponential, float_of, ordered, threefry, uniform
+from pallas_kernels.draw.bits import exponential, float_of, ordered, search, threefry, uniform
 from pallas_kernels.draw.rows import BROKEN, SMALLEST_TEMPERATURE, DrawRows
 
 LOG2E = math.log2(math.e)
@@ -104,16 +104,16 @@ def _launch(spec: _Spec, lines: Array, ints: Array, floats: Array, banned: Array
         key = ints_ref[row, 3], ints_ref[row, 4]
         reach, top_p = floats_ref[row, 1], floats_ref[row, 2]
 
-        first, top, total = block.first_pass()
+        first, top, third, total = block.first_pass()
         whole = jnp.logical_and(jnp.logical_and(top > LOWEST, top < jnp.inf), total == total)
         token = jnp.where(whole, first, jnp.int32(BROKEN))
         plain = jnp.logical_and(whole, greedy == 0)
 
         def drawn() -> Array:
-            floor = lax.cond(top_k > 0, lambda: block.kth(top_k, top), lambda: jnp.float32(-jnp.inf))
+            floor = lax.cond(top_k > 0, lambda: block.kth(top_k, top, third), lambda: jnp.float32(-jnp.inf))
             floor = jnp.maximum(floor, top + reach)
             everything = floor <= LOWEST
-            mass = lax.cond(everything, lambda: total, lambda: block.masses(floor, jnp.float32(-jnp.inf), top))
+            mass = lax.cond(everything, lambda: total, lambda: block.masses(floor, jnp.float32(-jnp.inf), top, third))
             wanted = jnp.where(top_p >= 1, jnp.float32(jnp.inf), top_p * mass)
 
             def again(carry):  # type: ignore[no-untyped-def]
@@ -123,7 +123,7 @@ def _launch(spec: _Spec, lines: Array, ints: Array, floats: Array, banned: Array
                 _, turn, pivot, _ = carry
                 slot = block.draw_slot(key, turn)
                 chosen, value = block.draw_in(slot, key, turn, floor, pivot, first, top)
-                above = lax.cond(top_p >= 1, lambda: jnp.float32(0), lambda: block.masses(floor, value, top))
+                above = lax.cond(top_p >= 1, lambda: jnp.float32(0), lambda: block.masses(floor, value, top, third))
                 # The largest logit is always allowed, whatever rounding says.
                 good = jnp.logical_or(above < wanted, value >= top)
                 return good.astype(jnp.int32), turn + 1, value, chosen
@@ -140,8 +140,10 @@ def _launch(spec: _Spec, lines: Array, ints: Array, floats: Array, banned: Array
         "ring": plgpu.SMEM((W, stages, N, COLUMNS), jnp.float32),
         "kept": plgpu.SMEM((W, KEPT, N, COLUMNS), jnp.float32),
         "mass": plgpu.SMEM((W, N, COLUMNS), jnp.float32),
-        "share_f": plgpu.SMEM((W, 4), jnp.float32),
-        "share_i": plgpu.SMEM((W, 4), jnp.int32),
+        "score": plgpu.SMEM((W, N, COLUMNS), jnp.float32),
+        "work": plgpu.SMEM((W, N, COLUMNS), jnp.int32),
+        "told_f": plgpu.SMEM((4,), jnp.float32),
+        "told_i": plgpu.SMEM((4,), jnp.int32),
         "full": plgpu.Barrier(num_barriers=W * stages),
         "met": plgpu.Barrier(num_arrivals=W),
     }
@@ -173,20 +175,31 @@ class _Block:
         plgpu.barrier_arrive(self.sm["met"])
         plgpu.barrier_wait(self.sm["met"])
 
-    def shared(self, floats: tuple[Array, ...] = (), ints: tuple[Array, ...] = ()) -> tuple[list[list[Array]], list[list[Array]]]:
-        """Every warpgroup's values of each given scalar, in their order."""
-        W = self.spec.tuning.groups
-        if W == 1:
-            return [[x] for x in floats], [[x] for x in ints]
-        for i, x in enumerate(floats):
-            self.sm["share_f"][self.wg, i] = x
-        for i, x in enumerate(ints):
-            self.sm["share_i"][self.wg, i] = x
+    def told(self, work: Callable[[], tuple[Array, ...]], *types: Any) -> tuple[Array, ...]:
+        """Scalars of these types that the first warpgroup works out of what all have stored, told to all.
+
+        Only one may: a reduction to a scalar goes through scratch memory that Mosaic shares among the warpgroups.
+        """
+        boxes = [self.sm["told_f" if t == jnp.float32 else "told_i"].at[i] for i, t in enumerate(types)]
         self.meet()
-        found_f = [[self.sm["share_f"][w, i] for w in range(W)] for i in range(len(floats))]
-        found_i = [[self.sm["share_i"][w, i] for w in range(W)] for i in range(len(ints))]
+
+        @pl.when(self.wg == 0)
+        def _() -> None:
+            for box, x in zip(boxes, work(), strict=True):
+                box[...] = x
+
         self.meet()
-        return found_f, found_i
+        return tuple(box[...] for box in boxes)
+
+    def largest(self, name: str, *at: int) -> Array:
+        return jnp.max(functools.reduce(jnp.maximum, self.parts(name, *at)))
+
+    def sum(self, name: str) -> Array:
+        return jnp.sum(functools.reduce(jnp.add, self.parts(name)))
+
+    def parts(self, name: str, *at: int) -> list[Array]:
+        """What every warpgroup has stored there."""
+        return [self.load(self.sm[name].at[w, *at]) for w in range(self.spec.tuning.groups)]
 
     def place(self) -> Array:
         """The number of each slot of this warpgroup within it."""
@@ -238,8 +251,11 @@ class _Block:
         carry = lax.fori_loop(0, spec.steps - 1, take, init)
         return take(jnp.int32(spec.steps - 1), carry, last=True)
 
-    def first_pass(self) -> tuple[Array, Array, Array]:
-        """The first token of the largest logit, that logit, and the mass of all tokens; each slot's largest and mass in shared memory."""
+    def first_pass(self) -> tuple[Array, Array, Array, Array]:
+        """The first token of the largest logit, that logit, the largest logit that is third in its slot, and the mass of all tokens.
+
+        Each slot's largest logits and mass stay in shared memory.
+        """
         rate = self.rate
 
         def use(step, x, carry):  # type: ignore[no-untyped-def]
@@ -257,25 +273,19 @@ class _Block:
 
         low = self.full(LOWEST)
         m1, m2, m3, mass, where = self.stream((low, low, low, self.full(0.0), self.full(0, jnp.int32)), use)
-        (tops,), _ = self.shared((jnp.max(m1),))
-        top = functools.reduce(jnp.maximum, tops)
+        for i, m in enumerate((m1, m2, m3)):
+            self.sm["kept"].at[self.wg, i][...] = m
+        top, third = self.told(lambda: (self.largest("kept", 0), self.largest("kept", KEPT - 1)), jnp.float32, jnp.float32)
         mass = mass * jnp.exp2((m1 - top) * rate)
         wanted = (where * self.spec.tuning.groups + self.wg) * self.spec.size
         token = jnp.minimum(wanted, self.spec.V - self.spec.size) + self.place()
-        first = -jnp.max(jnp.where(m1 == top, -token, jnp.int32(-(2**31) + 1)))
-        for i, m in enumerate((m1, m2, m3)):
-            self.sm["kept"].at[self.wg, i][...] = m
+        # Negative, so that the largest is the first token.
+        self.sm["work"].at[self.wg][...] = jnp.where(m1 == top, -token, jnp.int32(-(2**31) + 1))
         self.sm["mass"].at[self.wg][...] = mass
-        (masses,), (firsts,) = self.shared((jnp.sum(mass),), (first,))
-        return functools.reduce(jnp.minimum, firsts), top, functools.reduce(jnp.add, masses)
+        first, total = self.told(lambda: (-self.largest("work"), self.sum("mass")), jnp.int32, jnp.float32)
+        return first, top, third, total
 
-    def known(self, floor: Array) -> Array:
-        """Whether every token with a logit of at least `floor` is among the largest of its slot."""
-        missing = jnp.max(jnp.where(self.load(self.sm["kept"].at[self.wg, KEPT - 1]) >= floor, 1, 0))
-        _, (missing_all,) = self.shared((), (missing,))
-        return functools.reduce(jnp.maximum, missing_all) == 0
-
-    def masses(self, floor: Array, pivot: Array, top: Array) -> Array:
+    def masses(self, floor: Array, pivot: Array, top: Array, third: Array) -> Array:
         """The mass of the logits of at least `floor` and above `pivot`; each slot's in shared memory."""
 
         def weight(x: Array) -> Array:
@@ -288,73 +298,60 @@ class _Block:
         def streamed() -> Array:
             return self.stream(self.full(0.0), lambda _, x, carry: carry + weight(x))
 
-        mass = lax.cond(self.known(jnp.maximum(floor, pivot)), kept, streamed)
+        mass = lax.cond(third < jnp.maximum(floor, pivot), kept, streamed)
         self.sm["mass"].at[self.wg][...] = mass
-        (masses,), _ = self.shared((jnp.sum(mass),))
-        return functools.reduce(jnp.add, masses)
+        return self.told(lambda: (self.sum("mass"),), jnp.float32)[0]
 
     def kept(self, i: int) -> Array:
         return self.load(self.sm["kept"].at[self.wg, i])
 
-    def kth(self, k: Array, top: Array) -> Array:
+    def kth(self, k: Array, top: Array, third: Array) -> Array:
         """A threshold that exactly the k largest logits and those equal to the k-th reach."""
 
         def counted(x: Array, t: Array) -> Array:
             return jnp.where(ordered(x) >= t, 1, 0)
 
-        def among_kept(t: Array) -> Array:
-            return jnp.sum(counted(self.kept(0), t) + counted(self.kept(1), t) + counted(self.kept(2), t))
+        def image(x: Array) -> Array:
+            # By way of an array: scalars have no bit casts.
+            return jnp.max(ordered(self.full(x)))
 
-        def among_all(t: Array) -> Array:
-            return jnp.sum(self.stream(self.full(0, jnp.int32), lambda _, x, carry: carry + counted(x, t)))
+        def value(t: Array) -> Array:
+            return jnp.max(float_of(self.full(t, jnp.int32)))
 
-        highest = self._scalar(ordered, top)
-        low = self._search(k, self._scalar(ordered, jnp.float32(LOWEST)), highest, among_kept)
-        floor = self._scalar(float_of, low)
+        def among_kept() -> tuple[Array, ...]:
+            def count(t: Array) -> Array:
+                return jnp.sum(functools.reduce(jnp.add, [counted(x, t) for i in range(KEPT) for x in self.parts("kept", i)]))
+
+            high = image(top)
+            low = search(k, image(jnp.float32(LOWEST)), high, count)
+            return low, high, value(low)
 
         def exact() -> Array:
-            return self._scalar(float_of, self._search(k, low, highest, among_all))
+            def count(t: Array) -> Array:
+                self.sm["work"].at[self.wg][...] = self.stream(self.full(0, jnp.int32), lambda _, x, carry: carry + counted(x, t))
+                return self.told(lambda: (self.sum("work"),), jnp.int32)[0]
 
-        return lax.cond(self.known(floor), lambda: floor, exact)
+            found = search(k, low, high, count)
+            return self.told(lambda: (value(found),), jnp.float32)[0]
 
-    def _scalar(self, image: Callable[[Array], Array], x: Array) -> Array:
-        """`image(x)` of a scalar, by way of an array: scalars have no bit casts."""
-        layout = plgpu.Layout.WG_STRIDED(self.shape, vec_size=4)
-        return jnp.max(image(plgpu.layout_cast(jnp.full(self.shape, x), layout)))
-
-    def _search(self, k: Array, low: Array, high: Array, count: Callable[[Array], Array]) -> Array:
-        """The largest t in [low, high] that k logits reach, or any t that exactly k reach; low where there is none. Ordered integers."""
-
-        def going(carry):  # type: ignore[no-untyped-def]
-            low, high, found = carry
-            return jnp.logical_and(low < high, found == 0)
-
-        def halve(carry):  # type: ignore[no-untyped-def]
-            low, high, _ = carry
-            # Rounded up, without overflow.
-            middle = (low | high) - lax.shift_right_arithmetic(low ^ high, jnp.int32(1))
-            _, (counts,) = self.shared((), (count(middle),))
-            reached = functools.reduce(jnp.add, counts)
-            enough = reached >= k
-            return jnp.where(enough, middle, low), jnp.where(enough, high, middle - 1), (reached == k).astype(jnp.int32)
-
-        return lax.while_loop(going, halve, (low, high, jnp.int32(0)))[0]
+        low, high, floor = self.told(among_kept, jnp.int32, jnp.int32, jnp.float32)
+        return lax.cond(third < floor, lambda: floor, exact)
 
     def draw_slot(self, key: tuple[Array, Array], turn: Array) -> Array:
         """A slot by its mass in shared memory: the one with the largest mass / exponential variable."""
         size = self.spec.size
         slot = self.place() + self.wg * size
         bits, _ = threefry(key, slot, jnp.full_like(slot, turn))
-        mass = self.load(self.sm["mass"].at[self.wg])
-        score = mass / exponential(bits)
-        best = jnp.max(score)
-        mine = jnp.max(jnp.where(score == best, slot, -1))
-        (scores,), (slots,) = self.shared((best,), (mine,))
-        score, found = scores[0], slots[0]
-        for other, at in zip(scores[1:], slots[1:], strict=True):
-            found = jnp.where(other > score, at, found)
-            score = jnp.maximum(score, other)
-        return found
+        score = self.load(self.sm["mass"].at[self.wg]) / exponential(bits)
+        self.sm["score"].at[self.wg][...] = score
+
+        def winner() -> tuple[Array, ...]:
+            scores = self.parts("score")
+            best = jnp.max(functools.reduce(jnp.maximum, scores))
+            slots = [jnp.where(score == best, self.place() + w * size, -1) for w, score in enumerate(scores)]
+            return (jnp.max(functools.reduce(jnp.maximum, slots)),)
+
+        return self.told(winner, jnp.int32)[0]
 
     def draw_in(
         self, slot: Array, key: tuple[Array, Array], turn: Array, floor: Array, pivot: Array, first: Array, top: Array
