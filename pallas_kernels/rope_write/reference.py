@@ -15,7 +15,11 @@ def rope_write(rows: HeadRows, k_pages: Array, v_pages: Array, page_T: Array, of
     page_T = jnp.where(page_T < num_pages, page_T, num_pages + jnp.arange(page_T.shape[0], dtype=page_T.dtype))
 
     def put(pages: Array, new_TKH: Array) -> Array:
-        return pages.at[page_T, :, offset_T].set(new_TKH.astype(pages.dtype), mode="drop", unique_indices=True)
+        # One row a key head: over whole tokens, XLA for TPU brings the pool into another layout and back.
+        P, K, C, H = pages.shape
+        row_TK = (page_T[:, None] * K + jnp.arange(K, dtype=page_T.dtype)) * C + offset_T[:, None]
+        flat = pages.reshape(P * K * C, H).at[row_TK].set(new_TKH.astype(pages.dtype), mode="drop", unique_indices=True)
+        return flat.reshape(pages.shape)
 
     q_TNH, k_TKH, v_TKH = rotated(rows)
     return q_TNH, put(k_pages, k_TKH), put(v_pages, v_TKH)
