@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from typing import Any
 
 import jax
@@ -20,8 +21,8 @@ from jaxllm.engine.state import SlotState
 from jaxllm.mesh import make_mesh
 from tests.engine.conftest import TINY
 
-REAL_HEADS = TINY | {"num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 128}
-PAGE, PAGES, SLOTS, LAYERS = 16, 64, 4, TINY["num_hidden_layers"]
+REAL_HEADS = TINY | {"num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128}
+PAGE, PAGES, SLOTS = 16, 8192, 4
 CALLS = {"cuda": "mosaic_gpu_v2", "tpu": "tpu_custom_call"}
 
 
@@ -32,8 +33,8 @@ def programs_of(mesh: Mesh, backend: str) -> Programs:
     graphdef, state = weights.abstract(hf, mesh, jnp.bfloat16)
     leaves, treedef = weight_leaves(state)
     pool = KVCache.abstract(kv.layers, PAGES, kv.kv_heads, PAGE, kv.head_dim, jnp.bfloat16, mesh)
-    abstract = Abstract(leaves, pool, SlotState.shapes(SLOTS, PAGES // SLOTS), hf["vocab_size"])
-    return Programs(step.Model(graphdef, treedef, mesh, backend, PAGE), abstract, Buckets.build(SLOTS, 64, "cpu"), 0)
+    abstract = Abstract(leaves, pool, SlotState.shapes(SLOTS, 16), hf["vocab_size"])
+    return Programs(step.Model(graphdef, treedef, mesh, backend, PAGE), abstract, Buckets.build(SLOTS, 1024, "cpu"), 0)
 
 
 def traced(programs: Programs, kind: str) -> Any:
@@ -73,3 +74,4 @@ def test_the_tpu_compiler_takes_a_step_of_four_devices_and_writes_pages_in_place
     compiled = traced(programs, kind).lower().compile()
     own = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(programs.abstract.kv)) // 4
     assert compiled.memory_analysis().alias_size_in_bytes >= own
+    assert re.findall(rf" = \(?bf16\[{PAGES},2,{PAGE},128\].* (?:copy|copy-start)\(", compiled.as_text()) == []
