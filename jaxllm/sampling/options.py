@@ -113,9 +113,12 @@ class SamplingParams:
 OPTIONS: dict[str, Option] = {f.name: f.metadata["option"] for f in dataclasses.fields(SamplingParams)}
 
 
+_DEFAULTS: dict[str, Any] = {f.name: f.default for f in dataclasses.fields(SamplingParams)}
+
+
 def default_of(name: str) -> Any:
     """The default of one option."""
-    return next(f.default for f in dataclasses.fields(SamplingParams) if f.name == name)
+    return _DEFAULTS[name]
 
 
 def legal(row: Option) -> str:
