@@ -1,0 +1,30 @@
+"""The step between two parts of a block: what the last part made joins the residual stream, and the sum is normed for the next one."""
+
+from __future__ import annotations
+
+from jax import Array
+
+from pallas_kernels.add_norm.norm import rms_norm as rms_norm
+from pallas_kernels.backends import Backends
+
+BACKENDS = Backends(__name__, "add_norm", ("reference", "mosaic_gpu"))
+
+
+def add_norm(x_TD: Array, delta_TD: Array, weight_D: Array, eps: float, *, backend: str) -> tuple[Array, Array]:
+    """`(x + delta, rms_norm(x + delta) * weight)`, both `[T, D]` in x's dtype.
+
+    The sum is rounded once; the norm is computed in float32 from the rounded sum and rounded once.
+    Raises `UnknownBackend` for a name not in `BACKENDS`.
+    """
+    return BACKENDS[backend](x_TD, delta_TD, weight_D, eps)
+
+
+def backend_for(wanted: str, x_TD: Array, weight_D: Array) -> str:
+    """`wanted` where this op has such a back end and it takes these arrays, else "reference"."""
+    if wanted not in BACKENDS:
+        return "reference"
+    try:
+        BACKENDS.check(wanted, x_TD, weight_D)
+    except ValueError:
+        return "reference"
+    return wanted

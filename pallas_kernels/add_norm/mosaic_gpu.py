@@ -1,0 +1,75 @@
+"""Sum and norm for NVIDIA Hopper in Pallas Mosaic GPU: one small launch, a warpgroup a row.
+
+A row lies in registers as a whole. All that a thread reads is asked for at once, the weight too, and the sum is on its way to memory before
+the threads meet to add up its square.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+MOST_ROWS = 256  # beyond, memory is the limit and XLA's fusion is as fast
+THREADS = 128
+LARGEST_WIDTH = 128 * THREADS  # elements of a row in registers
+
+
+def check(x_TD: Array, weight_D: Array) -> None:
+    """Raise ValueError for shapes and types that the kernel does not take."""
+    rows, width = x_TD.shape
+    if x_TD.dtype not in (jnp.bfloat16, jnp.float16) or weight_D.dtype != x_TD.dtype:
+        raise ValueError(f"mosaic_gpu add_norm takes bfloat16 or float16 throughout, got {x_TD.dtype}, weight {weight_D.dtype}")
+    if width % THREADS or not THREADS <= width <= LARGEST_WIDTH:
+        raise ValueError(f"mosaic_gpu add_norm takes a width that is a multiple of {THREADS} up to {LARGEST_WIDTH}, got {width}")
+    if not 1 <= rows <= MOST_ROWS:
+        raise ValueError(f"mosaic_gpu add_norm takes 1 to {MOST_ROWS} rows, got {rows}")
+
+
+def add_norm(x_TD: Array, delta_TD: Array, weight_D: Array, eps: float, *, interpret: Any = None) -> tuple[Array, Array]:
+    """See `pallas_kernels.add_norm`. bfloat16 or float16; 1 to 256 rows; D a multiple of 128 up to 16384. Raises ValueError otherwise.
+
+    `interpret` is a `plgpu.InterpretGPUParams` for machines without a GPU.
+    """
+    check(x_TD, weight_D)
+    T, D = x_TD.shape
+    if delta_TD.shape != (T, D) or delta_TD.dtype != x_TD.dtype or weight_D.shape != (D,):
+        raise ValueError(f"mosaic_gpu add_norm: x {x_TD.shape}, delta {delta_TD.dtype}{list(delta_TD.shape)}, weight {weight_D.shape}")
+    layout = plgpu.Layout.WG_STRIDED((D,), vec_size=math.gcd(D // THREADS, 8))  # 16 bytes a load where the width allows it
+
+    def load(ref: Any) -> Array:
+        return plgpu.load(ref, layout=layout, optimized=False)
+
+    def add_norm_kernel(x_ref, delta_ref, weight_ref, sum_ref, out_ref):  # type: ignore[no-untyped-def]
+        t = lax.axis_index("row")
+        x, delta, weight = load(x_ref.at[t]), load(delta_ref.at[t]), load(weight_ref)
+        total = (x.astype(jnp.float32) + delta.astype(jnp.float32)).astype(x.dtype)
+        _store(sum_ref.at[t], total)
+        wide = total.astype(jnp.float32)
+        scale = lax.rsqrt(jnp.sum(wide * wide) * (1 / D) + eps)
+        _store(out_ref.at[t], (wide * scale * weight.astype(jnp.float32)).astype(x.dtype))
+
+    run = plgpu.kernel(
+        add_norm_kernel,
+        out_type=(jax.ShapeDtypeStruct((T, D), x_TD.dtype),) * 2,
+        grid=(T,),
+        grid_names=("row",),
+        compiler_params=plgpu.CompilerParams(approx_math=True),
+        **({} if interpret is None else {"interpret": interpret}),
+    )
+    return tuple(run(x_TD, delta_TD, weight_D))
+
+
+jitted = functools.partial(jax.jit, static_argnames=("eps", "interpret"))(add_norm)
+
+
+def _store(ref: Any, x: Array) -> None:
+    if hasattr(plgpu, "store"):  # JAX 0.12: a plain assignment asks for whole cache lines
+        plgpu.store(ref, x, optimized=False)
+    else:
+        ref[...] = x
