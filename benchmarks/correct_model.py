@@ -1,0 +1,174 @@
+"""A whole model, teacher-forced: its logits by the device's back end beside the reference's on the same weights.
+
+Both round to bfloat16 after every operation. How far that alone takes the logits is told by the distance of each to the same weights in
+float32: where the reference is itself further away than the bound, two ways of rounding cannot be expected to agree better.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import Array
+
+from benchmarks.shapes import PREFIX, engine_options
+from jaxllm import models, weights
+from jaxllm.cache.backends import own_backend
+from jaxllm.cache.kv import KVCache, PagedContext, PagedInputs
+from jaxllm.mesh import make_mesh
+
+type Row = dict[str, Any]
+
+PAGE = 64
+STEPS = 32  # decode steps, after prompts of as many tokens or fewer
+BATCHES = ((32,), (32, 21, 9, 1))  # prompt lengths
+CHUNK = 16  # prompt tokens of one forward
+BOUND = 1e-2
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to compute the logits."""
+
+    backend: str
+    dtype: Any
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Tokens:
+    """One forward of R sequences, each with as many tokens, of which `lengths_R` count. A padding token's position is any."""
+
+    token_T: Array
+    position_T: Array
+    lengths_R: Array  # 0 = row not in use
+    table_RM: Array
+
+
+def model(name: str, backend: str | None = None) -> Iterator[Row]:
+    """The figures of a shape with random bfloat16 weights: alone and in a ragged batch. `backend` is the device's own by default."""
+    if not name.startswith(PREFIX):
+        raise ValueError(f"teacher forcing needs {PREFIX}NAME, got {name}")
+    directory, mesh = engine_options(name)["model"], make_mesh(1)
+    hf = models.with_defaults(models.read_config(directory))
+    own = Variant(backend or own_backend(mesh.devices.flat[0])[0], jnp.bfloat16)
+    variants = [own, Variant("reference", jnp.bfloat16), Variant("reference", jnp.float32)]
+    state = weights.load(directory, hf, mesh, jnp.bfloat16, "dummy")[1]
+    forced = TeacherForced(hf, mesh)
+    programs = forced.compile_all(variants)
+    logits: dict[tuple[Variant, tuple[int, ...]], list[Array]] = {}
+    for variant in variants:
+        held = jax.tree.map(lambda x: x.astype(variant.dtype), state)  # noqa: B023
+        for prompts in BATCHES:
+            logits[variant, prompts] = forced.run(programs, variant, held, prompts)
+    for prompts in BATCHES:
+        found, reference, exact = (logits[variant, prompts] for variant in variants)
+        apart = errors(found, reference)
+        mine, theirs = errors(found, exact), errors(reference, exact)
+        yield {
+            "check": f"{name.removeprefix(PREFIX)}, prompts {prompts}, {STEPS} decode steps: {own.backend} beside reference",
+            "positions": sum(prompts) + STEPS * len(prompts),
+            "error_max": max(apart),
+            "error_mean": float(np.mean(apart)),
+            "prefill_errors": apart[: -STEPS or None],
+            "decode_error_last": apart[-1],
+            f"{own.backend}_to_float32_max": max(mine),
+            "reference_to_float32_max": max(theirs),
+            "no_worse_than_reference": max(mine) <= 1.1 * max(theirs),
+            "bound": BOUND,
+            "ok": max(apart) < BOUND,
+        }
+
+
+@jax.jit
+def _error(found: Array, wanted: Array) -> Array:
+    return jnp.linalg.norm(found - wanted) / jnp.linalg.norm(wanted)
+
+
+def errors(found: list[Array], wanted: list[Array]) -> list[float]:
+    """Relative error in the Frobenius norm, forward by forward; infinite where logits are not finite."""
+    each = [float(_error(x, y)) for x, y in zip(found, wanted, strict=True)]
+    return [error if np.isfinite(error) else float("inf") for error in each]
+
+
+class TeacherForced:
+    """Forwards of fixed token sequences of one model through `PagedContext`."""
+
+    def __init__(self, hf: dict[str, Any], mesh: jax.sharding.Mesh):
+        self.hf, self.mesh = hf, mesh
+        self.kv = models.kv_shape(hf, 1)
+        self.abstract = functools.cache(lambda dtype: weights.abstract(hf, mesh, dtype))
+        self.width = -(-(max(max(prompts) for prompts in BATCHES) + STEPS) // PAGE)
+
+    def compile_all(self, variants: list[Variant]) -> dict[tuple[Variant, int, int], Any]:
+        """Executables by variant, rows and tokens a row: lowered in turn, compiled in threads."""
+        keys = [(variant, len(prompts), chunk) for variant in variants for prompts in BATCHES for chunk in (CHUNK, 1)]
+        lowered = [self._lower(*key) for key in keys]
+        with ThreadPoolExecutor(8) as pool:
+            return dict(zip(keys, pool.map(lambda program: program.compile(), lowered), strict=True))
+
+    def run(self, programs: dict[tuple[Variant, int, int], Any], variant: Variant, state: Any, prompts: tuple[int, ...]) -> list[Array]:
+        """Logits of the real tokens `[n, V]` of every forward: the prompts in two chunks, then a token a row."""
+        rng = np.random.default_rng(0)
+        rows = len(prompts)
+        said = rng.integers(0, self.hf["vocab_size"], (rows, max(prompts) + STEPS))
+        table = jnp.asarray(rng.permutation(rows * self.width).reshape(rows, self.width), jnp.int32)
+        pool = KVCache.empty(self._pool(rows, variant.dtype))
+        done, out = np.zeros(rows, int), []
+        for step in range(-(-max(prompts) // CHUNK) + STEPS):
+            chunk = CHUNK if step * CHUNK < max(prompts) else 1
+            count = np.minimum(np.maximum(np.array(prompts) - done, 0), CHUNK) if chunk > 1 else np.ones(rows, int)
+            token, position = np.zeros((2, rows, chunk), np.int32)
+            for row in range(rows):
+                token[row, : count[row]] = said[row, done[row] : done[row] + count[row]]
+                position[row] = done[row] + np.arange(chunk)
+            flat = [jnp.asarray(x.reshape(-1), jnp.int32) for x in (token, position, count)]
+            given = Tokens(flat[0], flat[1], flat[2], table)
+            logits, pool = programs[variant, rows, chunk](state, pool, given)
+            real = (np.arange(chunk) < count[:, None]).reshape(-1)
+            out.append(logits[np.flatnonzero(real)])
+            done += count
+        return out
+
+    def _pool(self, rows: int, dtype: Any) -> KVCache:
+        return KVCache.abstract(self.kv.layers, rows * self.width, self.kv.kv_heads, PAGE, self.kv.head_dim, dtype, self.mesh)
+
+    def _lower(self, variant: Variant, rows: int, chunk: int) -> Any:
+        graphdef, state = self.abstract(variant.dtype)
+        ints = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.int32)
+        given: Any = Tokens(ints((rows * chunk,)), ints((rows * chunk,)), ints((rows,)), ints((rows, self.width)))
+        forward = functools.partial(_forward, graphdef, variant.backend, self.mesh, chunk)
+        return jax.jit(forward, donate_argnums=1).lower(state, self._pool(rows, variant.dtype), given)
+
+
+def _forward(graphdef: Any, backend: str, mesh: jax.sharding.Mesh, chunk: int, state: Any, pool: KVCache, given: Tokens) -> tuple:
+    """Logits of all tokens, and the pool. Rows of one token are decode rows, others are chunks."""
+    rows = given.lengths_R.shape[0]
+    module = nnx.merge(graphdef, state)
+    position = given.position_T.reshape(rows, chunk)
+    owned = jnp.take_along_axis(given.table_RM, jnp.minimum(position // PAGE, given.table_RM.shape[1] - 1), axis=1)
+    used = jnp.arange(chunk) < given.lengths_R[:, None]
+    page = jnp.where(used, owned, pool.k[0].shape[0]).reshape(-1)
+    before = position[:, 0]
+    none, no_table = jnp.zeros((0,), jnp.int32), given.table_RM[:0]
+    decoding = chunk == 1
+    starts = jnp.arange(rows, dtype=jnp.int32) * chunk
+    inputs = PagedInputs(
+        decode_tables_BM=given.table_RM if decoding else no_table,
+        decode_lengths_B=before + 1 if decoding else none,
+        chunk_tables_RM=no_table if decoding else given.table_RM,
+        chunk_starts_R=none if decoding else starts,
+        chunk_lengths_R=none if decoding else given.lengths_R,
+        chunk_kv_lengths_R=none if decoding else before + given.lengths_R,
+        write_page_T=page,
+        write_offset_T=given.position_T % PAGE,
+    )
+    context = PagedContext(pool, inputs, backend, mesh)
+    return module.logits(module(given.token_T, given.position_T, context)), context.kv
