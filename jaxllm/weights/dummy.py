@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,8 @@ from jax import Array
 
 from jaxllm.models import Piece, Rule
 
+COMPILING = 4  # threads
+
 
 def dummy(rules: list[Rule], likes: list[jax.ShapeDtypeStruct], seed: int) -> Iterator[Array]:
     """Every parameter in turn, random and never constant.
@@ -20,14 +23,26 @@ def dummy(rules: list[Rule], likes: list[jax.ShapeDtypeStruct], seed: int) -> It
     Each checkpoint tensor is drawn from (seed, its name), so the values do not depend on the number of shards. Matrices have
     standard deviation 1/sqrt(inputs), which keeps activations near one; norms lie near one and biases near zero.
     """
-    programs: dict[object, Callable[[Array, np.ndarray], Array]] = {}
     key = jax.random.key(seed)
+    kinds: list[_Kind] = []
     for rule, like in zip(rules, likes, strict=True):
-        layout = tuple(_Draw.of(piece) for piece in rule.pieces)
-        kind = (layout, like.shape, like.dtype, like.sharding)
-        if kind not in programs:
-            programs[kind] = jax.jit(functools.partial(_draw, layout, like.shape, like.dtype), out_shardings=like.sharding)
-        yield programs[kind](key, np.array([zlib.crc32(piece.name.encode()) for piece in rule.pieces], np.uint32))
+        kinds.append((tuple(_Draw.of(piece) for piece in rule.pieces), like.shape, like.dtype, like.sharding))
+    with ThreadPoolExecutor(COMPILING, thread_name_prefix="dummy") as pool:
+        # A model has a handful of kinds, each half a second of XLA's compiler: longer than all the drawing.
+        programs = {kind: pool.submit(_compile, kind, key) for kind in dict.fromkeys(kinds)}
+        for rule, kind in zip(rules, kinds, strict=True):
+            yield programs[kind].result()(key, _names(rule.pieces))
+
+
+def _compile(kind: _Kind, key: Array) -> jax.stages.Compiled:
+    layout, shape, dtype, sharding = kind
+    names = jax.ShapeDtypeStruct((len(layout),), np.uint32)
+    return jax.jit(functools.partial(_draw, layout, shape, dtype), out_shardings=sharding).lower(key, names).compile()
+
+
+def _names(pieces: Sequence[Piece]) -> np.ndarray:
+    """What the pieces' draws differ by."""
+    return np.array([zlib.crc32(piece.name.encode()) for piece in pieces], np.uint32)
 
 
 class _Draw(tuple[Piece, float, float]):
@@ -39,6 +54,9 @@ class _Draw(tuple[Piece, float, float]):
         if len(piece.source) > 1:
             return _Draw((nameless, 0.0, piece.source[-1] ** -0.5))
         return _Draw((nameless, 0.0, 0.02) if piece.name.endswith(".bias") else (nameless, 1.0, 0.02))
+
+
+type _Kind = tuple[tuple[_Draw, ...], tuple[int, ...], jnp.dtype, jax.sharding.Sharding]
 
 
 def _draw(layout: tuple[_Draw, ...], shape: tuple[int, ...], dtype: jnp.dtype, key: Array, names: Array) -> Array:
