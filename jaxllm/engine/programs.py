@@ -22,7 +22,6 @@ from jaxllm.engine.state import SlotState
 from jaxllm.sampling.sample import Sampler
 
 type Key = tuple[str, object]
-DRAW_KERNEL = False  # whether tokens are drawn by the attention back end's own kernel, where it has one
 
 
 @dataclass(frozen=True)
@@ -108,7 +107,7 @@ class Programs:
     @functools.cached_property
     def _draw_backend(self) -> str:
         """Which of `pallas_kernels.draw` samples. The kernel sees whole rows, so the vocabulary must be on one device."""
-        kernel = DRAW_KERNEL and self.model.backend == "mosaic_gpu" and self.model.mesh.size == 1
+        kernel = self.model.backend == "mosaic_gpu" and self.model.mesh.size == 1
         return "mosaic_gpu" if kernel else "reference"
 
     @functools.cached_property
