@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxllm.nn.dense import heads
+from pallas_kernels.add_norm import reference
 from pallas_kernels.rope_write import HeadRows
 
 
@@ -13,6 +14,7 @@ class FusedContext:
     """Causal attention over packed rows through the vendor's fused kernel. Tokens arrive flat, row after row, in bfloat16."""
 
     prompt_length_T = None  # only dynamic RoPE scaling needs it
+    add_norm = staticmethod(reference.add_norm)
 
     def __init__(self, rows: int, segment_BT: jax.Array | None = None):
         self._rows = rows

@@ -11,6 +11,7 @@ import numpy as np
 from flax import nnx
 
 from jaxllm.nn.dense import heads
+from pallas_kernels.add_norm import reference
 from pallas_kernels.rope_write import HeadRows
 
 SHORT = 32  # answers of up to this many tokens run apart from longer ones
@@ -21,6 +22,7 @@ class CacheContext:
     """Attention of one row's new tokens over that row's whole cache. `keys` and `values` hold `[S, K, H]` for each layer."""
 
     prompt_length_T = None  # only dynamic RoPE scaling needs it
+    add_norm = staticmethod(reference.add_norm)
 
     def __init__(self, start: jax.Array, keys: list[jax.Array], values: list[jax.Array]):
         self.keys, self.values = list(keys), list(values)

@@ -13,7 +13,7 @@ from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
-from pallas_kernels import paged_decode, paged_extend, rope_write
+from pallas_kernels import add_norm, paged_decode, paged_extend, rope_write
 from pallas_kernels.rope_write import HeadRows
 
 PAGES = PartitionSpec(None, "tensor", None, None)  # [P, K, C, H]: every device holds all pages of its own heads
@@ -98,9 +98,17 @@ class PagedContext:
         how = _How(self._backend, self._mesh, scale, window, softcap)
         pages = (self._k[layer], self._v[layer])
         if window not in self._plans:
-            self._plans[window] = _plan(how, self._inputs, pages[0].shape, rows.qkv.shape[0])
+            self._plans[window] = _plan(how, self._inputs, pages[0].shape, rows)
         o_TNH, (self._k[layer], self._v[layer]) = _write_and_attend(how, rows, pages, self._inputs, self._plans[window])
         return o_TNH
+
+    def add_norm(self, x_TD: Array, delta_TD: Array, weight_D: Array, eps: float) -> tuple[Array, Array]:
+        """`x + delta`, and its norm. Over several devices XLA does both, which joins them to the sum over devices."""
+        wanted = self._backend if self._mesh.shape["tensor"] == 1 else "reference"
+        return _add_norm(x_TD, delta_TD, weight_D, eps, backend=add_norm.backend_for(wanted, x_TD, weight_D))
+
+
+_add_norm = jax.jit(add_norm.add_norm, static_argnames=("eps", "backend"))  # so that the kernel is lowered once, not for every layer
 
 
 @dataclass(frozen=True)
@@ -121,18 +129,18 @@ class _Plans(NamedTuple):
     extend: Any
 
 
-def _plan(how: _How, inputs: PagedInputs, pool: tuple[int, ...], tokens: int) -> _Plans:
+def _plan(how: _How, inputs: PagedInputs, pool: tuple[int, ...], rows: HeadRows) -> _Plans:
     """One plan for all layers of a window: every device has as many KV heads and sees the same rows."""
     _, kv_heads, page_size, head_dim = pool
-    B = inputs.decode_lengths_B.shape[0]
+    B, tokens = inputs.decode_lengths_B.shape[0], rows.qkv.shape[0]
+    local = {"kv_heads": kv_heads // how.mesh.shape["tensor"], "head_dim": head_dim, "window": how.window}
     plan_decode, plan_extend = paged_decode.BACKENDS.planner(how.backend), paged_extend.BACKENDS.planner(how.backend)
     decode = extend = None
     if B and plan_decode is not None:
-        local = {"kv_heads": kv_heads // how.mesh.shape["tensor"], "head_dim": head_dim, "page_size": page_size}
-        decode = plan_decode(inputs.decode_lengths_B, window=how.window, **local)
+        decode = plan_decode(inputs.decode_lengths_B, page_size=page_size, **local)
     if tokens > B and plan_extend is not None:
-        rows = (inputs.chunk_starts_R, inputs.chunk_lengths_R, inputs.chunk_kv_lengths_R)
-        extend = plan_extend(*rows, tokens=tokens - B, head_dim=head_dim)
+        chunks = (inputs.chunk_starts_R, inputs.chunk_lengths_R, inputs.chunk_kv_lengths_R)
+        extend = plan_extend(*chunks, tokens=tokens - B, heads=rows.queries, **local)
     return _Plans(decode, extend)
 
 

@@ -15,7 +15,7 @@ from pallas_kernels.rope_write import HeadRows
 
 
 class AttentionContext(Protocol):
-    """Where keys and values live during one forward.
+    """Where keys and values live during one forward, and how the sums and norms between a block's parts are computed.
 
     `prompt_length_T` (int32) is the prompt length of each token's request, None when all tokens are one prompt. Only dynamic
     RoPE scaling reads it.
@@ -27,6 +27,10 @@ class AttentionContext(Protocol):
     def attend(self, layer: int, rows: HeadRows, *, scale: float, window: int | None, softcap: float | None) -> Array:
         """Finish the rows `[T, X, C, H]` of X shards, remember keys and values of these tokens and return their attention output,
         `[T, N, H]` in the rows' dtype."""
+        ...
+
+    def add_norm(self, x_TD: Array, delta_TD: Array, weight_D: Array, eps: float) -> tuple[Array, Array]:
+        """`x + delta`, and its root-mean-square norm times the weight; see `pallas_kernels.add_norm`."""
         ...
 
 

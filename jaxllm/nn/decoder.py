@@ -15,7 +15,7 @@ from jaxllm.nn.rope import Rope, Rotation
 
 
 class Block(nnx.Module):
-    """Pre-norm transformer block: attention, then feed-forward, each added to the residual stream."""
+    """Pre-norm transformer block: attention, then feed-forward, each added to the residual stream by the norm that follows it."""
 
     def __init__(self, *, attention_norm: RMSNorm, attention: nnx.Module, mlp_norm: RMSNorm, mlp: Callable[[Array], Array]):
         self.attention_norm = attention_norm
@@ -23,9 +23,14 @@ class Block(nnx.Module):
         self.mlp_norm = mlp_norm
         self.mlp = mlp
 
-    def __call__(self, layer: int, x_TD: Array, rotation: Rotation, context: AttentionContext) -> Array:
-        x_TD = x_TD + self.attention(layer, self.attention_norm(x_TD), rotation, context)
-        return x_TD + self.mlp(self.mlp_norm(x_TD))
+    def __call__(
+        self, layer: int, x_TD: Array, delta_TD: Array | None, rotation: Rotation, context: AttentionContext
+    ) -> tuple[Array, Array]:
+        """The residual stream and what is yet to be added to it, of this block as of the one before."""
+        x_TD, normed_TD = _add_norm(self.attention_norm, x_TD, delta_TD, context)
+        delta_TD = self.attention(layer, normed_TD, rotation, context)
+        x_TD, normed_TD = _add_norm(self.mlp_norm, x_TD, delta_TD, context)
+        return x_TD, self.mlp(normed_TD)
 
 
 class Decoder(nnx.Module):
@@ -40,13 +45,18 @@ class Decoder(nnx.Module):
 
     def __call__(self, token_T: Array, position_T: Array, context: AttentionContext) -> Array:
         """Hidden states after the final norm, [T, D]. Tokens of several sequences may be mixed: the context keeps them apart."""
-        x_TD = self.embed(token_T)
+        x_TD, delta_TD = self.embed(token_T), None
         rotation = self.rope(position_T, context.prompt_length_T)
         for index, block in enumerate(self.layers):
-            x_TD = block(index, x_TD, rotation, context)
-        return self.norm(x_TD)
+            x_TD, delta_TD = block(index, x_TD, delta_TD, rotation, context)
+        return _add_norm(self.norm, x_TD, delta_TD, context)[1]
 
     def logits(self, hidden_RD: Array) -> Array:
         """Next-token logits [R, V] in float32."""
         weight = self.embed.weight if self.head is None else self.head.weight
         return contract(hidden_RD, weight[...], 1, jnp.float32)
+
+
+def _add_norm(norm: RMSNorm, x_TD: Array, delta_TD: Array | None, context: AttentionContext) -> tuple[Array, Array]:
+    """The residual stream with `delta_TD` added, if there is any yet, and its norm."""
+    return (x_TD, norm(x_TD)) if delta_TD is None else context.add_norm(x_TD, delta_TD, norm.weight[...], norm.eps)

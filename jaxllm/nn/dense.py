@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from pallas_kernels import add_norm
 from pallas_kernels.rope_write import HeadRows, rotated
 
 
@@ -42,6 +43,10 @@ class DenseContext:
         weight = jax.nn.softmax(score, axis=-1).astype(v_TKH.dtype)
         out = jnp.einsum("kgts,skh->tkgh", weight, v_TKH, precision=precision)
         return out.reshape(q_TNH.shape)
+
+    def add_norm(self, x_TD: Array, delta_TD: Array, weight_D: Array, eps: float) -> tuple[Array, Array]:
+        """`x + delta`, and its norm."""
+        return add_norm.add_norm(x_TD, delta_TD, weight_D, eps, backend="reference")
 
     def _mask(self, tokens: int, window: int | None) -> Array:
         """[T, T] true where row t may see column s."""

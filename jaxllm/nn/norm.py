@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import jax.numpy as jnp
 from flax import nnx
-from jax import Array, lax
+from jax import Array
 
 from jaxllm.nn.linear import Init
+from pallas_kernels.add_norm import rms_norm
 
 
 class RMSNorm(nnx.Module):
@@ -17,6 +17,4 @@ class RMSNorm(nnx.Module):
         self.eps = eps
 
     def __call__(self, x: Array) -> Array:
-        x32 = x.astype(jnp.float32)
-        scale = lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + self.eps)
-        return (x32 * scale * self.weight[...].astype(jnp.float32)).astype(x.dtype)
+        return rms_norm(x, self.weight[...], self.eps)

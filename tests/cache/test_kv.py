@@ -224,9 +224,35 @@ def test_a_step_plans_once_for_all_layers_of_a_window(monkeypatch):
         return context.kv
 
     jax.jit(run).trace(empty(mesh), batch(((0, 34), (1, 8)), ((2, 0, 21, 0),), TABLE), rows_of(mesh, *tokens(23)))
-    decode, extend = {"kv_heads": K // 2, "head_dim": H, "page_size": C}, {"tokens": 21, "head_dim": H}
-    assert planned == [decode | {"window": 8}, extend, decode | {"window": None}, extend]
+    heads = {"kv_heads": K // 2, "head_dim": H}
+    sizes = {"page_size": C} | heads, {"tokens": 21, "heads": N // 2} | heads
+    assert planned == [each | {"window": window} for window in (8, None) for each in sizes]
     assert given[:2] == [(8, {"twice": (2,)}), (8, (1,))]
+
+
+def sums_lowered_for_cuda(backend, shards, rows):
+    """Two sums and norms, one after the other, of a step on these devices."""
+
+    def run(inputs, x, weight):
+        context = PagedContext(KVCache((), ()), inputs, backend, mesh_of(shards))
+        return context.add_norm(*context.add_norm(x, x, weight, 1e-6), weight, 1e-6)
+
+    x = jax.ShapeDtypeStruct((rows, 256), jnp.bfloat16)
+    return (
+        jax.jit(run)
+        .trace(batch((), (), TABLE), x, jax.ShapeDtypeStruct((256,), jnp.bfloat16))
+        .lower(lowering_platforms=("cuda",))
+        .as_text()
+    )
+
+
+def test_the_kernel_for_sums_and_norms_is_lowered_once_for_all_layers():
+    assert sums_lowered_for_cuda("mosaic_gpu", 1, 3).count("mosaic_gpu_v2") == 1
+
+
+@pytest.mark.parametrize(("backend", "shards", "rows"), [("xla", 1, 3), ("mosaic_gpu", 2, 3), ("mosaic_gpu", 1, 300)])
+def test_sums_and_norms_are_left_to_xla_where_there_is_no_kernel_for_them(backend, shards, rows):
+    assert "mosaic_gpu_v2" not in sums_lowered_for_cuda(backend, shards, rows)
 
 
 def test_an_unknown_back_end_is_refused():
