@@ -15,9 +15,11 @@ import numpy as np
 from benchmarks import kernel_cases
 from benchmarks.kernels import guarded
 from jaxllm.cache.backends import own_backend
+from pallas_kernels import add_norm as norms
 from pallas_kernels import draw as draws
 from pallas_kernels import matmul as products
 from pallas_kernels import rope_write as writes
+from pallas_kernels.add_norm import cases as norm_cases
 from pallas_kernels.draw import reference as draw_reference
 from pallas_kernels.matmul import cases as matmul_cases
 from pallas_kernels.rope_write import cases as rope_cases
@@ -26,7 +28,8 @@ type Row = dict[str, Any]
 
 DECODE = (0, 3, 5, 6)  # of kernel_cases.DECODE_CHECKS: plain, window, float16 with head_dim 64, soft cap with head_dim 256
 EXTEND = (0, 3, 4)  # of kernel_cases.EXTEND_CHECKS
-ROPE = ("bias, groups of seven", "norm", "bias and norm, heads of 256")
+ROPE = ("bias, groups of seven", "bias and norm, heads of 256")
+NORM = "one row, width of 28 times 128"
 PRODUCTS = (  # tokens, outputs, inputs, gated
     (1, 4608, 3584, False),
     (200, 1024, 512, False),
@@ -54,6 +57,8 @@ def kernels() -> Iterator[Row]:
         shape = matmul_cases.Case(name="", tokens=tokens, outputs=outputs, inputs=inputs)
         kind = "gated product" if gated else "product"
         checks.append((f"{kind} {tokens}x{inputs}x{outputs}", functools.partial(check_product, shape, gated, backend)))
+    for norm in (case for case in norm_cases.CASES if case.name == NORM):
+        checks.append((f"sum and norm: {norm.name}", functools.partial(check_norm, norm, backend)))
     checks.append(("draw: what is allowed", functools.partial(check_allowed, backend, 152064)))
     checks.append(("draw: frequencies", functools.partial(check_frequencies, backend)))
 
@@ -88,6 +93,17 @@ def check_rope(case: rope_cases.Case, backend: str) -> Row:
     in_place = memory.alias_size_in_bytes >= pools
     worst = max(found, key=lambda row: row["error"])
     return worst | {"in_place": in_place, "ok": in_place and all(row["ok"] for row in found)}
+
+
+def check_norm(case: norm_cases.Case, backend: str) -> Row:
+    """The sum, which must be the rounded one exactly, and its norm beside numpy in float64."""
+    made = norm_cases.inputs(case)
+    x, delta, weight = (jnp.asarray(a, jnp.bfloat16) for a in (made.x, made.delta, made.weight))
+    total, norm = jax.jit(functools.partial(norms.add_norm, eps=case.eps, backend=backend))(x, delta, weight)
+    wanted = norm_cases.expected(case, *(np.asarray(a) for a in (x, delta, weight)))
+    exact = bool((np.asarray(total, np.float64) == wanted[0]).all())
+    found = kernel_cases.difference(norm, jnp.asarray(wanted[1], jnp.float32))
+    return found | {"sum_exact": exact, "ok": exact and found["ok"]}
 
 
 def check_product(case: matmul_cases.Case, gated: bool, backend: str) -> Row:

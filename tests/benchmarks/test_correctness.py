@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks import correct_engine, correct_kernels, correct_model, correctness
 from jaxllm.outputs import CompletionOutput, Logprob
+from pallas_kernels.add_norm.cases import CASES as NORM_CASES
 from pallas_kernels.matmul.cases import Case
 from pallas_kernels.rope_write.cases import CASES as ROPE_CASES
 
@@ -26,6 +27,7 @@ def answer(*positions: tuple[int, float, float]) -> CompletionOutput:
 def test_the_kernels_that_are_checked_exist():
     assert max(correct_kernels.DECODE) < len(correct_kernels.kernel_cases.DECODE_CHECKS)
     assert max(correct_kernels.EXTEND) < len(correct_kernels.kernel_cases.EXTEND_CHECKS)
+    assert correct_kernels.NORM in {case.name for case in NORM_CASES}
     assert set(correct_kernels.ROPE) <= {case.name for case in ROPE_CASES}
 
 
@@ -33,12 +35,13 @@ def test_the_kernels_that_are_checked_exist():
     "check",
     [
         functools.partial(correct_kernels.check_rope, ROPE_CASES[-1], "reference"),
+        functools.partial(correct_kernels.check_norm, NORM_CASES[1], "reference"),
         functools.partial(correct_kernels.check_product, Case(name="", tokens=5, outputs=64, inputs=128), False, "reference"),
         functools.partial(correct_kernels.check_product, Case(name="", tokens=5, outputs=64, inputs=128), True, "reference"),
         functools.partial(correct_kernels.check_allowed, "reference", 2048, 16),
         functools.partial(correct_kernels.check_frequencies, "reference", 10),
     ],
-    ids=["rope", "product", "gated product", "allowed", "frequencies"],
+    ids=["rope", "norm", "product", "gated product", "allowed", "frequencies"],
 )
 def test_the_reference_passes_each_kernels_check(check):
     assert check()["ok"]
