@@ -40,7 +40,7 @@ def add_norm(x_TD: Array, delta_TD: Array, weight_D: Array, eps: float, *, inter
     T, D = x_TD.shape
     if delta_TD.shape != (T, D) or delta_TD.dtype != x_TD.dtype or weight_D.shape != (D,):
         raise ValueError(f"mosaic_gpu add_norm: x {x_TD.shape}, delta {delta_TD.dtype}{list(delta_TD.shape)}, weight {weight_D.shape}")
-    layout = plgpu.Layout.WG_STRIDED((D,), vec_size=math.gcd(D // THREADS, 8))  # 16 bytes a load where the width allows it
+    layout = _layout(D)
 
     def load(ref: Any) -> Array:
         return plgpu.load(ref, layout=layout, optimized=False)
@@ -59,13 +59,22 @@ def add_norm(x_TD: Array, delta_TD: Array, weight_D: Array, eps: float, *, inter
         out_type=(jax.ShapeDtypeStruct((T, D), x_TD.dtype),) * 2,
         grid=(T,),
         grid_names=("row",),
-        compiler_params=plgpu.CompilerParams(approx_math=True),
+        # No thread reads what another one stores; the reduction has barriers of its own.
+        compiler_params=plgpu.CompilerParams(approx_math=True, unsafe_no_auto_barriers=True),
         **({} if interpret is None else {"interpret": interpret}),
     )
     return tuple(run(x_TD, delta_TD, weight_D))
 
 
 jitted = functools.partial(jax.jit, static_argnames=("eps", "interpret"))(add_norm)
+
+
+def _layout(width: int) -> Any:
+    """Neighbouring threads read neighbouring words, of 16 bytes where the width allows it."""
+    # Not WG_STRIDED: its accesses promise the compiler no more than the alignment of one element.
+    word = math.gcd(width // THREADS, 8)
+    tiling = plgpu.Tiling(((THREADS * word,), (32 * word,), (word,)))
+    return plgpu.Layout.TILED(tiling, warp_dims=(-3,), lane_dims=(-2,), vector_dim=-1)
 
 
 def _store(ref: Any, x: Array) -> None:
