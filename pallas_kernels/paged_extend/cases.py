@@ -25,12 +25,14 @@ class Case:
     spare: int = 2
     window: int | None = None
     softcap: float | None = None
+    sinks: bool = False
     poison: float = float("nan")
 
     @property
     def options(self) -> dict[str, Any]:
         """The keyword arguments of the op."""
-        return {"scale": self.head_dim**-0.5, "window": self.window, "softcap": self.softcap}
+        sinks = np.linspace(-2.0, 4.0, self.heads, dtype=np.float32) if self.sinks else None
+        return {"scale": self.head_dim**-0.5, "window": self.window, "softcap": self.softcap, "sinks": sinks}
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,9 @@ CASES = (
     Case(name="window with pages of 64", rows=((400, 130), (0, 64)), window=100, page_size=64, head_dim=128),
     Case(name="softcap", rows=((0, 40), (120, 12)), softcap=2.0),
     Case(name="softcap and window", rows=((0, 40), (120, 12)), softcap=5.0, window=20),
+    Case(name="sinks", rows=((0, 40), (0, 0), (120, 12)), heads=6, gap=3, sinks=True),
+    Case(name="sinks, window and softcap", rows=((0, 40), (120, 12)), softcap=5.0, window=20, sinks=True),
+    Case(name="sinks, groups of seven, pages of 64", rows=((500, 30), (0, 3)), heads=14, head_dim=128, page_size=64, sinks=True),
     Case(name="infinite poison", rows=((0, 40), (0, 0), (90, 12)), poison=float("inf"), gap=2),
     Case(name="a table without spare entries", rows=((0, 48), (17, 20)), spare=0),
 )

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Unpack
+
 import jax.numpy as jnp
 from jax import Array, lax
 
 from pallas_kernels import tiles
+from pallas_kernels.backends import AttentionOptions
 
 QUERY_TILE = 32
 
@@ -23,16 +26,14 @@ def extend_attention(
     starts_R: Array,
     lengths_R: Array,
     kv_lengths_R: Array,
-    *,
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
+    **options: Unpack[AttentionOptions],
 ) -> Array:
     """See `pallas_kernels.paged_extend`. Works through a list of (row, query tile); a row has as many as its chunk touches.
 
     Query tiles, like key tiles, are cut at multiples of their size counted from position 0 of the sequence, so a token always sits
     at the same place of the same tile. T tokens in R rows make at most T / QUERY_TILE + 2R tiles, and only those in use run.
     """
+    scale, window, softcap, sinks = options["scale"], options.get("window"), options.get("softcap"), options.get("sinks")
     T, N, H = q_TNH.shape
     _, K, C, _ = k_pages.shape
     G, Q = N // K, QUERY_TILE
@@ -43,6 +44,8 @@ def extend_attention(
     first_R = kv_lengths_R - lengths_R  # position of each row's first query
     tiles_R = query_tiles(first_R, kv_lengths_R)
     ends_R = jnp.cumsum(tiles_R)
+
+    sinks_KR = None if sinks is None else jnp.tile(sinks.astype(jnp.float32).reshape(K, G), (1, Q))
 
     def query_tile(item: Array, out: Array) -> Array:
         row = jnp.sum(ends_R <= item)
@@ -64,7 +67,7 @@ def extend_attention(
             return tiles.fold(carry, q_KQH, k, v, jnp.repeat(mask, G, axis=0), softcap)
 
         carry = lax.fori_loop(low // tokens, -(-high // tokens), key_tile, tiles.start((K, Q * G), H))
-        mixed = tiles.finish(carry).reshape(K, Q, G, H).transpose(1, 0, 2, 3)
+        mixed = tiles.finish(carry, sinks_KR).reshape(K, Q, G, H).transpose(1, 0, 2, 3)
         kept = lax.dynamic_slice_in_dim(out, at, Q)  # neighbours' tokens share this window
         return lax.dynamic_update_slice_in_dim(out, jnp.where(live[:, None, None, None], mixed, kept), at, axis=0)
 

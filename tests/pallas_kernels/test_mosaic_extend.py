@@ -12,15 +12,20 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.paged_extend import mosaic_gpu, reference
 from pallas_kernels.paged_extend.cases import CASES, Case, inputs
-from pallas_kernels.paged_extend.plan import make_plan
+from pallas_kernels.paged_extend.plan import Cut, make_plan
 
 SUPPORTED = [c for c in CASES if c.head_dim in (64, 128, 256) and c.page_size in (16, 32, 64, 128)]
+ONE = mosaic_gpu.Tuning(groups=1, blocks=8, min_tiles=1)
+TWO = mosaic_gpu.Tuning(blocks=8, min_tiles=1)
+APART = 0  # heads never share a tile
 QUICK = (
-    Case(name="ragged, with tokens of no row", rows=((0, 70), (64, 1), (9, 66)), gap=3, heads=2, kv_heads=1),
-    Case(name="a prefix, window and softcap", rows=((100, 140), (0, 0)), heads=1, kv_heads=1, page_size=64, window=100, softcap=5.0),
-    Case(name="pages of 128, head_dim 128", rows=((130, 65),), heads=1, kv_heads=1, page_size=128, head_dim=128),
+    (Case(name="ragged, with tokens of no row", rows=((0, 70), (64, 1), (9, 66)), gap=3, heads=2, kv_heads=1), ONE),
+    (Case(name="heads apart", rows=((0, 70), (64, 1), (9, 66)), gap=3, heads=2, kv_heads=1), TWO._replace(shared_up_to=APART)),
+    (Case(name="a prefix, window and softcap", rows=((100, 140), (0, 0)), heads=1, kv_heads=1, page_size=64, window=100, softcap=5.0), TWO),
+    (Case(name="pages of 128, head_dim 128", rows=((130, 65),), heads=3, kv_heads=1, page_size=128, head_dim=128), ONE),
+    (Case(name="many parts, sinks", rows=((700, 5),), heads=7, kv_heads=1, page_size=32, sinks=True), ONE),
+    (Case(name="sinks, heads apart", rows=((200, 66),), heads=2, kv_heads=1, page_size=32, sinks=True), ONE._replace(shared_up_to=APART)),
 )
-SMALL = mosaic_gpu.Tuning(keys=64)
 
 
 def run(case: Case, tuning: mosaic_gpu.Tuning) -> float:
@@ -34,14 +39,9 @@ def run(case: Case, tuning: mosaic_gpu.Tuning) -> float:
 
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # queries of no row hold anything
-@pytest.mark.parametrize("case", QUICK, ids=lambda c: c.name)
-def test_the_interpreted_kernel_equals_the_reference(case: Case) -> None:
-    assert run(case, SMALL) < 5e-3
-
-
-@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
-def test_one_compute_warpgroup_equals_the_reference() -> None:
-    assert run(QUICK[0], SMALL._replace(groups=1)) < 5e-3
+@pytest.mark.parametrize(("case", "tuning"), QUICK, ids=lambda value: getattr(value, "name", ""))
+def test_the_interpreted_kernel_equals_the_reference(case: Case, tuning: mosaic_gpu.Tuning) -> None:
+    assert run(case, tuning) < 5e-3
 
 
 @pytest.mark.slow
@@ -52,35 +52,68 @@ def test_every_shared_case_passes_interpreted(case: Case) -> None:
 
 
 @pytest.mark.parametrize(
-    ("head_dim", "page", "group", "dtype"),
-    [(64, 16, 1, "float16"), (128, 64, 7, "bfloat16"), (128, 128, 4, "bfloat16"), (256, 32, 2, "bfloat16")],
+    ("tokens", "head_dim", "page", "group", "dtype", "sinks"),
+    [
+        (200, 64, 16, 1, "float16", False),
+        (2048, 128, 64, 7, "bfloat16", False),
+        (128, 128, 64, 7, "bfloat16", True),
+        (600, 128, 128, 4, "bfloat16", True),
+        (200, 256, 32, 2, "bfloat16", False),
+        (1, 128, 16, 40, "bfloat16", False),
+    ],
 )
-def test_the_kernel_lowers_for_cuda(head_dim: int, page: int, group: int, dtype: str) -> None:
+def test_the_kernel_lowers_for_cuda(tokens: int, head_dim: int, page: int, group: int, dtype: str, sinks: bool) -> None:
     pool = jax.ShapeDtypeStruct((64, 2, page, head_dim), dtype)
     ints = [jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((3, 8), (3,), (3,), (3,))]
-    args = (jax.ShapeDtypeStruct((200, 2 * group, head_dim), dtype), pool, pool, *ints)
+    args = (jax.ShapeDtypeStruct((tokens, 2 * group, head_dim), dtype), pool, pool, *ints)
+    given = {"sinks": jax.ShapeDtypeStruct((2 * group,), jnp.float32)} if sinks else {}
     kernel = jax.jit(functools.partial(mosaic_gpu.extend_attention, scale=0.1))
-    assert kernel.trace(*args).lower(lowering_platforms=("cuda",)).as_text().count("mosaic_gpu_v2") == 1
+    assert kernel.trace(*args, **given).lower(lowering_platforms=("cuda",)).as_text().count("mosaic_gpu_v2") == 1
 
 
-@pytest.mark.parametrize("tokens", [128, 300, 777])
-@pytest.mark.parametrize("rows", [[(0, 1, 1)], [(5, 100, 400), (0, 0, 0), (110, 10, 10)], [(64, 64, 64), (0, 64, 64)], [(0, 0, 0)]])
-def test_every_token_is_written_by_one_item(tokens: int, rows: list[tuple[int, int, int]]) -> None:
+ROWS = [[(0, 1, 1)], [(5, 100, 400), (0, 0, 0), (110, 10, 10)], [(64, 64, 64), (0, 64, 64)], [(0, 0, 0)], [(0, 120, 5000), (122, 6, 6)]]
+
+
+@pytest.mark.parametrize(("tokens", "units", "window"), [(128, 1, None), (300, 7, None), (777, 2, 100)])
+@pytest.mark.parametrize("rows", ROWS)
+def test_every_tile_of_every_token_is_worked_on_once(tokens: int, units: int, window: int | None, rows: list[tuple[int, int, int]]) -> None:
     starts, lengths, keys = (jnp.asarray(column, jnp.int32) for column in zip(*rows, strict=True))
-    items = np.asarray(make_plan(starts, lengths, keys, tokens=tokens, queries=128).items_I6)
-    owner = np.full(tokens, -2)
-    for at, low, high, row, position, seen in items:
+    cut = Cut(tokens=tokens, queries=36, keys=64, units=units, lanes=13, min_tiles=2, kv_heads=3)
+    plan = make_plan(starts, lengths, keys, cut=cut, window=window)
+    items, lanes = (np.asarray(a) for a in plan)
+    owner, line = np.full(tokens, -2), []
+    for i, (at, low, high, row, position, seen, first, begin) in enumerate(items):
         if high <= low:
             continue
-        assert 0 <= at <= low < high <= at + 128 <= tokens
+        assert 0 <= at <= low < high <= at + 36 <= tokens
         assert (owner[low:high] == -2).all()
         owner[low:high] = row if seen else -1
+        assert begin == len(line)
+        end = -(-seen // 64)
         if seen:
             start, length, total = rows[row]
             assert position + (low - at) == total - length + (low - start)
             assert seen == total - length + (high - start)
+            oldest = 0 if window is None else max(position + low - at - window + 1, 0)
+            assert first * 64 <= oldest < first * 64 + 64
+        line += [i * units + unit for unit in range(units) for _ in range(max(end - first, 1))]
     wanted = np.full(tokens, -1)
     for row, (start, length, _) in enumerate(rows):
         wanted[start : start + length] = row
     assert (owner == wanted).all()
-    assert (np.diff(items[:, 5]) <= 0).all()
+    assert_lanes_share_the_line(np.array(line), items, lanes, units)
+
+
+def assert_lanes_share_the_line(line: np.ndarray, items: np.ndarray, lanes: np.ndarray, units: int) -> None:
+    """Shares follow one another and differ by a tile at most; units, owners and followers are those of the line."""
+    live = [lane for lane in lanes if lane[1] > lane[0]]
+    assert live[0][0] == 0 and live[-1][1] == len(line)
+    assert max(lane[1] - lane[0] for lane in live) <= min(lane[1] - lane[0] for lane in live) + 1
+    lane_of = np.repeat(np.arange(len(live)), [lane[1] - lane[0] for lane in live])
+    for number, (low, high, first, end, home, followers, *rest) in enumerate(live):
+        assert (first, end) == (line[low], line[high - 1] + 1)
+        assert home == lane_of[np.flatnonzero(line == line[low])[0]]
+        last = lane_of[line == line[high - 1]]
+        assert followers == (last[-1] - number if last[0] == number else 0)
+        assert (rest[:8] == items[first // units]).all() and not any(rest[8:])
+    assert all(lane[2] == lane[3] for lane in lanes[len(live) :])

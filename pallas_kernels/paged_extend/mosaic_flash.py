@@ -1,0 +1,177 @@
+"""Sizes of the Hopper kernel of paged extend, and the steps of its online softmax on the tensor cores."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+ROWS = 64  # query rows of one warpgroup
+NEVER = -1e30  # running maximum before any key: finite, so that exp2(-inf - it) is 0 and not NaN
+LOG2E = math.log2(math.e)
+
+type Carry = tuple[Array, Array, Array]  # weighted values [ROWS, H], running maximum [ROWS] in the log2 domain, sum of weights [ROWS]
+
+
+class Tuning(NamedTuple):
+    """Sizes that change speed alone. `blocks` is the grid: lanes x KV heads stay at or below it."""
+
+    stages: int = 2  # slots of the K and V rings
+    groups: int = 2  # compute warpgroups; a key tile has as many tokens as they have rows
+    blocks: int = 132
+    min_tiles: int = 2  # smallest share of one block
+    shared_up_to: int = 512  # tokens of a step up to which heads share a tile's rows
+
+
+class Spec(NamedTuple):
+    """What one compiled kernel is specialised to."""
+
+    T: int
+    K: int
+    G: int
+    share: int  # query heads that share a tile
+    H: int
+    C: int
+    dtype: Any
+    scale: float
+    window: int | None
+    softcap: float | None
+    tuning: Tuning
+    interpret: Any
+
+    @property
+    def tiled(self) -> tuple[Any, ...]:
+        return plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128)
+
+    @property
+    def width(self) -> int:
+        """Columns of one plain buffer: layout inference of JAX 0.12 does not end on 256."""
+        return min(self.H, 128)
+
+    @property
+    def size(self) -> int:
+        """Keys of a tile, and query rows of a block: a part of an output then fits a slot of values."""
+        return ROWS * self.tuning.groups
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one warpgroup's tile."""
+        return ROWS // self.share
+
+    @property
+    def units(self) -> int:
+        """Units of an item."""
+        return self.G // self.share
+
+    @property
+    def boxes(self) -> bool:
+        """Whether a tile is one box of tokens of one head; the others are copied token by token."""
+        return self.share == 1 and self.size <= self.T
+
+    @property
+    def copies(self) -> int:
+        """Pages of one tile."""
+        return max(1, self.size // self.C)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        given = {} if self.interpret is None else {"interpret": self.interpret}
+        # Rows are reduced within a warp; the memory that reductions across warps would need is not there.
+        return {"compiler_params": plgpu.CompilerParams(approx_math=True, reduction_scratch_bytes=0), **given}
+
+
+def start(H: int) -> Carry:
+    """The carry before any tile."""
+    row = plgpu.Layout.WGMMA.reduce(1)
+    acc = plgpu.layout_cast(jnp.full((ROWS, H), 0.0, jnp.float32), plgpu.Layout.WGMMA)
+    top = plgpu.layout_cast(jnp.full((ROWS,), NEVER, jnp.float32), row)
+    return acc, top, plgpu.layout_cast(jnp.full((ROWS,), 0.0, jnp.float32), row)
+
+
+def fold(spec: Spec, carry: Carry, scores: Array, query: Array | None, ready: Callable[[], Any], p_sm: Any) -> Carry:
+    """One step of online softmax: scores `[ROWS, size]`, then the values that `ready()` waits for.
+
+    `query` is the position of the first row's token less that of the first key; None means that every row sees every key.
+    """
+    acc, top, total = carry
+    factor = spec.scale * LOG2E
+    if spec.softcap is not None:
+        scores = jnp.tanh(scores * (spec.scale / spec.softcap))
+        factor = spec.softcap * LOG2E
+    if query is not None:
+        scores = _mask(spec, scores, query)
+    new_top = jnp.maximum(top, scores.max(axis=1) * factor)
+    decay = jnp.exp2(top - new_top)
+    p = jnp.exp2(scores * factor - lax.broadcast_in_dim(new_top, scores.shape, [0]))
+    acc = acc * lax.broadcast_in_dim(decay, acc.shape, [0])
+    total = total * decay + p.sum(axis=1)
+    p16 = p.astype(spec.dtype)
+    acc, total, new_top, p16 = lax.optimization_barrier((acc, total, new_top, p16))
+    return _weigh(acc, p16, ready(), p_sm), new_top, total
+
+
+def _mask(spec: Spec, scores: Array, query: Array) -> Array:
+    """-inf where a row's token does not see a key."""
+    row = plgpu.broadcasted_iota(jnp.int32, (ROWS,), 0, layout=plgpu.Layout.WGMMA.reduce(1))
+    if spec.share > 1:
+        row = lax.div(row, jnp.int32(spec.share))
+    last = lax.broadcast_in_dim(row + query, scores.shape, [0])
+    key = plgpu.broadcasted_iota(jnp.int32, scores.shape, 1, layout=plgpu.Layout.WGMMA)
+    seen = key <= last
+    if spec.window is not None:
+        seen = jnp.logical_and(seen, key > last - spec.window)
+    return jnp.where(seen, scores, -jnp.inf)
+
+
+def _weigh(acc: Array, p16: Array, v: Any, p_sm: Any) -> Array:
+    """acc + p·V on the tensor cores; the interpreter takes operands from shared memory alone."""
+
+    def multiply(acc_ref):  # type: ignore[no-untyped-def]
+        plgpu.wgmma(acc_ref, p16, v)
+
+    def interpreted(acc_ref):  # type: ignore[no-untyped-def]
+        plgpu.wgmma(acc_ref, p_sm, v)
+        return acc_ref[...]
+
+    if p_sm is None:
+        return pl.run_state(multiply)(plgpu.ACC.init(acc))
+    p_sm[...] = p16
+    plgpu.commit_smem()
+    return acc + pl.run_scoped(interpreted, plgpu.ACC(acc.shape, jnp.float32))
+
+
+def merge(carry: Carry, part: Array, lse: Array) -> Carry:
+    """Adds a part: the output `[ROWS, H]` over other keys, and the log2 of their sum of weights."""
+    acc, top, total = carry
+    new_top = jnp.maximum(top, lse)
+    decay, weight = jnp.exp2(top - new_top), jnp.exp2(lse - new_top)
+    acc = acc * lax.broadcast_in_dim(decay, acc.shape, [0]) + part.astype(jnp.float32) * lax.broadcast_in_dim(weight, acc.shape, [0])
+    return acc, new_top, total * decay + weight
+
+
+def add_sinks(carry: Carry, sinks: list[Array], here: Array) -> Carry:
+    """Counts the sinks of a tile's heads, keys with no value, if this is where the unit ends (`here`)."""
+    acc, top, total = carry
+    logits = [jnp.where(here, jnp.maximum(sink * LOG2E, NEVER), NEVER) for sink in sinks]
+    sink_of_row = jnp.full((ROWS,), logits[0])
+    if len(logits) > 1:
+        row = plgpu.broadcasted_iota(jnp.int32, (ROWS,), 0, layout=plgpu.Layout.WGMMA.reduce(1))
+        head = lax.rem(row, jnp.int32(len(logits)))
+        for i, logit in enumerate(logits):
+            sink_of_row = jnp.where(head == i, logit, sink_of_row)
+    new_top = jnp.maximum(top, sink_of_row)
+    decay, weight = jnp.exp2(top - new_top), jnp.where(sink_of_row > NEVER, jnp.exp2(sink_of_row - new_top), 0.0)
+    return acc * lax.broadcast_in_dim(decay, acc.shape, [0]), new_top, total * decay + weight
+
+
+def finish(carry: Carry) -> tuple[Array, Array]:
+    """The output `[ROWS, H]` and the log2 of the sum of weights; rows that saw nothing give zeros and -inf."""
+    acc, top, total = carry
+    lse = top + jnp.log2(total)
+    total = jnp.where(total > 0, total, 1.0)
+    return acc / lax.broadcast_in_dim(total, acc.shape, [0]), lse
