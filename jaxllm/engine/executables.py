@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,30 +31,39 @@ class Executables:
     Tracing and lowering are Python and run one at a time, so that the first program is with XLA's compiler, which needs no lock, soon.
     """
 
-    def __init__(self, options: XlaOptions, exports: Exports | None, platform: str):
-        self._options, self._exports, self._platform = options, exports, platform
+    def __init__(self, options: XlaOptions = XlaOptions(), exports: Exports | None = None, platform: str = "cpu"):  # noqa: B008, frozen
+        self._options, self.exports, self.platform = options, exports, platform
+        self.coming: dict[str, Future[None]] = {}  # programs that another process is about to keep
         self._python = threading.Lock()
-        self.lowered = 0  # programs that no earlier start had kept
+        self.lowered = 0  # programs that no earlier start had kept, here or in another process
 
-    def compile(self, kind: str, rows: int, name: str, recipe: Recipe, keep: bool) -> jax.stages.Compiled:
-        """The executable. With `keep`, which needs a whole tree in `recipe.out`, the lowered program is kept for later starts."""
+    def compile(self, name: str, rows: int, recipe: Recipe, keep: bool) -> jax.stages.Compiled:
+        """The executable of a program. Its name starts with its kind ("decode-…"); `rows` are what it computes. With `keep`, which needs
+        a whole tree in `recipe.out`, the lowered program is kept for later starts."""
+        if name in self.coming:
+            self.coming[name].result()
         with self._python:
-            function = self._kept(name, recipe) if keep and self._exports is not None else recipe.function
+            function = self._kept(name, recipe) if keep and self.exports is not None else recipe.function
             # Buffers that are only written into are unused inputs: dropped, they would not be donated.
             jitted = jax.jit(function, donate_argnums=recipe.donated, out_shardings=recipe.out, keep_unused=True)
             lowered = jitted.lower(*recipe.arguments)
-        return lowered.compile(compiler_options=self._options.at(kind, rows))
+        return lowered.compile(compiler_options=self._options.at(name.partition("-")[0], rows))
 
     def _kept(self, name: str, recipe: Recipe) -> Callable:
         """The function by way of its kept program, made when there is none; itself where it cannot be kept."""
-        assert self._exports is not None
-        program = self._exports.load(name)
-        if program is None:
-            self.lowered += 1
-            try:
-                self._exports.save(name, export(recipe.function, recipe.arguments, self._platform))
-            except (ImportError, NotImplementedError, ValueError):
-                return recipe.function  # a custom call that JAX does not promise to keep stable, say
+        assert self.exports is not None
+        program = self.exports.load(name)
+        self.lowered += program is None or name in self.coming
+        if program is None and self.keep(name, recipe):
             # What was written is read again: the first start then compiles the very program that later ones look up.
-            program = self._exports.load(name)
+            program = self.exports.load(name)
         return recipe.function if program is None else calling(name, program, recipe.out)
+
+    def keep(self, name: str, recipe: Recipe) -> bool:
+        """Lower a program and keep it for whoever looks for it; False where it cannot be kept."""
+        assert self.exports is not None
+        try:
+            self.exports.save(name, export(recipe.function, recipe.arguments, self.platform))
+        except (ImportError, NotImplementedError, ValueError):
+            return False  # a custom call that JAX does not promise to keep stable, say
+        return True

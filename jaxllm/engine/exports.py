@@ -46,9 +46,9 @@ class Exports:
     """
 
     def __init__(self, root: Path, key: str):
-        self._folder = root / key
-        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        os.utime(self._folder)
+        self.folder = root / key
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        os.utime(self.folder)
         _prune(root)
 
     @classmethod
@@ -59,6 +59,10 @@ class Exports:
             return cls(root, key) if is_private(root) else None
         except OSError:
             return None
+
+    def has(self, name: str) -> bool:
+        """Whether there is a file for a lowered program, whole or not."""
+        return (self.folder / f"{name}.stablehlo").is_file()
 
     def load(self, name: str) -> jax.export.Exported | None:
         """A lowered program."""
@@ -86,7 +90,7 @@ class Exports:
 
     def _read(self, name: str) -> bytes | None:
         try:
-            found = (self._folder / name).read_bytes()
+            found = (self.folder / name).read_bytes()
         except OSError:
             return None
         body = found[_DIGEST:]
@@ -94,18 +98,18 @@ class Exports:
 
     def _write(self, name: str, body: bytes) -> None:
         """Whole or not at all, since another process may read it."""
-        path = self._folder / f".{name}.{os.getpid()}"
+        path = self.folder / f".{name}.{os.getpid()}"
         try:
             path.write_bytes(hashlib.sha256(body).digest() + body)
-            path.replace(self._folder / name)
+            path.replace(self.folder / name)
         except OSError:
             path.unlink(missing_ok=True)
 
 
 def is_private(folder: Path) -> bool:
-    """Whether a folder is this user's and nobody else may write to it: what lies in it is run."""
+    """Whether a folder is this user's, or root's, and nobody else may write to it: what lies in it is run."""
     found = folder.stat()
-    return found.st_uid == os.getuid() and not found.st_mode & 0o022
+    return found.st_uid in (os.getuid(), 0) and not found.st_mode & 0o022
 
 
 def export(function: Callable, arguments: tuple, platform: str) -> jax.export.Exported:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -18,8 +19,9 @@ from jaxllm.cache.kv import KVCache
 from jaxllm.engine import step
 from jaxllm.engine.batch import ChunkLayout, ingest_shapes, packed_size
 from jaxllm.engine.buckets import Buckets, ExtendShape
+from jaxllm.engine.executables import Executables, Recipe
 from jaxllm.engine.state import SlotState
-from jaxllm.sampling.sample import Sampler
+from jaxllm.sampling.sample import Sampled, Sampler
 
 type Key = tuple[str, object]
 
@@ -38,8 +40,9 @@ class Programs:
     """The lattice. `compile_all` builds it in threads (XLA releases the GIL); a missing program is built on first use, which
     only happens with `enforce_eager`."""
 
-    def __init__(self, model: step.Model, abstract: Abstract, buckets: Buckets, num_logprobs: int):
+    def __init__(self, model: step.Model, abstract: Abstract, buckets: Buckets, num_logprobs: int, executables: Executables | None = None):
         self.model, self.abstract, self.buckets, self.num_logprobs = model, abstract, buckets, num_logprobs
+        self.executables = executables or Executables()
         self.table_width = abstract.state.table.shape[1]
         self.slots = abstract.state.rows.shape[0]
         self.replicated = NamedSharding(model.mesh, PartitionSpec())
@@ -50,7 +53,7 @@ class Programs:
         extend: list[Key] = [("extend", shape) for shape in sorted(self.buckets.extend, key=lambda s: -s.tokens)]
         decode: list[Key] = [("decode", rows) for rows in sorted(self.buckets.decode, reverse=True)]
         rows = sorted(self.buckets.logits, reverse=True)
-        return [*extend, *decode, *(("sample", (n, s)) for n in rows for s in Sampler), ("ingest", True), ("ingest", False)]
+        return [*extend, *decode, *(("sample", (n, s)) for n in rows for s in self.samplers), ("ingest", True), ("ingest", False)]
 
     def get(self, kind: str, shape: object) -> jax.stages.Compiled:
         """The executable of one key."""
@@ -60,14 +63,29 @@ class Programs:
         return self._compiled[key]
 
     def compile_all(self, progress: Callable[[int, int], None] | None = None) -> None:
-        """Compile the whole lattice in as many threads as half the cores; `progress(done, total)` after each."""
-        keys = [key for key in self.keys() if key not in self._compiled]
+        """Compile the whole lattice; `progress(done, total)` after each program."""
+        self.compile(self.keys(), progress)
+
+    def compile(self, keys: Iterable[Key], progress: Callable[[int, int], None] | None = None) -> None:
+        """Compile these programs, where they are not yet, in as many threads as half the cores."""
+        keys = [key for key in keys if key not in self._compiled]
         workers = max(2, (os.cpu_count() or 2) // 2)
         with ThreadPoolExecutor(workers, thread_name_prefix="compile") as pool:
             for done, (key, program) in enumerate(zip(keys, pool.map(self._compile, keys), strict=True), 1):
                 self._compiled[key] = program
                 if progress:
                     progress(done, len(keys))
+
+    def sizing_keys(self) -> list[Key]:
+        """The programs that decide what a step needs of memory: the largest forward, and the samplers, which take no pages."""
+        return [key for key in self.keys() if key[0] == "sample" or key == ("extend", self.buckets.extend[-1])]
+
+    def for_pool(self, abstract: Abstract) -> Programs:
+        """The lattice for a pool of another size. What takes no pages is not compiled again where the slot state is the same."""
+        other = Programs(self.model, abstract, self.buckets, self.num_logprobs, self.executables)
+        if other.table_width == self.table_width:
+            other._compiled = {key: program for key, program in self._compiled.items() if key[0] == "sample"}
+        return other
 
     @property
     def peak_bytes(self) -> int:
@@ -79,10 +97,24 @@ class Programs:
         """How chunks of this shape are packed."""
         return ChunkLayout(shape, self.table_width, self.buckets.logit_rows(shape))
 
+    def recipe(self, key: Key) -> Recipe:
+        """What to compile for one key."""
+        kind, shape = key
+        return getattr(self, f"_{kind}")(shape)
+
+    def is_kept(self, key: Key) -> bool:
+        """Whether the lowered program is worth keeping for later starts: all but the ingests, which are small."""
+        return key[0] != "ingest"
+
     def _compile(self, key: Key) -> jax.stages.Compiled:
-        function, donated, arguments, out = getattr(self, f"_{key[0]}")(key[1])
-        # Buffers that are only written into are unused inputs: dropped, they would not be donated.
-        return jax.jit(function, donate_argnums=donated, out_shardings=out, keep_unused=True).lower(*arguments).compile()
+        return self.executables.compile(self.name(key), _rows(key[1]), self.recipe(key), keep=self.is_kept(key))
+
+    def name(self, key: Key) -> str:
+        """The program's name between starts: its shape, and what may change while the configuration stays."""
+        kind, shape = key
+        numbers = dataclasses.astuple(shape) if isinstance(shape, ExtendShape) else shape if isinstance(shape, tuple) else (shape,)
+        pages = self.abstract.kv.k[0].shape[0] if kind in ("decode", "extend") else 0
+        return "-".join(str(part) for part in (kind, *map(int, numbers), "of", self.table_width, pages))
 
     def _shape(self, shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=self.replicated)
@@ -111,6 +143,15 @@ class Programs:
         return "mosaic_gpu" if kernel else "reference"
 
     @functools.cached_property
+    def samplers(self) -> tuple[Sampler, ...]:
+        """Those compiled, cheapest first. The kernel filters as fast as it draws, so with it one program serves both."""
+        return tuple(s for s in Sampler if s is not Sampler.RANDOM or self._draw_backend == "reference")
+
+    def sampler(self, needed: int) -> Sampler:
+        """The cheapest compiled sampler that does what is needed."""
+        return next(s for s in self.samplers if s >= needed)
+
+    @functools.cached_property
     def staged(self) -> jax.ShapeDtypeStruct:
         """The packed chunks of any extend shape, resident on the device."""
         return self._shape((max(packed_size(self.layout(shape).shapes) for shape in self.buckets.extend),), jnp.int32)
@@ -124,28 +165,37 @@ class Programs:
         """Elements of the host's buffer for `ingest`."""
         return packed_size(ingest_shapes(self.slots)) + (self.staged.shape[0] if with_chunks else 0)
 
-    def _ingest(self, with_chunks: bool) -> tuple:
+    def _ingest(self, with_chunks: bool) -> Recipe:
         function = functools.partial(step.ingest, local=self.replicated)
         buffer = jax.ShapeDtypeStruct((self.upload_size(with_chunks),), jnp.int32, sharding=self.host)
-        return function, (0, 1), (self.state, self.staged, buffer), self.replicated
+        return Recipe(function, (self.state, self.staged, buffer), (0, 1), self.replicated)
 
-    def _decode(self, rows: int) -> tuple:
+    def _decode(self, rows: int) -> Recipe:
         logit_rows = self.buckets.logit_rows(rows)
         function = functools.partial(step.decode, self.model, rows, logit_rows)
         reused = self.outlook(logit_rows)
         arguments = (self.abstract.weights, self.abstract.kv, self.state, reused)
-        return function, (1, 3), arguments, shardings((self.abstract.kv, reused))
+        return Recipe(function, arguments, (1, 3), shardings((self.abstract.kv, reused)))
 
-    def _extend(self, shape: ExtendShape) -> tuple:
+    def _extend(self, shape: ExtendShape) -> Recipe:
         function = functools.partial(step.extend, self.model, self.layout(shape))
         reused = self.outlook(self.buckets.logit_rows(shape))
         arguments = (self.abstract.weights, self.abstract.kv, self.state, self.staged, reused)
-        return function, (1, 2, 4), arguments, shardings((self.abstract.kv, self.state, reused))
+        return Recipe(function, arguments, (1, 2, 4), shardings((self.abstract.kv, self.state, reused)))
 
-    def _sample(self, key: tuple[int, Sampler]) -> tuple:
+    def _sample(self, key: tuple[int, Sampler]) -> Recipe:
         rows, sampler = key
         function = functools.partial(step.draw, sampler, self.num_logprobs, self._draw_backend)
-        return function, (1,), (self.outlook(rows), self.state), (self.replicated, self.host)
+        fields = [field.name for field in dataclasses.fields(Sampled)] if sampler is Sampler.LOGPROBS else ["token_B"]
+        sampled = Sampled(**dict.fromkeys(fields, self.host))
+        return Recipe(function, (self.outlook(rows), self.state), (1,), (shardings(self.state), sampled))
+
+
+def _rows(shape: Any) -> int:
+    """Rows that a program computes: of hidden states, or of logits."""
+    if isinstance(shape, ExtendShape):
+        return shape.tokens + shape.decodes
+    return int(shape[0] if isinstance(shape, tuple) else shape)
 
 
 def shardings(tree: Any) -> Any:

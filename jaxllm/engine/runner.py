@@ -121,7 +121,7 @@ class Runner:
             start = time.perf_counter()
             outlook = jax.block_until_ready(forward())
             seconds = time.perf_counter() - start
-        for sampler in Sampler:
+        for sampler in self.programs.samplers:
             np.asarray(self._sample(outlook, sampler).token_B)
         return seconds
 
@@ -167,7 +167,7 @@ class Runner:
     def _sampler(self, plan: Plan) -> Sampler:
         drawing: list[Any] = [request.sampler for request in plan.decodes]
         drawing += [chunk.request.sampler for chunk in plan.chunks if chunk.final]
-        return Sampler(max(drawing, default=0))
+        return self.programs.sampler(max(drawing, default=0))
 
 
 def _logprobs(result: StepResult) -> list[tuple[float, int, list[tuple[int, float]]]]:

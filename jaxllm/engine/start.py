@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.metadata import entry_points
@@ -14,13 +15,15 @@ from jaxllm import models, weights
 from jaxllm.cache.kv import KVCache
 from jaxllm.config import ConfigError, EngineConfig, Resolved
 from jaxllm.engine.compiles import CompileCounter
+from jaxllm.engine.exports import is_private
+from jaxllm.engine.lowering import Lowering, worker_count
 from jaxllm.engine.memory import GIB
-from jaxllm.engine.programs import Abstract, Programs, weight_leaves
+from jaxllm.engine.programs import Programs, weight_leaves
 from jaxllm.engine.report import Report
 from jaxllm.engine.resolve import Setup, resolve
 from jaxllm.engine.runner import Runner
-from jaxllm.engine.state import MAX_STOP_IDS, SlotState
-from jaxllm.engine.step import Model
+from jaxllm.engine.sizing import fitted, kv_arguments, make_programs
+from jaxllm.engine.state import MAX_STOP_IDS
 from jaxllm.locate import locate
 from jaxllm.mesh import make_mesh
 from jaxllm.sampling.options import MAX_STOP_TOKEN_IDS
@@ -47,10 +50,9 @@ def start(config: EngineConfig, report: Report) -> Started:
     eos_ids = end_ids(model_dir, setup.hf)
     weights.check(model_dir, setup.hf, mesh, setup.dtype, config.load_format)
     compiles = CompileCounter()
-    programs = _programs(setup, config)
-    leaves = _load_and_compile(setup, programs, config, report)
+    setup, programs, leaves = _load_and_compile(setup, config, report)
     with report.phase("Allocating KV pages"):
-        kv = KVCache.zeros(*_kv_arguments(setup))
+        kv = KVCache.zeros(*kv_arguments(setup))
         jax.block_until_ready(kv)
     runner = Runner(programs, leaves, kv, eos_ids, compiles)
     if not config.enforce_eager:
@@ -104,9 +106,12 @@ def use_compilation_cache(directory: str | None) -> None:
     path = Path(directory).expanduser() if directory else Path.home() / ".cache" / "jaxllm" / "xla"
     try:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        trouble = None if is_private(path) else "others may write to it, and what lies in it is run (chmod go-w)"
     except OSError as error:
-        if directory is not None:
-            raise ConfigError(f"--compilation-cache-dir {directory} cannot be used: {error.strerror}") from None
+        trouble = str(error.strerror)
+    if trouble and directory is not None:
+        raise ConfigError(f"--compilation-cache-dir {directory} cannot be used: {trouble}")
+    if trouble:
         return  # a read-only home only costs time
     jax.config.update("jax_compilation_cache_dir", str(path))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
@@ -133,7 +138,10 @@ def table_rows(setup: Setup, programs: Programs, compiles: CompileCounter, repor
         ("attention", f"{resolved.attention_backend} ({resolved.attention_reason})"),
         ("running at once", f"{resolved.max_num_seqs} requests, {resolved.max_num_batched_tokens} tokens a step"),
         ("queue", f"{resolved.max_num_queued_reqs} requests"),
-        ("buckets", f"{len(programs.keys())} programs; {fresh} compiled, {compiles.cache_hits} from the cache"),
+        (
+            "buckets",
+            f"{len(programs.keys())} programs; {programs.executables.lowered} lowered, {fresh} compiled, {compiles.cache_hits} cached",
+        ),
     ]
     return rows + [(name.lower(), f"{seconds:.2f} s") for name, seconds in report.seconds.items()]
 
@@ -149,26 +157,8 @@ def check_peak(setup: Setup, programs: Programs) -> None:
         )
 
 
-def _programs(setup: Setup, config: EngineConfig) -> Programs:
-    resolved = setup.resolved
-    leaves, treedef = weight_leaves(setup.abstract_weights)
-    model = Model(setup.graphdef, treedef, setup.mesh, resolved.attention_backend, resolved.page_size)
-    abstract = Abstract(
-        weights=leaves,
-        kv=KVCache.abstract(*_kv_arguments(setup)),
-        state=SlotState.shapes(resolved.max_num_seqs, resolved.max_pages_per_request),
-        vocab_size=resolved.vocab_size,
-    )
-    return Programs(model, abstract, setup.buckets, resolved.max_logprobs)
-
-
-def _kv_arguments(setup: Setup) -> tuple:
-    kv, resolved = setup.kv, setup.resolved
-    return kv.layers, resolved.num_pages, kv.kv_heads, resolved.page_size, kv.head_dim, setup.dtype, setup.mesh
-
-
-def _load_and_compile(setup: Setup, programs: Programs, config: EngineConfig, report: Report) -> tuple[jax.Array, ...]:
-    """Weights load in a thread while the main thread compiles from abstract shapes."""
+def _load_and_compile(setup: Setup, config: EngineConfig, report: Report) -> tuple[Setup, Programs, tuple[jax.Array, ...]]:
+    """Weights load in a thread while the main thread compiles from abstract shapes; the pool's size comes from what is compiled."""
 
     def load() -> tuple[jax.Array, ...]:
         with report.phase("Loading weights") as advance:
@@ -179,10 +169,14 @@ def _load_and_compile(setup: Setup, programs: Programs, config: EngineConfig, re
             jax.block_until_ready(leaves)
         return leaves
 
-    with ThreadPoolExecutor(1, thread_name_prefix="load") as pool:
+    programs = make_programs(setup)
+    workers = 0 if config.enforce_eager else worker_count(os.cpu_count() or 1, setup.mesh.devices.flat[0].platform)
+    with ThreadPoolExecutor(1, thread_name_prefix="load") as pool, Lowering(workers) as lowering:
         loading = pool.submit(load)
         if not config.enforce_eager:
             with report.phase("Compiling") as advance:
+                setup, programs = fitted(setup, programs, config)
+                lowering.start(setup, programs)
                 programs.compile_all(advance)
             check_peak(setup, programs)
-        return loading.result()
+        return setup, programs, loading.result()

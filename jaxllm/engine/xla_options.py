@@ -32,7 +32,7 @@ class XlaOptions:
     @classmethod
     def of(cls, device_kind: str, folder: Path = TUNED) -> XlaOptions:
         """The table of a device kind as JAX names it ("NVIDIA H200")."""
-        path = folder / f"{re.sub(r'[^a-z0-9]+', '_', device_kind.lower())}.json"
+        path = table_path(device_kind, folder)
         if not path.is_file():
             return cls()
         found = json.loads(path.read_text())["programs"]
@@ -41,3 +41,8 @@ class XlaOptions:
     def at(self, kind: str, rows: int) -> dict[str, Value]:
         """Options for a program of `rows` rows: decode rows and chunk tokens together. The first entry that names it counts."""
         return next((dict(e.options) for e in self.entries if e.kind == kind and e.low <= rows <= e.high), {})
+
+
+def table_path(device_kind: str, folder: Path = TUNED) -> Path:
+    """Where the table of a device kind lies, if there is one."""
+    return folder / f"{re.sub(r'[^a-z0-9]+', '_', device_kind.lower())}.json"

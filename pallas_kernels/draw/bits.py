@@ -38,10 +38,15 @@ def threefry(key: tuple[Array, Array], x0: Array, x1: Array) -> tuple[Array, Arr
     for i in range(5):
         for r in ((13, 15, 26, 6), (17, 29, 16, 24))[i % 2]:
             x0 = x0 + x1
-            x1 = lax.shift_left(x1, jnp.full_like(x1, r)) | lax.shift_right_logical(x1, jnp.full_like(x1, 32 - r))
+            x1 = lax.shift_left(x1, _like(x1, r)) | lax.shift_right_logical(x1, _like(x1, 32 - r))
             x1 = x1 ^ x0
         x0, x1 = x0 + keys[(i + 1) % 3], x1 + keys[(i + 2) % 3] + (i + 1)
     return x0, x1
+
+
+def _like(x: Array, value: int) -> Array:
+    """`value` in x's shape. Not `jnp.full_like`: where programs have shardings, it gives a plain number that JAX 0.11.2 does not lower."""
+    return jnp.int32(value) if x.ndim == 0 else lax.broadcast(jnp.int32(value), x.shape)
 
 
 def search(k: Array, low: Array, high: Array, count: Callable[[Array], Array]) -> Array:

@@ -6,7 +6,8 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -42,7 +43,7 @@ def recipe(function: Callable, devices: int = 1) -> Recipe:
 
 def build(folder: Path | None, made: Recipe, name: str = "decode-8") -> jax.stages.Compiled:
     kept = None if folder is None else Exports.open(folder, "key")
-    return Executables(XlaOptions(), kept, "cpu").compile("decode", 8, name, made, keep=True)
+    return Executables(XlaOptions(), kept, "cpu").compile(name, 8, made, keep=True)
 
 
 def run(program: jax.stages.Compiled, made: Recipe) -> tuple[jax.Array, Any]:
@@ -112,9 +113,11 @@ def test_a_folder_that_others_may_write_to_is_not_read(tmp_path: Path) -> None:
     assert Exports.open(tmp_path, "key") is not None
 
 
-def test_a_folder_of_another_user_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exports.os, "getuid", lambda: tmp_path.stat().st_uid + 1)
-    assert Exports.open(tmp_path, "key") is None
+@pytest.mark.parametrize(("owner", "mode", "private"), [(7, 0o40700, True), (0, 0o40755, True), (8, 0o40700, False), (7, 0o40770, False)])
+def test_only_a_folder_of_this_user_or_root_is_trusted(owner: int, mode: int, private: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exports.os, "getuid", lambda: 7)
+    folder = SimpleNamespace(stat=lambda: SimpleNamespace(st_uid=owner, st_mode=mode))
+    assert exports.is_private(cast(Path, folder)) == private
 
 
 def test_a_folder_that_cannot_be_made_is_done_without(tmp_path: Path) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint
+from pathlib import Path
 
 import jax
 import pytest
 
 from jaxllm.config import ConfigError
 from jaxllm.engine import start
-from jaxllm.engine.start import may_use_cuda, reserve_memory
+from jaxllm.engine.start import may_use_cuda, reserve_memory, use_compilation_cache
 
 
 @pytest.fixture
@@ -53,3 +54,9 @@ def test_other_platforms_clients_get_no_options_that_they_do_not_know(platforms:
 def test_without_the_cuda_plugin_there_is_no_cuda(cuda_installed: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(start, "entry_points", lambda group: [])
     assert not may_use_cuda()
+
+
+def test_a_cache_that_others_may_write_to_is_refused_where_it_was_asked_for(tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    with pytest.raises(ConfigError, match="others may write"):
+        use_compilation_cache(str(tmp_path))

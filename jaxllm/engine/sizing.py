@@ -1,0 +1,86 @@
+"""The pool fitted to what the largest step needs, by XLA's own account."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxllm.cache.kv import KVCache
+from jaxllm.config import EngineConfig
+from jaxllm.engine.executables import Executables
+from jaxllm.engine.exports import Exports, fingerprint
+from jaxllm.engine.programs import Abstract, Programs, weight_leaves
+from jaxllm.engine.resolve import Setup, resized
+from jaxllm.engine.state import SlotState
+from jaxllm.engine.step import Model
+from jaxllm.engine.xla_options import XlaOptions
+
+FOLDER = "programs"  # in the compilation cache's directory
+_DECIDED_LATER = ("model_dir", "num_pages", "max_model_len", "enable_prefix_caching")
+
+
+def make_programs(setup: Setup, executables: Executables | None = None) -> Programs:
+    """The lattice of a setup, by default with what earlier starts have kept of it. Nothing is compiled yet."""
+    resolved, device = setup.resolved, setup.mesh.devices.flat[0]
+    leaves, treedef = weight_leaves(setup.abstract_weights)
+    model = Model(setup.graphdef, treedef, setup.mesh, resolved.attention_backend, resolved.page_size)
+    if executables is None:
+        executables = Executables(XlaOptions.of(device.device_kind), _exports(setup), device.platform)
+    return Programs(model, _abstract(setup), setup.buckets, resolved.max_logprobs, executables)
+
+
+def fitted(setup: Setup, programs: Programs, config: EngineConfig) -> tuple[Setup, Programs]:
+    """The pool that is left beside what the largest step needs, and the programs for it.
+
+    XLA knows the need of a compiled step only, and a compiled step has a pool of some size: so the largest step is compiled for the
+    pool of the estimate first. Its need does not depend on the pool, and is kept for later starts. A device that shares the host's
+    memory, and a pool of a size that was asked for, keep the estimate.
+    """
+    asked = config.num_gpu_blocks_override is not None or config.kv_cache_memory_bytes is not None
+    if setup.memory.room.shared or asked or config.enforce_eager:
+        return setup, programs
+    exports = programs.executables.exports
+    workspace = exports.figures().get("workspace") if exports else None
+    if workspace is None:
+        programs.compile(programs.sizing_keys())
+        workspace = programs.peak_bytes
+        if exports:
+            exports.keep_figures({"workspace": workspace})
+    setup = resized(setup, config, workspace)
+    return setup, programs.for_pool(_abstract(setup))
+
+
+def kv_arguments(setup: Setup) -> tuple:
+    """What `KVCache.zeros` and `KVCache.abstract` take."""
+    kv, resolved = setup.kv, setup.resolved
+    return kv.layers, resolved.num_pages, kv.kv_heads, resolved.page_size, kv.head_dim, setup.dtype, setup.mesh
+
+
+def _abstract(setup: Setup) -> Abstract:
+    resolved = setup.resolved
+    return Abstract(
+        weights=weight_leaves(setup.abstract_weights)[0],
+        kv=KVCache.abstract(*kv_arguments(setup)),
+        state=SlotState.shapes(resolved.max_num_seqs, resolved.max_pages_per_request),
+        vocab_size=resolved.vocab_size,
+    )
+
+
+def _exports(setup: Setup) -> Exports | None:
+    """Kept programs lie beside XLA's own cache; where that is not a local directory, none are kept."""
+    cache = jax.config.jax_compilation_cache_dir
+    if not cache or "://" in cache:
+        return None
+    device = setup.mesh.devices.flat[0]
+    resolved = {name: value for name, value in asdict(setup.resolved).items() if name not in _DECIDED_LATER}
+    facts: dict[str, Any] = {
+        "model": setup.hf,
+        "engine": resolved,
+        "length": setup.need.max_model_len,
+        "buckets": setup.buckets.to_dict(),
+        "devices": [device.platform, device.device_kind, dict(setup.mesh.shape)],
+    }
+    return Exports.open(Path(cache) / FOLDER, fingerprint(facts))

@@ -1,0 +1,89 @@
+"""The pool fitted to the largest step, and what a second start need not do again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import pytest
+
+from jaxllm.config import EngineConfig
+from jaxllm.engine.engine import Engine
+from jaxllm.engine.resolve import Setup, resolve
+from jaxllm.engine.sizing import fitted, make_programs
+from jaxllm.mesh import make_mesh
+from jaxllm.sampling.options import SamplingParams
+from tests.engine.conftest import run
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path) -> Iterator[Path]:
+    """Programs are kept in a folder of the test's own."""
+    before = jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path))
+    yield tmp_path
+    jax.config.update("jax_compilation_cache_dir", before)
+
+
+def decide(tiny_dir: str, **wishes: object) -> tuple[Setup, EngineConfig]:
+    """Decisions as on a device with 64 MiB of its own. One decode row is left out: XLA's CPU compiler copies pages for it."""
+    config = EngineConfig(model=tiny_dir, max_model_len=64, max_num_seqs=2, max_num_batched_tokens=16, **wishes)  # type: ignore[arg-type]
+    setup = resolve(config, Path(tiny_dir), make_mesh(1))
+    room = replace(setup.memory.room, usable=2**26, shared=False)
+    buckets = replace(setup.buckets, decode=(2,))
+    return replace(setup, memory=replace(setup.memory, room=room), buckets=buckets), config
+
+
+def test_the_pool_is_what_the_largest_step_leaves_and_its_need_does_not_depend_on_the_pool(tiny_dir: str) -> None:
+    before, config = decide(tiny_dir)
+    setup, programs = fitted(before, make_programs(before), config)
+    room = setup.memory.room
+    assert room.workspace != before.memory.room.workspace
+    assert setup.resolved.num_pages == setup.memory.num_pages != before.resolved.num_pages
+    assert 0 <= room.left - setup.memory.kv < 64 * setup.memory.page
+    programs.compile_all()
+    assert programs.peak_bytes == room.workspace
+
+
+def test_a_second_start_knows_the_need_and_lowers_only_what_is_cheap(tiny_dir: str) -> None:
+    before, config = decide(tiny_dir)
+    first, programs = fitted(before, make_programs(before), config)
+    programs.compile_all()
+    assert programs.executables.lowered == len(programs.keys()) - 2 + 1, "each once but for the ingests, the largest for two pools"
+    again, programs = fitted(before, make_programs(before), config)
+    programs.compile_all()
+    assert programs.executables.lowered == 0
+    assert again == first
+
+
+def test_another_model_length_is_another_set_of_programs(tiny_dir: str) -> None:
+    before, _ = decide(tiny_dir)
+    config = EngineConfig(model=tiny_dir, max_model_len=32, max_num_seqs=2, max_num_batched_tokens=16)
+    other = resolve(config, Path(tiny_dir), make_mesh(1))
+    folders = [make_programs(setup).executables.exports for setup in (before, other, before)]
+    assert folders[0] is not None
+    assert folders[0].folder == folders[2].folder != folders[1].folder  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("wishes", [{"num_gpu_blocks_override": 40}, {"kv_cache_memory_bytes": 2**20}, {"enforce_eager": True}])
+def test_a_pool_that_was_asked_for_is_not_fitted(tiny_dir: str, wishes: dict) -> None:
+    setup, config = decide(tiny_dir, **wishes)
+    programs = make_programs(setup)
+    assert fitted(setup, programs, config) == (setup, programs)
+
+
+def test_a_cache_that_is_no_local_folder_keeps_no_programs(tiny_dir: str) -> None:
+    jax.config.update("jax_compilation_cache_dir", "gs://bucket/cache")
+    assert make_programs(decide(tiny_dir)[0]).executables.exports is None
+
+
+@pytest.mark.slow
+def test_an_engine_says_the_same_after_a_second_start(make_engine: Callable[..., Engine]) -> None:
+    wishes = {"enforce_eager": False, "max_num_batched_tokens": 16, "num_gpu_blocks_override": 24}
+    params = SamplingParams(temperature=0.8, seed=3, max_tokens=8, ignore_eos=True)
+    first, second = make_engine(**wishes), make_engine(**wishes)
+    assert (first.runner.programs.executables.lowered > 0, second.runner.programs.executables.lowered) == (True, 0)
+    assert run(first, [[5, 6, 7], [8] * 20], params) == run(second, [[5, 6, 7], [8] * 20], params)
+    assert second.stats().compiles_after_warmup == 0
