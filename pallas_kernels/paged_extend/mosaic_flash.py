@@ -159,7 +159,7 @@ def add_sinks(carry: Carry, sinks: list[Array], here: Array) -> Carry:
     acc, top, total = carry
     logits = [jnp.where(here, jnp.maximum(sink * LOG2E, NEVER), NEVER) for sink in sinks]
     sink_of_row = jnp.full((ROWS,), logits[0])
-    if len(logits) > 1:
+    if len(logits) > 1:  # layout inference of JAX 0.12 does not end on a remainder by 1
         row = plgpu.broadcasted_iota(jnp.int32, (ROWS,), 0, layout=plgpu.Layout.WGMMA.reduce(1))
         head = lax.rem(row, jnp.int32(len(logits)))
         for i, logit in enumerate(logits):
