@@ -48,7 +48,7 @@ def test_the_interpreted_kernel_equals_the_reference(case: Case, tuning: mosaic_
 @pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
 @pytest.mark.parametrize("case", SUPPORTED, ids=lambda c: c.name)
 def test_every_shared_case_passes_interpreted(case: Case) -> None:
-    assert run(case, mosaic_gpu.default_tuning(case.head_dim)) < 5e-3
+    assert run(case, mosaic_gpu.default_tuning(case.head_dim)._replace(blocks=6)) < 5e-3
 
 
 @pytest.mark.parametrize(
