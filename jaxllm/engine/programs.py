@@ -77,8 +77,8 @@ class Programs:
                     progress(done, len(keys))
 
     def sizing_keys(self) -> list[Key]:
-        """The programs that decide what a step needs of memory: the largest forward, and the samplers, which take no pages."""
-        return [key for key in self.keys() if key[0] == "sample" or key == ("extend", self.buckets.extend[-1])]
+        """The programs that decide what a step needs of memory: the largest forward, and the sampler that does most for most rows."""
+        return [("extend", self.buckets.extend[-1]), ("sample", (self.buckets.logits[-1], self.samplers[-1]))]
 
     def for_pool(self, abstract: Abstract) -> Programs:
         """The lattice for a pool of another size. What takes no pages is not compiled again where the slot state is the same."""

@@ -89,9 +89,9 @@ class Runner:
         tokens = [token[row] for row in result.rows]
         return Collected(result.plan, tokens, _logprobs(result) if result.with_logprobs else None)
 
-    def warm_up(self) -> None:
+    def warm_up(self, deep: bool = False) -> None:
         """Run every program on padding rows, which touch the trash slot and the dropped page only: once as it is, once to record it, once
-        to time it. Sets `seconds` and `depth`."""
+        to time it. Sets `seconds` and `depth`; `deep` asks for two steps in flight whatever they take."""
         empty = Plan(decodes=(), positions=(), chunks=())
         self._ingest(empty, force=True)
         for shape in self.programs.buckets.extend:
@@ -100,7 +100,7 @@ class Runner:
         for rows in self.programs.buckets.decode:
             self.seconds[rows] = self._warm_up(functools.partial(self._decode, rows))
         accelerator = self.programs.model.mesh.devices.flat[0].platform != "cpu"
-        self.depth = MAX_DEPTH if accelerator and min(self.seconds.values()) < SHORT_STEP else 1
+        self.depth = MAX_DEPTH if accelerator and (deep or min(self.seconds.values()) < SHORT_STEP) else 1
 
     def reset(self) -> None:
         """After a step that failed: slot state and pages anew, since donated buffers may be gone and pages half written."""

@@ -34,7 +34,7 @@ class Model:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Outlook:
-    """What a forward leaves for sampling, Q rows: B decode rows, R chunk rows, then padding.
+    """What a forward leaves for sampling, Q rows: B decode rows, R chunk rows, then padding, whose logits may be any finite ones.
 
     Every forward of Q rows is given the last one's buffers to write into, so that their addresses stay and recorded command buffers
     stay valid.
@@ -63,8 +63,7 @@ def ingest(state: SlotState, staged: Array, buffer: Array, *, local: NamedShardi
 def decode(
     model: Model, rows: int, logit_rows: int, weights: tuple[Array, ...], kv: KVCache, state: SlotState, reused: Outlook
 ) -> tuple[KVCache, Outlook]:
-    """One token for each of `rows` rows; `reused` gives the buffers of the `logit_rows` rows that are left."""
-    del reused
+    """One token for each of `rows` rows; `reused` gives the buffers of the `logit_rows` rows that are left, and what is not overwritten."""
     region = _decode_region(state, rows, kv, model.page_size)
     empty = jnp.zeros((0,), jnp.int32)
     inputs = PagedInputs(
@@ -82,7 +81,8 @@ def decode(
     hidden = module(region.token, region.position, context)
     spare = logit_rows - rows
     slots = jnp.pad(region.slots, (0, spare), constant_values=state.rows.shape[0])
-    return context.kv, Outlook(module.logits(jnp.pad(hidden, ((0, spare), (0, 0)))), slots, jnp.pad(region.alive, (0, spare)))
+    logits = jax.lax.dynamic_update_slice(reused.logits, module.logits(hidden), (0, 0))
+    return context.kv, Outlook(logits, slots, jnp.pad(region.alive, (0, spare)))
 
 
 def extend(
