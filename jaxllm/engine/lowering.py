@@ -63,7 +63,6 @@ class Lowering:
             return
         lattice = programs.keys()
         missing = [key for key in lattice if programs.is_kept(key) and not exports.has(programs.name(key))]
-        missing.sort(key=lambda key: key[0] != "sample")  # they take longest to lower
         for index, worker in enumerate(self._workers):
             share = missing[index :: len(self._workers)]
             futures: dict[str, Future[None]] = {programs.name(key): Future() for key in share}

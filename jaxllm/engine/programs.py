@@ -49,11 +49,12 @@ class Programs:
         self._compiled: dict[Key, jax.stages.Compiled] = {}
 
     def keys(self) -> list[Key]:
-        """Every program of the lattice, largest first, so that a step which does not fit memory shows at once."""
+        """Every program of the lattice, in the order of compiling: first what takes longest, which are products of few rows, since XLA
+        tries many kernels for them, and large steps."""
+        decode: list[Key] = [("decode", rows) for rows in sorted(self.buckets.decode)]
         extend: list[Key] = [("extend", shape) for shape in sorted(self.buckets.extend, key=lambda s: -s.tokens)]
-        decode: list[Key] = [("decode", rows) for rows in sorted(self.buckets.decode, reverse=True)]
         rows = sorted(self.buckets.logits, reverse=True)
-        return [*extend, *decode, *(("sample", (n, s)) for n in rows for s in self.samplers), ("ingest", True), ("ingest", False)]
+        return [*decode, *extend, *(("sample", (n, s)) for n in rows for s in self.samplers), ("ingest", True), ("ingest", False)]
 
     def get(self, kind: str, shape: object) -> jax.stages.Compiled:
         """The executable of one key."""
