@@ -5,7 +5,11 @@ from __future__ import annotations
 import os
 import pathlib
 
+import hypothesis
 import pytest
+
+hypothesis.settings.register_profile("no clock", deadline=None)  # a first call compiles, and machines are busy
+hypothesis.settings.load_profile("no clock")
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(pathlib.Path(__file__).parents[1] / ".jax_cache" / "tests"))
