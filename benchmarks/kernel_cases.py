@@ -55,6 +55,7 @@ EXTEND_SHAPES = (
     ExtendShape(1, 2048, 0, 4, 7),
     ExtendShape(1, 512, 0, 4, 7),
     ExtendShape(8, 512, 512, 4, 7),
+    ExtendShape(1, 128, 8192, 4, 7),
     ExtendShape(1, 8192, 0, 8, 4),
     ExtendShape(1, 2048, 8192, 8, 4),
 )
@@ -143,4 +144,5 @@ def extend_tunings() -> list[Any]:
     """Candidates of the prefill sweep at head_dim 128."""
     from pallas_kernels.paged_extend.mosaic_gpu import Tuning
 
-    return [Tuning(), Tuning(keys=64, stages=4), Tuning(keys=64, stages=3)]
+    shares = [Tuning(min_tiles=1), Tuning(min_tiles=4), Tuning(shared_up_to=0), Tuning(shared_up_to=2048)]
+    return [Tuning(), Tuning(groups=1, stages=2), Tuning(groups=1, stages=4), *shares]

@@ -105,12 +105,14 @@ def time_extend(shape: cases.ExtendShape, tuning: Any, profile: bool) -> dict[st
     starts = jnp.arange(shape.rows, dtype=jnp.int32) * shape.queries
     lengths = jnp.full((shape.rows,), shape.queries, jnp.int32)
     kv_lengths = jnp.full((shape.rows,), total, jnp.int32)
-    one = jax.jit(lambda q, *rest: mosaic_gpu.extend_attention(q, *rest, scale=shape.H**-0.5, tuning=tuning))
+    one = jax.jit(lambda plan, *args: mosaic_gpu.extend_attention(*args, scale=shape.H**-0.5, plan=plan, tuning=tuning))
+    sizes = {"tokens": q.shape[0], "heads": q.shape[1], "kv_heads": shape.K, "head_dim": shape.H}
 
     @functools.partial(jax.jit, donate_argnums=0)
     def chain(q: Array, *rest: Array) -> Array:
+        plan = mosaic_gpu.plan(*rest[3:], **sizes, tuning=tuning)
         for _ in range(calls):
-            q = one(q, *rest)
+            q = one(plan, q, *rest)
         return q
 
     args = (k_pages, v_pages, table, starts, lengths, kv_lengths)

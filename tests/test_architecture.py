@@ -31,7 +31,8 @@ HARD_MAX_BACKEND_PARAMETERS = 13  # a kernel back end: those of its op, and plan
 MANY_PARAMETERS: dict[str, str] = {
     "pallas_kernels/paged_extend/mosaic_gpu.py:extend_attention": "seven arrays of a ragged batch, and tuning, interpret by keyword",
     "pallas_kernels/paged_extend/mosaic_gpu.py:plan": "three arrays of the rows, and the sizes of a step by keyword",
-    "pallas_kernels/paged_decode/mosaic_gpu.py:decode_attention": "the op's eight, and plan, tuning, interpret by keyword",
+    "pallas_kernels/paged_decode/mosaic_gpu.py:decode_attention": "the op's nine, and plan, tuning, interpret by keyword",
+    "pallas_kernels/paged_decode/reference.py:decode_attention": "the op's definition: five arrays, and its four options by keyword",
 }
 
 # Reading the process environment is for what starts a process.

@@ -15,6 +15,8 @@ TILE = 64  # tokens of one K or V slot of the ring; parts come as tiles too, so 
 LOG2E = math.log2(math.e)
 NEVER = -1e30  # running maximum before any key: finite, so that exp2(-inf - it) is 0 and not NaN
 
+type Carry = tuple[Array, Array, Array]  # weighted values [ROWS, H], running maximum [ROWS] in the log2 domain, sum of weights [ROWS]
+
 
 class Tuning(NamedTuple):
     """Sizes that change speed alone. `blocks` is the grid: lanes x KV heads stay at or below it."""
@@ -67,7 +69,7 @@ class Spec(NamedTuple):
         return {"compiler_params": plgpu.CompilerParams(approx_math=True), **given}
 
 
-def start(H: int, sinks: list[Array] | None, own: Array, begins: Array) -> tuple[Array, Array, Array]:
+def start(H: int, sinks: list[Array] | None, own: Array, begins: Array) -> Carry:
     """Accumulator, running maximum (log2 domain) and running sum before any tile.
 
     The lane that `begins` a row counts the sinks of its queries, rows `own` and on of the tile; a sink is a key with no value.
@@ -124,7 +126,7 @@ def zero_tail(v: Any, H: int, count: Array) -> None:
         plgpu.commit_smem()
 
 
-def fold(spec: Spec, carry: tuple[Array, Array, Array], scores: Array, v: Any, p_sm: Any) -> tuple[Array, Array, Array]:
+def fold(spec: Spec, carry: Carry, scores: Array, v: Any, p_sm: Any) -> Carry:
     """One step of online softmax: scores `[ROWS, tile]` in the log2 domain against the values in shared memory."""
     acc, top, total = carry
     new_top = jnp.maximum(top, scores.max(axis=1))

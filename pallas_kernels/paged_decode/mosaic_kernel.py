@@ -12,7 +12,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.paged_decode.mosaic_flags import await_flag, raise_flag
-from pallas_kernels.paged_decode.mosaic_flash import ROWS, TILE, Spec, fold, part_scores, scores_of, start, zero_tail
+from pallas_kernels.paged_decode.mosaic_flash import ROWS, TILE, Carry, Spec, fold, part_scores, scores_of, start, zero_tail
 from pallas_kernels.paged_decode.plan import LANE_FIELDS, ROW_FIELDS, DecodePlan
 
 # 8 x 64 elements over a warpgroup: a warp two rows, a thread 8 bytes of one.
@@ -98,11 +98,7 @@ def _launch(spec: Spec, lanes: int, phase: str, given: tuple[Array, ...]) -> tup
             @pl.loop(0, chunks)
             def _parts(c):  # type: ignore[no-untyped-def]
                 at = take_slot(high - low + c)
-                plgpu.copy_gmem_to_smem(merge_lse.at[h, pl.ds(first_part + c * ROWS, ROWS)], sm["lse_in"].at[at], sm["lse_full"].at[at])
-                piece = ROWS // spec.copies
-                for j in range(spec.copies):
-                    source = pl.ds(pl.multiple_of(first_part + c * ROWS, group) + j * piece, piece)
-                    plgpu.copy_gmem_to_smem(merge_o.at[h, source], sm["v"].at[at, pl.ds(j * piece, piece)], sm["v_full"].at[at])
+                _copy_parts(spec, (merge_o, merge_lse), h, first_part + c * ROWS, sm, at)
 
             # Every arrival is waited for, so that the barriers end in the phase they began in.
             steps = high - low + chunks
@@ -133,26 +129,10 @@ def _launch(spec: Spec, lanes: int, phase: str, given: tuple[Array, ...]) -> tup
                 own = spec.first_query(r, h)[1]
 
                 def step(t, carry):  # type: ignore[no-untyped-def]
-                    at = lax.rem(t - low, jnp.int32(stages))
-                    first = (t - zero) * TILE
-                    plgpu.barrier_wait(sm["k_full"].at[at])
-                    scores = scores_of(spec, sm["q"].at[slot], sm["k"].at[at], first, length)
-                    plgpu.barrier_wait(sm["v_full"].at[at])
-                    zero_tail(sm["v"].at[at], H, length - first)
-                    carry = fold(spec, carry, scores, sm["v"].at[at], sm.get("p"))
-                    plgpu.barrier_arrive(sm["free"].at[at])
-                    return carry
+                    return _fold_tile(spec, sm, slot, lax.rem(t - low, jnp.int32(stages)), (t - zero) * TILE, length, carry)
 
                 def merge(c, carry):  # type: ignore[no-untyped-def]
-                    at = lax.rem(high - low + c, jnp.int32(stages))
-                    parts = followers - c * (ROWS // group)
-                    plgpu.barrier_wait(sm["lse_full"].at[at])
-                    lse = plgpu.load(sm["lse_in"].at[at], layout=plgpu.Layout.WGMMA.reduce(0), optimized=False)
-                    plgpu.barrier_wait(sm["v_full"].at[at])
-                    zero_tail(sm["v"].at[at], H, parts * group)
-                    carry = fold(spec, carry, part_scores(group, lse, parts), sm["v"].at[at], sm.get("p"))
-                    plgpu.barrier_arrive(sm["free"].at[at])
-                    return carry
+                    return _fold_parts(spec, sm, lax.rem(high - low + c, jnp.int32(stages)), followers - c * (ROWS // group), carry)
 
                 @pl.when(end > begin)
                 def _() -> None:
@@ -233,11 +213,43 @@ def _copy_tile(spec: Spec, pages_ref: Any, pages: list[Any], h: Array, dst: Any,
         plgpu.copy_gmem_to_smem(src, dst if spec.copies == 1 else dst.at[pl.ds(j * spec.C, spec.C)], barrier)
 
 
+def _copy_parts(spec: Spec, parts: tuple[Any, Any], h: Array, first: Array, sm: dict[str, Any], at: Array) -> None:
+    """TMA copies of `ROWS` rows of parts from `first` on: outputs where values go, in as many copies as those take, and log2-sum-exps."""
+    outputs, lse = parts
+    plgpu.copy_gmem_to_smem(lse.at[h, pl.ds(first, ROWS)], sm["lse_in"].at[at], sm["lse_full"].at[at])
+    piece = ROWS // spec.copies
+    for j in range(spec.copies):
+        source = pl.ds(pl.multiple_of(first, spec.group) + j * piece, piece)
+        plgpu.copy_gmem_to_smem(outputs.at[h, source], sm["v"].at[at, pl.ds(j * piece, piece)], sm["v_full"].at[at])
+
+
 def _copy_queries(spec: Spec, q_ref: Any, first: Array, dst: Any) -> None:
     """Rows `first` to `first + group` of q into the first rows of a tile. By registers: tiled TMA copies begin at multiples of 8 rows."""
     rows = plgpu.load(q_ref.at[pl.ds(first, spec.group)], layout=QUERY_LAYOUT, optimized=False)
     dst.at[pl.ds(0, spec.group)][...] = rows
     plgpu.commit_smem()
+
+
+def _fold_tile(spec: Spec, sm: dict[str, Any], slot: Array, at: Array, first: Array, length: Array, carry: Carry) -> Carry:
+    """One step over the keys and values in entry `at` of the ring, whose first token is at position `first`; queries of buffer `slot`."""
+    plgpu.barrier_wait(sm["k_full"].at[at])
+    scores = scores_of(spec, sm["q"].at[slot], sm["k"].at[at], first, length)
+    plgpu.barrier_wait(sm["v_full"].at[at])
+    zero_tail(sm["v"].at[at], spec.H, length - first)
+    carry = fold(spec, carry, scores, sm["v"].at[at], sm.get("p"))
+    plgpu.barrier_arrive(sm["free"].at[at])
+    return carry
+
+
+def _fold_parts(spec: Spec, sm: dict[str, Any], at: Array, parts: Array, carry: Carry) -> Carry:
+    """One step over the parts in entry `at` of the ring, of which the first `parts` count."""
+    plgpu.barrier_wait(sm["lse_full"].at[at])
+    lse = plgpu.load(sm["lse_in"].at[at], layout=plgpu.Layout.WGMMA.reduce(0), optimized=False)
+    plgpu.barrier_wait(sm["v_full"].at[at])
+    zero_tail(sm["v"].at[at], spec.H, parts * spec.group)
+    carry = fold(spec, carry, part_scores(spec.group, lse, parts), sm["v"].at[at], sm.get("p"))
+    plgpu.barrier_arrive(sm["free"].at[at])
+    return carry
 
 
 def _zero_dead_rows(spec: Spec, lane: Array, lanes: int, lengths_ref: Any, o: Any, store: Callable[[Array, int], None]) -> None:
