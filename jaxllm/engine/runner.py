@@ -61,7 +61,6 @@ class Runner:
         self.page_size = programs.model.page_size
         self.depth = 1
         self.seconds: dict[object, float] = {}  # of each decode bucket and extend shape without context, found in warm-up
-        self._uplinks = {chunks: Uplink(programs.upload_size(chunks), programs.host, MAX_DEPTH + 2) for chunks in (False, True)}
         self._fresh()
 
     def launch(self, plan: Plan) -> StepResult:
@@ -110,6 +109,9 @@ class Runner:
         self._fresh()
 
     def _fresh(self) -> None:
+        # Uplinks too: steps that nobody will collect may still read the buffers of the last ones.
+        programs = self.programs
+        self._uplinks = {chunks: Uplink(programs.upload_size(chunks), programs.host, MAX_DEPTH + 2) for chunks in (False, True)}
         self.state: SlotState = place(SlotState.zeros(self.slots, self.programs.table_width), self.programs.state)
         self._staged = place(np.zeros(self.programs.staged.shape, np.int32), self.programs.staged)
         self._outlooks: dict[int, Outlook] = {}

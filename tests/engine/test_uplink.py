@@ -1,0 +1,33 @@
+"""The host's buffers: what is sent arrives on every device, and no buffer is written while a step may still read it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxllm.engine.engine import Engine
+from jaxllm.engine.uplink import Uplink
+from jaxllm.mesh import make_mesh
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("memory", ["pinned_host", "device"])
+def test_every_device_gets_the_parts_one_after_another_and_a_slot_is_used_again_in_its_turn(devices: int, memory: str) -> None:
+    sharding = NamedSharding(make_mesh(devices), PartitionSpec(), memory_kind=memory)
+    uplink = Uplink(8, sharding, 3)
+    for turn in range(5):
+        sent = uplink.send([np.full(3, turn, np.int32), np.full(2, -turn, np.int32)])
+        for shard in sent.addressable_shards:
+            assert np.array(shard.data)[:5].tolist() == [turn] * 3 + [-turn] * 2
+    assert len(sent.addressable_shards) == devices and isinstance(sent, jax.Array)
+
+
+def test_after_a_failure_no_buffer_of_a_step_in_flight_is_written_again(make_engine: Callable[..., Engine]) -> None:
+    runner = make_engine().runner
+    before = dict(runner._uplinks)
+    runner.reset()
+    assert all(runner._uplinks[chunks] is not before[chunks] for chunks in before)
