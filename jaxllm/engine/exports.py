@@ -21,6 +21,7 @@ import jax
 KEPT = 16  # sets of programs (one a configuration and version of the code); the oldest are removed
 _DIGEST = hashlib.sha256().digest_size
 _SOURCES = ("jaxllm", "pallas_kernels")
+_SETTINGS = ("jax_enable_x64", "jax_default_matmul_precision", "jax_default_prng_impl", "jax_threefry_partitionable")
 _KERNELS = tuple(jax.export.DisabledSafetyCheck.custom_call(name) for name in ("mosaic_gpu", "mosaic_gpu_v2"))
 
 
@@ -33,10 +34,14 @@ def fingerprint(facts: dict[str, Any]) -> str:
         root = Path(spec.origin or "").parent
         for path in sorted(p for p in root.rglob("*") if p.suffix in (".py", ".json")):
             digest.update(f"{path.relative_to(root)}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
-    settings = [jax.config.jax_enable_x64, jax.config.jax_default_matmul_precision, jax.config.jax_default_prng_impl]
     versions = [version(name) for name in ("jax", "jaxlib", "flax", "numpy")]
-    digest.update(json.dumps([versions, settings, facts], sort_keys=True, default=str).encode())
+    digest.update(json.dumps([versions, settings(), facts], sort_keys=True, default=str).encode())
     return digest.hexdigest()[:32]
+
+
+def settings() -> dict[str, Any]:
+    """JAX's settings that change what a program computes."""
+    return {name: getattr(jax.config, name) for name in _SETTINGS}
 
 
 class Exports:

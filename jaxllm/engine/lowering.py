@@ -23,7 +23,7 @@ from jaxllm import models, weights
 from jaxllm.config import Resolved
 from jaxllm.engine.buckets import Buckets
 from jaxllm.engine.executables import Executables
-from jaxllm.engine.exports import Exports
+from jaxllm.engine.exports import Exports, settings
 from jaxllm.engine.memory import MemoryPlan, Need, Room
 from jaxllm.engine.programs import Key, Programs
 from jaxllm.engine.resolve import Setup
@@ -46,7 +46,7 @@ class Lowering:
         root = str(Path(__file__).parents[2])
         start = f"import sys; sys.path.insert(0, {root!r}); from jaxllm.engine.lowering import main; main()"
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
-        self._workers = [subprocess.Popen([sys.executable, "-c", start], **pipes) for _ in range(count)]
+        self._workers = [subprocess.Popen([sys.executable, "-P", "-c", start], **pipes) for _ in range(count)]
 
     def __enter__(self) -> Lowering:
         return self
@@ -75,6 +75,8 @@ def main() -> None:
     task = json.loads(sys.stdin.readline())
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", task["resolved"]["tensor_parallel_size"])
+    for name, value in task["settings"].items():
+        jax.config.update(name, value)
     programs = rebuild(task)
     lattice = programs.keys()
     keys = {programs.name(key): key for key in lattice}
@@ -100,6 +102,7 @@ def _task(setup: Setup, programs: Programs, keys: list[Key]) -> str:
     assert exports is not None
     return json.dumps(
         {
+            "settings": settings(),
             "resolved": dataclasses.asdict(setup.resolved),
             "hf": setup.hf,
             "need": dataclasses.asdict(setup.need),

@@ -70,3 +70,18 @@ def test_what_an_earlier_start_kept_is_not_lowered_again(tiny_dir: str) -> None:
 @pytest.mark.parametrize(("cores", "platform", "count"), [(16, "gpu", 5), (64, "gpu", 6), (4, "gpu", 0), (64, "cpu", 0)])
 def test_workers_are_for_accelerators_with_cores_to_spare(cores: int, platform: str, count: int) -> None:
     assert worker_count(cores, platform) == count
+
+
+@pytest.mark.slow
+def test_workers_lower_with_the_settings_of_the_engine(tiny_dir: str, cache: Path) -> None:
+    before = jax.config.jax_default_matmul_precision
+    jax.config.update("jax_default_matmul_precision", "highest")
+    try:
+        programs = compile_with(1, tiny_dir)
+    finally:
+        jax.config.update("jax_default_matmul_precision", before)
+    name, exports = programs.name(programs.sizing_keys()[0]), programs.executables.exports
+    assert exports is not None and name in programs.executables.coming
+    kept = exports.load(name)
+    assert kept is not None
+    assert "HIGHEST" in kept.mlir_module()
