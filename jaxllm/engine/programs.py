@@ -21,7 +21,7 @@ from jaxllm.engine.batch import ChunkLayout, ingest_shapes, packed_size
 from jaxllm.engine.buckets import Buckets, ExtendShape
 from jaxllm.engine.executables import Executables, Recipe
 from jaxllm.engine.state import SlotState
-from jaxllm.sampling.sample import Sampled, Sampler
+from jaxllm.sampling.sample import Sampled, Sampler, backend_for
 
 type Key = tuple[str, object]
 
@@ -141,7 +141,7 @@ class Programs:
     def _draw_backend(self) -> str:
         """Which of `pallas_kernels.draw` samples. The kernel sees whole rows, so the vocabulary must be on one device."""
         kernel = self.model.backend == "mosaic_gpu" and self.model.mesh.size == 1
-        return "mosaic_gpu" if kernel else "reference"
+        return backend_for(self.outlook(self.buckets.logits[-1]).logits, "mosaic_gpu" if kernel else "reference")
 
     @functools.cached_property
     def samplers(self) -> tuple[Sampler, ...]:

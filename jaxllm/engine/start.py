@@ -148,12 +148,12 @@ def table_rows(setup: Setup, programs: Programs, compiles: CompileCounter, repor
 
 
 def check_peak(setup: Setup, programs: Programs) -> None:
-    """Raises ConfigError when a compiled step needs more than was reserved for it on a device whose memory is all given out."""
+    """Raises ConfigError when a compiled step needs more than weights, logits and pages leave of a device's own memory."""
     room = setup.memory.room
-    reserved = room.workspace + room.spare
-    if programs.peak_bytes > reserved and not room.shared:
+    left = room.usable - room.weights - room.resident - setup.memory.kv
+    if programs.peak_bytes > left and not room.shared:
         raise ConfigError(
-            f"the largest step needs {programs.peak_bytes / GIB:.2f} GiB, but {reserved / GIB:.2f} GiB is reserved for it; "
+            f"the largest step needs {programs.peak_bytes / GIB:.2f} GiB, but {left / GIB:.2f} GiB is left for it ({room.terms}); "
             "lower --max-num-batched-tokens or --max-num-seqs"
         )
 

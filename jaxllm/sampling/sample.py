@@ -9,7 +9,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from jaxllm.sampling.choose import Sampler
-from pallas_kernels.draw import BROKEN, DrawRows, backend_for, draw
+from pallas_kernels.draw import BROKEN, DrawRows, draw
+from pallas_kernels.draw import backend_for as backend_for
 from pallas_kernels.draw.reference import whole
 
 __all__ = ["BROKEN", "Sampled", "Sampler", "SamplingRows", "sample"]

@@ -9,10 +9,12 @@ from pathlib import Path
 import jax
 import pytest
 
-from jaxllm.config import EngineConfig
+from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.engine.engine import Engine
+from jaxllm.engine.programs import Programs
 from jaxllm.engine.resolve import Setup, resolve
 from jaxllm.engine.sizing import fitted, make_programs
+from jaxllm.engine.start import check_peak
 from jaxllm.mesh import make_mesh
 from jaxllm.sampling.options import SamplingParams
 from tests.engine.conftest import run
@@ -87,3 +89,25 @@ def test_an_engine_says_the_same_after_a_second_start(make_engine: Callable[...,
     assert (first.runner.programs.executables.lowered > 0, second.runner.programs.executables.lowered) == (True, 0)
     assert run(first, [[5, 6, 7], [8] * 20], params) == run(second, [[5, 6, 7], [8] * 20], params)
     assert second.stats().compiles_after_warmup == 0
+
+
+def test_a_small_pool_leaves_a_step_more_than_was_reserved_and_a_full_one_does_not(tiny_dir: str) -> None:
+    setup, _ = decide(tiny_dir, num_gpu_blocks_override=40)
+    room = replace(setup.memory.room, workspace=0, spare=0)
+    setup = replace(setup, memory=replace(setup.memory, room=room))
+    programs = make_programs(setup)
+    programs.compile(programs.sizing_keys())
+    check_peak(setup, programs)
+    full = replace(setup, memory=replace(setup.memory, num_pages=room.left // setup.memory.page))
+    with pytest.raises(ConfigError, match="the largest step needs"):
+        check_peak(full, programs)
+
+
+@pytest.mark.parametrize(("vocab_size", "backend", "samplers"), [(1024, "mosaic_gpu", 3), (1000, "reference", 4)])
+def test_the_draw_kernel_is_left_out_where_it_does_not_take_the_vocabulary(
+    tiny_dir: str, vocab_size: int, backend: str, samplers: int
+) -> None:
+    programs = make_programs(decide(tiny_dir)[0])
+    abstract, model = replace(programs.abstract, vocab_size=vocab_size), replace(programs.model, backend="mosaic_gpu")
+    other = Programs(model, abstract, programs.buckets, programs.num_logprobs)
+    assert (other._draw_backend, len(other.samplers)) == (backend, samplers)
