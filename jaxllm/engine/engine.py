@@ -320,16 +320,17 @@ class Engine:
 
 
 def pace(seconds: Mapping[object, float], stall: float) -> Pace | None:
-    """Chunk tokens that keep a step below `stall` seconds when much waits, and near a quarter of it when little does, by what shapes with
-    decode rows took in warm-up. None when nothing was measured."""
-    taken = sorted((shape.tokens, took) for shape, took in seconds.items() if isinstance(shape, ExtendShape) and shape.decodes)
-    if not taken:
-        return None
+    """Chunk tokens that keep a step below `stall` seconds when much waits, and near a quarter of it when little does, by what the shapes
+    that hold so many decode rows took in warm-up. None when nothing was measured."""
+    taken = {shape: took for shape, took in seconds.items() if isinstance(shape, ExtendShape) and shape.decodes}
 
-    def largest(bound: float) -> int:
-        return max((tokens for tokens, took in taken if took <= bound), default=taken[0][0])
+    def largest(rows: int, bound: float) -> int:
+        wide = {shape: took for shape, took in taken.items() if shape.decodes >= rows}
+        return max((s.tokens for s, took in wide.items() if took <= bound), default=min(s.tokens for s in wide))
 
-    return Pace(largest(STEADY_SHARE * stall), largest(STALL_SHARE * stall))
+    regions = sorted({shape.decodes for shape in taken})
+    bounds = tuple((rows, largest(rows, STEADY_SHARE * stall), largest(rows, STALL_SHARE * stall)) for rows in regions)
+    return Pace(bounds) if bounds else None
 
 
 def emitters(plan: Plan) -> list[Request | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -12,6 +13,8 @@ import jax
 
 from jaxllm.engine.exports import Exports, calling, export
 from jaxllm.engine.xla_options import XlaOptions
+
+PATIENCE = 120  # seconds for another process to lower a program; then it is lowered here
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,8 @@ class Executables:
         """The executable of a program. Its name starts with its kind ("decode-…"); `rows` are what it computes. With `keep`, which needs
         a whole tree in `recipe.out`, the lowered program is kept for later starts."""
         if name in self.coming:
-            self.coming[name].result()
+            with contextlib.suppress(TimeoutError):  # a worker that hangs costs time only
+                self.coming[name].result(PATIENCE)
         with self._python:
             function = self._kept(name, recipe) if keep and self.exports is not None else recipe.function
             # Buffers that are only written into are unused inputs: dropped, they would not be donated.

@@ -6,6 +6,7 @@ for them. A worker that fails costs time only: the engine lowers what it does no
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import subprocess
@@ -46,7 +47,10 @@ class Lowering:
         root = str(Path(__file__).parents[2])
         start = f"import sys; sys.path.insert(0, {root!r}); from jaxllm.engine.lowering import main; main()"
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
-        self._workers = [subprocess.Popen([sys.executable, "-P", "-c", start], **pipes) for _ in range(count)]
+        self._workers: list[subprocess.Popen[str]] = []
+        with contextlib.suppress(OSError):  # no memory or no processes left: fewer workers, or none
+            for _ in range(count):
+                self._workers.append(subprocess.Popen([sys.executable, "-P", "-c", start], **pipes))
 
     def __enter__(self) -> Lowering:
         return self

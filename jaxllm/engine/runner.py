@@ -52,7 +52,7 @@ class Runner:
     """`launch(plan) -> StepResult` never waits for the device; `collect(result)` does.
 
     `depth` steps may be launched before the first of them is collected. Two keep a device busy whose steps are shorter than the way of a
-    token to the host and of the next step to the device.
+    token to the host and of the next step to the device, and gain a little where nobody waits for single tokens.
     """
 
     def __init__(self, programs: Programs, weights: tuple[Array, ...], kv: KVCache, eos_ids: list[int], compiles: CompileCounter):

@@ -38,15 +38,20 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Chunk tokens of a step that also decodes, so that a long prompt does not stall running streams: `low` while little waits, more as
-    more waits, `high` at most."""
+    """Chunk tokens of a step that also decodes, so that a long prompt does not stall running streams. `bounds` has, for steps of up to so
+    many decode rows, ascending: the rows, the tokens while little waits, and the most."""
 
-    low: int
-    high: int
+    bounds: tuple[tuple[int, int, int], ...]
 
-    def tokens(self, waiting: int) -> int:
-        """The bound for a step when `waiting` prompt tokens wait: a quarter of them, within the limits."""
-        return min(max(waiting // 4, self.low), self.high)
+    @property
+    def most(self) -> int:
+        """Chunk tokens that no step goes beyond."""
+        return max(high for _, _, high in self.bounds)
+
+    def tokens(self, waiting: int, decodes: int) -> int:
+        """The bound for a step of `decodes` rows when `waiting` prompt tokens wait: a quarter of them, within the limits."""
+        _, low, high = next((b for b in self.bounds if b[0] >= decodes), self.bounds[-1])
+        return min(max(waiting // 4, low), high)
 
 
 class Scheduler:
@@ -167,7 +172,7 @@ class Scheduler:
             return ()
         room = min(self.limits.max_num_batched_tokens - num_decodes, self._buckets.max_tokens)
         if num_decodes and self.pace is not None:
-            room = min(room, self.pace.tokens(self._prompt_tokens(prefilling, 4 * self.pace.high)))
+            room = min(room, self.pace.tokens(self._prompt_tokens(prefilling, 4 * self.pace.most), num_decodes))
         if room < 1:
             return ()
         chunks: list[Chunk] = []

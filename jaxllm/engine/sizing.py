@@ -81,6 +81,6 @@ def _exports(setup: Setup) -> Exports | None:
         "engine": resolved,
         "length": setup.need.max_model_len,
         "buckets": setup.buckets.to_dict(),
-        "devices": [device.platform, device.device_kind, dict(setup.mesh.shape)],
+        "devices": [device.platform, device.device_kind, device.client.platform_version, dict(setup.mesh.shape)],
     }
     return Exports.open(Path(cache) / FOLDER, fingerprint(facts))

@@ -65,9 +65,9 @@ def start(config: EngineConfig, report: Report) -> Started:
 
 
 def reserve_memory(fraction: float) -> None:
-    """Tell the NVIDIA client, before it exists, which share of the device's memory to take. Other platforms' clients know no such
-    option. Raises ConfigError when an engine in this process has asked
-    for another share, which can no longer be given."""
+    """Tell the NVIDIA client, before it exists, which share of the device's memory to take. Other platforms'
+    clients know no such option. Raises ConfigError when an engine in this process has asked for another share, which can no longer
+    be given."""
     if not may_use_cuda():
         return
     before = jax.config.jax_pjrt_client_create_options
@@ -171,7 +171,9 @@ def _load_and_compile(setup: Setup, config: EngineConfig, report: Report) -> tup
         return leaves
 
     programs = make_programs(setup)
-    workers = 0 if config.enforce_eager else worker_count(os.cpu_count() or 1, setup.mesh.devices.flat[0].platform)
+    exports = programs.executables.exports
+    first = exports is not None and not exports.figures()  # nothing is kept yet: an earlier start would have left its figures
+    workers = worker_count(os.cpu_count() or 1, setup.mesh.devices.flat[0].platform) if first and not config.enforce_eager else 0
     with ThreadPoolExecutor(1, thread_name_prefix="load") as pool, Lowering(workers) as lowering:
         loading = pool.submit(load)
         if not config.enforce_eager:

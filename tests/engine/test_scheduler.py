@@ -365,7 +365,7 @@ def test_the_check_finds_a_leaked_slot() -> None:
 
 def test_with_a_pace_prompts_run_in_chunks_while_others_decode_and_larger_ones_the_more_wait() -> None:
     loop = Loop(Setup(page_size=4, num_pages=400, max_num_batched_tokens=256, max_num_seqs=4))
-    loop.scheduler.pace = Pace(low=16, high=32)
+    loop.scheduler.pace = Pace(((4, 16, 32),))
     loop.add(prompt(200, 3), 1)
     assert chunks(loop.step()) == [("0", 0, 200, True)], "nobody waits for its next token"
     loop.add(lasting(20, 0), 60)
@@ -379,6 +379,7 @@ def test_with_a_pace_prompts_run_in_chunks_while_others_decode_and_larger_ones_t
 def test_the_pace_follows_what_shapes_took() -> None:
     shape = ExtendShape
     seconds = {shape(512, 32, 64): 0.013, shape(1536, 64, 64): 0.041, shape(2048, 64, 256): 0.052, shape(8192, 64, 0): 0.01, 64: 0.005}
-    assert pace(seconds, 0.05) == Pace(512, 1536)
-    assert pace(seconds, 0.001) == Pace(512, 512), "the smallest shape there is"
+    assert pace(seconds, 0.05) == Pace(((64, 512, 1536), (256, 2048, 2048))), "the widest region has one shape, whatever it takes"
+    assert pace(seconds, 0.001) == Pace(((64, 512, 512), (256, 2048, 2048))), "the smallest shape there is"
+    assert pace(seconds, 0.05).tokens(4096, 10) == 1024
     assert pace({}, 0.05) is None
