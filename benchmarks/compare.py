@@ -15,7 +15,7 @@ type Key = tuple[tuple[str, Any], ...]
 
 OURS = "jaxllm"
 # What a row or a driver's line measured; all else says at what.
-MEASUREMENT = ("value", "date", "min", "seconds", "tok_s", "out_tok_s", "total_tok_s", "in_tok", "out_tok")
+MEASUREMENT = ("value", "date", "min", "seconds", "tok_s", "out_tok_s", "total_tok_s", "in_tok", "out_tok", "note")
 
 
 class Figure(NamedTuple):
@@ -76,7 +76,7 @@ def tables(records: list[dict[str, Any]]) -> str:
     if not ours:
         return ""
     parts = [_table(shape, ours, others) for shape in sorted({row["shape"] for row in ours["rows"]})]
-    notes = [f"{record['engine']}: {record['how']} {_dates(record['rows'])}." for record in (ours, *others)]
+    notes = [f"{record['engine']}: {record['how']} {_dates(record['rows'])}.{_aside(record['rows'])}" for record in (ours, *others)]
     return "\n\n".join([*parts, "\n".join(f"- {note}" for note in notes)])
 
 
@@ -124,6 +124,14 @@ def number(row: Row | None) -> str:
         return "–"
     value = float(row["value"])
     return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
+
+
+def _aside(rows: list[Row]) -> str:
+    """What must be known about single figures: which are older than the latest of their engine, and the notes of rows."""
+    latest = max(row["date"] for row in rows)
+    old = [f"{row['shape']} {label(row)}" for row in rows if row["date"] < latest]
+    older = [f" Not measured again since {min(row['date'] for row in rows)}: {'; '.join(old)}."] if old else []
+    return "".join(older + [f" {row['shape']} {label(row)}: {row['note']}." for row in rows if "note" in row])
 
 
 def _dates(rows: list[Row]) -> str:

@@ -57,7 +57,7 @@ def as_line(record: dict) -> dict:
 
 def rows(found: dict, date: str) -> Iterator[Row]:
     """The rows of one line."""
-    figure, when = found.get("figure"), {"date": found.get("date", date)}
+    figure, when = found.get("figure"), {"date": found.get("date", date)} | {name: found[name] for name in ("note",) if name in found}
     if figure == "http":
         base: Row = {"shape": Path(str(found["model"])).name, "prompts": found["prompts"], "rate": found["rate"]}
         if not found["rate"]:

@@ -101,6 +101,8 @@ def kernels(found: Records, plt: Any) -> Any:
     panel.set_yticks(range(len(bars)), [name for name, _, _ in bars], fontsize=7)
     panel.invert_yaxis()
     panel.set(xlabel="share of the machine's measured ceiling", xlim=(0, 1.25))
+    notes = sorted({r["note"] for r in found if r.get("mode") == "time" and "note" in r})
+    panel.set_title("\n".join(notes), fontsize=7)
     return figure
 
 

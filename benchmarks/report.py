@@ -108,7 +108,8 @@ def kernels(record: dict[str, Any], limits: dict[str, dict[str, float]]) -> str:
     """Kernel times of one machine: a row per shape, with the rate and its share of what the machine does at best."""
     most = limits.get(record["device"], {})
     best = ", ".join(f"{value:g} {unit}" for unit, value in most.items() if unit != "GB/s")
-    head = f"Kernels (`python -m benchmarks.kernels time …`), {record['device']}" + (f", measured ceilings {best}:" if best else ":")
+    head = f"Kernels (`python -m benchmarks.kernels time …`), {record['device']}" + (f", measured ceilings {best}" if best else "")
+    head += f"; {record['note']}:" if "note" in record else ":"
     lines = [head, "", "| op | shape | µs | rate | of the ceiling |", "|---|---|---|---|---|"]
     for row in record["rows"]:
         unit = rate(row)
