@@ -71,11 +71,11 @@ def label(row: Row) -> str:
 
 
 def tables(records: list[dict[str, Any]]) -> str:
-    """One table per shape, engines beside each other, with the ratio of jaxllm to each other engine; empty without our figures."""
+    """A table per shape that any engine has, with the ratio of jaxllm to each other engine; empty without our figures."""
     ours, others = split(records)
     if not ours:
         return ""
-    parts = [_table(shape, ours, others) for shape in sorted({row["shape"] for row in ours["rows"]})]
+    parts = [_table(shape, ours, others) for shape in sorted({row["shape"] for record in (ours, *others) for row in record["rows"]})]
     notes = [f"{record['engine']}: {record['how']} {_dates(record['rows'])}.{_aside(record['rows'])}" for record in (ours, *others)]
     return "\n\n".join([*parts, "\n".join(f"- {note}" for note in notes)])
 
