@@ -21,7 +21,7 @@ from jax import Array
 from benchmarks.shapes import PREFIX, engine_options
 from jaxllm import models, weights
 from jaxllm.cache.backends import own_backend
-from jaxllm.cache.kv import KVCache, PagedContext, PagedInputs
+from jaxllm.cache.kv import KVCache, PagedContext, PagedInputs, zeros_of
 from jaxllm.mesh import make_mesh
 
 type Row = dict[str, Any]
@@ -120,7 +120,7 @@ class TeacherForced:
         rows = len(prompts)
         said = rng.integers(0, self.hf["vocab_size"], (rows, max(prompts) + STEPS))
         table = jnp.asarray(rng.permutation(rows * self.width).reshape(rows, self.width), jnp.int32)
-        pool = KVCache.empty(self._pool(rows, variant.dtype))
+        pool = zeros_of(self._pool(rows, variant.dtype))
         done, out = np.zeros(rows, int), []
         for step in range(-(-max(prompts) // CHUNK) + STEPS):
             chunk = CHUNK if step * CHUNK < max(prompts) else 1

@@ -20,6 +20,12 @@ PAGES = PartitionSpec(None, "tensor", None, None)  # [P, K, C, H]: every device 
 HEADS = PartitionSpec(None, "tensor", None)  # [T, heads, H]
 
 
+def zeros_of[T](like: T) -> T:
+    """Zeros of a tree's shapes and shardings, made on the devices by one program."""
+    shardings = jax.tree.map(lambda s: s.sharding, like)
+    return jax.jit(lambda: jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), like), out_shardings=shardings)()
+
+
 def page_bytes(layers: int, kv_heads: int, page_size: int, head_dim: int, dtype: DTypeLike) -> int:
     """Bytes of one page: keys and values of `page_size` tokens in every layer, over all devices together."""
     return 2 * layers * kv_heads * page_size * head_dim * jnp.dtype(dtype).itemsize
@@ -46,16 +52,7 @@ class KVCache:
     @staticmethod
     def zeros(layers: int, num_pages: int, kv_heads: int, page_size: int, head_dim: int, dtype: DTypeLike, mesh: Mesh) -> KVCache:
         """An empty pool, made on the devices by one program; zeros, because kernels may multiply what they mask."""
-        return KVCache.empty(KVCache.abstract(layers, num_pages, kv_heads, page_size, head_dim, dtype, mesh))
-
-    @staticmethod
-    def empty(like: KVCache) -> KVCache:
-        """Zeros of the shapes and shardings of an abstract pool."""
-        make = jax.jit(
-            lambda: jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), like),
-            out_shardings=jax.tree.map(lambda s: s.sharding, like),
-        )
-        return make()
+        return zeros_of(KVCache.abstract(layers, num_pages, kv_heads, page_size, head_dim, dtype, mesh))
 
 
 @jax.tree_util.register_dataclass

@@ -9,16 +9,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jaxllm.cache.kv import KVCache
+from jaxllm.cache.kv import KVCache, zeros_of
 from jaxllm.engine.batch import ingest_arrays, ingest_shapes, pack
 from jaxllm.engine.buckets import ExtendShape
 from jaxllm.engine.compiles import CompileCounter
 from jaxllm.engine.plan import Plan
-from jaxllm.engine.programs import Programs, place, shardings
+from jaxllm.engine.programs import Programs, place
 from jaxllm.engine.state import SlotState
 from jaxllm.engine.step import Outlook
 from jaxllm.engine.uplink import Uplink
@@ -105,7 +104,7 @@ class Runner:
         """After a step that failed: slot state and pages anew, since donated buffers may be gone and pages half written."""
         for buffer in jax.tree.leaves((self.kv, self._outlooks)):
             buffer.delete()  # first: a device has no room for two pools
-        self.kv = KVCache.empty(self.programs.abstract.kv)
+        self.kv = zeros_of(self.programs.abstract.kv)
         self._fresh()
 
     def _fresh(self) -> None:
@@ -134,7 +133,7 @@ class Runner:
         return self._outlooks[logit_rows]
 
     def _extend(self, shape: ExtendShape) -> Outlook:
-        rows = self.programs.layout(shape).logit_rows
+        rows = self.programs.buckets.logit_rows(shape)
         program, reused = self.programs.get("extend", shape), self._reused(rows)
         self.kv, self.state, self._outlooks[rows] = program(self.weights, self.kv, self.state, self._staged, reused)
         return self._outlooks[rows]
@@ -142,9 +141,7 @@ class Runner:
     def _reused(self, rows: int) -> Outlook:
         """The buffers that every forward with so many rows of logits writes into."""
         if rows not in self._outlooks:
-            like = self.programs.outlook(rows)
-            zeros = jax.jit(lambda: jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), like), out_shardings=shardings(like))
-            self._outlooks[rows] = zeros()
+            self._outlooks[rows] = zeros_of(self.programs.outlook(rows))
         return self._outlooks[rows]
 
     def _sample(self, outlook: Outlook, sampler: Sampler) -> Sampled:
