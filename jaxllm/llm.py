@@ -146,8 +146,9 @@ class LLM:
 
     def _run(self, inputs: list[tuple[str | None, list[int]]], params: list[SamplingParams], use_tqdm: bool) -> list[RequestOutput]:
         """Feed the engine as its queue has room, until every request has ended; an error or interrupt aborts what is left."""
+        longest = self.engine.resolved.max_model_len
         requests = [
-            GenerateRequest(id=f"offline-{next(self._ids)}", prompt_token_ids=ids, params=p)
+            GenerateRequest(id=f"offline-{next(self._ids)}", prompt_token_ids=p.truncated(ids, longest), params=p)
             for (_, ids), p in zip(inputs, params, strict=True)
         ]
         for request in requests:

@@ -68,6 +68,43 @@ def test_n_choices_with_logprobs_and_a_stop_string(llm: LLM) -> None:
     assert (stopped.outputs[0].finish_reason, stopped.outputs[0].stop_reason) == ("stop", stop)
 
 
+def test_the_stop_string_and_the_stop_tokens_text_can_be_part_of_the_text(llm: LLM) -> None:
+    def run(**options: object) -> tuple[str, str | None, list[int]]:
+        params = SamplingParams(temperature=0, max_tokens=24, include_stop_str_in_output=True, skip_special_tokens=False, **options)
+        choice = llm.chat(ask("What is 23 + 45?"), params, use_tqdm=False)[0].outputs[0]
+        return choice.text, choice.finish_reason, choice.token_ids
+
+    text, reason, ids = run()
+    assert reason == "stop"
+    assert text == llm.get_tokenizer().decode(ids)  # the end-of-turn token too
+    stop = text[2:4]
+    assert run(stop=stop)[0] == text[: text.index(stop) + 2]
+
+
+def test_a_prompt_is_truncated_to_its_last_tokens_and_runs_as_such(llm: LLM) -> None:
+    ids = llm.get_tokenizer().encode("12 + 34 = 56 + 1 + 1 =")
+
+    def run(prompt: list[int], **options: int) -> tuple[list[int], list[int]]:
+        (output,) = llm.generate([prompt], SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, **options), use_tqdm=False)
+        return output.prompt_token_ids, output.outputs[0].token_ids
+
+    assert run(ids, truncate_prompt_tokens=5) == run(ids[-5:])
+    assert run(ids, truncate_prompt_tokens=500) == run(ids)
+    assert run(ids * 200, truncate_prompt_tokens=-1) == run((ids * 200)[-506:])  # 512 less 6
+    with pytest.raises(OptionError, match=r"truncate_prompt_tokens \(513\) must be at most the model's maximum length of 512"):
+        run(ids, truncate_prompt_tokens=513)
+
+
+def test_without_detokenizing_there_are_tokens_and_no_text(llm: LLM) -> None:
+    plain, silent = (
+        llm.generate("1 + 1 =", SamplingParams(temperature=0, max_tokens=8, detokenize=on), use_tqdm=False)[0].outputs[0]
+        for on in (True, False)
+    )
+    assert (silent.text, silent.token_ids) == ("", plain.token_ids)
+    with pytest.raises(RequestError, match="stop strings need a tokenizer and detokenize"):
+        llm.generate("a", SamplingParams(detokenize=False, stop="x"), use_tqdm=False)
+
+
 def test_a_bad_prompt_is_refused_before_any_runs_and_the_engine_stays_usable(llm: LLM) -> None:
     before = llm.get_metrics()
     for bad in ([1] * 600, [-1], [10**6], {"text": "x"}, None, 5, b"abc", {"prompt": None}, "\ud800", {"prompt_token_ids": "x"}):

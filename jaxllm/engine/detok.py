@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
+
+from jaxllm.engine.stops import StopStrings, TextStep
+from jaxllm.sampling.options import SamplingParams
 
 MAX_UNDECODED = 8  # tokens that may wait for the rest of a character; each of them is decoded again with every next one
 MAX_TAIL = 256  # ids at the end of a prompt among which its last text is looked for
 BROKEN = "\ufffd"
-
-
-@dataclass(frozen=True, slots=True)
-class TextStep:
-    """Text that is safe to show after some tokens, and the stop string that ended the request, if one did."""
-
-    text: str
-    stop: str | None = None
 
 
 class Detokenizer:
@@ -26,52 +19,41 @@ class Detokenizer:
     New tokens are decoded together with a tail of earlier ones, since many decoders drop the space in front of a text's first word.
     """
 
-    def __init__(self, tokenizer: Tokenizer, prompt: list[int], skip_special: bool, stops: list[str], min_tokens: int = 0):
-        self._tokenizer, self._skip, self._stops = tokenizer, skip_special, stops
+    def __init__(self, tokenizer: Tokenizer, prompt: list[int], params: SamplingParams):
+        self._tokenizer, self._skip, self._min_tokens = tokenizer, params.skip_special_tokens, params.min_tokens
+        self._stops = StopStrings(params.stop_strings, params.include_stop_str_in_output)
+        spaced = self._skip or params.spaces_between_special_tokens
+        self._joined = {} if spaced else {id: token.content for id, token in tokenizer.get_added_tokens_decoder().items()}
+        self._after_added = False
         self._tail = self._tail_of(prompt)  # the last tokens that are whole text
         self._stream: DecodeStream | None = None  # decodes what follows the tail; None when it cannot
         self._restart()
         self._pending: list[int] = []  # tokens after the tail that end within a character
-        self._held = ""  # text that may be the start of a stop string
-        self._longest = max(map(len, stops), default=0)
-        self._min_tokens = min_tokens
         self._fed = 0
 
     def feed(self, tokens: list[int]) -> TextStep:
-        """Decode `tokens`; a stop string ends the text just before it and is never shown."""
+        """Decode `tokens`; the first stop string that comes after `min_tokens` tokens ends the text."""
+        shown = ""
         for token in tokens:
             self._fed += 1
-            step = self._release(self._held + self._decode(token))
-            if step is not None:
-                return step
-        shown = self._held[: len(self._held) - self._keep()]
-        self._held = self._held[len(shown) :]
+            step = self._stops.feed(self._text_of(token), may_end=self._fed > self._min_tokens)
+            shown += step.text
+            if step.stop is not None:
+                self._pending = []
+                return TextStep(shown, step.stop)
         return TextStep(shown)
 
     def finish(self) -> str:
         """What was held back: a partial stop string, and an incomplete character as U+FFFD."""
-        text, self._held = self._held + self._flush(), ""
+        return self._stops.finish() + self._flush()
+
+    def _text_of(self, token: int) -> str:
+        """What a token adds. Where special tokens shall not be spaced, one that follows another is shown as it is written."""
+        text, content = self._decode(token), self._joined.get(token)
+        if content is not None and self._after_added:
+            text = content
+        self._after_added = content is not None
         return text
-
-    def _release(self, text: str) -> TextStep | None:
-        """Set `_held` to all text so far, or cut at the earliest stop string."""
-        self._held = text
-        if self._fed < self._min_tokens:
-            return None
-        found = [(at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
-        if not found:
-            return None
-        at, stop = min(found, key=lambda hit: hit[0])
-        self._held = ""
-        self._pending = []
-        return TextStep(text[:at], stop)
-
-    def _keep(self) -> int:
-        """Length of the longest suffix of the held text that starts a stop string."""
-        for size in range(min(self._longest - 1, len(self._held)), 0, -1):
-            if any(stop.startswith(self._held[-size:]) for stop in self._stops):
-                return size
-        return 0
 
     def _decode(self, token: int) -> str:
         self._pending.append(token)

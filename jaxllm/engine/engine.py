@@ -224,7 +224,7 @@ class Engine:
         params = choice.params
         if self.tokenizer is None or not params.detokenize:
             return None
-        return Detokenizer(self.tokenizer.backend, choice.prompt, params.skip_special_tokens, params.stop_strings, params.min_tokens)
+        return Detokenizer(self.tokenizer.backend, choice.prompt, params)
 
     def _mark_scheduled(self, plan: Plan) -> None:
         now = time.time()
@@ -262,7 +262,7 @@ class Engine:
         ended = token in live.stops[request.index] and count > params.min_tokens
         text, detok = "", live.detok[request.index]
         if detok is not None:
-            shown = [] if ended else [token]  # the token that ends a request is not part of its text
+            shown = [token] if not ended or params.include_stop_str_in_output else []
             step = detok.feed(shown)
             text = step.text
             if step.stop is not None:

@@ -66,9 +66,8 @@ class SamplingParams:
         "int", 16, "Most tokens to generate; null = up to the model's limit.", low=1, high=2**31 - 1, nullable=True
     )
     min_tokens: int = option("int", 0, "Do not stop on a token before this many.", low=0, high=2**31 - 1)
-    stop: list[str] | str | None = option(
-        "strings", None, "Strings that end the generation; not part of the text.", max_items=MAX_STOP_STRINGS
-    )
+    stop: list[str] | str | None = option("strings", None, "Strings that end the generation.", max_items=MAX_STOP_STRINGS)
+    include_stop_str_in_output: bool = option("bool", False, "Keep the stop string, or the text of the stop token, in the text.")
     stop_token_ids: list[int] | None = option("ints", None, "Token ids that end the generation.", max_items=MAX_STOP_TOKEN_IDS)
     ignore_eos: bool = option("bool", False, "Generate past the end-of-sequence token.")
     logprobs: int | None = option(
@@ -76,6 +75,15 @@ class SamplingParams:
     )
     detokenize: bool = option("bool", True, "Turn tokens into text.")
     skip_special_tokens: bool = option("bool", True, "Leave special tokens out of the text.")
+    spaces_between_special_tokens: bool = option("bool", True, "Let decoders put spaces between special tokens that are shown.")
+    truncate_prompt_tokens: int | None = option(
+        "int",
+        None,
+        "Keep only the last tokens of the prompt; -1 = as many as leave room for max_tokens.",
+        low=1,
+        high=2**31 - 1,
+        also=(-1,),
+    )
 
     presence_penalty: float = later(0.0, "Penalise tokens that have appeared.", 0)
     frequency_penalty: float = later(0.0, "Penalise tokens by how often they appeared.", 0)
@@ -85,9 +93,6 @@ class SamplingParams:
     logit_bias: dict[str, float] | None = later(None, "Add to the logits of given tokens.", {})
     allowed_token_ids: list[int] | None = later(None, "Only these tokens.")
     bad_words: list[str] | None = later(None, "Never these words.", [])
-    include_stop_str_in_output: bool = later(False, "Keep the stop string in the text.")
-    spaces_between_special_tokens: bool = later(True, "Spaces between special tokens.")
-    truncate_prompt_tokens: int | None = later(None, "Keep only the last tokens of the prompt.")
     structured_outputs: dict[str, Any] | None = later(None, "Constrain the output to a grammar.")
     logits_processors: list[Any] | None = later(None, "Custom logits processors.", [])
     extra_args: dict[str, Any] | None = later(None, "Arguments for custom processors.", {})
@@ -108,6 +113,19 @@ class SamplingParams:
     def stop_strings(self) -> list[str]:
         """`stop` as a list."""
         return [self.stop] if isinstance(self.stop, str) else list(self.stop or [])
+
+    def truncated(self, prompt: list[int], max_model_len: int) -> list[int]:
+        """What `truncate_prompt_tokens` leaves of a prompt. Raises `OptionError` when it asks for more than the model takes."""
+        keep = self.truncate_prompt_tokens
+        if keep is None:
+            return prompt
+        if keep > max_model_len:
+            raise OptionError(
+                "truncate_prompt_tokens", f"truncate_prompt_tokens ({keep}) must be at most the model's maximum length of {max_model_len}"
+            )
+        if keep < 0:
+            keep = max(1, max_model_len - (self.max_tokens or 1))
+        return prompt[-keep:]
 
 
 OPTIONS: dict[str, Option] = {f.name: f.metadata["option"] for f in dataclasses.fields(SamplingParams)}

@@ -44,7 +44,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "return_tokens_as_token_ids": (False,),
     "return_prompt_text": (False,),
     "stream_interval": (1,),
-    "truncation_side": (),
+    "truncation_side": ("left",),
 }
 
 _KINDS = {bool: "true or false", int: "an integer", str: "a string", dict: "an object", list: "a list"}

@@ -68,6 +68,7 @@ class Generate:
         prompts = self.ready(request)
         if prompts is None:
             prompts = await edge.in_thread(self.tokenise, request)
+            prompts = [request.params.truncated(ids, edge.resolved.max_model_len) for ids in prompts]
         id = secrets.token_hex(16)
         for ids in prompts:
             check_length(len(ids), edge.resolved, self.param)

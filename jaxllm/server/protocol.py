@@ -99,9 +99,9 @@ def parse_completion(body: dict[str, Any], rules: Rules) -> CompletionRequest:
     refuse_unsupported(body, NEUTRAL)
     read_response_format(body)
     stream, at_end, always = read_stream(body)
-    prompts = read_prompts(body.get("prompt"), rules)
     params = read_sampling(body, rules.defaults)
     check_sampling(params, rules.resolved, "logprobs")
+    prompts = read_prompts(body.get("prompt"), rules, params)
     if len(prompts) * params.n > MAX_CHOICES:
         raise bad_request(f"{len(prompts)} prompts × n = {params.n} is more than {MAX_CHOICES} choices; send fewer per request", "n")
     return CompletionRequest(
@@ -172,8 +172,8 @@ def read_conversation(body: dict[str, Any], rules: Rules) -> Conversation:
     return Conversation(messages=messages, add_generation_prompt=prompts, continue_final_message=continues, template_kwargs=kwargs)
 
 
-def read_prompts(value: Any, rules: Rules) -> list[Prompt]:
-    """The prompts of a completion, as a list. Token ids are checked against the width of the logits."""
+def read_prompts(value: Any, rules: Rules, params: SamplingParams) -> list[Prompt]:
+    """The prompts of a completion, as a list. Token ids are truncated as wanted and checked against the width of the logits."""
     if value is None:
         raise bad_request("prompt is required: a string, a list of strings, token ids or a list of token id lists", "prompt")
     if isinstance(value, str) or (isinstance(value, list) and value and not isinstance(value[0], (str, list))):
@@ -186,16 +186,20 @@ def read_prompts(value: Any, rules: Rules) -> list[Prompt]:
         raise bad_request("prompt must not be empty", "prompt")
     if len(value) > MAX_PROMPTS:
         raise bad_request(f"at most {MAX_PROMPTS} prompts per request, got {len(value)}", "prompt")
-    for prompt in value:
-        if type(prompt) is not type(value[0]):
-            raise bad_request("prompt must not mix texts and token ids", "prompt")
-        if not prompt:
-            raise bad_request("prompt must not be empty", "prompt")
-        if isinstance(prompt, str):
-            check_chars(len(prompt), rules, "prompt")
-        else:
-            check_ids(prompt, rules.resolved, "prompt")
-    return value
+    return [_read_prompt(prompt, type(value[0]), rules, params) for prompt in value]
+
+
+def _read_prompt(prompt: Any, kind: type[Any], rules: Rules, params: SamplingParams) -> Prompt:
+    if type(prompt) is not kind:
+        raise bad_request("prompt must not mix texts and token ids", "prompt")
+    if not prompt:
+        raise bad_request("prompt must not be empty", "prompt")
+    if isinstance(prompt, str):
+        check_chars(len(prompt), rules, "prompt")
+        return prompt
+    ids: list[Any] = params.truncated(list(prompt), rules.resolved.max_model_len)
+    check_ids(ids, rules.resolved, "prompt")
+    return ids
 
 
 def check_chars(length: int, rules: Rules, param: str) -> None:
@@ -242,6 +246,10 @@ def read_chat_logprobs(body: dict[str, Any]) -> int | None:
 
 def check_sampling(params: SamplingParams, resolved: Resolved, logprobs_name: str) -> None:
     """Limits that depend on the model and the server."""
+    try:
+        params.truncated([], resolved.max_model_len)
+    except OptionError as error:
+        raise option_error(error) from None
     if params.logprobs is not None and params.logprobs > resolved.max_logprobs:
         raise bad_request(f"{logprobs_name} must be at most {resolved.max_logprobs} (--max-logprobs), got {params.logprobs}", logprobs_name)
     for id in params.stop_token_ids or ():

@@ -39,6 +39,10 @@ ACCEPTED = [
     ("min_tokens", 0),
     ("logprobs", 0),
     ("ignore_eos", True),
+    ("truncate_prompt_tokens", -1),
+    ("truncate_prompt_tokens", 1),
+    ("include_stop_str_in_output", True),
+    ("spaces_between_special_tokens", False),
     ("stop", []),
     ("stop", "x"),
     ("stop", ["x"] * MAX_STOP_STRINGS),
@@ -71,6 +75,8 @@ REFUSED = [
     ("max_tokens", 2**31, "[1, "),
     ("min_tokens", -1, "[0, "),
     ("logprobs", -1, "[0, "),
+    ("truncate_prompt_tokens", 0, "or -1"),
+    ("truncate_prompt_tokens", -2, "or -1"),
 ]
 
 
@@ -135,9 +141,6 @@ NOT_NEUTRAL = {
     "logit_bias": [{"5": -100}],
     "allowed_token_ids": [[1], []],
     "bad_words": [["no"]],
-    "include_stop_str_in_output": [True, 0],
-    "spaces_between_special_tokens": [False, 1],
-    "truncate_prompt_tokens": [10, -1],
     "structured_outputs": [{"json": {}}, {}],
     "logits_processors": [["x"]],
     "extra_args": [{"a": 1}],

@@ -65,12 +65,13 @@ def test_a_body_that_is_no_json_object_is_refused(server: Running, path: str, bo
         ("logit_bias", [1]), ("stop", ""), ("stop", [""]), ("stop", ["a"] * 17), ("stop", "x" * 1025), ("stop", [1]), ("stop", 5),
         ("stop_token_ids", [320]), ("stop_token_ids", [-1]), ("stop_token_ids", [2**31]), ("stop_token_ids", list(range(65))),
         ("stop_token_ids", ["a"]), ("stop_token_ids", [True]), ("bad_words", ["x"]), ("allowed_token_ids", [1]), ("allowed_token_ids", []),
-        ("prompt_logprobs", 1), ("ignore_eos", "yes"), ("skip_special_tokens", 0), ("include_stop_str_in_output", True),
-        ("truncate_prompt_tokens", 5), ("structured_outputs", {"json": {}}), ("guided_json", {}), ("guided_regex", "a"),
+        ("prompt_logprobs", 1), ("ignore_eos", "yes"), ("skip_special_tokens", 0), ("include_stop_str_in_output", 1),
+        ("truncate_prompt_tokens", 0), ("truncate_prompt_tokens", -2), ("truncate_prompt_tokens", 257), ("truncate_prompt_tokens", "5"),
+        ("truncation_side", "right"), ("structured_outputs", {"json": {}}), ("guided_json", {}), ("guided_regex", "a"),
         ("response_format", {"type": "json_object"}), ("response_format", {"type": "nonsense"}), ("response_format", {}),
         ("response_format", "text"), ("response_format", {"type": "json_schema"}), ("echo", True), ("suffix", "x"), ("cache_salt", "s"),
         ("use_beam_search", True), ("priority", 10**30), ("priority", "high"), ("priority", 1), ("logprobs", -1), ("logprobs", "1"),
-        ("spaces_between_special_tokens", False), ("vllm_xargs", {"a": 1}), ("prompt_embeds", "x"), ("length_penalty", 2),
+        ("spaces_between_special_tokens", 0), ("vllm_xargs", {"a": 1}), ("prompt_embeds", "x"), ("length_penalty", 2),
     ],
 )  # fmt: skip
 def test_an_illegal_or_unsupported_value_is_refused_by_name(server: Running, path: str, field: str, value: Any) -> None:
@@ -247,8 +248,10 @@ def test_unknown_models_are_echoed_within_bounds(server: Running) -> None:
         {"repetition_penalty": 1.0, "presence_penalty": 0, "frequency_penalty": 0.0, "logit_bias": {}, "best_of": 1, "echo": False},
         {"seed": -1}, {"seed": 2**63 - 1}, {"seed": -(2**63)}, {"stop_token_ids": [5, 5, 6]}, {"stop": ["x"] * 16}, {"stop": None},
         {"top_k": -1}, {"top_k": 10**9}, {"temperature": 1e-45}, {"temperature": 2}, {"response_format": {"type": "text"}}, {"n": 2},
+        {"truncate_prompt_tokens": -1, "truncation_side": "left"}, {"truncate_prompt_tokens": 256},
+        {"include_stop_str_in_output": True, "spaces_between_special_tokens": False, "skip_special_tokens": False},
     ],
-    ids=range(15),
+    ids=range(18),
 )  # fmt: skip
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
 def test_harmless_and_neutral_values_are_accepted(server: Running, path: str, extra: dict[str, Any]) -> None:

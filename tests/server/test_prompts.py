@@ -1,0 +1,46 @@
+"""Prompts on their way in: truncation on both endpoints, for text and token ids."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import openai
+import pytest
+
+from tests.server.harness import Running
+
+
+def seen(server: Running) -> list[int]:
+    """The prompt that the engine was given last."""
+    return server.control.added[-1].prompt_token_ids
+
+
+@pytest.mark.parametrize("prompt", ["abcdefgh", [97, 98, 99, 100, 101, 102, 103, 104]], ids=["text", "ids"])
+@pytest.mark.parametrize(("keep", "kept"), [(3, 3), (8, 8), (200, 8), (-1, 8)])
+def test_a_prompt_keeps_its_last_tokens(server: Running, client: openai.OpenAI, prompt: Any, keep: int, kept: int) -> None:
+    client.completions.create(model="fake", prompt=prompt)
+    whole = seen(server)
+    answer = client.completions.create(model="fake", prompt=prompt, extra_body={"truncate_prompt_tokens": keep})
+    assert seen(server) == whole[-kept:]
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens == kept
+
+
+@pytest.mark.parametrize("prompt", ["a" * 300, [97] * 300, [320] * 100 + [97] * 300], ids=["text", "ids", "ids that do not exist"])
+def test_a_prompt_beyond_the_context_runs_when_it_may_be_truncated(server: Running, client: openai.OpenAI, prompt: Any) -> None:
+    with pytest.raises(openai.BadRequestError):
+        client.completions.create(model="fake", prompt=prompt, max_tokens=10)
+    client.completions.create(model="fake", prompt=prompt, max_tokens=10, extra_body={"truncate_prompt_tokens": -1})
+    assert len(seen(server)) == 246
+    with pytest.raises(openai.BadRequestError, match="maximum context length"):
+        client.completions.create(model="fake", prompt=prompt, max_tokens=10, extra_body={"truncate_prompt_tokens": 256})
+
+
+def test_a_chat_is_truncated_as_it_was_rendered(server: Running, client: openai.OpenAI) -> None:
+    messages: Any = [{"role": "user", "content": "x" * 20}]
+    client.chat.completions.create(model="fake", messages=messages)
+    whole = seen(server)
+    answer = client.chat.completions.create(model="fake", messages=messages, extra_body={"truncate_prompt_tokens": 7})
+    assert seen(server) == whole[-7:]
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens == 7
