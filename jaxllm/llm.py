@@ -58,9 +58,9 @@ class LLM:
         """Counters and gauges of the engine."""
         return self.engine.stats()
 
-    def reset_prefix_cache(self) -> bool:
-        """Forget every cached prefix; True when that was possible, which it is between calls."""
-        return self.engine.reset_prefix_cache()
+    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        """Forget every cached prefix; True when that was possible, which it is between calls. See `Engine.reset_prefix_cache`."""
+        return self.engine.reset_prefix_cache(reset_running_requests)
 
     def start_profile(self) -> None:
         """Trace everything until `stop_profile` into `profiler_dir`. Raises ConfigError without one, and while a trace is running."""
@@ -77,9 +77,12 @@ class LLM:
         *,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
-        """Complete prompts: text, token ids, {"prompt": …} or {"prompt_token_ids": …}; one params for all or one each. Order is kept."""
-        inputs = [self._tokenized(prompt) for prompt in as_list(prompts)]
-        return self._run(inputs, self._params(sampling_params, len(inputs)), use_tqdm)
+        """Complete prompts: text, token ids, {"prompt": …} or {"prompt_token_ids": …}; one params for all or one each. Order is kept.
+        A prompt given as a dict may hold a "cache_salt": only prompts with an equal one share cached prefixes."""
+        items = as_list(prompts)
+        inputs = [self._tokenized(prompt) for prompt in items]
+        salts = [prompt.get("cache_salt") if isinstance(prompt, Mapping) else None for prompt in items]
+        return self._run(inputs, self._params(sampling_params, len(inputs)), use_tqdm, salts)
 
     def chat(
         self,
@@ -110,7 +113,7 @@ class LLM:
                 chat_template=template,
             )
             inputs.append((self._tokenizer().decode(ids, skip_special_tokens=False), ids))
-        return self._run(inputs, self._params(sampling_params, len(inputs)), use_tqdm)
+        return self._run(inputs, self._params(sampling_params, len(inputs)), use_tqdm, [None] * len(inputs))
 
     def _tokenizer(self) -> Tokenizer:
         if self.engine.tokenizer is None:
@@ -144,12 +147,14 @@ class LLM:
             one.__post_init__()  # its fields may have been set since
         return params
 
-    def _run(self, inputs: list[tuple[str | None, list[int]]], params: list[SamplingParams], use_tqdm: bool) -> list[RequestOutput]:
+    def _run(
+        self, inputs: list[tuple[str | None, list[int]]], params: list[SamplingParams], use_tqdm: bool, salts: list[str | None]
+    ) -> list[RequestOutput]:
         """Feed the engine as its queue has room, until every request has ended; an error or interrupt aborts what is left."""
         longest = self.engine.resolved.max_model_len
         requests = [
-            GenerateRequest(id=f"offline-{next(self._ids)}", prompt_token_ids=p.truncated(ids, longest), params=p)
-            for (_, ids), p in zip(inputs, params, strict=True)
+            GenerateRequest(id=f"offline-{next(self._ids)}", prompt_token_ids=p.truncated(ids, longest), params=p, cache_salt=salt)
+            for (_, ids), p, salt in zip(inputs, params, salts, strict=True)
         ]
         for request in requests:
             self.engine.check(request)

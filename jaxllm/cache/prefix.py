@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 
 class PrefixIndex:
     """Hash → page for full pages of `page_size` tokens.
 
-    `root` says whose KV this is (model, dtype, …): indexes with different roots share no hash.
+    `root` says whose KV this is (model, dtype, …): indexes with different roots share no hash. A request's salt and adapter go into the
+    root of its own chain.
     `queries` and `hits` count the tokens looked up and found, once per admitted request.
     """
 
@@ -37,17 +38,26 @@ class PrefixIndex:
         """Whether `page` can be found by its hash."""
         return page in self._hash_of
 
+    def root(self, salt: str | None, adapter: bytes | None) -> bytes:
+        """Where the chain of a request begins: requests share pages only with those of the same salt and the same adapter identity."""
+        if salt is None and adapter is None:
+            return self._root
+        digest = hashlib.sha256(b"jaxllm/request/1;parent=" + self._root)
+        for name, value in ((b"salt", None if salt is None else salt.encode()), (b"adapter", adapter)):
+            digest.update(b";%s=none" % name if value is None else b";%s=%d:%s" % (name, len(value), value))
+        return digest.digest()
+
     @property
     def pages(self) -> dict[int, bytes]:
         """Every findable page with its hash (a copy)."""
         return dict(self._hash_of)
 
-    def extend(self, hashes: list[bytes], tokens: Sequence[int]) -> None:
-        """Append to `hashes` those of the full pages of `tokens`, which start where `hashes` ends."""
+    def extend(self, hashes: list[bytes], tokens: Sequence[int], root: bytes | None = None) -> None:
+        """Append to `hashes` those of the full pages of `tokens`, which start where `hashes` ends, or at `root` (by default everyone's)."""
         size = self.page_size
         count = len(tokens) // size
         data = memoryview(struct.pack(f"<{count * size}i", *tokens[: count * size]))
-        parent = hashes[-1] if hashes else self._root
+        parent = hashes[-1] if hashes else root or self._root
         for i in range(count):
             digest = self._page.copy()
             digest.update(parent)
@@ -97,6 +107,13 @@ class PrefixIndex:
         key = self._hash_of.pop(page, None)
         if key is not None:
             del self._page_of[key]
+
+    def forget(self, hashes: Iterable[bytes]) -> None:
+        """Forget the pages of these hashes, wherever they are known."""
+        for key in hashes:
+            page = self._page_of.pop(key, None)
+            if page is not None:
+                del self._hash_of[page]
 
     def clear(self) -> None:
         """Forget every page; pages in use stay with their requests."""

@@ -18,7 +18,17 @@ from jaxllm.engine.buckets import ExtendShape
 from jaxllm.engine.detok import Detokenizer
 from jaxllm.engine.plan import Plan
 from jaxllm.engine.report import Report
-from jaxllm.engine.request import EngineStats, GenerateRequest, Request, RequestError, RequestTimes, Status, TextDelta, TokenLogprobs
+from jaxllm.engine.request import (
+    EngineStats,
+    GenerateRequest,
+    Request,
+    RequestError,
+    RequestTimes,
+    Status,
+    TextDelta,
+    TokenLogprobs,
+    check_salt,
+)
 from jaxllm.engine.runner import Collected, Runner, StepResult
 from jaxllm.engine.scheduler import Limits, Pace, Scheduler
 from jaxllm.engine.start import start
@@ -98,6 +108,7 @@ class Engine:
                 seed=_choice_seed(seed, index),
                 arrival=request.arrival,
                 max_tokens=min(params.max_tokens or room, room),
+                cache_salt=request.cache_salt,
                 sampler=int(choose([params])),
             )
             live.choices.append(choice)
@@ -128,10 +139,13 @@ class Engine:
             self._start_over()
             raise
 
-    def reset_prefix_cache(self) -> bool:
-        """Forget every cached prefix. Only an idle engine can: returns whether it did."""
-        if self.has_work:
-            return False
+    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        """Forget every cached prefix; returns whether it did. While requests run it does so only with `reset_running_requests`, which
+        computes them anew."""
+        if self.scheduler.running:
+            if not reset_running_requests:
+                return False
+            self.scheduler.preempt_all()
         if self.scheduler.prefix is not None:
             self.scheduler.prefix.clear()
         return True
@@ -191,6 +205,8 @@ class Engine:
                 "context_length_exceeded",
             )
         self._check_ids("prompt", prompt)
+        if request.cache_salt is not None:
+            check_salt(request.cache_salt)
         self._check_ids("stop_token_ids", request.params.stop_token_ids or [])
         if request.params.logprobs is not None and request.params.logprobs > self.resolved.max_logprobs:
             raise RequestError(
@@ -241,6 +257,7 @@ class Engine:
                 continue
             token = step.tokens[row]
             if token < 0:
+                self.scheduler.spoil(request)
                 deltas.append(self._finish(request, [], "", "error", None, "the model gave no finite logits for this request"))
                 continue
             logprobs = None

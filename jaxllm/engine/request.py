@@ -19,14 +19,29 @@ class RequestError(ValueError):
         self.code = code
 
 
+MAX_SALT = 128  # characters
+
+
+def check_salt(salt: object) -> None:
+    """Raise RequestError unless `salt` may be a request's cache_salt."""
+    if not isinstance(salt, str):
+        raise RequestError(f"cache_salt must be a string, got {type(salt).__name__}", "cache_salt")
+    if not 1 <= len(salt) <= MAX_SALT:
+        raise RequestError(f"cache_salt must have 1 to {MAX_SALT} characters, got {len(salt)}", "cache_salt")
+    if any(c in "@/\\" or not c.isprintable() for c in salt):
+        raise RequestError("cache_salt must hold printable characters other than @, / and \\", "cache_salt")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateRequest:
-    """What the front ends ask of the engine. `id` is made by the server or library, never by a client."""
+    """What the front ends ask of the engine. `id` is made by the server or library, never by a client. Only requests with an equal
+    `cache_salt` share cached prefixes."""
 
     id: str
     prompt_token_ids: list[int]
     params: SamplingParams
     arrival: float = field(default_factory=time.time)
+    cache_salt: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +124,8 @@ class Request:
     seed: int
     arrival: float
     max_tokens: int  # already clamped to the model's length
+    cache_salt: str | None = None
+    adapter: bytes | None = None  # identity of an adapter that changes the KV; nothing sets one yet
     sampler: int = 0  # the cheapest sampler that honours `params` (sampling.choose)
     status: Status = Status.WAITING
     slot: int = -1

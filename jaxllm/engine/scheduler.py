@@ -114,6 +114,16 @@ class Scheduler:
         self._waiting.pop(request, None)
         request.status = Status.FINISHED
 
+    def spoil(self, request: Request) -> None:
+        """Make unfindable whatever the request has computed: its KV is not to be trusted. Pages that it found cached go too."""
+        if self.prefix is not None:
+            self.prefix.forget(request.hashes)
+
+    def preempt_all(self) -> None:
+        """Send every running request back to the queue, in order, to be computed anew."""
+        for request in reversed(list(self._running)):
+            self._preempt(request)
+
     def committed(self, request: Request, new_tokens: int) -> None:
         """The engine has appended `new_tokens` tokens to `request.output`: make the pages they completed findable.
 
@@ -275,16 +285,20 @@ class Scheduler:
         """Preempt newer requests until a page is free; False when the request itself was the newest and had to go."""
         while not self.pool.free:
             newest = next(reversed(self._running))
-            self._vacate(newest)
-            newest.status = Status.WAITING
-            newest.num_preemptions += 1
-            self.preemptions += 1
-            self._waiting[newest] = None
-            self._waiting.move_to_end(newest, last=False)
+            self._preempt(newest)
             preempted.append(newest)
             if newest is request:
                 return False
         return True
+
+    def _preempt(self, request: Request) -> None:
+        """Back to the head of the queue, without slot and pages."""
+        self._vacate(request)
+        request.status = Status.WAITING
+        request.num_preemptions += 1
+        self.preemptions += 1
+        self._waiting[request] = None
+        self._waiting.move_to_end(request, last=False)
 
     def _vacate(self, request: Request) -> None:
         """Take slot and pages from a running request; its hashes stay, so it may find its own pages again."""
@@ -311,4 +325,5 @@ class Scheduler:
         """Complete the kept hashes up to token `end`; each page is hashed once in a request's life."""
         start = len(request.hashes) * self.pool.page_size
         if self.prefix is not None and end - start >= self.pool.page_size:
-            self.prefix.extend(request.hashes, request.tokens(start, end))
+            root = None if request.hashes else self.prefix.root(request.cache_salt, request.adapter)
+            self.prefix.extend(request.hashes, request.tokens(start, end), root)

@@ -21,6 +21,7 @@ from jaxllm.server.errors import ApiError, bad_request, sanitize, server_error
 from jaxllm.server.fields import get, refuse_unsupported
 from jaxllm.server.gate import Gate
 from jaxllm.server.generate import Chat, Completions
+from jaxllm.server.messages import Profile, ResetPrefixes
 from jaxllm.server.protocol import TOKENIZE_FIELDS, check_ids, read_conversation, read_model
 
 
@@ -72,12 +73,20 @@ class Routes:
 
     async def start_profile(self, request: Request) -> Response:
         """Begin a trace of the engine process."""
-        await self._edge.bridge.profile(True)
+        await self._edge.bridge.ask(Profile(True))
         return Response()
 
     async def stop_profile(self, request: Request) -> Response:
         """End it and wait until it is written."""
-        await self._edge.bridge.profile(False)
+        await self._edge.bridge.ask(Profile(False))
+        return Response()
+
+    async def reset_prefix_cache(self, request: Request) -> Response:
+        """Forget every cached prefix; 400 while requests run, unless the query says reset_running_requests=true."""
+        running = request.query_params.get("reset_running_requests", "false").lower()
+        if running not in ("true", "false", "1", "0"):
+            raise bad_request("reset_running_requests must be true or false", "reset_running_requests")
+        await self._edge.bridge.ask(ResetPrefixes(running in ("true", "1")))
         return Response()
 
     async def models(self, request: Request) -> Response:
@@ -131,7 +140,7 @@ class Routes:
 
 def build(edge: Edge) -> Any:
     """The ASGI application. The router is reachable as `.routes` of `routes(edge)`, for tests that walk it."""
-    app: Any = Gate(routes(edge), edge.settings.api_keys, lambda: edge.draining)
+    app: Any = Gate(routes(edge), edge.settings.api_keys, edge.settings.admin_keys, lambda: edge.draining)
     if edge.settings.allowed_origins:
         app = CORSMiddleware(app, allow_origins=edge.settings.allowed_origins, allow_methods=["*"], allow_headers=["*"])
     return app
@@ -154,6 +163,7 @@ def routes(edge: Edge) -> Starlette:
         Route("/ping", plain.health, methods=["GET", "POST"]),
         Route("/start_profile", plain.start_profile, methods=["POST"]),
         Route("/stop_profile", plain.stop_profile, methods=["POST"]),
+        Route("/reset_prefix_cache", plain.reset_prefix_cache, methods=["POST"]),
     ]
     handlers = {ApiError: _api_error, HTTPException: _http_error, Exception: _unexpected}
     app = Starlette(routes=table, exception_handlers=handlers)  # type: ignore[arg-type]

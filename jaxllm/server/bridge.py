@@ -19,13 +19,14 @@ from jaxllm.server.errors import ApiError, bad_request, overloaded, sanitize, se
 from jaxllm.server.messages import (
     Abort,
     Add,
+    Answered,
     Died,
     Outputs,
     Phase,
     Profile,
-    Profiled,
     Ready,
     Rejected,
+    ResetPrefixes,
     Start,
     Stop,
     ToCore,
@@ -139,7 +140,7 @@ class Bridge(asyncio.Protocol):
         self.choices = 0  # in flight
         self._inside = 0  # of them, given to the engine process
         self._held: deque[Entry] = deque()  # not yet given
-        self._profiling: deque[asyncio.Future[str | None]] = deque()  # answers that are due, in order
+        self._answers: deque[asyncio.Future[str | None]] = deque()  # answers that are due, in order
 
     async def connect(self, sock: socket.socket) -> Ready:
         """Send the configuration and wait until the engine takes requests. Raises `CoreDied`."""
@@ -226,13 +227,13 @@ class Bridge(asyncio.Protocol):
         for stream in {id(entry.stream): entry.stream for entry in self._entries.values()}.values():
             stream.fail(make())
 
-    async def profile(self, start: bool) -> None:
-        """Start or stop a trace of the engine process. Raises ApiError when that cannot be."""
+    async def ask(self, message: Profile | ResetPrefixes) -> None:
+        """Have the engine process do something besides generating. Raises ApiError when that cannot be."""
         if not self.alive:
             raise server_error("the engine is not running")
         answer: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
-        self._profiling.append(answer)
-        self._send(Profile(start))
+        self._answers.append(answer)
+        self._send(message)
         if problem := await answer:
             raise bad_request(sanitize(problem))
 
@@ -270,8 +271,8 @@ class Bridge(asyncio.Protocol):
             self._rejected(message)
         elif isinstance(message, Phase):
             self._on_phase(message)
-        elif isinstance(message, Profiled):
-            answer = self._profiling.popleft()
+        elif isinstance(message, Answered):
+            answer = self._answers.popleft()
             if not answer.done():  # its client has gone
                 answer.set_result(message.error)
         elif isinstance(message, Ready):
@@ -326,7 +327,7 @@ class Bridge(asyncio.Protocol):
             return
         self.died.set_result(died)
         self.fail_all(lambda: server_error("the engine stopped working; the server is going down"))
-        for answer in self._profiling:
+        for answer in self._answers:
             if not answer.done():
                 answer.set_result("the engine stopped working; the server is going down")
         if self._transport is not None:

@@ -30,6 +30,7 @@ from jaxllm.server.edge import Settings
 from jaxllm.server.errors import ApiError
 
 KEY_VARIABLES = ("JAXLLM_API_KEY", "VLLM_API_KEY")
+ADMIN_KEY_VARIABLE = "JAXLLM_ADMIN_KEY"
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 # Flags of EngineConfig's fields by group: field -> help. Types and defaults come from the dataclass.
@@ -185,6 +186,8 @@ def _server_flags(group: Any) -> None:
 def _security_flags(group: Any) -> None:
     keys = " or ".join(KEY_VARIABLES)
     group.add_argument("--api-key", nargs="+", action="extend", default=None, help=f"keys of which clients must send one; also from {keys}")
+    help = f"keys that open POST /reset_prefix_cache, which is closed without one; also from {ADMIN_KEY_VARIABLE}"
+    group.add_argument("--admin-key", nargs="+", action="extend", default=None, help=help)
     group.add_argument("--allowed-origins", type=json.loads, default=[], help="JSON list of origins for CORS; none by default")
 
 
@@ -251,8 +254,9 @@ def _options(args: argparse.Namespace, environ: Mapping[str, str]) -> Options:
     if any(not name for name in args.served_model_name or ()):
         raise ConfigError("--served-model-name must not be empty")
     keys = tuple(args.api_key or [environ[name] for name in KEY_VARIABLES if environ.get(name)])
-    if any(not key for key in keys):
-        raise ConfigError("--api-key must not be empty")
+    admin_keys = tuple(args.admin_key or filter(None, [environ.get(ADMIN_KEY_VARIABLE)]))
+    if any(not key for key in (*keys, *admin_keys)):
+        raise ConfigError("--api-key and --admin-key must not be empty")
     if not isinstance(args.allowed_origins, list) or not all(isinstance(origin, str) for origin in args.allowed_origins):
         raise ConfigError("--allowed-origins must be a JSON list of strings, such as '[\"https://example.org\"]'")
     _refuse_arguments(args)
@@ -261,6 +265,7 @@ def _options(args: argparse.Namespace, environ: Mapping[str, str]) -> Options:
         served=tuple(dict.fromkeys(args.served_model_name or [args.model])),
         root=args.model,
         api_keys=keys,
+        admin_keys=admin_keys,
         max_body_size=args.max_body_size,
         stall_seconds=args.stall_timeout * (10 if args.enforce_eager else 1),  # a step may compile
         log_requests=args.log_requests,

@@ -25,13 +25,14 @@ from jaxllm.server.errors import sanitize
 from jaxllm.server.messages import (
     Abort,
     Add,
+    Answered,
     Died,
     Outputs,
     Phase,
     Profile,
-    Profiled,
     Ready,
     Rejected,
+    ResetPrefixes,
     Start,
     Stop,
     ToCore,
@@ -54,6 +55,7 @@ class CoreEngine(Protocol):
     def abort(self, request_id: str) -> None: ...
     def step(self) -> list[TextDelta]: ...
     def stats(self) -> EngineStats: ...
+    def reset_prefix_cache(self, reset_running_requests: bool) -> bool: ...
 
 
 type Factory = Callable[[EngineConfig, Callable[[str, float], None]], tuple[CoreEngine, dict[str, float]]]
@@ -126,7 +128,10 @@ class Core:
         if isinstance(message, Abort):
             engine.abort(message.id)
         elif isinstance(message, Profile):
-            self._send(Profiled(self._profile(message.start)))
+            self._send(Answered(self._profile(message.start)))
+        elif isinstance(message, ResetPrefixes):
+            done = engine.reset_prefix_cache(message.running)
+            self._send(Answered(None if done else "requests are running; try again later, or add ?reset_running_requests=true"))
         elif isinstance(message, Add):
             try:
                 engine.add(message.request)

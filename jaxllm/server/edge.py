@@ -33,6 +33,7 @@ class Settings:
     served: tuple[str, ...]
     root: str  # the model as the operator named it
     api_keys: tuple[str, ...] = ()
+    admin_keys: tuple[str, ...] = ()  # without one, the operator's routes are closed
     max_body_size: int = 32 << 20
     stall_seconds: float = 60.0
     log_requests: bool = False

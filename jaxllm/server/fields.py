@@ -7,6 +7,7 @@ from typing import Any
 
 import orjson
 
+from jaxllm.engine.request import RequestError, check_salt
 from jaxllm.sampling.options import OPTIONS, OptionError, SamplingParams
 from jaxllm.server.errors import ApiError, bad_request, sanitize, shown
 
@@ -33,7 +34,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "guided_grammar": (),
     "guided_decoding_backend": (),
     "guided_whitespace_pattern": (),
-    "cache_salt": (),
     "kv_transfer_params": (),
     "vllm_xargs": ({},),
     "logprob_token_ids": ([],),
@@ -48,6 +48,18 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 
 _KINDS = {bool: "true or false", int: "an integer", str: "a string", dict: "an object", list: "a list"}
+
+
+def read_salt(body: dict[str, Any]) -> str | None:
+    """`cache_salt`. Raises ApiError(400)."""
+    salt = body.get("cache_salt")
+    if salt is None:
+        return None
+    try:
+        check_salt(salt)
+    except RequestError as error:
+        raise bad_request(str(error), error.param) from None
+    return str(salt)
 
 
 def loads(body: bytes) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import orjson
 from jaxllm.server.errors import ApiError, overloaded
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/version", "/ping"})  # answer without a key; everything else needs one
+ADMIN_PATHS = frozenset({"/reset_prefix_cache"})  # only with a key of the operator's
 MAX_REQUEST_ID = 128
 ID_CHARS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:")
 
@@ -21,11 +22,12 @@ logger = logging.getLogger("jaxllm.access")
 
 
 class Gate:
-    """Wraps the routes. `keys` empty means that no key is needed; `draining()` is asked for every request that starts work."""
+    """Wraps the routes. `keys` empty means that no key is needed; `admin_keys` open everything, and alone open the operator's routes.
+    `draining()` is asked for every request that starts work."""
 
-    def __init__(self, app: Any, keys: Iterable[str], draining: Callable[[], bool]):
+    def __init__(self, app: Any, keys: Iterable[str], admin_keys: Iterable[str], draining: Callable[[], bool]):
         self._app = app
-        self._keys = tuple(hashlib.sha256(key.encode()).digest() for key in keys)
+        self._keys, self._admin_keys = digests(keys), digests(admin_keys)
         self._draining = draining
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
@@ -57,21 +59,31 @@ class Gate:
     def _refusal(self, scope: dict[str, Any], path: str, headers: list[tuple[bytes, bytes]]) -> ApiError | None:
         if path in OPEN_PATHS:
             return None
-        if self._keys and not self._authorised(header(headers, b"authorization")):
+        sent = header(headers, b"authorization")
+        if self._keys and not authorised(sent, self._keys + self._admin_keys):
             message = "a valid API key is needed: send the header Authorization: Bearer KEY"
             return ApiError(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
+        if path in ADMIN_PATHS and not authorised(sent, self._admin_keys):
+            remedy = "send it as Authorization: Bearer KEY" if self._admin_keys else "start the server with --admin-key"
+            return ApiError(403, f"{path} takes the operator's key alone: {remedy}", code="admin_key_needed")
         if scope["method"] == "POST" and self._draining():
             return overloaded("the server is shutting down", "draining")
         return None
 
-    def _authorised(self, value: bytes | None) -> bool:
-        """Constant time in the key: digests are compared, all of them, always."""
-        scheme, _, key = (value or b"").partition(b" ")
-        digest = hashlib.sha256(key.strip()).digest()
-        found = False
-        for known in self._keys:
-            found |= secrets.compare_digest(digest, known)
-        return found and scheme.lower() == b"bearer"
+
+def digests(keys: Iterable[str]) -> tuple[bytes, ...]:
+    """What is kept of keys."""
+    return tuple(hashlib.sha256(key.encode()).digest() for key in keys)
+
+
+def authorised(value: bytes | None, keys: Iterable[bytes]) -> bool:
+    """Whether an Authorization header holds one of these keys. Constant time in the key: digests are compared, all of them, always."""
+    scheme, _, key = (value or b"").partition(b" ")
+    digest = hashlib.sha256(key.strip()).digest()
+    found = False
+    for known in keys:
+        found |= secrets.compare_digest(digest, known)
+    return found and scheme.lower() == b"bearer"
 
 
 def route_path(scope: dict[str, Any]) -> str:

@@ -73,7 +73,12 @@ class Generate:
         for ids in prompts:
             check_length(len(ids), edge.resolved, self.param)
         wanted = [
-            GenerateRequest(id=f"{id}-{number}", prompt_token_ids=ids, params=clamp(request.params, len(ids), edge.resolved))
+            GenerateRequest(
+                id=f"{id}-{number}",
+                prompt_token_ids=ids,
+                params=clamp(request.params, len(ids), edge.resolved),
+                cache_salt=request.cache_salt,
+            )
             for number, ids in enumerate(prompts)
         ]
         reply = self.reply(id, request.model, edge.fingerprint, [len(ids) for ids in prompts], request.params.n, edge.names)

@@ -1,7 +1,8 @@
 """The typed messages between the HTTP process and the engine process, and their framing: 4 bytes of length, then msgpack.
 
-Ownership: the HTTP process sends `Start` once, then `Add`, `Abort`, `Profile` and `Stop`; the engine process answers `Phase`…, `Ready`,
-then one `Outputs` per step, `Rejected` per refused request, `Profiled` per `Profile`, and `Died` as its last word.
+Ownership: the HTTP process sends `Start` once, then `Add`, `Abort`, `Profile`, `ResetPrefixes` and `Stop`; the engine process answers
+`Phase`…, `Ready`, then one `Outputs` per step, `Rejected` per refused request, `Answered` per `Profile` and `ResetPrefixes`, and `Died` as
+its last word.
 """
 
 from __future__ import annotations
@@ -45,6 +46,12 @@ class Profile(msgspec.Struct, tag=True, frozen=True):
     start: bool
 
 
+class ResetPrefixes(msgspec.Struct, tag=True, frozen=True):
+    """Forget every cached prefix, with `running` also those that requests stand on."""
+
+    running: bool
+
+
 class Phase(msgspec.Struct, tag=True, frozen=True):
     """A phase of the start has ended."""
 
@@ -75,8 +82,8 @@ class Rejected(msgspec.Struct, tag=True, frozen=True):
     code: str | None = None
 
 
-class Profiled(msgspec.Struct, tag=True, frozen=True):
-    """The answer to the oldest `Profile` that has none: why it could not be done, or None."""
+class Answered(msgspec.Struct, tag=True, frozen=True):
+    """The answer to the oldest `Profile` or `ResetPrefixes` that has none: why it could not be done, or None."""
 
     error: str | None
 
@@ -88,8 +95,8 @@ class Died(msgspec.Struct, tag=True, frozen=True):
     expected: bool = False
 
 
-type ToCore = Start | Add | Abort | Profile | Stop
-type ToEdge = Phase | Ready | Outputs | Rejected | Profiled | Died
+type ToCore = Start | Add | Abort | Profile | ResetPrefixes | Stop
+type ToEdge = Phase | Ready | Outputs | Rejected | Answered | Died
 
 
 class Frames[M]:
@@ -121,12 +128,12 @@ class Frames[M]:
 
 def to_core() -> Frames[ToCore]:
     """A decoder of what the engine process receives."""
-    return Frames(Start | Add | Abort | Profile | Stop)
+    return Frames(Start | Add | Abort | Profile | ResetPrefixes | Stop)
 
 
 def to_edge() -> Frames[ToEdge]:
     """A decoder of what the HTTP process receives."""
-    return Frames(Phase | Ready | Outputs | Rejected | Profiled | Died)
+    return Frames(Phase | Ready | Outputs | Rejected | Answered | Died)
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -19,6 +19,7 @@ from jaxllm.server.fields import (
     option_error,
     optional,
     read_response_format,
+    read_salt,
     read_sampling,
     read_stream,
     refuse_unsupported,
@@ -29,7 +30,9 @@ MAX_CHOICES = 1024  # prompts × n of one HTTP request
 
 type Prompt = str | list[int]
 
-_SHARED = frozenset({*WIRE_OPTIONS, *NEUTRAL, *IGNORED, "model", "stream", "stream_options", "response_format", "add_special_tokens"})
+_SHARED = frozenset(
+    {*WIRE_OPTIONS, *NEUTRAL, *IGNORED, "model", "stream", "stream_options", "response_format", "add_special_tokens", "cache_salt"}
+)
 COMPLETION_FIELDS = _SHARED | {"prompt"}
 CHAT_FIELDS = _SHARED | set(CHAT_NEUTRAL) | {
     "messages", "max_completion_tokens", "top_logprobs", "tools", "tool_choice", "functions", "function_call", "add_generation_prompt",
@@ -66,6 +69,7 @@ class Generation:
     stream: bool
     usage_at_end: bool
     usage_always: bool
+    cache_salt: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +114,7 @@ def parse_completion(body: dict[str, Any], rules: Rules) -> CompletionRequest:
         stream=stream,
         usage_at_end=at_end,
         usage_always=always,
+        cache_salt=read_salt(body),
         prompts=prompts,
         add_special_tokens=get(body, "add_special_tokens", bool, True),
     )
@@ -139,6 +144,7 @@ def parse_chat(body: dict[str, Any], rules: Rules) -> ChatRequest:
         stream=stream,
         usage_at_end=at_end,
         usage_always=always,
+        cache_salt=read_salt(body),
         conversation=conversation,
     )
 

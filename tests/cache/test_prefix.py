@@ -44,6 +44,38 @@ def test_indexes_with_different_roots_share_no_hash(other: dict[str, bytes]) -> 
     assert not set(hashes([1, 2, 3, 4])) & set(hashes([1, 2, 3, 4], **other))
 
 
+def root(salt: str | None = None, adapter: bytes | None = None) -> bytes:
+    return PrefixIndex(4, b"model").root(salt, adapter)
+
+
+def test_salts_and_adapters_begin_chains_of_their_own_by_tagged_bytes() -> None:
+    everyone = hashlib.sha256(b"jaxllm/root/1;page=4;id=5:model").digest()
+    assert root() == everyone
+    assert root("ab") == hashlib.sha256(b"jaxllm/request/1;parent=" + everyone + b";salt=2:ab;adapter=none").digest()
+    different = [root(), root("ab"), root("a", b"b"), root(None, b"ab"), root("none"), root("ab;adapter=none"), root("a", b";salt=1:a")]
+    assert len(set(different)) == len(different)
+
+
+def test_requests_of_different_salts_find_nothing_of_each_other() -> None:
+    index, tokens = PrefixIndex(4, b"model"), [1, 2, 3, 4, 5]
+    mine: list[bytes] = []
+    index.extend(mine, tokens, index.root("mine", None))
+    index.register(mine[0], 7)
+    for salt, pages in (("mine", [7]), ("yours", []), (None, [])):
+        found: list[bytes] = []
+        index.extend(found, tokens, index.root(salt, None))
+        assert index.match(found, 1) == pages
+
+
+def test_what_is_forgotten_is_found_no_more_and_may_be_written_anew() -> None:
+    index = PrefixIndex(4, b"model")
+    index.register(b"a", 1)
+    index.register(b"b", 2)
+    index.forget([b"b", b"unknown"])
+    assert index.pages == {1: b"a"}
+    index.register(b"c", 2)
+
+
 def test_page_sizes_share_no_hash() -> None:
     assert not set(hashes([1] * 8, page_size=4)) & set(hashes([1] * 8, page_size=8))
 

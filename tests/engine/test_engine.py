@@ -230,9 +230,53 @@ def test_a_step_that_fails_leaves_an_empty_engine_and_no_prefix_that_was_never_w
     assert engine.stats().prefix_hits == 0
 
 
+def test_the_pages_of_a_request_without_finite_logits_are_not_found_again(make_engine: MakeEngine) -> None:
+    engine = make_engine()
+    params, prompt = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True), PROMPT * 5
+    alone = run(make_engine(), [prompt], params)
+    engine.add(request(params, "poisoned", prompt))
+    _ = engine.step() + engine.step() + engine.step()
+    (victim,) = engine.scheduler._running
+    kv = engine.runner.kv
+    engine.runner.kv = replace(kv, v=(kv.v[0].at[victim.pages[1]].set(jnp.nan), *kv.v[1:]))
+    assert collect(engine, [])[-1].finish_reason == "error"
+    assert run(engine, [prompt], params) == alone
+    assert engine.stats().prefix_hits == 0
+    engine.scheduler.check()
+
+
+def test_prefixes_are_shared_within_a_salt_only(make_engine: MakeEngine) -> None:
+    engine, params = make_engine(), SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+    prompt, cached = PROMPT * 4, []
+    for number, salt in enumerate((None, "a", "b", "a", None)):
+        wanted = GenerateRequest(id=str(number), prompt_token_ids=prompt, params=params, cache_salt=salt)
+        cached.append(collect(engine, [wanted])[-1].num_cached_tokens)
+    assert cached == [0, 0, 0, 24, 24]
+    with pytest.raises(RequestError, match="cache_salt"):
+        engine.add(GenerateRequest(id="x", prompt_token_ids=prompt, params=params, cache_salt="a/b"))
+
+
+def test_a_reset_computes_running_requests_anew_and_forgets_what_they_stand_on(make_engine: MakeEngine) -> None:
+    engine, params = make_engine(), SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+    prompts = [PROMPT * 4, PROMPT * 3 + [5]]
+    alone = [run(make_engine(enable_prefix_caching=False), [prompt], params)[0] for prompt in prompts]
+    deltas = []
+    for number, prompt in enumerate(prompts):
+        engine.add(request(params, f"r{number}", prompt))
+    for _ in range(7):
+        deltas += engine.step()
+    assert engine.reset_prefix_cache(reset_running_requests=True)
+    assert len(engine.scheduler.prefix or ()) == 0
+    deltas += collect(engine, [])
+    assert [tokens_of(deltas, f"r{number}") for number in range(2)] == alone
+    assert engine.stats().preemptions == 2
+    engine.scheduler.check()
+
+
 def test_only_an_idle_engine_forgets_its_prefixes(engine: Engine) -> None:
     params = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
     engine.add(request(params, prompt=PROMPT * 4))
+    engine.step()
     assert not engine.reset_prefix_cache()
     collect(engine, [])
     hits = engine.stats().prefix_hits

@@ -10,7 +10,7 @@ import pytest
 
 from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.engine.profile import Kernel, Profiler, kernels
-from jaxllm.server.messages import Profile, Profiled, Ready, Start, Stop
+from jaxllm.server.messages import Answered, Profile, Ready, Start, Stop
 from tests.server.fake import Control
 from tests.server.harness import Running
 from tests.server.test_core import Peer
@@ -61,7 +61,7 @@ def test_the_engine_process_traces_itself_and_says_when_it_is_done(tmp_path):
     answers: list[str | None] = []
     for start in (False, True, True, False):
         peer.send(Profile(start))
-        while not isinstance(message := peer.next(), Profiled):
+        while not isinstance(message := peer.next(), Answered):
             pass
         answers.append(message.error)
     peer.send(Stop())

@@ -50,6 +50,8 @@ class Control:
         self.fail_step: str | None = None
         self.fail_add: Exception | None = None
         self.error_delta = False
+        self.busy = False  # a reset of the prefix cache is refused
+        self.resets: list[bool] = []
 
     def saw(self, condition: Callable[[], bool], timeout: float = 20) -> bool:
         """Wait until the engine's thread has made `condition` true."""
@@ -161,6 +163,12 @@ class FakeEngine:
             return None
         entries = [(token, -0.25), *((other, float("-inf")) for other in range(top - 1))][:top]
         return [TokenLogprobs(token_id=token, logprob=-0.25, rank=1, top=entries)]
+
+    def reset_prefix_cache(self, reset_running_requests: bool) -> bool:
+        if self._control.busy:
+            return False
+        self._control.resets.append(reset_running_requests)
+        return True
 
     def stats(self) -> EngineStats:
         return replace(self._stats, running=len(self._jobs))

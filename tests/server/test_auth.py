@@ -36,7 +36,7 @@ def test_every_route_but_the_probes_needs_a_key(guarded: Running) -> None:
                     assert answer.error["type"] == "authentication_error"
             seen.add(path)
     assert seen >= OPEN_PATHS
-    assert len(seen) == 13
+    assert len(seen) == 14
 
 
 @pytest.mark.parametrize("key", ["first key", "second"])
@@ -91,3 +91,28 @@ def test_cors_answers_only_the_named_origins(tokenizer: Tokenizer) -> None:
         other = server.request("OPTIONS", "/v1/chat/completions", None, {"origin": "https://b.example", **ask})
         assert "access-control-allow-origin" not in other.headers
         assert server.get("/v1/models", origin="https://a.example").status == 401
+
+
+def test_operators_routes_are_closed_without_a_key_of_theirs(guarded: Running, server: Running) -> None:
+    for running, headers in ((server, {}), (guarded, {"authorization": "Bearer second"})):
+        refused = running.post("/reset_prefix_cache", b"", **headers)
+        assert refused.status == 403
+        assert "--admin-key" in refused.error["message"]
+    assert guarded.control.resets == server.control.resets == []
+
+
+def test_an_operators_key_opens_every_route_and_a_clients_does_not(tokenizer: Tokenizer) -> None:
+    with Running(tokenizer, with_settings(api_keys=("client",), admin_keys=("root",))) as running:
+        client, root = {"authorization": "Bearer client"}, {"authorization": "Bearer root"}
+        assert running.get("/v1/models", **root).status == running.get("/v1/models", **client).status == 200
+        assert running.post("/reset_prefix_cache", b"", **client).status == 403
+        assert running.post("/reset_prefix_cache", b"").status == 401
+        done = running.post("/reset_prefix_cache?reset_running_requests=true", b"", **root)
+        assert (done.status, done.body) == (200, b"")
+        assert running.post("/reset_prefix_cache", b"", **root).status == 200
+        assert running.post("/reset_prefix_cache?reset_running_requests=perhaps", b"", **root).error["param"] == "reset_running_requests"
+        assert running.control.resets == [True, False]
+        running.control.busy = True
+        busy = running.post("/reset_prefix_cache", b"", **root)
+        assert busy.status == 400
+        assert "reset_running_requests=true" in busy.error["message"]

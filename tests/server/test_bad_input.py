@@ -69,7 +69,9 @@ def test_a_body_that_is_no_json_object_is_refused(server: Running, path: str, bo
         ("truncate_prompt_tokens", 0), ("truncate_prompt_tokens", -2), ("truncate_prompt_tokens", 257), ("truncate_prompt_tokens", "5"),
         ("truncation_side", "right"), ("structured_outputs", {"json": {}}), ("guided_json", {}), ("guided_regex", "a"),
         ("response_format", {"type": "json_object"}), ("response_format", {"type": "nonsense"}), ("response_format", {}),
-        ("response_format", "text"), ("response_format", {"type": "json_schema"}), ("echo", True), ("suffix", "x"), ("cache_salt", "s"),
+        ("response_format", "text"), ("response_format", {"type": "json_schema"}), ("echo", True), ("suffix", "x"), ("cache_salt", ""),
+        ("cache_salt", "s" * 129), ("cache_salt", "a/b"), ("cache_salt", "a\\b"), ("cache_salt", "a@b"),
+        ("cache_salt", "\0"), ("cache_salt", 5),
         ("use_beam_search", True), ("priority", 10**30), ("priority", "high"), ("priority", 1), ("logprobs", -1), ("logprobs", "1"),
         ("spaces_between_special_tokens", 0), ("vllm_xargs", {"a": 1}), ("prompt_embeds", "x"), ("length_penalty", 2),
     ],
@@ -377,3 +379,11 @@ def test_an_unexpected_failure_is_a_plain_500(server: Running, monkeypatch: pyte
     assert answer.status == 500
     assert answer.error["type"] == "server_error"
     assert "secret" not in answer.body.decode()
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+def test_a_salt_reaches_the_engine(fresh: Running, path: str) -> None:
+    body = {"model": "fake", "max_tokens": 1, ("prompt" if path == COMPLETIONS else "messages"): "a" if path == COMPLETIONS else USER}
+    assert fresh.post(path, body | {"cache_salt": "s" * 128}).status == 200
+    assert fresh.post(path, body).status == 200
+    assert [request.cache_salt for request in fresh.control.added] == ["s" * 128, None]
