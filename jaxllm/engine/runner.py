@@ -20,7 +20,7 @@ from jaxllm.engine.plan import Plan
 from jaxllm.engine.programs import Programs, place
 from jaxllm.engine.state import SlotState
 from jaxllm.engine.step import Outlook
-from jaxllm.engine.uplink import Uplink
+from jaxllm.engine.uplink import Uplink, begin_read, read
 from jaxllm.sampling.sample import Sampled, Sampler
 
 MAX_DEPTH = 2  # steps in flight
@@ -78,12 +78,12 @@ class Runner:
         sampler = self._sampler(plan)
         sampled = self._sample(outlook, sampler)
         wanted = sampled if sampler is Sampler.LOGPROBS else sampled.token_B
-        jax.tree.map(lambda x: x.copy_to_host_async(), wanted)
+        jax.tree.map(begin_read, wanted)
         return StepResult(plan, rows, sampled, sampler is Sampler.LOGPROBS)
 
     def collect(self, result: StepResult) -> Collected:
         """Wait for a step's tokens."""
-        token = np.asarray(result.sampled.token_B).tolist()
+        token = read(result.sampled.token_B).tolist()
         tokens = [token[row] for row in result.rows]
         return Collected(result.plan, tokens, _logprobs(result) if result.with_logprobs else None)
 
@@ -123,7 +123,7 @@ class Runner:
             outlook = jax.block_until_ready(forward())
             seconds = time.perf_counter() - start
         for sampler in self.programs.samplers:
-            np.asarray(self._sample(outlook, sampler).token_B)
+            read(self._sample(outlook, sampler).token_B)
         return seconds
 
     def _decode(self, rows: int) -> Outlook:
@@ -171,6 +171,6 @@ class Runner:
 
 def _logprobs(result: StepResult) -> list[tuple[float, int, list[tuple[int, float]]]]:
     sampled = result.sampled
-    chosen, rank = np.asarray(sampled.logprob_B), np.asarray(sampled.rank_B)
-    ids, values = np.asarray(sampled.top_ids_BN), np.asarray(sampled.top_logprobs_BN)
+    chosen, rank = read(sampled.logprob_B), read(sampled.rank_B)
+    ids, values = read(sampled.top_ids_BN), read(sampled.top_logprobs_BN)
     return [(float(chosen[row]), int(rank[row]), list(zip(ids[row].tolist(), values[row].tolist(), strict=True))) for row in result.rows]

@@ -1,9 +1,11 @@
-"""Host arrays on their way to the device."""
+"""Host arrays on their way to the device, and results on their way back."""
 
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -21,7 +23,7 @@ class Uplink:
     def __init__(self, size: int, sharding: NamedSharding, slots: int):
         self._size, self._sharding, self._next = size, sharding, 0
         self._pinned = [jax.device_put(np.zeros(size, np.int32), sharding) for _ in range(slots if _is_pinned(sharding) else 0)]
-        self._views = [[_view(shard.data, size) for shard in array.addressable_shards] for array in self._pinned]
+        self._views = [[_view(shard.data, (size,), np.dtype(np.int32)) for shard in array.addressable_shards] for array in self._pinned]
 
     def send(self, parts: Sequence[np.ndarray]) -> Array:
         """The parts one after another; what is left of the buffer may hold anything."""
@@ -37,12 +39,27 @@ class Uplink:
         return self._pinned[slot]
 
 
-def _is_pinned(sharding: NamedSharding) -> bool:
+def begin_read(array: Array) -> None:
+    """Start bringing a result to the host, where that takes a copy."""
+    if not _is_pinned(array.sharding):
+        array.copy_to_host_async()
+
+
+def read(array: Array) -> np.ndarray:
+    """A result on the host, as soon as it is there. From pinned memory it is copied by hand: a NumPy view of such an array may outlive
+    the array by a moment when both are dropped, and JAX 0.11 aborts the process when it then gives back what is gone already."""
+    if not _is_pinned(array.sharding):
+        return np.asarray(array)
+    return _view(array.addressable_shards[0].data, array.shape, array.dtype).copy()
+
+
+def _is_pinned(sharding: Any) -> bool:
     return sharding.memory_kind == "pinned_host"
 
 
-def _view(array: Array, size: int) -> np.ndarray:
-    """The memory of an array in pinned host memory, writable."""
+def _view(array: Array, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """The memory of an array in pinned host memory, writable, once it is computed. The caller keeps the array."""
     array.block_until_ready()
-    pointer = ctypes.cast(array.unsafe_buffer_pointer(), ctypes.POINTER(ctypes.c_int32))
-    return np.ctypeslib.as_array(pointer, (size,))
+    size = math.prod(shape) * dtype.itemsize
+    memory = (ctypes.c_char * size).from_address(array.unsafe_buffer_pointer())
+    return np.frombuffer(memory, dtype).reshape(shape)

@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxllm.engine.engine import Engine
-from jaxllm.engine.uplink import Uplink
+from jaxllm.engine.uplink import Uplink, begin_read, read
 from jaxllm.mesh import make_mesh
 
 
@@ -31,3 +31,17 @@ def test_after_a_failure_no_buffer_of_a_step_in_flight_is_written_again(make_eng
     before = dict(runner._uplinks)
     runner.reset()
     assert all(runner._uplinks[chunks] is not before[chunks] for chunks in before)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("memory", ["pinned_host", "device"])
+def test_a_result_is_read_as_a_copy_that_outlives_it(devices: int, memory: str) -> None:
+    sharding = NamedSharding(make_mesh(devices), PartitionSpec(), memory_kind=memory)
+    make = jax.jit(lambda x: (x * 2).reshape(2, 3), out_shardings=sharding)
+    for dtype in (np.int32, np.float32):
+        result = make(np.arange(6, dtype=dtype))
+        begin_read(result)
+        found = read(result)
+        del result
+        assert found.dtype == dtype and found.tolist() == [[0, 2, 4], [6, 8, 10]]
+    assert memory == "device" or found.flags.owndata
