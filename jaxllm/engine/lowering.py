@@ -25,6 +25,7 @@ from jaxllm.config import Resolved
 from jaxllm.engine.buckets import Buckets
 from jaxllm.engine.executables import Executables
 from jaxllm.engine.exports import Exports, settings
+from jaxllm.engine.kernels import KernelCompiler
 from jaxllm.engine.memory import MemoryPlan, Need, Room
 from jaxllm.engine.programs import Key, Programs
 from jaxllm.engine.resolve import Setup
@@ -66,6 +67,8 @@ class Lowering:
         if exports is None or not self._workers:
             return
         lattice = programs.keys()
+        if programs.executables.platform == "gpu":
+            programs.executables.kernels = KernelCompiler(programs.replicated)
         missing = [key for key in lattice if programs.is_kept(key) and not exports.has(programs.name(key))]
         for index, worker in enumerate(self._workers):
             share = missing[index :: len(self._workers)]
@@ -82,10 +85,13 @@ def main() -> None:
     for name, value in task["settings"].items():
         jax.config.update(name, value)
     programs = rebuild(task)
-    lattice = programs.keys()
+    lattice, exports = programs.keys(), programs.executables.exports
+    assert exports is not None
     keys = {programs.name(key): key for key in lattice}
     for name in task["names"]:
         programs.executables.keep(name, programs.recipe(keys[name]))
+        if task["platform"] == "gpu":
+            exports.save_kernels(name)
         print(name, flush=True)
 
 

@@ -68,18 +68,28 @@ class Programs:
         self.compile(self.keys(), progress)
 
     def compile(self, keys: Iterable[Key], progress: Callable[[int, int], None] | None = None) -> None:
-        """Compile these programs, where they are not yet, in as many threads as half the cores."""
+        """Compile these programs, where they are not yet, in three threads of four cores."""
         keys = [key for key in keys if key not in self._compiled]
-        workers = max(2, (os.cpu_count() or 2) // 2)
+        workers = max(2, (os.cpu_count() or 2) * 3 // 4)
         with ThreadPoolExecutor(workers, thread_name_prefix="compile") as pool:
-            for done, (key, program) in enumerate(zip(keys, pool.map(self._compile, keys), strict=True), 1):
+            if self.executables.kernels is None:
+                compiled = pool.map(self._compile, keys)
+            else:  # first what `lower` compiles, kernels, then what `_finish` does: XLA's compiler waits where both are done at once
+                compiled = pool.map(self._finish, keys, list(pool.map(self._lower, keys)))
+            for done, (key, program) in enumerate(zip(keys, compiled, strict=True), 1):
                 self._compiled[key] = program
                 if progress:
                     progress(done, len(keys))
 
-    def sizing_keys(self) -> list[Key]:
-        """The programs that decide what a step needs of memory: the largest forward, and the sampler that does most for most rows."""
-        return [("extend", self.buckets.extend[-1]), ("sample", (self.buckets.logits[-1], self.samplers[-1]))]
+    @property
+    def largest(self) -> Key:
+        """The forward that needs most memory."""
+        return ("extend", self.buckets.extend[-1])
+
+    @property
+    def largest_sampler(self) -> Key:
+        """The sampler that needs most memory: it does most for most rows."""
+        return ("sample", (self.buckets.logits[-1], self.samplers[-1]))
 
     def for_pool(self, abstract: Abstract) -> Programs:
         """The lattice for a pool of another size. What takes no pages is not compiled again where the slot state is the same."""
@@ -108,7 +118,13 @@ class Programs:
         return key[0] != "ingest"
 
     def _compile(self, key: Key) -> jax.stages.Compiled:
-        return self.executables.compile(self.name(key), _rows(key[1]), self.recipe(key), keep=self.is_kept(key))
+        return self._finish(key, self._lower(key))
+
+    def _lower(self, key: Key) -> jax.stages.Lowered:
+        return self.executables.lower(self.name(key), self.recipe(key), keep=self.is_kept(key))
+
+    def _finish(self, key: Key, lowered: jax.stages.Lowered) -> jax.stages.Compiled:
+        return self.executables.compile(self.name(key), _rows(key[1]), lowered)
 
     def name(self, key: Key) -> str:
         """The program's name between starts: its shape, and what may change while the configuration stays."""

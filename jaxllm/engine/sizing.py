@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import jax
 
+from jaxllm import weights
 from jaxllm.cache.kv import KVCache
 from jaxllm.config import EngineConfig
 from jaxllm.engine.executables import Executables
@@ -19,6 +21,7 @@ from jaxllm.engine.step import Model
 from jaxllm.engine.xla_options import XlaOptions
 
 FOLDER = "programs"  # in the compilation cache's directory
+SIZING_LAYERS = 4  # enough for layers of two kinds in turn
 _DECIDED_LATER = ("model_dir", "num_pages", "max_model_len", "enable_prefix_caching")
 
 
@@ -35,9 +38,9 @@ def make_programs(setup: Setup, executables: Executables | None = None) -> Progr
 def fitted(setup: Setup, programs: Programs, config: EngineConfig) -> tuple[Setup, Programs]:
     """The pool that is left beside what the largest step needs, and the programs for it.
 
-    XLA knows the need of a compiled step only, and a compiled step has a pool of some size: so the largest step is compiled for the
-    pool of the estimate first. Its need does not depend on the pool, and is kept for later starts. A device that shares the host's
-    memory, and a pool of a size that was asked for, keep the estimate.
+    XLA knows the need of a compiled step only. A step reuses the memory of one layer for the next, so one of a few layers tells the need of
+    all, in a fraction of the time; `start.check_peak` looks again when all programs are compiled. The need does not depend on the pool,
+    and is kept for later starts. A device that shares the host's memory, and a pool of a size that was asked for, keep the estimate.
     """
     asked = config.num_gpu_blocks_override is not None or config.kv_cache_memory_bytes is not None
     if setup.memory.room.shared or asked or config.enforce_eager:
@@ -45,12 +48,26 @@ def fitted(setup: Setup, programs: Programs, config: EngineConfig) -> tuple[Setu
     exports = programs.executables.exports
     workspace = exports.figures().get("workspace") if exports else None
     if workspace is None:
-        programs.compile(programs.sizing_keys())
-        workspace = programs.peak_bytes
+        device = setup.mesh.devices.flat[0]
+        few = make_programs(shallow(setup), Executables(XlaOptions.of(device.device_kind), platform=device.platform))
+        with ThreadPoolExecutor(1) as pool:
+            sampler = pool.submit(programs.compile, [programs.largest_sampler])
+            few.compile([few.largest])
+            sampler.result()
+        workspace = max(few.peak_bytes, programs.peak_bytes)
         if exports:
             exports.keep_figures({"workspace": workspace})
     setup = resized(setup, config, workspace)
     return setup, programs.for_pool(_abstract(setup))
+
+
+def shallow(setup: Setup, layers: int = SIZING_LAYERS) -> Setup:
+    """The same model with fewer layers: the first ones."""
+    layers = min(layers, setup.kv.layers)
+    per_layer = {name: value[:layers] for name, value in setup.hf.items() if isinstance(value, list) and len(value) == setup.kv.layers}
+    hf = setup.hf | per_layer | {"num_hidden_layers": layers}
+    graphdef, abstract = weights.abstract(hf, setup.mesh, setup.dtype)
+    return replace(setup, hf=hf, kv=replace(setup.kv, layers=layers), graphdef=graphdef, abstract_weights=abstract)
 
 
 def kv_arguments(setup: Setup) -> tuple:

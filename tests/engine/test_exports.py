@@ -43,7 +43,8 @@ def recipe(function: Callable, devices: int = 1) -> Recipe:
 
 def build(folder: Path | None, made: Recipe, name: str = "decode-8") -> jax.stages.Compiled:
     kept = None if folder is None else Exports.open(folder, "key")
-    return Executables(XlaOptions(), kept, "cpu").compile(name, 8, made, keep=True)
+    executables = Executables(XlaOptions(), kept, "cpu")
+    return executables.compile(name, 8, executables.lower(name, made, keep=True))
 
 
 def run(program: jax.stages.Compiled, made: Recipe) -> tuple[jax.Array, Any]:
