@@ -64,6 +64,10 @@ class PagePool:
         """How many page tables hold `page`; 0 when it is free."""
         return self._references[page]
 
+    def writable(self, page: int) -> bool:
+        """Whether the one holder of `page` may write it in place: nobody else holds it and the index does not find it."""
+        return self._references[page] == 1 and (self._index is None or page not in self._index)
+
     def allocate(self, n: int) -> list[int]:
         """Hand out `n` pages with one reference each, or raise `OutOfPages`. Contents are undefined."""
         if n > self.free:
@@ -81,7 +85,7 @@ class PagePool:
         return pages
 
     def share(self, pages: Iterable[int]) -> None:
-        """Add a reference to pages that the prefix index just found, free or used."""
+        """Add a reference to pages that another table holds or that the prefix index just found, free or used."""
         for page in pages:
             if self._references[page] == 0:
                 if page not in self._cached:

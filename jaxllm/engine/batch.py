@@ -63,16 +63,18 @@ def ingest_shapes(slots: int) -> Shapes:
 def ingest_arrays(plan: Plan, slots: int, page_size: int) -> tuple[dict[str, np.ndarray], bool]:
     """Arrays of `ingest_shapes` for a plan's decode rows, and whether any row got a new page.
 
-    A row needs a table entry exactly when it writes the first token of a page; unused entries name the slot S + 1, which drops them.
+    A row needs a table entry when it writes the first token of a page, and when the page it writes is a copy made for it; unused entries
+    name the slot S + 1, which drops them.
     """
     arrays = {name: np.zeros(slots, np.int32) for name in ("rows", "slot", "index", "page")}
     arrays["rows"][:] = slots
     arrays["slot"][:] = slots + 1
     grew = False
+    copied = {target for _, target in plan.copies}
     for row, (request, position) in enumerate(zip(plan.decodes, plan.positions, strict=True)):
         arrays["rows"][row] = request.slot
-        if position % page_size == 0:
-            index = position // page_size
+        index = position // page_size
+        if position % page_size == 0 or (copied and request.pages[index] in copied):
             arrays["slot"][row], arrays["index"][row], arrays["page"][row] = request.slot, index, request.pages[index]
             grew = True
     return arrays, grew
@@ -90,7 +92,7 @@ class ChunkLayout:
     def shapes(self) -> Shapes:
         t, r = self.shape.tokens, self.shape.chunks
         ints: Shapes = dict.fromkeys(("token", "position", "row"), ((t,), np.int32))
-        names = ("slot", "start", "length", "kv_length", "prompt_length", "final", "remaining", "min_left", "top_k")
+        names = ("slot", "start", "length", "kv_length", "kept", "prompt_length", "final", "remaining", "min_left", "top_k")
         ints |= dict.fromkeys(names, ((r,), np.int32))
         ints["stop_ids"] = ((r, MAX_STOP_IDS), np.int32)
         ints["table"] = ((r, self.table_width), np.int32)
@@ -121,6 +123,7 @@ def _fill_row(arrays: dict[str, np.ndarray], row: int, chunk: Chunk, slots: int,
     stops = stop_ids(request.params.stop_token_ids, () if params.ignore_eos else eos_ids)
     arrays["slot"][row] = request.slot
     arrays["kv_length"][row] = chunk.start + chunk.length
+    arrays["kept"][row] = request.kept
     arrays["prompt_length"][row] = len(request.prompt)
     arrays["final"][row] = chunk.final
     arrays["remaining"][row] = request.max_tokens - len(request.output)

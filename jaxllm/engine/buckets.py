@@ -19,6 +19,7 @@ _BESIDE_GPU = (64, 256, 512, 1536, 8192)  # tokens beside decode rows
 _REGIONS_GPU = (16, 64, 256)
 _REGION_SPAN = (2, 32)  # a region goes with so many times its rows in tokens; the widest with any more
 _LOGITS_GPU = (16, 64, 128, 256)  # rows of logits: fewer cost the same on the way to a token
+_COPIES = (16, 64)  # pages copied at once
 _TOKENS_CPU = (16, 32, 64, 256, 1024, 4096, 16384)
 _MAX_CHUNKS = 64
 _ALIGN = 16  # tokens; the largest bucket is rounded up to whole matmul tiles
@@ -65,6 +66,11 @@ class Buckets:
     def programs(self) -> int:
         """How many programs the lattice compiles, samplers apart."""
         return len(self.decode) + len(self.extend)
+
+    @property
+    def copies(self) -> tuple[int, ...]:
+        """How many pages the copy programs take at once; a step copies at most one a row."""
+        return tuple(sorted({min(pairs, self.decode[-1]) for pairs in _COPIES}))
 
     @property
     def max_tokens(self) -> int:

@@ -105,12 +105,14 @@ class Engine:
                 index=index,
                 prompt=request.prompt_token_ids,
                 params=params,
-                seed=_choice_seed(seed, index),
+                seed=choice_seed(seed, index),
                 arrival=request.arrival,
                 max_tokens=min(params.max_tokens or room, room),
                 cache_salt=request.cache_salt,
                 sampler=int(choose([params])),
             )
+            if params.n > 1:
+                choice.family = live.choices
             live.choices.append(choice)
             live.detok.append(self._detokenizer(choice))
             live.stops.append(stops)
@@ -355,7 +357,7 @@ def emitters(plan: Plan) -> list[Request | None]:
     return [*plan.decodes, *(chunk.request if chunk.final else None for chunk in plan.chunks)]
 
 
-def _choice_seed(seed: int, index: int) -> int:
+def choice_seed(seed: int, index: int) -> int:
     """Seed of choice `index`: the request's own for the first, unrelated 64-bit values for the others."""
     if index == 0:
         return seed

@@ -19,12 +19,14 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One step. `decodes` each run one token; `positions[i]` is where decode i writes its KV."""
+    """One step. `decodes` each run one token; `positions[i]` is where decode i writes its KV. Before anything else the contents of the
+    pages `copies` (source, target) are copied, in this order."""
 
     decodes: tuple[Request, ...]
     positions: tuple[int, ...]
     chunks: tuple[Chunk, ...]
     preempted: tuple[Request, ...] = ()
+    copies: tuple[tuple[int, int], ...] = ()
 
     @property
     def num_tokens(self) -> int:

@@ -54,7 +54,8 @@ class Programs:
         decode: list[Key] = [("decode", rows) for rows in sorted(self.buckets.decode)]
         extend: list[Key] = [("extend", shape) for shape in sorted(self.buckets.extend, key=lambda s: -s.tokens)]
         rows = sorted(self.buckets.logits, reverse=True)
-        return [*decode, *extend, *(("sample", (n, s)) for n in rows for s in self.samplers), ("ingest", True), ("ingest", False)]
+        small: list[Key] = [*(("copy", pairs) for pairs in self.buckets.copies), ("ingest", True), ("ingest", False)]
+        return [*decode, *extend, *(("sample", (n, s)) for n in rows for s in self.samplers), *small]
 
     def get(self, kind: str, shape: object) -> jax.stages.Compiled:
         """The executable of one key."""
@@ -114,8 +115,8 @@ class Programs:
         return getattr(self, f"_{kind}")(shape)
 
     def is_kept(self, key: Key) -> bool:
-        """Whether the lowered program is worth keeping for later starts: all but the ingests, which are small."""
-        return key[0] != "ingest"
+        """Whether the lowered program is worth keeping for later starts: all but those that move data only, which are small."""
+        return key[0] not in ("ingest", "copy")
 
     def _compile(self, key: Key) -> jax.stages.Compiled:
         return self._finish(key, self._lower(key))
@@ -130,7 +131,7 @@ class Programs:
         """The program's name between starts: its shape, and what may change while the configuration stays."""
         kind, shape = key
         numbers = dataclasses.astuple(shape) if isinstance(shape, ExtendShape) else shape if isinstance(shape, tuple) else (shape,)
-        pages = self.abstract.kv.k[0].shape[0] if kind in ("decode", "extend") else 0
+        pages = self.abstract.kv.k[0].shape[0] if kind in ("decode", "extend", "copy") else 0
         return "-".join(str(part) for part in (kind, *map(int, numbers), "of", self.table_width, pages))
 
     def _shape(self, shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
@@ -186,6 +187,11 @@ class Programs:
         function = functools.partial(step.ingest, local=self.replicated)
         buffer = jax.ShapeDtypeStruct((self.upload_size(with_chunks),), jnp.int32, sharding=self.host)
         return Recipe(function, (self.state, self.staged, buffer), (0, 1), self.replicated)
+
+    def _copy(self, pairs: int) -> Recipe:
+        function = functools.partial(step.copy, local=self.replicated)
+        buffer = jax.ShapeDtypeStruct((2 * pairs,), jnp.int32, sharding=self.host)
+        return Recipe(function, (self.abstract.kv, buffer), (0,), shardings(self.abstract.kv))
 
     def _decode(self, rows: int) -> Recipe:
         logit_rows = self.buckets.logit_rows(rows)

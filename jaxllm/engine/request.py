@@ -133,6 +133,9 @@ class Request:
     hashes: list[bytes] = field(default_factory=list)  # chained hash of each full page registered or looked up
     computed: int = 0
     prefill_end: int = 0  # tokens to compute in chunks before decoding starts, fixed at admission
+    kept: int = 0  # tokens whose KV was there at admission: computed again or not, they are not written again
+    room: int = 0  # tokens that may be written before the scheduler must see to a page
+    family: list[Request] = field(default_factory=list)  # the choices of one prompt, which may start from each other's pages
     output: list[int] = field(default_factory=list)
     num_scheduled_outputs: int = 0
     num_cached_tokens: int = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,7 +57,7 @@ class Runner:
     def __init__(self, programs: Programs, weights: tuple[Array, ...], kv: KVCache, eos_ids: list[int], compiles: CompileCounter):
         self.programs, self.weights, self.kv, self.eos_ids, self.compiles = programs, weights, kv, eos_ids, compiles
         self.slots = programs.slots
-        self.page_size = programs.model.page_size
+        self.page_size, self.num_pages = programs.model.page_size, kv.k[0].shape[0]
         self.depth = 1
         self.seconds: dict[object, float] = {}  # of each decode bucket and extend shape without context, found in warm-up
         self._fresh()
@@ -65,6 +65,8 @@ class Runner:
     def launch(self, plan: Plan) -> StepResult:
         """Start one step. Host work only: pad, upload what changed, dispatch forward and sample."""
         buckets = self.programs.buckets
+        if plan.copies:
+            self._copy(plan.copies)
         if plan.chunks:
             tokens = sum(chunk.length for chunk in plan.chunks)
             shape = buckets.fit_extend(tokens, len(plan.chunks), len(plan.decodes))
@@ -92,6 +94,9 @@ class Runner:
         to time it. Sets `seconds` and `depth`; `deep` asks for two steps in flight whatever they take."""
         empty = Plan(decodes=(), positions=(), chunks=())
         self._ingest(empty, force=True)
+        for pairs in self.programs.buckets.copies:
+            for _ in range(RECORDING_RUNS):
+                self._copy(((0, self.num_pages),) * pairs)
         for shape in self.programs.buckets.extend:
             self._ingest(empty, shape)
             self.seconds[shape] = self._warm_up(functools.partial(self._extend, shape))
@@ -111,6 +116,9 @@ class Runner:
         # Uplinks too: steps that nobody will collect may still read the buffers of the last ones.
         programs = self.programs
         self._uplinks = {chunks: Uplink(programs.upload_size(chunks), programs.host, MAX_DEPTH + 2) for chunks in (False, True)}
+        sizes = programs.buckets.copies
+        rounds = -(-self.slots // sizes[-1])  # at most, in one step
+        self._copy_uplinks = {n: Uplink(2 * n, programs.host, rounds * (MAX_DEPTH + 2)) for n in sizes}
         self.state: SlotState = place(SlotState.zeros(self.slots, self.programs.table_width), self.programs.state)
         self._staged = place(np.zeros(self.programs.staged.shape, np.int32), self.programs.staged)
         self._outlooks: dict[int, Outlook] = {}
@@ -125,6 +133,18 @@ class Runner:
         for sampler in self.programs.samplers:
             read(self._sample(outlook, sampler).token_B)
         return seconds
+
+    def _copy(self, copies: Sequence[tuple[int, int]]) -> None:
+        """Copy pages in order, as many at a time as a program takes; what is left of its room copies to the dropped page."""
+        sizes = self.programs.buckets.copies
+        for start in range(0, len(copies), sizes[-1]):
+            batch = copies[start : start + sizes[-1]]
+            size = next(n for n in sizes if n >= len(batch))
+            pairs = np.full((2, size), self.num_pages, np.int32)
+            pairs[0] = 0
+            pairs[:, : len(batch)] = np.array(batch, np.int32).T
+            buffer = self._copy_uplinks[size].send([pairs.reshape(-1)])
+            self.kv = self.programs.get("copy", size)(self.kv, buffer)
 
     def _decode(self, rows: int) -> Outlook:
         logit_rows = self.programs.buckets.logit_rows(rows)

@@ -18,6 +18,7 @@ from itertools import chain
 from jaxllm.cache.pool import PagePool
 from jaxllm.cache.prefix import PrefixIndex
 from jaxllm.engine.buckets import Buckets
+from jaxllm.engine.family import Loan, about_to_grow, loan
 from jaxllm.engine.plan import Chunk, Plan
 from jaxllm.engine.request import Request, Status
 
@@ -68,6 +69,7 @@ class Scheduler:
         self._buckets = buckets
         self._waiting: OrderedDict[Request, None] = OrderedDict()  # oldest first
         self._running: dict[Request, None] = {}  # oldest first
+        self._copies: list[tuple[int, int]] = []  # of the plan in the making
         self._slots = list(range(limits.max_num_seqs - 1, -1, -1))  # free ones; the last is handed out next
         # Running requests grow a page every page_size steps: a little room keeps a new prompt from being preempted at once.
         self._watermark = max(1, pool.num_pages // 100)
@@ -140,27 +142,26 @@ class Scheduler:
         positions: list[int] = []
         prefilling: list[Request] = []
         preempted: list[Request] = []
-        page_size = self.pool.page_size
         running = Status.RUNNING
         for request in list(self._running):
             if request.status is not running:  # preempted by an older one just now
                 continue
             position = request.computed
             if position < request.prefill_end:
-                prefilling.append(request)
+                if position != request.room or self._open(request, preempted):
+                    prefilling.append(request)
                 continue
             if request.num_scheduled_outputs >= request.max_tokens:
                 continue  # its last token is in flight
-            if position == len(request.pages) * page_size:
-                if not self._make_room(request, preempted):
-                    continue
-                request.pages += self.pool.allocate(1)
+            if position == request.room and not self._open(request, preempted):
+                continue
             decodes.append(request)
             positions.append(position)
             request.computed = position + 1
             request.num_scheduled_outputs += 1
         chunks = self._plan_chunks(prefilling, len(decodes), admit=not preempted)
-        return Plan(tuple(decodes), tuple(positions), chunks, tuple(preempted))
+        copies, self._copies = tuple(self._copies), []
+        return Plan(tuple(decodes), tuple(positions), chunks, tuple(preempted), copies)
 
     def held_tokens(self) -> tuple[int, int]:
         """Tokens that running requests have or are about to have in their pages, and the places those pages offer."""
@@ -240,23 +241,51 @@ class Scheduler:
         if request.num_scheduled_outputs != len(request.output):
             return False  # preempted while a token is in flight; it comes with the next commit
         pool, tokens = self.pool, request.num_tokens
-        hits = self._hits(request, newest)
+        hits, kept, offer = self._beginning(request, newest)
         fresh = pool.pages_for(tokens) - len(hits)
         idle_hits = sum(pool.references(page) == 0 for page in hits)
-        if pool.free < fresh + idle_hits + (self._watermark if self._running else 0):
+        spare = 1 + about_to_grow(request.family, tokens) if kept == tokens else 0
+        if pool.free < fresh + idle_hits + spare + (self._watermark if self._running else 0):
             return False
         pool.share(hits)
         request.pages = hits + pool.allocate(fresh)
-        request.computed = len(hits) * pool.page_size
-        request.prefill_end = tokens
-        if self.prefix is not None and request.num_preemptions == 0:
-            request.num_cached_tokens = request.computed
-            self.prefix.count(tokens, request.computed)
+        request.kept, request.prefill_end = kept, tokens
+        request.computed = min(kept, tokens - 1)
+        request.room = tokens if kept == tokens else len(request.pages) * pool.page_size
+        if offer is not None:
+            offer.lender.room = min(offer.lender.room, offer.computed)
+        if request.num_preemptions == 0:
+            self._note_cached(request, offer)
         request.slot = self._slots.pop()
         request.status = Status.RUNNING
         del self._waiting[request]
         self._running[request] = None
         return True
+
+    def _beginning(self, request: Request, newest: Chunk | None) -> tuple[list[int], int, Loan | None]:
+        """Pages that hold the start of the request's known tokens, how many tokens, and who lends them when it is not the index.
+
+        A page that is held in part is lent only for reading: where a token is still to be written, whole pages are.
+        """
+        page_size, tokens = self.pool.page_size, request.num_tokens
+        offer = loan(request, newest) if request.family else None
+        hits = [] if offer is not None and offer.tokens == tokens else self._hits(request, newest)
+        kept = len(hits) * page_size
+        if offer is not None:
+            lent = tokens if offer.tokens == tokens else offer.tokens // page_size * page_size
+            if lent > kept:
+                if len(request.hashes) < lent // page_size:
+                    request.hashes = offer.lender.hashes[: lent // page_size]
+                return offer.lender.pages[: self.pool.pages_for(lent)], lent, offer
+        return hits, kept, None
+
+    def _note_cached(self, request: Request, offer: Loan | None) -> None:
+        """Count what the index found; a request that starts from its family's pages found what they did."""
+        if offer is not None:
+            request.num_cached_tokens = offer.lender.num_cached_tokens
+        elif self.prefix is not None:
+            request.num_cached_tokens = request.computed
+            self.prefix.count(request.num_tokens, request.computed)
 
     def _hits(self, request: Request, newest: Chunk | None) -> list[int]:
         """Pages that hold the start of the request's known tokens, the last token left out.
@@ -280,6 +309,22 @@ class Scheduler:
         return hits
 
     # --- pages
+
+    def _open(self, request: Request, preempted: list[Request]) -> bool:
+        """Give the request a page of its own for its next token: a new one, or a copy of one that others may read. False when it was
+        preempted for want of a page."""
+        pool, pages, index = self.pool, request.pages, request.computed // self.pool.page_size
+        held = index < len(pages)
+        if not held or not pool.writable(pages[index]):
+            if not self._make_room(request, preempted):
+                return False
+            (fresh,) = pool.allocate(1)
+            if held:
+                self._copies.append((pages[index], fresh))
+                pool.release(pages[index : index + 1])
+            pages[index : index + 1] = [fresh]
+        request.room = len(pages) * pool.page_size
+        return True
 
     def _make_room(self, request: Request, preempted: list[Request]) -> bool:
         """Preempt newer requests until a page is free; False when the request itself was the newest and had to go."""
@@ -308,7 +353,7 @@ class Scheduler:
         request.pages = []
         request.slot = -1
         request.computed = 0
-        request.prefill_end = 0
+        request.prefill_end = request.kept = request.room = 0
 
     def _register(self, request: Request, start: int, end: int) -> None:
         """Make findable the pages that tokens [start, end) of the sequence complete."""

@@ -1,4 +1,4 @@
-"""The compiled steps as pure functions: ingest, decode, extend, sample. No Python state, no host values."""
+"""The compiled steps as pure functions: copy, ingest, decode, extend, sample. No Python state, no host values."""
 
 from __future__ import annotations
 
@@ -120,6 +120,18 @@ def extend(
     return context.kv, state, Outlook(module.logits(hidden[picked]), slots, emit)
 
 
+def copy(kv: KVCache, buffer: Array, *, local: NamedSharding) -> KVCache:
+    """Copy pages of every layer. `buffer` holds so many sources, then as many targets, and may lie in pinned host memory; all sources are
+    read before a target is written. A pair whose target is page P does nothing."""
+    source, target = jax.device_put(buffer, local).reshape(2, -1)
+    return jax.tree.map(lambda pages: _copied(pages, source, target), kv)
+
+
+@jax.jit  # so that one layer's copy is traced and lowered for all
+def _copied(pages: Array, source: Array, target: Array) -> Array:
+    return pages.at[target].set(pages[source], mode="drop")
+
+
 def draw(sampler: Sampler, num_logprobs: int, backend: str, outlook: Outlook, state: SlotState) -> tuple[SlotState, Sampled]:
     """Sample every row and advance the slots that emit. A row that does not emit reads token -1 and changes nothing."""
     slots, emit = outlook.slots, outlook.emit
@@ -181,11 +193,12 @@ def _decode_region(state: SlotState, rows: int, kv: KVCache, page_size: int) -> 
 
 
 def _chunk_writes(batch: dict[str, Array], kv: KVCache, page_size: int) -> tuple[Array, Array]:
-    """Page and offset of every chunk token; padding tokens (row R) go to the dropped page."""
+    """Page and offset of every chunk token; padding tokens (row R) go to the dropped page, and so do those whose KV is there already."""
     rows, num_pages = batch["table"].shape[0], kv.k[0].shape[0]
     row, position = batch["row"], batch["position"]
-    owned = batch["table"][jnp.minimum(row, rows - 1), position // page_size]
-    return jnp.where(row < rows, owned, num_pages), position % page_size
+    own = jnp.minimum(row, rows - 1)
+    owned = batch["table"][own, position // page_size]
+    return jnp.where((row < rows) & (position >= batch["kept"][own]), owned, num_pages), position % page_size
 
 
 def _admit(state: SlotState, batch: dict[str, Array]) -> SlotState:

@@ -1,8 +1,8 @@
 """A device without arithmetic, and the smallest engine loop, for tests of the scheduler.
 
 Instead of keys and values a page holds, for every token, a digest of the whole prefix up to it. Each row checks every digest
-that attention would read, so one wrong, stale or unwritten page shows itself. The next token is a function of the digest, so
-a request's output is known beforehand, whatever it shared a batch with.
+that attention would read, so one wrong, stale or unwritten page shows itself. The next token is a function of the digest
+and the request's seed, so a request's output is known beforehand, whatever it shared a batch with.
 """
 
 from __future__ import annotations
@@ -31,11 +31,16 @@ def digests(tokens: list[int]) -> list[int]:
     return out
 
 
-def generate(prompt: list[int], max_tokens: int, stop_at: int | None) -> list[int]:
+def draw(digest: int, seed: int) -> int:
+    """The token after a prefix; requests with different seeds draw different ones."""
+    return (hash((digest, seed)) if seed else digest) % VOCAB
+
+
+def generate(prompt: list[int], max_tokens: int, stop_at: int | None, seed: int = 0) -> list[int]:
     """What an undisturbed request outputs: until EOS, `max_tokens`, or the host's own stop after `stop_at` tokens."""
     output: list[int] = []
     while len(output) < min(max_tokens, stop_at or max_tokens) and (not output or output[-1] != EOS):
-        output.append(digests(prompt + output)[-1] % VOCAB)
+        output.append(draw(digests(prompt + output)[-1], seed))
     return output
 
 
@@ -61,13 +66,16 @@ class FakeDevice:
     def run(self, plan: Plan, frozen: set[int]) -> list[int]:
         """Tokens per row of the plan (decodes, then chunks), −1 where a row has stopped or its prompt goes on.
         Pages of `frozen` must not be written."""
+        self._copy(plan.copies)
+        assert not {target for _, target in plan.copies} & frozen, "a page that others may read is copied over"
         writes: dict[tuple[int, int], int] = {}
         reads: list[tuple[Slot, int]] = []
         for request, position in zip(plan.decodes, plan.positions, strict=True):
             slot = self.slots[request.slot]
             assert slot.request is request
-            if position % self.page_size == 0:
-                slot.table.append(request.pages[position // self.page_size])
+            index = position // self.page_size
+            if position % self.page_size == 0 or request.pages[index] in {target for _, target in plan.copies}:
+                slot.table[index:] = [request.pages[index]]
             if slot.alive:
                 assert position == len(slot.tokens) - 1
                 self._write(slot, position, position + 1, writes)
@@ -76,7 +84,7 @@ class FakeDevice:
             request, end = chunk.request, chunk.start + chunk.length
             slot = Slot(request, request.tokens(0, end), list(request.pages), chunk.final, request.max_tokens - len(request.output))
             self.slots[request.slot] = slot
-            self._write(slot, chunk.start, end, writes)
+            self._write(slot, max(chunk.start, request.kept), end, writes)
             reads.append((slot, end))
         assert not {page for page, _ in writes} & frozen, "a page that others may read is written"
         self.kv.update(writes)
@@ -86,6 +94,15 @@ class FakeDevice:
         return [self._sample(self.slots[r.slot]) for r in plan.decodes] + [
             self._sample(self.slots[c.request.slot]) if c.final else -1 for c in plan.chunks
         ]
+
+    def _copy(self, copies: tuple[tuple[int, int], ...]) -> None:
+        """One page after another, whole pages with whatever they hold."""
+        assert len({target for _, target in copies}) == len(copies), "two pages are copied to one"
+        for source, target in copies:
+            for offset in range(self.page_size):
+                self.kv.pop((target, offset), None)
+                if (source, offset) in self.kv:
+                    self.kv[target, offset] = self.kv[source, offset]
 
     def _place(self, slot: Slot, position: int) -> tuple[int, int]:
         return slot.table[position // self.page_size], position % self.page_size
@@ -99,7 +116,7 @@ class FakeDevice:
     def _sample(self, slot: Slot) -> int:
         if not slot.alive:
             return -1
-        token = digests(slot.tokens)[-1] % VOCAB
+        token = draw(digests(slot.tokens)[-1], slot.request.seed)
         slot.tokens.append(token)
         slot.remaining -= 1
         slot.alive = token != EOS and slot.remaining > 0
@@ -146,16 +163,25 @@ class Loop:
 
     def add(self, prompt: list[int], max_tokens: int, stop_at: int | None = None) -> Request | None:
         """Queue a request; None when it can never run."""
+        return next(iter(self.add_choices(1, prompt, max_tokens, stop_at)), None)
+
+    def add_choices(self, n: int, prompt: list[int], max_tokens: int, stop_at: int | None = None) -> list[Request]:
+        """Queue the n choices of one prompt; none of them when they can never run."""
         if not self.scheduler.fits(len(prompt) + max_tokens - 1):
-            return None
-        number = len(self.requests)
-        request = Request(
-            id=str(number), index=0, prompt=prompt, params=SamplingParams(), seed=0, arrival=float(number), max_tokens=max_tokens
-        )
-        self.requests.append(request)
-        self.stop_at[request] = stop_at
-        self.scheduler.add(request)
-        return request
+            return []
+        family: list[Request] = []
+        for seed in range(n):
+            number = len(self.requests)
+            request = Request(
+                id=str(number), index=0, prompt=prompt, params=SamplingParams(), seed=seed, arrival=float(number), max_tokens=max_tokens
+            )
+            family.append(request)
+            if n > 1:
+                request.family = family
+            self.requests.append(request)
+            self.stop_at[request] = stop_at
+            self.scheduler.add(request)
+        return family
 
     def abort(self, request: Request) -> None:
         if request.status is not Status.FINISHED:
@@ -245,7 +271,8 @@ class Loop:
         request, end = chunk.request, chunk.start + chunk.length
         assert chunk.length > 0
         if request not in self.reached:
-            assert chunk.start % self.setup.page_size == 0, "a life starts at a page"
+            borrowed = request.kept == request.num_tokens and chunk.start == request.kept - 1
+            assert borrowed or chunk.start % self.setup.page_size == 0, "a life starts at a page, or after all tokens of another"
             self.reached[request] = chunk.start
         self._progress(request, chunk.start, chunk.length)
         assert chunk.final == (end == request.num_tokens)
@@ -264,7 +291,7 @@ class Loop:
         assert self.pool.free == self.pool.num_pages and self.pool.usage == 0
         assert (self.scheduler.running, self.scheduler.waiting) == (0, 0)
         for request in self.requests:
-            expected = generate(request.prompt, request.max_tokens, self.stop_at[request])
+            expected = generate(request.prompt, request.max_tokens, self.stop_at[request], request.seed)
             if request in self.aborted:
                 expected = expected[: len(request.output)]
             assert request.output == expected, request.id

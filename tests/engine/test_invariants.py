@@ -12,11 +12,12 @@ import pytest
 from flax import nnx
 
 from jaxllm import models, weights
-from jaxllm.engine.engine import Engine
+from jaxllm.engine.engine import Engine, choice_seed
+from jaxllm.engine.request import GenerateRequest
 from jaxllm.mesh import make_mesh
 from jaxllm.nn.dense import DenseContext
 from jaxllm.sampling.options import SamplingParams
-from tests.engine.conftest import TINY, Outcome, outcomes
+from tests.engine.conftest import TINY, Outcome, collect, outcomes
 
 MakeEngine = Callable[..., Engine]
 Alone = dict[str, list[Outcome]]
@@ -111,6 +112,30 @@ def test_a_request_gets_the_same_however_it_is_run(engine_for: Callable[[str], E
     before = engine.stats().preemptions
     assert_same(engine, mode, alone)
     assert (engine.stats().preemptions > before) == (how == "preempted")
+
+
+@pytest.fixture(scope="module")
+def choices_alone(make_engine: MakeEngine) -> list[list[Outcome]]:
+    """Per prompt the outcomes of requests of their own with the seeds that its choices get."""
+    engine = make_engine(max_num_seqs=1, async_scheduling=False, enable_prefix_caching=False)
+    seeds = [(choice_seed(7, index) + 2**63) % 2**64 - 2**63 for index in range(3)]
+    return [[outcomes(engine, [p], [SamplingParams(**(SEEDED | {"seed": seed}))])[0] for seed in seeds] for p in PROMPTS]
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_the_choices_of_a_prompt_are_those_of_requests_of_their_own(
+    engine_for: Callable[[str], Engine], choices_alone: list[list[Outcome]], how: str
+) -> None:
+    engine = engine_for(how)
+    params = SamplingParams(**SEEDED, n=3)
+    requests = [GenerateRequest(id=str(i), prompt_token_ids=p, params=params) for i, p in enumerate(PROMPTS)]
+    deltas = collect(engine, requests)
+    for i, expected in enumerate(choices_alone):
+        assert len({tuple(outcome.tokens) for outcome in expected}) == 3
+        for index, outcome in enumerate(expected):
+            Outcome.of(deltas, str(i), index).assert_like(outcome)
+    engine.scheduler.check()
+    assert engine.stats().free_pages == engine.stats().num_pages
 
 
 def test_the_vocabulary_of_these_models_is_split_over_shards() -> None:

@@ -9,6 +9,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from jaxllm.engine.request import Status
 from tests.engine.fake_device import VOCAB, Loop, Setup
 
+type Job = tuple[int, list[int], int, int | None]
+
 BASE = [(7 * i) % (VOCAB - 1) + 1 for i in range(200)]
 
 tiny = st.builds(
@@ -34,32 +36,32 @@ roomy = st.builds(
 
 
 @st.composite
-def jobs(draw: st.DrawFn, longest: int) -> tuple[list[int], int, int | None]:
-    """Prompt, max_tokens and where the host stops it. Prompts share prefixes of every length."""
+def jobs(draw: st.DrawFn, longest: int) -> Job:
+    """Choices, prompt, max_tokens and where the host stops them. Prompts share prefixes of every length."""
     shared = draw(st.integers(0, longest))
     own = draw(st.lists(st.integers(1, 3), min_size=0 if shared else 1, max_size=4))
-    return BASE[:shared] + own, draw(st.integers(1, 20)), draw(st.none() | st.integers(1, 12))
+    return draw(st.sampled_from([1, 1, 1, 2, 3, 5])), BASE[:shared] + own, draw(st.integers(1, 20)), draw(st.none() | st.integers(1, 12))
 
 
 @st.composite
-def schedules(draw: st.DrawFn, longest: int) -> list[tuple[int, tuple[list[int], int, int | None], int | None]]:
+def schedules(draw: st.DrawFn, longest: int) -> list[tuple[int, Job, int | None]]:
     """(steps before the arrival, job, steps from the arrival to an abort) of each request."""
     one = st.tuples(st.integers(0, 3), jobs(longest), st.none() | st.integers(0, 15))
     return draw(st.lists(one, min_size=1, max_size=14))
 
 
-def run(setup: Setup, schedule: list[tuple[int, tuple[list[int], int, int | None], int | None]]) -> Loop:
+def run(setup: Setup, schedule: list[tuple[int, Job, int | None]]) -> Loop:
     loop = Loop(setup)
     aborts: list[tuple[int, int]] = []
-    for gap, (prompt, max_tokens, stop_at), abort_after in schedule:
+    for gap, job, abort_after in schedule:
         for _ in range(gap):
             loop.step()
             for when, number in aborts:
                 if loop.steps >= when:
                     loop.abort(loop.requests[number])
-        request = loop.add(prompt, max_tokens, stop_at)
-        if request is not None and abort_after is not None:
-            aborts.append((loop.steps + abort_after, int(request.id)))
+        family = loop.add_choices(*job)
+        if family and abort_after is not None:
+            aborts.append((loop.steps + abort_after, int(family[abort_after % len(family)].id)))
     loop.drain()
     loop.check_ended()
     return loop
@@ -83,7 +85,7 @@ def test_running_twice_with_a_warm_index_gives_the_same_tokens(setup: Setup, wor
     loop = Loop(setup)
     for _ in range(2):
         for job in work:
-            loop.add(*job)
+            loop.add_choices(*job)
         loop.drain()
     loop.check_ended()
 
@@ -96,8 +98,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.loop = Loop(setup)
 
     @rule(job=jobs(12))
-    def add(self, job: tuple[list[int], int, int | None]) -> None:
-        self.loop.add(*job)
+    def add(self, job: Job) -> None:
+        self.loop.add_choices(*job)
 
     @rule(count=st.integers(1, 4))
     def step(self, count: int) -> None:

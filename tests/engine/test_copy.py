@@ -1,0 +1,48 @@
+"""The copy of pages on the device: every layer's keys and values, in place, and nothing else."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxllm.cache.kv import PAGES, KVCache
+from jaxllm.engine import step
+from jaxllm.mesh import make_mesh
+
+LAYERS, HEADS, PAGE, DIM = 3, 4, 4, 8
+
+
+def compiled(shards: int, num_pages: int, pairs: int) -> jax.stages.Compiled:
+    mesh = make_mesh(shards)
+    kv = KVCache.abstract(LAYERS, num_pages, HEADS, PAGE, DIM, jnp.float32, mesh)
+    local = NamedSharding(mesh, PartitionSpec())
+    buffer = jax.ShapeDtypeStruct((2 * pairs,), jnp.int32, sharding=local)
+    out = jax.tree.map(lambda s: s.sharding, kv)
+    return jax.jit(functools.partial(step.copy, local=local), donate_argnums=0, out_shardings=out).lower(kv, buffer).compile()
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_pages_are_copied_in_every_layer_and_all_sources_are_read_first(shards: int) -> None:
+    rng, mesh = np.random.default_rng(0), make_mesh(shards)
+    before = [rng.standard_normal((10, HEADS, PAGE, DIM)).astype(np.float32) for _ in range(2 * LAYERS)]
+    pages = [jax.device_put(x, NamedSharding(mesh, PAGES)) for x in before]
+    buffer = jax.device_put(np.array([3, 7, 0, 0, 7, 2, 10, 10], np.int32), NamedSharding(mesh, PartitionSpec()))
+    after = compiled(shards, 10, 4)(KVCache(tuple(pages[:LAYERS]), tuple(pages[LAYERS:])), buffer)
+    for old, new in zip(before, (*after.k, *after.v), strict=True):
+        expected = old.copy()
+        expected[[7, 2]] = old[[3, 7]]
+        np.testing.assert_array_equal(np.asarray(new), expected)
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_the_copy_is_in_place_and_needs_no_communication(shards: int) -> None:
+    program, pool = compiled(shards, 4096, 16), 4096 * HEADS * PAGE * DIM * 4 // shards
+    memory = program.memory_analysis()
+    assert memory.alias_size_in_bytes == 2 * LAYERS * pool
+    assert memory.temp_size_in_bytes < pool / 4
+    assert not any(word in program.as_text() for word in ("all-reduce", "all-gather", "all-to-all", "collective-permute"))
