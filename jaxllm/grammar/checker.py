@@ -1,0 +1,139 @@
+"""Compiles what clients ask for, in a process of its own and within a budget: a hostile grammar costs its sender alone."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import select
+import subprocess
+import sys
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from jaxllm.grammar.limits import WALL_SECONDS
+from jaxllm.grammar.structure import StructuredOutputsParams, StructureError
+
+ROOT = str(Path(__file__).parents[2])
+START = f"import sys; sys.path.insert(0, {ROOT!r}); from jaxllm.grammar.compiler import main; main()"
+COMMAND = (sys.executable, "-P", "-c", START)
+MAX_KEPT = 1024
+MAX_KEPT_BYTES = 16 << 20
+MAX_REPLY = 16 << 20
+DYING_SECONDS = 0.1
+
+
+@dataclass(frozen=True)
+class _Verdict:
+    grammar: str
+    error: str
+    final: bool = True
+
+
+class Checker:
+    """`check(params)` gives a grammar that compiles, or raises StructureError. Calls from several threads wait for each other.
+
+    `specials` are the texts that the tokenizer makes one token of, `eos` the ids that end a sequence. The process starts with the first
+    check, and again after one that had to be killed.
+    """
+
+    def __init__(self, specials: Mapping[str, int], eos: Sequence[int], command: Sequence[str] = COMMAND):
+        self._hello = json.dumps({"specials": dict(specials), "eos": sorted(eos)}).encode() + b"\n"
+        self._command = tuple(command)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[bytes, _Verdict] = OrderedDict()  # oldest first
+        self._kept_bytes = 0
+
+    def check(self, params: StructuredOutputsParams) -> str:
+        """The grammar in llguidance's serialised form. Raises StructureError with the compiler's reason."""
+        line = json.dumps(params.job()).encode() + b"\n"
+        key = hashlib.sha256(line).digest()
+        with self._lock:
+            verdict = self._kept.get(key)
+            if verdict is None:
+                verdict = self._ask(line)
+                if verdict.final:
+                    self._keep(key, verdict)
+            else:
+                self._kept.move_to_end(key)
+        if verdict.error:
+            raise StructureError(f"{params.kind}: {verdict.error}")
+        return verdict.grammar
+
+    def close(self) -> None:
+        """End the process."""
+        with self._lock:
+            self._end()
+
+    def _keep(self, key: bytes, verdict: _Verdict) -> None:
+        self._kept[key] = verdict
+        self._kept_bytes += _size(verdict)
+        while len(self._kept) > MAX_KEPT or self._kept_bytes > MAX_KEPT_BYTES:
+            self._kept_bytes -= _size(self._kept.popitem(last=False)[1])
+
+    def _ask(self, line: bytes) -> _Verdict:
+        """One job to the process, which is started when it is not there and ended when it does not answer. Raises StructureError."""
+        try:
+            process = self._running()
+        except OSError as error:
+            raise StructureError(f"the grammar compiler cannot be started ({error.strerror}); try again later") from None
+        try:
+            _write(process, line)
+            reply = json.loads(_line(process, time.monotonic() + WALL_SECONDS))
+        except (OSError, ValueError):
+            died = self._end()
+            return _Verdict("", "it takes too much time or memory to compile; make it simpler", final=died)
+        return _Verdict(reply.get("grammar", ""), reply.get("error", ""))
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self._process is not None and self._process.poll() is None:
+            return self._process
+        self._end()
+        self._process = subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+        _write(self._process, self._hello)
+        return self._process
+
+    def _end(self) -> bool:
+        """Whether the process had ended by itself, which is what exhausted budgets make it do."""
+        process, self._process = self._process, None
+        if process is None:
+            return False
+        with contextlib.suppress(subprocess.TimeoutExpired):  # its pipe closes a moment before it is gone
+            process.wait(DYING_SECONDS)
+        died = process.poll() is not None
+        process.kill()
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            assert pipe is not None
+            with contextlib.suppress(OSError):  # what was not written
+                pipe.close()
+        return died
+
+
+def _write(process: subprocess.Popen[bytes], line: bytes) -> None:
+    assert process.stdin is not None
+    process.stdin.write(line)
+    process.stdin.flush()
+
+
+def _line(process: subprocess.Popen[bytes], deadline: float) -> bytes:
+    """What the process writes up to the end of the line. Raises OSError when it ends, is late, or writes too much."""
+    assert process.stdout is not None
+    found = bytearray()
+    while not found.endswith(b"\n"):
+        ready, _, _ = select.select([process.stdout], [], [], max(0.0, deadline - time.monotonic()))
+        data = os.read(process.stdout.fileno(), 1 << 16) if ready else b""
+        if not data or len(found) > MAX_REPLY:
+            raise OSError("no answer")
+        found += data
+    return bytes(found)
+
+
+def _size(verdict: _Verdict) -> int:
+    return len(verdict.grammar) + len(verdict.error) + 64

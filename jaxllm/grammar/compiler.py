@@ -1,0 +1,116 @@
+"""The compiler's own process: JSON lines in, JSON lines out; it may be killed at any time.
+
+The first line is {"specials": {text: id}, "eos": [id…]}; every later one is a job, answered by {"grammar": text} or {"error": why}.
+A job that needs more processor time than its budget is killed by the kernel, with this process; one that wants too much memory fails.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import signal
+import sys
+import time
+from typing import Any, TextIO
+
+from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+
+from jaxllm.grammar.convert import convert
+from jaxllm.grammar.limits import MEMORY_BYTES, SECONDS, STEP_SECONDS, STEPS, parser_limits
+
+
+class ByteTokens:
+    """A tokenizer with one token per byte, and a model's special tokens at their own ids: quick to make, and enough to run a grammar."""
+
+    bos_token_id = None
+
+    def __init__(self, specials: dict[str, int], eos: list[int]):
+        taken = {id: text for text, id in specials.items()}
+        free = [id for id in range(256 + len(taken) + len(eos)) if id not in taken and id not in eos][:256]
+        self._of_byte = dict(enumerate(free))
+        self.eos_token_id = eos[0] if eos else free[-1] + 1
+        self.tokens = [b""] * (1 + max(*free, *taken, *eos, self.eos_token_id))
+        for byte, id in self._of_byte.items():
+            self.tokens[id] = bytes([byte])
+        for id in eos:
+            self.tokens[id] = b"<eos>"
+        for id, text in taken.items():
+            self.tokens[id] = text.encode()
+        self.special_token_ids = sorted({*taken, *eos, self.eos_token_id})
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        """Token ids of a text."""
+        return [self._of_byte[byte] for byte in (text if isinstance(text, bytes) else text.encode())]
+
+
+def compiled(job: dict[str, Any], specials: dict[str, int], tokenizer: LLTokenizer) -> str:
+    """The grammar of a job. Raises ValueError when it does not compile, or cannot begin, or its steps take too long."""
+    grammar = convert(job, specials)
+    matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=parser_limits())
+    for _ in range(STEPS):
+        _check(matcher)
+        if matcher.is_stopped():
+            break
+        start = time.process_time()
+        mask = matcher.compute_bitmask()
+        took = time.process_time() - start
+        _check(matcher)
+        if took > STEP_SECONDS:
+            raise ValueError(
+                f"finding the tokens that may come next takes too long ({took * 1e3:.0f} ms, the limit is {STEP_SECONDS * 1e3:.0f})"
+            )
+        matcher.consume_token(_first(mask))
+    return grammar
+
+
+def _check(matcher: LLMatcher) -> None:
+    """Raise on a matcher that has failed; what it says after the first line is about its insides."""
+    if matcher.is_error():
+        raise ValueError(_plain(matcher.get_error()))
+
+
+def _plain(error: str) -> str:
+    """llguidance's message without the state of its parser."""
+    text = error.split("<non-verbose/>")[0].split("<state>")[0].strip()
+    return "nothing that ends can match it" if text == "NoExtensionBias" else text
+
+
+def _first(mask: bytes) -> int:
+    """The lowest allowed token: for most grammars a plain character, which keeps them going."""
+    at = next(at for at, byte in enumerate(mask) if byte)
+    return at * 8 + (mask[at] & -mask[at]).bit_length() - 1
+
+
+def answer(line: str, specials: dict[str, int], tokenizer: LLTokenizer) -> dict[str, str]:
+    """The reply to one job. A panic in native code is no Exception."""
+    try:
+        return {"grammar": compiled(json.loads(line), specials, tokenizer)}
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except ValueError as error:
+        return {"error": str(error)}
+    except MemoryError:
+        return {"error": "it takes too much memory to compile"}
+    except BaseException as error:
+        return {"error": f"it cannot be compiled ({type(error).__name__})"}
+
+
+def serve(lines: TextIO, out: TextIO) -> None:
+    """Until the end of `lines`."""
+    hello = json.loads(next(lines))
+    specials = hello["specials"]
+    tokenizer = LLTokenizer(TokenizerWrapper(ByteTokens(specials, hello["eos"])))
+    for line in lines:
+        signal.setitimer(signal.ITIMER_PROF, SECONDS)  # processor time; SIGPROF ends a process that does not handle it
+        reply = answer(line, specials, tokenizer)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        out.write(json.dumps(reply) + "\n")
+        out.flush()
+
+
+def main() -> None:
+    """The process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    serve(sys.stdin, sys.stdout)

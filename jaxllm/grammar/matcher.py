@@ -1,0 +1,129 @@
+"""Grammars at work: one matcher per choice, which follows its tokens and says which may come next."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+from llguidance import LLExecutor, LLMatcher, LLTokenizer
+from tokenizers import Tokenizer
+
+from jaxllm.grammar.limits import parser_limits
+
+MAX_IDLE = 128  # matchers that wait for the next request with their grammar; what they found out about it makes that one faster
+WORKERS = 2
+
+
+class GrammarError(Exception):
+    """A matcher cannot go on: a limit was reached, or a token came that it did not allow."""
+
+
+class Matcher:
+    """Of one choice. Has the shape of a `sampling.constraint.Constraint`; `ended` once nothing may follow.
+
+    `advance` and `mask` raise GrammarError; after that, and after the end, it allows nothing but the end.
+    """
+
+    def __init__(self, grammar: str, tokenizer: LLTokenizer, words: int):
+        self.grammar = grammar
+        self.state = LLMatcher(tokenizer, grammar, log_level=0, limits=parser_limits())
+        self._bits = np.zeros(-(-tokenizer.vocab_size // 32), np.uint32)
+        self._words = words
+        self.check()
+
+    @property
+    def ended(self) -> bool:
+        """Whether the text is complete and cannot go on."""
+        return self.state.is_stopped() and not self.state.is_error()
+
+    @property
+    def complete(self) -> bool:
+        """Whether the text may end here."""
+        return self.state.is_accepting()
+
+    def advance(self, token_ids: Sequence[int]) -> None:
+        """These tokens were said, each of them allowed by the mask before it."""
+        for token in token_ids:
+            if not self.state.consume_token(token):
+                self.check()
+                raise GrammarError(f"token {token} does not follow the grammar")
+
+    def mask(self, allowed_W: np.ndarray) -> None:
+        """Clear the bits of tokens that may not come next: uint32 [W], token i is bit i % 32 of word i // 32."""
+        self.state.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
+        self.check()
+        allowed_W &= self._bits[: self._words]
+
+    def forced(self) -> list[int]:
+        """The tokens that must come next, when there is only one way to go on."""
+        return self.state.compute_ff_tokens()
+
+    def check(self) -> None:
+        """Raises GrammarError when the matcher has failed."""
+        if self.state.is_error():
+            raise GrammarError(self.state.get_error().split("<non-verbose/>")[0].strip())
+
+
+class Matchers:
+    """Makes matchers for a model with `width` logits, off the caller's thread, and keeps some that are done for their next use.
+
+    llguidance takes a second to read a large vocabulary, all of it under Python's lock: that begins at once, in a thread.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, width: int, eos: Iterable[int]):
+        self._words = -(-width // 32)
+        self._idle: OrderedDict[str, list[Matcher]] = OrderedDict()  # by grammar, least recently used first
+        self._idle_count = 0
+        self._lock = threading.Lock()
+        self._pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="grammar")
+        self._vocabulary: Future[LLTokenizer] = self._pool.submit(vocabulary, tokenizer, width, sorted(eos))
+        self.executor = LLExecutor()
+
+    def begin(self, grammar: str) -> Future[Matcher]:
+        """A matcher at the start of the grammar; the future raises GrammarError when it cannot be made."""
+        with self._lock:
+            idle = self._idle.get(grammar)
+            if idle:
+                self._idle_count -= 1
+                found: Future[Matcher] = Future()
+                found.set_result(idle.pop())
+                return found
+        return self._pool.submit(self._make, grammar)
+
+    def give_back(self, matcher: Matcher) -> None:
+        """Its choice has ended."""
+        if matcher.state.is_error() or not matcher.state.reset():
+            return
+        with self._lock:
+            self._idle.setdefault(matcher.grammar, []).append(matcher)
+            self._idle.move_to_end(matcher.grammar)
+            self._idle_count += 1
+            while self._idle_count > MAX_IDLE:
+                oldest = next(iter(self._idle.values()))
+                if oldest:
+                    oldest.pop()
+                    self._idle_count -= 1
+                else:
+                    self._idle.popitem(last=False)
+
+    def close(self) -> None:
+        """End the threads."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _make(self, grammar: str) -> Matcher:
+        return Matcher(grammar, self._vocabulary.result(), self._words)
+
+
+def vocabulary(tokenizer: Tokenizer, width: int, eos: list[int]) -> LLTokenizer:
+    """The tokens as llguidance takes them; ids up to the logits' width that have no token are never allowed."""
+    size = max(width, tokenizer.get_vocab_size(with_added_tokens=True))
+    return LLTokenizer(tokenizer.to_str(), n_vocab=size, eos_token=eos or None)
+
+
+def special_tokens(tokenizer: Tokenizer) -> dict[str, int]:
+    """The texts that llguidance takes for one token that plain text never makes: id of each."""
+    added = tokenizer.get_added_tokens_decoder()
+    return {t.content: id for id, t in added.items() if t.special or (t.content.startswith("<") and t.content.endswith(">"))}

@@ -1,0 +1,160 @@
+"""Compilation in a process that may be killed: what is refused, what it costs, and that it comes back."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+import pytest
+
+from jaxllm.grammar import checker as module
+from jaxllm.grammar.checker import MAX_KEPT, Checker
+from jaxllm.grammar.limits import SECONDS
+from jaxllm.grammar.structure import StructuredOutputsParams, StructureError
+
+SPECIALS = {"<|end|>": 300, "<tool_call>": 301, "[TOOL]": 302}
+
+
+@pytest.fixture(scope="module")
+def checker() -> Iterator[Checker]:
+    checker = Checker(SPECIALS, [300])
+    yield checker
+    checker.close()
+
+
+def bomb(patterns: int) -> dict[str, Any]:
+    return {"allOf": [{"type": "string", "pattern": f".*{chr(97 + n)}.{{3}}.*"} for n in range(patterns)]}
+
+
+def why(checker: Checker, **given: Any) -> str:
+    with pytest.raises(StructureError) as error:
+        checker.check(StructuredOutputsParams(**given))
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"json": {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}},
+        {"json": True},
+        {"json": {"$schema": "http://json-schema.org/draft-07/schema#", "title": "T", "type": "array", "items": {"$ref": "#"}}},
+        {"json": {"type": "array", "minItems": 1_000_000, "items": {"type": "integer"}}},
+        {"json_object": True},
+        {"regex": "(a+)+b"},
+        {"regex": r"\w{1,5000}"},
+        {"regex": "^(yes|no)$"},
+        {"choice": ["a", "ab", '"', "\n", "ü😀", "\x7f"]},
+        {"grammar": 'start: start "a" | "b"'},
+        {"grammar": 'root ::= "yes" | "no"'},
+        {"grammar": 'start: <tool_call> "a"'},
+    ],
+)
+def test_what_compiles_gives_a_grammar(checker: Checker, given: dict[str, Any]) -> None:
+    assert checker.check(StructuredOutputsParams(**given))
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"json": {"type": "foo"}}, "foo"),
+        ({"json": {"not": {}}}, "not"),
+        ({"json": {"not": {}, "x-guidance": {"lenient": True}}}, "not"),
+        ({"json": {"type": "array", "uniqueItems": True}}, "uniqueItems"),
+        ({"json": {"oneOf": [{"type": "string"}, {"maxLength": 3}]}}, "oneOf"),
+        ({"json": {"oneOf": [{"type": "string"}, {"maxLength": 3}], "x-guidance": {"coerce_one_of": True}}}, "oneOf"),
+        ({"json": {"type": "string", "format": "foo"}}, "foo"),
+        ({"json": {"type": "string", "pattern": "["}}, "regex"),
+        ({"json": {"type": "integer", "minimum": 3, "maximum": 1}}, "minimum"),
+        ({"json": False}, "not"),
+        ({"json": {"$ref": "#"}}, "nothing that ends"),
+        ({"json": {"$ref": "http://localhost/schema"}}, "http://localhost/schema"),
+        ({"json": {"$ref": "file:///etc/hostname"}}, "file"),
+        ({"json": {"$ref": "#/$defs/a"}}, "does not exist"),
+        ({"json": {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}}, "json"),
+        ({"json": {"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(2000)}}}, "max"),
+        ({"json": {"type": "object"}, "whitespace_pattern": "["}, "regex"),
+        ({"regex": "["}, "regex"),
+        ({"regex": "(?=a)b"}, "look"),
+        ({"regex": r"(a)\1"}, "backref"),
+        ({"regex": "a{1000000}"}, "too"),
+        ({"regex": "a" * 60_000}, "too long"),
+        ({"grammar": "start: foo"}, "foo"),
+        ({"grammar": "\x00\x01"}, "GBNF"),
+        ({"grammar": "start: " + "(" * 30_000 + '"a"' + ")" * 30_000}, "deep"),
+        ({"grammar": "start: <|unknown|>"}, "unknown"),
+    ],
+)
+def test_what_does_not_compile_is_refused_with_the_reason(checker: Checker, given: dict[str, Any], says: str) -> None:
+    assert says in why(checker, **given)
+
+
+def test_a_schema_that_explodes_is_killed_within_its_budget_and_the_next_one_compiles(checker: Checker) -> None:
+    checker.check(StructuredOutputsParams(regex="first"))
+    assert checker._process is not None
+    victim = psutil.Process(checker._process.pid)
+    used = sum(victim.cpu_times()[:2]) + sum(os.times()[2:4])
+    assert "too much time or memory" in why(checker, json=bomb(22))
+    assert sum(os.times()[2:4]) - used < SECONDS + 0.4, "processor time of ended children"
+    assert not victim.is_running()
+    assert checker.check(StructuredOutputsParams(regex="second"))
+
+
+def test_a_verdict_is_kept_so_that_a_bomb_costs_its_budget_once(checker: Checker, monkeypatch: pytest.MonkeyPatch) -> None:
+    why(checker, json=bomb(23))
+    grammar = checker.check(StructuredOutputsParams(regex="third"))
+    monkeypatch.setattr(checker, "_ask", None)
+    assert "too much" in why(checker, json=bomb(23))
+    assert checker.check(StructuredOutputsParams(regex="third")) == grammar
+
+
+def test_a_compiler_that_was_killed_from_outside_is_started_again(checker: Checker) -> None:
+    checker.check(StructuredOutputsParams(regex="before"))
+    assert checker._process is not None
+    checker._process.send_signal(signal.SIGKILL)
+    checker._process.wait()
+    assert checker.check(StructuredOutputsParams(regex="after"))
+
+
+def test_a_compiler_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "WALL_SECONDS", 0.05)
+    silent = Checker({}, [], (sys.executable, "-c", "import sys; sys.stdin.read()"))
+    assert "too much time" in why(silent, regex="a")
+    assert silent._process is None
+    assert not silent._kept, "on another day it may be in time"
+
+
+def test_a_compiler_that_cannot_start_is_reported() -> None:
+    assert "cannot be started" in why(Checker({}, [], ("/nonexistent",)), regex="a")
+
+
+def test_verdicts_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    checker = Checker({}, [])
+    monkeypatch.setattr(checker, "_ask", lambda line: module._Verdict("g" * 40_000, ""))
+    for n in range(MAX_KEPT + 500):
+        checker.check(StructuredOutputsParams(regex=f"a{n}"))
+    assert len(checker._kept) <= MAX_KEPT
+    assert checker._kept_bytes == sum(map(module._size, checker._kept.values())) <= module.MAX_KEPT_BYTES
+
+
+def test_the_compiler_ends_with_its_owner() -> None:
+    own = Checker({}, [])
+    own.check(StructuredOutputsParams(regex="a"))
+    assert own._process is not None and own._process.stdin is not None
+    process = own._process
+    process.stdin.close()  # what the end of this process would do
+    assert process.wait(20) == 0
+    own.close()
+    assert own._process is None
+
+
+def test_a_round_trip_is_quick(checker: Checker) -> None:
+    checker.check(StructuredOutputsParams(regex="warm"))
+    start = time.perf_counter()
+    for n in range(20):
+        checker.check(StructuredOutputsParams(json={"type": "object", "title": str(n)}))
+    assert (time.perf_counter() - start) / 20 < 0.1

@@ -1,0 +1,234 @@
+"""Matchers: whatever their masks allow is what was asked for, and limits end one matcher only."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+from jaxllm.grammar.matcher import MAX_IDLE, GrammarError, Matcher, Matchers, special_tokens
+from tests.grammar.conftest import EOS, WIDTH, Speaker, allowed_by
+from tests.grammar.schemas import every
+
+SCHEMAS = every()
+LARK = """
+start: sum
+sum: product | sum "+" product
+product: NUMBER | "(" sum ")"
+NUMBER: /[0-9]{1,3}/
+"""
+TAGS = {
+    "structures": [
+        {"begin": "<tool_call>", "schema": SCHEMAS["point"], "end": "</tool_call>"},
+        {"begin": "<function=f>", "schema": SCHEMAS["lamp"], "end": "</function>"},
+    ],
+    "triggers": ["<tool_call>", "<function="],
+}
+
+
+def assert_valid(text: str, schema: dict[str, Any]) -> None:
+    jsonschema.Draft202012Validator(schema).validate(json.loads(text))
+
+
+@pytest.mark.parametrize("name", list(SCHEMAS)[::7])
+def test_what_is_said_under_a_schema_is_valid(speaker: Speaker, name: str) -> None:
+    assert_valid(speaker.say(1, json=SCHEMAS[name]), SCHEMAS[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2))
+def test_what_is_said_under_each_of_two_hundred_schemas_is_valid(speaker: Speaker, seed: int) -> None:
+    assert len(SCHEMAS) == 200
+    for schema in SCHEMAS.values():
+        assert_valid(speaker.say(seed, json=schema), schema)
+
+
+def test_spacing_of_json_is_as_asked(speaker: Speaker) -> None:
+    schema = SCHEMAS["call"]
+    compact = speaker.say(2, json=schema, disable_any_whitespace=True)
+    assert compact == json.dumps(json.loads(compact), separators=(",", ":"), ensure_ascii=False)
+    spaced = speaker.say(2, json=schema, whitespace_pattern=" ")
+    outside = re.sub('"[^"]*"', "text", spaced)
+    assert " " in outside
+    assert not re.search(r"  |\n|\t", outside)
+    assert_valid(spaced, schema)
+
+
+@pytest.mark.parametrize("indent", [None, 2, 8])
+def test_pretty_printed_json_is_a_json_object(speaker: Speaker, tokenizer: Tokenizer, indent: int | None) -> None:
+    text = json.dumps({"a": [1, {"b": None}], "c": "ü\n😀"}, indent=indent, ensure_ascii=False)
+    matcher = speaker.matcher(json_object=True)
+    matcher.advance(tokenizer.encode(text, add_special_tokens=False).ids)
+    assert matcher.complete
+
+
+@pytest.mark.parametrize(
+    "regex",
+    [
+        "(a+)+b", "[0-9]{3}-[0-9]{4}", r"\d{1,3}(\.\d{1,3}){3}", "(yes|no)( maybe)?", r"[A-Z][a-z]{0,9} [\w.]{1,5}@x\.(org|com)",
+        "a|b|", "[^a]{5}",
+        r"(?i)hello( world)?", r"\$\{[a-z]+\}", "ü{2}|😀", "(ab?c*d+){2,3}", r"[\d\s]{3}", "a/b|^c$", "//x\n",
+    ],
+)  # fmt: skip
+def test_what_is_said_under_a_regex_matches_it_whole(speaker: Speaker, regex: str) -> None:
+    for seed in range(3):
+        text = speaker.say(seed, regex=regex)
+        assert re.fullmatch(regex, text), text
+
+
+def test_a_choice_is_said_exactly(speaker: Speaker) -> None:
+    choices = ["yes", "yes!", "no", '"quoted"', "two\nlines", "ü😀", "\\", "a/b"]
+    assert {speaker.say(seed, choice=choices) for seed in range(60)} == set(choices)
+
+
+def test_what_is_said_under_a_grammar_parses(speaker: Speaker) -> None:
+    for seed in range(5):
+        text = speaker.say(seed, grammar=LARK)
+        assert re.fullmatch(r"[0-9+()]+", text)
+        assert isinstance(sum(map(int, re.findall("[0-9]+", text))), int)
+        flat = text
+        while (shorter := re.sub(r"\((\d{1,3}(\+\d{1,3})*)\)", "1", flat)) != flat:
+            flat = shorter
+        assert re.fullmatch(r"\d{1,3}(\+\d{1,3})*", flat)
+
+
+def test_a_grammar_may_be_gbnf(speaker: Speaker) -> None:
+    assert {speaker.say(seed, grammar='root ::= ("a" | "b") end\nend ::= "!"?') for seed in range(40)} == {"a", "b", "a!", "b!"}
+
+
+@pytest.mark.parametrize(
+    ("text", "follows"),
+    [
+        ('Hm. <tool_call>{"x":1,"y":-2.5}</tool_call> Done.', True),
+        ('<function=f>{"on":true,"level":3,"scene":null}</function>', True),
+        ("free text with < and <func", True),
+        ('<tool_call>{"x":1}</tool_call>', False),
+        ("<function=g>", False),
+        ('<tool_call>{"x":1,"y":2}</function>', False),
+    ],
+)
+def test_a_tag_follows_its_schema_and_text_around_it_is_free(speaker: Speaker, tokenizer: Tokenizer, text: str, follows: bool) -> None:
+    matcher = speaker.matcher(structural_tag=TAGS)
+    ids = tokenizer.encode(text, add_special_tokens=False).ids
+    if follows:
+        matcher.advance(ids)
+        assert matcher.complete
+    else:
+        with pytest.raises(GrammarError):
+            matcher.advance(ids)
+
+
+def test_it_ends_when_nothing_can_follow_and_may_end_before(speaker: Speaker, tokenizer: Tokenizer) -> None:
+    matcher = speaker.matcher(choice=["a", "ab"])
+    a, b = (tokenizer.token_to_id(c) for c in "ab")
+    assert not matcher.complete
+    matcher.advance([a])
+    assert matcher.complete and not matcher.ended
+    assert set(allowed_by(matcher)) == {b, *EOS}
+    matcher.advance([b])
+    assert matcher.ended
+
+
+@pytest.mark.parametrize("eos", EOS)
+def test_every_end_of_sequence_ends_it(speaker: Speaker, eos: int) -> None:
+    matcher = speaker.matcher(regex="a*")
+    matcher.advance([eos])
+    assert matcher.ended
+
+
+def test_neither_padding_of_the_logits_nor_special_tokens_are_ever_text(speaker: Speaker, tokenizer: Tokenizer) -> None:
+    allowed = set(allowed_by(speaker.matcher(regex="(.|\n)*")))
+    specials = set(special_tokens(tokenizer).values()) - set(EOS)
+    assert max(allowed) < tokenizer.get_vocab_size() < WIDTH
+    assert not allowed & specials
+    assert len(allowed) > 600, "all but bytes that begin no character"
+
+
+def test_a_mask_only_takes_away(speaker: Speaker) -> None:
+    matcher = speaker.matcher(regex="[ab]")
+    bits = np.zeros(-(-WIDTH // 32), np.uint32)
+    matcher.mask(bits)
+    assert not bits.any()
+
+
+def test_forced_tokens_are_those_that_masks_leave_alone(speaker: Speaker) -> None:
+    """So saying them without asking the model gives the same tokens."""
+    found = 0
+    for name in ("user", "call-list", "box-tree", "song-result"):
+        rng, matcher = random.Random(3), speaker.matcher(json=SCHEMAS[name])
+        while not matcher.ended:
+            forced = matcher.forced()
+            found += len(forced)
+            for token in forced:
+                assert allowed_by(matcher) == [token]
+                matcher.advance([token])
+            if not matcher.ended:
+                matcher.advance([rng.choice([t for t in allowed_by(matcher) if t not in EOS] or EOS)])
+    assert found > 20
+
+
+def test_a_token_that_does_not_follow_is_an_error_and_stays_one(speaker: Speaker, tokenizer: Tokenizer) -> None:
+    matcher = speaker.matcher(regex="aaa")
+    with pytest.raises(GrammarError):
+        matcher.advance([tokenizer.token_to_id("b")])
+    assert not matcher.ended
+    with pytest.raises(GrammarError):
+        matcher.mask(np.zeros(-(-WIDTH // 32), np.uint32))
+
+
+def test_a_grammar_that_explodes_later_fails_at_a_limit(speaker: Speaker) -> None:
+    with pytest.raises(GrammarError, match="too"):
+        speaker.speak(speaker.matcher(regex="(.{0,200}a){50}"), 0)
+
+
+def test_matchers_of_one_grammar_are_independent(speaker: Speaker, tokenizer: Tokenizer) -> None:
+    one, other = (speaker.matcher(regex="ab|cd") for _ in range(2))
+    one.advance([tokenizer.token_to_id("a")])
+    assert allowed_by(one) == [tokenizer.token_to_id("b")]
+    other.advance([tokenizer.token_to_id("c")])
+    assert allowed_by(other) == [tokenizer.token_to_id("d")]
+
+
+def test_a_matcher_is_used_again_from_its_start_but_not_after_an_error(speaker: Speaker, matchers: Matchers, tokenizer: Tokenizer) -> None:
+    used = speaker.matcher(regex="once|more")
+    speaker.speak(used, 0)
+    matchers.give_back(used)
+    again = speaker.matcher(regex="once|more")
+    assert again is used
+    assert not again.complete
+    with pytest.raises(GrammarError):
+        again.advance([tokenizer.token_to_id("z")])
+    matchers.give_back(again)
+    assert speaker.matcher(regex="once|more") is not again
+
+
+def test_idle_matchers_are_bounded_and_the_least_recent_go_first(tokenizer: Tokenizer) -> None:
+    matchers = Matchers(tokenizer, WIDTH, EOS)
+    grammars = [f'start: "a{n}"' for n in range(MAX_IDLE + 10)]
+    made: list[Matcher] = []
+    for grammar in grammars:
+        made.append(matchers.begin(grammar).result(60))
+        matchers.give_back(made[-1])
+    assert sum(map(len, matchers._idle.values())) == MAX_IDLE
+    assert matchers.begin(grammars[0]).result(60) is not made[0]
+    assert matchers.begin(grammars[-1]).result(60) is made[-1]
+    matchers.close()
+
+
+def test_a_grammar_that_cannot_be_made_fails_its_future(matchers: Matchers) -> None:
+    with pytest.raises(GrammarError, match="nonsense"):
+        matchers.begin("start: nonsense").result(60)
+
+
+def test_a_tokenizer_with_more_tokens_than_logits_allows_none_beyond(tokenizer: Tokenizer) -> None:
+    matchers = Matchers(tokenizer, 512, [1])
+    bits = np.full(16, 2**32 - 1, np.uint32)
+    matchers.begin("start: /(.|\\n)*/").result(60).mask(bits)
+    assert bits.any()
+    matchers.close()
