@@ -47,7 +47,7 @@ class Speaker:
         """At the start."""
         return self.matchers.begin(self.checker.check(StructuredOutputsParams(**given))).result(60)
 
-    def speak(self, matcher: Matcher, seed: int, most: int = 3000) -> list[int]:
+    def speak(self, matcher: Matcher, seed: int, most: int = 20_000) -> list[int]:
         """Until the end, which comes at the latest after `most` tokens; without the token that ends it."""
         rng, said = random.Random(seed), []
         while not matcher.ended:

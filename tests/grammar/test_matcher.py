@@ -42,11 +42,10 @@ def test_what_is_said_under_a_schema_is_valid(speaker: Speaker, name: str) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(2))
-def test_what_is_said_under_each_of_two_hundred_schemas_is_valid(speaker: Speaker, seed: int) -> None:
+def test_what_is_said_under_each_of_two_hundred_schemas_is_valid(speaker: Speaker) -> None:
     assert len(SCHEMAS) == 200
     for schema in SCHEMAS.values():
-        assert_valid(speaker.say(seed, json=schema), schema)
+        assert_valid(speaker.say(0, json=schema), schema)
 
 
 def test_spacing_of_json_is_as_asked(speaker: Speaker) -> None:
