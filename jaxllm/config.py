@@ -8,6 +8,7 @@ from typing import Any
 
 DTYPES = ("auto", "float16", "half", "bfloat16", "float32", "float")
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
+KV_CACHE_DTYPES = {"auto": None, "fp8": "float8_e4m3fn", "fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}  # None: as the model's
 ATTENTION_BACKENDS = ("mosaic_gpu", "mosaic_tpu", "xla", "reference")
 
 
@@ -24,7 +25,6 @@ NEUTRAL_ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "data_parallel_size": (None, 1),
     "scheduling_policy": (None, "fcfs"),
     "quantization": (None,),
-    "kv_cache_dtype": (None, "auto"),
     "disable_log_stats": (None, False, True),
     "swap_space": (None, 0, 4),
     "cpu_offload_gb": (None, 0),
@@ -93,6 +93,7 @@ class EngineConfig:
     kv_cache_memory_bytes: int | None = None
     num_gpu_blocks_override: int | None = None
     block_size: int | None = None
+    kv_cache_dtype: str = "auto"  # one of KV_CACHE_DTYPES
     enable_prefix_caching: bool = True
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
@@ -120,6 +121,9 @@ class EngineConfig:
         stall = self.max_stall_ms
         if stall is not None and (isinstance(stall, bool) or not isinstance(stall, (int, float)) or not 0 < stall < 1e6):
             raise ConfigError(f"--max-stall-ms must be a number of milliseconds above 0, got {stall!r:.80}")
+        if not isinstance(self.kv_cache_dtype, str) or self.kv_cache_dtype not in KV_CACHE_DTYPES:
+            allowed = ", ".join(KV_CACHE_DTYPES)
+            raise ConfigError(f"--kv-cache-dtype must be one of {allowed}, got {self.kv_cache_dtype!r:.80}; auto keeps the model's type")
         if not isinstance(self.model, str) or not self.model:
             raise ConfigError(f"the model must be a directory, a hub id or 'demo', got {self.model!r:.80}")
 
@@ -131,6 +135,7 @@ class Resolved:
     model_dir: str
     model_type: str
     dtype: str
+    kv_dtype: str
     max_model_len: int
     page_size: int
     num_pages: int

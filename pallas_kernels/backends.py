@@ -21,7 +21,14 @@ class AttentionOptions(TypedDict, total=False):
     window: int | None
     softcap: float | None
     sinks: Array | None
+    scales: Array | None  # of pages in 8 bits; see `paged_decode.decode_attention`
     plan: Any  # what the back end's planner made of the same rows; left out, the back end plans each call by itself
+
+
+def pools_of(k_pages: Array, v_pages: Array, options: AttentionOptions) -> tuple[Array, ...]:
+    """Pages of keys and of values, and their scales if they have some."""
+    scales = options.get("scales")
+    return (k_pages, v_pages) if scales is None else (k_pages, v_pages, scales)
 
 
 class UnknownBackend(KeyError):

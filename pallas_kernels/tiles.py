@@ -33,6 +33,17 @@ def load_tile(pages_PKCH: Array, table: Array, tile: Array, pages: int) -> Array
     return found.reshape(*lead, K, S * C, H).astype(jnp.float32)
 
 
+def load_tiles(pools: tuple[Array, Array], scales_PK2C: Array | None, table: Array, tile: Array, pages: int) -> tuple[Array, Array]:
+    """Keys and values of tile number `tile` as `load_tile` gives them, scaled where pages have scales."""
+    k, v = (load_tile(pool, table, tile, pages) for pool in pools)
+    if scales_PK2C is None:
+        return k, v
+    found = load_tile(scales_PK2C, table, tile, pages)  # [..., K, pages * 2, C]
+    *lead, rows, C = found.shape
+    scales = jnp.moveaxis(found.reshape(*lead, rows // 2, 2, C), -2, 0).reshape(2, *lead, rows // 2 * C, 1)
+    return k * scales[0], v * scales[1]
+
+
 def start(lead: tuple[int, ...], head_dim: int) -> Carry:
     """The carry before any tile; `lead` is the shape of the queries without their head dimension."""
     return jnp.full(lead, -jnp.inf, jnp.float32), jnp.zeros(lead, jnp.float32), jnp.zeros((*lead, head_dim), jnp.float32)

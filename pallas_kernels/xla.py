@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.typing import DTypeLike
 
 from pallas_kernels.items import Items, sinks_of_places
 
@@ -37,17 +38,25 @@ def check(q: Array, k_pages: Array, v_pages: Array) -> None:
 def pages_per_tile(q_WKRH: Array, k_pages: Array) -> int:
     """Pages in one tile of every item."""
     (W, K, R, H), C = q_WKRH.shape, k_pages.shape[2]
-    token = W * K * 2 * (H * k_pages.dtype.itemsize + R * 4)
+    token = W * K * 2 * (H * q_WKRH.dtype.itemsize + R * 4)
     tokens = min(MOST_TOKENS, max(FEWEST_TOKENS, TILE_BYTES // token))
     return max(1, tokens // C)
 
 
-def attend(spec: Spec, q_WKRH: Array, k_pages: Array, v_pages: Array, table: Array, items: Items, sinks: Array | None) -> Array:
-    """Attention of every item, `[W, K, R, H]`; `sinks` as in `AttentionOptions`."""
+def attend(
+    spec: Spec,
+    q_WKRH: Array,
+    pools: tuple[Array, ...],
+    table: Array,
+    items: Items,
+    sinks: Array | None,
+) -> Array:
+    """Attention of every item, `[W, K, R, H]`; `sinks` as in `AttentionOptions`. `pools` are the pages of keys and of values, and their
+    scales if they have some."""
     W, K, R, H = q_WKRH.shape
-    C = k_pages.shape[2]
+    C = pools[0].shape[2]
     row_W, position_W, keys_W = items
-    pages = pages_per_tile(q_WKRH, k_pages)
+    pages = pages_per_tile(q_WKRH, pools[0])
     first_W = jnp.zeros_like(keys_W) if spec.window is None else jnp.maximum(position_W - spec.window + 1, 0)
     page_W = jnp.where(keys_W > 0, first_W // C, 0)
     tiles = jnp.max(-(-(-(-keys_W // C) - page_W) // pages), initial=0)
@@ -61,9 +70,7 @@ def attend(spec: Spec, q_WKRH: Array, k_pages: Array, v_pages: Array, table: Arr
         id_WS = table[row_W[:, None], jnp.minimum(entry_WS, table.shape[1] - 1)]
         key_WT = (entry_WS[:, :, None] * C + jnp.arange(C)).reshape(W, pages * C)
         mine = (key_WT < keys_W[:, None])[:, None, :, None]  # zero times NaN is NaN, and a page may hold anything
-        k, v = (
-            jnp.moveaxis(x.at[id_WS].get(mode="clip"), 1, 2).reshape(W, K, pages * C, H).astype(q_WKRH.dtype) for x in (k_pages, v_pages)
-        )
+        k, v = _tile(pools, id_WS, q_WKRH.dtype)
         scores = multiply("ikrh,ikth->ikrt", q_WKRH, k) * spec.scale
         if spec.softcap is not None:
             scores = spec.softcap * jnp.tanh(scores / spec.softcap)
@@ -83,3 +90,12 @@ def attend(spec: Spec, q_WKRH: Array, k_pages: Array, v_pages: Array, table: Arr
     total = jnp.full((W, K, R), 0.0 if sinks_KR is None else 1.0)
     _, total, mixed = lax.fori_loop(0, tiles, step, (top, total, jnp.zeros((W, K, R, H))))
     return (mixed / jnp.where(total == 0, 1.0, total)[..., None]).astype(q_WKRH.dtype)
+
+
+def _tile(pools: tuple[Array, ...], id_WS: Array, dtype: DTypeLike) -> tuple[Array, Array]:
+    """Keys and values `[W, K, S * C, H]` of these pages."""
+    found = [jnp.moveaxis(pool.at[id_WS].get(mode="clip"), 1, 2).astype(dtype) for pool in pools]
+    if len(found) > 2:
+        found[:2] = (x * scale[..., None] for x, scale in zip(found, jnp.moveaxis(found[2], -2, 0), strict=False))
+    k, v = (x.reshape(*x.shape[:2], -1, x.shape[-1]) for x in found[:2])
+    return k, v

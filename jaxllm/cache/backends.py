@@ -29,12 +29,13 @@ class Backend:
 
 @dataclass(frozen=True)
 class Shapes:
-    """What a back end may refuse. `group` is query heads per KV head."""
+    """What a back end may refuse. `group` is query heads per KV head; `kv_dtype` is the pages', None = as `dtype`."""
 
     dtype: DTypeLike
     head_dim: int
     page_size: int
     group: int
+    kv_dtype: DTypeLike | None = None
 
 
 def choose_backend(device: Any, shapes: Shapes, asked: str | None = None) -> Backend:
@@ -65,7 +66,7 @@ def own_backend(device: Any) -> tuple[str, str]:
 def refusal(name: str, shapes: Shapes) -> str | None:
     """Why a back end does not take these shapes, or None when both ops do."""
     q = jax.ShapeDtypeStruct((1, shapes.group, shapes.head_dim), shapes.dtype)
-    pages = jax.ShapeDtypeStruct((1, 1, shapes.page_size, shapes.head_dim), shapes.dtype)
+    pages = jax.ShapeDtypeStruct((1, 1, shapes.page_size, shapes.head_dim), shapes.kv_dtype or shapes.dtype)
     for op in (paged_decode, paged_extend):
         try:
             op.BACKENDS.check(name, q, pages, pages)

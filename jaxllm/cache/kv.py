@@ -14,6 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
 from pallas_kernels import add_norm, paged_decode, paged_extend, rope_write
+from pallas_kernels.quantised import SCALE_DTYPE, is_quantised
 from pallas_kernels.rope_write import HeadRows
 
 PAGES = PartitionSpec(None, "tensor", None, None)  # [P, K, C, H]: every device holds all pages of its own heads
@@ -27,17 +28,28 @@ def zeros_of[T](like: T) -> T:
 
 
 def page_bytes(layers: int, kv_heads: int, page_size: int, head_dim: int, dtype: DTypeLike) -> int:
-    """Bytes of one page: keys and values of `page_size` tokens in every layer, over all devices together."""
-    return 2 * layers * kv_heads * page_size * head_dim * jnp.dtype(dtype).itemsize
+    """Bytes of one page: keys and values of `page_size` tokens in every layer, and their scales if `dtype` has 8 bits, over all devices
+    together."""
+    scale = SCALE_DTYPE.itemsize if is_quantised(dtype) else 0
+    return 2 * layers * kv_heads * page_size * (head_dim * jnp.dtype(dtype).itemsize + scale)
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class KVCache:
-    """The pool: for each layer keys and values `[P, K, C, H]`, heads split over "tensor". Donated to and returned by every step."""
+    """The pool: for each layer keys and values `[P, K, C, H]`, heads split over "tensor". Donated to and returned by every step.
+
+    Keys and values of 8 bits are to be multiplied with `scales` `[P, K, 2, C]`, one of each token's key and one of its value in every head;
+    in other types there are none.
+    """
 
     k: tuple[Array, ...]
     v: tuple[Array, ...]
+    scales: tuple[Array, ...] = ()
+
+    def layer(self, index: int) -> tuple[Array, ...]:
+        """One layer's keys, values and, if there are any, scales."""
+        return self.k[index], self.v[index], *self.scales[index : index + 1]
 
     @staticmethod
     def abstract(layers: int, num_pages: int, kv_heads: int, page_size: int, head_dim: int, dtype: DTypeLike, mesh: Mesh) -> KVCache:
@@ -45,9 +57,10 @@ class KVCache:
         shards = mesh.shape["tensor"]
         if kv_heads % shards:
             raise ValueError(f"{kv_heads} KV heads cannot be split over {shards} devices; repeat them to a multiple of {shards}")
-        shape = (num_pages, kv_heads, page_size, head_dim)
-        page = jax.ShapeDtypeStruct(shape, jnp.dtype(dtype), sharding=NamedSharding(mesh, PAGES))
-        return KVCache((page,) * layers, (page,) * layers)
+        place = NamedSharding(mesh, PAGES)
+        page = jax.ShapeDtypeStruct((num_pages, kv_heads, page_size, head_dim), jnp.dtype(dtype), sharding=place)
+        scale = jax.ShapeDtypeStruct((num_pages, kv_heads, 2, page_size), SCALE_DTYPE, sharding=place)
+        return KVCache((page,) * layers, (page,) * layers, (scale,) * (layers if is_quantised(dtype) else 0))
 
     @staticmethod
     def zeros(layers: int, num_pages: int, kv_heads: int, page_size: int, head_dim: int, dtype: DTypeLike, mesh: Mesh) -> KVCache:
@@ -81,22 +94,22 @@ class PagedContext:
 
     def __init__(self, kv: KVCache, inputs: PagedInputs, backend: str, mesh: Mesh, prompt_length_T: Array | None = None):
         self.prompt_length_T = prompt_length_T
-        self._k, self._v = list(kv.k), list(kv.v)
+        self._layers = [kv.layer(index) for index in range(len(kv.k))]
         self._inputs, self._backend, self._mesh = inputs, backend, mesh
         self._plans: dict[int | None, _Plans] = {}
 
     @property
     def kv(self) -> KVCache:
         """The cache with everything written so far."""
-        return KVCache(tuple(self._k), tuple(self._v))
+        return KVCache(*(tuple(pools) for pools in zip(*self._layers, strict=True))) if self._layers else KVCache((), ())
 
     def attend(self, layer: int, rows: HeadRows, *, scale: float, window: int | None = None, softcap: float | None = None) -> Array:
         """Write the step's keys and values into the layer's pages, then attend; returns `o_TNH`."""
         how = _How(self._backend, self._mesh, scale, window, softcap)
-        pages = (self._k[layer], self._v[layer])
+        pages = self._layers[layer]
         if window not in self._plans:
             self._plans[window] = _plan(how, self._inputs, pages[0].shape, rows)
-        o_TNH, (self._k[layer], self._v[layer]) = _write_and_attend(how, rows, pages, self._inputs, self._plans[window])
+        o_TNH, self._layers[layer] = _write_and_attend(how, rows, pages, self._inputs, self._plans[window])
         return o_TNH
 
     def add_norm(self, x_TD: Array, delta_TD: Array, weight_D: Array, eps: float) -> tuple[Array, Array]:
@@ -144,8 +157,8 @@ def _plan(how: _How, inputs: PagedInputs, pool: tuple[int, ...], rows: HeadRows)
 # One inner jit: a model's layers are unrolled, and without it every layer would trace and lower the kernels again.
 @functools.partial(jax.jit, static_argnums=0)
 def _write_and_attend(
-    how: _How, rows: HeadRows, pages: tuple[Array, Array], inputs: PagedInputs, plans: _Plans
-) -> tuple[Array, tuple[Array, Array]]:
+    how: _How, rows: HeadRows, pages: tuple[Array, ...], inputs: PagedInputs, plans: _Plans
+) -> tuple[Array, tuple[Array, ...]]:
     whole = PartitionSpec()
     specs = dataclasses.replace(
         rows,
@@ -158,21 +171,24 @@ def _write_and_attend(
     run = jax.shard_map(
         functools.partial(_shard, how),
         mesh=how.mesh,
-        in_specs=(specs, (PAGES, PAGES), whole, whole),
-        out_specs=(HEADS, (PAGES, PAGES)),
+        in_specs=(specs, (PAGES,) * len(pages), whole, whole),
+        out_specs=(HEADS, (PAGES,) * len(pages)),
         check_vma=False,
     )
     return run(rows, pages, inputs, plans)
 
 
-def _shard(how: _How, rows: HeadRows, pages: tuple[Array, Array], inputs: PagedInputs, plans: _Plans) -> tuple[Array, tuple[Array, Array]]:
+def _shard(how: _How, rows: HeadRows, pages: tuple[Array, ...], inputs: PagedInputs, plans: _Plans) -> tuple[Array, tuple[Array, ...]]:
     """One device's heads: no communication."""
     own = dataclasses.replace(rows, qkv=rows.qkv[:, 0], bias=None if rows.bias is None else rows.bias[0])
+    quantised = is_quantised(pages[0].dtype)
+    write, writers = (rope_write.rope_write_quantised, rope_write.QUANTISED) if quantised else (rope_write.rope_write, rope_write.BACKENDS)
     # An attention back end without a kernel for the write is served by the reference: XLA's scatter is in place too.
-    writer = how.backend if how.backend in rope_write.BACKENDS else "reference"
-    q_TNH, k_pages, v_pages = rope_write.rope_write(own, *pages, inputs.write_page_T, inputs.write_offset_T, backend=writer)
+    writer = how.backend if how.backend in writers else "reference"
+    q_TNH, k_pages, v_pages, *scales = written = write(own, *pages, inputs.write_page_T, inputs.write_offset_T, backend=writer)
     B, T = inputs.decode_lengths_B.shape[0], q_TNH.shape[0]
     options: dict[str, Any] = {"backend": how.backend, "scale": how.scale, "window": how.window, "softcap": how.softcap}
+    options |= {"scales": scales[0]} if scales else {}
     parts = []
     if B:
         table = (inputs.decode_tables_BM, inputs.decode_lengths_B)
@@ -180,7 +196,7 @@ def _shard(how: _How, rows: HeadRows, pages: tuple[Array, Array], inputs: PagedI
     if T > B:
         chunks = (inputs.chunk_tables_RM, inputs.chunk_starts_R, inputs.chunk_lengths_R, inputs.chunk_kv_lengths_R)
         parts.append(paged_extend.extend_attention(q_TNH[B:], k_pages, v_pages, *chunks, **(options | _given(plans.extend))))
-    return (parts[0] if len(parts) == 1 else jnp.concatenate(parts)), (k_pages, v_pages)
+    return (parts[0] if len(parts) == 1 else jnp.concatenate(parts)), written[1:]
 
 
 def _given(plan: Any) -> dict[str, Any]:

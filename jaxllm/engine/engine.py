@@ -367,5 +367,5 @@ def choice_seed(seed: int, index: int) -> int:
 
 def _prefix_root(resolved: Resolved) -> bytes:
     """What must be equal for two engines' pages to mean the same: canonical bytes of the model's identity."""
-    identity = {"model": resolved.model_dir, "dtype": resolved.dtype, "page_size": resolved.page_size}
+    identity = {"model": resolved.model_dir, "dtype": resolved.dtype, "kv_dtype": resolved.kv_dtype, "page_size": resolved.page_size}
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).digest()

@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 from jaxllm import models, weights
 from jaxllm.cache.backends import Shapes, choose_backend
 from jaxllm.cache.kv import page_bytes
-from jaxllm.config import ConfigError, EngineConfig, Resolved
+from jaxllm.config import KV_CACHE_DTYPES, ConfigError, EngineConfig, Resolved
 from jaxllm.engine.buckets import Buckets
 from jaxllm.engine.memory import SPARE, MemoryPlan, Need, Room, fitting_length, plan_memory, resident_bytes, usable_bytes, workspace_bytes
 
@@ -54,11 +54,12 @@ def resolve(config: EngineConfig, model_dir: Path, mesh: Mesh) -> Setup:
     budget = config.max_num_batched_tokens or (min(length, 512) if platform == "cpu" else 8192)
     if budget < max_num_seqs:
         budget = max_num_seqs if config.max_num_batched_tokens is None else _too_tight(budget, max_num_seqs)
-    shapes = Shapes(dtype, kv.head_dim, page_size, max(1, hf["num_attention_heads"] // kv.kv_heads))
+    kv_dtype = jnp.dtype(KV_CACHE_DTYPES[config.kv_cache_dtype] or dtype)
+    shapes = Shapes(dtype, kv.head_dim, page_size, max(1, hf["num_attention_heads"] // kv.kv_heads), kv_dtype)
     backend = choose_backend(mesh.devices.flat[0], shapes, config.attention_backend)
     buckets = Buckets.build(max_num_seqs, budget, platform)
     itemsize = jnp.dtype(dtype).itemsize
-    need = Need(page_bytes(kv.layers, kv.kv_heads, page_size, kv.head_dim, dtype) // shards, page_size, max_num_seqs, length)
+    need = Need(page_bytes(kv.layers, kv.kv_heads, page_size, kv.head_dim, kv_dtype) // shards, page_size, max_num_seqs, length)
     room = Room(
         usable=usable_bytes(config, mesh.devices.flat[0]),
         weights=shard_bytes(jax.tree.leaves(abstract)),
@@ -72,6 +73,7 @@ def resolve(config: EngineConfig, model_dir: Path, mesh: Mesh) -> Setup:
         model_dir=str(model_dir),
         model_type=hf["model_type"],
         dtype=jnp.dtype(dtype).name,
+        kv_dtype=kv_dtype.name,
         max_model_len=length,
         page_size=page_size,
         num_pages=memory.num_pages,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from jaxllm import weights
 from jaxllm.cache.kv import KVCache
@@ -73,7 +74,7 @@ def shallow(setup: Setup, layers: int = SIZING_LAYERS) -> Setup:
 def kv_arguments(setup: Setup) -> tuple:
     """What `KVCache.zeros` and `KVCache.abstract` take."""
     kv, resolved = setup.kv, setup.resolved
-    return kv.layers, resolved.num_pages, kv.kv_heads, resolved.page_size, kv.head_dim, setup.dtype, setup.mesh
+    return kv.layers, resolved.num_pages, kv.kv_heads, resolved.page_size, kv.head_dim, jnp.dtype(resolved.kv_dtype), setup.mesh
 
 
 def _abstract(setup: Setup) -> Abstract:

@@ -123,6 +123,7 @@ def table_rows(setup: Setup, programs: Programs, compiles: CompileCounter, repor
     """What the start-up table says."""
     resolved, memory = setup.resolved, setup.memory
     tokens = resolved.num_pages * resolved.page_size
+    pages = f"{resolved.num_pages} pages × {resolved.page_size} = {tokens} tokens"
     device = setup.mesh.devices.flat[0]
     fresh = compiles.compiles - compiles.cache_hits
     rows = [
@@ -133,7 +134,7 @@ def table_rows(setup: Setup, programs: Programs, compiles: CompileCounter, repor
         ("weights", f"{memory.room.weights / GIB:.2f} GiB per device"),
         ("largest step", f"{memory.room.workspace / GIB:.2f} GiB reserved per device, {programs.peak_bytes / GIB:.2f} GiB needed"),
         ("logits, spare", f"{memory.room.resident / GIB:.2f} and {memory.room.spare / GIB:.2f} GiB per device"),
-        ("KV cache", f"{resolved.num_pages} pages × {resolved.page_size} = {tokens} tokens, {memory.kv / GIB:.2f} GiB per device"),
+        ("KV cache", f"{pages} in {resolved.kv_dtype}, {memory.kv / GIB:.2f} GiB per device"),
         ("maximum concurrency", f"{tokens / resolved.max_model_len:.2f}x at {resolved.max_model_len} tokens per request"),
         ("prefix caching", "on" if resolved.enable_prefix_caching else "off"),
         ("attention", f"{resolved.attention_backend} ({resolved.attention_reason})"),

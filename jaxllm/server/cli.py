@@ -15,6 +15,7 @@ from typing import Any
 from jaxllm.config import (
     ATTENTION_BACKENDS,
     DTYPES,
+    KV_CACHE_DTYPES,
     LOAD_FORMATS,
     NEUTRAL_ARGUMENTS,
     ConfigError,
@@ -55,6 +56,7 @@ ENGINE_FLAGS: dict[str, dict[str, str]] = {
         "kv_cache_memory_bytes": "size of the KV pool in bytes, instead of the fraction",
         "num_gpu_blocks_override": "number of KV pages, instead of the fraction",
         "block_size": "tokens per KV page",
+        "kv_cache_dtype": "type of the KV pages; fp8 (= fp8_e4m3) and fp8_e5m2 take half the memory, with a scale a token and head",
         "enable_prefix_caching": "share the KV pages of equal prompt beginnings",
     },
     "Scheduler": {
@@ -78,7 +80,7 @@ NEUTRAL_HELP = {
     "enable_chunked_prefill": "changes nothing: it is always on",
 }
 SERVER_DEFAULTS = {"max_stall_ms": 50.0}  # where streams are watched; offline, whole prompts are faster
-CHOICES = {"dtype": DTYPES, "load_format": LOAD_FORMATS, "attention_backend": ATTENTION_BACKENDS}
+CHOICES = {"dtype": DTYPES, "load_format": LOAD_FORMATS, "attention_backend": ATTENTION_BACKENDS, "kv_cache_dtype": tuple(KV_CACHE_DTYPES)}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,6 +19,7 @@ def decode_attention(
     window: int | None = None,
     softcap: float | None = None,
     sinks: Array | None = None,
+    scales: Array | None = None,
 ) -> Array:
     """See `pallas_kernels.paged_decode`. All rows walk their tiles together, from the first that any row sees to the longest row's last."""
     B, N, H = q_BNH.shape
@@ -32,7 +33,7 @@ def decode_attention(
     def step(tile: Array, carry: tiles.Carry) -> tiles.Carry:
         position = tile * tokens + jnp.arange(tokens)
         mask = (position >= first_B[:, None]) & (position < lengths_B[:, None])
-        k, v = (tiles.load_tile(x, table, tile, pages) for x in (k_pages, v_pages))
+        k, v = tiles.load_tiles((k_pages, v_pages), scales, table, tile, pages)
         return tiles.fold(carry, q_BKGH, k, v, mask[:, None, None, :], softcap)
 
     live = lengths_B > 0

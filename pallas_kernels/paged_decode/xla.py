@@ -7,7 +7,7 @@ from typing import Unpack
 from jax import Array
 
 from pallas_kernels import items, xla
-from pallas_kernels.backends import AttentionOptions
+from pallas_kernels.backends import AttentionOptions, pools_of
 from pallas_kernels.xla import check as check
 
 
@@ -23,6 +23,7 @@ def decode_attention(
     check(q_BNH, k_pages, v_pages)
     N, K = q_BNH.shape[1], k_pages.shape[1]
     q_BKRH = items.pack_decode(q_BNH, K, 1)
+    pools = pools_of(k_pages, v_pages, options)
     spec = xla.Spec(1, options["scale"], options.get("window"), options.get("softcap"))
-    out = xla.attend(spec, q_BKRH, k_pages, v_pages, page_table_BM, items.decode_items(lengths_B), options.get("sinks"))
+    out = xla.attend(spec, q_BKRH, pools, page_table_BM, items.decode_items(lengths_B), options.get("sinks"))
     return items.unpack_decode(out, N)

@@ -28,7 +28,7 @@ def extend_attention(
     Row r's queries are `q_TNH[starts[r] : starts[r] + lengths[r]]`, at positions `kv_lengths[r] - lengths[r]` to `kv_lengths[r] - 1`
     of its sequence; their keys and values are already in its pages, as is the prefix before them. Each sees the keys up to its own
     position (bottom-right causal). Rows do not overlap; length 0 is a row that is not in use; tokens of no row give zeros.
-    Pages, heads, `window`, `softcap`, `sinks`, poison and errors as in `paged_decode.decode_attention`.
+    Pages, `scales`, heads, `window`, `softcap`, `sinks`, poison and errors as in `paged_decode.decode_attention`.
     """
     run = BACKENDS[backend]
     rows = (page_table_RM, starts_R, lengths_R, kv_lengths_R)

@@ -63,7 +63,7 @@ def extend_attention(
             mask = live[:, None] & (key <= query[:, None])
             if window is not None:
                 mask &= key > query[:, None] - window
-            k, v = (tiles.load_tile(x, table[row], tile, pages) for x in (k_pages, v_pages))
+            k, v = tiles.load_tiles((k_pages, v_pages), options.get("scales"), table[row], tile, pages)
             return tiles.fold(carry, q_KQH, k, v, jnp.repeat(mask, G, axis=0), softcap)
 
         carry = lax.fori_loop(low // tokens, -(-high // tokens), key_tile, tiles.start((K, Q * G), H))

@@ -7,7 +7,7 @@ from typing import Unpack
 from jax import Array
 
 from pallas_kernels import items, xla
-from pallas_kernels.backends import AttentionOptions
+from pallas_kernels.backends import AttentionOptions, pools_of
 from pallas_kernels.xla import check as check
 
 QUERIES = 128  # of an item
@@ -29,6 +29,7 @@ def extend_attention(
     queries = min(QUERIES, T)
     chunks = items.chunk_items(starts_R, lengths_R, kv_lengths_R, T, queries)
     q_WKRH = items.pack_chunks(q_TNH, chunks, K)
+    pools = pools_of(k_pages, v_pages, options)
     spec = xla.Spec(queries, options["scale"], options.get("window"), options.get("softcap"))
-    o_WKRH = xla.attend(spec, q_WKRH, k_pages, v_pages, page_table_RM, chunks.items, options.get("sinks"))
+    o_WKRH = xla.attend(spec, q_WKRH, pools, page_table_RM, chunks.items, options.get("sinks"))
     return items.unpack_chunks(o_WKRH, chunks)

@@ -9,6 +9,7 @@ from pallas_kernels.rope_write.rows import HeadRows as HeadRows
 from pallas_kernels.rope_write.rows import rotated as rotated
 
 BACKENDS = Backends(__name__, "rope_write", ("reference", "mosaic_gpu"))
+QUANTISED = Backends(__name__, "rope_write_quantised", ("reference",))
 
 
 def rope_write(
@@ -21,3 +22,13 @@ def rope_write(
     Raises `UnknownBackend` for a name not in `BACKENDS`.
     """
     return BACKENDS[backend](rows, k_pages, v_pages, page_T, offset_T)
+
+
+def rope_write_quantised(
+    rows: HeadRows, k_pages: Array, v_pages: Array, scales: Array, page_T: Array, offset_T: Array, *, backend: str
+) -> tuple[Array, Array, Array, Array]:
+    """As `rope_write`, into pages of 8-bit floats with `scales` `[P, K, 2, C]`; returns `q_TNH` and the three.
+
+    Each token's key and value get the scale that `pallas_kernels.quantised` finds for them.
+    """
+    return QUANTISED[backend](rows, k_pages, v_pages, scales, page_T, offset_T)

@@ -5,21 +5,39 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jax import Array
 
-from pallas_kernels.rope_write.rows import HeadRows, rotated
+from pallas_kernels.quantised import quantise
+from pallas_kernels.rope_write.rows import HeadRows, exactly_rotated, rotated
 
 
 def rope_write(rows: HeadRows, k_pages: Array, v_pages: Array, page_T: Array, offset_T: Array) -> tuple[Array, Array, Array]:
     """See `pallas_kernels.rope_write`."""
-    num_pages = k_pages.shape[0]
-    # Dropped tokens get a page each, so that "unique_indices" holds and no back end needs to order or guard the writes.
-    page_T = jnp.where(page_T < num_pages, page_T, num_pages + jnp.arange(page_T.shape[0], dtype=page_T.dtype))
-
-    def put(pages: Array, new_TKH: Array) -> Array:
-        # One row a key head: over whole tokens, XLA for TPU brings the pool into another layout and back.
-        P, K, C, H = pages.shape
-        row_TK = (page_T[:, None] * K + jnp.arange(K, dtype=page_T.dtype)) * C + offset_T[:, None]
-        flat = pages.reshape(P * K * C, H).at[row_TK].set(new_TKH.astype(pages.dtype), mode="drop", unique_indices=True)
-        return flat.reshape(pages.shape)
-
     q_TNH, k_TKH, v_TKH = rotated(rows)
-    return q_TNH, put(k_pages, k_TKH), put(v_pages, v_TKH)
+    row_TK = _rows(k_pages, page_T, offset_T)
+    return q_TNH, _put(k_pages, row_TK, k_TKH), _put(v_pages, row_TK, v_TKH)
+
+
+def rope_write_quantised(
+    rows: HeadRows, k_pages: Array, v_pages: Array, scales: Array, page_T: Array, offset_T: Array
+) -> tuple[Array, Array, Array, Array]:
+    """See `pallas_kernels.rope_write`."""
+    q_TNH, k_TKH, v_TKH = exactly_rotated(rows)
+    (k8, k_scale_TK), (v8, v_scale_TK) = (quantise(x, k_pages.dtype) for x in (k_TKH, v_TKH))
+    row_TK = _rows(k_pages, page_T, offset_T)
+    P, K, _, C = scales.shape
+    token = jnp.stack([row_TK // C * (2 * C) + row_TK % C + C * side for side in range(2)], axis=-1)
+    flat = scales.reshape(-1).at[token].set(jnp.stack([k_scale_TK, v_scale_TK], axis=-1), mode="drop", unique_indices=True)
+    return q_TNH.astype(rows.qkv.dtype), _put(k_pages, row_TK, k8), _put(v_pages, row_TK, v8), flat.reshape(scales.shape)
+
+
+def _rows(pages: Array, page_T: Array, offset_T: Array) -> Array:
+    """Of each token and key head its row in the pages seen as `[P * K * C, H]`: over whole tokens, XLA for TPU brings the pool into another
+    layout and back."""
+    P, K, C, _ = pages.shape
+    # Dropped tokens get a page each, so that "unique_indices" holds and no back end needs to order or guard the writes.
+    page_T = jnp.where(page_T < P, page_T, P + jnp.arange(page_T.shape[0], dtype=page_T.dtype))
+    return (page_T[:, None] * K + jnp.arange(K, dtype=page_T.dtype)) * C + offset_T[:, None]
+
+
+def _put(pages: Array, row_TK: Array, new_TKH: Array) -> Array:
+    flat = pages.reshape(-1, pages.shape[-1]).at[row_TK].set(new_TKH.astype(pages.dtype), mode="drop", unique_indices=True)
+    return flat.reshape(pages.shape)

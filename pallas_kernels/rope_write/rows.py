@@ -33,6 +33,12 @@ class HeadRows:
 
 def rotated(rows: HeadRows) -> tuple[Array, Array, Array]:
     """Queries, keys and values `[T, ..., heads, H]`: bias, norm and rotation of the pairs (i, i + H/2) in float32, rounded once."""
+    q, k, v = (y.astype(rows.qkv.dtype) for y in exactly_rotated(rows))
+    return q, k, v
+
+
+def exactly_rotated(rows: HeadRows) -> tuple[Array, Array, Array]:
+    """`rotated` before it is rounded: float32."""
     x = rows.qkv.astype(jnp.float32)
     if rows.bias is not None:
         x = x + rows.bias.astype(jnp.float32)
@@ -41,8 +47,7 @@ def rotated(rows: HeadRows) -> tuple[Array, Array, Array]:
         q, k = (_normed(y, weight, rows.eps) for y, weight in zip((q, k), rows.norms, strict=True))
     lead = (rows.cos.shape[0],) + (1,) * (x.ndim - 2)
     cos, sin = (angle.reshape(*lead, -1) for angle in (rows.cos, rows.sin))
-    q, k, v = (y.astype(rows.qkv.dtype) for y in (_turned(q, cos, sin), _turned(k, cos, sin), v))
-    return q, k, v
+    return _turned(q, cos, sin), _turned(k, cos, sin), v
 
 
 def _normed(x: Array, weight_H: Array, eps: float) -> Array:

@@ -20,6 +20,7 @@ RESOLVED = Resolved(
     model_dir="fake",
     model_type="fake",
     dtype="float32",
+    kv_dtype="float32",
     max_model_len=256,
     page_size=16,
     num_pages=64,

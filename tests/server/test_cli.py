@@ -28,11 +28,12 @@ def test_every_field_of_the_engines_configuration_has_a_flag_and_its_default() -
         (["--max-model-len", "8192"], "max_model_len", 8192), (["-tp", "4"], "tensor_parallel_size", 4),
         (["--device-memory-utilization", "0.5"], "gpu_memory_utilization", 0.5),
         (["--no-enable-prefix-caching"], "enable_prefix_caching", False),
+        (["--model", "x", "--kv-cache-dtype", "auto"], "kv_cache_dtype", "auto"), (["--kv-cache-dtype=fp8"], "kv_cache_dtype", "fp8"),
         (["--no-async-scheduling"], "async_scheduling", False), (["--kv-cache-memory-bytes", "2G"], "kv_cache_memory_bytes", 2**31),
         (["--dtype", "half"], "dtype", "half"), (["--enforce-eager"], "enforce_eager", True), (["some/model"], "model", "some/model"),
         (["--max-num-batched-tokens=4k"], "max_num_batched_tokens", 4000), (["--model", "x", "--trust-remote-code"], "model", "x"),
         (["--model", "x", "--tokenizer-mode", "auto", "--enable-chunked-prefill", "--pipeline-parallel-size", "1", "--swap-space", "4",
-          "--data-parallel-size=1", "--scheduling-policy", "fcfs", "--kv-cache-dtype", "auto", "--cpu-offload-gb", "0"], "model", "x"),
+          "--data-parallel-size=1", "--scheduling-policy", "fcfs", "--cpu-offload-gb", "0"], "model", "x"),
     ],
     ids=str,
 )  # fmt: skip
@@ -48,7 +49,7 @@ def test_flags_reach_the_configuration(argv: list[str], field: str, value: Any) 
         ["--default-chat-template-kwargs", "[1]"], ["--default-chat-template-kwargs", '{"tokenize": true}'], ["--max-body-size", "0"],
         ["--log-level", "loud"], ["--shutdown-timeout", "-1"], ["--served-model-name"], ["--load-format", "pickle"],
         ["--allowed-origins", "x"], ["--override-generation-config", '{"top_p": 7}'], ["--override-generation-config", '{"bos": 7}'],
-        ["--override-generation-config", "[]"],
+        ["--override-generation-config", "[]"], ["--kv-cache-dtype", "int8"], ["--kv-cache-dtype", "fp8_inc"],
     ],
     ids=str,
 )  # fmt: skip
@@ -77,7 +78,7 @@ def test_what_is_no_human_integer(text: str) -> None:
     "argv",
     [
         ["--no-enable-chunked-prefill"], ["--tokenizer-mode", "slow"], ["--pipeline-parallel-size", "2"], ["--data-parallel-size", "8"],
-        ["--scheduling-policy", "priority"], ["--quantization", "awq"], ["--kv-cache-dtype", "fp8"], ["--swap-space", "9"],
+        ["--scheduling-policy", "priority"], ["--quantization", "awq"], ["--swap-space", "9"],
     ],
     ids=str,
 )  # fmt: skip

@@ -1,0 +1,86 @@
+"""The engine over 8-bit pages: a request gets the same however it is run, the pool holds more, and nothing else changes hands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxllm.config import ConfigError, EngineConfig
+from jaxllm.engine.engine import Engine
+from jaxllm.sampling.options import SamplingParams
+from tests.engine.conftest import Outcome, outcomes
+from tests.engine.test_invariants import HOW, PROMPTS
+
+MakeEngine = Callable[..., Engine]
+PARAMS = [SamplingParams(temperature=1.0, top_p=0.9, seed=7, max_tokens=20, ignore_eos=True, logprobs=3)] * len(PROMPTS)
+WAYS = ("batched", "chunked", "preempted", "2 shards")
+
+
+@pytest.fixture(scope="module")
+def alone(make_engine: MakeEngine) -> list[Outcome]:
+    """Each prompt by itself over pages of fp8."""
+    engine = make_engine(max_num_seqs=1, async_scheduling=False, enable_prefix_caching=False, kv_cache_dtype="fp8")
+    return [outcomes(engine, [p], [s])[0] for p, s in zip(PROMPTS, PARAMS, strict=True)]
+
+
+def assert_same(engine: Engine, alone: list[Outcome]) -> None:
+    for found, expected in zip(outcomes(engine, PROMPTS, PARAMS), alone, strict=True):
+        found.assert_like(expected)
+    engine.scheduler.check()
+    assert engine.stats().free_pages == engine.stats().num_pages
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_a_request_gets_the_same_however_it_is_run(make_engine: MakeEngine, alone: list[Outcome], how: str) -> None:
+    engine = make_engine(kv_cache_dtype="fp8", **HOW[how])
+    assert_same(engine, alone)
+    assert (engine.stats().preemptions > 0) == (how == "preempted")
+
+
+def test_a_cached_prefix_changes_nothing(make_engine: MakeEngine, alone: list[Outcome]) -> None:
+    engine = make_engine(kv_cache_dtype="fp8")
+    assert_same(engine, alone)
+    before = engine.stats().prefix_hits
+    assert_same(engine, alone)
+    assert engine.stats().prefix_hits - before == sum((len(p) - 1) // 8 * 8 for p in PROMPTS)
+
+
+def test_what_is_computed_differs_from_full_precision_by_little(make_engine: MakeEngine, alone: list[Outcome]) -> None:
+    exact = outcomes(make_engine(), PROMPTS, PARAMS)
+    errors = [abs(a.logprobs[0].top[0][1] - e.logprobs[0].top[0][1]) for a, e in zip(alone, exact, strict=True)]
+    assert 0 < sum(errors) / len(errors) < 0.1  # heads of 8 numbers average little out
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("fp8", "float8_e4m3fn"), ("fp8_e4m3", "float8_e4m3fn"), ("fp8_e5m2", "float8_e5m2")])
+def test_the_pool_is_made_of_what_was_asked_for(make_engine: MakeEngine, name: str, dtype: str) -> None:
+    engine = make_engine(kv_cache_dtype=name)
+    kv = engine.runner.kv
+    assert {x.dtype for x in (*kv.k, *kv.v)} == {jnp.dtype(dtype)}
+    assert [s.shape for s in kv.scales] == [(96, 2, 2, 8)] * 2
+    assert engine.resolved.kv_dtype == dtype
+
+
+def test_the_same_memory_holds_more_pages(make_engine: MakeEngine) -> None:
+    def pages(name: str) -> int:
+        engine = make_engine(num_gpu_blocks_override=None, kv_cache_memory_bytes=2**18, dtype="bfloat16", kv_cache_dtype=name)
+        size = sum(leaf.nbytes for leaf in jax.tree.leaves(engine.runner.kv))
+        assert 2**18 * 0.95 < size <= 2**18
+        return engine.stats().num_pages
+
+    assert pages("fp8") == pages("auto") * 16 // 10  # heads of 8 numbers: 8 bytes and 2 of scale, where 16 were
+
+
+def test_pages_of_another_type_are_another_identity(make_engine: MakeEngine) -> None:
+    tokens = list(range(16))
+    found = [make_engine(kv_cache_dtype=name).scheduler.prefix for name in ("auto", "fp8", "fp8_e5m2")]
+    assert len({index.lookup(tokens)[1][-1] for index in found if index is not None}) == 3
+
+
+@pytest.mark.parametrize("value", ["int8", "bfloat16", "", None, ["fp8"], 8])
+def test_a_type_that_is_not_there_is_refused_by_name(value: Any) -> None:
+    with pytest.raises(ConfigError, match="--kv-cache-dtype must be one of auto, fp8, fp8_e4m3, fp8_e5m2, got"):
+        EngineConfig(kv_cache_dtype=value)

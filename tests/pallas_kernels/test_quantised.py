@@ -1,0 +1,127 @@
+"""Pages of 8-bit floats: scales that lose nothing, what is written, and what attention reads of it."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pallas_kernels import paged_decode, paged_extend
+from pallas_kernels.paged_decode import cases as decode_cases
+from pallas_kernels.paged_extend import cases as extend_cases
+from pallas_kernels.quantised import DTYPES, LEAST, SCALE_DTYPE, is_quantised, quantise, scale_of
+from pallas_kernels.rope_write import rope_write, rope_write_quantised
+from pallas_kernels.rope_write.cases import CASES as WRITES
+from pallas_kernels.rope_write.cases import Case as Write
+from tests.pallas_kernels.test_rope_write import arguments
+
+OPS = {"decode": (paged_decode.decode_attention, decode_cases), "extend": (paged_extend.extend_attention, extend_cases)}
+NAMES = ("ragged", "groups of seven", "pages that do not divide a tile", "sinks, window and softcap", "infinite poison", "window")
+READS = [(op, case) for op, (_, table) in OPS.items() for case in table.CASES if case.name in NAMES]
+WRITTEN = [case for case in WRITES if case.name in ("some dropped", "all dropped", "bias, groups of seven", "bias and norm, heads of 256")]
+dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+
+
+def pages_in_8_bits(x: np.ndarray, dtype: Any, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Pages `[P, K, C, H]` in 8 bits, scaled by any powers of two, and the scales `[P, K, C]`; what was NaN or infinite is NaN in both."""
+    scale = 2.0 ** np.random.default_rng(seed).integers(-9, 9, x.shape[:3])
+    with np.errstate(invalid="ignore"):
+        return (x * 32).astype(dtype), np.where(np.isfinite(x).all(axis=-1), scale / 32, np.nan).astype(SCALE_DTYPE)
+
+
+def relative_error(op: str, case: Any, dtype: Any, backend: str) -> tuple[float, bool]:
+    """Of attention over 8-bit pages against the same over what they stand for in float32; and whether the two are equal."""
+    attend, table = OPS[op]
+    q, k, v, *rows = table.inputs(case).args
+    (k8, ks), (v8, vs) = (pages_in_8_bits(x, dtype, seed) for seed, x in enumerate((k, v)))
+    run = jax.jit(functools.partial(attend, **case.options), static_argnames="backend")
+    wide = [x.astype(np.float32) * scale.astype(np.float32)[..., None] for x, scale in ((k8, ks), (v8, vs))]
+    wanted = np.asarray(run(q, *wide, *rows, backend="reference"))
+    got = np.asarray(run(q, k8, v8, *rows, backend=backend, scales=np.stack([ks, vs], axis=2)))
+    assert got.dtype == q.dtype
+    return float(np.linalg.norm(got - wanted) / max(np.linalg.norm(wanted), 1e-9)), np.array_equal(got, wanted)
+
+
+def assert_rounded(got: np.ndarray, x: np.ndarray, dtype: Any) -> None:
+    """Equal to half a unit of the 8-bit type, at sizes where a power of two as scale cannot lose digits, and close to zero."""
+    info = jnp.finfo(dtype)
+    close = np.abs(x).max(axis=-1, keepdims=True) * float(info.smallest_subnormal) / float(info.max)
+    assert (np.abs(got - x) <= np.maximum(np.abs(x) * 2.0 ** -(info.nmant + 1), close) * 1.001).all()
+
+
+@dtypes
+@given(largest=st.floats(0, 2.0**127, width=32))
+def test_a_scale_is_the_smallest_power_of_two_that_fits(dtype: Any, largest: float) -> None:
+    scale, limit = float(scale_of(jnp.float32(largest), dtype)), float(jnp.finfo(dtype).max)
+    assert np.frexp(scale)[0] == 0.5
+    assert float(jnp.asarray(scale).astype(SCALE_DTYPE)) == scale
+    assert largest / scale <= limit
+    assert largest / scale > limit / 2 or scale == 2.0 ** (LEAST - 127)
+
+
+@dtypes
+@given(seed=st.integers(0, 2**32 - 1), size=st.integers(-20, 20))
+def test_the_type_alone_rounds(dtype: Any, seed: int, size: int) -> None:
+    x = np.random.default_rng(seed).standard_normal((3, 16)).astype(np.float32) * np.float32(2.0**size)
+    x8, scale = (np.asarray(y, np.float64) for y in quantise(jnp.asarray(x), dtype))
+    assert_rounded(x8 * scale[:, None], x, dtype)
+    again, same = quantise(jnp.asarray(x8 * scale[:, None], jnp.float32), dtype)
+    np.testing.assert_array_equal(np.asarray(again, np.float64) * np.asarray(same, np.float64)[:, None], x8 * scale[:, None])
+
+
+@dtypes
+def test_what_is_not_a_number_stays_so_and_zeros_stay_zeros(dtype: Any) -> None:
+    x8, scale = quantise(jnp.array([[0.0, 0.0], [1.0, np.nan], [np.inf, 1.0]]), dtype)
+    assert not np.asarray(x8[0], np.float32).any()
+    assert np.isfinite(np.asarray(scale, np.float32)[0])
+    assert not np.isfinite((np.asarray(x8, np.float32) * np.asarray(scale, np.float32)[:, None])[1:]).all(axis=1).any()
+
+
+def test_what_has_scales() -> None:
+    assert [is_quantised(name) for name in ("float8_e4m3fn", "float8_e5m2", "bfloat16", "float32")] == [True, True, False, False]
+
+
+@dtypes
+@pytest.mark.parametrize("case", WRITTEN, ids=lambda case: case.name)
+def test_a_write_stores_the_token_in_8_bits_and_its_scale(case: Write, dtype: Any) -> None:
+    rows, k_pages, v_pages, page, offset = arguments(case)
+    q, *wide = rope_write(rows, k_pages * 0, v_pages * 0, page, offset, backend="reference")
+    before = np.full((case.num_pages, case.kv_heads, 2, case.page_size), 7, SCALE_DTYPE)
+    pools = [np.full(k_pages.shape, 3, dtype)] * 2
+    run = jax.jit(rope_write_quantised, static_argnames="backend")
+    q8, *narrow, scales = run(rows, *pools, before, page, offset, backend="reference")
+    np.testing.assert_allclose(q8, q, rtol=1e-5, atol=1e-5)
+    kept = np.asarray(page) < case.num_pages
+    place = np.asarray(page)[kept], slice(None), np.asarray(offset)[kept]
+    for side, (pool, x) in enumerate(zip(narrow, wide, strict=True)):
+        _, scale = quantise(x[place], dtype)
+        np.testing.assert_array_equal(np.asarray(scales)[:, :, side][place], scale)
+        assert_rounded(np.asarray(pool, np.float32)[place] * np.asarray(scale, np.float32)[..., None], np.asarray(x)[place], dtype)
+        rest = np.ones((case.num_pages, case.page_size), bool)
+        rest[place[0], place[2]] = False
+        assert (np.moveaxis(np.asarray(pool, np.float32), 2, 1)[rest] == 3).all()
+        assert (np.moveaxis(np.asarray(scales, np.float32)[:, :, side], 2, 1)[rest] == 7).all()
+
+
+def test_a_donated_quantised_pool_is_written_in_place() -> None:
+    rows, k_pages, v_pages, page, offset = arguments(Write(name="large", kept=8, num_pages=256))
+    pools = [jax.ShapeDtypeStruct(k_pages.shape, DTYPES[0])] * 2 + [jax.ShapeDtypeStruct((256, 2, 2, 16), SCALE_DTYPE)]
+    run = jax.jit(rope_write_quantised, static_argnames="backend", donate_argnums=(1, 2, 3))
+    memory = run.lower(rows, *pools, page, offset, backend="reference").compile().memory_analysis()
+    assert memory.alias_size_in_bytes == sum(x.size * x.dtype.itemsize for x in pools)
+
+
+@pytest.mark.parametrize(("op", "case"), READS, ids=lambda x: x if isinstance(x, str) else x.name)
+def test_the_reference_reads_what_8_bits_stand_for_to_the_last_bit(op: str, case: Any) -> None:
+    assert relative_error(op, case, DTYPES[case.name == "window"], "reference")[1]
+
+
+@pytest.mark.parametrize(("op", "case"), READS, ids=lambda x: x if isinstance(x, str) else x.name)
+def test_the_fallback_reads_what_8_bits_stand_for(op: str, case: Any) -> None:
+    assert relative_error(op, case, DTYPES[case.name == "window"], "xla")[0] < 2e-5
