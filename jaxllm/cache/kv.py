@@ -181,11 +181,8 @@ def _write_and_attend(
 def _shard(how: _How, rows: HeadRows, pages: tuple[Array, ...], inputs: PagedInputs, plans: _Plans) -> tuple[Array, tuple[Array, ...]]:
     """One device's heads: no communication."""
     own = dataclasses.replace(rows, qkv=rows.qkv[:, 0], bias=None if rows.bias is None else rows.bias[0])
-    quantised = is_quantised(pages[0].dtype)
-    write, writers = (rope_write.rope_write_quantised, rope_write.QUANTISED) if quantised else (rope_write.rope_write, rope_write.BACKENDS)
-    # An attention back end without a kernel for the write is served by the reference: XLA's scatter is in place too.
-    writer = how.backend if how.backend in writers else "reference"
-    q_TNH, k_pages, v_pages, *scales = written = write(own, *pages, inputs.write_page_T, inputs.write_offset_T, backend=writer)
+    q_TNH, written = _write(how.backend, own, pages, inputs)
+    k_pages, v_pages, *scales = written
     B, T = inputs.decode_lengths_B.shape[0], q_TNH.shape[0]
     options: dict[str, Any] = {"backend": how.backend, "scale": how.scale, "window": how.window, "softcap": how.softcap}
     options |= {"scales": scales[0]} if scales else {}
@@ -196,7 +193,21 @@ def _shard(how: _How, rows: HeadRows, pages: tuple[Array, ...], inputs: PagedInp
     if T > B:
         chunks = (inputs.chunk_tables_RM, inputs.chunk_starts_R, inputs.chunk_lengths_R, inputs.chunk_kv_lengths_R)
         parts.append(paged_extend.extend_attention(q_TNH[B:], k_pages, v_pages, *chunks, **(options | _given(plans.extend))))
-    return (parts[0] if len(parts) == 1 else jnp.concatenate(parts)), written[1:]
+    return (parts[0] if len(parts) == 1 else jnp.concatenate(parts)), written
+
+
+def _write(backend: str, rows: HeadRows, pages: tuple[Array, ...], inputs: PagedInputs) -> tuple[Array, tuple[Array, ...]]:
+    """Queries, and the pages with the step's keys and values. An attention back end without a kernel for the write is served by the
+    reference: XLA's scatter is in place too."""
+    page_T, offset_T = inputs.write_page_T, inputs.write_offset_T
+    if len(pages) == 2:
+        writer = backend if backend in rope_write.BACKENDS else "reference"
+        q_TNH, k_pages, v_pages = rope_write.rope_write(rows, *pages, page_T, offset_T, backend=writer)
+        return q_TNH, (k_pages, v_pages)
+    k_pages, v_pages, scales = pages
+    writer = backend if backend in rope_write.QUANTISED else "reference"
+    q_TNH, *written = rope_write.rope_write_quantised(rows, k_pages, v_pages, scales, page_T, offset_T, backend=writer)
+    return q_TNH, tuple(written)
 
 
 def _given(plan: Any) -> dict[str, Any]:
