@@ -92,7 +92,7 @@ class ChunkLayout:
     def shapes(self) -> Shapes:
         t, r = self.shape.tokens, self.shape.chunks
         ints: Shapes = dict.fromkeys(("token", "position", "row"), ((t,), np.int32))
-        names = ("slot", "start", "length", "kv_length", "kept", "prompt_length", "final", "remaining", "min_left", "top_k")
+        names = ("slot", "start", "length", "kv_length", "kept", "prompt_length", "final", "remaining", "min_left", "top_k", "processed")
         ints |= dict.fromkeys(names, ((r,), np.int32))
         ints["stop_ids"] = ((r, MAX_STOP_IDS), np.int32)
         ints["table"] = ((r, self.table_width), np.int32)
@@ -128,6 +128,7 @@ def _fill_row(arrays: dict[str, np.ndarray], row: int, chunk: Chunk, slots: int,
     arrays["final"][row] = chunk.final
     arrays["remaining"][row] = request.max_tokens - len(request.output)
     arrays["min_left"][row] = max(0, params.min_tokens - len(request.output))
+    arrays["processed"][row] = request.asked is not None
     arrays["top_k"][row] = max(0, params.top_k)
     arrays["stop_ids"][row, : len(stops)] = stops
     arrays["table"][row, : len(request.pages)] = request.pages

@@ -6,7 +6,6 @@ import hashlib
 import json
 import time
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,8 +13,10 @@ import numpy as np
 from jaxllm.cache.pool import PagePool
 from jaxllm.cache.prefix import PrefixIndex
 from jaxllm.config import EngineConfig, Resolved
-from jaxllm.engine.buckets import ExtendShape
+from jaxllm.engine.asked import Asking
 from jaxllm.engine.detok import Detokenizer
+from jaxllm.engine.masks import Masks, advance
+from jaxllm.engine.pace import pace
 from jaxllm.engine.plan import Plan
 from jaxllm.engine.report import Report
 from jaxllm.engine.request import (
@@ -29,14 +30,13 @@ from jaxllm.engine.request import (
     TokenLogprobs,
     check_salt,
 )
-from jaxllm.engine.runner import Collected, Runner, StepResult
-from jaxllm.engine.scheduler import Limits, Pace, Scheduler
+from jaxllm.engine.runner import Collected, Forwarded, Runner, StepResult
+from jaxllm.engine.scheduler import Limits, Scheduler
 from jaxllm.engine.start import start
 from jaxllm.sampling.choose import choose
 from jaxllm.tokenizer import Tokenizer
 
-STALL_SHARE = 0.85  # of the longest stall wanted: what warm-up timed of a shape leaves out attention to context
-STEADY_SHARE = 0.28
+NO_TOKEN = "no token can be drawn: the model's logits are not finite, or the request's options leave no token"
 
 
 @dataclass(slots=True)
@@ -63,6 +63,7 @@ class Engine:
         self.eos_ids, self.tokenizer = frozenset(runner.eos_ids), tokenizer
         self._live: dict[str, _Live] = {}
         self._in_flight: deque[StepResult] = deque()
+        self._asking, self._masks = Asking(resolved.vocab_size, tokenizer), Masks()
         self._seeds = np.random.Generator(np.random.Philox(seed))
         self._count = _Counters()
         self._pending: list[TextDelta] = []  # deltas that no step makes: rejected choices, aborts
@@ -110,6 +111,7 @@ class Engine:
                 max_tokens=min(params.max_tokens or room, room),
                 cache_salt=request.cache_salt,
                 sampler=int(choose([params])),
+                asked=self._asking.of(params),
             )
             if params.n > 1:
                 choice.family = live.choices
@@ -154,14 +156,34 @@ class Engine:
 
     def _turn(self) -> list[TextDelta]:
         plan = self.scheduler.plan()
+        deltas, self._pending = self._pending, []
         if not plan.empty:
-            self._in_flight.append(self.runner.launch(plan))
+            forwarded = self.runner.forward(plan)
             self._count.steps += 1
             self._mark_scheduled(plan)
-        deltas, self._pending = self._pending, []
+            deltas += self._constrain(forwarded)
+            self._in_flight.append(self.runner.draw(forwarded))
         depth = self.runner.depth if self.resolved.async_scheduling else 0
         if self._in_flight and (plan.empty or len(self._in_flight) > depth):
             deltas += self._commit(self.runner.collect(self._in_flight.popleft()))
+        return deltas
+
+    def _constrain(self, forwarded: Forwarded) -> list[TextDelta]:
+        """Masks that depend on the last tokens: while the forward runs, commit the steps before it, then ask each constraint."""
+        constrained = [request for request in forwarded.asking if request.asked and request.asked.constraints]
+        deltas: list[TextDelta] = []
+        if not constrained:
+            return deltas
+        while self._in_flight:
+            deltas += self._commit(self.runner.collect(self._in_flight.popleft()))
+        going = [request for request in constrained if request.status is Status.RUNNING]
+        masks: list[tuple[int, np.ndarray]] = []
+        for request, found in zip(going, self._masks.fill(going), strict=True):
+            if isinstance(found, str):
+                deltas.append(self._finish(request, [], "", "error", None, found))
+            else:
+                masks.append((request.slot, found))
+        self.runner.restrict(masks)
         return deltas
 
     def _start_over(self) -> None:
@@ -214,6 +236,7 @@ class Engine:
             raise RequestError(
                 f"logprobs ({request.params.logprobs}) must be at most {self.resolved.max_logprobs} (--max-logprobs)", "logprobs"
             )
+        self._asking.of(request.params)
         if request.params.stop_strings and (self.tokenizer is None or not request.params.detokenize):
             raise RequestError("stop strings need a tokenizer and detokenize; use stop_token_ids", "stop")
         tokens = min(limit, len(prompt) + (request.params.max_tokens or limit)) - 1  # the last token's KV is never written
@@ -254,13 +277,13 @@ class Engine:
         """Append a finished step's tokens to their requests and find out who has ended."""
         deltas: list[TextDelta] = []
         now = time.time()
-        for row, request in enumerate(emitters(step.plan)):
+        for row, request in enumerate(step.plan.emitters):
             if request is None or request.status is Status.FINISHED:
                 continue
             token = step.tokens[row]
             if token < 0:
                 self.scheduler.spoil(request)
-                deltas.append(self._finish(request, [], "", "error", None, "the model gave no finite logits for this request"))
+                deltas.append(self._finish(request, [], "", "error", None, NO_TOKEN))
                 continue
             logprobs = None
             if request.params.logprobs is not None and step.logprobs is not None:
@@ -278,6 +301,8 @@ class Engine:
         self._count.generation_tokens += 1
         self.scheduler.committed(request, 1)
         count, params = len(request.output), request.params
+        if request.asked is not None and (failed := advance(request, [token])) is not None:
+            return self._finish(request, [token], "", "error", None, failed, logprobs)
         ended = token in live.stops[request.index] and count > params.min_tokens
         text, detok = "", live.detok[request.index]
         if detok is not None:
@@ -336,25 +361,6 @@ class Engine:
             ),
             error=error,
         )
-
-
-def pace(seconds: Mapping[object, float], stall: float) -> Pace | None:
-    """Chunk tokens that keep a step below `stall` seconds when much waits, and near a quarter of it when little does, by what the shapes
-    that hold so many decode rows took in warm-up. None when nothing was measured."""
-    taken = {shape: took for shape, took in seconds.items() if isinstance(shape, ExtendShape) and shape.decodes}
-
-    def largest(rows: int, bound: float) -> int:
-        wide = {shape: took for shape, took in taken.items() if shape.decodes >= rows}
-        return max((s.tokens for s, took in wide.items() if took <= bound), default=min(s.tokens for s in wide))
-
-    regions = sorted({shape.decodes for shape in taken})
-    bounds = tuple((rows, largest(rows, STEADY_SHARE * stall), largest(rows, STALL_SHARE * stall)) for rows in regions)
-    return Pace(bounds) if bounds else None
-
-
-def emitters(plan: Plan) -> list[Request | None]:
-    """Per row of a collected step: the request that gets a token, or None for a chunk that is not its prompt's last."""
-    return [*plan.decodes, *(chunk.request if chunk.final else None for chunk in plan.chunks)]
 
 
 def choice_seed(seed: int, index: int) -> int:

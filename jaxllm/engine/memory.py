@@ -9,6 +9,7 @@ from typing import Any
 import psutil
 
 from jaxllm.config import ConfigError, EngineConfig
+from jaxllm.sampling.process import terms_bytes
 
 GIB = 2**30
 PAGE_ROUND = 64  # pages; a stable count keeps compiled programs reusable between starts
@@ -37,7 +38,7 @@ class Room:
     @property
     def terms(self) -> str:
         """The sum, for messages."""
-        taken = {"weights": self.weights, "for the largest step": self.workspace, "logits": self.resident, "spare": self.spare}
+        taken = {"weights": self.weights, "for the largest step": self.workspace, "for sampling": self.resident, "spare": self.spare}
         return f"{self.usable / GIB:.2f} GiB usable" + "".join(f" − {size / GIB:.2f} {name}" for name, size in taken.items() if size)
 
 
@@ -83,9 +84,11 @@ def workspace_bytes(hf: dict, tokens: int, rows: int, itemsize: int, shards: int
     return tokens * width * itemsize + rows * hf["vocab_size"] * 4 * LOGIT_COPIES
 
 
-def resident_bytes(logit_rows: Sequence[int], vocab_size: int, shards: int) -> int:
-    """The float32 logits that stay on one device, a buffer for each row count; devices share a vocabulary that divides."""
-    return sum(logit_rows) * vocab_size * 4 // (shards if vocab_size % shards == 0 else 1)
+def resident_bytes(logit_rows: Sequence[int], slots: int, vocab_size: int, shards: int) -> int:
+    """What stays on one device for sampling: float32 logits, the model's and those that `process` makes of them, for each row count, and
+    16-bit counts of each slot's tokens, where devices share a vocabulary that divides; and what requests ask of `process`."""
+    split = sum(logit_rows) * vocab_size * 4 * 2 + (slots + 1) * vocab_size * 2
+    return split // (shards if vocab_size % shards == 0 else 1) + terms_bytes(slots, vocab_size)
 
 
 def plan_memory(config: EngineConfig, room: Room, need: Need) -> MemoryPlan:

@@ -33,5 +33,10 @@ class Plan:
         return len(self.decodes) + sum(chunk.length for chunk in self.chunks)
 
     @property
+    def emitters(self) -> list[Request | None]:
+        """Per row of a collected step: the request that gets a token, or None for a chunk that is not its prompt's last."""
+        return [*self.decodes, *(chunk.request if chunk.final else None for chunk in self.chunks)]
+
+    @property
     def empty(self) -> bool:
         return not self.decodes and not self.chunks

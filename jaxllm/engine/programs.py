@@ -12,18 +12,25 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxllm.cache.kv import KVCache
 from jaxllm.engine import step
-from jaxllm.engine.batch import ChunkLayout, ingest_shapes, packed_size
+from jaxllm.engine.batch import ChunkLayout, Shapes, ingest_shapes, packed_size
 from jaxllm.engine.buckets import Buckets, ExtendShape
 from jaxllm.engine.executables import Executables, Recipe
 from jaxllm.engine.state import SlotState
+from jaxllm.sampling.process import Terms
 from jaxllm.sampling.sample import Sampled, Sampler, backend_for
 
 type Key = tuple[str, object]
+
+SAID = 1024  # tokens of an output that a seat takes at once
+MASKS = 32  # rows whose masks travel at once; at a vocabulary of 152,064 they are 600 kB
+SMALL = ("ingest", "copy", "seat", "restrict")  # lowered in no time
+WITHOUT_PAGES = ("sample", "process", "seat", "restrict")
 
 
 @dataclass(frozen=True)
@@ -54,8 +61,10 @@ class Programs:
         decode: list[Key] = [("decode", rows) for rows in sorted(self.buckets.decode)]
         extend: list[Key] = [("extend", shape) for shape in sorted(self.buckets.extend, key=lambda s: -s.tokens)]
         rows = sorted(self.buckets.logits, reverse=True)
+        sample: list[Key] = [("sample", (n, s)) for n in rows for s in self.samplers]
+        process: list[Key] = [("process", n) for n in rows]
         small: list[Key] = [*(("copy", pairs) for pairs in self.buckets.copies), ("ingest", True), ("ingest", False)]
-        return [*decode, *extend, *(("sample", (n, s)) for n in rows for s in self.samplers), *small]
+        return [*decode, *extend, *sample, *process, ("seat", 0), ("restrict", 0), *small]
 
     def get(self, kind: str, shape: object) -> jax.stages.Compiled:
         """The executable of one key."""
@@ -96,7 +105,7 @@ class Programs:
         """The lattice for a pool of another size. What takes no pages is not compiled again where the slot state is the same."""
         other = Programs(self.model, abstract, self.buckets, self.num_logprobs, self.executables)
         if other.table_width == self.table_width:
-            other._compiled = {key: program for key, program in self._compiled.items() if key[0] == "sample"}
+            other._compiled = {key: program for key, program in self._compiled.items() if key[0] in WITHOUT_PAGES}
         return other
 
     @property
@@ -116,7 +125,7 @@ class Programs:
 
     def is_kept(self, key: Key) -> bool:
         """Whether the lowered program is worth keeping for later starts: all but those that move data only, which are small."""
-        return key[0] not in ("ingest", "copy")
+        return key[0] not in SMALL
 
     def _compile(self, key: Key) -> jax.stages.Compiled:
         return self._finish(key, self._lower(key))
@@ -179,6 +188,29 @@ class Programs:
         logits = jax.ShapeDtypeStruct((rows, self.abstract.vocab_size), jnp.float32, sharding=self._logits_sharding)
         return step.Outlook(logits, self._shape((rows,), jnp.int32), self._shape((rows,), jnp.bool_))
 
+    @functools.cached_property
+    def terms(self) -> Terms:
+        """What requests ask of `process`, as shapes with shardings."""
+        return jax.tree.map(lambda s: self._shape(s.shape, s.dtype), Terms.shapes(self.slots, self.abstract.vocab_size))
+
+    @functools.cached_property
+    def counts(self) -> jax.ShapeDtypeStruct:
+        """How often each slot's output has each token; the vocabulary is split like that of logits."""
+        shape = (self.slots + 1, self.abstract.vocab_size)
+        return jax.ShapeDtypeStruct(shape, jnp.uint16, sharding=self._logits_sharding)
+
+    @functools.cached_property
+    def seat_shapes(self) -> Shapes:
+        """What `seat` takes from the host: one row of the terms, and tokens said."""
+        rows: Shapes = {name: (s.shape[1:], np.dtype(s.dtype).type) for name, s in vars(self.terms).items()}
+        return rows | {"slot": ((1,), np.int32), "first": ((1,), np.int32), "said": ((SAID,), np.int32)}
+
+    @functools.cached_property
+    def mask_shapes(self) -> Shapes:
+        """What `restrict` takes from the host; rows that are not used name a slot that does not exist."""
+        rows = min(MASKS, self.slots)
+        return {"slot": ((rows,), np.int32), "allowed": ((rows, self.terms.allowed.shape[1]), np.uint32)}
+
     def upload_size(self, with_chunks: bool) -> int:
         """Elements of the host's buffer for `ingest`."""
         return packed_size(ingest_shapes(self.slots)) + (self.staged.shape[0] if with_chunks else 0)
@@ -211,7 +243,25 @@ class Programs:
         function = functools.partial(step.draw, sampler, self.num_logprobs, self._draw_backend)
         fields = [field.name for field in dataclasses.fields(Sampled)] if sampler is Sampler.LOGPROBS else ["token_B"]
         sampled = Sampled(**dict.fromkeys(fields, self.host))
-        return Recipe(function, (self.outlook(rows), self.state), (1,), (shardings(self.state), sampled))
+        outlook = self.outlook(rows)
+        return Recipe(function, (outlook.logits, outlook, self.state), (2,), (shardings(self.state), sampled))
+
+    def _process(self, rows: int) -> Recipe:
+        outlook = self.outlook(rows)
+        arguments = (outlook, self.state, self.counts, self.terms, outlook.logits)
+        return Recipe(step.shape_logits, arguments, (2, 4), (self.counts.sharding, outlook.logits.sharding))
+
+    def _seat(self, _: int) -> Recipe:
+        function = functools.partial(step.seat, self.seat_shapes, self.replicated)
+        arguments = (self.counts, self.terms, self._buffer(self.seat_shapes))
+        return Recipe(function, arguments, (0, 1), (self.counts.sharding, shardings(self.terms), self.replicated))
+
+    def _restrict(self, _: int) -> Recipe:
+        function = functools.partial(step.restrict, self.mask_shapes, self.replicated)
+        return Recipe(function, (self.terms, self._buffer(self.mask_shapes)), (0,), (shardings(self.terms), self.replicated))
+
+    def _buffer(self, shapes: Shapes) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((packed_size(shapes),), jnp.int32, sharding=self.host)
 
 
 def _rows(shape: Any) -> int:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import enum
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
+from jaxllm.sampling.constraint import Constraint
 from jaxllm.sampling.options import SamplingParams
 
 
@@ -108,6 +112,15 @@ class Status(enum.Enum):
     FINISHED = "finished"
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Asked:
+    """What a choice asks of `process` beside its params: the packed bits of the tokens that it may ever say, and what decides token by
+    token."""
+
+    allowed_W: np.ndarray
+    constraints: Sequence[Constraint] = ()
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """One choice of one request: the only mutable record that travels, touched only by the engine's thread.
@@ -127,6 +140,7 @@ class Request:
     cache_salt: str | None = None
     adapter: bytes | None = None  # identity of an adapter that changes the KV; nothing sets one yet
     sampler: int = 0  # the cheapest sampler that honours `params` (sampling.choose)
+    asked: Asked | None = None  # None: no option of `params` is one that `process` serves
     status: Status = Status.WAITING
     slot: int = -1
     pages: list[int] = field(default_factory=list)

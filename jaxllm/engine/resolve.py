@@ -65,7 +65,7 @@ def resolve(config: EngineConfig, model_dir: Path, mesh: Mesh) -> Setup:
         weights=shard_bytes(jax.tree.leaves(abstract)),
         workspace=workspace_bytes(hf, budget + max_num_seqs, buckets.logits[-1], itemsize, shards),
         shared=platform == "cpu",
-        resident=resident_bytes(buckets.logits, hf["vocab_size"], shards),
+        resident=resident_bytes(buckets.logits, max_num_seqs, hf["vocab_size"], shards),
         spare=0 if platform == "cpu" else SPARE,
     )
     length, memory = _pool(config, hf, room, need)

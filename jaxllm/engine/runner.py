@@ -6,7 +6,6 @@ import functools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import numpy as np
@@ -17,7 +16,9 @@ from jaxllm.engine.batch import ingest_arrays, ingest_shapes, pack
 from jaxllm.engine.buckets import ExtendShape
 from jaxllm.engine.compiles import CompileCounter
 from jaxllm.engine.plan import Plan
+from jaxllm.engine.processing import Processing
 from jaxllm.engine.programs import Programs, place
+from jaxllm.engine.request import Request
 from jaxllm.engine.state import SlotState
 from jaxllm.engine.step import Outlook
 from jaxllm.engine.uplink import Uplink, begin_read, read
@@ -26,6 +27,17 @@ from jaxllm.sampling.sample import Sampled, Sampler
 MAX_DEPTH = 2  # steps in flight
 SHORT_STEP = 2e-3  # seconds; below it one step in flight does not keep the device busy
 RECORDING_RUNS = 3  # XLA runs a program's kernels one by one, then records them, then replays the recording
+
+
+@dataclass(frozen=True)
+class Forwarded:
+    """A step whose forward was launched and whose draw was not: who ran, in which rows, and which of those who draw ask for more than
+    the sampler does."""
+
+    plan: Plan
+    rows: tuple[int, ...]
+    outlook: Outlook
+    asking: tuple[Request, ...]
 
 
 @dataclass(frozen=True)
@@ -48,7 +60,8 @@ class Collected:
 
 
 class Runner:
-    """`launch(plan) -> StepResult` never waits for the device; `collect(result)` does.
+    """`forward(plan)` and `draw(forwarded) -> StepResult` never wait for the device; `collect(result)` does. Masks of the requests that
+    draw may be set between the two, by `restrict`.
 
     `depth` steps may be launched before the first of them is collected. Two keep a device busy whose steps are shorter than the way of a
     token to the host and of the next step to the device, and gain a little where nobody waits for single tokens.
@@ -62,8 +75,8 @@ class Runner:
         self.seconds: dict[object, float] = {}  # of each decode bucket and extend shape without context, found in warm-up
         self._fresh()
 
-    def launch(self, plan: Plan) -> StepResult:
-        """Start one step. Host work only: pad, upload what changed, dispatch forward and sample."""
+    def forward(self, plan: Plan) -> Forwarded:
+        """Start one step. Host work only: pad, upload what changed, dispatch."""
         buckets = self.programs.buckets
         if plan.copies:
             self._copy(plan.copies)
@@ -77,11 +90,25 @@ class Runner:
             self._ingest(plan)
             outlook = self._decode(buckets.fit_decode(len(plan.decodes)))
             rows = tuple(range(len(plan.decodes)))
+        asking = tuple(request for request in plan.emitters if request is not None and request.asked is not None)
+        for chunk in plan.chunks if asking else ():
+            if chunk.final and chunk.request.asked is not None:
+                self.processing.seat(chunk.request)
+        return Forwarded(plan, rows, outlook, asking)
+
+    def restrict(self, masks: Sequence[tuple[int, np.ndarray]]) -> None:
+        """Which tokens may be drawn next in each of these slots."""
+        self.processing.restrict(masks)
+
+    def draw(self, forwarded: Forwarded) -> StepResult:
+        """Draw the tokens of a step. Host work only."""
+        plan, outlook = forwarded.plan, forwarded.outlook
+        logits = self.processing.run(outlook, self.state) if forwarded.asking else outlook.logits
         sampler = self._sampler(plan)
-        sampled = self._sample(outlook, sampler)
+        sampled = self._sample(logits, outlook, sampler)
         wanted = sampled if sampler is Sampler.LOGPROBS else sampled.token_B
         jax.tree.map(begin_read, wanted)
-        return StepResult(plan, rows, sampled, sampler is Sampler.LOGPROBS)
+        return StepResult(plan, forwarded.rows, sampled, sampler is Sampler.LOGPROBS)
 
     def collect(self, result: StepResult) -> Collected:
         """Wait for a step's tokens."""
@@ -97,6 +124,8 @@ class Runner:
         for pairs in self.programs.buckets.copies:
             for _ in range(RECORDING_RUNS):
                 self._copy(((0, self.num_pages),) * pairs)
+        for _ in range(RECORDING_RUNS):
+            self.processing.warm_up()
         for shape in self.programs.buckets.extend:
             self._ingest(empty, shape)
             self.seconds[shape] = self._warm_up(functools.partial(self._extend, shape))
@@ -107,7 +136,7 @@ class Runner:
 
     def reset(self) -> None:
         """After a step that failed: slot state and pages anew, since donated buffers may be gone and pages half written."""
-        for buffer in jax.tree.leaves((self.kv, self._outlooks)):
+        for buffer in jax.tree.leaves((self.kv, self._outlooks, self.processing.buffers)):
             buffer.delete()  # first: a device has no room for two pools
         self.kv = zeros_of(self.programs.abstract.kv)
         self._fresh()
@@ -123,6 +152,7 @@ class Runner:
         self._staged = place(np.zeros(self.programs.staged.shape, np.int32), self.programs.staged)
         self._outlooks: dict[int, Outlook] = {}
         self._rows_on_device: tuple[int, ...] = ()
+        self.processing = Processing(programs)
 
     def _warm_up(self, forward: Callable[[], Outlook]) -> float:
         """Seconds that a forward takes once recorded."""
@@ -130,8 +160,9 @@ class Runner:
             start = time.perf_counter()
             outlook = jax.block_until_ready(forward())
             seconds = time.perf_counter() - start
+        logits = self.processing.run(outlook, self.state)
         for sampler in self.programs.samplers:
-            read(self._sample(outlook, sampler).token_B)
+            read(self._sample(logits, outlook, sampler).token_B)
         return seconds
 
     def _copy(self, copies: Sequence[tuple[int, int]]) -> None:
@@ -164,9 +195,9 @@ class Runner:
             self._outlooks[rows] = zeros_of(self.programs.outlook(rows))
         return self._outlooks[rows]
 
-    def _sample(self, outlook: Outlook, sampler: Sampler) -> Sampled:
+    def _sample(self, logits: Array, outlook: Outlook, sampler: Sampler) -> Sampled:
         program = self.programs.get("sample", (outlook.slots.shape[0], sampler))
-        self.state, sampled = program(outlook, self.state)
+        self.state, sampled = program(logits, outlook, self.state)
         return sampled
 
     def _ingest(self, plan: Plan, shape: ExtendShape | None = None, force: bool = False) -> None:
@@ -184,9 +215,7 @@ class Runner:
         self._rows_on_device = rows
 
     def _sampler(self, plan: Plan) -> Sampler:
-        drawing: list[Any] = [request.sampler for request in plan.decodes]
-        drawing += [chunk.request.sampler for chunk in plan.chunks if chunk.final]
-        return self.programs.sampler(max(drawing, default=0))
+        return self.programs.sampler(max((request.sampler for request in plan.emitters if request is not None), default=0))
 
 
 def _logprobs(result: StepResult) -> list[tuple[float, int, list[tuple[int, float]]]]:

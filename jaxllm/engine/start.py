@@ -133,7 +133,7 @@ def table_rows(setup: Setup, programs: Programs, compiles: CompileCounter, repor
         ("usable memory", f"{memory.room.usable / GIB:.2f} GiB per device"),
         ("weights", f"{memory.room.weights / GIB:.2f} GiB per device"),
         ("largest step", f"{memory.room.workspace / GIB:.2f} GiB reserved per device, {programs.peak_bytes / GIB:.2f} GiB needed"),
-        ("logits, spare", f"{memory.room.resident / GIB:.2f} and {memory.room.spare / GIB:.2f} GiB per device"),
+        ("for sampling, spare", f"{memory.room.resident / GIB:.2f} and {memory.room.spare / GIB:.2f} GiB per device"),
         ("KV cache", f"{pages} in {resolved.kv_dtype}, {memory.kv / GIB:.2f} GiB per device"),
         ("maximum concurrency", f"{tokens / resolved.max_model_len:.2f}x at {resolved.max_model_len} tokens per request"),
         ("prefix caching", "on" if resolved.enable_prefix_caching else "off"),

@@ -31,6 +31,7 @@ class SlotState:
     min_p: Array  # [S+1] float32
     top_k: Array  # [S+1] int32
     key: Array  # [S+1, 2] uint32, the halves of the request's seed
+    processed: Array  # [S+1] bool: the request asks something of `process`
     rows: Array  # [S] int32
 
     @staticmethod
@@ -55,6 +56,7 @@ class SlotState:
             min_p=shape(f32),
             top_k=shape(i32),
             key=shape(jnp.uint32, 2),
+            processed=shape(jnp.bool_),
             rows=jax.ShapeDtypeStruct((slots,), i32),
         )
 

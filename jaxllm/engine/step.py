@@ -1,4 +1,4 @@
-"""The compiled steps as pure functions: copy, ingest, decode, extend, sample. No Python state, no host values."""
+"""The compiled steps as pure functions: copy, ingest, decode, extend, process, sample. No Python state, no host values."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from jax import Array
 from jax.sharding import Mesh, NamedSharding
 
 from jaxllm.cache.kv import KVCache, PagedContext, PagedInputs
-from jaxllm.engine.batch import ChunkLayout, ingest_shapes, packed_size, unpack
+from jaxllm.engine.batch import ChunkLayout, Shapes, ingest_shapes, packed_size, unpack
 from jaxllm.engine.state import SLOT_FIELDS, SlotState
+from jaxllm.sampling.process import ProcessRows, Terms, process, seated
 from jaxllm.sampling.sample import Sampled, Sampler, SamplingRows, sample
 
 
@@ -132,8 +133,32 @@ def _copied(pages: Array, source: Array, target: Array) -> Array:
     return pages.at[target].set(pages[source], mode="drop")
 
 
-def draw(sampler: Sampler, num_logprobs: int, backend: str, outlook: Outlook, state: SlotState) -> tuple[SlotState, Sampled]:
-    """Sample every row and advance the slots that emit. A row that does not emit reads token -1 and changes nothing."""
+def seat(shapes: Shapes, local: NamedSharding, counts: Array, terms: Terms, buffer: Array) -> tuple[Array, Terms, Array]:
+    """Take from the host what the request in a slot asks of `process` and has said. The last result tells that the buffer was read."""
+    new = unpack(jax.device_put(buffer, local), shapes)
+    return *seated(counts, terms, new), new["slot"][0]
+
+
+def restrict(shapes: Shapes, local: NamedSharding, terms: Terms, buffer: Array) -> tuple[Terms, Array]:
+    """Take from the host which tokens the requests of some slots may say next. The last result tells that the buffer was read."""
+    new = unpack(jax.device_put(buffer, local), shapes)
+    allowed = terms.allowed.at[new["slot"]].set(new["allowed"], mode="drop")
+    return replace(terms, allowed=allowed), new["slot"][0]
+
+
+def shape_logits(outlook: Outlook, state: SlotState, counts: Array, terms: Terms, reused: Array) -> tuple[Array, Array]:
+    """(counts, the logits that requests asked for); `reused` gives its buffer. Run in each step in which a request that asks emits, and
+    only then: it counts the token that the step before drew for each decode row."""
+    del reused
+    slots = outlook.slots
+    drew = outlook.emit & state.alive[slots]  # a slot comes alive with the first token of this life, which its prompt's last chunk draws
+    rows = ProcessRows(slots, outlook.emit & state.processed[slots], drew, state.token[slots])
+    return process(outlook.logits, rows, counts, terms)
+
+
+def draw(sampler: Sampler, num_logprobs: int, backend: str, logits: Array, outlook: Outlook, state: SlotState) -> tuple[SlotState, Sampled]:
+    """Sample every row of `logits` (those of `outlook`, or what `process` made of them) and advance the slots that emit. A row that does
+    not emit reads token -1 and changes nothing. Log-probabilities are of the outlook's logits."""
     slots, emit = outlook.slots, outlook.emit
     position = state.position[slots] + 1
     rows = SamplingRows(
@@ -146,7 +171,7 @@ def draw(sampler: Sampler, num_logprobs: int, backend: str, outlook: Outlook, st
         stop_ids_BK=state.stop_ids[slots],
         suppress_B=state.min_left[slots] > 0,
     )
-    sampled = sample(outlook.logits, rows, sampler, num_logprobs, backend)
+    sampled = sample(logits, rows, sampler, num_logprobs, backend, raw_BV=outlook.logits)
     token = sampled.token_B
     stopped = jnp.any(token[:, None] == rows.stop_ids_BK, axis=1) | (token < 0)
     remaining = state.remaining[slots] - 1
@@ -205,4 +230,5 @@ def _admit(state: SlotState, batch: dict[str, Array]) -> SlotState:
     """Write every field of the chunks' slots. They come alive when their first token is drawn."""
     slot = batch["slot"]
     new = dict(batch, position=batch["kv_length"] - 1, token=jnp.zeros_like(slot), alive=jnp.zeros(slot.shape, jnp.bool_))
+    new["processed"] = batch["processed"] != 0
     return replace(state, **{name: getattr(state, name).at[slot].set(new[name]) for name in SLOT_FIELDS})

@@ -17,12 +17,14 @@ class Uplink:
     """Sends int32 buffers of one size, `slots` of them in turn.
 
     Where the sharding names pinned host memory, the buffers are made once and written in place: the device reads them when the program
-    that takes them runs. So the program that took a buffer must have ended `slots` sends later. Elsewhere every send makes an array.
+    that takes them runs. So the program that took a buffer must have ended `slots` sends later; `until` makes that send wait for it.
+    Elsewhere every send makes an array.
     """
 
     def __init__(self, size: int, sharding: NamedSharding, slots: int):
         self._size, self._sharding, self._next = size, sharding, 0
         self._pinned = [jax.device_put(np.zeros(size, np.int32), sharding) for _ in range(slots if _is_pinned(sharding) else 0)]
+        self._busy: list[Array | None] = [None] * slots
         self._views = [[_view(shard.data, (size,), np.dtype(np.int32)) for shard in array.addressable_shards] for array in self._pinned]
 
     def send(self, parts: Sequence[np.ndarray]) -> Array:
@@ -31,12 +33,18 @@ class Uplink:
             flat = np.concatenate(parts)
             return jax.device_put(np.pad(flat, (0, self._size - flat.size)), self._sharding)
         slot, self._next = self._next, (self._next + 1) % len(self._pinned)
+        if (busy := self._busy[slot]) is not None:
+            busy.block_until_ready()
         for view in self._views[slot]:
             start = 0
             for part in parts:
                 view[start : start + part.size] = part
                 start += part.size
         return self._pinned[slot]
+
+    def until(self, taken: Array) -> None:
+        """The buffer that was sent last may be written again once this array, a result of the program that took it, is there."""
+        self._busy[self._next - 1] = taken
 
 
 def begin_read(array: Array) -> None:

@@ -15,6 +15,9 @@ MAX_N = 128
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 1024
 MAX_STOP_TOKEN_IDS = 64
+MAX_LOGIT_BIAS = 1024
+MAX_BAD_WORDS = 1024
+MAX_ALLOWED = 2**20  # more than any vocabulary has
 
 
 class OptionError(ValueError):
@@ -27,7 +30,8 @@ class OptionError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One row of the table. `low`/`high` bound numbers (`open_low`: exclusive); `kind` is float, int, bool, strings or ints."""
+    """One row of the table. `low`/`high` bound numbers (`open_low`: exclusive); `kind` is float, int, bool, strings (or
+    one), texts (strings in a list), ints or biases (a number for each of some token ids)."""
 
     kind: str
     doc: str
@@ -36,6 +40,7 @@ class Option:
     open_low: bool = False
     nullable: bool = False
     max_items: int = 0
+    low_items: int = 0
     also: tuple[Any, ...] = ()  # legal values outside the range, e.g. top_k = -1
     supported: bool = True
     neutral: tuple[Any, ...] = ()  # values that ask for nothing
@@ -85,14 +90,27 @@ class SamplingParams:
         also=(-1,),
     )
 
-    presence_penalty: float = later(0.0, "Penalise tokens that have appeared.", 0)
-    frequency_penalty: float = later(0.0, "Penalise tokens by how often they appeared.", 0)
-    repetition_penalty: float = later(1.0, "Divide the logits of tokens that have appeared.", 1)
+    logit_bias: dict[int, float] | None = option(
+        "biases",
+        None,
+        "Add to the logits of these token ids, before all else.",
+        low=-100,
+        high=100,
+        max_items=MAX_LOGIT_BIAS,
+        neutral=(None, {}),
+    )
+    repetition_penalty: float = option(
+        "float", 1.0, "Divide positive logits of tokens in prompt or output by this, and multiply negative ones.", low=1e-3, high=1e3
+    )
+    frequency_penalty: float = option(
+        "float", 0.0, "Subtract this from a token's logit for each time that the output has it.", low=-2, high=2
+    )
+    presence_penalty: float = option("float", 0.0, "Subtract this from the logits of tokens that the output has.", low=-2, high=2)
+    allowed_token_ids: list[int] | None = option("ints", None, "Say only these tokens.", low_items=1, max_items=MAX_ALLOWED)
+    bad_words: list[str] | None = option("texts", None, "Never say these words.", max_items=MAX_BAD_WORDS, neutral=(None, []))
+
     best_of: int | None = later(None, "Sample more choices than are returned.", 1)
     prompt_logprobs: int | None = later(None, "Log-probabilities of the prompt's tokens.")
-    logit_bias: dict[str, float] | None = later(None, "Add to the logits of given tokens.", {})
-    allowed_token_ids: list[int] | None = later(None, "Only these tokens.")
-    bad_words: list[str] | None = later(None, "Never these words.", [])
     structured_outputs: dict[str, Any] | None = later(None, "Constrain the output to a grammar.")
     logits_processors: list[Any] | None = later(None, "Custom logits processors.", [])
     extra_args: dict[str, Any] | None = later(None, "Arguments for custom processors.", {})
@@ -141,11 +159,13 @@ def default_of(name: str) -> Any:
 
 def legal(row: Option) -> str:
     """The legal values of one option, in words."""
+    if row.kind == "biases":
+        return f"{row.low:g} to {row.high:g}, up to {row.max_items}"
     if row.low is not None and row.high is not None:
         high = "" if row.high >= 2**31 - 1 else f"{row.high:g}"
         low = f"{'>' if row.open_low else '≥'} {row.low:g}" if abs(row.low) < 2**31 else "64-bit integer"
         return ", ".join([low + (f", ≤ {high}" if high else ""), *(f"or {value}" for value in row.also)])
-    if row.kind in ("strings", "ints"):
+    if row.kind in ("strings", "texts", "ints"):
         return f"up to {row.max_items}"
     return "true, false" if row.kind == "bool" else row.kind
 
@@ -211,10 +231,18 @@ def _strings(name: str, row: Option, value: Any) -> Any:
     return value
 
 
+def _texts(name: str, row: Option, value: Any) -> Any:
+    if not isinstance(value, list):
+        raise OptionError(name, f"{name} must be a list of strings, got {type(value).__name__}")
+    return _strings(name, row, value)
+
+
 def _ints(name: str, row: Option, value: Any) -> list[int]:
     if not isinstance(value, list) or any(isinstance(x, bool) or not isinstance(x, int) for x in value):
         raise OptionError(name, f"{name} must be a list of integers")
     unique = list(dict.fromkeys(value))
+    if len(unique) < row.low_items:
+        raise OptionError(name, f"{name} must hold at least {row.low_items}; leave it out to ask for nothing")
     if len(unique) > row.max_items:
         raise OptionError(name, f"{name} takes at most {row.max_items} ids, got {len(unique)}")
     for x in unique:
@@ -223,4 +251,31 @@ def _ints(name: str, row: Option, value: Any) -> list[int]:
     return unique
 
 
-_CHECKS = {"float": _float, "int": _int, "bool": _bool, "strings": _strings, "ints": _ints}
+def _biases(name: str, row: Option, value: Any) -> dict[int, float]:
+    if not isinstance(value, dict):
+        raise OptionError(name, f"{name} must map token ids to numbers, got {type(value).__name__}")
+    if len(value) > row.max_items:
+        raise OptionError(name, f"{name} takes at most {row.max_items} token ids, got {len(value)}")
+    biases = {_token_id(name, key): _bias(name, row, key, bias) for key, bias in value.items()}
+    if len(biases) < len(value):
+        raise OptionError(name, f"{name} names a token id twice")
+    return biases
+
+
+def _bias(name: str, row: Option, key: Any, value: Any) -> float:
+    try:
+        return _float(f"{name}[{key!r:.20}]", row, value)
+    except OptionError as error:
+        raise OptionError(name, str(error)) from None
+
+
+def _token_id(name: str, key: Any) -> int:
+    """The token id that a key of a JSON object, or of a dict, stands for."""
+    if isinstance(key, str) and key.isascii() and key.isdecimal() and len(key) <= 10:
+        key = int(key)
+    if isinstance(key, bool) or not isinstance(key, int) or not 0 <= key < 2**31:
+        raise OptionError(name, f"{name} names {key!r:.20}, which is not a token id")
+    return key
+
+
+_CHECKS = {"float": _float, "int": _int, "bool": _bool, "strings": _strings, "texts": _texts, "ints": _ints, "biases": _biases}

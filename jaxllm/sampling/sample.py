@@ -43,19 +43,27 @@ class Sampled:
     top_logprobs_BN: Array | None = None
 
 
-def sample(logits_BV: Array, rows: SamplingRows, sampler: Sampler, num_logprobs: int, backend: str = "reference") -> Sampled:
+def sample(
+    logits_BV: Array,
+    rows: SamplingRows,
+    sampler: Sampler,
+    num_logprobs: int,
+    backend: str = "reference",
+    raw_BV: Array | None = None,
+) -> Sampled:
     """One token a row. A draw depends on the row's logits, options, seed and position, never on its neighbours or its place.
 
-    `backend` is one of `pallas_kernels.draw`; logits that it does not take are drawn by the reference.
+    `backend` is one of `pallas_kernels.draw`; logits that it does not take are drawn by the reference. Log-probabilities are of `raw_BV`,
+    by default of the logits drawn from.
     """
-    raw_BV = logits_BV.astype(jnp.float32)
+    logits_BV = logits_BV.astype(jnp.float32)
     if sampler >= Sampler.RANDOM:
-        token_B = draw(raw_BV, _draw_rows(rows), backend=backend_for(raw_BV, backend), filters=sampler >= Sampler.FILTERED)
+        token_B = draw(logits_BV, _draw_rows(rows), backend=backend_for(logits_BV, backend), filters=sampler >= Sampler.FILTERED)
     else:
-        token_B = jnp.where(whole(raw_BV), jnp.argmax(raw_BV, axis=-1).astype(jnp.int32), BROKEN)
+        token_B = jnp.where(whole(logits_BV), jnp.argmax(logits_BV, axis=-1).astype(jnp.int32), BROKEN)
     if sampler < Sampler.LOGPROBS:
         return Sampled(token_B)
-    return _with_logprobs(token_B, raw_BV, num_logprobs)
+    return _with_logprobs(token_B, logits_BV if raw_BV is None else raw_BV.astype(jnp.float32), num_logprobs)
 
 
 def _draw_rows(rows: SamplingRows) -> DrawRows:

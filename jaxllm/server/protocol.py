@@ -258,10 +258,11 @@ def check_sampling(params: SamplingParams, resolved: Resolved, logprobs_name: st
         raise option_error(error) from None
     if params.logprobs is not None and params.logprobs > resolved.max_logprobs:
         raise bad_request(f"{logprobs_name} must be at most {resolved.max_logprobs} (--max-logprobs), got {params.logprobs}", logprobs_name)
-    for id in params.stop_token_ids or ():
-        if id >= resolved.vocab_size:
-            message = f"stop_token_ids holds {id}, which is outside the vocabulary [0, {resolved.vocab_size})"
-            raise bad_request(message, "stop_token_ids", "invalid_token_id")
+    for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
+        highest = max(getattr(params, name) or (), default=0)
+        if highest >= resolved.vocab_size:
+            message = f"{name} holds {highest}, which is outside the vocabulary [0, {resolved.vocab_size})"
+            raise bad_request(message, name, "invalid_token_id")
 
 
 def clamp(params: SamplingParams, prompt_tokens: int, resolved: Resolved) -> SamplingParams:

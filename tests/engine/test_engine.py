@@ -218,7 +218,7 @@ def test_a_step_that_fails_leaves_an_empty_engine_and_no_prefix_that_was_never_w
     prompt, params = PROMPT * 6, SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
     expected = run(make_engine(), [prompt], params)
     with monkeypatch.context() as broken:
-        broken.setattr(engine.runner, "launch", lambda plan: (_ for _ in ()).throw(KeyboardInterrupt))
+        broken.setattr(engine.runner, "forward", lambda plan: (_ for _ in ()).throw(KeyboardInterrupt))
         engine.add(request(params, prompt=prompt))
         with pytest.raises(KeyboardInterrupt):
             engine.step()

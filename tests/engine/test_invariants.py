@@ -31,7 +31,15 @@ def prompts_of(*lengths: int, seed: int = 0) -> list[list[int]]:
 PROMPTS = prompts_of(1, 5, 8, 17, 40, 63)
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 20, "ignore_eos": True}
 SEEDED: dict[str, Any] = {"temperature": 1.0, "top_p": 0.9, "top_k": 20, "seed": 7, "max_tokens": 20, "ignore_eos": True}
-MODES = ("greedy", "seeded", "logprobs", "stops")
+ASKING: tuple[dict[str, Any], ...] = (  # one request a prompt
+    {"repetition_penalty": 1.3},
+    {"presence_penalty": 0.8, "frequency_penalty": 0.5, "logprobs": 3},
+    {"temperature": 0, "repetition_penalty": 1.5, "logit_bias": {"3": 4.0, "60": 3.0}},
+    {},
+    {"allowed_token_ids": list(range(0, 104, 3)), "frequency_penalty": 1.5},
+    {"presence_penalty": -0.5, "logit_bias": {"9": -100}},
+)
+MODES = ("greedy", "seeded", "logprobs", "stops", "asking")
 HOW: dict[str, dict[str, Any]] = {
     "batched": {"enable_prefix_caching": False},
     "synchronous": {"async_scheduling": False},
@@ -73,6 +81,8 @@ def params_of(mode: str, alone: Alone) -> list[SamplingParams]:
     """What each prompt asks for; the stops depend on what the model says when nothing stops it."""
     if mode == "stops":
         return stopping(alone["greedy"], alone["seeded"])
+    if mode == "asking":
+        return [SamplingParams(**SEEDED | options) for options in ASKING]
     options = {"greedy": GREEDY, "seeded": SEEDED, "logprobs": SEEDED | {"seed": 8, "logprobs": 5}}[mode]
     return [SamplingParams(**options)] * len(PROMPTS)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,10 @@ from hypothesis import strategies as st
 
 from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.engine.buckets import Buckets
+from jaxllm.engine.engine import Engine
 from jaxllm.engine.memory import GIB, PAGE_ROUND, SPARE, Need, Room, fitting_length, plan_memory, resident_bytes
+from jaxllm.sampling.process import terms_bytes
+from tests.engine.conftest import TINY
 
 CARD = Room(usable=24 * GIB, weights=15 * GIB, workspace=3 * GIB, shared=False)
 NEED = Need(page_bytes=8 * 2**20, page_size=64, max_num_seqs=256, max_model_len=32768)
@@ -25,12 +29,12 @@ def test_an_accelerator_gives_all_that_is_left_in_whole_rounds_of_pages() -> Non
 def test_every_term_takes_from_the_pool_and_is_named() -> None:
     full = replace(CARD, resident=GIB, spare=GIB // 2)
     assert CARD.left - full.left == GIB + GIB // 2
-    assert full.terms == "24.00 GiB usable − 15.00 weights − 3.00 for the largest step − 1.00 logits − 0.50 spare"
+    assert full.terms == "24.00 GiB usable − 15.00 weights − 3.00 for the largest step − 1.00 for sampling − 0.50 spare"
 
 
 def test_a_7b_on_an_h200_gets_more_than_98_percent_of_the_tokens_that_vllm_gets() -> None:
     # Qwen2.5-7B: the client's limit at 0.9 of the card, its weights, 1.24 GiB for the largest step, the lattice's logits.
-    logits = resident_bytes(Buckets.build(256, 8192, "gpu").logits, 152064, 1)
+    logits = resident_bytes(Buckets.build(256, 8192, "gpu").logits, 256, 152064, 1)
     room = Room(int(125.82 * GIB), int(14.19 * GIB), int(1.24 * GIB), shared=False, resident=logits, spare=SPARE)
     need = Need(page_bytes=57344 * 64, page_size=64, max_num_seqs=256, max_model_len=32768)
     assert plan_memory(EngineConfig(), room, need).num_pages * 64 >= 2_002_963
@@ -38,7 +42,15 @@ def test_a_7b_on_an_h200_gets_more_than_98_percent_of_the_tokens_that_vllm_gets(
 
 @pytest.mark.parametrize(("vocab", "share"), [(104, 4), (103, 1)])
 def test_devices_share_the_logits_of_a_vocabulary_that_divides(vocab: int, share: int) -> None:
-    assert resident_bytes((16, 64), vocab, 4) == 80 * vocab * 4 // share
+    assert resident_bytes((16, 64), 8, vocab, 4) - terms_bytes(8, vocab) == (80 * vocab * 4 * 2 + 9 * vocab * 2) // share
+
+
+def test_what_stays_for_sampling_is_what_the_programs_take(make_engine: Callable[..., Engine]) -> None:
+    runner = make_engine().runner
+    for rows in runner.programs.buckets.logits:
+        runner.processing.run(runner._reused(rows), runner.state)
+    found = sum(x.nbytes for x in [*runner.processing.buffers, *(outlook.logits for outlook in runner._outlooks.values())])
+    assert found == resident_bytes(runner.programs.buckets.logits, runner.slots, TINY["vocab_size"], 1)
 
 
 def test_a_host_gives_no_more_than_the_requests_at_once_can_use() -> None:

@@ -49,6 +49,13 @@ def some_request(rng: random.Random, number: int, openings: list[list[int]]) -> 
         options["min_tokens"] = rng.randrange(options["max_tokens"] + 1)
     if rng.random() < 0.3:
         options["logprobs"] = rng.randrange(6)
+    if rng.random() < 0.4:
+        options |= {"repetition_penalty": rng.uniform(0.8, 1.5), "frequency_penalty": rng.uniform(0, 1)}
+        options["presence_penalty"] = rng.uniform(-1, 2)
+    if rng.random() < 0.2:
+        options["logit_bias"] = {str(token): rng.uniform(-5, 5) for token in rng.sample(range(104), 9)}
+    if rng.random() < 0.2:
+        options["allowed_token_ids"] = [*rng.sample(range(104), 40), 103]
     return GenerateRequest(id=f"r{number}", prompt_token_ids=prompt, params=SamplingParams(**options))
 
 

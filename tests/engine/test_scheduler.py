@@ -10,7 +10,7 @@ import pytest
 from jaxllm.cache.pool import PagePool
 from jaxllm.cache.prefix import PrefixIndex
 from jaxllm.engine.buckets import Buckets, ExtendShape
-from jaxllm.engine.engine import pace
+from jaxllm.engine.pace import pace
 from jaxllm.engine.plan import Plan
 from jaxllm.engine.request import Request, Status
 from jaxllm.engine.scheduler import Limits, Pace, Scheduler

@@ -4,7 +4,17 @@ import dataclasses
 
 import pytest
 
-from jaxllm.sampling.options import MAX_STOP_CHARS, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS, OPTIONS, OptionError, SamplingParams, default_of
+from jaxllm.sampling.options import (
+    MAX_BAD_WORDS,
+    MAX_LOGIT_BIAS,
+    MAX_STOP_CHARS,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
+    OPTIONS,
+    OptionError,
+    SamplingParams,
+    default_of,
+)
 
 SUPPORTED = [name for name, row in OPTIONS.items() if row.supported]
 LATER = [name for name, row in OPTIONS.items() if not row.supported]
@@ -49,6 +59,19 @@ ACCEPTED = [
     ("stop", "x" * MAX_STOP_CHARS),
     ("stop_token_ids", [0, 2**31 - 1]),
     ("stop_token_ids", list(range(MAX_STOP_TOKEN_IDS))),
+    ("presence_penalty", -2),
+    ("presence_penalty", 2.0),
+    ("frequency_penalty", -2),
+    ("frequency_penalty", 2),
+    ("repetition_penalty", 1e-3),
+    ("repetition_penalty", 1000),
+    ("logit_bias", {}),
+    ("logit_bias", {0: -100, 2**31 - 1: 100.0}),
+    ("logit_bias", dict.fromkeys(range(MAX_LOGIT_BIAS), 0.5)),
+    ("allowed_token_ids", [0]),
+    ("allowed_token_ids", list(range(200_000))),
+    ("bad_words", []),
+    ("bad_words", ["x"] * MAX_BAD_WORDS),
 ]
 
 
@@ -77,6 +100,12 @@ REFUSED = [
     ("logprobs", -1, "[0, "),
     ("truncate_prompt_tokens", 0, "or -1"),
     ("truncate_prompt_tokens", -2, "or -1"),
+    ("presence_penalty", 2.01, "[-2, 2]"),
+    ("presence_penalty", -2.1, "[-2, 2]"),
+    ("frequency_penalty", -2.01, "[-2, 2]"),
+    ("repetition_penalty", 0, "[0.001, 1000]"),
+    ("repetition_penalty", -1, "[0.001, 1000]"),
+    ("repetition_penalty", 1e-30, "[0.001, 1000]"),
 ]
 
 
@@ -133,14 +162,8 @@ def test_an_option_that_is_not_implemented_accepts_its_neutral_values(name):
 
 
 NOT_NEUTRAL = {
-    "presence_penalty": [0.1, -2, True, NAN],
-    "frequency_penalty": [1, False],
-    "repetition_penalty": [1.1, 0, True],
     "best_of": [2, 0, True],
     "prompt_logprobs": [0, 1],
-    "logit_bias": [{"5": -100}],
-    "allowed_token_ids": [[1], []],
-    "bad_words": [["no"]],
     "structured_outputs": [{"json": {}}, {}],
     "logits_processors": [["x"]],
     "extra_args": [{"a": 1}],
@@ -172,11 +195,36 @@ def test_the_neutral_values_that_clients_send_are_accepted():
         ("stop_token_ids", [-1], "holds -1, which is not a token id"),
         ("stop_token_ids", [2**31], "which is not a token id"),
         ("stop_token_ids", list(range(MAX_STOP_TOKEN_IDS + 1)), "at most 64 ids, got 65"),
+        ("allowed_token_ids", [], "at least 1"),
+        ("allowed_token_ids", [-1], "holds -1, which is not a token id"),
+        ("allowed_token_ids", "5", "a list of integers"),
+        ("bad_words", "x", "must be a list of strings, got str"),
+        ("bad_words", [""], "1 to 1024 characters, got 0"),
+        ("bad_words", ["x"] * (MAX_BAD_WORDS + 1), "at most 1024 strings, got 1025"),
+        ("logit_bias", [1], "must map token ids to numbers, got list"),
+        ("logit_bias", {"a": 1}, "names 'a', which is not a token id"),
+        ("logit_bias", {"-1": 1}, "names '-1', which is not a token id"),
+        ("logit_bias", {-1: 1}, "names -1, which is not a token id"),
+        ("logit_bias", {"1.5": 1}, "names '1.5', which is not a token id"),
+        ("logit_bias", {"\u0665": 1}, "which is not a token id"),
+        ("logit_bias", {"9" * 5000: 1}, "which is not a token id"),
+        ("logit_bias", {True: 1}, "names True, which is not a token id"),
+        ("logit_bias", {2**31: 1}, "which is not a token id"),
+        ("logit_bias", {"5": NAN}, "logit_bias['5'] must be finite"),
+        ("logit_bias", {"5": 1e39}, "logit_bias['5'] must be in [-100, 100]"),
+        ("logit_bias", {5: -101}, "logit_bias[5] must be in [-100, 100], got -101"),
+        ("logit_bias", {5: "1"}, "logit_bias[5] must be a number, got str"),
+        ("logit_bias", {"5": 1, "05": 1}, "names a token id twice"),
+        ("logit_bias", dict.fromkeys(range(MAX_LOGIT_BIAS + 1), 1), "at most 1024 token ids, got 1025"),
     ],
     ids=lambda value: str(value)[:40],
 )
 def test_stop_conditions_are_checked_item_by_item(name, value, says):
     assert says in refused(name, value)
+
+
+def test_the_keys_of_biases_may_be_numbers_or_digits():
+    assert SamplingParams(logit_bias={"7": 1, 8: -2}).logit_bias == {7: 1.0, 8: -2.0}
 
 
 def test_repeated_stop_ids_count_once():

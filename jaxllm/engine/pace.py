@@ -1,0 +1,25 @@
+"""How many chunk tokens a step may have beside running streams, from what warm-up measured. Imports no jax."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from jaxllm.engine.buckets import ExtendShape
+from jaxllm.engine.scheduler import Pace
+
+STALL_SHARE = 0.85  # of the longest stall wanted: what warm-up timed of a shape leaves out attention to context
+STEADY_SHARE = 0.28
+
+
+def pace(seconds: Mapping[object, float], stall: float) -> Pace | None:
+    """Chunk tokens that keep a step below `stall` seconds when much waits, and near a quarter of it when little does, by what the shapes
+    that hold so many decode rows took in warm-up. None when nothing was measured."""
+    taken = {shape: took for shape, took in seconds.items() if isinstance(shape, ExtendShape) and shape.decodes}
+
+    def largest(rows: int, bound: float) -> int:
+        wide = {shape: took for shape, took in taken.items() if shape.decodes >= rows}
+        return max((s.tokens for s, took in wide.items() if took <= bound), default=min(s.tokens for s in wide))
+
+    regions = sorted({shape.decodes for shape in taken})
+    bounds = tuple((rows, largest(rows, STEADY_SHARE * stall), largest(rows, STALL_SHARE * stall)) for rows in regions)
+    return Pace(bounds) if bounds else None

@@ -1,0 +1,99 @@
+"""The device side of `process`: what requests asked of it, what they have said, and the buffers it writes into."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import batched
+
+import jax
+import numpy as np
+from jax import Array
+
+from jaxllm.cache.kv import zeros_of
+from jaxllm.engine.batch import Shapes, pack, packed_size
+from jaxllm.engine.programs import Programs
+from jaxllm.engine.request import Request
+from jaxllm.engine.state import SlotState
+from jaxllm.engine.step import Outlook
+from jaxllm.engine.uplink import Uplink
+from jaxllm.sampling.bits import packed
+from jaxllm.sampling.options import SamplingParams
+
+SENDS = 64  # buffers of each kind that may wait for the device; more make the host wait
+
+
+class Processing:
+    """Made at start and again after a failure. Memory is bounded: rows are of slots, whoever sits in them."""
+
+    def __init__(self, programs: Programs):
+        self._programs = programs
+        self._counts: Array = zeros_of(programs.counts)
+        self._terms = zeros_of(programs.terms)
+        self._logits: dict[int, Array] = {}
+        self._seats = Uplink(packed_size(programs.seat_shapes), programs.host, SENDS)
+        self._masks = Uplink(packed_size(programs.mask_shapes), programs.host, SENDS)
+
+    @property
+    def buffers(self) -> list[Array]:
+        """Everything on the device."""
+        return jax.tree.leaves((self._counts, self._terms, self._logits))
+
+    def seat(self, request: Request) -> None:
+        """Before the first draw of a request in its slot, newly come or back from preemption: what it asks, its prompt and its output."""
+        assert request.asked is not None
+        shapes = self._programs.seat_shapes
+        arrays = _terms_of(request.params, shapes, request.prompt, self._programs.abstract.vocab_size)
+        arrays["slot"], arrays["allowed"] = np.array([request.slot], np.int32), request.asked.allowed_W
+        room = shapes["said"][0][0]
+        for first in range(0, max(1, len(request.output)), room):
+            said = request.output[first : first + room]
+            arrays["first"] = np.array([first == 0], np.int32)
+            arrays["said"] = np.pad(np.array(said, np.int32), (0, room - len(said)), constant_values=self._programs.abstract.vocab_size)
+            self._send_seat(arrays)
+
+    def restrict(self, masks: Sequence[tuple[int, np.ndarray]]) -> None:
+        """Which tokens may be said next in each of these slots, as packed bits, in place of what was allowed there before."""
+        shapes = self._programs.mask_shapes
+        rows, words = shapes["allowed"][0]
+        for some in batched(masks, rows):
+            arrays = {"slot": np.full(rows, self._programs.slots + 1, np.int32), "allowed": np.zeros((rows, words), np.uint32)}
+            for row, (slot, allowed_W) in enumerate(some):
+                arrays["slot"][row], arrays["allowed"][row] = slot, allowed_W
+            buffer = self._masks.send([pack(arrays, shapes)])
+            self._terms, taken = self._programs.get("restrict", 0)(self._terms, buffer)
+            self._masks.until(taken)
+
+    def run(self, outlook: Outlook, state: SlotState) -> Array:
+        """The logits to draw from. To be called in every step in which a seated request emits, after its forward."""
+        rows = outlook.slots.shape[0]
+        if rows not in self._logits:
+            self._logits[rows] = zeros_of(self._programs.outlook(rows).logits)
+        program = self._programs.get("process", rows)
+        self._counts, self._logits[rows] = program(outlook, state, self._counts, self._terms, self._logits[rows])
+        return self._logits[rows]
+
+    def warm_up(self) -> None:
+        """Run what takes rows from the host, on the trash slot."""
+        shapes = self._programs.seat_shapes
+        vocab_size, trash = self._programs.abstract.vocab_size, np.array([self._programs.slots], np.int32)
+        arrays = _terms_of(SamplingParams(), shapes, [], vocab_size) | {"slot": trash, "first": np.ones(1, np.int32)}
+        arrays |= {name: np.zeros(shapes[name][0], np.int32) for name in ("said", "allowed")}
+        self._send_seat(arrays)
+        self.restrict([(self._programs.slots, arrays["allowed"].view(np.uint32))])
+
+    def _send_seat(self, arrays: dict[str, np.ndarray]) -> None:
+        buffer = self._seats.send([pack(arrays, self._programs.seat_shapes)])
+        self._counts, self._terms, taken = self._programs.get("seat", 0)(self._counts, self._terms, buffer)
+        self._seats.until(taken)
+
+
+def _terms_of(params: SamplingParams, shapes: Shapes, prompt: Sequence[int], vocab_size: int) -> dict[str, np.ndarray]:
+    """The arrays of `sampling.process.Terms` for one slot, but for `allowed`."""
+    (most,) = shapes["bias_ids"][0]
+    biases = params.logit_bias or {}
+    ids = np.arange(vocab_size, vocab_size + most, dtype=np.int32)
+    ids[: len(biases)] = list(biases)
+    values = np.zeros(most, np.float32)
+    values[: len(biases)] = list(biases.values())
+    penalties = np.array([params.repetition_penalty, params.frequency_penalty, params.presence_penalty], np.float32)
+    return {"penalties": penalties, "bias_ids": ids, "biases": values, "prompt": packed(prompt, vocab_size)}
