@@ -195,6 +195,8 @@ class LLM:
             return 0
         if delta.error is not None:
             raise RuntimeError(f"request {delta.id} failed: {delta.error}")
+        if delta.cumulative_logprob is not None:
+            choice.cumulative_logprob = delta.cumulative_logprob
         choice.finish_reason, choice.stop_reason = delta.finish_reason, delta.stop_reason
         output.metrics = output.metrics or delta.times
         output.finished = all(c.finished() for c in output.outputs)

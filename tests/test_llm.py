@@ -211,3 +211,12 @@ def test_a_profile_of_what_runs_between_start_and_stop_is_written(llm: LLM, tmp_
     traced.generate("1 + 1 =", replace(GREEDY, max_tokens=2), use_tqdm=False)
     traced.stop_profile()
     assert list(tmp_path.rglob("*.xplane.pb"))
+
+
+def test_best_of_returns_the_likeliest_choices_with_their_text(llm: LLM) -> None:
+    options: dict = {"seed": 2, "temperature": 1.2, "max_tokens": 6, "ignore_eos": True}
+    (every,) = llm.generate("sort: 3 1 2", SamplingParams(n=4, logprobs=0, **options), use_tqdm=False)
+    (best,) = llm.generate("sort: 3 1 2", SamplingParams(n=2, best_of=4, **options), use_tqdm=False)
+    order = sorted(every.outputs, key=lambda choice: -(choice.cumulative_logprob or 0))
+    assert [(c.index, c.text, c.logprobs) for c in best.outputs] == [(i, c.text, None) for i, c in enumerate(order[:2])]
+    assert [c.cumulative_logprob for c in best.outputs] == pytest.approx([c.cumulative_logprob for c in order[:2]], abs=1e-4)

@@ -14,6 +14,7 @@ from jaxllm.cache.pool import PagePool
 from jaxllm.cache.prefix import PrefixIndex
 from jaxllm.config import EngineConfig, Resolved
 from jaxllm.engine.asked import Asking
+from jaxllm.engine.choices import Contests, choice_seed
 from jaxllm.engine.detok import Detokenizer
 from jaxllm.engine.masks import Masks, advance
 from jaxllm.engine.pace import pace
@@ -33,7 +34,7 @@ from jaxllm.engine.request import (
 from jaxllm.engine.runner import Collected, Forwarded, Runner, StepResult
 from jaxllm.engine.scheduler import Limits, Scheduler
 from jaxllm.engine.start import start
-from jaxllm.sampling.choose import choose
+from jaxllm.sampling.choose import Sampler, choose
 from jaxllm.tokenizer import Tokenizer
 
 NO_TOKEN = "no token can be drawn: the model's logits are not finite, or the request's options leave no token"
@@ -62,6 +63,7 @@ class Engine:
         self.resolved, self.runner, self.scheduler = resolved, runner, scheduler
         self.eos_ids, self.tokenizer = frozenset(runner.eos_ids), tokenizer
         self._live: dict[str, _Live] = {}
+        self._contests = Contests()
         self._in_flight: deque[StepResult] = deque()
         self._asking, self._masks = Asking(resolved.vocab_size, tokenizer), Masks()
         self._seeds = np.random.Generator(np.random.Philox(seed))
@@ -100,7 +102,8 @@ class Engine:
         live = _Live([], [], [])
         stops = frozenset(params.stop_token_ids or ()) | (frozenset() if params.ignore_eos else self.eos_ids)
         seed = int(self._seeds.integers(2**64, dtype=np.uint64)) if params.seed is None else params.seed % 2**64
-        for index in range(params.n):
+        self._contests.begin(request)
+        for index in range(params.samples):
             choice = Request(
                 id=request.id,
                 index=index,
@@ -113,7 +116,7 @@ class Engine:
                 sampler=int(choose([params])),
                 asked=self._asking.of(params),
             )
-            if params.n > 1:
+            if params.samples > 1:
                 choice.family = live.choices
             live.choices.append(choice)
             live.detok.append(self._detokenizer(choice))
@@ -166,7 +169,7 @@ class Engine:
         depth = self.runner.depth if self.resolved.async_scheduling else 0
         if self._in_flight and (plan.empty or len(self._in_flight) > depth):
             deltas += self._commit(self.runner.collect(self._in_flight.popleft()))
-        return deltas
+        return self._contests.told(deltas)
 
     def _constrain(self, forwarded: Forwarded) -> list[TextDelta]:
         """Masks that depend on the last tokens: while the forward runs, commit the steps before it, then ask each constraint."""
@@ -194,6 +197,7 @@ class Engine:
             for choice in live.choices:
                 self.scheduler.finish(choice)
         self._live.clear()
+        self._contests = Contests()
         self._pending.clear()
         self._in_flight.clear()
         self.runner.reset()
@@ -251,7 +255,7 @@ class Engine:
     def has_room(self, request: GenerateRequest) -> bool:
         """Whether it may join what runs and waits; an idle engine takes any request."""
         there = self.scheduler.running + self.scheduler.waiting
-        return there == 0 or there + request.params.n <= self.resolved.max_num_seqs + self.resolved.max_num_queued_reqs
+        return there == 0 or there + request.params.samples <= self.resolved.max_num_seqs + self.resolved.max_num_queued_reqs
 
     def _check_ids(self, param: str, ids: list[int]) -> None:
         if any(type(token) is not int for token in ids):
@@ -286,9 +290,9 @@ class Engine:
                 deltas.append(self._finish(request, [], "", "error", None, NO_TOKEN))
                 continue
             logprobs = None
-            if request.params.logprobs is not None and step.logprobs is not None:
+            if step.logprobs is not None and request.sampler >= Sampler.LOGPROBS:
                 chosen, rank, top = step.logprobs[row]
-                logprobs = [TokenLogprobs(token_id=token, logprob=chosen, rank=rank, top=top[: request.params.logprobs])]
+                logprobs = [TokenLogprobs(token_id=token, logprob=chosen, rank=rank, top=top[: request.params.logprobs or 0])]
             deltas.append(self._accept(request, token, now, logprobs))
         return deltas
 
@@ -361,14 +365,6 @@ class Engine:
             ),
             error=error,
         )
-
-
-def choice_seed(seed: int, index: int) -> int:
-    """Seed of choice `index`: the request's own for the first, unrelated 64-bit values for the others."""
-    if index == 0:
-        return seed
-    digest = hashlib.sha256(b"jaxllm choice" + seed.to_bytes(8, "little") + index.to_bytes(8, "little")).digest()
-    return int.from_bytes(digest[:8], "little")
 
 
 def _prefix_root(resolved: Resolved) -> bytes:

@@ -82,6 +82,7 @@ class TextDelta:
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     num_cached_tokens: int = 0
+    cumulative_logprob: float | None = None  # of all tokens of the choice, where choices compete by it
     times: RequestTimes | None = None
     error: str | None = None
 

@@ -19,7 +19,7 @@ class Sampler(enum.IntEnum):
 
 def needed(params: SamplingParams) -> Sampler:
     """The cheapest sampler that honours one request. A filter asks for nothing at top_p = 1, top_k <= 0 and min_p = 0."""
-    if params.logprobs is not None:
+    if params.logprobs is not None or params.samples > params.n:
         return Sampler.LOGPROBS
     if params.min_tokens > 0:
         return Sampler.FILTERED

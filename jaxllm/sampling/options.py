@@ -62,6 +62,7 @@ class SamplingParams:
     """How to sample one request; names and defaults are vLLM's. Raises `OptionError` on an illegal or unsupported value."""
 
     n: int = option("int", 1, "How many choices to generate from the prompt.", low=1, high=MAX_N)
+    best_of: int | None = option("int", None, "Generate so many choices and return the n most likely ones; null = n.", low=1, high=MAX_N)
     temperature: float = option("float", 1.0, "Divides the logits; 0 picks the most likely token.", low=0, high=2)
     top_p: float = option("float", 1.0, "Keep the smallest set of tokens whose probability reaches this.", low=0, high=1, open_low=True)
     top_k: int = option("int", 0, "Keep the k most likely tokens; 0 or -1 keeps all.", low=0, high=2**31 - 1, also=(-1,))
@@ -109,7 +110,6 @@ class SamplingParams:
     allowed_token_ids: list[int] | None = option("ints", None, "Say only these tokens.", low_items=1, max_items=MAX_ALLOWED)
     bad_words: list[str] | None = option("texts", None, "Never say these words.", max_items=MAX_BAD_WORDS, neutral=(None, []))
 
-    best_of: int | None = later(None, "Sample more choices than are returned.", 1)
     prompt_logprobs: int | None = later(None, "Log-probabilities of the prompt's tokens.")
     structured_outputs: dict[str, Any] | None = later(None, "Constrain the output to a grammar.")
     logits_processors: list[Any] | None = later(None, "Custom logits processors.", [])
@@ -121,6 +121,19 @@ class SamplingParams:
             setattr(self, name, checked(name, row, getattr(self, name)))
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise OptionError("min_tokens", f"min_tokens ({self.min_tokens}) must be at most max_tokens ({self.max_tokens})")
+        if self.best_of is not None:
+            self._check_best_of(self.best_of)
+
+    def _check_best_of(self, best_of: int) -> None:
+        if best_of < self.n:
+            raise OptionError("best_of", f"best_of ({best_of}) must be at least n ({self.n})")
+        if best_of > 1 and self.greedy:
+            raise OptionError("best_of", f"best_of must be 1 at temperature 0, where every choice is the same, got {best_of}")
+
+    @property
+    def samples(self) -> int:
+        """How many choices are generated, of which `n` are returned."""
+        return self.best_of or self.n
 
     @property
     def greedy(self) -> bool:

@@ -69,6 +69,11 @@ class Entry:
     last: dict[int, float] = field(default_factory=dict)  # choice -> when its latest delta came
     tokens: dict[int, int] = field(default_factory=dict)  # choice -> tokens so far
 
+    @property
+    def places(self) -> int:
+        """How many choices the engine still has of it: those that have not finished, and those that are never told."""
+        return self.open + self.request.params.samples - self.request.params.n
+
 
 class Stream:
     """What one HTTP request waits on. `next()` gives all deltas since the last call, or raises the request's ApiError."""
@@ -181,14 +186,14 @@ class Bridge(asyncio.Protocol):
 
     def submit(self, requests: list[GenerateRequest]) -> Stream:
         """Take all prompts of one HTTP request, or none. Raises ApiError when there is no room or no engine."""
-        self.check_room(sum(request.params.n for request in requests))
+        self.check_room(sum(request.params.samples for request in requests))
         stream = Stream(self)
         now = time.monotonic()
         for number, request in enumerate(requests):
             entry = Entry(request, stream, number, request.params.n, now)
             self._entries[request.id] = entry
             stream.ids.add(request.id)
-            self.choices += entry.open
+            self.choices += entry.places
             self._held.append(entry)
         self._pass_on()
         return stream
@@ -206,10 +211,10 @@ class Bridge(asyncio.Protocol):
         while self._held:
             entry = self._held[0]
             if entry.request.id in self._entries:
-                if self._inside and self._inside + entry.open > self.capacity:
+                if self._inside and self._inside + entry.places > self.capacity:
                     return
                 entry.sent = True
-                self._inside += entry.open
+                self._inside += entry.places
                 self._send(Add(entry.request))
             self._held.popleft()
 
@@ -314,8 +319,8 @@ class Bridge(asyncio.Protocol):
     def _forget(self, id: str) -> Entry:
         entry = self._entries.pop(id)
         entry.stream.ids.discard(id)
-        self.choices -= entry.open
-        self._inside -= entry.open if entry.sent else 0
+        self.choices -= entry.places
+        self._inside -= entry.places if entry.sent else 0
         return entry
 
     def _send(self, message: ToCore) -> None:

@@ -101,7 +101,7 @@ class Generate:
 
     def choices(self, request: Any) -> int:
         """How many choices it asks for."""
-        return request.params.n
+        return request.params.samples
 
     def ready(self, request: Any) -> list[list[int]] | None:
         """The token ids, when there is no text to tokenise."""
@@ -123,7 +123,7 @@ class Completions(Generate):
 
     def choices(self, request: CompletionRequest) -> int:
         """Those of every prompt."""
-        return len(request.prompts) * request.params.n
+        return len(request.prompts) * request.params.samples
 
     def ready(self, request: CompletionRequest) -> list[list[int]] | None:
         """Prompts that came as token ids."""

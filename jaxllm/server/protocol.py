@@ -105,9 +105,13 @@ def parse_completion(body: dict[str, Any], rules: Rules) -> CompletionRequest:
     stream, at_end, always = read_stream(body)
     params = read_sampling(body, rules.defaults)
     check_sampling(params, rules.resolved, "logprobs")
+    check_best_of(params, stream)
     prompts = read_prompts(body.get("prompt"), rules, params)
-    if len(prompts) * params.n > MAX_CHOICES:
-        raise bad_request(f"{len(prompts)} prompts × n = {params.n} is more than {MAX_CHOICES} choices; send fewer per request", "n")
+    if len(prompts) * params.samples > MAX_CHOICES:
+        name = "n" if params.best_of is None else "best_of"
+        raise bad_request(
+            f"{len(prompts)} prompts × {name} = {params.samples} is more than {MAX_CHOICES} choices; send fewer per request", name
+        )
     return CompletionRequest(
         model=model,
         params=params,
@@ -138,6 +142,7 @@ def parse_chat(body: dict[str, Any], rules: Rules) -> ChatRequest:
             raise bad_request(error.message.replace("max_tokens", "max_completion_tokens"), "max_completion_tokens") from None
         raise
     check_sampling(params, rules.resolved, "top_logprobs")
+    check_best_of(params, stream)
     return ChatRequest(
         model=model,
         params=params,
@@ -263,6 +268,12 @@ def check_sampling(params: SamplingParams, resolved: Resolved, logprobs_name: st
         if highest >= resolved.vocab_size:
             message = f"{name} holds {highest}, which is outside the vocabulary [0, {resolved.vocab_size})"
             raise bad_request(message, name, "invalid_token_id")
+
+
+def check_best_of(params: SamplingParams, stream: bool) -> None:
+    """Which choices are the best is known when all have ended, so they cannot be streamed."""
+    if stream and params.samples > params.n:
+        raise bad_request(f"best_of ({params.samples}) above n ({params.n}) cannot be streamed; leave out stream or best_of", "best_of")
 
 
 def clamp(params: SamplingParams, prompt_tokens: int, resolved: Resolved) -> SamplingParams:

@@ -12,7 +12,8 @@ import pytest
 from flax import nnx
 
 from jaxllm import models, weights
-from jaxllm.engine.engine import Engine, choice_seed
+from jaxllm.engine.choices import choice_seed
+from jaxllm.engine.engine import Engine
 from jaxllm.engine.request import GenerateRequest
 from jaxllm.mesh import make_mesh
 from jaxllm.nn.dense import DenseContext

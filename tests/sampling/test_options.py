@@ -162,7 +162,6 @@ def test_an_option_that_is_not_implemented_accepts_its_neutral_values(name):
 
 
 NOT_NEUTRAL = {
-    "best_of": [2, 0, True],
     "prompt_logprobs": [0, 1],
     "structured_outputs": [{"json": {}}, {}],
     "logits_processors": [["x"]],
@@ -175,6 +174,30 @@ NOT_NEUTRAL = {
 def test_an_option_that_is_not_implemented_refuses_everything_else_by_name(name):
     for value in NOT_NEUTRAL[name]:
         assert refused(name, value) == (f"{name} is not supported yet; leave it out or send its neutral value {default_of(name)!r}")
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"best_of": 0}, "in [1, 128], got 0"),
+        ({"best_of": 129}, "in [1, 128], got 129"),
+        ({"best_of": True}, "must be an integer"),
+        ({"best_of": 2, "n": 3}, "best_of (2) must be at least n (3)"),
+        ({"best_of": 2, "temperature": 0}, "best_of must be 1 at temperature 0"),
+    ],
+)
+def test_best_of_is_at_least_n_and_needs_draws(options, says):
+    with pytest.raises(OptionError) as error:
+        SamplingParams(**options)
+    assert error.value.param == "best_of" and says in str(error.value)
+
+
+def test_samples_are_best_of_or_n():
+    assert [SamplingParams(n=2).samples, SamplingParams(n=2, best_of=5).samples, SamplingParams(best_of=1, temperature=0).samples] == [
+        2,
+        5,
+        1,
+    ]
 
 
 def test_the_neutral_values_that_clients_send_are_accepted():

@@ -57,7 +57,7 @@ def test_a_body_that_is_no_json_object_is_refused(server: Running, path: str, bo
     [
         ("model", None), ("model", 5), ("stream", "yes"), ("stream", 1), ("stream_options", {"include_usage": True}), ("max_tokens", 0),
         ("max_tokens", -1), ("max_tokens", 1.5), ("max_tokens", True), ("max_tokens", "5"), ("max_tokens", 10**12), ("min_tokens", 2**31),
-        ("min_tokens", -1), ("n", 0), ("n", -1), ("n", 1.5), ("n", 10**9), ("n", 129), ("n", True), ("n", "2"), ("best_of", 2),
+        ("min_tokens", -1), ("n", 0), ("n", -1), ("n", 1.5), ("n", 10**9), ("n", 129), ("n", True), ("n", "2"), ("best_of", 0),
         ("best_of", 10**9), ("temperature", -0.1), ("temperature", 2.1), ("temperature", "hot"), ("temperature", True), ("top_p", 0),
         ("top_p", -1), ("top_p", 1.1), ("top_p", [1]), ("min_p", -0.1), ("min_p", 1.1), ("top_k", -2), ("top_k", 1.5), ("top_k", 2**31),
         ("presence_penalty", 2.1), ("presence_penalty", "1"), ("frequency_penalty", -2.1), ("repetition_penalty", 0),

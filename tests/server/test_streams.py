@@ -140,9 +140,10 @@ def test_a_full_queue_of_the_engine_is_a_503_that_says_when_to_come_back(fresh: 
     assert answer.headers["x-should-retry"] == "true"
 
 
-def test_a_burst_over_the_capacity_is_refused_at_once_and_the_rest_completes(fresh: Running) -> None:
+@pytest.mark.parametrize("choices", [{"n": 8}, {"n": 2, "best_of": 8}])
+def test_a_burst_over_the_capacity_is_refused_at_once_and_the_rest_completes(fresh: Running, choices: dict[str, int]) -> None:
     fresh.control.go.clear()
-    body = {"model": "fake", "prompt": "abc", "n": 8}
+    body = {"model": "fake", "prompt": "abc", **choices}
     held = [fresh.begin("/v1/completions", body) for _ in range(4)]  # 32 choices: 8 running and 24 queued
     try:
         while fresh.edge.bridge.choices < 32:
@@ -158,6 +159,7 @@ def test_a_burst_over_the_capacity_is_refused_at_once_and_the_rest_completes(fre
         for sock in held:
             sock.close()
     assert b'vllm:admission_rejections_total{engine="0",model_name="fake",reason="queue_full"} 1.0' in fresh.get("/metrics").body
+    assert (fresh.edge.bridge.choices, fresh.edge.bridge.in_flight) == (0, 0)
 
 
 def test_an_idle_server_takes_more_prompts_than_the_queue_and_feeds_them_as_choices_end(fresh: Running) -> None:
