@@ -12,9 +12,9 @@ from typing import Any
 import jax
 
 from jaxllm.engine.exports import Exports, calling, export
-from jaxllm.engine.kernels import KernelCompiler
 from jaxllm.engine.xla_options import XlaOptions
 
+FORWARD = ("decode", "extend")  # kinds of programs that have matrix products
 PATIENCE = 120  # seconds for another process to lower a program; then it is lowered here
 
 
@@ -38,13 +38,12 @@ class Executables:
     def __init__(self, options: XlaOptions = XlaOptions(), exports: Exports | None = None, platform: str = "cpu"):  # noqa: B008, frozen
         self._options, self.exports, self.platform = options, exports, platform
         self.coming: dict[str, Future[None]] = {}  # programs that another process is about to keep
-        self.kernels: KernelCompiler | None = None  # set where all kernels are to be compiled before the first program
         self._python = threading.Lock()
         self.lowered = 0  # programs that no earlier start had kept, here or in another process
 
-    def lower(self, name: str, recipe: Recipe, keep: bool) -> jax.stages.Lowered:
-        """A program before XLA has seen it. With `keep`, which needs a whole tree in `recipe.out`, the lowered program is kept for later
-        starts. With `kernels` set, its kernels are compiled."""
+    def compile(self, name: str, rows: int, recipe: Recipe, keep: bool) -> jax.stages.Compiled:
+        """The executable of a program. Its name starts with its kind ("decode-…"); `rows` are what it computes. With `keep`, which needs
+        a whole tree in `recipe.out`, the lowered program is kept for later starts."""
         if name in self.coming:
             with contextlib.suppress(TimeoutError):  # a worker that hangs costs time only
                 self.coming[name].result(PATIENCE)
@@ -53,13 +52,11 @@ class Executables:
             # Buffers that are only written into are unused inputs: dropped, they would not be donated.
             jitted = jax.jit(function, donate_argnums=recipe.donated, out_shardings=recipe.out, keep_unused=True)
             lowered = jitted.lower(*recipe.arguments)
-        if self.kernels is not None and self.exports is not None:
-            self.kernels.compile(self.exports.kernels(name))
-        return lowered
-
-    def compile(self, name: str, rows: int, lowered: jax.stages.Lowered) -> jax.stages.Compiled:
-        """The executable of a program. Its name starts with its kind ("decode-…"); `rows` are what it computes."""
         return lowered.compile(compiler_options=self._options.at(name.partition("-")[0], rows))
+
+    def tunes(self, kind: str, rows: int) -> bool:
+        """Whether XLA chooses kernels of a program by timing them on the device."""
+        return self.platform == "gpu" and kind in FORWARD and self._options.at(kind, rows).get("xla_gpu_autotune_level") != 0
 
     def _kept(self, name: str, recipe: Recipe) -> Callable:
         """The function by way of its kept program, made when there is none; itself where it cannot be kept."""

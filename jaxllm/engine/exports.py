@@ -6,7 +6,6 @@ what was lowered before takes a twentieth of it.
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 import os
@@ -18,8 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-
-from jaxllm.engine.kernels import Kernels, kernels_in
 
 KEPT = 16  # sets of programs (one a configuration and version of the code); the oldest are removed
 _DIGEST = hashlib.sha256().digest_size
@@ -83,18 +80,6 @@ class Exports:
     def save(self, name: str, program: jax.export.Exported) -> None:
         """Keep a lowered program. Raises what JAX raises for a program that cannot be written."""
         self._write(f"{name}.stablehlo", bytes(program.serialize()))
-
-    def save_kernels(self, name: str) -> None:
-        """Keep the kernels of a kept program beside it, for who compiles them first."""
-        program = self.load(name)
-        if program is not None:
-            found = {key.hex(): base64.b64encode(module).decode() for key, module in kernels_in(program.mlir_module()).items()}
-            self._write(f"{name}.kernels", json.dumps(found).encode())
-
-    def kernels(self, name: str) -> Kernels:
-        """What `save_kernels` kept; nothing where it did not."""
-        found = json.loads(self._read(f"{name}.kernels") or b"{}")
-        return {bytes.fromhex(key): base64.b64decode(module) for key, module in found.items()}
 
     def figures(self) -> dict[str, int]:
         """Numbers kept by `keep_figures`; empty when there are none."""

@@ -56,15 +56,16 @@ class Programs:
         self._compiled: dict[Key, jax.stages.Compiled] = {}
 
     def keys(self) -> list[Key]:
-        """Every program of the lattice, in the order of compiling: first what takes longest, which are products of few rows, since XLA
-        tries many kernels for them, and large steps."""
+        """Every program of the lattice, in the order of compiling: first those for which XLA times kernels, then what takes longest: two
+        attention kernels, then the samplers' one, then the others."""
         decode: list[Key] = [("decode", rows) for rows in sorted(self.buckets.decode)]
-        extend: list[Key] = [("extend", shape) for shape in sorted(self.buckets.extend, key=lambda s: -s.tokens)]
+        extend: list[Key] = [("extend", s) for s in sorted(self.buckets.extend, key=lambda s: (not s.decodes, -s.tokens))]
         rows = sorted(self.buckets.logits, reverse=True)
         sample: list[Key] = [("sample", (n, s)) for n in rows for s in self.samplers]
         process: list[Key] = [("process", n) for n in rows]
         small: list[Key] = [*(("copy", pairs) for pairs in self.buckets.copies), ("ingest", True), ("ingest", False)]
-        return [*decode, *extend, *sample, *process, ("seat", 0), ("restrict", 0), *small]
+        keys = [*extend, *sample, *decode, *process, ("seat", 0), ("restrict", 0), *small]
+        return sorted(keys, key=lambda key: not self.is_tuned(key))
 
     def get(self, kind: str, shape: object) -> jax.stages.Compiled:
         """The executable of one key."""
@@ -78,15 +79,11 @@ class Programs:
         self.compile(self.keys(), progress)
 
     def compile(self, keys: Iterable[Key], progress: Callable[[int, int], None] | None = None) -> None:
-        """Compile these programs, where they are not yet, in three threads of four cores."""
+        """Compile these programs, where they are not yet, in as many threads as half the cores."""
         keys = [key for key in keys if key not in self._compiled]
-        workers = max(2, (os.cpu_count() or 2) * 3 // 4)
+        workers = max(2, (os.cpu_count() or 2) // 2)
         with ThreadPoolExecutor(workers, thread_name_prefix="compile") as pool:
-            if self.executables.kernels is None:
-                compiled = pool.map(self._compile, keys)
-            else:  # first what `lower` compiles, kernels, then what `_finish` does: XLA's compiler waits where both are done at once
-                compiled = pool.map(self._finish, keys, list(pool.map(self._lower, keys)))
-            for done, (key, program) in enumerate(zip(keys, compiled, strict=True), 1):
+            for done, (key, program) in enumerate(zip(keys, pool.map(self._compile, keys), strict=True), 1):
                 self._compiled[key] = program
                 if progress:
                     progress(done, len(keys))
@@ -127,14 +124,16 @@ class Programs:
         """Whether the lowered program is worth keeping for later starts: all but those that move data only, which are small."""
         return key[0] not in SMALL
 
+    def kept_keys(self) -> list[Key]:
+        """The programs that are worth keeping, in the order of compiling."""
+        return [key for key in self.keys() if self.is_kept(key)]
+
+    def is_tuned(self, key: Key) -> bool:
+        """Whether XLA times kernels on the device to compile the program."""
+        return self.executables.tunes(key[0], _rows(key[1]))
+
     def _compile(self, key: Key) -> jax.stages.Compiled:
-        return self._finish(key, self._lower(key))
-
-    def _lower(self, key: Key) -> jax.stages.Lowered:
-        return self.executables.lower(self.name(key), self.recipe(key), keep=self.is_kept(key))
-
-    def _finish(self, key: Key, lowered: jax.stages.Lowered) -> jax.stages.Compiled:
-        return self.executables.compile(self.name(key), _rows(key[1]), lowered)
+        return self.executables.compile(self.name(key), _rows(key[1]), self.recipe(key), keep=self.is_kept(key))
 
     def name(self, key: Key) -> str:
         """The program's name between starts: its shape, and what may change while the configuration stays."""

@@ -16,7 +16,6 @@ from jaxllm.cache.kv import KVCache
 from jaxllm.config import ConfigError, EngineConfig, Resolved
 from jaxllm.engine.compiles import CompileCounter
 from jaxllm.engine.exports import is_private
-from jaxllm.engine.lowering import Lowering, worker_count
 from jaxllm.engine.memory import GIB
 from jaxllm.engine.programs import Programs, weight_leaves
 from jaxllm.engine.report import Report
@@ -24,6 +23,7 @@ from jaxllm.engine.resolve import Setup, resolve
 from jaxllm.engine.runner import Runner
 from jaxllm.engine.sizing import fitted, kv_arguments, make_programs
 from jaxllm.engine.state import MAX_STOP_IDS
+from jaxllm.engine.workers import Crew, Workers
 from jaxllm.locate import locate
 from jaxllm.mesh import make_mesh
 from jaxllm.sampling.options import MAX_STOP_TOKEN_IDS
@@ -174,13 +174,21 @@ def _load_and_compile(setup: Setup, config: EngineConfig, report: Report) -> tup
     programs = make_programs(setup)
     exports = programs.executables.exports
     first = exports is not None and not exports.figures()  # nothing is kept yet: an earlier start would have left its figures
-    workers = worker_count(os.cpu_count() or 1, setup.mesh.devices.flat[0].platform) if first and not config.enforce_eager else 0
-    with ThreadPoolExecutor(1, thread_name_prefix="load") as pool, Lowering(workers) as lowering:
+    crew = _crew(setup, config) if first and not config.enforce_eager else Crew(0)
+    with ThreadPoolExecutor(1, thread_name_prefix="load") as pool, Workers(crew) as workers:
         loading = pool.submit(load)
         if not config.enforce_eager:
             with report.phase("Compiling") as advance:
                 setup, programs = fitted(setup, programs, config)
-                lowering.start(setup, programs)
+                workers.start(setup, programs)
                 programs.compile_all(advance)
             check_peak(setup, programs)
         return setup, programs, loading.result()
+
+
+def _crew(setup: Setup, config: EngineConfig) -> Crew:
+    """Workers for a first start, within what this engine leaves of its devices to others."""
+    device = setup.mesh.devices.flat[0]
+    limit = ((device.memory_stats() or {}) if device.platform == "gpu" else {}).get("bytes_limit", 0)
+    spare = int(limit / config.gpu_memory_utilization) - limit
+    return Crew.of(os.cpu_count() or 1, device.platform, setup.mesh.size, spare)

@@ -43,8 +43,7 @@ def recipe(function: Callable, devices: int = 1) -> Recipe:
 
 def build(folder: Path | None, made: Recipe, name: str = "decode-8") -> jax.stages.Compiled:
     kept = None if folder is None else Exports.open(folder, "key")
-    executables = Executables(XlaOptions(), kept, "cpu")
-    return executables.compile(name, 8, executables.lower(name, made, keep=True))
+    return Executables(XlaOptions(), kept, "cpu").compile(name, 8, made, keep=True)
 
 
 def run(program: jax.stages.Compiled, made: Recipe) -> tuple[jax.Array, Any]:

@@ -57,8 +57,7 @@ def test_a_program_is_compiled_with_its_options_and_takes_its_donated_buffer() -
 
     like = jax.ShapeDtypeStruct((64,), jnp.float32, sharding=jax.sharding.SingleDeviceSharding(jax.devices()[0]))
     executables = Executables(XlaOptions((Entry("decode", 1, 8, {"xla_embed_ir_in_executable": True}),)), None, "cpu")
-    lowered = executables.lower("decode-8", Recipe(double, (like, like), (0,), like.sharding), keep=False)
-    program = executables.compile("decode-8", 8, lowered)
+    program = executables.compile("decode-8", 8, Recipe(double, (like, like), (0,), like.sharding), keep=False)
     buffer = jnp.zeros(64)
     np.testing.assert_array_equal(program(buffer, jnp.ones(64)), np.full(64, 2.0))
     assert buffer.is_deleted()
@@ -69,4 +68,4 @@ def test_an_option_that_xla_does_not_know_is_an_error() -> None:
     like = jax.ShapeDtypeStruct((4,), jnp.float32)
     executables = Executables(XlaOptions((Entry("decode", 1, 8, {"no_such_option": True}),)), None, "cpu")
     with pytest.raises(jax.errors.JaxRuntimeError, match="no_such_option"):
-        executables.compile("decode-8", 8, executables.lower("decode-8", Recipe(lambda x: x, (like,), (), None), keep=False))
+        executables.compile("decode-8", 8, Recipe(lambda x: x, (like,), (), None), keep=False)

@@ -1,7 +1,10 @@
-"""Programs lowered in other processes: the same ones, and a worker that fails costs time only."""
+"""Programs made in other processes: the same ones, and a worker that fails costs time only."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,11 +12,12 @@ import jax
 import pytest
 
 from jaxllm.config import EngineConfig
-from jaxllm.engine import lowering
-from jaxllm.engine.lowering import Lowering, worker_count
+from jaxllm.engine import workers as module
 from jaxllm.engine.programs import Programs
 from jaxllm.engine.resolve import resolve
 from jaxllm.engine.sizing import make_programs
+from jaxllm.engine.workers import MEMORY, Crew, Workers
+from jaxllm.engine.xla_options import Entry, XlaOptions
 from jaxllm.mesh import make_mesh
 
 
@@ -31,7 +35,7 @@ def compile_with(workers: int, tiny_dir: str, devices: int = 1) -> Programs:
     config = EngineConfig(model=tiny_dir, max_model_len=32, max_num_seqs=1, max_num_batched_tokens=16, num_gpu_blocks_override=8)
     setup = resolve(config, Path(tiny_dir), make_mesh(devices))
     programs = make_programs(setup)
-    with Lowering(workers) as running:
+    with Workers(Crew(workers)) as running:
         running.start(setup, programs)
         programs.compile([programs.largest, programs.largest_sampler])
     return programs
@@ -56,7 +60,7 @@ def test_workers_lower_the_programs_that_the_engine_would(tiny_dir: str, devices
 
 
 def test_a_worker_that_dies_costs_time_only(tiny_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lowering.sys, "executable", "/bin/false")
+    monkeypatch.setattr(module.sys, "executable", "/bin/false")
     programs = compile_with(1, tiny_dir)
     assert programs.executables.lowered == len([programs.largest, programs.largest_sampler])
 
@@ -67,9 +71,72 @@ def test_what_an_earlier_start_kept_is_not_lowered_again(tiny_dir: str) -> None:
     assert programs.executables.lowered == 0
 
 
-@pytest.mark.parametrize(("cores", "platform", "count"), [(16, "gpu", 5), (64, "gpu", 6), (4, "gpu", 0), (64, "cpu", 0)])
-def test_workers_are_for_accelerators_with_cores_to_spare(cores: int, platform: str, count: int) -> None:
-    assert worker_count(cores, platform) == count
+@pytest.mark.parametrize(
+    ("cores", "platform", "devices", "spare", "crew"),
+    [
+        (16, "gpu", 1, 10 * MEMORY, Crew(10, True, "gpu")),
+        (64, "gpu", 1, 4 * MEMORY, Crew(4, True, "gpu")),  # as many as the device has room for
+        (16, "gpu", 1, 2 * MEMORY, Crew(10)),  # it has none: they lower only
+        (16, "gpu", 2, 10 * MEMORY, Crew(10)),
+        (4, "gpu", 1, 10 * MEMORY, Crew(0)),
+        (16, "tpu", 4, 0, Crew(10)),
+        (64, "cpu", 1, 0, Crew(0)),
+    ],
+)
+def test_workers_are_for_accelerators_with_cores_and_memory_to_spare(
+    cores: int, platform: str, devices: int, spare: int, crew: Crew
+) -> None:
+    assert Crew.of(cores, platform, devices, spare) == crew
+
+
+def test_the_engine_begins_with_what_xla_tunes(tiny_dir: str) -> None:
+    config = EngineConfig(model=tiny_dir, max_model_len=32, max_num_seqs=1, max_num_batched_tokens=16, num_gpu_blocks_override=8)
+    programs = make_programs(resolve(config, Path(tiny_dir), make_mesh(1)))
+    programs.executables.platform = "gpu"
+    programs.executables._options = XlaOptions((Entry("extend", 1, 9999, {"xla_gpu_autotune_level": 0}),))
+    lattice = programs.keys()
+    assert [programs.is_tuned(key) for key in lattice] == [key[0] == "decode" for key in lattice]
+    assert lattice[0][0] == "decode" == programs.kept_keys()[0][0]
+
+
+FIRST_START = """
+import sys
+from pathlib import Path
+from jaxllm.config import EngineConfig
+from jaxllm.engine.compiles import CompileCounter
+from jaxllm.engine.resolve import resolve
+from jaxllm.engine.sizing import make_programs
+from jaxllm.engine.start import use_compilation_cache
+from jaxllm.engine.workers import Crew, Workers
+from jaxllm.mesh import make_mesh
+
+use_compilation_cache(sys.argv[2])
+config = EngineConfig(model=sys.argv[1], max_model_len=32, max_num_seqs=1, max_num_batched_tokens=16, num_gpu_blocks_override=8)
+setup = resolve(config, Path(sys.argv[1]), make_mesh(1))
+programs = make_programs(setup)
+counter = CompileCounter()
+with Workers(Crew(2, compiling=True)) as running:
+    running.start(setup, programs)
+    mine = programs.kept_keys()
+    programs.compile(mine)
+print(counter.cache_hits, counter.compiles, len(mine))
+"""
+
+
+@pytest.mark.slow
+def test_what_workers_compile_is_found_in_the_cache(tiny_dir: str, tmp_path: Path, repo: Path) -> None:
+    # A process of its own: JAX opens the cache's directory once.
+    env = {name: value for name, value in os.environ.items() if not name.startswith("JAX_COMPILATION_CACHE")}
+    done = subprocess.run(
+        [sys.executable, "-c", FIRST_START, tiny_dir, str(tmp_path / "cache")],
+        env=env,
+        cwd=repo,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    hits, compiles, wanted = map(int, done.stdout.split())
+    assert hits == compiles == wanted
 
 
 @pytest.mark.slow
