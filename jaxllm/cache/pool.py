@@ -32,11 +32,17 @@ class PagePool:
         self.num_pages = num_pages
         self.page_size = page_size
         self._index: PrefixIndex | None = None
-        self._references = [0] * num_pages
-        self._blank = list(range(num_pages - 1, -1, -1))  # a stack: low pages first, then the warmest
-        self._cached: OrderedDict[int, None] = OrderedDict()  # least recently released first
+        self.reset()
         if index is not None:
             self.attach(index)
+
+    def reset(self) -> None:
+        """Take every page back, whatever was true of it, and forget every prefix."""
+        self._references = [0] * self.num_pages
+        self._blank = list(range(self.num_pages - 1, -1, -1))  # a stack: low pages first, then the warmest
+        self._cached: OrderedDict[int, None] = OrderedDict()  # least recently released first
+        if self._index is not None:
+            self._index.clear()
 
     def attach(self, index: PrefixIndex) -> None:
         """Let `index` decide which released pages stay findable, and tell it when one is handed out again."""

@@ -54,6 +54,9 @@ class _Counters:
     prompt_tokens: int = 0
     generation_tokens: int = 0
     steps: int = 0
+    self_checks: int = 0
+    self_check_failures: int = 0
+    problem: str = ""  # of the last self-check
 
 
 class Engine:
@@ -157,6 +160,24 @@ class Engine:
             self.scheduler.prefix.clear()
         return True
 
+    def self_check(self) -> None:
+        """Check an engine without work: references equal page tables, each page and slot is free once, and only pages that hold something
+        are findable. What is broken is counted and told by `stats`; the engine then starts over, and requests that it had lost end with
+        an error."""
+        self._count.self_checks += 1
+        self._count.problem = ""
+        try:
+            self.scheduler.check()
+            if self._live:
+                raise RuntimeError(f"requests neither run nor wait: {sorted(self._live)[:8]}")
+        except RuntimeError as error:
+            self._count.self_check_failures += 1
+            self._count.problem = str(error)
+            lost = [choice for live in self._live.values() for choice in live.choices if choice.status is not Status.FINISHED]
+            ends = [self._finish(choice, [], "", "error", None, "the engine lost this request") for choice in lost]
+            self._start_over()
+            self._pending += ends
+
     def _turn(self) -> list[TextDelta]:
         plan = self.scheduler.plan()
         deltas, self._pending = self._pending, []
@@ -191,11 +212,7 @@ class Engine:
 
     def _start_over(self) -> None:
         """A step failed: pages that were planned may not have been written, and the index already offers them. Forget everything."""
-        if self.scheduler.prefix is not None:
-            self.scheduler.prefix.clear()
-        for live in self._live.values():
-            for choice in live.choices:
-                self.scheduler.finish(choice)
+        self.scheduler.reset()
         self._live.clear()
         self._contests = Contests()
         self._pending.clear()
@@ -216,6 +233,9 @@ class Engine:
             prompt_tokens=self._count.prompt_tokens,
             generation_tokens=self._count.generation_tokens,
             steps=self._count.steps,
+            self_checks=self._count.self_checks,
+            self_check_failures=self._count.self_check_failures,
+            self_check_problem=self._count.problem,
             compiles_after_warmup=self.runner.compiles.since_start,
             free_pages=pool.free,
             num_pages=pool.num_pages,

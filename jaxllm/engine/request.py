@@ -103,6 +103,9 @@ class EngineStats:
     compiles_after_warmup: int = 0
     free_pages: int = 0
     num_pages: int = 0
+    self_checks: int = 0
+    self_check_failures: int = 0
+    self_check_problem: str = ""  # what the last one found
 
 
 class Status(enum.Enum):

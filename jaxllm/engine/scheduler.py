@@ -126,6 +126,15 @@ class Scheduler:
         for request in reversed(list(self._running)):
             self._preempt(request)
 
+    def reset(self) -> None:
+        """Forget every request and prefix, whatever is true of them; all slots and pages are free afterwards."""
+        for request in (*self._running, *self._waiting):
+            request.status = Status.FINISHED
+        self._running.clear()
+        self._waiting.clear()
+        self._slots = list(range(self.limits.max_num_seqs - 1, -1, -1))
+        self.pool.reset()
+
     def committed(self, request: Request, new_tokens: int) -> None:
         """The engine has appended `new_tokens` tokens to `request.output`: make the pages they completed findable.
 

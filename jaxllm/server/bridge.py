@@ -269,7 +269,9 @@ class Bridge(asyncio.Protocol):
 
     def _handle(self, message: ToEdge) -> None:
         if isinstance(message, Outputs):
-            self.stats = message.stats
+            before, self.stats = self.stats, message.stats
+            if before.self_checks != message.stats.self_checks:
+                self._log_check(message.stats)
             for delta in message.deltas:
                 self._delta(delta)
         elif isinstance(message, Rejected):
@@ -284,6 +286,12 @@ class Bridge(asyncio.Protocol):
             self.ready.set_result(message)
         else:
             self._dead(message)
+
+    def _log_check(self, stats: EngineStats) -> None:
+        if stats.self_check_problem:
+            logger.error("self-check %d found a broken engine, which started over: %s", stats.self_checks, stats.self_check_problem)
+        else:
+            logger.info("self-check %d: pages, slots and cached prefixes are in order", stats.self_checks)
 
     def _delta(self, delta: TextDelta) -> None:
         entry = self._entries.get(delta.id)

@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from typing import Protocol
@@ -41,6 +42,8 @@ from jaxllm.server.messages import (
     to_core,
 )
 
+IDLE_SECONDS = 1.0  # without a message before an idle engine checks itself
+CHECK_SECONDS = 60.0  # between two checks, at least
 ORPHAN_GRACE = 20.0  # seconds a step may still take after the HTTP process has gone
 
 
@@ -55,6 +58,7 @@ class CoreEngine(Protocol):
     def abort(self, request_id: str) -> None: ...
     def step(self) -> list[TextDelta]: ...
     def stats(self) -> EngineStats: ...
+    def self_check(self) -> None: ...
     def reset_prefix_cache(self, reset_running_requests: bool) -> bool: ...
 
 
@@ -68,6 +72,7 @@ class Core:
         self._sock, self._factory, self._orphan = sock, factory, orphan
         self._inbox: queue.SimpleQueue[ToCore | None] = queue.SimpleQueue()
         self._profiler = Profiler(None)
+        self._checked = (0, -CHECK_SECONDS)  # steps so far at the last self-check, and when it was (time.monotonic)
 
     def run(self) -> int:
         """Serve until the end; returns the exit status."""
@@ -110,19 +115,31 @@ class Core:
 
     def _loop(self, engine: CoreEngine) -> int:
         while True:
-            for message in self._arrived(wait=not engine.has_work):
+            for message in self._arrived(engine):
                 if message is None or isinstance(message, Stop):
                     return 0
                 self._handle(engine, message)
             deltas = engine.step() if engine.has_work else []
             self._send(Outputs(deltas, engine.stats()))
 
-    def _arrived(self, wait: bool) -> list[ToCore | None]:
-        """Every message that is here; with `wait`, at least one. None stands for the end of the stream."""
-        messages = [self._inbox.get()] if wait else []
+    def _arrived(self, engine: CoreEngine) -> list[ToCore | None]:
+        """Every message that is here, at least one when the engine is idle. None stands for the end of the stream."""
+        messages = [] if engine.has_work else self._awaited(engine)
         while not self._inbox.empty():
             messages.append(self._inbox.get())
         return messages
+
+    def _awaited(self, engine: CoreEngine) -> list[ToCore | None]:
+        """The next message, if the engine stays idle until it comes. Left idle for a while after work, it checks itself."""
+        steps, when = self._checked
+        if engine.stats().steps != steps:
+            try:
+                return [self._inbox.get(timeout=max(IDLE_SECONDS, when + CHECK_SECONDS - time.monotonic()))]
+            except queue.Empty:
+                engine.self_check()
+                self._checked = (engine.stats().steps, time.monotonic())
+                self._send(Outputs([], engine.stats()))
+        return [] if engine.has_work else [self._inbox.get()]
 
     def _handle(self, engine: CoreEngine, message: ToCore) -> None:
         if isinstance(message, Abort):

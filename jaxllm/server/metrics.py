@@ -149,6 +149,8 @@ class Metrics(Collector):
             ("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.", stats.prefix_hits),
             ("vllm:num_preemptions", "Preemptions.", stats.preemptions),
             ("jaxllm:compiles_after_warmup", "Programs compiled while serving; should stay 0.", stats.compiles_after_warmup),
+            ("jaxllm:self_checks", "Checks of pages, slots and cached prefixes by an idle engine.", stats.self_checks),
+            ("jaxllm:self_check_failures", "Checks that found something broken; should stay 0.", stats.self_check_failures),
             ("jaxllm:engine_steps", "Steps of the engine.", stats.steps),
             ("jaxllm:unknown_request_fields", "Fields of requests that this server does not know.", self.unknown_fields),
         ):

@@ -35,6 +35,15 @@ def test_asking_for_more_than_is_free_hands_out_nothing() -> None:
     assert pool.free == 2
 
 
+def test_a_reset_takes_everything_back_whatever_was_true() -> None:
+    pool, index, pages = cached_pool(3)
+    pool.release(pages[:1])
+    pool._references[2] = 7
+    pool.reset()
+    pool.check()
+    assert (pool.free, len(index)) == (3, 0)
+
+
 def test_a_released_page_is_free_only_when_its_last_holder_lets_go() -> None:
     pool = PagePool(2, 16)
     pages = pool.allocate(1)

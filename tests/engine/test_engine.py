@@ -283,3 +283,41 @@ def test_only_an_idle_engine_forgets_its_prefixes(engine: Engine) -> None:
     assert engine.reset_prefix_cache()
     run(engine, [PROMPT * 4], params)
     assert engine.stats().prefix_hits == hits
+
+
+def test_an_engine_in_order_passes_its_self_check(engine: Engine) -> None:
+    run(engine, [PROMPT * 4], SamplingParams(max_tokens=4))
+    before = engine.stats()
+    engine.self_check()
+    after = engine.stats()
+    assert (after.self_checks, after.self_check_failures, after.self_check_problem) == (before.self_checks + 1, 0, "")
+    assert len(engine.scheduler.prefix or ()) > 0, "it forgets nothing"
+
+
+@pytest.mark.parametrize(
+    "fault", ["a page is lost", "a page is held by nobody", "a slot is lost", "a findable page is blank", "a request is lost"]
+)
+def test_a_broken_engine_says_so_and_starts_over(make_engine: MakeEngine, fault: str) -> None:
+    engine, params = make_engine(), SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    expected = run(engine, [PROMPT * 4], params)
+    pool, scheduler = engine.scheduler.pool, engine.scheduler
+    if fault == "a page is lost":
+        pool._blank.pop()
+    elif fault == "a page is held by nobody":
+        pool.allocate(1)
+    elif fault == "a slot is lost":
+        scheduler._slots.pop()
+    elif fault == "a findable page is blank":
+        scheduler.prefix.register(b"x" * 32, pool._blank[0])  # type: ignore[union-attr]
+    else:
+        engine.add(request(params, "lost"))
+        scheduler._waiting.clear()
+    engine.self_check()
+    stats = engine.stats()
+    assert stats.self_check_failures == 1
+    assert any(word in stats.self_check_problem for word in ("page", "slot", "lost"))
+    assert [delta.finish_reason for delta in collect(engine, [])] == (["error"] if fault == "a request is lost" else [])
+    assert run(engine, [PROMPT * 4], params) == expected
+    assert engine.stats().prefix_hits == 0
+    engine.self_check()
+    assert engine.stats().self_check_failures == 1

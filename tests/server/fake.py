@@ -51,6 +51,7 @@ class Control:
         self.fail_step: str | None = None
         self.fail_add: Exception | None = None
         self.error_delta = False
+        self.broken = ""  # what the next self-check finds
         self.busy = False  # a reset of the prefix cache is refused
         self.resets: list[bool] = []
 
@@ -164,6 +165,15 @@ class FakeEngine:
             return None
         entries = [(token, -0.25), *((other, float("-inf")) for other in range(top - 1))][:top]
         return [TokenLogprobs(token_id=token, logprob=-0.25, rank=1, top=entries)]
+
+    def self_check(self) -> None:
+        problem = self._control.broken
+        self._stats = replace(
+            self._stats,
+            self_checks=self._stats.self_checks + 1,
+            self_check_failures=self._stats.self_check_failures + bool(problem),
+            self_check_problem=problem,
+        )
 
     def reset_prefix_cache(self, reset_running_requests: bool) -> bool:
         if self._control.busy:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import time
+from collections.abc import Callable
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -109,3 +111,29 @@ def test_tokenize_and_detokenize_are_each_others_inverse(server: Running) -> Non
     assert server.post("/detokenize", {"model": "fake", "tokens": tokens["tokens"]}).json() == {"prompt": "héllo"}
     assert server.post("/tokenize", {"prompt": ""}).json()["tokens"] == []
     assert server.post("/detokenize", {"tokens": []}).json() == {"prompt": ""}
+
+
+def test_an_idle_engine_checks_itself_after_work_and_says_what_it_found(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("jaxllm.server.core.IDLE_SECONDS", 0.0)
+    monkeypatch.setattr("jaxllm.server.core.CHECK_SECONDS", 0.0)
+    caplog.set_level("INFO", logger="jaxllm.server")
+    with Running(tokenizer) as running:
+        for number, problem in ((1, ""), (2, "page 3 is neither free nor used")):
+            running.control.broken = problem
+            running.post("/v1/completions", {"model": "fake", "prompt": "abcd"})
+            assert until(lambda number=number: running.edge.bridge.stats.self_checks >= number)
+        found = samples(running)
+    assert (found["jaxllm:self_checks_total"], found["jaxllm:self_check_failures_total"]) == (2, 1)
+    said = [(record.levelname, record.getMessage()) for record in caplog.records if "self-check" in record.getMessage()]
+    assert [level for level, _ in said] == ["INFO", "ERROR"]
+    assert "page 3" in said[1][1]
+
+
+def until(condition: Callable[[], bool], seconds: float = 20) -> bool:
+    """Look until the condition holds."""
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.001)
+    return condition()
