@@ -9,6 +9,7 @@ from typing import Any
 DTYPES = ("auto", "float16", "half", "bfloat16", "float32", "float")
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
 KV_CACHE_DTYPES = {"auto": None, "fp8": "float8_e4m3fn", "fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}  # None: as the model's
+SCHEDULING_POLICIES = ("fcfs", "priority")
 ATTENTION_BACKENDS = ("mosaic_gpu", "mosaic_tpu", "xla", "reference")
 
 
@@ -23,7 +24,6 @@ NEUTRAL_ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "enable_chunked_prefill": (None, True),
     "pipeline_parallel_size": (None, 1),
     "data_parallel_size": (None, 1),
-    "scheduling_policy": (None, "fcfs"),
     "quantization": (None,),
     "disable_log_stats": (None, False, True),
     "swap_space": (None, 0, 4),
@@ -101,6 +101,8 @@ class EngineConfig:
     max_logprobs: int = 20
     max_num_queued_reqs: int | None = None
     async_scheduling: bool = True
+    scheduling_policy: str = "fcfs"  # one of SCHEDULING_POLICIES
+    scheduler_cls: str | None = None  # module:Class of a scheduler of the operator's own
     max_stall_ms: float | None = None  # prompts run in chunks that keep running streams waiting no longer; None = whole prompts
     enforce_eager: bool = False  # compile on first use instead of at start
     compilation_cache_dir: str | None = None
@@ -118,6 +120,9 @@ class EngineConfig:
                 raise ConfigError(f"--{name.replace('_', '-')} must be a whole number from {low} to {high}, got {value!r:.80}")
         if not isinstance(self.gpu_memory_utilization, (int, float)) or not 0 < self.gpu_memory_utilization <= 1:
             raise ConfigError(f"--gpu-memory-utilization must be above 0 and at most 1, got {self.gpu_memory_utilization!r:.80}")
+        if self.scheduling_policy not in SCHEDULING_POLICIES:
+            allowed = " or ".join(SCHEDULING_POLICIES)
+            raise ConfigError(f"--scheduling-policy must be {allowed}, got {self.scheduling_policy!r:.80}")
         stall = self.max_stall_ms
         if stall is not None and (isinstance(stall, bool) or not isinstance(stall, (int, float)) or not 0 < stall < 1e6):
             raise ConfigError(f"--max-stall-ms must be a number of milliseconds above 0, got {stall!r:.80}")
@@ -147,6 +152,7 @@ class Resolved:
     max_logprobs: int
     enable_prefix_caching: bool
     async_scheduling: bool
+    scheduling_policy: str
     attention_backend: str
     attention_reason: str
 

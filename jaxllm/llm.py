@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from tqdm import tqdm
@@ -76,13 +76,20 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
+        priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """Complete prompts: text, token ids, {"prompt": …} or {"prompt_token_ids": …}; one params for all or one each. Order is kept.
+        `priority`, one for each prompt, goes before that of the params.
         A prompt given as a dict may hold a "cache_salt": only prompts with an equal one share cached prefixes."""
         items = as_list(prompts)
         inputs = [self._tokenized(prompt) for prompt in items]
         salts = [prompt.get("cache_salt") if isinstance(prompt, Mapping) else None for prompt in items]
-        return self._run(inputs, self._params(sampling_params, len(inputs)), use_tqdm, salts)
+        params = self._params(sampling_params, len(inputs))
+        if priority is not None:
+            if len(priority) != len(inputs):
+                raise RequestError(f"{len(inputs)} prompts but {len(priority)} priorities; give one for each prompt", "priority")
+            params = [replace(one, priority=rank) for one, rank in zip(params, priority, strict=True)]
+        return self._run(inputs, params, use_tqdm, salts)
 
     def chat(
         self,

@@ -138,6 +138,15 @@ def test_a_chat_can_have_a_template_of_its_own_and_shows_its_prompt(llm: LLM) ->
     assert usual.prompt_token_ids == llm.get_tokenizer().encode(usual.prompt)
 
 
+def test_priorities_are_one_for_each_prompt_and_need_their_policy(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=1)
+    assert len(llm.generate(["a", "b"], params, use_tqdm=False, priority=[0, 0])) == 2
+    with pytest.raises(RequestError, match="2 prompts but 1 priorities"):
+        llm.generate(["a", "b"], params, use_tqdm=False, priority=[1])
+    with pytest.raises(RequestError, match="scheduling-policy"):
+        llm.generate(["a", "b"], params, use_tqdm=False, priority=[1, 2])
+
+
 def test_the_prefix_cache_can_be_emptied_between_calls(llm: LLM) -> None:
     prompt = "1 + 1 = 2. " * 6
     cached = [llm.generate(prompt, GREEDY, use_tqdm=False)[0].num_cached_tokens for _ in range(2)]

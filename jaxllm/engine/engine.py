@@ -16,9 +16,12 @@ from jaxllm.config import EngineConfig, Resolved
 from jaxllm.engine.asked import Asking
 from jaxllm.engine.choices import Contests, choice_seed
 from jaxllm.engine.detok import Detokenizer
+from jaxllm.engine.limits import Limits
 from jaxllm.engine.masks import Masks, advance
 from jaxllm.engine.pace import pace
 from jaxllm.engine.plan import Plan
+from jaxllm.engine.plugin import scheduler_class
+from jaxllm.engine.policy import POLICIES
 from jaxllm.engine.report import Report
 from jaxllm.engine.request import (
     EngineStats,
@@ -32,7 +35,7 @@ from jaxllm.engine.request import (
     check_salt,
 )
 from jaxllm.engine.runner import Collected, Forwarded, Runner, StepResult
-from jaxllm.engine.scheduler import Limits, Scheduler
+from jaxllm.engine.scheduler import Scheduler
 from jaxllm.engine.start import start
 from jaxllm.sampling.choose import Sampler, choose
 from jaxllm.tokenizer import Tokenizer
@@ -76,6 +79,7 @@ class Engine:
     @classmethod
     def from_config(cls, config: EngineConfig, report: Report | None = None) -> Engine:
         """Load, compile and warm up. Raises ConfigError before loading when the configuration cannot work."""
+        make_scheduler = scheduler_class(config.scheduler_cls)
         parts = start(config, report or Report())
         resolved = parts.resolved
         pool = PagePool(resolved.num_pages, resolved.page_size)
@@ -85,7 +89,7 @@ class Engine:
             max_num_batched_tokens=resolved.max_num_batched_tokens,
             max_model_len=resolved.max_model_len,
         )
-        scheduler = Scheduler(limits, pool, prefix, parts.runner.programs.buckets)
+        scheduler = make_scheduler(limits, pool, prefix, parts.runner.programs.buckets, POLICIES[resolved.scheduling_policy])
         if config.max_stall_ms is not None:
             scheduler.pace = pace(parts.runner.seconds, config.max_stall_ms / 1e3)
         return cls(resolved, parts.runner, scheduler, parts.tokenizer, config.seed)
@@ -255,6 +259,8 @@ class Engine:
         self._check_ids("prompt", prompt)
         if request.cache_salt is not None:
             check_salt(request.cache_salt)
+        if request.params.priority and self.resolved.scheduling_policy != "priority":
+            raise RequestError("priority needs an engine with --scheduling-policy priority; leave it out", "priority")
         self._check_ids("stop_token_ids", request.params.stop_token_ids or [])
         if request.params.logprobs is not None and request.params.logprobs > self.resolved.max_logprobs:
             raise RequestError(

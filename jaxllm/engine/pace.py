@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from jaxllm.engine.buckets import ExtendShape
-from jaxllm.engine.scheduler import Pace
+from jaxllm.engine.limits import Pace
 
 STALL_SHARE = 0.85  # of the longest stall wanted: what warm-up timed of a shape leaves out attention to context
 STEADY_SHARE = 0.28

@@ -145,6 +145,7 @@ class Request:
     adapter: bytes | None = None  # identity of an adapter that changes the KV; nothing sets one yet
     sampler: int = 0  # the cheapest sampler that honours `params` (sampling.choose)
     asked: Asked | None = None  # None: no option of `params` is one that `process` serves
+    place: tuple[float, ...] = ()  # in the scheduler's order, from arrival on
     status: Status = Status.WAITING
     slot: int = -1
     pages: list[int] = field(default_factory=list)

@@ -85,6 +85,7 @@ def resolve(config: EngineConfig, model_dir: Path, mesh: Mesh) -> Setup:
         max_logprobs=min(config.max_logprobs, hf["vocab_size"]),
         enable_prefix_caching=config.enable_prefix_caching and not length_dependent(hf, length),
         async_scheduling=config.async_scheduling,
+        scheduling_policy=config.scheduling_policy,
         attention_backend=backend.name,
         attention_reason=backend.reason,
     )

@@ -1,8 +1,10 @@
 """Decides what each step runs: token-level continuous batching over slots, pages and compiled shapes. Imports no jax.
 
-The order of arrival rules everything. Requests run in that order, waiting ones are admitted in that order, and when pages run
-out the newest running request goes back to the head of the queue. So every running request is older than every waiting one, the
-oldest always progresses, and at most one prompt, the newest running one, is computed in part.
+One total order rules everything: the rank that a request gets when it arrives (`policy`). Requests run in that order, waiting ones are
+admitted in that order, and when pages run out the last of those that run goes back to the queue. So the first that runs always
+progresses, and whoever waits is next once those before it have ended: nobody can get in front of it for ever, since ranks never change and
+only grow with time. First come, first served, every running request is older than every waiting one. At most one prompt, the one
+admitted last, is computed in part.
 
 The engine plans step t+1 before it has read step t's tokens. So `plan` counts tokens from what was planned, and looks at token
 values only to hash full pages. A plan that was made must be run, in order: later plans count on the KV it writes.
@@ -10,55 +12,26 @@ values only to hash full pages. A plan that was made must be run, in order: late
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import chain
 
 from jaxllm.cache.pool import PagePool
 from jaxllm.cache.prefix import PrefixIndex
 from jaxllm.engine.buckets import Buckets
 from jaxllm.engine.family import Loan, about_to_grow, loan
+from jaxllm.engine.limits import Limits, Pace
 from jaxllm.engine.plan import Chunk, Plan
+from jaxllm.engine.policy import Line, Policy, fcfs
 from jaxllm.engine.request import Request, Status
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What one step and one request may hold: slots, tokens of a step (decodes included), tokens of a sequence."""
-
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_model_len: int
-
-    def __post_init__(self) -> None:
-        for name in self.__slots__:
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-
-
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """Chunk tokens of a step that also decodes, so that a long prompt does not stall running streams. `bounds` has, for steps of up to so
-    many decode rows, ascending: the rows, the tokens while little waits, and the most."""
-
-    bounds: tuple[tuple[int, int, int], ...]
-
-    @property
-    def most(self) -> int:
-        """Chunk tokens that no step goes beyond."""
-        return max(high for _, _, high in self.bounds)
-
-    def tokens(self, waiting: int, decodes: int) -> int:
-        """The bound for a step of `decodes` rows when `waiting` prompt tokens wait: a quarter of them, within the limits."""
-        _, low, high = next((b for b in self.bounds if b[0] >= decodes), self.bounds[-1])
-        return min(max(waiting // 4, low), high)
-
-
 class Scheduler:
-    """Owns the queue, the running set, slots and pages. Give it a pool and index of its own; `prefix=None` shares nothing."""
+    """Owns the queue, the running set, slots and pages. Give it a pool and index of its own; `prefix=None` shares nothing.
 
-    def __init__(self, limits: Limits, pool: PagePool, prefix: PrefixIndex | None, buckets: Buckets):
+    Operators may bring a subclass (`--scheduler-cls`): `rank` is the method to override for another order.
+    """
+
+    def __init__(self, limits: Limits, pool: PagePool, prefix: PrefixIndex | None, buckets: Buckets, policy: Policy = fcfs):
         if prefix is not None:
             pool.attach(prefix)
         self.limits = limits
@@ -66,9 +39,9 @@ class Scheduler:
         self.preemptions = 0
         self.pool = pool
         self.prefix = prefix
-        self._buckets = buckets
-        self._waiting: OrderedDict[Request, None] = OrderedDict()  # oldest first
-        self._running: dict[Request, None] = {}  # oldest first
+        self._buckets, self._policy = buckets, policy
+        self._arrivals = 0
+        self._waiting, self._running = Line(), Line()
         self._copies: list[tuple[int, int]] = []  # of the plan in the making
         self._slots = list(range(limits.max_num_seqs - 1, -1, -1))  # free ones; the last is handed out next
         # Running requests grow a page every page_size steps: a little room keeps a new prompt from being preempted at once.
@@ -89,6 +62,11 @@ class Scheduler:
         """Whether any request is unfinished; a plan may still be empty while the last tokens are in flight."""
         return bool(self._waiting or self._running)
 
+    def rank(self, request: Request) -> float:
+        """What decides the request's place, once, when it arrives: lower goes first, and among equals who came first. Ranks must grow with
+        time without bound, or requests may starve; a constant does, too, since arrival decides then."""
+        return self._policy(request)
+
     def fits(self, num_tokens: int) -> bool:
         """Whether a request whose KV grows to `num_tokens` tokens (prompt + max_tokens - 1) can ever run."""
         return num_tokens <= self.limits.max_model_len and self.pool.pages_for(num_tokens) <= self.pool.num_pages
@@ -104,7 +82,9 @@ class Scheduler:
             )
         if request.status is not Status.WAITING or request in self._waiting:
             raise ValueError(f"request {request.id} was added before")
-        self._waiting[request] = None
+        self._arrivals += 1
+        request.place = (self.rank(request), self._arrivals)
+        self._waiting.add(request)
 
     def finish(self, request: Request) -> None:
         """Forget a request in any state and free its slot and pages at once; again or for a stranger: nothing happens.
@@ -113,7 +93,8 @@ class Scheduler:
         """
         if request in self._running:
             self._vacate(request)
-        self._waiting.pop(request, None)
+        elif request in self._waiting:
+            self._waiting.remove(request)
         request.status = Status.FINISHED
 
     def spoil(self, request: Request) -> None:
@@ -123,7 +104,7 @@ class Scheduler:
 
     def preempt_all(self) -> None:
         """Send every running request back to the queue, in order, to be computed anew."""
-        for request in reversed(list(self._running)):
+        for request in list(self._running):
             self._preempt(request)
 
     def reset(self) -> None:
@@ -153,7 +134,7 @@ class Scheduler:
         preempted: list[Request] = []
         running = Status.RUNNING
         for request in list(self._running):
-            if request.status is not running:  # preempted by an older one just now
+            if request.status is not running:  # preempted by one before it just now
                 continue
             position = request.computed
             if position < request.prefill_end:
@@ -228,7 +209,7 @@ class Scheduler:
     def _admissions(self, chunks: list[Chunk]) -> Iterator[Request]:
         """Admit waiting requests one by one, in order, while slots and pages last."""
         while self._waiting and self._slots:
-            request = next(iter(self._waiting))
+            request = self._waiting.first
             if not self._admit(request, chunks[-1] if chunks else None):
                 return
             yield request
@@ -267,8 +248,8 @@ class Scheduler:
             self._note_cached(request, offer)
         request.slot = self._slots.pop()
         request.status = Status.RUNNING
-        del self._waiting[request]
-        self._running[request] = None
+        self._waiting.remove(request)
+        self._running.add(request)
         return True
 
     def _beginning(self, request: Request, newest: Chunk | None) -> tuple[list[int], int, Loan | None]:
@@ -336,27 +317,26 @@ class Scheduler:
         return True
 
     def _make_room(self, request: Request, preempted: list[Request]) -> bool:
-        """Preempt newer requests until a page is free; False when the request itself was the newest and had to go."""
+        """Preempt requests behind it until a page is free; False when the request itself was the last and had to go."""
         while not self.pool.free:
-            newest = next(reversed(self._running))
-            self._preempt(newest)
-            preempted.append(newest)
-            if newest is request:
+            last = self._running.last
+            self._preempt(last)
+            preempted.append(last)
+            if last is request:
                 return False
         return True
 
     def _preempt(self, request: Request) -> None:
-        """Back to the head of the queue, without slot and pages."""
+        """Back to its place in the queue, without slot and pages."""
         self._vacate(request)
         request.status = Status.WAITING
         request.num_preemptions += 1
         self.preemptions += 1
-        self._waiting[request] = None
-        self._waiting.move_to_end(request, last=False)
+        self._waiting.add(request)
 
     def _vacate(self, request: Request) -> None:
         """Take slot and pages from a running request; its hashes stay, so it may find its own pages again."""
-        del self._running[request]
+        self._running.remove(request)
         self.pool.release(reversed(request.pages))
         self._slots.append(request.slot)
         request.pages = []

@@ -23,7 +23,7 @@ from jaxllm.engine.xla_options import XlaOptions
 
 FOLDER = "programs"  # in the compilation cache's directory
 SIZING_LAYERS = 4  # enough for layers of two kinds in turn
-_DECIDED_LATER = ("model_dir", "num_pages", "max_model_len", "enable_prefix_caching")
+_DECIDED_LATER = ("model_dir", "num_pages", "max_model_len", "enable_prefix_caching", "scheduling_policy")
 
 
 def make_programs(setup: Setup, executables: Executables | None = None) -> Programs:

@@ -139,7 +139,7 @@ def table_rows(setup: Setup, programs: Programs, compiles: CompileCounter, repor
         ("prefix caching", "on" if resolved.enable_prefix_caching else "off"),
         ("attention", f"{resolved.attention_backend} ({resolved.attention_reason})"),
         ("running at once", f"{resolved.max_num_seqs} requests, {resolved.max_num_batched_tokens} tokens a step"),
-        ("queue", f"{resolved.max_num_queued_reqs} requests"),
+        ("queue", f"{resolved.max_num_queued_reqs} requests, {resolved.scheduling_policy}"),
         (
             "buckets",
             f"{len(programs.keys())} programs; {programs.executables.lowered} lowered, {fresh} compiled, {compiles.cache_hits} cached",

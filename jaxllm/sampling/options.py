@@ -114,7 +114,7 @@ class SamplingParams:
     structured_outputs: dict[str, Any] | None = later(None, "Constrain the output to a grammar.")
     logits_processors: list[Any] | None = later(None, "Custom logits processors.", [])
     extra_args: dict[str, Any] | None = later(None, "Arguments for custom processors.", {})
-    priority: int = later(0, "Scheduling priority.", 0)
+    priority: int = option("int", 0, "Lower goes first, with --scheduling-policy priority.", low=-(2**31), high=2**31 - 1)
 
     def __post_init__(self) -> None:
         for name, row in OPTIONS.items():

@@ -18,6 +18,7 @@ from jaxllm.config import (
     KV_CACHE_DTYPES,
     LOAD_FORMATS,
     NEUTRAL_ARGUMENTS,
+    SCHEDULING_POLICIES,
     ConfigError,
     EngineConfig,
     check_neutral,
@@ -64,6 +65,8 @@ ENGINE_FLAGS: dict[str, dict[str, str]] = {
         "max_num_batched_tokens": "most tokens in one step",
         "max_num_queued_reqs": "most requests that wait; more get 503",
         "max_stall_ms": "prompts run in chunks so small that streams wait no longer than about this many milliseconds for their next token",
+        "scheduling_policy": "fcfs: first come, first served; priority: a request's priority is a head start, so that nobody starves",
+        "scheduler_cls": "module:Class of a scheduler of your own, a subclass of jaxllm.engine.scheduler.Scheduler",
         "async_scheduling": "plan the next step while the device runs the current one",
     },
     "Profiling": {"profiler_dir": "take POST /start_profile and /stop_profile, and write JAX's traces here"},
@@ -80,7 +83,13 @@ NEUTRAL_HELP = {
     "enable_chunked_prefill": "changes nothing: it is always on",
 }
 SERVER_DEFAULTS = {"max_stall_ms": 50.0}  # where streams are watched; offline, whole prompts are faster
-CHOICES = {"dtype": DTYPES, "load_format": LOAD_FORMATS, "attention_backend": ATTENTION_BACKENDS, "kv_cache_dtype": tuple(KV_CACHE_DTYPES)}
+CHOICES = {
+    "dtype": DTYPES,
+    "load_format": LOAD_FORMATS,
+    "attention_backend": ATTENTION_BACKENDS,
+    "kv_cache_dtype": tuple(KV_CACHE_DTYPES),
+    "scheduling_policy": SCHEDULING_POLICIES,
+}
 
 
 @dataclass(frozen=True, kw_only=True)

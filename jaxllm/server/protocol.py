@@ -263,6 +263,8 @@ def check_sampling(params: SamplingParams, resolved: Resolved, logprobs_name: st
         raise option_error(error) from None
     if params.logprobs is not None and params.logprobs > resolved.max_logprobs:
         raise bad_request(f"{logprobs_name} must be at most {resolved.max_logprobs} (--max-logprobs), got {params.logprobs}", logprobs_name)
+    if params.priority and resolved.scheduling_policy != "priority":
+        raise bad_request("priority needs a server with --scheduling-policy priority; leave it out", "priority")
     for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
         highest = max(getattr(params, name) or (), default=0)
         if highest >= resolved.vocab_size:

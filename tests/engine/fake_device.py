@@ -13,9 +13,11 @@ from dataclasses import dataclass, field
 from jaxllm.cache.pool import PagePool
 from jaxllm.cache.prefix import PrefixIndex
 from jaxllm.engine.buckets import Buckets
+from jaxllm.engine.limits import Limits
 from jaxllm.engine.plan import Chunk, Plan
+from jaxllm.engine.policy import POLICIES
 from jaxllm.engine.request import Request, Status
-from jaxllm.engine.scheduler import Limits, Scheduler
+from jaxllm.engine.scheduler import Scheduler
 from jaxllm.sampling.options import SamplingParams
 
 EOS = 0
@@ -134,6 +136,7 @@ class Setup:
     max_model_len: int = 1000
     platform: str = "cpu"
     caching: bool = True
+    policy: str = "fcfs"
     delay: int = 1  # steps between launch and commit; 0 is the engine without overlap
 
 
@@ -151,7 +154,7 @@ class Loop:
         limits = Limits(
             max_num_seqs=setup.max_num_seqs, max_num_batched_tokens=setup.max_num_batched_tokens, max_model_len=setup.max_model_len
         )
-        self.scheduler = Scheduler(limits, self.pool, self.prefix, self.buckets)
+        self.scheduler = Scheduler(limits, self.pool, self.prefix, self.buckets, POLICIES[setup.policy])
         self.device = FakeDevice(setup.page_size)
         self.requests: list[Request] = []  # in order of arrival
         self.stop_at: dict[Request, int | None] = {}
@@ -161,19 +164,19 @@ class Loop:
         self.reached: dict[Request, int] = {}  # tokens computed in this life
         self.steps = 0
 
-    def add(self, prompt: list[int], max_tokens: int, stop_at: int | None = None) -> Request | None:
-        """Queue a request; None when it can never run."""
-        return next(iter(self.add_choices(1, prompt, max_tokens, stop_at)), None)
+    def add(self, prompt: list[int], max_tokens: int, stop_at: int | None = None, priority: int = 0) -> Request | None:
+        """Queue a request; None when it can never run. It arrives a second after the one before."""
+        return next(iter(self.add_choices(1, prompt, max_tokens, stop_at, priority)), None)
 
-    def add_choices(self, n: int, prompt: list[int], max_tokens: int, stop_at: int | None = None) -> list[Request]:
+    def add_choices(self, n: int, prompt: list[int], max_tokens: int, stop_at: int | None = None, priority: int = 0) -> list[Request]:
         """Queue the n choices of one prompt; none of them when they can never run."""
         if not self.scheduler.fits(len(prompt) + max_tokens - 1):
             return []
         family: list[Request] = []
         for seed in range(n):
-            number = len(self.requests)
+            number, params = len(self.requests), SamplingParams(priority=priority)
             request = Request(
-                id=str(number), index=0, prompt=prompt, params=SamplingParams(), seed=seed, arrival=float(number), max_tokens=max_tokens
+                id=str(number), index=0, prompt=prompt, params=params, seed=seed, arrival=float(number), max_tokens=max_tokens
             )
             family.append(request)
             if n > 1:
@@ -230,16 +233,17 @@ class Loop:
         """What holds of every plan."""
         setup, scheduler = self.setup, self.scheduler
         scheduler.check()
-        running = [r for r in self.requests if r.status is Status.RUNNING]
+        running = sorted((r for r in self.requests if r.status is Status.RUNNING), key=lambda r: r.place)
         assert scheduler.running == len(running) <= setup.max_num_seqs
         assert plan.num_tokens <= setup.max_num_batched_tokens
         waiting = [int(r.id) for r in self.requests if r.status is Status.WAITING]
-        assert all(int(r.id) < number for r in running for number in waiting), "a newer request overtook a waiting one"
+        fcfs = setup.policy == "fcfs"
+        assert not fcfs or all(int(r.id) < number for r in running for number in waiting), "a newer request overtook a waiting one"
         rows = [*plan.decodes, *(c.request for c in plan.chunks)]
         assert len(set(rows)) == len(rows) and set(rows) <= set(running)
         self._check_shape(plan)
         for request in plan.preempted:
-            assert all(int(r.id) < int(request.id) for r in running), "an older request was preempted for a newer one"
+            assert all(r.place < request.place for r in running), "a request was preempted for one behind it"
             assert request.status is Status.WAITING and not request.pages and request.slot == -1
             self.reached.pop(request, None)
         if plan.preempted:
@@ -276,7 +280,7 @@ class Loop:
             self.reached[request] = chunk.start
         self._progress(request, chunk.start, chunk.length)
         assert chunk.final == (end == request.num_tokens)
-        if chunk.final and not request.output:
+        if chunk.final and not request.output and self.setup.policy == "fcfs":
             assert not self.first_tokens or self.first_tokens[-1] < int(request.id), "a newer request got its first token first"
             self.first_tokens.append(int(request.id))
 

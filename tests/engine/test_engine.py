@@ -321,3 +321,17 @@ def test_a_broken_engine_says_so_and_starts_over(make_engine: MakeEngine, fault:
     assert engine.stats().prefix_hits == 0
     engine.self_check()
     assert engine.stats().self_check_failures == 1
+
+
+def test_the_engine_follows_the_policy_and_the_scheduler_that_were_asked_for(make_engine: MakeEngine) -> None:
+    params = [SamplingParams(max_tokens=4, ignore_eos=True, priority=rank) for rank in (3, 0, -3)]
+    engine = make_engine(max_num_seqs=1, scheduling_policy="priority")
+    ends = [d.id for d in collect(engine, [request(p, str(p.priority)) for p in params]) if d.finish_reason]
+    assert ends == ["-3", "0", "3"]
+    engine = make_engine(max_num_seqs=1, scheduler_cls="tests.engine.test_policy:ShortestFirst")
+    shorter = [SamplingParams(max_tokens=n, ignore_eos=True) for n in (40, 20, 3)]
+    ends = [d.id for d in collect(engine, [request(p, str(p.max_tokens)) for p in shorter]) if d.finish_reason]
+    assert ends == ["3", "20", "40"]
+    with pytest.raises(RequestError, match="--scheduling-policy priority") as error:
+        engine.check(request(params[0]))
+    assert error.value.param == "priority"

@@ -10,10 +10,11 @@ import pytest
 from jaxllm.cache.pool import PagePool
 from jaxllm.cache.prefix import PrefixIndex
 from jaxllm.engine.buckets import Buckets, ExtendShape
+from jaxllm.engine.limits import Limits, Pace
 from jaxllm.engine.pace import pace
 from jaxllm.engine.plan import Plan
 from jaxllm.engine.request import Request, Status
-from jaxllm.engine.scheduler import Limits, Pace, Scheduler
+from jaxllm.engine.scheduler import Scheduler
 from jaxllm.sampling.options import SamplingParams
 from tests.engine.fake_device import Loop, Setup, generate
 
@@ -269,7 +270,7 @@ def test_a_preempted_request_waits_for_its_token_in_flight() -> None:
     loop.scheduler.plan()
     loop.scheduler._vacate(request)
     request.status = Status.WAITING
-    loop.scheduler._waiting[request] = None
+    loop.scheduler._waiting.add(request)
     assert loop.scheduler.plan().empty
     request.output.append(7)
     loop.scheduler.committed(request, 1)

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from jaxllm.engine.request import Status
 from tests.engine.fake_device import VOCAB, Loop, Setup
 
-type Job = tuple[int, list[int], int, int | None]
+type Job = tuple[int, list[int], int, int | None, int]
 
 BASE = [(7 * i) % (VOCAB - 1) + 1 for i in range(200)]
 
@@ -21,6 +21,7 @@ tiny = st.builds(
     max_num_batched_tokens=st.integers(1, 40),
     platform=st.sampled_from(["cpu", "gpu"]),
     caching=st.booleans(),
+    policy=st.sampled_from(["fcfs", "priority"]),
     delay=st.integers(0, 2),
 )
 roomy = st.builds(
@@ -31,16 +32,18 @@ roomy = st.builds(
     max_num_batched_tokens=st.integers(16, 400),
     platform=st.sampled_from(["cpu", "gpu"]),
     caching=st.booleans(),
+    policy=st.sampled_from(["fcfs", "priority"]),
     delay=st.integers(0, 2),
 )
 
 
 @st.composite
 def jobs(draw: st.DrawFn, longest: int) -> Job:
-    """Choices, prompt, max_tokens and where the host stops them. Prompts share prefixes of every length."""
+    """Choices, prompt, max_tokens, where the host stops them, and their priority. Prompts share prefixes of every length."""
     shared = draw(st.integers(0, longest))
     own = draw(st.lists(st.integers(1, 3), min_size=0 if shared else 1, max_size=4))
-    return draw(st.sampled_from([1, 1, 1, 2, 3, 5])), BASE[:shared] + own, draw(st.integers(1, 20)), draw(st.none() | st.integers(1, 12))
+    choices, priority = draw(st.sampled_from([1, 1, 1, 2, 3, 5])), draw(st.sampled_from((0, 0, 1, -1, -300)))
+    return choices, BASE[:shared] + own, draw(st.integers(1, 20)), draw(st.none() | st.integers(1, 12)), priority
 
 
 @st.composite

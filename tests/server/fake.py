@@ -32,6 +32,7 @@ RESOLVED = Resolved(
     max_logprobs=20,
     enable_prefix_caching=True,
     async_scheduling=False,
+    scheduling_policy="fcfs",
     attention_backend="fake",
     attention_reason="a test",
 )
@@ -75,7 +76,12 @@ class FakeEngine:
     def __init__(self, config: EngineConfig, control: Control, tokenizer: Tokenizer | None):
         if config.max_model_len == -7:
             raise ConfigError("--max-model-len must be at least 1, got -7")
-        self.resolved = replace(RESOLVED, model_dir=config.model, max_num_queued_reqs=config.max_num_queued_reqs or 24)
+        self.resolved = replace(
+            RESOLVED,
+            model_dir=config.model,
+            scheduling_policy=config.scheduling_policy,
+            max_num_queued_reqs=config.max_num_queued_reqs or 24,
+        )
         self._control, self._tokenizer = control, tokenizer
         self._jobs: dict[str, _Job] = {}
         self._stats = EngineStats(num_pages=64, free_pages=64)

@@ -26,8 +26,14 @@ class Running:
     """Use as a context manager. `control` steers the engine; `edge` is the server's inside."""
 
     def __init__(
-        self, tokenizer: Tokenizer | None, settings: Settings = SETTINGS, root_path: str = "", defaults: dict[str, Any] | None = None
+        self,
+        tokenizer: Tokenizer | None,
+        settings: Settings = SETTINGS,
+        root_path: str = "",
+        defaults: dict[str, Any] | None = None,
+        config: EngineConfig = EngineConfig(model="fake"),  # noqa: B008, frozen
     ):
+        self._config = config
         self.control = Control()
         self._tokenizer, self._settings, self._root_path, self._defaults = tokenizer, settings, root_path, defaults or {}
         self._socket = socket.create_server(("127.0.0.1", 0))
@@ -59,7 +65,7 @@ class Running:
 
     async def _serve(self, ours: socket.socket) -> None:
         self.loop = asyncio.get_running_loop()
-        bridge = Bridge(EngineConfig(model="fake"))
+        bridge = Bridge(self._config)
         await bridge.connect(ours)
         self.edge = Edge(self._settings, bridge, self._tokenizer, self._defaults)
         self._server = http_server(build(self.edge), self._root_path)

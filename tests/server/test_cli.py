@@ -33,7 +33,7 @@ def test_every_field_of_the_engines_configuration_has_a_flag_and_its_default() -
         (["--dtype", "half"], "dtype", "half"), (["--enforce-eager"], "enforce_eager", True), (["some/model"], "model", "some/model"),
         (["--max-num-batched-tokens=4k"], "max_num_batched_tokens", 4000), (["--model", "x", "--trust-remote-code"], "model", "x"),
         (["--model", "x", "--tokenizer-mode", "auto", "--enable-chunked-prefill", "--pipeline-parallel-size", "1", "--swap-space", "4",
-          "--data-parallel-size=1", "--scheduling-policy", "fcfs", "--cpu-offload-gb", "0"], "model", "x"),
+          "--data-parallel-size=1", "--cpu-offload-gb", "0"], "model", "x"),
     ],
     ids=str,
 )  # fmt: skip
@@ -78,7 +78,7 @@ def test_what_is_no_human_integer(text: str) -> None:
     "argv",
     [
         ["--no-enable-chunked-prefill"], ["--tokenizer-mode", "slow"], ["--pipeline-parallel-size", "2"], ["--data-parallel-size", "8"],
-        ["--scheduling-policy", "priority"], ["--quantization", "awq"], ["--swap-space", "9"],
+        ["--quantization", "awq"], ["--swap-space", "9"],
     ],
     ids=str,
 )  # fmt: skip
