@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
 from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
 
-from jaxllm.cache.pool import PagePool
-from jaxllm.cache.prefix import PrefixIndex
 from jaxllm.config import EngineConfig, Resolved
 from jaxllm.engine.asked import Asking
+from jaxllm.engine.assembly import make_scheduler, scheduler_class
 from jaxllm.engine.choices import Contests, choice_seed
 from jaxllm.engine.detok import Detokenizer
-from jaxllm.engine.limits import Limits
 from jaxllm.engine.masks import Masks, advance
-from jaxllm.engine.pace import pace
 from jaxllm.engine.plan import Plan
-from jaxllm.engine.plugin import scheduler_class
-from jaxllm.engine.policy import POLICIES
 from jaxllm.engine.report import Report
 from jaxllm.engine.request import (
     EngineStats,
@@ -79,20 +72,10 @@ class Engine:
     @classmethod
     def from_config(cls, config: EngineConfig, report: Report | None = None) -> Engine:
         """Load, compile and warm up. Raises ConfigError before loading when the configuration cannot work."""
-        make_scheduler = scheduler_class(config.scheduler_cls)
+        kind = scheduler_class(config.scheduler_cls)
         parts = start(config, report or Report())
-        resolved = parts.resolved
-        pool = PagePool(resolved.num_pages, resolved.page_size)
-        prefix = PrefixIndex(resolved.page_size, _prefix_root(resolved)) if resolved.enable_prefix_caching else None
-        limits = Limits(
-            max_num_seqs=resolved.max_num_seqs,
-            max_num_batched_tokens=resolved.max_num_batched_tokens,
-            max_model_len=resolved.max_model_len,
-        )
-        scheduler = make_scheduler(limits, pool, prefix, parts.runner.programs.buckets, POLICIES[resolved.scheduling_policy])
-        if config.max_stall_ms is not None:
-            scheduler.pace = pace(parts.runner.seconds, config.max_stall_ms / 1e3)
-        return cls(resolved, parts.runner, scheduler, parts.tokenizer, config.seed)
+        scheduler = make_scheduler(kind, config, parts.resolved, parts.runner)
+        return cls(parts.resolved, parts.runner, scheduler, parts.tokenizer, config.seed)
 
     @property
     def has_work(self) -> bool:
@@ -391,9 +374,3 @@ class Engine:
             ),
             error=error,
         )
-
-
-def _prefix_root(resolved: Resolved) -> bytes:
-    """What must be equal for two engines' pages to mean the same: canonical bytes of the model's identity."""
-    identity = {"model": resolved.model_dir, "dtype": resolved.dtype, "kv_dtype": resolved.kv_dtype, "page_size": resolved.page_size}
-    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).digest()

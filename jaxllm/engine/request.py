@@ -150,6 +150,7 @@ class Request:
     slot: int = -1
     pages: list[int] = field(default_factory=list)
     hashes: list[bytes] = field(default_factory=list)  # chained hash of each full page registered or looked up
+    found: int = 0  # of its pages, those that were there at admission
     computed: int = 0
     prefill_end: int = 0  # tokens to compute in chunks before decoding starts, fixed at admission
     kept: int = 0  # tokens whose KV was there at admission: computed again or not, they are not written again

@@ -19,6 +19,7 @@ from jaxllm.cache.pool import PagePool
 from jaxllm.cache.prefix import PrefixIndex
 from jaxllm.engine.buckets import Buckets
 from jaxllm.engine.family import Loan, about_to_grow, loan
+from jaxllm.engine.forecast import Forecast, Share, peak
 from jaxllm.engine.limits import Limits, Pace
 from jaxllm.engine.plan import Chunk, Plan
 from jaxllm.engine.policy import Line, Policy, fcfs
@@ -43,6 +44,8 @@ class Scheduler:
         self._arrivals = 0
         self._waiting, self._running = Line(), Line()
         self._copies: list[tuple[int, int]] = []  # of the plan in the making
+        self.forecast = Forecast()
+        self._refused: Request | None = None  # whom the forecast refused, until a request gives its pages back
         self._slots = list(range(limits.max_num_seqs - 1, -1, -1))  # free ones; the last is handed out next
         # Running requests grow a page every page_size steps: a little room keeps a new prompt from being preempted at once.
         self._watermark = max(1, pool.num_pages // 100)
@@ -92,6 +95,7 @@ class Scheduler:
         Legal while a step that contains it is in flight: whoever gets its pages writes them in a later step.
         """
         if request in self._running:
+            self.forecast.ended(request)
             self._vacate(request)
         elif request in self._waiting:
             self._waiting.remove(request)
@@ -230,6 +234,8 @@ class Scheduler:
         """
         if request.num_scheduled_outputs != len(request.output):
             return False  # preempted while a token is in flight; it comes with the next commit
+        if request is self._refused:
+            return False
         pool, tokens = self.pool, request.num_tokens
         hits, kept, offer = self._beginning(request, newest)
         fresh = pool.pages_for(tokens) - len(hits)
@@ -237,7 +243,11 @@ class Scheduler:
         spare = 1 + about_to_grow(request.family, tokens) if kept == tokens else 0
         if pool.free < fresh + idle_hits + spare + (self._watermark if self._running else 0):
             return False
+        if self._running and not self._stays(request, fresh, fresh + idle_hits):
+            self._refused = request
+            return False
         pool.share(hits)
+        request.found = len(hits)
         request.pages = hits + pool.allocate(fresh)
         request.kept, request.prefill_end = kept, tokens
         request.computed = min(kept, tokens - 1)
@@ -276,6 +286,17 @@ class Scheduler:
         elif self.prefix is not None:
             request.num_cached_tokens = request.computed
             self.prefix.count(request.num_tokens, request.computed)
+
+    def _stays(self, request: Request, own: int, more: int) -> bool:
+        """Whether the request, which would take `more` pages now, `own` of them for itself, is expected to stay as long as it is worth."""
+        pool, size = self.pool, self.pool.page_size
+        shares = [
+            Share(self.forecast.to_come(r), len(r.pages) - r.found, len(r.pages) * size - max(r.computed, r.prefill_end))
+            for r in self._running
+        ]
+        shares.append(Share(self.forecast.to_come(request), own, -request.num_tokens % size))
+        worth = self.forecast.patience(request.num_tokens, len(shares), self._buckets.step_cost)
+        return peak(pool.num_pages - pool.free + more, shares, size, worth) <= pool.num_pages
 
     def _hits(self, request: Request, newest: Chunk | None) -> list[int]:
         """Pages that hold the start of the request's known tokens, the last token left out.
@@ -337,6 +358,7 @@ class Scheduler:
     def _vacate(self, request: Request) -> None:
         """Take slot and pages from a running request; its hashes stay, so it may find its own pages again."""
         self._running.remove(request)
+        self._refused = None
         self.pool.release(reversed(request.pages))
         self._slots.append(request.slot)
         request.pages = []

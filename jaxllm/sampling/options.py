@@ -176,7 +176,13 @@ def legal(row: Option) -> str:
         return f"{row.low:g} to {row.high:g}, up to {row.max_items}"
     if row.low is not None and row.high is not None:
         high = "" if row.high >= 2**31 - 1 else f"{row.high:g}"
-        low = f"{'>' if row.open_low else '≥'} {row.low:g}" if abs(row.low) < 2**31 else "64-bit integer"
+        low = (
+            f"{'>' if row.open_low else '≥'} {row.low:g}"
+            if abs(row.low) < 2**31
+            else "64-bit integer"
+            if abs(row.low) > 2**31
+            else "32-bit integer"
+        )
         return ", ".join([low + (f", ≤ {high}" if high else ""), *(f"or {value}" for value in row.also)])
     if row.kind in ("strings", "texts", "ints"):
         return f"up to {row.max_items}"

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from jaxllm.cache.pool import PagePool
 from jaxllm.cache.prefix import PrefixIndex
 from jaxllm.engine.buckets import Buckets
+from jaxllm.engine.forecast import Forecast
 from jaxllm.engine.limits import Limits
 from jaxllm.engine.plan import Chunk, Plan
 from jaxllm.engine.policy import POLICIES
@@ -125,6 +126,13 @@ class FakeDevice:
         return token
 
 
+class Optimist(Forecast):
+    """Admits whatever fits now, so that much is preempted."""
+
+    def patience(self, tokens: int, rows: int, step_cost: int) -> float:
+        return 0.0
+
+
 @dataclass
 class Setup:
     """Sizes of one engine."""
@@ -137,6 +145,7 @@ class Setup:
     platform: str = "cpu"
     caching: bool = True
     policy: str = "fcfs"
+    forecast: type[Forecast] = Forecast
     delay: int = 1  # steps between launch and commit; 0 is the engine without overlap
 
 
@@ -155,6 +164,7 @@ class Loop:
             max_num_seqs=setup.max_num_seqs, max_num_batched_tokens=setup.max_num_batched_tokens, max_model_len=setup.max_model_len
         )
         self.scheduler = Scheduler(limits, self.pool, self.prefix, self.buckets, POLICIES[setup.policy])
+        self.scheduler.forecast = setup.forecast()
         self.device = FakeDevice(setup.page_size)
         self.requests: list[Request] = []  # in order of arrival
         self.stop_at: dict[Request, int | None] = {}

@@ -19,6 +19,7 @@ from jaxllm.mesh import make_mesh
 from jaxllm.nn.dense import DenseContext
 from jaxllm.sampling.options import SamplingParams
 from tests.engine.conftest import TINY, Outcome, collect, outcomes
+from tests.engine.fake_device import Optimist
 
 MakeEngine = Callable[..., Engine]
 Alone = dict[str, list[Outcome]]
@@ -96,6 +97,7 @@ def engine_for(make_engine: MakeEngine) -> Callable[[str], Engine]:
     def get(how: str) -> Engine:
         if how not in made:
             made[how] = make_engine(**HOW[how])
+            made[how].scheduler.forecast = Optimist()
         return made[how]
 
     return get

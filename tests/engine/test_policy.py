@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxllm.config import ConfigError
-from jaxllm.engine.plugin import scheduler_class
+from jaxllm.engine.assembly import scheduler_class
 from jaxllm.engine.policy import HEAD_START, Line, fcfs, priority
 from jaxllm.engine.request import Request, Status
 from jaxllm.engine.scheduler import Scheduler

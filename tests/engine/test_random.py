@@ -13,6 +13,7 @@ from jaxllm.engine.engine import Engine
 from jaxllm.engine.request import GenerateRequest, TextDelta
 from jaxllm.sampling.options import SamplingParams
 from tests.engine.conftest import Outcome, assert_same_logprobs, collect
+from tests.engine.fake_device import Optimist
 
 MakeEngine = Callable[..., Engine]
 REQUESTS = 40
@@ -22,7 +23,9 @@ IDS = 96  # prompts hold no end of sequence
 @pytest.fixture(scope="module")
 def crowded(make_engine: MakeEngine) -> Engine:
     """Small chunks and few pages, overlapped, with a prefix cache."""
-    return make_engine(max_num_batched_tokens=16, num_gpu_blocks_override=12, max_model_len=96)
+    engine = make_engine(max_num_batched_tokens=16, num_gpu_blocks_override=12, max_model_len=96)
+    engine.scheduler.forecast = Optimist()
+    return engine
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from jaxllm.engine.forecast import Forecast
 from jaxllm.engine.request import Status
-from tests.engine.fake_device import VOCAB, Loop, Setup
+from tests.engine.fake_device import VOCAB, Loop, Optimist, Setup
 
 type Job = tuple[int, list[int], int, int | None, int]
 
@@ -22,6 +23,7 @@ tiny = st.builds(
     platform=st.sampled_from(["cpu", "gpu"]),
     caching=st.booleans(),
     policy=st.sampled_from(["fcfs", "priority"]),
+    forecast=st.sampled_from([Optimist, Forecast]),
     delay=st.integers(0, 2),
 )
 roomy = st.builds(
@@ -33,6 +35,7 @@ roomy = st.builds(
     platform=st.sampled_from(["cpu", "gpu"]),
     caching=st.booleans(),
     policy=st.sampled_from(["fcfs", "priority"]),
+    forecast=st.sampled_from([Optimist, Forecast]),
     delay=st.integers(0, 2),
 )
 

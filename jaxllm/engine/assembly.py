@@ -1,0 +1,51 @@
+"""The scheduler of an engine: jaxllm's own, or one that the operator brings."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+
+from jaxllm.cache.pool import PagePool
+from jaxllm.cache.prefix import PrefixIndex
+from jaxllm.config import ConfigError, EngineConfig, Resolved
+from jaxllm.engine.limits import Limits
+from jaxllm.engine.pace import pace
+from jaxllm.engine.policy import POLICIES
+from jaxllm.engine.runner import Runner
+from jaxllm.engine.scheduler import Scheduler
+
+
+def scheduler_class(name: str | None) -> type[Scheduler]:
+    """The class that `--scheduler-cls module:Class` names, a subclass of `Scheduler`; by default that one. Raises ConfigError."""
+    if name is None:
+        return Scheduler
+    module, _, attribute = name.rpartition(":" if ":" in name else ".")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"--scheduler-cls {name:.80} cannot be loaded: {error}; name it as module:Class") from None
+    if not (isinstance(found, type) and issubclass(found, Scheduler)):
+        raise ConfigError(f"--scheduler-cls {name:.80} must be a subclass of jaxllm.engine.scheduler.Scheduler")
+    return found
+
+
+def make_scheduler(kind: type[Scheduler], config: EngineConfig, resolved: Resolved, runner: Runner) -> Scheduler:
+    """A scheduler for what was decided and measured at start."""
+    pool = PagePool(resolved.num_pages, resolved.page_size)
+    prefix = PrefixIndex(resolved.page_size, prefix_root(resolved)) if resolved.enable_prefix_caching else None
+    limits = Limits(
+        max_num_seqs=resolved.max_num_seqs,
+        max_num_batched_tokens=resolved.max_num_batched_tokens,
+        max_model_len=resolved.max_model_len,
+    )
+    scheduler = kind(limits, pool, prefix, runner.programs.buckets, POLICIES[resolved.scheduling_policy])
+    if config.max_stall_ms is not None:
+        scheduler.pace = pace(runner.seconds, config.max_stall_ms / 1e3)
+    return scheduler
+
+
+def prefix_root(resolved: Resolved) -> bytes:
+    """What must be equal for two engines' pages to mean the same: canonical bytes of the model's identity."""
+    identity = {"model": resolved.model_dir, "dtype": resolved.dtype, "kv_dtype": resolved.kv_dtype, "page_size": resolved.page_size}
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).digest()

@@ -1,0 +1,83 @@
+"""How much memory requests are going to take, so that they share the pool in turns and do not push each other out. Imports no jax.
+
+A request that is admitted too early is computed twice: once until it is preempted, and once again. One that is admitted too late leaves
+rows of a step unused. So a request is admitted when what all that run are expected to hold fits the pool for as many steps as its
+tokens are worth. How long requests become is learnt from those that have ended.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right, insort
+from collections import deque
+from collections.abc import Iterable
+from itertools import accumulate
+from typing import NamedTuple
+
+from jaxllm.engine.request import Request
+
+KEPT = 256  # requests that the forecast learns from
+ENOUGH = 16  # of them before it is believed
+WORTH = 2.0  # between 1 and 3 simulations differ little, be prompts or outputs long or short, known or not
+UNKNOWN = 2048  # tokens that an output is expected to have at most, as long as nothing is known
+
+
+class Share(NamedTuple):
+    """What one request does to the pool: tokens still to come, pages that come back at its end, places left in its pages."""
+
+    to_come: int
+    own: int
+    places: int
+
+
+class Forecast:
+    """Learns which part of `max_tokens` requests use."""
+
+    def __init__(self) -> None:
+        self._recent: deque[float] = deque()
+        self._parts: list[float] = []  # the same, ascending
+        self._sums: list[float] | None = None  # of all from each on
+
+    def ended(self, request: Request) -> None:
+        """A request has ended, for whatever reason."""
+        if len(self._recent) == KEPT:
+            self._parts.remove(self._recent.popleft())
+        part = len(request.output) / request.max_tokens
+        self._recent.append(part)
+        insort(self._parts, part)
+        self._sums = None
+
+    def to_come(self, request: Request) -> int:
+        """Tokens that the request is expected to generate yet: what those have used, on average, that went on longer than it has."""
+        done, most = request.num_scheduled_outputs, request.max_tokens
+        total = float(max(UNKNOWN, 2 * done))
+        if len(self._parts) >= ENOUGH:
+            at = bisect_right(self._parts, done / most)
+            total = most * self._tails[at] / (len(self._parts) - at) if at < len(self._parts) else 2.0 * done
+        return max(1, min(most, round(total)) - done)
+
+    def patience(self, tokens: int, rows: int, step_cost: int) -> float:
+        """Steps that a request of so many tokens should run for, as one of `rows`, so that computing it again costs less than its rows
+        bring. A step costs as much as `step_cost` tokens of a prompt."""
+        return 1 + WORTH * tokens * rows / step_cost
+
+    @property
+    def _tails(self) -> list[float]:
+        if self._sums is None:
+            self._sums = list(accumulate(reversed(self._parts)))[::-1]
+        return self._sums
+
+
+def peak(used: int, shares: Iterable[Share], page_size: int, horizon: float) -> float:
+    """The most pages that will be in use within `horizon` steps, when `used` are now and every running request grows a token a step until
+    its end."""
+    ascending = sorted(shares)
+    alive, places, highest = len(ascending), sum(share.places for share in ascending), float(used)
+    for share in ascending if horizon > 0 else ():  # just before this one ends; a page is half full on average
+        when = min(share.to_come, horizon)
+        highest = max(highest, used + (alive * (when + (page_size - 1) / 2) - places) / page_size)
+        if share.to_come >= horizon:
+            break
+        used -= share.own
+        alive -= 1
+        places -= share.places
+    return highest
