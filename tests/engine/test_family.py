@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from jaxllm.cache.pool import PagePool
@@ -11,7 +13,7 @@ from jaxllm.engine.plan import Plan
 from jaxllm.engine.request import Request, Status
 from jaxllm.engine.scheduler import Limits, Scheduler
 from jaxllm.sampling.options import SamplingParams
-from tests.engine.fake_device import EOS, Loop, Setup, generate
+from tests.engine.fake_device import EOS, Loop, Optimist, Setup, generate
 
 PAGE = 4
 
@@ -150,7 +152,7 @@ def test_the_first_choice_may_end_before_the_others_begin(steps: int) -> None:
 
 
 def test_a_preempted_choice_computes_again_only_what_is_its_own() -> None:
-    loop = Loop(setup(False, num_pages=13))
+    loop = Loop(replace(setup(False, num_pages=13), forecast=Optimist))
     _, second, third = loop.add_choices(3, lasting(26, 3, 24), 24)
     while not third.num_preemptions:
         loop.step()
