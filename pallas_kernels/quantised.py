@@ -34,7 +34,13 @@ def scale_of(largest: Array, dtype: DTypeLike) -> Array:
     return lax.bitcast_convert_type(lax.shift_left(jnp.maximum(exponent, LEAST), jnp.int32(_MANTISSA)), jnp.float32)
 
 
+def inverse_of(scale: Array) -> Array:
+    """1 / scale of a power of two, float32: exact, where the kernels' division is not."""
+    bits = lax.bitcast_convert_type(scale, jnp.int32)
+    return lax.bitcast_convert_type((2 * 127 << _MANTISSA) - bits, jnp.float32)
+
+
 def quantise(x: Array, dtype: DTypeLike) -> tuple[Array, Array]:
     """Float32 heads `[..., H]` as 8-bit floats `[..., H]` and the scale `[...]` of each, in the type that scales are stored in."""
     scale = scale_of(jnp.max(jnp.abs(x), axis=-1), dtype)
-    return (x / scale[..., None]).astype(dtype), scale.astype(SCALE_DTYPE)
+    return (x * inverse_of(scale)[..., None]).astype(dtype), scale.astype(SCALE_DTYPE)

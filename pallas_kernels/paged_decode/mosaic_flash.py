@@ -42,6 +42,12 @@ class Spec(NamedTuple):
     softcap: float | None
     tuning: Tuning
     interpret: Any
+    kv_dtype: str | None = None  # of 8-bit pages
+
+    @property
+    def parts(self) -> int:
+        """Slots of the ring of parts, where keys and values have one of their own."""
+        return 1 if self.H > 128 else 2
 
     @property
     def tiled(self) -> tuple[Any, ...]:

@@ -21,14 +21,15 @@ from jax import Array
 from pallas_kernels.paged_decode.mosaic_flash import TILE, Spec, Tuning
 from pallas_kernels.paged_decode.mosaic_kernel import attend
 from pallas_kernels.paged_decode.plan import DecodePlan, make_plan
+from pallas_kernels.quantised import is_quantised
 
 
 @functools.cache
-def default_tuning(head_dim: int, page_size: int) -> Tuning:
-    """The sizes of `tuned/` for a head dimension; 227 KB of shared memory hold the ring, the queries and the output tile."""
-    del page_size  # no page size wanted other sizes
-    found = json.loads((pathlib.Path(__file__).parent / "tuned" / "nvidia_h200.json").read_text())["head_dim"]
-    return Tuning(**found[str(head_dim)])
+def default_tuning(head_dim: int, itemsize: int = 2) -> Tuning:
+    """The sizes of `tuned/` for a head dimension and bytes of a number in the pages; 227 KB of shared memory hold the ring, the queries and
+    the output tile."""
+    found = json.loads((pathlib.Path(__file__).parent / "tuned" / "nvidia_h200.json").read_text())
+    return Tuning(**found["head_dim" if itemsize == 2 else "head_dim, 8 bits"][str(head_dim)])
 
 
 def lanes_of(kv_heads: int, tuning: Tuning) -> int:
@@ -40,7 +41,8 @@ def plan(
     lengths_B: Array, *, kv_heads: int, head_dim: int, page_size: int, window: int | None = None, tuning: Tuning | None = None
 ) -> DecodePlan:
     """The split plan of one step, to be computed once and passed to every layer with the same `window`."""
-    tuning = tuning or default_tuning(head_dim, page_size)
+    del page_size  # tiles are as large whatever the pages' size and type
+    tuning = tuning or default_tuning(head_dim)
     lanes = lanes_of(kv_heads, tuning)
     return make_plan(lengths_B, tile=TILE, lanes=lanes, min_tiles=tuning.min_tiles, window=window, kv_heads=kv_heads)
 
@@ -49,8 +51,12 @@ def check(q: Array, k_pages: Array, v_pages: Array) -> None:
     """Raise ValueError for shapes and types that the kernel does not take."""
     B, N, H = q.shape
     P, K, C, HK = k_pages.shape
-    if q.dtype not in (jnp.bfloat16, jnp.float16) or k_pages.dtype != q.dtype or v_pages.dtype != q.dtype:
-        raise ValueError(f"mosaic_gpu decode takes bfloat16 or float16 throughout, got q {q.dtype}, k {k_pages.dtype}, v {v_pages.dtype}")
+    eight = is_quantised(k_pages.dtype)
+    if q.dtype not in (jnp.bfloat16, jnp.float16) or v_pages.dtype != k_pages.dtype or not (eight or k_pages.dtype == q.dtype):
+        given = f"got q {q.dtype}, k {k_pages.dtype}, v {v_pages.dtype}"
+        raise ValueError(f"mosaic_gpu decode takes bfloat16 or float16 throughout, or pages of 8-bit floats, {given}")
+    if eight and C not in (64, 128):
+        raise ValueError(f"mosaic_gpu decode takes 8-bit pages of 64 or 128 tokens, got {C}")
     if H not in (64, 128, 256) or HK != H or v_pages.shape != k_pages.shape:
         raise ValueError(f"mosaic_gpu decode takes head_dim 64, 128 or 256 and equal K and V pools, got q {q.shape}, k {k_pages.shape}")
     if C not in (16, 32, 64, 128):
@@ -70,29 +76,34 @@ def decode_attention(
     window: int | None = None,
     softcap: float | None = None,
     sinks: Array | None = None,
+    scales: Array | None = None,
     plan: DecodePlan | None = None,
     tuning: Tuning | None = None,
     interpret: Any = None,
 ) -> Array:
     """See `pallas_kernels.paged_decode`. `plan` is this module's `plan(lengths_B, ...)` of the same window and tuning; None makes one.
 
-    bfloat16 or float16; head_dim 64, 128, 256; pages of 16 to 128 tokens; up to 16 query heads a KV head. Raises ValueError otherwise.
+    bfloat16 or float16, and pages of the same or of 8-bit floats; head_dim 64, 128, 256; pages of 16 to 128 tokens (64 and 128 in 8 bits);
+    up to 16 query heads a KV head. Raises ValueError otherwise.
     `interpret` is a `plgpu.InterpretGPUParams` for machines without a GPU.
     """
     check(q_BNH, k_pages, v_pages)
     B, N, H = q_BNH.shape
     _, K, C, _ = k_pages.shape
     G = N // K
-    tuning = tuning or default_tuning(H, C)
+    tuning = tuning or default_tuning(H, k_pages.dtype.itemsize)
     if plan is None:
         plan = step_plan(lengths_B, kv_heads=K, head_dim=H, page_size=C, window=window, tuning=tuning)
     spec = Spec(B, K, G, H, C, 8 if G <= 8 else 16, q_BNH.dtype, scale, window, softcap, tuning, interpret)
+    pools: tuple[Array, ...] = (k_pages, v_pages)
+    if scales is not None:
+        spec, pools = spec._replace(kv_dtype=k_pages.dtype.name), (*pools, scales)
     q_QH = q_BNH.reshape(B * N, H)
     if B * N < spec.group:
         q_QH = jnp.pad(q_QH, ((0, spec.group - B * N), (0, 0)))
     if sinks is not None:
         sinks = sinks.astype(jnp.float32)
-    return attend(spec, q_QH, k_pages, v_pages, page_table_BM.astype(jnp.int32), lengths_B.astype(jnp.int32), plan, sinks)
+    return attend(spec, q_QH, pools, page_table_BM.astype(jnp.int32), lengths_B.astype(jnp.int32), plan, sinks)
 
 
 step_plan = plan  # where an argument is called `plan`

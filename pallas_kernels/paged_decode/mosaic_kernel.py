@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,7 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from pallas_kernels.paged_decode import mosaic_narrow as narrow
 from pallas_kernels.paged_decode.mosaic_flags import await_flag, raise_flag
 from pallas_kernels.paged_decode.mosaic_flash import ROWS, TILE, Carry, Spec, fold, part_scores, scores_of, start, zero_tail
 from pallas_kernels.paged_decode.plan import LANE_FIELDS, ROW_FIELDS, DecodePlan
@@ -19,15 +20,14 @@ from pallas_kernels.paged_decode.plan import LANE_FIELDS, ROW_FIELDS, DecodePlan
 QUERY_LAYOUT = plgpu.Layout.TILED(plgpu.Tiling(((8, 64), (2, 64), (4,))), warp_dims=(-5,), lane_dims=(-3, -2), vector_dim=-1)
 
 
-def attend(
-    spec: Spec, q: Array, k_pages: Array, v_pages: Array, table: Array, lengths: Array, plan: DecodePlan, sinks: Array | None
-) -> Array:
-    """Runs every lane's share and returns `o_BNH`. q is `[B * N, H]`, at least `spec.group` rows.
+def attend(spec: Spec, q: Array, pools: tuple[Array, ...], table: Array, lengths: Array, plan: DecodePlan, sinks: Array | None) -> Array:
+    """Runs every lane's share and returns `o_BNH`. q is `[B * N, H]`, at least `spec.group` rows; `pools` are pages of keys and of values,
+    and their scales if they have some.
 
     The interpreter sees no flags and would report what owners read of their followers' parts as races. There the kernel runs twice: once
     without merging, and again with the parts of the first run as inputs.
     """
-    given = (q, k_pages, v_pages, table, lengths, plan.rows_B4, plan.lanes_LF, *(() if sinks is None else (sinks,)))
+    given = (q, *pools, table, lengths, plan.rows_B4, plan.lanes_LF, *(() if sinks is None else (sinks,)))
     if spec.interpret is None:
         return _launch(spec, plan.lanes_LF.shape[0], "both", given)[0]
     _, *parts = _launch(spec, plan.lanes_LF.shape[0], "parts", given)
@@ -40,7 +40,11 @@ def _launch(spec: Spec, lanes: int, phase: str, given: tuple[Array, ...]) -> tup
     H, G, group, stages, queries = spec.H, spec.G, spec.group, spec.tuning.stages, spec.tuning.queries
     columns = [pl.ds(c * spec.width, spec.width) for c in range(H // spec.width)]
 
-    def decode_attend(q_ref, k_ref, v_ref, table_ref, lengths_ref, rows_ref, lanes_ref, *rest, **sm):  # type: ignore[no-untyped-def]
+    pools = 2 if spec.kv_dtype is None else 3
+
+    def decode_attend(q_ref, *refs, **sm):  # type: ignore[no-untyped-def]
+        pool_refs = refs[:pools]
+        table_ref, lengths_ref, rows_ref, lanes_ref, *rest = refs[pools:]
         *more, o_ref, parts_o, parts_lse = rest
         if phase == "merge":
             *sinks_ref, merge_o, merge_lse = more
@@ -64,10 +68,17 @@ def _launch(spec: Spec, lanes: int, phase: str, given: tuple[Array, ...]) -> tup
 
             return lax.fori_loop(r0, r1, advance, (*first_row, jnp.int32(0)))[-1]
 
-        def take_slot(i: Array) -> Array:
-            at = lax.rem(i, jnp.int32(stages))
-            pl.when(i >= stages)(lambda: plgpu.barrier_wait(sm["free"].at[at]))
+        ring = _ring(spec, high - low)
+
+        def take_slot(i: Array, free: str, slots: int) -> Array:
+            at = lax.rem(i, jnp.int32(slots))
+            pl.when(i >= slots)(lambda: plgpu.barrier_wait(sm[free].at[at]))
             return at
+
+        def drain(free: Any, steps: Array, slots: int) -> None:
+            @pl.loop(jnp.maximum(0, steps - slots), steps)
+            def _free(i):  # type: ignore[no-untyped-def]
+                plgpu.barrier_wait(free.at[lax.rem(i, jnp.int32(slots))])
 
         @pl.when(wg == 1)
         def _producer() -> None:
@@ -80,9 +91,8 @@ def _launch(spec: Spec, lanes: int, phase: str, given: tuple[Array, ...]) -> tup
                 @pl.loop(begin, end)
                 def _tile(t):  # type: ignore[no-untyped-def]
                     pages = _pages(spec, table_ref, r, (t - zero) * TILE, last_page)  # before the wait, so that they come during it
-                    at = take_slot(t - low)
-                    _copy_tile(spec, k_ref, pages, h, sm["k"].at[at], sm["k_full"].at[at])
-                    _copy_tile(spec, v_ref, pages, h, sm["v"].at[at], sm["v_full"].at[at])
+                    at = take_slot(t - low, "free", stages)
+                    (_copy_tile if spec.kv_dtype is None else narrow.copy_tile)(spec, pool_refs, pages, h, sm, at)
 
                     @pl.when(t == begin)  # after the copies, so that they do not wait for this load
                     def _() -> None:
@@ -97,15 +107,13 @@ def _launch(spec: Spec, lanes: int, phase: str, given: tuple[Array, ...]) -> tup
 
             @pl.loop(0, chunks)
             def _parts(c):  # type: ignore[no-untyped-def]
-                at = take_slot(high - low + c)
-                _copy_parts(spec, (merge_o, merge_lse), h, first_part + c * ROWS, sm, at)
+                at = take_slot(ring.before + c, ring.free, ring.slots)
+                _copy_parts(spec, ring, (merge_o, merge_lse), (h, first_part + c * ROWS), sm, at)
 
             # Every arrival is waited for, so that the barriers end in the phase they began in.
-            steps = high - low + chunks
-
-            @pl.loop(jnp.maximum(0, steps - stages), steps)
-            def _free(i):  # type: ignore[no-untyped-def]
-                plgpu.barrier_wait(sm["free"].at[lax.rem(i, jnp.int32(stages))])
+            drain(sm["free"], ring.before + chunks if spec.kv_dtype is None else high - low, stages)
+            if spec.kv_dtype is not None:
+                drain(sm["part_free"], chunks, ring.slots)
 
             @pl.loop(jnp.maximum(0, rows - queries), rows)
             def _q_free(n):  # type: ignore[no-untyped-def]
@@ -132,12 +140,17 @@ def _launch(spec: Spec, lanes: int, phase: str, given: tuple[Array, ...]) -> tup
                     return _fold_tile(spec, sm, slot, lax.rem(t - low, jnp.int32(stages)), (t - zero) * TILE, length, carry)
 
                 def merge(c, carry):  # type: ignore[no-untyped-def]
-                    return _fold_parts(spec, sm, lax.rem(high - low + c, jnp.int32(stages)), followers - c * (ROWS // group), carry)
+                    at = lax.rem(ring.before + c, jnp.int32(ring.slots))
+                    return _fold_parts(spec, ring, sm, at, followers - c * (ROWS // group), carry)
 
                 @pl.when(end > begin)
                 def _() -> None:
                     plgpu.barrier_wait(sm["q_full"].at[slot])
-                    carry = lax.fori_loop(begin, end, step, start(H, sinks_G, own, ours))
+                    if spec.kv_dtype is None:
+                        carry = lax.fori_loop(begin, end, step, start(H, sinks_G, own, ours))
+                    else:
+                        share = (begin, end, low, zero, length)
+                        carry = narrow.attend(spec, sm, slot, share, own, lambda: start(H, sinks_G, own, ours))
                     plgpu.barrier_arrive(sm["q_free"].at[slot])
                     merges = jnp.where(jnp.logical_and(ours, row_end > high), chunks, 0)
                     acc, top, total = lax.fori_loop(0, merges, merge, carry)
@@ -179,19 +192,24 @@ def _scratch(spec: Spec) -> dict[str, Any]:
     """Shared memory and barriers of one block."""
     stages, queries = spec.tuning.stages, spec.tuning.queries
     scratch = {
-        "q": plgpu.SMEM((queries, ROWS, spec.H), spec.dtype, transforms=spec.tiled),
-        "k": plgpu.SMEM((stages, TILE, spec.H), spec.dtype, transforms=spec.tiled),
-        "v": plgpu.SMEM((stages, TILE, spec.H), spec.dtype, transforms=spec.tiled),
         "o": plgpu.SMEM((spec.H // spec.width, ROWS, spec.width), spec.dtype),
-        "lse_in": plgpu.SMEM((stages, ROWS), jnp.float32),
         "lse_out": plgpu.SMEM((ROWS,), jnp.float32),
         "q_full": plgpu.Barrier(num_barriers=queries),
         "q_free": plgpu.Barrier(num_barriers=queries),
-        "k_full": plgpu.Barrier(num_arrivals=spec.copies, num_barriers=stages),
-        "v_full": plgpu.Barrier(num_arrivals=spec.copies, num_barriers=stages),
-        "lse_full": plgpu.Barrier(num_barriers=stages),
         "free": plgpu.Barrier(num_barriers=stages),
     }
+    if spec.kv_dtype is not None:
+        scratch |= narrow.scratch(spec)
+    else:
+        scratch |= {
+            "q": plgpu.SMEM((queries, ROWS, spec.H), spec.dtype, transforms=spec.tiled),
+            "k": plgpu.SMEM((stages, TILE, spec.H), spec.dtype, transforms=spec.tiled),
+            "v": plgpu.SMEM((stages, TILE, spec.H), spec.dtype, transforms=spec.tiled),
+            "lse_in": plgpu.SMEM((stages, ROWS), jnp.float32),
+            "k_full": plgpu.Barrier(num_arrivals=spec.copies, num_barriers=stages),
+            "v_full": plgpu.Barrier(num_arrivals=spec.copies, num_barriers=stages),
+            "lse_full": plgpu.Barrier(num_barriers=stages),
+        }
     if spec.interpret is not None:
         scratch["p"] = plgpu.SMEM((ROWS, TILE), spec.dtype, transforms=spec.tiled)
     return scratch
@@ -206,21 +224,41 @@ def _pages(spec: Spec, table_ref: Any, row: Array, first: Array, last_page: Arra
     return [(table_ref[row, jnp.minimum(lax.div(first, C) + j, last_page)], None) for j in range(spec.copies)]
 
 
-def _copy_tile(spec: Spec, pages_ref: Any, pages: list[Any], h: Array, dst: Any, barrier: Any) -> None:
-    """TMA copies of one K or V tile of head `h`."""
-    for j, (page, within) in enumerate(pages):
-        src = pages_ref.at[page, h] if within is None else pages_ref.at[page, h, pl.ds(pl.multiple_of(within, TILE), TILE)]
-        plgpu.copy_gmem_to_smem(src, dst if spec.copies == 1 else dst.at[pl.ds(j * spec.C, spec.C)], barrier)
+def _copy_tile(spec: Spec, pools: tuple[Any, ...], pages: list[Any], h: Array, sm: dict[str, Any], at: Array) -> None:
+    """TMA copies of one K and one V tile of head `h`."""
+    for pages_ref, name in zip(pools, ("k", "v"), strict=True):
+        dst, barrier = sm[name].at[at], sm[f"{name}_full"].at[at]
+        for j, (page, within) in enumerate(pages):
+            src = pages_ref.at[page, h] if within is None else pages_ref.at[page, h, pl.ds(pl.multiple_of(within, TILE), TILE)]
+            plgpu.copy_gmem_to_smem(src, dst if spec.copies == 1 else dst.at[pl.ds(j * spec.C, spec.C)], barrier)
 
 
-def _copy_parts(spec: Spec, parts: tuple[Any, Any], h: Array, first: Array, sm: dict[str, Any], at: Array) -> None:
-    """TMA copies of `ROWS` rows of parts from `first` on: outputs where values go, in as many copies as those take, and log2-sum-exps."""
-    outputs, lse = parts
+class _Ring(NamedTuple):
+    """Where parts of other lanes go: a buffer of so many slots and its barriers, of which `before` entries were used before."""
+
+    values: str
+    full: str
+    free: str
+    slots: int
+    before: Array | int
+
+
+def _ring(spec: Spec, tiles: Array) -> _Ring:
+    """Parts follow the share's tiles where they look like values; pages of 8 bits leave them a ring of their own."""
+    if spec.kv_dtype is None:
+        return _Ring("v", "v_full", "free", spec.tuning.stages, tiles)
+    return _Ring("parts", "part_full", "part_free", spec.parts, jnp.int32(0))
+
+
+def _copy_parts(spec: Spec, ring: _Ring, parts: tuple[Any, Any], place: tuple[Array, Array], sm: dict[str, Any], at: Array) -> None:
+    """TMA copies of `ROWS` rows of parts of head `h` from `first` on: outputs where values go, in as many copies as those take, and
+    log2-sum-exps."""
+    (outputs, lse), (h, first) = parts, place
     plgpu.copy_gmem_to_smem(lse.at[h, pl.ds(first, ROWS)], sm["lse_in"].at[at], sm["lse_full"].at[at])
     piece = ROWS // spec.copies
     for j in range(spec.copies):
         source = pl.ds(pl.multiple_of(first, spec.group) + j * piece, piece)
-        plgpu.copy_gmem_to_smem(outputs.at[h, source], sm["v"].at[at, pl.ds(j * piece, piece)], sm["v_full"].at[at])
+        plgpu.copy_gmem_to_smem(outputs.at[h, source], sm[ring.values].at[at, pl.ds(j * piece, piece)], sm[ring.full].at[at])
 
 
 def _copy_queries(spec: Spec, q_ref: Any, first: Array, dst: Any) -> None:
@@ -241,14 +279,14 @@ def _fold_tile(spec: Spec, sm: dict[str, Any], slot: Array, at: Array, first: Ar
     return carry
 
 
-def _fold_parts(spec: Spec, sm: dict[str, Any], at: Array, parts: Array, carry: Carry) -> Carry:
+def _fold_parts(spec: Spec, ring: _Ring, sm: dict[str, Any], at: Array, parts: Array, carry: Carry) -> Carry:
     """One step over the parts in entry `at` of the ring, of which the first `parts` count."""
     plgpu.barrier_wait(sm["lse_full"].at[at])
     lse = plgpu.load(sm["lse_in"].at[at], layout=plgpu.Layout.WGMMA.reduce(0), optimized=False)
-    plgpu.barrier_wait(sm["v_full"].at[at])
-    zero_tail(sm["v"].at[at], spec.H, parts * spec.group)
-    carry = fold(spec, carry, part_scores(spec.group, lse, parts), sm["v"].at[at], sm.get("p"))
-    plgpu.barrier_arrive(sm["free"].at[at])
+    plgpu.barrier_wait(sm[ring.full].at[at])
+    zero_tail(sm[ring.values].at[at], spec.H, parts * spec.group)
+    carry = fold(spec, carry, part_scores(spec.group, lse, parts), sm[ring.values].at[at], sm.get("p"))
+    plgpu.barrier_arrive(sm[ring.free].at[at])
     return carry
 
 

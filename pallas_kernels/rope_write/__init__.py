@@ -9,7 +9,7 @@ from pallas_kernels.rope_write.rows import HeadRows as HeadRows
 from pallas_kernels.rope_write.rows import rotated as rotated
 
 BACKENDS = Backends(__name__, "rope_write", ("reference", "mosaic_gpu"))
-QUANTISED = Backends(__name__, "rope_write_quantised", ("reference",))
+QUANTISED = Backends(__name__, "rope_write_quantised", ("reference", "mosaic_gpu"))
 
 
 def rope_write(

@@ -16,6 +16,7 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from pallas_kernels.quantised import inverse_of, is_quantised, scale_of
 from pallas_kernels.rope_write.rows import HeadRows
 
 FEW_TOKENS = 512  # up to this many, small tiles fill the device sooner; beyond, large ones keep more bytes in flight
@@ -25,9 +26,10 @@ SMALL_TILE, LARGE_TILE = 8, 32  # heads
 def check(rows: HeadRows, k_pages: Array, v_pages: Array) -> None:
     """Raise ValueError for shapes and types that the kernel does not take."""
     given = f"qkv {rows.qkv.shape}, k {k_pages.shape}, v {v_pages.shape}"
-    dtype = rows.qkv.dtype
-    if dtype not in (jnp.bfloat16, jnp.float16) or k_pages.dtype != dtype or v_pages.dtype != dtype:
-        raise ValueError(f"mosaic_gpu rope_write takes bfloat16 or float16 throughout, got {dtype}, {k_pages.dtype}, {v_pages.dtype}")
+    dtype, pool = rows.qkv.dtype, k_pages.dtype
+    if dtype not in (jnp.bfloat16, jnp.float16) or v_pages.dtype != pool or not (pool == dtype or is_quantised(pool)):
+        types = f"got {dtype}, {pool}, {v_pages.dtype}"
+        raise ValueError(f"mosaic_gpu rope_write takes bfloat16 or float16 throughout, or pages of 8-bit floats, {types}")
     if rows.qkv.shape[-1] not in (64, 128, 256) or k_pages.shape[3] != rows.qkv.shape[-1]:
         raise ValueError(f"mosaic_gpu rope_write takes head_dim 64, 128 or 256, got {given}")
     if v_pages.shape != k_pages.shape or k_pages.shape[1] != rows.keys:
@@ -42,14 +44,30 @@ def rope_write(
     `interpret` is a `plgpu.InterpretGPUParams` for machines without a GPU.
     """
     check(rows, k_pages, v_pages)
+    q_TNH, k_pages, v_pages = _launch(rows, (k_pages, v_pages), page_T, offset_T, interpret)
+    return q_TNH, k_pages, v_pages
+
+
+def rope_write_quantised(
+    rows: HeadRows, k_pages: Array, v_pages: Array, scales: Array, page_T: Array, offset_T: Array, *, interpret: Any = None
+) -> tuple[Array, Array, Array, Array]:
+    """As `rope_write`, into pages of 8-bit floats."""
+    check(rows, k_pages, v_pages)
+    q_TNH, k_pages, v_pages, scales = _launch(rows, (k_pages, v_pages, scales), page_T, offset_T, interpret)
+    return q_TNH, k_pages, v_pages, scales
+
+
+def _launch(rows: HeadRows, pools: tuple[Array, ...], page_T: Array, offset_T: Array, interpret: Any) -> tuple[Array, ...]:
+    """Queries, and the pools with the tokens' keys and values in them."""
+    quantised = len(pools) > 2
     T, _, H = rows.qkv.shape
     N, K, half = rows.queries, rows.keys, H // 2
     q_tile, k_tile = tile_of(N, T), tile_of(K, T)
     biased, normed = rows.bias is not None, rows.norms is not None
     optional = [*([rows.bias] if biased else []), *(rows.norms or ())]
 
-    def rope_write_kernel(qkv_ref, cos_ref, sin_ref, page_ref, offset_ref, k_ref, v_ref, *rest):  # type: ignore[no-untyped-def]
-        *given, q_ref = rest
+    def rope_write_kernel(qkv_ref, cos_ref, sin_ref, page_ref, offset_ref, *rest):  # type: ignore[no-untyped-def]
+        pool_refs, (*given, q_ref) = rest[: len(pools)], rest[len(pools) :]
         bias_ref = given[0] if biased else None
         tile, t = lax.axis_index("tile"), lax.axis_index("token")
         halves = pl.ds(0, half), pl.ds(half, half)
@@ -90,12 +108,15 @@ def rope_write(
             values = load(N + K + first, k_tile)
             keys = turned(N + first, k_tile, given[-1] if normed else None)
 
-            @pl.when(page < k_pages.shape[0])
+            @pl.when(page < pools[0].shape[0])
             def _() -> None:
-                for columns, key, value in zip(halves, keys, values, strict=True):
-                    place = (page, pl.ds(first, k_tile), offset, columns)
-                    _store(k_ref.at[place], key)
-                    _store(v_ref.at[place], value)
+                own = pl.ds(first, k_tile)
+                for side, (ref, both) in enumerate(zip(pool_refs[:2], (keys, values), strict=True)):
+                    if quantised:
+                        both, scale = _scaled(both, ref.dtype)
+                        _store(pool_refs[2].at[page, own, side, offset], scale)
+                    for columns, x in zip(halves, both, strict=True):
+                        _store(ref.at[page, own, offset, columns], x)
 
     run = plgpu.kernel(
         rope_write_kernel,
@@ -105,12 +126,13 @@ def rope_write(
         compiler_params=plgpu.CompilerParams(approx_math=True),
         **({} if interpret is None else {"interpret": interpret}),
     )
-    pools = jax.new_ref(k_pages), jax.new_ref(v_pages)
-    q_TNH = run(rows.qkv, rows.cos, rows.sin, page_T.astype(jnp.int32), offset_T.astype(jnp.int32), *pools, *optional)
-    return q_TNH, pools[0][...], pools[1][...]
+    written = [jax.new_ref(pool) for pool in pools]
+    q_TNH = run(rows.qkv, rows.cos, rows.sin, page_T.astype(jnp.int32), offset_T.astype(jnp.int32), *written, *optional)
+    return q_TNH, *(ref[...] for ref in written)
 
 
 jitted = functools.partial(jax.jit, static_argnames=("interpret",), donate_argnums=(1, 2))(rope_write)
+jitted_quantised = functools.partial(jax.jit, static_argnames=("interpret",), donate_argnums=(1, 2, 3))(rope_write_quantised)
 
 
 def tile_of(heads: int, tokens: int) -> int:
@@ -129,6 +151,14 @@ def _layout(heads: int, half: int) -> Any:
     tiling = plgpu.Tiling(((unit, half), (half // 32,)))
     warps = {4: (-3,), 2: (-3, plgpu.Replicated(2)), 1: (plgpu.Replicated(4),)}[unit]
     return layout(tiling, warp_dims=warps, lane_dims=(-2,))
+
+
+def _scaled(both: list[Array], dtype: Any) -> tuple[list[Array], Array]:
+    """Both halves of some heads divided by the heads' scales, and these."""
+    largest = jnp.max(jnp.maximum(*(jnp.maximum(x, -x) for x in both)), axis=1)
+    scale = scale_of(largest, dtype)
+    inverse = lax.broadcast_in_dim(inverse_of(scale), both[0].shape, [0])
+    return [x * inverse for x in both], scale
 
 
 def _load(ref: Any, layout: Any) -> Array:

@@ -11,12 +11,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels import paged_decode, paged_extend
 from pallas_kernels.paged_decode import cases as decode_cases
 from pallas_kernels.paged_extend import cases as extend_cases
 from pallas_kernels.quantised import DTYPES, LEAST, SCALE_DTYPE, is_quantised, quantise, scale_of
-from pallas_kernels.rope_write import rope_write, rope_write_quantised
+from pallas_kernels.rope_write import HeadRows, rope_write, rope_write_quantised
+from pallas_kernels.rope_write import mosaic_gpu as mosaic_write
 from pallas_kernels.rope_write.cases import CASES as WRITES
 from pallas_kernels.rope_write.cases import Case as Write
 from tests.pallas_kernels.test_rope_write import arguments
@@ -125,3 +127,38 @@ def test_the_reference_reads_what_8_bits_stand_for_to_the_last_bit(op: str, case
 @pytest.mark.parametrize(("op", "case"), READS, ids=lambda x: x if isinstance(x, str) else x.name)
 def test_the_fallback_reads_what_8_bits_stand_for(op: str, case: Any) -> None:
     assert relative_error(op, case, DTYPES[case.name == "window"], "xla")[0] < 2e-5
+
+
+@pytest.mark.parametrize("case", [case for case in WRITTEN if case.head_dim != 64] + [WRITES[0]], ids=lambda case: case.name)
+def test_the_interpreted_write_for_hopper_rounds_as_the_reference(case: Write) -> None:
+    low = arguments(case, "bfloat16")
+    wide = jax.tree.map(lambda x: x.astype(jnp.float32) if x.dtype == jnp.bfloat16 else x, low)
+    q, *full = jax.jit(rope_write, static_argnames="backend")(*wide, backend="reference")
+    rows, k_pages, v_pages, page, offset = low
+    pools = [jnp.zeros(k_pages.shape, DTYPES[0]) for _ in range(2)] + [jnp.zeros((*k_pages.shape[:2], 2, k_pages.shape[2]), SCALE_DTYPE)]
+    run = functools.partial(mosaic_write.jitted_quantised, interpret=plgpu.InterpretGPUParams(detect_races=True))
+    q8, k8, v8, scales = run(rows, *pools, page, offset)
+    np.testing.assert_allclose(np.asarray(q8, np.float32), q, rtol=2**-8, atol=1e-6)
+    kept = np.asarray(page) < case.num_pages
+    place = np.asarray(page)[kept], slice(None), np.asarray(offset)[kept]
+    for side, (pool, x) in enumerate(zip((k8, v8), full, strict=True)):
+        scale = np.asarray(scales, np.float32)[:, :, side][place]
+        np.testing.assert_array_equal(scale, np.asarray(quantise(x[place], DTYPES[0])[1], np.float32))
+        assert_rounded(np.asarray(pool, np.float32)[place] * scale[..., None], np.asarray(x)[place], DTYPES[0])
+    untouched = np.ones((case.num_pages, case.page_size), bool)
+    untouched[place[0], place[2]] = False
+    assert not np.moveaxis(np.asarray(k8, np.float32), 2, 1)[untouched].any()
+
+
+@dtypes
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "tokens"), [(28, 4, 128, 3), (14, 2, 64, 3), (7, 1, 256, 2048), (32, 8, 128, 2048)]
+)
+def test_the_write_lowers_for_cuda_and_aliases_the_pools(heads: int, kv_heads: int, head_dim: int, tokens: int, dtype: Any) -> None:
+    low, angles = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.bfloat16), jax.ShapeDtypeStruct((tokens, head_dim // 2), jnp.float32)
+    rows = HeadRows(low((tokens, heads + 2 * kv_heads, head_dim)), angles, angles, bias=None, norms=None, eps=0.0, queries=heads)
+    pool, ints = jax.ShapeDtypeStruct((64, kv_heads, 64, head_dim), dtype), jax.ShapeDtypeStruct((tokens,), jnp.int32)
+    traced = mosaic_write.jitted_quantised.trace(rows, pool, pool, low((64, kv_heads, 2, 64)), ints, ints)
+    text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("mosaic_gpu_v2") == 1
+    assert text.count("tf.aliasing_output") == 3

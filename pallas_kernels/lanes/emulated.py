@@ -1,0 +1,147 @@
+"""The machine that runs a lane program in JAX."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from pallas_kernels.lanes.machine import HALF_LIMIT, LANES, Place
+
+
+class Emulated:
+    """Runs a program in JAX. Tiles are arrays of bytes, other arrays are what they are; `stored` collects what is stored."""
+
+    def __init__(self) -> None:
+        lane = jnp.arange(LANES, dtype=jnp.int32)
+        self.warp, self.g, self.c = lane // 32, lane // 4 % 8, lane % 4
+        self.stored: list[tuple[Array, Array, list[Array]]] = []
+        self.numbers: list[tuple[Array, Array]] = []
+
+    def constant(self, value: float) -> Array:
+        return jnp.full((LANES,), value, jnp.float32 if isinstance(value, float) else jnp.int32)
+
+    def add(self, a: Any, b: Any) -> Array:
+        return a + b
+
+    def times(self, a: Any, factor: int) -> Array:
+        return a * factor
+
+    def bits(self, a: Any, first: int, count: int) -> Array:
+        return a >> first & ((1 << count) - 1)
+
+    def below(self, a: Any, b: Any) -> Array:
+        return a < b
+
+    def both(self, a: Array, b: Array) -> Array:
+        return a & b
+
+    def select(self, predicate: Array, a: Any, b: Any) -> Array:
+        return jnp.where(predicate, a, b)
+
+    fadd = add
+
+    def fmul(self, a: Any, b: Any) -> Array:
+        return a * b
+
+    def fma(self, a: Any, b: Any, c: Any) -> Array:
+        return a * b + c
+
+    def fmax(self, a: Any, b: Any) -> Array:
+        return jnp.fmax(a, b)
+
+    def clamp(self, a: Any) -> Array:
+        return jnp.clip(a, -HALF_LIMIT, HALF_LIMIT)
+
+    def exp2(self, a: Any) -> Array:
+        return jnp.exp2(a)
+
+    def log2(self, a: Any) -> Array:
+        return jnp.log2(a)
+
+    def tanh(self, a: Any) -> Array:
+        return jnp.tanh(a)
+
+    def reciprocal(self, a: Any) -> Array:
+        return 1 / a
+
+    def shuffle(self, a: Array, mask: int) -> Array:
+        return a[jnp.arange(LANES) ^ mask]
+
+    def bytes_of(self, a: Array, b: Array, selector: int) -> Array:
+        given = jnp.concatenate([bits_of(a, jnp.uint8), bits_of(b, jnp.uint8)], axis=1)
+        return joined(jnp.stack([given[:, selector >> (4 * i) & 7] for i in range(4)], axis=1))
+
+    def floats(self, a: Array, dtype: str) -> tuple[Array, Array]:
+        numbers = lax.bitcast_convert_type(bits_of(a, jnp.uint8), jnp.dtype(dtype)).astype(jnp.float16)
+        return joined(numbers[:, :2]), joined(numbers[:, 2:])
+
+    def pair(self, low: Array, high: Array, dtype: str = "float16") -> Array:
+        return joined(jnp.stack([low, high], axis=1).astype(dtype))
+
+    def wide(self, a: Array) -> tuple[Array, Array]:
+        numbers = bits_of(a, jnp.bfloat16).astype(jnp.float32)
+        return numbers[:, 0], numbers[:, 1]
+
+    def transpose(self, a: Array) -> Array:
+        rows = bits_of(a, jnp.uint16).reshape(LANES // 32, 8, 8)
+        return joined(rows.swapaxes(1, 2).reshape(LANES, 2))
+
+    def multiply(self, acc: list[Array], a: list[Array], b: list[Array]) -> list[Array]:
+        def quarters(x: Array) -> Array:
+            """`[warps, 8, 8]`: row g, columns 2c and 2c + 1 of each lane."""
+            return bits_of(x, jnp.float16).astype(jnp.float32).reshape(LANES // 32, 8, 8)
+
+        left = jnp.block([[quarters(a[0]), quarters(a[2])], [quarters(a[1]), quarters(a[3])]])
+        right = jnp.concatenate([quarters(x).swapaxes(1, 2) for x in b], axis=1)
+        product = jnp.einsum("wmk,wkn->wmn", left, right, precision=lax.Precision.HIGHEST)
+        parts = product.reshape(LANES // 32, 2, 8, 4, 2).transpose(1, 4, 0, 2, 3).reshape(4, LANES)
+        return [x + y for x, y in zip(acc, parts, strict=True)]
+
+    def place(self, tile: Array, row: Array, sub: Any) -> Place:
+        return Place(tile, row, sub)
+
+    def _byte(self, place: Place, chunk: Any, piece: int) -> Array:
+        return piece * min(place.tile.shape[1], 128) + chunk * 16 + place.sub
+
+    def load(self, place: Place, chunk: Any, piece: int) -> Array:
+        return joined(place.tile[place.row[:, None], self._byte(place, chunk, piece)[:, None] + jnp.arange(4)])
+
+    def store(self, place: Place, chunk: Any, piece: int, values: list[Array], dtype: str) -> None:
+        self.stored.append((place.row, piece * 64 + chunk * 8 + place.sub // 2, values))
+
+    def scale(self, scales: Array, side: int, token: Array) -> Array:
+        return scales[side, token].astype(jnp.float32)
+
+    def queries(self, rows: Array, row: Array, column: Array) -> list[Array]:
+        found = rows[row[:, None], column[:, None] + jnp.arange(4)]
+        return [joined(found[:, :2]), joined(found[:, 2:])]
+
+    def put(self, numbers: Any, at: Array, value: Array) -> None:
+        self.numbers.append((at, value))
+
+    def written(self, shape: tuple[int, ...]) -> Array:
+        """What was stored, in an array that is 0 elsewhere."""
+        out = jnp.zeros(shape, jnp.float32)
+        for row, column, values in self.stored:
+            for i, value in enumerate(values):
+                out = out.at[row, column + i].set(value)
+        return out
+
+    def put_down(self, shape: tuple[int, ...]) -> Array:
+        """The numbers that were put, in an array that is 0 elsewhere."""
+        out = jnp.zeros(shape, jnp.float32)
+        for at, value in self.numbers:
+            out = out.at[at].set(value)
+        return out
+
+
+def bits_of(x: Array, dtype: Any) -> Array:
+    """Each lane's register as narrower numbers, the lowest first."""
+    return lax.bitcast_convert_type(lax.bitcast_convert_type(x, jnp.uint32), dtype)
+
+
+def joined(x: Array) -> Array:
+    """Narrow numbers `[128, n]` as one register a lane."""
+    return lax.bitcast_convert_type(x, jnp.uint32)

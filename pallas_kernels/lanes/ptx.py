@@ -1,0 +1,179 @@
+"""The machine that writes a lane program down as PTX."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+from pallas_kernels.lanes.machine import HALF_LIMIT, Place
+
+_CVT = {"float8_e4m3fn": "e4m3x2", "float8_e5m2": "e5m2x2"}
+_PAIR = {"float16": "f16x2", "bfloat16": "bf16x2"}
+
+
+class Ptx:
+    """Writes a program down. Inputs are named when it begins; `text` gives the assembly with the outputs moved to where LLVM wants them."""
+
+    def __init__(self, inputs: int, outputs: int):
+        self._lines: list[str] = []
+        self._count = 0
+        self._outputs = outputs
+        self.inputs = [self._make("mov.b32", f"${outputs + i}") for i in range(inputs)]
+        lane = self._make("mov.u32", "%tid.x")
+        self.g = self._make("bfe.u32", lane, 2, 3)
+        self.c = self._make("and.b32", lane, 3)
+        self.warp = self._make("bfe.u32", lane, 5, 2)
+
+    def text(self, outputs: list[str]) -> str:
+        assert len(outputs) == self._outputs
+        moves = [f"mov.b32 ${i}, {name};" for i, name in enumerate(outputs)]
+        registers = [f".reg .b32 r<{self._count + 1}>;", f".reg .b16 h<{2 * self._count + 2}>;", f".reg .pred p<{self._count + 1}>;"]
+        return "\n".join(["{", *registers, *self._lines, *moves, "}"])
+
+    def _name(self) -> int:
+        self._count += 1
+        return self._count
+
+    def _emit(self, op: str, *arguments: Any) -> None:
+        self._lines.append(f"{op} {', '.join(_immediate(a) for a in arguments)};")
+
+    def _make(self, op: str, *arguments: Any) -> str:
+        name = f"r{self._name()}"
+        self._emit(op, name, *arguments)
+        return name
+
+    def constant(self, value: float) -> str:
+        return self._make("mov.b32", value)
+
+    def add(self, a: Any, b: Any) -> str:
+        return self._make("add.s32", a, b)
+
+    def times(self, a: Any, factor: int) -> str:
+        return self._make("mul.lo.s32", a, factor)
+
+    def bits(self, a: Any, first: int, count: int) -> str:
+        """Some bits of a number that is not negative."""
+        return self._make("bfe.u32", a, first, count)
+
+    def below(self, a: Any, b: Any) -> str:
+        name = f"p{self._name()}"
+        self._emit("setp.lt.s32", name, a, b)
+        return name
+
+    def both(self, a: str, b: str) -> str:
+        name = f"p{self._name()}"
+        self._emit("and.pred", name, a, b)
+        return name
+
+    def select(self, predicate: str, a: Any, b: Any) -> str:
+        return self._make("selp.b32", a, b, predicate)
+
+    def fadd(self, a: Any, b: Any) -> str:
+        return self._make("add.f32", a, b)
+
+    def fmul(self, a: Any, b: Any) -> str:
+        return self._make("mul.f32", a, b)
+
+    def fma(self, a: Any, b: Any, c: Any) -> str:
+        return self._make("fma.rn.f32", a, b, c)
+
+    def fmax(self, a: Any, b: Any) -> str:
+        return self._make("max.f32", a, b)
+
+    def clamp(self, a: Any) -> str:
+        """Within the range of float16; NaN stays."""
+        return self._make("max.NaN.f32", self._make("min.NaN.f32", a, HALF_LIMIT), -HALF_LIMIT)
+
+    def exp2(self, a: Any) -> str:
+        return self._make("ex2.approx.ftz.f32", a)
+
+    def log2(self, a: Any) -> str:
+        return self._make("lg2.approx.ftz.f32", a)
+
+    def tanh(self, a: Any) -> str:
+        return self._make("tanh.approx.f32", a)
+
+    def reciprocal(self, a: Any) -> str:
+        return self._make("rcp.approx.ftz.f32", a)
+
+    def shuffle(self, a: Any, mask: int) -> str:
+        """The value of the lane whose number differs in these bits."""
+        return self._make("shfl.sync.bfly.b32", a, mask, 31, "0xffffffff")
+
+    def bytes_of(self, a: Any, b: Any, selector: int) -> str:
+        """Four bytes of two registers, each named by 4 bits: 0 to 3 of `a`, 4 to 7 of `b`, the lowest first."""
+        return self._make("prmt.b32", a, b, f"0x{selector:x}")
+
+    def floats(self, a: Any, dtype: str) -> tuple[str, str]:
+        """Four 8-bit floats as two pairs of float16."""
+        name = self._name()
+        self._lines.append(f"mov.b32 {{h{2 * name}, h{2 * name + 1}}}, {a};")
+        low, high = (self._make(f"cvt.rn.f16x2.{_CVT[dtype]}", f"h{2 * name + i}") for i in range(2))
+        return low, high
+
+    def pair(self, low: Any, high: Any, dtype: str = "float16") -> str:
+        """Two floats rounded to 16 bits in one register."""
+        return self._make(f"cvt.rn.{_PAIR[dtype]}.f32", high, low)
+
+    def wide(self, a: Any) -> tuple[str, str]:
+        """A pair of bfloat16 as two floats."""
+        return self._make("shl.b32", a, 16), self._make("and.b32", a, "0xffff0000")
+
+    def transpose(self, a: Any) -> str:
+        """The 8 x 8 matrix of 16-bit numbers whose row g, columns 2c and 2c + 1 lane (g, c) holds, transposed."""
+        return self._make("movmatrix.sync.aligned.m8n8.trans.b16", a)
+
+    def multiply(self, acc: list[str], a: list[str], b: list[str]) -> list[str]:
+        """acc + a·b of matrices 16 x 16 and 16 x 8 in float16, the sum 16 x 8 in float32."""
+        out = [f"r{self._name()}" for _ in range(4)]
+        listed = ", ".join("{" + ", ".join(x) + "}" for x in (out, a, b, acc))
+        self._lines.append(f"mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {listed};")
+        return out
+
+    def place(self, tile: tuple[str, int], row: Any, sub: Any) -> Place:
+        """`tile` is (address, bytes of a row)."""
+        address, width = tile
+        piece = min(width, 128)
+        within = self._make("mul.lo.s32", self._make("and.b32", row, 7), piece)
+        base = self.add(self._make("mad.lo.s32", self._make("shr.u32", row, 3), 8 * width, address), self.add(within, sub))
+        flip = self._make("and.b32", self._make("shr.u32", within, 3), piece - 16)
+        return Place(tile, row, sub, base, flip)
+
+    def _address(self, place: Place, chunk: Any, piece: int) -> str:
+        moved = place.flip
+        if chunk != 0:
+            moved = self._make("xor.b32", place.flip, chunk * 16 if isinstance(chunk, int) else self._make("shl.b32", chunk, 4))
+        return f"[{self.add(place.base, moved)}+{piece * 8 * min(place.tile[1], 128)}]"
+
+    def load(self, place: Place, chunk: Any, piece: int) -> str:
+        """The 4 bytes at `sub` of a 16-byte chunk (its number within the piece of 8 rows that is the `piece`-th of the row)."""
+        return self._make("ld.shared.b32", self._address(place, chunk, piece))
+
+    def store(self, place: Place, chunk: Any, piece: int, values: list[str], dtype: str) -> None:
+        """Four floats as 16-bit numbers, to the 8 bytes at `sub` of a chunk."""
+        words = ", ".join(self.pair(values[i], values[i + 1], dtype) for i in (0, 2))
+        self._lines.append(f"st.shared.v2.b32 {self._address(place, chunk, piece)}, {{{words}}};")
+
+    def scale(self, scales: tuple[str, int], side: int, token: Any) -> str:
+        """The bfloat16 at `[side, token]` of a plain array (address, row length) as a float."""
+        address, width = scales
+        at, name = self._make("mad.lo.s32", token, 2, address), self._name()
+        self._lines.append(f"ld.shared.b16 h{2 * name}, [{at}+{2 * side * width}];")
+        self._lines.append(f"mov.b32 r{name}, {{0, h{2 * name}}};")
+        return f"r{name}"
+
+    def queries(self, rows: tuple[str, int], row: Any, column: Any) -> list[str]:
+        """Four 16-bit numbers from `column` on of a row of a plain array (address, row length), as two registers."""
+        address, width = rows
+        at = self._make("mad.lo.s32", column, 2, self._make("mad.lo.s32", row, 2 * width, address))
+        out = [f"r{self._name()}" for _ in range(2)]
+        self._lines.append(f"ld.shared.v2.b32 {{{', '.join(out)}}}, [{at}];")
+        return out
+
+    def put(self, numbers: tuple[str, int], at: Any, value: Any) -> None:
+        """A float to a place of a plain array (address, length)."""
+        self._emit("st.shared.b32", f"[{self._make('mad.lo.s32', at, 4, numbers[0])}]", value)
+
+
+def _immediate(x: Any) -> str:
+    return f"0f{struct.pack('>f', x).hex().upper()}" if isinstance(x, float) else str(x)

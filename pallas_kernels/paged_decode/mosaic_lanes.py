@@ -1,0 +1,194 @@
+"""The lane programs of decode over 8-bit pages on Hopper: what each warp does with its 16 tokens of a tile.
+
+Each of the consumer's four warps does flash attention of its own over 16 of a tile's 64 tokens, and they meet when the share of a row ends.
+Scores are Sᵀ = K·Qᵀ and outputs Oᵀ = Vᵀ·P: the few queries of a group are the short side of the tensor cores' 16 x 8 products, and the
+8-bit numbers, on the long side, go from shared memory to registers once and become float16 there. The order of summands is free, so a
+lane multiplies the four numbers that it loads as one, and the queries are put in that order.
+
+A key's scale s is a factor of its score. A value's goes into the weight, in the log2 domain, so that the weights fill the range of
+float16: p = 2^(score + log2 s − top), and the sum of weights gets p / s. `top` is thus the maximum of score + log2 s.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+from pallas_kernels.lanes import Machine
+from pallas_kernels.paged_decode.mosaic_flash import LOG2E, NEVER, Spec
+
+WARPS, WARP_TOKENS = 4, 16
+LEAST_TOTAL = 2.0**-126  # below any sum of weights; where nothing was seen, outputs are 0 times its inverse
+
+
+class Tile(NamedTuple):
+    """A tile in shared memory: keys and values as tiles of bytes, their scales `[2, tokens]`."""
+
+    k: Any
+    v: Any
+    scales: Any
+
+
+class State(NamedTuple):
+    """One warp's flash attention: `mixed[block of 32 of H][half][queries / 8]` are 4 sums each, of (head column 0 | 2, query 0),
+    (0 | 2, 1), (1 | 3, 0), (1 | 3, 1);
+    `top` and `total` `[queries / 8][2]` are of queries 2c and 2c + 1, and totals are yet to be added over g."""
+
+    mixed: list[list[list[list[Any]]]]
+    top: list[list[Any]]
+    total: list[list[Any]]
+
+    @property
+    def registers(self) -> list[Any]:
+        flat = [x for block in self.mixed for half in block for acc in half for x in acc]
+        return flat + [x for pair in self.top + self.total for x in pair]
+
+    @classmethod
+    def of(cls, registers: list[Any], H: int, group: int) -> State:
+        n = group // 8
+        take = iter(registers)
+        mixed = [[[[next(take) for _ in range(4)] for _ in range(n)] for _ in range(2)] for _ in range(H // 32)]
+        top, total = ([[next(take) for _ in range(2)] for _ in range(n)] for _ in range(2))
+        return cls(mixed, top, total)
+
+    @staticmethod
+    def size(H: int, group: int) -> int:
+        return (H // 4 + 4) * (group // 8)
+
+
+def begin(m: Machine, spec: Spec) -> State:
+    """The state before any tile."""
+    size = State.size(spec.H, spec.group)
+    tops = 2 * (spec.group // 8)
+    zeros = [m.constant(0.0)] * (size - 2 * tops)
+    return State.of([*zeros, *[m.constant(NEVER)] * tops, *[m.constant(0.0)] * tops], spec.H, spec.group)
+
+
+def read_queries(m: Machine, spec: Spec, rows: Any) -> list[Any]:
+    """The queries as right sides of products, in float16: for each 8 of them and each 16 of H two registers."""
+    out: list[Any] = []
+    for n in range(spec.group // 8):
+        for s in range(spec.H // 16):
+            words = m.queries(rows, m.add(m.g, 8 * n), m.add(m.times(m.c, 4), 16 * s))
+            if spec.dtype != "float16":
+                words = [m.pair(*(m.clamp(x) for x in m.wide(word))) for word in words]
+            out += words
+    return out
+
+
+def fold(m: Machine, spec: Spec, tile: Tile, place: tuple[Any, Any], queries: list[Any], state: State) -> State:
+    """One step of online softmax over a warp's tokens of a tile; `place` is the position of the tile's first token and the row's length."""
+    first, length = place
+    mine = m.times(m.warp, WARP_TOKENS)
+
+    def seen(token: Any) -> Any:
+        position = m.add(first, token)
+        inside = m.below(position, length)
+        return inside if spec.window is None else m.both(inside, m.below(m.add(length, -spec.window - 1), position))
+
+    keys = [m.add(m.add(mine, m.g), 8 * i) for i in range(2)]
+    scores = _scores(m, spec, tile.k, keys, queries)
+    visible = [seen(token) for token in keys]
+    factors = [m.fmul(m.scale(tile.scales, 0, token), _factor(spec)) for token in keys]
+    logs = [m.select(ok, m.log2(m.scale(tile.scales, 1, token)), 0.0) for ok, token in zip(visible, keys, strict=True)]
+    inverse = [m.exp2(m.fmul(x, -1.0)) for x in logs]
+    top, total, decays, weights = [], [], [], []
+    for n, score in enumerate(scores):
+        pairs = []
+        for i in range(2):  # query 2c + i of these 8
+            points = []
+            for r in range(2):  # token g + 8r
+                point = m.fmul(score[2 * r + i], factors[r])
+                if spec.softcap is not None:
+                    point = m.fmul(m.tanh(point), spec.softcap * LOG2E)
+                points.append(m.select(visible[r], m.fadd(point, logs[r]), float("-inf")))
+            pairs.append(_weigh(m, points, inverse, state.top[n][i], state.total[n][i]))
+        top.append([pair[0] for pair in pairs])
+        total.append([pair[1] for pair in pairs])
+        decays.append([pair[2] for pair in pairs])
+        weights.append([m.transpose(m.pair(pairs[0][3][r], pairs[1][3][r])) for r in range(2)])
+    values = [m.add(m.add(mine, m.times(m.c, 2)), i) for i in (0, 1, 8, 9)]
+    mixed = _mix(m, spec, (tile.v, values, [seen(token) for token in values]), (weights, decays), state)
+    return State(mixed, top, total)
+
+
+def _factor(spec: Spec) -> float:
+    return spec.scale * LOG2E if spec.softcap is None else spec.scale / spec.softcap
+
+
+def _scores(m: Machine, spec: Spec, k: Any, tokens: list[Any], queries: list[Any]) -> list[list[Any]]:
+    """For each 8 queries the scores of (token g, query 2c), (g, 2c + 1), (g + 8, 2c), (g + 8, 2c + 1), unscaled."""
+    piece, steps = min(spec.H, 128), spec.H // 16
+    places = [m.place(k, token, m.times(m.c, 4)) for token in tokens]
+    zero = m.constant(0.0)
+    sums = [[[zero] * 4 for _ in range(spec.group // 8)] for _ in range(2)]  # two chains, since each product waits for the one before
+    for s in range(steps):
+        halves = [m.floats(m.load(place, 16 * s % piece // 16, 16 * s // piece), str(spec.kv_dtype)) for place in places]
+        left = [halves[0][0], halves[1][0], halves[0][1], halves[1][1]]
+        for n, chain in enumerate(sums[s % 2]):
+            at = 2 * (n * steps + s)
+            sums[s % 2][n] = m.multiply(chain, left, queries[at : at + 2])
+    return [[m.fadd(x, y) for x, y in zip(even, odd, strict=True)] for even, odd in zip(*sums, strict=True)]
+
+
+def _weigh(m: Machine, points: list[Any], inverse: list[Any], top: Any, total: Any) -> tuple[Any, Any, Any, list[Any]]:
+    """New maximum and total, decay, and the weights of two tokens."""
+    new = m.fmax(top, m.fmax(*points))
+    for mask in (4, 8, 16):
+        new = m.fmax(new, m.shuffle(new, mask))
+    below = m.fmul(new, -1.0)
+    decay = m.exp2(m.fadd(top, below))
+    weights = [m.exp2(m.fadd(point, below)) for point in points]
+    total = m.fmul(total, decay)
+    for weight, factor in zip(weights, inverse, strict=True):
+        total = m.fma(weight, factor, total)
+    return new, total, decay, weights
+
+
+def _mix(
+    m: Machine, spec: Spec, values: tuple[Any, list[Any], list[Any]], by: tuple[list, list], state: State
+) -> list[list[list[list[Any]]]]:
+    """The sums of weighted values, decayed and with this tile's added. Words of values that are not seen are zeroed: 0 · NaN is NaN."""
+    v, tokens, visible = values
+    dtype = str(spec.kv_dtype)
+    weights, decays = by
+    piece = min(spec.H, 128)
+    places = [m.place(v, token, m.times(m.bits(m.g, 0, 2), 4)) for token in tokens]
+    chunk = m.bits(m.g, 2, 1)
+    mixed = []
+    for block in range(spec.H // 32):
+        at, row_piece = 32 * block % piece // 16, 32 * block // piece
+        here = m.add(chunk, at)
+        words = [m.select(ok, m.load(place, here, row_piece), 0) for ok, place in zip(visible, places, strict=True)]
+        halves = []
+        for half, selector in enumerate((0x5140, 0x7362)):  # bytes 0 and 1, or 2 and 3, of two tokens side by side
+            low, high = (m.floats(m.bytes_of(words[i], words[i + 1], selector), dtype) for i in (0, 2))
+            left = [low[0], low[1], high[0], high[1]]
+            accs = []
+            for n, acc in enumerate(state.mixed[block][half]):
+                accs.append(m.multiply([m.fmul(x, decays[n][i % 2]) for i, x in enumerate(acc)], left, weights[n]))
+            halves.append(accs)
+        mixed.append(halves)
+    return mixed
+
+
+def finish(m: Machine, spec: Spec, to: tuple[Any, Any], own: Any, state: State) -> None:
+    """Leave each warp's normalised outputs as rows warp · group + query of a 16-bit tile, and their log2-sum-exps. Rows of neighbours'
+    queries, which are not `own` to own + G, are zeros."""
+    rows, lse = to
+    for n in range(spec.group // 8):
+        for i in range(2):
+            query = m.add(m.times(m.c, 2), 8 * n + i)
+            row = m.add(m.times(m.warp, spec.group), query)
+            total = state.total[n][i]
+            for mask in (4, 8, 16):
+                total = m.fadd(total, m.shuffle(total, mask))
+            m.put(lse, row, m.fadd(state.top[n][i], m.log2(total)))
+            mine = m.both(m.below(m.add(own, -1), query), m.below(query, m.add(own, spec.G)))
+            factor = m.reciprocal(m.fmax(total, LEAST_TOTAL))
+            place = m.place(rows, row, m.times(m.bits(m.g, 0, 1), 8))
+            for block in range(spec.H // 32):
+                first, second = (state.mixed[block][half][n] for half in range(2))
+                four = [m.select(mine, m.fmul(x, factor), 0.0) for x in (first[i], first[2 + i], second[i], second[2 + i])]
+                m.store(place, m.add(m.bits(m.g, 1, 2), 4 * (block % 2)), block // 2, four, jnp.dtype(spec.dtype).name)

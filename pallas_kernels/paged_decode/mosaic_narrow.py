@@ -1,0 +1,110 @@
+"""What the Hopper kernel of paged decode does differently where pages hold 8-bit floats: its shared memory, its copies, and its attention.
+
+A tile is copied as it lies, scales beside it, and the lane programs of `mosaic_lanes` work on it. When a row's share ends, the outputs of
+the four warps are parts like those of other blocks, and are merged as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels.lanes import Machine, byte_tiled, plain, run
+from pallas_kernels.paged_decode import mosaic_lanes as lanes
+from pallas_kernels.paged_decode.mosaic_flash import ROWS, TILE, Carry, Spec, fold, part_scores, zero_tail
+from pallas_kernels.quantised import SCALE_DTYPE
+
+
+def scratch(spec: Spec) -> dict[str, Any]:
+    """Shared memory and barriers of one block that are for 8-bit pages."""
+    stages, parts = spec.tuning.stages, spec.parts
+    return {
+        "q": plgpu.SMEM((spec.tuning.queries, spec.group, spec.H), spec.dtype),
+        "k": plgpu.SMEM((stages, TILE, spec.H), spec.kv_dtype, transforms=byte_tiled(spec.H)),
+        "v": plgpu.SMEM((stages, TILE, spec.H), spec.kv_dtype, transforms=byte_tiled(spec.H)),
+        "scales": plgpu.SMEM((stages, 2, TILE), SCALE_DTYPE),
+        "warps": plgpu.SMEM((ROWS, spec.H), spec.dtype, transforms=spec.tiled),
+        "warps_lse": plgpu.SMEM((ROWS,), jnp.float32),
+        "parts": plgpu.SMEM((parts, ROWS, spec.H), spec.dtype, transforms=spec.tiled),
+        "lse_in": plgpu.SMEM((parts, ROWS), jnp.float32),
+        "k_full": plgpu.Barrier(num_arrivals=2, num_barriers=stages),
+        "v_full": plgpu.Barrier(num_barriers=stages),
+        "part_full": plgpu.Barrier(num_barriers=parts),
+        "part_free": plgpu.Barrier(num_barriers=parts),
+        "lse_full": plgpu.Barrier(num_barriers=parts),
+    }
+
+
+def copy_tile(spec: Spec, pools: tuple[Any, ...], pages: list[Any], h: Array, sm: dict[str, Any], at: Array) -> None:
+    """TMA copies of keys, scales and values of one tile of head `h`."""
+    (page, within), *_ = pages
+    here = (slice(None),) if within is None else (pl.ds(pl.multiple_of(within, TILE), TILE),)
+    k_ref, v_ref, scales_ref = (pool.at[page, h] for pool in pools)
+    plgpu.copy_gmem_to_smem(k_ref.at[here], sm["k"].at[at], sm["k_full"].at[at])
+    plgpu.copy_gmem_to_smem(scales_ref.at[(slice(None), *here)], sm["scales"].at[at], sm["k_full"].at[at])
+    plgpu.copy_gmem_to_smem(v_ref.at[here], sm["v"].at[at], sm["v_full"].at[at])
+
+
+def attend(spec: Spec, sm: dict[str, Any], slot: Array, share: tuple[Array, ...], own: Array, carry: Callable[[], Carry]) -> Carry:
+    """A row's share by the four warps, and their outputs merged into `carry()`. `share` is (first tile, end tile, ring's first tile, where
+    tile 0 would be, length)."""
+    begin, end, low, zero, length = share
+    queries = _read_queries(spec, sm, slot)
+
+    def step(t: Array, state: Array) -> Array:
+        at = lax.rem(t - low, jnp.int32(spec.tuning.stages))
+        plgpu.barrier_wait(sm["k_full"].at[at])
+        plgpu.barrier_wait(sm["v_full"].at[at])
+        state = _fold(spec, sm, at, ((t - zero) * TILE, length), queries, state)
+        plgpu.commit_smem()  # all warps have read before the next copy into the slot
+        plgpu.barrier_arrive(sm["free"].at[at])
+        return state
+
+    state = lax.fori_loop(begin, end, step, _begin(spec))
+    _finish(spec, sm, own, state)
+    plgpu.commit_smem()
+    zero_tail(sm["warps"], spec.H, jnp.int32(lanes.WARPS * spec.group))
+    lse = plgpu.load(sm["warps_lse"], layout=plgpu.Layout.WGMMA.reduce(0), optimized=False)
+    return fold(spec, carry(), part_scores(spec.group, lse, jnp.int32(lanes.WARPS)), sm["warps"], sm.get("p"))
+
+
+def _begin(spec: Spec) -> Array:
+    def program(m: Machine, _: list[Any], __: list[Any], ___: list[Any]) -> list[Any]:
+        return lanes.begin(m, spec).registers
+
+    return run(program, spec.interpret, lanes.State.size(spec.H, spec.group))
+
+
+def _read_queries(spec: Spec, sm: dict[str, Any], slot: Array) -> Array:
+    def program(m: Machine, refs: list[Any], _: list[Any], __: list[Any]) -> list[Any]:
+        return lanes.read_queries(m, spec, plain(refs[0], spec.H))
+
+    return run(program, spec.interpret, spec.H * spec.group // 64, refs=[(sm["q"].at[slot], ())])
+
+
+def _fold(spec: Spec, sm: dict[str, Any], at: Array, place: tuple[Array, Array], queries: Array, state: Array) -> Array:
+    count = queries.shape[1]
+
+    def program(m: Machine, refs: list[Any], scalars: list[Any], registers: list[Any]) -> list[Any]:
+        k, v = (plain(ref, spec.H) for ref in refs[:2])
+        tile = lanes.Tile(k, v, plain(refs[2], TILE))
+        before = lanes.State.of(registers[count:], spec.H, spec.group)
+        return lanes.fold(m, spec, tile, (scalars[0], scalars[1]), registers[:count], before).registers
+
+    tiled = byte_tiled(spec.H)
+    refs = [(sm["k"].at[at], tiled), (sm["v"].at[at], tiled), (sm["scales"].at[at], ())]
+    return run(program, spec.interpret, state.shape[1], refs=refs, scalars=place, arrays=(queries, state))
+
+
+def _finish(spec: Spec, sm: dict[str, Any], own: Array, state: Array) -> None:
+    def program(m: Machine, refs: list[Any], scalars: list[Any], registers: list[Any]) -> list[Any]:
+        to = (plain(refs[0], 2 * spec.H), plain(refs[1], ROWS))
+        lanes.finish(m, spec, to, scalars[0], lanes.State.of(registers, spec.H, spec.group))
+        return []
+
+    run(program, spec.interpret, 0, refs=[(sm["warps"], spec.tiled), (sm["warps_lse"], ())], scalars=(own,), arrays=(state,))

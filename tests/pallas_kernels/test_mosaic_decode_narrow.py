@@ -1,0 +1,83 @@
+"""The Hopper back end of paged decode over 8-bit pages: its lane programs emulated in the interpreter with race detection, and lowered."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels.paged_decode import mosaic_gpu, reference
+from pallas_kernels.paged_decode.cases import CASES, Case, inputs
+from pallas_kernels.quantised import SCALE_DTYPE, quantise
+
+SUPPORTED = [c for c in CASES if c.head_dim in (64, 128, 256) and c.page_size in (64, 128)]
+QUICK = [c for c in SUPPORTED if c.name == "sinks, groups of seven, pages of 64"]
+SLOW = [c for c in SUPPORTED if c not in QUICK] + [
+    Case(name="heads of 256, groups of 16", lengths=(70, 3, 0, 200), heads=32, head_dim=256, page_size=64, softcap=20.0),
+    Case(name="many splits of one row", lengths=(1100,), heads=12, kv_heads=1, head_dim=128, page_size=128),
+]
+SMALL = mosaic_gpu.Tuning(stages=2, blocks=6)
+
+
+def in_8_bits(case: Case, dtype: str) -> tuple[Any, ...]:
+    """Pages of keys and of values and their scales; what no row may see is NaN in all three."""
+    given = inputs(case)
+    (k8, ks), (v8, vs) = (quantise(jnp.asarray(x), dtype) for x in (given.pages.k, given.pages.v))
+    hidden = np.isnan(given.pages.k[..., 0])[:, :, None]
+    return k8, v8, jnp.where(hidden, jnp.nan, jnp.stack([ks, vs], axis=2)).astype(SCALE_DTYPE)
+
+
+def error(case: Case, dtype: str, kv_dtype: str) -> float:
+    """Of the interpreted kernel against the reference over the same pages; queries of dead rows are NaN."""
+    given = inputs(case)
+    k8, v8, scales = in_8_bits(case, kv_dtype)
+    q = jnp.asarray(np.where((given.lengths > 0)[:, None, None], given.q, np.nan), dtype)
+    rows = jnp.asarray(given.pages.table), jnp.asarray(given.lengths)
+    more = {"tuning": SMALL, "interpret": plgpu.InterpretGPUParams(detect_races=True)}
+    out = mosaic_gpu.jitted(q, k8, v8, *rows, scales=scales, **case.options, **more)
+    wanted = reference.decode_attention(q.astype(jnp.float32), k8, v8, *rows, scales=scales, **case.options)
+    assert out.dtype == dtype
+    return float(np.linalg.norm(np.asarray(out, np.float64) - wanted) / np.linalg.norm(wanted))
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # what is masked may be NaN
+@pytest.mark.filterwarnings("ignore:divide by zero encountered:RuntimeWarning")  # a warp that has seen nothing
+@pytest.mark.parametrize("case", QUICK, ids=lambda c: c.name)
+def test_the_interpreted_kernel_equals_the_reference(case: Case) -> None:
+    assert error(case, "bfloat16", "float8_e4m3fn") < 5e-3
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:divide by zero encountered:RuntimeWarning")
+@pytest.mark.parametrize("case", SLOW, ids=lambda c: c.name)
+def test_more_cases_pass_interpreted(case: Case) -> None:
+    wide = case.page_size == 128
+    assert error(case, "float16" if wide else "bfloat16", "float8_e5m2" if wide else "float8_e4m3fn") < 5e-3
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize(
+    ("page", "group", "dtype", "kv"),
+    [(64, 7, "bfloat16", "float8_e4m3fn"), (128, 16, "bfloat16", "float8_e5m2"), (128, 1, "float16", "float8_e4m3fn")],
+)
+def test_the_kernel_lowers_for_cuda(head_dim: int, page: int, group: int, dtype: str, kv: str) -> None:
+    pool, scales = jax.ShapeDtypeStruct((64, 2, page, head_dim), kv), jax.ShapeDtypeStruct((64, 2, 2, page), SCALE_DTYPE)
+    ints = [jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((3, 8), (3,))]
+    args = (jax.ShapeDtypeStruct((3, 2 * group, head_dim), dtype), pool, pool, *ints)
+    lowered = mosaic_gpu.jitted.trace(*args, scales=scales, scale=0.1, window=64, softcap=20.0).lower(lowering_platforms=("cuda",))
+    assert lowered.as_text().count("mosaic_gpu_v2") == 1
+
+
+@pytest.mark.parametrize(
+    ("page", "kinds", "message"),
+    [(32, ("float8_e4m3fn",) * 2, "8-bit pages of 64 or 128 tokens"), (64, ("float8_e4m3fn", "float8_e5m2"), "pages of 8-bit floats, got")],
+)
+def test_what_the_kernel_cannot_take_is_an_error_that_says_so(page: int, kinds: tuple[str, str], message: str) -> None:
+    k, v = (jnp.zeros((3, 2, page, 64), kind) for kind in kinds)
+    with pytest.raises(ValueError, match=message):
+        mosaic_gpu.check(jnp.zeros((2, 4, 64), jnp.bfloat16), k, v)
