@@ -10,7 +10,6 @@ import numpy as np
 from jax import Array, lax
 from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.pallas import mosaic_gpu as plgpu
-from jaxlib.mlir import ir
 
 from pallas_kernels.lanes.emulated import Emulated
 from pallas_kernels.lanes.machine import LANES
@@ -53,7 +52,7 @@ def run(
 
     @plgpu.inline_mgpu(arg_types=types, return_type=returned)
     def written(_: Any, refs: tuple[Any, ...], scalars: tuple[Any, ...], arrays: tuple[Any, ...]) -> Any:
-        i32 = ir.IntegerType.get_signless(32)
+        i32 = mgpu.utils.dtype_to_ir_type(jnp.int32)
         given = [mgpu.utils.memref_ptr(ref) for ref in refs] + [scalar.registers.item() for scalar in scalars]
         given += [mgpu.utils.bitcast(register, i32) for array in arrays for register in array.registers.flat]
         m = Ptx(len(given), results)
