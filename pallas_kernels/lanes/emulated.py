@@ -80,6 +80,10 @@ class Emulated:
     def pair(self, low: Array, high: Array, dtype: str = "float16") -> Array:
         return joined(jnp.stack([low, high], axis=1).astype(dtype))
 
+    def halves(self, a: Array) -> tuple[Array, Array]:
+        numbers = bits_of(a, jnp.float16).astype(jnp.float32)
+        return numbers[:, 0], numbers[:, 1]
+
     def wide(self, a: Array) -> tuple[Array, Array]:
         numbers = bits_of(a, jnp.bfloat16).astype(jnp.float32)
         return numbers[:, 0], numbers[:, 1]
@@ -105,11 +109,11 @@ class Emulated:
     def _byte(self, place: Place, chunk: Any, piece: int) -> Array:
         return piece * min(place.tile.shape[1], 128) + chunk * 16 + place.sub
 
-    def load(self, place: Place, chunk: Any, piece: int) -> Array:
-        return joined(place.tile[place.row[:, None], self._byte(place, chunk, piece)[:, None] + jnp.arange(4)])
+    def load(self, place: Place, chunk: Any, piece: int, down: int = 0) -> Array:
+        return joined(place.tile[place.row[:, None] + 8 * down, self._byte(place, chunk, piece)[:, None] + jnp.arange(4)])
 
-    def store(self, place: Place, chunk: Any, piece: int, values: list[Array], dtype: str) -> None:
-        self.stored.append((place.row, piece * 64 + chunk * 8 + place.sub // 2, values))
+    def store(self, place: Place, chunk: Any, piece: int, values: list[Array], dtype: str, down: int = 0) -> None:
+        self.stored.append((place.row + 8 * down, piece * 64 + chunk * 8 + place.sub // 2, values))
 
     def scale(self, scales: Array, side: int, token: Array) -> Array:
         return scales[side, token].astype(jnp.float32)
@@ -123,11 +127,10 @@ class Emulated:
 
     def written(self, shape: tuple[int, ...]) -> Array:
         """What was stored, in an array that is 0 elsewhere."""
-        out = jnp.zeros(shape, jnp.float32)
-        for row, column, values in self.stored:
-            for i, value in enumerate(values):
-                out = out.at[row, column + i].set(value)
-        return out
+        rows, columns = (jnp.stack([each[i] for each in self.stored])[:, None] for i in range(2))
+        values = jnp.stack([jnp.stack(each[2]) for each in self.stored])
+        offset = lax.broadcasted_iota(jnp.int32, values.shape, 1)
+        return jnp.zeros(shape, jnp.float32).at[rows, columns + offset].set(values)
 
     def put_down(self, shape: tuple[int, ...]) -> Array:
         """The numbers that were put, in an array that is 0 elsewhere."""

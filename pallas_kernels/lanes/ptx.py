@@ -115,6 +115,12 @@ class Ptx:
         """Two floats rounded to 16 bits in one register."""
         return self._make(f"cvt.rn.{_PAIR[dtype]}.f32", high, low)
 
+    def halves(self, a: Any) -> tuple[str, str]:
+        """A pair of float16 as two floats."""
+        name = self._name()
+        self._lines.append(f"mov.b32 {{h{2 * name}, h{2 * name + 1}}}, {a};")
+        return self._make("cvt.f32.f16", f"h{2 * name}"), self._make("cvt.f32.f16", f"h{2 * name + 1}")
+
     def wide(self, a: Any) -> tuple[str, str]:
         """A pair of bfloat16 as two floats."""
         return self._make("shl.b32", a, 16), self._make("and.b32", a, "0xffff0000")
@@ -139,20 +145,22 @@ class Ptx:
         flip = self._make("and.b32", self._make("shr.u32", within, 3), piece - 16)
         return Place(tile, row, sub, base, flip)
 
-    def _address(self, place: Place, chunk: Any, piece: int) -> str:
+    def _address(self, place: Place, chunk: Any, piece: int, down: int) -> str:
         moved = place.flip
         if chunk != 0:
             moved = self._make("xor.b32", place.flip, chunk * 16 if isinstance(chunk, int) else self._make("shl.b32", chunk, 4))
-        return f"[{self.add(place.base, moved)}+{piece * 8 * min(place.tile[1], 128)}]"
+        width = place.tile[1]
+        return f"[{self.add(place.base, moved)}+{8 * (piece * min(width, 128) + down * width)}]"
 
-    def load(self, place: Place, chunk: Any, piece: int) -> str:
-        """The 4 bytes at `sub` of a 16-byte chunk (its number within the piece of 8 rows that is the `piece`-th of the row)."""
-        return self._make("ld.shared.b32", self._address(place, chunk, piece))
+    def load(self, place: Place, chunk: Any, piece: int, down: int = 0) -> str:
+        """The 4 bytes at `sub` of a 16-byte chunk (its number within the piece of 8 rows that is the `piece`-th of the row), of the row
+        8 · `down` below."""
+        return self._make("ld.shared.b32", self._address(place, chunk, piece, down))
 
-    def store(self, place: Place, chunk: Any, piece: int, values: list[str], dtype: str) -> None:
+    def store(self, place: Place, chunk: Any, piece: int, values: list[str], dtype: str, down: int = 0) -> None:
         """Four floats as 16-bit numbers, to the 8 bytes at `sub` of a chunk."""
         words = ", ".join(self.pair(values[i], values[i + 1], dtype) for i in (0, 2))
-        self._lines.append(f"st.shared.v2.b32 {self._address(place, chunk, piece)}, {{{words}}};")
+        self._lines.append(f"st.shared.v2.b32 {self._address(place, chunk, piece, down)}, {{{words}}};")
 
     def scale(self, scales: tuple[str, int], side: int, token: Any) -> str:
         """The bfloat16 at `[side, token]` of a plain array (address, row length) as a float."""

@@ -70,16 +70,6 @@ def _launch(spec: Spec, lanes: int, phase: str, given: tuple[Array, ...]) -> tup
 
         ring = _ring(spec, high - low)
 
-        def take_slot(i: Array, free: str, slots: int) -> Array:
-            at = lax.rem(i, jnp.int32(slots))
-            pl.when(i >= slots)(lambda: plgpu.barrier_wait(sm[free].at[at]))
-            return at
-
-        def drain(free: Any, steps: Array, slots: int) -> None:
-            @pl.loop(jnp.maximum(0, steps - slots), steps)
-            def _free(i):  # type: ignore[no-untyped-def]
-                plgpu.barrier_wait(free.at[lax.rem(i, jnp.int32(slots))])
-
         @pl.when(wg == 1)
         def _producer() -> None:
             plgpu.set_max_registers(40, action="decrease")
@@ -91,7 +81,7 @@ def _launch(spec: Spec, lanes: int, phase: str, given: tuple[Array, ...]) -> tup
                 @pl.loop(begin, end)
                 def _tile(t):  # type: ignore[no-untyped-def]
                     pages = _pages(spec, table_ref, r, (t - zero) * TILE, last_page)  # before the wait, so that they come during it
-                    at = take_slot(t - low, "free", stages)
+                    at = _take(sm["free"], t - low, stages)
                     (_copy_tile if spec.kv_dtype is None else narrow.copy_tile)(spec, pool_refs, pages, h, sm, at)
 
                     @pl.when(t == begin)  # after the copies, so that they do not wait for this load
@@ -107,17 +97,14 @@ def _launch(spec: Spec, lanes: int, phase: str, given: tuple[Array, ...]) -> tup
 
             @pl.loop(0, chunks)
             def _parts(c):  # type: ignore[no-untyped-def]
-                at = take_slot(ring.before + c, ring.free, ring.slots)
+                at = _take(sm[ring.free], ring.before + c, ring.slots)
                 _copy_parts(spec, ring, (merge_o, merge_lse), (h, first_part + c * ROWS), sm, at)
 
             # Every arrival is waited for, so that the barriers end in the phase they began in.
-            drain(sm["free"], ring.before + chunks if spec.kv_dtype is None else high - low, stages)
+            _drain(sm["free"], ring.before + chunks if spec.kv_dtype is None else high - low, stages)
             if spec.kv_dtype is not None:
-                drain(sm["part_free"], chunks, ring.slots)
-
-            @pl.loop(jnp.maximum(0, rows - queries), rows)
-            def _q_free(n):  # type: ignore[no-untyped-def]
-                plgpu.barrier_wait(sm["q_free"].at[lax.rem(n, jnp.int32(queries))])
+                _drain(sm["part_free"], chunks, ring.slots)
+            _drain(sm["q_free"], rows, queries)
 
         @pl.when(wg == 0)
         def _consumer() -> None:
@@ -186,6 +173,21 @@ def _launch(spec: Spec, lanes: int, phase: str, given: tuple[Array, ...]) -> tup
     grid = {"grid": (lanes, spec.K), "grid_names": ("lane", "head"), "num_threads": 2, "thread_name": "wg"}
     run = plgpu.kernel(decode_attend, out_type=out, scratch_types=_scratch(spec), **grid, **spec.options)
     return run(*given)
+
+
+def _take(free: Any, i: Array, slots: int) -> Array:
+    """The slot of a ring's entry `i`, once it is free."""
+    at = lax.rem(i, jnp.int32(slots))
+    pl.when(i >= slots)(lambda: plgpu.barrier_wait(free.at[at]))
+    return at
+
+
+def _drain(free: Any, n: Array, slots: int) -> None:
+    """Waits until the last of `n` entries of a ring are free."""
+
+    @pl.loop(jnp.maximum(0, n - slots), n)
+    def _(i):  # type: ignore[no-untyped-def]
+        plgpu.barrier_wait(free.at[lax.rem(i, jnp.int32(slots))])
 
 
 def _scratch(spec: Spec) -> dict[str, Any]:

@@ -43,6 +43,7 @@ class Spec(NamedTuple):
     softcap: float | None
     tuning: Tuning
     interpret: Any
+    kv_dtype: str | None = None  # of 8-bit pages
 
     @property
     def tiled(self) -> tuple[Any, ...]:
@@ -77,6 +78,11 @@ class Spec(NamedTuple):
     def copies(self) -> int:
         """Pages of one tile."""
         return max(1, self.size // self.C)
+
+    @property
+    def registers(self) -> tuple[int, int]:
+        """Of a thread of the producer and of a compute warpgroup: 512 for all warpgroups together. Widening takes some."""
+        return (40, 232) if self.kv_dtype is None else (96, 208)
 
     @property
     def options(self) -> dict[str, Any]:

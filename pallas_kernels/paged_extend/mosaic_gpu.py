@@ -17,18 +17,20 @@ from typing import Any, Unpack
 import jax.numpy as jnp
 from jax import Array
 
-from pallas_kernels.backends import AttentionOptions
+from pallas_kernels.backends import AttentionOptions, pools_of
 from pallas_kernels.paged_extend.mosaic_kernel import ROWS, Spec, Tuning, attend
 from pallas_kernels.paged_extend.plan import Cut, ExtendPlan, make_plan
+from pallas_kernels.quantised import is_quantised
 
 MOST_SHARED = 32  # query heads that share one tile
 
 
 @functools.cache
-def default_tuning(head_dim: int) -> Tuning:
-    """The sizes of `tuned/` for a head dimension; 227 KB of shared memory hold the queries, the output and the ring."""
-    found = json.loads((pathlib.Path(__file__).parent / "tuned" / "nvidia_h200.json").read_text())["head_dim"]
-    return Tuning(**found[str(head_dim)])
+def default_tuning(head_dim: int, itemsize: int = 2) -> Tuning:
+    """The sizes of `tuned/` for a head dimension and bytes of a number in the pages; 227 KB of shared memory hold the queries, the output
+    and the ring. Sizes for 8 bits differ in the ring alone, so that plans serve both."""
+    found = json.loads((pathlib.Path(__file__).parent / "tuned" / "nvidia_h200.json").read_text())
+    return Tuning(**found["head_dim" if itemsize == 2 else "head_dim, 8 bits"][str(head_dim)])
 
 
 def shared_heads(tokens: int, group: int, tuning: Tuning) -> int:
@@ -66,8 +68,12 @@ def check(q: Array, k_pages: Array, v_pages: Array) -> None:
     """Raise ValueError for shapes and types that the kernel does not take."""
     T, N, H = q.shape
     P, K, C, HK = k_pages.shape
-    if q.dtype not in (jnp.bfloat16, jnp.float16) or k_pages.dtype != q.dtype or v_pages.dtype != q.dtype:
-        raise ValueError(f"mosaic_gpu extend takes bfloat16 or float16 throughout, got q {q.dtype}, k {k_pages.dtype}, v {v_pages.dtype}")
+    eight = is_quantised(k_pages.dtype)
+    if q.dtype not in (jnp.bfloat16, jnp.float16) or v_pages.dtype != k_pages.dtype or not (eight or k_pages.dtype == q.dtype):
+        given = f"got q {q.dtype}, k {k_pages.dtype}, v {v_pages.dtype}"
+        raise ValueError(f"mosaic_gpu extend takes bfloat16 or float16 throughout, or pages of 8-bit floats, {given}")
+    if eight and C not in (64, 128):
+        raise ValueError(f"mosaic_gpu extend takes 8-bit pages of 64 or 128 tokens, got {C}")
     if H not in (64, 128, 256) or HK != H or v_pages.shape != k_pages.shape:
         raise ValueError(f"mosaic_gpu extend takes head_dim 64, 128 or 256 and equal K and V pools, got q {q.shape}, k {k_pages.shape}")
     if C not in (16, 32, 64, 128):
@@ -91,13 +97,13 @@ def extend_attention(
 ) -> Array:
     """See `pallas_kernels.paged_extend`. The option `plan` is this module's `plan(...)` for the same rows, window and tuning.
 
-    bfloat16 or float16; head_dim 64, 128, 256; pages of 16 to 128 tokens. Raises ValueError otherwise. `interpret` is a
-    `plgpu.InterpretGPUParams` for machines without a GPU.
+    bfloat16 or float16, and pages of the same or of 8-bit floats; head_dim 64, 128, 256; pages of 16 to 128 tokens (64 and 128 in 8 bits).
+    Raises ValueError otherwise. `interpret` is a `plgpu.InterpretGPUParams` for machines without a GPU.
     """
     check(q_TNH, k_pages, v_pages)
     T, N, H = q_TNH.shape
     _, K, C, _ = k_pages.shape
-    tuning = tuning or default_tuning(H)
+    tuning = tuning or default_tuning(H, k_pages.dtype.itemsize)
     window, sinks = options.get("window"), options.get("sinks")
     planned = options.get("plan")
     if planned is None:
@@ -107,4 +113,7 @@ def extend_attention(
     spec = Spec(T, K, N // K, share, H, C, q_TNH.dtype, options["scale"], window, options.get("softcap"), tuning, interpret)
     if sinks is not None:
         sinks = sinks.astype(jnp.float32)
-    return attend(spec, q_TNH, k_pages, v_pages, page_table_RM.astype(jnp.int32), planned, sinks)
+    pools = pools_of(k_pages, v_pages, options)
+    if len(pools) > 2:
+        spec = spec._replace(kv_dtype=k_pages.dtype.name)
+    return attend(spec, q_TNH, pools, page_table_RM.astype(jnp.int32), planned, sinks)

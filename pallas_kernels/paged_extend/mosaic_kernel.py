@@ -12,6 +12,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.paged_decode.mosaic_flags import await_flag, raise_flag
+from pallas_kernels.paged_extend import mosaic_narrow as narrow
 from pallas_kernels.paged_extend.mosaic_flash import ROWS, Spec, Tuning, add_sinks, finish, fold, merge, start
 from pallas_kernels.paged_extend.plan import ITEM_FIELDS, LANE_FIELDS, ExtendPlan
 
@@ -36,13 +37,13 @@ class _Unit(NamedTuple):
     m: Array
 
 
-def attend(spec: Spec, q: Array, k_pages: Array, v_pages: Array, table: Array, plan: ExtendPlan, sinks: Array | None) -> Array:
-    """Runs every lane's share and returns `o_TNH`.
+def attend(spec: Spec, q: Array, pools: tuple[Array, ...], table: Array, plan: ExtendPlan, sinks: Array | None) -> Array:
+    """Runs every lane's share and returns `o_TNH`; `pools` are pages of keys and of values, and their scales if they have some.
 
     The interpreter sees no flags and would report what owners read of their followers' parts as races. There the kernel runs twice: once
     without merging, and again with the parts of the first run as inputs.
     """
-    given = (q, k_pages, v_pages, table, *plan, *(() if sinks is None else (sinks,)))
+    given = (q, *pools, table, *plan, *(() if sinks is None else (sinks,)))
     if spec.interpret is None:
         return _launch(spec, plan, "both", given)[0]
     _, *parts = _launch(spec, plan, "parts", given)
@@ -54,7 +55,10 @@ def _launch(spec: Spec, plan: ExtendPlan, phase: str, given: tuple[Array, ...]) 
     with the parts to merge if `phase` is "merge"; with "parts" nothing is merged; with "both" it is this launch's own parts."""
     groups, size, H, lanes = spec.tuning.groups, spec.size, spec.H, plan.lanes_LF.shape[0]
 
-    def extend_attend(q_ref, k_ref, v_ref, table_ref, items_ref, lanes_ref, *rest, **sm):  # type: ignore[no-untyped-def]
+    pools = 2 if spec.kv_dtype is None else 3
+
+    def extend_attend(q_ref, *refs, **sm):  # type: ignore[no-untyped-def]
+        pool_refs, (table_ref, items_ref, lanes_ref, *rest) = refs[:pools], refs[pools:]
         *more, o_ref, parts_o, parts_lse = rest
         if phase == "merge":
             *sinks_ref, merge_o, merge_lse = more
@@ -89,8 +93,8 @@ def _launch(spec: Spec, plan: ExtendPlan, phase: str, given: tuple[Array, ...]) 
 
         @pl.when(wg == groups)
         def _producer() -> None:
-            plgpu.set_max_registers(40, action="decrease")
-            n, m = each_unit(lambda u, unit: _produce(spec, unit, q_ref, (k_ref, v_ref), table_ref, h, sm))
+            plgpu.set_max_registers(spec.registers[0], action="decrease")
+            n, m = each_unit(lambda u, unit: _produce(spec, unit, q_ref, pool_refs, table_ref, h, sm))
             parts = jnp.int32(0) if phase == "parts" else followers
             if phase == "both":
                 pl.when(parts > 0)(lambda: await_flag(lanes_ref.at[lane, LANE_FIELDS + h], parts * groups))
@@ -111,7 +115,7 @@ def _launch(spec: Spec, plan: ExtendPlan, phase: str, given: tuple[Array, ...]) 
 
         @pl.when(wg < groups)
         def _consumer() -> None:
-            plgpu.set_max_registers(232, action="increase")
+            plgpu.set_max_registers(spec.registers[1], action="increase")
 
             def turn() -> None:
                 if groups == 2:
@@ -190,6 +194,8 @@ def _scratch(spec: Spec) -> dict[str, Any]:
         "tail": plgpu.Barrier(num_arrivals=spec.copies),
         "turn": plgpu.Barrier(num_arrivals=groups),
     }
+    if spec.kv_dtype is not None:
+        scratch |= narrow.scratch(spec)
     if spec.interpret is not None:
         scratch["p"] = plgpu.SMEM((groups, ROWS, spec.size), spec.dtype, transforms=spec.tiled)
     return scratch
@@ -213,23 +219,33 @@ def _drain(spec: Spec, free: Any, n: Array) -> None:
 def _produce(spec: Spec, unit: _Unit, q_ref: Any, pools: tuple[Any, Any], table_ref: Any, h: Array, sm: dict[str, Any]) -> None:
     """Copies a unit's queries, and its keys and values through the ring."""
     size, C = spec.size, spec.C
-    k_ref, v_ref = pools
     last_page = lax.div(unit.keys - 1, jnp.int32(C))
 
-    def copy(ref: Any, t: Array, dst: Any, barrier: Any) -> None:
+    def places(t: Array) -> list[tuple[Any, ...]]:
+        """Page, head, first token in the page (None: the page is whole) and tokens of each copy of a tile."""
         if size < C:
             page = table_ref[unit.row, lax.div(t * size, jnp.int32(C))]
-            offset = pl.multiple_of(lax.rem(t * size, jnp.int32(C)), size)
-            plgpu.copy_gmem_to_smem(ref.at[page, h, pl.ds(offset, size)], dst, barrier)
-            return
-        for j in range(size // C):  # pages past the last that is seen repeat it
-            page = table_ref[unit.row, jnp.minimum(t * (size // C) + j, last_page)]
-            plgpu.copy_gmem_to_smem(ref.at[page, h], dst.at[pl.ds(j * C, C)], barrier)
+            return [(page, h, pl.multiple_of(lax.rem(t * size, jnp.int32(C)), size), size)]
+        pages = size // C  # those past the last that is seen repeat it
+        return [(table_ref[unit.row, jnp.minimum(t * pages + j, last_page)], h, None, C) for j in range(pages)]
+
+    def copy(ref: Any, t: Array, dst: Any, barrier: Any) -> None:
+        for j, (page, head, within, tokens) in enumerate(places(t)):
+            src = ref.at[page, head] if within is None else ref.at[page, head, pl.ds(within, tokens)]
+            plgpu.copy_gmem_to_smem(src, dst if size < C else dst.at[pl.ds(j * C, C)], barrier)
+
+    def take(name: str, t: Array) -> Array:
+        return _take(spec, sm[f"{name}_free"], unit.n + t - unit.begin)
 
     @pl.when(unit.keys > 0)
     def _() -> None:
         pl.when(unit.m > 0)(lambda: plgpu.barrier_wait(sm["q_free"]))
         _copy_queries(spec, unit, q_ref, sm)
+
+    if spec.kv_dtype is not None:
+        narrow.produce(spec, (unit.begin, unit.end, unit.keys), pools, places, take, sm)
+        return
+    k_ref, v_ref = pools
 
     @pl.loop(unit.begin, unit.end)
     def _(t):  # type: ignore[no-untyped-def]

@@ -46,13 +46,17 @@ def test_every_device_gets_its_fastest_back_end_and_says_why(device, name, reaso
         (TPU, Shapes(jnp.float16, 128, 64, 4), "bfloat16 or float32"),
         (TPU, Shapes(jnp.bfloat16, 128, 8, 4), "pages of a multiple of 16"),
         (TPU, Shapes(jnp.bfloat16, 128, 64, 4, jnp.float8_e4m3fn), "takes bfloat16 or float32 throughout, got q bfloat16, k float8_e4m3fn"),
-        (HOPPER, Shapes(jnp.bfloat16, 128, 64, 4, jnp.float8_e5m2), "throughout, got q bfloat16, k float8_e5m2"),
+        (HOPPER, Shapes(jnp.bfloat16, 128, 32, 4, jnp.float8_e5m2), "8-bit pages of 64 or 128 tokens, got 32"),
     ],
 )
 def test_what_the_devices_own_kernels_do_not_take_falls_back_with_the_kernels_reason(device, shapes, said):
     backend = choose_backend(device, shapes)
     assert backend.name == "xla"
     assert said in backend.reason
+
+
+def test_hoppers_own_kernels_take_8_bit_pages():
+    assert choose_backend(HOPPER, Shapes(jnp.bfloat16, 128, 64, 7, jnp.float8_e4m3fn)).name == "mosaic_gpu"
 
 
 @pytest.mark.parametrize("device", [HOPPER, AMPERE, TPU, CPU])

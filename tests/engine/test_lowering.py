@@ -26,15 +26,15 @@ PAGE, PAGES, SLOTS = 16, 8192, 4
 CALLS = {"cuda": "mosaic_gpu_v2", "tpu": "tpu_custom_call"}
 
 
-def programs_of(mesh: Mesh, backend: str) -> Programs:
+def programs_of(mesh: Mesh, backend: str, page: int = PAGE, kv_dtype: str = "bfloat16") -> Programs:
     """The lattice of a tiny model whose heads have a size that kernels take, in bfloat16."""
     hf = models.with_defaults(REAL_HEADS)
     kv = models.kv_shape(hf, mesh.shape["tensor"])
     graphdef, state = weights.abstract(hf, mesh, jnp.bfloat16)
     leaves, treedef = weight_leaves(state)
-    pool = KVCache.abstract(kv.layers, PAGES, kv.kv_heads, PAGE, kv.head_dim, jnp.bfloat16, mesh)
+    pool = KVCache.abstract(kv.layers, PAGES, kv.kv_heads, page, kv.head_dim, jnp.dtype(kv_dtype), mesh)
     abstract = Abstract(leaves, pool, SlotState.shapes(SLOTS, 16), hf["vocab_size"])
-    return Programs(step.Model(graphdef, treedef, mesh, backend, PAGE), abstract, Buckets.build(SLOTS, 1024, "cpu"), 0)
+    return Programs(step.Model(graphdef, treedef, mesh, backend, page), abstract, Buckets.build(SLOTS, 1024, "cpu"), 0)
 
 
 def traced(programs: Programs, kind: str) -> Any:
@@ -58,6 +58,14 @@ def traced(programs: Programs, kind: str) -> Any:
 def test_a_step_lowers_for_a_device_that_is_not_here(platform: str, backend: str, kind: str, shards: int) -> None:
     lowered = traced(programs_of(make_mesh(shards), backend), kind).lower(lowering_platforms=(platform,))
     assert (CALLS[platform] in lowered.as_text()) == (backend != "xla")
+
+
+@pytest.mark.parametrize(("kind", "kernels"), [("decode", 2), ("extend", 3)])  # the write, and each attention
+@pytest.mark.parametrize(("platform", "backend"), [("cuda", "mosaic_gpu"), ("tpu", "xla")])
+def test_a_step_over_8_bit_pages_lowers(platform: str, backend: str, kind: str, kernels: int) -> None:
+    lowered = traced(programs_of(make_mesh(1), backend, 64, "float8_e4m3fn"), kind).lower(lowering_platforms=(platform,))
+    calls = re.findall(r"custom_call @(\w+)\(", lowered.as_text())
+    assert calls.count(CALLS[platform]) == (0 if backend == "xla" else kernels)
 
 
 @pytest.mark.slow
