@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from jaxllm.config import ConfigError, EngineConfig
     from jaxllm.engine.request import RequestError
+    from jaxllm.grammar.structure import GuidedDecodingParams, StructuredOutputsParams, StructureError
     from jaxllm.llm import LLM
     from jaxllm.outputs import CompletionOutput, Logprob, RequestOutput
     from jaxllm.sampling.options import OptionError, SamplingParams
@@ -19,11 +20,14 @@ _HOME = {
     "CompletionOutput": "jaxllm.outputs",
     "ConfigError": "jaxllm.config",
     "EngineConfig": "jaxllm.config",
+    "GuidedDecodingParams": "jaxllm.grammar.structure",
     "Logprob": "jaxllm.outputs",
     "OptionError": "jaxllm.sampling.options",
     "RequestError": "jaxllm.engine.request",
     "RequestOutput": "jaxllm.outputs",
     "SamplingParams": "jaxllm.sampling.options",
+    "StructureError": "jaxllm.grammar.structure",
+    "StructuredOutputsParams": "jaxllm.grammar.structure",
 }
 
 __all__ = [
@@ -31,11 +35,14 @@ __all__ = [
     "CompletionOutput",
     "ConfigError",
     "EngineConfig",
+    "GuidedDecodingParams",
     "Logprob",
     "OptionError",
     "RequestError",
     "RequestOutput",
     "SamplingParams",
+    "StructureError",
+    "StructuredOutputsParams",
     "__version__",
 ]
 

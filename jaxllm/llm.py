@@ -15,9 +15,11 @@ from jaxllm.engine.engine import Engine
 from jaxllm.engine.profile import Profiler
 from jaxllm.engine.report import ConsoleReport
 from jaxllm.engine.request import EngineStats, GenerateRequest, RequestError, TextDelta, TokenLogprobs
+from jaxllm.grammar.checker import Checker, special_tokens
+from jaxllm.grammar.structure import StructureError
 from jaxllm.outputs import CompletionOutput, Logprob, RequestOutput
 from jaxllm.sampling.defaults import generation_config, sampling_defaults
-from jaxllm.sampling.options import SamplingParams
+from jaxllm.sampling.options import OptionError, SamplingParams
 from jaxllm.tokenizer import Tokenizer, template_text
 
 __all__ = ["LLM", "CompletionOutput", "Logprob", "RequestOutput"]
@@ -154,14 +156,39 @@ class LLM:
             one.__post_init__()  # its fields may have been set since
         return params
 
+    def _grammars(self, params: list[SamplingParams]) -> list[str | None]:
+        """Of each its structured output, compiled. Raises OptionError."""
+        wanted = {id(p): p.structured_outputs for p in params if p.structured_outputs is not None}
+        if not wanted:
+            return [None] * len(params)
+        checker = self._checker
+        try:
+            found = {key: checker.check(structure) for key, structure in wanted.items()}
+        except StructureError as error:
+            raise OptionError("structured_outputs", f"structured_outputs: {error}") from None
+        finally:
+            checker.close()
+        return [found.get(id(p)) for p in params]
+
+    @functools.cached_property
+    def _checker(self) -> Checker:
+        return Checker(special_tokens(self._tokenizer().backend))
+
     def _run(
         self, inputs: list[tuple[str | None, list[int]]], params: list[SamplingParams], use_tqdm: bool, salts: list[str | None]
     ) -> list[RequestOutput]:
         """Feed the engine as its queue has room, until every request has ended; an error or interrupt aborts what is left."""
         longest = self.engine.resolved.max_model_len
+        grammars = self._grammars(params)
         requests = [
-            GenerateRequest(id=f"offline-{next(self._ids)}", prompt_token_ids=p.truncated(ids, longest), params=p, cache_salt=salt)
-            for (_, ids), p, salt in zip(inputs, params, salts, strict=True)
+            GenerateRequest(
+                id=f"offline-{next(self._ids)}",
+                prompt_token_ids=p.truncated(ids, longest),
+                params=p if grammar is None else replace(p, structured_outputs=None),
+                cache_salt=salt,
+                grammar=grammar,
+            )
+            for (_, ids), p, salt, grammar in zip(inputs, params, salts, grammars, strict=True)
         ]
         for request in requests:
             self.engine.check(request)

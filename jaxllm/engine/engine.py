@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxllm.config import EngineConfig, Resolved
+from jaxllm.config import EngineConfig
 from jaxllm.engine.asked import Asking
 from jaxllm.engine.assembly import make_scheduler, scheduler_class
 from jaxllm.engine.choices import Contests, choice_seed
 from jaxllm.engine.detok import Detokenizer
-from jaxllm.engine.masks import Masks, advance
+from jaxllm.engine.masks import advance, mask
 from jaxllm.engine.plan import Plan
 from jaxllm.engine.report import Report
 from jaxllm.engine.request import (
@@ -21,17 +21,15 @@ from jaxllm.engine.request import (
     GenerateRequest,
     Request,
     RequestError,
-    RequestTimes,
     Status,
     TextDelta,
     TokenLogprobs,
     check_salt,
 )
-from jaxllm.engine.runner import Collected, Forwarded, Runner, StepResult
+from jaxllm.engine.runner import Collected, Forwarded, StepResult
 from jaxllm.engine.scheduler import Scheduler
-from jaxllm.engine.start import start
+from jaxllm.engine.start import Started, start
 from jaxllm.sampling.choose import Sampler, choose
-from jaxllm.tokenizer import Tokenizer
 
 NO_TOKEN = "no token can be drawn: the model's logits are not finite, or the request's options leave no token"
 
@@ -58,13 +56,13 @@ class _Counters:
 class Engine:
     """Runs requests on one mesh. Not thread-safe: one thread calls `add`, `abort` and `step`."""
 
-    def __init__(self, resolved: Resolved, runner: Runner, scheduler: Scheduler, tokenizer: Tokenizer | None, seed: int):
-        self.resolved, self.runner, self.scheduler = resolved, runner, scheduler
-        self.eos_ids, self.tokenizer = frozenset(runner.eos_ids), tokenizer
+    def __init__(self, parts: Started, scheduler: Scheduler, seed: int):
+        self.resolved, self.runner, self.tokenizer, self._guides = parts.resolved, parts.runner, parts.tokenizer, parts.guides
+        self.scheduler, self.eos_ids = scheduler, frozenset(parts.runner.eos_ids)
         self._live: dict[str, _Live] = {}
         self._contests = Contests()
         self._in_flight: deque[StepResult] = deque()
-        self._asking, self._masks = Asking(resolved.vocab_size, tokenizer), Masks()
+        self._asking = Asking(parts.resolved.vocab_size, parts.tokenizer)
         self._seeds = np.random.Generator(np.random.Philox(seed))
         self._count = _Counters()
         self._pending: list[TextDelta] = []  # deltas that no step makes: rejected choices, aborts
@@ -75,12 +73,12 @@ class Engine:
         kind = scheduler_class(config.scheduler_cls)
         parts = start(config, report or Report())
         scheduler = make_scheduler(kind, config, parts.resolved, parts.runner)
-        return cls(parts.resolved, parts.runner, scheduler, parts.tokenizer, config.seed)
+        return cls(parts, scheduler, config.seed)
 
     @property
     def has_work(self) -> bool:
         """Whether `step` has anything to do."""
-        return bool(self._in_flight or self._pending or self.scheduler.has_work)
+        return bool(self._in_flight or self._pending or self.scheduler.has_work or self._guides.waiting)
 
     def add(self, request: GenerateRequest) -> None:
         """Queue a request, one `Request` per choice. Raises RequestError on what can never run or when the queue is full."""
@@ -111,7 +109,10 @@ class Engine:
             live.choices.append(choice)
             live.detok.append(self._detokenizer(choice))
             live.stops.append(stops)
-            self.scheduler.add(choice)
+            if request.grammar is None:
+                self.scheduler.add(choice)
+            else:
+                self._guides.begin(choice, request.grammar)
         self._live[request.id] = live
         self._count.prompt_tokens += len(request.prompt_token_ids)
 
@@ -166,8 +167,10 @@ class Engine:
             self._pending += ends
 
     def _turn(self) -> list[TextDelta]:
-        plan = self.scheduler.plan()
         deltas, self._pending = self._pending, []
+        if self._guides.waiting:
+            deltas += self._admit_guided()
+        plan = self.scheduler.plan()
         if not plan.empty:
             forwarded = self.runner.forward(plan)
             self._count.steps += 1
@@ -188,18 +191,39 @@ class Engine:
         while self._in_flight:
             deltas += self._commit(self.runner.collect(self._in_flight.popleft()))
         going = [request for request in constrained if request.status is Status.RUNNING]
+        self._guides.prepare(going)
         masks: list[tuple[int, np.ndarray]] = []
-        for request, found in zip(going, self._masks.fill(going), strict=True):
+        for request in going:
+            found = mask(request)
             if isinstance(found, str):
-                deltas.append(self._finish(request, [], "", "error", None, found))
+                deltas.append(self._give_up(request, found))
             else:
                 masks.append((request.slot, found))
         self.runner.restrict(masks)
         return deltas
 
+    def _admit_guided(self) -> list[TextDelta]:
+        """Schedule the choices whose grammar is there; those of which it cannot be built end."""
+        deltas: list[TextDelta] = []
+        for request, failure in self._guides.ready(idle=not (self._in_flight or self.scheduler.has_work)):
+            if failure is None:
+                self.scheduler.add(request)
+            else:
+                deltas.append(self._finish(request, [], "", "error", None, failure))
+        return deltas
+
+    def _give_up(self, request: Request, why: str) -> TextDelta:
+        """End a choice that has no next token: well where its grammar may end here, and min_tokens or a ban held the end back."""
+        if request.guide is not None and request.guide.complete:
+            return self._finish(request, [], "", "stop", None)
+        return self._finish(request, [], "", "error", None, why)
+
     def _start_over(self) -> None:
         """A step failed: pages that were planned may not have been written, and the index already offers them. Forget everything."""
         self.scheduler.reset()
+        for live in self._live.values():
+            for choice in live.choices:
+                self._guides.release(choice)
         self._live.clear()
         self._contests = Contests()
         self._pending.clear()
@@ -212,7 +236,7 @@ class Engine:
         prefix = scheduler.prefix
         return EngineStats(
             running=scheduler.running,
-            waiting=scheduler.waiting,
+            waiting=scheduler.waiting + self._guides.waiting,
             kv_usage=pool.usage,
             prefix_queries=prefix.queries if prefix else 0,
             prefix_hits=prefix.hits if prefix else 0,
@@ -250,6 +274,7 @@ class Engine:
                 f"logprobs ({request.params.logprobs}) must be at most {self.resolved.max_logprobs} (--max-logprobs)", "logprobs"
             )
         self._asking.of(request.params)
+        self._guides.check(request)
         if request.params.stop_strings and (self.tokenizer is None or not request.params.detokenize):
             raise RequestError("stop strings need a tokenizer and detokenize; use stop_token_ids", "stop")
         tokens = min(limit, len(prompt) + (request.params.max_tokens or limit)) - 1  # the last token's KV is never written
@@ -263,7 +288,7 @@ class Engine:
 
     def has_room(self, request: GenerateRequest) -> bool:
         """Whether it may join what runs and waits; an idle engine takes any request."""
-        there = self.scheduler.running + self.scheduler.waiting
+        there = self.scheduler.running + self.scheduler.waiting + self._guides.waiting
         return there == 0 or there + request.params.samples <= self.resolved.max_num_seqs + self.resolved.max_num_queued_reqs
 
     def _check_ids(self, param: str, ids: list[int]) -> None:
@@ -296,7 +321,8 @@ class Engine:
             token = step.tokens[row]
             if token < 0:
                 self.scheduler.spoil(request)
-                deltas.append(self._finish(request, [], "", "error", None, NO_TOKEN))
+                held_back = len(request.output) < request.params.min_tokens  # the end, when only that was allowed
+                deltas.append(self._give_up(request, NO_TOKEN) if held_back else self._finish(request, [], "", "error", None, NO_TOKEN))
                 continue
             logprobs = None
             if step.logprobs is not None and request.sampler >= Sampler.LOGPROBS:
@@ -316,16 +342,18 @@ class Engine:
         count, params = len(request.output), request.params
         if request.asked is not None and (failed := advance(request, [token])) is not None:
             return self._finish(request, [token], "", "error", None, failed, logprobs)
-        ended = token in live.stops[request.index] and count > params.min_tokens
+        complete = request.guide is not None and request.guide.ended
+        stopped = token in live.stops[request.index] and count > params.min_tokens
+        hidden = stopped or (complete and token in self.eos_ids)
         text, detok = "", live.detok[request.index]
         if detok is not None:
-            shown = [token] if not ended or params.include_stop_str_in_output else []
+            shown = [token] if not hidden or params.include_stop_str_in_output else []
             step = detok.feed(shown)
             text = step.text
             if step.stop is not None:
                 return self._finish(request, [token], text, "stop", step.stop, logprobs=logprobs)
-        if ended:
-            named = params.ignore_eos or token not in self.eos_ids
+        if stopped or complete:
+            named = stopped and (params.ignore_eos or token not in self.eos_ids)
             return self._finish(request, [token], text, "stop", token if named else None, logprobs=logprobs)
         if count >= request.max_tokens:
             return self._finish(request, [token], text, "length", None, logprobs=logprobs)
@@ -351,6 +379,7 @@ class Engine:
         """The last delta of a choice; its pages and slot are free afterwards."""
         live = self._live[request.id]
         self.scheduler.finish(request)
+        self._guides.release(request)
         detok = live.detok[request.index]
         if detok is not None and not isinstance(stop, str):
             text += detok.finish()
@@ -365,12 +394,6 @@ class Engine:
             finish_reason=reason,
             stop_reason=stop,
             num_cached_tokens=request.num_cached_tokens,
-            times=RequestTimes(
-                arrival=request.arrival,
-                scheduled=request.scheduled_at,
-                first_token=request.first_token_at,
-                last_token=request.last_token_at,
-                num_preemptions=request.num_preemptions,
-            ),
+            times=request.times,
             error=error,
         )

@@ -6,11 +6,15 @@ import enum
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from jaxllm.sampling.constraint import Constraint
 from jaxllm.sampling.options import SamplingParams
+
+if TYPE_CHECKING:
+    from jaxllm.engine.guide import Guide
 
 
 class RequestError(ValueError):
@@ -45,6 +49,7 @@ class GenerateRequest:
     prompt_token_ids: list[int]
     params: SamplingParams
     arrival: float = field(default_factory=time.time)
+    grammar: str | None = None  # what `params.structured_outputs` was compiled to (grammar.checker), which is then None
     cache_salt: str | None = None
 
 
@@ -146,6 +151,7 @@ class Request:
     sampler: int = 0  # the cheapest sampler that honours `params` (sampling.choose)
     asked: Asked | None = None  # None: no option of `params` is one that `process` serves
     place: tuple[float, ...] = ()  # in the scheduler's order, from arrival on
+    guide: Guide | None = None  # follows the request's grammar; the last of the constraints
     status: Status = Status.WAITING
     slot: int = -1
     pages: list[int] = field(default_factory=list)
@@ -163,6 +169,17 @@ class Request:
     scheduled_at: float = 0.0
     first_token_at: float = 0.0
     last_token_at: float = 0.0
+
+    @property
+    def times(self) -> RequestTimes:
+        """When what happened."""
+        return RequestTimes(
+            arrival=self.arrival,
+            scheduled=self.scheduled_at,
+            first_token=self.first_token_at,
+            last_token=self.last_token_at,
+            num_preemptions=self.num_preemptions,
+        )
 
     @property
     def num_tokens(self) -> int:

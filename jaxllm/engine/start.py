@@ -16,6 +16,7 @@ from jaxllm.cache.kv import KVCache
 from jaxllm.config import ConfigError, EngineConfig, Resolved
 from jaxllm.engine.compiles import CompileCounter
 from jaxllm.engine.exports import is_private
+from jaxllm.engine.guide import Guides
 from jaxllm.engine.memory import GIB
 from jaxllm.engine.programs import Programs, weight_leaves
 from jaxllm.engine.report import Report
@@ -24,6 +25,7 @@ from jaxllm.engine.runner import Runner
 from jaxllm.engine.sizing import fitted, kv_arguments, make_programs
 from jaxllm.engine.state import MAX_STOP_IDS
 from jaxllm.engine.workers import Crew, Workers
+from jaxllm.grammar.matcher import Matchers
 from jaxllm.locate import locate
 from jaxllm.mesh import make_mesh
 from jaxllm.sampling.options import MAX_STOP_TOKEN_IDS
@@ -37,6 +39,7 @@ class Started:
     resolved: Resolved
     runner: Runner
     tokenizer: Tokenizer | None
+    guides: Guides
 
 
 def start(config: EngineConfig, report: Report) -> Started:
@@ -48,6 +51,8 @@ def start(config: EngineConfig, report: Report) -> Started:
     setup = resolve(config, model_dir, mesh)
     tokenizer = None if config.skip_tokenizer_init else Tokenizer.load(config.tokenizer or str(model_dir))
     eos_ids = end_ids(model_dir, setup.hf)
+    vocab_size = setup.resolved.vocab_size
+    guides = Guides(None if tokenizer is None else Matchers(tokenizer.backend, vocab_size, eos_ids), vocab_size, eos_ids)
     weights.check(model_dir, setup.hf, mesh, setup.dtype, config.load_format)
     compiles = CompileCounter()
     setup, programs, leaves = _load_and_compile(setup, config, report)
@@ -61,7 +66,7 @@ def start(config: EngineConfig, report: Report) -> Started:
             runner.warm_up(deep=config.max_stall_ms is None)
     compiles.warmed_up()
     report.table("jaxllm", table_rows(setup, programs, compiles, report))
-    return Started(setup.resolved, runner, tokenizer)
+    return Started(setup.resolved, runner, tokenizer, guides)
 
 
 def reserve_memory(fraction: float) -> None:

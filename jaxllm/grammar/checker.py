@@ -16,6 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tokenizers import Tokenizer
+
 from jaxllm.grammar.limits import WALL_SECONDS
 from jaxllm.grammar.structure import StructuredOutputsParams, StructureError
 
@@ -38,12 +40,11 @@ class _Verdict:
 class Checker:
     """`check(params)` gives a grammar that compiles, or raises StructureError. Calls from several threads wait for each other.
 
-    `specials` are the texts that the tokenizer makes one token of, `eos` the ids that end a sequence. The process starts with the first
-    check, and again after one that had to be killed.
+    The process starts with a check, where there is none: with the first, after one that had to be killed, and after `close`.
     """
 
-    def __init__(self, specials: Mapping[str, int], eos: Sequence[int], command: Sequence[str] = COMMAND):
-        self._hello = json.dumps({"specials": dict(specials), "eos": sorted(eos)}).encode() + b"\n"
+    def __init__(self, specials: Mapping[str, int], command: Sequence[str] = COMMAND):
+        self._hello = json.dumps(dict(specials)).encode() + b"\n"
         self._command = tuple(command)
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
@@ -67,7 +68,7 @@ class Checker:
         return verdict.grammar
 
     def close(self) -> None:
-        """End the process."""
+        """End the process; what is known stays."""
         with self._lock:
             self._end()
 
@@ -82,7 +83,8 @@ class Checker:
         try:
             process = self._running()
         except OSError as error:
-            raise StructureError(f"the grammar compiler cannot be started ({error.strerror}); try again later") from None
+            self._end()
+            raise StructureError(f"the grammar compiler cannot be started ({error.strerror or error}); try again later") from None
         try:
             _write(process, line)
             reply = json.loads(_line(process, time.monotonic() + WALL_SECONDS))
@@ -97,6 +99,7 @@ class Checker:
         self._end()
         self._process = subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
         _write(self._process, self._hello)
+        _line(self._process, time.monotonic() + WALL_SECONDS)
         return self._process
 
     def _end(self) -> bool:
@@ -133,6 +136,12 @@ def _line(process: subprocess.Popen[bytes], deadline: float) -> bytes:
             raise OSError("no answer")
         found += data
     return bytes(found)
+
+
+def special_tokens(tokenizer: Tokenizer) -> dict[str, int]:
+    """The texts that llguidance takes for one token that plain text never makes: id of each."""
+    added = tokenizer.get_added_tokens_decoder()
+    return {t.content: id for id, t in added.items() if t.special or (t.content.startswith("<") and t.content.endswith(">"))}
 
 
 def _size(verdict: _Verdict) -> int:

@@ -1,7 +1,8 @@
 """The compiler's own process: JSON lines in, JSON lines out; it may be killed at any time.
 
-The first line is {"specials": {text: id}, "eos": [id…]}; every later one is a job, answered by {"grammar": text} or {"error": why}.
-A job that needs more processor time than its budget is killed by the kernel, with this process; one that wants too much memory fails.
+The first line has the id of each special token, and is answered when the process is ready. Every later one is a job, answered by
+{"grammar": text} or {"error": why}. A job that needs more processor time than its budget is killed by the kernel, with this process; one
+that wants too much memory fails.
 """
 
 from __future__ import annotations
@@ -24,19 +25,17 @@ class ByteTokens:
 
     bos_token_id = None
 
-    def __init__(self, specials: dict[str, int], eos: list[int]):
+    def __init__(self, specials: dict[str, int]):
         taken = {id: text for text, id in specials.items()}
-        free = [id for id in range(256 + len(taken) + len(eos)) if id not in taken and id not in eos][:256]
-        self._of_byte = dict(enumerate(free))
-        self.eos_token_id = eos[0] if eos else free[-1] + 1
-        self.tokens = [b""] * (1 + max(*free, *taken, *eos, self.eos_token_id))
+        free = [id for id in range(256 + len(taken)) if id not in taken]
+        self._of_byte = dict(enumerate(free[:256]))
+        self.eos_token_id = 1 + max(*free, *taken)  # one of its own
+        self.tokens = [b""] * self.eos_token_id + [b"<eos>"]
         for byte, id in self._of_byte.items():
             self.tokens[id] = bytes([byte])
-        for id in eos:
-            self.tokens[id] = b"<eos>"
         for id, text in taken.items():
             self.tokens[id] = text.encode()
-        self.special_token_ids = sorted({*taken, *eos, self.eos_token_id})
+        self.special_token_ids = [*taken, self.eos_token_id]
 
     def __call__(self, text: bytes | str) -> list[int]:
         """Token ids of a text."""
@@ -97,15 +96,19 @@ def answer(line: str, specials: dict[str, int], tokenizer: LLTokenizer) -> dict[
 
 def serve(lines: TextIO, out: TextIO) -> None:
     """Until the end of `lines`."""
-    hello = json.loads(next(lines))
-    specials = hello["specials"]
-    tokenizer = LLTokenizer(TokenizerWrapper(ByteTokens(specials, hello["eos"])))
+    specials = json.loads(next(lines))
+    tokenizer = LLTokenizer(TokenizerWrapper(ByteTokens(specials)))
+    _say({}, out)
     for line in lines:
         signal.setitimer(signal.ITIMER_PROF, SECONDS)  # processor time; SIGPROF ends a process that does not handle it
         reply = answer(line, specials, tokenizer)
         signal.setitimer(signal.ITIMER_PROF, 0)
-        out.write(json.dumps(reply) + "\n")
-        out.flush()
+        _say(reply, out)
+
+
+def _say(reply: dict[str, str], out: TextIO) -> None:
+    out.write(json.dumps(reply) + "\n")
+    out.flush()
 
 
 def main() -> None:

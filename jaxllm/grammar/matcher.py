@@ -30,9 +30,15 @@ class Matcher:
     def __init__(self, grammar: str, tokenizer: LLTokenizer, words: int):
         self.grammar = grammar
         self.state = LLMatcher(tokenizer, grammar, log_level=0, limits=parser_limits())
+        self.found: np.ndarray | None = None  # the next mask, where it was found beforehand
         self._bits = np.zeros(-(-tokenizer.vocab_size // 32), np.uint32)
         self._words = words
         self.check()
+
+    @property
+    def size(self) -> int:
+        """Words of a mask as llguidance makes it: of the tokenizer, where that is larger than the model's logits."""
+        return len(self._bits)
 
     @property
     def ended(self) -> bool:
@@ -46,6 +52,7 @@ class Matcher:
 
     def advance(self, token_ids: Sequence[int]) -> None:
         """These tokens were said, each of them allowed by the mask before it."""
+        self.found = None
         for token in token_ids:
             if not self.state.consume_token(token):
                 self.check()
@@ -53,9 +60,12 @@ class Matcher:
 
     def mask(self, allowed_W: np.ndarray) -> None:
         """Clear the bits of tokens that may not come next: uint32 [W], token i is bit i % 32 of word i // 32."""
-        self.state.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
+        bits, self.found = self.found, None
+        if bits is None:
+            bits = self._bits
+            self.state.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
         self.check()
-        allowed_W &= self._bits[: self._words]
+        np.bitwise_and(allowed_W, bits[: self._words], out=allowed_W)
 
     def forced(self) -> list[int]:
         """The tokens that must come next, when there is only one way to go on."""
@@ -80,7 +90,7 @@ class Matchers:
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="grammar")
         self._vocabulary: Future[LLTokenizer] = self._pool.submit(vocabulary, tokenizer, width, sorted(eos))
-        self.executor = LLExecutor()
+        self._executor, self._masks = LLExecutor(), np.zeros((0, 0), np.uint32)
 
     def begin(self, grammar: str) -> Future[Matcher]:
         """A matcher at the start of the grammar; the future raises GrammarError when it cannot be made."""
@@ -93,8 +103,19 @@ class Matchers:
                 return found
         return self._pool.submit(self._make, grammar)
 
+    def prepare(self, matchers: Sequence[Matcher]) -> None:
+        """Find the next masks of several in parallel."""
+        words = matchers[0].size
+        if len(self._masks) < len(matchers):
+            self._masks = np.zeros((len(matchers), words), np.uint32)
+        rows = [(matcher.state, row) for row, matcher in enumerate(matchers)]
+        self._executor.unsafe_compute_mask_ptr(rows, self._masks.ctypes.data, words * 4, len(self._masks))
+        for row, matcher in enumerate(matchers):
+            matcher.found = self._masks[row]
+
     def give_back(self, matcher: Matcher) -> None:
         """Its choice has ended."""
+        matcher.found = None
         if matcher.state.is_error() or not matcher.state.reset():
             return
         with self._lock:
@@ -121,9 +142,3 @@ def vocabulary(tokenizer: Tokenizer, width: int, eos: list[int]) -> LLTokenizer:
     """The tokens as llguidance takes them; ids up to the logits' width that have no token are never allowed."""
     size = max(width, tokenizer.get_vocab_size(with_added_tokens=True))
     return LLTokenizer(tokenizer.to_str(), n_vocab=size, eos_token=eos or None)
-
-
-def special_tokens(tokenizer: Tokenizer) -> dict[str, int]:
-    """The texts that llguidance takes for one token that plain text never makes: id of each."""
-    added = tokenizer.get_added_tokens_decoder()
-    return {t.content: id for id, t in added.items() if t.special or (t.content.startswith("<") and t.content.endswith(">"))}

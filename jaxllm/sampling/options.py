@@ -11,6 +11,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+from jaxllm.grammar.structure import KINDS, GuidedDecodingParams, StructuredOutputsParams, StructureError, structure
+
 MAX_N = 128
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 1024
@@ -31,7 +33,7 @@ class OptionError(ValueError):
 @dataclass(frozen=True, slots=True)
 class Option:
     """One row of the table. `low`/`high` bound numbers (`open_low`: exclusive); `kind` is float, int, bool, strings (or
-    one), texts (strings in a list), ints or biases (a number for each of some token ids)."""
+    one), texts (strings in a list), ints, biases (a number for each of some token ids) or structure (grammar.structure)."""
 
     kind: str
     doc: str
@@ -110,8 +112,11 @@ class SamplingParams:
     allowed_token_ids: list[int] | None = option("ints", None, "Say only these tokens.", low_items=1, max_items=MAX_ALLOWED)
     bad_words: list[str] | None = option("texts", None, "Never say these words.", max_items=MAX_BAD_WORDS, neutral=(None, []))
 
+    structured_outputs: StructuredOutputsParams | None = option(
+        "structure", None, "Say only what is a JSON object, or follows a schema, regex, choice, grammar or structural tag."
+    )
+    guided_decoding: GuidedDecodingParams | None = option("structure", None, "The older name of structured_outputs.")
     prompt_logprobs: int | None = later(None, "Log-probabilities of the prompt's tokens.")
-    structured_outputs: dict[str, Any] | None = later(None, "Constrain the output to a grammar.")
     logits_processors: list[Any] | None = later(None, "Custom logits processors.", [])
     extra_args: dict[str, Any] | None = later(None, "Arguments for custom processors.", {})
     priority: int = option("int", 0, "Lower goes first, with --scheduling-policy priority.", low=-(2**31), high=2**31 - 1)
@@ -119,6 +124,10 @@ class SamplingParams:
     def __post_init__(self) -> None:
         for name, row in OPTIONS.items():
             setattr(self, name, checked(name, row, getattr(self, name)))
+        if self.guided_decoding is not None:
+            if self.structured_outputs is not None:
+                raise OptionError("guided_decoding", "structured_outputs and guided_decoding are the same option; give one")
+            self.structured_outputs, self.guided_decoding = self.guided_decoding, None
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise OptionError("min_tokens", f"min_tokens ({self.min_tokens}) must be at most max_tokens ({self.max_tokens})")
         if self.best_of is not None:
@@ -184,6 +193,8 @@ def legal(row: Option) -> str:
             else "32-bit integer"
         )
         return ", ".join([low + (f", ≤ {high}" if high else ""), *(f"or {value}" for value in row.also)])
+    if row.kind == "structure":
+        return "one of " + ", ".join(KINDS)
     if row.kind in ("strings", "texts", "ints"):
         return f"up to {row.max_items}"
     return "true, false" if row.kind == "bool" else row.kind
@@ -250,6 +261,13 @@ def _strings(name: str, row: Option, value: Any) -> Any:
     return value
 
 
+def _structure(name: str, row: Option, value: Any) -> StructuredOutputsParams:
+    try:
+        return structure(value)
+    except StructureError as error:
+        raise OptionError(name, f"{name}: {error}") from None
+
+
 def _texts(name: str, row: Option, value: Any) -> Any:
     if not isinstance(value, list):
         raise OptionError(name, f"{name} must be a list of strings, got {type(value).__name__}")
@@ -297,4 +315,13 @@ def _token_id(name: str, key: Any) -> int:
     return key
 
 
-_CHECKS = {"float": _float, "int": _int, "bool": _bool, "strings": _strings, "texts": _texts, "ints": _ints, "biases": _biases}
+_CHECKS = {
+    "float": _float,
+    "int": _int,
+    "bool": _bool,
+    "strings": _strings,
+    "texts": _texts,
+    "ints": _ints,
+    "structure": _structure,
+    "biases": _biases,
+}

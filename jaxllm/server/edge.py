@@ -14,8 +14,11 @@ from typing import Any
 
 import jaxllm
 from jaxllm.config import Resolved
+from jaxllm.grammar.checker import Checker, special_tokens
+from jaxllm.grammar.structure import StructureError
 from jaxllm.server.bridge import Bridge
 from jaxllm.server.errors import bad_request, sanitize
+from jaxllm.server.fields import Structure
 from jaxllm.server.metrics import Metrics
 from jaxllm.server.protocol import Conversation, Rules, check_chars
 from jaxllm.server.replies import TokenNames, names_of
@@ -67,7 +70,18 @@ class Edge:
         self.idle = asyncio.Event()
         self.idle.set()
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="tokenize")
+        self._checker = None if tokenizer is None else Checker(special_tokens(tokenizer.backend))
+        self._compiling = ThreadPoolExecutor(1, thread_name_prefix="grammar")
         self._unknown: set[str] = set()
+
+    async def grammar(self, structure: Structure) -> str:
+        """What the output must be, compiled. Raises ApiError. Grammars wait for each other, and nothing else for them."""
+        if self._checker is None:
+            raise bad_request("this server runs without a tokenizer, which structured output needs", structure.field)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._compiling, self._checker.check, structure.params)
+        except StructureError as error:
+            raise bad_request(f"{structure.field}: {sanitize(str(error))}", structure.field, "invalid_grammar") from None
 
     async def in_thread[**P, T](self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run CPU-bound work on text off the event loop. What is no Exception (a panic in native code) comes back as one."""
@@ -95,8 +109,11 @@ class Edge:
                 self.idle.set()
 
     def close(self) -> None:
-        """Release the threads."""
+        """Release the threads and the compiler of grammars."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+        self._compiling.shutdown(wait=False, cancel_futures=True)
+        if self._checker is not None:
+            self._checker.close()
 
     def encode(self, prompt: str | list[int], add_special_tokens: bool = True) -> list[int]:
         """Token ids of a prompt. Raises ApiError."""

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
 from jaxllm.engine.request import RequestError, check_salt
+from jaxllm.grammar.structure import StructuredOutputsParams, StructureError, structure
 from jaxllm.sampling.options import OPTIONS, OptionError, SamplingParams
 from jaxllm.server.errors import ApiError, bad_request, sanitize, shown
 
 # Options of the library that no client may set.
-NOT_ON_THE_WIRE = frozenset({"detokenize", "logits_processors", "extra_args"})
+NOT_ON_THE_WIRE = frozenset({"detokenize", "guided_decoding", "structured_outputs", "logits_processors", "extra_args"})
 WIRE_OPTIONS = tuple(name for name in OPTIONS if name not in NOT_ON_THE_WIRE)
 
 # Known fields that change nothing here, whatever they hold.
 IGNORED = frozenset(
     "user metadata store service_tier parallel_tool_calls prompt_cache_key prompt_cache_retention safety_identifier request_id session_id "
-    "include_reasoning verbosity".split()
+    "include_reasoning verbosity guided_decoding_backend".split()
 )
 
 # Fields of features that are not there yet, each with the values that ask for nothing.
@@ -28,12 +30,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "use_beam_search": (False,),
     "length_penalty": (1, 1.0),
     "prompt_embeds": ([],),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": ([],),
-    "guided_grammar": (),
-    "guided_decoding_backend": (),
-    "guided_whitespace_pattern": (),
     "kv_transfer_params": (),
     "vllm_xargs": ({},),
     "logprob_token_ids": ([],),
@@ -46,6 +42,16 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "stream_interval": (1,),
     "truncation_side": ("left",),
 }
+
+# Older names of what `structured_outputs` holds.
+GUIDED = {
+    "guided_json": "json",
+    "guided_json_object": "json_object",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+}
+STRUCTURE_FIELDS = (*GUIDED, "guided_whitespace_pattern", "response_format", "structured_outputs")
 
 _KINDS = {bool: "true or false", int: "an integer", str: "a string", dict: "an object", list: "a list"}
 
@@ -101,18 +107,57 @@ def is_one_of(value: Any, allowed: Iterable[Any]) -> bool:
     return any(type(value) is type(x) and value == x for x in allowed)
 
 
-def read_response_format(body: dict[str, Any]) -> None:
-    """Only plain text for now. Raises ApiError(400) otherwise."""
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """What a request's output must be, and the field that says so."""
+
+    field: str
+    params: StructuredOutputsParams
+
+
+def read_structure(body: dict[str, Any]) -> Structure | None:
+    """From `structured_outputs`, `response_format` or a `guided_…` field: at most one of them. Raises ApiError(400)."""
+    asked: dict[str, Any] = {name: {kind: body[name]} for name, kind in GUIDED.items() if body.get(name) is not None}
+    if body.get("guided_json_object") is False:
+        del asked["guided_json_object"]
+    if (form := _response_format(body)) is not None:
+        asked["response_format"] = form
+    if body.get("structured_outputs") is not None:
+        asked["structured_outputs"] = body["structured_outputs"]
+    if len(asked) > 1:
+        first, second, *_ = asked
+        raise bad_request(f"{first} and {second} both constrain the output; send one of them", second)
+    spacing = body.get("guided_whitespace_pattern")
+    for name, given in asked.items():
+        if spacing is not None and isinstance(given, dict):
+            given = {"whitespace_pattern": spacing} | given
+        try:
+            return Structure(name, structure(given))
+        except StructureError as error:
+            raise bad_request(f"{name}: {sanitize(str(error))}", name) from None
+    if spacing is not None:
+        raise bad_request("guided_whitespace_pattern asks for nothing without guided_json", "guided_whitespace_pattern")
+    return None
+
+
+def _response_format(body: dict[str, Any]) -> dict[str, Any] | None:
+    """`response_format` as a structure; None for text."""
     form = optional(body, "response_format", dict)
-    if form is None:
-        return
-    kind = form.get("type")
-    if kind == "text":
-        return
-    known = ("json_object", "json_schema", "structural_tag", "regex", "grammar", "choice")
-    if kind in known:
-        raise bad_request(f"response_format of type {kind} is not supported yet; only text is", "response_format", "unsupported_parameter")
-    raise bad_request(f"response_format.type must be text, got {shown(kind)}", "response_format")
+    kind = None if form is None else form.get("type")
+    if form is None or kind == "text":
+        return None
+    if kind == "json_object":
+        return {"json_object": True}
+    if kind == "structural_tag":
+        return {"structural_tag": form}
+    if kind != "json_schema":
+        raise bad_request(
+            f"response_format.type must be text, json_object, json_schema or structural_tag, got {shown(kind)}", "response_format"
+        )
+    wrapped = form.get("json_schema")
+    if not isinstance(wrapped, dict) or not isinstance(wrapped.get("name"), str) or wrapped.get("schema") is None:
+        raise bad_request('response_format.json_schema must be {"name": text, "schema": object}', "response_format")
+    return {"json": wrapped["schema"]}
 
 
 def read_sampling(body: dict[str, Any], defaults: dict[str, Any], **forced: Any) -> SamplingParams:

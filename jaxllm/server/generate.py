@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from jaxllm.engine.request import GenerateRequest
-from jaxllm.sampling.options import OPTIONS, SamplingParams, default_of
+from jaxllm.sampling.options import OPTIONS, default_of
 from jaxllm.server.body import ClientGone, read_json, until_gone
 from jaxllm.server.bridge import Stream
 from jaxllm.server.edge import Edge
@@ -20,6 +20,7 @@ from jaxllm.server.protocol import (
     COMPLETION_FIELDS,
     ChatRequest,
     CompletionRequest,
+    Generation,
     check_length,
     clamp,
     parse_chat,
@@ -72,19 +73,21 @@ class Generate:
         id = secrets.token_hex(16)
         for ids in prompts:
             check_length(len(ids), edge.resolved, self.param)
+        grammar = None if request.structure is None else await edge.grammar(request.structure)
         wanted = [
             GenerateRequest(
                 id=f"{id}-{number}",
                 prompt_token_ids=ids,
                 params=clamp(request.params, len(ids), edge.resolved),
                 cache_salt=request.cache_salt,
+                grammar=grammar,
             )
             for number, ids in enumerate(prompts)
         ]
         reply = self.reply(id, request.model, edge.fingerprint, [len(ids) for ids in prompts], request.params.n, edge.names)
         reply.with_usage(request.usage_at_end, request.usage_always)
         if edge.log_requests:
-            logger.info("%s: %d prompts of %s tokens%s", reply.id, len(prompts), [len(ids) for ids in prompts[:8]], asked(request.params))
+            logger.info("%s: %d prompts of %s tokens%s", reply.id, len(prompts), [len(ids) for ids in prompts[:8]], asked(request))
         stream = edge.bridge.submit(wanted)
         gone.add_done_callback(lambda _: stream.fail(ClientGone()) if not gone.cancelled() else None)
         try:
@@ -149,10 +152,11 @@ class Chat(Generate):
         return [self._edge.render(request.conversation)]
 
 
-def asked(params: SamplingParams) -> str:
+def asked(request: Generation) -> str:
     """The names of options that are not at their defaults, and how many items a list holds; never a value, which may be a client's text."""
-    changed = {name: value for name in OPTIONS if (value := getattr(params, name)) != default_of(name)}
-    names = [f"{name}[{len(value)}]" if isinstance(value, list) else name for name, value in changed.items()]
+    changed = {name: value for name in OPTIONS if (value := getattr(request.params, name)) != default_of(name)}
+    names = [] if request.structure is None else [request.structure.field]
+    names += [f"{name}[{len(value)}]" if isinstance(value, list) else name for name, value in changed.items()]
     return f", with {', '.join(names)}" if names else ""
 
 

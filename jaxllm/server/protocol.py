@@ -14,14 +14,16 @@ from jaxllm.server.errors import ApiError, bad_request, shown
 from jaxllm.server.fields import (
     IGNORED,
     NEUTRAL,
+    STRUCTURE_FIELDS,
     WIRE_OPTIONS,
+    Structure,
     get,
     option_error,
     optional,
-    read_response_format,
     read_salt,
     read_sampling,
     read_stream,
+    read_structure,
     refuse_unsupported,
 )
 
@@ -31,7 +33,7 @@ MAX_CHOICES = 1024  # prompts × n of one HTTP request
 type Prompt = str | list[int]
 
 _SHARED = frozenset(
-    {*WIRE_OPTIONS, *NEUTRAL, *IGNORED, "model", "stream", "stream_options", "response_format", "add_special_tokens", "cache_salt"}
+    {*WIRE_OPTIONS, *NEUTRAL, *IGNORED, *STRUCTURE_FIELDS, "model", "stream", "stream_options", "add_special_tokens", "cache_salt"}
 )
 COMPLETION_FIELDS = _SHARED | {"prompt"}
 CHAT_FIELDS = _SHARED | set(CHAT_NEUTRAL) | {
@@ -66,6 +68,7 @@ class Generation:
 
     model: str
     params: SamplingParams
+    structure: Structure | None
     stream: bool
     usage_at_end: bool
     usage_always: bool
@@ -101,7 +104,7 @@ def parse_completion(body: dict[str, Any], rules: Rules) -> CompletionRequest:
     """Raises ApiError that names the field at fault."""
     model = read_model(body, rules.served)
     refuse_unsupported(body, NEUTRAL)
-    read_response_format(body)
+    structure = read_structure(body)
     stream, at_end, always = read_stream(body)
     params = read_sampling(body, rules.defaults)
     check_sampling(params, rules.resolved, "logprobs")
@@ -115,6 +118,7 @@ def parse_completion(body: dict[str, Any], rules: Rules) -> CompletionRequest:
     return CompletionRequest(
         model=model,
         params=params,
+        structure=structure,
         stream=stream,
         usage_at_end=at_end,
         usage_always=always,
@@ -128,7 +132,7 @@ def parse_chat(body: dict[str, Any], rules: Rules) -> ChatRequest:
     """Raises ApiError that names the field at fault."""
     model = read_model(body, rules.served)
     refuse_unsupported(body, NEUTRAL | CHAT_NEUTRAL)
-    read_response_format(body)
+    structure = read_structure(body)
     refuse_tools(body)
     stream, at_end, always = read_stream(body)
     conversation = read_conversation(body, rules)
@@ -146,6 +150,7 @@ def parse_chat(body: dict[str, Any], rules: Rules) -> ChatRequest:
     return ChatRequest(
         model=model,
         params=params,
+        structure=structure,
         stream=stream,
         usage_at_end=at_end,
         usage_always=always,

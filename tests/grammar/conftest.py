@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from jaxllm.grammar.checker import Checker
-from jaxllm.grammar.matcher import Matcher, Matchers, special_tokens
+from jaxllm.grammar.checker import Checker, special_tokens
+from jaxllm.grammar.matcher import Matcher, Matchers
 from jaxllm.grammar.structure import StructuredOutputsParams
 
 WIDTH = 800  # logits; the tokenizer has 768
@@ -25,7 +25,7 @@ def tokenizer(repo) -> Tokenizer:
 
 @pytest.fixture(scope="session")
 def checker(tokenizer: Tokenizer) -> Iterator[Checker]:
-    checker = Checker(special_tokens(tokenizer), EOS)
+    checker = Checker(special_tokens(tokenizer))
     yield checker
     checker.close()
 

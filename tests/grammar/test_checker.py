@@ -14,15 +14,23 @@ import pytest
 
 from jaxllm.grammar import checker as module
 from jaxllm.grammar.checker import MAX_KEPT, Checker
+from jaxllm.grammar.compiler import ByteTokens
 from jaxllm.grammar.limits import SECONDS
 from jaxllm.grammar.structure import StructuredOutputsParams, StructureError
 
 SPECIALS = {"<|end|>": 300, "<tool_call>": 301, "[TOOL]": 302}
 
 
+def test_bytes_and_special_tokens_have_ids_of_their_own() -> None:
+    tokens = ByteTokens({"<s>": 0, "<x>": 100, "<y>": 5000})
+    assert len(tokens.tokens) == 5002
+    assert {tokens.tokens[id] for id in tokens(bytes(range(256)))} == {bytes([byte]) for byte in range(256)}
+    assert [tokens.tokens[id] for id in tokens.special_token_ids] == [b"<s>", b"<x>", b"<y>", b"<eos>"]
+
+
 @pytest.fixture(scope="module")
 def checker() -> Iterator[Checker]:
-    checker = Checker(SPECIALS, [300])
+    checker = Checker(SPECIALS)
     yield checker
     checker.close()
 
@@ -121,19 +129,23 @@ def test_a_compiler_that_was_killed_from_outside_is_started_again(checker: Check
 
 
 def test_a_compiler_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    silent = Checker({}, (sys.executable, "-c", "print(flush=True); import sys; sys.stdin.read()"))
+    silent._running()
     monkeypatch.setattr(module, "WALL_SECONDS", 0.05)
-    silent = Checker({}, [], (sys.executable, "-c", "import sys; sys.stdin.read()"))
     assert "too much time" in why(silent, regex="a")
     assert silent._process is None
     assert not silent._kept, "on another day it may be in time"
 
 
 def test_a_compiler_that_cannot_start_is_reported() -> None:
-    assert "cannot be started" in why(Checker({}, [], ("/nonexistent",)), regex="a")
+    for command in (("/nonexistent",), (sys.executable, "-c", "pass")):
+        checker = Checker({}, command)
+        assert "cannot be started" in why(checker, regex="a")
+        assert not checker._kept
 
 
 def test_verdicts_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    checker = Checker({}, [])
+    checker = Checker({})
     monkeypatch.setattr(checker, "_ask", lambda line: module._Verdict("g" * 40_000, ""))
     for n in range(MAX_KEPT + 500):
         checker.check(StructuredOutputsParams(regex=f"a{n}"))
@@ -142,7 +154,7 @@ def test_verdicts_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_compiler_ends_with_its_owner() -> None:
-    own = Checker({}, [])
+    own = Checker({})
     own.check(StructuredOutputsParams(regex="a"))
     assert own._process is not None and own._process.stdin is not None
     process = own._process

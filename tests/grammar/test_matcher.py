@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from jaxllm.grammar.matcher import MAX_IDLE, GrammarError, Matcher, Matchers, special_tokens
+from jaxllm.grammar.checker import special_tokens
+from jaxllm.grammar.matcher import MAX_IDLE, GrammarError, Matcher, Matchers
 from tests.grammar.conftest import EOS, WIDTH, Speaker, allowed_by
 from tests.grammar.schemas import every
 

@@ -163,7 +163,6 @@ def test_an_option_that_is_not_implemented_accepts_its_neutral_values(name):
 
 NOT_NEUTRAL = {
     "prompt_logprobs": [0, 1],
-    "structured_outputs": [{"json": {}}, {}],
     "logits_processors": [["x"]],
     "extra_args": [{"a": 1}],
     "priority": [1, False],
@@ -221,6 +220,10 @@ def test_the_neutral_values_that_clients_send_are_accepted():
         ("allowed_token_ids", [], "at least 1"),
         ("allowed_token_ids", [-1], "holds -1, which is not a token id"),
         ("allowed_token_ids", "5", "a list of integers"),
+        ("structured_outputs", {}, "structured_outputs: exactly one of json"),
+        ("structured_outputs", {"json": {}, "regex": "a"}, "got json and regex"),
+        ("structured_outputs", "a", "must be an object"),
+        ("guided_decoding", {"regex": ""}, "guided_decoding: regex is empty"),
         ("bad_words", "x", "must be a list of strings, got str"),
         ("bad_words", [""], "1 to 1024 characters, got 0"),
         ("bad_words", ["x"] * (MAX_BAD_WORDS + 1), "at most 1024 strings, got 1025"),

@@ -5,22 +5,32 @@ One short test runs every time, with programs compiled on first use; the others 
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
 import threading
 import urllib.request
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any
 
+import jsonschema
 import openai
+import pydantic
 import pytest
 
 slow = pytest.mark.slow
 
 FLAGS = ["--host", "127.0.0.1", "--port", "0", "--max-num-seqs", "4", "--max-num-batched-tokens", "64", "--max-model-len", "512"]
+SUM = {
+    "type": "object",
+    "properties": {"question": {"type": "string", "maxLength": 20}, "sum": {"type": "integer", "minimum": 0, "maximum": 200}},
+    "required": ["question", "sum"],
+    "additionalProperties": False,
+}
 DIGITS = [{"role": "user", "content": "What is 27 + 45?"}]
 
 
@@ -111,6 +121,13 @@ def test_a_server_answers_streams_and_forgets_a_client_that_leaves() -> None:
             assert "".join(choice.delta.content or "" for choice in streamed) == whole.message.content
             assert streamed[-1].finish_reason == "stop"
 
+            options |= {"response_format": {"type": "json_schema", "json_schema": {"name": "sum", "schema": SUM, "strict": True}}}
+            whole = client.chat.completions.create(**options).choices[0]
+            jsonschema.validate(json.loads(whole.message.content or ""), SUM)
+            assert whole.finish_reason == "stop"
+            streamed = [c.choices[0] for c in client.chat.completions.create(**options, stream=True) if c.choices]
+            assert "".join(choice.delta.content or "" for choice in streamed) == whole.message.content
+
             leaving = client.completions.create(
                 model="demo", prompt="abc", temperature=0, max_tokens=2000, stream=True, extra_body={"ignore_eos": True}
             )
@@ -199,6 +216,41 @@ def test_a_client_that_leaves_gives_its_pages_back(demo: Demo, client: openai.Op
     next(iter(stream))
     stream.close()
     assert_idle(demo, client)
+
+
+@slow
+def test_structured_outputs_of_every_kind_follow_it_on_both_endpoints(client: openai.OpenAI) -> None:
+    def complete(**body: Any) -> str:
+        reply = client.completions.create(model="demo", prompt="abc", seed=1, max_tokens=200, extra_body=body)
+        assert reply.choices[0].finish_reason == "stop"
+        return reply.choices[0].text
+
+    assert re.fullmatch(r"[a-z]{2}\d{3}", complete(guided_regex=r"[a-z]{2}\d{3}"))
+    assert complete(structured_outputs={"choice": ["red", "green"]}) in ("red", "green")
+    jsonschema.validate(json.loads(complete(guided_json=SUM)), SUM)
+    assert complete(guided_grammar='root ::= "<" [a-c]{3} ">"')[0] == "<"
+
+    class Sum(pydantic.BaseModel):
+        question: Annotated[str, pydantic.Field(max_length=20)]
+        sum: Annotated[int, pydantic.Field(ge=0, le=200)]
+
+    parsed = client.chat.completions.parse(model="demo", messages=DIGITS, response_format=Sum, max_tokens=200)  # type: ignore[arg-type]
+    assert isinstance(parsed.choices[0].message.parsed, Sum)
+    chat = client.chat.completions.create(model="demo", messages=DIGITS, response_format={"type": "json_object"}, max_tokens=300)  # type: ignore[arg-type]
+    assert (chat.choices[0].message.content or "").startswith("{")
+
+
+@slow
+def test_a_grammar_that_explodes_while_generating_ends_its_request_while_another_streams_on(client: openai.OpenAI) -> None:
+    options: dict[str, Any] = {"model": "demo", "prompt": "abc", "temperature": 0, "max_tokens": 120}
+    alone = client.completions.create(**options, extra_body={"ignore_eos": True}).choices[0].text
+    stream = client.completions.create(**options, stream=True, extra_body={"ignore_eos": True})
+    text = next(iter(stream)).choices[0].text
+    with pytest.raises(openai.InternalServerError, match="structured output"):
+        client.completions.create(
+            model="demo", prompt="abc", seed=1, temperature=2.0, max_tokens=400, extra_body={"guided_regex": "(.{0,200}a){50}"}
+        )
+    assert text + "".join(chunk.choices[0].text for chunk in stream) == alone
 
 
 @slow
