@@ -22,12 +22,13 @@ from pallas_kernels import rope_write as writes
 from pallas_kernels.add_norm import cases as norm_cases
 from pallas_kernels.draw import reference as draw_reference
 from pallas_kernels.matmul import cases as matmul_cases
+from pallas_kernels.quantised import SCALE_DTYPE
 from pallas_kernels.rope_write import cases as rope_cases
 
 type Row = dict[str, Any]
 
-DECODE = (0, 3, 5, 6)  # of kernel_cases.DECODE_CHECKS: plain, window, float16 with head_dim 64, soft cap with head_dim 256
-EXTEND = (0, 3, 4)  # of kernel_cases.EXTEND_CHECKS
+DECODE = (0, 3, 5, 6, 10, 13, 14)  # of kernel_cases.DECODE_CHECKS: plain, window, float16, soft cap and head_dim 256; 8 bits from 10 on
+EXTEND = (0, 3, 4, 5, 8)  # of kernel_cases.EXTEND_CHECKS; 8-bit pages from 5 on
 ROPE = ("bias, groups of seven", "bias and norm, heads of 256")
 NORM = "one row, width of 28 times 128"
 PRODUCTS = (  # tokens, outputs, inputs, gated
@@ -53,6 +54,7 @@ def kernels() -> Iterator[Row]:
         checks.append((f"extend {named(check)}", functools.partial(kernel_cases.check_extend, check)))
     for case in (case for case in rope_cases.CASES if case.name in ROPE):
         checks.append((f"rope and KV write: {case.name}", functools.partial(check_rope, case, backend)))
+        checks.append((f"rope and KV write in 8 bits: {case.name}", functools.partial(check_narrow_write, case, backend)))
     for tokens, outputs, inputs, gated in PRODUCTS:
         shape = matmul_cases.Case(name="", tokens=tokens, outputs=outputs, inputs=inputs)
         kind = "gated product" if gated else "product"
@@ -74,16 +76,44 @@ def named(check: kernel_cases.Check) -> str:
     """What tells one ragged batch from the others."""
     more = {"window": check.window, "softcap": check.softcap, "queries": check.chunks or None}
     said = ", ".join(f"{name} {value}" for name, value in more.items() if value)
-    return f"{check.K}x{check.group} heads of {check.H}, pages of {check.page}, {check.dtype}{', ' + said if said else ''}"
+    return (
+        f"{check.K}x{check.group} heads of {check.H}, pages of {check.page}, {check.kv_dtype or check.dtype}{', ' + said if said else ''}"
+    )
+
+
+def rows_of(case: rope_cases.Case, made: rope_cases.Inputs) -> writes.HeadRows:
+    """The case's rows in bfloat16."""
+    low = functools.partial(jnp.asarray, dtype=jnp.bfloat16)
+    norms = None if made.norms is None else (low(made.norms[0]), low(made.norms[1]))
+    bias = None if made.bias is None else low(made.bias)
+    return writes.HeadRows(low(made.qkv), jnp.asarray(made.cos), jnp.asarray(made.sin), bias, norms, case.eps, case.heads)
+
+
+def check_narrow_write(case: rope_cases.Case, backend: str, kv_dtype: str = kernel_cases.E4M3) -> Row:
+    """Pages and scales after one call: numbers may differ from the reference's by one unit, and seldom, scales never; and whether the
+    donated pools were updated in place."""
+    made = rope_cases.inputs(case)
+    rows, places = rows_of(case, made), (jnp.asarray(made.page), jnp.asarray(made.offset))
+    shape = made.k_pages.shape
+    pools = [jnp.zeros(shape, kv_dtype), jnp.zeros(shape, kv_dtype), jnp.zeros((*shape[:2], 2, shape[2]), SCALE_DTYPE)]
+    _, *wanted = jax.jit(functools.partial(writes.rope_write_quantised, backend="reference"))(rows, *pools, *places)
+    run = jax.jit(functools.partial(writes.rope_write_quantised, backend=backend), donate_argnums=(1, 2, 3))
+    compiled = run.lower(rows, *pools, *places).compile()
+    size = sum(pool.nbytes for pool in pools)
+    _, *found = compiled(rows, *pools, *places)
+    bits = [[np.asarray(x).view(np.uint8).astype(int) for x in side[:2]] for side in (found, wanted)]
+    apart = np.stack([np.abs(x - y) for x, y in zip(*bits, strict=True)])
+    scales = int((np.asarray(found[2], np.float32) != np.asarray(wanted[2], np.float32)).sum())
+    in_place = compiled.memory_analysis().alias_size_in_bytes >= size
+    ok = in_place and not scales and int(apart.max()) <= 1 and float((apart > 0).mean()) < 1e-3
+    return {"differing": int((apart > 0).sum()), "units": int(apart.max()), "scales_differing": scales, "in_place": in_place, "ok": ok}
 
 
 def check_rope(case: rope_cases.Case, backend: str) -> Row:
     """Queries and both pools after one call, and whether the donated pools were updated in place."""
     made = rope_cases.inputs(case)
     low = functools.partial(jnp.asarray, dtype=jnp.bfloat16)
-    norms = None if made.norms is None else (low(made.norms[0]), low(made.norms[1]))
-    bias = None if made.bias is None else low(made.bias)
-    rows = writes.HeadRows(low(made.qkv), jnp.asarray(made.cos), jnp.asarray(made.sin), bias, norms, case.eps, case.heads)
+    rows = rows_of(case, made)
     args = (rows, low(made.k_pages), low(made.v_pages), jnp.asarray(made.page), jnp.asarray(made.offset))
     pools = args[1].nbytes + args[2].nbytes
     wanted = writes.rope_write(*jax.tree.map(lambda x: x.astype(jnp.float32) if x.dtype == jnp.bfloat16 else x, args), backend="reference")

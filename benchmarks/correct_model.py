@@ -31,6 +31,7 @@ STEPS = 32  # decode steps, after prompts of as many tokens or fewer
 BATCHES = ((32,), (32, 21, 9, 1))  # prompt lengths
 CHUNK = 16  # prompt tokens of one forward
 BOUND = 1e-2
+NARROW = ("float8_e4m3fn", "float8_e5m2")
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class Variant:
 
     backend: str
     dtype: Any
+    kv_dtype: Any = None  # of the pages, None = dtype
 
 
 @jax.tree_util.register_dataclass
@@ -87,6 +89,36 @@ def model(name: str, backend: str | None = None) -> Iterator[Row]:
         }
 
 
+def narrow_pages(name: str, backend: str | None = None) -> Iterator[Row]:
+    """What 8-bit pages cost a shape with random bfloat16 weights: the distance of its logits to float32, and how far the device's kernels
+    add to the reference's. Alone and in a ragged batch."""
+    directory, mesh = engine_options(name)["model"], make_mesh(1)
+    hf = models.with_defaults(models.read_config(directory))
+    own = backend or own_backend(mesh.devices.flat[0])[0]
+    state = weights.load(directory, hf, mesh, jnp.bfloat16, "dummy")[1]
+    forced = TeacherForced(hf, mesh)
+    exact, full = Variant("reference", jnp.float32), Variant(own, jnp.bfloat16)
+    pairs = {kind: [Variant(each, jnp.bfloat16, jnp.dtype(kind)) for each in (own, "reference")] for kind in NARROW}
+    variants = [exact, full, *(variant for pair in pairs.values() for variant in pair)]
+    programs = forced.compile_all(variants)
+    for prompts in BATCHES:
+        logits = {}
+        for variant in variants:
+            held = jax.tree.map(lambda x: x.astype(variant.dtype), state)  # noqa: B023
+            logits[variant] = forced.run(programs, variant, held, prompts)
+        before = float(np.mean(errors(logits[full], logits[exact])))
+        for kind, (kernels, reference) in pairs.items():
+            mine, theirs = (float(np.mean(errors(logits[variant], logits[exact]))) for variant in (kernels, reference))
+            yield {
+                "check": f"{name.removeprefix(PREFIX)}, prompts {prompts}, {STEPS} decode steps: pages of {kind}",
+                "backend": own,
+                f"{own}_to_float32_mean": mine,
+                "reference_to_float32_mean": theirs,
+                f"{own}_with_bfloat16_pages_mean": before,
+                "ok": mine < 1.1 * theirs,
+            }
+
+
 @jax.jit
 def _error(found: Array, wanted: Array) -> Array:
     return jnp.linalg.norm(found - wanted) / jnp.linalg.norm(wanted)
@@ -120,7 +152,7 @@ class TeacherForced:
         rows = len(prompts)
         said = rng.integers(0, self.hf["vocab_size"], (rows, max(prompts) + STEPS))
         table = jnp.asarray(rng.permutation(rows * self.width).reshape(rows, self.width), jnp.int32)
-        pool = zeros_of(self._pool(rows, variant.dtype))
+        pool = zeros_of(self._pool(rows, variant.kv_dtype or variant.dtype))
         done, out = np.zeros(rows, int), []
         for step in range(-(-max(prompts) // CHUNK) + STEPS):
             chunk = CHUNK if step * CHUNK < max(prompts) else 1
@@ -144,11 +176,11 @@ class TeacherForced:
         graphdef, state = self.abstract(variant.dtype)
         ints = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.int32)
         given: Any = Tokens(ints((rows * chunk,)), ints((rows * chunk,)), ints((rows,)), ints((rows, self.width)))
-        forward = functools.partial(_forward, graphdef, variant.backend, self.mesh, chunk)
-        return jax.jit(forward, donate_argnums=1).lower(state, self._pool(rows, variant.dtype), given)
+        step = functools.partial(forward, graphdef, variant.backend, self.mesh, chunk)
+        return jax.jit(step, donate_argnums=1).lower(state, self._pool(rows, variant.kv_dtype or variant.dtype), given)
 
 
-def _forward(graphdef: Any, backend: str, mesh: jax.sharding.Mesh, chunk: int, state: Any, pool: KVCache, given: Tokens) -> tuple:
+def forward(graphdef: Any, backend: str, mesh: jax.sharding.Mesh, chunk: int, state: Any, pool: KVCache, given: Tokens) -> tuple:
     """Logits of all tokens, and the pool. Rows of one token are decode rows, others are chunks."""
     rows = given.lengths_R.shape[0]
     module = nnx.merge(graphdef, state)

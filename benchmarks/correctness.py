@@ -20,7 +20,7 @@ import jax
 
 from benchmarks.correct_engine import demo, invariants, seeds
 from benchmarks.correct_kernels import kernels
-from benchmarks.correct_model import model
+from benchmarks.correct_model import model, narrow_pages
 from benchmarks.record import finish, parser
 from benchmarks.shapes import engine_options
 from jaxllm import LLM
@@ -28,7 +28,7 @@ from jaxllm.engine.start import reserve_memory, use_compilation_cache
 
 type Row = dict[str, Any]
 
-PARTS = ("kernels", "model", "invariants", "demo", "seeds", "memory")
+PARTS = ("kernels", "model", "narrow", "invariants", "demo", "seeds", "memory")
 SHARE = 0.9  # of the device's memory
 MIB = 2**20
 
@@ -81,6 +81,7 @@ def main() -> int:
     checks: dict[str, Callable[[], Iterator[Row]]] = {
         "kernels": kernels,
         "model": lambda: model(a.model),
+        "narrow": lambda: narrow_pages(a.model),
         "invariants": invariants,
         "demo": lambda: demo() if accelerator else demo(("float32",), enforce_eager=True),
         "seeds": seeds,

@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from pallas_kernels.quantised import SCALE_DTYPE, quantise
+
 TABLE_WIDTH = 130
 POOL_PAGES = 8320
 DECODE_HEADS = ((4, 7), (8, 4))
@@ -47,8 +49,10 @@ class Check(NamedTuple):
     window: int | None = None
     softcap: float | None = None
     dtype: str = "bfloat16"
+    kv_dtype: str | None = None  # of the pages, None = dtype
 
 
+E4M3, E5M2 = "float8_e4m3fn", "float8_e5m2"
 EXTEND_SHAPES = (
     ExtendShape(1, 8192, 0, 4, 7),
     ExtendShape(1, 2048, 8192, 4, 7),
@@ -71,6 +75,12 @@ DECODE_CHECKS = (
     Check(2, 5, 256, 16, RAGGED),
     Check(4, 7, 128, 64, (0, 0, 0)),
     Check(4, 7, 128, 64, tuple(range(1, 2000, 17))),
+    Check(4, 7, 128, 64, RAGGED, kv_dtype=E4M3),
+    Check(4, 7, 128, 64, tuple(range(1, 2000, 17)), kv_dtype=E4M3),
+    Check(8, 4, 128, 128, (2048, 8191), kv_dtype=E5M2),
+    Check(1, 12, 64, 64, RAGGED, softcap=30.0, kv_dtype=E4M3),
+    Check(2, 16, 256, 64, RAGGED, window=512, dtype="float16", kv_dtype=E5M2),
+    Check(2, 1, 256, 128, RAGGED, kv_dtype=E4M3),
 )
 EXTEND_CHECKS = (
     Check(4, 7, 128, 64, (1, 63, 200, 1500, 700, 0), (1, 63, 130, 600, 1, 0)),
@@ -78,10 +88,29 @@ EXTEND_CHECKS = (
     Check(2, 2, 128, 16, (300, 129, 1000), (300, 65, 128)),
     Check(2, 3, 64, 128, (300, 129, 1000), (150, 129, 1), window=100),
     Check(1, 4, 256, 32, (300, 129, 900), (150, 129, 500), softcap=30.0, dtype="float16"),
+    Check(4, 7, 128, 64, (1, 63, 200, 1500, 700, 0), (1, 63, 130, 600, 1, 0), kv_dtype=E4M3),
+    Check(8, 4, 128, 128, (2048,), (2048,), kv_dtype=E5M2),
+    Check(2, 3, 64, 64, (300, 129, 1000), (150, 129, 1), window=100, kv_dtype=E4M3),
+    Check(1, 4, 256, 128, (300, 129, 900), (150, 129, 500), softcap=30.0, dtype="float16", kv_dtype=E4M3),
 )
 
 
-def pools(check: Check, seed: int) -> tuple[np.random.Generator, Array, Array, Array]:
+class Pools(NamedTuple):
+    """Pages, and what attention is told of them beside: their scales, if they have some."""
+
+    k: Array
+    v: Array
+    more: dict[str, Array]
+
+
+def in_8_bits(k: Array, v: Array, kv_dtype: str) -> Pools:
+    """Pages rounded to 8 bits with their scales; where they are NaN, scales are too."""
+    (k8, ks), (v8, vs) = (quantise(x.astype(jnp.float32), kv_dtype) for x in (k, v))
+    hidden = jnp.isnan(k[..., 0])[:, :, None]
+    return Pools(k8, v8, {"scales": jnp.where(hidden, jnp.nan, jnp.stack([ks, vs], axis=2)).astype(SCALE_DTYPE)})
+
+
+def pools(check: Check, seed: int) -> tuple[np.random.Generator, Pools, Array]:
     """Random pages and a table; everything that no row may see is NaN, and table entries past a row's pages name no page."""
     rng = np.random.default_rng(seed)
     width = max(1, *(-(-n // check.page) for n in check.lengths))
@@ -94,7 +123,8 @@ def pools(check: Check, seed: int) -> tuple[np.random.Generator, Array, Array, A
         row[-(-length // check.page) :] = count + 5
     shape = (count, check.K, check.page, check.H)
     k, v = (jnp.asarray(np.where(seen, rng.normal(size=shape), np.nan), check.dtype) for _ in range(2))
-    return rng, k, v, jnp.asarray(table)
+    made = Pools(k, v, {}) if check.kv_dtype is None else in_8_bits(k, v, check.kv_dtype)
+    return rng, made, jnp.asarray(table)
 
 
 def difference(out: Array, wanted: Array) -> dict[str, Any]:
@@ -109,11 +139,11 @@ def check_decode(check: Check, **options: Any) -> dict[str, Any]:
     """The Mosaic kernel beside the reference on one ragged batch."""
     from pallas_kernels.paged_decode import mosaic_gpu, reference
 
-    rng, k, v, table = pools(check, 0)
+    rng, pages, table = pools(check, 0)
     B = len(check.lengths)
     q = jnp.asarray(rng.normal(size=(B, check.K * check.group, check.H)), check.dtype)
-    args = (q, k, v, table, jnp.asarray(check.lengths, jnp.int32))
-    kw = {"scale": check.H**-0.5, "window": check.window, "softcap": check.softcap}
+    args = (q, pages.k, pages.v, table, jnp.asarray(check.lengths, jnp.int32))
+    kw = {"scale": check.H**-0.5, "window": check.window, "softcap": check.softcap, **pages.more}
     wanted = jax.jit(lambda *a: reference.decode_attention(*a, **kw))(*(a.astype(jnp.float32) if a.dtype == q.dtype else a for a in args))
     return difference(jax.jit(lambda *a: mosaic_gpu.decode_attention(*a, **kw, **options))(*args), wanted)
 
@@ -122,21 +152,23 @@ def check_extend(check: Check, **options: Any) -> dict[str, Any]:
     """As `check_decode`, for prompt chunks with a gap of unused tokens after each row."""
     from pallas_kernels.paged_extend import mosaic_gpu, reference
 
-    rng, k, v, table = pools(check, 0)
+    rng, pages, table = pools(check, 0)
     chunks = np.asarray(check.chunks)
     starts = np.cumsum(chunks + 3) - (chunks + 3)
     total = int((chunks + 3).sum())
     q = jnp.asarray(rng.normal(size=(total, check.K * check.group, check.H)), check.dtype)
-    args = (q, k, v, table, *(jnp.asarray(a, jnp.int32) for a in (starts, chunks, check.lengths)))
-    kw = {"scale": check.H**-0.5, "window": check.window, "softcap": check.softcap}
+    args = (q, pages.k, pages.v, table, *(jnp.asarray(a, jnp.int32) for a in (starts, chunks, check.lengths)))
+    kw = {"scale": check.H**-0.5, "window": check.window, "softcap": check.softcap, **pages.more}
     wanted = jax.jit(lambda *a: reference.extend_attention(*a, **kw))(*(a.astype(jnp.float32) if a.dtype == q.dtype else a for a in args))
     return difference(jax.jit(lambda *a: mosaic_gpu.extend_attention(*a, **kw, **options))(*args), wanted)
 
 
-def decode_tunings() -> list[Any]:
-    """Candidates of the decode sweep at head_dim 128."""
+def decode_tunings(itemsize: int = 2) -> list[Any]:
+    """Candidates of the decode sweep at head_dim 128, for pages of so many bytes a number."""
     from pallas_kernels.paged_decode.mosaic_gpu import Tuning
 
+    if itemsize == 1:
+        return [Tuning(stages=n) for n in (6, 4, 5, 7)] + [Tuning(stages=6, min_tiles=n) for n in (1, 4)]
     return [Tuning(), Tuning(min_tiles=1), Tuning(min_tiles=4), Tuning(stages=2), Tuning(stages=4)]
 
 

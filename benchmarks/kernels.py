@@ -3,6 +3,7 @@
     python -m benchmarks.kernels check decode --out results.json
     python -m benchmarks.kernels time decode extend --out results.json
     python -m benchmarks.kernels sweep decode --out results.json
+    python -m benchmarks.kernels time decode --kv-dtype float8_e4m3fn
 
 Calls are chained (one call's output is the next one's query) inside one jit, and each reads its own pages of a pool larger than L2.
 """
@@ -25,6 +26,7 @@ import numpy as np
 from jax import Array
 
 from benchmarks import kernel_cases as cases
+from pallas_kernels.quantised import SCALE_DTYPE
 
 CALLS = 24
 
@@ -59,11 +61,12 @@ def kernel_times(fn: Callable[..., Array], q: Array, args: tuple[Any, ...]) -> d
     return {f"{name} x{len(times)}": round(statistics.mean(times), 2) for name, times in found.items()}
 
 
-def time_decode(shape: cases.DecodeShape, tuning: Any, pool: tuple[Array, Array], profile: bool) -> dict[str, Any]:
-    """One row of the decode table: all `shape.B` rows hold `shape.context` tokens."""
+def time_decode(shape: cases.DecodeShape, tuning: Any, pool: tuple[Array, ...], profile: bool) -> dict[str, Any]:
+    """One row of the decode table: all `shape.B` rows hold `shape.context` tokens. The pool is keys, values and, in 8 bits, their scales,
+    which count as bytes read."""
     from pallas_kernels.paged_decode import mosaic_gpu
 
-    k_pages, v_pages = pool
+    k_pages, v_pages, *scales = pool
     P, K, C, H = k_pages.shape
     used = -(-shape.context // C)
     sets = max(1, min(CALLS, P // (shape.B * used)))
@@ -71,26 +74,28 @@ def time_decode(shape: cases.DecodeShape, tuning: Any, pool: tuple[Array, Array]
     tables = [jnp.asarray(np.pad(table, ((0, 0), (0, cases.TABLE_WIDTH - used))), jnp.int32) for table in order]
     lengths = jnp.full((shape.B,), shape.context, jnp.int32)
     one = jax.jit(
-        lambda q, k, v, table, lengths, plan: mosaic_gpu.decode_attention(q, k, v, table, lengths, scale=H**-0.5, plan=plan, tuning=tuning)
+        lambda q, k, v, table, lengths, plan, more: mosaic_gpu.decode_attention(
+            q, k, v, table, lengths, scale=H**-0.5, plan=plan, tuning=tuning, **more
+        )
     )
 
     @functools.partial(jax.jit, donate_argnums=0)
-    def chain(q: Array, k: Array, v: Array, tables: list[Array], lengths: Array) -> Array:
+    def chain(q: Array, k: Array, v: Array, tables: list[Array], lengths: Array, more: dict[str, Array]) -> Array:
         plan = mosaic_gpu.plan(lengths, kv_heads=K, head_dim=H, page_size=C, tuning=tuning)
         for i in range(CALLS):
-            q = one(q, k, v, tables[i % len(tables)], lengths, plan)
+            q = one(q, k, v, tables[i % len(tables)], lengths, plan, more)
         return q
 
-    q = jax.random.normal(jax.random.key(1), (shape.B, K * shape.group, H), jnp.float32).astype(k_pages.dtype)
-    args = (k_pages, v_pages, tables, lengths)
+    q = jax.random.normal(jax.random.key(1), (shape.B, K * shape.group, H), jnp.float32).astype(jnp.bfloat16)
+    args = (k_pages, v_pages, tables, lengths, {"scales": scales[0]} if scales else {})
     if profile:
         return {"kernels": kernel_times(chain, q, args)}
     seconds = seconds_a_call(chain, q, args, CALLS)
-    moved = 2 * shape.B * shape.context * K * H * k_pages.dtype.itemsize
+    moved = 2 * shape.B * shape.context * K * (H * k_pages.dtype.itemsize + (scales[0].dtype.itemsize if scales else 0))
     return {"us": round(seconds * 1e6, 2), "TB/s": round(moved / seconds / 1e12, 3)}
 
 
-def time_extend(shape: cases.ExtendShape, tuning: Any, profile: bool) -> dict[str, Any]:
+def time_extend(shape: cases.ExtendShape, tuning: Any, kv_dtype: str | None, profile: bool) -> dict[str, Any]:
     """One row of the prefill table: `shape.queries` tokens over a cached prefix, in `shape.rows` equal rows."""
     from pallas_kernels.paged_extend import mosaic_gpu
 
@@ -99,23 +104,24 @@ def time_extend(shape: cases.ExtendShape, tuning: Any, profile: bool) -> dict[st
     pages = -(-total // shape.page)
     keys = jax.random.split(jax.random.key(0), 3)
     pool = (pages * shape.rows, shape.K, shape.page, shape.H)
-    k_pages, v_pages = (jax.random.normal(key, pool, jnp.float32).astype(jnp.bfloat16) for key in keys[:2])
+    k_pages, v_pages = (jax.random.normal(key, pool, jnp.float32).astype(kv_dtype or jnp.bfloat16) for key in keys[:2])
+    more = {} if kv_dtype is None else {"scales": jnp.full((*pool[:2], 2, pool[2]), 0.5, SCALE_DTYPE)}
     table = jnp.asarray(np.random.default_rng(0).permutation(pool[0]).reshape(shape.rows, pages), jnp.int32)
     q = jax.random.normal(keys[2], (shape.rows * shape.queries, shape.K * shape.group, shape.H), jnp.float32).astype(jnp.bfloat16)
     starts = jnp.arange(shape.rows, dtype=jnp.int32) * shape.queries
     lengths = jnp.full((shape.rows,), shape.queries, jnp.int32)
     kv_lengths = jnp.full((shape.rows,), total, jnp.int32)
-    one = jax.jit(lambda plan, *args: mosaic_gpu.extend_attention(*args, scale=shape.H**-0.5, plan=plan, tuning=tuning))
+    one = jax.jit(lambda plan, more, *args: mosaic_gpu.extend_attention(*args, scale=shape.H**-0.5, plan=plan, tuning=tuning, **more))
     sizes = {"tokens": q.shape[0], "heads": q.shape[1], "kv_heads": shape.K, "head_dim": shape.H}
 
     @functools.partial(jax.jit, donate_argnums=0)
-    def chain(q: Array, *rest: Array) -> Array:
+    def chain(q: Array, more: dict[str, Array], *rest: Array) -> Array:
         plan = mosaic_gpu.plan(*rest[3:], **sizes, tuning=tuning)
         for _ in range(calls):
-            q = one(plan, q, *rest)
+            q = one(plan, more, q, *rest)
         return q
 
-    args = (k_pages, v_pages, table, starts, lengths, kv_lengths)
+    args = (more, k_pages, v_pages, table, starts, lengths, kv_lengths)
     if profile:
         return {"kernels": kernel_times(chain, q, args)}
     seconds = seconds_a_call(chain, q, args, calls, repeats=5)
@@ -123,33 +129,49 @@ def time_extend(shape: cases.ExtendShape, tuning: Any, profile: bool) -> dict[st
     return {"us": round(seconds * 1e6, 2), "TFLOP/s": round(4 * pairs * shape.K * shape.group * shape.H / seconds / 1e12, 1)}
 
 
-def run_decode(mode: str, report: Callable[[dict[str, Any]], None]) -> None:
+def pool_of(K: int, kv_dtype: str | None) -> tuple[Array, ...]:
+    """Random pages of keys and values, and their scales if they have 8 bits."""
+    shape = (cases.POOL_PAGES, K, 64, 128)
+    keys = jax.random.split(jax.random.key(0), 2)
+    if kv_dtype is None:
+        return tuple(jax.random.normal(key, shape, jnp.bfloat16) for key in keys)
+    made = jax.jit(lambda key: jax.random.normal(key, shape, jnp.bfloat16).astype(kv_dtype))
+    return made(keys[0]), made(keys[1]), jnp.full((shape[0], K, 2, shape[2]), 0.5, SCALE_DTYPE)
+
+
+def run_decode(mode: str, kv_dtype: str | None, report: Callable[[dict[str, Any]], None]) -> None:
     """`check` compares ragged batches; `time` times the tuned sizes; `sweep` times every candidate."""
     if mode == "check":
-        for case in cases.DECODE_CHECKS:
+        for case in (case for case in cases.DECODE_CHECKS if case.kv_dtype == kv_dtype):
             report({"op": "decode", "case": str(case), **cases.check_decode(case)})
         return
     for K, group in cases.DECODE_HEADS:
-        keys = jax.random.split(jax.random.key(0), 2)
-        shape = (cases.POOL_PAGES, K, 64, 128)
-        pool = tuple(jax.random.normal(key, shape, jnp.bfloat16) for key in keys)
+        pool = pool_of(K, kv_dtype)
         for B, context in cases.DECODE_LOADS:
             item = cases.DecodeShape(B, context, group)
-            for tuning in cases.decode_tunings() if mode == "sweep" else [None]:
-                row = {"op": "decode", "K": K, "group": group, "B": B, "context": context, "tuning": tuning and tuning._asdict()}
+            for tuning in cases.decode_tunings(pool[0].dtype.itemsize) if mode == "sweep" else [None]:
+                row = {
+                    "op": "decode",
+                    "kv_dtype": pool[0].dtype.name,
+                    "K": K,
+                    "group": group,
+                    "B": B,
+                    "context": context,
+                    "tuning": tuning and tuning._asdict(),
+                }
                 report(row | guarded(lambda: time_decode(item, tuning, pool, mode == "profile")))  # noqa: B023
 
 
-def run_extend(mode: str, report: Callable[[dict[str, Any]], None]) -> None:
+def run_extend(mode: str, kv_dtype: str | None, report: Callable[[dict[str, Any]], None]) -> None:
     """As `run_decode`, for prompt chunks."""
     if mode == "check":
-        for case in cases.EXTEND_CHECKS:
+        for case in (case for case in cases.EXTEND_CHECKS if case.kv_dtype == kv_dtype):
             report({"op": "extend", "case": str(case), **cases.check_extend(case)})
         return
     for shape in cases.EXTEND_SHAPES:
         for tuning in cases.extend_tunings() if mode == "sweep" else [None]:
-            row = {"op": "extend", **shape._asdict(), "tuning": tuning and tuning._asdict()}
-            report(row | guarded(lambda: time_extend(shape, tuning, mode == "profile")))  # noqa: B023
+            row = {"op": "extend", "kv_dtype": kv_dtype, **shape._asdict(), "tuning": tuning and tuning._asdict()}
+            report(row | guarded(lambda: time_extend(shape, tuning, kv_dtype, mode == "profile")))  # noqa: B023
 
 
 def guarded(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -165,6 +187,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("mode", choices=("check", "time", "sweep", "profile"))
     parser.add_argument("ops", nargs="+", choices=("decode", "extend"))
+    parser.add_argument("--kv-dtype", choices=(cases.E4M3, cases.E5M2), help="of the pages; by default bfloat16")
     parser.add_argument("--out", default="", help="also write all rows to this JSON file")
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []
@@ -178,7 +201,7 @@ def main() -> None:
                 json.dump({**facts, "rows": rows}, file, indent=1)
 
     for op in options.ops:
-        {"decode": run_decode, "extend": run_extend}[op](options.mode, report)
+        {"decode": run_decode, "extend": run_extend}[op](options.mode, options.kv_dtype, report)
 
 
 if __name__ == "__main__":

@@ -87,6 +87,8 @@ def layer_windows(hf: Mapping[str, Any], layers: int) -> list[int | None]:
 
 def unused(hf: Mapping[str, Any], size: Sizes) -> dict[str, str | None]:
     """Tensors that a checkpoint may hold and that no parameter needs: rotary tables of older checkpoints, which follow from the
-    configuration, and the head of a tied model, which must equal the embedding."""
-    buffers: dict[str, str | None] = {f"model.layers.{layer}.self_attn.rotary_emb.inv_freq": None for layer in range(size.layers)}
+    configuration; scales of an 8-bit KV cache, one a layer, where each token gets its own; and the head of a tied model, which must equal
+    the embedding."""
+    names = ("rotary_emb.inv_freq", "k_scale", "v_scale", "k_proj.k_scale", "v_proj.v_scale")
+    buffers: dict[str, str | None] = {f"model.layers.{layer}.self_attn.{name}": None for layer in range(size.layers) for name in names}
     return buffers | ({"lm_head.weight": "model.embed_tokens.weight"} if size.tied else {})

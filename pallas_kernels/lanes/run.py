@@ -58,7 +58,7 @@ def run(
         m = Ptx(len(given), results)
         r, s = len(refs), len(refs) + len(scalars)
         text = m.text(program(m, m.inputs[:r], m.inputs[r:s], m.inputs[s:]))
-        made = mgpu.utils.inline_ptx(text, *given, result_types=[i32] * results or None, has_side_effects=True)
+        made = mgpu.utils.inline_ptx(text, *given, result_types=[i32] * results or None, has_side_effects=True, convergent=True)
         if not results:
             return None
         layout = REGISTERS.to_mgpu()

@@ -35,13 +35,14 @@ def test_the_kernels_that_are_checked_exist():
     "check",
     [
         functools.partial(correct_kernels.check_rope, ROPE_CASES[-1], "reference"),
+        functools.partial(correct_kernels.check_narrow_write, ROPE_CASES[-1], "reference"),
         functools.partial(correct_kernels.check_norm, NORM_CASES[1], "reference"),
         functools.partial(correct_kernels.check_product, Case(name="", tokens=5, outputs=64, inputs=128), False, "reference"),
         functools.partial(correct_kernels.check_product, Case(name="", tokens=5, outputs=64, inputs=128), True, "reference"),
         functools.partial(correct_kernels.check_allowed, "reference", 2048, 16),
         functools.partial(correct_kernels.check_frequencies, "reference", 10),
     ],
-    ids=["rope", "norm", "product", "gated product", "allowed", "frequencies"],
+    ids=["rope", "rope in 8 bits", "norm", "product", "gated product", "allowed", "frequencies"],
 )
 def test_the_reference_passes_each_kernels_check(check):
     assert check()["ok"]

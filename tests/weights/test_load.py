@@ -147,8 +147,9 @@ def test_a_config_of_other_sizes_does_not_fit(tmp_path: Path) -> None:
         load(path)
 
 
-def test_rotary_tables_of_older_checkpoints_are_of_no_concern(tmp_path: Path) -> None:
-    path = copy(LLAMA, tmp_path, lambda tensors: tensors.update({f"{LAYER}.self_attn.rotary_emb.inv_freq": np.zeros(2, np.float32)}))
+@pytest.mark.parametrize("name", ["rotary_emb.inv_freq", "k_scale", "v_proj.v_scale"])
+def test_rotary_tables_and_scales_of_an_8_bit_cache_are_of_no_concern(tmp_path: Path, name: str) -> None:
+    path = copy(LLAMA, tmp_path, lambda tensors: tensors.update({f"{LAYER}.self_attn.{name}": np.zeros(2, np.float32)}))
     assert load(path).keys() == load(LLAMA).keys()
 
 
