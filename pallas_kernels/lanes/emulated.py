@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array, lax
 
-from pallas_kernels.lanes.machine import HALF_LIMIT, LANES, Place
+from pallas_kernels.lanes.machine import HALF_LIMIT, LANES
 
 
 class Emulated:
@@ -103,23 +103,23 @@ class Emulated:
         parts = product.reshape(LANES // 32, 2, 8, 4, 2).transpose(1, 4, 0, 2, 3).reshape(4, LANES)
         return [x + y for x, y in zip(acc, parts, strict=True)]
 
-    def place(self, tile: Array, row: Array, sub: Any) -> Place:
-        return Place(tile, row, sub)
+    def offset(self, width: int, row: Array, sub: Any, chunk: Any, piece: int = 0) -> Array:
+        return row * width + piece * min(width, 128) + chunk * 16 + sub  # rows one after the other: nothing is swizzled here
 
-    def _byte(self, place: Place, chunk: Any, piece: int) -> Array:
-        return piece * min(place.tile.shape[1], 128) + chunk * 16 + place.sub
+    def load(self, tile: tuple[Array, int], offset: Array, down: int = 0) -> Array:
+        given, width = tile
+        offset = lax.bitcast_convert_type(offset, jnp.int32)  # registers that were kept come as floats
+        return joined(given.reshape(-1)[offset[:, None] + 8 * down * width + jnp.arange(4)])
 
-    def load(self, place: Place, chunk: Any, piece: int, down: int = 0) -> Array:
-        return joined(place.tile[place.row[:, None] + 8 * down, self._byte(place, chunk, piece)[:, None] + jnp.arange(4)])
+    def store(self, tile: tuple[Any, int], offset: Array, values: list[Array], dtype: str, down: int = 0) -> None:
+        _, width = tile
+        self.stored.append((offset // width + 8 * down, offset % width // 2, values))
 
-    def store(self, place: Place, chunk: Any, piece: int, values: list[Array], dtype: str, down: int = 0) -> None:
-        self.stored.append((place.row + 8 * down, piece * 64 + chunk * 8 + place.sub // 2, values))
+    def scale(self, scales: tuple[Array, int], side: int, token: Array, after: int = 0) -> Array:
+        return scales[0][side, token + after].astype(jnp.float32)
 
-    def scale(self, scales: Array, side: int, token: Array) -> Array:
-        return scales[side, token].astype(jnp.float32)
-
-    def queries(self, rows: Array, row: Array, column: Array) -> list[Array]:
-        found = rows[row[:, None], column[:, None] + jnp.arange(4)]
+    def queries(self, rows: tuple[Array, int], row: Array, column: Array) -> list[Array]:
+        found = rows[0][row[:, None], column[:, None] + jnp.arange(4)]
         return [joined(found[:, :2]), joined(found[:, 2:])]
 
     def put(self, numbers: Any, at: Array, value: Array) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from typing import Any
 
-from pallas_kernels.lanes.machine import HALF_LIMIT, Place
+from pallas_kernels.lanes.machine import HALF_LIMIT
 
 _CVT = {"float8_e4m3fn": "e4m3x2", "float8_e5m2": "e5m2x2"}
 _PAIR = {"float16": "f16x2", "bfloat16": "bf16x2"}
@@ -136,37 +136,30 @@ class Ptx:
         self._lines.append(f"mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {listed};")
         return out
 
-    def place(self, tile: tuple[str, int], row: Any, sub: Any) -> Place:
-        """`tile` is (address, bytes of a row)."""
-        address, width = tile
-        piece = min(width, 128)
-        within = self._make("mul.lo.s32", self._make("and.b32", row, 7), piece)
-        base = self.add(self._make("mad.lo.s32", self._make("shr.u32", row, 3), 8 * width, address), self.add(within, sub))
-        flip = self._make("and.b32", self._make("shr.u32", within, 3), piece - 16)
-        return Place(tile, row, sub, base, flip)
+    def offset(self, width: int, row: Any, sub: Any, chunk: Any, piece: int = 0) -> str:
+        """Where in a tile of rows of `width` bytes, swizzled, byte `sub` of a 16-byte chunk of a row lies. Chunks count within the
+        `piece`-th piece of the row."""
+        wide = min(width, 128)
+        within = self._make("mul.lo.s32", self._make("and.b32", row, 7), wide)
+        flip = self._make("and.b32", self._make("shr.u32", within, 3), wide - 16)
+        moved = self._make("xor.b32", flip, 16 * chunk if isinstance(chunk, int) else self._make("shl.b32", chunk, 4))
+        start = self._make("mad.lo.s32", self._make("shr.u32", row, 3), 8 * width, within)
+        return self.add(self.add(start, self.add(moved, sub)), 8 * wide * piece)
 
-    def _address(self, place: Place, chunk: Any, piece: int, down: int) -> str:
-        moved = place.flip
-        if chunk != 0:
-            moved = self._make("xor.b32", place.flip, chunk * 16 if isinstance(chunk, int) else self._make("shl.b32", chunk, 4))
-        width = place.tile[1]
-        return f"[{self.add(place.base, moved)}+{8 * (piece * min(width, 128) + down * width)}]"
+    def load(self, tile: tuple[str, int], offset: Any, down: int = 0) -> str:
+        """The 4 bytes at an offset of a tile (address, bytes of a row), or of the row that is 8 · `down` below."""
+        return self._make("ld.shared.b32", f"[{self.add(tile[0], offset)}+{8 * down * tile[1]}]")
 
-    def load(self, place: Place, chunk: Any, piece: int, down: int = 0) -> str:
-        """The 4 bytes at `sub` of a 16-byte chunk (its number within the piece of 8 rows that is the `piece`-th of the row), of the row
-        8 · `down` below."""
-        return self._make("ld.shared.b32", self._address(place, chunk, piece, down))
-
-    def store(self, place: Place, chunk: Any, piece: int, values: list[str], dtype: str, down: int = 0) -> None:
-        """Four floats as 16-bit numbers, to the 8 bytes at `sub` of a chunk."""
+    def store(self, tile: tuple[str, int], offset: Any, values: list[str], dtype: str, down: int = 0) -> None:
+        """Four floats as 16-bit numbers, to the 8 bytes at an offset."""
         words = ", ".join(self.pair(values[i], values[i + 1], dtype) for i in (0, 2))
-        self._lines.append(f"st.shared.v2.b32 {self._address(place, chunk, piece, down)}, {{{words}}};")
+        self._lines.append(f"st.shared.v2.b32 [{self.add(tile[0], offset)}+{8 * down * tile[1]}], {{{words}}};")
 
-    def scale(self, scales: tuple[str, int], side: int, token: Any) -> str:
-        """The bfloat16 at `[side, token]` of a plain array (address, row length) as a float."""
+    def scale(self, scales: tuple[str, int], side: int, token: Any, after: int = 0) -> str:
+        """The bfloat16 at `[side, token + after]` of a plain array (address, row length) as a float."""
         address, width = scales
         at, name = self._make("mad.lo.s32", token, 2, address), self._name()
-        self._lines.append(f"ld.shared.b16 h{2 * name}, [{at}+{2 * side * width}];")
+        self._lines.append(f"ld.shared.b16 h{2 * name}, [{at}+{2 * (side * width + after)}];")
         self._lines.append(f"mov.b32 r{name}, {{0, h{2 * name}}};")
         return f"r{name}"
 

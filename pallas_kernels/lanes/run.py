@@ -28,11 +28,11 @@ def byte_tiled(width: int) -> tuple[Any, ...]:
 
 
 def plain(ref: Any, width: int) -> Any:
-    """What a machine takes for an array in shared memory: address and width in assembly, where a ref is its address, or else the array, in
-    bytes if its numbers have 8 bits."""
-    if isinstance(ref, str):
+    """What a machine takes for an array in shared memory: its address in assembly, where a ref is that already, or else the array, in bytes
+    if its numbers have 8 bits; and its width."""
+    if isinstance(ref, str) or ref is None or ref.dtype.itemsize > 1:
         return ref, width
-    return lax.bitcast_convert_type(ref, jnp.uint8) if ref.dtype.itemsize == 1 else ref
+    return lax.bitcast_convert_type(ref, jnp.uint8), width
 
 
 def run(

@@ -77,9 +77,38 @@ def read_queries(m: Machine, spec: Spec, rows: Any) -> list[Any]:
     return out
 
 
-def fold(m: Machine, spec: Spec, tile: Tile, place: tuple[Any, Any], queries: list[Any], state: State) -> State:
-    """One step of online softmax over a warp's tokens of a tile; `place` is the position of the tile's first token and the row's length."""
+def offsets(m: Machine, spec: Spec) -> list[Any]:
+    """Where a lane's words of a tile lie: of keys for each 16 of H, in the row of its token g, then of values for each 32 of H and two
+    tokens. The same for every tile, they are found once a row of the batch."""
+    H, piece = spec.H, min(spec.H, 128)
+    mine = m.times(m.warp, WARP_TOKENS)
+    token, sub = m.add(mine, m.g), m.times(m.c, 4)
+    keys = [m.offset(H, token, sub, s % piece // 16, s // piece) for s in range(0, H, 16)]
+    chunk, sub = m.bits(m.g, 2, 1), m.times(m.bits(m.g, 0, 2), 4)
+    tokens = [m.add(m.add(mine, m.times(m.c, 2)), i) for i in range(2)]
+    return keys + [m.offset(H, token, sub, m.add(chunk, b % piece // 16), b // piece) for b in range(0, H, 32) for token in tokens]
+
+
+def constants(spec: Spec) -> int:
+    """Registers that a row of the batch keeps beside its state: queries and, where there is room for them, offsets."""
+    return spec.H * spec.group // 64 + (spec.H // 8 if _keeps_offsets(spec) else 0)
+
+
+def _keeps_offsets(spec: Spec) -> bool:
+    return spec.H * spec.group <= 2048
+
+
+def read_row(m: Machine, spec: Spec, rows: Any) -> list[Any]:
+    """The constants of a row of the batch."""
+    return read_queries(m, spec, rows) + (offsets(m, spec) if _keeps_offsets(spec) else [])
+
+
+def fold(m: Machine, spec: Spec, tile: Tile, place: tuple[Any, Any], row: list[Any], state: State) -> State:
+    """One step of online softmax over a warp's tokens of a tile; `place` is the position of the tile's first token and the row's length,
+    and `row` its constants."""
     first, length = place
+    count = spec.H * spec.group // 64
+    queries, at = row[:count], row[count:] or offsets(m, spec)
     mine = m.times(m.warp, WARP_TOKENS)
 
     def seen(token: Any) -> Any:
@@ -87,11 +116,11 @@ def fold(m: Machine, spec: Spec, tile: Tile, place: tuple[Any, Any], queries: li
         inside = m.below(position, length)
         return inside if spec.window is None else m.both(inside, m.below(m.add(length, -spec.window - 1), position))
 
-    keys = [m.add(m.add(mine, m.g), 8 * i) for i in range(2)]
-    scores = _scores(m, spec, tile.k, keys, queries)
-    visible = [seen(token) for token in keys]
-    factors = [m.fmul(m.scale(tile.scales, 0, token), _factor(spec)) for token in keys]
-    logs = [m.select(ok, m.log2(m.scale(tile.scales, 1, token)), 0.0) for ok, token in zip(visible, keys, strict=True)]
+    key = m.add(mine, m.g)
+    scores = _scores(m, spec, (tile.k, at[: spec.H // 16]), queries)
+    visible = [seen(m.add(key, 8 * i)) for i in range(2)]
+    factors = [m.fmul(m.scale(tile.scales, 0, key, 8 * i), _factor(spec)) for i in range(2)]
+    logs = [m.select(ok, m.log2(m.scale(tile.scales, 1, key, 8 * i)), 0.0) for i, ok in enumerate(visible)]
     inverse = [m.exp2(m.fmul(x, -1.0)) for x in logs]
     top, total, decays, weights = [], [], [], []
     for n, score in enumerate(scores):
@@ -108,8 +137,8 @@ def fold(m: Machine, spec: Spec, tile: Tile, place: tuple[Any, Any], queries: li
         total.append([pair[1] for pair in pairs])
         decays.append([pair[2] for pair in pairs])
         weights.append([m.transpose(m.pair(pairs[0][3][r], pairs[1][3][r])) for r in range(2)])
-    values = [m.add(m.add(mine, m.times(m.c, 2)), i) for i in (0, 1, 8, 9)]
-    mixed = _mix(m, spec, (tile.v, values, [seen(token) for token in values]), (weights, decays), state)
+    value = m.add(mine, m.times(m.c, 2))
+    mixed = _mix(m, spec, (tile.v, at[spec.H // 16 :], [seen(m.add(value, i)) for i in (0, 1, 8, 9)]), (weights, decays), state)
     return State(mixed, top, total)
 
 
@@ -117,14 +146,14 @@ def _factor(spec: Spec) -> float:
     return spec.scale * LOG2E if spec.softcap is None else spec.scale / spec.softcap
 
 
-def _scores(m: Machine, spec: Spec, k: Any, tokens: list[Any], queries: list[Any]) -> list[list[Any]]:
+def _scores(m: Machine, spec: Spec, keys: tuple[Any, list[Any]], queries: list[Any]) -> list[list[Any]]:
     """For each 8 queries the scores of (token g, query 2c), (g, 2c + 1), (g + 8, 2c), (g + 8, 2c + 1), unscaled."""
-    piece, steps = min(spec.H, 128), spec.H // 16
-    places = [m.place(k, token, m.times(m.c, 4)) for token in tokens]
+    k, offsets_of_16 = keys
+    steps = spec.H // 16
     zero = m.constant(0.0)
     sums = [[[zero] * 4 for _ in range(spec.group // 8)] for _ in range(2)]  # two chains, since each product waits for the one before
     for s in range(steps):
-        halves = [m.floats(m.load(place, 16 * s % piece // 16, 16 * s // piece), str(spec.kv_dtype)) for place in places]
+        halves = [m.floats(m.load(k, offsets_of_16[s], down), str(spec.kv_dtype)) for down in range(2)]
         left = [halves[0][0], halves[1][0], halves[0][1], halves[1][1]]
         for n, chain in enumerate(sums[s % 2]):
             at = 2 * (n * steps + s)
@@ -150,17 +179,13 @@ def _mix(
     m: Machine, spec: Spec, values: tuple[Any, list[Any], list[Any]], by: tuple[list, list], state: State
 ) -> list[list[list[list[Any]]]]:
     """The sums of weighted values, decayed and with this tile's added. Words of values that are not seen are zeroed: 0 · NaN is NaN."""
-    v, tokens, visible = values
-    dtype = str(spec.kv_dtype)
+    v, offsets_of_32, visible = values
     weights, decays = by
-    piece = min(spec.H, 128)
-    places = [m.place(v, token, m.times(m.bits(m.g, 0, 2), 4)) for token in tokens]
-    chunk = m.bits(m.g, 2, 1)
+    dtype = str(spec.kv_dtype)
     mixed = []
     for block in range(spec.H // 32):
-        at, row_piece = 32 * block % piece // 16, 32 * block // piece
-        here = m.add(chunk, at)
-        words = [m.select(ok, m.load(place, here, row_piece), 0) for ok, place in zip(visible, places, strict=True)]
+        four = [m.load(v, offset, down) for down in range(2) for offset in offsets_of_32[2 * block : 2 * block + 2]]
+        words = [m.select(ok, word, 0) for ok, word in zip(visible, four, strict=True)]
         halves = []
         for half, selector in enumerate((0x5140, 0x7362)):  # bytes 0 and 1, or 2 and 3, of two tokens side by side
             low, high = (m.floats(m.bytes_of(words[i], words[i + 1], selector), dtype) for i in (0, 2))
@@ -187,8 +212,9 @@ def finish(m: Machine, spec: Spec, to: tuple[Any, Any], own: Any, state: State) 
             m.put(lse, row, m.fadd(state.top[n][i], m.log2(total)))
             mine = m.both(m.below(m.add(own, -1), query), m.below(query, m.add(own, spec.G)))
             factor = m.reciprocal(m.fmax(total, LEAST_TOTAL))
-            place = m.place(rows, row, m.times(m.bits(m.g, 0, 1), 8))
             for block in range(spec.H // 32):
                 first, second = (state.mixed[block][half][n] for half in range(2))
                 four = [m.select(mine, m.fmul(x, factor), 0.0) for x in (first[i], first[2 + i], second[i], second[2 + i])]
-                m.store(place, m.add(m.bits(m.g, 1, 2), 4 * (block % 2)), block // 2, four, jnp.dtype(spec.dtype).name)
+                chunk = m.add(m.bits(m.g, 1, 2), 4 * (block % 2))
+                at = m.offset(2 * spec.H, row, m.times(m.bits(m.g, 0, 1), 8), chunk, block // 2)
+                m.store(rows, at, four, jnp.dtype(spec.dtype).name)

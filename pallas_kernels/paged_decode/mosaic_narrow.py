@@ -54,13 +54,13 @@ def attend(spec: Spec, sm: dict[str, Any], slot: Array, share: tuple[Array, ...]
     """A row's share by the four warps, and their outputs merged into `carry()`. `share` is (first tile, end tile, ring's first tile, where
     tile 0 would be, length)."""
     begin, end, low, zero, length = share
-    queries = _read_queries(spec, sm, slot)
+    row = _read_row(spec, sm, slot)
 
     def step(t: Array, state: Array) -> Array:
         at = lax.rem(t - low, jnp.int32(spec.tuning.stages))
         plgpu.barrier_wait(sm["k_full"].at[at])
         plgpu.barrier_wait(sm["v_full"].at[at])
-        state = _fold(spec, sm, at, ((t - zero) * TILE, length), queries, state)
+        state = _fold(spec, sm, at, ((t - zero) * TILE, length), row, state)
         plgpu.commit_smem()  # all warps have read before the next copy into the slot
         plgpu.barrier_arrive(sm["free"].at[at])
         return state
@@ -80,15 +80,15 @@ def _begin(spec: Spec) -> Array:
     return run(program, spec.interpret, lanes.State.size(spec.H, spec.group))
 
 
-def _read_queries(spec: Spec, sm: dict[str, Any], slot: Array) -> Array:
+def _read_row(spec: Spec, sm: dict[str, Any], slot: Array) -> Array:
     def program(m: Machine, refs: list[Any], _: list[Any], __: list[Any]) -> list[Any]:
-        return lanes.read_queries(m, spec, plain(refs[0], spec.H))
+        return lanes.read_row(m, spec, plain(refs[0], spec.H))
 
-    return run(program, spec.interpret, spec.H * spec.group // 64, refs=[(sm["q"].at[slot], ())])
+    return run(program, spec.interpret, lanes.constants(spec), refs=[(sm["q"].at[slot], ())])
 
 
-def _fold(spec: Spec, sm: dict[str, Any], at: Array, place: tuple[Array, Array], queries: Array, state: Array) -> Array:
-    count = queries.shape[1]
+def _fold(spec: Spec, sm: dict[str, Any], at: Array, place: tuple[Array, Array], row: Array, state: Array) -> Array:
+    count = row.shape[1]
 
     def program(m: Machine, refs: list[Any], scalars: list[Any], registers: list[Any]) -> list[Any]:
         k, v = (plain(ref, spec.H) for ref in refs[:2])
@@ -98,7 +98,7 @@ def _fold(spec: Spec, sm: dict[str, Any], at: Array, place: tuple[Array, Array],
 
     tiled = byte_tiled(spec.H)
     refs = [(sm["k"].at[at], tiled), (sm["v"].at[at], tiled), (sm["scales"].at[at], ())]
-    return run(program, spec.interpret, state.shape[1], refs=refs, scalars=place, arrays=(queries, state))
+    return run(program, spec.interpret, state.shape[1], refs=refs, scalars=place, arrays=(row, state))
 
 
 def _finish(spec: Spec, sm: dict[str, Any], own: Array, state: Array) -> None:

@@ -93,18 +93,16 @@ def widen(m: Machine, spec: Spec, arrays: tuple[Any, Any, Any], count: Any) -> N
     piece = min(spec.H, 128)
     row = m.add(m.warp, m.times(m.bits(m.g, 2, 1), 4))
     chunk = m.bits(m.g, 0, 2)
-    narrow, wide = m.place(source, row, m.times(m.c, 4)), m.place(target, row, m.times(m.bits(m.c, 0, 1), 8))
-    chunk_there = m.add(m.times(chunk, 2), m.bits(m.c, 1, 1))
+    narrow = [m.offset(spec.H, row, m.times(m.c, 4), m.add(chunk, at % piece // 16), at // piece) for at in range(0, spec.H, 64)]
+    there = m.add(m.times(chunk, 2), m.bits(m.c, 1, 1))
+    wide = [m.offset(2 * spec.H, row, m.times(m.bits(m.c, 0, 1), 8), there, i) for i in range(spec.H // 64)]
     rows = max(1, AT_ONCE * 64 // spec.H)
     for first in range(0, spec.size // 8, rows):
         loaded = []  # before anything is stored, since no load is moved before a store
         for down in range(first, first + rows):
-            token = m.add(row, 8 * down)
-            mine = m.below(token, count)
-            factor = m.select(mine, m.scale(scales, 0, token), 0.0)
-            for column in range(0, spec.H, 64):
-                word = m.load(narrow, m.add(chunk, column % piece // 16), column // piece, down)
-                loaded.append((down, column, factor, m.select(mine, word, 0)))
-        for down, column, factor, word in loaded:
+            mine = m.below(m.add(row, 8 * down), count)
+            factor = m.select(mine, m.scale(scales, 0, row, 8 * down), 0.0)
+            loaded += [(down, to, factor, m.select(mine, m.load(source, at, down), 0)) for at, to in zip(narrow, wide, strict=True)]
+        for down, to, factor, word in loaded:
             numbers = [x for pair in m.floats(word, str(spec.kv_dtype)) for x in m.halves(pair)]
-            m.store(wide, chunk_there, column // 64, [m.fmul(x, factor) for x in numbers], jnp.dtype(spec.dtype).name, down)
+            m.store(target, to, [m.fmul(x, factor) for x in numbers], jnp.dtype(spec.dtype).name, down)

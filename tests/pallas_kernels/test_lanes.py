@@ -53,7 +53,7 @@ def test_bytes_and_halves_come_lowest_first() -> None:
 )
 def test_every_register_of_the_assembly_is_declared_and_written_before_it_is_read(H: int, G: int, kv: str, softcap: float | None) -> None:
     spec = Spec(3, 2, G, H, 64, 8 if G <= 8 else 16, jnp.dtype("bfloat16"), 0.1, 100, softcap, Tuning(), None, kv)
-    size, queries = lanes.State.size(H, spec.group), H * spec.group // 64
+    size, queries = lanes.State.size(H, spec.group), lanes.constants(spec)
     m = Ptx(5 + queries + size, size)
     tile = lanes.Tile((m.inputs[0], H), (m.inputs[1], H), (m.inputs[2], 64))
     state = lanes.State.of(m.inputs[5 + queries :], H, spec.group)

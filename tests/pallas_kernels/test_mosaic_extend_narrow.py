@@ -56,7 +56,16 @@ def test_widened_tiles_are_what_8_bits_stand_for_and_zeros_where_nothing_is_seen
     scales = jnp.asarray(2.0 ** rng.integers(-9, 9, spec.size), SCALE_DTYPE)
     count = spec.size - 13
     m = Emulated()
-    widen(m, spec, (plain(source.at[count:].set(jnp.nan), head_dim), scales.at[count:].set(jnp.nan)[None], None), count)
+    widen(
+        m,
+        spec,
+        (
+            plain(source.at[count:].set(jnp.nan), head_dim),
+            plain(scales.at[count:].set(jnp.nan)[None], spec.size),
+            plain(None, 2 * head_dim),
+        ),
+        count,
+    )
     wanted = (source.astype(jnp.float32) * scales.astype(jnp.float32)[:, None]).at[count:].set(0)
     np.testing.assert_array_equal(m.written(source.shape), wanted)
 
