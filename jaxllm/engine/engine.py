@@ -31,6 +31,7 @@ from jaxllm.engine.scheduler import Scheduler
 from jaxllm.engine.start import Started, start
 from jaxllm.sampling.choose import Sampler, choose
 
+WORTH_A_CHUNK = 4  # tokens that a grammar forces
 NO_TOKEN = "no token can be drawn: the model's logits are not finite, or the request's options leave no token"
 
 
@@ -194,12 +195,27 @@ class Engine:
         self._guides.prepare(going)
         masks: list[tuple[int, np.ndarray]] = []
         for request in going:
-            found = mask(request)
-            if isinstance(found, str):
+            if jumped := self._jump(request):
+                deltas += jumped
+            elif isinstance(found := mask(request), str):
                 deltas.append(self._give_up(request, found))
             else:
                 masks.append((request.slot, found))
         self.runner.restrict(masks)
+        return deltas
+
+    def _jump(self, request: Request) -> list[TextDelta]:
+        """Append what the request's grammar forces without drawing it; [] when that is not worth while."""
+        forced = self._guides.forced(request)[: self.scheduler.ahead(request)]
+        if len(forced) < WORTH_A_CHUNK:
+            return []
+        request.jumped = True
+        deltas: list[TextDelta] = []
+        for token in forced:
+            deltas.append(self._accept(request, token, time.time(), None))
+            if request.status is Status.FINISHED:
+                return deltas
+        self.scheduler.jump(request)
         return deltas
 
     def _admit_guided(self) -> list[TextDelta]:
@@ -317,6 +333,9 @@ class Engine:
         now = time.time()
         for row, request in enumerate(step.plan.emitters):
             if request is None or request.status is Status.FINISHED:
+                continue
+            if request.jumped:
+                request.jumped = False
                 continue
             token = step.tokens[row]
             if token < 0:

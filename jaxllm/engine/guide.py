@@ -94,6 +94,19 @@ class Guides:
             with suppress(ConstraintError):  # each is asked again alone
                 _contained(self._matchers.prepare, matchers)
 
+    def forced(self, request: Request) -> list[int]:
+        """The tokens that must come next, when they are as good as drawn: nothing else decides about them, and nobody wants
+        log-probabilities."""
+        guide, asked, params = request.guide, request.asked, request.params
+        if guide is None or asked is None or len(asked.constraints) > 1 or asked.allowed_W is not self._everything_W:
+            return []
+        if params.logprobs is not None or params.prompt_logprobs is not None or params.best_of is not None:
+            return []
+        try:
+            return _contained(guide.matcher.forced)
+        except ConstraintError:
+            return []  # its mask will say so
+
     def release(self, request: Request) -> None:
         """It has ended."""
         future = self._waiting.pop(request, None)

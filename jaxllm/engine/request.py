@@ -163,6 +163,7 @@ class Request:
     room: int = 0  # tokens that may be written before the scheduler must see to a page
     family: list[Request] = field(default_factory=list)  # the choices of one prompt, which may start from each other's pages
     output: list[int] = field(default_factory=list)
+    jumped: bool = False  # tokens were appended without a draw: that of the step in flight is not used
     num_scheduled_outputs: int = 0
     num_cached_tokens: int = 0
     num_preemptions: int = 0

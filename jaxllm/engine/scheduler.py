@@ -127,8 +127,18 @@ class Scheduler:
         """
         if self.prefix is None or request.status is not Status.RUNNING:
             return
-        written = request.num_tokens - 1
+        written = min(request.num_tokens - 1, request.computed)  # tokens that were not drawn are written later, as a chunk
         self._register(request, written - new_tokens, written)
+
+    def jump(self, request: Request) -> None:
+        """The engine has appended tokens that need no draw to `request.output`, at most `ahead(request)`: their KV is computed as a chunk,
+        after which the next token is drawn. What the step in flight draws for the request is not used."""
+        request.prefill_end = request.num_tokens
+        request.num_scheduled_outputs = len(request.output)
+
+    def ahead(self, request: Request) -> int:
+        """Tokens that a request which decodes may jump ahead: what its pages have room for."""
+        return max(0, request.room - request.computed)
 
     def plan(self) -> Plan:
         """What the next step runs, possibly nothing; advances the requests as if it had run."""

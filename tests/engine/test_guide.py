@@ -184,6 +184,38 @@ def test_overlap_and_preemption_change_no_token(llm: LLM, random_dir: str, chang
     assert other.engine.stats().free_pages == other.engine.stats().num_pages
 
 
+@pytest.mark.parametrize("change", [{}, {"async_scheduling": False}, {"num_gpu_blocks_override": 24, "max_model_len": 320}])
+def test_forced_tokens_are_said_in_fewer_steps_and_are_the_same(
+    llm: LLM, random_dir: str, change: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = load(random_dir, **change) if change else llm
+    names = ("lamp", "point", "exam", "colour", "shift", "budget")
+    wanted = [params(compact(name), max_tokens=250, n=1 + (name == "lamp")) for name in names] + [params(max_tokens=60, ignore_eos=True)]
+
+    def steps_of() -> tuple[list[tuple[str, str | None]], int]:
+        before = other.engine.stats().steps
+        return say(other, *wanted), other.engine.stats().steps - before
+
+    said, steps = steps_of()
+    monkeypatch.setattr("jaxllm.engine.engine.WORTH_A_CHUNK", 10**9)
+    assert steps_of()[0] == said
+    assert steps_of()[1] > 1.2 * steps
+    for name, one in zip(("lamp", *names), said, strict=False):
+        assert_valid(one, SCHEMAS[name])
+    assert other.engine.scheduler.preemptions > 0 or "num_gpu_blocks_override" not in change
+    assert other.engine.stats().free_pages == other.engine.stats().num_pages
+    other.engine.scheduler.check()
+
+
+def test_forced_tokens_may_end_the_request(llm: LLM) -> None:
+    sentence = "the quick brown fox jumps over the lazy dog"
+    assert say(llm, params({"choice": [sentence]})) == [(sentence, "stop")]
+    assert say(llm, params({"choice": [sentence]}, stop=["fox"])) == [("the quick brown ", "stop")]
+    assert say(llm, params({"choice": [sentence]}, max_tokens=6))[0][1] == "length"
+    ((text, _),) = say(llm, params({"choice": [sentence]}, max_tokens=6))
+    assert sentence.startswith(text)
+
+
 def test_a_grammar_that_explodes_later_ends_its_request_and_no_other(llm: LLM) -> None:
     free = params(max_tokens=200, ignore_eos=True)
     alone = llm.generate([PROMPT], free, use_tqdm=False)[0].outputs[0].token_ids
