@@ -191,32 +191,30 @@ class Engine:
             return deltas
         while self._in_flight:
             deltas += self._commit(self.runner.collect(self._in_flight.popleft()))
-        going = [request for request in constrained if request.status is Status.RUNNING]
+        going = [request for request in constrained if request.status is Status.RUNNING and not self._jump(request, deltas)]
         self._guides.prepare(going)
         masks: list[tuple[int, np.ndarray]] = []
         for request in going:
-            if jumped := self._jump(request):
-                deltas += jumped
-            elif isinstance(found := mask(request), str):
+            found = mask(request)
+            if isinstance(found, str):
                 deltas.append(self._give_up(request, found))
             else:
                 masks.append((request.slot, found))
         self.runner.restrict(masks)
         return deltas
 
-    def _jump(self, request: Request) -> list[TextDelta]:
-        """Append what the request's grammar forces without drawing it; [] when that is not worth while."""
+    def _jump(self, request: Request, deltas: list[TextDelta]) -> bool:
+        """Whether the request's grammar forced enough tokens to append them without a draw."""
         forced = self._guides.forced(request)[: self.scheduler.ahead(request)]
         if len(forced) < WORTH_A_CHUNK:
-            return []
+            return False
         request.jumped = True
-        deltas: list[TextDelta] = []
         for token in forced:
             deltas.append(self._accept(request, token, time.time(), None))
             if request.status is Status.FINISHED:
-                return deltas
+                return True
         self.scheduler.jump(request)
-        return deltas
+        return True
 
     def _admit_guided(self) -> list[TextDelta]:
         """Schedule the choices whose grammar is there; those of which it cannot be built end."""
