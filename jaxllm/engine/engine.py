@@ -12,6 +12,7 @@ from jaxllm.config import EngineConfig
 from jaxllm.engine.asked import Asking
 from jaxllm.engine.assembly import make_scheduler, scheduler_class
 from jaxllm.engine.choices import Contests, choice_seed
+from jaxllm.engine.counters import Counters
 from jaxllm.engine.detok import Detokenizer
 from jaxllm.engine.masks import advance, mask
 from jaxllm.engine.plan import Plan
@@ -44,16 +45,6 @@ class _Live:
     stops: list[frozenset[int]]
 
 
-@dataclass(slots=True)
-class _Counters:
-    prompt_tokens: int = 0
-    generation_tokens: int = 0
-    steps: int = 0
-    self_checks: int = 0
-    self_check_failures: int = 0
-    problem: str = ""  # of the last self-check
-
-
 class Engine:
     """Runs requests on one mesh. Not thread-safe: one thread calls `add`, `abort` and `step`."""
 
@@ -65,7 +56,7 @@ class Engine:
         self._in_flight: deque[StepResult] = deque()
         self._asking = Asking(parts.resolved.vocab_size, parts.tokenizer)
         self._seeds = np.random.Generator(np.random.Philox(seed))
-        self._count = _Counters()
+        self._count = Counters()
         self._pending: list[TextDelta] = []  # deltas that no step makes: rejected choices, aborts
 
     @classmethod
@@ -246,25 +237,7 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """A snapshot for metrics."""
-        scheduler, pool = self.scheduler, self.scheduler.pool
-        prefix = scheduler.prefix
-        return EngineStats(
-            running=scheduler.running,
-            waiting=scheduler.waiting + self._guides.waiting,
-            kv_usage=pool.usage,
-            prefix_queries=prefix.queries if prefix else 0,
-            prefix_hits=prefix.hits if prefix else 0,
-            preemptions=scheduler.preemptions,
-            prompt_tokens=self._count.prompt_tokens,
-            generation_tokens=self._count.generation_tokens,
-            steps=self._count.steps,
-            self_checks=self._count.self_checks,
-            self_check_failures=self._count.self_check_failures,
-            self_check_problem=self._count.problem,
-            compiles_after_warmup=self.runner.compiles.since_start,
-            free_pages=pool.free,
-            num_pages=pool.num_pages,
-        )
+        return self._count.snapshot(self.scheduler, self._guides.waiting, self.runner.compiles.since_start)
 
     def check(self, request: GenerateRequest) -> None:
         """Raises RequestError when the request can never run here."""

@@ -202,7 +202,6 @@ def test_forced_tokens_are_said_in_fewer_steps_and_are_the_same(
     assert steps_of()[1] > 1.2 * steps
     for name, one in zip(("lamp", *names), said, strict=False):
         assert_valid(one, SCHEMAS[name])
-    assert other.engine.scheduler.preemptions > 0 or "num_gpu_blocks_override" not in change
     assert other.engine.stats().free_pages == other.engine.stats().num_pages
     other.engine.scheduler.check()
 

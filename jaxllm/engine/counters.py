@@ -1,0 +1,41 @@
+"""What an engine counts, and its statistics. Imports no jax."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jaxllm.engine.request import EngineStats
+from jaxllm.engine.scheduler import Scheduler
+
+
+@dataclass(slots=True)
+class Counters:
+    """Since the engine's start."""
+
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    steps: int = 0
+    self_checks: int = 0
+    self_check_failures: int = 0
+    problem: str = ""  # of the last self-check
+
+    def snapshot(self, scheduler: Scheduler, unscheduled: int, compiles: int) -> EngineStats:
+        """For metrics. `unscheduled` requests wait for something that the scheduler does not know; `compiles` were after warm-up."""
+        pool, prefix = scheduler.pool, scheduler.prefix
+        return EngineStats(
+            running=scheduler.running,
+            waiting=scheduler.waiting + unscheduled,
+            kv_usage=pool.usage,
+            prefix_queries=prefix.queries if prefix else 0,
+            prefix_hits=prefix.hits if prefix else 0,
+            preemptions=scheduler.preemptions,
+            prompt_tokens=self.prompt_tokens,
+            generation_tokens=self.generation_tokens,
+            steps=self.steps,
+            self_checks=self.self_checks,
+            self_check_failures=self.self_check_failures,
+            self_check_problem=self.problem,
+            compiles_after_warmup=compiles,
+            free_pages=pool.free,
+            num_pages=pool.num_pages,
+        )
