@@ -10,6 +10,7 @@ DTYPES = ("auto", "float16", "half", "bfloat16", "float32", "float")
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
 KV_CACHE_DTYPES = {"auto": None, "fp8": "float8_e4m3fn", "fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}  # None: as the model's
 SCHEDULING_POLICIES = ("fcfs", "priority")
+LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits")
 ATTENTION_BACKENDS = ("mosaic_gpu", "mosaic_tpu", "xla", "reference")
 
 
@@ -99,6 +100,7 @@ class EngineConfig:
     max_num_batched_tokens: int | None = None
     tensor_parallel_size: int = 1
     max_logprobs: int = 20
+    logprobs_mode: str = "raw_logprobs"  # one of LOGPROBS_MODES; processed: after temperature, filters and whatever else draws follow
     max_num_queued_reqs: int | None = None
     async_scheduling: bool = True
     scheduling_policy: str = "fcfs"  # one of SCHEDULING_POLICIES
@@ -123,6 +125,8 @@ class EngineConfig:
         if self.scheduling_policy not in SCHEDULING_POLICIES:
             allowed = " or ".join(SCHEDULING_POLICIES)
             raise ConfigError(f"--scheduling-policy must be {allowed}, got {self.scheduling_policy!r:.80}")
+        if self.logprobs_mode not in LOGPROBS_MODES:
+            raise ConfigError(f"--logprobs-mode must be one of {', '.join(LOGPROBS_MODES)}, got {self.logprobs_mode!r:.80}")
         stall = self.max_stall_ms
         if stall is not None and (isinstance(stall, bool) or not isinstance(stall, (int, float)) or not 0 < stall < 1e6):
             raise ConfigError(f"--max-stall-ms must be a number of milliseconds above 0, got {stall!r:.80}")
@@ -150,6 +154,7 @@ class Resolved:
     vocab_size: int  # the logits' width: token ids are validated against this
     tensor_parallel_size: int
     max_logprobs: int
+    logprobs_mode: str
     enable_prefix_caching: bool
     async_scheduling: bool
     scheduling_policy: str

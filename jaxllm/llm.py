@@ -12,6 +12,7 @@ from tqdm import tqdm
 
 from jaxllm.config import NEUTRAL_ARGUMENTS, ConfigError, EngineConfig, check_neutral
 from jaxllm.engine.engine import Engine
+from jaxllm.engine.logprobs import unpacked
 from jaxllm.engine.profile import Profiler
 from jaxllm.engine.report import ConsoleReport
 from jaxllm.engine.request import EngineStats, GenerateRequest, RequestError, TextDelta, TokenLogprobs
@@ -223,6 +224,9 @@ class LLM:
         choice.text += delta.text
         choice.token_ids.extend(delta.token_ids)
         output.num_cached_tokens = delta.num_cached_tokens
+        if delta.prompt_logprobs is not None and output.prompt_logprobs is None:
+            found = unpacked(delta.prompt_logprobs, output.prompt_token_ids)
+            output.prompt_logprobs = [None, *map(self._position, found)]
         for entry in delta.logprobs or ():
             self._add_logprob(choice, entry)
         if delta.finish_reason is None:
@@ -237,13 +241,16 @@ class LLM:
         return int(output.finished)
 
     def _add_logprob(self, choice: CompletionOutput, entry: TokenLogprobs) -> None:
-        tokenizer = self.engine.tokenizer
-        decode = tokenizer.token_text if tokenizer else lambda _: None
-        position = {i: Logprob(value, rank, decode(i)) for rank, (i, value) in enumerate(entry.top, 1)}
-        position.setdefault(entry.token_id, Logprob(entry.logprob, entry.rank, decode(entry.token_id)))
         assert choice.logprobs is not None
-        choice.logprobs.append(position)
+        choice.logprobs.append(self._position(entry))
         choice.cumulative_logprob = (choice.cumulative_logprob or 0.0) + entry.logprob
+
+    def _position(self, entry: TokenLogprobs) -> dict[int, Logprob]:
+        """Token id → log-probability at one position, the token that is there first."""
+        decode = self.engine.tokenizer.token_text if self.engine.tokenizer else lambda _: None
+        mine = {entry.token_id: Logprob(entry.logprob, entry.rank, decode(entry.token_id))}
+        others = {i: Logprob(value, rank, decode(i)) for rank, (i, value) in enumerate(entry.top, 1) if i != entry.token_id}
+        return mine | others
 
 
 def engine_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:

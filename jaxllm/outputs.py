@@ -44,4 +44,4 @@ class RequestOutput:
     finished: bool = False
     metrics: RequestTimes | None = None
     num_cached_tokens: int = 0
-    prompt_logprobs: None = None
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None  # of each token of the prompt; None for the first

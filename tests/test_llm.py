@@ -95,6 +95,26 @@ def test_a_prompt_is_truncated_to_its_last_tokens_and_runs_as_such(llm: LLM) -> 
         run(ids, truncate_prompt_tokens=513)
 
 
+def test_log_probabilities_of_a_prompt_are_those_of_generating_it(llm: LLM) -> None:
+    prompt = llm.get_tokenizer().encode("12 + 34 =")
+    (said,) = llm.generate([prompt], SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=2), use_tqdm=False)
+    choice = said.outputs[0]
+    assert choice.logprobs is not None
+    assert said.prompt_logprobs is None
+    params = SamplingParams(max_tokens=1, prompt_logprobs=2)
+    (read,) = llm.generate([prompt + choice.token_ids], params, use_tqdm=False)
+    assert read.prompt_logprobs is not None
+    assert read.prompt_logprobs[0] is None
+    assert len(read.prompt_logprobs) == len(prompt) + 8
+    for mine, theirs, token in zip(read.prompt_logprobs[-8:], choice.logprobs, choice.token_ids, strict=True):
+        assert mine is not None
+        assert next(iter(mine)) == token
+        assert mine.keys() == theirs.keys()
+        for id, entry in mine.items():
+            assert (entry.rank, entry.decoded_token) == (theirs[id].rank, theirs[id].decoded_token)
+            assert entry.logprob == pytest.approx(theirs[id].logprob, abs=1e-3)
+
+
 def test_without_detokenizing_there_are_tokens_and_no_text(llm: LLM) -> None:
     plain, silent = (
         llm.generate("1 + 1 =", SamplingParams(temperature=0, max_tokens=8, detokenize=on), use_tqdm=False)[0].outputs[0]

@@ -20,6 +20,7 @@ _REGIONS_GPU = (16, 64, 256)
 _REGION_SPAN = (2, 32)  # a region goes with so many times its rows in tokens; the widest with any more
 _LOGITS_GPU = (16, 64, 128, 256)  # rows of logits: fewer cost the same on the way to a token
 _COPIES = (16, 64)  # pages copied at once
+_SCORE_GPU, _SCORE_CPU = 256, 32
 _TOKENS_CPU = (16, 32, 64, 256, 1024, 4096, 16384)
 _MAX_CHUNKS = 64
 _ALIGN = 16  # tokens; the largest bucket is rounded up to whole matmul tiles
@@ -47,6 +48,7 @@ class Buckets:
     extend: tuple[ExtendShape, ...]
     logits: tuple[int, ...]
     step_cost: int
+    score: int = 32  # rows of hidden states that become log-probabilities of a prompt at once
 
     @classmethod
     def build(cls, max_num_seqs: int, max_num_batched_tokens: int, platform: str) -> Buckets:
@@ -60,7 +62,7 @@ class Buckets:
         decode = _decode_rows(max_num_seqs, cpu)
         most = max(s.decodes + s.chunks for s in shapes)
         ladder = {*decode, most} if cpu else {*(n for n in _LOGITS_GPU if n < most), max_num_seqs, most}
-        return cls(decode, tuple(sorted(shapes)), tuple(sorted(ladder)), 32 if cpu else 128)
+        return cls(decode, tuple(sorted(shapes)), tuple(sorted(ladder)), 32 if cpu else 128, min(top, _SCORE_CPU if cpu else _SCORE_GPU))
 
     @property
     def programs(self) -> int:
@@ -123,12 +125,20 @@ class Buckets:
     def to_dict(self) -> dict[str, Any]:
         """JSON-able form."""
         extend = [[s.tokens, s.chunks, s.decodes] for s in self.extend]
-        return {"decode": list(self.decode), "extend": extend, "logits": list(self.logits), "step_cost": self.step_cost}
+        return {
+            "decode": list(self.decode),
+            "extend": extend,
+            "logits": list(self.logits),
+            "step_cost": self.step_cost,
+            "score": self.score,
+        }
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Buckets:
         """The lattice that `to_dict` wrote."""
-        return cls(tuple(data["decode"]), tuple(ExtendShape(*s) for s in data["extend"]), tuple(data["logits"]), data["step_cost"])
+        return cls(
+            tuple(data["decode"]), tuple(ExtendShape(*s) for s in data["extend"]), tuple(data["logits"]), data["step_cost"], data["score"]
+        )
 
 
 def _pairs_cpu(top: int, max_num_seqs: int) -> list[tuple[int, int]]:

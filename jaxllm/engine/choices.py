@@ -71,6 +71,7 @@ def joined(said: list[TextDelta]) -> TextDelta:
         token_ids=[token for delta in said for token in delta.token_ids],
         text="".join(delta.text for delta in said),
         logprobs=entries,
+        prompt_logprobs=said[0].prompt_logprobs,
         cumulative_logprob=math.fsum(entry.logprob for entry in entries),
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -14,23 +14,25 @@ from jaxllm.engine.assembly import make_scheduler, scheduler_class
 from jaxllm.engine.choices import Contests, choice_seed
 from jaxllm.engine.counters import Counters
 from jaxllm.engine.detok import Detokenizer
+from jaxllm.engine.door import Door
+from jaxllm.engine.logprobs import trimmed
 from jaxllm.engine.masks import advance, mask
-from jaxllm.engine.plan import Plan
+from jaxllm.engine.plan import Plan, Span
 from jaxllm.engine.report import Report
 from jaxllm.engine.request import (
     EngineStats,
     GenerateRequest,
+    PromptLogprobs,
     Request,
     RequestError,
     Status,
     TextDelta,
     TokenLogprobs,
-    check_salt,
 )
 from jaxllm.engine.runner import Collected, Forwarded, StepResult
 from jaxllm.engine.scheduler import Scheduler
 from jaxllm.engine.start import Started, start
-from jaxllm.sampling.choose import Sampler, choose
+from jaxllm.sampling.choose import LOGPROBS, needs
 
 WORTH_A_CHUNK = 4  # tokens that a grammar forces
 NO_TOKEN = "no token can be drawn: the model's logits are not finite, or the request's options leave no token"
@@ -43,6 +45,8 @@ class _Live:
     choices: list[Request]
     detok: list[Detokenizer | None]
     stops: list[frozenset[int]]
+    scores: list[np.ndarray] = field(default_factory=list)  # of the prompt, as far as they have come
+    prompt_logprobs: PromptLogprobs | None = None  # once all have
 
 
 class Engine:
@@ -55,6 +59,7 @@ class Engine:
         self._contests = Contests()
         self._in_flight: deque[StepResult] = deque()
         self._asking = Asking(parts.resolved.vocab_size, parts.tokenizer)
+        self._door = Door(parts.resolved, parts.tokenizer is not None, scheduler.fits)
         self._seeds = np.random.Generator(np.random.Philox(seed))
         self._count = Counters()
         self._pending: list[TextDelta] = []  # deltas that no step makes: rejected choices, aborts
@@ -93,8 +98,9 @@ class Engine:
                 arrival=request.arrival,
                 max_tokens=min(params.max_tokens or room, room),
                 cache_salt=request.cache_salt,
-                sampler=int(choose([params])),
+                needs=needs(params),
                 asked=self._asking.of(params),
+                score_end=len(request.prompt_token_ids) - 1 if params.prompt_logprobs is not None and index == 0 else 0,
             )
             if params.samples > 1:
                 choice.family = live.choices
@@ -105,6 +111,8 @@ class Engine:
                 self.scheduler.add(choice)
             else:
                 self._guides.begin(choice, request.grammar)
+        if params.prompt_logprobs is not None and len(request.prompt_token_ids) == 1:
+            live.prompt_logprobs = PromptLogprobs(top=params.prompt_logprobs, packed=b"")
         self._live[request.id] = live
         self._count.prompt_tokens += len(request.prompt_token_ids)
 
@@ -241,50 +249,14 @@ class Engine:
 
     def check(self, request: GenerateRequest) -> None:
         """Raises RequestError when the request can never run here."""
-        prompt, limit = request.prompt_token_ids, self.resolved.max_model_len
-        if not prompt:
-            raise RequestError("the prompt is empty; it must have at least one token", "prompt", "empty_prompt")
-        if len(prompt) >= limit:
-            raise RequestError(
-                f"the prompt has {len(prompt)} tokens, but the limit is {limit} tokens with at least one to generate; shorten the prompt",
-                "prompt",
-                "context_length_exceeded",
-            )
-        self._check_ids("prompt", prompt)
-        if request.cache_salt is not None:
-            check_salt(request.cache_salt)
-        if request.params.priority and self.resolved.scheduling_policy != "priority":
-            raise RequestError("priority needs an engine with --scheduling-policy priority; leave it out", "priority")
-        self._check_ids("stop_token_ids", request.params.stop_token_ids or [])
-        if request.params.logprobs is not None and request.params.logprobs > self.resolved.max_logprobs:
-            raise RequestError(
-                f"logprobs ({request.params.logprobs}) must be at most {self.resolved.max_logprobs} (--max-logprobs)", "logprobs"
-            )
+        self._door.check(request)
         self._asking.of(request.params)
         self._guides.check(request)
-        if request.params.stop_strings and (self.tokenizer is None or not request.params.detokenize):
-            raise RequestError("stop strings need a tokenizer and detokenize; use stop_token_ids", "stop")
-        tokens = min(limit, len(prompt) + (request.params.max_tokens or limit)) - 1  # the last token's KV is never written
-        if not self.scheduler.fits(tokens):
-            pool = self.resolved.num_pages * self.resolved.page_size
-            raise RequestError(
-                f"prompt and output of {tokens} tokens can never fit the KV pool of {pool} tokens",
-                "max_tokens",
-                "kv_pool_too_small",
-            )
 
     def has_room(self, request: GenerateRequest) -> bool:
         """Whether it may join what runs and waits; an idle engine takes any request."""
         there = self.scheduler.running + self.scheduler.waiting + self._guides.waiting
         return there == 0 or there + request.params.samples <= self.resolved.max_num_seqs + self.resolved.max_num_queued_reqs
-
-    def _check_ids(self, param: str, ids: list[int]) -> None:
-        if any(type(token) is not int for token in ids):
-            raise RequestError(f"{param} must hold integers only", param, "invalid_token_id")
-        low, high = min(ids, default=0), max(ids, default=0)
-        if low < 0 or high >= self.resolved.vocab_size:
-            bad = low if low < 0 else high
-            raise RequestError(f"{param} holds token id {bad}; ids are 0 to {self.resolved.vocab_size - 1}", param, "invalid_token_id")
 
     def _detokenizer(self, choice: Request) -> Detokenizer | None:
         params = choice.params
@@ -295,13 +267,16 @@ class Engine:
     def _mark_scheduled(self, plan: Plan) -> None:
         now = time.time()
         for chunk in plan.chunks:
-            if not chunk.request.scheduled_at:
-                chunk.request.scheduled_at = now
+            request = chunk.request
+            request.scheduled_at = request.scheduled_at or now
+            request.scored = max(request.scored, min(chunk.start + chunk.length, request.score_end))
 
     def _commit(self, step: Collected) -> list[TextDelta]:
         """Append a finished step's tokens to their requests and find out who has ended."""
         deltas: list[TextDelta] = []
         now = time.time()
+        for span, scores in step.scores:
+            self._score(span, scores)
         for row, request in enumerate(step.plan.emitters):
             if request is None or request.status is Status.FINISHED:
                 continue
@@ -315,11 +290,24 @@ class Engine:
                 deltas.append(self._give_up(request, NO_TOKEN) if held_back else self._finish(request, [], "", "error", None, NO_TOKEN))
                 continue
             logprobs = None
-            if step.logprobs is not None and request.sampler >= Sampler.LOGPROBS:
-                chosen, rank, top = step.logprobs[row]
-                logprobs = [TokenLogprobs(token_id=token, logprob=chosen, rank=rank, top=top[: request.params.logprobs or 0])]
-            deltas.append(self._accept(request, token, now, logprobs))
+            if step.logprobs is not None and request.needs & LOGPROBS:
+                logprobs = [step.logprobs.at(row, token, request.params.logprobs or 0)]
+            found = self._live[request.id].prompt_logprobs
+            delta = self._accept(request, token, now, logprobs)
+            first = len(request.output) == 1
+            deltas.append(replace(delta, prompt_logprobs=found) if first and found is not None else delta)
         return deltas
+
+    def _score(self, span: Span, scores: np.ndarray) -> None:
+        """Keep a part of a prompt's log-probabilities; they come in the order of positions."""
+        request, live = span.request, self._live.get(span.request.id)
+        if live is None or request.status is Status.FINISHED:
+            return
+        top = request.params.prompt_logprobs or 0
+        live.scores.append(trimmed(scores, top))
+        if span.stop == request.score_end:
+            live.prompt_logprobs = PromptLogprobs(top=top, packed=b"".join(part.tobytes() for part in live.scores))
+            live.scores.clear()
 
     def _accept(self, request: Request, token: int, now: float, logprobs: list[TokenLogprobs] | None) -> TextDelta:
         """One new token of one request."""

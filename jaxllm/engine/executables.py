@@ -14,7 +14,7 @@ import jax
 from jaxllm.engine.exports import Exports, calling, export
 from jaxllm.engine.xla_options import XlaOptions
 
-FORWARD = ("decode", "extend")  # kinds of programs that have matrix products
+FORWARD = ("decode", "extend", "score")  # kinds of programs that have matrix products
 PATIENCE = 120  # seconds for another process to lower a program; then it is lowered here
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import psutil
 
 from jaxllm.config import ConfigError, EngineConfig
+from jaxllm.engine.buckets import Buckets
 from jaxllm.sampling.process import terms_bytes
 
 GIB = 2**30
@@ -89,6 +90,11 @@ def resident_bytes(logit_rows: Sequence[int], slots: int, vocab_size: int, shard
     16-bit counts of each slot's tokens, where devices share a vocabulary that divides; and what requests ask of `process`."""
     split = sum(logit_rows) * vocab_size * 4 * 2 + (slots + 1) * vocab_size * 2
     return split // (shards if vocab_size % shards == 0 else 1) + terms_bytes(slots, vocab_size)
+
+
+def states_shape(hf: dict, buckets: Buckets) -> tuple[int, int]:
+    """Of the hidden states that extends leave: every chunk token of the largest step."""
+    return buckets.max_tokens, hf["hidden_size"]
 
 
 def plan_memory(config: EngineConfig, room: Room, need: Need) -> MemoryPlan:

@@ -40,3 +40,26 @@ class Plan:
     @property
     def empty(self) -> bool:
         return not self.decodes and not self.chunks
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Prompt positions [start, stop) to be scored; `row` is that of the first one among the step's chunk tokens."""
+
+    request: Request
+    start: int
+    stop: int
+    row: int
+
+
+def spans(plan: Plan) -> list[Span]:
+    """What a step computes of prompts whose log-probabilities are wanted, without what an earlier step has scored."""
+    found: list[Span] = []
+    row = 0
+    for chunk in plan.chunks:
+        request = chunk.request
+        start, stop = max(chunk.start, request.scored), min(chunk.start + chunk.length, request.score_end)
+        if start < stop:
+            found.append(Span(request, start, stop, row + start - chunk.start))
+        row += chunk.length
+    return found

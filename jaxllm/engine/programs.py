@@ -21,16 +21,17 @@ from jaxllm.engine import step
 from jaxllm.engine.batch import ChunkLayout, Shapes, ingest_shapes, packed_size
 from jaxllm.engine.buckets import Buckets, ExtendShape
 from jaxllm.engine.executables import Executables, Recipe
+from jaxllm.engine.logprobs import widths
 from jaxllm.engine.state import SlotState
 from jaxllm.sampling.process import Terms
-from jaxllm.sampling.sample import Sampled, Sampler, backend_for
+from jaxllm.sampling.sample import Sampler, backend_for
 
 type Key = tuple[str, object]
 
 SAID = 1024  # tokens of an output that a seat takes at once
 MASKS = 32  # rows whose masks travel at once; at a vocabulary of 152,064 they are 600 kB
 SMALL = ("ingest", "copy", "seat", "restrict")  # lowered in no time
-WITHOUT_PAGES = ("sample", "process", "seat", "restrict")
+WITHOUT_PAGES = ("sample", "process", "logprobs", "score", "seat", "restrict")
 
 
 @dataclass(frozen=True)
@@ -41,14 +42,24 @@ class Abstract:
     kv: KVCache
     state: SlotState
     vocab_size: int
+    states: jax.ShapeDtypeStruct  # hidden states of the chunk tokens of the largest step, [T, D]
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """Which log-probabilities there are: of so many most likely tokens at most, in one of `config.LOGPROBS_MODES`."""
+
+    most: int
+    mode: str = "raw_logprobs"
 
 
 class Programs:
     """The lattice. `compile_all` builds it in threads (XLA releases the GIL); a missing program is built on first use, which
     only happens with `enforce_eager`."""
 
-    def __init__(self, model: step.Model, abstract: Abstract, buckets: Buckets, num_logprobs: int, executables: Executables | None = None):
-        self.model, self.abstract, self.buckets, self.num_logprobs = model, abstract, buckets, num_logprobs
+    def __init__(self, model: step.Model, abstract: Abstract, buckets: Buckets, scoring: Scoring, executables: Executables | None = None):
+        self.model, self.abstract, self.buckets, self.scoring = model, abstract, buckets, scoring
+        self.widths = widths(scoring.most)
         self.executables = executables or Executables()
         self.table_width = abstract.state.table.shape[1]
         self.slots = abstract.state.rows.shape[0]
@@ -64,7 +75,9 @@ class Programs:
         sample: list[Key] = [("sample", (n, s)) for n in rows for s in self.samplers]
         process: list[Key] = [("process", n) for n in rows]
         small: list[Key] = [*(("copy", pairs) for pairs in self.buckets.copies), ("ingest", True), ("ingest", False)]
-        keys = [*extend, *sample, *decode, *process, ("seat", 0), ("restrict", 0), *small]
+        logprobs: list[Key] = [("logprobs", (n, width)) for n in rows for width in self.widths]
+        scores: list[Key] = [("score", (self.buckets.score, width)) for width in self.widths]
+        keys = [*extend, *sample, *decode, *scores, *process, *logprobs, ("seat", 0), ("restrict", 0), *small]
         return sorted(keys, key=lambda key: not self.is_tuned(key))
 
     def get(self, kind: str, shape: object) -> jax.stages.Compiled:
@@ -98,9 +111,14 @@ class Programs:
         """The sampler that needs most memory: it does most for most rows."""
         return ("sample", (self.buckets.logits[-1], self.samplers[-1]))
 
+    @property
+    def largest_scorers(self) -> list[Key]:
+        """The programs for log-probabilities that need most memory."""
+        return [("logprobs", (self.buckets.logits[-1], self.widths[-1])), ("score", (self.buckets.score, self.widths[-1]))]
+
     def for_pool(self, abstract: Abstract) -> Programs:
         """The lattice for a pool of another size. What takes no pages is not compiled again where the slot state is the same."""
-        other = Programs(self.model, abstract, self.buckets, self.num_logprobs, self.executables)
+        other = Programs(self.model, abstract, self.buckets, self.scoring, self.executables)
         if other.table_width == self.table_width:
             other._compiled = {key: program for key, program in self._compiled.items() if key[0] in WITHOUT_PAGES}
         return other
@@ -178,6 +196,11 @@ class Programs:
         return next(s for s in self.samplers if s >= needed)
 
     @functools.cached_property
+    def states(self) -> jax.ShapeDtypeStruct:
+        """The hidden states that extends leave."""
+        return self._shape(self.abstract.states.shape, self.abstract.states.dtype)
+
+    @functools.cached_property
     def staged(self) -> jax.ShapeDtypeStruct:
         """The packed chunks of any extend shape, resident on the device."""
         return self._shape((max(packed_size(self.layout(shape).shapes) for shape in self.buckets.extend),), jnp.int32)
@@ -234,16 +257,20 @@ class Programs:
     def _extend(self, shape: ExtendShape) -> Recipe:
         function = functools.partial(step.extend, self.model, self.layout(shape))
         reused = self.outlook(self.buckets.logit_rows(shape))
-        arguments = (self.abstract.weights, self.abstract.kv, self.state, self.staged, reused)
-        return Recipe(function, arguments, (1, 2, 4), shardings((self.abstract.kv, self.state, reused)))
+        arguments = (self.abstract.weights, self.abstract.kv, self.state, self.staged, reused, self.states)
+        return Recipe(function, arguments, (1, 2, 4, 5), shardings((self.abstract.kv, self.state, reused, self.states)))
+
+    def _score(self, key: tuple[int, int]) -> Recipe:
+        rows, width = key
+        function = functools.partial(step.score, self.model, self.scoring.mode, width, local=self.replicated)
+        asked = jax.ShapeDtypeStruct((2 * rows,), jnp.int32, sharding=self.host)
+        return Recipe(function, (self.abstract.weights, self.states, asked), (), self.host)
 
     def _sample(self, key: tuple[int, Sampler]) -> Recipe:
         rows, sampler = key
-        function = functools.partial(step.draw, sampler, self.num_logprobs, self._draw_backend)
-        fields = [field.name for field in dataclasses.fields(Sampled)] if sampler is Sampler.LOGPROBS else ["token_B"]
-        sampled = Sampled(**dict.fromkeys(fields, self.host))
+        function = functools.partial(step.draw, sampler, self._draw_backend)
         outlook = self.outlook(rows)
-        return Recipe(function, (outlook.logits, outlook, self.state), (2,), (shardings(self.state), sampled))
+        return Recipe(function, (outlook.logits, outlook, self.state), (2,), (shardings(self.state), self.host))
 
     def _process(self, rows: int) -> Recipe:
         outlook = self.outlook(rows)
@@ -261,6 +288,12 @@ class Programs:
 
     def _buffer(self, shapes: Shapes) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((packed_size(shapes),), jnp.int32, sharding=self.host)
+
+    def _logprobs(self, key: tuple[int, int]) -> Recipe:
+        rows, width = key
+        function = functools.partial(step.logprobs, self.scoring.mode, width)
+        outlook = self.outlook(rows)
+        return Recipe(function, (outlook.logits, outlook, self.state), (), self.host)
 
 
 def _rows(shape: Any) -> int:

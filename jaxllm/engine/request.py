@@ -16,6 +16,8 @@ from jaxllm.sampling.options import SamplingParams
 if TYPE_CHECKING:
     from jaxllm.engine.guide import Guide
 
+MAX_SCORES = 2**20  # log-probabilities of the prompts of one request
+
 
 class RequestError(ValueError):
     """This request cannot run. `param` names the field at fault, `code` is a machine-readable cause
@@ -40,6 +42,22 @@ def check_salt(salt: object) -> None:
         raise RequestError("cache_salt must hold printable characters other than @, / and \\", "cache_salt")
 
 
+def check_logprobs(name: str, value: int | None, most: int) -> None:
+    """Raises RequestError when the option `name` asks for more of the most likely tokens than the engine gives."""
+    if value is not None and value > most:
+        raise RequestError(f"{name} ({value}) must be at most {most} (--max-logprobs)", name)
+
+
+def check_scores(prompts: Sequence[int], top: int) -> None:
+    """Raises RequestError when prompts of these lengths have more log-probabilities than memory shall be spent on."""
+    entries = sum(prompts) * (top + 1)
+    if entries > MAX_SCORES:
+        message = (
+            f"prompt_logprobs ({top}) for prompts of {sum(prompts)} tokens are {entries} log-probabilities; at most {MAX_SCORES} are given"
+        )
+        raise RequestError(f"{message}; ask for fewer, or send shorter prompts", "prompt_logprobs")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateRequest:
     """What the front ends ask of the engine. `id` is made by the server or library, never by a client. Only requests with an equal
@@ -53,7 +71,7 @@ class GenerateRequest:
     cache_salt: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)  # not frozen, which would take five times as long to make; there is one a token
 class TokenLogprobs:
     """Log-probabilities at one position: the chosen token, its rank (1 = most likely) and the top entries."""
 
@@ -61,6 +79,15 @@ class TokenLogprobs:
     logprob: float
     rank: int
     top: list[tuple[int, float]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptLogprobs:
+    """Log-probabilities of all tokens of a prompt but the first, with `top` of the most likely ones at each position: int32 rows in the
+    form of `sampling.logprobs`, since a prompt can be long. `engine.logprobs.unpacked` reads them."""
+
+    top: int
+    packed: bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,13 +104,15 @@ class RequestTimes:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextDelta:
     """New tokens and text of choice `index` of request `id`. `finish_reason` is set on the last one:
-    "stop" | "length" | "abort" | "error"; `stop_reason` is the stop string or stop token id that ended it."""
+    "stop" | "length" | "abort" | "error"; `stop_reason` is the stop string or stop token id that ended it. `prompt_logprobs` come with
+    the first one of each choice, if they were asked for."""
 
     id: str
     index: int
     token_ids: list[int]
     text: str
     logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: PromptLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     num_cached_tokens: int = 0
@@ -148,10 +177,12 @@ class Request:
     max_tokens: int  # already clamped to the model's length
     cache_salt: str | None = None
     adapter: bytes | None = None  # identity of an adapter that changes the KV; nothing sets one yet
-    sampler: int = 0  # the cheapest sampler that honours `params` (sampling.choose)
+    needs: int = 0  # of programs after a forward (sampling.choose)
     asked: Asked | None = None  # None: no option of `params` is one that `process` serves
     place: tuple[float, ...] = ()  # in the scheduler's order, from arrival on
     guide: Guide | None = None  # follows the request's grammar; the last of the constraints
+    score_end: int = 0  # prompt positions before it are scored: their next tokens' log-probabilities are wanted
+    scored: int = 0  # of these, how many have been scored or are in a step in flight
     status: Status = Status.WAITING
     slot: int = -1
     pages: list[int] = field(default_factory=list)

@@ -17,7 +17,18 @@ from jaxllm.cache.backends import Shapes, choose_backend
 from jaxllm.cache.kv import page_bytes
 from jaxllm.config import KV_CACHE_DTYPES, ConfigError, EngineConfig, Resolved
 from jaxllm.engine.buckets import Buckets
-from jaxllm.engine.memory import SPARE, MemoryPlan, Need, Room, fitting_length, plan_memory, resident_bytes, usable_bytes, workspace_bytes
+from jaxllm.engine.memory import (
+    SPARE,
+    MemoryPlan,
+    Need,
+    Room,
+    fitting_length,
+    plan_memory,
+    resident_bytes,
+    states_shape,
+    usable_bytes,
+    workspace_bytes,
+)
 
 PAGE_SIZES = (8, 16, 32, 64, 128)
 
@@ -65,7 +76,7 @@ def resolve(config: EngineConfig, model_dir: Path, mesh: Mesh) -> Setup:
         weights=shard_bytes(jax.tree.leaves(abstract)),
         workspace=workspace_bytes(hf, budget + max_num_seqs, buckets.logits[-1], itemsize, shards),
         shared=platform == "cpu",
-        resident=resident_bytes(buckets.logits, max_num_seqs, hf["vocab_size"], shards),
+        resident=resident_bytes(buckets.logits, max_num_seqs, hf["vocab_size"], shards) + math.prod(states_shape(hf, buckets)) * itemsize,
         spare=0 if platform == "cpu" else SPARE,
     )
     length, memory = _pool(config, hf, room, need)
@@ -83,6 +94,7 @@ def resolve(config: EngineConfig, model_dir: Path, mesh: Mesh) -> Setup:
         vocab_size=hf["vocab_size"],
         tensor_parallel_size=shards,
         max_logprobs=min(config.max_logprobs, hf["vocab_size"]),
+        logprobs_mode=config.logprobs_mode,
         enable_prefix_caching=config.enable_prefix_caching and not length_dependent(hf, length),
         async_scheduling=config.async_scheduling,
         scheduling_policy=config.scheduling_policy,

@@ -15,14 +15,16 @@ from jaxllm.cache.kv import KVCache, zeros_of
 from jaxllm.engine.batch import ingest_arrays, ingest_shapes, pack
 from jaxllm.engine.buckets import ExtendShape
 from jaxllm.engine.compiles import CompileCounter
-from jaxllm.engine.plan import Plan
+from jaxllm.engine.logprobs import Logprobs
+from jaxllm.engine.plan import Plan, Span, spans
 from jaxllm.engine.processing import Processing
 from jaxllm.engine.programs import Programs, place
 from jaxllm.engine.request import Request
+from jaxllm.engine.scores import Scored, asked_of
 from jaxllm.engine.state import SlotState
 from jaxllm.engine.step import Outlook
 from jaxllm.engine.uplink import Uplink, begin_read, read
-from jaxllm.sampling.sample import Sampled, Sampler
+from jaxllm.sampling.choose import LOGPROBS, Sampler, sampler_of
 
 MAX_DEPTH = 2  # steps in flight
 SHORT_STEP = 2e-3  # seconds; below it one step in flight does not keep the device busy
@@ -37,17 +39,21 @@ class Forwarded:
     plan: Plan
     rows: tuple[int, ...]
     outlook: Outlook
+    kinds: frozenset[int]  # the different `needs` of those who draw
+    scored: Scored | None
     asking: tuple[Request, ...]
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """A step in flight: who ran, in which rows their tokens will be, and the sampled values still on the device."""
+    """A step in flight: who ran, in which rows their tokens will be, and what is still on the device."""
 
     plan: Plan
     rows: tuple[int, ...]  # row of each decode, then of each chunk
-    sampled: Sampled
-    with_logprobs: bool
+    token: Array
+    packed: Array | None  # log-probabilities, if anybody asks for them
+    top: int = 0  # of the most likely tokens, how many anybody asks for
+    scored: Scored | None = None
 
 
 @dataclass(frozen=True)
@@ -56,7 +62,8 @@ class Collected:
 
     plan: Plan
     tokens: list[int]
-    logprobs: list[tuple[float, int, list[tuple[int, float]]]] | None  # chosen logprob, rank, top entries
+    logprobs: Logprobs | None
+    scores: list[tuple[Span, np.ndarray]]  # of prompts, in their packed form
 
 
 class Runner:
@@ -90,11 +97,12 @@ class Runner:
             self._ingest(plan)
             outlook = self._decode(buckets.fit_decode(len(plan.decodes)))
             rows = tuple(range(len(plan.decodes)))
+        kinds = frozenset({r.needs for r in plan.decodes} | {c.request.needs for c in plan.chunks if c.final})
         asking = tuple(request for request in plan.emitters if request is not None and request.asked is not None)
         for chunk in plan.chunks if asking else ():
             if chunk.final and chunk.request.asked is not None:
                 self.processing.seat(chunk.request)
-        return Forwarded(plan, rows, outlook, asking)
+        return Forwarded(plan, rows, outlook, kinds, self._score(plan), asking)
 
     def restrict(self, masks: Sequence[tuple[int, np.ndarray]]) -> None:
         """Which tokens may be drawn next in each of these slots."""
@@ -102,19 +110,25 @@ class Runner:
 
     def draw(self, forwarded: Forwarded) -> StepResult:
         """Draw the tokens of a step. Host work only."""
-        plan, outlook = forwarded.plan, forwarded.outlook
+        plan, outlook, kinds = forwarded.plan, forwarded.outlook, forwarded.kinds
         logits = self.processing.run(outlook, self.state) if forwarded.asking else outlook.logits
-        sampler = self._sampler(plan)
-        sampled = self._sample(logits, outlook, sampler)
-        wanted = sampled if sampler is Sampler.LOGPROBS else sampled.token_B
-        jax.tree.map(begin_read, wanted)
-        return StepResult(plan, forwarded.rows, sampled, sampler is Sampler.LOGPROBS)
+        token = self._sample(logits, outlook, self.programs.sampler(sampler_of(kinds)))
+        begin_read(token)
+        if not any(kind & LOGPROBS for kind in kinds):
+            return StepResult(plan, forwarded.rows, token, None, scored=forwarded.scored)
+        top = max(request.params.logprobs or 0 for request in plan.emitters if request is not None)
+        packed = self._logprobs(logits, outlook, next(width for width in self.programs.widths if width >= top))
+        begin_read(packed)
+        return StepResult(plan, forwarded.rows, token, packed, top, forwarded.scored)
 
     def collect(self, result: StepResult) -> Collected:
         """Wait for a step's tokens."""
-        token = read(result.sampled.token_B).tolist()
+        token = read(result.token).tolist()
         tokens = [token[row] for row in result.rows]
-        return Collected(result.plan, tokens, _logprobs(result) if result.with_logprobs else None)
+        scores = result.scored.collect() if result.scored is not None else []
+        if result.packed is None:
+            return Collected(result.plan, tokens, None, scores)
+        return Collected(result.plan, tokens, Logprobs.unpack(read(result.packed)[list(result.rows)], result.top), scores)
 
     def warm_up(self, deep: bool = False) -> None:
         """Run every program on padding rows, which touch the trash slot and the dropped page only: once as it is, once to record it, once
@@ -131,12 +145,17 @@ class Runner:
             self.seconds[shape] = self._warm_up(functools.partial(self._extend, shape))
         for rows in self.programs.buckets.decode:
             self.seconds[rows] = self._warm_up(functools.partial(self._decode, rows))
+        for outlook in self._outlooks.values():
+            for width in self.programs.widths * RECORDING_RUNS:
+                read(self._logprobs(outlook.logits, outlook, width))
+        for width in self.programs.widths * RECORDING_RUNS:
+            read(self._score_block(np.zeros((2, self.programs.buckets.score), np.int32), width))
         accelerator = self.programs.model.mesh.devices.flat[0].platform != "cpu"
         self.depth = MAX_DEPTH if accelerator and (deep or min(self.seconds.values()) < SHORT_STEP) else 1
 
     def reset(self) -> None:
         """After a step that failed: slot state and pages anew, since donated buffers may be gone and pages half written."""
-        for buffer in jax.tree.leaves((self.kv, self._outlooks, self.processing.buffers)):
+        for buffer in jax.tree.leaves((self.kv, self._outlooks, self._states, self.processing.buffers)):
             buffer.delete()  # first: a device has no room for two pools
         self.kv = zeros_of(self.programs.abstract.kv)
         self._fresh()
@@ -151,6 +170,9 @@ class Runner:
         self.state: SlotState = place(SlotState.zeros(self.slots, self.programs.table_width), self.programs.state)
         self._staged = place(np.zeros(self.programs.staged.shape, np.int32), self.programs.staged)
         self._outlooks: dict[int, Outlook] = {}
+        self._states: Array = zeros_of(programs.states)
+        blocks = -(-programs.buckets.max_tokens // programs.buckets.score)
+        self._asked = Uplink(2 * programs.buckets.score, programs.host, blocks * (MAX_DEPTH + 2))
         self._rows_on_device: tuple[int, ...] = ()
         self.processing = Processing(programs)
 
@@ -162,7 +184,7 @@ class Runner:
             seconds = time.perf_counter() - start
         logits = self.processing.run(outlook, self.state)
         for sampler in self.programs.samplers:
-            read(self._sample(logits, outlook, sampler).token_B)
+            read(self._sample(logits, outlook, sampler))
         return seconds
 
     def _copy(self, copies: Sequence[tuple[int, int]]) -> None:
@@ -186,7 +208,8 @@ class Runner:
     def _extend(self, shape: ExtendShape) -> Outlook:
         rows = self.programs.buckets.logit_rows(shape)
         program, reused = self.programs.get("extend", shape), self._reused(rows)
-        self.kv, self.state, self._outlooks[rows] = program(self.weights, self.kv, self.state, self._staged, reused)
+        found = program(self.weights, self.kv, self.state, self._staged, reused, self._states)
+        self.kv, self.state, self._outlooks[rows], self._states = found
         return self._outlooks[rows]
 
     def _reused(self, rows: int) -> Outlook:
@@ -195,10 +218,34 @@ class Runner:
             self._outlooks[rows] = zeros_of(self.programs.outlook(rows))
         return self._outlooks[rows]
 
-    def _sample(self, logits: Array, outlook: Outlook, sampler: Sampler) -> Sampled:
+    def _sample(self, logits: Array, outlook: Outlook, sampler: Sampler) -> Array:
         program = self.programs.get("sample", (outlook.slots.shape[0], sampler))
-        self.state, sampled = program(logits, outlook, self.state)
-        return sampled
+        self.state, token = program(logits, outlook, self.state)
+        return token
+
+    def _score(self, plan: Plan) -> Scored | None:
+        """Start scoring what the plan's chunks computed of prompts whose log-probabilities are wanted."""
+        todo = spans(plan)
+        if not todo:
+            return None
+        top = max(span.request.params.prompt_logprobs or 0 for span in todo)
+        width = next(width for width in self.programs.widths if width >= top)
+        asked, size = asked_of(todo), self.programs.buckets.score
+        blocks = [self._score_block(asked[:, at : at + size], width) for at in range(0, asked.shape[1], size)]
+        for block in blocks:
+            begin_read(block)
+        return Scored(todo, blocks)
+
+    def _score_block(self, asked: np.ndarray, width: int) -> Array:
+        padded = np.pad(asked, ((0, 0), (0, self.programs.buckets.score - asked.shape[1])))
+        return self.programs.get("score", (self.programs.buckets.score, width))(
+            self.weights, self._states, self._asked.send([padded.reshape(-1)])
+        )
+
+    def _logprobs(self, logits: Array, outlook: Outlook, width: int) -> Array:
+        """Log-probabilities of the tokens that were just drawn from `logits`."""
+        wanted = logits if self.programs.scoring.mode.startswith("processed") else outlook.logits
+        return self.programs.get("logprobs", (outlook.slots.shape[0], width))(wanted, outlook, self.state)
 
     def _ingest(self, plan: Plan, shape: ExtendShape | None = None, force: bool = False) -> None:
         """Upload the row map, new pages and, for `shape`, the plan's chunks. Skipped in steady decode: same rows, no new page."""
@@ -213,13 +260,3 @@ class Runner:
         buffer = self._uplinks[with_chunks].send(parts)
         self.state, self._staged = self.programs.get("ingest", with_chunks)(self.state, self._staged, buffer)
         self._rows_on_device = rows
-
-    def _sampler(self, plan: Plan) -> Sampler:
-        return self.programs.sampler(max((request.sampler for request in plan.emitters if request is not None), default=0))
-
-
-def _logprobs(result: StepResult) -> list[tuple[float, int, list[tuple[int, float]]]]:
-    sampled = result.sampled
-    chosen, rank = read(sampled.logprob_B), read(sampled.rank_B)
-    ids, values = read(sampled.top_ids_BN), read(sampled.top_logprobs_BN)
-    return [(float(chosen[row]), int(rank[row]), list(zip(ids[row].tolist(), values[row].tolist(), strict=True))) for row in result.rows]

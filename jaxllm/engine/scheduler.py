@@ -318,6 +318,8 @@ class Scheduler:
         if self.prefix is None:
             return []
         self._hash(request, request.num_tokens)
+        if request.scored < request.score_end:
+            return []  # what is to be scored must be computed
         page_size = self.pool.page_size
         limit = (request.num_tokens - 1) // page_size
         hits = self.prefix.match(request.hashes, limit)

@@ -15,7 +15,8 @@ from jaxllm.cache.kv import KVCache
 from jaxllm.config import EngineConfig
 from jaxllm.engine.executables import Executables
 from jaxllm.engine.exports import Exports, fingerprint
-from jaxllm.engine.programs import Abstract, Programs, weight_leaves
+from jaxllm.engine.memory import states_shape
+from jaxllm.engine.programs import Abstract, Programs, Scoring, weight_leaves
 from jaxllm.engine.resolve import Setup, resized
 from jaxllm.engine.state import SlotState
 from jaxllm.engine.step import Model
@@ -33,7 +34,7 @@ def make_programs(setup: Setup, executables: Executables | None = None) -> Progr
     model = Model(setup.graphdef, treedef, setup.mesh, resolved.attention_backend, resolved.page_size)
     if executables is None:
         executables = Executables(XlaOptions.of(device.device_kind), _exports(setup), device.platform)
-    return Programs(model, _abstract(setup), setup.buckets, resolved.max_logprobs, executables)
+    return Programs(model, _abstract(setup), setup.buckets, Scoring(resolved.max_logprobs, resolved.logprobs_mode), executables)
 
 
 def fitted(setup: Setup, programs: Programs, config: EngineConfig) -> tuple[Setup, Programs]:
@@ -52,9 +53,9 @@ def fitted(setup: Setup, programs: Programs, config: EngineConfig) -> tuple[Setu
         device = setup.mesh.devices.flat[0]
         few = make_programs(shallow(setup), Executables(XlaOptions.of(device.device_kind), platform=device.platform))
         with ThreadPoolExecutor(1) as pool:
-            sampler = pool.submit(programs.compile, [programs.largest_sampler])
+            after = pool.submit(programs.compile, [programs.largest_sampler, *programs.largest_scorers])
             few.compile([few.largest])
-            sampler.result()
+            after.result()
         workspace = max(few.peak_bytes, programs.peak_bytes)
         if exports:
             exports.keep_figures({"workspace": workspace})
@@ -84,6 +85,7 @@ def _abstract(setup: Setup) -> Abstract:
         kv=KVCache.abstract(*kv_arguments(setup)),
         state=SlotState.shapes(resolved.max_num_seqs, resolved.max_pages_per_request),
         vocab_size=resolved.vocab_size,
+        states=jax.ShapeDtypeStruct(states_shape(setup.hf, setup.buckets), setup.dtype),
     )
 
 

@@ -1,4 +1,4 @@
-"""The compiled steps as pure functions: copy, ingest, decode, extend, process, sample. No Python state, no host values."""
+"""The compiled steps as pure functions: copy, ingest, decode, extend, process, sample, logprobs, score. No Python state, no host values."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from jax.sharding import Mesh, NamedSharding
 from jaxllm.cache.kv import KVCache, PagedContext, PagedInputs
 from jaxllm.engine.batch import ChunkLayout, Shapes, ingest_shapes, packed_size, unpack
 from jaxllm.engine.state import SLOT_FIELDS, SlotState
+from jaxllm.sampling.logprobs import packed_logprobs, processed
 from jaxllm.sampling.process import ProcessRows, Terms, process, seated
-from jaxllm.sampling.sample import Sampled, Sampler, SamplingRows, sample
+from jaxllm.sampling.sample import Sampler, SamplingRows, draw_rows, sample
 
 
 @dataclass(frozen=True)
@@ -87,9 +88,17 @@ def decode(
 
 
 def extend(
-    model: Model, layout: ChunkLayout, weights: tuple[Array, ...], kv: KVCache, state: SlotState, staged: Array, reused: Outlook
-) -> tuple[KVCache, SlotState, Outlook]:
-    """Decode rows and the prompt chunks of `staged` in one forward; `reused` gives its buffers."""
+    model: Model,
+    layout: ChunkLayout,
+    weights: tuple[Array, ...],
+    kv: KVCache,
+    state: SlotState,
+    staged: Array,
+    reused: Outlook,
+    states: Array,
+) -> tuple[KVCache, SlotState, Outlook, Array]:
+    """Decode rows and the prompt chunks of `staged` in one forward; `reused` gives its buffers. The chunk tokens' hidden states are left
+    in `states`, which serves all shapes."""
     del reused
     batch = unpack(staged, layout.shapes)
     state = _admit(state, batch)
@@ -118,7 +127,16 @@ def extend(
     picked = jnp.concatenate([jnp.arange(layout.shape.decodes, dtype=jnp.int32), last, jnp.zeros_like(trash)])
     slots = jnp.concatenate([region.slots, batch["slot"], trash])
     emit = jnp.concatenate([region.alive, batch["final"] != 0, jnp.zeros((spare,), jnp.bool_)])
-    return context.kv, state, Outlook(module.logits(hidden[picked]), slots, emit)
+    states = jax.lax.dynamic_update_slice(states, hidden[layout.shape.decodes :], (0, 0))
+    return context.kv, state, Outlook(module.logits(hidden[picked]), slots, emit), states
+
+
+def score(model: Model, mode: str, count: int, weights: tuple[Array, ...], states: Array, asked: Array, *, local: NamedSharding) -> Array:
+    """`packed_logprobs` of `asked`, rows of `states` and their next tokens as int32 `[2·rows]`, which may lie in pinned host memory. A
+    prompt is scored so many rows at a time, since its logits are much larger than its hidden states."""
+    row, token = jax.device_put(asked, local).reshape(2, -1)
+    logits = model.rebuild(weights).logits(states[row])
+    return packed_logprobs(logits, token, count, normalised=mode.endswith("logprobs"))
 
 
 def copy(kv: KVCache, buffer: Array, *, local: NamedSharding) -> KVCache:
@@ -156,23 +174,13 @@ def shape_logits(outlook: Outlook, state: SlotState, counts: Array, terms: Terms
     return process(outlook.logits, rows, counts, terms)
 
 
-def draw(sampler: Sampler, num_logprobs: int, backend: str, logits: Array, outlook: Outlook, state: SlotState) -> tuple[SlotState, Sampled]:
-    """Sample every row of `logits` (those of `outlook`, or what `process` made of them) and advance the slots that emit. A row that does
-    not emit reads token -1 and changes nothing. Log-probabilities are of the outlook's logits."""
+def draw(sampler: Sampler, backend: str, logits: Array, outlook: Outlook, state: SlotState) -> tuple[SlotState, Array]:
+    """Sample every row of `logits` (those of `outlook`, or what `process` made of them) and advance the slots that emit: (state, token of
+    each row). A row that does not emit reads token -1 and changes nothing."""
     slots, emit = outlook.slots, outlook.emit
-    position = state.position[slots] + 1
-    rows = SamplingRows(
-        temperature_B=state.temperature[slots],
-        top_k_B=state.top_k[slots],
-        top_p_B=state.top_p[slots],
-        min_p_B=state.min_p[slots],
-        key_B2=state.key[slots],
-        position_B=position,
-        stop_ids_BK=state.stop_ids[slots],
-        suppress_B=state.min_left[slots] > 0,
-    )
-    sampled = sample(logits, rows, sampler, num_logprobs, backend, raw_BV=outlook.logits)
-    token = sampled.token_B
+    rows = _sampling_rows(state, slots, state.min_left[slots] > 0)
+    position = rows.position_B
+    token = sample(logits, rows, sampler, backend)
     stopped = jnp.any(token[:, None] == rows.stop_ids_BK, axis=1) | (token < 0)
     remaining = state.remaining[slots] - 1
     target = jnp.where(emit, slots, state.token.shape[0])
@@ -184,7 +192,31 @@ def draw(sampler: Sampler, num_logprobs: int, backend: str, logits: Array, outlo
         remaining=state.remaining.at[target].set(remaining, mode="drop"),
         min_left=state.min_left.at[target].add(-1, mode="drop"),
     )
-    return state, replace(sampled, token_B=jnp.where(emit, token, -1))
+    return state, jnp.where(emit, token, -1)
+
+
+def logprobs(mode: str, count: int, logits: Array, outlook: Outlook, state: SlotState) -> Array:
+    """`packed_logprobs` of the tokens that `draw` has just drawn, with the `count` most likely ones; what a row that drew none reads is not
+    theirs. `mode` is one of `config.LOGPROBS_MODES`; `logits` are those that `draw` was given where it is a processed one."""
+    slots = outlook.slots
+    if mode.startswith("processed"):
+        rows = _sampling_rows(state, slots, state.min_left[slots] + outlook.emit > 0)  # before the draw
+        logits = processed(logits, draw_rows(rows))
+    return packed_logprobs(logits, state.token[slots], count, normalised=mode.endswith("logprobs"))
+
+
+def _sampling_rows(state: SlotState, slots: Array, suppress: Array) -> SamplingRows:
+    """What the requests in these slots ask for."""
+    return SamplingRows(
+        temperature_B=state.temperature[slots],
+        top_k_B=state.top_k[slots],
+        top_p_B=state.top_p[slots],
+        min_p_B=state.min_p[slots],
+        key_B2=state.key[slots],
+        position_B=state.position[slots] + 1,
+        stop_ids_BK=state.stop_ids[slots],
+        suppress_B=suppress,
+    )
 
 
 @dataclass(frozen=True)

@@ -81,6 +81,9 @@ class SamplingParams:
     logprobs: int | None = option(
         "int", None, "Return this many top log-probabilities per token, and the chosen one's.", low=0, high=2**31 - 1
     )
+    prompt_logprobs: int | None = option(
+        "int", None, "Return so many top log-probabilities at each token of the prompt, and the token's own.", low=0, high=2**31 - 1
+    )
     detokenize: bool = option("bool", True, "Turn tokens into text.")
     skip_special_tokens: bool = option("bool", True, "Leave special tokens out of the text.")
     spaces_between_special_tokens: bool = option("bool", True, "Let decoders put spaces between special tokens that are shown.")
@@ -116,7 +119,6 @@ class SamplingParams:
         "structure", None, "Say only what is a JSON object, or follows a schema, regex, choice, grammar or structural tag."
     )
     guided_decoding: GuidedDecodingParams | None = option("structure", None, "The older name of structured_outputs.")
-    prompt_logprobs: int | None = later(None, "Log-probabilities of the prompt's tokens.")
     logits_processors: list[Any] | None = later(None, "Custom logits processors.", [])
     extra_args: dict[str, Any] | None = later(None, "Arguments for custom processors.", {})
     priority: int = option("int", 0, "Lower goes first, with --scheduling-policy priority.", low=-(2**31), high=2**31 - 1)

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 
 from jaxllm.sampling.choose import Sampler
 from pallas_kernels.draw import BROKEN, DrawRows, draw
 from pallas_kernels.draw import backend_for as backend_for
 from pallas_kernels.draw.reference import whole
 
-__all__ = ["BROKEN", "Sampled", "Sampler", "SamplingRows", "sample"]
+__all__ = ["BROKEN", "Sampler", "SamplingRows", "draw_rows", "sample"]
 
 
 @jax.tree_util.register_dataclass
@@ -31,42 +31,19 @@ class SamplingRows:
     suppress_B: Array  # bool; the stop ids are impossible (min_tokens not reached)
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class Sampled:
-    """Tokens, and for `Sampler.LOGPROBS` the raw log-probabilities (before temperature and filters) in float32."""
+def sample(logits_BV: Array, rows: SamplingRows, sampler: Sampler, backend: str = "reference") -> Array:
+    """int32 `token_B`, `BROKEN` where the logits have no finite maximum. A draw depends on the row's logits, options, seed and position,
+    never on its neighbours or its place.
 
-    token_B: Array  # int32; BROKEN where the logits have no finite maximum
-    logprob_B: Array | None = None
-    rank_B: Array | None = None  # 1 = most likely
-    top_ids_BN: Array | None = None
-    top_logprobs_BN: Array | None = None
-
-
-def sample(
-    logits_BV: Array,
-    rows: SamplingRows,
-    sampler: Sampler,
-    num_logprobs: int,
-    backend: str = "reference",
-    raw_BV: Array | None = None,
-) -> Sampled:
-    """One token a row. A draw depends on the row's logits, options, seed and position, never on its neighbours or its place.
-
-    `backend` is one of `pallas_kernels.draw`; logits that it does not take are drawn by the reference. Log-probabilities are of `raw_BV`,
-    by default of the logits drawn from.
+    `backend` is one of `pallas_kernels.draw`; logits that it does not take are drawn by the reference.
     """
     logits_BV = logits_BV.astype(jnp.float32)
     if sampler >= Sampler.RANDOM:
-        token_B = draw(logits_BV, _draw_rows(rows), backend=backend_for(logits_BV, backend), filters=sampler >= Sampler.FILTERED)
-    else:
-        token_B = jnp.where(whole(logits_BV), jnp.argmax(logits_BV, axis=-1).astype(jnp.int32), BROKEN)
-    if sampler < Sampler.LOGPROBS:
-        return Sampled(token_B)
-    return _with_logprobs(token_B, logits_BV if raw_BV is None else raw_BV.astype(jnp.float32), num_logprobs)
+        return draw(logits_BV, draw_rows(rows), backend=backend_for(logits_BV, backend), filters=sampler >= Sampler.FILTERED)
+    return jnp.where(whole(logits_BV), jnp.argmax(logits_BV, axis=-1).astype(jnp.int32), BROKEN)
 
 
-def _draw_rows(rows: SamplingRows) -> DrawRows:
+def draw_rows(rows: SamplingRows) -> DrawRows:
     """The rows' options as a draw takes them: one key a draw, and the tokens that are impossible."""
     key_B2 = jax.vmap(_draw_key)(rows.key_B2, rows.position_B)
     banned_BK = jnp.where(rows.suppress_B[:, None], rows.stop_ids_BK, -1)
@@ -75,14 +52,3 @@ def _draw_rows(rows: SamplingRows) -> DrawRows:
 
 def _draw_key(key_2: Array, position: Array) -> Array:
     return jax.random.key_data(jax.random.fold_in(jax.random.wrap_key_data(key_2, impl="threefry2x32"), position))
-
-
-def _with_logprobs(token_B: Array, raw_BV: Array, num_logprobs: int) -> Sampled:
-    logprobs_BV = jax.nn.log_softmax(raw_BV, axis=-1)
-    # A masked sum, not an index: the vocabulary may be split over devices.
-    chosen_BV = jnp.arange(raw_BV.shape[-1]) == token_B[:, None]
-    logprob_B = jnp.where(chosen_BV, logprobs_BV, 0.0).sum(axis=-1)
-    chosen_B = jnp.where(chosen_BV, raw_BV, 0.0).sum(axis=-1)
-    rank_B = 1 + (raw_BV > chosen_B[:, None]).sum(axis=-1, dtype=jnp.int32)
-    top, ids = lax.top_k(logprobs_BV, min(num_logprobs, raw_BV.shape[-1]))
-    return Sampled(token_B, logprob_B, rank_B, ids.astype(jnp.int32), top)

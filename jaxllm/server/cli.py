@@ -17,6 +17,7 @@ from jaxllm.config import (
     DTYPES,
     KV_CACHE_DTYPES,
     LOAD_FORMATS,
+    LOGPROBS_MODES,
     NEUTRAL_ARGUMENTS,
     SCHEDULING_POLICIES,
     ConfigError,
@@ -48,6 +49,7 @@ ENGINE_FLAGS: dict[str, dict[str, str]] = {
         "max_model_len": "longest sequence in tokens: a number, 32k, or auto for the longest that fits",
         "seed": "seed of requests that bring none, and of dummy weights",
         "max_logprobs": "most log-probabilities per token that a request may ask for",
+        "logprobs_mode": "log-probabilities, or logits themselves, of the model (raw) or of what tokens are drawn by (processed)",
         "enforce_eager": "compile programs on first use instead of at start",
         "compilation_cache_dir": "where compiled programs are kept between starts",
         "attention_backend": "how attention is computed; by default the device's fastest that takes the model",
@@ -89,6 +91,7 @@ CHOICES = {
     "attention_backend": ATTENTION_BACKENDS,
     "kv_cache_dtype": tuple(KV_CACHE_DTYPES),
     "scheduling_policy": SCHEDULING_POLICIES,
+    "logprobs_mode": LOGPROBS_MODES,
 }
 
 

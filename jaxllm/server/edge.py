@@ -124,6 +124,10 @@ class Edge:
             raise bad_request("the prompt has no tokens", "prompt")
         return ids
 
+    def text_of(self, prompt: list[int]) -> str:
+        """The text of a prompt, special tokens included; empty without a tokenizer."""
+        return "" if self.tokenizer is None else self.tokenizer.decode(prompt, skip_special_tokens=False)
+
     def render(self, conversation: Conversation) -> list[int]:
         """Token ids of a conversation. Raises ApiError."""
         tokenizer = self._need_tokenizer("messages")

@@ -25,7 +25,6 @@ IGNORED = frozenset(
 
 # Fields of features that are not there yet, each with the values that ask for nothing.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "echo": (False,),
     "suffix": ("",),
     "use_beam_search": (False,),
     "length_penalty": (1, 1.0),
@@ -37,7 +36,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "repetition_detection": (),
     "watermarking": (),
     "return_token_ids": (False,),
-    "return_tokens_as_token_ids": (False,),
     "return_prompt_text": (False,),
     "stream_interval": (1,),
     "truncation_side": ("left",),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -22,11 +23,12 @@ from jaxllm.server.protocol import (
     CompletionRequest,
     Generation,
     check_length,
+    check_scored,
     clamp,
     parse_chat,
     parse_completion,
 )
-from jaxllm.server.replies import DONE, ChatReply, CompletionReply, Reply
+from jaxllm.server.replies import DONE, ChatReply, CompletionReply, NamelessTokens, Reply, Shown
 
 SSE_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 
@@ -73,6 +75,7 @@ class Generate:
         id = secrets.token_hex(16)
         for ids in prompts:
             check_length(len(ids), edge.resolved, self.param)
+        check_scored([len(ids) for ids in prompts], request.params)
         grammar = None if request.structure is None else await edge.grammar(request.structure)
         wanted = [
             GenerateRequest(
@@ -84,7 +87,9 @@ class Generate:
             )
             for number, ids in enumerate(prompts)
         ]
-        reply = self.reply(id, request.model, edge.fingerprint, [len(ids) for ids in prompts], request.params.n, edge.names)
+        names = NamelessTokens() if request.nameless else edge.names
+        shown = await edge.in_thread(self.shown, request, prompts) if request.echo else self.shown(request, prompts)
+        reply = self.reply(id, request.model, edge.fingerprint, shown, request.params.n, names)
         reply.with_usage(request.usage_at_end, request.usage_always)
         if edge.log_requests:
             logger.info("%s: %d prompts of %s tokens%s", reply.id, len(prompts), [len(ids) for ids in prompts[:8]], asked(request))
@@ -114,6 +119,10 @@ class Generate:
         """Token ids of every prompt; runs in a thread."""
         raise NotImplementedError
 
+    def shown(self, request: Any, prompts: list[list[int]]) -> Shown:
+        """What the reply tells of the prompts; for an echo it runs in a thread."""
+        return Shown(prompts=prompts, prompt_logprobs=request.prompt_logprobs)
+
 
 class Completions(Generate):
     """POST /v1/completions"""
@@ -137,6 +146,16 @@ class Completions(Generate):
         """Texts through the tokenizer, ids as they are."""
         return [self._edge.encode(prompt, request.add_special_tokens) for prompt in request.prompts]
 
+    def shown(self, request: CompletionRequest, prompts: list[list[int]]) -> Shown:
+        """With echo, the prompts' texts as they were given; of token ids and of truncated prompts, what they decode to."""
+        shown = super().shown(request, prompts)
+        if not request.echo:
+            return shown
+        whole = request.params.truncate_prompt_tokens is None
+        given = zip(request.prompts, prompts, strict=True)
+        texts = [prompt if whole and isinstance(prompt, str) else self._edge.text_of(ids) for prompt, ids in given]
+        return replace(shown, texts=texts, logprobs=request.params.logprobs, generates=request.generates)
+
 
 class Chat(Generate):
     """POST /v1/chat/completions"""
@@ -150,6 +169,12 @@ class Chat(Generate):
     def tokenise(self, request: ChatRequest) -> list[list[int]]:
         """The rendered conversation."""
         return [self._edge.render(request.conversation)]
+
+    def shown(self, request: ChatRequest, prompts: list[list[int]]) -> Shown:
+        """With echo, the last message if it is the assistant's own."""
+        shown, last = super().shown(request, prompts), request.conversation.messages[-1]
+        mine = request.echo and last["role"] == "assistant" and isinstance(last["content"], str)
+        return replace(shown, texts=[last["content"]]) if mine else shown
 
 
 def asked(request: Generation) -> str:
@@ -165,7 +190,8 @@ async def send_whole(stream: Stream, reply: Reply, send: Any) -> None:
     while not stream.done:
         for prompt, delta in await stream.next():
             reply.add(prompt, delta)
-    body = orjson.dumps(reply.whole())
+    # Log-probabilities of long prompts take a while to write down.
+    body = await asyncio.to_thread(lambda: orjson.dumps(reply.whole())) if reply.scored else orjson.dumps(reply.whole())
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     await send({"type": "http.response.body", "body": body})
@@ -180,7 +206,10 @@ async def send_stream(stream: Stream, reply: Reply, usage_at_end: bool, send: An
     try:
         while not stream.done:
             ready = await stream.next()
-            data = b"".join([reply.events(prompt, delta) for prompt, delta in ready])
+            if any(delta.prompt_logprobs is not None for _, delta in ready):
+                data = await asyncio.to_thread(reply.all_events, ready)
+            else:
+                data = reply.all_events(ready)
             if not begun:
                 await send({"type": "http.response.start", "status": 200, "headers": SSE_HEADERS})
                 begun = True

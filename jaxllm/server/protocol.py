@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jaxllm.config import Resolved
+from jaxllm.engine.request import RequestError, check_scores
 from jaxllm.sampling.options import OptionError, SamplingParams
 from jaxllm.server.chat import CHAT_NEUTRAL, read_messages, read_template_kwargs, refuse_tools
 from jaxllm.server.errors import ApiError, bad_request, shown
@@ -34,6 +35,7 @@ type Prompt = str | list[int]
 
 _SHARED = frozenset(
     {*WIRE_OPTIONS, *NEUTRAL, *IGNORED, *STRUCTURE_FIELDS, "model", "stream", "stream_options", "add_special_tokens", "cache_salt"}
+    | {"return_tokens_as_token_ids", "echo"}
 )
 COMPLETION_FIELDS = _SHARED | {"prompt"}
 CHAT_FIELDS = _SHARED | set(CHAT_NEUTRAL) | {
@@ -64,7 +66,8 @@ class Rules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """What both generating endpoints share. `params` is not yet clamped to the context."""
+    """What both generating endpoints share. `params` is not yet clamped to the context; its `prompt_logprobs` may be there for an echo,
+    while those here are what the client wants to see."""
 
     model: str
     params: SamplingParams
@@ -72,6 +75,9 @@ class Generation:
     stream: bool
     usage_at_end: bool
     usage_always: bool
+    echo: bool  # what the generation goes on from is part of the text
+    prompt_logprobs: int | None
+    nameless: bool  # tokens are to be named by their ids
     cache_salt: str | None
 
 
@@ -81,6 +87,7 @@ class CompletionRequest(Generation):
 
     prompts: list[Prompt]
     add_special_tokens: bool
+    generates: bool  # false: only the prompt is wanted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,9 +113,14 @@ def parse_completion(body: dict[str, Any], rules: Rules) -> CompletionRequest:
     refuse_unsupported(body, NEUTRAL)
     structure = read_structure(body)
     stream, at_end, always = read_stream(body)
-    params = read_sampling(body, rules.defaults)
+    echo = get(body, "echo", bool, False)
+    scoring = echo and type(body.get("max_tokens")) is int and body["max_tokens"] == 0
+    params = read_sampling(body, rules.defaults, **({"max_tokens": 1} if scoring else {}))
     check_sampling(params, rules.resolved, "logprobs")
     check_best_of(params, stream)
+    wanted = read_prompt_logprobs(params, stream)
+    if echo and params.logprobs is not None:
+        params = dataclasses.replace(params, prompt_logprobs=max(params.logprobs, wanted or 0))
     prompts = read_prompts(body.get("prompt"), rules, params)
     if len(prompts) * params.samples > MAX_CHOICES:
         name = "n" if params.best_of is None else "best_of"
@@ -123,8 +135,12 @@ def parse_completion(body: dict[str, Any], rules: Rules) -> CompletionRequest:
         usage_at_end=at_end,
         usage_always=always,
         cache_salt=read_salt(body),
+        echo=echo,
+        prompt_logprobs=wanted,
+        nameless=get(body, "return_tokens_as_token_ids", bool, False),
         prompts=prompts,
         add_special_tokens=get(body, "add_special_tokens", bool, True),
+        generates=not scoring,
     )
 
 
@@ -155,6 +171,9 @@ def parse_chat(body: dict[str, Any], rules: Rules) -> ChatRequest:
         usage_at_end=at_end,
         usage_always=always,
         cache_salt=read_salt(body),
+        echo=get(body, "echo", bool, False),
+        prompt_logprobs=read_prompt_logprobs(params, stream),
+        nameless=get(body, "return_tokens_as_token_ids", bool, False),
         conversation=conversation,
     )
 
@@ -260,14 +279,35 @@ def read_chat_logprobs(body: dict[str, Any]) -> int | None:
     return (top or 0) if wanted else None
 
 
+def read_prompt_logprobs(params: SamplingParams, stream: bool) -> int | None:
+    """`prompt_logprobs`, which a stream has no place for: there, echo shows a prompt's log-probabilities."""
+    if stream and params.prompt_logprobs is not None:
+        message = (
+            "prompt_logprobs is not available with stream: true; completions stream a prompt's log-probabilities with echo and logprobs"
+        )
+        raise bad_request(message, "prompt_logprobs")
+    return params.prompt_logprobs
+
+
+def check_scored(lengths: list[int], params: SamplingParams) -> None:
+    """Refuse prompts that are too long for the log-probabilities that are wanted of them."""
+    if params.prompt_logprobs is None:
+        return
+    try:
+        check_scores(lengths, params.prompt_logprobs)
+    except RequestError as error:
+        raise bad_request(str(error), error.param) from None
+
+
 def check_sampling(params: SamplingParams, resolved: Resolved, logprobs_name: str) -> None:
     """Limits that depend on the model and the server."""
     try:
         params.truncated([], resolved.max_model_len)
     except OptionError as error:
         raise option_error(error) from None
-    if params.logprobs is not None and params.logprobs > resolved.max_logprobs:
-        raise bad_request(f"{logprobs_name} must be at most {resolved.max_logprobs} (--max-logprobs), got {params.logprobs}", logprobs_name)
+    for name, value in ((logprobs_name, params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
+        if value is not None and value > resolved.max_logprobs:
+            raise bad_request(f"{name} must be at most {resolved.max_logprobs} (--max-logprobs), got {value}", name)
     if params.priority and resolved.scheduling_policy != "priority":
         raise bad_request("priority needs a server with --scheduling-policy priority; leave it out", "priority")
     for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):

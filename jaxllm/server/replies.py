@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import orjson
 
-from jaxllm.engine.request import TextDelta, TokenLogprobs
+from jaxllm.engine.logprobs import unpacked
+from jaxllm.engine.request import PromptLogprobs, TextDelta, TokenLogprobs
 from jaxllm.tokenizer import Tokenizer
 
 LOWEST = -9999.0  # stands for -inf, which JSON cannot say
@@ -34,12 +36,27 @@ class NamelessTokens:
         return self.token_text(id).encode()
 
 
+type Entry = TokenLogprobs | int  # an id: the first token of a prompt, which nothing foretells
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """What a reply tells of its prompts. With `texts` (echo) they come before what is generated, and their tokens' log-probabilities
+    before those of what is generated, if `logprobs` are wanted; `generates` is false where only the prompts are wanted."""
+
+    prompts: list[list[int]]
+    texts: list[str] | None = None
+    logprobs: int | None = None
+    generates: bool = True
+    prompt_logprobs: int | None = None
+
+
 @dataclass(slots=True)
 class Choice:
     """One choice as it grows."""
 
     text: list[str] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    logprobs: list[Entry] = field(default_factory=list)
     tokens: int = 0
     offset: int = 0  # characters of the tokens whose logprobs were sent
     started: bool = False
@@ -54,13 +71,15 @@ class Reply:
     kind = ""
     chunk_kind = ""
 
-    def __init__(self, id: str, model: str, fingerprint: str, prompts: list[int], n: int, names: TokenNames):
+    def __init__(self, id: str, model: str, fingerprint: str, shown: Shown, n: int, names: TokenNames):
         self.id = self.prefix + id
         self.created = int(time.time())
         self._static = {"created": self.created, "model": model, "system_fingerprint": fingerprint}
-        self._prompts, self._n, self._names = prompts, n, names  # prompt lengths in tokens
-        self._choices = [Choice() for _ in range(len(prompts) * n)]
-        self._cached = [0] * len(prompts)
+        self._shown, self._n, self._names = shown, n, names
+        self._choices = [Choice() for _ in range(len(shown.prompts) * n)]
+        self._prompt_tokens = sum(map(len, shown.prompts))
+        self._cached = [0] * len(shown.prompts)
+        self._scores: dict[int, PromptLogprobs] = {}
         self._head = b"data: " + orjson.dumps({"id": self.id, "object": self.chunk_kind, **self._static})[:-1] + b',"choices":['
         self._tail = b"]}\n\n"
         self._always = False
@@ -70,6 +89,11 @@ class Reply:
         self._always = always
         if at_end:
             self._tail = b'],"usage":null}\n\n'
+
+    @property
+    def scored(self) -> bool:
+        """Whether prompts have log-probabilities."""
+        return bool(self._scores)
 
     def add(self, prompt: int, delta: TextDelta) -> None:
         """Take a delta of a reply that is sent whole."""
@@ -84,6 +108,10 @@ class Reply:
         tail = b'],"usage":' + orjson.dumps(self.usage()) + b"}\n\n" if self._always else self._tail
         return b"".join(self._head + orjson.dumps(body) + tail for body in self._chunks(index, choice, delta))
 
+    def all_events(self, deltas: Iterable[tuple[int, TextDelta]]) -> bytes:
+        """The server-sent events for the deltas of one step, each with its prompt's number."""
+        return b"".join([self.events(prompt, delta) for prompt, delta in deltas])
+
     def usage_event(self) -> bytes:
         """The chunk without choices that ends a stream for clients that asked for usage."""
         return self._head + b'],"usage":' + orjson.dumps(self.usage()) + b"}\n\n"
@@ -95,7 +123,7 @@ class Reply:
 
     def usage(self) -> dict[str, Any]:
         """Token counts so far."""
-        prompt, completion = sum(self._prompts), sum(choice.tokens for choice in self._choices)
+        prompt, completion = self._prompt_tokens, sum(choice.tokens for choice in self._choices)
         return {
             "prompt_tokens": prompt,
             "completion_tokens": completion,
@@ -107,6 +135,8 @@ class Reply:
         choice = self._choices[prompt * self._n + delta.index]
         choice.tokens += len(delta.token_ids)
         self._cached[prompt] = max(self._cached[prompt], delta.num_cached_tokens)
+        if delta.prompt_logprobs is not None:
+            self._scores[prompt] = delta.prompt_logprobs
         if delta.finish_reason is not None:
             choice.finish_reason, choice.stop_reason = delta.finish_reason, delta.stop_reason
         return choice
@@ -117,34 +147,82 @@ class Reply:
     def _whole_choice(self, index: int, choice: Choice) -> dict[str, Any]:
         raise NotImplementedError
 
+    def _prompt_entries(self, prompt: int, top: int) -> list[Entry]:
+        """Every token of a prompt, with so many of the most likely ones."""
+        ids = self._shown.prompts[prompt]
+        found = unpacked(self._scores[prompt], ids)
+        return [ids[0], *(at if len(at.top) <= top else replace(at, top=at.top[:top]) for at in found)]
+
+    def _prompt_logprobs(self, prompt: int) -> dict[str, Any]:
+        """The field `prompt_logprobs` if it was asked for: of each token of the prompt id → log-probability, null for the first."""
+        top = self._shown.prompt_logprobs
+        if top is None:
+            return {}
+        found = self._prompt_entries(prompt, top) if prompt in self._scores else []
+        return {"prompt_logprobs": [None if isinstance(at, int) else self._by_id(at) for at in found]}
+
+    def _by_id(self, at: TokenLogprobs) -> dict[str, dict[str, Any]]:
+        others = [(id, value, rank) for rank, (id, value) in enumerate(at.top, 1) if id != at.token_id]
+        text = self._names.token_text
+        ranked = [(at.token_id, at.logprob, at.rank), *others]
+        return {str(id): {"logprob": finite(value), "rank": rank, "decoded_token": text(id)} for id, value, rank in ranked}
+
 
 class CompletionReply(Reply):
     """/v1/completions"""
 
     prefix, kind, chunk_kind = "cmpl-", "text_completion", "text_completion"
 
+    def _note(self, prompt: int, delta: TextDelta) -> Choice:
+        """As for every reply; where only the prompts are wanted, what was generated does not count."""
+        choice = super()._note(prompt, delta)
+        if not self._shown.generates:
+            choice.tokens, choice.stop_reason = 0, None
+            choice.finish_reason = choice.finish_reason and "length"
+        return choice
+
     def _chunks(self, index: int, choice: Choice, delta: TextDelta) -> list[dict[str, Any]]:
-        body = {"index": index, "text": delta.text, "logprobs": self._logprobs(choice, delta.logprobs)}
-        return [body | {"finish_reason": delta.finish_reason, "stop_reason": delta.stop_reason}]
+        first, choice.started = not choice.started, True
+        before, foretold = self._before(index // self._n) if first else ("", None)
+        said, entries = (delta.text, delta.logprobs) if self._shown.generates else ("", None)
+        logprobs = None if entries is None and foretold is None else [*(foretold or ()), *(entries or ())]
+        body = {"index": index, "text": before + said, "logprobs": self._logprobs(choice, logprobs)}
+        return [body | {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason}]
 
     def _whole_choice(self, index: int, choice: Choice) -> dict[str, Any]:
-        body = {"index": index, "text": "".join(choice.text), "logprobs": self._logprobs(choice, choice.logprobs or None)}
-        return body | {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason}
+        prompt = index // self._n
+        before, foretold = self._before(prompt)
+        said, entries = ("".join(choice.text), choice.logprobs) if self._shown.generates else ("", [])
+        body = {"index": index, "text": before + said, "logprobs": self._logprobs(choice, [*(foretold or ()), *entries] or None)}
+        return body | {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason} | self._prompt_logprobs(prompt)
 
-    def _logprobs(self, choice: Choice, found: list[TokenLogprobs] | None) -> dict[str, list[Any]] | None:
+    def _before(self, prompt: int) -> tuple[str, list[Entry] | None]:
+        """What an echo puts before what is generated."""
+        shown = self._shown
+        if shown.texts is None:
+            return "", None
+        wanted = shown.logprobs is not None and prompt in self._scores
+        return shown.texts[prompt], self._prompt_entries(prompt, shown.logprobs or 0) if wanted else None
+
+    def _logprobs(self, choice: Choice, found: list[Entry] | None) -> dict[str, list[Any]] | None:
         if found is None:
             return None
         shape: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
         for at in found:
-            text, logprob = self._names.token_text(at.token_id), finite(at.logprob)
-            top: dict[str, float] = {}
-            for id, value in at.top:
-                top.setdefault(self._names.token_text(id), finite(value))
-            top.setdefault(text, logprob)
+            text, logprob, top = (self._names.token_text(at), None, None) if isinstance(at, int) else self._named(at)
             for column, cell in zip(shape.values(), (text, logprob, top, choice.offset), strict=True):
                 column.append(cell)
             choice.offset += len(text)
         return shape
+
+    def _named(self, at: TokenLogprobs) -> tuple[str, float, dict[str, float]]:
+        """A token's text, its log-probability, and those of the most likely texts."""
+        text, logprob = self._names.token_text(at.token_id), finite(at.logprob)
+        top: dict[str, float] = {}
+        for id, value in at.top:
+            top.setdefault(self._names.token_text(id), finite(value))
+        top.setdefault(text, logprob)
+        return text, logprob, top
 
 
 class ChatReply(Reply):
@@ -153,11 +231,12 @@ class ChatReply(Reply):
     prefix, kind, chunk_kind = "chatcmpl-", "chat.completion", "chat.completion.chunk"
 
     def _chunks(self, index: int, choice: Choice, delta: TextDelta) -> list[dict[str, Any]]:
-        chunks = []
+        chunks: list[dict[str, Any]] = []
         if not choice.started:
             choice.started = True
             opening = {"role": "assistant", "content": ""}
-            chunks.append({"index": index, "delta": opening, "logprobs": None, "finish_reason": None})
+            deltas = [opening, *({"content": text} for text in self._shown.texts or ())]
+            chunks = [{"index": index, "delta": said, "logprobs": None, "finish_reason": None} for said in deltas]
         if delta.token_ids or delta.text or delta.finish_reason is not None:
             said = {"content": delta.text} if delta.text or delta.finish_reason is None else {}
             body = {"index": index, "delta": said, "logprobs": self._logprobs(delta.logprobs), "finish_reason": delta.finish_reason}
@@ -167,15 +246,20 @@ class ChatReply(Reply):
         return chunks
 
     def _whole_choice(self, index: int, choice: Choice) -> dict[str, Any]:
-        message = {"role": "assistant", "content": "".join(choice.text), "refusal": None}
+        message = {"role": "assistant", "content": "".join([*(self._shown.texts or ()), *choice.text]), "refusal": None}
         body = {"index": index, "message": message, "logprobs": self._logprobs(choice.logprobs or None)}
         return body | {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason}
 
-    def _logprobs(self, found: list[TokenLogprobs] | None) -> dict[str, Any] | None:
+    def whole(self) -> dict[str, Any]:
+        """The reply that is sent at once."""
+        return super().whole() | self._prompt_logprobs(0)
+
+    def _logprobs(self, found: Sequence[Entry] | None) -> dict[str, Any] | None:
         if found is None:
             return None
         content = []
         for at in found:
+            assert isinstance(at, TokenLogprobs)
             top = [self._named(id, value) for id, value in at.top]
             content.append(self._named(at.token_id, at.logprob) | {"top_logprobs": top})
         return {"content": content, "refusal": None}

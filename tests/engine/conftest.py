@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,8 @@ import pytest
 
 from jaxllm.config import EngineConfig
 from jaxllm.engine.engine import Engine
-from jaxllm.engine.request import GenerateRequest, TextDelta, TokenLogprobs
+from jaxllm.engine.logprobs import unpacked
+from jaxllm.engine.request import GenerateRequest, PromptLogprobs, TextDelta, TokenLogprobs
 from jaxllm.sampling.options import SamplingParams
 
 TINY = {
@@ -99,18 +100,26 @@ class Outcome:
     finish_reason: str | None
     stop_reason: int | str | None
     logprobs: list[TokenLogprobs]
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # without the names of the prompt's tokens
 
     @classmethod
     def of(cls, deltas: Sequence[TextDelta], request_id: str, index: int = 0) -> Outcome:
         """From everything an engine said."""
         mine = [d for d in deltas if d.id == request_id and d.index == index]
         entries = [entry for d in mine for entry in d.logprobs or []]
-        return cls([t for d in mine for t in d.token_ids], mine[-1].finish_reason, mine[-1].stop_reason, entries)
+        scores = [entry for d in mine if d.prompt_logprobs for entry in nameless(d.prompt_logprobs)]
+        return cls([t for d in mine for t in d.token_ids], mine[-1].finish_reason, mine[-1].stop_reason, entries, scores)
 
     def assert_like(self, expected: Outcome) -> None:
         """The same tokens for the same reason, and log-probabilities of the chosen and the likeliest tokens within the bound."""
         assert (self.tokens, self.finish_reason, self.stop_reason) == (expected.tokens, expected.finish_reason, expected.stop_reason)
         assert_same_logprobs(self.logprobs, expected.logprobs)
+        assert_same_logprobs(self.prompt_logprobs, expected.prompt_logprobs)
+
+
+def nameless(found: PromptLogprobs) -> list[TokenLogprobs]:
+    """The entries of a prompt that is not at hand."""
+    return list(unpacked(found, [0] * (1 + len(found.packed) // (8 + 8 * found.top))))
 
 
 def assert_same_logprobs(found: list[TokenLogprobs], expected: list[TokenLogprobs]) -> None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from jaxllm.engine.engine import Engine
 from jaxllm.engine.request import GenerateRequest, RequestError
 from jaxllm.sampling.options import SamplingParams
-from tests.engine.conftest import collect, run, tokens_of
+from tests.engine.conftest import TINY, collect, run, tokens_of
 
 MakeEngine = Callable[..., Engine]
 PROMPT = [27, 18, 28, 18, 28, 45, 90, 4]
@@ -111,6 +113,36 @@ def test_logprobs_name_the_chosen_token_and_the_top(engine: Engine) -> None:
         assert sorted((v for _, v in entry.top), reverse=True) == [v for _, v in entry.top]
 
 
+@pytest.fixture(scope="module")
+def raw_logits(make_engine: MakeEngine) -> list[dict[int, float]]:
+    """Of every token at the first three places of a greedy run that cannot end."""
+    return everything(make_engine(max_logprobs=104, logprobs_mode="raw_logits"), temperature=0, ignore_eos=True)
+
+
+def everything(engine: Engine, **options: Any) -> list[dict[int, float]]:
+    """What an engine says of every token, place by place."""
+    deltas = collect(engine, [request(SamplingParams(max_tokens=3, logprobs=104, **options))])
+    return [dict(delta.logprobs[0].top) for delta in deltas if delta.logprobs]
+
+
+def test_logits_can_take_the_place_of_log_probabilities(make_engine: MakeEngine, raw_logits: list[dict[int, float]]) -> None:
+    for found, logits in zip(everything(make_engine(max_logprobs=104), temperature=0, ignore_eos=True), raw_logits, strict=True):
+        total = np.log(np.sum(np.exp(np.array(list(logits.values()), np.float64))))
+        assert found == pytest.approx({id: logit - total for id, logit in logits.items()}, abs=2e-5)
+
+
+def test_processed_log_probabilities_are_of_what_the_draw_may_take(make_engine: MakeEngine, raw_logits: list[dict[int, float]]) -> None:
+    engine = make_engine(max_logprobs=104, logprobs_mode="processed_logprobs")
+    first = everything(engine, temperature=0.5, top_k=3, seed=1)[0]
+    likeliest = sorted(raw_logits[0], key=lambda id: -raw_logits[0][id])[:3]
+    weights = np.exp(np.array([raw_logits[0][id] for id in likeliest]) / 0.5)
+    assert [first[id] for id in likeliest] == pytest.approx(np.log(weights / weights.sum()), abs=2e-5)
+    assert {value for id, value in first.items() if id not in likeliest} == {-np.inf}
+    ends = TINY["eos_token_id"]
+    until = everything(engine, temperature=0, min_tokens=2)
+    assert [all(place[id] == -np.inf for id in ends) for place in until] == [True, True, False]  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize(
     ("prompt", "params", "param", "says"),
     [
@@ -122,6 +154,7 @@ def test_logprobs_name_the_chosen_token_and_the_top(engine: Engine) -> None:
         ([True], {}, "prompt", "integers"),
         ([1], {"stop_token_ids": [104]}, "stop_token_ids", "104"),
         ([1], {"logprobs": 21}, "logprobs", "20"),
+        ([1], {"prompt_logprobs": 21}, "prompt_logprobs", "20"),
         ([1], {"stop": "x"}, "stop", "tokenizer"),
     ],
 )
@@ -192,6 +225,7 @@ def test_nothing_compiles_after_warm_up_whatever_is_asked(make_engine: MakeEngin
         {"temperature": 0.8},
         {"temperature": 0.8, "top_p": 0.9, "top_k": 5, "min_p": 0.01},
         {"logprobs": 5},
+        {"prompt_logprobs": 3, "logprobs": 1},
         {"min_tokens": 3, "stop_token_ids": [4]},
         {"n": 3, "seed": 1},
     ]

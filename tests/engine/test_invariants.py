@@ -41,7 +41,7 @@ ASKING: tuple[dict[str, Any], ...] = (  # one request a prompt
     {"allowed_token_ids": list(range(0, 104, 3)), "frequency_penalty": 1.5},
     {"presence_penalty": -0.5, "logit_bias": {"9": -100}},
 )
-MODES = ("greedy", "seeded", "logprobs", "stops", "asking")
+MODES = ("greedy", "seeded", "logprobs", "prompt", "stops", "asking")
 HOW: dict[str, dict[str, Any]] = {
     "batched": {"enable_prefix_caching": False},
     "synchronous": {"async_scheduling": False},
@@ -85,7 +85,12 @@ def params_of(mode: str, alone: Alone) -> list[SamplingParams]:
         return stopping(alone["greedy"], alone["seeded"])
     if mode == "asking":
         return [SamplingParams(**SEEDED | options) for options in ASKING]
-    options = {"greedy": GREEDY, "seeded": SEEDED, "logprobs": SEEDED | {"seed": 8, "logprobs": 5}}[mode]
+    options = {
+        "greedy": GREEDY,
+        "seeded": SEEDED,
+        "logprobs": SEEDED | {"seed": 8, "logprobs": 5},
+        "prompt": SEEDED | {"prompt_logprobs": 3},
+    }[mode]
     return [SamplingParams(**options)] * len(PROMPTS)
 
 
@@ -117,6 +122,7 @@ def test_the_reference_ends_in_every_way_that_the_device_decides(alone: Alone) -
     assert {named for reason, named, _ in ends if reason == "stop"} == {True, False}, "by a stop token, and by end of sequence"
     assert len(alone["stops"][2].tokens) >= 9
     assert all(len(o.logprobs) == 20 for o in alone["logprobs"])
+    assert [len(o.prompt_logprobs) for o in alone["prompt"]] == [len(p) - 1 for p in PROMPTS]
 
 
 @pytest.mark.parametrize(("how", "mode"), [(how, mode) for how in HOW for mode in MODES])
@@ -162,7 +168,8 @@ def test_a_cached_prefix_changes_nothing(make_engine: MakeEngine, alone: Alone) 
     for mode in MODES:
         before = engine.stats().prefix_hits
         assert_same(engine, mode, alone)
-        assert engine.stats().prefix_hits - before == sum((len(p) - 1) // 8 * 8 for p in PROMPTS)
+        used = 0 if mode == "prompt" else sum((len(p) - 1) // 8 * 8 for p in PROMPTS)  # prompts that are scored are computed
+        assert engine.stats().prefix_hits - before == used
 
 
 def test_paged_steps_equal_the_dense_model(tiny_dir: str, alone: Alone) -> None:

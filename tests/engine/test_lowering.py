@@ -16,7 +16,7 @@ from jaxllm import models, weights
 from jaxllm.cache.kv import KVCache
 from jaxllm.engine import step
 from jaxllm.engine.buckets import Buckets
-from jaxllm.engine.programs import Abstract, Programs, weight_leaves
+from jaxllm.engine.programs import Abstract, Programs, Scoring, weight_leaves
 from jaxllm.engine.state import SlotState
 from jaxllm.mesh import make_mesh
 from tests.engine.conftest import TINY
@@ -33,8 +33,9 @@ def programs_of(mesh: Mesh, backend: str, page: int = PAGE, kv_dtype: str = "bfl
     graphdef, state = weights.abstract(hf, mesh, jnp.bfloat16)
     leaves, treedef = weight_leaves(state)
     pool = KVCache.abstract(kv.layers, PAGES, kv.kv_heads, page, kv.head_dim, jnp.dtype(kv_dtype), mesh)
-    abstract = Abstract(leaves, pool, SlotState.shapes(SLOTS, 16), hf["vocab_size"])
-    return Programs(step.Model(graphdef, treedef, mesh, backend, page), abstract, Buckets.build(SLOTS, 1024, "cpu"), 0)
+    states = jax.ShapeDtypeStruct((1024, hf["hidden_size"]), jnp.bfloat16)
+    abstract = Abstract(leaves, pool, SlotState.shapes(SLOTS, 16), hf["vocab_size"], states)
+    return Programs(step.Model(graphdef, treedef, mesh, backend, page), abstract, Buckets.build(SLOTS, 1024, "cpu"), Scoring(0))
 
 
 def traced(programs: Programs, kind: str) -> Any:
@@ -49,7 +50,8 @@ def traced(programs: Programs, kind: str) -> Any:
     shape = max((s for s in buckets.extend if s.decodes), key=lambda s: s.tokens)
     function = functools.partial(step.extend, programs.model, programs.layout(shape))
     outlook = programs.outlook(buckets.logit_rows(shape))
-    return jax.jit(function, donate_argnums=(1, 2, 4)).trace(given.weights, given.kv, programs.state, programs.staged, outlook)
+    arguments = (given.weights, given.kv, programs.state, programs.staged, outlook, programs.states)
+    return jax.jit(function, donate_argnums=(1, 2, 4, 5)).trace(*arguments)
 
 
 @pytest.mark.parametrize("shards", [1, 4])

@@ -113,11 +113,11 @@ def test_a_small_pool_leaves_a_step_more_than_was_reserved_and_a_full_one_does_n
         check_peak(full, programs)
 
 
-@pytest.mark.parametrize(("vocab_size", "backend", "samplers"), [(1024, "mosaic_gpu", 3), (1000, "reference", 4)])
+@pytest.mark.parametrize(("vocab_size", "backend", "samplers"), [(1024, "mosaic_gpu", 2), (1000, "reference", 3)])
 def test_the_draw_kernel_is_left_out_where_it_does_not_take_the_vocabulary(
     tiny_dir: str, vocab_size: int, backend: str, samplers: int
 ) -> None:
     programs = make_programs(decide(tiny_dir)[0])
     abstract, model = replace(programs.abstract, vocab_size=vocab_size), replace(programs.model, backend="mosaic_gpu")
-    other = Programs(model, abstract, programs.buckets, programs.num_logprobs)
+    other = Programs(model, abstract, programs.buckets, programs.scoring)
     assert (other._draw_backend, len(other.samplers)) == (backend, samplers)

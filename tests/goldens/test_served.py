@@ -10,13 +10,14 @@ import pytest
 
 from jaxllm.config import EngineConfig
 from jaxllm.engine.engine import Engine
+from jaxllm.engine.logprobs import unpacked
 from jaxllm.engine.request import GenerateRequest, TextDelta
 from jaxllm.sampling.options import SamplingParams
 from tests.goldens.cases import NEW_TOKENS, PROMPT_LENGTHS
 from tests.goldens.golden import Continuation, golden_names, load_golden
 
 BOUND = 2e-4
-GREEDY = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True, logprobs=5)
+GREEDY = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True, logprobs=5, prompt_logprobs=2)
 FAST = ("llama-yarn", "mistral-window", "qwen2-yarn", "qwen3-dynamic")  # one a family; the others take the same paths
 
 
@@ -43,12 +44,16 @@ def check(core: Engine, continuations: tuple[Continuation, ...]) -> None:
     while core.has_work:
         deltas += core.step()
     for i, expected in enumerate(continuations):
-        found = [entry for delta in deltas if delta.id == str(i) for entry in delta.logprobs or []]
+        mine = [delta for delta in deltas if delta.id == str(i)]
+        found = [entry for delta in mine for entry in delta.logprobs or []]
         assert [entry.token_id for entry in found] == expected.tokens
         for entry, row in zip(found, expected.logprobs, strict=True):
             ids = [entry.token_id, *(token for token, _ in entry.top)]
             np.testing.assert_allclose([entry.logprob, *(value for _, value in entry.top)], row[ids], atol=BOUND, rtol=0)
             assert {token for token, _ in entry.top[:1]} == {int(row.argmax())}
+        assert mine[0].prompt_logprobs is not None
+        inside = [entry.logprob for entry in unpacked(mine[0].prompt_logprobs, expected.prompt)]
+        np.testing.assert_allclose(inside, expected.prompt_logprobs, atol=BOUND, rtol=0)
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in FAST else [pytest.mark.slow]) for n in golden_names()])

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from jaxllm.sampling.choose import Sampler
-from jaxllm.sampling.sample import Sampled, SamplingRows, sample
+from jaxllm.sampling.sample import SamplingRows, sample
 
 NEUTRAL = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 0, "position": 0, "suppress": False}
 
@@ -29,10 +29,10 @@ def make_rows(count: int, stop_ids: tuple[int, ...] = (-1,), **options) -> Sampl
     )
 
 
-@functools.partial(jax.jit, static_argnums=(2, 3))
-def run(logits, rows: SamplingRows, sampler: Sampler, num_logprobs: int = 0) -> Sampled:
+@functools.partial(jax.jit, static_argnums=2)
+def run(logits, rows: SamplingRows, sampler: Sampler) -> jax.Array:
     """`sample`, compiled."""
-    return sample(logits, rows, sampler, num_logprobs)
+    return sample(logits, rows, sampler)
 
 
 def softmax(x: np.ndarray) -> np.ndarray:

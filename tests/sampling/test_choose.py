@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxllm.sampling.choose import Sampler, choose, needed
+from jaxllm.sampling.choose import LOGPROBS, Sampler, needed, needs, sampler_of
 from jaxllm.sampling.options import SamplingParams
 
 
@@ -19,8 +19,7 @@ from jaxllm.sampling.options import SamplingParams
         ({"top_p": 0.99}, Sampler.FILTERED),
         ({"min_p": 0.01}, Sampler.FILTERED),
         ({"temperature": 0, "min_tokens": 1}, Sampler.FILTERED),
-        ({"temperature": 0, "logprobs": 0}, Sampler.LOGPROBS),
-        ({"top_p": 0.5, "logprobs": 5}, Sampler.LOGPROBS),
+        ({"temperature": 0, "logprobs": 0}, Sampler.GREEDY),
     ],
     ids=str,
 )
@@ -29,9 +28,17 @@ def test_a_request_needs_the_cheapest_sampler_that_honours_it(options, sampler):
 
 
 def test_a_batch_needs_what_its_most_demanding_row_needs():
-    greedy, random, filtered = SamplingParams(temperature=0), SamplingParams(), SamplingParams(top_k=2)
-    assert choose([]) is Sampler.GREEDY
-    assert choose([greedy, greedy]) is Sampler.GREEDY
-    assert choose([greedy, random]) is Sampler.RANDOM
-    assert choose([filtered, greedy, random]) is Sampler.FILTERED
-    assert choose([greedy, SamplingParams(logprobs=1), filtered]) is Sampler.LOGPROBS
+    greedy, random, filtered = (needs(SamplingParams(**options)) for options in ({"temperature": 0}, {}, {"top_k": 2}))
+    assert sampler_of(set()) is Sampler.GREEDY
+    assert sampler_of({greedy}) is Sampler.GREEDY
+    assert sampler_of({greedy, random}) is Sampler.RANDOM
+    assert sampler_of({filtered, greedy, random}) is Sampler.FILTERED
+
+
+def test_log_probabilities_are_asked_for_beside_any_sampler():
+    for options in ({"temperature": 0}, {}, {"top_k": 2}):
+        plain, with_logprobs = (needs(SamplingParams(**options, **more)) for more in ({}, {"logprobs": 0}))
+        assert with_logprobs == plain + LOGPROBS
+        assert sampler_of({with_logprobs}) == Sampler(plain)
+    assert needs(SamplingParams(best_of=2)) == needs(SamplingParams()) + LOGPROBS
+    assert sampler_of({needs(SamplingParams(temperature=0, logprobs=3)), needs(SamplingParams(top_k=2))}) is Sampler.FILTERED

@@ -48,6 +48,7 @@ ACCEPTED = [
     ("max_tokens", 1),
     ("min_tokens", 0),
     ("logprobs", 0),
+    ("prompt_logprobs", 0),
     ("ignore_eos", True),
     ("truncate_prompt_tokens", -1),
     ("truncate_prompt_tokens", 1),
@@ -98,6 +99,7 @@ REFUSED = [
     ("max_tokens", 2**31, "[1, "),
     ("min_tokens", -1, "[0, "),
     ("logprobs", -1, "[0, "),
+    ("prompt_logprobs", -1, "[0, "),
     ("truncate_prompt_tokens", 0, "or -1"),
     ("truncate_prompt_tokens", -2, "or -1"),
     ("presence_penalty", 2.01, "[-2, 2]"),
@@ -162,7 +164,6 @@ def test_an_option_that_is_not_implemented_accepts_its_neutral_values(name):
 
 
 NOT_NEUTRAL = {
-    "prompt_logprobs": [0, 1],
     "logits_processors": [["x"]],
     "extra_args": [{"a": 1}],
     "priority": [1, False],

@@ -12,8 +12,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from jaxllm.config import ConfigError, EngineConfig, Resolved
-from jaxllm.engine.request import EngineStats, GenerateRequest, RequestError, RequestTimes, TextDelta, TokenLogprobs
+from jaxllm.engine.request import EngineStats, GenerateRequest, PromptLogprobs, RequestError, RequestTimes, TextDelta, TokenLogprobs
 from jaxllm.tokenizer import Tokenizer
 
 RESOLVED = Resolved(
@@ -30,6 +32,7 @@ RESOLVED = Resolved(
     vocab_size=320,
     tensor_parallel_size=1,
     max_logprobs=20,
+    logprobs_mode="raw_logprobs",
     enable_prefix_caching=True,
     async_scheduling=False,
     scheduling_policy="fcfs",
@@ -158,6 +161,7 @@ class FakeEngine:
             token_ids=[token],
             text=text,
             logprobs=self._logprobs(token, params.logprobs),
+            prompt_logprobs=prompt_scores(prompt, params.prompt_logprobs) if at == 0 else None,
             finish_reason=reason,
             stop_reason=stop,
             num_cached_tokens=16 if len(prompt) > 16 else 0,
@@ -189,6 +193,18 @@ class FakeEngine:
 
     def stats(self) -> EngineStats:
         return replace(self._stats, running=len(self._jobs))
+
+
+def prompt_scores(prompt: list[int], top: int | None) -> PromptLogprobs | None:
+    """Every token of a prompt is second, after its successor, the third is impossible, and so on."""
+    if top is None:
+        return None
+    tokens = np.array(prompt[1:], np.int32)[:, None]
+    ids = np.concatenate([tokens + 1, tokens, *(tokens + 2 + i for i in range(20))], axis=1)[:, :top]
+    values = np.broadcast_to(np.array([-0.25, -0.5, *[-np.inf] * 20], np.float32)[:top], ids.shape)
+    chosen = np.full_like(tokens, np.float32(-0.5).view(np.int32))
+    packed = np.concatenate([chosen, np.full_like(tokens, 2), ids, values.view(np.int32) if top else ids], axis=1)
+    return PromptLogprobs(top=top, packed=packed.astype(np.int32).tobytes())
 
 
 def make(

@@ -1,0 +1,55 @@
+"""Which requests can run on an engine at all. Imports no jax."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from jaxllm.config import Resolved
+from jaxllm.engine.request import GenerateRequest, RequestError, check_logprobs, check_salt, check_scores
+
+
+class Door:
+    """Checks requests against what was decided at start; `fits` says whether a request of so many tokens can ever have its pages."""
+
+    def __init__(self, resolved: Resolved, has_text: bool, fits: Callable[[int], bool]):
+        self._resolved, self._has_text, self._fits = resolved, has_text, fits
+
+    def check(self, request: GenerateRequest) -> None:
+        """Raises RequestError when the request can never run here."""
+        prompt, limit = request.prompt_token_ids, self._resolved.max_model_len
+        if not prompt:
+            raise RequestError("the prompt is empty; it must have at least one token", "prompt", "empty_prompt")
+        if len(prompt) >= limit:
+            raise RequestError(
+                f"the prompt has {len(prompt)} tokens, but the limit is {limit} tokens with at least one to generate; shorten the prompt",
+                "prompt",
+                "context_length_exceeded",
+            )
+        self._check_ids("prompt", prompt)
+        if request.cache_salt is not None:
+            check_salt(request.cache_salt)
+        if request.params.priority and self._resolved.scheduling_policy != "priority":
+            raise RequestError("priority needs an engine with --scheduling-policy priority; leave it out", "priority")
+        self._check_ids("stop_token_ids", request.params.stop_token_ids or [])
+        for name in ("logprobs", "prompt_logprobs"):
+            check_logprobs(name, getattr(request.params, name), self._resolved.max_logprobs)
+        if request.params.prompt_logprobs is not None:
+            check_scores([len(prompt)], request.params.prompt_logprobs)
+        if request.params.stop_strings and (not self._has_text or not request.params.detokenize):
+            raise RequestError("stop strings need a tokenizer and detokenize; use stop_token_ids", "stop")
+        tokens = min(limit, len(prompt) + (request.params.max_tokens or limit)) - 1  # the last token's KV is never written
+        if not self._fits(tokens):
+            pool = self._resolved.num_pages * self._resolved.page_size
+            raise RequestError(
+                f"prompt and output of {tokens} tokens can never fit the KV pool of {pool} tokens",
+                "max_tokens",
+                "kv_pool_too_small",
+            )
+
+    def _check_ids(self, param: str, ids: list[int]) -> None:
+        if any(type(token) is not int for token in ids):
+            raise RequestError(f"{param} must hold integers only", param, "invalid_token_id")
+        low, high = min(ids, default=0), max(ids, default=0)
+        if low < 0 or high >= self._resolved.vocab_size:
+            bad = low if low < 0 else high
+            raise RequestError(f"{param} holds token id {bad}; ids are 0 to {self._resolved.vocab_size - 1}", param, "invalid_token_id")

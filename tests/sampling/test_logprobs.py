@@ -1,0 +1,140 @@
+"""The largest numbers, log-probabilities and ranks against a sort and float64; what tokens are drawn by against the definition."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxllm.engine.logprobs import Logprobs, widths
+from jaxllm.sampling.largest import MOST, largest
+from jaxllm.sampling.logprobs import packed_logprobs, processed
+from jaxllm.sampling.sample import draw_rows
+from tests.sampling.oracle import kept, make_rows, softmax
+
+SIZES = (1, 104, 641, 2048, 4097, 32_000)
+KINDS = ("normal", "ties", "equal", "mostly impossible", "rising", "falling")
+ROWS = 3
+largest_of = jax.jit(largest, static_argnums=1)
+pack = jax.jit(packed_logprobs, static_argnums=(2, 3))
+processed_of = jax.jit(lambda logits, rows: processed(logits, draw_rows(rows)))
+
+
+@functools.cache
+def numbers(kind: str, size: int) -> np.ndarray:
+    rng = np.random.default_rng(size)
+    x = rng.standard_normal((ROWS, size)) * 4
+    if kind == "ties":
+        x = np.round(x)  # -0 and 0 among them
+    elif kind == "equal":
+        x[:] = 1.5
+    elif kind == "mostly impossible":
+        x = np.where(rng.random(x.shape) < 0.99, -np.inf, x)
+        x[:, size // 2] = 2.0
+    elif kind in ("rising", "falling"):
+        x = np.sort(x, axis=1)[:, :: 1 if kind == "rising" else -1]
+    return x.astype(np.float32)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("count", [1, 20, MOST, MOST + 6])
+def test_the_largest_are_those_of_a_stable_sort(count: int, size: int) -> None:
+    count = min(count, size)
+    for kind in KINDS:
+        x = numbers(kind, size)
+        values, places = largest_of(x, count)
+        order = np.argsort(-x, axis=1, kind="stable")[:, :count]
+        np.testing.assert_array_equal(places, order)
+        np.testing.assert_array_equal(values, np.take_along_axis(x, order, axis=1))
+        assert places.dtype == jnp.int32
+
+
+@settings(max_examples=60)
+@given(st.integers(0, 2**32 - 1), st.sampled_from([3, 30, 3000]), st.sampled_from([1.0, 50.0]))
+def test_equal_numbers_come_in_their_order_wherever_they_are(seed: int, different: int, spread: float) -> None:
+    rng = np.random.default_rng(seed)
+    x = (rng.choice(rng.standard_normal(different) * spread, (ROWS, 4097))).astype(np.float32)
+    np.testing.assert_array_equal(largest_of(x, 20)[1], np.argsort(-x, axis=1, kind="stable")[:, :20])
+
+
+@pytest.mark.parametrize("size", [40, 2048, 32_000])
+@pytest.mark.parametrize("kind", ["normal", "ties", "mostly impossible"])
+@pytest.mark.parametrize("offset", [0.0, 1e4, -1e4])
+def test_log_probabilities_and_ranks_are_exact(kind: str, size: int, offset: float) -> None:
+    logits = (numbers(kind, size) + np.float32(offset)).astype(np.float32)
+    tokens = np.array([int(logits[0].argmax()), size - 1, size // 2])
+    found = Logprobs.unpack(np.asarray(pack(logits, tokens, 20, True)), 20)
+    for row, token in enumerate(tokens):
+        with np.errstate(divide="ignore"):
+            exact = np.log(softmax(logits[row]))
+        one = found.at(row, int(token), 20)
+        order = np.argsort(-logits[row], kind="stable")[:20]
+        assert one.rank == 1 + (logits[row] > logits[row, token]).sum()
+        assert [id for id, _ in one.top] == order.tolist()
+        np.testing.assert_allclose([one.logprob, *(value for _, value in one.top)], exact[[token, *order]], atol=4e-6, rtol=1e-6)
+        if token in order:  # clients compare the two for equality
+            assert one.logprob == dict(one.top)[token]
+
+
+def test_logits_themselves_can_take_the_place_of_log_probabilities() -> None:
+    logits = numbers("normal", 2048)
+    found = Logprobs.unpack(np.asarray(pack(logits, np.array([5, 6, 7]), 4, False)), 3)
+    assert found.logprobs == [float(logits[row, 5 + row]) for row in range(ROWS)]
+    assert found.values == [sorted(logits[row].tolist(), reverse=True)[:3] for row in range(ROWS)]
+
+
+def test_no_sort_of_the_vocabulary_is_compiled() -> None:
+    shapes = jax.ShapeDtypeStruct((8, 152_064), jnp.float32), jax.ShapeDtypeStruct((8,), jnp.int32)
+    text = pack.trace(*shapes, 20, True).lower(lowering_platforms=("cuda",)).as_text()
+    assert not {"stablehlo.sort", "chlo.top_k", "stablehlo.custom_call"} & set(text.replace("(", " ").replace('"', " ").split())
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_none_of_the_most_likely_tokens_may_be_wanted(count: int) -> None:
+    logits = numbers("normal", 104)
+    packed = pack(logits, np.array([1, 2, 3]), count, True)
+    assert packed.shape == (ROWS, 2 + 2 * count)
+    one = Logprobs.unpack(np.asarray(packed), 0).at(1, 2, 0)
+    assert one.top == []
+    np.testing.assert_allclose(one.logprob, np.log(softmax(logits[1]))[2], atol=2e-6)
+
+
+def test_a_row_that_is_broken_disturbs_nobody() -> None:
+    logits = numbers("normal", 2048).copy()
+    whole = np.asarray(pack(logits, np.array([1, 2, 3]), 5, True))
+    logits[0], logits[2, 7] = np.nan, np.nan
+    np.testing.assert_array_equal(np.asarray(pack(logits, np.array([-2, 2, -2]), 5, True))[1], whole[1])
+
+
+def test_few_widths_serve_every_request() -> None:
+    assert [widths(most) for most in (0, 1, 20, 21, 5000)] == [(0,), (1,), (20,), (20, 21), (20, 5000)]
+
+
+def test_a_vocabulary_split_over_devices_gives_the_same_log_probabilities() -> None:
+    mesh = Mesh(np.array(jax.devices()[:4]).reshape(1, 4), ("data", "tensor"))
+    for size in (512, 2048):
+        logits, tokens = numbers("ties", size), np.array([0, 300, 511])
+        split = jax.device_put(logits, NamedSharding(mesh, PartitionSpec(None, "tensor")))
+        here, there = (Logprobs.unpack(np.asarray(pack(x, tokens, 20, True)), 20) for x in (logits, split))
+        assert (here.ranks, here.ids) == (there.ranks, there.ids)
+        np.testing.assert_allclose(here.logprobs, there.logprobs, atol=2e-6)
+        np.testing.assert_allclose(here.values, there.values, atol=2e-6)
+
+
+def test_what_tokens_are_drawn_by_is_the_distribution_of_the_draw() -> None:
+    logits = numbers("normal", 40)
+    options = {"temperature": 0.5, "top_k": 9, "top_p": 0.9, "min_p": 0.01}
+    rows = make_rows(ROWS, stop_ids=(-1, 3), suppress=[False, True, False], **options)
+    rows = jax.tree.map(np.array, rows)
+    rows.temperature_B[2] = 0  # the most likely token: nothing is filtered or divided
+    found = np.asarray(processed_of(logits, rows), np.float64)
+    np.testing.assert_array_equal(found[2], logits[2])
+    for row in (0, 1):
+        mine = logits[row].astype(np.float64)
+        mine[3] = -np.inf if row == 1 else mine[3]
+        expected = np.where(kept(mine, **options), mine / 0.5, -np.inf)
+        np.testing.assert_allclose(found[row], expected, rtol=1e-6)
