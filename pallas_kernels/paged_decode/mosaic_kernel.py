@@ -68,7 +68,7 @@ def _launch(spec: Spec, lanes: int, phase: str, given: tuple[Array, ...]) -> tup
 
             return lax.fori_loop(r0, r1, advance, (*first_row, jnp.int32(0)))[-1]
 
-        ring = _ring(spec, high - low)
+        ring = _ring(spec, low, high)
 
         @pl.when(wg == 1)
         def _producer() -> None:
@@ -97,11 +97,11 @@ def _launch(spec: Spec, lanes: int, phase: str, given: tuple[Array, ...]) -> tup
 
             @pl.loop(0, chunks)
             def _parts(c):  # type: ignore[no-untyped-def]
-                at = _take(sm[ring.free], ring.before + c, ring.slots)
+                at = _take(sm[ring.free], ring.entry(c), ring.slots)
                 _copy_parts(spec, ring, (merge_o, merge_lse), (h, first_part + c * ROWS), sm, at)
 
             # Every arrival is waited for, so that the barriers end in the phase they began in.
-            _drain(sm["free"], ring.before + chunks if spec.kv_dtype is None else high - low, stages)
+            _drain(sm["free"], ring.entry(chunks) if spec.kv_dtype is None else high - low, stages)
             if spec.kv_dtype is not None:
                 _drain(sm["part_free"], chunks, ring.slots)
             _drain(sm["q_free"], rows, queries)
@@ -127,7 +127,7 @@ def _launch(spec: Spec, lanes: int, phase: str, given: tuple[Array, ...]) -> tup
                     return _fold_tile(spec, sm, slot, lax.rem(t - low, jnp.int32(stages)), (t - zero) * TILE, length, carry)
 
                 def merge(c, carry):  # type: ignore[no-untyped-def]
-                    at = lax.rem(ring.before + c, jnp.int32(ring.slots))
+                    at = lax.rem(ring.entry(c), jnp.int32(ring.slots))
                     return _fold_parts(spec, ring, sm, at, followers - c * (ROWS // group), carry)
 
                 @pl.when(end > begin)
@@ -236,20 +236,25 @@ def _copy_tile(spec: Spec, pools: tuple[Any, ...], pages: list[Any], h: Array, s
 
 
 class _Ring(NamedTuple):
-    """Where parts of other lanes go: a buffer of so many slots and its barriers, of which `before` entries were used before."""
+    """Where parts of other lanes go: a buffer of so many slots and its barriers, of which `high - low` entries were used before."""
 
     values: str
     full: str
     free: str
     slots: int
-    before: Array | int
+    low: Array
+    high: Array
+
+    def entry(self, c: Array) -> Array:
+        """The ring's entry of the c-th tile of parts."""
+        return self.high - self.low + c
 
 
-def _ring(spec: Spec, tiles: Array) -> _Ring:
+def _ring(spec: Spec, low: Array, high: Array) -> _Ring:
     """Parts follow the share's tiles where they look like values; pages of 8 bits leave them a ring of their own."""
     if spec.kv_dtype is None:
-        return _Ring("v", "v_full", "free", spec.tuning.stages, tiles)
-    return _Ring("parts", "part_full", "part_free", spec.parts, jnp.int32(0))
+        return _Ring("v", "v_full", "free", spec.tuning.stages, low, high)
+    return _Ring("parts", "part_full", "part_free", spec.parts, low, low)
 
 
 def _copy_parts(spec: Spec, ring: _Ring, parts: tuple[Any, Any], place: tuple[Array, Array], sm: dict[str, Any], at: Array) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -221,13 +221,13 @@ def _produce(spec: Spec, unit: _Unit, q_ref: Any, pools: tuple[Any, Any], table_
     size, C = spec.size, spec.C
     last_page = lax.div(unit.keys - 1, jnp.int32(C))
 
-    def places(t: Array) -> list[tuple[Any, ...]]:
+    def places(t: Array) -> Iterator[tuple[Any, ...]]:
         """Page, head, first token in the page (None: the page is whole) and tokens of each copy of a tile."""
         if size < C:
             page = table_ref[unit.row, lax.div(t * size, jnp.int32(C))]
-            return [(page, h, pl.multiple_of(lax.rem(t * size, jnp.int32(C)), size), size)]
-        pages = size // C  # those past the last that is seen repeat it
-        return [(table_ref[unit.row, jnp.minimum(t * pages + j, last_page)], h, None, C) for j in range(pages)]
+            yield page, h, pl.multiple_of(lax.rem(t * size, jnp.int32(C)), size), size
+        for j in range(size // C):  # pages past the last that is seen repeat it
+            yield table_ref[unit.row, jnp.minimum(t * (size // C) + j, last_page)], h, None, C
 
     def copy(ref: Any, t: Array, dst: Any, barrier: Any) -> None:
         for j, (page, head, within, tokens) in enumerate(places(t)):

@@ -110,12 +110,13 @@ def _launch(rows: HeadRows, pools: tuple[Array, ...], page_T: Array, offset_T: A
 
             @pl.when(page < pools[0].shape[0])
             def _() -> None:
-                own = pl.ds(first, k_tile)
-                for side, (ref, both) in enumerate(zip(pool_refs[:2], (keys, values), strict=True)):
-                    if quantised:
-                        both, scale = _scaled(both, ref.dtype)
+                own, sides = pl.ds(first, k_tile), [keys, values]
+                if quantised:
+                    for side in range(2):
+                        sides[side], scale = _scaled(sides[side], pool_refs[side].dtype)
                         _store(pool_refs[2].at[page, own, side, offset], scale)
-                    for columns, x in zip(halves, both, strict=True):
+                for columns, *both in zip(halves, *sides, strict=True):
+                    for ref, x in zip(pool_refs, both, strict=False):
                         _store(ref.at[page, own, offset, columns], x)
 
     run = plgpu.kernel(
