@@ -11,8 +11,9 @@ import pytest
 
 from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.engine.engine import Engine
+from jaxllm.engine.request import GenerateRequest
 from jaxllm.sampling.options import SamplingParams
-from tests.engine.conftest import Outcome, outcomes
+from tests.engine.conftest import Outcome, collect, outcomes, tokens_of
 from tests.engine.test_invariants import HOW, PROMPTS
 
 MakeEngine = Callable[..., Engine]
@@ -47,6 +48,16 @@ def test_a_cached_prefix_changes_nothing(make_engine: MakeEngine, alone: list[Ou
     before = engine.stats().prefix_hits
     assert_same(engine, alone)
     assert engine.stats().prefix_hits - before == sum((len(p) - 1) // 8 * 8 for p in PROMPTS)
+
+
+def test_choices_that_share_a_prompts_pages_get_what_each_gets_alone(make_engine: MakeEngine) -> None:
+    params = SamplingParams(temperature=1.0, seed=3, max_tokens=12, ignore_eos=True, n=3)
+    engine = make_engine(kv_cache_dtype="fp8")
+    shared = collect(engine, [GenerateRequest(id="a", prompt_token_ids=PROMPTS[3], params=params)])
+    apart = make_engine(max_num_seqs=1, async_scheduling=False, enable_prefix_caching=False, kv_cache_dtype="fp8")
+    alone = collect(apart, [GenerateRequest(id="a", prompt_token_ids=PROMPTS[3], params=params)])
+    assert [tokens_of(shared, "a", i) for i in range(3)] == [tokens_of(alone, "a", i) for i in range(3)]
+    assert len({tuple(tokens_of(shared, "a", i)) for i in range(3)}) == 3
 
 
 def test_what_is_computed_differs_from_full_precision_by_little(make_engine: MakeEngine, alone: list[Outcome]) -> None:
