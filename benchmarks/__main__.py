@@ -10,6 +10,7 @@ HERE = {
     "latency": "offline latency of one batch of equal prompts",
     "batching": "continuous against static batching, and KV memory waste",
     "engine": "the figures that compare engines: start, TTFT, TPOT, throughput, sampling modes, prefix reuse",
+    "structured": "what structured output costs: batches that are free, that follow a JSON schema, and of both",
     "serving": "load on an OpenAI-compatible server: TTFT, TPOT, ITL, goodput at a request rate",
     "stall": "the worst gap of running streams while a long prompt arrives at a server",
     "startup": "process start to first token, with empty caches and in a second process",

@@ -29,6 +29,7 @@ NEUTRAL_ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "disable_log_stats": (None, False, True),
     "swap_space": (None, 0, 4),
     "cpu_offload_gb": (None, 0),
+    "guided_decoding_backend": (None, "auto", "guidance"),  # there is one: llguidance
     "prefix_caching_hash_algo": (None, "sha256", "sha256_cbor"),
 }
 
