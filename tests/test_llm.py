@@ -181,8 +181,8 @@ def test_defaults_that_cannot_be_honoured_are_said_once_and_left_out(
     (tmp_path / "generation_config.json").write_text('{"temperature": 0.6, "repetition_penalty": 1.1, "top_p": 7}')
     monkeypatch.setattr(llm.engine, "resolved", replace(llm.engine.resolved, model_dir=str(tmp_path)))
     monkeypatch.delitem(vars(llm), "_defaults", raising=False)
-    assert [llm.get_default_sampling_params() for _ in range(2)] == [SamplingParams(temperature=0.6)] * 2
-    assert len(caplog.records) == 2
+    assert [llm.get_default_sampling_params() for _ in range(2)] == [SamplingParams(temperature=0.6, repetition_penalty=1.1)] * 2
+    assert len(caplog.records) == 1
     monkeypatch.delitem(vars(llm), "_defaults")
 
 

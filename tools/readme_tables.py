@@ -23,7 +23,9 @@ def sampling_options() -> str:
     lines = ["| option | default | legal | what it does |", "|---|---|---|---|"]
     lines += [f"| `{name}` | `{default_of(name)}` | {legal(row)} | {row.doc} |" for name, row in supported.items()]
     refused = ", ".join(f"`{name}`" for name in OPTIONS if name not in supported)
-    return "\n".join([*lines, "", f"Not yet, and refused by name unless the value asks for nothing: {refused}."])
+    if refused:
+        lines += ["", f"Not yet, and refused by name unless the value asks for nothing: {refused}."]
+    return "\n".join(lines)
 
 
 def benchmarks() -> str:

@@ -320,7 +320,8 @@ def sampling_help() -> str:
     widths = [max(len(row[at]) for row in rows) for at in range(3)]
     lines = ["  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3]]) for row in rows]
     later = ", ".join(name for name, row in OPTIONS.items() if not row.supported)
-    return "\n".join(["Sampling options of a request: name, default, legal values.", "", *lines, "", f"Not supported yet: {later}."])
+    lines += ["", f"Not supported yet: {later}."] if later else []
+    return "\n".join(["Sampling options of a request: name, default, legal values.", "", *lines])
 
 
 def check_generation_config(choice: str) -> None:

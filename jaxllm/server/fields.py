@@ -14,7 +14,7 @@ from jaxllm.sampling.options import OPTIONS, OptionError, SamplingParams
 from jaxllm.server.errors import ApiError, bad_request, sanitize, shown
 
 # Options of the library that no client may set.
-NOT_ON_THE_WIRE = frozenset({"detokenize", "guided_decoding", "structured_outputs", "logits_processors", "extra_args"})
+NOT_ON_THE_WIRE = frozenset({"guided_decoding", "structured_outputs", "logits_processors", "extra_args"})
 WIRE_OPTIONS = tuple(name for name in OPTIONS if name not in NOT_ON_THE_WIRE)
 
 # Known fields that change nothing here, whatever they hold.

@@ -70,6 +70,18 @@ def test_a_step_over_8_bit_pages_lowers(platform: str, backend: str, kind: str, 
     assert calls.count(CALLS[platform]) == (0 if backend == "xla" else kernels)
 
 
+@pytest.mark.parametrize("shards", [1, 4])
+@pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logits"])
+@pytest.mark.parametrize("platform", ["cuda", "tpu"])
+def test_log_probabilities_lower_for_a_device_that_is_not_here(platform: str, mode: str, shards: int) -> None:
+    base = programs_of(make_mesh(shards), "xla")
+    programs = Programs(base.model, base.abstract, base.buckets, Scoring(20, mode))
+    for key in (("logprobs", (programs.buckets.logits[-1], 20)), ("score", (programs.buckets.score, 20))):
+        recipe = programs.recipe(key)
+        text = jax.jit(recipe.function).trace(*recipe.arguments).lower(lowering_platforms=(platform,)).as_text()
+        assert "stablehlo.sort" not in text and "top_k" not in text
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Error reading persistent compilation cache")  # a program for an absent device cannot be loaded
 @pytest.mark.parametrize("backend", ["mosaic_tpu", "xla"])

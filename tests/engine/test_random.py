@@ -16,7 +16,7 @@ from tests.engine.conftest import Outcome, assert_same_logprobs, collect
 from tests.engine.fake_device import Optimist
 
 MakeEngine = Callable[..., Engine]
-REQUESTS = 40
+REQUESTS = 56
 IDS = 96  # prompts hold no end of sequence
 
 
@@ -59,6 +59,8 @@ def some_request(rng: random.Random, number: int, openings: list[list[int]]) -> 
         options["logit_bias"] = {str(token): rng.uniform(-5, 5) for token in rng.sample(range(104), 9)}
     if rng.random() < 0.2:
         options["allowed_token_ids"] = [*rng.sample(range(104), 40), 103]
+    if number % 8 == 7:
+        options["prompt_logprobs"] = number % 3
     return GenerateRequest(id=f"r{number}", prompt_token_ids=prompt, params=SamplingParams(**options))
 
 

@@ -69,7 +69,7 @@ def test_a_body_that_is_no_json_object_is_refused(server: Running, path: str, bo
         ("stop_token_ids", [320]), ("stop_token_ids", [-1]), ("stop_token_ids", [2**31]), ("stop_token_ids", list(range(65))),
         ("stop_token_ids", ["a"]), ("stop_token_ids", [True]), ("bad_words", "x"), ("bad_words", [""]), ("bad_words", [5]),
         ("bad_words", ["x"] * 10_000), ("allowed_token_ids", [320]), ("allowed_token_ids", [-1]), ("allowed_token_ids", []),
-        ("prompt_logprobs", 21), ("ignore_eos", "yes"), ("skip_special_tokens", 0), ("include_stop_str_in_output", 1),
+        ("prompt_logprobs", 21), ("ignore_eos", "yes"), ("detokenize", 0), ("skip_special_tokens", 0), ("include_stop_str_in_output", 1),
         ("truncate_prompt_tokens", 0), ("truncate_prompt_tokens", -2), ("truncate_prompt_tokens", 257), ("truncate_prompt_tokens", "5"),
         ("truncation_side", "right"), ("echo", 1), ("suffix", "x"), ("cache_salt", ""),
         ("cache_salt", "s" * 129), ("cache_salt", "a/b"), ("cache_salt", "a\\b"), ("cache_salt", "a@b"),

@@ -190,6 +190,23 @@ def test_prompts_together_are_answered_as_alone(client: openai.OpenAI) -> None:
 
 
 @slow
+def test_a_text_is_scored_as_it_was_generated_cached_or_not(client: openai.OpenAI) -> None:
+    named = {"ignore_eos": True, "skip_special_tokens": False, "return_tokens_as_token_ids": True}
+    options: dict[str, Any] = {"model": "demo", "temperature": 0, "logprobs": 2, "echo": True, "extra_body": named}
+    said = client.completions.create(prompt="12 + 34 =", max_tokens=10, **options).choices[0]
+    assert said.text.startswith("12 + 34 =")
+    assert said.logprobs is not None and said.logprobs.tokens is not None and said.logprobs.token_logprobs is not None
+    ids = [int(token.removeprefix("token_id:")) for token in said.logprobs.tokens]
+    for _ in range(2):  # the second time its pages are cached
+        scored = client.completions.create(prompt=ids, max_tokens=0, **options).choices[0]
+        assert scored.logprobs is not None and scored.logprobs.token_logprobs is not None
+        assert scored.text == said.text
+        assert scored.logprobs.tokens == said.logprobs.tokens
+        assert scored.logprobs.token_logprobs[0] is None
+        assert scored.logprobs.token_logprobs[1:] == pytest.approx(said.logprobs.token_logprobs[1:], abs=1e-3)
+
+
+@slow
 def test_the_same_seed_gives_the_same_choices_whoever_is_beside(client: openai.OpenAI) -> None:
     def ask(n: int) -> list[str]:
         reply = client.completions.create(model="demo", prompt="once", seed=7, temperature=1.5, max_tokens=16, n=n)

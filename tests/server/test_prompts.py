@@ -44,3 +44,12 @@ def test_a_chat_is_truncated_as_it_was_rendered(server: Running, client: openai.
     assert seen(server) == whole[-7:]
     assert answer.usage is not None
     assert answer.usage.prompt_tokens == 7
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_options_of_the_text_reach_the_engine(server: Running, path: str) -> None:
+    wanted = {"detokenize": False, "skip_special_tokens": False, "spaces_between_special_tokens": False, "include_stop_str_in_output": True}
+    given = {"prompt": "a"} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "a"}]}
+    assert server.post(path, {"model": "fake", **given, **wanted}).status == 200
+    params = server.control.added[-1].params
+    assert {name: getattr(params, name) for name in wanted} == wanted
