@@ -9,6 +9,7 @@ HERE = {
     "throughput": "offline throughput: mixed prompts, all submitted at once",
     "latency": "offline latency of one batch of equal prompts",
     "batching": "continuous against static batching, and KV memory waste",
+    "overcommit": "a pool that holds a third of what runs at once: turns, preemption by recomputation and by swap",
     "engine": "the figures that compare engines: start, TTFT, TPOT, throughput, sampling modes, prefix reuse",
     "structured": "what structured output costs: batches that are free, that follow a JSON schema, and of both",
     "serving": "load on an OpenAI-compatible server: TTFT, TPOT, ITL, goodput at a request rate",

@@ -9,6 +9,7 @@ from typing import Any
 DTYPES = ("auto", "float16", "half", "bfloat16", "float32", "float")
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
 KV_CACHE_DTYPES = {"auto": None, "fp8": "float8_e4m3fn", "fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}  # None: as the model's
+PREEMPTION_MODES = ("recompute", "swap")
 SCHEDULING_POLICIES = ("fcfs", "priority")
 LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits")
 ATTENTION_BACKENDS = ("mosaic_gpu", "mosaic_tpu", "xla", "reference")
@@ -17,6 +18,8 @@ ATTENTION_BACKENDS = ("mosaic_gpu", "mosaic_tpu", "xla", "reference")
 class ConfigError(ValueError):
     """The configuration cannot work; the message says what, the limit and the remedy in one line."""
 
+
+SWAP_SPACE = 4.0  # GiB
 
 # Arguments of vLLM that scripts pass and that change nothing here, with the values that ask for nothing.
 NEUTRAL_ARGUMENTS: dict[str, tuple[Any, ...]] = {
@@ -27,7 +30,6 @@ NEUTRAL_ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "data_parallel_size": (None, 1),
     "quantization": (None,),
     "disable_log_stats": (None, False, True),
-    "swap_space": (None, 0, 4),
     "cpu_offload_gb": (None, 0),
     "guided_decoding_backend": (None, "auto", "guidance"),  # there is one: llguidance
     "prefix_caching_hash_algo": (None, "sha256", "sha256_cbor"),
@@ -105,6 +107,9 @@ class EngineConfig:
     max_num_queued_reqs: int | None = None
     async_scheduling: bool = True
     scheduling_policy: str = "fcfs"  # one of SCHEDULING_POLICIES
+    preemption_mode: str = "recompute"  # one of PREEMPTION_MODES
+    swap_space: float | None = None  # GiB of host memory per device for what preemption swaps out; None = SWAP_SPACE
+    kv_offloading_size: float | None = None  # GiB of host memory for cached prefixes that the pool has no room for
     scheduler_cls: str | None = None  # module:Class of a scheduler of the operator's own
     max_stall_ms: float | None = None  # prompts run in chunks that keep running streams waiting no longer; None = whole prompts
     enforce_eager: bool = False  # compile on first use instead of at start
@@ -128,6 +133,7 @@ class EngineConfig:
             raise ConfigError(f"--scheduling-policy must be {allowed}, got {self.scheduling_policy!r:.80}")
         if self.logprobs_mode not in LOGPROBS_MODES:
             raise ConfigError(f"--logprobs-mode must be one of {', '.join(LOGPROBS_MODES)}, got {self.logprobs_mode!r:.80}")
+        self._check_host()
         stall = self.max_stall_ms
         if stall is not None and (isinstance(stall, bool) or not isinstance(stall, (int, float)) or not 0 < stall < 1e6):
             raise ConfigError(f"--max-stall-ms must be a number of milliseconds above 0, got {stall!r:.80}")
@@ -136,6 +142,21 @@ class EngineConfig:
             raise ConfigError(f"--kv-cache-dtype must be one of {allowed}, got {self.kv_cache_dtype!r:.80}; auto keeps the model's type")
         if not isinstance(self.model, str) or not self.model:
             raise ConfigError(f"the model must be a directory, a hub id or 'demo', got {self.model!r:.80}")
+
+    def _check_host(self) -> None:
+        if self.preemption_mode not in PREEMPTION_MODES:
+            raise ConfigError(f"--preemption-mode must be {' or '.join(PREEMPTION_MODES)}, got {self.preemption_mode!r:.80}")
+        for name in ("swap_space", "kv_offloading_size"):
+            size = getattr(self, name)
+            if size is not None and (isinstance(size, bool) or not isinstance(size, (int, float)) or not 0 <= size < 2**20):
+                raise ConfigError(f"--{name.replace('_', '-')} must be a number of GiB from 0, got {size!r:.80}")
+        swaps = self.preemption_mode == "swap"
+        if swaps and self.swap_space == 0:
+            raise ConfigError("--preemption-mode swap needs host memory, but --swap-space is 0; raise it or leave it out")
+        if not swaps and self.swap_space not in (None, 0, SWAP_SPACE):  # scripts pass the usual size, which asks for nothing
+            raise ConfigError(f"--swap-space {self.swap_space:g} is for --preemption-mode swap; set that, or leave --swap-space out")
+        if self.kv_offloading_size and not self.enable_prefix_caching:
+            raise ConfigError("--kv-offloading-size keeps cached prefixes, but prefix caching is off; leave one of them out")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,6 +180,10 @@ class Resolved:
     enable_prefix_caching: bool
     async_scheduling: bool
     scheduling_policy: str
+    preemption_mode: str
+    host_pages: int  # pages of host memory that hold what the pool has no room for
+    host_cached_pages: int  # of them, those for cached prefixes
+    moved_pages: int  # that one program moves to host memory or back; 0: none are moved
     attention_backend: str
     attention_reason: str
 

@@ -7,7 +7,7 @@ prefix that the index can find, and is handed out only when no blank page is lef
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from jaxllm.cache.prefix import PrefixIndex
 
@@ -32,6 +32,7 @@ class PagePool:
         self.num_pages = num_pages
         self.page_size = page_size
         self._index: PrefixIndex | None = None
+        self.evicted: Callable[[bytes, int], None] | None = None  # told of a findable page that is handed out, and of its hash
         self.reset()
         if index is not None:
             self.attach(index)
@@ -84,8 +85,9 @@ class PagePool:
                 page = self._blank.pop()
             else:
                 page, _ = self._cached.popitem(last=False)
-                if self._index is not None:
-                    self._index.evict(page)
+                key = None if self._index is None else self._index.evict(page)
+                if key is not None and self.evicted is not None:
+                    self.evicted(key, page)
             self._references[page] = 1
             pages.append(page)
         return pages

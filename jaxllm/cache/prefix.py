@@ -38,12 +38,14 @@ class PrefixIndex:
         """Whether `page` can be found by its hash."""
         return page in self._hash_of
 
-    def root(self, salt: str | None, adapter: bytes | None) -> bytes:
-        """Where the chain of a request begins: requests share pages only with those of the same salt and the same adapter identity."""
-        if salt is None and adapter is None:
+    def root(self, salt: str | None, adapter: bytes | None, owner: str | None = None) -> bytes:
+        """Where the chain of a request begins: requests share pages only with those of the same salt and the same adapter identity, and
+        with nobody else when the chain has an owner."""
+        if salt is None and adapter is None and owner is None:
             return self._root
         digest = hashlib.sha256(b"jaxllm/request/1;parent=" + self._root)
-        for name, value in ((b"salt", None if salt is None else salt.encode()), (b"adapter", adapter)):
+        fields = ((b"salt", salt and salt.encode()), (b"adapter", adapter), (b"owner", owner and owner.encode()))
+        for name, value in fields:
             digest.update(b";%s=none" % name if value is None else b";%s=%d:%s" % (name, len(value), value))
         return digest.digest()
 
@@ -102,11 +104,12 @@ class PrefixIndex:
             self._page_of[key] = page
             self._hash_of[page] = key
 
-    def evict(self, page: int) -> None:
-        """Forget `page`, which is about to be written; nothing happens when it is not known."""
+    def evict(self, page: int) -> bytes | None:
+        """Forget `page`, which is about to be written, and return its hash; None when it is not known."""
         key = self._hash_of.pop(page, None)
         if key is not None:
             del self._page_of[key]
+        return key
 
     def forget(self, hashes: Iterable[bytes]) -> None:
         """Forget the pages of these hashes, wherever they are known."""

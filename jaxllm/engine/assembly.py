@@ -6,14 +6,18 @@ import hashlib
 import importlib
 import json
 
+from jaxllm.cache.host import HostTier
 from jaxllm.cache.pool import PagePool
 from jaxllm.cache.prefix import PrefixIndex
 from jaxllm.config import ConfigError, EngineConfig, Resolved
+from jaxllm.engine.ferry import Ferry
 from jaxllm.engine.limits import Limits
-from jaxllm.engine.pace import pace
+from jaxllm.engine.pace import pace, seconds_per_token
 from jaxllm.engine.policy import POLICIES
 from jaxllm.engine.runner import Runner
 from jaxllm.engine.scheduler import Scheduler
+
+PLAN_LOADS = 2  # programs' worth of pages that one plan fetches from host memory
 
 
 def scheduler_class(name: str | None) -> type[Scheduler]:
@@ -33,13 +37,19 @@ def scheduler_class(name: str | None) -> type[Scheduler]:
 def make_scheduler(kind: type[Scheduler], config: EngineConfig, resolved: Resolved, runner: Runner) -> Scheduler:
     """A scheduler for what was decided and measured at start."""
     pool = PagePool(resolved.num_pages, resolved.page_size)
-    prefix = PrefixIndex(resolved.page_size, prefix_root(resolved)) if resolved.enable_prefix_caching else None
+    shares = resolved.enable_prefix_caching
+    prefix = PrefixIndex(resolved.page_size, prefix_root(resolved)) if shares or resolved.host_pages else None
     limits = Limits(
         max_num_seqs=resolved.max_num_seqs,
         max_num_batched_tokens=resolved.max_num_batched_tokens,
         max_model_len=resolved.max_model_len,
     )
     scheduler = kind(limits, pool, prefix, runner.programs.buckets, POLICIES[resolved.scheduling_policy])
+    if prefix is not None and resolved.host_pages:
+        ferry = Ferry(HostTier(resolved.host_pages, resolved.host_cached_pages), prefix, PLAN_LOADS * resolved.moved_pages)
+        ferry.load_seconds = PLAN_LOADS * runner.load_seconds
+        ferry.compute_seconds = resolved.page_size * seconds_per_token(runner.seconds)
+        scheduler.use_host(ferry, swaps=resolved.preemption_mode == "swap", shares=shares)
     if config.max_stall_ms is not None:
         scheduler.pace = pace(runner.seconds, config.max_stall_ms / 1e3)
     return scheduler

@@ -21,7 +21,7 @@ class Counters:
 
     def snapshot(self, scheduler: Scheduler, unscheduled: int, compiles: int) -> EngineStats:
         """For metrics. `unscheduled` requests wait for something that the scheduler does not know; `compiles` were after warm-up."""
-        pool, prefix = scheduler.pool, scheduler.prefix
+        pool, prefix, ferry = scheduler.pool, scheduler.prefix, scheduler.ferry
         return EngineStats(
             running=scheduler.running,
             waiting=scheduler.waiting + unscheduled,
@@ -32,6 +32,9 @@ class Counters:
             prompt_tokens=self.prompt_tokens,
             generation_tokens=self.generation_tokens,
             steps=self.steps,
+            host_usage=ferry.host.used / ferry.host.num_pages if ferry else 0.0,
+            pages_saved=ferry.saved if ferry else 0,
+            pages_loaded=ferry.loaded if ferry else 0,
             self_checks=self.self_checks,
             self_check_failures=self.self_check_failures,
             self_check_problem=self.problem,

@@ -144,8 +144,7 @@ class Engine:
             if not reset_running_requests:
                 return False
             self.scheduler.preempt_all()
-        if self.scheduler.prefix is not None:
-            self.scheduler.prefix.clear()
+        self.scheduler.forget_prefixes()
         return True
 
     def self_check(self) -> None:
@@ -171,6 +170,8 @@ class Engine:
         if self._guides.waiting:
             deltas += self._admit_guided()
         plan = self.scheduler.plan()
+        if plan.moves is not None:
+            self.runner.move(plan.moves)
         if not plan.empty:
             forwarded = self.runner.forward(plan)
             self._count.steps += 1

@@ -24,7 +24,7 @@ def loan(request: Request, newest: Chunk | None) -> Loan | None:
     """
     best = None
     for member in request.family:
-        if member.status is not Status.RUNNING:
+        if member.status is not Status.RUNNING or member.arriving:
             continue
         computed = member.computed if newest is None or newest.request is not member else newest.start + newest.length
         if computed < len(request.prompt):

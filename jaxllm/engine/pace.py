@@ -1,4 +1,4 @@
-"""How many chunk tokens a step may have beside running streams, from what warm-up measured. Imports no jax."""
+"""What warm-up measured: how many chunk tokens a step may have beside running streams, and what a token takes. Imports no jax."""
 
 from __future__ import annotations
 
@@ -23,3 +23,8 @@ def pace(seconds: Mapping[object, float], stall: float) -> Pace | None:
     regions = sorted({shape.decodes for shape in taken})
     bounds = tuple((rows, largest(rows, STEADY_SHARE * stall), largest(rows, STALL_SHARE * stall)) for rows in regions)
     return Pace(bounds) if bounds else None
+
+
+def seconds_per_token(seconds: Mapping[object, float]) -> float:
+    """What a token of a prompt takes at best, from what warm-up measured; endless when it measured nothing."""
+    return min((took / shape.tokens for shape, took in seconds.items() if isinstance(shape, ExtendShape)), default=float("inf"))

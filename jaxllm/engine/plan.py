@@ -18,6 +18,16 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
+class Moves:
+    """What travels between the pool and host memory before a step, in this order: pages that leave (page, place), places to be fetched to
+    the device, and (place, page) of those that are put into the pool, which this plan or the one before has fetched."""
+
+    saves: tuple[tuple[int, int], ...]
+    fetches: tuple[int, ...]
+    puts: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """One step. `decodes` each run one token; `positions[i]` is where decode i writes its KV. Before anything else the contents of the
     pages `copies` (source, target) are copied, in this order."""
@@ -27,6 +37,7 @@ class Plan:
     chunks: tuple[Chunk, ...]
     preempted: tuple[Request, ...] = ()
     copies: tuple[tuple[int, int], ...] = ()
+    moves: Moves | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -39,6 +50,7 @@ class Plan:
 
     @property
     def empty(self) -> bool:
+        """Whether nothing is computed; there may be moves."""
         return not self.decodes and not self.chunks
 
 

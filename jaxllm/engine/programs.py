@@ -17,6 +17,7 @@ from jax import Array
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxllm.cache.kv import KVCache
+from jaxllm.cache.transfer import page_shapes
 from jaxllm.engine import step
 from jaxllm.engine.batch import ChunkLayout, Shapes, ingest_shapes, packed_size
 from jaxllm.engine.buckets import Buckets, ExtendShape
@@ -30,7 +31,7 @@ type Key = tuple[str, object]
 
 SAID = 1024  # tokens of an output that a seat takes at once
 MASKS = 32  # rows whose masks travel at once; at a vocabulary of 152,064 they are 600 kB
-SMALL = ("ingest", "copy", "seat", "restrict")  # lowered in no time
+SMALL = ("ingest", "copy", "save", "load", "seat", "restrict")  # lowered in no time
 WITHOUT_PAGES = ("sample", "process", "logprobs", "score", "seat", "restrict")
 
 
@@ -57,8 +58,17 @@ class Programs:
     """The lattice. `compile_all` builds it in threads (XLA releases the GIL); a missing program is built on first use, which
     only happens with `enforce_eager`."""
 
-    def __init__(self, model: step.Model, abstract: Abstract, buckets: Buckets, scoring: Scoring, executables: Executables | None = None):
+    def __init__(
+        self,
+        model: step.Model,
+        abstract: Abstract,
+        buckets: Buckets,
+        scoring: Scoring,
+        executables: Executables | None = None,
+        moved: int = 0,
+    ):
         self.model, self.abstract, self.buckets, self.scoring = model, abstract, buckets, scoring
+        self.moved = moved  # pages that one program moves between the pool and host memory; 0: nothing is moved
         self.widths = widths(scoring.most)
         self.executables = executables or Executables()
         self.table_width = abstract.state.table.shape[1]
@@ -75,6 +85,8 @@ class Programs:
         sample: list[Key] = [("sample", (n, s)) for n in rows for s in self.samplers]
         process: list[Key] = [("process", n) for n in rows]
         small: list[Key] = [*(("copy", pairs) for pairs in self.buckets.copies), ("ingest", True), ("ingest", False)]
+        if self.moved:
+            small += [("save", self.moved), ("load", self.moved)]
         logprobs: list[Key] = [("logprobs", (n, width)) for n in rows for width in self.widths]
         scores: list[Key] = [("score", (self.buckets.score, width)) for width in self.widths]
         keys = [*extend, *sample, *decode, *scores, *process, *logprobs, ("seat", 0), ("restrict", 0), *small]
@@ -118,7 +130,7 @@ class Programs:
 
     def for_pool(self, abstract: Abstract) -> Programs:
         """The lattice for a pool of another size. What takes no pages is not compiled again where the slot state is the same."""
-        other = Programs(self.model, abstract, self.buckets, self.scoring, self.executables)
+        other = Programs(self.model, abstract, self.buckets, self.scoring, self.executables, self.moved)
         if other.table_width == self.table_width:
             other._compiled = {key: program for key, program in self._compiled.items() if key[0] in WITHOUT_PAGES}
         return other
@@ -157,7 +169,7 @@ class Programs:
         """The program's name between starts: its shape, and what may change while the configuration stays."""
         kind, shape = key
         numbers = dataclasses.astuple(shape) if isinstance(shape, ExtendShape) else shape if isinstance(shape, tuple) else (shape,)
-        pages = self.abstract.kv.k[0].shape[0] if kind in ("decode", "extend", "copy") else 0
+        pages = self.abstract.kv.k[0].shape[0] if kind in ("decode", "extend", "copy", "save", "load") else 0
         return "-".join(str(part) for part in (kind, *map(int, numbers), "of", self.table_width, pages))
 
     def _shape(self, shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
@@ -246,6 +258,18 @@ class Programs:
         function = functools.partial(step.copy, local=self.replicated)
         buffer = jax.ShapeDtypeStruct((2 * pairs,), jnp.int32, sharding=self.host)
         return Recipe(function, (self.abstract.kv, buffer), (0,), shardings(self.abstract.kv))
+
+    def _save(self, pages: int) -> Recipe:
+        out = (shardings(self.abstract.kv), (shardings(page_shapes(self.abstract.kv)),) * pages)
+        return Recipe(functools.partial(step.save, local=self.replicated), (self.abstract.kv, self._numbers(pages)), (0,), out)
+
+    def _load(self, pages: int) -> Recipe:
+        arguments = (self.abstract.kv, self._numbers(pages), (page_shapes(self.abstract.kv),) * pages)
+        out = (shardings(self.abstract.kv), self.replicated)
+        return Recipe(functools.partial(step.load, local=self.replicated), arguments, (0,), out)
+
+    def _numbers(self, pages: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((pages,), jnp.int32, sharding=self.host)
 
     def _decode(self, rows: int) -> Recipe:
         logit_rows = self.buckets.logit_rows(rows)

@@ -137,6 +137,9 @@ class EngineStats:
     compiles_after_warmup: int = 0
     free_pages: int = 0
     num_pages: int = 0
+    host_usage: float = 0.0  # share of the host's pages that hold something
+    pages_saved: int = 0  # copied to host memory
+    pages_loaded: int = 0  # and back
     self_checks: int = 0
     self_check_failures: int = 0
     self_check_problem: str = ""  # what the last one found
@@ -187,6 +190,8 @@ class Request:
     slot: int = -1
     pages: list[int] = field(default_factory=list)
     hashes: list[bytes] = field(default_factory=list)  # chained hash of each full page registered or looked up
+    arriving: int = 0  # pages that are still on their way from host memory
+    stored: list[bytes] = field(default_factory=list)  # what host memory keeps for it while it is swapped out
     found: int = 0  # of its pages, those that were there at admission
     computed: int = 0
     prefill_end: int = 0  # tokens to compute in chunks before decoding starts, fixed at admission

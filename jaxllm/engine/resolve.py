@@ -23,6 +23,7 @@ from jaxllm.engine.memory import (
     Need,
     Room,
     fitting_length,
+    plan_host,
     plan_memory,
     resident_bytes,
     states_shape,
@@ -70,7 +71,8 @@ def resolve(config: EngineConfig, model_dir: Path, mesh: Mesh) -> Setup:
     backend = choose_backend(mesh.devices.flat[0], shapes, config.attention_backend)
     buckets = Buckets.build(max_num_seqs, budget, platform)
     itemsize = jnp.dtype(dtype).itemsize
-    need = Need(page_bytes(kv.layers, kv.kv_heads, page_size, kv.head_dim, kv_dtype) // shards, page_size, max_num_seqs, length)
+    need = Need(page_bytes(kv.layers, kv.kv_heads, page_size, kv.head_dim, kv_dtype) // shards, page_size, max_num_seqs, length, budget)
+    host = plan_host(config, need.page_bytes, shards, config.enable_prefix_caching and not length_dependent(hf, length))
     room = Room(
         usable=usable_bytes(config, mesh.devices.flat[0]),
         weights=shard_bytes(jax.tree.leaves(abstract)),
@@ -78,8 +80,9 @@ def resolve(config: EngineConfig, model_dir: Path, mesh: Mesh) -> Setup:
         shared=platform == "cpu",
         resident=resident_bytes(buckets.logits, max_num_seqs, hf["vocab_size"], shards) + math.prod(states_shape(hf, buckets)) * itemsize,
         spare=0 if platform == "cpu" else SPARE,
+        staged=host.staged * need.page_bytes,
     )
-    length, memory = _pool(config, hf, room, need)
+    length, memory = _first_pool(config, hf, room, need)
     resolved = Resolved(
         model_dir=str(model_dir),
         model_type=hf["model_type"],
@@ -98,6 +101,10 @@ def resolve(config: EngineConfig, model_dir: Path, mesh: Mesh) -> Setup:
         enable_prefix_caching=config.enable_prefix_caching and not length_dependent(hf, length),
         async_scheduling=config.async_scheduling,
         scheduling_policy=config.scheduling_policy,
+        preemption_mode=config.preemption_mode,
+        host_pages=host.pages,
+        host_cached_pages=host.cached,
+        moved_pages=host.moved,
         attention_backend=backend.name,
         attention_reason=backend.reason,
     )
@@ -110,6 +117,14 @@ def resized(setup: Setup, config: EngineConfig, workspace: int) -> Setup:
     caching = config.enable_prefix_caching and not length_dependent(setup.hf, length)
     resolved = replace(setup.resolved, max_model_len=length, num_pages=memory.num_pages, enable_prefix_caching=caching)
     return replace(setup, resolved=resolved, memory=memory)
+
+
+def _first_pool(config: EngineConfig, hf: dict[str, Any], room: Room, need: Need) -> tuple[int, MemoryPlan]:
+    """`_pool` as long as what a step needs is estimated. Where a step is going to be compiled, that says it (`sizing.fitted`,
+    `start.check_peak`), and the estimate refuses nothing."""
+    compiled = not room.shared and not config.enforce_eager
+    length, memory = _pool(config, hf, replace(room, workspace=0) if compiled else room, need)
+    return length, replace(memory, room=room)
 
 
 def _pool(config: EngineConfig, hf: dict[str, Any], room: Room, need: Need) -> tuple[int, MemoryPlan]:

@@ -16,13 +16,14 @@ from jaxllm.engine.batch import ingest_arrays, ingest_shapes, pack
 from jaxllm.engine.buckets import ExtendShape
 from jaxllm.engine.compiles import CompileCounter
 from jaxllm.engine.logprobs import Logprobs
-from jaxllm.engine.plan import Plan, Span, spans
+from jaxllm.engine.plan import Moves, Plan, Span, spans
 from jaxllm.engine.processing import Processing
 from jaxllm.engine.programs import Programs, place
 from jaxllm.engine.request import Request
 from jaxllm.engine.scores import Scored, asked_of
 from jaxllm.engine.state import SlotState
 from jaxllm.engine.step import Outlook
+from jaxllm.engine.swap import Swapper
 from jaxllm.engine.uplink import Uplink, begin_read, read
 from jaxllm.sampling.choose import LOGPROBS, Sampler, sampler_of
 
@@ -80,7 +81,13 @@ class Runner:
         self.page_size, self.num_pages = programs.model.page_size, kv.k[0].shape[0]
         self.depth = 1
         self.seconds: dict[object, float] = {}  # of each decode bucket and extend shape without context, found in warm-up
+        self.load_seconds = 0.0  # of as many pages as one program loads from host memory
         self._fresh()
+
+    def move(self, moves: Moves) -> None:
+        """What a plan moves between the pool and host memory; before its forward, if it has one."""
+        assert self.swapper is not None, "an engine without host pages moves none"
+        self.kv = self.swapper.run(self.kv, moves)
 
     def forward(self, plan: Plan) -> Forwarded:
         """Start one step. Host work only: pad, upload what changed, dispatch."""
@@ -140,6 +147,8 @@ class Runner:
                 self._copy(((0, self.num_pages),) * pairs)
         for _ in range(RECORDING_RUNS):
             self.processing.warm_up()
+        if self.swapper is not None:
+            self.kv, self.load_seconds = self.swapper.warm_up(self.kv)
         for shape in self.programs.buckets.extend:
             self._ingest(empty, shape)
             self.seconds[shape] = self._warm_up(functools.partial(self._extend, shape))
@@ -175,6 +184,7 @@ class Runner:
         self._asked = Uplink(2 * programs.buckets.score, programs.host, blocks * (MAX_DEPTH + 2))
         self._rows_on_device: tuple[int, ...] = ()
         self.processing = Processing(programs)
+        self.swapper = Swapper(programs) if programs.moved else None
 
     def _warm_up(self, forward: Callable[[], Outlook]) -> float:
         """Seconds that a forward takes once recorded."""

@@ -18,8 +18,9 @@ from itertools import chain
 from jaxllm.cache.pool import PagePool
 from jaxllm.cache.prefix import PrefixIndex
 from jaxllm.engine.buckets import Buckets
-from jaxllm.engine.family import Loan, about_to_grow, loan
+from jaxllm.engine.ferry import Ferry
 from jaxllm.engine.forecast import Forecast, Share, peak
+from jaxllm.engine.holdings import Holdings, Start
 from jaxllm.engine.limits import Limits, Pace
 from jaxllm.engine.plan import Chunk, Plan
 from jaxllm.engine.policy import Line, Policy, fcfs
@@ -33,27 +34,37 @@ class Scheduler:
     """
 
     def __init__(self, limits: Limits, pool: PagePool, prefix: PrefixIndex | None, buckets: Buckets, policy: Policy = fcfs):
-        if prefix is not None:
-            pool.attach(prefix)
         self.limits = limits
         self.pace: Pace | None = None
         self.preemptions = 0
-        self.pool = pool
-        self.prefix = prefix
+        self.holdings = Holdings(pool, prefix)
+        self.pool, self.prefix = pool, prefix
         self._buckets, self._policy = buckets, policy
         self._arrivals = 0
         self._waiting, self._running = Line(), Line()
-        self._copies: list[tuple[int, int]] = []  # of the plan in the making
+        self._swapped = Line()  # they come back before new ones start
+        self._swaps = False
         self.forecast = Forecast()
         self._refused: Request | None = None  # whom the forecast refused, until a request gives its pages back
         self._slots = list(range(limits.max_num_seqs - 1, -1, -1))  # free ones; the last is handed out next
         # Running requests grow a page every page_size steps: a little room keeps a new prompt from being preempted at once.
         self._watermark = max(1, pool.num_pages // 100)
 
+    def use_host(self, ferry: Ferry, swaps: bool, shares: bool) -> None:
+        """Save findable pages that are handed out in host memory. With `swaps` those of preempted requests stay there for them; unless it
+        `shares`, a request finds its own pages alone."""
+        self._swaps = swaps
+        self.holdings.ferry, self.holdings.shares, self.pool.evicted = ferry, shares, ferry.evicted
+
+    @property
+    def ferry(self) -> Ferry | None:
+        """What moves pages between the pool and host memory."""
+        return self.holdings.ferry
+
     @property
     def waiting(self) -> int:
         """Requests in the queue."""
-        return len(self._waiting)
+        return len(self._waiting) + len(self._swapped)
 
     @property
     def running(self) -> int:
@@ -63,7 +74,7 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether any request is unfinished; a plan may still be empty while the last tokens are in flight."""
-        return bool(self._waiting or self._running)
+        return bool(self._waiting or self._running or self._swapped)
 
     def rank(self, request: Request) -> float:
         """What decides the request's place, once, when it arrives: lower goes first, and among equals who came first. Ranks must grow with
@@ -97,38 +108,46 @@ class Scheduler:
         if request in self._running:
             self.forecast.ended(request)
             self._vacate(request)
-        elif request in self._waiting:
-            self._waiting.remove(request)
+        for line in (self._waiting, self._swapped):
+            if request in line:
+                line.remove(request)
+        self.holdings.let_go(request)
         request.status = Status.FINISHED
 
     def spoil(self, request: Request) -> None:
         """Make unfindable whatever the request has computed: its KV is not to be trusted. Pages that it found cached go too."""
-        if self.prefix is not None:
-            self.prefix.forget(request.hashes)
+        for other in self.holdings.spoiled(request):
+            self._preempt(other, store=False)
+
+    def forget_prefixes(self) -> None:
+        """Forget every cached prefix, in host memory too. Running requests go on with the pages that they have."""
+        for request in [r for r in self._running if r.arriving]:
+            self._preempt(request, store=False)
+        self.holdings.forget_prefixes()
 
     def preempt_all(self) -> None:
         """Send every running request back to the queue, in order, to be computed anew."""
         for request in list(self._running):
-            self._preempt(request)
+            self._preempt(request, store=False)
 
     def reset(self) -> None:
         """Forget every request and prefix, whatever is true of them; all slots and pages are free afterwards."""
-        for request in (*self._running, *self._waiting):
-            request.status = Status.FINISHED
-        self._running.clear()
-        self._waiting.clear()
+        for line in (self._running, self._waiting, self._swapped):
+            for request in line:
+                request.status = Status.FINISHED
+            line.clear()
+        self._refused = None
         self._slots = list(range(self.limits.max_num_seqs - 1, -1, -1))
-        self.pool.reset()
+        self.holdings.reset()
 
     def committed(self, request: Request, new_tokens: int) -> None:
         """The engine has appended `new_tokens` tokens to `request.output`: make the pages they completed findable.
 
         The newest token is left out: its KV is written by the step that takes it as input, if the request lives so long.
         """
-        if self.prefix is None or request.status is not Status.RUNNING:
-            return
-        written = min(request.num_tokens - 1, request.computed)  # tokens that were not drawn are written later, as a chunk
-        self._register(request, written - new_tokens, written)
+        if request.status is Status.RUNNING:
+            written = min(request.num_tokens - 1, request.computed)  # tokens that were not drawn are written later, as a chunk
+            self.holdings.register(request, written - new_tokens, written)
 
     def jump(self, request: Request) -> None:
         """The engine has appended tokens that need no draw to `request.output`, at most `ahead(request)`: their KV is computed as a chunk,
@@ -147,8 +166,10 @@ class Scheduler:
         prefilling: list[Request] = []
         preempted: list[Request] = []
         running = Status.RUNNING
+        if self.ferry is not None:
+            self.ferry.land()
         for request in list(self._running):
-            if request.status is not running:  # preempted by one before it just now
+            if request.status is not running or request.arriving:  # preempted by one before it just now, or waiting for its pages
                 continue
             position = request.computed
             if position < request.prefill_end:
@@ -164,8 +185,16 @@ class Scheduler:
             request.computed = position + 1
             request.num_scheduled_outputs += 1
         chunks = self._plan_chunks(prefilling, len(decodes), admit=not preempted)
-        copies, self._copies = tuple(self._copies), []
-        return Plan(tuple(decodes), tuple(positions), chunks, tuple(preempted), copies)
+        moves = None
+        if self.ferry is not None:
+            self.ferry.board()
+            if not decodes and not chunks:  # nothing runs beside the copies: do not wait for a step
+                self.ferry.land()
+                arrived = [r for r in self._running if not r.arriving and r.computed < r.prefill_end]
+                chunks = self._plan_chunks(arrived, 0, admit=False)
+            moves = self.ferry.depart()
+        copies, self.holdings.copies = tuple(self.holdings.copies), []
+        return Plan(tuple(decodes), tuple(positions), chunks, tuple(preempted), copies, moves)
 
     def held_tokens(self) -> tuple[int, int]:
         """Tokens that running requests have or are about to have in their pages, and the places those pages offer."""
@@ -175,6 +204,8 @@ class Scheduler:
     def check(self) -> None:
         """Raise `PoolError` if pages or slots are leaked or shared wrongly. For tests and for an idle engine."""
         self.pool.check(request.pages for request in self._running)
+        if self.ferry is not None:
+            self.ferry.check(request.stored for request in self._swapped)
         slots = sorted(self._slots + [request.slot for request in self._running])
         if slots != list(range(self.limits.max_num_seqs)):
             raise RuntimeError(f"slots are leaked or held twice: {slots}")
@@ -183,7 +214,7 @@ class Scheduler:
 
     def _plan_chunks(self, prefilling: list[Request], num_decodes: int, admit: bool) -> tuple[Chunk, ...]:
         """Chunks for requests in mid-prefill, then (if `admit`) for waiting ones, as far as tokens, rows, slots and pages go."""
-        if not prefilling and not (admit and self._waiting):
+        if not prefilling and not (admit and self.waiting):
             return ()
         room = min(self.limits.max_num_batched_tokens - num_decodes, self._buckets.max_tokens)
         if num_decodes and self.pace is not None:
@@ -208,7 +239,7 @@ class Scheduler:
     def _prompt_tokens(self, prefilling: list[Request], enough: int) -> int:
         """Prompt tokens yet to be computed, counted up to `enough`."""
         total = sum(request.prefill_end - request.computed for request in prefilling)
-        for request in self._waiting:
+        for request in chain(self._swapped, self._waiting):
             if total >= enough:
                 break
             total += request.num_tokens
@@ -222,11 +253,12 @@ class Scheduler:
 
     def _admissions(self, chunks: list[Chunk]) -> Iterator[Request]:
         """Admit waiting requests one by one, in order, while slots and pages last."""
-        while self._waiting and self._slots:
-            request = self._waiting.first
+        while self.waiting and self._slots:
+            request = (self._swapped or self._waiting).first
             if not self._admit(request, chunks[-1] if chunks else None):
                 return
-            yield request
+            if not request.arriving:
+                yield request
 
     def _advance(self, chunk: Chunk) -> None:
         """Count the chunk as computed and make the pages it fills findable."""
@@ -234,7 +266,7 @@ class Scheduler:
         chunk.request.computed = end
         if chunk.final:
             chunk.request.num_scheduled_outputs += 1
-        self._register(chunk.request, chunk.start, end)
+        self.holdings.register(chunk.request, chunk.start, end)
 
     def _admit(self, request: Request, newest: Chunk | None) -> bool:
         """Give the request a slot and all pages of its known tokens, shared ones first; False when it must wait.
@@ -246,107 +278,39 @@ class Scheduler:
             return False  # preempted while a token is in flight; it comes with the next commit
         if request is self._refused:
             return False
-        pool, tokens = self.pool, request.num_tokens
-        hits, kept, offer = self._beginning(request, newest)
-        fresh = pool.pages_for(tokens) - len(hits)
-        idle_hits = sum(pool.references(page) == 0 for page in hits)
-        spare = 1 + about_to_grow(request.family, tokens) if kept == tokens else 0
-        if pool.free < fresh + idle_hits + spare + (self._watermark if self._running else 0):
+        start = self.holdings.find(request, newest)
+        if self.pool.free < start.taken + start.spare + (self._watermark if self._running else 0):
             return False
-        if self._running and not self._stays(request, fresh, fresh + idle_hits):
+        if self._running and not self._stays(request, start):
             self._refused = request
             return False
-        pool.share(hits)
-        request.found = len(hits)
-        request.pages = hits + pool.allocate(fresh)
-        request.kept, request.prefill_end = kept, tokens
-        request.computed = min(kept, tokens - 1)
-        request.room = tokens if kept == tokens else len(request.pages) * pool.page_size
-        if offer is not None:
-            offer.lender.room = min(offer.lender.room, offer.computed)
-        if request.num_preemptions == 0:
-            self._note_cached(request, offer)
+        (self._swapped if request in self._swapped else self._waiting).remove(request)
+        self.holdings.take(request, start)
         request.slot = self._slots.pop()
         request.status = Status.RUNNING
-        self._waiting.remove(request)
         self._running.add(request)
         return True
 
-    def _beginning(self, request: Request, newest: Chunk | None) -> tuple[list[int], int, Loan | None]:
-        """Pages that hold the start of the request's known tokens, how many tokens, and who lends them when it is not the index.
-
-        A page that is held in part is lent only for reading: where a token is still to be written, whole pages are.
-        """
-        page_size, tokens = self.pool.page_size, request.num_tokens
-        offer = loan(request, newest) if request.family else None
-        hits = [] if offer is not None and offer.tokens == tokens else self._hits(request, newest)
-        kept = len(hits) * page_size
-        if offer is not None:
-            lent = tokens if offer.tokens == tokens else offer.tokens // page_size * page_size
-            if lent > kept:
-                if len(request.hashes) < lent // page_size:
-                    request.hashes = offer.lender.hashes[: lent // page_size]
-                return offer.lender.pages[: self.pool.pages_for(lent)], lent, offer
-        return hits, kept, None
-
-    def _note_cached(self, request: Request, offer: Loan | None) -> None:
-        """Count what the index found; a request that starts from its family's pages found what they did."""
-        if offer is not None:
-            request.num_cached_tokens = offer.lender.num_cached_tokens
-        elif self.prefix is not None:
-            request.num_cached_tokens = request.computed
-            self.prefix.count(request.num_tokens, request.computed)
-
-    def _stays(self, request: Request, own: int, more: int) -> bool:
-        """Whether the request, which would take `more` pages now, `own` of them for itself, is expected to stay as long as it is worth."""
+    def _stays(self, request: Request, start: Start) -> bool:
+        """Whether the request is expected to keep its pages as long as it is worth."""
         pool, size = self.pool, self.pool.page_size
         shares = [
             Share(self.forecast.to_come(r), len(r.pages) - r.found, len(r.pages) * size - max(r.computed, r.prefill_end))
             for r in self._running
         ]
-        shares.append(Share(self.forecast.to_come(request), own, -request.num_tokens % size))
+        shares.append(Share(self.forecast.to_come(request), start.fresh, -request.num_tokens % size))
         worth = self.forecast.patience(request.num_tokens, len(shares), self._buckets.step_cost)
-        return peak(pool.num_pages - pool.free + more, shares, size, worth) <= pool.num_pages
-
-    def _hits(self, request: Request, newest: Chunk | None) -> list[int]:
-        """Pages that hold the start of the request's known tokens, the last token left out.
-
-        Pages that earlier chunks of this very step fill count too: a step writes the KV of all its tokens, layer by layer,
-        before it attends. Those of the newest chunk are not registered yet, since it may still be cut; it will not be once
-        another request follows, so they are compared by hash here.
-        """
-        if self.prefix is None:
-            return []
-        self._hash(request, request.num_tokens)
-        if request.scored < request.score_end:
-            return []  # what is to be scored must be computed
-        page_size = self.pool.page_size
-        limit = (request.num_tokens - 1) // page_size
-        hits = self.prefix.match(request.hashes, limit)
-        if newest is not None and len(hits) >= newest.start // page_size:
-            owner, filled = newest.request, (newest.start + newest.length) // page_size
-            for i in range(len(hits), min(limit, filled)):
-                if request.hashes[i] != owner.hashes[i]:
-                    break
-                hits.append(owner.pages[i])
-        return hits
+        return peak(pool.num_pages - pool.free + start.taken, shares, size, worth) <= pool.num_pages
 
     # --- pages
 
     def _open(self, request: Request, preempted: list[Request]) -> bool:
-        """Give the request a page of its own for its next token: a new one, or a copy of one that others may read. False when it was
-        preempted for want of a page."""
-        pool, pages, index = self.pool, request.pages, request.computed // self.pool.page_size
-        held = index < len(pages)
-        if not held or not pool.writable(pages[index]):
+        """Give the request a page that it may write its next token to. False when it was preempted for want of one."""
+        if self.holdings.must_open(request):
             if not self._make_room(request, preempted):
                 return False
-            (fresh,) = pool.allocate(1)
-            if held:
-                self._copies.append((pages[index], fresh))
-                pool.release(pages[index : index + 1])
-            pages[index : index + 1] = [fresh]
-        request.room = len(pages) * pool.page_size
+            self.holdings.open(request)
+        request.room = len(request.pages) * self.pool.page_size
         return True
 
     def _make_room(self, request: Request, preempted: list[Request]) -> bool:
@@ -359,39 +323,20 @@ class Scheduler:
                 return False
         return True
 
-    def _preempt(self, request: Request) -> None:
-        """Back to its place in the queue, without slot and pages."""
+    def _preempt(self, request: Request, store: bool = True) -> None:
+        """Back to its place in the queue, without slot and pages. When it swaps, and unless told otherwise, it will find them again."""
+        if self._swaps and store:
+            self.holdings.store(request)
         self._vacate(request)
         request.status = Status.WAITING
         request.num_preemptions += 1
         self.preemptions += 1
-        self._waiting.add(request)
+        (self._swapped if self._swaps else self._waiting).add(request)
 
     def _vacate(self, request: Request) -> None:
-        """Take slot and pages from a running request; its hashes stay, so it may find its own pages again."""
+        """Take slot and pages from a running request."""
         self._running.remove(request)
         self._refused = None
-        self.pool.release(reversed(request.pages))
+        self.holdings.give_back(request)
         self._slots.append(request.slot)
-        request.pages = []
         request.slot = -1
-        request.computed = 0
-        request.prefill_end = request.kept = request.room = 0
-
-    def _register(self, request: Request, start: int, end: int) -> None:
-        """Make findable the pages that tokens [start, end) of the sequence complete."""
-        if self.prefix is None:
-            return
-        page_size = self.pool.page_size
-        first, last = start // page_size, end // page_size
-        if first < last:
-            self._hash(request, end)
-            for i in range(first, last):
-                self.prefix.register(request.hashes[i], request.pages[i])
-
-    def _hash(self, request: Request, end: int) -> None:
-        """Complete the kept hashes up to token `end`; each page is hashed once in a request's life."""
-        start = len(request.hashes) * self.pool.page_size
-        if self.prefix is not None and end - start >= self.pool.page_size:
-            root = None if request.hashes else self.prefix.root(request.cache_salt, request.adapter)
-            self.prefix.extend(request.hashes, request.tokens(start, end), root)

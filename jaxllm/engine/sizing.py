@@ -24,7 +24,8 @@ from jaxllm.engine.xla_options import XlaOptions
 
 FOLDER = "programs"  # in the compilation cache's directory
 SIZING_LAYERS = 4  # enough for layers of two kinds in turn
-_DECIDED_LATER = ("model_dir", "num_pages", "max_model_len", "enable_prefix_caching", "scheduling_policy")
+_OF_THE_HOST = ("preemption_mode", "host_pages", "host_cached_pages", "moved_pages")
+_DECIDED_LATER = ("model_dir", "num_pages", "max_model_len", "enable_prefix_caching", "scheduling_policy", *_OF_THE_HOST)
 
 
 def make_programs(setup: Setup, executables: Executables | None = None) -> Programs:
@@ -34,7 +35,8 @@ def make_programs(setup: Setup, executables: Executables | None = None) -> Progr
     model = Model(setup.graphdef, treedef, setup.mesh, resolved.attention_backend, resolved.page_size)
     if executables is None:
         executables = Executables(XlaOptions.of(device.device_kind), _exports(setup), device.platform)
-    return Programs(model, _abstract(setup), setup.buckets, Scoring(resolved.max_logprobs, resolved.logprobs_mode), executables)
+    scoring = Scoring(resolved.max_logprobs, resolved.logprobs_mode)
+    return Programs(model, _abstract(setup), setup.buckets, scoring, executables, resolved.moved_pages)
 
 
 def fitted(setup: Setup, programs: Programs, config: EngineConfig) -> tuple[Setup, Programs]:

@@ -18,6 +18,7 @@ from jaxllm.engine.compiles import CompileCounter
 from jaxllm.engine.exports import is_private
 from jaxllm.engine.guide import Guides
 from jaxllm.engine.memory import GIB
+from jaxllm.engine.pace import seconds_per_token
 from jaxllm.engine.programs import Programs, weight_leaves
 from jaxllm.engine.report import Report
 from jaxllm.engine.resolve import Setup, resolve
@@ -65,7 +66,7 @@ def start(config: EngineConfig, report: Report) -> Started:
             # A second step in flight gains 0.5 % even where steps are long, but new requests wait for it: not where streams are watched.
             runner.warm_up(deep=config.max_stall_ms is None)
     compiles.warmed_up()
-    report.table("jaxllm", table_rows(setup, programs, compiles, report))
+    report.table("jaxllm", table_rows(setup, programs, compiles, report) + link_rows(setup, runner))
     return Started(setup.resolved, runner, tokenizer, guides)
 
 
@@ -139,9 +140,12 @@ def table_rows(setup: Setup, programs: Programs, compiles: CompileCounter, repor
         ("weights", f"{memory.room.weights / GIB:.2f} GiB per device"),
         ("largest step", f"{memory.room.workspace / GIB:.2f} GiB reserved per device, {programs.peak_bytes / GIB:.2f} GiB needed"),
         ("for sampling, spare", f"{memory.room.resident / GIB:.2f} and {memory.room.spare / GIB:.2f} GiB per device"),
+        ("left for KV pages", f"{memory.room.terms} = {max(0, memory.room.left) / GIB:.2f} GiB per device"),
         ("KV cache", f"{pages} in {resolved.kv_dtype}, {memory.kv / GIB:.2f} GiB per device"),
         ("maximum concurrency", f"{tokens / resolved.max_model_len:.2f}x at {resolved.max_model_len} tokens per request"),
         ("prefix caching", "on" if resolved.enable_prefix_caching else "off"),
+        ("preemption", resolved.preemption_mode),
+        ("host memory", _host_row(setup)),
         ("attention", f"{resolved.attention_backend} ({resolved.attention_reason})"),
         ("running at once", f"{resolved.max_num_seqs} requests, {resolved.max_num_batched_tokens} tokens a step"),
         ("queue", f"{resolved.max_num_queued_reqs} requests, {resolved.scheduling_policy}"),
@@ -153,14 +157,39 @@ def table_rows(setup: Setup, programs: Programs, compiles: CompileCounter, repor
     return rows + [(name.lower(), f"{seconds:.2f} s") for name, seconds in report.seconds.items()]
 
 
+def _host_row(setup: Setup) -> str:
+    resolved, page = setup.resolved, setup.memory.page * setup.mesh.size
+    if not resolved.host_pages:
+        return "holds no pages"
+    cached = f", {resolved.host_cached_pages} of them for cached prefixes" if resolved.host_cached_pages else ""
+    return f"{resolved.host_pages} pages, {resolved.host_pages * page / GIB:.2f} GiB{cached}; {resolved.moved_pages} move at once"
+
+
+def link_rows(setup: Setup, runner: Runner) -> list[tuple[str, str]]:
+    """What warm-up measured of the link to host memory, beside what computing a page takes."""
+    if not runner.load_seconds:
+        return []
+    moved = setup.resolved.moved_pages
+    load, compute = runner.load_seconds / moved, setup.resolved.page_size * seconds_per_token(runner.seconds)
+    speed = setup.memory.page / load / 1e9
+    return [
+        ("link to host memory", f"{speed:.1f} GB/s per device: a page is loaded in {load * 1e3:.2f} ms, computed in {compute * 1e3:.2f} ms")
+    ]
+
+
 def check_peak(setup: Setup, programs: Programs) -> None:
     """Raises ConfigError when a compiled step needs more than weights, logits and pages leave of a device's own memory."""
     room = setup.memory.room
-    left = room.usable - room.weights - room.resident - setup.memory.kv
+    left = room.usable - room.weights - room.resident - room.staged - setup.memory.kv
     if programs.peak_bytes > left and not room.shared:
+        pages = max(0, setup.memory.kv + left - programs.peak_bytes) // setup.memory.page
+        tokens = int(setup.resolved.max_num_batched_tokens * max(0, left) / programs.peak_bytes) // 16 * 16
+        helps = [f"--max-num-batched-tokens {tokens}"] if tokens >= setup.resolved.max_num_seqs else ["a lower --max-num-seqs"]
+        if pages >= setup.resolved.max_pages_per_request:
+            helps.append(f"--num-gpu-blocks-override {pages} (--kv-cache-memory-bytes {pages * setup.memory.page})")
         raise ConfigError(
-            f"the largest step needs {programs.peak_bytes / GIB:.2f} GiB, but {left / GIB:.2f} GiB is left for it ({room.terms}); "
-            "lower --max-num-batched-tokens or --max-num-seqs"
+            f"the largest step needs {programs.peak_bytes / GIB:.2f} GiB, but {left / GIB:.2f} GiB is left for it ({room.terms}, "
+            f"{setup.memory.kv / GIB:.2f} for KV pages); what helps: {'; or '.join(helps)}"
         )
 
 

@@ -11,6 +11,7 @@ from jax import Array
 from jax.sharding import Mesh, NamedSharding
 
 from jaxllm.cache.kv import KVCache, PagedContext, PagedInputs
+from jaxllm.cache.transfer import Page, put, take
 from jaxllm.engine.batch import ChunkLayout, Shapes, ingest_shapes, packed_size, unpack
 from jaxllm.engine.state import SLOT_FIELDS, SlotState
 from jaxllm.sampling.logprobs import packed_logprobs, processed
@@ -149,6 +150,16 @@ def copy(kv: KVCache, buffer: Array, *, local: NamedSharding) -> KVCache:
 @jax.jit  # so that one layer's copy is traced and lowered for all
 def _copied(pages: Array, source: Array, target: Array) -> Array:
     return pages.at[target].set(pages[source], mode="drop")
+
+
+def save(kv: KVCache, buffer: Array, *, local: NamedSharding) -> tuple[KVCache, tuple[Page, ...]]:
+    """The pages that `buffer` numbers, which may lie in pinned host memory, as arrays of their own."""
+    return take(kv, jax.device_put(buffer, local))
+
+
+def load(kv: KVCache, buffer: Array, pages: tuple[Page, ...], *, local: NamedSharding) -> tuple[KVCache, Array]:
+    """Such arrays into the pages that `buffer` numbers. The last result tells that it is done."""
+    return put(kv, jax.device_put(buffer, local), pages)
 
 
 def seat(shapes: Shapes, local: NamedSharding, counts: Array, terms: Terms, buffer: Array) -> tuple[Array, Terms, Array]:

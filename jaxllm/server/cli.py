@@ -19,6 +19,7 @@ from jaxllm.config import (
     LOAD_FORMATS,
     LOGPROBS_MODES,
     NEUTRAL_ARGUMENTS,
+    PREEMPTION_MODES,
     SCHEDULING_POLICIES,
     ConfigError,
     EngineConfig,
@@ -60,6 +61,7 @@ ENGINE_FLAGS: dict[str, dict[str, str]] = {
         "num_gpu_blocks_override": "number of KV pages, instead of the fraction",
         "block_size": "tokens per KV page",
         "kv_cache_dtype": "type of the KV pages; fp8 (= fp8_e4m3) and fp8_e5m2 take half the memory, with a scale a token and head",
+        "kv_offloading_size": "GiB of host memory for cached prefixes that the pool has no room for",
         "enable_prefix_caching": "share the KV pages of equal prompt beginnings",
     },
     "Scheduler": {
@@ -68,6 +70,8 @@ ENGINE_FLAGS: dict[str, dict[str, str]] = {
         "max_num_queued_reqs": "most requests that wait; more get 503",
         "max_stall_ms": "prompts run in chunks so small that streams wait no longer than about this many milliseconds for their next token",
         "scheduling_policy": "fcfs: first come, first served; priority: a request's priority is a head start, so that nobody starves",
+        "preemption_mode": "recompute what was preempted for want of pages, or swap it to host memory and back",
+        "swap_space": "GiB of host memory per device for --preemption-mode swap (4 when left out)",
         "scheduler_cls": "module:Class of a scheduler of your own, a subclass of jaxllm.engine.scheduler.Scheduler",
         "async_scheduling": "plan the next step while the device runs the current one",
     },
@@ -92,6 +96,7 @@ CHOICES = {
     "kv_cache_dtype": tuple(KV_CACHE_DTYPES),
     "scheduling_policy": SCHEDULING_POLICIES,
     "logprobs_mode": LOGPROBS_MODES,
+    "preemption_mode": PREEMPTION_MODES,
 }
 
 

@@ -138,6 +138,7 @@ class Metrics(Collector):
             ("vllm:num_requests_running", "Choices that generate.", stats.running),
             ("vllm:num_requests_waiting", "Choices that wait.", stats.waiting),
             ("vllm:kv_cache_usage_perc", "KV pages in use, 0 to 1.", stats.kv_usage),
+            ("jaxllm:host_cache_usage", "Pages of host memory that hold something, 0 to 1.", stats.host_usage),
         ):
             gauge = GaugeMetricFamily(name, help, labels=names)
             gauge.add_metric(self._labels, value)
@@ -151,6 +152,8 @@ class Metrics(Collector):
             ("jaxllm:compiles_after_warmup", "Programs compiled while serving; should stay 0.", stats.compiles_after_warmup),
             ("jaxllm:self_checks", "Checks of pages, slots and cached prefixes by an idle engine.", stats.self_checks),
             ("jaxllm:self_check_failures", "Checks that found something broken; should stay 0.", stats.self_check_failures),
+            ("jaxllm:pages_saved", "KV pages copied to host memory.", stats.pages_saved),
+            ("jaxllm:pages_loaded", "KV pages brought back from host memory.", stats.pages_loaded),
             ("jaxllm:engine_steps", "Steps of the engine.", stats.steps),
             ("jaxllm:unknown_request_fields", "Fields of requests that this server does not know.", self.unknown_fields),
         ):

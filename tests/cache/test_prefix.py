@@ -51,8 +51,9 @@ def root(salt: str | None = None, adapter: bytes | None = None) -> bytes:
 def test_salts_and_adapters_begin_chains_of_their_own_by_tagged_bytes() -> None:
     everyone = hashlib.sha256(b"jaxllm/root/1;page=4;id=5:model").digest()
     assert root() == everyone
-    assert root("ab") == hashlib.sha256(b"jaxllm/request/1;parent=" + everyone + b";salt=2:ab;adapter=none").digest()
+    assert root("ab") == hashlib.sha256(b"jaxllm/request/1;parent=" + everyone + b";salt=2:ab;adapter=none;owner=none").digest()
     different = [root(), root("ab"), root("a", b"b"), root(None, b"ab"), root("none"), root("ab;adapter=none"), root("a", b";salt=1:a")]
+    different += [PrefixIndex(4, b"model").root(salt, None, owner) for salt, owner in ((None, "ab"), ("ab", "ab"), ("a", "b"))]
     assert len(set(different)) == len(different)
 
 

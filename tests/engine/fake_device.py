@@ -7,15 +7,18 @@ and the request's seed, so a request's output is known beforehand, whatever it s
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from dataclasses import dataclass, field
 
+from jaxllm.cache.host import HostTier
 from jaxllm.cache.pool import PagePool
 from jaxllm.cache.prefix import PrefixIndex
 from jaxllm.engine.buckets import Buckets
+from jaxllm.engine.ferry import Ferry
 from jaxllm.engine.forecast import Forecast
 from jaxllm.engine.limits import Limits
-from jaxllm.engine.plan import Chunk, Plan
+from jaxllm.engine.plan import Chunk, Moves, Plan
 from jaxllm.engine.policy import POLICIES
 from jaxllm.engine.request import Request, Status
 from jaxllm.engine.scheduler import Scheduler
@@ -65,6 +68,22 @@ class FakeDevice:
     page_size: int
     kv: dict[tuple[int, int], int] = field(default_factory=dict)
     slots: dict[int, Slot] = field(default_factory=dict)
+    host: dict[int, list[int | None]] = field(default_factory=dict)
+    fetched: dict[int, list[int | None]] = field(default_factory=dict)
+
+    def move(self, moves: Moves, frozen: set[int]) -> None:
+        """Between the pool and host memory, where contents that are fetched by one plan and put by the next may be saved over meanwhile."""
+        for page, place in moves.saves:
+            self.host[place] = [self.kv.get((page, offset)) for offset in range(self.page_size)]
+        fetched = {place: self.host[place] for place in moves.fetches}
+        assert not {page for _, page in moves.puts} & frozen, "a page that others may read is put over"
+        assert len({page for _, page in moves.puts}) == len(moves.puts), "two pages are put to one"
+        for place, page in moves.puts:
+            contents = (self.fetched | fetched)[place]
+            for offset, digest in enumerate(contents):
+                assert digest is not None, "a page that was never written is put into the pool"
+                self.kv[page, offset] = digest
+        self.fetched = fetched
 
     def run(self, plan: Plan, frozen: set[int]) -> list[int]:
         """Tokens per row of the plan (decodes, then chunks), −1 where a row has stopped or its prompt goes on.
@@ -145,6 +164,10 @@ class Setup:
     platform: str = "cpu"
     caching: bool = True
     policy: str = "fcfs"
+    host_pages: int = 0
+    host_cached: int = 0
+    seats: int = 2  # pages that a plan fetches from host memory
+    swaps: bool = False
     forecast: type[Forecast] = Forecast
     delay: int = 1  # steps between launch and commit; 0 is the engine without overlap
 
@@ -158,15 +181,19 @@ class Loop:
     def __init__(self, setup: Setup):
         self.setup = setup
         self.pool = PagePool(setup.num_pages, setup.page_size)
-        self.prefix = PrefixIndex(setup.page_size, b"test") if setup.caching else None
+        self.prefix = PrefixIndex(setup.page_size, b"test") if setup.caching or setup.host_pages else None
         self.buckets = Buckets.build(setup.max_num_seqs, setup.max_num_batched_tokens, setup.platform)
         limits = Limits(
             max_num_seqs=setup.max_num_seqs, max_num_batched_tokens=setup.max_num_batched_tokens, max_model_len=setup.max_model_len
         )
         self.scheduler = Scheduler(limits, self.pool, self.prefix, self.buckets, POLICIES[setup.policy])
         self.scheduler.forecast = setup.forecast()
+        if setup.host_pages and self.prefix is not None:
+            ferry = Ferry(HostTier(setup.host_pages, min(setup.host_cached, setup.host_pages)), self.prefix, setup.seats)
+            self.scheduler.use_host(ferry, setup.swaps, setup.caching)
         self.device = FakeDevice(setup.page_size)
         self.requests: list[Request] = []  # in order of arrival
+        self._numbers = itertools.count()
         self.stop_at: dict[Request, int | None] = {}
         self.in_flight: deque[tuple[Plan, list[int]]] = deque()
         self.aborted: set[Request] = set()
@@ -184,7 +211,7 @@ class Loop:
             return []
         family: list[Request] = []
         for seed in range(n):
-            number, params = len(self.requests), SamplingParams(priority=priority)
+            number, params = next(self._numbers), SamplingParams(priority=priority)
             request = Request(
                 id=str(number), index=0, prompt=prompt, params=params, seed=seed, arrival=float(number), max_tokens=max_tokens
             )
@@ -207,6 +234,8 @@ class Loop:
         before = self._readable()
         plan = self.scheduler.plan()
         self.check(plan, running)
+        if plan.moves is not None:
+            self.device.move(plan.moves, {page for page, _ in before & self._readable()})
         if not plan.empty:
             self.in_flight.append((plan, self.device.run(plan, {page for page, _ in before & self._readable()})))
         while len(self.in_flight) > (self.setup.delay if not plan.empty else 0):
@@ -218,6 +247,13 @@ class Loop:
         """Pages in use that hold a registered prefix, with its hash: nobody may write them while both stay."""
         pages = self.prefix.pages if self.prefix else {}
         return {(page, key) for page, key in pages.items() if self.pool.references(page)}
+
+    def forget_prefixes(self) -> None:
+        """Requests to which pages were being brought start again."""
+        arriving = [r for r in self.requests if r.arriving]
+        self.scheduler.forget_prefixes()
+        for request in arriving:
+            self.reached.pop(request, None)
 
     def drain(self) -> None:
         """Step until nothing is left; fails when that takes longer than any fair schedule needs."""
@@ -269,7 +305,10 @@ class Loop:
             assert 0 <= len(request.pages) * setup.page_size - needed < setup.page_size, "more than a page is wasted"
         if running:
             oldest = running[0]
-            assert oldest in rows or oldest.num_scheduled_outputs == oldest.max_tokens, "the oldest request stands still"
+            full = setup.host_pages and len(plan.decodes) == setup.max_num_batched_tokens  # by those it waited for pages beside
+            assert oldest in rows or oldest.arriving or full or oldest.num_scheduled_outputs == oldest.max_tokens, (
+                "the oldest request stands still"
+            )
         else:
             assert not scheduler.waiting or self.in_flight, "requests wait though nothing runs"
 
@@ -290,7 +329,7 @@ class Loop:
             self.reached[request] = chunk.start
         self._progress(request, chunk.start, chunk.length)
         assert chunk.final == (end == request.num_tokens)
-        if chunk.final and not request.output and self.setup.policy == "fcfs":
+        if chunk.final and not request.output and self.setup.policy == "fcfs" and not self.setup.host_pages:
             assert not self.first_tokens or self.first_tokens[-1] < int(request.id), "a newer request got its first token first"
             self.first_tokens.append(int(request.id))
 
@@ -305,7 +344,19 @@ class Loop:
         assert self.pool.free == self.pool.num_pages and self.pool.usage == 0
         assert (self.scheduler.running, self.scheduler.waiting) == (0, 0)
         for request in self.requests:
-            expected = generate(request.prompt, request.max_tokens, self.stop_at[request], request.seed)
-            if request in self.aborted:
-                expected = expected[: len(request.output)]
-            assert request.output == expected, request.id
+            self._check_output(request)
+
+    def forget_ended(self) -> None:
+        """Check requests that have ended, and drop them."""
+        for request in [request for request in self.requests if request.status is Status.FINISHED]:
+            self._check_output(request)
+            self.requests.remove(request)
+            self.aborted.discard(request)
+            self.reached.pop(request, None)
+            del self.stop_at[request]
+
+    def _check_output(self, request: Request) -> None:
+        expected = generate(request.prompt, request.max_tokens, self.stop_at[request], request.seed)
+        if request in self.aborted:
+            expected = expected[: len(request.output)]
+        assert request.output == expected, request.id

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.engine.buckets import Buckets
 from jaxllm.engine.engine import Engine
-from jaxllm.engine.memory import GIB, PAGE_ROUND, SPARE, Need, Room, fitting_length, plan_memory, resident_bytes
+from jaxllm.engine.memory import GIB, PAGE_ROUND, SPARE, Need, Room, fitting_length, plan_memory, pool_pages, resident_bytes
 from jaxllm.sampling.process import terms_bytes
 from tests.engine.conftest import TINY
 
@@ -27,9 +28,10 @@ def test_an_accelerator_gives_all_that_is_left_in_whole_rounds_of_pages() -> Non
 
 
 def test_every_term_takes_from_the_pool_and_is_named() -> None:
-    full = replace(CARD, resident=GIB, spare=GIB // 2)
-    assert CARD.left - full.left == GIB + GIB // 2
-    assert full.terms == "24.00 GiB usable − 15.00 weights − 3.00 for the largest step − 1.00 for sampling − 0.50 spare"
+    full = replace(CARD, resident=GIB, spare=GIB // 2, staged=GIB // 4)
+    assert CARD.left - full.left == GIB + GIB // 2 + GIB // 4
+    terms = "24.00 GiB usable − 15.00 weights − 3.00 for the largest step − 1.00 for sampling − 0.50 spare"
+    assert full.terms == f"{terms} − 0.25 for pages on their way to or from the host"
 
 
 def test_a_7b_on_an_h200_gets_more_than_98_percent_of_the_tokens_that_vllm_gets() -> None:
@@ -73,7 +75,7 @@ def test_the_length_that_auto_finds_always_fits(usable: int, page_mib: int, shar
 
 def test_too_little_memory_names_what_is_needed_what_there_is_and_what_helps() -> None:
     with pytest.raises(ConfigError) as error:
-        plan_memory(EngineConfig(), replace(CARD, workspace=8 * GIB), NEED)
+        plan_memory(EngineConfig(gpu_memory_utilization=0.6), replace(CARD, workspace=8 * GIB), NEED)
     text = str(error.value)
     assert "\n" not in text
     assert all(part in text for part in ("4.00 GiB", "1.00 GiB is available", "--max-model-len", "--gpu-memory-utilization", "auto"))
@@ -83,3 +85,43 @@ def test_too_little_memory_names_what_is_needed_what_there_is_and_what_helps() -
 def test_a_pool_larger_than_memory_is_refused(asked: dict) -> None:
     with pytest.raises(ConfigError, match=r"6\.00 GiB is available"):
         plan_memory(EngineConfig(**asked), CARD, NEED)
+
+
+@given(st.integers(17, 23), st.integers(0, 6), st.sampled_from([1000, 8192, 32768]), st.booleans())
+def test_every_value_that_an_error_names_would_have_helped(usable: int, workspace: int, length: int, shared: bool) -> None:
+    room = Room(usable=usable * GIB, weights=15 * GIB, workspace=workspace * GIB, shared=shared)
+    need = replace(NEED, max_model_len=length, max_num_seqs=16, step_tokens=8192)
+    config = EngineConfig(gpu_memory_utilization=0.5)
+    if pool_pages(config, room, need) >= need.pages_per_request:
+        return
+    with pytest.raises(ConfigError) as error:
+        plan_memory(config, room, need)
+    found = dict(re.findall(r"--([a-z-]+) ([0-9.]+)", str(error.value).partition("What helps")[2]))
+    assert "tensor-parallel-size" in found
+    if "max-model-len" in found:
+        plan_memory(config, room, replace(need, max_model_len=int(found["max-model-len"])))
+        with pytest.raises(ConfigError):
+            plan_memory(config, room, replace(need, max_model_len=int(found["max-model-len"]) + 1))
+    if "gpu-memory-utilization" in found:
+        share = float(found["gpu-memory-utilization"])
+        plan_memory(config, replace(room, usable=int(room.usable * share / 0.5)), need)
+    if "max-num-batched-tokens" in found:
+        plan_memory(config, replace(room, workspace=room.workspace * int(found["max-num-batched-tokens"]) // 8192), need)
+
+
+@pytest.mark.parametrize("asked", [{"num_gpu_blocks_override": 10}, {"kv_cache_memory_bytes": 10**8}])
+def test_a_pool_that_was_asked_too_small_is_told_the_size_that_does(asked: dict) -> None:
+    with pytest.raises(ConfigError, match="What helps") as error:
+        plan_memory(EngineConfig(**asked), CARD, NEED)
+    (name,) = asked
+    (value,) = re.findall(rf"--{name.replace('_', '-')} (\d+)", str(error.value))
+    assert plan_memory(EngineConfig(**{name: int(value)}), CARD, NEED).num_pages == NEED.pages_per_request
+
+
+@pytest.mark.parametrize("asked", [{"num_gpu_blocks_override": 10**9}, {"kv_cache_memory_bytes": 10**13}])
+def test_a_pool_that_was_asked_too_large_is_told_the_most_that_fits(asked: dict) -> None:
+    with pytest.raises(ConfigError, match="ask for at most") as error:
+        plan_memory(EngineConfig(**asked), CARD, NEED)
+    (name,) = asked
+    (value,) = re.findall(rf"--{name.replace('_', '-')} (\d+)", str(error.value))
+    assert 0 <= CARD.left - plan_memory(EngineConfig(**{name: int(value)}), CARD, NEED).kv < NEED.page_bytes

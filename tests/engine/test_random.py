@@ -20,10 +20,17 @@ REQUESTS = 56
 IDS = 96  # prompts hold no end of sequence
 
 
-@pytest.fixture(scope="module")
-def crowded(make_engine: MakeEngine) -> Engine:
-    """Small chunks and few pages, overlapped, with a prefix cache."""
-    engine = make_engine(max_num_batched_tokens=16, num_gpu_blocks_override=12, max_model_len=96)
+WAYS: dict[str, dict[str, Any]] = {
+    "recompute": {},
+    "swap": {"preemption_mode": "swap", "swap_space": 0.001, "kv_offloading_size": 0.001},
+    "swap without prefixes": {"preemption_mode": "swap", "swap_space": 0.001, "enable_prefix_caching": False},
+}
+
+
+@pytest.fixture(scope="module", params=["recompute", *(pytest.param(way, marks=pytest.mark.slow) for way in WAYS if way != "recompute")])
+def crowded(request: pytest.FixtureRequest, make_engine: MakeEngine) -> Engine:
+    """Small chunks and few pages, overlapped, with a prefix cache; interrupted in every way."""
+    engine = make_engine(max_num_batched_tokens=16, num_gpu_blocks_override=12, max_model_len=96, **WAYS[request.param])
     engine.scheduler.forecast = Optimist()
     return engine
 
@@ -103,7 +110,8 @@ def test_random_traffic_gives_every_request_what_it_gets_alone(crowded: Engine, 
     after = crowded.stats()
     assert min(reasons.count(reason) for reason in ("stop", "length", "abort")) >= 3
     assert after.preemptions - before.preemptions > 3
-    assert after.prefix_hits - before.prefix_hits > 100
+    assert after.prefix_hits - before.prefix_hits > 100 or not crowded.resolved.enable_prefix_caching
+    assert after.pages_loaded > before.pages_loaded or not crowded.resolved.host_pages
     assert after.free_pages == after.num_pages
     assert after.running == after.waiting == 0
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
-from jaxllm.config import EngineConfig
-from jaxllm.engine.resolve import resized, resolve
+import pytest
+
+from jaxllm.config import ConfigError, EngineConfig
+from jaxllm.engine.memory import GIB, Need, Room
+from jaxllm.engine.resolve import _first_pool, resized, resolve
 from jaxllm.mesh import make_mesh
+from tests.engine.conftest import TINY
 
 
 def test_a_smaller_step_leaves_a_larger_pool_and_changes_nothing_else(tiny_dir: str) -> None:
@@ -24,3 +29,16 @@ def test_a_pool_that_was_asked_for_keeps_its_size(tiny_dir: str) -> None:
     config = EngineConfig(model=tiny_dir, num_gpu_blocks_override=50, max_num_seqs=4, max_num_batched_tokens=64)
     before = resolve(config, Path(tiny_dir), make_mesh(1))
     assert resized(before, config, before.memory.room.workspace // 2).resolved == before.resolved
+
+
+def test_an_estimate_refuses_only_where_no_step_is_going_to_be_compiled() -> None:
+    need = Need(page_bytes=GIB // 64, page_size=64, max_num_seqs=4, max_model_len=4096)
+    room = Room(usable=10 * GIB, weights=4 * GIB, workspace=7 * GIB, shared=False)  # 7 GiB is a guess, 1 GiB of pages is needed
+    hf = TINY | {"max_position_embeddings": 4096}
+    length, memory = _first_pool(EngineConfig(max_model_len=4096), hf, room, need)
+    assert (length, memory.room) == (4096, room)
+    with pytest.raises(ConfigError, match=r"1\.00 GiB of KV cache is needed"):
+        _first_pool(EngineConfig(max_model_len=4096, enforce_eager=True), hf, room, need)
+    full = replace(room, weights=10 * GIB)
+    with pytest.raises(ConfigError, match=r"1\.00 GiB of KV cache is needed"):
+        _first_pool(EngineConfig(max_model_len=4096), hf, full, need)

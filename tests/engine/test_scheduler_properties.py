@@ -23,7 +23,11 @@ tiny = st.builds(
     platform=st.sampled_from(["cpu", "gpu"]),
     caching=st.booleans(),
     policy=st.sampled_from(["fcfs", "priority"]),
-    forecast=st.sampled_from([Optimist, Forecast]),
+    forecast=st.sampled_from([Optimist, Optimist, Forecast]),
+    host_pages=st.sampled_from([0, 0, 1, 3, 20]),
+    host_cached=st.sampled_from([0, 2, 20]),
+    seats=st.integers(1, 4),
+    swaps=st.booleans(),
     delay=st.integers(0, 2),
 )
 roomy = st.builds(
@@ -35,7 +39,11 @@ roomy = st.builds(
     platform=st.sampled_from(["cpu", "gpu"]),
     caching=st.booleans(),
     policy=st.sampled_from(["fcfs", "priority"]),
-    forecast=st.sampled_from([Optimist, Forecast]),
+    forecast=st.sampled_from([Optimist, Optimist, Forecast]),
+    host_pages=st.sampled_from([0, 0, 1, 3, 20]),
+    host_cached=st.sampled_from([0, 2, 20]),
+    seats=st.integers(1, 4),
+    swaps=st.booleans(),
     delay=st.integers(0, 2),
 )
 
@@ -120,7 +128,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.loop.prefix is not None)
     @rule()
     def forget_prefixes(self) -> None:
-        self.loop.prefix.clear()
+        self.loop.forget_prefixes()
 
     @invariant()
     def pages_and_slots_are_accounted_for(self) -> None:

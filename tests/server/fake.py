@@ -36,6 +36,10 @@ RESOLVED = Resolved(
     enable_prefix_caching=True,
     async_scheduling=False,
     scheduling_policy="fcfs",
+    preemption_mode="recompute",
+    host_pages=0,
+    host_cached_pages=0,
+    moved_pages=0,
     attention_backend="fake",
     attention_reason="a test",
 )

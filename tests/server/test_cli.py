@@ -78,7 +78,7 @@ def test_what_is_no_human_integer(text: str) -> None:
     "argv",
     [
         ["--no-enable-chunked-prefill"], ["--tokenizer-mode", "slow"], ["--pipeline-parallel-size", "2"], ["--data-parallel-size", "8"],
-        ["--quantization", "awq"], ["--swap-space", "9"],
+        ["--quantization", "awq"],
     ],
     ids=str,
 )  # fmt: skip

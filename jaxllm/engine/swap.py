@@ -1,0 +1,85 @@
+"""Pages to host memory and back, beside the steps: a program gathers or scatters a few pages of all layers, a copy crosses the link."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from itertools import batched
+
+import jax
+import numpy as np
+from jax import Array
+
+from jaxllm.cache.kv import KVCache, zeros_of
+from jaxllm.cache.transfer import Page, page_shapes
+from jaxllm.engine.plan import Moves
+from jaxllm.engine.programs import Programs, shardings
+from jaxllm.engine.uplink import Uplink
+
+UNDER_WAY = 2  # programs of which the pages may be on their way at once; see memory.STAGED
+
+
+class Swapper:
+    """Owns the host's copies, each page arrays of its own in pinned memory where there is such memory. `run` never waits for a step, only
+    for its own copies when many are under way."""
+
+    def __init__(self, programs: Programs):
+        self._programs = programs
+        self._width, self._pages = programs.moved, programs.abstract.kv.k[0].shape[0]
+        platform = programs.model.mesh.devices.flat[0].platform
+        shapes = page_shapes(programs.abstract.kv)
+        self._near = shardings(shapes)
+        self._far = shardings(page_shapes(programs.abstract.kv, None if platform == "cpu" else "pinned_host"))
+        self._filler = zeros_of(shapes)
+        self._uplink = Uplink(self._width, programs.host, UNDER_WAY + 1)
+        self._under_way: deque[Array] = deque()
+        self._kept: dict[int, Page] = {}  # by place in host memory
+        self._fetched: dict[int, Page] = {}  # of those, what the last plan fetched
+
+    def run(self, kv: KVCache, moves: Moves) -> KVCache:
+        """Do what a plan moves, and return the pool, whose buffers stay. Call it before the plan's step, plan by plan."""
+        for batch in batched(moves.saves, self._width):
+            kv = self._save(kv, batch)
+        fetched = {place: self._kept[place] for place in moves.fetches}
+        fetched = jax.device_put(fetched, dict.fromkeys(fetched, self._near)) if fetched else {}
+        known = self._fetched | fetched
+        for batch in batched(moves.puts, self._width):
+            kv = self._put(kv, [known[place] for place, _ in batch], [page for _, page in batch])
+        self._fetched = fetched
+        return kv
+
+    def warm_up(self, kv: KVCache) -> tuple[KVCache, float]:
+        """Run both programs twice, on nobody's pages. Returns the pool, and the seconds that fetching and putting as many pages as one
+        program moves take."""
+        for _ in range(2):
+            kv = self._save(kv, [(self._pages + i, i) for i in range(self._width)])
+            jax.block_until_ready(self._kept)
+            start = time.perf_counter()
+            kv = self.run(kv, Moves((), tuple(range(self._width)), tuple((i, self._pages + i) for i in range(self._width))))
+            jax.block_until_ready(kv)
+            seconds = time.perf_counter() - start
+        self._kept, self._fetched = {}, {}
+        return kv, seconds
+
+    def _save(self, kv: KVCache, batch: tuple[tuple[int, int], ...] | list[tuple[int, int]]) -> KVCache:
+        kv, pages = self._programs.get("save", self._width)(kv, self._numbers([page for page, _ in batch]))
+        found = jax.device_put(pages[: len(batch)], (self._far,) * len(batch))
+        self._kept |= {place: page for (_, place), page in zip(batch, found, strict=True)}
+        self._wait_after(found[-1][0])
+        return kv
+
+    def _put(self, kv: KVCache, pages: list[Page], numbers: list[int]) -> KVCache:
+        padded = (*pages, *(self._filler for _ in range(self._width - len(pages))))
+        kv, done = self._programs.get("load", self._width)(kv, self._numbers(numbers), padded)
+        self._wait_after(done)
+        return kv
+
+    def _numbers(self, pages: list[int]) -> Array:
+        """Page numbers for a program, padded with different ones beyond the pool."""
+        spare = range(self._pages + self._width, self._pages + 2 * self._width - len(pages))
+        return self._uplink.send([np.array([*pages, *spare], np.int32)])
+
+    def _wait_after(self, done: Array) -> None:
+        self._under_way.append(done)
+        if len(self._under_way) > UNDER_WAY:
+            self._under_way.popleft().block_until_ready()

@@ -1,0 +1,126 @@
+"""Host pages: what is kept for swapped requests, what is only cached, and whose turn it is to go."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxllm.cache.host import HostTier
+from jaxllm.cache.pool import PoolError
+
+A, B, C, D = b"a", b"b", b"c", b"d"
+
+
+def test_a_tier_that_caches_takes_what_is_evicted_and_finds_chains_from_their_start() -> None:
+    tier = HostTier(4, 4)
+    places = [tier.save(key) for key in (A, B, C)]
+    assert sorted(p for p in places if p is not None) == [0, 1, 2]
+    assert tier.find([A, B, D, C]) == places[:2]
+    assert tier.find([D, A]) == []
+    assert tier.save(A) is None, "it is here already"
+    assert tier.used == 3
+
+
+def test_the_least_recently_used_makes_room() -> None:
+    tier = HostTier(2, 2)
+    first, second = tier.save(A), tier.save(B)
+    tier.find([A])
+    assert tier.save(C) == second
+    assert tier.find([A]) == [first] and tier.find([B]) == []
+
+
+def test_without_a_cache_only_what_is_wanted_is_saved() -> None:
+    tier = HostTier(2, 0)
+    assert tier.save(A) is None
+    tier.keep([A, B])
+    assert tier.save(A) is not None
+    assert tier.save(C) is None
+    tier.let_go([A, B])
+    assert tier.used == 0 and tier.find([A]) == []
+
+
+def test_what_is_kept_is_not_evicted_and_may_take_the_room_of_what_is_cached() -> None:
+    tier = HostTier(2, 1)
+    tier.keep([A, B])
+    tier.save(C)
+    assert tier.save(A) is not None and tier.save(B) is not None
+    assert tier.find([C]) == [] and tier.used == 2
+    assert tier.save(D) is None, "no room"
+    tier.keep([D])
+    assert tier.save(D) is None
+    tier.let_go([A])
+    assert tier.find([A]) != [], "it is cached from here on"
+    assert tier.save(D) is not None and tier.find([A]) == []
+
+
+def test_what_two_keep_stays_until_both_let_go_and_nobody_lets_go_twice() -> None:
+    tier = HostTier(2, 0)
+    tier.keep([A])
+    tier.keep([A])
+    tier.save(A)
+    tier.let_go([A])
+    assert tier.find([A])
+    tier.let_go([A])
+    assert not tier.find([A])
+    with pytest.raises(PoolError, match="let go, but nobody keeps it"):
+        tier.let_go([A])
+
+
+def test_what_is_forgotten_is_gone_though_it_is_kept() -> None:
+    tier = HostTier(3, 3)
+    tier.keep([A])
+    tier.save(A)
+    tier.save(B)
+    tier.forget([A, D])
+    assert tier.find([A]) == [] and tier.find([B]) != []
+    tier.clear()
+    assert tier.used == 0
+    tier.check([[A]])
+    tier.let_go([A])
+    tier.check()
+
+
+def test_the_check_finds_lost_pages_and_wrong_keepers() -> None:
+    tier = HostTier(2, 2)
+    tier.keep([A])
+    with pytest.raises(PoolError, match="other prefixes"):
+        tier.check()
+    tier.check([[A]])
+    tier._blank.pop()
+    with pytest.raises(PoolError, match="lost or used twice"):
+        tier.check([[A]])
+
+
+@pytest.mark.parametrize(("pages", "cached"), [(0, 0), (2, 3), (2, -1)])
+def test_impossible_sizes_are_refused(pages: int, cached: int) -> None:
+    with pytest.raises(ValueError, match="cannot cache"):
+        HostTier(pages, cached)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(1, 5), st.integers(0, 5), st.lists(st.tuples(st.sampled_from("sklfg"), st.integers(0, 6)), max_size=60))
+def test_any_order_of_calls_keeps_the_accounts(pages: int, cached: int, calls: list[tuple[str, int]]) -> None:
+    tier, kept = HostTier(pages, min(cached, pages)), Counter[bytes]()
+    here: dict[bytes, int] = {}
+    for call, number in calls:
+        key = b"%d" % number
+        if call == "s":
+            place = tier.save(key)
+            if place is not None:
+                here = {k: p for k, p in here.items() if p != place} | {key: place}
+        elif call == "k":
+            tier.keep([key])
+            kept[key] += 1
+        elif call == "l" and kept[key]:
+            tier.let_go([key])
+            kept[key] -= 1
+        elif call == "f":
+            tier.forget([key])
+            assert tier.find([key]) == []
+        elif call == "g":
+            found = tier.find([key])
+            assert found in ([], [here.get(key)]), "it is where it was saved"
+        tier.check([[key] * count for key, count in kept.items() if count])

@@ -1,0 +1,302 @@
+"""Pages that leave for host memory and come back: when they travel, and that a request gets the same tokens however it was interrupted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from jaxllm.config import ConfigError, EngineConfig
+from jaxllm.engine.buckets import ExtendShape
+from jaxllm.engine.engine import Engine
+from jaxllm.engine.memory import GIB, HostPlan, plan_host
+from jaxllm.engine.pace import seconds_per_token
+from jaxllm.engine.plan import Plan
+from jaxllm.engine.request import GenerateRequest, Request, Status
+from jaxllm.sampling.options import SamplingParams
+from tests.engine.conftest import collect, run
+from tests.engine.fake_device import Loop, Optimist, Setup
+from tests.engine.test_scheduler import lasting
+
+MakeEngine = Callable[..., Engine]
+SMALL = Setup(
+    page_size=2, num_pages=8, max_num_seqs=2, max_num_batched_tokens=64, forecast=Optimist, host_pages=16, swaps=True, caching=False
+)
+
+
+def until(loop: Loop, condition: Callable[[Plan], Any]) -> Plan:
+    for _ in range(200):
+        plan = loop.step()
+        if condition(plan):
+            return plan
+    raise AssertionError("did not happen in 200 steps")
+
+
+def two_that_do_not_fit(setup: Setup = SMALL) -> tuple[Loop, Request, Request]:
+    loop = Loop(setup)
+    first, second = loop.add(lasting(12, 0, length=4), 12), loop.add(lasting(12, 1, length=4), 12)
+    assert first is not None and second is not None
+    return loop, first, second
+
+
+def saved(loop: Loop) -> int:
+    assert loop.scheduler.ferry is not None
+    return loop.scheduler.ferry.saved
+
+
+def test_a_page_leaves_in_the_plan_that_hands_it_out_and_only_then() -> None:
+    loop, first, second = two_that_do_not_fit()
+    left = 0
+    while first.status is not Status.FINISHED:
+        before = set(first.pages)
+        moves = loop.step().moves
+        if moves is not None and second.status is Status.WAITING:
+            assert {page for page, _ in moves.saves} <= set(first.pages) - before
+            left += len(moves.saves)
+    assert second.num_preemptions == 1 and left >= 3
+    assert 0 < len(second.stored) <= 7
+    loop.drain()
+    loop.check_ended()
+
+
+def test_pages_are_fetched_beside_a_step_and_put_by_the_next_plan() -> None:
+    loop, first, second = two_that_do_not_fit()
+    until(loop, lambda plan: plan.preempted)
+    until(loop, lambda _: first.status is Status.FINISHED)
+    loop.add(lasting(6, 2), 6)  # something to compute while the pages travel
+    fetching = until(loop, lambda plan: plan.moves is not None and plan.moves.fetches)
+    putting = loop.step()
+    assert fetching.moves is not None and putting.moves is not None
+    places = fetching.moves.fetches
+    assert tuple(place for place, _ in putting.moves.puts)[: len(places)] == places or fetching.moves.puts
+    loop.drain()
+    loop.check_ended()
+    assert loop.scheduler.ferry is not None and loop.scheduler.ferry.loaded > 0
+    assert second.num_preemptions > 0
+
+
+def test_nothing_waits_for_a_step_when_nothing_else_runs() -> None:
+    loop, first, second = two_that_do_not_fit()
+    until(loop, lambda _: saved(loop) >= 3)
+    loop.abort(first)
+    plan = until(loop, lambda plan: plan.moves is not None and plan.moves.fetches)
+    assert plan.moves is not None and [place for place, _ in plan.moves.puts] == list(plan.moves.fetches)
+    assert second.status is Status.RUNNING
+    loop.drain()
+    loop.check_ended()
+
+
+def test_a_plan_fetches_no_more_than_its_seats() -> None:
+    loop = Loop(
+        Setup(page_size=2, num_pages=24, max_num_seqs=2, max_num_batched_tokens=64, forecast=Optimist, host_pages=40, swaps=True, seats=3)
+    )
+    first, second = loop.add(lasting(24, 0, length=20), 24), loop.add(lasting(24, 1, length=20), 24)
+    assert first is not None and second is not None
+    until(loop, lambda plan: plan.preempted)
+    fetched = []
+    while loop.scheduler.has_work or loop.in_flight:
+        moves = loop.step().moves
+        fetched.append(len(moves.fetches) if moves is not None else 0)
+    assert max(fetched) == 3 and sum(fetched) > 3
+    loop.check_ended()
+
+
+def test_swapped_requests_come_back_before_new_ones_start_though_those_are_more_urgent() -> None:
+    loop = Loop(
+        Setup(
+            page_size=2,
+            num_pages=8,
+            max_num_seqs=2,
+            max_num_batched_tokens=64,
+            forecast=Optimist,
+            host_pages=16,
+            swaps=True,
+            policy="priority",
+        )
+    )
+    first, second = loop.add(lasting(12, 0, length=4), 12), loop.add(lasting(12, 1, length=4), 12)
+    assert first is not None and second is not None
+    until(loop, lambda plan: plan.preempted)
+    urgent = loop.add([9, 9], 2, priority=-1000)
+    assert urgent is not None
+    until(loop, lambda _: second.status is Status.RUNNING)
+    assert urgent.status is Status.WAITING or second.slot >= 0
+    assert urgent.output == []
+    loop.drain()
+    loop.check_ended()
+
+
+def test_a_swapped_request_that_leaves_takes_its_pages_along() -> None:
+    loop, _, second = two_that_do_not_fit()
+    until(loop, lambda plan: plan.preempted)
+    ferry = loop.scheduler.ferry
+    assert ferry is not None
+    loop.step()
+    loop.abort(second)
+    assert ferry.host.used == 0
+    loop.drain()
+    loop.check_ended()
+
+
+def test_a_request_that_leaves_while_its_pages_arrive_leaves_nothing_behind() -> None:
+    loop, first, second = two_that_do_not_fit(Setup(**{**vars(SMALL), "seats": 1}))
+    until(loop, lambda _: saved(loop) >= 3)
+    loop.abort(first)
+    until(loop, lambda _: second.arriving)
+    loop.abort(second)
+    loop.scheduler.check()
+    loop.drain()
+    loop.check_ended()
+
+
+def test_evicted_prefixes_come_back_from_host_memory_when_that_is_worth_it() -> None:
+    setup = Setup(page_size=2, num_pages=8, max_num_seqs=1, max_num_batched_tokens=64, host_pages=8, host_cached=8)
+    for load, compute, worth in ((0.0, float("inf"), True), (1.0, 0.1, False), (1.0, 0.6, True)):
+        loop = Loop(setup)
+        ferry = loop.scheduler.ferry
+        assert ferry is not None
+        ferry.load_seconds, ferry.compute_seconds = load, compute
+        for prompt in ([1, 2, 3, 4, 5, 6, 7], [11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21], [1, 2, 3, 4, 5, 6, 7]):
+            loop.add(prompt, 4)
+            loop.drain()
+        assert (ferry.loaded > 0) == worth, (load, compute)
+        assert (loop.requests[-1].num_cached_tokens == 6) == worth
+        loop.check_ended()
+
+
+def test_a_spoiled_prefix_is_not_brought_to_anybody() -> None:
+    loop, first, second = two_that_do_not_fit(Setup(**{**vars(SMALL), "caching": True, "host_cached": 16, "seats": 1}))
+    until(loop, lambda _: saved(loop) >= 3)
+    loop.abort(first)
+    until(loop, lambda _: second.arriving)
+    spoiled = Request(
+        id="x", index=0, prompt=second.prompt, params=SamplingParams(), seed=0, arrival=0.0, max_tokens=1, hashes=list(second.hashes)
+    )
+    loop.scheduler.spoil(spoiled)
+    assert (second.status, second.arriving, second.pages) == (Status.WAITING, 0, [])
+    loop.reached.pop(second, None)
+    loop.scheduler.check()
+    loop.drain()
+    loop.check_ended()
+
+
+# --- the engine
+
+PROMPTS = [[number, *range(1, 20 + 3 * number)] for number in range(1, 7)]
+WAYS: dict[str, dict[str, Any]] = {
+    "recompute": {},
+    "swap": {"preemption_mode": "swap", "swap_space": 0.01},
+    "swap without prefix caching": {"preemption_mode": "swap", "swap_space": 0.01, "enable_prefix_caching": False},
+    "swap and a host tier": {"preemption_mode": "swap", "swap_space": 0.001, "kv_offloading_size": 0.01},
+    "host tier": {"kv_offloading_size": 0.01},
+    "swap, synchronous": {"preemption_mode": "swap", "swap_space": 0.01, "async_scheduling": False},
+    "swap over 4 shards": {"preemption_mode": "swap", "swap_space": 0.01, "tensor_parallel_size": 4},
+}
+
+
+@pytest.fixture(scope="module")
+def alone(make_engine: MakeEngine) -> list[list[int]]:
+    engine = make_engine(max_num_seqs=1, async_scheduling=False, enable_prefix_caching=False)
+    return [run(engine, [prompt], params(number))[0] for number, prompt in enumerate(PROMPTS)]
+
+
+def params(number: int) -> SamplingParams:
+    """Greedy and drawn in turn."""
+    drawn: dict[str, Any] = {"temperature": 1.0, "top_p": 0.9, "seed": number} if number % 2 else {"temperature": 0}
+    return SamplingParams(max_tokens=40, ignore_eos=True, **drawn)
+
+
+QUICK = ("swap", "swap and a host tier")  # the others take a minute
+
+
+@pytest.mark.parametrize("way", [way if way in QUICK else pytest.param(way, marks=pytest.mark.slow) for way in WAYS])
+def test_tokens_are_those_of_a_request_alone_however_it_was_interrupted(make_engine: MakeEngine, alone: list[list[int]], way: str) -> None:
+    engine = make_engine(num_gpu_blocks_override=20, **WAYS[way])
+    engine.scheduler.forecast = Optimist()
+    for _ in range(2):  # the second time with what the first has left behind
+        assert run(engine, PROMPTS, [params(number) for number in range(len(PROMPTS))]) == alone
+        engine.scheduler.check()
+    stats = engine.stats()
+    assert stats.preemptions > 0
+    assert (stats.pages_saved > 0) == (stats.pages_loaded > 0) == (way != "recompute")
+    assert stats.free_pages == stats.num_pages
+    if way == "swap":
+        assert stats.host_usage == 0, "nobody is swapped out any more"
+
+
+def test_nothing_compiles_after_warm_up_and_the_link_is_measured(make_engine: MakeEngine, alone: list[list[int]]) -> None:
+    engine = make_engine(
+        enforce_eager=False, num_gpu_blocks_override=20, preemption_mode="swap", swap_space=0.01, max_num_batched_tokens=16
+    )
+    engine.scheduler.forecast = Optimist()
+    assert run(engine, PROMPTS, [params(number) for number in range(len(PROMPTS))]) == alone
+    assert engine.stats().compiles_after_warmup == 0
+    assert engine.stats().pages_loaded > 0
+    ferry = engine.scheduler.ferry
+    assert ferry is not None and 0 < ferry.load_seconds < 10 and 0 < ferry.compute_seconds < 10
+
+
+def test_an_engine_that_failed_starts_with_empty_host_memory(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_engine(num_gpu_blocks_override=20, preemption_mode="swap", swap_space=0.01)
+    engine.scheduler.forecast = Optimist()
+    for number, prompt in enumerate(PROMPTS):
+        engine.add(GenerateRequest(id=str(number), prompt_token_ids=prompt, params=params(number)))
+    while not engine.stats().host_usage:
+        engine.step()
+    with monkeypatch.context() as broken:
+        broken.setattr(engine.runner, "forward", lambda plan: (_ for _ in ()).throw(RuntimeError))
+        with pytest.raises(RuntimeError):
+            engine.step()
+    assert engine.stats().host_usage == 0
+    engine.self_check()
+    assert engine.stats().self_check_failures == 0
+    collect(engine, [])
+
+
+def test_host_memory_is_counted_in_pages_of_all_devices() -> None:
+    def planned(page: int = GIB // 64, shards: int = 1, caching: bool = True, **wishes: Any) -> HostPlan:
+        return plan_host(EngineConfig(**wishes), page, shards, caching)
+
+    assert planned() == HostPlan()
+    assert planned(preemption_mode="swap", swap_space=0.5) == HostPlan(32, 0, 2)
+    assert planned(preemption_mode="swap", swap_space=0.5, shards=2) == HostPlan(32, 0, 2), "per device"
+    assert planned(kv_offloading_size=0.5, shards=2) == HostPlan(16, 16, 2), "in all"
+    assert planned(kv_offloading_size=0.5, caching=False) == HostPlan()
+    assert planned(page=GIB // 4096, preemption_mode="swap", swap_space=0.25, kv_offloading_size=0.25).moved == 32
+    for wishes in ({"preemption_mode": "swap", "swap_space": 2**19}, {"kv_offloading_size": 2**19}):
+        with pytest.raises(ConfigError, match="is available; lower --swap-space"):
+            planned(**wishes)
+    with pytest.raises(ConfigError, match="does not fit the host memory"):
+        planned(preemption_mode="swap", swap_space=0.001)
+
+
+@pytest.mark.parametrize(
+    ("wishes", "says"),
+    [
+        ({"preemption_mode": "drop"}, "recompute or swap"),
+        ({"preemption_mode": "swap", "swap_space": 0}, "--swap-space is 0"),
+        ({"swap_space": 9}, "--preemption-mode swap"),
+        ({"swap_space": -1}, "from 0"),
+        ({"swap_space": True}, "number of GiB"),
+        ({"swap_space": float("nan")}, "number of GiB"),
+        ({"kv_offloading_size": "4"}, "number of GiB"),
+        ({"kv_offloading_size": 1, "enable_prefix_caching": False}, "prefix caching is off"),
+    ],
+)
+def test_options_that_ask_for_nothing_possible_are_refused(wishes: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        EngineConfig(**wishes)
+    assert EngineConfig(swap_space=4) == EngineConfig(swap_space=4.0), "scripts pass it; it asks for nothing"
+
+
+def test_the_price_of_a_token_is_that_of_the_best_shape() -> None:
+    assert seconds_per_token({ExtendShape(64, 4, 0): 0.64, ExtendShape(512, 4, 0): 0.512, 4: 0.1}) == pytest.approx(0.001)
+    assert seconds_per_token({}) == float("inf")
+
+
+def test_two_programs_more_and_only_with_host_memory(make_engine: MakeEngine) -> None:
+    plain, swapping = make_engine(), make_engine(preemption_mode="swap", swap_space=0.01)
+    more = set(swapping.runner.programs.keys()) - set(plain.runner.programs.keys())
+    assert {kind for kind, _ in more} == {"save", "load"} and len(more) == 2
+    assert plain.runner.swapper is None and plain.scheduler.ferry is None
