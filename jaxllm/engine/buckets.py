@@ -16,7 +16,7 @@ from typing import Any
 _DECODE_GPU = (1, 8, 16, 32, 64, 96, 128, 160, 192, 224, 256)  # 2 to 8 rows cost the same
 _ALONE_GPU = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)  # tokens of prompts alone
 _BESIDE_GPU = (64, 256, 512, 1536, 8192)  # tokens beside decode rows
-_REGIONS_GPU = (16, 64, 256)
+_REGIONS_GPU = (32, 64, 256)
 _REGION_SPAN = (2, 32)  # a region goes with so many times its rows in tokens; the widest with any more
 _LOGITS_GPU = (16, 64, 128, 256)  # rows of logits: fewer cost the same on the way to a token
 _COPIES = (16, 64)  # pages copied at once

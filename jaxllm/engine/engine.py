@@ -17,6 +17,7 @@ from jaxllm.engine.detok import Detokenizer
 from jaxllm.engine.door import Door
 from jaxllm.engine.logprobs import trimmed
 from jaxllm.engine.masks import advance, mask
+from jaxllm.engine.patience import Patience
 from jaxllm.engine.plan import Plan, Span
 from jaxllm.engine.report import Report
 from jaxllm.engine.request import (
@@ -58,6 +59,8 @@ class Engine:
         self._live: dict[str, _Live] = {}
         self._contests = Contests()
         self._in_flight: deque[StepResult] = deque()
+        self._patience = Patience()
+        self._steady = False  # the last turn launched a step of decodes alone, beside one in flight
         self._asking = Asking(parts.resolved.vocab_size, parts.tokenizer)
         self._door = Door(parts.resolved, parts.tokenizer is not None, scheduler.fits)
         self._seeds = np.random.Generator(np.random.Philox(seed))
@@ -76,6 +79,11 @@ class Engine:
     def has_work(self) -> bool:
         """Whether `step` has anything to do."""
         return bool(self._in_flight or self._pending or self.scheduler.has_work or self._guides.waiting)
+
+    @property
+    def patience(self) -> float:
+        """Seconds that whoever drives the engine may look out for requests before the next `step` without leaving the device idle."""
+        return self._patience.seconds if self._steady and not self.scheduler.waiting else 0.0
 
     def add(self, request: GenerateRequest) -> None:
         """Queue a request, one `Request` per choice. Raises RequestError on what can never run or when the queue is full."""
@@ -179,8 +187,14 @@ class Engine:
             deltas += self._constrain(forwarded)
             self._in_flight.append(self.runner.draw(forwarded))
         depth = self.runner.depth if self.resolved.async_scheduling else 0
+        steady = depth == 1 and bool(plan.decodes) and not plan.chunks
         if self._in_flight and (plan.empty or len(self._in_flight) > depth):
-            deltas += self._commit(self.runner.collect(self._in_flight.popleft()))
+            launched = time.perf_counter()
+            collected = self.runner.collect(self._in_flight.popleft())
+            if steady and self._steady:
+                self._patience.learn(time.perf_counter() - launched)
+            deltas += self._commit(collected)
+        self._steady = steady and bool(self._in_flight)
         return self._contests.told(deltas)
 
     def _constrain(self, forwarded: Forwarded) -> list[TextDelta]:

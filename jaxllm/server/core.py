@@ -54,6 +54,8 @@ class CoreEngine(Protocol):
 
     @property
     def has_work(self) -> bool: ...
+    @property
+    def patience(self) -> float: ...
     def add(self, request: GenerateRequest) -> None: ...
     def abort(self, request_id: str) -> None: ...
     def step(self) -> list[TextDelta]: ...
@@ -124,9 +126,19 @@ class Core:
 
     def _arrived(self, engine: CoreEngine) -> list[ToCore | None]:
         """Every message that is here, at least one when the engine is idle. None stands for the end of the stream."""
-        messages = [] if engine.has_work else self._awaited(engine)
+        messages = self._until(time.monotonic() + engine.patience) if engine.has_work else self._awaited(engine)
         while not self._inbox.empty():
             messages.append(self._inbox.get())
+        return messages
+
+    def _until(self, when: float) -> list[ToCore | None]:
+        """The messages that come until then (time.monotonic), or until one that ends the loop."""
+        messages: list[ToCore | None] = []
+        with contextlib.suppress(queue.Empty):
+            while (left := when - time.monotonic()) > 0:
+                messages.append(self._inbox.get(timeout=left))
+                if messages[-1] is None or isinstance(messages[-1], Stop):
+                    break
         return messages
 
     def _awaited(self, engine: CoreEngine) -> list[ToCore | None]:

@@ -39,8 +39,8 @@ def test_cpu_decode_rows_are_coarse() -> None:
 @pytest.mark.parametrize(
     ("tokens", "decodes", "shape"),
     [
-        (512, 14, (512, 16)),
-        (200, 3, (256, 16)),
+        (512, 30, (512, 32)),
+        (200, 3, (256, 32)),
         (500, 60, (512, 64)),
         (1500, 60, (1536, 64)),
         (1500, 200, (1536, 256)),
@@ -81,7 +81,7 @@ def test_shapes_are_sane_and_distinct(seqs: int, budget: int, platform: str) -> 
     assert list(buckets.extend) == sorted(set(buckets.extend))
     assert budget <= buckets.max_tokens < budget + 16
     assert buckets.max_chunks == max(s.chunks for s in buckets.extend)
-    assert all(1 <= s.chunks <= min(s.tokens, seqs, 64) and s.decodes in (0, 16, 64, 256, seqs) for s in buckets.extend)
+    assert all(1 <= s.chunks <= min(s.tokens, seqs, 64) and s.decodes in (0, 32, 64, 256, seqs) for s in buckets.extend)
     assert buckets.logits[-1] == max(s.decodes + s.chunks for s in buckets.extend) and list(buckets.logits) == sorted(set(buckets.logits))
     assert all(buckets.logit_rows(shape) in buckets.logits for shape in (*buckets.decode, *buckets.extend))
     assert all(buckets.logit_rows(s) >= s.decodes + s.chunks for s in buckets.extend)

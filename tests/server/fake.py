@@ -97,6 +97,10 @@ class FakeEngine:
     def has_work(self) -> bool:
         return bool(self._jobs)
 
+    @property
+    def patience(self) -> float:
+        return 0.0
+
     def add(self, request: GenerateRequest) -> None:
         if self._control.fail_add is not None:
             raise self._control.fail_add

@@ -195,3 +195,31 @@ def test_malformed_input_ends_the_core_rather_than_hanging_it(peer: Peer, capsys
     assert peer.next() is None
     assert peer.ended() == 0
     assert "DecodeError" in capsys.readouterr().err
+
+
+class Patient:
+    """An engine at work that can wait a minute for messages, and says when it is asked whether it can."""
+
+    has_work = True
+
+    def __init__(self) -> None:
+        self.asked = threading.Event()
+
+    @property
+    def patience(self) -> float:
+        self.asked.set()
+        return 60.0
+
+
+def test_a_message_that_comes_while_the_engine_is_patient_is_there_before_the_next_step() -> None:
+    engine, found = Patient(), []
+    here, there = socket.socketpair()
+    with here, there:
+        core = Core(here, lambda config, on_phase: (engine, {}))
+        looking = threading.Thread(target=lambda: found.append(core._arrived(engine)))
+        looking.start()
+        assert engine.asked.wait(60)
+        for message in (Abort("x"), Stop()):
+            core._inbox.put(message)
+        looking.join(60)
+    assert found == [[Abort("x"), Stop()]]

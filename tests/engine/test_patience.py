@@ -1,0 +1,44 @@
+"""Planning late, and never too late for long."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from jaxllm.engine.patience import TARGET, Patience
+
+
+def turns(step: float, host: float, count: int, patience: Patience, jitter: float = 0.0) -> list[float]:
+    """Margins of so many turns of a device whose steps take `step` seconds and a host that needs `host` to plan and launch one."""
+    rng, margins = random.Random(0), []
+    for _ in range(count):
+        margins.append(max(0.0, step - patience.seconds - host - jitter * rng.random()))
+        patience.learn(margins[-1])
+    return margins
+
+
+@pytest.mark.parametrize("step", [3e-3, 5e-3, 12e-3])
+def test_a_step_is_planned_as_late_as_the_margin_allows(step: float) -> None:
+    patience = Patience()
+    assert turns(step, 0.7e-3, 60, patience)[-1] == pytest.approx(TARGET, rel=0.05)
+    assert patience.seconds == pytest.approx(step - 0.7e-3 - TARGET, rel=0.05)
+
+
+def test_a_host_that_needs_the_whole_step_never_waits() -> None:
+    patience = Patience()
+    turns(1.5e-3, 1.4e-3, 50, patience)
+    assert patience.seconds < 1e-5
+
+
+def test_shorter_steps_find_the_host_late_a_few_times_only() -> None:
+    patience = Patience()
+    turns(12e-3, 0.7e-3, 60, patience)
+    late = [margin for margin in turns(4e-3, 0.7e-3, 100, patience) if margin == 0]
+    assert len(late) <= 3
+
+
+def test_jitter_within_the_margin_makes_nothing_late() -> None:
+    patience = Patience()
+    turns(5e-3, 0.5e-3, 60, patience)
+    assert min(turns(5e-3, 0.5e-3, 300, patience, jitter=0.5e-3)) > 0
