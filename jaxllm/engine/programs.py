@@ -119,14 +119,11 @@ class Programs:
         return ("extend", self.buckets.extend[-1])
 
     @property
-    def largest_sampler(self) -> Key:
-        """The sampler that needs most memory: it does most for most rows."""
-        return ("sample", (self.buckets.logits[-1], self.samplers[-1]))
-
-    @property
-    def largest_scorers(self) -> list[Key]:
-        """The programs for log-probabilities that need most memory."""
-        return [("logprobs", (self.buckets.logits[-1], self.widths[-1])), ("score", (self.buckets.score, self.widths[-1]))]
+    def largest_others(self) -> list[Key]:
+        """The other programs that may need much: those over most rows of logits. A draw kernel needs nothing, and lowers for seconds."""
+        rows, width = self.buckets.logits[-1], self.widths[-1]
+        draws: list[Key] = [("sample", (rows, self.samplers[-1]))] if self._draw_backend == "reference" else []
+        return [*draws, ("process", rows), ("logprobs", (rows, width)), ("score", (self.buckets.score, width))]
 
     def for_pool(self, abstract: Abstract) -> Programs:
         """The lattice for a pool of another size. What takes no pages is not compiled again where the slot state is the same."""

@@ -55,7 +55,7 @@ def fitted(setup: Setup, programs: Programs, config: EngineConfig) -> tuple[Setu
         device = setup.mesh.devices.flat[0]
         few = make_programs(shallow(setup), Executables(XlaOptions.of(device.device_kind), platform=device.platform))
         with ThreadPoolExecutor(1) as pool:
-            after = pool.submit(programs.compile, [programs.largest_sampler, *programs.largest_scorers])
+            after = pool.submit(programs.compile, programs.largest_others)
             few.compile([few.largest])
             after.result()
         workspace = max(few.peak_bytes, programs.peak_bytes)

@@ -106,7 +106,7 @@ def test_a_small_pool_leaves_a_step_more_than_was_reserved_and_a_full_one_does_n
     room = replace(setup.memory.room, workspace=0, spare=0)
     setup = replace(setup, memory=replace(setup.memory, room=room))
     programs = make_programs(setup)
-    programs.compile([programs.largest, programs.largest_sampler])
+    programs.compile([programs.largest, *programs.largest_others])
     check_peak(setup, programs)
     full = replace(setup, memory=replace(setup.memory, num_pages=room.left // setup.memory.page))
     with pytest.raises(ConfigError, match="the largest step needs"):
