@@ -1,4 +1,4 @@
-"""Ordered images of floats, bisection on them, and counter-based random numbers, all in int32 operations that Mosaic GPU lowers."""
+"""Ordered images of floats, a search on them, and counter-based random numbers, all in int32 operations that Mosaic GPU lowers."""
 
 from __future__ import annotations
 
@@ -49,19 +49,38 @@ def _like(x: Array, value: int) -> Array:
     return jnp.int32(value) if x.ndim == 0 else lax.broadcast(jnp.int32(value), x.shape)
 
 
-def search(k: Array, low: Array, high: Array, count: Callable[[Array], Array]) -> Array:
-    """The largest t in [low, high] that k logits reach, or any t that exactly k reach; low where there is none. Ordered integers."""
+def reach(x: Array, s: Array, t: Array) -> Array:
+    """Which x reach s and which reach t, as numbers whose sum holds both counts: of fewer than 2^15 numbers."""
+    return jnp.where(x >= s, 1, 0) + jnp.where(x >= t, 1 << 16, 0)
+
+
+def counts_of(total: Array) -> tuple[Array, Array]:
+    """The two counts in a sum of what `reach` gives."""
+    return lax.bitwise_and(total, _like(total, (1 << 16) - 1)), lax.shift_right_logical(total, _like(total, 16))
+
+
+def search(k: Array, low: Array, high: Array, counts: Callable[[Array, Array], tuple[Array, Array]], low_first: bool = False) -> Array:
+    """The largest t in [low, high] that k values reach, or any t that exactly k reach; low where there is none.
+
+    Bounds are images of finite floats. `counts(s, t)` says how many values reach s and how many reach t; s <= t. A step leaves a third.
+    With `low_first` the first step looks at low itself, which may be reached by exactly k.
+    """
 
     def going(carry):  # type: ignore[no-untyped-def]
-        low, high, found = carry
+        low, high, found, _ = carry
         return jnp.logical_and(low < high, found == 0)
 
-    def halve(carry):  # type: ignore[no-untyped-def]
-        low, high, _ = carry
-        # Rounded up, without overflow.
-        middle = (low | high) - lax.shift_right_arithmetic(low ^ high, jnp.int32(1))
-        reached = count(middle)
-        enough = reached >= k
-        return jnp.where(enough, middle, low), jnp.where(enough, high, middle - 1), (reached == k).astype(jnp.int32)
+    def narrow(carry):  # type: ignore[no-untyped-def]
+        low, high, _, guess = carry
+        three = jnp.int32(3)
+        step = jnp.maximum(lax.div(high, three) - lax.div(low, three), 1)  # high - low would overflow
+        first = jnp.where(guess > 0, low, low + step)
+        second = jnp.minimum(low + step + step, high)
+        reach_first, reach_second = counts(first, second)
+        found = jnp.logical_or(reach_first == k, reach_second == k).astype(jnp.int32)
+        # Low stays where too few reach even that.
+        high = jnp.where(reach_first < k, jnp.maximum(first - 1, low), jnp.where(reach_second < k, second - 1, high))
+        low = jnp.where(reach_second >= k, second, jnp.where(reach_first >= k, first, low))
+        return low, high, found, jnp.int32(0)
 
-    return lax.while_loop(going, halve, (low, high, jnp.int32(0)))[0]
+    return lax.while_loop(going, narrow, (low, high, jnp.int32(0), jnp.int32(low_first)))[0]

@@ -21,7 +21,7 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.draw.bits import exponential, float_of, ordered, search, threefry, uniform
+from pallas_kernels.draw.bits import counts_of, exponential, float_of, ordered, reach, search, threefry, uniform
 from pallas_kernels.draw.rows import BROKEN, SMALLEST_TEMPERATURE, DrawRows
 
 LOG2E = math.log2(math.e)
@@ -307,33 +307,45 @@ class _Block:
 
     def kth(self, k: Array, top: Array, third: Array) -> Array:
         """A threshold that exactly the k largest logits and those equal to the k-th reach."""
+        spec = self.spec
 
-        def counted(x: Array, t: Array) -> Array:
-            return jnp.where(ordered(x) >= t, 1, 0)
+        def threshold(t: Array) -> Array:
+            return float_of(self.full(t, jnp.int32))
 
         def image(x: Array) -> Array:
             # By way of an array: scalars have no bit casts.
             return jnp.max(ordered(self.full(x)))
 
         def value(t: Array) -> Array:
-            return jnp.max(float_of(self.full(t, jnp.int32)))
+            return jnp.max(threshold(t))
 
         def among_kept() -> tuple[Array, ...]:
-            def count(t: Array) -> Array:
-                return jnp.sum(functools.reduce(jnp.add, [counted(x, t) for i in range(KEPT) for x in self.parts("kept", i)]))
+            def counts(s: Array, t: Array) -> tuple[Array, Array]:
+                bounds = threshold(s), threshold(t)
+                kept = [reach(x, *bounds) for i in range(KEPT) for x in self.parts("kept", i)]
+                return counts_of(jnp.sum(functools.reduce(jnp.add, kept)))
 
-            high = image(top)
-            low = search(k, image(jnp.float32(LOWEST)), high, count)
-            return low, high, value(low)
+            # Each slot has one logit of at least the smallest of the slots' largest.
+            least = -jnp.max(functools.reduce(jnp.maximum, [-ordered(x) for x in self.parts("kept", 0)]))
+            low = jnp.where(k <= spec.tuning.groups * spec.size, least, image(jnp.float32(LOWEST)))
+            low = search(k, low, image(top), counts)
+            return low, image(third), value(low)
 
         def exact() -> Array:
-            def count(t: Array) -> Array:
-                self.sm["work"].at[self.wg][...] = self.stream(self.full(0, jnp.int32), lambda _, x, carry: carry + counted(x, t))
-                return self.told(lambda: (self.sum("work"),), jnp.int32)[0]
+            def sums() -> tuple[Array, ...]:
+                pairs = [counts_of(x) for x in self.parts("work")]
+                return tuple(jnp.sum(functools.reduce(jnp.add, counts)) for counts in zip(*pairs, strict=True))
 
-            found = search(k, low, high, count)
+            def counts(s: Array, t: Array) -> tuple[Array, Array]:
+                bounds = threshold(s), threshold(t)
+                self.sm["work"].at[self.wg][...] = self.stream(self.full(0, jnp.int32), lambda _, x, carry: carry + reach(x, *bounds))
+                return self.told(sums, jnp.int32, jnp.int32)  # type: ignore[return-value]
+
+            # Most often all that counts is kept, and it only takes a pass to know.
+            found = search(k, low, high, counts, low_first=True)
             return self.told(lambda: (value(found),), jnp.float32)[0]
 
+        # Every logit above `third` is kept. Where the k-th that is kept is not above it, neither is the k-th of all.
         low, high, floor = self.told(among_kept, jnp.int32, jnp.int32, jnp.float32)
         return lax.cond(third < floor, lambda: floor, exact)
 

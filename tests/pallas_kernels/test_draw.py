@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +22,10 @@ from tests.sampling.test_distribution import chi_square, limit
 V = 1152  # with the small tuning: slots of 256, five chunks a warpgroup, the last partly beyond the row
 SMALL = mosaic_gpu.Tuning(groups=2, lines=1, stages=2)
 reference = jax.jit(functools.partial(draw, backend="reference"))
+jitted_search = jax.jit(
+    lambda k, low, high, values, first: search(k, low, high, lambda *ts: tuple(jnp.sum(values >= t, dtype=jnp.int32) for t in ts), first),
+    static_argnums=4,
+)
 
 
 def interpreted(logits_BV: np.ndarray, rows: DrawRows, races: bool = True, tuning: mosaic_gpu.Tuning = SMALL) -> np.ndarray:
@@ -231,9 +234,13 @@ def test_random_numbers_stay_inside_their_range_and_have_the_right_mean() -> Non
     assert abs(float(exponential(many).std()) - 1) < 0.02
 
 
-@pytest.mark.parametrize("k", [1, 2, 5, 19, 20])
-def test_the_search_finds_a_threshold_that_exactly_k_reach_or_the_kth_among_equals(k: int) -> None:
-    values = np.sort(np.array([*range(-5, 10), 3, 3, 3, 2**31 - 1, -(2**31)], np.int64))[::-1]
-    given: Any = jnp.asarray(values, jnp.int32)
-    found = int(search(jnp.int32(k), jnp.int32(-(2**31)), jnp.int32(2**31 - 1), lambda t: jnp.sum(given >= t)))
-    assert (values >= found).sum() == (values >= values[k - 1]).sum()
+@pytest.mark.parametrize("k", [1, 2, 5, 10, 19, 40])
+@pytest.mark.parametrize("largest", [3.4e38, 1e-44, 7.0])
+def test_the_search_finds_a_threshold_that_exactly_k_reach_or_the_kth_among_equals(k: int, largest: float) -> None:
+    bits = np.random.default_rng(k).integers(-(2**31), 2**31, 400).astype(np.int32)
+    every = np.concatenate([bits.view(np.float32), np.repeat(np.float32([0.5, -0.0, 0, 1, 3]), 9), np.float32([largest])])
+    values = np.sort(np.asarray(ordered(every[np.isfinite(every) & (every <= np.float32(largest))])))[::-1].copy()
+    for low in (values[-1], values[k - 1] - 5, values[k - 1]):
+        for low_first in (False, True):
+            found = int(jitted_search(k, low, values[0], values, low_first))
+            assert (values >= found).sum() == (values >= values[k - 1]).sum()
