@@ -25,6 +25,8 @@ class Tuning(NamedTuple):
     queries: int = 2  # query buffers
     blocks: int = 132
     min_tiles: int = 2  # smallest share of one block
+    cluster: int = 0  # blocks that share a row and merge through distributed shared memory; 0: equal shares of all rows, merged by flags
+    swapped: bool = False  # keys for rows of the products, not queries; with clusters alone
 
 
 class Spec(NamedTuple):

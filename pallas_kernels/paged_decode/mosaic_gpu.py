@@ -18,33 +18,62 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from pallas_kernels.paged_decode.mosaic_cluster import attend_clusters
 from pallas_kernels.paged_decode.mosaic_flash import TILE, Spec, Tuning
 from pallas_kernels.paged_decode.mosaic_kernel import attend
 from pallas_kernels.paged_decode.plan import DecodePlan, make_plan
 from pallas_kernels.quantised import is_quantised
 
 
+TUNED = pathlib.Path(__file__).parent / "tuned" / "nvidia_h200.json"
+
+
 @functools.cache
-def default_tuning(head_dim: int, itemsize: int = 2) -> Tuning:
-    """The sizes of `tuned/` for a head dimension and bytes of a number in the pages; 227 KB of shared memory hold the ring, the queries and
-    the output tile."""
-    found = json.loads((pathlib.Path(__file__).parent / "tuned" / "nvidia_h200.json").read_text())
-    return Tuning(**found["head_dim" if itemsize == 2 else "head_dim, 8 bits"][str(head_dim)])
+def default_tuning(head_dim: int, itemsize: int = 2, rows: int = 0, kv_heads: int = 0) -> Tuning:
+    """The sizes of `tuned/` for a head dimension and bytes of a number in the pages, and for these rows and KV heads of one device where
+    those have sizes of their own.
+
+    227 KB of shared memory hold the ring, the queries and the output tile. Rows 0: the sizes of every number of rows.
+    """
+    return tuning_of(json.loads(TUNED.read_text()), head_dim, itemsize, rows, kv_heads)
+
+
+def tuning_of(tuned: dict[str, Any], head_dim: int, itemsize: int, rows: int, kv_heads: int) -> Tuning:
+    """Of a file's content: `head_dim` holds the sizes of each, and of pages of 8 bits `head_dim, 8 bits`; `cases` lists, for pages of 16
+    bits, (head_dim, rows [from, to], kv_heads, sizes that differ)."""
+    if itemsize == 1:
+        return Tuning(**tuned["head_dim, 8 bits"][str(head_dim)])
+    common = Tuning(**tuned["head_dim"][str(head_dim)])
+    for case in tuned["cases"]:
+        first, last = case["rows"]
+        if case["head_dim"] == head_dim and first <= rows <= last and kv_heads in case["kv_heads"]:
+            return common._replace(**case["sizes"])
+    return common
+
+
+# Clusters of a size that are surely on the chip at once, a block to a multiprocessor. A cluster lies in one GPC; of an H200's eight, with
+# 132 multiprocessors in all, some have 18 and some as few as 14.
+CLUSTERS_AT_ONCE = {1: 132, 2: 66, 4: 28, 8: 14, 16: 6}
 
 
 def lanes_of(kv_heads: int, tuning: Tuning) -> int:
-    """Lanes of the grid: one block per streaming multiprocessor over all KV heads."""
-    return max(1, tuning.blocks // kv_heads)
+    """Lanes of the grid: one block per streaming multiprocessor over all KV heads; a lane is a block, or a cluster of them.
+
+    No more clusters than run at once. For one waits for what others leave: were it on the chip while they are not, and the chip full of
+    such, none would end. (One lane a head waits for nobody, so that many there may always be.)
+    """
+    if not tuning.cluster:
+        return max(1, tuning.blocks // kv_heads)
+    return max(1, min(tuning.blocks // tuning.cluster, CLUSTERS_AT_ONCE[tuning.cluster]) // kv_heads)
 
 
 def plan(
-    lengths_B: Array, *, kv_heads: int, head_dim: int, page_size: int, window: int | None = None, tuning: Tuning | None = None
+    lengths_B: Array, *, kv_heads: int, head_dim: int, itemsize: int = 2, window: int | None = None, tuning: Tuning | None = None
 ) -> DecodePlan:
-    """The split plan of one step, to be computed once and passed to every layer with the same `window`."""
-    del page_size  # tiles are as large whatever the pages' size and type
-    tuning = tuning or default_tuning(head_dim)
+    """The split plan of one step, to be computed once and passed to every layer with the same `window` and bytes of a number in pages."""
+    tuning = tuning or default_tuning(head_dim, itemsize, lengths_B.shape[0], kv_heads)
     lanes = lanes_of(kv_heads, tuning)
-    return make_plan(lengths_B, tile=TILE, lanes=lanes, min_tiles=tuning.min_tiles, window=window, kv_heads=kv_heads)
+    return make_plan(lengths_B, tile=TILE, lanes=lanes, min_tiles=tuning.min_tiles, window=window, flags=kv_heads * max(1, tuning.cluster))
 
 
 def check(q: Array, k_pages: Array, v_pages: Array) -> None:
@@ -91,9 +120,9 @@ def decode_attention(
     B, N, H = q_BNH.shape
     _, K, C, _ = k_pages.shape
     G = N // K
-    tuning = tuning or default_tuning(H, k_pages.dtype.itemsize)
+    tuning = tuning or default_tuning(H, k_pages.dtype.itemsize, B, K)
     if plan is None:
-        plan = step_plan(lengths_B, kv_heads=K, head_dim=H, page_size=C, window=window, tuning=tuning)
+        plan = step_plan(lengths_B, kv_heads=K, head_dim=H, itemsize=k_pages.dtype.itemsize, window=window, tuning=tuning)
     spec = Spec(B, K, G, H, C, 8 if G <= 8 else 16, q_BNH.dtype, scale, window, softcap, tuning, interpret)
     pools: tuple[Array, ...] = (k_pages, v_pages)
     if scales is not None:
@@ -103,6 +132,8 @@ def decode_attention(
         q_QH = jnp.pad(q_QH, ((0, spec.group - B * N), (0, 0)))
     if sinks is not None:
         sinks = sinks.astype(jnp.float32)
+    if tuning.cluster:
+        return attend_clusters(spec, q_QH, k_pages, v_pages, page_table_BM.astype(jnp.int32), lengths_B.astype(jnp.int32), plan, sinks)
     return attend(spec, q_QH, pools, page_table_BM.astype(jnp.int32), lengths_B.astype(jnp.int32), plan, sinks)
 
 

@@ -93,7 +93,8 @@ def _launch(spec: Spec, lanes: int, phase: str, given: tuple[Array, ...]) -> tup
 
             rows = each_row(row)
             if phase == "both":
-                pl.when(followers > 0)(lambda: await_flag(lanes_ref.at[lane, LANE_FIELDS + h], followers))
+                with jax.named_scope("wait for flags"):
+                    pl.when(followers > 0)(lambda: await_flag(lanes_ref.at[lane, LANE_FIELDS + h], followers))
 
             @pl.loop(0, chunks)
             def _parts(c):  # type: ignore[no-untyped-def]
@@ -140,7 +141,8 @@ def _launch(spec: Spec, lanes: int, phase: str, given: tuple[Array, ...]) -> tup
                         carry = narrow.attend(spec, sm, slot, share, own, lambda: start(H, sinks_G, own, ours))
                     plgpu.barrier_arrive(sm["q_free"].at[slot])
                     merges = jnp.where(jnp.logical_and(ours, row_end > high), chunks, 0)
-                    acc, top, total = lax.fori_loop(0, merges, merge, carry)
+                    with jax.named_scope("merge"):
+                        acc, top, total = lax.fori_loop(0, merges, merge, carry)
                     query = plgpu.broadcasted_iota(jnp.int32, acc.shape, 0, layout=plgpu.Layout.WGMMA) - own
                     mine = jnp.logical_and(query >= 0, query < G)  # the others are neighbours' queries, perhaps NaN
                     acc = jnp.where(mine, acc / lax.broadcast_in_dim(total, acc.shape, [0]), 0.0).astype(spec.dtype)
@@ -157,12 +159,14 @@ def _launch(spec: Spec, lanes: int, phase: str, given: tuple[Array, ...]) -> tup
                         plgpu.copy_smem_to_gmem(sm["lse_out"].at[pl.ds(0, group)], parts_lse.at[h, part])
                         for c, column in enumerate(columns):
                             plgpu.copy_smem_to_gmem(sm["o"].at[c, pl.ds(0, group)], parts_o.at[h, part, column])
-                        plgpu.wait_smem_to_gmem(0)
+                        with jax.named_scope("wait for parts to leave"):
+                            plgpu.wait_smem_to_gmem(0)
                         if phase == "both":
                             raise_flag(lanes_ref.at[home, LANE_FIELDS + h])
 
             each_row(row)
-            plgpu.wait_smem_to_gmem(0)
+            with jax.named_scope("wait for output to leave"):
+                plgpu.wait_smem_to_gmem(0)
 
     parts = lanes * group + ROWS  # the last owner reads whole tiles of ROWS rows
     out = (
@@ -277,12 +281,16 @@ def _copy_queries(spec: Spec, q_ref: Any, first: Array, dst: Any) -> None:
 
 def _fold_tile(spec: Spec, sm: dict[str, Any], slot: Array, at: Array, first: Array, length: Array, carry: Carry) -> Carry:
     """One step over the keys and values in entry `at` of the ring, whose first token is at position `first`; queries of buffer `slot`."""
-    plgpu.barrier_wait(sm["k_full"].at[at])
-    scores = scores_of(spec, sm["q"].at[slot], sm["k"].at[at], first, length)
-    plgpu.barrier_wait(sm["v_full"].at[at])
-    zero_tail(sm["v"].at[at], spec.H, length - first)
-    carry = fold(spec, carry, scores, sm["v"].at[at], sm.get("p"))
-    plgpu.barrier_arrive(sm["free"].at[at])
+    with jax.named_scope("wait for keys"):  # scopes are what the kernel's own profiler shows
+        plgpu.barrier_wait(sm["k_full"].at[at])
+    with jax.named_scope("scores"):
+        scores = scores_of(spec, sm["q"].at[slot], sm["k"].at[at], first, length)
+    with jax.named_scope("wait for values"):
+        plgpu.barrier_wait(sm["v_full"].at[at])
+    with jax.named_scope("fold"):
+        zero_tail(sm["v"].at[at], spec.H, length - first)
+        carry = fold(spec, carry, scores, sm["v"].at[at], sm.get("p"))
+        plgpu.barrier_arrive(sm["free"].at[at])
     return carry
 
 

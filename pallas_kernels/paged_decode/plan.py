@@ -19,14 +19,14 @@ class DecodePlan(NamedTuple):
 
     rows_B4: per row (first tile in the line, end tile in the line, KV length, where in the line its tile 0 would be). Dead: first = end.
     lanes_LF: per lane its share (first tile in the line, end tile, first row, end row), the four fields of its first row, the lane that
-    this row belongs to, and how many followers its last row has if that belongs to it; then one flag a KV head, zero between two calls.
+    this row belongs to, and how many followers its last row has if that belongs to it; then one flag a block, zero between two calls.
     """
 
     rows_B4: jax.Array
     lanes_LF: jax.Array
 
 
-def make_plan(lengths_B: jax.Array, *, tile: int, lanes: int, min_tiles: int, window: int | None, kv_heads: int) -> DecodePlan:
+def make_plan(lengths_B: jax.Array, *, tile: int, lanes: int, min_tiles: int, window: int | None, flags: int) -> DecodePlan:
     """Cuts the tiles of all rows into at most `lanes` equal shares of at least `min_tiles` tiles (the last may be shorter).
 
     lengths_B counts the current token; 0 is a dead row. No sorts, scans or gathers: sums over [B, B] and [lanes, B] masks fuse into a
@@ -61,5 +61,5 @@ def make_plan(lengths_B: jax.Array, *, tile: int, lanes: int, min_tiles: int, wi
     first_row = begin_L, of_the_row_at(low_L, end_B), of_the_row_at(low_L, lengths_B), begin_L - of_the_row_at(low_L, skipped_B)
     owns_L = (high_L > low_L) & (of_the_row_at(high_L - 1, start_B) >= low_L)
     followers_L = jnp.where(owns_L, lane_at(of_the_row_at(high_L - 1, end_B) - 1) - lane_L, 0)
-    fields = (low_L, high_L, first_L, end_L, *first_row, lane_at(begin_L), followers_L, *[jnp.zeros_like(lane_L)] * kv_heads)
+    fields = (low_L, high_L, first_L, end_L, *first_row, lane_at(begin_L), followers_L, *[jnp.zeros_like(lane_L)] * flags)
     return DecodePlan(rows_B4, jnp.stack(fields, axis=1))

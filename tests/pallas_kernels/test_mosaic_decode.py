@@ -49,6 +49,15 @@ def test_the_interpreted_kernel_equals_the_reference(case: Case) -> None:
     assert run(case, SMALL._replace(blocks=blocks), "float16" if case.name == "ragged" else "bfloat16") < 5e-3
 
 
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
+@pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize("cluster", [1, 2])
+def test_what_the_blocks_of_a_cluster_leave_merges_to_the_reference(cluster: int, swapped: bool) -> None:
+    name = "dead rows between live ones" if cluster == 1 else "sinks, groups of seven, pages of 64"
+    case = next(c for c in CASES if c.name == name)
+    assert run(case, SMALL._replace(blocks=12, cluster=cluster, swapped=swapped)) < 5e-3
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
 @pytest.mark.parametrize("case", SUPPORTED, ids=lambda c: c.name)
@@ -66,6 +75,17 @@ def test_the_kernel_lowers_for_cuda(head_dim: int, page: int, group: int, dtype:
     assert lowered.as_text().count("mosaic_gpu_v2") == 1
 
 
+@pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize("cluster", [1, 8])
+def test_clusters_lower_for_cuda(cluster: int, swapped: bool) -> None:
+    pool = jax.ShapeDtypeStruct((64, 2, 64, 128), jnp.bfloat16)
+    ints = [jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((3, 8), (3,))]
+    args = (jax.ShapeDtypeStruct((3, 14, 128), jnp.bfloat16), pool, pool, *ints)
+    tuning = mosaic_gpu.Tuning(cluster=cluster, swapped=swapped)
+    lowered = mosaic_gpu.jitted.trace(*args, scale=0.1, window=64, softcap=20.0, tuning=tuning).lower(lowering_platforms=("cuda",))
+    assert lowered.as_text().count("mosaic_gpu_v2") == 1
+
+
 @pytest.mark.parametrize("window", [None, 100])
 @pytest.mark.parametrize("min_tiles", [1, 3])
 @pytest.mark.parametrize("lengths", [(1,), (0, 700, 0, 5, 64, 65), (2048,) * 9, (0, 0), (1, 1, 1, 9000), (640,) * 7, (0, 3, 0)])
@@ -73,7 +93,7 @@ def test_every_tile_belongs_to_one_lane_and_every_follower_has_one_owner(
     lengths: tuple[int, ...], min_tiles: int, window: int | None
 ) -> None:
     lanes, tile = 7, 64
-    made = make_plan(jnp.asarray(lengths), tile=tile, lanes=lanes, min_tiles=min_tiles, window=window, kv_heads=2)
+    made = make_plan(jnp.asarray(lengths), tile=tile, lanes=lanes, min_tiles=min_tiles, window=window, flags=2)
     plan = jax.tree.map(np.asarray, made)
     seen: dict[int, list[int]] = {row: [] for row in range(len(lengths))}
     waited: dict[tuple[int, int], int] = {}  # (owner, row): followers it waits for

@@ -1,0 +1,245 @@
+"""Paged decode by clusters: the thread blocks of a cluster share a row's tiles and merge through distributed shared memory.
+
+As `mosaic_kernel`, with clusters for lanes: the line of all tiles is cut into equal shares, one a cluster, and of a row's tiles in a share
+the block with rank i takes every `cluster`-th from i on. At the end of a row the blocks meet, and each merges some of the queries' columns.
+Only what crosses the cuts between clusters goes through device memory and flags, one a block: rank i merges what ranks i left there.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels.paged_decode.mosaic_flags import await_flag, raise_flag
+from pallas_kernels.paged_decode.mosaic_flash import ROWS, TILE, Carry, Spec, start
+from pallas_kernels.paged_decode.mosaic_kernel import _copy_queries as copy_queries
+from pallas_kernels.paged_decode.mosaic_kernel import _copy_tile as copy_tile
+from pallas_kernels.paged_decode.mosaic_kernel import _fold_tile as fold_tile
+from pallas_kernels.paged_decode.mosaic_kernel import _pages as pages_of
+from pallas_kernels.paged_decode.mosaic_peers import PAD, Unit, fence_cluster, keep_columns, keep_group, merge_peers, store_zeros
+from pallas_kernels.paged_decode.mosaic_swapped import fold_swapped, scores_swapped, start_swapped
+from pallas_kernels.paged_decode.plan import LANE_FIELDS, ROW_FIELDS, DecodePlan
+
+
+def attend_clusters(
+    spec: Spec, q: Array, k_pages: Array, v_pages: Array, table: Array, lengths: Array, plan: DecodePlan, sinks: Array | None
+) -> Array:
+    """Runs every cluster's share and returns `o_BNH`. q is `[B * N, H]`, at least `spec.group` rows.
+
+    The interpreter has neither flags nor shared memory of neighbours: there every block leaves its parts and they are merged outside.
+    """
+    given = (q, k_pages, v_pages, table, lengths, plan.rows_B4, plan.lanes_LF, *(() if sinks is None else (sinks,)))
+    if spec.interpret is None:
+        return _launch(spec, plan.lanes_LF.shape[0], given)[0]
+    return _merge(spec, plan, *_launch(spec, plan.lanes_LF.shape[0], given))
+
+
+def _launch(spec: Spec, lanes: int, given: tuple[Array, ...]) -> tuple[Array, ...]:
+    H, G, group, stages, queries, cluster = spec.H, spec.G, spec.group, spec.tuning.stages, spec.tuning.queries, spec.tuning.cluster
+    merged, swapped = spec.interpret is None, spec.tuning.swapped
+
+    def decode_cluster(q_ref, k_ref, v_ref, table_ref, lengths_ref, rows_ref, lanes_ref, *rest, **sm):  # type: ignore[no-untyped-def]
+        *sinks_ref, o_ref, parts_o, parts_lse = rest
+        rank = lax.axis_index("rank") if cluster > 1 else jnp.int32(0)
+        # Clusters start in the order of the grid. A row's followers have higher lanes than its owner, which waits for them.
+        lane, h, wg = lanes - 1 - lax.axis_index("lane"), lax.axis_index("head"), lax.axis_index("wg")
+        low, high, r0, r1, *first_row, home, followers = (lanes_ref[lane, i] for i in range(LANE_FIELDS))
+
+        def each_row(step):  # type: ignore[no-untyped-def]
+            """`step(row, fields, mine, tiles before, rows before with tiles of this block, rows before)` over the share's live rows.
+
+            Returns the sums of the last three. The next row's fields are read while this one is worked on.
+            """
+
+            def advance(r, carry):  # type: ignore[no-untyped-def]
+                following = [rows_ref[jnp.minimum(r + 1, spec.B - 1), i] for i in range(ROW_FIELDS)]
+                first, last, length, zero, tiles, busy, live = carry
+                begin, end = jnp.maximum(low, first), jnp.minimum(high, last)
+                mine = lax.div(jnp.maximum(end - begin - rank + (cluster - 1), 0), jnp.int32(cluster))
+                pl.when(end > begin)(lambda: step(r, (first, last, length, zero, begin + rank), mine, tiles, busy, live))
+                return *following, tiles + mine, busy + (mine > 0).astype(jnp.int32), live + (end > begin).astype(jnp.int32)
+
+            return lax.fori_loop(r0, r1, advance, (*first_row, *[jnp.int32(0)] * 3))[-3:]
+
+        @pl.when(wg == 1)
+        def _producer() -> None:
+            plgpu.set_max_registers(40, action="decrease")
+
+            def row(r, fields, mine, tiles, busy, live):  # type: ignore[no-untyped-def]
+                _, _, length, zero, begin = fields
+                last_page = lax.div(length - 1, jnp.int32(spec.C))
+
+                @pl.loop(0, mine)
+                def _tile(i):  # type: ignore[no-untyped-def]
+                    first = (begin + i * cluster - zero) * TILE
+                    pages = pages_of(spec, table_ref, r, first, last_page)  # before the wait, so that they come during it
+                    at = lax.rem(tiles + i, jnp.int32(stages))
+                    with jax.named_scope("wait for a slot"):
+                        pl.when(tiles + i >= stages)(lambda: plgpu.barrier_wait(sm["free"].at[at]))
+                    with jax.named_scope("copies"):
+                        copy_tile(spec, k_ref, pages, h, sm["k"].at[at], sm["k_full"].at[at])
+                        copy_tile(spec, v_ref, pages, h, sm["v"].at[at], sm["v_full"].at[at])
+
+                    @pl.when(i == 0)  # after the copies, so that they do not wait for this load
+                    def _() -> None:
+                        slot = lax.rem(busy, jnp.int32(queries))
+                        pl.when(busy >= queries)(lambda: plgpu.barrier_wait(sm["q_free"].at[slot]))
+                        copy_queries(spec, q_ref, spec.first_query(r, h)[0], sm["q"].at[slot])
+                        plgpu.barrier_arrive(sm["q_full"].at[slot])
+
+            tiles, busy, _ = each_row(row)
+
+            # Every arrival is waited for, so that the barriers end in the phase they began in.
+            @pl.loop(jnp.maximum(0, tiles - stages), tiles)
+            def _free(i):  # type: ignore[no-untyped-def]
+                plgpu.barrier_wait(sm["free"].at[lax.rem(i, jnp.int32(stages))])
+
+            @pl.loop(jnp.maximum(0, busy - queries), busy)
+            def _q_free(n):  # type: ignore[no-untyped-def]
+                plgpu.barrier_wait(sm["q_free"].at[lax.rem(n, jnp.int32(queries))])
+
+        @pl.when(wg == 0)
+        def _consumer() -> None:
+            plgpu.set_max_registers(232, action="increase")
+            sinks_G = [sinks_ref[0][h * G + i] for i in range(G)] if sinks_ref else None
+
+            def row(r, fields, mine, tiles, busy, live):  # type: ignore[no-untyped-def]
+                first, last, length, zero, begin = fields
+                slot = lax.rem(busy, jnp.int32(queries))
+                ours = first >= low
+                own = spec.first_query(r, h)[1]
+
+                def step(i, carry):  # type: ignore[no-untyped-def]
+                    at = lax.rem(tiles + i, jnp.int32(stages))
+                    fold = _fold_swapped if swapped else fold_tile
+                    return fold(spec, sm, slot, at, (begin + i * cluster - zero) * TILE, length, carry)
+
+                pl.when(mine > 0)(lambda: plgpu.barrier_wait(sm["q_full"].at[slot]))
+                begins = jnp.logical_and(ours, rank == 0)
+                before = start_swapped(spec, sinks_G, own, begins) if swapped else start(H, sinks_G, own, begins)
+                acc, top, total = lax.fori_loop(0, mine, step, before)
+                total = total.sum(axis=0) if swapped else total
+                pl.when(mine > 0)(lambda: plgpu.barrier_arrive(sm["q_free"].at[slot]))
+                if not merged:
+                    _leave(spec, sm, (acc, top, total), [ref.at[r, h, lane * cluster + rank] for ref in (o_ref, parts_o, parts_lse)])
+                    return
+                at = lax.rem(live, jnp.int32(2))  # who meets here has merged the row before the last
+                with jax.named_scope("keep"):
+                    (keep_columns if swapped else keep_group)(acc, sm["o"], at)
+                    sm["top"].at[at, pl.ds(0, top.shape[0])][...] = top
+                    sm["total"].at[at, pl.ds(0, top.shape[0])][...] = total
+                meet()
+                unit = Unit(spec, rank, own, at)
+                flag = LANE_FIELDS + h * cluster + rank
+                waits = jnp.where(jnp.logical_and(ours, last > high), followers, 0)
+                with jax.named_scope("wait for flags"):
+                    pl.when(waits > 0)(lambda: await_flag(lanes_ref.at[lane, flag], waits))
+                parts = parts_o.at[h, lane, 0, 0], parts_lse.at[h, lane, 0]
+                with jax.named_scope("merge"):
+                    merge_peers(unit, (sm["o"], sm["top"], sm["total"]), o_ref.at[r, h * G, 0], parts, ours, waits)
+                pl.when(jnp.logical_not(ours))(lambda: raise_flag(lanes_ref.at[home, flag]))
+
+            def meet() -> None:
+                with jax.named_scope("meet"):
+                    fence_cluster()
+                    plgpu.barrier_arrive(sm["met"])
+                    plgpu.barrier_wait(sm["met"])
+                    fence_cluster()
+
+            each_row(row)
+            _zero_dead_rows(spec, lane * cluster + rank, lanes * cluster, lengths_ref, lambda r: o_ref.at[r, h * G, 0])
+            if merged and cluster > 1:
+                meet()  # nobody leaves while others read its part
+
+    scratch = {
+        "q": plgpu.SMEM((queries, ROWS, H), spec.dtype, transforms=spec.tiled),
+        "k": plgpu.SMEM((stages, TILE, H), spec.dtype, transforms=spec.tiled),
+        "v": plgpu.SMEM((stages, TILE, H), spec.dtype, transforms=spec.tiled),
+        "o": plgpu.SMEM((2, group, H + PAD), jnp.float32),
+        "top": plgpu.SMEM((2, ROWS), jnp.float32),
+        "total": plgpu.SMEM((2, ROWS), jnp.float32),
+        "q_full": plgpu.Barrier(num_barriers=queries),
+        "q_free": plgpu.Barrier(num_barriers=queries),
+        "k_full": plgpu.Barrier(num_arrivals=spec.copies, num_barriers=stages),
+        "v_full": plgpu.Barrier(num_arrivals=spec.copies, num_barriers=stages),
+        "free": plgpu.Barrier(num_barriers=stages),
+        "met": plgpu.ClusterBarrier(collective_axes=("rank",)) if merged and cluster > 1 else plgpu.Barrier(),
+    }
+    grid: dict[str, Any] = {"grid": (lanes, spec.K), "grid_names": ("lane", "head"), "num_threads": 2, "thread_name": "wg"}
+    if merged:
+        shapes = [((spec.B, spec.K * G, H), spec.dtype), ((spec.K, lanes, group, H), jnp.float32), ((spec.K, lanes, group), jnp.float32)]
+        clusters = {"cluster": (cluster,), "cluster_names": ("rank",)} if cluster > 1 else {}
+    else:
+        blocks = (spec.B, spec.K, lanes * cluster)
+        kept = (H, group) if swapped else (ROWS, H)
+        shapes = [((*blocks, *kept), jnp.float32), *[((*blocks, group if swapped else ROWS), jnp.float32)] * 2]
+        scratch |= {"p": plgpu.SMEM((ROWS, TILE), spec.dtype, transforms=spec.tiled), "acc": plgpu.SMEM((ROWS, H), jnp.float32)}
+        grid |= {"grid": (lanes, spec.K, cluster), "grid_names": ("lane", "head", "rank")}
+        clusters = {}
+    if swapped:
+        scratch["p"] = plgpu.SMEM((group, TILE), spec.dtype, transforms=spec.tiled)
+        scratch["acc"] = plgpu.SMEM((H, group), jnp.float32)
+    out = tuple(jax.ShapeDtypeStruct(*shape) for shape in shapes)
+    return plgpu.kernel(decode_cluster, out_type=out, scratch_types=scratch, **grid, **clusters, **spec.options)(*given)
+
+
+def _fold_swapped(spec: Spec, sm: dict[str, Any], slot: Array, at: Array, first: Array, length: Array, carry: Carry) -> Carry:
+    """As `mosaic_kernel`'s step over a tile, with keys for rows."""
+    with jax.named_scope("wait for keys"):
+        plgpu.barrier_wait(sm["k_full"].at[at])
+    with jax.named_scope("scores"):
+        scores = scores_swapped(spec, sm["q"].at[slot], sm["k"].at[at], first, length)
+    with jax.named_scope("wait for values"):
+        plgpu.barrier_wait(sm["v_full"].at[at])
+    with jax.named_scope("fold"):
+        carry = fold_swapped(spec, carry, scores, sm["v"].at[at], length - first, sm["p"])
+        plgpu.barrier_arrive(sm["free"].at[at])
+    return carry
+
+
+def _leave(spec: Spec, sm: dict[str, Any], carry: tuple[Array, ...], places: list[Any]) -> None:
+    """Stores accumulator, maximum and sum in device memory, for `_merge`."""
+    sources = sm["acc"], sm["top"].at[0], sm["total"].at[0]
+    rows = pl.ds(0, carry[1].shape[0])
+    sources = sources[0], sources[1].at[rows], sources[2].at[rows]
+    for source, x in zip(sources, carry, strict=True):
+        source[...] = x
+    plgpu.commit_smem()
+    for source, place in zip(sources, places, strict=True):
+        plgpu.copy_smem_to_gmem(source, place)
+    plgpu.wait_smem_to_gmem(0)
+
+
+def _zero_dead_rows(spec: Spec, block: Array, blocks: int, lengths_ref: Any, place: Any) -> None:
+    """Every `blocks`-th row from `block` on gets zeros where its length is 0."""
+    if spec.interpret is not None:
+        return
+    for i in range(-(-spec.B // blocks)):
+        r = block + i * blocks
+        dead = jnp.logical_and(r < spec.B, lengths_ref[jnp.minimum(r, spec.B - 1)] == 0)
+        pl.when(dead)(lambda r=r: store_zeros(spec, place(r)))
+
+
+def _merge(spec: Spec, plan: DecodePlan, acc: Array, top: Array, total: Array) -> Array:
+    """Merges parts `[B, K, blocks, ROWS, H]` with their maxima and sums `[B, K, blocks, ROWS]` outside of a kernel."""
+    cluster = spec.tuning.cluster
+    if spec.tuning.swapped:
+        acc = jnp.swapaxes(acc, 3, 4)
+    begin = jnp.maximum(plan.rows_B4[:, :1], plan.lanes_LF[None, :, 0])
+    end = jnp.minimum(plan.rows_B4[:, 1:2], plan.lanes_LF[None, :, 1])
+    left = jnp.repeat(end > begin, cluster, axis=1)[:, None, :, None]
+    row, h = jnp.meshgrid(jnp.arange(spec.B), jnp.arange(spec.K), indexing="ij")
+    own = spec.first_query(row, h)[1][..., None] + jnp.arange(spec.G)
+    top = jnp.where(left, top, -jnp.inf)
+    highest = top.max(axis=2, keepdims=True)
+    weight = jnp.exp2(top - jnp.where(highest == -jnp.inf, 0, highest))
+    sums = jnp.take_along_axis(jnp.where(left, weight * total, 0).sum(axis=2), own, axis=2)
+    acc = jnp.where(left[..., None], weight[..., None] * acc, 0).sum(axis=2)
+    out = jnp.take_along_axis(acc, own[..., None], axis=2)
+    out = jnp.where(sums[..., None] > 0, out / sums[..., None], 0.0)
+    return out.reshape(spec.B, spec.K * spec.G, spec.H).astype(spec.dtype)

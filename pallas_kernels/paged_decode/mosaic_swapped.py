@@ -1,0 +1,77 @@
+"""Online softmax with keys for rows: scores are K·qᵀ, `[TILE, group]`, so that nothing is computed for queries that are not there.
+
+The carry is transposed too: weighted values `[H, group]`, the running maximum `[group]`, and the weights' sums by token, `[TILE, group]`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels.paged_decode.mosaic_flash import LOG2E, NEVER, TILE, Carry, Spec, zero_tail
+
+WGMMA = plgpu.Layout.WGMMA
+
+
+def start_swapped(spec: Spec, sinks: list[Array] | None, own: Array, begins: Array) -> Carry:
+    """The carry before any tile; as `mosaic_flash.start`."""
+    acc = plgpu.layout_cast(jnp.full((spec.H, spec.group), 0.0, jnp.float32), WGMMA)
+    top = plgpu.layout_cast(jnp.full((spec.group,), NEVER, jnp.float32), WGMMA.reduce(0))
+    sums = plgpu.layout_cast(jnp.full((TILE, spec.group), 0.0, jnp.float32), WGMMA)
+    if sinks is None:
+        return acc, top, sums
+    query = plgpu.broadcasted_iota(jnp.int32, (TILE, spec.group), 1, layout=WGMMA) - own
+    token = plgpu.broadcasted_iota(jnp.int32, (TILE, spec.group), 0, layout=WGMMA)
+    tops = plgpu.layout_cast(jnp.full((TILE, spec.group), NEVER, jnp.float32), WGMMA)
+    for i, sink in enumerate(sinks):
+        here = jnp.logical_and(query == i, begins)
+        tops = jnp.where(here, jnp.maximum(sink * LOG2E, NEVER), tops)
+        sums = jnp.where(jnp.logical_and(here, token == 0), 1.0, sums)
+    return acc, tops.max(axis=0), sums
+
+
+def scores_swapped(spec: Spec, q: Any, k: Any, first: Array, length: Array) -> Array:
+    """K·qᵀ in the log2 domain, soft-capped, -inf where unseen; float32 `[TILE, group]`. The tile's first token is at position `first`."""
+
+    def multiply(acc):  # type: ignore[no-untyped-def]
+        plgpu.wgmma(acc, k, q.at[pl.ds(0, spec.group)].T)
+        return acc[...]
+
+    scores = pl.run_scoped(multiply, plgpu.ACC((TILE, spec.group), jnp.float32))
+    if spec.softcap is None:
+        scores = scores * (spec.scale * LOG2E)
+    else:
+        scores = jnp.tanh(scores * (spec.scale / spec.softcap)) * (spec.softcap * LOG2E)
+    token = plgpu.broadcasted_iota(jnp.int32, scores.shape, 0, layout=WGMMA) + first
+    seen = token < length
+    if spec.window is not None:
+        seen = jnp.logical_and(seen, token >= length - spec.window)
+    return jnp.where(seen, scores, -jnp.inf)
+
+
+def fold_swapped(spec: Spec, carry: Carry, scores: Array, v: Any, count: Array, p_sm: Any) -> Carry:
+    """One step over a tile of which the first `count` tokens are there; the weights go to the tensor cores by `p_sm` `[group, TILE]`."""
+    acc, top, sums = carry
+    new_top = jnp.maximum(top, scores.max(axis=0))
+    decay = jnp.exp2(top - new_top)
+    p = jnp.exp2(scores - lax.broadcast_in_dim(new_top, scores.shape, [1]))
+    p_sm.T[...] = p.astype(spec.dtype)
+    sums = sums * lax.broadcast_in_dim(decay, sums.shape, [1]) + p
+    acc = acc * lax.broadcast_in_dim(decay, acc.shape, [1])
+    zero_tail(v, spec.H, count)
+    plgpu.commit_smem()
+
+    def multiply(acc_ref):  # type: ignore[no-untyped-def]
+        plgpu.wgmma(acc_ref, v.T, p_sm.T)
+
+    def interpreted(acc_ref):  # type: ignore[no-untyped-def]
+        multiply(acc_ref)
+        return acc_ref[...]
+
+    if spec.interpret is None:
+        return pl.run_state(multiply)(plgpu.ACC.init(acc)), new_top, sums
+    return acc + pl.run_scoped(interpreted, plgpu.ACC(acc.shape, jnp.float32)), new_top, sums
