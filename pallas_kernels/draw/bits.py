@@ -32,16 +32,24 @@ def exponential(bits: Array) -> Array:
 
 def threefry(key: tuple[Array, Array], x0: Array, x1: Array) -> tuple[Array, Array]:
     """Threefry-2x32 with 20 rounds on int32 (the sums wrap)."""
-    k0, k1 = key
-    keys = (k0, k1, k0 ^ k1 ^ jnp.int32(0x1BD11BDA))
-    x0, x1 = x0 + k0, x1 + k1
-    for i in range(5):
-        for r in ((13, 15, 26, 6), (17, 29, 16, 24))[i % 2]:
+    first, second, third = key[0], key[1], key[0] ^ key[1] ^ jnp.int32(0x1BD11BDA)
+
+    def four(rotations: tuple[int, ...], state: tuple[Array, ...], keys: tuple[Array, Array], count: Array | int) -> tuple[Array, ...]:
+        x0, x1 = state
+        for r in rotations:
             x0 = x0 + x1
             x1 = lax.shift_left(x1, _like(x1, r)) | lax.shift_right_logical(x1, _like(x1, 32 - r))
             x1 = x1 ^ x0
-        x0, x1 = x0 + keys[(i + 1) % 3], x1 + keys[(i + 2) % 3] + (i + 1)
-    return x0, x1
+        return x0 + keys[0], x1 + keys[1] + count
+
+    def eight(i, carry):  # type: ignore[no-untyped-def]
+        """What the rounds repeat, in a loop: written out they are a quarter of a kernel to lower."""
+        x0, x1, a, b, c = carry
+        x = four((17, 29, 16, 24), (x0, x1), (a, b), 2 * i + 2)
+        return *four((13, 15, 26, 6), x, (b, c), 2 * i + 3), c, a, b
+
+    x = four((13, 15, 26, 6), (x0 + first, x1 + second), (second, third), 1)
+    return lax.fori_loop(0, 2, eight, (*x, third, first, second))[:2]  # type: ignore[return-value]
 
 
 def _like(x: Array, value: int) -> Array:

@@ -113,22 +113,32 @@ def _launch(spec: _Spec, lines: Array, ints: Array, floats: Array, banned: Array
             floor = lax.cond(top_k > 0, lambda: block.kth(top_k, top, third), lambda: jnp.float32(-jnp.inf))
             floor = jnp.maximum(floor, top + reach)
             everything = floor <= LOWEST
-            mass = lax.cond(everything, lambda: total, lambda: block.masses(floor, jnp.float32(-jnp.inf), top, third))
-            wanted = jnp.where(top_p >= 1, jnp.float32(jnp.inf), top_p * mass)
 
             def again(carry):  # type: ignore[no-untyped-def]
                 return carry[0] == 0
 
             def one(carry):  # type: ignore[no-untyped-def]
-                _, turn, pivot, _ = carry
-                slot = block.draw_slot(key, turn)
-                chosen, value = block.draw_in(slot, key, turn, floor, pivot, first, top)
-                above = lax.cond(top_p >= 1, lambda: jnp.float32(0), lambda: block.masses(floor, value, top, third))
-                # The largest logit is always allowed, whatever rounding says.
-                good = jnp.logical_or(above < wanted, value >= top)
-                return good.astype(jnp.int32), turn + 1, value, chosen
+                """The mass above what the last turn drew, which says whether that may stay; before the first turn of all. Then a draw.
 
-            return lax.while_loop(again, one, (jnp.int32(0), jnp.int32(0), jnp.float32(-jnp.inf), first))[3]
+                In this order there is one `masses` in the program for both: each costs a quarter of the time to lower it.
+                """
+                _, turn, pivot, chosen, wanted = carry
+                fresh = turn == 0
+                known = jnp.where(fresh, everything, top_p >= 1)
+                mass = lax.cond(known, lambda: jnp.where(fresh, total, jnp.float32(0)), lambda: block.masses(floor, pivot, top, third))
+                wanted = jnp.where(fresh, jnp.where(top_p >= 1, jnp.float32(jnp.inf), top_p * mass), wanted)
+                # The largest logit is always allowed, whatever rounding says.
+                good = jnp.logical_and(turn > 0, jnp.logical_or(mass < wanted, pivot >= top))
+
+                def next_one() -> tuple[Array, Array]:
+                    slot = block.draw_slot(key, turn)
+                    return block.draw_in(slot, key, turn, floor, pivot, first, top)
+
+                chosen, pivot = lax.cond(good, lambda: (chosen, pivot), next_one)
+                return good.astype(jnp.int32), turn + 1, pivot, chosen, wanted
+
+            begin = jnp.int32(0), jnp.int32(0), jnp.float32(-jnp.inf), first, jnp.float32(0)
+            return lax.while_loop(again, one, begin)[3]
 
         token = lax.cond(plain, drawn, lambda: token)
 
@@ -138,10 +148,10 @@ def _launch(spec: _Spec, lines: Array, ints: Array, floats: Array, banned: Array
 
     scratch = {
         "ring": plgpu.SMEM((W, stages, N, COLUMNS), jnp.float32),
-        "kept": plgpu.SMEM((W, KEPT, N, COLUMNS), jnp.float32),
-        "mass": plgpu.SMEM((W, N, COLUMNS), jnp.float32),
-        "score": plgpu.SMEM((W, N, COLUMNS), jnp.float32),
-        "work": plgpu.SMEM((W, N, COLUMNS), jnp.int32),
+        "kept": plgpu.SMEM((KEPT, W * N, COLUMNS), jnp.float32),
+        "mass": plgpu.SMEM((W * N, COLUMNS), jnp.float32),
+        "score": plgpu.SMEM((W * N, COLUMNS), jnp.float32),
+        "work": plgpu.SMEM((W * N, COLUMNS), jnp.int32),
         "told_f": plgpu.SMEM((4,), jnp.float32),
         "told_i": plgpu.SMEM((4,), jnp.int32),
         "full": plgpu.Barrier(num_barriers=W * stages),
@@ -191,27 +201,27 @@ class _Block:
         self.meet()
         return tuple(box[...] for box in boxes)
 
-    def largest(self, name: str, *at: int) -> Array:
-        return jnp.max(functools.reduce(jnp.maximum, self.parts(name, *at)))
+    def mine(self, name: str, *at: int) -> Any:
+        """Where this warpgroup stores its slots' share."""
+        lines = self.spec.tuning.lines
+        return self.sm[name].at[*at, pl.ds(self.wg * lines, lines)]
 
-    def sum(self, name: str) -> Array:
-        return jnp.sum(functools.reduce(jnp.add, self.parts(name)))
+    def all_of(self, name: str, *at: int) -> Array:
+        """What all warpgroups have stored there. One array, not one of each: operations are what it takes time to lower."""
+        return self.held(self.sm[name].at[*at][...] if at else self.sm[name][...])
 
-    def parts(self, name: str, *at: int) -> list[Array]:
-        """What every warpgroup has stored there."""
-        return [self.load(self.sm[name].at[w, *at]) for w in range(self.spec.tuning.groups)]
+    def place(self, groups: int = 1) -> Array:
+        """The number of each slot within a warpgroup, or among all `groups`."""
+        line, column = (lax.broadcasted_iota(jnp.int32, (groups * self.shape[0], COLUMNS), i) for i in (0, 1))
+        return line * COLUMNS + column
 
-    def place(self) -> Array:
-        """The number of each slot of this warpgroup within it."""
-        layout = plgpu.Layout.WG_STRIDED(self.shape, vec_size=4)
-        line = plgpu.broadcasted_iota(jnp.int32, self.shape, 0, layout=layout)
-        return line * COLUMNS + plgpu.broadcasted_iota(jnp.int32, self.shape, 1, layout=layout)
+    def held(self, x: Array) -> Array:
+        """x, four numbers in a row to a thread. All that it is used with is inferred to be so too, and every layout that is named costs
+        inference a guess: so one array of a computation is."""
+        return plgpu.layout_cast(x, plgpu.Layout.WG_STRIDED(x.shape, vec_size=4))
 
-    def load(self, ref: Any) -> Array:
-        return plgpu.load(ref, layout=plgpu.Layout.WG_STRIDED(self.shape, vec_size=4))
-
-    def full(self, value: float, dtype: Any = jnp.float32) -> Array:
-        return plgpu.layout_cast(jnp.full(self.shape, value, dtype), plgpu.Layout.WG_STRIDED(self.shape, vec_size=4))
+    def full(self, value: float, dtype: Any = jnp.float32, groups: int = 1) -> Array:
+        return self.held(jnp.full((groups * self.shape[0], COLUMNS), value, dtype))
 
     def begin(self, step: Array, wg: Array) -> tuple[Array, Array]:
         """The first token of a chunk, and of its copy: the row's last lines where the chunk reaches beyond them."""
@@ -229,27 +239,27 @@ class _Block:
             plgpu.copy_gmem_to_smem(source, self.sm["ring"].at[self.wg, at], self.sm["full"].at[self.wg * stages + at])
 
         plgpu.commit_smem()  # the last pass has read what the first copies overwrite
-        for step in range(min(stages, spec.steps)):
-            copy(jnp.int32(step))
+        pl.loop(0, min(stages, spec.steps))(copy)
 
-        def take(step, carry, last=False):  # type: ignore[no-untyped-def]
+        def take(step, carry):  # type: ignore[no-untyped-def]
             at = lax.rem(step, jnp.int32(stages))
             plgpu.barrier_wait(self.sm["full"].at[self.wg * stages + at])
-            x = self.load(self.sm["ring"].at[self.wg, at])
+            x = self.sm["ring"].at[self.wg, at][...]
             plgpu.commit_smem()
             pl.when(step + stages < spec.steps)(lambda: copy(step + stages))
             wanted, begin = self.begin(step, self.wg)
 
-            def ban(i, x):  # type: ignore[no-untyped-def]
-                return jnp.where(self.place() == self.banned[self.row, i] - begin, -jnp.inf, x)
+            def hide(i, x):  # type: ignore[no-untyped-def]
+                """Bans, and then what the copy of a last chunk has of the chunk before."""
+                token = self.banned[self.row, jnp.minimum(i, spec.banned - 1)] - begin
+                low, high = jnp.where(i < self.bans, token, 0), jnp.where(i < self.bans, token + 1, wanted - begin)
+                place = self.place()
+                return jnp.where(jnp.logical_and(place >= low, place < high), -jnp.inf, x)
 
-            x = lax.fori_loop(0, self.bans, ban, x)
-            if last:
-                x = jnp.where(self.place() >= wanted - begin, x, -jnp.inf)
+            x = lax.fori_loop(0, self.bans + (wanted > begin).astype(jnp.int32), hide, x)
             return use(step, x, carry)
 
-        carry = lax.fori_loop(0, spec.steps - 1, take, init)
-        return take(jnp.int32(spec.steps - 1), carry, last=True)
+        return lax.fori_loop(0, spec.steps, take, init)
 
     def first_pass(self) -> tuple[Array, Array, Array, Array]:
         """The first token of the largest logit, that logit, the largest logit that is third in its slot, and the mass of all tokens.
@@ -274,15 +284,16 @@ class _Block:
         low = self.full(LOWEST)
         m1, m2, m3, mass, where = self.stream((low, low, low, self.full(0.0), self.full(0, jnp.int32)), use)
         for i, m in enumerate((m1, m2, m3)):
-            self.sm["kept"].at[self.wg, i][...] = m
-        top, third = self.told(lambda: (self.largest("kept", 0), self.largest("kept", KEPT - 1)), jnp.float32, jnp.float32)
+            self.mine("kept", i)[...] = m
+        ends = self.told(lambda: tuple(jnp.max(self.all_of("kept", i)) for i in (0, KEPT - 1)), jnp.float32, jnp.float32)
+        top, third = ends
         mass = mass * jnp.exp2((m1 - top) * rate)
         wanted = (where * self.spec.tuning.groups + self.wg) * self.spec.size
         token = jnp.minimum(wanted, self.spec.V - self.spec.size) + self.place()
         # Negative, so that the largest is the first token.
-        self.sm["work"].at[self.wg][...] = jnp.where(m1 == top, -token, jnp.int32(-(2**31) + 1))
-        self.sm["mass"].at[self.wg][...] = mass
-        first, total = self.told(lambda: (-self.largest("work"), self.sum("mass")), jnp.int32, jnp.float32)
+        self.mine("work")[...] = jnp.where(m1 == top, -token, jnp.int32(-(2**31) + 1))
+        self.mine("mass")[...] = mass
+        first, total = self.told(lambda: (-jnp.max(self.all_of("work")), jnp.sum(self.all_of("mass"))), jnp.int32, jnp.float32)
         return first, top, third, total
 
     def masses(self, floor: Array, pivot: Array, top: Array, third: Array) -> Array:
@@ -299,18 +310,18 @@ class _Block:
             return self.stream(self.full(0.0), lambda _, x, carry: carry + weight(x))
 
         mass = lax.cond(third < jnp.maximum(floor, pivot), kept, streamed)
-        self.sm["mass"].at[self.wg][...] = mass
-        return self.told(lambda: (self.sum("mass"),), jnp.float32)[0]
+        self.mine("mass")[...] = mass
+        return self.told(lambda: (jnp.sum(self.all_of("mass")),), jnp.float32)[0]
 
     def kept(self, i: int) -> Array:
-        return self.load(self.sm["kept"].at[self.wg, i])
+        return self.mine("kept", i)[...]
 
     def kth(self, k: Array, top: Array, third: Array) -> Array:
         """A threshold that exactly the k largest logits and those equal to the k-th reach."""
         spec = self.spec
 
-        def threshold(t: Array) -> Array:
-            return float_of(self.full(t, jnp.int32))
+        def threshold(t: Array, groups: int = 1) -> Array:
+            return float_of(self.full(t, jnp.int32, groups))
 
         def image(x: Array) -> Array:
             # By way of an array: scalars have no bit casts.
@@ -321,24 +332,23 @@ class _Block:
 
         def among_kept() -> tuple[Array, ...]:
             def counts(s: Array, t: Array) -> tuple[Array, Array]:
-                bounds = threshold(s), threshold(t)
-                kept = [reach(x, *bounds) for i in range(KEPT) for x in self.parts("kept", i)]
+                bounds = threshold(s, spec.tuning.groups), threshold(t, spec.tuning.groups)
+                kept = [reach(self.all_of("kept", i), *bounds) for i in range(KEPT)]
                 return counts_of(jnp.sum(functools.reduce(jnp.add, kept)))
 
             # Each slot has one logit of at least the smallest of the slots' largest.
-            least = -jnp.max(functools.reduce(jnp.maximum, [-ordered(x) for x in self.parts("kept", 0)]))
+            least = -jnp.max(-ordered(self.all_of("kept", 0)))
             low = jnp.where(k <= spec.tuning.groups * spec.size, least, image(jnp.float32(LOWEST)))
             low = search(k, low, image(top), counts)
             return low, image(third), value(low)
 
         def exact() -> Array:
             def sums() -> tuple[Array, ...]:
-                pairs = [counts_of(x) for x in self.parts("work")]
-                return tuple(jnp.sum(functools.reduce(jnp.add, counts)) for counts in zip(*pairs, strict=True))
+                return tuple(jnp.sum(counts) for counts in counts_of(self.all_of("work")))
 
             def counts(s: Array, t: Array) -> tuple[Array, Array]:
                 bounds = threshold(s), threshold(t)
-                self.sm["work"].at[self.wg][...] = self.stream(self.full(0, jnp.int32), lambda _, x, carry: carry + reach(x, *bounds))
+                self.mine("work")[...] = self.stream(self.full(0, jnp.int32), lambda _, x, carry: carry + reach(x, *bounds))
                 return self.told(sums, jnp.int32, jnp.int32)  # type: ignore[return-value]
 
             # Most often all that counts is kept, and it only takes a pass to know.
@@ -352,16 +362,14 @@ class _Block:
     def draw_slot(self, key: tuple[Array, Array], turn: Array) -> Array:
         """A slot by its mass in shared memory: the one with the largest mass / exponential variable."""
         size = self.spec.size
-        slot = self.place() + self.wg * size
-        bits, _ = threefry(key, slot, jnp.full_like(slot, turn))
-        score = self.load(self.sm["mass"].at[self.wg]) / exponential(bits)
-        self.sm["score"].at[self.wg][...] = score
+        slot = self.held(self.place() + self.wg * size)
+        bits, _ = threefry(key, slot, turn)
+        score = self.mine("mass")[...] / exponential(bits)
+        self.mine("score")[...] = score
 
         def winner() -> tuple[Array, ...]:
-            scores = self.parts("score")
-            best = jnp.max(functools.reduce(jnp.maximum, scores))
-            slots = [jnp.where(score == best, self.place() + w * size, -1) for w, score in enumerate(scores)]
-            return (jnp.max(functools.reduce(jnp.maximum, slots)),)
+            scores = self.all_of("score")
+            return (jnp.max(jnp.where(scores == jnp.max(scores), self.place(self.spec.tuning.groups), -1)),)
 
         return self.told(winner, jnp.int32)[0]
 
@@ -369,15 +377,15 @@ class _Block:
         self, slot: Array, key: tuple[Array, Array], turn: Array, floor: Array, pivot: Array, first: Array, top: Array
     ) -> tuple[Array, Array]:
         """A token of the slot, and its logit, by the weights of those of at least `floor` and above `pivot`."""
-        size = jnp.int32(self.spec.size)
+        spec, size = self.spec, jnp.int32(self.spec.size)
         owner, place = lax.div(slot, size), lax.rem(slot, size)
-        tokens, values = [], []
-        for step in range(self.spec.steps):
-            wanted, begin = self.begin(jnp.int32(step), owner)
-            token = begin + place
-            value = self.lines[self.row, lax.div(token, jnp.int32(COLUMNS)), lax.rem(token, jnp.int32(COLUMNS))]
-            tokens.append(token)
-            values.append(jnp.where(token >= wanted, value, -jnp.inf) if step == self.spec.steps - 1 else value)
+        line, column = lax.div(slot, jnp.int32(COLUMNS)), lax.rem(slot, jnp.int32(COLUMNS))
+        tokens = [slot + step * spec.tuning.groups * spec.size for step in range(spec.steps - 1)]
+        values = [self.lines[self.row, line + step * spec.tuning.groups * spec.tuning.lines, column] for step in range(spec.steps - 1)]
+        wanted, begin = self.begin(jnp.int32(spec.steps - 1), owner)
+        tokens.append(begin + place)
+        value = self.lines[self.row, lax.div(tokens[-1], jnp.int32(COLUMNS)), column]
+        values.append(jnp.where(tokens[-1] >= wanted, value, -jnp.inf))
 
         def ban(i, values):  # type: ignore[no-untyped-def]
             banned = self.banned[self.row, i]
@@ -392,9 +400,8 @@ class _Block:
         bits, _ = threefry(key, jnp.int32(COLUMN_DRAW), turn)
         goal = uniform(bits) * total
         token, found = first, top
-        # From the last to the first: the one that stays is the first whose sum is above the goal.
-        before = [jnp.float32(0), *sums[:-1]]
+        # From the last to the first: the one that stays is the first whose sum is above the goal, so it has added to it.
         for i in reversed(range(len(values))):
-            here = jnp.logical_and(sums[i] > goal, sums[i] > before[i])
+            here = sums[i] > goal
             token, found = jnp.where(here, tokens[i], token), jnp.where(here, values[i], found)
         return token, found
