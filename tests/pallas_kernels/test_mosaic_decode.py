@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import pathlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +13,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.paged_decode import mosaic_gpu, reference
 from pallas_kernels.paged_decode.cases import CASES, Case, inputs
-from pallas_kernels.paged_decode.plan import make_plan
+from pallas_kernels.paged_decode.plan import LANE_FIELDS, make_plan
 
 SUPPORTED = [c for c in CASES if c.head_dim in (64, 128, 256) and c.page_size in (16, 32, 64, 128)]
 QUICK = (
@@ -56,6 +59,45 @@ def test_what_the_blocks_of_a_cluster_leave_merges_to_the_reference(cluster: int
     name = "dead rows between live ones" if cluster == 1 else "sinks, groups of seven, pages of 64"
     case = next(c for c in CASES if c.name == name)
     assert run(case, SMALL._replace(blocks=12, cluster=cluster, swapped=swapped)) < 5e-3
+
+
+def test_a_number_of_rows_and_heads_may_have_sizes_of_its_own() -> None:
+    common = {"stages": 3, "queries": 2, "blocks": 132, "min_tiles": 2}
+    few = {"head_dim": 128, "rows": [1, 8], "kv_heads": [2, 4], "sizes": {"cluster": 8, "min_tiles": 32}}
+    tuned = {"head_dim": {"64": common, "128": common}, "cases": [few]}
+    wanted = mosaic_gpu.Tuning(**common)._replace(cluster=8, min_tiles=32)
+    assert [mosaic_gpu.tuning_of(tuned, 128, rows, 4) == wanted for rows in (0, 1, 8, 9)] == [False, True, True, False]
+    assert [mosaic_gpu.tuning_of(tuned, 128, 1, heads) == wanted for heads in (1, 2, 8)] == [False, True, False]
+    assert mosaic_gpu.tuning_of(tuned, 64, 1, 4) == mosaic_gpu.Tuning(**common)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
+def test_plan_and_kernel_take_the_same_sizes_of_a_case(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = next(c for c in CASES if c.name == "dead rows between live ones")
+    common = {"stages": 2, "queries": 2, "blocks": 12, "min_tiles": 1}
+    own = {"head_dim": case.head_dim, "rows": [1, 64], "kv_heads": [case.kv_heads], "sizes": {"cluster": 2}}
+    file = tmp_path / "tuned.json"
+    file.write_text(json.dumps({"head_dim": {str(case.head_dim): common}, "cases": [own]}))
+    monkeypatch.setattr(mosaic_gpu, "TUNED", file)
+    mosaic_gpu.default_tuning.cache_clear()
+    try:
+        given = inputs(case)
+        low = [jnp.asarray(a, jnp.bfloat16 if a.dtype == np.float32 else None) for a in given.args]
+        sizes = {"kv_heads": case.kv_heads, "head_dim": case.head_dim, "page_size": case.page_size, "window": case.options.get("window")}
+        plan = mosaic_gpu.plan(low[4], **sizes)
+        assert plan.lanes_LF.shape[1] == LANE_FIELDS + 2 * case.kv_heads  # a flag a head and a block of the cluster
+        out = mosaic_gpu.decode_attention(*low, **case.options, plan=plan, interpret=plgpu.InterpretGPUParams())
+        wanted = reference.decode_attention(*(a.astype(jnp.float32) if a.dtype == jnp.bfloat16 else a for a in low), **case.options)
+        assert relative_error(out, wanted) < 5e-3
+    finally:
+        mosaic_gpu.default_tuning.cache_clear()
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize("cluster", mosaic_gpu.CLUSTERS_AT_ONCE)
+def test_clusters_that_wait_for_each_other_are_on_the_chip_together(cluster: int, kv_heads: int) -> None:
+    lanes = mosaic_gpu.lanes_of(kv_heads, mosaic_gpu.Tuning(cluster=cluster))
+    assert lanes == 1 or lanes * kv_heads <= mosaic_gpu.CLUSTERS_AT_ONCE[cluster]
 
 
 @pytest.mark.slow
