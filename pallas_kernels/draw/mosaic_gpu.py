@@ -114,9 +114,6 @@ def _launch(spec: _Spec, lines: Array, ints: Array, floats: Array, banned: Array
             floor = jnp.maximum(floor, top + reach)
             everything = floor <= LOWEST
 
-            def again(carry):  # type: ignore[no-untyped-def]
-                return carry[0] == 0
-
             def one(carry):  # type: ignore[no-untyped-def]
                 """The mass above what the last turn drew, which says whether that may stay; before the first turn of all. Then a draw.
 
@@ -138,7 +135,7 @@ def _launch(spec: _Spec, lines: Array, ints: Array, floats: Array, banned: Array
                 return good.astype(jnp.int32), turn + 1, pivot, chosen, wanted
 
             begin = jnp.int32(0), jnp.int32(0), jnp.float32(-jnp.inf), first, jnp.float32(0)
-            return lax.while_loop(again, one, begin)[3]
+            return lax.while_loop(lambda carry: carry[0] == 0, one, begin)[3]
 
         token = lax.cond(plain, drawn, lambda: token)
 
@@ -285,8 +282,7 @@ class _Block:
         m1, m2, m3, mass, where = self.stream((low, low, low, self.full(0.0), self.full(0, jnp.int32)), use)
         for i, m in enumerate((m1, m2, m3)):
             self.mine("kept", i)[...] = m
-        ends = self.told(lambda: tuple(jnp.max(self.all_of("kept", i)) for i in (0, KEPT - 1)), jnp.float32, jnp.float32)
-        top, third = ends
+        top, third = self.told(lambda: tuple(jnp.max(self.all_of("kept", i)) for i in (0, KEPT - 1)), jnp.float32, jnp.float32)
         mass = mass * jnp.exp2((m1 - top) * rate)
         wanted = (where * self.spec.tuning.groups + self.wg) * self.spec.size
         token = jnp.minimum(wanted, self.spec.V - self.spec.size) + self.place()
@@ -304,7 +300,7 @@ class _Block:
             return jnp.where(seen, jnp.exp2((x - top) * self.rate), 0.0)
 
         def kept() -> Array:
-            return weight(self.kept(0)) + weight(self.kept(1)) + weight(self.kept(2))
+            return functools.reduce(jnp.add, [weight(self.mine("kept", i)[...]) for i in range(KEPT)])
 
         def streamed() -> Array:
             return self.stream(self.full(0.0), lambda _, x, carry: carry + weight(x))
@@ -312,9 +308,6 @@ class _Block:
         mass = lax.cond(third < jnp.maximum(floor, pivot), kept, streamed)
         self.mine("mass")[...] = mass
         return self.told(lambda: (jnp.sum(self.all_of("mass")),), jnp.float32)[0]
-
-    def kept(self, i: int) -> Array:
-        return self.mine("kept", i)[...]
 
     def kth(self, k: Array, top: Array, third: Array) -> Array:
         """A threshold that exactly the k largest logits and those equal to the k-th reach."""

@@ -46,8 +46,8 @@ def _launch(spec: Spec, lanes: int, given: tuple[Array, ...]) -> tuple[Array, ..
     def decode_cluster(q_ref, k_ref, v_ref, table_ref, lengths_ref, rows_ref, lanes_ref, *rest, **sm):  # type: ignore[no-untyped-def]
         *sinks_ref, o_ref, parts_o, parts_lse = rest
         rank = lax.axis_index("rank") if cluster > 1 else jnp.int32(0)
-        # An owner waits for its followers, which have higher lanes: these come first in the grid, so where clusters start in its order nobody
-        # waits for one that has not started. `lanes_of` does not count on that order: all that wait for each other fit on the chip at once.
+        # An owner waits for its followers, which have higher lanes: these come first in the grid, so where clusters start in its order
+        # nobody waits for one that has not started. `lanes_of` does not count on that: all that may wait fit on the chip at once.
         lane, h, wg = lanes - 1 - lax.axis_index("lane"), lax.axis_index("head"), lax.axis_index("wg")
         low, high, r0, r1, *first_row, home, followers = (lanes_ref[lane, i] for i in range(LANE_FIELDS))
 
