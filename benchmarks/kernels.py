@@ -81,7 +81,7 @@ def time_decode(shape: cases.DecodeShape, tuning: Any, pool: tuple[Array, ...], 
 
     @functools.partial(jax.jit, donate_argnums=0)
     def chain(q: Array, k: Array, v: Array, tables: list[Array], lengths: Array, more: dict[str, Array]) -> Array:
-        plan = mosaic_gpu.plan(lengths, kv_heads=K, head_dim=H, page_size=C, tuning=tuning)
+        plan = mosaic_gpu.plan(lengths, kv_heads=K, head_dim=H, itemsize=k.dtype.itemsize, tuning=tuning)
         for i in range(CALLS):
             q = one(q, k, v, tables[i % len(tables)], lengths, plan, more)
         return q

@@ -108,7 +108,7 @@ class PagedContext:
         how = _How(self._backend, self._mesh, scale, window, softcap)
         pages = self._layers[layer]
         if window not in self._plans:
-            self._plans[window] = _plan(how, self._inputs, pages[0].shape, rows)
+            self._plans[window] = _plan(how, self._inputs, pages[0], rows)
         o_TNH, self._layers[layer] = _write_and_attend(how, rows, pages, self._inputs, self._plans[window])
         return o_TNH
 
@@ -139,15 +139,15 @@ class _Plans(NamedTuple):
     extend: Any
 
 
-def _plan(how: _How, inputs: PagedInputs, pool: tuple[int, ...], rows: HeadRows) -> _Plans:
+def _plan(how: _How, inputs: PagedInputs, pages: Array, rows: HeadRows) -> _Plans:
     """One plan for all layers of a window: every device has as many KV heads and sees the same rows."""
-    _, kv_heads, page_size, head_dim = pool
+    _, kv_heads, _, head_dim = pages.shape
     B, tokens = inputs.decode_lengths_B.shape[0], rows.qkv.shape[0]
     local = {"kv_heads": kv_heads // how.mesh.shape["tensor"], "head_dim": head_dim, "window": how.window}
     plan_decode, plan_extend = paged_decode.BACKENDS.planner(how.backend), paged_extend.BACKENDS.planner(how.backend)
     decode = extend = None
     if B and plan_decode is not None:
-        decode = plan_decode(inputs.decode_lengths_B, page_size=page_size, **local)
+        decode = plan_decode(inputs.decode_lengths_B, itemsize=pages.dtype.itemsize, **local)
     if tokens > B and plan_extend is not None:
         chunks = (inputs.chunk_starts_R, inputs.chunk_lengths_R, inputs.chunk_kv_lengths_R)
         extend = plan_extend(*chunks, tokens=tokens - B, heads=rows.queries, **local)

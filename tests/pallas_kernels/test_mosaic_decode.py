@@ -66,9 +66,9 @@ def test_a_number_of_rows_and_heads_may_have_sizes_of_its_own() -> None:
     few = {"head_dim": 128, "rows": [1, 8], "kv_heads": [2, 4], "sizes": {"cluster": 8, "min_tiles": 32}}
     tuned = {"head_dim": {"64": common, "128": common}, "cases": [few]}
     wanted = mosaic_gpu.Tuning(**common)._replace(cluster=8, min_tiles=32)
-    assert [mosaic_gpu.tuning_of(tuned, 128, rows, 4) == wanted for rows in (0, 1, 8, 9)] == [False, True, True, False]
-    assert [mosaic_gpu.tuning_of(tuned, 128, 1, heads) == wanted for heads in (1, 2, 8)] == [False, True, False]
-    assert mosaic_gpu.tuning_of(tuned, 64, 1, 4) == mosaic_gpu.Tuning(**common)
+    assert [mosaic_gpu.tuning_of(tuned, 128, 2, rows, 4) == wanted for rows in (0, 1, 8, 9)] == [False, True, True, False]
+    assert [mosaic_gpu.tuning_of(tuned, 128, 2, 1, heads) == wanted for heads in (1, 2, 8)] == [False, True, False]
+    assert mosaic_gpu.tuning_of(tuned, 64, 2, 1, 4) == mosaic_gpu.Tuning(**common)
 
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
@@ -83,7 +83,7 @@ def test_plan_and_kernel_take_the_same_sizes_of_a_case(tmp_path: pathlib.Path, m
     try:
         given = inputs(case)
         low = [jnp.asarray(a, jnp.bfloat16 if a.dtype == np.float32 else None) for a in given.args]
-        sizes = {"kv_heads": case.kv_heads, "head_dim": case.head_dim, "page_size": case.page_size, "window": case.options.get("window")}
+        sizes = {"kv_heads": case.kv_heads, "head_dim": case.head_dim, "window": case.options.get("window")}
         plan = mosaic_gpu.plan(low[4], **sizes)
         assert plan.lanes_LF.shape[1] == LANE_FIELDS + 2 * case.kv_heads  # a flag a head and a block of the cluster
         out = mosaic_gpu.decode_attention(*low, **case.options, plan=plan, interpret=plgpu.InterpretGPUParams())
