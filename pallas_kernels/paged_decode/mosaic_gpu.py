@@ -24,7 +24,6 @@ from pallas_kernels.paged_decode.mosaic_kernel import attend
 from pallas_kernels.paged_decode.plan import DecodePlan, make_plan
 from pallas_kernels.quantised import is_quantised
 
-
 TUNED = pathlib.Path(__file__).parent / "tuned" / "nvidia_h200.json"
 
 
