@@ -83,8 +83,7 @@ def _launch(spec: Spec, lanes: int, given: tuple[Array, ...]) -> tuple[Array, ..
                     with jax.named_scope("wait for a slot"):
                         pl.when(tiles + i >= stages)(lambda: plgpu.barrier_wait(sm["free"].at[at]))
                     with jax.named_scope("copies"):
-                        copy_tile(spec, k_ref, pages, h, sm["k"].at[at], sm["k_full"].at[at])
-                        copy_tile(spec, v_ref, pages, h, sm["v"].at[at], sm["v_full"].at[at])
+                        copy_tile(spec, (k_ref, v_ref), pages, h, sm, at)
 
                     @pl.when(i == 0)  # after the copies, so that they do not wait for this load
                     def _() -> None:
