@@ -126,6 +126,8 @@ def read_structure(body: dict[str, Any]) -> Structure | None:
         first, second, *_ = asked
         raise bad_request(f"{first} and {second} both constrain the output; send one of them", second)
     spacing = body.get("guided_whitespace_pattern")
+    if asked and body.get("use_beam_search") is True:
+        raise bad_request(f"{next(iter(asked))} cannot be used in a beam search", next(iter(asked)))
     for name, given in asked.items():
         if spacing is not None and isinstance(given, dict):
             given = {"whitespace_pattern": spacing} | given

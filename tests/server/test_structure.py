@@ -115,6 +115,13 @@ def test_a_bomb_is_refused_within_its_budget_while_a_stream_goes_on(server: Runn
             assert line, "the stream ended early"
 
 
+@pytest.mark.parametrize("fields", [{"guided_regex": "a"}, {"response_format": {"type": "json_object"}}])
+def test_a_beam_search_takes_no_structure(server: Running, fields: dict[str, Any]) -> None:
+    answer = post(server, False, use_beam_search=True, n=2, temperature=0, **fields)
+    assert answer.status == 400
+    assert "beam" in answer.error["message"]
+
+
 def test_a_server_without_a_tokenizer_refuses_it() -> None:
     with Running(None) as server:
         answer = server.post("/v1/completions", {"model": "fake", "prompt": [1, 2], "guided_regex": "a"})
