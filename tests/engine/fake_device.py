@@ -194,6 +194,7 @@ class Loop:
         self.device = FakeDevice(setup.page_size)
         self.requests: list[Request] = []  # in order of arrival
         self._numbers = itertools.count()
+        self.sent_back: set[Request] = set()  # whose pages were arriving when prefixes were forgotten, so that newer ones may be ahead
         self.stop_at: dict[Request, int | None] = {}
         self.in_flight: deque[tuple[Plan, list[int]]] = deque()
         self.aborted: set[Request] = set()
@@ -254,6 +255,7 @@ class Loop:
         self.scheduler.forget_prefixes()
         for request in arriving:
             self.reached.pop(request, None)
+        self.sent_back.update(arriving)
 
     def drain(self) -> None:
         """Step until nothing is left; fails when that takes longer than any fair schedule needs."""
@@ -282,7 +284,8 @@ class Loop:
         running = sorted((r for r in self.requests if r.status is Status.RUNNING), key=lambda r: r.place)
         assert scheduler.running == len(running) <= setup.max_num_seqs
         assert plan.num_tokens <= setup.max_num_batched_tokens
-        waiting = [int(r.id) for r in self.requests if r.status is Status.WAITING]
+        self.sent_back -= set(running)
+        waiting = [int(r.id) for r in self.requests if r.status is Status.WAITING and r not in self.sent_back]
         fcfs = setup.policy == "fcfs"
         assert not fcfs or all(int(r.id) < number for r in running for number in waiting), "a newer request overtook a waiting one"
         rows = [*plan.decodes, *(c.request for c in plan.chunks)]
