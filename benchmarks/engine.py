@@ -35,6 +35,7 @@ MODES: dict[str, dict[str, Any]] = {
     "topk50_topp0.9": {"temperature": 0.8, "top_p": 0.9, "top_k": 50},
     "minp0.05": {"temperature": 0.8, "min_p": 0.05},
     "seeded": {"temperature": 0.8, "seed": 1},
+    "penalties": {"presence_penalty": 0.5, "frequency_penalty": 0.5},
     "logprobs5": {"logprobs": 5},
 }
 

@@ -21,6 +21,7 @@ from jaxllm.grammar.structure import StructureError
 from jaxllm.outputs import CompletionOutput, Logprob, RequestOutput
 from jaxllm.sampling.defaults import generation_config, sampling_defaults
 from jaxllm.sampling.options import OptionError, SamplingParams
+from jaxllm.sampling.processors import Function
 from jaxllm.tokenizer import Tokenizer, template_text
 
 __all__ = ["LLM", "CompletionOutput", "Logprob", "RequestOutput"]
@@ -31,15 +32,18 @@ type Message = Mapping[str, Any]
 
 class LLM:
     """A model in this process. Keyword arguments are the fields of `EngineConfig`; usable several times in one process.
-    `chat_template` is the text or the file of a chat template that replaces the model's own.
+    `chat_template` is the text or the file of a chat template that replaces the model's own. `logits_processors` are JAX functions that
+    are compiled into the engine for requests that name them (`jaxllm.sampling.processors`).
 
     Raises ConfigError when the configuration cannot work, RequestError or OptionError when a request cannot.
     """
 
-    def __init__(self, model: str = "demo", *, chat_template: str | None = None, **arguments: Any):
+    def __init__(
+        self, model: str = "demo", *, chat_template: str | None = None, logits_processors: Sequence[Function] = (), **arguments: Any
+    ):
         self.config = EngineConfig(model=model, **engine_arguments(arguments))
         template = None if chat_template is None else template_text(chat_template)
-        self.engine = Engine.from_config(self.config, ConsoleReport())
+        self.engine = Engine.from_config(self.config, ConsoleReport(), logits_processors)
         self._ids = itertools.count()
         self._profiler = Profiler(self.config.profiler_dir)
         if template is not None:

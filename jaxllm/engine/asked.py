@@ -1,28 +1,58 @@
-"""What requests ask of `process`, checked against the model. Imports no jax."""
+"""What requests ask of `process`, checked against the model and the engine."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+
+import numpy as np
 
 from jaxllm.engine.request import Asked, RequestError
 from jaxllm.sampling.bits import everything, packed, remove
 from jaxllm.sampling.constraint import BadWords
 from jaxllm.sampling.options import OPTIONS, SamplingParams
+from jaxllm.sampling.processors import Processor
 from jaxllm.tokenizer import Tokenizer
 
-SERVED = ("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "allowed_token_ids", "bad_words")
+SERVED = (
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "logit_bias",
+    "allowed_token_ids",
+    "bad_words",
+    "logits_processors",
+)
 
 
 class Asking:
-    """Reads requests for a model with `vocab_size` logits."""
+    """Reads requests for a model with `vocab_size` logits and an engine with these processors."""
 
-    def __init__(self, vocab_size: int, tokenizer: Tokenizer | None):
+    def __init__(self, vocab_size: int, tokenizer: Tokenizer | None, processors: Sequence[Processor] = ()):
         self._vocab_size, self._tokenizer = vocab_size, tokenizer
+        self._processors = {processor.name: processor for processor in processors}
         self._everything = everything(vocab_size)
         self._everything.flags.writeable = False
+        self._read: tuple[SamplingParams, tuple[np.ndarray, list[tuple[int, ...]]] | None] | None = None  # by the last `check`
+
+    def check(self, params: SamplingParams) -> None:
+        """Raises RequestError when what a request asks for cannot be."""
+        self._read = params, self._reading(params)
 
     def of(self, params: SamplingParams) -> Asked | None:
-        """What one choice asks for, None when it is nothing. Raises RequestError when it cannot be."""
+        """What one choice asks for, None when it is nothing; its constraints are its own. Params that were just checked are not read again.
+        Raises RequestError as `check`."""
+        if self._read is None or self._read[0] is not params:
+            self.check(params)
+        assert self._read is not None
+        if self._read[1] is None:
+            return None
+        allowed_W, words = self._read[1]
+        functions = [function for function in params.logits_processors or () if callable(function)]
+        return Asked(allowed_W, (BadWords(words),) if words else (), functions)
+
+    def _reading(self, params: SamplingParams) -> tuple[np.ndarray, list[tuple[int, ...]]] | None:
+        """The tokens that are always allowed, and the bad words of several tokens."""
+        self._check_arguments(params)
         if not any(asks(params, name) for name in SERVED):
             return None
         self._check_ids("logit_bias", params.logit_bias or ())
@@ -37,8 +67,7 @@ class Asking:
                 remove(allowed_W, token)
             if not allowed_W.any():
                 raise RequestError("bad_words forbids every token of allowed_token_ids", "bad_words")
-        longer = [word for word in words if len(word) > 1]
-        return Asked(allowed_W, (BadWords(longer),) if longer else ())
+        return allowed_W, [word for word in words if len(word) > 1]
 
     def _words(self, params: SamplingParams) -> list[tuple[int, ...]]:
         """The tokens of each bad word at the beginning of a text, and in the middle of one where these are as many."""
@@ -55,6 +84,25 @@ class Asking:
             if len(spaced) == len(plain) and spaced[0] != plain[0]:
                 words.append(spaced)
         return words
+
+    def _check_arguments(self, params: SamplingParams) -> None:
+        """`extra_args` must be arguments of the processors that the request enables, each as many numbers as its default."""
+        lengths: dict[str, set[int]] = {}
+        for name in params.logits_processors or ():
+            if not isinstance(name, str):
+                continue
+            if name not in self._processors:
+                known = ", ".join(self._processors) or "none"
+                raise RequestError(f"logits_processors names {name[:40]!r}; this engine has {known}", "logits_processors")
+            for argument, default in self._processors[name].defaults:
+                lengths.setdefault(argument, set()).add(len(default) if isinstance(default, tuple) else 1)
+        for argument, value in (params.extra_args or {}).items():
+            if argument not in lengths:
+                raise RequestError(f"extra_args has {argument[:40]!r}, which no processor of this request takes", "extra_args")
+            found = len(value) if isinstance(value, list) else 1
+            if lengths[argument] != {found}:
+                wanted = " and ".join(map(str, sorted(lengths[argument])))
+                raise RequestError(f"extra_args: {argument} must be {wanted} numbers, got {found}", "extra_args")
 
     def _check_ids(self, param: str, ids: Iterable[int]) -> None:
         highest = max(ids, default=0)

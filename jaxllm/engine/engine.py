@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -34,6 +35,7 @@ from jaxllm.engine.runner import Collected, Forwarded, StepResult
 from jaxllm.engine.scheduler import Scheduler
 from jaxllm.engine.start import Started, start
 from jaxllm.sampling.choose import LOGPROBS, needs
+from jaxllm.sampling.processors import Function
 
 WORTH_A_CHUNK = 4  # tokens that a grammar forces
 NO_TOKEN = "no token can be drawn: the model's logits are not finite, or the request's options leave no token"
@@ -61,17 +63,18 @@ class Engine:
         self._in_flight: deque[StepResult] = deque()
         self._patience = Patience()
         self._steady = False  # the last turn launched a step of decodes alone, beside one in flight
-        self._asking = Asking(parts.resolved.vocab_size, parts.tokenizer)
+        self._asking = Asking(parts.resolved.vocab_size, parts.tokenizer, parts.runner.programs.model.processors)
         self._door = Door(parts.resolved, parts.tokenizer is not None, scheduler.fits)
         self._seeds = np.random.Generator(np.random.Philox(seed))
         self._count = Counters()
         self._pending: list[TextDelta] = []  # deltas that no step makes: rejected choices, aborts
 
     @classmethod
-    def from_config(cls, config: EngineConfig, report: Report | None = None) -> Engine:
-        """Load, compile and warm up. Raises ConfigError before loading when the configuration cannot work."""
+    def from_config(cls, config: EngineConfig, report: Report | None = None, logits_processors: Sequence[Function] = ()) -> Engine:
+        """Load, compile and warm up. `logits_processors` see `sampling.processors`. Raises ConfigError before loading when the
+        configuration cannot work."""
         kind = scheduler_class(config.scheduler_cls)
-        parts = start(config, report or Report())
+        parts = start(config, report or Report(), logits_processors)
         scheduler = make_scheduler(kind, config, parts.resolved, parts.runner)
         return cls(parts, scheduler, config.seed)
 
@@ -198,14 +201,15 @@ class Engine:
         return self._contests.told(deltas)
 
     def _constrain(self, forwarded: Forwarded) -> list[TextDelta]:
-        """Masks that depend on the last tokens: while the forward runs, commit the steps before it, then ask each constraint."""
-        constrained = [request for request in forwarded.asking if request.asked and request.asked.constraints]
+        """What depends on the last tokens: while the forward runs, commit the steps before it, then ask each constraint."""
         deltas: list[TextDelta] = []
-        if not constrained:
+        if not any(request.asked and request.asked.on_host for request in forwarded.asking):
             return deltas
         while self._in_flight:
             deltas += self._commit(self.runner.collect(self._in_flight.popleft()))
-        going = [request for request in constrained if request.status is Status.RUNNING and not self._jump(request, deltas)]
+        running = (request for request in forwarded.asking if request.status is Status.RUNNING)
+        constrained = [request for request in running if request.asked and request.asked.constraints]
+        going = [request for request in constrained if not self._jump(request, deltas)]
         self._guides.prepare(going)
         masks: list[tuple[int, np.ndarray]] = []
         for request in going:
@@ -265,7 +269,7 @@ class Engine:
     def check(self, request: GenerateRequest) -> None:
         """Raises RequestError when the request can never run here."""
         self._door.check(request)
-        self._asking.of(request.params)
+        self._asking.check(request.params)
         self._guides.check(request)
 
     def has_room(self, request: GenerateRequest) -> bool:
@@ -302,7 +306,8 @@ class Engine:
             if token < 0:
                 self.scheduler.spoil(request)
                 held_back = len(request.output) < request.params.min_tokens  # the end, when only that was allowed
-                deltas.append(self._give_up(request, NO_TOKEN) if held_back else self._finish(request, [], "", "error", None, NO_TOKEN))
+                why = step.failures.get(row, NO_TOKEN)
+                deltas.append(self._give_up(request, why) if held_back else self._finish(request, [], "", "error", None, why))
                 continue
             logprobs = None
             if step.logprobs is not None and request.needs & LOGPROBS:

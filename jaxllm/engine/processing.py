@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from itertools import batched
 
 import jax
@@ -10,7 +11,7 @@ import numpy as np
 from jax import Array
 
 from jaxllm.cache.kv import zeros_of
-from jaxllm.engine.batch import Shapes, pack, packed_size
+from jaxllm.engine.batch import pack, packed_size
 from jaxllm.engine.programs import Programs
 from jaxllm.engine.request import Request
 from jaxllm.engine.state import SlotState
@@ -18,8 +19,11 @@ from jaxllm.engine.step import Outlook
 from jaxllm.engine.uplink import Uplink
 from jaxllm.sampling.bits import packed
 from jaxllm.sampling.options import SamplingParams
+from jaxllm.sampling.processors import custom_of
 
-SENDS = 64  # buffers of each kind that may wait for the device; more make the host wait
+logger = logging.getLogger("jaxllm")
+
+SEATS, MASK_SENDS = 64, 16  # buffers that may wait for the device; more make the host wait
 
 
 class Processing:
@@ -30,8 +34,8 @@ class Processing:
         self._counts: Array = zeros_of(programs.counts)
         self._terms = zeros_of(programs.terms)
         self._logits: dict[int, Array] = {}
-        self._seats = Uplink(packed_size(programs.seat_shapes), programs.host, SENDS)
-        self._masks = Uplink(packed_size(programs.mask_shapes), programs.host, SENDS)
+        self._seats = Uplink(packed_size(programs.seat_shapes), programs.host, SEATS)
+        self._masks = Uplink(packed_size(programs.mask_shapes), programs.host, MASK_SENDS)
 
     @property
     def buffers(self) -> list[Array]:
@@ -42,7 +46,7 @@ class Processing:
         """Before the first draw of a request in its slot, newly come or back from preemption: what it asks, its prompt and its output."""
         assert request.asked is not None
         shapes = self._programs.seat_shapes
-        arrays = _terms_of(request.params, shapes, request.prompt, self._programs.abstract.vocab_size)
+        arrays = self._row_of(request.params, request.prompt)
         arrays["slot"], arrays["allowed"] = np.array([request.slot], np.int32), request.asked.allowed_W
         room = shapes["said"][0][0]
         for first in range(0, max(1, len(request.output)), room):
@@ -53,13 +57,13 @@ class Processing:
 
     def restrict(self, masks: Sequence[tuple[int, np.ndarray]]) -> None:
         """Which tokens may be said next in each of these slots, as packed bits, in place of what was allowed there before."""
-        shapes = self._programs.mask_shapes
-        rows, words = shapes["allowed"][0]
+        slot_shape = {"slot": self._programs.mask_shapes["slot"]}
+        (rows,) = slot_shape["slot"][0]
         for some in batched(masks, rows):
-            arrays = {"slot": np.full(rows, self._programs.slots + 1, np.int32), "allowed": np.zeros((rows, words), np.uint32)}
-            for row, (slot, allowed_W) in enumerate(some):
-                arrays["slot"][row], arrays["allowed"][row] = slot, allowed_W
-            buffer = self._masks.send([pack(arrays, shapes)])
+            slots = np.full(rows, self._programs.slots + 1, np.int32)
+            slots[: len(some)] = [slot for slot, _ in some]
+            # The masks follow the slots, each copied once only; what the buffer holds after them goes to the slot that does not exist.
+            buffer = self._masks.send([pack({"slot": slots}, slot_shape), *(allowed_W.view(np.int32) for _, allowed_W in some)])
             self._terms, taken = self._programs.get("restrict", 0)(self._terms, buffer)
             self._masks.until(taken)
 
@@ -72,11 +76,24 @@ class Processing:
         self._counts, self._logits[rows] = program(outlook, state, self._counts, self._terms, self._logits[rows])
         return self._logits[rows]
 
+    def replace(self, rows: Mapping[int, Callable[[np.ndarray], np.ndarray]], logits: Array) -> tuple[Array, dict[int, str]]:
+        """The logits with some rows `[V]` as functions make them on the host, and why rows failed, which hold NaN then. Slow: all
+        logits of the step travel to the host and back."""
+        values, failures = np.array(logits), {}
+        for row, function in rows.items():
+            try:
+                values[row] = np.asarray(function(values[row].copy()), np.float32)
+            except Exception as error:
+                logger.exception("a logits processor failed")
+                values[row], failures[row] = np.nan, f"a logits processor raised {type(error).__name__}: {error}"
+        self._logits[logits.shape[0]] = jax.device_put(values, logits.sharding)
+        return self._logits[logits.shape[0]], failures
+
     def warm_up(self) -> None:
         """Run what takes rows from the host, on the trash slot."""
         shapes = self._programs.seat_shapes
-        vocab_size, trash = self._programs.abstract.vocab_size, np.array([self._programs.slots], np.int32)
-        arrays = _terms_of(SamplingParams(), shapes, [], vocab_size) | {"slot": trash, "first": np.ones(1, np.int32)}
+        trash = np.array([self._programs.slots], np.int32)
+        arrays = self._row_of(SamplingParams(), []) | {"slot": trash, "first": np.ones(1, np.int32)}
         arrays |= {name: np.zeros(shapes[name][0], np.int32) for name in ("said", "allowed")}
         self._send_seat(arrays)
         self.restrict([(self._programs.slots, arrays["allowed"].view(np.uint32))])
@@ -86,14 +103,16 @@ class Processing:
         self._counts, self._terms, taken = self._programs.get("seat", 0)(self._counts, self._terms, buffer)
         self._seats.until(taken)
 
-
-def _terms_of(params: SamplingParams, shapes: Shapes, prompt: Sequence[int], vocab_size: int) -> dict[str, np.ndarray]:
-    """The arrays of `sampling.process.Terms` for one slot, but for `allowed`."""
-    (most,) = shapes["bias_ids"][0]
-    biases = params.logit_bias or {}
-    ids = np.arange(vocab_size, vocab_size + most, dtype=np.int32)
-    ids[: len(biases)] = list(biases)
-    values = np.zeros(most, np.float32)
-    values[: len(biases)] = list(biases.values())
-    penalties = np.array([params.repetition_penalty, params.frequency_penalty, params.presence_penalty], np.float32)
-    return {"penalties": penalties, "bias_ids": ids, "biases": values, "prompt": packed(prompt, vocab_size)}
+    def _row_of(self, params: SamplingParams, prompt: Sequence[int]) -> dict[str, np.ndarray]:
+        """The arrays of `sampling.process.Terms` for one slot, but for `allowed`."""
+        (most,), vocab_size = self._programs.seat_shapes["bias_ids"][0], self._programs.abstract.vocab_size
+        biases = params.logit_bias or {}
+        ids = np.arange(vocab_size, vocab_size + most, dtype=np.int32)
+        ids[: len(biases)] = list(biases)
+        values = np.zeros(most, np.float32)
+        values[: len(biases)] = list(biases.values())
+        penalties = np.array([params.repetition_penalty, params.frequency_penalty, params.presence_penalty], np.float32)
+        enabled = [name for name in params.logits_processors or () if isinstance(name, str)]
+        custom = custom_of(self._programs.model.processors, enabled, params.extra_args or {})
+        read = prompt if enabled or params.repetition_penalty != 1 else []  # nothing else looks at the prompt
+        return {"penalties": penalties, "bias_ids": ids, "biases": values, "prompt": packed(read, vocab_size), "custom": custom}

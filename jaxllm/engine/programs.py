@@ -148,8 +148,8 @@ class Programs:
         return getattr(self, f"_{kind}")(shape)
 
     def is_kept(self, key: Key) -> bool:
-        """Whether the lowered program is worth keeping for later starts: all but those that move data only, which are small."""
-        return key[0] not in SMALL
+        """Whether the lowered program is worth keeping for later starts, and known by its name: functions of research code are not."""
+        return key[0] not in SMALL and not (key[0] == "process" and self.model.processors)
 
     def kept_keys(self) -> list[Key]:
         """The programs that are worth keeping, in the order of compiling."""
@@ -222,7 +222,8 @@ class Programs:
     @functools.cached_property
     def terms(self) -> Terms:
         """What requests ask of `process`, as shapes with shardings."""
-        return jax.tree.map(lambda s: self._shape(s.shape, s.dtype), Terms.shapes(self.slots, self.abstract.vocab_size))
+        shapes = Terms.shapes(self.slots, self.abstract.vocab_size, self.model.processors)
+        return jax.tree.map(lambda s: self._shape(s.shape, s.dtype), shapes)
 
     @functools.cached_property
     def counts(self) -> jax.ShapeDtypeStruct:
@@ -295,8 +296,9 @@ class Programs:
 
     def _process(self, rows: int) -> Recipe:
         outlook = self.outlook(rows)
+        function = functools.partial(step.shape_logits, self.model.processors)
         arguments = (outlook, self.state, self.counts, self.terms, outlook.logits)
-        return Recipe(step.shape_logits, arguments, (2, 4), (self.counts.sharding, outlook.logits.sharding))
+        return Recipe(function, arguments, (2, 4), (self.counts.sharding, outlook.logits.sharding))
 
     def _seat(self, _: int) -> Recipe:
         function = functools.partial(step.seat, self.seat_shapes, self.replicated)

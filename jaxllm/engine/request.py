@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -153,13 +153,22 @@ class Status(enum.Enum):
     FINISHED = "finished"
 
 
+type HostFunction = Callable[[list[int], np.ndarray], np.ndarray]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Asked:
-    """What a choice asks of `process` beside its params: the packed bits of the tokens that it may ever say, and what decides token by
-    token."""
+    """What a choice asks of `process` beside its params: the packed bits of the tokens that it may ever say, what decides token by
+    token, and functions of its output and a row of logits `[V]` that give the logits to draw from."""
 
     allowed_W: np.ndarray
     constraints: Sequence[Constraint] = ()
+    functions: Sequence[HostFunction] = ()
+
+    @property
+    def on_host(self) -> bool:
+        """Whether a draw needs every token before it to be on the host."""
+        return bool(self.constraints or self.functions)
 
 
 @dataclass(slots=True, eq=False)

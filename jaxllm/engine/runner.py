@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import jax
 import numpy as np
@@ -19,7 +19,7 @@ from jaxllm.engine.logprobs import Logprobs
 from jaxllm.engine.plan import Moves, Plan, Span, spans
 from jaxllm.engine.processing import Processing
 from jaxllm.engine.programs import Programs, place
-from jaxllm.engine.request import Request
+from jaxllm.engine.request import HostFunction, Request, Status
 from jaxllm.engine.scores import Scored, asked_of
 from jaxllm.engine.state import SlotState
 from jaxllm.engine.step import Outlook
@@ -55,6 +55,7 @@ class StepResult:
     packed: Array | None  # log-probabilities, if anybody asks for them
     top: int = 0  # of the most likely tokens, how many anybody asks for
     scored: Scored | None = None
+    failures: dict[int, str] = field(default_factory=dict)  # by index of the row in `rows`: why it has no token
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,7 @@ class Collected:
     tokens: list[int]
     logprobs: Logprobs | None
     scores: list[tuple[Span, np.ndarray]]  # of prompts, in their packed form
+    failures: dict[int, str] = field(default_factory=dict)  # why a row has no token, where more is known
 
 
 class Runner:
@@ -118,15 +120,20 @@ class Runner:
     def draw(self, forwarded: Forwarded) -> StepResult:
         """Draw the tokens of a step. Host work only."""
         plan, outlook, kinds = forwarded.plan, forwarded.outlook, forwarded.kinds
-        logits = self.processing.run(outlook, self.state) if forwarded.asking else outlook.logits
+        logits, failures = outlook.logits, dict[int, str]()
+        if forwarded.asking:
+            logits = self.processing.run(outlook, self.state)
+            if functions := _functions(forwarded):
+                logits, failures = self.processing.replace(functions, logits)
         token = self._sample(logits, outlook, self.programs.sampler(sampler_of(kinds)))
         begin_read(token)
+        failures = {index: failures[row] for index, row in enumerate(forwarded.rows) if row in failures}
         if not any(kind & LOGPROBS for kind in kinds):
-            return StepResult(plan, forwarded.rows, token, None, scored=forwarded.scored)
+            return StepResult(plan, forwarded.rows, token, None, scored=forwarded.scored, failures=failures)
         top = max(request.params.logprobs or 0 for request in plan.emitters if request is not None)
         packed = self._logprobs(logits, outlook, next(width for width in self.programs.widths if width >= top))
         begin_read(packed)
-        return StepResult(plan, forwarded.rows, token, packed, top, forwarded.scored)
+        return StepResult(plan, forwarded.rows, token, packed, top, forwarded.scored, failures)
 
     def collect(self, result: StepResult) -> Collected:
         """Wait for a step's tokens."""
@@ -134,8 +141,8 @@ class Runner:
         tokens = [token[row] for row in result.rows]
         scores = result.scored.collect() if result.scored is not None else []
         if result.packed is None:
-            return Collected(result.plan, tokens, None, scores)
-        return Collected(result.plan, tokens, Logprobs.unpack(read(result.packed)[list(result.rows)], result.top), scores)
+            return Collected(result.plan, tokens, None, scores, result.failures)
+        return Collected(result.plan, tokens, Logprobs.unpack(read(result.packed)[list(result.rows)], result.top), scores, result.failures)
 
     def warm_up(self, deep: bool = False) -> None:
         """Run every program on padding rows, which touch the trash slot and the dropped page only: once as it is, once to record it, once
@@ -270,3 +277,18 @@ class Runner:
         buffer = self._uplinks[with_chunks].send(parts)
         self.state, self._staged = self.programs.get("ingest", with_chunks)(self.state, self._staged, buffer)
         self._rows_on_device = rows
+
+
+def _functions(forwarded: Forwarded) -> dict[int, Callable[[np.ndarray], np.ndarray]]:
+    """Per row of logits what its request's functions on the host make of it, one after another."""
+    found: dict[int, Callable[[np.ndarray], np.ndarray]] = {}
+    for row, request in zip(forwarded.rows, forwarded.plan.emitters, strict=True):
+        if request is not None and request.status is Status.RUNNING and request.asked is not None and request.asked.functions:
+            found[row] = functools.partial(_rewritten, request.asked.functions, list(request.output))
+    return found
+
+
+def _rewritten(functions: Sequence[HostFunction], output: list[int], logits_V: np.ndarray) -> np.ndarray:
+    for function in functions:
+        logits_V = function(output, logits_V)
+    return logits_V

@@ -21,6 +21,7 @@ from jaxllm.engine.resolve import Setup, resized
 from jaxllm.engine.state import SlotState
 from jaxllm.engine.step import Model
 from jaxllm.engine.xla_options import XlaOptions
+from jaxllm.sampling.processors import Processor
 
 FOLDER = "programs"  # in the compilation cache's directory
 SIZING_LAYERS = 4  # enough for layers of two kinds in turn
@@ -28,11 +29,11 @@ _OF_THE_HOST = ("preemption_mode", "host_pages", "host_cached_pages", "moved_pag
 _DECIDED_LATER = ("model_dir", "num_pages", "max_model_len", "enable_prefix_caching", "scheduling_policy", *_OF_THE_HOST)
 
 
-def make_programs(setup: Setup, executables: Executables | None = None) -> Programs:
+def make_programs(setup: Setup, executables: Executables | None = None, processors: tuple[Processor, ...] = ()) -> Programs:
     """The lattice of a setup, by default with what earlier starts have kept of it. Nothing is compiled yet."""
     resolved, device = setup.resolved, setup.mesh.devices.flat[0]
     leaves, treedef = weight_leaves(setup.abstract_weights)
-    model = Model(setup.graphdef, treedef, setup.mesh, resolved.attention_backend, resolved.page_size)
+    model = Model(setup.graphdef, treedef, setup.mesh, resolved.attention_backend, resolved.page_size, processors)
     if executables is None:
         executables = Executables(XlaOptions.of(device.device_kind), _exports(setup), device.platform)
     scoring = Scoring(resolved.max_logprobs, resolved.logprobs_mode)
@@ -49,7 +50,7 @@ def fitted(setup: Setup, programs: Programs, config: EngineConfig) -> tuple[Setu
     asked = config.num_gpu_blocks_override is not None or config.kv_cache_memory_bytes is not None
     if setup.memory.room.shared or asked or config.enforce_eager:
         return setup, programs
-    exports = programs.executables.exports
+    exports = None if programs.model.processors else programs.executables.exports  # what is kept knows nothing of research code
     workspace = exports.figures().get("workspace") if exports else None
     if workspace is None:
         device = setup.mesh.devices.flat[0]

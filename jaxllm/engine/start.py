@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.metadata import entry_points
@@ -30,6 +31,7 @@ from jaxllm.grammar.matcher import Matchers
 from jaxllm.locate import locate
 from jaxllm.mesh import make_mesh
 from jaxllm.sampling.options import MAX_STOP_TOKEN_IDS
+from jaxllm.sampling.processors import Function, Processor, read_processors
 from jaxllm.tokenizer import Tokenizer
 
 
@@ -43,7 +45,7 @@ class Started:
     guides: Guides
 
 
-def start(config: EngineConfig, report: Report) -> Started:
+def start(config: EngineConfig, report: Report, logits_processors: Sequence[Function] = ()) -> Started:
     """Load, compile and warm up. Raises ConfigError before any loading when it cannot work."""
     model_dir = locate(config.model, config.revision, config.download_dir)
     use_compilation_cache(config.compilation_cache_dir)
@@ -55,8 +57,9 @@ def start(config: EngineConfig, report: Report) -> Started:
     vocab_size = setup.resolved.vocab_size
     guides = Guides(None if tokenizer is None else Matchers(tokenizer.backend, vocab_size, eos_ids), vocab_size, eos_ids)
     weights.check(model_dir, setup.hf, mesh, setup.dtype, config.load_format)
+    processors = read_processors(logits_processors, setup.resolved.vocab_size)
     compiles = CompileCounter()
-    setup, programs, leaves = _load_and_compile(setup, config, report)
+    setup, programs, leaves = _load_and_compile(setup, config, report, processors)
     with report.phase("Allocating KV pages"):
         kv = KVCache.zeros(*kv_arguments(setup))
         jax.block_until_ready(kv)
@@ -193,7 +196,9 @@ def check_peak(setup: Setup, programs: Programs) -> None:
         )
 
 
-def _load_and_compile(setup: Setup, config: EngineConfig, report: Report) -> tuple[Setup, Programs, tuple[jax.Array, ...]]:
+def _load_and_compile(
+    setup: Setup, config: EngineConfig, report: Report, processors: tuple[Processor, ...]
+) -> tuple[Setup, Programs, tuple[jax.Array, ...]]:
     """Weights load in a thread while the main thread compiles from abstract shapes; the pool's size comes from what is compiled."""
 
     def load() -> tuple[jax.Array, ...]:
@@ -205,7 +210,7 @@ def _load_and_compile(setup: Setup, config: EngineConfig, report: Report) -> tup
             jax.block_until_ready(leaves)
         return leaves
 
-    programs = make_programs(setup)
+    programs = make_programs(setup, processors=processors)
     exports = programs.executables.exports
     first = exports is not None and not exports.figures()  # nothing is kept yet: an earlier start would have left its figures
     crew = _crew(setup, config) if first and not config.enforce_eager else Crew(0)

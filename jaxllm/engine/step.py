@@ -16,6 +16,7 @@ from jaxllm.engine.batch import ChunkLayout, Shapes, ingest_shapes, packed_size,
 from jaxllm.engine.state import SLOT_FIELDS, SlotState
 from jaxllm.sampling.logprobs import packed_logprobs, processed
 from jaxllm.sampling.process import ProcessRows, Terms, process, seated
+from jaxllm.sampling.processors import Processor
 from jaxllm.sampling.sample import Sampler, SamplingRows, draw_rows, sample
 
 
@@ -28,6 +29,7 @@ class Model:
     mesh: Mesh
     backend: str
     page_size: int
+    processors: tuple[Processor, ...] = ()
 
     def rebuild(self, weights: tuple[Array, ...]) -> nnx.Module:
         """The nnx module around these leaves."""
@@ -175,14 +177,23 @@ def restrict(shapes: Shapes, local: NamedSharding, terms: Terms, buffer: Array) 
     return replace(terms, allowed=allowed), new["slot"][0]
 
 
-def shape_logits(outlook: Outlook, state: SlotState, counts: Array, terms: Terms, reused: Array) -> tuple[Array, Array]:
+def shape_logits(
+    processors: tuple[Processor, ...], outlook: Outlook, state: SlotState, counts: Array, terms: Terms, reused: Array
+) -> tuple[Array, Array]:
     """(counts, the logits that requests asked for); `reused` gives its buffer. Run in each step in which a request that asks emits, and
     only then: it counts the token that the step before drew for each decode row."""
     del reused
     slots = outlook.slots
     drew = outlook.emit & state.alive[slots]  # a slot comes alive with the first token of this life, which its prompt's last chunk draws
-    rows = ProcessRows(slots, outlook.emit & state.processed[slots], drew, state.token[slots])
-    return process(outlook.logits, rows, counts, terms)
+    rows = ProcessRows(
+        slot_Q=slots,
+        asks_Q=outlook.emit & state.processed[slots],
+        drew_Q=drew,
+        token_Q=state.token[slots],
+        position_Q=state.position[slots] + 1,
+        prompt_length_Q=state.prompt_length[slots],
+    )
+    return process(outlook.logits, rows, counts, terms, processors)
 
 
 def draw(sampler: Sampler, backend: str, logits: Array, outlook: Outlook, state: SlotState) -> tuple[SlotState, Array]:

@@ -18,8 +18,11 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 1024
 MAX_STOP_TOKEN_IDS = 64
 MAX_LOGIT_BIAS = 1024
-MAX_BAD_WORDS = 1024
-MAX_ALLOWED = 2**20  # more than any vocabulary has
+MAX_BAD_WORDS = 256
+MAX_BAD_WORD_CHARS = 2**14  # of all together: the engine makes tokens of them between two steps
+MAX_PROCESSORS = 16
+MAX_ARGUMENTS = 256
+MAX_ALLOWED = 2**18  # as many as the largest vocabularies have
 
 
 class OptionError(ValueError):
@@ -33,7 +36,8 @@ class OptionError(ValueError):
 @dataclass(frozen=True, slots=True)
 class Option:
     """One row of the table. `low`/`high` bound numbers (`open_low`: exclusive); `kind` is float, int, bool, strings (or
-    one), texts (strings in a list), ints, biases (a number for each of some token ids) or structure (grammar.structure)."""
+    one), texts (strings in a list), ints, biases (a number for each of some token ids), processors, arguments or structure
+    (grammar.structure)."""
 
     kind: str
     doc: str
@@ -115,12 +119,21 @@ class SamplingParams:
     allowed_token_ids: list[int] | None = option("ints", None, "Say only these tokens.", low_items=1, max_items=MAX_ALLOWED)
     bad_words: list[str] | None = option("texts", None, "Never say these words.", max_items=MAX_BAD_WORDS, neutral=(None, []))
 
+    logits_processors: list[Any] | None = option(
+        "processors",
+        None,
+        "In the library: names of the engine's processors, or slow functions of the output's ids and a row of logits.",
+        max_items=MAX_PROCESSORS,
+        neutral=(None, []),
+    )
+    extra_args: dict[str, Any] | None = option(
+        "arguments", None, "In the library: arguments of the engine's processors.", max_items=MAX_ARGUMENTS, neutral=(None, {})
+    )
+
     structured_outputs: StructuredOutputsParams | None = option(
         "structure", None, "Say only what is a JSON object, or follows a schema, regex, choice, grammar or structural tag."
     )
     guided_decoding: GuidedDecodingParams | None = option("structure", None, "The older name of structured_outputs.")
-    logits_processors: list[Any] | None = later(None, "Custom logits processors.", [])
-    extra_args: dict[str, Any] | None = later(None, "Arguments for custom processors.", {})
     priority: int = option("int", 0, "Lower goes first, with --scheduling-policy priority.", low=-(2**31), high=2**31 - 1)
 
     def __post_init__(self) -> None:
@@ -197,7 +210,7 @@ def legal(row: Option) -> str:
         return ", ".join([low + (f", ≤ {high}" if high else ""), *(f"or {value}" for value in row.also)])
     if row.kind == "structure":
         return "one of " + ", ".join(KINDS)
-    if row.kind in ("strings", "texts", "ints"):
+    if row.kind in ("strings", "texts", "ints", "processors", "arguments"):
         return f"up to {row.max_items}"
     return "true, false" if row.kind == "bool" else row.kind
 
@@ -273,20 +286,24 @@ def _structure(name: str, row: Option, value: Any) -> StructuredOutputsParams:
 def _texts(name: str, row: Option, value: Any) -> Any:
     if not isinstance(value, list):
         raise OptionError(name, f"{name} must be a list of strings, got {type(value).__name__}")
-    return _strings(name, row, value)
+    found = _strings(name, row, value)
+    if (chars := sum(map(len, found))) > MAX_BAD_WORD_CHARS:
+        raise OptionError(name, f"{name} takes at most {MAX_BAD_WORD_CHARS} characters together, got {chars}")
+    return found
 
 
 def _ints(name: str, row: Option, value: Any) -> list[int]:
-    if not isinstance(value, list) or any(isinstance(x, bool) or not isinstance(x, int) for x in value):
+    if not isinstance(value, list) or not set(map(type, value)) <= {int}:  # lists may be long, and true is no id
         raise OptionError(name, f"{name} must be a list of integers")
     unique = list(dict.fromkeys(value))
     if len(unique) < row.low_items:
         raise OptionError(name, f"{name} must hold at least {row.low_items}; leave it out to ask for nothing")
     if len(unique) > row.max_items:
         raise OptionError(name, f"{name} takes at most {row.max_items} ids, got {len(unique)}")
-    for x in unique:
+    for x in (min(unique, default=0), max(unique, default=0)):
         if not 0 <= x < 2**31:
-            raise OptionError(name, f"{name} holds {x}, which is not a token id")
+            got = x if abs(x) < 2**65 else "a larger number"
+            raise OptionError(name, f"{name} holds {got}, which is not a token id")
     return unique
 
 
@@ -317,6 +334,26 @@ def _token_id(name: str, key: Any) -> int:
     return key
 
 
+def _processors(name: str, row: Option, value: Any) -> list[Any]:
+    if not isinstance(value, list) or not all(isinstance(x, str) or callable(x) for x in value):
+        raise OptionError(name, f"{name} must be a list of names of processors, or of functions")
+    if len(value) > row.max_items:
+        raise OptionError(name, f"{name} takes at most {row.max_items} processors, got {len(value)}")
+    return value
+
+
+def _arguments(name: str, row: Option, value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
+        raise OptionError(name, f"{name} must map names to numbers or lists of numbers")
+    if len(value) > row.max_items:
+        raise OptionError(name, f"{name} takes at most {row.max_items} arguments, got {len(value)}")
+    for key, given in value.items():
+        for number in given if isinstance(given, list) and given else [given]:
+            if isinstance(number, bool) or not isinstance(number, (int, float)) or not abs(number) < 2**64:
+                raise OptionError(name, f"{name}[{key!r:.20}] must be a finite number or a list of them")
+    return value
+
+
 _CHECKS = {
     "float": _float,
     "int": _int,
@@ -326,4 +363,6 @@ _CHECKS = {
     "ints": _ints,
     "structure": _structure,
     "biases": _biases,
+    "processors": _processors,
+    "arguments": _arguments,
 }

@@ -5,13 +5,15 @@ In this order, which is that of transformers and vLLM:
 1. `logit_bias` is added;
 2. `repetition_penalty` divides the logit of a token of prompt or output where it is positive, and multiplies it where it is negative;
 3. `frequency_penalty` times the token's count in the output is subtracted, then `presence_penalty` if the count is not 0;
-4. tokens that are not allowed become impossible (minus infinity).
+4. processors of research code (`sampling.processors`) do what they do, in the order of their list;
+5. tokens that are not allowed become impossible (minus infinity); processors see them so already.
 
-Everything is one pass over the vocabulary; biased tokens, few as they are, are computed beside it and written over it.
+All but the fourth is one pass over the vocabulary; biased tokens, few as they are, are computed beside it and written over it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import jax
@@ -21,6 +23,7 @@ from jax import Array
 
 from jaxllm.sampling.bits import WORD, words_of
 from jaxllm.sampling.options import MAX_LOGIT_BIAS
+from jaxllm.sampling.processors import Processor, ProcessorState, custom_width
 
 MOST = 2**16 - 1  # occurrences that are told apart
 
@@ -35,9 +38,10 @@ class Terms:
     biases: Array  # [S+1, K] float32
     prompt: Array  # [S+1, W] uint32: bits of the prompt's tokens
     allowed: Array  # [S+1, W] uint32: bits of the tokens that may be said next
+    custom: Array  # [S+1, C] float32: for each processor whether it is enabled, and its arguments
 
     @staticmethod
-    def shapes(slots: int, vocab_size: int) -> Terms:
+    def shapes(slots: int, vocab_size: int, processors: Sequence[Processor] = ()) -> Terms:
         """As ShapeDtypeStructs."""
         shape, words = jax.ShapeDtypeStruct, words_of(vocab_size)
         return Terms(
@@ -46,6 +50,7 @@ class Terms:
             biases=shape((slots + 1, MAX_LOGIT_BIAS), jnp.float32),
             prompt=shape((slots + 1, words), jnp.uint32),
             allowed=shape((slots + 1, words), jnp.uint32),
+            custom=shape((slots + 1, custom_width(processors)), jnp.float32),
         )
 
 
@@ -63,9 +68,13 @@ class ProcessRows:
     asks_Q: Array  # bool
     drew_Q: Array  # bool
     token_Q: Array  # int32; the token drawn
+    position_Q: Array  # int32, of the token to be drawn
+    prompt_length_Q: Array  # int32
 
 
-def process(logits_QV: Array, rows: ProcessRows, counts_SV: Array, terms: Terms) -> tuple[Array, Array]:
+def process(
+    logits_QV: Array, rows: ProcessRows, counts_SV: Array, terms: Terms, processors: Sequence[Processor] = ()
+) -> tuple[Array, Array]:
     """(counts with the tokens drawn, logits as asked). `counts_SV` is uint16 `[S+1, V]`: how often each slot's output has each token."""
     counts_SV = _count(counts_SV, rows)
     slot_Q = rows.slot_Q
@@ -75,7 +84,13 @@ def process(logits_QV: Array, rows: ProcessRows, counts_SV: Array, terms: Terms)
     allowed_QV = _expanded(terms.allowed[slot_Q], size)
     asked_QV = jnp.where(allowed_QV, _penalised(logits_QV, counts_SV[slot_Q], prompt_QV, penalties_Q3), -jnp.inf)
     asked_QV = jnp.where(rows.asks_Q[:, None], asked_QV, logits_QV)
-    return counts_SV, _with_biases(asked_QV, logits_QV, rows, counts_SV, terms)
+    asked_QV = _with_biases(asked_QV, logits_QV, rows, counts_SV, terms)
+    if processors:
+        state = ProcessorState(counts_SV[slot_Q], prompt_QV, rows.position_Q, rows.prompt_length_Q)
+        for processor in processors:
+            asked_QV = processor(asked_QV, state, jnp.where(rows.asks_Q[:, None], terms.custom[slot_Q], 0.0))
+        asked_QV = jnp.where(allowed_QV | ~rows.asks_Q[:, None], asked_QV, -jnp.inf)
+    return counts_SV, asked_QV
 
 
 def seated(counts_SV: Array, terms: Terms, new: dict[str, Array]) -> tuple[Array, Terms]:

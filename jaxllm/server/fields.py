@@ -31,6 +31,8 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "prompt_embeds": ([],),
     "kv_transfer_params": (),
     "vllm_xargs": ({},),
+    "extra_args": ({},),
+    "logits_processors": ([],),
     "logprob_token_ids": ([],),
     "thinking_token_budget": (),
     "repetition_detection": (),

@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 
 from jaxllm.config import EngineConfig
+from jaxllm.engine.asked import Asking
 from jaxllm.engine.engine import Engine
 from jaxllm.engine.logprobs import unpacked
 from jaxllm.engine.request import GenerateRequest, PromptLogprobs, TextDelta, TokenLogprobs
 from jaxllm.sampling.options import SamplingParams
+from jaxllm.sampling.processors import Function
 
 TINY = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -50,7 +52,7 @@ def tiny_dir(tmp_path_factory: pytest.TempPathFactory) -> str:
 def make_engine(tiny_dir: str) -> Callable[..., Engine]:
     """An engine around the tiny model; keywords override the configuration."""
 
-    def make(**overrides: Any) -> Engine:
+    def make(processors: Sequence[Function] = (), **overrides: Any) -> Engine:
         wishes: dict[str, Any] = {
             "model": tiny_dir,
             "load_format": "dummy",
@@ -63,7 +65,7 @@ def make_engine(tiny_dir: str) -> Callable[..., Engine]:
             "num_gpu_blocks_override": 96,
             "enforce_eager": True,
         }
-        return Engine.from_config(EngineConfig(**(wishes | overrides)))
+        return Engine.from_config(EngineConfig(**(wishes | overrides)), logits_processors=processors)
 
     return make
 
@@ -136,3 +138,16 @@ def outcomes(engine: Engine, prompts: list[list[int]], params: list[SamplingPara
     requests = [GenerateRequest(id=str(i), prompt_token_ids=p, params=s) for i, (p, s) in enumerate(zip(prompts, params, strict=True))]
     deltas = collect(engine, requests)
     return [Outcome.of(deltas, str(i)) for i in range(len(prompts))]
+
+
+class Numbers:
+    """A tokenizer of texts like "12 13"; a space before changes no token."""
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return [int(word) for word in text.split()]
+
+
+def reading_words(engine: Engine) -> Engine:
+    """The engine, taking bad words that are written as the numbers of their tokens."""
+    engine._asking = Asking(TINY["vocab_size"], Numbers())  # type: ignore[arg-type]
+    return engine

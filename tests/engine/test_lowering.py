@@ -82,6 +82,16 @@ def test_log_probabilities_lower_for_a_device_that_is_not_here(platform: str, mo
         assert "stablehlo.sort" not in text and "top_k" not in text
 
 
+@pytest.mark.parametrize("shards", [1, 4])
+@pytest.mark.parametrize("platform", ["cuda", "tpu"])
+def test_what_shapes_logits_lowers_for_a_device_that_is_not_here(platform: str, shards: int) -> None:
+    programs = programs_of(make_mesh(shards), "xla")
+    for key in [("process", programs.buckets.logits[-1]), ("seat", 0), ("restrict", 0)]:
+        recipe = programs.recipe(key)
+        jitted = jax.jit(recipe.function, donate_argnums=recipe.donated, out_shardings=recipe.out, keep_unused=True)
+        assert "stablehlo" in jitted.trace(*recipe.arguments).lower(lowering_platforms=(platform,)).as_text()
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Error reading persistent compilation cache")  # a program for an absent device cannot be loaded
 @pytest.mark.parametrize("backend", ["mosaic_tpu", "xla"])

@@ -18,10 +18,11 @@ from jaxllm.engine.engine import Engine
 from jaxllm.engine.request import Asked, GenerateRequest, RequestError
 from jaxllm.mesh import make_mesh
 from jaxllm.nn.dense import DenseContext
-from jaxllm.sampling.bits import packed, remove
+from jaxllm.sampling.bits import has, packed, remove
 from jaxllm.sampling.constraint import ConstraintError
 from jaxllm.sampling.options import SamplingParams
-from tests.engine.conftest import TINY, collect, outcomes, run, tokens_of
+from tests.engine.conftest import TINY, Numbers, collect, outcomes, reading_words, run, tokens_of
+from tests.engine.fake_device import Optimist
 from tests.sampling.process_oracle import expected
 
 MakeEngine = Callable[..., Engine]
@@ -38,13 +39,6 @@ ASKED: tuple[dict[str, Any], ...] = (
     {"allowed_token_ids": list(range(0, V, 2)), "presence_penalty": 0.7, "repetition_penalty": 1.2, "logit_bias": {8: 1.5}},
     {},
 )
-
-
-class Numbers:
-    """A tokenizer of texts like "12 13"; a space before changes no token."""
-
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        return [int(word) for word in text.split()]
 
 
 @pytest.fixture(scope="module")
@@ -64,8 +58,8 @@ def dense(tiny_dir: str) -> Dense:
 @pytest.fixture(scope="module")
 def engine(make_engine: MakeEngine) -> Engine:
     """Few pages and slots, so that requests are preempted and slots change hands; overlapped."""
-    engine = make_engine(num_gpu_blocks_override=20)
-    engine._asking = Asking(V, Numbers())  # type: ignore[arg-type]
+    engine = reading_words(make_engine(num_gpu_blocks_override=20))
+    engine.scheduler.forecast = Optimist()
     return engine
 
 
@@ -192,6 +186,28 @@ def test_what_does_not_fit_the_model_is_refused_by_name(engine: Engine, options:
         engine.add(GenerateRequest(id="x", prompt_token_ids=[1], params=SamplingParams(**options)))
     assert refused.value.param == param
     assert not engine.has_work
+
+
+def test_what_was_checked_is_not_read_again_and_what_changed_is() -> None:
+    class Counting(Numbers):
+        """Counts what it is asked."""
+
+        calls = 0
+
+        def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+            self.calls += 1
+            return super().encode(text)
+
+    tokenizer = Counting()
+    asking, params = Asking(V, tokenizer), SamplingParams(bad_words=["1 2"], n=3)  # type: ignore[arg-type]
+    asking.check(params)
+    first, second = asking.of(params), asking.of(params)
+    assert tokenizer.calls == 2, "alone and with a space before it"
+    assert first is not None and second is not None and first.constraints[0] is not second.constraints[0]
+    params.bad_words = ["3"]
+    asking.check(params)
+    found = asking.of(params)
+    assert found is not None and not found.constraints and not has(found.allowed_W, 3)
 
 
 def test_bad_words_need_a_tokenizer() -> None:

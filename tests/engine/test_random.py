@@ -12,7 +12,7 @@ import pytest
 from jaxllm.engine.engine import Engine
 from jaxllm.engine.request import GenerateRequest, TextDelta
 from jaxllm.sampling.options import SamplingParams
-from tests.engine.conftest import Outcome, assert_same_logprobs, collect
+from tests.engine.conftest import Outcome, assert_same_logprobs, collect, reading_words
 from tests.engine.fake_device import Optimist
 
 MakeEngine = Callable[..., Engine]
@@ -32,13 +32,13 @@ def crowded(request: pytest.FixtureRequest, make_engine: MakeEngine) -> Engine:
     """Small chunks and few pages, overlapped, with a prefix cache; interrupted in every way."""
     engine = make_engine(max_num_batched_tokens=16, num_gpu_blocks_override=12, max_model_len=96, **WAYS[request.param])
     engine.scheduler.forecast = Optimist()
-    return engine
+    return reading_words(engine)
 
 
 @pytest.fixture(scope="module")
 def quiet(make_engine: MakeEngine) -> Engine:
     """One request at a time, nothing shared or overlapped."""
-    return make_engine(max_num_seqs=1, async_scheduling=False, enable_prefix_caching=False)
+    return reading_words(make_engine(max_num_seqs=1, async_scheduling=False, enable_prefix_caching=False))
 
 
 def some_request(rng: random.Random, number: int, openings: list[list[int]]) -> GenerateRequest:
@@ -64,6 +64,8 @@ def some_request(rng: random.Random, number: int, openings: list[list[int]]) -> 
         options["presence_penalty"] = rng.uniform(-1, 2)
     if rng.random() < 0.2:
         options["logit_bias"] = {str(token): rng.uniform(-5, 5) for token in rng.sample(range(104), 9)}
+    if rng.random() < 0.2:
+        options["bad_words"] = [" ".join(str(rng.randrange(104)) for _ in range(rng.choice((1, 2, 2, 3)))) for _ in range(40)]
     if rng.random() < 0.2:
         options["allowed_token_ids"] = [*rng.sample(range(104), 40), 103]
     if number % 8 == 7:

@@ -26,6 +26,27 @@ def test_every_device_gets_the_parts_one_after_another_and_a_slot_is_used_again_
     assert len(sent.addressable_shards) == devices and isinstance(sent, jax.Array)
 
 
+class Taken:
+    """Stands for a result of the program that took a buffer."""
+
+    def __init__(self) -> None:
+        self.waited = False
+
+    def block_until_ready(self) -> None:
+        self.waited = True
+
+
+def test_a_buffer_is_not_written_again_before_its_program_has_ended() -> None:
+    uplink = Uplink(8, NamedSharding(make_mesh(1), PartitionSpec(), memory_kind="pinned_host"), 2)
+    first, second = Taken(), Taken()
+    for taken in (first, second):
+        uplink.send([np.zeros(3, np.int32)])
+        uplink.until(taken)  # type: ignore[arg-type]
+    assert not first.waited and not second.waited
+    uplink.send([np.zeros(3, np.int32)])
+    assert first.waited and not second.waited
+
+
 def test_after_a_failure_no_buffer_of_a_step_in_flight_is_written_again(make_engine: Callable[..., Engine]) -> None:
     runner = make_engine().runner
     before = dict(runner._uplinks)

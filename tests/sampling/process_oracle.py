@@ -59,4 +59,6 @@ def rows_of(
     """Rows of these slots; scalars are repeated."""
     n = len(slots)
     wide = [np.broadcast_to(np.asarray(x), (n,)) for x in (asks, drew)]
-    return ProcessRows(jnp.array(slots, jnp.int32), *map(jnp.array, wide), jnp.array(np.broadcast_to(np.asarray(token), (n,)), jnp.int32))
+    tokens = np.broadcast_to(np.asarray(token), (n,))
+    zeros = jnp.zeros(n, jnp.int32)
+    return ProcessRows(jnp.array(slots, jnp.int32), *map(jnp.array, wide), jnp.array(tokens, jnp.int32), zeros, zeros)

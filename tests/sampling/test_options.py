@@ -5,8 +5,10 @@ import dataclasses
 import pytest
 
 from jaxllm.sampling.options import (
+    MAX_ARGUMENTS,
     MAX_BAD_WORDS,
     MAX_LOGIT_BIAS,
+    MAX_PROCESSORS,
     MAX_STOP_CHARS,
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
@@ -73,6 +75,11 @@ ACCEPTED = [
     ("allowed_token_ids", list(range(200_000))),
     ("bad_words", []),
     ("bad_words", ["x"] * MAX_BAD_WORDS),
+    ("logits_processors", []),
+    ("logits_processors", ["x"] * MAX_PROCESSORS),
+    ("logits_processors", [max]),
+    ("extra_args", {}),
+    ("extra_args", {"a": 1, "b": [0.5, -2]}),
 ]
 
 
@@ -164,8 +171,6 @@ def test_an_option_that_is_not_implemented_accepts_its_neutral_values(name):
 
 
 NOT_NEUTRAL = {
-    "logits_processors": [["x"]],
-    "extra_args": [{"a": 1}],
     "priority": [1, False],
 }
 
@@ -227,7 +232,18 @@ def test_the_neutral_values_that_clients_send_are_accepted():
         ("guided_decoding", {"regex": ""}, "guided_decoding: regex is empty"),
         ("bad_words", "x", "must be a list of strings, got str"),
         ("bad_words", [""], "1 to 1024 characters, got 0"),
-        ("bad_words", ["x"] * (MAX_BAD_WORDS + 1), "at most 1024 strings, got 1025"),
+        ("bad_words", ["x"] * (MAX_BAD_WORDS + 1), "at most 256 strings, got 257"),
+        ("bad_words", ["x" * 1000] * 17, "at most 16384 characters together, got 17000"),
+        ("logits_processors", "x", "a list of names of processors, or of functions"),
+        ("logits_processors", [1], "a list of names of processors, or of functions"),
+        ("logits_processors", ["x"] * (MAX_PROCESSORS + 1), "at most 16 processors, got 17"),
+        ("extra_args", [1], "must map names to numbers"),
+        ("extra_args", {1: 1}, "must map names to numbers"),
+        ("extra_args", {"a": True}, "extra_args['a'] must be a finite number"),
+        ("extra_args", {"a": NAN}, "extra_args['a'] must be a finite number"),
+        ("extra_args", {"a": [1, "2"]}, "extra_args['a'] must be a finite number"),
+        ("extra_args", {"a": []}, "extra_args['a'] must be a finite number"),
+        ("extra_args", {str(i): 1 for i in range(MAX_ARGUMENTS + 1)}, "at most 256 arguments, got 257"),
         ("logit_bias", [1], "must map token ids to numbers, got list"),
         ("logit_bias", {"a": 1}, "names 'a', which is not a token id"),
         ("logit_bias", {"-1": 1}, "names '-1', which is not a token id"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import pathlib
 from typing import Any
 
 import jax
@@ -11,9 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jaxllm.sampling.bits import remove
 from jaxllm.sampling.options import MAX_LOGIT_BIAS, SamplingParams
-from jaxllm.sampling.process import MOST, seated
+from jaxllm.sampling.process import MOST, Terms, process, seated
+from pallas_kernels.draw.reference import without
 from tests.sampling.process_oracle import counts_of, expected, rows_of, run, terms_of
+
+GOLDEN = pathlib.Path(__file__).parents[1] / "goldens" / "process.npz"
+STOP = 7  # of the golden
 
 V = 100  # not a multiple of 32
 S = 4
@@ -88,6 +95,18 @@ def test_the_token_drawn_counts_from_the_next_call_and_only_where_one_was_drawn(
     assert counts[0, 7] == 2
 
 
+def test_it_is_one_pass_that_writes_in_place() -> None:
+    rows, vocab = 8, 2**15
+    logits, counts = jax.ShapeDtypeStruct((rows, vocab), jnp.float32), jax.ShapeDtypeStruct((rows + 1, vocab), jnp.uint16)
+    into = jax.jit(
+        lambda logits, rows, counts, terms, reused: process(logits, rows, counts, terms), donate_argnums=(2, 4), keep_unused=True
+    )
+    compiled = into.lower(logits, rows_of(range(rows)), counts, Terms.shapes(rows, vocab), logits).compile()
+    memory = compiled.memory_analysis()
+    assert memory.alias_size_in_bytes == (rows * 4 + (rows + 1) * 2) * vocab
+    assert memory.temp_size_in_bytes < rows * 4 * vocab / 2, "no second matrix of logits"
+
+
 def test_counts_do_not_wrap() -> None:
     counts = np.zeros((S + 1, V), np.uint16)
     counts[0, 5], counts[1, 5] = MOST, MOST - 1
@@ -118,6 +137,28 @@ def test_a_seat_is_the_requests_own_whoever_sat_there_and_takes_outputs_in_parts
         np.testing.assert_array_equal(value[2], getattr(mine, name)[0])
         np.testing.assert_array_equal(value[1], getattr(terms_of([(old, [1, 2, 3])], V), name)[0])
     assert (np.asarray(counts)[[0, 1, 3]].sum(axis=1) == 9).all()
+
+
+def test_logits_are_those_of_transformers() -> None:
+    """What `process`, the suppression of stop ids and the temperature make of logits, against transformers' processors in its order."""
+    golden = np.load(GOLDEN)
+    count = sum(name.startswith("logits_") for name in golden.files)
+    used = set[str]()
+    for case in range(count):
+        logits, prompt, output = (golden[f"{name}_{case}"] for name in ("logits", "prompt", "output"))
+        options: dict[str, Any] = json.loads(str(golden[f"options_{case}"]))
+        used |= options.keys()
+        banned, stop = options.pop("banned", []), len(output) < options.pop("min_tokens", 0)
+        params = SamplingParams(**options)
+        vocab = len(logits)
+        terms = terms_of([(params, prompt.tolist())], vocab)
+        for token in banned:
+            remove(np.asarray(terms.allowed)[0], token)
+        _, found = run(logits[None], rows_of([0]), counts_of([output.tolist()], vocab), terms)
+        found = np.asarray(without(found, jnp.array([[STOP if stop else -1]])))[0] / np.float32(params.temperature)
+        np.testing.assert_allclose(found, golden[f"found_{case}"], rtol=1e-6, atol=1e-6)
+    assert count == 48
+    assert len(used) == 6
 
 
 @pytest.mark.parametrize("options", SIX, ids=str)

@@ -227,6 +227,39 @@ def test_a_stop_string_ends_the_text_before_it(client: openai.OpenAI) -> None:
     assert cut.finish_reason == "stop"
 
 
+ASKED: list[dict[str, Any]] = [
+    {"presence_penalty": 1.2, "frequency_penalty": 0.6, "extra_body": {"repetition_penalty": 1.3}},
+    {"logit_bias": {"40": 3, "41": 3.5}, "temperature": 0.9, "seed": 3},
+    {"extra_body": {"allowed_token_ids": list(range(30, 90)), "min_tokens": 4}},
+    {"extra_body": {"bad_words": ["72", "Answer", "the sum"], "top_k": 30}, "seed": 5, "temperature": 0.7, "presence_penalty": 0.5},
+]
+
+
+@slow
+@pytest.mark.parametrize("options", ASKED, ids=range(4))
+def test_penalties_biases_and_masks_give_the_same_streamed_or_whole_on_both_endpoints(
+    client: openai.OpenAI, options: dict[str, Any]
+) -> None:
+    options = {"temperature": 0, **options, "model": "demo", "max_tokens": 24}
+    completion = {**options, "prompt": "What is 27 + 45?"}
+    plain = client.completions.create(model="demo", prompt="What is 27 + 45?", temperature=0, max_tokens=24).choices[0].text
+    whole = client.completions.create(**completion).choices[0].text
+    assert "".join(c.choices[0].text for c in client.completions.create(**completion, stream=True)) == whole != plain
+    chat = {**options, "messages": DIGITS}
+    said = client.chat.completions.create(**chat).choices[0].message.content
+    assert "".join(c.choices[0].delta.content or "" for c in client.chat.completions.create(**chat, stream=True)) == said
+    if "bad_words" in options.get("extra_body", {}):
+        assert not any(word in f"{whole} {said}".split() for word in options["extra_body"]["bad_words"])
+    assert client.completions.create(model="demo", prompt="What is 27 + 45?", temperature=0, max_tokens=24).choices[0].text == plain
+
+
+@slow
+def test_a_bad_word_without_tokens_is_refused_by_name(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.completions.create(model="demo", prompt="a", extra_body={"bad_words": ["  "]})
+    assert refused.value.param == "bad_words"
+
+
 @slow
 def test_a_client_that_leaves_gives_its_pages_back(demo: Demo, client: openai.OpenAI) -> None:
     stream = client.completions.create(model="demo", prompt="abc", max_tokens=500, stream=True, extra_body={"ignore_eos": True})
