@@ -10,13 +10,17 @@ if TYPE_CHECKING:
     from jaxllm.engine.request import RequestError
     from jaxllm.grammar.structure import GuidedDecodingParams, StructuredOutputsParams, StructureError
     from jaxllm.llm import LLM
-    from jaxllm.outputs import CompletionOutput, Logprob, RequestOutput
+    from jaxllm.outputs import BeamSearchOutput, BeamSearchSequence, CompletionOutput, Logprob, RequestOutput
+    from jaxllm.sampling.beams import BeamSearchParams
     from jaxllm.sampling.options import OptionError, SamplingParams
 
 __version__ = "0.1.0"
 
 _HOME = {
     "LLM": "jaxllm.llm",
+    "BeamSearchOutput": "jaxllm.outputs",
+    "BeamSearchParams": "jaxllm.sampling.beams",
+    "BeamSearchSequence": "jaxllm.outputs",
     "CompletionOutput": "jaxllm.outputs",
     "ConfigError": "jaxllm.config",
     "EngineConfig": "jaxllm.config",
@@ -32,6 +36,9 @@ _HOME = {
 
 __all__ = [
     "LLM",
+    "BeamSearchOutput",
+    "BeamSearchParams",
+    "BeamSearchSequence",
     "CompletionOutput",
     "ConfigError",
     "EngineConfig",

@@ -18,7 +18,8 @@ from jaxllm.engine.report import ConsoleReport
 from jaxllm.engine.request import EngineStats, GenerateRequest, RequestError, TextDelta, TokenLogprobs
 from jaxllm.grammar.checker import Checker, special_tokens
 from jaxllm.grammar.structure import StructureError
-from jaxllm.outputs import CompletionOutput, Logprob, RequestOutput
+from jaxllm.outputs import BeamSearchOutput, BeamSearchSequence, CompletionOutput, Logprob, RequestOutput
+from jaxllm.sampling.beams import BeamSearchParams
 from jaxllm.sampling.defaults import generation_config, sampling_defaults
 from jaxllm.sampling.options import OptionError, SamplingParams
 from jaxllm.sampling.processors import Function
@@ -97,6 +98,33 @@ class LLM:
                 raise RequestError(f"{len(inputs)} prompts but {len(priority)} priorities; give one for each prompt", "priority")
             params = [replace(one, priority=rank) for one, rank in zip(params, priority, strict=True)]
         return self._run(inputs, params, use_tqdm, salts)
+
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: BeamSearchParams,
+        *,
+        use_tqdm: bool = False,
+        concurrency_limit: int | None = None,
+    ) -> list[BeamSearchOutput]:
+        """The likeliest continuations of each prompt, `params.beam_width` of them, best first, as transformers finds them. At most
+        `concurrency_limit` prompts are searched at once, where that is given."""
+        items, outputs = as_list(prompts), []
+        limit = max(1, concurrency_limit or len(items))
+        for start in range(0, len(items), limit):
+            outputs += self.generate(items[start : start + limit], params.sampling(), use_tqdm=use_tqdm)
+        return [BeamSearchOutput([self._sequence(output, choice, params) for choice in output.outputs]) for output in outputs]
+
+    def _sequence(self, output: RequestOutput, choice: CompletionOutput, params: BeamSearchParams) -> BeamSearchSequence:
+        prompt, tokenizer = output.prompt_token_ids, self.engine.tokenizer
+        return BeamSearchSequence(
+            tokens=prompt + choice.token_ids,
+            logprobs=choice.logprobs or [],
+            cum_logprob=choice.cumulative_logprob or 0.0,
+            text=tokenizer.decode(prompt, params.skip_special_tokens) + choice.text if tokenizer is not None else None,
+            finish_reason=choice.finish_reason,
+            stop_reason=choice.stop_reason,
+        )
 
     def chat(
         self,

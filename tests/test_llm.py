@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxllm import LLM, ConfigError, OptionError, RequestOutput, SamplingParams
+from jaxllm import LLM, BeamSearchParams, ConfigError, OptionError, RequestOutput, SamplingParams
 from jaxllm.engine.request import RequestError
 
 GREEDY = SamplingParams(temperature=0, max_tokens=24)
@@ -249,3 +249,29 @@ def test_best_of_returns_the_likeliest_choices_with_their_text(llm: LLM) -> None
     order = sorted(every.outputs, key=lambda choice: -(choice.cumulative_logprob or 0))
     assert [(c.index, c.text, c.logprobs) for c in best.outputs] == [(i, c.text, None) for i, c in enumerate(order[:2])]
     assert [c.cumulative_logprob for c in best.outputs] == pytest.approx([c.cumulative_logprob for c in order[:2]], abs=1e-4)
+
+
+def test_a_beam_search_returns_whole_sequences_best_first(llm: LLM) -> None:
+    params = BeamSearchParams(beam_width=3, max_tokens=8, ignore_eos=True)
+    first, second = llm.beam_search(["sort: 3 1 2", {"prompt": "1 + 1 ="}], params)
+    options: dict = {"use_beam_search": True, "max_tokens": 8, "ignore_eos": True, "logprobs": 0}
+    (same,) = llm.generate("sort: 3 1 2", SamplingParams(n=3, **options), use_tqdm=False)
+    prompt = same.prompt_token_ids
+    assert [beam.tokens for beam in first.sequences] == [prompt + choice.token_ids for choice in same.outputs]
+    assert [beam.text for beam in first.sequences] == ["sort: 3 1 2" + choice.text for choice in same.outputs]
+    for beam in first.sequences + second.sequences:
+        chosen = [position[token].logprob for position, token in zip(beam.logprobs, beam.tokens[-8:], strict=True)]
+        assert beam.cum_logprob == pytest.approx(sum(chosen), abs=1e-4)
+        assert beam.finish_reason == "length"
+    sums = [beam.cum_logprob for beam in first.sequences]
+    assert sums == sorted(sums, reverse=True) and len(second.sequences) == 3
+    greedy = llm.generate("1 + 1 =", SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=0), use_tqdm=False)[0].outputs[0]
+    assert second.sequences[0].cum_logprob >= (greedy.cumulative_logprob or 0) - 1e-4
+
+
+def test_a_beam_search_that_cannot_be_is_refused_by_the_name_of_its_argument(llm: LLM) -> None:
+    with pytest.raises(OptionError, match="beam_width must be in") as error:
+        llm.beam_search("a", BeamSearchParams(beam_width=0, max_tokens=8))
+    assert error.value.param == "beam_width"
+    with pytest.raises(OptionError, match="temperature must be 0 or 1"):
+        llm.beam_search("a", BeamSearchParams(beam_width=2, max_tokens=8, temperature=0.5))

@@ -26,8 +26,12 @@ class Contests:
 
     def begin(self, request: GenerateRequest) -> None:
         """Take note of a request whose choices compete; of others none is taken."""
-        if request.params.samples > request.params.n:
+        if request.params.samples > request.params.n and not request.params.use_beam_search:
             self._open[request.id] = BestOf(request.params)
+
+    def clear(self) -> None:
+        """Forget all of them."""
+        self._open.clear()
 
     def told(self, deltas: list[TextDelta]) -> list[TextDelta]:
         """Of a step's deltas those that may be told now, and at the end of a contest those of its winners."""

@@ -12,6 +12,7 @@ import numpy as np
 from jaxllm.config import EngineConfig
 from jaxllm.engine.asked import Asking
 from jaxllm.engine.assembly import make_scheduler, scheduler_class
+from jaxllm.engine.beams import Searches, check_search
 from jaxllm.engine.choices import Contests, choice_seed
 from jaxllm.engine.counters import Counters
 from jaxllm.engine.detok import Detokenizer
@@ -23,6 +24,7 @@ from jaxllm.engine.plan import Plan, Span
 from jaxllm.engine.report import Report
 from jaxllm.engine.request import (
     EngineStats,
+    Family,
     GenerateRequest,
     PromptLogprobs,
     Request,
@@ -59,14 +61,14 @@ class Engine:
         self.resolved, self.runner, self.tokenizer, self._guides = parts.resolved, parts.runner, parts.tokenizer, parts.guides
         self.scheduler, self.eos_ids = scheduler, frozenset(parts.runner.eos_ids)
         self._live: dict[str, _Live] = {}
-        self._contests = Contests()
+        self._count = Counters()
+        self._contests, self._searches = Contests(), Searches(scheduler, self._detokenizer, self.eos_ids, self._count)
         self._in_flight: deque[StepResult] = deque()
         self._patience = Patience()
         self._steady = False  # the last turn launched a step of decodes alone, beside one in flight
         self._asking = Asking(parts.resolved.vocab_size, parts.tokenizer, parts.runner.programs.model.processors)
         self._door = Door(parts.resolved, parts.tokenizer is not None, scheduler.fits)
         self._seeds = np.random.Generator(np.random.Philox(seed))
-        self._count = Counters()
         self._pending: list[TextDelta] = []  # deltas that no step makes: rejected choices, aborts
 
     @classmethod
@@ -99,7 +101,8 @@ class Engine:
         stops = frozenset(params.stop_token_ids or ()) | (frozenset() if params.ignore_eos else self.eos_ids)
         seed = int(self._seeds.integers(2**64, dtype=np.uint64)) if params.seed is None else params.seed % 2**64
         self._contests.begin(request)
-        for index in range(params.samples):
+        family = Family(live.choices)
+        for index in range(1 if params.use_beam_search else params.samples):
             choice = Request(
                 id=request.id,
                 index=index,
@@ -110,11 +113,12 @@ class Engine:
                 max_tokens=min(params.max_tokens or room, room),
                 cache_salt=request.cache_salt,
                 needs=needs(params),
+                top=params.logprobs or 0,
                 asked=self._asking.of(params),
                 score_end=len(request.prompt_token_ids) - 1 if params.prompt_logprobs is not None and index == 0 else 0,
             )
             if params.samples > 1:
-                choice.family = live.choices
+                choice.family = family
             live.choices.append(choice)
             live.detok.append(self._detokenizer(choice))
             live.stops.append(stops)
@@ -124,11 +128,13 @@ class Engine:
                 self._guides.begin(choice, request.grammar)
         if params.prompt_logprobs is not None and len(request.prompt_token_ids) == 1:
             live.prompt_logprobs = PromptLogprobs(top=params.prompt_logprobs, packed=b"")
-        self._live[request.id] = live
+        if not self._searches.begin(live.choices[0], stops):
+            self._live[request.id] = live
         self._count.prompt_tokens += len(request.prompt_token_ids)
 
     def abort(self, request_id: str) -> None:
         """Stop a request and free its pages now; its choices end with finish_reason "abort". Unknown ids are ignored."""
+        self._pending += self._searches.stop(request_id, "abort")
         live = self._live.get(request_id)
         if live is None:
             return
@@ -166,13 +172,14 @@ class Engine:
         self._count.problem = ""
         try:
             self.scheduler.check()
-            if self._live:
-                raise RuntimeError(f"requests neither run nor wait: {sorted(self._live)[:8]}")
+            if self._live or self._searches:
+                raise RuntimeError(f"requests neither run nor wait: {sorted([*self._live, *self._searches])[:8]}")
         except RuntimeError as error:
             self._count.self_check_failures += 1
             self._count.problem = str(error)
             lost = [choice for live in self._live.values() for choice in live.choices if choice.status is not Status.FINISHED]
             ends = [self._finish(choice, [], "", "error", None, "the engine lost this request") for choice in lost]
+            ends += self._searches.stop_all("error", "the engine lost this request")
             self._start_over()
             self._pending += ends
 
@@ -253,13 +260,10 @@ class Engine:
     def _start_over(self) -> None:
         """A step failed: pages that were planned may not have been written, and the index already offers them. Forget everything."""
         self.scheduler.reset()
-        for live in self._live.values():
-            for choice in live.choices:
-                self._guides.release(choice)
-        self._live.clear()
-        self._contests = Contests()
-        self._pending.clear()
-        self._in_flight.clear()
+        for choice in [choice for live in self._live.values() for choice in live.choices]:
+            self._guides.release(choice)
+        for kept in (self._live, self._searches, self._contests, self._pending, self._in_flight):
+            kept.clear()
         self.runner.reset()
 
     def stats(self) -> EngineStats:
@@ -271,6 +275,7 @@ class Engine:
         self._door.check(request)
         self._asking.check(request.params)
         self._guides.check(request)
+        check_search(request, self.resolved, self.scheduler.pool, self.eos_ids)
 
     def has_room(self, request: GenerateRequest) -> bool:
         """Whether it may join what runs and waits; an idle engine takes any request."""
@@ -278,10 +283,9 @@ class Engine:
         return there == 0 or there + request.params.samples <= self.resolved.max_num_seqs + self.resolved.max_num_queued_reqs
 
     def _detokenizer(self, choice: Request) -> Detokenizer | None:
-        params = choice.params
-        if self.tokenizer is None or not params.detokenize:
+        if self.tokenizer is None or not choice.params.detokenize:
             return None
-        return Detokenizer(self.tokenizer.backend, choice.prompt, params)
+        return Detokenizer(self.tokenizer.backend, choice.prompt, choice.params)
 
     def _mark_scheduled(self, plan: Plan) -> None:
         now = time.time()
@@ -305,6 +309,11 @@ class Engine:
             token = step.tokens[row]
             if token < 0:
                 self.scheduler.spoil(request)
+            if request.searches:
+                top = step.logprobs.at(row, token, request.top).top if step.logprobs is not None and token >= 0 else None
+                deltas += self._searches.feed(request, top, now) if top else self._searches.stop(request.id, "error", NO_TOKEN)
+                continue
+            if token < 0:
                 held_back = len(request.output) < request.params.min_tokens  # the end, when only that was allowed
                 why = step.failures.get(row, NO_TOKEN)
                 deltas.append(self._give_up(request, why) if held_back else self._finish(request, [], "", "error", None, why))
@@ -314,8 +323,7 @@ class Engine:
                 logprobs = [step.logprobs.at(row, token, request.params.logprobs or 0)]
             found = self._live[request.id].prompt_logprobs
             delta = self._accept(request, token, now, logprobs)
-            first = len(request.output) == 1
-            deltas.append(replace(delta, prompt_logprobs=found) if first and found is not None else delta)
+            deltas.append(replace(delta, prompt_logprobs=found) if found is not None and len(request.output) == 1 else delta)
         return deltas
 
     def _score(self, span: Span, scores: np.ndarray) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 from jaxllm.engine.plan import Chunk
-from jaxllm.engine.request import Request, Status
+from jaxllm.engine.request import Family, Request, Status
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,7 @@ def loan(request: Request, newest: Chunk | None) -> Loan | None:
     A step writes the KV of all its tokens before it attends, so what the plan in the making computes counts, `newest` included.
     """
     best = None
-    for member in request.family:
+    for member in request.family.members if request.family is not None else ():
         if member.status is not Status.RUNNING or member.arriving:
             continue
         computed = member.computed if newest is None or newest.request is not member else newest.start + newest.length
@@ -37,9 +38,41 @@ def loan(request: Request, newest: Chunk | None) -> Loan | None:
     return best
 
 
-def about_to_grow(family: list[Request], tokens: int) -> int:
+def about_to_grow(family: Family | None, tokens: int) -> int:
     """How many running members hold no page of their own beyond their first `tokens` tokens: the next step of each takes one."""
-    return sum(member.status is Status.RUNNING and member.room <= tokens for member in family)
+    members = family.members if family is not None else ()
+    return sum(member.status is Status.RUNNING and member.room <= tokens for member in members)
+
+
+def forked(parent: Request, arrival: int) -> Request:
+    """A request in the state of `parent`, with the same pages, which has its place right behind it."""
+    child = replace(parent, place=(*parent.place[:2], arrival))
+    child.pages, child.output, child.hashes = list(parent.pages), list(parent.output), list(parent.hashes)
+    if parent.status is Status.RUNNING:
+        child.room = parent.room = parent.computed
+    return child
+
+
+def whose_turn(waiting: Iterable[Request]) -> Request | None:
+    """The first in the queue. While it waits for a token, which another beam of its search may have to be computed for, that one. Nobody,
+    while pages of its search are on their way, which it will share."""
+    line = iter(waiting)
+    first = next(line)
+    if first.searches and first.family is not None and any(member.arriving for member in first.family.members):
+        return None
+    if told(first):
+        return first
+    return next((request for request in line if request.family is first.family and told(request)), None) if first.searches else None
+
+
+def awaited(request: Request) -> bool:
+    """Whether other beams of its search hold slots and pages until the request has run."""
+    return request.family is not None and request.family.seated > 0
+
+
+def told(request: Request) -> bool:
+    """Whether the host knows every token that was drawn for the request: none is in flight or undecided."""
+    return request.num_scheduled_outputs == len(request.output)
 
 
 def agreeing(one: list[int], other: list[int], most: int) -> int:

@@ -38,7 +38,9 @@ class Forecast:
         self._sums: list[float] | None = None  # of all from each on
 
     def ended(self, request: Request) -> None:
-        """A request has ended, for whatever reason."""
+        """A request has ended, for whatever reason. Beams teach nothing: how long one lives says little of how long its search does."""
+        if request.searches:
+            return
         if len(self._recent) == KEPT:
             self._parts.remove(self._recent.popleft())
         part = len(request.output) / request.max_tokens

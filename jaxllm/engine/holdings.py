@@ -101,6 +101,12 @@ class Holdings:
             request.stored = request.hashes[: request.computed // self.pool.page_size]
             self.ferry.host.keep(request.stored)
 
+    def store_too(self, request: Request) -> None:
+        """The request is a fork of one that waits: host memory keeps for it what it keeps for that one."""
+        if self.ferry is not None:
+            request.stored = list(request.stored)
+            self.ferry.host.keep(request.stored)
+
     def let_go(self, request: Request) -> None:
         """The request no longer needs what host memory keeps for it."""
         if request.stored and self.ferry is not None:
@@ -147,19 +153,20 @@ class Holdings:
     def _beginning(self, request: Request, newest: Chunk | None) -> tuple[list[int], int, Loan | None]:
         """Pages that hold the start of the request's known tokens, how many tokens, and who lends them when it is not the index.
 
-        A page that is held in part is lent only for reading: where a token is still to be written, whole pages are.
+        A page that is held in part is lent only for reading: where a token is still to be written, whole pages are. What is lent goes
+        before what the index finds, since it takes nothing from the pool: so a family holds its prompt once, which searches count on.
         """
         page_size, tokens = self.pool.page_size, request.num_tokens
-        offer = loan(request, newest) if request.family else None
-        hits = [] if offer is not None and offer.tokens == tokens else self._hits(request, newest)
-        kept = len(hits) * page_size
-        if offer is not None:
-            lent = tokens if offer.tokens == tokens else offer.tokens // page_size * page_size
-            if lent > kept:
-                if len(request.hashes) < lent // page_size:
-                    request.hashes = offer.lender.hashes[: lent // page_size]
-                return offer.lender.pages[: self.pool.pages_for(lent)], lent, offer
-        return hits, kept, None
+        offer = loan(request, newest) if request.scored >= request.score_end else None  # what is to be scored must be computed
+        if offer is None:
+            hits = self._hits(request, newest)
+            return hits, len(hits) * page_size, None
+        lent = offer.tokens if offer.tokens == tokens else offer.tokens // page_size * page_size
+        pages = offer.lender.pages[: self.pool.pages_for(lent)]
+        if len(request.hashes) < lent // page_size:
+            request.hashes = offer.lender.hashes[: lent // page_size]
+        own = self._hits(request, newest)[len(pages) :] if lent < tokens else []
+        return pages + own, lent + len(own) * page_size, offer
 
     def _hits(self, request: Request, newest: Chunk | None) -> list[int]:
         """Pages that hold the start of the request's known tokens, the last token left out.
@@ -178,6 +185,7 @@ class Holdings:
         hits = self.prefix.match(request.hashes, limit)
         if newest is not None and len(hits) >= newest.start // page_size:
             owner, filled = newest.request, (newest.start + newest.length) // page_size
+            self._hash(owner, filled * page_size)
             for i in range(len(hits), min(limit, filled)):
                 if request.hashes[i] != owner.hashes[i]:
                     break
@@ -196,6 +204,7 @@ class Holdings:
         """Complete the kept hashes up to token `end`; each page is hashed once in a request's life."""
         start = len(request.hashes) * self.pool.page_size
         if self.prefix is not None and end - start >= self.pool.page_size:
-            owner = None if self.shares else (request.family or [request])[0].id
+            members = [request] if request.family is None else request.family.members
+            owner = None if self.shares else members[0].id
             root = None if request.hashes else self.prefix.root(request.cache_salt, request.adapter, owner)
             self.prefix.extend(request.hashes, request.tokens(start, end), root)

@@ -172,6 +172,17 @@ class Asked:
 
 
 @dataclass(slots=True, eq=False)
+class Family:
+    """The choices of one prompt, which may start from each other's pages. Those of a beam search, with `seats` above 0, hold so many slots
+    together, of which `spare` are the ones that none of them is in."""
+
+    members: list[Request]
+    seats: int = 0
+    seated: int = 0
+    spare: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
 class Request:
     """One choice of one request: the only mutable record that travels, touched only by the engine's thread.
 
@@ -195,6 +206,7 @@ class Request:
     guide: Guide | None = None  # follows the request's grammar; the last of the constraints
     score_end: int = 0  # prompt positions before it are scored: their next tokens' log-probabilities are wanted
     scored: int = 0  # of these, how many have been scored or are in a step in flight
+    top: int = 0  # how many of the most likely tokens the host wants to know
     status: Status = Status.WAITING
     slot: int = -1
     pages: list[int] = field(default_factory=list)
@@ -206,7 +218,8 @@ class Request:
     prefill_end: int = 0  # tokens to compute in chunks before decoding starts, fixed at admission
     kept: int = 0  # tokens whose KV was there at admission: computed again or not, they are not written again
     room: int = 0  # tokens that may be written before the scheduler must see to a page
-    family: list[Request] = field(default_factory=list)  # the choices of one prompt, which may start from each other's pages
+    family: Family | None = None
+    searches: bool = False  # one of the beams of a search, which are told their tokens one by one
     output: list[int] = field(default_factory=list)
     jumped: bool = False  # tokens were appended without a draw: that of the step in flight is not used
     num_scheduled_outputs: int = 0

@@ -130,7 +130,7 @@ class Runner:
         failures = {index: failures[row] for index, row in enumerate(forwarded.rows) if row in failures}
         if not any(kind & LOGPROBS for kind in kinds):
             return StepResult(plan, forwarded.rows, token, None, scored=forwarded.scored, failures=failures)
-        top = max(request.params.logprobs or 0 for request in plan.emitters if request is not None)
+        top = max(request.top for request in plan.emitters if request is not None)
         packed = self._logprobs(logits, outlook, next(width for width in self.programs.widths if width >= top))
         begin_read(packed)
         return StepResult(plan, forwarded.rows, token, packed, top, forwarded.scored, failures)

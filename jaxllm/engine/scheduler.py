@@ -18,6 +18,7 @@ from itertools import chain
 from jaxllm.cache.pool import PagePool
 from jaxllm.cache.prefix import PrefixIndex
 from jaxllm.engine.buckets import Buckets
+from jaxllm.engine.family import awaited, forked, whose_turn
 from jaxllm.engine.ferry import Ferry
 from jaxllm.engine.forecast import Forecast, Share, peak
 from jaxllm.engine.holdings import Holdings, Start
@@ -25,6 +26,7 @@ from jaxllm.engine.limits import Limits, Pace
 from jaxllm.engine.plan import Chunk, Plan
 from jaxllm.engine.policy import Line, Policy, fcfs
 from jaxllm.engine.request import Request, Status
+from jaxllm.engine.slots import Slots
 
 
 class Scheduler:
@@ -46,7 +48,7 @@ class Scheduler:
         self._swaps = False
         self.forecast = Forecast()
         self._refused: Request | None = None  # whom the forecast refused, until a request gives its pages back
-        self._slots = list(range(limits.max_num_seqs - 1, -1, -1))  # free ones; the last is handed out next
+        self._slots = Slots(limits.max_num_seqs)
         # Running requests grow a page every page_size steps: a little room keeps a new prompt from being preempted at once.
         self._watermark = max(1, pool.num_pages // 100)
 
@@ -100,6 +102,19 @@ class Scheduler:
         request.place = (self.rank(request), self._arrivals)
         self._waiting.add(request)
 
+    def fork(self, parent: Request) -> Request:
+        """Another beam that goes on from where `parent` is, sharing all its pages; it needs a seat of its search that is free."""
+        self._arrivals += 1
+        child = forked(parent, self._arrivals)
+        if parent.status is Status.RUNNING:
+            self.pool.share(child.pages)
+            child.slot = self._slots.take(child)
+            self._running.add(child)
+        else:
+            self.holdings.store_too(child)
+            (self._swapped if parent in self._swapped else self._waiting).add(child)
+        return child
+
     def finish(self, request: Request) -> None:
         """Forget a request in any state and free its slot and pages at once; again or for a stranger: nothing happens.
 
@@ -137,7 +152,7 @@ class Scheduler:
                 request.status = Status.FINISHED
             line.clear()
         self._refused = None
-        self._slots = list(range(self.limits.max_num_seqs - 1, -1, -1))
+        self._slots = Slots(self.limits.max_num_seqs)
         self.holdings.reset()
 
     def committed(self, request: Request, new_tokens: int) -> None:
@@ -206,9 +221,7 @@ class Scheduler:
         self.pool.check(request.pages for request in self._running)
         if self.ferry is not None:
             self.ferry.check(request.stored for request in self._swapped)
-        slots = sorted(self._slots + [request.slot for request in self._running])
-        if slots != list(range(self.limits.max_num_seqs)):
-            raise RuntimeError(f"slots are leaked or held twice: {slots}")
+        self._slots.check(self._running)
 
     # --- chunks of prompts
 
@@ -253,9 +266,9 @@ class Scheduler:
 
     def _admissions(self, chunks: list[Chunk]) -> Iterator[Request]:
         """Admit waiting requests one by one, in order, while slots and pages last."""
-        while self.waiting and self._slots:
-            request = (self._swapped or self._waiting).first
-            if not self._admit(request, chunks[-1] if chunks else None):
+        while self.waiting:
+            request = whose_turn(self._swapped or self._waiting)
+            if request is None or not self._slots.has(request) or not self._admit(request, chunks[-1] if chunks else None):
                 return
             if not request.arriving:
                 yield request
@@ -274,19 +287,17 @@ class Scheduler:
         Pages for the whole prompt are taken now, so that a prompt once begun never waits for pages and never takes
         them from others.
         """
-        if request.num_scheduled_outputs != len(request.output):
-            return False  # preempted while a token is in flight; it comes with the next commit
         if request is self._refused:
             return False
-        start = self.holdings.find(request, newest)
-        if self.pool.free < start.taken + start.spare + (self._watermark if self._running else 0):
+        start, careful = self.holdings.find(request, newest), bool(self._running) and not awaited(request)
+        if self.pool.free < start.taken + start.spare + (self._watermark if careful else 0):
             return False
-        if self._running and not self._stays(request, start):
+        if careful and not self._stays(request, start):
             self._refused = request
             return False
         (self._swapped if request in self._swapped else self._waiting).remove(request)
         self.holdings.take(request, start)
-        request.slot = self._slots.pop()
+        request.slot = self._slots.take(request)
         request.status = Status.RUNNING
         self._running.add(request)
         return True
@@ -338,5 +349,5 @@ class Scheduler:
         self._running.remove(request)
         self._refused = None
         self.holdings.give_back(request)
-        self._slots.append(request.slot)
+        self._slots.give(request)
         request.slot = -1

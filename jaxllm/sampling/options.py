@@ -23,6 +23,10 @@ MAX_BAD_WORD_CHARS = 2**14  # of all together: the engine makes tokens of them b
 MAX_PROCESSORS = 16
 MAX_ARGUMENTS = 256
 MAX_ALLOWED = 2**18  # as many as the largest vocabularies have
+WITH_BEAMS = frozenset(
+    "n best_of use_beam_search length_penalty early_stopping temperature seed max_tokens min_tokens stop_token_ids ignore_eos logprobs "
+    "include_stop_str_in_output detokenize skip_special_tokens spaces_between_special_tokens truncate_prompt_tokens priority".split()
+)  # options that mean something in a beam search, or are there for every request
 
 
 class OptionError(ValueError):
@@ -36,8 +40,8 @@ class OptionError(ValueError):
 @dataclass(frozen=True, slots=True)
 class Option:
     """One row of the table. `low`/`high` bound numbers (`open_low`: exclusive); `kind` is float, int, bool, strings (or
-    one), texts (strings in a list), ints, biases (a number for each of some token ids), processors, arguments or structure
-    (grammar.structure)."""
+    one), texts (strings in a list), ints, biases (a number for each of some token ids), processors, arguments, structure
+    (grammar.structure) or stopping (true, false or "never")."""
 
     kind: str
     doc: str
@@ -100,6 +104,13 @@ class SamplingParams:
         also=(-1,),
     )
 
+    use_beam_search: bool = option("bool", False, "Find the most likely sequences, with best_of (or n) beams.")
+    length_penalty: float = option(
+        "float", 1.0, "Beams compete by their log-probability, divided by their length to the power of this.", low=-10, high=10
+    )
+    early_stopping: bool | str = option(
+        "stopping", False, "Whether a search ends with best_of sequences: true, false = when better ones are unlikely, never = impossible."
+    )
     logit_bias: dict[int, float] | None = option(
         "biases",
         None,
@@ -147,12 +158,25 @@ class SamplingParams:
             raise OptionError("min_tokens", f"min_tokens ({self.min_tokens}) must be at most max_tokens ({self.max_tokens})")
         if self.best_of is not None:
             self._check_best_of(self.best_of)
+        self._check_search()
 
     def _check_best_of(self, best_of: int) -> None:
         if best_of < self.n:
             raise OptionError("best_of", f"best_of ({best_of}) must be at least n ({self.n})")
-        if best_of > 1 and self.greedy:
+        if best_of > 1 and self.greedy and not self.use_beam_search:
             raise OptionError("best_of", f"best_of must be 1 at temperature 0, where every choice is the same, got {best_of}")
+
+    def _check_search(self) -> None:
+        if not self.use_beam_search:
+            for name in ("length_penalty", "early_stopping"):
+                if getattr(self, name) != default_of(name):
+                    raise OptionError(name, f"{name} needs use_beam_search; leave it out or send {default_of(name)!r}")
+            return
+        if self.temperature not in (0, 1):
+            raise OptionError("temperature", f"temperature must be 0 or 1 in a beam search, which draws nothing, got {self.temperature:g}")
+        for name in OPTIONS.keys() - WITH_BEAMS:
+            if getattr(self, name) not in (*OPTIONS[name].neutral, *OPTIONS[name].also, None):
+                raise OptionError(name, f"{name} cannot be used in a beam search; leave it out or send {default_of(name)!r}")
 
     @property
     def samples(self) -> int:
@@ -212,7 +236,7 @@ def legal(row: Option) -> str:
         return "one of " + ", ".join(KINDS)
     if row.kind in ("strings", "texts", "ints", "processors", "arguments"):
         return f"up to {row.max_items}"
-    return "true, false" if row.kind == "bool" else row.kind
+    return {"bool": "true, false", "stopping": "true, false, never"}.get(row.kind, row.kind)
 
 
 def checked(name: str, row: Option, value: Any) -> Any:
@@ -354,8 +378,15 @@ def _arguments(name: str, row: Option, value: Any) -> dict[str, Any]:
     return value
 
 
+def _stopping(name: str, row: Option, value: Any) -> bool | str:
+    if not isinstance(value, bool) and value != "never":
+        raise OptionError(name, f'{name} must be true, false or "never"')
+    return bool(value) if isinstance(value, bool) else "never"
+
+
 _CHECKS = {
     "float": _float,
+    "stopping": _stopping,
     "int": _int,
     "bool": _bool,
     "strings": _strings,

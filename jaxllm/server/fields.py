@@ -26,8 +26,6 @@ IGNORED = frozenset(
 # Fields of features that are not there yet, each with the values that ask for nothing.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "suffix": ("",),
-    "use_beam_search": (False,),
-    "length_penalty": (1, 1.0),
     "prompt_embeds": ([],),
     "kv_transfer_params": (),
     "vllm_xargs": ({},),
@@ -167,7 +165,8 @@ def read_sampling(body: dict[str, Any], defaults: dict[str, Any], **forced: Any)
 
     Raises ApiError(400) that names the option.
     """
-    values = dict(defaults)
+    searches = body.get("use_beam_search") is True  # takes no draws, so what shapes them is left out
+    values = {} if searches else dict(defaults)
     values |= {name: body[name] for name in WIRE_OPTIONS if body.get(name) is not None}
     values |= forced
     try:

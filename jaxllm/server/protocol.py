@@ -319,7 +319,7 @@ def check_sampling(params: SamplingParams, resolved: Resolved, logprobs_name: st
 
 def check_best_of(params: SamplingParams, stream: bool) -> None:
     """Which choices are the best is known when all have ended, so they cannot be streamed."""
-    if stream and params.samples > params.n:
+    if stream and params.samples > params.n and not params.use_beam_search:
         raise bad_request(f"best_of ({params.samples}) above n ({params.n}) cannot be streamed; leave out stream or best_of", "best_of")
 
 

@@ -14,15 +14,18 @@ from dataclasses import dataclass, field
 from jaxllm.cache.host import HostTier
 from jaxllm.cache.pool import PagePool
 from jaxllm.cache.prefix import PrefixIndex
+from jaxllm.engine.beam import BeamSearch, Finished, Rules
+from jaxllm.engine.beams import Beams, most_pages
 from jaxllm.engine.buckets import Buckets
 from jaxllm.engine.ferry import Ferry
 from jaxllm.engine.forecast import Forecast
 from jaxllm.engine.limits import Limits
-from jaxllm.engine.plan import Chunk, Moves, Plan
+from jaxllm.engine.plan import Chunk, Plan
 from jaxllm.engine.policy import POLICIES
-from jaxllm.engine.request import Request, Status
+from jaxllm.engine.request import Family, Request, Status
 from jaxllm.engine.scheduler import Scheduler
 from jaxllm.sampling.options import SamplingParams
+from tests.engine.fake_host import FakeHost
 
 EOS = 0
 VOCAB = 31
@@ -50,6 +53,21 @@ def generate(prompt: list[int], max_tokens: int, stop_at: int | None, seed: int 
     return output
 
 
+def likely(tokens: list[int], count: int) -> list[tuple[int, float]]:
+    """The most likely tokens after a sequence, with log-probabilities."""
+    digest = digests(tokens)[-1]
+    step, slope = 1 + digest // VOCAB % (VOCAB - 1), 0.2 + digest // 997 % 5
+    return [((digest + i * step) % VOCAB, -0.1 - i * slope) for i in range(min(count, VOCAB))]
+
+
+def search_alone(prompt: list[int], rules: Rules) -> list[Finished]:
+    """What an undisturbed search finds."""
+    search = BeamSearch(rules)
+    while search.step([likely(prompt + beam.tokens, search.needed) for beam in search.beams]):
+        pass
+    return search.finished
+
+
 @dataclass
 class Slot:
     """What the device knows of the request in one slot."""
@@ -68,22 +86,7 @@ class FakeDevice:
     page_size: int
     kv: dict[tuple[int, int], int] = field(default_factory=dict)
     slots: dict[int, Slot] = field(default_factory=dict)
-    host: dict[int, list[int | None]] = field(default_factory=dict)
-    fetched: dict[int, list[int | None]] = field(default_factory=dict)
-
-    def move(self, moves: Moves, frozen: set[int]) -> None:
-        """Between the pool and host memory, where contents that are fetched by one plan and put by the next may be saved over meanwhile."""
-        for page, place in moves.saves:
-            self.host[place] = [self.kv.get((page, offset)) for offset in range(self.page_size)]
-        fetched = {place: self.host[place] for place in moves.fetches}
-        assert not {page for _, page in moves.puts} & frozen, "a page that others may read is put over"
-        assert len({page for _, page in moves.puts}) == len(moves.puts), "two pages are put to one"
-        for place, page in moves.puts:
-            contents = (self.fetched | fetched)[place]
-            for offset, digest in enumerate(contents):
-                assert digest is not None, "a page that was never written is put into the pool"
-                self.kv[page, offset] = digest
-        self.fetched = fetched
+    host: FakeHost = field(default_factory=FakeHost)
 
     def run(self, plan: Plan, frozen: set[int]) -> list[int]:
         """Tokens per row of the plan (decodes, then chunks), −1 where a row has stopped or its prompt goes on.
@@ -145,13 +148,6 @@ class FakeDevice:
         return token
 
 
-class Optimist(Forecast):
-    """Admits whatever fits now, so that much is preempted."""
-
-    def patience(self, tokens: int, rows: int, step_cost: int) -> float:
-        return 0.0
-
-
 @dataclass
 class Setup:
     """Sizes of one engine."""
@@ -198,6 +194,8 @@ class Loop:
         self.stop_at: dict[Request, int | None] = {}
         self.in_flight: deque[tuple[Plan, list[int]]] = deque()
         self.aborted: set[Request] = set()
+        self.searches: dict[str, Beams] = {}  # that run
+        self.found: dict[str, tuple[Beams, list[int]]] = {}  # those that have ended, with their prompts
         self.first_tokens: list[int] = []  # arrival numbers, in the order in which first tokens were planned
         self.reached: dict[Request, int] = {}  # tokens computed in this life
         self.steps = 0
@@ -211,6 +209,7 @@ class Loop:
         if not self.scheduler.fits(len(prompt) + max_tokens - 1):
             return []
         family: list[Request] = []
+        shared = Family(family)
         for seed in range(n):
             number, params = next(self._numbers), SamplingParams(priority=priority)
             request = Request(
@@ -218,13 +217,27 @@ class Loop:
             )
             family.append(request)
             if n > 1:
-                request.family = family
+                request.family = shared
             self.requests.append(request)
             self.stop_at[request] = stop_at
             self.scheduler.add(request)
         return family
 
+    def search(self, prompt: list[int], rules: Rules, priority: int = 0) -> Beams | None:
+        """Queue a beam search; None when it can never run."""
+        tokens = len(prompt) + rules.max_tokens - 1
+        if rules.width > self.setup.max_num_seqs or most_pages(self.pool, len(prompt), tokens, rules.width) > self.pool.num_pages:
+            return None
+        root = self.add(prompt, rules.max_tokens, priority=priority)
+        if root is None:
+            return None
+        self.searches[root.id] = Beams(rules, root, self.scheduler)
+        return self.searches[root.id]
+
     def abort(self, request: Request) -> None:
+        if request.id in self.searches:
+            self.searches.pop(request.id).end()
+            return
         if request.status is not Status.FINISHED:
             self.aborted.add(request)
         self.scheduler.finish(request)
@@ -236,7 +249,8 @@ class Loop:
         plan = self.scheduler.plan()
         self.check(plan, running)
         if plan.moves is not None:
-            self.device.move(plan.moves, {page for page, _ in before & self._readable()})
+            frozen = {page for page, _ in before & self._readable()}
+            self.device.host.move(self.device.kv, self.setup.page_size, plan.moves, frozen)
         if not plan.empty:
             self.in_flight.append((plan, self.device.run(plan, {page for page, _ in before & self._readable()})))
         while len(self.in_flight) > (self.setup.delay if not plan.empty else 0):
@@ -271,11 +285,26 @@ class Loop:
             if request is None or request.status is Status.FINISHED:
                 continue
             assert token >= 0, "the device stopped a row that the host did not"
+            if request.id in self.searches:
+                self._feed(request)
+                continue
             request.output.append(token)
             self.scheduler.committed(request, 1)
             if token == EOS or len(request.output) in (request.max_tokens, self.stop_at[request]):
                 self.scheduler.finish(request)
             self.scheduler.check()
+
+    def _feed(self, request: Request) -> None:
+        """The most likely tokens of a beam; forks begin where their parents are."""
+        beams = self.searches[request.id]
+        if beams.feed(request, likely(request.prompt + request.output, beams.search.needed)):
+            self.found[request.id] = (self.searches.pop(request.id), request.prompt)
+        for member in beams.members:
+            if member not in self.requests:
+                self.requests.append(member)
+                if member.status is Status.RUNNING:
+                    self.reached[member] = member.computed
+        self.scheduler.check()
 
     def check(self, plan: Plan, running_before: list[Request]) -> None:
         """What holds of every plan."""
@@ -285,9 +314,10 @@ class Loop:
         assert scheduler.running == len(running) <= setup.max_num_seqs
         assert plan.num_tokens <= setup.max_num_batched_tokens
         self.sent_back -= set(running)
-        waiting = [int(r.id) for r in self.requests if r.status is Status.WAITING and r not in self.sent_back]
+        # The beams of a search have one place together.
+        waiting = [r.place[:2] for r in self.requests if r.status is Status.WAITING and r not in self.sent_back]
         fcfs = setup.policy == "fcfs"
-        assert not fcfs or all(int(r.id) < number for r in running for number in waiting), "a newer request overtook a waiting one"
+        assert not fcfs or all(r.place[:2] <= place for r in running for place in waiting), "a newer request overtook a waiting one"
         rows = [*plan.decodes, *(c.request for c in plan.chunks)]
         assert len(set(rows)) == len(rows) and set(rows) <= set(running)
         self._check_shape(plan)
@@ -308,10 +338,10 @@ class Loop:
             assert 0 <= len(request.pages) * setup.page_size - needed < setup.page_size, "more than a page is wasted"
         if running:
             oldest = running[0]
-            full = setup.host_pages and len(plan.decodes) == setup.max_num_batched_tokens  # by those it waited for pages beside
-            assert oldest in rows or oldest.arriving or full or oldest.num_scheduled_outputs == oldest.max_tokens, (
-                "the oldest request stands still"
-            )
+            # Decodes go first: before a beam's token, which is a chunk, and before who waited for pages beside them.
+            full = (oldest.searches or setup.host_pages) and len(plan.decodes) == setup.max_num_batched_tokens
+            ended = oldest.num_scheduled_outputs == oldest.max_tokens
+            assert oldest in rows or oldest.arriving or full or ended, "the oldest request stands still"
         else:
             assert not scheduler.waiting or self.in_flight, "requests wait though nothing runs"
 
@@ -346,7 +376,9 @@ class Loop:
         self.scheduler.check()
         assert self.pool.free == self.pool.num_pages and self.pool.usage == 0
         assert (self.scheduler.running, self.scheduler.waiting) == (0, 0)
-        for request in self.requests:
+        for beams, prompt in self.found.values():
+            assert beams.search.finished == search_alone(prompt, beams.search.rules)
+        for request in (r for r in self.requests if not r.searches):
             self._check_output(request)
 
     def forget_ended(self) -> None:

@@ -340,7 +340,7 @@ def test_a_broken_engine_says_so_and_starts_over(make_engine: MakeEngine, fault:
     elif fault == "a page is held by nobody":
         pool.allocate(1)
     elif fault == "a slot is lost":
-        scheduler._slots.pop()
+        scheduler._slots._free.pop()
     elif fault == "a findable page is blank":
         scheduler.prefix.register(b"x" * 32, pool._blank[0])  # type: ignore[union-attr]
     else:

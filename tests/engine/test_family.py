@@ -10,10 +10,11 @@ from jaxllm.cache.pool import PagePool
 from jaxllm.cache.prefix import PrefixIndex
 from jaxllm.engine.buckets import Buckets
 from jaxllm.engine.plan import Plan
-from jaxllm.engine.request import Request, Status
+from jaxllm.engine.request import Family, Request, Status
 from jaxllm.engine.scheduler import Limits, Scheduler
 from jaxllm.sampling.options import SamplingParams
-from tests.engine.fake_device import EOS, Loop, Optimist, Setup, generate
+from tests.engine.fake_device import EOS, Loop, Setup, generate
+from tests.engine.fake_host import Optimist
 
 PAGE = 4
 
@@ -81,10 +82,11 @@ def test_four_samples_of_a_long_prompt_hold_one_prompt_and_four_tails(length: in
     limits = Limits(max_num_seqs=8, max_num_batched_tokens=4096, max_model_len=4096)
     scheduler = Scheduler(limits, pool, PrefixIndex(64, b"test") if caching else None, Buckets.build(8, 4096, "gpu"))
     family: list[Request] = []
+    shared = Family(family)
     for index in range(4):
         params = SamplingParams(max_tokens=300)
         family.append(Request(id="a", index=index, prompt=[5] * length, params=params, seed=index, arrival=0, max_tokens=300))
-        family[-1].family = family
+        family[-1].family = shared
         scheduler.add(family[-1])
     whole = length // 64
     for step in range(300):
@@ -182,3 +184,23 @@ def test_cached_tokens_are_those_that_the_prompt_found() -> None:
     assert [r.num_cached_tokens for r in family] == [8, 8, 8]
     assert loop.prefix.queries == 10 + 13 and loop.prefix.hits == 8
     loop.drain()
+
+
+def test_a_choice_that_comes_back_holds_the_pages_that_its_family_holds_and_not_their_equals() -> None:
+    loop = Loop(setup(True, num_pages=40))
+    family = loop.add_choices(2, lasting(8, 2, 30), 30)
+    for _ in range(8):
+        loop.step()
+    one, two = family
+    loop.scheduler._preempt(two)
+    loop.reached.pop(two)
+    equal = loop.pool.allocate(1)[0]  # as if the index found another page for what the first one holds
+    key = loop.prefix._hash_of.pop(one.pages[0])
+    loop.prefix._page_of.pop(key)
+    loop.prefix.register(key, equal)
+    loop.pool.release([equal])
+    while two.status is Status.WAITING:
+        loop.step()
+    assert two.pages[:2] == one.pages[:2]
+    loop.drain()
+    loop.check_ended()

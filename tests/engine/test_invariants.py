@@ -19,7 +19,7 @@ from jaxllm.mesh import make_mesh
 from jaxllm.nn.dense import DenseContext
 from jaxllm.sampling.options import SamplingParams
 from tests.engine.conftest import TINY, Outcome, collect, outcomes
-from tests.engine.fake_device import Optimist
+from tests.engine.fake_host import Optimist
 
 MakeEngine = Callable[..., Engine]
 Alone = dict[str, list[Outcome]]

@@ -18,7 +18,7 @@ from jaxllm.engine.plan import Plan
 from jaxllm.engine.request import Request
 from jaxllm.engine.scheduler import Scheduler
 from jaxllm.sampling.options import SamplingParams
-from tests.engine.fake_device import Optimist
+from tests.engine.fake_host import Optimist
 
 PAGE = 16
 STEP, ROW = 4e-3, 2.5e-5  # seconds of a step and of a decode row

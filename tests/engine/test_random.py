@@ -13,7 +13,7 @@ from jaxllm.engine.engine import Engine
 from jaxllm.engine.request import GenerateRequest, TextDelta
 from jaxllm.sampling.options import SamplingParams
 from tests.engine.conftest import Outcome, assert_same_logprobs, collect, reading_words
-from tests.engine.fake_device import Optimist
+from tests.engine.fake_host import Optimist
 
 MakeEngine = Callable[..., Engine]
 REQUESTS = 56

@@ -359,7 +359,7 @@ def test_the_check_finds_a_leaked_slot() -> None:
     scheduler = Scheduler(
         Limits(max_num_seqs=2, max_num_batched_tokens=8, max_model_len=8), PagePool(4, 4), PrefixIndex(4, b""), Buckets.build(2, 8, "cpu")
     )
-    scheduler._slots.pop()
+    scheduler._slots._free.pop()
     with pytest.raises(RuntimeError, match="slots are leaked"):
         scheduler.check()
 

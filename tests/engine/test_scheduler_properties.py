@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from jaxllm.engine.beam import Rules
 from jaxllm.engine.forecast import Forecast
-from jaxllm.engine.request import Status
-from tests.engine.fake_device import VOCAB, Loop, Optimist, Setup
+from jaxllm.engine.request import Request, Status
+from tests.engine.fake_device import EOS, VOCAB, Loop, Setup
+from tests.engine.fake_host import Optimist
+
+
+class Search(NamedTuple):
+    """A beam search to queue."""
+
+    prompt: list[int]
+    rules: Rules
+    priority: int
+
 
 type Job = tuple[int, list[int], int, int | None, int]
 
@@ -58,13 +71,36 @@ def jobs(draw: st.DrawFn, longest: int) -> Job:
 
 
 @st.composite
-def schedules(draw: st.DrawFn, longest: int) -> list[tuple[int, Job, int | None]]:
+def searches(draw: st.DrawFn, longest: int) -> Search:
+    """Beam searches whose prompts share prefixes with those of other requests."""
+    rules = Rules(
+        width=draw(st.integers(1, 5)),
+        max_tokens=draw(st.integers(1, 12)),
+        min_tokens=draw(st.integers(0, 3)),
+        stops=frozenset([EOS, *draw(st.lists(st.integers(1, 5), max_size=2))]),
+        length_penalty=draw(st.sampled_from([-1.0, 0.0, 1.0, 2.0])),
+        early_stopping=draw(st.sampled_from([True, False, "never"])),
+    )
+    return Search(BASE[: draw(st.integers(1, longest))], rules, draw(st.sampled_from((0, 0, 1, -300))))
+
+
+def begin(loop: Loop, job: Job | Search) -> list[Request]:
+    """Queue a job; its first requests, none when it can never run."""
+    if not isinstance(job, Search):
+        return loop.add_choices(*job)
+    beams = loop.search(*job)
+    return [] if beams is None else beams.members[:1]
+
+
+@st.composite
+def schedules(draw: st.DrawFn, longest: int) -> list[tuple[int, Job | Search, int | None]]:
     """(steps before the arrival, job, steps from the arrival to an abort) of each request."""
-    one = st.tuples(st.integers(0, 3), jobs(longest), st.none() | st.integers(0, 15))
+    work = st.one_of(jobs(longest), jobs(longest), searches(longest))
+    one = st.tuples(st.integers(0, 3), work, st.none() | st.integers(0, 15))
     return draw(st.lists(one, min_size=1, max_size=14))
 
 
-def run(setup: Setup, schedule: list[tuple[int, Job, int | None]]) -> Loop:
+def run(setup: Setup, schedule: list[tuple[int, Job | Search, int | None]]) -> Loop:
     loop = Loop(setup)
     aborts: list[tuple[int, int]] = []
     for gap, job, abort_after in schedule:
@@ -73,7 +109,7 @@ def run(setup: Setup, schedule: list[tuple[int, Job, int | None]]) -> Loop:
             for when, number in aborts:
                 if loop.steps >= when:
                     loop.abort(loop.requests[number])
-        family = loop.add_choices(*job)
+        family = begin(loop, job)
         if family and abort_after is not None:
             aborts.append((loop.steps + abort_after, int(family[abort_after % len(family)].id)))
     loop.drain()
@@ -114,6 +150,10 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(job=jobs(12))
     def add(self, job: Job) -> None:
         self.loop.add_choices(*job)
+
+    @rule(job=searches(12))
+    def search(self, job: Search) -> None:
+        begin(self.loop, job)
 
     @rule(count=st.integers(1, 4))
     def step(self, count: int) -> None:

@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from jaxllm.engine.forecast import KEPT, Forecast
-from tests.engine.fake_device import VOCAB, Loop, Optimist, Setup
+from tests.engine.fake_device import VOCAB, Loop, Setup
+from tests.engine.fake_host import Optimist
 
 TINY = Setup(page_size=4, num_pages=24, max_num_seqs=6, max_num_batched_tokens=32, forecast=Optimist)
 WAYS = {

@@ -74,9 +74,9 @@ def test_a_body_that_is_no_json_object_is_refused(server: Running, path: str, bo
         ("truncation_side", "right"), ("echo", 1), ("suffix", "x"), ("cache_salt", ""),
         ("cache_salt", "s" * 129), ("cache_salt", "a/b"), ("cache_salt", "a\\b"), ("cache_salt", "a@b"),
         ("cache_salt", "\0"), ("cache_salt", 5),
-        ("use_beam_search", True), ("priority", 10**30), ("priority", "high"), ("priority", 1), ("logprobs", -1), ("logprobs", "1"),
+        ("priority", 10**30), ("priority", "high"), ("priority", 1), ("logprobs", -1), ("logprobs", "1"),
         ("spaces_between_special_tokens", 0), ("vllm_xargs", {"a": 1}), ("extra_args", {"a": 1}), ("logits_processors", ["x"]),
-        ("prompt_embeds", "x"), ("length_penalty", 2),
+        ("prompt_embeds", "x"), ("length_penalty", 2), ("length_penalty", 11), ("use_beam_search", 1), ("early_stopping", "soon"),
     ],
 )  # fmt: skip
 def test_an_illegal_or_unsupported_value_is_refused_by_name(server: Running, path: str, field: str, value: Any) -> None:
