@@ -17,6 +17,8 @@ def main() -> None:
     args.add_argument("--batch-size", type=int, default=8)
     args.add_argument("--input-len", type=int, default=32)
     args.add_argument("--output-len", type=int, default=128)
+    args.add_argument("--n", type=int, default=1, help="choices, or beams, of each prompt")
+    args.add_argument("--use-beam-search", action="store_true")
     args.add_argument("--num-iters-warmup", type=int, default=2)
     args.add_argument("--num-iters", type=int, default=10)
     a = args.parse_args()
@@ -26,7 +28,8 @@ def main() -> None:
     def batch(output_len: int) -> float:
         prompts = [[rng.randrange(llm.engine.resolved.vocab_size) for _ in range(a.input_len)] for _ in range(a.batch_size)]
         start = time.perf_counter()
-        llm.generate(prompts, SamplingParams(temperature=0, max_tokens=output_len, ignore_eos=True), use_tqdm=False)
+        params = SamplingParams(temperature=0, max_tokens=output_len, ignore_eos=True, n=a.n, use_beam_search=a.use_beam_search)
+        llm.generate(prompts, params, use_tqdm=False)
         return time.perf_counter() - start
 
     for _ in range(a.num_iters_warmup):

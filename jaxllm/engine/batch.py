@@ -73,8 +73,8 @@ def ingest_arrays(plan: Plan, slots: int, page_size: int) -> tuple[dict[str, np.
     copied = {target for _, target in plan.copies}
     for row, (request, position) in enumerate(zip(plan.decodes, plan.positions, strict=True)):
         arrays["rows"][row] = request.slot
-        index = position // page_size
-        if position % page_size == 0 or (copied and request.pages[index] in copied):
+        if position % page_size == 0 or (copied and request.pages[position // page_size] in copied):
+            index = position // page_size
             arrays["slot"][row], arrays["index"][row], arrays["page"][row] = request.slot, index, request.pages[index]
             grew = True
     return arrays, grew

@@ -6,6 +6,14 @@ from collections.abc import Callable
 
 from jaxllm.config import Resolved
 from jaxllm.engine.request import GenerateRequest, RequestError, check_logprobs, check_salt, check_scores
+from jaxllm.sampling.options import SamplingParams
+
+
+def check_contest(params: SamplingParams, mode: str) -> None:
+    """Raises RequestError when choices would compete by something else than log-probabilities."""
+    if mode.endswith("logits") and (params.use_beam_search or params.samples > params.n):
+        name = "use_beam_search" if params.use_beam_search else "best_of"
+        raise RequestError(f"{name} compares log-probabilities, which an engine with --logprobs-mode {mode} does not tell", name)
 
 
 class Door:
@@ -35,6 +43,7 @@ class Door:
             check_logprobs(name, getattr(request.params, name), self._resolved.max_logprobs)
         if request.params.prompt_logprobs is not None:
             check_scores([len(prompt)], request.params.prompt_logprobs)
+        check_contest(request.params, self._resolved.logprobs_mode)
         if request.params.stop_strings and (not self._has_text or not request.params.detokenize):
             raise RequestError("stop strings need a tokenizer and detokenize; use stop_token_ids", "stop")
         tokens = min(limit, len(prompt) + (request.params.max_tokens or limit)) - 1  # the last token's KV is never written

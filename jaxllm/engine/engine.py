@@ -20,7 +20,7 @@ from jaxllm.engine.door import Door
 from jaxllm.engine.logprobs import trimmed
 from jaxllm.engine.masks import advance, mask
 from jaxllm.engine.patience import Patience
-from jaxllm.engine.plan import Plan, Span
+from jaxllm.engine.plan import Span
 from jaxllm.engine.report import Report
 from jaxllm.engine.request import (
     EngineStats,
@@ -193,7 +193,7 @@ class Engine:
         if not plan.empty:
             forwarded = self.runner.forward(plan)
             self._count.steps += 1
-            self._mark_scheduled(plan)
+            plan.begun(time.time())
             deltas += self._constrain(forwarded)
             self._in_flight.append(self.runner.draw(forwarded))
         depth = self.runner.depth if self.resolved.async_scheduling else 0
@@ -286,13 +286,6 @@ class Engine:
         if self.tokenizer is None or not choice.params.detokenize:
             return None
         return Detokenizer(self.tokenizer.backend, choice.prompt, choice.params)
-
-    def _mark_scheduled(self, plan: Plan) -> None:
-        now = time.time()
-        for chunk in plan.chunks:
-            request = chunk.request
-            request.scheduled_at = request.scheduled_at or now
-            request.scored = max(request.scored, min(chunk.start + chunk.length, request.score_end))
 
     def _commit(self, step: Collected) -> list[TextDelta]:
         """Append a finished step's tokens to their requests and find out who has ended."""

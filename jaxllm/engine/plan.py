@@ -48,6 +48,13 @@ class Plan:
         """Per row of a collected step: the request that gets a token, or None for a chunk that is not its prompt's last."""
         return [*self.decodes, *(chunk.request if chunk.final else None for chunk in self.chunks)]
 
+    def begun(self, now: float) -> None:
+        """Tell the requests of its chunks since when they run, and how much of their prompts is scored with this step."""
+        for chunk in self.chunks:
+            request = chunk.request
+            request.scheduled_at = request.scheduled_at or now
+            request.scored = max(request.scored, min(chunk.start + chunk.length, request.score_end))
+
     @property
     def empty(self) -> bool:
         """Whether nothing is computed; there may be moves."""

@@ -46,6 +46,12 @@ def test_the_most_likely_choices_are_told_in_order(engine: Engine) -> None:
     assert [[(e.token_id, len(e.top)) for e in d.logprobs or []] for d in shown] == [[(t, 2) for t in d.token_ids] for d in best]
 
 
+def test_the_prompts_log_probabilities_come_with_the_winners(engine: Engine) -> None:
+    alone, best = ask(engine, prompt_logprobs=2), ask(engine, n=2, best_of=3, prompt_logprobs=2)
+    assert alone[0].prompt_logprobs is not None
+    assert all(delta.prompt_logprobs is not None and delta.prompt_logprobs.top == 2 for delta in best)
+
+
 def test_as_many_as_are_returned_need_no_competition(engine: Engine) -> None:
     alone, same = ask(engine, n=3), ask(engine, n=3, best_of=3)
     assert [Outcome.of(alone, "r", i).tokens for i in range(3)] == [Outcome.of(same, "r", i).tokens for i in range(3)]

@@ -228,6 +228,8 @@ def test_nothing_compiles_after_warm_up_whatever_is_asked(make_engine: MakeEngin
         {"prompt_logprobs": 3, "logprobs": 1},
         {"min_tokens": 3, "stop_token_ids": [4]},
         {"n": 3, "seed": 1},
+        {"n": 2, "best_of": 3, "seed": 2},
+        {"use_beam_search": True, "n": 3},
     ]
     for count in (1, 2, 4, 7):
         requests = [

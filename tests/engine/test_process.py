@@ -22,7 +22,7 @@ from jaxllm.sampling.bits import has, packed, remove
 from jaxllm.sampling.constraint import ConstraintError
 from jaxllm.sampling.options import SamplingParams
 from tests.engine.conftest import TINY, Numbers, collect, outcomes, reading_words, run, tokens_of
-from tests.engine.fake_device import Optimist
+from tests.engine.fake_host import Optimist
 from tests.sampling.process_oracle import expected
 
 MakeEngine = Callable[..., Engine]

@@ -20,7 +20,7 @@ from jaxllm.engine.request import GenerateRequest, RequestError
 from jaxllm.sampling.options import SamplingParams
 from jaxllm.sampling.processors import ProcessorState, read_processors
 from tests.engine.conftest import TINY, collect, outcomes, run
-from tests.engine.fake_device import Optimist
+from tests.engine.fake_host import Optimist
 
 MakeEngine = Callable[..., Engine]
 V = TINY["vocab_size"]

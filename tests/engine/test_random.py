@@ -16,7 +16,7 @@ from tests.engine.conftest import Outcome, assert_same_logprobs, collect, readin
 from tests.engine.fake_host import Optimist
 
 MakeEngine = Callable[..., Engine]
-REQUESTS = 56
+REQUESTS, SEARCHES = 56, 8
 IDS = 96  # prompts hold no end of sequence
 
 
@@ -39,6 +39,12 @@ def crowded(request: pytest.FixtureRequest, make_engine: MakeEngine) -> Engine:
 def quiet(make_engine: MakeEngine) -> Engine:
     """One request at a time, nothing shared or overlapped."""
     return reading_words(make_engine(max_num_seqs=1, async_scheduling=False, enable_prefix_caching=False))
+
+
+@pytest.fixture(scope="module")
+def wide(make_engine: MakeEngine) -> Engine:
+    """The same for the beams of one search."""
+    return make_engine(async_scheduling=False, enable_prefix_caching=False)
 
 
 def some_request(rng: random.Random, number: int, openings: list[list[int]]) -> GenerateRequest:
@@ -70,14 +76,33 @@ def some_request(rng: random.Random, number: int, openings: list[list[int]]) -> 
         options["allowed_token_ids"] = [*rng.sample(range(104), 40), 103]
     if number % 8 == 7:
         options["prompt_logprobs"] = number % 3
+    if options["temperature"] and rng.random() < 0.3:
+        options["best_of"] = options["n"] + 1
     return GenerateRequest(id=f"r{number}", prompt_token_ids=prompt, params=SamplingParams(**options))
+
+
+def some_search(rng: random.Random, number: int, openings: list[list[int]]) -> GenerateRequest:
+    """A beam search over a prompt of the same kind."""
+    prompt = rng.choice(openings)[: rng.choice((1, 7, 16, 20))] + [rng.randrange(IDS) for _ in range(rng.randrange(1, 12))]
+    params = SamplingParams(
+        use_beam_search=True,
+        n=rng.choice((1, 2)),
+        best_of=rng.choice((2, 3)),
+        max_tokens=rng.randrange(1, 13),
+        stop_token_ids=rng.sample(range(104), 4),
+        ignore_eos=True,
+        length_penalty=rng.choice((0.0, 1.0, 2.0)),
+        early_stopping=rng.choice((True, False, "never")),
+        logprobs=rng.choice((None, 2)),
+    )
+    return GenerateRequest(id=f"s{number}", prompt_token_ids=prompt, params=params)
 
 
 def traffic(engine: Engine, rng: random.Random, requests: list[GenerateRequest]) -> list[TextDelta]:
     """Add the requests between steps, in bursts, and abort some, until nothing is left; everything that the engine said."""
     waiting, live, deltas = list(reversed(requests)), set[str](), list[TextDelta]()
     while waiting or engine.has_work:
-        while waiting and rng.random() < 0.25:
+        while waiting and rng.random() < 0.5:
             request = waiting.pop()
             engine.add(request)
             live.add(request.id)
@@ -91,18 +116,22 @@ def traffic(engine: Engine, rng: random.Random, requests: list[GenerateRequest])
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_random_traffic_gives_every_request_what_it_gets_alone(crowded: Engine, quiet: Engine, seed: int) -> None:
+def test_random_traffic_gives_every_request_what_it_gets_alone(crowded: Engine, quiet: Engine, wide: Engine, seed: int) -> None:
     rng = random.Random(seed)
     openings = [[rng.randrange(IDS) for _ in range(20)] for _ in range(3)]
     requests = [some_request(rng, number, openings) for number in range(REQUESTS)]
+    requests += [some_search(rng, number, openings) for number in range(SEARCHES)]
+    rng.shuffle(requests)
     before = crowded.stats()
     deltas = traffic(crowded, rng, requests)
     reasons: list[str | None] = []
     for request in requests:
-        alone = collect(quiet, [request])
+        alone = collect(wide if request.params.use_beam_search else quiet, [request])
         for index in range(request.params.n):
             found, expected = (Outcome.of(said, request.id, index) for said in (deltas, alone))
             reasons.append(found.finish_reason)
+            if found.finish_reason == "abort" and request.params.samples > request.params.n:
+                continue  # which of them leads is another matter before they have ended
             if found.finish_reason == "abort":
                 expected = expected_until(expected, len(found.tokens))
                 assert_same_logprobs(found.logprobs, expected.logprobs)

@@ -108,6 +108,14 @@ def test_a_search_that_does_not_fit_is_refused(make_engine: Callable[..., Engine
     assert not engine.has_work
 
 
+@pytest.mark.parametrize(("options", "param"), [({"n": 2}, "use_beam_search"), ({"use_beam_search": False, "best_of": 2}, "best_of")])
+def test_choices_do_not_compete_by_logits(make_engine: Callable[..., Engine], options: dict[str, Any], param: str) -> None:
+    engine = make_engine(logprobs_mode="raw_logits")
+    with pytest.raises(RequestError, match="--logprobs-mode raw_logits") as error:
+        engine.add(request(**options))
+    assert error.value.param == param
+
+
 @pytest.mark.parametrize("steps", [0, 1, 2, 5])
 def test_an_abort_frees_all_beams_at_once(engine: Engine, steps: int) -> None:
     engine.add(request(n=2, best_of=4, max_tokens=40))
