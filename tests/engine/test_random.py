@@ -70,8 +70,9 @@ def some_request(rng: random.Random, number: int, openings: list[list[int]]) -> 
         options["presence_penalty"] = rng.uniform(-1, 2)
     if rng.random() < 0.2:
         options["logit_bias"] = {str(token): rng.uniform(-5, 5) for token in rng.sample(range(104), 9)}
-    if rng.random() < 0.2:
-        options["bad_words"] = [" ".join(str(rng.randrange(104)) for _ in range(rng.choice((1, 2, 2, 3)))) for _ in range(40)]
+    if number % 5 == 0:
+        own = random.Random(number)
+        options["bad_words"] = [" ".join(str(own.randrange(104)) for _ in range(own.choice((1, 2, 2, 3)))) for _ in range(40)]
     if rng.random() < 0.2:
         options["allowed_token_ids"] = [*rng.sample(range(104), 40), 103]
     if number % 8 == 7:
