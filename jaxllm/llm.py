@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import gc
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -228,14 +230,15 @@ class LLM:
         outputs = {r.id: new_output(r, text) for r, (text, _) in zip(requests, inputs, strict=True)}
         bar = tqdm(total=len(requests), desc="Processed prompts", unit="prompt", disable=not use_tqdm, dynamic_ncols=True)
         try:
-            queue = iter(requests)
-            waiting = next(queue, None)
-            while waiting is not None or self.engine.has_work:
-                while waiting is not None and self.engine.has_room(waiting):
-                    self.engine.add(waiting)
-                    waiting = next(queue, None)
-                for delta in self.engine.step():
-                    bar.update(self._apply(outputs[delta.id], delta))
+            with resting_heap():
+                queue = iter(requests)
+                waiting = next(queue, None)
+                while waiting is not None or self.engine.has_work:
+                    while waiting is not None and self.engine.has_room(waiting):
+                        self.engine.add(waiting)
+                        waiting = next(queue, None)
+                    for delta in self.engine.step():
+                        bar.update(self._apply(outputs[delta.id], delta))
         except BaseException:
             for request in requests:
                 self.engine.abort(request.id)
@@ -283,6 +286,17 @@ class LLM:
         mine = {entry.token_id: Logprob(entry.logprob, entry.rank, decode(entry.token_id))}
         others = {i: Logprob(value, rank, decode(i)) for rank, (i, value) in enumerate(entry.top, 1) if i != entry.token_id}
         return mine | others
+
+
+@contextlib.contextmanager
+def resting_heap() -> Iterator[None]:
+    """What exists now is left out of garbage collections meanwhile: JAX keeps a million objects or so, and to look through them takes
+    longer than steps. (What somebody has frozen before is collected again afterwards.)"""
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def engine_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from jaxllm import LLM, BeamSearchParams, ConfigError, OptionError, RequestOutput, SamplingParams
 from jaxllm.engine.request import RequestError
+from jaxllm.llm import resting_heap
 
 GREEDY = SamplingParams(temperature=0, max_tokens=24)
 
@@ -275,3 +277,16 @@ def test_a_beam_search_that_cannot_be_is_refused_by_the_name_of_its_argument(llm
     assert error.value.param == "beam_width"
     with pytest.raises(OptionError, match="temperature must be 0 or 1"):
         llm.beam_search("a", BeamSearchParams(beam_width=2, max_tokens=8, temperature=0.5))
+
+
+def test_what_was_there_before_is_collected_again_after_a_call_even_one_that_fails() -> None:
+    before = gc.get_freeze_count()
+
+    def fail() -> None:
+        with resting_heap():
+            assert gc.get_freeze_count() > before + 1000
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert gc.get_freeze_count() == 0

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import os
 import queue
 import signal
@@ -112,6 +113,9 @@ class Core:
             return None
         self._profiler = Profiler(first.config.profiler_dir)
         engine, seconds = self._factory(first.config, lambda name, s: self._send(Phase(name, s)))
+        # JAX's objects, a million or so, stay as long as the process: Python's collector would look through them while streams wait.
+        gc.collect()
+        gc.freeze()
         self._send(Ready(engine.resolved, seconds))
         return engine
 
