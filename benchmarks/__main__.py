@@ -18,6 +18,7 @@ HERE = {
     "loading": "loading a checkpoint of random safetensors: GB/s and host memory",
     "profile": "where the time of decode steps goes, by kernel",
     "kernels": "attention and other kernels on the GPU at hand",
+    "process": "penalties, biases and masks between a forward and the draw",
     "sampling": "draws and log-probabilities, what follows a forward",
     "correctness": "is what the device computes right: kernels, a whole model, an engine's invariants, the demo model",
     "kv_accuracy": "what 8-bit pages cost the demo model: answers and perplexity",
