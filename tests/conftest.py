@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pathlib
+import sys
+from collections.abc import Iterator
 
 import hypothesis
 import pytest
 
 hypothesis.settings.register_profile("no clock", deadline=None)  # a first call compiles, and machines are busy
 hypothesis.settings.load_profile("no clock")
+
+MANY_MAPS = 20_000
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(pathlib.Path(__file__).parents[1] / ".jax_cache" / "tests"))
@@ -27,6 +32,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU: make test-gpu"))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def few_memory_maps() -> Iterator[None]:
+    """Executables of XLA's CPU compiler take memory maps, of which a process may have 65,530: those nobody holds are let go."""
+    yield
+    maps = pathlib.Path("/proc/self/maps")
+    if "jax" in sys.modules and maps.is_file() and len(maps.read_bytes().splitlines()) > MANY_MAPS:
+        sys.modules["jax"].clear_caches()
+        gc.collect()
 
 
 @pytest.fixture(scope="session")

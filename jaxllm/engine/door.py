@@ -42,7 +42,7 @@ class Door:
         for name in ("logprobs", "prompt_logprobs"):
             check_logprobs(name, getattr(request.params, name), self._resolved.max_logprobs)
         if request.params.prompt_logprobs is not None:
-            check_scores([len(prompt)], request.params.prompt_logprobs)
+            check_scores([len(prompt)], request.params.prompt_logprobs, request.params.samples)
         check_contest(request.params, self._resolved.logprobs_mode)
         if request.params.stop_strings and (not self._has_text or not request.params.detokenize):
             raise RequestError("stop strings need a tokenizer and detokenize; use stop_token_ids", "stop")

@@ -65,7 +65,7 @@ class Engine:
         self._contests, self._searches = Contests(), Searches(scheduler, self._detokenizer, self.eos_ids, self._count)
         self._in_flight: deque[StepResult] = deque()
         self._patience = Patience()
-        self._steady = False  # the last turn launched a step of decodes alone, beside one in flight
+        self._steady = self._looked = False  # the last turn launched decodes alone and collected a step; somebody has looked out since
         self._asking = Asking(parts.resolved.vocab_size, parts.tokenizer, parts.runner.programs.model.processors)
         self._door = Door(parts.resolved, parts.tokenizer is not None, scheduler.fits)
         self._seeds = np.random.Generator(np.random.Philox(seed))
@@ -88,7 +88,8 @@ class Engine:
     @property
     def patience(self) -> float:
         """Seconds that whoever drives the engine may look out for requests before the next `step` without leaving the device idle."""
-        return self._patience.seconds if self._steady and not self.scheduler.waiting else 0.0
+        self._looked = self._steady and not self.scheduler.waiting
+        return self._patience.seconds if self._looked else 0.0
 
     def add(self, request: GenerateRequest) -> None:
         """Queue a request, one `Request` per choice. Raises RequestError on what can never run or when the queue is full."""
@@ -197,14 +198,15 @@ class Engine:
             deltas += self._constrain(forwarded)
             self._in_flight.append(self.runner.draw(forwarded))
         depth = self.runner.depth if self.resolved.async_scheduling else 0
-        steady = depth == 1 and bool(plan.decodes) and not plan.chunks
+        steady = False
         if self._in_flight and (plan.empty or len(self._in_flight) > depth):
             launched = time.perf_counter()
             collected = self.runner.collect(self._in_flight.popleft())
-            if steady and self._steady:
+            steady = depth == 1 and bool(self._in_flight) and not plan.chunks
+            if steady and self._looked:
                 self._patience.learn(time.perf_counter() - launched)
             deltas += self._commit(collected)
-        self._steady = steady and bool(self._in_flight)
+        self._steady, self._looked = steady, False
         return self._contests.told(deltas)
 
     def _constrain(self, forwarded: Forwarded) -> list[TextDelta]:

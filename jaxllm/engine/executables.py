@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -44,9 +43,11 @@ class Executables:
     def compile(self, name: str, rows: int, recipe: Recipe, keep: bool) -> jax.stages.Compiled:
         """The executable of a program. Its name starts with its kind ("decode-…"); `rows` are what it computes. With `keep`, which needs
         a whole tree in `recipe.out`, the lowered program is kept for later starts."""
-        if name in self.coming:
-            with contextlib.suppress(TimeoutError):  # a worker that hangs costs time only
-                self.coming[name].result(PATIENCE)
+        if (coming := self.coming.get(name)) is not None:
+            try:
+                coming.result(PATIENCE)
+            except TimeoutError:  # workers that hang cost time only, and that once
+                self.coming.clear()
         with self._python:
             function = self._kept(name, recipe) if keep and self.exports is not None else recipe.function
             # Buffers that are only written into are unused inputs: dropped, they would not be donated.

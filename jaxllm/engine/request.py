@@ -48,12 +48,14 @@ def check_logprobs(name: str, value: int | None, most: int) -> None:
         raise RequestError(f"{name} ({value}) must be at most {most} (--max-logprobs)", name)
 
 
-def check_scores(prompts: Sequence[int], top: int) -> None:
-    """Raises RequestError when prompts of these lengths have more log-probabilities than memory shall be spent on."""
-    entries = sum(prompts) * (top + 1)
+def check_scores(prompts: Sequence[int], top: int, choices: int) -> None:
+    """Raises RequestError when prompts of these lengths have more log-probabilities, told with each of so many choices, than memory shall
+    be spent on."""
+    entries = sum(prompts) * (top + 1) * choices
     if entries > MAX_SCORES:
         message = (
-            f"prompt_logprobs ({top}) for prompts of {sum(prompts)} tokens are {entries} log-probabilities; at most {MAX_SCORES} are given"
+            f"prompt_logprobs ({top}) for prompts of {sum(prompts)} tokens and {choices} choices are {entries} log-probabilities; "
+            f"at most {MAX_SCORES} are given"
         )
         raise RequestError(f"{message}; ask for fewer, or send shorter prompts", "prompt_logprobs")
 
@@ -101,7 +103,7 @@ class RequestTimes:
     num_preemptions: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)  # as above
 class TextDelta:
     """New tokens and text of choice `index` of request `id`. `finish_reason` is set on the last one:
     "stop" | "length" | "abort" | "error"; `stop_reason` is the stop string or stop token id that ended it. `prompt_logprobs` come with

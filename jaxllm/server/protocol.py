@@ -120,6 +120,8 @@ def parse_completion(body: dict[str, Any], rules: Rules) -> CompletionRequest:
     check_best_of(params, stream)
     wanted = read_prompt_logprobs(params, stream)
     if echo and params.logprobs is not None:
+        if params.use_beam_search:
+            raise bad_request("echo with logprobs cannot be combined with use_beam_search; leave one of them out", "echo")
         params = dataclasses.replace(params, prompt_logprobs=max(params.logprobs, wanted or 0))
     prompts = read_prompts(body.get("prompt"), rules, params)
     if len(prompts) * params.samples > MAX_CHOICES:
@@ -294,7 +296,7 @@ def check_scored(lengths: list[int], params: SamplingParams) -> None:
     if params.prompt_logprobs is None:
         return
     try:
-        check_scores(lengths, params.prompt_logprobs)
+        check_scores(lengths, params.prompt_logprobs, params.samples)
     except RequestError as error:
         raise bad_request(str(error), error.param) from None
 

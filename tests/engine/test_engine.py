@@ -371,3 +371,18 @@ def test_the_engine_follows_the_policy_and_the_scheduler_that_were_asked_for(mak
     with pytest.raises(RequestError, match="--scheduling-policy priority") as error:
         engine.check(request(params[0]))
     assert error.value.param == "priority"
+
+
+def test_an_engine_learns_to_be_patient_only_from_those_who_look_out(make_engine: Callable[..., Engine]) -> None:
+    engine = make_engine()
+    engine.add(GenerateRequest(id="a", prompt_token_ids=[5, 6, 7], params=SamplingParams(max_tokens=40, ignore_eos=True)))
+    for _ in range(10):
+        engine.step()
+    assert engine._steady and engine._patience.seconds == 0.0
+    margins: list[float] = []
+    engine._patience.learn = margins.append  # type: ignore[method-assign]
+    engine.step()
+    assert margins == []
+    assert engine.patience == 0.0
+    engine.step()
+    assert len(margins) == 1

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from jaxllm.engine.patience import TARGET, Patience
+from jaxllm.engine.patience import MOST, TARGET, Patience
 
 
 def turns(step: float, host: float, count: int, patience: Patience, jitter: float = 0.0) -> list[float]:
@@ -42,3 +42,10 @@ def test_jitter_within_the_margin_makes_nothing_late() -> None:
     patience = Patience()
     turns(5e-3, 0.5e-3, 60, patience)
     assert min(turns(5e-3, 0.5e-3, 300, patience, jitter=0.5e-3)) > 0
+
+
+def test_a_margin_that_is_never_used_up_is_not_waited_out_later() -> None:
+    patience = Patience()
+    for _ in range(10_000):
+        patience.learn(9e-3)
+    assert patience.seconds == MOST
