@@ -87,9 +87,9 @@ def test_the_cuda_extra_follows_the_driver_only_where_nvidia_smi_works(repo, tmp
 
 
 def test_generated_parts_are_replaced_and_the_rest_is_kept():
-    text = "a\n<!-- generated: sampling-options -->\nold\n<!-- end generated -->\nb\n"
+    text = "a\n<!-- generated: sampling-options -->\nOUTDATED\n<!-- end generated -->\nb\n"
     out = render(text)
-    assert "old" not in out
+    assert "OUTDATED" not in out
     assert out.startswith("a\n<!-- generated") and out.endswith("<!-- end generated -->\nb\n")
     assert render(out) == out
 

@@ -54,7 +54,7 @@ def soak(setup: Setup, requests: int, seed: int = 0) -> Loop:
 def assert_nothing_is_left(loop: Loop) -> None:
     scheduler, setup = loop.scheduler, loop.setup
     assert len(scheduler.prefix or ()) <= setup.num_pages
-    assert sorted(scheduler._slots) == list(range(setup.max_num_seqs))
+    assert sorted(scheduler._slots._free) == list(range(setup.max_num_seqs))
     assert len(scheduler.forecast._parts) == len(scheduler.forecast._recent) <= KEPT
     if scheduler.ferry is not None:
         scheduler.ferry.check([])

@@ -30,7 +30,7 @@ def draws(sampler: Sampler, vary: str = "position", **options) -> np.ndarray:
     """Tokens of many rows that differ in their position or their seed alone."""
     options[vary] = np.arange(DRAWS)
     logits = np.broadcast_to(LOGITS, (DRAWS, len(LOGITS)))
-    return np.asarray(run(logits, make_rows(DRAWS, **options), sampler).token_B)
+    return np.asarray(run(logits, make_rows(DRAWS, **options), sampler))
 
 
 @pytest.mark.parametrize("vary", ["position", "seed"])
