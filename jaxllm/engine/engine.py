@@ -316,9 +316,9 @@ class Engine:
             logprobs = None
             if step.logprobs is not None and request.needs & LOGPROBS:
                 logprobs = [step.logprobs.at(row, token, request.params.logprobs or 0)]
-            found = self._live[request.id].prompt_logprobs
+            found = None if request.output else self._live[request.id].prompt_logprobs
             delta = self._accept(request, token, now, logprobs)
-            deltas.append(replace(delta, prompt_logprobs=found) if found is not None and len(request.output) == 1 else delta)
+            deltas.append(delta if found is None else replace(delta, prompt_logprobs=found))
         return deltas
 
     def _score(self, span: Span, scores: np.ndarray) -> None:

@@ -15,7 +15,7 @@ from jaxllm.sampling.process import terms_bytes
 
 GIB = 2**30
 PAGE_ROUND = 64  # pages; a stable count keeps compiled programs reusable between starts
-LOGIT_COPIES = 10  # what XLA's memory analysis finds for the sampler with log-probabilities, and one to spare
+LOGIT_COPIES = 10  # XLA's memory analysis finds eight for a draw with filters in plain JAX; until a step is compiled, two to spare
 SPARE = 512 * 2**20  # of an accelerator: slot state, programs' constants, and what its allocator loses between buffers
 MOVED = 32 * 2**20  # bytes that one program moves between the pool and host memory
 # Programs' worth of such pages on the device at once: two on their way out and two on their way in, two that the next plan puts, and two

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 from jaxllm.engine.request import Request
@@ -27,7 +28,7 @@ class Moves:
     puts: tuple[tuple[int, int], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Plan:
     """One step. `decodes` each run one token; `positions[i]` is where decode i writes its KV. Before anything else the contents of the
     pages `copies` (source, target) are copied, in this order."""
@@ -43,7 +44,7 @@ class Plan:
     def num_tokens(self) -> int:
         return len(self.decodes) + sum(chunk.length for chunk in self.chunks)
 
-    @property
+    @functools.cached_property
     def emitters(self) -> list[Request | None]:
         """Per row of a collected step: the request that gets a token, or None for a chunk that is not its prompt's last."""
         return [*self.decodes, *(chunk.request if chunk.final else None for chunk in self.chunks)]

@@ -31,9 +31,7 @@ def needed(params: SamplingParams) -> Sampler:
 
 def needs(params: SamplingParams) -> int:
     """The sampler that one request needs, plus `LOGPROBS` if it asks for them: few different numbers, cheap to gather over a batch."""
-    logprobs = (
-        params.logprobs is not None or params.samples > params.n or params.use_beam_search or params.use_beam_search
-    )  # choices that compete are ranked by them
+    logprobs = params.logprobs is not None or params.samples > params.n or params.use_beam_search  # choices that compete are ranked by them
     return needed(params) | (LOGPROBS if logprobs else 0)
 
 

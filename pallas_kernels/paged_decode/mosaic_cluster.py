@@ -17,10 +17,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.paged_decode.mosaic_flags import await_flag, raise_flag
 from pallas_kernels.paged_decode.mosaic_flash import ROWS, TILE, Carry, Spec, start
-from pallas_kernels.paged_decode.mosaic_kernel import _copy_queries as copy_queries
-from pallas_kernels.paged_decode.mosaic_kernel import _copy_tile as copy_tile
-from pallas_kernels.paged_decode.mosaic_kernel import _fold_tile as fold_tile
-from pallas_kernels.paged_decode.mosaic_kernel import _pages as pages_of
+from pallas_kernels.paged_decode.mosaic_kernel import copy_queries, copy_tile, fold_tile, pages_of
 from pallas_kernels.paged_decode.mosaic_peers import PAD, Unit, fence_cluster, keep_columns, keep_group, merge_peers, store_zeros
 from pallas_kernels.paged_decode.mosaic_swapped import fold_swapped, scores_swapped, start_swapped
 from pallas_kernels.paged_decode.plan import LANE_FIELDS, ROW_FIELDS, DecodePlan

@@ -18,11 +18,11 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from pallas_kernels.mosaic_gpu import check_pages
 from pallas_kernels.paged_decode.mosaic_cluster import attend_clusters
 from pallas_kernels.paged_decode.mosaic_flash import TILE, Spec, Tuning
 from pallas_kernels.paged_decode.mosaic_kernel import attend
 from pallas_kernels.paged_decode.plan import DecodePlan, make_plan
-from pallas_kernels.quantised import is_quantised
 
 TUNED = pathlib.Path(__file__).parent / "tuned" / "nvidia_h200.json"
 
@@ -77,18 +77,8 @@ def plan(
 
 def check(q: Array, k_pages: Array, v_pages: Array) -> None:
     """Raise ValueError for shapes and types that the kernel does not take."""
-    B, N, H = q.shape
-    P, K, C, HK = k_pages.shape
-    eight = is_quantised(k_pages.dtype)
-    if q.dtype not in (jnp.bfloat16, jnp.float16) or v_pages.dtype != k_pages.dtype or not (eight or k_pages.dtype == q.dtype):
-        given = f"got q {q.dtype}, k {k_pages.dtype}, v {v_pages.dtype}"
-        raise ValueError(f"mosaic_gpu decode takes bfloat16 or float16 throughout, or pages of 8-bit floats, {given}")
-    if eight and C not in (64, 128):
-        raise ValueError(f"mosaic_gpu decode takes 8-bit pages of 64 or 128 tokens, got {C}")
-    if H not in (64, 128, 256) or HK != H or v_pages.shape != k_pages.shape:
-        raise ValueError(f"mosaic_gpu decode takes head_dim 64, 128 or 256 and equal K and V pools, got q {q.shape}, k {k_pages.shape}")
-    if C not in (16, 32, 64, 128):
-        raise ValueError(f"mosaic_gpu decode takes pages of 16, 32, 64 or 128 tokens, got {C}")
+    check_pages("decode", q, k_pages, v_pages)
+    N, K = q.shape[1], k_pages.shape[1]
     if N % K or N // K > 16:
         raise ValueError(f"mosaic_gpu decode takes 1 to 16 query heads a KV head, got {N} over {K}")
 

@@ -80,15 +80,15 @@ def _launch(spec: Spec, lanes: int, phase: str, given: tuple[Array, ...]) -> tup
 
                 @pl.loop(begin, end)
                 def _tile(t):  # type: ignore[no-untyped-def]
-                    pages = _pages(spec, table_ref, r, (t - zero) * TILE, last_page)  # before the wait, so that they come during it
+                    pages = pages_of(spec, table_ref, r, (t - zero) * TILE, last_page)  # before the wait, so that they come during it
                     at = _take(sm["free"], t - low, stages)
-                    (_copy_tile if spec.kv_dtype is None else narrow.copy_tile)(spec, pool_refs, pages, h, sm, at)
+                    (copy_tile if spec.kv_dtype is None else narrow.copy_tile)(spec, pool_refs, pages, h, sm, at)
 
                     @pl.when(t == begin)  # after the copies, so that they do not wait for this load
                     def _() -> None:
                         slot = lax.rem(n, jnp.int32(queries))
                         pl.when(n >= queries)(lambda: plgpu.barrier_wait(sm["q_free"].at[slot]))
-                        _copy_queries(spec, q_ref, spec.first_query(r, h)[0], sm["q"].at[slot])
+                        copy_queries(spec, q_ref, spec.first_query(r, h)[0], sm["q"].at[slot])
                         plgpu.barrier_arrive(sm["q_full"].at[slot])
 
             rows = each_row(row)
@@ -125,7 +125,7 @@ def _launch(spec: Spec, lanes: int, phase: str, given: tuple[Array, ...]) -> tup
                 own = spec.first_query(r, h)[1]
 
                 def step(t, carry):  # type: ignore[no-untyped-def]
-                    return _fold_tile(spec, sm, slot, lax.rem(t - low, jnp.int32(stages)), (t - zero) * TILE, length, carry)
+                    return fold_tile(spec, sm, slot, lax.rem(t - low, jnp.int32(stages)), (t - zero) * TILE, length, carry)
 
                 def merge(c, carry):  # type: ignore[no-untyped-def]
                     at = lax.rem(ring.entry(c), jnp.int32(ring.slots))
@@ -221,7 +221,7 @@ def _scratch(spec: Spec) -> dict[str, Any]:
     return scratch
 
 
-def _pages(spec: Spec, table_ref: Any, row: Array, first: Array, last_page: Array) -> list[Any]:
+def pages_of(spec: Spec, table_ref: Any, row: Array, first: Array, last_page: Array) -> list[Any]:
     """Where the tile at token `first` lies: (page, first token in it) of each copy; pages past the row's last repeat the last."""
     C = jnp.int32(spec.C)
     if spec.copies == 1:
@@ -230,7 +230,7 @@ def _pages(spec: Spec, table_ref: Any, row: Array, first: Array, last_page: Arra
     return [(table_ref[row, jnp.minimum(lax.div(first, C) + j, last_page)], None) for j in range(spec.copies)]
 
 
-def _copy_tile(spec: Spec, pools: tuple[Any, ...], pages: list[Any], h: Array, sm: dict[str, Any], at: Array) -> None:
+def copy_tile(spec: Spec, pools: tuple[Any, ...], pages: list[Any], h: Array, sm: dict[str, Any], at: Array) -> None:
     """TMA copies of one K and one V tile of head `h`."""
     for pages_ref, name in zip(pools, ("k", "v"), strict=True):
         dst, barrier = sm[name].at[at], sm[f"{name}_full"].at[at]
@@ -272,14 +272,14 @@ def _copy_parts(spec: Spec, ring: _Ring, parts: tuple[Any, Any], place: tuple[Ar
         plgpu.copy_gmem_to_smem(outputs.at[h, source], sm[ring.values].at[at, pl.ds(j * piece, piece)], sm[ring.full].at[at])
 
 
-def _copy_queries(spec: Spec, q_ref: Any, first: Array, dst: Any) -> None:
+def copy_queries(spec: Spec, q_ref: Any, first: Array, dst: Any) -> None:
     """Rows `first` to `first + group` of q into the first rows of a tile. By registers: tiled TMA copies begin at multiples of 8 rows."""
     rows = plgpu.load(q_ref.at[pl.ds(first, spec.group)], layout=QUERY_LAYOUT, optimized=False)
     dst.at[pl.ds(0, spec.group)][...] = rows
     plgpu.commit_smem()
 
 
-def _fold_tile(spec: Spec, sm: dict[str, Any], slot: Array, at: Array, first: Array, length: Array, carry: Carry) -> Carry:
+def fold_tile(spec: Spec, sm: dict[str, Any], slot: Array, at: Array, first: Array, length: Array, carry: Carry) -> Carry:
     """One step over the keys and values in entry `at` of the ring, whose first token is at position `first`; queries of buffer `slot`."""
     with jax.named_scope("wait for keys"):  # scopes are what the kernel's own profiler shows
         plgpu.barrier_wait(sm["k_full"].at[at])
