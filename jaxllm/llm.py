@@ -14,13 +14,22 @@ from tqdm import tqdm
 
 from jaxllm.config import NEUTRAL_ARGUMENTS, ConfigError, EngineConfig, check_neutral
 from jaxllm.engine.engine import Engine
-from jaxllm.engine.logprobs import unpacked
 from jaxllm.engine.profile import Profiler
 from jaxllm.engine.report import ConsoleReport
-from jaxllm.engine.request import EngineStats, GenerateRequest, RequestError, TextDelta, TokenLogprobs
+from jaxllm.engine.request import EngineStats, GenerateRequest, RequestError, TextDelta
 from jaxllm.grammar.checker import Checker, special_tokens
 from jaxllm.grammar.structure import StructureError
-from jaxllm.outputs import BeamSearchOutput, BeamSearchSequence, CompletionOutput, Logprob, RequestOutput
+from jaxllm.outputs import (
+    BeamSearchOutput,
+    BeamSearchSequence,
+    CompletionOutput,
+    Logprob,
+    Positions,
+    PromptPositions,
+    RequestOutput,
+    TokenText,
+    nameless,
+)
 from jaxllm.sampling.beams import BeamSearchParams
 from jaxllm.sampling.defaults import generation_config, sampling_defaults
 from jaxllm.sampling.options import OptionError, SamplingParams
@@ -227,7 +236,7 @@ class LLM:
         ]
         for request in requests:
             self.engine.check(request)
-        outputs = {r.id: new_output(r, text) for r, (text, _) in zip(requests, inputs, strict=True)}
+        outputs = {r.id: new_output(r, text, self._token_text) for r, (text, _) in zip(requests, inputs, strict=True)}
         bar = tqdm(total=len(requests), desc="Processed prompts", unit="prompt", disable=not use_tqdm, dynamic_ncols=True)
         try:
             with resting_heap():
@@ -260,32 +269,25 @@ class LLM:
         choice.token_ids.extend(delta.token_ids)
         output.num_cached_tokens = delta.num_cached_tokens
         if delta.prompt_logprobs is not None and output.prompt_logprobs is None:
-            found = unpacked(delta.prompt_logprobs, output.prompt_token_ids)
-            output.prompt_logprobs = [None, *map(self._position, found)]
-        for entry in delta.logprobs or ():
-            self._add_logprob(choice, entry)
+            output.prompt_logprobs = PromptPositions(output.prompt_token_ids, delta.prompt_logprobs.packed, self._token_text)
+        if delta.logprobs is not None:
+            assert isinstance(choice.logprobs, Positions)
+            choice.logprobs.add(delta.token_ids, delta.logprobs)
         if delta.finish_reason is None:
             return 0
         if delta.error is not None:
             raise RuntimeError(f"request {delta.id} failed: {delta.error}")
-        if delta.cumulative_logprob is not None:
-            choice.cumulative_logprob = delta.cumulative_logprob
+        choice.cumulative_logprob = delta.cumulative_logprob
+        if choice.cumulative_logprob is None and isinstance(choice.logprobs, Positions) and choice.logprobs:
+            choice.cumulative_logprob = choice.logprobs.total
         choice.finish_reason, choice.stop_reason = delta.finish_reason, delta.stop_reason
         output.metrics = output.metrics or delta.times
         output.finished = all(c.finished() for c in output.outputs)
         return int(output.finished)
 
-    def _add_logprob(self, choice: CompletionOutput, entry: TokenLogprobs) -> None:
-        assert choice.logprobs is not None
-        choice.logprobs.append(self._position(entry))
-        choice.cumulative_logprob = (choice.cumulative_logprob or 0.0) + entry.logprob
-
-    def _position(self, entry: TokenLogprobs) -> dict[int, Logprob]:
-        """Token id → log-probability at one position, the token that is there first."""
-        decode = self.engine.tokenizer.token_text if self.engine.tokenizer else lambda _: None
-        mine = {entry.token_id: Logprob(entry.logprob, entry.rank, decode(entry.token_id))}
-        others = {i: Logprob(value, rank, decode(i)) for rank, (i, value) in enumerate(entry.top, 1) if i != entry.token_id}
-        return mine | others
+    @property
+    def _token_text(self) -> TokenText:
+        return self.engine.tokenizer.token_text if self.engine.tokenizer else nameless
 
 
 @contextlib.contextmanager
@@ -330,8 +332,8 @@ def token_ids(ids: Any) -> list[int]:
     return ids.tolist() if hasattr(ids, "tolist") else list(ids)
 
 
-def new_output(request: GenerateRequest, prompt: str | None) -> RequestOutput:
+def new_output(request: GenerateRequest, prompt: str | None, text_of: TokenText) -> RequestOutput:
     """An empty result with one entry per choice."""
     logprobs = request.params.logprobs is not None
-    choices = [CompletionOutput(index=i, logprobs=[] if logprobs else None) for i in range(request.params.n)]
+    choices = [CompletionOutput(index=i, logprobs=Positions(text_of) if logprobs else None) for i in range(request.params.n)]
     return RequestOutput(request_id=request.id, prompt=prompt, prompt_token_ids=request.prompt_token_ids, outputs=choices)

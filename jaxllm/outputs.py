@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import operator
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any, overload
 
-from jaxllm.engine.request import RequestTimes
+from jaxllm.engine.logprobs import total, unpacked
+from jaxllm.engine.request import RequestTimes, TokenLogprobs
+
+type TokenText = Callable[[int], str | None]
 
 
 @dataclass(slots=True)
@@ -16,6 +23,89 @@ class Logprob:
     decoded_token: str | None = None
 
 
+class Made[T](Sequence[T]):
+    """Entries that are made whenever they are read: a dict and objects for every token would cost the loop that generates, and Python's
+    garbage collector, more than the tokens. It equals a list of the same entries, looks like one, and is pickled and copied as one."""
+
+    @abstractmethod
+    def _made(self, index: int) -> T: ...
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[T]: ...
+    def __getitem__(self, index: int | slice) -> T | list[T]:
+        if isinstance(index, slice):
+            return [self._made(at) for at in range(*index.indices(len(self)))]
+        at, size = operator.index(index), len(self)
+        if not -size <= at < size:
+            raise IndexError(f"index {at} of {size} positions")
+        return self._made(at % size)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, (list, Made)):
+            return NotImplemented
+        return len(self) == len(other) and all(map(operator.eq, self, other))
+
+    __hash__ = None  # type: ignore[assignment]  # as of a list
+
+    def __repr__(self) -> str:
+        return repr(list(self))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return list, (list(self),)
+
+
+class Positions(Made[dict[int, Logprob]]):
+    """Token id → log-probability at each position of some tokens, the token that is there first."""
+
+    def __init__(self, text_of: TokenText):
+        self._text_of = text_of
+        self._tokens: list[int] = []
+        self._packed = bytearray()  # engine.logprobs
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def add(self, tokens: Sequence[int], packed: bytes) -> None:
+        """More tokens, and their packed rows."""
+        self._tokens += tokens
+        self._packed += packed
+
+    @property
+    def total(self) -> float:
+        """The sum of the tokens' log-probabilities."""
+        return total(self._packed, len(self._tokens))
+
+    def _made(self, index: int) -> dict[int, Logprob]:
+        size = len(self._packed) // len(self._tokens)
+        (entry,) = unpacked(self._packed[index * size : (index + 1) * size], self._tokens[index : index + 1])
+        return self._named(entry)
+
+    def _named(self, entry: TokenLogprobs) -> dict[int, Logprob]:
+        text_of, token = self._text_of, entry.token_id
+        mine = {token: Logprob(entry.logprob, entry.rank, text_of(token))}
+        return mine | {i: Logprob(value, rank, text_of(i)) for rank, (i, value) in enumerate(entry.top, 1) if i != token}
+
+
+class PromptPositions(Made[dict[int, Logprob] | None]):
+    """The same of a prompt, with None for the first token, which nothing foretells."""
+
+    def __init__(self, prompt: Sequence[int], packed: bytes, text_of: TokenText):
+        self._rest = Positions(text_of)
+        self._rest.add(prompt[1:], packed)
+
+    def __len__(self) -> int:
+        return 1 + len(self._rest)
+
+    def _made(self, index: int) -> dict[int, Logprob] | None:
+        return self._rest[index - 1] if index else None
+
+
+def nameless(token: int) -> None:
+    """The text of any token where there is no tokenizer."""
+
+
 @dataclass(slots=True)
 class CompletionOutput:
     """One generated choice. `logprobs[i]` maps token id → Logprob for output token i; the chosen token is always there."""
@@ -24,7 +114,7 @@ class CompletionOutput:
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     cumulative_logprob: float | None = None
-    logprobs: list[dict[int, Logprob]] | None = None
+    logprobs: Sequence[dict[int, Logprob]] | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
 
@@ -38,7 +128,7 @@ class BeamSearchSequence:
     """One sequence that a beam search found: `tokens` and `text` begin with the prompt, `logprobs` and their sum are of what follows it."""
 
     tokens: list[int]
-    logprobs: list[dict[int, Logprob]]
+    logprobs: Sequence[dict[int, Logprob]]
     cum_logprob: float
     text: str | None = None
     finish_reason: str | None = None
@@ -63,4 +153,4 @@ class RequestOutput:
     finished: bool = False
     metrics: RequestTimes | None = None
     num_cached_tokens: int = 0
-    prompt_logprobs: list[dict[int, Logprob] | None] | None = None  # of each token of the prompt; None for the first
+    prompt_logprobs: Sequence[dict[int, Logprob] | None] | None = None  # of each token of the prompt; None for the first

@@ -10,6 +10,7 @@ from jaxllm.config import Resolved
 from jaxllm.engine.beam import BeamSearch, Finished, Rules
 from jaxllm.engine.counters import Counters
 from jaxllm.engine.detok import Detokenizer
+from jaxllm.engine.logprobs import packed_from
 from jaxllm.engine.request import Family, GenerateRequest, Request, RequestError, RequestTimes, Status, TextDelta
 from jaxllm.engine.scheduler import Scheduler
 
@@ -140,7 +141,7 @@ class Searches:
             _last(root, index, "length" if one.stop is None else "stop"),
             token_ids=beam.tokens,
             text=text,
-            logprobs=None if count is None else [replace(entry, top=entry.top[:count]) for entry in beam.entries],
+            logprobs=None if count is None else packed_from(beam.entries, count),
             stop_reason=one.stop if named else None,
             cumulative_logprob=beam.logprob,
         )

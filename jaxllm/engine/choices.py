@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from dataclasses import replace
 
-from jaxllm.engine.request import GenerateRequest, TextDelta, TokenLogprobs
+from jaxllm.engine.logprobs import total
+from jaxllm.engine.request import GenerateRequest, TextDelta
 from jaxllm.sampling.options import SamplingParams
 
 
@@ -69,14 +69,15 @@ class BestOf:
 
 def joined(said: list[TextDelta]) -> TextDelta:
     """Everything that one choice said, as one delta."""
-    entries: list[TokenLogprobs] = [entry for delta in said for entry in delta.logprobs or ()]
+    tokens = [token for delta in said for token in delta.token_ids]
+    packed = b"".join(delta.logprobs or b"" for delta in said)
     return replace(
         said[-1],
-        token_ids=[token for delta in said for token in delta.token_ids],
+        token_ids=tokens,
         text="".join(delta.text for delta in said),
-        logprobs=entries,
+        logprobs=packed,
         prompt_logprobs=said[0].prompt_logprobs,
-        cumulative_logprob=math.fsum(entry.logprob for entry in entries),
+        cumulative_logprob=total(packed, len(tokens)),
     )
 
 

@@ -31,7 +31,6 @@ from jaxllm.engine.request import (
     RequestError,
     Status,
     TextDelta,
-    TokenLogprobs,
 )
 from jaxllm.engine.runner import Collected, Forwarded, StepResult
 from jaxllm.engine.scheduler import Scheduler
@@ -305,7 +304,7 @@ class Engine:
             if token < 0:
                 self.scheduler.spoil(request)
             if request.searches:
-                top = step.logprobs.at(row, token, request.top).top if step.logprobs is not None and token >= 0 else None
+                top = step.logprobs.top(row, request.top) if step.logprobs is not None and token >= 0 else None
                 deltas += self._searches.feed(request, top, now) if top else self._searches.stop(request.id, "error", NO_TOKEN)
                 continue
             if token < 0:
@@ -315,7 +314,7 @@ class Engine:
                 continue
             logprobs = None
             if step.logprobs is not None and request.needs & LOGPROBS:
-                logprobs = [step.logprobs.at(row, token, request.params.logprobs or 0)]
+                logprobs = step.logprobs.row(row, request.params.logprobs or 0)
             found = None if request.output else self._live[request.id].prompt_logprobs
             delta = self._accept(request, token, now, logprobs)
             deltas.append(delta if found is None else replace(delta, prompt_logprobs=found))
@@ -332,7 +331,7 @@ class Engine:
             live.prompt_logprobs = PromptLogprobs(top=top, packed=b"".join(part.tobytes() for part in live.scores))
             live.scores.clear()
 
-    def _accept(self, request: Request, token: int, now: float, logprobs: list[TokenLogprobs] | None) -> TextDelta:
+    def _accept(self, request: Request, token: int, now: float, logprobs: bytes | None) -> TextDelta:
         """One new token of one request."""
         live = self._live[request.id]
         request.output.append(token)
@@ -375,7 +374,7 @@ class Engine:
         reason: str,
         stop: int | str | None,
         error: str | None = None,
-        logprobs: list[TokenLogprobs] | None = None,
+        logprobs: bytes | None = None,
     ) -> TextDelta:
         """The last delta of a choice; its pages and slot are free afterwards."""
         live = self._live[request.id]

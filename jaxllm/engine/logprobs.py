@@ -1,9 +1,15 @@
-"""Packed log-probabilities on the host (`sampling.logprobs` packs them). Imports no jax."""
+"""Packed log-probabilities on the host (`sampling.logprobs` packs them on the device). Imports no jax.
+
+They stay packed until somebody reads them, since objects for each of them would cost more than a step: a row of bytes per token, as long
+as the request asked for. How many of the most likely tokens a row holds is seen by its length.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import functools
+import math
+from collections.abc import Iterable, Sequence
+from struct import Struct
 
 import numpy as np
 
@@ -23,33 +29,56 @@ def trimmed(packed: np.ndarray, count: int) -> np.ndarray:
     return np.concatenate([packed[:, : 2 + count], packed[:, 2 + width : 2 + width + count]], axis=1)
 
 
-def unpacked(found: PromptLogprobs, prompt: Sequence[int]) -> Iterator[TokenLogprobs]:
+class StepLogprobs:
+    """The packed rows of one step, int32 `[rows, 2 + 2·width]`."""
+
+    def __init__(self, packed: np.ndarray):
+        self._packed = packed
+        self._trimmed: dict[int, bytes] = {}  # by how many of the most likely tokens
+
+    def row(self, row: int, count: int) -> bytes:
+        """One row with the first `count` of the most likely tokens."""
+        rows = self._trimmed.get(count)
+        if rows is None:
+            rows = self._trimmed[count] = trimmed(self._packed, count).tobytes()
+        size = 8 + 8 * count
+        return rows[row * size : row * size + size]
+
+    def top(self, row: int, count: int) -> list[tuple[int, float]]:
+        """The first `count` of the most likely tokens of one row, each with its log-probability."""
+        return unpacked(self.row(row, count), (0,))[0].top
+
+
+def unpacked(packed: bytes | bytearray | memoryview, tokens: Sequence[int]) -> list[TokenLogprobs]:
+    """The entries of these tokens, one packed row each."""
+    form, count = _row(len(packed) // max(1, len(tokens)))
+    return [
+        TokenLogprobs(token_id=token, logprob=logprob, rank=rank, top=list(zip(top[:count], top[count:], strict=True)))
+        for token, (logprob, rank, *top) in zip(tokens, form.iter_unpack(packed), strict=True)
+    ]
+
+
+def packed_from(entries: Iterable[TokenLogprobs], count: int) -> bytes:
+    """What `unpacked` reads, with the first `count` of the most likely tokens of each entry, which has so many."""
+    form, _ = _row(8 + 8 * count)
+    return b"".join(
+        form.pack(entry.logprob, entry.rank, *(id for id, _ in entry.top[:count]), *(value for _, value in entry.top[:count]))
+        for entry in entries
+    )
+
+
+def total(packed: bytes | bytearray, tokens: int) -> float:
+    """The sum of the log-probabilities of so many chosen tokens."""
+    return math.fsum(np.frombuffer(packed, np.float32).reshape(tokens, -1)[:, 0].tolist()) if tokens else 0.0
+
+
+def of_prompt(found: PromptLogprobs, prompt: Sequence[int]) -> list[TokenLogprobs]:
     """Of every token of the prompt but the first."""
-    packed = np.frombuffer(found.packed, np.int32).reshape(-1, 2 + 2 * found.top)
-    rows = Logprobs.unpack(packed, found.top)
-    return (rows.at(row, token, found.top) for row, token in enumerate(prompt[1:]))
+    return unpacked(found.packed, prompt[1:])
 
 
-@dataclass(frozen=True)
-class Logprobs:
-    """One entry a row, as Python's own numbers: the arrays are turned into lists at once, which costs least."""
-
-    logprobs: list[float]
-    ranks: list[int]
-    ids: list[list[int]]
-    values: list[list[float]]
-
-    @classmethod
-    def unpack(cls, packed: np.ndarray, count: int) -> Logprobs:
-        """From int32 `[rows, 2 + 2·width]`, with the first `count` of the most likely tokens."""
-        width = (packed.shape[1] - 2) // 2
-        bits = packed.view(np.float32)
-        ids, values = packed[:, 2 : 2 + count], bits[:, 2 + width : 2 + width + count]
-        return cls(bits[:, 0].tolist(), packed[:, 1].tolist(), ids.tolist(), values.tolist())
-
-    def at(self, row: int, token: int, count: int) -> TokenLogprobs:
-        """Of one row, whose token is `token`, with `count` of the most likely ones."""
-        top = list(zip(self.ids[row], self.values[row], strict=True))
-        if len(top) > count:
-            del top[count:]
-        return TokenLogprobs(token_id=token, logprob=self.logprobs[row], rank=self.ranks[row], top=top)
+@functools.cache
+def _row(size: int) -> tuple[Struct, int]:
+    """How a row of so many bytes is read, and how many of the most likely tokens it holds."""
+    count = max(0, size - 8) // 8
+    return Struct(f"=fi{count}i{count}f"), count

@@ -73,7 +73,7 @@ class GenerateRequest:
     cache_salt: str | None = None
 
 
-@dataclass(slots=True, kw_only=True)  # not frozen, which would take five times as long to make; there is one a token
+@dataclass(slots=True, kw_only=True)
 class TokenLogprobs:
     """Log-probabilities at one position: the chosen token, its rank (1 = most likely) and the top entries."""
 
@@ -86,7 +86,7 @@ class TokenLogprobs:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptLogprobs:
     """Log-probabilities of all tokens of a prompt but the first, with `top` of the most likely ones at each position: int32 rows in the
-    form of `sampling.logprobs`, since a prompt can be long. `engine.logprobs.unpacked` reads them."""
+    form of `sampling.logprobs`. `engine.logprobs.of_prompt` reads them."""
 
     top: int
     packed: bytes
@@ -103,17 +103,18 @@ class RequestTimes:
     num_preemptions: int = 0
 
 
-@dataclass(slots=True, kw_only=True)  # as above
+@dataclass(slots=True, kw_only=True)  # not frozen, which would take five times as long to make; there is one a token
 class TextDelta:
     """New tokens and text of choice `index` of request `id`. `finish_reason` is set on the last one:
-    "stop" | "length" | "abort" | "error"; `stop_reason` is the stop string or stop token id that ended it. `prompt_logprobs` come with
-    the first one of each choice, if they were asked for."""
+    "stop" | "length" | "abort" | "error"; `stop_reason` is the stop string or stop token id that ended it. `logprobs` are packed, a row for
+    each of its tokens (`engine.logprobs.unpacked` reads them); `prompt_logprobs` come with the first one of each choice, if they were
+    asked for."""
 
     id: str
     index: int
     token_ids: list[int]
     text: str
-    logprobs: list[TokenLogprobs] | None = None
+    logprobs: bytes | None = None
     prompt_logprobs: PromptLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None

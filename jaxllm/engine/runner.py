@@ -15,7 +15,7 @@ from jaxllm.cache.kv import KVCache, zeros_of
 from jaxllm.engine.batch import ingest_arrays, ingest_shapes, pack
 from jaxllm.engine.buckets import ExtendShape
 from jaxllm.engine.compiles import CompileCounter
-from jaxllm.engine.logprobs import Logprobs
+from jaxllm.engine.logprobs import StepLogprobs
 from jaxllm.engine.plan import Moves, Plan, Span, spans
 from jaxllm.engine.processing import Processing
 from jaxllm.engine.programs import Programs, place
@@ -53,7 +53,6 @@ class StepResult:
     rows: tuple[int, ...]  # row of each decode, then of each chunk
     token: Array
     packed: Array | None  # log-probabilities, if anybody asks for them
-    top: int = 0  # of the most likely tokens, how many anybody asks for
     scored: Scored | None = None
     failures: dict[int, str] = field(default_factory=dict)  # by index of the row in `rows`: why it has no token
 
@@ -64,7 +63,7 @@ class Collected:
 
     plan: Plan
     tokens: list[int]
-    logprobs: Logprobs | None
+    logprobs: StepLogprobs | None
     scores: list[tuple[Span, np.ndarray]]  # of prompts, in their packed form
     failures: dict[int, str] = field(default_factory=dict)  # why a row has no token, where more is known
 
@@ -133,16 +132,15 @@ class Runner:
         top = max(request.top for request in plan.emitters if request is not None)
         packed = self._logprobs(logits, outlook, next(width for width in self.programs.widths if width >= top))
         begin_read(packed)
-        return StepResult(plan, forwarded.rows, token, packed, top, forwarded.scored, failures)
+        return StepResult(plan, forwarded.rows, token, packed, forwarded.scored, failures)
 
     def collect(self, result: StepResult) -> Collected:
         """Wait for a step's tokens."""
         token = read(result.token).tolist()
         tokens = [token[row] for row in result.rows]
         scores = result.scored.collect() if result.scored is not None else []
-        if result.packed is None:
-            return Collected(result.plan, tokens, None, scores, result.failures)
-        return Collected(result.plan, tokens, Logprobs.unpack(read(result.packed)[list(result.rows)], result.top), scores, result.failures)
+        logprobs = StepLogprobs(read(result.packed)[list(result.rows)]) if result.packed is not None else None
+        return Collected(result.plan, tokens, logprobs, scores, result.failures)
 
     def warm_up(self, deep: bool = False) -> None:
         """Run every program on padding rows, which touch the trash slot and the dropped page only: once as it is, once to record it, once

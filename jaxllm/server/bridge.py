@@ -37,6 +37,7 @@ from jaxllm.server.messages import (
 
 CORE_COMMAND = (sys.executable, "-m", "jaxllm.server.core")
 MAX_BACKLOG = 1 << 17  # tokens and logprob entries that may wait for a client that does not read
+BYTES_OF_ENTRY = 8  # a token's id or rank, and its log-probability
 BUSY_CODES = ("queue_full", "overloaded")
 
 logger = logging.getLogger("jaxllm.server")
@@ -107,7 +108,7 @@ class Stream:
     def push(self, prompt: int, delta: TextDelta) -> None:
         """Called by the bridge."""
         self._ready.append((prompt, delta))
-        self._backlog += len(delta.token_ids) + sum(len(at.top) for at in delta.logprobs or ())
+        self._backlog += len(delta.token_ids) + len(delta.logprobs or b"") // BYTES_OF_ENTRY
         if self._backlog > MAX_BACKLOG and self.ids:
             self.fail(ApiError(500, "the client does not read its stream", code="slow_client"))
         self._wake()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import orjson
 
-from jaxllm.engine.logprobs import unpacked
+from jaxllm.engine.logprobs import of_prompt, unpacked
 from jaxllm.engine.request import PromptLogprobs, TextDelta, TokenLogprobs
 from jaxllm.tokenizer import Tokenizer
 
@@ -56,12 +56,18 @@ class Choice:
     """One choice as it grows."""
 
     text: list[str] = field(default_factory=list)
-    logprobs: list[Entry] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)  # those with log-probabilities, which are
+    packed: bytearray = field(default_factory=bytearray)
     tokens: int = 0
     offset: int = 0  # characters of the tokens whose logprobs were sent
     started: bool = False
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+
+    @property
+    def logprobs(self) -> list[TokenLogprobs] | None:
+        """Those so far of a reply that is sent whole; None when there are none."""
+        return unpacked(self.packed, self.token_ids) or None
 
 
 class Reply:
@@ -99,7 +105,9 @@ class Reply:
         """Take a delta of a reply that is sent whole."""
         choice = self._note(prompt, delta)
         choice.text.append(delta.text)
-        choice.logprobs += delta.logprobs or ()
+        if delta.logprobs is not None:
+            choice.token_ids += delta.token_ids
+            choice.packed += delta.logprobs
 
     def events(self, prompt: int, delta: TextDelta) -> bytes:
         """The server-sent events for one delta."""
@@ -150,7 +158,7 @@ class Reply:
     def _prompt_entries(self, prompt: int, top: int) -> list[Entry]:
         """Every token of a prompt, with so many of the most likely ones."""
         ids = self._shown.prompts[prompt]
-        found = unpacked(self._scores[prompt], ids)
+        found = of_prompt(self._scores[prompt], ids)
         return [ids[0], *(at if len(at.top) <= top else replace(at, top=at.top[:top]) for at in found)]
 
     def _prompt_logprobs(self, prompt: int) -> dict[str, Any]:
@@ -184,7 +192,7 @@ class CompletionReply(Reply):
     def _chunks(self, index: int, choice: Choice, delta: TextDelta) -> list[dict[str, Any]]:
         first, choice.started = not choice.started, True
         before, foretold = self._before(index // self._n) if first else ("", None)
-        said, entries = (delta.text, delta.logprobs) if self._shown.generates else ("", None)
+        said, entries = (delta.text, entries_of(delta)) if self._shown.generates else ("", None)
         logprobs = None if entries is None and foretold is None else [*(foretold or ()), *(entries or ())]
         body = {"index": index, "text": before + said, "logprobs": self._logprobs(choice, logprobs)}
         return [body | {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason}]
@@ -192,8 +200,8 @@ class CompletionReply(Reply):
     def _whole_choice(self, index: int, choice: Choice) -> dict[str, Any]:
         prompt = index // self._n
         before, foretold = self._before(prompt)
-        said, entries = ("".join(choice.text), choice.logprobs) if self._shown.generates else ("", [])
-        body = {"index": index, "text": before + said, "logprobs": self._logprobs(choice, [*(foretold or ()), *entries] or None)}
+        said, entries = ("".join(choice.text), choice.logprobs) if self._shown.generates else ("", None)
+        body = {"index": index, "text": before + said, "logprobs": self._logprobs(choice, [*(foretold or ()), *(entries or ())] or None)}
         return body | {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason} | self._prompt_logprobs(prompt)
 
     def _before(self, prompt: int) -> tuple[str, list[Entry] | None]:
@@ -239,7 +247,7 @@ class ChatReply(Reply):
             chunks = [{"index": index, "delta": said, "logprobs": None, "finish_reason": None} for said in deltas]
         if delta.token_ids or delta.text or delta.finish_reason is not None:
             said = {"content": delta.text} if delta.text or delta.finish_reason is None else {}
-            body = {"index": index, "delta": said, "logprobs": self._logprobs(delta.logprobs), "finish_reason": delta.finish_reason}
+            body = {"index": index, "delta": said, "logprobs": self._logprobs(entries_of(delta)), "finish_reason": delta.finish_reason}
             if delta.finish_reason is not None:
                 body["stop_reason"] = delta.stop_reason
             chunks.append(body)
@@ -247,25 +255,29 @@ class ChatReply(Reply):
 
     def _whole_choice(self, index: int, choice: Choice) -> dict[str, Any]:
         message = {"role": "assistant", "content": "".join([*(self._shown.texts or ()), *choice.text]), "refusal": None}
-        body = {"index": index, "message": message, "logprobs": self._logprobs(choice.logprobs or None)}
+        body = {"index": index, "message": message, "logprobs": self._logprobs(choice.logprobs)}
         return body | {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason}
 
     def whole(self) -> dict[str, Any]:
         """The reply that is sent at once."""
         return super().whole() | self._prompt_logprobs(0)
 
-    def _logprobs(self, found: Sequence[Entry] | None) -> dict[str, Any] | None:
+    def _logprobs(self, found: list[TokenLogprobs] | None) -> dict[str, Any] | None:
         if found is None:
             return None
         content = []
         for at in found:
-            assert isinstance(at, TokenLogprobs)
             top = [self._named(id, value) for id, value in at.top]
             content.append(self._named(at.token_id, at.logprob) | {"top_logprobs": top})
         return {"content": content, "refusal": None}
 
     def _named(self, id: int, logprob: float) -> dict[str, Any]:
         return {"token": self._names.token_text(id), "logprob": finite(logprob), "bytes": list(self._names.token_bytes(id))}
+
+
+def entries_of(delta: TextDelta) -> list[TokenLogprobs] | None:
+    """The log-probabilities of a delta's tokens, if they were asked for."""
+    return None if delta.logprobs is None else unpacked(delta.logprobs, delta.token_ids)
 
 
 def finite(logprob: float) -> float:

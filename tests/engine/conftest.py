@@ -13,7 +13,7 @@ import pytest
 from jaxllm.config import EngineConfig
 from jaxllm.engine.asked import Asking
 from jaxllm.engine.engine import Engine
-from jaxllm.engine.logprobs import unpacked
+from jaxllm.engine.logprobs import of_prompt, unpacked
 from jaxllm.engine.request import GenerateRequest, PromptLogprobs, TextDelta, TokenLogprobs
 from jaxllm.sampling.options import SamplingParams
 from jaxllm.sampling.processors import Function
@@ -94,6 +94,11 @@ def tokens_of(deltas: list[TextDelta], request_id: str, index: int = 0) -> list[
     return [t for d in deltas if d.id == request_id and d.index == index for t in d.token_ids]
 
 
+def entries_of(deltas: Sequence[TextDelta]) -> list[TokenLogprobs]:
+    """The log-probabilities of all their tokens."""
+    return [entry for delta in deltas if delta.logprobs is not None for entry in unpacked(delta.logprobs, delta.token_ids)]
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What became of one choice."""
@@ -108,7 +113,7 @@ class Outcome:
     def of(cls, deltas: Sequence[TextDelta], request_id: str, index: int = 0) -> Outcome:
         """From everything an engine said."""
         mine = [d for d in deltas if d.id == request_id and d.index == index]
-        entries = [entry for d in mine for entry in d.logprobs or []]
+        entries = entries_of(mine)
         scores = [entry for d in mine if d.prompt_logprobs for entry in nameless(d.prompt_logprobs)]
         return cls([t for d in mine for t in d.token_ids], mine[-1].finish_reason, mine[-1].stop_reason, entries, scores)
 
@@ -121,7 +126,7 @@ class Outcome:
 
 def nameless(found: PromptLogprobs) -> list[TokenLogprobs]:
     """The entries of a prompt that is not at hand."""
-    return list(unpacked(found, [0] * (1 + len(found.packed) // (8 + 8 * found.top))))
+    return of_prompt(found, [0] * (1 + len(found.packed) // (8 + 8 * found.top)))
 
 
 def assert_same_logprobs(found: list[TokenLogprobs], expected: list[TokenLogprobs]) -> None:

@@ -11,7 +11,7 @@ import pytest
 from jaxllm.engine.engine import Engine
 from jaxllm.engine.request import GenerateRequest, TextDelta
 from jaxllm.sampling.options import SamplingParams
-from tests.engine.conftest import Outcome, collect
+from tests.engine.conftest import Outcome, collect, entries_of
 
 PROMPT = [27, 18, 28, 18, 28, 45, 90, 4, 33]
 OPTIONS: dict[str, Any] = {"temperature": 1.0, "seed": 3, "max_tokens": 9}
@@ -43,7 +43,7 @@ def test_the_most_likely_choices_are_told_in_order(engine: Engine) -> None:
     assert [d.cumulative_logprob for d in best] == pytest.approx([sums[index] for index in order[:2]], abs=1e-4)
     assert [d.logprobs for d in best] == [None, None]
     shown = ask(engine, n=2, best_of=6, logprobs=2)
-    assert [[(e.token_id, len(e.top)) for e in d.logprobs or []] for d in shown] == [[(t, 2) for t in d.token_ids] for d in best]
+    assert [[(e.token_id, len(e.top)) for e in entries_of([d])] for d in shown] == [[(t, 2) for t in d.token_ids] for d in best]
 
 
 def test_the_prompts_log_probabilities_come_with_the_winners(engine: Engine) -> None:

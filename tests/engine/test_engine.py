@@ -13,7 +13,7 @@ import pytest
 from jaxllm.engine.engine import Engine
 from jaxllm.engine.request import GenerateRequest, RequestError
 from jaxllm.sampling.options import SamplingParams
-from tests.engine.conftest import TINY, collect, run, tokens_of
+from tests.engine.conftest import TINY, collect, entries_of, run, tokens_of
 
 MakeEngine = Callable[..., Engine]
 PROMPT = [27, 18, 28, 18, 28, 45, 90, 4]
@@ -104,8 +104,7 @@ def test_seeds_that_agree_in_their_low_32_bits_draw_differently(engine: Engine) 
 def test_logprobs_name_the_chosen_token_and_the_top(engine: Engine) -> None:
     deltas = collect(engine, [request(SamplingParams(temperature=0, max_tokens=4, logprobs=3, ignore_eos=True))])
     for delta in deltas:
-        assert delta.logprobs is not None
-        (entry,) = delta.logprobs
+        (entry,) = entries_of([delta])
         assert len(entry.top) == 3
         assert entry.token_id == delta.token_ids[0] == entry.top[0][0]
         assert entry.rank == 1
@@ -122,7 +121,7 @@ def raw_logits(make_engine: MakeEngine) -> list[dict[int, float]]:
 def everything(engine: Engine, **options: Any) -> list[dict[int, float]]:
     """What an engine says of every token, place by place."""
     deltas = collect(engine, [request(SamplingParams(max_tokens=3, logprobs=104, **options))])
-    return [dict(delta.logprobs[0].top) for delta in deltas if delta.logprobs]
+    return [dict(entry.top) for entry in entries_of(deltas)]
 
 
 def test_logits_can_take_the_place_of_log_probabilities(make_engine: MakeEngine, raw_logits: list[dict[int, float]]) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jaxllm.engine.engine import Engine
-from jaxllm.engine.logprobs import unpacked
+from jaxllm.engine.logprobs import of_prompt
 from jaxllm.engine.plan import Chunk, Plan, Span, spans
 from jaxllm.engine.request import MAX_SCORES, GenerateRequest, Request, RequestError, TextDelta, TokenLogprobs, check_scores
 from jaxllm.engine.scores import asked_of
@@ -29,7 +29,7 @@ def engine(make_engine: MakeEngine) -> Engine:
 
 def scores_of(deltas: list[TextDelta], id: str, prompt: list[int]) -> list[list[TokenLogprobs]]:
     """Of each delta that has some, a prompt's entries."""
-    return [list(unpacked(d.prompt_logprobs, prompt)) for d in deltas if d.id == id and d.prompt_logprobs is not None]
+    return [of_prompt(d.prompt_logprobs, prompt) for d in deltas if d.id == id and d.prompt_logprobs is not None]
 
 
 def test_every_choice_begins_with_the_prompts_log_probabilities(engine: Engine) -> None:

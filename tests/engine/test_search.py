@@ -15,7 +15,7 @@ from jaxllm.engine.beam import BeamSearch, Rules
 from jaxllm.engine.engine import Engine
 from jaxllm.engine.request import GenerateRequest, RequestError, TextDelta
 from jaxllm.sampling.options import SamplingParams
-from tests.engine.conftest import collect
+from tests.engine.conftest import collect, entries_of
 
 PROMPT = [27, 18, 28, 18, 28, 45, 90, 4, 33]
 OPTIONS: dict[str, Any] = {"use_beam_search": True, "max_tokens": 6, "ignore_eos": True}
@@ -66,8 +66,8 @@ def test_one_beam_is_the_greedy_continuation(engine: Engine) -> None:
     greedy = collect(engine, [request(use_beam_search=False, temperature=0, logprobs=2)])
     (beam,) = ask(engine, n=1, logprobs=2)
     assert beam.token_ids == [token for delta in greedy for token in delta.token_ids]
-    assert [(e.token_id, e.rank, len(e.top)) for e in beam.logprobs or []] == [(token, 1, 2) for token in beam.token_ids]
-    assert beam.cumulative_logprob == pytest.approx(sum(e.logprob for delta in greedy for e in delta.logprobs or []), abs=1e-4)
+    assert [(e.token_id, e.rank, len(e.top)) for e in entries_of([beam])] == [(token, 1, 2) for token in beam.token_ids]
+    assert beam.cumulative_logprob == pytest.approx(sum(e.logprob for e in entries_of(greedy)), abs=1e-4)
 
 
 def test_the_n_best_of_so_many_beams_are_told_at_once_and_in_order(engine: Engine) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from jaxllm.config import EngineConfig
 from jaxllm.engine.engine import Engine
-from jaxllm.engine.logprobs import unpacked
+from jaxllm.engine.logprobs import of_prompt, unpacked
 from jaxllm.engine.request import GenerateRequest, TextDelta
 from jaxllm.sampling.options import SamplingParams
 from tests.goldens.cases import NEW_TOKENS, PROMPT_LENGTHS
@@ -45,14 +45,14 @@ def check(core: Engine, continuations: tuple[Continuation, ...]) -> None:
         deltas += core.step()
     for i, expected in enumerate(continuations):
         mine = [delta for delta in deltas if delta.id == str(i)]
-        found = [entry for delta in mine for entry in delta.logprobs or []]
+        found = [entry for delta in mine for entry in unpacked(delta.logprobs or b"", delta.token_ids)]
         assert [entry.token_id for entry in found] == expected.tokens
         for entry, row in zip(found, expected.logprobs, strict=True):
             ids = [entry.token_id, *(token for token, _ in entry.top)]
             np.testing.assert_allclose([entry.logprob, *(value for _, value in entry.top)], row[ids], atol=BOUND, rtol=0)
             assert {token for token, _ in entry.top[:1]} == {int(row.argmax())}
         assert mine[0].prompt_logprobs is not None
-        inside = [entry.logprob for entry in unpacked(mine[0].prompt_logprobs, expected.prompt)]
+        inside = [entry.logprob for entry in of_prompt(mine[0].prompt_logprobs, expected.prompt)]
         np.testing.assert_allclose(inside, expected.prompt_logprobs, atol=BOUND, rtol=0)
 
 

@@ -1,6 +1,8 @@
 """The largest numbers, log-probabilities and ranks against a sort and float64; what tokens are drawn by against the definition."""
 
 import functools
+import math
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxllm.engine.logprobs import Logprobs, widths
+from jaxllm.engine.logprobs import StepLogprobs, packed_from, total, unpacked, widths
+from jaxllm.engine.request import TokenLogprobs
 from jaxllm.sampling.largest import MOST, largest
 from jaxllm.sampling.logprobs import packed_logprobs, processed
 from jaxllm.sampling.sample import draw_rows
@@ -67,11 +70,11 @@ def test_equal_numbers_come_in_their_order_wherever_they_are(seed: int, differen
 def test_log_probabilities_and_ranks_are_exact(kind: str, size: int, offset: float) -> None:
     logits = (numbers(kind, size) + np.float32(offset)).astype(np.float32)
     tokens = np.array([int(logits[0].argmax()), size - 1, size // 2])
-    found = Logprobs.unpack(np.asarray(pack(logits, tokens, 20, True)), 20)
+    found = StepLogprobs(np.asarray(pack(logits, tokens, 20, True)))
     for row, token in enumerate(tokens):
         with np.errstate(divide="ignore"):
             exact = np.log(softmax(logits[row]))
-        one = found.at(row, int(token), 20)
+        (one,) = unpacked(found.row(row, 20), [int(token)])
         order = np.argsort(-logits[row], kind="stable")[:20]
         assert one.rank == 1 + (logits[row] > logits[row, token]).sum()
         assert [id for id, _ in one.top] == order.tolist()
@@ -82,9 +85,10 @@ def test_log_probabilities_and_ranks_are_exact(kind: str, size: int, offset: flo
 
 def test_logits_themselves_can_take_the_place_of_log_probabilities() -> None:
     logits = numbers("normal", 2048)
-    found = Logprobs.unpack(np.asarray(pack(logits, np.array([5, 6, 7]), 4, False)), 3)
-    assert found.logprobs == [float(logits[row, 5 + row]) for row in range(ROWS)]
-    assert found.values == [sorted(logits[row].tolist(), reverse=True)[:3] for row in range(ROWS)]
+    found = StepLogprobs(np.asarray(pack(logits, np.array([5, 6, 7]), 4, False)))
+    entries = unpacked(b"".join(found.row(row, 3) for row in range(ROWS)), [5, 6, 7])
+    assert [entry.logprob for entry in entries] == [float(logits[row, 5 + row]) for row in range(ROWS)]
+    assert [[value for _, value in entry.top] for entry in entries] == [sorted(row.tolist(), reverse=True)[:3] for row in logits]
 
 
 def test_no_sort_of_the_vocabulary_is_compiled() -> None:
@@ -98,8 +102,8 @@ def test_none_of_the_most_likely_tokens_may_be_wanted(count: int) -> None:
     logits = numbers("normal", 104)
     packed = pack(logits, np.array([1, 2, 3]), count, True)
     assert packed.shape == (ROWS, 2 + 2 * count)
-    one = Logprobs.unpack(np.asarray(packed), 0).at(1, 2, 0)
-    assert one.top == []
+    (one,) = unpacked(StepLogprobs(np.asarray(packed)).row(1, 0), [2])
+    assert (one.token_id, one.top) == (2, [])
     np.testing.assert_allclose(one.logprob, np.log(softmax(logits[1]))[2], atol=2e-6)
 
 
@@ -108,6 +112,34 @@ def test_a_row_that_is_broken_disturbs_nobody() -> None:
     whole = np.asarray(pack(logits, np.array([1, 2, 3]), 5, True))
     logits[0], logits[2, 7] = np.nan, np.nan
     np.testing.assert_array_equal(np.asarray(pack(logits, np.array([-2, 2, -2]), 5, True))[1], whole[1])
+
+
+numbers32 = st.floats(width=32, allow_nan=False)
+ids = st.integers(0, 2**31 - 1)
+
+
+@settings(max_examples=60)
+@given(st.data(), st.integers(0, 5), st.integers(0, 4), st.integers(0, 3))
+def test_what_is_packed_is_unpacked_with_as_many_of_the_likeliest_as_wanted(
+    data: st.DataObject, width: int, tokens: int, more: int
+) -> None:
+    top = st.lists(st.tuples(ids, numbers32), min_size=width + more, max_size=width + more)
+    made = st.builds(TokenLogprobs, token_id=ids, logprob=numbers32, rank=ids, top=top)
+    entries = data.draw(st.lists(made, min_size=tokens, max_size=tokens))
+    said = [entry.token_id for entry in entries]
+    expected = [replace(entry, top=entry.top[:width]) for entry in entries]
+    assert unpacked(packed_from(entries, width), said) == expected
+    rows = np.frombuffer(packed_from(entries, width + more), np.int32).reshape(tokens, 2 + 2 * (width + more))
+    step = StepLogprobs(rows)
+    assert [unpacked(step.row(row, width), said[row : row + 1]) for row in range(tokens)] == [[entry] for entry in expected]
+    assert [step.top(row, width) for row in range(tokens)] == [entry.top for entry in expected]
+
+
+def test_the_sum_is_that_of_the_chosen_tokens_rounded_once() -> None:
+    values = [float(value) for value in np.array([-1e8, -1.25, 1e8, -2e-5, -3.5], np.float32)]
+    entries = [TokenLogprobs(token_id=1, logprob=value, rank=1, top=[(2, -7.0)]) for value in values]
+    assert total(packed_from(entries, 1), 5) == math.fsum(values)
+    assert total(b"", 0) == 0.0
 
 
 def test_few_widths_serve_every_request() -> None:
@@ -119,10 +151,10 @@ def test_a_vocabulary_split_over_devices_gives_the_same_log_probabilities() -> N
     for size in (512, 2048):
         logits, tokens = numbers("ties", size), np.array([0, 300, 511])
         split = jax.device_put(logits, NamedSharding(mesh, PartitionSpec(None, "tensor")))
-        here, there = (Logprobs.unpack(np.asarray(pack(x, tokens, 20, True)), 20) for x in (logits, split))
-        assert (here.ranks, here.ids) == (there.ranks, there.ids)
-        np.testing.assert_allclose(here.logprobs, there.logprobs, atol=2e-6)
-        np.testing.assert_allclose(here.values, there.values, atol=2e-6)
+        here, there = (np.asarray(pack(x, tokens, 20, True)) for x in (logits, split))
+        np.testing.assert_array_equal(here[:, 1:22], there[:, 1:22])
+        np.testing.assert_allclose(here[:, 22:].view(np.float32), there[:, 22:].view(np.float32), atol=2e-6)
+        np.testing.assert_allclose(here[:, :1].view(np.float32), there[:, :1].view(np.float32), atol=2e-6)
 
 
 def test_what_tokens_are_drawn_by_is_the_distribution_of_the_draw() -> None:

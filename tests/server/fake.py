@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from jaxllm.config import ConfigError, EngineConfig, Resolved
+from jaxllm.engine.logprobs import packed_from
 from jaxllm.engine.request import EngineStats, GenerateRequest, PromptLogprobs, RequestError, RequestTimes, TextDelta, TokenLogprobs
 from jaxllm.tokenizer import Tokenizer
 
@@ -178,11 +179,11 @@ class FakeEngine:
             else RequestTimes(arrival=job.request.arrival, scheduled=now, first_token=job.first, last_token=now),
         )
 
-    def _logprobs(self, token: int, top: int | None) -> list[TokenLogprobs] | None:
+    def _logprobs(self, token: int, top: int | None) -> bytes | None:
         if top is None:
             return None
         entries = [(token, -0.25), *((other, float("-inf")) for other in range(top - 1))][:top]
-        return [TokenLogprobs(token_id=token, logprob=-0.25, rank=1, top=entries)]
+        return packed_from([TokenLogprobs(token_id=token, logprob=-0.25, rank=1, top=entries)], top)
 
     def self_check(self) -> None:
         problem = self._control.broken

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from jaxllm.config import EngineConfig
-from jaxllm.engine.request import EngineStats, GenerateRequest, RequestTimes, TextDelta, TokenLogprobs
+from jaxllm.engine.request import EngineStats, GenerateRequest, RequestTimes, TextDelta
 from jaxllm.sampling.options import SamplingParams
 from jaxllm.server.core import Core
 from jaxllm.server.messages import (
@@ -41,7 +41,7 @@ DELTA = TextDelta(
     index=1,
     token_ids=[5, 6],
     text="héllo\x00",
-    logprobs=[TokenLogprobs(token_id=5, logprob=float("-inf"), rank=1, top=[(5, -0.5), (6, float("-inf"))])],
+    logprobs=bytes(range(48)),
     finish_reason="stop",
     stop_reason=6,
     times=RequestTimes(arrival=1.5, scheduled=2, first_token=3, last_token=4),

@@ -1,0 +1,105 @@
+"""Log-probabilities that are made when they are read equal those of a list made at once."""
+
+from __future__ import annotations
+
+import copy
+import gc
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxllm.engine.logprobs import packed_from
+from jaxllm.engine.request import TokenLogprobs
+from jaxllm.outputs import CompletionOutput, Logprob, Positions, PromptPositions, nameless
+
+TOKENS = [4, 7, 4, 9, 2]
+ENTRIES = [TokenLogprobs(token_id=token, logprob=-0.5 * at, rank=1 + at, top=[(4, -0.25), (9, -1.5)]) for at, token in enumerate(TOKENS)]
+
+
+def text_of(token: int) -> str:
+    return f"<{token}>"
+
+
+def eager() -> list[dict[int, Logprob]]:
+    """By the definition, one entry after another."""
+    positions = []
+    for entry in ENTRIES:
+        made = {entry.token_id: Logprob(entry.logprob, entry.rank, text_of(entry.token_id))}
+        for rank, (token, value) in enumerate(entry.top, 1):
+            made.setdefault(token, Logprob(value, rank, text_of(token)))
+        positions.append(made)
+    return positions
+
+
+def lazy() -> Positions:
+    found = Positions(text_of)
+    for entries in (ENTRIES[:1], [], ENTRIES[1:4], ENTRIES[4:]):
+        found.add([entry.token_id for entry in entries], packed_from(entries, 2))
+    return found
+
+
+def test_positions_are_those_of_the_list() -> None:
+    found, expected = lazy(), eager()
+    assert list(found) == expected
+    assert [list(position) for position in found] == [list(position) for position in expected], "the token that is there comes first"
+    assert (found == expected, expected == found, found == lazy(), found != expected) == (True, True, True, False)
+    assert len(found) == 5
+    assert repr(found) == repr(expected)
+    assert list(reversed(found)) == expected[::-1]
+    assert expected[3] in found and found.index(expected[3]) == 3 and {} not in found
+    assert found.total == sum(entry.logprob for entry in ENTRIES)
+
+
+def test_what_differs_is_not_equal() -> None:
+    found, other = lazy(), eager()
+    other[4][2].logprob += 1
+    assert found != other and found != eager()[:4] and found != "x" and found != tuple(eager())
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(found)
+
+
+@given(st.none() | st.integers(-7, 7), st.none() | st.integers(-7, 7), st.none() | st.sampled_from([-3, -1, 1, 2]))
+def test_slices_are_those_of_the_list(start: int | None, stop: int | None, step: int | None) -> None:
+    assert lazy()[start:stop:step] == eager()[start:stop:step]
+
+
+@pytest.mark.parametrize("index", range(-6, 6))
+def test_an_index_means_what_it_means_for_a_list(index: int) -> None:
+    if -5 <= index < 5:
+        assert lazy()[index] == eager()[index]
+    else:
+        with pytest.raises(IndexError, match=f"index {index} of 5 positions"):
+            lazy()[index]
+
+
+def test_copies_are_plain_lists() -> None:
+    for made in (copy.copy(lazy()), copy.deepcopy(lazy())):
+        assert type(made) is list
+        assert made == eager()
+
+
+def test_without_tokens_and_without_names() -> None:
+    assert Positions(text_of) == [] and not Positions(text_of)
+    found = Positions(nameless)
+    found.add([4], packed_from(ENTRIES[:1], 0))
+    assert found == [{4: Logprob(0.0, 1, None)}]
+    assert CompletionOutput(0, logprobs=found) == CompletionOutput(0, logprobs=[{4: Logprob(0.0, 1, None)}])
+
+
+@pytest.mark.parametrize("size", range(1, 6))
+def test_the_first_token_of_a_prompt_has_none(size: int) -> None:
+    found = PromptPositions([1, *TOKENS[: size - 1]], packed_from(ENTRIES[: size - 1], 2), text_of)
+    expected = [None, *eager()[: size - 1]]
+    assert found == expected
+    assert [found[index] for index in range(-size, size)] == expected * 2
+    assert found[1:] == expected[1:]
+
+
+def test_a_token_leaves_nothing_for_the_garbage_collector() -> None:
+    found, row = Positions(text_of), packed_from(ENTRIES[:1], 2)
+    gc.collect()
+    before = len(gc.get_objects())
+    for _ in range(1000):
+        found.add([4], row)
+    assert len(gc.get_objects()) - before < 100
