@@ -6,12 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from jaxllm.config import ATTENTION_BACKENDS, ConfigError
 from pallas_kernels import paged_decode, paged_extend
-from pallas_kernels.quantised import is_quantised
 
 FALLBACK = "xla"
 HOPPER = "9.0"
@@ -49,7 +47,7 @@ def choose_backend(device: Any, shapes: Shapes, asked: str | None = None) -> Bac
     if asked is not None:
         _check_asked(device, shapes, asked, own)
         return Backend(asked, "as asked")
-    refused = refusal(own, shapes) or _distrust(own, shapes)
+    refused = refusal(own, shapes)
     return Backend(own, reason) if refused is None else Backend(FALLBACK, refused)
 
 
@@ -74,13 +72,6 @@ def refusal(name: str, shapes: Shapes) -> str | None:
             op.BACKENDS.check(name, q, pages, pages)
         except ValueError as error:
             return str(error)
-    return None
-
-
-def _distrust(name: str, shapes: Shapes) -> str | None:
-    """Why a back end runs only where it is asked for by name."""
-    if name == "mosaic_gpu" and is_quantised(jnp.dtype(shapes.kv_dtype or shapes.dtype)):
-        return "mosaic_gpu's prefill over 8-bit pages did not end on an H200; ask for it by name to try"
     return None
 
 

@@ -104,3 +104,13 @@ def test_small_pages_are_refused() -> None:
     pages = jnp.zeros((3, 2, 32, 64), jnp.float8_e4m3fn)
     with pytest.raises(ValueError, match="8-bit pages of 64 or 128 tokens"):
         mosaic_gpu.check(jnp.zeros((2, 4, 64), jnp.bfloat16), pages, pages)
+
+
+@pytest.mark.parametrize("kv_dtype", [None, "float8_e4m3fn"])
+def test_no_warpgroup_waits_for_registers_that_none_gives_back(kv_dtype: str | None) -> None:
+    spec = Spec(128, 1, 1, 1, 128, 64, jnp.bfloat16, 1.0, None, None, TWO, None, kv_dtype)
+    producer, consumer = spec.registers
+    each = 65536 // (3 * 128) // 8 * 8  # what a thread of three warpgroups starts with
+    assert producer % 8 == consumer % 8 == 0
+    assert producer <= each <= consumer
+    assert producer + TWO.groups * consumer <= 3 * each

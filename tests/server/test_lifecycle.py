@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import os
@@ -16,6 +17,8 @@ from typing import Any, Self
 
 import pytest
 
+from jaxllm.server.cli import parse
+from jaxllm.server.lifecycle import bind
 from tests.server.harness import Open
 
 BODY = {"model": "m", "prompt": [1, 2, 3], "ignore_eos": True, "max_tokens": 50}
@@ -266,3 +269,23 @@ def test_a_unix_socket_is_served_and_a_stale_one_replaced(launch: Any, tmp_path:
         assert sock.recv(100).startswith(b"HTTP/1.1 200")
     server.process.send_signal(signal.SIGTERM)
     assert server.ended() == 0
+
+
+def test_a_token_is_sent_at_once_and_not_held_back_until_the_one_before_is_acknowledged() -> None:
+    held: list[int] = []
+
+    async def accept(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        held.append(writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        writer.close()
+        await writer.wait_closed()
+
+    async def connect() -> None:
+        sock = bind(parse(["--model", "m", "--host", "127.0.0.1", "--port", "0"], {}))
+        async with await asyncio.start_server(accept, sock=sock):
+            reader, writer = await asyncio.open_connection(*sock.getsockname())
+            await reader.read()
+            writer.close()
+            await writer.wait_closed()
+
+    asyncio.run(connect())
+    assert held and all(held)
