@@ -40,6 +40,12 @@ def pack(arrays: dict[str, np.ndarray], shapes: Shapes) -> np.ndarray:
     return buffer
 
 
+def views(buffer: np.ndarray, shapes: Shapes) -> dict[str, np.ndarray]:
+    """The arrays of `pack` where they lie in a buffer, to be written in place."""
+    starts, _ = offsets(shapes)
+    return {name: buffer[starts[name] :][: math.prod(shape)].view(dtype).reshape(shape) for name, (shape, dtype) in shapes.items()}
+
+
 def unpack(buffer: Array, shapes: Shapes) -> dict[str, Array]:
     """The arrays of `pack`, inside a compiled program."""
     out = {}

@@ -124,9 +124,9 @@ class Searches:
         last = _last(beams.root, 0, reason)
         return [replace(last, index=index, error=error) for index in range(beams.root.params.n)]
 
-    def stop_all(self, reason: str, error: str) -> list[TextDelta]:
-        """End every search."""
-        return [delta for request_id in list(self._open) for delta in self.stop(request_id, reason, error)]
+    def owed(self) -> list[tuple[str, int]]:
+        """Request and choice of everything that has not been told."""
+        return [(beams.root.id, index) for beams in self._open.values() for index in range(beams.root.params.n)]
 
     def _told(self, root: Request, index: int, one: Finished) -> TextDelta:
         """One sequence as a choice that says everything at once."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import replace
 
 from jaxllm.engine.logprobs import total
-from jaxllm.engine.request import GenerateRequest, TextDelta
+from jaxllm.engine.request import GenerateRequest, Request, Status, TextDelta
 from jaxllm.sampling.options import SamplingParams
 
 
@@ -32,6 +33,12 @@ class Contests:
     def clear(self) -> None:
         """Forget all of them."""
         self._open.clear()
+
+    def owed(self, choices: Sequence[Request]) -> list[tuple[str, int]]:
+        """Request and choice of what has not been told of a request."""
+        if choices[0].id in self._open:
+            return [(choices[0].id, index) for index in range(choices[0].params.n)]
+        return [(choice.id, choice.index) for choice in choices if choice.status is not Status.FINISHED]
 
     def told(self, deltas: list[TextDelta]) -> list[TextDelta]:
         """Of a step's deltas those that may be told now, and at the end of a contest those of its winners."""
@@ -76,7 +83,7 @@ def joined(said: list[TextDelta]) -> TextDelta:
         token_ids=tokens,
         text="".join(delta.text for delta in said),
         logprobs=packed,
-        prompt_logprobs=said[0].prompt_logprobs,
+        prompt_logprobs=next((delta.prompt_logprobs for delta in said if delta.prompt_logprobs is not None), None),
         cumulative_logprob=total(packed, len(tokens)),
     )
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -17,10 +17,9 @@ from jaxllm.engine.choices import Contests, choice_seed
 from jaxllm.engine.counters import Counters
 from jaxllm.engine.detok import Detokenizer
 from jaxllm.engine.door import Door
-from jaxllm.engine.logprobs import trimmed
+from jaxllm.engine.live import Live
 from jaxllm.engine.masks import advance, mask
 from jaxllm.engine.patience import Patience
-from jaxllm.engine.plan import Span
 from jaxllm.engine.report import Report
 from jaxllm.engine.request import (
     EngineStats,
@@ -39,18 +38,8 @@ from jaxllm.sampling.choose import LOGPROBS, needs
 from jaxllm.sampling.processors import Function
 
 WORTH_A_CHUNK = 4  # tokens that a grammar forces
+NO_MORE = TextDelta(id="", index=0, token_ids=[], text="", finish_reason="error", error="the engine lost this request")
 NO_TOKEN = "no token can be drawn: the model's logits are not finite, or the request's options leave no token"
-
-
-@dataclass(slots=True)
-class _Live:
-    """A request's choices, and the text state of each."""
-
-    choices: list[Request]
-    detok: list[Detokenizer | None]
-    stops: list[frozenset[int]]
-    scores: list[np.ndarray] = field(default_factory=list)  # of the prompt, as far as they have come
-    prompt_logprobs: PromptLogprobs | None = None  # once all have
 
 
 class Engine:
@@ -59,7 +48,7 @@ class Engine:
     def __init__(self, parts: Started, scheduler: Scheduler, seed: int):
         self.resolved, self.runner, self.tokenizer, self._guides = parts.resolved, parts.runner, parts.tokenizer, parts.guides
         self.scheduler, self.eos_ids = scheduler, frozenset(parts.runner.eos_ids)
-        self._live: dict[str, _Live] = {}
+        self._live: dict[str, Live] = {}
         self._count = Counters()
         self._contests, self._searches = Contests(), Searches(scheduler, self._detokenizer, self.eos_ids, self._count)
         self._in_flight: deque[StepResult] = deque()
@@ -85,6 +74,15 @@ class Engine:
         return bool(self._in_flight or self._pending or self.scheduler.has_work or self._guides.waiting)
 
     @property
+    def awaits_grammar(self) -> bool:
+        """Whether there is work, but none before a grammar is built: `step` would wait for it."""
+        return self._guides.idle and not (self._in_flight or self._pending or self.scheduler.has_work)
+
+    def when_built(self, heard: Callable[[], None]) -> None:
+        """From now on call `heard` whenever a grammar has been built, in whatever thread did it."""
+        self._guides.heard = heard
+
+    @property
     def patience(self) -> float:
         """Seconds that whoever drives the engine may look out for requests before the next `step` without leaving the device idle."""
         self._looked = self._steady and not self.scheduler.waiting
@@ -97,7 +95,7 @@ class Engine:
             raise RequestError(f"the queue is full ({self.resolved.max_num_queued_reqs} requests); retry later", None, "queue_full")
         params = request.params
         room = self.resolved.max_model_len - len(request.prompt_token_ids)
-        live = _Live([], [], [])
+        live = Live([], [], [])
         stops = frozenset(params.stop_token_ids or ()) | (frozenset() if params.ignore_eos else self.eos_ids)
         seed = int(self._seeds.integers(2**64, dtype=np.uint64)) if params.seed is None else params.seed % 2**64
         self._contests.begin(request)
@@ -174,12 +172,12 @@ class Engine:
             self.scheduler.check()
             if self._live or self._searches:
                 raise RuntimeError(f"requests neither run nor wait: {sorted([*self._live, *self._searches])[:8]}")
-        except RuntimeError as error:
+        except Exception as error:  # accounts that are broken may break what looks at them
             self._count.self_check_failures += 1
-            self._count.problem = str(error)
-            lost = [choice for live in self._live.values() for choice in live.choices if choice.status is not Status.FINISHED]
-            ends = [self._finish(choice, [], "", "error", None, "the engine lost this request") for choice in lost]
-            ends += self._searches.stop_all("error", "the engine lost this request")
+            self._count.problem = str(error) or type(error).__name__
+            # Nothing that is broken may be asked for more than what clients are owed.
+            owed = [owed for live in self._live.values() for owed in self._contests.owed(live.choices)]
+            ends = [replace(NO_MORE, id=id, index=index) for id, index in owed + self._searches.owed()]
             self._start_over()
             self._pending += ends
 
@@ -219,14 +217,8 @@ class Engine:
         constrained = [request for request in running if request.asked and request.asked.constraints]
         going = [request for request in constrained if not self._jump(request, deltas)]
         self._guides.prepare(going)
-        masks: list[tuple[int, np.ndarray]] = []
-        for request in going:
-            found = mask(request)
-            if isinstance(found, str):
-                deltas.append(self._give_up(request, found))
-            else:
-                masks.append((request.slot, found))
-        self.runner.restrict(masks)
+        for request, why in self.runner.restrict(going, mask):
+            request.stuck = why
         return deltas
 
     def _jump(self, request: Request, deltas: list[TextDelta]) -> bool:
@@ -245,7 +237,7 @@ class Engine:
     def _admit_guided(self) -> list[TextDelta]:
         """Schedule the choices whose grammar is there; those of which it cannot be built end."""
         deltas: list[TextDelta] = []
-        for request, failure in self._guides.ready(idle=not (self._in_flight or self.scheduler.has_work)):
+        for request, failure in self._guides.ready(idle=self.awaits_grammar):
             if failure is None:
                 self.scheduler.add(request)
             else:
@@ -293,12 +285,16 @@ class Engine:
         deltas: list[TextDelta] = []
         now = time.time()
         for span, scores in step.scores:
-            self._score(span, scores)
+            if span.request.status is not Status.FINISHED:
+                self._live[span.request.id].score(span, scores)
         for row, request in enumerate(step.plan.emitters):
             if request is None or request.status is Status.FINISHED:
                 continue
             if request.jumped:
                 request.jumped = False
+                continue
+            if request.stuck is not None:
+                deltas.append(self._give_up(request, request.stuck))
                 continue
             token = step.tokens[row]
             if token < 0:
@@ -315,21 +311,8 @@ class Engine:
             logprobs = None
             if step.logprobs is not None and request.needs & LOGPROBS:
                 logprobs = step.logprobs.row(row, request.params.logprobs or 0)
-            found = None if request.output else self._live[request.id].prompt_logprobs
-            delta = self._accept(request, token, now, logprobs)
-            deltas.append(delta if found is None else replace(delta, prompt_logprobs=found))
+            deltas.append(self._accept(request, token, now, logprobs))
         return deltas
-
-    def _score(self, span: Span, scores: np.ndarray) -> None:
-        """Keep a part of a prompt's log-probabilities; they come in the order of positions."""
-        request, live = span.request, self._live.get(span.request.id)
-        if live is None or request.status is Status.FINISHED:
-            return
-        top = request.params.prompt_logprobs or 0
-        live.scores.append(trimmed(scores, top))
-        if span.stop == request.score_end:
-            live.prompt_logprobs = PromptLogprobs(top=top, packed=b"".join(part.tobytes() for part in live.scores))
-            live.scores.clear()
 
     def _accept(self, request: Request, token: int, now: float, logprobs: bytes | None) -> TextDelta:
         """One new token of one request."""
@@ -363,6 +346,7 @@ class Engine:
             token_ids=[token],
             text=text,
             logprobs=logprobs,
+            prompt_logprobs=None if live.prompt_logprobs is None else live.scores_for(request.index),
             num_cached_tokens=request.num_cached_tokens,
         )
 
@@ -391,6 +375,7 @@ class Engine:
             token_ids=tokens,
             text=text,
             logprobs=logprobs,
+            prompt_logprobs=live.scores_for(request.index),
             finish_reason=reason,
             stop_reason=stop,
             num_cached_tokens=request.num_cached_tokens,

@@ -16,8 +16,6 @@ from jaxllm.sampling.bits import everything, packed
 from jaxllm.sampling.constraint import ConstraintError
 from jaxllm.sampling.options import SamplingParams
 
-PATIENCE = 1.0  # seconds that a step with nothing to run waits for a grammar
-
 logger = logging.getLogger("jaxllm")
 
 
@@ -61,12 +59,18 @@ class Guides:
 
     def __init__(self, matchers: Matchers | None, vocab_size: int, eos: Iterable[int]):
         self._matchers, self._eos_W, self._everything_W = matchers, packed(eos, vocab_size), everything(vocab_size)
-        self._waiting: dict[Request, Future[Matcher]] = {}
+        self._waiting: dict[Request, Future[Matcher]] = {}  # the choices of one request in their order
+        self.heard: Callable[[], None] = lambda: None  # called in any thread when a grammar has been built
 
     @property
     def waiting(self) -> int:
         """Requests whose grammar is not there yet."""
         return len(self._waiting)
+
+    @property
+    def idle(self) -> bool:
+        """Whether requests wait, and none can be scheduled yet."""
+        return bool(self._waiting) and not any(future.done() for future in self._first().values())
 
     def check(self, request: GenerateRequest) -> None:
         """Raises RequestError when it asks for structured output that cannot be here."""
@@ -78,14 +82,22 @@ class Guides:
     def begin(self, request: Request, grammar: str) -> None:
         """Build the grammar of a new request."""
         assert self._matchers is not None, "refused by check"
-        self._waiting[request] = self._matchers.begin(grammar)
+        self._waiting[request] = future = self._matchers.begin(grammar)
+        future.add_done_callback(lambda _: self.heard())
 
     def ready(self, idle: bool) -> list[tuple[Request, str | None]]:
-        """Requests that have their guide now, and those that cannot have one, with the reason. An `idle` engine waits for the first."""
+        """Requests that have their guide now, and those that cannot have one, with the reason. An `idle` engine waits for the first.
+        Choices of one request come in their order: the first is the one that computes the prompt."""
         if idle:
-            wait(self._waiting.values(), PATIENCE, FIRST_COMPLETED)
-        done = [(request, future) for request, future in self._waiting.items() if future.done()]
-        return [(request, self._seat(request, self._waiting.pop(request))) for request, _ in done]
+            wait(self._first().values(), return_when=FIRST_COMPLETED)
+        held: set[str] = set()
+        done: list[Request] = []
+        for request, future in self._waiting.items():
+            if request.id not in held and future.done():
+                done.append(request)
+            else:
+                held.add(request.id)
+        return [(request, self._seat(request, self._waiting.pop(request))) for request in done]
 
     def prepare(self, requests: Sequence[Request]) -> None:
         """Find the masks of all who have a guide at once, on all cores; each one's next `mask` uses it."""
@@ -115,6 +127,10 @@ class Guides:
         if request.guide is not None and self._matchers is not None:
             self._matchers.give_back(request.guide.matcher)
             request.guide = None
+
+    def _first(self) -> dict[str, Future[Matcher]]:
+        """What the first waiting choice of each request waits for."""
+        return {request.id: future for request, future in reversed(self._waiting.items())}
 
     def _seat(self, request: Request, future: Future[Matcher]) -> str | None:
         """Give a request its guide, or say why it cannot have one."""

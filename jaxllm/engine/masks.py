@@ -13,16 +13,17 @@ from jaxllm.sampling.constraint import ConstraintError
 logger = logging.getLogger("jaxllm")
 
 
-def mask(request: Request) -> np.ndarray | str:
-    """The packed bits of what a request may say next, or why it cannot go on: whatever its constraints raise ends that request alone."""
+def mask(request: Request, allowed_W: np.ndarray) -> str | None:
+    """Write the packed bits of what a request may say next, or say why it cannot go on: whatever its constraints raise ends that request
+    alone."""
     assert request.asked is not None
-    allowed_W = request.asked.allowed_W.copy()
+    allowed_W[:] = request.asked.allowed_W
     try:
         for constraint in request.asked.constraints:
             constraint.mask(allowed_W)
     except Exception as error:
         return _why(error)
-    return allowed_W if allowed_W.any() else "the request's constraints allow no token here"
+    return None if allowed_W.any() else "the request's constraints allow no token here"
 
 
 def advance(request: Request, token_ids: Sequence[int]) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import batched
 
 import jax
@@ -11,7 +12,7 @@ import numpy as np
 from jax import Array
 
 from jaxllm.cache.kv import zeros_of
-from jaxllm.engine.batch import pack, packed_size
+from jaxllm.engine.batch import pack, packed_size, views
 from jaxllm.engine.programs import Programs
 from jaxllm.engine.request import Request
 from jaxllm.engine.state import SlotState
@@ -22,6 +23,8 @@ from jaxllm.sampling.options import SamplingParams
 from jaxllm.sampling.processors import custom_of
 
 logger = logging.getLogger("jaxllm")
+
+type Mask = Callable[[Request, np.ndarray], str | None]
 
 SEATS, MASK_SENDS = 64, 16  # buffers that may wait for the device; more make the host wait
 
@@ -55,17 +58,27 @@ class Processing:
             arrays["said"] = np.pad(np.array(said, np.int32), (0, room - len(said)), constant_values=self._programs.abstract.vocab_size)
             self._send_seat(arrays)
 
-    def restrict(self, masks: Sequence[tuple[int, np.ndarray]]) -> None:
-        """Which tokens may be said next in each of these slots, as packed bits, in place of what was allowed there before."""
-        slot_shape = {"slot": self._programs.mask_shapes["slot"]}
-        (rows,) = slot_shape["slot"][0]
-        for some in batched(masks, rows):
-            slots = np.full(rows, self._programs.slots + 1, np.int32)
-            slots[: len(some)] = [slot for slot, _ in some]
-            # The masks follow the slots, each copied once only; what the buffer holds after them goes to the slot that does not exist.
-            buffer = self._masks.send([pack({"slot": slots}, slot_shape), *(allowed_W.view(np.int32) for _, allowed_W in some)])
+    def restrict(self, requests: Sequence[Request], mask: Mask) -> list[tuple[Request, str]]:
+        """Which tokens may be said next, in place of what was allowed before: `mask(request, allowed_W)` writes them where the device reads
+        them, as packed bits, or says why there are none. Those who have none are given back with the reason, and keep what they had."""
+        failures: list[tuple[Request, str]] = []
+        (rows,) = self._programs.mask_shapes["slot"][0]
+
+        def write(some: Sequence[Request], buffer: np.ndarray) -> None:
+            places = views(buffer, self._programs.mask_shapes)
+            places["slot"][:] = self._programs.slots + 1  # nobody's: what the buffer holds for it goes nowhere
+            for row, request in enumerate(some):
+                why = mask(request, places["allowed"][row])
+                if why is None:
+                    places["slot"][row] = request.slot
+                else:
+                    failures.append((request, why))
+
+        for some in batched(requests, rows):
+            buffer = self._masks.write(partial(write, some))
             self._terms, taken = self._programs.get("restrict", 0)(self._terms, buffer)
             self._masks.until(taken)
+        return failures
 
     def run(self, outlook: Outlook, state: SlotState) -> Array:
         """The logits to draw from. To be called in every step in which a seated request emits, after its forward."""
@@ -96,7 +109,13 @@ class Processing:
         arrays = self._row_of(SamplingParams(), []) | {"slot": trash, "first": np.ones(1, np.int32)}
         arrays |= {name: np.zeros(shapes[name][0], np.int32) for name in ("said", "allowed")}
         self._send_seat(arrays)
-        self.restrict([(self._programs.slots, arrays["allowed"].view(np.uint32))])
+        self._terms, taken = self._programs.get("restrict", 0)(self._terms, self._masks.write(self._nobody))
+        self._masks.until(taken)
+
+    def _nobody(self, buffer: np.ndarray) -> None:
+        """Masks for no slot."""
+        buffer[:] = 0
+        views(buffer, self._programs.mask_shapes)["slot"][:] = self._programs.slots + 1
 
     def _send_seat(self, arrays: dict[str, np.ndarray]) -> None:
         buffer = self._seats.send([pack(arrays, self._programs.seat_shapes)])

@@ -225,6 +225,7 @@ class Request:
     searches: bool = False  # one of the beams of a search, which are told their tokens one by one
     output: list[int] = field(default_factory=list)
     jumped: bool = False  # tokens were appended without a draw: that of the step in flight is not used
+    stuck: str | None = None  # why it cannot go on: the step in flight says nothing for it
     num_scheduled_outputs: int = 0
     num_cached_tokens: int = 0
     num_preemptions: int = 0

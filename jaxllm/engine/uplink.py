@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -32,19 +32,34 @@ class Uplink:
         if not self._pinned:
             flat = np.concatenate(parts)
             return jax.device_put(np.pad(flat, (0, self._size - flat.size)), self._sharding)
-        slot, self._next = self._next, (self._next + 1) % len(self._pinned)
-        if (busy := self._busy[slot]) is not None:
-            busy.block_until_ready()
-        for view in self._views[slot]:
+        for view in self._turn():
             start = 0
             for part in parts:
                 view[start : start + part.size] = part
                 start += part.size
-        return self._pinned[slot]
+        return self._pinned[self._next - 1]
+
+    def write(self, write: Callable[[np.ndarray], None]) -> Array:
+        """Send what `write` puts into a buffer, which may hold anything before: the one that the device reads, if it can."""
+        if not self._pinned:
+            write(flat := np.zeros(self._size, np.int32))
+            return jax.device_put(flat, self._sharding)
+        first, *others = self._turn()
+        write(first)
+        for view in others:
+            view[:] = first
+        return self._pinned[self._next - 1]
 
     def until(self, taken: Array) -> None:
         """The buffer that was sent last may be written again once this array, a result of the program that took it, is there."""
         self._busy[self._next - 1] = taken
+
+    def _turn(self) -> list[np.ndarray]:
+        """The memory of the buffer whose turn it is, on each device, once the program that took it has ended."""
+        slot, self._next = self._next, (self._next + 1) % len(self._pinned)
+        if (busy := self._busy[slot]) is not None:
+            busy.block_until_ready()
+        return self._views[slot]
 
 
 def begin_read(array: Array) -> None:

@@ -56,7 +56,10 @@ class CoreEngine(Protocol):
     @property
     def has_work(self) -> bool: ...
     @property
+    def awaits_grammar(self) -> bool: ...
+    @property
     def patience(self) -> float: ...
+    def when_built(self, heard: Callable[[], None]) -> None: ...
     def add(self, request: GenerateRequest) -> None: ...
     def abort(self, request_id: str) -> None: ...
     def step(self) -> list[TextDelta]: ...
@@ -65,6 +68,11 @@ class CoreEngine(Protocol):
     def reset_prefix_cache(self, reset_running_requests: bool) -> bool: ...
 
 
+class Built:
+    """In the queue of messages: a grammar that requests wait for is there."""
+
+
+type Message = ToCore | Built | None  # None: the other side has gone
 type Factory = Callable[[EngineConfig, Callable[[str, float], None]], tuple[CoreEngine, dict[str, float]]]
 
 
@@ -73,7 +81,7 @@ class Core:
 
     def __init__(self, sock: socket.socket, factory: Factory, orphan: Callable[[], None] = lambda: None):
         self._sock, self._factory, self._orphan = sock, factory, orphan
-        self._inbox: queue.SimpleQueue[ToCore | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._profiler = Profiler(None)
         self._checked = (0, -CHECK_SECONDS)  # steps so far at the last self-check, and when it was (time.monotonic)
 
@@ -116,6 +124,7 @@ class Core:
         # JAX's objects, a million or so, stay as long as the process: Python's collector would look through them while streams wait.
         gc.collect()
         gc.freeze()
+        engine.when_built(lambda: self._inbox.put(Built()))
         self._send(Ready(engine.resolved, seconds))
         return engine
 
@@ -125,19 +134,22 @@ class Core:
                 if message is None or isinstance(message, Stop):
                     return 0
                 self._handle(engine, message)
-            deltas = engine.step() if engine.has_work else []
+            deltas = engine.step() if engine.has_work and not engine.awaits_grammar else []
             self._send(Outputs(deltas, engine.stats()))
 
-    def _arrived(self, engine: CoreEngine) -> list[ToCore | None]:
-        """Every message that is here, at least one when the engine is idle. None stands for the end of the stream."""
-        messages = self._until(time.monotonic() + engine.patience) if engine.has_work else self._awaited(engine)
+    def _arrived(self, engine: CoreEngine) -> list[Message]:
+        """Every message that is here, at least one when there is nothing to do before it."""
+        if engine.awaits_grammar:
+            messages = [self._inbox.get()]
+        else:
+            messages = self._until(time.monotonic() + engine.patience) if engine.has_work else self._awaited(engine)
         while not self._inbox.empty():
             messages.append(self._inbox.get())
         return messages
 
-    def _until(self, when: float) -> list[ToCore | None]:
+    def _until(self, when: float) -> list[Message]:
         """The messages that come until then (time.monotonic), or until one that ends the loop."""
-        messages: list[ToCore | None] = []
+        messages: list[Message] = []
         with contextlib.suppress(queue.Empty):
             while (left := when - time.monotonic()) > 0:
                 messages.append(self._inbox.get(timeout=left))
@@ -145,7 +157,7 @@ class Core:
                     break
         return messages
 
-    def _awaited(self, engine: CoreEngine) -> list[ToCore | None]:
+    def _awaited(self, engine: CoreEngine) -> list[Message]:
         """The next message, if the engine stays idle until it comes. Left idle for a while after work, it checks itself."""
         steps, when = self._checked
         if engine.stats().steps != steps:
@@ -157,7 +169,7 @@ class Core:
                 self._send(Outputs([], engine.stats()))
         return [] if engine.has_work else [self._inbox.get()]
 
-    def _handle(self, engine: CoreEngine, message: ToCore) -> None:
+    def _handle(self, engine: CoreEngine, message: ToCore | Built) -> None:
         if isinstance(message, Abort):
             engine.abort(message.id)
         elif isinstance(message, Profile):

@@ -358,6 +358,33 @@ def test_a_broken_engine_says_so_and_starts_over(make_engine: MakeEngine, fault:
     assert engine.stats().self_check_failures == 1
 
 
+@pytest.mark.parametrize("fault", ["a count", "a table", "a check that breaks"])
+def test_a_self_check_ends_requests_that_live_on_broken_pages_without_touching_these(make_engine: MakeEngine, fault: str) -> None:
+    engine, params = make_engine(), SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    expected = run(engine, [PROMPT * 4], params)
+    engine.add(request(params, "plain"))
+    engine.add(request(SamplingParams(n=2, best_of=3, max_tokens=20, ignore_eos=True), "best"))
+    engine.add(request(SamplingParams(n=2, use_beam_search=True, max_tokens=20, ignore_eos=True), "beams"))
+    while not all(choice.output for live in engine._live.values() for choice in live.choices):
+        engine.step()
+    pool = engine.scheduler.pool
+    pages = next(live.choices[0].pages for live in engine._live.values())
+    if fault == "a count":
+        pool._references[pages[0]] = 0  # to give it back once more raises
+    elif fault == "a table":
+        pages[0] = pool.num_pages + 7
+    else:
+        engine.scheduler.check = lambda: [][0]  # type: ignore[method-assign, index]
+    engine.self_check()
+    assert engine.stats().self_check_failures == 1 and engine.stats().self_check_problem
+    engine.scheduler.__dict__.pop("check", None)
+    ends = collect(engine, [])
+    assert sorted((delta.id, delta.index) for delta in ends) == [("beams", 0), ("beams", 1), ("best", 0), ("best", 1), ("plain", 0)]
+    assert all((delta.finish_reason, delta.error) == ("error", "the engine lost this request") for delta in ends)
+    assert run(engine, [PROMPT * 4], params) == expected
+    engine.scheduler.check()
+
+
 def test_the_engine_follows_the_policy_and_the_scheduler_that_were_asked_for(make_engine: MakeEngine) -> None:
     params = [SamplingParams(max_tokens=4, ignore_eos=True, priority=rank) for rank in (3, 0, -3)]
     engine = make_engine(max_num_seqs=1, scheduling_policy="priority")

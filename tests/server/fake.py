@@ -99,8 +99,15 @@ class FakeEngine:
         return bool(self._jobs)
 
     @property
+    def awaits_grammar(self) -> bool:
+        return False
+
+    @property
     def patience(self) -> float:
         return 0.0
+
+    def when_built(self, heard: Callable[[], None]) -> None:
+        pass
 
     def add(self, request: GenerateRequest) -> None:
         if self._control.fail_add is not None:

@@ -201,6 +201,7 @@ class Patient:
     """An engine at work that can wait a minute for messages, and says when it is asked whether it can."""
 
     has_work = True
+    awaits_grammar = False
 
     def __init__(self) -> None:
         self.asked = threading.Event()
@@ -209,6 +210,77 @@ class Patient:
     def patience(self) -> float:
         self.asked.set()
         return 60.0
+
+
+class Waiting:
+    """An engine whose only request waits for its grammar; a plain request can run at once."""
+
+    resolved = RESOLVED
+    patience = 0.0
+
+    def __init__(self) -> None:
+        self.heard: Any = None
+        self.asked = threading.Event()  # somebody looked whether there is anything to do
+        self.steps: list[str] = []
+        self.plain: list[str] = []
+        self.built = False
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.plain) or "guided" not in self.steps
+
+    @property
+    def awaits_grammar(self) -> bool:
+        self.asked.set()
+        return not self.plain and not self.built and "guided" not in self.steps
+
+    def when_built(self, heard: Any) -> None:
+        self.heard = heard
+
+    def add(self, request: GenerateRequest) -> None:
+        self.plain.append(request.id)
+
+    def abort(self, request_id: str) -> None:
+        pass
+
+    def step(self) -> list[TextDelta]:
+        assert self.plain or self.built, "a step would block"
+        self.steps += self.plain or ["guided"]
+        self.plain = []
+        return [dataclasses.replace(DELTA, id=self.steps[-1])]
+
+    def stats(self) -> EngineStats:
+        return EngineStats()
+
+
+def test_who_waits_for_a_grammar_holds_up_no_message_and_none_holds_up_the_grammar() -> None:
+    engine = Waiting()
+    here, there = socket.socketpair()
+    here.settimeout(20)
+    with here:
+        core = Core(there, lambda config, on_phase: (engine, {}))  # type: ignore[arg-type, return-value]
+        running = threading.Thread(target=core.run)
+        running.start()
+        frames, found = to_edge(), []
+
+        def until(count: int) -> None:
+            while sum(isinstance(message, Outputs) and bool(message.deltas) for message in found) < count:
+                data = here.recv(1 << 16)
+                assert data, found
+                found.extend(frames.feed(data))
+
+        here.sendall(encode(Start(EngineConfig())))
+        assert engine.asked.wait(60)
+        here.sendall(encode(Abort("nobody")) + encode(add("plain")))
+        until(1)
+        assert engine.steps == ["plain"]
+        engine.built = True
+        engine.heard()
+        until(2)
+        assert engine.steps == ["plain", "guided"]
+        here.sendall(encode(Stop()))
+        running.join(60)
+    assert not running.is_alive()
 
 
 def test_a_message_that_comes_while_the_engine_is_patient_is_there_before_the_next_step() -> None:

@@ -1,0 +1,40 @@
+"""A request while it runs: its choices, what each has said, and its prompt's log-probabilities."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from jaxllm.engine.detok import Detokenizer
+from jaxllm.engine.logprobs import trimmed
+from jaxllm.engine.plan import Span
+from jaxllm.engine.request import PromptLogprobs, Request
+
+
+@dataclass(slots=True)
+class Live:
+    """A request's choices, and the text state of each."""
+
+    choices: list[Request]
+    detok: list[Detokenizer | None]
+    stops: list[frozenset[int]]
+    scores: list[np.ndarray] = field(default_factory=list)  # of the prompt, as far as they have come
+    prompt_logprobs: PromptLogprobs | None = None  # once all have
+    told: set[int] = field(default_factory=set)  # the choices that have told them
+
+    def score(self, span: Span, scores: np.ndarray) -> None:
+        """Keep a part of the prompt's log-probabilities; they come in the order of positions."""
+        request = span.request
+        top = request.params.prompt_logprobs or 0
+        self.scores.append(trimmed(scores, top))
+        if span.stop == request.score_end:
+            self.prompt_logprobs = PromptLogprobs(top=top, packed=b"".join(part.tobytes() for part in self.scores))
+            self.scores.clear()
+
+    def scores_for(self, index: int) -> PromptLogprobs | None:
+        """The prompt's log-probabilities, once they are there, for one delta of a choice: the first that asks."""
+        if self.prompt_logprobs is None or index in self.told:
+            return None
+        self.told.add(index)
+        return self.prompt_logprobs
