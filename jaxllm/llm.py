@@ -247,7 +247,8 @@ class LLM:
                         self.engine.add(waiting)
                         waiting = next(queue, None)
                     for delta in self.engine.step():
-                        bar.update(self._apply(outputs[delta.id], delta))
+                        if self._apply(outputs[delta.id], delta):
+                            bar.update()
         except BaseException:
             for request in requests:
                 self.engine.abort(request.id)
@@ -262,8 +263,8 @@ class LLM:
         while self.engine.has_work:
             self.engine.step()
 
-    def _apply(self, output: RequestOutput, delta: TextDelta) -> int:
-        """Add a delta to its result; returns 1 when the request has ended."""
+    def _apply(self, output: RequestOutput, delta: TextDelta) -> bool:
+        """Add a delta to its result; whether the request has ended."""
         choice = output.outputs[delta.index]
         choice.text += delta.text
         choice.token_ids.extend(delta.token_ids)
@@ -274,7 +275,7 @@ class LLM:
             assert isinstance(choice.logprobs, Positions)
             choice.logprobs.add(delta.token_ids, delta.logprobs)
         if delta.finish_reason is None:
-            return 0
+            return False
         if delta.error is not None:
             raise RuntimeError(f"request {delta.id} failed: {delta.error}")
         choice.cumulative_logprob = delta.cumulative_logprob
@@ -283,7 +284,7 @@ class LLM:
         choice.finish_reason, choice.stop_reason = delta.finish_reason, delta.stop_reason
         output.metrics = output.metrics or delta.times
         output.finished = all(c.finished() for c in output.outputs)
-        return int(output.finished)
+        return output.finished
 
     @property
     def _token_text(self) -> TokenText:

@@ -66,24 +66,27 @@ def ingest_shapes(slots: int) -> Shapes:
     return dict.fromkeys(("rows", "slot", "index", "page"), ((slots,), np.int32))
 
 
-def ingest_arrays(plan: Plan, slots: int, page_size: int) -> tuple[dict[str, np.ndarray], bool]:
-    """Arrays of `ingest_shapes` for a plan's decode rows, and whether any row got a new page.
+def grown(plan: Plan, page_size: int) -> list[int]:
+    """The decode rows that need a table entry: those that write the first token of a page, and those whose page is a copy made for them."""
+    rows = [row for row, position in enumerate(plan.positions) if not position % page_size]
+    if plan.copies:
+        copied = {target for _, target in plan.copies}
+        pages = [request.pages[at // page_size] for request, at in zip(plan.decodes, plan.positions, strict=True)]
+        rows = sorted({*rows, *(row for row, page in enumerate(pages) if page in copied)})
+    return rows
 
-    A row needs a table entry when it writes the first token of a page, and when the page it writes is a copy made for it; unused entries
-    name the slot S + 1, which drops them.
-    """
+
+def ingest_arrays(plan: Plan, rows: Sequence[int], slots: int, page_size: int) -> dict[str, np.ndarray]:
+    """Arrays of `ingest_shapes` for a plan's decode rows, with table entries for `rows` of them. Unused entries name the slot S + 1, which
+    drops them."""
     arrays = {name: np.zeros(slots, np.int32) for name in ("rows", "slot", "index", "page")}
     arrays["rows"][:] = slots
+    arrays["rows"][: len(plan.decodes)] = plan.slots
     arrays["slot"][:] = slots + 1
-    grew = False
-    copied = {target for _, target in plan.copies}
-    for row, (request, position) in enumerate(zip(plan.decodes, plan.positions, strict=True)):
-        arrays["rows"][row] = request.slot
-        if position % page_size == 0 or (copied and request.pages[position // page_size] in copied):
-            index = position // page_size
-            arrays["slot"][row], arrays["index"][row], arrays["page"][row] = request.slot, index, request.pages[index]
-            grew = True
-    return arrays, grew
+    for row in rows:
+        request, index = plan.decodes[row], plan.positions[row] // page_size
+        arrays["slot"][row], arrays["index"][row], arrays["page"][row] = request.slot, index, request.pages[index]
+    return arrays
 
 
 @dataclass(frozen=True)

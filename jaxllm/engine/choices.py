@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from jaxllm.engine.logprobs import total
 from jaxllm.engine.request import GenerateRequest, Request, Status, TextDelta

@@ -21,7 +21,7 @@ class Detokenizer:
 
     def __init__(self, tokenizer: Tokenizer, prompt: list[int], params: SamplingParams):
         self._tokenizer, self._skip, self._min_tokens = tokenizer, params.skip_special_tokens, params.min_tokens
-        self._stops = StopStrings(params.stop_strings, params.include_stop_str_in_output)
+        self._stops = StopStrings(params.stop_strings, params.include_stop_str_in_output) if params.stop_strings else None
         spaced = self._skip or params.spaces_between_special_tokens
         self._joined = {} if spaced else {id: token.content for id, token in tokenizer.get_added_tokens_decoder().items()}
         self._after_added = False
@@ -33,6 +33,8 @@ class Detokenizer:
 
     def feed(self, tokens: list[int]) -> TextStep:
         """Decode `tokens`; the first stop string that comes after `min_tokens` tokens ends the text."""
+        if self._stops is None:
+            return TextStep("".join([self._text_of(token) for token in tokens]))
         shown = ""
         for token in tokens:
             self._fed += 1
@@ -45,10 +47,12 @@ class Detokenizer:
 
     def finish(self) -> str:
         """What was held back: a partial stop string, and an incomplete character as U+FFFD."""
-        return self._stops.finish() + self._flush()
+        return (self._stops.finish() if self._stops is not None else "") + self._flush()
 
     def _text_of(self, token: int) -> str:
         """What a token adds. Where special tokens shall not be spaced, one that follows another is shown as it is written."""
+        if not self._joined:
+            return self._decode(token)
         text, content = self._decode(token), self._joined.get(token)
         if content is not None and self._after_added:
             text = content

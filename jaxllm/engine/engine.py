@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import numpy as np
+from msgspec.structs import replace
 
 from jaxllm.config import EngineConfig
 from jaxllm.engine.asked import Asking
@@ -95,7 +95,7 @@ class Engine:
             raise RequestError(f"the queue is full ({self.resolved.max_num_queued_reqs} requests); retry later", None, "queue_full")
         params = request.params
         room = self.resolved.max_model_len - len(request.prompt_token_ids)
-        live = Live([], [], [])
+        live = Live()
         stops = frozenset(params.stop_token_ids or ()) | (frozenset() if params.ignore_eos else self.eos_ids)
         seed = int(self._seeds.integers(2**64, dtype=np.uint64)) if params.seed is None else params.seed % 2**64
         self._contests.begin(request)
@@ -114,12 +114,12 @@ class Engine:
                 top=params.logprobs or 0,
                 asked=self._asking.of(params),
                 score_end=len(request.prompt_token_ids) - 1 if params.prompt_logprobs is not None and index == 0 else 0,
+                stops=stops,
             )
+            choice.detok = self._detokenizer(choice)
             if params.samples > 1:
                 choice.family = family
             live.choices.append(choice)
-            live.detok.append(self._detokenizer(choice))
-            live.stops.append(stops)
             if request.grammar is None:
                 self.scheduler.add(choice)
             else:
@@ -287,7 +287,7 @@ class Engine:
         for span, scores in step.scores:
             if span.request.status is not Status.FINISHED:
                 self._live[span.request.id].score(span, scores)
-        for row, request in enumerate(step.plan.emitters):
+        for row, (request, token) in enumerate(zip(step.plan.emitters, step.tokens, strict=True)):
             if request is None or request.status is Status.FINISHED:
                 continue
             if request.jumped:
@@ -296,7 +296,6 @@ class Engine:
             if request.stuck is not None:
                 deltas.append(self._give_up(request, request.stuck))
                 continue
-            token = step.tokens[row]
             if token < 0:
                 self.scheduler.spoil(request)
             if request.searches:
@@ -310,28 +309,26 @@ class Engine:
                 continue
             logprobs = None
             if step.logprobs is not None and request.needs & LOGPROBS:
-                logprobs = step.logprobs.row(row, request.params.logprobs or 0)
+                logprobs = step.logprobs.row(row, request.top)
             deltas.append(self._accept(request, token, now, logprobs))
         return deltas
 
     def _accept(self, request: Request, token: int, now: float, logprobs: bytes | None) -> TextDelta:
         """One new token of one request."""
-        live = self._live[request.id]
         request.output.append(token)
         request.first_token_at = request.first_token_at or now
         request.last_token_at = now
         self._count.generation_tokens += 1
         self.scheduler.committed(request, 1)
-        count, params = len(request.output), request.params
-        if request.asked is not None and (failed := advance(request, [token])) is not None:
-            return self._finish(request, [token], "", "error", None, failed, logprobs)
-        complete = request.guide is not None and request.guide.ended
-        stopped = token in live.stops[request.index] and count > params.min_tokens
-        hidden = stopped or (complete and token in self.eos_ids)
-        text, detok = "", live.detok[request.index]
-        if detok is not None:
-            shown = [token] if not hidden or params.include_stop_str_in_output else []
-            step = detok.feed(shown)
+        count, params, complete, text = len(request.output), request.params, False, ""
+        if request.asked is not None:
+            if (failed := advance(request, [token])) is not None:
+                return self._finish(request, [token], "", "error", None, failed, logprobs)
+            complete = request.guide is not None and request.guide.ended
+        stopped = token in request.stops and count > params.min_tokens
+        if request.detok is not None:
+            hidden = stopped or (complete and token in self.eos_ids)
+            step = request.detok.feed([token] if not hidden or params.include_stop_str_in_output else [])
             text = step.text
             if step.stop is not None:
                 return self._finish(request, [token], text, "stop", step.stop, logprobs=logprobs)
@@ -346,7 +343,7 @@ class Engine:
             token_ids=[token],
             text=text,
             logprobs=logprobs,
-            prompt_logprobs=None if live.prompt_logprobs is None else live.scores_for(request.index),
+            prompt_logprobs=None if params.prompt_logprobs is None else self._live[request.id].scores_for(request.index),
             num_cached_tokens=request.num_cached_tokens,
         )
 
@@ -364,9 +361,8 @@ class Engine:
         live = self._live[request.id]
         self.scheduler.finish(request)
         self._guides.release(request)
-        detok = live.detok[request.index]
-        if detok is not None and not isinstance(stop, str):
-            text += detok.finish()
+        if request.detok is not None and not isinstance(stop, str):
+            text += request.detok.finish()
         if all(choice.status is Status.FINISHED for choice in live.choices):
             del self._live[request.id]
         return TextDelta(

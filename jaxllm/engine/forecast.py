@@ -69,6 +69,11 @@ class Forecast:
         return self._sums
 
 
+def most(used: int, rows: int, page_size: int, horizon: float) -> float:
+    """What `peak` is at most, whoever the `rows` requests are."""
+    return used + rows * (max(0, horizon) + page_size) / page_size
+
+
 def peak(used: int, shares: Iterable[Share], page_size: int, horizon: float) -> float:
     """The most pages that will be in use within `horizon` steps, when `used` are now and every running request grows a token a step until
     its end."""

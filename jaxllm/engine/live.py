@@ -1,4 +1,4 @@
-"""A request while it runs: its choices, what each has said, and its prompt's log-probabilities."""
+"""A request while it runs: its choices and its prompt's log-probabilities."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from jaxllm.engine.detok import Detokenizer
 from jaxllm.engine.logprobs import trimmed
 from jaxllm.engine.plan import Span
 from jaxllm.engine.request import PromptLogprobs, Request
@@ -14,11 +13,9 @@ from jaxllm.engine.request import PromptLogprobs, Request
 
 @dataclass(slots=True)
 class Live:
-    """A request's choices, and the text state of each."""
+    """A request's choices, and the log-probabilities of their prompt."""
 
-    choices: list[Request]
-    detok: list[Detokenizer | None]
-    stops: list[frozenset[int]]
+    choices: list[Request] = field(default_factory=list)
     scores: list[np.ndarray] = field(default_factory=list)  # of the prompt, as far as they have come
     prompt_logprobs: PromptLogprobs | None = None  # once all have
     told: set[int] = field(default_factory=set)  # the choices that have told them

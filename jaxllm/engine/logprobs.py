@@ -34,15 +34,15 @@ class StepLogprobs:
 
     def __init__(self, packed: np.ndarray):
         self._packed = packed
-        self._trimmed: dict[int, bytes] = {}  # by how many of the most likely tokens
+        self._trimmed: dict[int, list[bytes]] = {}  # by how many of the most likely tokens
 
     def row(self, row: int, count: int) -> bytes:
         """One row with the first `count` of the most likely tokens."""
         rows = self._trimmed.get(count)
         if rows is None:
-            rows = self._trimmed[count] = trimmed(self._packed, count).tobytes()
-        size = 8 + 8 * count
-        return rows[row * size : row * size + size]
+            packed, size = trimmed(self._packed, count).tobytes(), 8 + 8 * count
+            rows = self._trimmed[count] = [packed[at : at + size] for at in range(0, len(packed), size)]
+        return rows[row]
 
     def top(self, row: int, count: int) -> list[tuple[int, float]]:
         """The first `count` of the most likely tokens of one row, each with its log-probability."""

@@ -49,6 +49,11 @@ class Plan:
         """Per row of a collected step: the request that gets a token, or None for a chunk that is not its prompt's last."""
         return [*self.decodes, *(chunk.request if chunk.final else None for chunk in self.chunks)]
 
+    @property
+    def slots(self) -> tuple[int, ...]:
+        """Of each decode."""
+        return tuple([request.slot for request in self.decodes])
+
     def begun(self, now: float) -> None:
         """Tell the requests of its chunks since when they run, and how much of their prompts is scored with this step."""
         for chunk in self.chunks:

@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array
 
 from jaxllm.cache.kv import KVCache, zeros_of
-from jaxllm.engine.batch import ingest_arrays, ingest_shapes, pack
+from jaxllm.engine.batch import grown, ingest_arrays, ingest_shapes, pack
 from jaxllm.engine.buckets import ExtendShape
 from jaxllm.engine.compiles import CompileCounter
 from jaxllm.engine.logprobs import StepLogprobs
@@ -38,7 +38,7 @@ class Forwarded:
     the sampler does."""
 
     plan: Plan
-    rows: tuple[int, ...]
+    rows: Sequence[int]
     outlook: Outlook
     kinds: frozenset[int]  # the different `needs` of those who draw
     scored: Scored | None
@@ -50,7 +50,7 @@ class StepResult:
     """A step in flight: who ran, in which rows their tokens will be, and what is still on the device."""
 
     plan: Plan
-    rows: tuple[int, ...]  # row of each decode, then of each chunk
+    rows: Sequence[int]  # row of each decode, then of each chunk
     token: Array
     packed: Array | None  # log-probabilities, if anybody asks for them
     scored: Scored | None = None
@@ -100,11 +100,11 @@ class Runner:
             shape = buckets.fit_extend(tokens, len(plan.chunks), len(plan.decodes))
             self._ingest(plan, shape)
             outlook = self._extend(shape)
-            rows = (*range(len(plan.decodes)), *range(shape.decodes, shape.decodes + len(plan.chunks)))
+            rows: Sequence[int] = (*range(len(plan.decodes)), *range(shape.decodes, shape.decodes + len(plan.chunks)))
         else:
             self._ingest(plan)
             outlook = self._decode(buckets.fit_decode(len(plan.decodes)))
-            rows = tuple(range(len(plan.decodes)))
+            rows = range(len(plan.decodes))
         kinds = frozenset({r.needs for r in plan.decodes} | {c.request.needs for c in plan.chunks if c.final})
         asking = tuple(request for request in plan.emitters if request is not None and request.asked is not None)
         for chunk in plan.chunks if asking else ():
@@ -126,20 +126,21 @@ class Runner:
                 logits, failures = self.processing.replace(functions, logits)
         token = self._sample(logits, outlook, self.programs.sampler(sampler_of(kinds)))
         begin_read(token)
-        failures = {index: failures[row] for index, row in enumerate(forwarded.rows) if row in failures}
+        if failures:
+            failures = {index: failures[row] for index, row in enumerate(forwarded.rows) if row in failures}
         if not any(kind & LOGPROBS for kind in kinds):
             return StepResult(plan, forwarded.rows, token, None, scored=forwarded.scored, failures=failures)
-        top = max(request.top for request in plan.emitters if request is not None)
+        top = max([request.top for request in plan.emitters if request is not None])
         packed = self._logprobs(logits, outlook, next(width for width in self.programs.widths if width >= top))
         begin_read(packed)
         return StepResult(plan, forwarded.rows, token, packed, forwarded.scored, failures)
 
     def collect(self, result: StepResult) -> Collected:
         """Wait for a step's tokens."""
-        token = read(result.token).tolist()
-        tokens = [token[row] for row in result.rows]
+        rows = slice(len(result.rows)) if isinstance(result.rows, range) else list(result.rows)
+        tokens = read(result.token)[rows].tolist()
         scores = result.scored.collect() if result.scored is not None else []
-        logprobs = StepLogprobs(read(result.packed)[list(result.rows)]) if result.packed is not None else None
+        logprobs = StepLogprobs(read(result.packed)[rows]) if result.packed is not None else None
         return Collected(result.plan, tokens, logprobs, scores, result.failures)
 
     def warm_up(self, deep: bool = False) -> None:
@@ -187,7 +188,7 @@ class Runner:
         self._states: Array = zeros_of(programs.states)
         blocks = -(-programs.buckets.max_tokens // programs.buckets.score)
         self._asked = Uplink(2 * programs.buckets.score, programs.host, blocks * (MAX_DEPTH + 2))
-        self._rows_on_device: tuple[int, ...] = ()
+        self._slots_on_device: tuple[int, ...] = ()  # of the decode rows
         self.processing = Processing(programs)
         self.swapper = Swapper(programs) if programs.moved else None
 
@@ -264,17 +265,16 @@ class Runner:
 
     def _ingest(self, plan: Plan, shape: ExtendShape | None = None, force: bool = False) -> None:
         """Upload the row map, new pages and, for `shape`, the plan's chunks. Skipped in steady decode: same rows, no new page."""
-        rows = tuple(request.slot for request in plan.decodes)
-        arrays, grew = ingest_arrays(plan, self.slots, self.page_size)
-        if shape is None and not (force or grew or (rows != self._rows_on_device)):
+        slots, rows = plan.slots, grown(plan, self.page_size)
+        if shape is None and not (force or rows or slots != self._slots_on_device):
             return
-        parts = [pack(arrays, ingest_shapes(self.slots))]
+        parts = [pack(ingest_arrays(plan, rows, self.slots, self.page_size), ingest_shapes(self.slots))]
         if shape is not None:
             parts.append(self.programs.layout(shape).pack(plan.chunks, self.slots, self.eos_ids))
         with_chunks = shape is not None
         buffer = self._uplinks[with_chunks].send(parts)
         self.state, self._staged = self.programs.get("ingest", with_chunks)(self.state, self._staged, buffer)
-        self._rows_on_device = rows
+        self._slots_on_device = slots
 
 
 def _functions(forwarded: Forwarded) -> dict[int, Callable[[np.ndarray], np.ndarray]]:

@@ -20,7 +20,7 @@ from jaxllm.cache.prefix import PrefixIndex
 from jaxllm.engine.buckets import Buckets
 from jaxllm.engine.family import awaited, forked, whose_turn
 from jaxllm.engine.ferry import Ferry
-from jaxllm.engine.forecast import Forecast, Share, peak
+from jaxllm.engine.forecast import Forecast, Share, most, peak
 from jaxllm.engine.holdings import Holdings, Start
 from jaxllm.engine.limits import Limits, Pace
 from jaxllm.engine.plan import Chunk, Plan
@@ -160,8 +160,10 @@ class Scheduler:
 
         The newest token is left out: its KV is written by the step that takes it as input, if the request lives so long.
         """
-        if request.status is Status.RUNNING:
-            written = min(request.num_tokens - 1, request.computed)  # tokens that were not drawn are written later, as a chunk
+        written = len(request.prompt) + len(request.output) - 1
+        if written > request.computed:
+            written = request.computed  # tokens that were not drawn are written later, as a chunk
+        if written % self.pool.page_size < new_tokens and request.status is Status.RUNNING:
             self.holdings.register(request, written - new_tokens, written)
 
     def jump(self, request: Request) -> None:
@@ -304,14 +306,17 @@ class Scheduler:
 
     def _stays(self, request: Request, start: Start) -> bool:
         """Whether the request is expected to keep its pages as long as it is worth."""
-        pool, size = self.pool, self.pool.page_size
+        pool, size, rows = self.pool, self.pool.page_size, len(self._running) + 1
+        used = pool.num_pages - pool.free + start.taken
+        worth = self.forecast.patience(request.num_tokens, rows, self._buckets.step_cost)
+        if most(used, rows, size, worth) <= pool.num_pages:
+            return True
         shares = [
             Share(self.forecast.to_come(r), len(r.pages) - r.found, len(r.pages) * size - max(r.computed, r.prefill_end))
             for r in self._running
         ]
         shares.append(Share(self.forecast.to_come(request), start.fresh, -request.num_tokens % size))
-        worth = self.forecast.patience(request.num_tokens, len(shares), self._buckets.step_cost)
-        return peak(pool.num_pages - pool.free + start.taken, shares, size, worth) <= pool.num_pages
+        return peak(used, shares, size, worth) <= pool.num_pages
 
     # --- pages
 

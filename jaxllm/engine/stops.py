@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 
-@dataclass(frozen=True, slots=True)
-class TextStep:
+class TextStep(msgspec.Struct, frozen=True, gc=False):  # there is one a token
     """Text that is safe to show after some tokens, and the stop string that ended the request, if one did."""
 
     text: str
@@ -23,6 +23,7 @@ class StopStrings:
     def __init__(self, stops: Sequence[str], include: bool = False):
         self._stops, self._include = stops, include
         self._longest = max(map(len, stops), default=0)
+        self._inside = frozenset("".join(stop[:-1] for stop in stops))  # what the beginning of one can end with
         self._open = ""  # the end of the text, which may be the start of a stop string; with `include`, it was shown
 
     def feed(self, new: str, may_end: bool = True) -> TextStep:
@@ -47,10 +48,12 @@ class StopStrings:
     def _first(self, text: str, old: int) -> tuple[int, int, str] | None:
         """(end, start, stop) of the stop string that is complete first beyond `old` characters."""
         found = [(at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop, max(0, old - len(stop) + 1))) >= 0]
-        return min(found, default=None)
+        return min(found) if found else None
 
     def _beginning(self, text: str) -> int:
         """Length of the longest end of the text that starts a stop string."""
+        if text[-1:] not in self._inside:
+            return 0
         for size in range(min(self._longest - 1, len(text)), 0, -1):
             if any(stop.startswith(text[-size:]) for stop in self._stops):
                 return size

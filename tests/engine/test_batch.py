@@ -6,7 +6,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxllm.engine.batch import ALIGN, Shapes, offsets, pack, packed_size, unpack
+from jaxllm.engine.batch import ALIGN, Shapes, grown, ingest_arrays, offsets, pack, packed_size, unpack
+from jaxllm.engine.plan import Plan
+from jaxllm.engine.request import Request
+from jaxllm.sampling.options import SamplingParams
 
 KINDS = (np.int32, np.uint32, np.float32)
 
@@ -22,3 +25,22 @@ def test_what_is_packed_is_unpacked_bit_by_bit_and_every_array_is_aligned(layout
     for name, found in unpack(buffer, shapes).items():
         assert found.dtype == shapes[name][1]
         np.testing.assert_array_equal(np.asarray(found).view(np.int32), arrays[name].view(np.int32))
+
+
+@given(st.lists(st.tuples(st.integers(0, 11), st.booleans()), max_size=5))
+def test_rows_get_a_table_entry_at_the_start_of_a_page_and_for_a_copy(rows: list[tuple[int, bool]]) -> None:
+    size, slots, decodes, copies = 4, 8, [], []
+    for row, (position, copied) in enumerate(rows):
+        request = Request(id="r", index=0, prompt=[1], params=SamplingParams(), seed=0, arrival=0.0, max_tokens=9)
+        request.slot, request.pages = 7 - row, [100 * row + page for page in range(3)]
+        decodes.append(request)
+        copies += [(99, request.pages[position // size])] if copied else []
+    plan = Plan(tuple(decodes), tuple(position for position, _ in rows), (), copies=tuple(copies))
+    entries = [row for row, (position, copied) in enumerate(rows) if position % size == 0 or copied]
+    assert grown(plan, size) == entries
+    arrays = ingest_arrays(plan, entries, slots, size)
+    assert arrays["rows"].tolist() == [7 - row for row in range(len(rows))] + [slots] * (slots - len(rows))
+    for row in range(slots):
+        found = tuple(int(arrays[name][row]) for name in ("slot", "index", "page"))
+        index = rows[row][0] // size if row in entries else 0
+        assert found == ((7 - row, index, 100 * row + index) if row in entries else (slots + 1, 0, 0))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from jaxllm.cache.pool import PagePool
 from jaxllm.engine.buckets import Buckets
-from jaxllm.engine.forecast import ENOUGH, KEPT, UNKNOWN, Forecast, Share, peak
+from jaxllm.engine.forecast import ENOUGH, KEPT, UNKNOWN, Forecast, Share, most, peak
 from jaxllm.engine.limits import Limits
 from jaxllm.engine.plan import Plan
 from jaxllm.engine.request import Request
@@ -147,3 +147,4 @@ def test_the_peak_is_what_really_happens_but_for_half_a_page_each(page_size: int
     )
     assert abs(peak(used, shares, page_size, horizon) - real) <= len(requests) * (page_size + 1) / (2 * page_size)
     assert peak(used, shares, page_size, 0) == used
+    assert used <= peak(used, shares, page_size, horizon) <= most(used, len(shares), page_size, horizon)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
+import gc
 import socket
 import threading
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 
 from jaxllm.config import EngineConfig
@@ -60,7 +61,9 @@ DELTA = TextDelta(
         (Phase("Compiling", 1.5), to_edge),
         (Ready(RESOLVED, {"Loading": 2.0}), to_edge),
         (
-            Outputs([DELTA, dataclasses.replace(DELTA, stop_reason="a", logprobs=None, times=None)], EngineStats(running=1, kv_usage=0.5)),
+            Outputs(
+                [DELTA, msgspec.structs.replace(DELTA, stop_reason="a", logprobs=None, times=None)], EngineStats(running=1, kv_usage=0.5)
+            ),
             to_edge,
         ),
         (Rejected("x", "no", "prompt", "code"), to_edge),
@@ -75,6 +78,12 @@ def test_every_message_arrives_as_it_was_sent_in_pieces_of_any_size(message: Any
         frames = decoder()
         found = [got for at in range(0, len(data), size) for got in frames.feed(data[at : at + size])]
         assert found == [message] * 3
+
+
+def test_deltas_cost_the_garbage_collector_nothing_and_say_only_what_there_is() -> None:
+    delta = TextDelta(id="x", index=0, token_ids=[5], text="")
+    assert not gc.is_tracked(delta)
+    assert len(encode(Outputs([delta] * 2, EngineStats()))) - len(encode(Outputs([delta], EngineStats()))) < 40
 
 
 def test_a_frame_that_claims_too_much_is_refused() -> None:
@@ -247,7 +256,7 @@ class Waiting:
         assert self.plain or self.built, "a step would block"
         self.steps += self.plain or ["guided"]
         self.plain = []
-        return [dataclasses.replace(DELTA, id=self.steps[-1])]
+        return [msgspec.structs.replace(DELTA, id=self.steps[-1])]
 
     def stats(self) -> EngineStats:
         return EngineStats()
