@@ -68,7 +68,9 @@ class Checker:
         return verdict.grammar
 
     def close(self) -> None:
-        """End the process; what is known stays."""
+        """End the process, whatever it is doing; what is known stays. A check that waits for it ends with an error."""
+        if (process := self._process) is not None:
+            process.kill()
         with self._lock:
             self._end()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from typing import Any
 
 from jaxllm.server.errors import ApiError
@@ -61,6 +62,18 @@ async def until_gone(receive: Any) -> None:
     """Returns when the client has closed the connection. Only for use after the whole body was read."""
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+async def unless_gone[T](gone: asyncio.Future[None], work: Coroutine[Any, Any, T]) -> T:
+    """What `work` gives. When the client goes first, it is cancelled: what of it waits for a thread is never begun. Raises ClientGone."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientGone
+        return await task
+    finally:
+        task.cancel()
 
 
 class ClientGone(ApiError):

@@ -36,7 +36,8 @@ from jaxllm.server.messages import (
 )
 
 CORE_COMMAND = (sys.executable, "-m", "jaxllm.server.core")
-MAX_BACKLOG = 1 << 17  # tokens and logprob entries that may wait for a client that does not read
+MAX_BACKLOG = 1 << 17  # tokens and logprob entries that may come while a client does not take what it is sent
+PASS_ON = 1 << 18  # bytes of requests that are given to the engine process before others on the event loop have their turn
 BYTES_OF_ENTRY = 8  # a token's id or rank, and its log-probability
 BUSY_CODES = ("queue_full", "overloaded")
 
@@ -83,7 +84,9 @@ class Stream:
         self._bridge = bridge
         self.ids: set[str] = set()  # engine requests still in flight
         self._ready: list[tuple[int, TextDelta]] = []
-        self._backlog = 0
+        self._sending = False  # the client is to take something
+        self._missed = 0  # what came meanwhile: tokens and logprob entries
+        self._read = 0  # the bridge's `reads` when it did
         self._error: ApiError | None = None
         self._waiter: asyncio.Future[None] | None = None
 
@@ -94,6 +97,7 @@ class Stream:
 
     async def next(self) -> list[tuple[int, TextDelta]]:
         """(prompt number, delta) pairs in order of arrival; waits for at least one. Raises ApiError when the request failed."""
+        self._sending = False
         while not self._ready:
             if self._error is not None:
                 raise self._error
@@ -102,15 +106,23 @@ class Stream:
                 await self._waiter
             finally:
                 self._waiter = None
-        ready, self._ready, self._backlog = self._ready, [], 0
+        ready, self._ready = self._ready, []
         return ready
+
+    def sending(self) -> None:
+        """From now on until `next` the client is to take what it is sent: what comes meanwhile counts as its backlog."""
+        self._sending, self._missed = True, 0
 
     def push(self, prompt: int, delta: TextDelta) -> None:
         """Called by the bridge."""
+        if self._sending:
+            if self._read != self._bridge.reads:  # the size of a step's burst is no fault of the client's, what it left of those before is
+                self._read = self._bridge.reads
+                if self._missed > MAX_BACKLOG:
+                    self.fail(ApiError(500, "the client does not read its stream", code="slow_client"))
+                    return
+            self._missed += len(delta.token_ids) + len(delta.logprobs or b"") // BYTES_OF_ENTRY
         self._ready.append((prompt, delta))
-        self._backlog += len(delta.token_ids) + len(delta.logprobs or b"") // BYTES_OF_ENTRY
-        if self._backlog > MAX_BACKLOG and self.ids:
-            self.fail(ApiError(500, "the client does not read its stream", code="slow_client"))
         self._wake()
 
     def fail(self, error: ApiError) -> None:
@@ -143,9 +155,11 @@ class Bridge(asyncio.Protocol):
         self.died: asyncio.Future[Died] = loop.create_future()
         self.stats = EngineStats()
         self.last_heard = time.monotonic()
+        self.reads = 0  # how often something was heard
         self.choices = 0  # in flight
         self._inside = 0  # of them, given to the engine process
         self._held: deque[Entry] = deque()  # not yet given
+        self._passing = False  # the rest of what fits is given in the loop's next turn
         self._answers: deque[asyncio.Future[str | None]] = deque()  # answers that are due, in order
 
     async def connect(self, sock: socket.socket) -> Ready:
@@ -208,16 +222,25 @@ class Bridge(asyncio.Protocol):
             raise overloaded(message, "queue_full")
 
     def _pass_on(self) -> None:
-        """Give the engine what it takes by the same rule; the rest of a request beyond `capacity` follows as choices end."""
-        while self._held:
+        """Give the engine what it takes by the same rule; the rest of a request beyond `capacity` follows as choices end. What is
+        large is given in several turns of the loop."""
+        given = 0
+        while self._held and not self._passing:
             entry = self._held[0]
             if entry.request.id in self._entries:
                 if self._inside and self._inside + entry.places > self.capacity:
                     return
                 entry.sent = True
                 self._inside += entry.places
-                self._send(Add(entry.request))
+                given += self._send(Add(entry.request))
             self._held.popleft()
+            if given > PASS_ON:
+                self._passing = True
+                asyncio.get_running_loop().call_soon(self._pass_on_more)
+
+    def _pass_on_more(self) -> None:
+        self._passing = False
+        self._pass_on()
 
     def abort(self, stream: Stream) -> None:
         """Abort what is in flight of one HTTP request."""
@@ -257,6 +280,7 @@ class Bridge(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """asyncio.Protocol"""
         self.last_heard = time.monotonic()
+        self.reads += 1
         try:
             for message in self._frames.feed(data):
                 self._handle(message)
@@ -332,9 +356,13 @@ class Bridge(asyncio.Protocol):
         self._inside -= entry.places if entry.sent else 0
         return entry
 
-    def _send(self, message: ToCore) -> None:
-        if self._transport is not None and not self._transport.is_closing() and not self.died.done():
-            self._transport.write(encode(message))
+    def _send(self, message: ToCore) -> int:
+        """Returns how many bytes it took."""
+        if self._transport is None or self._transport.is_closing() or self.died.done():
+            return 0
+        data = encode(message)
+        self._transport.write(data)
+        return len(data)
 
     def _dead(self, died: Died) -> None:
         if self.died.done():

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from jaxllm.config import ConfigError, EngineConfig, Resolved
@@ -45,6 +45,7 @@ from jaxllm.server.messages import (
 
 IDLE_SECONDS = 1.0  # without a message before an idle engine checks itself
 CHECK_SECONDS = 60.0  # between two checks, at least
+HANDLING = 20e-3  # seconds that requests which came together may hold up the next step
 ORPHAN_GRACE = 20.0  # seconds a step may still take after the HTTP process has gone
 
 
@@ -137,15 +138,17 @@ class Core:
             deltas = engine.step() if engine.has_work and not engine.awaits_grammar else []
             self._send(Outputs(deltas, engine.stats()))
 
-    def _arrived(self, engine: CoreEngine) -> list[Message]:
-        """Every message that is here, at least one when there is nothing to do before it."""
+    def _arrived(self, engine: CoreEngine) -> Iterator[Message]:
+        """Every message that is here, at least one when there is nothing to do before it; those that are left when `HANDLING` is over come
+        after the next step."""
         if engine.awaits_grammar:
             messages = [self._inbox.get()]
         else:
             messages = self._until(time.monotonic() + engine.patience) if engine.has_work else self._awaited(engine)
-        while not self._inbox.empty():
-            messages.append(self._inbox.get())
-        return messages
+        yield from messages
+        until = time.monotonic() + HANDLING
+        while not self._inbox.empty() and time.monotonic() < until:
+            yield self._inbox.get()
 
     def _until(self, when: float) -> list[Message]:
         """The messages that come until then (time.monotonic), or until one that ends the loop."""

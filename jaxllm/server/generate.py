@@ -12,7 +12,7 @@ import orjson
 
 from jaxllm.engine.request import GenerateRequest
 from jaxllm.sampling.options import OPTIONS, default_of
-from jaxllm.server.body import ClientGone, read_json, until_gone
+from jaxllm.server.body import ClientGone, read_json, unless_gone, until_gone
 from jaxllm.server.bridge import Stream
 from jaxllm.server.edge import Edge
 from jaxllm.server.errors import ApiError, server_error
@@ -68,11 +68,31 @@ class Generate:
     async def _run(self, request: CompletionRequest | ChatRequest, gone: asyncio.Future[None], send: Any) -> None:
         edge = self._edge
         edge.bridge.check_room(self.choices(request))
+        id = secrets.token_hex(16)
+        wanted, shown = await unless_gone(gone, self._prepare(id, request))
+        names = NamelessTokens() if request.nameless else edge.names
+        reply = self.reply(id, request.model, edge.fingerprint, shown, request.params.n, names)
+        reply.with_usage(request.usage_at_end, request.usage_always)
+        if edge.log_requests:
+            lengths = [len(one.prompt_token_ids) for one in wanted[:8]]
+            logger.info("%s: %d prompts of %s tokens%s", reply.id, len(wanted), lengths, asked(request))
+        stream = edge.bridge.submit(wanted)
+        gone.add_done_callback(lambda _: stream.fail(ClientGone()) if not gone.cancelled() else None)
+        try:
+            if request.stream:
+                await send_stream(stream, reply, request.usage_at_end, send)
+            else:
+                await send_whole(stream, reply, send)
+        finally:
+            stream.abort()
+
+    async def _prepare(self, id: str, request: CompletionRequest | ChatRequest) -> tuple[list[GenerateRequest], Shown]:
+        """What the engine is asked, and what the reply tells of the prompts. Raises ApiError."""
+        edge = self._edge
         prompts = self.ready(request)
         if prompts is None:
             prompts = await edge.in_thread(self.tokenise, request)
             prompts = [request.params.truncated(ids, edge.resolved.max_model_len) for ids in prompts]
-        id = secrets.token_hex(16)
         for ids in prompts:
             check_length(len(ids), edge.resolved, self.param)
         check_scored([len(ids) for ids in prompts], request.params)
@@ -87,21 +107,7 @@ class Generate:
             )
             for number, ids in enumerate(prompts)
         ]
-        names = NamelessTokens() if request.nameless else edge.names
-        shown = await edge.in_thread(self.shown, request, prompts) if request.echo else self.shown(request, prompts)
-        reply = self.reply(id, request.model, edge.fingerprint, shown, request.params.n, names)
-        reply.with_usage(request.usage_at_end, request.usage_always)
-        if edge.log_requests:
-            logger.info("%s: %d prompts of %s tokens%s", reply.id, len(prompts), [len(ids) for ids in prompts[:8]], asked(request))
-        stream = edge.bridge.submit(wanted)
-        gone.add_done_callback(lambda _: stream.fail(ClientGone()) if not gone.cancelled() else None)
-        try:
-            if request.stream:
-                await send_stream(stream, reply, request.usage_at_end, send)
-            else:
-                await send_whole(stream, reply, send)
-        finally:
-            stream.abort()
+        return wanted, await edge.in_thread(self.shown, request, prompts) if request.echo else self.shown(request, prompts)
 
     def parse(self, body: dict[str, Any]) -> CompletionRequest | ChatRequest:
         """Raises ApiError."""
@@ -215,6 +221,7 @@ async def send_stream(stream: Stream, reply: Reply, usage_at_end: bool, send: An
                 begun = True
             if stream.done:
                 data += (reply.usage_event() if usage_at_end else b"") + DONE
+            stream.sending()
             await send({"type": "http.response.body", "body": data, "more_body": not stream.done})
     except ClientGone:
         raise

@@ -178,7 +178,7 @@ async def _serve(options: Options, edge: Edge, sock: socket.socket, signals: Sig
     finally:
         if stats is not None:
             stats.cancel()
-        edge.close()
+        await edge.close()
 
 
 async def drain(edge: Edge, signals: Signals, seconds: float) -> int:

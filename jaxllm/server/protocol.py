@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -326,10 +327,14 @@ def check_best_of(params: SamplingParams, stream: bool) -> None:
 
 
 def clamp(params: SamplingParams, prompt_tokens: int, resolved: Resolved) -> SamplingParams:
-    """`params` with max_tokens set to what the context still holds; every choice of every prompt gets a copy of its own."""
+    """`params` with max_tokens set to what the context still holds. They were checked when they were read, and lists in them may be long:
+    what changes is checked alone, and prompts for which nothing does share them."""
     room = resolved.max_model_len - prompt_tokens
     limit = room if params.max_tokens is None else min(room, params.max_tokens)
-    try:
-        return dataclasses.replace(params, max_tokens=limit)
-    except OptionError as error:  # min_tokens no longer fits
-        raise option_error(error) from None
+    if limit == params.max_tokens:
+        return params
+    if params.min_tokens > limit:
+        raise bad_request(f"min_tokens ({params.min_tokens}) must be at most max_tokens ({limit})", "min_tokens")
+    clamped = copy.copy(params)
+    clamped.max_tokens = limit
+    return clamped

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -15,7 +16,7 @@ import pytest
 from jaxllm.grammar import checker as module
 from jaxllm.grammar.checker import MAX_KEPT, Checker
 from jaxllm.grammar.compiler import ByteTokens
-from jaxllm.grammar.limits import SECONDS
+from jaxllm.grammar.limits import SECONDS, WALL_SECONDS
 from jaxllm.grammar.structure import StructuredOutputsParams, StructureError
 
 SPECIALS = {"<|end|>": 300, "<tool_call>": 301, "[TOOL]": 302}
@@ -135,6 +136,20 @@ def test_a_compiler_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyP
     assert "too much time" in why(silent, regex="a")
     assert silent._process is None
     assert not silent._kept, "on another day it may be in time"
+
+
+def test_closing_ends_a_check_that_is_under_way() -> None:
+    silent, found = Checker({}, (sys.executable, "-c", "print(flush=True); import sys; sys.stdin.read()")), []
+    silent._running()
+    checking = threading.Thread(target=lambda: found.append(why(silent, regex="a")))
+    checking.start()
+    while not silent._lock.locked():
+        assert checking.is_alive()
+    start = time.monotonic()
+    silent.close()
+    checking.join(20)
+    assert time.monotonic() - start < WALL_SECONDS / 2
+    assert len(found) == 1 and silent._process is None
 
 
 def test_a_compiler_that_cannot_start_is_reported() -> None:

@@ -72,7 +72,7 @@ class Running:
         self._up.set()
         await self._server.serve(sockets=[self._socket])
         bridge.stop()
-        self.edge.close()
+        await self.edge.close()
 
     def request(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> Answer:
         """One request over a connection of its own; `body` is sent as JSON unless it is bytes."""

@@ -297,7 +297,7 @@ def test_a_message_that_comes_while_the_engine_is_patient_is_there_before_the_ne
     here, there = socket.socketpair()
     with here, there:
         core = Core(here, lambda config, on_phase: (engine, {}))
-        looking = threading.Thread(target=lambda: found.append(core._arrived(engine)))
+        looking = threading.Thread(target=lambda: found.append(list(core._arrived(engine))))
         looking.start()
         assert engine.asked.wait(60)
         for message in (Abort("x"), Stop()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import threading
@@ -253,22 +254,63 @@ def test_health_says_503_when_steps_stop_coming_while_work_waits(stepped: Steppe
         stepped.control.go.set()
 
 
-def test_a_client_that_does_not_read_is_cut_off_before_its_backlog_grows(server: Running) -> None:
-    class Sink:
-        def __init__(self) -> None:
-            self.aborted = 0
+class Sink:
+    """In place of a bridge."""
 
-        def abort(self, stream: Stream) -> None:
-            self.aborted += 1
-            stream.ids.clear()
+    def __init__(self) -> None:
+        self.aborted = self.reads = 0
 
-    sink = Sink()
+    def abort(self, stream: Stream) -> None:
+        self.aborted += 1
+        stream.ids.clear()
+
+
+@pytest.fixture
+def sink() -> Sink:
+    return Sink()
+
+
+@pytest.fixture
+def stream(sink: Sink) -> Stream:
+    """One request's."""
     stream = Stream(sink)  # type: ignore[arg-type]
     stream.ids.add("x")
-    delta = TextDelta(id="x", index=0, token_ids=[1] * 1000, text="")
+    return stream
+
+
+MUCH = TextDelta(id="x", index=0, token_ids=[1] * 1000, text="")
+
+
+def test_a_client_that_does_not_read_is_cut_off_before_its_backlog_grows(sink: Sink, stream: Stream) -> None:
+    stream.sending()
     for _ in range(MAX_BACKLOG // 1000 + 2):
-        stream.push(0, delta)
+        sink.reads += 1
+        stream.push(0, MUCH)
     assert sink.aborted == 1
+
+
+def test_what_a_step_says_at_once_is_no_backlog_however_much_it_is(sink: Sink, stream: Stream) -> None:
+    for sends in (False, True):
+        sink.reads += 1
+        if sends:
+            stream.sending()
+        for _ in range(MAX_BACKLOG // 500):
+            stream.push(0, MUCH)
+        assert sink.aborted == 0
+        assert len(asyncio.run(stream.next())) == MAX_BACKLOG // 500
+
+
+def test_what_comes_while_the_server_writes_a_reply_is_no_backlog_of_the_clients(sink: Sink, stream: Stream) -> None:
+    stream.push(0, MUCH)
+    for _ in range(2):
+        asyncio.run(stream.next())
+        for _ in range(MAX_BACKLOG // 500):
+            sink.reads += 1
+            stream.push(0, MUCH)
+        stream.sending()
+        sink.reads += 1
+        stream.push(0, MUCH)
+    assert sink.aborted == 0
 
 
 def test_a_connection_serves_many_requests(server: Running) -> None:

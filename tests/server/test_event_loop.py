@@ -1,0 +1,167 @@
+"""Nothing that a client sends holds up the event loop, and so everybody else: not many prompts with long options, not slow grammars."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from jaxllm.config import EngineConfig
+from jaxllm.grammar.structure import StructuredOutputsParams
+from jaxllm.sampling.options import SamplingParams
+from jaxllm.server import edge as module
+from jaxllm.tokenizer import Tokenizer
+from tests.server import fake
+from tests.server.harness import Running
+
+LONGEST = 0.02  # seconds of processor time
+PROMPTS, IDS = 1024, 10_000
+
+
+@pytest.fixture
+def wide(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Running]:
+    """A server of a model with many tokens, which takes many requests at once."""
+    monkeypatch.setattr(fake, "RESOLVED", replace(fake.RESOLVED, vocab_size=200_000))
+    with Running(tokenizer, config=EngineConfig(model="fake", max_num_queued_reqs=2 * PROMPTS)) as running:
+        yield running
+
+
+class Watch:
+    """The most processor time that one turn of a server's event loop takes, as a context manager."""
+
+    def __init__(self, server: Running):
+        self._loop, self._on, self.longest = server.loop, True, 0.0
+
+    def _turn(self, before: float) -> None:
+        now = time.thread_time()
+        self.longest = max(self.longest, now - before)
+        if self._on:
+            self._loop.call_soon(self._turn, now)
+
+    def __enter__(self) -> Watch:
+        self._loop.call_soon_threadsafe(lambda: self._turn(time.thread_time()))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._on = False
+
+
+def test_many_prompts_share_their_long_options(wide: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    checks: list[str] = []
+    real = SamplingParams.__post_init__
+
+    def counted(self: SamplingParams) -> None:
+        checks.append(threading.current_thread().name)
+        real(self)
+
+    monkeypatch.setattr(SamplingParams, "__post_init__", counted)
+    options = {"allowed_token_ids": list(range(IDS)), "logit_bias": {str(id): 1 for id in range(1000)}, "bad_words": ["x"] * 256}
+    body = {"model": "fake", "prompt": [[1, 2, 3]] * PROMPTS, "max_tokens": 1, **options}
+    with Watch(wide) as watch:
+        answer = wide.post("/v1/completions", body)
+    assert answer.status == 200
+    assert len(answer.json()["choices"]) == PROMPTS
+    assert all(request.params.allowed_token_ids == options["allowed_token_ids"] for request in wide.control.added)
+    assert len([name for name in checks if name != "core-reader"]) == 1
+    for _ in range(2):  # caches may be cold, and the machine busy
+        if watch.longest >= LONGEST:
+            with Watch(wide) as watch:
+                assert wide.post("/v1/completions", body).status == 200
+    assert watch.longest < LONGEST
+
+
+class Slow:
+    """A compiler that takes as long as the test wants."""
+
+    def __init__(self) -> None:
+        self.begun: list[str | None] = []
+        self.changed = threading.Condition()
+        self.go = threading.Event()
+        self.closed = threading.Event()
+
+    def check(self, params: StructuredOutputsParams) -> str:
+        with self.changed:
+            self.begun.append(params.regex)
+            self.changed.notify_all()
+        assert self.go.wait(20)
+        return "start: /x/"
+
+    def close(self) -> None:
+        assert self.go.wait(20)
+        self.closed.set()
+
+    def began(self, count: int) -> bool:
+        with self.changed:
+            return self.changed.wait_for(lambda: len(self.begun) >= count, 20)
+
+
+def asking(name: str) -> dict[str, Any]:
+    return {"model": "fake", "prompt": "abc", "guided_regex": name}
+
+
+def test_a_full_queue_of_grammars_is_a_503_and_those_of_clients_that_have_gone_are_not_compiled(
+    fresh: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = Slow()
+    monkeypatch.setattr(fresh.edge, "_checker", slow)
+    monkeypatch.setattr(module, "MAX_GRAMMARS", 3)
+    with fresh.begin("/v1/completions", asking("first")) as first:
+        assert slow.began(1)
+        with fresh.begin("/v1/completions", asking("second")), fresh.begin("/v1/completions", asking("third")):
+            while fresh.edge._grammars < 3:
+                assert fresh.get("/version").status == 200
+            refused = fresh.post("/v1/completions", asking("fourth"))
+            assert (refused.status, refused.error["code"]) == (503, "grammar_queue_full")
+            assert "3 grammars wait" in refused.error["message"] and refused.headers["retry-after"]
+            assert fresh.post("/v1/completions", {"model": "fake", "prompt": "abc"}).status == 200, "who asks for no grammar is not held up"
+        while fresh.edge.active > 1:
+            assert fresh.get("/version").status == 200
+        assert fresh.edge._grammars == 1
+        slow.go.set()
+        assert first.status() == 200
+    assert fresh.post("/v1/completions", asking("last")).status == 200
+    assert slow.begun == ["first", "last"]
+    assert fresh.edge.active == fresh.edge._grammars == 0
+
+
+def test_a_prompt_of_a_client_that_has_gone_is_not_tokenised(fresh: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    go, seen, real = threading.Event(), [], fresh.edge.encode
+
+    def encode(prompt: Any, special: bool = True) -> list[int]:
+        seen.append(prompt)
+        assert go.wait(20)
+        return real(prompt, special)
+
+    monkeypatch.setattr(fresh.edge, "encode", encode)
+    with (
+        fresh.begin("/v1/completions", {"model": "fake", "prompt": "a"}) as one,
+        fresh.begin("/v1/completions", {"model": "fake", "prompt": "b"}),
+    ):
+        while len(seen) < 2:  # as many threads as there are
+            assert fresh.get("/version").status == 200
+        with fresh.begin("/v1/completions", {"model": "fake", "prompt": "gone"}):
+            while fresh.edge.active < 3:
+                assert fresh.get("/version").status == 200
+        while fresh.edge.active > 2:
+            assert fresh.get("/version").status == 200
+        go.set()
+        assert one.status() == 200
+    assert fresh.post("/v1/completions", {"model": "fake", "prompt": "c"}).status == 200
+    assert sorted(seen) == ["a", "b", "c"]
+
+
+def test_closing_waits_for_no_grammar_on_the_event_loop(fresh: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow, real = Slow(), fresh.edge._checker
+    monkeypatch.setattr(fresh.edge, "_checker", slow)
+    closing = asyncio.run_coroutine_threadsafe(fresh.edge.close(), fresh.loop)
+    assert fresh.get("/version").status == 200, "the loop goes on"
+    assert not closing.done()
+    slow.go.set()
+    closing.result(20)
+    assert slow.closed.is_set()
+    monkeypatch.setattr(fresh.edge, "_checker", real)
