@@ -16,18 +16,16 @@ from jaxllm.config import NEUTRAL_ARGUMENTS, ConfigError, EngineConfig, check_ne
 from jaxllm.engine.engine import Engine
 from jaxllm.engine.profile import Profiler
 from jaxllm.engine.report import ConsoleReport
-from jaxllm.engine.request import EngineStats, GenerateRequest, RequestError, TextDelta
+from jaxllm.engine.request import EngineStats, GenerateRequest, RequestError
 from jaxllm.grammar.checker import Checker, special_tokens
 from jaxllm.grammar.structure import StructureError
 from jaxllm.outputs import (
     BeamSearchOutput,
     BeamSearchSequence,
     CompletionOutput,
+    Growing,
     Logprob,
-    Positions,
-    PromptPositions,
     RequestOutput,
-    TokenText,
     nameless,
 )
 from jaxllm.sampling.beams import BeamSearchParams
@@ -236,7 +234,8 @@ class LLM:
         ]
         for request in requests:
             self.engine.check(request)
-        outputs = {r.id: new_output(r, text, self._token_text) for r, (text, _) in zip(requests, inputs, strict=True)}
+        text_of = self.engine.tokenizer.token_text if self.engine.tokenizer else nameless
+        outputs = {r.id: Growing(r, text, text_of) for r, (text, _) in zip(requests, inputs, strict=True)}
         bar = tqdm(total=len(requests), desc="Processed prompts", unit="prompt", disable=not use_tqdm, dynamic_ncols=True)
         try:
             with resting_heap():
@@ -247,7 +246,7 @@ class LLM:
                         self.engine.add(waiting)
                         waiting = next(queue, None)
                     for delta in self.engine.step():
-                        if self._apply(outputs[delta.id], delta):
+                        if outputs[delta.id].add(delta):
                             bar.update()
         except BaseException:
             for request in requests:
@@ -256,39 +255,12 @@ class LLM:
             raise
         finally:
             bar.close()
-        return [outputs[r.id] for r in requests]
+        return [outputs[r.id].output for r in requests]
 
     def _drain(self) -> None:
         """Finish what is on the device, so that the next call starts clean."""
         while self.engine.has_work:
             self.engine.step()
-
-    def _apply(self, output: RequestOutput, delta: TextDelta) -> bool:
-        """Add a delta to its result; whether the request has ended."""
-        choice = output.outputs[delta.index]
-        choice.text += delta.text
-        choice.token_ids.extend(delta.token_ids)
-        output.num_cached_tokens = delta.num_cached_tokens
-        if delta.prompt_logprobs is not None and output.prompt_logprobs is None:
-            output.prompt_logprobs = PromptPositions(output.prompt_token_ids, delta.prompt_logprobs.packed, self._token_text)
-        if delta.logprobs is not None:
-            assert isinstance(choice.logprobs, Positions)
-            choice.logprobs.add(delta.token_ids, delta.logprobs)
-        if delta.finish_reason is None:
-            return False
-        if delta.error is not None:
-            raise RuntimeError(f"request {delta.id} failed: {delta.error}")
-        choice.cumulative_logprob = delta.cumulative_logprob
-        if choice.cumulative_logprob is None and isinstance(choice.logprobs, Positions) and choice.logprobs:
-            choice.cumulative_logprob = choice.logprobs.total
-        choice.finish_reason, choice.stop_reason = delta.finish_reason, delta.stop_reason
-        output.metrics = output.metrics or delta.times
-        output.finished = all(c.finished() for c in output.outputs)
-        return output.finished
-
-    @property
-    def _token_text(self) -> TokenText:
-        return self.engine.tokenizer.token_text if self.engine.tokenizer else nameless
 
 
 @contextlib.contextmanager
@@ -331,10 +303,3 @@ def token_ids(ids: Any) -> list[int]:
     if isinstance(ids, (str, bytes, bytearray)) or not isinstance(ids, Iterable):
         raise RequestError(f"a prompt must be text or token ids, got {type(ids).__name__}", "prompt")
     return ids.tolist() if hasattr(ids, "tolist") else list(ids)
-
-
-def new_output(request: GenerateRequest, prompt: str | None, text_of: TokenText) -> RequestOutput:
-    """An empty result with one entry per choice."""
-    logprobs = request.params.logprobs is not None
-    choices = [CompletionOutput(index=i, logprobs=Positions(text_of) if logprobs else None) for i in range(request.params.n)]
-    return RequestOutput(request_id=request.id, prompt=prompt, prompt_token_ids=request.prompt_token_ids, outputs=choices)

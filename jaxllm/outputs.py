@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, overload
 
 from jaxllm.engine.logprobs import total, unpacked
-from jaxllm.engine.request import RequestTimes, TokenLogprobs
+from jaxllm.engine.request import GenerateRequest, RequestTimes, TextDelta, TokenLogprobs
 
 type TokenText = Callable[[int], str | None]
 
@@ -154,3 +154,43 @@ class RequestOutput:
     metrics: RequestTimes | None = None
     num_cached_tokens: int = 0
     prompt_logprobs: Sequence[dict[int, Logprob] | None] | None = None  # of each token of the prompt; None for the first
+
+
+class Growing:
+    """One prompt's result, to which `add` adds what the engine says. A text is joined at its end, so that a long one takes linear time."""
+
+    def __init__(self, request: GenerateRequest, prompt: str | None, text_of: TokenText):
+        logprobs, choices = request.params.logprobs is not None, range(request.params.n)
+        outputs = [CompletionOutput(index, logprobs=Positions(text_of) if logprobs else None) for index in choices]
+        self.output = RequestOutput(request.id, prompt, request.prompt_token_ids, outputs)
+        self._texts: list[list[str]] = [[] for _ in choices]
+        self._text_of = text_of
+
+    def add(self, delta: TextDelta) -> bool:
+        """Whether the request has ended with this. Raises RuntimeError when it failed."""
+        output, choice = self.output, self.output.outputs[delta.index]
+        if delta.text:
+            self._texts[delta.index].append(delta.text)
+        choice.token_ids += delta.token_ids
+        if delta.logprobs is not None:
+            assert isinstance(choice.logprobs, Positions)
+            choice.logprobs.add(delta.token_ids, delta.logprobs)
+        if delta.prompt_logprobs is not None and output.prompt_logprobs is None:
+            output.prompt_logprobs = PromptPositions(output.prompt_token_ids, delta.prompt_logprobs.packed, self._text_of)
+        if delta.finish_reason is None:
+            return False
+        self._finish(choice, delta)
+        return output.finished
+
+    def _finish(self, choice: CompletionOutput, last: TextDelta) -> None:
+        if last.error is not None:
+            raise RuntimeError(f"request {last.id} failed: {last.error}")
+        output = self.output
+        choice.text = "".join(self._texts[choice.index])
+        choice.finish_reason, choice.stop_reason = last.finish_reason, last.stop_reason
+        choice.cumulative_logprob = last.cumulative_logprob
+        if choice.cumulative_logprob is None and isinstance(choice.logprobs, Positions) and choice.logprobs:
+            choice.cumulative_logprob = choice.logprobs.total
+        output.num_cached_tokens = last.num_cached_tokens
+        output.metrics = output.metrics or last.times
+        output.finished = all(one.finished() for one in output.outputs)

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxllm.engine.logprobs import packed_from
-from jaxllm.engine.request import TokenLogprobs
-from jaxllm.outputs import CompletionOutput, Logprob, Positions, PromptPositions, nameless
+from jaxllm.engine.request import GenerateRequest, PromptLogprobs, TextDelta, TokenLogprobs
+from jaxllm.outputs import CompletionOutput, Growing, Logprob, Positions, PromptPositions, RequestOutput, nameless
+from jaxllm.sampling.options import SamplingParams
 
 TOKENS = [4, 7, 4, 9, 2]
 ENTRIES = [TokenLogprobs(token_id=token, logprob=-0.5 * at, rank=1 + at, top=[(4, -0.25), (9, -1.5)]) for at, token in enumerate(TOKENS)]
@@ -94,6 +95,37 @@ def test_the_first_token_of_a_prompt_has_none(size: int) -> None:
     assert found == expected
     assert [found[index] for index in range(-size, size)] == expected * 2
     assert found[1:] == expected[1:]
+
+
+def test_deltas_add_up_to_the_result() -> None:
+    params = SamplingParams(n=2, logprobs=2, prompt_logprobs=2)
+    growing = Growing(GenerateRequest(id="r", prompt_token_ids=[1, *TOKENS], params=params), "p", text_of)
+    scores = PromptLogprobs(top=2, packed=packed_from(ENTRIES, 2))
+    for index in range(2):
+        for at, entry in enumerate(ENTRIES):
+            last = at == 4
+            ended = growing.add(
+                TextDelta(
+                    id="r",
+                    index=index,
+                    token_ids=[entry.token_id],
+                    text="" if at == 2 else f"{at}",
+                    logprobs=packed_from([entry], 2),
+                    prompt_logprobs=scores if at == 1 else None,
+                    finish_reason="stop" if last else None,
+                    stop_reason=7 if last else None,
+                    num_cached_tokens=3,
+                )
+            )
+            assert ended == (last and index == 1)
+    choices = [
+        CompletionOutput(index, "0134", TOKENS, cumulative_logprob=-5.0, logprobs=eager(), finish_reason="stop", stop_reason=7)
+        for index in range(2)
+    ]
+    expected = RequestOutput("r", "p", [1, *TOKENS], choices, finished=True, num_cached_tokens=3, prompt_logprobs=[None, *eager()])
+    assert growing.output == expected
+    with pytest.raises(RuntimeError, match="request r failed: broken"):
+        growing.add(TextDelta(id="r", index=0, token_ids=[], text="", finish_reason="error", error="broken"))
 
 
 def test_a_token_leaves_nothing_for_the_garbage_collector() -> None:
