@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
+from operator import itemgetter
 
 from jaxllm.engine.request import Request
 
@@ -50,7 +51,7 @@ class Line:
         return request in self._members
 
     def __iter__(self) -> Iterator[Request]:
-        return (request for _, request in self._order)
+        return map(_request, self._order)
 
     @property
     def first(self) -> Request:
@@ -76,6 +77,9 @@ class Line:
         """Everybody leaves."""
         self._order.clear()
         self._members.clear()
+
+
+_request: Callable[[tuple[tuple[float, ...], Request]], Request] = itemgetter(1)
 
 
 def _place(entry: tuple[tuple[float, ...], Request]) -> tuple[float, ...]:
