@@ -243,7 +243,7 @@ class LLM:
                 waiting = next(queue, None)
                 while waiting is not None or self.engine.has_work:
                     while waiting is not None and self.engine.has_room(waiting):
-                        self.engine.add(waiting)
+                        self.engine.enter(waiting)
                         waiting = next(queue, None)
                     for delta in self.engine.step():
                         if outputs[delta.id].add(delta):

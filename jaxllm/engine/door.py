@@ -56,7 +56,7 @@ class Door:
             )
 
     def _check_ids(self, param: str, ids: list[int]) -> None:
-        if any(type(token) is not int for token in ids):
+        if not {int}.issuperset(map(type, ids)):  # a prompt can be long: nothing here is done in Python token by token
             raise RequestError(f"{param} must hold integers only", param, "invalid_token_id")
         low, high = min(ids, default=0), max(ids, default=0)
         if low < 0 or high >= self._resolved.vocab_size:

@@ -89,8 +89,12 @@ class Engine:
         return self._patience.seconds if self._looked else 0.0
 
     def add(self, request: GenerateRequest) -> None:
-        """Queue a request, one `Request` per choice. Raises RequestError on what can never run or when the queue is full."""
+        """Queue a request. Raises RequestError on what can never run or when the queue is full."""
         self.check(request)
+        self.enter(request)
+
+    def enter(self, request: GenerateRequest) -> None:
+        """Queue a request that `check` has passed, one `Request` per choice. Raises RequestError when the queue is full."""
         if not self.has_room(request):
             raise RequestError(f"the queue is full ({self.resolved.max_num_queued_reqs} requests); retry later", None, "queue_full")
         params = request.params

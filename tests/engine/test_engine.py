@@ -151,6 +151,7 @@ def test_processed_log_probabilities_are_of_what_the_draw_may_take(make_engine: 
         ([104], {}, "prompt", "104"),
         ([1.5], {}, "prompt", "integers"),
         ([True], {}, "prompt", "integers"),
+        ([1, 2.0, 3], {}, "prompt", "integers"),
         ([1], {"stop_token_ids": [104]}, "stop_token_ids", "104"),
         ([1], {"logprobs": 21}, "logprobs", "20"),
         ([1], {"prompt_logprobs": 21}, "prompt_logprobs", "20"),
