@@ -59,18 +59,11 @@ class Made[T](Sequence[T]):
 class Positions(Made[dict[int, Logprob]]):
     """Token id → log-probability at each position of some tokens, the token that is there first."""
 
-    def __init__(self, text_of: TokenText):
-        self._text_of = text_of
-        self._tokens: list[int] = []
-        self._packed = bytearray()  # engine.logprobs
+    def __init__(self, tokens: Sequence[int], packed: bytes, text_of: TokenText):
+        self._tokens, self._packed, self._text_of = tuple(tokens), packed, text_of  # rows of engine.logprobs
 
     def __len__(self) -> int:
         return len(self._tokens)
-
-    def add(self, tokens: Sequence[int], packed: bytes) -> None:
-        """More tokens, and their packed rows."""
-        self._tokens += tokens
-        self._packed += packed
 
     @property
     def total(self) -> float:
@@ -92,8 +85,7 @@ class PromptPositions(Made[dict[int, Logprob] | None]):
     """The same of a prompt, with None for the first token, which nothing foretells."""
 
     def __init__(self, prompt: Sequence[int], packed: bytes, text_of: TokenText):
-        self._rest = Positions(text_of)
-        self._rest.add(prompt[1:], packed)
+        self._rest = Positions(prompt[1:], packed, text_of)
 
     def __len__(self) -> int:
         return 1 + len(self._rest)
@@ -157,14 +149,15 @@ class RequestOutput:
 
 
 class Growing:
-    """One prompt's result, to which `add` adds what the engine says. A text is joined at its end, so that a long one takes linear time."""
+    """One prompt's result, to which `add` adds what the engine says. Texts and log-probabilities are joined when a choice ends, so that a
+    long one takes linear time."""
 
     def __init__(self, request: GenerateRequest, prompt: str | None, text_of: TokenText):
-        logprobs, choices = request.params.logprobs is not None, range(request.params.n)
-        outputs = [CompletionOutput(index, logprobs=Positions(text_of) if logprobs else None) for index in choices]
-        self.output = RequestOutput(request.id, prompt, request.prompt_token_ids, outputs)
+        choices = [CompletionOutput(index) for index in range(request.params.n)]
+        self.output = RequestOutput(request.id, prompt, request.prompt_token_ids, choices)
+        self._scored, self._text_of = request.params.logprobs is not None, text_of
         self._texts: list[list[str]] = [[] for _ in choices]
-        self._text_of = text_of
+        self._packed: list[list[bytes]] = [[] for _ in choices]
 
     def add(self, delta: TextDelta) -> bool:
         """Whether the request has ended with this. Raises RuntimeError when it failed."""
@@ -173,8 +166,7 @@ class Growing:
             self._texts[delta.index].append(delta.text)
         choice.token_ids += delta.token_ids
         if delta.logprobs is not None:
-            assert isinstance(choice.logprobs, Positions)
-            choice.logprobs.add(delta.token_ids, delta.logprobs)
+            self._packed[delta.index].append(delta.logprobs)
         if delta.prompt_logprobs is not None and output.prompt_logprobs is None:
             output.prompt_logprobs = PromptPositions(output.prompt_token_ids, delta.prompt_logprobs.packed, self._text_of)
         if delta.finish_reason is None:
@@ -189,8 +181,10 @@ class Growing:
         choice.text = "".join(self._texts[choice.index])
         choice.finish_reason, choice.stop_reason = last.finish_reason, last.stop_reason
         choice.cumulative_logprob = last.cumulative_logprob
-        if choice.cumulative_logprob is None and isinstance(choice.logprobs, Positions) and choice.logprobs:
-            choice.cumulative_logprob = choice.logprobs.total
+        if self._scored:
+            choice.logprobs = found = Positions(choice.token_ids, b"".join(self._packed[choice.index]), self._text_of)
+            if found and choice.cumulative_logprob is None:
+                choice.cumulative_logprob = found.total
         output.num_cached_tokens = last.num_cached_tokens
         output.metrics = output.metrics or last.times
         output.finished = all(one.finished() for one in output.outputs)

@@ -34,10 +34,7 @@ def eager() -> list[dict[int, Logprob]]:
 
 
 def lazy() -> Positions:
-    found = Positions(text_of)
-    for entries in (ENTRIES[:1], [], ENTRIES[1:4], ENTRIES[4:]):
-        found.add([entry.token_id for entry in entries], packed_from(entries, 2))
-    return found
+    return Positions(TOKENS, packed_from(ENTRIES, 2), text_of)
 
 
 def test_positions_are_those_of_the_list() -> None:
@@ -81,9 +78,9 @@ def test_copies_are_plain_lists() -> None:
 
 
 def test_without_tokens_and_without_names() -> None:
-    assert Positions(text_of) == [] and not Positions(text_of)
-    found = Positions(nameless)
-    found.add([4], packed_from(ENTRIES[:1], 0))
+    nothing = Positions([], b"", text_of)
+    assert nothing == [] and not nothing
+    found = Positions([4], packed_from(ENTRIES[:1], 0), nameless)
     assert found == [{4: Logprob(0.0, 1, None)}]
     assert CompletionOutput(0, logprobs=found) == CompletionOutput(0, logprobs=[{4: Logprob(0.0, 1, None)}])
 
@@ -129,9 +126,11 @@ def test_deltas_add_up_to_the_result() -> None:
 
 
 def test_a_token_leaves_nothing_for_the_garbage_collector() -> None:
-    found, row = Positions(text_of), packed_from(ENTRIES[:1], 2)
+    growing = Growing(GenerateRequest(id="r", prompt_token_ids=[1], params=SamplingParams(logprobs=2)), None, text_of)
     gc.collect()
     before = len(gc.get_objects())
-    for _ in range(1000):
-        found.add([4], row)
+    for at in range(1000):
+        row, text, last = packed_from(ENTRIES[:1], 2), str(at), "length" if at == 999 else None
+        growing.add(TextDelta(id="r", index=0, token_ids=[4], text=text, logprobs=row, finish_reason=last))
     assert len(gc.get_objects()) - before < 100
+    assert growing.output.outputs[0].logprobs == eager()[:1] * 1000
