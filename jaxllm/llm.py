@@ -6,6 +6,7 @@ import contextlib
 import functools
 import gc
 import itertools
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
@@ -35,6 +36,8 @@ from jaxllm.sampling.processors import Function
 from jaxllm.tokenizer import Tokenizer, template_text
 
 __all__ = ["LLM", "CompletionOutput", "Logprob", "RequestOutput"]
+
+logger = logging.getLogger("jaxllm")
 
 type Prompt = str | Sequence[int] | Mapping[str, Any]
 type Message = Mapping[str, Any]
@@ -97,7 +100,10 @@ class LLM:
     ) -> list[RequestOutput]:
         """Complete prompts: text, token ids, {"prompt": …} or {"prompt_token_ids": …}; one params for all or one each. Order is kept.
         `priority`, one for each prompt, goes before that of the params.
-        A prompt given as a dict may hold a "cache_salt": only prompts with an equal one share cached prefixes."""
+        A prompt given as a dict may hold a "cache_salt": only prompts with an equal one share cached prefixes.
+
+        A request that cannot be raises RequestError or OptionError before any runs. One that fails while it runs (its logits are not
+        finite, its grammar explodes) takes no other with it: its choices have the finish_reason "error", and say why in `error`."""
         items = as_list(prompts)
         inputs = [self._tokenized(prompt) for prompt in items]
         salts = [prompt.get("cache_salt") if isinstance(prompt, Mapping) else None for prompt in items]
@@ -133,6 +139,7 @@ class LLM:
             text=tokenizer.decode(prompt, params.skip_special_tokens) + choice.text if tokenizer is not None else None,
             finish_reason=choice.finish_reason,
             stop_reason=choice.stop_reason,
+            error=choice.error,
         )
 
     def chat(
@@ -255,7 +262,11 @@ class LLM:
             raise
         finally:
             bar.close()
-        return [outputs[r.id].output for r in requests]
+        found = [outputs[r.id].output for r in requests]
+        failed = [choice.error for output in found for choice in output.outputs if choice.error is not None]
+        if failed:
+            logger.warning("%d choices failed (finish_reason error), the first with: %s", len(failed), failed[0])
+        return found
 
     def _drain(self) -> None:
         """Finish what is on the device, so that the next call starts clean."""

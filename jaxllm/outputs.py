@@ -100,7 +100,8 @@ def nameless(token: int) -> None:
 
 @dataclass(slots=True)
 class CompletionOutput:
-    """One generated choice. `logprobs[i]` maps token id → Logprob for output token i; the chosen token is always there."""
+    """One generated choice. `logprobs[i]` maps token id → Logprob for output token i; the chosen token is always there. `finish_reason` is
+    "stop", "length", "abort", or "error": then `error` says why, and the rest is what was said before."""
 
     index: int
     text: str = ""
@@ -109,6 +110,7 @@ class CompletionOutput:
     logprobs: Sequence[dict[int, Logprob]] | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    error: str | None = None
 
     def finished(self) -> bool:
         """Whether this choice has ended."""
@@ -125,6 +127,7 @@ class BeamSearchSequence:
     text: str | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    error: str | None = None
 
 
 @dataclass(slots=True)
@@ -160,7 +163,7 @@ class Growing:
         self._packed: list[list[bytes]] = [[] for _ in choices]
 
     def add(self, delta: TextDelta) -> bool:
-        """Whether the request has ended with this. Raises RuntimeError when it failed."""
+        """Whether the request has ended with this."""
         output, choice = self.output, self.output.outputs[delta.index]
         if delta.text:
             self._texts[delta.index].append(delta.text)
@@ -175,11 +178,9 @@ class Growing:
         return output.finished
 
     def _finish(self, choice: CompletionOutput, last: TextDelta) -> None:
-        if last.error is not None:
-            raise RuntimeError(f"request {last.id} failed: {last.error}")
         output = self.output
         choice.text = "".join(self._texts[choice.index])
-        choice.finish_reason, choice.stop_reason = last.finish_reason, last.stop_reason
+        choice.finish_reason, choice.stop_reason, choice.error = last.finish_reason, last.stop_reason, last.error
         choice.cumulative_logprob = last.cumulative_logprob
         if self._scored:
             choice.logprobs = found = Positions(choice.token_ids, b"".join(self._packed[choice.index]), self._text_of)

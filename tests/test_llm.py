@@ -46,6 +46,30 @@ def test_text_ids_and_dicts_are_the_same_prompt(llm: LLM) -> None:
     assert texts(llm.generate(ids, GREEDY, use_tqdm=False)) == texts(outputs[:1])
 
 
+def test_a_request_that_fails_takes_no_other_with_it_and_says_why(llm: LLM, caplog: pytest.LogCaptureFixture) -> None:
+    def broken(said: list[int], logits: object) -> object:
+        if len(said) == 3:
+            raise ValueError("no fourth token")
+        return logits
+
+    fails = replace(GREEDY, logits_processors=[broken], ignore_eos=True)
+    prompts = ["1 + 1 =", "2 + 2 =", "3 + 3 =", "4 + 4 ="]
+    alone = texts(llm.generate(prompts, GREEDY, use_tqdm=False))
+    outputs = llm.generate(prompts, [GREEDY, fails, GREEDY, replace(fails, temperature=1, n=2, seed=1)], use_tqdm=False)
+    assert (texts(outputs)[0], texts(outputs)[2]) == (alone[0], alone[2])
+    assert [[choice.finish_reason == "error" for choice in output.outputs] for output in outputs] == [
+        [False],
+        [True],
+        [False],
+        [True, True],
+    ]
+    for choice in outputs[1].outputs + outputs[3].outputs:
+        assert "no fourth token" in (choice.error or "") and len(choice.token_ids) == 3
+    assert all(output.finished for output in outputs) and outputs[0].outputs[0].error is None
+    (said,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert "3 choices failed" in said.getMessage() and "no fourth token" in said.getMessage()
+
+
 def test_results_keep_the_order_of_the_prompts(llm: LLM) -> None:
     params = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in (9, 1, 5, 12, 2, 7)]
     outputs = llm.generate([f"{i} + 1 =" for i in range(6)], params, use_tqdm=False)

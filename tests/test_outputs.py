@@ -121,8 +121,8 @@ def test_deltas_add_up_to_the_result() -> None:
     ]
     expected = RequestOutput("r", "p", [1, *TOKENS], choices, finished=True, num_cached_tokens=3, prompt_logprobs=[None, *eager()])
     assert growing.output == expected
-    with pytest.raises(RuntimeError, match="request r failed: broken"):
-        growing.add(TextDelta(id="r", index=0, token_ids=[], text="", finish_reason="error", error="broken"))
+    assert growing.add(TextDelta(id="r", index=0, token_ids=[], text="", finish_reason="error", error="broken"))
+    assert (choices[0].text, growing.output.outputs[0].finish_reason, growing.output.outputs[0].error) == ("0134", "error", "broken")
 
 
 def test_a_token_leaves_nothing_for_the_garbage_collector() -> None:

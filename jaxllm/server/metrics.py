@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from jaxllm.server.bridge import Entry
 
 FINISH_REASONS = ("stop", "length", "abort", "error", "tool_calls")
-REFUSALS = ("queue_full", "invalid")
+REFUSALS = ("queue_full", "grammar_queue_full", "invalid")
 
 _FIRST = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560)
 _GAP = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)

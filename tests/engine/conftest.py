@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -97,6 +99,24 @@ def tokens_of(deltas: list[TextDelta], request_id: str, index: int = 0) -> list[
 def entries_of(deltas: Sequence[TextDelta]) -> list[TokenLogprobs]:
     """The log-probabilities of all their tokens."""
     return [entry for delta in deltas if delta.logprobs is not None for entry in unpacked(delta.logprobs, delta.token_ids)]
+
+
+@pytest.fixture(scope="module")
+def engine(make_engine: Callable[..., Engine]) -> Iterator[Engine]:
+    """One for the tests of a module, which leave nothing behind in it."""
+    engine = make_engine()
+    yield engine
+    engine.scheduler.check()
+    assert not engine.has_work and engine.stats().free_pages == engine.stats().num_pages
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Iterator[Path]:
+    """Programs are kept in a folder of the test's own."""
+    before = jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path))
+    yield tmp_path
+    jax.config.update("jax_compilation_cache_dir", before)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,14 +15,6 @@ from tests.engine.conftest import Outcome, collect, entries_of
 
 PROMPT = [27, 18, 28, 18, 28, 45, 90, 4, 33]
 OPTIONS: dict[str, Any] = {"temperature": 1.0, "seed": 3, "max_tokens": 9}
-
-
-@pytest.fixture(scope="module")
-def engine(make_engine: Callable[..., Engine]) -> Iterator[Engine]:
-    engine = make_engine()
-    yield engine
-    engine.scheduler.check()
-    assert not engine.has_work and engine.stats().free_pages == engine.stats().num_pages
 
 
 def ask(engine: Engine, **options: Any) -> list[TextDelta]:

@@ -27,21 +27,24 @@ type Job = tuple[int, list[int], int, int | None, int]
 
 BASE = [(7 * i) % (VOCAB - 1) + 1 for i in range(200)]
 
+SETTINGS = {
+    "platform": st.sampled_from(["cpu", "gpu"]),
+    "caching": st.booleans(),
+    "policy": st.sampled_from(["fcfs", "priority"]),
+    "forecast": st.sampled_from([Optimist, Optimist, Forecast]),
+    "host_pages": st.sampled_from([0, 0, 1, 3, 20]),
+    "host_cached": st.sampled_from([0, 2, 20]),
+    "seats": st.integers(1, 4),
+    "swaps": st.booleans(),
+    "delay": st.integers(0, 2),
+}
 tiny = st.builds(
     Setup,
     page_size=st.integers(1, 5),
     num_pages=st.integers(2, 14),
     max_num_seqs=st.integers(1, 6),
     max_num_batched_tokens=st.integers(1, 40),
-    platform=st.sampled_from(["cpu", "gpu"]),
-    caching=st.booleans(),
-    policy=st.sampled_from(["fcfs", "priority"]),
-    forecast=st.sampled_from([Optimist, Optimist, Forecast]),
-    host_pages=st.sampled_from([0, 0, 1, 3, 20]),
-    host_cached=st.sampled_from([0, 2, 20]),
-    seats=st.integers(1, 4),
-    swaps=st.booleans(),
-    delay=st.integers(0, 2),
+    **SETTINGS,
 )
 roomy = st.builds(
     Setup,
@@ -49,15 +52,7 @@ roomy = st.builds(
     num_pages=st.integers(10, 60),
     max_num_seqs=st.integers(1, 20),
     max_num_batched_tokens=st.integers(16, 400),
-    platform=st.sampled_from(["cpu", "gpu"]),
-    caching=st.booleans(),
-    policy=st.sampled_from(["fcfs", "priority"]),
-    forecast=st.sampled_from([Optimist, Optimist, Forecast]),
-    host_pages=st.sampled_from([0, 0, 1, 3, 20]),
-    host_cached=st.sampled_from([0, 2, 20]),
-    seats=st.integers(1, 4),
-    swaps=st.booleans(),
-    delay=st.integers(0, 2),
+    **SETTINGS,
 )
 
 

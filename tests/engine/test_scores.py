@@ -22,11 +22,6 @@ MakeEngine = Callable[..., Engine]
 PROMPT = [int(token) for token in np.random.default_rng(5).integers(0, 96, 90)]
 
 
-@pytest.fixture(scope="module")
-def engine(make_engine: MakeEngine) -> Engine:
-    return make_engine()
-
-
 def scores_of(deltas: list[TextDelta], id: str, prompt: list[int]) -> list[list[TokenLogprobs]]:
     """Of each delta that has some, a prompt's entries."""
     return [of_prompt(d.prompt_logprobs, prompt) for d in deltas if d.id == id and d.prompt_logprobs is not None]

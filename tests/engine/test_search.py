@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -19,14 +19,6 @@ from tests.engine.conftest import collect, entries_of
 
 PROMPT = [27, 18, 28, 18, 28, 45, 90, 4, 33]
 OPTIONS: dict[str, Any] = {"use_beam_search": True, "max_tokens": 6, "ignore_eos": True}
-
-
-@pytest.fixture(scope="module")
-def engine(make_engine: Callable[..., Engine]) -> Iterator[Engine]:
-    engine = make_engine()
-    yield engine
-    engine.scheduler.check()
-    assert not engine.has_work and engine.stats().free_pages == engine.stats().num_pages
 
 
 def request(id: str = "r", prompt: list[int] | None = None, **options: Any) -> GenerateRequest:

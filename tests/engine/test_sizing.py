@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,14 +19,7 @@ from jaxllm.mesh import make_mesh
 from jaxllm.sampling.options import SamplingParams
 from tests.engine.conftest import run
 
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path) -> Iterator[Path]:
-    """Programs are kept in a folder of the test's own."""
-    before = jax.config.jax_compilation_cache_dir
-    jax.config.update("jax_compilation_cache_dir", str(tmp_path))
-    yield tmp_path
-    jax.config.update("jax_compilation_cache_dir", before)
+pytestmark = pytest.mark.usefixtures("cache")
 
 
 def decide(tiny_dir: str, **wishes: object) -> tuple[Setup, EngineConfig]:

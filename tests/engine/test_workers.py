@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import jax
@@ -20,14 +19,7 @@ from jaxllm.engine.workers import MEMORY, Crew, Workers
 from jaxllm.engine.xla_options import Entry, XlaOptions
 from jaxllm.mesh import make_mesh
 
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path) -> Iterator[Path]:
-    """Programs are kept in a folder of the test's own."""
-    before = jax.config.jax_compilation_cache_dir
-    jax.config.update("jax_compilation_cache_dir", str(tmp_path))
-    yield tmp_path
-    jax.config.update("jax_compilation_cache_dir", before)
+pytestmark = pytest.mark.usefixtures("cache")
 
 
 def compile_with(workers: int, tiny_dir: str, devices: int = 1) -> Programs:
