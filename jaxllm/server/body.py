@@ -74,6 +74,7 @@ async def unless_gone[T](gone: asyncio.Future[None], work: Coroutine[Any, Any, T
         return await task
     finally:
         task.cancel()
+        await asyncio.wait((task,))
 
 
 class ClientGone(ApiError):
