@@ -186,6 +186,7 @@ class Resolved:
     moved_pages: int  # that one program moves to host memory or back; 0: none are moved
     attention_backend: str
     attention_reason: str
+    windows: tuple[int | None, ...] = (None,)  # of each kind of layers, in tokens: pages behind it are given back; None: none are
 
     @property
     def max_pages_per_request(self) -> int:

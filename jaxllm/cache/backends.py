@@ -13,6 +13,7 @@ from pallas_kernels import paged_decode, paged_extend
 
 FALLBACK = "xla"
 HOPPER = "9.0"
+HOPPER_TILE = 128  # keys at most, of paged decode and extend
 HOMES = {
     "mosaic_gpu": f"an NVIDIA GPU of compute capability {HOPPER} (Hopper)",
     "mosaic_tpu": "a TPU",
@@ -61,6 +62,11 @@ def own_backend(device: Any) -> tuple[str, str]:
     if capability == HOPPER:
         return "mosaic_gpu", f"compute capability {capability}"
     return FALLBACK, f"{f'compute capability {capability}' if capability else device.platform} has no kernel of its own"
+
+
+def tile_tokens(name: str) -> int:
+    """Keys that a back end reads at once, seen or not; 1 where it reads no page that is wholly before a window, or makes zeros of it."""
+    return HOPPER_TILE if name == "mosaic_gpu" else 1
 
 
 def refusal(name: str, shapes: Shapes) -> str | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 from jaxllm.cache.prefix import PrefixIndex
 
@@ -20,18 +21,51 @@ class OutOfPages(RuntimeError):
     """Fewer pages are free than were asked for; nothing was handed out."""
 
 
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Layers whose attention sees equally far back: their pages are held and given back together.
+
+    `window` counts the tokens that a token sees, itself included; None: all before it. `chunk` is how many tokens of one request a step
+    computes at most. A kernel reads keys `tile` at a time: what lies before the window in a tile that is partly seen has weight 0, but 0 ·
+    NaN is NaN, so it must not be another request's either.
+    """
+
+    window: int | None = None
+    chunk: int = 1
+    tile: int = 1
+
+    def behind(self, position: int, page_size: int) -> int:
+        """Pages at the start of a sequence that no token from `position` on reads."""
+        return 0 if self.window is None else max(0, position - self.window + 2 - self.tile) // page_size
+
+    def most(self, num_tokens: int, page_size: int) -> int:
+        """Pages that a request of `num_tokens` tokens holds at once, at most."""
+        needed = -(-num_tokens // page_size)
+        return needed if self.window is None else min(needed, self._at_once(self.chunk, page_size))
+
+    def steady(self, page_size: int) -> int | None:
+        """Pages that a request holds while it generates, however long it becomes; None: there is no limit."""
+        return None if self.window is None else self._at_once(1, page_size)
+
+    def _at_once(self, tokens: int, page_size: int) -> int:
+        """Pages that hold what a step of so many tokens of a request reads and writes, wherever in a page it begins."""
+        assert self.window is not None
+        return -(-(self.window + self.tile + tokens - 3) // page_size) + 1
+
+
 class PagePool:
-    """Reference counts and free pages of a pool of `num_pages` pages of `page_size` tokens.
+    """Reference counts and free pages of a pool of `num_pages` pages of `page_size` tokens, for the layers of one kind.
 
     `release` a request's pages tail first: the head of a prefix serves more requests, so it should be evicted last.
     """
 
-    def __init__(self, num_pages: int, page_size: int, index: PrefixIndex | None = None):
+    def __init__(self, num_pages: int, page_size: int, index: PrefixIndex | None = None, kind: Kind | None = None):
         if num_pages < 1 or page_size < 1:
             raise ValueError(f"a pool needs at least one page of one token, got {num_pages} pages of {page_size}")
         self.num_pages = num_pages
         self.page_size = page_size
-        self._index: PrefixIndex | None = None
+        self.kind = kind or Kind()
+        self.index: PrefixIndex | None = None  # which decides which released pages stay findable
         self.evicted: Callable[[bytes, int], None] | None = None  # told of a findable page that is handed out, and of its hash
         self.reset()
         if index is not None:
@@ -42,16 +76,16 @@ class PagePool:
         self._references = [0] * self.num_pages
         self._blank = list(range(self.num_pages - 1, -1, -1))  # a stack: low pages first, then the warmest
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently released first
-        if self._index is not None:
-            self._index.clear()
+        if self.index is not None:
+            self.index.clear()
 
     def attach(self, index: PrefixIndex) -> None:
         """Let `index` decide which released pages stay findable, and tell it when one is handed out again."""
         if index.page_size != self.page_size:
             raise ValueError(f"the prefix index counts pages of {index.page_size} tokens, the pool of {self.page_size}")
-        if self._index is not None and self._index is not index:
+        if self.index is not None and self.index is not index:
             raise ValueError("the pool has another prefix index already")
-        self._index = index
+        self.index = index
 
     @property
     def free(self) -> int:
@@ -67,13 +101,21 @@ class PagePool:
         """Pages that hold `num_tokens` tokens."""
         return -(-num_tokens // self.page_size)
 
+    def most(self, num_tokens: int) -> int:
+        """Pages that a request of `num_tokens` tokens holds at once, at most."""
+        return self.kind.most(num_tokens, self.page_size)
+
+    def behind(self, position: int) -> int:
+        """Pages at the start of a sequence that no token from `position` on reads."""
+        return self.kind.behind(position, self.page_size)
+
     def references(self, page: int) -> int:
         """How many page tables hold `page`; 0 when it is free."""
         return self._references[page]
 
     def writable(self, page: int) -> bool:
         """Whether the one holder of `page` may write it in place: nobody else holds it and the index does not find it."""
-        return self._references[page] == 1 and (self._index is None or page not in self._index)
+        return self._references[page] == 1 and (self.index is None or page not in self.index)
 
     def allocate(self, n: int) -> list[int]:
         """Hand out `n` pages with one reference each, or raise `OutOfPages`. Contents are undefined."""
@@ -85,7 +127,7 @@ class PagePool:
                 page = self._blank.pop()
             else:
                 page, _ = self._cached.popitem(last=False)
-                key = None if self._index is None else self._index.evict(page)
+                key = None if self.index is None else self.index.evict(page)
                 if key is not None and self.evicted is not None:
                     self.evicted(key, page)
             self._references[page] = 1
@@ -109,7 +151,7 @@ class PagePool:
                 raise PoolError(f"page {page} is released, but nobody holds it")
             self._references[page] = left
             if left == 0:
-                if self._index is not None and page in self._index:
+                if self.index is not None and page in self.index:
                     self._cached[page] = None
                 else:
                     self._blank.append(page)
@@ -132,7 +174,7 @@ class PagePool:
         lost = set(range(self.num_pages)) - blank - cached - used
         if lost:
             raise PoolError(f"pages are neither free nor used: {sorted(lost)}")
-        if self._index is not None:
-            stray = set(self._index.pages) & blank | set(self._index.pages) - set(range(self.num_pages))
+        if self.index is not None:
+            stray = set(self.index.pages) & blank | set(self.index.pages) - set(range(self.num_pages))
             if stray:
                 raise PoolError(f"the prefix index finds pages that hold nothing: {sorted(stray)}")

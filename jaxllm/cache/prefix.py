@@ -79,6 +79,10 @@ class PrefixIndex:
             pages.append(page)
         return pages
 
+    def find(self, key: bytes) -> int | None:
+        """The page of this hash. Counts nothing."""
+        return self._page_of.get(key)
+
     def lookup(self, tokens: Sequence[int]) -> tuple[list[int], list[bytes]]:
         """Pages that hold the start of `tokens`, and the hashes of all its full pages; counts the query.
 

@@ -6,8 +6,9 @@ import hashlib
 import importlib
 import json
 
+from jaxllm.cache.backends import tile_tokens
 from jaxllm.cache.host import HostTier
-from jaxllm.cache.pool import PagePool
+from jaxllm.cache.pool import Kind, PagePool
 from jaxllm.cache.prefix import PrefixIndex
 from jaxllm.config import ConfigError, EngineConfig, Resolved
 from jaxllm.engine.ferry import Ferry
@@ -36,15 +37,16 @@ def scheduler_class(name: str | None) -> type[Scheduler]:
 
 def make_scheduler(kind: type[Scheduler], config: EngineConfig, resolved: Resolved, runner: Runner) -> Scheduler:
     """A scheduler for what was decided and measured at start."""
-    pool = PagePool(resolved.num_pages, resolved.page_size)
     shares = resolved.enable_prefix_caching
     prefix = PrefixIndex(resolved.page_size, prefix_root(resolved)) if shares or resolved.host_pages else None
+    kind_of_layers = Kind(resolved.windows[0], resolved.max_num_batched_tokens, tile_tokens(resolved.attention_backend))
+    pool = PagePool(resolved.num_pages, resolved.page_size, prefix, kind_of_layers)
     limits = Limits(
         max_num_seqs=resolved.max_num_seqs,
         max_num_batched_tokens=resolved.max_num_batched_tokens,
         max_model_len=resolved.max_model_len,
     )
-    scheduler = kind(limits, pool, prefix, runner.programs.buckets, POLICIES[resolved.scheduling_policy])
+    scheduler = kind(limits, [pool], runner.programs.buckets, POLICIES[resolved.scheduling_policy])
     if prefix is not None and resolved.host_pages:
         ferry = Ferry(HostTier(resolved.host_pages, resolved.host_cached_pages), prefix, PLAN_LOADS * resolved.moved_pages)
         ferry.load_seconds = PLAN_LOADS * runner.load_seconds

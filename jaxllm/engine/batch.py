@@ -70,7 +70,7 @@ def grown(plan: Plan, page_size: int) -> list[int]:
     """The decode rows that need a table entry: those that write the first token of a page, and those whose page is a copy made for them."""
     rows = [row for row, position in enumerate(plan.positions) if not position % page_size]
     if plan.copies:
-        copied = {target for _, target in plan.copies}
+        copied = {target for _, target, _ in plan.copies}
         pages = [request.pages[at // page_size] for request, at in zip(plan.decodes, plan.positions, strict=True)]
         rows = sorted({*rows, *(row for row, page in enumerate(pages) if page in copied)})
     return rows

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from msgspec.structs import replace
 
@@ -148,7 +148,7 @@ class Searches:
         )
 
 
-def check_search(request: GenerateRequest, resolved: Resolved, pool: PagePool, eos_ids: frozenset[int]) -> None:
+def check_search(request: GenerateRequest, resolved: Resolved, pools: Sequence[PagePool], eos_ids: frozenset[int]) -> None:
     """Raises RequestError for a beam search that does not fit the engine: its slots, its pages, and how many likely tokens a step tells."""
     params, width = request.params, request.params.samples
     if not params.use_beam_search:
@@ -165,8 +165,10 @@ def check_search(request: GenerateRequest, resolved: Resolved, pool: PagePool, e
         )
     prompt = len(request.prompt_token_ids)
     tokens = min(resolved.max_model_len, prompt + (params.max_tokens or resolved.max_model_len)) - 1
-    pages = most_pages(pool, prompt, tokens, width)
-    if pages > pool.num_pages:
+    for pool in pools:
+        pages = most_pages(pool, prompt, tokens, width)
+        if pages <= pool.num_pages:
+            continue
         raise RequestError(
             f"{width} beams of up to {tokens} tokens can need {pages} KV pages, but the pool has {pool.num_pages}; "
             "ask for fewer beams or lower max_tokens",
@@ -176,7 +178,10 @@ def check_search(request: GenerateRequest, resolved: Resolved, pool: PagePool, e
 
 
 def most_pages(pool: PagePool, prompt: int, tokens: int, width: int) -> int:
-    """KV pages that so many beams can hold at most: they share the full pages of the prompt."""
+    """KV pages that so many beams can hold at most: they share the full pages of the prompt. Where pages are given back behind a window,
+    a beam that was preempted may find none of them shared; one more each is for what they are about to write."""
+    if pool.behind(tokens):
+        return width * (pool.most(tokens) + 1)
     shared = prompt // pool.page_size
     return shared + width * (pool.pages_for(tokens) - shared)
 

@@ -21,11 +21,11 @@ class Counters:
 
     def snapshot(self, scheduler: Scheduler, unscheduled: int, compiles: int) -> EngineStats:
         """For metrics. `unscheduled` requests wait for something that the scheduler does not know; `compiles` were after warm-up."""
-        pool, prefix, ferry = scheduler.pool, scheduler.prefix, scheduler.ferry
+        pools, prefix, ferry = scheduler.pools, scheduler.pools[0].index, scheduler.ferry
         return EngineStats(
             running=scheduler.running,
             waiting=scheduler.waiting + unscheduled,
-            kv_usage=pool.usage,
+            kv_usage=max(pool.usage for pool in pools),
             prefix_queries=prefix.queries if prefix else 0,
             prefix_hits=prefix.hits if prefix else 0,
             preemptions=scheduler.preemptions,
@@ -39,6 +39,6 @@ class Counters:
             self_check_failures=self.self_check_failures,
             self_check_problem=self.problem,
             compiles_after_warmup=compiles,
-            free_pages=pool.free,
-            num_pages=pool.num_pages,
+            free_pages=sum(pool.free for pool in pools),
+            num_pages=sum(pool.num_pages for pool in pools),
         )

@@ -272,7 +272,7 @@ class Engine:
         self._door.check(request)
         self._asking.check(request.params)
         self._guides.check(request)
-        check_search(request, self.resolved, self.scheduler.pool, self.eos_ids)
+        check_search(request, self.resolved, self.scheduler.pools, self.eos_ids)
 
     def has_room(self, request: GenerateRequest) -> bool:
         """Whether it may join what runs and waits; an idle engine takes any request."""

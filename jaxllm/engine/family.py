@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from jaxllm.cache.pool import PagePool
 from jaxllm.engine.plan import Chunk
 from jaxllm.engine.request import Family, Request, Status
 
@@ -18,8 +19,9 @@ class Loan:
     computed: int
 
 
-def loan(request: Request, newest: Chunk | None) -> Loan | None:
-    """What the family of a waiting request has most of; None when no running member has the whole prompt in its pages.
+def loan(request: Request, newest: Chunk | None, pools: Sequence[PagePool]) -> Loan | None:
+    """What the family of a waiting request has most of; None when no running member has computed the whole prompt and still has the pages
+    that the request's next token sees. Where a token is still to be written, whole pages are lent.
 
     A step writes the KV of all its tokens before it attends, so what the plan in the making computes counts, `newest` included.
     """
@@ -31,6 +33,11 @@ def loan(request: Request, newest: Chunk | None) -> Loan | None:
         if computed < len(request.prompt):
             continue
         tokens = len(request.prompt) + agreeing(request.output, member.output, computed - len(request.prompt))
+        if tokens < request.num_tokens:
+            tokens -= tokens % pools[0].page_size
+        position = min(tokens, request.num_tokens - 1)
+        if any(table.behind > pool.behind(position) for pool, table in zip(pools, member.tables, strict=True)):
+            continue  # it has gone on, and given them back
         if best is None or tokens > best.tokens:
             best = Loan(member, tokens, computed)
         if tokens == request.num_tokens:
@@ -47,7 +54,8 @@ def about_to_grow(family: Family | None, tokens: int) -> int:
 def forked(parent: Request, arrival: int) -> Request:
     """A request in the state of `parent`, with the same pages, which has its place right behind it."""
     child = replace(parent, place=(*parent.place[:2], arrival))
-    child.pages, child.output, child.hashes = list(parent.pages), list(parent.output), list(parent.hashes)
+    child.tables = tuple(replace(table, pages=list(table.pages)) for table in parent.tables)
+    child.output, child.hashes = list(parent.output), list(parent.hashes)
     if parent.status is Status.RUNNING:
         child.room = parent.room = parent.computed
     return child

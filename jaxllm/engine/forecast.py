@@ -22,11 +22,26 @@ UNKNOWN = 2048  # tokens that an output is expected to have at most, as long as 
 
 
 class Share(NamedTuple):
-    """What one request does to the pool: tokens still to come, pages that come back at its end, places left in its pages."""
+    """What one request does to the pool: tokens still to come, pages that come back at its end, places left in its pages, and whether it
+    takes pages until then."""
 
     to_come: int
-    own: int
+    own: float
     places: int
+    grows: bool = True
+
+
+def bounded(share: Share, held: int, most: int | None, page_size: int) -> Iterable[Share]:
+    """The share of a request that holds `held` pages and never more than `most` while it generates, if there is a limit: it grows for a
+    while, and then goes on with what it has until its end."""
+    if most is None:
+        return (share,)
+    places = max(0, share.places)  # what is missing of a prompt goes to the places of pages that are given back
+    until = places + max(0, most - held) * page_size
+    if until >= share.to_come:
+        return (share._replace(places=places),)
+    grown = (until + (page_size - 1) / 2 - places) / page_size
+    return Share(until, -grown, places), Share(share.to_come, share.own + grown, 0, grows=False)
 
 
 class Forecast:
@@ -69,22 +84,22 @@ class Forecast:
         return self._sums
 
 
-def most(used: int, rows: int, page_size: int, horizon: float) -> float:
+def most(used: float, rows: int, page_size: int, horizon: float) -> float:
     """What `peak` is at most, whoever the `rows` requests are."""
     return used + rows * (max(0, horizon) + page_size) / page_size
 
 
-def peak(used: int, shares: Iterable[Share], page_size: int, horizon: float) -> float:
+def peak(used: float, shares: Iterable[Share], page_size: int, horizon: float) -> float:
     """The most pages that will be in use within `horizon` steps, when `used` are now and every running request grows a token a step until
     its end."""
     ascending = sorted(shares)
-    alive, places, highest = len(ascending), sum(share.places for share in ascending), float(used)
+    alive, places, highest = sum(share.grows for share in ascending), sum(share.places for share in ascending), float(used)
     for share in ascending if horizon > 0 else ():  # just before this one ends; a page is half full on average
         when = min(share.to_come, horizon)
         highest = max(highest, used + (alive * (when + (page_size - 1) / 2) - places) / page_size)
         if share.to_come >= horizon:
             break
         used -= share.own
-        alive -= 1
+        alive -= share.grows
         places -= share.places
     return highest

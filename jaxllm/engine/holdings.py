@@ -2,103 +2,137 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jaxllm.cache.pool import PagePool
-from jaxllm.cache.prefix import PrefixIndex
 from jaxllm.engine.family import Loan, about_to_grow, loan
 from jaxllm.engine.ferry import Ferry
 from jaxllm.engine.plan import Chunk
-from jaxllm.engine.request import Request
+from jaxllm.engine.request import Request, Table
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What there is of a waiting request: pages that hold its first `kept` tokens, who lends them when the index does not, and where in
-    host memory the pages lie that follow. It needs `fresh` pages of its own; `taken` in all are no longer free then, and `spare` more must
-    be free for what its family is about to write."""
+    """What there is of a waiting request: tables with the pages that hold its first `kept` tokens, who lends them when the index does not,
+    and where in host memory the pages lie that follow. Of each kind it needs `fresh` pages of its own; `taken` in all are no longer free
+    then, and `spare` more must be free for what its family is about to write."""
 
-    pages: list[int]
+    tables: tuple[Table, ...]
     kept: int
     loan: Loan | None
     places: list[int]
-    fresh: int
-    taken: int
+    fresh: list[int]
+    taken: list[int]
     spare: int
 
 
 class Holdings:
-    """Pages for a scheduler. Unless `shares`, a request finds in index and host memory only what its family has computed."""
+    """Pages for a scheduler, from a pool for each kind of layers. Unless `shares`, a request finds in index and host memory only what its
+    family has computed.
 
-    def __init__(self, pool: PagePool, prefix: PrefixIndex | None):
-        if prefix is not None:
-            pool.attach(prefix)
-        self.pool, self.prefix = pool, prefix
+    Pages of layers with a window are given back (`slide`) when a plan is made, as soon as no token from `Request.computed` on sees them,
+    and may go to another request of that very plan. The device's order makes that right, as for a request that has ended: steps in flight,
+    which may still read them, run before the plan's moves and copies, and in the plan's own step the request computes no earlier token.
+    `computed` never falls while a request runs.
+    """
+
+    def __init__(self, pools: Sequence[PagePool]):
+        self.pools, self.page_size = tuple(pools), pools[0].page_size
+        self.indexes = tuple(pool.index for pool in pools if pool.index is not None)
+        if len(self.indexes) not in (0, len(self.pools)):
+            raise ValueError("either every pool of a model has a prefix index or none")
         self.ferry: Ferry | None = None
         self.shares = True
-        self.copies: list[tuple[int, int]] = []  # of the plan in the making
+        self.copies: list[tuple[int, int, int]] = []  # of the plan in the making
 
     def find(self, request: Request, newest: Chunk | None) -> Start:
         """What the request could start from. `newest` is the plan's last chunk, which is not counted as computed yet."""
-        pool, tokens = self.pool, request.num_tokens
-        pages, kept, offer = self._beginning(request, newest)
+        tokens = request.num_tokens
+        tables, kept, offer = self._beginning(request, newest)
         places: list[int] = []
         if self.ferry is not None and request.scored >= request.score_end:
-            limit = (tokens - 1) // pool.page_size
-            places = self.ferry.offers(request.hashes[len(pages) : limit], bool(request.stored))
-        fresh = pool.pages_for(tokens) - len(pages)
-        taken = fresh + sum(pool.references(page) == 0 for page in pages)
+            limit = (tokens - 1) // self.page_size
+            places = self.ferry.offers(request.hashes[len(tables[0].pages) : limit], bool(request.stored))
+        fresh, taken = [], []
+        for pool, table in zip(self.pools, tables, strict=True):
+            fresh.append(min(pool.pages_for(tokens), table.behind + pool.most(tokens)) - len(table.pages))
+            taken.append(fresh[-1] + sum(pool.references(page) == 0 for page in table.held))
         spare = 1 + about_to_grow(request.family, tokens) if kept == tokens else 0
-        return Start(pages, kept, offer, places, fresh, taken, spare)
+        return Start(tables, kept, offer, places, fresh, taken, spare)
 
     def take(self, request: Request, start: Start) -> None:
-        """Give the request all pages of its known tokens, the first of the fresh ones to be filled from host memory."""
-        pool, tokens = self.pool, request.num_tokens
-        first, last = len(start.pages), len(start.pages) + len(start.places)
-        keys = request.hashes[first:last] if start.places else []
+        """Give the request the pages of its known tokens, all or as many as it holds at once, the first of the fresh ones to be filled from
+        host memory."""
+        tokens, found = request.num_tokens, len(start.tables[0].pages)
+        keys = request.hashes[found : found + len(start.places)] if start.places else []
         if self.ferry is not None:
             self.ferry.host.keep(keys)  # before pages are handed out, whose contents may need room in host memory
         self.let_go(request)
-        pool.share(start.pages)
-        request.found = first
-        request.pages = start.pages + pool.allocate(start.fresh)
+        for pool, table, fresh in zip(self.pools, start.tables, start.fresh, strict=True):
+            pool.share(table.held)
+            table.found = len(table.pages)
+            table.pages += pool.allocate(fresh)
+        request.tables = start.tables
         if self.ferry is not None and start.places:
-            self.ferry.load(request, keys, start.places, request.pages[first:last])
-        request.kept, request.prefill_end = start.kept + len(start.places) * pool.page_size, tokens
+            self.ferry.load(request, keys, start.places, request.pages[found : found + len(keys)])
+        request.kept, request.prefill_end = start.kept + len(start.places) * self.page_size, tokens
         request.computed = min(request.kept, tokens - 1)
-        request.room = tokens if request.kept == tokens else len(request.pages) * pool.page_size
+        request.room = tokens if request.kept == tokens else self._places(request)
         if start.loan is not None:
             start.loan.lender.room = min(start.loan.lender.room, start.loan.computed)
         if request.num_preemptions == 0:
             self._note_cached(request, start.loan)
 
-    def open(self, request: Request) -> None:
-        """Give the request a page of its own for its next token: a new one, or a copy of one that others may read. Raises OutOfPages."""
-        pool, pages, index = self.pool, request.pages, request.computed // self.pool.page_size
-        held = index < len(pages)
-        (fresh,) = pool.allocate(1)
-        if held:
-            self.copies.append((pages[index], fresh))
-            pool.release(pages[index : index + 1])
-        pages[index : index + 1] = [fresh]
+    def slide(self, request: Request) -> None:
+        """Give back the pages that none of the tokens still to be computed sees."""
+        for pool, table in zip(self.pools, request.tables, strict=True):
+            behind = pool.behind(request.computed)
+            if behind > table.behind:
+                pool.release(table.pages[table.behind : behind])
+                table.behind = behind
 
-    def must_open(self, request: Request) -> bool:
-        """Whether the request has no page for its next token that it may write."""
-        index = request.computed // self.pool.page_size
-        return index >= len(request.pages) or not self.pool.writable(request.pages[index])
+    def wanted(self, request: Request) -> list[int]:
+        """Of each kind, how many pages the request must get before its next tokens are computed: one for the next token, or in the midst of
+        a prompt as many as it holds at once; and one more for a copy where others may read the page of the next token."""
+        index, found = request.computed // self.page_size, []
+        for pool, table in zip(self.pools, request.tables, strict=True):
+            prompt = min(pool.pages_for(request.prefill_end), table.behind + pool.most(request.prefill_end))
+            shared = index < len(table.pages) and not pool.writable(table.pages[index])
+            found.append(max(index + 1, prompt) - min(len(table.pages), max(index + 1, prompt)) + shared)
+        return found
+
+    def open(self, request: Request, wanted: Sequence[int]) -> None:
+        """Give the request so many pages of each kind, as `wanted` told: a copy of the page that others may read, and new ones. Raises
+        OutOfPages."""
+        index = request.computed // self.page_size
+        for kind, (pool, table, count) in enumerate(zip(self.pools, request.tables, wanted, strict=True)):
+            fresh = pool.allocate(count)
+            if fresh and index < len(table.pages) and not pool.writable(table.pages[index]):
+                self.copies.append((table.pages[index], fresh[0], kind))
+                pool.release(table.pages[index : index + 1])
+                table.pages[index] = fresh.pop(0)
+            table.pages += fresh
+        request.room = self._places(request)
 
     def give_back(self, request: Request) -> None:
         """Release the request's pages; its hashes stay, so it may find them again."""
         if self.ferry is not None:
             self.ferry.cancel(request)
-        self.pool.release(reversed(request.pages))
-        request.pages = []
+        for pool, table in zip(self.pools, request.tables, strict=False):
+            pool.release(reversed(table.held))
+        request.tables = ()
         request.computed = request.prefill_end = request.kept = request.room = 0
+
+    def share(self, request: Request) -> None:
+        """The request is a fork of one that runs: it holds the same pages."""
+        for pool, table in zip(self.pools, request.tables, strict=True):
+            pool.share(table.held)
 
     def store(self, request: Request) -> None:
         """Keep in host memory what the request has computed, from when its pages are handed out until `let_go`."""
         if self.ferry is not None:
-            request.stored = request.hashes[: request.computed // self.pool.page_size]
+            request.stored = request.hashes[: request.computed // self.page_size]
             self.ferry.host.keep(request.stored)
 
     def store_too(self, request: Request) -> None:
@@ -116,8 +150,8 @@ class Holdings:
     def spoiled(self, request: Request) -> set[Request]:
         """Make unfindable whatever the request has computed or found. Returns those to whom some of it is being brought."""
         others: set[Request] = set()
-        if self.prefix is not None:
-            self.prefix.forget(request.hashes)
+        for index in self.indexes:
+            index.forget(request.hashes)
         if self.ferry is not None:
             others = self.ferry.awaiting(request.hashes)
             for other in others:
@@ -127,84 +161,133 @@ class Holdings:
 
     def forget_prefixes(self) -> None:
         """Nothing that is not held by a request is found any more. Nothing may be arriving."""
-        if self.prefix is not None:
-            self.prefix.clear()
+        for index in self.indexes:
+            index.clear()
         if self.ferry is not None:
             self.ferry.host.clear()
 
     def reset(self) -> None:
         """Take every page back, whatever was true of it."""
         self.copies = []
-        self.pool.reset()
+        for pool in self.pools:
+            pool.reset()
         if self.ferry is not None:
             self.ferry.reset()
 
     def register(self, request: Request, start: int, end: int) -> None:
-        """Make findable the pages that tokens [start, end) of the sequence complete."""
-        if self.prefix is None:
+        """Make findable the pages that tokens [start, end) of the sequence complete, as far as the request still holds them."""
+        first, last = start // self.page_size, end // self.page_size
+        if first == last or not self.indexes:
             return
-        page_size = self.pool.page_size
-        first, last = start // page_size, end // page_size
-        if first < last:
-            self._hash(request, end)
-            for i in range(first, last):
-                self.prefix.register(request.hashes[i], request.pages[i])
+        self._hash(request, end)
+        for index, table in zip(self.indexes, request.tables, strict=True):
+            for i in range(max(first, table.behind), last):
+                index.register(request.hashes[i], table.pages[i])
 
-    def _beginning(self, request: Request, newest: Chunk | None) -> tuple[list[int], int, Loan | None]:
+    def _places(self, request: Request) -> int:
+        """Tokens that the request's pages have room for, from the first of the sequence on."""
+        return min(len(table.pages) for table in request.tables) * self.page_size
+
+    def _beginning(self, request: Request, newest: Chunk | None) -> tuple[tuple[Table, ...], int, Loan | None]:
         """Pages that hold the start of the request's known tokens, how many tokens, and who lends them when it is not the index.
 
         A page that is held in part is lent only for reading: where a token is still to be written, whole pages are. What is lent goes
         before what the index finds, since it takes nothing from the pool: so a family holds its prompt once, which searches count on.
         """
-        page_size, tokens = self.pool.page_size, request.num_tokens
-        offer = loan(request, newest) if request.scored >= request.score_end else None  # what is to be scored must be computed
+        tokens = request.num_tokens
+        offer = loan(request, newest, self.pools) if request.scored >= request.score_end else None  # what is to be scored must be computed
         if offer is None:
-            hits = self._hits(request, newest)
-            return hits, len(hits) * page_size, None
-        lent = offer.tokens if offer.tokens == tokens else offer.tokens // page_size * page_size
-        pages = offer.lender.pages[: self.pool.pages_for(lent)]
-        if len(request.hashes) < lent // page_size:
-            request.hashes = offer.lender.hashes[: lent // page_size]
-        own = self._hits(request, newest)[len(pages) :] if lent < tokens else []
-        return pages + own, lent + len(own) * page_size, offer
+            count, hits = self._hits(request, newest)
+            return hits, count * self.page_size, None
+        lender, lent = offer.lender, offer.tokens
+        if len(request.hashes) < lent // self.page_size:
+            request.hashes = lender.hashes[: lent // self.page_size]
+        pages = self.pools[0].pages_for(lent)
+        count, hits = self._hits(request, newest) if lent < tokens else (0, ())
+        if count <= pages:
+            behind = [pool.behind(min(lent, tokens - 1)) for pool in self.pools]
+            return tuple(Table(table.pages[:pages], at) for table, at in zip(lender.tables, behind, strict=True)), lent, offer
+        for own, table in zip(hits, lender.tables, strict=True):
+            own.pages[own.behind : pages] = table.pages[own.behind : pages]
+        return hits, count * self.page_size, offer
 
-    def _hits(self, request: Request, newest: Chunk | None) -> list[int]:
-        """Pages that hold the start of the request's known tokens, the last token left out.
+    def _hits(self, request: Request, newest: Chunk | None) -> tuple[int, tuple[Table, ...]]:
+        """How many pages of the request's known tokens, the last token left out, there are in every kind as far as the tokens after them
+        see, and these pages.
 
         Pages that earlier chunks of this very step fill count too: a step writes the KV of all its tokens, layer by layer,
         before it attends. Those of the newest chunk are not registered yet, since it may still be cut; it will not be once
         another request follows, so they are compared by hash here.
         """
-        if self.prefix is None:
-            return []
+        tables = tuple(Table() for _ in self.pools)
+        if not self.indexes:
+            return 0, tables
         self._hash(request, request.num_tokens)
         if request.scored < request.score_end:
-            return []  # what is to be scored must be computed
-        page_size = self.pool.page_size
-        limit = (request.num_tokens - 1) // page_size
-        hits = self.prefix.match(request.hashes, limit)
-        if newest is not None and len(hits) >= newest.start // page_size:
-            owner, filled = newest.request, (newest.start + newest.length) // page_size
-            self._hash(owner, filled * page_size)
-            for i in range(len(hits), min(limit, filled)):
-                if request.hashes[i] != owner.hashes[i]:
+            return 0, tables  # what is to be scored must be computed
+        if newest is not None:
+            self._hash(newest.request, newest.start + newest.length)
+        count = (request.num_tokens - 1) // self.page_size
+        for kind, pool in enumerate(self.pools):
+            if pool.kind.window is None:
+                tables[kind].pages = self._chain(kind, request, newest, count)
+                count = len(tables[kind].pages)
+        if any(pool.kind.window is not None for pool in self.pools):
+            count = self._within_windows(request, newest, count)
+            for kind, (pool, table) in enumerate(zip(self.pools, tables, strict=True)):
+                table.behind = pool.behind(count * self.page_size)
+                seen = (self._page(kind, request, newest, i) for i in range(table.behind, count))
+                table.pages = [0] * table.behind + [page for page in seen if page is not None]
+        return count, tables
+
+    def _chain(self, kind: int, request: Request, newest: Chunk | None, limit: int) -> list[int]:
+        """Pages of the longest prefix of which every page is there, at most `limit`."""
+        hits = self.indexes[kind].match(request.hashes, limit)
+        if newest is not None and len(hits) >= newest.start // self.page_size:
+            for i in range(len(hits), min(limit, (newest.start + newest.length) // self.page_size)):
+                page = self._page(kind, request, newest, i)
+                if page is None:
                     break
-                hits.append(owner.pages[i])
+                hits.append(page)
         return hits
+
+    def _within_windows(self, request: Request, newest: Chunk | None, count: int) -> int:
+        """The longest prefix in pages, at most `count`, of which there is in each kind with a window what the next token sees."""
+        kind, settled = 0, 0  # so many kinds in turn agree with `count`
+        while settled < len(self.pools):
+            before, first = count, self.pools[kind].behind(count * self.page_size)
+            i = count - 1 if self.pools[kind].kind.window is not None else -1
+            while i >= first:
+                if self._page(kind, request, newest, i) is None:
+                    count = i
+                    first = self.pools[kind].behind(count * self.page_size)
+                i -= 1
+            settled = settled + 1 if count == before else 1
+            kind = (kind + 1) % len(self.pools)
+        return count
+
+    def _page(self, kind: int, request: Request, newest: Chunk | None, i: int) -> int | None:
+        """Which page holds page i of the request's tokens, or will after this step."""
+        page = self.indexes[kind].find(request.hashes[i])
+        if page is None and newest is not None:
+            owner, size = newest.request, self.page_size
+            if newest.start // size <= i < (newest.start + newest.length) // size and request.hashes[i] == owner.hashes[i]:
+                return owner.tables[kind].pages[i]
+        return page
 
     def _note_cached(self, request: Request, offer: Loan | None) -> None:
         """Count what the index found; a request that starts from its family's pages found what they did."""
         if offer is not None:
             request.num_cached_tokens = offer.lender.num_cached_tokens
-        elif self.prefix is not None and self.shares:
+        elif self.indexes and self.shares:
             request.num_cached_tokens = request.computed
-            self.prefix.count(request.num_tokens, request.computed)
+            self.indexes[0].count(request.num_tokens, request.computed)
 
     def _hash(self, request: Request, end: int) -> None:
         """Complete the kept hashes up to token `end`; each page is hashed once in a request's life."""
-        start = len(request.hashes) * self.pool.page_size
-        if self.prefix is not None and end - start >= self.pool.page_size:
+        start = len(request.hashes) * self.page_size
+        if self.indexes and end - start >= self.page_size:
             members = [request] if request.family is None else request.family.members
             owner = None if self.shares else members[0].id
-            root = None if request.hashes else self.prefix.root(request.cache_salt, request.adapter, owner)
-            self.prefix.extend(request.hashes, request.tokens(start, end), root)
+            root = None if request.hashes else self.indexes[0].root(request.cache_salt, request.adapter, owner)
+            self.indexes[0].extend(request.hashes, request.tokens(start, end), root)

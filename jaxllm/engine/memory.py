@@ -9,6 +9,7 @@ from typing import Any
 
 import psutil
 
+from jaxllm.cache.pool import Kind
 from jaxllm.config import SWAP_SPACE, ConfigError, EngineConfig
 from jaxllm.engine.buckets import Buckets
 from jaxllm.sampling.process import terms_bytes
@@ -68,17 +69,21 @@ class MemoryPlan:
 
 @dataclass(frozen=True)
 class Need:
-    """What the pool must serve: bytes per page and device, tokens per page, requests at once, their longest length, and tokens a step."""
+    """What the pool must serve: bytes per page and device, tokens per page, requests at once, their longest length, tokens a step, and of
+    layers with a window how many tokens it has and how many keys a kernel reads at once."""
 
     page_bytes: int
     page_size: int
     max_num_seqs: int
     max_model_len: int
     step_tokens: int = 0  # of the largest step
+    window: int | None = None
+    tile: int = 1
 
     @property
     def pages_per_request(self) -> int:
-        return -(-self.max_model_len // self.page_size)
+        """Pages that the longest request holds at once."""
+        return Kind(self.window, self.step_tokens, self.tile).most(self.max_model_len, self.page_size)
 
 
 def usable_bytes(config: EngineConfig, device: Any) -> int:
@@ -119,7 +124,8 @@ def plan_memory(config: EngineConfig, room: Room, need: Need) -> MemoryPlan:
 
 def fitting_length(config: EngineConfig, room: Room, need: Need) -> int:
     """The longest `max_model_len` whose pages fit, at most the model's own; for `max_model_len="auto"`."""
-    return min(need.max_model_len, pool_pages(config, room, need) * need.page_size)
+    pages = pool_pages(config, room, need)
+    return need.max_model_len if pages >= need.pages_per_request else min(need.max_model_len, pages * need.page_size)
 
 
 def pool_pages(config: EngineConfig, room: Room, need: Need) -> int:

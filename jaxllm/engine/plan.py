@@ -31,13 +31,13 @@ class Moves:
 @dataclass(frozen=True)
 class Plan:
     """One step. `decodes` each run one token; `positions[i]` is where decode i writes its KV. Before anything else the contents of the
-    pages `copies` (source, target) are copied, in this order."""
+    pages `copies` (source, target, kind of layers) are copied, in this order."""
 
     decodes: tuple[Request, ...]
     positions: tuple[int, ...]
     chunks: tuple[Chunk, ...]
     preempted: tuple[Request, ...] = ()
-    copies: tuple[tuple[int, int], ...] = ()
+    copies: tuple[tuple[int, int, int], ...] = ()
     moves: Moves | None = None
 
     @property

@@ -187,6 +187,21 @@ class Family:
 
 
 @dataclass(slots=True, eq=False)
+class Table:
+    """A request's pages in the pool of one kind of layers, in the order of the sequence. Those before `behind` were given back, or never
+    taken, since no token still to be computed sees them: there may stand any page's number, whoever has it now."""
+
+    pages: list[int] = field(default_factory=list)
+    behind: int = 0
+    found: int = 0  # how many of them were there at admission
+
+    @property
+    def held(self) -> list[int]:
+        """The pages that the request holds."""
+        return self.pages[self.behind :] if self.behind else self.pages
+
+
+@dataclass(slots=True, eq=False)
 class Request:
     """One choice of one request: the only mutable record that travels, touched only by the engine's thread.
 
@@ -215,11 +230,10 @@ class Request:
     top: int = 0  # how many of the most likely tokens the host wants to know
     status: Status = Status.WAITING
     slot: int = -1
-    pages: list[int] = field(default_factory=list)
+    tables: tuple[Table, ...] = ()  # of each kind of layers, while it runs
     hashes: list[bytes] = field(default_factory=list)  # chained hash of each full page registered or looked up
     arriving: int = 0  # pages that are still on their way from host memory
     stored: list[bytes] = field(default_factory=list)  # what host memory keeps for it while it is swapped out
-    found: int = 0  # of its pages, those that were there at admission
     computed: int = 0
     prefill_end: int = 0  # tokens to compute in chunks before decoding starts, fixed at admission
     kept: int = 0  # tokens whose KV was there at admission: computed again or not, they are not written again
@@ -235,6 +249,11 @@ class Request:
     scheduled_at: float = 0.0
     first_token_at: float = 0.0
     last_token_at: float = 0.0
+
+    @property
+    def pages(self) -> list[int]:
+        """Its pages where all layers are of one kind, and of several kinds the first one's."""
+        return self.tables[0].pages if self.tables else []
 
     @property
     def times(self) -> RequestTimes:

@@ -10,10 +10,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 from jax.sharding import Mesh
 
 from jaxllm import models, weights
-from jaxllm.cache.backends import Shapes, choose_backend
+from jaxllm.cache.backends import Shapes, choose_backend, tile_tokens
 from jaxllm.cache.kv import page_bytes
 from jaxllm.config import KV_CACHE_DTYPES, ConfigError, EngineConfig, Resolved
 from jaxllm.engine.buckets import Buckets
@@ -49,6 +50,11 @@ class Setup:
     graphdef: Any
     abstract_weights: Any
 
+    @property
+    def held(self) -> int:
+        """Pages that a request of `max_model_len` tokens holds at once."""
+        return replace(self.need, max_model_len=self.resolved.max_model_len).pages_per_request
+
 
 def resolve(config: EngineConfig, model_dir: Path, mesh: Mesh) -> Setup:
     """Decide everything; raises ConfigError before any loading work when it cannot be."""
@@ -63,16 +69,16 @@ def resolve(config: EngineConfig, model_dir: Path, mesh: Mesh) -> Setup:
         raise ConfigError(f"--block-size must be one of {', '.join(map(str, PAGE_SIZES))}, got {page_size}")
     max_num_seqs = config.max_num_seqs or (16 if platform == "cpu" else 256)
     length, _ = model_length(config, hf)
-    budget = config.max_num_batched_tokens or (min(length, 512) if platform == "cpu" else 8192)
-    if budget < max_num_seqs:
-        budget = max_num_seqs if config.max_num_batched_tokens is None else _too_tight(budget, max_num_seqs)
+    budget = _step_tokens(config, min(length, 512) if platform == "cpu" else 8192, max_num_seqs)
     kv_dtype = jnp.dtype(KV_CACHE_DTYPES[config.kv_cache_dtype] or dtype)
     shapes = Shapes(dtype, kv.head_dim, page_size, max(1, hf["num_attention_heads"] // kv.kv_heads), kv_dtype)
     backend = choose_backend(mesh.devices.flat[0], shapes, config.attention_backend)
     buckets = Buckets.build(max_num_seqs, budget, platform)
     itemsize = jnp.dtype(dtype).itemsize
-    need = Need(page_bytes(kv.layers, kv.kv_heads, page_size, kv.head_dim, kv_dtype) // shards, page_size, max_num_seqs, length, budget)
-    host = plan_host(config, need.page_bytes, shards, config.enable_prefix_caching and not length_dependent(hf, length))
+    page = page_bytes(kv.layers, kv.kv_heads, page_size, kv.head_dim, kv_dtype) // shards
+    host = plan_host(config, page, shards, config.enable_prefix_caching and not length_dependent(hf, length))
+    windows = () if host.pages else layer_windows(graphdef, abstract)
+    need = Need(page, page_size, max_num_seqs, length, budget, kinds(windows, length)[0], tile_tokens(backend.name))
     room = Room(
         usable=usable_bytes(config, mesh.devices.flat[0]),
         weights=shard_bytes(jax.tree.leaves(abstract)),
@@ -107,6 +113,7 @@ def resolve(config: EngineConfig, model_dir: Path, mesh: Mesh) -> Setup:
         moved_pages=host.moved,
         attention_backend=backend.name,
         attention_reason=backend.reason,
+        windows=kinds(windows, length),
     )
     return Setup(resolved, hf, mesh, dtype, need, memory, buckets, kv, graphdef, abstract)
 
@@ -115,8 +122,21 @@ def resized(setup: Setup, config: EngineConfig, workspace: int) -> Setup:
     """The same decisions, with the pool that is left when the largest step needs `workspace` bytes. Raises ConfigError as `resolve`."""
     length, memory = _pool(config, setup.hf, replace(setup.memory.room, workspace=workspace), setup.need)
     caching = config.enable_prefix_caching and not length_dependent(setup.hf, length)
-    resolved = replace(setup.resolved, max_model_len=length, num_pages=memory.num_pages, enable_prefix_caching=caching)
+    windows = kinds([setup.need.window], length)
+    resolved = replace(setup.resolved, max_model_len=length, num_pages=memory.num_pages, enable_prefix_caching=caching, windows=windows)
     return replace(setup, resolved=resolved, memory=memory)
+
+
+def layer_windows(graphdef: nnx.GraphDef, abstract: nnx.State) -> list[int | None]:
+    """The window of each layer of a model."""
+    return nnx.merge(graphdef, abstract).windows
+
+
+def kinds(windows: Iterable[int | None], length: int) -> tuple[int | None, ...]:
+    """Windows of the kinds of layers that are told apart by when they give pages back. A window that a sequence of `length` tokens fits
+    is none, and layers with and without one keep their pages together."""
+    found = {None if window is None or window >= length else window for window in windows}
+    return tuple(found) if len(found) == 1 else (None,)
 
 
 def _first_pool(config: EngineConfig, hf: dict[str, Any], room: Room, need: Need) -> tuple[int, MemoryPlan]:
@@ -160,8 +180,12 @@ def shard_bytes(leaves: Iterable[jax.ShapeDtypeStruct]) -> int:
     return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * jnp.dtype(leaf.dtype).itemsize for leaf in leaves)
 
 
-def _too_tight(budget: int, max_num_seqs: int) -> int:
-    raise ConfigError(
-        f"--max-num-batched-tokens ({budget}) must be at least --max-num-seqs ({max_num_seqs}), "
-        "since every running request may decode a token"
-    )
+def _step_tokens(config: EngineConfig, usual: int, max_num_seqs: int) -> int:
+    """Tokens of the largest step."""
+    budget = config.max_num_batched_tokens or max(usual, max_num_seqs)
+    if budget < max_num_seqs:
+        raise ConfigError(
+            f"--max-num-batched-tokens ({budget}) must be at least --max-num-seqs ({max_num_seqs}), "
+            "since every running request may decode a token"
+        )
+    return budget

@@ -150,7 +150,7 @@ class Runner:
         self._ingest(empty, force=True)
         for pairs in self.programs.buckets.copies:
             for _ in range(RECORDING_RUNS):
-                self._copy(((0, self.num_pages),) * pairs)
+                self._copy(((0, self.num_pages, 0),) * pairs)
         for _ in range(RECORDING_RUNS):
             self.processing.warm_up()
         if self.swapper is not None:
@@ -203,7 +203,7 @@ class Runner:
             read(self._sample(logits, outlook, sampler))
         return seconds
 
-    def _copy(self, copies: Sequence[tuple[int, int]]) -> None:
+    def _copy(self, copies: Sequence[tuple[int, int, int]]) -> None:
         """Copy pages in order, as many at a time as a program takes; what is left of its room copies to the dropped page."""
         sizes = self.programs.buckets.copies
         for start in range(0, len(copies), sizes[-1]):
@@ -211,7 +211,7 @@ class Runner:
             size = next(n for n in sizes if n >= len(batch))
             pairs = np.full((2, size), self.num_pages, np.int32)
             pairs[0] = 0
-            pairs[:, : len(batch)] = np.array(batch, np.int32).T
+            pairs[:, : len(batch)] = np.array(batch, np.int32).T[:2]
             buffer = self._copy_uplinks[size].send([pairs.reshape(-1)])
             self.kv = self.programs.get("copy", size)(self.kv, buffer)
 

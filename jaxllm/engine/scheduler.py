@@ -12,15 +12,14 @@ values only to hash full pages. A plan that was made must be run, in order: late
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain
 
 from jaxllm.cache.pool import PagePool
-from jaxllm.cache.prefix import PrefixIndex
 from jaxllm.engine.buckets import Buckets
 from jaxllm.engine.family import awaited, forked, whose_turn
 from jaxllm.engine.ferry import Ferry
-from jaxllm.engine.forecast import Forecast, Share, most, peak
+from jaxllm.engine.forecast import Forecast, Share, bounded, most, peak
 from jaxllm.engine.holdings import Holdings, Start
 from jaxllm.engine.limits import Limits, Pace
 from jaxllm.engine.plan import Chunk, Plan
@@ -30,17 +29,18 @@ from jaxllm.engine.slots import Slots
 
 
 class Scheduler:
-    """Owns the queue, the running set, slots and pages. Give it a pool and index of its own; `prefix=None` shares nothing.
+    """Owns the queue, the running set, slots and pages. Give it pools of its own, one for each kind of layers; those without a prefix index
+    share nothing.
 
     Operators may bring a subclass (`--scheduler-cls`): `rank` is the method to override for another order.
     """
 
-    def __init__(self, limits: Limits, pool: PagePool, prefix: PrefixIndex | None, buckets: Buckets, policy: Policy = fcfs):
+    def __init__(self, limits: Limits, pools: Sequence[PagePool], buckets: Buckets, policy: Policy = fcfs):
         self.limits = limits
         self.pace: Pace | None = None
         self.preemptions = 0
-        self.holdings = Holdings(pool, prefix)
-        self.pool, self.prefix = pool, prefix
+        self.holdings = Holdings(pools)
+        self.pools, self.page_size = self.holdings.pools, self.holdings.page_size
         self._buckets, self._policy = buckets, policy
         self._arrivals = 0
         self._waiting, self._running = Line(), Line()
@@ -50,13 +50,16 @@ class Scheduler:
         self._refused: Request | None = None  # whom the forecast refused, until a request gives its pages back
         self._slots = Slots(limits.max_num_seqs)
         # Running requests grow a page every page_size steps: a little room keeps a new prompt from being preempted at once.
-        self._watermark = max(1, pool.num_pages // 100)
+        self._watermarks = [max(1, pool.num_pages // 100) for pool in pools]
 
     def use_host(self, ferry: Ferry, swaps: bool, shares: bool) -> None:
         """Save findable pages that are handed out in host memory. With `swaps` those of preempted requests stay there for them; unless it
-        `shares`, a request finds its own pages alone."""
+        `shares`, a request finds its own pages alone. Host memory knows chains from the first page on: raises ValueError when pages are
+        given back behind a window."""
+        if len(self.pools) > 1 or self.pools[0].kind.window is not None:
+            raise ValueError("host memory takes pages of one pool, whose layers have no window")
         self._swaps = swaps
-        self.holdings.ferry, self.holdings.shares, self.pool.evicted = ferry, shares, ferry.evicted
+        self.holdings.ferry, self.holdings.shares, self.pools[0].evicted = ferry, shares, ferry.evicted
 
     @property
     def ferry(self) -> Ferry | None:
@@ -85,7 +88,7 @@ class Scheduler:
 
     def fits(self, num_tokens: int) -> bool:
         """Whether a request whose KV grows to `num_tokens` tokens (prompt + max_tokens - 1) can ever run."""
-        return num_tokens <= self.limits.max_model_len and self.pool.pages_for(num_tokens) <= self.pool.num_pages
+        return num_tokens <= self.limits.max_model_len and all(pool.most(num_tokens) <= pool.num_pages for pool in self.pools)
 
     def add(self, request: Request) -> None:
         """Queue a new request. Raises `ValueError` for one that could never run, which the engine should have refused."""
@@ -94,7 +97,7 @@ class Scheduler:
             raise ValueError(
                 f"request {request.id} can never run: {len(request.prompt)} prompt tokens and {request.max_tokens} new ones; "
                 f"the limits are max_model_len {self.limits.max_model_len} "
-                f"and {self.pool.num_pages} KV pages of {self.pool.page_size} tokens"
+                f"and {' and '.join(str(pool.num_pages) for pool in self.pools)} KV pages of {self.page_size} tokens"
             )
         if request.status is not Status.WAITING or request in self._waiting:
             raise ValueError(f"request {request.id} was added before")
@@ -107,7 +110,7 @@ class Scheduler:
         self._arrivals += 1
         child = forked(parent, self._arrivals)
         if parent.status is Status.RUNNING:
-            self.pool.share(child.pages)
+            self.holdings.share(child)
             child.slot = self._slots.take(child)
             self._running.add(child)
         else:
@@ -163,7 +166,7 @@ class Scheduler:
         written = len(request.prompt) + len(request.output) - 1
         if written > request.computed:
             written = request.computed  # tokens that were not drawn are written later, as a chunk
-        if written % self.pool.page_size < new_tokens and request.status is Status.RUNNING:
+        if written % self.page_size < new_tokens and request.status is Status.RUNNING:
             self.holdings.register(request, written - new_tokens, written)
 
     def jump(self, request: Request) -> None:
@@ -190,7 +193,7 @@ class Scheduler:
                 continue
             position = request.computed
             if position < request.prefill_end:
-                if position != request.room or self._open(request, preempted):
+                if request.room >= request.prefill_end or self._open(request, preempted):
                     prefilling.append(request)
                 continue
             if request.num_scheduled_outputs >= request.max_tokens:
@@ -214,13 +217,19 @@ class Scheduler:
         return Plan(tuple(decodes), tuple(positions), chunks, tuple(preempted), copies, moves)
 
     def held_tokens(self) -> tuple[int, int]:
-        """Tokens that running requests have or are about to have in their pages, and the places those pages offer."""
-        used = sum(max(request.computed, request.prefill_end) for request in self._running)
-        return used, sum(len(request.pages) for request in self._running) * self.pool.page_size
+        """Tokens that running requests have or are about to have in the pages that they hold, of the first kind, and the places those pages
+        offer."""
+        size, used, places = self.page_size, 0, 0
+        for request in self._running:
+            end, behind = len(request.pages) * size, request.tables[0].behind * size
+            used += min(max(request.computed, request.prefill_end), end) - behind
+            places += end - behind
+        return used, places
 
     def check(self) -> None:
         """Raise `PoolError` if pages or slots are leaked or shared wrongly. For tests and for an idle engine."""
-        self.pool.check(request.pages for request in self._running)
+        for kind, pool in enumerate(self.pools):
+            pool.check(request.tables[kind].held for request in self._running)
         if self.ferry is not None:
             self.ferry.check(request.stored for request in self._swapped)
         self._slots.check(self._running)
@@ -241,7 +250,7 @@ class Scheduler:
         for request in chain(prefilling, self._admissions(chunks) if admit else ()):
             if chunks:
                 self._advance(chunks[-1])
-            length = min(request.prefill_end - request.computed, room - total)
+            length = min(request.prefill_end - request.computed, request.room - request.computed, room - total)
             chunks.append(Chunk(request, request.computed, length, request.computed + length == request.prefill_end))
             total += length
             if total == room or len(chunks) == self._buckets.max_chunks:
@@ -287,13 +296,15 @@ class Scheduler:
         """Give the request a slot and all pages of its known tokens, shared ones first; False when it must wait.
 
         Pages for the whole prompt are taken now, so that a prompt once begun never waits for pages and never takes
-        them from others.
+        them from others. Where a window bounds what it holds at once, so much is taken, and goes on with it; then only a prompt that
+        gives back pages which others still hold may have to take more.
         """
         if request is self._refused:
             return False
         start, careful = self.holdings.find(request, newest), bool(self._running) and not awaited(request)
-        if self.pool.free < start.taken + start.spare + (self._watermark if careful else 0):
-            return False
+        for pool, taken, watermark in zip(self.pools, start.taken, self._watermarks, strict=True):
+            if pool.free < taken + start.spare + (watermark if careful else 0):
+                return False
         if careful and not self._stays(request, start):
             self._refused = request
             return False
@@ -306,37 +317,41 @@ class Scheduler:
 
     def _stays(self, request: Request, start: Start) -> bool:
         """Whether the request is expected to keep its pages as long as it is worth."""
-        pool, size, rows = self.pool, self.pool.page_size, len(self._running) + 1
-        used = pool.num_pages - pool.free + start.taken
+        size, rows = self.page_size, len(self._running) + 1
         worth = self.forecast.patience(request.num_tokens, rows, self._buckets.step_cost)
-        if most(used, rows, size, worth) <= pool.num_pages:
-            return True
-        shares = [
-            Share(self.forecast.to_come(r), len(r.pages) - r.found, len(r.pages) * size - max(r.computed, r.prefill_end))
-            for r in self._running
-        ]
-        shares.append(Share(self.forecast.to_come(request), start.fresh, -request.num_tokens % size))
-        return peak(used, shares, size, worth) <= pool.num_pages
+        for kind, pool in enumerate(self.pools):
+            used = pool.num_pages - pool.free + start.taken[kind]
+            tight = most(used, rows, size, worth) > pool.num_pages
+            if tight and peak(used, self._shares(kind, request, start), size, worth) > pool.num_pages:
+                return False
+        return True
+
+    def _shares(self, kind: int, request: Request, start: Start) -> Iterator[Share]:
+        """What the running requests and this one do to the pool of a kind of layers."""
+        size, limit = self.page_size, self.pools[kind].kind.steady(self.page_size)
+        for r in self._running:
+            table = r.tables[kind]
+            own, places = len(table.pages) - max(table.found, table.behind), len(table.pages) * size - max(r.computed, r.prefill_end)
+            yield from bounded(Share(self.forecast.to_come(r), own, places), len(table.pages) - table.behind, limit, size)
+        table, fresh = start.tables[kind], start.fresh[kind]
+        share = Share(self.forecast.to_come(request), fresh, (len(table.pages) + fresh) * size - request.num_tokens)
+        yield from bounded(share, len(table.pages) - table.behind + fresh, limit, size)
 
     # --- pages
 
     def _open(self, request: Request, preempted: list[Request]) -> bool:
-        """Give the request a page that it may write its next token to. False when it was preempted for want of one."""
-        if self.holdings.must_open(request):
-            if not self._make_room(request, preempted):
-                return False
-            self.holdings.open(request)
-        request.room = len(request.pages) * self.pool.page_size
-        return True
-
-    def _make_room(self, request: Request, preempted: list[Request]) -> bool:
-        """Preempt requests behind it until a page is free; False when the request itself was the last and had to go."""
-        while not self.pool.free:
+        """Give the request pages that it may write its next tokens to, instead of those that it has done with. False when it was preempted
+        for want of them."""
+        self.holdings.slide(request)
+        wanted = self.holdings.wanted(request)
+        while any(pool.free < count for pool, count in zip(self.pools, wanted, strict=True)):
             last = self._running.last
             self._preempt(last)
             preempted.append(last)
             if last is request:
                 return False
+            wanted = self.holdings.wanted(request)
+        self.holdings.open(request, wanted)
         return True
 
     def _preempt(self, request: Request, store: bool = True) -> None:

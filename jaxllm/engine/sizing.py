@@ -26,7 +26,7 @@ from jaxllm.sampling.processors import Processor
 FOLDER = "programs"  # in the compilation cache's directory
 SIZING_LAYERS = 4  # enough for layers of two kinds in turn
 _OF_THE_HOST = ("preemption_mode", "host_pages", "host_cached_pages", "moved_pages")
-_DECIDED_LATER = ("model_dir", "num_pages", "max_model_len", "enable_prefix_caching", "scheduling_policy", *_OF_THE_HOST)
+_DECIDED_LATER = ("model_dir", "num_pages", "max_model_len", "enable_prefix_caching", "scheduling_policy", "windows", *_OF_THE_HOST)
 
 
 def make_programs(setup: Setup, executables: Executables | None = None, processors: tuple[Processor, ...] = ()) -> Programs:

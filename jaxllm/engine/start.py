@@ -22,7 +22,7 @@ from jaxllm.engine.memory import GIB
 from jaxllm.engine.pace import seconds_per_token
 from jaxllm.engine.programs import Programs, weight_leaves
 from jaxllm.engine.report import Report
-from jaxllm.engine.resolve import Setup, resolve
+from jaxllm.engine.resolve import Setup, layer_windows, resolve
 from jaxllm.engine.runner import Runner
 from jaxllm.engine.sizing import fitted, kv_arguments, make_programs
 from jaxllm.engine.state import MAX_STOP_IDS
@@ -145,7 +145,8 @@ def table_rows(setup: Setup, programs: Programs, compiles: CompileCounter, repor
         ("for sampling, spare", f"{memory.room.resident / GIB:.2f} and {memory.room.spare / GIB:.2f} GiB per device"),
         ("left for KV pages", f"{memory.room.terms} = {max(0, memory.room.left) / GIB:.2f} GiB per device"),
         ("KV cache", f"{pages} in {resolved.kv_dtype}, {memory.kv / GIB:.2f} GiB per device"),
-        ("maximum concurrency", f"{tokens / resolved.max_model_len:.2f}x at {resolved.max_model_len} tokens per request"),
+        ("sliding window", _window_row(setup)),
+        ("maximum concurrency", f"{resolved.num_pages / setup.held:.2f}x at {resolved.max_model_len} tokens per request"),
         ("prefix caching", "on" if resolved.enable_prefix_caching else "off"),
         ("preemption", resolved.preemption_mode),
         ("host memory", _host_row(setup)),
@@ -158,6 +159,18 @@ def table_rows(setup: Setup, programs: Programs, compiles: CompileCounter, repor
         ),
     ]
     return rows + [(name.lower(), f"{seconds:.2f} s") for name, seconds in report.seconds.items()]
+
+
+def _window_row(setup: Setup) -> str:
+    """What becomes of pages behind the window of the model's layers."""
+    found = {window for window in layer_windows(setup.graphdef, setup.abstract_weights) if window is not None}
+    if not found:
+        return "none"
+    tokens = " and ".join(str(window) for window in sorted(found))
+    if setup.resolved.windows == (None,):
+        why = "pages may go to host memory" if setup.resolved.host_pages else "not every layer has a window shorter than max_model_len"
+        return f"{tokens} tokens; pages behind it are kept, since {why}"
+    return f"{tokens} tokens; pages behind it are given back: a request holds at most {setup.held}"
 
 
 def _host_row(setup: Setup) -> str:
@@ -188,7 +201,7 @@ def check_peak(setup: Setup, programs: Programs) -> None:
         pages = max(0, setup.memory.kv + left - programs.peak_bytes) // setup.memory.page
         tokens = int(setup.resolved.max_num_batched_tokens * max(0, left) / programs.peak_bytes) // 16 * 16
         helps = [f"--max-num-batched-tokens {tokens}"] if tokens >= setup.resolved.max_num_seqs else ["a lower --max-num-seqs"]
-        if pages >= setup.resolved.max_pages_per_request:
+        if pages >= setup.held:
             helps.append(f"--num-gpu-blocks-override {pages} (--kv-cache-memory-bytes {pages * setup.memory.page})")
         raise ConfigError(
             f"the largest step needs {programs.peak_bytes / GIB:.2f} GiB, but {left / GIB:.2f} GiB is left for it ({room.terms}, "

@@ -51,6 +51,11 @@ class Decoder(nnx.Module):
             x_TD, delta_TD = block(index, x_TD, delta_TD, rotation, context)
         return _add_norm(self.norm, x_TD, delta_TD, context)[1]
 
+    @property
+    def windows(self) -> list[int | None]:
+        """How many tokens a token sees in each layer, itself included; None: all."""
+        return [block.attention.window for block in self.layers]
+
     def logits(self, hidden_RD: Array) -> Array:
         """Next-token logits [R, V] in float32."""
         weight = self.embed.weight if self.head is None else self.head.weight

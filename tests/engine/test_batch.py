@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from jaxllm.engine.batch import ALIGN, Shapes, grown, ingest_arrays, offsets, pack, packed_size, unpack
 from jaxllm.engine.plan import Plan
-from jaxllm.engine.request import Request
+from jaxllm.engine.request import Request, Table
 from jaxllm.sampling.options import SamplingParams
 
 KINDS = (np.int32, np.uint32, np.float32)
@@ -32,9 +32,9 @@ def test_rows_get_a_table_entry_at_the_start_of_a_page_and_for_a_copy(rows: list
     size, slots, decodes, copies = 4, 8, [], []
     for row, (position, copied) in enumerate(rows):
         request = Request(id="r", index=0, prompt=[1], params=SamplingParams(), seed=0, arrival=0.0, max_tokens=9)
-        request.slot, request.pages = 7 - row, [100 * row + page for page in range(3)]
+        request.slot, request.tables = 7 - row, (Table([100 * row + page for page in range(3)]),)
         decodes.append(request)
-        copies += [(99, request.pages[position // size])] if copied else []
+        copies += [(99, request.pages[position // size], 0)] if copied else []
     plan = Plan(tuple(decodes), tuple(position for position, _ in rows), (), copies=tuple(copies))
     entries = [row for row, (position, copied) in enumerate(rows) if position % size == 0 or copied]
     assert grown(plan, size) == entries

@@ -6,8 +6,9 @@ import pytest
 
 from jaxllm.engine.beam import Rules
 from jaxllm.engine.request import Status
-from tests.engine.fake_device import EOS, Loop, Setup, search_alone
+from tests.engine.fake_device import EOS, search_alone
 from tests.engine.fake_host import Optimist
+from tests.engine.fake_loop import Loop, Setup
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
 

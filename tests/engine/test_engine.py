@@ -302,7 +302,7 @@ def test_a_reset_computes_running_requests_anew_and_forgets_what_they_stand_on(m
     for _ in range(7):
         deltas += engine.step()
     assert engine.reset_prefix_cache(reset_running_requests=True)
-    assert len(engine.scheduler.prefix or ()) == 0
+    assert len(engine.scheduler.pools[0].index or ()) == 0
     deltas += collect(engine, [])
     assert [tokens_of(deltas, f"r{number}") for number in range(2)] == alone
     assert engine.stats().preemptions == 2

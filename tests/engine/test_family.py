@@ -13,8 +13,9 @@ from jaxllm.engine.plan import Plan
 from jaxllm.engine.request import Family, Request, Status
 from jaxllm.engine.scheduler import Limits, Scheduler
 from jaxllm.sampling.options import SamplingParams
-from tests.engine.fake_device import EOS, Loop, Setup, generate
+from tests.engine.fake_device import EOS, generate
 from tests.engine.fake_host import Optimist
+from tests.engine.fake_loop import Loop, Setup
 
 PAGE = 4
 
@@ -61,8 +62,8 @@ def test_whoever_writes_a_page_that_others_hold_copies_it_and_the_last_holder_do
     loop.step()
     first, shared = family[0].pages
     plan = loop.step()
-    assert [source for source, _ in plan.copies] == [shared] * 3
-    assert [r.pages for r in family] == [[first, target] for _, target in plan.copies] + [[first, shared]]
+    assert [source for source, _, _ in plan.copies] == [shared] * 3
+    assert [r.pages for r in family] == [[first, target] for _, target, _ in plan.copies] + [[first, shared]]
     assert not loop.step().copies
     loop.drain()
     loop.check_ended()
@@ -78,9 +79,9 @@ def test_a_prompt_of_whole_pages_needs_no_copies() -> None:
 @pytest.mark.parametrize("caching", [True, False])
 @pytest.mark.parametrize("length", [2048, 2040])
 def test_four_samples_of_a_long_prompt_hold_one_prompt_and_four_tails(length: int, caching: bool) -> None:
-    pool = PagePool(1000, 64)
+    pool = PagePool(1000, 64, PrefixIndex(64, b"test") if caching else None)
     limits = Limits(max_num_seqs=8, max_num_batched_tokens=4096, max_model_len=4096)
-    scheduler = Scheduler(limits, pool, PrefixIndex(64, b"test") if caching else None, Buckets.build(8, 4096, "gpu"))
+    scheduler = Scheduler(limits, [pool], Buckets.build(8, 4096, "gpu"))
     family: list[Request] = []
     shared = Family(family)
     for index in range(4):
@@ -136,7 +137,7 @@ def test_a_page_that_the_index_finds_is_copied_though_nobody_else_holds_it() -> 
     loop.abort(one)
     assert shared in loop.prefix.pages and loop.pool.references(shared) == 1
     plan = loop.step()
-    assert [source for source, _ in plan.copies] == [shared] and shared in loop.prefix.pages
+    assert [source for source, _, _ in plan.copies] == [shared] and shared in loop.prefix.pages
     loop.drain()
     loop.check_ended()
 

@@ -87,7 +87,7 @@ def test_the_same_memory_holds_more_pages(make_engine: MakeEngine) -> None:
 
 def test_pages_of_another_type_are_another_identity(make_engine: MakeEngine) -> None:
     tokens = list(range(16))
-    found = [make_engine(kv_cache_dtype=name).scheduler.prefix for name in ("auto", "fp8", "fp8_e5m2")]
+    found = [make_engine(kv_cache_dtype=name).scheduler.pools[0].index for name in ("auto", "fp8", "fp8_e5m2")]
     assert len({index.lookup(tokens)[1][-1] for index in found if index is not None}) == 3
 
 

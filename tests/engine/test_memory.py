@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jaxllm.cache.pool import Kind
 from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.engine.buckets import Buckets
 from jaxllm.engine.engine import Engine
@@ -125,3 +126,26 @@ def test_a_pool_that_was_asked_too_large_is_told_the_most_that_fits(asked: dict)
     (name,) = asked
     (value,) = re.findall(rf"--{name.replace('_', '-')} (\d+)", str(error.value))
     assert 0 <= CARD.left - plan_memory(EngineConfig(**{name: int(value)}), CARD, NEED).kv < NEED.page_bytes
+
+
+def test_layers_with_a_window_need_pages_for_what_a_step_sees_and_no_more() -> None:
+    need = replace(NEED, window=4096, tile=128, step_tokens=8192)
+    assert need.pages_per_request == -(-(4096 + 128 + 8192 - 3) // 64) + 1 < NEED.pages_per_request
+    assert replace(need, max_model_len=700).pages_per_request == 11
+    tight = replace(CARD, usable=CARD.weights + CARD.workspace + 256 * NEED.page_bytes)
+    assert plan_memory(EngineConfig(), tight, need).num_pages == 256 < NEED.pages_per_request
+    assert fitting_length(EngineConfig(), tight, need) == 32768
+    with pytest.raises(ConfigError, match="the longest that fits is 8192 tokens"):
+        plan_memory(EngineConfig(num_gpu_blocks_override=128), tight, need)
+    assert fitting_length(EngineConfig(num_gpu_blocks_override=128), tight, need) == 128 * 64
+
+
+@given(st.integers(1, 40), st.integers(1, 5), st.integers(1, 30), st.integers(1, 20), st.integers(0, 200))
+def test_what_a_step_reads_and_writes_fits_the_pages_that_a_request_holds_at_once(
+    window: int, tile: int, chunk: int, size: int, position: int
+) -> None:
+    kind = Kind(window, chunk, tile)
+    behind, held = kind.behind(position, size), kind.most(10**6, size)
+    first = max(0, position - window + 1)
+    assert behind * size <= first // tile * tile, "a tile that is partly seen is held"
+    assert (behind + held) * size >= position + chunk

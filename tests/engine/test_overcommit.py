@@ -48,7 +48,7 @@ class Simulation:
         """All at once, to the end."""
         limits = Limits(max_num_seqs=self.seqs, max_num_batched_tokens=2048, max_model_len=10**6)
         pool = PagePool(self.pages, PAGE)
-        scheduler = Scheduler(limits, pool, None, Buckets.build(self.seqs, 2048, "gpu"))
+        scheduler = Scheduler(limits, [pool], Buckets.build(self.seqs, 2048, "gpu"))
         scheduler.forecast = self.forecast
         ends: dict[Request, int] = {}
         for number, one in enumerate(work):

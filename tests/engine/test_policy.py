@@ -12,7 +12,7 @@ from jaxllm.engine.policy import HEAD_START, Line, fcfs, priority
 from jaxllm.engine.request import Request, Status
 from jaxllm.engine.scheduler import Scheduler
 from jaxllm.sampling.options import SamplingParams
-from tests.engine.fake_device import Loop, Setup
+from tests.engine.fake_loop import Loop, Setup
 
 
 def request(arrival: float = 0.0, priority: int = 0, place: tuple[float, ...] = ()) -> Request:

@@ -16,7 +16,8 @@ from jaxllm.engine.plan import Plan
 from jaxllm.engine.request import Request, Status
 from jaxllm.engine.scheduler import Scheduler
 from jaxllm.sampling.options import SamplingParams
-from tests.engine.fake_device import Loop, Setup, generate
+from tests.engine.fake_device import generate
+from tests.engine.fake_loop import Loop, Setup
 
 ROOMY = Setup(page_size=4, num_pages=400, max_num_seqs=16, max_num_batched_tokens=512)
 
@@ -357,7 +358,7 @@ def test_a_limit_below_one_is_refused() -> None:
 
 def test_the_check_finds_a_leaked_slot() -> None:
     scheduler = Scheduler(
-        Limits(max_num_seqs=2, max_num_batched_tokens=8, max_model_len=8), PagePool(4, 4), PrefixIndex(4, b""), Buckets.build(2, 8, "cpu")
+        Limits(max_num_seqs=2, max_num_batched_tokens=8, max_model_len=8), [PagePool(4, 4, PrefixIndex(4, b""))], Buckets.build(2, 8, "cpu")
     )
     scheduler._slots._free.pop()
     with pytest.raises(RuntimeError, match="slots are leaked"):

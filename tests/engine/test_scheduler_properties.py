@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 from hypothesis import HealthCheck, given, settings
@@ -11,8 +12,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from jaxllm.engine.beam import Rules
 from jaxllm.engine.forecast import Forecast
 from jaxllm.engine.request import Request, Status
-from tests.engine.fake_device import EOS, VOCAB, Loop, Setup
+from tests.engine.fake_device import EOS, VOCAB
 from tests.engine.fake_host import Optimist
+from tests.engine.fake_loop import Loop, Setup
 
 
 class Search(NamedTuple):
@@ -38,22 +40,35 @@ SETTINGS = {
     "swaps": st.booleans(),
     "delay": st.integers(0, 2),
 }
+
+
+def without_host(setup: Setup) -> Setup:
+    """Host memory is for layers without a window."""
+    return setup if setup.windows == (None,) else replace(setup, host_pages=0)
+
+
 tiny = st.builds(
     Setup,
     page_size=st.integers(1, 5),
     num_pages=st.integers(2, 14),
+    windows=st.sampled_from([(None,), (None,), (1,), (3,), (9,), (None, 4), (6, None), (2, None, 7)]),
+    window_pages=st.none() | st.integers(2, 8),
+    tile=st.sampled_from([1, 1, 3]),
     max_num_seqs=st.integers(1, 6),
     max_num_batched_tokens=st.integers(1, 40),
     **SETTINGS,
-)
+).map(without_host)
 roomy = st.builds(
     Setup,
     page_size=st.sampled_from([4, 16]),
     num_pages=st.integers(10, 60),
+    windows=st.sampled_from([(None,), (None,), (5,), (40,), (None, 20), (16, None)]),
+    window_pages=st.none() | st.integers(10, 40),
+    tile=st.sampled_from([1, 1, 8]),
     max_num_seqs=st.integers(1, 20),
     max_num_batched_tokens=st.integers(16, 400),
     **SETTINGS,
-)
+).map(without_host)
 
 
 @st.composite

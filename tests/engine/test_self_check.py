@@ -27,7 +27,7 @@ def test_an_engine_in_order_passes_its_self_check(make_engine: MakeEngine) -> No
     engine.self_check()
     after = engine.stats()
     assert (after.self_checks, after.self_check_failures, after.self_check_problem) == (before.self_checks + 1, 0, "")
-    assert len(engine.scheduler.prefix or ()) > 0, "it forgets nothing"
+    assert len(engine.scheduler.pools[0].index or ()) > 0, "it forgets nothing"
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_an_engine_in_order_passes_its_self_check(make_engine: MakeEngine) -> No
 def test_a_broken_engine_says_so_and_starts_over(make_engine: MakeEngine, fault: str) -> None:
     engine, params = make_engine(), SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
     expected = run(engine, [PROMPT * 4], params)
-    pool, scheduler = engine.scheduler.pool, engine.scheduler
+    pool, scheduler = engine.scheduler.pools[0], engine.scheduler
     if fault == "a page is lost":
         pool._blank.pop()
     elif fault == "a page is held by nobody":
@@ -44,7 +44,7 @@ def test_a_broken_engine_says_so_and_starts_over(make_engine: MakeEngine, fault:
     elif fault == "a slot is lost":
         scheduler._slots._free.pop()
     elif fault == "a findable page is blank":
-        scheduler.prefix.register(b"x" * 32, pool._blank[0])  # type: ignore[union-attr]
+        pool.index.register(b"x" * 32, pool._blank[0])  # type: ignore[union-attr]
     else:
         engine.add(request(params, "lost"))
         scheduler._waiting.clear()
@@ -68,7 +68,7 @@ def test_a_self_check_ends_requests_that_live_on_broken_pages_without_touching_t
     engine.add(request(SamplingParams(n=2, use_beam_search=True, max_tokens=20, ignore_eos=True), "beams"))
     while not all(choice.output for live in engine._live.values() for choice in live.choices):
         engine.step()
-    pool = engine.scheduler.pool
+    pool = engine.scheduler.pools[0]
     pages = next(live.choices[0].pages for live in engine._live.values())
     if fault == "a count":
         pool._references[pages[0]] = 0  # to give it back once more raises

@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 
 from jaxllm.engine.forecast import KEPT, Forecast
-from tests.engine.fake_device import VOCAB, Loop, Setup
+from tests.engine.fake_device import VOCAB
 from tests.engine.fake_host import Optimist
+from tests.engine.fake_loop import Loop, Setup
 
 TINY = Setup(page_size=4, num_pages=24, max_num_seqs=6, max_num_batched_tokens=32, forecast=Optimist)
 WAYS = {
@@ -53,7 +54,7 @@ def soak(setup: Setup, requests: int, seed: int = 0) -> Loop:
 
 def assert_nothing_is_left(loop: Loop) -> None:
     scheduler, setup = loop.scheduler, loop.setup
-    assert len(scheduler.prefix or ()) <= setup.num_pages
+    assert len(scheduler.pools[0].index or ()) <= setup.num_pages
     assert sorted(scheduler._slots._free) == list(range(setup.max_num_seqs))
     assert len(scheduler.forecast._parts) == len(scheduler.forecast._recent) <= KEPT
     if scheduler.ferry is not None:

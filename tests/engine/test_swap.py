@@ -16,8 +16,8 @@ from jaxllm.engine.plan import Plan
 from jaxllm.engine.request import GenerateRequest, Request, Status
 from jaxllm.sampling.options import SamplingParams
 from tests.engine.conftest import collect, run
-from tests.engine.fake_device import Loop, Setup
 from tests.engine.fake_host import Optimist
+from tests.engine.fake_loop import Loop, Setup
 from tests.engine.test_scheduler import lasting
 
 MakeEngine = Callable[..., Engine]

@@ -1,0 +1,296 @@
+"""The smallest engine loop, around a device without arithmetic."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections import deque
+from dataclasses import dataclass
+
+from jaxllm.cache.host import HostTier
+from jaxllm.cache.pool import Kind, PagePool
+from jaxllm.cache.prefix import PrefixIndex
+from jaxllm.engine.beam import Rules
+from jaxllm.engine.beams import Beams, most_pages
+from jaxllm.engine.buckets import Buckets
+from jaxllm.engine.ferry import Ferry
+from jaxllm.engine.forecast import Forecast
+from jaxllm.engine.limits import Limits
+from jaxllm.engine.plan import Chunk, Plan
+from jaxllm.engine.policy import POLICIES
+from jaxllm.engine.request import Family, Request, Status
+from jaxllm.engine.scheduler import Scheduler
+from jaxllm.sampling.options import SamplingParams
+from tests.engine.fake_device import EOS, FakeDevice, generate, likely, search_alone
+
+
+@dataclass
+class Setup:
+    """Sizes of one engine."""
+
+    page_size: int = 4
+    num_pages: int = 16
+    windows: tuple[int | None, ...] = (None,)  # of the kinds of layers
+    window_pages: int | None = None  # of kinds with a window; None: as many as of the others
+    tile: int = 1
+    max_num_seqs: int = 4
+    max_num_batched_tokens: int = 32
+    max_model_len: int = 1000
+    platform: str = "cpu"
+    caching: bool = True
+    policy: str = "fcfs"
+    host_pages: int = 0
+    host_cached: int = 0
+    seats: int = 2  # pages that a plan fetches from host memory
+    swaps: bool = False
+    forecast: type[Forecast] = Forecast
+    delay: int = 1  # steps between launch and commit; 0 is the engine without overlap
+
+
+class Loop:
+    """The engine reduced to its order of events: plan and launch a step, then commit the one before it.
+
+    Checks after every plan what must hold of any plan.
+    """
+
+    def __init__(self, setup: Setup):
+        self.setup = setup
+        self.buckets = Buckets.build(setup.max_num_seqs, setup.max_num_batched_tokens, setup.platform)
+        self.pools = [self._pool(window) for window in setup.windows]
+        self.pool, self.prefix = self.pools[0], self.pools[0].index
+        limits = Limits(
+            max_num_seqs=setup.max_num_seqs, max_num_batched_tokens=setup.max_num_batched_tokens, max_model_len=setup.max_model_len
+        )
+        self.scheduler = Scheduler(limits, self.pools, self.buckets, POLICIES[setup.policy])
+        self.scheduler.forecast = setup.forecast()
+        if setup.host_pages and self.prefix is not None:
+            ferry = Ferry(HostTier(setup.host_pages, min(setup.host_cached, setup.host_pages)), self.prefix, setup.seats)
+            self.scheduler.use_host(ferry, setup.swaps, setup.caching)
+        self._handed_out: set[tuple[int, int]] = set()  # findable pages that the plan took, kind and page: they may come to hold the same
+        for kind, pool in enumerate(self.pools):
+            pool.evicted = pool.evicted or functools.partial(self._note, kind)
+        self.device = FakeDevice(setup.page_size, [pool.kind for pool in self.pools])
+        self.requests: list[Request] = []  # in order of arrival
+        self._numbers = itertools.count()
+        self.sent_back: set[Request] = set()  # whose pages were arriving when prefixes were forgotten, so that newer ones may be ahead
+        self.stop_at: dict[Request, int | None] = {}
+        self.in_flight: deque[tuple[Plan, list[int]]] = deque()
+        self.aborted: set[Request] = set()
+        self.searches: dict[str, Beams] = {}  # that run
+        self.found: dict[str, tuple[Beams, list[int]]] = {}  # those that have ended, with their prompts
+        self.first_tokens: list[int] = []  # arrival numbers, in the order in which first tokens were planned
+        self.reached: dict[Request, int] = {}  # tokens computed in this life
+        self.steps = 0
+
+    def _note(self, kind: int, key: bytes, page: int) -> None:
+        self._handed_out.add((kind, page))
+
+    def _pool(self, window: int | None) -> PagePool:
+        setup = self.setup
+        index = PrefixIndex(setup.page_size, b"test") if setup.caching or setup.host_pages else None
+        kind = Kind(window, min(setup.max_num_batched_tokens, self.buckets.max_tokens), 1 if window is None else setup.tile)
+        fewer = window is not None and setup.window_pages is not None
+        return PagePool(setup.window_pages if fewer else setup.num_pages, setup.page_size, index, kind)  # type: ignore[arg-type]
+
+    def add(self, prompt: list[int], max_tokens: int, stop_at: int | None = None, priority: int = 0) -> Request | None:
+        """Queue a request; None when it can never run. It arrives a second after the one before."""
+        return next(iter(self.add_choices(1, prompt, max_tokens, stop_at, priority)), None)
+
+    def add_choices(self, n: int, prompt: list[int], max_tokens: int, stop_at: int | None = None, priority: int = 0) -> list[Request]:
+        """Queue the n choices of one prompt; none of them when they can never run."""
+        if not self.scheduler.fits(len(prompt) + max_tokens - 1):
+            return []
+        family: list[Request] = []
+        shared = Family(family)
+        for seed in range(n):
+            number, params = next(self._numbers), SamplingParams(priority=priority)
+            request = Request(
+                id=str(number), index=0, prompt=prompt, params=params, seed=seed, arrival=float(number), max_tokens=max_tokens
+            )
+            family.append(request)
+            if n > 1:
+                request.family = shared
+            self.requests.append(request)
+            self.stop_at[request] = stop_at
+            self.scheduler.add(request)
+        return family
+
+    def search(self, prompt: list[int], rules: Rules, priority: int = 0) -> Beams | None:
+        """Queue a beam search; None when it can never run."""
+        tokens = len(prompt) + rules.max_tokens - 1
+        fits = all(most_pages(pool, len(prompt), tokens, rules.width) <= pool.num_pages for pool in self.pools)
+        if rules.width > self.setup.max_num_seqs or not fits:
+            return None
+        root = self.add(prompt, rules.max_tokens, priority=priority)
+        if root is None:
+            return None
+        self.searches[root.id] = Beams(rules, root, self.scheduler)
+        return self.searches[root.id]
+
+    def abort(self, request: Request) -> None:
+        if request.id in self.searches:
+            self.searches.pop(request.id).end()
+            return
+        if request.status is not Status.FINISHED:
+            self.aborted.add(request)
+        self.scheduler.finish(request)
+
+    def step(self) -> Plan:
+        """One turn of the loop."""
+        running = [r for r in self.requests if r.status is Status.RUNNING]
+        before = self._readable()
+        self._handed_out.clear()
+        plan = self.scheduler.plan()
+        before -= {(kind, page, key) for kind, page, key in before if (kind, page) in self._handed_out}
+        self.check(plan, running)
+        if plan.moves is not None:
+            frozen = {page for _, page, _ in before & self._readable()}
+            self.device.host.move(self.device.kv[0], self.setup.page_size, plan.moves, frozen)
+        if not plan.empty:
+            self.in_flight.append((plan, self.device.run(plan, {(kind, page) for kind, page, _ in before & self._readable()})))
+        while len(self.in_flight) > (self.setup.delay if not plan.empty else 0):
+            self.commit(*self.in_flight.popleft())
+        self.steps += 1
+        return plan
+
+    def _readable(self) -> set[tuple[int, int, bytes]]:
+        """Pages in use that hold a registered prefix, with their kind and its hash: nobody may write them while all stay."""
+        pools = [(kind, pool, pool.index) for kind, pool in enumerate(self.pools) if pool.index is not None]
+        return {(kind, page, key) for kind, pool, index in pools for page, key in index.pages.items() if pool.references(page)}
+
+    def forget_prefixes(self) -> None:
+        """Requests to which pages were being brought start again."""
+        arriving = [r for r in self.requests if r.arriving]
+        self.scheduler.forget_prefixes()
+        for request in arriving:
+            self.reached.pop(request, None)
+        self.sent_back.update(arriving)
+
+    def drain(self) -> None:
+        """Step until nothing is left; fails when that takes longer than any fair schedule needs."""
+        work = sum(len(r.prompt) + r.max_tokens for r in self.requests)
+        limit = self.steps + 50 + 10 * work
+        while self.scheduler.has_work or self.in_flight:
+            self.step()
+            assert self.steps < limit, "requests do not end"
+
+    def commit(self, plan: Plan, tokens: list[int]) -> None:
+        rows: list[Request | None] = [*plan.decodes, *(c.request if c.final else None for c in plan.chunks)]
+        for request, token in zip(rows, tokens, strict=True):
+            if request is None or request.status is Status.FINISHED:
+                continue
+            assert token >= 0, "the device stopped a row that the host did not"
+            if request.id in self.searches:
+                self._feed(request)
+                continue
+            request.output.append(token)
+            self.scheduler.committed(request, 1)
+            if token == EOS or len(request.output) in (request.max_tokens, self.stop_at[request]):
+                self.scheduler.finish(request)
+            self.scheduler.check()
+
+    def _feed(self, request: Request) -> None:
+        """The most likely tokens of a beam; forks begin where their parents are."""
+        beams = self.searches[request.id]
+        if beams.feed(request, likely(request.prompt + request.output, beams.search.needed)):
+            self.found[request.id] = (self.searches.pop(request.id), request.prompt)
+        for member in beams.members:
+            if member not in self.requests:
+                self.requests.append(member)
+                if member.status is Status.RUNNING:
+                    self.reached[member] = member.computed
+        self.scheduler.check()
+
+    def check(self, plan: Plan, running_before: list[Request]) -> None:
+        """What holds of every plan."""
+        setup, scheduler = self.setup, self.scheduler
+        scheduler.check()
+        running = sorted((r for r in self.requests if r.status is Status.RUNNING), key=lambda r: r.place)
+        assert scheduler.running == len(running) <= setup.max_num_seqs
+        assert plan.num_tokens <= setup.max_num_batched_tokens
+        self.sent_back -= set(running)
+        # The beams of a search have one place together.
+        waiting = [r.place[:2] for r in self.requests if r.status is Status.WAITING and r not in self.sent_back]
+        fcfs = setup.policy == "fcfs"
+        assert not fcfs or all(r.place[:2] <= place for r in running for place in waiting), "a newer request overtook a waiting one"
+        rows = [*plan.decodes, *(c.request for c in plan.chunks)]
+        assert len(set(rows)) == len(rows) and set(rows) <= set(running)
+        self._check_shape(plan)
+        for request in plan.preempted:
+            assert all(r.place < request.place for r in running), "a request was preempted for one behind it"
+            assert request.status is Status.WAITING and not request.pages and request.slot == -1
+            self.reached.pop(request, None)
+        if plan.preempted:
+            assert set(running) <= set(running_before), "a request was admitted in a step that preempted"
+        for request, position in zip(plan.decodes, plan.positions, strict=True):
+            self._progress(request, position, 1)
+            assert position == len(request.prompt) + request.num_scheduled_outputs - 2
+        for chunk in plan.chunks:
+            self._check_chunk(chunk)
+        for request in running:
+            assert request.num_scheduled_outputs <= request.max_tokens
+            needed = max(request.computed, request.prefill_end)
+            for pool, table in zip(self.pools, request.tables, strict=True):
+                assert len(table.pages) * setup.page_size - needed < setup.page_size, "more than a page is wasted"
+                assert len(table.pages) * setup.page_size >= (needed if pool.kind.window is None else request.computed)
+                assert len(table.held) <= pool.most(needed), "pages are held that nobody sees"
+        if running:
+            oldest = running[0]
+            # Decodes go first: before a beam's token, which is a chunk, and before who waited for pages beside them.
+            full = (oldest.searches or setup.host_pages) and len(plan.decodes) == setup.max_num_batched_tokens
+            ended = oldest.num_scheduled_outputs == oldest.max_tokens
+            assert oldest in rows or oldest.arriving or full or ended, "the oldest request stands still"
+        else:
+            assert not scheduler.waiting or self.in_flight, "requests wait though nothing runs"
+
+    def _check_shape(self, plan: Plan) -> None:
+        if plan.chunks:
+            tokens = sum(c.length for c in plan.chunks)
+            shape = self.buckets.fit_extend(tokens, len(plan.chunks), len(plan.decodes))
+            assert shape.tokens >= tokens and shape.chunks >= len(plan.chunks) and shape.decodes >= len(plan.decodes)
+        elif plan.decodes:
+            assert self.buckets.fit_decode(len(plan.decodes)) >= len(plan.decodes)
+
+    def _check_chunk(self, chunk: Chunk) -> None:
+        request, end = chunk.request, chunk.start + chunk.length
+        assert chunk.length > 0
+        if request not in self.reached:
+            borrowed = request.kept == request.num_tokens and chunk.start == request.kept - 1
+            assert borrowed or chunk.start % self.setup.page_size == 0, "a life starts at a page, or after all tokens of another"
+            self.reached[request] = chunk.start
+        self._progress(request, chunk.start, chunk.length)
+        assert chunk.final == (end == request.num_tokens)
+        if chunk.final and not request.output and self.setup.policy == "fcfs" and not self.setup.host_pages:
+            assert not self.first_tokens or self.first_tokens[-1] < int(request.id), "a newer request got its first token first"
+            self.first_tokens.append(int(request.id))
+
+    def _progress(self, request: Request, start: int, length: int) -> None:
+        assert self.reached[request] == start, "a position is computed twice or left out"
+        self.reached[request] = start + length
+
+    def check_ended(self) -> None:
+        """Everything came back, and every request gave what it gives alone."""
+        self.scheduler.check()
+        for pool in self.pools:
+            pool.check()
+            assert pool.free == pool.num_pages and pool.usage == 0
+        assert (self.scheduler.running, self.scheduler.waiting) == (0, 0)
+        for beams, prompt in self.found.values():
+            assert beams.search.finished == search_alone(prompt, beams.search.rules)
+        for request in (r for r in self.requests if not r.searches):
+            self._check_output(request)
+
+    def forget_ended(self) -> None:
+        """Check requests that have ended, and drop them."""
+        for request in [request for request in self.requests if request.status is Status.FINISHED]:
+            self._check_output(request)
+            self.requests.remove(request)
+            self.aborted.discard(request)
+            self.reached.pop(request, None)
+            del self.stop_at[request]
+
+    def _check_output(self, request: Request) -> None:
+        expected = generate(request.prompt, request.max_tokens, self.stop_at[request], request.seed)
+        if request in self.aborted:
+            expected = expected[: len(request.output)]
+        assert request.output == expected, request.id

@@ -1,0 +1,45 @@
+"""Golden checkpoints with a sliding window, served from pools that are too small to keep what lies behind it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from jaxllm.engine.engine import Engine
+from jaxllm.engine.request import GenerateRequest
+from jaxllm.sampling.options import SamplingParams
+from tests.engine.conftest import Outcome, collect
+from tests.engine.fake_host import Optimist
+from tests.goldens.cases import CASES, NEW_TOKENS
+from tests.goldens.golden import Continuation, load_golden
+from tests.goldens.test_served import BOUND, engine
+
+PARAMS = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True, logprobs=1)
+NAMES = ("mistral-window", pytest.param("mistral-window-yarn", marks=pytest.mark.slow))
+
+
+def check(core: Engine, continuations: list[Continuation]) -> None:
+    """Run the prompts at once: tokens of transformers, and their log-probabilities."""
+    requests = [GenerateRequest(id=str(i), prompt_token_ids=one.prompt, params=PARAMS) for i, one in enumerate(continuations)]
+    deltas = collect(core, requests)
+    for i, one in enumerate(continuations):
+        found = Outcome.of(deltas, str(i))
+        assert found.tokens == one.tokens
+        expected = [row[token] for token, row in zip(one.tokens, one.logprobs, strict=True)]
+        np.testing.assert_allclose([entry.logprob for entry in found.logprobs], expected, atol=BOUND, rtol=0)
+    core.scheduler.check()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_alone_preempted_and_cached_in_a_small_pool_it_says_what_transformers_says(name: str) -> None:
+    golden, window = load_golden(name), CASES[name]["sliding_window"]
+    held = -(-(window + 16 - 2) // 8) + 1
+    core = engine(golden.directory, max_num_batched_tokens=16, num_gpu_blocks_override=held + 3)
+    core.scheduler.forecast = Optimist()
+    assert core.resolved.windows[-1] == window
+    assert core.scheduler.pools[-1].num_pages < -(-max(len(one.prompt) for one in golden.continuations) // 8)
+    for one in golden.continuations:
+        check(core, [one])
+        check(core, [one])
+    check(core, list(golden.continuations))
+    assert core.stats().preemptions > 0 and core.stats().prefix_hits > 0
