@@ -50,12 +50,14 @@ def start(config: EngineConfig, report: Report, logits_processors: Sequence[Func
     model_dir = locate(config.model, config.revision, config.download_dir)
     use_compilation_cache(config.compilation_cache_dir)
     reserve_memory(config.gpu_memory_utilization)
-    mesh = make_mesh(config.tensor_parallel_size)
-    setup = resolve(config, model_dir, mesh)
-    tokenizer = None if config.skip_tokenizer_init else Tokenizer.load(config.tokenizer or str(model_dir))
-    eos_ids = end_ids(model_dir, setup.hf)
-    vocab_size = setup.resolved.vocab_size
-    guides = Guides(None if tokenizer is None else Matchers(tokenizer.backend, vocab_size, eos_ids), vocab_size, eos_ids)
+    hf = models.with_defaults(models.read_config(model_dir))
+    eos_ids = end_ids(model_dir, hf)
+    with ThreadPoolExecutor(1, thread_name_prefix="tokenizer") as pool:  # JAX takes seconds to find GPUs, mostly without Python's lock
+        reading = pool.submit(read_tokenizer, config, model_dir, hf.get("vocab_size", 0), eos_ids)
+        mesh = make_mesh(config.tensor_parallel_size)
+        setup = resolve(config, model_dir, mesh)
+        tokenizer, matchers = reading.result()
+    guides = Guides(matchers, setup.resolved.vocab_size, eos_ids)
     weights.check(model_dir, setup.hf, mesh, setup.dtype, config.load_format)
     processors = read_processors(logits_processors, setup.resolved.vocab_size)
     compiles = CompileCounter()
@@ -71,6 +73,18 @@ def start(config: EngineConfig, report: Report, logits_processors: Sequence[Func
     compiles.warmed_up()
     report.table("jaxllm", table_rows(setup, programs, compiles, report) + link_rows(setup, runner))
     return Started(setup.resolved, runner, tokenizer, guides)
+
+
+def read_tokenizer(config: EngineConfig, model_dir: Path, width: int, eos_ids: list[int]) -> tuple[Tokenizer | None, Matchers | None]:
+    """The tokenizer, and what makes matchers for it. Where streams are watched, these read the vocabulary now: with the first grammar they
+    would hold everybody up for a second. Elsewhere only who asks for structured output waits for that. Raises ConfigError."""
+    if config.skip_tokenizer_init:
+        return None, None
+    tokenizer = Tokenizer.load(config.tokenizer or str(model_dir))
+    matchers = Matchers(tokenizer.backend, width, eos_ids)
+    if config.max_stall_ms is not None:
+        matchers.warm()
+    return tokenizer, matchers
 
 
 def reserve_memory(fraction: float) -> None:

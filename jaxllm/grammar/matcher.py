@@ -80,7 +80,8 @@ class Matcher:
 class Matchers:
     """Makes matchers for a model with `width` logits, off the caller's thread, and keeps some that are done for their next use.
 
-    llguidance takes a second to read a large vocabulary, all of it under Python's lock: that begins at once, in a thread.
+    llguidance takes a second to read a large vocabulary, all of it under Python's lock. That begins, in a thread, with `warm` or with the
+    first grammar, which waits for it.
     """
 
     def __init__(self, tokenizer: Tokenizer, width: int, eos: Iterable[int]):
@@ -89,7 +90,8 @@ class Matchers:
         self._idle_count = 0
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="grammar")
-        self._vocabulary: Future[LLTokenizer] = self._pool.submit(vocabulary, tokenizer, width, sorted(eos))
+        self._tokenizer, self._width, self._eos = tokenizer, width, sorted(eos)
+        self._vocabulary: Future[LLTokenizer] | None = None
         self._executor, self._masks = LLExecutor(), np.zeros((0, 0), np.uint32)
 
     def begin(self, grammar: str) -> Future[Matcher]:
@@ -101,7 +103,14 @@ class Matchers:
                 found: Future[Matcher] = Future()
                 found.set_result(idle.pop())
                 return found
-        return self._pool.submit(self._make, grammar)
+        return self._pool.submit(self._make, grammar, self.warm())
+
+    def warm(self) -> Future[LLTokenizer]:
+        """Begin to read the vocabulary, once."""
+        with self._lock:
+            if self._vocabulary is None:
+                self._vocabulary = self._pool.submit(vocabulary, self._tokenizer, self._width, self._eos)
+            return self._vocabulary
 
     def prepare(self, matchers: Sequence[Matcher]) -> None:
         """Find the next masks of several in parallel."""
@@ -134,8 +143,8 @@ class Matchers:
         """End the threads."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _make(self, grammar: str) -> Matcher:
-        return Matcher(grammar, self._vocabulary.result(), self._words)
+    def _make(self, grammar: str, vocabulary: Future[LLTokenizer]) -> Matcher:
+        return Matcher(grammar, vocabulary.result(), self._words)  # which is under way: no queue of these comes before it
 
 
 def vocabulary(tokenizer: Tokenizer, width: int, eos: list[int]) -> LLTokenizer:

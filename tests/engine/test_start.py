@@ -9,9 +9,12 @@ from pathlib import Path
 import jax
 import pytest
 
-from jaxllm.config import ConfigError
+from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.engine import start
-from jaxllm.engine.start import may_use_cuda, reserve_memory, use_compilation_cache
+from jaxllm.engine.report import Report
+from jaxllm.engine.start import may_use_cuda, read_tokenizer, reserve_memory, use_compilation_cache
+from jaxllm.grammar.matcher import Matchers
+from jaxllm.locate import locate
 
 
 @pytest.fixture
@@ -60,3 +63,21 @@ def test_a_cache_that_others_may_write_to_is_refused_where_it_was_asked_for(tmp_
     tmp_path.chmod(0o777)
     with pytest.raises(ConfigError, match="others may write"):
         use_compilation_cache(str(tmp_path))
+
+
+def test_a_server_reads_the_vocabulary_for_grammars_at_start_and_the_library_with_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    model_dir, begun = locate("demo"), []
+    monkeypatch.setattr(Matchers, "warm", lambda self: begun.append(self))
+    for stall, reads in ((None, 0), (50.0, 1)):
+        begun.clear()
+        tokenizer, matchers = read_tokenizer(EngineConfig(max_stall_ms=stall), model_dir, 768, [1])
+        assert tokenizer is not None and matchers is not None
+        assert len(begun) == reads
+        matchers.close()
+    assert read_tokenizer(EngineConfig(skip_tokenizer_init=True), model_dir, 768, [1]) == (None, None)
+
+
+def test_a_config_that_cannot_be_is_the_first_to_be_told_of(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3", "vocab_size": "many"}')
+    with pytest.raises(ConfigError, match=r"config\.json"):
+        start.start(EngineConfig(model=str(tmp_path)), Report())

@@ -10,8 +10,10 @@ from typing import Any
 import jsonschema
 import numpy as np
 import pytest
+from llguidance import LLMatcher
 from tokenizers import Tokenizer
 
+from jaxllm.grammar import matcher as module
 from jaxllm.grammar.checker import special_tokens
 from jaxllm.grammar.matcher import MAX_IDLE, GrammarError, Matcher, Matchers
 from tests.grammar.conftest import EOS, WIDTH, Speaker, allowed_by
@@ -232,3 +234,19 @@ def test_a_tokenizer_with_more_tokens_than_logits_allows_none_beyond(tokenizer: 
     matchers.begin("start: /(.|\\n)*/").result(60).mask(bits)
     assert bits.any()
     matchers.close()
+
+
+def test_a_vocabulary_is_read_once_and_only_for_a_grammar_or_when_asked_to(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, real = [], module.vocabulary
+    monkeypatch.setattr(module, "vocabulary", lambda *arguments: read.append(1) or real(*arguments))
+    for warm in (False, True):
+        matchers, before = Matchers(tokenizer, WIDTH, EOS), len(read)
+        if warm:
+            assert matchers.warm() is matchers.warm()
+            matchers.warm().result(60)
+        assert len(read) - before == int(warm)
+        grammar = LLMatcher.grammar_from_lark('start: "a"')
+        waiting = [matchers.begin(grammar) for _ in range(8)]  # more than there are threads
+        assert all(one.result(60) for one in waiting)
+        assert len(read) - before == 1
+        matchers.close()
