@@ -4,7 +4,7 @@
 decode rows. On an accelerator a few rows more cost little below ~256 rows and proportionally above, so the token ladder is about
 factor two, and the scheduler cuts a chunk (`trim`) where padding would cost more than another step. Prompts alone run in shapes
 without decode rows. Beside decodes the ladder has factor four, and a narrow region goes with few tokens only: elsewhere a wider
-one adds little. That keeps the lattice below thirty programs.
+one adds little. That keeps the lattice below thirty programs. Tokens and decode rows together fill whole tiles of matrix products.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from typing import Any
 
 _DECODE_GPU = (1, 8, 16, 32, 64, 96, 128, 160, 192, 224, 256)  # 2 to 8 rows cost the same
 _ALONE_GPU = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)  # tokens of prompts alone
-_BESIDE_GPU = (64, 256, 512, 1536, 8192)  # tokens beside decode rows
+_BESIDE_GPU = (64, 256, 512, 1536, 8192)  # tokens beside decode rows, before what is left of the last tile is added
+_TILE_GPU = 128  # rows of a matrix product's tile: 576 + 64 rows take less time than 512 + 64
 _REGIONS_GPU = (32, 64, 256)
 _REGION_SPAN = (2, 32)  # a region goes with so many times its rows in tokens; the widest with any more
 _LOGITS_GPU = (16, 64, 128, 256)  # rows of logits: fewer cost the same on the way to a token
@@ -92,7 +93,8 @@ class Buckets:
         raise BucketError(f"{n} decode rows do not fit: the largest compiled shape has {self.decode[-1]}; raise max_num_seqs")
 
     def fit_extend(self, tokens: int, chunks: int, decodes: int) -> ExtendShape:
-        """The shape with the fewest rows in all that holds so many chunk tokens, prompts and decode rows."""
+        """The shape with the fewest rows in all, and of these the fewest decode rows, that holds so many chunk tokens, prompts and decode
+        rows."""
         fitting = [s for s in self.extend if s.tokens >= tokens and s.chunks >= chunks and s.decodes >= decodes]
         if not fitting:
             big = self.extend[-1]
@@ -100,7 +102,7 @@ class Buckets:
                 f"{tokens} tokens of {chunks} prompts with {decodes} decodes do not fit: the largest compiled shape has {big.tokens}, "
                 f"{big.chunks} and {big.decodes}; raise max_num_batched_tokens or max_num_seqs"
             )
-        return min(fitting, key=lambda s: (s.tokens + s.decodes, s))
+        return min(fitting, key=lambda s: (s.tokens + s.decodes, s.decodes))
 
     def logit_rows(self, shape: int | ExtendShape) -> int:
         """Rows of logits that a decode bucket or an extend shape gives: one a decode row and chunk, padded."""
@@ -110,8 +112,8 @@ class Buckets:
     def trim(self, tokens: int, chunks: int, decodes: int) -> int:
         """How many of `tokens` to run now: all, or the full shape below when that and a step for the rest cost less.
 
-        Example (accelerator, no decodes): 530 tokens would pad to 1024; 512 now, 18 (padded to 64) in the next step and 128 for
-        that step come to 704, so the answer is 512. For 900 tokens, 512 + 512 + 128 is more than 1024: all of them run now.
+        Example (accelerator, no decodes): 700 tokens would pad to 1024; 608 now, 92 (padded to 128) in the next step and 128 for
+        that step come to 864, so the answer is 608. For 900 tokens, 608 + 352 + 128 is more than 1024: all of them run now.
         """
         whole = self.fit_extend(tokens, chunks, decodes)
         below = [s.tokens for s in self.extend if s.tokens < tokens and s.chunks >= chunks and s.decodes >= decodes]
@@ -153,8 +155,14 @@ def _pairs(top: int, max_num_seqs: int) -> list[tuple[int, int]]:
     pairs = [(t, 0) for t in (*(t for t in _ALONE_GPU if t < top), top)]
     low, high = _REGION_SPAN
     for region in (r for r in _REGIONS_GPU if 2 * r <= max_num_seqs):
-        pairs += [(t, region) for t in _BESIDE_GPU if t <= top and low * region <= t <= high * region]
-    return pairs + [(t, max_num_seqs) for t in _BESIDE_GPU if t < top and t >= low * max_num_seqs] + [(top, max_num_seqs)]
+        pairs += [(_fill(t, region, top), region) for t in _BESIDE_GPU if t <= top and low * region <= t <= high * region]
+    wide = [_fill(t, max_num_seqs, top) for t in _BESIDE_GPU if t < top and t >= low * max_num_seqs]
+    return pairs + [(t, max_num_seqs) for t in (*wide, top)]
+
+
+def _fill(tokens: int, region: int, top: int) -> int:
+    """So many tokens and those for which the last tile beside `region` decode rows has room, at most `top`."""
+    return min(top, -(-(tokens + region) // _TILE_GPU) * _TILE_GPU - region)
 
 
 def _decode_rows(max_num_seqs: int, cpu: bool) -> tuple[int, ...]:

@@ -39,10 +39,10 @@ def test_cpu_decode_rows_are_coarse() -> None:
 @pytest.mark.parametrize(
     ("tokens", "decodes", "shape"),
     [
-        (512, 30, (512, 32)),
-        (200, 3, (256, 32)),
-        (500, 60, (512, 64)),
-        (1500, 60, (1536, 64)),
+        (512, 30, (608, 32)),
+        (200, 3, (352, 32)),
+        (500, 60, (576, 64)),
+        (1500, 60, (1600, 64)),
         (1500, 200, (1536, 256)),
         (7936, 256, (8192, 256)),
     ],
@@ -50,6 +50,13 @@ def test_cpu_decode_rows_are_coarse() -> None:
 def test_common_mixed_steps_pad_little(tokens: int, decodes: int, shape: tuple[int, int]) -> None:
     found = Buckets.build(256, 8192, "gpu").fit_extend(tokens, 1, decodes)
     assert (found.tokens, found.decodes) == shape
+
+
+@pytest.mark.parametrize("max_num_seqs", [16, 100, 256])
+def test_mixed_steps_fill_whole_tiles(max_num_seqs: int) -> None:
+    mixed = [shape for shape in Buckets.build(max_num_seqs, 8192, "gpu").extend if shape.decodes]
+    assert mixed
+    assert all((shape.tokens + shape.decodes) % 128 == 0 for shape in mixed if shape.tokens < 8192)
 
 
 @pytest.mark.parametrize("tokens", [50, 100, 512, 2048, 8192])
@@ -88,9 +95,9 @@ def test_shapes_are_sane_and_distinct(seqs: int, budget: int, platform: str) -> 
     assert buckets.programs == len(buckets.decode) + len(buckets.extend) <= 60
 
 
-@pytest.mark.parametrize("decodes", [0, 14, 200])
-def test_530_tokens_are_cut_at_512(decodes: int) -> None:
-    assert Buckets.build(256, 8192, "gpu").trim(530, 1, decodes) == 512
+@pytest.mark.parametrize(("tokens", "decodes", "kept"), [(700, 0, 608), (700, 14, 608), (530, 200, 512)])
+def test_a_few_tokens_more_than_a_shape_holds_come_in_the_next_step(tokens: int, decodes: int, kept: int) -> None:
+    assert Buckets.build(256, 8192, "gpu").trim(tokens, 1, decodes) == kept
 
 
 @pytest.mark.parametrize("tokens", [1, 16, 40, 100, 512, 900, 1000, 2000, 8192])
@@ -100,8 +107,8 @@ def test_a_length_that_pads_little_is_not_cut(tokens: int) -> None:
 
 def test_a_cut_keeps_the_rows_that_its_chunks_need() -> None:
     buckets = Buckets.build(64, 8192, "gpu")
-    assert buckets.trim(530, 1, 0) == 512
-    assert buckets.trim(530, 40, 0) == 530, "512 tokens have 32 chunk rows only"
+    assert buckets.trim(700, 1, 0) == 608
+    assert buckets.trim(700, 40, 0) == 700, "608 tokens have 38 chunk rows only"
 
 
 @settings(max_examples=200, deadline=None)

@@ -112,18 +112,18 @@ def test_a_large_head_of_the_queue_is_not_overtaken() -> None:
 
 def test_a_chunk_is_cut_at_a_shape_and_its_rest_comes_in_the_next_step() -> None:
     loop = Loop(Setup(page_size=16, num_pages=100, max_num_seqs=4, max_num_batched_tokens=2048, platform="gpu"))
-    loop.add(prompt(530), 4)
-    assert chunks(loop.step()) == [("0", 0, 512, False)]
-    loop.add(prompt(500, 2), 4)
-    assert chunks(loop.step()) == [("0", 512, 18, True), ("1", 0, 494, False)], "18 + 500 is cut as well, at its end"
-    assert chunks(loop.step()) == [("1", 494, 6, True)]
+    loop.add(prompt(700), 4)
+    assert chunks(loop.step()) == [("0", 0, 636, False)]
+    loop.add(prompt(600, 2), 4)
+    assert chunks(loop.step()) == [("0", 636, 64, True), ("1", 0, 572, False)], "64 + 600 is cut as well, at its end"
+    assert chunks(loop.step()) == [("1", 572, 28, True)]
 
 
 def test_a_cut_never_takes_a_whole_chunk() -> None:
     loop = Loop(Setup(page_size=16, num_pages=100, max_num_seqs=4, max_num_batched_tokens=2048, platform="gpu"))
-    loop.add(prompt(520), 4)
+    loop.add(prompt(640), 4)
     loop.add(prompt(4, 2), 4)
-    assert chunks(loop.step()) == [("0", 0, 520, True), ("1", 0, 4, True)]
+    assert chunks(loop.step()) == [("0", 0, 640, True), ("1", 0, 4, True)]
 
 
 def test_chunk_rows_are_limited_by_the_shapes() -> None:
