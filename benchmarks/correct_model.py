@@ -202,5 +202,5 @@ def forward(graphdef: Any, backend: str, mesh: jax.sharding.Mesh, chunk: int, st
         write_page_T=page,
         write_offset_T=given.position_T % PAGE,
     )
-    context = PagedContext(pool, inputs, backend, mesh)
+    context = PagedContext(pool, [inputs], backend, mesh)
     return module.logits(module(given.token_T, given.position_T, context)), context.kv

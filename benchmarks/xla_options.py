@@ -54,7 +54,7 @@ def measure(model: str, options: dict[str, Any], candidates: Sequence[dict[str, 
     import jax
 
     from jaxllm import weights
-    from jaxllm.cache.kv import KVCache
+    from jaxllm.cache.kv import zeros_of
     from jaxllm.config import EngineConfig
     from jaxllm.engine.buckets import ExtendShape
     from jaxllm.engine.compiles import CompileCounter
@@ -62,7 +62,7 @@ def measure(model: str, options: dict[str, Any], candidates: Sequence[dict[str, 
     from jaxllm.engine.programs import weight_leaves
     from jaxllm.engine.resolve import resolve
     from jaxllm.engine.runner import Runner
-    from jaxllm.engine.sizing import kv_arguments, make_programs
+    from jaxllm.engine.sizing import abstract_pages, make_programs
     from jaxllm.engine.start import reserve_memory
     from jaxllm.engine.xla_options import Entry, XlaOptions
     from jaxllm.locate import locate
@@ -72,7 +72,7 @@ def measure(model: str, options: dict[str, Any], candidates: Sequence[dict[str, 
     reserve_memory(config.gpu_memory_utilization)
     setup = resolve(config, locate(config.model, None, None), make_mesh(config.tensor_parallel_size))
     leaves, _ = weight_leaves(weights.load(setup.resolved.model_dir, setup.hf, setup.mesh, setup.dtype, config.load_format)[1])
-    kv = KVCache.zeros(*kv_arguments(setup))
+    kv = zeros_of(abstract_pages(setup))
     found: dict[tuple[str, int], list[float]] = {}
     for candidate in candidates:
         table = XlaOptions(tuple(Entry(kind, 0, ALL_ROWS, candidate) for kind in ("decode", "extend")))

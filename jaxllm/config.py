@@ -187,6 +187,7 @@ class Resolved:
     attention_backend: str
     attention_reason: str
     windows: tuple[int | None, ...] = (None,)  # of each kind of layers, in tokens: pages behind it are given back; None: none are
+    more_pages: tuple[int, ...] = ()  # of each kind after the first, whose are `num_pages`
 
     @property
     def max_pages_per_request(self) -> int:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import jax
@@ -39,6 +40,7 @@ def page_bytes(layers: int, kv_heads: int, page_size: int, head_dim: int, dtype:
 class KVCache:
     """The pool: for each layer keys and values `[P, K, C, H]`, heads split over "tensor". Donated to and returned by every step.
 
+    Layers of several kinds have page numbers of their own: `kinds` says of each layer which it is of. There is one kind when it is empty.
     Keys and values of 8 bits are to be multiplied with `scales` `[P, K, 2, C]`, one of each token's key and one of its value in every head;
     in other types there are none.
     """
@@ -46,6 +48,31 @@ class KVCache:
     k: tuple[Array, ...]
     v: tuple[Array, ...]
     scales: tuple[Array, ...] = ()
+    kinds: tuple[int, ...] = field(default=(), metadata={"static": True})
+
+    @staticmethod
+    def of_kinds(pools: Sequence[KVCache], kinds: tuple[int, ...]) -> KVCache:
+        """The pools of several kinds as one; layer i is the next one of pool `kinds[i]`."""
+        parts = [tuple(map(iter, (pool.k, pool.v, pool.scales))) for pool in pools]
+        layers = [tuple(next(leaves, None) for leaves in parts[kind]) for kind in kinds]
+        k, v, scales = (tuple(leaf for leaf in leaves if leaf is not None) for leaves in zip(*layers, strict=True))
+        return KVCache(k, v, scales, kinds)
+
+    @property
+    def num_pages(self) -> tuple[int, ...]:
+        """P of each kind."""
+        firsts = [self.kinds.index(kind) for kind in range(max(self.kinds) + 1)] if self.kinds else [0]
+        return tuple(self.k[layer].shape[0] for layer in firsts)
+
+    def kind_of(self, layer: int) -> int:
+        """Which kind a layer is of."""
+        return self.kinds[layer] if self.kinds else 0
+
+    def each(self, function: Callable[[int, Array], Array]) -> KVCache:
+        """`function(kind, leaf)` of every leaf."""
+        parts = (tuple(function(self.kind_of(i), leaf) for i, leaf in enumerate(leaves)) for leaves in (self.k, self.v, self.scales))
+        k, v, scales = parts
+        return KVCache(k, v, scales, self.kinds)
 
     def layer(self, index: int) -> tuple[Array, ...]:
         """One layer's keys, values and, if there are any, scales."""
@@ -71,7 +98,8 @@ class KVCache:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class PagedInputs:
-    """Where a step's tokens live. The step has B decode tokens, then the tokens of R ragged chunks; either part may be empty.
+    """Where a step's tokens live, for the layers of one kind. The step has B decode tokens, then the tokens of R ragged chunks; either part
+    may be empty.
 
     `chunk_starts` count from the first chunk token. A token written to page P (the number of pages) or beyond is dropped.
     """
@@ -87,29 +115,32 @@ class PagedInputs:
 
 
 class PagedContext:
-    """The attention context of one traced step. Holds the cache as it is written layer by layer; read `kv` at the end.
+    """The attention context of one traced step. Holds the cache as it is written layer by layer; read `kv` at the end. `inputs` are
+    those of each kind of layers.
 
     `prompt_length_T` (int32, the prompt length of each token's request) is for RoPE scalings that depend on it.
     """
 
-    def __init__(self, kv: KVCache, inputs: PagedInputs, backend: str, mesh: Mesh, prompt_length_T: Array | None = None):
+    def __init__(self, kv: KVCache, inputs: Sequence[PagedInputs], backend: str, mesh: Mesh, prompt_length_T: Array | None = None):
         self.prompt_length_T = prompt_length_T
         self._layers = [kv.layer(index) for index in range(len(kv.k))]
-        self._inputs, self._backend, self._mesh = inputs, backend, mesh
+        self._inputs, self._kinds = [inputs[kv.kind_of(index)] for index in range(len(kv.k))], kv.kinds
+        self._backend, self._mesh = backend, mesh
         self._plans: dict[int | None, _Plans] = {}
 
     @property
     def kv(self) -> KVCache:
         """The cache with everything written so far."""
-        return KVCache(*(tuple(pools) for pools in zip(*self._layers, strict=True))) if self._layers else KVCache((), ())
+        k, v, *scales = (tuple(pools) for pools in zip(*self._layers, strict=True)) if self._layers else ((), ())
+        return KVCache(k, v, scales[0] if scales else (), self._kinds)
 
     def attend(self, layer: int, rows: HeadRows, *, scale: float, window: int | None = None, softcap: float | None = None) -> Array:
         """Write the step's keys and values into the layer's pages, then attend; returns `o_TNH`."""
         how = _How(self._backend, self._mesh, scale, window, softcap)
-        pages = self._layers[layer]
+        pages, inputs = self._layers[layer], self._inputs[layer]
         if window not in self._plans:
-            self._plans[window] = _plan(how, self._inputs, pages[0], rows)
-        o_TNH, self._layers[layer] = _write_and_attend(how, rows, pages, self._inputs, self._plans[window])
+            self._plans[window] = _plan(how, inputs, pages[0], rows)
+        o_TNH, self._layers[layer] = _write_and_attend(how, rows, pages, inputs, self._plans[window])
         return o_TNH
 
     def add_norm(self, x_TD: Array, delta_TD: Array, weight_D: Array, eps: float) -> tuple[Array, Array]:

@@ -38,15 +38,17 @@ def scheduler_class(name: str | None) -> type[Scheduler]:
 def make_scheduler(kind: type[Scheduler], config: EngineConfig, resolved: Resolved, runner: Runner) -> Scheduler:
     """A scheduler for what was decided and measured at start."""
     shares = resolved.enable_prefix_caching
-    prefix = PrefixIndex(resolved.page_size, prefix_root(resolved)) if shares or resolved.host_pages else None
-    kind_of_layers = Kind(resolved.windows[0], resolved.max_num_batched_tokens, tile_tokens(resolved.attention_backend))
-    pool = PagePool(resolved.num_pages, resolved.page_size, prefix, kind_of_layers)
+    pools = [
+        make_pool(resolved, window, pages, indexed=shares or resolved.host_pages > 0)
+        for window, pages in zip(resolved.windows, (resolved.num_pages, *resolved.more_pages), strict=True)
+    ]
+    prefix = pools[0].index
     limits = Limits(
         max_num_seqs=resolved.max_num_seqs,
         max_num_batched_tokens=resolved.max_num_batched_tokens,
         max_model_len=resolved.max_model_len,
     )
-    scheduler = kind(limits, [pool], runner.programs.buckets, POLICIES[resolved.scheduling_policy])
+    scheduler = kind(limits, pools, runner.programs.buckets, POLICIES[resolved.scheduling_policy])
     if prefix is not None and resolved.host_pages:
         ferry = Ferry(HostTier(resolved.host_pages, resolved.host_cached_pages), prefix, PLAN_LOADS * resolved.moved_pages)
         ferry.load_seconds = PLAN_LOADS * runner.load_seconds
@@ -55,6 +57,13 @@ def make_scheduler(kind: type[Scheduler], config: EngineConfig, resolved: Resolv
     if config.max_stall_ms is not None:
         scheduler.pace = pace(runner.seconds, config.max_stall_ms / 1e3)
     return scheduler
+
+
+def make_pool(resolved: Resolved, window: int | None, pages: int, indexed: bool) -> PagePool:
+    """The pages of one kind of layers. Indexes of all kinds have the same hashes."""
+    index = PrefixIndex(resolved.page_size, prefix_root(resolved)) if indexed else None
+    kind = Kind(window, resolved.max_num_batched_tokens, tile_tokens(resolved.attention_backend))
+    return PagePool(pages, resolved.page_size, index, kind)
 
 
 def prefix_root(resolved: Resolved) -> bytes:

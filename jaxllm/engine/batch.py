@@ -61,31 +61,36 @@ def packed_size(shapes: Shapes) -> int:
     return offsets(shapes)[1]
 
 
-def ingest_shapes(slots: int) -> Shapes:
-    """The decode region's row map, and at most one new page per row: table[slot, index] = page."""
-    return dict.fromkeys(("rows", "slot", "index", "page"), ((slots,), np.int32))
+def ingest_shapes(slots: int, kinds: int) -> Shapes:
+    """The decode region's row map, and at most one new page per row and kind of layers: table[slot, index] = page."""
+    rows: Shapes = {"rows": ((slots,), np.int32)}
+    return rows | dict.fromkeys(("slot", "index", "page"), ((slots * kinds,), np.int32))
 
 
 def grown(plan: Plan, page_size: int) -> list[int]:
     """The decode rows that need a table entry: those that write the first token of a page, and those whose page is a copy made for them."""
     rows = [row for row, position in enumerate(plan.positions) if not position % page_size]
     if plan.copies:
-        copied = {target for _, target, _ in plan.copies}
-        pages = [request.pages[at // page_size] for request, at in zip(plan.decodes, plan.positions, strict=True)]
-        rows = sorted({*rows, *(row for row, page in enumerate(pages) if page in copied)})
-    return rows
+        copied = {(kind, target) for _, target, kind in plan.copies}
+        for row, (request, position) in enumerate(zip(plan.decodes, plan.positions, strict=True)):
+            if any((kind, table.pages[position // page_size]) in copied for kind, table in enumerate(request.tables)):
+                rows.append(row)
+    return sorted(set(rows)) if plan.copies else rows
 
 
-def ingest_arrays(plan: Plan, rows: Sequence[int], slots: int, page_size: int) -> dict[str, np.ndarray]:
-    """Arrays of `ingest_shapes` for a plan's decode rows, with table entries for `rows` of them. Unused entries name the slot S + 1, which
-    drops them."""
-    arrays = {name: np.zeros(slots, np.int32) for name in ("rows", "slot", "index", "page")}
+def ingest_arrays(plan: Plan, rows: Sequence[int], shapes: Shapes, page_size: int, width: int) -> dict[str, np.ndarray]:
+    """Arrays of `ingest_shapes` for a plan's decode rows, with table entries for `rows` of them, in tables of `width` pages. Unused entries
+    name the slot S + 1, which drops them."""
+    arrays = {name: np.zeros(shape, np.int32) for name, (shape, _) in shapes.items()}
+    slots = len(arrays["rows"])
     arrays["rows"][:] = slots
     arrays["rows"][: len(plan.decodes)] = plan.slots
     arrays["slot"][:] = slots + 1
     for row in rows:
         request, index = plan.decodes[row], plan.positions[row] // page_size
-        arrays["slot"][row], arrays["index"][row], arrays["page"][row] = request.slot, index, request.pages[index]
+        for kind, table in enumerate(request.tables):
+            at = row + kind * slots
+            arrays["slot"][at], arrays["index"][at], arrays["page"][at] = request.slot, index + kind * width, table.pages[index]
     return arrays
 
 
@@ -94,7 +99,7 @@ class ChunkLayout:
     """How prompt chunks are laid out for one `ExtendShape` and table width, and how many rows of logits the step gives."""
 
     shape: ExtendShape
-    table_width: int
+    table_width: int  # pages, of all kinds of layers together
     logit_rows: int  # at least decodes + chunks; padded so that few sampling programs serve all shapes
 
     @property
@@ -140,7 +145,9 @@ def _fill_row(arrays: dict[str, np.ndarray], row: int, chunk: Chunk, slots: int,
     arrays["processed"][row] = request.asked is not None
     arrays["top_k"][row] = max(0, params.top_k)
     arrays["stop_ids"][row, : len(stops)] = stops
-    arrays["table"][row, : len(request.pages)] = request.pages
+    width = arrays["table"].shape[1] // len(request.tables)
+    for kind, table in enumerate(request.tables):
+        arrays["table"][row, kind * width : kind * width + len(table.pages)] = table.pages
     arrays["key"][row] = np.array([request.seed], np.uint64).view(np.uint32)
     arrays["temperature"][row] = 0.0 if params.greedy else params.temperature
     arrays["top_p"][row] = params.top_p

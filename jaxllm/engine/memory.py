@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import psutil
@@ -55,35 +55,63 @@ class Room:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """The room on one device and the pages it gets."""
+    """The room on one device and the pages it gets: bytes of a page, and how many, of the first kind of layers."""
 
     room: Room
     page: int
     num_pages: int
-
-    @property
-    def kv(self) -> int:
-        """Bytes of all KV pages on one device."""
-        return self.num_pages * self.page
+    kv: int  # bytes of all KV pages on one device
 
 
 @dataclass(frozen=True)
 class Need:
-    """What the pool must serve: bytes per page and device, tokens per page, requests at once, their longest length, tokens a step, and of
-    layers with a window how many tokens it has and how many keys a kernel reads at once."""
+    """What the pools must serve: bytes per page and device, tokens per page, requests at once, their longest length, tokens a step, of
+    layers with a window how many tokens it has and how many keys a kernel reads at once, and bytes per page of the kinds of layers after
+    the first.
+
+    Counts of pages are those of the first kind. The others have so many that all run out together when all requests are of the longest
+    length.
+    """
 
     page_bytes: int
     page_size: int
     max_num_seqs: int
     max_model_len: int
     step_tokens: int = 0  # of the largest step
-    window: int | None = None
+    windows: tuple[int | None, ...] = (None,)
     tile: int = 1
+    more_bytes: tuple[int, ...] = ()
 
     @property
     def pages_per_request(self) -> int:
         """Pages that the longest request holds at once."""
-        return Kind(self.window, self.step_tokens, self.tile).most(self.max_model_len, self.page_size)
+        return self.held[0]
+
+    @property
+    def held(self) -> tuple[int, ...]:
+        """The same of each kind of layers."""
+        kinds = (Kind(window, self.step_tokens, self.tile) for window in self.windows)
+        return tuple(kind.most(self.max_model_len, self.page_size) for kind in kinds)
+
+    def more_pages(self, pages: int) -> tuple[int, ...]:
+        """Pages of each kind after the first, when that has so many."""
+        first, *others = self.held
+        return tuple(-(-pages * other // first) for other in others)
+
+    def bytes_of(self, pages: int) -> int:
+        """Bytes on one device of so many pages and those of the other kinds."""
+        more = zip(self.more_pages(pages), self.more_bytes, strict=True)
+        return pages * self.page_bytes + sum(count * size for count, size in more)
+
+    def pages_in(self, size: int) -> int:
+        """The most pages whose bytes, with those of the other kinds, are at most `size`."""
+        if not self.more_bytes:
+            return size // self.page_bytes
+        request = sum(held * page for held, page in zip(self.held, (self.page_bytes, *self.more_bytes), strict=True))
+        pages = size * self.held[0] // request
+        while pages > 0 and self.bytes_of(pages) > size:  # other kinds are rounded up
+            pages -= 1
+        return pages
 
 
 def usable_bytes(config: EngineConfig, device: Any) -> int:
@@ -115,17 +143,26 @@ def states_shape(hf: dict, buckets: Buckets) -> tuple[int, int]:
 def plan_memory(config: EngineConfig, room: Room, need: Need) -> MemoryPlan:
     """Pages for the pool. Raises ConfigError with needed and available GiB, the longest length that fits, and the flags that help."""
     pages = pool_pages(config, room, need)
-    if pages and pages * need.page_bytes > room.left:
+    if pages and need.bytes_of(pages) > room.left:
         raise ConfigError(oversized(config, room, need, pages))
     if pages < need.pages_per_request:
         raise ConfigError(_too_small(config, room, pages, need))
-    return MemoryPlan(room, need.page_bytes, pages)
+    return MemoryPlan(room, need.page_bytes, pages, need.bytes_of(pages))
 
 
 def fitting_length(config: EngineConfig, room: Room, need: Need) -> int:
     """The longest `max_model_len` whose pages fit, at most the model's own; for `max_model_len="auto"`."""
     pages = pool_pages(config, room, need)
-    return need.max_model_len if pages >= need.pages_per_request else min(need.max_model_len, pages * need.page_size)
+    if pages >= need.pages_per_request:
+        return need.max_model_len
+    if not need.more_bytes:
+        return min(need.max_model_len, pages * need.page_size)
+    low, high = 0, need.pages_per_request  # in pages: what other kinds hold of a request depends on its length
+    while high - low > 1:
+        middle = (low + high) // 2
+        shorter = replace(need, max_model_len=middle * need.page_size)
+        low, high = (middle, high) if pool_pages(config, room, shorter) >= shorter.pages_per_request else (low, middle)
+    return low * need.page_size
 
 
 def pool_pages(config: EngineConfig, room: Room, need: Need) -> int:
@@ -133,11 +170,11 @@ def pool_pages(config: EngineConfig, room: Room, need: Need) -> int:
     if config.num_gpu_blocks_override is not None:
         return max(0, config.num_gpu_blocks_override)
     if config.kv_cache_memory_bytes is not None:
-        return max(0, config.kv_cache_memory_bytes) // need.page_bytes
-    fitting = max(0, room.left) // need.page_bytes
+        return need.pages_in(max(0, config.kv_cache_memory_bytes))
+    fitting = need.pages_in(max(0, room.left))
     if not room.shared:
         return fitting // PAGE_ROUND * PAGE_ROUND
-    cap = max(CPU_POOL_CAP // need.page_bytes, need.pages_per_request)
+    cap = max(need.pages_in(CPU_POOL_CAP), need.pages_per_request)
     useful = -(-need.max_num_seqs * need.pages_per_request // PAGE_ROUND) * PAGE_ROUND
     return min(fitting, cap, useful)
 
@@ -176,11 +213,11 @@ def plan_host(config: EngineConfig, page: int, shards: int, caching: bool) -> Ho
 
 
 def _too_small(config: EngineConfig, room: Room, pages: int, need: Need) -> str:
-    wanted, have = need.pages_per_request * need.page_bytes / GIB, pages * need.page_bytes / GIB
+    wanted, have = need.bytes_of(need.pages_per_request) / GIB, need.bytes_of(pages) / GIB
     helps = "; or ".join(remedies(config, room, need, pages))
     return (
         f"to serve one request of max_model_len {need.max_model_len} tokens, {wanted:.2f} GiB of KV cache is needed, but {have:.2f} GiB is "
-        f"available ({room.terms}); the longest that fits is {pages * need.page_size} tokens. What helps: {helps}"
+        f"available ({room.terms}); the longest that fits is {fitting_length(config, room, need)} tokens. What helps: {helps}"
     )
 
 
@@ -190,13 +227,14 @@ def remedies(config: EngineConfig, room: Room, need: Need, pages: int) -> list[s
     asked = config.num_gpu_blocks_override is not None or config.kv_cache_memory_bytes is not None
     if not room.shared and not asked:
         whole = -(-whole // PAGE_ROUND) * PAGE_ROUND
-    short = whole * need.page_bytes - max(0, room.left)
-    helps = [f"--max-model-len {pages * need.page_size} (or auto)"] if pages else []
+    short = need.bytes_of(whole) - max(0, room.left)
+    longest = fitting_length(config, room, need)
+    helps = [f"--max-model-len {longest} (or auto)"] if longest else []
     if asked and short <= 0:
         by_count = config.num_gpu_blocks_override is not None
-        helps.append(f"--num-gpu-blocks-override {whole}" if by_count else f"--kv-cache-memory-bytes {whole * need.page_bytes}")
+        helps.append(f"--num-gpu-blocks-override {whole}" if by_count else f"--kv-cache-memory-bytes {need.bytes_of(whole)}")
     if short > 0:
-        deficit = whole * need.page_bytes - room.left
+        deficit = need.bytes_of(whole) - room.left
         share = math.ceil(100 * config.gpu_memory_utilization * (room.usable + deficit) / room.usable) / 100
         if share <= 1:
             helps.append(f"--gpu-memory-utilization {share:.2f}")
@@ -209,10 +247,10 @@ def remedies(config: EngineConfig, room: Room, need: Need, pages: int) -> list[s
 
 def oversized(config: EngineConfig, room: Room, need: Need, pages: int) -> str:
     """Why a pool of the size that was asked for cannot be."""
-    fitting = max(0, room.left) // need.page_bytes
+    fitting = need.pages_in(max(0, room.left))
     by_count = config.num_gpu_blocks_override is not None
-    most = f"--num-gpu-blocks-override {fitting}" if by_count else f"--kv-cache-memory-bytes {fitting * need.page_bytes}"
+    most = f"--num-gpu-blocks-override {fitting}" if by_count else f"--kv-cache-memory-bytes {need.bytes_of(fitting)}"
     return (
-        f"a KV pool of {pages} pages needs {pages * need.page_bytes / GIB:.2f} GiB, but {max(0, room.left) / GIB:.2f} GiB is available "
+        f"a KV pool of {pages} pages needs {need.bytes_of(pages) / GIB:.2f} GiB, but {max(0, room.left) / GIB:.2f} GiB is available "
         f"({room.terms}); ask for at most {most}, or leave it out"
     )

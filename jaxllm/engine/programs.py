@@ -73,6 +73,7 @@ class Programs:
         self.executables = executables or Executables()
         self.table_width = abstract.state.table.shape[1]
         self.slots = abstract.state.rows.shape[0]
+        self.kinds = len(abstract.kv.num_pages)  # of layers
         self.replicated = NamedSharding(model.mesh, PartitionSpec())
         self._compiled: dict[Key, jax.stages.Compiled] = {}
 
@@ -166,8 +167,8 @@ class Programs:
         """The program's name between starts: its shape, and what may change while the configuration stays."""
         kind, shape = key
         numbers = dataclasses.astuple(shape) if isinstance(shape, ExtendShape) else shape if isinstance(shape, tuple) else (shape,)
-        pages = self.abstract.kv.k[0].shape[0] if kind in ("decode", "extend", "copy", "save", "load") else 0
-        return "-".join(str(part) for part in (kind, *map(int, numbers), "of", self.table_width, pages))
+        pages = self.abstract.kv.num_pages if kind in ("decode", "extend", "copy", "save", "load") else (0,)
+        return "-".join(str(part) for part in (kind, *map(int, numbers), "of", self.table_width, *pages))
 
     def _shape(self, shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=self.replicated)
@@ -243,18 +244,23 @@ class Programs:
         rows = min(MASKS, self.slots)
         return {"slot": ((rows,), np.int32), "allowed": ((rows, self.terms.allowed.shape[1]), np.uint32)}
 
+    @property
+    def ingest_shapes(self) -> Shapes:
+        """What `ingest` takes from the host in every case."""
+        return ingest_shapes(self.slots, self.kinds)
+
     def upload_size(self, with_chunks: bool) -> int:
         """Elements of the host's buffer for `ingest`."""
-        return packed_size(ingest_shapes(self.slots)) + (self.staged.shape[0] if with_chunks else 0)
+        return packed_size(self.ingest_shapes) + (self.staged.shape[0] if with_chunks else 0)
 
     def _ingest(self, with_chunks: bool) -> Recipe:
-        function = functools.partial(step.ingest, local=self.replicated)
+        function = functools.partial(step.ingest, self.kinds, local=self.replicated)
         buffer = jax.ShapeDtypeStruct((self.upload_size(with_chunks),), jnp.int32, sharding=self.host)
         return Recipe(function, (self.state, self.staged, buffer), (0, 1), self.replicated)
 
     def _copy(self, pairs: int) -> Recipe:
         function = functools.partial(step.copy, local=self.replicated)
-        buffer = jax.ShapeDtypeStruct((2 * pairs,), jnp.int32, sharding=self.host)
+        buffer = jax.ShapeDtypeStruct((2 * pairs * self.kinds,), jnp.int32, sharding=self.host)
         return Recipe(function, (self.abstract.kv, buffer), (0,), shardings(self.abstract.kv))
 
     def _save(self, pages: int) -> Recipe:

@@ -51,9 +51,15 @@ class Setup:
     abstract_weights: Any
 
     @property
-    def held(self) -> int:
-        """Pages that a request of `max_model_len` tokens holds at once."""
-        return replace(self.need, max_model_len=self.resolved.max_model_len).pages_per_request
+    def longest(self) -> Need:
+        """What the pools must serve, with the length that was decided."""
+        return replace(self.need, max_model_len=self.resolved.max_model_len)
+
+    @property
+    def kinds(self) -> tuple[int, ...]:
+        """Which kind each layer is of."""
+        windows = self.resolved.windows
+        return tuple(windows.index(window) if window in windows else 0 for window in layer_windows(self.graphdef, self.abstract_weights))
 
 
 def resolve(config: EngineConfig, model_dir: Path, mesh: Mesh) -> Setup:
@@ -64,9 +70,7 @@ def resolve(config: EngineConfig, model_dir: Path, mesh: Mesh) -> Setup:
     dtype = weights.resolve_dtype(config.dtype, hf, platform)
     kv = models.kv_shape(hf, shards)
     graphdef, abstract = weights.abstract(hf, mesh, dtype)
-    page_size = (16 if platform == "cpu" else 64) if config.block_size is None else config.block_size
-    if page_size not in PAGE_SIZES:
-        raise ConfigError(f"--block-size must be one of {', '.join(map(str, PAGE_SIZES))}, got {page_size}")
+    page_size = _page_size(config, 16 if platform == "cpu" else 64)
     max_num_seqs = config.max_num_seqs or (16 if platform == "cpu" else 256)
     length, _ = model_length(config, hf)
     budget = _step_tokens(config, min(length, 512) if platform == "cpu" else 8192, max_num_seqs)
@@ -75,10 +79,11 @@ def resolve(config: EngineConfig, model_dir: Path, mesh: Mesh) -> Setup:
     backend = choose_backend(mesh.devices.flat[0], shapes, config.attention_backend)
     buckets = Buckets.build(max_num_seqs, budget, platform)
     itemsize = jnp.dtype(dtype).itemsize
-    page = page_bytes(kv.layers, kv.kv_heads, page_size, kv.head_dim, kv_dtype) // shards
-    host = plan_host(config, page, shards, config.enable_prefix_caching and not length_dependent(hf, length))
-    windows = () if host.pages else layer_windows(graphdef, abstract)
-    need = Need(page, page_size, max_num_seqs, length, budget, kinds(windows, length)[0], tile_tokens(backend.name))
+    page = page_bytes(1, kv.kv_heads, page_size, kv.head_dim, kv_dtype) // shards  # of a layer
+    host = plan_host(config, kv.layers * page, shards, config.enable_prefix_caching and not length_dependent(hf, length))
+    windows = [None if host.pages else short(window, length) for window in layer_windows(graphdef, abstract)]
+    first, *more = (windows.count(window) * page for window in kinds(windows))
+    need = Need(first, page_size, max_num_seqs, length, budget, kinds(windows), tile_tokens(backend.name), tuple(more))
     room = Room(
         usable=usable_bytes(config, mesh.devices.flat[0]),
         weights=shard_bytes(jax.tree.leaves(abstract)),
@@ -86,7 +91,7 @@ def resolve(config: EngineConfig, model_dir: Path, mesh: Mesh) -> Setup:
         shared=platform == "cpu",
         resident=resident_bytes(buckets.logits, max_num_seqs, hf["vocab_size"], shards) + math.prod(states_shape(hf, buckets)) * itemsize,
         spare=0 if platform == "cpu" else SPARE,
-        staged=host.staged * need.page_bytes,
+        staged=host.staged * kv.layers * page,
     )
     length, memory = _first_pool(config, hf, room, need)
     resolved = Resolved(
@@ -113,7 +118,8 @@ def resolve(config: EngineConfig, model_dir: Path, mesh: Mesh) -> Setup:
         moved_pages=host.moved,
         attention_backend=backend.name,
         attention_reason=backend.reason,
-        windows=kinds(windows, length),
+        windows=kinds(short(window, length) for window in need.windows),
+        more_pages=more_pages(need, length, memory.num_pages),
     )
     return Setup(resolved, hf, mesh, dtype, need, memory, buckets, kv, graphdef, abstract)
 
@@ -122,8 +128,14 @@ def resized(setup: Setup, config: EngineConfig, workspace: int) -> Setup:
     """The same decisions, with the pool that is left when the largest step needs `workspace` bytes. Raises ConfigError as `resolve`."""
     length, memory = _pool(config, setup.hf, replace(setup.memory.room, workspace=workspace), setup.need)
     caching = config.enable_prefix_caching and not length_dependent(setup.hf, length)
-    windows = kinds([setup.need.window], length)
-    resolved = replace(setup.resolved, max_model_len=length, num_pages=memory.num_pages, enable_prefix_caching=caching, windows=windows)
+    resolved = replace(
+        setup.resolved,
+        max_model_len=length,
+        num_pages=memory.num_pages,
+        enable_prefix_caching=caching,
+        windows=kinds(short(window, length) for window in setup.need.windows),
+        more_pages=more_pages(setup.need, length, memory.num_pages),
+    )
     return replace(setup, resolved=resolved, memory=memory)
 
 
@@ -132,11 +144,22 @@ def layer_windows(graphdef: nnx.GraphDef, abstract: nnx.State) -> list[int | Non
     return nnx.merge(graphdef, abstract).windows
 
 
-def kinds(windows: Iterable[int | None], length: int) -> tuple[int | None, ...]:
-    """Windows of the kinds of layers that are told apart by when they give pages back. A window that a sequence of `length` tokens fits
-    is none, and layers with and without one keep their pages together."""
-    found = {None if window is None or window >= length else window for window in windows}
-    return tuple(found) if len(found) == 1 else (None,)
+def short(window: int | None, length: int) -> int | None:
+    """The window, if a sequence of `length` tokens does not fit it."""
+    return None if window is None or window >= length else window
+
+
+def kinds(windows: Iterable[int | None]) -> tuple[int | None, ...]:
+    """The different windows, none before all others and wide ones before narrow ones: a kind of layers each."""
+    return tuple(sorted(set(windows), key=lambda window: -math.inf if window is None else -window))
+
+
+def more_pages(need: Need, length: int, pages: int) -> tuple[int, ...]:
+    """Pages of each kind of layers after the first, which has so many, when the longest sequence has `length` tokens. Kinds that are one
+    then have equally many."""
+    need = replace(need, max_model_len=length)
+    found = {short(window, length): count for window, count in zip(need.windows[1:], need.more_pages(pages), strict=True)}
+    return tuple(found[window] for window in kinds(short(window, length) for window in need.windows)[1:])
 
 
 def _first_pool(config: EngineConfig, hf: dict[str, Any], room: Room, need: Need) -> tuple[int, MemoryPlan]:
@@ -178,6 +201,14 @@ def length_dependent(hf: dict[str, Any], length: int) -> bool:
 def shard_bytes(leaves: Iterable[jax.ShapeDtypeStruct]) -> int:
     """Bytes of these arrays on one device."""
     return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * jnp.dtype(leaf.dtype).itemsize for leaf in leaves)
+
+
+def _page_size(config: EngineConfig, usual: int) -> int:
+    """Tokens of a page."""
+    page_size = usual if config.block_size is None else config.block_size
+    if page_size not in PAGE_SIZES:
+        raise ConfigError(f"--block-size must be one of {', '.join(map(str, PAGE_SIZES))}, got {page_size}")
+    return page_size
 
 
 def _step_tokens(config: EngineConfig, usual: int, max_num_seqs: int) -> int:

@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array
 
 from jaxllm.cache.kv import KVCache, zeros_of
-from jaxllm.engine.batch import grown, ingest_arrays, ingest_shapes, pack
+from jaxllm.engine.batch import grown, ingest_arrays, pack
 from jaxllm.engine.buckets import ExtendShape
 from jaxllm.engine.compiles import CompileCounter
 from jaxllm.engine.logprobs import StepLogprobs
@@ -79,7 +79,7 @@ class Runner:
     def __init__(self, programs: Programs, weights: tuple[Array, ...], kv: KVCache, eos_ids: list[int], compiles: CompileCounter):
         self.programs, self.weights, self.kv, self.eos_ids, self.compiles = programs, weights, kv, eos_ids, compiles
         self.slots = programs.slots
-        self.page_size, self.num_pages = programs.model.page_size, kv.k[0].shape[0]
+        self.page_size, self.num_pages = programs.model.page_size, kv.num_pages
         self.depth = 1
         self.seconds: dict[object, float] = {}  # of each decode bucket and extend shape without context, found in warm-up
         self.load_seconds = 0.0  # of as many pages as one program loads from host memory
@@ -150,7 +150,7 @@ class Runner:
         self._ingest(empty, force=True)
         for pairs in self.programs.buckets.copies:
             for _ in range(RECORDING_RUNS):
-                self._copy(((0, self.num_pages, 0),) * pairs)
+                self._copy(((0, self.num_pages[0], 0),) * pairs)
         for _ in range(RECORDING_RUNS):
             self.processing.warm_up()
         if self.swapper is not None:
@@ -181,7 +181,7 @@ class Runner:
         self._uplinks = {chunks: Uplink(programs.upload_size(chunks), programs.host, MAX_DEPTH + 2) for chunks in (False, True)}
         sizes = programs.buckets.copies
         rounds = -(-self.slots // sizes[-1])  # at most, in one step
-        self._copy_uplinks = {n: Uplink(2 * n, programs.host, rounds * (MAX_DEPTH + 2)) for n in sizes}
+        self._copy_uplinks = {n: Uplink(2 * n * programs.kinds, programs.host, rounds * (MAX_DEPTH + 2)) for n in sizes}
         self.state: SlotState = place(SlotState.zeros(self.slots, self.programs.table_width), self.programs.state)
         self._staged = place(np.zeros(self.programs.staged.shape, np.int32), self.programs.staged)
         self._outlooks: dict[int, Outlook] = {}
@@ -205,14 +205,15 @@ class Runner:
 
     def _copy(self, copies: Sequence[tuple[int, int, int]]) -> None:
         """Copy pages in order, as many at a time as a program takes; what is left of its room copies to the dropped page."""
-        sizes = self.programs.buckets.copies
-        for start in range(0, len(copies), sizes[-1]):
-            batch = copies[start : start + sizes[-1]]
-            size = next(n for n in sizes if n >= len(batch))
-            pairs = np.full((2, size), self.num_pages, np.int32)
-            pairs[0] = 0
-            pairs[:, : len(batch)] = np.array(batch, np.int32).T[:2]
-            buffer = self._copy_uplinks[size].send([pairs.reshape(-1)])
+        sizes, of_kind = self.programs.buckets.copies, [[pair[:2] for pair in copies if pair[2] == k] for k in range(self.programs.kinds)]
+        for start in range(0, max(map(len, of_kind)), sizes[-1]):
+            batches = [pairs[start : start + sizes[-1]] for pairs in of_kind]
+            size = next(n for n in sizes if n >= max(map(len, batches)))
+            rows = np.zeros((self.programs.kinds, 2, size), np.int32)
+            rows[:, 1] = np.array(self.num_pages)[:, None]
+            for row, batch in zip(rows, batches, strict=True):
+                row[:, : len(batch)] = np.array(batch, np.int32).reshape(-1, 2).T
+            buffer = self._copy_uplinks[size].send([rows.reshape(-1)])
             self.kv = self.programs.get("copy", size)(self.kv, buffer)
 
     def _decode(self, rows: int) -> Outlook:
@@ -268,7 +269,8 @@ class Runner:
         slots, rows = plan.slots, grown(plan, self.page_size)
         if shape is None and not (force or rows or slots != self._slots_on_device):
             return
-        parts = [pack(ingest_arrays(plan, rows, self.slots, self.page_size), ingest_shapes(self.slots))]
+        shapes, width = self.programs.ingest_shapes, self.programs.table_width // self.programs.kinds
+        parts = [pack(ingest_arrays(plan, rows, shapes, self.page_size, width), shapes)]
         if shape is not None:
             parts.append(self.programs.layout(shape).pack(plan.chunks, self.slots, self.eos_ids))
         with_chunks = shape is not None

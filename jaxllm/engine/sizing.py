@@ -26,7 +26,8 @@ from jaxllm.sampling.processors import Processor
 FOLDER = "programs"  # in the compilation cache's directory
 SIZING_LAYERS = 4  # enough for layers of two kinds in turn
 _OF_THE_HOST = ("preemption_mode", "host_pages", "host_cached_pages", "moved_pages")
-_DECIDED_LATER = ("model_dir", "num_pages", "max_model_len", "enable_prefix_caching", "scheduling_policy", "windows", *_OF_THE_HOST)
+_OF_THE_POOL = ("num_pages", "max_model_len", "windows", "more_pages")
+_DECIDED_LATER = ("model_dir", "enable_prefix_caching", "scheduling_policy", *_OF_THE_POOL, *_OF_THE_HOST)
 
 
 def make_programs(setup: Setup, executables: Executables | None = None, processors: tuple[Processor, ...] = ()) -> Programs:
@@ -72,21 +73,29 @@ def shallow(setup: Setup, layers: int = SIZING_LAYERS) -> Setup:
     per_layer = {name: value[:layers] for name, value in setup.hf.items() if isinstance(value, list) and len(value) == setup.kv.layers}
     hf = setup.hf | per_layer | {"num_hidden_layers": layers}
     graphdef, abstract = weights.abstract(hf, setup.mesh, setup.dtype)
-    return replace(setup, hf=hf, kv=replace(setup.kv, layers=layers), graphdef=graphdef, abstract_weights=abstract)
+    few = replace(setup, hf=hf, kv=replace(setup.kv, layers=layers), graphdef=graphdef, abstract_weights=abstract)
+    there = sorted(set(few.kinds))
+    first, *more = ((setup.resolved.num_pages, *setup.resolved.more_pages)[kind] for kind in there)
+    windows = tuple(setup.resolved.windows[kind] for kind in there)
+    return replace(few, resolved=replace(setup.resolved, windows=windows, num_pages=first, more_pages=tuple(more)))
 
 
-def kv_arguments(setup: Setup) -> tuple:
-    """What `KVCache.zeros` and `KVCache.abstract` take."""
-    kv, resolved = setup.kv, setup.resolved
-    return kv.layers, resolved.num_pages, kv.kv_heads, resolved.page_size, kv.head_dim, jnp.dtype(resolved.kv_dtype), setup.mesh
+def abstract_pages(setup: Setup) -> KVCache:
+    """The pools of all kinds of layers, as shapes with shardings."""
+    kv, resolved, kinds = setup.kv, setup.resolved, setup.kinds
+    rest = kv.kv_heads, resolved.page_size, kv.head_dim, jnp.dtype(resolved.kv_dtype), setup.mesh
+    if len(resolved.windows) == 1:
+        return KVCache.abstract(kv.layers, resolved.num_pages, *rest)
+    pages = resolved.num_pages, *resolved.more_pages
+    return KVCache.of_kinds([KVCache.abstract(kinds.count(kind), count, *rest) for kind, count in enumerate(pages)], kinds)
 
 
 def _abstract(setup: Setup) -> Abstract:
     resolved = setup.resolved
     return Abstract(
         weights=weight_leaves(setup.abstract_weights)[0],
-        kv=KVCache.abstract(*kv_arguments(setup)),
-        state=SlotState.shapes(resolved.max_num_seqs, resolved.max_pages_per_request),
+        kv=abstract_pages(setup),
+        state=SlotState.shapes(resolved.max_num_seqs, len(resolved.windows) * resolved.max_pages_per_request),
         vocab_size=resolved.vocab_size,
         states=jax.ShapeDtypeStruct(states_shape(setup.hf, setup.buckets), setup.dtype),
     )

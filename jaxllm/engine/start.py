@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from jaxllm import models, weights
-from jaxllm.cache.kv import KVCache
+from jaxllm.cache.kv import zeros_of
 from jaxllm.config import ConfigError, EngineConfig, Resolved
 from jaxllm.engine.compiles import CompileCounter
 from jaxllm.engine.exports import is_private
@@ -24,7 +24,7 @@ from jaxllm.engine.programs import Programs, weight_leaves
 from jaxllm.engine.report import Report
 from jaxllm.engine.resolve import Setup, layer_windows, resolve
 from jaxllm.engine.runner import Runner
-from jaxllm.engine.sizing import fitted, kv_arguments, make_programs
+from jaxllm.engine.sizing import abstract_pages, fitted, make_programs
 from jaxllm.engine.state import MAX_STOP_IDS
 from jaxllm.engine.workers import Crew, Workers
 from jaxllm.grammar.matcher import Matchers
@@ -63,7 +63,7 @@ def start(config: EngineConfig, report: Report, logits_processors: Sequence[Func
     compiles = CompileCounter()
     setup, programs, leaves = _load_and_compile(setup, config, report, processors)
     with report.phase("Allocating KV pages"):
-        kv = KVCache.zeros(*kv_arguments(setup))
+        kv = zeros_of(abstract_pages(setup))
         jax.block_until_ready(kv)
     runner = Runner(programs, leaves, kv, eos_ids, compiles)
     if not config.enforce_eager:
@@ -148,6 +148,7 @@ def table_rows(setup: Setup, programs: Programs, compiles: CompileCounter, repor
     tokens = resolved.num_pages * resolved.page_size
     pages = f"{resolved.num_pages} pages × {resolved.page_size} = {tokens} tokens"
     device = setup.mesh.devices.flat[0]
+    at_once = resolved.num_pages / setup.longest.pages_per_request
     fresh = compiles.compiles - compiles.cache_hits
     rows = [
         ("model", f"{resolved.model_dir} ({resolved.model_type})"),
@@ -158,9 +159,9 @@ def table_rows(setup: Setup, programs: Programs, compiles: CompileCounter, repor
         ("largest step", f"{memory.room.workspace / GIB:.2f} GiB reserved per device, {programs.peak_bytes / GIB:.2f} GiB needed"),
         ("for sampling, spare", f"{memory.room.resident / GIB:.2f} and {memory.room.spare / GIB:.2f} GiB per device"),
         ("left for KV pages", f"{memory.room.terms} = {max(0, memory.room.left) / GIB:.2f} GiB per device"),
-        ("KV cache", f"{pages} in {resolved.kv_dtype}, {memory.kv / GIB:.2f} GiB per device"),
+        ("KV cache", f"{pages}{_more_row(setup)} in {resolved.kv_dtype}, {memory.kv / GIB:.2f} GiB per device"),
         ("sliding window", _window_row(setup)),
-        ("maximum concurrency", f"{resolved.num_pages / setup.held:.2f}x at {resolved.max_model_len} tokens per request"),
+        ("maximum concurrency", f"{at_once:.2f}x at {resolved.max_model_len} tokens per request"),
         ("prefix caching", "on" if resolved.enable_prefix_caching else "off"),
         ("preemption", resolved.preemption_mode),
         ("host memory", _host_row(setup)),
@@ -182,9 +183,15 @@ def _window_row(setup: Setup) -> str:
         return "none"
     tokens = " and ".join(str(window) for window in sorted(found))
     if setup.resolved.windows == (None,):
-        why = "pages may go to host memory" if setup.resolved.host_pages else "not every layer has a window shorter than max_model_len"
+        why = "pages may go to host memory" if setup.resolved.host_pages else "no sequence is longer"
         return f"{tokens} tokens; pages behind it are kept, since {why}"
-    return f"{tokens} tokens; pages behind it are given back: a request holds at most {setup.held}"
+    return f"{tokens} tokens; pages behind it are given back: a request holds at most {' and '.join(map(str, setup.longest.held))}"
+
+
+def _more_row(setup: Setup) -> str:
+    """Pages of layers with a window, where others have pages of their own."""
+    more = zip(setup.resolved.windows[1:], setup.resolved.more_pages, strict=True)
+    return "".join(f", {pages} pages for layers with a window of {window}" for window, pages in more)
 
 
 def _host_row(setup: Setup) -> str:
@@ -212,11 +219,11 @@ def check_peak(setup: Setup, programs: Programs) -> None:
     room = setup.memory.room
     left = room.usable - room.weights - room.resident - room.staged - setup.memory.kv
     if programs.peak_bytes > left and not room.shared:
-        pages = max(0, setup.memory.kv + left - programs.peak_bytes) // setup.memory.page
+        pages = setup.longest.pages_in(max(0, setup.memory.kv + left - programs.peak_bytes))
         tokens = int(setup.resolved.max_num_batched_tokens * max(0, left) / programs.peak_bytes) // 16 * 16
         helps = [f"--max-num-batched-tokens {tokens}"] if tokens >= setup.resolved.max_num_seqs else ["a lower --max-num-seqs"]
-        if pages >= setup.held:
-            helps.append(f"--num-gpu-blocks-override {pages} (--kv-cache-memory-bytes {pages * setup.memory.page})")
+        if pages >= setup.longest.pages_per_request:
+            helps.append(f"--num-gpu-blocks-override {pages} (--kv-cache-memory-bytes {setup.longest.bytes_of(pages)})")
         raise ConfigError(
             f"the largest step needs {programs.peak_bytes / GIB:.2f} GiB, but {left / GIB:.2f} GiB is left for it ({room.terms}, "
             f"{setup.memory.kv / GIB:.2f} for KV pages); what helps: {'; or '.join(helps)}"

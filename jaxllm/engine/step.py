@@ -50,13 +50,13 @@ class Outlook:
     emit: Array  # [Q] bool: the row draws a token
 
 
-def ingest(state: SlotState, staged: Array, buffer: Array, *, local: NamedSharding) -> tuple[SlotState, Array]:
+def ingest(kinds: int, state: SlotState, staged: Array, buffer: Array, *, local: NamedSharding) -> tuple[SlotState, Array]:
     """Take the row map, new pages and, when the buffer is long enough to hold them, packed chunks from the host.
 
     `buffer` may lie in pinned host memory; `local` is where it is wanted. Returns (state, chunks for `extend`); without chunks in the
     buffer `staged` is returned as it was.
     """
-    shapes = ingest_shapes(state.rows.shape[0])
+    shapes = ingest_shapes(state.rows.shape[0], kinds)
     head = packed_size(shapes)
     buffer = jax.device_put(buffer, local)
     new = unpack(buffer[:head], shapes)
@@ -71,16 +71,19 @@ def decode(
     """One token for each of `rows` rows; `reused` gives the buffers of the `logit_rows` rows that are left, and what is not overwritten."""
     region = _decode_region(state, rows, kv, model.page_size)
     empty = jnp.zeros((0,), jnp.int32)
-    inputs = PagedInputs(
-        decode_tables_BM=state.table[region.slots],
-        decode_lengths_B=region.lengths,
-        chunk_tables_RM=jnp.zeros((0, state.table.shape[1]), jnp.int32),
-        chunk_starts_R=empty,
-        chunk_lengths_R=empty,
-        chunk_kv_lengths_R=empty,
-        write_page_T=region.page,
-        write_offset_T=region.offset,
-    )
+    inputs = [
+        PagedInputs(
+            decode_tables_BM=table,
+            decode_lengths_B=region.lengths,
+            chunk_tables_RM=jnp.zeros((0, table.shape[1]), jnp.int32),
+            chunk_starts_R=empty,
+            chunk_lengths_R=empty,
+            chunk_kv_lengths_R=empty,
+            write_page_T=page,
+            write_offset_T=region.offset,
+        )
+        for table, page in zip(_tables(state.table[region.slots], kv), region.pages, strict=True)
+    ]
     context = PagedContext(kv, inputs, model.backend, model.mesh, state.prompt_length[region.slots])
     module = model.rebuild(weights)
     hidden = module(region.token, region.position, context)
@@ -106,17 +109,22 @@ def extend(
     batch = unpack(staged, layout.shapes)
     state = _admit(state, batch)
     region = _decode_region(state, layout.shape.decodes, kv, model.page_size)
-    write_page, write_offset = _chunk_writes(batch, kv, model.page_size)
-    inputs = PagedInputs(
-        decode_tables_BM=state.table[region.slots],
-        decode_lengths_B=region.lengths,
-        chunk_tables_RM=batch["table"],
-        chunk_starts_R=batch["start"],
-        chunk_lengths_R=batch["length"],
-        chunk_kv_lengths_R=batch["kv_length"],
-        write_page_T=jnp.concatenate([region.page, write_page]),
-        write_offset_T=jnp.concatenate([region.offset, write_offset]),
-    )
+    write_pages, write_offset = _chunk_writes(batch, kv, model.page_size)
+    inputs = [
+        PagedInputs(
+            decode_tables_BM=decode_table,
+            decode_lengths_B=region.lengths,
+            chunk_tables_RM=chunk_table,
+            chunk_starts_R=batch["start"],
+            chunk_lengths_R=batch["length"],
+            chunk_kv_lengths_R=batch["kv_length"],
+            write_page_T=jnp.concatenate(pages),
+            write_offset_T=jnp.concatenate([region.offset, write_offset]),
+        )
+        for decode_table, chunk_table, pages in zip(
+            _tables(state.table[region.slots], kv), _tables(batch["table"], kv), zip(region.pages, write_pages, strict=True), strict=True
+        )
+    ]
     chunk_prompts = batch["prompt_length"][jnp.minimum(batch["row"], layout.shape.chunks - 1)]
     prompt_length = jnp.concatenate([state.prompt_length[region.slots], chunk_prompts])
     context = PagedContext(kv, inputs, model.backend, model.mesh, prompt_length)
@@ -143,10 +151,10 @@ def score(model: Model, mode: str, count: int, weights: tuple[Array, ...], state
 
 
 def copy(kv: KVCache, buffer: Array, *, local: NamedSharding) -> KVCache:
-    """Copy pages of every layer. `buffer` holds so many sources, then as many targets, and may lie in pinned host memory; all sources are
-    read before a target is written. A pair whose target is page P does nothing."""
-    source, target = jax.device_put(buffer, local).reshape(2, -1)
-    return jax.tree.map(lambda pages: _copied(pages, source, target), kv)
+    """Copy pages of every layer. `buffer` holds for each kind of layers so many sources, then as many targets, and may lie in pinned host
+    memory; all sources are read before a target is written. A pair whose target is page P does nothing."""
+    rows = list(jax.device_put(buffer, local).reshape(2 * len(kv.num_pages), -1))
+    return kv.each(lambda kind, pages: _copied(pages, *rows[2 * kind : 2 * kind + 2]))
 
 
 @jax.jit  # so that one layer's copy is traced and lowered for all
@@ -243,13 +251,14 @@ def _sampling_rows(state: SlotState, slots: Array, suppress: Array) -> SamplingR
 
 @dataclass(frozen=True)
 class _DecodeRegion:
-    """Per decode row: slot, whether it generates, its token, position, where its KV goes, and its length with this token."""
+    """Per decode row: slot, whether it generates, its token, position, where its KV goes in each kind of layers, and its length with this
+    token."""
 
     slots: Array
     alive: Array
     token: Array
     position: Array
-    page: Array
+    pages: list[Array]
     offset: Array
     lengths: Array
 
@@ -258,26 +267,38 @@ def _decode_region(state: SlotState, rows: int, kv: KVCache, page_size: int) -> 
     """Rows that are not alive write to the dropped page P and attend to nothing."""
     slots = state.rows[:rows]
     alive, position = state.alive[slots], state.position[slots]
-    owned = state.table[slots, position // page_size]
-    num_pages = kv.k[0].shape[0]
+    owned = [state.table[slots, index] for index in _columns(position // page_size, state.table, kv)]
     return _DecodeRegion(
         slots=slots,
         alive=alive,
         token=jnp.maximum(state.token[slots], 0),
         position=position,
-        page=jnp.where(alive, owned, num_pages),
+        pages=[jnp.where(alive, page, num_pages) for page, num_pages in zip(owned, kv.num_pages, strict=True)],
         offset=position % page_size,
         lengths=jnp.where(alive, position + 1, 0),
     )
 
 
-def _chunk_writes(batch: dict[str, Array], kv: KVCache, page_size: int) -> tuple[Array, Array]:
-    """Page and offset of every chunk token; padding tokens (row R) go to the dropped page, and so do those whose KV is there already."""
-    rows, num_pages = batch["table"].shape[0], kv.k[0].shape[0]
-    row, position = batch["row"], batch["position"]
-    own = jnp.minimum(row, rows - 1)
-    owned = batch["table"][own, position // page_size]
-    return jnp.where((row < rows) & (position >= batch["kept"][own]), owned, num_pages), position % page_size
+def _chunk_writes(batch: dict[str, Array], kv: KVCache, page_size: int) -> tuple[list[Array], Array]:
+    """Page, of each kind of layers, and offset of every chunk token; padding tokens (row R) go to the dropped page, and so do those whose
+    KV is there already."""
+    table, row, position = batch["table"], batch["row"], batch["position"]
+    own = jnp.minimum(row, table.shape[0] - 1)
+    owned = [table[own, index] for index in _columns(position // page_size, table, kv)]
+    new = (row < table.shape[0]) & (position >= batch["kept"][own])
+    return [jnp.where(new, page, num_pages) for page, num_pages in zip(owned, kv.num_pages, strict=True)], position % page_size
+
+
+def _tables(table_RM: Array, kv: KVCache) -> list[Array]:
+    """Page tables of each kind of layers, which stand side by side."""
+    kinds = len(kv.num_pages)
+    return [table_RM] if kinds == 1 else jnp.split(table_RM, kinds, axis=1)
+
+
+def _columns(index: Array, table: Array, kv: KVCache) -> list[Array]:
+    """Where in these page tables page `index` of a sequence stands, for each kind of layers."""
+    kinds = len(kv.num_pages)
+    return [index + kind * (table.shape[1] // kinds) if kind else index for kind in range(kinds)]
 
 
 def _admit(state: SlotState, batch: dict[str, Array]) -> SlotState:

@@ -25,7 +25,7 @@ class Swapper:
 
     def __init__(self, programs: Programs):
         self._programs = programs
-        self._width, self._pages = programs.moved, programs.abstract.kv.k[0].shape[0]
+        self._width, self._pages = programs.moved, programs.abstract.kv.num_pages[0]
         platform = programs.model.mesh.devices.flat[0].platform
         shapes = page_shapes(programs.abstract.kv)
         self._near = shardings(shapes)

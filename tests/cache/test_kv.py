@@ -62,7 +62,7 @@ TABLE = np.random.default_rng(7).permutation(P).astype(np.int32).reshape(4, 6)
 
 def step(mesh, kv, inputs, q, k, v):
     """Two layers; the second one's queries come from the first."""
-    context = PagedContext(kv, inputs, "reference", mesh)
+    context = PagedContext(kv, [inputs], "reference", mesh)
     first = context.attend(0, rows_of(mesh, q, k, v), **OPTIONS)
     second = context.attend(1, rows_of(mesh, first, k * 2, v * 2), **OPTIONS)
     return second, context.kv
@@ -218,7 +218,7 @@ def test_a_step_plans_once_for_all_layers_of_a_window(monkeypatch):
     monkeypatch.setattr(paged_extend, "extend_attention", attention)
 
     def run(kv, inputs, rows):
-        context = PagedContext(kv, inputs, "reference", mesh)
+        context = PagedContext(kv, [inputs], "reference", mesh)
         for layer in (0, 1, 0, 1):
             context.attend(layer, rows, scale=0.3, window=None if layer else 8)
         return context.kv
@@ -234,7 +234,7 @@ def sums_lowered_for_cuda(backend, shards, rows):
     """Two sums and norms, one after the other, of a step on these devices."""
 
     def run(inputs, x, weight):
-        context = PagedContext(KVCache((), ()), inputs, backend, mesh_of(shards))
+        context = PagedContext(KVCache((), ()), [inputs], backend, mesh_of(shards))
         return context.add_norm(*context.add_norm(x, x, weight, 1e-6), weight, 1e-6)
 
     x = jax.ShapeDtypeStruct((rows, 256), jnp.bfloat16)
@@ -256,7 +256,7 @@ def test_sums_and_norms_are_left_to_xla_where_there_is_no_kernel_for_them(backen
 
 
 def test_an_unknown_back_end_is_refused():
-    context = PagedContext(empty(mesh_of(1)), batch(((0, 5),), (), TABLE), "cuda", mesh_of(1))
+    context = PagedContext(empty(mesh_of(1)), [batch(((0, 5),), (), TABLE)], "cuda", mesh_of(1))
     with pytest.raises(KeyError, match="no back end 'cuda'"):
         context.attend(0, rows_of(mesh_of(1), *tokens(1)), **OPTIONS)
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxllm.engine.batch import ALIGN, Shapes, grown, ingest_arrays, offsets, pack, packed_size, unpack
+from jaxllm.engine.batch import ALIGN, Shapes, grown, ingest_arrays, ingest_shapes, offsets, pack, packed_size, unpack
 from jaxllm.engine.plan import Plan
 from jaxllm.engine.request import Request, Table
 from jaxllm.sampling.options import SamplingParams
@@ -38,7 +38,7 @@ def test_rows_get_a_table_entry_at_the_start_of_a_page_and_for_a_copy(rows: list
     plan = Plan(tuple(decodes), tuple(position for position, _ in rows), (), copies=tuple(copies))
     entries = [row for row, (position, copied) in enumerate(rows) if position % size == 0 or copied]
     assert grown(plan, size) == entries
-    arrays = ingest_arrays(plan, entries, slots, size)
+    arrays = ingest_arrays(plan, entries, ingest_shapes(slots, 1), size, width=3)
     assert arrays["rows"].tolist() == [7 - row for row in range(len(rows))] + [slots] * (slots - len(rows))
     for row in range(slots):
         found = tuple(int(arrays[name][row]) for name in ("slot", "index", "page"))

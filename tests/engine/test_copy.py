@@ -39,6 +39,22 @@ def test_pages_are_copied_in_every_layer_and_all_sources_are_read_first(shards: 
         np.testing.assert_array_equal(np.asarray(new), expected)
 
 
+def test_kinds_of_layers_have_page_numbers_of_their_own() -> None:
+    mesh, rng = make_mesh(1), np.random.default_rng(1)
+    kinds, counts, local = (0, 1, 0), (6, 4), NamedSharding(mesh, PartitionSpec())
+    like = KVCache.of_kinds([KVCache.abstract(kinds.count(k), n, HEADS, PAGE, DIM, jnp.float32, mesh) for k, n in enumerate(counts)], kinds)
+    assert (like.num_pages, [x.shape[0] for x in (*like.k, *like.v)], like.scales) == (counts, [6, 4, 6] * 2, ())
+    before = [rng.standard_normal(x.shape).astype(np.float32) for x in (*like.k, *like.v)]
+    kv = KVCache(*(tuple(map(jnp.asarray, part)) for part in (before[:3], before[3:])), (), kinds)
+    buffer = jnp.array([2, 0, 5, 6, 1, 2, 3, 0], jnp.int32)  # of kind 0: 2 to 5, nothing; of kind 1: 1 to 3, 2 to 0
+    after = jax.jit(functools.partial(step.copy, local=local))(kv, buffer)
+    for old, new, kind in zip(before, (*after.k, *after.v), kinds * 2, strict=True):
+        expected = old.copy()
+        for source, target in (((2, 5),), ((1, 3), (2, 0)))[kind]:
+            expected[target] = old[source]
+        np.testing.assert_array_equal(np.asarray(new), expected)
+
+
 @pytest.mark.parametrize("shards", [1, 2])
 def test_the_copy_is_in_place_and_needs_no_communication(shards: int) -> None:
     program, pool = compiled(shards, 4096, 16), 4096 * HEADS * PAGE * DIM * 4 // shards

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -68,6 +69,18 @@ def test_a_step_over_8_bit_pages_lowers(platform: str, backend: str, kind: str, 
     lowered = traced(programs_of(make_mesh(1), backend, 64, "float8_e4m3fn"), kind).lower(lowering_platforms=(platform,))
     calls = re.findall(r"custom_call @(\w+)\(", lowered.as_text())
     assert calls.count(CALLS[platform]) == (0 if backend == "xla" else kernels)
+
+
+@pytest.mark.parametrize("kind", ["decode", "extend"])
+@pytest.mark.parametrize(("platform", "backend"), [("cuda", "mosaic_gpu"), ("tpu", "mosaic_tpu")])
+def test_a_step_over_two_kinds_of_layers_lowers(platform: str, backend: str, kind: str) -> None:
+    given, mesh = programs_of(make_mesh(1), backend), make_mesh(1)
+    hf = models.with_defaults(REAL_HEADS | {"use_sliding_window": True, "sliding_window": 32, "max_window_layers": 1})
+    pools = [KVCache.abstract(1, pages, 8, PAGE, 128, jnp.bfloat16, mesh) for pages in (PAGES, 512)]
+    abstract = replace(given.abstract, kv=KVCache.of_kinds(pools, (0, 1)), state=SlotState.shapes(SLOTS, 2 * 16))
+    model = replace(given.model, graphdef=weights.abstract(hf, mesh, jnp.bfloat16)[0])
+    programs = Programs(model, abstract, given.buckets, given.scoring)
+    assert CALLS[platform] in traced(programs, kind).lower(lowering_platforms=(platform,)).as_text()
 
 
 @pytest.mark.parametrize("shards", [1, 4])

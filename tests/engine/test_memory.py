@@ -129,7 +129,7 @@ def test_a_pool_that_was_asked_too_large_is_told_the_most_that_fits(asked: dict)
 
 
 def test_layers_with_a_window_need_pages_for_what_a_step_sees_and_no_more() -> None:
-    need = replace(NEED, window=4096, tile=128, step_tokens=8192)
+    need = replace(NEED, windows=(4096,), tile=128, step_tokens=8192)
     assert need.pages_per_request == -(-(4096 + 128 + 8192 - 3) // 64) + 1 < NEED.pages_per_request
     assert replace(need, max_model_len=700).pages_per_request == 11
     tight = replace(CARD, usable=CARD.weights + CARD.workspace + 256 * NEED.page_bytes)
@@ -138,6 +138,41 @@ def test_layers_with_a_window_need_pages_for_what_a_step_sees_and_no_more() -> N
     with pytest.raises(ConfigError, match="the longest that fits is 8192 tokens"):
         plan_memory(EngineConfig(num_gpu_blocks_override=128), tight, need)
     assert fitting_length(EngineConfig(num_gpu_blocks_override=128), tight, need) == 128 * 64
+
+
+HYBRID = replace(NEED, windows=(None, 4096), tile=128, step_tokens=8192, more_bytes=(3 * 2**20,))
+
+
+def test_kinds_of_layers_run_out_together_when_all_requests_are_of_the_longest_length() -> None:
+    full, windowed = HYBRID.held
+    assert (full, windowed) == (512, -(-(4096 + 128 + 8192 - 3) // 64) + 1)
+    plan = plan_memory(EngineConfig(), CARD, HYBRID)
+    (more,) = HYBRID.more_pages(plan.num_pages)
+    assert plan.num_pages / full == pytest.approx(more / windowed, rel=0.01)
+    assert plan.kv == plan.num_pages * HYBRID.page_bytes + more * 3 * 2**20 <= CARD.left
+    assert CARD.left - plan.kv < PAGE_ROUND * (HYBRID.page_bytes + 3 * 2**20)
+    assert plan_memory(EngineConfig(kv_cache_memory_bytes=plan.kv), CARD, HYBRID).num_pages == plan.num_pages
+
+
+@given(st.integers(1, 300), st.integers(1, 40), st.integers(1, 40), st.sampled_from([64, 4096, 20000]), st.booleans())
+def test_the_length_that_auto_finds_fits_all_kinds_of_layers(tenths: int, first: int, second: int, window: int, shared: bool) -> None:
+    room = Room(usable=GIB + tenths * GIB // 10, weights=GIB, workspace=0, shared=shared)
+    need = replace(HYBRID, page_bytes=first * 2**20, windows=(None, window), more_bytes=(second * 2**20,))
+    length = fitting_length(EngineConfig(), room, need)
+    if length:
+        need = replace(need, max_model_len=length)
+        plan = plan_memory(EngineConfig(), room, need)
+        assert plan.num_pages >= need.held[0] and need.more_pages(plan.num_pages) >= need.held[1:]
+        assert plan.kv <= room.left
+    else:
+        with pytest.raises(ConfigError):
+            plan_memory(EngineConfig(), room, replace(need, max_model_len=1))
+
+
+@given(st.integers(0, 2**36), st.integers(1, 2**24), st.integers(1, 2**24), st.integers(1, 40000))
+def test_as_many_pages_are_made_as_their_bytes_hold(size: int, first: int, second: int, length: int) -> None:
+    need = replace(HYBRID, page_bytes=first, more_bytes=(second,), max_model_len=length)
+    assert need.bytes_of(need.pages_in(size)) <= size < need.bytes_of(need.pages_in(size) + 1)
 
 
 @given(st.integers(1, 40), st.integers(1, 5), st.integers(1, 30), st.integers(1, 20), st.integers(0, 200))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from jaxllm.cache.pool import PagePool
 from jaxllm.engine.buckets import Buckets
-from jaxllm.engine.forecast import ENOUGH, KEPT, UNKNOWN, Forecast, Share, most, peak
+from jaxllm.engine.forecast import ENOUGH, KEPT, UNKNOWN, Forecast, Share, bounded, most, peak
 from jaxllm.engine.limits import Limits
 from jaxllm.engine.plan import Plan
 from jaxllm.engine.request import Request
@@ -134,15 +134,26 @@ def a_request(most: int, done: int) -> Request:
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.integers(1, 8), st.lists(st.tuples(st.integers(1, 30), st.integers(1, 20)), min_size=1, max_size=8), st.integers(1, 40))
-def test_the_peak_is_what_really_happens_but_for_half_a_page_each(page_size: int, requests: list[tuple[int, int]], horizon: int) -> None:
-    shares, used = [], 0
+@given(
+    st.integers(1, 8),
+    st.lists(st.tuples(st.integers(1, 30), st.integers(1, 20)), min_size=1, max_size=8),
+    st.integers(1, 40),
+    st.none() | st.integers(1, 9),
+)
+def test_the_peak_is_what_really_happens_but_for_half_a_page_each(
+    page_size: int, requests: list[tuple[int, int]], horizon: int, limit: int | None
+) -> None:
+    shares, used = list[Share](), 0
     for to_come, tokens in requests:
         pages = -(-tokens // page_size)
         used += pages
-        shares.append(Share(to_come, pages, pages * page_size - tokens))
+        shares += bounded(Share(to_come, pages, pages * page_size - tokens), pages, limit, page_size)
+
+    def held(tokens: int, step: int) -> int:
+        return min(-(-(tokens + step) // page_size), max(limit or 10**6, -(-tokens // page_size)))
+
     real = max(
-        sum(-(-(tokens + step) // page_size) for to_come, tokens in requests if to_come >= step)
+        sum(held(tokens, step) for to_come, tokens in requests if to_come >= step)
         for step in range(min(horizon, max(to_come for to_come, _ in requests)) + 1)
     )
     assert abs(peak(used, shares, page_size, horizon) - real) <= len(requests) * (page_size + 1) / (2 * page_size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,11 +14,11 @@ from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.engine.engine import Engine
 from jaxllm.engine.programs import Programs
 from jaxllm.engine.resolve import Setup, resolve
-from jaxllm.engine.sizing import fitted, make_programs, shallow
+from jaxllm.engine.sizing import abstract_pages, fitted, make_programs, shallow
 from jaxllm.engine.start import check_peak
 from jaxllm.mesh import make_mesh
 from jaxllm.sampling.options import SamplingParams
-from tests.engine.conftest import run
+from tests.engine.conftest import TINY, run
 
 pytestmark = pytest.mark.usefixtures("cache")
 
@@ -63,6 +64,19 @@ def test_a_model_of_fewer_layers_keeps_their_kinds(tiny_dir: str) -> None:
     assert few.hf["vocab_size"] == setup.hf["vocab_size"]
 
 
+def test_few_layers_of_a_hybrid_have_the_pools_of_their_kinds(tmp_path: Path) -> None:
+    hybrid = TINY | {"num_hidden_layers": 6, "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 5}
+    (tmp_path / "config.json").write_text(json.dumps(hybrid))
+    setup, _ = decide(str(tmp_path))
+    pages = abstract_pages(setup)
+    assert (setup.resolved.windows, setup.kinds, pages.kinds) == ((None, 8), (0, 0, 0, 0, 0, 1), setup.kinds)
+    assert pages.num_pages == (setup.resolved.num_pages, *setup.resolved.more_pages)
+    assert setup.memory.kv == sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(pages))
+    few = shallow(setup)
+    assert (few.resolved.windows, few.resolved.more_pages, abstract_pages(few).num_pages) == ((None,), (), (setup.resolved.num_pages,))
+    make_programs(few).compile([make_programs(few).largest])
+
+
 def test_another_model_length_is_another_set_of_programs(tiny_dir: str) -> None:
     before, _ = decide(tiny_dir)
     config = EngineConfig(model=tiny_dir, max_model_len=32, max_num_seqs=2, max_num_batched_tokens=16)
@@ -101,7 +115,8 @@ def test_a_small_pool_leaves_a_step_more_than_was_reserved_and_a_full_one_does_n
     programs = make_programs(setup)
     programs.compile([programs.largest, *programs.largest_others])
     check_peak(setup, programs)
-    full = replace(setup, memory=replace(setup.memory, num_pages=room.left // setup.memory.page))
+    pages = room.left // setup.memory.page
+    full = replace(setup, memory=replace(setup.memory, num_pages=pages, kv=pages * setup.memory.page))
     with pytest.raises(ConfigError, match="the largest step needs"):
         check_peak(full, programs)
 

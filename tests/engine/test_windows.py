@@ -28,15 +28,18 @@ GREEDY = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True, logprobs=
 KEPT: dict[str, Any] = {"preemption_mode": "swap", "swap_space": 0.01}  # the same model, with pages kept for host memory
 
 
-@pytest.fixture(scope="module", params=[0])
+@pytest.fixture(scope="module", params=[0, 1], ids=["windowed", "hybrid"])
 def windowed(request: pytest.FixtureRequest, make_engine: MakeEngine, tmp_path_factory: pytest.TempPathFactory) -> MakeEngine:
     """Engines around the tiny model with a window in the layers from some on."""
     path = tmp_path_factory.mktemp("windowed")
     window = {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": request.param}
     (path / "config.json").write_text(json.dumps(TINY | window))
 
-    def make(**overrides: Any) -> Engine:
-        return make_engine(**{"model": str(path), "max_num_batched_tokens": CHUNK} | overrides)
+    def make(pages: int | None = None, **overrides: Any) -> Engine:
+        wishes = {"model": str(path), "max_num_batched_tokens": CHUNK, "max_model_len": 128} | overrides
+        if pages is not None:  # of the layers with a window; others have as many as sequences are longer
+            wishes["num_gpu_blocks_override"] = pages * -(-wishes["max_model_len"] // PAGE) // HELD if request.param else pages
+        return make_engine(**wishes)
 
     return make
 
@@ -56,8 +59,9 @@ def request(name: str, tokens: list[int], params: SamplingParams = GREEDY) -> Ge
 
 
 def test_a_pool_too_small_for_the_sequence_serves_it_and_little_is_held(windowed: MakeEngine, kept: Engine) -> None:
-    small = windowed(num_gpu_blocks_override=HELD)
-    assert (small.resolved.windows, kept.resolved.windows) == ((WINDOW,), (None,))
+    small = windowed(pages=HELD)
+    assert small.resolved.windows in ((WINDOW,), (None, WINDOW)) and kept.resolved.windows == (None,)
+    assert small.scheduler.pools[-1].num_pages == HELD
     small.add(request("a", prompt(60)))
     deltas, held, written = [], [], []
     while small.has_work:
@@ -71,7 +75,7 @@ def test_a_pool_too_small_for_the_sequence_serves_it_and_little_is_held(windowed
 
 
 def test_a_crowd_that_is_preempted_gets_the_same_as_each_alone(windowed: MakeEngine, kept: Engine) -> None:
-    engine = windowed(num_gpu_blocks_override=HELD + 1)
+    engine = windowed(pages=HELD + 1)
     engine.scheduler.forecast = Optimist()
     requests = [request(str(i), prompt(length, seed=i)) for i, length in enumerate((3, 5, 2, 7, 50))]
     found = collect(engine, requests)
@@ -85,7 +89,7 @@ def test_a_crowd_that_is_preempted_gets_the_same_as_each_alone(windowed: MakeEng
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 def test_random_traffic_gives_every_request_what_it_gets_alone_with_all_pages_kept(windowed: MakeEngine, seed: int) -> None:
-    crowded = reading_words(windowed(num_gpu_blocks_override=2 * (HELD + 1), max_model_len=96, max_num_seqs=8))
+    crowded = reading_words(windowed(pages=2 * (HELD + 1), max_model_len=96, max_num_seqs=8))
     crowded.scheduler.forecast = Optimist()
     alone = {"async_scheduling": False, "enable_prefix_caching": False} | KEPT
     quiet, wide = reading_words(windowed(max_num_seqs=1, **alone)), reading_words(windowed(**alone))
@@ -125,7 +129,7 @@ def hashes(engine: Engine, tokens: list[int]) -> list[bytes]:
 def test_choices_and_beams_are_those_of_an_engine_that_keeps_all_pages(windowed: MakeEngine, kept: Engine, options: dict) -> None:
     options = {"temperature": 0.0 if "use_beam_search" in options else 1.0, "max_tokens": 40, "ignore_eos": True} | options
     requests = [request(str(i), prompt(length, seed=i), SamplingParams(**options)) for i, length in enumerate((37, 60))]
-    engine = windowed(num_gpu_blocks_override=4 * (HELD + 1))
+    engine = windowed(pages=4 * (HELD + 1))
     engine.scheduler.forecast = Optimist()
     found, expected = collect(engine, requests), collect(kept, requests)
     for one in requests:
@@ -137,7 +141,7 @@ def test_choices_and_beams_are_those_of_an_engine_that_keeps_all_pages(windowed:
 
 @pytest.mark.slow
 def test_pages_of_8_bits_are_given_back_with_their_scales(windowed: MakeEngine) -> None:
-    small = windowed(num_gpu_blocks_override=2 * HELD, kv_cache_dtype="fp8")
+    small = windowed(pages=2 * HELD, kv_cache_dtype="fp8")
     kept = windowed(kv_cache_dtype="fp8", **KEPT)
     requests = [request(str(i), prompt(40 + i, seed=i)) for i in range(3)]
     found, expected = collect(small, requests), collect(kept, requests)
