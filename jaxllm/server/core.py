@@ -82,7 +82,7 @@ class Core:
 
     def __init__(self, sock: socket.socket, factory: Factory, orphan: Callable[[], None] = lambda: None):
         self._sock, self._factory, self._orphan = sock, factory, orphan
-        self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._inbox: queue.Queue[Message] = queue.Queue()  # SimpleQueue.get may wait for ever for a timeout of a few µs (CPython 3.12)
         self._profiler = Profiler(None)
         self._checked = (0, -CHECK_SECONDS)  # steps so far at the last self-check, and when it was (time.monotonic)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,6 +48,14 @@ def tiny_dir(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A directory with the config of a tiny model; its weights are made at load."""
     path = tmp_path_factory.mktemp("tiny")
     (path / "config.json").write_text(json.dumps(TINY))
+    return str(path)
+
+
+def write_random(path: Path, repo: Path) -> str:
+    """A model with random weights and the built-in model's tokenizer, more logits than it has tokens, and two ends of sequence."""
+    (path / "config.json").write_text(json.dumps(TINY | {"vocab_size": 800, "eos_token_id": [759, 761], "max_position_embeddings": 4096}))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(repo / "jaxllm" / "demo" / name, path / name)
     return str(path)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
@@ -17,7 +16,7 @@ from jaxllm import LLM, GuidedDecodingParams, OptionError, RequestError, Samplin
 from jaxllm.engine.engine import Engine
 from jaxllm.engine.request import GenerateRequest, Status
 from jaxllm.grammar.matcher import Matcher
-from tests.engine.conftest import TINY, Outcome, collect, tokens_of
+from tests.engine.conftest import Outcome, collect, tokens_of, write_random
 from tests.grammar.schemas import every
 
 SCHEMAS = every()
@@ -27,12 +26,7 @@ EOS = [759, 761]
 
 @pytest.fixture(scope="module")
 def random_dir(tmp_path_factory: pytest.TempPathFactory, repo: Path) -> str:
-    """Random weights, more logits than the tokenizer has tokens, two ends of sequence."""
-    path = tmp_path_factory.mktemp("random")
-    (path / "config.json").write_text(json.dumps(TINY | {"vocab_size": 800, "eos_token_id": EOS, "max_position_embeddings": 4096}))
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(repo / "jaxllm" / "demo" / name, path / name)
-    return str(path)
+    return write_random(tmp_path_factory.mktemp("random"), repo)
 
 
 def load(random_dir: str, **overrides: Any) -> LLM:

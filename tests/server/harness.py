@@ -13,7 +13,7 @@ from typing import Any, Self
 from jaxllm.config import EngineConfig
 from jaxllm.server.app import build
 from jaxllm.server.bridge import Bridge
-from jaxllm.server.core import Core
+from jaxllm.server.core import Core, Factory
 from jaxllm.server.edge import Edge, Settings
 from jaxllm.server.http import HttpServer, http_server
 from jaxllm.tokenizer import Tokenizer
@@ -48,12 +48,16 @@ class Running:
     def __enter__(self) -> Self:
         ours, theirs = socket.socketpair()
         self.core_socket = theirs
-        self._core = threading.Thread(target=Core(theirs, make(self.control, self._tokenizer)).run)
+        self._core = threading.Thread(target=Core(theirs, self.factory()).run)
         self._http = threading.Thread(target=lambda: asyncio.run(self._serve(ours)))
         self._core.start()
         self._http.start()
         assert self._up.wait(20)
         return self
+
+    def factory(self) -> Factory:
+        """What makes the engine."""
+        return make(self.control, self._tokenizer)
 
     def __exit__(self, *error: object) -> None:
         self.control.go.set()

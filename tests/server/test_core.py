@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -219,6 +220,23 @@ class Patient:
     def patience(self) -> float:
         self.asked.set()
         return 60.0
+
+
+def test_the_shortest_patience_ends() -> None:
+    here, there = socket.socketpair()
+    with here, there:
+        core = Core(here, lambda config, on_phase: (Patient(), {}))  # type: ignore[arg-type, return-value]
+
+        def look() -> None:
+            for turn in range(20_000):
+                core._inbox.put(Abort("x"))
+                core._inbox.get()
+                core._until(time.monotonic() + turn % 50 * 1e-7)
+
+        looking = threading.Thread(target=look, daemon=True)
+        looking.start()
+        looking.join(60)
+    assert not looking.is_alive()
 
 
 class Waiting:
