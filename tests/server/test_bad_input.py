@@ -76,6 +76,10 @@ def test_a_body_that_is_no_json_object_is_refused(server: Running, path: str, bo
         ("cache_salt", "\0"), ("cache_salt", 5),
         ("priority", 10**30), ("priority", "high"), ("priority", 1), ("logprobs", -1), ("logprobs", "1"),
         ("spaces_between_special_tokens", 0), ("vllm_xargs", {"a": 1}), ("extra_args", {"a": 1}), ("logits_processors", ["x"]),
+        ("presence_penalty", -2.1), ("frequency_penalty", 2.1), ("logit_bias", {"5": -101}), ("logit_bias", {str(2**31): 1}),
+        ("stop", "x" * 2**20), ("stop", ["a"] * 10_000), ("stop_token_ids", list(range(10_000))), ("allowed_token_ids", "x"),
+        ("allowed_token_ids", [1.5]), ("allowed_token_ids", [2**31]), ("bad_words", ["x" * 2**15]), ("best_of", -1), ("min_tokens", 1.5),
+        ("prompt_logprobs", -1), ("prompt_logprobs", True), ("logprobs", 10**9), ("seed", True), ("top_k", True), ("min_p", "0"),
         ("prompt_embeds", "x"), ("length_penalty", 2), ("length_penalty", 11), ("use_beam_search", 1), ("early_stopping", "soon"),
     ],
 )  # fmt: skip
@@ -254,9 +258,10 @@ def test_unknown_models_are_echoed_within_bounds(server: Running) -> None:
         {"seed": -1}, {"seed": 2**63 - 1}, {"seed": -(2**63)}, {"stop_token_ids": [5, 5, 6]}, {"stop": ["x"] * 16}, {"stop": None},
         {"top_k": -1}, {"top_k": 10**9}, {"temperature": 1e-45}, {"temperature": 2}, {"response_format": {"type": "text"}}, {"n": 2},
         {"truncate_prompt_tokens": -1, "truncation_side": "left"}, {"truncate_prompt_tokens": 256},
+        {"logit_bias": {"300": 1}}, {"allowed_token_ids": [319]}, {"n": 2, "temperature": 0}, {"top_k": 0}, {"max_tokens": None},
         {"include_stop_str_in_output": True, "spaces_between_special_tokens": False, "skip_special_tokens": False},
     ],
-    ids=range(18),
+    ids=range(23),
 )  # fmt: skip
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
 def test_harmless_and_neutral_values_are_accepted(server: Running, path: str, extra: dict[str, Any]) -> None:
