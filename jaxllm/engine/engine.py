@@ -188,7 +188,7 @@ class Engine:
     def _turn(self) -> list[TextDelta]:
         deltas, self._pending = self._pending, []
         if self._guides.waiting:
-            deltas += self._admit_guided()
+            deltas += self._admit_guided(idle=not deltas and self.awaits_grammar)
         plan = self.scheduler.plan()
         if plan.moves is not None:
             self.runner.move(plan.moves)
@@ -238,10 +238,10 @@ class Engine:
         self.scheduler.jump(request)
         return True
 
-    def _admit_guided(self) -> list[TextDelta]:
+    def _admit_guided(self, idle: bool) -> list[TextDelta]:
         """Schedule the choices whose grammar is there; those of which it cannot be built end."""
         deltas: list[TextDelta] = []
-        for request, failure in self._guides.ready(idle=self.awaits_grammar):
+        for request, failure in self._guides.ready(idle):
             if failure is None:
                 self.scheduler.add(request)
             else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
@@ -369,3 +370,19 @@ def test_an_abort_tells_the_log_probabilities_that_are_there(llm: LLM) -> None:
     engine.abort("r")
     (end,) = collect(engine, [])
     assert end.finish_reason == "abort" and end.prompt_logprobs is not None
+
+
+def test_an_end_that_is_to_be_told_waits_for_no_grammar(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, told = llm.engine, []
+    requests = [request(llm, id, {"regex": "later"}) for id in ("waits", "leaves")]
+    with monkeypatch.context() as patch:
+        patch.setattr(engine._guides._matchers, "begin", lambda grammar: Future[Matcher]())
+        for one in requests:
+            engine.add(one)
+    engine.abort("leaves")
+    stepping = threading.Thread(target=lambda: told.extend(engine.step()), daemon=True)
+    stepping.start()
+    stepping.join(20)
+    assert [(delta.id, delta.finish_reason) for delta in told] == [("leaves", "abort")]
+    engine.abort("waits")
+    assert [delta.id for delta in collect(engine, [])] == ["waits"]
