@@ -253,14 +253,16 @@ class Holdings:
 
     def _within_windows(self, request: Request, newest: Chunk | None, count: int) -> int:
         """The longest prefix in pages, at most `count`, of which there is in each kind with a window what the next token sees."""
+        size, hashes = self.page_size, request.hashes
+        arriving = range(newest.start // size, (newest.start + newest.length) // size) if newest is not None else range(0)
         kind, settled = 0, 0  # so many kinds in turn agree with `count`
         while settled < len(self.pools):
-            before, first = count, self.pools[kind].behind(count * self.page_size)
+            before, first, find = count, self.pools[kind].behind(count * size), self.indexes[kind].find
             i = count - 1 if self.pools[kind].kind.window is not None else -1
             while i >= first:
-                if self._page(kind, request, newest, i) is None:
+                if find(hashes[i]) is None and not (i in arriving and self._page(kind, request, newest, i) is not None):
                     count = i
-                    first = self.pools[kind].behind(count * self.page_size)
+                    first = self.pools[kind].behind(count * size)
                 i -= 1
             settled = settled + 1 if count == before else 1
             kind = (kind + 1) % len(self.pools)

@@ -139,6 +139,16 @@ def test_choices_and_beams_are_those_of_an_engine_that_keeps_all_pages(windowed:
     assert engine.stats().self_check_failures == 0
 
 
+def test_a_page_that_is_lost_in_any_pool_is_found_out_and_all_pools_start_over(windowed: MakeEngine, kept: Engine) -> None:
+    engine = windowed()
+    expected = Outcome.of(collect(kept, [request("a", prompt(30))]), "a")
+    for number, pool in enumerate(engine.scheduler.pools, 1):
+        pool.allocate(1)
+        engine.self_check()
+        assert engine.stats().self_check_failures == number and engine.stats().free_pages == engine.stats().num_pages
+        Outcome.of(collect(engine, [request("a", prompt(30))]), "a").assert_like(expected)
+
+
 @pytest.mark.slow
 def test_pages_of_8_bits_are_given_back_with_their_scales(windowed: MakeEngine) -> None:
     small = windowed(pages=2 * HELD, kv_cache_dtype="fp8")
