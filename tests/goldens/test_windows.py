@@ -45,4 +45,5 @@ def test_alone_preempted_and_cached_in_a_small_pool_it_says_what_transformers_sa
         check(core, [one])
         check(core, [one])
     check(core, list(golden.continuations))
-    assert core.stats().preemptions > 0 and core.stats().prefix_hits > 0
+    assert core.stats().prefix_hits > 0
+    assert core.stats().preemptions > 0 or window == 8, "with a window of one page a request hardly grows"
