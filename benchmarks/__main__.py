@@ -12,6 +12,7 @@ HERE = {
     "overcommit": "a pool that holds a third of what runs at once: turns, preemption by recomputation and by swap",
     "engine": "the figures that compare engines: start, TTFT, TPOT, throughput, sampling modes, prefix reuse",
     "structured": "what structured output costs: batches that are free, that follow a JSON schema, and of both",
+    "invariance": "a request alone and in a crowd, bit by bit, with batch_invariant and without, and what it costs",
     "serving": "load on an OpenAI-compatible server: TTFT, TPOT, ITL, goodput at a request rate",
     "stall": "the worst gap of running streams while a long prompt arrives at a server",
     "startup": "process start to first token, with empty caches and in a second process",

@@ -112,6 +112,7 @@ class EngineConfig:
     kv_offloading_size: float | None = None  # GiB of host memory for cached prefixes that the pool has no room for
     scheduler_cls: str | None = None  # module:Class of a scheduler of the operator's own
     max_stall_ms: float | None = None  # prompts run in chunks that keep running streams waiting no longer; None = whole prompts
+    batch_invariant: bool = False  # the same tokens for a request whatever runs beside it, on accelerators too; slower
     enforce_eager: bool = False  # compile on first use instead of at start
     compilation_cache_dir: str | None = None
     attention_backend: str | None = None  # one of ATTENTION_BACKENDS, None = the device's fastest that takes the model
@@ -187,6 +188,7 @@ class Resolved:
     attention_backend: str
     attention_reason: str
     windows: tuple[int | None, ...] = (None,)  # of each kind of layers, in tokens: pages behind it are given back; None: none are
+    batch_invariant: bool = False
     more_pages: tuple[int, ...] = ()  # of each kind after the first, whose are `num_pages`
 
     @property

@@ -22,6 +22,7 @@ class AttentionOptions(TypedDict, total=False):
     softcap: float | None
     sinks: Array | None
     scales: Array | None  # of pages in 8 bits; see `paged_decode.decode_attention`
+    whole: bool  # for back ends that plan: no row is divided, so that what it gets does not depend on the others
     plan: Any  # what the back end's planner made of the same rows; left out, the back end plans each call by itself
 
 

@@ -118,14 +118,23 @@ class PagedContext:
     """The attention context of one traced step. Holds the cache as it is written layer by layer; read `kv` at the end. `inputs` are
     those of each kind of layers.
 
-    `prompt_length_T` (int32, the prompt length of each token's request) is for RoPE scalings that depend on it.
+    `prompt_length_T` (int32, the prompt length of each token's request) is for RoPE scalings that depend on it. `whole`: no row is divided
+    between thread blocks, so that what it gets does not depend on the others.
     """
 
-    def __init__(self, kv: KVCache, inputs: Sequence[PagedInputs], backend: str, mesh: Mesh, prompt_length_T: Array | None = None):
+    def __init__(
+        self,
+        kv: KVCache,
+        inputs: Sequence[PagedInputs],
+        backend: str,
+        mesh: Mesh,
+        prompt_length_T: Array | None = None,
+        whole: bool = False,
+    ):
         self.prompt_length_T = prompt_length_T
         self._layers = [kv.layer(index) for index in range(len(kv.k))]
         self._inputs, self._kinds = [inputs[kv.kind_of(index)] for index in range(len(kv.k))], kv.kinds
-        self._backend, self._mesh = backend, mesh
+        self._backend, self._mesh, self._whole = backend, mesh, whole
         self._plans: dict[int | None, _Plans] = {}
 
     @property
@@ -136,7 +145,7 @@ class PagedContext:
 
     def attend(self, layer: int, rows: HeadRows, *, scale: float, window: int | None = None, softcap: float | None = None) -> Array:
         """Write the step's keys and values into the layer's pages, then attend; returns `o_TNH`."""
-        how = _How(self._backend, self._mesh, scale, window, softcap)
+        how = _How(self._backend, self._mesh, scale, window, softcap, self._whole)
         pages, inputs = self._layers[layer], self._inputs[layer]
         if window not in self._plans:
             self._plans[window] = _plan(how, inputs, pages[0], rows)
@@ -161,6 +170,7 @@ class _How:
     scale: float
     window: int | None
     softcap: float | None
+    whole: bool
 
 
 class _Plans(NamedTuple):
@@ -174,7 +184,7 @@ def _plan(how: _How, inputs: PagedInputs, pages: Array, rows: HeadRows) -> _Plan
     """One plan for all layers of a window: every device has as many KV heads and sees the same rows."""
     _, kv_heads, _, head_dim = pages.shape
     B, tokens = inputs.decode_lengths_B.shape[0], rows.qkv.shape[0]
-    local = {"kv_heads": kv_heads // how.mesh.shape["tensor"], "head_dim": head_dim, "window": how.window}
+    local = {"kv_heads": kv_heads // how.mesh.shape["tensor"], "head_dim": head_dim, "window": how.window, "whole": how.whole}
     plan_decode, plan_extend = paged_decode.BACKENDS.planner(how.backend), paged_extend.BACKENDS.planner(how.backend)
     decode = extend = None
     if B and plan_decode is not None:
@@ -220,10 +230,10 @@ def _shard(how: _How, rows: HeadRows, pages: tuple[Array, ...], inputs: PagedInp
     parts = []
     if B:
         table = (inputs.decode_tables_BM, inputs.decode_lengths_B)
-        parts.append(paged_decode.decode_attention(q_TNH[:B], k_pages, v_pages, *table, **(options | _given(plans.decode))))
+        parts.append(paged_decode.decode_attention(q_TNH[:B], k_pages, v_pages, *table, **(options | _given(how, plans.decode))))
     if T > B:
         chunks = (inputs.chunk_tables_RM, inputs.chunk_starts_R, inputs.chunk_lengths_R, inputs.chunk_kv_lengths_R)
-        parts.append(paged_extend.extend_attention(q_TNH[B:], k_pages, v_pages, *chunks, **(options | _given(plans.extend))))
+        parts.append(paged_extend.extend_attention(q_TNH[B:], k_pages, v_pages, *chunks, **(options | _given(how, plans.extend))))
     return (parts[0] if len(parts) == 1 else jnp.concatenate(parts)), written
 
 
@@ -241,6 +251,6 @@ def _write(backend: str, rows: HeadRows, pages: tuple[Array, ...], inputs: Paged
     return q_TNH, tuple(written)
 
 
-def _given(plan: Any) -> dict[str, Any]:
-    """The option `plan` of an attention op, if there is one."""
-    return {} if plan is None else {"plan": plan}
+def _given(how: _How, plan: Any) -> dict[str, Any]:
+    """The options of an attention op that go with a plan; back ends without one divide no row."""
+    return {} if plan is None else {"plan": plan, "whole": how.whole}

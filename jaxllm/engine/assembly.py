@@ -54,6 +54,8 @@ def make_scheduler(kind: type[Scheduler], config: EngineConfig, resolved: Resolv
         ferry.load_seconds = PLAN_LOADS * runner.load_seconds
         ferry.compute_seconds = resolved.page_size * seconds_per_token(runner.seconds)
         scheduler.use_host(ferry, swaps=resolved.preemption_mode == "swap", shares=shares)
+    if resolved.batch_invariant:
+        scheduler.stay_uniform()
     if config.max_stall_ms is not None:
         scheduler.pace = pace(runner.seconds, config.max_stall_ms / 1e3)
     return scheduler

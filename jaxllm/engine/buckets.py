@@ -65,6 +65,13 @@ class Buckets:
         ladder = {*decode, most} if cpu else {*(n for n in _LOGITS_GPU if n < most), max_num_seqs, most}
         return cls(decode, tuple(sorted(shapes)), tuple(sorted(ladder)), 32 if cpu else 128, min(top, _SCORE_CPU if cpu else _SCORE_GPU))
 
+    @classmethod
+    def uniform(cls, max_num_seqs: int, max_num_batched_tokens: int, platform: str) -> Buckets:
+        """One shape for decodes and one for prompts, which run apart: what computes a token does not depend on what runs beside it."""
+        usual = cls.build(max_num_seqs, max_num_batched_tokens, platform)
+        prompts = ExtendShape(usual.max_tokens, _chunk_rows(usual.max_tokens, max_num_seqs, platform == "cpu"), 0)
+        return cls((max_num_seqs,), (prompts,), tuple(sorted({max_num_seqs, prompts.chunks})), usual.step_cost, usual.score)
+
     @property
     def programs(self) -> int:
         """How many programs the lattice compiles, samplers apart."""

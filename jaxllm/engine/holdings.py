@@ -29,7 +29,7 @@ class Start:
 
 class Holdings:
     """Pages for a scheduler, from a pool for each kind of layers. Unless `shares`, a request finds in index and host memory only what its
-    family has computed.
+    family has computed; unless `keeps_outputs`, pages with tokens that were drawn are not findable.
 
     Pages of layers with a window are given back (`slide`) when a plan is made, as soon as no token from `Request.computed` on sees them,
     and may go to another request of that very plan. The device's order makes that right, as for a request that has ended: steps in flight,
@@ -44,6 +44,7 @@ class Holdings:
             raise ValueError("either every pool of a model has a prefix index or none")
         self.ferry: Ferry | None = None
         self.shares = True
+        self.keeps_outputs = True
         self.copies: list[tuple[int, int, int]] = []  # of the plan in the making
 
     def find(self, request: Request, newest: Chunk | None) -> Start:
@@ -176,8 +177,10 @@ class Holdings:
 
     def register(self, request: Request, start: int, end: int) -> None:
         """Make findable the pages that tokens [start, end) of the sequence complete, as far as the request still holds them."""
+        if not self.keeps_outputs:
+            end = min(end, len(request.prompt))
         first, last = start // self.page_size, end // self.page_size
-        if first == last or not self.indexes:
+        if first >= last or not self.indexes:
             return
         self._hash(request, end)
         for index, table in zip(self.indexes, request.tables, strict=True):

@@ -33,6 +33,7 @@ from jaxllm.engine.memory import (
 )
 
 PAGE_SIZES = (8, 16, 32, 64, 128)
+UNIFORM_TOKENS = 512  # of every prompt step where one shape serves all: short prompts are padded to it, long ones lose little by it
 
 
 @dataclass(frozen=True)
@@ -74,11 +75,10 @@ def resolve(config: EngineConfig, model_dir: Path, mesh: Mesh) -> Setup:
     max_num_seqs = config.max_num_seqs or (16 if platform == "cpu" else 256)
     length, _ = model_length(config, hf)
     budget = _step_tokens(config, min(length, 512) if platform == "cpu" else 8192, max_num_seqs)
-    kv_dtype = jnp.dtype(KV_CACHE_DTYPES[config.kv_cache_dtype] or dtype)
+    kv_dtype, itemsize = jnp.dtype(KV_CACHE_DTYPES[config.kv_cache_dtype] or dtype), jnp.dtype(dtype).itemsize
     shapes = Shapes(dtype, kv.head_dim, page_size, max(1, hf["num_attention_heads"] // kv.kv_heads), kv_dtype)
     backend = choose_backend(mesh.devices.flat[0], shapes, config.attention_backend)
-    buckets = Buckets.build(max_num_seqs, budget, platform)
-    itemsize = jnp.dtype(dtype).itemsize
+    buckets = (Buckets.uniform if config.batch_invariant else Buckets.build)(max_num_seqs, budget, platform)
     page = page_bytes(1, kv.kv_heads, page_size, kv.head_dim, kv_dtype) // shards  # of a layer
     host = plan_host(config, kv.layers * page, shards, config.enable_prefix_caching and not length_dependent(hf, length))
     windows = [None if host.pages else short(window, length) for window in layer_windows(graphdef, abstract)]
@@ -120,6 +120,7 @@ def resolve(config: EngineConfig, model_dir: Path, mesh: Mesh) -> Setup:
         attention_reason=backend.reason,
         windows=kinds(short(window, length) for window in need.windows),
         more_pages=more_pages(need, length, memory.num_pages),
+        batch_invariant=config.batch_invariant,
     )
     return Setup(resolved, hf, mesh, dtype, need, memory, buckets, kv, graphdef, abstract)
 
@@ -213,6 +214,7 @@ def _page_size(config: EngineConfig, usual: int) -> int:
 
 def _step_tokens(config: EngineConfig, usual: int, max_num_seqs: int) -> int:
     """Tokens of the largest step."""
+    usual = min(usual, UNIFORM_TOKENS) if config.batch_invariant else usual
     budget = config.max_num_batched_tokens or max(usual, max_num_seqs)
     if budget < max_num_seqs:
         raise ConfigError(

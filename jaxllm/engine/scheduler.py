@@ -26,6 +26,7 @@ from jaxllm.engine.plan import Chunk, Plan
 from jaxllm.engine.policy import Line, Policy, fcfs
 from jaxllm.engine.request import Request, Status
 from jaxllm.engine.slots import Slots
+from jaxllm.engine.uniform import covered
 
 
 class Scheduler:
@@ -46,6 +47,8 @@ class Scheduler:
         self._waiting, self._running = Line(), Line()
         self._swapped = Line()  # they come back before new ones start
         self._swaps = False
+        self._uniform = False
+        self._turn = False  # the last plan of a uniform scheduler had chunks
         self.forecast = Forecast()
         self._refused: Request | None = None  # whom the forecast refused, until a request gives its pages back
         self._slots = Slots(limits.max_num_seqs)
@@ -60,6 +63,13 @@ class Scheduler:
             raise ValueError("host memory takes pages of one pool, whose layers have no window")
         self._swaps = swaps
         self.holdings.ferry, self.holdings.shares, self.pools[0].evicted = ferry, shares, ferry.evicted
+
+    def stay_uniform(self) -> None:
+        """From now on steps have either chunks or decodes, by turns where both wait; what was not computed as a prompt is found by nobody;
+        and a request starts once there are pages for all the tokens of those that run, which are so never preempted. So the programs that
+        compute a request's tokens do not depend on other requests."""
+        self._uniform = True
+        self.holdings.keeps_outputs = False
 
     @property
     def ferry(self) -> Ferry | None:
@@ -181,6 +191,16 @@ class Scheduler:
 
     def plan(self) -> Plan:
         """What the next step runs, possibly nothing; advances the requests as if it had run."""
+        if not self._uniform:
+            return self._plan(True, True)
+        plan = self._plan(decode=self._turn, prefill=not self._turn)
+        if not (plan.decodes or plan.chunks or plan.preempted or plan.copies or plan.moves):
+            plan = self._plan(decode=not self._turn, prefill=self._turn)
+        self._turn = bool(plan.chunks)
+        return plan
+
+    def _plan(self, decode: bool, prefill: bool) -> Plan:
+        """A step of decodes, chunks or both."""
         decodes: list[Request] = []
         positions: list[int] = []
         prefilling: list[Request] = []
@@ -196,22 +216,22 @@ class Scheduler:
                 if request.room >= request.prefill_end or self._open(request, preempted):
                     prefilling.append(request)
                 continue
-            if request.num_scheduled_outputs >= request.max_tokens:
-                continue  # its last token is in flight
+            if not decode or request.num_scheduled_outputs >= request.max_tokens:
+                continue  # its last token is in flight, or it is not decodes' turn
             if position == request.room and not self._open(request, preempted):
                 continue
             decodes.append(request)
             positions.append(position)
             request.computed = position + 1
             request.num_scheduled_outputs += 1
-        chunks = self._plan_chunks(prefilling, len(decodes), admit=not preempted)
+        chunks = self._plan_chunks(prefilling, len(decodes), admit=not preempted) if prefill else ()
         moves = None
         if self.ferry is not None:
             self.ferry.board()
             if not decodes and not chunks:  # nothing runs beside the copies: do not wait for a step
                 self.ferry.land()
                 arrived = [r for r in self._running if not r.arriving and r.computed < r.prefill_end]
-                chunks = self._plan_chunks(arrived, 0, admit=False)
+                chunks = self._plan_chunks(arrived, 0, admit=False) if prefill else ()
             moves = self.ferry.depart()
         copies, self.holdings.copies = tuple(self.holdings.copies), []
         return Plan(tuple(decodes), tuple(positions), chunks, tuple(preempted), copies, moves)
@@ -317,6 +337,8 @@ class Scheduler:
 
     def _stays(self, request: Request, start: Start) -> bool:
         """Whether the request is expected to keep its pages as long as it is worth."""
+        if self._uniform:
+            return covered(self.pools, self._running, request, start)
         size, rows = self.page_size, len(self._running) + 1
         worth = self.forecast.patience(request.num_tokens, rows, self._buckets.step_cost)
         for kind, pool in enumerate(self.pools):

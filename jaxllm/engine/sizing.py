@@ -34,7 +34,7 @@ def make_programs(setup: Setup, executables: Executables | None = None, processo
     """The lattice of a setup, by default with what earlier starts have kept of it. Nothing is compiled yet."""
     resolved, device = setup.resolved, setup.mesh.devices.flat[0]
     leaves, treedef = weight_leaves(setup.abstract_weights)
-    model = Model(setup.graphdef, treedef, setup.mesh, resolved.attention_backend, resolved.page_size, processors)
+    model = Model(setup.graphdef, treedef, setup.mesh, resolved.attention_backend, resolved.page_size, processors, resolved.batch_invariant)
     if executables is None:
         executables = Executables(XlaOptions.of(device.device_kind), _exports(setup), device.platform)
     scoring = Scoring(resolved.max_logprobs, resolved.logprobs_mode)

@@ -30,6 +30,7 @@ class Model:
     backend: str
     page_size: int
     processors: tuple[Processor, ...] = ()
+    whole: bool = False  # attention divides no row, so that what a row gets does not depend on the others
 
     def rebuild(self, weights: tuple[Array, ...]) -> nnx.Module:
         """The nnx module around these leaves."""
@@ -84,7 +85,7 @@ def decode(
         )
         for table, page in zip(_tables(state.table[region.slots], kv), region.pages, strict=True)
     ]
-    context = PagedContext(kv, inputs, model.backend, model.mesh, state.prompt_length[region.slots])
+    context = PagedContext(kv, inputs, model.backend, model.mesh, state.prompt_length[region.slots], model.whole)
     module = model.rebuild(weights)
     hidden = module(region.token, region.position, context)
     spare = logit_rows - rows
@@ -127,7 +128,7 @@ def extend(
     ]
     chunk_prompts = batch["prompt_length"][jnp.minimum(batch["row"], layout.shape.chunks - 1)]
     prompt_length = jnp.concatenate([state.prompt_length[region.slots], chunk_prompts])
-    context = PagedContext(kv, inputs, model.backend, model.mesh, prompt_length)
+    context = PagedContext(kv, inputs, model.backend, model.mesh, prompt_length, model.whole)
     module = model.rebuild(weights)
     token = jnp.concatenate([region.token, batch["token"]])
     position = jnp.concatenate([region.position, batch["position"]])

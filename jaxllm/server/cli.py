@@ -58,7 +58,7 @@ ENGINE_FLAGS: dict[str, dict[str, str]] = {
     "Memory": {
         "gpu_memory_utilization": "fraction of device memory for weights, workspace and KV pages",
         "kv_cache_memory_bytes": "size of the KV pool in bytes, instead of the fraction",
-        "num_gpu_blocks_override": "number of KV pages, instead of the fraction",
+        "num_gpu_blocks_override": "number of KV pages, instead of the fraction; of layers without a window, where others have one",
         "block_size": "tokens per KV page",
         "kv_cache_dtype": "type of the KV pages; fp8 (= fp8_e4m3) and fp8_e5m2 take half the memory, with a scale a token and head",
         "kv_offloading_size": "GiB of host memory for cached prefixes that the pool has no room for",
@@ -73,6 +73,7 @@ ENGINE_FLAGS: dict[str, dict[str, str]] = {
         "preemption_mode": "recompute what was preempted for want of pages, or swap it to host memory and back",
         "swap_space": "GiB of host memory per device for --preemption-mode swap (4 when left out)",
         "scheduler_cls": "module:Class of a scheduler of your own, a subclass of jaxllm.engine.scheduler.Scheduler",
+        "batch_invariant": "the same tokens for a request whatever runs beside it, on accelerators too (slower; docs/sampling.md)",
         "async_scheduling": "plan the next step while the device runs the current one",
     },
     "Profiling": {"profiler_dir": "take POST /start_profile and /stop_profile, and write JAX's traces here"},

@@ -12,18 +12,20 @@ from __future__ import annotations
 import functools
 import json
 import pathlib
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
+from pallas_kernels.backends import AttentionOptions, pools_of
 from pallas_kernels.mosaic_gpu import check_pages
 from pallas_kernels.paged_decode.mosaic_cluster import attend_clusters
 from pallas_kernels.paged_decode.mosaic_flash import TILE, Spec, Tuning
 from pallas_kernels.paged_decode.mosaic_kernel import attend
 from pallas_kernels.paged_decode.plan import DecodePlan, make_plan
 
+MANY = 10**5  # rows whose sizes serve where rows are left whole: however few there are, no block shares one with others
 TUNED = pathlib.Path(__file__).parent / "tuned" / "nvidia_h200.json"
 
 
@@ -67,12 +69,24 @@ def lanes_of(kv_heads: int, tuning: Tuning) -> int:
 
 
 def plan(
-    lengths_B: Array, *, kv_heads: int, head_dim: int, itemsize: int = 2, window: int | None = None, tuning: Tuning | None = None
+    lengths_B: Array,
+    *,
+    kv_heads: int,
+    head_dim: int,
+    itemsize: int = 2,
+    window: int | None = None,
+    whole: bool = False,
+    tuning: Tuning | None = None,
 ) -> DecodePlan:
-    """The split plan of one step, to be computed once and passed to every layer with the same `window` and bytes of a number in pages."""
-    tuning = tuning or default_tuning(head_dim, itemsize, lengths_B.shape[0], kv_heads)
-    lanes = lanes_of(kv_heads, tuning)
-    return make_plan(lengths_B, tile=TILE, lanes=lanes, min_tiles=tuning.min_tiles, window=window, flags=kv_heads * max(1, tuning.cluster))
+    """The split plan of one step, to be computed once and passed to every layer with the same `window` and bytes of a number in pages.
+
+    `whole`: no row is divided between blocks. Raises ValueError for that and sizes by which a cluster of blocks shares rows.
+    """
+    tuning = tuning or default_tuning(head_dim, itemsize, MANY if whole else lengths_B.shape[0], kv_heads)
+    if whole and tuning.cluster > 1:
+        raise ValueError(f"clusters of {tuning.cluster} blocks share rows, which are to be left whole; take a cluster of 1")
+    lanes, flags = lanes_of(kv_heads, tuning), kv_heads * max(1, tuning.cluster)
+    return make_plan(lengths_B, tile=TILE, lanes=lanes, min_tiles=tuning.min_tiles, window=window, flags=flags, whole=whole)
 
 
 def check(q: Array, k_pages: Array, v_pages: Array) -> None:
@@ -90,16 +104,11 @@ def decode_attention(
     page_table_BM: Array,
     lengths_B: Array,
     *,
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
-    sinks: Array | None = None,
-    scales: Array | None = None,
-    plan: DecodePlan | None = None,
     tuning: Tuning | None = None,
     interpret: Any = None,
+    **options: Unpack[AttentionOptions],
 ) -> Array:
-    """See `pallas_kernels.paged_decode`. `plan` is this module's `plan(lengths_B, ...)` of the same window and tuning; None makes one.
+    """See `pallas_kernels.paged_decode`. The option `plan` is this module's `plan(lengths_B, ...)` of the same window, `whole` and tuning.
 
     bfloat16 or float16, and pages of the same or of 8-bit floats; head_dim 64, 128, 256; pages of 16 to 128 tokens (64 and 128 in 8 bits);
     up to 16 query heads a KV head. Raises ValueError otherwise.
@@ -109,22 +118,23 @@ def decode_attention(
     B, N, H = q_BNH.shape
     _, K, C, _ = k_pages.shape
     G = N // K
-    tuning = tuning or default_tuning(H, k_pages.dtype.itemsize, B, K)
-    if plan is None:
-        plan = step_plan(lengths_B, kv_heads=K, head_dim=H, itemsize=k_pages.dtype.itemsize, window=window, tuning=tuning)
-    spec = Spec(B, K, G, H, C, 8 if G <= 8 else 16, q_BNH.dtype, scale, window, softcap, tuning, interpret)
-    pools: tuple[Array, ...] = (k_pages, v_pages)
-    if scales is not None:
-        spec, pools = spec._replace(kv_dtype=k_pages.dtype.name), (*pools, scales)
+    itemsize, whole, window = k_pages.dtype.itemsize, options.get("whole", False), options.get("window")
+    tuning = tuning or default_tuning(H, itemsize, MANY if whole else B, K)
+    planned = options.get("plan")
+    if planned is None:
+        planned = plan(lengths_B, kv_heads=K, head_dim=H, itemsize=itemsize, window=window, whole=whole, tuning=tuning)
+    spec = Spec(B, K, G, H, C, 8 if G <= 8 else 16, q_BNH.dtype, options["scale"], window, options.get("softcap"), tuning, interpret)
+    pools, sinks = pools_of(k_pages, v_pages, options), options.get("sinks")
+    if len(pools) > 2:
+        spec = spec._replace(kv_dtype=k_pages.dtype.name)
     q_QH = q_BNH.reshape(B * N, H)
     if B * N < spec.group:
         q_QH = jnp.pad(q_QH, ((0, spec.group - B * N), (0, 0)))
     if sinks is not None:
         sinks = sinks.astype(jnp.float32)
     if tuning.cluster:
-        return attend_clusters(spec, q_QH, k_pages, v_pages, page_table_BM.astype(jnp.int32), lengths_B.astype(jnp.int32), plan, sinks)
-    return attend(spec, q_QH, pools, page_table_BM.astype(jnp.int32), lengths_B.astype(jnp.int32), plan, sinks)
+        return attend_clusters(spec, q_QH, k_pages, v_pages, page_table_BM.astype(jnp.int32), lengths_B.astype(jnp.int32), planned, sinks)
+    return attend(spec, q_QH, pools, page_table_BM.astype(jnp.int32), lengths_B.astype(jnp.int32), planned, sinks)
 
 
-step_plan = plan  # where an argument is called `plan`
-jitted = functools.partial(jax.jit, static_argnames=("scale", "window", "softcap", "tuning", "interpret"))(decode_attention)
+jitted = functools.partial(jax.jit, static_argnames=("scale", "window", "softcap", "whole", "tuning", "interpret"))(decode_attention)

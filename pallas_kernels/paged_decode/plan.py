@@ -2,7 +2,8 @@
 
 All rows' tiles (a tile is `tile` tokens of one row's KV) stand in one line, rows in order. The line is cut into equal shares, one a
 lane; lane x KV head is one thread block. So every block reads the same number of bytes, however ragged the batch. A row belongs to the
-lane with its first tile; lanes further on that read some of it, its followers, hand it their parts.
+lane with its first tile; lanes further on that read some of it, its followers, hand it their parts. In a whole plan cuts move on to the
+next row's first tile: no row has parts, whose sum would be rounded differently in another batch.
 """
 
 from typing import NamedTuple
@@ -26,7 +27,9 @@ class DecodePlan(NamedTuple):
     lanes_LF: jax.Array
 
 
-def make_plan(lengths_B: jax.Array, *, tile: int, lanes: int, min_tiles: int, window: int | None, flags: int) -> DecodePlan:
+def make_plan(
+    lengths_B: jax.Array, *, tile: int, lanes: int, min_tiles: int, window: int | None, flags: int, whole: bool = False
+) -> DecodePlan:
     """Cuts the tiles of all rows into at most `lanes` equal shares of at least `min_tiles` tiles (the last may be shorter).
 
     lengths_B counts the current token; 0 is a dead row. No sorts, scans or gathers: sums over [B, B] and [lanes, B] masks fuse into a
@@ -44,8 +47,11 @@ def make_plan(lengths_B: jax.Array, *, tile: int, lanes: int, min_tiles: int, wi
     total = jnp.sum(tiles_B)
     used = jnp.clip((total + (min_tiles - 1)) // min_tiles, 1, lanes)
     lane_L = jnp.arange(lanes, dtype=jnp.int32)
-    low_L = jnp.minimum(lane_L, used) * total // used
-    high_L = jnp.minimum(lane_L + 1, used) * total // used
+    cut_L = jnp.minimum(jnp.arange(lanes + 1, dtype=jnp.int32), used) * total // used
+    if whole:
+        ahead_LB = (tiles_B > 0) & (start_B >= cut_L[:, None])
+        cut_L = jnp.min(jnp.where(ahead_LB, start_B, total), axis=1)
+    low_L, high_L = cut_L[:-1], cut_L[1:]
 
     def of_the_row_at(tile_L: jax.Array, field_B: jax.Array) -> jax.Array:
         """Per lane the field of the row that this tile of the line belongs to; 0 past the line's end."""
@@ -53,6 +59,8 @@ def make_plan(lengths_B: jax.Array, *, tile: int, lanes: int, min_tiles: int, wi
 
     def lane_at(tile_L: jax.Array) -> jax.Array:
         """The lane that reads a tile of the line: the last one whose low bound is not beyond it."""
+        if whole:
+            return jnp.sum(low_L <= tile_L[:, None], axis=1, dtype=jnp.int32) - 1
         return ((tile_L + 1) * used - 1) // jnp.maximum(total, 1)
 
     begin_L = of_the_row_at(low_L, start_B)

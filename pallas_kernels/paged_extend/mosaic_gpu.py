@@ -50,17 +50,18 @@ def plan(
     kv_heads: int,
     head_dim: int,
     window: int | None = None,
+    whole: bool = False,
     tuning: Tuning | None = None,
 ) -> ExtendPlan:
     """The split plan of one step over `tokens` tokens, to be computed once and passed to every layer with the same `window`.
 
-    `heads` and `kv_heads` are those of one device.
+    `heads` and `kv_heads` are those of one device. `whole`: no query tile of a row is divided between blocks.
     """
     tuning = tuning or default_tuning(head_dim)
     share = shared_heads(tokens, heads // kv_heads, tuning)
     size = ROWS * tuning.groups
     lanes = max(1, tuning.blocks // kv_heads)
-    cut = Cut(tokens, (ROWS // share) * tuning.groups, size, heads // kv_heads // share, lanes, tuning.min_tiles, kv_heads)
+    cut = Cut(tokens, (ROWS // share) * tuning.groups, size, heads // kv_heads // share, lanes, tuning.min_tiles, kv_heads, whole)
     return make_plan(starts_R, lengths_R, kv_lengths_R, cut=cut, window=window)
 
 
@@ -98,7 +99,8 @@ def extend_attention(
     planned = options.get("plan")
     if planned is None:
         rows = (starts_R, lengths_R, kv_lengths_R)
-        planned = plan(*rows, tokens=T, heads=N, kv_heads=K, head_dim=H, window=window, tuning=tuning)
+        whole = options.get("whole", False)
+        planned = plan(*rows, tokens=T, heads=N, kv_heads=K, head_dim=H, window=window, whole=whole, tuning=tuning)
     share = shared_heads(T, N // K, tuning)
     spec = Spec(T, K, N // K, share, H, C, q_TNH.dtype, options["scale"], window, options.get("softcap"), tuning, interpret)
     if sinks is not None:

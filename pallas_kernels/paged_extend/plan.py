@@ -4,7 +4,7 @@ Tokens of the step are cut into spans: every row's chunk, and every gap that no 
 items of `queries` tokens. An item makes one unit per share of a KV head's query heads. The key tiles of all units stand in one line, and
 the line is cut into equal shares, one a lane; lane x KV head is one thread block. So every block does the same work, be it one chunk
 after a long prefix or many short ones. A unit belongs to the lane with its first tile; lanes further on that work on it, its
-followers, hand it their parts.
+followers, hand it their parts. In a whole plan cuts move on to the next unit's first tile: no unit has parts.
 """
 
 from typing import NamedTuple
@@ -17,7 +17,8 @@ LANE_FIELDS = 6 + ITEM_FIELDS
 
 
 class Cut(NamedTuple):
-    """How a step is cut: tokens in all and of an item, keys of a tile, units of an item, lanes, fewest tiles of a share, KV heads."""
+    """How a step is cut: tokens in all and of an item, keys of a tile, units of an item, lanes, fewest tiles of a share, KV heads, and
+    whether units are left whole."""
 
     tokens: int
     queries: int
@@ -26,6 +27,7 @@ class Cut(NamedTuple):
     lanes: int
     min_tiles: int
     kv_heads: int
+    whole: bool = False
 
 
 class ExtendPlan(NamedTuple):
@@ -51,9 +53,6 @@ def make_plan(starts_R: jax.Array, lengths_R: jax.Array, kv_lengths_R: jax.Array
     total = cut.units * jnp.sum(tiles_I)
     used = jnp.clip((total + (cut.min_tiles - 1)) // cut.min_tiles, 1, cut.lanes)
     lane_L = jnp.arange(cut.lanes, dtype=jnp.int32)
-    low_L = jnp.minimum(lane_L, used) * total // used
-    high_L = jnp.minimum(lane_L + 1, used) * total // used
-    some_L = high_L > low_L
 
     def unit_at(tile_L: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, list[jax.Array]]:
         """The unit that a tile of the line belongs to: its number, its first and end tile in the line, and its item's fields."""
@@ -64,8 +63,17 @@ def make_plan(starts_R: jax.Array, lengths_R: jax.Array, kv_lengths_R: jax.Array
         begin_L = fields[-1] + within_L * tiles_L
         return item_L * cut.units + within_L, begin_L, begin_L + tiles_L, fields
 
+    cut_L = jnp.minimum(jnp.arange(cut.lanes + 1, dtype=jnp.int32), used) * total // used
+    if cut.whole:
+        _, begin_L, end_L, _ = unit_at(cut_L)
+        cut_L = jnp.where((begin_L == cut_L) | (cut_L == total), cut_L, end_L)
+    low_L, high_L = cut_L[:-1], cut_L[1:]
+    some_L = high_L > low_L
+
     def lane_at(tile_L: jax.Array) -> jax.Array:
         """The lane that works on a tile of the line: the last one whose low bound is not beyond it."""
+        if cut.whole:
+            return jnp.sum(low_L <= tile_L[:, None], axis=1, dtype=jnp.int32) - 1
         return ((tile_L + 1) * used - 1) // jnp.maximum(total, 1)
 
     first_L, begin_L, _, fields = unit_at(low_L)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -165,6 +166,47 @@ def test_every_tile_belongs_to_one_lane_and_every_follower_has_one_owner(
         assert found == list(range(owner + 1, owner + 1 + len(found)))
     busy = [share for share in shares if share]
     assert not busy or max(busy) - min(busy) <= 1
+
+
+LENGTHS = [(1,), (0, 700, 0, 5, 64, 65), (2048,) * 9, (0, 0), (1, 1, 1, 9000), (640,) * 7, (0, 3, 0), (64,) * 40]
+
+
+@pytest.mark.parametrize("window", [None, 100])
+@pytest.mark.parametrize("lengths", LENGTHS)
+def test_a_whole_plan_divides_no_row(lengths: tuple[int, ...], window: int | None) -> None:
+    lanes, tile = 7, 64
+    made = make_plan(jnp.asarray(lengths), tile=tile, lanes=lanes, min_tiles=2, window=window, flags=2, whole=True)
+    plan = jax.tree.map(np.asarray, made)
+    work = [(lane, *map(int, fields)) for lane, fields in enumerate(plan.lanes_LF) if fields[1] > fields[0]]
+    assert all(owner == lane and followers == 0 for lane, _, _, _, _, _, _, _, _, owner, followers, *_ in work)
+    bounds = [0, *(high for _, _, high, *_ in work)]
+    assert [low for _, low, *_ in work] == bounds[:-1], "shares follow one another"
+    live = plan.rows_B4[plan.rows_B4[:, 1] > plan.rows_B4[:, 0]]
+    assert bounds[-1] == (live[-1, 1] if len(live) else 0)
+    assert set(bounds) <= {0, *live[:, 1]}
+    for _, low, high, first, end, *first_row in ((w[0], w[1], w[2], w[3], w[4], *w[5:9]) for w in work):
+        assert first_row == list(plan.rows_B4[first]) and plan.rows_B4[first][0] == low and plan.rows_B4[end - 1][1] == high
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
+@pytest.mark.parametrize("sizes", [{}, {"cluster": 1, "swapped": True}])
+def test_a_whole_row_gets_the_same_bits_in_any_batch(sizes: dict[str, Any]) -> None:
+    given = inputs(Case(name="whole", lengths=(300, 64, 1, 450), heads=4, kv_heads=2, page_size=64, head_dim=64))
+    low = [jnp.asarray(a, jnp.bfloat16 if a.dtype == np.float32 else None) for a in given.args]
+    tuning = SMALL._replace(blocks=6, **sizes)
+
+    def out(lengths: np.ndarray) -> np.ndarray:
+        return np.asarray(mosaic_gpu.jitted(*low[:4], lengths, scale=0.1, whole=True, tuning=tuning, interpret=plgpu.InterpretGPUParams()))
+
+    crowd = out(given.lengths)
+    for row in range(len(given.lengths)):
+        alone = out(np.where(np.arange(len(given.lengths)) == row, given.lengths, 0).astype(np.int32))
+        assert (alone[row] == crowd[row]).all()
+
+
+def test_clusters_that_share_rows_leave_none_whole() -> None:
+    with pytest.raises(ValueError, match="take a cluster of 1"):
+        mosaic_gpu.plan(jnp.ones((3,), jnp.int32), kv_heads=2, head_dim=128, whole=True, tuning=mosaic_gpu.Tuning(cluster=2))
 
 
 @pytest.mark.parametrize(

@@ -104,6 +104,27 @@ def test_every_tile_of_every_token_is_worked_on_once(tokens: int, units: int, wi
     assert_lanes_share_the_line(np.array(line), items, lanes, units)
 
 
+@pytest.mark.parametrize(("tokens", "units", "window"), [(128, 1, None), (300, 7, None), (777, 2, 100)])
+@pytest.mark.parametrize("rows", ROWS)
+def test_a_whole_plan_divides_no_unit(tokens: int, units: int, window: int | None, rows: list[tuple[int, int, int]]) -> None:
+    starts, lengths, keys = (jnp.asarray(column, jnp.int32) for column in zip(*rows, strict=True))
+    cut = Cut(tokens=tokens, queries=36, keys=64, units=units, lanes=13, min_tiles=2, kv_heads=3)
+    items, divided = (np.asarray(a) for a in make_plan(starts, lengths, keys, cut=cut, window=window))
+    same, lanes = (np.asarray(a) for a in make_plan(starts, lengths, keys, cut=cut._replace(whole=True), window=window))
+    assert (items == same).all()
+    work = [(number, *map(int, lane)) for number, lane in enumerate(lanes) if lane[1] > lane[0]]
+    bounds = [0, *(high for _, _, high, *_ in work)]
+    assert [low for _, low, *_ in work] == bounds[:-1] and bounds[-1] == divided[:, 1].max()
+    ends = {0}
+    for _, low, high, _, _, seen, first, begin in items:
+        if high > low:
+            ends |= {int(begin) + (unit + 1) * max(-(-int(seen) // 64) - int(first), 1) for unit in range(units)}
+    assert set(bounds) <= ends
+    for number, _, _, first, end, home, followers, *fields in work:
+        assert end > first and home == number and followers == 0
+        assert fields[:8] == list(items[first // units])
+
+
 def assert_lanes_share_the_line(line: np.ndarray, items: np.ndarray, lanes: np.ndarray, units: int) -> None:
     """Shares follow one another and differ by a tile at most; units, owners and followers are those of the line."""
     live = [lane for lane in lanes if lane[1] > lane[0]]
