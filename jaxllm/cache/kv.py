@@ -89,11 +89,6 @@ class KVCache:
         scale = jax.ShapeDtypeStruct((num_pages, kv_heads, 2, page_size), SCALE_DTYPE, sharding=place)
         return KVCache((page,) * layers, (page,) * layers, (scale,) * (layers if is_quantised(dtype) else 0))
 
-    @staticmethod
-    def zeros(layers: int, num_pages: int, kv_heads: int, page_size: int, head_dim: int, dtype: DTypeLike, mesh: Mesh) -> KVCache:
-        """An empty pool, made on the devices by one program; zeros, because kernels may multiply what they mask."""
-        return zeros_of(KVCache.abstract(layers, num_pages, kv_heads, page_size, head_dim, dtype, mesh))
-
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)

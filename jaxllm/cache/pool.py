@@ -63,13 +63,13 @@ class PagePool:
         if num_pages < 1 or page_size < 1:
             raise ValueError(f"a pool needs at least one page of one token, got {num_pages} pages of {page_size}")
         self.num_pages = num_pages
+        if index is not None and index.page_size != page_size:
+            raise ValueError(f"the prefix index counts pages of {index.page_size} tokens, the pool of {page_size}")
         self.page_size = page_size
         self.kind = kind or Kind()
-        self.index: PrefixIndex | None = None  # which decides which released pages stay findable
+        self.index = index  # which decides which released pages stay findable
         self.evicted: Callable[[bytes, int], None] | None = None  # told of a findable page that is handed out, and of its hash
         self.reset()
-        if index is not None:
-            self.attach(index)
 
     def reset(self) -> None:
         """Take every page back, whatever was true of it, and forget every prefix."""
@@ -78,14 +78,6 @@ class PagePool:
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently released first
         if self.index is not None:
             self.index.clear()
-
-    def attach(self, index: PrefixIndex) -> None:
-        """Let `index` decide which released pages stay findable, and tell it when one is handed out again."""
-        if index.page_size != self.page_size:
-            raise ValueError(f"the prefix index counts pages of {index.page_size} tokens, the pool of {self.page_size}")
-        if self.index is not None and self.index is not index:
-            raise ValueError("the pool has another prefix index already")
-        self.index = index
 
     @property
     def free(self) -> int:

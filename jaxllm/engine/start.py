@@ -63,7 +63,7 @@ def start(config: EngineConfig, report: Report, logits_processors: Sequence[Func
     compiles = CompileCounter()
     setup, programs, leaves = _load_and_compile(setup, config, report, processors)
     with report.phase("Allocating KV pages"):
-        kv = zeros_of(abstract_pages(setup))
+        kv = zeros_of(abstract_pages(setup))  # zeros, because kernels may multiply what they mask
         jax.block_until_ready(kv)
     runner = Runner(programs, leaves, kv, eos_ids, compiles)
     if not config.enforce_eager:

@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 
 from jaxllm.cache import kv as kv_module
-from jaxllm.cache.kv import PAGES, KVCache, PagedContext, PagedInputs, page_bytes
+from jaxllm.cache.kv import PAGES, KVCache, PagedContext, PagedInputs, page_bytes, zeros_of
 from pallas_kernels import paged_decode, paged_extend
 from pallas_kernels.layout import dense_attention
 from pallas_kernels.rope_write import HeadRows
@@ -73,7 +73,7 @@ def compiled_step(mesh, kv, inputs, arrays):
 
 
 def empty(mesh):
-    return KVCache.zeros(LAYERS, P, K, C, H, jnp.float32, mesh)
+    return zeros_of(KVCache.abstract(LAYERS, P, K, C, H, jnp.float32, mesh))
 
 
 def sequence_through_steps(mesh):
@@ -105,7 +105,7 @@ def sequence_through_steps(mesh):
 
 def test_a_page_counts_keys_and_values_of_every_layer():
     mesh = mesh_of(1)
-    made = KVCache.zeros(3, 5, 4, 16, 32, jnp.bfloat16, mesh)
+    made = zeros_of(KVCache.abstract(3, 5, 4, 16, 32, jnp.bfloat16, mesh))
     assert page_bytes(3, 4, 16, 32, jnp.bfloat16) * 5 == sum(x.nbytes for x in jax.tree.leaves(made))
 
 

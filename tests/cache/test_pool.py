@@ -128,12 +128,6 @@ def test_an_index_of_another_page_size_is_refused() -> None:
         PagePool(2, 4, PrefixIndex(8, b""))
 
 
-def test_a_second_index_is_refused() -> None:
-    pool = PagePool(2, 4, PrefixIndex(4, b""))
-    with pytest.raises(ValueError, match="another prefix index"):
-        pool.attach(PrefixIndex(4, b""))
-
-
 @pytest.mark.parametrize(("pages", "size"), [(0, 4), (4, 0)])
 def test_a_pool_of_nothing_is_refused(pages: int, size: int) -> None:
     with pytest.raises(ValueError, match="at least one page"):
