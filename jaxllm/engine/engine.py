@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 from msgspec.structs import replace
@@ -18,7 +19,7 @@ from jaxllm.engine.counters import Counters
 from jaxllm.engine.detok import Detokenizer
 from jaxllm.engine.door import Door
 from jaxllm.engine.live import Live
-from jaxllm.engine.masks import advance, mask
+from jaxllm.engine.masks import advance, fill
 from jaxllm.engine.patience import Patience
 from jaxllm.engine.report import Report
 from jaxllm.engine.request import (
@@ -202,7 +203,7 @@ class Engine:
         steady = False
         if self._in_flight and (plan.empty or len(self._in_flight) > depth):
             launched = time.perf_counter()
-            collected = self.runner.collect(self._in_flight.popleft())
+            collected = self._collected()
             steady = depth == 1 and bool(self._in_flight) and not plan.chunks
             if steady and self._looked:
                 self._patience.learn(time.perf_counter() - launched)
@@ -215,23 +216,32 @@ class Engine:
         deltas: list[TextDelta] = []
         if not any(request.asked and request.asked.on_host for request in forwarded.asking):
             return deltas
-        while self._in_flight:
-            deltas += self._commit(self.runner.collect(self._in_flight.popleft()))
-        running = (request for request in forwarded.asking if request.status is Status.RUNNING)
-        constrained = [request for request in running if request.asked and request.asked.constraints]
-        going = [request for request in constrained if not self._jump(request, deltas)]
-        self._guides.prepare(going)
-        for request, why in self.runner.restrict(going, mask):
+        steps = [self._collected() for _ in range(len(self._in_flight))]
+        self._guides.look(forwarded.asking)
+        for step in steps:  # texts are made while the masks are found
+            deltas += self._commit(step)
+        jumped = {request for request in self._guides.looked() if self._jump(request, deltas)}
+        running = [request for request in forwarded.asking if request.status is Status.RUNNING and request not in jumped]
+        going = [request for request in running if request.asked is not None and request.asked.restricted]
+        for request, why in self.runner.restrict(going, partial(fill, self._guides)):
             request.stuck = why
         return deltas
 
+    def _collected(self) -> Collected:
+        """The oldest step in flight, its tokens told to the grammars that they follow."""
+        step = self.runner.collect(self._in_flight.popleft())
+        self._guides.follow(step.plan.emitters, step.tokens)
+        return step
+
     def _jump(self, request: Request, deltas: list[TextDelta]) -> bool:
         """Whether the request's grammar forced enough tokens to append them without a draw."""
-        forced = self._guides.forced(request)[: self.scheduler.ahead(request)]
-        if len(forced) < WORTH_A_CHUNK:
+        room = self.scheduler.ahead(request)
+        forced = self._guides.forced(request)[:room] if room >= WORTH_A_CHUNK else []
+        if request.guide is None or len(forced) < WORTH_A_CHUNK:
             return False
         request.jumped = True
         for token in forced:
+            request.guide.advance(token)
             deltas.append(self._accept(request, token, time.time(), None))
             if request.status is Status.FINISHED:
                 return True
@@ -250,7 +260,7 @@ class Engine:
 
     def _give_up(self, request: Request, why: str) -> TextDelta:
         """End a choice that has no next token: well where its grammar may end here, and min_tokens or a ban held the end back."""
-        if request.guide is not None and request.guide.complete:
+        if self._guides.complete(request):
             return self._finish(request, [], "", "stop", None)
         return self._finish(request, [], "", "error", None, why)
 

@@ -5,50 +5,50 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
 
 from jaxllm.engine.request import Asked, GenerateRequest, Request, RequestError
 from jaxllm.grammar.matcher import GrammarError, Matcher, Matchers
+from jaxllm.grammar.together import Together
 from jaxllm.sampling.bits import everything, packed
 from jaxllm.sampling.constraint import ConstraintError
 from jaxllm.sampling.options import SamplingParams
 
 logger = logging.getLogger("jaxllm")
 
+FEW = 8  # tokens; fewer are told one after another sooner than threads wake
+
 
 class Guide:
-    """The `Constraint` of one choice with a grammar. After `advance` it says whether the text has `ended`, and whether it is `complete`, so
-    that it may end."""
+    """A choice's grammar at work: its matcher, and what is known of it without asking that."""
 
-    def __init__(self, matcher: Matcher, params: SamplingParams, eos_W: np.ndarray):
+    def __init__(self, matcher: Matcher, params: SamplingParams, plain: bool, jumps: bool):
         self.matcher = matcher
-        self._eos_W, self._ignores, self._left = eos_W, params.ignore_eos, params.min_tokens
+        self.plain = plain  # whether nothing else decides which tokens may come next
+        self.jumps = jumps  # whether a token that must come next is as good as drawn
+        self.ended = False  # whether nothing may follow
+        self.failed: str | None = None  # why the grammar is of no use any more
+        self._ignores, self._left = params.ignore_eos, params.min_tokens
 
     @property
-    def ended(self) -> bool:
-        """Whether nothing may follow."""
-        return self.matcher.ended
+    def holds_back(self) -> bool:
+        """Whether the end of the sequence has to wait while other tokens may come."""
+        return self._ignores or self._left > 0
 
-    @property
-    def complete(self) -> bool:
-        """Whether the text may end here."""
-        return self.matcher.complete
+    def advance(self, token: int) -> None:
+        """It was said."""
+        try:
+            _contained(self.matcher.advance, [token])
+        except ConstraintError as error:
+            self.failed = str(error)
+        self.advanced()
 
-    def advance(self, token_ids: Sequence[int]) -> None:
-        """See `Constraint`."""
-        self._left -= len(token_ids)
-        _contained(self.matcher.advance, token_ids)
-
-    def mask(self, allowed_W: np.ndarray) -> None:
-        """See `Constraint`. The end of the sequence is held back while other tokens may come, where the request asks for that."""
-        _contained(self.matcher.mask, allowed_W)
-        if self._ignores or self._left > 0:
-            onward_W = allowed_W & ~self._eos_W
-            if onward_W.any():
-                allowed_W[:] = onward_W
+    def advanced(self) -> None:
+        """The matcher has been told a token."""
+        self._left -= 1
+        self.ended = self.failed is None and self.matcher.ended
 
 
 class Guides:
@@ -59,6 +59,13 @@ class Guides:
 
     def __init__(self, matchers: Matchers | None, vocab_size: int, eos: Iterable[int]):
         self._matchers, self._eos_W, self._everything_W = matchers, packed(eos, vocab_size), everything(vocab_size)
+        self._together = None if matchers is None else Together()
+        self._seated = 0  # choices that have a guide
+        self._found: list[Request] = []  # those whose masks are looked for, or were last; by row of
+        self._bits_RW = np.zeros((0, 0), np.uint32)
+        self._row: dict[Request, int] = {}
+        self._guides: list[Guide] = []
+        self._whole: dict[Request, int] = {}  # the rows that leave something, and that nothing else decides about
         self._waiting: dict[Request, Future[Matcher]] = {}  # the choices of one request in their order
         self.heard: Callable[[], None] = lambda: None  # called in any thread when a grammar has been built
 
@@ -99,34 +106,106 @@ class Guides:
                 held.add(request.id)
         return [(request, self._seat(request, self._waiting.pop(request))) for request in done]
 
-    def prepare(self, requests: Sequence[Request]) -> None:
-        """Find the masks of all who have a guide at once, on all cores; each one's next `mask` uses it."""
-        matchers = [request.guide.matcher for request in requests if request.guide is not None]
-        if len(matchers) > 1 and self._matchers is not None:
-            with suppress(ConstraintError):  # each is asked again alone
-                _contained(self._matchers.prepare, matchers)
+    def follow(self, emitters: Sequence[Request | None], tokens: Sequence[int]) -> None:
+        """Tell the guides of these requests the tokens that were drawn, all at once; their `failed` and `ended` are those after it."""
+        if not self._seated or self._together is None:
+            return
+        drawn = [(request, token) for request, token in zip(emitters, tokens, strict=True) if request is not None and token >= 0]
+        told = [
+            (guide, token) for request, token in drawn if (guide := request.guide) is not None and not (request.jumped or request.stuck)
+        ]
+        if len(told) < FEW:
+            for guide, token in told:
+                guide.advance(token)
+            return
+        try:
+            followed = _contained(self._together.advance, [guide.matcher for guide, _ in told], [token for _, token in told])
+        except ConstraintError as error:  # nobody knows which of them were told
+            for guide, _ in told:
+                guide.failed = str(error)
+            return
+        for (guide, token), well in zip(told, followed, strict=True):
+            if not well:
+                guide.failed = _failure(guide.matcher, f"token {token} does not follow the grammar")
+            guide.advanced()
+
+    def look(self, asking: Sequence[Request]) -> None:
+        """Start to find the masks of those who have a guide and may go on, beside what the caller does until `looked`. Meanwhile a matcher
+        may be asked only through this object."""
+        if not self._seated or self._together is None:
+            return
+        going = [(r, guide) for r in asking if (guide := r.guide) is not None and not guide.ended and guide.failed is None and not r.stuck]
+        self._found, self._guides = [request for request, _ in going], [guide for _, guide in going]
+        self._row = {request: row for row, request in enumerate(self._found)}
+        self._together.begin([guide.matcher for guide in self._guides])
+
+    def looked(self) -> list[Request]:
+        """Wait for the masks. Who of the requests has but one token that may come next, so that it is worth asking what is `forced`."""
+        if not self._seated or self._together is None or not self._found:
+            return []
+        try:
+            bits_RW = _contained(self._together.masks)
+        except ConstraintError:
+            self._together.settle()
+            bits_RW = self._one_by_one()
+        self._bits_RW = bits_RW[:, : self._eos_W.size]
+        for guide in self._guides:
+            if guide.matcher.failed and guide.failed is None:
+                guide.failed = _failure(guide.matcher, "the grammar failed")
+        top_R = self._hold_back([row for row, guide in enumerate(self._guides) if guide.plain and guide.holds_back])
+        some_R = top_R.tolist()
+        self._whole = {
+            r: row for r, row in self._row.items() if (guide := self._guides[row]).plain and guide.failed is None and some_R[row]
+        }
+        alone_R = (self._bits_RW.sum(1, dtype=np.uint32) == top_R) & (top_R & (top_R - np.uint32(1)) == 0)
+        return [self._found[row] for row in np.flatnonzero(alone_R).tolist()]
+
+    def fill(self, requests: Sequence[Request], allowed_RW: np.ndarray) -> bool:
+        """Write the masks of all these requests, or nothing where one of them is not only a matter of its grammar."""
+        rows = [self._whole.get(request) for request in requests]
+        if None in rows:
+            return False
+        np.take(self._bits_RW, np.array(rows, np.intp), axis=0, out=allowed_RW[: len(rows)], mode="clip")  # which copies whole rows
+        return True
+
+    def mask(self, request: Request, allowed_W: np.ndarray) -> None:
+        """Clear the bits of tokens that a request's grammar does not allow next. Raises ConstraintError when that has failed."""
+        guide = request.guide
+        assert guide is not None
+        if guide.failed is not None:
+            raise ConstraintError(guide.failed)
+        np.bitwise_and(allowed_W, self._bits_RW[self._row[request]], out=allowed_W)
+        if guide.holds_back:
+            onward_W = allowed_W & ~self._eos_W
+            if onward_W.any():
+                allowed_W[:] = onward_W
 
     def forced(self, request: Request) -> list[int]:
-        """The tokens that must come next, when they are as good as drawn: nothing else decides about them, and nobody wants
-        log-probabilities."""
-        guide, asked, params = request.guide, request.asked, request.params
-        if guide is None or asked is None or len(asked.constraints) > 1 or asked.allowed_W is not self._everything_W:
-            return []
-        if params.logprobs is not None or params.prompt_logprobs is not None or params.best_of is not None:
+        """The tokens that must come next, when they are as good as drawn."""
+        guide = request.guide
+        if guide is None or not guide.jumps or guide.failed is not None:
             return []
         try:
             return _contained(guide.matcher.forced)
         except ConstraintError:
             return []  # its mask will say so
 
+    def complete(self, request: Request) -> bool:
+        """Whether a request's text may end here."""
+        if self._together is not None:
+            self._together.settle()
+        return request.guide is not None and request.guide.matcher.complete
+
     def release(self, request: Request) -> None:
         """It has ended."""
         future = self._waiting.pop(request, None)
         if future is not None:
             future.cancel()
-        if request.guide is not None and self._matchers is not None:
+        if request.guide is not None and self._matchers is not None and self._together is not None:
+            self._together.settle()
             self._matchers.give_back(request.guide.matcher)
             request.guide = None
+            self._seated -= 1
 
     def _first(self) -> dict[str, Future[Matcher]]:
         """What the first waiting choice of each request waits for."""
@@ -134,13 +213,48 @@ class Guides:
 
     def _seat(self, request: Request, future: Future[Matcher]) -> str | None:
         """Give a request its guide, or say why it cannot have one."""
+        params, asked = request.params, request.asked or Asked(self._everything_W)
+        plain = not asked.constraints and bool((asked.allowed_W == self._everything_W).all())
+        unseen = params.logprobs is None and params.prompt_logprobs is None and params.best_of is None  # nobody looks at its draws
         try:
-            guide = Guide(_contained(future.result), request.params, self._eos_W)
+            matcher = _contained(future.result)
         except ConstraintError as error:
             return str(error)
-        asked = request.asked or Asked(self._everything_W)
-        request.guide, request.asked = guide, replace(asked, constraints=(*asked.constraints, guide))  # last: it knows whether it may end
+        request.guide, request.asked = Guide(matcher, params, plain, request.asked is None and unseen), replace(asked, guided=True)
+        self._seated += 1
         return None
+
+    def _hold_back(self, held: list[int]) -> np.ndarray:
+        """Clear the ends of the sequence in these rows of the masks, but where nothing else is left. The largest word of each row."""
+        words = np.flatnonzero(self._eos_W)
+        cells = np.ix_(held, words)
+        kept = self._bits_RW[cells]
+        self._bits_RW[cells] = kept & ~self._eos_W[words]
+        top_R: np.ndarray = self._bits_RW.max(1)
+        for at, row in enumerate(held):
+            if not top_R[row]:
+                self._bits_RW[row, words] = kept[at]
+                top_R[row] = kept[at].max(initial=0)
+        return top_R
+
+    def _one_by_one(self) -> np.ndarray:
+        """The masks again, where something failed as they were looked for together."""
+        bits_RW = np.tile(self._everything_W, (len(self._guides), 1))
+        for guide, bits_W in zip(self._guides, bits_RW, strict=True):
+            try:
+                _contained(guide.matcher.mask, bits_W)
+            except ConstraintError as error:
+                guide.failed = str(error)
+        return bits_RW
+
+
+def _failure(matcher: Matcher, otherwise: str) -> str:
+    """Why a matcher failed, for the client."""
+    try:
+        _contained(matcher.check)
+    except ConstraintError as error:
+        return str(error)
+    return f"structured output: {otherwise}"
 
 
 def _contained[**P, T](work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

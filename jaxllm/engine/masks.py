@@ -7,34 +7,44 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from jaxllm.engine.guide import Guides
 from jaxllm.engine.request import Request
 from jaxllm.sampling.constraint import ConstraintError
 
 logger = logging.getLogger("jaxllm")
 
 
-def mask(request: Request, allowed_W: np.ndarray) -> str | None:
-    """Write the packed bits of what a request may say next, or say why it cannot go on: whatever its constraints raise ends that request
-    alone."""
-    assert request.asked is not None
-    allowed_W[:] = request.asked.allowed_W
-    try:
-        for constraint in request.asked.constraints:
-            constraint.mask(allowed_W)
-    except Exception as error:
-        return _why(error)
-    return None if allowed_W.any() else "the request's constraints allow no token here"
+def fill(guides: Guides, requests: Sequence[Request], allowed_RW: np.ndarray) -> list[tuple[int, str]]:
+    """Write the packed bits of what each request may say next, and tell of which rows and why there is nothing: whatever constraints raise
+    ends their own request alone."""
+    if guides.fill(requests, allowed_RW):
+        return []
+    found = [(row, _mask(guides, request, allowed_RW[row])) for row, request in enumerate(requests)]
+    return [(row, why) for row, why in found if why is not None]
 
 
 def advance(request: Request, token_ids: Sequence[int]) -> str | None:
-    """Tell a request's constraints what it has said; the text that ends the request when one fails."""
+    """Tell a request's constraints what it has said; the text that ends the request when one fails, or its grammar has."""
     assert request.asked is not None
     try:
         for constraint in request.asked.constraints:
             constraint.advance(token_ids)
     except Exception as error:
         return _why(error)
-    return None
+    return None if request.guide is None else request.guide.failed
+
+
+def _mask(guides: Guides, request: Request, allowed_W: np.ndarray) -> str | None:
+    assert request.asked is not None
+    allowed_W[:] = request.asked.allowed_W
+    try:
+        for constraint in request.asked.constraints:
+            constraint.mask(allowed_W)
+        if request.guide is not None:
+            guides.mask(request, allowed_W)  # last: it knows whether the text may end here
+    except Exception as error:
+        return _why(error)
+    return None if allowed_W.any() else "the request's constraints allow no token here"
 
 
 def _why(error: Exception) -> str:

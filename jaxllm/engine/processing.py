@@ -24,9 +24,9 @@ from jaxllm.sampling.processors import custom_of
 
 logger = logging.getLogger("jaxllm")
 
-type Mask = Callable[[Request, np.ndarray], str | None]
+type Fill = Callable[[Sequence[Request], np.ndarray], list[tuple[int, str]]]
 
-SEATS, MASK_SENDS = 64, 16  # buffers that may wait for the device; more make the host wait
+SEATS, MASK_SENDS = 64, 8  # buffers that may wait for the device; more make the host wait
 
 
 class Processing:
@@ -58,21 +58,20 @@ class Processing:
             arrays["said"] = np.pad(np.array(said, np.int32), (0, room - len(said)), constant_values=self._programs.abstract.vocab_size)
             self._send_seat(arrays)
 
-    def restrict(self, requests: Sequence[Request], mask: Mask) -> list[tuple[Request, str]]:
-        """Which tokens may be said next, in place of what was allowed before: `mask(request, allowed_W)` writes them where the device reads
-        them, as packed bits, or says why there are none. Those who have none are given back with the reason, and keep what they had."""
+    def restrict(self, requests: Sequence[Request], fill: Fill) -> list[tuple[Request, str]]:
+        """Which tokens may be said next, in place of what was allowed before: `fill(some of them, allowed_RW)` writes them where the device
+        reads them, as packed bits, and says of which rows and why there are none. Those are given back with the reason, and keep what they
+        had."""
         failures: list[tuple[Request, str]] = []
         (rows,) = self._programs.mask_shapes["slot"][0]
 
         def write(some: Sequence[Request], buffer: np.ndarray) -> None:
             places = views(buffer, self._programs.mask_shapes)
-            places["slot"][:] = self._programs.slots + 1  # nobody's: what the buffer holds for it goes nowhere
-            for row, request in enumerate(some):
-                why = mask(request, places["allowed"][row])
-                if why is None:
-                    places["slot"][row] = request.slot
-                else:
-                    failures.append((request, why))
+            places["slot"][len(some) :] = self._programs.slots + 1  # nobody's: what the buffer holds for it goes nowhere
+            places["slot"][: len(some)] = [request.slot for request in some]
+            for row, why in fill(some, places["allowed"]):
+                places["slot"][row] = self._programs.slots + 1
+                failures.append((some[row], why))
 
         for some in batched(requests, rows):
             buffer = self._masks.write(partial(write, some))

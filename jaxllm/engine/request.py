@@ -162,17 +162,23 @@ type HostFunction = Callable[[list[int], np.ndarray], np.ndarray]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Asked:
-    """What a choice asks of `process` beside its params: the packed bits of the tokens that it may ever say, what decides token by
-    token, and functions of its output and a row of logits `[V]` that give the logits to draw from."""
+    """What a choice asks of `process` beside its params: the packed bits of the tokens that it may ever say, what decides token by token
+    (also a grammar, where it is `guided`), and functions of its output and a row of logits `[V]` that give the logits to draw from."""
 
     allowed_W: np.ndarray
     constraints: Sequence[Constraint] = ()
     functions: Sequence[HostFunction] = ()
+    guided: bool = False
+
+    @property
+    def restricted(self) -> bool:
+        """Whether what may be said next depends on what was said."""
+        return self.guided or bool(self.constraints)
 
     @property
     def on_host(self) -> bool:
         """Whether a draw needs every token before it to be on the host."""
-        return bool(self.constraints or self.functions)
+        return self.guided or bool(self.constraints or self.functions)
 
 
 @dataclass(slots=True, eq=False)
@@ -222,7 +228,7 @@ class Request:
     needs: int = 0  # of programs after a forward (sampling.choose)
     asked: Asked | None = None  # None: no option of `params` is one that `process` serves
     place: tuple[float, ...] = ()  # in the scheduler's order, from arrival on
-    guide: Guide | None = None  # follows the request's grammar; the last of the constraints
+    guide: Guide | None = None  # follows the request's grammar
     stops: frozenset[int] = frozenset()  # tokens that end it
     detok: Detokenizer | None = None  # makes its text
     score_end: int = 0  # prompt positions before it are scored: their next tokens' log-probabilities are wanted

@@ -17,7 +17,7 @@ from jaxllm.engine.buckets import ExtendShape
 from jaxllm.engine.compiles import CompileCounter
 from jaxllm.engine.logprobs import StepLogprobs
 from jaxllm.engine.plan import Moves, Plan, Span, spans
-from jaxllm.engine.processing import Mask, Processing
+from jaxllm.engine.processing import Fill, Processing
 from jaxllm.engine.programs import Programs, place
 from jaxllm.engine.request import HostFunction, Request, Status
 from jaxllm.engine.scores import Scored, asked_of
@@ -112,9 +112,9 @@ class Runner:
                 self.processing.seat(chunk.request)
         return Forwarded(plan, rows, outlook, kinds, self._score(plan), asking)
 
-    def restrict(self, requests: Sequence[Request], mask: Mask) -> list[tuple[Request, str]]:
+    def restrict(self, requests: Sequence[Request], fill: Fill) -> list[tuple[Request, str]]:
         """Which tokens these requests may say next, and why some cannot go on."""
-        return self.processing.restrict(requests, mask)
+        return self.processing.restrict(requests, fill)
 
     def draw(self, forwarded: Forwarded) -> StepResult:
         """Draw the tokens of a step. Host work only."""

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
-from llguidance import LLExecutor, LLMatcher, LLTokenizer
+from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer
 
 from jaxllm.grammar.limits import parser_limits
@@ -30,7 +30,6 @@ class Matcher:
     def __init__(self, grammar: str, tokenizer: LLTokenizer, words: int):
         self.grammar = grammar
         self.state = LLMatcher(tokenizer, grammar, log_level=0, limits=parser_limits())
-        self.found: np.ndarray | None = None  # the next mask, where it was found beforehand
         self._bits = np.zeros(-(-tokenizer.vocab_size // 32), np.uint32)
         self._words = words
         self.check()
@@ -50,9 +49,13 @@ class Matcher:
         """Whether the text may end here."""
         return self.state.is_accepting()
 
+    @property
+    def failed(self) -> bool:
+        """Whether it cannot go on; `check` says why."""
+        return self.state.is_error()
+
     def advance(self, token_ids: Sequence[int]) -> None:
         """These tokens were said, each of them allowed by the mask before it."""
-        self.found = None
         for token in token_ids:
             if not self.state.consume_token(token):
                 self.check()
@@ -60,12 +63,13 @@ class Matcher:
 
     def mask(self, allowed_W: np.ndarray) -> None:
         """Clear the bits of tokens that may not come next: uint32 [W], token i is bit i % 32 of word i // 32."""
-        bits, self.found = self.found, None
-        if bits is None:
-            bits = self._bits
-            self.state.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
+        self.find(self._bits)
         self.check()
-        np.bitwise_and(allowed_W, bits[: self._words], out=allowed_W)
+        np.bitwise_and(allowed_W, self._bits[: self._words], out=allowed_W)
+
+    def find(self, bits: np.ndarray) -> None:
+        """Write the bits of tokens that may come next, all `size` words."""
+        self.state.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
 
     def forced(self) -> list[int]:
         """The tokens that must come next, when there is only one way to go on."""
@@ -73,7 +77,7 @@ class Matcher:
 
     def check(self) -> None:
         """Raises GrammarError when the matcher has failed."""
-        if self.state.is_error():
+        if self.failed:
             raise GrammarError(self.state.get_error().split("<non-verbose/>")[0].strip())
 
 
@@ -92,7 +96,6 @@ class Matchers:
         self._pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="grammar")
         self._tokenizer, self._width, self._eos = tokenizer, width, sorted(eos)
         self._vocabulary: Future[LLTokenizer] | None = None
-        self._executor, self._masks = LLExecutor(), np.zeros((0, 0), np.uint32)
 
     def begin(self, grammar: str) -> Future[Matcher]:
         """A matcher at the start of the grammar; the future raises GrammarError when it cannot be made."""
@@ -112,19 +115,8 @@ class Matchers:
                 self._vocabulary = self._pool.submit(vocabulary, self._tokenizer, self._width, self._eos)
             return self._vocabulary
 
-    def prepare(self, matchers: Sequence[Matcher]) -> None:
-        """Find the next masks of several in parallel."""
-        words = matchers[0].size
-        if len(self._masks) < len(matchers):
-            self._masks = np.zeros((len(matchers), words), np.uint32)
-        rows = [(matcher.state, row) for row, matcher in enumerate(matchers)]
-        self._executor.unsafe_compute_mask_ptr(rows, self._masks.ctypes.data, words * 4, len(self._masks))
-        for row, matcher in enumerate(matchers):
-            matcher.found = self._masks[row]
-
     def give_back(self, matcher: Matcher) -> None:
         """Its choice has ended."""
-        matcher.found = None
         if matcher.state.is_error() or not matcher.state.reset():
             return
         with self._lock:

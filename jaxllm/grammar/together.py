@@ -1,0 +1,62 @@
+"""Many matchers at once, on all cores, while the caller does something else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from threading import Lock
+
+import numpy as np
+from llguidance import LLExecutor
+
+from jaxllm.grammar.matcher import Matcher
+
+
+class Together:
+    """`advance` tells matchers a token each. `begin` starts to find their next masks and returns at once; until `masks` or `settle` nothing
+    may be done with them. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._executor = LLExecutor()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="masks")
+        self._job: Future[None] | None = None
+        self._bits_RW = np.zeros((0, 0), np.uint32)
+        self._matchers: Sequence[Matcher] = ()
+
+    def advance(self, matchers: Sequence[Matcher], tokens: Sequence[int]) -> list[bool]:
+        """Whether each one's token follows its grammar; one that fails has its error."""
+        return self._executor.consume_token_par([(matcher.state, token) for matcher, token in zip(matchers, tokens, strict=True)])
+
+    def begin(self, matchers: Sequence[Matcher]) -> None:
+        """Start to find the next masks of these. One alone is looked at in `masks`: a thread would take longer to wake than most masks."""
+        self.settle()
+        self._matchers = matchers
+        if len(self._bits_RW) < len(matchers):
+            self._bits_RW = np.zeros((len(matchers), matchers[0].size), np.uint32)
+        if len(matchers) > 1:
+            entered = Lock()
+            entered.acquire()
+            self._job = self._thread.submit(self._find, entered)
+            entered.acquire()  # Python's lock is the thread's until it is in native code; it might wait 5 ms for it otherwise
+
+    def masks(self) -> np.ndarray:
+        """The masks `[R, W]` of those of the last `begin`, in its order, as `Matcher.mask` gives them, valid until the next one. A matcher
+        that failed has its error, and any mask. Raises whatever native code raises."""
+        job, self._job = self._job, None
+        if job is not None:
+            job.result()
+        elif self._matchers:
+            self._matchers[0].find(self._bits_RW[0])
+        return self._bits_RW[: len(self._matchers)]
+
+    def settle(self) -> None:
+        """Wait until nobody looks at a matcher."""
+        if self._job is not None:
+            wait([self._job])
+            self._job = None
+
+    def _find(self, entered: Lock) -> None:
+        entered.release()
+        rows = [(matcher.state, row) for row, matcher in enumerate(self._matchers)]
+        bits_RW = self._bits_RW
+        self._executor.unsafe_compute_mask_ptr(rows, bits_RW.ctypes.data, bits_RW.shape[1] * 4, len(bits_RW))

@@ -1,0 +1,122 @@
+"""Masks are found beside other work of the host: in which order, that it changes no token, and what a guided row costs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from threading import Event, Lock
+from typing import Any
+
+import pytest
+
+from jaxllm import LLM
+from jaxllm.engine.detok import Detokenizer
+from jaxllm.engine.request import GenerateRequest
+from tests.engine.conftest import collect, write_random
+from tests.engine.test_guide import PROMPT, compact, load, params, request, say
+from tests.engine.test_host_work import STEPS, counted
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory: pytest.TempPathFactory, repo: Path) -> LLM:
+    return load(write_random(tmp_path_factory.mktemp("random"), repo))
+
+
+def test_tokens_told_and_masks_found_together_are_those_of_one_by_one(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("lamp", "point", "exam")
+    wanted = [params(compact(name), max_tokens=80, seed=n) for n, name in enumerate(names)] + [params({"regex": "[a-z]{40}"}, min_tokens=9)]
+    together = llm.engine._guides._together
+    assert together is not None
+    monkeypatch.setattr("jaxllm.engine.guide.FEW", 10**9)
+    said = say(llm, *wanted)
+    monkeypatch.setattr("jaxllm.engine.guide.FEW", 1)
+    assert say(llm, *wanted) == said
+    with monkeypatch.context() as patch:
+        patch.setattr(together, "masks", lambda: 1 / 0)
+        assert say(llm, *wanted) == said, "what fails together is asked for one by one"
+    with monkeypatch.context() as patch:
+        patch.setattr(together, "advance", lambda matchers, tokens: 1 / 0)
+        outputs = llm.generate([PROMPT] * 2, [wanted[0], params(max_tokens=9, ignore_eos=True)], use_tqdm=False)
+    assert [output.outputs[0].finish_reason for output in outputs] == ["error", "length"]
+    assert "structured output" in (outputs[0].outputs[0].error or "")
+    assert say(llm, *wanted) == said
+
+
+def test_texts_are_made_while_masks_are_found_and_before_they_are_waited_for(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, events = llm.engine, list[str]()
+
+    def note(owner: Any, name: str) -> None:
+        real = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *args: (events.append(name), real(*args))[1])
+
+    for n in range(3):
+        engine.add(request(llm, str(n), {"regex": "[a-z]{99}"}, max_tokens=20, seed=n))
+    while engine.stats().running < 3:
+        engine.step()
+    engine.step()
+    for owner, name in ((engine.runner, "forward"), (engine._guides._together, "begin"), (Detokenizer, "feed")):
+        note(owner, name)
+    for owner, name in ((engine._guides._together, "masks"), (engine.runner, "restrict"), (engine.runner, "draw")):
+        note(owner, name)
+    for _ in range(3):
+        engine.step()
+    collect(engine, [])
+    assert events[: 3 * 8] == ["forward", "begin", "feed", "feed", "feed", "masks", "restrict", "draw"] * 3
+
+
+def test_a_matcher_is_given_back_only_when_nobody_looks_at_it(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stop string is found while the masks of the next step are; here they take until somebody waits for them."""
+    guides, waited, looking, ended = llm.engine._guides, Event(), Event(), list[bool]()
+    together, matchers = guides._together, guides._matchers
+    assert together is not None and matchers is not None
+
+    def find(entered: Lock) -> None:
+        looking.set()
+        real_find(entered)
+        assert waited.wait(60)
+        looking.clear()
+
+    def begin(found: Any) -> None:
+        waited.clear()
+        real_begin(found)
+
+    real_find, real_begin, real_settle, real_masks, real_back = (
+        together._find,
+        together.begin,
+        together.settle,
+        together.masks,
+        matchers.give_back,
+    )
+    monkeypatch.setattr("jaxllm.engine.engine.WORTH_A_CHUNK", 10**9)
+    monkeypatch.setattr(together, "_find", find)
+    monkeypatch.setattr(together, "settle", lambda: (waited.set(), real_settle())[1])
+    monkeypatch.setattr(together, "masks", lambda: (waited.set(), real_masks())[1])
+    monkeypatch.setattr(together, "begin", begin)
+    monkeypatch.setattr(matchers, "give_back", lambda matcher: (ended.append(looking.is_set()), real_back(matcher))[1])
+    stopped, whole = params({"choice": ["one two three"]}, stop=[" two"]), params({"regex": "[a-z]{30}"})
+    assert [reason for _, reason in say(llm, stopped, whole, whole)] == ["stop"] * 3
+    assert ended == [False] * 3
+
+
+def test_a_guided_row_takes_few_calls(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jaxllm.engine.guide.FEW", 1)
+
+    given = request(llm, "", {"regex": "[a-z]{99}"}, max_tokens=30, ignore_eos=True)
+
+    def calls_of(rows: int) -> Counter[str]:
+        for n in range(rows):
+            llm.engine.add(GenerateRequest(id=str(n), prompt_token_ids=[n + 40, 50], params=given.params, grammar=given.grammar))
+        while llm.engine.stats().running < rows:
+            llm.engine.step()
+        for _ in range(4):
+            llm.engine.step()
+        with counted() as calls:
+            deltas = [delta for _ in range(STEPS) for delta in llm.engine.step()]
+        assert len(deltas) == rows * STEPS
+        collect(llm.engine, [])
+        return calls
+
+    calls_of(4)  # now matchers are there, and all rows start with the same step: no page is opened or completed meanwhile
+    few, many = calls_of(2), calls_of(4)
+    per_row = {name: (many[name] - few[name]) / (2 * STEPS) for name in many if many[name] != few[name]}
+    assert sum(per_row.values()) <= 13, f"calls per row and step: {per_row}"
