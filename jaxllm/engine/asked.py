@@ -25,9 +25,12 @@ SERVED = (
 
 
 class Asking:
-    """Reads requests for a model with `vocab_size` logits and an engine with these processors."""
+    """Reads requests for a model with `vocab_size` logits, which `eos_ids` end, and an engine with these processors."""
 
-    def __init__(self, vocab_size: int, tokenizer: Tokenizer | None, processors: Sequence[Processor] = ()):
+    def __init__(
+        self, vocab_size: int, tokenizer: Tokenizer | None, processors: Sequence[Processor] = (), eos_ids: frozenset[int] = frozenset()
+    ):
+        self._eos_ids = eos_ids
         self._vocab_size, self._tokenizer = vocab_size, tokenizer
         self._processors = {processor.name: processor for processor in processors}
         self._everything = everything(vocab_size)
@@ -67,6 +70,11 @@ class Asking:
                 remove(allowed_W, token)
             if not allowed_W.any():
                 raise RequestError("bad_words forbids every token of allowed_token_ids", "bad_words")
+        if params.min_tokens and params.allowed_token_ids is not None:
+            never = {*banned, *(params.stop_token_ids or ()), *(() if params.ignore_eos else self._eos_ids)}
+            if all(id in never for id in params.allowed_token_ids):
+                message = f"allowed_token_ids leaves only tokens that stop, which may not come before min_tokens ({params.min_tokens})"
+                raise RequestError(f"{message}; allow another token, or set min_tokens to 0", "allowed_token_ids")
         return allowed_W, [word for word in words if len(word) > 1]
 
     def _words(self, params: SamplingParams) -> list[tuple[int, ...]]:

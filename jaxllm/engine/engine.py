@@ -55,7 +55,7 @@ class Engine:
         self._in_flight: deque[StepResult] = deque()
         self._patience = Patience()
         self._steady = self._looked = False  # the last turn launched decodes alone and collected a step; somebody has looked out since
-        self._asking = Asking(parts.resolved.vocab_size, parts.tokenizer, parts.runner.programs.model.processors)
+        self._asking = Asking(parts.resolved.vocab_size, parts.tokenizer, parts.runner.programs.model.processors, self.eos_ids)
         self._door = Door(parts.resolved, parts.tokenizer is not None, scheduler.fits)
         self._seeds = np.random.Generator(np.random.Philox(seed))
         self._pending: list[TextDelta] = []  # deltas that no step makes: rejected choices, aborts
@@ -182,7 +182,7 @@ class Engine:
             self._count.problem = str(error) or type(error).__name__
             # Nothing that is broken may be asked for more than what clients are owed.
             owed = [owed for live in self._live.values() for owed in self._contests.owed(live.choices)]
-            ends = [replace(NO_MORE, id=id, index=index) for id, index in owed + self._searches.owed()]
+            ends = [replace(NO_MORE, id=id, index=index, token_ids=[]) for id, index in owed + self._searches.owed()]
             self._start_over()
             self._pending += ends
 

@@ -36,9 +36,30 @@ class _Verdict:
     error: str
     final: bool = True
 
+    def for_kind(self, kind: str) -> str:
+        """The grammar. Raises StructureError when there is none."""
+        if self.error:
+            raise StructureError(f"{kind}: {self.error}")
+        return self.grammar
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the process is told; equal jobs have equal verdicts."""
+
+    kind: str
+    line: bytes
+    key: bytes  # digest of `line`
+
+
+def job_of(params: StructuredOutputsParams) -> Job:
+    """What is to be compiled. Raises StructureError when that can be told from the outside."""
+    line = json.dumps(params.job()).encode() + b"\n"
+    return Job(params.kind, line, hashlib.sha256(line).digest())
+
 
 class Checker:
-    """`check(params)` gives a grammar that compiles, or raises StructureError. Calls from several threads wait for each other.
+    """`compile(job)` gives a grammar that compiles, or raises StructureError. Calls from several threads wait for each other.
 
     The process starts with a check, where there is none: with the first, after one that had to be killed, and after `close`.
     """
@@ -47,38 +68,51 @@ class Checker:
         self._hello = json.dumps(dict(specials)).encode() + b"\n"
         self._command = tuple(command)
         self._process: subprocess.Popen[bytes] | None = None
-        self._lock = threading.Lock()
+        self._closed: subprocess.Popen[bytes] | None = None  # the process that `close` ended last
+        self._lock = threading.Lock()  # of the process
+        self._keeping = threading.Lock()  # of what is kept; never held for long
         self._kept: OrderedDict[bytes, _Verdict] = OrderedDict()  # oldest first
         self._kept_bytes = 0
 
     def check(self, params: StructuredOutputsParams) -> str:
+        """`compile` of what `params` ask for. Raises StructureError."""
+        return self.compile(job_of(params))
+
+    def compile(self, job: Job) -> str:
         """The grammar in llguidance's serialised form. Raises StructureError with the compiler's reason."""
-        line = json.dumps(params.job()).encode() + b"\n"
-        key = hashlib.sha256(line).digest()
         with self._lock:
-            verdict = self._kept.get(key)
+            verdict = self._recall(job.key)
             if verdict is None:
-                verdict = self._ask(line)
+                verdict = self._ask(job.line)
                 if verdict.final:
-                    self._keep(key, verdict)
-            else:
-                self._kept.move_to_end(key)
-        if verdict.error:
-            raise StructureError(f"{params.kind}: {verdict.error}")
-        return verdict.grammar
+                    self._keep(job.key, verdict)
+        return verdict.for_kind(job.kind)
+
+    def known(self, job: Job) -> str | None:
+        """What `compile` gives when that was found before, else None; waits for nobody. Raises StructureError as `compile`."""
+        verdict = self._recall(job.key)
+        return None if verdict is None else verdict.for_kind(job.kind)
 
     def close(self) -> None:
         """End the process, whatever it is doing; what is known stays. A check that waits for it ends with an error."""
         if (process := self._process) is not None:
+            self._closed = process  # before it ends, which the check under way would take for its budget's end
             process.kill()
         with self._lock:
             self._end()
 
+    def _recall(self, key: bytes) -> _Verdict | None:
+        with self._keeping:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+            return self._kept.get(key)
+
     def _keep(self, key: bytes, verdict: _Verdict) -> None:
-        self._kept[key] = verdict
-        self._kept_bytes += _size(verdict)
-        while len(self._kept) > MAX_KEPT or self._kept_bytes > MAX_KEPT_BYTES:
-            self._kept_bytes -= _size(self._kept.popitem(last=False)[1])
+        with self._keeping:
+            self._kept[key] = verdict
+            self._kept_bytes += _size(verdict)
+            while len(self._kept) > MAX_KEPT or self._kept_bytes > MAX_KEPT_BYTES:
+                self._kept_bytes -= _size(self._kept.popitem(last=False)[1])
 
     def _ask(self, line: bytes) -> _Verdict:
         """One job to the process, which is started when it is not there and ended when it does not answer. Raises StructureError."""
@@ -92,6 +126,8 @@ class Checker:
             reply = json.loads(_line(process, time.monotonic() + WALL_SECONDS))
         except (OSError, ValueError):
             died = self._end()
+            if process is self._closed:
+                raise StructureError("the grammar compiler was closed meanwhile; try again") from None
             return _Verdict("", "it takes too much time or memory to compile; make it simpler", final=died)
         return _Verdict(reply.get("grammar", ""), reply.get("error", ""))
 

@@ -14,18 +14,18 @@ from typing import Any
 
 import jaxllm
 from jaxllm.config import Resolved
-from jaxllm.grammar.checker import Checker, special_tokens
+from jaxllm.grammar.checker import Checker, job_of, special_tokens
 from jaxllm.grammar.structure import StructureError
 from jaxllm.server.bridge import Bridge
-from jaxllm.server.errors import bad_request, overloaded, sanitize
+from jaxllm.server.errors import bad_request, sanitize
 from jaxllm.server.fields import Structure
+from jaxllm.server.grammars import Grammars
 from jaxllm.server.metrics import Metrics
 from jaxllm.server.protocol import Conversation, Rules, check_chars
 from jaxllm.server.replies import TokenNames, names_of
 from jaxllm.tokenizer import TemplateError, Tokenizer
 
 MAX_UNKNOWN_NAMES = 256
-MAX_GRAMMARS = 64  # that may wait to be compiled, which takes a hostile one a second
 
 logger = logging.getLogger("jaxllm.server")
 
@@ -71,25 +71,17 @@ class Edge:
         self.idle = asyncio.Event()
         self.idle.set()
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="tokenize")
-        self._checker = None if tokenizer is None else Checker(special_tokens(tokenizer.backend))
-        self._compiling = ThreadPoolExecutor(1, thread_name_prefix="grammar")
-        self._grammars = 0  # that are awaited
+        self.grammars = None if tokenizer is None else Grammars(Checker(special_tokens(tokenizer.backend)))
         self._unknown: set[str] = set()
 
     async def grammar(self, structure: Structure) -> str:
-        """What the output must be, compiled. Raises ApiError. Grammars wait for each other, and nothing else for them; one that nobody
-        awaits any more is not begun."""
-        if self._checker is None:
+        """What the output must be, compiled. Raises ApiError."""
+        if self.grammars is None:
             raise bad_request("this server runs without a tokenizer, which structured output needs", structure.field)
-        if self._grammars >= MAX_GRAMMARS:
-            raise overloaded(f"{self._grammars} grammars wait to be compiled, and no more may; try again later", "grammar_queue_full")
-        self._grammars += 1
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._compiling, self._checker.check, structure.params)
+            return await self.grammars.find(await self.in_thread(job_of, structure.params))
         except StructureError as error:
             raise bad_request(f"{structure.field}: {sanitize(str(error))}", structure.field, "invalid_grammar") from None
-        finally:
-            self._grammars -= 1
 
     async def in_thread[**P, T](self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run CPU-bound work on text off the event loop. What is no Exception (a panic in native code) comes back as one."""
@@ -119,9 +111,8 @@ class Edge:
     async def close(self) -> None:
         """Release the threads, and end the compiler of grammars whatever it is doing."""
         self._threads.shutdown(wait=False, cancel_futures=True)
-        self._compiling.shutdown(wait=False, cancel_futures=True)
-        if self._checker is not None:
-            await asyncio.to_thread(self._checker.close)
+        if self.grammars is not None:
+            await self.grammars.close()
 
     def encode(self, prompt: str | list[int], add_special_tokens: bool = True) -> list[int]:
         """Token ids of a prompt. Raises ApiError."""

@@ -28,7 +28,7 @@ from jaxllm.server.protocol import (
     parse_chat,
     parse_completion,
 )
-from jaxllm.server.replies import DONE, ChatReply, CompletionReply, NamelessTokens, Reply, Shown
+from jaxllm.server.replies import DONE, ChatReply, CompletionReply, NamelessTokens, Reply, Shown, large
 
 SSE_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 
@@ -196,8 +196,7 @@ async def send_whole(stream: Stream, reply: Reply, send: Any) -> None:
     while not stream.done:
         for prompt, delta in await stream.next():
             reply.add(prompt, delta)
-    # Log-probabilities of long prompts take a while to write down.
-    body = await asyncio.to_thread(lambda: orjson.dumps(reply.whole())) if reply.scored else orjson.dumps(reply.whole())
+    body = await asyncio.to_thread(lambda: orjson.dumps(reply.whole())) if reply.large else orjson.dumps(reply.whole())
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     await send({"type": "http.response.body", "body": body})
@@ -212,7 +211,7 @@ async def send_stream(stream: Stream, reply: Reply, usage_at_end: bool, send: An
     try:
         while not stream.done:
             ready = await stream.next()
-            if any(delta.prompt_logprobs is not None for _, delta in ready):
+            if large(ready):
                 data = await asyncio.to_thread(reply.all_events, ready)
             else:
                 data = reply.all_events(ready)

@@ -13,6 +13,7 @@ from jaxllm.engine.logprobs import of_prompt, unpacked
 from jaxllm.engine.request import PromptLogprobs, TextDelta, TokenLogprobs
 from jaxllm.tokenizer import Tokenizer
 
+LARGE = 4096  # bytes of packed log-probabilities that take a few milliseconds to write down
 LOWEST = -9999.0  # stands for -inf, which JSON cannot say
 DONE = b"data: [DONE]\n\n"
 
@@ -97,9 +98,9 @@ class Reply:
             self._tail = b'],"usage":null}\n\n'
 
     @property
-    def scored(self) -> bool:
-        """Whether prompts have log-probabilities."""
-        return bool(self._scores)
+    def large(self) -> bool:
+        """Whether a reply that is sent whole takes long to write down."""
+        return bool(self._scores) or sum(len(choice.packed) for choice in self._choices) > LARGE
 
     def add(self, prompt: int, delta: TextDelta) -> None:
         """Take a delta of a reply that is sent whole."""
@@ -273,6 +274,11 @@ class ChatReply(Reply):
 
     def _named(self, id: int, logprob: float) -> dict[str, Any]:
         return {"token": self._names.token_text(id), "logprob": finite(logprob), "bytes": list(self._names.token_bytes(id))}
+
+
+def large(deltas: Iterable[tuple[int, TextDelta]]) -> bool:
+    """Whether the events of these deltas take long to write down."""
+    return sum(LARGE + 1 if delta.prompt_logprobs is not None else len(delta.logprobs or b"") for _, delta in deltas) > LARGE
 
 
 def entries_of(delta: TextDelta) -> list[TokenLogprobs] | None:

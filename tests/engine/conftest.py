@@ -183,5 +183,5 @@ class Numbers:
 
 def reading_words(engine: Engine) -> Engine:
     """The engine, taking bad words that are written as the numbers of their tokens."""
-    engine._asking = Asking(TINY["vocab_size"], Numbers())  # type: ignore[arg-type]
+    engine._asking = Asking(TINY["vocab_size"], Numbers(), eos_ids=engine.eos_ids)  # type: ignore[arg-type]
     return engine

@@ -153,10 +153,15 @@ def test_a_constraint_that_fails_ends_its_own_request_only(
 
 
 def test_logits_that_all_are_impossible_end_their_request_only(engine: Engine) -> None:
-    params = [SamplingParams(**FREE | {"ignore_eos": False}, allowed_token_ids=[96], min_tokens=3), SamplingParams(**FREE)]
+    options = {
+        "allowed_token_ids": [5, *engine.eos_ids],
+        "bad_words": ["5 5"],
+        "min_tokens": 3,
+    }  # only the end after a 5, and it is held back
+    params = [SamplingParams(**FREE | {"ignore_eos": False} | options), SamplingParams(**FREE)]
     found = outcomes(engine, prompts_of(2), params)
     assert [o.finish_reason for o in found] == ["error", "length"]
-    assert found[0].tokens == []
+    assert found[0].tokens == [5]
 
 
 def test_a_failed_step_leaves_a_working_process(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,6 +183,10 @@ def test_a_failed_step_leaves_a_working_process(engine: Engine, monkeypatch: pyt
         ({"allowed_token_ids": [1, V]}, "allowed_token_ids"),
         ({"bad_words": [" "]}, "bad_words"),
         ({"bad_words": ["5", "6"], "allowed_token_ids": [5, 6]}, "bad_words"),
+        ({"min_tokens": 3, "allowed_token_ids": [96]}, "allowed_token_ids"),
+        ({"min_tokens": 3, "allowed_token_ids": [5, 96], "stop_token_ids": [5]}, "allowed_token_ids"),
+        ({"min_tokens": 3, "allowed_token_ids": [5], "stop_token_ids": [5], "ignore_eos": True}, "allowed_token_ids"),
+        ({"min_tokens": 3, "allowed_token_ids": [5, 96], "bad_words": ["5"]}, "allowed_token_ids"),
     ],
     ids=str,
 )
@@ -186,6 +195,12 @@ def test_what_does_not_fit_the_model_is_refused_by_name(engine: Engine, options:
         engine.add(GenerateRequest(id="x", prompt_token_ids=[1], params=SamplingParams(**options)))
     assert refused.value.param == param
     assert not engine.has_work
+
+
+@pytest.mark.parametrize("options", [{"ignore_eos": True, "min_tokens": 3}, {"min_tokens": 0}, {"min_tokens": 3, "temperature": 1}])
+def test_allowing_only_tokens_that_may_come_is_no_fault(engine: Engine, options: dict[str, Any]) -> None:
+    allowed = [5, 96] if "temperature" in options else [96]
+    engine.check(GenerateRequest(id="x", prompt_token_ids=[1], params=SamplingParams(**options, allowed_token_ids=allowed)))
 
 
 def test_what_was_checked_is_not_read_again_and_what_changed_is() -> None:

@@ -82,5 +82,6 @@ def test_a_self_check_ends_requests_that_live_on_broken_pages_without_touching_t
     ends = collect(engine, [])
     assert sorted((delta.id, delta.index) for delta in ends) == [("beams", 0), ("beams", 1), ("best", 0), ("best", 1), ("plain", 0)]
     assert all((delta.finish_reason, delta.error) == ("error", "the engine lost this request") for delta in ends)
+    assert len({id(delta.token_ids) for delta in ends}) == len(ends), "who writes to one writes to that one"
     assert run(engine, [PROMPT * 4], params) == expected
     engine.scheduler.check()

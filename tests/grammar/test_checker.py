@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -150,6 +151,30 @@ def test_closing_ends_a_check_that_is_under_way() -> None:
     checking.join(20)
     assert time.monotonic() - start < WALL_SECONDS / 2
     assert len(found) == 1 and silent._process is None
+    assert "closed" in found[0] and not silent._kept, "no fault of the grammar"
+
+
+def test_a_grammar_whose_check_was_closed_compiles_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = Checker(SPECIALS)
+    own.check(StructuredOutputsParams(regex="a"))
+    process = own._process
+    assert process is not None
+    process.send_signal(signal.SIGSTOP)  # so that the check is under way for as long as the test wants
+    asked, real, found = threading.Event(), module._line, []
+
+    def line(process: subprocess.Popen[bytes], deadline: float) -> bytes:
+        asked.set()
+        return real(process, deadline)
+
+    monkeypatch.setattr(module, "_line", line)
+    checking = threading.Thread(target=lambda: found.append(why(own, regex="[ab]{4}")))
+    checking.start()
+    assert asked.wait(20)
+    own.close()
+    checking.join(20)
+    assert len(found) == 1 and "closed" in found[0]
+    assert own.check(StructuredOutputsParams(regex="[ab]{4}"))
+    own.close()
 
 
 def test_a_compiler_that_cannot_start_is_reported() -> None:

@@ -49,9 +49,9 @@ class Running:
         ours, theirs = socket.socketpair()
         self.core_socket = theirs
         self._core = threading.Thread(target=Core(theirs, self.factory()).run)
-        self._http = threading.Thread(target=lambda: asyncio.run(self._serve(ours)))
+        self.http = threading.Thread(target=lambda: asyncio.run(self._serve(ours)))
         self._core.start()
-        self._http.start()
+        self.http.start()
         assert self._up.wait(20)
         return self
 
@@ -62,9 +62,9 @@ class Running:
     def __exit__(self, *error: object) -> None:
         self.control.go.set()
         self._server.should_exit = True
-        self._http.join(20)
+        self.http.join(20)
         self._core.join(20)
-        assert not self._http.is_alive()
+        assert not self.http.is_alive()
         assert not self._core.is_alive()
 
     async def _serve(self, ours: socket.socket) -> None:

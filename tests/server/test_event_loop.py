@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 import time
 from collections.abc import Iterator
@@ -12,9 +13,11 @@ from typing import Any
 import pytest
 
 from jaxllm.config import EngineConfig
-from jaxllm.grammar.structure import StructuredOutputsParams
+from jaxllm.engine.request import TextDelta
+from jaxllm.grammar.checker import Job
 from jaxllm.sampling.options import SamplingParams
-from jaxllm.server import edge as module
+from jaxllm.server import grammars as module
+from jaxllm.server.replies import CompletionReply
 from jaxllm.tokenizer import Tokenizer
 from tests.server import fake
 from tests.server.harness import Running
@@ -79,17 +82,22 @@ class Slow:
     """A compiler that takes as long as the test wants."""
 
     def __init__(self) -> None:
-        self.begun: list[str | None] = []
+        self.begun: list[str] = []
+        self.kept: dict[bytes, str] = {}
         self.changed = threading.Condition()
         self.go = threading.Event()
         self.closed = threading.Event()
 
-    def check(self, params: StructuredOutputsParams) -> str:
+    def known(self, job: Job) -> str | None:
+        return self.kept.get(job.key)
+
+    def compile(self, job: Job) -> str:
         with self.changed:
-            self.begun.append(params.regex)
+            self.begun.append(json.loads(job.line)["value"])
             self.changed.notify_all()
         assert self.go.wait(20)
-        return "start: /x/"
+        self.kept[job.key] = "start: /x/"
+        return self.kept[job.key]
 
     def close(self) -> None:
         assert self.go.wait(20)
@@ -104,31 +112,110 @@ def asking(name: str) -> dict[str, Any]:
     return {"model": "fake", "prompt": "abc", "guided_regex": name}
 
 
-def test_a_full_queue_of_grammars_is_a_503_and_those_of_clients_that_have_gone_are_not_compiled(
-    fresh: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def slow(fresh: Running, monkeypatch: pytest.MonkeyPatch) -> Iterator[Slow]:
+    """In the place of the compiler of `fresh`."""
     slow = Slow()
-    monkeypatch.setattr(fresh.edge, "_checker", slow)
-    monkeypatch.setattr(module, "MAX_GRAMMARS", 3)
+    with monkeypatch.context() as patch:
+        patch.setattr(fresh.edge.grammars, "_checker", slow)
+        patch.setattr(module, "MAX_GRAMMARS", 3)
+        yield slow
+
+
+def waiting(server: Running) -> list[int]:
+    """How many requests wait for each grammar under way."""
+    assert server.get("/version").status == 200  # what came before has been taken
+    assert server.edge.grammars is not None
+    return [one.waiting for one in server.edge.grammars._under_way.values()]
+
+
+def test_a_full_queue_of_grammars_is_a_503_and_those_of_clients_that_have_gone_are_not_compiled(fresh: Running, slow: Slow) -> None:
     with fresh.begin("/v1/completions", asking("first")) as first:
         assert slow.began(1)
         with fresh.begin("/v1/completions", asking("second")), fresh.begin("/v1/completions", asking("third")):
-            while fresh.edge._grammars < 3:
-                assert fresh.get("/version").status == 200
+            while len(waiting(fresh)) < 3:
+                pass
             refused = fresh.post("/v1/completions", asking("fourth"))
             assert (refused.status, refused.error["code"]) == (503, "grammar_queue_full")
             assert "3 grammars wait" in refused.error["message"] and refused.headers["retry-after"]
             assert fresh.post("/v1/completions", {"model": "fake", "prompt": "abc"}).status == 200, "who asks for no grammar is not held up"
         while fresh.edge.active > 1:
             assert fresh.get("/version").status == 200
-        assert fresh.edge._grammars == 1
+        assert waiting(fresh) == [1]
         slow.go.set()
         assert first.status() == 200
     assert fresh.post("/v1/completions", asking("last")).status == 200
     assert slow.begun == ["first", "last"]
     refusals = b'vllm:admission_rejections_total{engine="0",model_name="fake",reason="grammar_queue_full"} 1.0'
     assert refusals in fresh.get("/metrics").body
-    assert fresh.edge.active == fresh.edge._grammars == 0
+    assert fresh.edge.active == 0 and waiting(fresh) == []
+
+
+def test_requests_of_one_grammar_wait_for_one_compilation_and_later_ones_not_at_all(fresh: Running, slow: Slow) -> None:
+    body, statuses = asking("same"), []
+    clients = [threading.Thread(target=lambda: statuses.append(fresh.post("/v1/completions", body).status)) for _ in range(10)]
+    for client in clients:
+        client.start()
+    while waiting(fresh) != [10]:
+        pass
+    slow.go.set()
+    for client in clients:
+        client.join(20)
+    assert statuses == [200] * 10 and slow.begun == ["same"]
+    slow.go.clear()
+    with fresh.begin("/v1/completions", asking("a")), fresh.begin("/v1/completions", asking("b")):
+        with fresh.begin("/v1/completions", asking("c")):
+            while len(waiting(fresh)) < 3:
+                pass
+            assert fresh.post("/v1/completions", body).status == 200, "what is known waits in no queue"
+            assert fresh.post("/v1/completions", asking("d")).status == 503
+        slow.go.set()
+
+
+def test_a_client_that_goes_takes_the_grammar_of_others_with_it_only_as_the_last(fresh: Running, slow: Slow) -> None:
+    with fresh.begin("/v1/completions", asking("first")) as first:
+        assert slow.began(1)
+        with fresh.begin("/v1/completions", asking("second")) as stays:
+            while waiting(fresh) != [1, 1]:
+                pass
+            with fresh.begin("/v1/completions", asking("second")), fresh.begin("/v1/completions", asking("third")):
+                while waiting(fresh) != [1, 2, 1]:
+                    pass
+            while waiting(fresh) != [1, 1]:
+                pass
+            slow.go.set()
+            assert (first.status(), stays.status()) == (200, 200)
+    assert fresh.post("/v1/completions", asking("last")).status == 200
+    assert slow.begun == ["first", "second", "last"]
+
+
+def test_log_probabilities_are_written_down_off_the_loop(tokenizer: Tokenizer) -> None:
+    with Running(tokenizer) as server:
+        for path, asks in (
+            ("/v1/completions", {"prompt": [1, 2, 3], "logprobs": 20}),
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "logprobs": True, "top_logprobs": 20}),
+        ):
+            body = {"model": "fake", "n": 8, "temperature": 1, "max_tokens": 200, "ignore_eos": True} | asks
+            for _ in range(3):  # caches may be cold, and the machine busy
+                with Watch(server) as watch:
+                    assert server.post(path, body).status == 200
+                if watch.longest < LONGEST:
+                    break
+            assert watch.longest < LONGEST, path
+
+
+def test_large_events_of_a_stream_are_written_down_off_the_loop(fresh: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, seen = CompletionReply.all_events, []
+
+    def all_events(self: CompletionReply, deltas: list[tuple[int, TextDelta]]) -> bytes:
+        seen.append((len(deltas), threading.current_thread() is fresh.http))
+        return real(self, deltas)
+
+    monkeypatch.setattr(CompletionReply, "all_events", all_events)
+    for n, top in ((32, 20), (32, 0), (1, 20)):
+        body = {"model": "fake", "prompt": [1, 2], "n": n, "temperature": 1, "max_tokens": 1, "logprobs": top, "stream": True}
+        assert fresh.post("/v1/completions", body).status == 200
+    assert seen == [(32, False), (32, True), (1, True)]
 
 
 def test_a_prompt_of_a_client_that_has_gone_is_not_tokenised(fresh: Running, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,13 +244,10 @@ def test_a_prompt_of_a_client_that_has_gone_is_not_tokenised(fresh: Running, mon
     assert sorted(seen) == ["a", "b", "c"]
 
 
-def test_closing_waits_for_no_grammar_on_the_event_loop(fresh: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    slow, real = Slow(), fresh.edge._checker
-    monkeypatch.setattr(fresh.edge, "_checker", slow)
+def test_closing_waits_for_no_grammar_on_the_event_loop(fresh: Running, slow: Slow) -> None:
     closing = asyncio.run_coroutine_threadsafe(fresh.edge.close(), fresh.loop)
     assert fresh.get("/version").status == 200, "the loop goes on"
     assert not closing.done()
     slow.go.set()
     closing.result(20)
     assert slow.closed.is_set()
-    monkeypatch.setattr(fresh.edge, "_checker", real)

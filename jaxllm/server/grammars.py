@@ -1,0 +1,57 @@
+"""Grammars that requests wait for: what is known is there at once, equal ones are compiled once, and only so many others wait."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from jaxllm.grammar.checker import Checker, Job
+from jaxllm.server.errors import overloaded
+
+MAX_GRAMMARS = 64  # that may wait to be compiled, which takes a hostile one a second
+
+
+@dataclass
+class Compilation:
+    """One job that is to be compiled, and how many requests wait for it."""
+
+    done: asyncio.Future[str]
+    waiting: int = 0
+
+
+class Grammars:
+    """Grammars wait for each other, and nothing else for them. One that nobody waits for any more is not begun."""
+
+    def __init__(self, checker: Checker):
+        self._checker = checker
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar")
+        self._under_way: dict[bytes, Compilation] = {}
+
+    async def find(self, job: Job) -> str:
+        """The grammar of a job. Raises StructureError, or ApiError when too many others wait."""
+        grammar = self._checker.known(job)
+        if grammar is not None:
+            return grammar
+        compilation = self._under_way.get(job.key) or self._begin(job)
+        compilation.waiting += 1
+        try:
+            await asyncio.wait((compilation.done,))  # one that stops waiting does not cancel what others wait for
+            return compilation.done.result()
+        finally:
+            compilation.waiting -= 1
+            if not compilation.waiting:
+                compilation.done.cancel()
+                del self._under_way[job.key]
+
+    def _begin(self, job: Job) -> Compilation:
+        if len(self._under_way) >= MAX_GRAMMARS:
+            raise overloaded(f"{len(self._under_way)} grammars wait to be compiled, and no more may; try again later", "grammar_queue_full")
+        done = asyncio.get_running_loop().run_in_executor(self._thread, self._checker.compile, job)
+        compilation = self._under_way[job.key] = Compilation(done)
+        return compilation
+
+    async def close(self) -> None:
+        """End the compiler, whatever it is doing."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        await asyncio.to_thread(self._checker.close)
