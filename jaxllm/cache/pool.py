@@ -1,7 +1,9 @@
 """Host accounting of KV pages: who holds which, and which can be handed out. Imports no jax.
 
 A page is *used* (one or more page tables hold it) or *free*. A free page is *blank* or *cached*: a cached one still holds a
-prefix that the index can find, and is handed out only when no blank page is left, least recently released first.
+prefix that the index can find, and is handed out only when no blank page is left: least recently released first, of those that
+requests had to the end or of those that they gave back behind a window, whichever are more. So one long sequence, which gives
+back many pages that few will look for, leaves others theirs; and what many look for in the midst of theirs can stay, too.
 """
 
 from __future__ import annotations
@@ -76,13 +78,14 @@ class PagePool:
         self._references = [0] * self.num_pages
         self._blank = list(range(self.num_pages - 1, -1, -1))  # a stack: low pages first, then the warmest
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently released first
+        self._passed: OrderedDict[int, None] = OrderedDict()  # cached pages that were given back behind a window, likewise
         if self.index is not None:
             self.index.clear()
 
     @property
     def free(self) -> int:
         """Pages that can be allocated now, cached ones included."""
-        return len(self._blank) + len(self._cached)
+        return len(self._blank) + len(self._cached) + len(self._passed)
 
     @property
     def usage(self) -> float:
@@ -118,7 +121,8 @@ class PagePool:
             if self._blank:
                 page = self._blank.pop()
             else:
-                page, _ = self._cached.popitem(last=False)
+                more = self._passed if len(self._passed) >= len(self._cached) else self._cached
+                page, _ = more.popitem(last=False)
                 key = None if self.index is None else self.index.evict(page)
                 if key is not None and self.evicted is not None:
                     self.evicted(key, page)
@@ -130,13 +134,21 @@ class PagePool:
         """Add a reference to pages that another table holds or that the prefix index just found, free or used."""
         for page in pages:
             if self._references[page] == 0:
-                if page not in self._cached:
+                line = self._cached if page in self._cached else self._passed
+                if page not in line:
                     raise PoolError(f"page {page} is shared, but nobody holds it and it is not cached")
-                del self._cached[page]
+                del line[page]
             self._references[page] += 1
 
     def release(self, pages: Iterable[int]) -> None:
         """Take a reference from each page; those without any become free at once, the last one named most recent."""
+        self._release(pages, self._cached)
+
+    def release_behind(self, pages: Iterable[int]) -> None:
+        """`release` pages that lie behind the window of a request which goes on."""
+        self._release(pages, self._passed)
+
+    def _release(self, pages: Iterable[int], line: OrderedDict[int, None]) -> None:
         for page in pages:
             left = self._references[page] - 1
             if left < 0:
@@ -144,7 +156,7 @@ class PagePool:
             self._references[page] = left
             if left == 0:
                 if self.index is not None and page in self.index:
-                    self._cached[page] = None
+                    line[page] = None
                 else:
                     self._blank.append(page)
 
@@ -159,9 +171,9 @@ class PagePool:
         wrong = {p: (n, held[p]) for p, n in enumerate(self._references) if n != held[p]}
         if wrong or not set(held) <= set(range(self.num_pages)):
             raise PoolError(f"references differ from page tables, page: (references, tables) = {wrong or dict(held)}")
-        blank, cached = set(self._blank), set(self._cached)
+        blank, cached = set(self._blank), self._cached.keys() | self._passed.keys()
         used = {p for p, n in enumerate(self._references) if n}
-        if len(blank) != len(self._blank) or blank & cached or (blank | cached) & used:
+        if len(blank | cached) != self.free or (blank | cached) & used:
             raise PoolError(f"pages are free twice or free and used: {sorted(blank & cached | (blank | cached) & used)}")
         lost = set(range(self.num_pages)) - blank - cached - used
         if lost:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from jaxllm.cache.pool import PagePool
 from jaxllm.engine.family import Loan, about_to_grow, loan
@@ -90,7 +91,9 @@ class Holdings:
         for pool, table in zip(self.pools, request.tables, strict=True):
             behind = pool.behind(request.computed)
             if behind > table.behind:
-                pool.release(table.pages[table.behind : behind])
+                found = max(table.behind, min(table.found, behind))  # pages that were looked for once may be again
+                pool.release(table.pages[table.behind : found])
+                pool.release_behind(table.pages[found:behind])
                 table.behind = behind
 
     def wanted(self, request: Request) -> list[int]:
@@ -120,9 +123,10 @@ class Holdings:
         """Release the request's pages; its hashes stay, so it may find them again."""
         if self.ferry is not None:
             self.ferry.cancel(request)
-        for pool, table in zip(self.pools, request.tables, strict=False):
-            pool.release(reversed(table.held))
-        request.tables = ()
+        if request.tables:  # a request that waits has none
+            for pool, table in zip(self.pools, request.tables, strict=True):
+                pool.release(reversed(table.held))
+            request.tables = ()
         request.computed = request.prefill_end = request.kept = request.room = 0
 
     def share(self, request: Request) -> None:
@@ -258,17 +262,18 @@ class Holdings:
         """The longest prefix in pages, at most `count`, of which there is in each kind with a window what the next token sees."""
         size, hashes = self.page_size, request.hashes
         arriving = range(newest.start // size, (newest.start + newest.length) // size) if newest is not None else range(0)
-        kind, settled = 0, 0  # so many kinds in turn agree with `count`
-        while settled < len(self.pools):
-            before, first, find = count, self.pools[kind].behind(count * size), self.indexes[kind].find
-            i = count - 1 if self.pools[kind].kind.window is not None else -1
-            while i >= first:
+        windowed = [kind for kind, pool in enumerate(self.pools) if pool.kind.window is not None]
+        turn, settled = 0, 0  # so many kinds in turn agree with `count`
+        while settled < len(windowed):
+            kind = windowed[turn]
+            first, find = self.pools[kind].behind(count * size), self.indexes[kind].find
+            # Without the first page none of the others is of use, so where there is nothing a look-up for a window is enough.
+            for i in chain(range(first, count)[:1], range(count - 1, first, -1)):
                 if find(hashes[i]) is None and not (i in arriving and self._page(kind, request, newest, i) is not None):
-                    count = i
-                    first = self.pools[kind].behind(count * size)
-                i -= 1
-            settled = settled + 1 if count == before else 1
-            kind = (kind + 1) % len(self.pools)
+                    count, settled = i, 0
+                    break
+            else:
+                settled, turn = settled + 1, (turn + 1) % len(windowed)
         return count
 
     def _page(self, kind: int, request: Request, newest: Chunk | None, i: int) -> int | None:

@@ -50,7 +50,7 @@ class Scheduler:
         self._uniform = False
         self._turn = False  # the last plan of a uniform scheduler had chunks
         self.forecast = Forecast()
-        self._refused: Request | None = None  # whom the forecast refused, until a request gives its pages back
+        self._refused: Request | None = None  # whom the forecast refused, until requests give pages back
         self._slots = Slots(limits.max_num_seqs)
         # Running requests grow a page every page_size steps: a little room keeps a new prompt from being preempted at once.
         self._watermarks = [max(1, pool.num_pages // 100) for pool in pools]
@@ -364,6 +364,7 @@ class Scheduler:
     def _open(self, request: Request, preempted: list[Request]) -> bool:
         """Give the request pages that it may write its next tokens to, instead of those that it has done with. False when it was preempted
         for want of them."""
+        before = [pool.free for pool in self.pools]
         self.holdings.slide(request)
         wanted = self.holdings.wanted(request)
         while any(pool.free < count for pool, count in zip(self.pools, wanted, strict=True)):
@@ -374,6 +375,8 @@ class Scheduler:
                 return False
             wanted = self.holdings.wanted(request)
         self.holdings.open(request, wanted)
+        if any(pool.free > free for pool, free in zip(self.pools, before, strict=True)):
+            self._refused = None
         return True
 
     def _preempt(self, request: Request, store: bool = True) -> None:

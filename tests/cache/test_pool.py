@@ -211,3 +211,22 @@ def test_any_order_of_holding_and_letting_go_keeps_the_books(num_pages: int, mov
         pool.release(table)
     pool.check()
     assert pool.free == num_pages
+
+
+def test_pages_behind_a_window_are_evicted_first_as_long_as_they_are_as_many() -> None:
+    pool, _, _ = cached_pool(6)
+    pool.release([5, 4])
+    pool.release_behind([0, 1, 2, 3])
+    assert pool.free == 6
+    assert pool.allocate(3) == [0, 1, 2]
+    assert pool.allocate(3) == [5, 3, 4]
+
+
+def test_a_page_behind_a_window_can_be_taken_back_into_use_and_is_then_like_others() -> None:
+    pool, index, _ = cached_pool(3)
+    pool.release_behind([0, 1])
+    pool.share([0])
+    pool.check([[0], [2]])
+    pool.release([0])
+    pool.check([[2]])
+    assert pool.allocate(1) == [1] and index.find(b"0") == 0

@@ -51,7 +51,8 @@ def kept(windowed: MakeEngine) -> Engine:
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:
-    return [random.Random(seed).randrange(96) for _ in range(length)]
+    rng = random.Random(seed)
+    return [rng.randrange(96) for _ in range(length)]
 
 
 def request(name: str, tokens: list[int], params: SamplingParams = GREEDY) -> GenerateRequest:
