@@ -124,8 +124,12 @@ class LLM:
     ) -> list[BeamSearchOutput]:
         """The likeliest continuations of each prompt, `params.beam_width` of them, best first, as transformers finds them. At most
         `concurrency_limit` prompts are searched at once, where that is given."""
+        if not isinstance(params, BeamSearchParams):
+            raise RequestError(f"params must be BeamSearchParams, got {type(params).__name__}", "params")
+        if concurrency_limit is not None and (type(concurrency_limit) is not int or concurrency_limit < 1):
+            raise RequestError(f"concurrency_limit must be a whole number from 1, got {concurrency_limit!r:.80}", "concurrency_limit")
         items, outputs = as_list(prompts), []
-        limit = max(1, concurrency_limit or len(items))
+        limit = concurrency_limit or max(1, len(items))
         for start in range(0, len(items), limit):
             outputs += self.generate(items[start : start + limit], params.sampling(), use_tqdm=use_tqdm)
         return [BeamSearchOutput([self._sequence(output, choice, params) for choice in output.outputs]) for output in outputs]
@@ -157,9 +161,11 @@ class LLM:
         """Answer one conversation or several. `chat_template` (a text or a file) is used in place of the model's own for this call, and
         the four arguments before it go to the template. Each result's `prompt` is the rendered conversation, decoded from its ids."""
         template = None if chat_template is None else template_text(chat_template)
-        if isinstance(messages, str) or not all(isinstance(m, (Mapping, Sequence)) and not isinstance(m, str) for m in messages):
+        if not isinstance(messages, Sequence) or isinstance(messages, str):
             raise RequestError("a conversation must be a list of messages, each a dict with role and content", "messages")
         conversations: list[Any] = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
+        for conversation in conversations:
+            check_conversation(conversation)
         inputs: list[tuple[str | None, list[int]]] = []
         for conversation in conversations:
             ids = self._tokenizer().chat(
@@ -196,6 +202,10 @@ class LLM:
     def _params(self, given: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
         if given is None:
             return [self.get_default_sampling_params()] * count
+        if not isinstance(given, (SamplingParams, Sequence)):
+            raise RequestError(
+                f"sampling_params must be SamplingParams, one or one for each prompt, got {type(given).__name__}", "sampling_params"
+            )
         params = [given] * count if isinstance(given, SamplingParams) else list(given)
         if len(params) != count:
             raise RequestError(f"{count} prompts but {len(params)} sampling_params; give one, or one for each prompt", "sampling_params")
@@ -307,6 +317,21 @@ def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
         raise RequestError(f"prompts must be text, token ids, dicts or a list of them, got {type(prompts).__name__}", "prompt")
     items = prompts.tolist() if hasattr(prompts, "tolist") else list(prompts)
     return [items] if items and isinstance(items[0], int) else items  # type: ignore[list-item, return-value]
+
+
+def check_conversation(messages: Any) -> None:
+    """Raises RequestError unless each message has a role and content that is text: what a template may drop without a word is refused."""
+    if not isinstance(messages, Sequence) or isinstance(messages, str):
+        raise RequestError("a conversation must be a list of messages, each a dict with role and content", "messages")
+    for at, message in enumerate(messages):
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise RequestError(f"message {at} must be a dict with a role and content, got {message!r:.80}", "messages")
+        content = message.get("content")
+        parts = content if isinstance(content, Sequence) and not isinstance(content, str) else ()
+        wrong = [part for part in parts if not (isinstance(part, Mapping) and isinstance(part.get("text"), str))]
+        if wrong or not (content is None or isinstance(content, (str, Sequence))):
+            shown = f"{wrong[0] if wrong else content!r}"
+            raise RequestError(f"the content of message {at} must be text, or a list of parts with text, got {shown:.80}", "messages")
 
 
 def token_ids(ids: Any) -> list[int]:

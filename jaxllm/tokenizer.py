@@ -132,7 +132,7 @@ class Tokenizer:
                 )
         except jinja2.TemplateError as error:
             raise TemplateError(f"the chat template refused the conversation: {error}") from None
-        except (TypeError, ValueError, KeyError, IndexError, AttributeError, OverflowError, RecursionError, MemoryError) as error:
+        except (TypeError, ValueError, KeyError, IndexError, AttributeError, ArithmeticError, RecursionError, MemoryError) as error:
             raise TemplateError(f"the chat template failed on the conversation: {error}") from None
 
     @property

@@ -161,10 +161,18 @@ def test_a_bad_prompt_is_refused_before_any_runs_and_the_engine_stays_usable(llm
     for misuse in (None, 5, b"abc"):
         with pytest.raises(RequestError):
             llm.generate(misuse, GREEDY, use_tqdm=False)
-    with pytest.raises(RequestError, match="SamplingParams"):
-        llm.generate("a", {"temperature": 0}, use_tqdm=False)
-    with pytest.raises(RequestError, match="list of messages"):
-        llm.chat("hi", GREEDY, use_tqdm=False)
+    for misuse in ({"temperature": 0}, 5):
+        with pytest.raises(RequestError, match="SamplingParams"):
+            llm.generate("a", misuse, use_tqdm=False)
+    for misuse in ("hi", None, 5):
+        with pytest.raises(RequestError, match="list of messages"):
+            llm.chat(misuse, GREEDY, use_tqdm=False)
+    for content in (5, [{"type": "image_url", "image_url": "x"}], ["text"]):
+        with pytest.raises(RequestError, match="message 1 must be text"):
+            llm.chat([{"role": "user", "content": "a"}, {"role": "user", "content": content}], GREEDY, use_tqdm=False)
+    for misuse in (None, SamplingParams()):
+        with pytest.raises(RequestError, match="BeamSearchParams"):
+            llm.beam_search("a", misuse)
     changed = SamplingParams()
     changed.n = 0
     with pytest.raises(OptionError, match="n must be"):

@@ -235,7 +235,8 @@ def main(argv: list[str] | None = None, factory: Factory = load) -> int:
     def orphan() -> None:
         timer = threading.Timer(ORPHAN_GRACE, os._exit, (1,))
         timer.daemon = True
-        timer.start()
+        with contextlib.suppress(RuntimeError):  # this process is ending already
+            timer.start()
 
     return Core(sock, factory, orphan).run()
 

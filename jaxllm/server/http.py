@@ -1,20 +1,23 @@
-"""uvicorn's h11 protocol with deadlines for slow clients and the JSON envelope for requests that are no HTTP."""
+"""uvicorn's h11 protocol with deadlines for slow clients, bounds for heads, and the JSON envelope for requests that are no HTTP."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import h11
 import orjson
 import uvicorn
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from jaxllm.server.errors import bad_request
+from jaxllm.server.errors import ApiError, bad_request
 
 HEADER_DEADLINE = 30.0  # seconds from a connection's first byte, or its opening, to a whole request head
+MAX_HEADERS = 256
+MAX_HEAD_BYTES = 64 << 10  # of all headers together
 WRITE_DEADLINE = 120.0  # seconds that a full socket buffer may stay full
 
 
@@ -69,6 +72,36 @@ class HttpProtocol(H11Protocol):
         self.transport.close()
 
 
+def trouble_of(version: str, headers: Sequence[tuple[bytes, bytes]]) -> ApiError | None:
+    """Why a request's head is not taken. One with two lengths may be two requests for a proxy before us."""
+    if version not in ("1.0", "1.1"):
+        return bad_request("this server speaks HTTP/1.1", code="invalid_http")
+    size = sum(len(name) + len(value) for name, value in headers)
+    if len(headers) > MAX_HEADERS or size > MAX_HEAD_BYTES:
+        limits = f"at most {MAX_HEADERS} headers of {MAX_HEAD_BYTES} bytes together are taken"
+        return ApiError(431, f"the request has {len(headers)} headers of {size} bytes; {limits}", code="headers_too_large")
+    if {name for name, _ in headers} >= {b"content-length", b"transfer-encoding"}:
+        return bad_request("a request has either content-length or transfer-encoding", code="invalid_http")
+    return None
+
+
+class Heads:
+    """Answers requests whose head is not taken, and closes their connections; the others are for `app`."""
+
+    def __init__(self, app: ASGIApp):
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI"""
+        trouble = trouble_of(scope["http_version"], scope["headers"]) if scope["type"] == "http" else None
+        if trouble is None:
+            return await self._app(scope, receive, send)
+        body = orjson.dumps(trouble.envelope())
+        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body)), (b"connection", b"close")]
+        await send({"type": "http.response.start", "status": trouble.status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+
 class HttpServer(uvicorn.Server):
     """uvicorn without its own signal handling: `lifecycle` decides when to stop."""
 
@@ -81,7 +114,7 @@ class HttpServer(uvicorn.Server):
 def http_server(app: Any, root_path: str) -> HttpServer:
     """A server for `app` that is driven by `serve(sockets=…)` and `should_exit`."""
     config = uvicorn.Config(
-        app,
+        Heads(app),
         http=HttpProtocol,
         ws="none",
         lifespan="off",
