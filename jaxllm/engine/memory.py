@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -70,7 +71,8 @@ class Need:
     the first.
 
     Counts of pages are those of the first kind. The others have so many that all run out together when all requests are of the longest
-    length.
+    length; and beyond one such request as many as short ones use at once, who hold windows as long ones do, but little else, up to
+    a third of the bytes.
     """
 
     page_bytes: int
@@ -96,7 +98,13 @@ class Need:
     def more_pages(self, pages: int) -> tuple[int, ...]:
         """Pages of each kind after the first, when that has so many."""
         first, *others = self.held
-        return tuple(-(-pages * other // first) for other in others)
+        beyond = max(0, pages - first) * self.page_bytes // (2 * max(1, len(others)))  # bytes for a kind
+        found = []
+        for window, held, size in zip(self.windows[1:], others, self.more_bytes, strict=True):
+            steady = min(held, Kind(window, tile=self.tile).steady(self.page_size) or held)
+            used = min(pages, (self.max_num_seqs - 1) * steady + held)  # at once, since one prompt at a time is computed in part
+            found.append(max(-(-pages * held // first), min(used, held + beyond // size)))
+        return tuple(found)
 
     def bytes_of(self, pages: int) -> int:
         """Bytes on one device of so many pages and those of the other kinds."""
@@ -107,11 +115,7 @@ class Need:
         """The most pages whose bytes, with those of the other kinds, are at most `size`."""
         if not self.more_bytes:
             return size // self.page_bytes
-        request = sum(held * page for held, page in zip(self.held, (self.page_bytes, *self.more_bytes), strict=True))
-        pages = size * self.held[0] // request
-        while pages > 0 and self.bytes_of(pages) > size:  # other kinds are rounded up
-            pages -= 1
-        return pages
+        return bisect_right(range(size // self.page_bytes + 1), size, key=self.bytes_of) - 1
 
 
 def usable_bytes(config: EngineConfig, device: Any) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from jaxllm.cache.pool import Kind, PagePool
 from jaxllm.cache.prefix import PrefixIndex
 from jaxllm.engine.holdings import Holdings
+from jaxllm.engine.memory import Need
 from jaxllm.engine.request import Request
 from jaxllm.sampling.options import SamplingParams
 from tests.engine.fake_device import EOS
@@ -121,3 +123,19 @@ def test_a_request_with_tables_of_some_kinds_only_is_an_error() -> None:
     request.tables = request.tables[:1]
     with pytest.raises(ValueError, match="shorter"):
         holdings.give_back(request)
+
+
+def test_short_requests_of_a_model_for_long_ones_run_at_once() -> None:
+    need = Need(1, PAGE, 16, 512, 32, (None, 12), more_bytes=(1,))
+    pages = need.pages_in(192)
+    setup = Setup(page_size=PAGE, num_pages=pages, windows=(None, 12), window_pages=need.more_pages(pages)[0], max_num_batched_tokens=32)
+    loop = Loop(replace(setup, max_num_seqs=16, max_model_len=512))
+    for number in range(16):
+        loop.add(prompt(20, seed=number), 20)
+    most = 0
+    while loop.scheduler.has_work:
+        loop.step()
+        most = max(most, loop.scheduler.running)
+    assert most >= 12, "with pools for requests of 512 tokens alone it is 6"
+    assert loop.add(prompt(400), 112) is not None
+    loop.drain()

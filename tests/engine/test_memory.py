@@ -143,12 +143,14 @@ def test_layers_with_a_window_need_pages_for_what_a_step_sees_and_no_more() -> N
 HYBRID = replace(NEED, windows=(None, 4096), tile=128, step_tokens=8192, more_bytes=(3 * 2**20,))
 
 
-def test_kinds_of_layers_run_out_together_when_all_requests_are_of_the_longest_length() -> None:
+def test_kinds_of_layers_have_pages_for_the_longest_requests_and_up_to_a_third_of_the_rest_goes_to_windows() -> None:
     full, windowed = HYBRID.held
     assert (full, windowed) == (512, -(-(4096 + 128 + 8192 - 3) // 64) + 1)
     plan = plan_memory(EngineConfig(), CARD, HYBRID)
     (more,) = HYBRID.more_pages(plan.num_pages)
-    assert plan.num_pages / full == pytest.approx(more / windowed, rel=0.01)
+    longest = full * HYBRID.page_bytes + windowed * 3 * 2**20
+    assert more / windowed >= plan.num_pages / full
+    assert (more - windowed) * 3 * 2**20 == pytest.approx((plan.kv - longest) / 3, rel=0.01)
     assert plan.kv == plan.num_pages * HYBRID.page_bytes + more * 3 * 2**20 <= CARD.left
     assert CARD.left - plan.kv < PAGE_ROUND * (HYBRID.page_bytes + 3 * 2**20)
     assert plan_memory(EngineConfig(kv_cache_memory_bytes=plan.kv), CARD, HYBRID).num_pages == plan.num_pages
@@ -167,6 +169,22 @@ def test_the_length_that_auto_finds_fits_all_kinds_of_layers(tenths: int, first:
     else:
         with pytest.raises(ConfigError):
             plan_memory(EngineConfig(), room, replace(need, max_model_len=1))
+
+
+@given(st.integers(1, 40000), st.integers(1, 20000), st.integers(1, 40), st.integers(0, 10000), st.integers(1, 400))
+def test_short_requests_lack_no_window_unless_windows_have_a_third_and_the_longest_needs_no_more_for_it(
+    length: int, window: int, size: int, beyond: int, short: int
+) -> None:
+    need = replace(HYBRID, max_model_len=length, windows=(None, window), more_bytes=(size * 2**20,))
+    first, held = need.held
+    assert need.more_pages(first) == (held,)
+    pages, steady = first + beyond, Kind(window, tile=need.tile).steady(need.page_size)
+    (more,) = need.more_pages(pages)
+    at_once = min(need.max_num_seqs, pages // short)
+    assert steady is not None
+    used = (at_once - 1) * min(short, steady) + min(short, held) if at_once else 0
+    share = (more + 1 - held) * size * 2**20 / (need.bytes_of(pages) + size * 2**20 - need.bytes_of(first))
+    assert pages * held <= more * first and more <= pages and (more >= min(used, pages) or share >= 1 / 3)
 
 
 @given(st.integers(0, 2**36), st.integers(1, 2**24), st.integers(1, 2**24), st.integers(1, 40000))
