@@ -387,20 +387,3 @@ def test_an_unexpected_failure_is_a_plain_500(server: Running, monkeypatch: pyte
     assert answer.status == 500
     assert answer.error["type"] == "server_error"
     assert "secret" not in answer.body.decode()
-
-
-@pytest.mark.parametrize(
-    ("head", "status", "code"),
-    [
-        (b"POST /tokenize HTTP/1.1\r\nhost: a\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n", 400, "invalid_http"),
-        (b"GET /health HTTP/9.9\r\nhost: a\r\n\r\n", 400, "invalid_http"),
-        (b"GET /health HTTP/1.1\r\nhost: a\r\n" + b"".join(b"x%d: 1\r\n" % i for i in range(300)) + b"\r\n", 431, "headers_too_large"),
-        (b"GET /health HTTP/1.1\r\nhost: a\r\nx: " + b"y" * 70_000 + b"\r\n\r\n", 431, "headers_too_large"),
-    ],
-)
-def test_a_head_that_is_not_taken_ends_its_connection(server: Running, head: bytes, status: int, code: str) -> None:
-    with server.begin_raw(head + b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n") as sock:
-        answer = sock.rest()
-    assert answer.startswith(b"HTTP/1.1 %d" % status), answer[:80]
-    assert answer.count(b"HTTP/1.1 ") == 1, "the request after it is not answered"
-    assert code.encode() in answer
