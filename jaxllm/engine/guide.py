@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import replace
@@ -10,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from jaxllm.engine.request import Asked, GenerateRequest, Request, RequestError
+from jaxllm.grammar.limits import STEP_SECONDS, TOGETHER_SECONDS, fair_share
 from jaxllm.grammar.matcher import GrammarError, Matcher, Matchers
 from jaxllm.grammar.together import Together
 from jaxllm.sampling.bits import everything, packed
@@ -60,6 +62,7 @@ class Guides:
     def __init__(self, matchers: Matchers | None, vocab_size: int, eos: Iterable[int]):
         self._matchers, self._eos_W, self._everything_W = matchers, packed(eos, vocab_size), everything(vocab_size)
         self._together = None if matchers is None else Together()
+        self._slow = False  # the last masks kept everybody waiting
         self._seated = 0  # choices that have a guide
         self._found: list[Request] = []  # those whose masks are looked for, or were last; by row of
         self._bits_RW = np.zeros((0, 0), np.uint32)
@@ -137,18 +140,20 @@ class Guides:
         going = [(r, guide) for r in asking if (guide := r.guide) is not None and not guide.ended and guide.failed is None and not r.stuck]
         self._found, self._guides = [request for request, _ in going], [guide for _, guide in going]
         self._row = {request: row for row, request in enumerate(self._found)}
-        self._together.begin([guide.matcher for guide in self._guides])
+        if not self._slow:
+            self._together.begin([guide.matcher for guide in self._guides])
 
     def looked(self) -> list[Request]:
         """Wait for the masks. Who of the requests has but one token that may come next, so that it is worth asking what is `forced`."""
         if not self._seated or self._together is None or not self._found:
             return []
         try:
-            bits_RW = _contained(self._together.masks)
+            bits_RW = _contained(self._measured if self._slow else self._together.masks)
         except ConstraintError:
             self._together.settle()
             bits_RW = self._one_by_one()
         self._bits_RW = bits_RW[:, : self._eos_W.size]
+        self._slow = self._together.took > min(TOGETHER_SECONDS, STEP_SECONDS * len(self._guides))
         for guide in self._guides:
             if guide.matcher.failed and guide.failed is None:
                 guide.failed = _failure(guide.matcher, "the grammar failed")
@@ -236,6 +241,19 @@ class Guides:
                 self._bits_RW[row, words] = kept[at]
                 top_R[row] = kept[at].max(initial=0)
         return top_R
+
+    def _measured(self) -> np.ndarray:
+        """The masks, since the last ones kept everybody waiting, each with what it costs: grammars that take more than their share fail. On
+        a busy machine that may be none."""
+        assert self._together is not None
+        limit = fair_share(len(self._guides), os.cpu_count() or 1)
+        bits_RW, costs = self._together.measured([guide.matcher for guide in self._guides])
+        self._together.took = 0.0
+        for guide, cost in zip(self._guides, costs, strict=True):
+            if cost > limit and guide.failed is None:
+                spent = f"{cost * 1e3:.0f} ms, the limit is {limit * 1e3:.0f}"
+                guide.failed = f"finding the tokens that may come next takes too long ({spent}); simplify the grammar"
+        return bits_RW
 
     def _one_by_one(self) -> np.ndarray:
         """The masks again, where something failed as they were looked for together."""

@@ -12,6 +12,13 @@ WALL_SECONDS = 10.0  # and by the clock, on a machine that is busy
 MEMORY_BYTES = 2 << 30  # address space of the compiler's process
 STEPS = 24  # tokens that a compilation tries out
 STEP_SECONDS = 0.025  # for the set of tokens that may come next
+TOGETHER_SECONDS = 0.05  # by the clock, for those of all rows of a step
+LEAST_SECONDS = 0.002  # for one of them, however many there are
+
+
+def fair_share(rows: int, cores: int) -> float:
+    """Seconds of processor time that the mask of each of so many rows may take when those of all take too long together."""
+    return min(STEP_SECONDS, max(LEAST_SECONDS, TOGETHER_SECONDS * cores / rows))
 
 
 def parser_limits() -> LLParserLimits:
