@@ -19,7 +19,7 @@ from jaxllm.engine.counters import Counters
 from jaxllm.engine.detok import Detokenizer
 from jaxllm.engine.door import Door
 from jaxllm.engine.live import Live
-from jaxllm.engine.masks import advance, fill
+from jaxllm.engine.masks import NONE_ALLOWED, advance, fill
 from jaxllm.engine.patience import Patience
 from jaxllm.engine.report import Report
 from jaxllm.engine.request import (
@@ -255,14 +255,15 @@ class Engine:
             if failure is None:
                 self.scheduler.add(request)
             else:
-                deltas.append(self._finish(request, [], "", "error", None, failure))
+                deltas.append(self._finish(request, [], "", "error", None, failure, fault="structured_outputs"))
         return deltas
 
     def _give_up(self, request: Request, why: str) -> TextDelta:
         """End a choice that has no next token: well where its grammar may end here, and min_tokens or a ban held the end back."""
         if self._guides.complete(request):
             return self._finish(request, [], "", "stop", None)
-        return self._finish(request, [], "", "error", None, why)
+        field = "allowed_token_ids" if why == NONE_ALLOWED else None
+        return self._finish(request, [], "", "error", None, why, fault=field if request.guide is None else "structured_outputs")
 
     def _start_over(self) -> None:
         """A step failed: pages that were planned may not have been written, and the index already offers them. Forget everything."""
@@ -337,7 +338,7 @@ class Engine:
         count, params, complete, text = len(request.output), request.params, False, ""
         if request.asked is not None:
             if (failed := advance(request, [token])) is not None:
-                return self._finish(request, [token], "", "error", None, failed, logprobs)
+                return self._finish(request, [token], "", "error", None, failed, logprobs, "structured_outputs")
             complete = request.guide is not None and request.guide.ended
         stopped = token in request.stops and count > params.min_tokens
         if request.detok is not None:
@@ -370,6 +371,7 @@ class Engine:
         stop: int | str | None,
         error: str | None = None,
         logprobs: bytes | None = None,
+        fault: str | None = None,
     ) -> TextDelta:
         """The last delta of a choice; its pages and slot are free afterwards."""
         live = self._live[request.id]
@@ -391,4 +393,5 @@ class Engine:
             num_cached_tokens=request.num_cached_tokens,
             times=request.times,
             error=error,
+            fault=fault,
         )

@@ -13,6 +13,8 @@ from jaxllm.sampling.constraint import ConstraintError
 
 logger = logging.getLogger("jaxllm")
 
+NONE_ALLOWED = "the request's constraints allow no token here"
+
 
 def fill(guides: Guides, requests: Sequence[Request], allowed_RW: np.ndarray) -> list[tuple[int, str]]:
     """Write the packed bits of what each request may say next, and tell of which rows and why there is nothing: whatever constraints raise
@@ -44,7 +46,7 @@ def _mask(guides: Guides, request: Request, allowed_W: np.ndarray) -> str | None
             guides.mask(request, allowed_W)  # last: it knows whether the text may end here
     except Exception as error:
         return _why(error)
-    return None if allowed_W.any() else "the request's constraints allow no token here"
+    return None if allowed_W.any() else NONE_ALLOWED
 
 
 def _why(error: Exception) -> str:

@@ -123,6 +123,7 @@ class TextDelta(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):  # 
     cumulative_logprob: float | None = None  # of all tokens of the choice, where choices compete by it
     times: RequestTimes | None = None
     error: str | None = None
+    fault: str | None = None  # the field of the request that made `error`, if one did
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

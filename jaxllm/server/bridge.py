@@ -330,7 +330,8 @@ class Bridge(asyncio.Protocol):
             if entry.open == 0:
                 self._forget(delta.id)
         if delta.finish_reason == "error":
-            entry.stream.fail(server_error(sanitize(delta.error or "the engine failed on this request")))
+            said = sanitize(delta.error or "the engine failed on this request")
+            entry.stream.fail(server_error(said) if delta.fault is None else bad_request(said, delta.fault, "unsatisfiable"))
         else:
             entry.stream.push(entry.prompt, delta)
         self._pass_on()

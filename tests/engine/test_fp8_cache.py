@@ -18,7 +18,7 @@ from tests.engine.test_invariants import HOW, PROMPTS
 
 MakeEngine = Callable[..., Engine]
 PARAMS = [SamplingParams(temperature=1.0, top_p=0.9, seed=7, max_tokens=20, ignore_eos=True, logprobs=3)] * len(PROMPTS)
-WAYS = ("batched", "chunked", "preempted", "2 shards")
+WAYS = ("batched", "chunked", *(pytest.param(how, marks=pytest.mark.slow) for how in ("preempted", "2 shards")))
 
 
 @pytest.fixture(scope="module")

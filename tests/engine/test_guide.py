@@ -181,7 +181,10 @@ def test_overlap_and_preemption_change_no_token(llm: LLM, random_dir: str, chang
     assert other.engine.stats().free_pages == other.engine.stats().num_pages
 
 
-@pytest.mark.parametrize("change", [{}, {"async_scheduling": False}, {"num_gpu_blocks_override": 24, "max_model_len": 320}])
+@pytest.mark.parametrize(
+    "change",
+    [{}, {"async_scheduling": False}, pytest.param({"num_gpu_blocks_override": 24, "max_model_len": 320}, marks=pytest.mark.slow)],
+)
 def test_forced_tokens_are_said_in_fewer_steps_and_are_the_same(
     llm: LLM, random_dir: str, change: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -386,22 +389,3 @@ def test_an_end_that_is_to_be_told_waits_for_no_grammar(llm: LLM, monkeypatch: p
     assert [(delta.id, delta.finish_reason) for delta in told] == [("leaves", "abort")]
     engine.abort("waits")
     assert [delta.id for delta in collect(engine, [])] == ["waits"]
-
-
-def slow_grammar(rules: int) -> dict[str, Any]:
-    """Quick to compile and to try out, and a tenth of a second for the tokens that may come next."""
-    names = " | ".join(f"a{i}" for i in range(rules))
-    each = "\n".join(f"a{i}: s a{(i + 1) % rules} | /[a-z]/ s" for i in range(rules))
-    return {"grammar": f'start: "!" | "~" s\ns: {names}\n{each}'}
-
-
-def test_a_grammar_that_keeps_everybody_waiting_at_each_token_ends_alone(llm: LLM) -> None:
-    wanted = compact("point")
-    calm = say(llm, params(wanted), params(max_tokens=40, ignore_eos=True))
-    hostile = params(slow_grammar(150), bad_words=["!"], max_tokens=60)
-    outputs = llm.generate([PROMPT] * 3, [params(wanted), hostile, params(max_tokens=40, ignore_eos=True)], use_tqdm=False)
-    assert [(o.outputs[0].text, o.outputs[0].finish_reason) for o in (outputs[0], outputs[2])] == calm
-    ended = outputs[1].outputs[0]
-    assert ended.finish_reason == "error" and ended.error is not None
-    assert "takes too long" in ended.error and "simplify the grammar" in ended.error
-    assert len(ended.token_ids) < 10

@@ -120,3 +120,22 @@ def test_a_guided_row_takes_few_calls(llm: LLM, monkeypatch: pytest.MonkeyPatch)
     few, many = calls_of(2), calls_of(4)
     per_row = {name: (many[name] - few[name]) / (2 * STEPS) for name in many if many[name] != few[name]}
     assert sum(per_row.values()) <= 13, f"calls per row and step: {per_row}"
+
+
+def slow_grammar(rules: int) -> dict[str, Any]:
+    """Quick to compile and to try out, and a tenth of a second for the tokens that may come next."""
+    names = " | ".join(f"a{i}" for i in range(rules))
+    each = "\n".join(f"a{i}: s a{(i + 1) % rules} | /[a-z]/ s" for i in range(rules))
+    return {"grammar": f'start: "!" | "~" s\ns: {names}\n{each}'}
+
+
+def test_a_grammar_that_keeps_everybody_waiting_at_each_token_ends_alone(llm: LLM) -> None:
+    wanted = compact("point")
+    calm = say(llm, params(wanted), params(max_tokens=40, ignore_eos=True))
+    hostile = params(slow_grammar(150), bad_words=["!"], max_tokens=60)
+    outputs = llm.generate([PROMPT] * 3, [params(wanted), hostile, params(max_tokens=40, ignore_eos=True)], use_tqdm=False)
+    assert [(o.outputs[0].text, o.outputs[0].finish_reason) for o in (outputs[0], outputs[2])] == calm
+    ended = outputs[1].outputs[0]
+    assert ended.finish_reason == "error" and ended.error is not None
+    assert "takes too long" in ended.error and "simplify the grammar" in ended.error
+    assert len(ended.token_ids) < 10

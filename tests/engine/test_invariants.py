@@ -52,6 +52,7 @@ HOW: dict[str, dict[str, Any]] = {
     "4 shards": {"tensor_parallel_size": 4},
     "8 shards": {"tensor_parallel_size": 8},
 }
+WAYS = [pytest.param(how, marks=pytest.mark.slow if how in ("4 shards", "8 shards") else []) for how in HOW]
 
 
 def stopping(greedy: list[Outcome], seeded: list[Outcome]) -> list[SamplingParams]:
@@ -125,7 +126,8 @@ def test_the_reference_ends_in_every_way_that_the_device_decides(alone: Alone) -
     assert [len(o.prompt_logprobs) for o in alone["prompt"]] == [len(p) - 1 for p in PROMPTS]
 
 
-@pytest.mark.parametrize(("how", "mode"), [(how, mode) for how in HOW for mode in MODES])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("how", WAYS)
 def test_a_request_gets_the_same_however_it_is_run(engine_for: Callable[[str], Engine], alone: Alone, how: str, mode: str) -> None:
     engine = engine_for(how)
     before = engine.stats().preemptions
@@ -141,7 +143,7 @@ def choices_alone(make_engine: MakeEngine) -> list[list[Outcome]]:
     return [[outcomes(engine, [p], [SamplingParams(**(SEEDED | {"seed": seed}))])[0] for seed in seeds] for p in PROMPTS]
 
 
-@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("how", WAYS)
 def test_the_choices_of_a_prompt_are_those_of_requests_of_their_own(
     engine_for: Callable[[str], Engine], choices_alone: list[list[Outcome]], how: str
 ) -> None:

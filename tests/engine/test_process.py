@@ -147,6 +147,7 @@ def test_a_constraint_that_fails_ends_its_own_request_only(
     )
     failed = [d for d in deltas if d.id == "1"][-1]
     assert failed.finish_reason == "error" and failed.error is not None and says in failed.error and "secret" not in failed.error
+    assert failed.fault == ("allowed_token_ids" if where == "nothing" else None if where == "mask" else "structured_outputs")
     assert tokens_of(deltas, "1") == free[1][:5]
     assert [tokens_of(deltas, "0"), tokens_of(deltas, "2")] == [free[0], free[2]]
     assert engine.stats().free_pages == engine.stats().num_pages

@@ -125,7 +125,12 @@ def hashes(engine: Engine, tokens: list[int]) -> list[bytes]:
 
 
 @pytest.mark.parametrize(
-    "options", [{"n": 3, "seed": 3}, {"n": 2, "best_of": 4, "seed": 4}, {"use_beam_search": True, "n": 2, "best_of": 3}]
+    "options",
+    [
+        pytest.param({"n": 3, "seed": 3}, marks=pytest.mark.slow),
+        {"n": 2, "best_of": 4, "seed": 4},
+        {"use_beam_search": True, "n": 2, "best_of": 3},
+    ],
 )
 def test_choices_and_beams_are_those_of_an_engine_that_keeps_all_pages(windowed: MakeEngine, kept: Engine, options: dict) -> None:
     options = {"temperature": 0.0 if "use_beam_search" in options else 1.0, "max_tokens": 40, "ignore_eos": True} | options

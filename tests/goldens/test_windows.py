@@ -39,7 +39,7 @@ def test_alone_preempted_and_cached_in_a_small_pool_it_says_what_transformers_sa
     core = engine(golden.directory, max_num_batched_tokens=16, num_gpu_blocks_override=(held + 3) * longest // (held if longest > 1 else 1))
     core.scheduler.forecast = Optimist()
     pool = core.scheduler.pools[-1]
-    assert (core.resolved.windows[-1], pool.num_pages) == (window, held + 3)
+    assert core.resolved.windows[-1] == window and held + 3 <= pool.num_pages
     assert pool.num_pages < -(-max(PROMPT_LENGTHS) // 8)
     for one in golden.continuations:
         check(core, [one])

@@ -189,7 +189,7 @@ def test_a_whole_plan_divides_no_row(lengths: tuple[int, ...], window: int | Non
 
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
-@pytest.mark.parametrize("sizes", [{}, {"cluster": 1, "swapped": True}])
+@pytest.mark.parametrize("sizes", [pytest.param({}, marks=pytest.mark.slow), {"cluster": 1, "swapped": True}])
 def test_a_whole_row_gets_the_same_bits_in_any_batch(sizes: dict[str, Any]) -> None:
     given = inputs(Case(name="whole", lengths=(300, 64, 1, 450), heads=4, kv_heads=2, page_size=64, head_dim=64))
     low = [jnp.asarray(a, jnp.bfloat16 if a.dtype == np.float32 else None) for a in given.args]

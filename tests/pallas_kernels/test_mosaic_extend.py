@@ -39,7 +39,9 @@ def run(case: Case, tuning: mosaic_gpu.Tuning) -> float:
 
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # queries of no row hold anything
-@pytest.mark.parametrize(("case", "tuning"), QUICK, ids=lambda value: getattr(value, "name", ""))
+@pytest.mark.parametrize(
+    ("case", "tuning"), [pytest.param(*each, id=each[0].name, marks=pytest.mark.slow if "apart" in each[0].name else []) for each in QUICK]
+)
 def test_the_interpreted_kernel_equals_the_reference(case: Case, tuning: mosaic_gpu.Tuning) -> None:
     assert run(case, tuning) < 5e-3
 

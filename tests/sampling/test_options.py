@@ -19,7 +19,6 @@ from jaxllm.sampling.options import (
 )
 
 SUPPORTED = [name for name, row in OPTIONS.items() if row.supported]
-LATER = [name for name, row in OPTIONS.items() if not row.supported]
 NUMBERS = [name for name in SUPPORTED if OPTIONS[name].kind in ("int", "float")]
 NAN, INF = float("nan"), float("inf")
 
@@ -161,24 +160,6 @@ def test_null_asks_for_nothing(name):
 def test_null_max_tokens_means_as_many_as_the_model_allows():
     assert SamplingParams().max_tokens == 16
     assert SamplingParams(max_tokens=None).max_tokens is None
-
-
-@pytest.mark.parametrize("name", LATER)
-def test_an_option_that_is_not_implemented_accepts_its_neutral_values(name):
-    assert OPTIONS[name].neutral
-    for value in OPTIONS[name].neutral:
-        SamplingParams(**{name: value})
-
-
-NOT_NEUTRAL = {
-    "priority": [1, False],
-}
-
-
-@pytest.mark.parametrize("name", LATER)
-def test_an_option_that_is_not_implemented_refuses_everything_else_by_name(name):
-    for value in NOT_NEUTRAL[name]:
-        assert refused(name, value) == (f"{name} is not supported yet; leave it out or send its neutral value {default_of(name)!r}")
 
 
 @pytest.mark.parametrize(

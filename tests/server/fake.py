@@ -59,7 +59,7 @@ class Control:
         self.most_choices = 0  # at once
         self.fail_step: str | None = None
         self.fail_add: Exception | None = None
-        self.error_delta = False
+        self.error_delta: bool | str = False  # a text: the field at fault
         self.broken = ""  # what the next self-check finds
         self.busy = False  # a reset of the prefix cache is refused
         self.resets: list[bool] = []
@@ -184,6 +184,7 @@ class FakeEngine:
             times=None
             if reason is None
             else RequestTimes(arrival=job.request.arrival, scheduled=now, first_token=job.first, last_token=now),
+            fault=self._control.error_delta if isinstance(self._control.error_delta, str) else None,
         )
 
     def _logprobs(self, token: int, top: int | None) -> bytes | None:

@@ -193,13 +193,17 @@ def test_a_full_server_refuses_before_it_tokenises(fresh: Running, monkeypatch: 
         fresh.control.go.set()
 
 
-def test_the_engines_error_for_one_request_is_a_500_or_an_event(fresh: Running) -> None:
+def test_the_engines_error_for_one_request_is_a_500_or_the_requests_own_fault(fresh: Running) -> None:
     fresh.control.error_delta = True
     answer = fresh.post("/v1/completions", {"model": "fake", "prompt": "abc"})
     assert answer.status == 500
     assert answer.error["type"] == "server_error"
     answer = fresh.post("/v1/completions", {"model": "fake", "prompt": "abc", "stream": True})
     assert answer.status == 500
+    fresh.control.error_delta = "structured_outputs"
+    for stream in (False, True):
+        answer = fresh.post("/v1/completions", {"model": "fake", "prompt": "abc", "stream": stream})
+        assert (answer.status, answer.error["param"], answer.error["code"]) == (400, "structured_outputs", "unsatisfiable")
     fresh.control.error_delta = False
     assert fresh.post("/v1/completions", {"model": "fake", "prompt": "abc"}).status == 200
 
