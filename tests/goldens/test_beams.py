@@ -94,7 +94,7 @@ def test_searches_find_what_transformers_finds(name: str) -> None:
 
 @pytest.mark.parametrize("overrides", [{"enable_prefix_caching": False}, pytest.param({"tensor_parallel_size": 2}, marks=pytest.mark.slow)])
 def test_searches_that_are_preempted_again_and_again_in_a_small_pool_find_the_same(overrides: dict[str, Any]) -> None:
-    core = engine(ONE, max_num_seqs=8, num_gpu_blocks_override=36, **overrides)
+    core = engine(ONE, max_num_seqs=8, num_gpu_blocks_override=64, **overrides)
     for number, entry in enumerate(FOUND[ONE]):
         core.add(GenerateRequest(id=str(number), prompt_token_ids=entry["prompt"], params=params(entry["setting"])))
     found = collect(core, preempt_every=9)
