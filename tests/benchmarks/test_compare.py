@@ -126,7 +126,7 @@ def test_measured_ceilings_go_before_those_that_are_known():
 
 
 def test_ceilings_are_measured_in_the_right_order_of_size(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["ceilings", "--gigabytes", "0.05", "--side", "256", "--calls", "2"])
+    monkeypatch.setattr(sys, "argv", ["ceilings", "--gigabytes", "0.05", "--side", "256", "--calls", "10"])
     ceilings.main()
     found = json.loads(capsys.readouterr().out)
     assert 0.0001 < found["copy_tb_per_s"] < 20 and 0.0001 < found["read_tb_per_s"] < 20
