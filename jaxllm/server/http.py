@@ -65,11 +65,16 @@ class HttpProtocol(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         """What could not be parsed as HTTP."""
-        body = orjson.dumps(bad_request(msg, code="invalid_http").envelope())
-        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), (b"connection", b"close")]
+        headers, body = last_words(bad_request(msg, code="invalid_http"))
         for event in (h11.Response(status_code=400, headers=headers, reason=b"Bad Request"), h11.Data(data=body), h11.EndOfMessage()):
             self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
+
+
+def last_words(error: ApiError) -> tuple[list[tuple[bytes, bytes]], bytes]:
+    """Headers and body of a reply after which the connection is closed."""
+    body = orjson.dumps(error.envelope())
+    return [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body)), (b"connection", b"close")], body
 
 
 def trouble_of(version: str, headers: Sequence[tuple[bytes, bytes]]) -> ApiError | None:
@@ -96,8 +101,7 @@ class Heads:
         trouble = trouble_of(scope["http_version"], scope["headers"]) if scope["type"] == "http" else None
         if trouble is None:
             return await self._app(scope, receive, send)
-        body = orjson.dumps(trouble.envelope())
-        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body)), (b"connection", b"close")]
+        headers, body = last_words(trouble)
         await send({"type": "http.response.start", "status": trouble.status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 

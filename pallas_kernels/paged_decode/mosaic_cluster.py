@@ -17,7 +17,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.paged_decode.mosaic_flags import await_flag, raise_flag
 from pallas_kernels.paged_decode.mosaic_flash import ROWS, TILE, Carry, Spec, start
-from pallas_kernels.paged_decode.mosaic_kernel import copy_queries, copy_tile, fold_tile, pages_of
+from pallas_kernels.paged_decode.mosaic_kernel import copy_queries, copy_tile, fold_tile, pages_of, step_over
 from pallas_kernels.paged_decode.mosaic_peers import PAD, Unit, fence_cluster, keep_columns, keep_group, merge_peers, store_zeros
 from pallas_kernels.paged_decode.mosaic_swapped import fold_swapped, scores_swapped, start_swapped
 from pallas_kernels.paged_decode.plan import LANE_FIELDS, ROW_FIELDS, DecodePlan
@@ -187,16 +187,13 @@ def _launch(spec: Spec, lanes: int, given: tuple[Array, ...]) -> tuple[Array, ..
 
 def _fold_swapped(spec: Spec, sm: dict[str, Any], slot: Array, at: Array, first: Array, length: Array, carry: Carry) -> Carry:
     """As `mosaic_kernel`'s step over a tile, with keys for rows."""
-    with jax.named_scope("wait for keys"):
-        plgpu.barrier_wait(sm["k_full"].at[at])
-    with jax.named_scope("scores"):
-        scores = scores_swapped(spec, sm["q"].at[slot], sm["k"].at[at], first, length)
-    with jax.named_scope("wait for values"):
-        plgpu.barrier_wait(sm["v_full"].at[at])
-    with jax.named_scope("fold"):
-        carry = fold_swapped(spec, carry, scores, sm["v"].at[at], length - first, sm["p"])
-        plgpu.barrier_arrive(sm["free"].at[at])
-    return carry
+    keys, values = sm["k"].at[at], sm["v"].at[at]
+    return step_over(
+        sm,
+        at,
+        lambda: scores_swapped(spec, sm["q"].at[slot], keys, first, length),
+        lambda scores: fold_swapped(spec, carry, scores, values, length - first, sm["p"]),
+    )
 
 
 def _leave(spec: Spec, sm: dict[str, Any], carry: tuple[Array, ...], places: list[Any]) -> None:

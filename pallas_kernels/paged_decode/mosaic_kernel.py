@@ -281,15 +281,24 @@ def copy_queries(spec: Spec, q_ref: Any, first: Array, dst: Any) -> None:
 
 def fold_tile(spec: Spec, sm: dict[str, Any], slot: Array, at: Array, first: Array, length: Array, carry: Carry) -> Carry:
     """One step over the keys and values in entry `at` of the ring, whose first token is at position `first`; queries of buffer `slot`."""
+
+    def add(scores: Array) -> Carry:
+        zero_tail(sm["v"].at[at], spec.H, length - first)
+        return fold(spec, carry, scores, sm["v"].at[at], sm.get("p"))
+
+    return step_over(sm, at, lambda: scores_of(spec, sm["q"].at[slot], sm["k"].at[at], first, length), add)
+
+
+def step_over(sm: dict[str, Any], at: Array, scores: Callable[[], Array], add: Callable[[Array], Carry]) -> Carry:
+    """`scores()` once the keys in entry `at` of the ring are there, then `add(them)` once the values are; the entry is free afterwards."""
     with jax.named_scope("wait for keys"):  # scopes are what the kernel's own profiler shows
         plgpu.barrier_wait(sm["k_full"].at[at])
     with jax.named_scope("scores"):
-        scores = scores_of(spec, sm["q"].at[slot], sm["k"].at[at], first, length)
+        found = scores()
     with jax.named_scope("wait for values"):
         plgpu.barrier_wait(sm["v_full"].at[at])
     with jax.named_scope("fold"):
-        zero_tail(sm["v"].at[at], spec.H, length - first)
-        carry = fold(spec, carry, scores, sm["v"].at[at], sm.get("p"))
+        carry = add(found)
         plgpu.barrier_arrive(sm["free"].at[at])
     return carry
 
