@@ -1,7 +1,7 @@
 """Every sampling option, once: default, legal range, neutral value, documentation. Imports no jax.
 
 `SamplingParams` is a dataclass whose field metadata is the table. Validation, the wire schema, `--help=sampling` and the README's table
-read it from `OPTIONS`. An option whose `supported` is false accepts its neutral values and refuses every other one by name.
+read it from `OPTIONS`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,6 @@ class Option:
     max_items: int = 0
     low_items: int = 0
     also: tuple[Any, ...] = ()  # legal values outside the range, e.g. top_k = -1
-    supported: bool = True
     neutral: tuple[Any, ...] = ()  # values that ask for nothing
 
 
@@ -60,11 +59,6 @@ def option(kind: str, default: Any, doc: str, **row: Any) -> Any:
     """A dataclass field that carries its row of the table."""
     row.setdefault("neutral", (default,))
     return field(default=default, metadata={"option": Option(kind, doc, nullable=row.pop("nullable", default is None), **row)})
-
-
-def later(default: Any, doc: str, *neutral: Any) -> Any:
-    """An option of the field that is not implemented: anything but its neutral values is refused."""
-    return option("any", default, doc, supported=False, neutral=(default, None, *neutral), nullable=True)
 
 
 @dataclass(kw_only=True)
@@ -241,10 +235,6 @@ def legal(row: Option) -> str:
 
 def checked(name: str, row: Option, value: Any) -> Any:
     """`value` in canonical form, or `OptionError`. None stands for the default unless the option is nullable."""
-    if not row.supported:
-        if any(type(value) is type(x) and value == x for x in row.neutral):
-            return value if value is not None else default_of(name)
-        raise OptionError(name, f"{name} is not supported yet; leave it out or send its neutral value {default_of(name)!r}")
     if value is None:
         return None if row.nullable else default_of(name)
     return _CHECKS[row.kind](name, row, value)

@@ -322,11 +322,9 @@ def _refuse_arguments(args: argparse.Namespace) -> None:
 
 def sampling_help() -> str:
     """The table of sampling options that requests may carry, as text."""
-    rows = [(name, str(default_of(name)), legal(row), row.doc) for name, row in OPTIONS.items() if row.supported]
+    rows = [(name, str(default_of(name)), legal(row), row.doc) for name, row in OPTIONS.items()]
     widths = [max(len(row[at]) for row in rows) for at in range(3)]
     lines = ["  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3]]) for row in rows]
-    later = ", ".join(name for name, row in OPTIONS.items() if not row.supported)
-    lines += ["", f"Not supported yet: {later}."] if later else []
     return "\n".join(["Sampling options of a request: name, default, legal values.", "", *lines])
 
 

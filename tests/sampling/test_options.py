@@ -18,8 +18,7 @@ from jaxllm.sampling.options import (
     default_of,
 )
 
-SUPPORTED = [name for name, row in OPTIONS.items() if row.supported]
-NUMBERS = [name for name in SUPPORTED if OPTIONS[name].kind in ("int", "float")]
+NUMBERS = [name for name in OPTIONS if OPTIONS[name].kind in ("int", "float")]
 NAN, INF = float("nan"), float("inf")
 
 
@@ -145,7 +144,7 @@ def test_an_integer_option_takes_no_fraction(name):
     assert "must be an integer, got float" in refused(name, 1.0)
 
 
-@pytest.mark.parametrize("name", [name for name in SUPPORTED if OPTIONS[name].kind == "bool"])
+@pytest.mark.parametrize("name", [name for name in OPTIONS if OPTIONS[name].kind == "bool"])
 @pytest.mark.parametrize("value", [0, 1, "true"])
 def test_a_flag_is_true_or_false(name, value):
     assert "true or false" in refused(name, value)
@@ -154,7 +153,7 @@ def test_a_flag_is_true_or_false(name, value):
 @pytest.mark.parametrize("name", OPTIONS)
 def test_null_asks_for_nothing(name):
     got = getattr(SamplingParams(**{name: None}), name)
-    assert got == (None if OPTIONS[name].supported and OPTIONS[name].nullable else default_of(name))
+    assert got == (None if OPTIONS[name].nullable else default_of(name))
 
 
 def test_null_max_tokens_means_as_many_as_the_model_allows():
