@@ -68,7 +68,7 @@ class Checker:
         self._hello = json.dumps(dict(specials)).encode() + b"\n"
         self._command = tuple(command)
         self._process: subprocess.Popen[bytes] | None = None
-        self._closed: subprocess.Popen[bytes] | None = None  # the process that `close` ended last
+        self._closings = 0  # calls of `close`
         self._lock = threading.Lock()  # of the process
         self._keeping = threading.Lock()  # of what is kept; never held for long
         self._kept: OrderedDict[bytes, _Verdict] = OrderedDict()  # oldest first
@@ -80,10 +80,11 @@ class Checker:
 
     def compile(self, job: Job) -> str:
         """The grammar in llguidance's serialised form. Raises StructureError with the compiler's reason."""
+        began = self._closings
         with self._lock:
             verdict = self._recall(job.key)
             if verdict is None:
-                verdict = self._ask(job.line)
+                verdict = self._ask(job.line, began)
                 if verdict.final:
                     self._keep(job.key, verdict)
         return verdict.for_kind(job.kind)
@@ -95,8 +96,8 @@ class Checker:
 
     def close(self) -> None:
         """End the process, whatever it is doing; what is known stays. A check that waits for it ends with an error."""
+        self._closings += 1  # first: a check that begins a process now sees it, and one that has begun it is killed here
         if (process := self._process) is not None:
-            self._closed = process  # before it ends, which the check under way would take for its budget's end
             process.kill()
         with self._lock:
             self._end()
@@ -114,20 +115,22 @@ class Checker:
             while len(self._kept) > MAX_KEPT or self._kept_bytes > MAX_KEPT_BYTES:
                 self._kept_bytes -= _size(self._kept.popitem(last=False)[1])
 
-    def _ask(self, line: bytes) -> _Verdict:
-        """One job to the process, which is started when it is not there and ended when it does not answer. Raises StructureError."""
+    def _ask(self, line: bytes, began: int) -> _Verdict:
+        """One job to the process, which is started when it is not there and ended when it does not answer. Raises StructureError, also
+        when there were more than `began` closings in the end."""
+        process = None
         try:
             process = self._running()
-        except OSError as error:
-            self._end()
-            raise StructureError(f"the grammar compiler cannot be started ({error.strerror or error}); try again later") from None
-        try:
+            if self._closings != began:  # before the process was there, so nobody ended it
+                raise ConnectionAbortedError
             _write(process, line)
             reply = json.loads(_line(process, time.monotonic() + WALL_SECONDS))
-        except (OSError, ValueError):
+        except (OSError, ValueError) as error:
             died = self._end()
-            if process is self._closed:
+            if self._closings != began:
                 raise StructureError("the grammar compiler was closed meanwhile; try again") from None
+            if process is None:
+                raise StructureError(f"the grammar compiler cannot be started ({error}); try again later") from None
             return _Verdict("", "it takes too much time or memory to compile; make it simpler", final=died)
         return _Verdict(reply.get("grammar", ""), reply.get("error", ""))
 

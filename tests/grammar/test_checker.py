@@ -154,6 +154,25 @@ def test_closing_ends_a_check_that_is_under_way() -> None:
     assert "closed" in found[0] and not silent._kept, "no fault of the grammar"
 
 
+def test_a_process_that_begins_after_the_closing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    silent = Checker({}, (sys.executable, "-c", "print(flush=True); import sys; sys.stdin.read()"))
+    real = silent._running
+
+    def running() -> subprocess.Popen[bytes]:
+        closing.start()  # it ends what is there, which is nothing, and waits for this check
+        while not silent._closings:
+            assert closing.is_alive()
+        return real()
+
+    closing = threading.Thread(target=silent.close)
+    monkeypatch.setattr(silent, "_running", running)
+    start = time.monotonic()
+    assert "closed" in why(silent, regex="a")
+    closing.join(20)
+    assert time.monotonic() - start < WALL_SECONDS / 2
+    assert silent._process is None
+
+
 def test_a_grammar_whose_check_was_closed_compiles_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
     own = Checker(SPECIALS)
     own.check(StructuredOutputsParams(regex="a"))
@@ -186,7 +205,7 @@ def test_a_compiler_that_cannot_start_is_reported() -> None:
 
 def test_verdicts_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     checker = Checker({})
-    monkeypatch.setattr(checker, "_ask", lambda line: module._Verdict("g" * 40_000, ""))
+    monkeypatch.setattr(checker, "_ask", lambda line, began: module._Verdict("g" * 40_000, ""))
     for n in range(MAX_KEPT + 500):
         checker.check(StructuredOutputsParams(regex=f"a{n}"))
     assert len(checker._kept) <= MAX_KEPT
