@@ -15,7 +15,7 @@ from pallas_kernels.rope_write import HeadRows
 
 
 class AttentionContext(Protocol):
-    """Where keys and values live during one forward, and how the sums and norms between a block's parts are computed.
+    """Where keys and values live during one forward, and how what lies between a block's plain products is computed.
 
     `prompt_length_T` (int32) is the prompt length of each token's request, None when all tokens are one prompt. Only dynamic
     RoPE scaling reads it.
@@ -31,6 +31,10 @@ class AttentionContext(Protocol):
 
     def add_norm(self, x_TD: Array, delta_TD: Array, weight_D: Array, eps: float) -> tuple[Array, Array]:
         """`x + delta`, and its root-mean-square norm times the weight; see `pallas_kernels.add_norm`."""
+        ...
+
+    def gated_product(self, x_TD: Array, weight_X2FD: Array) -> Array | None:
+        """silu(gate(x)) · up(x) `[T, X·F]` in one pass, see `pallas_kernels.gated_matmul`; None where products of their own are faster."""
         ...
 
 

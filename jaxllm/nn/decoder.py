@@ -13,11 +13,15 @@ from jaxllm.nn.linear import Embedding, Linear, contract
 from jaxllm.nn.norm import RMSNorm
 from jaxllm.nn.rope import Rope, Rotation
 
+type FeedForward = Callable[[Array, AttentionContext], Array]
+
 
 class Block(nnx.Module):
     """Pre-norm transformer block: attention, then feed-forward, each added to the residual stream by the norm that follows it."""
 
-    def __init__(self, *, attention_norm: RMSNorm, attention: nnx.Module, mlp_norm: RMSNorm, mlp: Callable[[Array], Array]):
+    def __init__(
+        self, *, attention_norm: RMSNorm, attention: nnx.Module, mlp_norm: RMSNorm, mlp: Callable[[Array, AttentionContext], Array]
+    ):
         self.attention_norm = attention_norm
         self.attention = attention
         self.mlp_norm = mlp_norm
@@ -30,7 +34,7 @@ class Block(nnx.Module):
         x_TD, normed_TD = _add_norm(self.attention_norm, x_TD, delta_TD, context)
         delta_TD = self.attention(layer, normed_TD, rotation, context)
         x_TD, normed_TD = _add_norm(self.mlp_norm, x_TD, delta_TD, context)
-        return x_TD, self.mlp(normed_TD)
+        return x_TD, self.mlp(normed_TD, context)
 
 
 class Decoder(nnx.Module):

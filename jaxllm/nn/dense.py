@@ -48,6 +48,11 @@ class DenseContext:
         """`x + delta`, and its norm."""
         return add_norm.add_norm(x_TD, delta_TD, weight_D, eps, backend="reference")
 
+    def gated_product(self, x_TD: Array, weight_X2FD: Array) -> Array | None:
+        """Left to XLA, which can differentiate it."""
+        del x_TD, weight_X2FD
+        return None
+
     def _mask(self, tokens: int, window: int | None) -> Array:
         """[T, T] true where row t may see column s."""
         index = jnp.arange(tokens)

@@ -9,6 +9,7 @@ import jax
 from flax import nnx
 from jax import Array
 
+from jaxllm.nn.attention import AttentionContext
 from jaxllm.nn.linear import Init, Linear
 
 
@@ -42,7 +43,10 @@ class GatedMLP(nnx.Module):
         self.down = Linear(init, (width,), (inner,), ("embed", "mlp"), bias)
         self.activation = ACTIVATIONS[activation]
 
-    def __call__(self, x_TD: Array) -> Array:
-        gate_up = self.gate_up(x_TD)
-        gated = self.activation(gate_up[:, :, 0]) * gate_up[:, :, 1]
-        return self.down(gated.reshape(x_TD.shape[0], -1))
+    def __call__(self, x_TD: Array, context: AttentionContext) -> Array:
+        plain = self.activation is _silu and self.gate_up.bias is None
+        gated = context.gated_product(x_TD, self.gate_up.weight[...]) if plain else None
+        if gated is None:
+            gate_up = self.gate_up(x_TD)
+            gated = (self.activation(gate_up[:, :, 0]) * gate_up[:, :, 1]).reshape(x_TD.shape[0], -1)
+        return self.down(gated)

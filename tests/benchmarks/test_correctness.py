@@ -12,7 +12,7 @@ import pytest
 from benchmarks import correct_engine, correct_kernels, correct_model, correctness
 from jaxllm.outputs import CompletionOutput, Logprob
 from pallas_kernels.add_norm.cases import CASES as NORM_CASES
-from pallas_kernels.matmul.cases import Case
+from pallas_kernels.gated_matmul.cases import Case
 from pallas_kernels.rope_write.cases import CASES as ROPE_CASES
 
 EAGER = {"enforce_eager": True}
@@ -37,21 +37,20 @@ def test_the_kernels_that_are_checked_exist():
         functools.partial(correct_kernels.check_rope, ROPE_CASES[-1], "reference"),
         functools.partial(correct_kernels.check_narrow_write, ROPE_CASES[-1], "reference"),
         functools.partial(correct_kernels.check_norm, NORM_CASES[1], "reference"),
-        functools.partial(correct_kernels.check_product, Case(name="", tokens=5, outputs=64, inputs=128), False, "reference"),
-        functools.partial(correct_kernels.check_product, Case(name="", tokens=5, outputs=64, inputs=128), True, "reference"),
+        functools.partial(correct_kernels.check_product, Case(name="", tokens=5, outputs=64, inputs=128), "reference"),
         functools.partial(correct_kernels.check_allowed, "reference", 2048, 16),
         functools.partial(correct_kernels.check_frequencies, "reference", 10),
     ],
-    ids=["rope", "rope in 8 bits", "norm", "product", "gated product", "allowed", "frequencies"],
+    ids=["rope", "rope in 8 bits", "norm", "gated product", "allowed", "frequencies"],
 )
 def test_the_reference_passes_each_kernels_check(check):
     assert check()["ok"]
 
 
 def test_a_product_that_loses_a_term_is_found(monkeypatch):
-    whole = correct_kernels.products.matmul
-    monkeypatch.setattr(correct_kernels.products, "matmul", lambda x, w, **how: whole(x[:, 1:], w[:, 1:], **how))
-    assert not correct_kernels.check_product(Case(name="", tokens=5, outputs=64, inputs=128), False, "reference")["ok"]
+    whole = correct_kernels.products.gated_matmul
+    monkeypatch.setattr(correct_kernels.products, "gated_matmul", lambda x, w, **how: whole(x[:, 1:], w[:, 1:], **how))
+    assert not correct_kernels.check_product(Case(name="", tokens=5, outputs=64, inputs=128), "reference")["ok"]
 
 
 def test_draws_that_ignore_filters_or_favour_a_token_are_found(monkeypatch):

@@ -13,11 +13,10 @@ import pytest
 from jaxllm.engine.executables import Executables, Recipe
 from jaxllm.engine.xla_options import TUNED, Entry, XlaOptions
 
-NO_TRITON = {"xla_gpu_enable_triton_gemm": False}
-UNTUNED = NO_TRITON | {"xla_gpu_autotune_level": 0}
+UNTUNED = {"xla_gpu_enable_triton_gemm": False, "xla_gpu_autotune_level": 0}
 
 
-FASTER_WITHOUT_TRITON = {("decode", 64): NO_TRITON, ("decode", 256): NO_TRITON, ("extend", 64): UNTUNED, ("extend", 8448): UNTUNED}
+FASTER_WITHOUT_TRITON = dict.fromkeys([("decode", 64), ("decode", 256), ("extend", 64), ("extend", 8448)], UNTUNED)
 AS_XLA_DECIDES = [("decode", 1), ("decode", 16), ("decode", 32), ("sample", 64), ("ingest", 0)]
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from jaxllm.nn.dense import DenseContext
 from jaxllm.nn.heads import Heads
 from jaxllm.nn.linear import Embedding, Init, Linear
 from jaxllm.nn.mlp import ACTIVATIONS, GatedMLP
@@ -57,7 +58,24 @@ def test_a_gated_mlp_keeps_gate_and_up_of_a_shard_together() -> None:
     x, weight = random(5, 6), np.asarray(mlp.gate_up.weight[...])
     gate, up = weight[:, 0].reshape(8, 6), weight[:, 1].reshape(8, 6)
     hidden = np.asarray(jax.nn.silu(x @ gate.T)) * (x @ up.T)
-    np.testing.assert_allclose(mlp(x), hidden @ np.asarray(mlp.down.weight[...]).T, atol=1e-6)
+    np.testing.assert_allclose(mlp(x, DenseContext()), hidden @ np.asarray(mlp.down.weight[...]).T, atol=1e-6)
+
+
+class Fused(DenseContext):
+    """Answers every gated product with ones."""
+
+    def gated_product(self, x_TD: jax.Array, weight_X2FD: jax.Array) -> jax.Array | None:
+        return jnp.ones((x_TD.shape[0], weight_X2FD.shape[0] * weight_X2FD.shape[2]), x_TD.dtype)
+
+
+@pytest.mark.parametrize(
+    ("activation", "bias", "asked"), [("silu", False, True), ("swish", False, True), ("gelu", False, False), ("silu", True, False)]
+)
+def test_the_context_computes_the_gated_product_that_it_stands_for_only(activation: str, bias: bool, asked: bool) -> None:
+    mlp = GatedMLP(init(), 6, 8, 2, activation, bias)
+    x = random(5, 6)
+    ones = np.ones((5, 8)) @ np.asarray(mlp.down.weight[...]).T
+    assert np.allclose(mlp(x, Fused()), ones, atol=1e-6) == asked
 
 
 def test_gelu_and_its_approximation_differ() -> None:

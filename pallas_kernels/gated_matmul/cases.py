@@ -1,0 +1,45 @@
+"""Cases that every back end of the gated product must pass; tests and benchmarks share them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """Shapes of one call: `tokens` rows of x, a weight of `outputs` rows (gate and up), `inputs` columns of both."""
+
+    name: str
+    tokens: int
+    outputs: int
+    inputs: int
+
+
+CASES = (
+    Case(name="one token", tokens=1, outputs=64, inputs=256),
+    Case(name="a row more than a tile of eight", tokens=9, outputs=144, inputs=320),
+    Case(name="one class exactly", tokens=64, outputs=96, inputs=192),
+    Case(name="two classes", tokens=100, outputs=96, inputs=192),
+    Case(name="three warpgroups", tokens=150, outputs=96, inputs=192),
+    Case(name="a wide class", tokens=200, outputs=160, inputs=192),
+    Case(name="several bands, the last cut", tokens=600, outputs=176, inputs=128),
+    Case(name="the smallest", tokens=1, outputs=16, inputs=64),
+)
+
+# (O, I) of a model's gate and up.
+MODEL_SHAPES = {"Qwen2.5-7B": (37888, 3584), "Llama-3.1-8B": (28672, 4096), "Qwen3-0.6B": (6144, 1024)}
+
+
+def inputs(case: Case, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """x and the weight of a case, float32; the sums are of the order of one."""
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((case.tokens, case.inputs)).astype(np.float32)
+    return x, (rng.standard_normal((case.outputs, case.inputs)) / case.inputs**0.5).astype(np.float32)
+
+
+def expected(x: np.ndarray, w: np.ndarray) -> np.ndarray:
+    """The gated product in float64."""
+    gate, up = np.split(x.astype(np.float64) @ w.astype(np.float64).T, 2, axis=1)
+    return gate / (1 + np.exp(-gate)) * up
