@@ -156,6 +156,11 @@ class Programs:
         """The programs that are worth keeping, in the order of compiling."""
         return [key for key in self.keys() if self.is_kept(key)]
 
+    def keys_without_pages(self) -> list[Key]:
+        """Programs that are the same for a pool of any size; first those that tell it, then in the order of compiling."""
+        found = [key for key in self.keys() if key[0] in WITHOUT_PAGES]
+        return sorted(found, key=lambda key: key not in self.largest_others)
+
     def is_tuned(self, key: Key) -> bool:
         """Whether XLA times kernels on the device to compile the program."""
         return self.executables.tunes(key[0], _rows(key[1]))

@@ -252,8 +252,9 @@ def _load_and_compile(
         loading = pool.submit(load)
         if not config.enforce_eager:
             with report.phase("Compiling") as advance:
+                workers.start(setup, programs, programs.keys_without_pages())
                 setup, programs = fitted(setup, programs, config)
-                workers.start(setup, programs)
+                workers.start(setup, programs, programs.keys())
                 programs.compile_all(advance)
             check_peak(setup, programs)
         return setup, programs, loading.result()

@@ -3,21 +3,24 @@
 Python lowers one program at a time, and XLA and Mosaic take turns at one process's LLVM, whose options they set differently: threads
 that compile programs with both kinds of kernels mostly wait. Processes do not. A worker rebuilds the lattice from what was decided,
 keeps each lowered program where the engine looks for it, compiles it into XLA's persistent cache where that is allowed, and says so.
-The engine compiles each then as a later start would. Programs whose kernels XLA chooses by timing them are compiled by the engine: one
-process at a time may time. A worker that fails costs time only, since the engine makes what it does not find.
+Programs that do not depend on the pool's size are made while that is found. The engine compiles each then as a later start would.
+Programs whose kernels XLA chooses by timing them are compiled by the engine: one process at a time may time. A worker that fails costs
+time only, since the engine makes what it does not find.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import subprocess
 import sys
 import threading
 from collections import deque
+from collections.abc import Iterable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -31,7 +34,7 @@ from jaxllm.engine.buckets import Buckets
 from jaxllm.engine.executables import Executables
 from jaxllm.engine.exports import Exports, settings
 from jaxllm.engine.memory import MemoryPlan, Need, Room
-from jaxllm.engine.programs import Programs
+from jaxllm.engine.programs import Key, Programs
 from jaxllm.engine.resolve import Setup
 from jaxllm.engine.sizing import make_programs
 from jaxllm.engine.xla_options import XlaOptions
@@ -62,6 +65,14 @@ class Crew:
         return cls(fitting, True, platform) if platform == "gpu" and devices == 1 and fitting >= 3 else cls(count)
 
 
+@dataclass(frozen=True)
+class _Worker:
+    """A process, and whose turn it is to talk to it."""
+
+    process: subprocess.Popen[str]
+    turn: threading.Lock = field(default_factory=threading.Lock)
+
+
 class Workers:
     """The processes. Begin them early, since importing takes as long as lowering does; they end with the `with` block."""
 
@@ -72,50 +83,59 @@ class Workers:
             f"import sys; sys.path.insert(0, {root!r}); from jaxllm.engine.workers import main; main({crew.platform!r}, {crew.compiling})"
         )
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
-        self._workers: list[subprocess.Popen[str]] = []
+        self._workers: list[_Worker] = []
         with contextlib.suppress(OSError):  # no memory or no processes left: fewer workers, or none
             for _ in range(crew.count):
-                self._workers.append(subprocess.Popen([sys.executable, "-P", "-c", start], **pipes))
+                self._workers.append(_Worker(subprocess.Popen([sys.executable, "-P", "-c", start], **pipes)))
 
     def __enter__(self) -> Workers:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         for worker in self._workers:
-            worker.kill()
-            worker.communicate()
+            worker.process.kill()
+            worker.process.communicate()
 
-    def start(self, setup: Setup, programs: Programs) -> None:
-        """Have made what no earlier start has kept; `programs` waits for each where it needs it. Once only."""
-        exports = programs.executables.exports
+    def start(self, setup: Setup, programs: Programs, keys: Iterable[Key]) -> None:
+        """Have made those of these programs that no earlier start has kept and that are not on their way; `programs` waits for each where
+        it needs it."""
+        exports, coming = programs.executables.exports, programs.executables.coming
         if exports is None or not self._workers:
             return
-        names = [programs.name(key) for key in programs.kept_keys() if not exports.has(programs.name(key))]
+        names = [name for name in map(programs.name, filter(programs.is_kept, keys)) if name not in coming and not exports.has(name)]
         queue = deque((name, Future[None]()) for name in names)
-        programs.executables.coming.update(queue)
+        coming.update(queue)
         threading.Thread(target=_hand_out, args=(self._workers, _task(setup, programs), queue), daemon=True).start()
 
 
 def main(platform: str, compiling: bool) -> None:
-    """A worker: reads the task from stdin, then name after name of a program, and writes each when it has made it."""
+    """A worker: reads a task from stdin, then name after name of its programs, and writes each when it has made it. Another task, a JSON
+    object like the first, may come after any of them."""
     jax.config.update("jax_platforms", {"gpu": "cuda"}.get(platform, platform))
     if platform == "gpu":
         jax.config.update("jax_pjrt_client_create_options", {"preallocate": False})
         jax.devices()  # opens the device, while the engine still decides
-    task = json.loads(sys.stdin.readline())
-    if platform == "cpu":
-        jax.config.update("jax_num_cpu_devices", task["devices"])
-    for name, value in task["settings"].items():
-        jax.config.update(name, value)
-    programs = rebuild(task)
-    lattice = programs.keys()
-    keys = {programs.name(key): key for key in lattice}
-    for line in sys.stdin:
+    first = sys.stdin.readline()
+    _configure(platform, json.loads(first))
+    programs, keys = None, {}
+    for line in itertools.chain([first], sys.stdin):
+        if line.startswith("{"):
+            programs = rebuild(json.loads(line))
+            keys = {programs.name(key): key for key in programs.keys()}  # noqa: SIM118, no mapping
+            continue
+        assert programs is not None
         name = line.strip()
         programs.executables.keep(name, programs.recipe(keys[name]))
         if compiling and not programs.is_tuned(keys[name]):
             programs.get(*keys[name])
         print(name, flush=True)
+
+
+def _configure(platform: str, task: dict[str, Any]) -> None:
+    if platform == "cpu":
+        jax.config.update("jax_num_cpu_devices", task["devices"])
+    for name, value in task["settings"].items():
+        jax.config.update(name, value)
 
 
 def rebuild(task: dict[str, Any]) -> Programs:
@@ -149,7 +169,7 @@ def _task(setup: Setup, programs: Programs) -> str:
     )
 
 
-def _hand_out(workers: list[subprocess.Popen[str]], task: str, queue: deque[tuple[str, Future[None]]]) -> None:
+def _hand_out(workers: list[_Worker], task: str, queue: deque[tuple[str, Future[None]]]) -> None:
     """Have all that is queued made, and tell who waits for it; in the end too what nobody is left to make."""
     threads = [threading.Thread(target=_follow, args=(worker, task, queue), daemon=True) for worker in workers]
     for thread in threads:
@@ -160,15 +180,15 @@ def _hand_out(workers: list[subprocess.Popen[str]], task: str, queue: deque[tupl
         made.set_result(None)
 
 
-def _follow(worker: subprocess.Popen[str], task: str, queue: deque[tuple[str, Future[None]]]) -> None:
+def _follow(worker: _Worker, task: str, queue: deque[tuple[str, Future[None]]]) -> None:
     """Give a worker the task, then name after name while it answers."""
-    with contextlib.suppress(OSError, ValueError, IndexError):  # it has ended, or was ended; nothing is left
-        _tell(worker, task)
+    with worker.turn, contextlib.suppress(OSError, ValueError, IndexError):  # it has ended, or was ended; nothing is left
+        _tell(worker.process, task)
         while True:
             name, made = queue.popleft()
             try:
-                _tell(worker, name)
-                alive = bool(_answer(worker))
+                _tell(worker.process, name)
+                alive = bool(_answer(worker.process))
             finally:
                 made.set_result(None)
             if not alive:

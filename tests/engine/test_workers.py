@@ -28,7 +28,8 @@ def compile_with(workers: int, tiny_dir: str, devices: int = 1) -> Programs:
     setup = resolve(config, Path(tiny_dir), make_mesh(devices))
     programs = make_programs(setup)
     with Workers(Crew(workers)) as running:
-        running.start(setup, programs)
+        running.start(setup, programs, programs.keys_without_pages())
+        running.start(setup, programs, programs.keys())
         programs.compile([programs.largest, programs.largest_others[0]])
     return programs
 
@@ -110,7 +111,7 @@ setup = resolve(config, Path(sys.argv[1]), make_mesh(1))
 programs = make_programs(setup)
 counter = CompileCounter()
 with Workers(Crew(2, compiling=True)) as running:
-    running.start(setup, programs)
+    running.start(setup, programs, programs.keys())
     mine = programs.kept_keys()
     programs.compile(mine)
 print(counter.cache_hits, counter.compiles, len(mine))

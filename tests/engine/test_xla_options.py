@@ -16,7 +16,9 @@ from jaxllm.engine.xla_options import TUNED, Entry, XlaOptions
 UNTUNED = {"xla_gpu_enable_triton_gemm": False, "xla_gpu_autotune_level": 0}
 
 
-FASTER_WITHOUT_TRITON = dict.fromkeys([("decode", 64), ("decode", 256), ("extend", 64), ("extend", 8448)], UNTUNED)
+FASTER_WITHOUT_TRITON = dict.fromkeys([("decode", 64), ("decode", 160), ("decode", 256), ("extend", 64), ("extend", 8448)], UNTUNED) | {
+    ("decode", 192): {"xla_gpu_enable_triton_gemm": False}
+}
 AS_XLA_DECIDES = [("decode", 1), ("decode", 16), ("decode", 32), ("sample", 64), ("ingest", 0)]
 
 
