@@ -78,18 +78,20 @@ class Asking:
         return allowed_W, [word for word in words if len(word) > 1]
 
     def _words(self, params: SamplingParams) -> list[tuple[int, ...]]:
-        """The tokens of each bad word at the beginning of a text, and in the middle of one where these are as many."""
+        """The tokens of each bad word at the beginning of a text, and after a space where these are as many. Spaces that it begins with
+        do not count, unless it has nothing else."""
         if not params.bad_words:
             return []
         if self._tokenizer is None:
             raise RequestError("bad_words needs a tokenizer; forbid tokens by logit_bias or allowed_token_ids", "bad_words")
         words: list[tuple[int, ...]] = []
         for text in params.bad_words:
-            plain, spaced = (tuple(self._tokenizer.encode(space + text.lstrip(), add_special_tokens=False)) for space in ("", " "))
+            word = text.lstrip(" ")
+            plain, spaced = (tuple(self._tokenizer.encode(one, add_special_tokens=False)) for one in (word or text, " " + word))
             if not plain:
                 raise RequestError(f"bad_words holds {text[:40]!r}, which has no tokens", "bad_words")
             words.append(plain)
-            if len(spaced) == len(plain) and spaced[0] != plain[0]:
+            if word and len(spaced) == len(plain) and spaced[0] != plain[0]:
                 words.append(spaced)
         return words
 

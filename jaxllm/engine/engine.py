@@ -19,7 +19,7 @@ from jaxllm.engine.counters import Counters
 from jaxllm.engine.detok import Detokenizer
 from jaxllm.engine.door import Door
 from jaxllm.engine.live import Live
-from jaxllm.engine.masks import NONE_ALLOWED, advance, fill
+from jaxllm.engine.masks import HELD_BACK, NO_TOKEN, NONE_ALLOWED, advance, fill
 from jaxllm.engine.patience import Patience
 from jaxllm.engine.report import Report
 from jaxllm.engine.request import (
@@ -40,7 +40,6 @@ from jaxllm.sampling.processors import Function
 
 WORTH_A_CHUNK = 4  # tokens that a grammar forces
 NO_MORE = TextDelta(id="", index=0, token_ids=[], text="", finish_reason="error", error="the engine lost this request")
-NO_TOKEN = "no token can be drawn: the model's logits are not finite, or the request's options leave no token"
 
 
 class Engine:
@@ -319,7 +318,7 @@ class Engine:
                 continue
             if token < 0:
                 held_back = len(request.output) < request.params.min_tokens  # the end, when only that was allowed
-                why = step.failures.get(row, NO_TOKEN)
+                why = step.failures.get(row, HELD_BACK if held_back and request.guide is not None else NO_TOKEN)
                 deltas.append(self._give_up(request, why) if held_back else self._finish(request, [], "", "error", None, why))
                 continue
             logprobs = None

@@ -32,12 +32,13 @@ class Guide:
         self.jumps = jumps  # whether a token that must come next is as good as drawn
         self.ended = False  # whether nothing may follow
         self.failed: str | None = None  # why the grammar is of no use any more
-        self._ignores, self._left = params.ignore_eos, params.min_tokens
+        self._ignores = params.ignore_eos
+        self.left = params.min_tokens  # tokens before it may stop
 
     @property
     def holds_back(self) -> bool:
         """Whether the end of the sequence has to wait while other tokens may come."""
-        return self._ignores or self._left > 0
+        return self._ignores or self.left > 0
 
     def advance(self, token: int) -> None:
         """It was said."""
@@ -49,7 +50,7 @@ class Guide:
 
     def advanced(self) -> None:
         """The matcher has been told a token."""
-        self._left -= 1
+        self.left = max(0, self.left - 1)
         self.ended = self.failed is None and self.matcher.ended
 
 
@@ -191,9 +192,11 @@ class Guides:
         if guide is None or not guide.jumps or guide.failed is not None:
             return []
         try:
-            return _contained(guide.matcher.forced)
+            forced = _contained(guide.matcher.forced)
         except ConstraintError:
             return []  # its mask will say so
+        early = (at for at, token in enumerate(forced[: guide.left]) if token in request.stops)  # which min_tokens forbids: no draw says it
+        return forced[: next(early, len(forced))]
 
     def complete(self, request: Request) -> bool:
         """Whether a request's text may end here."""

@@ -14,6 +14,8 @@ from jaxllm.sampling.constraint import ConstraintError
 logger = logging.getLogger("jaxllm")
 
 NONE_ALLOWED = "the request's constraints allow no token here"
+NO_TOKEN = "no token can be drawn: the model's logits are not finite, or the request's options leave no token"
+HELD_BACK = "no token can be drawn: those that may come next stop the request, which min_tokens forbids, or the logits are not finite"
 
 
 def fill(guides: Guides, requests: Sequence[Request], allowed_RW: np.ndarray) -> list[tuple[int, str]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import batched
@@ -15,14 +14,13 @@ from jaxllm.cache.kv import zeros_of
 from jaxllm.engine.batch import pack, packed_size, views
 from jaxllm.engine.programs import Programs
 from jaxllm.engine.request import Request
+from jaxllm.engine.rewrite import RewriteError
 from jaxllm.engine.state import SlotState
 from jaxllm.engine.step import Outlook
 from jaxllm.engine.uplink import Uplink
 from jaxllm.sampling.bits import packed
 from jaxllm.sampling.options import SamplingParams
 from jaxllm.sampling.processors import custom_of
-
-logger = logging.getLogger("jaxllm")
 
 type Fill = Callable[[Sequence[Request], np.ndarray], list[tuple[int, str]]]
 
@@ -94,10 +92,9 @@ class Processing:
         values, failures = np.array(logits), {}
         for row, function in rows.items():
             try:
-                values[row] = np.asarray(function(values[row].copy()), np.float32)
-            except Exception as error:
-                logger.exception("a logits processor failed")
-                values[row], failures[row] = np.nan, f"a logits processor raised {type(error).__name__}: {error}"
+                values[row] = function(values[row])
+            except RewriteError as error:
+                values[row], failures[row] = np.nan, str(error)
         self._logits[logits.shape[0]] = jax.device_put(values, logits.sharding)
         return self._logits[logits.shape[0]], failures
 

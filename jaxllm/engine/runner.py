@@ -19,7 +19,8 @@ from jaxllm.engine.logprobs import StepLogprobs
 from jaxllm.engine.plan import Moves, Plan, Span, spans
 from jaxllm.engine.processing import Fill, Processing
 from jaxllm.engine.programs import Programs, place
-from jaxllm.engine.request import HostFunction, Request, Status
+from jaxllm.engine.request import Request, Status
+from jaxllm.engine.rewrite import rewritten
 from jaxllm.engine.scores import Scored, asked_of
 from jaxllm.engine.state import SlotState
 from jaxllm.engine.step import Outlook
@@ -284,11 +285,5 @@ def _functions(forwarded: Forwarded) -> dict[int, Callable[[np.ndarray], np.ndar
     found: dict[int, Callable[[np.ndarray], np.ndarray]] = {}
     for row, request in zip(forwarded.rows, forwarded.plan.emitters, strict=True):
         if request is not None and request.status is Status.RUNNING and request.asked is not None and request.asked.functions:
-            found[row] = functools.partial(_rewritten, request.asked.functions, list(request.output))
+            found[row] = functools.partial(rewritten, request.asked.functions, list(request.output))
     return found
-
-
-def _rewritten(functions: Sequence[HostFunction], output: list[int], logits_V: np.ndarray) -> np.ndarray:
-    for function in functions:
-        logits_V = function(output, logits_V)
-    return logits_V

@@ -8,6 +8,8 @@ from dataclasses import dataclass, fields
 from itertools import chain
 from typing import Any
 
+from jaxllm.grammar.doubles import LARGEST, inexact
+
 MAX_CHARS = 1 << 16  # of a regex, a grammar or a schema written as JSON
 MAX_DEPTH = 64  # objects and lists inside each other
 MAX_CHOICES = 1024
@@ -133,6 +135,10 @@ def _schema(name: str, value: Any) -> Any:
     found = _parsed(name, value)
     if not isinstance(found, (dict, bool)):
         raise StructureError(f"{name} must be a JSON schema, which is an object, got {type(found).__name__}")
+    if (wrong := inexact(found)) is not None:
+        raise StructureError(
+            f"{wrong} in {name}, which would be rounded; whole numbers up to {LARGEST} and others of up to 15 digits are honoured exactly"
+        )
     return found
 
 

@@ -83,6 +83,7 @@ class Stream:
     def __init__(self, bridge: Bridge):
         self._bridge = bridge
         self.ids: set[str] = set()  # engine requests still in flight
+        self.names: dict[str, str] = {}  # fields of the engine's requests as the client calls them
         self._ready: list[tuple[int, TextDelta]] = []
         self._sending = False  # the client is to take something
         self._missed = 0  # what came meanwhile: tokens and logprob entries
@@ -331,7 +332,8 @@ class Bridge(asyncio.Protocol):
                 self._forget(delta.id)
         if delta.finish_reason == "error":
             said = sanitize(delta.error or "the engine failed on this request")
-            entry.stream.fail(server_error(said) if delta.fault is None else bad_request(said, delta.fault, "unsatisfiable"))
+            field = entry.stream.names.get(delta.fault or "", delta.fault)
+            entry.stream.fail(server_error(said) if field is None else bad_request(said, field, "unsatisfiable"))
         else:
             entry.stream.push(entry.prompt, delta)
         self._pass_on()

@@ -39,6 +39,15 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "return_prompt_text": (False,),
     "stream_interval": (1,),
     "truncation_side": ("left",),
+    **dict.fromkeys(("beam_width", "regex", "ebnf", "grammar", "json_schema"), ()),
+}
+
+# What the same is called here, where it is there: names of other servers, and of the other endpoint.
+INSTEAD = {
+    "beam_width": "use_beam_search with best_of",
+    **dict.fromkeys(("regex", "ebnf", "grammar", "json_schema"), "structured_outputs"),
+    "top_logprobs": "logprobs",
+    "max_completion_tokens": "max_tokens",
 }
 
 # Older names of what `structured_outputs` holds.
@@ -48,8 +57,10 @@ GUIDED = {
     "guided_regex": "regex",
     "guided_choice": "choice",
     "guided_grammar": "grammar",
+    "structural_tag": "structural_tag",
 }
-STRUCTURE_FIELDS = (*GUIDED, "guided_whitespace_pattern", "response_format", "structured_outputs")
+WHOLE = ("structured_outputs", "guided_decoding")  # names of one field
+STRUCTURE_FIELDS = (*GUIDED, *WHOLE, "guided_whitespace_pattern", "response_format")
 
 _KINDS = {bool: "true or false", int: "an integer", str: "a string", dict: "an object", list: "a list"}
 
@@ -97,7 +108,8 @@ def refuse_unsupported(body: dict[str, Any], table: dict[str, tuple[Any, ...]]) 
     for name, neutral in table.items():
         value = body.get(name)
         if value is not None and not is_one_of(value, neutral):
-            raise bad_request(f"{name} is not supported yet; leave it out", name, "unsupported_parameter")
+            remedy = f"here; send {INSTEAD[name]}" if name in INSTEAD else "yet; leave it out"
+            raise bad_request(f"{name} is not supported {remedy}", name, "unsupported_parameter")
 
 
 def is_one_of(value: Any, allowed: Iterable[Any]) -> bool:
@@ -114,14 +126,13 @@ class Structure:
 
 
 def read_structure(body: dict[str, Any]) -> Structure | None:
-    """From `structured_outputs`, `response_format` or a `guided_…` field: at most one of them. Raises ApiError(400)."""
+    """From `structured_outputs`, `response_format` or one of their older names: at most one of them. Raises ApiError(400)."""
     asked: dict[str, Any] = {name: {kind: body[name]} for name, kind in GUIDED.items() if body.get(name) is not None}
     if body.get("guided_json_object") is False:
         del asked["guided_json_object"]
     if (form := _response_format(body)) is not None:
         asked["response_format"] = form
-    if body.get("structured_outputs") is not None:
-        asked["structured_outputs"] = body["structured_outputs"]
+    asked |= {name: body[name] for name in WHOLE if body.get(name) is not None}
     if len(asked) > 1:
         first, second, *_ = asked
         raise bad_request(f"{first} and {second} both constrain the output; send one of them", second)

@@ -77,6 +77,8 @@ class Generate:
             lengths = [len(one.prompt_token_ids) for one in wanted[:8]]
             logger.info("%s: %d prompts of %s tokens%s", reply.id, len(wanted), lengths, asked(request))
         stream = edge.bridge.submit(wanted)
+        if request.structure is not None:
+            stream.names["structured_outputs"] = request.structure.field
         gone.add_done_callback(lambda _: stream.fail(ClientGone()) if not gone.cancelled() else None)
         try:
             if request.stream:

@@ -38,7 +38,8 @@ _SHARED = frozenset(
     {*WIRE_OPTIONS, *NEUTRAL, *IGNORED, *STRUCTURE_FIELDS, "model", "stream", "stream_options", "add_special_tokens", "cache_salt"}
     | {"return_tokens_as_token_ids", "echo"}
 )
-COMPLETION_FIELDS = _SHARED | {"prompt"}
+COMPLETION_NEUTRAL: dict[str, tuple[Any, ...]] = {"top_logprobs": (0,), "max_completion_tokens": ()}  # fields of chats
+COMPLETION_FIELDS = _SHARED | {"prompt", *COMPLETION_NEUTRAL}
 CHAT_FIELDS = _SHARED | set(CHAT_NEUTRAL) | {
     "messages", "max_completion_tokens", "top_logprobs", "tools", "tool_choice", "functions", "function_call", "add_generation_prompt",
     "continue_final_message", "chat_template", "chat_template_kwargs", "reasoning_effort", "modalities",
@@ -111,7 +112,7 @@ class ChatRequest(Generation):
 def parse_completion(body: dict[str, Any], rules: Rules) -> CompletionRequest:
     """Raises ApiError that names the field at fault."""
     model = read_model(body, rules.served)
-    refuse_unsupported(body, NEUTRAL)
+    refuse_unsupported(body, NEUTRAL | COMPLETION_NEUTRAL)
     structure = read_structure(body)
     stream, at_end, always = read_stream(body)
     echo = get(body, "echo", bool, False)

@@ -164,14 +164,6 @@ def test_each_choice_follows_the_grammar_by_itself(llm: LLM) -> None:
     assert all(re.fullmatch("[a-z]{6}", text) for text, _ in said)
 
 
-def test_bans_and_grammar_hold_together(llm: LLM) -> None:
-    a, b = (llm.get_tokenizer().convert_tokens_to_ids(c) for c in "ab")
-    assert say(llm, params({"regex": "[abc]{5}"}, allowed_token_ids=[a, b, *EOS]))[0][0].strip("ab") == ""
-    assert say(llm, params({"regex": "a{2}b?"}, allowed_token_ids=[a])) == [("aa", "stop")], "it may end there, and cannot go on"
-    (output,) = llm.generate([PROMPT], params({"regex": "c"}, allowed_token_ids=[a, b]), use_tqdm=False)
-    assert output.outputs[0].finish_reason == "error" and "allow no token" in (output.outputs[0].error or "")
-
-
 @pytest.mark.parametrize("change", [{"async_scheduling": False}, {"num_gpu_blocks_override": 8, "max_model_len": 96}])
 def test_overlap_and_preemption_change_no_token(llm: LLM, random_dir: str, change: dict[str, Any]) -> None:
     wanted = [params({"regex": "[a-z ]{70}"}, seed=n, max_tokens=70) for n in range(4)]
@@ -179,40 +171,6 @@ def test_overlap_and_preemption_change_no_token(llm: LLM, random_dir: str, chang
     assert say(other, *wanted) == say(llm, *wanted)
     assert other.engine.scheduler.preemptions > 0 or "async_scheduling" in change
     assert other.engine.stats().free_pages == other.engine.stats().num_pages
-
-
-@pytest.mark.parametrize(
-    "change",
-    [{}, {"async_scheduling": False}, pytest.param({"num_gpu_blocks_override": 24, "max_model_len": 320}, marks=pytest.mark.slow)],
-)
-def test_forced_tokens_are_said_in_fewer_steps_and_are_the_same(
-    llm: LLM, random_dir: str, change: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    other = load(random_dir, **change) if change else llm
-    names = ("lamp", "point", "exam", "colour", "shift", "budget")
-    wanted = [params(compact(name), max_tokens=250, n=1 + (name == "lamp")) for name in names] + [params(max_tokens=60, ignore_eos=True)]
-
-    def steps_of() -> tuple[list[tuple[str, str | None]], int]:
-        before = other.engine.stats().steps
-        return say(other, *wanted), other.engine.stats().steps - before
-
-    said, steps = steps_of()
-    monkeypatch.setattr("jaxllm.engine.engine.WORTH_A_CHUNK", 10**9)
-    assert steps_of()[0] == said
-    assert steps_of()[1] > 1.2 * steps
-    for name, one in zip(("lamp", *names), said, strict=False):
-        assert_valid(one, SCHEMAS[name])
-    assert other.engine.stats().free_pages == other.engine.stats().num_pages
-    other.engine.scheduler.check()
-
-
-def test_forced_tokens_may_end_the_request(llm: LLM) -> None:
-    sentence = "the quick brown fox jumps over the lazy dog"
-    assert say(llm, params({"choice": [sentence]})) == [(sentence, "stop")]
-    assert say(llm, params({"choice": [sentence]}, stop=["fox"])) == [("the quick brown ", "stop")]
-    assert say(llm, params({"choice": [sentence]}, max_tokens=6))[0][1] == "length"
-    ((text, _),) = say(llm, params({"choice": [sentence]}, max_tokens=6))
-    assert sentence.startswith(text)
 
 
 def test_a_grammar_that_explodes_later_ends_its_request_and_no_other(llm: LLM) -> None:

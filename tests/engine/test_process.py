@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -21,6 +22,7 @@ from jaxllm.nn.dense import DenseContext
 from jaxllm.sampling.bits import has, packed, remove
 from jaxllm.sampling.constraint import ConstraintError
 from jaxllm.sampling.options import SamplingParams
+from jaxllm.tokenizer import Tokenizer
 from tests.engine.conftest import TINY, Numbers, collect, outcomes, reading_words, run, tokens_of
 from tests.engine.fake_host import Optimist
 from tests.sampling.process_oracle import expected
@@ -224,6 +226,35 @@ def test_what_was_checked_is_not_read_again_and_what_changed_is() -> None:
     asking.check(params)
     found = asking.of(params)
     assert found is not None and not found.constraints and not has(found.allowed_W, 3)
+
+
+@pytest.mark.parametrize(
+    ("word", "forbids", "allows"),
+    [
+        ("46", ["46", " 46", "\n46"], ["4", " 4"]),
+        (" 46", ["46", " 46"], ["4"]),
+        ("\n46", ["\n46"], ["46", " 46", "\n"]),
+        ("\n", ["\n"], [" ", "a"]),
+        (" ", [" "], ["\n", "a"]),
+        ("\t", ["\t"], [" ", "\n"]),
+    ],
+)
+def test_a_bad_word_counts_as_it_is_written_and_after_a_space(word: str, forbids: list[str], allows: list[str], repo: Path) -> None:
+    tokenizer = Tokenizer.load(repo / "jaxllm" / "demo")
+    asked = Asking(800, tokenizer).of(SamplingParams(bad_words=[word]))
+    assert asked is not None
+
+    def forbidden(text: str) -> bool:
+        *before, last = tokenizer.encode(text, add_special_tokens=False)
+        if not has(asked.allowed_W, last):
+            return True
+        allowed_W = asked.allowed_W.copy()
+        for constraint in asked.constraints:
+            constraint.advance(before)
+            constraint.mask(allowed_W)
+        return not has(allowed_W, last)
+
+    assert [text for text in forbids + allows if forbidden(text)] == forbids
 
 
 def test_bad_words_need_a_tokenizer() -> None:

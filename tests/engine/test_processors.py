@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import jax
@@ -19,7 +20,7 @@ from jaxllm.engine.engine import Engine
 from jaxllm.engine.request import GenerateRequest, RequestError
 from jaxllm.sampling.options import SamplingParams
 from jaxllm.sampling.processors import ProcessorState, read_processors
-from tests.engine.conftest import TINY, collect, outcomes, run
+from tests.engine.conftest import TINY, collect, outcomes, reading_words, run
 from tests.engine.fake_host import Optimist
 
 MakeEngine = Callable[..., Engine]
@@ -120,9 +121,65 @@ def test_a_function_on_the_host_that_fails_ends_its_own_request_and_says_why(eng
     params = [SamplingParams(**FREE), SamplingParams(**FREE, logits_processors=[broken])]
     deltas = collect(engine, [GenerateRequest(id=str(i), prompt_token_ids=PROMPTS[i], params=p) for i, p in enumerate(params)])
     failed = [delta for delta in deltas if delta.id == "1"][-1]
-    assert failed.error == "a logits processor raised ZeroDivisionError: integer division or modulo by zero"
+    assert failed.error == "the logits processor broken raised ZeroDivisionError: integer division or modulo by zero"
     assert [d.finish_reason for d in deltas if d.id == "0"][-1] == "length"
     assert outcomes(engine, PROMPTS[:1], params[:1])[0].tokens == [t for d in deltas if d.id == "0" for t in d.token_ids]
+
+
+def forgetful(output: list[int], logits_V: np.ndarray) -> None:
+    """Returns nothing, as people do who are used to change arrays in place."""
+    logits_V[7] += 100
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        (forgetful, f"the logits processor forgetful returned nothing; it must return the {V} logits"),
+        (lambda output, logits_V: 3.0, r"returned an array of shape \(\)"),
+        (lambda output, logits_V: logits_V[:1], r"returned an array of shape \(1,\)"),
+        (lambda output, logits_V: logits_V[None], r"returned an array of shape \(1, 104\)"),
+        (lambda output, logits_V: logits_V * np.nan, r"not numbers \(NaN\)"),
+        (lambda output, logits_V: "abc", "raised ValueError"),
+        (lambda prompt, output, logits_V: logits_V, "the logits processor <lambda> raised TypeError"),
+    ],
+    ids=range(7),
+)
+def test_what_a_function_on_the_host_must_return_is_said_and_others_go_on(engine: Engine, function: Any, says: str) -> None:
+    params = [SamplingParams(**FREE), SamplingParams(**FREE, logits_processors=[function])]
+    deltas = collect(engine, [GenerateRequest(id=str(i), prompt_token_ids=PROMPTS[i], params=p) for i, p in enumerate(params)])
+    (failed,) = [delta for delta in deltas if delta.id == "1"]
+    assert failed.finish_reason == "error"
+    assert re.search(says, failed.error or ""), failed.error
+    assert [t for d in deltas if d.id == "0" for t in d.token_ids] == run(engine, PROMPTS[:1], SamplingParams(**FREE))[0]
+
+
+def test_functions_on_the_host_run_one_after_another_and_may_return_any_row_of_numbers(engine: Engine) -> None:
+    def first(output: list[int], logits_V: np.ndarray) -> Any:
+        return [float(x) for x in np.where(np.arange(V) == 31, 500.0, logits_V)]
+
+    def second(output: list[int], logits_V: np.ndarray) -> Any:
+        return jnp.where(jnp.arange(V) == 32, logits_V[31] + 1, logits_V)
+
+    assert run(engine, PROMPTS[:1], SamplingParams(**FREE, logits_processors=[first, second])) == [[32] * 14]
+    assert run(engine, PROMPTS[:1], SamplingParams(**FREE, logits_processors=[second, first])) == [[31] * 14]
+
+
+@pytest.mark.parametrize(
+    ("options", "holds"),
+    [
+        ({"allowed_token_ids": [8, 9]}, lambda said: set(said) <= {8, 9}),
+        ({"bad_words": ["7"]}, lambda said: 7 not in said),
+        ({"bad_words": ["7 7"]}, lambda said: 7 in said and (7, 7) not in pairwise(said)),
+        ({"min_tokens": 9, "stop_token_ids": [7]}, lambda said: said.index(7) == 9),
+    ],
+    ids=str,
+)
+def test_functions_on_the_host_undo_no_ban(engine: Engine, options: dict[str, Any], holds: Callable[[list[int]], bool]) -> None:
+    def undo(output: list[int], logits_V: np.ndarray) -> np.ndarray:
+        return np.where(np.arange(V) == 7, 1e6, np.nan_to_num(logits_V, neginf=0))
+
+    (said,) = run(reading_words(engine), PROMPTS[:1], SamplingParams(**FREE, logits_processors=[undo], **options))
+    assert holds(said), said
 
 
 @pytest.mark.parametrize(

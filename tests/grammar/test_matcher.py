@@ -10,12 +10,15 @@ from typing import Any
 import jsonschema
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from llguidance import LLMatcher
 from tokenizers import Tokenizer
 
 from jaxllm.grammar import matcher as module
 from jaxllm.grammar.checker import special_tokens
 from jaxllm.grammar.matcher import MAX_IDLE, GrammarError, Matcher, Matchers
+from jaxllm.grammar.structure import StructureError
 from tests.grammar.conftest import EOS, WIDTH, Speaker, allowed_by
 from tests.grammar.schemas import every
 
@@ -49,6 +52,39 @@ def test_what_is_said_under_each_of_two_hundred_schemas_is_valid(speaker: Speake
     assert len(SCHEMAS) == 200
     for schema in SCHEMAS.values():
         assert_valid(speaker.say(0, json=schema), schema)
+
+
+NUMBERS = st.one_of(
+    st.integers(-(2**65), 2**65),
+    st.builds(lambda base, off: base + off, st.sampled_from([2**53, -(2**53), 2**63, -(2**63), 10**20]), st.integers(-3, 3)),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.decimals(-1000, 1000, places=3).map(float),
+)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(low=NUMBERS, high=NUMBERS, integer=st.booleans())
+def test_a_number_is_honoured_exactly_or_refused(speaker: Speaker, low: float, high: float, integer: bool) -> None:
+    low, high = sorted((low, high))
+    for schema in ({"const": low}, {"type": "integer" if integer else "number", "minimum": low, "maximum": high}):
+        try:
+            text = speaker.say(0, json=schema)
+        except StructureError:
+            continue
+        assert_valid(text, schema)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"const": 2**53}, {"const": -(2**53)}, {"enum": [0.1, 1e-7, 3.141592653589793]},
+        {"type": "integer", "minimum": 2**53 - 1, "maximum": 2**63 - 1},
+        {"type": "integer", "minimum": 0, "maximum": 2**64 - 1}, {"type": "integer", "exclusiveMinimum": 2**53 - 2, "maximum": 2**53},
+    ],
+)  # fmt: skip
+def test_large_numbers_that_are_honoured_are_said_exactly(speaker: Speaker, schema: dict[str, Any]) -> None:
+    for seed in range(5):
+        assert_valid(speaker.say(seed, json=schema), schema)
 
 
 def test_spacing_of_json_is_as_asked(speaker: Speaker) -> None:

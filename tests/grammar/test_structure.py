@@ -24,6 +24,14 @@ TAGS = {
     "triggers": ["<function="],
 }
 
+# Those of 64-bit integers forbid nothing that can be said; what is no keyword may be anything.
+BOUNDS = {
+    "anyOf": [{"minimum": -(2**53), "maximum": 2**63 - 1}, {"minimum": 0, "maximum": 2**64 - 1}, {"maximum": 1e300}],
+    "properties": {"const": {"default": 2**60}, "maximum": {"examples": [2**60], "minimum": -(2**53), "maximum": 2**53}},
+    "enum": [0.1, 3.141592653589793, -(2**53), True],
+    "default": 10**30,
+}
+
 
 def nested(levels: int) -> Any:
     value: Any = {"type": "string"}
@@ -39,6 +47,7 @@ def nested(levels: int) -> Any:
         ({"json": '{"type": "object"}'}, {"kind": "json", "value": OBJECT, "whitespace": WHITESPACE}),
         ({"json": True}, {"kind": "json", "value": True, "whitespace": WHITESPACE}),
         ({"json": {}}, {"kind": "json", "value": {}, "whitespace": WHITESPACE}),
+        ({"json": BOUNDS}, {"kind": "json", "value": BOUNDS, "whitespace": WHITESPACE}),
         ({"json": OBJECT, "whitespace_pattern": "[ ]"}, {"kind": "json", "value": OBJECT, "whitespace": "[ ]"}),
         ({"json": OBJECT, "disable_any_whitespace": True}, {"kind": "json", "value": OBJECT, "whitespace": None}),
         ({"json_object": True}, {"kind": "json_object", "value": True, "whitespace": WHITESPACE}),
@@ -78,6 +87,19 @@ def test_tags_keep_the_longest_trigger_that_begins_them() -> None:
         ({"json": {"enum": ["x" * 1000] * 100}}, str(MAX_CHARS)),
         ({"json": {"enum": [0] * 10**6}}, str(MAX_CHARS)),
         ({"json": {"enum": [10**9] * 20_000}}, str(MAX_CHARS)),
+        ({"json": {"const": 2**53 + 1}}, "const holds 9007199254740993"),
+        ({"json": {"const": {"a": [True, 1234567890123456789]}}}, "const holds 1234567890123456789"),
+        ({"json": {"properties": {"const": {"enum": ["a", -(2**60)]}}}}, "enum holds -1152921504606846976"),
+        ({"json": {"anyOf": [{}, {"minimum": 2**53 + 1}]}}, "minimum is 9007199254740993"),
+        ({"json": {"minimum": 1e20}}, r"minimum is 1e\+20"),
+        ({"json": {"exclusiveMinimum": 2**63 - 1}}, "exclusiveMinimum is"),
+        ({"json": {"exclusiveMaximum": 2**63 - 1}}, "exclusiveMaximum is"),
+        ({"json": {"maximum": -(10**30)}}, "maximum is a larger number"),
+        ({"json": {"multipleOf": 10**17}}, "multipleOf is"),
+        ({"json": {"const": 123456789.12345679}}, "const holds"),
+        ({"json": {"const": 1e22}}, r"const holds 1e\+22"),
+        ({"json": '{"$defs": {"a": {"items": {"const": 1e-300}}}}'}, "const holds 1e-300"),
+        ({"structural_tag": TAGS | {"structures": [{"begin": "<function=", "schema": {"const": 2**60}, "end": ""}]}}, "const holds"),
         ({"json_object": 1}, "true or false"),
         ({"regex": ""}, "regex is empty"),
         ({"regex": ["a"]}, "must be a string, got list"),

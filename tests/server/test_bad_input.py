@@ -80,6 +80,7 @@ def test_a_body_that_is_no_json_object_is_refused(server: Running, path: str, bo
         ("stop", "x" * 2**20), ("stop", ["a"] * 10_000), ("stop_token_ids", list(range(10_000))), ("allowed_token_ids", "x"),
         ("allowed_token_ids", [1.5]), ("allowed_token_ids", [2**31]), ("bad_words", ["x" * 2**15]), ("best_of", -1), ("min_tokens", 1.5),
         ("prompt_logprobs", -1), ("prompt_logprobs", True), ("logprobs", 10**9), ("seed", True), ("top_k", True), ("min_p", "0"),
+        ("beam_width", 3), ("regex", "a"), ("ebnf", 'root ::= "a"'), ("json_schema", {}), ("grammar", "x"),
         ("prompt_embeds", "x"), ("length_penalty", 2), ("length_penalty", 11), ("use_beam_search", 1), ("early_stopping", "soon"),
     ],
 )  # fmt: skip
@@ -234,6 +235,12 @@ def test_chat_fields_are_checked(server: Running, extra: dict[str, Any], param: 
 @pytest.mark.parametrize("value", [-1, 21, True, 1.5, "1"])
 def test_completion_logprobs_are_bounded(server: Running, value: Any) -> None:
     assert server.post(COMPLETIONS, {"model": "fake", "prompt": "a", "logprobs": value}).error["param"] == "logprobs"
+
+
+@pytest.mark.parametrize(("field", "instead"), [("top_logprobs", "logprobs"), ("max_completion_tokens", "max_tokens")])
+def test_a_field_of_chats_is_refused_by_name_in_completions(server: Running, field: str, instead: str) -> None:
+    error = server.post(COMPLETIONS, {"model": "fake", "prompt": "a", field: 3}).error
+    assert (error["param"], error["message"]) == (field, f"{field} is not supported here; send {instead}")
 
 
 def test_an_error_of_the_template_is_the_clients_to_read(server: Running) -> None:

@@ -32,6 +32,9 @@ WAYS: list[tuple[dict[str, Any], str]] = [
     ({"guided_json_object": False, "guided_regex": "b+"}, "/b+/"),
     ({"guided_choice": ["yes", "no"]}, '"yes" | "no"'),
     ({"guided_grammar": 'root ::= "x"'}, '"x"'),
+    ({"structural_tag": json.dumps(TAG)}, "<f>"),
+    ({"structural_tag": TAG, "guided_whitespace_pattern": "[ ]"}, '"whitespace_pattern": "[ ]"'),
+    ({"guided_decoding": {"regex": "a+"}}, "/a+/"),
 ]
 
 
@@ -64,7 +67,10 @@ def test_every_way_to_ask_reaches_the_engine_compiled(server: Running, chat: boo
         ("response_format", {"type": "json_schema", "json_schema": {"name": "a"}}),
         ("response_format", {"type": "json_schema", "json_schema": {"name": "a", "schema": []}}),
         ("response_format", {"type": "json_schema", "json_schema": {"name": "a", "schema": {"$ref": "#"}}}),
-        ("response_format", {"type": "structural_tag"}),
+        ("response_format", {"type": "structural_tag"}), ("structural_tag", "x"), ("structural_tag", {"format": {"type": "any_text"}}),
+        ("guided_decoding", {}), ("guided_decoding", {"regx": "a"}), ("guided_json", {"const": 1234567890123456789}),
+        ("response_format", {"type": "json_schema", "json_schema": {"name": "a", "schema": {"minimum": 10**20}}}),
+        ("structured_outputs", {"json": json.dumps({"const": 2**53 + 1})}),
     ],
 )  # fmt: skip
 def test_a_constraint_that_is_none_is_refused_by_name(server: Running, chat: bool, field: str, value: Any) -> None:
@@ -95,6 +101,17 @@ def test_two_constraints_at_once_are_refused(server: Running, fields: dict[str, 
     error = post(server, False, **fields).error
     assert error["param"] == named
     assert "both constrain the output" in error["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_grammar_that_leaves_no_token_is_the_fault_of_the_field_that_was_sent(fresh: Running, stream: bool) -> None:
+    fresh.control.error_delta = "structured_outputs"
+    for field, value in (("guided_regex", "a"), ("response_format", {"type": "json_object"}), ("structured_outputs", {"regex": "b"})):
+        for chat in (False, True):
+            answer = post(fresh, chat, **{field: value, "stream": stream})
+            assert (answer.status, answer.error["param"], answer.error["code"]) == (400, field, "unsatisfiable")
+    fresh.control.error_delta = "allowed_token_ids"
+    assert post(fresh, False, guided_regex="a").error["param"] == "allowed_token_ids"
 
 
 def test_a_bomb_is_refused_within_its_budget_while_a_stream_goes_on(server: Running) -> None:

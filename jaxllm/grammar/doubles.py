@@ -1,0 +1,65 @@
+"""Numbers in a JSON schema that the compiler cannot honour exactly: it reads them as doubles, and as bounds of 64-bit integers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from decimal import Decimal
+from typing import Any
+
+LARGEST = 2**53  # up to it doubles tell whole numbers apart
+SHIFT = 22  # powers of ten up to this one are exact doubles, so a number of so many places is read with one rounding
+MOST = 2**63 - 1  # a larger number is not said where there is a bound
+
+HOLDS_VALUES = ("const", "enum")
+BOUNDS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum", "multipleOf")
+NAMES_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")  # objects whose keys are no keywords
+
+
+def inexact(schema: Any) -> str | None:
+    """The first keyword of a schema with a number that would be rounded, and the number; None when all are honoured as they are written.
+    An upper bound of 64-bit integers or beyond forbids nothing that can be said, and is honoured."""
+    if not isinstance(schema, dict):
+        return next(filter(None, map(inexact, schema)), None) if isinstance(schema, list) else None
+    for keyword, value in schema.items():
+        if keyword in HOLDS_VALUES:
+            wrong = next((number for number in _numbers(value) if not _exact(number)), None)
+            found = None if wrong is None else f"{keyword} holds {_shown(wrong)}"
+        elif keyword in BOUNDS and _is_number(value):
+            found = None if _exact(value) or _idle(keyword, value) else f"{keyword} is {_shown(value)}"
+        elif keyword in NAMES_SCHEMAS and isinstance(value, dict):
+            found = next(filter(None, map(inexact, value.values())), None)
+        else:
+            found = inexact(value)
+        if found is not None:
+            return found
+    return None
+
+
+def _numbers(value: Any) -> Iterator[int | float]:
+    if _is_number(value):
+        yield value
+    elif isinstance(value, (dict, list)):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _numbers(item)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _exact(number: int | float) -> bool:
+    """Whether reading its digits as a whole number and shifting them by a power of ten rounds once, to the number itself."""
+    if isinstance(number, int) or abs(number) > LARGEST:
+        return abs(number) <= LARGEST
+    _, digits, exponent = Decimal(repr(number)).as_tuple()
+    return int("".join(map(str, digits))) <= LARGEST and isinstance(exponent, int) and abs(exponent) <= SHIFT
+
+
+def _idle(keyword: str, bound: int | float) -> bool:
+    """Whether a bound forbids nothing, since larger numbers are not said at all."""
+    return bound >= {"maximum": MOST, "exclusiveMaximum": MOST + 1}.get(keyword, math.inf)
+
+
+def _shown(number: int | float) -> str:
+    return repr(number) if isinstance(number, float) or abs(number) < 2**65 else "a larger number"
