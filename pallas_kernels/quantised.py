@@ -40,7 +40,16 @@ def inverse_of(scale: Array) -> Array:
     return lax.bitcast_convert_type((2 * 127 << _MANTISSA) - bits, jnp.float32)
 
 
-def quantise(x: Array, dtype: DTypeLike) -> tuple[Array, Array]:
-    """Float32 heads `[..., H]` as 8-bit floats `[..., H]` and the scale `[...]` of each, in the type that scales are stored in."""
-    scale = scale_of(jnp.max(jnp.abs(x), axis=-1), dtype)
-    return (x * inverse_of(scale)[..., None]).astype(dtype), scale.astype(SCALE_DTYPE)
+def clipped(x: Array, dtype: DTypeLike) -> Array:
+    """Numbers beyond the 8-bit type's range as its largest, which a conversion would not make of them everywhere; NaN stays."""
+    limit = float(jnp.finfo(dtype).max)
+    return jnp.maximum(jnp.minimum(x, limit), -limit)
+
+
+def quantise(x: Array, dtype: DTypeLike, given: Array | None = None) -> tuple[Array, Array]:
+    """Float32 heads `[..., H]` as 8-bit floats `[..., H]` and the scale `[...]` of each, in the type that scales are stored in: its own, or
+    the `given` one, which is of that type; then larger numbers become the largest."""
+    if given is None:
+        scale = scale_of(jnp.max(jnp.abs(x), axis=-1), dtype)
+        return (x * inverse_of(scale)[..., None]).astype(dtype), scale.astype(SCALE_DTYPE)
+    return clipped(x * (1 / given.astype(jnp.float32)), dtype).astype(dtype), jnp.full(x.shape[:-1], given)

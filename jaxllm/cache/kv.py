@@ -212,6 +212,7 @@ def _write_and_attend(
         sin=whole,
         bias=None if rows.bias is None else PartitionSpec("tensor", None, None),
         norms=None if rows.norms is None else (whole, whole),
+        kv_scales=None if rows.kv_scales is None else whole,
     )
     run = jax.shard_map(
         functools.partial(_shard, how),

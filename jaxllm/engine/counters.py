@@ -26,8 +26,8 @@ class Counters:
             running=scheduler.running,
             waiting=scheduler.waiting + unscheduled,
             kv_usage=max(pool.usage for pool in pools),
-            prefix_queries=prefix.queries if prefix else 0,
-            prefix_hits=prefix.hits if prefix else 0,
+            prefix_queries=0 if prefix is None else prefix.queries,  # an empty index is false
+            prefix_hits=0 if prefix is None else prefix.hits,
             preemptions=scheduler.preemptions,
             prompt_tokens=self.prompt_tokens,
             generation_tokens=self.generation_tokens,

@@ -84,7 +84,7 @@ class Holdings:
         if start.loan is not None:
             start.loan.lender.room = min(start.loan.lender.room, start.loan.computed)
         if request.num_preemptions == 0:
-            self._note_cached(request, start.loan)
+            self._note_cached(request)
 
     def slide(self, request: Request) -> None:
         """Give back the pages that none of the tokens still to be computed sees."""
@@ -285,13 +285,17 @@ class Holdings:
                 return owner.tables[kind].pages[i]
         return page
 
-    def _note_cached(self, request: Request, offer: Loan | None) -> None:
-        """Count what the index found; a request that starts from its family's pages found what they did."""
-        if offer is not None:
-            request.num_cached_tokens = offer.lender.num_cached_tokens
-        elif self.indexes and self.shares:
+    def _note_cached(self, request: Request) -> None:
+        """Count what was looked up and found. Of a family only the first one's counts: what the others find, it may have computed."""
+        family, looked = request.family, bool(self.indexes) and self.shares and request.scored >= request.score_end
+        if family is not None and family.found is not None:
+            request.num_cached_tokens = family.found
+            return
+        if looked:
             request.num_cached_tokens = request.computed
             self.indexes[0].count(request.num_tokens, request.computed)
+        if family is not None:
+            family.found = request.num_cached_tokens
 
     def _hash(self, request: Request, end: int) -> None:
         """Complete the kept hashes up to token `end`; each page is hashed once in a request's life."""

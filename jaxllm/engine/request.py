@@ -185,12 +185,13 @@ class Asked:
 @dataclass(slots=True, eq=False)
 class Family:
     """The choices of one prompt, which may start from each other's pages. Those of a beam search, with `seats` above 0, hold so many slots
-    together, of which `spare` are the ones that none of them is in."""
+    together, of which `spare` are the ones that none of them is in. `found` tokens were cached before any of them ran."""
 
     members: list[Request]
     seats: int = 0
     seated: int = 0
     spare: list[int] = field(default_factory=list)
+    found: int | None = None
 
 
 @dataclass(slots=True, eq=False)

@@ -65,17 +65,17 @@ class Setup:
 
 def resolve(config: EngineConfig, model_dir: Path, mesh: Mesh) -> Setup:
     """Decide everything; raises ConfigError before any loading work when it cannot be."""
-    hf = models.with_defaults(models.read_config(model_dir))
     shards = mesh.shape["tensor"]
+    hf = _configuration(config, model_dir, shards)
     platform = mesh.devices.flat[0].platform
     dtype = weights.resolve_dtype(config.dtype, hf, platform)
     kv = models.kv_shape(hf, shards)
+    kv_dtype, itemsize = jnp.dtype(KV_CACHE_DTYPES[config.kv_cache_dtype] or dtype), jnp.dtype(dtype).itemsize
     graphdef, abstract = weights.abstract(hf, mesh, dtype)
     page_size = _page_size(config, 16 if platform == "cpu" else 64)
     max_num_seqs = config.max_num_seqs or (16 if platform == "cpu" else 256)
     length, _ = model_length(config, hf)
     budget = _step_tokens(config, min(length, 512) if platform == "cpu" else 8192, max_num_seqs)
-    kv_dtype, itemsize = jnp.dtype(KV_CACHE_DTYPES[config.kv_cache_dtype] or dtype), jnp.dtype(dtype).itemsize
     shapes = Shapes(dtype, kv.head_dim, page_size, max(1, hf["num_attention_heads"] // kv.kv_heads), kv_dtype)
     backend = choose_backend(mesh.devices.flat[0], shapes, config.attention_backend)
     buckets = (Buckets.uniform if config.batch_invariant else Buckets.build)(max_num_seqs, budget, platform)
@@ -123,6 +123,14 @@ def resolve(config: EngineConfig, model_dir: Path, mesh: Mesh) -> Setup:
         batch_invariant=config.batch_invariant,
     )
     return Setup(resolved, hf, mesh, dtype, need, memory, buckets, kv, graphdef, abstract)
+
+
+def _configuration(config: EngineConfig, model_dir: Path, shards: int) -> dict[str, Any]:
+    """The model's configuration, complete, and for pages of 8 bits which scales the checkpoint brings."""
+    hf = models.with_defaults(models.read_config(model_dir))
+    if KV_CACHE_DTYPES[config.kv_cache_dtype] is not None:
+        hf[models.KV_SCALES] = weights.kv_scales(model_dir, models.kv_shape(hf, shards).layers, config.load_format)
+    return hf
 
 
 def resized(setup: Setup, config: EngineConfig, workspace: int) -> Setup:

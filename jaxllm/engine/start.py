@@ -160,6 +160,7 @@ def table_rows(setup: Setup, programs: Programs, compiles: CompileCounter, repor
         ("for sampling, spare", f"{memory.room.resident / GIB:.2f} and {memory.room.spare / GIB:.2f} GiB per device"),
         ("left for KV pages", f"{memory.room.terms} = {max(0, memory.room.left) / GIB:.2f} GiB per device"),
         ("KV cache", f"{pages}{_more_row(setup)} in {resolved.kv_dtype}, {memory.kv / GIB:.2f} GiB per device"),
+        *_scales_rows(setup),
         ("sliding window", _window_row(setup)),
         ("maximum concurrency", f"{at_once:.2f}x at {resolved.max_model_len} tokens per request"),
         ("prefix caching", "on" if resolved.enable_prefix_caching else "off"),
@@ -174,6 +175,18 @@ def table_rows(setup: Setup, programs: Programs, compiles: CompileCounter, repor
         ),
     ]
     return rows + [(name.lower(), f"{seconds:.2f} s") for name, seconds in report.seconds.items()]
+
+
+def _scales_rows(setup: Setup) -> list[tuple[str, str]]:
+    """Where the scales of pages of 8 bits come from."""
+    if models.KV_SCALES not in setup.hf:
+        return []
+    given = sum(tensors is not None for tensors in setup.hf[models.KV_SCALES])
+    own = "one for each token and head, computed when it is written"
+    if not given:
+        return [("KV scales", own)]
+    layers = "" if given == setup.kv.layers else f" for {given} of {setup.kv.layers} layers; for the others {own}"
+    return [("KV scales", f"the checkpoint's{layers}")]
 
 
 def _window_row(setup: Setup) -> str:

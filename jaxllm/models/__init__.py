@@ -12,16 +12,22 @@ from jaxllm.models._config import (
     rope_parameters,
     with_defaults,
 )
+from jaxllm.models._kv_scales import KV_SCALES, kv_scale_names, kv_scales_rule
+from jaxllm.models._kv_scales import Tensors as KVTensors
 from jaxllm.models._rules import Piece, Rule
 
 __all__ = [
+    "KV_SCALES",
     "KVShape",
+    "KVTensors",
     "Piece",
     "Rule",
     "context_length",
     "eos_token_ids",
     "families",
     "family",
+    "kv_scale_names",
+    "kv_scales_rule",
     "kv_shape",
     "read_config",
     "rope_parameters",

@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from jaxllm.config import ConfigError
+from jaxllm.models._kv_scales import quantises_kv_alone
 from jaxllm.nn.heads import Heads
 from jaxllm.sampling.defaults import generation_config
 
@@ -42,7 +43,7 @@ def read_config(model_dir: str | Path) -> dict[str, Any]:
     problems = []
     if hf.get("auto_map"):
         problems.append("it asks for remote code (auto_map), which is never run; use a checkpoint whose architecture is built in")
-    if hf.get("quantization_config"):
+    if hf.get("quantization_config") and not quantises_kv_alone(hf["quantization_config"]):
         method = hf["quantization_config"].get("quant_method") if isinstance(hf["quantization_config"], dict) else None
         problems.append(f"quantization_config ({method or 'unknown method'}) is not supported; use an unquantized checkpoint")
     model_type = hf.get("model_type")

@@ -8,6 +8,7 @@ from typing import Any
 
 from jaxllm.config import ConfigError
 from jaxllm.models._config import positive, read_heads
+from jaxllm.models._kv_scales import kv_scale_names
 from jaxllm.models._rope import rope
 from jaxllm.nn.decoder import Block, Decoder
 from jaxllm.nn.heads import Heads
@@ -87,8 +88,10 @@ def layer_windows(hf: Mapping[str, Any], layers: int) -> list[int | None]:
 
 def unused(hf: Mapping[str, Any], size: Sizes) -> dict[str, str | None]:
     """Tensors that a checkpoint may hold and that no parameter needs: rotary tables of older checkpoints, which follow from the
-    configuration; scales of an 8-bit KV cache, one a layer, where each token gets its own; and the head of a tied model, which must equal
+    configuration; scales for 8 bits, where keys and values have more (queries always have); and the head of a tied model, which must equal
     the embedding."""
-    names = ("rotary_emb.inv_freq", "k_scale", "v_scale", "k_proj.k_scale", "v_proj.v_scale")
-    buffers: dict[str, str | None] = {f"model.layers.{layer}.self_attn.{name}": None for layer in range(size.layers) for name in names}
+    buffers: dict[str, str | None] = {}
+    for layer in range(size.layers):
+        buffers |= dict.fromkeys(f"model.layers.{layer}.self_attn.{name}" for name in ("rotary_emb.inv_freq", "q_scale"))
+        buffers |= dict.fromkeys(name for pair in kv_scale_names(layer) for name in pair)
     return buffers | ({"lm_head.weight": "model.embed_tokens.weight"} if size.tied else {})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
@@ -11,6 +12,7 @@ from jaxllm.nn.heads import Heads
 from jaxllm.nn.linear import Init, Linear
 from jaxllm.nn.norm import RMSNorm
 from jaxllm.nn.rope import Rotation
+from pallas_kernels.quantised import SCALE_DTYPE
 from pallas_kernels.rope_write import HeadRows
 
 
@@ -61,8 +63,13 @@ class Attention(nnx.Module):
         self.out = Linear(init, (width,), (heads.query, heads.dim), ("embed", "heads", "head_dim"), out_bias)
         self.q_norm = None if qk_norm_eps is None else RMSNorm(init, heads.dim, qk_norm_eps, "head_dim")
         self.k_norm = None if qk_norm_eps is None else RMSNorm(init, heads.dim, qk_norm_eps, "head_dim")
+        self.kv_scales: nnx.Param | None = None
         self.heads = heads
         self.window = window
+
+    def take_kv_scales(self) -> None:
+        """Have scales `[1, 2]` of this layer's keys and values as a parameter, for pages of 8 bits."""
+        self.kv_scales = nnx.data(nnx.Param(jnp.ones((1, 2), SCALE_DTYPE), axes=(None, None)))
 
     def __call__(self, layer: int, x_TD: Array, rotation: Rotation, context: AttentionContext) -> Array:
         o_TNH = context.attend(layer, self._rows(x_TD, rotation), scale=self.heads.dim**-0.5, window=self.window, softcap=None)
@@ -74,4 +81,5 @@ class Attention(nnx.Module):
         norms, eps = None, 0.0
         if self.q_norm is not None and self.k_norm is not None:
             norms, eps = (self.q_norm.weight[...], self.k_norm.weight[...]), self.q_norm.eps
-        return HeadRows(self.qkv.product(x_TD), *rotation, bias=bias, norms=norms, eps=eps, queries=self.heads.query_per_shard)
+        scales = None if self.kv_scales is None else self.kv_scales[...][0]
+        return HeadRows(self.qkv.product(x_TD), *rotation, bias, norms, eps, self.heads.query_per_shard, scales)

@@ -16,7 +16,8 @@ from jax.typing import DTypeLike
 
 from jaxllm.config import DTYPES, LOAD_FORMATS, ConfigError
 from jaxllm.mesh import sharding
-from jaxllm.models import Rule, family, with_defaults
+from jaxllm.models import KV_SCALES, KVTensors, Rule, family, kv_scales_rule, with_defaults
+from jaxllm.nn.decoder import Decoder
 from jaxllm.weights import reader
 from jaxllm.weights.dummy import dummy
 from jaxllm.weights.place import mismatch, place
@@ -95,7 +96,14 @@ def load(
 def _abstract(full: dict[str, Any], mesh: Mesh, dtype: DTypeLike) -> tuple[nnx.GraphDef, nnx.State, dict[str, jax.ShapeDtypeStruct]]:
     """Graph, abstract state, and the state's leaves by dotted path in flatten order."""
     module = family(full["model_type"])
-    model = nnx.eval_shape(lambda: module.build(full, mesh.shape["tensor"], nnx.Rngs(0), dtype))
+
+    def build() -> Decoder:
+        model: Decoder = module.build(full, mesh.shape["tensor"], nnx.Rngs(0), dtype)
+        for layer in _scaled(full):
+            model.layers[layer].attention.take_kv_scales()
+        return model
+
+    model = nnx.eval_shape(build)
     graphdef, state = nnx.split(model)
     parameters, _ = jax.tree_util.tree_flatten_with_path(state, is_leaf=lambda x: isinstance(x, nnx.Variable))
     likes = {}
@@ -106,9 +114,15 @@ def _abstract(full: dict[str, Any], mesh: Mesh, dtype: DTypeLike) -> tuple[nnx.G
     return graphdef, jax.tree.unflatten(jax.tree.structure(state), list(likes.values())), likes
 
 
+def _scaled(full: Mapping[str, Any]) -> dict[int, KVTensors]:
+    """The layers whose keys and values have scales in the checkpoint, which are to be used."""
+    return {layer: tensors for layer, tensors in enumerate(full.get(KV_SCALES, ())) if tensors}
+
+
 def _rules(full: dict[str, Any], mesh: Mesh, parameters: set[str]) -> list[Rule]:
     """The family's table, which must produce every parameter exactly once."""
     rules = family(full["model_type"]).rules(full, mesh.shape["tensor"])
+    rules += [kv_scales_rule(layer, tensors) for layer, tensors in _scaled(full).items()]
     made = [rule.parameter for rule in rules]
     if set(made) != parameters or len(made) != len(parameters):
         raise RuntimeError(f"the rules of {full['model_type']} and its parameters differ: {sorted(set(made) ^ parameters)[:5]}")

@@ -29,6 +29,7 @@ def rope_write_quantised(
 ) -> tuple[Array, Array, Array, Array]:
     """As `rope_write`, into pages of 8-bit floats with `scales` `[P, K, 2, C]`; returns `q_TNH` and the three.
 
-    Each token's key and value get the scale that `pallas_kernels.quantised` finds for them.
+    Each token's key and value get the scale that `pallas_kernels.quantised` finds for them, or that of `rows.kv_scales`, in the type that
+    scales are stored in.
     """
     return QUANTISED[backend](rows, k_pages, v_pages, scales, page_T, offset_T)

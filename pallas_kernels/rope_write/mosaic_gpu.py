@@ -16,7 +16,7 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.quantised import inverse_of, is_quantised, scale_of
+from pallas_kernels.quantised import clipped, inverse_of, is_quantised, scale_of
 from pallas_kernels.rope_write.rows import HeadRows
 
 FEW_TOKENS = 512  # up to this many, small tiles fill the device sooner; beyond, large ones keep more bytes in flight
@@ -64,11 +64,12 @@ def _launch(rows: HeadRows, pools: tuple[Array, ...], page_T: Array, offset_T: A
     N, K, half = rows.queries, rows.keys, H // 2
     q_tile, k_tile = tile_of(N, T), tile_of(K, T)
     biased, normed = rows.bias is not None, rows.norms is not None
-    optional = [*([rows.bias] if biased else []), *(rows.norms or ())]
+    fixed = quantised and rows.kv_scales is not None
+    optional = [*([rows.bias] if biased else []), *([rows.kv_scales] if fixed else []), *(rows.norms or ())]
 
     def rope_write_kernel(qkv_ref, cos_ref, sin_ref, page_ref, offset_ref, *rest):  # type: ignore[no-untyped-def]
         pool_refs, (*given, q_ref) = rest[: len(pools)], rest[len(pools) :]
-        bias_ref = given[0] if biased else None
+        bias_ref, scales_ref = given[0] if biased else None, given[biased] if fixed else None
         tile, t = lax.axis_index("tile"), lax.axis_index("token")
         halves = pl.ds(0, half), pl.ds(half, half)
 
@@ -113,7 +114,8 @@ def _launch(rows: HeadRows, pools: tuple[Array, ...], page_T: Array, offset_T: A
                 own, sides = pl.ds(first, k_tile), [keys, values]
                 if quantised:
                     for side in range(2):
-                        sides[side], scale = _scaled(sides[side], pool_refs[side].dtype)
+                        own_scale = None if scales_ref is None else scales_ref[side].astype(jnp.float32)
+                        sides[side], scale = _scaled(sides[side], pool_refs[side].dtype, own_scale)
                         _store(pool_refs[2].at[page, own, side, offset], scale)
                 for columns, *both in zip(halves, *sides, strict=True):
                     for ref, x in zip(pool_refs, both, strict=False):
@@ -154,8 +156,12 @@ def _layout(heads: int, half: int) -> Any:
     return layout(tiling, warp_dims=warps, lane_dims=(-2,))
 
 
-def _scaled(both: list[Array], dtype: Any) -> tuple[list[Array], Array]:
-    """Both halves of some heads divided by the heads' scales, and these."""
+def _scaled(both: list[Array], dtype: Any, given: Array | None) -> tuple[list[Array], Array]:
+    """Both halves of some heads divided by the heads' scales, and these: their own, or the given one for all."""
+    if given is not None:
+        heads, half = both[0].shape
+        scale = plgpu.layout_cast(jnp.full((heads,), given), _layout(heads, half).reduce(1))
+        return [clipped(x * (1 / given), dtype) for x in both], scale
     largest = jnp.max(jnp.maximum(*(jnp.maximum(x, -x) for x in both)), axis=1)
     scale = scale_of(largest, dtype)
     inverse = lax.broadcast_in_dim(inverse_of(scale), both[0].shape, [0])

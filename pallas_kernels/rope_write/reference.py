@@ -21,7 +21,8 @@ def rope_write_quantised(
 ) -> tuple[Array, Array, Array, Array]:
     """See `pallas_kernels.rope_write`."""
     q_TNH, k_TKH, v_TKH = exactly_rotated(rows)
-    (k8, k_scale_TK), (v8, v_scale_TK) = (quantise(x, k_pages.dtype) for x in (k_TKH, v_TKH))
+    given = (None, None) if rows.kv_scales is None else tuple(rows.kv_scales)
+    (k8, k_scale_TK), (v8, v_scale_TK) = (quantise(x, k_pages.dtype, scale) for x, scale in zip((k_TKH, v_TKH), given, strict=True))
     row_TK = _rows(k_pages, page_T, offset_T)
     P, K, _, C = scales.shape
     token = jnp.stack([row_TK // C * (2 * C) + row_TK % C + C * side for side in range(2)], axis=-1)

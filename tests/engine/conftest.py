@@ -17,6 +17,7 @@ from jaxllm.config import EngineConfig
 from jaxllm.engine.asked import Asking
 from jaxllm.engine.engine import Engine
 from jaxllm.engine.logprobs import of_prompt, unpacked
+from jaxllm.engine.report import Report
 from jaxllm.engine.request import GenerateRequest, PromptLogprobs, TextDelta, TokenLogprobs
 from jaxllm.sampling.options import SamplingParams
 from jaxllm.sampling.processors import Function
@@ -63,7 +64,7 @@ def write_random(path: Path, repo: Path) -> str:
 def make_engine(tiny_dir: str) -> Callable[..., Engine]:
     """An engine around the tiny model; keywords override the configuration."""
 
-    def make(processors: Sequence[Function] = (), **overrides: Any) -> Engine:
+    def make(processors: Sequence[Function] = (), report: Report | None = None, **overrides: Any) -> Engine:
         wishes: dict[str, Any] = {
             "model": tiny_dir,
             "load_format": "dummy",
@@ -76,7 +77,7 @@ def make_engine(tiny_dir: str) -> Callable[..., Engine]:
             "num_gpu_blocks_override": 96,
             "enforce_eager": True,
         }
-        return Engine.from_config(EngineConfig(**(wishes | overrides)), logits_processors=processors)
+        return Engine.from_config(EngineConfig(**(wishes | overrides)), report, logits_processors=processors)
 
     return make
 

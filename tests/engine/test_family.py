@@ -187,6 +187,20 @@ def test_cached_tokens_are_those_that_the_prompt_found() -> None:
     loop.drain()
 
 
+@pytest.mark.parametrize("cached", [0, 8])
+def test_what_a_family_has_computed_itself_is_no_hit_of_its_late_choices(cached: int) -> None:
+    loop = Loop(setup(True, max_num_seqs=2))
+    prompt = [5] * 10 + [6, 7, 8]
+    if cached:
+        loop.add(prompt[:10], 1)
+        loop.drain()
+    before = loop.prefix.queries
+    family = loop.add_choices(7, prompt, 1)  # most of them start when the first ones have ended
+    loop.drain()
+    assert [r.num_cached_tokens for r in family] == [cached] * 7
+    assert (loop.prefix.queries - before, loop.prefix.hits) == (13, cached)
+
+
 def test_a_choice_that_comes_back_holds_the_pages_that_its_family_holds_and_not_their_equals() -> None:
     loop = Loop(setup(True, num_pages=40))
     family = loop.add_choices(2, lasting(8, 2, 30), 30)

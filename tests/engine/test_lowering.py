@@ -71,6 +71,20 @@ def test_a_step_over_8_bit_pages_lowers(platform: str, backend: str, kind: str, 
     assert calls.count(CALLS[platform]) == (0 if backend == "xla" else kernels)
 
 
+@pytest.mark.parametrize("shards", [1, 4])
+def test_a_step_with_a_checkpoints_scales_lowers(shards: int) -> None:
+    mesh = make_mesh(shards)
+    given = programs_of(mesh, "mosaic_gpu", 64, "float8_e4m3fn")
+    tensors = [("k_scale", ()), ("v_scale", ())]
+    graphdef, state = weights.abstract(models.with_defaults(REAL_HEADS) | {models.KV_SCALES: [tensors] * 2}, mesh, jnp.bfloat16)
+    leaves, treedef = weight_leaves(state)
+    assert len(leaves) == len(given.abstract.weights) + 2
+    model = replace(given.model, graphdef=graphdef, treedef=treedef)
+    text = traced(Programs(model, replace(given.abstract, weights=leaves), given.buckets, given.scoring), "decode")
+    calls = re.findall(r"custom_call @(\w+)\(", text.lower(lowering_platforms=("cuda",)).as_text())
+    assert calls.count(CALLS["cuda"]) == 2
+
+
 @pytest.mark.parametrize("kind", ["decode", "extend"])
 @pytest.mark.parametrize(("platform", "backend"), [("cuda", "mosaic_gpu"), ("tpu", "mosaic_tpu")])
 def test_a_step_over_two_kinds_of_layers_lowers(platform: str, backend: str, kind: str) -> None:

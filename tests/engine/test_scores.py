@@ -56,9 +56,11 @@ def test_a_prompt_whose_pages_are_cached_is_scored_as_the_first_time(engine: Eng
         return scores_of(deltas, "r", PROMPT)[0], deltas[0].num_cached_tokens
 
     assert engine.reset_prefix_cache()
+    looked_up = engine.stats().prefix_queries
     first = scored()
     assert scored() == first
     assert first[1] == 0
+    assert engine.stats().prefix_queries == looked_up, "what must be computed is not looked up"
     plain = collect(engine, [GenerateRequest(id="r", prompt_token_ids=PROMPT, params=SamplingParams(max_tokens=1))])
     assert plain[0].num_cached_tokens > 0, "the pages of a scored prompt serve others"
 

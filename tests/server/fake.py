@@ -63,6 +63,7 @@ class Control:
         self.broken = ""  # what the next self-check finds
         self.busy = False  # a reset of the prefix cache is refused
         self.resets: list[bool] = []
+        self.counted: dict[str, int] = {}  # statistics, by the name of their field
 
     def saw(self, condition: Callable[[], bool], timeout: float = 20) -> bool:
         """Wait until the engine's thread has made `condition` true."""
@@ -209,7 +210,7 @@ class FakeEngine:
         return True
 
     def stats(self) -> EngineStats:
-        return replace(self._stats, running=len(self._jobs))
+        return replace(self._stats, running=len(self._jobs), **self._control.counted)
 
 
 def prompt_scores(prompt: list[int], top: int | None) -> PromptLogprobs | None:

@@ -128,6 +128,7 @@ def test_a_server_answers_streams_and_forgets_a_client_that_leaves() -> None:
             streamed = [c.choices[0] for c in client.chat.completions.create(**options, stream=True) if c.choices]
             assert "".join(choice.delta.content or "" for choice in streamed) == whole.message.content
 
+            assert demo.metric("vllm:prefix_cache_queries_total") > demo.metric("vllm:prefix_cache_hits_total") > 0
             leaving = client.completions.create(
                 model="demo", prompt="abc", temperature=0, max_tokens=2000, stream=True, extra_body={"ignore_eos": True}
             )

@@ -60,6 +60,17 @@ def test_requests_move_the_metrics_that_dashboards_show(fresh: Running) -> None:
     assert found[f"jaxllm:build_info[{jaxllm.__version__}]"] == 1
 
 
+def test_what_the_engine_counts_of_memory_is_shown_as_it_is(fresh: Running) -> None:
+    counted = {"prefix_queries": 977, "prefix_hits": 816, "preemptions": 5, "pages_saved": 31, "pages_loaded": 23}
+    names = ("vllm:prefix_cache_queries", "vllm:prefix_cache_hits", "vllm:num_preemptions", "jaxllm:pages_saved", "jaxllm:pages_loaded")
+    before = samples(fresh)
+    assert [before[f"{name}_total"] for name in names] == [0] * 5
+    fresh.control.counted = counted
+    fresh.post("/v1/completions", {"model": "fake", "prompt": "a"})  # statistics come with what was generated
+    found = samples(fresh)
+    assert [found[f"{name}_total"] for name in names] == list(counted.values())
+
+
 def test_clients_cannot_add_series(fresh: Running) -> None:
     def series() -> int:
         return len(re.findall(rb"^[^#]", fresh.get("/metrics").body, re.MULTILINE))

@@ -1,0 +1,142 @@
+"""A checkpoint's own scales of keys and values: found under every name, used for pages of 8 bits, refused where they are nonsense."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from jaxllm import models, weights
+from jaxllm.config import ConfigError
+from jaxllm.engine.engine import Engine
+from jaxllm.sampling.options import SamplingParams
+from tests.engine.conftest import Outcome, outcomes
+from tests.engine.test_invariants import PROMPTS
+from tests.engine.test_start_table import Kept
+from tests.goldens.golden import load_golden
+
+MakeEngine = Callable[..., Engine]
+LLAMA = load_golden("llama-gqa").directory  # two layers
+SOME = PROMPTS[1::2]
+PARAMS = [SamplingParams(temperature=1.0, seed=7, max_tokens=8, ignore_eos=True, logprobs=3)] * len(SOME)
+SCALES = np.array([[0.083, 0.0213], [0.0911, 0.0341]], np.float32)  # of each layer's keys and values
+STORED = np.asarray(jnp.asarray(SCALES, jnp.bfloat16), np.float32)
+
+
+def checkpoint(path: Path, extra: dict[str, Any], **config: Any) -> str:
+    """The tiny Llama with more tensors in layers named by number, and more in config.json."""
+    tensors = load_file(LLAMA / "model.safetensors")
+    tensors |= {f"model.layers.{name}": np.asarray(value, np.float32) for name, value in extra.items()}
+    save_file(tensors, path / "model.safetensors")
+    (path / "config.json").write_text(json.dumps(json.loads((LLAMA / "config.json").read_text()) | config))
+    return str(path)
+
+
+def named(key: str, value: str, layers: int = 2, shape: tuple[int, ...] = ()) -> dict[str, Any]:
+    names = [(f"{layer}.self_attn.{name}", SCALES[layer, side]) for layer in range(layers) for side, name in enumerate((key, value))]
+    return {name: np.full(shape, scale) for name, scale in names}
+
+
+def served(make_engine: MakeEngine, model: str, **overrides: Any) -> tuple[list[Outcome], Engine]:
+    engine = make_engine(model=model, load_format="auto", kv_cache_dtype="fp8", **overrides)
+    found = outcomes(engine, SOME, PARAMS)
+    engine.scheduler.check()
+    return found, engine
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "shape"),
+    [
+        ("k_scale", "v_scale", ()),
+        ("attn.k_scale", "attn.v_scale", (1,)),
+        ("k_proj.k_scale", "v_proj.v_scale", (1, 1)),
+        ("k_proj.output_scale", "v_proj.output_scale", ()),
+    ],
+)
+def test_scales_are_found_under_every_name(tmp_path: Path, key: str, value: str, shape: tuple[int, ...]) -> None:
+    path = checkpoint(tmp_path, named(key, value, shape=shape))
+    names = [[(f"model.layers.{i}.self_attn.{name}", shape) for name in (key, value)] for i in range(2)]
+    assert weights.kv_scales(path, 2) == names
+    assert weights.kv_scales(path, 2, "dummy") == []
+
+
+def test_one_scale_may_be_for_keys_and_values(tmp_path: Path) -> None:
+    path = checkpoint(tmp_path, {"1.self_attn.kv_scale": SCALES[1, 0]})
+    assert weights.kv_scales(path, 2) == [None, [("model.layers.1.self_attn.kv_scale", ())] * 2]
+    assert weights.kv_scales(LLAMA, 2) == []
+
+
+def test_pages_are_written_by_the_checkpoints_scales(make_engine: MakeEngine, tmp_path: Path) -> None:
+    path = checkpoint(tmp_path, named("k_scale", "v_scale") | {"0.self_attn.q_scale": 1})
+    report = Kept()
+    alone, engine = served(make_engine, path, enable_prefix_caching=False, report=report)
+    for layer, pool in enumerate(engine.runner.kv.scales):
+        written = np.asarray(pool, np.float32)
+        for side in range(2):
+            assert set(np.unique(written[:, :, side])) == {np.float32(0), STORED[layer, side]}
+    assert report.rows["KV scales"] == "the checkpoint's"
+    own, _ = served(make_engine, str(LLAMA))
+    for found, other in zip(alone, own, strict=True):
+        assert found.logprobs[0].top != other.logprobs[0].top, "a token's own scale gives something else"
+        assert abs(found.logprobs[0].logprob - other.logprobs[0].logprob) < 1
+
+
+@pytest.mark.parametrize(
+    "how", [{"max_num_batched_tokens": 16}, pytest.param({"tensor_parallel_size": 2}, marks=pytest.mark.slow)], ids=str
+)
+def test_a_request_gets_the_same_however_it_is_run(make_engine: MakeEngine, tmp_path: Path, how: dict[str, Any]) -> None:
+    path = checkpoint(tmp_path, named("k_scale", "v_scale"))
+    alone, _ = served(make_engine, path, max_num_seqs=1, async_scheduling=False, enable_prefix_caching=False)
+    for found, expected in zip(served(make_engine, path, **how)[0], alone, strict=True):
+        found.assert_like(expected)
+
+
+def test_layers_without_scales_compute_theirs(make_engine: MakeEngine, tmp_path: Path) -> None:
+    report = Kept()
+    _, engine = served(make_engine, checkpoint(tmp_path, named("k_scale", "v_scale", layers=1)), report=report)
+    first, second = (np.asarray(pool, np.float32) for pool in engine.runner.kv.scales)
+    assert set(np.unique(first[:, :, 0])) == {0, STORED[0, 0]}
+    assert len(np.unique(second[:, :, 0])) > 2
+    assert (
+        report.rows["KV scales"]
+        == "the checkpoint's for 1 of 2 layers; for the others one for each token and head, computed when it is written"
+    )
+
+
+def test_pages_of_full_precision_have_nothing_to_do_with_them(make_engine: MakeEngine, tmp_path: Path) -> None:
+    report = Kept()
+    engine = make_engine(model=checkpoint(tmp_path, named("k_scale", "v_scale")), load_format="auto", report=report)
+    assert len(engine.runner.weights) == len(make_engine(model=str(LLAMA), load_format="auto").runner.weights)
+    assert "KV scales" not in report.rows
+
+
+def test_a_configuration_that_quantises_keys_and_values_alone_is_served(tmp_path: Path) -> None:
+    scheme = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False, "symmetric": True}
+    asked: dict[str, Any] = {"quant_method": "compressed-tensors", "config_groups": {}, "kv_cache_scheme": scheme}
+    assert models.read_config(checkpoint(tmp_path, {}, quantization_config=asked))
+    for other in ({"config_groups": {"group_0": {}}}, {"kv_cache_scheme": None}, {"kv_cache_scheme": scheme | {"type": "int"}}):
+        path = checkpoint(tmp_path, {}, quantization_config=asked | other)
+        with pytest.raises(ConfigError, match=r"quantization_config \(compressed-tensors\) is not supported"):
+            models.read_config(path)
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        ({"0.self_attn.k_scale": 1.0}, r"has model\.layers\.0\.self_attn\.k_scale, but not the other of .*k_scale and .*v_scale"),
+        ({"0.self_attn.k_scale": np.ones(2), "0.self_attn.v_scale": 1.0}, r"k_scale is F32 \[2\]; one number of .* is expected"),
+        ({"0.self_attn.k_scale": 0.0, "0.self_attn.v_scale": 1.0}, r"k_scale is 0\.0; a scale lies between"),
+        ({"0.self_attn.k_scale": 1.0, "0.self_attn.v_scale": np.nan}, r"v_scale is nan; a scale lies between"),
+        ({"0.self_attn.k_scale": 1.0, "0.self_attn.v_scale": np.inf}, r"v_scale is inf; a scale lies between"),
+    ],
+)
+def test_scales_that_cannot_be_used_are_refused(make_engine: MakeEngine, tmp_path: Path, extra: dict[str, Any], message: str) -> None:
+    path = checkpoint(tmp_path, extra)
+    with pytest.raises(ConfigError, match=message + r".*leave --kv-cache-dtype out"):
+        make_engine(model=path, load_format="auto", kv_cache_dtype="fp8")
