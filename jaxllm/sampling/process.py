@@ -1,6 +1,6 @@
 """Logits to the logits that requests asked for: bias, penalties, masks. Rows that ask for none of them stay as they are.
 
-In this order, which is that of transformers and vLLM:
+In this order (docs/sampling.md has all of it):
 
 1. `logit_bias` is added;
 2. `repetition_penalty` divides the logit of a token of prompt or output where it is positive, and multiplies it where it is negative;
