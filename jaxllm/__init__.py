@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from jaxllm.llm import LLM
     from jaxllm.outputs import BeamSearchOutput, BeamSearchSequence, CompletionOutput, Logprob, RequestOutput
     from jaxllm.sampling.beams import BeamSearchParams
-    from jaxllm.sampling.options import OptionError, SamplingParams
+    from jaxllm.sampling.options import SamplingParams
+    from jaxllm.sampling.values import OptionError
 
 __version__ = "0.1.0"
 
@@ -26,7 +27,7 @@ _HOME = {
     "EngineConfig": "jaxllm.config",
     "GuidedDecodingParams": "jaxllm.grammar.structure",
     "Logprob": "jaxllm.outputs",
-    "OptionError": "jaxllm.sampling.options",
+    "OptionError": "jaxllm.sampling.values",
     "RequestError": "jaxllm.engine.request",
     "RequestOutput": "jaxllm.outputs",
     "SamplingParams": "jaxllm.sampling.options",

@@ -31,8 +31,9 @@ from jaxllm.outputs import (
 )
 from jaxllm.sampling.beams import BeamSearchParams
 from jaxllm.sampling.defaults import generation_config, sampling_defaults
-from jaxllm.sampling.options import OptionError, SamplingParams
+from jaxllm.sampling.options import SamplingParams
 from jaxllm.sampling.processors import Function
+from jaxllm.sampling.values import OptionError
 from jaxllm.tokenizer import Tokenizer, template_text
 
 __all__ = ["LLM", "CompletionOutput", "Logprob", "RequestOutput"]

@@ -10,7 +10,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from jaxllm.sampling.options import OPTIONS, default_of, legal
+from jaxllm.sampling.options import OPTIONS, default_of
+from jaxllm.sampling.values import legal
 
 README = Path(__file__).parents[1] / "README.md"
 RESULTS = README.parent / "benchmarks" / "results"

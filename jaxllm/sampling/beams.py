@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from jaxllm.sampling.options import OptionError, SamplingParams
+from jaxllm.sampling.options import SamplingParams
+from jaxllm.sampling.values import OptionError
 
 
 @dataclass(kw_only=True)

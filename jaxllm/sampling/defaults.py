@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from jaxllm.config import ConfigError
-from jaxllm.sampling.options import OptionError, SamplingParams
+from jaxllm.sampling.options import SamplingParams
+from jaxllm.sampling.values import OptionError
 
 GENERATION_OPTIONS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")  # what a generation_config.json may set
 MAX_BYTES = 16 * 2**20

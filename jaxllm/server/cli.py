@@ -28,7 +28,8 @@ from jaxllm.config import (
     token_count,
 )
 from jaxllm.sampling.defaults import checked_override
-from jaxllm.sampling.options import OPTIONS, default_of, legal
+from jaxllm.sampling.options import OPTIONS, default_of
+from jaxllm.sampling.values import legal
 from jaxllm.server.chat import check_template_kwargs
 from jaxllm.server.edge import Settings
 from jaxllm.server.errors import ApiError

@@ -22,7 +22,7 @@ from typing import Protocol
 from jaxllm.config import ConfigError, EngineConfig, Resolved
 from jaxllm.engine.profile import Profiler
 from jaxllm.engine.request import EngineStats, GenerateRequest, RequestError, TextDelta
-from jaxllm.sampling.options import OptionError
+from jaxllm.sampling.values import OptionError
 from jaxllm.server.errors import sanitize
 from jaxllm.server.messages import (
     Abort,

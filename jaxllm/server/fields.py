@@ -10,7 +10,8 @@ import orjson
 
 from jaxllm.engine.request import RequestError, check_salt
 from jaxllm.grammar.structure import StructuredOutputsParams, StructureError, structure
-from jaxllm.sampling.options import OPTIONS, OptionError, SamplingParams
+from jaxllm.sampling.options import OPTIONS, SamplingParams
+from jaxllm.sampling.values import OptionError
 from jaxllm.server.errors import ApiError, bad_request, sanitize, shown
 
 # Options of the library that no client may set.

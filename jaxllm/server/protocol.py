@@ -10,7 +10,8 @@ from typing import Any
 
 from jaxllm.config import Resolved
 from jaxllm.engine.request import RequestError, check_scores
-from jaxllm.sampling.options import OptionError, SamplingParams
+from jaxllm.sampling.options import SamplingParams
+from jaxllm.sampling.values import OptionError
 from jaxllm.server.chat import CHAT_NEUTRAL, read_messages, read_template_kwargs, refuse_tools
 from jaxllm.server.errors import ApiError, bad_request, shown
 from jaxllm.server.fields import (

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 
 from jaxllm.sampling.options import (
@@ -9,14 +10,13 @@ from jaxllm.sampling.options import (
     MAX_BAD_WORDS,
     MAX_LOGIT_BIAS,
     MAX_PROCESSORS,
-    MAX_STOP_CHARS,
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
     OPTIONS,
-    OptionError,
     SamplingParams,
     default_of,
 )
+from jaxllm.sampling.values import MAX_STOP_CHARS, OptionError
 
 NUMBERS = [name for name in OPTIONS if OPTIONS[name].kind in ("int", "float")]
 NAN, INF = float("nan"), float("inf")
@@ -252,6 +252,64 @@ def test_the_keys_of_biases_may_be_numbers_or_digits():
 
 def test_repeated_stop_ids_count_once():
     assert SamplingParams(stop_token_ids=[3, 3, 1, 3]).stop_token_ids == [3, 1]
+
+
+NUMPYS = [
+    ("seed", np.int64(-4), -4),
+    ("seed", np.uint64(5), 5),
+    ("temperature", np.float32(0.5), 0.5),
+    ("top_k", np.int32(7), 7),
+    ("presence_penalty", np.float64(-1), -1.0),
+    ("stop", ("a", "b"), ["a", "b"]),
+    ("stop", np.array(["a"]), ["a"]),
+    ("bad_words", ("a",), ["a"]),
+    ("stop_token_ids", (3, 1, 3), [3, 1]),
+    ("stop_token_ids", {3}, [3]),
+    ("allowed_token_ids", np.array([4, 5]), [4, 5]),
+    ("allowed_token_ids", [np.int64(4), 5], [4, 5]),
+    ("allowed_token_ids", range(3), [0, 1, 2]),
+    ("logit_bias", {np.int64(4): np.float32(3)}, {4: 3.0}),
+    ("logits_processors", ("x", max), ["x", max]),
+    ("extra_args", {"a": np.float32(2), "b": (1, np.int8(2)), "c": np.array([0.5])}, {"a": 2.0, "b": [1, 2], "c": [0.5]}),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "plain"), NUMPYS, ids=str)
+def test_numbers_and_lists_of_numpy_and_tuples_become_pythons_own(name, value, plain):
+    got = getattr(SamplingParams(**{name: value}), name)
+    assert got == plain and repr(got) == repr(plain)
+
+
+@pytest.mark.parametrize("value", [np.bool_(True), np.array([1]), np.float32(1.5), np.str_("1")])
+def test_what_is_no_whole_number_is_not_taken_for_one_in_numpy_either(value):
+    assert "must be an integer" in refused("seed", value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("seed", 2.0**64, "got 18446744073709551616"),
+        ("seed", 1e30, "got a larger number"),
+        ("max_tokens", 1e30, "got a larger number"),
+        ("stop_token_ids", [1, 1e30], "holds a larger number, which is not a token id"),
+        ("allowed_token_ids", [2.0**64], "holds 18446744073709551616, which is not a token id"),
+        ("stop_token_ids", [1, np.array([1])], "a list of integers"),
+        ("stop_token_ids", np.array([[1]]), "a list of integers"),
+    ],
+    ids=str,
+)
+def test_integers_that_json_readers_make_floats_of_are_too_large_and_nothing_else(name, value, says):
+    assert says in refused(name, value)
+
+
+def test_a_list_that_is_too_long_is_refused_before_it_is_looked_at():
+    class Ids(list):
+        def __iter__(self):
+            raise AssertionError("looked at")
+
+    assert "takes at most 262144 ids, got 300000" in refused("allowed_token_ids", Ids([1] * 300_000))
+    assert "takes at most 64 ids, got 65" in refused("stop_token_ids", Ids([1] * 65))
+    assert "takes at most 256 strings" in refused("bad_words", Ids(["a"] * 257))
 
 
 def test_min_tokens_is_at_most_max_tokens():

@@ -1,0 +1,252 @@
+"""Values of sampling options: a row of the table, and how a value is checked against it. Imports no jax."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Any
+
+from jaxllm.grammar.structure import KINDS, StructuredOutputsParams, StructureError, structure
+
+MAX_STOP_CHARS = 1024
+MAX_BAD_WORD_CHARS = 2**14  # of all together: the engine makes tokens of them between two steps
+LARGEST_READ = 2**63  # larger integers in a body become floats
+
+
+class OptionError(ValueError):
+    """A sampling option has an illegal or unsupported value; `param` names it."""
+
+    def __init__(self, param: str, message: str):
+        super().__init__(message)
+        self.param = param
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One row of the table. `low`/`high` bound numbers (`open_low`: exclusive); `kind` is float, int, bool, strings (or
+    one), texts (strings in a list), ints, biases (a number for each of some token ids), processors, arguments, structure
+    (grammar.structure) or stopping (true, false or "never")."""
+
+    kind: str
+    doc: str
+    low: float | None = None
+    high: float | None = None
+    open_low: bool = False
+    nullable: bool = False
+    max_items: int = 0
+    low_items: int = 0
+    also: tuple[Any, ...] = ()  # legal values outside the range, e.g. top_k = -1
+    neutral: tuple[Any, ...] = ()  # values that ask for nothing
+
+
+def legal(row: Option) -> str:
+    """The legal values of one option, in words."""
+    if row.kind == "biases":
+        return f"{row.low:g} to {row.high:g}, up to {row.max_items}"
+    if row.low is not None and row.high is not None:
+        high = "" if row.high >= 2**31 - 1 else f"{row.high:g}"
+        low = (
+            f"{'>' if row.open_low else '≥'} {row.low:g}"
+            if abs(row.low) < 2**31
+            else "64-bit integer"
+            if abs(row.low) > 2**31
+            else "32-bit integer"
+        )
+        return ", ".join([low + (f", ≤ {high}" if high else ""), *(f"or {value}" for value in row.also)])
+    if row.kind == "structure":
+        return "one of " + ", ".join(KINDS)
+    if row.kind in ("strings", "texts", "ints", "processors", "arguments"):
+        return f"up to {row.max_items}"
+    return {"bool": "true, false", "stopping": "true, false, never"}.get(row.kind, row.kind)
+
+
+def checked(name: str, row: Option, value: Any) -> Any:
+    """`value`, which is not None, in canonical form: Python's own numbers and lists, also of numpy's. Raises `OptionError`."""
+    return _CHECKS[row.kind](name, row, value)
+
+
+def _number(value: Any) -> int | float | None:
+    """A number as Python's own; None for what is none, as true and "5"."""
+    if type(value) in (int, float):
+        return value
+    if isinstance(value, bool):
+        return None
+    return int(value) if isinstance(value, Integral) else float(value) if isinstance(value, Real) else None
+
+
+def _items(value: Any) -> list[Any] | None:
+    """A list, a tuple, a set or an array of one dimension as a list; None for anything else."""
+    if isinstance(value, (list, tuple, set, frozenset, range)):
+        return list(value) if not isinstance(value, list) else value
+    return value.tolist() if getattr(value, "ndim", None) == 1 and hasattr(value, "tolist") else None
+
+
+def plain(bound: float | None) -> str:
+    """A bound as people write it: whole numbers with all their digits."""
+    return "" if bound is None else str(int(bound)) if bound == int(bound) else f"{bound:g}"
+
+
+def _bounded(name: str, row: Option, value: float) -> None:
+    if value in row.also:
+        return
+    low_ok = row.low is None or (value > row.low if row.open_low else value >= row.low)
+    if not low_ok or (row.high is not None and value > row.high):
+        bracket = "(" if row.open_low else "["
+        extra = "".join(f" or {x}" for x in row.also)
+        got = value if abs(value) < 2**65 else "a larger number"  # an int of JSON can have thousands of digits
+        raise OptionError(name, f"{name} must be in {bracket}{plain(row.low)}, {plain(row.high)}]{extra}, got {got}")
+
+
+def _float(name: str, row: Option, value: Any) -> float:
+    number = _number(value)
+    if number is None:
+        raise OptionError(name, f"{name} must be a number, got {type(value).__name__}")
+    if isinstance(number, float) and not math.isfinite(number):  # an int may be too large for isfinite
+        raise OptionError(name, f"{name} must be finite, got {number}")
+    _bounded(name, row, number)
+    return float(number)
+
+
+def _int(name: str, row: Option, value: Any) -> int:
+    number = _number(value)
+    if isinstance(number, float) and abs(number) >= LARGEST_READ and math.isfinite(number):
+        number = int(number)  # an integer, which is too large for who read the JSON, and here too
+    if not isinstance(number, int):
+        raise OptionError(name, f"{name} must be an integer, got {type(value).__name__}")
+    _bounded(name, row, number)
+    return number
+
+
+def _bool(name: str, row: Option, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise OptionError(name, f"{name} must be true or false, got {type(value).__name__}")
+    return value
+
+
+def _strings(name: str, row: Option, value: Any) -> Any:
+    items = [value] if isinstance(value, str) else _items(value)
+    if items is not None and len(items) > row.max_items:
+        raise OptionError(name, f"{name} takes at most {row.max_items} strings, got {len(items)}")
+    if items is None or not all(isinstance(x, str) for x in items):
+        raise OptionError(name, f"{name} must be a string or a list of strings")
+    for text in items:
+        if not text or len(text) > MAX_STOP_CHARS:
+            raise OptionError(name, f"each string of {name} must have 1 to {MAX_STOP_CHARS} characters, got {len(text)}")
+    return value if isinstance(value, str) else items
+
+
+def _structure(name: str, row: Option, value: Any) -> StructuredOutputsParams:
+    try:
+        return structure(value)
+    except StructureError as error:
+        raise OptionError(name, f"{name}: {error}") from None
+
+
+def _texts(name: str, row: Option, value: Any) -> Any:
+    if isinstance(value, str) or _items(value) is None:
+        raise OptionError(name, f"{name} must be a list of strings, got {type(value).__name__}")
+    found = _strings(name, row, value)
+    if (chars := sum(map(len, found))) > MAX_BAD_WORD_CHARS:
+        raise OptionError(name, f"{name} takes at most {MAX_BAD_WORD_CHARS} characters together, got {chars}")
+    return found
+
+
+def _ints(name: str, row: Option, value: Any) -> list[int]:
+    items = _items(value)
+    if items is None:
+        raise OptionError(name, f"{name} must be a list of integers")
+    if len(items) > row.max_items:  # first: nothing is done with what is too long
+        raise OptionError(name, f"{name} takes at most {row.max_items} ids, got {len(items)}")
+    if not set(map(type, items)) <= {int}:  # lists may be long, and true is no id
+        items = [_whole(name, item) for item in items]
+    unique = list(dict.fromkeys(items))
+    if len(unique) < row.low_items:
+        raise OptionError(name, f"{name} must hold at least {row.low_items}; leave it out to ask for nothing")
+    for x in (min(unique, default=0), max(unique, default=0)):
+        if not 0 <= x < 2**31:
+            got = x if abs(x) < 2**65 else "a larger number"
+            raise OptionError(name, f"{name} holds {got}, which is not a token id")
+    return unique
+
+
+def _whole(name: str, value: Any) -> int:
+    """An id in a list that is not one of plain integers."""
+    number = _number(value)
+    if isinstance(number, int) or (number is not None and LARGEST_READ <= abs(number) < math.inf):
+        return int(number)
+    raise OptionError(name, f"{name} must be a list of integers")
+
+
+def _biases(name: str, row: Option, value: Any) -> dict[int, float]:
+    if not isinstance(value, dict):
+        raise OptionError(name, f"{name} must map token ids to numbers, got {type(value).__name__}")
+    if len(value) > row.max_items:
+        raise OptionError(name, f"{name} takes at most {row.max_items} token ids, got {len(value)}")
+    biases = {_token_id(name, key): _bias(name, row, key, bias) for key, bias in value.items()}
+    if len(biases) < len(value):
+        raise OptionError(name, f"{name} names a token id twice")
+    return biases
+
+
+def _bias(name: str, row: Option, key: Any, value: Any) -> float:
+    try:
+        return _float(f"{name}[{key!r:.20}]", row, value)
+    except OptionError as error:
+        raise OptionError(name, str(error)) from None
+
+
+def _token_id(name: str, key: Any) -> int:
+    """The token id that a key of a JSON object, or of a dict, stands for."""
+    if isinstance(key, str) and key.isascii() and key.isdecimal() and len(key) <= 10:
+        key = int(key)
+    id = _number(key)
+    if not isinstance(id, int) or not 0 <= id < 2**31:
+        raise OptionError(name, f"{name} names {key!r:.20}, which is not a token id")
+    return id
+
+
+def _processors(name: str, row: Option, value: Any) -> list[Any]:
+    items = _items(value)
+    if items is None or not all(isinstance(x, str) or callable(x) for x in items):
+        raise OptionError(name, f"{name} must be a list of names of processors, or of functions")
+    if len(items) > row.max_items:
+        raise OptionError(name, f"{name} takes at most {row.max_items} processors, got {len(items)}")
+    return items
+
+
+def _arguments(name: str, row: Option, value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
+        raise OptionError(name, f"{name} must map names to numbers or lists of numbers")
+    if len(value) > row.max_items:
+        raise OptionError(name, f"{name} takes at most {row.max_items} arguments, got {len(value)}")
+    return {key: _argument(name, key, given) for key, given in value.items()}
+
+
+def _argument(name: str, key: str, value: Any) -> Any:
+    items = _items(value) or [value]
+    numbers = [_number(item) for item in items]
+    if any(number is None or not abs(number) < 2**64 for number in numbers):
+        raise OptionError(name, f"{name}[{key!r:.20}] must be a finite number or a list of them")
+    return numbers if items[0] is not value else numbers[0]
+
+
+def _stopping(name: str, row: Option, value: Any) -> bool | str:
+    if not isinstance(value, bool) and value != "never":
+        raise OptionError(name, f'{name} must be true, false or "never"')
+    return bool(value) if isinstance(value, bool) else "never"
+
+
+_CHECKS = {
+    "float": _float,
+    "stopping": _stopping,
+    "int": _int,
+    "bool": _bool,
+    "strings": _strings,
+    "texts": _texts,
+    "ints": _ints,
+    "structure": _structure,
+    "biases": _biases,
+    "processors": _processors,
+    "arguments": _arguments,
+}
