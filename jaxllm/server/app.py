@@ -105,7 +105,7 @@ class Routes:
     async def tokenize(self, request: Request) -> Response:
         """Token ids of a text or of a conversation."""
         edge = self._edge
-        body = await read_json(dict(request.scope), request.receive, edge.max_body_size)
+        body = await read_json(dict(request.scope), request.receive, edge.max_body_size, edge.rules)
         edge.note_unknown(body, TOKENIZE_FIELDS)
         read_model(body, edge.settings.served, required=False)
         strings = get(body, "return_token_strs", bool, False)
@@ -125,7 +125,7 @@ class Routes:
     async def detokenize(self, request: Request) -> Response:
         """Text of token ids."""
         edge = self._edge
-        body = await read_json(dict(request.scope), request.receive, edge.max_body_size)
+        body = await read_json(dict(request.scope), request.receive, edge.max_body_size, edge.rules)
         edge.note_unknown(body, frozenset({"model", "tokens"}))
         read_model(body, edge.settings.served, required=False)
         if body.get("tokens") is None:

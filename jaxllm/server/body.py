@@ -6,19 +6,53 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-from jaxllm.server.errors import ApiError
+import msgspec
+
+from jaxllm.sampling.options import MAX_ALLOWED
+from jaxllm.server.errors import ApiError, bad_request, sanitize
 from jaxllm.server.fields import loads
 from jaxllm.server.gate import header
+from jaxllm.server.protocol import CHAT_FIELDS, COMPLETION_FIELDS, TOKENIZE_FIELDS, Rules, check_chars
 
 BODY_DEADLINE = 60.0  # seconds for a whole body to arrive
+LARGE = 1 << 20  # bytes; no legal value of a field has so many, but for
+ROOMY = {"prompt": None, "messages": None, "tokens": None, "allowed_token_ids": 12 * MAX_ALLOWED}
+MOST_BYTES = 12  # that a character takes in JSON
+
+_KNOWN = sorted(COMPLETION_FIELDS | CHAT_FIELDS | TOKENIZE_FIELDS | ROOMY.keys())
+_skimmer: msgspec.json.Decoder[Any] = msgspec.json.Decoder(
+    msgspec.defstruct("Fields", [(name, msgspec.Raw, msgspec.Raw()) for name in _KNOWN])
+)
 
 
-async def read_json(scope: dict[str, Any], receive: Any, limit: int) -> dict[str, Any]:
+async def read_json(scope: dict[str, Any], receive: Any, limit: int, rules: Rules) -> dict[str, Any]:
     """The JSON object that a request carries. Raises ApiError: 400 malformed, 408 too slow, 413 too large, 415 wrong type."""
     body = await read_body(scope, receive, limit)
+    if len(body) > LARGE:
+        await asyncio.sleep(0)  # others have their turn
+        skim(body, rules)
+        await asyncio.sleep(0)
     found = loads(body)
     check_type(scope["headers"])
     return found
+
+
+def skim(body: bytes, rules: Rules) -> None:
+    """Refuse a large body that cannot be legal before objects are made of it, which takes ten times as long and holds up everybody else.
+    Raises ApiError(400)."""
+    try:
+        found = _skimmer.decode(body)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise bad_request(f"the body is not a JSON object that can be read: {sanitize(str(error))}", code="invalid_json") from None
+    sizes = {name: memoryview(getattr(found, name)).nbytes for name in _KNOWN}
+    for name, size in sizes.items():
+        most = ROOMY.get(name, LARGE)
+        if most is not None and size > most:
+            raise bad_request(f"{name} has {size} bytes; no legal value has more than {most}", name)
+    if (rest := len(body) - sum(sizes.values())) > LARGE:
+        raise bad_request(f"the body holds {rest} bytes that are in none of the fields of this server; at most {LARGE} are taken")
+    if bytes(memoryview(found.prompt)[:1]) == b'"':
+        check_chars((sizes["prompt"] - 2) // MOST_BYTES, rules, "prompt")
 
 
 def check_type(headers: list[tuple[bytes, bytes]]) -> None:

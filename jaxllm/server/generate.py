@@ -49,7 +49,7 @@ class Generate:
         """ASGI. Raises ApiError as long as no byte was sent."""
         edge = self._edge
         try:
-            body = await read_json(scope, receive, edge.max_body_size)
+            body = await read_json(scope, receive, edge.max_body_size, edge.rules)
             edge.note_unknown(body, self.fields)
             request = self.parse(body)
             gone = asyncio.ensure_future(until_gone(receive))

@@ -78,6 +78,43 @@ def test_many_prompts_share_their_long_options(wide: Running, monkeypatch: pytes
     assert watch.longest < LONGEST
 
 
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"prompt": "a" * 10_000_000}, "prompt"),
+        ({"prompt": "a", "logit_bias": {str(i): 1 for i in range(500_000)}}, "logit_bias"),
+        ({"prompt": "a", "allowed_token_ids": [i % 300 for i in range(1_200_000)]}, "allowed_token_ids"),
+        ({"prompt": "a", "guided_json": {"enum": list(range(1_000_000))}}, "guided_json"),
+        ({"prompt": "a", "stop": ["a"] * 1_000_000}, "stop"),
+        ({"prompt": "a", "nobody_knows_it": [[]] * 800_000}, None),
+        ({"prompt": "a"} | {f"n{i}": i for i in range(120_000)}, None),
+    ],
+    ids=["prompt", "logit_bias", "allowed_token_ids", "guided_json", "stop", "an unknown field", "unknown fields"],
+)
+def test_what_is_too_large_to_be_legal_is_refused_before_it_is_read(server: Running, fields: dict[str, Any], param: str | None) -> None:
+    for _ in range(3):  # the machine may be busy
+        with Watch(server) as watch:
+            answer = server.post("/v1/completions", {"model": "fake"} | fields)
+        assert (answer.status, answer.error["param"]) == (400, param)
+        if watch.longest < LONGEST:
+            break
+    assert watch.longest < LONGEST
+
+
+@pytest.mark.parametrize(
+    "body", [b"[" + b"[]," * 1_000_000 + b"0]", b'{"a":' + b"[" * 2_000_000, b"\xff" * 2_000_000, b"{" * 2_000_000], ids=range(4)
+)
+def test_a_large_body_that_is_no_object_is_refused_as_such(server: Running, body: bytes) -> None:
+    answer = server.post("/v1/completions", body)
+    assert (answer.status, answer.error["code"]) == (400, "invalid_json")
+
+
+def test_large_bodies_that_are_legal_are_read(wide: Running) -> None:
+    body = {"model": "fake", "prompt": [[1] * 200] * PROMPTS, "max_tokens": 1, "user": "x" * 900_000, "allowed_token_ids": [1, 2] * 100_000}
+    assert wide.post("/v1/completions", body).status == 200
+    assert wide.control.added[-1].params.allowed_token_ids == [1, 2]
+
+
 class Slow:
     """A compiler that takes as long as the test wants."""
 
