@@ -51,7 +51,7 @@ def make_scheduler(kind: type[Scheduler], config: EngineConfig, resolved: Resolv
     scheduler = kind(limits, pools, runner.programs.buckets, POLICIES[resolved.scheduling_policy])
     if prefix is not None and resolved.host_pages:
         ferry = Ferry(HostTier(resolved.host_pages, resolved.host_cached_pages), prefix, PLAN_LOADS * resolved.moved_pages)
-        ferry.load_seconds = PLAN_LOADS * runner.load_seconds
+        ferry.link = runner.link or ferry.link
         ferry.compute_seconds = resolved.page_size * seconds_per_token(runner.seconds)
         scheduler.use_host(ferry, swaps=resolved.preemption_mode == "swap", shares=shares)
     if resolved.batch_invariant:

@@ -26,13 +26,32 @@ class _Cargo(NamedTuple):
     page: int
 
 
+class Link(NamedTuple):
+    """What it takes to fetch pages and put them into the pool: seconds of every program, which puts `width` pages at most, and of each
+    page."""
+
+    width: int = 1
+    program: float = 0.0
+    page: float = 0.0
+
+    @staticmethod
+    def measured(width: int, one: float, full: float) -> Link:
+        """From what one page takes and what `width` pages take."""
+        page = max(0.0, full - one) / (width - 1) if width > 1 else full
+        return Link(width, max(0.0, full - width * page), page)
+
+    def seconds(self, pages: int) -> float:
+        """Of so many pages."""
+        return -(-pages // self.width) * self.program + pages * self.page
+
+
 class Ferry:
-    """Moves pages for a scheduler; a plan fetches at most `seats` of them. `load_seconds` of that many and `compute_seconds` of one page,
-    as measured, decide whether a cached prefix is fetched or computed again; what a swapped request stands on is fetched in any case."""
+    """Moves pages for a scheduler; a plan fetches at most `seats` of them. What `link` says and `compute_seconds` of one page, as measured,
+    decide whether a cached prefix is fetched or computed again; what a swapped request stands on is fetched in any case."""
 
     def __init__(self, host: HostTier, index: PrefixIndex, seats: int):
         self.host, self.index, self.seats = host, index, seats
-        self.load_seconds, self.compute_seconds = 0.0, float("inf")
+        self.link, self.compute_seconds = Link(), float("inf")
         self.saved = self.loaded = 0  # pages since start
         self.reset()
 
@@ -56,8 +75,7 @@ class Ferry:
     def offers(self, hashes: Sequence[bytes], swapped: bool) -> list[int]:
         """Where in host memory the pages lie that begin the chain `hashes`, if fetching them is worth it."""
         found = self.host.find(hashes)
-        trips = -(-len(found) // self.seats)
-        return found if swapped or trips * self.load_seconds < len(found) * self.compute_seconds else []
+        return found if swapped or self.link.seconds(len(found)) < len(found) * self.compute_seconds else []
 
     def load(self, request: Request, keys: Sequence[bytes], places: Sequence[int], pages: Sequence[int]) -> None:
         """Bring what lies at `places`, which the host tier must keep for this, to the request's pages."""

@@ -15,6 +15,7 @@ from jaxllm.cache.kv import KVCache, zeros_of
 from jaxllm.engine.batch import grown, ingest_arrays, pack
 from jaxllm.engine.buckets import ExtendShape
 from jaxllm.engine.compiles import CompileCounter
+from jaxllm.engine.ferry import Link
 from jaxllm.engine.logprobs import StepLogprobs
 from jaxllm.engine.plan import Moves, Plan, Span, spans
 from jaxllm.engine.processing import Fill, Processing
@@ -83,7 +84,7 @@ class Runner:
         self.page_size, self.num_pages = programs.model.page_size, kv.num_pages
         self.depth = 1
         self.seconds: dict[object, float] = {}  # of each decode bucket and extend shape without context, found in warm-up
-        self.load_seconds = 0.0  # of as many pages as one program loads from host memory
+        self.link: Link | None = None  # to host memory, likewise
         self._fresh()
 
     def move(self, moves: Moves) -> None:
@@ -155,7 +156,7 @@ class Runner:
         for _ in range(RECORDING_RUNS):
             self.processing.warm_up()
         if self.swapper is not None:
-            self.kv, self.load_seconds = self.swapper.warm_up(self.kv)
+            self.kv, self.link = self.swapper.warm_up(self.kv)
         for shape in self.programs.buckets.extend:
             self._ingest(empty, shape)
             self.seconds[shape] = self._warm_up(functools.partial(self._extend, shape))

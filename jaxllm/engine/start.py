@@ -217,14 +217,13 @@ def _host_row(setup: Setup) -> str:
 
 def link_rows(setup: Setup, runner: Runner) -> list[tuple[str, str]]:
     """What warm-up measured of the link to host memory, beside what computing a page takes."""
-    if not runner.load_seconds:
+    if runner.link is None:
         return []
-    moved = setup.resolved.moved_pages
-    load, compute = runner.load_seconds / moved, setup.resolved.page_size * seconds_per_token(runner.seconds)
-    speed = setup.memory.page / load / 1e9
-    return [
-        ("link to host memory", f"{speed:.1f} GB/s per device: a page is loaded in {load * 1e3:.2f} ms, computed in {compute * 1e3:.2f} ms")
-    ]
+    link, compute = runner.link, setup.resolved.page_size * seconds_per_token(runner.seconds)
+    load = link.seconds(link.width) / link.width
+    speed, alone = setup.memory.page / load / 1e9, link.seconds(1)
+    times = f"a page is loaded in {load * 1e3:.2f} ms, alone in {alone * 1e3:.2f} ms, and computed in {compute * 1e3:.2f} ms"
+    return [("link to host memory", f"{speed:.1f} GB/s per device: {times}")]
 
 
 def check_peak(setup: Setup, programs: Programs) -> None:

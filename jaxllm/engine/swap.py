@@ -12,10 +12,12 @@ from jax import Array
 
 from jaxllm.cache.kv import KVCache, zeros_of
 from jaxllm.cache.transfer import Page, page_shapes
+from jaxllm.engine.ferry import Link
 from jaxllm.engine.plan import Moves
 from jaxllm.engine.programs import Programs, shardings
 from jaxllm.engine.uplink import Uplink
 
+RUNS = 3  # of what is measured, of which the last counts: XLA has recorded the program then
 UNDER_WAY = 2  # programs of which the pages may be on their way at once; see memory.STAGED
 
 
@@ -48,18 +50,25 @@ class Swapper:
         self._fetched = fetched
         return kv
 
-    def warm_up(self, kv: KVCache) -> tuple[KVCache, float]:
-        """Run both programs twice, on nobody's pages. Returns the pool, and the seconds that fetching and putting as many pages as one
-        program moves take."""
-        for _ in range(2):
-            kv = self._save(kv, [(self._pages + i, i) for i in range(self._width)])
+    def warm_up(self, kv: KVCache) -> tuple[KVCache, Link]:
+        """Run both programs on nobody's pages: until they are recorded, then to measure what many pages take and what one takes. Returns the
+        pool, and what was measured."""
+        pages = [(self._pages + i, i) for i in range(self._width)]
+        for _ in range(RUNS):
+            kv = self._save(kv, pages)
             jax.block_until_ready(self._kept)
-            start = time.perf_counter()
-            kv = self.run(kv, Moves((), tuple(range(self._width)), tuple((i, self._pages + i) for i in range(self._width))))
-            jax.block_until_ready(kv)
-            seconds = time.perf_counter() - start
+            kv, full = self._timed(kv, self._width)
+        for _ in range(RUNS):
+            kv, one = self._timed(kv, 1)
         self._kept, self._fetched = {}, {}
-        return kv, seconds
+        return kv, Link.measured(self._width, one, full)
+
+    def _timed(self, kv: KVCache, count: int) -> tuple[KVCache, float]:
+        """The seconds that fetching and putting so many pages of the kept ones take."""
+        start = time.perf_counter()
+        kv = self.run(kv, Moves((), tuple(range(count)), tuple((i, self._pages + i) for i in range(count))))
+        jax.block_until_ready(kv)
+        return kv, time.perf_counter() - start
 
     def _save(self, kv: KVCache, batch: tuple[tuple[int, int], ...] | list[tuple[int, int]]) -> KVCache:
         kv, pages = self._programs.get("save", self._width)(kv, self._numbers([page for page, _ in batch]))

@@ -10,6 +10,7 @@ import pytest
 from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.engine.buckets import ExtendShape
 from jaxllm.engine.engine import Engine
+from jaxllm.engine.ferry import Link
 from jaxllm.engine.memory import GIB, HostPlan, plan_host
 from jaxllm.engine.pace import seconds_per_token
 from jaxllm.engine.plan import Plan
@@ -153,17 +154,33 @@ def test_a_request_that_leaves_while_its_pages_arrive_leaves_nothing_behind() ->
 
 def test_evicted_prefixes_come_back_from_host_memory_when_that_is_worth_it() -> None:
     setup = Setup(page_size=2, num_pages=8, max_num_seqs=1, max_num_batched_tokens=64, host_pages=8, host_cached=8)
-    for load, compute, worth in ((0.0, float("inf"), True), (1.0, 0.1, False), (1.0, 0.6, True)):
+    for link, compute, worth in (  # two pages are in host memory, and one still in the pool
+        (Link(), float("inf"), True),
+        (Link(4, 1.0, 0.0), 0.1, False),
+        (Link(4, 1.0, 0.0), 0.6, True),
+        (Link(4, 0.1, 0.3), 0.34, False),
+        (Link(4, 0.1, 0.3), 0.36, True),
+        (Link(1, 0.1, 0.3), 0.36, False),  # a program for each
+        (Link(32, 0.5, 0.14), 1.28, True),  # most of the room of a program stays empty
+    ):
         loop = Loop(setup)
         ferry = loop.scheduler.ferry
         assert ferry is not None
-        ferry.load_seconds, ferry.compute_seconds = load, compute
+        ferry.link, ferry.compute_seconds = link, compute
         for prompt in ([1, 2, 3, 4, 5, 6, 7], [11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21], [1, 2, 3, 4, 5, 6, 7]):
             loop.add(prompt, 4)
             loop.drain()
-        assert (ferry.loaded > 0) == worth, (load, compute)
+        assert (ferry.loaded > 0) == worth, (link, compute)
         assert (loop.requests[-1].num_cached_tokens == 6) == worth
         loop.check_ended()
+
+
+def test_the_price_of_fetching_is_that_of_the_pages_that_travel() -> None:
+    link = Link.measured(32, one=0.64, full=4.98)
+    assert [link.seconds(pages) for pages in (0, 1, 5, 32, 33)] == pytest.approx([0, 0.64, 1.2, 4.98, 5.62])
+    assert Link.measured(32, one=5.0, full=4.0).seconds(1) == 4.0, "a measurement that something disturbed"
+    assert Link.measured(32, one=0.01, full=4.0).seconds(32) >= 4.0
+    assert Link.measured(1, one=0.3, full=0.4).seconds(3) == pytest.approx(1.2)
 
 
 def test_a_spoiled_prefix_is_not_brought_to_anybody() -> None:
@@ -235,7 +252,10 @@ def test_nothing_compiles_after_warm_up_and_the_link_is_measured(make_engine: Ma
     assert engine.stats().compiles_after_warmup == 0
     assert engine.stats().pages_loaded > 0
     ferry = engine.scheduler.ferry
-    assert ferry is not None and 0 < ferry.load_seconds < 10 and 0 < ferry.compute_seconds < 10
+    assert ferry is not None and ferry.link is engine.runner.link and 0 < ferry.compute_seconds < 10
+    width = engine.resolved.moved_pages
+    assert ferry.link.width == width > 1
+    assert 0 < ferry.link.seconds(1) <= ferry.link.seconds(width) < 10
 
 
 def test_an_engine_that_failed_starts_with_empty_host_memory(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
