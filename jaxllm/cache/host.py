@@ -7,7 +7,7 @@ it, and *cached* otherwise; cached ones are forgotten least recently used first.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from jaxllm.cache.pool import PoolError
 
@@ -92,6 +92,10 @@ class HostTier:
                 page = self._cached.pop(key, None)
             if page is not None:
                 self._blank.append(page)
+
+    def at(self, places: Collection[int]) -> list[bytes]:
+        """Hashes of what lies, or is to lie, at these places."""
+        return [key for line in (self._kept, self._cached) for key, place in line.items() if place in places]
 
     def check(self, kept: Iterable[Sequence[bytes]] = ()) -> None:
         """Raise `PoolError` unless each page holds one prefix or is blank, and what is kept is what these swapped requests stand on."""

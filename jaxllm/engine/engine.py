@@ -191,7 +191,7 @@ class Engine:
             deltas += self._admit_guided(idle=not deltas and self.awaits_grammar)
         plan = self.scheduler.plan()
         if plan.moves is not None:
-            self.runner.move(plan.moves)
+            self.scheduler.lose(self.runner.move(plan.moves))
         if not plan.empty:
             forwarded = self.runner.forward(plan)
             self._count.steps += 1

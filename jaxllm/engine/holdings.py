@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -26,6 +26,17 @@ class Start:
     fresh: list[int]
     taken: list[int]
     spare: int
+
+
+def held_tokens(requests: Iterable[Request], page_size: int) -> tuple[int, int]:
+    """Tokens that running requests have or are about to have in the pages that they hold, of the first kind, and the places those pages
+    offer."""
+    used = places = 0
+    for request in requests:
+        end, behind = len(request.pages) * page_size, request.tables[0].behind * page_size
+        used += min(max(request.computed, request.prefill_end), end) - behind
+        places += end - behind
+    return used, places
 
 
 class Holdings:
@@ -154,14 +165,21 @@ class Holdings:
 
     def spoiled(self, request: Request) -> set[Request]:
         """Make unfindable whatever the request has computed or found. Returns those to whom some of it is being brought."""
-        others: set[Request] = set()
         for index in self.indexes:
             index.forget(request.hashes)
-        if self.ferry is not None:
-            others = self.ferry.awaiting(request.hashes)
-            for other in others:
-                self.ferry.cancel(other)
-            self.ferry.host.forget(request.hashes)
+        return self._unfetchable(request.hashes)
+
+    def lost(self, places: Collection[int]) -> set[Request]:
+        """Forget what was to be saved to these places in host memory. Returns those to whom some of it is being brought."""
+        return self._unfetchable(self.ferry.host.at(places)) if self.ferry is not None and places else set()
+
+    def _unfetchable(self, hashes: Sequence[bytes]) -> set[Request]:
+        if self.ferry is None:
+            return set()
+        others = self.ferry.awaiting(hashes)
+        for other in others:
+            self.ferry.cancel(other)
+        self.ferry.host.forget(hashes)
         return others
 
     def forget_prefixes(self) -> None:

@@ -8,22 +8,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import psutil
-
 from jaxllm.cache.pool import Kind
-from jaxllm.config import SWAP_SPACE, ConfigError, EngineConfig
+from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.engine.buckets import Buckets
+from jaxllm.engine.host_memory import GIB as GIB
+from jaxllm.engine.host_memory import available_bytes
 from jaxllm.sampling.process import terms_bytes
 
-GIB = 2**30
 PAGE_ROUND = 64  # pages; a stable count keeps compiled programs reusable between starts
 LOGIT_COPIES = 10  # XLA's memory analysis finds eight for a draw with filters in plain JAX; until a step is compiled, two to spare
 SPARE = 512 * 2**20  # of an accelerator: slot state, programs' constants, and what its allocator loses between buffers
-MOVED = 32 * 2**20  # bytes that one program moves between the pool and host memory
-# Programs' worth of such pages on the device at once: two on their way out and two on their way in, two that the next plan puts, and two
-# more that the programs read or have made.
-STAGED = 8
-MOST_MOVED = 32  # pages
 CPU_POOL_CAP = 4 * GIB  # development machines share their memory with everything else
 
 
@@ -123,7 +117,7 @@ def usable_bytes(config: EngineConfig, device: Any) -> int:
     stats = device.memory_stats() if device.platform != "cpu" else None
     if stats and "bytes_limit" in stats:
         return int(stats["bytes_limit"]) - int(stats.get("bytes_in_use", 0))
-    return int(psutil.virtual_memory().available * config.gpu_memory_utilization)
+    return int(available_bytes() * config.gpu_memory_utilization)
 
 
 def workspace_bytes(hf: dict, tokens: int, rows: int, itemsize: int, shards: int) -> int:
@@ -181,39 +175,6 @@ def pool_pages(config: EngineConfig, room: Room, need: Need) -> int:
     cap = max(need.pages_in(CPU_POOL_CAP), need.pages_per_request)
     useful = -(-need.max_num_seqs * need.pages_per_request // PAGE_ROUND) * PAGE_ROUND
     return min(fitting, cap, useful)
-
-
-@dataclass(frozen=True)
-class HostPlan:
-    """Pages of host memory for what the pool has no room for: in all, those for cached prefixes, and how many move at once."""
-
-    pages: int = 0
-    cached: int = 0
-    moved: int = 0
-
-    @property
-    def staged(self) -> int:
-        """Pages on the device that are on their way out or in, at most."""
-        return STAGED * self.moved
-
-
-def plan_host(config: EngineConfig, page: int, shards: int, caching: bool) -> HostPlan:
-    """Host memory for pages of `page` bytes on each of `shards` devices. Raises ConfigError when there is less than was asked for."""
-    swap = (SWAP_SPACE if config.swap_space is None else config.swap_space) if config.preemption_mode == "swap" else 0.0
-    cached = int((config.kv_offloading_size or 0) * GIB) // (page * shards) if caching else 0
-    pages = int(swap * GIB) // page + cached
-    free = psutil.virtual_memory().available
-    if pages * page * shards > free:
-        raise ConfigError(
-            f"pages in host memory need {pages * page * shards / GIB:.2f} GiB, but {free / GIB:.2f} GiB is available; "
-            "lower --swap-space (per device) or --kv-offloading-size"
-        )
-    if (swap or (config.kv_offloading_size and caching)) and not pages:
-        raise ConfigError(
-            f"a KV page of {page * shards / GIB:.4f} GiB does not fit the host memory asked for; raise --swap-space or --kv-offloading-size"
-        )
-    moved = max(1, min(MOST_MOVED, MOVED // page)) if pages else 0
-    return HostPlan(pages, cached, 1 << (moved.bit_length() - 1) if moved else 0)
 
 
 def _too_small(config: EngineConfig, room: Room, pages: int, need: Need) -> str:

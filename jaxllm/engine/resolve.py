@@ -18,13 +18,13 @@ from jaxllm.cache.backends import Shapes, choose_backend, tile_tokens
 from jaxllm.cache.kv import page_bytes
 from jaxllm.config import KV_CACHE_DTYPES, ConfigError, EngineConfig, Resolved
 from jaxllm.engine.buckets import Buckets
+from jaxllm.engine.host_memory import HostRoom, plan_host
 from jaxllm.engine.memory import (
     SPARE,
     MemoryPlan,
     Need,
     Room,
     fitting_length,
-    plan_host,
     plan_memory,
     resident_bytes,
     states_shape,
@@ -80,7 +80,8 @@ def resolve(config: EngineConfig, model_dir: Path, mesh: Mesh) -> Setup:
     backend = choose_backend(mesh.devices.flat[0], shapes, config.attention_backend)
     buckets = (Buckets.uniform if config.batch_invariant else Buckets.build)(max_num_seqs, budget, platform)
     page = page_bytes(1, kv.kv_heads, page_size, kv.head_dim, kv_dtype) // shards  # of a layer
-    host = plan_host(config, kv.layers * page, shards, config.enable_prefix_caching and not length_dependent(hf, length))
+    caching = config.enable_prefix_caching and not length_dependent(hf, length)
+    host = plan_host(config, kv.layers * page, shards, caching, HostRoom.of(platform))
     windows = [None if host.pages else short(window, length) for window in layer_windows(graphdef, abstract)]
     first, *more = (windows.count(window) * page for window in kinds(windows))
     need = Need(first, page_size, max_num_seqs, length, budget, kinds(windows), tile_tokens(backend.name), tuple(more))

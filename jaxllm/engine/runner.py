@@ -87,10 +87,11 @@ class Runner:
         self.link: Link | None = None  # to host memory, likewise
         self._fresh()
 
-    def move(self, moves: Moves) -> None:
-        """What a plan moves between the pool and host memory; before its forward, if it has one."""
+    def move(self, moves: Moves) -> tuple[int, ...]:
+        """What a plan moves between the pool and host memory; before its forward, if it has one. Returns the places that got nothing."""
         assert self.swapper is not None, "an engine without host pages moves none"
-        self.kv = self.swapper.run(self.kv, moves)
+        self.kv, lost = self.swapper.run(self.kv, moves)
+        return lost
 
     def forward(self, plan: Plan) -> Forwarded:
         """Start one step. Host work only: pad, upload what changed, dispatch."""

@@ -12,7 +12,7 @@ values only to hash full pages. A plan that was made must be run, in order: late
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
 from jaxllm.cache.pool import PagePool
@@ -20,7 +20,7 @@ from jaxllm.engine.buckets import Buckets
 from jaxllm.engine.family import awaited, forked, whose_turn
 from jaxllm.engine.ferry import Ferry
 from jaxllm.engine.forecast import Forecast, Share, bounded, most, peak
-from jaxllm.engine.holdings import Holdings, Start
+from jaxllm.engine.holdings import Holdings, Start, held_tokens
 from jaxllm.engine.limits import Limits, Pace
 from jaxllm.engine.plan import Chunk, Plan
 from jaxllm.engine.policy import Line, Policy, fcfs
@@ -144,19 +144,20 @@ class Scheduler:
 
     def spoil(self, request: Request) -> None:
         """Make unfindable whatever the request has computed: its KV is not to be trusted. Pages that it found cached go too."""
-        for other in self.holdings.spoiled(request):
-            self._preempt(other, store=False)
+        self._start_again(self.holdings.spoiled(request))
+
+    def lose(self, places: Sequence[int]) -> None:
+        """Host memory got none of what was to be saved to these places: whoever stands on that computes it again."""
+        self._start_again(self.holdings.lost(places))
 
     def forget_prefixes(self) -> None:
         """Forget every cached prefix, in host memory too. Running requests go on with the pages that they have."""
-        for request in [r for r in self._running if r.arriving]:
-            self._preempt(request, store=False)
+        self._start_again([r for r in self._running if r.arriving])
         self.holdings.forget_prefixes()
 
     def preempt_all(self) -> None:
         """Send every running request back to the queue, in order, to be computed anew."""
-        for request in list(self._running):
-            self._preempt(request, store=False)
+        self._start_again(list(self._running))
 
     def reset(self) -> None:
         """Forget every request and prefix, whatever is true of them; all slots and pages are free afterwards."""
@@ -237,14 +238,8 @@ class Scheduler:
         return Plan(tuple(decodes), tuple(positions), chunks, tuple(preempted), copies, moves)
 
     def held_tokens(self) -> tuple[int, int]:
-        """Tokens that running requests have or are about to have in the pages that they hold, of the first kind, and the places those pages
-        offer."""
-        size, used, places = self.page_size, 0, 0
-        for request in self._running:
-            end, behind = len(request.pages) * size, request.tables[0].behind * size
-            used += min(max(request.computed, request.prefill_end), end) - behind
-            places += end - behind
-        return used, places
+        """`holdings.held_tokens` of the running requests."""
+        return held_tokens(self._running, self.page_size)
 
     def check(self) -> None:
         """Raise `PoolError` if pages or slots are leaked or shared wrongly. For tests and for an idle engine."""
@@ -388,6 +383,10 @@ class Scheduler:
         request.num_preemptions += 1
         self.preemptions += 1
         (self._swapped if self._swaps else self._waiting).add(request)
+
+    def _start_again(self, requests: Iterable[Request]) -> None:
+        for request in requests:
+            self._preempt(request, store=False)
 
     def _vacate(self, request: Request) -> None:
         """Take slot and pages from a running request."""

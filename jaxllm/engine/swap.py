@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from itertools import batched
@@ -17,8 +18,11 @@ from jaxllm.engine.plan import Moves
 from jaxllm.engine.programs import Programs, shardings
 from jaxllm.engine.uplink import Uplink
 
+logger = logging.getLogger("jaxllm")
+
+NO_MEMORY = "RESOURCE_EXHAUSTED"  # begins XLA's error
 RUNS = 3  # of what is measured, of which the last counts: XLA has recorded the program then
-UNDER_WAY = 2  # programs of which the pages may be on their way at once; see memory.STAGED
+UNDER_WAY = 2  # programs of which the pages may be on their way at once; see host_memory.STAGED
 
 
 class Swapper:
@@ -34,12 +38,15 @@ class Swapper:
         self._far = shardings(page_shapes(programs.abstract.kv, None if platform == "cpu" else "pinned_host"))
         self._filler = zeros_of(shapes)
         self._uplink = Uplink(self._width, programs.host, UNDER_WAY + 1)
-        self._under_way: deque[Array] = deque()
+        self._under_way: deque[tuple[Array, dict[int, Page]]] = deque()  # what tells that it is done, and what was saved
+        self._unsaved: dict[int, Page] = {}  # by place, of the plan that is run
+        self._warned = False
         self._kept: dict[int, Page] = {}  # by place in host memory
         self._fetched: dict[int, Page] = {}  # of those, what the last plan fetched
 
-    def run(self, kv: KVCache, moves: Moves) -> KVCache:
-        """Do what a plan moves, and return the pool, whose buffers stay. Call it before the plan's step, plan by plan."""
+    def run(self, kv: KVCache, moves: Moves) -> tuple[KVCache, tuple[int, ...]]:
+        """Do what a plan moves. Call it before the plan's step, plan by plan. Returns the pool, whose buffers stay, and the places for
+        which there was no memory: what this plan fetches from them is right, and nothing is there for later ones."""
         for batch in batched(moves.saves, self._width):
             kv = self._save(kv, batch)
         fetched = {place: self._kept[place] for place in moves.fetches}
@@ -48,11 +55,15 @@ class Swapper:
         for batch in batched(moves.puts, self._width):
             kv = self._put(kv, [known[place] for place, _ in batch], [page for _, page in batch])
         self._fetched = fetched
-        return kv
+        lost = tuple(place for place, page in self._unsaved.items() if self._kept.get(place) is page)
+        for place in lost:
+            del self._kept[place]
+        self._unsaved = {}
+        return kv, lost
 
     def warm_up(self, kv: KVCache) -> tuple[KVCache, Link]:
-        """Run both programs on nobody's pages: until they are recorded, then to measure what many pages take and what one takes. Returns the
-        pool, and what was measured."""
+        """Run both programs on nobody's pages: until they are recorded, then to measure what many pages take and what one takes. Returns
+        the pool, and what was measured."""
         pages = [(self._pages + i, i) for i in range(self._width)]
         for _ in range(RUNS):
             kv = self._save(kv, pages)
@@ -66,21 +77,40 @@ class Swapper:
     def _timed(self, kv: KVCache, count: int) -> tuple[KVCache, float]:
         """The seconds that fetching and putting so many pages of the kept ones take."""
         start = time.perf_counter()
-        kv = self.run(kv, Moves((), tuple(range(count)), tuple((i, self._pages + i) for i in range(count))))
+        kv, _ = self.run(kv, Moves((), tuple(range(count)), tuple((i, self._pages + i) for i in range(count))))
         jax.block_until_ready(kv)
         return kv, time.perf_counter() - start
 
     def _save(self, kv: KVCache, batch: tuple[tuple[int, int], ...] | list[tuple[int, int]]) -> KVCache:
         kv, pages = self._programs.get("save", self._width)(kv, self._numbers([page for page, _ in batch]))
-        found = jax.device_put(pages[: len(batch)], (self._far,) * len(batch))
-        self._kept |= {place: page for (_, place), page in zip(batch, found, strict=True)}
-        self._wait_after(found[-1][0])
+        places = [place for _, place in batch]
+        try:
+            saved = dict(zip(places, self._to_host(pages[: len(batch)]), strict=True))
+        except jax.errors.JaxRuntimeError as error:
+            saved = dict(zip(places, pages, strict=False))
+            self._note_unsaved(error, saved)
+        self._kept |= saved
+        self._wait_after(saved[places[-1]][0], saved)
         return kv
+
+    def _to_host(self, pages: tuple[Page, ...]) -> tuple[Page, ...]:
+        return jax.device_put(pages, (self._far,) * len(pages))
+
+    def _note_unsaved(self, error: jax.errors.JaxRuntimeError, pages: dict[int, Page]) -> None:
+        """These pages found no memory. Raises any other error."""
+        if NO_MEMORY not in str(error):
+            raise error
+        if not self._warned:
+            logger.warning(
+                "no host memory for KV pages, which will be computed again; lower --swap-space or --kv-offloading-size: %s", error
+            )
+        self._warned = True
+        self._unsaved |= pages
 
     def _put(self, kv: KVCache, pages: list[Page], numbers: list[int]) -> KVCache:
         padded = (*pages, *(self._filler for _ in range(self._width - len(pages))))
         kv, done = self._programs.get("load", self._width)(kv, self._numbers(numbers), padded)
-        self._wait_after(done)
+        self._wait_after(done, {})
         return kv
 
     def _numbers(self, pages: list[int]) -> Array:
@@ -88,7 +118,11 @@ class Swapper:
         spare = range(self._pages + self._width, self._pages + 2 * self._width - len(pages))
         return self._uplink.send([np.array([*pages, *spare], np.int32)])
 
-    def _wait_after(self, done: Array) -> None:
-        self._under_way.append(done)
+    def _wait_after(self, done: Array, saved: dict[int, Page]) -> None:
+        self._under_way.append((done, saved))
         if len(self._under_way) > UNDER_WAY:
-            self._under_way.popleft().block_until_ready()
+            done, saved = self._under_way.popleft()
+            try:
+                done.block_until_ready()
+            except jax.errors.JaxRuntimeError as error:
+                self._note_unsaved(error, saved)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from jaxllm.cache.host import HostTier
@@ -42,6 +43,7 @@ class Setup:
     host_pages: int = 0
     host_cached: int = 0
     seats: int = 2  # pages that a plan fetches from host memory
+    unsaved: int = 0  # every so-manieth page that is saved finds no memory there; 0: none
     swaps: bool = False
     forecast: type[Forecast] = Forecast
     delay: int = 1  # steps between launch and commit; 0 is the engine without overlap
@@ -80,7 +82,7 @@ class Loop:
         self.found: dict[str, tuple[Beams, list[int]]] = {}  # those that have ended, with their prompts
         self.first_tokens: list[int] = []  # arrival numbers, in the order in which first tokens were planned
         self.reached: dict[Request, int] = {}  # tokens computed in this life
-        self.steps = 0
+        self.steps = self.saves = 0
 
     def _note(self, kind: int, key: bytes, page: int) -> None:
         self._handed_out.add((kind, page))
@@ -146,6 +148,8 @@ class Loop:
         if plan.moves is not None:
             frozen = {page for _, page, _ in before & self._readable()}
             self.device.host.move(self.device.kv[0], self.setup.page_size, plan.moves, frozen)
+            full = {place: self._is_full() for _, place in plan.moves.saves}  # what was saved there last counts
+            self.lose([place for place in full if full[place]])
         if not plan.empty:
             self.in_flight.append((plan, self.device.run(plan, {(kind, page) for kind, page, _ in before & self._readable()})))
         while len(self.in_flight) > (self.setup.delay if not plan.empty else 0):
@@ -160,11 +164,26 @@ class Loop:
 
     def forget_prefixes(self) -> None:
         """Requests to which pages were being brought start again."""
+        self._send_back(self.scheduler.forget_prefixes)
+
+    def lose(self, places: list[int]) -> None:
+        """What was saved there is not; whom it was being brought to start again."""
+        for place in places:
+            del self.device.host.pages[place]
+        self._send_back(functools.partial(self.scheduler.lose, places))
+        self.scheduler.check()
+
+    def _is_full(self) -> bool:
+        self.saves += 1
+        return self.setup.unsaved > 0 and self.saves % self.setup.unsaved == 0
+
+    def _send_back(self, action: Callable[[], None]) -> None:
         arriving = [r for r in self.requests if r.arriving]
-        self.scheduler.forget_prefixes()
+        action()
         for request in arriving:
-            self.reached.pop(request, None)
-        self.sent_back.update(arriving)
+            if not request.arriving:
+                self.reached.pop(request, None)
+                self.sent_back.add(request)
 
     def drain(self) -> None:
         """Step until nothing is left; fails when that takes longer than any fair schedule needs."""

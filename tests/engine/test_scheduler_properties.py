@@ -38,6 +38,7 @@ SETTINGS = {
     "host_cached": st.sampled_from([0, 2, 20]),
     "seats": st.integers(1, 4),
     "swaps": st.booleans(),
+    "unsaved": st.sampled_from([0, 1, 2, 3]),
     "delay": st.integers(0, 2),
 }
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import pytest
 
 from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.engine.buckets import ExtendShape
 from jaxllm.engine.engine import Engine
 from jaxllm.engine.ferry import Link
-from jaxllm.engine.memory import GIB, HostPlan, plan_host
+from jaxllm.engine.host_memory import GIB, HostPlan, HostRoom, plan_host
 from jaxllm.engine.pace import seconds_per_token
 from jaxllm.engine.plan import Plan
 from jaxllm.engine.request import GenerateRequest, Request, Status
@@ -275,9 +277,61 @@ def test_an_engine_that_failed_starts_with_empty_host_memory(make_engine: MakeEn
     collect(engine, [])
 
 
+@pytest.mark.parametrize("odds", [1.0, 0.4])
+@pytest.mark.parametrize("way", ["swap", "swap and a host tier"])
+def test_pages_that_find_no_memory_are_computed_again_and_nobody_dies(
+    make_engine: MakeEngine,
+    alone: list[list[int]],
+    way: str,
+    odds: float,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = make_engine(num_gpu_blocks_override=20, **WAYS[way])
+    engine.scheduler.forecast = Optimist()
+    swapper, rng, failed = engine.runner.swapper, random.Random(5), []
+    assert swapper is not None
+    saves = swapper._to_host
+
+    def full(pages: Any) -> Any:
+        if rng.random() < odds:
+            failed.append(len(pages))
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Failed to allocate 1024 bytes of pinned memory")
+        return saves(pages)
+
+    monkeypatch.setattr(swapper, "_to_host", full)
+    for _ in range(2):
+        assert run(engine, PROMPTS, [params(number) for number in range(len(PROMPTS))]) == alone
+        engine.scheduler.check()
+        assert set(swapper._kept) >= {place for line in places_of(engine) for place in line}
+    assert failed and engine.stats().preemptions > 0
+    assert (engine.stats().pages_loaded > 0) == (odds < 1)
+    assert len([record for record in caplog.records if "no host memory" in record.message]) == 1
+
+
+def places_of(engine: Engine) -> list[list[int]]:
+    """Where host memory says that something lies."""
+    ferry = engine.scheduler.ferry
+    assert ferry is not None
+    return [list(ferry.host._kept.values()), list(ferry.host._cached.values())]
+
+
+def test_a_save_that_fails_for_another_reason_is_a_failure(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_engine(num_gpu_blocks_override=20, **WAYS["swap"])
+    engine.scheduler.forecast = Optimist()
+
+    def broken(pages: Any) -> Any:
+        raise jax.errors.JaxRuntimeError("INTERNAL: something else")
+
+    assert engine.runner.swapper is not None
+    monkeypatch.setattr(engine.runner.swapper, "_to_host", broken)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="something else"):
+        run(engine, PROMPTS, [params(number) for number in range(len(PROMPTS))])
+
+
 def test_host_memory_is_counted_in_pages_of_all_devices() -> None:
-    def planned(page: int = GIB // 64, shards: int = 1, caching: bool = True, **wishes: Any) -> HostPlan:
-        return plan_host(EngineConfig(**wishes), page, shards, caching)
+    def planned(page: int = GIB // 64, shards: int = 1, caching: bool = True, room: HostRoom | None = None, **wishes: Any) -> HostPlan:
+        return plan_host(EngineConfig(**wishes), page, shards, caching, room or HostRoom(GIB))
 
     assert planned() == HostPlan()
     assert planned(preemption_mode="swap", swap_space=0.5) == HostPlan(32, 0, 2)
@@ -285,9 +339,12 @@ def test_host_memory_is_counted_in_pages_of_all_devices() -> None:
     assert planned(kv_offloading_size=0.5, shards=2) == HostPlan(16, 16, 2), "in all"
     assert planned(kv_offloading_size=0.5, caching=False) == HostPlan()
     assert planned(page=GIB // 4096, preemption_mode="swap", swap_space=0.25, kv_offloading_size=0.25).moved == 32
-    for wishes in ({"preemption_mode": "swap", "swap_space": 2**19}, {"kv_offloading_size": 2**19}):
-        with pytest.raises(ConfigError, match="is available; lower --swap-space"):
+    assert planned(preemption_mode="swap", swap_space=0.5, kv_offloading_size=0.5).pages == 64, "all there is"
+    for wishes in ({"preemption_mode": "swap", "swap_space": 1.25}, {"kv_offloading_size": 1.25}):
+        with pytest.raises(ConfigError, match=r"need 1\.25 GiB, but 1\.00 GiB is available, with 1 GiB left for .*; lower --swap-space"):
             planned(**wishes)
+        with pytest.raises(ConfigError, match=r"may be pinned, .*, or set PINNED$"):
+            planned(room=HostRoom(GIB, "may be pinned", ", or set PINNED"), **wishes)
     with pytest.raises(ConfigError, match="does not fit the host memory"):
         planned(preemption_mode="swap", swap_space=0.001)
 

@@ -1,0 +1,90 @@
+"""How much host memory there is: what the machine has free, what control groups leave, what may be pinned."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+from jaxllm.config import ConfigError, EngineConfig
+from jaxllm.engine import host_memory
+from jaxllm.engine.host_memory import GIB, OTHERS, PINNED_LIMIT, HostRoom, available_bytes, pinned_limit, plan_host
+
+V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+V2 = ("memory.max", "memory.current", "inactive_file")
+
+
+@pytest.fixture(autouse=True)
+def machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 200 GiB."""
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=200 * GIB))
+
+
+def group(folder: Path, names: tuple[str, str, str], limit: int | str, used: int = 0, cached: int = 0) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / names[0]).write_text(f"{limit}\n")
+    (folder / names[1]).write_text(f"{used}\n")
+    (folder / "memory.stat").write_text(f"anon 5\n{names[2]} {cached}\nslab 3\n")
+
+
+def found(tmp_path: Path, lines: str) -> int:
+    (tmp_path / "self").write_text(lines)
+    return available_bytes(tmp_path / "self", tmp_path / "mount")
+
+
+def test_a_limit_of_version_2_counts_less_what_is_used_and_cannot_be_reclaimed(tmp_path: Path) -> None:
+    group(tmp_path / "mount" / "pod" / "main", V2, 10 * GIB, 4 * GIB, GIB)
+    assert found(tmp_path, "0::/pod/main\n") == 7 * GIB
+    group(tmp_path / "mount" / "pod", V2, 12 * GIB, 9 * GIB)
+    assert found(tmp_path, "0::/pod/main\n") == 3 * GIB, "a group around it is tighter"
+    group(tmp_path / "mount" / "pod", V2, "max", 9 * GIB)
+    assert found(tmp_path, "0::/pod/main\n") == 7 * GIB
+    group(tmp_path / "mount" / "pod" / "main", V2, GIB, 2 * GIB)
+    assert found(tmp_path, "0::/pod/main\n") == 0
+
+
+def test_a_container_sees_its_own_group_as_the_root(tmp_path: Path) -> None:
+    group(tmp_path / "mount", V2, 8 * GIB, 2 * GIB)
+    assert found(tmp_path, "0::/\n") == 6 * GIB
+    assert found(tmp_path, "0::/named/by/the/host\n") == 6 * GIB
+
+
+def test_a_limit_of_version_1_counts_too(tmp_path: Path) -> None:
+    group(tmp_path / "mount" / "memory" / "job", V1, 16 * GIB, 3 * GIB, 2 * GIB)
+    group(tmp_path / "mount" / "memory", V1, 2**63 - 4096)
+    lines = "9:name=systemd:/\n4:hugetlb,memory:/job\n3:cpu:/tight\n0::/\n"
+    assert found(tmp_path, lines) == 15 * GIB
+    assert found(tmp_path, "3:cpu:/job\n0::/\n") == 200 * GIB
+
+
+def test_without_limits_the_machine_decides(tmp_path: Path) -> None:
+    group(tmp_path / "mount", V2, 500 * GIB)
+    assert found(tmp_path, "0::/\n") == 200 * GIB
+    assert available_bytes(tmp_path / "none", tmp_path / "mount") == 200 * GIB
+
+
+@pytest.mark.parametrize(("value", "wanted"), [(None, 64), ("128", 128), ("much", 64), ("-3", 64), ("", 64)])
+def test_what_may_be_pinned(value: str | None, wanted: int) -> None:
+    assert pinned_limit({} if value is None else {PINNED_LIMIT: value}) == wanted * GIB
+
+
+def test_more_than_can_be_pinned_is_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(PINNED_LIMIT, raising=False)
+    monkeypatch.setattr(host_memory, "available_bytes", lambda: 200 * GIB)
+    config = EngineConfig(preemption_mode="swap", swap_space=80)
+    message = (
+        f"need 80.00 GiB, but 63.00 GiB may be pinned, .*lower --swap-space .*, or set the environment variable {PINNED_LIMIT} to more"
+    )
+    with pytest.raises(ConfigError, match=message):
+        plan_host(config, 2**20, 1, True, HostRoom.of("gpu"))
+    with pytest.raises(ConfigError, match="may be pinned"):
+        plan_host(EngineConfig(preemption_mode="swap", swap_space=40), 2**20, 2, True, HostRoom.of("gpu"))
+    assert plan_host(config, 2**20, 1, True, HostRoom.of("cpu")).pages == 80 * 1024
+    monkeypatch.setenv(PINNED_LIMIT, "100")
+    assert plan_host(config, 2**20, 1, True, HostRoom.of("gpu")).pages == 80 * 1024
+    monkeypatch.setattr(host_memory, "available_bytes", lambda: 50 * GIB)
+    assert HostRoom.of("gpu") == HostRoom.of("cpu") == HostRoom(50 * GIB - OTHERS)
+    with pytest.raises(ConfigError, match=r"but 49\.00 GiB is available"):
+        plan_host(config, 2**20, 1, True, HostRoom.of("gpu"))
