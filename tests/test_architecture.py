@@ -33,7 +33,8 @@ MANY_PARAMETERS: dict[str, str] = {
 }
 
 # Reading the process environment is for what starts a process.
-READS_ENVIRONMENT = {"jaxllm/cli.py", "jaxllm/server/__main__.py"}
+# What a process was told; and a limit that XLA reads there and tells nobody.
+READS_ENVIRONMENT = {"jaxllm/cli.py", "jaxllm/server/__main__.py", "jaxllm/engine/host_memory.py"}
 
 JAX_FREE = (
     "jaxllm",

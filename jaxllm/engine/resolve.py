@@ -65,9 +65,8 @@ class Setup:
 
 def resolve(config: EngineConfig, model_dir: Path, mesh: Mesh) -> Setup:
     """Decide everything; raises ConfigError before any loading work when it cannot be."""
-    shards = mesh.shape["tensor"]
+    shards, platform = mesh.shape["tensor"], mesh.devices.flat[0].platform
     hf = _configuration(config, model_dir, shards)
-    platform = mesh.devices.flat[0].platform
     dtype = weights.resolve_dtype(config.dtype, hf, platform)
     kv = models.kv_shape(hf, shards)
     kv_dtype, itemsize = jnp.dtype(KV_CACHE_DTYPES[config.kv_cache_dtype] or dtype), jnp.dtype(dtype).itemsize
