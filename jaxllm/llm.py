@@ -7,6 +7,7 @@ import functools
 import gc
 import itertools
 import logging
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
@@ -260,8 +261,11 @@ class LLM:
                 queue = iter(requests)
                 waiting = next(queue, None)
                 while waiting is not None or self.engine.has_work:
-                    while waiting is not None and self.engine.has_room(waiting):
+                    # The device begins with the first step's worth of tokens; the others come while it computes.
+                    left = math.inf if self.engine.has_work else self.engine.resolved.max_num_batched_tokens
+                    while waiting is not None and left > 0 and self.engine.has_room(waiting):
                         self.engine.enter(waiting)
+                        left -= len(waiting.prompt_token_ids)
                         waiting = next(queue, None)
                     for delta in self.engine.step():
                         if outputs[delta.id].add(delta):

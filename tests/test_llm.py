@@ -77,6 +77,16 @@ def test_results_keep_the_order_of_the_prompts(llm: LLM) -> None:
     assert [output.prompt for output in outputs] == [f"{i} + 1 =" for i in range(6)]
 
 
+def test_the_first_step_runs_while_later_prompts_come(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    enter, step = llm.engine.enter, llm.engine.step
+    monkeypatch.setattr(llm.engine, "enter", lambda request: (order.append("enter"), enter(request))[1])
+    monkeypatch.setattr(llm.engine, "step", lambda: (order.append("step"), step())[1])
+    found = llm.generate([[5] * 30] * 6, SamplingParams(temperature=0, max_tokens=2, ignore_eos=True), use_tqdm=False)
+    assert [len(output.outputs[0].token_ids) for output in found] == [2] * 6
+    assert order[:8] == ["enter"] * 3 + ["step"] + ["enter"] * 3 + ["step"], "a step's worth is 64 tokens"
+
+
 def test_n_choices_with_logprobs_and_a_stop_string(llm: LLM) -> None:
     params = SamplingParams(n=3, seed=2, temperature=1.0, max_tokens=8, logprobs=2, ignore_eos=True)
     (output,) = llm.generate("sort: 3 1 2", params, use_tqdm=False)
