@@ -184,5 +184,6 @@ class Numbers:
 
 def reading_words(engine: Engine) -> Engine:
     """The engine, taking bad words that are written as the numbers of their tokens."""
-    engine._asking = Asking(TINY["vocab_size"], Numbers(), eos_ids=engine.eos_ids)  # type: ignore[arg-type]
+    numbers, processors = Numbers(), engine.runner.programs.model.processors
+    engine._asking = Asking(TINY["vocab_size"], numbers, processors, engine.eos_ids)  # type: ignore[arg-type]
     return engine

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from jaxllm.engine.choices import choice_seed
 from jaxllm.engine.engine import Engine
 from jaxllm.engine.request import GenerateRequest, TextDelta
 from jaxllm.sampling.options import SamplingParams
@@ -19,6 +20,19 @@ OPTIONS: dict[str, Any] = {"temperature": 1.0, "seed": 3, "max_tokens": 9}
 
 def ask(engine: Engine, **options: Any) -> list[TextDelta]:
     return collect(engine, [GenerateRequest(id="r", prompt_token_ids=PROMPT, params=SamplingParams(**(OPTIONS | options)))])
+
+
+def test_the_seeds_of_choices_are_unrelated_to_those_of_requests_nearby_and_stay_as_they_are() -> None:
+    seeds = [choice_seed(seed % 2**64, index) for seed in range(-40, 40) for index in range(8)]
+    assert len(set(seeds)) == len(seeds), "no choice repeats another request's"
+    assert (choice_seed(7, 0), choice_seed(7, 1), choice_seed(2**64 - 1, 2)) == (7, 4649271177573249530, 13400882341780847347)
+
+
+def test_a_choice_is_not_the_first_of_the_request_with_the_next_seed(engine: Engine) -> None:
+    said = [Outcome.of(ask(engine, n=3, seed=3), "r", index).tokens for index in range(3)]
+    assert len({tuple(tokens) for tokens in said}) == 3
+    others = [Outcome.of(ask(engine, seed=seed), "r").tokens for seed in (3, 4, 5, 6)]
+    assert [tokens in others for tokens in said] == [True, False, False]
 
 
 def test_the_most_likely_choices_are_told_in_order(engine: Engine) -> None:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from jaxllm.engine.engine import Engine
 from jaxllm.engine.request import GenerateRequest, RequestError
+from jaxllm.grammar.checker import Checker
+from jaxllm.grammar.structure import StructuredOutputsParams
 from jaxllm.sampling.options import SamplingParams
-from tests.engine.conftest import TINY, collect, entries_of, run, tokens_of
+from tests.engine.conftest import collect, entries_of, run, tokens_of, write_random
 
 MakeEngine = Callable[..., Engine]
 PROMPT = [27, 18, 28, 18, 28, 45, 90, 4]
@@ -30,6 +33,11 @@ def free_run(engine: Engine) -> list[int]:
     tokens = run(engine, [PROMPT], SamplingParams(temperature=0, max_tokens=16, ignore_eos=True))[0]
     assert len(set(tokens)) > 8, "a model that repeats itself tests little"
     return tokens
+
+
+def doubled(logits_SV: jax.Array, state: Any, *, factor: float = 2.0) -> jax.Array:
+    """A processor of research code."""
+    return logits_SV * factor[:, None]  # type: ignore[index]
 
 
 def request(params: SamplingParams, id: str = "r", prompt: list[int] | None = None) -> GenerateRequest:
@@ -112,36 +120,6 @@ def test_logprobs_name_the_chosen_token_and_the_top(engine: Engine) -> None:
         assert sorted((v for _, v in entry.top), reverse=True) == [v for _, v in entry.top]
 
 
-@pytest.fixture(scope="module")
-def raw_logits(make_engine: MakeEngine) -> list[dict[int, float]]:
-    """Of every token at the first three places of a greedy run that cannot end."""
-    return everything(make_engine(max_logprobs=104, logprobs_mode="raw_logits"), temperature=0, ignore_eos=True)
-
-
-def everything(engine: Engine, **options: Any) -> list[dict[int, float]]:
-    """What an engine says of every token, place by place."""
-    deltas = collect(engine, [request(SamplingParams(max_tokens=3, logprobs=104, **options))])
-    return [dict(entry.top) for entry in entries_of(deltas)]
-
-
-def test_logits_can_take_the_place_of_log_probabilities(make_engine: MakeEngine, raw_logits: list[dict[int, float]]) -> None:
-    for found, logits in zip(everything(make_engine(max_logprobs=104), temperature=0, ignore_eos=True), raw_logits, strict=True):
-        total = np.log(np.sum(np.exp(np.array(list(logits.values()), np.float64))))
-        assert found == pytest.approx({id: logit - total for id, logit in logits.items()}, abs=2e-5)
-
-
-def test_processed_log_probabilities_are_of_what_the_draw_may_take(make_engine: MakeEngine, raw_logits: list[dict[int, float]]) -> None:
-    engine = make_engine(max_logprobs=104, logprobs_mode="processed_logprobs")
-    first = everything(engine, temperature=0.5, top_k=3, seed=1)[0]
-    likeliest = sorted(raw_logits[0], key=lambda id: -raw_logits[0][id])[:3]
-    weights = np.exp(np.array([raw_logits[0][id] for id in likeliest]) / 0.5)
-    assert [first[id] for id in likeliest] == pytest.approx(np.log(weights / weights.sum()), abs=2e-5)
-    assert {value for id, value in first.items() if id not in likeliest} == {-np.inf}
-    ends = TINY["eos_token_id"]
-    until = everything(engine, temperature=0, min_tokens=2)
-    assert [all(place[id] == -np.inf for id in ends) for place in until] == [True, True, False]  # type: ignore[attr-defined]
-
-
 @pytest.mark.parametrize(
     ("prompt", "params", "param", "says"),
     [
@@ -217,10 +195,18 @@ def test_logits_that_are_not_finite_end_only_their_request(make_engine: MakeEngi
     assert tokens_of(deltas, "healthy") == alone
 
 
-def test_nothing_compiles_after_warm_up_whatever_is_asked(make_engine: MakeEngine) -> None:
-    engine = make_engine(enforce_eager=False, max_num_batched_tokens=16, num_gpu_blocks_override=24)
+def test_nothing_compiles_after_warm_up_whatever_is_asked(make_engine: MakeEngine, tmp_path: Path, repo: Path) -> None:
+    engine = make_engine(
+        processors=[doubled],
+        model=write_random(tmp_path, repo),
+        skip_tokenizer_init=False,
+        max_logprobs=5,
+        enforce_eager=False,
+        max_num_batched_tokens=16,
+        num_gpu_blocks_override=24,
+    )
     assert engine.stats().compiles_after_warmup == 0
-    mixes = [
+    mixes: list[dict[str, Any]] = [
         {"temperature": 0},
         {"temperature": 0.8},
         {"temperature": 0.8, "top_p": 0.9, "top_k": 5, "min_p": 0.01},
@@ -229,14 +215,25 @@ def test_nothing_compiles_after_warm_up_whatever_is_asked(make_engine: MakeEngin
         {"min_tokens": 3, "stop_token_ids": [4]},
         {"n": 3, "seed": 1},
         {"n": 2, "best_of": 3, "seed": 2},
-        {"use_beam_search": True, "n": 3},
+        {"use_beam_search": True, "n": 3, "temperature": 0},
+        {"repetition_penalty": 1.2, "frequency_penalty": 0.5, "logit_bias": {5: 1.0}},
+        {"allowed_token_ids": list(range(90)), "bad_words": ["a", "the end of it"], "logprobs": 2},
+        {"logits_processors": ["doubled"], "extra_args": {"factor": 2.0}},
+        {"logits_processors": [lambda output, logits_V: logits_V * 2], "top_p": 0.9},
+        {"grammar": "[a-z]{3,30}", "prompt_logprobs": 1},
+        {"grammar": "the quick brown fox jumps over the lazy dog", "n": 2},
+        {"grammar": "[ab]+", "repetition_penalty": 1.1, "logprobs": 1, "temperature": 0.5},
     ]
-    for count in (1, 2, 4, 7):
-        requests = [
-            request(SamplingParams(max_tokens=5 + i, ignore_eos=True, **mixes[i % len(mixes)]), f"{count}-{i}", PROMPT * (1 + i % 4))
-            for i in range(count)
-        ]
-        collect(engine, requests)
+    checker = Checker({})
+    for first, count in ((0, 1), (0, 2), (0, 4), (0, 9), (9, 7), (3, 16), (12, 4)):
+        for at in range(first, first + count):
+            asked = dict(mixes[at % len(mixes)])
+            grammar = None if "grammar" not in asked else checker.check(StructuredOutputsParams(regex=asked.pop("grammar")))
+            params = SamplingParams(**{"max_tokens": 5 + at, "ignore_eos": True} | asked)
+            engine.add(replace(request(params, f"{first}-{at}", PROMPT * (1 + at % 4)), grammar=grammar))
+        deltas = collect(engine, [])
+        assert {delta.finish_reason for delta in deltas} <= {None, "stop", "length"}
+    checker.close()
     assert engine.stats().compiles_after_warmup == 0
 
 
