@@ -53,6 +53,17 @@ def real(tmp_path_factory: pytest.TempPathFactory, repo: Path) -> Iterator[Real]
 
 
 ids = st.integers(0, VOCAB - 1)
+SUM = {"type": "object", "properties": {"sum": {"type": "integer", "maximum": 99}}, "required": ["sum"], "additionalProperties": False}
+STRUCTURES: list[dict[str, Any]] = [
+    {"guided_regex": "[a-z]{3,30}"},
+    {"guided_regex": "(yes|no), the quick brown fox (jumps|sleeps)"},
+    {"guided_choice": ["one", "one two three four five", "2"]},
+    {"guided_grammar": 'start: word ("," word)*\nword: /[a-z]{1,3}/'},
+    {"structured_outputs": {"json": SUM, "disable_any_whitespace": True}},
+    {"response_format": {"type": "json_schema", "json_schema": {"name": "sum", "schema": SUM}}},
+    {"response_format": {"type": "json_object"}},
+    {"structural_tag": {"structures": [{"begin": "<f>", "schema": SUM, "end": "</f>"}], "triggers": ["<"]}, "logit_bias": {"27": 5}},
+]
 sometimes: dict[str, st.SearchStrategy[Any]] = {
     "max_tokens": st.integers(1, 14),
     "n": st.integers(1, 3),
@@ -72,7 +83,8 @@ sometimes: dict[str, st.SearchStrategy[Any]] = {
     "skip_special_tokens": st.booleans(),
     "spaces_between_special_tokens": st.booleans(),
     "truncate_prompt_tokens": st.sampled_from([-1, 1, 4]),
-    "guided_regex": st.sampled_from(["[a-z]{3,30}", "(yes|no), the quick brown fox (jumps|sleeps)"]),
+    "min_tokens": st.integers(1, 9),
+    "structure": st.sampled_from(STRUCTURES),
     "cache_salt": st.sampled_from(["x", "y"]),
     "return_tokens_as_token_ids": st.booleans(),
 }
@@ -84,9 +96,24 @@ def options(draw: st.DrawFn) -> dict[str, Any]:
     """A few of what both endpoints take."""
     names = draw(st.lists(st.sampled_from(sorted(sometimes)), unique=True, max_size=7))
     found = draw(st.sampled_from(seeds)) | {"max_tokens": 8} | {name: draw(sometimes[name]) for name in names}
-    if "guided_regex" in found:  # which may need what these forbid
-        found = {name: value for name, value in found.items() if name not in ("allowed_token_ids", "bad_words")}
+    structure = found.pop("structure", None)
+    forbidding: set[str] = set()
+    if structure is not None or "min_tokens" in found:  # which may need what these forbid
+        found["max_tokens"] = max(found["max_tokens"], found.get("min_tokens", 0))
+        forbidding = {"allowed_token_ids", "bad_words", *(("stop_token_ids",) if "min_tokens" in found else ())}
+    found = {name: value for name, value in found.items() if name not in forbidding} | (structure or {})
     return found if "stop" in found else found | draw(st.sampled_from([{}, {}, {}, {"detokenize": False}]))
+
+
+@st.composite
+def searches(draw: st.DrawFn) -> dict[str, Any]:
+    """Beam searches, and more choices than are told, which cannot be streamed unless they are beams."""
+    n = draw(st.integers(1, 2))
+    found: dict[str, Any] = {"use_beam_search": True, "n": n, "best_of": 2, "max_tokens": draw(st.integers(1, 9)), "temperature": 0}
+    names = draw(st.lists(st.sampled_from(["include_stop_str_in_output", "skip_special_tokens", "truncate_prompt_tokens"]), unique=True))
+    found |= {name: draw(sometimes[name]) for name in names} | draw(st.sampled_from([{}, {"min_tokens": 1}, {"ignore_eos": True}]))
+    found |= {"length_penalty": draw(st.sampled_from([0, 1, 2.5])), "early_stopping": draw(st.sampled_from([True, False, "never"]))}
+    return found | {"stop_token_ids": draw(st.lists(ids, max_size=4))}
 
 
 prompts = st.sampled_from(["The", [[5, 6, 7]], ["one two", "three"], [[9] * 40, [1, 2]], "12 + 34 = 46. " * 5])
@@ -182,6 +209,35 @@ slowly = settings(max_examples=100, derandomize=True, suppress_health_check=list
 @given(body=completions)
 def test_a_streamed_completion_is_the_whole_one(real: Real, body: dict[str, Any]) -> None:
     assert_a_stream_is_the_whole(real, COMPLETIONS, body)
+
+
+@settings(slowly, max_examples=25)
+@given(search=searches(), prompt=prompts, chat=st.booleans(), logprobs=st.sampled_from([None, 0, 2]))
+def test_a_streamed_search_is_the_whole_one(real: Real, search: dict[str, Any], prompt: Any, chat: bool, logprobs: int | None) -> None:
+    shown = {} if logprobs is None else {"logprobs": True, "top_logprobs": logprobs} if chat else {"logprobs": logprobs}
+    said = {"messages": [{"role": "user", "content": "hi"}]} if chat else {"prompt": prompt}
+    assert_a_stream_is_the_whole(real, CHAT if chat else COMPLETIONS, {"model": "fake"} | search | said | shown)
+
+
+@settings(slowly, max_examples=25)
+@given(body=completions, more=st.integers(1, 2))
+def test_the_best_of_several_are_the_likeliest_of_as_many_choices(real: Real, body: dict[str, Any], more: int) -> None:
+    body = {name: value for name, value in body.items() if name not in ("echo", "stop", "include_stop_str_in_output")}
+    body |= {"logprobs": 0, "temperature": 1, "seed": 3, "max_tokens": max(1, body["max_tokens"]), "n": body.get("n", 1)}
+    best_of = body["n"] + more
+    assert real.post(COMPLETIONS, body | {"best_of": best_of, "stream": True}).error["param"] == "best_of"
+    found = real.post(COMPLETIONS, body | {"best_of": best_of}).json()["choices"]
+    every = real.post(COMPLETIONS, body | {"n": best_of}).json()["choices"]
+    for prompt in range(len(found) // body["n"]):
+        mine, theirs = found[prompt * body["n"] :][: body["n"]], every[prompt * best_of :][:best_of]
+        sums = sorted((likelihood(choice) for choice in theirs), reverse=True)
+        assert [likelihood(choice) for choice in mine] == pytest.approx(sums[: body["n"]], abs=1e-3)
+        assert {choice["text"] for choice in mine} <= {choice["text"] for choice in theirs}
+
+
+def likelihood(choice: dict[str, Any]) -> float:
+    """Its sum of log-probabilities."""
+    return sum(choice["logprobs"]["token_logprobs"])
 
 
 @slowly
