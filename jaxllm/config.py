@@ -45,10 +45,11 @@ def check_neutral(argument: str, value: Any, shown: str) -> None:
 
 
 def human_int(text: str) -> int:
-    """4096, 32k = 32,000, 32K = 32,768, 1.5m, 2G. Raises ConfigError."""
-    found = re.fullmatch(r"(-?\d+(?:\.\d+)?)([kmgtKMGT]?)", text.strip().replace(",", "").replace("_", ""))
+    """4096, 32k = 32,000, 32K = 32,768, 1.5m, 2G = 2GiB. Raises ConfigError."""
+    plain = re.sub(r"(?<=\d)\s*([KMGT])iB$", r"\1", text.strip().replace(",", "").replace("_", ""))
+    found = re.fullmatch(r"(-?\d+(?:\.\d+)?)([kmgtKMGT]?)", plain)
     if found is None or len(text) > 64:
-        raise ConfigError(f"{text!r:.80} is no number (write 8192, 32k or 32K)")
+        raise ConfigError(f"{text!r:.80} is no number (write 8192, 32k, 32K or 32KiB)")
     number, unit = found.groups()
     scale = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}[unit]
     value = float(number) * scale if "." in number else int(number) * scale

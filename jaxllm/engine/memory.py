@@ -41,6 +41,12 @@ class Room:
         return self.usable - self.weights - self.workspace - self.resident - self.spare - self.staged
 
     @property
+    def said(self) -> str:
+        """What is left and why, for messages."""
+        found = f"{amount(self.left, down=True)} is available" if self.left >= 0 else f"{amount(-self.left)} is lacking for the rest"
+        return f"{found} ({self.terms})"
+
+    @property
     def terms(self) -> str:
         """The sum, for messages."""
         taken = {"weights": self.weights, "for the largest step": self.workspace, "for sampling": self.resident, "spare": self.spare}
@@ -177,37 +183,70 @@ def pool_pages(config: EngineConfig, room: Room, need: Need) -> int:
     return min(fitting, cap, useful)
 
 
+def amount(size: int, down: bool = False) -> str:
+    """Bytes for messages, rounded up, or `down` where they are what there is: what is needed and lacks never looks the same."""
+    unit, name = next(((unit, name) for unit, name in ((GIB, "GiB"), (2**20, "MiB")) if size >= unit / 10 or not size), (2**10, "KiB"))
+    hundredths = 100 * size // unit if down else -(-100 * size // unit)
+    return f"{hundredths / 100:.2f} {name}"
+
+
+def _asked(config: EngineConfig) -> str | None:
+    """The flag that sets the pool's size, with its value, None when memory does."""
+    for name in ("num_gpu_blocks_override", "kv_cache_memory_bytes"):
+        value = getattr(config, name)
+        if value is not None:
+            return f"--{name.replace('_', '-')} {value}"
+    return None
+
+
+def _whole(config: EngineConfig, room: Room, need: Need) -> int:
+    """Pages of the smallest pool with room for one longest request."""
+    rounded = not room.shared and _asked(config) is None
+    return -(-need.pages_per_request // PAGE_ROUND) * PAGE_ROUND if rounded else need.pages_per_request
+
+
 def _too_small(config: EngineConfig, room: Room, pages: int, need: Need) -> str:
-    wanted, have = need.bytes_of(need.pages_per_request) / GIB, need.bytes_of(pages) / GIB
-    helps = "; or ".join(remedies(config, room, need, pages))
-    return (
-        f"to serve one request of max_model_len {need.max_model_len} tokens, {wanted:.2f} GiB of KV cache is needed, but {have:.2f} GiB is "
-        f"available ({room.terms}); the longest that fits is {fitting_length(config, room, need)} tokens. What helps: {helps}"
-    )
+    asked, longest = _asked(config), fitting_length(config, room, need)
+    wanted = amount(need.bytes_of(_whole(config, room, need)))
+    what = f"one request of max_model_len {need.max_model_len} tokens"
+    if config.max_model_len in ("auto", -1):
+        what = f"requests of up to {need.page_size} tokens"
+    there = room.said if asked is None else f"{asked} gives {amount(need.bytes_of(pages), down=True)}"
+    fits = f"the longest that fits is {longest} tokens" if longest else "no length fits"
+    return f"to serve {what}, {wanted} of KV cache is needed, but {there}; {fits}. What helps: {_joined(remedies(config, room, need))}"
 
 
-def remedies(config: EngineConfig, room: Room, need: Need, pages: int) -> list[str]:
-    """Flags with values, each of which alone gives a pool of `pages` pages the room for one longest request."""
-    whole = need.pages_per_request
-    asked = config.num_gpu_blocks_override is not None or config.kv_cache_memory_bytes is not None
-    if not room.shared and not asked:
-        whole = -(-whole // PAGE_ROUND) * PAGE_ROUND
-    short = need.bytes_of(whole) - max(0, room.left)
-    longest = fitting_length(config, room, need)
+def _joined(helps: list[str]) -> str:
+    return "; or ".join(helps) if helps else "a device with more memory, or a smaller model"
+
+
+def remedies(config: EngineConfig, room: Room, need: Need) -> list[str]:
+    """Flags with values, each of which alone gives the pool the room for one longest request."""
+    size = need.bytes_of(_whole(config, room, need))
+    deficit, longest = size - room.left, fitting_length(config, room, need)
     helps = [f"--max-model-len {longest} (or auto)"] if longest else []
-    if asked and short <= 0:
-        by_count = config.num_gpu_blocks_override is not None
-        helps.append(f"--num-gpu-blocks-override {whole}" if by_count else f"--kv-cache-memory-bytes {need.bytes_of(whole)}")
-    if short > 0:
-        deficit = need.bytes_of(whole) - room.left
-        share = math.ceil(100 * config.gpu_memory_utilization * (room.usable + deficit) / room.usable) / 100
-        if share <= 1:
-            helps.append(f"--gpu-memory-utilization {share:.2f}")
-        tokens = int(need.step_tokens * (room.workspace - deficit) / room.workspace) // 16 * 16 if room.workspace > deficit else 0
-        if tokens >= need.max_num_seqs:
-            helps.append(f"--max-num-batched-tokens {tokens}")
-    helps.append(f"--tensor-parallel-size {2 * config.tensor_parallel_size}, over twice the devices")
-    return helps
+    if config.num_gpu_blocks_override is not None:
+        return helps + ([f"--num-gpu-blocks-override {need.pages_per_request}"] if deficit <= 0 else [])
+    if config.kv_cache_memory_bytes is not None:
+        return helps + ([f"--kv-cache-memory-bytes {size}"] if deficit <= 0 else []) + _more_devices(config, room, need)
+    share = math.ceil(100 * config.gpu_memory_utilization * (room.usable + deficit) / max(1, room.usable)) / 100
+    if share <= 1:
+        helps.append(f"--gpu-memory-utilization {share:.2f}")
+    tokens = int(need.step_tokens * (room.workspace - deficit) / room.workspace) // 16 * 16 if room.workspace > deficit else 0
+    if tokens >= need.max_num_seqs:
+        helps.append(f"--max-num-batched-tokens {tokens}")
+    return helps + _more_devices(config, room, need)
+
+
+def _more_devices(config: EngineConfig, room: Room, need: Need) -> list[str]:
+    """The least tensor parallelism that helps, where weights and pages divide evenly. Devices that share their memory do not help."""
+    for times in () if room.shared else (2, 4, 8):
+        split = replace(room, weights=-(-room.weights // times))
+        share = replace(need, page_bytes=-(-need.page_bytes // times), more_bytes=tuple(-(-size // times) for size in need.more_bytes))
+        pages = pool_pages(config, split, share)
+        if share.pages_per_request <= pages and share.bytes_of(pages) <= split.left:
+            return [f"--tensor-parallel-size {times * config.tensor_parallel_size}, over {times} times the devices"]
+    return []
 
 
 def oversized(config: EngineConfig, room: Room, need: Need, pages: int) -> str:
@@ -215,7 +254,8 @@ def oversized(config: EngineConfig, room: Room, need: Need, pages: int) -> str:
     fitting = need.pages_in(max(0, room.left))
     by_count = config.num_gpu_blocks_override is not None
     most = f"--num-gpu-blocks-override {fitting}" if by_count else f"--kv-cache-memory-bytes {need.bytes_of(fitting)}"
-    return (
-        f"a KV pool of {pages} pages needs {need.bytes_of(pages) / GIB:.2f} GiB, but {max(0, room.left) / GIB:.2f} GiB is available "
-        f"({room.terms}); ask for at most {most}, or leave it out"
-    )
+    free = replace(config, num_gpu_blocks_override=None, kv_cache_memory_bytes=None)
+    helps = f"ask for at most {most}, or leave it out"
+    if fitting < need.pages_per_request:
+        helps = f"leave it out, with {_joined(remedies(free, room, need))}"
+    return f"a KV pool of {pages} pages needs {amount(need.bytes_of(pages))}, but {room.said}; {helps}"

@@ -14,7 +14,7 @@ from jaxllm.cache.pool import Kind
 from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.engine.buckets import Buckets
 from jaxllm.engine.engine import Engine
-from jaxllm.engine.memory import GIB, PAGE_ROUND, SPARE, Need, Room, fitting_length, plan_memory, pool_pages, resident_bytes
+from jaxllm.engine.memory import GIB, PAGE_ROUND, SPARE, Need, Room, amount, fitting_length, plan_memory, pool_pages, resident_bytes
 from jaxllm.sampling.process import terms_bytes
 from tests.engine.conftest import TINY
 
@@ -98,7 +98,12 @@ def test_every_value_that_an_error_names_would_have_helped(usable: int, workspac
     with pytest.raises(ConfigError) as error:
         plan_memory(config, room, need)
     found = dict(re.findall(r"--([a-z-]+) ([0-9.]+)", str(error.value).partition("What helps")[2]))
-    assert "tensor-parallel-size" in found
+    times = int(found.get("tensor-parallel-size", 1))
+    if times > 1:
+        split = replace(need, page_bytes=-(-need.page_bytes // times))
+        plan_memory(config, replace(room, weights=room.weights // times), split)
+    else:
+        assert shared
     if "max-model-len" in found:
         plan_memory(config, room, replace(need, max_model_len=int(found["max-model-len"])))
         with pytest.raises(ConfigError):
@@ -115,8 +120,70 @@ def test_a_pool_that_was_asked_too_small_is_told_the_size_that_does(asked: dict)
     with pytest.raises(ConfigError, match="What helps") as error:
         plan_memory(EngineConfig(**asked), CARD, NEED)
     (name,) = asked
-    (value,) = re.findall(rf"--{name.replace('_', '-')} (\d+)", str(error.value))
+    (value,) = re.findall(rf"--{name.replace('_', '-')} (\d+)", str(error.value).partition("What helps")[2])
     assert plan_memory(EngineConfig(**{name: int(value)}), CARD, NEED).num_pages == NEED.pages_per_request
+
+
+@pytest.mark.parametrize(
+    ("asked", "room", "says"),
+    [
+        ({"num_gpu_blocks_override": 10}, CARD, "--num-gpu-blocks-override 10 gives 80.00 MiB; the longest that fits is 640 tokens"),
+        ({"kv_cache_memory_bytes": 10**8}, CARD, "--kv-cache-memory-bytes 100000000 gives 88.00 MiB; the longest that fits is 704 tokens"),
+        ({}, replace(CARD, weights=19 * GIB), "2.00 GiB is available (24.00 GiB usable − 19.00 weights − 3.00 for the largest step); the"),
+        ({}, replace(CARD, weights=23 * GIB), "2.00 GiB is lacking for the rest (24.00 GiB usable − 23.00 weights − 3.00"),
+        (
+            {"max_model_len": "auto"},
+            replace(CARD, weights=21 * GIB),
+            "of up to 64 tokens, 0.50 GiB of KV cache is needed, but 0.00 GiB",
+        ),
+    ],
+)
+def test_what_there_is_is_what_the_terms_sum_up_to_or_what_was_asked_for(asked: dict, room: Room, says: str) -> None:
+    need = replace(NEED, max_model_len=1) if "max_model_len" in asked else NEED
+    with pytest.raises(ConfigError) as error:
+        plan_memory(EngineConfig(**asked), room, need)
+    assert says in str(error.value)
+    assert ("no length fits. What helps" in str(error.value)) == (room.left <= 0)
+
+
+def test_devices_are_offered_where_they_help_and_no_more_than_that() -> None:
+    def offered(room: Room, **asked: int) -> list[str]:
+        with pytest.raises(ConfigError) as error:
+            plan_memory(EngineConfig(**asked), room, NEED)
+        return re.findall(r"--tensor-parallel-size (\d+)", str(error.value))
+
+    assert offered(CARD, num_gpu_blocks_override=10) == [], "there would be ten pages on each device"
+    assert offered(CARD, kv_cache_memory_bytes=10**8) == []
+    assert offered(CARD, kv_cache_memory_bytes=3 * GIB) == ["2"]
+    assert offered(CARD, kv_cache_memory_bytes=GIB) == ["4"]
+    assert offered(replace(CARD, weights=20 * GIB)) == ["2"]
+    assert offered(replace(CARD, weights=40 * GIB)) == ["4"]
+    assert offered(replace(CARD, weights=400 * GIB)) == []
+    assert offered(replace(CARD, weights=20 * GIB, shared=True)) == []
+
+
+def test_what_nothing_helps_is_said_to_need_another_device() -> None:
+    with pytest.raises(ConfigError, match=r"no length fits\. What helps: a device with more memory, or a smaller model$"):
+        plan_memory(EngineConfig(), replace(CARD, weights=400 * GIB), NEED)
+
+
+@pytest.mark.parametrize("asked", [{"num_gpu_blocks_override": 400}, {"kv_cache_memory_bytes": 400 * NEED.page_bytes}])
+def test_a_pool_that_is_too_large_where_the_largest_is_too_small_is_told_what_else_helps(asked: dict) -> None:
+    room = replace(CARD, weights=18 * GIB)  # 3 GiB are left, 4 GiB are needed
+    with pytest.raises(ConfigError, match=r"leave it out, with --max-model-len (\d+) \(or auto\); or --gpu-memory") as error:
+        plan_memory(EngineConfig(**asked, gpu_memory_utilization=0.5), room, NEED)
+    (longest,) = re.findall(r"--max-model-len (\d+)", str(error.value))
+    plan_memory(EngineConfig(), room, replace(NEED, max_model_len=int(longest)))
+
+
+@given(st.integers(1, 2**45))
+def test_more_never_looks_like_less(size: int) -> None:
+    def value(text: str) -> float:
+        number, unit = text.split(" ")
+        return float(number) * {"KiB": 2**10, "MiB": 2**20, "GiB": GIB}[unit]
+
+    assert value(amount(size)) >= size > value(amount(size - 1, down=True)) - 1
+    assert amount(size) != amount(size - 1, down=True)
 
 
 @pytest.mark.parametrize("asked", [{"num_gpu_blocks_override": 10**9}, {"kv_cache_memory_bytes": 10**13}])

@@ -30,6 +30,7 @@ def test_every_field_of_the_engines_configuration_has_a_flag_and_its_default() -
         (["--no-enable-prefix-caching"], "enable_prefix_caching", False),
         (["--model", "x", "--kv-cache-dtype", "auto"], "kv_cache_dtype", "auto"), (["--kv-cache-dtype=fp8"], "kv_cache_dtype", "fp8"),
         (["--no-async-scheduling"], "async_scheduling", False), (["--kv-cache-memory-bytes", "2G"], "kv_cache_memory_bytes", 2**31),
+        (["--kv-cache-memory-bytes", "1.5 GiB"], "kv_cache_memory_bytes", 3 * 2**29),
         (["--dtype", "half"], "dtype", "half"), (["--enforce-eager"], "enforce_eager", True), (["some/model"], "model", "some/model"),
         (["--max-num-batched-tokens=4k"], "max_num_batched_tokens", 4000), (["--model", "x", "--trust-remote-code"], "model", "x"),
         (["--model", "x", "--tokenizer-mode", "auto", "--enable-chunked-prefill", "--pipeline-parallel-size", "1", "--swap-space", "4",
@@ -62,13 +63,13 @@ def test_a_flag_that_cannot_be_is_refused_with_status_2(argv: list[str], capsys:
 
 
 @pytest.mark.parametrize(
-    ("text", "value"), [("1k", 1000), ("1K", 1024), ("25.6k", 25_600), ("2m", 2_000_000), ("1_000", 1000), ("1G", 2**30)]
+    ("text", "value"), [("1k", 1000), ("1K", 1024), ("25.6k", 25_600), ("2m", 2_000_000), ("1_000", 1000), ("1G", 2**30), ("2GiB", 2**31)]
 )
 def test_human_integers(text: str, value: int) -> None:
     assert human_int(text) == value
 
 
-@pytest.mark.parametrize("text", ["", "k", "1kk", "1.00001k", "0x10", "1e3", "ten"])
+@pytest.mark.parametrize("text", ["", "k", "1kk", "1.00001k", "0x10", "1e3", "ten", "2GB", "2iB", "2giB", "GiB"])
 def test_what_is_no_human_integer(text: str) -> None:
     with pytest.raises(ConfigError):
         human_int(text)
