@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import numpy as np
 import pytest
 
 from jaxllm import LLM
 from tests.engine.conftest import write_random
 from tests.engine.test_guide import EOS, PROMPT, SCHEMAS, assert_valid, compact, load, params, say
+from tests.sampling.test_distribution import chi_square, limit
 
 
 @pytest.fixture(scope="module")
@@ -110,3 +112,24 @@ def test_structural_tags_are_free_text_until_a_trigger_and_then_follow_their_sch
         assert all("<" not in piece for piece in pieces[:-1:2])
         assert re.fullmatch(r"[^<]*(<([fg](>.*)?)?)?", pieces[-1], re.DOTALL), "the last tag may be cut"
     assert free > 3 and min(found.values()) > 3, (free, found)
+
+
+def test_draws_under_a_grammar_and_under_bans_follow_the_models_distribution_of_what_is_left(random_dir: str) -> None:
+    llm = load(random_dir, max_num_seqs=32, max_logprobs=800)
+    tokens = llm.get_tokenizer().convert_ids_to_tokens(range(768))
+    first = llm.generate([PROMPT], params(max_tokens=1, logprobs=800), use_tqdm=False)[0].outputs[0].logprobs
+    assert first is not None
+    own_V = np.exp(np.array([first[0][id].logprob for id in range(800)], np.float64))
+    letters = [id for id, token in enumerate(tokens) if re.fullmatch("[a-z]", token)]
+    cases: list[tuple[dict[str, Any], list[int]]] = [
+        ({"structure": {"regex": "[a-z]"}}, letters),
+        ({"structure": {"regex": "[a-z]"}, "bad_words": ["e", "x", "a b"]}, [id for id in letters if tokens[id] not in "ex"]),
+        ({"bad_words": [tokens[id] for id in letters[3:]], "allowed_token_ids": letters}, letters[:3]),
+    ]
+    for options, left in cases:
+        wanted = [params(**options, seed=seed, n=128, max_tokens=1) for seed in range(5)]
+        said = [choice.token_ids[0] for output in llm.generate([PROMPT] * 5, wanted, use_tqdm=False) for choice in output.outputs]
+        probs_V = np.where(np.isin(np.arange(800), left), own_V, 0)
+        statistic, freedom = chi_square(np.array(said), probs_V / probs_V.sum())
+        assert freedom == len(left) - 1
+        assert statistic < limit(freedom)

@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from jaxllm.engine.asked import Asking
 from jaxllm.sampling.choose import Sampler
 from jaxllm.sampling.options import SamplingParams
+from tests.engine.conftest import Numbers
 from tests.sampling import oracle
 from tests.sampling.process_oracle import counts_of, expected, rows_of, run, terms_of
 from tests.sampling.test_distribution import LOGITS, chi_square, limit
@@ -28,15 +30,23 @@ OPTIONS: dict[str, Any] = {
     "presence_penalty": 0.65,
     "logit_bias": {2: -1.0, 4: 1.5, 11: 2.0},
     "allowed_token_ids": [0, 1, 2, 4, 5, 7, 8, 10, 11],
+    "bad_words": ["6", "4 7 10", "7 3", "1 0", "4 7 2 9"],
     "min_tokens": 1,  # tokens 3 and 8 would end the request
 }
 STOPS = (3, 8)
+FORBIDDEN = [3, 6, 10]  # by the bad words after OUTPUT
 CASES = [*itertools.combinations(OPTIONS, 1), *itertools.combinations(OPTIONS, 2), tuple(OPTIONS)]
 
 
 def draws(params: SamplingParams, seed: int) -> np.ndarray:
     """What the device draws, at so many positions."""
     terms, counts = terms_of([(params, PROMPT)], V), counts_of([OUTPUT], V)
+    asked = Asking(V, Numbers()).of(params)  # type: ignore[arg-type]
+    if asked is not None:
+        np.asarray(terms.allowed)[0] = asked.allowed_W
+        for constraint in asked.constraints:
+            constraint.advance(OUTPUT)
+            constraint.mask(np.asarray(terms.allowed)[0])
     _, logits = run(LOGITS[None], rows_of([0]), counts, terms)
     filters = {name: getattr(params, name) for name in ("temperature", *FILTERS)}
     rows = oracle.make_rows(DRAWS, STOPS, **filters, seed=seed, position=np.arange(DRAWS), suppress=params.min_tokens > 0)
@@ -48,6 +58,8 @@ def exact(params: SamplingParams) -> np.ndarray:
     logits = expected(LOGITS, params, PROMPT, OUTPUT)
     if params.min_tokens:
         logits[list(STOPS)] = -np.inf
+    if params.bad_words:
+        logits[FORBIDDEN] = -np.inf
     return oracle.processed(logits, params.temperature, **{name: getattr(params, name) for name in FILTERS})
 
 
