@@ -8,6 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from jaxllm.engine.engine import Engine
 from jaxllm.engine.request import GenerateRequest, TextDelta
@@ -123,6 +125,18 @@ def test_random_traffic_gives_every_request_what_it_gets_alone(crowded: Engine, 
     assert crowded.stats().pages_loaded > 0 or not crowded.resolved.host_pages
 
 
+@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(rng=st.randoms(use_true_random=False), count=st.integers(1, 6), searches=st.integers(0, 1))
+def test_any_few_requests_get_what_they_get_alone(
+    crowded: Engine, quiet: Engine, wide: Engine, rng: random.Random, count: int, searches: int
+) -> None:
+    openings = [[rng.randrange(IDS) for _ in range(20)]]
+    requests = [some_request(rng, number, openings) for number in range(3, 3 + count)]
+    requests += [some_search(rng, number, openings, widest=3) for number in range(searches)]
+    assert_each_gets_what_it_gets_alone(traffic(crowded, rng, requests), requests, quiet, wide)
+    crowded.scheduler.check()
+
+
 def compare(crowded: Engine, quiet: Engine, wide: Engine, seed: int, widest: int = 3) -> tuple[int, int]:
     """Random traffic through one engine gives every request what it gets alone in the others; how often it preempted, and how many tokens
     it found."""
@@ -132,7 +146,18 @@ def compare(crowded: Engine, quiet: Engine, wide: Engine, seed: int, widest: int
     requests += [some_search(rng, number, openings, widest) for number in range(SEARCHES)]
     rng.shuffle(requests)
     before = crowded.stats()
-    deltas = traffic(crowded, rng, requests)
+    reasons = assert_each_gets_what_it_gets_alone(traffic(crowded, rng, requests), requests, quiet, wide)
+    after = crowded.stats()
+    assert min(reasons.count(reason) for reason in ("stop", "length", "abort")) >= 3
+    assert after.free_pages == after.num_pages
+    assert after.running == after.waiting == 0
+    return after.preemptions - before.preemptions, after.prefix_hits - before.prefix_hits
+
+
+def assert_each_gets_what_it_gets_alone(
+    deltas: list[TextDelta], requests: list[GenerateRequest], quiet: Engine, wide: Engine
+) -> list[str | None]:
+    """Why their choices ended."""
     reasons: list[str | None] = []
     for request in requests:
         alone = collect(wide if request.params.use_beam_search else quiet, [request])
@@ -147,11 +172,7 @@ def compare(crowded: Engine, quiet: Engine, wide: Engine, seed: int, widest: int
                 assert found.tokens == expected.tokens
             else:
                 found.assert_like(expected)
-    after = crowded.stats()
-    assert min(reasons.count(reason) for reason in ("stop", "length", "abort")) >= 3
-    assert after.free_pages == after.num_pages
-    assert after.running == after.waiting == 0
-    return after.preemptions - before.preemptions, after.prefix_hits - before.prefix_hits
+    return reasons
 
 
 def expected_until(outcome: Outcome, tokens: int) -> Outcome:
