@@ -126,14 +126,14 @@ def test_random_traffic_gives_every_request_what_it_gets_alone(crowded: Engine, 
 
 
 @settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-@given(rng=st.randoms(use_true_random=False), count=st.integers(1, 6), searches=st.integers(0, 1))
+@given(rng=st.randoms(use_true_random=False), count=st.integers(1, 6), searches=st.integers(0, 1), order=st.integers(0, 99))
 def test_any_few_requests_get_what_they_get_alone(
-    crowded: Engine, quiet: Engine, wide: Engine, rng: random.Random, count: int, searches: int
+    crowded: Engine, quiet: Engine, wide: Engine, rng: random.Random, count: int, searches: int, order: int
 ) -> None:
     openings = [[rng.randrange(IDS) for _ in range(20)]]
     requests = [some_request(rng, number, openings) for number in range(3, 3 + count)]
     requests += [some_search(rng, number, openings, widest=3) for number in range(searches)]
-    assert_each_gets_what_it_gets_alone(traffic(crowded, rng, requests), requests, quiet, wide)
+    assert_each_gets_what_it_gets_alone(traffic(crowded, random.Random(order), requests), requests, quiet, wide)
     crowded.scheduler.check()
 
 
