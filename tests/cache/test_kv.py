@@ -277,8 +277,6 @@ NO_KERNEL = [("xla", 1, 64), ("reference", 1, 64), ("mosaic_gpu", 2, 64), ("mosa
 
 
 @pytest.mark.parametrize(("backend", "shards", "rows"), NO_KERNEL)
-    ("backend", "shards", "rows"), [("xla", 1, 64), ("reference", 1, 64), ("mosaic_gpu", 2, 64), ("mosaic_gpu", 1, 32)]
-)
 def test_gated_products_are_left_to_xla_where_there_is_no_faster_kernel(backend, shards, rows):
     assert "mosaic_gpu_v2" not in products_lowered_for_cuda(backend, shards, rows)
 
