@@ -11,10 +11,16 @@ import argparse
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.record import finish, parser
 from benchmarks.shapes import engine_options
+
+if TYPE_CHECKING:
+    import jax
+
+    from jaxllm.cache.kv import KVCache
+    from jaxllm.engine.resolve import Setup
 
 CANDIDATES: tuple[dict[str, Any], ...] = (
     {},
@@ -49,22 +55,15 @@ def choose(models: Sequence[Times], candidates: Sequence[dict[str, Any]]) -> lis
     return [entry for entry in entries if entry["options"]]
 
 
-def measure(model: str, options: dict[str, Any], candidates: Sequence[dict[str, Any]]) -> dict[tuple[str, int], list[float]]:
-    """Seconds of every forward program with every candidate."""
-    import jax
-
+def prepared(model: str, options: dict[str, Any]) -> tuple[Setup, tuple[jax.Array, ...], KVCache]:
+    """What programs of a model run on: the decisions of a start, weights and pages."""
     from jaxllm import weights
     from jaxllm.cache.kv import zeros_of
     from jaxllm.config import EngineConfig
-    from jaxllm.engine.buckets import ExtendShape
-    from jaxllm.engine.compiles import CompileCounter
-    from jaxllm.engine.executables import Executables
     from jaxllm.engine.programs import weight_leaves
     from jaxllm.engine.resolve import resolve
-    from jaxllm.engine.runner import Runner
-    from jaxllm.engine.sizing import abstract_pages, make_programs
+    from jaxllm.engine.sizing import abstract_pages
     from jaxllm.engine.start import reserve_memory
-    from jaxllm.engine.xla_options import Entry, XlaOptions
     from jaxllm.locate import locate
     from jaxllm.mesh import make_mesh
 
@@ -72,7 +71,21 @@ def measure(model: str, options: dict[str, Any], candidates: Sequence[dict[str, 
     reserve_memory(config.gpu_memory_utilization)
     setup = resolve(config, locate(config.model, None, None), make_mesh(config.tensor_parallel_size))
     leaves, _ = weight_leaves(weights.load(setup.resolved.model_dir, setup.hf, setup.mesh, setup.dtype, config.load_format)[1])
-    kv = zeros_of(abstract_pages(setup))
+    return setup, leaves, zeros_of(abstract_pages(setup))
+
+
+def measure(model: str, options: dict[str, Any], candidates: Sequence[dict[str, Any]]) -> dict[tuple[str, int], list[float]]:
+    """Seconds of every forward program with every candidate."""
+    import jax
+
+    from jaxllm.engine.buckets import ExtendShape
+    from jaxllm.engine.compiles import CompileCounter
+    from jaxllm.engine.executables import Executables
+    from jaxllm.engine.runner import Runner
+    from jaxllm.engine.sizing import make_programs
+    from jaxllm.engine.xla_options import Entry, XlaOptions
+
+    setup, leaves, kv = prepared(model, options)
     found: dict[tuple[str, int], list[float]] = {}
     for candidate in candidates:
         table = XlaOptions(tuple(Entry(kind, 0, ALL_ROWS, candidate) for kind in ("decode", "extend")))

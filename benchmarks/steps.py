@@ -1,0 +1,96 @@
+"""What step programs of chosen shapes take under load: which shapes the lattice should have.
+
+    python -m benchmarks.steps --model shape:qwen2.5-7b --decode 64 192 256 --extend 512+32 1120+32 1536+256 8192+0
+
+`tokens+rows` are the tokens of prompts and the decode rows beside them. Every program runs on padding rows, for which attention has
+nothing to do, back to back for --seconds, in turns with the others, so that all find the device as warm; figures are medians of the turns.
+A program that takes no longer with more rows fills the device no better with fewer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from benchmarks.record import finish, parser
+from benchmarks.xla_options import prepared
+from jaxllm.engine.buckets import Buckets, ExtendShape
+
+TURNS = 5
+
+
+def pair(text: str) -> tuple[int, int]:
+    """The shape that `tokens+rows` names."""
+    tokens, _, rows = text.partition("+")
+    return int(tokens), int(rows or 0)
+
+
+def timed(run: Callable[[], Any], seconds: float) -> float:
+    """Seconds a call when calls follow each other without a pause."""
+    import jax
+
+    jax.block_until_ready(run())
+    calls, start = 0, time.perf_counter()
+    while calls < 3 or time.perf_counter() - start < seconds:
+        for _ in range(3):
+            result = run()
+        jax.block_until_ready(result)
+        calls += 3
+    return (time.perf_counter() - start) / calls
+
+
+def measured(a: argparse.Namespace, options: dict[str, Any]) -> list[dict[str, Any]]:
+    """A row a program: its tokens and decode rows, milliseconds, and rows a millisecond."""
+    from jaxllm.engine.compiles import CompileCounter
+    from jaxllm.engine.plan import Plan
+    from jaxllm.engine.runner import Runner
+    from jaxllm.engine.sizing import make_programs
+
+    setup, leaves, kv = prepared(a.model, options)
+    programs = make_programs(replace(setup, buckets=chosen(setup.buckets, a.decode, a.extend)))
+    programs.compile([key for key in programs.keys() if key[0] in ("decode", "extend", "ingest")])  # noqa: SIM118, no mapping
+    runner = Runner(programs, leaves, kv, [], CompileCounter())
+    empty = Plan(decodes=(), positions=(), chunks=())
+    runner._ingest(empty, force=True)
+    found: dict[tuple[int, int], list[float]] = {}
+    for _ in range(TURNS):
+        for shape in (shape for shape in programs.buckets.extend if (shape.tokens, shape.decodes) in a.extend):
+            runner._ingest(empty, shape)
+            found.setdefault((shape.tokens, shape.decodes), []).append(timed(partial(runner._extend, shape), a.seconds))
+        for size in a.decode:
+            found.setdefault((0, size), []).append(timed(partial(runner._decode, size), a.seconds))
+    medians = [(tokens, size, 1e3 * statistics.median(taken)) for (tokens, size), taken in found.items()]
+    return [{"tokens": t, "decodes": size, "ms": round(ms, 3), "rows_per_ms": round((t + size) / ms, 1)} for t, size, ms in medians]
+
+
+def chosen(usual: Buckets, decode: Sequence[int], extend: Sequence[tuple[int, int]]) -> Buckets:
+    """A lattice of these shapes, beside the largest decode and extend that an engine has anyway."""
+    top = usual.extend[-1]
+    shapes = {top} | {ExtendShape(tokens, min(top.chunks, max(4, tokens // 16)), rows) for tokens, rows in extend}
+    rows = sorted({*usual.logits, max(shape.decodes + shape.chunks for shape in shapes)})
+    return replace(usual, decode=tuple(sorted({*decode, usual.decode[-1]})), extend=tuple(sorted(shapes)), logits=tuple(rows))
+
+
+def main() -> None:
+    """Time the programs that were named."""
+    args = parser(__doc__ or "")
+    args.formatter_class = argparse.RawDescriptionHelpFormatter
+    args.add_argument("--decode", type=int, nargs="*", default=[], metavar="ROWS")
+    args.add_argument("--extend", type=pair, nargs="*", default=[], metavar="TOKENS+ROWS")
+    args.add_argument("--seconds", type=float, default=0.1, help="of a turn of a program")
+    a = args.parse_args()
+    if not a.decode and not a.extend:
+        args.error("name programs with --decode and --extend")
+    rows = measured(a, {})
+    for row in rows:
+        print(row, flush=True)
+    finish("steps", a, {"rows": rows})
+
+
+if __name__ == "__main__":
+    main()
