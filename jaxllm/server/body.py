@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Coroutine
 from typing import Any
 
@@ -12,12 +13,13 @@ from jaxllm.sampling.options import MAX_ALLOWED
 from jaxllm.server.errors import ApiError, bad_request, sanitize
 from jaxllm.server.fields import loads
 from jaxllm.server.gate import header
-from jaxllm.server.protocol import CHAT_FIELDS, COMPLETION_FIELDS, TOKENIZE_FIELDS, Rules, check_chars
+from jaxllm.server.protocol import CHAT_FIELDS, COMPLETION_FIELDS, TOKENIZE_FIELDS, Rules, check_length
 
 BODY_DEADLINE = 60.0  # seconds for a whole body to arrive
-LARGE = 1 << 20  # bytes; no legal value of a field has so many, but for
-ROOMY = {"prompt": None, "messages": None, "tokens": None, "allowed_token_ids": 12 * MAX_ALLOWED}
+LARGE = 1 << 20  # bytes; a legal value of a field has no more
+ROOMY = {"prompt": None, "messages": None, "tokens": None, "allowed_token_ids": 12 * MAX_ALLOWED}  # but of these
 MOST_BYTES = 12  # that a character takes in JSON
+IDS = re.compile(rb"\[\s*[0-9]")
 
 _KNOWN = sorted(COMPLETION_FIELDS | CHAT_FIELDS | TOKENIZE_FIELDS | ROOMY.keys())
 _skimmer: msgspec.json.Decoder[Any] = msgspec.json.Decoder(
@@ -51,8 +53,13 @@ def skim(body: bytes, rules: Rules) -> None:
             raise bad_request(f"{name} has {size} bytes; no legal value has more than {most}", name)
     if (rest := len(body) - sum(sizes.values())) > LARGE:
         raise bad_request(f"the body holds {rest} bytes that are in none of the fields of this server; at most {LARGE} are taken")
-    if bytes(memoryview(found.prompt)[:1]) == b'"':
-        check_chars((sizes["prompt"] - 2) // MOST_BYTES, rules, "prompt")
+    prompt = bytes(found.prompt)
+    if prompt.startswith(b'"') and sizes["prompt"] - 2 > MOST_BYTES * rules.max_chars:
+        limit = f"this model's maximum context length is {rules.resolved.max_model_len} tokens"
+        message = f"{limit}, which a prompt of {sizes['prompt']} bytes cannot fit into; shorten it"
+        raise bad_request(message, "prompt", "context_length_exceeded")
+    if IDS.match(prompt) and not sizes["truncate_prompt_tokens"]:
+        check_length(prompt.count(b",") + 1, rules.resolved, "prompt")
 
 
 def check_type(headers: list[tuple[bytes, bytes]]) -> None:

@@ -82,6 +82,7 @@ def test_many_prompts_share_their_long_options(wide: Running, monkeypatch: pytes
     ("fields", "param"),
     [
         ({"prompt": "a" * 10_000_000}, "prompt"),
+        ({"prompt": [1] * 1_500_000}, "prompt"),
         ({"prompt": "a", "logit_bias": {str(i): 1 for i in range(500_000)}}, "logit_bias"),
         ({"prompt": "a", "allowed_token_ids": [i % 300 for i in range(1_200_000)]}, "allowed_token_ids"),
         ({"prompt": "a", "guided_json": {"enum": list(range(1_000_000))}}, "guided_json"),
@@ -89,7 +90,7 @@ def test_many_prompts_share_their_long_options(wide: Running, monkeypatch: pytes
         ({"prompt": "a", "nobody_knows_it": [[]] * 800_000}, None),
         ({"prompt": "a"} | {f"n{i}": i for i in range(120_000)}, None),
     ],
-    ids=["prompt", "logit_bias", "allowed_token_ids", "guided_json", "stop", "an unknown field", "unknown fields"],
+    ids=["prompt", "ids", "logit_bias", "allowed_token_ids", "guided_json", "stop", "an unknown field", "unknown fields"],
 )
 def test_what_is_too_large_to_be_legal_is_refused_before_it_is_read(server: Running, fields: dict[str, Any], param: str | None) -> None:
     for _ in range(3):  # the machine may be busy
@@ -113,6 +114,9 @@ def test_large_bodies_that_are_legal_are_read(wide: Running) -> None:
     body = {"model": "fake", "prompt": [[1] * 200] * PROMPTS, "max_tokens": 1, "user": "x" * 900_000, "allowed_token_ids": [1, 2] * 100_000}
     assert wide.post("/v1/completions", body).status == 200
     assert wide.control.added[-1].params.allowed_token_ids == [1, 2]
+    body = {"model": "fake", "prompt": [7] * 400_000 + [1, 2, 3], "max_tokens": 1, "truncate_prompt_tokens": 2}
+    assert wide.post("/v1/completions", body).status == 200
+    assert wide.control.added[-1].prompt_token_ids == [2, 3]
 
 
 class Slow:
