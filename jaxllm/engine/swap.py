@@ -25,6 +25,11 @@ RUNS = 3  # of what is measured, of which the last counts: XLA has recorded the 
 UNDER_WAY = 2  # programs of which the pages may be on their way at once; see host_memory.STAGED
 
 
+def far_memory(platform: str) -> str | None:
+    """The kind of memory for pages that leave a device: pinned, which the device copies from and to by itself; on CPU the usual one."""
+    return None if platform == "cpu" else "pinned_host"
+
+
 class Swapper:
     """Owns the host's copies, each page arrays of its own in pinned memory where there is such memory. `run` never waits for a step, only
     for its own copies when many are under way."""
@@ -35,7 +40,7 @@ class Swapper:
         platform = programs.model.mesh.devices.flat[0].platform
         shapes = page_shapes(programs.abstract.kv)
         self._near = shardings(shapes)
-        self._far = shardings(page_shapes(programs.abstract.kv, None if platform == "cpu" else "pinned_host"))
+        self._far = shardings(page_shapes(programs.abstract.kv, far_memory(platform)))
         self._filler = zeros_of(shapes)
         self._uplink = Uplink(self._width, programs.host, UNDER_WAY + 1)
         self._under_way: deque[tuple[Array, dict[int, Page]]] = deque()  # what tells that it is done, and what was saved

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
 import pytest
 
 from jaxllm.config import ConfigError, EngineConfig
+from jaxllm.engine import swap
 from jaxllm.engine.buckets import ExtendShape
 from jaxllm.engine.engine import Engine
 from jaxllm.engine.ferry import Link
 from jaxllm.engine.host_memory import GIB, HostPlan, HostRoom, plan_host
 from jaxllm.engine.pace import seconds_per_token
-from jaxllm.engine.plan import Plan
+from jaxllm.engine.plan import Moves, Plan
 from jaxllm.engine.request import GenerateRequest, Request, Status
 from jaxllm.sampling.options import SamplingParams
 from tests.engine.conftest import collect, run
@@ -65,19 +67,20 @@ def test_a_page_leaves_in_the_plan_that_hands_it_out_and_only_then() -> None:
 
 
 def test_pages_are_fetched_beside_a_step_and_put_by_the_next_plan() -> None:
-    loop, first, second = two_that_do_not_fit()
-    until(loop, lambda plan: plan.preempted)
-    until(loop, lambda _: first.status is Status.FINISHED)
-    loop.add(lasting(6, 2), 6)  # something to compute while the pages travel
-    fetching = until(loop, lambda plan: plan.moves is not None and plan.moves.fetches)
-    putting = loop.step()
-    assert fetching.moves is not None and putting.moves is not None
-    places = fetching.moves.fetches
-    assert tuple(place for place, _ in putting.moves.puts)[: len(places)] == places or fetching.moves.puts
-    loop.drain()
+    loop = Loop(replace(SMALL, num_pages=12, max_num_seqs=3))
+    for seed, tokens in enumerate((22, 8, 12)):  # when the second has ended the third comes back beside the first
+        loop.add(lasting(tokens, seed, length=2), tokens)
+    beside = 0
+    while loop.scheduler.has_work or loop.in_flight:
+        plan = loop.step()
+        while plan.moves is not None and plan.moves.fetches and plan.decodes:
+            places = plan.moves.fetches
+            assert not {place for place, _ in plan.moves.puts} & set(places), "the step would wait for the copy"
+            plan = loop.step()
+            assert plan.moves is not None and [place for place, _ in plan.moves.puts] == list(places)
+            beside += 1
+    assert beside > 0
     loop.check_ended()
-    assert loop.scheduler.ferry is not None and loop.scheduler.ferry.loaded > 0
-    assert second.num_preemptions > 0
 
 
 def test_nothing_waits_for_a_step_when_nothing_else_runs() -> None:
@@ -106,27 +109,14 @@ def test_a_plan_fetches_no_more_than_its_seats() -> None:
     loop.check_ended()
 
 
-def test_swapped_requests_come_back_before_new_ones_start_though_those_are_more_urgent() -> None:
-    loop = Loop(
-        Setup(
-            page_size=2,
-            num_pages=8,
-            max_num_seqs=2,
-            max_num_batched_tokens=64,
-            forecast=Optimist,
-            host_pages=16,
-            swaps=True,
-            policy="priority",
-        )
-    )
-    first, second = loop.add(lasting(12, 0, length=4), 12), loop.add(lasting(12, 1, length=4), 12)
-    assert first is not None and second is not None
+@pytest.mark.parametrize("swaps", [True, False])
+def test_swapped_requests_come_back_before_new_ones_start_though_those_are_more_urgent(swaps: bool) -> None:
+    loop, _, second = two_that_do_not_fit(replace(SMALL, max_num_seqs=3, swaps=swaps, policy="priority"))
     until(loop, lambda plan: plan.preempted)
     urgent = loop.add([9, 9], 2, priority=-1000)
     assert urgent is not None
-    until(loop, lambda _: second.status is Status.RUNNING)
-    assert urgent.status is Status.WAITING or second.slot >= 0
-    assert urgent.output == []
+    until(loop, lambda _: urgent.status is not Status.WAITING or second.status is not Status.WAITING)
+    assert (second.status is Status.RUNNING) == swaps, "who is computed again waits with the new ones"
     loop.drain()
     loop.check_ended()
 
@@ -314,6 +304,28 @@ def places_of(engine: Engine) -> list[list[int]]:
     ferry = engine.scheduler.ferry
     assert ferry is not None
     return [list(ferry.host._kept.values()), list(ferry.host._cached.values())]
+
+
+def test_pages_leave_for_pinned_memory_and_come_back_from_it(
+    make_engine: MakeEngine, alone: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert [swap.far_memory(platform) for platform in ("gpu", "tpu", "cpu")] == ["pinned_host", "pinned_host", None]
+    monkeypatch.setattr(swap, "far_memory", lambda platform: "pinned_host")  # which JAX has on CPU, too
+    engine = make_engine(num_gpu_blocks_override=20, **WAYS["swap and a host tier"])
+    engine.scheduler.forecast = Optimist()
+    swapper, kept, fetched = engine.runner.swapper, set[str | None](), set[str | None]()
+    assert swapper is not None
+    move = engine.runner.move
+
+    def noted(moves: Moves) -> tuple[int, ...]:
+        lost = move(moves)
+        for found, pages in ((kept, swapper._kept), (fetched, swapper._fetched)):
+            found.update(x.sharding.memory_kind for page in pages.values() for x in page)
+        return lost
+
+    monkeypatch.setattr(engine.runner, "move", noted)
+    assert run(engine, PROMPTS, [params(number) for number in range(len(PROMPTS))]) == alone
+    assert (kept, fetched) == ({"pinned_host"}, {"device"})
 
 
 def test_a_save_that_fails_for_another_reason_is_a_failure(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
