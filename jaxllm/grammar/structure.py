@@ -95,6 +95,7 @@ def structure(value: Any) -> StructuredOutputsParams:
     if not isinstance(value, dict):
         raise StructureError(f"must be an object with one of {', '.join(KINDS)}, got {type(value).__name__}")
     known = {f.name for f in fields(StructuredOutputsParams)}
+    value = {name: item for name, item in value.items() if name != "backend"}  # as of GuidedDecodingParams
     if unknown := next((name for name in value if name not in known), None):
         raise StructureError(f"has no field {unknown!r:.80}; it takes {', '.join(sorted(known))}")
     return StructuredOutputsParams(**{name: item for name, item in value.items() if item is not None})

@@ -148,7 +148,7 @@ def test_a_cycle_is_refused() -> None:
 
 def test_the_older_name_means_the_same() -> None:
     old = GuidedDecodingParams(regex="a+", backend="outlines")
-    assert structure(old) == StructuredOutputsParams(regex="a+")
+    assert structure(old) == structure({"regex": "a+", "backend": "outlines"}) == StructuredOutputsParams(regex="a+")
     assert type(structure(old)) is StructuredOutputsParams
 
 

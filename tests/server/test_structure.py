@@ -34,7 +34,7 @@ WAYS: list[tuple[dict[str, Any], str]] = [
     ({"guided_grammar": 'root ::= "x"'}, '"x"'),
     ({"structural_tag": json.dumps(TAG)}, "<f>"),
     ({"structural_tag": TAG, "guided_whitespace_pattern": "[ ]"}, '"whitespace_pattern": "[ ]"'),
-    ({"guided_decoding": {"regex": "a+"}}, "/a+/"),
+    ({"guided_decoding": {"regex": "a+", "backend": "outlines"}}, "/a+/"),
 ]
 
 
