@@ -6,6 +6,7 @@ import functools
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -51,6 +52,8 @@ def kernels() -> Iterator[Row]:
     for case in (case for case in rope_cases.CASES if case.name in ROPE):
         checks.append((f"rope and KV write: {case.name}", functools.partial(check_rope, case, backend)))
         checks.append((f"rope and KV write in 8 bits: {case.name}", functools.partial(check_narrow_write, case, backend)))
+        given = functools.partial(check_narrow_write, case, backend, given=(0.0123, 0.0031))
+        checks.append((f"rope and KV write in 8 bits by given scales: {case.name}", given))
     for tokens, outputs, inputs in PRODUCTS:
         shape = product_cases.Case(name="", tokens=tokens, outputs=outputs, inputs=inputs)
         checks.append((f"gated product {tokens}x{inputs}x{outputs}", functools.partial(check_product, shape, backend)))
@@ -84,11 +87,15 @@ def rows_of(case: rope_cases.Case, made: rope_cases.Inputs) -> writes.HeadRows:
     return writes.HeadRows(low(made.qkv), jnp.asarray(made.cos), jnp.asarray(made.sin), bias, norms, case.eps, case.heads)
 
 
-def check_narrow_write(case: rope_cases.Case, backend: str, kv_dtype: str = kernel_cases.E4M3) -> Row:
-    """Pages and scales after one call: numbers may differ from the reference's by one unit, and seldom, scales never; and whether the
-    donated pools were updated in place."""
+def check_narrow_write(
+    case: rope_cases.Case, backend: str, kv_dtype: str = kernel_cases.E4M3, given: tuple[float, float] | None = None
+) -> Row:
+    """Pages and scales after one call, by each token's own scale or those `given` of keys and of values: numbers may differ from the
+    reference's by one unit, and seldom, scales never; and whether the donated pools were updated in place."""
     made = rope_cases.inputs(case)
     rows, places = rows_of(case, made), (jnp.asarray(made.page), jnp.asarray(made.offset))
+    if given is not None:
+        rows = replace(rows, kv_scales=jnp.asarray(given, SCALE_DTYPE))
     shape = made.k_pages.shape
     pools = [jnp.zeros(shape, kv_dtype), jnp.zeros(shape, kv_dtype), jnp.zeros((*shape[:2], 2, shape[2]), SCALE_DTYPE)]
     _, *wanted = jax.jit(functools.partial(writes.rope_write_quantised, backend="reference"))(rows, *pools, *places)

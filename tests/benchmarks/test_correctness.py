@@ -36,12 +36,13 @@ def test_the_kernels_that_are_checked_exist():
     [
         functools.partial(correct_kernels.check_rope, ROPE_CASES[-1], "reference"),
         functools.partial(correct_kernels.check_narrow_write, ROPE_CASES[-1], "reference"),
+        functools.partial(correct_kernels.check_narrow_write, ROPE_CASES[-1], "reference", given=(0.1, 0.002)),
         functools.partial(correct_kernels.check_norm, NORM_CASES[1], "reference"),
         functools.partial(correct_kernels.check_product, Case(name="", tokens=5, outputs=64, inputs=128), "reference"),
         functools.partial(correct_kernels.check_allowed, "reference", 2048, 16),
         functools.partial(correct_kernels.check_frequencies, "reference", 10),
     ],
-    ids=["rope", "rope in 8 bits", "norm", "gated product", "allowed", "frequencies"],
+    ids=["rope", "rope in 8 bits", "rope by given scales", "norm", "gated product", "allowed", "frequencies"],
 )
 def test_the_reference_passes_each_kernels_check(check):
     assert check()["ok"]
