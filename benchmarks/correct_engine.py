@@ -12,6 +12,7 @@ from typing import Any
 
 from benchmarks.shapes import ALWAYS, SHAPES
 from jaxllm import LLM, SamplingParams
+from jaxllm.engine.forecast import Forecast
 from jaxllm.outputs import CompletionOutput, RequestOutput
 
 type Row = dict[str, Any]
@@ -65,6 +66,13 @@ def ask(llm: LLM, prompts: Sequence[Sequence[int]], params: list[SamplingParams]
     return [result.outputs[0] for result in found]
 
 
+class Heedless(Forecast):
+    """Admits whatever fits now, so that some of it is preempted."""
+
+    def patience(self, tokens: int, rows: int, step_cost: int) -> float:
+        return 0.0
+
+
 def invariants(head_dims: Sequence[int] = (64, 128), **more: Any) -> Iterator[Row]:
     """Greedy tokens and their log-probabilities, run in other ways than alone, whole and step by step. `more` overrides options."""
     rng = random.Random(0)
@@ -82,7 +90,7 @@ def invariants(head_dims: Sequence[int] = (64, 128), **more: Any) -> Iterator[Ro
             hits = llm.engine.stats().prefix_hits - cold
             llm = LLM(directory, **WAYS | {"max_num_batched_tokens": 64, "num_gpu_blocks_override": SCARCE} | more)
             chunked = ask(llm, prompts, params, False)
-            before = llm.engine.stats().preemptions
+            before, llm.engine.scheduler.forecast = llm.engine.stats().preemptions, Heedless()
             preempted = ask(llm, prompts, params, True)
             preemptions = llm.engine.stats().preemptions - before
         who = {"head_dim": head_dim, "backend": backend}
