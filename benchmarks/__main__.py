@@ -23,6 +23,7 @@ HERE = {
     "sampling": "draws and log-probabilities, what follows a forward",
     "correctness": "is what the device computes right: kernels, a whole model, an engine's invariants, the demo model",
     "kv_accuracy": "what 8-bit pages cost the demo model: answers and perplexity",
+    "products": "an MLP's gated product: the kernel beside XLA",
     "steps": "what step programs of chosen shapes take under load",
     "xla_options": "which XLA options make each program fastest on the GPU at hand",
     "ceilings": "what the device does at best: copies, reads, matrix products",

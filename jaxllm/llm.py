@@ -19,6 +19,7 @@ from jaxllm.engine.engine import Engine
 from jaxllm.engine.profile import Profiler
 from jaxllm.engine.report import ConsoleReport
 from jaxllm.engine.request import EngineStats, GenerateRequest, RequestError
+from jaxllm.engine.scheduler import Scheduler
 from jaxllm.grammar.checker import Checker, special_tokens
 from jaxllm.grammar.structure import StructureError
 from jaxllm.outputs import (
@@ -255,6 +256,7 @@ class LLM:
             self.engine.check(request)
         text_of = self.engine.tokenizer.token_text if self.engine.tokenizer else nameless
         outputs = {r.id: Growing(r, text, text_of) for r, (text, _) in zip(requests, inputs, strict=True)}
+        in_order = self.engine.resolved.scheduling_policy == "fcfs" and type(self.engine.scheduler) is Scheduler
         bar = tqdm(total=len(requests), desc="Processed prompts", unit="prompt", disable=not use_tqdm, dynamic_ncols=True)
         try:
             with resting_heap():
@@ -262,7 +264,7 @@ class LLM:
                 waiting = next(queue, None)
                 while waiting is not None or self.engine.has_work:
                     # The device begins with the first step's worth of tokens; the others come while it computes.
-                    left = math.inf if self.engine.has_work else self.engine.resolved.max_num_batched_tokens
+                    left = self.engine.resolved.max_num_batched_tokens if in_order and not self.engine.has_work else math.inf
                     while waiting is not None and left > 0 and self.engine.has_room(waiting):
                         self.engine.enter(waiting)
                         left -= len(waiting.prompt_token_ids)

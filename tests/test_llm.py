@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from jaxllm import LLM, BeamSearchParams, ConfigError, OptionError, RequestOutput, SamplingParams
+from jaxllm.engine.plan import Plan
 from jaxllm.engine.request import RequestError
 from jaxllm.llm import resting_heap
 
@@ -85,6 +86,22 @@ def test_the_first_step_runs_while_later_prompts_come(llm: LLM, monkeypatch: pyt
     found = llm.generate([[5] * 30] * 6, SamplingParams(temperature=0, max_tokens=2, ignore_eos=True), use_tqdm=False)
     assert [len(output.outputs[0].token_ids) for output in found] == [2] * 6
     assert order[:8] == ["enter"] * 3 + ["step"] + ["enter"] * 3 + ["step"], "a step's worth is 64 tokens"
+
+
+def test_priorities_decide_about_the_first_step_too() -> None:
+    llm = LLM("demo", max_model_len=128, max_num_seqs=4, max_num_batched_tokens=64, enforce_eager=True, scheduling_policy="priority")
+    first: list[list[int]] = []
+    plan = llm.engine.scheduler.plan
+
+    def planned() -> Plan:
+        found = plan()
+        first.append([chunk.request.params.priority for chunk in found.chunks])
+        return found
+
+    llm.engine.scheduler.plan = planned  # type: ignore[method-assign]
+    params = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
+    llm.generate([[5] * 40] * 6, params, use_tqdm=False, priority=[100] * 4 + [-100] * 2)
+    assert first[0][:2] == [-100, -100]
 
 
 def test_n_choices_with_logprobs_and_a_stop_string(llm: LLM) -> None:

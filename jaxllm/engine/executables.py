@@ -37,17 +37,18 @@ class Executables:
     def __init__(self, options: XlaOptions = XlaOptions(), exports: Exports | None = None, platform: str = "cpu"):  # noqa: B008, frozen
         self._options, self.exports, self.platform = options, exports, platform
         self.coming: dict[str, Future[None]] = {}  # programs that another process is about to keep
+        self.hung = False  # whether one of them was waited for in vain
         self._python = threading.Lock()
         self.lowered = 0  # programs that no earlier start had kept, here or in another process
 
     def compile(self, name: str, rows: int, recipe: Recipe, keep: bool) -> jax.stages.Compiled:
         """The executable of a program. Its name starts with its kind ("decode-…"); `rows` are what it computes. With `keep`, which needs
         a whole tree in `recipe.out`, the lowered program is kept for later starts."""
-        if (coming := self.coming.get(name)) is not None:
+        if (coming := self.coming.get(name)) is not None and not self.hung:
             try:
                 coming.result(PATIENCE)
             except TimeoutError:  # workers that hang cost time only, and that once
-                self.coming.clear()
+                self.hung = True
         with self._python:
             function = self._kept(name, recipe) if keep and self.exports is not None else recipe.function
             # Buffers that are only written into are unused inputs: dropped, they would not be donated.

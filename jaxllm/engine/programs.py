@@ -152,12 +152,9 @@ class Programs:
         """Whether the lowered program is worth keeping for later starts, and known by its name: functions of research code are not."""
         return key[0] not in SMALL and not (key[0] == "process" and self.model.processors)
 
-    def kept_keys(self) -> list[Key]:
-        """The programs that are worth keeping, in the order of compiling."""
-        return [key for key in self.keys() if self.is_kept(key)]
-
     def keys_without_pages(self) -> list[Key]:
-        """Programs that are the same for a pool of any size; first those that tell it, then in the order of compiling."""
+        """Programs that are the same for a pool of any size, as long as requests may be as long with it; first those that tell the size,
+        then in the order of compiling."""
         found = [key for key in self.keys() if key[0] in WITHOUT_PAGES]
         return sorted(found, key=lambda key: key not in self.largest_others)
 

@@ -30,13 +30,18 @@ _OF_THE_POOL = ("num_pages", "max_model_len", "windows", "more_pages")
 _DECIDED_LATER = ("model_dir", "enable_prefix_caching", "scheduling_policy", *_OF_THE_POOL, *_OF_THE_HOST)
 
 
+def options_of(setup: Setup) -> XlaOptions:
+    """XLA's options for this model on this device."""
+    return XlaOptions.of(setup.mesh.devices.flat[0].device_kind, setup.memory.room.weights if setup.mesh.size == 1 else 0)
+
+
 def make_programs(setup: Setup, executables: Executables | None = None, processors: tuple[Processor, ...] = ()) -> Programs:
     """The lattice of a setup, by default with what earlier starts have kept of it. Nothing is compiled yet."""
     resolved, device = setup.resolved, setup.mesh.devices.flat[0]
     leaves, treedef = weight_leaves(setup.abstract_weights)
     model = Model(setup.graphdef, treedef, setup.mesh, resolved.attention_backend, resolved.page_size, processors, resolved.batch_invariant)
     if executables is None:
-        executables = Executables(XlaOptions.of(device.device_kind), _exports(setup), device.platform)
+        executables = Executables(options_of(setup), _exports(setup), device.platform)
     scoring = Scoring(resolved.max_logprobs, resolved.logprobs_mode)
     return Programs(model, _abstract(setup), setup.buckets, scoring, executables, resolved.moved_pages)
 
@@ -55,7 +60,7 @@ def fitted(setup: Setup, programs: Programs, config: EngineConfig) -> tuple[Setu
     workspace = exports.figures().get("workspace") if exports else None
     if workspace is None:
         device = setup.mesh.devices.flat[0]
-        few = make_programs(shallow(setup), Executables(XlaOptions.of(device.device_kind), platform=device.platform))
+        few = make_programs(shallow(setup), Executables(options_of(setup), platform=device.platform))
         with ThreadPoolExecutor(1) as pool:
             after = pool.submit(programs.compile, programs.largest_others)
             few.compile([few.largest])

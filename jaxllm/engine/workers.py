@@ -36,8 +36,7 @@ from jaxllm.engine.exports import Exports, settings
 from jaxllm.engine.memory import MemoryPlan, Need, Room
 from jaxllm.engine.programs import Key, Programs
 from jaxllm.engine.resolve import Setup
-from jaxllm.engine.sizing import make_programs
-from jaxllm.engine.xla_options import XlaOptions
+from jaxllm.engine.sizing import make_programs, options_of
 from jaxllm.mesh import make_mesh
 
 MOST = 10  # processes; each takes two seconds of a core to begin
@@ -147,8 +146,7 @@ def rebuild(task: dict[str, Any]) -> Programs:
     memory = MemoryPlan(Room(**task["memory"].pop("room")), **task["memory"])
     setup = Setup(resolved, hf, mesh, dtype, Need(**task["need"]), memory, Buckets.from_dict(task["buckets"]), kv, graphdef, abstract)
     folder = Path(task["folder"])
-    options = XlaOptions.of(mesh.devices.flat[0].device_kind)
-    return make_programs(setup, Executables(options, Exports(folder.parent, folder.name), task["platform"]))
+    return make_programs(setup, Executables(options_of(setup), Exports(folder.parent, folder.name), task["platform"]))
 
 
 def _task(setup: Setup, programs: Programs) -> str:

@@ -15,12 +15,14 @@ TUNED = Path(__file__).parent / "tuned"
 
 @dataclass(frozen=True)
 class Entry:
-    """Options of the programs of one kind ("decode", "extend", "sample", "ingest") that run `low` to `high` rows."""
+    """Options of the programs of one kind ("decode", "extend", "sample", "ingest") that run `low` to `high` rows, of a model with at least
+    `weights` bytes of them on its one device: with large weights other kernels of ours run beside XLA's."""
 
     kind: str
     low: int
     high: int
     options: Mapping[str, Value]
+    weights: float = 0
 
 
 @dataclass(frozen=True)
@@ -30,13 +32,14 @@ class XlaOptions:
     entries: tuple[Entry, ...] = ()
 
     @classmethod
-    def of(cls, device_kind: str, folder: Path = TUNED) -> XlaOptions:
-        """The table of a device kind as JAX names it ("NVIDIA H200")."""
+    def of(cls, device_kind: str, weights: float = 0, folder: Path = TUNED) -> XlaOptions:
+        """The table of a device kind as JAX names it ("NVIDIA H200") for so many bytes of weights on one device; 0 for several devices."""
         path = table_path(device_kind, folder)
         if not path.is_file():
             return cls()
         found = json.loads(path.read_text())["programs"]
-        return cls(tuple(Entry(e["kind"], e["rows"][0], e["rows"][1], e["options"]) for e in found))
+        entries = [Entry(e["kind"], e["rows"][0], e["rows"][1], e["options"], e.get("weights", 0)) for e in found]
+        return cls(tuple(entry for entry in entries if entry.weights <= weights))
 
     def at(self, kind: str, rows: int) -> dict[str, Value]:
         """Options for a program of `rows` rows: decode rows and chunk tokens together. The first entry that names it counts."""

@@ -69,6 +69,7 @@ class Checker:
         self._command = tuple(command)
         self._process: subprocess.Popen[bytes] | None = None
         self._closings = 0  # calls of `close`
+        self._closed: subprocess.Popen[bytes] | None = None  # the process that was ended last by one
         self._lock = threading.Lock()  # of the process
         self._keeping = threading.Lock()  # of what is kept; never held for long
         self._kept: OrderedDict[bytes, _Verdict] = OrderedDict()  # oldest first
@@ -98,6 +99,7 @@ class Checker:
         """End the process, whatever it is doing; what is known stays. A check that waits for it ends with an error."""
         self._closings += 1  # first: a check that begins a process now sees it, and one that has begun it is killed here
         if (process := self._process) is not None:
+            self._closed = process  # before it ends, which a check that began since would take for its budget's end
             process.kill()
         with self._lock:
             self._end()
@@ -118,19 +120,23 @@ class Checker:
     def _ask(self, line: bytes, began: int) -> _Verdict:
         """One job to the process, which is started when it is not there and ended when it does not answer. Raises StructureError, also
         when there were more than `began` closings in the end."""
+        closed = StructureError("the grammar compiler was closed meanwhile; try again")
+        if self._closings != began:
+            raise closed
         process = None
         try:
             process = self._running()
-            if self._closings != began:  # before the process was there, so nobody ended it
+            if self._closings != began:  # nobody else ends a process that began after the closing
                 raise ConnectionAbortedError
             _write(process, line)
             reply = json.loads(_line(process, time.monotonic() + WALL_SECONDS))
         except (OSError, ValueError) as error:
             died = self._end()
-            if self._closings != began:
-                raise StructureError("the grammar compiler was closed meanwhile; try again") from None
+            if self._closings != began or (process is not None and process is self._closed):
+                raise closed from None
             if process is None:
-                raise StructureError(f"the grammar compiler cannot be started ({error}); try again later") from None
+                why = error.strerror or error if isinstance(error, OSError) else error
+                raise StructureError(f"the grammar compiler cannot be started ({why}); try again later") from None
             return _Verdict("", "it takes too much time or memory to compile; make it simpler", final=died)
         return _Verdict(reply.get("grammar", ""), reply.get("error", ""))
 

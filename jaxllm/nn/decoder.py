@@ -13,8 +13,6 @@ from jaxllm.nn.linear import Embedding, Linear, contract
 from jaxllm.nn.norm import RMSNorm
 from jaxllm.nn.rope import Rope, Rotation
 
-type FeedForward = Callable[[Array, AttentionContext], Array]
-
 
 class Block(nnx.Module):
     """Pre-norm transformer block: attention, then feed-forward, each added to the residual stream by the norm that follows it."""

@@ -60,7 +60,7 @@ class _Spec(NamedTuple):
 
     @property
     def chunk(self) -> int:
-        return chunk_of(self.height, self.width, self.groups)
+        return chunk_of(self.height, self.width, self.groups, self.F)
 
     @property
     def tiled(self) -> tuple[Any, ...]:
@@ -68,7 +68,7 @@ class _Spec(NamedTuple):
 
 
 class _Tile(NamedTuple):
-    """Where a block's tile of y begins. Rows and columns beyond y's last are read as zeros and are not written."""
+    """Where a block's tile of y begins. What is computed of rows and columns beyond y's last is not written."""
 
     row: Array
     column: Array

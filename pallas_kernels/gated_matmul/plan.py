@@ -41,15 +41,17 @@ def bands(M: int, rows: int) -> int:
     return -(-M // rows)
 
 
-def chunk_of(height: int, width: int, groups: int) -> int:
-    """Columns of one staged piece of a `[height, width]` output a warpgroup: the widest divisor of `width` that fits."""
-    return max(c for c in range(8, width + 1, 8) if width % c == 0 and groups * height * c * 2 <= STAGING_BYTES)
+def chunk_of(height: int, width: int, groups: int, F: int) -> int:
+    """Columns of one staged piece of a `[height, width]` output a warpgroup: the widest divisor of `width` that fits. Mosaic copies it in
+    boxes as wide as the largest power of two up to 64 that divides it, and these must divide the F columns of the whole."""
+    fitting = (c for c in range(8, width + 1, 8) if width % c == 0 and groups * height * c * 2 <= STAGING_BYTES)
+    return max(c for c in fitting if F % min(64, c & -c) == 0)
 
 
-def stages_of(rows: int, n: int) -> int:
+def stages_of(rows: int, n: int, F: int) -> int:
     """Slots of the ring that fit into shared memory beside the staged outputs."""
     groups = CLASSES[rows]
-    staged = rows * chunk_of(rows // groups, n // 2, groups) * 2
+    staged = rows * chunk_of(rows // groups, n // 2, groups, F) * 2
     return (SHARED_BYTES - staged) // ((rows + n) * K * 2)
 
 
@@ -72,7 +74,7 @@ def _modelled(M: int, O: int, I: int) -> Tuning:  # noqa: E741
     found = []
     for rows, cluster in itertools.product(classes, (1, 2)):
         for n in range(16, min(WIDEST[rows], O) + 1, 16):
-            stages = min(8, stages_of(rows, n))
+            stages = min(8, stages_of(rows, n, O // 2))
             if stages >= 4:
                 tuning = Tuning(rows, n, stages, cluster)
                 found.append((_seconds(M, O, I, tuning), -n, tuning))

@@ -33,7 +33,7 @@ def test_models_count_alike_whatever_their_size() -> None:
 
 def test_the_engine_reads_what_is_written(tmp_path: Path) -> None:
     path = write(tmp_path, {"ms": {}, "programs": [{"kind": "decode", "rows": [2, ALL_ROWS], "options": OFF}]})
-    assert XlaOptions.of(path.stem, tmp_path).at("decode", 4) == OFF
+    assert XlaOptions.of(path.stem, folder=tmp_path).at("decode", 4) == OFF
 
 
 @pytest.mark.slow

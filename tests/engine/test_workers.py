@@ -54,6 +54,31 @@ def test_workers_lower_the_programs_that_the_engine_would(tiny_dir: str, devices
     assert opcount(together) == opcount(alone)
 
 
+@pytest.mark.slow
+def test_workers_make_what_needs_no_pages_first_and_then_the_rest_for_the_pool_that_was_found(tiny_dir: str) -> None:
+    options = {"model": tiny_dir, "max_model_len": 32, "max_num_seqs": 1, "max_num_batched_tokens": 16}
+    estimated, found = (
+        resolve(EngineConfig(**options, num_gpu_blocks_override=pages), Path(tiny_dir), make_mesh(1))  # type: ignore[arg-type]
+        for pages in (8, 12)
+    )
+    programs = make_programs(estimated)
+    executables, first = programs.executables, programs.keys_without_pages()
+    assert {key[0] for key in first} == {"sample", "process", "logprobs", "score", "seat", "restrict"}
+    assert set(first[: len(programs.largest_others)]) == set(programs.largest_others)
+    with Workers(Crew(2)) as running:
+        running.start(estimated, programs, first)
+        early = set(executables.coming)
+        assert early == {programs.name(key) for key in first if programs.is_kept(key)}
+        programs = make_programs(found, executables)
+        running.start(found, programs, programs.keys())
+        later = set(executables.coming) - early
+        assert later == {programs.name(key) for key in programs.keys() if key[0] in ("decode", "extend")}  # noqa: SIM118, no mapping
+        for made in executables.coming.values():
+            made.result(120)
+    assert executables.exports is not None
+    assert all(executables.exports.has(name) for name in early | later), "by workers: nothing was compiled here"
+
+
 def test_a_worker_that_dies_costs_time_only(tiny_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module.sys, "executable", "/bin/false")
     programs = compile_with(1, tiny_dir)
@@ -91,7 +116,7 @@ def test_the_engine_begins_with_what_xla_tunes(tiny_dir: str) -> None:
     programs.executables._options = XlaOptions((Entry("extend", 1, 9999, {"xla_gpu_autotune_level": 0}),))
     lattice = programs.keys()
     assert [programs.is_tuned(key) for key in lattice] == [key[0] in ("decode", "score") for key in lattice]
-    assert lattice[0][0] == "decode" == programs.kept_keys()[0][0]
+    assert lattice[0][0] == "decode"
 
 
 FIRST_START = """
@@ -112,7 +137,7 @@ programs = make_programs(setup)
 counter = CompileCounter()
 with Workers(Crew(2, compiling=True)) as running:
     running.start(setup, programs, programs.keys())
-    mine = programs.kept_keys()
+    mine = [key for key in programs.keys() if programs.is_kept(key)]
     programs.compile(mine)
 print(counter.cache_hits, counter.compiles, len(mine))
 """

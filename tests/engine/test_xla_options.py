@@ -13,18 +13,23 @@ import pytest
 from jaxllm.engine.executables import Executables, Recipe
 from jaxllm.engine.xla_options import TUNED, Entry, XlaOptions
 
-UNTUNED = {"xla_gpu_enable_triton_gemm": False, "xla_gpu_autotune_level": 0}
+NO_TRITON = {"xla_gpu_enable_triton_gemm": False}
+UNTUNED = NO_TRITON | {"xla_gpu_autotune_level": 0}
+SMALL, LARGE = 1.2e9, 15e9  # bytes of weights
 
 
-FASTER_WITHOUT_TRITON = dict.fromkeys([("decode", 64), ("decode", 160), ("decode", 256), ("extend", 64), ("extend", 8448)], UNTUNED) | {
-    ("decode", 192): {"xla_gpu_enable_triton_gemm": False}
-}
-AS_XLA_DECIDES = [("decode", 1), ("decode", 16), ("decode", 32), ("sample", 64), ("ingest", 0)]
+@pytest.mark.parametrize("rows", [64, 160, 256])
+def test_decodes_of_large_weights_have_products_of_our_own_and_tune_nothing(rows: int) -> None:
+    assert XlaOptions.of("NVIDIA H200", LARGE).at("decode", rows) == UNTUNED
+    assert XlaOptions.of("NVIDIA H200", SMALL).at("decode", rows) == NO_TRITON == XlaOptions.of("NVIDIA H200").at("decode", rows)
 
 
-@pytest.mark.parametrize(("kind", "rows"), [*FASTER_WITHOUT_TRITON, *AS_XLA_DECIDES])
-def test_the_h200_table_follows_what_was_measured(kind: str, rows: int) -> None:
-    assert XlaOptions.of("NVIDIA H200").at(kind, rows) == FASTER_WITHOUT_TRITON.get((kind, rows), {})
+@pytest.mark.parametrize("weights", [0, SMALL, LARGE])
+def test_the_rest_of_the_h200_table_is_for_all_weights(weights: float) -> None:
+    table = XlaOptions.of("NVIDIA H200", weights)
+    assert [table.at("extend", rows) for rows in (64, 8448)] == [UNTUNED] * 2
+    assert table.at("decode", 192) == NO_TRITON
+    assert not any(table.at(kind, rows) for kind, rows in [("decode", 1), ("decode", 16), ("decode", 32), ("sample", 64), ("ingest", 0)])
 
 
 @pytest.mark.parametrize("kind", ["cpu", "NVIDIA A100-SXM4-80GB", "TPU v5", "../nvidia_h200"])
@@ -38,7 +43,7 @@ def test_the_first_entry_that_names_a_program_counts(tmp_path: Path) -> None:
         {"kind": "decode", "rows": [4, 16], "options": {"b": 2}},
     ]
     (tmp_path / "some_card.json").write_text(json.dumps({"programs": programs}))
-    table = XlaOptions.of("Some Card", tmp_path)
+    table = XlaOptions.of("Some Card", folder=tmp_path)
     assert [table.at("decode", rows) for rows in (4, 9, 17)] == [{"a": True}, {"b": 2}, {}]
 
 

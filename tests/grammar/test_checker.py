@@ -173,6 +173,38 @@ def test_a_process_that_begins_after_the_closing_is_not_waited_for(monkeypatch: 
     assert silent._process is None
 
 
+def test_a_check_that_begins_as_the_process_is_being_ended_keeps_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    silent, found = Checker({}, (sys.executable, "-c", "print(flush=True); import sys; sys.stdin.read()")), []
+    process, real, read, taken = silent._running(), subprocess.Popen.kill, module._line, threading.Event()
+
+    def kill(self: subprocess.Popen[bytes]) -> None:
+        if self is process and not checking.ident:
+            checking.start()  # after the closing has been counted, and it gets the process that is about to end
+            assert taken.wait(20)
+        real(self)
+
+    def line(process: subprocess.Popen[bytes], deadline: float) -> bytes:
+        taken.set()
+        return read(process, deadline)
+
+    checking = threading.Thread(target=lambda: found.append(why(silent, regex="a")))
+    monkeypatch.setattr(subprocess.Popen, "kill", kill)
+    monkeypatch.setattr(module, "_line", line)
+    silent.close()
+    checking.join(20)
+    assert "closed" in found[0] and not silent._kept
+
+
+def test_checks_that_waited_for_a_closing_start_no_process() -> None:
+    silent, found = Checker({}, (sys.executable, "-c", "print(flush=True); import sys; sys.stdin.read()")), []
+    with silent._lock:
+        waiting = threading.Thread(target=lambda: found.append(why(silent, regex="a")))
+        waiting.start()
+        silent._closings += 1
+    waiting.join(20)
+    assert "closed" in found[0] and silent._process is None
+
+
 def test_a_grammar_whose_check_was_closed_compiles_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
     own = Checker(SPECIALS)
     own.check(StructuredOutputsParams(regex="a"))

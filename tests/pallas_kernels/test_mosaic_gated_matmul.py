@@ -80,14 +80,20 @@ def test_the_kernel_lowers_for_cuda(model: str, rows: int) -> None:
     assert lowered.as_text().count("mosaic_gpu_v2") == 1
 
 
+@pytest.mark.parametrize(("O", "I", "rows"), [(2 * 5464, 4096, 64), (2 * 13656, 4096, 2048), (2 * 104, 64, 2000), (9728, 896, 160)])
+def test_widths_that_no_wide_copy_divides_lower_too(O: int, I: int, rows: int) -> None:  # noqa: E741
+    x, w = (jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((rows, I), (O, I)))
+    assert "mosaic_gpu_v2" in mosaic_gpu.jitted.trace(x, w).lower(lowering_platforms=("cuda",)).as_text()
+
+
 @pytest.mark.parametrize("rows", [1, *ROWS, 8448])
 @pytest.mark.parametrize("model", MODEL_SHAPES)
 def test_the_sizes_fit_the_card(model: str, rows: int) -> None:
     tuning = plan.tuning_of(rows, *MODEL_SHAPES[model])
     height, width, groups = tuning.rows // tuning.warpgroups, tuning.n // 2, tuning.warpgroups
-    staged = tuning.rows * plan.chunk_of(height, width, groups) * 2
+    staged = tuning.rows * plan.chunk_of(height, width, groups, MODEL_SHAPES[model][0] // 2) * 2
     assert tuning.stages * (tuning.rows + tuning.n) * plan.K * 2 + staged <= plan.SHARED_BYTES
-    assert tuning.n <= plan.WIDEST[tuning.rows] and tuning.n % 16 == 0 and tuning.stages >= 2
+    assert tuning.n <= plan.WIDEST[tuning.rows] and tuning.n % 16 == 0 and tuning.stages >= 4
     registers = mosaic_gpu.REGISTERS[groups]
     assert 128 * (groups * registers + mosaic_gpu.PRODUCER_REGISTERS) <= 65536
     assert height * tuning.n // 128 < registers - 40, "sums leave registers for the rest"
