@@ -23,5 +23,5 @@ def test_every_way_is_timed_at_every_number_of_rows() -> None:
 
 
 def test_a_product_that_loses_a_term_shows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "kernel", lambda x, w: gated_matmul(x.at[:, 0].set(jnp.zeros(())), w, backend="reference"))
+    monkeypatch.setattr(products, "kernel", lambda x, w: gated_matmul(x.at[:, 0].set(jnp.bfloat16(0)), w, backend="reference"))
     assert products.rows_of((128, 64), [8], 0.001)[-1]["error"] > 0.02
