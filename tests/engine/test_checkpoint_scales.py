@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from safetensors.numpy import load_file, save_file
 from jaxllm import models, weights
 from jaxllm.config import ConfigError
 from jaxllm.engine.engine import Engine
+from jaxllm.mesh import make_mesh
 from jaxllm.sampling.options import SamplingParams
 from tests.engine.conftest import Outcome, outcomes
 from tests.engine.test_invariants import PROMPTS
@@ -140,3 +142,13 @@ def test_scales_that_cannot_be_used_are_refused(make_engine: MakeEngine, tmp_pat
     path = checkpoint(tmp_path, extra)
     with pytest.raises(ConfigError, match=message + r".*leave --kv-cache-dtype out"):
         make_engine(model=path, load_format="auto", kv_cache_dtype="fp8")
+
+
+def test_processes_that_lower_are_told_of_the_scales(tmp_path: Path) -> None:
+    path = checkpoint(tmp_path, named("k_scale", "v_scale", shape=(1,)))
+    hf = models.with_defaults(models.read_config(path)) | {models.KV_SCALES: weights.kv_scales(path, 2)}
+    here, there = (weights.abstract(told, make_mesh(2), jnp.bfloat16) for told in (hf, json.loads(json.dumps(hf))))
+    assert here[0] == there[0]
+    assert jax.tree.structure(here[1]) == jax.tree.structure(there[1])
+    assert [leaf.sharding for leaf in jax.tree.leaves(here[1])] == [leaf.sharding for leaf in jax.tree.leaves(there[1])]
+    assert sum(leaf.shape == (1, 2) for leaf in jax.tree.leaves(here[1])) == 2
