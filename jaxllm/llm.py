@@ -8,10 +8,12 @@ import gc
 import itertools
 import logging
 import math
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
+import numpy as np
 from tqdm import tqdm
 
 from jaxllm.config import NEUTRAL_ARGUMENTS, ConfigError, EngineConfig, check_neutral
@@ -47,7 +49,8 @@ type Message = Mapping[str, Any]
 
 
 class LLM:
-    """A model in this process. Keyword arguments are the fields of `EngineConfig`; usable several times in one process.
+    """A model in this process. Keyword arguments are the fields of `EngineConfig`; usable several times in one process, in whose caches JAX
+    leaves each one's programs (`jax.clear_caches()` gives that memory back). Calls of several threads take turns.
     `chat_template` is the text or the file of a chat template that replaces the model's own. `logits_processors` are JAX functions that
     are compiled into the engine for requests that name them (`jaxllm.sampling.processors`).
 
@@ -62,6 +65,7 @@ class LLM:
         self.engine = Engine.from_config(self.config, ConsoleReport(), logits_processors)
         self._ids = itertools.count()
         self._profiler = Profiler(self.config.profiler_dir)
+        self._turn, self._caller = threading.Lock(), 0
         if template is not None:
             self._tokenizer().hf.chat_template = template
 
@@ -239,6 +243,19 @@ class LLM:
     def _run(
         self, inputs: list[tuple[str | None, list[int]]], params: list[SamplingParams], use_tqdm: bool, salts: list[str | None]
     ) -> list[RequestOutput]:
+        """Run requests while no other thread does. Raises RequestError for a call from within another, in a host logits processor, say."""
+        if self._caller == threading.get_ident():
+            raise RequestError("this LLM is in the middle of a call of this thread, which cannot wait for another; use a second LLM")
+        with self._turn:
+            self._caller = threading.get_ident()
+            try:
+                return self._run_alone(inputs, params, use_tqdm, salts)
+            finally:
+                self._caller = 0
+
+    def _run_alone(
+        self, inputs: list[tuple[str | None, list[int]]], params: list[SamplingParams], use_tqdm: bool, salts: list[str | None]
+    ) -> list[RequestOutput]:
         """Feed the engine as its queue has room, until every request has ended; an error or interrupt aborts what is left."""
         longest = self.engine.resolved.max_model_len
         grammars = self._grammars(params)
@@ -323,7 +340,9 @@ def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, (bytes, bytearray)) or not isinstance(prompts, Iterable):
         raise RequestError(f"prompts must be text, token ids, dicts or a list of them, got {type(prompts).__name__}", "prompt")
     items = prompts.tolist() if hasattr(prompts, "tolist") else list(prompts)
-    return [items] if items and isinstance(items[0], int) else items  # type: ignore[list-item, return-value]
+    if not isinstance(items, list):
+        raise RequestError(f"prompts must be text, token ids, dicts or a list of them, got one number, {items!r:.80}", "prompt")
+    return [items] if items and isinstance(items[0], (int, np.integer)) else items
 
 
 def check_conversation(messages: Any) -> None:
@@ -345,4 +364,5 @@ def token_ids(ids: Any) -> list[int]:
     """Token ids from a list, tuple or array; the engine checks each. Raises RequestError on anything else."""
     if isinstance(ids, (str, bytes, bytearray)) or not isinstance(ids, Iterable):
         raise RequestError(f"a prompt must be text or token ids, got {type(ids).__name__}", "prompt")
-    return ids.tolist() if hasattr(ids, "tolist") else list(ids)
+    found = ids.tolist() if hasattr(ids, "tolist") else list(ids)
+    return np.asarray(found).tolist() if found and isinstance(found[0], np.integer) else found

@@ -24,8 +24,14 @@ HEADS = PartitionSpec(None, "tensor", None)  # [T, heads, H]
 
 def zeros_of[T](like: T) -> T:
     """Zeros of a tree's shapes and shardings, made on the devices by one program."""
-    shardings = jax.tree.map(lambda s: s.sharding, like)
-    return jax.jit(lambda: jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), like), out_shardings=shardings)()
+    leaves, tree = jax.tree.flatten(like)
+    return jax.tree.unflatten(tree, _zeros(tuple((leaf.shape, leaf.dtype, leaf.sharding) for leaf in leaves))())
+
+
+@functools.lru_cache(maxsize=64)
+def _zeros(leaves: tuple[tuple[tuple[int, ...], Any, Any], ...]) -> Callable[[], list[Array]]:
+    """The program that makes them: kept, so that an engine that starts over compiles nothing."""
+    return jax.jit(lambda: [jnp.zeros(shape, dtype) for shape, dtype, _ in leaves], out_shardings=[sharding for *_, sharding in leaves])
 
 
 def page_bytes(layers: int, kv_heads: int, page_size: int, head_dim: int, dtype: DTypeLike) -> int:

@@ -17,6 +17,8 @@ from jaxllm.engine.state import MAX_STOP_IDS
 
 type Shapes = dict[str, tuple[tuple[int, ...], type]]
 
+LEAST_TOP_P = 1e-7  # the best token has more, and programs flush what float32 cannot hold to 0, which no token would reach
+
 
 ALIGN = 64  # int32 elements: kernels may be given a view into the buffer and ask for 256-byte alignment
 
@@ -150,7 +152,7 @@ def _fill_row(arrays: dict[str, np.ndarray], row: int, chunk: Chunk, slots: int,
         arrays["table"][row, kind * width : kind * width + len(table.pages)] = table.pages
     arrays["key"][row] = np.array([request.seed], np.uint64).view(np.uint32)
     arrays["temperature"][row] = 0.0 if params.greedy else params.temperature
-    arrays["top_p"][row] = params.top_p
+    arrays["top_p"][row] = max(params.top_p, LEAST_TOP_P)
     arrays["min_p"][row] = params.min_p
 
 

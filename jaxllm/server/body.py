@@ -54,7 +54,8 @@ def skim(body: bytes, rules: Rules) -> None:
     if (rest := len(body) - sum(sizes.values())) > LARGE:
         raise bad_request(f"the body holds {rest} bytes that are in none of the fields of this server; at most {LARGE} are taken")
     prompt = bytes(found.prompt)
-    if prompt.startswith(b'"') and sizes["prompt"] - 2 > MOST_BYTES * rules.max_chars:
+    most = rules.most_chars(bool(sizes["truncate_prompt_tokens"]))
+    if prompt.startswith(b'"') and sizes["prompt"] - 2 > MOST_BYTES * most:
         limit = f"this model's maximum context length is {rules.resolved.max_model_len} tokens"
         message = f"{limit}, which a prompt of {sizes['prompt']} bytes cannot fit into; shorten it"
         raise bad_request(message, "prompt", "context_length_exceeded")

@@ -50,6 +50,8 @@ TOKENIZE_FIELDS = frozenset(
     | {"chat_template", "chat_template_kwargs", "tools", "tool_choice", "functions", "function_call", *CHAT_NEUTRAL}
 )
 
+TRUNCATED_CHARS = 1 << 22  # of a text of which the last tokens are wanted: a second or two of a tokenizer's time
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
@@ -65,6 +67,10 @@ class Rules:
     def max_chars(self) -> int:
         """A longer text cannot fit the context, whatever it is."""
         return self.resolved.max_model_len * self.longest_token
+
+    def most_chars(self, truncated: bool) -> int:
+        """Characters that are worth tokenising; more where all but the last tokens are left out."""
+        return max(self.max_chars, TRUNCATED_CHARS) if truncated else self.max_chars
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,7 +205,7 @@ def read_model(body: dict[str, Any], served: Iterable[str], required: bool = Tru
 
 def read_conversation(body: dict[str, Any], rules: Rules) -> Conversation:
     """Messages and how to render them."""
-    messages = read_messages(body.get("messages"), rules.max_chars)
+    messages = read_messages(body.get("messages"), rules.most_chars(body.get("truncate_prompt_tokens") is not None))
     if body.get("chat_template") is not None:
         raise bad_request(
             "chat_template is not accepted from clients; the server's operator chooses it with --chat-template", "chat_template"
@@ -235,16 +241,18 @@ def _read_prompt(prompt: Any, kind: type[Any], rules: Rules, params: SamplingPar
     if not prompt:
         raise bad_request("prompt must not be empty", "prompt")
     if isinstance(prompt, str):
-        check_chars(len(prompt), rules, "prompt")
+        check_chars(len(prompt), rules, "prompt", params.truncate_prompt_tokens is not None)
         return prompt
     ids: list[Any] = params.truncated(list(prompt), rules.resolved.max_model_len)
     check_ids(ids, rules.resolved, "prompt")
     return ids
 
 
-def check_chars(length: int, rules: Rules, param: str) -> None:
+def check_chars(length: int, rules: Rules, param: str, truncated: bool = False) -> None:
     """Refuse a text that is too long before any work is spent on it."""
-    if length > rules.max_chars:
+    if length > rules.most_chars(truncated):
+        if truncated:
+            raise bad_request(f"{param} has {length} characters; at most {rules.most_chars(True)} are tokenised to be truncated", param)
         raise bad_request(
             f"this model's maximum context length is {rules.resolved.max_model_len} tokens, "
             f"which {length} characters cannot fit into; shorten the prompt",

@@ -7,6 +7,7 @@ from typing import Any
 import openai
 import pytest
 
+from jaxllm.server.protocol import TRUNCATED_CHARS
 from tests.server.harness import Running
 
 
@@ -26,7 +27,9 @@ def test_a_prompt_keeps_its_last_tokens(server: Running, client: openai.OpenAI, 
     assert answer.usage.prompt_tokens == kept
 
 
-@pytest.mark.parametrize("prompt", ["a" * 300, [97] * 300, [320] * 100 + [97] * 300], ids=["text", "ids", "ids that do not exist"])
+@pytest.mark.parametrize(
+    "prompt", ["a" * 300, "a" * 100_000, [97] * 300, [320] * 100 + [97] * 300], ids=["text", "long text", "ids", "ids that do not exist"]
+)
 def test_a_prompt_beyond_the_context_runs_when_it_may_be_truncated(server: Running, client: openai.OpenAI, prompt: Any) -> None:
     with pytest.raises(openai.BadRequestError):
         client.completions.create(model="fake", prompt=prompt, max_tokens=10)
@@ -34,6 +37,12 @@ def test_a_prompt_beyond_the_context_runs_when_it_may_be_truncated(server: Runni
     assert len(seen(server)) == 246
     with pytest.raises(openai.BadRequestError, match="maximum context length"):
         client.completions.create(model="fake", prompt=prompt, max_tokens=10, extra_body={"truncate_prompt_tokens": 256})
+
+
+def test_a_text_that_takes_seconds_to_tokenise_is_refused_though_it_may_be_truncated(client: openai.OpenAI) -> None:
+    for text in ("a" * (TRUNCATED_CHARS + 1), "a" * (13 * TRUNCATED_CHARS)):
+        with pytest.raises(openai.APIStatusError, match=r"tokenised|cannot fit|larger than"):
+            client.completions.create(model="fake", prompt=text, extra_body={"truncate_prompt_tokens": 3})
 
 
 def test_a_chat_is_truncated_as_it_was_rendered(server: Running, client: openai.OpenAI) -> None:
