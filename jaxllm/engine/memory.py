@@ -67,8 +67,8 @@ class MemoryPlan:
 @dataclass(frozen=True)
 class Need:
     """What the pools must serve: bytes per page and device, tokens per page, requests at once, their longest length, tokens a step, of
-    layers with a window how many tokens it has and how many keys a kernel reads at once, and bytes per page of the kinds of layers after
-    the first.
+    layers with a window how many tokens it has and how many keys a kernel reads at once, bytes per page of the kinds of layers after
+    the first, and over how many times the devices weights and pages divide evenly.
 
     Counts of pages are those of the first kind. The others have so many that all run out together when all requests are of the longest
     length; and beyond one such request as many as short ones use at once, who hold windows as long ones do, but little else, up to
@@ -83,6 +83,7 @@ class Need:
     windows: tuple[int | None, ...] = (None,)
     tile: int = 1
     more_bytes: tuple[int, ...] = ()
+    splits: tuple[int, ...] = ()
 
     @property
     def pages_per_request(self) -> int:
@@ -239,8 +240,8 @@ def remedies(config: EngineConfig, room: Room, need: Need) -> list[str]:
 
 
 def _more_devices(config: EngineConfig, room: Room, need: Need) -> list[str]:
-    """The least tensor parallelism that helps, where weights and pages divide evenly. Devices that share their memory do not help."""
-    for times in () if room.shared else (2, 4, 8):
+    """The least tensor parallelism that helps. Devices that share their memory do not help."""
+    for times in () if room.shared else need.splits:
         split = replace(room, weights=-(-room.weights // times))
         share = replace(need, page_bytes=-(-need.page_bytes // times), more_bytes=tuple(-(-size // times) for size in need.more_bytes))
         pages = pool_pages(config, split, share)

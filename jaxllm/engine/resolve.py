@@ -83,7 +83,7 @@ def resolve(config: EngineConfig, model_dir: Path, mesh: Mesh) -> Setup:
     host = plan_host(config, kv.layers * page, shards, caching, HostRoom.of(platform))
     windows = [None if host.pages else short(window, length) for window in layer_windows(graphdef, abstract)]
     first, *more = (windows.count(window) * page for window in kinds(windows))
-    need = Need(first, page_size, max_num_seqs, length, budget, kinds(windows), tile_tokens(backend.name), tuple(more))
+    need = Need(first, page_size, max_num_seqs, length, budget, kinds(windows), tile_tokens(backend.name), tuple(more), splits(hf, shards))
     room = Room(
         usable=usable_bytes(config, mesh.devices.flat[0]),
         weights=shard_bytes(jax.tree.leaves(abstract)),
@@ -156,6 +156,18 @@ def layer_windows(graphdef: nnx.GraphDef, abstract: nnx.State) -> list[int | Non
 def short(window: int | None, length: int) -> int | None:
     """The window, if a sequence of `length` tokens does not fit it."""
     return None if window is None or window >= length else window
+
+
+def splits(hf: dict[str, Any], shards: int) -> tuple[int, ...]:
+    """Over how many times the devices weights and pages divide evenly: no KV head is kept twice."""
+
+    def even(times: int) -> bool:
+        try:
+            return models.kv_shape(hf, times * shards).kv_heads == models.kv_shape(hf, shards).kv_heads
+        except ConfigError:
+            return False
+
+    return tuple(filter(even, (2, 4, 8)))
 
 
 def kinds(windows: Iterable[int | None]) -> tuple[int | None, ...]:

@@ -13,6 +13,7 @@ from jax import Array
 
 from jaxllm.cache.kv import KVCache, zeros_of
 from jaxllm.cache.transfer import Page, page_shapes
+from jaxllm.config import ConfigError
 from jaxllm.engine.ferry import Link
 from jaxllm.engine.plan import Moves
 from jaxllm.engine.programs import Programs, shardings
@@ -68,10 +69,12 @@ class Swapper:
 
     def warm_up(self, kv: KVCache) -> tuple[KVCache, Link]:
         """Run both programs on nobody's pages: until they are recorded, then to measure what many pages take and what one takes. Returns
-        the pool, and what was measured."""
+        the pool, and what was measured. Raises ConfigError when the host has no memory for them."""
         pages = [(self._pages + i, i) for i in range(self._width)]
         for _ in range(RUNS):
             kv = self._save(kv, pages)
+            if self._unsaved:
+                raise ConfigError("there is no host memory to keep KV pages in; lower --swap-space or --kv-offloading-size")
             jax.block_until_ready(self._kept)
             kv, full = self._timed(kv, self._width)
         for _ in range(RUNS):

@@ -12,6 +12,7 @@ SHIFT = 22  # powers of ten up to this one are exact doubles, so a number of so 
 MOST = 2**63 - 1  # a larger number is not said where there is a bound
 
 HOLDS_VALUES = ("const", "enum")
+SAYS_NOTHING = ("default", "examples")  # about what is valid
 BOUNDS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum", "multipleOf")
 NAMES_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")  # objects whose keys are no keywords
 
@@ -22,6 +23,8 @@ def inexact(schema: Any) -> str | None:
     if not isinstance(schema, dict):
         return next(filter(None, map(inexact, schema)), None) if isinstance(schema, list) else None
     for keyword, value in schema.items():
+        if keyword in SAYS_NOTHING:
+            continue
         if keyword in HOLDS_VALUES:
             wrong = next((number for number in _numbers(value) if not _exact(number)), None)
             found = None if wrong is None else f"{keyword} holds {_shown(wrong)}"
@@ -50,7 +53,7 @@ def _is_number(value: Any) -> bool:
 
 def _exact(number: int | float) -> bool:
     """Whether reading its digits as a whole number and shifting them by a power of ten rounds once, to the number itself."""
-    if isinstance(number, int) or abs(number) > LARGEST:
+    if isinstance(number, int) or abs(number) > LARGEST or number.is_integer():
         return abs(number) <= LARGEST
     _, digits, exponent = Decimal(repr(number)).as_tuple()
     return int("".join(map(str, digits))) <= LARGEST and isinstance(exponent, int) and abs(exponent) <= SHIFT

@@ -40,7 +40,8 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "return_prompt_text": (False,),
     "stream_interval": (1,),
     "truncation_side": ("left",),
-    **dict.fromkeys(("beam_width", "regex", "ebnf", "grammar", "json_schema"), ()),
+    **dict.fromkeys(("beam_width", "json_schema"), ()),
+    **dict.fromkeys(("regex", "ebnf", "grammar"), ("",)),
 }
 
 # What the same is called here, where it is there: names of other servers, and of the other endpoint.

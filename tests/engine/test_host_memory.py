@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
+import jax
 import psutil
 import pytest
 
 from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.engine import host_memory
+from jaxllm.engine.engine import Engine
 from jaxllm.engine.host_memory import GIB, OTHERS, PINNED_LIMIT, HostRoom, available_bytes, pinned_limit, plan_host
+from jaxllm.engine.swap import Swapper
 
 V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 V2 = ("memory.max", "memory.current", "inactive_file")
@@ -88,3 +92,12 @@ def test_more_than_can_be_pinned_is_refused_with_the_remedy(monkeypatch: pytest.
     assert HostRoom.of("gpu") == HostRoom.of("cpu") == HostRoom(50 * GIB - OTHERS)
     with pytest.raises(ConfigError, match=r"but 49\.00 GiB is available"):
         plan_host(config, 2**20, 1, True, HostRoom.of("gpu"))
+
+
+def test_a_start_that_finds_no_host_memory_for_pages_says_so(make_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(swapper: Swapper, pages: object) -> None:
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Failed to allocate 1024 bytes of pinned memory")
+
+    monkeypatch.setattr(Swapper, "_to_host", full)
+    with pytest.raises(ConfigError, match="no host memory to keep KV pages in; lower --swap-space"):
+        make_engine(num_gpu_blocks_override=20, enforce_eager=False, preemption_mode="swap", swap_space=0.01)

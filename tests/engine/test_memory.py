@@ -10,16 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jaxllm import models
 from jaxllm.cache.pool import Kind
 from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.engine.buckets import Buckets
 from jaxllm.engine.engine import Engine
 from jaxllm.engine.memory import GIB, PAGE_ROUND, SPARE, Need, Room, amount, fitting_length, plan_memory, pool_pages, resident_bytes
+from jaxllm.engine.resolve import splits
 from jaxllm.sampling.process import terms_bytes
 from tests.engine.conftest import TINY
 
 CARD = Room(usable=24 * GIB, weights=15 * GIB, workspace=3 * GIB, shared=False)
-NEED = Need(page_bytes=8 * 2**20, page_size=64, max_num_seqs=256, max_model_len=32768)
+NEED = Need(page_bytes=8 * 2**20, page_size=64, max_num_seqs=256, max_model_len=32768, splits=(2, 4, 8))
 
 
 def test_an_accelerator_gives_all_that_is_left_in_whole_rounds_of_pages() -> None:
@@ -160,6 +162,17 @@ def test_devices_are_offered_where_they_help_and_no_more_than_that() -> None:
     assert offered(replace(CARD, weights=40 * GIB)) == ["4"]
     assert offered(replace(CARD, weights=400 * GIB)) == []
     assert offered(replace(CARD, weights=20 * GIB, shared=True)) == []
+
+
+@pytest.mark.parametrize(
+    ("heads", "shards", "times"), [((28, 4), 1, (2, 4)), ((28, 4), 4, ()), ((32, 8), 1, (2, 4, 8)), ((32, 8), 4, (2,)), ((6, 3), 1, ())]
+)
+def test_devices_are_offered_over_which_heads_divide(heads: tuple[int, int], shards: int, times: tuple[int, ...]) -> None:
+    hf = TINY | {"num_attention_heads": heads[0], "num_key_value_heads": heads[1], "head_dim": 8}
+    assert splits(models.with_defaults(hf), shards) == times
+    with pytest.raises(ConfigError) as error:
+        plan_memory(EngineConfig(), replace(CARD, weights=40 * GIB), replace(NEED, splits=times))
+    assert ("--tensor-parallel-size 4," in str(error.value)) == (4 in times)
 
 
 def test_what_nothing_helps_is_said_to_need_another_device() -> None:

@@ -172,7 +172,7 @@ def test_functions_on_the_host_run_one_after_another_and_may_return_any_row_of_n
         ({"bad_words": ["7 7"]}, lambda said: 7 in said and (7, 7) not in pairwise(said)),
         ({"min_tokens": 9, "stop_token_ids": [7]}, lambda said: said.index(7) == 9),
     ],
-    ids=str,
+    ids=["allowed", "bad word", "bad words", "min_tokens"],
 )
 def test_functions_on_the_host_undo_no_ban(engine: Engine, options: dict[str, Any], holds: Callable[[list[int]], bool]) -> None:
     def undo(output: list[int], logits_V: np.ndarray) -> np.ndarray:

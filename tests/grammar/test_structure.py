@@ -26,9 +26,15 @@ TAGS = {
 
 # Those of 64-bit integers forbid nothing that can be said; what is no keyword may be anything.
 BOUNDS = {
-    "anyOf": [{"minimum": -(2**53), "maximum": 2**63 - 1}, {"minimum": 0, "maximum": 2**64 - 1}, {"maximum": 1e300}],
+    "anyOf": [
+        {"minimum": -(2**53), "maximum": 2**63 - 1},
+        {"minimum": 0, "maximum": 2**64 - 1},
+        {"maximum": 1e300},
+        {"maximum": 1e15, "minimum": -2.5e15},
+    ],
     "properties": {"const": {"default": 2**60}, "maximum": {"examples": [2**60], "minimum": -(2**53), "maximum": 2**53}},
-    "enum": [0.1, 3.141592653589793, -(2**53), True],
+    "enum": [0.1, 3.141592653589793, -(2**53), 9007199254740991.0, True],
+    "examples": [{"const": 2**60 + 1}, {"minimum": 2**60}],
     "default": 10**30,
 }
 
