@@ -257,7 +257,7 @@ def test_penalties_biases_and_masks_give_the_same_streamed_or_whole_on_both_endp
 @slow
 def test_a_bad_word_without_tokens_is_refused_by_name(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
-        client.completions.create(model="demo", prompt="a", extra_body={"bad_words": ["  "]})
+        client.completions.create(model="demo", prompt="a", extra_body={"bad_words": [""]})
     assert refused.value.param == "bad_words"
 
 
@@ -297,7 +297,7 @@ def test_a_grammar_that_explodes_while_generating_ends_its_request_while_another
     alone = client.completions.create(**options, extra_body={"ignore_eos": True}).choices[0].text
     stream = client.completions.create(**options, stream=True, extra_body={"ignore_eos": True})
     text = next(iter(stream)).choices[0].text
-    with pytest.raises(openai.InternalServerError, match="structured output"):
+    with pytest.raises(openai.BadRequestError, match="structured output"):  # its own fault
         client.completions.create(
             model="demo", prompt="abc", seed=1, temperature=2.0, max_tokens=400, extra_body={"guided_regex": "(.{0,200}a){50}"}
         )
