@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,11 +19,11 @@ import numpy as np
 from jax import Array
 
 from benchmarks.record import finish, parser
+from benchmarks.steps import TURNS, timed
 from pallas_kernels.gated_matmul import gated_matmul, reference
 
 BYTES = 1 << 30  # of all weights of one shape
 UNTUNED = {"xla_gpu_enable_triton_gemm": False, "xla_gpu_autotune_level": 0}
-TURNS = 5
 
 
 def shape(text: str) -> tuple[int, int]:
@@ -35,16 +34,7 @@ def shape(text: str) -> tuple[int, int]:
 
 def seconds_a_call(run: Callable[..., Any], xs: Sequence[Array], ws: Sequence[Array], seconds: float) -> float:
     """Median of some turns of `seconds` each, a product."""
-    jax.block_until_ready(run(xs, ws))
-    found = []
-    for _ in range(TURNS):
-        calls, start = 0, time.perf_counter()
-        while calls == 0 or time.perf_counter() - start < seconds:
-            made = [run(xs, ws) for _ in range(3)]
-            jax.block_until_ready(made)
-            calls += 3
-        found.append((time.perf_counter() - start) / calls / len(ws))
-    return statistics.median(found)
+    return statistics.median(timed(lambda: run(xs, ws), seconds) for _ in range(TURNS)) / len(ws)
 
 
 def plain(x: Array, w: Array) -> Array:

@@ -57,6 +57,16 @@ class Backends(Mapping[str, Callable[..., Any]]):
         if check is not None:
             check(*shapes)
 
+    def takes(self, name: str, *shapes: Any) -> bool:
+        """Whether there is a back end of that name that takes arrays of these shapes and types."""
+        if name not in self:
+            return False
+        try:
+            self.check(name, *shapes)
+        except ValueError:
+            return False
+        return True
+
     def planner(self, name: str) -> Callable[..., Any] | None:
         """The back end's `plan(...)`, whose result serves as `plan=` of every call over the same rows; None if it has none."""
         return getattr(self._module(name), "plan", None)

@@ -155,15 +155,18 @@ class PagedContext:
 
     def add_norm(self, x_TD: Array, delta_TD: Array, weight_D: Array, eps: float) -> tuple[Array, Array]:
         """`x + delta`, and its norm. Over several devices XLA does both, which joins them to the sum over devices."""
-        wanted = self._backend if self._mesh.shape["tensor"] == 1 else "reference"
-        return _add_norm(x_TD, delta_TD, weight_D, eps, backend=add_norm.backend_for(wanted, x_TD, weight_D))
+        return _add_norm(x_TD, delta_TD, weight_D, eps, backend=add_norm.backend_for(self._whole_backend, x_TD, weight_D))
 
     def gated_product(self, x_TD: Array, weight_X2FD: Array) -> Array | None:
         """An MLP's gated product by a kernel, where the back end has one that is faster. Over several devices XLA computes it."""
         weight_OD = weight_X2FD.reshape(-1, weight_X2FD.shape[-1])
-        wanted = self._backend if self._mesh.shape["tensor"] == 1 else "reference"
-        backend = gated_matmul.backend_for(wanted, x_TD, weight_OD)
+        backend = gated_matmul.backend_for(self._whole_backend, x_TD, weight_OD)
         return None if backend is None else _gated_matmul(x_TD, weight_OD, backend=backend)
+
+    @property
+    def _whole_backend(self) -> str:
+        """The back end of ops that are not split over devices."""
+        return self._backend if self._mesh.shape["tensor"] == 1 else "reference"
 
 
 # Jitted, so that a kernel is lowered once, not for every layer.

@@ -64,12 +64,13 @@ class Crew:
         return cls(fitting, True, platform) if platform == "gpu" and devices == 1 and fitting >= 3 else cls(count)
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Worker:
-    """A process, and whose turn it is to talk to it."""
+    """A process, whose turn it is to talk to it, and the task that it has."""
 
     process: subprocess.Popen[str]
     turn: threading.Lock = field(default_factory=threading.Lock)
+    task: str = ""
 
 
 class Workers:
@@ -181,7 +182,9 @@ def _hand_out(workers: list[_Worker], task: str, queue: deque[tuple[str, Future[
 def _follow(worker: _Worker, task: str, queue: deque[tuple[str, Future[None]]]) -> None:
     """Give a worker the task, then name after name while it answers."""
     with worker.turn, contextlib.suppress(OSError, ValueError, IndexError):  # it has ended, or was ended; nothing is left
-        _tell(worker.process, task)
+        if queue and worker.task != task:
+            _tell(worker.process, task)
+            worker.task = task
         while True:
             name, made = queue.popleft()
             try:

@@ -20,13 +20,8 @@ def gated_matmul(x_MI: Array, w_OI: Array, *, backend: str) -> Array:
 
 def backend_for(wanted: str, x_MI: Array, w_OI: Array) -> str | None:
     """`wanted` where this op has such a back end and it takes these arrays; None where XLA's products and an activation are faster."""
-    if wanted not in BACKENDS or wanted == "reference" or not pays(x_MI.shape[0], w_OI.size * w_OI.dtype.itemsize):
-        return None
-    try:
-        BACKENDS.check(wanted, x_MI, w_OI)
-    except ValueError:
-        return None
-    return wanted
+    worth = wanted != "reference" and pays(x_MI.shape[0], w_OI.size * w_OI.dtype.itemsize)
+    return wanted if worth and BACKENDS.takes(wanted, x_MI, w_OI) else None
 
 
 def pays(rows: int, weight_bytes: int) -> bool:
