@@ -5,12 +5,15 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import wait
 from functools import partial
 
 import numpy as np
 from msgspec.structs import replace
 
+from jaxllm.beside import Beside
 from jaxllm.config import EngineConfig
+from jaxllm.engine.answers import Answers
 from jaxllm.engine.asked import Asking
 from jaxllm.engine.assembly import make_scheduler, scheduler_class
 from jaxllm.engine.beams import Searches, check_search
@@ -19,8 +22,9 @@ from jaxllm.engine.counters import Counters
 from jaxllm.engine.detok import Detokenizer
 from jaxllm.engine.door import Door
 from jaxllm.engine.live import Live
-from jaxllm.engine.masks import HELD_BACK, NO_TOKEN, NONE_ALLOWED, advance, fill
+from jaxllm.engine.masks import HELD_BACK, NO_TOKEN, fill
 from jaxllm.engine.patience import Patience
+from jaxllm.engine.plan import Plan
 from jaxllm.engine.report import Report
 from jaxllm.engine.request import (
     EngineStats,
@@ -50,8 +54,10 @@ class Engine:
         self.scheduler, self.eos_ids = scheduler, frozenset(parts.runner.eos_ids)
         self._live: dict[str, Live] = {}
         self._count = Counters()
+        self._answers = Answers(self._live, scheduler, self._guides, self._count, self.eos_ids)
         self._contests, self._searches = Contests(), Searches(scheduler, self._detokenizer, self.eos_ids, self._count)
         self._in_flight: deque[StepResult] = deque()
+        self._beside = Beside("forward")
         self._patience = Patience()
         self._steady = self._looked = False  # the last turn launched decodes alone and collected a step; somebody has looked out since
         self._asking = Asking(parts.resolved.vocab_size, parts.tokenizer, parts.runner.programs.model.processors, self.eos_ids)
@@ -142,7 +148,7 @@ class Engine:
             return
         for choice in list(live.choices):
             if choice.status is not Status.FINISHED:
-                self._pending.append(self._finish(choice, [], "", "abort", None))
+                self._pending.append(self._answers.finish(choice, [], "", "abort", None))
 
     def step(self) -> list[TextDelta]:
         """Launch the next step, then commit the oldest in flight if there are more than the runner's depth. With `async_scheduling` off,
@@ -193,10 +199,12 @@ class Engine:
         if plan.moves is not None:
             self.scheduler.lose(self.runner.move(plan.moves))
         if not plan.empty:
-            forwarded = self.runner.forward(plan)
+            constrained = any(request.asked is not None and request.asked.on_host for request in plan.asking)
+            forwarded, before = self._forward_beside(plan) if constrained else (self.runner.forward(plan), [])
             self._count.steps += 1
             plan.begun(time.time())
-            deltas += self._constrain(forwarded)
+            if constrained:
+                deltas += self._constrain(plan, before)
             self._in_flight.append(self.runner.draw(forwarded))
         depth = self.runner.depth if self.resolved.async_scheduling else 0
         steady = False
@@ -210,17 +218,23 @@ class Engine:
         self._steady, self._looked = steady, False
         return self._contests.told(deltas)
 
-    def _constrain(self, forwarded: Forwarded) -> list[TextDelta]:
+    def _forward_beside(self, plan: Plan) -> tuple[Forwarded, list[Collected]]:
+        """Start a forward, whose launch takes a millisecond, and beside that collect the steps before it and begin to look for masks."""
+        launching = self._beside.begin(partial(self.runner.forward, plan))
+        try:
+            before = [self._collected() for _ in range(len(self._in_flight))]
+            self._guides.look(plan.asking)
+        finally:
+            wait([launching])
+        return launching.result(), before
+
+    def _constrain(self, plan: Plan, before: Sequence[Collected]) -> list[TextDelta]:
         """What depends on the last tokens: while the forward runs, commit the steps before it, then ask each constraint."""
         deltas: list[TextDelta] = []
-        if not any(request.asked and request.asked.on_host for request in forwarded.asking):
-            return deltas
-        steps = [self._collected() for _ in range(len(self._in_flight))]
-        self._guides.look(forwarded.asking)
-        for step in steps:  # texts are made while the masks are found
+        for step in before:  # texts are made while the masks are found
             deltas += self._commit(step)
         jumped = {request for request in self._guides.looked() if self._jump(request, deltas)}
-        running = [request for request in forwarded.asking if request.status is Status.RUNNING and request not in jumped]
+        running = [request for request in plan.asking if request.status is Status.RUNNING and request not in jumped]
         going = [request for request in running if request.asked is not None and request.asked.restricted]
         for request, why in self.runner.restrict(going, partial(fill, self._guides)):
             request.stuck = why
@@ -241,7 +255,7 @@ class Engine:
         request.jumped = True
         for token in forced:
             request.guide.advance(token)
-            deltas.append(self._accept(request, token, time.time(), None))
+            deltas.append(self._answers.accept(request, token, time.time(), None))
             if request.status is Status.FINISHED:
                 return True
         self.scheduler.jump(request)
@@ -254,15 +268,8 @@ class Engine:
             if failure is None:
                 self.scheduler.add(request)
             else:
-                deltas.append(self._finish(request, [], "", "error", None, failure, fault="structured_outputs"))
+                deltas.append(self._answers.finish(request, [], "", "error", None, failure, fault="structured_outputs"))
         return deltas
-
-    def _give_up(self, request: Request, why: str) -> TextDelta:
-        """End a choice that has no next token: well where its grammar may end here, and min_tokens or a ban held the end back."""
-        if self._guides.complete(request):
-            return self._finish(request, [], "", "stop", None)
-        field = "allowed_token_ids" if why == NONE_ALLOWED else None
-        return self._finish(request, [], "", "error", None, why, fault=field if request.guide is None else "structured_outputs")
 
     def _start_over(self) -> None:
         """A step failed: pages that were planned may not have been written, and the index already offers them. Forget everything."""
@@ -308,7 +315,7 @@ class Engine:
                 request.jumped = False
                 continue
             if request.stuck is not None:
-                deltas.append(self._give_up(request, request.stuck))
+                deltas.append(self._answers.give_up(request, request.stuck))
                 continue
             if token < 0:
                 self.scheduler.spoil(request)
@@ -319,78 +326,13 @@ class Engine:
             if token < 0:
                 held_back = len(request.output) < request.params.min_tokens  # the end, when only that was allowed
                 why = step.failures.get(row, HELD_BACK if held_back and request.guide is not None else NO_TOKEN)
-                deltas.append(self._give_up(request, why) if held_back else self._finish(request, [], "", "error", None, why))
+                if held_back:
+                    deltas.append(self._answers.give_up(request, why))
+                else:
+                    deltas.append(self._answers.finish(request, [], "", "error", None, why))
                 continue
             logprobs = None
             if step.logprobs is not None and request.needs & LOGPROBS:
                 logprobs = step.logprobs.row(row, request.top)
-            deltas.append(self._accept(request, token, now, logprobs))
+            deltas.append(self._answers.accept(request, token, now, logprobs))
         return deltas
-
-    def _accept(self, request: Request, token: int, now: float, logprobs: bytes | None) -> TextDelta:
-        """One new token of one request."""
-        request.output.append(token)
-        request.first_token_at = request.first_token_at or now
-        request.last_token_at = now
-        self._count.generation_tokens += 1
-        self.scheduler.committed(request, 1)
-        count, params, complete, text = len(request.output), request.params, False, ""
-        if request.asked is not None:
-            if (failed := advance(request, [token])) is not None:
-                return self._finish(request, [token], "", "error", None, failed, logprobs, "structured_outputs")
-            complete = request.guide is not None and request.guide.ended
-        stopped = token in request.stops and count > params.min_tokens
-        if request.detok is not None:
-            hidden = stopped or (complete and token in self.eos_ids)
-            step = request.detok.feed([token] if not hidden or params.include_stop_str_in_output else [])
-            text = step.text
-            if step.stop is not None:
-                return self._finish(request, [token], text, "stop", step.stop, logprobs=logprobs)
-        if stopped or complete:
-            named = stopped and (params.ignore_eos or token not in self.eos_ids)
-            return self._finish(request, [token], text, "stop", token if named else None, logprobs=logprobs)
-        if count >= request.max_tokens:
-            return self._finish(request, [token], text, "length", None, logprobs=logprobs)
-        return TextDelta(
-            id=request.id,
-            index=request.index,
-            token_ids=[token],
-            text=text,
-            logprobs=logprobs,
-            prompt_logprobs=None if params.prompt_logprobs is None else self._live[request.id].scores_for(request.index),
-            num_cached_tokens=request.num_cached_tokens,
-        )
-
-    def _finish(
-        self,
-        request: Request,
-        tokens: list[int],
-        text: str,
-        reason: str,
-        stop: int | str | None,
-        error: str | None = None,
-        logprobs: bytes | None = None,
-        fault: str | None = None,
-    ) -> TextDelta:
-        """The last delta of a choice; its pages and slot are free afterwards."""
-        live = self._live[request.id]
-        self.scheduler.finish(request)
-        self._guides.release(request)
-        if request.detok is not None and not isinstance(stop, str):
-            text += request.detok.finish()
-        if all(choice.status is Status.FINISHED for choice in live.choices):
-            del self._live[request.id]
-        return TextDelta(
-            id=request.id,
-            index=request.index,
-            token_ids=tokens,
-            text=text,
-            logprobs=logprobs,
-            prompt_logprobs=live.scores_for(request.index),
-            finish_reason=reason,
-            stop_reason=stop,
-            num_cached_tokens=request.num_cached_tokens,
-            times=request.times,
-            error=error,
-            fault=fault,
-        )

@@ -49,6 +49,11 @@ class Plan:
         """Per row of a collected step: the request that gets a token, or None for a chunk that is not its prompt's last."""
         return [*self.decodes, *(chunk.request if chunk.final else None for chunk in self.chunks)]
 
+    @functools.cached_property
+    def asking(self) -> tuple[Request, ...]:
+        """Those who get a token and ask for more than the sampler does."""
+        return tuple([request for request in self.emitters if request is not None and request.asked is not None])
+
     @property
     def slots(self) -> tuple[int, ...]:
         """Of each decode."""

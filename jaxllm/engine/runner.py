@@ -36,15 +36,13 @@ RECORDING_RUNS = 3  # XLA runs a program's kernels one by one, then records them
 
 @dataclass(frozen=True)
 class Forwarded:
-    """A step whose forward was launched and whose draw was not: who ran, in which rows, and which of those who draw ask for more than
-    the sampler does."""
+    """A step whose forward was launched and whose draw was not: who ran, and in which rows."""
 
     plan: Plan
     rows: Sequence[int]
     outlook: Outlook
     kinds: frozenset[int]  # the different `needs` of those who draw
     scored: Scored | None
-    asking: tuple[Request, ...]
 
 
 @dataclass(frozen=True)
@@ -109,11 +107,10 @@ class Runner:
             outlook = self._decode(buckets.fit_decode(len(plan.decodes)))
             rows = range(len(plan.decodes))
         kinds = frozenset({r.needs for r in plan.decodes} | {c.request.needs for c in plan.chunks if c.final})
-        asking = tuple(request for request in plan.emitters if request is not None and request.asked is not None)
-        for chunk in plan.chunks if asking else ():
+        for chunk in plan.chunks if plan.asking else ():
             if chunk.final and chunk.request.asked is not None:
                 self.processing.seat(chunk.request)
-        return Forwarded(plan, rows, outlook, kinds, self._score(plan), asking)
+        return Forwarded(plan, rows, outlook, kinds, self._score(plan))
 
     def restrict(self, requests: Sequence[Request], fill: Fill) -> list[tuple[Request, str]]:
         """Which tokens these requests may say next, and why some cannot go on."""
@@ -123,7 +120,7 @@ class Runner:
         """Draw the tokens of a step. Host work only."""
         plan, outlook, kinds = forwarded.plan, forwarded.outlook, forwarded.kinds
         logits, failures = outlook.logits, dict[int, str]()
-        if forwarded.asking:
+        if plan.asking:
             logits = self.processing.run(outlook, self.state)
             if functions := _functions(forwarded):
                 logits, failures = self.processing.replace(functions, logits)

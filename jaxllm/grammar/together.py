@@ -6,11 +6,11 @@ import os
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from threading import Lock
 
 import numpy as np
 from llguidance import LLExecutor
 
+from jaxllm.beside import Beside
 from jaxllm.grammar.matcher import Matcher
 
 
@@ -20,7 +20,7 @@ class Together:
 
     def __init__(self) -> None:
         self._executor = LLExecutor()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="masks")
+        self._beside = Beside("masks")
         self._job: Future[None] | None = None
         self._bits_RW = np.zeros((0, 0), np.uint32)
         self._matchers: Sequence[Matcher] = ()
@@ -37,10 +37,7 @@ class Together:
         if len(self._bits_RW) < len(matchers):
             self._bits_RW = np.zeros((len(matchers), matchers[0].size), np.uint32)
         if len(matchers) > 1:
-            entered = Lock()
-            entered.acquire()
-            self._job = self._thread.submit(self._find, entered)
-            entered.acquire()  # Python's lock is the thread's until it is in native code; it might wait 5 ms for it otherwise
+            self._job = self._beside.begin(self._find)
 
     def masks(self) -> np.ndarray:
         """The masks `[R, W]` of those of the last `begin`, in its order, as `Matcher.mask` gives them, valid until the next one. A matcher
@@ -73,8 +70,7 @@ class Together:
             wait([self._job])
             self._job = None
 
-    def _find(self, entered: Lock) -> None:
-        entered.release()
+    def _find(self) -> None:
         rows = [(matcher.state, row) for row, matcher in enumerate(self._matchers)]
         bits_RW, start = self._bits_RW, time.perf_counter()
         self._executor.unsafe_compute_mask_ptr(rows, bits_RW.ctypes.data, bits_RW.shape[1] * 4, len(bits_RW))

@@ -11,8 +11,10 @@ import pytest
 
 from jaxllm import LLM
 from jaxllm.engine.detok import Detokenizer
+from jaxllm.engine.plan import Plan
 from jaxllm.engine.request import GenerateRequest
-from tests.engine.conftest import collect, write_random
+from jaxllm.engine.runner import Forwarded
+from tests.engine.conftest import Outcome, collect, write_random
 from tests.engine.test_guide import PROMPT, compact, load, params, request, say
 from tests.engine.test_host_work import STEPS, counted
 
@@ -139,3 +141,58 @@ def test_a_grammar_that_keeps_everybody_waiting_at_each_token_ends_alone(llm: LL
     assert ended.finish_reason == "error" and ended.error is not None
     assert "takes too long" in ended.error and "simplify the grammar" in ended.error
     assert len(ended.token_ids) < 10
+
+
+def test_grammars_are_told_their_tokens_while_the_next_forward_is_launched(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, told, launch = llm.engine, Event(), llm.engine.runner.forward
+    launched = list[bool]()
+
+    def forward(plan: Plan) -> Forwarded:
+        launched.append(not plan.asking or plan.chunks != () or told.wait(20))
+        return launch(plan)
+
+    def follow(emitters: Any, tokens: Any) -> None:
+        real(emitters, tokens)
+        told.set()
+
+    real = engine._guides.follow
+    engine.add(request(llm, "r", {"regex": "[a-z]{99}"}, max_tokens=8))
+    while engine.stats().running < 1:
+        engine.step()
+    monkeypatch.setattr(engine.runner, "forward", forward)
+    monkeypatch.setattr(engine._guides, "follow", follow)
+    assert Outcome.of(collect(engine, []), "r").finish_reason == "length"
+    assert len(launched) >= 7 and all(launched)
+
+
+@pytest.mark.parametrize(("part", "method"), [("runner", "forward"), ("runner", "collect"), ("_guides", "look")])
+def test_what_fails_beside_a_forward_is_told_once_that_has_ended(llm: LLM, monkeypatch: pytest.MonkeyPatch, part: str, method: str) -> None:
+    engine, running, launch, failed = llm.engine, list[Plan](), llm.engine.runner.forward, Event()
+
+    def forward(plan: Plan) -> Forwarded:
+        running.append(plan)
+        assert failed.wait(20)
+        found = launch(plan)
+        running.remove(plan)
+        return found
+
+    def fail(*args: Any) -> Any:
+        failed.set()
+        raise MemoryError
+
+    def start_over() -> None:
+        assert not running, "buffers go while they are used"
+        real()
+
+    real = engine._start_over
+    engine.add(request(llm, "r", {"regex": "[a-z]{99}"}, max_tokens=8))
+    while not engine._in_flight:
+        engine.step()
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.runner, "forward", forward)
+        patch.setattr(engine, "_start_over", start_over)
+        patch.setattr(getattr(engine, part), method, fail)
+        with pytest.raises(MemoryError):
+            collect(engine, [])
+    assert not engine.has_work
+    assert say(llm, params({"regex": "ok"})) == [("ok", "stop")]
