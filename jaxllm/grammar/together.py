@@ -21,6 +21,7 @@ class Together:
     def __init__(self) -> None:
         self._executor = LLExecutor()
         self._beside = Beside("masks")
+        self._cores = ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="mask")  # of `measured`; has no thread before
         self._job: Future[None] | None = None
         self._bits_RW = np.zeros((0, 0), np.uint32)
         self._matchers: Sequence[Matcher] = ()
@@ -61,8 +62,7 @@ class Together:
 
         self.settle()
         bits_RW = np.zeros((len(matchers), matchers[0].size), np.uint32)
-        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-            return bits_RW, list(pool.map(cost, matchers, bits_RW))
+        return bits_RW, list(self._cores.map(cost, matchers, bits_RW))
 
     def settle(self) -> None:
         """Wait until nobody looks at a matcher."""

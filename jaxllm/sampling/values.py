@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, NoReturn
 
 from jaxllm.grammar.structure import KINDS, StructuredOutputsParams, StructureError, structure
 
@@ -75,6 +75,14 @@ def _number(value: Any) -> int | float | None:
     return int(value) if isinstance(value, Integral) else float(value) if isinstance(value, Real) else None
 
 
+def _truth(value: Any) -> bool | None:
+    """True or false as Python's own; None for what is neither, as 1 and "true"."""
+    if isinstance(value, bool):
+        return value
+    kind, ndim = getattr(getattr(value, "dtype", None), "kind", None), getattr(value, "ndim", None)
+    return bool(value) if kind == "b" and ndim == 0 else None
+
+
 def _items(value: Any) -> list[Any] | None:
     """A list, a tuple, a set or an array of one dimension as a list; None for anything else."""
     if isinstance(value, (list, tuple, set, frozenset, range)):
@@ -92,10 +100,18 @@ def _bounded(name: str, row: Option, value: float) -> None:
         return
     low_ok = row.low is None or (value > row.low if row.open_low else value >= row.low)
     if not low_ok or (row.high is not None and value > row.high):
-        bracket = "(" if row.open_low else "["
-        extra = "".join(f" or {x}" for x in row.also)
-        got = value if abs(value) < 2**65 else "a larger number"  # an int of JSON can have thousands of digits
-        raise OptionError(name, f"{name} must be in {bracket}{plain(row.low)}, {plain(row.high)}]{extra}, got {got}")
+        _outside(name, row, str(value) if abs(value) < 2**65 else "a larger number")  # an int of JSON can have thousands of digits
+
+
+def _beyond(name: str, row: Option, value: float) -> NoReturn:
+    """An integer that became a float, and so was rounded: a little below the lowest may have become the lowest."""
+    _outside(name, row, "a larger number" if value > 2**65 else "a lower number" if value < 0 else str(int(value)))
+
+
+def _outside(name: str, row: Option, got: str) -> NoReturn:
+    bracket = "(" if row.open_low else "["
+    extra = "".join(f" or {x}" for x in row.also)
+    raise OptionError(name, f"{name} must be in {bracket}{plain(row.low)}, {plain(row.high)}]{extra}, got {got}")
 
 
 def _float(name: str, row: Option, value: Any) -> float:
@@ -111,7 +127,7 @@ def _float(name: str, row: Option, value: Any) -> float:
 def _int(name: str, row: Option, value: Any) -> int:
     number = _number(value)
     if isinstance(number, float) and abs(number) >= LARGEST_READ and math.isfinite(number):
-        number = int(number)  # an integer, which is too large for who read the JSON, and here too
+        _beyond(name, row, number)  # an integer, which is too large for who read the JSON, and here too
     if not isinstance(number, int):
         raise OptionError(name, f"{name} must be an integer, got {type(value).__name__}")
     _bounded(name, row, number)
@@ -119,9 +135,10 @@ def _int(name: str, row: Option, value: Any) -> int:
 
 
 def _bool(name: str, row: Option, value: Any) -> bool:
-    if not isinstance(value, bool):
+    truth = _truth(value)
+    if truth is None:
         raise OptionError(name, f"{name} must be true or false, got {type(value).__name__}")
-    return value
+    return truth
 
 
 def _strings(name: str, row: Option, value: Any) -> Any:
@@ -232,9 +249,11 @@ def _argument(name: str, key: str, value: Any) -> Any:
 
 
 def _stopping(name: str, row: Option, value: Any) -> bool | str:
-    if not isinstance(value, bool) and value != "never":
-        raise OptionError(name, f'{name} must be true, false or "never"')
-    return bool(value) if isinstance(value, bool) else "never"
+    if isinstance(value, str) and value == "never":
+        return "never"
+    if (truth := _truth(value)) is not None:
+        return truth
+    raise OptionError(name, f'{name} must be true, false or "never", got {type(value).__name__}')
 
 
 _CHECKS = {

@@ -3,64 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Coroutine
 from typing import Any
 
-import msgspec
-
-from jaxllm.sampling.options import MAX_ALLOWED
-from jaxllm.server.errors import ApiError, bad_request, sanitize
+from jaxllm.server.errors import ApiError
 from jaxllm.server.fields import loads
 from jaxllm.server.gate import header
-from jaxllm.server.protocol import CHAT_FIELDS, COMPLETION_FIELDS, TOKENIZE_FIELDS, Rules, check_length
+from jaxllm.server.large import read_large
+from jaxllm.server.protocol import Rules
 
 BODY_DEADLINE = 60.0  # seconds for a whole body to arrive
-LARGE = 1 << 20  # bytes; a legal value of a field has no more
-ROOMY = {"prompt": None, "messages": None, "tokens": None, "allowed_token_ids": 12 * MAX_ALLOWED}  # but of these
-MOST_BYTES = 12  # that a character takes in JSON
-IDS = re.compile(rb"\[\s*[0-9]")
-
-_KNOWN = sorted(COMPLETION_FIELDS | CHAT_FIELDS | TOKENIZE_FIELDS | ROOMY.keys())
-_skimmer: msgspec.json.Decoder[Any] = msgspec.json.Decoder(
-    msgspec.defstruct("Fields", [(name, msgspec.Raw, msgspec.Raw()) for name in _KNOWN])
-)
+AT_ONCE = 1 << 18  # bytes that are read without a break
 
 
 async def read_json(scope: dict[str, Any], receive: Any, limit: int, rules: Rules) -> dict[str, Any]:
     """The JSON object that a request carries. Raises ApiError: 400 malformed, 408 too slow, 413 too large, 415 wrong type."""
     body = await read_body(scope, receive, limit)
-    if len(body) > LARGE:
-        await asyncio.sleep(0)  # others have their turn
-        skim(body, rules)
-        await asyncio.sleep(0)
-    found = loads(body)
+    found = loads(body) if len(body) <= AT_ONCE else await read_large(body, rules)
     check_type(scope["headers"])
     return found
-
-
-def skim(body: bytes, rules: Rules) -> None:
-    """Refuse a large body that cannot be legal before objects are made of it, which takes ten times as long and holds up everybody else.
-    Raises ApiError(400)."""
-    try:
-        found = _skimmer.decode(body)
-    except (msgspec.MsgspecError, RecursionError) as error:
-        raise bad_request(f"the body is not a JSON object that can be read: {sanitize(str(error))}", code="invalid_json") from None
-    sizes = {name: memoryview(getattr(found, name)).nbytes for name in _KNOWN}
-    for name, size in sizes.items():
-        most = ROOMY.get(name, LARGE)
-        if most is not None and size > most:
-            raise bad_request(f"{name} has {size} bytes; no legal value has more than {most}", name)
-    if (rest := len(body) - sum(sizes.values())) > LARGE:
-        raise bad_request(f"the body holds {rest} bytes that are in none of the fields of this server; at most {LARGE} are taken")
-    prompt = bytes(found.prompt)
-    most = rules.most_chars(bool(sizes["truncate_prompt_tokens"]))
-    if prompt.startswith(b'"') and sizes["prompt"] - 2 > MOST_BYTES * most:
-        limit = f"this model's maximum context length is {rules.resolved.max_model_len} tokens"
-        message = f"{limit}, which a prompt of {sizes['prompt']} bytes cannot fit into; shorten it"
-        raise bad_request(message, "prompt", "context_length_exceeded")
-    if IDS.match(prompt) and not sizes["truncate_prompt_tokens"]:
-        check_length(prompt.count(b",") + 1, rules.resolved, "prompt")
 
 
 def check_type(headers: list[tuple[bytes, bytes]]) -> None:

@@ -30,6 +30,7 @@ from jaxllm.server.protocol import (
 )
 from jaxllm.server.replies import DONE, ChatReply, CompletionReply, NamelessTokens, Reply, Shown, large
 
+MANY_IDS = 1 << 16  # of all prompts of a request
 SSE_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 
 logger = logging.getLogger("jaxllm.server")
@@ -51,7 +52,7 @@ class Generate:
         try:
             body = await read_json(scope, receive, edge.max_body_size, edge.rules)
             edge.note_unknown(body, self.fields)
-            request = self.parse(body)
+            request = await edge.in_thread(self.parse, body) if many_ids(body.get("prompt")) else self.parse(body)
             gone = asyncio.ensure_future(until_gone(receive))
             try:
                 with edge.working():
@@ -183,6 +184,11 @@ class Chat(Generate):
         shown, last = super().shown(request, prompts), request.conversation.messages[-1]
         mine = request.echo and last["role"] == "assistant" and isinstance(last["content"], str)
         return replace(shown, texts=[last["content"]]) if mine else shown
+
+
+def many_ids(prompt: Any) -> bool:
+    """Whether so many token ids came that it takes long to look at them."""
+    return isinstance(prompt, list) and sum(len(ids) if isinstance(ids, list) else 1 for ids in prompt) > MANY_IDS
 
 
 def asked(request: Generation) -> str:

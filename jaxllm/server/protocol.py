@@ -264,9 +264,10 @@ def check_chars(length: int, rules: Rules, param: str, truncated: bool = False) 
 def check_ids(ids: list[Any], resolved: Resolved, param: str) -> None:
     """Token ids must be integers below the logits' width, and leave room for one more token."""
     check_length(len(ids), resolved, param)
-    for id in ids:
-        if type(id) is not int:
-            raise bad_request(f"{param} must hold token ids (integers), got {shown(id)}", param, "invalid_token_id")
+    if not set(map(type, ids)) <= {int}:  # lists may be long, and true is no id
+        wrong = next(id for id in ids if type(id) is not int)
+        raise bad_request(f"{param} must hold token ids (integers), got {shown(wrong)}", param, "invalid_token_id")
+    for id in (min(ids), max(ids)):
         if not 0 <= id < resolved.vocab_size:
             message = f"{param} holds token id {id}, which is outside the vocabulary [0, {resolved.vocab_size})"
             raise bad_request(message, param, "invalid_token_id")

@@ -16,6 +16,7 @@ from llguidance import LLMatcher
 from tokenizers import Tokenizer
 
 from jaxllm.grammar import matcher as module
+from jaxllm.grammar import together
 from jaxllm.grammar.checker import special_tokens
 from jaxllm.grammar.matcher import MAX_IDLE, GrammarError, Matcher, Matchers
 from jaxllm.grammar.structure import StructureError
@@ -223,6 +224,16 @@ def test_a_token_that_does_not_follow_is_an_error_and_stays_one(speaker: Speaker
 def test_a_grammar_that_explodes_later_fails_at_a_limit(speaker: Speaker) -> None:
     with pytest.raises(GrammarError, match="too"):
         speaker.speak(speaker.matcher(regex="(.{0,200}a){50}"), 0)
+
+
+def test_measured_masks_are_those_found_together_and_need_no_new_threads(speaker: Speaker, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, matchers = together.Together(), [speaker.matcher(regex=regex) for regex in ("ab|cd", "[0-9]+", "x")]
+    one.begin(matchers)
+    found = one.masks().copy()
+    monkeypatch.setattr(together, "ThreadPoolExecutor", None)
+    for _ in range(2):
+        measured, costs = one.measured(matchers)
+        assert np.array_equal(measured, found) and len(costs) == 3 and min(costs) >= 0
 
 
 def test_matchers_of_one_grammar_are_independent(speaker: Speaker, tokenizer: Tokenizer) -> None:
