@@ -90,12 +90,13 @@ def rows_of(case: rope_cases.Case, made: rope_cases.Inputs) -> writes.HeadRows:
 def check_narrow_write(
     case: rope_cases.Case, backend: str, kv_dtype: str = kernel_cases.E4M3, given: tuple[float, float] | None = None
 ) -> Row:
-    """Pages and scales after one call, by each token's own scale or those `given` of keys and of values: numbers may differ from the
-    reference's by one unit, and seldom, scales never; and whether the donated pools were updated in place."""
+    """Pages and scales after one call, by each token's own scale, or for each head up to twice those `given` of keys and of values: numbers
+    may differ from the reference's by one unit, and seldom, scales never; and whether the donated pools were updated in place."""
     made = rope_cases.inputs(case)
     rows, places = rows_of(case, made), (jnp.asarray(made.page), jnp.asarray(made.offset))
     if given is not None:
-        rows = replace(rows, kv_scales=jnp.asarray(given, SCALE_DTYPE))
+        by_head = 1 + jnp.arange(case.kv_heads)[:, None] / case.kv_heads
+        rows = replace(rows, kv_scales=(jnp.asarray(given) * by_head).astype(SCALE_DTYPE))
     shape = made.k_pages.shape
     pools = [jnp.zeros(shape, kv_dtype), jnp.zeros(shape, kv_dtype), jnp.zeros((*shape[:2], 2, shape[2]), SCALE_DTYPE)]
     _, *wanted = jax.jit(functools.partial(writes.rope_write_quantised, backend="reference"))(rows, *pools, *places)

@@ -48,8 +48,8 @@ def clipped(x: Array, dtype: DTypeLike) -> Array:
 
 def quantise(x: Array, dtype: DTypeLike, given: Array | None = None) -> tuple[Array, Array]:
     """Float32 heads `[..., H]` as 8-bit floats `[..., H]` and the scale `[...]` of each, in the type that scales are stored in: its own, or
-    the `given` one, which is of that type; then larger numbers become the largest."""
+    those `given` `[heads]` for the last axis but one, which are of that type; then larger numbers become the largest."""
     if given is None:
         scale = scale_of(jnp.max(jnp.abs(x), axis=-1), dtype)
         return (x * inverse_of(scale)[..., None]).astype(dtype), scale.astype(SCALE_DTYPE)
-    return clipped(x * (1 / given.astype(jnp.float32)), dtype).astype(dtype), jnp.full(x.shape[:-1], given)
+    return clipped(x * (1 / given.astype(jnp.float32))[:, None], dtype).astype(dtype), jnp.broadcast_to(given, x.shape[:-1])

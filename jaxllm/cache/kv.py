@@ -221,7 +221,7 @@ def _write_and_attend(
         sin=whole,
         bias=None if rows.bias is None else PartitionSpec("tensor", None, None),
         norms=None if rows.norms is None else (whole, whole),
-        kv_scales=None if rows.kv_scales is None else whole,
+        kv_scales=None if rows.kv_scales is None else PartitionSpec("tensor", None),
     )
     run = jax.shard_map(
         functools.partial(_shard, how),

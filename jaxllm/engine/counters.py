@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from jaxllm.engine.plan import Traffic
 from jaxllm.engine.request import EngineStats
 from jaxllm.engine.scheduler import Scheduler
 
@@ -19,8 +20,9 @@ class Counters:
     self_check_failures: int = 0
     problem: str = ""  # of the last self-check
 
-    def snapshot(self, scheduler: Scheduler, unscheduled: int, compiles: int) -> EngineStats:
-        """For metrics. `unscheduled` requests wait for something that the scheduler does not know; `compiles` were after warm-up."""
+    def snapshot(self, scheduler: Scheduler, unscheduled: int, compiles: int, traffic: Traffic) -> EngineStats:
+        """For metrics. `unscheduled` requests wait for something that the scheduler does not know; `compiles` were after warm-up; `traffic`
+        has come and gone."""
         pools, prefix, ferry = scheduler.pools, scheduler.pools[0].index, scheduler.ferry
         return EngineStats(
             running=scheduler.running,
@@ -33,8 +35,8 @@ class Counters:
             generation_tokens=self.generation_tokens,
             steps=self.steps,
             host_usage=ferry.host.used / ferry.host.num_pages if ferry else 0.0,
-            pages_saved=ferry.saved if ferry else 0,
-            pages_loaded=ferry.loaded if ferry else 0,
+            pages_saved=traffic.saved,
+            pages_loaded=traffic.loaded,
             self_checks=self.self_checks,
             self_check_failures=self.self_check_failures,
             self_check_problem=self.problem,

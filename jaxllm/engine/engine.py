@@ -282,7 +282,7 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """A snapshot for metrics."""
-        return self._count.snapshot(self.scheduler, self._guides.waiting, self.runner.compiles.since_start)
+        return self._count.snapshot(self.scheduler, self._guides.waiting, self.runner.compiles.since_start, self.runner.traffic)
 
     def check(self, request: GenerateRequest) -> None:
         """Raises RequestError when the request can never run here."""

@@ -52,7 +52,6 @@ class Ferry:
     def __init__(self, host: HostTier, index: PrefixIndex, seats: int):
         self.host, self.index, self.seats = host, index, seats
         self.link, self.compute_seconds = Link(), float("inf")
-        self.saved = self.loaded = 0  # pages since start
         self.reset()
 
     def reset(self) -> None:
@@ -70,7 +69,6 @@ class Ferry:
             place = self.host.save(key)
             if place is not None:
                 self._saves.append((page, place))
-                self.saved += 1
 
     def offers(self, hashes: Sequence[bytes], swapped: bool) -> list[int]:
         """Where in host memory the pages lie that begin the chain `hashes`, if fetching them is worth it."""
@@ -95,7 +93,6 @@ class Ferry:
             cargo.request.arriving -= 1
             self.index.register(cargo.key, cargo.page)
         self._landed += self._aboard
-        self.loaded += len(self._aboard)
         self._aboard = []
 
     def depart(self) -> Moves | None:

@@ -28,6 +28,14 @@ class Moves:
     puts: tuple[tuple[int, int], ...]
 
 
+@dataclass(slots=True)
+class Traffic:
+    """Pages that have come to host memory, and that were put into the pool from it, since the engine's start."""
+
+    saved: int = 0
+    loaded: int = 0
+
+
 @dataclass(frozen=True)
 class Plan:
     """One step. `decodes` each run one token; `positions[i]` is where decode i writes its KV. Before anything else the contents of the

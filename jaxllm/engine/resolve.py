@@ -66,7 +66,7 @@ class Setup:
 def resolve(config: EngineConfig, model_dir: Path, mesh: Mesh) -> Setup:
     """Decide everything; raises ConfigError before any loading work when it cannot be."""
     shards, platform = mesh.shape["tensor"], mesh.devices.flat[0].platform
-    hf = _configuration(config, model_dir, shards)
+    hf = _configuration(config, model_dir)
     dtype = weights.resolve_dtype(config.dtype, hf, platform)
     kv = models.kv_shape(hf, shards)
     kv_dtype, itemsize = jnp.dtype(KV_CACHE_DTYPES[config.kv_cache_dtype] or dtype), jnp.dtype(dtype).itemsize
@@ -125,11 +125,12 @@ def resolve(config: EngineConfig, model_dir: Path, mesh: Mesh) -> Setup:
     return Setup(resolved, hf, mesh, dtype, need, memory, buckets, kv, graphdef, abstract)
 
 
-def _configuration(config: EngineConfig, model_dir: Path, shards: int) -> dict[str, Any]:
+def _configuration(config: EngineConfig, model_dir: Path) -> dict[str, Any]:
     """The model's configuration, complete, and for pages of 8 bits which scales the checkpoint brings."""
     hf = models.with_defaults(models.read_config(model_dir))
     if KV_CACHE_DTYPES[config.kv_cache_dtype] is not None:
-        hf[models.KV_SCALES] = weights.kv_scales(model_dir, models.kv_shape(hf, shards).layers, config.load_format)
+        kv = models.kv_shape(hf, 1)
+        hf[models.KV_SCALES] = weights.kv_scales(model_dir, kv.layers, kv.kv_heads, config.load_format)
     return hf
 
 

@@ -17,7 +17,7 @@ from jaxllm.engine.buckets import ExtendShape
 from jaxllm.engine.compiles import CompileCounter
 from jaxllm.engine.ferry import Link
 from jaxllm.engine.logprobs import StepLogprobs
-from jaxllm.engine.plan import Moves, Plan, Span, spans
+from jaxllm.engine.plan import Moves, Plan, Span, Traffic, spans
 from jaxllm.engine.processing import Fill, Processing
 from jaxllm.engine.programs import Programs, place
 from jaxllm.engine.request import Request, Status
@@ -83,7 +83,13 @@ class Runner:
         self.depth = 1
         self.seconds: dict[object, float] = {}  # of each decode bucket and extend shape without context, found in warm-up
         self.link: Link | None = None  # to host memory, likewise
+        self._traffic = Traffic()
         self._fresh()
+
+    @property
+    def traffic(self) -> Traffic:
+        """Pages that have travelled between the pool and host memory."""
+        return self._traffic if self.swapper is None else self.swapper.traffic
 
     def move(self, moves: Moves) -> tuple[int, ...]:
         """What a plan moves between the pool and host memory; before its forward, if it has one. Returns the places that got nothing."""
@@ -190,7 +196,7 @@ class Runner:
         self._asked = Uplink(2 * programs.buckets.score, programs.host, blocks * (MAX_DEPTH + 2))
         self._slots_on_device: tuple[int, ...] = ()  # of the decode rows
         self.processing = Processing(programs)
-        self.swapper = Swapper(programs) if programs.moved else None
+        self.swapper = Swapper(programs, self._traffic) if programs.moved else None
 
     def _warm_up(self, forward: Callable[[], Outlook]) -> float:
         """Seconds that a forward takes once recorded."""

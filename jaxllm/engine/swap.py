@@ -6,6 +6,7 @@ import logging
 import time
 from collections import deque
 from itertools import batched
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -15,7 +16,8 @@ from jaxllm.cache.kv import KVCache, zeros_of
 from jaxllm.cache.transfer import Page, page_shapes
 from jaxllm.config import ConfigError
 from jaxllm.engine.ferry import Link
-from jaxllm.engine.plan import Moves
+from jaxllm.engine.memory import amount
+from jaxllm.engine.plan import Moves, Traffic
 from jaxllm.engine.programs import Programs, shardings
 from jaxllm.engine.uplink import Uplink
 
@@ -31,12 +33,23 @@ def far_memory(platform: str) -> str | None:
     return None if platform == "cpu" else "pinned_host"
 
 
+class _Trip(NamedTuple):
+    """Copies that may be under way, and for those that leave the device, by place in host memory, what they are made from."""
+
+    copies: Any
+    leaving: dict[int, Page]
+
+
 class Swapper:
     """Owns the host's copies, each page arrays of its own in pinned memory where there is such memory. `run` never waits for a step, only
-    for its own copies when many are under way."""
+    for its own copies when many are under way.
 
-    def __init__(self, programs: Programs):
-        self._programs = programs
+    A copy may find no memory when it is asked for or only when it is made. So the device keeps a page until its copy is there, and what is
+    wanted before is taken from the device: nothing is ever made from a copy that failed.
+    """
+
+    def __init__(self, programs: Programs, traffic: Traffic):
+        self._programs, self._traffic = programs, traffic
         self._width, self._pages = programs.moved, programs.abstract.kv.num_pages[0]
         platform = programs.model.mesh.devices.flat[0].platform
         shapes = page_shapes(programs.abstract.kv)
@@ -44,26 +57,37 @@ class Swapper:
         self._far = shardings(page_shapes(programs.abstract.kv, far_memory(platform)))
         self._filler = zeros_of(shapes)
         self._uplink = Uplink(self._width, programs.host, UNDER_WAY + 1)
-        self._under_way: deque[tuple[Array, dict[int, Page]]] = deque()  # what tells that it is done, and what was saved
-        self._unsaved: dict[int, Page] = {}  # by place, of the plan that is run
+        self._under_way: deque[_Trip] = deque()
         self._warned = False
-        self._kept: dict[int, Page] = {}  # by place in host memory
-        self._fetched: dict[int, Page] = {}  # of those, what the last plan fetched
+        # By place in host memory:
+        self._kept: dict[int, Page] = {}
+        self._leaving: dict[int, Page] = {}  # on the device, until their copies are there
+        self._unsaved: dict[int, Page] = {}  # of these, whose copies failed
+        self._fetched: dict[int, Page] = {}  # on the device, by the last plan
+
+    @property
+    def traffic(self) -> Traffic:
+        """Counts what has arrived by now; waits for nothing."""
+        while self._under_way and all(copy.is_ready() for copy in jax.tree.leaves(self._under_way[0].copies)):
+            self._arrive()
+        return self._traffic
 
     def run(self, kv: KVCache, moves: Moves) -> tuple[KVCache, tuple[int, ...]]:
         """Do what a plan moves. Call it before the plan's step, plan by plan. Returns the pool, whose buffers stay, and the places for
-        which there was no memory: what this plan fetches from them is right, and nothing is there for later ones."""
+        which there was no memory, be it for an earlier plan: what this plan fetches from them is right, and nothing is there for later
+        ones."""
         for batch in batched(moves.saves, self._width):
             kv = self._save(kv, batch)
-        fetched = {place: self._kept[place] for place in moves.fetches}
+        fetched = {place: self._leaving.get(place) or self._kept[place] for place in moves.fetches}
         fetched = jax.device_put(fetched, dict.fromkeys(fetched, self._near)) if fetched else {}
         known = self._fetched | fetched
         for batch in batched(moves.puts, self._width):
             kv = self._put(kv, [known[place] for place, _ in batch], [page for _, page in batch])
         self._fetched = fetched
-        lost = tuple(place for place, page in self._unsaved.items() if self._kept.get(place) is page)
+        self._traffic.loaded += len(moves.puts)
+        lost = tuple(place for place, page in self._unsaved.items() if self._leaving.get(place) is page)
         for place in lost:
-            del self._kept[place]
+            del self._kept[place], self._leaving[place]
         self._unsaved = {}
         return kv, lost
 
@@ -73,13 +97,19 @@ class Swapper:
         pages = [(self._pages + i, i) for i in range(self._width)]
         for _ in range(RUNS):
             kv = self._save(kv, pages)
+            while self._under_way:
+                self._arrive()
             if self._unsaved:
-                raise ConfigError("there is no host memory to keep KV pages in; lower --swap-space or --kv-offloading-size")
-            jax.block_until_ready(self._kept)
+                size = sum(array.nbytes for page in self._unsaved.values() for array in page)
+                raise ConfigError(
+                    f"the host has no {amount(size)} for the {self._width} KV pages that move at once; lower --swap-space or "
+                    "--kv-offloading-size, or give the process more memory"
+                )
             kv, full = self._timed(kv, self._width)
         for _ in range(RUNS):
             kv, one = self._timed(kv, 1)
         self._kept, self._fetched = {}, {}
+        self._traffic.saved = self._traffic.loaded = 0
         return kv, Link.measured(self._width, one, full)
 
     def _timed(self, kv: KVCache, count: int) -> tuple[KVCache, float]:
@@ -92,22 +122,24 @@ class Swapper:
     def _save(self, kv: KVCache, batch: tuple[tuple[int, int], ...] | list[tuple[int, int]]) -> KVCache:
         kv, pages = self._programs.get("save", self._width)(kv, self._numbers([page for page, _ in batch]))
         places = [place for _, place in batch]
+        leaving = dict(zip(places, pages, strict=False))
+        self._leaving |= leaving
         try:
-            saved = dict(zip(places, self._to_host(pages[: len(batch)]), strict=True))
+            copies = self._to_host(pages[: len(batch)])
         except jax.errors.JaxRuntimeError as error:
-            saved = dict(zip(places, pages, strict=False))
-            self._note_unsaved(error, saved)
-        self._kept |= saved
-        self._wait_after(saved[places[-1]][0], saved)
+            if NO_MEMORY not in str(error):
+                raise
+            self._note_unsaved(error, leaving)
+            copies, leaving = pages[: len(batch)], {}
+        self._kept |= dict(zip(places, copies, strict=True))
+        self._depart(copies, leaving)
         return kv
 
     def _to_host(self, pages: tuple[Page, ...]) -> tuple[Page, ...]:
         return jax.device_put(pages, (self._far,) * len(pages))
 
     def _note_unsaved(self, error: jax.errors.JaxRuntimeError, pages: dict[int, Page]) -> None:
-        """These pages found no memory. Raises any other error."""
-        if NO_MEMORY not in str(error):
-            raise error
+        """These pages have not come to host memory."""
         if not self._warned:
             logger.warning(
                 "no host memory for KV pages, which will be computed again; lower --swap-space or --kv-offloading-size: %s", error
@@ -118,7 +150,7 @@ class Swapper:
     def _put(self, kv: KVCache, pages: list[Page], numbers: list[int]) -> KVCache:
         padded = (*pages, *(self._filler for _ in range(self._width - len(pages))))
         kv, done = self._programs.get("load", self._width)(kv, self._numbers(numbers), padded)
-        self._wait_after(done, {})
+        self._depart(done, {})
         return kv
 
     def _numbers(self, pages: list[int]) -> Array:
@@ -126,11 +158,20 @@ class Swapper:
         spare = range(self._pages + self._width, self._pages + 2 * self._width - len(pages))
         return self._uplink.send([np.array([*pages, *spare], np.int32)])
 
-    def _wait_after(self, done: Array, saved: dict[int, Page]) -> None:
-        self._under_way.append((done, saved))
+    def _depart(self, copies: Any, leaving: dict[int, Page]) -> None:
+        self._under_way.append(_Trip(copies, leaving))
         if len(self._under_way) > UNDER_WAY:
-            done, saved = self._under_way.popleft()
-            try:
-                done.block_until_ready()
-            except jax.errors.JaxRuntimeError as error:
-                self._note_unsaved(error, saved)
+            self._arrive()
+
+    def _arrive(self) -> None:
+        """Wait for the oldest copies that are under way. Those that fail, for whatever reason, cost their pages alone."""
+        trip = self._under_way.popleft()
+        newest = {place: page for place, page in trip.leaving.items() if self._leaving.get(place) is page}
+        try:
+            jax.block_until_ready(trip.copies)
+        except jax.errors.JaxRuntimeError as error:
+            self._note_unsaved(error, newest)
+            return
+        self._traffic.saved += len(trip.leaving)
+        for place in newest:
+            del self._leaving[place]

@@ -3,6 +3,7 @@ jax."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from jaxllm.models._rules import Piece, Rule
@@ -25,9 +26,13 @@ def kv_scale_names(layer: int) -> list[tuple[str, str]]:
     return [(f"{prefix}.{key}", f"{prefix}.{value}") for key, value in SPELLINGS]
 
 
-def kv_scales_rule(layer: int, tensors: Tensors) -> Rule:
-    """The parameter `[1, 2]` of a layer's two scales, each a tensor of one number."""
-    pieces = (Piece(name, shape, (1, 1), side) for side, (name, shape) in enumerate(tensors))
+def kv_scales_rule(layer: int, tensors: Tensors, heads: int) -> Rule:
+    """The parameter `[K, 2]` of a layer's scales, for `heads` KV heads as they are stored: tensors of one number for all of them, or of one
+    for each head, which several shards may hold."""
+    sizes = [math.prod(shape) for _, shape in tensors]
+    pieces = (
+        Piece(name, shape, (size, 1), side, heads // size) for side, ((name, shape), size) in enumerate(zip(tensors, sizes, strict=True))
+    )
     return Rule(f"layers.{layer}.attention.kv_scales", tuple(pieces))
 
 

@@ -68,8 +68,8 @@ class Attention(nnx.Module):
         self.window = window
 
     def take_kv_scales(self) -> None:
-        """Have scales `[1, 2]` of this layer's keys and values as a parameter, for pages of 8 bits."""
-        self.kv_scales = nnx.data(nnx.Param(jnp.ones((1, 2), SCALE_DTYPE), axes=(None, None)))
+        """Have scales `[K, 2]` of this layer's keys and values as a parameter, for pages of 8 bits."""
+        self.kv_scales = nnx.data(nnx.Param(jnp.ones((self.heads.kv_stored, 2), SCALE_DTYPE), axes=("kv_heads", None)))
 
     def __call__(self, layer: int, x_TD: Array, rotation: Rotation, context: AttentionContext) -> Array:
         o_TNH = context.attend(layer, self._rows(x_TD, rotation), scale=self.heads.dim**-0.5, window=self.window, softcap=None)
@@ -81,5 +81,5 @@ class Attention(nnx.Module):
         norms, eps = None, 0.0
         if self.q_norm is not None and self.k_norm is not None:
             norms, eps = (self.q_norm.weight[...], self.k_norm.weight[...]), self.q_norm.eps
-        scales = None if self.kv_scales is None else self.kv_scales[...][0]
+        scales = None if self.kv_scales is None else self.kv_scales[...]
         return HeadRows(self.qkv.product(x_TD), *rotation, bias, norms, eps, self.heads.query_per_shard, scales)

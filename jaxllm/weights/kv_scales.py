@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 from jaxllm.config import ConfigError
@@ -13,36 +12,37 @@ LEAST, MOST = 2.0**-64, 2.0**64
 REMEDY = "mend the checkpoint, or leave --kv-cache-dtype out"
 
 
-def kv_scales(model_dir: str | Path, layers: int, load_format: str = "auto") -> list[KVTensors | None]:
-    """For each layer the tensors of its keys' scale and its values', None where the checkpoint brings none. [] when no layer has any, and
-    where files are to be refused for other reasons, which `check` names. Raises ConfigError for scales that cannot be used."""
+def kv_scales(model_dir: str | Path, layers: int, heads: int, load_format: str = "auto") -> list[KVTensors | None]:
+    """For each layer the tensors of its keys' scales and its values', None where the checkpoint brings none: one number, or one for each of
+    the model's KV `heads`. [] when no layer has any, and where files are to be refused for other reasons, which `check` names. Raises
+    ConfigError for scales that cannot be used."""
     checkpoint = None if load_format == "dummy" else Checkpoint(model_dir)
     if checkpoint is None or checkpoint.problems:
         return []
-    found = [_of_layer(checkpoint, layer) for layer in range(layers)]
+    found = [_of_layer(checkpoint, layer, heads) for layer in range(layers)]
     return found if any(found) else []
 
 
-def _of_layer(checkpoint: Checkpoint, layer: int) -> KVTensors | None:
+def _of_layer(checkpoint: Checkpoint, layer: int, heads: int) -> KVTensors | None:
     entries = checkpoint.entries
     for pair in kv_scale_names(layer):
         there = [name for name in pair if name in entries]
         if len(there) == 1:
             raise ConfigError(f"checkpoint {checkpoint.directory} has {there[0]}, but not the other of {' and '.join(pair)}; {REMEDY}")
         if there:
-            return [(name, _checked(checkpoint, name)) for name in pair]
+            return [(name, _checked(checkpoint, name, heads)) for name in pair]
     return None
 
 
-def _checked(checkpoint: Checkpoint, name: str) -> tuple[int, ...]:
+def _checked(checkpoint: Checkpoint, name: str, heads: int) -> tuple[int, ...]:
     """The tensor's shape."""
     entry = checkpoint.entries[name]
-    if entry.dtype not in DTYPES or math.prod(entry.shape) != 1:
+    if entry.dtype not in DTYPES or [size for size in entry.shape if size != 1] not in ([], [heads]):
         raise ConfigError(
-            f"checkpoint {checkpoint.directory}: {name} is {entry.dtype} {list(entry.shape)}; one number of {', '.join(DTYPES)} is "
-            f"expected for all of a layer's heads; {REMEDY}"
+            f"checkpoint {checkpoint.directory}: {name} is {entry.dtype} {list(entry.shape)}; numbers of {', '.join(DTYPES)} are expected, "
+            f"one for all of a layer's KV heads or one for each of the {heads}; {REMEDY}"
         )
-    value = float(checkpoint.view(name).reshape(())[()])
-    if not LEAST <= value <= MOST:
-        raise ConfigError(f"checkpoint {checkpoint.directory}: {name} is {value}; a scale lies between 2^-64 and 2^64; {REMEDY}")
+    for value in checkpoint.view(name).reshape(-1).astype(float):
+        if not LEAST <= value <= MOST:
+            raise ConfigError(f"checkpoint {checkpoint.directory}: {name} is {value}; a scale lies between 2^-64 and 2^64; {REMEDY}")
     return entry.shape

@@ -16,7 +16,7 @@ from jax.typing import DTypeLike
 
 from jaxllm.config import DTYPES, LOAD_FORMATS, ConfigError
 from jaxllm.mesh import sharding
-from jaxllm.models import KV_SCALES, KVTensors, Rule, family, kv_scales_rule, with_defaults
+from jaxllm.models import KV_SCALES, KVTensors, Rule, family, kv_scales_rule, kv_shape, with_defaults
 from jaxllm.nn.decoder import Decoder
 from jaxllm.weights import reader
 from jaxllm.weights.dummy import dummy
@@ -122,7 +122,8 @@ def _scaled(full: Mapping[str, Any]) -> dict[int, KVTensors]:
 def _rules(full: dict[str, Any], mesh: Mesh, parameters: set[str]) -> list[Rule]:
     """The family's table, which must produce every parameter exactly once."""
     rules = family(full["model_type"]).rules(full, mesh.shape["tensor"])
-    rules += [kv_scales_rule(layer, tensors) for layer, tensors in _scaled(full).items()]
+    heads = kv_shape(full, mesh.shape["tensor"]).kv_heads
+    rules += [kv_scales_rule(layer, tensors, heads) for layer, tensors in _scaled(full).items()]
     made = [rule.parameter for rule in rules]
     if set(made) != parameters or len(made) != len(parameters):
         raise RuntimeError(f"the rules of {full['model_type']} and its parameters differ: {sorted(set(made) ^ parameters)[:5]}")

@@ -114,8 +114,8 @@ def _launch(rows: HeadRows, pools: tuple[Array, ...], page_T: Array, offset_T: A
                 own, sides = pl.ds(first, k_tile), [keys, values]
                 if quantised:
                     for side in range(2):
-                        own_scale = None if scales_ref is None else scales_ref[side].astype(jnp.float32)
-                        sides[side], scale = _scaled(sides[side], pool_refs[side].dtype, own_scale)
+                        fixed_scale = None if scales_ref is None else _load(scales_ref.at[own, side], _layout(k_tile, half).reduce(1))
+                        sides[side], scale = _scaled(sides[side], pool_refs[side].dtype, fixed_scale)
                         _store(pool_refs[2].at[page, own, side, offset], scale)
                 for columns, *both in zip(halves, *sides, strict=True):
                     for ref, x in zip(pool_refs, both, strict=False):
@@ -157,11 +157,10 @@ def _layout(heads: int, half: int) -> Any:
 
 
 def _scaled(both: list[Array], dtype: Any, given: Array | None) -> tuple[list[Array], Array]:
-    """Both halves of some heads divided by the heads' scales, and these: their own, or the given one for all."""
+    """Both halves of some heads divided by the heads' scales, and these: the given ones, or their own."""
     if given is not None:
-        heads, half = both[0].shape
-        scale = plgpu.layout_cast(jnp.full((heads,), given), _layout(heads, half).reduce(1))
-        return [clipped(x * (1 / given), dtype) for x in both], scale
+        inverse = lax.broadcast_in_dim(1 / given, both[0].shape, [0])
+        return [clipped(x * inverse, dtype) for x in both], given
     largest = jnp.max(jnp.maximum(*(jnp.maximum(x, -x) for x in both)), axis=1)
     scale = scale_of(largest, dtype)
     inverse = lax.broadcast_in_dim(inverse_of(scale), both[0].shape, [0])

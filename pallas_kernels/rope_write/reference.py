@@ -21,7 +21,7 @@ def rope_write_quantised(
 ) -> tuple[Array, Array, Array, Array]:
     """See `pallas_kernels.rope_write`."""
     q_TNH, k_TKH, v_TKH = exactly_rotated(rows)
-    given = (None, None) if rows.kv_scales is None else tuple(rows.kv_scales)
+    given = (None, None) if rows.kv_scales is None else tuple(rows.kv_scales.T)
     (k8, k_scale_TK), (v8, v_scale_TK) = (quantise(x, k_pages.dtype, scale) for x, scale in zip((k_TKH, v_TKH), given, strict=True))
     row_TK = _rows(k_pages, page_T, offset_T)
     P, K, _, C = scales.shape

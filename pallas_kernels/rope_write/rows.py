@@ -24,7 +24,7 @@ class HeadRows:
     norms: tuple[Array, Array] | None  # [H] each: weights of a root-mean-square norm of query heads and of key heads
     eps: float = field(metadata={"static": True})  # of the norms
     queries: int = field(metadata={"static": True})  # query heads among the C
-    kv_scales: Array | None = None  # [2], of keys and of values in 8 bits; None: each token's and head's own
+    kv_scales: Array | None = None  # [K, 2], of each head's keys and values in 8 bits; None: each token's own
 
     @property
     def keys(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from jaxllm.engine.forecast import Forecast
-from jaxllm.engine.plan import Moves
+from jaxllm.engine.plan import Moves, Traffic
 
 
 class Optimist(Forecast):
@@ -21,6 +21,7 @@ class FakeHost:
 
     pages: dict[int, list[int | None]] = field(default_factory=dict)
     fetched: dict[int, list[int | None]] = field(default_factory=dict)
+    traffic: Traffic = field(default_factory=Traffic)
 
     def move(self, kv: dict[tuple[int, int], int], page_size: int, moves: Moves, frozen: set[int]) -> None:
         """What a plan moves. Pages of `frozen` must not be written."""
@@ -34,3 +35,5 @@ class FakeHost:
                 assert digest is not None, "a page that was never written is put into the pool"
                 kv[page, offset] = digest
         self.fetched = fetched
+        self.traffic.saved += len(moves.saves)
+        self.traffic.loaded += len(moves.puts)

@@ -17,7 +17,7 @@ from jaxllm.engine.buckets import Buckets
 from jaxllm.engine.ferry import Ferry
 from jaxllm.engine.forecast import Forecast
 from jaxllm.engine.limits import Limits
-from jaxllm.engine.plan import Chunk, Plan
+from jaxllm.engine.plan import Chunk, Moves, Plan
 from jaxllm.engine.policy import POLICIES
 from jaxllm.engine.request import Family, Request, Status
 from jaxllm.engine.scheduler import Scheduler
@@ -44,6 +44,7 @@ class Setup:
     host_cached: int = 0
     seats: int = 2  # pages that a plan fetches from host memory
     unsaved: int = 0  # every so-manieth page that is saved finds no memory there; 0: none
+    late: int = 0  # after how many more plans that move pages this shows; until then the device has them
     swaps: bool = False
     forecast: type[Forecast] = Forecast
     delay: int = 1  # steps between launch and commit; 0 is the engine without overlap
@@ -82,7 +83,8 @@ class Loop:
         self.found: dict[str, tuple[Beams, list[int]]] = {}  # those that have ended, with their prompts
         self.first_tokens: list[int] = []  # arrival numbers, in the order in which first tokens were planned
         self.reached: dict[Request, int] = {}  # tokens computed in this life
-        self.steps = self.saves = 0
+        self.steps = self.saves = self.moves = 0
+        self.unsaved: dict[int, int] = {}  # by place in host memory: when it is found to have got nothing
 
     def _note(self, kind: int, key: bytes, page: int) -> None:
         self._handed_out.add((kind, page))
@@ -148,8 +150,7 @@ class Loop:
         if plan.moves is not None:
             frozen = {page for _, page, _ in before & self._readable()}
             self.device.host.move(self.device.kv[0], self.setup.page_size, plan.moves, frozen)
-            full = {place: self._is_full() for _, place in plan.moves.saves}  # what was saved there last counts
-            self.lose([place for place in full if full[place]])
+            self._lose_unsaved(plan.moves)
         if not plan.empty:
             self.in_flight.append((plan, self.device.run(plan, {(kind, page) for kind, page, _ in before & self._readable()})))
         while len(self.in_flight) > (self.setup.delay if not plan.empty else 0):
@@ -169,13 +170,19 @@ class Loop:
     def lose(self, places: list[int]) -> None:
         """What was saved there is not; whom it was being brought to start again."""
         for place in places:
-            del self.device.host.pages[place]
+            del self.device.host.pages[place], self.unsaved[place]
         self._send_back(functools.partial(self.scheduler.lose, places))
         self.scheduler.check()
 
-    def _is_full(self) -> bool:
-        self.saves += 1
-        return self.setup.unsaved > 0 and self.saves % self.setup.unsaved == 0
+    def _lose_unsaved(self, moves: Moves) -> None:
+        """What finds no memory; of a place, what was saved there last counts."""
+        for _, place in moves.saves:
+            self.saves += 1
+            self.unsaved.pop(place, None)
+            if self.setup.unsaved and self.saves % self.setup.unsaved == 0:
+                self.unsaved[place] = self.moves + self.setup.late
+        self.lose([place for place, when in self.unsaved.items() if when <= self.moves])
+        self.moves += 1
 
     def _send_back(self, action: Callable[[], None]) -> None:
         arriving = [r for r in self.requests if r.arriving]

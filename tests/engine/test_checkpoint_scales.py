@@ -25,10 +25,12 @@ from tests.goldens.golden import load_golden
 
 MakeEngine = Callable[..., Engine]
 LLAMA = load_golden("llama-gqa").directory  # two layers
+HEADS = 2  # of keys, and of values
 SOME = PROMPTS[1::2]
 PARAMS = [SamplingParams(temperature=1.0, seed=7, max_tokens=8, ignore_eos=True, logprobs=3)] * len(SOME)
 SCALES = np.array([[0.083, 0.0213], [0.0911, 0.0341]], np.float32)  # of each layer's keys and values
 STORED = np.asarray(jnp.asarray(SCALES, jnp.bfloat16), np.float32)
+BY_HEAD = SCALES[..., None] * np.array([1, 1.75], np.float32)
 
 
 def checkpoint(path: Path, extra: dict[str, Any], **config: Any) -> str:
@@ -43,6 +45,11 @@ def checkpoint(path: Path, extra: dict[str, Any], **config: Any) -> str:
 def named(key: str, value: str, layers: int = 2, shape: tuple[int, ...] = ()) -> dict[str, Any]:
     names = [(f"{layer}.self_attn.{name}", SCALES[layer, side]) for layer in range(layers) for side, name in enumerate((key, value))]
     return {name: np.full(shape, scale) for name, scale in names}
+
+
+def by_head(shape: tuple[int, ...]) -> dict[str, Any]:
+    names = [(layer, side, f"{layer}.self_attn.{name}") for layer in range(2) for side, name in enumerate(("k_scale", "v_scale"))]
+    return {name: BY_HEAD[layer, side].reshape(shape) for layer, side, name in names}
 
 
 def served(make_engine: MakeEngine, model: str, **overrides: Any) -> tuple[list[Outcome], Engine]:
@@ -64,14 +71,14 @@ def served(make_engine: MakeEngine, model: str, **overrides: Any) -> tuple[list[
 def test_scales_are_found_under_every_name(tmp_path: Path, key: str, value: str, shape: tuple[int, ...]) -> None:
     path = checkpoint(tmp_path, named(key, value, shape=shape))
     names = [[(f"model.layers.{i}.self_attn.{name}", shape) for name in (key, value)] for i in range(2)]
-    assert weights.kv_scales(path, 2) == names
-    assert weights.kv_scales(path, 2, "dummy") == []
+    assert weights.kv_scales(path, 2, HEADS) == names
+    assert weights.kv_scales(path, 2, HEADS, "dummy") == []
 
 
 def test_one_scale_may_be_for_keys_and_values(tmp_path: Path) -> None:
     path = checkpoint(tmp_path, {"1.self_attn.kv_scale": SCALES[1, 0]})
-    assert weights.kv_scales(path, 2) == [None, [("model.layers.1.self_attn.kv_scale", ())] * 2]
-    assert weights.kv_scales(LLAMA, 2) == []
+    assert weights.kv_scales(path, 2, HEADS) == [None, [("model.layers.1.self_attn.kv_scale", ())] * 2]
+    assert weights.kv_scales(LLAMA, 2, HEADS) == []
 
 
 def test_pages_are_written_by_the_checkpoints_scales(make_engine: MakeEngine, tmp_path: Path) -> None:
@@ -87,6 +94,26 @@ def test_pages_are_written_by_the_checkpoints_scales(make_engine: MakeEngine, tm
     for found, other in zip(alone, own, strict=True):
         assert found.logprobs[0].top != other.logprobs[0].top, "a token's own scale gives something else"
         assert abs(found.logprobs[0].logprob - other.logprobs[0].logprob) < 1
+
+
+@pytest.mark.parametrize("shards", [1, pytest.param(4, marks=pytest.mark.slow)])
+def test_each_head_is_written_by_its_own_scale(make_engine: MakeEngine, tmp_path: Path, shards: int) -> None:
+    path, prompts_alone = checkpoint(tmp_path, by_head((HEADS, 1, 1))), [SamplingParams(temperature=0, max_tokens=1)] * len(SOME)
+    pools = []
+    for dtype in ("fp8", "auto"):
+        engine = make_engine(model=path, load_format="auto", kv_cache_dtype=dtype, tensor_parallel_size=shards)
+        outcomes(engine, SOME, prompts_alone)
+        pools.append(engine.runner.kv)
+    narrow, exact = pools
+    stored = np.asarray(jnp.asarray(BY_HEAD, jnp.bfloat16), np.float32).repeat(max(1, shards // HEADS), axis=2)
+    for pool, scales in zip(narrow.scales, stored, strict=True):
+        found = np.asarray(pool, np.float32)  # [P, heads, 2, C]
+        assert ((found == 0) | (found == scales.T[:, :, None])).all() and (found > 0).sum() == 2 * len(scales.T) * sum(map(len, SOME))
+    # What the first layer writes depends on no page.
+    for side, (pages, wide) in enumerate(zip((narrow.k[0], narrow.v[0]), (exact.k[0], exact.v[0]), strict=True)):
+        scale = np.asarray(narrow.scales[0], np.float32)[:, :, side, :, None]
+        rounded, wanted = np.asarray(pages, np.float32) * scale, np.asarray(wide, np.float32)
+        assert (np.abs(rounded - wanted) <= np.abs(wanted) / 16 + scale * 2.0**-10).all() and (wanted != 0).any()
 
 
 @pytest.mark.parametrize(
@@ -132,7 +159,12 @@ def test_a_configuration_that_quantises_keys_and_values_alone_is_served(tmp_path
     ("extra", "message"),
     [
         ({"0.self_attn.k_scale": 1.0}, r"has model\.layers\.0\.self_attn\.k_scale, but not the other of .*k_scale and .*v_scale"),
-        ({"0.self_attn.k_scale": np.ones(2), "0.self_attn.v_scale": 1.0}, r"k_scale is F32 \[2\]; one number of .* is expected"),
+        (
+            {"0.self_attn.k_scale": np.ones(3), "0.self_attn.v_scale": 1.0},
+            r"k_scale is F32 \[3\]; numbers of .*, one for all of a layer's KV heads or one for each of the 2;",
+        ),
+        ({"0.self_attn.k_scale": np.ones((2, 8)), "0.self_attn.v_scale": 1.0}, r"k_scale is F32 \[2, 8\]; numbers of"),
+        ({"0.self_attn.k_scale": [1, 0], "0.self_attn.v_scale": 1.0}, r"k_scale is 0\.0; a scale lies between"),
         ({"0.self_attn.k_scale": 0.0, "0.self_attn.v_scale": 1.0}, r"k_scale is 0\.0; a scale lies between"),
         ({"0.self_attn.k_scale": 1.0, "0.self_attn.v_scale": np.nan}, r"v_scale is nan; a scale lies between"),
         ({"0.self_attn.k_scale": 1.0, "0.self_attn.v_scale": np.inf}, r"v_scale is inf; a scale lies between"),
@@ -146,9 +178,22 @@ def test_scales_that_cannot_be_used_are_refused(make_engine: MakeEngine, tmp_pat
 
 def test_processes_that_lower_are_told_of_the_scales(tmp_path: Path) -> None:
     path = checkpoint(tmp_path, named("k_scale", "v_scale", shape=(1,)))
-    hf = models.with_defaults(models.read_config(path)) | {models.KV_SCALES: weights.kv_scales(path, 2)}
+    hf = models.with_defaults(models.read_config(path)) | {models.KV_SCALES: weights.kv_scales(path, 2, HEADS)}
     here, there = (weights.abstract(told, make_mesh(2), jnp.bfloat16) for told in (hf, json.loads(json.dumps(hf))))
     assert here[0] == there[0]
     assert jax.tree.structure(here[1]) == jax.tree.structure(there[1])
     assert [leaf.sharding for leaf in jax.tree.leaves(here[1])] == [leaf.sharding for leaf in jax.tree.leaves(there[1])]
-    assert sum(leaf.shape == (1, 2) for leaf in jax.tree.leaves(here[1])) == 2
+    assert sum(leaf.shape == (HEADS, 2) for leaf in jax.tree.leaves(here[1])) == 2
+
+
+@pytest.mark.parametrize("shape", [(HEADS,), (HEADS, 1, 1), (1, HEADS, 1), ()])
+def test_every_shard_gets_the_scales_of_its_heads(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    path = checkpoint(tmp_path, by_head(shape) if shape else named("k_scale", "v_scale"))
+    hf = models.with_defaults(models.read_config(path)) | {models.KV_SCALES: weights.kv_scales(path, 2, HEADS)}
+    _, state = weights.load(path, hf, make_mesh(4), jnp.float32)
+    wanted = jnp.asarray(BY_HEAD if shape else SCALES[..., None].repeat(HEADS, axis=-1), jnp.bfloat16)
+    found = [leaf for leaf in jax.tree.leaves(state) if leaf.dtype == jnp.bfloat16]
+    for layer, leaf in enumerate(found):
+        np.testing.assert_array_equal(leaf, wanted[layer].repeat(2, axis=1).T, err_msg="each head serves two shards")
+        assert {shard.data.shape for shard in leaf.addressable_shards} == {(1, 2)}
+    assert len(found) == 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import jax
 import psutil
@@ -13,7 +14,7 @@ import pytest
 from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.engine import host_memory
 from jaxllm.engine.engine import Engine
-from jaxllm.engine.host_memory import GIB, OTHERS, PINNED_LIMIT, HostRoom, available_bytes, pinned_limit, plan_host
+from jaxllm.engine.host_memory import GIB, OTHERS, PINNED_LIMIT, HostPlan, HostRoom, available_bytes, pinned_limit, plan_host
 from jaxllm.engine.swap import Swapper
 
 V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
@@ -94,10 +95,49 @@ def test_more_than_can_be_pinned_is_refused_with_the_remedy(monkeypatch: pytest.
         plan_host(config, 2**20, 1, True, HostRoom.of("gpu"))
 
 
+def test_host_memory_is_counted_in_pages_of_all_devices() -> None:
+    def planned(page: int = GIB // 64, shards: int = 1, caching: bool = True, room: HostRoom | None = None, **wishes: Any) -> HostPlan:
+        return plan_host(EngineConfig(**wishes), page, shards, caching, room or HostRoom(GIB))
+
+    assert planned() == HostPlan()
+    assert planned(preemption_mode="swap", swap_space=0.5) == HostPlan(32, 0, 2)
+    assert planned(preemption_mode="swap", swap_space=0.5, shards=2) == HostPlan(32, 0, 2), "per device"
+    assert planned(kv_offloading_size=0.5, shards=2) == HostPlan(16, 16, 2), "in all"
+    assert planned(kv_offloading_size=0.5, caching=False) == HostPlan()
+    assert planned(page=GIB // 4096, preemption_mode="swap", swap_space=0.25, kv_offloading_size=0.25).moved == 32
+    assert planned(preemption_mode="swap", swap_space=0.5, kv_offloading_size=0.5).pages == 64, "all there is"
+    for wishes in ({"preemption_mode": "swap", "swap_space": 1.25}, {"kv_offloading_size": 1.25}):
+        with pytest.raises(ConfigError, match=r"need 1\.25 GiB, but 1\.00 GiB is available, with 1 GiB left for .*; lower --swap-space"):
+            planned(**wishes)
+        with pytest.raises(ConfigError, match=r"may be pinned, .*, or set PINNED$"):
+            planned(room=HostRoom(GIB, "may be pinned", ", or set PINNED"), **wishes)
+    with pytest.raises(ConfigError, match="does not fit the host memory"):
+        planned(preemption_mode="swap", swap_space=0.001)
+
+
+@pytest.mark.parametrize(
+    ("wishes", "says"),
+    [
+        ({"preemption_mode": "drop"}, "recompute or swap"),
+        ({"preemption_mode": "swap", "swap_space": 0}, "--swap-space is 0"),
+        ({"swap_space": 9}, "--preemption-mode swap"),
+        ({"swap_space": -1}, "from 0"),
+        ({"swap_space": True}, "number of GiB"),
+        ({"swap_space": float("nan")}, "number of GiB"),
+        ({"kv_offloading_size": "4"}, "number of GiB"),
+        ({"kv_offloading_size": 1, "enable_prefix_caching": False}, "prefix caching is off"),
+    ],
+)
+def test_options_that_ask_for_nothing_possible_are_refused(wishes: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        EngineConfig(**wishes)
+    assert EngineConfig(swap_space=4) == EngineConfig(swap_space=4.0), "scripts pass it; it asks for nothing"
+
+
 def test_a_start_that_finds_no_host_memory_for_pages_says_so(make_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch) -> None:
     def full(swapper: Swapper, pages: object) -> None:
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Failed to allocate 1024 bytes of pinned memory")
 
     monkeypatch.setattr(Swapper, "_to_host", full)
-    with pytest.raises(ConfigError, match="no host memory to keep KV pages in; lower --swap-space"):
+    with pytest.raises(ConfigError, match=r"has no [0-9.]+ .iB for the [0-9]+ KV pages that move at once; lower --swap-space"):
         make_engine(num_gpu_blocks_override=20, enforce_eager=False, preemption_mode="swap", swap_space=0.01)

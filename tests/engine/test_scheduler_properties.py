@@ -39,6 +39,7 @@ SETTINGS = {
     "seats": st.integers(1, 4),
     "swaps": st.booleans(),
     "unsaved": st.sampled_from([0, 1, 2, 3]),
+    "late": st.integers(0, 3),
     "delay": st.integers(0, 2),
 }
 

@@ -1,4 +1,4 @@
-"""Writes of keys and values in 8 bits by scales that are given, for all tokens and heads."""
+"""Writes of keys and values in 8 bits by scales that are given, for all tokens, head by head."""
 
 from __future__ import annotations
 
@@ -18,14 +18,18 @@ from pallas_kernels.rope_write.cases import CASES, Case
 from tests.pallas_kernels.test_quantised import dtypes
 from tests.pallas_kernels.test_rope_write import arguments
 
-SCALES = jnp.array([0.0123, 0.0031], SCALE_DTYPE)  # of keys, so that none is too large, and of values, so that many are
 NAMES = ("some dropped", "all dropped", "bias, groups of seven", "norm", "bias and norm, heads of 256", "one KV head")
 WRITTEN = [case for case in CASES if case.name in NAMES]
 
 
+def scales_of(heads: int) -> Any:
+    """Of each head's keys, so that none is too large, and of its values, so that many are; no two are equal."""
+    return (jnp.array([[0.0123, 0.0031]]) * (1 + jnp.arange(heads)[:, None] / heads)).astype(SCALE_DTYPE)
+
+
 def given_scales(case: Case, low: Any = jnp.float32) -> tuple[Any, ...]:
     rows, *rest = arguments(case, low)
-    return replace(rows, kv_scales=SCALES), *rest
+    return replace(rows, kv_scales=scales_of(case.kv_heads)), *rest
 
 
 def pools_of(k_pages: Any, dtype: Any) -> list[Any]:
@@ -40,8 +44,8 @@ def assert_written(case: Case, got: Any, wide: Any, page: Any, offset: Any, slac
     rest = np.ones((case.num_pages, case.page_size), bool)
     rest[place[0], place[2]] = False
     for side, x in enumerate(wide):
-        scale = float(SCALES[side])
-        exact = np.clip(np.asarray(x, np.float64)[place] / scale, float(info.min), float(info.max))
+        scale = np.asarray(scales_of(case.kv_heads), np.float64)[:, side]
+        exact = np.clip(np.asarray(x, np.float64)[place] / scale[:, None], float(info.min), float(info.max))
         unit = np.maximum(np.abs(exact) * 2.0 ** -(info.nmant + 1), float(info.smallest_subnormal) / 2)
         assert (np.abs(np.asarray(got[side], np.float64)[place] - exact) <= unit * (1 + slack)).all()
         assert (scales[:, :, side][place] == scale).all()
@@ -79,7 +83,9 @@ def test_it_lowers_for_cuda_and_aliases_the_pools(heads: int, kv_heads: int, hea
     shape = jax.ShapeDtypeStruct
     low, angles = functools.partial(shape, dtype=jnp.bfloat16), shape((tokens, head_dim // 2), jnp.float32)
     qkv, bias, norms = low((tokens, heads + 2 * kv_heads, head_dim)), low((heads + 2 * kv_heads, head_dim)), (low((head_dim,)),) * 2
-    rows = replace(arguments(CASES[0])[0], qkv=qkv, cos=angles, sin=angles, bias=bias, norms=norms, queries=heads, kv_scales=low((2,)))
+    rows = replace(
+        arguments(CASES[0])[0], qkv=qkv, cos=angles, sin=angles, bias=bias, norms=norms, queries=heads, kv_scales=low((kv_heads, 2))
+    )
     pool, ints = shape((64, kv_heads, 64, head_dim), dtype), shape((tokens,), jnp.int32)
     traced = mosaic_gpu.jitted_quantised.trace(rows, pool, pool, low((64, kv_heads, 2, 64)), ints, ints)
     text = traced.lower(lowering_platforms=("cuda",)).as_text()
@@ -89,7 +95,8 @@ def test_it_lowers_for_cuda_and_aliases_the_pools(heads: int, kv_heads: int, hea
 
 @dtypes
 def test_what_is_no_number_stays_none_and_what_is_infinite_becomes_the_largest(dtype: Any) -> None:
-    x8, scale = quantise(jnp.array([[0.0, jnp.nan, 1.0, jnp.inf, -1e30]]), dtype, SCALES[0])
+    given = scales_of(1)[:, 0]
+    x8, scale = quantise(jnp.array([[0.0, jnp.nan, 1.0, jnp.inf, -1e30]]), dtype, given)
     limit = float(jnp.finfo(dtype).max)
     np.testing.assert_array_equal(np.asarray(x8, np.float32)[0, [0, 1, 3, 4]], [0, np.nan, limit, -limit])
-    assert scale.dtype == SCALE_DTYPE and float(scale[0]) == float(SCALES[0])
+    assert scale.dtype == SCALE_DTYPE and float(scale[0]) == float(given[0])
