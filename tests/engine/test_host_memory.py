@@ -16,6 +16,7 @@ from jaxllm.engine import host_memory
 from jaxllm.engine.engine import Engine
 from jaxllm.engine.host_memory import GIB, OTHERS, PINNED_LIMIT, HostPlan, HostRoom, available_bytes, pinned_limit, plan_host
 from jaxllm.engine.swap import Swapper
+from tests.engine.test_swap import Unmade
 
 V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 V2 = ("memory.max", "memory.current", "inactive_file")
@@ -141,3 +142,13 @@ def test_a_start_that_finds_no_host_memory_for_pages_says_so(make_engine: Callab
     monkeypatch.setattr(Swapper, "_to_host", full)
     with pytest.raises(ConfigError, match=r"has no [0-9.]+ .iB for the [0-9]+ KV pages that move at once; lower --swap-space"):
         make_engine(num_gpu_blocks_override=20, enforce_eager=False, preemption_mode="swap", swap_space=0.01)
+
+
+def test_a_start_notices_copies_that_fail_only_when_they_are_made(
+    make_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine(num_gpu_blocks_override=20, preemption_mode="swap", swap_space=0.01)
+    assert engine.runner.swapper is not None
+    monkeypatch.setattr(engine.runner.swapper, "_to_host", lambda pages: ((Unmade(),),) * len(pages))
+    with pytest.raises(ConfigError, match=r"has no [0-9.]+ .iB for the [0-9]+ KV pages that move at once; lower --swap-space"):
+        engine.runner.swapper.warm_up(engine.runner.kv)
