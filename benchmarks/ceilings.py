@@ -44,11 +44,11 @@ def main() -> None:
     left, right = (jax.random.normal(key, (a.side, a.side), jnp.bfloat16) for key in jax.random.split(jax.random.key(a.seed)))
     product = seconds_a_call(jax.jit(lambda x: (x @ right) * jnp.bfloat16(a.side**-0.5), donate_argnums=0), left, a.calls)
     figures = {
-        "copy_tb_per_s": round(8 * count / copy / 1e12, 3),
-        "read_tb_per_s": round(4 * count / read / 1e12, 3),
-        "matmul_tflop_per_s": round(2 * a.side**3 / product / 1e12, 1),
+        "copy_tb_per_s": 8 * count / copy / 1e12,
+        "read_tb_per_s": 4 * count / read / 1e12,
+        "matmul_tflop_per_s": 2 * a.side**3 / product / 1e12,
     }
-    finish("ceilings", a, figures)
+    finish("ceilings", a, {name: float(f"{value:.4g}") for name, value in figures.items()})
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import gc
 import logging
 import os
 import signal
@@ -160,6 +161,9 @@ def _load_tokenizer(options: Options, model_dir: Path) -> Tokenizer | None:
 
 async def _serve(options: Options, edge: Edge, sock: socket.socket, signals: Signals) -> int:
     server = http_server(build(edge), options.root_path)
+    # What is here now stays as long as the process: Python's collector would look through it while streams wait.
+    gc.collect()
+    gc.freeze()
     listen(sock, options)
     serving = asyncio.ensure_future(server.serve(sockets=[sock]))
     stats = asyncio.ensure_future(log_stats(edge)) if options.log_stats else None

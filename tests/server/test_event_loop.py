@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -22,8 +23,8 @@ from jaxllm.tokenizer import Tokenizer
 from tests.server import fake
 from tests.server.harness import Running
 
-LONGEST = 0.02  # seconds of processor time
-PROMPTS, IDS = 1024, 10_000
+LONGEST = 6  # pieces of work (`piece`)
+PROMPTS, IDS = 1024, 2000
 
 
 @pytest.fixture
@@ -35,23 +36,49 @@ def wide(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runn
 
 
 class Watch:
-    """The most processor time that one turn of a server's event loop takes, as a context manager."""
+    """The most that one turn of a server's event loop takes, in `piece`s of processor time, as a context manager."""
 
     def __init__(self, server: Running):
-        self._loop, self._on, self.longest = server.loop, True, 0.0
-
-    def _turn(self, before: float) -> None:
-        now = time.thread_time()
-        self.longest = max(self.longest, now - before)
-        if self._on:
-            self._loop.call_soon(self._turn, now)
+        self._loop, self._selector = server.loop, server.loop._selector  # type: ignore[attr-defined]
+        self._began: float | None = None
+        self.longest = 0.0
 
     def __enter__(self) -> Watch:
-        self._loop.call_soon_threadsafe(lambda: self._turn(time.thread_time()))
+        real = self._selector.select
+
+        def select(timeout: float | None = None) -> Any:
+            """A turn is what the loop does from one look at its sockets to the next."""
+            if self._began is not None:
+                self.longest = max(self.longest, time.thread_time() - self._began)
+            found = real(timeout)
+            self._began = time.thread_time()
+            return found
+
+        gc.disable()  # it would look through what the fake engine holds, which a server has in another process, and what tests have left
+        self._selector.select = select
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._on = False
+        del self._selector.select
+        gc.enable()
+        self.longest /= asyncio.run_coroutine_threadsafe(piece(), self._loop).result(60)
+
+
+async def piece() -> float:
+    """Processor time of some of Python's work, here and now: 5 ms of a fast core that has nothing else to do."""
+    start = time.thread_time()
+    sum(number * number for number in range(100_000))
+    return time.thread_time() - start
+
+
+def longest_turn(server: Running, act: Callable[[], object]) -> float:
+    """While the server does something; the best of a few, because caches may be cold, and others may slow this processor down."""
+    found = []
+    while len(found) < 5 and min(found, default=LONGEST) >= LONGEST:
+        with Watch(server) as watch:
+            act()
+        found.append(watch.longest)
+    return min(found)
 
 
 def test_many_prompts_share_their_long_options(wide: Running, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,17 +92,12 @@ def test_many_prompts_share_their_long_options(wide: Running, monkeypatch: pytes
     monkeypatch.setattr(SamplingParams, "__post_init__", counted)
     options = {"allowed_token_ids": list(range(IDS)), "logit_bias": {str(id): 1 for id in range(1000)}, "bad_words": ["x"] * 256}
     body = {"model": "fake", "prompt": [[1, 2, 3]] * PROMPTS, "max_tokens": 1, **options}
-    with Watch(wide) as watch:
-        answer = wide.post("/v1/completions", body)
+    answer = wide.post("/v1/completions", body)
     assert answer.status == 200
     assert len(answer.json()["choices"]) == PROMPTS
     assert all(request.params.allowed_token_ids == options["allowed_token_ids"] for request in wide.control.added)
     assert len([name for name in checks if name != "core-reader"]) == 1
-    for _ in range(2):  # caches may be cold, and the machine busy
-        if watch.longest >= LONGEST:
-            with Watch(wide) as watch:
-                assert wide.post("/v1/completions", body).status == 200
-    assert watch.longest < LONGEST
+    assert longest_turn(wide, lambda: wide.post("/v1/completions", body)) < LONGEST
 
 
 @pytest.mark.parametrize(
@@ -93,13 +115,10 @@ def test_many_prompts_share_their_long_options(wide: Running, monkeypatch: pytes
     ids=["prompt", "ids", "logit_bias", "allowed_token_ids", "guided_json", "stop", "an unknown field", "unknown fields"],
 )
 def test_what_is_too_large_to_be_legal_is_refused_before_it_is_read(server: Running, fields: dict[str, Any], param: str | None) -> None:
-    for _ in range(3):  # the machine may be busy
-        with Watch(server) as watch:
-            answer = server.post("/v1/completions", {"model": "fake"} | fields)
-        assert (answer.status, answer.error["param"]) == (400, param)
-        if watch.longest < LONGEST:
-            break
-    assert watch.longest < LONGEST
+    body = json.dumps({"model": "fake"} | fields).encode()
+    answer = server.post("/v1/completions", body)
+    assert (answer.status, answer.error["param"]) == (400, param)
+    assert longest_turn(server, lambda: server.post("/v1/completions", body)) < LONGEST
 
 
 @pytest.mark.parametrize(
@@ -237,12 +256,8 @@ def test_log_probabilities_are_written_down_off_the_loop(tokenizer: Tokenizer) -
             ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "logprobs": True, "top_logprobs": 20}),
         ):
             body = {"model": "fake", "n": 8, "temperature": 1, "max_tokens": 200, "ignore_eos": True} | asks
-            for _ in range(3):  # caches may be cold, and the machine busy
-                with Watch(server) as watch:
-                    assert server.post(path, body).status == 200
-                if watch.longest < LONGEST:
-                    break
-            assert watch.longest < LONGEST, path
+            assert server.post(path, body).status == 200
+            assert longest_turn(server, lambda path=path, body=body: server.post(path, body)) < LONGEST, path
 
 
 def test_large_events_of_a_stream_are_written_down_off_the_loop(fresh: Running, monkeypatch: pytest.MonkeyPatch) -> None:
