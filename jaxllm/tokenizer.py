@@ -113,6 +113,9 @@ class Tokenizer:
         """
         import jinja2
 
+        if continue_final_message and messages and messages[-1].get("tool_calls"):
+            raise TemplateError("continue_final_message cannot continue a message with tool_calls, which follow its text; leave out either")
+
         known = self.template_variables if chat_template is None else template_variables(chat_template)
         variables = {
             name: value for name, value in (template_kwargs or {}).items() if name in known and name not in RESERVED_TEMPLATE_NAMES
@@ -133,7 +136,8 @@ class Tokenizer:
         except jinja2.TemplateError as error:
             raise TemplateError(f"the chat template refused the conversation: {error}") from None
         except (TypeError, ValueError, KeyError, IndexError, AttributeError, ArithmeticError, RecursionError, MemoryError) as error:
-            raise TemplateError(f"the chat template failed on the conversation: {error}") from None
+            cause = str(error).partition("Final message to continue")[0]  # what follows is the whole conversation
+            raise TemplateError(f"the chat template failed on the conversation: {cause}") from None
 
     @property
     def template_variables(self) -> frozenset[str]:

@@ -180,10 +180,11 @@ class Chat(Generate):
         return [self._edge.render(request.conversation)]
 
     def shown(self, request: ChatRequest, prompts: list[list[int]]) -> Shown:
-        """With echo, the last message if it is the assistant's own."""
-        shown, last = super().shown(request, prompts), request.conversation.messages[-1]
-        mine = request.echo and last["role"] == "assistant" and isinstance(last["content"], str)
-        return replace(shown, texts=[last["content"]]) if mine else shown
+        """A message that is continued stays that of its role. With echo, the last message if it is of the answer's role."""
+        last = request.conversation.messages[-1]
+        role = last["role"] if request.conversation.continue_final_message else "assistant"
+        shown = replace(super().shown(request, prompts), role=role)
+        return replace(shown, texts=[last["content"]]) if request.echo and last["role"] == role else shown
 
 
 def many_ids(prompt: Any) -> bool:

@@ -1,10 +1,13 @@
-"""uvicorn's h11 protocol with deadlines for slow clients, bounds for heads, and the JSON envelope for requests that are no HTTP."""
+"""uvicorn's h11 protocol with deadlines for slow clients, bounds for heads, the JSON envelope for requests that are no HTTP, and
+connections that end when the client has heard why."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 from collections.abc import Iterator, Sequence
+from http import HTTPStatus
 from typing import Any
 
 import h11
@@ -13,11 +16,14 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from jaxllm.server.errors import ApiError, bad_request
+from jaxllm.server.errors import ApiError, bad_request, sanitize
 
 HEADER_DEADLINE = 30.0  # seconds from a connection's first byte, or its opening, to a whole request head
 MAX_HEADERS = 256
 MAX_HEAD_BYTES = 64 << 10  # of all headers together
+MAX_UNPARSED = 2 * MAX_HEAD_BYTES  # of a head that is not yet whole, with what is between headers
+EARLY_DEADLINE = 30.0  # seconds from an answer to the end of a body that it did not wait for
+LINGER = 5.0  # seconds that a client may go on to send what nobody reads any more
 WRITE_DEADLINE = 120.0  # seconds that a full socket buffer may stay full
 
 
@@ -28,22 +34,45 @@ class HttpProtocol(H11Protocol):
         super().__init__(*args, **kwargs)
         self._head_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
+        self._end_timer: asyncio.TimerHandle | None = None
+        self.leaving = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """asyncio.Protocol"""
-        super().connection_made(transport)
+        super().connection_made(Polite(transport, self))  # type: ignore[arg-type]
         self._head_timer = self.loop.call_later(HEADER_DEADLINE, transport.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """asyncio.Protocol"""
-        for timer in (self._head_timer, self._write_timer):
+        for timer in (self._head_timer, self._write_timer, self._end_timer):
             if timer is not None:
                 timer.cancel()
         super().connection_lost(exc)
 
+    @property
+    def heard_out(self) -> bool:
+        """Whether nothing more of a request is to come."""
+        return self.conn.their_state not in (h11.SEND_BODY, h11.ERROR)
+
+    def leave(self, transport: asyncio.Transport) -> None:
+        """Close. A socket that is closed while the client sends takes back what was said last, so a client that does is heard out."""
+        if self.leaving or self.heard_out or not transport.can_write_eof():
+            return transport.close()
+        self.leaving = True
+        transport.write_eof()
+        transport.resume_reading()
+        self._end_timer = self.loop.call_later(LINGER, transport.abort)
+
     def data_received(self, data: bytes) -> None:
         """asyncio.Protocol"""
+        if self.leaving:
+            return
         super().data_received(data)
+        if self._end_timer is None and not self.heard_out and self.conn.our_state is h11.DONE:
+            self._end_timer = self.loop.call_later(EARLY_DEADLINE, self.transport.abort)
+        elif self._end_timer is not None and self.heard_out and not self.leaving:
+            self._end_timer.cancel()
+            self._end_timer = None
         waiting = self.conn.their_state is h11.IDLE
         if waiting and self._head_timer is None:
             self._head_timer = self.loop.call_later(HEADER_DEADLINE, self.transport.abort)
@@ -64,11 +93,36 @@ class HttpProtocol(H11Protocol):
             self._write_timer = None
 
     def send_400_response(self, msg: str) -> None:
-        """What could not be parsed as HTTP."""
-        headers, body = last_words(bad_request(msg, code="invalid_http"))
-        for event in (h11.Response(status_code=400, headers=headers, reason=b"Bad Request"), h11.Data(data=body), h11.EndOfMessage()):
-            self.transport.write(self.conn.send(event) or b"")
+        """What could not be parsed as HTTP; uvicorn calls this where h11 has said why. What was begun to be answered is left as it is."""
+        began = self.conn.our_state is not h11.IDLE
+        if began:
+            self.cycle.disconnected = True  # for its application the client has gone
+            self.cycle.message_event.set()
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            error = unparsed(sys.exception(), whole_head=began)
+            headers, body = last_words(error)
+            start = h11.Response(status_code=error.status, headers=headers, reason=HTTPStatus(error.status).phrase)
+            for event in (start, h11.Data(data=body), h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
+
+
+class Polite:
+    """A transport whose `close` is its protocol's `leave`."""
+
+    def __init__(self, transport: asyncio.Transport, protocol: HttpProtocol):
+        self._transport, self._protocol = transport, protocol
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def close(self) -> None:
+        """asyncio.Transport"""
+        self._protocol.leave(self._transport)
+
+    def is_closing(self) -> bool:
+        """asyncio.Transport"""
+        return self._protocol.leaving or self._transport.is_closing()
 
 
 def last_words(error: ApiError) -> tuple[list[tuple[bytes, bytes]], bytes]:
@@ -77,14 +131,26 @@ def last_words(error: ApiError) -> tuple[list[tuple[bytes, bytes]], bytes]:
     return [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body)), (b"connection", b"close")], body
 
 
+def unparsed(why: BaseException | None, whole_head: bool) -> ApiError:
+    """The reply to what h11 cannot parse, in or after a head."""
+    if isinstance(why, h11.RemoteProtocolError) and why.error_status_hint == 431 and not whole_head:
+        return head_too_large(f"more than {MAX_UNPARSED} bytes")
+    return bad_request(f"this is no HTTP/1.1 request: {sanitize(str(why))}", code="invalid_http")
+
+
+def head_too_large(what: str) -> ApiError:
+    """The 431."""
+    limits = f"at most {MAX_HEADERS} headers of {MAX_HEAD_BYTES} bytes together are taken"
+    return ApiError(431, f"the head of the request has {what}; {limits}", code="headers_too_large")
+
+
 def trouble_of(version: str, headers: Sequence[tuple[bytes, bytes]]) -> ApiError | None:
     """Why a request's head is not taken. One with two lengths may be two requests for a proxy before us."""
     if version not in ("1.0", "1.1"):
         return bad_request("this server speaks HTTP/1.1", code="invalid_http")
     size = sum(len(name) + len(value) for name, value in headers)
     if len(headers) > MAX_HEADERS or size > MAX_HEAD_BYTES:
-        limits = f"at most {MAX_HEADERS} headers of {MAX_HEAD_BYTES} bytes together are taken"
-        return ApiError(431, f"the request has {len(headers)} headers of {size} bytes; {limits}", code="headers_too_large")
+        return head_too_large(f"{len(headers)} headers of {size} bytes")
     if {name for name, _ in headers} >= {b"content-length", b"transfer-encoding"}:
         return bad_request("a request has either content-length or transfer-encoding", code="invalid_http")
     return None
@@ -120,6 +186,7 @@ def http_server(app: Any, root_path: str) -> HttpServer:
     config = uvicorn.Config(
         Heads(app),
         http=HttpProtocol,
+        h11_max_incomplete_event_size=MAX_UNPARSED,
         ws="none",
         lifespan="off",
         log_config=None,

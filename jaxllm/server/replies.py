@@ -43,13 +43,15 @@ type Entry = TokenLogprobs | int  # an id: the first token of a prompt, which no
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
     """What a reply tells of its prompts. With `texts` (echo) they come before what is generated, and their tokens' log-probabilities
-    before those of what is generated, if `logprobs` are wanted; `generates` is false where only the prompts are wanted."""
+    before those of what is generated, if `logprobs` are wanted; `generates` is false where only the prompts are wanted. `role` is whose
+    message a chat's answer is."""
 
     prompts: list[list[int]]
     texts: list[str] | None = None
     logprobs: int | None = None
     generates: bool = True
     prompt_logprobs: int | None = None
+    role: str = "assistant"
 
 
 @dataclass(slots=True)
@@ -243,7 +245,7 @@ class ChatReply(Reply):
         chunks: list[dict[str, Any]] = []
         if not choice.started:
             choice.started = True
-            opening = {"role": "assistant", "content": ""}
+            opening = {"role": self._shown.role, "content": ""}
             deltas = [opening, *({"content": text} for text in self._shown.texts or ())]
             chunks = [{"index": index, "delta": said, "logprobs": None, "finish_reason": None} for said in deltas]
         if delta.token_ids or delta.text or delta.finish_reason is not None:
@@ -255,7 +257,7 @@ class ChatReply(Reply):
         return chunks
 
     def _whole_choice(self, index: int, choice: Choice) -> dict[str, Any]:
-        message = {"role": "assistant", "content": "".join([*(self._shown.texts or ()), *choice.text]), "refusal": None}
+        message = {"role": self._shown.role, "content": "".join([*(self._shown.texts or ()), *choice.text]), "refusal": None}
         body = {"index": index, "message": message, "logprobs": self._logprobs(choice.logprobs)}
         return body | {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason}
 

@@ -116,6 +116,18 @@ class Open:
         self._reader = self._socket.makefile("rb")
         self._socket.sendall(data)
 
+    def send(self, data: bytes) -> None:
+        """More of the request."""
+        self._socket.sendall(data)
+
+    def cut_off(self) -> bool:
+        """Send until the server takes no more."""
+        try:
+            while True:
+                self.send(b"z" * 100)
+        except (ConnectionResetError, BrokenPipeError):
+            return True
+
     def status(self) -> int:
         """The status line; waits for it."""
         return int(self._reader.readline().split()[1])

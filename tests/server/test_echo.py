@@ -192,3 +192,25 @@ def test_what_cannot_be_is_refused_by_name(server: Running, path: str, extra: di
     )
     assert answer.status == 400
     assert answer.error["param"] == param
+
+
+@pytest.mark.parametrize(
+    "last", [{"role": "user", "content": "So wh"}, {"role": "system", "content": "Be"}, {"role": "assistant", "content": "I"}]
+)
+def test_a_message_that_is_continued_stays_that_of_its_role(client: openai.OpenAI, last: dict[str, str]) -> None:
+    messages: Any = [*USER, last]
+    asks: Any = {"model": "fake", "messages": messages, "max_tokens": 2, "extra_body": {"continue_final_message": True, "echo": True}}
+    reply = client.chat.completions.create(**asks).choices[0].message
+    assert reply.role == last["role"] and (reply.content or "").startswith(last["content"])
+    chunks = list(client.chat.completions.create(**asks, stream=True))
+    assert chunks[0].choices[0].delta.role == last["role"]
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == reply.content
+    asks["extra_body"] = {"echo": True}
+    assert client.chat.completions.create(**asks).choices[0].message.role == "assistant"
+
+
+def test_tool_calls_are_not_cut_off_a_message_to_continue_it(server: Running) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": {}}}
+    messages = [*USER, {"role": "assistant", "content": "a", "tool_calls": [call]}]
+    answer = server.post("/v1/chat/completions", {"model": "fake", "messages": messages, "continue_final_message": True})
+    assert answer.status == 400 and "continue_final_message" in answer.error["message"]

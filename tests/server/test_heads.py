@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+import socket
+
 import pytest
 
 from tests.server.harness import Running
+
+HEAD = b"POST /tokenize HTTP/1.1\r\nhost: a\r\n"
 
 
 @pytest.mark.parametrize(
@@ -24,3 +29,50 @@ def test_a_head_that_is_not_taken_ends_its_connection(server: Running, head: byt
     assert code.encode() in answer
     assert server.get("/health").status == 200
     assert server.edge.bridge.in_flight == server.edge.bridge.choices == 0
+
+
+@pytest.mark.parametrize(
+    ("parts", "status", "code"),
+    [
+        ([b"GET /health HTTP/1.1\r\nhost: a\r\nx: ", b"y" * 5_000_000, b"\r\n\r\n"], 431, "headers_too_large"),
+        ([HEAD + b"x: ", b"y" * 100_000, b"\r\ncontent-length: 9000000\r\n\r\n", b"z" * 9_000_000], 431, "headers_too_large"),
+        ([HEAD + b"connection: close\r\ncontent-length: 50000000\r\n\r\n", b"z" * 50_000_000], 413, "request_too_large"),
+        ([HEAD + b"transfer-encoding: chunked\r\n\r\nzz\r\n", b"z" * 5_000_000], 400, "invalid_http"),
+        ([HEAD + b"transfer-encoding: chunked\r\n\r\n5;", b"z" * 5_000_000], 400, "invalid_http"),
+    ],
+    ids=["a long head", "a head and a body", "a long body", "a chunk", "a chunk's head"],
+)
+def test_who_goes_on_to_send_hears_why_nobody_reads_it(
+    server: Running, parts: list[bytes], status: int, code: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as sock, caplog.at_level(logging.ERROR):
+        for part in parts:
+            sock.sendall(part)
+        sock.shutdown(socket.SHUT_WR)
+        answer = b"".join(iter(lambda: sock.recv(1 << 16), b""))
+    assert answer.startswith(b"HTTP/1.1 %d " % status) and code.encode() in answer
+    assert server.get("/health").status == 200
+    assert server.edge.active == 0 and not caplog.records
+
+
+def test_a_head_within_the_limits_may_come_in_pieces(server: Running) -> None:
+    with server.begin_raw(b"GET /health HTTP/1.1\r\nhost: a\r\nx: " + b"y" * 60_000) as sock:
+        assert server.get("/health").status == 200, "the first piece was taken"
+        sock.send(b"\r\n\r\n")
+        assert sock.status() == 200
+
+
+@pytest.mark.parametrize(
+    ("head", "status", "limit"),
+    [
+        (b"GET /health HTTP/1.1\r\nhost: a\r\nx: " + b"y" * 200_000, 431, "LINGER"),
+        (HEAD + b"content-length: 50000000\r\n\r\n", 413, "EARLY_DEADLINE"),
+    ],
+)
+def test_who_does_not_stop_sending_is_cut_off(
+    server: Running, head: bytes, status: int, limit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"jaxllm.server.http.{limit}", 0.05)
+    with server.begin_raw(head) as sock:
+        assert sock.status() == status
+        assert sock.cut_off()
