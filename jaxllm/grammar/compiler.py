@@ -1,8 +1,8 @@
 """The compiler's own process: JSON lines in, JSON lines out; it may be killed at any time.
 
-The first line has the id of each special token, and is answered when the process is ready. Every later one is a job, answered by
-{"grammar": text} or {"error": why}. A job that needs more processor time than its budget is killed by the kernel, with this process; one
-that wants too much memory fails.
+The first line has the id of each special token and the budget of a job, and is answered when the process is ready. Every later one is a
+job, answered by {"grammar": text} or {"error": why}. A job that needs more processor time than its budget is killed by the kernel, with
+this process; one that wants too much memory fails.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, TextIO
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from jaxllm.grammar.convert import convert
-from jaxllm.grammar.limits import MEMORY_BYTES, SECONDS, STEP_SECONDS, STEPS, parser_limits
+from jaxllm.grammar.limits import MEMORY_BYTES, STEP_SECONDS, STEPS, parser_limits
 
 
 class ByteTokens:
@@ -96,11 +96,12 @@ def answer(line: str, specials: dict[str, int], tokenizer: LLTokenizer) -> dict[
 
 def serve(lines: TextIO, out: TextIO) -> None:
     """Until the end of `lines`."""
-    specials = json.loads(next(lines))
+    hello = json.loads(next(lines))
+    specials, seconds = hello["specials"], hello["seconds"]
     tokenizer = LLTokenizer(TokenizerWrapper(ByteTokens(specials)))
     _say({}, out)
     for line in lines:
-        signal.setitimer(signal.ITIMER_PROF, SECONDS)  # processor time; SIGPROF ends a process that does not handle it
+        signal.setitimer(signal.ITIMER_PROF, seconds)  # processor time; SIGPROF ends a process that does not handle it
         reply = answer(line, specials, tokenizer)
         signal.setitimer(signal.ITIMER_PROF, 0)
         _say(reply, out)

@@ -21,11 +21,13 @@ class Compilation:
 
 
 class Grammars:
-    """Grammars wait for each other, and nothing else for them. One that nobody waits for any more is not begun."""
+    """Grammars wait for each other, quick ones for quick ones alone, and nothing else for them. One that nobody waits for any more is not
+    begun."""
 
     def __init__(self, checker: Checker):
         self._checker = checker
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar")
+        self._quick = ThreadPoolExecutor(1, thread_name_prefix="grammar")
+        self._patient = ThreadPoolExecutor(1, thread_name_prefix="slow-grammar")
         self._under_way: dict[bytes, Compilation] = {}
 
     async def find(self, job: Job) -> str:
@@ -47,11 +49,18 @@ class Grammars:
     def _begin(self, job: Job) -> Compilation:
         if len(self._under_way) >= MAX_GRAMMARS:
             raise overloaded(f"{len(self._under_way)} grammars wait to be compiled, and no more may; try again later", "grammar_queue_full")
-        done = asyncio.get_running_loop().run_in_executor(self._thread, self._checker.compile, job)
-        compilation = self._under_way[job.key] = Compilation(done)
+        compilation = self._under_way[job.key] = Compilation(asyncio.ensure_future(self._compile(job)))
         return compilation
+
+    async def _compile(self, job: Job) -> str:
+        loop = asyncio.get_running_loop()
+        grammar = await loop.run_in_executor(self._quick, self._checker.quickly, job)
+        if grammar is not None:
+            return grammar
+        return await loop.run_in_executor(self._patient, self._checker.compile, job)
 
     async def close(self) -> None:
         """End the compiler, whatever it is doing."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._quick, self._patient):
+            threads.shutdown(wait=False, cancel_futures=True)
         await asyncio.to_thread(self._checker.close)

@@ -14,10 +14,10 @@ from typing import Any
 import psutil
 import pytest
 
-from jaxllm.grammar import checker as module
-from jaxllm.grammar.checker import MAX_KEPT, Checker
+from jaxllm.grammar import process as module
+from jaxllm.grammar.checker import MAX_KEPT, MAX_KEPT_BYTES, Checker, _size, job_of
 from jaxllm.grammar.compiler import ByteTokens
-from jaxllm.grammar.limits import SECONDS, WALL_SECONDS
+from jaxllm.grammar.limits import QUICK_SECONDS, SECONDS, WALL_SECONDS
 from jaxllm.grammar.structure import StructuredOutputsParams, StructureError
 
 SPECIALS = {"<|end|>": 300, "<tool_call>": 301, "[TOOL]": 302}
@@ -86,7 +86,7 @@ def test_what_compiles_gives_a_grammar(checker: Checker, given: dict[str, Any]) 
         ({"json": {"$ref": "file:///etc/hostname"}}, "file"),
         ({"json": {"$ref": "#/$defs/a"}}, "does not exist"),
         ({"json": {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}}, "json"),
-        ({"json": {"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(2000)}}}, "max"),
+        ({"json": {"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(600)}}}, "max"),
         ({"json": {"type": "object"}, "whitespace_pattern": "["}, "regex"),
         ({"regex": "["}, "regex"),
         ({"regex": "(?=a)b"}, "look"),
@@ -105,8 +105,8 @@ def test_what_does_not_compile_is_refused_with_the_reason(checker: Checker, give
 
 def test_a_schema_that_explodes_is_killed_within_its_budget_and_the_next_one_compiles(checker: Checker) -> None:
     checker.check(StructuredOutputsParams(regex="first"))
-    assert checker._process is not None
-    victim = psutil.Process(checker._process.pid)
+    assert checker._patient._process is not None
+    victim = psutil.Process(checker._patient._process.pid)
     used = sum(victim.cpu_times()[:2]) + sum(os.times()[2:4])
     assert "too much time or memory" in why(checker, json=bomb(22))
     assert sum(os.times()[2:4]) - used < SECONDS + 0.4, "processor time of ended children"
@@ -117,65 +117,85 @@ def test_a_schema_that_explodes_is_killed_within_its_budget_and_the_next_one_com
 def test_a_verdict_is_kept_so_that_a_bomb_costs_its_budget_once(checker: Checker, monkeypatch: pytest.MonkeyPatch) -> None:
     why(checker, json=bomb(23))
     grammar = checker.check(StructuredOutputsParams(regex="third"))
-    monkeypatch.setattr(checker, "_ask", None)
+    monkeypatch.setattr(checker, "_patient", None)
     assert "too much" in why(checker, json=bomb(23))
     assert checker.check(StructuredOutputsParams(regex="third")) == grammar
 
 
+def test_what_takes_long_is_given_up_soon_by_who_has_others_waiting() -> None:
+    own = Checker(SPECIALS)
+    slow, quick, wrong = (job_of(StructuredOutputsParams(**given)) for given in ({"json": bomb(17)}, {"regex": "a+"}, {"regex": "["}))
+    grammar = own.quickly(quick)
+    assert grammar is not None and own.known(quick) == grammar
+    used = sum(os.times()[2:4])
+    assert own.quickly(slow) is None and own.known(slow) is None, "no verdict"
+    assert sum(os.times()[2:4]) - used < SECONDS
+    with pytest.raises(StructureError, match="regex"):
+        own.quickly(wrong)
+    assert own._patient._process is None, "no process that nobody needs"
+    with pytest.raises(StructureError, match="too much"):
+        own.compile(slow)
+    with pytest.raises(StructureError, match="too much"):
+        own.quickly(slow)
+    assert own._quick._process is not None and own._quick._process.poll() is None
+    own.close()
+    assert own._quick._process is None and QUICK_SECONDS < SECONDS
+
+
 def test_a_compiler_that_was_killed_from_outside_is_started_again(checker: Checker) -> None:
     checker.check(StructuredOutputsParams(regex="before"))
-    assert checker._process is not None
-    checker._process.send_signal(signal.SIGKILL)
-    checker._process.wait()
+    assert checker._patient._process is not None
+    checker._patient._process.send_signal(signal.SIGKILL)
+    checker._patient._process.wait()
     assert checker.check(StructuredOutputsParams(regex="after"))
 
 
 def test_a_compiler_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     silent = Checker({}, (sys.executable, "-c", "print(flush=True); import sys; sys.stdin.read()"))
-    silent._running()
+    silent._patient._running()
     monkeypatch.setattr(module, "WALL_SECONDS", 0.05)
     assert "too much time" in why(silent, regex="a")
-    assert silent._process is None
+    assert silent._patient._process is None
     assert not silent._kept, "on another day it may be in time"
 
 
 def test_closing_ends_a_check_that_is_under_way() -> None:
     silent, found = Checker({}, (sys.executable, "-c", "print(flush=True); import sys; sys.stdin.read()")), []
-    silent._running()
+    silent._patient._running()
     checking = threading.Thread(target=lambda: found.append(why(silent, regex="a")))
     checking.start()
-    while not silent._lock.locked():
+    while not silent._patient._lock.locked():
         assert checking.is_alive()
     start = time.monotonic()
     silent.close()
     checking.join(20)
     assert time.monotonic() - start < WALL_SECONDS / 2
-    assert len(found) == 1 and silent._process is None
+    assert len(found) == 1 and silent._patient._process is None
     assert "closed" in found[0] and not silent._kept, "no fault of the grammar"
 
 
 def test_a_process_that_begins_after_the_closing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     silent = Checker({}, (sys.executable, "-c", "print(flush=True); import sys; sys.stdin.read()"))
-    real = silent._running
+    real = silent._patient._running
 
     def running() -> subprocess.Popen[bytes]:
         closing.start()  # it ends what is there, which is nothing, and waits for this check
-        while not silent._closings:
+        while not silent._patient._closings:
             assert closing.is_alive()
         return real()
 
     closing = threading.Thread(target=silent.close)
-    monkeypatch.setattr(silent, "_running", running)
+    monkeypatch.setattr(silent._patient, "_running", running)
     start = time.monotonic()
     assert "closed" in why(silent, regex="a")
     closing.join(20)
     assert time.monotonic() - start < WALL_SECONDS / 2
-    assert silent._process is None
+    assert silent._patient._process is None
 
 
 def test_a_check_that_begins_as_the_process_is_being_ended_keeps_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     silent, found = Checker({}, (sys.executable, "-c", "print(flush=True); import sys; sys.stdin.read()")), []
-    process, real, read, taken = silent._running(), subprocess.Popen.kill, module._line, threading.Event()
+    process, real, read, taken = silent._patient._running(), subprocess.Popen.kill, module._line, threading.Event()
 
     def kill(self: subprocess.Popen[bytes]) -> None:
         if self is process and not checking.ident:
@@ -197,18 +217,18 @@ def test_a_check_that_begins_as_the_process_is_being_ended_keeps_no_verdict(monk
 
 def test_checks_that_waited_for_a_closing_start_no_process() -> None:
     silent, found = Checker({}, (sys.executable, "-c", "print(flush=True); import sys; sys.stdin.read()")), []
-    with silent._lock:
+    with silent._patient._lock:
         waiting = threading.Thread(target=lambda: found.append(why(silent, regex="a")))
         waiting.start()
-        silent._closings += 1
+        silent._patient._closings += 1
     waiting.join(20)
-    assert "closed" in found[0] and silent._process is None
+    assert "closed" in found[0] and silent._patient._process is None
 
 
 def test_a_grammar_whose_check_was_closed_compiles_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
     own = Checker(SPECIALS)
     own.check(StructuredOutputsParams(regex="a"))
-    process = own._process
+    process = own._patient._process
     assert process is not None
     process.send_signal(signal.SIGSTOP)  # so that the check is under way for as long as the test wants
     asked, real, found = threading.Event(), module._line, []
@@ -237,22 +257,22 @@ def test_a_compiler_that_cannot_start_is_reported() -> None:
 
 def test_verdicts_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     checker = Checker({})
-    monkeypatch.setattr(checker, "_ask", lambda line, began: module._Verdict("g" * 40_000, ""))
+    monkeypatch.setattr(checker._patient, "ask", lambda line: module.Verdict("g" * 40_000, ""))
     for n in range(MAX_KEPT + 500):
         checker.check(StructuredOutputsParams(regex=f"a{n}"))
     assert len(checker._kept) <= MAX_KEPT
-    assert checker._kept_bytes == sum(map(module._size, checker._kept.values())) <= module.MAX_KEPT_BYTES
+    assert checker._kept_bytes == sum(map(_size, checker._kept.values())) <= MAX_KEPT_BYTES
 
 
 def test_the_compiler_ends_with_its_owner() -> None:
     own = Checker({})
     own.check(StructuredOutputsParams(regex="a"))
-    assert own._process is not None and own._process.stdin is not None
-    process = own._process
+    assert own._patient._process is not None and own._patient._process.stdin is not None
+    process = own._patient._process
     process.stdin.close()  # what the end of this process would do
     assert process.wait(20) == 0
     own.close()
-    assert own._process is None
+    assert own._patient._process is None
 
 
 def test_a_round_trip_is_quick(checker: Checker) -> None:

@@ -151,6 +151,9 @@ class Slow:
     def known(self, job: Job) -> str | None:
         return self.kept.get(job.key)
 
+    def quickly(self, job: Job) -> str | None:
+        return "start: /x/" if json.loads(job.line)["value"].startswith("quick") else None
+
     def compile(self, job: Job) -> str:
         with self.changed:
             self.begun.append(json.loads(job.line)["value"])
@@ -230,6 +233,15 @@ def test_requests_of_one_grammar_wait_for_one_compilation_and_later_ones_not_at_
             assert fresh.post("/v1/completions", body).status == 200, "what is known waits in no queue"
             assert fresh.post("/v1/completions", asking("d")).status == 503
         slow.go.set()
+
+
+def test_quick_grammars_do_not_wait_for_slow_ones(fresh: Running, slow: Slow) -> None:
+    with fresh.begin("/v1/completions", asking("first")) as first, fresh.begin("/v1/completions", asking("second")) as second:
+        assert slow.began(1)
+        assert fresh.post("/v1/completions", asking("quick")).status == 200
+        assert slow.begun == ["first"]
+        slow.go.set()
+        assert (first.status(), second.status()) == (200, 200)
 
 
 def test_a_client_that_goes_takes_the_grammar_of_others_with_it_only_as_the_last(fresh: Running, slow: Slow) -> None:

@@ -1,0 +1,137 @@
+"""A compiler's process, which may be killed, as its owner sees it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from jaxllm.grammar.limits import WALL_SECONDS
+from jaxllm.grammar.structure import StructureError
+
+ROOT = str(Path(__file__).parents[2])
+START = f"import sys; sys.path.insert(0, {ROOT!r}); from jaxllm.grammar.compiler import main; main()"
+COMMAND = (sys.executable, "-P", "-c", START)
+MAX_REPLY = 16 << 20
+DYING_SECONDS = 0.1
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a compiler says of a job. `spent`: nothing, within its budget; then it is `final` unless the machine may have been too busy."""
+
+    grammar: str
+    error: str
+    spent: bool = False
+    final: bool = True
+
+    def for_kind(self, kind: str) -> str:
+        """The grammar. Raises StructureError when there is none."""
+        if self.error:
+            raise StructureError(f"{kind}: {self.error}")
+        return self.grammar
+
+
+class Compiler:
+    """Jobs of at most `seconds` of processor time. Calls of several threads wait for each other.
+
+    The process starts with a job, where there is none: with the first, after one that had to be killed, and after `close`.
+    """
+
+    def __init__(self, specials: Mapping[str, int], seconds: float, command: Sequence[str] = COMMAND):
+        self._hello = json.dumps({"specials": dict(specials), "seconds": seconds}).encode() + b"\n"
+        self._command = tuple(command)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._closings = 0  # calls of `close`
+        self._closed: subprocess.Popen[bytes] | None = None  # the process that was ended last by one
+        self._lock = threading.Lock()  # of the process
+
+    def ask(self, line: bytes) -> Verdict:
+        """What comes of a job. Raises StructureError when there is no compiler to ask."""
+        began = self._closings
+        with self._lock:
+            return self._ask(line, began)
+
+    def close(self) -> None:
+        """End the process, whatever it is doing. A job that waits for it ends with an error."""
+        self._closings += 1  # first: a job that begins a process now sees it, and one that has begun it is killed here
+        if (process := self._process) is not None:
+            self._closed = process  # before it ends, which a job that began since would take for its budget's end
+            process.kill()
+        with self._lock:
+            self._end()
+
+    def _ask(self, line: bytes, began: int) -> Verdict:
+        """One job to the process, which is started when it is not there and ended when it does not answer. Raises StructureError, also
+        when there were more than `began` closings in the end."""
+        closed = StructureError("the grammar compiler was closed meanwhile; try again")
+        if self._closings != began:
+            raise closed
+        process = None
+        try:
+            process = self._running()
+            if self._closings != began:  # nobody else ends a process that began after the closing
+                raise ConnectionAbortedError
+            _write(process, line)
+            reply = json.loads(_line(process, time.monotonic() + WALL_SECONDS))
+        except (OSError, ValueError) as error:
+            died = self._end()
+            if self._closings != began or (process is not None and process is self._closed):
+                raise closed from None
+            if process is None:
+                why = error.strerror or error if isinstance(error, OSError) else error
+                raise StructureError(f"the grammar compiler cannot be started ({why}); try again later") from None
+            return Verdict("", "it takes too much time or memory to compile; make it simpler", spent=True, final=died)
+        return Verdict(reply.get("grammar", ""), reply.get("error", ""))
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self._process is not None and self._process.poll() is None:
+            return self._process
+        self._end()
+        self._process = subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+        _write(self._process, self._hello)
+        _line(self._process, time.monotonic() + WALL_SECONDS)
+        return self._process
+
+    def _end(self) -> bool:
+        """Whether the process had ended by itself, which is what exhausted budgets make it do."""
+        process, self._process = self._process, None
+        if process is None:
+            return False
+        with contextlib.suppress(subprocess.TimeoutExpired):  # its pipe closes a moment before it is gone
+            process.wait(DYING_SECONDS)
+        died = process.poll() is not None
+        process.kill()
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            assert pipe is not None
+            with contextlib.suppress(OSError):  # what was not written
+                pipe.close()
+        return died
+
+
+def _write(process: subprocess.Popen[bytes], line: bytes) -> None:
+    assert process.stdin is not None
+    process.stdin.write(line)
+    process.stdin.flush()
+
+
+def _line(process: subprocess.Popen[bytes], deadline: float) -> bytes:
+    """What the process writes up to the end of the line. Raises OSError when it ends, is late, or writes too much."""
+    assert process.stdout is not None
+    found = bytearray()
+    while not found.endswith(b"\n"):
+        ready, _, _ = select.select([process.stdout], [], [], max(0.0, deadline - time.monotonic()))
+        data = os.read(process.stdout.fileno(), 1 << 16) if ready else b""
+        if not data or len(found) > MAX_REPLY:
+            raise OSError("no answer")
+        found += data
+    return bytes(found)
