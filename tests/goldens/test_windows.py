@@ -36,7 +36,8 @@ def test_alone_preempted_and_cached_in_a_small_pool_it_says_what_transformers_sa
     golden, window = load_golden(name), CASES[name]["sliding_window"]
     held = -(-(window + 16 - 2) // 8) + 1
     longest = 1 if name.startswith("mistral") else -(-(max(PROMPT_LENGTHS) + NEW_TOKENS) // 8)
-    core = engine(golden.directory, max_num_batched_tokens=16, num_gpu_blocks_override=(held + 3) * longest // (held if longest > 1 else 1))
+    pages = (held + 3) * longest // (held if longest > 1 else 1)
+    core = engine(golden.directory, max_num_batched_tokens=16, max_num_seqs=8, num_gpu_blocks_override=pages)
     core.scheduler.forecast = Optimist()
     pool = core.scheduler.pools[-1]
     assert core.resolved.windows[-1] == window and held + 3 <= pool.num_pages
@@ -46,4 +47,15 @@ def test_alone_preempted_and_cached_in_a_small_pool_it_says_what_transformers_sa
         check(core, [one])
     check(core, list(golden.continuations))
     assert core.stats().prefix_hits > 0
-    assert core.stats().preemptions > 0 or window == 8, "with a window of one page a request hardly grows"
+    before = core.stats().preemptions
+    check(core, too_many(core, golden.continuations[0]))
+    assert core.stats().preemptions > before
+
+
+def too_many(core: Engine, one: Continuation) -> list[Continuation]:
+    """As many of these as begin together in the pool of layers with a window, and do not fit it any more when they have grown."""
+    pool = core.scheduler.pools[-1]
+    grown = min(pool.pages_for(len(one.prompt) + NEW_TOKENS - 1), pool.kind.steady(pool.page_size) or pool.num_pages)
+    count = pool.num_pages // grown + 1
+    assert count <= core.resolved.max_num_seqs and count * pool.pages_for(len(one.prompt)) < pool.num_pages
+    return [one] * count
