@@ -214,7 +214,7 @@ class Scheduler:
                 continue
             position = request.computed
             if position < request.prefill_end:
-                if request.room >= request.prefill_end or self._open(request, preempted):
+                if prefill and (request.room >= request.prefill_end or self._open(request, preempted)):
                     prefilling.append(request)
                 continue
             if not decode or request.num_scheduled_outputs >= request.max_tokens:

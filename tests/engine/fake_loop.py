@@ -17,7 +17,7 @@ from jaxllm.engine.buckets import Buckets
 from jaxllm.engine.ferry import Ferry
 from jaxllm.engine.forecast import Forecast
 from jaxllm.engine.limits import Limits
-from jaxllm.engine.plan import Chunk, Moves, Plan
+from jaxllm.engine.plan import Chunk, Moves, Plan, spans
 from jaxllm.engine.policy import POLICIES
 from jaxllm.engine.request import Family, Request, Status
 from jaxllm.engine.scheduler import Scheduler
@@ -46,6 +46,7 @@ class Setup:
     unsaved: int = 0  # every so-manieth page that is saved finds no memory there; 0: none
     late: int = 0  # after how many more plans that move pages this shows; until then the device has them
     swaps: bool = False
+    uniform: bool = False
     forecast: type[Forecast] = Forecast
     delay: int = 1  # steps between launch and commit; 0 is the engine without overlap
 
@@ -69,6 +70,8 @@ class Loop:
         if setup.host_pages and self.prefix is not None:
             ferry = Ferry(HostTier(setup.host_pages, min(setup.host_cached, setup.host_pages)), self.prefix, setup.seats)
             self.scheduler.use_host(ferry, setup.swaps, setup.caching)
+        if setup.uniform:
+            self.scheduler.stay_uniform()
         self._handed_out: set[tuple[int, int]] = set()  # findable pages that the plan took, kind and page: they may come to hold the same
         for kind, pool in enumerate(self.pools):
             pool.evicted = pool.evicted or functools.partial(self._note, kind)
@@ -79,6 +82,8 @@ class Loop:
         self.stop_at: dict[Request, int | None] = {}
         self.in_flight: deque[tuple[Plan, list[int]]] = deque()
         self.aborted: set[Request] = set()
+        self.jumped: set[Request] = set()  # of whom the step in flight draws what is not used
+        self.scored: dict[Request, int] = {}  # tokens of prompts whose log-probabilities have been asked for
         self.searches: dict[str, Beams] = {}  # that run
         self.found: dict[str, tuple[Beams, list[int]]] = {}  # those that have ended, with their prompts
         self.first_tokens: list[int] = []  # arrival numbers, in the order in which first tokens were planned
@@ -100,8 +105,11 @@ class Loop:
         """Queue a request; None when it can never run. It arrives a second after the one before."""
         return next(iter(self.add_choices(1, prompt, max_tokens, stop_at, priority)), None)
 
-    def add_choices(self, n: int, prompt: list[int], max_tokens: int, stop_at: int | None = None, priority: int = 0) -> list[Request]:
-        """Queue the n choices of one prompt; none of them when they can never run."""
+    def add_choices(
+        self, n: int, prompt: list[int], max_tokens: int, stop_at: int | None = None, priority: int = 0, score: bool = False
+    ) -> list[Request]:
+        """Queue the n choices of one prompt; none of them when they can never run. With `score` the prompt's log-probabilities are
+        wanted."""
         if not self.scheduler.fits(len(prompt) + max_tokens - 1):
             return []
         family: list[Request] = []
@@ -111,6 +119,7 @@ class Loop:
             request = Request(
                 id=str(number), index=0, prompt=prompt, params=params, seed=seed, arrival=float(number), max_tokens=max_tokens
             )
+            request.score_end = len(prompt) - 1 if score and seed == 0 else 0
             family.append(request)
             if n > 1:
                 request.family = shared
@@ -151,7 +160,9 @@ class Loop:
             frozen = {page for _, page, _ in before & self._readable()}
             self.device.host.move(self.device.kv[0], self.setup.page_size, plan.moves, frozen)
             self._lose_unsaved(plan.moves)
+        assert not (plan.empty and plan.copies), "pages are copied by steps"
         if not plan.empty:
+            self._check_scores(plan)
             self.in_flight.append((plan, self.device.run(plan, {(kind, page) for kind, page, _ in before & self._readable()})))
         while len(self.in_flight) > (self.setup.delay if not plan.empty else 0):
             self.commit(*self.in_flight.popleft())
@@ -166,6 +177,35 @@ class Loop:
     def forget_prefixes(self) -> None:
         """Requests to which pages were being brought start again."""
         self._send_back(self.scheduler.forget_prefixes)
+
+    def preempt_all(self) -> None:
+        """Every request that runs starts again."""
+        running = [r for r in self.requests if r.status is Status.RUNNING]
+        self.scheduler.preempt_all()
+        for request in running:
+            self.reached.pop(request, None)
+        self.sent_back |= set(running)
+
+    def spoil(self, request: Request) -> None:
+        """What it has computed is no number, and it ends."""
+        self._send_back(functools.partial(self.scheduler.spoil, request))
+        self.abort(request)
+
+    def jump(self, request: Request, count: int) -> None:
+        """Somebody knows the next tokens of a request that is to draw one in the newest step, as a grammar may: so many are not drawn.
+        Where there is no room for them, nothing happens."""
+        while len(self.in_flight) > 1:
+            self.commit(*self.in_flight.popleft())
+        if not self.in_flight or request not in self.in_flight[0][0].emitters or request in self.jumped or request.searches:
+            return
+        room = min(count, self.scheduler.ahead(request)) if request.status is Status.RUNNING else 0
+        known, said = generate(request.prompt, request.max_tokens, self.stop_at[request], request.seed), len(request.output)
+        forced = known[said : said + room]
+        for token in forced:
+            self._accept(request, token)
+        if forced and request.status is not Status.FINISHED:
+            self.scheduler.jump(request)
+            self.jumped.add(request)
 
     def lose(self, places: list[int]) -> None:
         """What was saved there is not; whom it was being brought to start again."""
@@ -205,15 +245,21 @@ class Loop:
         for request, token in zip(rows, tokens, strict=True):
             if request is None or request.status is Status.FINISHED:
                 continue
+            if request in self.jumped:
+                self.jumped.remove(request)
+                continue
             assert token >= 0, "the device stopped a row that the host did not"
             if request.id in self.searches:
                 self._feed(request)
                 continue
-            request.output.append(token)
-            self.scheduler.committed(request, 1)
-            if token == EOS or len(request.output) in (request.max_tokens, self.stop_at[request]):
-                self.scheduler.finish(request)
+            self._accept(request, token)
             self.scheduler.check()
+
+    def _accept(self, request: Request, token: int) -> None:
+        request.output.append(token)
+        self.scheduler.committed(request, 1)
+        if token == EOS or len(request.output) in (request.max_tokens, self.stop_at[request]):
+            self.scheduler.finish(request)
 
     def _feed(self, request: Request) -> None:
         """The most likely tokens of a beam; forks begin where their parents are."""
@@ -242,6 +288,9 @@ class Loop:
         rows = [*plan.decodes, *(c.request for c in plan.chunks)]
         assert len(set(rows)) == len(rows) and set(rows) <= set(running)
         self._check_shape(plan)
+        if setup.uniform:
+            assert not (plan.decodes and plan.chunks), "prompts and decodes run together"
+            assert not plan.preempted or any(r.searches for r in self.requests), "a request was preempted"
         for request in plan.preempted:
             assert all(r.place < request.place for r in running), "a request was preempted for one behind it"
             assert request.status is Status.WAITING and not request.pages and request.slot == -1
@@ -258,16 +307,27 @@ class Loop:
             needed = max(request.computed, request.prefill_end)
             for pool, table in zip(self.pools, request.tables, strict=True):
                 assert len(table.pages) * setup.page_size - needed < setup.page_size, "more than a page is wasted"
-                assert len(table.pages) * setup.page_size >= (needed if pool.kind.window is None else request.computed)
+                whole = pool.kind.window is None and not setup.uniform  # where a beam may wait for its turn
+                assert len(table.pages) * setup.page_size >= (needed if whole else request.computed)
                 assert len(table.held) <= pool.most(needed), "pages are held that nobody sees"
         if running:
             oldest = running[0]
             # Decodes go first: before a beam's token, which is a chunk, and before who waited for pages beside them.
             full = (oldest.searches or setup.host_pages) and len(plan.decodes) == setup.max_num_batched_tokens
             ended = oldest.num_scheduled_outputs == oldest.max_tokens
+            full = full or (setup.uniform and rows)  # it is not its turn
             assert oldest in rows or oldest.arriving or full or ended, "the oldest request stands still"
         else:
             assert not scheduler.waiting or self.in_flight, "requests wait though nothing runs"
+
+    def _check_scores(self, plan: Plan) -> None:
+        """Every token of a prompt that is to be scored is computed and scored once, before the first token is drawn."""
+        for span in spans(plan):
+            assert self.scored.get(span.request, 0) == span.start, "a token is scored twice or left out"
+            self.scored[span.request] = span.stop
+        plan.begun(0.0)
+        for request in plan.emitters:
+            assert request is None or self.scored.get(request, 0) == request.score_end == request.scored
 
     def _check_shape(self, plan: Plan) -> None:
         if plan.chunks:

@@ -25,7 +25,7 @@ class Search(NamedTuple):
     priority: int
 
 
-type Job = tuple[int, list[int], int, int | None, int]
+type Job = tuple[int, list[int], int, int | None, int, bool]
 
 BASE = [(7 * i) % (VOCAB - 1) + 1 for i in range(200)]
 
@@ -41,6 +41,7 @@ SETTINGS = {
     "unsaved": st.sampled_from([0, 1, 2, 3]),
     "late": st.integers(0, 3),
     "delay": st.integers(0, 2),
+    "uniform": st.sampled_from([False, False, False, True]),
 }
 
 
@@ -75,11 +76,13 @@ roomy = st.builds(
 
 @st.composite
 def jobs(draw: st.DrawFn, longest: int) -> Job:
-    """Choices, prompt, max_tokens, where the host stops them, and their priority. Prompts share prefixes of every length."""
+    """Choices, prompt, max_tokens, where the host stops them, their priority, and whether the prompt is scored. Prompts share prefixes of
+    every length."""
     shared = draw(st.integers(0, longest))
     own = draw(st.lists(st.integers(1, 3), min_size=0 if shared else 1, max_size=4))
     choices, priority = draw(st.sampled_from([1, 1, 1, 2, 3, 5])), draw(st.sampled_from((0, 0, 1, -1, -300)))
-    return choices, BASE[:shared] + own, draw(st.integers(1, 20)), draw(st.none() | st.integers(1, 12)), priority
+    stop_at, score = draw(st.none() | st.integers(1, 12)), draw(st.sampled_from((False, False, False, True)))
+    return choices, BASE[:shared] + own, draw(st.integers(1, 20)), stop_at, priority, score
 
 
 @st.composite
@@ -153,7 +156,7 @@ def test_running_twice_with_a_warm_index_gives_the_same_tokens(setup: Setup, wor
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """Any order of arrivals, steps, aborts and cache resets."""
+    """Any order of arrivals, steps, tokens that need no draw, failures, aborts and resets."""
 
     @initialize(setup=tiny)
     def start(self, setup: Setup) -> None:
@@ -176,6 +179,20 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def abort(self, data: st.DataObject) -> None:
         self.loop.abort(data.draw(st.sampled_from(self.loop.requests)))
+
+    @precondition(lambda self: self.loop.requests)
+    @rule(data=st.data(), count=st.integers(1, 6))
+    def jump(self, data: st.DataObject, count: int) -> None:
+        self.loop.jump(data.draw(st.sampled_from(self.loop.requests)), count)
+
+    @precondition(lambda self: self.loop.requests)
+    @rule(data=st.data())
+    def spoil(self, data: st.DataObject) -> None:
+        self.loop.spoil(data.draw(st.sampled_from(self.loop.requests)))
+
+    @rule()
+    def start_again(self) -> None:
+        self.loop.preempt_all()
 
     @precondition(lambda self: self.loop.prefix is not None)
     @rule()

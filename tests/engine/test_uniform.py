@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
 from jaxllm.engine.buckets import Buckets
@@ -79,6 +80,15 @@ def test_choices_of_one_prompt_still_share_it(make_engine: MakeEngine) -> None:
     request = [GenerateRequest(id="n", prompt_token_ids=PROMPTS[1], params=drawn)]
     found, wanted = (collect(make_engine(**options), request) for options in ({"batch_invariant": True}, {}))
     assert [tokens_of(found, "n", i) for i in range(3)] == [tokens_of(wanted, "n", i) for i in range(3)]
+
+
+def test_a_search_without_anything_to_decode_beside_it_keeps_what_its_beams_share(make_engine: MakeEngine) -> None:
+    search = SamplingParams(use_beam_search=True, n=3, temperature=0, max_tokens=8, ignore_eos=True)
+    request = [GenerateRequest(id="s", prompt_token_ids=list(range(3, 18)), params=search)]  # a token short of two pages
+    found, wanted = (collect(make_engine(async_scheduling=False, batch_invariant=uniform), request) for uniform in (True, False))
+    assert [delta.token_ids for delta in found] == [delta.token_ids for delta in wanted]
+    sums = [[delta.cumulative_logprob for delta in deltas] for deltas in (found, wanted)]
+    np.testing.assert_allclose(sums[0], sums[1], atol=1e-4)
 
 
 @pytest.mark.parametrize("platform", ["cpu", "gpu"])
