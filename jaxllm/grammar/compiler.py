@@ -1,13 +1,14 @@
 """The compiler's own process: JSON lines in, JSON lines out; it may be killed at any time.
 
-The first line has the id of each special token and the budget of a job, and is answered when the process is ready. Every later one is a
-job, answered by {"grammar": text} or {"error": why}. A job that needs more processor time than its budget is killed by the kernel, with
-this process; one that wants too much memory fails.
+The first line has the id of each special token and the budget of a job, and is answered when the process is ready. Every later one is
+a job, answered by {"grammar": text} or {"error": why}, or {"spent": true} when it needs more processor time than its budget: each is done
+in a fork, which the kernel kills then. One that wants too much memory fails.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import resource
 import signal
 import sys
@@ -101,13 +102,17 @@ def serve(lines: TextIO, out: TextIO) -> None:
     tokenizer = LLTokenizer(TokenizerWrapper(ByteTokens(specials)))
     _say({}, out)
     for line in lines:
-        signal.setitimer(signal.ITIMER_PROF, seconds)  # processor time; SIGPROF ends a process that does not handle it
-        reply = answer(line, specials, tokenizer)
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        _say(reply, out)
+        if (fork := os.fork()) == 0:
+            signal.setitimer(signal.ITIMER_PROF, seconds)  # processor time; SIGPROF ends a process that does not handle it
+            reply = answer(line, specials, tokenizer)
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            _say(reply, out)
+            os._exit(0)
+        if os.waitpid(fork, 0)[1]:
+            _say({"spent": True}, out)
 
 
-def _say(reply: dict[str, str], out: TextIO) -> None:
+def _say(reply: dict[str, Any], out: TextIO) -> None:
     out.write(json.dumps(reply) + "\n")
     out.flush()
 

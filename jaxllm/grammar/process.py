@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import threading
@@ -21,15 +22,15 @@ ROOT = str(Path(__file__).parents[2])
 START = f"import sys; sys.path.insert(0, {ROOT!r}); from jaxllm.grammar.compiler import main; main()"
 COMMAND = (sys.executable, "-P", "-c", START)
 MAX_REPLY = 16 << 20
-DYING_SECONDS = 0.1
+TOO_MUCH = "it takes too much time or memory to compile; make it simpler"
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a compiler says of a job. `spent`: nothing, within its budget; then it is `final` unless the machine may have been too busy."""
+    """What a compiler says of a job. `spent`: nothing within its budget, or nothing at all, which is not `final`."""
 
-    grammar: str
-    error: str
+    grammar: str = ""
+    error: str = ""
     spent: bool = False
     final: bool = True
 
@@ -43,7 +44,7 @@ class Verdict:
 class Compiler:
     """Jobs of at most `seconds` of processor time. Calls of several threads wait for each other.
 
-    The process starts with a job, where there is none: with the first, after one that had to be killed, and after `close`.
+    The process starts with a job, where there is none: with the first, after one that never answered, and after `close`.
     """
 
     def __init__(self, specials: Mapping[str, int], seconds: float, command: Sequence[str] = COMMAND):
@@ -65,7 +66,7 @@ class Compiler:
         self._closings += 1  # first: a job that begins a process now sees it, and one that has begun it is killed here
         if (process := self._process) is not None:
             self._closed = process  # before it ends, which a job that began since would take for its budget's end
-            process.kill()
+            kill(process)
         with self._lock:
             self._end()
 
@@ -83,14 +84,14 @@ class Compiler:
             _write(process, line)
             reply = json.loads(_line(process, time.monotonic() + WALL_SECONDS))
         except (OSError, ValueError) as error:
-            died = self._end()
+            self._end()
             if self._closings != began or (process is not None and process is self._closed):
                 raise closed from None
             if process is None:
                 why = error.strerror or error if isinstance(error, OSError) else error
                 raise StructureError(f"the grammar compiler cannot be started ({why}); try again later") from None
-            return Verdict("", "it takes too much time or memory to compile; make it simpler", spent=True, final=died)
-        return Verdict(reply.get("grammar", ""), reply.get("error", ""))
+            return Verdict(error=TOO_MUCH, spent=True, final=False)
+        return Verdict(error=TOO_MUCH, spent=True) if "spent" in reply else Verdict(reply.get("grammar", ""), reply.get("error", ""))
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is not None and self._process.poll() is None:
@@ -101,21 +102,23 @@ class Compiler:
         _line(self._process, time.monotonic() + WALL_SECONDS)
         return self._process
 
-    def _end(self) -> bool:
-        """Whether the process had ended by itself, which is what exhausted budgets make it do."""
+    def _end(self) -> None:
         process, self._process = self._process, None
         if process is None:
-            return False
-        with contextlib.suppress(subprocess.TimeoutExpired):  # its pipe closes a moment before it is gone
-            process.wait(DYING_SECONDS)
-        died = process.poll() is not None
-        process.kill()
+            return
+        kill(process)
         process.wait()
         for pipe in (process.stdin, process.stdout):
             assert pipe is not None
             with contextlib.suppress(OSError):  # what was not written
                 pipe.close()
-        return died
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    """End a process with the fork that does its job."""
+    if process.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def _write(process: subprocess.Popen[bytes], line: bytes) -> None:
