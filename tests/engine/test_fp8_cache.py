@@ -14,6 +14,7 @@ from jaxllm.engine.engine import Engine
 from jaxllm.engine.request import GenerateRequest
 from jaxllm.sampling.options import SamplingParams
 from tests.engine.conftest import Outcome, collect, outcomes, tokens_of
+from tests.engine.fake_host import Optimist
 from tests.engine.test_invariants import HOW, PROMPTS
 
 MakeEngine = Callable[..., Engine]
@@ -40,6 +41,15 @@ def test_a_request_gets_the_same_however_it_is_run(make_engine: MakeEngine, alon
     engine = make_engine(kv_cache_dtype="fp8", **HOW[how])
     assert_same(engine, alone)
     assert (engine.stats().preemptions > 0) == (how == "preempted")
+
+
+@pytest.mark.slow
+def test_pages_go_to_host_memory_and_come_back_with_their_scales(make_engine: MakeEngine, alone: list[Outcome]) -> None:
+    small = {"num_gpu_blocks_override": 11, "max_model_len": 88}
+    engine = make_engine(kv_cache_dtype="fp8", preemption_mode="swap", swap_space=0.01, **small)
+    engine.scheduler.forecast = Optimist()
+    assert_same(engine, alone)
+    assert engine.stats().pages_loaded > 0
 
 
 def test_a_cached_prefix_changes_nothing(make_engine: MakeEngine, alone: list[Outcome]) -> None:
