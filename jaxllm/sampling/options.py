@@ -139,13 +139,13 @@ class SamplingParams:
         if not self.use_beam_search:
             for name in ("length_penalty", "early_stopping"):
                 if getattr(self, name) != default_of(name):
-                    raise OptionError(name, f"{name} needs use_beam_search; leave it out or send {default_of(name)!r}")
+                    raise OptionError(name, f"{name} needs use_beam_search; leave it out")
             return
         if self.temperature not in (0, 1):
             raise OptionError("temperature", f"temperature must be 0 or 1 in a beam search, which draws nothing, got {self.temperature:g}")
         for name in OPTIONS.keys() - WITH_BEAMS:
             if getattr(self, name) not in (*OPTIONS[name].neutral, *OPTIONS[name].also, None):
-                raise OptionError(name, f"{name} cannot be used in a beam search; leave it out or send {default_of(name)!r}")
+                raise OptionError(name, f"{name} cannot be used in a beam search; leave it out")
 
     @property
     def samples(self) -> int:

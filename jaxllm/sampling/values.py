@@ -146,7 +146,7 @@ def _strings(name: str, row: Option, value: Any) -> Any:
     if items is not None and len(items) > row.max_items:
         raise OptionError(name, f"{name} takes at most {row.max_items} strings, got {len(items)}")
     if items is None or not all(isinstance(x, str) for x in items):
-        raise OptionError(name, f"{name} must be a string or a list of strings")
+        raise OptionError(name, f"{name} must be a {'string or a ' if row.kind == 'strings' else ''}list of strings")
     for text in items:
         if not text or len(text) > MAX_STOP_CHARS:
             raise OptionError(name, f"each string of {name} must have 1 to {MAX_STOP_CHARS} characters, got {len(text)}")

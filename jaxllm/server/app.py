@@ -111,6 +111,8 @@ class Routes:
         strings = get(body, "return_token_strs", bool, False)
         refuse_tools(body)
         if body.get("messages") is not None:
+            if body.get("prompt") is not None:
+                raise bad_request("prompt and messages exclude each other; send one of them", "prompt")
             refuse_unsupported(body, CHAT_NEUTRAL)
             ids = await edge.in_thread(edge.render, read_conversation(body, edge.rules))
         else:

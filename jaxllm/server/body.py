@@ -13,15 +13,24 @@ from jaxllm.server.large import read_large
 from jaxllm.server.protocol import Rules
 
 BODY_DEADLINE = 60.0  # seconds for a whole body to arrive
+COMPRESSED = frozenset({b"gzip", b"x-gzip", b"deflate", b"br", b"zstd", b"compress", b"x-compress"})
 AT_ONCE = 1 << 18  # bytes that are read without a break
 
 
 async def read_json(scope: dict[str, Any], receive: Any, limit: int, rules: Rules) -> dict[str, Any]:
     """The JSON object that a request carries. Raises ApiError: 400 malformed, 408 too slow, 413 too large, 415 wrong type."""
+    check_encoding(scope["headers"])
     body = await read_body(scope, receive, limit)
     found = loads(body) if len(body) <= AT_ONCE else await read_large(body, rules)
     check_type(scope["headers"])
     return found
+
+
+def check_encoding(headers: list[tuple[bytes, bytes]]) -> None:
+    """Nothing is decompressed: a small body could become a large one."""
+    encoding = (header(headers, b"content-encoding") or b"").strip().lower()
+    if encoding in COMPRESSED:
+        raise ApiError(415, f"the body is compressed ({encoding.decode()}); send it as it is", code="unsupported_media_type")
 
 
 def check_type(headers: list[tuple[bytes, bytes]]) -> None:

@@ -28,6 +28,17 @@ CHAT_NEUTRAL: dict[str, tuple[Any, ...]] = {
     "add_special_tokens": (False,),
 }
 
+# Fields that mean nothing but in chats, with the values that ask for nothing.
+CHATS_ALONE: dict[str, tuple[Any, ...]] = {
+    **{name: neutral for name, neutral in CHAT_NEUTRAL.items() if name != "add_special_tokens"},
+    **dict.fromkeys(("tools", "functions"), ([],)),
+    **dict.fromkeys(("tool_choice", "function_call"), ("none", "auto")),
+    **dict.fromkeys(("chat_template", "reasoning_effort"), ()),
+    "chat_template_kwargs": ({},),
+    "continue_final_message": (False,),
+    "add_generation_prompt": (True, False),
+}
+
 
 def read_messages(value: Any, max_chars: int) -> list[dict[str, Any]]:
     """The messages as chat templates take them: known roles, text content, parsed tool-call arguments. Raises ApiError(400)."""

@@ -80,5 +80,5 @@ def shown(value: object) -> str:
     """A bounded picture of a client's value for an error message; containers are described, not echoed."""
     if isinstance(value, (list, dict)):
         return f"a {type(value).__name__} of {len(value)}"
-    text = repr(value)
+    text = "null" if value is None else repr(value).lower() if isinstance(value, bool) else repr(value)
     return text if len(text) <= MAX_ECHO else text[: MAX_ECHO - 1] + "…"

@@ -105,12 +105,14 @@ def optional[T](body: dict[str, Any], name: str, kind: type[T]) -> T | None:
     return None if body.get(name) is None else get(body, name, kind, kind())
 
 
-def refuse_unsupported(body: dict[str, Any], table: dict[str, tuple[Any, ...]]) -> None:
-    """Raise ApiError(400) on the first field of `table` that asks for something."""
+def refuse_unsupported(body: dict[str, Any], table: dict[str, tuple[Any, ...]], elsewhere: str | None = None) -> None:
+    """Raise ApiError(400) on the first field of `table` that asks for something; `elsewhere` it would be taken."""
     for name, neutral in table.items():
         value = body.get(name)
         if value is not None and not is_one_of(value, neutral):
-            remedy = f"here; send {INSTEAD[name]}" if name in INSTEAD else "yet; leave it out"
+            remedy = "yet; leave it out" if elsewhere is None else f"here, but in {elsewhere}; leave it out"
+            if name in INSTEAD:
+                remedy = f"here; send {INSTEAD[name]}"
             raise bad_request(f"{name} is not supported {remedy}", name, "unsupported_parameter")
 
 
@@ -204,5 +206,7 @@ def read_stream(body: dict[str, Any]) -> tuple[bool, bool, bool]:
     for name in options:
         if name not in ("include_usage", "continuous_usage_stats", "include_obfuscation"):
             raise bad_request(f"stream_options has no option {shown(name)}", "stream_options")
-        get(options, name, bool, False)
+        if options[name] is not None and not isinstance(options[name], bool):
+            where = f"stream_options.{name}"
+            raise bad_request(f"{where} must be true or false, got {shown(options[name])}", where)
     return stream, bool(options.get("include_usage")), bool(options.get("continuous_usage_stats"))

@@ -12,7 +12,7 @@ from jaxllm.config import Resolved
 from jaxllm.engine.request import RequestError, check_scores
 from jaxllm.sampling.options import SamplingParams
 from jaxllm.sampling.values import OptionError
-from jaxllm.server.chat import CHAT_NEUTRAL, read_messages, read_template_kwargs, refuse_tools
+from jaxllm.server.chat import CHAT_NEUTRAL, CHATS_ALONE, read_messages, read_template_kwargs, refuse_tools
 from jaxllm.server.errors import ApiError, bad_request, shown
 from jaxllm.server.fields import (
     IGNORED,
@@ -40,7 +40,7 @@ _SHARED = frozenset(
     | {"return_tokens_as_token_ids", "echo"}
 )
 COMPLETION_NEUTRAL: dict[str, tuple[Any, ...]] = {"top_logprobs": (0,), "max_completion_tokens": ()}  # fields of chats
-COMPLETION_FIELDS = _SHARED | {"prompt", *COMPLETION_NEUTRAL}
+COMPLETION_FIELDS = _SHARED | {"prompt", *COMPLETION_NEUTRAL, *CHATS_ALONE}
 CHAT_FIELDS = _SHARED | set(CHAT_NEUTRAL) | {
     "messages", "max_completion_tokens", "top_logprobs", "tools", "tool_choice", "functions", "function_call", "add_generation_prompt",
     "continue_final_message", "chat_template", "chat_template_kwargs", "reasoning_effort", "modalities",
@@ -120,6 +120,7 @@ def parse_completion(body: dict[str, Any], rules: Rules) -> CompletionRequest:
     """Raises ApiError that names the field at fault."""
     model = read_model(body, rules.served)
     refuse_unsupported(body, NEUTRAL | COMPLETION_NEUTRAL)
+    refuse_unsupported(body, CHATS_ALONE, "/v1/chat/completions")
     structure = read_structure(body)
     stream, at_end, always = read_stream(body)
     echo = get(body, "echo", bool, False)

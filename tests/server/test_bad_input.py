@@ -222,7 +222,7 @@ def test_messages_that_are_none_are_refused_by_position(server: Running, message
         ({"modalities": ["audio"]}, "modalities"), ({"documents": [{"text": "a"}]}, "documents"),
         ({"stream": True, "stream_options": {"nonsense": True}}, "stream_options"),
         ({"stream": True, "stream_options": []}, "stream_options"),
-        ({"stream": True, "stream_options": {"include_usage": "yes"}}, "include_usage"),
+        ({"stream": True, "stream_options": {"include_usage": "yes"}}, "stream_options.include_usage"),
     ],
     ids=range(30),
 )  # fmt: skip
