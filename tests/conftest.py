@@ -21,8 +21,14 @@ os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(pathlib.Path(__file__).pa
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8".strip()
+FLAGS = {
+    "xla_force_host_platform_device_count": 8,
+    "xla_cpu_collective_call_terminate_timeout_seconds": 600,  # the threads of eight devices take turns on few, busy cores
+}
+if "cuda" not in os.environ["JAX_PLATFORMS"]:
+    FLAGS["xla_backend_optimization_level"] = 0  # tests compile for longer than they compute, and this halves it
+given = os.environ.get("XLA_FLAGS", "")
+os.environ["XLA_FLAGS"] = " ".join([given, *(f"--{name}={value}" for name, value in FLAGS.items() if name not in given)]).strip()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

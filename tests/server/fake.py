@@ -65,7 +65,7 @@ class Control:
         self.resets: list[bool] = []
         self.counted: dict[str, int] = {}  # statistics, by the name of their field
 
-    def saw(self, condition: Callable[[], bool], timeout: float = 20) -> bool:
+    def saw(self, condition: Callable[[], bool], timeout: float = 60) -> bool:
         """Wait until the engine's thread has made `condition` true."""
         with self.changed:
             return self.changed.wait_for(condition, timeout)

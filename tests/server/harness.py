@@ -52,7 +52,7 @@ class Running:
         self.http = threading.Thread(target=lambda: asyncio.run(self._serve(ours)))
         self._core.start()
         self.http.start()
-        assert self._up.wait(20)
+        assert self._up.wait(60)
         return self
 
     def factory(self) -> Factory:
@@ -62,8 +62,8 @@ class Running:
     def __exit__(self, *error: object) -> None:
         self.control.go.set()
         self._server.should_exit = True
-        self.http.join(20)
-        self._core.join(20)
+        self.http.join(60)
+        self._core.join(60)
         assert not self.http.is_alive()
         assert not self._core.is_alive()
 
@@ -80,7 +80,7 @@ class Running:
 
     def request(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> Answer:
         """One request over a connection of its own; `body` is sent as JSON unless it is bytes."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=240)
         data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
         try:
             connection.request(method, path, data, {"content-type": "application/json", **(headers or {})})
@@ -112,7 +112,7 @@ class Open:
     """A connection with a request under way; a context manager."""
 
     def __init__(self, port: int, data: bytes):
-        self._socket = socket.create_connection(("127.0.0.1", port), timeout=30)
+        self._socket = socket.create_connection(("127.0.0.1", port), timeout=240)
         self._reader = self._socket.makefile("rb")
         self._socket.sendall(data)
 

@@ -50,7 +50,7 @@ class Process:
                     self.log += line
                     self._heard.notify_all()
 
-    def says(self, text: str, timeout: float = 30) -> None:
+    def says(self, text: str, timeout: float = 120) -> None:
         """Wait for a line in the log."""
         with self._heard:
             assert self._heard.wait_for(lambda: text in self.log, timeout), self.log
@@ -79,7 +79,7 @@ class Process:
 
     def get(self, path: str) -> tuple[int, bytes]:
         """Status and body."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         try:
             connection.request("GET", path)
             reply = connection.getresponse()
@@ -87,7 +87,7 @@ class Process:
         finally:
             connection.close()
 
-    def ended(self, timeout: float = 20) -> int:
+    def ended(self, timeout: float = 60) -> int:
         """The exit status; the engine process must be gone too."""
         status = self.process.wait(timeout)
         self._reader.join(timeout)
@@ -98,7 +98,7 @@ class Process:
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
-        self._reader.join(20)
+        self._reader.join(60)
 
 
 @pytest.fixture
@@ -132,7 +132,7 @@ def await_gone(pid: int) -> None:
     try:
         import select
 
-        ready, _, _ = select.select([watch], [], [], 30)
+        ready, _, _ = select.select([watch], [], [], 60)
         assert ready
     finally:
         os.close(watch)
@@ -224,7 +224,7 @@ def test_a_signal_while_loading_ends_everything(launch: Any, tmp_path: pathlib.P
 def run(*flags: str, **environ: str) -> subprocess.CompletedProcess[str]:
     """The real command, which must fail before it starts an engine."""
     command = [sys.executable, "-m", "jaxllm.server", *flags]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=os.environ | environ)
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=os.environ | environ)
 
 
 @pytest.mark.parametrize("case", ["port", "model", "empty", "template"])
@@ -263,7 +263,7 @@ def test_a_unix_socket_is_served_and_a_stale_one_replaced(launch: Any, tmp_path:
     server = launch("--uds", str(path))
     server.says("serving m on the Unix socket")
     with socket.socket(socket.AF_UNIX) as sock:
-        sock.settimeout(20)
+        sock.settimeout(60)
         sock.connect(str(path))
         sock.sendall(b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n")
         assert sock.recv(100).startswith(b"HTTP/1.1 200")

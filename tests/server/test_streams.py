@@ -6,6 +6,7 @@ import asyncio
 import json
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -32,12 +33,12 @@ class Slow(Control):
     def step_until(self, condition: Callable[[], bool]) -> None:
         """Give permits one by one until the engine's thread has made `condition` true."""
         with self.changed:
-            for _ in range(200):
-                if condition():
-                    return
-                self.permits.release(1)
+            until = time.monotonic() + 60
+            while not condition():
+                assert time.monotonic() < until, "the engine never got there"
+                if not self.permits._value:  # the one before has been taken
+                    self.permits.release(1)
                 self.changed.wait(0.02)
-        raise AssertionError("the engine never got there")
 
 
 class Permits:
@@ -341,10 +342,11 @@ def test_many_streams_at_once_stay_apart(server: Running) -> None:
 
 
 def test_slow_heads_and_slow_bodies_are_cut_off(fresh: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jaxllm.server.http.HEADER_DEADLINE", 0.05)
-    for data in (b"", b"GET /health HTTP/1.1\r\nhost:"):
-        with fresh.begin_raw(data) as sock:
-            assert sock.closed()
+    with monkeypatch.context() as patch:
+        patch.setattr("jaxllm.server.http.HEADER_DEADLINE", 0.05)
+        for data in (b"", b"GET /health HTTP/1.1\r\nhost:"):
+            with fresh.begin_raw(data) as sock:
+                assert sock.closed()
     monkeypatch.setattr("jaxllm.server.body.BODY_DEADLINE", 0.05)
     with fresh.begin_raw(b"POST /tokenize HTTP/1.1\r\nhost: a\r\ncontent-length: 100\r\n\r\n{") as sock:
         assert sock.status() == 408
