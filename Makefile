@@ -9,7 +9,7 @@ ARGS ?=
 TESTS ?=
 JOBS ?= auto
 PY := .venv/bin/python
-PARALLEL := -n $(JOBS) --maxprocesses 4 --dist loadfile
+PARALLEL := -n $(JOBS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 export PYTHON EXTRAS
 

@@ -23,10 +23,21 @@ WAYS = ("batched", "chunked", *(pytest.param(how, marks=pytest.mark.slow) for ho
 
 
 @pytest.fixture(scope="module")
-def alone(make_engine: MakeEngine) -> list[Outcome]:
-    """Each prompt by itself over pages of fp8."""
-    engine = make_engine(max_num_seqs=1, async_scheduling=False, enable_prefix_caching=False, kv_cache_dtype="fp8")
-    return [outcomes(engine, [p], [s])[0] for p, s in zip(PROMPTS, PARAMS, strict=True)]
+def quiet(make_engine: MakeEngine) -> Engine:
+    """One request at a time over pages of fp8."""
+    return make_engine(max_num_seqs=1, async_scheduling=False, enable_prefix_caching=False, kv_cache_dtype="fp8")
+
+
+@pytest.fixture(scope="module")
+def sharing(make_engine: MakeEngine) -> Engine:
+    """Several at once, with a prefix cache."""
+    return make_engine(kv_cache_dtype="fp8")
+
+
+@pytest.fixture(scope="module")
+def alone(quiet: Engine) -> list[Outcome]:
+    """Each prompt by itself."""
+    return [outcomes(quiet, [p], [s])[0] for p, s in zip(PROMPTS, PARAMS, strict=True)]
 
 
 def assert_same(engine: Engine, alone: list[Outcome]) -> None:
@@ -52,20 +63,17 @@ def test_pages_go_to_host_memory_and_come_back_with_their_scales(make_engine: Ma
     assert engine.stats().pages_loaded > 0
 
 
-def test_a_cached_prefix_changes_nothing(make_engine: MakeEngine, alone: list[Outcome]) -> None:
-    engine = make_engine(kv_cache_dtype="fp8")
-    assert_same(engine, alone)
-    before = engine.stats().prefix_hits
-    assert_same(engine, alone)
-    assert engine.stats().prefix_hits - before == sum((len(p) - 1) // 8 * 8 for p in PROMPTS)
+def test_a_cached_prefix_changes_nothing(sharing: Engine, alone: list[Outcome]) -> None:
+    assert_same(sharing, alone)
+    before = sharing.stats().prefix_hits
+    assert_same(sharing, alone)
+    assert sharing.stats().prefix_hits - before == sum((len(p) - 1) // 8 * 8 for p in PROMPTS)
 
 
-def test_choices_that_share_a_prompts_pages_get_what_each_gets_alone(make_engine: MakeEngine) -> None:
+def test_choices_that_share_a_prompts_pages_get_what_each_gets_alone(sharing: Engine, quiet: Engine) -> None:
     params = SamplingParams(temperature=1.0, seed=3, max_tokens=12, ignore_eos=True, n=3)
-    engine = make_engine(kv_cache_dtype="fp8")
-    shared = collect(engine, [GenerateRequest(id="a", prompt_token_ids=PROMPTS[3], params=params)])
-    apart = make_engine(max_num_seqs=1, async_scheduling=False, enable_prefix_caching=False, kv_cache_dtype="fp8")
-    alone = collect(apart, [GenerateRequest(id="a", prompt_token_ids=PROMPTS[3], params=params)])
+    shared = collect(sharing, [GenerateRequest(id="a", prompt_token_ids=PROMPTS[3], params=params)])
+    alone = collect(quiet, [GenerateRequest(id="a", prompt_token_ids=PROMPTS[3], params=params)])
     assert [tokens_of(shared, "a", i) for i in range(3)] == [tokens_of(alone, "a", i) for i in range(3)]
     assert len({tuple(tokens_of(shared, "a", i)) for i in range(3)}) == 3
 

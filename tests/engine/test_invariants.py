@@ -53,6 +53,7 @@ HOW: dict[str, dict[str, Any]] = {
     "8 shards": {"tensor_parallel_size": 8},
 }
 WAYS = [pytest.param(how, marks=pytest.mark.slow if how in ("4 shards", "8 shards") else []) for how in HOW]
+SHOWN = [pytest.param(mode, marks=pytest.mark.slow if mode == "seeded" else []) for mode in MODES]  # others are seeded, too
 
 
 def stopping(greedy: list[Outcome], seeded: list[Outcome]) -> list[SamplingParams]:
@@ -69,12 +70,17 @@ def stopping(greedy: list[Outcome], seeded: list[Outcome]) -> list[SamplingParam
 
 
 @pytest.fixture(scope="module")
-def alone(make_engine: MakeEngine) -> Alone:
-    """Each prompt by itself, whole prefill, synchronous, no prefix cache: what every other way must equal."""
-    engine = make_engine(max_num_seqs=1, async_scheduling=False, enable_prefix_caching=False)
+def quiet(make_engine: MakeEngine) -> Engine:
+    """One request at a time, whole prefill, synchronous, no prefix cache."""
+    return make_engine(max_num_seqs=1, async_scheduling=False, enable_prefix_caching=False)
+
+
+@pytest.fixture(scope="module")
+def alone(quiet: Engine) -> Alone:
+    """Each prompt by itself: what every other way must equal."""
 
     def one_by_one(params: list[SamplingParams]) -> list[Outcome]:
-        return [outcomes(engine, [p], [s])[0] for p, s in zip(PROMPTS, params, strict=True)]
+        return [outcomes(quiet, [p], [s])[0] for p, s in zip(PROMPTS, params, strict=True)]
 
     found = {mode: one_by_one(params_of(mode, {})) for mode in MODES if mode != "stops"}
     return found | {"stops": one_by_one(params_of("stops", found))}
@@ -126,7 +132,7 @@ def test_the_reference_ends_in_every_way_that_the_device_decides(alone: Alone) -
     assert [len(o.prompt_logprobs) for o in alone["prompt"]] == [len(p) - 1 for p in PROMPTS]
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", SHOWN)
 @pytest.mark.parametrize("how", WAYS)
 def test_a_request_gets_the_same_however_it_is_run(engine_for: Callable[[str], Engine], alone: Alone, how: str, mode: str) -> None:
     engine = engine_for(how)
@@ -136,11 +142,10 @@ def test_a_request_gets_the_same_however_it_is_run(engine_for: Callable[[str], E
 
 
 @pytest.fixture(scope="module")
-def choices_alone(make_engine: MakeEngine) -> list[list[Outcome]]:
+def choices_alone(quiet: Engine) -> list[list[Outcome]]:
     """Per prompt the outcomes of requests of their own with the seeds that its choices get."""
-    engine = make_engine(max_num_seqs=1, async_scheduling=False, enable_prefix_caching=False)
     seeds = [(choice_seed(7, index) + 2**63) % 2**64 - 2**63 for index in range(3)]
-    return [[outcomes(engine, [p], [SamplingParams(**(SEEDED | {"seed": seed}))])[0] for seed in seeds] for p in PROMPTS]
+    return [[outcomes(quiet, [p], [SamplingParams(**(SEEDED | {"seed": seed}))])[0] for seed in seeds] for p in PROMPTS]
 
 
 @pytest.mark.parametrize("how", WAYS)

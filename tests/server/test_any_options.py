@@ -202,7 +202,7 @@ def assert_a_stream_is_the_whole(real: Real, path: str, body: dict[str, Any]) ->
         assert told == usage[0]["completion_tokens"] + before
 
 
-slowly = settings(max_examples=100, derandomize=True, suppress_health_check=list(HealthCheck))
+slowly = settings(max_examples=40, derandomize=True, suppress_health_check=list(HealthCheck))
 
 
 @slowly
