@@ -130,9 +130,10 @@ def _write(process: subprocess.Popen[bytes], line: bytes) -> None:
 def _line(process: subprocess.Popen[bytes], deadline: float) -> bytes:
     """What the process writes up to the end of the line. Raises OSError when it ends, is late, or writes too much."""
     assert process.stdout is not None
-    found = bytearray()
+    found, poll = bytearray(), select.poll()  # `select.select` takes no file beyond the 1024th, which servers have
+    poll.register(process.stdout, select.POLLIN)
     while not found.endswith(b"\n"):
-        ready, _, _ = select.select([process.stdout], [], [], max(0.0, deadline - time.monotonic()))
+        ready = poll.poll(max(0.0, deadline - time.monotonic()) * 1e3)
         data = os.read(process.stdout.fileno(), 1 << 16) if ready else b""
         if not data or len(found) > MAX_REPLY:
             raise OSError("no answer")

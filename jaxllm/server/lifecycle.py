@@ -8,6 +8,7 @@ import dataclasses
 import gc
 import logging
 import os
+import resource
 import signal
 import socket
 import stat
@@ -29,6 +30,7 @@ from jaxllm.tokenizer import Tokenizer
 
 CORE_STOP_SECONDS = 10.0
 BACKLOG = 2048
+MAX_FILES = 1 << 16
 
 logger = logging.getLogger("jaxllm.server")
 
@@ -97,6 +99,14 @@ def read_generation_config(options: Options, model_dir: Path) -> dict[str, Any]:
     return sampling_defaults(found | options.override_generation_config)
 
 
+def allow_files() -> None:
+    """As many open files, which connections are, as the system lets this process have, within reason; by default often 1024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
 class Signals:
     """The first SIGTERM or SIGINT, and the second."""
 
@@ -115,6 +125,7 @@ class Signals:
 
 async def serve(options: Options, sock: socket.socket, model_dir: Path, command: tuple[str, ...] = CORE_COMMAND) -> int:
     """Everything after the checks; returns the exit status. Raises ConfigError when the engine refuses the configuration."""
+    allow_files()
     signals = Signals()
     defaults = read_generation_config(options, model_dir)
     config = dataclasses.replace(options.config, model=str(model_dir))

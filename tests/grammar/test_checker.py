@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import signal
 import subprocess
 import sys
@@ -278,6 +280,20 @@ def test_closing_ends_the_fork_that_does_a_job() -> None:
     assert "closed" in found[0]
     psutil.wait_procs(forks, 20)
     assert not any(fork.is_running() for fork in forks)
+
+
+def test_a_grammar_compiles_beside_thousands_of_connections() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < 1200 <= hard or hard == resource.RLIM_INFINITY:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (1200, hard))
+    own, files = Checker({}), [os.open(os.devnull, os.O_RDONLY) for _ in range(1050)]
+    try:
+        assert own.check(StructuredOutputsParams(regex="a"))
+    finally:
+        for file in files:
+            os.close(file)
+        own.close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_the_compiler_ends_with_its_owner() -> None:

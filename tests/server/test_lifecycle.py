@@ -7,6 +7,7 @@ import http.client
 import json
 import os
 import pathlib
+import resource
 import signal
 import socket
 import subprocess
@@ -18,7 +19,7 @@ from typing import Any, Self
 import pytest
 
 from jaxllm.server.cli import parse
-from jaxllm.server.lifecycle import bind
+from jaxllm.server.lifecycle import MAX_FILES, allow_files, bind
 from tests.server.harness import Open
 
 BODY = {"model": "m", "prompt": [1, 2, 3], "ignore_eos": True, "max_tokens": 50}
@@ -289,3 +290,14 @@ def test_a_token_is_sent_at_once_and_not_held_back_until_the_one_before_is_ackno
 
     asyncio.run(connect())
     assert held and all(held)
+
+
+def test_a_server_takes_more_connections_than_a_shell_lets_it() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most - 1, hard))
+        allow_files()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (most, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
