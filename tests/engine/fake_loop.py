@@ -59,7 +59,8 @@ class Loop:
 
     def __init__(self, setup: Setup):
         self.setup = setup
-        self.buckets = Buckets.build(setup.max_num_seqs, setup.max_num_batched_tokens, setup.platform)
+        build = Buckets.uniform if setup.uniform else Buckets.build
+        self.buckets = build(setup.max_num_seqs, setup.max_num_batched_tokens, setup.platform)
         self.pools = [self._pool(window) for window in setup.windows]
         self.pool, self.prefix = self.pools[0], self.pools[0].index
         limits = Limits(

@@ -45,9 +45,10 @@ SETTINGS = {
 }
 
 
-def without_host(setup: Setup) -> Setup:
-    """Host memory is for layers without a window."""
-    return setup if setup.windows == (None,) else replace(setup, host_pages=0)
+def possible(setup: Setup) -> Setup:
+    """Host memory is for layers without a window, and a step has a token for each request."""
+    tokens = max(setup.max_num_batched_tokens, setup.max_num_seqs if setup.uniform else 1)
+    return replace(setup, max_num_batched_tokens=tokens, host_pages=setup.host_pages if setup.windows == (None,) else 0)
 
 
 tiny = st.builds(
@@ -60,7 +61,7 @@ tiny = st.builds(
     max_num_seqs=st.integers(1, 6),
     max_num_batched_tokens=st.integers(1, 40),
     **SETTINGS,
-).map(without_host)
+).map(possible)
 roomy = st.builds(
     Setup,
     page_size=st.sampled_from([4, 16]),
@@ -71,7 +72,7 @@ roomy = st.builds(
     max_num_seqs=st.integers(1, 20),
     max_num_batched_tokens=st.integers(16, 400),
     **SETTINGS,
-).map(without_host)
+).map(possible)
 
 
 @st.composite
