@@ -115,6 +115,8 @@ async def check_field(name: str, raw: bytes, truncates: bool, rules: Rules) -> N
         raise bad_request(f"{name} has {shape.size} bytes; no legal value has more than {most}", name)
     if name == "messages" and shape.commas > MAX_ITEMS:
         raise bad_request(f"messages has more than {MAX_ITEMS} parts; send fewer messages, of fewer parts", name)
+    if name == "prompt" and _LISTS.match(raw) and shape.containers - 1 > MAX_PROMPTS:
+        raise bad_request(f"at most {MAX_PROMPTS} prompts per request, got {shape.containers - 1}", name)
     if name == "tokens" or (name == "prompt" and not raw.startswith(b'"') and not _LISTS.match(raw)):
         _check_items(name, shape.commas + 1, b'"' in raw, truncates and name == "prompt", rules)
     if name == "prompt" and raw.startswith(b'"') and len(raw) - 2 > MOST_BYTES * rules.most_chars(truncates):

@@ -98,6 +98,7 @@ HOSTILE: dict[str, tuple[bytes, str, str | None]] = {
     "texts": (b'{"prompt":[' + b'"",' * MANY + b'""]}', "at most 1024 prompts", "prompt"),
     "ids": (b'{"prompt":[' + b"1," * MANY + b"1]}", "maximum context length is 5000", "prompt"),
     "ids in lists": (b'{"prompt":[[1],[' + b"1," * MANY + b"1]]}", "maximum context length is 5000", "prompt"),
+    "many lists": (b'{"prompt":[' + (b"[" + b"1," * 200 + b"1],") * 20_000 + b"[1]]}", "at most 1024 prompts", "prompt"),
     "ids to be truncated": (
         b'{"truncate_prompt_tokens":1,"prompt":[' + b"1," * MANY + b"1]}",
         f"at most {MAX_TRUNCATED_IDS} are read",
