@@ -166,6 +166,8 @@ def parse_chat(body: dict[str, Any], rules: Rules) -> ChatRequest:
     conversation = read_conversation(body, rules)
     completion = body.get("max_completion_tokens")
     limit = completion if completion is not None else body.get("max_tokens")
+    if completion is not None:
+        get(body, "max_tokens", int, 0)  # which does not count then, but is no place for anything else
     logprobs = read_chat_logprobs(body)
     try:
         params = read_sampling(body, rules.defaults, logprobs=logprobs, max_tokens=limit)

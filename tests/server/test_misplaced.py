@@ -43,6 +43,12 @@ def test_a_text_is_not_tokenised_beside_a_conversation(server: Running) -> None:
     assert (answer.status, answer.error["param"]) == (400, "prompt")
 
 
+def test_the_older_name_of_a_limit_is_checked_beside_the_newer(server: Running) -> None:
+    body = {"model": "fake", "messages": USER, "max_completion_tokens": 2}
+    assert server.post(CHAT, body | {"max_tokens": 5}).json()["usage"]["completion_tokens"] <= 2
+    assert server.post(CHAT, body | {"max_tokens": "5"}).error["param"] == "max_tokens"
+
+
 def test_compressed_bodies_are_refused_unread(server: Running) -> None:
     body = gzip.compress(json.dumps(PROMPT).encode())
     answer = server.post(COMPLETIONS, body, **{"content-encoding": "GZIP"})
