@@ -273,6 +273,7 @@ class Engine:
 
     def _start_over(self) -> None:
         """A step failed: pages that were planned may not have been written, and the index already offers them. Forget everything."""
+        self._beside.settle()
         self.scheduler.reset()
         for choice in [choice for live in self._live.values() for choice in live.choices]:
             self._guides.release(choice)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 from llguidance import LLExecutor
@@ -66,9 +66,8 @@ class Together:
 
     def settle(self) -> None:
         """Wait until nobody looks at a matcher."""
-        if self._job is not None:
-            wait([self._job])
-            self._job = None
+        self._beside.settle()
+        self._job = None
 
     def _find(self) -> None:
         rows = [(matcher.state, row) for row, matcher in enumerate(self._matchers)]

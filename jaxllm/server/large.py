@@ -141,8 +141,9 @@ async def _lists(raw: bytes, truncates: bool, rules: Rules) -> list[Any]:
     found, read = [], 0
     try:
         for piece in pieces:
-            _check_items("prompt", piece.count(b",") + 1, False, truncates, rules)
-            found.append(orjson.loads(piece.lstrip(b"," + BLANKS) + b"]"))
+            ids = piece.lstrip(b"," + BLANKS)
+            _check_items("prompt", ids.count(b",") + 1, False, truncates, rules)
+            found.append(orjson.loads(ids + b"]"))
             read += len(piece)
             if read > TURN:
                 read = 0

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from threading import Event, Lock
+from signal import SIGINT, pthread_kill
+from threading import Event, Lock, main_thread
 from typing import Any
 
 import pytest
@@ -195,4 +196,30 @@ def test_what_fails_beside_a_forward_is_told_once_that_has_ended(llm: LLM, monke
         with pytest.raises(MemoryError):
             collect(engine, [])
     assert not engine.has_work
+    assert say(llm, params({"regex": "ok"})) == [("ok", "stop")]
+
+
+def test_who_interrupts_the_wait_for_a_forward_finds_an_engine_that_nobody_uses(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, launch, resets = llm.engine, llm.engine.runner.forward, Event()
+    meanwhile = list[bool]()
+
+    def forward(plan: Plan) -> Forwarded:
+        pthread_kill(main_thread().ident, SIGINT)
+        meanwhile.append(resets.wait(0.3))
+        return launch(plan)
+
+    def reset() -> None:
+        resets.set()
+        real()
+
+    real = engine.runner.reset
+    engine.add(request(llm, "r", {"regex": "[a-z]{99}"}, max_tokens=8))
+    while not engine._in_flight:
+        engine.step()
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.runner, "forward", forward)
+        patch.setattr(engine.runner, "reset", reset)
+        with pytest.raises(KeyboardInterrupt):
+            collect(engine, [])
+    assert meanwhile == [False] and resets.is_set() and not engine.has_work
     assert say(llm, params({"regex": "ok"})) == [("ok", "stop")]

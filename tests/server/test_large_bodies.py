@@ -64,6 +64,13 @@ def test_lists_of_ids_are_read_one_after_the_other(ids: list[list[int]], indent:
         assert asyncio.run(read_large(body, RULES)) == {"prompt": ids, "n": 1}
 
 
+def test_each_of_many_prompts_may_be_as_long_as_the_context_allows() -> None:
+    ids = [[100_000] * (RULES.resolved.max_model_len - 1)] * 40
+    body = json.dumps({"prompt": ids}).encode()
+    assert len(body) > LARGE
+    assert asyncio.run(read_large(body, RULES)) == {"prompt": ids}
+
+
 @pytest.mark.parametrize("prompt", ["[[1],2]", "[[[1]],[1]]", '[[1],{"a":[1]}]', '[["]"]]', "[[1],[1,2],true]"])
 def test_lists_of_anything_else_are_not(prompt: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LARGE", 1)
