@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -15,6 +15,7 @@ from jaxllm import models, weights
 from jaxllm.engine.choices import choice_seed
 from jaxllm.engine.engine import Engine
 from jaxllm.engine.request import GenerateRequest
+from jaxllm.engine.xla_options import XlaOptions
 from jaxllm.mesh import make_mesh
 from jaxllm.nn.dense import DenseContext
 from jaxllm.sampling.options import SamplingParams
@@ -67,6 +68,14 @@ def stopping(greedy: list[Outcome], seeded: list[Outcome]) -> list[SamplingParam
         SamplingParams(**SEEDED, stop_token_ids=[seeded[4].tokens[17]], min_tokens=15),
         SamplingParams(**eos, seed=3, min_tokens=18, logprobs=2),  # the last two live long enough to run out of pages
     ]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def optimised() -> Iterator[None]:
+    """As users run it: other tests compile with little optimisation, and what is optimised may round in other places."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(XlaOptions, "at", lambda *_: {"xla_backend_optimization_level": 3})
+        yield
 
 
 @pytest.fixture(scope="module")
