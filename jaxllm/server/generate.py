@@ -189,7 +189,9 @@ class Chat(Generate):
 
 def many_ids(prompt: Any) -> bool:
     """Whether so many token ids came that it takes long to look at them."""
-    return isinstance(prompt, list) and sum(len(ids) if isinstance(ids, list) else 1 for ids in prompt) > MANY_IDS
+    if not isinstance(prompt, list) or len(prompt) > MANY_IDS:  # which may be a million: they are not looked at here
+        return isinstance(prompt, list)
+    return sum(len(ids) if isinstance(ids, list) else 1 for ids in prompt) > MANY_IDS
 
 
 def asked(request: Generation) -> str:

@@ -89,9 +89,11 @@ async def read_large(body: bytes, rules: Rules) -> dict[str, Any]:
 async def _read(name: str, raw: bytes, truncates: bool, rules: Rules) -> Any:
     """The value of one field."""
     if len(raw) > LARGE:
-        await check_field(name, raw, truncates, rules)
+        shape = await check_field(name, raw, truncates, rules)
         if name == "prompt" and _LISTS.match(raw):
             return await _lists(raw, truncates, rules)
+        if raw.startswith(b"[") and shape.containers == 1 and b'"' not in raw:
+            return await _items(raw)
     return _value(raw)
 
 
@@ -107,8 +109,8 @@ def too_many(body: bytes) -> ApiError:
     return bad_request(f"{name or 'the body'} has too many parts: {limits}; send fewer in one request", name)
 
 
-async def check_field(name: str, raw: bytes, truncates: bool, rules: Rules) -> None:
-    """Raise ApiError where a field's value cannot be legal."""
+async def check_field(name: str, raw: bytes, truncates: bool, rules: Rules) -> Shape:
+    """What a field's value holds. Raises ApiError where that cannot be legal."""
     shape = await shape_of(raw)
     most = ROOMY.get(name, LARGE)
     if most is not None and shape.size > most:
@@ -123,6 +125,7 @@ async def check_field(name: str, raw: bytes, truncates: bool, rules: Rules) -> N
         limit = f"this model's maximum context length is {rules.resolved.max_model_len} tokens"
         message = f"{limit}, which a prompt of {len(raw)} bytes cannot fit into; shorten it"
         raise bad_request(message, "prompt", "context_length_exceeded")
+    return shape
 
 
 def _check_items(name: str, items: int, texts: bool, truncates: bool, rules: Rules) -> None:
@@ -152,6 +155,18 @@ async def _lists(raw: bytes, truncates: bool, rules: Rules) -> list[Any]:
         end = b"?"
     if end.strip(BLANKS):
         raise bad_request("prompt must not mix lists of token ids with anything else", "prompt")
+    return found
+
+
+async def _items(raw: bytes) -> list[Any]:
+    """A list of neither texts nor lists nor objects, some of it in each turn."""
+    found, at, end = [], 1, raw.rindex(b"]")
+    while at < end:
+        comma = raw.find(b",", at + TURN, end)
+        stop = end if comma < 0 else comma
+        found += _value(b"[%b]" % raw[at:stop])
+        at = stop + 1
+        await asyncio.sleep(0)
     return found
 
 

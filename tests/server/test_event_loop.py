@@ -133,9 +133,10 @@ def test_large_bodies_that_are_legal_are_read(wide: Running) -> None:
     body = {"model": "fake", "prompt": [[1] * 200] * PROMPTS, "max_tokens": 1, "user": "x" * 900_000, "allowed_token_ids": [1, 2] * 100_000}
     assert wide.post("/v1/completions", body).status == 200
     assert wide.control.added[-1].params.allowed_token_ids == [1, 2]
-    body = {"model": "fake", "prompt": [7] * 400_000 + [1, 2, 3], "max_tokens": 1, "truncate_prompt_tokens": 2}
+    body = {"model": "fake", "prompt": [123456] * 1_000_000 + [1, 2, 3], "max_tokens": 1, "truncate_prompt_tokens": 2}
     assert wide.post("/v1/completions", body).status == 200
     assert wide.control.added[-1].prompt_token_ids == [2, 3]
+    assert longest_turn(wide, lambda: wide.post("/v1/completions", body)) < LONGEST
 
 
 class Slow:

@@ -64,6 +64,15 @@ def test_lists_of_ids_are_read_one_after_the_other(ids: list[list[int]], indent:
         assert asyncio.run(read_large(body, RULES)) == {"prompt": ids, "n": 1}
 
 
+@given(st.lists(st.integers(-300, 300) | st.none() | st.booleans() | st.floats(-9, 9), max_size=9), st.sampled_from([None, 0, 2]))
+def test_lists_of_plain_values_are_read_piece_by_piece(items: list[Any], indent: int | None) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "LARGE", 1)
+        patch.setattr(module, "TURN", 4)
+        patch.setitem(module.ROOMY, "stop", None)
+        assert asyncio.run(read_large(json.dumps({"stop": items}, indent=indent).encode(), RULES)) == {"stop": items}
+
+
 def test_each_of_many_prompts_may_be_as_long_as_the_context_allows() -> None:
     ids = [[100_000] * (RULES.resolved.max_model_len - 1)] * 40
     body = json.dumps({"prompt": ids}).encode()
