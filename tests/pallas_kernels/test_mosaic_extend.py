@@ -22,7 +22,19 @@ SLOW = ("heads apart", "sinks, heads apart", "pages of 128, head_dim 128")
 CHOSEN = (
     (Case(name="ragged, with tokens of no row", rows=((0, 70), (64, 1), (9, 66)), gap=3, heads=2, kv_heads=1), ONE),
     (Case(name="heads apart", rows=((0, 70), (64, 1), (9, 66)), gap=3, heads=2, kv_heads=1), TWO._replace(shared_up_to=APART)),
-    (Case(name="a prefix, window and softcap", rows=((100, 140), (0, 0)), heads=1, kv_heads=1, page_size=64, window=100, softcap=5.0), TWO),
+    (
+        Case(
+            name="a prefix, window and softcap",
+            rows=((100, 140), (0, 0)),
+            heads=1,
+            kv_heads=1,
+            page_size=64,
+            head_dim=128,
+            window=100,
+            softcap=5.0,
+        ),
+        TWO,
+    ),
     (Case(name="pages of 128, head_dim 128", rows=((130, 65),), heads=3, kv_heads=1, page_size=128, head_dim=128), ONE),
     (Case(name="many parts, sinks", rows=((700, 5),), heads=7, kv_heads=1, page_size=32, sinks=True), ONE),
     (Case(name="sinks, heads apart", rows=((200, 66),), heads=2, kv_heads=1, page_size=32, sinks=True), ONE._replace(shared_up_to=APART)),
