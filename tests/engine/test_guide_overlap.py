@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from signal import SIGINT, pthread_kill
-from threading import Event, Lock, main_thread
+from threading import Event, Lock
 from typing import Any
 
 import pytest
@@ -200,13 +199,17 @@ def test_what_fails_beside_a_forward_is_told_once_that_has_ended(llm: LLM, monke
 
 
 def test_who_interrupts_the_wait_for_a_forward_finds_an_engine_that_nobody_uses(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine, launch, resets = llm.engine, llm.engine.runner.forward, Event()
+    engine, launch, interrupted, resets = llm.engine, llm.engine.runner.forward, Event(), Event()
     meanwhile = list[bool]()
 
     def forward(plan: Plan) -> Forwarded:
-        pthread_kill(main_thread().ident, SIGINT)
+        assert interrupted.wait(20)
         meanwhile.append(resets.wait(0.3))
         return launch(plan)
+
+    def interrupt(futures: Any) -> None:
+        interrupted.set()
+        raise KeyboardInterrupt
 
     def reset() -> None:
         resets.set()
@@ -219,6 +222,7 @@ def test_who_interrupts_the_wait_for_a_forward_finds_an_engine_that_nobody_uses(
     with monkeypatch.context() as patch:
         patch.setattr(engine.runner, "forward", forward)
         patch.setattr(engine.runner, "reset", reset)
+        patch.setattr("jaxllm.engine.engine.wait", interrupt)
         with pytest.raises(KeyboardInterrupt):
             collect(engine, [])
     assert meanwhile == [False] and resets.is_set() and not engine.has_work
