@@ -14,7 +14,6 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 import jaxllm
-from jaxllm.server.body import read_json
 from jaxllm.server.chat import CHAT_NEUTRAL, refuse_tools
 from jaxllm.server.edge import Edge
 from jaxllm.server.errors import ApiError, bad_request, sanitize, server_error
@@ -105,7 +104,7 @@ class Routes:
     async def tokenize(self, request: Request) -> Response:
         """Token ids of a text or of a conversation."""
         edge = self._edge
-        body = await read_json(dict(request.scope), request.receive, edge.max_body_size, edge.rules)
+        body = await edge.bodies.read_json(dict(request.scope), request.receive)
         edge.note_unknown(body, TOKENIZE_FIELDS)
         read_model(body, edge.settings.served, required=False)
         strings = get(body, "return_token_strs", bool, False)
@@ -127,7 +126,7 @@ class Routes:
     async def detokenize(self, request: Request) -> Response:
         """Text of token ids."""
         edge = self._edge
-        body = await read_json(dict(request.scope), request.receive, edge.max_body_size, edge.rules)
+        body = await edge.bodies.read_json(dict(request.scope), request.receive)
         edge.note_unknown(body, frozenset({"model", "tokens"}))
         read_model(body, edge.settings.served, required=False)
         if body.get("tokens") is None:

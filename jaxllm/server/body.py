@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-from jaxllm.server.errors import ApiError
+from jaxllm.server.errors import ApiError, overloaded
 from jaxllm.server.fields import loads
 from jaxllm.server.gate import header
 from jaxllm.server.large import read_large
@@ -15,15 +15,53 @@ from jaxllm.server.protocol import Rules
 BODY_DEADLINE = 60.0  # seconds for a whole body to arrive
 COMPRESSED = frozenset({b"gzip", b"x-gzip", b"deflate", b"br", b"zstd", b"compress", b"x-compress"})
 AT_ONCE = 1 << 18  # bytes that are read without a break
+TOTAL = 1 << 30  # bytes of bodies that are being read
 
 
-async def read_json(scope: dict[str, Any], receive: Any, limit: int, rules: Rules) -> dict[str, Any]:
-    """The JSON object that a request carries. Raises ApiError: 400 malformed, 408 too slow, 413 too large, 415 wrong type."""
-    check_encoding(scope["headers"])
-    body = await read_body(scope, receive, limit)
-    found = loads(body) if len(body) <= AT_ONCE else await read_large(body, rules)
-    check_type(scope["headers"])
-    return found
+class Bodies:
+    """Reads request bodies of up to `limit` bytes. Those of all connections hold at most `total` at a time."""
+
+    def __init__(self, limit: int, rules: Rules, total: int = TOTAL):
+        self._limit, self._rules, self._total = limit, rules, max(total, limit)
+        self._held = 0
+
+    async def read_json(self, scope: dict[str, Any], receive: Any) -> dict[str, Any]:
+        """The JSON object that a request carries. Raises ApiError: 400 malformed, 408 too slow, 413 too large, 415 wrong type, 503 when too
+        much arrives at once."""
+        check_encoding(scope["headers"])
+        chunks: list[bytes] = []
+        try:
+            await self._receive(scope, receive, chunks)
+            body = b"".join(chunks)
+            found = loads(body) if len(body) <= AT_ONCE else await read_large(body, self._rules)
+        finally:
+            self._held -= sum(map(len, chunks))
+        check_type(scope["headers"])
+        return found
+
+    async def _receive(self, scope: dict[str, Any], receive: Any, chunks: list[bytes]) -> None:
+        """The whole body, held to the limits while it arrives."""
+        declared = header(scope["headers"], b"content-length")
+        if declared is not None and declared.isdigit() and int(declared) > self._limit:
+            raise too_large(self._limit)
+        size = 0
+        try:
+            async with asyncio.timeout(BODY_DEADLINE):
+                while True:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise ClientGone
+                    chunks.append(message.get("body", b""))
+                    size += len(chunks[-1])
+                    self._held += len(chunks[-1])
+                    if size > self._limit:
+                        raise too_large(self._limit)
+                    if self._held > self._total:
+                        raise overloaded(f"{self._total} bytes of other requests' bodies are being read; retry later", "bodies_full")
+                    if not message.get("more_body", False):
+                        return
+        except TimeoutError:
+            raise ApiError(408, f"the body did not arrive within {BODY_DEADLINE:g} seconds", code="request_timeout") from None
 
 
 def check_encoding(headers: list[tuple[bytes, bytes]]) -> None:
@@ -40,29 +78,6 @@ def check_type(headers: list[tuple[bytes, bytes]]) -> None:
         return
     if header(headers, b"origin") is not None:
         raise ApiError(415, "send the body with the header Content-Type: application/json", code="unsupported_media_type")
-
-
-async def read_body(scope: dict[str, Any], receive: Any, limit: int) -> bytes:
-    """The whole body, held to `limit` bytes while it arrives."""
-    declared = header(scope["headers"], b"content-length")
-    if declared is not None and declared.isdigit() and int(declared) > limit:
-        raise too_large(limit)
-    chunks: list[bytes] = []
-    size = 0
-    try:
-        async with asyncio.timeout(BODY_DEADLINE):
-            while True:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    raise ClientGone
-                chunks.append(message.get("body", b""))
-                size += len(chunks[-1])
-                if size > limit:
-                    raise too_large(limit)
-                if not message.get("more_body", False):
-                    return b"".join(chunks)
-    except TimeoutError:
-        raise ApiError(408, f"the body did not arrive within {BODY_DEADLINE:g} seconds", code="request_timeout") from None
 
 
 def too_large(limit: int) -> ApiError:

@@ -16,6 +16,7 @@ import jaxllm
 from jaxllm.config import Resolved
 from jaxllm.grammar.checker import Checker, job_of, special_tokens
 from jaxllm.grammar.structure import StructureError
+from jaxllm.server.body import Bodies
 from jaxllm.server.bridge import Bridge
 from jaxllm.server.errors import bad_request, sanitize
 from jaxllm.server.fields import Structure
@@ -65,7 +66,7 @@ class Edge:
         self.fingerprint = fingerprint(self.resolved)
         self.created = int(time.time())
         self.draining = False
-        self.max_body_size = settings.max_body_size
+        self.bodies = Bodies(settings.max_body_size, self.rules)
         self.log_requests = settings.log_requests
         self.active = 0  # generating HTTP requests
         self.idle = asyncio.Event()

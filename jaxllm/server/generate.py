@@ -12,7 +12,7 @@ import orjson
 
 from jaxllm.engine.request import GenerateRequest
 from jaxllm.sampling.options import OPTIONS, default_of
-from jaxllm.server.body import ClientGone, read_json, unless_gone, until_gone
+from jaxllm.server.body import ClientGone, unless_gone, until_gone
 from jaxllm.server.bridge import Stream
 from jaxllm.server.edge import Edge
 from jaxllm.server.errors import ApiError, server_error
@@ -50,7 +50,7 @@ class Generate:
         """ASGI. Raises ApiError as long as no byte was sent."""
         edge = self._edge
         try:
-            body = await read_json(scope, receive, edge.max_body_size, edge.rules)
+            body = await edge.bodies.read_json(scope, receive)
             edge.note_unknown(body, self.fields)
             request = await edge.in_thread(self.parse, body) if many_ids(body.get("prompt")) else self.parse(body)
             gone = asyncio.ensure_future(until_gone(receive))

@@ -18,6 +18,7 @@ from jaxllm.server.errors import ApiError
 from jaxllm.server.large import LARGE, MAX_CONTAINERS, MAX_ITEMS, MAX_MEMBERS, MAX_TRUNCATED_IDS, ROOMY, Shape, read_large, shape_of
 from jaxllm.server.protocol import Rules
 from tests.server import fake
+from tests.server.harness import Running
 
 RULES = Rules(resolved=replace(fake.RESOLVED, vocab_size=200_000, max_model_len=5000), served=("fake",), longest_token=10)
 texts = st.text(st.sampled_from('ab"\\[]{},: \n€😀'), max_size=8)
@@ -139,3 +140,23 @@ def test_blanks_do_not_count() -> None:
     biases = json.dumps(body["logit_bias"]).replace(" ", " " * 600)
     assert len(ids) > ROOMY["allowed_token_ids"] and len(biases) > LARGE
     assert asyncio.run(read_large(f'{{"allowed_token_ids":{ids},"logit_bias":{biases}}}'.encode(), RULES)) == body
+
+
+def test_bodies_of_all_connections_hold_so_much_at_a_time(fresh: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fresh.edge.bodies, "_total", 5000)
+    data = json.dumps({"model": "fake", "prompt": "abc", "max_tokens": 1, "user": "x" * 4500}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(data)}\r\n\r\n".encode()
+    with fresh.begin_raw(head + data[:4000]) as first:
+        while fresh.edge.bodies._held < 4000:
+            assert fresh.get("/version").status == 200
+        refused = fresh.post("/v1/completions", {"model": "fake", "prompt": "abc", "user": "x" * 2000})
+        assert (refused.status, refused.error["code"]) == (503, "bodies_full")
+        assert "5000 bytes" in refused.error["message"] and refused.headers["retry-after"]
+        assert fresh.post("/v1/completions", {"model": "fake", "prompt": "abc", "max_tokens": 1}).status == 200
+        first.send(data[4000:])
+        assert first.status() == 200
+    with fresh.begin_raw(head + data[:4000]):
+        while fresh.edge.bodies._held < 4000:
+            assert fresh.get("/version").status == 200
+    while fresh.edge.bodies._held:  # who goes takes what was held along
+        assert fresh.get("/version").status == 200
