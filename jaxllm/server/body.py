@@ -9,12 +9,11 @@ from typing import Any
 from jaxllm.server.errors import ApiError, overloaded
 from jaxllm.server.fields import loads
 from jaxllm.server.gate import header
-from jaxllm.server.large import read_large
+from jaxllm.server.large import TURN, read_large
 from jaxllm.server.protocol import Rules
 
 BODY_DEADLINE = 60.0  # seconds for a whole body to arrive
 COMPRESSED = frozenset({b"gzip", b"x-gzip", b"deflate", b"br", b"zstd", b"compress", b"x-compress"})
-AT_ONCE = 1 << 18  # bytes that are read without a break
 TOTAL = 1 << 30  # bytes of bodies that are being read
 
 
@@ -33,7 +32,7 @@ class Bodies:
         try:
             await self._receive(scope, receive, chunks)
             body = b"".join(chunks)
-            found = loads(body) if len(body) <= AT_ONCE else await read_large(body, self._rules)
+            found = loads(body) if len(body) <= TURN else await read_large(body, self._rules)
         finally:
             self._held -= sum(map(len, chunks))
         check_type(scope["headers"])

@@ -79,12 +79,17 @@ def read_salt(body: dict[str, Any]) -> str | None:
     return str(salt)
 
 
-def loads(body: bytes) -> dict[str, Any]:
-    """The JSON object in `body`. Raises ApiError(400)."""
+def value_of(text: bytes) -> Any:
+    """What a body, or a part of one, says in JSON. Raises ApiError(400)."""
     try:
-        value = orjson.loads(body)
+        return orjson.loads(text)
     except orjson.JSONDecodeError as error:
         raise bad_request(f"the body is not valid JSON: {sanitize(str(error))}", code="invalid_json") from None
+
+
+def loads(body: bytes) -> dict[str, Any]:
+    """The JSON object in `body`. Raises ApiError(400)."""
+    value = value_of(body)
     if not isinstance(value, dict):
         raise bad_request(f"the body must be a JSON object, got {shown(value)}", code="invalid_json")
     return value
@@ -206,7 +211,5 @@ def read_stream(body: dict[str, Any]) -> tuple[bool, bool, bool]:
     for name in options:
         if name not in ("include_usage", "continuous_usage_stats", "include_obfuscation"):
             raise bad_request(f"stream_options has no option {shown(name)}", "stream_options")
-        if options[name] is not None and not isinstance(options[name], bool):
-            where = f"stream_options.{name}"
-            raise bad_request(f"{where} must be true or false, got {shown(options[name])}", where)
+        get({f"stream_options.{name}": options[name]}, f"stream_options.{name}", bool, False)
     return stream, bool(options.get("include_usage")), bool(options.get("continuous_usage_stats"))

@@ -14,6 +14,7 @@ import orjson
 from jaxllm.sampling.options import MAX_ALLOWED
 from jaxllm.server.chat import MAX_MESSAGES
 from jaxllm.server.errors import ApiError, bad_request, sanitize
+from jaxllm.server.fields import value_of
 from jaxllm.server.protocol import CHAT_FIELDS, COMPLETION_FIELDS, MAX_PROMPTS, TOKENIZE_FIELDS, Rules, check_length
 
 LARGE = 1 << 20  # bytes; a legal value of a field has no more, blanks apart
@@ -94,7 +95,7 @@ async def _read(name: str, raw: bytes, truncates: bool, rules: Rules) -> Any:
             return await _lists(raw, truncates, rules)
         if raw.startswith(b"[") and shape.containers == 1 and b'"' not in raw:
             return await _items(raw)
-    return _value(raw)
+    return value_of(raw)
 
 
 def too_many(body: bytes) -> ApiError:
@@ -164,17 +165,10 @@ async def _items(raw: bytes) -> list[Any]:
     while at < end:
         comma = raw.find(b",", at + TURN, end)
         stop = end if comma < 0 else comma
-        found += _value(b"[%b]" % raw[at:stop])
+        found += value_of(b"[%b]" % raw[at:stop])
         at = stop + 1
         await asyncio.sleep(0)
     return found
-
-
-def _value(raw: bytes) -> Any:
-    try:
-        return orjson.loads(raw)
-    except orjson.JSONDecodeError as error:
-        raise bad_request(f"the body is not valid JSON: {sanitize(str(error))}", code="invalid_json") from None
 
 
 def _decoded(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:

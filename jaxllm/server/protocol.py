@@ -41,10 +41,7 @@ _SHARED = frozenset(
 )
 COMPLETION_NEUTRAL: dict[str, tuple[Any, ...]] = {"top_logprobs": (0,), "max_completion_tokens": ()}  # fields of chats
 COMPLETION_FIELDS = _SHARED | {"prompt", *COMPLETION_NEUTRAL, *CHATS_ALONE}
-CHAT_FIELDS = _SHARED | set(CHAT_NEUTRAL) | {
-    "messages", "max_completion_tokens", "top_logprobs", "tools", "tool_choice", "functions", "function_call", "add_generation_prompt",
-    "continue_final_message", "chat_template", "chat_template_kwargs", "reasoning_effort", "modalities",
-}  # fmt: skip
+CHAT_FIELDS = _SHARED | {"messages", *COMPLETION_NEUTRAL, *CHAT_NEUTRAL, *CHATS_ALONE}
 TOKENIZE_FIELDS = frozenset(
     {"model", "prompt", "messages", "add_special_tokens", "return_token_strs", "add_generation_prompt", "continue_final_message"}
     | {"chat_template", "chat_template_kwargs", "tools", "tool_choice", "functions", "function_call", *CHAT_NEUTRAL}

@@ -21,6 +21,7 @@ from jaxllm.nn.dense import DenseContext
 from jaxllm.sampling.options import SamplingParams
 from tests.engine.conftest import TINY, Outcome, collect, outcomes
 from tests.engine.fake_host import Optimist
+from tests.sampling.oracle import OPTIMISED
 
 MakeEngine = Callable[..., Engine]
 Alone = dict[str, list[Outcome]]
@@ -74,7 +75,7 @@ def stopping(greedy: list[Outcome], seeded: list[Outcome]) -> list[SamplingParam
 def optimised() -> Iterator[None]:
     """As users run it: other tests compile with little optimisation, and what is optimised may round in other places."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(XlaOptions, "at", lambda *_: {"xla_backend_optimization_level": 3})
+        patch.setattr(XlaOptions, "at", lambda *_: OPTIMISED)
         yield
 
 

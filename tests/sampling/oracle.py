@@ -29,10 +29,10 @@ def make_rows(count: int, stop_ids: tuple[int, ...] = (-1,), **options) -> Sampl
     )
 
 
-MANY_DRAWS = {"xla_backend_optimization_level": 3}  # for which compiling well pays; other tests are compiled with little optimisation
+OPTIMISED = {"xla_backend_optimization_level": 3}  # as users compile it; other tests are compiled with little optimisation
 
 
-@functools.partial(jax.jit, static_argnums=2, compiler_options=MANY_DRAWS)
+@functools.partial(jax.jit, static_argnums=2, compiler_options=OPTIMISED)
 def run(logits, rows: SamplingRows, sampler: Sampler) -> jax.Array:
     """`sample`, compiled."""
     return sample(logits, rows, sampler)

@@ -12,7 +12,7 @@ import numpy as np
 from jaxllm.sampling.bits import everything, packed
 from jaxllm.sampling.options import MAX_LOGIT_BIAS, SamplingParams
 from jaxllm.sampling.process import ProcessRows, Terms, process
-from tests.sampling.oracle import MANY_DRAWS
+from tests.sampling.oracle import OPTIMISED
 
 
 def expected(logits: np.ndarray, params: SamplingParams, prompt: Sequence[int], output: Sequence[int]) -> np.ndarray:
@@ -49,7 +49,7 @@ def counts_of(outputs: Sequence[Sequence[int]], vocab_size: int) -> np.ndarray:
     return np.array([np.bincount(np.array(said, np.int64), minlength=vocab_size) for said in [*outputs, []]], np.uint16)
 
 
-@functools.partial(jax.jit, compiler_options=MANY_DRAWS)
+@functools.partial(jax.jit, compiler_options=OPTIMISED)
 def run(logits_QV: jax.Array, rows: ProcessRows, counts_SV: jax.Array, terms: Terms) -> tuple[jax.Array, jax.Array]:
     """`process`, compiled."""
     return process(logits_QV, rows, counts_SV, terms)
