@@ -2,7 +2,7 @@
 
 The first line has the id of each special token and the budget of a job, and is answered when the process is ready. Every later one is
 a job, answered by {"grammar": text} or {"error": why}, or {"spent": true} when it needs more processor time than its budget: each is done
-in a fork, which the kernel kills then. One that wants too much memory fails.
+in a fork, which the kernel kills then. One that wants too much memory fails. One whose fork somebody else killed gets {"killed": signal}.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from jaxllm.grammar.convert import convert
 from jaxllm.grammar.limits import MEMORY_BYTES, STEP_SECONDS, STEPS, parser_limits
+
+FROM_OUTSIDE = {signal.SIGKILL, signal.SIGTERM, signal.SIGHUP}  # no limit of a fork's own: SIGKILL comes when the machine is out of memory
 
 
 class ByteTokens:
@@ -108,7 +110,10 @@ def serve(lines: TextIO, out: TextIO) -> None:
             signal.setitimer(signal.ITIMER_PROF, 0)
             _say(reply, out)
             os._exit(0)
-        if os.waitpid(fork, 0)[1]:
+        status = os.waitpid(fork, 0)[1]
+        if os.WIFSIGNALED(status) and os.WTERMSIG(status) in FROM_OUTSIDE:
+            _say({"killed": os.WTERMSIG(status)}, out)
+        elif status:
             _say({"spent": True}, out)
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jaxllm.grammar.limits import WALL_SECONDS
-from jaxllm.grammar.structure import StructureError
+from jaxllm.grammar.structure import CompilerLost, StructureError
 
 ROOT = str(Path(__file__).parents[2])
 START = f"import sys; sys.path.insert(0, {ROOT!r}); from jaxllm.grammar.compiler import main; main()"
@@ -56,7 +56,7 @@ class Compiler:
         self._lock = threading.Lock()  # of the process
 
     def ask(self, line: bytes) -> Verdict:
-        """What comes of a job. Raises StructureError when there is no compiler to ask."""
+        """What comes of a job. Raises CompilerLost when there is no compiler to ask, or somebody else ended it or its fork."""
         began = self._closings
         with self._lock:
             return self._ask(line, began)
@@ -71,9 +71,9 @@ class Compiler:
             self._end()
 
     def _ask(self, line: bytes, began: int) -> Verdict:
-        """One job to the process, which is started when it is not there and ended when it does not answer. Raises StructureError, also
+        """One job to the process, which is started when it is not there and ended when it does not answer. Raises CompilerLost, also
         when there were more than `began` closings in the end."""
-        closed = StructureError("the grammar compiler was closed meanwhile; try again")
+        closed = CompilerLost("the grammar compiler was closed meanwhile; try again")
         if self._closings != began:
             raise closed
         process = None
@@ -83,14 +83,18 @@ class Compiler:
                 raise ConnectionAbortedError
             _write(process, line)
             reply = json.loads(_line(process, time.monotonic() + WALL_SECONDS))
-        except (OSError, ValueError) as error:
+        except (OSError, EOFError, ValueError) as error:
             self._end()
             if self._closings != began or (process is not None and process is self._closed):
                 raise closed from None
             if process is None:
                 why = error.strerror or error if isinstance(error, OSError) else error
-                raise StructureError(f"the grammar compiler cannot be started ({why}); try again later") from None
+                raise CompilerLost(f"the grammar compiler cannot be started ({why}); try again later") from None
+            if isinstance(error, (EOFError, BrokenPipeError, ValueError)):  # no answer, or half of one
+                raise CompilerLost("the process that compiled this grammar ended meanwhile; try again") from None
             return Verdict(error=TOO_MUCH, spent=True, final=False)
+        if "killed" in reply:
+            raise CompilerLost("the process that compiled this grammar was killed; try again when the machine has memory left")
         return Verdict(error=TOO_MUCH, spent=True) if "spent" in reply else Verdict(reply.get("grammar", ""), reply.get("error", ""))
 
     def _running(self) -> subprocess.Popen[bytes]:
@@ -128,13 +132,15 @@ def _write(process: subprocess.Popen[bytes], line: bytes) -> None:
 
 
 def _line(process: subprocess.Popen[bytes], deadline: float) -> bytes:
-    """What the process writes up to the end of the line. Raises OSError when it ends, is late, or writes too much."""
+    """What the process writes up to the end of the line. Raises EOFError when it ends, OSError when it is late or writes too much."""
     assert process.stdout is not None
     found, poll = bytearray(), select.poll()  # `select.select` takes no file beyond the 1024th, which servers have
     poll.register(process.stdout, select.POLLIN)
     while not found.endswith(b"\n"):
         ready = poll.poll(max(0.0, deadline - time.monotonic()) * 1e3)
         data = os.read(process.stdout.fileno(), 1 << 16) if ready else b""
+        if ready and not data:
+            raise EOFError("no answer")
         if not data or len(found) > MAX_REPLY:
             raise OSError("no answer")
         found += data

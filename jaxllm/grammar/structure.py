@@ -24,6 +24,10 @@ class StructureError(ValueError):
     """A constraint that cannot be honoured; the message says which part of it, and why."""
 
 
+class CompilerLost(StructureError):
+    """Nothing was found out about a constraint, for its compiler ended meanwhile or could not start. It may be tried again."""
+
+
 @dataclass(kw_only=True)
 class StructuredOutputsParams:
     """What the output must be: exactly one of the first six. Names are vLLM's. Raises `StructureError`."""

@@ -15,10 +15,10 @@ from typing import Any
 import jaxllm
 from jaxllm.config import Resolved
 from jaxllm.grammar.checker import Checker, job_of, special_tokens
-from jaxllm.grammar.structure import StructureError
+from jaxllm.grammar.structure import CompilerLost, StructureError
 from jaxllm.server.body import Bodies
 from jaxllm.server.bridge import Bridge
-from jaxllm.server.errors import bad_request, sanitize
+from jaxllm.server.errors import bad_request, overloaded, sanitize
 from jaxllm.server.fields import Structure
 from jaxllm.server.grammars import Grammars
 from jaxllm.server.metrics import Metrics
@@ -81,6 +81,8 @@ class Edge:
             raise bad_request("this server runs without a tokenizer, which structured output needs", structure.field)
         try:
             return await self.grammars.find(await self.in_thread(job_of, structure.params))
+        except CompilerLost as error:
+            raise overloaded(f"{structure.field}: {sanitize(str(error))}", "grammar_compiler_lost") from None
         except StructureError as error:
             raise bad_request(f"{structure.field}: {sanitize(str(error))}", structure.field, "invalid_grammar") from None
 

@@ -19,7 +19,7 @@ from jaxllm.grammar import process as module
 from jaxllm.grammar.checker import MAX_KEPT, MAX_KEPT_BYTES, Checker, _size, job_of
 from jaxllm.grammar.compiler import ByteTokens
 from jaxllm.grammar.limits import QUICK_SECONDS, SECONDS, WALL_SECONDS
-from jaxllm.grammar.structure import StructuredOutputsParams, StructureError
+from jaxllm.grammar.structure import CompilerLost, StructuredOutputsParams, StructureError
 
 MANY_FILES = 4096  # that this process may have open, beside those of other tests
 SPECIALS = {"<|end|>": 300, "<tool_call>": 301, "[TOOL]": 302}
@@ -153,6 +153,51 @@ def test_a_compiler_that_was_killed_from_outside_is_started_again(checker: Check
     assert checker.check(StructuredOutputsParams(regex="after"))
 
 
+def under_way(checker: Checker, **given: Any) -> tuple[threading.Thread, list[StructureError], psutil.Process]:
+    """A check in a thread, how it ends, and the fork that does it."""
+    found: list[StructureError] = []
+
+    def check() -> None:
+        with pytest.raises(StructureError) as error:
+            checker.check(StructuredOutputsParams(**given))
+        found.append(error.value)
+
+    checking = threading.Thread(target=check)
+    checking.start()
+    forks: list[psutil.Process] = []
+    while not forks:
+        assert checking.is_alive()
+        process = checker._patient._process
+        forks = psutil.Process(process.pid).children() if process is not None else []
+    return checking, found, forks[0]
+
+
+def test_a_grammar_whose_compilation_somebody_else_killed_is_not_at_fault() -> None:
+    own = Checker(SPECIALS)
+    checking, found, fork = under_way(own, json=bomb(24))
+    fork.kill()  # what the kernel does on a machine that is out of memory
+    checking.join(20)
+    assert isinstance(found[0], CompilerLost) and "killed" in str(found[0])
+    assert not own._kept, "it may be tried again"
+    assert own._patient._process is not None
+    compiler = own._patient._process.pid
+    assert "too much time" in why(own, json=bomb(24)) and own._kept, "which its own limit ends for good"
+    assert own._patient._process.pid == compiler, "nothing starts again"
+    own.close()
+
+
+def test_a_compiler_that_ends_while_it_is_asked_is_not_the_fault_of_the_grammar() -> None:
+    own = Checker(SPECIALS)
+    checking, found, fork = under_way(own, json=bomb(24))
+    assert own._patient._process is not None
+    own._patient._process.kill()
+    fork.kill()
+    checking.join(20)
+    assert isinstance(found[0], CompilerLost) and "ended" in str(found[0]) and not own._kept
+    assert own.check(StructuredOutputsParams(regex="a"))
+    own.close()
+
+
 def test_a_compiler_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     silent = Checker({}, (sys.executable, "-c", "print(flush=True); import sys; sys.stdin.read()"))
     silent._patient._running()
@@ -268,19 +313,13 @@ def test_verdicts_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_closing_ends_the_fork_that_does_a_job() -> None:
-    own, found = Checker(SPECIALS), []
-    checking = threading.Thread(target=lambda: found.append(why(own, json=bomb(24))))
-    checking.start()
-    forks: list[psutil.Process] = []
-    while not forks:
-        assert checking.is_alive()
-        process = own._patient._process
-        forks = psutil.Process(process.pid).children() if process is not None else []
+    own = Checker(SPECIALS)
+    checking, found, fork = under_way(own, json=bomb(24))
     own.close()
     checking.join(20)
-    assert "closed" in found[0]
-    psutil.wait_procs(forks, 20)
-    assert not any(fork.is_running() for fork in forks)
+    assert isinstance(found[0], CompilerLost) and "closed" in str(found[0])
+    psutil.wait_procs([fork], 20)
+    assert not fork.is_running()
 
 
 def test_a_grammar_compiles_beside_thousands_of_connections() -> None:

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from jaxllm.grammar.checker import Checker, Job
 from jaxllm.grammar.limits import WALL_SECONDS
+from jaxllm.grammar.structure import CompilerLost
 from jaxllm.tokenizer import Tokenizer
 from tests.server.harness import Running
 
@@ -130,6 +132,18 @@ def test_a_bomb_is_refused_within_its_budget_while_a_stream_goes_on(server: Runn
         control.go.set()
         while b"[DONE]" not in (line := stream.line()):
             assert line, "the stream ended early"
+
+
+def test_a_grammar_whose_compiler_was_lost_may_be_sent_again(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(checker: Checker, job: Job) -> None:
+        raise CompilerLost("killed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Checker, "quickly", lost)
+        answer = post(server, False, guided_regex="[abc]{7}")
+    assert (answer.status, answer.error["code"]) == (503, "grammar_compiler_lost") and "guided_regex" in answer.error["message"]
+    assert answer.headers["retry-after"]
+    assert post(server, False, guided_regex="[abc]{7}").status == 200
 
 
 @pytest.mark.parametrize("fields", [{"guided_regex": "a"}, {"response_format": {"type": "json_object"}}])
