@@ -36,6 +36,7 @@ class HttpProtocol(H11Protocol):
         self._write_timer: asyncio.TimerHandle | None = None
         self._end_timer: asyncio.TimerHandle | None = None
         self.leaving = False
+        self._stopping = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """asyncio.Protocol"""
@@ -55,13 +56,21 @@ class HttpProtocol(H11Protocol):
         return self.conn.their_state not in (h11.SEND_BODY, h11.ERROR)
 
     def leave(self, transport: asyncio.Transport) -> None:
-        """Close. A socket that is closed while the client sends takes back what was said last, so a client that does is heard out."""
-        if self.leaving or self.heard_out or not transport.can_write_eof():
+        """Close. A socket that is closed while the client sends takes back what was said last, so a client that does is heard out, unless
+        the server stops."""
+        if self.leaving or self._stopping or self.heard_out or not transport.can_write_eof():
             return transport.close()
         self.leaving = True
         transport.write_eof()
         transport.resume_reading()
         self._end_timer = self.loop.call_later(LINGER, transport.abort)
+
+    def shutdown(self) -> None:
+        """uvicorn's hook: requests in progress go on, but nobody who has been answered is heard out."""
+        self._stopping = True
+        if self.leaving:
+            return self.transport.close()
+        super().shutdown()
 
     def data_received(self, data: bytes) -> None:
         """asyncio.Protocol"""

@@ -7,6 +7,7 @@ import socket
 
 import pytest
 
+from jaxllm.tokenizer import Tokenizer
 from tests.server.harness import Running
 
 HEAD = b"POST /tokenize HTTP/1.1\r\nhost: a\r\n"
@@ -76,3 +77,19 @@ def test_who_does_not_stop_sending_is_cut_off(
     with server.begin_raw(head) as sock:
         assert sock.status() == status
         assert sock.cut_off()
+
+
+def test_a_server_that_stops_hears_nobody_out(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    for limit in ("LINGER", "EARLY_DEADLINE"):
+        monkeypatch.setattr(f"jaxllm.server.http.{limit}", 100.0)
+    declared = HEAD + b"content-length: 50000000\r\n"
+    with Running(tokenizer) as server:
+        server._server.config.timeout_graceful_shutdown = None  # it waits for every connection
+        refused = [
+            server.begin_raw(head)
+            for head in (declared + b"\r\n", declared + b"connection: close\r\n\r\n", b"GET / HTTP/1.1\r\nx: " + b"y" * 200_000)
+        ]
+        assert [sock.status() for sock in refused] == [413, 413, 431]
+    assert all(sock.cut_off() for sock in refused), "and the server has ended"
+    for sock in refused:
+        sock.close()
