@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-import orjson
 
 from jaxllm.sampling.options import MAX_ALLOWED
 from jaxllm.server.chat import MAX_MESSAGES
@@ -35,6 +34,7 @@ _known_fields: msgspec.json.Decoder[Any] = msgspec.json.Decoder(
     msgspec.defstruct("Fields", [(name, msgspec.Raw, msgspec.Raw()) for name in sorted(_KNOWN)])
 )
 _LISTS = re.compile(rb"\[\s*\[")
+_BETWEEN = re.compile(rb"[,\s]*")
 
 
 @dataclass(slots=True)
@@ -90,11 +90,11 @@ async def read_large(body: bytes, rules: Rules) -> dict[str, Any]:
 async def _read(name: str, raw: bytes, truncates: bool, rules: Rules) -> Any:
     """The value of one field."""
     if len(raw) > LARGE:
-        shape = await check_field(name, raw, truncates, rules)
+        await check_field(name, raw, truncates, rules)
         if name == "prompt" and _LISTS.match(raw):
             return await _lists(raw, truncates, rules)
-        if raw.startswith(b"[") and shape.containers == 1 and b'"' not in raw:
-            return await _items(raw)
+        if _plain(raw, 0, end := raw.rfind(b"]")):
+            return await _items(raw, 0, end)
     return value_of(raw)
 
 
@@ -110,8 +110,8 @@ def too_many(body: bytes) -> ApiError:
     return bad_request(f"{name or 'the body'} has too many parts: {limits}; send fewer in one request", name)
 
 
-async def check_field(name: str, raw: bytes, truncates: bool, rules: Rules) -> Shape:
-    """What a field's value holds. Raises ApiError where that cannot be legal."""
+async def check_field(name: str, raw: bytes, truncates: bool, rules: Rules) -> None:
+    """Raise ApiError where what a field's value holds cannot be legal."""
     shape = await shape_of(raw)
     most = ROOMY.get(name, LARGE)
     if most is not None and shape.size > most:
@@ -126,7 +126,6 @@ async def check_field(name: str, raw: bytes, truncates: bool, rules: Rules) -> S
         limit = f"this model's maximum context length is {rules.resolved.max_model_len} tokens"
         message = f"{limit}, which a prompt of {len(raw)} bytes cannot fit into; shorten it"
         raise bad_request(message, "prompt", "context_length_exceeded")
-    return shape
 
 
 def _check_items(name: str, items: int, texts: bool, truncates: bool, rules: Rules) -> None:
@@ -140,28 +139,37 @@ def _check_items(name: str, items: int, texts: bool, truncates: bool, rules: Rul
 
 
 async def _lists(raw: bytes, truncates: bool, rules: Rules) -> list[Any]:
-    """Lists of token ids in a list, some in each turn. That it is JSON is known."""
-    *pieces, end = raw.rstrip(BLANKS)[1:-1].split(b"]")
-    found, read = [], 0
-    try:
-        for piece in pieces:
-            ids = piece.lstrip(b"," + BLANKS)
-            _check_items("prompt", ids.count(b",") + 1, False, truncates, rules)
-            found.append(orjson.loads(ids + b"]"))
-            read += len(piece)
-            if read > TURN:
-                read = 0
-                await asyncio.sleep(0)
-    except orjson.JSONDecodeError:
-        end = b"?"
-    if end.strip(BLANKS):
+    """Lists of token ids in a list, some of them, or of one, in each turn. That it is JSON is known."""
+    found, at, end, read = [], 1, raw.rindex(b"]"), 0
+    while (stop := raw.find(b"]", at, end)) >= 0:
+        start = _BETWEEN.match(raw, at).end()  # type: ignore[union-attr]
+        if not _plain(raw, start, stop):
+            break
+        _check_items("prompt", raw.count(b",", start, stop) + 1, False, truncates, rules)
+        found.append(await _items(raw, start, stop) if stop - start > TURN else value_of(raw[start : stop + 1]))
+        read += stop - at
+        at = stop + 1
+        if read > TURN:
+            read = 0
+            await asyncio.sleep(0)
+    if raw[at:end].strip(BLANKS):
         raise bad_request("prompt must not mix lists of token ids with anything else", "prompt")
     return found
 
 
-async def _items(raw: bytes) -> list[Any]:
-    """A list of neither texts nor lists nor objects, some of it in each turn."""
-    found, at, end = [], 1, raw.rindex(b"]")
+def _plain(raw: bytes, start: int, stop: int) -> bool:
+    """Whether what ends at `stop` is a list of neither texts nor lists nor objects."""
+    return (
+        raw.startswith(b"[", start)
+        and raw.count(b"[", start, stop) == 1
+        and raw.find(b"{", start, stop) < 0
+        and raw.find(b'"', start, stop) < 0
+    )
+
+
+async def _items(raw: bytes, start: int, end: int) -> list[Any]:
+    """The plain list that ends at `end`, some of it in each turn."""
+    found, at = [], start + 1
     while at < end:
         comma = raw.find(b",", at + TURN, end)
         stop = end if comma < 0 else comma

@@ -81,26 +81,43 @@ def test_each_of_many_prompts_may_be_as_long_as_the_context_allows() -> None:
     assert asyncio.run(read_large(body, RULES)) == {"prompt": ids}
 
 
-@pytest.mark.parametrize("prompt", ["[[1],2]", "[[[1]],[1]]", '[[1],{"a":[1]}]', '[["]"]]', "[[1],[1,2],true]"])
-def test_lists_of_anything_else_are_not(prompt: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("ids", [[[123_456] * 200_000], [[1, 2], [123_456] * 200_000, [], [123_456] * 200_000]], ids=["one", "some"])
+def test_a_long_list_of_ids_is_read_in_many_turns(ids: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
+    reads = watched(monkeypatch)
+    assert asyncio.run(read_large(json.dumps({"prompt": ids, "truncate_prompt_tokens": 2}).encode(), RULES))["prompt"] == ids
+    assert max(reads) < 1.1 * module.TURN
+
+
+@pytest.mark.parametrize("turn", [1, module.TURN])
+@pytest.mark.parametrize(
+    "prompt", ["[[1],2]", "[[[1]],[1]]", '[[1],{"a":[1]}]', '[["]"]]', '[["a","b,c"]]', "[[1],[1,2],true]", "[[1],{},[1]]"]
+)
+def test_lists_of_anything_else_are_not(prompt: str, turn: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LARGE", 1)
+    monkeypatch.setattr(module, "TURN", turn)
     with pytest.raises(ApiError, match="must not mix") as error:
         asyncio.run(read_large(b'{"prompt":%b}' % prompt.encode(), RULES))
     assert (error.value.status, error.value.param) == (400, "prompt")
 
 
-def refused(body: bytes, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str | None]:
-    """Why a body is refused, of which no more than a turn's worth was read."""
-    real, most = orjson.loads, []
+def watched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many bytes are read, each time that some are."""
+    real, reads = orjson.loads, []
 
     def loads(text: bytes) -> Any:
-        most.append(len(text))
+        reads.append(len(text))
         return real(text)
 
     monkeypatch.setattr(orjson, "loads", loads)
+    return reads
+
+
+def refused(body: bytes, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str | None]:
+    """Why a body is refused, of which no more than a turn's worth was read."""
+    reads = watched(monkeypatch)
     with pytest.raises(ApiError) as error:
         asyncio.run(read_large(body, RULES))
-    assert error.value.status == 400 and max(most, default=0) <= module.TURN
+    assert error.value.status == 400 and max(reads, default=0) <= module.TURN
     return error.value.message, error.value.param
 
 
