@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from jaxllm.engine.counters import Counters
 from jaxllm.engine.guide import Guides
 from jaxllm.engine.live import Live
@@ -26,7 +28,7 @@ class Answers:
         count, params, complete, text = len(request.output), request.params, False, ""
         if request.asked is not None:
             if (failed := advance(request, [token])) is not None:
-                return self.finish(request, [token], "", "error", None, failed, logprobs, "structured_outputs")
+                return self.fail(request, failed, "structured_outputs", [token], logprobs)
             complete = request.guide is not None and request.guide.ended
         stopped = token in request.stops and count > params.min_tokens
         if request.detok is not None:
@@ -84,9 +86,15 @@ class Answers:
             fault=fault,
         )
 
+    def fail(
+        self, request: Request, why: str, fault: str | None = None, tokens: Sequence[int] = (), logprobs: bytes | None = None
+    ) -> TextDelta:
+        """End a choice with an error, which the field `fault` of its request made, if one did; `tokens` are the last that it has said."""
+        return self.finish(request, [*tokens], "", "error", None, why, logprobs, fault)
+
     def give_up(self, request: Request, why: str) -> TextDelta:
         """End a choice that has no next token: well where its grammar may end here, and min_tokens or a ban held the end back."""
         if self._guides.complete(request):
             return self.finish(request, [], "", "stop", None)
         field = "allowed_token_ids" if why == NONE_ALLOWED else None
-        return self.finish(request, [], "", "error", None, why, fault=field if request.guide is None else "structured_outputs")
+        return self.fail(request, why, field if request.guide is None else "structured_outputs")

@@ -195,9 +195,11 @@ class Engine:
         deltas, self._pending = self._pending, []
         if self._guides.waiting:
             deltas += self._admit_guided(idle=not deltas and self.awaits_grammar)
+        if self.runner.swapper is not None:
+            self.scheduler.lose(self.runner.swapper.lost())
         plan = self.scheduler.plan()
         if plan.moves is not None:
-            self.scheduler.lose(self.runner.move(plan.moves))
+            self.runner.move(plan.moves)
         if not plan.empty:
             constrained = any(request.asked is not None and request.asked.on_host for request in plan.asking)
             forwarded, before = self._forward_beside(plan) if constrained else (self.runner.forward(plan), [])
@@ -268,7 +270,7 @@ class Engine:
             if failure is None:
                 self.scheduler.add(request)
             else:
-                deltas.append(self._answers.finish(request, [], "", "error", None, failure, fault="structured_outputs"))
+                deltas.append(self._answers.fail(request, failure, fault="structured_outputs"))
         return deltas
 
     def _start_over(self) -> None:
@@ -330,7 +332,7 @@ class Engine:
                 if held_back:
                     deltas.append(self._answers.give_up(request, why))
                 else:
-                    deltas.append(self._answers.finish(request, [], "", "error", None, why))
+                    deltas.append(self._answers.fail(request, why))
                 continue
             logprobs = None
             if step.logprobs is not None and request.needs & LOGPROBS:

@@ -91,11 +91,10 @@ class Runner:
         """Pages that have travelled between the pool and host memory."""
         return self._traffic if self.swapper is None else self.swapper.traffic
 
-    def move(self, moves: Moves) -> tuple[int, ...]:
-        """What a plan moves between the pool and host memory; before its forward, if it has one. Returns the places that got nothing."""
+    def move(self, moves: Moves) -> None:
+        """What a plan moves between the pool and host memory; before its forward, if it has one."""
         assert self.swapper is not None, "an engine without host pages moves none"
-        self.kv, lost = self.swapper.run(self.kv, moves)
-        return lost
+        self.kv = self.swapper.run(self.kv, moves)
 
     def forward(self, plan: Plan) -> Forwarded:
         """Start one step. Host work only: pad, upload what changed, dispatch."""

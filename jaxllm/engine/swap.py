@@ -26,6 +26,9 @@ logger = logging.getLogger("jaxllm")
 NO_MEMORY = "RESOURCE_EXHAUSTED"  # begins XLA's error
 RUNS = 3  # of what is measured, of which the last counts: XLA has recorded the program then
 UNDER_WAY = 2  # programs of which the pages may be on their way at once; see host_memory.STAGED
+NO_ROOM = "no host memory for KV pages, which will be computed again; lower --swap-space or --kv-offloading-size"
+NO_COPY = "KV pages could not be copied to host memory and will be computed again"
+NO_PAGES = "a program that moves KV pages failed on the device"
 
 
 def far_memory(platform: str) -> str | None:
@@ -45,7 +48,8 @@ class Swapper:
     for its own copies when many are under way.
 
     A copy may find no memory when it is asked for or only when it is made. So the device keeps a page until its copy is there, and what is
-    wanted before is taken from the device: nothing is ever made from a copy that failed.
+    wanted before is taken from the device: nothing is ever made from a copy that failed. Once that is known the device keeps the page no
+    longer, unless the plan that is being run fetches it; the next one is made by somebody who has asked what is `lost`.
     """
 
     def __init__(self, programs: Programs, traffic: Traffic):
@@ -58,49 +62,56 @@ class Swapper:
         self._filler = zeros_of(shapes)
         self._uplink = Uplink(self._width, programs.host, UNDER_WAY + 1)
         self._under_way: deque[_Trip] = deque()
-        self._warned = False
+        self._failures: dict[str, str] = {}  # what has failed, each said once, with the first error's words
+        self._wanted: frozenset[int] = frozenset()  # places that the plan being run fetches, until it has
+        self._lost: set[int] = set()  # places for which there are no copies, yet to be told
         # By place in host memory:
         self._kept: dict[int, Page] = {}
         self._leaving: dict[int, Page] = {}  # on the device, until their copies are there
-        self._unsaved: dict[int, Page] = {}  # of these, whose copies failed
         self._fetched: dict[int, Page] = {}  # on the device, by the last plan
 
     @property
     def traffic(self) -> Traffic:
         """Counts what has arrived by now; waits for nothing."""
-        while self._under_way and all(copy.is_ready() for copy in jax.tree.leaves(self._under_way[0].copies)):
-            self._arrive()
+        self._look()
         return self._traffic
 
-    def run(self, kv: KVCache, moves: Moves) -> tuple[KVCache, tuple[int, ...]]:
-        """Do what a plan moves. Call it before the plan's step, plan by plan. Returns the pool, whose buffers stay, and the places for
-        which there was no memory, be it for an earlier plan: what this plan fetches from them is right, and nothing is there for later
-        ones."""
+    def lost(self) -> list[int]:
+        """Places that got nothing of what plans saved there, each told once. No plan may fetch from them: ask before one is made. Waits for
+        nothing."""
+        self._look()
+        lost, self._lost = sorted(self._lost), set()
+        return lost
+
+    def run(self, kv: KVCache, moves: Moves) -> KVCache:
+        """Do what a plan moves. Call it before the plan's step, plan by plan. Returns the pool, whose buffers stay."""
+        self._wanted = frozenset(moves.fetches)
         for batch in batched(moves.saves, self._width):
             kv = self._save(kv, batch)
         fetched = {place: self._leaving.get(place) or self._kept[place] for place in moves.fetches}
+        self._wanted = frozenset()
+        for place in self._lost:
+            self._leaving.pop(place, None)
         fetched = jax.device_put(fetched, dict.fromkeys(fetched, self._near)) if fetched else {}
         known = self._fetched | fetched
         for batch in batched(moves.puts, self._width):
             kv = self._put(kv, [known[place] for place, _ in batch], [page for _, page in batch])
         self._fetched = fetched
         self._traffic.loaded += len(moves.puts)
-        lost = tuple(place for place, page in self._unsaved.items() if self._leaving.get(place) is page)
-        for place in lost:
-            del self._kept[place], self._leaving[place]
-        self._unsaved = {}
-        return kv, lost
+        return kv
 
     def warm_up(self, kv: KVCache) -> tuple[KVCache, Link]:
         """Run both programs on nobody's pages: until they are recorded, then to measure what many pages take and what one takes. Returns
-        the pool, and what was measured. Raises ConfigError when the host has no memory for them."""
+        the pool, and what was measured. Raises ConfigError when the host has no memory for them, and whatever else fails."""
         pages = [(self._pages + i, i) for i in range(self._width)]
         for _ in range(RUNS):
             kv = self._save(kv, pages)
             while self._under_way:
                 self._arrive()
-            if self._unsaved:
-                size = sum(array.nbytes for page in self._unsaved.values() for array in page)
+            if self._failures:
+                if NO_ROOM not in self._failures:
+                    raise RuntimeError("; ".join(map(": ".join, self._failures.items())))
+                size = self._width * sum(array.nbytes for array in self._filler)
                 raise ConfigError(
                     f"the host has no {amount(size)} for the {self._width} KV pages that move at once; lower --swap-space or "
                     "--kv-offloading-size, or give the process more memory"
@@ -115,7 +126,7 @@ class Swapper:
     def _timed(self, kv: KVCache, count: int) -> tuple[KVCache, float]:
         """The seconds that fetching and putting so many pages of the kept ones take."""
         start = time.perf_counter()
-        kv, _ = self.run(kv, Moves((), tuple(range(count)), tuple((i, self._pages + i) for i in range(count))))
+        kv = self.run(kv, Moves((), tuple(range(count)), tuple((i, self._pages + i) for i in range(count))))
         jax.block_until_ready(kv)
         return kv, time.perf_counter() - start
 
@@ -124,28 +135,35 @@ class Swapper:
         places = [place for _, place in batch]
         leaving = dict(zip(places, pages, strict=False))
         self._leaving |= leaving
+        self._lost.difference_update(places)
         try:
             copies = self._to_host(pages[: len(batch)])
         except jax.errors.JaxRuntimeError as error:
             if NO_MEMORY not in str(error):
                 raise
-            self._note_unsaved(error, leaving)
-            copies, leaving = pages[: len(batch)], {}
-        self._kept |= dict(zip(places, copies, strict=True))
-        self._depart(copies, leaving)
+            self._lose(leaving, NO_ROOM, error)
+            self._depart(pages[: len(batch)], {})
+        else:
+            self._kept |= dict(zip(places, copies, strict=True))
+            self._depart(copies, leaving)
         return kv
 
     def _to_host(self, pages: tuple[Page, ...]) -> tuple[Page, ...]:
         return jax.device_put(pages, (self._far,) * len(pages))
 
-    def _note_unsaved(self, error: jax.errors.JaxRuntimeError, pages: dict[int, Page]) -> None:
-        """These pages have not come to host memory."""
-        if not self._warned:
-            logger.warning(
-                "no host memory for KV pages, which will be computed again; lower --swap-space or --kv-offloading-size: %s", error
-            )
-        self._warned = True
-        self._unsaved |= pages
+    def _lose(self, pages: dict[int, Page], why: str, error: jax.errors.JaxRuntimeError) -> None:
+        """These pages have not come to host memory, of which those count over which nothing was saved since."""
+        if why not in self._failures:
+            self._failures[why] = str(error)  # not the error, whose traceback would hold the pages
+            logger.warning("%s: %s", why, self._failures[why])
+        for place in self._newest(pages):
+            self._lost.add(place)
+            self._kept.pop(place, None)
+            if place not in self._wanted:
+                del self._leaving[place]
+
+    def _newest(self, pages: dict[int, Page]) -> list[int]:
+        return [place for place, page in pages.items() if self._leaving.get(place) is page]
 
     def _put(self, kv: KVCache, pages: list[Page], numbers: list[int]) -> KVCache:
         padded = (*pages, *(self._filler for _ in range(self._width - len(pages))))
@@ -163,15 +181,27 @@ class Swapper:
         if len(self._under_way) > UNDER_WAY:
             self._arrive()
 
+    def _look(self) -> None:
+        while self._under_way and all(copy.is_ready() for copy in jax.tree.leaves(self._under_way[0].copies)):
+            self._arrive()
+
     def _arrive(self) -> None:
-        """Wait for the oldest copies that are under way. Those that fail, for whatever reason, cost their pages alone."""
+        """Wait for the oldest copies that are under way. Those that fail, for whatever reason, cost their pages alone: when the device
+        failed, whoever collects a step is told."""
         trip = self._under_way.popleft()
-        newest = {place: page for place, page in trip.leaving.items() if self._leaving.get(place) is page}
-        try:
-            jax.block_until_ready(trip.copies)
-        except jax.errors.JaxRuntimeError as error:
-            self._note_unsaved(error, newest)
+        if (error := _error_of(trip.copies)) is not None:
+            copied = NO_ROOM if NO_MEMORY in str(error) else NO_COPY
+            self._lose(trip.leaving, copied if trip.leaving and _error_of(trip.leaving) is None else NO_PAGES, error)
             return
         self._traffic.saved += len(trip.leaving)
-        for place in newest:
+        for place in self._newest(trip.leaving):
             del self._leaving[place]
+
+
+def _error_of(arrays: Any) -> jax.errors.JaxRuntimeError | None:
+    """What went wrong when these arrays were made, which is waited for."""
+    try:
+        jax.block_until_ready(arrays)
+    except jax.errors.JaxRuntimeError as error:
+        return error
+    return None

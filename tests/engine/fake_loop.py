@@ -151,6 +151,7 @@ class Loop:
 
     def step(self) -> Plan:
         """One turn of the loop."""
+        self.lose([place for place, when in self.unsaved.items() if when < self.moves])
         running = [r for r in self.requests if r.status is Status.RUNNING]
         before = self._readable()
         self._handed_out.clear()
@@ -160,7 +161,7 @@ class Loop:
         if plan.moves is not None:
             frozen = {page for _, page, _ in before & self._readable()}
             self.device.host.move(self.device.kv[0], self.setup.page_size, plan.moves, frozen)
-            self._lose_unsaved(plan.moves)
+            self._note_unsaved(plan.moves)
         assert not (plan.empty and plan.copies), "pages are copied by steps"
         if not plan.empty:
             self._check_scores(plan)
@@ -215,14 +216,13 @@ class Loop:
         self._send_back(functools.partial(self.scheduler.lose, places))
         self.scheduler.check()
 
-    def _lose_unsaved(self, moves: Moves) -> None:
+    def _note_unsaved(self, moves: Moves) -> None:
         """What finds no memory; of a place, what was saved there last counts."""
         for _, place in moves.saves:
             self.saves += 1
             self.unsaved.pop(place, None)
             if self.setup.unsaved and self.saves % self.setup.unsaved == 0:
                 self.unsaved[place] = self.moves + self.setup.late
-        self.lose([place for place, when in self.unsaved.items() if when <= self.moves])
         self.moves += 1
 
     def _send_back(self, action: Callable[[], None]) -> None:

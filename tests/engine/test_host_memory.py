@@ -16,7 +16,7 @@ from jaxllm.engine import host_memory
 from jaxllm.engine.engine import Engine
 from jaxllm.engine.host_memory import GIB, OTHERS, PINNED_LIMIT, HostPlan, HostRoom, available_bytes, pinned_limit, plan_host
 from jaxllm.engine.swap import Swapper
-from tests.engine.test_swap import Unmade
+from tests.engine.test_unsaved import Unmade
 
 V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 V2 = ("memory.max", "memory.current", "inactive_file")
@@ -149,6 +149,11 @@ def test_a_start_notices_copies_that_fail_only_when_they_are_made(
 ) -> None:
     engine = make_engine(num_gpu_blocks_override=20, preemption_mode="swap", swap_space=0.01)
     assert engine.runner.swapper is not None
+    why = "INTERNAL: the link is down"
+    monkeypatch.setattr(engine.runner.swapper, "_to_host", lambda pages: ((Unmade(why),),) * len(pages))
+    with pytest.raises(RuntimeError, match=why):
+        engine.runner.swapper.warm_up(engine.runner.kv)
+    engine.runner.reset()
     monkeypatch.setattr(engine.runner.swapper, "_to_host", lambda pages: ((Unmade(),),) * len(pages))
     with pytest.raises(ConfigError, match=r"has no [0-9.]+ .iB for the [0-9]+ KV pages that move at once; lower --swap-space"):
         engine.runner.swapper.warm_up(engine.runner.kv)
