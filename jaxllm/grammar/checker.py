@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from tokenizers import Tokenizer
 
-from jaxllm.grammar.limits import QUICK_SECONDS, SECONDS
+from jaxllm.grammar.limits import BUDGETS
 from jaxllm.grammar.process import COMMAND, Compiler, Verdict
 from jaxllm.grammar.structure import StructuredOutputsParams
 
@@ -35,12 +35,11 @@ def job_of(params: StructuredOutputsParams) -> Job:
 
 
 class Checker:
-    """`compile(job)` gives a grammar that compiles, or raises StructureError; so does `quickly(job)`, or it gives up. Each has a process of
-    its own, so that quick grammars do not wait for slow ones; calls of either wait for each other."""
+    """`compile(job)` gives a grammar that compiles, or raises StructureError; so does `within(job, lane)`, or it gives up. Each lane has a
+    budget and a process of its own, so that quick grammars do not wait for slow ones; calls for one lane wait for each other."""
 
     def __init__(self, specials: Mapping[str, int], command: Sequence[str] = COMMAND):
-        self._quick = Compiler(specials, QUICK_SECONDS, command)
-        self._patient = Compiler(specials, SECONDS, command)
+        self._compilers = [Compiler(specials, seconds, command) for seconds in BUDGETS]
         self._keeping = threading.Lock()  # of what is kept; never held for long
         self._kept: OrderedDict[bytes, Verdict] = OrderedDict()  # oldest first
         self._kept_bytes = 0
@@ -51,21 +50,19 @@ class Checker:
 
     def compile(self, job: Job) -> str:
         """The grammar in llguidance's serialised form. Raises StructureError with the compiler's reason."""
+        grammar = self.within(job, len(BUDGETS) - 1)
+        assert grammar is not None
+        return grammar
+
+    def within(self, job: Job, lane: int) -> str | None:
+        """What `compile` gives, or None when that takes longer than this lane's budget and others have more. Raises StructureError."""
         verdict = self._recall(job.key)
         if verdict is None:
-            verdict = self._patient.ask(job.line)
+            verdict = self._compilers[lane].ask(job.line)
+            if verdict.spent and lane < len(BUDGETS) - 1:
+                return None
             if verdict.final:
                 self._keep(job.key, verdict)
-        return verdict.for_kind(job.kind)
-
-    def quickly(self, job: Job) -> str | None:
-        """What `compile` gives, or None when that takes long. Raises StructureError as `compile`."""
-        verdict = self._recall(job.key)
-        if verdict is None:
-            verdict = self._quick.ask(job.line)
-            if verdict.spent:
-                return None
-            self._keep(job.key, verdict)
         return verdict.for_kind(job.kind)
 
     def known(self, job: Job) -> str | None:
@@ -75,8 +72,8 @@ class Checker:
 
     def close(self) -> None:
         """End the processes, whatever they are doing; what is known stays. A check that waits for one ends with an error."""
-        self._quick.close()
-        self._patient.close()
+        for compiler in self._compilers:
+            compiler.close()
 
     def _recall(self, key: bytes) -> Verdict | None:
         with self._keeping:

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from llguidance import LLParserLimits
 
-SECONDS = 1.0  # processor time of a compilation
-QUICK_SECONDS = 0.1  # of one that others wait for; what takes longer begins again where only its like wait
+BUDGETS = (0.02, 0.1, 1.0)  # seconds of processor time of a compilation; what takes longer begins again where only its like wait
 WALL_SECONDS = 10.0  # and by the clock, on a machine that is busy
 MEMORY_BYTES = 2 << 30  # address space of the compiler's process
 STEPS = 24  # tokens that a compilation tries out

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from jaxllm.grammar.checker import Checker, Job
+from jaxllm.grammar.limits import BUDGETS
 from jaxllm.server.errors import overloaded
 
 MAX_GRAMMARS = 64  # that may wait to be compiled, which takes a hostile one a second
@@ -21,13 +22,12 @@ class Compilation:
 
 
 class Grammars:
-    """Grammars wait for each other, quick ones for quick ones alone, and nothing else for them. One that nobody waits for any more is not
-    begun."""
+    """Grammars wait for each other, in lanes (`Checker.within`), and nothing else for them: each for what is as quick, and until
+    what is not is given up. One that nobody waits for any more is not begun."""
 
     def __init__(self, checker: Checker):
         self._checker = checker
-        self._quick = ThreadPoolExecutor(1, thread_name_prefix="grammar")
-        self._patient = ThreadPoolExecutor(1, thread_name_prefix="slow-grammar")
+        self._lanes = [ThreadPoolExecutor(1, thread_name_prefix=f"grammar-{lane}") for lane in range(len(BUDGETS))]
         self._under_way: dict[bytes, Compilation] = {}
 
     async def find(self, job: Job) -> str:
@@ -54,13 +54,14 @@ class Grammars:
 
     async def _compile(self, job: Job) -> str:
         loop = asyncio.get_running_loop()
-        grammar = await loop.run_in_executor(self._quick, self._checker.quickly, job)
-        if grammar is not None:
-            return grammar
-        return await loop.run_in_executor(self._patient, self._checker.compile, job)
+        for lane, threads in enumerate(self._lanes):
+            grammar = await loop.run_in_executor(threads, self._checker.within, job, lane)
+            if grammar is not None:
+                return grammar
+        raise AssertionError("the last lane gave up")
 
     async def close(self) -> None:
         """End the compiler, whatever it is doing."""
-        for threads in (self._quick, self._patient):
+        for threads in self._lanes:
             threads.shutdown(wait=False, cancel_futures=True)
         await asyncio.to_thread(self._checker.close)

@@ -18,7 +18,7 @@ import pytest
 from jaxllm.grammar import process as module
 from jaxllm.grammar.checker import MAX_KEPT, MAX_KEPT_BYTES, Checker, _size, job_of
 from jaxllm.grammar.compiler import ByteTokens
-from jaxllm.grammar.limits import QUICK_SECONDS, SECONDS, WALL_SECONDS
+from jaxllm.grammar.limits import BUDGETS, WALL_SECONDS
 from jaxllm.grammar.structure import CompilerLost, StructuredOutputsParams, StructureError
 
 MANY_FILES = 4096  # that this process may have open, beside those of other tests
@@ -107,11 +107,11 @@ def test_what_does_not_compile_is_refused_with_the_reason(checker: Checker, give
 
 def test_a_schema_that_explodes_is_killed_within_its_budget_and_the_next_one_compiles(checker: Checker) -> None:
     checker.check(StructuredOutputsParams(regex="first"))
-    assert checker._patient._process is not None
-    compiler = psutil.Process(checker._patient._process.pid)
+    assert checker._compilers[-1]._process is not None
+    compiler = psutil.Process(checker._compilers[-1]._process.pid)
     used = sum(compiler.cpu_times()[2:4])
     assert "too much time or memory" in why(checker, json=bomb(22))
-    assert SECONDS / 2 < sum(compiler.cpu_times()[2:4]) - used < 3 * SECONDS, "processor time of its ended forks"
+    assert BUDGETS[-1] / 2 < sum(compiler.cpu_times()[2:4]) - used < 3 * BUDGETS[-1], "processor time of its ended forks"
     assert compiler.is_running() and not compiler.children() and compiler.num_threads() == 1, "what forks has one thread"
     assert checker.check(StructuredOutputsParams(regex="second"))
 
@@ -119,7 +119,7 @@ def test_a_schema_that_explodes_is_killed_within_its_budget_and_the_next_one_com
 def test_a_verdict_is_kept_so_that_a_bomb_costs_its_budget_once(checker: Checker, monkeypatch: pytest.MonkeyPatch) -> None:
     why(checker, json=bomb(23))
     grammar = checker.check(StructuredOutputsParams(regex="third"))
-    monkeypatch.setattr(checker, "_patient", None)
+    monkeypatch.setattr(checker, "_compilers", [])
     assert "too much" in why(checker, json=bomb(23))
     assert checker.check(StructuredOutputsParams(regex="third")) == grammar
 
@@ -127,29 +127,29 @@ def test_a_verdict_is_kept_so_that_a_bomb_costs_its_budget_once(checker: Checker
 def test_what_takes_long_is_given_up_soon_by_who_has_others_waiting() -> None:
     own = Checker(SPECIALS)
     slow, quick, wrong = (job_of(StructuredOutputsParams(**given)) for given in ({"json": bomb(17)}, {"regex": "a+"}, {"regex": "["}))
-    grammar = own.quickly(quick)
+    grammar = own.within(quick, 0)
     assert grammar is not None and own.known(quick) == grammar
-    assert own._quick._process is not None
-    compiler = psutil.Process(own._quick._process.pid)
-    assert own.quickly(slow) is None and own.known(slow) is None, "no verdict"
-    assert sum(compiler.cpu_times()[2:4]) < SECONDS / 2
+    assert own._compilers[0]._process is not None
+    compiler = psutil.Process(own._compilers[0]._process.pid)
+    assert own.within(slow, 0) is None and own.known(slow) is None, "no verdict"
+    assert sum(compiler.cpu_times()[2:4]) < BUDGETS[-1] / 2
     with pytest.raises(StructureError, match="regex"):
-        own.quickly(wrong)
-    assert own._patient._process is None, "no process that nobody needs"
+        own.within(wrong, 0)
+    assert own._compilers[-1]._process is None, "no process that nobody needs"
     with pytest.raises(StructureError, match="too much"):
         own.compile(slow)
     with pytest.raises(StructureError, match="too much"):
-        own.quickly(slow)
-    assert own.quickly(quick) == grammar and own._quick._process.pid == compiler.pid, "nothing starts again"
+        own.within(slow, 0)
+    assert own.within(quick, 0) == grammar and own._compilers[0]._process.pid == compiler.pid, "nothing starts again"
     own.close()
-    assert own._quick._process is None and QUICK_SECONDS < SECONDS
+    assert own._compilers[0]._process is None
 
 
 def test_a_compiler_that_was_killed_from_outside_is_started_again(checker: Checker) -> None:
     checker.check(StructuredOutputsParams(regex="before"))
-    assert checker._patient._process is not None
-    checker._patient._process.send_signal(signal.SIGKILL)
-    checker._patient._process.wait()
+    assert checker._compilers[-1]._process is not None
+    checker._compilers[-1]._process.send_signal(signal.SIGKILL)
+    checker._compilers[-1]._process.wait()
     assert checker.check(StructuredOutputsParams(regex="after"))
 
 
@@ -167,7 +167,7 @@ def under_way(checker: Checker, **given: Any) -> tuple[threading.Thread, list[St
     forks: list[psutil.Process] = []
     while not forks:
         assert checking.is_alive()
-        process = checker._patient._process
+        process = checker._compilers[-1]._process
         forks = psutil.Process(process.pid).children() if process is not None else []
     return checking, found, forks[0]
 
@@ -179,18 +179,18 @@ def test_a_grammar_whose_compilation_somebody_else_killed_is_not_at_fault() -> N
     checking.join(20)
     assert isinstance(found[0], CompilerLost) and "killed" in str(found[0])
     assert not own._kept, "it may be tried again"
-    assert own._patient._process is not None
-    compiler = own._patient._process.pid
+    assert own._compilers[-1]._process is not None
+    compiler = own._compilers[-1]._process.pid
     assert "too much time" in why(own, json=bomb(24)) and own._kept, "which its own limit ends for good"
-    assert own._patient._process.pid == compiler, "nothing starts again"
+    assert own._compilers[-1]._process.pid == compiler, "nothing starts again"
     own.close()
 
 
 def test_a_compiler_that_ends_while_it_is_asked_is_not_the_fault_of_the_grammar() -> None:
     own = Checker(SPECIALS)
     checking, found, fork = under_way(own, json=bomb(24))
-    assert own._patient._process is not None
-    own._patient._process.kill()
+    assert own._compilers[-1]._process is not None
+    own._compilers[-1]._process.kill()
     fork.kill()
     checking.join(20)
     assert isinstance(found[0], CompilerLost) and "ended" in str(found[0]) and not own._kept
@@ -200,50 +200,50 @@ def test_a_compiler_that_ends_while_it_is_asked_is_not_the_fault_of_the_grammar(
 
 def test_a_compiler_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     silent = Checker({}, (sys.executable, "-c", "print(flush=True); import sys; sys.stdin.read()"))
-    silent._patient._running()
+    silent._compilers[-1]._running()
     monkeypatch.setattr(module, "WALL_SECONDS", 0.05)
     assert "too much time" in why(silent, regex="a")
-    assert silent._patient._process is None
+    assert silent._compilers[-1]._process is None
     assert not silent._kept, "on another day it may be in time"
 
 
 def test_closing_ends_a_check_that_is_under_way() -> None:
     silent, found = Checker({}, (sys.executable, "-c", "print(flush=True); import sys; sys.stdin.read()")), []
-    silent._patient._running()
+    silent._compilers[-1]._running()
     checking = threading.Thread(target=lambda: found.append(why(silent, regex="a")))
     checking.start()
-    while not silent._patient._lock.locked():
+    while not silent._compilers[-1]._lock.locked():
         assert checking.is_alive()
     start = time.monotonic()
     silent.close()
     checking.join(20)
     assert time.monotonic() - start < WALL_SECONDS / 2
-    assert len(found) == 1 and silent._patient._process is None
+    assert len(found) == 1 and silent._compilers[-1]._process is None
     assert "closed" in found[0] and not silent._kept, "no fault of the grammar"
 
 
 def test_a_process_that_begins_after_the_closing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     silent = Checker({}, (sys.executable, "-c", "print(flush=True); import sys; sys.stdin.read()"))
-    real = silent._patient._running
+    real = silent._compilers[-1]._running
 
     def running() -> subprocess.Popen[bytes]:
         closing.start()  # it ends what is there, which is nothing, and waits for this check
-        while not silent._patient._closings:
+        while not silent._compilers[-1]._closings:
             assert closing.is_alive()
         return real()
 
     closing = threading.Thread(target=silent.close)
-    monkeypatch.setattr(silent._patient, "_running", running)
+    monkeypatch.setattr(silent._compilers[-1], "_running", running)
     start = time.monotonic()
     assert "closed" in why(silent, regex="a")
     closing.join(20)
     assert time.monotonic() - start < WALL_SECONDS / 2
-    assert silent._patient._process is None
+    assert silent._compilers[-1]._process is None
 
 
 def test_a_check_that_begins_as_the_process_is_being_ended_keeps_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     silent, found = Checker({}, (sys.executable, "-c", "print(flush=True); import sys; sys.stdin.read()")), []
-    process, real, read, taken = silent._patient._running(), module.kill, module._line, threading.Event()
+    process, real, read, taken = silent._compilers[-1]._running(), module.kill, module._line, threading.Event()
 
     def kill(one: subprocess.Popen[bytes]) -> None:
         if one is process and not checking.ident:
@@ -265,18 +265,18 @@ def test_a_check_that_begins_as_the_process_is_being_ended_keeps_no_verdict(monk
 
 def test_checks_that_waited_for_a_closing_start_no_process() -> None:
     silent, found = Checker({}, (sys.executable, "-c", "print(flush=True); import sys; sys.stdin.read()")), []
-    with silent._patient._lock:
+    with silent._compilers[-1]._lock:
         waiting = threading.Thread(target=lambda: found.append(why(silent, regex="a")))
         waiting.start()
-        silent._patient._closings += 1
+        silent._compilers[-1]._closings += 1
     waiting.join(20)
-    assert "closed" in found[0] and silent._patient._process is None
+    assert "closed" in found[0] and silent._compilers[-1]._process is None
 
 
 def test_a_grammar_whose_check_was_closed_compiles_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
     own = Checker(SPECIALS)
     own.check(StructuredOutputsParams(regex="a"))
-    process = own._patient._process
+    process = own._compilers[-1]._process
     assert process is not None
     process.send_signal(signal.SIGSTOP)  # so that the check is under way for as long as the test wants
     asked, real, found = threading.Event(), module._line, []
@@ -305,7 +305,7 @@ def test_a_compiler_that_cannot_start_is_reported() -> None:
 
 def test_verdicts_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     checker = Checker({})
-    monkeypatch.setattr(checker._patient, "ask", lambda line: module.Verdict("g" * 40_000, ""))
+    monkeypatch.setattr(checker._compilers[-1], "ask", lambda line: module.Verdict("g" * 40_000, ""))
     for n in range(MAX_KEPT + 500):
         checker.check(StructuredOutputsParams(regex=f"a{n}"))
     assert len(checker._kept) <= MAX_KEPT
@@ -339,12 +339,12 @@ def test_a_grammar_compiles_beside_thousands_of_connections() -> None:
 def test_the_compiler_ends_with_its_owner() -> None:
     own = Checker({})
     own.check(StructuredOutputsParams(regex="a"))
-    assert own._patient._process is not None and own._patient._process.stdin is not None
-    process = own._patient._process
+    assert own._compilers[-1]._process is not None and own._compilers[-1]._process.stdin is not None
+    process = own._compilers[-1]._process
     process.stdin.close()  # what the end of this process would do
     assert process.wait(20) == 0
     own.close()
-    assert own._patient._process is None
+    assert own._compilers[-1]._process is None
 
 
 def test_a_round_trip_is_quick(checker: Checker) -> None:

@@ -16,6 +16,7 @@ import pytest
 from jaxllm.config import EngineConfig
 from jaxllm.engine.request import TextDelta
 from jaxllm.grammar.checker import Job
+from jaxllm.grammar.limits import BUDGETS
 from jaxllm.sampling.options import SamplingParams
 from jaxllm.server import grammars as module
 from jaxllm.server.replies import CompletionReply
@@ -143,7 +144,8 @@ class Slow:
     """A compiler that takes as long as the test wants."""
 
     def __init__(self) -> None:
-        self.begun: list[str] = []
+        self.begun: list[str] = []  # in the last lane
+        self.lanes: list[int] = []
         self.kept: dict[bytes, str] = {}
         self.changed = threading.Condition()
         self.go = threading.Event()
@@ -152,10 +154,10 @@ class Slow:
     def known(self, job: Job) -> str | None:
         return self.kept.get(job.key)
 
-    def quickly(self, job: Job) -> str | None:
-        return "start: /x/" if json.loads(job.line)["value"].startswith("quick") else None
-
-    def compile(self, job: Job) -> str:
+    def within(self, job: Job, lane: int) -> str | None:
+        self.lanes.append(lane)
+        if lane < len(BUDGETS) - 1:
+            return "start: /x/" if json.loads(job.line)["value"].startswith("quick") else None
         with self.changed:
             self.begun.append(json.loads(job.line)["value"])
             self.changed.notify_all()
@@ -241,6 +243,8 @@ def test_quick_grammars_do_not_wait_for_slow_ones(fresh: Running, slow: Slow) ->
         assert slow.began(1)
         assert fresh.post("/v1/completions", asking("quick")).status == 200
         assert slow.begun == ["first"]
+        while sorted(slow.lanes) != [0, 0, 0, 1, 1, 2]:  # the second waits for the last lane
+            assert fresh.get("/version").status == 200
         slow.go.set()
         assert (first.status(), second.status()) == (200, 200)
 

@@ -135,11 +135,11 @@ def test_a_bomb_is_refused_within_its_budget_while_a_stream_goes_on(server: Runn
 
 
 def test_a_grammar_whose_compiler_was_lost_may_be_sent_again(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    def lost(checker: Checker, job: Job) -> None:
+    def lost(checker: Checker, job: Job, lane: int) -> None:
         raise CompilerLost("killed")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Checker, "quickly", lost)
+        patch.setattr(Checker, "within", lost)
         answer = post(server, False, guided_regex="[abc]{7}")
     assert (answer.status, answer.error["code"]) == (503, "grammar_compiler_lost") and "guided_regex" in answer.error["message"]
     assert answer.headers["retry-after"]
