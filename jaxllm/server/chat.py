@@ -30,6 +30,7 @@ CHAT_NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 # Fields that mean nothing but in chats, with the values that ask for nothing.
 CHATS_ALONE: dict[str, tuple[Any, ...]] = {
+    "messages": ([],),
     **{name: neutral for name, neutral in CHAT_NEUTRAL.items() if name != "add_special_tokens"},
     **dict.fromkeys(("tools", "functions"), ([],)),
     **dict.fromkeys(("tool_choice", "function_call"), ("none", "auto")),

@@ -40,8 +40,9 @@ _SHARED = frozenset(
     | {"return_tokens_as_token_ids", "echo"}
 )
 COMPLETION_NEUTRAL: dict[str, tuple[Any, ...]] = {"top_logprobs": (0,), "max_completion_tokens": ()}  # fields of chats
-COMPLETION_FIELDS = _SHARED | {"prompt", *COMPLETION_NEUTRAL, *CHATS_ALONE}
-CHAT_FIELDS = _SHARED | {"messages", *COMPLETION_NEUTRAL, *CHAT_NEUTRAL, *CHATS_ALONE}
+COMPLETIONS_ALONE: dict[str, tuple[Any, ...]] = {"prompt": ("", [])}
+COMPLETION_FIELDS = _SHARED | {*COMPLETIONS_ALONE, *COMPLETION_NEUTRAL, *CHATS_ALONE}
+CHAT_FIELDS = COMPLETION_FIELDS | CHAT_NEUTRAL.keys()
 TOKENIZE_FIELDS = frozenset(
     {"model", "prompt", "messages", "add_special_tokens", "return_token_strs", "add_generation_prompt", "continue_final_message"}
     | {"chat_template", "chat_template_kwargs", "tools", "tool_choice", "functions", "function_call", *CHAT_NEUTRAL}
@@ -157,6 +158,7 @@ def parse_chat(body: dict[str, Any], rules: Rules) -> ChatRequest:
     """Raises ApiError that names the field at fault."""
     model = read_model(body, rules.served)
     refuse_unsupported(body, NEUTRAL | CHAT_NEUTRAL)
+    refuse_unsupported(body, COMPLETIONS_ALONE, "/v1/completions")
     structure = read_structure(body)
     refuse_tools(body)
     stream, at_end, always = read_stream(body)

@@ -20,6 +20,7 @@ PROMPT = {"model": "fake", "prompt": "a", "max_tokens": 1}
     [
         {"tools": [{}]}, {"tools": {}}, {"tool_choice": "required"}, {"functions": [1]}, {"function_call": {}},
         {"documents": [1]}, {"audio": {}}, {"modalities": ["audio"]}, {"chat_template": "x"}, {"chat_template_kwargs": {"a": 1}},
+        {"messages": USER}, {"messages": "a"},
         {"continue_final_message": True}, {"reasoning_effort": "low"}, {"prediction": {}}, {"mm_processor_kwargs": {"a": 1}},
     ],
     ids=str,
@@ -32,10 +33,20 @@ def test_fields_of_chats_are_refused_in_completions(server: Running, field: dict
 
 
 @pytest.mark.parametrize(
-    "field", [{"tools": []}, {"tool_choice": "none"}, {"modalities": ["text"]}, {"add_generation_prompt": False}], ids=str
+    "field", [{"messages": []}, {"tools": []}, {"tool_choice": "none"}, {"modalities": ["text"]}, {"add_generation_prompt": False}], ids=str
 )
 def test_those_that_ask_for_nothing_are_taken(server: Running, field: dict[str, Any]) -> None:
     assert server.post(COMPLETIONS, PROMPT | field).status == 200
+
+
+@pytest.mark.parametrize("prompt", ["a", ["a"], [1], 5], ids=str)
+def test_a_prompt_is_refused_in_chats(server: Running, prompt: Any) -> None:
+    for messages in ({}, {"messages": USER}):
+        answer = server.post(CHAT, {"model": "fake", "prompt": prompt} | messages)
+        assert (answer.status, answer.error["param"]) == (400, "prompt")
+        assert answer.error["message"] == "prompt is not supported here, but in /v1/completions; leave it out"
+    for nothing in ("", [], None):
+        assert server.post(CHAT, {"model": "fake", "prompt": nothing, "messages": USER, "max_tokens": 1}).status == 200
 
 
 def test_a_text_is_not_tokenised_beside_a_conversation(server: Running) -> None:
