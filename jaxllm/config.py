@@ -8,7 +8,15 @@ from typing import Any
 
 DTYPES = ("auto", "float16", "half", "bfloat16", "float32", "float")
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
-KV_CACHE_DTYPES = {"auto": None, "fp8": "float8_e4m3fn", "fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}  # None: as the model's
+KV_CACHE_DTYPES = {
+    "auto": None,  # as the checkpoint's configuration says, and otherwise the model's
+    "bfloat16": "bfloat16",  # these three have to be the model's
+    "float16": "float16",
+    "float32": "float32",
+    "fp8": "float8_e4m3fn",
+    "fp8_e4m3": "float8_e4m3fn",
+    "fp8_e5m2": "float8_e5m2",
+}
 PREEMPTION_MODES = ("recompute", "swap")
 SCHEDULING_POLICIES = ("fcfs", "priority")
 LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits")
@@ -141,7 +149,7 @@ class EngineConfig:
             raise ConfigError(f"--max-stall-ms must be a number of milliseconds above 0, got {stall!r:.80}")
         if not isinstance(self.kv_cache_dtype, str) or self.kv_cache_dtype not in KV_CACHE_DTYPES:
             allowed = ", ".join(KV_CACHE_DTYPES)
-            raise ConfigError(f"--kv-cache-dtype must be one of {allowed}, got {self.kv_cache_dtype!r:.80}; auto keeps the model's type")
+            raise ConfigError(f"--kv-cache-dtype must be one of {allowed}, got {self.kv_cache_dtype!r:.80}")
         if not isinstance(self.model, str) or not self.model:
             raise ConfigError(f"the model must be a directory, a hub id or 'demo', got {self.model!r:.80}")
 

@@ -66,10 +66,8 @@ class Setup:
 def resolve(config: EngineConfig, model_dir: Path, mesh: Mesh) -> Setup:
     """Decide everything; raises ConfigError before any loading work when it cannot be."""
     shards, platform = mesh.shape["tensor"], mesh.devices.flat[0].platform
-    hf = _configuration(config, model_dir)
-    dtype = weights.resolve_dtype(config.dtype, hf, platform)
-    kv = models.kv_shape(hf, shards)
-    kv_dtype, itemsize = jnp.dtype(KV_CACHE_DTYPES[config.kv_cache_dtype] or dtype), jnp.dtype(dtype).itemsize
+    hf, dtype, kv_dtype = _configuration(config, model_dir, platform)
+    kv, itemsize = models.kv_shape(hf, shards), dtype.itemsize
     graphdef, abstract = weights.abstract(hf, mesh, dtype)
     page_size = _page_size(config, 16 if platform == "cpu" else 64)
     max_num_seqs = config.max_num_seqs or (16 if platform == "cpu" else 256)
@@ -97,7 +95,7 @@ def resolve(config: EngineConfig, model_dir: Path, mesh: Mesh) -> Setup:
     resolved = Resolved(
         model_dir=str(model_dir),
         model_type=hf["model_type"],
-        dtype=jnp.dtype(dtype).name,
+        dtype=dtype.name,
         kv_dtype=kv_dtype.name,
         max_model_len=length,
         page_size=page_size,
@@ -125,13 +123,28 @@ def resolve(config: EngineConfig, model_dir: Path, mesh: Mesh) -> Setup:
     return Setup(resolved, hf, mesh, dtype, need, memory, buckets, kv, graphdef, abstract)
 
 
-def _configuration(config: EngineConfig, model_dir: Path) -> dict[str, Any]:
-    """The model's configuration, complete, and for pages of 8 bits which scales the checkpoint brings."""
+def _configuration(config: EngineConfig, model_dir: Path, platform: str) -> tuple[dict[str, Any], jnp.dtype, jnp.dtype]:
+    """The model's configuration, complete, and for pages of 8 bits which scales the checkpoint brings; the model's type; the pages'."""
     hf = models.with_defaults(models.read_config(model_dir))
-    if KV_CACHE_DTYPES[config.kv_cache_dtype] is not None:
+    dtype = weights.resolve_dtype(config.dtype, hf, platform)
+    kv_dtype = _kv_dtype(config, hf, dtype)
+    if kv_dtype != dtype:
         kv = models.kv_shape(hf, 1)
         hf[models.KV_SCALES] = weights.kv_scales(model_dir, kv.layers, kv.kv_heads, config.load_format)
-    return hf
+    return hf, dtype, kv_dtype
+
+
+def _kv_dtype(config: EngineConfig, hf: dict[str, Any], dtype: jnp.dtype) -> jnp.dtype:
+    """The pages' type: 8 bits, as asked for or as the checkpoint wants, or the model's `dtype`."""
+    asked = config.kv_cache_dtype
+    if asked == "auto":
+        asked = models.kv_cache_dtype(hf.get("quantization_config")) or asked
+    found = jnp.dtype(KV_CACHE_DTYPES[asked] or dtype)
+    if found != dtype and found.itemsize > 1:
+        raise ConfigError(
+            f"--kv-cache-dtype {asked} is neither of 8 bits nor what the model computes in; give {dtype}, fp8 or auto, or --dtype {asked}"
+        )
+    return found
 
 
 def resized(setup: Setup, config: EngineConfig, workspace: int) -> Setup:

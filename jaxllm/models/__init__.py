@@ -12,7 +12,7 @@ from jaxllm.models._config import (
     rope_parameters,
     with_defaults,
 )
-from jaxllm.models._kv_scales import KV_SCALES, kv_scale_names, kv_scales_rule
+from jaxllm.models._kv_scales import KV_SCALES, kv_cache_dtype, kv_scale_names, kv_scales_rule
 from jaxllm.models._kv_scales import Tensors as KVTensors
 from jaxllm.models._rules import Piece, Rule
 
@@ -26,6 +26,7 @@ __all__ = [
     "eos_token_ids",
     "families",
     "family",
+    "kv_cache_dtype",
     "kv_scale_names",
     "kv_scales_rule",
     "kv_shape",

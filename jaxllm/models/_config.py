@@ -12,11 +12,12 @@ from types import ModuleType
 from typing import Any
 
 from jaxllm.config import ConfigError
-from jaxllm.models._kv_scales import quantises_kv_alone
+from jaxllm.models._kv_scales import kv_cache_dtype
 from jaxllm.nn.heads import Heads
 from jaxllm.sampling.defaults import generation_config
 
 MAX_JSON_BYTES = 16 * 2**20
+QUANTISATION = "hf_quant_config.json"  # modelopt's
 
 
 def families() -> list[str]:
@@ -33,19 +34,26 @@ def family(model_type: str) -> ModuleType:
 
 
 def read_config(model_dir: str | Path) -> dict[str, Any]:
-    """`config.json` as it is, once it is known that it can be served. Raises one ConfigError that names every problem."""
+    """`config.json` as it is, once it is known that it can be served; what hf_quant_config.json says is its `quantization_config` where it
+    has none. Raises one ConfigError that names every problem."""
     directory = Path(model_dir)
     if not directory.is_dir():
         raise ConfigError(f"model directory {directory} does not exist; give a directory with config.json and *.safetensors")
     if not (directory / "config.json").is_file():
         raise ConfigError(f"{directory} has no config.json; give a Hugging Face model directory")
     hf = _read_json(directory / "config.json")
+    if not hf.get("quantization_config") and (directory / QUANTISATION).is_file():
+        hf["quantization_config"] = _read_json(directory / QUANTISATION)
     problems = []
     if hf.get("auto_map"):
         problems.append("it asks for remote code (auto_map), which is never run; use a checkpoint whose architecture is built in")
-    if hf.get("quantization_config") and not quantises_kv_alone(hf["quantization_config"]):
-        method = hf["quantization_config"].get("quant_method") if isinstance(hf["quantization_config"], dict) else None
-        problems.append(f"quantization_config ({method or 'unknown method'}) is not supported; use an unquantized checkpoint")
+    quantisation = hf.get("quantization_config")
+    if quantisation and kv_cache_dtype(quantisation) is None:
+        method = quantisation.get("quant_method") if isinstance(quantisation, dict) else None
+        problems.append(
+            f"quantization_config ({method or 'unknown method'}) is not supported; use an unquantized checkpoint, or one that quantises "
+            "keys and values alone, to FP8"
+        )
     model_type = hf.get("model_type")
     if model_type not in families():
         problems.append(f"model_type {model_type!r} is not supported (supported: {', '.join(families())})")

@@ -1,5 +1,4 @@
-"""Scales that a checkpoint brings for keys and values of 8 bits: under which names, and what its configuration says of them. Imports no
-jax."""
+"""Keys and values of 8 bits: what a checkpoint's configuration says of them, and under which names it brings scales. Imports no jax."""
 
 from __future__ import annotations
 
@@ -16,6 +15,8 @@ SPELLINGS = (
     ("k_proj.output_scale", "v_proj.output_scale"),
     ("kv_scale", "kv_scale"),
 )
+
+SCHEMES = ("weights", "input_activations", "output_activations")  # what a group of modules may say is quantised
 
 type Tensors = list[tuple[str, tuple[int, ...]]]  # name and shape: of a layer's keys, of its values
 
@@ -36,7 +37,18 @@ def kv_scales_rule(layer: int, tensors: Tensors, heads: int) -> Rule:
     return Rule(f"layers.{layer}.attention.kv_scales", tuple(pieces))
 
 
-def quantises_kv_alone(config: Any) -> bool:
-    """Whether a `quantization_config` leaves the weights as they are and speaks of 8-bit floats as keys and values."""
-    scheme = config.get("kv_cache_scheme") if isinstance(config, dict) and not config.get("config_groups") else None
-    return isinstance(scheme, dict) and scheme.get("num_bits") == 8 and scheme.get("type") == "float"
+def kv_cache_dtype(quantisation: Any) -> str | None:
+    """The `--kv-cache-dtype` of a `quantization_config` that leaves the weights as they are and wants keys and values as 8-bit floats: of
+    compressed-tensors, or of modelopt, also as its own hf_quant_config.json has it. None for every other."""
+    if not isinstance(quantisation, dict):
+        return None
+    own = quantisation.get("quantization")  # of hf_quant_config.json
+    told = own if isinstance(own, dict) else quantisation
+    groups, scheme = told.get("config_groups") or {}, told.get("kv_cache_scheme")
+    if quantisation.get("quant_method", "modelopt") not in ("compressed-tensors", "modelopt") or told.get("quant_algo"):
+        return None
+    if not isinstance(groups, dict) or not all(isinstance(group, dict) and not any(map(group.get, SCHEMES)) for group in groups.values()):
+        return None
+    if isinstance(scheme, dict):
+        return "fp8_e4m3" if scheme.get("num_bits") == 8 and scheme.get("type") == "float" else None
+    return "fp8_e4m3" if told.get("kv_cache_quant_algo") == "FP8" else None

@@ -61,7 +61,7 @@ ENGINE_FLAGS: dict[str, dict[str, str]] = {
         "kv_cache_memory_bytes": "size of the KV pool in bytes, instead of the fraction",
         "num_gpu_blocks_override": "number of KV pages, instead of the fraction; of layers without a window, where others have one",
         "block_size": "tokens per KV page",
-        "kv_cache_dtype": "type of the KV pages; fp8 (= fp8_e4m3) and fp8_e5m2 take half the memory; a checkpoint's scales are used",
+        "kv_cache_dtype": "type of the KV pages: fp8 (= fp8_e4m3) and fp8_e5m2 take half the memory; auto: as the checkpoint says",
         "kv_offloading_size": "GiB of host memory for cached prefixes that the pool has no room for",
         "enable_prefix_caching": "share the KV pages of equal prompt beginnings",
     },

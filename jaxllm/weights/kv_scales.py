@@ -9,7 +9,7 @@ from jaxllm.models import KVTensors, kv_scale_names
 from jaxllm.weights.reader import DTYPES, Checkpoint
 
 LEAST, MOST = 2.0**-64, 2.0**64
-REMEDY = "mend the checkpoint, or leave --kv-cache-dtype out"
+REMEDY = "mend the checkpoint, or give the model's type as --kv-cache-dtype (bfloat16)"
 
 
 def kv_scales(model_dir: str | Path, layers: int, heads: int, load_format: str = "auto") -> list[KVTensors | None]:

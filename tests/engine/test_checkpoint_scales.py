@@ -145,14 +145,69 @@ def test_pages_of_full_precision_have_nothing_to_do_with_them(make_engine: MakeE
     assert "KV scales" not in report.rows
 
 
-def test_a_configuration_that_quantises_keys_and_values_alone_is_served(tmp_path: Path) -> None:
-    scheme = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False, "symmetric": True}
-    asked: dict[str, Any] = {"quant_method": "compressed-tensors", "config_groups": {}, "kv_cache_scheme": scheme}
-    assert models.read_config(checkpoint(tmp_path, {}, quantization_config=asked))
-    for other in ({"config_groups": {"group_0": {}}}, {"kv_cache_scheme": None}, {"kv_cache_scheme": scheme | {"type": "int"}}):
-        path = checkpoint(tmp_path, {}, quantization_config=asked | other)
-        with pytest.raises(ConfigError, match=r"quantization_config \(compressed-tensors\) is not supported"):
-            models.read_config(path)
+SCHEME = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False, "symmetric": True}
+COMPRESSED: dict[str, Any] = {"quant_method": "compressed-tensors", "config_groups": {}, "kv_cache_scheme": SCHEME}
+MODELOPT: dict[str, Any] = {"quant_method": "modelopt", "quant_algo": None, "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head"]}
+OWN = {"producer": {"name": "modelopt", "version": "0.39.0"}, "quantization": {"quant_algo": None, "kv_cache_quant_algo": "FP8"}}
+WIDE = {"weights": None, "input_activations": None, "output_activations": None, "targets": ["Linear"]}
+MORE = [  # what makes one that cannot be served of them
+    (COMPRESSED, {"config_groups": {"group_0": {"weights": {"num_bits": 4}}}}),
+    (COMPRESSED, {"config_groups": {"group_0": WIDE, "group_1": WIDE | {"input_activations": SCHEME}}}),
+    (COMPRESSED, {"config_groups": ["group_0"]}),
+    (COMPRESSED, {"kv_cache_scheme": None}),
+    (COMPRESSED, {"kv_cache_scheme": SCHEME | {"type": "int"}}),
+    (COMPRESSED, {"kv_cache_scheme": SCHEME | {"num_bits": 4}}),
+    (COMPRESSED, {"quant_method": "fp8"}),
+    (MODELOPT, {"quant_algo": "FP8"}),
+    (MODELOPT, {"kv_cache_quant_algo": "NVFP4"}),
+    (MODELOPT, {"kv_cache_quant_algo": None}),
+    (MODELOPT, {"kv_cache_scheme": SCHEME, "quant_algo": "NVFP4"}),
+    (MODELOPT, {"kv_cache_scheme": SCHEME | {"num_bits": 4}}),
+    (OWN, {"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}}),
+    (OWN, {"quant_method": "fp8"}),
+]
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        COMPRESSED,
+        COMPRESSED | {"config_groups": {"group_0": WIDE}},
+        MODELOPT,
+        {"quant_method": "modelopt", "kv_cache_scheme": {"dynamic": False, "num_bits": 8, "type": "float"}, "producer": OWN["producer"]},
+        OWN,
+    ],
+)
+def test_a_configuration_may_quantise_keys_and_values_alone(tmp_path: Path, asked: dict[str, Any]) -> None:
+    read = models.read_config(checkpoint(tmp_path, {}, quantization_config=asked))
+    assert models.kv_cache_dtype(read["quantization_config"]) == "fp8_e4m3"
+    path = checkpoint(tmp_path, {})
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps(asked))
+    assert models.read_config(path)["quantization_config"] == asked
+
+
+@pytest.mark.parametrize(("asked", "more"), MORE)
+def test_a_configuration_that_quantises_more_is_refused(tmp_path: Path, asked: dict[str, Any], more: dict[str, Any]) -> None:
+    path = checkpoint(tmp_path, {}, quantization_config=asked | more)
+    with pytest.raises(ConfigError, match=r"quantization_config \(.*\) is not supported; .* keys and values alone, to FP8"):
+        models.read_config(path)
+
+
+def test_pages_are_what_the_checkpoint_wants_unless_somebody_asks_otherwise(make_engine: MakeEngine, tmp_path: Path) -> None:
+    path, report = checkpoint(tmp_path, named("k_proj.k_scale", "v_proj.v_scale"), quantization_config=MODELOPT), Kept()
+    found = outcomes(engine := make_engine(model=path, load_format="auto", report=report), SOME, PARAMS)
+    assert engine.resolved.kv_dtype == "float8_e4m3fn" and report.rows["KV scales"] == "the checkpoint's"
+    for one, other in zip(found, served(make_engine, path)[0], strict=True):
+        one.assert_like(other)
+    wide = make_engine(model=path, load_format="auto", kv_cache_dtype="float32")
+    for one, other in zip(
+        outcomes(wide, SOME, PARAMS), outcomes(make_engine(model=str(LLAMA), load_format="auto"), SOME, PARAMS), strict=True
+    ):
+        one.assert_like(other)
+    with pytest.raises(
+        ConfigError, match=r"--kv-cache-dtype bfloat16 is neither of 8 bits .* give float32, fp8 or auto, or --dtype bfloat16"
+    ):
+        make_engine(model=path, load_format="auto", kv_cache_dtype="bfloat16")
 
 
 @pytest.mark.parametrize(
@@ -172,8 +227,9 @@ def test_a_configuration_that_quantises_keys_and_values_alone_is_served(tmp_path
 )
 def test_scales_that_cannot_be_used_are_refused(make_engine: MakeEngine, tmp_path: Path, extra: dict[str, Any], message: str) -> None:
     path = checkpoint(tmp_path, extra)
-    with pytest.raises(ConfigError, match=message + r".*leave --kv-cache-dtype out"):
+    with pytest.raises(ConfigError, match=message + r".*give the model's type as --kv-cache-dtype"):
         make_engine(model=path, load_format="auto", kv_cache_dtype="fp8")
+    assert make_engine(model=path, load_format="auto", kv_cache_dtype="float32").resolved.kv_dtype == "float32"
 
 
 def test_processes_that_lower_are_told_of_the_scales(tmp_path: Path) -> None:
