@@ -15,20 +15,30 @@ import orjson
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
 
-from jaxllm.server.errors import ApiError, bad_request, sanitize
+from jaxllm.server.errors import ApiError, bad_request, overloaded, sanitize
 
 HEADER_DEADLINE = 30.0  # seconds from a connection's first byte, or its opening, to a whole request head
 MAX_HEADERS = 256
 MAX_HEAD_BYTES = 64 << 10  # of all headers together
 MAX_UNPARSED = 2 * MAX_HEAD_BYTES  # of a head that is not yet whole, with what is between headers
+TOTAL_UNPARSED = 256 << 20  # of all connections
 EARLY_DEADLINE = 30.0  # seconds from an answer to the end of a body that it did not wait for
 LINGER = 5.0  # seconds that a client may go on to send what nobody reads any more
 WRITE_DEADLINE = 120.0  # seconds that a full socket buffer may stay full
 
 
+class HttpState(ServerState):
+    """What all connections share."""
+
+    unparsed: int = 0  # bytes that came and are no part of a request yet
+
+
 class HttpProtocol(H11Protocol):
     """One connection. httptools is never used: it has no limit on headers."""
+
+    server_state: HttpState
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
@@ -37,6 +47,7 @@ class HttpProtocol(H11Protocol):
         self._end_timer: asyncio.TimerHandle | None = None
         self.leaving = False
         self._stopping = False
+        self._unparsed = 0  # bytes of `server_state.unparsed`
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """asyncio.Protocol"""
@@ -48,6 +59,7 @@ class HttpProtocol(H11Protocol):
         for timer in (self._head_timer, self._write_timer, self._end_timer):
             if timer is not None:
                 timer.cancel()
+        self._hold(0)
         super().connection_lost(exc)
 
     @property
@@ -77,6 +89,9 @@ class HttpProtocol(H11Protocol):
         if self.leaving:
             return
         super().data_received(data)
+        self._hold(len(self.conn.trailing_data[0]))
+        if self._unparsed and self.server_state.unparsed > TOTAL_UNPARSED:
+            return self._turn_away()
         if self._end_timer is None and not self.heard_out and self.conn.our_state is h11.DONE:
             self._end_timer = self.loop.call_later(EARLY_DEADLINE, self.transport.abort)
         elif self._end_timer is not None and self.heard_out and not self.leaving:
@@ -88,6 +103,24 @@ class HttpProtocol(H11Protocol):
         elif not waiting and self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
+
+    def on_response_complete(self) -> None:
+        """uvicorn's hook: what came meanwhile has its turn."""
+        super().on_response_complete()
+        if self._unparsed:
+            self._hold(len(self.conn.trailing_data[0]))
+
+    def _hold(self, size: int) -> None:
+        """Count the bytes that this connection holds beside a request: part of a head, or what came before the request was answered."""
+        self.server_state.unparsed += size - self._unparsed
+        self._unparsed = size
+
+    def _turn_away(self) -> None:
+        """End the connection, which holds what nobody has room for. Who sends a head is told; a request in progress ends with it."""
+        if self.conn.our_state is not h11.IDLE:
+            return self.transport.abort()
+        self._answer(overloaded("too many heads of requests arrive at once; retry later", "heads_full"))
+        self.transport.close()
 
     def pause_writing(self) -> None:
         """The client does not read: it gets a while, then the connection ends and its request is aborted."""
@@ -108,12 +141,14 @@ class HttpProtocol(H11Protocol):
             self.cycle.disconnected = True  # for its application the client has gone
             self.cycle.message_event.set()
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            error = unparsed(sys.exception(), whole_head=began)
-            headers, body = last_words(error)
-            start = h11.Response(status_code=error.status, headers=headers, reason=HTTPStatus(error.status).phrase)
-            for event in (start, h11.Data(data=body), h11.EndOfMessage()):
-                self.transport.write(self.conn.send(event) or b"")
+            self._answer(unparsed(sys.exception(), whole_head=began))
         self.transport.close()
+
+    def _answer(self, error: ApiError) -> None:
+        headers, body = last_words(error)
+        start = h11.Response(status_code=error.status, headers=headers, reason=HTTPStatus(error.status).phrase)
+        for event in (start, h11.Data(data=body), h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event) or b"")
 
 
 class Polite:
@@ -137,7 +172,8 @@ class Polite:
 def last_words(error: ApiError) -> tuple[list[tuple[bytes, bytes]], bytes]:
     """Headers and body of a reply after which the connection is closed."""
     body = orjson.dumps(error.envelope())
-    return [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body)), (b"connection", b"close")], body
+    headers = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close", **error.headers}
+    return [(name.encode(), value.encode()) for name, value in headers.items()], body
 
 
 def unparsed(why: BaseException | None, whole_head: bool) -> ApiError:
@@ -183,6 +219,10 @@ class Heads:
 
 class HttpServer(uvicorn.Server):
     """uvicorn without its own signal handling: `lifecycle` decides when to stop."""
+
+    def __init__(self, config: uvicorn.Config):
+        super().__init__(config)
+        self.server_state: HttpState = HttpState()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -79,6 +79,57 @@ def test_who_does_not_stop_sending_is_cut_off(
         assert sock.cut_off()
 
 
+def test_heads_of_all_connections_hold_so_much_at_a_time(fresh: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jaxllm.server.http.TOTAL_UNPARSED", 100_000)
+    head, state = b"GET /health HTTP/1.1\r\nhost: a\r\nx: " + b"y" * 40_000, fresh._server.server_state
+
+    def holding(size: int) -> None:
+        while state.unparsed // 1000 != size // 1000:
+            assert fresh.get("/version").status == 200, "a whole head finds room"
+
+    with fresh.begin_raw(head) as first, fresh.begin_raw(head) as second:
+        holding(80_000)
+        with fresh.begin_raw(head[:15_000]) as third:
+            holding(95_000)
+            third.send(b"y" * 6000)
+            assert third.status() == 503 and b"retry-after" in (answer := third.rest()) and b"heads_full" in answer
+        holding(80_000)
+        first.send(b"\r\n\r\n")
+        assert first.status() == 200
+        holding(40_000)
+        second.send(b"\r\n\r\n" + head)
+        assert second.status() == 200
+        holding(40_000)
+    holding(0)
+
+
+def test_what_is_sent_behind_a_request_is_counted_too(fresh: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    body = b'{"model":"fake","prompt":"abc","max_tokens":20,"ignore_eos":true}'
+    asking = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+    state, control = fresh._server.server_state, fresh.control
+    control.go.clear()
+    with fresh.begin_raw(asking) as two:
+        assert control.saw(lambda: len(control.added) == 1)
+        two.send(asking)
+        while state.unparsed != len(asking):
+            assert fresh.get("/version").status == 200
+        control.go.set()
+        assert two.status() == 200
+        assert control.saw(lambda: len(control.added) == 2 and not control.running)
+        assert state.unparsed == 0
+    control.go.clear()
+    with fresh.begin_raw(asking) as greedy:
+        assert control.saw(lambda: len(control.added) == 3)
+        monkeypatch.setattr("jaxllm.server.http.TOTAL_UNPARSED", 100)
+        greedy.send(asking)
+        assert greedy.closed()
+        while fresh.edge.active:
+            assert fresh.get("/version").status == 200
+    assert state.unparsed == 0
+    control.go.set()
+    assert control.saw(lambda: len(control.aborted) == 1)
+
+
 def test_a_server_that_stops_hears_nobody_out(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     for limit in ("LINGER", "EARLY_DEADLINE"):
         monkeypatch.setattr(f"jaxllm.server.http.{limit}", 100.0)
