@@ -55,16 +55,22 @@ class HostPlan:
 
 
 def plan_host(config: EngineConfig, page: int, shards: int, caching: bool, room: HostRoom) -> HostPlan:
-    """Host memory for pages of `page` bytes on each of `shards` devices. Raises ConfigError when there is less than was asked for."""
+    """Host memory for pages of `page` bytes on each of `shards` devices. Raises ConfigError when there is less than was asked for, and when
+    it would be for prefixes of a model that shares none."""
+    if config.kv_offloading_size and not caching:
+        raise ConfigError(
+            "--kv-offloading-size keeps cached prefixes, but beyond its native length this model's keys depend on the prompt's length "
+            "(dynamic RoPE) and no prefix is shared; leave it out, or lower --max-model-len to that length"
+        )
     swap = (SWAP_SPACE if config.swap_space is None else config.swap_space) if config.preemption_mode == "swap" else 0.0
-    cached = int((config.kv_offloading_size or 0) * GIB) // (page * shards) if caching else 0
+    cached = int((config.kv_offloading_size or 0) * GIB) // (page * shards)
     pages = int(swap * GIB) // page + cached
     if pages * page * shards > room.size:
         raise ConfigError(
             f"pages in host memory need {pages * page * shards / GIB:.2f} GiB, but {room.size / GIB:.2f} GiB {room.why}, with "
             f"{OTHERS / GIB:.0f} GiB left for everything else; lower --swap-space (per device) or --kv-offloading-size{room.remedy}"
         )
-    if (swap or (config.kv_offloading_size and caching)) and not pages:
+    if (swap or config.kv_offloading_size) and not pages:
         raise ConfigError(
             f"a KV page of {page * shards / GIB:.4f} GiB does not fit the host memory asked for; raise --swap-space or --kv-offloading-size"
         )

@@ -104,7 +104,9 @@ def test_host_memory_is_counted_in_pages_of_all_devices() -> None:
     assert planned(preemption_mode="swap", swap_space=0.5) == HostPlan(32, 0, 2)
     assert planned(preemption_mode="swap", swap_space=0.5, shards=2) == HostPlan(32, 0, 2), "per device"
     assert planned(kv_offloading_size=0.5, shards=2) == HostPlan(16, 16, 2), "in all"
-    assert planned(kv_offloading_size=0.5, caching=False) == HostPlan()
+    assert planned(preemption_mode="swap", swap_space=0.5, caching=False).cached == 0
+    with pytest.raises(ConfigError, match=r"no prefix is shared; leave it out, or lower --max-model-len"):
+        planned(kv_offloading_size=0.5, caching=False)
     assert planned(page=GIB // 4096, preemption_mode="swap", swap_space=0.25, kv_offloading_size=0.25).moved == 32
     assert planned(preemption_mode="swap", swap_space=0.5, kv_offloading_size=0.5).pages == 64, "all there is"
     for wishes in ({"preemption_mode": "swap", "swap_space": 1.25}, {"kv_offloading_size": 1.25}):
