@@ -72,8 +72,9 @@ def _check(matcher: LLMatcher) -> None:
 
 
 def _plain(error: str) -> str:
-    """llguidance's message without the state of its parser."""
+    """llguidance's message without the state of its parser, and without an option that nobody can set here."""
     text = error.split("<non-verbose/>")[0].split("<state>")[0].strip()
+    text = text.replace("Enable 'coerce_one_of' option to approximate oneOf with anyOf", "Where several cases may match, write anyOf")
     return "nothing that ends can match it" if text == "NoExtensionBias" else text
 
 

@@ -198,7 +198,9 @@ def _server_flags(group: Any) -> None:
     group.add_argument(
         "--served-model-name", nargs="+", action="extend", default=None, help="names that clients may use; the first one is shown"
     )
-    group.add_argument("--root-path", default="", help="path under which a proxy shows the server")
+    group.add_argument(
+        "--root-path", default="", help="path under which a proxy shows the server, and which it takes off the paths it hands on"
+    )
     group.add_argument("--max-body-size", type=integer, default=32 << 20, help="largest request body in bytes; larger ones get 413")
     group.add_argument("--shutdown-timeout", type=float, default=30.0, help="seconds that requests in flight get after SIGTERM")
     group.add_argument("--stall-timeout", type=float, default=60.0, help="seconds without a step after which /health says 503")

@@ -237,15 +237,17 @@ async def _stop_core(bridge: Bridge, process: subprocess.Popen[bytes], now: bool
 
 def announce(options: Options, sock: socket.socket) -> None:
     """Where it listens, and a warning when that is everywhere and for everyone."""
-    settings = options.settings
+    settings, routes = options.settings, "OpenAI protocol under /v1"
     if options.uds is not None:
         where = f"the Unix socket {options.uds}"
     else:
         host, port = sock.getsockname()[:2]
         shown = "localhost" if host in ("0.0.0.0", "::") else host
-        where = f"http://{f'[{shown}]' if ':' in shown else shown}:{port}{options.root_path}"
+        where = f"http://{f'[{shown}]' if ':' in shown else shown}:{port}"
         if host not in ("127.0.0.1", "::1") and not settings.api_keys:
             logger.warning(
                 "listening on every address without an API key: anyone who reaches port %d can use this server (--api-key)", port
             )
-    logger.info("serving %s on %s (OpenAI protocol under /v1; Ctrl-C stops)", ", ".join(settings.served), where)
+    if options.root_path:
+        routes += f", which a proxy shows under {options.root_path}/v1"
+    logger.info("serving %s on %s (%s; Ctrl-C stops)", ", ".join(settings.served), where, routes)

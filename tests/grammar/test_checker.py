@@ -77,7 +77,7 @@ def test_what_compiles_gives_a_grammar(checker: Checker, given: dict[str, Any]) 
         ({"json": {"not": {}}}, "not"),
         ({"json": {"not": {}, "x-guidance": {"lenient": True}}}, "not"),
         ({"json": {"type": "array", "uniqueItems": True}}, "uniqueItems"),
-        ({"json": {"oneOf": [{"type": "string"}, {"maxLength": 3}]}}, "oneOf"),
+        ({"json": {"oneOf": [{"type": "string"}, {"maxLength": 3}]}}, "not supported. Where several cases may match, write anyOf"),
         ({"json": {"oneOf": [{"type": "string"}, {"maxLength": 3}], "x-guidance": {"coerce_one_of": True}}}, "oneOf"),
         ({"json": {"type": "string", "format": "foo"}}, "foo"),
         ({"json": {"type": "string", "pattern": "["}}, "regex"),

@@ -19,7 +19,7 @@ from typing import Any, Self
 import pytest
 
 from jaxllm.server.cli import parse
-from jaxllm.server.lifecycle import MAX_FILES, allow_files, bind
+from jaxllm.server.lifecycle import MAX_FILES, allow_files, announce, bind
 from tests.server.harness import Open
 
 BODY = {"model": "m", "prompt": [1, 2, 3], "ignore_eos": True, "max_tokens": 50}
@@ -290,6 +290,14 @@ def test_a_token_is_sent_at_once_and_not_held_back_until_the_one_before_is_ackno
 
     asyncio.run(connect())
     assert held and all(held)
+
+
+def test_the_line_that_says_where_it_serves_names_routes_that_are_there(caplog: pytest.LogCaptureFixture) -> None:
+    options = parse(["--model", "m", "--host", "127.0.0.1", "--port", "0", "--root-path", "/api"], {})
+    with bind(options) as sock, caplog.at_level("INFO", logger="jaxllm.server"):
+        announce(options, sock)
+        assert f"http://127.0.0.1:{sock.getsockname()[1]} (" in caplog.text
+    assert "which a proxy shows under /api/v1" in caplog.text
 
 
 def test_a_server_takes_more_connections_than_a_shell_lets_it() -> None:
