@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-from jaxllm.server.errors import ApiError, overloaded
+from jaxllm.server.errors import ApiError, overloaded, shutting_down
 from jaxllm.server.fields import loads
 from jaxllm.server.gate import header
 from jaxllm.server.large import TURN, read_large
@@ -23,10 +23,19 @@ class Bodies:
     def __init__(self, limit: int, rules: Rules, total: int = TOTAL):
         self._limit, self._rules, self._total = limit, rules, max(total, limit)
         self._held = 0
+        self._deadlines: set[asyncio.Timeout] = set()  # of bodies that have not wholly come
+        self._closed = False
+
+    def close(self) -> None:
+        """Refuse the bodies that have not wholly come, and those to come."""
+        self._closed = True
+        for deadline in self._deadlines:
+            if not deadline.expired():
+                deadline.reschedule(0)
 
     async def read_json(self, scope: dict[str, Any], receive: Any) -> dict[str, Any]:
         """The JSON object that a request carries. Raises ApiError: 400 malformed, 408 too slow, 413 too large, 415 wrong type, 503 when too
-        much arrives at once."""
+        much arrives at once, or the server stops."""
         check_encoding(scope["headers"])
         chunks: list[bytes] = []
         try:
@@ -45,7 +54,8 @@ class Bodies:
             raise too_large(self._limit)
         size = 0
         try:
-            async with asyncio.timeout(BODY_DEADLINE):
+            async with asyncio.timeout(0 if self._closed else BODY_DEADLINE) as deadline:
+                self._deadlines.add(deadline)
                 while True:
                     message = await receive()
                     if message["type"] == "http.disconnect":
@@ -60,7 +70,11 @@ class Bodies:
                     if not message.get("more_body", False):
                         return
         except TimeoutError:
+            if self._closed:
+                raise shutting_down() from None
             raise ApiError(408, f"the body did not arrive within {BODY_DEADLINE:g} seconds", code="request_timeout") from None
+        finally:
+            self._deadlines.discard(deadline)
 
 
 def check_encoding(headers: list[tuple[bytes, bytes]]) -> None:

@@ -59,6 +59,11 @@ def overloaded(message: str, code: str | None = None) -> ApiError:
     return ApiError(503, message, code=code, headers=RETRY_HEADERS)
 
 
+def shutting_down() -> ApiError:
+    """The 503 of a server that takes no new work."""
+    return overloaded("the server is shutting down", "draining")
+
+
 def server_error(message: str = "the server failed to answer this request") -> ApiError:
     """A 500 without internals."""
     return ApiError(500, message, code="internal_error")

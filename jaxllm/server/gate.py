@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from jaxllm.server.errors import ApiError, overloaded
+from jaxllm.server.errors import ApiError, shutting_down
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/version", "/ping"})  # answer without a key; everything else needs one
 ADMIN_PATHS = frozenset({"/reset_prefix_cache"})  # only with a key of the operator's
@@ -67,7 +67,7 @@ class Gate:
             remedy = "send it as Authorization: Bearer KEY" if self._admin_keys else "start the server with --admin-key"
             return ApiError(403, f"{path} takes the operator's key alone: {remedy}", code="admin_key_needed")
         if scope["method"] == "POST" and self._draining():
-            return overloaded("the server is shutting down", "draining")
+            return shutting_down()
         return None
 
 

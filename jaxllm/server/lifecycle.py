@@ -188,6 +188,7 @@ async def _serve(options: Options, edge: Edge, sock: socket.socket, signals: Sig
             status = await drain(edge, signals, options.shutdown_timeout)
         else:
             status = 1
+        edge.bodies.close()
         await _close(server, serving, force=signals.second.done())
         return status
     finally:

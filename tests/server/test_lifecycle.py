@@ -166,6 +166,18 @@ def test_a_drain_lets_requests_finish_and_refuses_new_ones(launch: Any) -> None:
     assert server.ended() == 0
 
 
+def test_a_body_that_is_still_on_its_way_is_not_waited_for(launch: Any) -> None:
+    server = launch().up()
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\nexpect: 100-continue\r\ncontent-length: 1000\r\n\r\n"
+    with Open(server.port, head + b'{"prompt":') as upload:
+        assert upload.status() == 100, "its body is being read"
+        server.process.send_signal(signal.SIGTERM)
+        assert upload.line() == b"\r\n" and upload.status() == 503
+        assert b'"draining"' in upload.rest()
+    assert server.ended() == 0
+    assert "Cancel" not in server.log and "Traceback" not in server.log
+
+
 def test_at_the_deadline_requests_end_with_an_error(launch: Any) -> None:
     server = launch("--shutdown-timeout", "0.2", frozen=True).up()
     with server.begin() as whole:
