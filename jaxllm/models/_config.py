@@ -42,8 +42,10 @@ def read_config(model_dir: str | Path) -> dict[str, Any]:
     if not (directory / "config.json").is_file():
         raise ConfigError(f"{directory} has no config.json; give a Hugging Face model directory")
     hf = _read_json(directory / "config.json")
-    if not hf.get("quantization_config") and (directory / QUANTISATION).is_file():
-        hf["quantization_config"] = _read_json(directory / QUANTISATION)
+    source = "quantization_config"
+    if not hf.get(source) and (directory / QUANTISATION).is_file():
+        hf[source] = _read_json(directory / QUANTISATION)
+        source = QUANTISATION
     problems = []
     if hf.get("auto_map"):
         problems.append("it asks for remote code (auto_map), which is never run; use a checkpoint whose architecture is built in")
@@ -51,7 +53,7 @@ def read_config(model_dir: str | Path) -> dict[str, Any]:
     if quantisation and kv_cache_dtype(quantisation) is None:
         method = quantisation.get("quant_method") if isinstance(quantisation, dict) else None
         problems.append(
-            f"quantization_config ({method or 'unknown method'}) is not supported; use an unquantized checkpoint, or one that quantises "
+            f"{source} ({method or 'unknown method'}) is not supported; use an unquantized checkpoint, or one that quantises "
             "keys and values alone, to FP8"
         )
     model_type = hf.get("model_type")

@@ -38,8 +38,8 @@ def kv_scales_rule(layer: int, tensors: Tensors, heads: int) -> Rule:
 
 
 def kv_cache_dtype(quantisation: Any) -> str | None:
-    """The `--kv-cache-dtype` of a `quantization_config` that leaves the weights as they are and wants keys and values as 8-bit floats: of
-    compressed-tensors, or of modelopt, also as its own hf_quant_config.json has it. None for every other."""
+    """The `--kv-cache-dtype` of a `quantization_config` that leaves the weights as they are and wants keys and values as 8-bit floats, or
+    as they are, too: of compressed-tensors, or of modelopt, also as its own hf_quant_config.json has it. None for every other."""
     if not isinstance(quantisation, dict):
         return None
     own = quantisation.get("quantization")  # of hf_quant_config.json
@@ -51,4 +51,5 @@ def kv_cache_dtype(quantisation: Any) -> str | None:
         return None
     if isinstance(scheme, dict):
         return "fp8_e4m3" if scheme.get("num_bits") == 8 and scheme.get("type") == "float" else None
-    return "fp8_e4m3" if told.get("kv_cache_quant_algo") == "FP8" else None
+    algorithm = told.get("kv_cache_quant_algo", "") if scheme is None else ""
+    return "fp8_e4m3" if algorithm == "FP8" else "auto" if algorithm is None else None

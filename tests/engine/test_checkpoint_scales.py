@@ -160,7 +160,8 @@ MORE = [  # what makes one that cannot be served of them
     (COMPRESSED, {"quant_method": "fp8"}),
     (MODELOPT, {"quant_algo": "FP8"}),
     (MODELOPT, {"kv_cache_quant_algo": "NVFP4"}),
-    (MODELOPT, {"kv_cache_quant_algo": None}),
+    (MODELOPT, {"kv_cache_quant_algo": []}),
+    (COMPRESSED, {"kv_cache_scheme": None, "kv_cache_quant_algo": "INT8"}),
     (MODELOPT, {"kv_cache_scheme": SCHEME, "quant_algo": "NVFP4"}),
     (MODELOPT, {"kv_cache_scheme": SCHEME | {"num_bits": 4}}),
     (OWN, {"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}}),
@@ -184,6 +185,9 @@ def test_a_configuration_may_quantise_keys_and_values_alone(tmp_path: Path, aske
     path = checkpoint(tmp_path, {})
     (tmp_path / "hf_quant_config.json").write_text(json.dumps(asked))
     assert models.read_config(path)["quantization_config"] == asked
+    for nothing in (OWN | {"quantization": {"quant_algo": None, "kv_cache_quant_algo": None}}, MODELOPT | {"kv_cache_quant_algo": None}):
+        (tmp_path / "hf_quant_config.json").write_text(json.dumps(nothing))
+        assert models.kv_cache_dtype(models.read_config(path)["quantization_config"]) == "auto"
 
 
 @pytest.mark.parametrize(("asked", "more"), MORE)
@@ -191,6 +195,9 @@ def test_a_configuration_that_quantises_more_is_refused(tmp_path: Path, asked: d
     path = checkpoint(tmp_path, {}, quantization_config=asked | more)
     with pytest.raises(ConfigError, match=r"quantization_config \(.*\) is not supported; .* keys and values alone, to FP8"):
         models.read_config(path)
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps(asked | more))
+    with pytest.raises(ConfigError, match=r"hf_quant_config.json \(.*\) is not supported"):
+        models.read_config(checkpoint(tmp_path, {}))
 
 
 def test_pages_are_what_the_checkpoint_wants_unless_somebody_asks_otherwise(make_engine: MakeEngine, tmp_path: Path) -> None:
