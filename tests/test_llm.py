@@ -12,13 +12,15 @@ from jaxllm import LLM, BeamSearchParams, ConfigError, OptionError, RequestOutpu
 from jaxllm.engine.plan import Plan
 from jaxllm.engine.request import RequestError
 from jaxllm.llm import resting_heap
+from tests.engine.few_shapes import few_shapes
 
 GREEDY = SamplingParams(temperature=0, max_tokens=24)
 
 
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
-    return LLM("demo", max_model_len=512, max_num_seqs=4, max_num_batched_tokens=64, enforce_eager=True)
+    with few_shapes():
+        return LLM("demo", max_model_len=512, max_num_seqs=4, max_num_batched_tokens=64, enforce_eager=True)
 
 
 def ask(text: str) -> list[dict[str, str]]:
@@ -89,7 +91,8 @@ def test_the_first_step_runs_while_later_prompts_come(llm: LLM, monkeypatch: pyt
 
 
 def test_priorities_decide_about_the_first_step_too() -> None:
-    llm = LLM("demo", max_model_len=128, max_num_seqs=4, max_num_batched_tokens=64, enforce_eager=True, scheduling_policy="priority")
+    with few_shapes():
+        llm = LLM("demo", max_model_len=512, max_num_seqs=4, max_num_batched_tokens=64, enforce_eager=True, scheduling_policy="priority")
     first: list[list[int]] = []
     plan = llm.engine.scheduler.plan
 
@@ -251,7 +254,8 @@ def test_a_second_model_in_the_same_process_changes_nothing_for_the_first(llm: L
     first = texts(llm.generate("7 + 8 =", GREEDY, use_tqdm=False))
     demo = Path(llm.engine.resolved.model_dir)
     (tmp_path / "config.json").write_text((demo / "config.json").read_text())
-    other = LLM(str(tmp_path), load_format="dummy", skip_tokenizer_init=True, max_model_len=128, max_num_seqs=1, enforce_eager=True)
+    with few_shapes():
+        other = LLM(str(tmp_path), load_format="dummy", skip_tokenizer_init=True, max_model_len=128, max_num_seqs=1, enforce_eager=True)
     (output,) = other.generate([[1, 2, 3]], SamplingParams(temperature=0, max_tokens=4, ignore_eos=True), use_tqdm=False)
     assert len(output.outputs[0].token_ids) == 4
     assert output.outputs[0].text == ""

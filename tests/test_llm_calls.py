@@ -11,11 +11,13 @@ import pytest
 
 from jaxllm import LLM, SamplingParams
 from jaxllm.engine.request import RequestError
+from tests.engine.few_shapes import few_shapes
 
 
 @pytest.fixture(scope="module")
 def llm() -> LLM:
-    return LLM("demo", max_model_len=512, max_num_seqs=4, max_num_batched_tokens=64, enforce_eager=True)
+    with few_shapes():
+        return LLM("demo", max_model_len=512, max_num_seqs=4, max_num_batched_tokens=64, enforce_eager=True)
 
 
 def test_threads_take_turns_and_a_call_within_a_call_is_refused(llm: LLM) -> None:

@@ -48,8 +48,9 @@ def port() -> int:
 
 @pytest.fixture(scope="module")
 def server(port: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL of a server that was started by the recipe of `make serve`, with this interpreter."""
-    command = shlex.split(make("-n", "serve", f"PORT={port}").stdout.splitlines()[-1])
+    """The URL of a server that was started by the recipe of `make serve`, with this interpreter and few programs to compile."""
+    small = "ARGS=--max-num-seqs 2 --max-model-len 256 --max-num-batched-tokens 64"
+    command = shlex.split(make("-n", "serve", f"PORT={port}", small).stdout.splitlines()[-1])
     assert command[:2] == ["exec", ".venv/bin/python"]
     log = tmp_path_factory.mktemp("server") / "log"
     url = f"http://127.0.0.1:{port}"

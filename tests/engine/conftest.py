@@ -21,6 +21,7 @@ from jaxllm.engine.report import Report
 from jaxllm.engine.request import GenerateRequest, PromptLogprobs, TextDelta, TokenLogprobs
 from jaxllm.sampling.options import SamplingParams
 from jaxllm.sampling.processors import Function
+from tests.engine.few_shapes import few_shapes
 
 TINY = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -61,8 +62,8 @@ def write_random(path: Path, repo: Path) -> str:
 
 
 @pytest.fixture(scope="session")
-def make_engine(tiny_dir: str) -> Callable[..., Engine]:
-    """An engine around the tiny model; keywords override the configuration."""
+def every_shape(tiny_dir: str) -> Callable[..., Engine]:
+    """An engine around the tiny model with all the shapes that a configuration has; keywords override the configuration."""
 
     def make(processors: Sequence[Function] = (), report: Report | None = None, **overrides: Any) -> Engine:
         wishes: dict[str, Any] = {
@@ -78,6 +79,17 @@ def make_engine(tiny_dir: str) -> Callable[..., Engine]:
             "enforce_eager": True,
         }
         return Engine.from_config(EngineConfig(**(wishes | overrides)), report, logits_processors=processors)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def make_engine(every_shape: Callable[..., Engine]) -> Callable[..., Engine]:
+    """The same with few shapes: for tests that are not about them."""
+
+    def make(*given: Any, **overrides: Any) -> Engine:
+        with few_shapes():
+            return every_shape(*given, **overrides)
 
     return make
 

@@ -196,8 +196,8 @@ def test_logits_that_are_not_finite_end_only_their_request(make_engine: MakeEngi
     assert tokens_of(deltas, "healthy") == alone
 
 
-def test_nothing_compiles_after_warm_up_whatever_is_asked(make_engine: MakeEngine, tmp_path: Path, repo: Path) -> None:
-    engine = make_engine(
+def test_nothing_compiles_after_warm_up_whatever_is_asked(every_shape: MakeEngine, tmp_path: Path, repo: Path) -> None:
+    engine = every_shape(
         processors=[doubled],
         model=write_random(tmp_path, repo),
         skip_tokenizer_init=False,

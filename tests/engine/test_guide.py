@@ -18,6 +18,7 @@ from jaxllm.engine.engine import Engine
 from jaxllm.engine.request import GenerateRequest, Status
 from jaxllm.grammar.matcher import Matcher
 from tests.engine.conftest import Outcome, collect, tokens_of, write_random
+from tests.engine.few_shapes import few_shapes
 from tests.grammar.schemas import every
 
 SCHEMAS = every()
@@ -41,7 +42,8 @@ def load(random_dir: str, **overrides: Any) -> LLM:
         "num_gpu_blocks_override": 600,
         "enforce_eager": True,
     }
-    return LLM(random_dir, **(wishes | overrides))
+    with few_shapes():
+        return LLM(random_dir, **(wishes | overrides))
 
 
 @pytest.fixture(scope="module")

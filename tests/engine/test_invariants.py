@@ -54,6 +54,7 @@ HOW: dict[str, dict[str, Any]] = {
     "4 shards": {"tensor_parallel_size": 4},
     "8 shards": {"tensor_parallel_size": 8},
 }
+SHAPED = ("batched", "synchronous", "chunked")  # in these a request meets every shape
 WAYS = [pytest.param(how, marks=pytest.mark.slow if how in ("4 shards", "8 shards") else []) for how in HOW]
 SHOWN = [pytest.param(mode, marks=pytest.mark.slow if mode == "seeded" else []) for mode in MODES]  # others are seeded, too
 
@@ -80,9 +81,9 @@ def optimised() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def quiet(make_engine: MakeEngine) -> Engine:
+def quiet(every_shape: MakeEngine) -> Engine:
     """One request at a time, whole prefill, synchronous, no prefix cache."""
-    return make_engine(max_num_seqs=1, async_scheduling=False, enable_prefix_caching=False)
+    return every_shape(max_num_seqs=1, async_scheduling=False, enable_prefix_caching=False)
 
 
 @pytest.fixture(scope="module")
@@ -112,13 +113,13 @@ def params_of(mode: str, alone: Alone) -> list[SamplingParams]:
 
 
 @pytest.fixture(scope="module")
-def engine_for(make_engine: MakeEngine) -> Callable[[str], Engine]:
-    """One engine per way of running, shared by the modes: what costs is compiling its programs."""
+def engine_for(make_engine: MakeEngine, every_shape: MakeEngine) -> Callable[[str], Engine]:
+    """One engine per way of running, shared by the modes: what costs is compiling its programs, so most have few shapes."""
     made: dict[str, Engine] = {}
 
     def get(how: str) -> Engine:
         if how not in made:
-            made[how] = make_engine(**HOW[how])
+            made[how] = (every_shape if how in SHAPED else make_engine)(**HOW[how])
             made[how].scheduler.forecast = Optimist()
         return made[how]
 
@@ -178,8 +179,8 @@ def test_the_vocabulary_of_these_models_is_split_over_shards() -> None:
     assert TINY["vocab_size"] % max(h.get("tensor_parallel_size", 1) for h in HOW.values()) == 0
 
 
-def test_a_cached_prefix_changes_nothing(make_engine: MakeEngine, alone: Alone) -> None:
-    engine = make_engine()
+def test_a_cached_prefix_changes_nothing(every_shape: MakeEngine, alone: Alone) -> None:
+    engine = every_shape()
     assert_same(engine, "logprobs", alone)
     assert engine.stats().prefix_hits == 0
     for mode in MODES:

@@ -76,7 +76,7 @@ def test_a_pool_too_small_for_the_sequence_serves_it_and_little_is_held(windowed
 
 
 def test_a_crowd_that_is_preempted_gets_the_same_as_each_alone(windowed: MakeEngine, kept: Engine) -> None:
-    engine = windowed(pages=HELD + 1)
+    engine = windowed(pages=HELD)
     engine.scheduler.forecast = Optimist()
     requests = [request(str(i), prompt(length, seed=i)) for i, length in enumerate((3, 5, 2, 7, 50))]
     found = collect(engine, requests)
@@ -132,6 +132,7 @@ def hashes(engine: Engine, tokens: list[int]) -> list[bytes]:
         {"use_beam_search": True, "n": 2, "best_of": 3},
     ],
 )
+@pytest.mark.parametrize("windowed", [pytest.param(0, id="windowed", marks=pytest.mark.slow), pytest.param(1, id="hybrid")], indirect=True)
 def test_choices_and_beams_are_those_of_an_engine_that_keeps_all_pages(windowed: MakeEngine, kept: Engine, options: dict) -> None:
     options = {"temperature": 0.0 if "use_beam_search" in options else 1.0, "max_tokens": 40, "ignore_eos": True} | options
     requests = [request(str(i), prompt(length, seed=i), SamplingParams(**options)) for i, length in enumerate((37, 60))]

@@ -14,6 +14,7 @@ from jaxllm.config import EngineConfig
 from jaxllm.engine.engine import Engine
 from jaxllm.engine.request import GenerateRequest, TextDelta
 from jaxllm.sampling.options import SamplingParams
+from tests.engine.few_shapes import few_shapes
 
 HERE = Path(__file__).parent
 FOUND: dict[str, list[dict[str, Any]]] = {
@@ -35,7 +36,8 @@ def engine(name: str, **overrides: Any) -> Engine:
         "num_gpu_blocks_override": 256,
         "enforce_eager": True,
     }
-    return Engine.from_config(EngineConfig(**(wishes | overrides)))
+    with few_shapes():
+        return Engine.from_config(EngineConfig(**(wishes | overrides)))
 
 
 def params(setting: dict[str, Any], **more: Any) -> SamplingParams:

@@ -13,6 +13,7 @@ from jaxllm.engine.engine import Engine
 from jaxllm.engine.logprobs import of_prompt, unpacked
 from jaxllm.engine.request import GenerateRequest, TextDelta
 from jaxllm.sampling.options import SamplingParams
+from tests.engine.few_shapes import few_shapes
 from tests.goldens.cases import NEW_TOKENS, PROMPT_LENGTHS
 from tests.goldens.golden import Continuation, golden_names, load_golden
 
@@ -33,7 +34,8 @@ def engine(directory: Path, **overrides: Any) -> Engine:
         "num_gpu_blocks_override": 96,
         "enforce_eager": True,
     }
-    return Engine.from_config(EngineConfig(**(wishes | overrides)))
+    with few_shapes():
+        return Engine.from_config(EngineConfig(**(wishes | overrides)))
 
 
 def check(core: Engine, continuations: tuple[Continuation, ...]) -> None:

@@ -8,6 +8,7 @@ import pytest
 from pallas_kernels import paged_decode, tiles
 from pallas_kernels.backends import UnknownBackend
 from pallas_kernels.paged_decode.cases import CASES, Case, inputs
+from tests.pallas_kernels.covering import covering
 
 attend = jax.jit(paged_decode.decode_attention, static_argnames=("backend", "scale", "window", "softcap"))
 RAGGED = (
@@ -17,7 +18,7 @@ RAGGED = (
 )
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", covering(CASES))
 def test_the_reference_gives_what_the_definition_says(case):
     made = inputs(case)
     out = attend(*made.args, backend="reference", **case.options)

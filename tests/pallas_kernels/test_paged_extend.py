@@ -11,6 +11,7 @@ from pallas_kernels import paged_extend
 from pallas_kernels.backends import UnknownBackend
 from pallas_kernels.paged_extend import reference
 from pallas_kernels.paged_extend.cases import CASES, Case, inputs
+from tests.pallas_kernels.covering import covering
 
 attend = jax.jit(paged_extend.extend_attention, static_argnames=("backend", "scale", "window", "softcap"))
 
@@ -19,7 +20,7 @@ def ints(*values):
     return np.array(values, np.int32)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", covering(CASES))
 def test_the_reference_gives_what_the_definition_says(case):
     made = inputs(case)
     out = attend(*made.args, backend="reference", **case.options)

@@ -66,8 +66,14 @@ def test_a_donated_pool_is_written_in_place() -> None:
     assert [line for line in compiled.as_text().splitlines() if " copy(" in line and "256,2,16,64" in line] == []
 
 
-@pytest.mark.parametrize("case", HOPPER, ids=lambda case: case.name)
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(
+    ("dtype", "case"),
+    [
+        pytest.param(dtype, case, id=f"{dtype}-{case.name}", marks=[] if dtype == "bfloat16" or case.bias else pytest.mark.slow)
+        for dtype in ("bfloat16", "float16")
+        for case in HOPPER
+    ],
+)
 def test_the_interpreted_kernel_equals_the_reference_up_to_rounding(case: Case, dtype: str) -> None:
     low = arguments(case, dtype)
     wide = jax.tree.map(lambda x: x.astype(jnp.float32) if x.dtype == dtype else x, low)
@@ -78,9 +84,18 @@ def test_the_interpreted_kernel_equals_the_reference_up_to_rounding(case: Case, 
         np.testing.assert_allclose(np.asarray(x, np.float32), y, rtol=2**-8 if dtype == "bfloat16" else 2**-10, atol=1e-6)
 
 
-@pytest.mark.parametrize("large", [False, True])
-@pytest.mark.parametrize(("heads", "kv_heads"), [(28, 4), (16, 8), (14, 2), (7, 1), (40, 8), (64, 8), (12, 12), (3, 3)])
-@pytest.mark.parametrize("head_dim", [64, 128, 256])
+HEADS = [(28, 4), (16, 8), (14, 2), (7, 1), (40, 8), (64, 8), (12, 12), (3, 3)]
+GRID = [(64, False), (64, True), (128, False), (128, True), (256, False), (256, True)]
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "large"),
+    [
+        pytest.param(*heads, *each, marks=[] if (i - j) % len(GRID) in (0, 3) else pytest.mark.slow)  # of each a small and a large one
+        for i, heads in enumerate(HEADS)
+        for j, each in enumerate(GRID)
+    ],
+)
 def test_the_kernel_lowers_for_cuda_and_aliases_the_pools(heads: int, kv_heads: int, head_dim: int, large: bool) -> None:
     tokens = 2048 if large else 3
     low, angles = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.bfloat16), jax.ShapeDtypeStruct((tokens, head_dim // 2), jnp.float32)

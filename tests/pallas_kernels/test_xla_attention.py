@@ -13,6 +13,7 @@ import pytest
 from pallas_kernels import paged_decode, paged_extend, xla
 from pallas_kernels.paged_decode import cases as decode_cases
 from pallas_kernels.paged_extend import cases as extend_cases
+from tests.pallas_kernels.covering import covering
 
 OPS = {"decode": (paged_decode.decode_attention, decode_cases), "extend": (paged_extend.extend_attention, extend_cases)}
 CASES = {(op, case.name): case for op, (_, table) in OPS.items() for case in table.CASES}
@@ -29,9 +30,9 @@ def relative_error(op: str, case: Any, dtype: str) -> float:
     return float(np.linalg.norm(np.asarray(out, np.float64) - made.expected) / max(np.linalg.norm(made.expected), 1e-9))
 
 
-@pytest.mark.parametrize(("op", "name"), CASES)
-def test_every_shared_case_passes(op: str, name: str) -> None:
-    assert relative_error(op, CASES[op, name], "float32") < TOLERANCE["float32"]
+@pytest.mark.parametrize(("op", "case"), [each for op, (_, table) in OPS.items() for each in covering(table.CASES, op)])
+def test_every_shared_case_passes(op: str, case: Any) -> None:
+    assert relative_error(op, case, "float32") < TOLERANCE["float32"]
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

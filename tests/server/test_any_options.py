@@ -14,6 +14,7 @@ from jaxllm.config import EngineConfig
 from jaxllm.engine.engine import Engine
 from jaxllm.server.core import Factory
 from tests.engine.conftest import write_random
+from tests.engine.few_shapes import few_shapes
 from tests.server.harness import Running
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -46,7 +47,9 @@ def real(tmp_path_factory: pytest.TempPathFactory, repo: Path) -> Iterator[Real]
         num_gpu_blocks_override=64,
         enforce_eager=True,
     )
-    with Real(Engine.from_config(config)) as running:
+    with few_shapes():
+        engine = Engine.from_config(config)
+    with Real(engine) as running:
         yield running
     running.engine.scheduler.check()
     assert running.engine.stats().free_pages == running.engine.stats().num_pages
