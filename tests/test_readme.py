@@ -49,7 +49,7 @@ def port() -> int:
 @pytest.fixture(scope="module")
 def server(port: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of a server that was started by the recipe of `make serve`, with this interpreter and few programs to compile."""
-    small = "ARGS=--max-num-seqs 2 --max-model-len 256 --max-num-batched-tokens 64"
+    small = "ARGS=--max-num-seqs 4 --max-num-batched-tokens 64 --max-model-len 512"  # whose programs other tests have compiled
     command = shlex.split(make("-n", "serve", f"PORT={port}", small).stdout.splitlines()[-1])
     assert command[:2] == ["exec", ".venv/bin/python"]
     log = tmp_path_factory.mktemp("server") / "log"

@@ -3,27 +3,64 @@ costs is lowering and compiling, and the rows of padding cost nothing."""
 
 from __future__ import annotations
 
+import json
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import ClassVar
 
+import jax
 import pytest
 
 from jaxllm.engine import sizing
 from jaxllm.engine.buckets import Buckets
+from jaxllm.engine.executables import Executables, Recipe
+from jaxllm.engine.xla_options import XlaOptions
 
+SHARED = 128  # programs; each takes memory maps, of which a process has few
 _build = Buckets.build
 
 
 @contextmanager
 def few_shapes() -> Iterator[None]:
-    """Engines made in here have few shapes, and keep no lowered programs for later starts."""
+    """Engines made in here have few shapes, and share the programs that are equal."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Buckets, "build", _few)
-        patch.setattr(sizing, "_exports", lambda setup: None)
+        patch.setattr(sizing, "Executables", Shared)
+        patch.setattr(sizing, "Exports", Facts)
+        patch.setattr(sizing, "fingerprint", lambda facts: json.dumps(facts, sort_keys=True, default=str))
         yield
 
 
 def _few(max_num_seqs: int, max_num_batched_tokens: int, platform: str) -> Buckets:
     usual = _build(max_num_seqs, max_num_batched_tokens, platform)
     return replace(usual, decode=usual.decode[-1:], extend=usual.extend[-1:], logits=usual.logits[-1:])
+
+
+class Facts:
+    """What programs that are kept between starts depend on, instead of where they are kept."""
+
+    @classmethod
+    def open(cls, root: object, facts: str) -> str:
+        return facts
+
+
+class Shared(Executables):
+    """Programs that one start would keep for the next, which are the same by their name and the facts, are there for every engine."""
+
+    made: ClassVar[OrderedDict[tuple[str, ...], jax.stages.Compiled]] = OrderedDict()
+
+    def __init__(self, options: XlaOptions, facts: str | None, platform: str):
+        super().__init__(options, None, platform)
+        self.facts = facts
+
+    def compile(self, name: str, rows: int, recipe: Recipe, keep: bool) -> jax.stages.Compiled:
+        if not keep or self.facts is None:
+            return super().compile(name, rows, recipe, keep)
+        key = (self.facts, name, str(self._options.at(name.partition("-")[0], rows)))
+        if key not in self.made:
+            self.made[key] = super().compile(name, rows, recipe, keep)
+            if len(self.made) > SHARED:
+                self.made.popitem(last=False)
+        return self.made[key]

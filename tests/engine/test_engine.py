@@ -238,8 +238,8 @@ def test_nothing_compiles_after_warm_up_whatever_is_asked(every_shape: MakeEngin
     assert engine.stats().compiles_after_warmup == 0
 
 
-def test_a_compilation_while_serving_is_counted(make_engine: MakeEngine) -> None:
-    engine = make_engine()
+def test_a_compilation_while_serving_is_counted(every_shape: MakeEngine) -> None:
+    engine = every_shape()
     before = engine.stats().compiles_after_warmup
     run(engine, [PROMPT], SamplingParams(max_tokens=2))
     assert engine.stats().compiles_after_warmup > before

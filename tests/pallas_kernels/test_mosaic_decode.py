@@ -18,7 +18,7 @@ from pallas_kernels.paged_decode.plan import LANE_FIELDS, make_plan
 
 SUPPORTED = [c for c in CASES if c.head_dim in (64, 128, 256) and c.page_size in (16, 32, 64, 128)]
 EXTRA = (
-    Case(name="ragged, softcap and window", lengths=(1, 5, 16, 17, 33, 200), softcap=5.0, window=20),
+    Case(name="ragged, sinks, softcap and window", lengths=(1, 5, 16, 17, 33, 200), softcap=5.0, window=20, sinks=True),
     Case(name="many splits of one row", lengths=(700, 0, 64), heads=12, kv_heads=1, page_size=64, head_dim=128, window=600),
 )
 SMALL = mosaic_gpu.Tuning(stages=2, blocks=6)
