@@ -55,8 +55,14 @@ def assert_written(case: Case, got: Any, wide: Any, page: Any, offset: Any, slac
         assert (np.abs(np.asarray(got[1], np.float32)[place]) == float(info.max)).any(), "some value was too large"
 
 
-@dtypes
-@pytest.mark.parametrize("case", WRITTEN, ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    ("case", "dtype"),
+    [
+        pytest.param(case, dtype, id=f"{case.name}-{dtype}", marks=[] if dtype is DTYPES[i % len(DTYPES)] else pytest.mark.slow)
+        for i, case in enumerate(WRITTEN)
+        for dtype in DTYPES
+    ],
+)
 def test_the_reference_writes_by_the_given_scales(case: Case, dtype: Any) -> None:
     rows, k_pages, v_pages, page, offset = given_scales(case)
     q, *wide = rope_write(rows, k_pages * 0, v_pages * 0, page, offset, backend="reference")
