@@ -168,7 +168,8 @@ def decode_tunings(itemsize: int = 2) -> list[Any]:
     from pallas_kernels.paged_decode.mosaic_gpu import Tuning
 
     if itemsize == 1:
-        return [Tuning(stages=n) for n in (6, 4, 5, 7)] + [Tuning(stages=6, min_tiles=n) for n in (1, 4)]
+        two = [Tuning(stages=6, min_tiles=n, consumers=2) for n in (2, 1, 4)] + [Tuning(stages=n, consumers=2) for n in (4, 8)]
+        return two + [Tuning(stages=n) for n in (6, 4, 5, 7)]
     return [Tuning(), Tuning(min_tiles=1), Tuning(min_tiles=4), Tuning(stages=2), Tuning(stages=4)]
 
 

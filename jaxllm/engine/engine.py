@@ -23,7 +23,8 @@ from jaxllm.engine.detok import Detokenizer
 from jaxllm.engine.door import Door
 from jaxllm.engine.live import Live
 from jaxllm.engine.masks import HELD_BACK, NO_TOKEN, fill
-from jaxllm.engine.patience import Patience
+from jaxllm.engine.pace import added_by_chunks
+from jaxllm.engine.patience import Lookout
 from jaxllm.engine.plan import Plan
 from jaxllm.engine.report import Report
 from jaxllm.engine.request import (
@@ -58,8 +59,7 @@ class Engine:
         self._contests, self._searches = Contests(), Searches(scheduler, self._detokenizer, self.eos_ids, self._count)
         self._in_flight: deque[StepResult] = deque()
         self._beside = Beside("forward")
-        self._patience = Patience()
-        self._steady = self._looked = False  # the last turn launched decodes alone and collected a step; somebody has looked out since
+        self._lookout = Lookout()
         self._asking = Asking(parts.resolved.vocab_size, parts.tokenizer, parts.runner.programs.model.processors, self.eos_ids)
         self._door = Door(parts.resolved, parts.tokenizer is not None, scheduler.fits)
         self._seeds = np.random.Generator(np.random.Philox(seed))
@@ -91,8 +91,7 @@ class Engine:
     @property
     def patience(self) -> float:
         """Seconds that whoever drives the engine may look out for requests before the next `step` without leaving the device idle."""
-        self._looked = self._steady and not self.scheduler.waiting
-        return self._patience.seconds if self._looked else 0.0
+        return 0.0 if self.scheduler.waiting else self._lookout.begin()
 
     def add(self, request: GenerateRequest) -> None:
         """Queue a request. Raises RequestError on what can never run or when the queue is full."""
@@ -209,15 +208,16 @@ class Engine:
                 deltas += self._constrain(plan, before)
             self._in_flight.append(self.runner.draw(forwarded))
         depth = self.runner.depth if self.resolved.async_scheduling else 0
-        steady = False
+        margin = None
         if self._in_flight and (plan.empty or len(self._in_flight) > depth):
             launched = time.perf_counter()
             collected = self._collected()
-            steady = depth == 1 and bool(self._in_flight) and not plan.chunks
-            if steady and self._looked:
-                self._patience.learn(time.perf_counter() - launched)
+            margin = time.perf_counter() - launched
             deltas += self._commit(collected)
-        self._steady, self._looked = steady, False
+        if margin is None or depth != 1 or not self._in_flight:
+            self._lookout.stop()
+        else:
+            self._lookout.launched(added_by_chunks(self.runner.seconds, self.runner.programs.buckets, plan), margin)
         return self._contests.told(deltas)
 
     def _forward_beside(self, plan: Plan) -> tuple[Forwarded, list[Collected]]:

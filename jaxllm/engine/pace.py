@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from jaxllm.engine.buckets import ExtendShape
+from jaxllm.engine.buckets import Buckets, ExtendShape
 from jaxllm.engine.limits import Pace
+from jaxllm.engine.plan import Plan
 
 STALL_SHARE = 0.85  # of the longest stall wanted: what warm-up timed of a shape leaves out attention to context
 STEADY_SHARE = 0.28
+SURE = 0.9  # of what chunks add to a step by warm-up
 
 
 def pace(seconds: Mapping[object, float], stall: float) -> Pace | None:
@@ -28,3 +30,13 @@ def pace(seconds: Mapping[object, float], stall: float) -> Pace | None:
 def seconds_per_token(seconds: Mapping[object, float]) -> float:
     """What a token of a prompt takes at best, from what warm-up measured; endless when it measured nothing."""
     return min((took / shape.tokens for shape, took in seconds.items() if isinstance(shape, ExtendShape)), default=float("inf"))
+
+
+def added_by_chunks(seconds: Mapping[object, float], buckets: Buckets, plan: Plan) -> float | None:
+    """Seconds that a step surely takes longer because of its chunks, by what warm-up measured, 0 when it measured nothing; None for a step
+    without chunks."""
+    if not plan.chunks:
+        return None
+    tokens, rows = sum(chunk.length for chunk in plan.chunks), len(plan.decodes)
+    whole = seconds.get(buckets.fit_extend(tokens, len(plan.chunks), rows), 0.0)
+    return max(0.0, SURE * (whole - seconds.get(buckets.fit_decode(max(1, rows)), 0.0)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 TARGET = 1e-3  # seconds between the launch of a step and the end of the one before it: the host's margin
 GAIN = 0.2
 MOST = 20e-3  # seconds; what a request gains by more is little, and so is what is lost when steps become short
@@ -18,7 +20,42 @@ class Patience:
 
     def learn(self, margin: float) -> None:
         """After a turn: seconds from the launch of a step to the end of the one before it. None left means that it came too late."""
-        if margin < TARGET / 3:
+        if late(margin):
             self.seconds /= 2
         else:
             self.seconds = min(MOST, max(0.0, self.seconds + GAIN * (margin - TARGET)))
+
+
+def late(margin: float) -> bool:
+    """Whether a step was launched so late that the device may have waited for it."""
+    return margin < TARGET / 3
+
+
+class Lookout:
+    """Looks out while a step of decodes alone runs, and while one with chunks does, which is longer: by a patience of its own, and for no
+    more time than its chunks surely add."""
+
+    def __init__(self) -> None:
+        self._decodes, self._chunks = Patience(), Patience()
+        self._now: tuple[Patience, float] | None = None  # while what runs, and the longest
+        self._looked: Patience | None = None
+
+    def begin(self) -> float:
+        """Seconds to look out before the next turn."""
+        if self._now is None:
+            return 0.0
+        self._looked, most = self._now
+        return min(self._looked.seconds, most)
+
+    def launched(self, added: float | None, margin: float) -> None:
+        """After a turn: seconds that the chunks of the step it launched add, None for one of decodes alone, and from then to the end of the
+        step before. To plan chunks takes the host longer, which says nothing of other steps; but what comes late beside chunks is unlearned
+        whatever follows, for steps of decodes alone may not come."""
+        if self._looked is not None and (added is None or (self._looked is self._chunks and late(margin))):
+            self._looked.learn(margin)
+        self._now = (self._decodes, math.inf) if added is None else (self._chunks, added)
+        self._looked = None
+
+    def stop(self) -> None:
+        """After a turn that left nothing running, or nothing beside it."""
+        self._now = self._looked = None

@@ -45,7 +45,9 @@ def kv_cache_dtype(quantisation: Any) -> str | None:
     own = quantisation.get("quantization")  # of hf_quant_config.json
     told = own if isinstance(own, dict) else quantisation
     groups, scheme = told.get("config_groups") or {}, told.get("kv_cache_scheme")
-    if quantisation.get("quant_method", "modelopt") not in ("compressed-tensors", "modelopt") or told.get("quant_algo"):
+    if quantisation.get("quant_method", "modelopt") not in ("compressed-tensors", "modelopt"):
+        return None
+    if any(part.get("quant_algo") or _changes_weights(part) for part in (quantisation, told)):
         return None
     if not isinstance(groups, dict) or not all(isinstance(group, dict) and not any(map(group.get, SCHEMES)) for group in groups.values()):
         return None
@@ -53,3 +55,9 @@ def kv_cache_dtype(quantisation: Any) -> str | None:
         return "fp8_e4m3" if scheme.get("num_bits") == 8 and scheme.get("type") == "float" else None
     algorithm = told.get("kv_cache_quant_algo", "") if scheme is None else ""
     return "fp8_e4m3" if algorithm == "FP8" else "auto" if algorithm is None else None
+
+
+def _changes_weights(told: dict[str, Any]) -> bool:
+    """Whether weights are stored sparse, or activations are to be rotated before them."""
+    sparsity = told.get("sparsity_config")
+    return bool(told.get("transform_config")) or (isinstance(sparsity, dict) and sparsity.get("format") not in (None, "dense"))

@@ -142,23 +142,20 @@ class Core:
         """Every message that is here, at least one when there is nothing to do before it; those that are left when `HANDLING` is over come
         after the next step."""
         if engine.awaits_grammar:
-            messages = [self._inbox.get()]
+            yield self._inbox.get()
+        elif engine.has_work:
+            yield from self._until(time.monotonic() + engine.patience)
         else:
-            messages = self._until(time.monotonic() + engine.patience) if engine.has_work else self._awaited(engine)
-        yield from messages
+            yield from self._awaited(engine)
         until = time.monotonic() + HANDLING
         while not self._inbox.empty() and time.monotonic() < until:
             yield self._inbox.get()
 
-    def _until(self, when: float) -> list[Message]:
-        """The messages that come until then (time.monotonic), or until one that ends the loop."""
-        messages: list[Message] = []
+    def _until(self, when: float) -> Iterator[Message]:
+        """The messages that come until then (time.monotonic), each as it comes."""
         with contextlib.suppress(queue.Empty):
             while (left := when - time.monotonic()) > 0:
-                messages.append(self._inbox.get(timeout=left))
-                if messages[-1] is None or isinstance(messages[-1], Stop):
-                    break
-        return messages
+                yield self._inbox.get(timeout=left)
 
     def _awaited(self, engine: CoreEngine) -> list[Message]:
         """The next message, if the engine stays idle until it comes. Left idle for a while after work, it checks itself."""

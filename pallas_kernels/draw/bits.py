@@ -10,13 +10,23 @@ from jax import Array, lax
 
 def ordered(x: Array) -> Array:
     """int32 images of float32 in the same order."""
-    bits = lax.bitcast_convert_type(x, jnp.int32)
+    bits = int_bits(x)
     return jnp.where(bits < 0, bits ^ jnp.int32(2**31 - 1), bits)
 
 
 def float_of(image: Array) -> Array:
     """The float32 of an `ordered` image."""
-    return lax.bitcast_convert_type(jnp.where(image < 0, image ^ jnp.int32(2**31 - 1), image), jnp.float32)
+    return float_bits(jnp.where(image < 0, image ^ jnp.int32(2**31 - 1), image))
+
+
+def float_bits(x: Array) -> Array:
+    """The float32 of the same bits."""
+    return lax.bitcast_convert_type(x, jnp.float32)
+
+
+def int_bits(x: Array) -> Array:
+    """The int32 of the same bits."""
+    return lax.bitcast_convert_type(x, jnp.int32)
 
 
 def uniform(bits: Array) -> Array:

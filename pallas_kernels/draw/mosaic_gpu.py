@@ -3,8 +3,9 @@
 A row is cut into chunks that the warpgroups take in turn through rings of TMA copies. The chunks of a warpgroup lie on top of each other:
 the tokens at one place of them are a slot. The first pass keeps of every slot its three largest logits and its mass. To draw, a slot is
 drawn by its mass (an exponential race) and then a token among the few of the slot. Filters keep what lies above a threshold. So a token may
-stay if the mass above it is small enough; otherwise everything up to it is excluded and the draw is repeated. Every draw is of the softmax
-over a set that contains the allowed tokens, so what is accepted is of the softmax over these. Counts and masses come from the three largest
+stay if the mass above it is small enough; where top_p asks for that, a few are drawn, looked at together, and the first that may stay is
+taken. If none may, everything up to the largest is excluded and the draw is repeated. Every draw is of the softmax over a set that contains
+the allowed tokens, so what is accepted is of the softmax over these. Counts and masses come from the three largest
 of each slot where these hold every token in question, and from another pass over the logits where not.
 """
 
@@ -12,8 +13,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,40 +21,14 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.draw.bits import counts_of, exponential, float_of, ordered, reach, search, threefry, uniform
+from pallas_kernels.draw.bits import counts_of, exponential, float_bits, float_of, int_bits, ordered, reach, search, threefry, uniform
+from pallas_kernels.draw.mosaic_block import COLUMNS, Block, Spec, Tuning
 from pallas_kernels.draw.rows import BROKEN, SMALLEST_TEMPERATURE, DrawRows
 
 LOG2E = math.log2(math.e)
 LOWEST = float(jnp.finfo(jnp.float32).min)
-COLUMNS = 128
 KEPT = 3  # largest logits of a slot
-COLUMN_DRAW = -1  # counter of the draw within a slot
-
-
-class Tuning(NamedTuple):
-    """Sizes that change speed and, as slots change, which token a key draws."""
-
-    groups: int = 4  # warpgroups
-    lines: int = 8  # of 128 logits in a chunk
-    stages: int = 6
-
-
-class _Spec(NamedTuple):
-    B: int
-    V: int
-    banned: int
-    tuning: Tuning
-    interpret: Any
-
-    @property
-    def size(self) -> int:
-        """Logits of a chunk."""
-        return self.tuning.lines * COLUMNS
-
-    @property
-    def steps(self) -> int:
-        """Chunks of one warpgroup; what the last ones have beyond the row is masked."""
-        return -(-self.V // (self.size * self.tuning.groups))
+COLUMN_DRAW = -1  # counter of the draw within a slot, downwards: those of slots are not negative
 
 
 def check(logits_BV: Array, tuning: Tuning | None = None) -> str | None:
@@ -76,7 +50,7 @@ def draw(logits_BV: Array, rows: DrawRows, *, filters: bool = True, tuning: Tuni
     if problem:
         raise ValueError(problem)
     B, V = logits_BV.shape
-    spec = _Spec(B, V, rows.banned_BK.shape[1], tuning, interpret)
+    spec = Spec(B, V, rows.banned_BK.shape[1], tuning, interpret)
     greedy_B = rows.temperature_B < SMALLEST_TEMPERATURE
     rate_B = LOG2E / jnp.where(greedy_B, 1.0, rows.temperature_B)
     # A difference of raw logits: the least that min_p keeps lies this far below the largest.
@@ -93,13 +67,13 @@ def draw(logits_BV: Array, rows: DrawRows, *, filters: bool = True, tuning: Tuni
 jitted = functools.partial(jax.jit, static_argnames=("filters", "tuning", "interpret"))(draw)
 
 
-def _launch(spec: _Spec, lines: Array, ints: Array, floats: Array, banned: Array) -> Array:
+def _launch(spec: Spec, lines: Array, ints: Array, floats: Array, banned: Array) -> Array:
     W, N, stages = spec.tuning.groups, spec.tuning.lines, spec.tuning.stages
 
     def draw_token(lines_ref, ints_ref, floats_ref, banned_ref, out_ref, **sm):  # type: ignore[no-untyped-def]
         row = lax.axis_index("row")
         wg = lax.axis_index("wg")
-        block = _Block(spec, row, wg, lines_ref, banned_ref, ints_ref[row, 2], floats_ref[row, 0], sm)
+        block = _Row(spec, row, wg, lines_ref, banned_ref, ints_ref[row, 2], floats_ref[row, 0], sm)
         greedy, top_k = ints_ref[row, 0], ints_ref[row, 1]
         key = ints_ref[row, 3], ints_ref[row, 4]
         reach, top_p = floats_ref[row, 1], floats_ref[row, 2]
@@ -114,28 +88,32 @@ def _launch(spec: _Spec, lines: Array, ints: Array, floats: Array, banned: Array
             floor = jnp.maximum(floor, top + reach)
             everything = floor <= LOWEST
 
+            count = jnp.where(top_p >= 1, 1, jnp.int32(spec.candidates))
+
             def one(carry):  # type: ignore[no-untyped-def]
-                """The mass above what the last turn drew, which says whether that may stay; before the first turn of all. Then a draw.
+                """The masses above what the last turn drew, which say what may stay; before the first turn of all. Then draws.
 
                 In this order there is one `masses` in the program for both: each costs a quarter of the time to lower it.
                 """
-                _, turn, pivot, chosen, wanted = carry
+                _, turn, _, wanted, tokens, values = carry
                 fresh = turn == 0
                 known = jnp.where(fresh, everything, top_p >= 1)
-                mass = lax.cond(known, lambda: jnp.where(fresh, total, jnp.float32(0)), lambda: block.masses(floor, pivot, top, third))
-                wanted = jnp.where(fresh, jnp.where(top_p >= 1, jnp.float32(jnp.inf), top_p * mass), wanted)
-                # The largest logit is always allowed, whatever rounding says.
-                good = jnp.logical_and(turn > 0, jnp.logical_or(mass < wanted, pivot >= top))
+                given = jnp.where(fresh, total, jnp.float32(0))
+                masses = lax.cond(known, lambda: (given,) * spec.candidates, lambda: block.masses(floor, values, top, third))
+                wanted = jnp.where(fresh, jnp.where(top_p >= 1, jnp.float32(jnp.inf), top_p * masses[0]), wanted)
+                chosen, good = first, jnp.int32(0)
+                for token, value, mass in reversed(list(zip(tokens, values, masses, strict=True))):
+                    # The largest logit is always allowed, whatever rounding says.
+                    stays = jnp.logical_and(turn > 0, jnp.logical_or(mass < wanted, value >= top))
+                    chosen, good = jnp.where(stays, token, chosen), jnp.where(stays, jnp.int32(1), good)
+                pivot = functools.reduce(jnp.maximum, values)
+                more = lambda: block.draw_each(count, key, turn, floor, pivot, first, top)
+                tokens, values = lax.cond(good > 0, lambda: (tokens, values), more)
+                return good, turn + 1, chosen, wanted, tokens, values
 
-                def next_one() -> tuple[Array, Array]:
-                    slot = block.draw_slot(key, turn)
-                    return block.draw_in(slot, key, turn, floor, pivot, first, top)
-
-                chosen, pivot = lax.cond(good, lambda: (chosen, pivot), next_one)
-                return good.astype(jnp.int32), turn + 1, pivot, chosen, wanted
-
-            begin = jnp.int32(0), jnp.int32(0), jnp.float32(-jnp.inf), first, jnp.float32(0)
-            return lax.while_loop(lambda carry: carry[0] == 0, one, begin)[3]
+            none = (first,) * spec.candidates, (jnp.float32(-jnp.inf),) * spec.candidates
+            begin = jnp.int32(0), jnp.int32(0), first, jnp.float32(0), *none
+            return lax.while_loop(lambda carry: carry[0] == 0, one, begin)[2]
 
         token = lax.cond(plain, drawn, lambda: token)
 
@@ -147,10 +125,11 @@ def _launch(spec: _Spec, lines: Array, ints: Array, floats: Array, banned: Array
         "ring": plgpu.SMEM((W, stages, N, COLUMNS), jnp.float32),
         "kept": plgpu.SMEM((KEPT, W * N, COLUMNS), jnp.float32),
         "mass": plgpu.SMEM((W * N, COLUMNS), jnp.float32),
-        "score": plgpu.SMEM((W * N, COLUMNS), jnp.float32),
-        "work": plgpu.SMEM((W * N, COLUMNS), jnp.int32),
+        "score": plgpu.SMEM((spec.candidates, W * N, COLUMNS), jnp.float32),
         "told_f": plgpu.SMEM((4,), jnp.float32),
         "told_i": plgpu.SMEM((4,), jnp.int32),
+        "values": plgpu.SMEM((spec.candidates,), jnp.float32),
+        "tokens": plgpu.SMEM((spec.candidates,), jnp.int32),
         "full": plgpu.Barrier(num_barriers=W * stages),
         "met": plgpu.Barrier(num_arrivals=W),
     }
@@ -170,93 +149,8 @@ def _launch(spec: _Spec, lines: Array, ints: Array, floats: Array, banned: Array
     return run(lines, ints, floats, banned)
 
 
-class _Block:
-    """One row's thread block; every method is called by all its warpgroups together and gives all of them the same scalars."""
-
-    def __init__(self, spec: _Spec, row: Array, wg: Array, lines: Any, banned: Any, bans: Array, rate: Array, sm: dict[str, Any]):
-        self.spec, self.row, self.wg, self.lines, self.banned, self.bans, self.rate, self.sm = spec, row, wg, lines, banned, bans, rate, sm
-        self.shape = (spec.tuning.lines, COLUMNS)
-
-    def meet(self) -> None:
-        """All warpgroups have come here; what they wrote to shared memory before is seen after."""
-        plgpu.barrier_arrive(self.sm["met"])
-        plgpu.barrier_wait(self.sm["met"])
-
-    def told(self, work: Callable[[], tuple[Array, ...]], *types: Any) -> tuple[Array, ...]:
-        """Scalars of these types that the first warpgroup works out of what all have stored, told to all.
-
-        Only one may: a reduction to a scalar goes through scratch memory that Mosaic shares among the warpgroups.
-        """
-        boxes = [self.sm["told_f" if t == jnp.float32 else "told_i"].at[i] for i, t in enumerate(types)]
-        self.meet()
-
-        @pl.when(self.wg == 0)
-        def _() -> None:
-            for box, x in zip(boxes, work(), strict=True):
-                box[...] = x
-
-        self.meet()
-        return tuple(box[...] for box in boxes)
-
-    def mine(self, name: str, *at: int) -> Any:
-        """Where this warpgroup stores its slots' share."""
-        lines = self.spec.tuning.lines
-        return self.sm[name].at[*at, pl.ds(self.wg * lines, lines)]
-
-    def all_of(self, name: str, *at: int) -> Array:
-        """What all warpgroups have stored there. One array, not one of each: operations are what it takes time to lower."""
-        return self.held(self.sm[name].at[*at][...] if at else self.sm[name][...])
-
-    def place(self, groups: int = 1) -> Array:
-        """The number of each slot within a warpgroup, or among all `groups`."""
-        line, column = (lax.broadcasted_iota(jnp.int32, (groups * self.shape[0], COLUMNS), i) for i in (0, 1))
-        return line * COLUMNS + column
-
-    def held(self, x: Array) -> Array:
-        """x, four numbers in a row to a thread. All that it is used with is inferred to be so too, and every layout that is named costs
-        inference a guess: so one array of a computation is."""
-        return plgpu.layout_cast(x, plgpu.Layout.WG_STRIDED(x.shape, vec_size=4))
-
-    def full(self, value: float, dtype: Any = jnp.float32, groups: int = 1) -> Array:
-        return self.held(jnp.full((groups * self.shape[0], COLUMNS), value, dtype))
-
-    def begin(self, step: Array, wg: Array) -> tuple[Array, Array]:
-        """The first token of a chunk, and of its copy: the row's last lines where the chunk reaches beyond them."""
-        wanted = (step * self.spec.tuning.groups + wg) * self.spec.size
-        return wanted, jnp.minimum(wanted, self.spec.V - self.spec.size)
-
-    def stream(self, init: Any, use: Callable[[Array, Array, Any], Any]) -> Any:
-        """Folds `use(step, x, carry)` over this warpgroup's chunks; x is -inf where banned or beyond the row."""
-        spec, stages = self.spec, self.spec.tuning.stages
-
-        def copy(step) -> None:  # type: ignore[no-untyped-def]
-            at = lax.rem(step, jnp.int32(stages))
-            _, begin = self.begin(step, self.wg)
-            source = self.lines.at[self.row, pl.ds(lax.div(begin, jnp.int32(COLUMNS)), spec.tuning.lines)]
-            plgpu.copy_gmem_to_smem(source, self.sm["ring"].at[self.wg, at], self.sm["full"].at[self.wg * stages + at])
-
-        plgpu.commit_smem()  # the last pass has read what the first copies overwrite
-        pl.loop(0, min(stages, spec.steps))(copy)
-
-        def take(step, carry):  # type: ignore[no-untyped-def]
-            at = lax.rem(step, jnp.int32(stages))
-            plgpu.barrier_wait(self.sm["full"].at[self.wg * stages + at])
-            x = self.sm["ring"].at[self.wg, at][...]
-            plgpu.commit_smem()
-            pl.when(step + stages < spec.steps)(lambda: copy(step + stages))
-            wanted, begin = self.begin(step, self.wg)
-
-            def hide(i, x):  # type: ignore[no-untyped-def]
-                """Bans, and then what the copy of a last chunk has of the chunk before."""
-                token = self.banned[self.row, jnp.minimum(i, spec.banned - 1)] - begin
-                low, high = jnp.where(i < self.bans, token, 0), jnp.where(i < self.bans, token + 1, wanted - begin)
-                place = self.place()
-                return jnp.where(jnp.logical_and(place >= low, place < high), -jnp.inf, x)
-
-            x = lax.fori_loop(0, self.bans + (wanted > begin).astype(jnp.int32), hide, x)
-            return use(step, x, carry)
-
-        return lax.fori_loop(0, spec.steps, take, init)
+class _Row(Block):
+    """The steps of a draw; every method is called by all warpgroups together and gives all of them the same scalars."""
 
     def first_pass(self) -> tuple[Array, Array, Array, Array]:
         """The first token of the largest logit, that logit, the largest logit that is third in its slot, and the mass of all tokens.
@@ -287,27 +181,35 @@ class _Block:
         wanted = (where * self.spec.tuning.groups + self.wg) * self.spec.size
         token = jnp.minimum(wanted, self.spec.V - self.spec.size) + self.place()
         # Negative, so that the largest is the first token.
-        self.mine("work")[...] = jnp.where(m1 == top, -token, jnp.int32(-(2**31) + 1))
+        self.mine("score", 0)[...] = float_bits(jnp.where(m1 == top, -token, jnp.int32(-(2**31) + 1)))
         self.mine("mass")[...] = mass
-        first, total = self.told(lambda: (-jnp.max(self.all_of("work")), jnp.sum(self.all_of("mass"))), jnp.int32, jnp.float32)
+        first, total = self.told(
+            lambda: (-jnp.max(int_bits(self.all_of("score", 0))), jnp.sum(self.all_of("mass"))), jnp.int32, jnp.float32
+        )
         return first, top, third, total
 
-    def masses(self, floor: Array, pivot: Array, top: Array, third: Array) -> Array:
-        """The mass of the logits of at least `floor` and above `pivot`; each slot's in shared memory."""
+    def masses(self, floor: Array, pivots: tuple[Array, ...], top: Array, third: Array) -> tuple[Array, ...]:
+        """The masses of the logits of at least `floor` and above each pivot; each slot's above the largest pivot in shared memory."""
 
-        def weight(x: Array) -> Array:
-            seen = jnp.logical_and(x >= floor, x > pivot)
-            return jnp.where(seen, jnp.exp2((x - top) * self.rate), 0.0)
+        def add(x: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
+            weight = jnp.where(x >= floor, jnp.exp2((x - top) * self.rate), 0.0)
+            return tuple(mass + jnp.where(x > pivot, weight, 0.0) for mass, pivot in zip(carry, pivots, strict=True))
 
-        def kept() -> Array:
-            return functools.reduce(jnp.add, [weight(self.mine("kept", i)[...]) for i in range(KEPT)])
+        zeros = (self.full(0.0),) * len(pivots)
 
-        def streamed() -> Array:
-            return self.stream(self.full(0.0), lambda _, x, carry: carry + weight(x))
+        def kept() -> tuple[Array, ...]:
+            return functools.reduce(lambda carry, i: add(self.mine("kept", i)[...], carry), range(KEPT), zeros)
 
-        mass = lax.cond(third < jnp.maximum(floor, pivot), kept, streamed)
-        self.mine("mass")[...] = mass
-        return self.told(lambda: (jnp.sum(self.all_of("mass")),), jnp.float32)[0]
+        def streamed() -> tuple[Array, ...]:
+            return self.stream(zeros, lambda _, x, carry: add(x, carry))  # type: ignore[no-any-return]
+
+        # Above the largest pivot is the least.
+        masses = lax.cond(third < jnp.maximum(floor, functools.reduce(jnp.minimum, pivots)), kept, streamed)
+        self.mine("mass")[...] = functools.reduce(jnp.minimum, masses)
+        for i, mass in enumerate(masses):
+            self.mine("score", i)[...] = mass
+        sums = lambda: tuple(jnp.sum(self.all_of("score", i)) for i in range(len(pivots)))
+        return self.told(sums, *[jnp.float32] * len(pivots))
 
     def kth(self, k: Array, top: Array, third: Array) -> Array:
         """A threshold that exactly the k largest logits and those equal to the k-th reach."""
@@ -337,11 +239,12 @@ class _Block:
 
         def exact() -> Array:
             def sums() -> tuple[Array, ...]:
-                return tuple(jnp.sum(counts) for counts in counts_of(self.all_of("work")))
+                return tuple(jnp.sum(counts) for counts in counts_of(int_bits(self.all_of("score", 0))))
 
             def counts(s: Array, t: Array) -> tuple[Array, Array]:
                 bounds = threshold(s), threshold(t)
-                self.mine("work")[...] = self.stream(self.full(0, jnp.int32), lambda _, x, carry: carry + reach(x, *bounds))
+                found = self.stream(self.full(0, jnp.int32), lambda _, x, carry: carry + reach(x, *bounds))
+                self.mine("score", 0)[...] = float_bits(found)
                 return self.told(sums, jnp.int32, jnp.int32)  # type: ignore[return-value]
 
             # Most often all that counts is kept, and it only takes a pass to know.
@@ -352,24 +255,55 @@ class _Block:
         low, high, floor = self.told(among_kept, jnp.int32, jnp.int32, jnp.float32)
         return lax.cond(third < floor, lambda: floor, exact)
 
-    def draw_slot(self, key: tuple[Array, Array], turn: Array) -> Array:
-        """A slot by its mass in shared memory: the one with the largest mass / exponential variable."""
-        size = self.spec.size
-        slot = self.held(self.place() + self.wg * size)
-        bits, _ = threefry(key, slot, turn)
-        score = self.mine("mass")[...] / exponential(bits)
-        self.mine("score")[...] = score
+    def draw_each(
+        self, count: Array, key: tuple[Array, Array], turn: Array, floor: Array, pivot: Array, first: Array, top: Array
+    ) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
+        """`count` candidates, each drawn by its slot's mass and within the slot, as tokens and their logits; the last one repeats."""
+        spec, sm = self.spec, self.sm
+        self.draw_slots(count, key, turn)
+        mine = jnp.minimum(self.wg, count - 1)
+        token, value = self.draw_in(sm["told_i"].at[mine][...], key, (mine, turn), floor, pivot, first, top)
 
-        def winner() -> tuple[Array, ...]:
-            scores = self.all_of("score")
-            return (jnp.max(jnp.where(scores == jnp.max(scores), self.place(self.spec.tuning.groups), -1)),)
+        @pl.when(self.wg < spec.candidates)
+        def _() -> None:
+            sm["tokens"].at[self.wg][...] = token
+            sm["values"].at[self.wg][...] = value
 
-        return self.told(winner, jnp.int32)[0]
+        self.meet()
+        return tuple(sm["tokens"].at[i][...] for i in range(spec.candidates)), tuple(
+            sm["values"].at[i][...] for i in range(spec.candidates)
+        )
+
+    def draw_slots(self, count: Array, key: tuple[Array, Array], turn: Array) -> None:
+        """`count` slots by their masses in shared memory, told to all: for each the one with the largest mass / exponential variable."""
+        spec, sm = self.spec, self.sm
+        slot = self.held(self.place() + self.wg * spec.size)
+        mass = self.mine("mass")[...]
+
+        @pl.loop(0, lax.div(count + 1, jnp.int32(2)))  # two numbers of each call
+        def _(i):  # type: ignore[no-untyped-def]
+            for j, bits in enumerate(threefry(key, slot, 2 * turn + i)):
+
+                @pl.when(2 * i + j < spec.candidates)
+                def _(at=2 * i + j, bits=bits) -> None:  # type: ignore[no-untyped-def]
+                    self.mine("score", at)[...] = mass / exponential(bits)
+
+        self.meet()
+
+        @pl.when(self.wg == 0)
+        def _() -> None:
+            @pl.loop(0, count)
+            def _(j):  # type: ignore[no-untyped-def]
+                scores = self.all_of("score", j)
+                sm["told_i"].at[j][...] = jnp.max(jnp.where(scores == jnp.max(scores), self.place(spec.tuning.groups), -1))
+
+        self.meet()
 
     def draw_in(
-        self, slot: Array, key: tuple[Array, Array], turn: Array, floor: Array, pivot: Array, first: Array, top: Array
+        self, slot: Array, key: tuple[Array, Array], counter: tuple[Array, Array], floor: Array, pivot: Array, first: Array, top: Array
     ) -> tuple[Array, Array]:
-        """A token of the slot, and its logit, by the weights of those of at least `floor` and above `pivot`."""
+        """A token of the slot, and its logit, by the weights of those of at least `floor` and above `pivot`. `counter` is the candidate's
+        number and the turn."""
         spec, size = self.spec, jnp.int32(self.spec.size)
         owner, place = lax.div(slot, size), lax.rem(slot, size)
         line, column = lax.div(slot, jnp.int32(COLUMNS)), lax.rem(slot, jnp.int32(COLUMNS))
@@ -390,7 +324,7 @@ class _Block:
             seen = jnp.logical_and(value >= floor, value > pivot)
             total = total + jnp.where(seen, jnp.exp2((value - top) * self.rate), 0.0)
             sums.append(total)
-        bits, _ = threefry(key, jnp.int32(COLUMN_DRAW), turn)
+        bits, _ = threefry(key, COLUMN_DRAW - counter[0], counter[1])
         goal = uniform(bits) * total
         token, found = first, top
         # From the last to the first: the one that stays is the first whose sum is above the goal, so it has added to it.

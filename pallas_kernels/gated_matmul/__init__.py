@@ -25,7 +25,7 @@ def backend_for(wanted: str, x_MI: Array, w_OI: Array) -> str | None:
 
 
 def pays(rows: int, weight_bytes: int) -> bool:
-    """Whether the kernel is faster than two steps (measured on an H200): from 64 to 256 rows where reading the weight takes long, and with
+    """Whether the kernel is faster than two steps (measured on an H200): from 64 to 384 rows where reading the weight takes long, and with
     many rows also where it is small. XLA streams the weight as fast for a few rows, launches small products sooner, and between these cuts
     as good tiles."""
-    return (64 <= rows <= 256 and weight_bytes >= 64 << 20) or (rows >= 1024 and weight_bytes >= 8 << 20)
+    return (64 <= rows <= 384 and weight_bytes >= 64 << 20) or (rows >= 1024 and weight_bytes >= 8 << 20)

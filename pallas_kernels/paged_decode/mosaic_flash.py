@@ -27,6 +27,7 @@ class Tuning(NamedTuple):
     min_tiles: int = 2  # smallest share of one block
     cluster: int = 0  # blocks that share a row and merge through distributed shared memory; 0: equal shares of all rows, merged by flags
     swapped: bool = False  # keys for rows of the products, not queries; with clusters alone
+    consumers: int = 1  # warpgroups that take a block's tiles in turn; 2 over 8-bit pages alone, with an even number of stages
 
 
 class Spec(NamedTuple):

@@ -120,6 +120,8 @@ def decode_attention(
     G = N // K
     itemsize, whole, window = k_pages.dtype.itemsize, options.get("whole", False), options.get("window")
     tuning = tuning or default_tuning(H, itemsize, MANY if whole else B, K)
+    if G > 8:
+        tuning = tuning._replace(consumers=1)  # larger groups need more registers than two have
     planned = options.get("plan")
     if planned is None:
         planned = plan(lengths_B, kv_heads=K, head_dim=H, itemsize=itemsize, window=window, whole=whole, tuning=tuning)
@@ -132,6 +134,8 @@ def decode_attention(
         q_QH = jnp.pad(q_QH, ((0, spec.group - B * N), (0, 0)))
     if sinks is not None:
         sinks = sinks.astype(jnp.float32)
+    if tuning.consumers > 1 and (spec.kv_dtype is None or tuning.stages % 2):
+        raise ValueError(f"two consumers take 8-bit pages and an even number of stages; got {k_pages.dtype} and {tuning.stages}")
     if tuning.cluster:
         return attend_clusters(spec, q_QH, k_pages, v_pages, page_table_BM.astype(jnp.int32), lengths_B.astype(jnp.int32), planned, sinks)
     return attend(spec, q_QH, pools, page_table_BM.astype(jnp.int32), lengths_B.astype(jnp.int32), planned, sinks)

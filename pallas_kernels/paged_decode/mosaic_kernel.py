@@ -1,4 +1,4 @@
-"""The Hopper kernel of paged decode: lanes x KV heads thread blocks, each a producer and a consumer warpgroup, in one launch."""
+"""The Hopper kernel of paged decode: lanes x KV heads thread blocks, each a producer and one or two consumer warpgroups, in one launch."""
 
 from __future__ import annotations
 
@@ -168,13 +168,17 @@ def _launch(spec: Spec, lanes: int, phase: str, given: tuple[Array, ...]) -> tup
             with jax.named_scope("wait for output to leave"):
                 plgpu.wait_smem_to_gmem(0)
 
+        if spec.tuning.consumers > 1:
+            pl.when(wg == 2)(lambda: narrow.second_consumer(spec, sm, each_row, h, low))
+
     parts = lanes * group + ROWS  # the last owner reads whole tiles of ROWS rows
     out = (
         jax.ShapeDtypeStruct((spec.B, spec.K * G, H), spec.dtype),
         jax.ShapeDtypeStruct((spec.K, parts, H), spec.dtype),
         jax.ShapeDtypeStruct((spec.K, parts), jnp.float32),
     )
-    grid = {"grid": (lanes, spec.K), "grid_names": ("lane", "head"), "num_threads": 2, "thread_name": "wg"}
+    threads = 1 + spec.tuning.consumers
+    grid = {"grid": (lanes, spec.K), "grid_names": ("lane", "head"), "num_threads": threads, "thread_name": "wg"}
     run = plgpu.kernel(decode_attend, out_type=out, scratch_types=_scratch(spec), **grid, **spec.options)
     return run(*given)
 
@@ -201,7 +205,7 @@ def _scratch(spec: Spec) -> dict[str, Any]:
         "o": plgpu.SMEM((spec.H // spec.width, ROWS, spec.width), spec.dtype),
         "lse_out": plgpu.SMEM((ROWS,), jnp.float32),
         "q_full": plgpu.Barrier(num_barriers=queries),
-        "q_free": plgpu.Barrier(num_barriers=queries),
+        "q_free": plgpu.Barrier(num_arrivals=spec.tuning.consumers, num_barriers=queries),
         "free": plgpu.Barrier(num_barriers=stages),
     }
     if spec.kv_dtype is not None:

@@ -2,6 +2,9 @@
 
 A tile is copied as it lies, scales beside it, and the lane programs of `mosaic_lanes` work on it. When a row's share ends, the outputs of
 the four warps are parts like those of other blocks, and are merged as they are.
+
+A warp's step is a chain of loads, products and shuffles, each of which waits for the one before. So a second warpgroup may take every
+other tile (`second_consumer`), and its warps' outputs lie beside those of the first, which merges them all.
 """
 
 from __future__ import annotations
@@ -34,6 +37,8 @@ def scratch(spec: Spec) -> dict[str, Any]:
         "lse_in": plgpu.SMEM((parts, ROWS), jnp.float32),
         "k_full": plgpu.Barrier(num_arrivals=2, num_barriers=stages),
         "v_full": plgpu.Barrier(num_barriers=stages),
+        "warps_full": plgpu.Barrier(),
+        "warps_free": plgpu.Barrier(),
         "part_full": plgpu.Barrier(num_barriers=parts),
         "part_free": plgpu.Barrier(num_barriers=parts),
         "lse_full": plgpu.Barrier(num_barriers=parts),
@@ -51,12 +56,53 @@ def copy_tile(spec: Spec, pools: tuple[Any, ...], pages: list[Any], h: Array, sm
 
 
 def attend(spec: Spec, sm: dict[str, Any], slot: Array, share: tuple[Array, ...], own: Array, carry: Callable[[], Carry]) -> Carry:
-    """A row's share by the four warps, and their outputs merged into `carry()`. `share` is (first tile, end tile, ring's first tile, where
-    tile 0 would be, length)."""
-    begin, end, low, zero, length = share
-    row = _read_row(spec, sm, slot)
+    """A row's share by the warps of all consumers, and their outputs merged into `carry()`. `share` is (first tile, end tile, ring's first
+    tile, where tile 0 would be, length)."""
+    state = _take_tiles(spec, sm, slot, share, 0)
+    _finish(spec, sm, own, state, 0)
+    warps = lanes.WARPS * spec.tuning.consumers
+    plgpu.commit_smem()
+    if spec.tuning.consumers > 1:
+        plgpu.barrier_wait(sm["warps_full"])
+    zero_tail(sm["warps"], spec.H, jnp.int32(warps * spec.group))
+    lse = plgpu.load(sm["warps_lse"], layout=plgpu.Layout.WGMMA.reduce(0), optimized=False)
+    merged = fold(spec, carry(), part_scores(spec.group, lse, jnp.int32(warps)), sm["warps"], sm.get("p"))
+    if spec.tuning.consumers > 1:
+        plgpu.barrier_arrive(sm["warps_free"])
+    return merged
 
-    def step(t: Array, state: Array) -> Array:
+
+def second_consumer(spec: Spec, sm: dict[str, Any], each_row: Callable[..., Array], h: Array, low: Array) -> None:
+    """All that the second consumer of a block does: its part of every row of `mosaic_kernel`'s `each_row`, for KV head `h`; `low`
+    is the first tile of its ring."""
+    plgpu.set_max_registers(232, action="increase")
+
+    def row(r: Array, fields: tuple[Array, ...], n: Array) -> None:
+        _, _, length, zero, begin, end = fields
+        slot = lax.rem(n, jnp.int32(spec.tuning.queries))
+
+        @pl.when(end > begin)
+        def work() -> None:
+            plgpu.barrier_wait(sm["q_full"].at[slot])
+            state = _take_tiles(spec, sm, slot, (begin, end, low, zero, length), 1)
+            pl.when(n > 0)(lambda: plgpu.barrier_wait(sm["warps_free"]))
+            _finish(spec, sm, spec.first_query(r, h)[1], state, 1)
+            plgpu.commit_smem()
+            plgpu.barrier_arrive(sm["warps_full"])
+            plgpu.barrier_arrive(sm["q_free"].at[slot])
+
+    pl.when(each_row(row) > 0)(lambda: plgpu.barrier_wait(sm["warps_free"]))
+
+
+def _take_tiles(spec: Spec, sm: dict[str, Any], slot: Array, share: tuple[Array, ...], consumer: int) -> Array:
+    """One consumer's tiles of a row's share: those that lie in its slots of the ring."""
+    begin, end, low, zero, length = share
+    consumers = jnp.int32(spec.tuning.consumers)
+    row = _read_row(spec, sm, slot)
+    first = begin + lax.rem(begin - low + consumer, consumers)
+
+    def step(i: Array, state: Array) -> Array:
+        t = first + i * consumers
         at = lax.rem(t - low, jnp.int32(spec.tuning.stages))
         plgpu.barrier_wait(sm["k_full"].at[at])
         plgpu.barrier_wait(sm["v_full"].at[at])
@@ -65,12 +111,7 @@ def attend(spec: Spec, sm: dict[str, Any], slot: Array, share: tuple[Array, ...]
         plgpu.barrier_arrive(sm["free"].at[at])
         return state
 
-    state = lax.fori_loop(begin, end, step, _begin(spec))
-    _finish(spec, sm, own, state)
-    plgpu.commit_smem()
-    zero_tail(sm["warps"], spec.H, jnp.int32(lanes.WARPS * spec.group))
-    lse = plgpu.load(sm["warps_lse"], layout=plgpu.Layout.WGMMA.reduce(0), optimized=False)
-    return fold(spec, carry(), part_scores(spec.group, lse, jnp.int32(lanes.WARPS)), sm["warps"], sm.get("p"))
+    return lax.fori_loop(jnp.int32(0), lax.div(end - first + consumers - 1, consumers), step, _begin(spec))
 
 
 def _begin(spec: Spec) -> Array:
@@ -101,10 +142,13 @@ def _fold(spec: Spec, sm: dict[str, Any], at: Array, place: tuple[Array, Array],
     return run(program, spec.interpret, state.shape[1], refs=refs, scalars=place, arrays=(row, state))
 
 
-def _finish(spec: Spec, sm: dict[str, Any], own: Array, state: Array) -> None:
+def _finish(spec: Spec, sm: dict[str, Any], own: Array, state: Array, consumer: int) -> None:
     def program(m: Machine, refs: list[Any], scalars: list[Any], registers: list[Any]) -> list[Any]:
-        to = (plain(refs[0], 2 * spec.H), plain(refs[1], ROWS))
+        to = (plain(refs[0], 2 * spec.H), plain(refs[1], rows))
         lanes.finish(m, spec, to, scalars[0], lanes.State.of(registers, spec.H, spec.group))
         return []
 
-    run(program, spec.interpret, 0, refs=[(sm["warps"], spec.tiled), (sm["warps_lse"], ())], scalars=(own,), arrays=(state,))
+    rows = ROWS // spec.tuning.consumers
+    mine = pl.ds(consumer * rows, rows)
+    refs = [(sm["warps"].at[mine], spec.tiled), (sm["warps_lse"].at[mine], ())]
+    run(program, spec.interpret, 0, refs=refs, scalars=(own,), arrays=(state,))

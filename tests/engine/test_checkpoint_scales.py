@@ -166,6 +166,9 @@ MORE = [  # what makes one that cannot be served of them
     (MODELOPT, {"kv_cache_scheme": SCHEME | {"num_bits": 4}}),
     (OWN, {"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}}),
     (OWN, {"quant_method": "fp8"}),
+    (OWN, {"quant_algo": "FP8"}),
+    (COMPRESSED, {"transform_config": {"config_groups": {"R4": {"type": "hadamard"}}}}),
+    (COMPRESSED, {"sparsity_config": {"format": "sparse-24-bitmask"}}),
 ]
 
 

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxllm.engine.engine import Engine
+from jaxllm.engine.pace import SURE
 from jaxllm.engine.request import GenerateRequest, RequestError
 from jaxllm.grammar.checker import Checker
 from jaxllm.grammar.structure import StructuredOutputsParams
@@ -342,11 +343,29 @@ def test_an_engine_learns_to_be_patient_only_from_those_who_look_out(make_engine
     engine.add(GenerateRequest(id="a", prompt_token_ids=[5, 6, 7], params=SamplingParams(max_tokens=40, ignore_eos=True)))
     for _ in range(10):
         engine.step()
-    assert engine._steady and engine._patience.seconds == 0.0
     margins: list[float] = []
-    engine._patience.learn = margins.append  # type: ignore[method-assign]
+    engine._lookout._decodes.learn = margins.append  # type: ignore[method-assign]
     engine.step()
     assert margins == []
     assert engine.patience == 0.0
     engine.step()
     assert len(margins) == 1
+
+
+def test_a_step_with_chunks_leaves_as_much_longer_to_look_out_as_warm_up_says(make_engine: Callable[..., Engine]) -> None:
+    engine = make_engine(max_num_seqs=4, max_num_batched_tokens=64)
+    engine.runner.depth = 1
+    buckets = engine.runner.programs.buckets
+    engine.runner.seconds = dict.fromkeys(buckets.extend, 5e-3) | dict.fromkeys(buckets.decode, 1e-3)
+    params = SamplingParams(max_tokens=40, ignore_eos=True)
+    engine.add(GenerateRequest(id="a", prompt_token_ids=[5, 6, 7], params=params))
+    for _ in range(4):
+        engine.step()
+    engine._lookout._decodes.seconds, engine._lookout._chunks.seconds = 2e-4, 9e-3
+    assert engine.patience == 2e-4
+    engine.add(GenerateRequest(id="b", prompt_token_ids=[5, 6, 8], params=params))
+    assert engine.patience == 0.0, "somebody waits already"
+    engine.step()
+    assert engine.patience == pytest.approx(SURE * 4e-3)
+    engine.step()
+    assert engine.patience < 1e-3

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from jaxllm.engine.patience import MOST, TARGET, Patience
+from jaxllm.engine.patience import MOST, TARGET, Lookout, Patience
 
 
 def turns(step: float, host: float, count: int, patience: Patience, jitter: float = 0.0) -> list[float]:
@@ -49,3 +49,55 @@ def test_a_margin_that_is_never_used_up_is_not_waited_out_later() -> None:
     for _ in range(10_000):
         patience.learn(9e-3)
     assert patience.seconds == MOST
+
+
+def test_beside_chunks_nobody_looks_out_longer_than_they_add() -> None:
+    lookout = Lookout()
+    for _ in range(60):
+        lookout.launched(8e-3, 9e-3 - lookout.begin())
+        lookout.begin()
+        lookout.launched(None, 9e-3)
+    lookout.launched(3e-3, 9e-3)
+    assert lookout.begin() == 3e-3
+    lookout.launched(8e-3, 9e-3)
+    assert 7e-3 < lookout.begin() <= 8e-3
+
+
+def test_what_decodes_teach_says_nothing_of_steps_with_chunks_and_the_other_way_round() -> None:
+    lookout = Lookout()
+    lookout.launched(None, 0.0)
+    for _ in range(60):
+        lookout.begin()
+        lookout.launched(None, 15e-3)
+    assert lookout.begin() > 10e-3
+    lookout.launched(50e-3, 15e-3)
+    assert lookout.begin() == 0.0
+
+
+def test_chunks_beside_which_steps_come_late_are_unlearned_without_a_step_of_decodes() -> None:
+    lookout = Lookout()
+    lookout.launched(15e-3, 0.0)
+    for _ in range(60):
+        lookout.begin()
+        lookout.launched(None, 12e-3)
+        lookout.launched(15e-3, 12e-3)
+    before = lookout.begin()
+    assert before > 5e-3
+    for _ in range(12):
+        lookout.launched(15e-3, 0.0)
+        lookout.begin()
+    assert lookout.begin() < 1e-5
+
+
+def test_a_turn_that_takes_long_to_plan_chunks_teaches_nothing_of_decodes() -> None:
+    lookout = Lookout()
+    lookout.launched(None, 0.0)
+    for _ in range(60):
+        lookout.begin()
+        lookout.launched(None, 5e-3)
+    before = lookout.begin()
+    lookout.launched(8e-3, 0.0)
+    lookout.launched(None, 0.0)
+    assert lookout.begin() == before
+    lookout.stop()
+    assert lookout.begin() == 0.0

@@ -21,7 +21,9 @@ SLOW = [
     Case(name="heads of 256, groups of 16", lengths=(70, 3, 0, 200), heads=32, head_dim=256, page_size=64, softcap=20.0),
     Case(name="many splits of one row", lengths=(1100,), heads=12, kv_heads=1, head_dim=128, page_size=128),
 ]
+SHARED = [c for c in [*QUICK, *SLOW] if c.heads // c.kv_heads <= 8 and c.head_dim < 256]
 SMALL = mosaic_gpu.Tuning(stages=2, blocks=6)
+TWO = SMALL._replace(consumers=2)
 
 
 def in_8_bits(case: Case, dtype: str) -> tuple[Any, ...]:
@@ -32,13 +34,13 @@ def in_8_bits(case: Case, dtype: str) -> tuple[Any, ...]:
     return k8, v8, jnp.where(hidden, jnp.nan, jnp.stack([ks, vs], axis=2)).astype(SCALE_DTYPE)
 
 
-def error(case: Case, dtype: str, kv_dtype: str) -> float:
+def error(case: Case, dtype: str, kv_dtype: str, tuning: mosaic_gpu.Tuning = SMALL) -> float:
     """Of the interpreted kernel against the reference over the same pages; queries of dead rows are NaN."""
     given = inputs(case)
     k8, v8, scales = in_8_bits(case, kv_dtype)
     q = jnp.asarray(np.where((given.lengths > 0)[:, None, None], given.q, np.nan), dtype)
     rows = jnp.asarray(given.pages.table), jnp.asarray(given.lengths)
-    more = {"tuning": SMALL, "interpret": plgpu.InterpretGPUParams(detect_races=True)}
+    more = {"tuning": tuning, "interpret": plgpu.InterpretGPUParams(detect_races=True)}
     out = mosaic_gpu.jitted(q, k8, v8, *rows, scales=scales, **case.options, **more)
     wanted = reference.decode_attention(q.astype(jnp.float32), k8, v8, *rows, scales=scales, **case.options)
     assert out.dtype == dtype
@@ -50,6 +52,13 @@ def error(case: Case, dtype: str, kv_dtype: str) -> float:
 @pytest.mark.parametrize("case", QUICK, ids=lambda c: c.name)
 def test_the_interpreted_kernel_equals_the_reference(case: Case) -> None:
     assert error(case, "bfloat16", "float8_e4m3fn") < 5e-3
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:divide by zero encountered:RuntimeWarning")
+@pytest.mark.parametrize("case", [c if c in QUICK else pytest.param(c, marks=pytest.mark.slow) for c in SHARED], ids=lambda c: c.name)
+def test_two_consumers_share_the_tiles(case: Case) -> None:
+    assert error(case, "bfloat16", "float8_e4m3fn", TWO) < 5e-3
 
 
 @pytest.mark.slow
@@ -74,11 +83,24 @@ FAST = [(64, 7, 128), (128, 16, 256), (128, 16, 64), (128, 1, 64)]
     ],
 )
 def test_the_kernel_lowers_for_cuda(page: int, group: int, dtype: str, kv: str, head_dim: int) -> None:
+    assert launches(head_dim, page, group, dtype, kv, None) == 1
+
+
+def test_two_consumers_lower_for_cuda_with_an_even_ring_and_large_groups_have_one() -> None:
+    two = mosaic_gpu.Tuning(stages=8, consumers=2)
+    for group in (7, 9):
+        assert launches(128, 64, group, "bfloat16", "float8_e4m3fn", two) == 1
+    with pytest.raises(ValueError, match="two consumers take"):
+        launches(128, 64, 7, "bfloat16", "float8_e4m3fn", two._replace(stages=5))
+
+
+def launches(head_dim: int, page: int, group: int, dtype: str, kv: str, tuning: mosaic_gpu.Tuning | None) -> int:
+    """Kernels in the lowered program."""
     pool, scales = jax.ShapeDtypeStruct((64, 2, page, head_dim), kv), jax.ShapeDtypeStruct((64, 2, 2, page), SCALE_DTYPE)
     ints = [jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((3, 8), (3,))]
     args = (jax.ShapeDtypeStruct((3, 2 * group, head_dim), dtype), pool, pool, *ints)
-    lowered = mosaic_gpu.jitted.trace(*args, scales=scales, scale=0.1, window=64, softcap=20.0).lower(lowering_platforms=("cuda",))
-    assert lowered.as_text().count("mosaic_gpu_v2") == 1
+    traced = mosaic_gpu.jitted.trace(*args, scales=scales, scale=0.1, window=64, softcap=20.0, tuning=tuning)
+    return int(traced.lower(lowering_platforms=("cuda",)).as_text().count("mosaic_gpu_v2"))
 
 
 @pytest.mark.parametrize(

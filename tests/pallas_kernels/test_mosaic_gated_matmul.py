@@ -122,7 +122,8 @@ def test_the_kernel_is_used_where_it_pays() -> None:
     assert backend_for("reference", x, w) is None  # type: ignore[arg-type]
     assert backend_for("mosaic_gpu", x.astype(jnp.float32), w) is None  # type: ignore[arg-type]
     small = 6144 * 1024 * 2
-    assert (pays(256, small), pays(512, 1 << 30), pays(2048, small), pays(2048, 1 << 20)) == (False, False, True, False)
+    assert (pays(256, small), pays(2048, small), pays(2048, 1 << 20)) == (False, True, False)
+    assert [pays(rows, 1 << 30) for rows in (63, 64, 384, 385, 1023, 1024)] == [False, True, True, False, False, True]
 
 
 @pytest.mark.parametrize(

@@ -231,12 +231,22 @@ def test_the_shortest_patience_ends() -> None:
             for turn in range(20_000):
                 core._inbox.put(Abort("x"))
                 core._inbox.get()
-                core._until(time.monotonic() + turn % 50 * 1e-7)
+                list(core._until(time.monotonic() + turn % 50 * 1e-7))
 
         looking = threading.Thread(target=look, daemon=True)
         looking.start()
         looking.join(60)
     assert not looking.is_alive()
+
+
+def test_what_comes_while_somebody_looks_out_is_had_at_once() -> None:
+    here, there = socket.socketpair()
+    with here, there:
+        core = Core(here, lambda config, on_phase: (Patient(), {}))  # type: ignore[arg-type, return-value]
+        arriving = core._until(time.monotonic() + 3600)
+        for name in "ab":
+            core._inbox.put(Abort(name))
+            assert next(arriving) == Abort(name)
 
 
 class Waiting:
