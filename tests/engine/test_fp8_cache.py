@@ -109,7 +109,7 @@ def test_pages_of_another_type_are_another_identity(make_engine: MakeEngine) -> 
     assert len({index.lookup(tokens)[1][-1] for index in found if index is not None}) == 3
 
 
-@pytest.mark.parametrize("value", ["int8", "bfloat16", "", None, ["fp8"], 8])
+@pytest.mark.parametrize("value", ["int8", "float64", "", None, ["fp8"], 8])
 def test_a_type_that_is_not_there_is_refused_by_name(value: Any) -> None:
-    with pytest.raises(ConfigError, match="--kv-cache-dtype must be one of auto, fp8, fp8_e4m3, fp8_e5m2, got"):
+    with pytest.raises(ConfigError, match="--kv-cache-dtype must be one of auto, bfloat16, float16, float32, fp8, fp8_e4m3, fp8_e5m2, got"):
         EngineConfig(kv_cache_dtype=value)
