@@ -10,6 +10,7 @@ from jaxllm.tokenizer import Tokenizer
 from tests.server.harness import Running
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+ASKED: dict[str, Any] = {COMPLETIONS: {"prompt": "a"}, CHAT: {"messages": [{"role": "user", "content": "a"}]}}
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
@@ -18,7 +19,7 @@ COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
     [{"best_of": 2, "n": 3}, {"best_of": 2, "temperature": 0}, {"best_of": 3, "n": 2, "stream": True}, {"best_of": 2, "stream": True}],
 )
 def test_best_of_is_refused_where_it_cannot_be_honoured(server: Running, path: str, options: dict[str, Any]) -> None:
-    body = {"model": "fake", "prompt": "a", "messages": [{"role": "user", "content": "a"}]}
+    body = {"model": "fake"} | ASKED[path]
     answer = server.post(path, body | options)
     assert (answer.status, answer.error["param"]) == (400, "best_of")
 
@@ -34,7 +35,7 @@ def test_prompts_count_with_every_choice_that_is_generated_for_them(server: Runn
 def test_a_beam_search_reaches_the_engine_without_the_models_defaults_for_draws(tokenizer: Tokenizer, path: str, stream: bool) -> None:
     defaults = {"temperature": 0.6, "top_p": 0.8, "repetition_penalty": 1.1}
     with Running(tokenizer, defaults=defaults) as server:
-        body = {"model": "fake", "prompt": "a", "messages": [{"role": "user", "content": "a"}], "stream": stream}
+        body = {"model": "fake", "stream": stream} | ASKED[path]
         body |= {"use_beam_search": True, "n": 2, "best_of": 4, "length_penalty": 0.5, "early_stopping": "never"}
         assert server.post(path, body).status == 200
         params = server.control.added[-1].params
@@ -47,7 +48,7 @@ def test_a_beam_search_reaches_the_engine_without_the_models_defaults_for_draws(
     ("field", "value"), [("temperature", 0.5), ("top_p", 0.9), ("top_k", 5), ("stop", "x"), ("logit_bias", {"5": 1}), ("best_of", 1)]
 )
 def test_what_a_beam_search_cannot_honour_is_refused(server: Running, path: str, field: str, value: Any) -> None:
-    body = {"model": "fake", "prompt": "a", "messages": [{"role": "user", "content": "a"}], "use_beam_search": True, "n": 2, field: value}
+    body = {"model": "fake", "use_beam_search": True, "n": 2, field: value} | ASKED[path]
     answer = server.post(path, body)
     assert (answer.status, answer.error["param"]) == (400, field)
 
