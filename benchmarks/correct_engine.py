@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -44,6 +45,7 @@ WAYS: dict[str, Any] = {
     "async_scheduling": False,
     "enable_prefix_caching": False,
 }
+PATTERN = "[a-m]{2,6}(-[0-9]{1,3}){1,2}"
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": OUTPUTS, "ignore_eos": True, "logprobs": 2, "detokenize": False}
 SEEDED: dict[str, Any] = {"temperature": 1.0, "top_p": 0.9, "max_tokens": OUTPUTS, "ignore_eos": True, "detokenize": False}
 
@@ -159,6 +161,40 @@ def seeds(head_dim: int = 128, **more: Any) -> Iterator[Row]:
         "bound": TOLERANCE,
         "ok": rate < TOLERANCE,
     }
+
+
+MIXED: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "seeded": {"temperature": 1.0, "top_p": 0.9},
+    "penalised": {"temperature": 0.0, "presence_penalty": 0.7, "frequency_penalty": 0.4, "repetition_penalty": 1.2},
+    "seeded and penalised": {"temperature": 0.8, "top_k": 40, "min_p": 0.02, "frequency_penalty": 0.6},
+    "constrained": {"temperature": 0.0, "structured_outputs": {"regex": PATTERN}},
+    "seeded and constrained": {"temperature": 1.5, "structured_outputs": {"regex": PATTERN}},
+}
+
+
+def mixed(of_each: int = 6, **more: Any) -> Iterator[Row]:
+    """Rows of every kind in one batch, on the demo model: each gets, to the last token, what it gets alone, and what is constrained fits.
+    The engine is batch-invariant, for elsewhere a crowd may turn a token by its rounding."""
+    kinds = [kind for kind in MIXED for _ in range(of_each)]
+    options = {"max_model_len": 128, "max_num_seqs": len(kinds), "max_num_batched_tokens": 256, "num_gpu_blocks_override": 3 * len(kinds)}
+    llm = LLM("demo", **options | {"batch_invariant": True, "block_size": 64} | more)
+    rng = random.Random(2)
+    prompts = [llm.get_tokenizer().encode(f"{rng.randrange(100)} + {rng.randrange(100)} =") for _ in kinds]
+    params = [
+        SamplingParams(**MIXED[kind], max_tokens=OUTPUTS, **({"seed": seed} if kind.startswith("seeded") else {}))
+        for seed, kind in enumerate(kinds)
+    ]
+    order = rng.sample(range(len(kinds)), len(kinds))
+    alone = ask(llm, prompts, params, together=False)
+    found = ask(llm, [prompts[i] for i in order], [params[i] for i in order], together=True)
+    crowd = dict(zip(order, found, strict=True))
+    for kind in MIXED:
+        rows = [i for i, one in enumerate(kinds) if one == kind]
+        equal = sum(list(crowd[i].token_ids) == list(alone[i].token_ids) for i in rows)
+        fits = [i for i in rows if "constrained" not in kind or re.fullmatch(PATTERN, crowd[i].text)]
+        ok = equal == len(fits) == len(rows)
+        yield {"check": f"mixed batch, {kind} = alone", "requests": len(rows), "equal": equal, "fit": len(fits), "ok": ok}
 
 
 def shared(one: Sequence[int], other: Sequence[int]) -> int:

@@ -18,7 +18,7 @@ from typing import Any
 
 import jax
 
-from benchmarks.correct_engine import demo, invariants, seeds
+from benchmarks.correct_engine import demo, invariants, mixed, seeds
 from benchmarks.correct_kernels import kernels
 from benchmarks.correct_model import model, narrow_pages
 from benchmarks.record import finish, parser
@@ -28,7 +28,7 @@ from jaxllm.engine.start import reserve_memory, use_compilation_cache
 
 type Row = dict[str, Any]
 
-PARTS = ("kernels", "model", "narrow", "invariants", "demo", "seeds", "memory")
+PARTS = ("kernels", "model", "narrow", "invariants", "demo", "seeds", "mixed", "memory")
 SHARE = 0.9  # of the device's memory
 MIB = 2**20
 
@@ -85,6 +85,7 @@ def main() -> int:
         "invariants": invariants,
         "demo": lambda: demo() if accelerator else demo(("float32",), enforce_eager=True),
         "seeds": seeds,
+        "mixed": mixed,
         "memory": lambda: memory(a.model),
     }
     found: list[Row] = []

@@ -152,10 +152,12 @@ class Core:
             yield self._inbox.get()
 
     def _until(self, when: float) -> Iterator[Message]:
-        """The messages that come until then (time.monotonic), each as it comes."""
+        """The messages that come until then (time.monotonic), each as it comes, or until one that ends the loop."""
         with contextlib.suppress(queue.Empty):
             while (left := when - time.monotonic()) > 0:
-                yield self._inbox.get(timeout=left)
+                yield (message := self._inbox.get(timeout=left))
+                if message is None or isinstance(message, Stop):
+                    break
 
     def _awaited(self, engine: CoreEngine) -> list[Message]:
         """The next message, if the engine stays idle until it comes. Left idle for a while after work, it checks itself."""

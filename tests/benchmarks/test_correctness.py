@@ -94,6 +94,12 @@ def test_seeded_requests_repeat():
 
 
 @pytest.mark.slow
+def test_rows_of_all_kinds_in_one_batch_get_what_they_get_alone():
+    rows = list(correct_engine.mixed(2, **EAGER))
+    assert [(row["equal"], row["fit"], row["ok"]) for row in rows] == [(2, 2, True)] * len(correct_engine.MIXED)
+
+
+@pytest.mark.slow
 def test_two_back_ends_of_a_model_are_as_near_to_float32_as_each_other():
     alone, ragged = correct_model.model("shape:tiny", "xla")
     assert (alone["positions"], ragged["positions"]) == (64, 191)

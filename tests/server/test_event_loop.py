@@ -260,6 +260,7 @@ def test_a_client_that_goes_takes_the_grammar_of_others_with_it_only_as_the_last
                     pass
             while waiting(fresh) != [1, 1]:
                 pass
+            assert waiting(fresh) == [1, 1]  # turns of the loop later: the thread's queue has heard of it, too
             slow.go.set()
             assert (first.status(), stays.status()) == (200, 200)
     assert fresh.post("/v1/completions", asking("last")).status == 200
