@@ -51,6 +51,16 @@ def test_a_margin_that_is_never_used_up_is_not_waited_out_later() -> None:
     assert patience.seconds == MOST
 
 
+def taught_by_decodes(margin: float) -> Lookout:
+    """After many steps of decodes alone, looked out beside, that left so many seconds."""
+    lookout = Lookout()
+    lookout.launched(None, 0.0)
+    for _ in range(60):
+        lookout.begin()
+        lookout.launched(None, margin)
+    return lookout
+
+
 def test_beside_chunks_nobody_looks_out_longer_than_they_add() -> None:
     lookout = Lookout()
     for _ in range(60):
@@ -64,11 +74,7 @@ def test_beside_chunks_nobody_looks_out_longer_than_they_add() -> None:
 
 
 def test_what_decodes_teach_says_nothing_of_steps_with_chunks_and_the_other_way_round() -> None:
-    lookout = Lookout()
-    lookout.launched(None, 0.0)
-    for _ in range(60):
-        lookout.begin()
-        lookout.launched(None, 15e-3)
+    lookout = taught_by_decodes(15e-3)
     assert lookout.begin() > 10e-3
     lookout.launched(50e-3, 15e-3)
     assert lookout.begin() == 0.0
@@ -90,11 +96,7 @@ def test_chunks_beside_which_steps_come_late_are_unlearned_without_a_step_of_dec
 
 
 def test_a_turn_that_takes_long_to_plan_chunks_teaches_nothing_of_decodes() -> None:
-    lookout = Lookout()
-    lookout.launched(None, 0.0)
-    for _ in range(60):
-        lookout.begin()
-        lookout.launched(None, 5e-3)
+    lookout = taught_by_decodes(5e-3)
     before = lookout.begin()
     lookout.launched(8e-3, 0.0)
     lookout.launched(None, 0.0)
