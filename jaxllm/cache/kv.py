@@ -115,7 +115,25 @@ class PagedInputs:
     write_offset_T: Array
 
 
-class PagedContext:
+class RowKernels:
+    """What a traced step computes token by token beside plain products."""
+
+    def __init__(self, backend: str, mesh: Mesh):
+        self._mesh = mesh
+        self._row_backend = backend if mesh.shape["tensor"] == 1 else "reference"  # these ops are not split over devices
+
+    def add_norm(self, x_TD: Array, delta_TD: Array, weight_D: Array, eps: float) -> tuple[Array, Array]:
+        """`x + delta`, and its norm. Over several devices XLA does both, which joins them to the sum over devices."""
+        return _add_norm(x_TD, delta_TD, weight_D, eps, backend=add_norm.backend_for(self._row_backend, x_TD, weight_D))
+
+    def gated_product(self, x_TD: Array, weight_X2FD: Array) -> Array | None:
+        """An MLP's gated product by a kernel, where the back end has one that is faster. Over several devices XLA computes it."""
+        weight_OD = weight_X2FD.reshape(-1, weight_X2FD.shape[-1])
+        backend = gated_matmul.backend_for(self._row_backend, x_TD, weight_OD)
+        return None if backend is None else _gated_matmul(x_TD, weight_OD, backend=backend)
+
+
+class PagedContext(RowKernels):
     """The attention context of one traced step. Holds the cache as it is written layer by layer; read `kv` at the end. `inputs` are
     those of each kind of layers.
 
@@ -132,10 +150,11 @@ class PagedContext:
         prompt_length_T: Array | None = None,
         whole: bool = False,
     ):
+        super().__init__(backend, mesh)
         self.prompt_length_T = prompt_length_T
         self._layers = [kv.layer(index) for index in range(len(kv.k))]
         self._inputs, self._kinds = [inputs[kv.kind_of(index)] for index in range(len(kv.k))], kv.kinds
-        self._backend, self._mesh, self._whole = backend, mesh, whole
+        self._backend, self._whole = backend, whole
         self._plans: dict[int | None, _Plans] = {}
 
     @property
@@ -152,21 +171,6 @@ class PagedContext:
             self._plans[window] = _plan(how, inputs, pages[0], rows)
         o_TNH, self._layers[layer] = _write_and_attend(how, rows, pages, inputs, self._plans[window])
         return o_TNH
-
-    def add_norm(self, x_TD: Array, delta_TD: Array, weight_D: Array, eps: float) -> tuple[Array, Array]:
-        """`x + delta`, and its norm. Over several devices XLA does both, which joins them to the sum over devices."""
-        return _add_norm(x_TD, delta_TD, weight_D, eps, backend=add_norm.backend_for(self._whole_backend, x_TD, weight_D))
-
-    def gated_product(self, x_TD: Array, weight_X2FD: Array) -> Array | None:
-        """An MLP's gated product by a kernel, where the back end has one that is faster. Over several devices XLA computes it."""
-        weight_OD = weight_X2FD.reshape(-1, weight_X2FD.shape[-1])
-        backend = gated_matmul.backend_for(self._whole_backend, x_TD, weight_OD)
-        return None if backend is None else _gated_matmul(x_TD, weight_OD, backend=backend)
-
-    @property
-    def _whole_backend(self) -> str:
-        """The back end of ops that are not split over devices."""
-        return self._backend if self._mesh.shape["tensor"] == 1 else "reference"
 
 
 # Jitted, so that a kernel is lowered once, not for every layer.

@@ -49,7 +49,7 @@ class Buckets:
     extend: tuple[ExtendShape, ...]
     logits: tuple[int, ...]
     step_cost: int
-    score: int = 32  # rows of hidden states that become log-probabilities of a prompt at once
+    score: int = 32  # rows of states that become log-probabilities of a prompt at once
 
     @classmethod
     def build(cls, max_num_seqs: int, max_num_batched_tokens: int, platform: str) -> Buckets:

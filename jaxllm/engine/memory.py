@@ -141,7 +141,7 @@ def resident_bytes(logit_rows: Sequence[int], slots: int, vocab_size: int, shard
 
 
 def states_shape(hf: dict, buckets: Buckets) -> tuple[int, int]:
-    """Of the hidden states that extends leave: every chunk token of the largest step."""
+    """Of what extends leave: the residual stream of every chunk token of the largest step."""
     return buckets.max_tokens, hf["hidden_size"]
 
 

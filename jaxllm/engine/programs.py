@@ -43,7 +43,7 @@ class Abstract:
     kv: KVCache
     state: SlotState
     vocab_size: int
-    states: jax.ShapeDtypeStruct  # hidden states of the chunk tokens of the largest step, [T, D]
+    states: jax.ShapeDtypeStruct  # of the chunk tokens of the largest step behind the last attention, [T, D]
 
 
 @dataclass(frozen=True)
@@ -209,7 +209,7 @@ class Programs:
 
     @functools.cached_property
     def states(self) -> jax.ShapeDtypeStruct:
-        """The hidden states that extends leave."""
+        """What extends leave of the chunk tokens."""
         return self._shape(self.abstract.states.shape, self.abstract.states.dtype)
 
     @functools.cached_property
@@ -328,7 +328,7 @@ class Programs:
 
 
 def _rows(shape: Any) -> int:
-    """Rows that a program computes: of hidden states, or of logits."""
+    """Rows that a program computes: tokens, or rows of logits."""
     if isinstance(shape, ExtendShape):
         return shape.tokens + shape.decodes
     return int(shape[0] if isinstance(shape, tuple) else shape)

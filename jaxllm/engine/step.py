@@ -10,7 +10,7 @@ from flax import nnx
 from jax import Array
 from jax.sharding import Mesh, NamedSharding
 
-from jaxllm.cache.kv import KVCache, PagedContext, PagedInputs
+from jaxllm.cache.kv import KVCache, PagedContext, PagedInputs, RowKernels
 from jaxllm.cache.transfer import Page, put, take
 from jaxllm.engine.batch import ChunkLayout, Shapes, ingest_shapes, packed_size, unpack
 from jaxllm.engine.state import SLOT_FIELDS, SlotState
@@ -104,8 +104,8 @@ def extend(
     reused: Outlook,
     states: Array,
 ) -> tuple[KVCache, SlotState, Outlook, Array]:
-    """Decode rows and the prompt chunks of `staged` in one forward; `reused` gives its buffers. The chunk tokens' hidden states are left
-    in `states`, which serves all shapes."""
+    """Decode rows and the prompt chunks of `staged` in one forward; `reused` gives its buffers. Behind the last attention only the rows
+    that get logits go on. What the chunk tokens were there is left in `states`, which serves all shapes."""
     del reused
     batch = unpack(staged, layout.shapes)
     state = _admit(state, batch)
@@ -132,22 +132,24 @@ def extend(
     module = model.rebuild(weights)
     token = jnp.concatenate([region.token, batch["token"]])
     position = jnp.concatenate([region.position, batch["position"]])
-    hidden = module(token, position, context)
+    x_TD, delta_TD = module.begin(token, position, context)
     last = layout.shape.decodes + jnp.maximum(batch["start"] + batch["length"] - 1, 0)
     spare = layout.logit_rows - layout.shape.decodes - layout.shape.chunks
     trash = jnp.full((spare,), state.rows.shape[0], jnp.int32)
     picked = jnp.concatenate([jnp.arange(layout.shape.decodes, dtype=jnp.int32), last, jnp.zeros_like(trash)])
     slots = jnp.concatenate([region.slots, batch["slot"], trash])
     emit = jnp.concatenate([region.alive, batch["final"] != 0, jnp.zeros((spare,), jnp.bool_)])
-    states = jax.lax.dynamic_update_slice(states, hidden[layout.shape.decodes :], (0, 0))
-    return context.kv, state, Outlook(module.logits(hidden[picked]), slots, emit), states
+    hidden = module.finish(x_TD[picked], delta_TD[picked], context)
+    states = jax.lax.dynamic_update_slice(states, (x_TD + delta_TD)[layout.shape.decodes :], (0, 0))
+    return context.kv, state, Outlook(module.logits(hidden), slots, emit), states
 
 
 def score(model: Model, mode: str, count: int, weights: tuple[Array, ...], states: Array, asked: Array, *, local: NamedSharding) -> Array:
     """`packed_logprobs` of `asked`, rows of `states` and their next tokens as int32 `[2·rows]`, which may lie in pinned host memory. A
-    prompt is scored so many rows at a time, since its logits are much larger than its hidden states."""
+    prompt is scored so many rows at a time, since its logits are much larger than its states."""
     row, token = jax.device_put(asked, local).reshape(2, -1)
-    logits = model.rebuild(weights).logits(states[row])
+    module = model.rebuild(weights)
+    logits = module.logits(module.finish(states[row], None, RowKernels(model.backend, model.mesh)))
     return packed_logprobs(logits, token, count, normalised=mode.endswith("logprobs"))
 
 

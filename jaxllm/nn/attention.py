@@ -16,8 +16,20 @@ from pallas_kernels.quantised import SCALE_DTYPE
 from pallas_kernels.rope_write import HeadRows
 
 
-class AttentionContext(Protocol):
-    """Where keys and values live during one forward, and how what lies between a block's plain products is computed.
+class RowContext(Protocol):
+    """How what lies between a block's plain products is computed where each token is by itself."""
+
+    def add_norm(self, x_TD: Array, delta_TD: Array, weight_D: Array, eps: float) -> tuple[Array, Array]:
+        """`x + delta`, and its root-mean-square norm times the weight; see `pallas_kernels.add_norm`."""
+        ...
+
+    def gated_product(self, x_TD: Array, weight_X2FD: Array) -> Array | None:
+        """silu(gate(x)) · up(x) `[T, X·F]` in one pass, see `pallas_kernels.gated_matmul`; None where products of their own are faster."""
+        ...
+
+
+class AttentionContext(RowContext, Protocol):
+    """Where keys and values live during one forward.
 
     `prompt_length_T` (int32) is the prompt length of each token's request, None when all tokens are one prompt. Only dynamic
     RoPE scaling reads it.
@@ -29,14 +41,6 @@ class AttentionContext(Protocol):
     def attend(self, layer: int, rows: HeadRows, *, scale: float, window: int | None, softcap: float | None) -> Array:
         """Finish the rows `[T, X, C, H]` of X shards, remember keys and values of these tokens and return their attention output,
         `[T, N, H]` in the rows' dtype."""
-        ...
-
-    def add_norm(self, x_TD: Array, delta_TD: Array, weight_D: Array, eps: float) -> tuple[Array, Array]:
-        """`x + delta`, and its root-mean-square norm times the weight; see `pallas_kernels.add_norm`."""
-        ...
-
-    def gated_product(self, x_TD: Array, weight_X2FD: Array) -> Array | None:
-        """silu(gate(x)) · up(x) `[T, X·F]` in one pass, see `pallas_kernels.gated_matmul`; None where products of their own are faster."""
         ...
 
 

@@ -9,7 +9,7 @@ import jax
 from flax import nnx
 from jax import Array
 
-from jaxllm.nn.attention import AttentionContext
+from jaxllm.nn.attention import RowContext
 from jaxllm.nn.linear import Init, Linear
 
 
@@ -43,7 +43,7 @@ class GatedMLP(nnx.Module):
         self.down = Linear(init, (width,), (inner,), ("embed", "mlp"), bias)
         self.activation = ACTIVATIONS[activation]
 
-    def __call__(self, x_TD: Array, context: AttentionContext) -> Array:
+    def __call__(self, x_TD: Array, context: RowContext) -> Array:
         plain = self.activation is _silu and self.gate_up.bias is None
         gated = context.gated_product(x_TD, self.gate_up.weight[...]) if plain else None
         if gated is None:

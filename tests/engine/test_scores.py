@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import jax
 import numpy as np
@@ -16,7 +17,7 @@ from jaxllm.engine.plan import Chunk, Plan, Span, spans
 from jaxllm.engine.request import MAX_SCORES, GenerateRequest, Request, RequestError, TextDelta, TokenLogprobs, check_scores
 from jaxllm.engine.scores import asked_of
 from jaxllm.sampling.options import SamplingParams
-from tests.engine.conftest import collect
+from tests.engine.conftest import TINY, collect
 
 MakeEngine = Callable[..., Engine]
 PROMPT = [int(token) for token in np.random.default_rng(5).integers(0, 96, 90)]
@@ -116,7 +117,29 @@ def test_no_program_holds_the_logits_of_a_long_chunk(make_engine: MakeEngine) ->
         assert max(rows) <= max(block, programs.buckets.logits[-1])
 
 
-def test_hidden_states_are_written_in_place(make_engine: MakeEngine) -> None:
+def test_only_rows_that_get_logits_pass_the_last_feed_forward(make_engine: MakeEngine) -> None:
+    programs = make_engine(max_num_batched_tokens=512, max_model_len=512).runner.programs
+    layers = len(programs.abstract.kv.k)
+    gate_up = (1, 2, TINY["intermediate_size"], TINY["hidden_size"])
+    for shape in programs.buckets.extend:
+        recipe = programs.recipe(("extend", shape))
+        dots = _products(jax.make_jaxpr(recipe.function)(*recipe.arguments).jaxpr)
+        rows = [result.shape[0] for result, weight in dots if weight.shape == gate_up]
+        assert rows == [shape.tokens + shape.decodes] * (layers - 1) + [programs.buckets.logit_rows(shape)]
+
+
+def _products(jaxpr: Any) -> list[tuple[Any, Any]]:
+    """Result and second factor of every product, in order, those of inner programs too."""
+    found = []
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "dot_general":
+            found.append((equation.outvars[0].aval, equation.invars[1].aval))
+        for value in equation.params.values():
+            found += _products(value.jaxpr) if hasattr(value, "jaxpr") else _products(value) if hasattr(value, "eqns") else []
+    return found
+
+
+def test_what_extends_leave_is_written_in_place(make_engine: MakeEngine) -> None:
     runner = make_engine().runner
     largest = runner.programs.buckets.extend[-1]
     compiled = runner.programs.get("extend", largest)
