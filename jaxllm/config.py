@@ -66,6 +66,14 @@ def human_int(text: str) -> int:
     return int(value)
 
 
+def number(text: str) -> float:
+    """0.5, 4. Raises ConfigError."""
+    try:
+        return float(text)
+    except ValueError:
+        raise ConfigError(f"{text!r:.80} is no number (write 4 or 0.5, without a unit)") from None
+
+
 def token_count(value: Any) -> int | str | None:
     """A maximum length as the user gave it: None, "auto", an integer, or a human one. Raises ConfigError."""
     if value is None or type(value) is int:
@@ -143,6 +151,10 @@ class EngineConfig:
             raise ConfigError(f"--scheduling-policy must be {allowed}, got {self.scheduling_policy!r:.80}")
         if self.logprobs_mode not in LOGPROBS_MODES:
             raise ConfigError(f"--logprobs-mode must be one of {', '.join(LOGPROBS_MODES)}, got {self.logprobs_mode!r:.80}")
+        if self.num_gpu_blocks_override is not None and self.kv_cache_memory_bytes is not None:
+            raise ConfigError(
+                "--num-gpu-blocks-override and --kv-cache-memory-bytes both say how large the KV pool is; leave one of them out"
+            )
         self._check_host()
         stall = self.max_stall_ms
         if stall is not None and (isinstance(stall, bool) or not isinstance(stall, (int, float)) or not 0 < stall < 1e6):
@@ -158,8 +170,8 @@ class EngineConfig:
             raise ConfigError(f"--preemption-mode must be {' or '.join(PREEMPTION_MODES)}, got {self.preemption_mode!r:.80}")
         for name in ("swap_space", "kv_offloading_size"):
             size = getattr(self, name)
-            if size is not None and (isinstance(size, bool) or not isinstance(size, (int, float)) or not 0 <= size < 2**20):
-                raise ConfigError(f"--{name.replace('_', '-')} must be a number of GiB from 0, got {size!r:.80}")
+            if size is not None and (isinstance(size, bool) or not isinstance(size, (int, float)) or not 0 <= size <= 2**20):
+                raise ConfigError(f"--{name.replace('_', '-')} must be a number of GiB from 0 to {2**20}, got {size!r:.80}")
         swaps = self.preemption_mode == "swap"
         if swaps and self.swap_space == 0:
             raise ConfigError("--preemption-mode swap needs host memory, but --swap-space is 0; raise it or leave it out")

@@ -61,16 +61,18 @@ def forked(parent: Request, arrival: int) -> Request:
     return child
 
 
-def whose_turn(waiting: Iterable[Request]) -> Request | None:
-    """The first in the queue. While it waits for a token, which another beam of its search may have to be computed for, that one. Nobody,
-    while pages of its search are on their way, which it will share."""
-    line = iter(waiting)
-    first = next(line)
-    if first.searches and first.family is not None and any(member.arriving for member in first.family.members):
+def whose_turn(waiting: Iterable[Request], searching: Iterable[Family]) -> Request | None:
+    """The first in the queue; but before all others a beam for which its search holds slots and pages, which somebody of a better rank may
+    wait for. While it waits for a token, which another beam of its search may have to be computed for, that one. Nobody, while pages of
+    its search are on their way, which it will share."""
+    beams = [beam for family in searching for beam in family.members if beam.status is Status.WAITING]
+    first = min(beams, key=_place) if beams else next(iter(waiting))
+    if not first.searches or first.family is None:
+        return first if told(first) else None
+    if any(member.arriving for member in first.family.members):
         return None
-    if told(first):
-        return first
-    return next((request for request in line if request.family is first.family and told(request)), None) if first.searches else None
+    ready = (member for member in first.family.members if member.status is Status.WAITING and told(member))
+    return min(ready, key=_place, default=None)
 
 
 def awaited(request: Request) -> bool:
@@ -81,6 +83,10 @@ def awaited(request: Request) -> bool:
 def told(request: Request) -> bool:
     """Whether the host knows every token that was drawn for the request: none is in flight or undecided."""
     return request.num_scheduled_outputs == len(request.output)
+
+
+def _place(request: Request) -> tuple[float, ...]:
+    return request.place
 
 
 def agreeing(one: list[int], other: list[int], most: int) -> int:

@@ -63,19 +63,22 @@ def plan_host(config: EngineConfig, page: int, shards: int, caching: bool, room:
             "(dynamic RoPE) and no prefix is shared; leave it out, or lower --max-model-len to that length"
         )
     swap = (SWAP_SPACE if config.swap_space is None else config.swap_space) if config.preemption_mode == "swap" else 0.0
-    cached = int((config.kv_offloading_size or 0) * GIB) // (page * shards)
-    pages = int(swap * GIB) // page + cached
+    cached = _whole_pages("--kv-offloading-size", config.kv_offloading_size or 0, page * shards)
+    pages = _whole_pages("--swap-space", swap, page) + cached
     if pages * page * shards > room.size:
         raise ConfigError(
             f"pages in host memory need {pages * page * shards / GIB:.2f} GiB, but {room.size / GIB:.2f} GiB {room.why}, with "
             f"{OTHERS / GIB:.0f} GiB left for everything else; lower --swap-space (per device) or --kv-offloading-size{room.remedy}"
         )
-    if (swap or config.kv_offloading_size) and not pages:
-        raise ConfigError(
-            f"a KV page of {page * shards / GIB:.4f} GiB does not fit the host memory asked for; raise --swap-space or --kv-offloading-size"
-        )
     moved = max(1, min(MOST_MOVED, MOVED // page)) if pages else 0
     return HostPlan(pages, cached, 1 << (moved.bit_length() - 1) if moved else 0)
+
+
+def _whole_pages(option: str, size: float, page: int) -> int:
+    """Pages of so many bytes in `size` GiB. Raises ConfigError when something was asked for that holds none."""
+    if size and size * GIB < page:
+        raise ConfigError(f"{option} {size:g} GiB holds no KV page, which takes {page / GIB:.4f} GiB; raise it, or leave it out")
+    return int(size * GIB) // page
 
 
 def pinned_limit(environment: Mapping[str, str] = os.environ) -> int:

@@ -236,6 +236,8 @@ def remedies(config: EngineConfig, room: Room, need: Need) -> list[str]:
     tokens = int(need.step_tokens * (room.workspace - deficit) / room.workspace) // 16 * 16 if room.workspace > deficit else 0
     if tokens >= need.max_num_seqs:
         helps.append(f"--max-num-batched-tokens {tokens}")
+    elif size <= room.usable - room.weights - room.spare - room.staged:
+        helps.append(f"lower --max-num-batched-tokens ({need.step_tokens}) or --max-num-seqs ({need.max_num_seqs})")
     return helps + _more_devices(config, room, need)
 
 

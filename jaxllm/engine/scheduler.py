@@ -192,23 +192,31 @@ class Scheduler:
 
     def plan(self) -> Plan:
         """What the next step runs, possibly nothing; advances the requests as if it had run."""
-        if not self._uniform:
-            return self._plan(True, True)
-        plan = self._plan(decode=self._turn, prefill=not self._turn)
-        if not (plan.decodes or plan.chunks or plan.preempted or plan.copies or plan.moves):
-            plan = self._plan(decode=not self._turn, prefill=self._turn)
-        self._turn = bool(plan.chunks)
-        return plan
+        if self.ferry is not None:
+            self.ferry.land()
+        decode, prefill = (self._turn, not self._turn) if self._uniform else (True, True)
+        decodes, positions, chunks, preempted = self._rows(decode, prefill)
+        if self._uniform and not (decodes or chunks or preempted):  # pages that are on their way hold nobody up
+            decodes, positions, chunks, preempted = self._rows(not decode, not prefill)
+        moves = None
+        if self.ferry is not None:
+            self.ferry.board()
+            if not decodes and not chunks:  # nothing runs beside the copies: do not wait for a step
+                self.ferry.land()
+                arrived = [r for r in self._running if not r.arriving and r.computed < r.prefill_end]
+                chunks = self._plan_chunks(arrived, 0, admit=False)
+            moves = self.ferry.depart()
+        self._turn = bool(chunks)
+        copies, self.holdings.copies = tuple(self.holdings.copies), []
+        return Plan(tuple(decodes), tuple(positions), chunks, tuple(preempted), copies, moves)
 
-    def _plan(self, decode: bool, prefill: bool) -> Plan:
-        """A step of decodes, chunks or both."""
+    def _rows(self, decode: bool, prefill: bool) -> tuple[list[Request], list[int], tuple[Chunk, ...], list[Request]]:
+        """Decodes, chunks or both: who decodes, where each writes, the chunks, and who was preempted for them."""
         decodes: list[Request] = []
         positions: list[int] = []
         prefilling: list[Request] = []
         preempted: list[Request] = []
         running = Status.RUNNING
-        if self.ferry is not None:
-            self.ferry.land()
         for request in list(self._running):
             if request.status is not running or request.arriving:  # preempted by one before it just now, or waiting for its pages
                 continue
@@ -226,16 +234,7 @@ class Scheduler:
             request.computed = position + 1
             request.num_scheduled_outputs += 1
         chunks = self._plan_chunks(prefilling, len(decodes), admit=not preempted) if prefill else ()
-        moves = None
-        if self.ferry is not None:
-            self.ferry.board()
-            if not decodes and not chunks:  # nothing runs beside the copies: do not wait for a step
-                self.ferry.land()
-                arrived = [r for r in self._running if not r.arriving and r.computed < r.prefill_end]
-                chunks = self._plan_chunks(arrived, 0, admit=False) if prefill else ()
-            moves = self.ferry.depart()
-        copies, self.holdings.copies = tuple(self.holdings.copies), []
-        return Plan(tuple(decodes), tuple(positions), chunks, tuple(preempted), copies, moves)
+        return decodes, positions, chunks, preempted
 
     def held_tokens(self) -> tuple[int, int]:
         """`holdings.held_tokens` of the running requests."""
@@ -293,7 +292,7 @@ class Scheduler:
     def _admissions(self, chunks: list[Chunk]) -> Iterator[Request]:
         """Admit waiting requests one by one, in order, while slots and pages last."""
         while self.waiting:
-            request = whose_turn(self._swapped or self._waiting)
+            request = whose_turn(self._swapped or self._waiting, self._slots.searching)
             if request is None or not self._slots.has(request) or not self._admit(request, chunks[-1] if chunks else None):
                 return
             if not request.arriving:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from jaxllm.engine.request import Request
+from jaxllm.engine.request import Family, Request
 
 
 class Slots:
@@ -13,6 +13,7 @@ class Slots:
 
     def __init__(self, count: int):
         self.count = count
+        self.searching: list[Family] = []  # searches that hold slots
         self._free = list(range(count - 1, -1, -1))  # the last is handed out next
 
     def has(self, request: Request) -> bool:
@@ -29,6 +30,7 @@ class Slots:
             return self._free.pop()
         if not family.seated:
             family.spare = [self._free.pop() for _ in range(family.seats)]
+            self.searching.append(family)
         family.seated += 1
         return family.spare.pop()
 
@@ -43,6 +45,7 @@ class Slots:
         if not family.seated:
             self._free += family.spare
             family.spare = []
+            self.searching.remove(family)
 
     def check(self, running: Iterable[Request]) -> None:
         """Raise RuntimeError unless each slot is free, kept or in use, once."""

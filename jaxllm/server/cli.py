@@ -25,6 +25,7 @@ from jaxllm.config import (
     EngineConfig,
     check_neutral,
     human_int,
+    number,
     token_count,
 )
 from jaxllm.sampling.defaults import checked_override
@@ -132,7 +133,7 @@ def flag_type[T](read: Callable[[str], T]) -> Callable[[str], T]:
     return kind
 
 
-integer, length = flag_type(human_int), flag_type(token_count)
+integer, length, real = flag_type(human_int), flag_type(token_count), flag_type(number)
 
 
 def json_object(text: str) -> dict[str, Any]:
@@ -187,7 +188,7 @@ def _engine_flag(group: Any, name: str, hint: Any, default: Any, help: str) -> N
     if kinds == {int, str}:
         kind: Any = length
     else:
-        kind = {int: integer, float: float, str: str}[kinds.pop()]
+        kind = {int: integer, float: real, str: str}[kinds.pop()]
     group.add_argument(*flags, dest=name, type=kind, default=default, choices=CHOICES.get(name), help=help, metavar=None)
 
 

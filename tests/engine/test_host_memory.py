@@ -114,8 +114,10 @@ def test_host_memory_is_counted_in_pages_of_all_devices() -> None:
             planned(**wishes)
         with pytest.raises(ConfigError, match=r"may be pinned, .*, or set PINNED$"):
             planned(room=HostRoom(GIB, "may be pinned", ", or set PINNED"), **wishes)
-    with pytest.raises(ConfigError, match="does not fit the host memory"):
-        planned(preemption_mode="swap", swap_space=0.001)
+    with pytest.raises(ConfigError, match=r"--swap-space 0\.001 GiB holds no KV page, which takes 0\.0156 GiB"):
+        planned(preemption_mode="swap", swap_space=0.001, kv_offloading_size=0.5)
+    with pytest.raises(ConfigError, match=r"--kv-offloading-size 0\.02 GiB holds no KV page, which takes 0\.0312 GiB"):
+        planned(preemption_mode="swap", swap_space=0.5, kv_offloading_size=0.02, shards=2)
 
 
 @pytest.mark.parametrize(
@@ -125,6 +127,7 @@ def test_host_memory_is_counted_in_pages_of_all_devices() -> None:
         ({"preemption_mode": "swap", "swap_space": 0}, "--swap-space is 0"),
         ({"swap_space": 9}, "--preemption-mode swap"),
         ({"swap_space": -1}, "from 0"),
+        ({"preemption_mode": "swap", "swap_space": 2**21}, "from 0 to 1048576"),
         ({"swap_space": True}, "number of GiB"),
         ({"swap_space": float("nan")}, "number of GiB"),
         ({"kv_offloading_size": "4"}, "number of GiB"),

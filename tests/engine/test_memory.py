@@ -180,6 +180,12 @@ def test_what_nothing_helps_is_said_to_need_another_device() -> None:
         plan_memory(EngineConfig(), replace(CARD, weights=400 * GIB), NEED)
 
 
+def test_who_asks_for_steps_that_are_too_large_is_told_so() -> None:
+    room, need = replace(CARD, resident=30 * GIB), replace(NEED, step_tokens=2**20, splits=())
+    with pytest.raises(ConfigError, match=r"What helps: lower --max-num-batched-tokens \(1048576\) or --max-num-seqs \(256\)$"):
+        plan_memory(EngineConfig(), room, need)
+
+
 @pytest.mark.parametrize("asked", [{"num_gpu_blocks_override": 400}, {"kv_cache_memory_bytes": 400 * NEED.page_bytes}])
 def test_a_pool_that_is_too_large_where_the_largest_is_too_small_is_told_what_else_helps(asked: dict) -> None:
     room = replace(CARD, weights=18 * GIB)  # 3 GiB are left, 4 GiB are needed

@@ -8,10 +8,13 @@ from hypothesis import strategies as st
 
 from jaxllm.config import ConfigError
 from jaxllm.engine.assembly import scheduler_class
+from jaxllm.engine.beam import Rules
 from jaxllm.engine.policy import HEAD_START, Line, fcfs, priority
 from jaxllm.engine.request import Request, Status
 from jaxllm.engine.scheduler import Scheduler
 from jaxllm.sampling.options import SamplingParams
+from tests.engine.fake_device import EOS
+from tests.engine.fake_host import Optimist
 from tests.engine.fake_loop import Loop, Setup
 
 
@@ -112,3 +115,17 @@ def test_a_scheduler_of_ones_own_is_found_by_name_and_must_be_one() -> None:
                        ("jaxllm.engine.policy:Line", "subclass"), (":", "module:Class")):  # fmt: skip
         with pytest.raises(ConfigError, match=says):
             scheduler_class(name)
+
+
+def test_a_beam_that_its_search_waits_for_goes_before_who_waits_for_the_search() -> None:
+    loop = Loop(Setup(policy="priority", num_pages=10, forecast=Optimist))
+    older = loop.add([1] * 12, 20)
+    loop.step()
+    search = loop.search([7] * 4, Rules(width=2, max_tokens=13, min_tokens=12, stops=frozenset([EOS])))
+    assert older is not None and search is not None
+    while {beam.status for beam in search.members} != {Status.WAITING, Status.RUNNING} or len(search.members) < 2:
+        loop.step()
+    loop.abort(older)
+    assert loop.add([9] * 38, 3, priority=-300) is not None, "it needs every page, and the beam that runs holds some"
+    loop.drain()
+    loop.check_ended()

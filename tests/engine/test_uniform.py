@@ -15,6 +15,7 @@ from jaxllm.engine.request import GenerateRequest
 from jaxllm.sampling.options import SamplingParams
 from tests.engine.conftest import collect, run, tokens_of
 from tests.engine.fake_host import Optimist
+from tests.engine.fake_loop import Loop, Setup
 
 MakeEngine = Callable[..., Engine]
 PROMPTS = [[5, 6, 7] * 10, list(range(3, 60)), [9] * 3, [40, 41] * 20, [11, 12, 13]]
@@ -60,6 +61,23 @@ def test_a_small_pool_makes_requests_wait_and_preempts_none(make_engine: MakeEng
     engine.scheduler.forecast = Optimist()
     assert run(engine, PROMPTS, LONG) == alone
     assert engine.stats().preemptions == 0 and engine.stats().free_pages == 16
+
+
+def test_who_decodes_goes_on_while_pages_of_another_are_fetched() -> None:
+    loop = Loop(Setup(uniform=True, host_pages=20, host_cached=20, seats=1, num_pages=14, max_num_batched_tokens=40))
+    for prompt in (list(range(1, 25)), [2] * 50):  # the second has the first one's pages go to host memory
+        loop.add(prompt, 1)
+        loop.drain()
+    first = loop.add([3, 4], 20)
+    loop.step()
+    second = loop.add(list(range(1, 25)), 1)
+    assert first is not None and second is not None
+    plans = [loop.step(), loop.step()]
+    while second.arriving:
+        plans.append(loop.step())
+    assert len(plans) > 4 and all(plan.decodes == (first,) for plan in plans[:-1])
+    loop.drain()
+    loop.check_ended()
 
 
 def test_others_find_pages_of_prompts_and_not_of_outputs(make_engine: MakeEngine) -> None:

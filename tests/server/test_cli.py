@@ -63,6 +63,19 @@ def test_a_flag_that_cannot_be_is_refused_with_status_2(argv: list[str], capsys:
 
 
 @pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["--preemption-mode", "swap", "--swap-space", "4GiB"], "'4GiB' is no number (write 4 or 0.5, without a unit)"),
+        (["--num-gpu-blocks-override", "100", "--kv-cache-memory-bytes", "2G"], "both say how large the KV pool is; leave one of them out"),
+    ],
+)
+def test_a_size_that_cannot_be_is_told_what_can(argv: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(argv, {})
+    assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("text", "value"), [("1k", 1000), ("1K", 1024), ("25.6k", 25_600), ("2m", 2_000_000), ("1_000", 1000), ("1G", 2**30), ("2GiB", 2**31)]
 )
 def test_human_integers(text: str, value: int) -> None:
