@@ -284,7 +284,7 @@ class LLM:
                     left = self.engine.resolved.max_num_batched_tokens if in_order and not self.engine.has_work else math.inf
                     while waiting is not None and left > 0 and self.engine.has_room(waiting):
                         self.engine.enter(waiting)
-                        left -= len(waiting.prompt_token_ids)
+                        left -= self.engine.uncached(waiting)
                         waiting = next(queue, None)
                     for delta in self.engine.step():
                         if outputs[delta.id].add(delta):

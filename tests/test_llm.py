@@ -90,6 +90,17 @@ def test_the_first_step_runs_while_later_prompts_come(llm: LLM, monkeypatch: pyt
     assert order[:8] == ["enter"] * 3 + ["step"] + ["enter"] * 3 + ["step"], "a step's worth is 64 tokens"
 
 
+def test_the_first_step_is_full_of_tokens_that_are_not_cached(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts, params = [[first, *[7] * 39] for first in range(5, 11)], SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
+    llm.generate(prompts, params, use_tqdm=False)
+    order: list[str] = []
+    enter, step = llm.engine.enter, llm.engine.step
+    monkeypatch.setattr(llm.engine, "enter", lambda request: (order.append("enter"), enter(request))[1])
+    monkeypatch.setattr(llm.engine, "step", lambda: (order.append("step"), step())[1])
+    llm.generate(prompts, params, use_tqdm=False)
+    assert order[:7] == ["enter"] * 6 + ["step"], "of each 8 tokens are left, and a step's worth is 64"
+
+
 def test_priorities_decide_about_the_first_step_too() -> None:
     with few_shapes():
         llm = LLM("demo", max_model_len=512, max_num_seqs=4, max_num_batched_tokens=64, enforce_eager=True, scheduling_policy="priority")

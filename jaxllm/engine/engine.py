@@ -139,6 +139,11 @@ class Engine:
             self._live[request.id] = live
         self._count.prompt_tokens += len(request.prompt_token_ids)
 
+    def uncached(self, request: GenerateRequest) -> int:
+        """How many tokens of the prompt of a request that has just entered are to be computed, as far as one can tell now."""
+        live = self._live.get(request.id)
+        return len(request.prompt_token_ids) if live is None else self.scheduler.holdings.uncached(live.choices[0])
+
     def abort(self, request_id: str) -> None:
         """Stop a request and free its pages now; its choices end with finish_reason "abort". Unknown ids are ignored."""
         self._pending += self._searches.stop(request_id, "abort")

@@ -74,6 +74,11 @@ class Holdings:
         spare = 1 + about_to_grow(request.family, tokens) if kept == tokens else 0
         return Start(tables, kept, offer, places, fresh, taken, spare)
 
+    def uncached(self, request: Request) -> int:
+        """How many tokens of a waiting request would be computed if it started now."""
+        start = self.find(request, None)
+        return request.num_tokens - start.kept - len(start.places) * self.page_size
+
     def take(self, request: Request, start: Start) -> None:
         """Give the request the pages of its known tokens, all or as many as it holds at once, the first of the fresh ones to be filled from
         host memory."""
