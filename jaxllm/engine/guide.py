@@ -159,12 +159,15 @@ class Guides:
             if guide.matcher.failed and guide.failed is None:
                 guide.failed = _failure(guide.matcher, "the grammar failed")
         top_R = self._hold_back([row for row, guide in enumerate(self._guides) if guide.plain and guide.holds_back])
+        alone_R = (self._bits_RW.sum(1, dtype=np.uint32) == top_R) & (top_R & (top_R - np.uint32(1)) == 0)
+        alone = np.flatnonzero(alone_R).tolist()
+        for row in alone:
+            self._spell(row)
         some_R = top_R.tolist()
         self._whole = {
             r: row for r, row in self._row.items() if (guide := self._guides[row]).plain and guide.failed is None and some_R[row]
         }
-        alone_R = (self._bits_RW.sum(1, dtype=np.uint32) == top_R) & (top_R & (top_R - np.uint32(1)) == 0)
-        return [self._found[row] for row in np.flatnonzero(alone_R).tolist()]
+        return [self._found[row] for row in alone]
 
     def fill(self, requests: Sequence[Request], allowed_RW: np.ndarray) -> bool:
         """Write the masks of all these requests, or nothing where one of them is not only a matter of its grammar."""
@@ -231,6 +234,14 @@ class Guides:
         request.guide, request.asked = Guide(matcher, params, plain, request.asked is None and unseen), replace(asked, guided=True)
         self._seated += 1
         return None
+
+    def _spell(self, row: int) -> None:
+        """Mend a mask that leaves one token alone."""
+        guide = self._guides[row]
+        try:
+            _contained(guide.matcher.spell, self._bits_RW[row])
+        except ConstraintError as error:
+            guide.failed = guide.failed or str(error)
 
     def _hold_back(self, held: list[int]) -> np.ndarray:
         """Clear the ends of the sequence in these rows of the masks, but where nothing else is left. The largest word of each row."""

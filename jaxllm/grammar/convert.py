@@ -15,6 +15,8 @@ def convert(job: Mapping[str, Any], specials: Mapping[str, int]) -> str:
     """The grammar in llguidance's serialised form. Raises ValueError. `specials` are the texts that the tokenizer makes one token of."""
     kind, value = job["kind"], job["value"]
     if kind == "regex":
+        if (len(value) - len(value.rstrip("\\"))) % 2:
+            raise ValueError("it ends with a backslash that escapes nothing")  # which regex_to_lark would leave out
         return LLMatcher.grammar_from_lark(f"start: /{regex_to_lark(value, 'd')}/")  # \d is 0 to 9, as people mean it
     if kind == "grammar":
         return LLMatcher.grammar_from_lark(_lark(value))

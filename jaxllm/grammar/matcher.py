@@ -15,6 +15,7 @@ from jaxllm.grammar.limits import parser_limits
 
 MAX_IDLE = 128  # matchers that wait for the next request with their grammar; what they found out about it makes that one faster
 WORKERS = 2
+SPECIAL = b"\xff"  # begins a special token in what llguidance shows as bytes
 
 
 class GrammarError(Exception):
@@ -31,7 +32,7 @@ class Matcher:
         self.grammar = grammar
         self.state = LLMatcher(tokenizer, grammar, log_level=0, limits=parser_limits())
         self._bits = np.zeros(-(-tokenizer.vocab_size // 32), np.uint32)
-        self._words = words
+        self._words, self._tokenizer = words, tokenizer
         self.check()
 
     @property
@@ -65,15 +66,31 @@ class Matcher:
         """Clear the bits of tokens that may not come next: uint32 [W], token i is bit i % 32 of word i // 32."""
         self.find(self._bits)
         self.check()
+        if np.count_nonzero(self._bits) == 1:
+            self.spell(self._bits)
         np.bitwise_and(allowed_W, self._bits[: self._words], out=allowed_W)
 
     def find(self, bits: np.ndarray) -> None:
         """Write the bits of tokens that may come next, all `size` words."""
         self.state.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
 
+    def spell(self, bits: np.ndarray) -> None:
+        """Mend a mask of one word that leaves one token alone. Where text must come that looks like a special token, llguidance makes it
+        that token, which does not follow, since it is no text: what may come next is the first ordinary token of the text."""
+        at = int(bits.argmax())
+        word = int(bits[at])
+        token = at * 32 + word.bit_length() - 1
+        if not word or word & (word - 1) or not self._tokenizer.is_special_token(token) or self.state.validate_tokens([token]):
+            return
+        text = self.state.compute_ff_bytes().partition(SPECIAL)[0].decode(errors="ignore")
+        for first in self._tokenizer.greedy_tokenize(text)[:1]:
+            bits[at] = 0
+            bits[first // 32] = 1 << first % 32
+
     def forced(self) -> list[int]:
-        """The tokens that must come next, when there is only one way to go on."""
-        return self.state.compute_ff_tokens()
+        """The tokens that must come next, when there is only one way to go on; up to one that `spell` has to mend."""
+        tokens = self.state.compute_ff_tokens()
+        return tokens[: self.state.validate_tokens(tokens)]
 
     def check(self) -> None:
         """Raises GrammarError when the matcher has failed."""

@@ -70,6 +70,12 @@ def test_forced_tokens_may_end_the_request(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize("logprobs", [None, 0], ids=["forced", "drawn"])
+def test_a_forced_text_may_look_like_a_special_token(llm: LLM, logprobs: int | None) -> None:
+    text = "then <tool_call> and <|im_end|> are text"
+    assert say(llm, *[params({"choice": [text]}, logprobs=logprobs)] * 2) == [(text, "stop")] * 2
+
+
+@pytest.mark.parametrize("logprobs", [None, 0], ids=["forced", "drawn"])
 def test_a_forced_token_that_stops_too_early_ends_the_request_however_it_is_said(llm: LLM, logprobs: int | None) -> None:
     (stop,) = llm.get_tokenizer().encode("q", add_special_tokens=False)
     whole, head = "zzzqqqqzzzz", "zzz"

@@ -91,6 +91,7 @@ def test_what_compiles_gives_a_grammar(checker: Checker, given: dict[str, Any]) 
         ({"json": {"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(600)}}}, "max"),
         ({"json": {"type": "object"}, "whitespace_pattern": "["}, "regex"),
         ({"regex": "["}, "regex"),
+        ({"regex": "ab\\\\\\"}, "backslash"),
         ({"regex": "(?=a)b"}, "look"),
         ({"regex": r"(a)\1"}, "backref"),
         ({"regex": "a{1000000}"}, "too"),

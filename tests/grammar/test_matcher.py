@@ -212,6 +212,27 @@ def test_forced_tokens_are_those_that_masks_leave_alone(speaker: Speaker) -> Non
     assert found > 20
 
 
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"choice": ["<|im_end|>"]}, "<|im_end|>"),
+        ({"regex": "say <tool_call>x{3}</tool_call>!"}, "say <tool_call>xxx</tool_call>!"),
+        ({"json": {"const": "a <think>"}}, '"a <think>"'),
+        ({"grammar": 'start: "é<|im_end|>" <|im_start|> "<think>"'}, "é<|im_end|><|im_start|><think>"),
+    ],
+    ids=["choice", "regex", "json", "grammar"],
+)
+def test_text_that_looks_like_a_special_token_is_said_as_text(speaker: Speaker, tokenizer: Tokenizer, given: Any, text: str) -> None:
+    matcher, said = speaker.matcher(**given), []
+    while not matcher.ended:
+        tokens = matcher.forced() or allowed_by(matcher)[:1]
+        matcher.advance(tokens)
+        said += tokens
+    specials = [token for token in said if token >= EOS[0] and token not in EOS]
+    assert tokenizer.decode([token for token in said if token not in EOS], skip_special_tokens=False) == text
+    assert specials == ([tokenizer.token_to_id("<|im_start|>")] if "grammar" in given else [])
+
+
 def test_a_token_that_does_not_follow_is_an_error_and_stays_one(speaker: Speaker, tokenizer: Tokenizer) -> None:
     matcher = speaker.matcher(regex="aaa")
     with pytest.raises(GrammarError):
