@@ -25,7 +25,7 @@ from benchmarks.kernels import kernel_times
 from jaxllm.engine import step
 from jaxllm.engine.batch import Shapes, pack, packed_size
 from jaxllm.engine.programs import MASKS, SAID
-from jaxllm.engine.state import SlotState
+from jaxllm.engine.state import ASKS, PROGRESS, SlotState, named
 from jaxllm.sampling.bits import words_of
 from jaxllm.sampling.process import Terms
 
@@ -61,9 +61,10 @@ def made(like: Any, seed: int = 0) -> Any:
 
 def state_of(slots: int) -> SlotState:
     """Every slot alive and asking."""
-    state = jax.tree.map(jnp.asarray, SlotState.zeros(slots, 64))
-    on = jnp.ones(slots + 1, jnp.bool_)
-    return replace(state, alive=on, processed=on)
+    state = SlotState.zeros(slots, 64)
+    named(state.progress, PROGRESS)["alive"][:] = 1
+    named(state.asks, ASKS)["processed"][:] = 1
+    return jax.tree.map(jnp.asarray, state)
 
 
 def time_process(rows: int, slots: int, vocab: int, profile: bool) -> dict[str, Any]:

@@ -13,7 +13,8 @@ from jax import Array
 
 from jaxllm.engine.buckets import ExtendShape
 from jaxllm.engine.plan import Chunk, Plan
-from jaxllm.engine.state import MAX_STOP_IDS
+from jaxllm.engine.request import Request
+from jaxllm.engine.state import ASKS, named, width_of
 
 type Shapes = dict[str, tuple[tuple[int, ...], type]]
 
@@ -108,19 +109,16 @@ class ChunkLayout:
     def shapes(self) -> Shapes:
         t, r = self.shape.tokens, self.shape.chunks
         ints: Shapes = dict.fromkeys(("token", "position", "row"), ((t,), np.int32))
-        names = ("slot", "start", "length", "kv_length", "kept", "prompt_length", "final", "remaining", "min_left", "top_k", "processed")
-        ints |= dict.fromkeys(names, ((r,), np.int32))
-        ints["stop_ids"] = ((r, MAX_STOP_IDS), np.int32)
-        ints["table"] = ((r, self.table_width), np.int32)
-        ints["key"] = ((r, 2), np.uint32)
-        return ints | dict.fromkeys(("temperature", "top_p", "min_p"), ((r,), np.float32))
+        ints |= dict.fromkeys(("slot", "start", "length", "kv_length", "kept", "final", "remaining", "min_left"), ((r,), np.int32))
+        return ints | {"asks": ((r, width_of(ASKS)), np.int32), "table": ((r, self.table_width), np.int32)}
 
     def pack(self, chunks: Sequence[Chunk], slots: int, eos_ids: Sequence[int]) -> np.ndarray:
         """The buffer for these chunks; padding rows use the trash slot, padding tokens row R."""
         arrays: dict[str, np.ndarray] = {name: np.zeros(shape, dtype) for name, (shape, dtype) in self.shapes.items()}
         arrays["row"][:] = self.shape.chunks
         arrays["slot"][:] = slots
-        arrays["stop_ids"][:] = -1
+        asks = named(arrays["asks"], ASKS)
+        asks["stop_ids"][:] = -1
         start = 0
         for row, chunk in enumerate(chunks):
             span = slice(start, start + chunk.length)
@@ -128,32 +126,37 @@ class ChunkLayout:
             arrays["position"][span] = np.arange(chunk.start, chunk.start + chunk.length)
             arrays["row"][span] = row
             arrays["start"][row], arrays["length"][row] = start, chunk.length
-            _fill_row(arrays, row, chunk, slots, eos_ids)
+            _fill_row(arrays, row, chunk)
+            _fill_asks(asks, row, chunk.request, eos_ids)
             start += chunk.length
         return pack(arrays, self.shapes)
 
 
-def _fill_row(arrays: dict[str, np.ndarray], row: int, chunk: Chunk, slots: int, eos_ids: Sequence[int]) -> None:
+def _fill_row(arrays: dict[str, np.ndarray], row: int, chunk: Chunk) -> None:
     """A chunk carries its request's whole slot, so that a recycled slot keeps nothing of its last owner."""
-    request, params = chunk.request, chunk.request.params
-    stops = stop_ids(request.params.stop_token_ids, () if params.ignore_eos else eos_ids)
+    request = chunk.request
     arrays["slot"][row] = request.slot
     arrays["kv_length"][row] = chunk.start + chunk.length
     arrays["kept"][row] = request.kept
-    arrays["prompt_length"][row] = len(request.prompt)
     arrays["final"][row] = chunk.final
     arrays["remaining"][row] = request.max_tokens - len(request.output)
-    arrays["min_left"][row] = max(0, params.min_tokens - len(request.output))
-    arrays["processed"][row] = request.asked is not None
-    arrays["top_k"][row] = max(0, params.top_k)
-    arrays["stop_ids"][row, : len(stops)] = stops
+    arrays["min_left"][row] = max(0, request.params.min_tokens - len(request.output))
     width = arrays["table"].shape[1] // len(request.tables)
     for kind, table in enumerate(request.tables):
         arrays["table"][row, kind * width : kind * width + len(table.pages)] = table.pages
-    arrays["key"][row] = np.array([request.seed], np.uint64).view(np.uint32)
-    arrays["temperature"][row] = 0.0 if params.greedy else params.temperature
-    arrays["top_p"][row] = max(params.top_p, LEAST_TOP_P)
-    arrays["min_p"][row] = params.min_p
+
+
+def _fill_asks(asks: dict[str, np.ndarray], row: int, request: Request, eos_ids: Sequence[int]) -> None:
+    params = request.params
+    stops = stop_ids(params.stop_token_ids, () if params.ignore_eos else eos_ids)
+    asks["prompt_length"][row] = len(request.prompt)
+    asks["processed"][row] = request.asked is not None
+    asks["temperature"][row] = 0.0 if params.greedy else params.temperature
+    asks["top_p"][row] = max(params.top_p, LEAST_TOP_P)
+    asks["min_p"][row] = params.min_p
+    asks["top_k"][row] = max(0, params.top_k)
+    asks["key"][row] = np.array([request.seed], np.uint64).view(np.uint32)
+    asks["stop_ids"][row, : len(stops)] = stops
 
 
 def stop_ids(asked: Sequence[int] | None, eos_ids: Sequence[int]) -> list[int]:

@@ -258,7 +258,8 @@ class Programs:
     def _ingest(self, with_chunks: bool) -> Recipe:
         function = functools.partial(step.ingest, self.kinds, local=self.replicated)
         buffer = jax.ShapeDtypeStruct((self.upload_size(with_chunks),), jnp.int32, sharding=self.host)
-        return Recipe(function, (self.state, self.staged, buffer), (0, 1), self.replicated)
+        taken = self.state.table, self.state.rows, buffer
+        return Recipe(function, (*taken, self.staged) if with_chunks else taken, (0, 1, 3) if with_chunks else (0, 1), self.replicated)
 
     def _copy(self, pairs: int) -> Recipe:
         function = functools.partial(step.copy, local=self.replicated)
@@ -300,7 +301,8 @@ class Programs:
         rows, sampler = key
         function = functools.partial(step.draw, sampler, self._draw_backend)
         outlook = self.outlook(rows)
-        return Recipe(function, (outlook.logits, outlook, self.state), (2,), (shardings(self.state), self.host))
+        arguments = (outlook.logits, outlook, self.state.progress, self.state.asks)
+        return Recipe(function, arguments, (2,), (self.replicated, self.host))
 
     def _process(self, rows: int) -> Recipe:
         outlook = self.outlook(rows)

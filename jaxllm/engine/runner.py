@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import jax
 import numpy as np
@@ -242,7 +242,8 @@ class Runner:
 
     def _sample(self, logits: Array, outlook: Outlook, sampler: Sampler) -> Array:
         program = self.programs.get("sample", (outlook.slots.shape[0], sampler))
-        self.state, token = program(logits, outlook, self.state)
+        progress, token = program(logits, outlook, self.state.progress, self.state.asks)
+        self.state = replace(self.state, progress=progress)
         return token
 
     def _score(self, plan: Plan) -> Scored | None:
@@ -280,7 +281,12 @@ class Runner:
             parts.append(self.programs.layout(shape).pack(plan.chunks, self.slots, self.eos_ids))
         with_chunks = shape is not None
         buffer = self._uplinks[with_chunks].send(parts)
-        self.state, self._staged = self.programs.get("ingest", with_chunks)(self.state, self._staged, buffer)
+        program, taken = self.programs.get("ingest", with_chunks), (self.state.table, self.state.rows, buffer)
+        if with_chunks:
+            table, slot_of_row, self._staged = program(*taken, self._staged)
+        else:
+            table, slot_of_row = program(*taken)
+        self.state = replace(self.state, table=table, rows=slot_of_row)
         self._slots_on_device = slots
 
 

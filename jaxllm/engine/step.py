@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding
 from jaxllm.cache.kv import KVCache, PagedContext, PagedInputs, RowKernels
 from jaxllm.cache.transfer import Page, put, take
 from jaxllm.engine.batch import ChunkLayout, Shapes, ingest_shapes, packed_size, unpack
-from jaxllm.engine.state import SLOT_FIELDS, SlotState
+from jaxllm.engine.state import ASKS, PROGRESS, SlotState, columns_of
 from jaxllm.sampling.logprobs import packed_logprobs, processed
 from jaxllm.sampling.process import ProcessRows, Terms, process, seated
 from jaxllm.sampling.processors import Processor
@@ -51,19 +51,16 @@ class Outlook:
     emit: Array  # [Q] bool: the row draws a token
 
 
-def ingest(kinds: int, state: SlotState, staged: Array, buffer: Array, *, local: NamedSharding) -> tuple[SlotState, Array]:
-    """Take the row map, new pages and, when the buffer is long enough to hold them, packed chunks from the host.
-
-    `buffer` may lie in pinned host memory; `local` is where it is wanted. Returns (state, chunks for `extend`); without chunks in the
-    buffer `staged` is returned as it was.
+def ingest(kinds: int, table: Array, rows: Array, buffer: Array, staged: Array | None = None, *, local: NamedSharding) -> tuple[Array, ...]:
+    """Take the row map, new pages and, for `staged`, packed chunks from the host: (table, rows) of the slot state, and the chunks for
+    `extend`. `buffer` may lie in pinned host memory; `local` is where it is wanted.
     """
-    shapes = ingest_shapes(state.rows.shape[0], kinds)
+    shapes = ingest_shapes(rows.shape[0], kinds)
     head = packed_size(shapes)
     buffer = jax.device_put(buffer, local)
     new = unpack(buffer[:head], shapes)
-    table = state.table.at[new["slot"], new["index"]].set(new["page"], mode="drop")
-    state = replace(state, rows=new["rows"], table=table)
-    return state, staged if buffer.shape[0] == head else buffer[head:]
+    table = table.at[new["slot"], new["index"]].set(new["page"], mode="drop")
+    return (table, new["rows"]) if staged is None else (table, new["rows"], buffer[head:])
 
 
 def decode(
@@ -85,7 +82,7 @@ def decode(
         )
         for table, page in zip(_tables(state.table[region.slots], kv), region.pages, strict=True)
     ]
-    context = PagedContext(kv, inputs, model.backend, model.mesh, state.prompt_length[region.slots], model.whole)
+    context = PagedContext(kv, inputs, model.backend, model.mesh, region.prompt_length, model.whole)
     module = model.rebuild(weights)
     hidden = module(region.token, region.position, context)
     spare = logit_rows - rows
@@ -126,8 +123,8 @@ def extend(
             _tables(state.table[region.slots], kv), _tables(batch["table"], kv), zip(region.pages, write_pages, strict=True), strict=True
         )
     ]
-    chunk_prompts = batch["prompt_length"][jnp.minimum(batch["row"], layout.shape.chunks - 1)]
-    prompt_length = jnp.concatenate([state.prompt_length[region.slots], chunk_prompts])
+    chunk_prompts = columns_of(batch["asks"], ASKS)["prompt_length"][jnp.minimum(batch["row"], layout.shape.chunks - 1)]
+    prompt_length = jnp.concatenate([region.prompt_length, chunk_prompts])
     context = PagedContext(kv, inputs, model.backend, model.mesh, prompt_length, model.whole)
     module = model.rebuild(weights)
     token = jnp.concatenate([region.token, batch["token"]])
@@ -195,67 +192,62 @@ def shape_logits(
     only then: it counts the token that the step before drew for each decode row."""
     del reused
     slots = outlook.slots
-    drew = outlook.emit & state.alive[slots]  # a slot comes alive with the first token of this life, which its prompt's last chunk draws
+    now, asks = columns_of(state.progress[slots], PROGRESS), columns_of(state.asks[slots], ASKS)
+    drew = outlook.emit & now["alive"]  # a slot comes alive with the first token of this life, which its prompt's last chunk draws
     rows = ProcessRows(
         slot_Q=slots,
-        asks_Q=outlook.emit & state.processed[slots],
+        asks_Q=outlook.emit & asks["processed"],
         drew_Q=drew,
-        token_Q=state.token[slots],
-        position_Q=state.position[slots] + 1,
-        prompt_length_Q=state.prompt_length[slots],
+        token_Q=now["token"],
+        position_Q=now["position"] + 1,
+        prompt_length_Q=asks["prompt_length"],
     )
     return process(outlook.logits, rows, counts, terms, processors)
 
 
-def draw(sampler: Sampler, backend: str, logits: Array, outlook: Outlook, state: SlotState) -> tuple[SlotState, Array]:
-    """Sample every row of `logits` (those of `outlook`, or what `process` made of them) and advance the slots that emit: (state, token of
-    each row). A row that does not emit reads token -1 and changes nothing."""
+def draw(sampler: Sampler, backend: str, logits: Array, outlook: Outlook, progress: Array, asks: Array) -> tuple[Array, Array]:
+    """Sample every row of `logits` (those of `outlook`, or what `process` made of them) and advance the slots that emit: (progress, token
+    of each row). A row that does not emit reads token -1 and changes nothing."""
     slots, emit = outlook.slots, outlook.emit
-    rows = _sampling_rows(state, slots, state.min_left[slots] > 0)
-    position = rows.position_B
+    now = columns_of(progress[slots], PROGRESS)
+    rows = _sampling_rows(now["position"], columns_of(asks[slots], ASKS), now["min_left"] > 0)
     token = sample(logits, rows, sampler, backend)
     stopped = jnp.any(token[:, None] == rows.stop_ids_BK, axis=1) | (token < 0)
-    remaining = state.remaining[slots] - 1
-    target = jnp.where(emit, slots, state.token.shape[0])
-    state = replace(
-        state,
-        token=state.token.at[target].set(token, mode="drop"),
-        position=state.position.at[target].set(position, mode="drop"),
-        alive=state.alive.at[target].set(~stopped & (remaining > 0), mode="drop"),
-        remaining=state.remaining.at[target].set(remaining, mode="drop"),
-        min_left=state.min_left.at[target].add(-1, mode="drop"),
-    )
-    return state, jnp.where(emit, token, -1)
+    remaining = now["remaining"] - 1
+    new = _progress(token, rows.position_B, ~stopped & (remaining > 0), remaining, now["min_left"] - 1)
+    target = jnp.where(emit, slots, progress.shape[0])
+    return progress.at[target].set(new, mode="drop"), jnp.where(emit, token, -1)
 
 
 def logprobs(mode: str, count: int, logits: Array, outlook: Outlook, state: SlotState) -> Array:
     """`packed_logprobs` of the tokens that `draw` has just drawn, with the `count` most likely ones; what a row that drew none reads is not
     theirs. `mode` is one of `config.LOGPROBS_MODES`; `logits` are those that `draw` was given where it is a processed one."""
-    slots = outlook.slots
+    now = columns_of(state.progress[outlook.slots], PROGRESS)
     if mode.startswith("processed"):
-        rows = _sampling_rows(state, slots, state.min_left[slots] + outlook.emit > 0)  # before the draw
+        asks = columns_of(state.asks[outlook.slots], ASKS)
+        rows = _sampling_rows(now["position"], asks, now["min_left"] + outlook.emit > 0)  # before the draw
         logits = processed(logits, draw_rows(rows))
-    return packed_logprobs(logits, state.token[slots], count, normalised=mode.endswith("logprobs"))
+    return packed_logprobs(logits, now["token"], count, normalised=mode.endswith("logprobs"))
 
 
-def _sampling_rows(state: SlotState, slots: Array, suppress: Array) -> SamplingRows:
-    """What the requests in these slots ask for."""
+def _sampling_rows(position_Q: Array, asks: dict[str, Array], suppress_Q: Array) -> SamplingRows:
+    """What requests ask for that are at these positions."""
     return SamplingRows(
-        temperature_B=state.temperature[slots],
-        top_k_B=state.top_k[slots],
-        top_p_B=state.top_p[slots],
-        min_p_B=state.min_p[slots],
-        key_B2=state.key[slots],
-        position_B=state.position[slots] + 1,
-        stop_ids_BK=state.stop_ids[slots],
-        suppress_B=suppress,
+        temperature_B=asks["temperature"],
+        top_k_B=asks["top_k"],
+        top_p_B=asks["top_p"],
+        min_p_B=asks["min_p"],
+        key_B2=asks["key"],
+        position_B=position_Q + 1,
+        stop_ids_BK=asks["stop_ids"],
+        suppress_B=suppress_Q,
     )
 
 
 @dataclass(frozen=True)
 class _DecodeRegion:
-    """Per decode row: slot, whether it generates, its token, position, where its KV goes in each kind of layers, and its length with this
-    token."""
+    """Per decode row: slot, whether it generates, its token, position, where its KV goes in each kind of layers, its length with this
+    token, and that of its prompt."""
 
     slots: Array
     alive: Array
@@ -264,21 +256,24 @@ class _DecodeRegion:
     pages: list[Array]
     offset: Array
     lengths: Array
+    prompt_length: Array
 
 
 def _decode_region(state: SlotState, rows: int, kv: KVCache, page_size: int) -> _DecodeRegion:
     """Rows that are not alive write to the dropped page P and attend to nothing."""
     slots = state.rows[:rows]
-    alive, position = state.alive[slots], state.position[slots]
+    now = columns_of(state.progress[slots], PROGRESS)
+    alive, position = now["alive"], now["position"]
     owned = [state.table[slots, index] for index in _columns(position // page_size, state.table, kv)]
     return _DecodeRegion(
         slots=slots,
         alive=alive,
-        token=jnp.maximum(state.token[slots], 0),
+        token=jnp.maximum(now["token"], 0),
         position=position,
         pages=[jnp.where(alive, page, num_pages) for page, num_pages in zip(owned, kv.num_pages, strict=True)],
         offset=position % page_size,
         lengths=jnp.where(alive, position + 1, 0),
+        prompt_length=columns_of(state.asks[slots], ASKS)["prompt_length"],
     )
 
 
@@ -305,8 +300,16 @@ def _columns(index: Array, table: Array, kv: KVCache) -> list[Array]:
 
 
 def _admit(state: SlotState, batch: dict[str, Array]) -> SlotState:
-    """Write every field of the chunks' slots. They come alive when their first token is drawn."""
-    slot = batch["slot"]
-    new = dict(batch, position=batch["kv_length"] - 1, token=jnp.zeros_like(slot), alive=jnp.zeros(slot.shape, jnp.bool_))
-    new["processed"] = batch["processed"] != 0
-    return replace(state, **{name: getattr(state, name).at[slot].set(new[name]) for name in SLOT_FIELDS})
+    """Write everything of the chunks' slots. They come alive when their first token is drawn."""
+    slot, none = batch["slot"], jnp.zeros_like(batch["slot"])
+    return replace(
+        state,
+        progress=state.progress.at[slot].set(_progress(none, batch["kv_length"] - 1, none, batch["remaining"], batch["min_left"])),
+        asks=state.asks.at[slot].set(batch["asks"]),
+        table=state.table.at[slot].set(batch["table"]),
+    )
+
+
+def _progress(*columns: Array) -> Array:
+    """Rows of the slots' progress, of its columns in order."""
+    return jnp.stack([column.astype(jnp.int32) for column in columns], axis=1)
