@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 DTYPES = ("auto", "float16", "half", "bfloat16", "float32", "float")
@@ -144,8 +144,12 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and (type(value) is not int or not low <= value <= high):
                 raise ConfigError(f"--{name.replace('_', '-')} must be a whole number from {low} to {high}, got {value!r:.80}")
-        if not isinstance(self.gpu_memory_utilization, (int, float)) or not 0 < self.gpu_memory_utilization <= 1:
-            raise ConfigError(f"--gpu-memory-utilization must be above 0 and at most 1, got {self.gpu_memory_utilization!r:.80}")
+        for field in fields(self):
+            if field.type == "bool" and type(value := getattr(self, field.name)) is not bool:  # "no" is no False
+                raise ConfigError(f"{field.name} must be True or False, got {value!r:.80}")
+        share = self.gpu_memory_utilization
+        if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share <= 1:
+            raise ConfigError(f"--gpu-memory-utilization must be above 0 and at most 1, got {share!r:.80}")
         if self.scheduling_policy not in SCHEDULING_POLICIES:
             allowed = " or ".join(SCHEDULING_POLICIES)
             raise ConfigError(f"--scheduling-policy must be {allowed}, got {self.scheduling_policy!r:.80}")

@@ -18,7 +18,7 @@ from jaxllm.config import ConfigError, EngineConfig, Resolved
 from jaxllm.engine.compiles import CompileCounter
 from jaxllm.engine.exports import is_private
 from jaxllm.engine.guide import Guides
-from jaxllm.engine.memory import GIB
+from jaxllm.engine.memory import GIB, amount
 from jaxllm.engine.pace import seconds_per_token
 from jaxllm.engine.programs import Programs, weight_leaves
 from jaxllm.engine.report import Report
@@ -159,7 +159,7 @@ def table_rows(setup: Setup, programs: Programs, compiles: CompileCounter, repor
         ("largest step", f"{memory.room.workspace / GIB:.2f} GiB reserved per device, {programs.peak_bytes / GIB:.2f} GiB needed"),
         ("for sampling, spare", f"{memory.room.resident / GIB:.2f} and {memory.room.spare / GIB:.2f} GiB per device"),
         ("left for KV pages", f"{memory.room.terms} = {max(0, memory.room.left) / GIB:.2f} GiB per device"),
-        ("KV cache", f"{pages}{_more_row(setup)} in {resolved.kv_dtype}, {memory.kv / GIB:.2f} GiB per device"),
+        ("KV cache", f"{pages}{_more_row(setup)} in {resolved.kv_dtype}, {amount(memory.kv)} per device"),
         *_scales_rows(setup),
         ("sliding window", _window_row(setup)),
         ("maximum concurrency", f"{at_once:.2f}x at {resolved.max_model_len} tokens per request"),
@@ -212,7 +212,7 @@ def _host_row(setup: Setup) -> str:
     if not resolved.host_pages:
         return "holds no pages"
     cached = f", {resolved.host_cached_pages} of them for cached prefixes" if resolved.host_cached_pages else ""
-    return f"{resolved.host_pages} pages, {resolved.host_pages * page / GIB:.2f} GiB{cached}; {resolved.moved_pages} move at once"
+    return f"{resolved.host_pages} pages, {amount(resolved.host_pages * page)}{cached}; {resolved.moved_pages} move at once"
 
 
 def link_rows(setup: Setup, runner: Runner) -> list[tuple[str, str]]:

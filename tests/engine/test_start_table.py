@@ -14,7 +14,7 @@ import pytest
 from jaxllm.config import EngineConfig
 from jaxllm.engine.engine import Engine
 from jaxllm.engine.ferry import Link
-from jaxllm.engine.memory import GIB, MemoryPlan, Room
+from jaxllm.engine.memory import GIB, MemoryPlan, Room, amount
 from jaxllm.engine.pace import seconds_per_token
 from jaxllm.engine.report import Report
 from jaxllm.engine.resolve import Setup, resolve
@@ -62,6 +62,9 @@ def test_the_rows_of_memory_are_the_terms_of_the_formula_and_their_sum(tiny_dir:
     assert (first, taken, left) == (24.0, [15.0, 3.0, 1.0, 0.5, 0.25], 4.25)
     assert first - sum(taken) == left == ROOM.left / GIB
     assert rows["KV cache"] == "96 pages × 8 = 768 tokens in float32, 1.50 GiB per device"
+    small = decided(tiny_dir)
+    small = replace(small, memory=replace(small.memory, kv=5 * 2**20))
+    assert rows_of(small)["KV cache"].endswith("5.00 MiB per device")
     assert rows["maximum concurrency"] == "6.00x at 128 tokens per request"
     assert rows["buckets"] == "60 programs; 7 lowered, 5 compiled, 4 cached"
     assert rows["warming up"] == "1.25 s"
@@ -76,7 +79,7 @@ def test_what_was_decided_of_memory_is_shown(tiny_dir: str) -> None:
     assert cached * 2 == pages - cached > 0
     swapping = rows_of(setup)
     assert swapping["preemption"] == "swap"
-    wanted = f"{pages} pages, {pages / 64:.2f} GiB, {cached} of them for cached prefixes; {setup.resolved.moved_pages} move at once"
+    wanted = f"{pages} pages, {amount(pages * GIB // 64)}, {cached} of them for cached prefixes; {setup.resolved.moved_pages} move at once"
     assert swapping["host memory"] == wanted
     assert rows_of(decided(tiny_dir, enable_prefix_caching=False))["prefix caching"] == "off"
     assert rows_of(decided(tiny_dir, kv_cache_dtype="fp8"))["KV scales"] == "one for each token and head, computed when it is written"
