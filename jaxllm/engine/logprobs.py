@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from struct import Struct
 
 import numpy as np
@@ -51,11 +51,14 @@ class StepLogprobs:
 
 def unpacked(packed: bytes | bytearray | memoryview, tokens: Sequence[int]) -> list[TokenLogprobs]:
     """The entries of these tokens, one packed row each."""
+    return list(each(packed, tokens))
+
+
+def each(packed: bytes | bytearray | memoryview, tokens: Sequence[int]) -> Iterator[TokenLogprobs]:
+    """The same one after another, for who wants them once."""
     form, count = _row(len(packed) // max(1, len(tokens)))
-    return [
-        TokenLogprobs(token_id=token, logprob=logprob, rank=rank, top=list(zip(top[:count], top[count:], strict=True)))
-        for token, (logprob, rank, *top) in zip(tokens, form.iter_unpack(packed), strict=True)
-    ]
+    for token, (logprob, rank, *top) in zip(tokens, form.iter_unpack(packed), strict=True):
+        yield TokenLogprobs(token_id=token, logprob=logprob, rank=rank, top=list(zip(top[:count], top[count:], strict=True)))
 
 
 def packed_from(entries: Iterable[TokenLogprobs], count: int) -> bytes:
@@ -72,9 +75,9 @@ def total(packed: bytes | bytearray, tokens: int) -> float:
     return math.fsum(np.frombuffer(packed, np.float32).reshape(tokens, -1)[:, 0].tolist()) if tokens else 0.0
 
 
-def of_prompt(found: PromptLogprobs, prompt: Sequence[int]) -> list[TokenLogprobs]:
+def of_prompt(found: PromptLogprobs, prompt: Sequence[int]) -> Iterator[TokenLogprobs]:
     """Of every token of the prompt but the first."""
-    return unpacked(found.packed, prompt[1:])
+    return each(found.packed, prompt[1:])
 
 
 @functools.cache

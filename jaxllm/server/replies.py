@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import orjson
 
-from jaxllm.engine.logprobs import of_prompt, unpacked
+from jaxllm.engine.logprobs import each, of_prompt, unpacked
 from jaxllm.engine.request import PromptLogprobs, TextDelta, TokenLogprobs
 from jaxllm.tokenizer import Tokenizer
 
@@ -40,6 +40,22 @@ class NamelessTokens:
 type Entry = TokenLogprobs | int  # an id: the first token of a prompt, which nothing foretells
 
 
+@dataclass(slots=True)
+class Columns:
+    """Log-probabilities in the shape of completions; `end` is where the next token's text begins."""
+
+    tokens: list[str] = field(default_factory=list)
+    token_logprobs: list[float | None] = field(default_factory=list)
+    top_logprobs: list[orjson.Fragment | None] = field(default_factory=list)
+    text_offset: list[int] = field(default_factory=list)
+    end: int = 0
+
+    def shape(self, before: Columns | None = None) -> dict[str, list[Any]]:
+        """As JSON, behind those `before`."""
+        names = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+        return {name: [*getattr(before, name), *getattr(self, name)] if before else getattr(self, name) for name in names}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
     """What a reply tells of its prompts. With `texts` (echo) they come before what is generated, and their tokens' log-probabilities
@@ -68,9 +84,9 @@ class Choice:
     stop_reason: int | str | None = None
 
     @property
-    def logprobs(self) -> list[TokenLogprobs] | None:
+    def logprobs(self) -> Iterator[TokenLogprobs] | None:
         """Those so far of a reply that is sent whole; None when there are none."""
-        return unpacked(self.packed, self.token_ids) or None
+        return each(self.packed, self.token_ids) if self.token_ids else None
 
 
 class Reply:
@@ -89,6 +105,7 @@ class Reply:
         self._prompt_tokens = sum(map(len, shown.prompts))
         self._cached = [0] * len(shown.prompts)
         self._scores: dict[int, PromptLogprobs] = {}
+        self._scored: dict[int, orjson.Fragment] = {}  # prompts' log-probabilities as written down, once for all their choices
         self._head = b"data: " + orjson.dumps({"id": self.id, "object": self.chunk_kind, **self._static})[:-1] + b',"choices":['
         self._tail = b"]}\n\n"
         self._always = False
@@ -158,19 +175,24 @@ class Reply:
     def _whole_choice(self, index: int, choice: Choice) -> dict[str, Any]:
         raise NotImplementedError
 
-    def _prompt_entries(self, prompt: int, top: int) -> list[Entry]:
+    def _prompt_entries(self, prompt: int, top: int) -> Iterator[Entry]:
         """Every token of a prompt, with so many of the most likely ones."""
         ids = self._shown.prompts[prompt]
-        found = of_prompt(self._scores[prompt], ids)
-        return [ids[0], *(at if len(at.top) <= top else replace(at, top=at.top[:top]) for at in found)]
+        yield ids[0]
+        for at in of_prompt(self._scores[prompt], ids):
+            at.top = at.top[:top]
+            yield at
 
     def _prompt_logprobs(self, prompt: int) -> dict[str, Any]:
         """The field `prompt_logprobs` if it was asked for: of each token of the prompt id → log-probability, null for the first."""
         top = self._shown.prompt_logprobs
         if top is None:
             return {}
-        found = self._prompt_entries(prompt, top) if prompt in self._scores else []
-        return {"prompt_logprobs": [None if isinstance(at, int) else self._by_id(at) for at in found]}
+        if prompt not in self._scored:
+            found = self._prompt_entries(prompt, top) if prompt in self._scores else ()
+            cells = [orjson.dumps(None if isinstance(at, int) else self._by_id(at)) for at in found]
+            self._scored[prompt] = orjson.Fragment(b"[%s]" % b",".join(cells))
+        return {"prompt_logprobs": self._scored[prompt]}
 
     def _by_id(self, at: TokenLogprobs) -> dict[str, dict[str, Any]]:
         others = [(id, value, rank) for rank, (id, value) in enumerate(at.top, 1) if id != at.token_id]
@@ -184,6 +206,10 @@ class CompletionReply(Reply):
 
     prefix, kind, chunk_kind = "cmpl-", "text_completion", "text_completion"
 
+    def __init__(self, id: str, model: str, fingerprint: str, shown: Shown, n: int, names: TokenNames):
+        super().__init__(id, model, fingerprint, shown, n, names)
+        self._echoes: dict[int, Columns] = {}  # of prompts, once for all their choices
+
     def _note(self, prompt: int, delta: TextDelta) -> Choice:
         """As for every reply; where only the prompts are wanted, what was generated does not count."""
         choice = super()._note(prompt, delta)
@@ -196,44 +222,52 @@ class CompletionReply(Reply):
         first, choice.started = not choice.started, True
         before, foretold = self._before(index // self._n) if first else ("", None)
         said, entries = (delta.text, entries_of(delta)) if self._shown.generates else ("", None)
-        logprobs = None if entries is None and foretold is None else [*(foretold or ()), *(entries or ())]
-        body = {"index": index, "text": before + said, "logprobs": self._logprobs(choice, logprobs)}
+        body = {"index": index, "text": before + said, "logprobs": self._logprobs(choice, foretold, entries)}
         return [body | {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason}]
 
     def _whole_choice(self, index: int, choice: Choice) -> dict[str, Any]:
         prompt = index // self._n
         before, foretold = self._before(prompt)
         said, entries = ("".join(choice.text), choice.logprobs) if self._shown.generates else ("", None)
-        body = {"index": index, "text": before + said, "logprobs": self._logprobs(choice, [*(foretold or ()), *(entries or ())] or None)}
+        body = {"index": index, "text": before + said, "logprobs": self._logprobs(choice, foretold, entries)}
         return body | {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason} | self._prompt_logprobs(prompt)
 
-    def _before(self, prompt: int) -> tuple[str, list[Entry] | None]:
+    def _before(self, prompt: int) -> tuple[str, Columns | None]:
         """What an echo puts before what is generated."""
         shown = self._shown
         if shown.texts is None:
             return "", None
-        wanted = shown.logprobs is not None and prompt in self._scores
-        return shown.texts[prompt], self._prompt_entries(prompt, shown.logprobs or 0) if wanted else None
+        if shown.logprobs is not None and prompt in self._scores and prompt not in self._echoes:
+            self._echoes[prompt] = self._columns(self._prompt_entries(prompt, shown.logprobs), 0)
+        return shown.texts[prompt], self._echoes.get(prompt)
 
-    def _logprobs(self, choice: Choice, found: list[Entry] | None) -> dict[str, list[Any]] | None:
-        if found is None:
+    def _logprobs(self, choice: Choice, before: Columns | None, found: Iterable[Entry] | None) -> dict[str, list[Any]] | None:
+        if found is None and before is None:
             return None
-        shape: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+        columns = self._columns(found or (), choice.offset if before is None else before.end)
+        choice.offset = columns.end
+        return columns.shape(before)
+
+    def _columns(self, found: Iterable[Entry], offset: int) -> Columns:
+        """Log-probabilities of tokens of which the first is so far from the beginning of the text."""
+        columns = Columns(end=offset)
         for at in found:
             text, logprob, top = (self._names.token_text(at), None, None) if isinstance(at, int) else self._named(at)
-            for column, cell in zip(shape.values(), (text, logprob, top, choice.offset), strict=True):
-                column.append(cell)
-            choice.offset += len(text)
-        return shape
+            columns.tokens.append(text)
+            columns.token_logprobs.append(logprob)
+            columns.top_logprobs.append(top)
+            columns.text_offset.append(columns.end)
+            columns.end += len(text)
+        return columns
 
-    def _named(self, at: TokenLogprobs) -> tuple[str, float, dict[str, float]]:
+    def _named(self, at: TokenLogprobs) -> tuple[str, float, orjson.Fragment]:
         """A token's text, its log-probability, and those of the most likely texts."""
         text, logprob = self._names.token_text(at.token_id), finite(at.logprob)
         top: dict[str, float] = {}
         for id, value in at.top:
             top.setdefault(self._names.token_text(id), finite(value))
         top.setdefault(text, logprob)
-        return text, logprob, top
+        return text, logprob, written(top)
 
 
 class ChatReply(Reply):
@@ -265,13 +299,13 @@ class ChatReply(Reply):
         """The reply that is sent at once."""
         return super().whole() | self._prompt_logprobs(0)
 
-    def _logprobs(self, found: list[TokenLogprobs] | None) -> dict[str, Any] | None:
+    def _logprobs(self, found: Iterable[TokenLogprobs] | None) -> dict[str, Any] | None:
         if found is None:
             return None
         content = []
         for at in found:
             top = [self._named(id, value) for id, value in at.top]
-            content.append(self._named(at.token_id, at.logprob) | {"top_logprobs": top})
+            content.append(written(self._named(at.token_id, at.logprob) | {"top_logprobs": top}))
         return {"content": content, "refusal": None}
 
     def _named(self, id: int, logprob: float) -> dict[str, Any]:
@@ -286,6 +320,11 @@ def large(deltas: Iterable[tuple[int, TextDelta]]) -> bool:
 def entries_of(delta: TextDelta) -> list[TokenLogprobs] | None:
     """The log-probabilities of a delta's tokens, if they were asked for."""
     return None if delta.logprobs is None else unpacked(delta.logprobs, delta.token_ids)
+
+
+def written(value: Any) -> orjson.Fragment:
+    """JSON as text: the log-probabilities of a long reply as objects are so many that Python's collector would stop streams for them."""
+    return orjson.Fragment(orjson.dumps(value))
 
 
 def finite(logprob: float) -> float:

@@ -168,7 +168,7 @@ class Outcome:
 
 def nameless(found: PromptLogprobs) -> list[TokenLogprobs]:
     """The entries of a prompt that is not at hand."""
-    return of_prompt(found, [0] * (1 + len(found.packed) // (8 + 8 * found.top)))
+    return list(of_prompt(found, [0] * (1 + len(found.packed) // (8 + 8 * found.top))))
 
 
 def assert_same_logprobs(found: list[TokenLogprobs], expected: list[TokenLogprobs]) -> None:

@@ -25,7 +25,7 @@ PROMPT = [int(token) for token in np.random.default_rng(5).integers(0, 96, 90)]
 
 def scores_of(deltas: list[TextDelta], id: str, prompt: list[int]) -> list[list[TokenLogprobs]]:
     """Of each delta that has some, a prompt's entries."""
-    return [of_prompt(d.prompt_logprobs, prompt) for d in deltas if d.id == id and d.prompt_logprobs is not None]
+    return [list(of_prompt(d.prompt_logprobs, prompt)) for d in deltas if d.id == id and d.prompt_logprobs is not None]
 
 
 def test_every_choice_begins_with_the_prompts_log_probabilities(engine: Engine) -> None:
