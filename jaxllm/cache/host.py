@@ -36,20 +36,26 @@ class HostTier:
     def find(self, hashes: Sequence[bytes]) -> list[int]:
         """Pages of the longest chain of hits from the start of `hashes`."""
         pages: list[int] = []
+        used: list[bytes] = []
         for key in hashes:
             page = self._kept.get(key)
             if page is None:
                 page = self._cached.get(key)
                 if page is None:
                     break
-                self._cached.move_to_end(key)
+                used.append(key)
             pages.append(page)
+        for key in reversed(used):  # without the start of a chain the rest is of no use, so it should go last
+            self._cached.move_to_end(key)
         return pages
 
     def save(self, key: bytes) -> int | None:
         """Where to copy a device page to that is about to be overwritten; None when it is here already, is not wanted or finds no room."""
+        if key in self._cached:
+            self._cached.move_to_end(key)  # the device had it in use since
+            return None
         wanted = key in self._wanted
-        if key in self._kept or key in self._cached or not (wanted or self.cached):
+        if key in self._kept or not (wanted or self.cached):
             return None
         if (not wanted and len(self._cached) == self.cached) or not self._blank:
             if not self._cached:

@@ -32,6 +32,22 @@ def test_the_least_recently_used_makes_room() -> None:
     assert tier.find([A]) == [first] and tier.find([B]) == []
 
 
+def test_what_the_device_had_in_use_until_now_is_not_the_next_to_go() -> None:
+    tier = HostTier(2, 2)
+    first, second = tier.save(A), tier.save(B)
+    assert tier.save(A) is None, "it went to the device, and leaves it now"
+    assert tier.save(C) == second
+    assert tier.find([A]) == [first]
+
+
+def test_of_a_chain_the_end_goes_first() -> None:
+    tier = HostTier(3, 3)
+    first, second, _ = (tier.save(key) for key in (A, B, C))
+    tier.find([A, B, C])
+    tier.save(D)
+    assert tier.find([A, B, C]) == [first, second]
+
+
 def test_without_a_cache_only_what_is_wanted_is_saved() -> None:
     tier = HostTier(2, 0)
     assert tier.save(A) is None
