@@ -64,11 +64,11 @@ class Ferry:
         self._saves: list[tuple[int, int]] = []
 
     def evicted(self, key: bytes, page: int) -> None:
-        """The pool hands out `page`, which held the prefix `key`. What lands with this plan is in host memory already."""
-        if all(cargo.page != page for cargo in self._landed):
-            place = self.host.save(key)
-            if place is not None:
-                self._saves.append((page, place))
+        """The pool hands out `page`, which held the prefix `key`. A page that lands with this plan has nothing to save yet; but that
+        prefix is kept in host memory until then, which takes none twice."""
+        place = self.host.save(key)
+        if place is not None:
+            self._saves.append((page, place))
 
     def offers(self, hashes: Sequence[bytes], swapped: bool) -> list[int]:
         """Where in host memory the pages lie that begin the chain `hashes`, if fetching them is worth it."""

@@ -50,7 +50,9 @@ class Slots:
     def check(self, running: Iterable[Request]) -> None:
         """Raise RuntimeError unless each slot is free, kept or in use, once."""
         running = list(running)
-        families = {id(r.family): r.family for r in running if r.family is not None}
+        families = {id(r.family): r.family for r in running if r.family is not None and r.family.seats}
+        if sorted(map(id, self.searching)) != sorted(families):
+            raise RuntimeError(f"{len(self.searching)} searches are said to hold slots, but {len(families)} do")
         kept = [slot for family in families.values() for slot in family.spare]
         slots = sorted(self._free + kept + [request.slot for request in running])
         if slots != list(range(self.count)):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from jaxllm.engine.engine import Engine
-from jaxllm.engine.request import GenerateRequest
+from jaxllm.engine.request import Family, GenerateRequest
 from jaxllm.sampling.options import SamplingParams
 from tests.engine.conftest import collect, run
 
@@ -31,7 +31,8 @@ def test_an_engine_in_order_passes_its_self_check(make_engine: MakeEngine) -> No
 
 
 @pytest.mark.parametrize(
-    "fault", ["a page is lost", "a page is held by nobody", "a slot is lost", "a findable page is blank", "a request is lost"]
+    "fault",
+    ["a page is lost", "a page is held by nobody", "a slot is lost", "a findable page is blank", "a request is lost", "a search is gone"],
 )
 def test_a_broken_engine_says_so_and_starts_over(make_engine: MakeEngine, fault: str) -> None:
     engine, params = make_engine(), SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
@@ -45,6 +46,8 @@ def test_a_broken_engine_says_so_and_starts_over(make_engine: MakeEngine, fault:
         scheduler._slots._free.pop()
     elif fault == "a findable page is blank":
         pool.index.register(b"x" * 32, pool._blank[0])  # type: ignore[union-attr]
+    elif fault == "a search is gone":
+        scheduler._slots.searching.append(Family([], seats=2))
     else:
         engine.add(request(params, "lost"))
         scheduler._waiting.clear()
