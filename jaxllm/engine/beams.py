@@ -165,8 +165,7 @@ def check_search(request: GenerateRequest, resolved: Resolved, pools: Sequence[P
         )
     prompt = len(request.prompt_token_ids)
     tokens = min(resolved.max_model_len, prompt + (params.max_tokens or resolved.max_model_len)) - 1
-    for pool in pools:
-        pages = most_pages(pool, prompt, tokens, width)
+    for pool, pages in zip(pools, most_pages(pools, prompt, tokens, width), strict=True):
         if pages <= pool.num_pages:
             continue
         raise RequestError(
@@ -177,13 +176,13 @@ def check_search(request: GenerateRequest, resolved: Resolved, pools: Sequence[P
         )
 
 
-def most_pages(pool: PagePool, prompt: int, tokens: int, width: int) -> int:
-    """KV pages that so many beams can hold at most: they share the full pages of the prompt. Where pages are given back behind a window,
-    a beam that was preempted may find none of them shared; one more each is for what they are about to write."""
-    if pool.behind(tokens):
-        return width * (pool.most(tokens) + 1)
-    shared = prompt // pool.page_size
-    return shared + width * (pool.pages_for(tokens) - shared)
+def most_pages(pools: Sequence[PagePool], prompt: int, tokens: int, width: int) -> list[int]:
+    """KV pages of each kind that so many beams can hold at most: they share the full pages of the prompt. Where those of any kind are given
+    back behind a window, a beam that was preempted may find nothing shared; one more each is for what they are about to write."""
+    if any(pool.behind(tokens) for pool in pools):
+        return [width * (pool.most(tokens) + 1) for pool in pools]
+    shared = prompt // pools[0].page_size
+    return [shared + width * (pool.pages_for(tokens) - shared) for pool in pools]
 
 
 def _last(root: Request, index: int, reason: str) -> TextDelta:

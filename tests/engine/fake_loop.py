@@ -132,7 +132,8 @@ class Loop:
     def search(self, prompt: list[int], rules: Rules, priority: int = 0) -> Beams | None:
         """Queue a beam search; None when it can never run."""
         tokens = len(prompt) + rules.max_tokens - 1
-        fits = all(most_pages(pool, len(prompt), tokens, rules.width) <= pool.num_pages for pool in self.pools)
+        most = most_pages(self.pools, len(prompt), tokens, rules.width)
+        fits = all(pages <= pool.num_pages for pages, pool in zip(most, self.pools, strict=True))
         if rules.width > self.setup.max_num_seqs or not fits:
             return None
         root = self.add(prompt, rules.max_tokens, priority=priority)

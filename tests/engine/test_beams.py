@@ -87,3 +87,23 @@ def test_a_search_can_be_ended_at_any_time(steps: int) -> None:
     assert not any(request.searches and request.status is not Status.FINISHED for request in loop.requests)
     loop.drain()
     loop.check_ended()
+
+
+@pytest.mark.parametrize(("pages", "fits"), [(22, False), (26, False), (30, True)])
+def test_beams_of_a_hybrid_model_have_room_though_a_window_keeps_a_preempted_one_from_sharing(pages: int, fits: bool) -> None:
+    setup = Setup(page_size=2, num_pages=pages, windows=(None, 2), max_num_batched_tokens=4, caching=False, forecast=Optimist)
+    preemptions = 0
+    for token in range(2, 8):
+        loop = Loop(setup)
+        older = loop.add([1] * 12, 30)
+        loop.step()
+        search = loop.search([token] * 21, Rules(width=2, max_tokens=8, min_tokens=7, stops=frozenset([EOS])))
+        assert (search is not None) == fits and older is not None
+        for _ in range(100):  # until the older request has pushed a beam out, if it does
+            if search is not None and {beam.status for beam in search.members} != {Status.WAITING, Status.RUNNING}:
+                loop.step()
+        loop.abort(older)
+        loop.drain()
+        loop.check_ended()
+        preemptions += loop.scheduler.preemptions
+    assert preemptions > 0 or not fits

@@ -64,6 +64,15 @@ def test_a_page_leaves_in_the_plan_that_hands_it_out_and_only_then() -> None:
     loop.check_ended()
 
 
+def test_with_prefix_caching_off_nobody_finds_what_another_has_computed() -> None:
+    loop = Loop(SMALL)
+    for _ in range(2):
+        loop.add([5, 6, 7, 8, 9], 2)
+        (chunk,) = loop.step().chunks
+        assert (chunk.start, chunk.length) == (0, 5)
+        loop.drain()
+
+
 def test_pages_are_fetched_beside_a_step_and_put_by_the_next_plan() -> None:
     loop = Loop(replace(SMALL, num_pages=12, max_num_seqs=3))
     for seed, tokens in enumerate((22, 8, 12)):  # when the second has ended the third comes back beside the first
