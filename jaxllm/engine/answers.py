@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from jaxllm.engine.counters import Counters
 from jaxllm.engine.guide import Guides
 from jaxllm.engine.live import Live
-from jaxllm.engine.masks import NONE_ALLOWED, advance
+from jaxllm.engine.masks import HELD_BACK, NONE_ALLOWED, advance
 from jaxllm.engine.request import Request, Status, TextDelta
 from jaxllm.engine.scheduler import Scheduler
 
@@ -96,5 +96,5 @@ class Answers:
         """End a choice that has no next token: well where its grammar may end here, and min_tokens or a ban held the end back."""
         if self._guides.complete(request):
             return self.finish(request, [], "", "stop", None)
-        field = "allowed_token_ids" if why == NONE_ALLOWED else None
+        field = {NONE_ALLOWED: "allowed_token_ids", HELD_BACK: "min_tokens"}.get(why)
         return self.fail(request, why, field if request.guide is None else "structured_outputs")

@@ -22,7 +22,7 @@ from jaxllm.engine.counters import Counters
 from jaxllm.engine.detok import Detokenizer
 from jaxllm.engine.door import Door
 from jaxllm.engine.live import Live
-from jaxllm.engine.masks import HELD_BACK, NO_TOKEN, fill
+from jaxllm.engine.masks import NO_TOKEN, fill
 from jaxllm.engine.pace import added_by_chunks
 from jaxllm.engine.patience import Lookout
 from jaxllm.engine.plan import Plan
@@ -325,19 +325,14 @@ class Engine:
             if request.stuck is not None:
                 deltas.append(self._answers.give_up(request, request.stuck))
                 continue
-            if token < 0:
+            if token < 0 and row not in step.failures:  # what a function on the host leaves says nothing about the model
                 self.scheduler.spoil(request)
             if request.searches:
                 top = step.logprobs.top(row, request.top) if step.logprobs is not None and token >= 0 else None
                 deltas += self._searches.feed(request, top, now) if top else self._searches.stop(request.id, "error", NO_TOKEN)
                 continue
             if token < 0:
-                held_back = len(request.output) < request.params.min_tokens  # the end, when only that was allowed
-                why = step.failures.get(row, HELD_BACK if held_back and request.guide is not None else NO_TOKEN)
-                if held_back:
-                    deltas.append(self._answers.give_up(request, why))
-                else:
-                    deltas.append(self._answers.fail(request, why))
+                deltas.append(self._answers.fail(request, step.failures.get(row, NO_TOKEN)))
                 continue
             logprobs = None
             if step.logprobs is not None and request.needs & LOGPROBS:

@@ -14,7 +14,7 @@ from jaxllm.engine.request import Asked, GenerateRequest, Request, RequestError
 from jaxllm.grammar.limits import STEP_SECONDS, TOGETHER_SECONDS, fair_share
 from jaxllm.grammar.matcher import GrammarError, Matcher, Matchers
 from jaxllm.grammar.together import Together
-from jaxllm.sampling.bits import everything, packed
+from jaxllm.sampling.bits import everything, nothing_but, packed
 from jaxllm.sampling.constraint import ConstraintError
 from jaxllm.sampling.options import SamplingParams
 
@@ -165,7 +165,12 @@ class Guides:
             self._spell(row)
         some_R = top_R.tolist()
         self._whole = {
-            r: row for r, row in self._row.items() if (guide := self._guides[row]).plain and guide.failed is None and some_R[row]
+            r: row
+            for r, row in self._row.items()
+            if (guide := self._guides[row]).plain
+            and guide.failed is None
+            and some_R[row]
+            and not (guide.left and nothing_but(self._bits_RW[row], r.stops))  # which min_tokens forbids
         }
         return [self._found[row] for row in alone]
 

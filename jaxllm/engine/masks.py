@@ -9,13 +9,14 @@ import numpy as np
 
 from jaxllm.engine.guide import Guides
 from jaxllm.engine.request import Request
+from jaxllm.sampling.bits import nothing_but
 from jaxllm.sampling.constraint import ConstraintError
 
 logger = logging.getLogger("jaxllm")
 
 NONE_ALLOWED = "the request's constraints allow no token here"
 NO_TOKEN = "no token can be drawn: the model's logits are not finite, or the request's options leave no token"
-HELD_BACK = "no token can be drawn: those that may come next stop the request, which min_tokens forbids, or the logits are not finite"
+HELD_BACK = "no token can be drawn: those that may come next stop the request, which min_tokens forbids"
 
 
 def fill(guides: Guides, requests: Sequence[Request], allowed_RW: np.ndarray) -> list[tuple[int, str]]:
@@ -48,7 +49,10 @@ def _mask(guides: Guides, request: Request, allowed_W: np.ndarray) -> str | None
             guides.mask(request, allowed_W)  # last: it knows whether the text may end here
     except Exception as error:
         return _why(error)
-    return None if allowed_W.any() else NONE_ALLOWED
+    if not allowed_W.any():
+        return NONE_ALLOWED
+    held_back = len(request.output) < request.params.min_tokens and nothing_but(allowed_W, request.stops)
+    return HELD_BACK if held_back else None
 
 
 def _why(error: Exception) -> str:

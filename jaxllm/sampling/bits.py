@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import numpy as np
 
@@ -34,3 +34,9 @@ def remove(bits_W: np.ndarray, token: int) -> None:
 def has(bits_W: np.ndarray, token: int) -> bool:
     """Whether a token's bit is set."""
     return bool(int(bits_W[token // WORD]) >> token % WORD & 1)
+
+
+def nothing_but(bits_W: np.ndarray, tokens: Collection[int]) -> bool:
+    """Whether a set has no token but these, which are different ones."""
+    words = np.flatnonzero(bits_W)
+    return len(words) <= len(tokens) and int(np.bitwise_count(bits_W[words]).sum()) == sum(has(bits_W, token) for token in tokens)

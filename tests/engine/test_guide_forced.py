@@ -92,6 +92,25 @@ def test_a_forced_token_that_stops_too_early_ends_the_request_however_it_is_said
     assert said(min_tokens=len(head), include_stop_str_in_output=True) == (head + "q", "stop", stop)
 
 
+@pytest.mark.parametrize("kind", ["choice", "more than one stop", "bad words"])
+def test_options_that_leave_no_token_cost_nobody_a_cached_prefix(llm: LLM, kind: str) -> None:
+    a, q, z = (llm.get_tokenizer().encode(letter, add_special_tokens=False)[0] for letter in "aqz")
+    options: dict[str, Any] = {"temperature": 0, "min_tokens": 4, "stop_token_ids": [q, z]}
+    if kind == "bad words":
+        options |= {"allowed_token_ids": [a, q, z], "bad_words": ["aa"]}
+    wanted = params({"choice": ["aq"]} if kind == "choice" else {"regex": "a[qz]"} if kind == "more than one stop" else None, **options)
+    shared = [{"prompt_token_ids": list(range(100, 150))}]
+
+    def cached() -> int | None:
+        return llm.generate(shared, params(max_tokens=2), use_tqdm=False)[0].num_cached_tokens
+
+    cached()
+    before = cached()
+    (choice,) = llm.generate(shared, wanted, use_tqdm=False)[0].outputs
+    assert choice.finish_reason == "error" and "min_tokens forbids" in (choice.error or "")
+    assert cached() == before and before
+
+
 def test_structural_tags_are_free_text_until_a_trigger_and_then_follow_their_schema(llm: LLM) -> None:
     schema = {"type": "object", "properties": {"x": {"type": "integer", "minimum": 0, "maximum": 99}}, "required": ["x"]}
     schema["additionalProperties"] = False
