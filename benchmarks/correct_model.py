@@ -21,7 +21,7 @@ from jax import Array
 from benchmarks.shapes import PREFIX, engine_options
 from jaxllm import models, weights
 from jaxllm.cache.backends import own_backend
-from jaxllm.cache.kv import KVCache, PagedContext, PagedInputs, zeros_of
+from jaxllm.cache.kv import NOWHERE, KVCache, PagedContext, PagedInputs, zeros_of
 from jaxllm.mesh import make_mesh
 
 type Row = dict[str, Any]
@@ -187,7 +187,7 @@ def forward(graphdef: Any, backend: str, mesh: jax.sharding.Mesh, chunk: int, st
     position = given.position_T.reshape(rows, chunk)
     owned = jnp.take_along_axis(given.table_RM, jnp.minimum(position // PAGE, given.table_RM.shape[1] - 1), axis=1)
     used = jnp.arange(chunk) < given.lengths_R[:, None]
-    page = jnp.where(used, owned, pool.k[0].shape[0]).reshape(-1)
+    page = jnp.where(used, owned, NOWHERE).reshape(-1)
     before = position[:, 0]
     none, no_table = jnp.zeros((0,), jnp.int32), given.table_RM[:0]
     decoding = chunk == 1

@@ -22,8 +22,15 @@ class AttentionOptions(TypedDict, total=False):
     softcap: float | None
     sinks: Array | None
     scales: Array | None  # of pages in 8 bits; see `paged_decode.decode_attention`
+    first_page: Array | None  # int32 [1], what is added to page numbers: where a layer begins in a pool of several; None = 0
     whole: bool  # for back ends that plan: no row is divided, so that what it gets does not depend on the others
     plan: Any  # what the back end's planner made of the same rows; left out, the back end plans each call by itself
+
+
+def shifted(table: Array, options: AttentionOptions) -> Array:
+    """The page table with `first_page` added, for back ends that do not add it themselves."""
+    first = options.pop("first_page", None)
+    return table if first is None else table + first
 
 
 def pools_of(k_pages: Array, v_pages: Array, options: AttentionOptions) -> tuple[Array, ...]:

@@ -1,6 +1,9 @@
-"""What the attention kernels for NVIDIA Hopper have in common: the pages that they take."""
+"""What the attention kernels for NVIDIA Hopper have in common: the pages that they take, and how they find them."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
 
 import jax.numpy as jnp
 from jax import Array
@@ -22,3 +25,19 @@ def check_pages(op: str, q: Array, k_pages: Array, v_pages: Array) -> None:
         raise ValueError(f"mosaic_gpu {op} takes head_dim 64, 128 or 256 and equal K and V pools, got q {q.shape}, k {k_pages.shape}")
     if C not in (16, 32, 64, 128):
         raise ValueError(f"mosaic_gpu {op} takes pages of 16, 32, 64 or 128 tokens, got {C}")
+
+
+def first_page_of(first_page: Array | None) -> Array:
+    """The option `first_page` as the kernels take it."""
+    return jnp.zeros((1,), jnp.int32) if first_page is None else first_page.astype(jnp.int32)
+
+
+@dataclass(frozen=True)
+class PageTable:
+    """Inside a kernel: a page table, whose numbers count from the pool's page `first`."""
+
+    ref: Any
+    first: Array
+
+    def __getitem__(self, place: tuple[Any, Any]) -> Array:
+        return self.ref[place] + self.first

@@ -18,7 +18,8 @@ from pallas_kernels import add_norm, gated_matmul, paged_decode, paged_extend, r
 from pallas_kernels.quantised import SCALE_DTYPE, is_quantised
 from pallas_kernels.rope_write import HeadRows
 
-PAGES = PartitionSpec(None, "tensor", None, None)  # [P, K, C, H]: every device holds all pages of its own heads
+PAGES = PartitionSpec(None, "tensor", None, None)  # [L·P, K, C, H]: every device holds all pages of its own heads
+NOWHERE = 2**30  # the page of a token that is to be written nowhere: beyond every pool, with any layer's first page added
 HEADS = PartitionSpec(None, "tensor", None)  # [T, heads, H]
 
 
@@ -44,11 +45,11 @@ def page_bytes(layers: int, kv_heads: int, page_size: int, head_dim: int, dtype:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class KVCache:
-    """The pool: for each layer keys and values `[P, K, C, H]`, heads split over "tensor". Donated to and returned by every step.
+    """The pool: of each kind of layers keys and values `[L·P, K, C, H]`, P pages of each of its L layers, one layer after another; heads
+    split over "tensor". Donated to and returned by every step: in one array a kind, since each one costs the host some microseconds of it.
 
-    Layers of several kinds have page numbers of their own: `kinds` says of each layer which it is of. There is one kind when it is empty.
-    Keys and values of 8 bits are to be multiplied with `scales` `[P, K, 2, C]`, one of each token's key and one of its value in every head;
-    in other types there are none.
+    `kinds` says of each layer which kind it is of; each has page numbers of its own. Keys and values of 8 bits are to be multiplied with
+    `scales` `[L·P, K, 2, C]`, one of each token's key and one of its value in every head; in other types there are none.
     """
 
     k: tuple[Array, ...]
@@ -59,30 +60,34 @@ class KVCache:
     @staticmethod
     def of_kinds(pools: Sequence[KVCache], kinds: tuple[int, ...]) -> KVCache:
         """The pools of several kinds as one; layer i is the next one of pool `kinds[i]`."""
-        parts = [tuple(map(iter, (pool.k, pool.v, pool.scales))) for pool in pools]
-        layers = [tuple(next(leaves, None) for leaves in parts[kind]) for kind in kinds]
-        k, v, scales = (tuple(leaf for leaf in leaves if leaf is not None) for leaves in zip(*layers, strict=True))
+        k, v, scales = (sum(leaves, ()) for leaves in zip(*((pool.k, pool.v, pool.scales) for pool in pools), strict=True))
         return KVCache(k, v, scales, kinds)
 
     @property
     def num_pages(self) -> tuple[int, ...]:
         """P of each kind."""
-        firsts = [self.kinds.index(kind) for kind in range(max(self.kinds) + 1)] if self.kinds else [0]
-        return tuple(self.k[layer].shape[0] for layer in firsts)
+        return tuple(leaf.shape[0] // self.kinds.count(kind) for kind, leaf in enumerate(self.k))
 
-    def kind_of(self, layer: int) -> int:
-        """Which kind a layer is of."""
-        return self.kinds[layer] if self.kinds else 0
+    def first_page(self, layer: int) -> int:
+        """Where a layer's pages begin in the arrays of its kind."""
+        kind = self.kinds[layer]
+        return self.kinds[:layer].count(kind) * self.num_pages[kind]
+
+    def places(self, kind: int, page_N: Array) -> Array:
+        """Where pages lie in the arrays of a kind, `[L, N]`; those beyond the pool lie beyond the array. Indices of the first axis: where
+        those of another are scattered, XLA for GPUs brings the whole array into another layout and back."""
+        pages, layers = self.num_pages[kind], self.kinds.count(kind)
+        beyond = jnp.where(page_N < pages, page_N, page_N + (layers - 1) * pages)
+        return jnp.arange(layers, dtype=page_N.dtype)[:, None] * pages + beyond
 
     def each(self, function: Callable[[int, Array], Array]) -> KVCache:
         """`function(kind, leaf)` of every leaf."""
-        parts = (tuple(function(self.kind_of(i), leaf) for i, leaf in enumerate(leaves)) for leaves in (self.k, self.v, self.scales))
-        k, v, scales = parts
+        k, v, scales = (tuple(function(kind, leaf) for kind, leaf in enumerate(leaves)) for leaves in (self.k, self.v, self.scales))
         return KVCache(k, v, scales, self.kinds)
 
-    def layer(self, index: int) -> tuple[Array, ...]:
-        """One layer's keys, values and, if there are any, scales."""
-        return self.k[index], self.v[index], *self.scales[index : index + 1]
+    def of_kind(self, kind: int) -> tuple[Array, ...]:
+        """One kind's keys, values and, if there are any, scales."""
+        return self.k[kind], self.v[kind], *self.scales[kind : kind + 1]
 
     @staticmethod
     def abstract(layers: int, num_pages: int, kv_heads: int, page_size: int, head_dim: int, dtype: DTypeLike, mesh: Mesh) -> KVCache:
@@ -91,9 +96,9 @@ class KVCache:
         if kv_heads % shards:
             raise ValueError(f"{kv_heads} KV heads cannot be split over {shards} devices; repeat them to a multiple of {shards}")
         place = NamedSharding(mesh, PAGES)
-        page = jax.ShapeDtypeStruct((num_pages, kv_heads, page_size, head_dim), jnp.dtype(dtype), sharding=place)
-        scale = jax.ShapeDtypeStruct((num_pages, kv_heads, 2, page_size), SCALE_DTYPE, sharding=place)
-        return KVCache((page,) * layers, (page,) * layers, (scale,) * (layers if is_quantised(dtype) else 0))
+        pages = jax.ShapeDtypeStruct((layers * num_pages, kv_heads, page_size, head_dim), jnp.dtype(dtype), sharding=place)
+        scales = jax.ShapeDtypeStruct((layers * num_pages, kv_heads, 2, page_size), SCALE_DTYPE, sharding=place)
+        return KVCache((pages,), (pages,), (scales,) if is_quantised(dtype) else (), (0,) * layers)
 
 
 @jax.tree_util.register_dataclass
@@ -102,7 +107,7 @@ class PagedInputs:
     """Where a step's tokens live, for the layers of one kind. The step has B decode tokens, then the tokens of R ragged chunks; either part
     may be empty.
 
-    `chunk_starts` count from the first chunk token. A token written to page P (the number of pages) or beyond is dropped.
+    `chunk_starts` count from the first chunk token. A token written to page `NOWHERE` is dropped.
     """
 
     decode_tables_BM: Array
@@ -152,24 +157,26 @@ class PagedContext(RowKernels):
     ):
         super().__init__(backend, mesh)
         self.prompt_length_T = prompt_length_T
-        self._layers = [kv.layer(index) for index in range(len(kv.k))]
-        self._inputs, self._kinds = [inputs[kv.kind_of(index)] for index in range(len(kv.k))], kv.kinds
+        self._given, self._inputs = kv, inputs
+        self._pools = [kv.of_kind(kind) for kind in range(len(kv.k))]
         self._backend, self._whole = backend, whole
         self._plans: dict[int | None, _Plans] = {}
 
     @property
     def kv(self) -> KVCache:
         """The cache with everything written so far."""
-        k, v, *scales = (tuple(pools) for pools in zip(*self._layers, strict=True)) if self._layers else ((), ())
-        return KVCache(k, v, scales[0] if scales else (), self._kinds)
+        k, v, *scales = (tuple(pools) for pools in zip(*self._pools, strict=True)) if self._pools else ((), ())
+        return KVCache(k, v, scales[0] if scales else (), self._given.kinds)
 
     def attend(self, layer: int, rows: HeadRows, *, scale: float, window: int | None = None, softcap: float | None = None) -> Array:
         """Write the step's keys and values into the layer's pages, then attend; returns `o_TNH`."""
         how = _How(self._backend, self._mesh, scale, window, softcap, self._whole)
-        pages, inputs = self._layers[layer], self._inputs[layer]
+        kind = self._given.kinds[layer]
+        pages, inputs = self._pools[kind], self._inputs[kind]
         if window not in self._plans:
             self._plans[window] = _plan(how, inputs, pages[0], rows)
-        o_TNH, self._layers[layer] = _write_and_attend(how, rows, pages, inputs, self._plans[window])
+        first_page = jnp.full((1,), self._given.first_page(layer), jnp.int32)
+        o_TNH, self._pools[kind] = _write_and_attend(how, rows, pages, inputs, self._plans[window], first_page)
         return o_TNH
 
 
@@ -215,7 +222,7 @@ def _plan(how: _How, inputs: PagedInputs, pages: Array, rows: HeadRows) -> _Plan
 # One inner jit: a model's layers are unrolled, and without it every layer would trace and lower the kernels again.
 @functools.partial(jax.jit, static_argnums=0)
 def _write_and_attend(
-    how: _How, rows: HeadRows, pages: tuple[Array, ...], inputs: PagedInputs, plans: _Plans
+    how: _How, rows: HeadRows, pages: tuple[Array, ...], inputs: PagedInputs, plans: _Plans, first_page: Array
 ) -> tuple[Array, tuple[Array, ...]]:
     whole = PartitionSpec()
     specs = dataclasses.replace(
@@ -230,20 +237,23 @@ def _write_and_attend(
     run = jax.shard_map(
         functools.partial(_shard, how),
         mesh=how.mesh,
-        in_specs=(specs, (PAGES,) * len(pages), whole, whole),
+        in_specs=(specs, (PAGES,) * len(pages), whole, whole, whole),
         out_specs=(HEADS, (PAGES,) * len(pages)),
         check_vma=False,
     )
-    return run(rows, pages, inputs, plans)
+    return run(rows, pages, inputs, plans, first_page)
 
 
-def _shard(how: _How, rows: HeadRows, pages: tuple[Array, ...], inputs: PagedInputs, plans: _Plans) -> tuple[Array, tuple[Array, ...]]:
+def _shard(
+    how: _How, rows: HeadRows, pages: tuple[Array, ...], inputs: PagedInputs, plans: _Plans, first_page: Array
+) -> tuple[Array, tuple[Array, ...]]:
     """One device's heads: no communication."""
     own = dataclasses.replace(rows, qkv=rows.qkv[:, 0], bias=None if rows.bias is None else rows.bias[0])
-    q_TNH, written = _write(how.backend, own, pages, inputs)
+    q_TNH, written = _write(how.backend, own, pages, (inputs.write_page_T, inputs.write_offset_T, first_page))
     k_pages, v_pages, *scales = written
     B, T = inputs.decode_lengths_B.shape[0], q_TNH.shape[0]
     options: dict[str, Any] = {"backend": how.backend, "scale": how.scale, "window": how.window, "softcap": how.softcap}
+    options["first_page"] = first_page
     options |= {"scales": scales[0]} if scales else {}
     parts = []
     if B:
@@ -255,17 +265,15 @@ def _shard(how: _How, rows: HeadRows, pages: tuple[Array, ...], inputs: PagedInp
     return (parts[0] if len(parts) == 1 else jnp.concatenate(parts)), written
 
 
-def _write(backend: str, rows: HeadRows, pages: tuple[Array, ...], inputs: PagedInputs) -> tuple[Array, tuple[Array, ...]]:
-    """Queries, and the pages with the step's keys and values. An attention back end without a kernel for the write is served by the
-    reference: XLA's scatter is in place too."""
-    page_T, offset_T = inputs.write_page_T, inputs.write_offset_T
+def _write(backend: str, rows: HeadRows, pages: tuple[Array, ...], places: tuple[Array, ...]) -> tuple[Array, tuple[Array, ...]]:
+    """Queries, and the pages with the step's keys and values at `places`: pages, offsets in them, the layer's first page. An attention back
+    end without a kernel for the write is served by the reference: XLA's scatter is in place too."""
     if len(pages) == 2:
         writer = backend if backend in rope_write.BACKENDS else "reference"
-        q_TNH, k_pages, v_pages = rope_write.rope_write(rows, *pages, page_T, offset_T, backend=writer)
+        q_TNH, k_pages, v_pages = rope_write.rope_write(rows, *pages, *places, backend=writer)
         return q_TNH, (k_pages, v_pages)
-    k_pages, v_pages, scales = pages
     writer = backend if backend in rope_write.QUANTISED else "reference"
-    q_TNH, *written = rope_write.rope_write_quantised(rows, k_pages, v_pages, scales, page_T, offset_T, backend=writer)
+    q_TNH, *written = rope_write.rope_write_quantised(rows, *pages, *places, backend=writer)
     return q_TNH, tuple(written)
 
 

@@ -9,42 +9,45 @@ import jax.numpy as jnp
 from jax import Array
 from jax.sharding import NamedSharding, PartitionSpec
 
+from jaxllm.cache.kv import KVCache
+
 type Page = tuple[Array, ...]  # one page of every layer: an array [arrays of one shape, *that shape] for each shape in the pool
 
 
-def take(pool: Any, page_N: Array) -> tuple[Any, tuple[Page, ...]]:
+def take(pool: KVCache, page_N: Array) -> tuple[KVCache, tuple[Page, ...]]:
     """The pool as it was, which must be donated, and N pages of it. Numbers beyond the pool give any page."""
-    leaves = jax.tree.leaves(pool)
-    stacks = [jnp.stack([leaves[i].at[page_N].get(mode="clip") for i in group], axis=1) for group in _groups(leaves)]
-    return pool, tuple(tuple(stack[n] for stack in stacks) for n in range(page_N.shape[0]))
+    leaves, places = jax.tree.leaves(pool), pool.places(0, page_N)
+    stacks = [jnp.concatenate([leaves[i].at[places].get(mode="clip") for i in group]) for group in _groups(pool)]
+    return pool, tuple(tuple(stack[:, n] for stack in stacks) for n in range(page_N.shape[0]))
 
 
-def put(pool: Any, page_N: Array, pages: tuple[Page, ...]) -> tuple[Any, Array]:
+def put(pool: KVCache, page_N: Array, pages: tuple[Page, ...]) -> tuple[KVCache, Array]:
     """The pool, which must be donated, with N pages written, and a value that is there when they are. Numbers must differ; those beyond the
     pool are dropped."""
     leaves, treedef = jax.tree.flatten(pool)
-    for at, group in enumerate(_groups(leaves)):
-        for place, i in enumerate(group):
-            rows = jnp.stack([page[at][place] for page in pages])
-            leaves[i] = leaves[i].at[page_N].set(rows, mode="drop", unique_indices=True)
+    places = pool.places(0, page_N)
+    for at, group in enumerate(_groups(pool)):
+        parts = jnp.split(jnp.stack([page[at] for page in pages], axis=1), len(group))
+        for i, rows in zip(group, parts, strict=True):
+            leaves[i] = leaves[i].at[places].set(rows, mode="drop", unique_indices=True)
     return jax.tree.unflatten(treedef, leaves), page_N[:1] + 0
 
 
-def page_shapes(pool: Any, memory_kind: str | None = None) -> tuple[jax.ShapeDtypeStruct, ...]:
+def page_shapes(pool: KVCache, memory_kind: str | None = None) -> tuple[jax.ShapeDtypeStruct, ...]:
     """Shape and sharding of one page of an abstract pool, in the memory of that kind."""
-    leaves = jax.tree.leaves(pool)
+    leaves, layers = jax.tree.leaves(pool), len(pool.kinds)
     found = []
-    for group in _groups(leaves):
+    for group in _groups(pool):
         leaf = leaves[group[0]]
         spec = PartitionSpec(None, *leaf.sharding.spec[1:])
         sharding = NamedSharding(leaf.sharding.mesh, spec, memory_kind=memory_kind)
-        found.append(jax.ShapeDtypeStruct((len(group), *leaf.shape[1:]), leaf.dtype, sharding=sharding))
+        found.append(jax.ShapeDtypeStruct((len(group) * layers, *leaf.shape[1:]), leaf.dtype, sharding=sharding))
     return tuple(found)
 
 
-def _groups(leaves: list[Any]) -> list[list[int]]:
-    """Leaves whose pages have the same shape and type."""
+def _groups(pool: KVCache) -> list[list[int]]:
+    """Leaves whose pages have the same shape and type. A pool whose pages travel has layers of one kind."""
     found: dict[Any, list[int]] = {}
-    for i, leaf in enumerate(leaves):
+    for i, leaf in enumerate(jax.tree.leaves(pool)):
         found.setdefault((leaf.shape[1:], leaf.dtype), []).append(i)
     return list(found.values())

@@ -10,7 +10,7 @@ from flax import nnx
 from jax import Array
 from jax.sharding import Mesh, NamedSharding
 
-from jaxllm.cache.kv import KVCache, PagedContext, PagedInputs, RowKernels
+from jaxllm.cache.kv import NOWHERE, KVCache, PagedContext, PagedInputs, RowKernels
 from jaxllm.cache.transfer import Page, put, take
 from jaxllm.engine.batch import ChunkLayout, Shapes, ingest_shapes, packed_size, unpack
 from jaxllm.engine.state import ASKS, PROGRESS, SlotState, columns_of
@@ -153,13 +153,13 @@ def score(model: Model, mode: str, count: int, weights: tuple[Array, ...], state
 def copy(kv: KVCache, buffer: Array, *, local: NamedSharding) -> KVCache:
     """Copy pages of every layer. `buffer` holds for each kind of layers so many sources, then as many targets, and may lie in pinned host
     memory; all sources are read before a target is written. A pair whose target is page P does nothing."""
-    rows = list(jax.device_put(buffer, local).reshape(2 * len(kv.num_pages), -1))
-    return kv.each(lambda kind, pages: _copied(pages, *rows[2 * kind : 2 * kind + 2]))
+    rows = jax.device_put(buffer, local).reshape(len(kv.num_pages), 2, -1)
 
+    def copied(kind: int, pages: Array) -> Array:
+        source, target = (kv.places(kind, row) for row in rows[kind])
+        return pages.at[target].set(pages[source], mode="drop")
 
-@jax.jit  # so that one layer's copy is traced and lowered for all
-def _copied(pages: Array, source: Array, target: Array) -> Array:
-    return pages.at[target].set(pages[source], mode="drop")
+    return kv.each(copied)
 
 
 def save(kv: KVCache, buffer: Array, *, local: NamedSharding) -> tuple[KVCache, tuple[Page, ...]]:
@@ -260,7 +260,7 @@ class _DecodeRegion:
 
 
 def _decode_region(state: SlotState, rows: int, kv: KVCache, page_size: int) -> _DecodeRegion:
-    """Rows that are not alive write to the dropped page P and attend to nothing."""
+    """Rows that are not alive write nowhere and attend to nothing."""
     slots = state.rows[:rows]
     now = columns_of(state.progress[slots], PROGRESS)
     alive, position = now["alive"], now["position"]
@@ -270,7 +270,7 @@ def _decode_region(state: SlotState, rows: int, kv: KVCache, page_size: int) -> 
         alive=alive,
         token=jnp.maximum(now["token"], 0),
         position=position,
-        pages=[jnp.where(alive, page, num_pages) for page, num_pages in zip(owned, kv.num_pages, strict=True)],
+        pages=[jnp.where(alive, page, NOWHERE) for page in owned],
         offset=position % page_size,
         lengths=jnp.where(alive, position + 1, 0),
         prompt_length=columns_of(state.asks[slots], ASKS)["prompt_length"],
@@ -278,13 +278,13 @@ def _decode_region(state: SlotState, rows: int, kv: KVCache, page_size: int) -> 
 
 
 def _chunk_writes(batch: dict[str, Array], kv: KVCache, page_size: int) -> tuple[list[Array], Array]:
-    """Page, of each kind of layers, and offset of every chunk token; padding tokens (row R) go to the dropped page, and so do those whose
-    KV is there already."""
+    """Page, of each kind of layers, and offset of every chunk token; padding tokens (row R) go nowhere, and so do those whose KV is there
+    already."""
     table, row, position = batch["table"], batch["row"], batch["position"]
     own = jnp.minimum(row, table.shape[0] - 1)
     owned = [table[own, index] for index in _columns(position // page_size, table, kv)]
     new = (row < table.shape[0]) & (position >= batch["kept"][own])
-    return [jnp.where(new, page, num_pages) for page, num_pages in zip(owned, kv.num_pages, strict=True)], position % page_size
+    return [jnp.where(new, page, NOWHERE) for page in owned], position % page_size
 
 
 def _tables(table_RM: Array, kv: KVCache) -> list[Array]:

@@ -6,7 +6,7 @@ from typing import Unpack
 
 from jax import Array
 
-from pallas_kernels.backends import AttentionOptions, Backends
+from pallas_kernels.backends import AttentionOptions, Backends, shifted
 
 BACKENDS = Backends(__name__, "decode_attention", ("reference", "xla", "mosaic_gpu", "mosaic_tpu"))
 
@@ -23,7 +23,8 @@ def decode_attention(
 ) -> Array:
     """Attention of each row's newest token over the tokens in its pages; returns `o_BNH` in q's dtype.
 
-    `k_pages` and `v_pages` are `[P, K, C, H]`; token j of row b lives in page `page_table_BM[b, j // C]` at offset `j % C`.
+    `k_pages` and `v_pages` are `[P, K, C, H]`; token j of row b lives in page `page_table_BM[b, j // C]`, plus `first_page`, at offset
+    `j % C`.
     `lengths_B` counts the newest token, whose key and value are already written; its position is `length - 1`. Length 0 is a row
     that is not in use and gives zeros. Query head n uses key head `n // (N / K)`. With `window` w a query at position p sees keys
     p - w < j <= p. `softcap` s maps scores x to s·tanh(x / s). `sinks` adds one logit a query head to the denominator. Whatever lies
@@ -34,4 +35,6 @@ def decode_attention(
     `UnknownBackend` for a name not in `BACKENDS`.
     """
     run = BACKENDS[backend]
+    if backend != "mosaic_gpu":
+        page_table_BM = shifted(page_table_BM, options)
     return run(q_BNH, k_pages, v_pages, page_table_BM, lengths_B, **options)

@@ -15,6 +15,7 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from pallas_kernels.mosaic_gpu import PageTable
 from pallas_kernels.paged_decode.mosaic_flags import await_flag, raise_flag
 from pallas_kernels.paged_decode.mosaic_flash import ROWS, TILE, Carry, Spec, start
 from pallas_kernels.paged_decode.mosaic_kernel import copy_queries, copy_tile, fold_tile, pages_of, step_over
@@ -24,13 +25,13 @@ from pallas_kernels.paged_decode.plan import LANE_FIELDS, ROW_FIELDS, DecodePlan
 
 
 def attend_clusters(
-    spec: Spec, q: Array, k_pages: Array, v_pages: Array, table: Array, lengths: Array, plan: DecodePlan, sinks: Array | None
+    spec: Spec, q: Array, pools: tuple[Array, ...], rows: tuple[Array, ...], plan: DecodePlan, sinks: Array | None
 ) -> Array:
-    """Runs every cluster's share and returns `o_BNH`. q is `[B * N, H]`, at least `spec.group` rows.
+    """Runs every cluster's share and returns `o_BNH`. Arguments as of `mosaic_kernel.attend`, pages of 16 bits.
 
     The interpreter has neither flags nor shared memory of neighbours: there every block leaves its parts and they are merged outside.
     """
-    given = (q, k_pages, v_pages, table, lengths, plan.rows_B4, plan.lanes_LF, *(() if sinks is None else (sinks,)))
+    given = (q, *pools, *rows, plan.rows_B4, plan.lanes_LF, *(() if sinks is None else (sinks,)))
     if spec.interpret is None:
         return _launch(spec, plan.lanes_LF.shape[0], given)[0]
     return _merge(spec, plan, *_launch(spec, plan.lanes_LF.shape[0], given))
@@ -40,7 +41,7 @@ def _launch(spec: Spec, lanes: int, given: tuple[Array, ...]) -> tuple[Array, ..
     H, G, group, stages, queries, cluster = spec.H, spec.G, spec.group, spec.tuning.stages, spec.tuning.queries, spec.tuning.cluster
     merged, swapped = spec.interpret is None, spec.tuning.swapped
 
-    def decode_cluster(q_ref, k_ref, v_ref, table_ref, lengths_ref, rows_ref, lanes_ref, *rest, **sm):  # type: ignore[no-untyped-def]
+    def decode_cluster(q_ref, k_ref, v_ref, table_ref, page_ref, lengths_ref, rows_ref, lanes_ref, *rest, **sm):  # type: ignore[no-untyped-def]
         *sinks_ref, o_ref, parts_o, parts_lse = rest
         rank = lax.axis_index("rank") if cluster > 1 else jnp.int32(0)
         # An owner waits for its followers, which have higher lanes: these come first in the grid, so where clusters start in its order
@@ -67,6 +68,7 @@ def _launch(spec: Spec, lanes: int, given: tuple[Array, ...]) -> tuple[Array, ..
         @pl.when(wg == 1)
         def _producer() -> None:
             plgpu.set_max_registers(40, action="decrease")
+            table = PageTable(table_ref, page_ref[0])
 
             def row(r, fields, mine, tiles, busy, live):  # type: ignore[no-untyped-def]
                 _, _, length, zero, begin = fields
@@ -75,7 +77,7 @@ def _launch(spec: Spec, lanes: int, given: tuple[Array, ...]) -> tuple[Array, ..
                 @pl.loop(0, mine)
                 def _tile(i):  # type: ignore[no-untyped-def]
                     first = (begin + i * cluster - zero) * TILE
-                    pages = pages_of(spec, table_ref, r, first, last_page)  # before the wait, so that they come during it
+                    pages = pages_of(spec, table, r, first, last_page)  # before the wait, so that they come during it
                     at = lax.rem(tiles + i, jnp.int32(stages))
                     with jax.named_scope("wait for a slot"):
                         pl.when(tiles + i >= stages)(lambda: plgpu.barrier_wait(sm["free"].at[at]))

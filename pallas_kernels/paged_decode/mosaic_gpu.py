@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from pallas_kernels.backends import AttentionOptions, pools_of
-from pallas_kernels.mosaic_gpu import check_pages
+from pallas_kernels.mosaic_gpu import check_pages, first_page_of
 from pallas_kernels.paged_decode.mosaic_cluster import attend_clusters
 from pallas_kernels.paged_decode.mosaic_flash import TILE, Spec, Tuning
 from pallas_kernels.paged_decode.mosaic_kernel import attend
@@ -136,9 +136,9 @@ def decode_attention(
         sinks = sinks.astype(jnp.float32)
     if tuning.consumers > 1 and (spec.kv_dtype is None or tuning.stages % 2):
         raise ValueError(f"two consumers take 8-bit pages and an even number of stages; got {k_pages.dtype} and {tuning.stages}")
-    if tuning.cluster:
-        return attend_clusters(spec, q_QH, k_pages, v_pages, page_table_BM.astype(jnp.int32), lengths_B.astype(jnp.int32), planned, sinks)
-    return attend(spec, q_QH, pools, page_table_BM.astype(jnp.int32), lengths_B.astype(jnp.int32), planned, sinks)
+    rows = (page_table_BM.astype(jnp.int32), first_page_of(options.get("first_page")), lengths_B.astype(jnp.int32))
+    run = attend_clusters if tuning.cluster else attend
+    return run(spec, q_QH, pools, rows, planned, sinks)
 
 
 jitted = functools.partial(jax.jit, static_argnames=("scale", "window", "softcap", "whole", "tuning", "interpret"))(decode_attention)

@@ -11,6 +11,7 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from pallas_kernels.mosaic_gpu import PageTable
 from pallas_kernels.paged_decode import mosaic_narrow as narrow
 from pallas_kernels.paged_decode.mosaic_flags import await_flag, raise_flag
 from pallas_kernels.paged_decode.mosaic_flash import ROWS, TILE, Carry, Spec, fold, part_scores, scores_of, start, zero_tail
@@ -20,14 +21,14 @@ from pallas_kernels.paged_decode.plan import LANE_FIELDS, ROW_FIELDS, DecodePlan
 QUERY_LAYOUT = plgpu.Layout.TILED(plgpu.Tiling(((8, 64), (2, 64), (4,))), warp_dims=(-5,), lane_dims=(-3, -2), vector_dim=-1)
 
 
-def attend(spec: Spec, q: Array, pools: tuple[Array, ...], table: Array, lengths: Array, plan: DecodePlan, sinks: Array | None) -> Array:
+def attend(spec: Spec, q: Array, pools: tuple[Array, ...], rows: tuple[Array, ...], plan: DecodePlan, sinks: Array | None) -> Array:
     """Runs every lane's share and returns `o_BNH`. q is `[B * N, H]`, at least `spec.group` rows; `pools` are pages of keys and of values,
-    and their scales if they have some.
+    and their scales if they have some; `rows` are the page table, its first page, and the lengths.
 
     The interpreter sees no flags and would report what owners read of their followers' parts as races. There the kernel runs twice: once
     without merging, and again with the parts of the first run as inputs.
     """
-    given = (q, *pools, table, lengths, plan.rows_B4, plan.lanes_LF, *(() if sinks is None else (sinks,)))
+    given = (q, *pools, *rows, plan.rows_B4, plan.lanes_LF, *(() if sinks is None else (sinks,)))
     if spec.interpret is None:
         return _launch(spec, plan.lanes_LF.shape[0], "both", given)[0]
     _, *parts = _launch(spec, plan.lanes_LF.shape[0], "parts", given)
@@ -44,7 +45,7 @@ def _launch(spec: Spec, lanes: int, phase: str, given: tuple[Array, ...]) -> tup
 
     def decode_attend(q_ref, *refs, **sm):  # type: ignore[no-untyped-def]
         pool_refs = refs[:pools]
-        table_ref, lengths_ref, rows_ref, lanes_ref, *rest = refs[pools:]
+        table_ref, page_ref, lengths_ref, rows_ref, lanes_ref, *rest = refs[pools:]
         *more, o_ref, parts_o, parts_lse = rest
         if phase == "merge":
             *sinks_ref, merge_o, merge_lse = more
@@ -73,6 +74,7 @@ def _launch(spec: Spec, lanes: int, phase: str, given: tuple[Array, ...]) -> tup
         @pl.when(wg == 1)
         def _producer() -> None:
             plgpu.set_max_registers(40, action="decrease")
+            table = PageTable(table_ref, page_ref[0])
 
             def row(r, fields, n):  # type: ignore[no-untyped-def]
                 _, _, length, zero, begin, end = fields
@@ -80,7 +82,7 @@ def _launch(spec: Spec, lanes: int, phase: str, given: tuple[Array, ...]) -> tup
 
                 @pl.loop(begin, end)
                 def _tile(t):  # type: ignore[no-untyped-def]
-                    pages = pages_of(spec, table_ref, r, (t - zero) * TILE, last_page)  # before the wait, so that they come during it
+                    pages = pages_of(spec, table, r, (t - zero) * TILE, last_page)  # before the wait, so that they come during it
                     at = _take(sm["free"], t - low, stages)
                     (copy_tile if spec.kv_dtype is None else narrow.copy_tile)(spec, pool_refs, pages, h, sm, at)
 
@@ -225,13 +227,13 @@ def _scratch(spec: Spec) -> dict[str, Any]:
     return scratch
 
 
-def pages_of(spec: Spec, table_ref: Any, row: Array, first: Array, last_page: Array) -> list[Any]:
+def pages_of(spec: Spec, table: PageTable, row: Array, first: Array, last_page: Array) -> list[Any]:
     """Where the tile at token `first` lies: (page, first token in it) of each copy; pages past the row's last repeat the last."""
     C = jnp.int32(spec.C)
     if spec.copies == 1:
         within = lax.rem(first, C)
-        return [(table_ref[row, lax.div(first, C)], within if spec.C > TILE else None)]
-    return [(table_ref[row, jnp.minimum(lax.div(first, C) + j, last_page)], None) for j in range(spec.copies)]
+        return [(table[row, lax.div(first, C)], within if spec.C > TILE else None)]
+    return [(table[row, jnp.minimum(lax.div(first, C) + j, last_page)], None) for j in range(spec.copies)]
 
 
 def copy_tile(spec: Spec, pools: tuple[Any, ...], pages: list[Any], h: Array, sm: dict[str, Any], at: Array) -> None:

@@ -6,7 +6,7 @@ from typing import Unpack
 
 from jax import Array
 
-from pallas_kernels.backends import AttentionOptions, Backends
+from pallas_kernels.backends import AttentionOptions, Backends, shifted
 
 BACKENDS = Backends(__name__, "extend_attention", ("reference", "xla", "mosaic_gpu", "mosaic_tpu"))
 
@@ -28,8 +28,10 @@ def extend_attention(
     Row r's queries are `q_TNH[starts[r] : starts[r] + lengths[r]]`, at positions `kv_lengths[r] - lengths[r]` to `kv_lengths[r] - 1`
     of its sequence; their keys and values are already in its pages, as is the prefix before them. Each sees the keys up to its own
     position (bottom-right causal). Rows do not overlap; length 0 is a row that is not in use; tokens of no row give zeros.
-    Pages, `scales`, heads, `window`, `softcap`, `sinks`, poison and errors as in `paged_decode.decode_attention`.
+    Pages, `first_page`, `scales`, heads, `window`, `softcap`, `sinks`, poison and errors as in `paged_decode.decode_attention`.
     """
     run = BACKENDS[backend]
+    if backend != "mosaic_gpu":
+        page_table_RM = shifted(page_table_RM, options)
     rows = (page_table_RM, starts_R, lengths_R, kv_lengths_R)
     return run(q_TNH, k_pages, v_pages, *rows, **options)

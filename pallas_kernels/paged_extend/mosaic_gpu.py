@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from pallas_kernels.backends import AttentionOptions, pools_of
-from pallas_kernels.mosaic_gpu import check_pages
+from pallas_kernels.mosaic_gpu import check_pages, first_page_of
 from pallas_kernels.paged_extend.mosaic_kernel import ROWS, Spec, Tuning, attend
 from pallas_kernels.paged_extend.plan import Cut, ExtendPlan, make_plan
 
@@ -108,4 +108,5 @@ def extend_attention(
     pools = pools_of(k_pages, v_pages, options)
     if len(pools) > 2:
         spec = spec._replace(kv_dtype=k_pages.dtype.name)
-    return attend(spec, q_TNH, pools, page_table_RM.astype(jnp.int32), planned, sinks)
+    table = (page_table_RM.astype(jnp.int32), first_page_of(options.get("first_page")))
+    return attend(spec, q_TNH, pools, table, planned, sinks)

@@ -11,6 +11,7 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from pallas_kernels.mosaic_gpu import PageTable
 from pallas_kernels.paged_decode.mosaic_flags import await_flag, raise_flag
 from pallas_kernels.paged_extend import mosaic_narrow as narrow
 from pallas_kernels.paged_extend.mosaic_flash import ROWS, Spec, Tuning, add_sinks, finish, fold, merge, start
@@ -37,13 +38,14 @@ class _Unit(NamedTuple):
     m: Array
 
 
-def attend(spec: Spec, q: Array, pools: tuple[Array, ...], table: Array, plan: ExtendPlan, sinks: Array | None) -> Array:
-    """Runs every lane's share and returns `o_TNH`; `pools` are pages of keys and of values, and their scales if they have some.
+def attend(spec: Spec, q: Array, pools: tuple[Array, ...], table: tuple[Array, Array], plan: ExtendPlan, sinks: Array | None) -> Array:
+    """Runs every lane's share and returns `o_TNH`; `pools` are pages of keys and of values, and their scales if they have some; `table` is
+    the page table and its first page.
 
     The interpreter sees no flags and would report what owners read of their followers' parts as races. There the kernel runs twice: once
     without merging, and again with the parts of the first run as inputs.
     """
-    given = (q, *pools, table, *plan, *(() if sinks is None else (sinks,)))
+    given = (q, *pools, *table, *plan, *(() if sinks is None else (sinks,)))
     if spec.interpret is None:
         return _launch(spec, plan, "both", given)[0]
     _, *parts = _launch(spec, plan, "parts", given)
@@ -58,7 +60,7 @@ def _launch(spec: Spec, plan: ExtendPlan, phase: str, given: tuple[Array, ...]) 
     pools = 2 if spec.kv_dtype is None else 3
 
     def extend_attend(q_ref, *refs, **sm):  # type: ignore[no-untyped-def]
-        pool_refs, (table_ref, items_ref, lanes_ref, *rest) = refs[:pools], refs[pools:]
+        pool_refs, (table_ref, page_ref, items_ref, lanes_ref, *rest) = refs[:pools], refs[pools:]
         *more, o_ref, parts_o, parts_lse = rest
         if phase == "merge":
             *sinks_ref, merge_o, merge_lse = more
@@ -94,7 +96,8 @@ def _launch(spec: Spec, plan: ExtendPlan, phase: str, given: tuple[Array, ...]) 
         @pl.when(wg == groups)
         def _producer() -> None:
             plgpu.set_max_registers(spec.registers[0], action="decrease")
-            n, m = each_unit(lambda u, unit: _produce(spec, unit, q_ref, pool_refs, table_ref, h, sm))
+            table = PageTable(table_ref, page_ref[0])
+            n, m = each_unit(lambda u, unit: _produce(spec, unit, q_ref, pool_refs, table, h, sm))
             parts = jnp.int32(0) if phase == "parts" else followers
             if phase == "both":
                 pl.when(parts > 0)(lambda: await_flag(lanes_ref.at[lane, LANE_FIELDS + h], parts * groups))
@@ -216,7 +219,7 @@ def _drain(spec: Spec, free: Any, n: Array) -> None:
         plgpu.barrier_wait(free.at[lax.rem(i, jnp.int32(spec.tuning.stages))])
 
 
-def _produce(spec: Spec, unit: _Unit, q_ref: Any, pools: tuple[Any, Any], table_ref: Any, h: Array, sm: dict[str, Any]) -> None:
+def _produce(spec: Spec, unit: _Unit, q_ref: Any, pools: tuple[Any, Any], table: PageTable, h: Array, sm: dict[str, Any]) -> None:
     """Copies a unit's queries, and its keys and values through the ring."""
     size, C = spec.size, spec.C
     last_page = lax.div(unit.keys - 1, jnp.int32(C))
@@ -224,10 +227,10 @@ def _produce(spec: Spec, unit: _Unit, q_ref: Any, pools: tuple[Any, Any], table_
     def places(t: Array) -> Iterator[tuple[Any, ...]]:
         """Page, head, first token in the page (None: the page is whole) and tokens of each copy of a tile."""
         if size < C:
-            page = table_ref[unit.row, lax.div(t * size, jnp.int32(C))]
+            page = table[unit.row, lax.div(t * size, jnp.int32(C))]
             yield page, h, pl.multiple_of(lax.rem(t * size, jnp.int32(C)), size), size
         for j in range(size // C):  # pages past the last that is seen repeat it
-            yield table_ref[unit.row, jnp.minimum(t * (size // C) + j, last_page)], h, None, C
+            yield table[unit.row, jnp.minimum(t * (size // C) + j, last_page)], h, None, C
 
     def copy(ref: Any, t: Array, dst: Any, barrier: Any) -> None:
         for j, (page, head, within, tokens) in enumerate(places(t)):

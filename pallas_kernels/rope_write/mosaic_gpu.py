@@ -16,6 +16,7 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from pallas_kernels.mosaic_gpu import first_page_of
 from pallas_kernels.quantised import clipped, inverse_of, is_quantised, scale_of
 from pallas_kernels.rope_write.rows import HeadRows
 
@@ -37,28 +38,43 @@ def check(rows: HeadRows, k_pages: Array, v_pages: Array) -> None:
 
 
 def rope_write(
-    rows: HeadRows, k_pages: Array, v_pages: Array, page_T: Array, offset_T: Array, *, interpret: Any = None
+    rows: HeadRows,
+    k_pages: Array,
+    v_pages: Array,
+    page_T: Array,
+    offset_T: Array,
+    first_page: Array | None = None,
+    *,
+    interpret: Any = None,
 ) -> tuple[Array, Array, Array]:
     """See `pallas_kernels.rope_write`. bfloat16 or float16; head_dim 64, 128, 256. Raises ValueError otherwise.
 
     `interpret` is a `plgpu.InterpretGPUParams` for machines without a GPU.
     """
     check(rows, k_pages, v_pages)
-    q_TNH, k_pages, v_pages = _launch(rows, (k_pages, v_pages), page_T, offset_T, interpret)
+    q_TNH, k_pages, v_pages = _launch(rows, (k_pages, v_pages), (page_T, offset_T, first_page_of(first_page)), interpret)
     return q_TNH, k_pages, v_pages
 
 
 def rope_write_quantised(
-    rows: HeadRows, k_pages: Array, v_pages: Array, scales: Array, page_T: Array, offset_T: Array, *, interpret: Any = None
+    rows: HeadRows,
+    k_pages: Array,
+    v_pages: Array,
+    scales: Array,
+    page_T: Array,
+    offset_T: Array,
+    first_page: Array | None = None,
+    *,
+    interpret: Any = None,
 ) -> tuple[Array, Array, Array, Array]:
     """As `rope_write`, into pages of 8-bit floats."""
     check(rows, k_pages, v_pages)
-    q_TNH, k_pages, v_pages, scales = _launch(rows, (k_pages, v_pages, scales), page_T, offset_T, interpret)
+    q_TNH, k_pages, v_pages, scales = _launch(rows, (k_pages, v_pages, scales), (page_T, offset_T, first_page_of(first_page)), interpret)
     return q_TNH, k_pages, v_pages, scales
 
 
-def _launch(rows: HeadRows, pools: tuple[Array, ...], page_T: Array, offset_T: Array, interpret: Any) -> tuple[Array, ...]:
-    """Queries, and the pools with the tokens' keys and values in them."""
+def _launch(rows: HeadRows, pools: tuple[Array, ...], places: tuple[Array, ...], interpret: Any) -> tuple[Array, ...]:
+    """Queries, and the pools with the tokens' keys and values in them. `places` are pages, offsets in them, and the first page."""
     quantised = len(pools) > 2
     T, _, H = rows.qkv.shape
     N, K, half = rows.queries, rows.keys, H // 2
@@ -67,7 +83,7 @@ def _launch(rows: HeadRows, pools: tuple[Array, ...], page_T: Array, offset_T: A
     fixed = quantised and rows.kv_scales is not None
     optional = [*([rows.bias] if biased else []), *([rows.kv_scales] if fixed else []), *(rows.norms or ())]
 
-    def rope_write_kernel(qkv_ref, cos_ref, sin_ref, page_ref, offset_ref, *rest):  # type: ignore[no-untyped-def]
+    def rope_write_kernel(qkv_ref, cos_ref, sin_ref, page_ref, offset_ref, first_ref, *rest):  # type: ignore[no-untyped-def]
         pool_refs, (*given, q_ref) = rest[: len(pools)], rest[len(pools) :]
         bias_ref, scales_ref = given[0] if biased else None, given[biased] if fixed else None
         tile, t = lax.axis_index("tile"), lax.axis_index("token")
@@ -104,7 +120,7 @@ def _launch(rows: HeadRows, pools: tuple[Array, ...], page_T: Array, offset_T: A
 
         @pl.when(tile >= N // q_tile)
         def _keys_and_values() -> None:
-            page, offset = page_ref[t], offset_ref[t]
+            page, offset = page_ref[t] + first_ref[0], offset_ref[t]
             first = (tile - N // q_tile) * k_tile
             values = load(N + K + first, k_tile)
             keys = turned(N + first, k_tile, given[-1] if normed else None)
@@ -130,7 +146,7 @@ def _launch(rows: HeadRows, pools: tuple[Array, ...], page_T: Array, offset_T: A
         **({} if interpret is None else {"interpret": interpret}),
     )
     written = [jax.new_ref(pool) for pool in pools]
-    q_TNH = run(rows.qkv, rows.cos, rows.sin, page_T.astype(jnp.int32), offset_T.astype(jnp.int32), *written, *optional)
+    q_TNH = run(rows.qkv, rows.cos, rows.sin, *(x.astype(jnp.int32) for x in places), *written, *optional)
     return q_TNH, *(ref[...] for ref in written)
 
 

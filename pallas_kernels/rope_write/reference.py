@@ -9,31 +9,34 @@ from pallas_kernels.quantised import quantise
 from pallas_kernels.rope_write.rows import HeadRows, exactly_rotated, rotated
 
 
-def rope_write(rows: HeadRows, k_pages: Array, v_pages: Array, page_T: Array, offset_T: Array) -> tuple[Array, Array, Array]:
+def rope_write(
+    rows: HeadRows, k_pages: Array, v_pages: Array, page_T: Array, offset_T: Array, first_page: Array | None = None
+) -> tuple[Array, Array, Array]:
     """See `pallas_kernels.rope_write`."""
     q_TNH, k_TKH, v_TKH = rotated(rows)
-    row_TK = _rows(k_pages, page_T, offset_T)
+    row_TK = _rows(k_pages, page_T, offset_T, first_page)
     return q_TNH, _put(k_pages, row_TK, k_TKH), _put(v_pages, row_TK, v_TKH)
 
 
 def rope_write_quantised(
-    rows: HeadRows, k_pages: Array, v_pages: Array, scales: Array, page_T: Array, offset_T: Array
+    rows: HeadRows, k_pages: Array, v_pages: Array, scales: Array, page_T: Array, offset_T: Array, first_page: Array | None = None
 ) -> tuple[Array, Array, Array, Array]:
     """See `pallas_kernels.rope_write`."""
     q_TNH, k_TKH, v_TKH = exactly_rotated(rows)
     given = (None, None) if rows.kv_scales is None else tuple(rows.kv_scales.T)
     (k8, k_scale_TK), (v8, v_scale_TK) = (quantise(x, k_pages.dtype, scale) for x, scale in zip((k_TKH, v_TKH), given, strict=True))
-    row_TK = _rows(k_pages, page_T, offset_T)
+    row_TK = _rows(k_pages, page_T, offset_T, first_page)
     P, K, _, C = scales.shape
     token = jnp.stack([row_TK // C * (2 * C) + row_TK % C + C * side for side in range(2)], axis=-1)
     flat = scales.reshape(-1).at[token].set(jnp.stack([k_scale_TK, v_scale_TK], axis=-1), mode="drop", unique_indices=True)
     return q_TNH.astype(rows.qkv.dtype), _put(k_pages, row_TK, k8), _put(v_pages, row_TK, v8), flat.reshape(scales.shape)
 
 
-def _rows(pages: Array, page_T: Array, offset_T: Array) -> Array:
+def _rows(pages: Array, page_T: Array, offset_T: Array, first_page: Array | None) -> Array:
     """Of each token and key head its row in the pages seen as `[P * K * C, H]`: over whole tokens, XLA for TPU brings the pool into another
     layout and back."""
     P, K, C, _ = pages.shape
+    page_T = page_T if first_page is None else page_T + first_page
     # Dropped tokens get a page each, so that "unique_indices" holds and no back end needs to order or guard the writes.
     page_T = jnp.where(page_T < P, page_T, P + jnp.arange(page_T.shape[0], dtype=page_T.dtype))
     return (page_T[:, None] * K + jnp.arange(K, dtype=page_T.dtype)) * C + offset_T[:, None]

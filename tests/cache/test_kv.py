@@ -11,12 +11,13 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 
 from jaxllm.cache import kv as kv_module
-from jaxllm.cache.kv import PAGES, KVCache, PagedContext, PagedInputs, page_bytes, zeros_of
+from jaxllm.cache.kv import NOWHERE, PAGES, KVCache, PagedContext, PagedInputs, page_bytes, zeros_of
 from jaxllm.nn.linear import Init
 from jaxllm.nn.mlp import GatedMLP
 from pallas_kernels import paged_decode, paged_extend
 from pallas_kernels.layout import dense_attention
 from pallas_kernels.rope_write import HeadRows
+from tests.by_layer import by_layer
 
 LAYERS, P, K, N, C, H = 2, 24, 8, 16, 16, 32
 OPTIONS = {"scale": 0.2, "window": None, "softcap": None}
@@ -55,7 +56,7 @@ def batch(decodes, chunks, table):
         chunk_starts_R=ints([start for _, start, *_ in chunks]),
         chunk_lengths_R=ints([length for _, _, length, _ in chunks]),
         chunk_kv_lengths_R=ints([length + prefix for *_, length, prefix in chunks]),
-        write_page_T=ints([table[row, j // C] if j >= 0 else P for row, j in places]),
+        write_page_T=ints([table[row, j // C] if j >= 0 else NOWHERE for row, j in places]),
         write_offset_T=ints([j % C for _, j in places]),
     )
 
@@ -98,7 +99,7 @@ def sequence_through_steps(mesh):
         unused = 53 - len(padded.write_page_T)
         padded = dataclasses.replace(
             padded,
-            write_page_T=np.pad(padded.write_page_T, (0, unused), constant_values=P),
+            write_page_T=np.pad(padded.write_page_T, (0, unused), constant_values=NOWHERE),
             write_offset_T=np.pad(padded.write_offset_T, (0, unused)),
         )
         o, kv = run(kv, padded, *arrays)
@@ -118,7 +119,7 @@ def test_every_device_holds_all_pages_of_its_own_heads(shards):
     kv, like = empty(mesh), KVCache.abstract(LAYERS, P, K, C, H, jnp.float32, mesh)
     for made, wanted in zip(jax.tree.leaves(kv), jax.tree.leaves(like), strict=True):
         assert (made.shape, made.dtype, made.sharding) == (wanted.shape, wanted.dtype, wanted.sharding)
-        assert made.addressable_shards[0].data.shape == (P, K // shards, C, H)
+        assert made.addressable_shards[0].data.shape == (LAYERS * P, K // shards, C, H)
         assert not np.asarray(made).any()
 
 
@@ -160,8 +161,8 @@ def test_a_row_that_is_not_alive_writes_nothing_and_reads_zeros():
     )
     assert not np.asarray(o[1]).any()
     assert np.asarray(o[0]).any()
-    written = np.argwhere(np.asarray(kv.k[0]).any(axis=(1, 3)))
-    assert written.tolist() == [[TABLE[0, 0], 4]]
+    written = np.argwhere(np.asarray(by_layer(kv)[0]).any(axis=(2, 4)))
+    assert written.tolist() == [[layer, TABLE[0, 0], 4] for layer in range(LAYERS)]
 
 
 def test_sharding_over_heads_changes_no_bit():
@@ -297,10 +298,12 @@ def test_an_unknown_back_end_is_refused():
         context.attend(0, rows_of(mesh_of(1), *tokens(1)), **OPTIONS)
 
 
-def test_the_cache_is_a_pytree_of_arrays_per_layer():
+def test_the_cache_is_a_pytree_of_two_arrays_for_all_layers():
     kv = empty(mesh_of(1))
-    assert len(jax.tree.leaves(kv)) == 2 * LAYERS
-    assert [x.sharding.spec for x in kv.k] == [PAGES] * LAYERS
+    assert len(jax.tree.leaves(kv)) == 2
+    assert [x.sharding.spec for x in (*kv.k, *kv.v)] == [PAGES] * 2
+    assert [kv.first_page(layer) for layer in range(LAYERS)] == [layer * P for layer in range(LAYERS)]
+    assert kv.places(0, jnp.array([3, P, P + 1])).tolist() == [[3, 2 * P, 2 * P + 1], [P + 3, 3 * P, 3 * P + 1]]
     assert dataclasses.is_dataclass(kv)
     with pytest.raises(dataclasses.FrozenInstanceError):
         kv.k = ()

@@ -10,6 +10,7 @@ import pytest
 from jaxllm.cache.kv import KVCache
 from jaxllm.cache.transfer import page_shapes, put, take
 from jaxllm.mesh import make_mesh
+from tests.by_layer import by_layer
 
 PAGES, HEADS, SIZE, DIM = 24, 8, 4, 8
 
@@ -23,8 +24,8 @@ def pool(layers: int, dtype: str, devices: int = 1) -> KVCache:
 
 def same(one: KVCache, other: KVCache, pages: list[int]) -> bool:
     """Whether the pages are equal bit for bit."""
-    pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
-    return all(np.array_equal(np.asarray(a)[pages].view(np.uint8), np.asarray(b)[pages].view(np.uint8)) for a, b in pairs)
+    pairs = zip(by_layer(one), by_layer(other), strict=True)
+    return all(np.array_equal(np.asarray(a)[:, pages].view(np.uint8), np.asarray(b)[:, pages].view(np.uint8)) for a, b in pairs)
 
 
 @pytest.mark.parametrize("devices", [1, 4])
@@ -38,8 +39,9 @@ def test_pages_come_back_as_they_went_and_the_others_stay(dtype: str, devices: i
     kv = jax.tree.map(jnp.zeros_like, kv)
     kv, _ = jax.jit(put, donate_argnums=0)(kv, jnp.array([7, 2, PAGES, PAGES + 1]), pages)
     untouched = [page for page in range(PAGES) if page not in (2, 7)]
-    assert all(not np.asarray(leaf)[untouched].astype(np.float32).any() for leaf in jax.tree.leaves(kv))
-    moved = jax.tree.map(lambda x: x.at[jnp.array([7, 2])].set(x[jnp.array([5, 0])]), before)
+    assert all(not np.asarray(leaf)[:, untouched].astype(np.float32).any() for leaf in by_layer(kv))
+    to, come = (before.places(0, jnp.array(pages)) for pages in ([7, 2], [5, 0]))
+    moved = before.each(lambda _, x: x.at[to].set(x[come]))
     assert same(kv, moved, [2, 7])
 
 

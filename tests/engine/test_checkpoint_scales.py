@@ -18,6 +18,7 @@ from jaxllm.config import ConfigError
 from jaxllm.engine.engine import Engine
 from jaxllm.mesh import make_mesh
 from jaxllm.sampling.options import SamplingParams
+from tests.by_layer import by_layer
 from tests.engine.conftest import Outcome, outcomes
 from tests.engine.test_invariants import PROMPTS
 from tests.engine.test_start_table import Kept
@@ -85,7 +86,7 @@ def test_pages_are_written_by_the_checkpoints_scales(make_engine: MakeEngine, tm
     path = checkpoint(tmp_path, named("k_scale", "v_scale") | {"0.self_attn.q_scale": 1})
     report = Kept()
     alone, engine = served(make_engine, path, enable_prefix_caching=False, report=report)
-    for layer, pool in enumerate(engine.runner.kv.scales):
+    for layer, pool in enumerate(by_layer(engine.runner.kv)[2]):
         written = np.asarray(pool, np.float32)
         for side in range(2):
             assert set(np.unique(written[:, :, side])) == {np.float32(0), STORED[layer, side]}
@@ -106,12 +107,13 @@ def test_each_head_is_written_by_its_own_scale(make_engine: MakeEngine, tmp_path
         pools.append(engine.runner.kv)
     narrow, exact = pools
     stored = np.asarray(jnp.asarray(BY_HEAD, jnp.bfloat16), np.float32).repeat(max(1, shards // HEADS), axis=2)
-    for pool, scales in zip(narrow.scales, stored, strict=True):
+    k, v, own = by_layer(narrow)
+    for pool, scales in zip(own, stored, strict=True):
         found = np.asarray(pool, np.float32)  # [P, heads, 2, C]
         assert ((found == 0) | (found == scales.T[:, :, None])).all() and (found > 0).sum() == 2 * len(scales.T) * sum(map(len, SOME))
     # What the first layer writes depends on no page.
-    for side, (pages, wide) in enumerate(zip((narrow.k[0], narrow.v[0]), (exact.k[0], exact.v[0]), strict=True)):
-        scale = np.asarray(narrow.scales[0], np.float32)[:, :, side, :, None]
+    for side, (pages, wide) in enumerate(zip((k[0], v[0]), (x[0] for x in by_layer(exact)), strict=True)):
+        scale = np.asarray(own[0], np.float32)[:, :, side, :, None]
         rounded, wanted = np.asarray(pages, np.float32) * scale, np.asarray(wide, np.float32)
         assert (np.abs(rounded - wanted) <= np.abs(wanted) / 16 + scale * 2.0**-10).all() and (wanted != 0).any()
 
@@ -129,7 +131,7 @@ def test_a_request_gets_the_same_however_it_is_run(make_engine: MakeEngine, tmp_
 def test_layers_without_scales_compute_theirs(make_engine: MakeEngine, tmp_path: Path) -> None:
     report = Kept()
     _, engine = served(make_engine, checkpoint(tmp_path, named("k_scale", "v_scale", layers=1)), report=report)
-    first, second = (np.asarray(pool, np.float32) for pool in engine.runner.kv.scales)
+    first, second = (np.asarray(pool, np.float32) for pool in by_layer(engine.runner.kv)[2])
     assert set(np.unique(first[:, :, 0])) == {0, STORED[0, 0]}
     assert len(np.unique(second[:, :, 0])) > 2
     assert (

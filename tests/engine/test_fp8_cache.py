@@ -13,6 +13,7 @@ from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.engine.engine import Engine
 from jaxllm.engine.request import GenerateRequest
 from jaxllm.sampling.options import SamplingParams
+from tests.by_layer import by_layer
 from tests.engine.conftest import Outcome, collect, outcomes, tokens_of
 from tests.engine.fake_host import Optimist
 from tests.engine.test_invariants import HOW, PROMPTS
@@ -89,7 +90,7 @@ def test_the_pool_is_made_of_what_was_asked_for(make_engine: MakeEngine, name: s
     engine = make_engine(kv_cache_dtype=name)
     kv = engine.runner.kv
     assert {x.dtype for x in (*kv.k, *kv.v)} == {jnp.dtype(dtype)}
-    assert [s.shape for s in kv.scales] == [(96, 2, 2, 8)] * 2
+    assert [s.shape for s in by_layer(kv)[2:]] == [(2, 96, 2, 2, 8)]
     assert engine.resolved.kv_dtype == dtype
 
 

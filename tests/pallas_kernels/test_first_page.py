@@ -1,0 +1,104 @@
+"""A layer's pages in the midst of a pool: every op and back end finds them by `first_page`, and touches no other layer's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels import paged_decode, paged_extend
+from pallas_kernels.paged_decode import cases as decode_cases
+from pallas_kernels.paged_decode import mosaic_gpu as hopper_decode
+from pallas_kernels.paged_extend import cases as extend_cases
+from pallas_kernels.paged_extend import mosaic_gpu as hopper_extend
+from pallas_kernels.quantised import SCALE_DTYPE, quantise
+from pallas_kernels.rope_write import mosaic_gpu as hopper_write
+from pallas_kernels.rope_write import rope_write, rope_write_quantised
+from pallas_kernels.rope_write.cases import Case as Write
+from tests.pallas_kernels.test_rope_write import arguments
+
+DECODE = decode_cases.Case(name="decode", lengths=(5, 0, 70), heads=4, kv_heads=2, page_size=64)
+EXTEND = extend_cases.Case(name="extend", rows=((70, 5), (3, 3)), heads=4, kv_heads=2, page_size=64)
+LAYERS, LAYER = 3, 1
+quiet = pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning", "ignore:divide by zero encountered:RuntimeWarning")
+
+
+def among_others(pages: Any) -> jax.Array:
+    """A pool of several layers, of which one has these pages and the others hold what would show."""
+    other = jnp.full(pages.shape, jnp.nan, pages.dtype)
+    return jnp.concatenate([jnp.asarray(pages) if layer == LAYER else other for layer in range(LAYERS)])
+
+
+def first(pages: Any) -> jax.Array:
+    return jnp.array([LAYER * pages.shape[0]], jnp.int32)
+
+
+def both(op: Any, given: Any, dtype: str, eight: bool, **how: Any) -> tuple[np.ndarray, np.ndarray]:
+    """What an op makes of a layer's own pages, and of a pool that holds them."""
+    q, k, v, *rows = (jnp.asarray(x, dtype if x.dtype == np.float32 else None) for x in given.args)
+    pools, scales = [k, v], None
+    if eight:
+        (k8, ks), (v8, vs) = (quantise(x.astype(jnp.float32), "float8_e4m3fn") for x in (k, v))
+        hidden = jnp.isnan(k[..., 0])[:, :, None]
+        pools, scales = [k8, v8], jnp.where(hidden, jnp.nan, jnp.stack([ks, vs], axis=2)).astype(SCALE_DTYPE)
+    many = {} if scales is None else {"scales": among_others(scales)}
+    alone = {} if scales is None else {"scales": scales}
+    run = jax.jit(lambda *args, **more: op(*args, **how, **more))
+    one = run(q, *pools, *rows, **alone)
+    return np.asarray(one, np.float32), np.asarray(run(q, *map(among_others, pools), *rows, first_page=first(k), **many), np.float32)
+
+
+@quiet
+@pytest.mark.parametrize("eight", [False, True])
+@pytest.mark.parametrize("backend", ["reference", "xla"])
+def test_back_ends_in_plain_jax(backend: str, eight: bool) -> None:
+    for op, cases, case in ((paged_decode.decode_attention, decode_cases, DECODE), (paged_extend.extend_attention, extend_cases, EXTEND)):
+        one, among = both(op, cases.inputs(case), "float32", eight, backend=backend, **case.options)
+        assert np.abs(one).max() > 0
+        np.testing.assert_array_equal(one, among)
+
+
+@quiet
+@pytest.mark.parametrize(("cluster", "eight"), [(0, False), (2, False), pytest.param(0, True, marks=pytest.mark.slow)])
+def test_decode_for_hopper(cluster: int, eight: bool) -> None:
+    tuning = hopper_decode.Tuning(stages=2, blocks=4, cluster=cluster)
+    how = {"tuning": tuning, "interpret": plgpu.InterpretGPUParams(detect_races=True), **DECODE.options}
+    one, among = both(hopper_decode.decode_attention, decode_cases.inputs(DECODE), "bfloat16", eight, **how)
+    live = decode_cases.inputs(DECODE).lengths > 0  # the interpreted clusters leave the others as they are
+    assert np.abs(one[live]).max() > 0
+    np.testing.assert_array_equal(one[live], among[live])
+
+
+@quiet
+@pytest.mark.parametrize("eight", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_extend_for_hopper(eight: bool) -> None:
+    tuning = hopper_extend.Tuning(groups=1, stages=2, blocks=4, min_tiles=1)
+    how = {"tuning": tuning, "interpret": plgpu.InterpretGPUParams(detect_races=True), **EXTEND.options}
+    one, among = both(hopper_extend.extend_attention, extend_cases.inputs(EXTEND), "bfloat16", eight, **how)
+    assert np.abs(one).max() > 0
+    np.testing.assert_array_equal(one, among)
+
+
+@pytest.mark.parametrize("hopper", [False, True])
+@pytest.mark.parametrize("eight", [False, True])
+def test_writes(hopper: bool, eight: bool) -> None:
+    case = Write(name="write", kept=5, dropped=2, heads=4, kv_heads=2, head_dim=64)
+    rows, k, v, page, offset = arguments(case, "bfloat16")
+    pools = [k, v]
+    if eight:
+        pools = [x.astype("float8_e4m3fn") for x in (k, v)] + [jnp.ones((*k.shape[:2], 2, k.shape[2]), SCALE_DTYPE)]
+    plain: Any = rope_write_quantised if eight else rope_write
+    mosaic: Any = hopper_write.rope_write_quantised if eight else hopper_write.rope_write
+    how = {"interpret": plgpu.InterpretGPUParams(detect_races=True)} if hopper else {"backend": "reference"}
+    run = jax.jit(lambda *args: (mosaic if hopper else plain)(*args, **how))
+    q, *written = run(rows, *pools, page, offset)
+    nowhere = jnp.where(page >= case.num_pages, 2**30, page)
+    assert int((nowhere == 2**30).sum()) > 0
+    q_too, *among = run(rows, *map(among_others, pools), nowhere, offset, first(k))
+    np.testing.assert_array_equal(np.asarray(q, np.float32), np.asarray(q_too, np.float32))
+    for alone, pool in zip(written, among, strict=True):
+        np.testing.assert_array_equal(np.asarray(pool, np.float32), np.asarray(among_others(alone), np.float32))
