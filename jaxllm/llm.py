@@ -283,9 +283,10 @@ class LLM:
                     # The device begins with the first step's worth of tokens; the others come while it computes.
                     left = self.engine.resolved.max_num_batched_tokens if in_order and not self.engine.has_work else math.inf
                     while waiting is not None and left > 0 and self.engine.has_room(waiting):
-                        self.engine.enter(waiting)
-                        left -= self.engine.uncached(waiting)
-                        waiting = next(queue, None)
+                        entered, waiting = waiting, next(queue, None)
+                        self.engine.enter(entered)
+                        if waiting is not None and left < math.inf:
+                            left -= self.engine.uncached(entered)
                     for delta in self.engine.step():
                         if outputs[delta.id].add(delta):
                             bar.update()
