@@ -133,4 +133,4 @@ def test_the_tpu_compiler_takes_a_step_of_four_devices_and_writes_pages_in_place
     compiled = traced(programs, kind).lower().compile()
     own = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(programs.abstract.kv)) // 4
     assert compiled.memory_analysis().alias_size_in_bytes >= own
-    assert re.findall(rf" = \(?bf16\[{PAGES},2,{PAGE},128\].* (?:copy|copy-start)\(", compiled.as_text()) == []
+    assert re.findall(rf" = \(?bf16\[{2 * PAGES},2,{PAGE},128\].* (?:copy|copy-start)\(", compiled.as_text()) == []

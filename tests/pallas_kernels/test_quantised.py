@@ -162,3 +162,13 @@ def test_the_write_lowers_for_cuda_and_aliases_the_pools(heads: int, kv_heads: i
     text = traced.lower(lowering_platforms=("cuda",)).as_text()
     assert text.count("mosaic_gpu_v2") == 1
     assert text.count("tf.aliasing_output") == 3
+
+
+def test_a_pool_may_have_more_scales_than_an_int32_counts() -> None:
+    rows, k_pages, *_, page, offset = arguments(Write(name="large", kept=8))
+    pages = 2**31 // (4 * k_pages.shape[2]) + 1
+    pool = jax.ShapeDtypeStruct((pages, *k_pages.shape[1:]), DTYPES[0])
+    scales = jax.ShapeDtypeStruct((pages, 2, 2, k_pages.shape[2]), SCALE_DTYPE)
+    assert np.prod(scales.shape) > 2**31 and k_pages.shape[1] == 2
+    written = jax.eval_shape(functools.partial(rope_write_quantised, backend="reference"), rows, pool, pool, scales, page, offset)
+    assert written[3].shape == scales.shape
