@@ -57,7 +57,7 @@ def measured(function: Callable[..., Array], *arguments: Any) -> dict[str, Any]:
 
 
 def score(hidden_BD: Array, asked: tuple[Array, Array]) -> Array:
-    """As the engine's `score`: hidden states, the head's weights and the tokens that follow → packed log-probabilities."""
+    """The end of the engine's `score`: hidden states, the head's weights and the tokens that follow → packed log-probabilities."""
     weight_VD, token_B = asked
     return packed_logprobs(contract(hidden_BD, weight_VD, 1, jnp.float32), token_B, SCORED, normalised=True)
 

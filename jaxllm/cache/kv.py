@@ -1,4 +1,4 @@
-"""Keys and values on the device: pages per layer, and the context through which a model's attention writes and reads them."""
+"""Keys and values on the device: pages of all layers, and the context through which a model's attention writes and reads them."""
 
 from __future__ import annotations
 

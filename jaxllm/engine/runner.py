@@ -149,7 +149,7 @@ class Runner:
         return Collected(result.plan, tokens, logprobs, scores, result.failures)
 
     def warm_up(self, deep: bool = False) -> None:
-        """Run every program on padding rows, which touch the trash slot and the dropped page only: once as it is, once to record it, once
+        """Run every program on padding rows, which touch the trash slot and no page: once as it is, once to record it, once
         to time it. Sets `seconds` and `depth`; `deep` asks for two steps in flight whatever they take."""
         empty = Plan(decodes=(), positions=(), chunks=())
         self._ingest(empty, force=True)
@@ -209,7 +209,7 @@ class Runner:
         return seconds
 
     def _copy(self, copies: Sequence[tuple[int, int, int]]) -> None:
-        """Copy pages in order, as many at a time as a program takes; what is left of its room copies to the dropped page."""
+        """Copy pages in order, as many at a time as a program takes; what is left of its room copies nowhere."""
         sizes, of_kind = self.programs.buckets.copies, [[pair[:2] for pair in copies if pair[2] == k] for k in range(self.programs.kinds)]
         for start in range(0, max(map(len, of_kind)), sizes[-1]):
             batches = [pairs[start : start + sizes[-1]] for pairs in of_kind]
