@@ -12,13 +12,12 @@ from jaxllm.cache.pool import Kind, PagePool
 from jaxllm.cache.prefix import PrefixIndex
 from jaxllm.config import ConfigError, EngineConfig, Resolved
 from jaxllm.engine.ferry import Ferry
+from jaxllm.engine.host_memory import PLAN_LOADS
 from jaxllm.engine.limits import Limits
 from jaxllm.engine.pace import pace, seconds_per_token
 from jaxllm.engine.policy import POLICIES
 from jaxllm.engine.runner import Runner
 from jaxllm.engine.scheduler import Scheduler
-
-PLAN_LOADS = 2  # programs' worth of pages that one plan fetches from host memory
 
 
 def scheduler_class(name: str | None) -> type[Scheduler]:

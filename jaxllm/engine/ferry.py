@@ -99,7 +99,7 @@ class Ferry:
         """The moves of the plan that was made."""
         puts = tuple((cargo.place, cargo.page) for cargo in self._landed)
         moves = Moves(tuple(self._saves), tuple(self._fetches), puts)
-        self.host.let_go(cargo.key for cargo in self._landed)
+        self.host.let_go(cargo.key for cargo in reversed(self._landed))
         self._saves, self._fetches, self._landed = [], [], []
         return moves if moves.saves or moves.fetches or moves.puts else None
 

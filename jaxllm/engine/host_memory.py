@@ -16,9 +16,11 @@ OTHERS = GIB  # of host memory, for everything that is no page
 PINNED_LIMIT = "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB"  # read by XLA's client when it is made
 USUAL_PINNED = 64  # GiB that it takes without that variable
 MOVED = 32 * 2**20  # bytes that one program moves between the pool and host memory
-# Programs' worth of such pages on the device at once: two on their way out and two on their way in, two that the next plan puts, and two
-# more that the programs read or have made.
-STAGED = 8
+LEAVING = 2  # programs' worth of such pages that may be on their way out at once
+PLAN_LOADS = 4  # programs' worth that one plan fetches: beside a step of 5 ms a link of 25 GB/s brings as many
+# Programs' worth of such pages on the device at once: those on their way out and in, those that the next plan puts, and two more that the
+# programs read or have made.
+STAGED = LEAVING + 2 * PLAN_LOADS + 2
 MOST_MOVED = 32  # pages
 
 

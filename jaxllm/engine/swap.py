@@ -16,6 +16,7 @@ from jaxllm.cache.kv import KVCache, zeros_of
 from jaxllm.cache.transfer import Page, page_shapes
 from jaxllm.config import ConfigError
 from jaxllm.engine.ferry import Link
+from jaxllm.engine.host_memory import LEAVING, PLAN_LOADS
 from jaxllm.engine.memory import amount
 from jaxllm.engine.plan import Moves, Traffic
 from jaxllm.engine.programs import Programs, shardings
@@ -25,7 +26,6 @@ logger = logging.getLogger("jaxllm")
 
 NO_MEMORY = "RESOURCE_EXHAUSTED"  # begins XLA's error
 RUNS = 3  # of what is measured, of which the last counts: XLA has recorded the program then
-UNDER_WAY = 2  # programs of which the pages may be on their way at once; see host_memory.STAGED
 NO_ROOM = "no host memory for KV pages, which will be computed again; lower --swap-space or --kv-offloading-size"
 NO_COPY = "KV pages could not be copied to host memory and will be computed again"
 NO_PAGES = "a program that moves KV pages failed on the device"
@@ -60,8 +60,10 @@ class Swapper:
         self._near = shardings(shapes)
         self._far = shardings(page_shapes(programs.abstract.kv, far_memory(platform)))
         self._filler = zeros_of(shapes)
-        self._uplink = Uplink(self._width, programs.host, UNDER_WAY + 1)
-        self._under_way: deque[_Trip] = deque()
+        self._uplink = Uplink(self._width, programs.host, LEAVING + PLAN_LOADS + 1)
+        # Apart, since what one plan saves and puts runs behind the step before: who waited for some of it would launch the next step late.
+        self._out: deque[_Trip] = deque()
+        self._in: deque[_Trip] = deque()
         self._failures: dict[str, str] = {}  # what has failed, each said once, with the first error's words
         self._wanted: frozenset[int] = frozenset()  # places that the plan being run fetches, until it has
         self._lost: set[int] = set()  # places for which there are no copies, yet to be told
@@ -106,8 +108,8 @@ class Swapper:
         pages = [(self._pages + i, i) for i in range(self._width)]
         for _ in range(RUNS):
             kv = self._save(kv, pages)
-            while self._under_way:
-                self._arrive()
+            while self._out:
+                self._arrive(self._out)
             if self._failures:
                 if NO_ROOM not in self._failures:
                     raise RuntimeError("; ".join(map(": ".join, self._failures.items())))
@@ -142,10 +144,10 @@ class Swapper:
             if NO_MEMORY not in str(error):
                 raise
             self._lose(leaving, NO_ROOM, error)
-            self._depart(pages[: len(batch)], {})
+            self._depart(self._out, LEAVING, _Trip(pages[: len(batch)], {}))
         else:
             self._kept |= dict(zip(places, copies, strict=True))
-            self._depart(copies, leaving)
+            self._depart(self._out, LEAVING, _Trip(copies, leaving))
         return kv
 
     def _to_host(self, pages: tuple[Page, ...]) -> tuple[Page, ...]:
@@ -168,7 +170,7 @@ class Swapper:
     def _put(self, kv: KVCache, pages: list[Page], numbers: list[int]) -> KVCache:
         padded = (*pages, *(self._filler for _ in range(self._width - len(pages))))
         kv, done = self._programs.get("load", self._width)(kv, self._numbers(numbers), padded)
-        self._depart(done, {})
+        self._depart(self._in, PLAN_LOADS, _Trip(done, {}))
         return kv
 
     def _numbers(self, pages: list[int]) -> Array:
@@ -176,19 +178,20 @@ class Swapper:
         spare = range(self._pages + self._width, self._pages + 2 * self._width - len(pages))
         return self._uplink.send([np.array([*pages, *spare], np.int32)])
 
-    def _depart(self, copies: Any, leaving: dict[int, Page]) -> None:
-        self._under_way.append(_Trip(copies, leaving))
-        if len(self._under_way) > UNDER_WAY:
-            self._arrive()
+    def _depart(self, line: deque[_Trip], most: int, trip: _Trip) -> None:
+        line.append(trip)
+        if len(line) > most:
+            self._arrive(line)
 
     def _look(self) -> None:
-        while self._under_way and all(copy.is_ready() for copy in jax.tree.leaves(self._under_way[0].copies)):
-            self._arrive()
+        for line in (self._out, self._in):
+            while line and all(copy.is_ready() for copy in jax.tree.leaves(line[0].copies)):
+                self._arrive(line)
 
-    def _arrive(self) -> None:
+    def _arrive(self, line: deque[_Trip]) -> None:
         """Wait for the oldest copies that are under way. Those that fail, for whatever reason, cost their pages alone: when the device
         failed, whoever collects a step is told."""
-        trip = self._under_way.popleft()
+        trip = line.popleft()
         if (error := _error_of(trip.copies)) is not None:
             copied = NO_ROOM if NO_MEMORY in str(error) else NO_COPY
             self._lose(trip.leaving, copied if trip.leaving and _error_of(trip.leaving) is None else NO_PAGES, error)

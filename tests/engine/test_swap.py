@@ -326,7 +326,7 @@ def test_copies_that_fail_only_when_they_are_made_cost_their_pages_alone(
     held, move = set[int](), engine.runner.move
 
     def looked(moves: Moves) -> None:
-        held.update(swapper._lost | set(swapper._leaving) - {place for trip in swapper._under_way for place in trip.leaving})
+        held.update(swapper._lost | set(swapper._leaving) - {place for trip in swapper._out for place in trip.leaving})
         move(moves)
 
     monkeypatch.setattr(swapper, "_to_host", late)
@@ -337,7 +337,7 @@ def test_copies_that_fail_only_when_they_are_made_cost_their_pages_alone(
     stats = engine.stats()
     assert stats.preemptions > 0 and failed[0] > 0
     assert stats.pages_saved == asked[0] - failed[0]
-    assert not swapper._under_way and not swapper._leaving and not held, "the device keeps no page longer than it must"
+    assert not swapper._out and not swapper._leaving and not held, "the device keeps no page longer than it must"
 
 
 def places_of(engine: Engine) -> list[list[int]]:

@@ -58,7 +58,7 @@ def test_a_plan_of_which_all_copies_fail_late_leaves_few_pages_on_the_device(
 
     monkeypatch.setattr(swapper, "_to_host", late)
     moved(swapping, swapper, saves, fetches=(1,))
-    assert most <= (swap.UNDER_WAY + 1) * width + 1, "one is still fetched"
+    assert most <= (swap.LEAVING + 1) * width + 1, "one is still fetched"
     assert set(swapper._fetched) == {1}
     moved(swapping, swapper, puts=[(1, 1)])
     assert swapper.lost() == [place for _, place in saves], "all of them once"
@@ -89,11 +89,11 @@ def test_the_log_says_what_has_failed(
     page: Any = (Unmade(pages) if pages else np.zeros(1),)
     for place in range(2):
         swapper._leaving[place] = page
-        swapper._depart((Unmade(copies),), {place: page})
+        swapper._depart(swapper._out, swap.LEAVING, swap._Trip((Unmade(copies),), {place: page}))
     assert swapper.lost() == [0, 1]
     assert [record.getMessage() for record in caplog.records if record.name == "jaxllm"] == [f"{said}: {copies}"]
 
 
 def test_a_program_that_failed_is_no_lack_of_host_memory(swapper: swap.Swapper, caplog: pytest.LogCaptureFixture) -> None:
-    swapper._depart(Unmade("RESOURCE_EXHAUSTED: device"), {})
+    swapper._depart(swapper._in, swap.PLAN_LOADS, swap._Trip(Unmade("RESOURCE_EXHAUSTED: device"), {}))
     assert swapper.lost() == [] and swap.NO_PAGES in caplog.text and swap.NO_ROOM not in caplog.text
