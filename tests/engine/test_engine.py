@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from jaxllm.engine.engine import Engine
@@ -17,6 +18,7 @@ from jaxllm.engine.request import GenerateRequest, RequestError
 from jaxllm.grammar.checker import Checker
 from jaxllm.grammar.structure import StructuredOutputsParams
 from jaxllm.sampling.options import SamplingParams
+from tests.by_layer import by_layer
 from tests.engine.conftest import collect, entries_of, run, tokens_of, write_random
 
 MakeEngine = Callable[..., Engine]
@@ -195,6 +197,17 @@ def test_logits_that_are_not_finite_end_only_their_request(make_engine: MakeEngi
     assert ends["poisoned"].finish_reason == "error"
     assert "finite" in (ends["poisoned"].error or "")
     assert tokens_of(deltas, "healthy") == alone
+
+
+def test_nobodys_tokens_are_written_in_no_layer(make_engine: MakeEngine) -> None:
+    """Rows and tokens that pad a step, rows that have stopped, and tokens whose keys are there already."""
+    engine = make_engine()
+    assert engine.scheduler.holdings.pools[0].allocate(1) == [0], "page P of a layer would be page 0 of the next one"
+    several = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True, n=3)
+    collect(engine, [request(several), request(SamplingParams(temperature=0, max_tokens=9), "s", PROMPT * 5)])
+    for pages in by_layer(engine.runner.kv):
+        written = np.asarray(pages).any(axis=(2, 3, 4))
+        assert (written == written[0]).all() and written.any() and not written[:, 0].any()
 
 
 def test_nothing_compiles_after_warm_up_whatever_is_asked(every_shape: MakeEngine, tmp_path: Path, repo: Path) -> None:
