@@ -173,11 +173,6 @@ class Runner:
         accelerator = self.programs.model.mesh.devices.flat[0].platform != "cpu"
         self.depth = MAX_DEPTH if accelerator and (deep or min(self.seconds.values()) < SHORT_STEP) else 1
 
-    def reserve(self, pages: int) -> None:
-        """Have host memory for so many pages ready, if it is worth it."""
-        if self.swapper is not None:
-            self.kv = self.swapper.reserve(self.kv, pages)
-
     def reset(self) -> None:
         """After a step that failed: slot state and pages anew, since donated buffers may be gone and pages half written."""
         for buffer in jax.tree.leaves((self.kv, self._outlooks, self._states, self.processing.buffers)):

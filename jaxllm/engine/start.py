@@ -70,9 +70,6 @@ def start(config: EngineConfig, report: Report, logits_processors: Sequence[Func
         with report.phase("Warming up"):
             # A second step in flight gains 0.5 % even where steps are long, but new requests wait for it: not where streams are watched.
             runner.warm_up(deep=config.max_stall_ms is None)
-        if setup.resolved.host_pages:
-            with report.phase("Reserving host memory"):
-                runner.reserve(setup.resolved.host_pages)
     compiles.warmed_up()
     report.table("jaxllm", table_rows(setup, programs, compiles, report) + link_rows(setup, runner))
     return Started(setup.resolved, runner, tokenizer, guides)

@@ -24,7 +24,6 @@ from jaxllm.engine.uplink import Uplink
 
 logger = logging.getLogger("jaxllm")
 
-PINNED = "pinned_host"
 NO_MEMORY = "RESOURCE_EXHAUSTED"  # begins XLA's error
 RUNS = 3  # of what is measured, of which the last counts: XLA has recorded the program then
 NO_ROOM = "no host memory for KV pages, which will be computed again; lower --swap-space or --kv-offloading-size"
@@ -34,14 +33,7 @@ NO_PAGES = "a program that moves KV pages failed on the device"
 
 def far_memory(platform: str) -> str | None:
     """The kind of memory for pages that leave a device: pinned, which the device copies from and to by itself; on CPU the usual one."""
-    return None if platform == "cpu" else PINNED
-
-
-def pinned_whole(pages: int, size: int) -> int:
-    """How many of so many pages of `size` bytes can be pinned before XLA's client pins more than all of them take. It pins pieces that
-    double what it has, from a few MiB on, and what is left of each is less than a page."""
-    whole = 1 << (pages * size * 33 // 32).bit_length() - 1 if pages else 0  # sizes are often powers of two, less a part of a page
-    return max(0, min(pages, whole // size) - pages.bit_length() - 2)
+    return None if platform == "cpu" else "pinned_host"
 
 
 class _Trip(NamedTuple):
@@ -132,22 +124,6 @@ class Swapper:
         self._kept, self._fetched = {}, {}
         self._traffic.saved = self._traffic.loaded = 0
         return kv, Link.measured(self._width, one, full)
-
-    def reserve(self, kv: KVCache, pages: int) -> KVCache:
-        """Have XLA's client pin, and keep, memory for as many of so many pages as take no more than they need (`pinned_whole`); nothing
-        where memory is not pinned. Later a step would wait for that, seconds. Ends, with a warning, where there is no more. Returns the
-        pool."""
-        if PINNED not in {far.memory_kind for far in self._far}:
-            return kv
-        count = pinned_whole(pages, sum(array.nbytes for array in self._filler))
-        for places in batched(range(count), self._width):
-            if self._failures:
-                break
-            kv = self._save(kv, [(self._pages + i, place) for i, place in enumerate(places)])
-        while self._out:
-            self._arrive(self._out)
-        self._kept, self._lost, self._traffic.saved = {}, set(), 0
-        return kv
 
     def _timed(self, kv: KVCache, count: int) -> tuple[KVCache, float]:
         """The seconds that fetching and putting so many pages of the kept ones take."""

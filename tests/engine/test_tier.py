@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import pytest
 
 from jaxllm.cache.host import HostTier
@@ -25,7 +24,6 @@ from jaxllm.engine.plan import Moves, Plan, Traffic
 from jaxllm.engine.request import Request, Status
 from jaxllm.engine.scheduler import Scheduler
 from jaxllm.sampling.options import SamplingParams
-from tests.engine.test_unsaved import Unmade
 
 MakeEngine = Callable[..., Engine]
 PAGE, USERS, FIRST, NEW, OUTPUT = 64, 64, 2048, 128, 64  # tokens, but for the users
@@ -165,41 +163,3 @@ def test_no_plan_waits_for_what_it_has_launched_itself(swapping: Engine, monkeyp
         runner.kv = swapper.run(runner.kv, Moves(tuple(itertools.chain(*saves)), tuple({place for place, _ in puts}), puts))
         assert all(any(trip is other for other in before) for trip in waited)
         assert len(swapper._out) + len(swapper._in) == LEAVING + PLAN_LOADS, "all of it may be under way"
-
-
-@pytest.mark.parametrize("room", [None, 2])
-def test_memory_is_pinned_at_start_as_far_as_there_is_some(
-    swapping: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, room: int | None
-) -> None:
-    runner = swapping.runner
-    plain = swap.Swapper(runner.programs, Traffic())
-    monkeypatch.setattr(plain, "_to_host", lambda pages: pytest.fail("on CPU nothing is pinned"))
-    runner.kv = plain.reserve(runner.kv, 100)
-    monkeypatch.setattr(swap, "far_memory", lambda platform: swap.PINNED)
-    swapper, width, asked = swap.Swapper(runner.programs, Traffic()), runner.programs.moved, list[int]()
-    to_host = swapper._to_host
-
-    def counted(pages: tuple[Any, ...]) -> Any:
-        asked.append(len(pages))
-        assert not jax.tree.leaves(swapper._kept) or jax.tree.leaves(swapper._kept)[0].sharding.memory_kind == swap.PINNED
-        return to_host(pages) if room is None or len(asked) <= room else ((Unmade(),),) * len(pages)
-
-    monkeypatch.setattr(swapper, "_to_host", counted)
-    monkeypatch.setattr(swap, "pinned_whole", lambda pages, size: pages - 3)
-    runner.kv = swapper.reserve(runner.kv, 6 * width + 4)
-    assert asked == [width] * 6 + [1] if room is None else room < len(asked) <= room + LEAVING + 1
-    assert (swap.NO_ROOM in caplog.text) == (room is not None)
-    assert not (swapper._kept or swapper._leaving or swapper._out) and swapper.lost() == [] and swapper.traffic.saved == 0
-
-
-def test_no_more_is_pinned_at_start_than_pages_take() -> None:
-    """The client pins pieces of 2, 4, 8, ... MiB, each when those before have no room for another page."""
-    for size, wished in itertools.product((2**19, 3_670_016, 7_340_032, 9_999_360), (2**20, 2**30, 5 * 2**30, 16 * 2**30, 40 * 2**30)):
-        pages = wished // size
-        count = swap.pinned_whole(pages, size)
-        pieces = list(itertools.accumulate((2**n for n in range(21, 37)), lambda total, piece: total + piece))
-        room = list(itertools.accumulate(2**n // size for n in range(21, 37)))
-        pinned = next((total for total, fitting in zip(pieces, room, strict=True) if fitting >= count), 0) if count > 0 else 0
-        assert 0 <= count <= pages and pinned <= wished * 1.04 and (wished < 2**30 or count * size > 0.48 * wished)
-    assert swap.pinned_whole(4681, 3_670_016) > 4640, "nearly all of 16 GiB"
-    assert swap.pinned_whole(0, 1) == 0
