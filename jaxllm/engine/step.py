@@ -19,6 +19,8 @@ from jaxllm.sampling.process import ProcessRows, Terms, process, seated
 from jaxllm.sampling.processors import Processor
 from jaxllm.sampling.sample import Sampler, SamplingRows, draw_rows, sample
 
+LAYERS_AT_ONCE = 8  # whose pages are copied together: all of a large model's would need more memory than a small step
+
 
 @dataclass(frozen=True)
 class Model:
@@ -157,7 +159,10 @@ def copy(kv: KVCache, buffer: Array, *, local: NamedSharding) -> KVCache:
 
     def copied(kind: int, pages: Array) -> Array:
         source, target = (kv.places(kind, row) for row in rows[kind])
-        return pages.at[target].set(pages[source], mode="drop")
+        for at in range(0, len(source), LAYERS_AT_ONCE):
+            some = slice(at, at + LAYERS_AT_ONCE)
+            pages = pages.at[target[some]].set(pages[source[some]], mode="drop")
+        return pages
 
     return kv.each(copied)
 
