@@ -78,7 +78,9 @@ class SlotState:
     @staticmethod
     def shapes(slots: int, table_width: int) -> SlotState:
         """The state as ShapeDtypeStructs."""
-        progress, asks, table = (jax.ShapeDtypeStruct((slots + 1, width), jnp.int32) for width in (*_WIDTHS, table_width))
+        progress, asks, table = (
+            jax.ShapeDtypeStruct((slots + 1, width), jnp.int32) for width in (width_of(PROGRESS), width_of(ASKS), table_width)
+        )
         return SlotState(progress, asks, table, jax.ShapeDtypeStruct((slots,), jnp.int32))
 
     @staticmethod
@@ -87,6 +89,3 @@ class SlotState:
         state = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), SlotState.shapes(slots, table_width))
         state.rows[:] = slots
         return state
-
-
-_WIDTHS = width_of(PROGRESS), width_of(ASKS)

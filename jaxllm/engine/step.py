@@ -219,7 +219,9 @@ def draw(sampler: Sampler, backend: str, logits: Array, outlook: Outlook, progre
     token = sample(logits, rows, sampler, backend)
     stopped = jnp.any(token[:, None] == rows.stop_ids_BK, axis=1) | (token < 0)
     remaining = now["remaining"] - 1
-    new = _progress(token, rows.position_B, ~stopped & (remaining > 0), remaining, now["min_left"] - 1)
+    new = _progress(
+        token=token, position=rows.position_B, alive=~stopped & (remaining > 0), remaining=remaining, min_left=now["min_left"] - 1
+    )
     target = jnp.where(emit, slots, progress.shape[0])
     return progress.at[target].set(new, mode="drop"), jnp.where(emit, token, -1)
 
@@ -307,14 +309,15 @@ def _columns(index: Array, table: Array, kv: KVCache) -> list[Array]:
 def _admit(state: SlotState, batch: dict[str, Array]) -> SlotState:
     """Write everything of the chunks' slots. They come alive when their first token is drawn."""
     slot, none = batch["slot"], jnp.zeros_like(batch["slot"])
+    new = _progress(token=none, position=batch["kv_length"] - 1, alive=none, remaining=batch["remaining"], min_left=batch["min_left"])
     return replace(
         state,
-        progress=state.progress.at[slot].set(_progress(none, batch["kv_length"] - 1, none, batch["remaining"], batch["min_left"])),
+        progress=state.progress.at[slot].set(new),
         asks=state.asks.at[slot].set(batch["asks"]),
         table=state.table.at[slot].set(batch["table"]),
     )
 
 
-def _progress(*columns: Array) -> Array:
-    """Rows of the slots' progress, of its columns in order."""
-    return jnp.stack([column.astype(jnp.int32) for column in columns], axis=1)
+def _progress(**columns: Array) -> Array:
+    """Rows of the slots' progress, of its columns by name."""
+    return jnp.stack([columns[name].astype(jnp.int32) for name in PROGRESS], axis=1)
