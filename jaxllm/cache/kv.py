@@ -19,7 +19,7 @@ from pallas_kernels.quantised import SCALE_DTYPE, is_quantised
 from pallas_kernels.rope_write import HeadRows
 
 PAGES = PartitionSpec(None, "tensor", None, None)  # [L·P, K, C, H]: every device holds all pages of its own heads
-NOWHERE = 2**30  # the page of a token that is to be written nowhere: beyond every pool, with any layer's first page added
+NOWHERE = 2**30  # the page of what is to be written nowhere: beyond every pool, with any layer's first page added
 HEADS = PartitionSpec(None, "tensor", None)  # [T, heads, H]
 
 

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax import Array
 
-from jaxllm.cache.kv import KVCache, zeros_of
+from jaxllm.cache.kv import NOWHERE, KVCache, zeros_of
 from jaxllm.engine.batch import grown, ingest_arrays, pack
 from jaxllm.engine.buckets import ExtendShape
 from jaxllm.engine.compiles import CompileCounter
@@ -79,7 +79,7 @@ class Runner:
     def __init__(self, programs: Programs, weights: tuple[Array, ...], kv: KVCache, eos_ids: list[int], compiles: CompileCounter):
         self.programs, self.weights, self.kv, self.eos_ids, self.compiles = programs, weights, kv, eos_ids, compiles
         self.slots = programs.slots
-        self.page_size, self.num_pages = programs.model.page_size, kv.num_pages
+        self.page_size = programs.model.page_size
         self.depth = 1
         self.seconds: dict[object, float] = {}  # of each decode bucket and extend shape without context, found in warm-up
         self.link: Link | None = None  # to host memory, likewise
@@ -155,7 +155,7 @@ class Runner:
         self._ingest(empty, force=True)
         for pairs in self.programs.buckets.copies:
             for _ in range(RECORDING_RUNS):
-                self._copy(((0, self.num_pages[0], 0),) * pairs)
+                self._copy(((0, NOWHERE, 0),) * pairs)
         for _ in range(RECORDING_RUNS):
             self.processing.warm_up()
         if self.swapper is not None:
@@ -215,7 +215,7 @@ class Runner:
             batches = [pairs[start : start + sizes[-1]] for pairs in of_kind]
             size = next(n for n in sizes if n >= max(map(len, batches)))
             rows = np.zeros((self.programs.kinds, 2, size), np.int32)
-            rows[:, 1] = np.array(self.num_pages)[:, None]
+            rows[:, 1] = NOWHERE
             for row, batch in zip(rows, batches, strict=True):
                 row[:, : len(batch)] = np.array(batch, np.int32).reshape(-1, 2).T
             buffer = self._copy_uplinks[size].send([rows.reshape(-1)])

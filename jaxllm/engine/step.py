@@ -154,7 +154,7 @@ def score(model: Model, mode: str, count: int, weights: tuple[Array, ...], state
 
 def copy(kv: KVCache, buffer: Array, *, local: NamedSharding) -> KVCache:
     """Copy pages of every layer. `buffer` holds for each kind of layers so many sources, then as many targets, and may lie in pinned host
-    memory; all sources are read before a target is written. A pair whose target is page P does nothing."""
+    memory; all sources are read before a target is written. A pair whose target is page `NOWHERE` does nothing."""
     rows = jax.device_put(buffer, local).reshape(len(kv.num_pages), 2, -1)
 
     def copied(kind: int, pages: Array) -> Array:
