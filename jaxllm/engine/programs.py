@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
+import threading
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +29,7 @@ from jaxllm.sampling.process import Terms
 from jaxllm.sampling.sample import Sampler, backend_for
 
 type Key = tuple[str, object]
+type Progress = Callable[[int, int], None]  # told (done, total)
 
 SAID = 1024  # tokens of an output that a seat takes at once
 MASKS = 64  # rows whose masks travel at once; at a vocabulary of 152,064 they are 1.2 MB, 25 µs of a GPU's link
@@ -76,6 +78,8 @@ class Programs:
         self.kinds = len(abstract.kv.num_pages)  # of layers
         self.replicated = NamedSharding(model.mesh, PartitionSpec())
         self._compiled: dict[Key, jax.stages.Compiled] = {}
+        self._making: dict[Key, Future[jax.stages.Compiled]] = {}
+        self._lock, self._stopped = threading.Lock(), False
 
     def keys(self) -> list[Key]:
         """Every program of the lattice, in the order of compiling: first those for which XLA times kernels, then what takes longest: two
@@ -94,25 +98,47 @@ class Programs:
         return sorted(keys, key=lambda key: not self.is_tuned(key))
 
     def get(self, kind: str, shape: object) -> jax.stages.Compiled:
-        """The executable of one key."""
+        """The executable of one key; waits for it where another thread is at it."""
         key = (kind, shape)
-        if key not in self._compiled:
-            self._compiled[key] = self._compile(key)
-        return self._compiled[key]
+        program = self._compiled.get(key)
+        return self._make(key) if program is None else program
 
-    def compile_all(self, progress: Callable[[int, int], None] | None = None) -> None:
+    def compile_all(self, progress: Progress | None = None) -> None:
         """Compile the whole lattice; `progress(done, total)` after each program."""
         self.compile(self.keys(), progress)
 
-    def compile(self, keys: Iterable[Key], progress: Callable[[int, int], None] | None = None) -> None:
+    def compile(self, keys: Iterable[Key], progress: Progress | None = None) -> None:
         """Compile these programs, where they are not yet, in as many threads as half the cores."""
-        keys = [key for key in keys if key not in self._compiled]
+        keys = [key for key in dict.fromkeys(keys) if key not in self._compiled]
         workers = max(2, (os.cpu_count() or 2) // 2)
         with ThreadPoolExecutor(workers, thread_name_prefix="compile") as pool:
-            for done, (key, program) in enumerate(zip(keys, pool.map(self._compile, keys), strict=True), 1):
-                self._compiled[key] = program
+            for done, _ in enumerate(pool.map(self._make_unless_stopped, keys), 1):
                 if progress:
                     progress(done, len(keys))
+
+    def stop(self) -> None:
+        """Have `compile`, in other threads, begin with nothing more."""
+        self._stopped = True
+
+    def _make_unless_stopped(self, key: Key) -> None:
+        if not self._stopped:
+            self._make(key)
+
+    def _make(self, key: Key) -> jax.stages.Compiled:
+        """Compile a program, once however many threads want it."""
+        with self._lock:
+            making = self._making.get(key)
+            if first := making is None:
+                making = self._making[key] = Future()
+        assert making is not None
+        if first:
+            try:
+                self._compiled[key] = self._compile(key)
+                making.set_result(self._compiled[key])
+            except BaseException as error:
+                del self._making[key]  # whoever asks later tries again
+                making.set_exception(error)
+        return making.result()
 
     @property
     def largest(self) -> Key:
@@ -136,8 +162,7 @@ class Programs:
     @property
     def peak_bytes(self) -> int:
         """Bytes on one device that the compiled programs need at most beside weights, pages and slot state: temporaries and outputs."""
-        found = [program.memory_analysis() for program in self._compiled.values()]
-        return max((m.temp_size_in_bytes + m.output_size_in_bytes - m.alias_size_in_bytes for m in found if m is not None), default=0)
+        return max(map(needed_bytes, self._compiled.values()), default=0)
 
     def layout(self, shape: ExtendShape) -> ChunkLayout:
         """How chunks of this shape are packed."""
@@ -152,10 +177,10 @@ class Programs:
         """Whether the lowered program is worth keeping for later starts, and known by its name: functions of research code are not."""
         return key[0] not in SMALL and not (key[0] == "process" and self.model.processors)
 
-    def keys_without_pages(self) -> list[Key]:
-        """Programs that are the same for a pool of any size, as long as requests may be as long with it; first those that tell the size,
-        then in the order of compiling."""
-        found = [key for key in self.keys() if key[0] in WITHOUT_PAGES]
+    def early_keys(self, likely: bool) -> list[Key]:
+        """What to make before the pool's size is known: all programs if this one is `likely`, or those that are the same for a pool of any
+        size, as long as requests may be as long with it. First those that tell the size, then in the order of compiling."""
+        found = [key for key in self.keys() if likely or key[0] in WITHOUT_PAGES]
         return sorted(found, key=lambda key: key not in self.largest_others)
 
     def is_tuned(self, key: Key) -> bool:
@@ -327,6 +352,12 @@ class Programs:
         function = functools.partial(step.logprobs, self.scoring.mode, width)
         outlook = self.outlook(rows)
         return Recipe(function, (outlook.logits, outlook, self.state), (), self.host)
+
+
+def needed_bytes(program: jax.stages.Compiled) -> int:
+    """What a program needs on one device beside its arguments: temporaries, and outputs that take no argument's buffer."""
+    found = program.memory_analysis()
+    return 0 if found is None else found.temp_size_in_bytes + found.output_size_in_bytes - found.alias_size_in_bytes
 
 
 def _rows(shape: Any) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -25,6 +26,8 @@ from jaxllm.engine.memory import (
     Need,
     Room,
     fitting_length,
+    is_fitted,
+    likely_bytes,
     plan_memory,
     resident_bytes,
     states_shape,
@@ -91,7 +94,8 @@ def resolve(config: EngineConfig, model_dir: Path, mesh: Mesh) -> Setup:
         spare=0 if platform == "cpu" else SPARE,
         staged=host.staged * kv.layers * page,
     )
-    length, memory = _first_pool(config, hf, room, need)
+    likely = likely_bytes(hf, budget + max_num_seqs, buckets.score, itemsize, shards) if backend.name == "mosaic_gpu" else None
+    length, memory = _first_pool(config, hf, room, need, likely)
     resolved = Resolved(
         model_dir=str(model_dir),
         model_type=hf["model_type"],
@@ -149,7 +153,7 @@ def _kv_dtype(config: EngineConfig, hf: dict[str, Any], dtype: jnp.dtype) -> jnp
 
 def resized(setup: Setup, config: EngineConfig, workspace: int) -> Setup:
     """The same decisions, with the pool that is left when the largest step needs `workspace` bytes. Raises ConfigError as `resolve`."""
-    length, memory = _pool(config, setup.hf, replace(setup.memory.room, workspace=workspace), setup.need)
+    length, memory = _pool(config, setup.hf, replace(setup.memory.room, workspace=workspace, likely=False), setup.need)
     caching = config.enable_prefix_caching and not length_dependent(setup.hf, length)
     resolved = replace(
         setup.resolved,
@@ -197,9 +201,12 @@ def more_pages(need: Need, length: int, pages: int) -> tuple[int, ...]:
     return tuple(found[window] for window in kinds(short(window, length) for window in need.windows)[1:])
 
 
-def _first_pool(config: EngineConfig, hf: dict[str, Any], room: Room, need: Need) -> tuple[int, MemoryPlan]:
+def _first_pool(config: EngineConfig, hf: dict[str, Any], room: Room, need: Need, likely: int | None = None) -> tuple[int, MemoryPlan]:
     """`_pool` as long as what a step needs is estimated. Where a step is going to be compiled, that says it (`sizing.fitted`,
-    `start.check_peak`), and the estimate refuses nothing."""
+    `start.check_peak`), and the estimate refuses nothing; with what a step `likely` needs the pool is most often right already."""
+    if likely is not None and is_fitted(config, room):
+        with contextlib.suppress(ConfigError):  # the step may need less
+            return _pool(config, hf, replace(room, workspace=likely, likely=True), need)
     compiled = not room.shared and not config.enforce_eager
     length, memory = _pool(config, hf, replace(room, workspace=0) if compiled else room, need)
     return length, replace(memory, room=room)

@@ -15,8 +15,8 @@ from jaxllm.cache.kv import KVCache
 from jaxllm.config import EngineConfig
 from jaxllm.engine.executables import Executables
 from jaxllm.engine.exports import Exports, fingerprint
-from jaxllm.engine.memory import states_shape
-from jaxllm.engine.programs import Abstract, Programs, Scoring, weight_leaves
+from jaxllm.engine.memory import Room, is_fitted, states_shape
+from jaxllm.engine.programs import Abstract, Programs, Progress, Scoring, needed_bytes, weight_leaves
 from jaxllm.engine.resolve import Setup, resized
 from jaxllm.engine.state import SlotState
 from jaxllm.engine.step import Model
@@ -24,6 +24,7 @@ from jaxllm.engine.xla_options import XlaOptions
 from jaxllm.sampling.processors import Processor
 
 FOLDER = "programs"  # in the compilation cache's directory
+SURPLUS = 200  # of a device's memory may go unused, one part
 SIZING_LAYERS = 4  # enough for layers of two kinds in turn
 _OF_THE_HOST = ("preemption_mode", "host_pages", "host_cached_pages", "moved_pages")
 _OF_THE_POOL = ("num_pages", "max_model_len", "windows", "more_pages")
@@ -46,30 +47,48 @@ def make_programs(setup: Setup, executables: Executables | None = None, processo
     return Programs(model, _abstract(setup), setup.buckets, scoring, executables, resolved.moved_pages)
 
 
-def fitted(setup: Setup, programs: Programs, config: EngineConfig) -> tuple[Setup, Programs]:
+def fitted(setup: Setup, programs: Programs, config: EngineConfig, progress: Progress | None = None) -> tuple[Setup, Programs]:
     """The pool that is left beside what the largest step needs, and the programs for it.
 
     XLA knows the need of a compiled step only. A step reuses the memory of one layer for the next, so one of a few layers tells the need of
     all, in a fraction of the time; `start.check_peak` looks again when all programs are compiled. The need does not depend on the pool,
-    and is kept for later starts. A device that shares the host's memory, and a pool of a size that was asked for, keep the estimate.
+    and is kept for later starts. Where it is likely what it was taken for, all programs are compiled meanwhile (`progress` is told).
     """
-    asked = config.num_gpu_blocks_override is not None or config.kv_cache_memory_bytes is not None
-    if setup.memory.room.shared or asked or config.enforce_eager:
+    if not is_fitted(config, setup.memory.room):
         return setup, programs
     exports = None if programs.model.processors else programs.executables.exports  # what is kept knows nothing of research code
     workspace = exports.figures().get("workspace") if exports else None
     if workspace is None:
-        device = setup.mesh.devices.flat[0]
-        few = make_programs(shallow(setup), Executables(options_of(setup), platform=device.platform))
-        with ThreadPoolExecutor(1) as pool:
-            after = pool.submit(programs.compile, programs.largest_others)
-            few.compile([few.largest])
-            after.result()
-        workspace = max(few.peak_bytes, programs.peak_bytes)
+        workspace = _found(setup, programs, config, progress)
         if exports:
             exports.keep_figures({"workspace": workspace})
-    setup = resized(setup, config, workspace)
-    return setup, programs.for_pool(_abstract(setup))
+    found = resized(setup, config, workspace)
+    return found, programs if found.resolved == setup.resolved else programs.for_pool(_abstract(found))
+
+
+def reserve(room: Room, need: int) -> int:
+    """Bytes to keep for a largest step of this `need`: what was likely if that is enough and wastes little, so that programs for that pool
+    need not be made again."""
+    return room.workspace if room.likely and need <= room.workspace <= need + room.usable // SURPLUS else need
+
+
+def _found(setup: Setup, programs: Programs, config: EngineConfig, progress: Progress | None) -> int:
+    """Bytes to keep for the largest step. While that is found, the programs are compiled for as long as the pool may be the right one."""
+    few = make_programs(shallow(setup), Executables(options_of(setup), platform=setup.mesh.devices.flat[0].platform))
+    keys = programs.early_keys(likely=True) if setup.memory.room.likely else programs.largest_others
+    with ThreadPoolExecutor(1, thread_name_prefix="lattice") as pool:
+        lattice = pool.submit(programs.compile, keys, progress)
+        try:
+            few.compile([few.largest])
+            need = max(few.peak_bytes, *(needed_bytes(programs.get(*key)) for key in programs.largest_others))
+            workspace = reserve(setup.memory.room, need)
+            if resized(setup, config, workspace).resolved != setup.resolved:
+                programs.stop()
+        except BaseException:
+            programs.stop()
+            raise
+        lattice.result()
+    return workspace
 
 
 def shallow(setup: Setup, layers: int = SIZING_LAYERS) -> Setup:

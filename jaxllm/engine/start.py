@@ -24,9 +24,9 @@ from jaxllm.engine.programs import Programs, weight_leaves
 from jaxllm.engine.report import Report
 from jaxllm.engine.resolve import Setup, layer_windows, resolve
 from jaxllm.engine.runner import Runner
-from jaxllm.engine.sizing import abstract_pages, fitted, make_programs
+from jaxllm.engine.sizing import FOLDER, abstract_pages, fitted, make_programs
 from jaxllm.engine.state import MAX_STOP_IDS
-from jaxllm.engine.workers import Crew, Workers
+from jaxllm.engine.workers import Crew, Workers, early
 from jaxllm.grammar.matcher import Matchers
 from jaxllm.locate import locate
 from jaxllm.mesh import make_mesh
@@ -52,16 +52,17 @@ def start(config: EngineConfig, report: Report, logits_processors: Sequence[Func
     reserve_memory(config.gpu_memory_utilization)
     hf = models.with_defaults(models.read_config(model_dir))
     eos_ids = end_ids(model_dir, hf)
-    with ThreadPoolExecutor(1, thread_name_prefix="tokenizer") as pool:  # JAX takes seconds to find GPUs, mostly without Python's lock
-        reading = pool.submit(read_tokenizer, config, model_dir, hf.get("vocab_size", 0), eos_ids)
-        mesh = make_mesh(config.tensor_parallel_size)
-        setup = resolve(config, model_dir, mesh)
-        tokenizer, matchers = reading.result()
-    guides = Guides(matchers, setup.resolved.vocab_size, eos_ids)
-    weights.check(model_dir, setup.hf, mesh, setup.dtype, config.load_format)
-    processors = read_processors(logits_processors, setup.resolved.vocab_size)
-    compiles = CompileCounter()
-    setup, programs, leaves = _load_and_compile(setup, config, report, processors)
+    with Workers(_early_workers(config)) as workers:
+        with ThreadPoolExecutor(1, thread_name_prefix="tokenizer") as pool:  # JAX takes seconds to find GPUs, mostly without Python's lock
+            reading = pool.submit(read_tokenizer, config, model_dir, hf.get("vocab_size", 0), eos_ids)
+            mesh = make_mesh(config.tensor_parallel_size)
+            setup = resolve(config, model_dir, mesh)
+            tokenizer, matchers = reading.result()
+        guides = Guides(matchers, setup.resolved.vocab_size, eos_ids)
+        weights.check(model_dir, setup.hf, mesh, setup.dtype, config.load_format)
+        processors = read_processors(logits_processors, setup.resolved.vocab_size)
+        compiles = CompileCounter()
+        setup, programs, leaves = _load_and_compile(workers, setup, config, report, processors)
     with report.phase("Allocating KV pages"):
         kv = zeros_of(abstract_pages(setup))  # zeros, because kernels may multiply what they mask
         jax.block_until_ready(kv)
@@ -243,7 +244,7 @@ def check_peak(setup: Setup, programs: Programs) -> None:
 
 
 def _load_and_compile(
-    setup: Setup, config: EngineConfig, report: Report, processors: tuple[Processor, ...]
+    workers: Workers, setup: Setup, config: EngineConfig, report: Report, processors: tuple[Processor, ...]
 ) -> tuple[Setup, Programs, tuple[jax.Array, ...]]:
     """Weights load in a thread while the main thread compiles from abstract shapes; the pool's size comes from what is compiled."""
 
@@ -259,17 +260,26 @@ def _load_and_compile(
     programs = make_programs(setup, processors=processors)
     exports = programs.executables.exports
     first = exports is not None and not exports.figures()  # nothing is kept yet: an earlier start would have left its figures
-    crew = _crew(setup, config) if first and not config.enforce_eager else Crew(0)
-    with ThreadPoolExecutor(1, thread_name_prefix="load") as pool, Workers(crew) as workers:
+    workers.hire(_crew(setup, config) if first and not config.enforce_eager else Crew(0))
+    with ThreadPoolExecutor(1, thread_name_prefix="load") as pool:
         loading = pool.submit(load)
         if not config.enforce_eager:
             with report.phase("Compiling") as advance:
-                workers.start(setup, programs, programs.keys_without_pages())
-                setup, programs = fitted(setup, programs, config)
+                workers.start(setup, programs, programs.early_keys(setup.memory.room.likely))
+                setup, programs = fitted(setup, programs, config, advance)
                 workers.start(setup, programs, programs.keys())
                 programs.compile_all(advance)
             check_peak(setup, programs)
         return setup, programs, loading.result()
+
+
+def _early_workers(config: EngineConfig) -> int:
+    """Workers to begin before anything is known: where there may be a GPU, and no start has kept anything yet."""
+    cache = jax.config.jax_compilation_cache_dir
+    if config.enforce_eager or not may_use_cuda() or not cache or "://" in cache:
+        return 0
+    folder = Path(cache) / FOLDER
+    return 0 if folder.is_dir() and any(folder.iterdir()) else early(os.cpu_count() or 1)
 
 
 def _crew(setup: Setup, config: EngineConfig) -> Crew:

@@ -3,7 +3,9 @@
 Python lowers one program at a time, and XLA and Mosaic take turns at one process's LLVM, whose options they set differently: threads
 that compile programs with both kinds of kernels mostly wait. Processes do not. A worker rebuilds the lattice from what was decided,
 keeps each lowered program where the engine looks for it, compiles it into XLA's persistent cache where that is allowed, and says so.
-Programs that do not depend on the pool's size are made while that is found. The engine compiles each then as a later start would.
+Workers begin before it is known what for, since importing and opening a device take them as long as several programs. Programs are made
+while the pool's size is found: those for the likely pool, or those that do not depend on it. The engine compiles each then as a later
+start would.
 Programs whose kernels XLA chooses by timing them are compiled by the engine: one process at a time may time. A worker that fails costs
 time only, since the engine makes what it does not find.
 """
@@ -39,10 +41,15 @@ from jaxllm.engine.resolve import Setup
 from jaxllm.engine.sizing import make_programs, options_of
 from jaxllm.mesh import make_mesh
 
+type _Queue = deque[tuple[str, Future[None]]]
+
 MOST = 10  # processes; each takes two seconds of a core to begin
 CORES = 5 / 8  # of the machine's; compilers have threads of their own
 MEMORY = 5 * 2**28  # bytes of a device that a process takes which has it open
 CACHE = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs", "jax_persistent_cache_min_entry_size_bytes")
+
+_ROOT = str(Path(__file__).parents[2])
+_START = ("-P", "-c", f"import sys; sys.path.insert(0, {_ROOT!r}); from jaxllm.engine.workers import main; main()")
 
 
 @dataclass(frozen=True)
@@ -57,11 +64,17 @@ class Crew:
     def of(cls, cores: int, platform: str, devices: int, spare: int) -> Crew:
         """For an engine that leaves `spare` bytes of each of its devices to others: none where it computes on the same cores, or where
         there are few. A mesh of several devices is left to one process."""
-        count = min(MOST, int(cores * CORES))
-        if platform == "cpu" or count < 3:
+        count = early(cores)
+        if platform == "cpu" or not count:
             return cls(0)
         fitting = min(count, spare // MEMORY)
         return cls(fitting, True, platform) if platform == "gpu" and devices == 1 and fitting >= 3 else cls(count)
+
+
+def early(cores: int) -> int:
+    """How many workers to begin before it is known what the engine computes on; none where there are few cores."""
+    count = min(MOST, int(cores * CORES))
+    return count if count >= 3 else 0
 
 
 @dataclass
@@ -74,48 +87,69 @@ class _Worker:
 
 
 class Workers:
-    """The processes. Begin them early, since importing takes as long as lowering does; they end with the `with` block."""
+    """So many processes at first, which import and wait to be hired; they end with the `with` block."""
 
-    def __init__(self, crew: Crew):
-        self.crew = crew
-        root = str(Path(__file__).parents[2])
-        start = (
-            f"import sys; sys.path.insert(0, {root!r}); from jaxllm.engine.workers import main; main({crew.platform!r}, {crew.compiling})"
-        )
-        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+    def __init__(self, count: int = 0):
         self._workers: list[_Worker] = []
-        with contextlib.suppress(OSError):  # no memory or no processes left: fewer workers, or none
-            for _ in range(crew.count):
-                self._workers.append(_Worker(subprocess.Popen([sys.executable, "-P", "-c", start], **pipes)))
+        self._queue: _Queue = deque()  # what was asked for last and nobody makes yet
+        self._begin(count)
 
     def __enter__(self) -> Workers:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._end(self._workers)
+
+    def hire(self, crew: Crew) -> None:
+        """Tell as many processes what they are, begin those that lack, and end the others."""
+        self._end(self._workers[crew.count :])
+        del self._workers[crew.count :]
+        self._begin(crew.count - len(self._workers))
         for worker in self._workers:
-            worker.process.kill()
-            worker.process.communicate()
+            with contextlib.suppress(OSError):  # it has ended
+                _tell(worker.process, json.dumps([crew.platform, crew.compiling]))
 
     def start(self, setup: Setup, programs: Programs, keys: Iterable[Key]) -> None:
-        """Have made those of these programs that no earlier start has kept and that are not on their way; `programs` waits for each where
-        it needs it."""
+        """Have the hired make those of these programs that no earlier start has kept and that are not on their way; `programs` waits for
+        each where it needs it. What was asked for before and is not among them is left, where nobody is at it."""
         exports, coming = programs.executables.exports, programs.executables.coming
         if exports is None or not self._workers:
             return
-        names = [name for name in map(programs.name, filter(programs.is_kept, keys)) if name not in coming and not exports.has(name)]
-        queue = deque((name, Future[None]()) for name in names)
-        coming.update(queue)
-        threading.Thread(target=_hand_out, args=(self._workers, _task(setup, programs), queue), daemon=True).start()
+        wanted = [*map(programs.name, filter(programs.is_kept, keys))]
+        for name, made in [*self._queue]:
+            if name not in wanted:
+                with contextlib.suppress(ValueError):  # somebody is at it now
+                    self._queue.remove((name, made))
+                    made.set_result(None)
+        self._queue = deque((name, Future[None]()) for name in wanted if name not in coming and not exports.has(name))
+        coming.update(self._queue)
+        threading.Thread(target=_hand_out, args=(self._workers, _task(setup, programs), self._queue), daemon=True).start()
+
+    def _begin(self, count: int) -> None:
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+        with contextlib.suppress(OSError):  # no memory or no processes left: fewer workers, or none
+            for _ in range(count):
+                self._workers.append(_Worker(subprocess.Popen([sys.executable, *_START], **pipes)))
+
+    @staticmethod
+    def _end(workers: list[_Worker]) -> None:
+        for worker in workers:
+            worker.process.kill()
+            worker.process.communicate()
 
 
-def main(platform: str, compiling: bool) -> None:
-    """A worker: reads a task from stdin, then name after name of its programs, and writes each when it has made it. Another task, a JSON
-    object like the first, may come after any of them."""
+def main() -> None:
+    """A worker: reads from stdin JAX's platform and whether to compile, then a task, then name after name of its programs, and writes each
+    when it has made it. Another task, a JSON object like the first, may come after any of them."""
+    if not (hired := sys.stdin.readline()):
+        return
+    platform, compiling = json.loads(hired)
     jax.config.update("jax_platforms", {"gpu": "cuda"}.get(platform, platform))
     if platform == "gpu":
         jax.config.update("jax_pjrt_client_create_options", {"preallocate": False})
         jax.devices()  # opens the device, while the engine still decides
-    first = sys.stdin.readline()
+    if not (first := sys.stdin.readline()):
+        return
     _configure(platform, json.loads(first))
     programs, keys = None, {}
     for line in itertools.chain([first], sys.stdin):
@@ -168,18 +202,19 @@ def _task(setup: Setup, programs: Programs) -> str:
     )
 
 
-def _hand_out(workers: list[_Worker], task: str, queue: deque[tuple[str, Future[None]]]) -> None:
+def _hand_out(workers: list[_Worker], task: str, queue: _Queue) -> None:
     """Have all that is queued made, and tell who waits for it; in the end too what nobody is left to make."""
     threads = [threading.Thread(target=_follow, args=(worker, task, queue), daemon=True) for worker in workers]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    for _, made in queue:
-        made.set_result(None)
+    with contextlib.suppress(IndexError):
+        while True:
+            queue.popleft()[1].set_result(None)
 
 
-def _follow(worker: _Worker, task: str, queue: deque[tuple[str, Future[None]]]) -> None:
+def _follow(worker: _Worker, task: str, queue: _Queue) -> None:
     """Give a worker the task, then name after name while it answers."""
     with worker.turn, contextlib.suppress(OSError, ValueError, IndexError):  # it has ended, or was ended; nothing is left
         if queue and worker.task != task:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,9 +14,10 @@ import pytest
 
 from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.engine.engine import Engine
-from jaxllm.engine.programs import Programs
-from jaxllm.engine.resolve import Setup, resolve
-from jaxllm.engine.sizing import abstract_pages, fitted, make_programs, shallow
+from jaxllm.engine.memory import Room
+from jaxllm.engine.programs import Key, Programs
+from jaxllm.engine.resolve import Setup, resized, resolve
+from jaxllm.engine.sizing import SURPLUS, abstract_pages, fitted, make_programs, reserve, shallow
 from jaxllm.engine.start import check_peak
 from jaxllm.mesh import make_mesh
 from jaxllm.sampling.options import SamplingParams
@@ -43,6 +46,65 @@ def test_the_pool_is_what_the_largest_step_leaves_and_its_need_does_not_depend_o
     programs.compile_all()
     assert programs.peak_bytes == pytest.approx(room.workspace, rel=0.02), "a few layers need what all do"
     check_peak(setup, programs)
+
+
+@pytest.mark.parametrize(("likely", "need", "kept"), [(9, 9, 9), (9, 8, 9), (9, 10, 10), (1009, 9, 1009), (1010, 9, 9)])
+def test_what_was_likely_is_kept_if_it_is_enough_and_wastes_little(likely: int, need: int, kept: int) -> None:
+    room = Room(usable=1000 * SURPLUS, weights=0, workspace=likely, shared=False, likely=True)
+    assert reserve(room, need) == kept
+    assert reserve(replace(room, likely=False), need) == need
+
+
+@pytest.mark.parametrize(("surplus", "right"), [(2**26 // SURPLUS, True), (-(2**22), False)])
+def test_programs_for_the_likely_pool_are_compiled_while_it_is_checked(tiny_dir: str, surplus: int, right: bool) -> None:
+    need, config = fitted_need(tiny_dir), decide(tiny_dir)[1]
+    setup = decide(tiny_dir)[0]
+    setup = resized(setup, config, need + surplus)
+    room = replace(setup.memory.room, likely=True)
+    setup = replace(setup, memory=replace(setup.memory, room=room))
+    before = make_programs(setup)
+    told: list[tuple[int, int]] = []
+    found, programs = fitted(setup, before, config, lambda *done: told.append(done))
+    assert (programs is before, found.memory.room.workspace) == (right, need + surplus if right else need)
+    assert not found.memory.room.likely
+    made = {key[0] for key in programs._compiled}
+    assert (made >= {"decode", "extend"}) == right, "those of a pool that is not to be are not compiled any further"
+    assert told[-1][0] == told[-1][1]
+    again, _ = fitted(setup, make_programs(setup), config)
+    assert again == found, "a later start decides the same without compiling"
+
+
+def fitted_need(tiny_dir: str) -> int:
+    """What the largest step needs, with nothing kept of finding it."""
+    before, config = decide(tiny_dir)
+    programs = make_programs(before)
+    need = fitted(before, programs, config)[0].memory.room.workspace
+    assert programs.executables.exports is not None
+    (programs.executables.exports.folder / "figures.json").unlink()
+    return need
+
+
+def test_a_program_that_many_threads_want_is_compiled_once_and_an_error_is_not_kept(tiny_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    programs = make_programs(decide(tiny_dir)[0])
+    key = programs.largest_others[0]
+    real, times, both = programs._compile, [], threading.Barrier(2, timeout=60)
+
+    def counted(key: Key) -> jax.stages.Compiled:
+        times.append(key)
+        both.wait()
+        if len(times) == 1:
+            raise RuntimeError("no memory to compile")
+        return real(key)
+
+    monkeypatch.setattr(programs, "_compile", counted)
+    with ThreadPoolExecutor(2) as pool:
+        waiting = [pool.submit(programs.get, *key) for _ in range(2)]
+        both.wait()
+        assert all(isinstance(each.exception(), RuntimeError) for each in waiting)
+        once = [pool.submit(programs.get, *key) for _ in range(2)]
+        both.wait()
+        assert once[0].result() is once[1].result() is programs.get(*key)
+    assert len(times) == 2
 
 
 def test_a_second_start_knows_the_need_and_lowers_only_what_is_cheap(tiny_dir: str) -> None:

@@ -27,8 +27,9 @@ def compile_with(workers: int, tiny_dir: str, devices: int = 1) -> Programs:
     config = EngineConfig(model=tiny_dir, max_model_len=32, max_num_seqs=1, max_num_batched_tokens=16, num_gpu_blocks_override=8)
     setup = resolve(config, Path(tiny_dir), make_mesh(devices))
     programs = make_programs(setup)
-    with Workers(Crew(workers)) as running:
-        running.start(setup, programs, programs.keys_without_pages())
+    with Workers() as running:
+        running.hire(Crew(workers))
+        running.start(setup, programs, programs.early_keys(likely=False))
         running.start(setup, programs, programs.keys())
         programs.compile([programs.largest, programs.largest_others[0]])
     return programs
@@ -62,10 +63,11 @@ def test_workers_make_what_needs_no_pages_first_and_then_the_rest_for_the_pool_t
         for pages in (8, 12)
     )
     programs = make_programs(estimated)
-    executables, first = programs.executables, programs.keys_without_pages()
+    executables, first = programs.executables, programs.early_keys(likely=False)
     assert {key[0] for key in first} == {"sample", "process", "logprobs", "score", "seat", "restrict"}
     assert set(first[: len(programs.largest_others)]) == set(programs.largest_others)
-    with Workers(Crew(2)) as running:
+    with Workers(3) as running:
+        running.hire(Crew(2))
         running.start(estimated, programs, first)
         early = set(executables.coming)
         assert early == {programs.name(key) for key in first if programs.is_kept(key)}
@@ -77,6 +79,40 @@ def test_workers_make_what_needs_no_pages_first_and_then_the_rest_for_the_pool_t
             made.result(120)
     assert executables.exports is not None
     assert all(executables.exports.has(name) for name in early | later), "by workers: nothing was compiled here"
+
+
+def test_those_who_are_hired_are_as_many_as_asked_whether_they_were_there_or_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module.sys, "executable", "/bin/cat")  # ends as soon as it is told nothing more
+    monkeypatch.setattr(module, "_START", ())
+    for before, hired in [(0, 2), (3, 1), (2, 2), (2, 0)]:
+        with Workers(before) as running:
+            first = [worker.process for worker in running._workers]
+            assert [process.poll() for process in first] == [None] * before
+            running.hire(Crew(hired, True, "gpu"))
+            kept = [worker.process for worker in running._workers]
+            assert (len(kept), kept[:before]) == (hired, first[:hired])
+            assert all(process.poll() is not None for process in first[hired:])
+            assert all(process.stdout is not None and process.stdout.readline() == '["gpu", true]\n' for process in kept)
+        assert all(process.poll() is not None for process in kept)
+
+
+def test_what_is_no_longer_wanted_is_left_and_nobody_waits_for_it(tiny_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_hand_out", lambda *_: None)  # nobody makes anything
+    options = {"model": tiny_dir, "max_model_len": 32, "max_num_seqs": 1, "max_num_batched_tokens": 16}
+    likely, found = (
+        resolve(EngineConfig(**options, num_gpu_blocks_override=pages), Path(tiny_dir), make_mesh(1))  # type: ignore[arg-type]
+        for pages in (8, 12)
+    )
+    programs = make_programs(likely)
+    coming = programs.executables.coming
+    with Workers(1) as running:
+        running.start(likely, programs, programs.early_keys(likely=True))
+        early = dict(coming)
+        assert set(early) == {programs.name(key) for key in programs.keys() if programs.is_kept(key)}  # noqa: SIM118, no mapping
+        programs = make_programs(found, programs.executables)
+        running.start(found, programs, programs.keys())
+    assert {name.partition("-")[0] for name, made in early.items() if made.done()} == {"decode", "extend"}
+    assert not any(made.done() for name, made in coming.items() if name not in early or name.partition("-")[0] not in ("decode", "extend"))
 
 
 def test_a_worker_that_dies_costs_time_only(tiny_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,7 +171,8 @@ config = EngineConfig(model=sys.argv[1], max_model_len=32, max_num_seqs=1, max_n
 setup = resolve(config, Path(sys.argv[1]), make_mesh(1))
 programs = make_programs(setup)
 counter = CompileCounter()
-with Workers(Crew(2, compiling=True)) as running:
+with Workers(1) as running:
+    running.hire(Crew(2, compiling=True))
     running.start(setup, programs, programs.keys())
     mine = [key for key in programs.keys() if programs.is_kept(key)]
     programs.compile(mine)
