@@ -20,6 +20,7 @@ from jaxllm.engine.exports import is_private
 from jaxllm.engine.guide import Guides
 from jaxllm.engine.memory import GIB, amount
 from jaxllm.engine.pace import seconds_per_token
+from jaxllm.engine.pinned import pinning
 from jaxllm.engine.programs import Programs, weight_leaves
 from jaxllm.engine.report import Report
 from jaxllm.engine.resolve import Setup, layer_windows, resolve
@@ -62,7 +63,8 @@ def start(config: EngineConfig, report: Report, logits_processors: Sequence[Func
         weights.check(model_dir, setup.hf, mesh, setup.dtype, config.load_format)
         processors = read_processors(logits_processors, setup.resolved.vocab_size)
         compiles = CompileCounter()
-        setup, programs, leaves = _load_and_compile(workers, setup, config, report, processors)
+        with pinning(setup, report) as pinned:  # whatever else lies in such memory would wait for it: the runner comes later
+            setup, programs, leaves = _load_and_compile(workers, setup, config, report, processors)
     with report.phase("Allocating KV pages"):
         kv = zeros_of(abstract_pages(setup))  # zeros, because kernels may multiply what they mask
         jax.block_until_ready(kv)
@@ -72,7 +74,7 @@ def start(config: EngineConfig, report: Report, logits_processors: Sequence[Func
             # A second step in flight gains 0.5 % even where steps are long, but new requests wait for it: not where streams are watched.
             runner.warm_up(deep=config.max_stall_ms is None)
     compiles.warmed_up()
-    report.table("jaxllm", table_rows(setup, programs, compiles, report) + link_rows(setup, runner))
+    report.table("jaxllm", table_rows(setup, programs, compiles, report) + pinned.rows + link_rows(setup, runner))
     return Started(setup.resolved, runner, tokenizer, guides)
 
 
