@@ -16,6 +16,7 @@ from typing import Any
 _DECODE_GPU = (1, 8, 16, 32, 64, 96, 128, 160, 192, 224, 256)  # 2 to 8 rows cost the same
 _ALONE_GPU = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)  # tokens of prompts alone
 _BESIDE_GPU = (64, 256, 512, 1536, 8192)  # tokens beside decode rows, before what is left of the last tile is added
+_TWO_GPU = (1024, 64)  # and two prompts of 512 beside few streams, for when several wait
 _TILE_GPU = 128  # rows of a matrix product's tile: 576 + 64 rows take less time than 512 + 64
 _REGIONS_GPU = (32, 64, 256)
 _REGION_SPAN = (2, 32)  # a region goes with so many times its rows in tokens; the widest with any more
@@ -163,6 +164,8 @@ def _pairs(top: int, max_num_seqs: int) -> list[tuple[int, int]]:
     low, high = _REGION_SPAN
     for region in (r for r in _REGIONS_GPU if 2 * r <= max_num_seqs):
         pairs += [(_fill(t, region, top), region) for t in _BESIDE_GPU if t <= top and low * region <= t <= high * region]
+    if _TWO_GPU[0] < top and _TWO_GPU[1] <= max_num_seqs:
+        pairs.append((_fill(*_TWO_GPU, top), _TWO_GPU[1]))
     wide = [_fill(t, max_num_seqs, top) for t in _BESIDE_GPU if t < top and t >= low * max_num_seqs]
     return pairs + [(t, max_num_seqs) for t in (*wide, top)]
 

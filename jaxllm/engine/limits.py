@@ -22,16 +22,17 @@ class Limits:
 @dataclass(frozen=True, slots=True)
 class Pace:
     """Chunk tokens of a step that also decodes, so that a long prompt does not stall running streams. `bounds` has, for steps of up to so
-    many decode rows, ascending: the rows, the tokens while little waits, and the most."""
+    many decode rows, ascending: the rows, the tokens while one prompt waits, those while several do, and the most."""
 
-    bounds: tuple[tuple[int, int, int], ...]
+    bounds: tuple[tuple[int, int, int, int], ...]
 
     @property
     def most(self) -> int:
         """Chunk tokens that no step goes beyond."""
-        return max(high for _, _, high in self.bounds)
+        return max(high for *_, high in self.bounds)
 
-    def tokens(self, waiting: int, decodes: int) -> int:
-        """The bound for a step of `decodes` rows when `waiting` prompt tokens wait: a quarter of them, within the limits."""
-        _, low, high = next((b for b in self.bounds if b[0] >= decodes), self.bounds[-1])
-        return min(max(waiting // 4, low), high)
+    def tokens(self, waiting: int, several: bool, decodes: int) -> int:
+        """The bound for a step of `decodes` rows when so many tokens of one or `several` prompts wait: a quarter of them, within the
+        limits."""
+        _, one, some, high = next((b for b in self.bounds if b[0] >= decodes), self.bounds[-1])
+        return min(max(waiting // 4, some if several else one), high)

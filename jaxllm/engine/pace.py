@@ -10,12 +10,13 @@ from jaxllm.engine.plan import Plan
 
 STALL_SHARE = 0.85  # of the longest stall wanted: what warm-up timed of a shape leaves out attention to context
 STEADY_SHARE = 0.28
+SEVERAL_SHARE = 0.5  # when several prompts wait: one step for two takes less than two steps, and the last to come waits least
 SURE = 0.9  # of what chunks add to a step by warm-up
 
 
 def pace(seconds: Mapping[object, float], stall: float) -> Pace | None:
-    """Chunk tokens that keep a step below `stall` seconds when much waits, and near a quarter of it when little does, by what the shapes
-    that hold so many decode rows took in warm-up. None when nothing was measured."""
+    """Chunk tokens that keep a step below `stall` seconds when much waits, below half of it when several prompts do and near a quarter when
+    little does, by what the shapes that hold so many decode rows took in warm-up. None when nothing was measured."""
     taken = {shape: took for shape, took in seconds.items() if isinstance(shape, ExtendShape) and shape.decodes}
 
     def largest(rows: int, bound: float) -> int:
@@ -23,7 +24,8 @@ def pace(seconds: Mapping[object, float], stall: float) -> Pace | None:
         return max((s.tokens for s, took in wide.items() if took <= bound), default=min(s.tokens for s in wide))
 
     regions = sorted({shape.decodes for shape in taken})
-    bounds = tuple((rows, largest(rows, STEADY_SHARE * stall), largest(rows, STALL_SHARE * stall)) for rows in regions)
+    steady, several, most = STEADY_SHARE * stall, SEVERAL_SHARE * stall, STALL_SHARE * stall
+    bounds = tuple((rows, largest(rows, steady), largest(rows, several), largest(rows, most)) for rows in regions)
     return Pace(bounds) if bounds else None
 
 

@@ -256,7 +256,8 @@ class Scheduler:
             return ()
         room = min(self.limits.max_num_batched_tokens - num_decodes, self._buckets.max_tokens)
         if num_decodes and self.pace is not None:
-            room = min(room, self.pace.tokens(self._prompt_tokens(prefilling, 4 * self.pace.most), num_decodes))
+            waiting = self._prompt_tokens(prefilling, 4 * self.pace.most)
+            room = min(room, self.pace.tokens(waiting, len(prefilling) + self.waiting > 1, num_decodes))
         if room < 1:
             return ()
         chunks: list[Chunk] = []

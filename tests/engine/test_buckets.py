@@ -17,7 +17,7 @@ def test_the_default_gpu_lattice_has_below_thirty_forward_programs_and_five_row_
     buckets = Buckets.build(256, 8192, "gpu")
     assert 24 <= buckets.programs <= 29
     assert buckets.logits == (16, 64, 128, 256, 320)
-    assert Buckets.build(256, 2048, "gpu").programs <= 26
+    assert Buckets.build(256, 2048, "gpu").programs <= 27
 
 
 def test_the_cpu_lattice_has_about_a_dozen_programs() -> None:
@@ -42,6 +42,7 @@ def test_cpu_decode_rows_are_coarse() -> None:
         (512, 30, (608, 32)),
         (200, 3, (352, 32)),
         (500, 60, (576, 64)),
+        (1024, 13, (1088, 64)),
         (1500, 60, (1600, 64)),
         (1500, 200, (1536, 256)),
         (7936, 256, (8192, 256)),

@@ -9,9 +9,8 @@ import pytest
 
 from jaxllm.cache.pool import PagePool
 from jaxllm.cache.prefix import PrefixIndex
-from jaxllm.engine.buckets import Buckets, ExtendShape
-from jaxllm.engine.limits import Limits, Pace
-from jaxllm.engine.pace import pace
+from jaxllm.engine.buckets import Buckets
+from jaxllm.engine.limits import Limits
 from jaxllm.engine.plan import Plan
 from jaxllm.engine.request import Request, Status
 from jaxllm.engine.scheduler import Scheduler
@@ -363,25 +362,3 @@ def test_the_check_finds_a_leaked_slot() -> None:
     scheduler._slots._free.pop()
     with pytest.raises(RuntimeError, match="slots are leaked"):
         scheduler.check()
-
-
-def test_with_a_pace_prompts_run_in_chunks_while_others_decode_and_larger_ones_the_more_wait() -> None:
-    loop = Loop(Setup(page_size=4, num_pages=400, max_num_batched_tokens=256, max_num_seqs=4))
-    loop.scheduler.pace = Pace(((4, 16, 32),))
-    loop.add(prompt(200, 3), 1)
-    assert chunks(loop.step()) == [("0", 0, 200, True)], "nobody waits for its next token"
-    loop.add(lasting(20, 0), 60)
-    step_until(loop, decodes)
-    loop.add(prompt(200, 2), 1)
-    lengths = [sum(length for _, _, length, _ in chunks(loop.step())) for _ in range(9)]
-    assert lengths[:3] == [32, 32, 32] and sum(lengths) == 200
-    assert all(16 <= length <= 32 for length in lengths[:-1] if length) and min(lengths[:6]) < 32
-
-
-def test_the_pace_follows_what_shapes_took() -> None:
-    shape = ExtendShape
-    seconds = {shape(512, 32, 64): 0.013, shape(1536, 64, 64): 0.041, shape(2048, 64, 256): 0.052, shape(8192, 64, 0): 0.01, 64: 0.005}
-    assert pace(seconds, 0.05) == Pace(((64, 512, 1536), (256, 2048, 2048))), "the widest region has one shape, whatever it takes"
-    assert pace(seconds, 0.001) == Pace(((64, 512, 512), (256, 2048, 2048))), "the smallest shape there is"
-    assert pace(seconds, 0.05).tokens(4096, 10) == 1024
-    assert pace({}, 0.05) is None
