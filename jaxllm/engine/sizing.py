@@ -84,10 +84,10 @@ def _found(setup: Setup, programs: Programs, config: EngineConfig, progress: Pro
             workspace = reserve(setup.memory.room, need)
             if resized(setup, config, workspace).resolved != setup.resolved:
                 programs.stop()
+            lattice.result()
         except BaseException:
             programs.stop()
             raise
-        lattice.result()
     return workspace
 
 

@@ -281,7 +281,10 @@ def _early_workers(config: EngineConfig) -> int:
     if config.enforce_eager or not may_use_cuda() or not cache or "://" in cache:
         return 0
     folder = Path(cache) / FOLDER
-    return 0 if folder.is_dir() and any(folder.iterdir()) else early(os.cpu_count() or 1)
+    try:
+        return 0 if folder.is_dir() and any(folder.iterdir()) else early(os.cpu_count() or 1)
+    except OSError:  # another user's: nothing will be kept
+        return 0
 
 
 def _crew(setup: Setup, config: EngineConfig) -> Crew:

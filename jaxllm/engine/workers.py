@@ -135,6 +135,7 @@ class Workers:
     def _end(workers: list[_Worker]) -> None:
         for worker in workers:
             worker.process.kill()
+        for worker in workers:
             worker.process.communicate()
 
 

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import jax
 import pytest
 
 from jaxllm.config import ConfigError, EngineConfig
+from jaxllm.engine import programs as module
+from jaxllm.engine import sizing
 from jaxllm.engine.engine import Engine
 from jaxllm.engine.memory import Room
 from jaxllm.engine.programs import Key, Programs
@@ -70,8 +75,41 @@ def test_programs_for_the_likely_pool_are_compiled_while_it_is_checked(tiny_dir:
     made = {key[0] for key in programs._compiled}
     assert (made >= {"decode", "extend"}) == right, "those of a pool that is not to be are not compiled any further"
     assert told[-1][0] == told[-1][1]
-    again, _ = fitted(setup, make_programs(setup), config)
-    assert again == found, "a later start decides the same without compiling"
+    again, later = fitted(setup, make_programs(setup), config)
+    assert (again, later._compiled) == (found, {}), "a later start decides the same without compiling"
+
+
+def test_who_is_interrupted_while_all_programs_are_compiled_waits_for_those_that_have_begun(
+    tiny_dir: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, config = decide(tiny_dir)
+    setup = resized(before, config, 1000)
+    setup = replace(setup, memory=replace(setup.memory, room=replace(setup.memory.room, likely=True)))
+    programs, stopped, begun = make_programs(setup), threading.Event(), list[bool]()
+
+    def compiling(self: Programs, key: Key) -> Any:
+        if self is programs and key not in programs.largest_others:
+            begun.append(stopped.wait(30))
+            assert begun[-1]
+        return SimpleNamespace(memory_analysis=lambda: None)
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    class Interrupted(ThreadPoolExecutor):
+        def submit(self, *given: Any) -> Any:  # type: ignore[override]
+            work = super().submit(*given)
+            monkeypatch.setattr(work, "result", interrupt)
+            return work
+
+    stop = programs.stop
+    monkeypatch.setattr(programs, "stop", lambda: (stop(), stopped.set()))
+    monkeypatch.setattr(Programs, "_compile", compiling)
+    monkeypatch.setattr(sizing, "ThreadPoolExecutor", Interrupted)
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    with pytest.raises(KeyboardInterrupt):
+        fitted(setup, programs, config)
+    assert all(begun) and len(begun) <= 2, "one a thread at most"
 
 
 def fitted_need(tiny_dir: str) -> int:
@@ -87,22 +125,27 @@ def fitted_need(tiny_dir: str) -> int:
 def test_a_program_that_many_threads_want_is_compiled_once_and_an_error_is_not_kept(tiny_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
     programs = make_programs(decide(tiny_dir)[0])
     key = programs.largest_others[0]
-    real, times, both = programs._compile, [], threading.Barrier(2, timeout=60)
+    real, times, asked = programs._compile, [], threading.Semaphore(0)
+
+    class Making(Future[Any]):
+        def result(self, timeout: float | None = None) -> Any:
+            asked.release()
+            return super().result(timeout)
 
     def counted(key: Key) -> jax.stages.Compiled:
         times.append(key)
-        both.wait()
+        assert asked.acquire(timeout=60), "the other one waits"
         if len(times) == 1:
             raise RuntimeError("no memory to compile")
         return real(key)
 
     monkeypatch.setattr(programs, "_compile", counted)
+    monkeypatch.setattr(module, "Future", Making)
     with ThreadPoolExecutor(2) as pool:
         waiting = [pool.submit(programs.get, *key) for _ in range(2)]
-        both.wait()
         assert all(isinstance(each.exception(), RuntimeError) for each in waiting)
+        assert asked.acquire(timeout=60), "who compiled asked, too"
         once = [pool.submit(programs.get, *key) for _ in range(2)]
-        both.wait()
         assert once[0].result() is once[1].result() is programs.get(*key)
     assert len(times) == 2
 

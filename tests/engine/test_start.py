@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -81,3 +82,34 @@ def test_a_config_that_cannot_be_is_the_first_to_be_told_of(tmp_path: Path) -> N
     (tmp_path / "config.json").write_text('{"model_type": "qwen3", "vocab_size": "many"}')
     with pytest.raises(ConfigError, match=r"config\.json"):
         start.start(EngineConfig(model=str(tmp_path)), Report())
+
+
+@pytest.mark.usefixtures("cuda_installed")
+def test_workers_begin_early_where_no_start_has_kept_anything(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 16)
+    config = EngineConfig(model="demo")
+    assert start._early_workers(config) == 10
+    assert start._early_workers(EngineConfig(model="demo", enforce_eager=True)) == 0
+    (cache / "programs").mkdir()
+    assert start._early_workers(config) == 10
+    (cache / "programs" / "set").mkdir()
+    assert start._early_workers(config) == 0
+    for elsewhere in ("gs://bucket/cache", None):
+        jax.config.update("jax_compilation_cache_dir", elsewhere)
+        assert start._early_workers(config) == 0
+
+
+@pytest.mark.usefixtures("cuda_installed")
+def test_a_cache_that_is_another_users_costs_time_only(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (cache / "programs").mkdir()
+
+    def refused(folder: Path) -> Iterator[Path]:
+        raise PermissionError(folder)
+
+    monkeypatch.setattr(Path, "iterdir", refused)
+    assert start._early_workers(EngineConfig(model="demo")) == 0
+
+
+def test_without_the_cuda_plugin_no_worker_begins_early(cuda_installed: None, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(start, "entry_points", lambda group: [])
+    assert start._early_workers(EngineConfig(model="demo")) == 0
