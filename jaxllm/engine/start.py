@@ -260,9 +260,7 @@ def _load_and_compile(
         return leaves
 
     programs = make_programs(setup, processors=processors)
-    exports = programs.executables.exports
-    first = exports is not None and not exports.figures()  # nothing is kept yet: an earlier start would have left its figures
-    workers.hire(_crew(setup, config) if first and not config.enforce_eager else Crew(0))
+    workers.hire(_crew(setup, config) if is_first(programs) and not config.enforce_eager else Crew(0))
     with ThreadPoolExecutor(1, thread_name_prefix="load") as pool:
         loading = pool.submit(load)
         if not config.enforce_eager:
@@ -273,6 +271,14 @@ def _load_and_compile(
                 programs.compile_all(advance)
             check_peak(setup, programs)
         return setup, programs, loading.result()
+
+
+def is_first(programs: Programs) -> bool:
+    """Whether there are programs to make that no start has kept: one that fitted the pool has left its figures, any other the programs."""
+    exports = programs.executables.exports
+    if exports is None or exports.figures():
+        return False
+    return not all(exports.has(programs.name(key)) for key in programs.keys() if programs.is_kept(key))  # noqa: SIM118, no mapping
 
 
 def _early_workers(config: EngineConfig) -> int:

@@ -12,10 +12,14 @@ import pytest
 
 from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.engine import start
+from jaxllm.engine.executables import Executables
 from jaxllm.engine.report import Report
+from jaxllm.engine.resolve import resolve
+from jaxllm.engine.sizing import make_programs
 from jaxllm.engine.start import may_use_cuda, read_tokenizer, reserve_memory, use_compilation_cache
 from jaxllm.grammar.matcher import Matchers
 from jaxllm.locate import locate
+from jaxllm.mesh import make_mesh
 
 
 @pytest.fixture
@@ -108,6 +112,24 @@ def test_a_cache_that_is_another_users_costs_time_only(cache: Path, monkeypatch:
 
     monkeypatch.setattr(Path, "iterdir", refused)
     assert start._early_workers(EngineConfig(model="demo")) == 0
+
+
+def test_workers_are_for_a_start_before_which_none_has_made_all_programs(tiny_dir: str, cache: Path) -> None:
+    config = EngineConfig(model=tiny_dir, max_model_len=32, max_num_seqs=1, max_num_batched_tokens=16, num_gpu_blocks_override=8)
+    programs = make_programs(resolve(config, Path(tiny_dir), make_mesh(1)))
+    exports = programs.executables.exports
+    assert exports is not None
+    kept = [exports.folder / f"{programs.name(key)}.stablehlo" for key in programs.keys() if programs.is_kept(key)]  # noqa: SIM118
+    assert kept
+    for path in kept:
+        assert start.is_first(programs)
+        path.touch()
+    assert not start.is_first(programs), "a pool that was asked for leaves no figures"
+    kept[0].unlink()
+    assert start.is_first(programs)
+    exports.keep_figures({"workspace": 1})
+    assert not start.is_first(programs)
+    assert not start.is_first(make_programs(resolve(config, Path(tiny_dir), make_mesh(1)), Executables())), "nothing is ever kept"
 
 
 def test_without_the_cuda_plugin_no_worker_begins_early(cuda_installed: None, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
