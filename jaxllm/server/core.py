@@ -78,10 +78,12 @@ type Factory = Callable[[EngineConfig, Callable[[str, float], None]], tuple[Core
 
 
 class Core:
-    """The engine's side of the socket. `factory(config, on_phase)` makes the engine and says how long each phase took."""
+    """The engine's side of the socket. `factory(config, on_phase)` makes the engine and says how long each phase took. When the other side
+    has gone, `orphan` is told how many seconds the end may take: none before requests are taken, since the next start needs the device."""
 
-    def __init__(self, sock: socket.socket, factory: Factory, orphan: Callable[[], None] = lambda: None):
+    def __init__(self, sock: socket.socket, factory: Factory, orphan: Callable[[float], None] = lambda _: None):
         self._sock, self._factory, self._orphan = sock, factory, orphan
+        self._grace = 0.0
         self._inbox: queue.Queue[Message] = queue.Queue()  # SimpleQueue.get may wait for ever for a timeout of a few µs (CPython 3.12)
         self._profiler = Profiler(None)
         self._checked = (0, -CHECK_SECONDS)  # steps so far at the last self-check, and when it was (time.monotonic)
@@ -114,7 +116,7 @@ class Core:
             if not isinstance(error, OSError):
                 traceback.print_exc()
         self._inbox.put(None)
-        self._orphan()
+        self._orphan(self._grace)
 
     def _start(self) -> CoreEngine | None:
         first = self._inbox.get()
@@ -126,6 +128,7 @@ class Core:
         gc.collect()
         gc.freeze()
         engine.when_built(lambda: self._inbox.put(Built()))
+        self._grace = ORPHAN_GRACE
         self._send(Ready(engine.resolved, seconds))
         return engine
 
@@ -229,10 +232,11 @@ def main(argv: list[str] | None = None, factory: Factory = load) -> int:
     parser = argparse.ArgumentParser(prog="jaxllm.server.core")
     parser.add_argument("--fd", type=int, required=True)
     sock = socket.socket(fileno=parser.parse_args(argv).fd)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the HTTP process decides when this one ends
+    for number in (signal.SIGINT, signal.SIGTERM):  # systemd sends them to every process of a service
+        signal.signal(number, signal.SIG_IGN)  # the HTTP process decides when this one ends, and lets requests finish before
 
-    def orphan() -> None:
-        timer = threading.Timer(ORPHAN_GRACE, os._exit, (1,))
+    def orphan(seconds: float) -> None:
+        timer = threading.Timer(seconds, os._exit, (1,))
         timer.daemon = True
         with contextlib.suppress(RuntimeError):  # this process is ending already
             timer.start()

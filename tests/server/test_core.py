@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import gc
+import queue
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
 import pytest
 
-from jaxllm.config import EngineConfig
+from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.engine.request import EngineStats, GenerateRequest, RequestTimes, TextDelta
 from jaxllm.sampling.options import SamplingParams
-from jaxllm.server.core import Core
+from jaxllm.server.core import ORPHAN_GRACE, Core
 from jaxllm.server.messages import (
     Abort,
     Add,
@@ -98,8 +99,8 @@ class Peer:
     def __init__(self, control: Control):
         self.socket, theirs = socket.socketpair()
         self.socket.settimeout(20)
-        self.orphaned = threading.Event()
-        self.core = Core(theirs, make(control, None), self.orphaned.set)
+        self.orphaned: queue.Queue[float] = queue.Queue()
+        self.core = Core(theirs, make(control, None), self.orphaned.put)
         self.status: list[int] = []
         self.thread = threading.Thread(target=lambda: self.status.append(self.core.run()))
         self.thread.start()
@@ -178,8 +179,21 @@ def test_the_core_ends_when_told_to(peer: Peer) -> None:
 def test_the_core_ends_when_the_other_side_has_gone(peer: Peer) -> None:
     peer.send(add("a", 1000))
     peer.socket.close()
-    assert peer.orphaned.wait(20)
+    assert peer.orphaned.get(timeout=20) == ORPHAN_GRACE
     assert peer.ended() in (0, 1)
+
+
+def test_a_core_that_still_loads_has_no_time_when_the_other_side_has_gone() -> None:
+    ours, theirs = socket.socketpair()
+    orphaned: queue.Queue[float] = queue.Queue()
+
+    def load(config: EngineConfig, on_phase: Callable[[str, float], None]) -> Any:
+        ours.close()
+        assert orphaned.get(timeout=20) == 0
+        raise ConfigError("loaded for nobody")
+
+    ours.sendall(encode(Start(EngineConfig())))
+    assert Core(theirs, load, orphaned.put).run() == 1
 
 
 def test_a_failing_step_is_the_last_word_and_says_no_addresses(peer: Peer, control: Control, capsys: pytest.CaptureFixture[str]) -> None:

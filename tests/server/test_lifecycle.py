@@ -153,6 +153,7 @@ def test_a_drain_lets_requests_finish_and_refuses_new_ones(launch: Any) -> None:
     server = launch(frozen=True).up()
     with server.begin() as whole, server.begin(stream=True) as stream:
         server.busy()
+        os.kill(server.engine, signal.SIGTERM)  # systemd tells every process of a service
         server.process.send_signal(signal.SIGTERM)
         server.says("shutting down")
         assert server.get("/ready")[0] == 503
