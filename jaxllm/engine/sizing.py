@@ -24,7 +24,7 @@ from jaxllm.engine.xla_options import XlaOptions
 from jaxllm.sampling.processors import Processor
 
 FOLDER = "programs"  # in the compilation cache's directory
-SURPLUS = 200  # of a device's memory may go unused, one part
+SURPLUS = 100  # of what pages may have may go unused, one part
 SIZING_LAYERS = 4  # enough for layers of two kinds in turn
 _OF_THE_HOST = ("preemption_mode", "host_pages", "host_cached_pages", "moved_pages")
 _OF_THE_POOL = ("num_pages", "max_model_len", "windows", "more_pages")
@@ -69,7 +69,7 @@ def fitted(setup: Setup, programs: Programs, config: EngineConfig, progress: Pro
 def reserve(room: Room, need: int) -> int:
     """Bytes to keep for a largest step of this `need`: what was likely if that is enough and wastes little, so that programs for that pool
     need not be made again."""
-    return room.workspace if room.likely and need <= room.workspace <= need + room.usable // SURPLUS else need
+    return room.workspace if room.likely and need <= room.workspace <= need + room.left // SURPLUS else need
 
 
 def _found(setup: Setup, programs: Programs, config: EngineConfig, progress: Progress | None) -> int:
