@@ -56,14 +56,22 @@ def fitted(setup: Setup, programs: Programs, config: EngineConfig, progress: Pro
     """
     if not is_fitted(config, setup.memory.room):
         return setup, programs
-    exports = None if programs.model.processors else programs.executables.exports  # what is kept knows nothing of research code
-    workspace = exports.figures().get("workspace") if exports else None
-    if workspace is None:
+    if (workspace := known_workspace(programs)) is None:
         workspace = _found(setup, programs, config, progress)
-        if exports:
+        if exports := _figures_of(programs):
             exports.keep_figures({"workspace": workspace})
     found = resized(setup, config, workspace)
     return found, programs if found.resolved == setup.resolved else programs.for_pool(_abstract(found))
+
+
+def known_workspace(programs: Programs) -> int | None:
+    """What an earlier start has found that the largest step needs, in bytes."""
+    exports = _figures_of(programs)
+    return exports.figures().get("workspace") if exports else None
+
+
+def _figures_of(programs: Programs) -> Exports | None:
+    return None if programs.model.processors else programs.executables.exports  # what is kept knows nothing of research code
 
 
 def reserve(room: Room, need: int) -> int:

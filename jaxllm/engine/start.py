@@ -25,7 +25,7 @@ from jaxllm.engine.programs import Programs, weight_leaves
 from jaxllm.engine.report import Report
 from jaxllm.engine.resolve import Setup, layer_windows, resolve
 from jaxllm.engine.runner import Runner
-from jaxllm.engine.sizing import FOLDER, abstract_pages, fitted, make_programs
+from jaxllm.engine.sizing import FOLDER, abstract_pages, fitted, known_workspace, make_programs
 from jaxllm.engine.state import MAX_STOP_IDS
 from jaxllm.engine.workers import Crew, Workers, early
 from jaxllm.grammar.matcher import Matchers
@@ -260,7 +260,9 @@ def _load_and_compile(
         return leaves
 
     programs = make_programs(setup, processors=processors)
-    workers.hire(_crew(setup, config) if is_first(programs) and not config.enforce_eager else Crew(0))
+    if known_workspace(programs) is not None:  # then nothing is compiled to fit the pool, and it is known what there is for it
+        setup, programs = fitted(setup, programs, config)
+    workers.hire(_crew(setup, config) if much_is_missing(programs) and not config.enforce_eager else Crew(0))
     with ThreadPoolExecutor(1, thread_name_prefix="load") as pool:
         loading = pool.submit(load)
         if not config.enforce_eager:
@@ -273,12 +275,14 @@ def _load_and_compile(
         return setup, programs, loading.result()
 
 
-def is_first(programs: Programs) -> bool:
-    """Whether there are programs to make that no start has kept: one that fitted the pool has left its figures, any other the programs."""
+def much_is_missing(programs: Programs) -> bool:
+    """Whether workers are worth their beginning: a quarter of the programs or more were kept by no earlier start, as on a first one and
+    on one with a pool of another size."""
     exports = programs.executables.exports
-    if exports is None or exports.figures():
+    if exports is None:
         return False
-    return not all(exports.has(programs.name(key)) for key in programs.keys() if programs.is_kept(key))  # noqa: SIM118, no mapping
+    kept = [exports.has(programs.name(key)) for key in programs.keys() if programs.is_kept(key)]  # noqa: SIM118, no mapping
+    return kept.count(False) * 4 >= len(kept)
 
 
 def _early_workers(config: EngineConfig) -> int:
