@@ -205,9 +205,12 @@ def _task(setup: Setup, programs: Programs) -> str:
 
 def _hand_out(workers: list[_Worker], task: str, queue: _Queue) -> None:
     """Have all that is queued made, and tell who waits for it; in the end too what nobody is left to make."""
-    threads = [threading.Thread(target=_follow, args=(worker, task, queue), daemon=True) for worker in workers]
-    for thread in threads:
-        thread.start()
+    threads: list[threading.Thread] = []
+    with contextlib.suppress(RuntimeError):  # the system gives this process no more threads: fewer workers, or none
+        for worker in workers:
+            thread = threading.Thread(target=_follow, args=(worker, task, queue), daemon=True)
+            thread.start()
+            threads.append(thread)
     for thread in threads:
         thread.join()
     with contextlib.suppress(IndexError):

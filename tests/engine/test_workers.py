@@ -5,7 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
+from collections import deque
+from concurrent.futures import Future
 from pathlib import Path
+from typing import Any, cast
 
 import jax
 import pytest
@@ -119,6 +123,17 @@ def test_a_worker_that_dies_costs_time_only(tiny_dir: str, monkeypatch: pytest.M
     monkeypatch.setattr(module.sys, "executable", "/bin/false")
     programs = compile_with(1, tiny_dir)
     assert programs.executables.lowered == len([programs.largest, programs.largest_others[0]])
+
+
+def test_nobody_waits_for_workers_whom_no_thread_is_left_to_follow(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    queue = deque((name, Future[None]()) for name in ("decode-1", "decode-2"))
+    waited_for = [made for _, made in queue]
+    module._hand_out([module._Worker(cast(Any, None))], "{}", queue)
+    assert not queue and all(made.done() for made in waited_for)
 
 
 def test_what_an_earlier_start_kept_is_not_lowered_again(tiny_dir: str) -> None:
