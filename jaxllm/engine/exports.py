@@ -6,6 +6,7 @@ what was lowered before takes a twentieth of it.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -53,8 +54,9 @@ class Exports:
     def __init__(self, root: Path, key: str):
         self.folder = root / key
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        os.utime(self.folder)
-        _prune(root)
+        with contextlib.suppress(OSError):  # nothing can be written here, but read; or another process prunes
+            os.utime(self.folder)
+            _prune(root)
 
     @classmethod
     def open(cls, root: Path, key: str) -> Exports | None:
@@ -108,7 +110,8 @@ class Exports:
             path.write_bytes(hashlib.sha256(body).digest() + body)
             path.replace(self.folder / name)
         except OSError:
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # a read-only file system says so even of what is not there
+                path.unlink(missing_ok=True)
 
 
 def is_private(folder: Path) -> bool:

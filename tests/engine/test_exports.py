@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections.abc import Callable
@@ -123,6 +124,22 @@ def test_only_a_folder_of_this_user_or_root_is_trusted(owner: int, mode: int, pr
 def test_a_folder_that_cannot_be_made_is_done_without(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert Exports.open(tmp_path / "file" / "programs", "key") is None
+
+
+def test_what_is_kept_on_a_read_only_file_system_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = Exports.open(tmp_path, "key")
+    assert first is not None
+    first.keep_figures({"peak": 1})
+
+    def refused(path: object, *_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    for owner, name in ((os, "utime"), (Path, "write_bytes"), (Path, "unlink")):
+        monkeypatch.setattr(owner, name, refused)
+    later = Exports.open(tmp_path, "key")
+    assert later is not None and later.figures() == {"peak": 1}
+    later.keep_figures({"peak": 2})
+    assert later.figures() == {"peak": 1}
 
 
 def test_only_the_newest_sets_of_programs_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
