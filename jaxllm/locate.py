@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from jaxllm.config import ConfigError
@@ -18,7 +19,7 @@ def locate(model: str, revision: str | None = None, download_dir: str | None = N
     """
     if model == DEMO:
         return Path(__file__).parent / "demo"
-    path = Path(model).expanduser()
+    path = Path(os.path.expanduser(model))  # one of an unknown user stays as it is
     if path.is_dir():
         return path
     if path.is_file():

@@ -193,8 +193,10 @@ def template_text(source: str) -> str:
         return source
     try:
         text = Path(source).expanduser().read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the chat template {source}: {getattr(error, 'strerror', None) or 'not UTF-8 text'}") from None
+    except (OSError, RuntimeError) as error:  # an unknown user's home
+        raise ConfigError(f"cannot read the chat template {source}: {getattr(error, 'strerror', None) or error}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"cannot read the chat template {source}: not UTF-8 text") from None
     return text
 
 

@@ -33,6 +33,6 @@ def test_directories_are_taken_as_they_are_and_what_is_none_is_refused(tmp_path:
     assert locate(str(tmp_path)) == tmp_path
     assert (locate("demo") / "config.json").is_file()
     (tmp_path / "file").write_text("")
-    for model in (str(tmp_path / "absent"), str(tmp_path / "file"), "./absent", "no-slash"):
+    for model in (str(tmp_path / "absent"), str(tmp_path / "file"), "./absent", "no-slash", "~nobody-of-this-name/absent"):
         with pytest.raises(ConfigError):
             locate(model)

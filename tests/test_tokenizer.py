@@ -136,6 +136,8 @@ def test_another_template_can_be_given_as_text_or_file(directory: pathlib.Path, 
     assert tokenizer.decode(tokenizer.chat([{"role": "user", "content": "hi"}])) == "hi"
     with pytest.raises(ConfigError, match=r"none\.jinja"):
         template_text(str(tmp_path / "none.jinja"))
+    with pytest.raises(ConfigError, match="~nobody-of-this-name"):
+        template_text("~nobody-of-this-name/chat.jinja")
 
 
 def test_a_directory_without_a_tokenizer_is_one_readable_error(tmp_path: pathlib.Path) -> None:

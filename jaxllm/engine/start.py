@@ -130,16 +130,18 @@ def use_compilation_cache(directory: str | None) -> None:
     """
     if jax.config.jax_compilation_cache_dir and directory is None:
         return
-    path = Path(directory).expanduser() if directory else Path.home() / ".cache" / "jaxllm" / "xla"
     try:
+        path = Path(directory or "~/.cache/jaxllm/xla").expanduser()
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
         trouble = None if is_private(path) else "others may write to it, and what lies in it is run (chmod go-w)"
     except OSError as error:
         trouble = str(error.strerror)
+    except RuntimeError as error:  # an unknown user's home, or this one has none
+        trouble = str(error)
     if trouble and directory is not None:
         raise ConfigError(f"--compilation-cache-dir {directory} cannot be used: {trouble}")
     if trouble:
-        return  # a read-only home only costs time
+        return  # a read-only home, or none, only costs time
     jax.config.update("jax_compilation_cache_dir", str(path))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

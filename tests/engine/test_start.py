@@ -71,6 +71,22 @@ def test_a_cache_that_others_may_write_to_is_refused_where_it_was_asked_for(tmp_
         use_compilation_cache(str(tmp_path))
 
 
+def test_who_has_no_home_keeps_nothing_and_an_unknown_one_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless(path: Path) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    before = jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", None)
+    monkeypatch.setattr(Path, "expanduser", homeless)
+    try:
+        use_compilation_cache(None)
+        assert jax.config.jax_compilation_cache_dir is None
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before)
+    with pytest.raises(ConfigError, match="~nobody/cache cannot be used: Could not determine home directory"):
+        use_compilation_cache("~nobody/cache")
+
+
 def test_a_server_reads_the_vocabulary_for_grammars_at_start_and_the_library_with_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     model_dir, begun = locate("demo"), []
     monkeypatch.setattr(Matchers, "warm", lambda self: begun.append(self))
