@@ -84,6 +84,7 @@ def test_random_weights_give_valid_json(llm: LLM) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)  # minutes of a demo that says 200 objects in float32
 @pytest.mark.parametrize("model", ["random", "demo"])
 def test_two_hundred_schemas_are_followed(random_dir: str, model: str) -> None:
     llm = load(random_dir, max_num_seqs=16) if model == "random" else LLM("demo", max_model_len=2048, max_num_seqs=16, enforce_eager=True)
