@@ -12,6 +12,7 @@ import psutil
 from jaxllm.config import SWAP_SPACE, ConfigError, EngineConfig
 
 GIB = 2**30
+PINNED = "pinned_host"  # JAX's name of host memory that a device reads and writes by itself
 OTHERS = GIB  # of host memory, for everything that is no page
 PINNED_LIMIT = "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB"  # read by XLA's client when it is made
 USUAL_PINNED = 64  # GiB that it takes without that variable

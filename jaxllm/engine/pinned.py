@@ -19,7 +19,7 @@ import numpy as np
 from jax.sharding import SingleDeviceSharding
 
 from jaxllm.cache.transfer import page_shapes
-from jaxllm.engine.host_memory import OTHERS, STAGED, HostRoom
+from jaxllm.engine.host_memory import OTHERS, PINNED, STAGED, HostRoom
 from jaxllm.engine.memory import amount
 from jaxllm.engine.report import Advance, Report
 from jaxllm.engine.resolve import Setup, shard_bytes
@@ -28,7 +28,6 @@ from jaxllm.engine.sizing import abstract_pages
 logger = logging.getLogger("jaxllm")
 
 PHASE = "Pinning host memory"
-KIND = "pinned_host"
 PLATFORMS = ("gpu",)  # whose pages lie in memory that takes long to pin
 UNIT = 2**28  # of what is pinned: regions are no smaller, but for less than that in all
 GRAIN = 256  # bytes; every array takes a multiple of them
@@ -95,7 +94,7 @@ class Pinning:
             for device in devices:
                 if self.stop.is_set() or region > room_now():
                     return
-                held.append(jax.device_put(source[:region], SingleDeviceSharding(device, memory_kind=KIND)))
+                held.append(jax.device_put(source[:region], SingleDeviceSharding(device, memory_kind=PINNED)))
                 jax.block_until_ready(held[-1])
                 self.size += region
                 advance(self.size, sum(regions) * len(devices))

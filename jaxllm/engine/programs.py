@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from jaxllm.engine import step
 from jaxllm.engine.batch import ChunkLayout, Shapes, ingest_shapes, packed_size
 from jaxllm.engine.buckets import Buckets, ExtendShape
 from jaxllm.engine.executables import Executables, Recipe
+from jaxllm.engine.host_memory import PINNED
 from jaxllm.engine.logprobs import widths
 from jaxllm.engine.state import SlotState
 from jaxllm.sampling.process import Terms
@@ -79,7 +79,7 @@ class Programs:
         self.replicated = NamedSharding(model.mesh, PartitionSpec())
         self._compiled: dict[Key, jax.stages.Compiled] = {}
         self._making: dict[Key, Future[jax.stages.Compiled]] = {}
-        self._lock, self._stopped = threading.Lock(), False
+        self._stopped = False
 
     def keys(self) -> list[Key]:
         """Every program of the lattice, in the order of compiling: first those for which XLA times kernels, then what takes longest: two
@@ -109,7 +109,7 @@ class Programs:
 
     def compile(self, keys: Iterable[Key], progress: Progress | None = None) -> None:
         """Compile these programs, where they are not yet, in as many threads as half the cores."""
-        keys = [key for key in dict.fromkeys(keys) if key not in self._compiled]
+        keys = [key for key in keys if key not in self._compiled]
         workers = max(2, (os.cpu_count() or 2) // 2)
         with ThreadPoolExecutor(workers, thread_name_prefix="compile") as pool:
             for done, _ in enumerate(pool.map(self._make_unless_stopped, keys), 1):
@@ -126,12 +126,9 @@ class Programs:
 
     def _make(self, key: Key) -> jax.stages.Compiled:
         """Compile a program, once however many threads want it."""
-        with self._lock:
-            making = self._making.get(key)
-            if first := making is None:
-                making = self._making[key] = Future()
-        assert making is not None
-        if first:
+        mine: Future[jax.stages.Compiled] = Future()
+        making = self._making.setdefault(key, mine)
+        if making is mine:
             try:
                 self._compiled[key] = self._compile(key)
                 making.set_result(self._compiled[key])
@@ -210,7 +207,7 @@ class Programs:
         """Where the host and the programs meet: pinned host memory on GPUs, which programs read and write in order with their other work,
         while a copy from or to other memory takes a millisecond there."""
         gpu = self.model.mesh.devices.flat[0].platform == "gpu"
-        return self.replicated.with_memory_kind("pinned_host") if gpu else self.replicated
+        return self.replicated.with_memory_kind(PINNED) if gpu else self.replicated
 
     @functools.cached_property
     def _logits_sharding(self) -> NamedSharding:

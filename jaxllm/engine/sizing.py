@@ -133,10 +133,14 @@ def _abstract(setup: Setup) -> Abstract:
     )
 
 
-def _exports(setup: Setup) -> Exports | None:
+def programs_folder() -> Path | None:
     """Kept programs lie beside XLA's own cache; where that is not a local directory, none are kept."""
     cache = jax.config.jax_compilation_cache_dir
-    if not cache or "://" in cache:
+    return Path(cache) / FOLDER if cache and "://" not in cache else None
+
+
+def _exports(setup: Setup) -> Exports | None:
+    if (folder := programs_folder()) is None:
         return None
     device = setup.mesh.devices.flat[0]
     resolved = {name: value for name, value in asdict(setup.resolved).items() if name not in _DECIDED_LATER}
@@ -147,4 +151,4 @@ def _exports(setup: Setup) -> Exports | None:
         "buckets": setup.buckets.to_dict(),
         "devices": [device.platform, device.device_kind, device.client.platform_version, dict(setup.mesh.shape)],
     }
-    return Exports.open(Path(cache) / FOLDER, fingerprint(facts))
+    return Exports.open(folder, fingerprint(facts))

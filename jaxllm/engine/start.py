@@ -25,7 +25,7 @@ from jaxllm.engine.programs import Programs, weight_leaves
 from jaxllm.engine.report import Report
 from jaxllm.engine.resolve import Setup, layer_windows, resolve
 from jaxllm.engine.runner import Runner
-from jaxllm.engine.sizing import FOLDER, abstract_pages, fitted, known_workspace, make_programs
+from jaxllm.engine.sizing import abstract_pages, fitted, known_workspace, make_programs, programs_folder
 from jaxllm.engine.state import MAX_STOP_IDS
 from jaxllm.engine.workers import Crew, Workers, early
 from jaxllm.grammar.matcher import Matchers
@@ -262,15 +262,16 @@ def _load_and_compile(
         return leaves
 
     programs = make_programs(setup, processors=processors)
-    if known_workspace(programs) is not None:  # then nothing is compiled to fit the pool, and it is known what there is for it
+    if known := known_workspace(programs) is not None:  # then nothing is compiled to fit the pool, and it is known what there is for it
         setup, programs = fitted(setup, programs, config)
     workers.hire(_crew(setup, config) if much_is_missing(programs) and not config.enforce_eager else Crew(0))
     with ThreadPoolExecutor(1, thread_name_prefix="load") as pool:
         loading = pool.submit(load)
         if not config.enforce_eager:
             with report.phase("Compiling") as advance:
-                workers.start(setup, programs, programs.early_keys(setup.memory.room.likely))
-                setup, programs = fitted(setup, programs, config, advance)
+                if not known:
+                    workers.start(setup, programs, programs.early_keys(setup.memory.room.likely))
+                    setup, programs = fitted(setup, programs, config, advance)
                 workers.start(setup, programs, programs.keys())
                 programs.compile_all(advance)
             check_peak(setup, programs)
@@ -289,10 +290,9 @@ def much_is_missing(programs: Programs) -> bool:
 
 def _early_workers(config: EngineConfig) -> int:
     """Workers to begin before anything is known: where there may be a GPU, and no start has kept anything yet."""
-    cache = jax.config.jax_compilation_cache_dir
-    if config.enforce_eager or not may_use_cuda() or not cache or "://" in cache:
+    folder = programs_folder()
+    if config.enforce_eager or not may_use_cuda() or folder is None:
         return 0
-    folder = Path(cache) / FOLDER
     try:
         return 0 if folder.is_dir() and any(folder.iterdir()) else early(os.cpu_count() or 1)
     except OSError:  # another user's: nothing will be kept

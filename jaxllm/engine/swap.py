@@ -16,7 +16,7 @@ from jaxllm.cache.kv import KVCache, zeros_of
 from jaxllm.cache.transfer import Page, page_shapes
 from jaxllm.config import ConfigError
 from jaxllm.engine.ferry import Link
-from jaxllm.engine.host_memory import LEAVING, PLAN_LOADS
+from jaxllm.engine.host_memory import LEAVING, PINNED, PLAN_LOADS
 from jaxllm.engine.memory import amount
 from jaxllm.engine.plan import Moves, Traffic
 from jaxllm.engine.programs import Programs, shardings
@@ -33,7 +33,7 @@ NO_PAGES = "a program that moves KV pages failed on the device"
 
 def far_memory(platform: str) -> str | None:
     """The kind of memory for pages that leave a device: pinned, which the device copies from and to by itself; on CPU the usual one."""
-    return None if platform == "cpu" else "pinned_host"
+    return None if platform == "cpu" else PINNED
 
 
 class _Trip(NamedTuple):

@@ -12,6 +12,8 @@ import numpy as np
 from jax import Array
 from jax.sharding import NamedSharding
 
+from jaxllm.engine.host_memory import PINNED
+
 
 class Uplink:
     """Sends int32 buffers of one size, `slots` of them in turn.
@@ -77,7 +79,7 @@ def read(array: Array) -> np.ndarray:
 
 
 def _is_pinned(sharding: Any) -> bool:
-    return sharding.memory_kind == "pinned_host"
+    return sharding.memory_kind == PINNED
 
 
 def _view(array: Array, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

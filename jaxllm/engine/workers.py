@@ -122,6 +122,8 @@ class Workers:
                     self._queue.remove((name, made))
                     made.set_result(None)
         self._queue = deque((name, Future[None]()) for name in wanted if name not in coming and not exports.has(name))
+        if not self._queue:
+            return
         coming.update(self._queue)
         threading.Thread(target=_hand_out, args=(self._workers, _task(setup, programs), self._queue), daemon=True).start()
 

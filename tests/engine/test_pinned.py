@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.engine import pinned, start
 from jaxllm.engine.engine import Engine
-from jaxllm.engine.host_memory import GIB, STAGED, HostRoom
-from jaxllm.engine.pinned import GRAIN, KIND, PHASE, UNIT, Pinning, Wanted, page_of, pinning
+from jaxllm.engine.host_memory import GIB, PINNED, STAGED, HostRoom
+from jaxllm.engine.pinned import GRAIN, PHASE, UNIT, Pinning, Wanted, page_of, pinning
 from jaxllm.engine.report import Report
 from jaxllm.engine.resolve import Setup, resolve
 from jaxllm.mesh import make_mesh
@@ -177,7 +177,7 @@ def test_regions_are_pinned_in_turn_for_each_device(puts: list[jax.Array]) -> No
     devices, progress, work = jax.devices("cpu")[:2], list[tuple[int, int]](), Pinning()
     work.pin([MIB, 4 * MIB], devices, lambda done, total: progress.append((done, total)))
     assert [(array.nbytes, array.sharding.memory_kind, *array.devices()) for array in puts] == [
-        (size, KIND, device) for size in (MIB, 4 * MIB) for device in devices
+        (size, PINNED, device) for size in (MIB, 4 * MIB) for device in devices
     ]
     assert progress == [(done * MIB, 10 * MIB) for done in (1, 2, 6, 10)]
     assert work.size == 10 * MIB and work.rows == [("host memory pinned", "10.00 MiB")]
@@ -277,7 +277,7 @@ def test_host_memory_is_pinned_before_pages_are_and_the_table_says_how_much(
     abstract_pages, before = start.abstract_pages, list[int]()
 
     def allocating(setup: Setup) -> Any:
-        before.append(sum(array.nbytes for array in puts if array.sharding.memory_kind == KIND))
+        before.append(sum(array.nbytes for array in puts if array.sharding.memory_kind == PINNED))
         return abstract_pages(setup)
 
     monkeypatch.setattr(start, "abstract_pages", allocating)
