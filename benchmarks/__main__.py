@@ -1,4 +1,5 @@
-"""List the benchmarks, or with `--all` run the ones that any machine can run and record their results."""
+"""List the benchmarks, or with `--all` run the ones that any machine can run and record their
+results."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """Continuous against static batching, and how much KV memory is allocated but unused.
 
-Static batching admits a batch, runs it in one fixed shape until its longest member ends, then admits the next. With geometric output
-lengths most rows idle most of the time; the ratio of steps says how much continuous batching can gain, and this benchmark how much of
-that it does. "shrinking" is static admission on this engine, whose steps get cheaper as rows end.
+Static batching admits a batch, runs it in one fixed shape until its longest member ends, then
+admits the next. With geometric output lengths most rows idle most of the time; the ratio of steps
+says how much continuous batching can gain, and this benchmark how much of that it does. "shrinking"
+is static admission on this engine, whose steps get cheaper as rows end.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from benchmarks.record import finish, parser
 from benchmarks.shapes import engine_options
 from jaxllm import EngineConfig, SamplingParams
 from jaxllm.engine.engine import Engine
-from jaxllm.engine.request import GenerateRequest
+from jaxllm.messages import GenerateRequest
 
-LONG = {"num_prompts": 48, "input_len": 250}  # the workload on which KV waste is counted: mean length 250 and more
+# The workload on which KV waste is counted: mean length 250 and more
+LONG = {"num_prompts": 48, "input_len": 250}
 
 
 @dataclass
@@ -41,11 +43,18 @@ def main() -> None:
     args.add_argument("--max-output-len", type=int, default=512)
     args.add_argument("--repeat", type=int, default=3)
     a = args.parse_args()
-    engine = Engine.from_config(EngineConfig(**engine_options(a.model), max_num_seqs=a.batch_size, enable_prefix_caching=False))
+    engine = Engine.from_config(
+        EngineConfig(
+            **engine_options(a.model), max_num_seqs=a.batch_size, enable_prefix_caching=False
+        )
+    )
     requests = workload(a, engine.resolved.vocab_size)
     run(engine, requests[: a.batch_size], a.batch_size)
     programs = engine.runner.programs
-    adaptive, fixed = programs.buckets, replace(programs.buckets, decode=programs.buckets.decode[-1:])
+    adaptive, fixed = (
+        programs.buckets,
+        replace(programs.buckets, decode=programs.buckets.decode[-1:]),
+    )
     rounds: dict[str, list[Run]] = {"static": [], "shrinking": [], "continuous": []}
     for _ in range(a.repeat):  # in turn, so that a machine that changes speed treats all alike
         programs.buckets = fixed
@@ -54,7 +63,11 @@ def main() -> None:
         rounds["shrinking"].append(run(engine, requests, a.batch_size))
         rounds["continuous"].append(run(engine, requests, len(requests)))
     static, shrinking, continuous = (min(rounds[name], key=lambda r: r.seconds) for name in rounds)
-    waste = run(engine, workload(argparse.Namespace(**vars(a) | LONG), engine.resolved.vocab_size), a.num_prompts)
+    waste = run(
+        engine,
+        workload(argparse.Namespace(**vars(a) | LONG), engine.resolved.vocab_size),
+        a.num_prompts,
+    )
     predicted, measured = static.steps / continuous.steps, static.seconds / continuous.seconds
     figures = {
         "static_requests_per_second": round(len(requests) / static.seconds, 2),
@@ -66,7 +79,9 @@ def main() -> None:
         "measured_ratio": round(measured, 3),
         "share_of_prediction": round(measured / predicted, 3),
         "kv_waste_long_prompts": round(waste.wasted / waste.allocated, 4),
-        "mean_output_len": round(sum(r.params.max_tokens or 0 for r in requests) / len(requests), 1),
+        "mean_output_len": round(
+            sum(r.params.max_tokens or 0 for r in requests) / len(requests), 1
+        ),
     }
     finish("batching", a, figures)
 

@@ -1,4 +1,5 @@
-"""What the device does at best: TB/s of copying and of reading a large buffer, TFLOP/s of bfloat16 products."""
+"""What the device does at best: TB/s of copying and of reading a large buffer, TFLOP/s of bfloat16
+products."""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ def main() -> None:
     """Measure and report."""
     args = parser(__doc__)
     args.set_defaults(model="device")
-    args.add_argument("--gigabytes", type=float, default=8, help="size of the buffer that is copied and read")
+    args.add_argument(
+        "--gigabytes", type=float, default=8, help="size of the buffer that is copied and read"
+    )
     args.add_argument("--side", type=int, default=8192, help="rows and columns of the matrices")
     args.add_argument("--calls", type=int, default=20)
     a = args.parse_args()
@@ -41,8 +44,13 @@ def main() -> None:
     buffer = jnp.ones(count, jnp.float32)
     total = jax.jit(lambda scale, data: jnp.sum(data * scale) * 1e-30 + 1)
     read = seconds_a_call(lambda scale: total(scale, buffer), jnp.ones(()), a.calls)
-    left, right = (jax.random.normal(key, (a.side, a.side), jnp.bfloat16) for key in jax.random.split(jax.random.key(a.seed)))
-    product = seconds_a_call(jax.jit(lambda x: (x @ right) * jnp.bfloat16(a.side**-0.5), donate_argnums=0), left, a.calls)
+    left, right = (
+        jax.random.normal(key, (a.side, a.side), jnp.bfloat16)
+        for key in jax.random.split(jax.random.key(a.seed))
+    )
+    product = seconds_a_call(
+        jax.jit(lambda x: (x @ right) * jnp.bfloat16(a.side**-0.5), donate_argnums=0), left, a.calls
+    )
     figures = {
         "copy_tb_per_s": 8 * count / copy / 1e12,
         "read_tb_per_s": 4 * count / read / 1e12,

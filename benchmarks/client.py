@@ -1,4 +1,5 @@
-"""A streaming client of the OpenAI protocol that costs little: one connection a request, server-sent events stamped as they arrive."""
+"""A streaming client of the OpenAI protocol that costs little: one connection a request,
+server-sent events stamped as they arrive."""
 
 from __future__ import annotations
 
@@ -27,10 +28,12 @@ LIMIT = 1 << 24  # bytes of one line that are still read
 
 @dataclass
 class Call:
-    """What one request saw. Times are in seconds; `begin` and `stamps` are readings of time.perf_counter."""
+    """What one request saw. Times are in seconds; `begin` and `stamps` are readings of
+    time.perf_counter."""
 
     begin: float = 0.0
-    stamps: list[float] = field(default_factory=list)  # of every event that brings a choice, which is one or more tokens
+    # Of every event that brings a choice, which is one or more tokens
+    stamps: list[float] = field(default_factory=list)
     prompt_tokens: int = 0
     output_tokens: int = 0
     error: str = ""
@@ -60,11 +63,19 @@ class Refused(Exception):
     """The server answered with an error; the message is its own."""
 
 
-async def call(url: str, body: dict[str, Any], headers: dict[str, str], on_event: Callable[[Call], None] = lambda call: None) -> Call:
-    """Send one streaming request and read it to its end. Never raises on what a server may do: `error` says what went wrong."""
+async def call(
+    url: str,
+    body: dict[str, Any],
+    headers: dict[str, str],
+    on_event: Callable[[Call], None] = lambda call: None,
+) -> Call:
+    """Send one streaming request and read it to its end. Never raises on what a server may do:
+    `error` says what went wrong."""
     out = Call(begin=time.perf_counter())
     try:
-        async with contextlib.aclosing(events(url, body | {"stream": True, "stream_options": {"include_usage": True}}, headers)) as stream:
+        async with contextlib.aclosing(
+            events(url, body | {"stream": True, "stream_options": {"include_usage": True}}, headers)
+        ) as stream:
             async for data in stream:
                 if data.get("error"):
                     raise Refused(str(data["error"].get("message", data["error"])))
@@ -72,25 +83,41 @@ async def call(url: str, body: dict[str, Any], headers: dict[str, str], on_event
                     out.stamps.append(time.perf_counter())
                     on_event(out)
                 if usage := data.get("usage"):
-                    out.prompt_tokens, out.output_tokens = usage["prompt_tokens"], usage["completion_tokens"]
+                    out.prompt_tokens, out.output_tokens = (
+                        usage["prompt_tokens"],
+                        usage["completion_tokens"],
+                    )
         if not out.stamps:
             raise Refused("the stream ended without a token")
-    except (OSError, EOFError, ValueError, LookupError, asyncio.LimitOverrunError, Refused) as error:
+    except (
+        OSError,
+        EOFError,
+        ValueError,
+        LookupError,
+        asyncio.LimitOverrunError,
+        Refused,
+    ) as error:
         out.error = f"{type(error).__name__}: {error}"[:300]
     return out
 
 
-async def events(url: str, body: dict[str, Any], headers: dict[str, str]) -> AsyncIterator[dict[str, Any]]:
+async def events(
+    url: str, body: dict[str, Any], headers: dict[str, str]
+) -> AsyncIterator[dict[str, Any]]:
     """The JSON of every event until [DONE]. Raises Refused on any status but 200."""
     at = urlsplit(url)
     secure = at.scheme == "https"
-    reader, writer = await asyncio.open_connection(at.hostname, at.port or (443 if secure else 80), ssl=secure or None, limit=LIMIT)
+    reader, writer = await asyncio.open_connection(
+        at.hostname, at.port or (443 if secure else 80), ssl=secure or None, limit=LIMIT
+    )
     try:
         writer.write(head(at.path, at.netloc, json.dumps(body).encode(), headers))
         status, fields = await answer(reader)
         chunks = content(reader, fields)
         if status != 200:
-            raise Refused(f"{status} {b''.join([chunk async for chunk in chunks])[:300].decode(errors='replace')}")
+            raise Refused(
+                f"{status} {b''.join([chunk async for chunk in chunks])[:300].decode(errors='replace')}"
+            )
         rest = b""
         async for chunk in chunks:
             *lines, rest = (rest + chunk).split(b"\n")
@@ -106,8 +133,22 @@ async def events(url: str, body: dict[str, Any], headers: dict[str, str]) -> Asy
 
 def head(path: str, host: str, body: bytes, headers: dict[str, str]) -> bytes:
     """A POST as bytes."""
-    fields = {"host": host, "content-type": "application/json", "content-length": str(len(body)), "connection": "close"} | headers
-    return "".join([f"POST {path} HTTP/1.1\r\n", *(f"{name}: {value}\r\n" for name, value in fields.items()), "\r\n"]).encode() + body
+    fields = {
+        "host": host,
+        "content-type": "application/json",
+        "content-length": str(len(body)),
+        "connection": "close",
+    } | headers
+    return (
+        "".join(
+            [
+                f"POST {path} HTTP/1.1\r\n",
+                *(f"{name}: {value}\r\n" for name, value in fields.items()),
+                "\r\n",
+            ]
+        ).encode()
+        + body
+    )
 
 
 async def answer(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]:
@@ -118,7 +159,9 @@ async def answer(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]:
 
 
 async def content(reader: asyncio.StreamReader, fields: dict[str, str]) -> AsyncIterator[bytes]:
-    """The body as it arrives, out of its chunks where it has them. Raises EOFError when it breaks off."""
+    """The body as it arrives, out of its chunks where it has them. Raises EOFError when it breaks
+    off.
+    """
     if fields.get("transfer-encoding", "").lower() == "chunked":
         while size := int((await reader.readline()).split(b";")[0] or b"0", 16):
             yield (await reader.readexactly(size + 2))[:-2]
@@ -131,8 +174,9 @@ async def content(reader: asyncio.StreamReader, fields: dict[str, str]) -> Async
 
 @contextlib.contextmanager
 def served(arguments: str | None, base_url: str) -> Iterator[tuple[str, dict[str, float]]]:
-    """The URL of a server, and how long it took to be ready: one that is there, or with `arguments` one of our own that ends afterwards.
-    `shape:NAME` as the first argument stands for random weights of a shape. Raises SystemExit when the server ends before it is ready."""
+    """The URL of a server, and how long it took to be ready: one that is there, or with `arguments`
+    one of our own that ends afterwards. `shape:NAME` as the first argument stands for random
+    weights of a shape. Raises SystemExit when the server ends before it is ready."""
     if arguments is None:
         yield base_url, {}
         return
@@ -146,13 +190,27 @@ def served(arguments: str | None, base_url: str) -> Iterator[tuple[str, dict[str
         port = free.getsockname()[1]
         free.close()
         begin = time.perf_counter()
-        with subprocess.Popen([sys.executable, "-m", "jaxllm.server", *words, "--host", "127.0.0.1", "--port", str(port)]) as process:
+        with subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "jaxllm.server",
+                *words,
+                "--host",
+                "127.0.0.1",
+                "--port",
+                str(port),
+            ]
+        ) as process:
             try:
                 while not ready(f"http://127.0.0.1:{port}/ready"):
                     if process.poll() is not None:
                         raise SystemExit("the server ended before it was ready")
                     time.sleep(0.05)
-                yield f"http://127.0.0.1:{port}", {"server_ready_s": round(time.perf_counter() - begin, 2)}
+                yield (
+                    f"http://127.0.0.1:{port}",
+                    {"server_ready_s": round(time.perf_counter() - begin, 2)},
+                )
             finally:
                 process.terminate()
 
@@ -172,11 +230,22 @@ def client_parser(what: str | None) -> argparse.ArgumentParser:
     args.set_defaults(model=None)
     args.add_argument("--base-url", default="http://127.0.0.1:8000")
     args.add_argument(
-        "--serve", metavar="ARGS", help='start a server with these arguments for the time of the run, e.g. "shape:qwen2.5-7b"'
+        "--serve",
+        metavar="ARGS",
+        help='start a server with these arguments for the time of the run, e.g. "shape:qwen2.5-7b"',
     )
     args.add_argument("--api-key", help="is not recorded")
-    args.add_argument("--token-ids", type=int, nargs=2, default=(1000, 100_000), metavar=("LOW", "HIGH"), help="ids of random prompts")
-    args.add_argument("--device", help="of the server, for the record, when it is on another machine")
+    args.add_argument(
+        "--token-ids",
+        type=int,
+        nargs=2,
+        default=(1000, 100_000),
+        metavar=("LOW", "HIGH"),
+        help="ids of random prompts",
+    )
+    args.add_argument(
+        "--device", help="of the server, for the record, when it is on another machine"
+    )
     return args
 
 
@@ -187,5 +256,7 @@ def key_header(key: str | None) -> dict[str, str]:
 
 def first_model(base_url: str, headers: dict[str, str]) -> str:
     """The name under which a server serves its model."""
-    with urllib.request.urlopen(urllib.request.Request(f"{base_url}/v1/models", headers=headers), timeout=60) as reply:
+    with urllib.request.urlopen(
+        urllib.request.Request(f"{base_url}/v1/models", headers=headers), timeout=60
+    ) as reply:
         return str(json.load(reply)["data"][0]["id"])

@@ -1,7 +1,9 @@
-"""Engines beside each other: the figures that one driver took of each, as rows, and the tables that compare them.
+"""Engines beside each other: the figures that one driver took of each, as rows, and the tables that
+compare them.
 
-A row is one figure: {"shape", "figure", what it was measured at ("prompt", "batch", "context", "mode", …), "value", "date"}. A record
-(`benchmarks/results/engine-*.json`) holds the rows of one engine on one kind of machine. Newer rows replace older ones of the same figure.
+A row is one figure: {"shape", "figure", what it was measured at ("prompt", "batch", "context",
+"mode", …), "value", "date"}. A record (`benchmarks/results/engine-*.json`) holds the rows of one
+engine on one kind of machine. Newer rows replace older ones of the same figure.
 """
 
 from __future__ import annotations
@@ -15,7 +17,18 @@ type Key = tuple[tuple[str, Any], ...]
 
 OURS = "jaxllm"
 # What a row or a driver's line measured; all else says at what.
-MEASUREMENT = ("value", "date", "min", "seconds", "tok_s", "out_tok_s", "total_tok_s", "in_tok", "out_tok", "note")
+MEASUREMENT = (
+    "value",
+    "date",
+    "min",
+    "seconds",
+    "tok_s",
+    "out_tok_s",
+    "total_tok_s",
+    "in_tok",
+    "out_tok",
+    "note",
+)
 
 
 class Figure(NamedTuple):
@@ -71,49 +84,82 @@ def label(row: Row) -> str:
 
 
 def tables(records: list[dict[str, Any]]) -> str:
-    """A table per shape that any engine has, with the ratio of jaxllm to each other engine; empty without our figures."""
+    """A table per shape that any engine has, with the ratio of jaxllm to each other engine; empty
+    without our figures."""
     ours, others = split(records)
     if not ours:
         return ""
-    parts = [_table(shape, ours, others) for shape in sorted({row["shape"] for record in (ours, *others) for row in record["rows"]})]
-    notes = [f"{record['engine']}: {record['how']} {_dates(record['rows'])}.{_aside(record['rows'])}" for record in (ours, *others)]
+    parts = [
+        _table(shape, ours, others)
+        for shape in sorted({row["shape"] for record in (ours, *others) for row in record["rows"]})
+    ]
+    notes = [
+        f"{record['engine']}: {record['how']} {_dates(record['rows'])}.{_aside(record['rows'])}"
+        for record in (ours, *others)
+    ]
     return "\n\n".join([*parts, "\n".join(f"- {note}" for note in notes)])
 
 
 def headline(records: list[dict[str, Any]]) -> str:
-    """One sentence per other engine: in how many figures jaxllm is ahead, and every figure in which it is not."""
+    """One sentence per other engine: in how many figures jaxllm is ahead, and every figure in which
+    it is not."""
     ours, others = split(records)
     lines = []
     for other in others if ours else ():
         theirs = {key(row): row["value"] for row in other["rows"]}
-        pairs = [(row, ratio(row, row["value"], theirs[key(row)])) for row in ours["rows"] if key(row) in theirs]
+        pairs = [
+            (row, ratio(row, row["value"], theirs[key(row)]))
+            for row in ours["rows"]
+            if key(row) in theirs
+        ]
         if not pairs:
             continue
         ahead = sum(found > 1 for _, found in pairs)
-        behind = [f"{row['shape']} {label(row)} ({found:.2f}×)" for row, found in pairs if found < 1]
+        behind = [
+            f"{row['shape']} {label(row)} ({found:.2f}×)" for row, found in pairs if found < 1
+        ]
         verdict = "Faster than" if ahead > len(behind) else "Not yet faster than"
         middle = statistics.median(found for _, found in pairs)
         text = f"{verdict} {other['engine']} on one {ours['machine']} in {ahead} of the {len(pairs)} figures [below](#numbers), median "
-        lines.append(f"{text}{middle:.2f}×. Behind in {len(behind)}: {'; '.join(behind)}." if behind else f"{text}{middle:.2f}×.")
+        lines.append(
+            f"{text}{middle:.2f}×. Behind in {len(behind)}: {'; '.join(behind)}."
+            if behind
+            else f"{text}{middle:.2f}×."
+        )
     return "\n\n".join(lines)
 
 
 def split(records: list[dict[str, Any]]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Our record ({} when there is none), and those of other engines on the same machine."""
     ours: dict[str, Any] = next((record for record in records if record["engine"] == OURS), {})
-    return ours, [record for record in records if record["engine"] != OURS and record["machine"] == ours.get("machine")]
+    return ours, [
+        record
+        for record in records
+        if record["engine"] != OURS and record["machine"] == ours.get("machine")
+    ]
 
 
 def _table(shape: str, ours: dict[str, Any], others: list[dict[str, Any]]) -> str:
-    columns = [{key(row): row for row in record["rows"] if row["shape"] == shape} for record in (ours, *others)]
+    columns = [
+        {key(row): row for row in record["rows"] if row["shape"] == shape}
+        for record in (ours, *others)
+    ]
     rows = merge([row for column in columns[1:] for row in column.values()], columns[0].values())
     head = ["figure", OURS, *(name for other in others for name in (other["engine"], "ratio"))]
-    lines = [f"{shape} shape, random weights, {ours['machine']}:", "", "| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    lines = [
+        f"{shape} shape, random weights, {ours['machine']}:",
+        "",
+        "| " + " | ".join(head) + " |",
+        "|" + "---|" * len(head),
+    ]
     for row in rows:
         mine, *rest = [column.get(key(row)) for column in columns]
         cells = [label(row), number(mine)]
         for theirs in rest:
-            cells += [number(theirs), f"{ratio(row, mine['value'], theirs['value']):.2f}×" if mine and theirs else "–"]
+            cells += [
+                number(theirs),
+                f"{ratio(row, mine['value'], theirs['value']):.2f}×" if mine and theirs else "–",
+            ]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -127,13 +173,22 @@ def number(row: Row | None) -> str:
 
 
 def _aside(rows: list[Row]) -> str:
-    """What must be known about single figures: which are older than the latest of their engine, and the notes of rows."""
+    """What must be known about single figures: which are older than the latest of their engine, and
+    the notes of rows."""
     latest = max(row["date"] for row in rows)
     old = [f"{row['shape']} {label(row)}" for row in rows if row["date"] < latest]
-    older = [f" Not measured again since {min(row['date'] for row in rows)}: {'; '.join(old)}."] if old else []
-    return "".join(older + [f" {row['shape']} {label(row)}: {row['note']}." for row in rows if "note" in row])
+    older = (
+        [f" Not measured again since {min(row['date'] for row in rows)}: {'; '.join(old)}."]
+        if old
+        else []
+    )
+    return "".join(
+        older + [f" {row['shape']} {label(row)}: {row['note']}." for row in rows if "note" in row]
+    )
 
 
 def _dates(rows: list[Row]) -> str:
     dates = sorted({row["date"] for row in rows})
-    return f"Measured on {dates[0]}" if len(dates) == 1 else f"Measured from {dates[0]} to {dates[-1]}"
+    return (
+        f"Measured on {dates[0]}" if len(dates) == 1 else f"Measured from {dates[0]} to {dates[-1]}"
+    )

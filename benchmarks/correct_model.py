@@ -1,7 +1,9 @@
-"""A whole model, teacher-forced: its logits by the device's back end beside the reference's on the same weights.
+"""A whole model, teacher-forced: its logits by the device's back end beside the reference's on the
+same weights.
 
-Both round to bfloat16 after every operation. How far that alone takes the logits is told by the distance of each to the same weights in
-float32: where the reference is itself further away than the bound, two ways of rounding cannot be expected to agree better.
+Both round to bfloat16 after every operation. How far that alone takes the logits is told by the
+distance of each to the same weights in float32: where the reference is itself further away than the
+bound, two ways of rounding cannot be expected to agree better.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from jax import Array
 from benchmarks.shapes import PREFIX, engine_options
 from jaxllm import models, weights
 from jaxllm.cache.backends import own_backend
-from jaxllm.cache.kv import NOWHERE, KVCache, PagedContext, PagedInputs, zeros_of
+from jaxllm.cache.kv import DROP_PAGE, KVCache, PagedContext, PagedInputs, zeros_of
 from jaxllm.mesh import make_mesh
 
 type Row = dict[str, Any]
@@ -46,7 +48,8 @@ class Variant:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Tokens:
-    """One forward of R sequences, each with as many tokens, of which `lengths_R` count. A padding token's position is any."""
+    """One forward of R sequences, each with as many tokens, of which `lengths_R` count. A padding
+    token's position is any."""
 
     token_T: Array
     position_T: Array
@@ -55,7 +58,8 @@ class Tokens:
 
 
 def model(name: str, backend: str | None = None) -> Iterator[Row]:
-    """The figures of a shape with random bfloat16 weights: alone and in a ragged batch. `backend` is the device's own by default."""
+    """The figures of a shape with random bfloat16 weights: alone and in a ragged batch. `backend`
+    is the device's own by default."""
     if not name.startswith(PREFIX):
         raise ValueError(f"teacher forcing needs {PREFIX}NAME, got {name}")
     directory, mesh = engine_options(name)["model"], make_mesh(1)
@@ -90,15 +94,19 @@ def model(name: str, backend: str | None = None) -> Iterator[Row]:
 
 
 def narrow_pages(name: str, backend: str | None = None) -> Iterator[Row]:
-    """What 8-bit pages cost a shape with random bfloat16 weights: the distance of its logits to float32, and how far the device's kernels
-    add to the reference's. Alone and in a ragged batch."""
+    """What 8-bit pages cost a shape with random bfloat16 weights: the distance of its logits to
+    float32, and how far the device's kernels add to the reference's. Alone and in a ragged batch.
+    """
     directory, mesh = engine_options(name)["model"], make_mesh(1)
     hf = models.with_defaults(models.read_config(directory))
     own = backend or own_backend(mesh.devices.flat[0])[0]
     state = weights.load(directory, hf, mesh, jnp.bfloat16, "dummy")[1]
     forced = TeacherForced(hf, mesh)
     exact, full = Variant("reference", jnp.float32), Variant(own, jnp.bfloat16)
-    pairs = {kind: [Variant(each, jnp.bfloat16, jnp.dtype(kind)) for each in (own, "reference")] for kind in NARROW}
+    pairs = {
+        kind: [Variant(each, jnp.bfloat16, jnp.dtype(kind)) for each in (own, "reference")]
+        for kind in NARROW
+    }
     variants = [exact, full, *(variant for pair in pairs.values() for variant in pair)]
     programs = forced.compile_all(variants)
     for prompts in BATCHES:
@@ -108,7 +116,10 @@ def narrow_pages(name: str, backend: str | None = None) -> Iterator[Row]:
             logits[variant] = forced.run(programs, variant, held, prompts)
         before = float(np.mean(errors(logits[full], logits[exact])))
         for kind, (kernels, reference) in pairs.items():
-            mine, theirs = (float(np.mean(errors(logits[variant], logits[exact]))) for variant in (kernels, reference))
+            mine, theirs = (
+                float(np.mean(errors(logits[variant], logits[exact])))
+                for variant in (kernels, reference)
+            )
             yield {
                 "check": f"{name.removeprefix(PREFIX)}, prompts {prompts}, {STEPS} decode steps: pages of {kind}",
                 "backend": own,
@@ -125,7 +136,9 @@ def _error(found: Array, wanted: Array) -> Array:
 
 
 def errors(found: list[Array], wanted: list[Array]) -> list[float]:
-    """Relative error in the Frobenius norm, forward by forward; infinite where logits are not finite."""
+    """Relative error in the Frobenius norm, forward by forward; infinite where logits are not
+    finite.
+    """
     each = [float(_error(x, y)) for x, y in zip(found, wanted, strict=True)]
     return [error if np.isfinite(error) else float("inf") for error in each]
 
@@ -141,13 +154,27 @@ class TeacherForced:
 
     def compile_all(self, variants: list[Variant]) -> dict[tuple[Variant, int, int], Any]:
         """Executables by variant, rows and tokens a row: lowered in turn, compiled in threads."""
-        keys = [(variant, len(prompts), chunk) for variant in variants for prompts in BATCHES for chunk in (CHUNK, 1)]
+        keys = [
+            (variant, len(prompts), chunk)
+            for variant in variants
+            for prompts in BATCHES
+            for chunk in (CHUNK, 1)
+        ]
         lowered = [self._lower(*key) for key in keys]
         with ThreadPoolExecutor(8) as pool:
-            return dict(zip(keys, pool.map(lambda program: program.compile(), lowered), strict=True))
+            return dict(
+                zip(keys, pool.map(lambda program: program.compile(), lowered), strict=True)
+            )
 
-    def run(self, programs: dict[tuple[Variant, int, int], Any], variant: Variant, state: Any, prompts: tuple[int, ...]) -> list[Array]:
-        """Logits of the real tokens `[n, V]` of every forward: the prompts in two chunks, then a token a row."""
+    def run(
+        self,
+        programs: dict[tuple[Variant, int, int], Any],
+        variant: Variant,
+        state: Any,
+        prompts: tuple[int, ...],
+    ) -> list[Array]:
+        """Logits of the real tokens `[n, V]` of every forward: the prompts in two chunks, then a
+        token a row."""
         rng = np.random.default_rng(0)
         rows = len(prompts)
         said = rng.integers(0, self.hf["vocab_size"], (rows, max(prompts) + STEPS))
@@ -156,7 +183,11 @@ class TeacherForced:
         done, out = np.zeros(rows, int), []
         for step in range(-(-max(prompts) // CHUNK) + STEPS):
             chunk = CHUNK if step * CHUNK < max(prompts) else 1
-            count = np.minimum(np.maximum(np.array(prompts) - done, 0), CHUNK) if chunk > 1 else np.ones(rows, int)
+            count = (
+                np.minimum(np.maximum(np.array(prompts) - done, 0), CHUNK)
+                if chunk > 1
+                else np.ones(rows, int)
+            )
             token, position = np.zeros((2, rows, chunk), np.int32)
             for row in range(rows):
                 token[row, : count[row]] = said[row, done[row] : done[row] + count[row]]
@@ -170,24 +201,46 @@ class TeacherForced:
         return out
 
     def _pool(self, rows: int, dtype: Any) -> KVCache:
-        return KVCache.abstract(self.kv.layers, rows * self.width, self.kv.kv_heads, PAGE, self.kv.head_dim, dtype, self.mesh)
+        return KVCache.abstract(
+            self.kv.layers,
+            rows * self.width,
+            self.kv.kv_heads,
+            PAGE,
+            self.kv.head_dim,
+            dtype,
+            self.mesh,
+        )
 
     def _lower(self, variant: Variant, rows: int, chunk: int) -> Any:
         graphdef, state = self.abstract(variant.dtype)
         ints = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.int32)
-        given: Any = Tokens(ints((rows * chunk,)), ints((rows * chunk,)), ints((rows,)), ints((rows, self.width)))
+        given: Any = Tokens(
+            ints((rows * chunk,)), ints((rows * chunk,)), ints((rows,)), ints((rows, self.width))
+        )
         step = functools.partial(forward, graphdef, variant.backend, self.mesh, chunk)
-        return jax.jit(step, donate_argnums=1).lower(state, self._pool(rows, variant.kv_dtype or variant.dtype), given)
+        return jax.jit(step, donate_argnums=1).lower(
+            state, self._pool(rows, variant.kv_dtype or variant.dtype), given
+        )
 
 
-def forward(graphdef: Any, backend: str, mesh: jax.sharding.Mesh, chunk: int, state: Any, pool: KVCache, given: Tokens) -> tuple:
+def forward(
+    graphdef: Any,
+    backend: str,
+    mesh: jax.sharding.Mesh,
+    chunk: int,
+    state: Any,
+    pool: KVCache,
+    given: Tokens,
+) -> tuple:
     """Logits of all tokens, and the pool. Rows of one token are decode rows, others are chunks."""
     rows = given.lengths_R.shape[0]
     module = nnx.merge(graphdef, state)
     position = given.position_T.reshape(rows, chunk)
-    owned = jnp.take_along_axis(given.table_RM, jnp.minimum(position // PAGE, given.table_RM.shape[1] - 1), axis=1)
+    owned = jnp.take_along_axis(
+        given.table_RM, jnp.minimum(position // PAGE, given.table_RM.shape[1] - 1), axis=1
+    )
     used = jnp.arange(chunk) < given.lengths_R[:, None]
-    page = jnp.where(used, owned, NOWHERE).reshape(-1)
+    page = jnp.where(used, owned, DROP_PAGE).reshape(-1)
     before = position[:, 0]
     none, no_table = jnp.zeros((0,), jnp.int32), given.table_RM[:0]
     decoding = chunk == 1

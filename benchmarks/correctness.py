@@ -1,9 +1,11 @@
-"""Is what the device computes right? Kernels, a whole model, an engine's invariants, the demo model, seeds, and updates in place.
+"""Is what the device computes right? Kernels, a whole model, an engine's invariants, the demo
+model, seeds, and updates in place.
 
     python -m benchmarks.correctness --output-json results.json
     python -m benchmarks.correctness --parts kernels,demo
 
-One JSON line per check as it is done; the exit status is 1 when a check is not ok. On a CPU the demo model alone is checked by default.
+One JSON line per check as it is done; the exit status is 1 when a check is not ok. On a CPU the
+demo model alone is checked by default.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from benchmarks.correct_model import model, narrow_pages
 from benchmarks.record import finish, parser
 from benchmarks.shapes import engine_options
 from jaxllm import LLM
-from jaxllm.engine.start import reserve_memory, use_compilation_cache
+from jaxllm.engine.startup.start import reserve_memory, use_compilation_cache
 
 type Row = dict[str, Any]
 
@@ -34,9 +36,13 @@ MIB = 2**20
 
 
 def memory(name: str, decodes: int = 64, tokens: int = 512, **more: Any) -> Iterator[Row]:
-    """Whether decode and prefill programs of the whole engine update the pool in place: what their results share with their arguments
-    covers all pages, and what they need beside is small."""
-    llm = LLM(**engine_options(name) | {"max_model_len": 4096, "gpu_memory_utilization": SHARE, "enforce_eager": True} | more)
+    """Whether decode and prefill programs of the whole engine update the pool in place: what their
+    results share with their arguments covers all pages, and what they need beside is small."""
+    llm = LLM(
+        **engine_options(name)
+        | {"max_model_len": 4096, "gpu_memory_utilization": SHARE, "enforce_eager": True}
+        | more
+    )
     programs = llm.engine.runner.programs
     pool = sum(leaf.nbytes for leaf in jax.tree.leaves(llm.engine.runner.kv))
     wanted: list[tuple[str, Any]] = [
@@ -45,11 +51,17 @@ def memory(name: str, decodes: int = 64, tokens: int = 512, **more: Any) -> Iter
     ]
     for kind, shape in wanted:
         found = programs.get(kind, shape).memory_analysis()
-        row = {"check": f"in place: {kind} {shape}", "pool_mib": pool / MIB, "alias_mib": found.alias_size_in_bytes / MIB}
+        row = {
+            "check": f"in place: {kind} {shape}",
+            "pool_mib": pool / MIB,
+            "alias_mib": found.alias_size_in_bytes / MIB,
+        }
         row |= {"temp_mib": found.temp_size_in_bytes / MIB}
         row |= {"other_output_mib": (found.output_size_in_bytes - found.alias_size_in_bytes) / MIB}
         ok = found.alias_size_in_bytes >= pool and found.temp_size_in_bytes < pool / 20
-        yield {key: round(x, 1) if isinstance(x, float) else x for key, x in row.items()} | {"ok": ok}
+        yield {key: round(x, 1) if isinstance(x, float) else x for key, x in row.items()} | {
+            "ok": ok
+        }
 
 
 def guarded(part: str, rows: Iterator[Row], report: Callable[[Row], None]) -> None:
@@ -60,7 +72,14 @@ def guarded(part: str, rows: Iterator[Row], report: Callable[[Row], None]) -> No
             report({"part": part, **row})
     except Exception as error:  # whatever a compiler or device says
         place = traceback.format_exception(error)[-4:]
-        report({"part": part, "error": f"{type(error).__name__}: {str(error)[:500]}", "at": "".join(place)[-1500:], "ok": False})
+        report(
+            {
+                "part": part,
+                "error": f"{type(error).__name__}: {str(error)[:500]}",
+                "at": "".join(place)[-1500:],
+                "ok": False,
+            }
+        )
     gc.collect()  # the next part needs the memory of this one's engines
     report({"part": part, "seconds": round(time.perf_counter() - begin, 1)})
 

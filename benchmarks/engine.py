@@ -1,10 +1,13 @@
-"""The figures that compare engines, offline: start, TTFT, TPOT, throughput, sampling modes, prefix reuse.
+"""The figures that compare engines, offline: start, TTFT, TPOT, throughput, sampling modes, prefix
+reuse.
 
-    python -m benchmarks.engine --model shape:qwen2.5-7b                                  start, kv, ttft, tpot, throughput
+    python -m benchmarks.engine --model shape:qwen2.5-7b                                  start, kv,
+      ttft, tpot, throughput
     python -m benchmarks.engine --model shape:qwen2.5-7b --parts cached,contexts,modes,turns
 
-One JSON line per figure as it is found; docs/benchmarks.md defines them. The same calls run another engine that has vLLM's `LLM` and
-`SamplingParams`: `--engine vllm`. The second group of parts needs prefix caching, so it runs in a process of its own.
+One JSON line per figure as it is found; docs/benchmarks.md defines them. The same calls run another
+engine that has vLLM's `LLM` and `SamplingParams`: `--engine vllm`. The second group of parts needs
+prefix caching, so it runs in a process of its own.
 """
 
 from __future__ import annotations
@@ -48,15 +51,24 @@ class Sizes(NamedTuple):
     prompts: tuple[int, ...] = (128, 512, 2048, 8192)
     batches: tuple[int, ...] = (1, 16, 64, 256)
     context: int = 1024
-    long_batches: tuple[tuple[int, int], ...] = ((1, 2048), (16, 2048), (64, 2048), (16, 8192), (64, 8192))
+    long_batches: tuple[tuple[int, int], ...] = (
+        (1, 2048),
+        (16, 2048),
+        (64, 2048),
+        (16, 8192),
+        (64, 8192),
+    )
     mixed: int = 256
     lengths: tuple[int, int] = (100, 1024)
     fixed: int = 256
     cached: tuple[int, int] = (8192, 92)
-    turns: tuple[int, int, int, int] = (64, 8, 512, 64)  # users, turns, first prompt, tokens per answer
+    # Users, turns, first prompt, tokens per answer
+    turns: tuple[int, int, int, int] = (64, 8, 512, 64)
 
 
-SMALL = Sizes(1024, 8, (16, 64), (1, 4), 32, ((1, 64), (4, 64)), 8, (8, 32), 16, (256, 16), (4, 2, 32, 8))
+SMALL = Sizes(
+    1024, 8, (16, 64), (1, 4), 32, ((1, 64), (4, 64)), 8, (8, 32), 16, (256, 16), (4, 2, 32, 8)
+)
 
 
 class Bench:
@@ -70,17 +82,29 @@ class Bench:
         """A random prompt."""
         return [self.random.randrange(*self.ids) for _ in range(count)]
 
-    def seconds(self, prompts: list[list[int]], outputs: int | list[int], options: list[dict[str, Any]] | None = None) -> float:
+    def seconds(
+        self,
+        prompts: list[list[int]],
+        outputs: int | list[int],
+        options: list[dict[str, Any]] | None = None,
+    ) -> float:
         """Time of one `generate`, whose outputs must have their full lengths."""
         lengths = [outputs] * len(prompts) if isinstance(outputs, int) else outputs
         fixed = {"ignore_eos": True, "detokenize": False}
         each = options or [{}] * len(prompts)
-        params = [self.params(**{"temperature": 0.0, **fixed, "max_tokens": n, **more}) for n, more in zip(lengths, each, strict=True)]
+        params = [
+            self.params(**{"temperature": 0.0, **fixed, "max_tokens": n, **more})
+            for n, more in zip(lengths, each, strict=True)
+        ]
         start = time.perf_counter()
-        results = self.llm.generate([{"prompt_token_ids": ids} for ids in prompts], params, use_tqdm=False)
+        results = self.llm.generate(
+            [{"prompt_token_ids": ids} for ids in prompts], params, use_tqdm=False
+        )
         found = time.perf_counter() - start
         if [len(result.outputs[0].token_ids) for result in results] != lengths:
-            raise RuntimeError("an output ended before its length: its time would count for nothing")
+            raise RuntimeError(
+                "an output ended before its length: its time would count for nothing"
+            )
         return found
 
     def equal(self, batch: int, context: int, outputs: int) -> float:
@@ -99,8 +123,16 @@ class Bench:
         context = self.sizes.context
         for batch in self.sizes.batches:
             self.equal(batch, context, 4)
-            found = min(slope(lambda length: self.equal(batch, context, length), 16, 144) for _ in range(2))  # noqa: B023
-            yield {"figure": "tpot_ms", "batch": batch, "context": context, "value": round(found * 1e3, 3)}
+            found = min(
+                slope(lambda length: self.equal(batch, context, length), 16, 144)
+                for _ in range(2)
+            )
+            yield {
+                "figure": "tpot_ms",
+                "batch": batch,
+                "context": context,
+                "value": round(found * 1e3, 3),
+            }
 
     def throughput(self) -> Iterator[Row]:
         """Mixed prompts, all at once."""
@@ -110,14 +142,21 @@ class Bench:
         prompts = [[rng.randrange(*self.ids) for _ in range(n)] for n in inputs]
         for mode, options in (("greedy", {}), ("sampled", {"temperature": 0.6})):
             best = min(self.seconds(prompts, outputs, [options] * count) for _ in range(2))
-            yield {"figure": "throughput", "mode": mode, "prompts": count, "value": round(sum(outputs) / best, 1)}
+            yield {
+                "figure": "throughput",
+                "mode": mode,
+                "prompts": count,
+                "value": round(sum(outputs) / best, 1),
+            }
 
     def cached(self) -> Iterator[Row]:
         """A prompt whose beginning is in the cache."""
         total, new = self.sizes.cached
         prompt = self.tokens(total)
         self.seconds([prompt], 1)
-        found = statistics.median(self.seconds([prompt[:-new] + self.tokens(new)], 1) for _ in range(5))
+        found = statistics.median(
+            self.seconds([prompt[:-new] + self.tokens(new)], 1) for _ in range(5)
+        )
         yield {"figure": "ttft_cached_ms", "prompt": total, "value": round(found * 1e3, 2)}
 
     def contexts(self) -> Iterator[Row]:
@@ -126,14 +165,22 @@ class Bench:
             prompts = [self.tokens(context) for _ in range(batch)]
             self.seconds(prompts, 2)
             found = slope(lambda length: self.seconds(prompts, length), 8, 72)  # noqa: B023
-            yield {"figure": "tpot_ms", "batch": batch, "context": context, "value": round(found * 1e3, 3)}
+            yield {
+                "figure": "tpot_ms",
+                "batch": batch,
+                "context": context,
+                "value": round(found * 1e3, 3),
+            }
 
     def modes(self) -> Iterator[Row]:
-        """Every mode of sampling on its own, then all of them but log-probabilities in one batch."""
+        """Every mode of sampling on its own, then all of them but log-probabilities in one
+        batch."""
         rng, count, length = random.Random(1), self.sizes.mixed, self.sizes.fixed
         inputs = [rng.randint(*self.sizes.lengths) for _ in range(count)]
         every = [options for mode, options in MODES.items() if mode != "logprobs5"]
-        each = {mode: [options] * count for mode, options in MODES.items()} | {"mixed": [every[i % len(every)] for i in range(count)]}
+        each = {mode: [options] * count for mode, options in MODES.items()} | {
+            "mixed": [every[i % len(every)] for i in range(count)]
+        }
         for mode, options in each.items():
             self.seconds([self.tokens(n) for n in inputs], 16, options)
             found = self.seconds([self.tokens(n) for n in inputs], length, options)
@@ -147,11 +194,18 @@ class Bench:
             self.seconds(prompts, answer)
             prompts = [prompt + self.tokens(2 * answer) for prompt in prompts]
         found = time.perf_counter() - start
-        yield {"figure": "multi_turn", "users": users, "turns": turns, "start": first, "value": round(found, 2)}
+        yield {
+            "figure": "multi_turn",
+            "users": users,
+            "turns": turns,
+            "start": first,
+            "value": round(found, 2),
+        }
 
 
 def slope(measure: Callable[[int], float], short: int, long: int) -> float:
-    """Time per output token between two lengths: prefill and everything else that happens once cancels out."""
+    """Time per output token between two lengths: prefill and everything else that happens once
+    cancels out."""
     begin = measure(short)
     return (measure(long) - begin) / (long - short)
 
@@ -160,10 +214,21 @@ def main() -> None:
     """Start the engine and take the figures that were asked for."""
     args = parser(__doc__)
     args.formatter_class = argparse.RawDescriptionHelpFormatter
-    args.add_argument("--engine", default="jaxllm", help="the module that has LLM and SamplingParams")
-    args.add_argument("--parts", default=",".join(UNCACHED), help=f"of {','.join(UNCACHED)} or of {','.join(CACHED)}")
-    args.add_argument("--options", type=json.loads, default={}, help="JSON object of further arguments of LLM")
-    args.add_argument("--compilation-cache-dir", help="jaxllm's; a fresh one by default, so that the start is a cold one")
+    args.add_argument(
+        "--engine", default="jaxllm", help="the module that has LLM and SamplingParams"
+    )
+    args.add_argument(
+        "--parts",
+        default=",".join(UNCACHED),
+        help=f"of {','.join(UNCACHED)} or of {','.join(CACHED)}",
+    )
+    args.add_argument(
+        "--options", type=json.loads, default={}, help="JSON object of further arguments of LLM"
+    )
+    args.add_argument(
+        "--compilation-cache-dir",
+        help="jaxllm's; a fresh one by default, so that the start is a cold one",
+    )
     args.add_argument("--small", action="store_true", help="small workloads, for trying it out")
     a = args.parse_args()
     parts, sizes = a.parts.split(","), SMALL if a.small else Sizes()
@@ -172,20 +237,42 @@ def main() -> None:
     module = importlib.import_module(a.engine)
     shape, found = Path(a.model.removeprefix(PREFIX)).name, []
     with tempfile.TemporaryDirectory() as fresh:
-        options = engine_options(a.model) | {"dtype": "bfloat16", "gpu_memory_utilization": 0.9, "seed": 0}
-        options |= {"max_model_len": sizes.max_model_len, "max_num_seqs": sizes.max_num_seqs, "enable_prefix_caching": parts[0] in CACHED}
+        options = engine_options(a.model) | {
+            "dtype": "bfloat16",
+            "gpu_memory_utilization": 0.9,
+            "seed": 0,
+        }
+        options |= {
+            "max_model_len": sizes.max_model_len,
+            "max_num_seqs": sizes.max_num_seqs,
+            "enable_prefix_caching": parts[0] in CACHED,
+        }
         cache = Path(a.compilation_cache_dir or fresh)
         again = cache.is_dir() and any(cache.iterdir())
         if a.engine == "jaxllm":
             options["compilation_cache_dir"] = str(cache)
         start = time.perf_counter()
         llm = module.LLM(**options | a.options)
-        rows = [{"figure": "startup_again_s" if again else "startup_s", "value": round(time.perf_counter() - start, 2)}]
+        rows = [
+            {
+                "figure": "startup_again_s" if again else "startup_s",
+                "value": round(time.perf_counter() - start, 2),
+            }
+        ]
         if a.engine == "jaxllm":
             resolved = llm.engine.resolved
             rows.append({"figure": "kv_tokens", "value": resolved.num_pages * resolved.page_size})
-        bench = Bench(llm, module.SamplingParams, sizes, resolved.vocab_size if a.engine == "jaxllm" else LAST_ID)
-        for row in (row for taken in (iter(rows), *(getattr(bench, part)() for part in parts)) for row in taken):
+        bench = Bench(
+            llm,
+            module.SamplingParams,
+            sizes,
+            resolved.vocab_size if a.engine == "jaxllm" else LAST_ID,
+        )
+        for row in (
+            row
+            for taken in (iter(rows), *(getattr(bench, part)() for part in parts))
+            for row in taken
+        ):
             found.append({"shape": shape} | row)
             print(json.dumps(found[-1]), flush=True)
     finish("engine-figures", a, found, None if a.engine == "jaxllm" else host())

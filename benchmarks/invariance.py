@@ -1,4 +1,5 @@
-"""Whether a request gets the same bits alone and in a crowd with `batch_invariant`, how often without it, and what it costs."""
+"""Whether a request gets the same bits alone and in a crowd with `batch_invariant`, how often
+without it, and what it costs."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from jaxllm import LLM, SamplingParams
 
 
 def main() -> None:
-    """Each request alone, then all at once in another order: requests whose tokens or log-probabilities differ, and tokens per second."""
+    """Each request alone, then all at once in another order: requests whose tokens or
+    log-probabilities differ, and tokens per second."""
     args = parser(__doc__)
     args.add_argument("--num-prompts", type=int, default=32)
     args.add_argument("--input-len", type=int, default=300, help="longest prompt")
@@ -23,10 +25,20 @@ def main() -> None:
     figures: dict[str, Any] = {}
     prompts: list[list[int]] = []
     for name, options in (("usual", {}), ("invariant", {"batch_invariant": True})):
-        llm = LLM(**engine_options(a.model), max_num_seqs=a.num_prompts, max_model_len=a.input_len + a.output_len, **options)
+        llm = LLM(
+            **engine_options(a.model),
+            max_num_seqs=a.num_prompts,
+            max_model_len=a.input_len + a.output_len,
+            **options,
+        )
         top = min(100_000, llm.engine.resolved.vocab_size)
-        prompts = prompts or [[rng.randrange(3, top) for _ in range(rng.randint(1, a.input_len))] for _ in range(a.num_prompts)]
-        params = SamplingParams(temperature=1.0, seed=7, max_tokens=a.output_len, ignore_eos=True, logprobs=1)
+        prompts = prompts or [
+            [rng.randrange(3, top) for _ in range(rng.randint(1, a.input_len))]
+            for _ in range(a.num_prompts)
+        ]
+        params = SamplingParams(
+            temperature=1.0, seed=7, max_tokens=a.output_len, ignore_eos=True, logprobs=1
+        )
         llm.generate(prompts[:1], params, use_tqdm=False)
         start = time.perf_counter()
         alone = [said(llm, [prompt], params)[0] for prompt in prompts]
@@ -46,11 +58,17 @@ def main() -> None:
     finish("invariance", a, figures)
 
 
-def said(llm: LLM, prompts: list[list[int]], params: SamplingParams) -> list[tuple[list[int], float | None]]:
-    """Tokens of each prompt and their log-probabilities added up, after its prefix was forgotten."""
+def said(
+    llm: LLM, prompts: list[list[int]], params: SamplingParams
+) -> list[tuple[list[int], float | None]]:
+    """Tokens of each prompt and their log-probabilities added up, after its prefix was
+    forgotten."""
     llm.reset_prefix_cache()
     outputs = llm.generate(prompts, params, use_tqdm=False)
-    return [(list(output.outputs[0].token_ids), output.outputs[0].cumulative_logprob) for output in outputs]
+    return [
+        (list(output.outputs[0].token_ids), output.outputs[0].cumulative_logprob)
+        for output in outputs
+    ]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""Shapes that `benchmarks.kernels` times, and ragged batches that it checks against the reference back ends."""
+"""Shapes that `benchmarks.kernels` times, and ragged batches that it checks against the reference
+back ends."""
 
 from __future__ import annotations
 
@@ -91,7 +92,17 @@ EXTEND_CHECKS = (
     Check(4, 7, 128, 64, (1, 63, 200, 1500, 700, 0), (1, 63, 130, 600, 1, 0), kv_dtype=E4M3),
     Check(8, 4, 128, 128, (2048,), (2048,), kv_dtype=E5M2),
     Check(2, 3, 64, 64, (300, 129, 1000), (150, 129, 1), window=100, kv_dtype=E4M3),
-    Check(1, 4, 256, 128, (300, 129, 900), (150, 129, 500), softcap=30.0, dtype="float16", kv_dtype=E4M3),
+    Check(
+        1,
+        4,
+        256,
+        128,
+        (300, 129, 900),
+        (150, 129, 500),
+        softcap=30.0,
+        dtype="float16",
+        kv_dtype=E4M3,
+    ),
 )
 
 
@@ -107,22 +118,33 @@ def in_8_bits(k: Array, v: Array, kv_dtype: str) -> Pools:
     """Pages rounded to 8 bits with their scales; where they are NaN, scales are too."""
     (k8, ks), (v8, vs) = (quantise(x.astype(jnp.float32), kv_dtype) for x in (k, v))
     hidden = jnp.isnan(k[..., 0])[:, :, None]
-    return Pools(k8, v8, {"scales": jnp.where(hidden, jnp.nan, jnp.stack([ks, vs], axis=2)).astype(SCALE_DTYPE)})
+    return Pools(
+        k8,
+        v8,
+        {"scales": jnp.where(hidden, jnp.nan, jnp.stack([ks, vs], axis=2)).astype(SCALE_DTYPE)},
+    )
 
 
 def pools(check: Check, seed: int) -> tuple[np.random.Generator, Pools, Array]:
-    """Random pages and a table; everything that no row may see is NaN, and table entries past a row's pages name no page."""
+    """Random pages and a table; everything that no row may see is NaN, and table entries past a
+    row's pages name no page."""
     rng = np.random.default_rng(seed)
     width = max(1, *(-(-n // check.page) for n in check.lengths))
     count = len(check.lengths) * width + 3
-    table = rng.permutation(count)[: len(check.lengths) * width].reshape(len(check.lengths), width).astype(np.int32)
+    table = (
+        rng.permutation(count)[: len(check.lengths) * width]
+        .reshape(len(check.lengths), width)
+        .astype(np.int32)
+    )
     seen = np.zeros((count, 1, check.page, 1), bool)
     for row, length in zip(table, check.lengths, strict=True):
         tokens = np.arange(length)
         seen[row[tokens // check.page], 0, tokens % check.page] = True
         row[-(-length // check.page) :] = count + 5
     shape = (count, check.K, check.page, check.H)
-    k, v = (jnp.asarray(np.where(seen, rng.normal(size=shape), np.nan), check.dtype) for _ in range(2))
+    k, v = (
+        jnp.asarray(np.where(seen, rng.normal(size=shape), np.nan), check.dtype) for _ in range(2)
+    )
     made = Pools(k, v, {}) if check.kv_dtype is None else in_8_bits(k, v, check.kv_dtype)
     return rng, made, jnp.asarray(table)
 
@@ -144,8 +166,12 @@ def check_decode(check: Check, **options: Any) -> dict[str, Any]:
     q = jnp.asarray(rng.normal(size=(B, check.K * check.group, check.H)), check.dtype)
     args = (q, pages.k, pages.v, table, jnp.asarray(check.lengths, jnp.int32))
     kw = {"scale": check.H**-0.5, "window": check.window, "softcap": check.softcap, **pages.more}
-    wanted = jax.jit(lambda *a: reference.decode_attention(*a, **kw))(*(a.astype(jnp.float32) if a.dtype == q.dtype else a for a in args))
-    return difference(jax.jit(lambda *a: mosaic_gpu.decode_attention(*a, **kw, **options))(*args), wanted)
+    wanted = jax.jit(lambda *a: reference.decode_attention(*a, **kw))(
+        *(a.astype(jnp.float32) if a.dtype == q.dtype else a for a in args)
+    )
+    return difference(
+        jax.jit(lambda *a: mosaic_gpu.decode_attention(*a, **kw, **options))(*args), wanted
+    )
 
 
 def check_extend(check: Check, **options: Any) -> dict[str, Any]:
@@ -157,10 +183,20 @@ def check_extend(check: Check, **options: Any) -> dict[str, Any]:
     starts = np.cumsum(chunks + 3) - (chunks + 3)
     total = int((chunks + 3).sum())
     q = jnp.asarray(rng.normal(size=(total, check.K * check.group, check.H)), check.dtype)
-    args = (q, pages.k, pages.v, table, *(jnp.asarray(a, jnp.int32) for a in (starts, chunks, check.lengths)))
+    args = (
+        q,
+        pages.k,
+        pages.v,
+        table,
+        *(jnp.asarray(a, jnp.int32) for a in (starts, chunks, check.lengths)),
+    )
     kw = {"scale": check.H**-0.5, "window": check.window, "softcap": check.softcap, **pages.more}
-    wanted = jax.jit(lambda *a: reference.extend_attention(*a, **kw))(*(a.astype(jnp.float32) if a.dtype == q.dtype else a for a in args))
-    return difference(jax.jit(lambda *a: mosaic_gpu.extend_attention(*a, **kw, **options))(*args), wanted)
+    wanted = jax.jit(lambda *a: reference.extend_attention(*a, **kw))(
+        *(a.astype(jnp.float32) if a.dtype == q.dtype else a for a in args)
+    )
+    return difference(
+        jax.jit(lambda *a: mosaic_gpu.extend_attention(*a, **kw, **options))(*args), wanted
+    )
 
 
 def decode_tunings(itemsize: int = 2) -> list[Any]:
@@ -168,7 +204,9 @@ def decode_tunings(itemsize: int = 2) -> list[Any]:
     from pallas_kernels.paged_decode.mosaic_gpu import Tuning
 
     if itemsize == 1:
-        two = [Tuning(stages=6, min_tiles=n, consumers=2) for n in (2, 1, 4)] + [Tuning(stages=n, consumers=2) for n in (4, 8)]
+        two = [Tuning(stages=6, min_tiles=n, consumers=2) for n in (2, 1, 4)] + [
+            Tuning(stages=n, consumers=2) for n in (4, 8)
+        ]
         return two + [Tuning(stages=n) for n in (6, 4, 5, 7)]
     return [Tuning(), Tuning(min_tiles=1), Tuning(min_tiles=4), Tuning(stages=2), Tuning(stages=4)]
 
@@ -177,5 +215,10 @@ def extend_tunings() -> list[Any]:
     """Candidates of the prefill sweep at head_dim 128."""
     from pallas_kernels.paged_extend.mosaic_gpu import Tuning
 
-    shares = [Tuning(min_tiles=1), Tuning(min_tiles=4), Tuning(shared_up_to=0), Tuning(shared_up_to=2048)]
+    shares = [
+        Tuning(min_tiles=1),
+        Tuning(min_tiles=4),
+        Tuning(shared_up_to=0),
+        Tuning(shared_up_to=2048),
+    ]
     return [Tuning(), Tuning(groups=1, stages=2), Tuning(groups=1, stages=4), *shares]

@@ -1,9 +1,10 @@
-"""What pages of 8 bits cost a model in accuracy: its greedy answers, and the perplexity of known text.
+"""What pages of 8 bits cost a model in accuracy: its greedy answers, and the perplexity of known
+text.
 
     python -m benchmarks.kv_accuracy --save
 
-The demo model answers its recorded prompts with every type of pages, and reads prompts and answers teacher-forced, in one step and token by
-token through the pages.
+The demo model answers its recorded prompts with every type of pages, and reads prompts and answers
+teacher-forced, in one step and token by token through the pages.
 """
 
 from __future__ import annotations
@@ -34,15 +35,33 @@ LENGTH = 512  # tokens of a text that are read, at most
 
 
 def answers(goldens: dict[str, Any], kind: str, dtype: str) -> Row:
-    """Greedy answers beside the recorded ones: how many are equal, and the share of tokens before they part."""
-    options: dict[str, Any] = {"max_model_len": LENGTH, "max_num_seqs": 8, "num_gpu_blocks_override": 64, "enforce_eager": True}
+    """Greedy answers beside the recorded ones: how many are equal, and the share of tokens before
+    they part."""
+    options: dict[str, Any] = {
+        "max_model_len": LENGTH,
+        "max_num_seqs": 8,
+        "num_gpu_blocks_override": 64,
+        "enforce_eager": True,
+    }
     llm = LLM("demo", dtype=dtype, kv_cache_dtype=kind, **options)
     wanted = [golden["answer_ids"] for golden in goldens.values()]
-    params = [SamplingParams(temperature=0.0, max_tokens=len(ids), skip_special_tokens=False) for ids in wanted]
-    found = [answer.token_ids for answer in ask(llm, [golden["prompt_ids"] for golden in goldens.values()], params, True)]
+    params = [
+        SamplingParams(temperature=0.0, max_tokens=len(ids), skip_special_tokens=False)
+        for ids in wanted
+    ]
+    found = [
+        answer.token_ids
+        for answer in ask(llm, [golden["prompt_ids"] for golden in goldens.values()], params, True)
+    ]
     equal = sum(list(mine) == ids for mine, ids in zip(found, wanted, strict=True))
-    alike = sum(shared(mine, ids) for mine, ids in zip(found, wanted, strict=True)) / sum(map(len, wanted))
-    return {"equal_answers": equal, "answers": len(wanted), "tokens_before_parting": round(alike, 4)}
+    alike = sum(shared(mine, ids) for mine, ids in zip(found, wanted, strict=True)) / sum(
+        map(len, wanted)
+    )
+    return {
+        "equal_answers": equal,
+        "answers": len(wanted),
+        "tokens_before_parting": round(alike, 4),
+    }
 
 
 class Reader:
@@ -51,16 +70,23 @@ class Reader:
     def __init__(self, kind: str, dtype: str):
         self.directory, self.mesh = locate("demo", None, None), make_mesh(1)
         self.hf = models.with_defaults(models.read_config(self.directory))
-        self.graphdef, self.state = weights.load(self.directory, self.hf, self.mesh, jnp.dtype(dtype))
+        self.graphdef, self.state = weights.load(
+            self.directory, self.hf, self.mesh, jnp.dtype(dtype)
+        )
         kv = models.kv_shape(self.hf, 1)
         page_dtype = PAGE_DTYPES[kind] or dtype
-        self.pool = KVCache.abstract(kv.layers, LENGTH // PAGE, kv.kv_heads, PAGE, kv.head_dim, page_dtype, self.mesh)
+        self.pool = KVCache.abstract(
+            kv.layers, LENGTH // PAGE, kv.kv_heads, PAGE, kv.head_dim, page_dtype, self.mesh
+        )
         self.backend = own_backend(jax.devices()[0])[0]
 
     @functools.cache  # noqa: B019 - one reader reads many texts
     def program(self, chunk: int) -> Any:
         """A forward of so many tokens."""
-        return jax.jit(functools.partial(forward, self.graphdef, self.backend, self.mesh, chunk), donate_argnums=1)
+        return jax.jit(
+            functools.partial(forward, self.graphdef, self.backend, self.mesh, chunk),
+            donate_argnums=1,
+        )
 
     def losses(self, ids: list[int], whole: bool) -> np.ndarray:
         """Negative log-likelihood of every token but the first, read at once or one by one."""
@@ -70,7 +96,12 @@ class Reader:
             some = np.zeros(chunk, np.int32)
             count = len(ids) if whole else 1
             some[:count] = ids[at : at + count]
-            given = Tokens(jnp.asarray(some), jnp.arange(at, at + chunk, dtype=jnp.int32), jnp.array([count], jnp.int32), table)
+            given = Tokens(
+                jnp.asarray(some),
+                jnp.arange(at, at + chunk, dtype=jnp.int32),
+                jnp.array([count], jnp.int32),
+                table,
+            )
             out, pool = self.program(chunk)(self.state, pool, given)
             logits.append(np.asarray(out[:count], np.float64))
         every = np.concatenate(logits)[:-1]
@@ -80,8 +111,8 @@ class Reader:
 
 
 def perplexity(goldens: dict[str, Any], kind: str, dtype: str) -> Row:
-    """Of the answers after their prompts, and of prompts and answers together, which the model has not learnt to say; the answers of the
-    first few also token by token."""
+    """Of the answers after their prompts, and of prompts and answers together, which the model has
+    not learnt to say; the answers of the first few also token by token."""
     reader = Reader(kind, dtype)
     texts = [(golden["prompt_ids"] + golden["answer_ids"])[:LENGTH] for golden in goldens.values()]
     first = [len(golden["prompt_ids"]) - 1 for golden in goldens.values()]
@@ -95,7 +126,9 @@ def perplexity(goldens: dict[str, Any], kind: str, dtype: str) -> Row:
         "backend": reader.backend,
         "answer_tokens": sum(len(losses) - at for losses, at in zip(once, first, strict=True)),
         "perplexity": mean([losses[at:] for losses, at in zip(once, first, strict=True)]),
-        "perplexity_token_by_token": mean([losses[at:] for losses, at in zip(singly, first, strict=False)]),
+        "perplexity_token_by_token": mean(
+            [losses[at:] for losses, at in zip(singly, first, strict=False)]
+        ),
         "perplexity_with_prompts": mean(once),
     }
 
@@ -106,11 +139,17 @@ def main() -> None:
     args.add_argument("--dtype", default="float32", help="of weights and activations")
     a = args.parse_args()
     if a.model != "demo":
-        args.error("the demo model alone has recorded answers; benchmarks.correctness --parts narrow takes shapes")
+        args.error(
+            "the demo model alone has recorded answers; benchmarks.correctness --parts narrow takes shapes"
+        )
     goldens = json.loads(GOLDENS.read_text())
     found: list[Row] = []
     for kind in KINDS:
-        row = {"kv_cache_dtype": kind, "dtype": a.dtype} | answers(goldens, kind, a.dtype) | perplexity(goldens, kind, a.dtype)
+        row = (
+            {"kv_cache_dtype": kind, "dtype": a.dtype}
+            | answers(goldens, kind, a.dtype)
+            | perplexity(goldens, kind, a.dtype)
+        )
         for name in ("perplexity", "perplexity_with_prompts"):
             row[f"{name}_change"] = round(row[name] / (found[0] if found else row)[name] - 1, 6)
         found.append(row)

@@ -1,4 +1,5 @@
-"""Offline latency of one batch of equal prompts: time to the first token, time per output token, time of the whole."""
+"""Offline latency of one batch of equal prompts: time to the first token, time per output token,
+time of the whole."""
 
 from __future__ import annotations
 
@@ -26,9 +27,18 @@ def main() -> None:
     rng = random.Random(a.seed)
 
     def batch(output_len: int) -> float:
-        prompts = [[rng.randrange(llm.engine.resolved.vocab_size) for _ in range(a.input_len)] for _ in range(a.batch_size)]
+        prompts = [
+            [rng.randrange(llm.engine.resolved.vocab_size) for _ in range(a.input_len)]
+            for _ in range(a.batch_size)
+        ]
         start = time.perf_counter()
-        params = SamplingParams(temperature=0, max_tokens=output_len, ignore_eos=True, n=a.n, use_beam_search=a.use_beam_search)
+        params = SamplingParams(
+            temperature=0,
+            max_tokens=output_len,
+            ignore_eos=True,
+            n=a.n,
+            use_beam_search=a.use_beam_search,
+        )
         llm.generate(prompts, params, use_tqdm=False)
         return time.perf_counter() - start
 

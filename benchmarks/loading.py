@@ -1,8 +1,11 @@
-"""Loading a checkpoint: random safetensors of a shape are written to disk and loaded onto the devices; GB/s and host memory.
+"""Loading a checkpoint: random safetensors of a shape are written to disk and loaded onto the
+devices; GB/s and host memory.
 
-    python -m benchmarks.loading --model shape:qwen2.5-7b        15 GB, in shards of 4 GB, below --directory
+    python -m benchmarks.loading --model shape:qwen2.5-7b        15 GB, in shards of 4 GB, below
+      --directory
 
-"disk" is after the file system was told to forget the files, as far as it does that; "page cache" right after it.
+"disk" is after the file system was told to forget the files, as far as it does that; "page cache"
+right after it.
 """
 
 from __future__ import annotations
@@ -37,7 +40,11 @@ SAMPLE_SECONDS = 0.005
 def tensors(directory: Path) -> dict[str, tuple[int, ...]]:
     """Names and shapes of a checkpoint that fits the config.json of a directory."""
     full = with_defaults(json.loads((directory / "config.json").read_text()))
-    return {piece.name: piece.source for rule in family(full["model_type"]).rules(full, 1) for piece in rule.pieces}
+    return {
+        piece.name: piece.source
+        for rule in family(full["model_type"]).rules(full, 1)
+        for piece in rule.pieces
+    }
 
 
 def shards(shapes: dict[str, tuple[int, ...]], limit: int) -> list[dict[str, tuple[int, ...]]]:
@@ -55,19 +62,23 @@ def shards(shapes: dict[str, tuple[int, ...]], limit: int) -> list[dict[str, tup
 
 
 def write_checkpoint(directory: Path, limit: int, seed: int) -> int:
-    """Write model-0000N-of-0000M.safetensors and their index into `directory`; returns the bytes of all tensors."""
+    """Write model-0000N-of-0000M.safetensors and their index into `directory`; returns the bytes of
+    all tensors."""
     files, rng = shards(tensors(directory), limit), np.random.default_rng(seed)
     index, total = {}, 0
     for number, shapes in enumerate(files, 1):
         path = directory / f"model-{number:05}-of-{len(files):05}.safetensors"
         total += write_shard(path, shapes, rng)
         index |= dict.fromkeys(shapes, path.name)
-    (directory / "model.safetensors.index.json").write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": index}))
+    (directory / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {"total_size": total}, "weight_map": index})
+    )
     return total
 
 
 def write_shard(path: Path, shapes: dict[str, tuple[int, ...]], rng: np.random.Generator) -> int:
-    """One file of random bfloat16 values of either sign and size around 0.01, one tensor at a time; returns the bytes of its tensors."""
+    """One file of random bfloat16 values of either sign and size around 0.01, one tensor at a time;
+    returns the bytes of its tensors."""
     header, at = {}, 0
     for name, shape in shapes.items():
         end = at + int(np.prod(shape)) * BYTES
@@ -79,7 +90,8 @@ def write_shard(path: Path, shapes: dict[str, tuple[int, ...]], rng: np.random.G
         file.write(len(text).to_bytes(8, "little") + text)
         for shape in shapes.values():
             bits = np.frombuffer(rng.bytes(int(np.prod(shape)) * BYTES), np.uint16)
-            file.write(((bits & 0x807F) | 0x3C00).tobytes())  # sign and mantissa are random, the exponent is -7
+            # Sign and mantissa are random, the exponent is -7
+            file.write(((bits & 0x807F) | 0x3C00).tobytes())
         file.flush()
         os.fsync(file.fileno())
     return at
@@ -97,7 +109,11 @@ def own_bytes() -> int:
     """Memory of this process that is not a mapped file, in bytes; 0 where /proc does not say."""
     with contextlib.suppress(OSError):
         lines = Path("/proc/self/status").read_text().splitlines()
-        return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(("RssAnon", "RssShmem")))
+        return sum(
+            int(line.split()[1]) * 1024
+            for line in lines
+            if line.startswith(("RssAnon", "RssShmem"))
+        )
     return 0
 
 
@@ -123,7 +139,8 @@ def load(directory: Path) -> float:
     """Seconds of one load onto the devices, which are free again afterwards."""
     hf = json.loads((directory / "config.json").read_text())
     mesh = make_mesh(1)
-    jax.block_until_ready(jax.device_put(np.zeros(1 << 20), mesh.devices.flat[0]))  # the first copy sets up the device's side
+    # The first copy sets up the device's side
+    jax.block_until_ready(jax.device_put(np.zeros(1 << 20), mesh.devices.flat[0]))
     start = time.perf_counter()
     _, state = weights.load(directory, hf, mesh, "bfloat16")
     jax.block_until_ready(state)
@@ -134,7 +151,8 @@ def load(directory: Path) -> float:
 
 
 def measure(directory: Path, total: int) -> dict[str, Any]:
-    """Loads from disk, then from the page cache. On CPU the devices' own memory is on the host too and counts."""
+    """Loads from disk, then from the page cache. On CPU the devices' own memory is on the host too
+    and counts."""
     forget(directory)
     with peak() as extra:
         disk = load(directory)
@@ -155,7 +173,11 @@ def main() -> None:
     args = parser(__doc__)
     args.formatter_class = argparse.RawDescriptionHelpFormatter
     args.set_defaults(model="shape:tiny")
-    args.add_argument("--directory", type=Path, help="where to write the checkpoint; a temporary directory by default")
+    args.add_argument(
+        "--directory",
+        type=Path,
+        help="where to write the checkpoint; a temporary directory by default",
+    )
     args.add_argument("--shard-bytes", type=int, default=SHARD_BYTES)
     a = args.parse_args()
     with tempfile.TemporaryDirectory(dir=a.directory) as folder:

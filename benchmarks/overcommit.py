@@ -1,7 +1,8 @@
-"""A pool that holds a third of what runs at once: throughput beside the same pool with so few requests at once that none is preempted.
+"""A pool that holds a third of what runs at once: throughput beside the same pool with so few
+requests at once that none is preempted.
 
-`recompute` and `swap` admit by forecast, as the engine does; `eager-…` admit whatever fits now, so that many are preempted: what an
-interruption costs in either mode.
+`recompute` and `swap` admit by forecast, as the engine does; `eager-…` admit whatever fits now, so
+that many are preempted: what an interruption costs in either mode.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from typing import Any
 from benchmarks.record import finish, parser
 from benchmarks.shapes import engine_options
 from jaxllm import LLM, SamplingParams
-from jaxllm.engine.forecast import Forecast
+from jaxllm.engine.scheduling.admission import AdmissionEstimator
 
 MODES = ("calm", "recompute", "swap", "eager-recompute", "eager-swap")
 
 
-class Eager(Forecast):
+class Eager(AdmissionEstimator):
     """Expects nothing."""
 
     def patience(self, tokens: int, rows: int, step_cost: int) -> float:
@@ -28,13 +29,18 @@ class Eager(Forecast):
 
 
 def main() -> None:
-    """Run each mode in an engine of its own and report seconds, tokens per second, preemptions and pages moved."""
+    """Run each mode in an engine of its own and report seconds, tokens per second, preemptions and
+    pages moved."""
     args = parser(__doc__)
     args.add_argument("--num-prompts", type=int, default=192)
-    args.add_argument("--concurrency", type=int, default=96, help="requests that want to run at once")
+    args.add_argument(
+        "--concurrency", type=int, default=96, help="requests that want to run at once"
+    )
     args.add_argument("--input-len", type=int, default=1024)
     args.add_argument("--output-len", type=int, default=512)
-    args.add_argument("--overcommit", type=float, default=3.0, help="what those hold at their ends, in pools")
+    args.add_argument(
+        "--overcommit", type=float, default=3.0, help="what those hold at their ends, in pools"
+    )
     args.add_argument("--swap-space", type=float, default=32.0, help="GiB")
     args.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
     args.add_argument("--block-size", type=int)
@@ -45,7 +51,9 @@ def main() -> None:
     figures: dict[str, Any] = {"pool_tokens": pages * size}
     for mode in a.modes:
         limit = max(1, (pages - max(1, pages // 100)) // held) if mode == "calm" else a.concurrency
-        options: dict[str, Any] = {"preemption_mode": "swap", "swap_space": a.swap_space} if mode.endswith("swap") else {}
+        options: dict[str, Any] = (
+            {"preemption_mode": "swap", "swap_space": a.swap_space} if mode.endswith("swap") else {}
+        )
         llm = LLM(
             **engine_options(a.model),
             max_model_len=held * size,

@@ -1,4 +1,5 @@
-"""Draw docs/plots/*.svg from the recorded results: `python -m benchmarks.plots`. Needs matplotlib (the `bench` extra)."""
+"""Draw docs/plots/*.svg from the recorded results: `python -m benchmarks.plots`. Needs matplotlib
+(the `bench` extra)."""
 
 from __future__ import annotations
 
@@ -29,17 +30,31 @@ type Records = list[dict[str, Any]]
 
 
 def tpot(found: Records, plt: Any) -> Any:
-    """Milliseconds per token by batch at 1,024 tokens, a panel per shape; None without figures of ours."""
+    """Milliseconds per token by batch at 1,024 tokens, a panel per shape; None without figures of
+    ours.
+    """
     ours, others = compare.split(engines(found))
-    rows = {r["engine"]: [row for row in r.get("rows", ()) if at_1024(row)] for r in (ours, *others) if r}
+    rows = {
+        r["engine"]: [row for row in r.get("rows", ()) if at_1024(row)]
+        for r in (ours, *others)
+        if r
+    }
     shapes = sorted({row["shape"] for row in rows.get(compare.OURS, ())})
     if not shapes:
         return None
     figure, panels = plt.subplots(1, len(shapes), figsize=(4 * len(shapes), 3.2), squeeze=False)
     for panel, shape in zip(panels[0], shapes, strict=True):
         for colour, engine in zip(COLOURS, rows, strict=False):
-            points = sorted((row["batch"], row["value"]) for row in rows[engine] if row["shape"] == shape)
-            panel.plot([batch for batch, _ in points], [value for _, value in points], marker="o", color=colour, label=engine)
+            points = sorted(
+                (row["batch"], row["value"]) for row in rows[engine] if row["shape"] == shape
+            )
+            panel.plot(
+                [batch for batch, _ in points],
+                [value for _, value in points],
+                marker="o",
+                color=colour,
+                label=engine,
+            )
         batches = sorted({row["batch"] for row in rows[compare.OURS]})
         panel.set(title=shape, xlabel="batch", ylabel="TPOT, ms", xscale="log", ylim=(0, None))
         panel.set_xticks(batches, [str(batch) for batch in batches], minor=False)
@@ -60,7 +75,10 @@ def throughput(found: Records, plt: Any) -> Any:
     shapes = sorted({row["shape"] for row in ours.get("rows", ()) if row["figure"] in kinds})
     if not shapes:
         return None
-    keys = {shape: [row for row in ours["rows"] if row["figure"] in kinds and row["shape"] == shape] for shape in shapes}
+    keys = {
+        shape: [row for row in ours["rows"] if row["figure"] in kinds and row["shape"] == shape]
+        for shape in shapes
+    }
     height = 1.1 + 0.32 * max(map(len, keys.values()))
     figure, panels = plt.subplots(len(shapes), 1, figsize=(8, height * len(shapes)), squeeze=False)
     for panel, shape in zip(panels[:, 0], shapes, strict=True):
@@ -69,7 +87,9 @@ def throughput(found: Records, plt: Any) -> Any:
             bars = [values.get(compare.key(row), 0) for row in keys[shape]]
             at = [index + offset * 0.38 for index in range(len(bars))]
             panel.barh(at, bars, height=0.36, color=COLOURS[offset], label=record["engine"])
-        panel.set_yticks([index + 0.19 for index in range(len(keys[shape]))], [short(row) for row in keys[shape]])
+        panel.set_yticks(
+            [index + 0.19 for index in range(len(keys[shape]))], [short(row) for row in keys[shape]]
+        )
         panel.invert_yaxis()
         panel.set(title=shape, xlabel="output tokens/s")
     figure.legend(*panels[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
@@ -78,19 +98,30 @@ def throughput(found: Records, plt: Any) -> Any:
 
 def short(row: compare.Row) -> str:
     """The load of a throughput row in a few words."""
-    return {"throughput": "mixed lengths", "fixed256": "256 tokens each", "http_tok_s": "mixed lengths, HTTP"}[row["figure"]] + (
-        f", {row['mode']}" if "mode" in row else ""
-    )
+    return {
+        "throughput": "mixed lengths",
+        "fixed256": "256 tokens each",
+        "http_tok_s": "mixed lengths, HTTP",
+    }[row["figure"]] + (f", {row['mode']}" if "mode" in row else "")
 
 
 def kernels(found: Records, plt: Any) -> Any:
-    """Each kernel's rate as a share of what its machine does at best; None without timed kernels on a machine whose best is known."""
+    """Each kernel's rate as a share of what its machine does at best; None without timed kernels on
+    a machine whose best is known."""
     bars, limits = [], ceilings(found)
     for record in (r for r in found if r.get("mode") == "time" and r["device"] in limits):
         for row in record["rows"]:
             if (unit := rate(row)) in limits[record["device"]]:
-                where = " ".join(f"{name}{row[name]}" for name in row if name not in ("op", "us", "tuning", unit))
-                bars.append((f"{row['op']} {where}", row[unit] / limits[record["device"]][unit], f"{row[unit]:g} {unit}"))
+                where = " ".join(
+                    f"{name}{row[name]}" for name in row if name not in ("op", "us", "tuning", unit)
+                )
+                bars.append(
+                    (
+                        f"{row['op']} {where}",
+                        row[unit] / limits[record["device"]][unit],
+                        f"{row[unit]:g} {unit}",
+                    )
+                )
     if not bars:
         return None
     figure, panel = plt.subplots(figsize=(8, 0.8 + 0.22 * len(bars)))
@@ -106,11 +137,16 @@ def kernels(found: Records, plt: Any) -> Any:
     return figure
 
 
-DRAWN: dict[str, Callable[[Records, Any], Any]] = {"tpot": tpot, "throughput": throughput, "kernels": kernels}
+DRAWN: dict[str, Callable[[Records, Any], Any]] = {
+    "tpot": tpot,
+    "throughput": throughput,
+    "kernels": kernels,
+}
 
 
 def draw(results: Path, folder: Path) -> list[Path]:
-    """Write every plot that has figures; returns the files. Raises ImportError without matplotlib."""
+    """Write every plot that has figures; returns the files. Raises ImportError without
+    matplotlib."""
     import matplotlib
 
     matplotlib.use("svg")
@@ -136,7 +172,9 @@ def main() -> None:
     try:
         print(*draw(a.results, a.folder), sep="\n")
     except ImportError:
-        raise SystemExit("matplotlib is not installed; make setup EXTRAS=bench installs it") from None
+        raise SystemExit(
+            "matplotlib is not installed; make setup EXTRAS=bench installs it"
+        ) from None
 
 
 if __name__ == "__main__":

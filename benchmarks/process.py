@@ -1,9 +1,11 @@
-"""Times what penalties, biases and masks cost on the device at hand: the programs `process`, `seat` and `restrict`.
+"""Times what penalties, biases and masks cost on the device at hand: the programs `process`,
+`set_slot` and `apply_token_bitmask`.
 
     python -m benchmarks.process --vocab 152064 --slots 256 --rows 16 64 128 256
 
-One JSON line a program and row count: µs a call, and with --profile the kernels. `predicted_us` is the bytes of one pass (logits in and
-out, counts, bits) at --bandwidth. Buffers are donated from call to call, as the engine does.
+One JSON line a program and row count: µs a call, and with --profile the kernels. `predicted_us` is
+the bytes of one pass (logits in and out, counts, bits) at --bandwidth. Buffers are donated from
+call to call, as the engine does.
 """
 
 from __future__ import annotations
@@ -22,12 +24,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.kernels import kernel_times
-from jaxllm.engine import step
-from jaxllm.engine.batch import Shapes, pack, packed_size
-from jaxllm.engine.programs import MASKS, SAID
-from jaxllm.engine.state import ASKS, PROGRESS, SlotState, named
+from jaxllm.engine.runtime import step
+from jaxllm.engine.runtime.batch import Shapes, pack, packed_size
+from jaxllm.engine.runtime.programs import MASKS, SAID
+from jaxllm.engine.runtime.state import PROGRESS, SLOT_PARAMS, SlotState, named
 from jaxllm.sampling.bits import words_of
-from jaxllm.sampling.process import Terms
+from jaxllm.sampling.process import LogitsParams
 
 CALLS = 40
 
@@ -63,43 +65,72 @@ def state_of(slots: int) -> SlotState:
     """Every slot alive and asking."""
     state = SlotState.zeros(slots, 64)
     named(state.progress, PROGRESS)["alive"][:] = 1
-    named(state.asks, ASKS)["processed"][:] = 1
+    named(state.asks, SLOT_PARAMS)["processed"][:] = 1
     return jax.tree.map(jnp.asarray, state)
 
 
 def time_process(rows: int, slots: int, vocab: int, profile: bool) -> dict[str, Any]:
-    """One call over `rows` rows of logits, all of requests with penalties and a full list of biases."""
-    terms = made(Terms.shapes(slots, vocab))
+    """One call over `rows` rows of logits, all of requests with penalties and a full list of
+    biases."""
+    terms = made(LogitsParams.shapes(slots, vocab))
     width = terms.bias_ids.shape[1]
-    terms = replace(terms, penalties=jnp.abs(terms.penalties) + 0.5, bias_ids=terms.bias_ids + jnp.arange(width) * (vocab // width))
+    terms = replace(
+        terms,
+        penalties=jnp.abs(terms.penalties) + 0.5,
+        bias_ids=terms.bias_ids + jnp.arange(width) * (vocab // width),
+    )
     logits = made(jax.ShapeDtypeStruct((rows, vocab), jnp.float32))
-    outlook = step.Outlook(logits, jnp.arange(rows, dtype=jnp.int32) % slots, jnp.ones(rows, jnp.bool_))
+    forward_output = step.ForwardOutput(
+        logits, jnp.arange(rows, dtype=jnp.int32) % slots, jnp.ones(rows, jnp.bool_)
+    )
     counts = made(jax.ShapeDtypeStruct((slots + 1, vocab), jnp.uint16))
-    program = jax.jit(functools.partial(step.shape_logits, ()), donate_argnums=(2, 4), keep_unused=True)
+    program = jax.jit(
+        functools.partial(step.shape_logits, ()), donate_argnums=(2, 4), keep_unused=True
+    )
     held = [counts, jnp.zeros_like(logits)]
     state = state_of(slots)
 
     def run() -> Any:
-        held[:] = program(outlook, state, held[0], terms, held[1])
+        held[:] = program(forward_output, state, held[0], terms, held[1])
         return held[1]
 
-    compiled = program.lower(outlook, state, held[0], terms, held[1]).compile().memory_analysis()
+    compiled = (
+        program.lower(forward_output, state, held[0], terms, held[1]).compile().memory_analysis()
+    )
     found = {"us": per_call(run), "temp_MB": round(compiled.temp_size_in_bytes / 1e6, 1)}
     return found | ({"kernels": kernel_times(lambda *_: run(), logits, ())} if profile else {})
 
 
 def time_upload(kind: str, slots: int, vocab: int) -> dict[str, Any]:
-    """One call of `seat` or `restrict`, with its buffer in pinned memory where there is one."""
-    terms = made(Terms.shapes(slots, vocab))
+    """One call of `set_slot` or `apply_token_bitmask`, with its buffer in pinned memory where there
+    is one."""
+    terms = made(LogitsParams.shapes(slots, vocab))
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     host = device.with_memory_kind("pinned_host") if jax.devices()[0].platform == "gpu" else device
     rows: Shapes = {name: (x.shape[1:], np.dtype(x.dtype).type) for name, x in vars(terms).items()}
-    seat = rows | {"slot": ((1,), np.int32), "first": ((1,), np.int32), "said": ((SAID,), np.int32)}
-    shapes = seat if kind == "seat" else {"slot": ((MASKS,), np.int32), "allowed": ((MASKS, words_of(vocab)), np.uint32)}
-    buffer = jax.device_put(pack({name: np.zeros(shape, dtype) for name, (shape, dtype) in shapes.items()}, shapes), host)
-    function, donated = (step.seat, (0, 1)) if kind == "seat" else (step.restrict, (0,))
+    set_slot = rows | {
+        "slot": ((1,), np.int32),
+        "first": ((1,), np.int32),
+        "said": ((SAID,), np.int32),
+    }
+    shapes = (
+        set_slot
+        if kind == "set_slot"
+        else {"slot": ((MASKS,), np.int32), "allowed": ((MASKS, words_of(vocab)), np.uint32)}
+    )
+    buffer = jax.device_put(
+        pack({name: np.zeros(shape, dtype) for name, (shape, dtype) in shapes.items()}, shapes),
+        host,
+    )
+    function, donated = (
+        (step.set_slot, (0, 1)) if kind == "set_slot" else (step.apply_token_bitmask, (0,))
+    )
     program = jax.jit(functools.partial(function, shapes, device), donate_argnums=donated)
-    held: list[Any] = [made(jax.ShapeDtypeStruct((slots + 1, vocab), jnp.uint16)), terms] if kind == "seat" else [terms]
+    held: list[Any] = (
+        [made(jax.ShapeDtypeStruct((slots + 1, vocab), jnp.uint16)), terms]
+        if kind == "set_slot"
+        else [terms]
+    )
 
     def run() -> Any:
         *held[:], taken = program(*held, buffer)
@@ -110,7 +141,9 @@ def time_upload(kind: str, slots: int, vocab: int) -> dict[str, Any]:
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--vocab", type=int, default=152_064)
     parser.add_argument("--slots", type=int, default=256)
     parser.add_argument("--rows", type=int, nargs="+", default=[16, 64, 128, 256])
@@ -119,9 +152,13 @@ def main() -> None:
     a = parser.parse_args()
     for rows in a.rows:
         moved = rows * (a.vocab * (4 + 4 + 2) + 2 * words_of(a.vocab) * 4)
-        row = {"program": "process", "rows": rows, "predicted_us": round(moved / a.bandwidth / 1e6, 1)}
+        row = {
+            "program": "process",
+            "rows": rows,
+            "predicted_us": round(moved / a.bandwidth / 1e6, 1),
+        }
         print(json.dumps(row | time_process(rows, a.slots, a.vocab, a.profile)), flush=True)
-    for kind in ("seat", "restrict"):
+    for kind in ("set_slot", "apply_token_bitmask"):
         print(json.dumps({"program": kind, **time_upload(kind, a.slots, a.vocab)}), flush=True)
 
 

@@ -1,9 +1,11 @@
-"""Times an MLP's gated product on the GPU at hand: the kernel, and XLA's product with the activation after it.
+"""Times an MLP's gated product on the GPU at hand: the kernel, and XLA's product with the
+activation after it.
 
     python -m benchmarks.products --weight 37888x3584 --rows 64 128 192 256 2048
 
-A weight is O x I, gate and up together. Calls go through weights of their own that are larger than the L2 cache together, x and weights are
-normal; `error` is the largest difference from the float32 product, in units of its largest value.
+A weight is O x I, gate and up together. Calls go through weights of their own that are larger than
+the L2 cache together, x and weights are normal; `error` is the largest difference from the float32
+product, in units of its largest value.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ def shape(text: str) -> tuple[int, int]:
     return int(outputs), int(inputs)
 
 
-def seconds_a_call(run: Callable[..., Any], xs: Sequence[Array], ws: Sequence[Array], seconds: float) -> float:
+def seconds_a_call(
+    run: Callable[..., Any], xs: Sequence[Array], ws: Sequence[Array], seconds: float
+) -> float:
     """Median of some turns of `seconds` each, a product."""
     return statistics.median(timed(lambda: run(xs, ws), seconds) for _ in range(TURNS)) / len(ws)
 
@@ -54,18 +58,39 @@ def rows_of(weight: tuple[int, int], rows: Sequence[int], seconds: float) -> lis
     count = max(2, BYTES // (2 * O * I))
     make = jax.jit(lambda key: jax.random.normal(key, (O, I), jnp.bfloat16) / I**0.5)
     ws = [make(jax.random.key(i)) for i in range(count)]
-    ways: list[tuple[str, Callable[[Array, Array], Array], dict[str, Any]]] = [("xla", plain, {}), ("xla untuned", plain, UNTUNED)]
+    ways: list[tuple[str, Callable[[Array, Array], Array], dict[str, Any]]] = [
+        ("xla", plain, {}),
+        ("xla untuned", plain, UNTUNED),
+    ]
     found = []
     for M in rows:
-        xs = [jax.random.normal(jax.random.key(count + i), (M, I), jnp.bfloat16) for i in range(count)]
+        xs = [
+            jax.random.normal(jax.random.key(count + i), (M, I), jnp.bfloat16) for i in range(count)
+        ]
         wanted = np.asarray(reference.gated_matmul(xs[0], ws[0]), np.float32)
         for how, product, options in [*ways, ("kernel", kernel, UNTUNED)]:
-            every = jax.jit(lambda xs, ws, product=product: [product(x, w) for x, w in zip(xs, ws, strict=True)])
+            every = jax.jit(
+                lambda xs, ws, product=product: [product(x, w) for x, w in zip(xs, ws, strict=True)]
+            )
             run = every.lower(xs, ws).compile(compiler_options=options)
-            error = float(np.abs(np.asarray(run(xs, ws)[0], np.float32) - wanted).max() / np.abs(wanted).max())
+            error = float(
+                np.abs(np.asarray(run(xs, ws)[0], np.float32) - wanted).max() / np.abs(wanted).max()
+            )
             us = 1e6 * seconds_a_call(run, xs, ws, seconds)
-            speed = {"tflop_per_s": round(2 * M * O * I / us / 1e6), "gb_per_s": round(2 * O * I / us / 1e3)}
-            found.append({"weight": f"{O}x{I}", "rows": M, "how": how, "us": round(us, 1), **speed, "error": round(error, 5)})
+            speed = {
+                "tflop_per_s": round(2 * M * O * I / us / 1e6),
+                "gb_per_s": round(2 * O * I / us / 1e3),
+            }
+            found.append(
+                {
+                    "weight": f"{O}x{I}",
+                    "rows": M,
+                    "how": how,
+                    "us": round(us, 1),
+                    **speed,
+                    "error": round(error, 5),
+                }
+            )
             print(found[-1], flush=True)
     return found
 
@@ -75,10 +100,19 @@ def main() -> None:
     args = parser(__doc__ or "")
     args.formatter_class = argparse.RawDescriptionHelpFormatter
     args.add_argument("--weight", type=shape, nargs="+", default=[(37888, 3584)], metavar="OxI")
-    args.add_argument("--rows", type=int, nargs="+", default=[16, 64, 96, 128, 160, 192, 224, 256, 512, 640, 1024, 1792, 2048])
+    args.add_argument(
+        "--rows",
+        type=int,
+        nargs="+",
+        default=[16, 64, 96, 128, 160, 192, 224, 256, 512, 640, 1024, 1792, 2048],
+    )
     args.add_argument("--seconds", type=float, default=0.05, help="of a turn")
     a = args.parse_args()
-    finish("products", a, {"rows": [row for weight in a.weight for row in rows_of(weight, a.rows, a.seconds)]})
+    finish(
+        "products",
+        a,
+        {"rows": [row for weight in a.weight for row in rows_of(weight, a.rows, a.seconds)]},
+    )
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
-"""Where the time of decode steps goes: traces steps of a full batch with JAX's profiler and prints the kernels that take longest.
+"""Where the time of decode steps goes: traces steps of a full batch with JAX's profiler and prints
+the kernels that take longest.
 
     python -m benchmarks.profile --model shape:qwen2.5-7b --batch-size 64 --input-len 1024
     python -m benchmarks.profile --model shape:qwen2.5-7b --batch-size 1 --input-len 8192 --prefill
 
-With --prefill the steps that compute the prompts are traced instead. Recorded command buffers are not replayed under the profiler, so the
-sum over kernels is the figure to read, not the wall time.
+With --prefill the steps that compute the prompts are traced instead. Recorded command buffers are
+not replayed under the profiler, so the sum over kernels is the figure to read, not the wall time.
 """
 
 from __future__ import annotations
@@ -17,14 +18,19 @@ import time
 from benchmarks.record import finish, parser
 from benchmarks.shapes import engine_options
 from jaxllm import LLM, SamplingParams
-from jaxllm.engine.profile import Kernel, kernels
-from jaxllm.engine.request import GenerateRequest
+from jaxllm.engine.runtime.profile import Kernel, kernels
+from jaxllm.messages import GenerateRequest
 
 
 def submit(llm: LLM, a: argparse.Namespace, tag: str) -> list[str]:
     """Queue a batch of fresh random prompts; returns the ids of the requests."""
     rng, engine = random.Random(f"{a.seed} {tag}"), llm.engine
-    params = SamplingParams(temperature=a.temperature, max_tokens=a.steps + a.warm_up + 8, ignore_eos=True, detokenize=False)
+    params = SamplingParams(
+        temperature=a.temperature,
+        max_tokens=a.steps + a.warm_up + 8,
+        ignore_eos=True,
+        detokenize=False,
+    )
     ids = [f"{tag}-{n}" for n in range(a.batch_size)]
     for id in ids:
         prompt = [rng.randrange(engine.resolved.vocab_size) for _ in range(a.input_len)]
@@ -42,7 +48,8 @@ def until_decoding(llm: LLM, ids: list[str]) -> int:
 
 
 def trace(llm: LLM, a: argparse.Namespace) -> tuple[int, float]:
-    """Trace the prefill or `--steps` decode steps of one batch; returns how many turns of the engine it was and their seconds."""
+    """Trace the prefill or `--steps` decode steps of one batch; returns how many turns of the
+    engine it was and their seconds."""
     ids = submit(llm, a, "traced")
     turns = a.steps
     if not a.prefill:
@@ -74,8 +81,16 @@ def table(found: list[Kernel], turns: int, top: int) -> str:
     """The `top` kernels: milliseconds a turn, share, calls a turn, name."""
     whole = sum(kernel.seconds for kernel in found) or 1.0
     lines = [f"{'ms a step':>10} {'share':>6} {'calls':>7}  kernel"]
-    lines += [f"{k.seconds / turns * 1e3:>10.4f} {k.seconds / whole:>6.1%} {k.calls / turns:>7.1f}  {k.name[:100]}" for k in found[:top]]
-    return "\n".join([*lines, f"{whole / turns * 1e3:>10.4f} {'100%':>6} {sum(k.calls for k in found) / turns:>7.1f}  all"])
+    lines += [
+        f"{k.seconds / turns * 1e3:>10.4f} {k.seconds / whole:>6.1%} {k.calls / turns:>7.1f}  {k.name[:100]}"
+        for k in found[:top]
+    ]
+    return "\n".join(
+        [
+            *lines,
+            f"{whole / turns * 1e3:>10.4f} {'100%':>6} {sum(k.calls for k in found) / turns:>7.1f}  all",
+        ]
+    )
 
 
 def main() -> None:
@@ -90,10 +105,16 @@ def main() -> None:
     args.add_argument("--prefill", action="store_true", help="trace the prompts' steps instead")
     args.add_argument("--max-model-len", type=int)
     args.add_argument("--top", type=int, default=25, help="kernels to print")
-    args.add_argument("--profiler-dir", help="keep the trace here, for XProf, TensorBoard or Perfetto")
+    args.add_argument(
+        "--profiler-dir", help="keep the trace here, for XProf, TensorBoard or Perfetto"
+    )
     a = args.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        options = {"profiler_dir": a.profiler_dir or folder, "max_num_seqs": a.batch_size, "max_model_len": a.max_model_len}
+        options = {
+            "profiler_dir": a.profiler_dir or folder,
+            "max_num_seqs": a.batch_size,
+            "max_model_len": a.max_model_len,
+        }
         llm = LLM(**engine_options(a.model) | options, enable_prefix_caching=False)
         first = submit(llm, a, "first")
         until_decoding(llm, first)
@@ -101,10 +122,20 @@ def main() -> None:
         turns, seconds = trace(llm, a)
         found = kernels(options["profiler_dir"])
     print(table(found, turns, a.top))
-    rows = [{"kernel": k.name, "calls": k.calls, "ms": round(k.seconds * 1e3, 4)} for k in found[: a.top]]
+    rows = [
+        {"kernel": k.name, "calls": k.calls, "ms": round(k.seconds * 1e3, 4)}
+        for k in found[: a.top]
+    ]
     whole = round(sum(k.seconds for k in found) / turns * 1e3, 4)
     finish(
-        "profile", a, {"steps": turns, "wall_ms_per_step": round(seconds / turns * 1e3, 4), "kernel_ms_per_step": whole, "kernels": rows}
+        "profile",
+        a,
+        {
+            "steps": turns,
+            "wall_ms_per_step": round(seconds / turns * 1e3, 4),
+            "kernel_ms_per_step": whole,
+            "kernels": rows,
+        },
     )
 
 

@@ -9,8 +9,8 @@ from typing import Any
 from benchmarks import compare
 from benchmarks.record import RESULTS
 
-# What a device does at best, as measured: copies of large buffers (a kernel that only reads can be a little faster), bf16 matrix products.
-# A result of `benchmarks.ceilings` goes before these.
+# What a device does at best, as measured: copies of large buffers (a kernel that only reads can be
+# a little faster), bf16 matrix products. A result of `benchmarks.ceilings` goes before these.
 CEILINGS: dict[str, dict[str, float]] = {"NVIDIA H200": {"TB/s": 4.3, "GB/s": 4300, "TFLOP/s": 790}}
 
 COLUMNS: dict[str, dict[str, str]] = {
@@ -37,7 +37,12 @@ COLUMNS: dict[str, dict[str, str]] = {
         "TPOT ms, median": "median_tpot_ms",
         "ITL ms, p99": "p99_itl_ms",
     },
-    "stall": {"streams": "streams", "prompt": "prompt", "ITL ms before, median": "median_itl_ms", "worst gap ms": "stall_ms"},
+    "stall": {
+        "streams": "streams",
+        "prompt": "prompt",
+        "ITL ms before, median": "median_itl_ms",
+        "worst gap ms": "stall_ms",
+    },
     "startup": {"caches empty, s": "cold_s", "second process, s": "warm_s"},
     "loading": {
         "GB": "gigabytes",
@@ -59,11 +64,16 @@ TITLES = {
 
 def records(results: Path = RESULTS) -> list[dict[str, Any]]:
     """Every recorded result."""
-    return [record for path in sorted(results.glob("*.json")) if isinstance(record := json.loads(path.read_text()), dict)]
+    return [
+        record
+        for path in sorted(results.glob("*.json"))
+        if isinstance(record := json.loads(path.read_text()), dict)
+    ]
 
 
 def tables(results: Path = RESULTS) -> str:
-    """Engines beside each other, then one Markdown table per benchmark that has results, a row per model and machine; then kernels."""
+    """Engines beside each other, then one Markdown table per benchmark that has results, a row per
+    model and machine; then kernels."""
     found = records(results)
     parts = [compare.tables(engines(found))]
     parts += [table(name, [r for r in found if r.get("benchmark") == name]) for name in COLUMNS]
@@ -88,7 +98,11 @@ def table(name: str, records: list[dict[str, Any]]) -> str:
     columns = COLUMNS[name]
     head = ["model", "device", *columns]
     rows = [
-        [named(r["arguments"]["model"]), device(r["machine"]), *(str(r["figures"].get(key, "–")) for key in columns.values())]
+        [
+            named(r["arguments"]["model"]),
+            device(r["machine"]),
+            *(str(r["figures"].get(key, "–")) for key in columns.values()),
+        ]
         for r in records
     ]
     lines = [f"{TITLES[name]}:", "", "| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
@@ -105,15 +119,22 @@ def ceilings(found: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
 
 
 def kernels(record: dict[str, Any], limits: dict[str, dict[str, float]]) -> str:
-    """Kernel times of one machine: a row per shape, with the rate and its share of what the machine does at best."""
+    """Kernel times of one machine: a row per shape, with the rate and its share of what the machine
+    does at best."""
     most = limits.get(record["device"], {})
     best = ", ".join(f"{value:g} {unit}" for unit, value in most.items() if unit != "GB/s")
-    head = f"Kernels (`python -m benchmarks.kernels time …`), {record['device']}" + (f", measured ceilings {best}" if best else "")
+    head = f"Kernels (`python -m benchmarks.kernels time …`), {record['device']}" + (
+        f", measured ceilings {best}" if best else ""
+    )
     head += f"; {record['note']}:" if "note" in record else ":"
     lines = [head, "", "| op | shape | µs | rate | of the ceiling |", "|---|---|---|---|---|"]
     for row in record["rows"]:
         unit = rate(row)
-        shape = ", ".join(f"{name} {value}" for name, value in row.items() if name not in ("op", "us", "tuning", "error", unit))
+        shape = ", ".join(
+            f"{name} {value}"
+            for name, value in row.items()
+            if name not in ("op", "us", "tuning", "error", unit)
+        )
         speed = f"{row[unit]:g} {unit}" if unit else "–"
         share = f"{row[unit] / most[unit]:.0%}" if unit in most else "–"
         lines.append(f"| {row['op']} | {shape} | {row.get('us', 'failed')} | {speed} | {share} |")
@@ -133,7 +154,11 @@ def named(model: str) -> str:
 def device(machine: dict[str, Any]) -> str:
     """The device's name; for a CPU, its model and cores."""
     kinds = {d["kind"] for d in machine["devices"]}
-    return f"{machine['cpu']}, {machine['cpu_cores']} cores" if kinds == {"cpu"} else ", ".join(sorted(kinds))
+    return (
+        f"{machine['cpu']}, {machine['cpu_cores']} cores"
+        if kinds == {"cpu"}
+        else ", ".join(sorted(kinds))
+    )
 
 
 if __name__ == "__main__":

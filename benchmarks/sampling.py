@@ -1,9 +1,11 @@
-"""Times what follows a forward on the device at hand: draws, log-probabilities with the N most likely tokens, scores of prompts.
+"""Times what follows a forward on the device at hand: draws, log-probabilities with the N most
+likely tokens, scores of prompts.
 
     python -m benchmarks.sampling --rows 64 256 --vocabulary 152064 --out results.json
 
-One JSON object a line: microseconds of a call by the clock (many calls queued, one wait) and by the profiler (the sum of its kernels),
-how many kernels it launches, bytes of temporaries, and seconds to compile.
+One JSON object a line: microseconds of a call by the clock (many calls queued, one wait) and by the
+profiler (the sum of its kernels), how many kernels it launches, bytes of temporaries, and seconds
+to compile.
 """
 
 from __future__ import annotations
@@ -57,17 +59,24 @@ def measured(function: Callable[..., Array], *arguments: Any) -> dict[str, Any]:
 
 
 def score(hidden_BD: Array, asked: tuple[Array, Array]) -> Array:
-    """The end of the engine's `score`: hidden states, the head's weights and the tokens that follow → packed log-probabilities."""
+    """The end of the engine's `score`: hidden states, the head's weights and the tokens that follow
+    → packed log-probabilities."""
     weight_VD, token_B = asked
-    return packed_logprobs(contract(hidden_BD, weight_VD, 1, jnp.float32), token_B, SCORED, normalised=True)
+    return packed_logprobs(
+        contract(hidden_BD, weight_VD, 1, jnp.float32), token_B, SCORED, normalised=True
+    )
 
 
 def main() -> None:
     """Parses the command line and prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rows", type=int, nargs="+", default=[64, 256])
     parser.add_argument("--vocabulary", type=int, default=152_064)
-    parser.add_argument("--width", type=int, default=3584, help="of the hidden states that become scores")
+    parser.add_argument(
+        "--width", type=int, default=3584, help="of the hidden states that become scores"
+    )
     parser.add_argument("--out", default="", help="also write all rows to this JSON file")
     options = parser.parse_args()
     found: list[dict[str, Any]] = []
@@ -75,15 +84,28 @@ def main() -> None:
         host = logits("head", count, options.vocabulary)
         x, token = jax.device_put(host), jax.device_put(np.arange(count, dtype=np.int32))
         jobs: dict[str, tuple[Callable[..., Array], Any, Any]] = {
-            f"logprobs {n}": (functools.partial(packed_logprobs, count=n, normalised=True), x, token) for n in WIDTHS
+            f"logprobs {n}": (
+                functools.partial(packed_logprobs, count=n, normalised=True),
+                x,
+                token,
+            )
+            for n in WIDTHS
         }
-        hidden, weight = (jnp.ones((size, options.width), jnp.bfloat16) for size in (count, options.vocabulary))
+        hidden, weight = (
+            jnp.ones((size, options.width), jnp.bfloat16) for size in (count, options.vocabulary)
+        )
         jobs[f"score {SCORED}"] = (score, hidden, (weight, token))
         for backend in ("mosaic_gpu", "reference"):
             rows = rows_of([Options(temperature=0.8, top_p=0.9, top_k=50)] * count, host)
-            jobs[f"draw {backend}"] = (functools.partial(draw, backend=backend), x, jax.device_put(rows))
+            jobs[f"draw {backend}"] = (
+                functools.partial(draw, backend=backend),
+                x,
+                jax.device_put(rows),
+            )
         for name, (function, *given) in jobs.items():
-            row = {"op": name, "rows": count, "vocabulary": options.vocabulary} | guarded(lambda: measured(function, *given))  # noqa: B023
+            row = {"op": name, "rows": count, "vocabulary": options.vocabulary} | guarded(
+                lambda: measured(function, *given)  # noqa: B023
+            )
             found.append(row)
             print(json.dumps(row), flush=True)
     if options.out:

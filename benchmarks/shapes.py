@@ -1,9 +1,10 @@
-"""Real model shapes without weights: `--model shape:qwen2.5-7b` of a benchmark, with random weights of that shape.
+"""Real model shapes without weights: `--model shape:qwen2.5-7b` of a benchmark, with random weights
+of that shape.
 
     python -m benchmarks.shapes qwen2.5-7b DIR
 
-writes DIR/qwen2.5-7b with a config.json and a tokenizer of as many words as the model has tokens, for a server:
-`python -m jaxllm.server --model DIR/qwen2.5-7b --load-format dummy`.
+writes DIR/qwen2.5-7b with a config.json and a tokenizer of as many words as the model has tokens,
+for a server: `python -m jaxllm.server --model DIR/qwen2.5-7b --load-format dummy`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,13 @@ from typing import Any
 
 PREFIX = "shape:"
 
-QWEN = {"rms_norm_eps": 1e-6, "rope_theta": 1e6, "bos_token_id": 151643, "eos_token_id": 151645, "max_position_embeddings": 32768}
+QWEN = {
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1e6,
+    "bos_token_id": 151643,
+    "eos_token_id": 151645,
+    "max_position_embeddings": 32768,
+}
 SHAPES: dict[str, dict[str, Any]] = {
     "qwen2.5-7b": {
         "model_type": "qwen2",
@@ -84,7 +91,8 @@ ALWAYS = {"hidden_act": "silu", "torch_dtype": "bfloat16"}
 
 
 def engine_options(model: str) -> dict[str, Any]:
-    """Arguments of `LLM` for a benchmark's `--model`: a shape gets random weights and no tokenizer, everything else is a model."""
+    """Arguments of `LLM` for a benchmark's `--model`: a shape gets random weights and no tokenizer,
+    everything else is a model."""
     if not model.startswith(PREFIX):
         return {"model": model}
     directory = write(model.removeprefix(PREFIX), Path(tempfile.gettempdir()) / "jaxllm-shapes")
@@ -102,7 +110,8 @@ def write(name: str, root: Path) -> Path:
 
 
 def write_tokenizer(directory: Path) -> None:
-    """A tokenizer whose token number n is the word "tn", so that a server with random weights can stream text."""
+    """A tokenizer whose token number n is the word "tn", so that a server with random weights can
+    stream text."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     count = json.loads((directory / "config.json").read_text())["vocab_size"]
@@ -110,13 +119,20 @@ def write_tokenizer(directory: Path) -> None:
     words = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     words.save(str(directory / "tokenizer.json"))
-    options = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "<unk>", "eos_token": "</s>", "model_max_length": 100_000}
+    options = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "unk_token": "<unk>",
+        "eos_token": "</s>",
+        "model_max_length": 100_000,
+    }
     (directory / "tokenizer_config.json").write_text(json.dumps(options))
 
 
 def main() -> None:
     """Write a shape's directory and print its path."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("shape", choices=SHAPES)
     parser.add_argument("root", type=Path)
     a = parser.parse_args()

@@ -1,10 +1,12 @@
-"""How long running streams wait while a long prompt arrives: the worst gap between two tokens of any of them.
+"""How long running streams wait while a long prompt arrives: the worst gap between two tokens of
+any of them.
 
     python -m jaxllm.server --model DIR --load-format dummy &
     python -m benchmarks.stall --base-url http://127.0.0.1:8000
 
-Streams run until each has sent `--settle` events; then the long prompt is sent, and gaps count that overlap the time from there to its
-first token. The worst of `--repeat` rounds, each with prompts of its own.
+Streams run until each has sent `--settle` events; then the long prompt is sent, and gaps count that
+overlap the time from there to its first token. The worst of `--repeat` rounds, each with prompts of
+its own.
 """
 
 from __future__ import annotations
@@ -28,11 +30,19 @@ class Round:
         self.streams = streams
 
     async def run(self, prompts: list[list[int]], long: list[int], output: int) -> dict[str, Any]:
-        """Figures of the round, in ms. Raises SystemExit when the server refuses a request or a stream ends too early."""
+        """Figures of the round, in ms. Raises SystemExit when the server refuses a request or a
+        stream ends too early."""
         tasks = [asyncio.create_task(self._stream(ids, output)) for ids in prompts]
         ended = asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        await asyncio.wait([asyncio.create_task(self.settled.wait()), asyncio.create_task(ended)], return_when=asyncio.FIRST_COMPLETED)
-        late = Call() if not self.settled.is_set() else await call(self.url, self._body(long, 1), self.headers)
+        await asyncio.wait(
+            [asyncio.create_task(self.settled.wait()), asyncio.create_task(ended)],
+            return_when=asyncio.FIRST_COMPLETED,
+        )
+        late = (
+            Call()
+            if not self.settled.is_set()
+            else await call(self.url, self._body(long, 1), self.headers)
+        )
         early = [task for task in tasks if task.done()]
         for task in tasks:
             task.cancel()
@@ -40,26 +50,39 @@ class Round:
         if problem := late.error or next((task.result().error for task in early), ""):
             raise SystemExit(f"a request failed: {problem}")
         if early:
-            raise SystemExit("a stream ended before the long prompt had its first token; give --output-len more")
+            raise SystemExit(
+                "a stream ended before the long prompt had its first token; give --output-len more"
+            )
         return figures(list(self.calls.values()), late)
 
     async def _stream(self, ids: list[int], output: int) -> Call:
         def seen(each: Call) -> None:
             self.calls[id(each)] = each
-            if len(self.calls) == self.streams and all(len(c.stamps) >= self.settle for c in self.calls.values()):
+            if len(self.calls) == self.streams and all(
+                len(c.stamps) >= self.settle for c in self.calls.values()
+            ):
                 self.settled.set()
 
         return await call(self.url, self._body(ids, output), self.headers, seen)
 
     def _body(self, ids: list[int], output: int) -> dict[str, Any]:
-        return {"model": self.model, "prompt": ids, "max_tokens": output, "temperature": 0, "ignore_eos": True}
+        return {
+            "model": self.model,
+            "prompt": ids,
+            "max_tokens": output,
+            "temperature": 0,
+            "ignore_eos": True,
+        }
 
 
 def figures(calls: list[Call], late: Call) -> dict[str, Any]:
-    """Gaps of the streams before the long prompt was sent and while it waited for its first token, in ms."""
+    """Gaps of the streams before the long prompt was sent and while it waited for its first token,
+    in ms."""
     gaps = [pair for each in calls for pair in zip(each.stamps, each.stamps[1:], strict=False)]
     before = [after - start for start, after in gaps if after <= late.begin]
-    during = [after - start for start, after in gaps if after > late.begin and start < late.stamps[0]]
+    during = [
+        after - start for start, after in gaps if after > late.begin and start < late.stamps[0]
+    ]
     return {
         "stall_ms": round(max(during) * 1e3, 2),
         "median_itl_ms": round(statistics.median(before) * 1e3, 3),
@@ -73,7 +96,9 @@ async def measure(a: Any) -> list[dict[str, Any]]:
     rng, headers = random.Random(a.seed), key_header(a.api_key)
     found = []
     for _ in range(a.repeat + 1):
-        prompts = [[rng.randrange(*a.token_ids) for _ in range(a.input_len)] for _ in range(a.streams)]
+        prompts = [
+            [rng.randrange(*a.token_ids) for _ in range(a.input_len)] for _ in range(a.streams)
+        ]
         long = [rng.randrange(*a.token_ids) for _ in range(a.prompt_len)]
         one = Round(a.base_url + "/v1/completions", headers, a.model, a.streams, a.settle)
         found.append(await one.run(prompts, long, a.output_len))
@@ -84,17 +109,28 @@ def main() -> None:
     """Run the rounds and report the worst."""
     args = client_parser(__doc__)
     args.add_argument("--streams", type=int, default=16)
-    args.add_argument("--prompt-len", type=int, default=8192, help="tokens of the prompt that arrives")
+    args.add_argument(
+        "--prompt-len", type=int, default=8192, help="tokens of the prompt that arrives"
+    )
     args.add_argument("--input-len", type=int, default=512, help="tokens of each stream's prompt")
-    args.add_argument("--output-len", type=int, default=2048, help="tokens that each stream would send")
-    args.add_argument("--settle", type=int, default=64, help="events of each stream before the prompt is sent")
+    args.add_argument(
+        "--output-len", type=int, default=2048, help="tokens that each stream would send"
+    )
+    args.add_argument(
+        "--settle", type=int, default=64, help="events of each stream before the prompt is sent"
+    )
     args.add_argument("--repeat", type=int, default=3)
     a = args.parse_args()
     with served(a.serve, a.base_url) as (a.base_url, start):
         a.model = a.model or first_model(a.base_url, key_header(a.api_key))
         rounds = asyncio.run(measure(a))
     worst = max(rounds, key=lambda each: each["stall_ms"])
-    finish("stall", a, {"streams": a.streams, "prompt": a.prompt_len} | worst | {"rounds": rounds} | start, host(a.device))
+    finish(
+        "stall",
+        a,
+        {"streams": a.streams, "prompt": a.prompt_len} | worst | {"rounds": rounds} | start,
+        host(a.device),
+    )
 
 
 if __name__ == "__main__":

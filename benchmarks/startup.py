@@ -1,4 +1,5 @@
-"""From the start of a process to its first token: cold, with every cache empty, and warm, in a second process that finds the caches.
+"""From the start of a process to its first token: cold, with every cache empty, and warm, in a
+second process that finds the caches.
 
     python -m benchmarks.startup --model shape:qwen2.5-7b --max-model-len 9216 --max-num-seqs 256
 
@@ -22,27 +23,43 @@ from benchmarks.shapes import engine_options
 
 
 def child(began: float, options: dict[str, Any]) -> None:
-    """The process that is measured: `began` is when it was started, by time.perf_counter, which processes of a machine share."""
+    """The process that is measured: `began` is when it was started, by time.perf_counter, which
+    processes of a machine share."""
     from jaxllm.config import EngineConfig
     from jaxllm.engine.engine import Engine
-    from jaxllm.engine.report import Report
-    from jaxllm.engine.request import GenerateRequest
+    from jaxllm.engine.startup.report import Report
+    from jaxllm.messages import GenerateRequest
     from jaxllm.sampling.options import SamplingParams
 
     phases = {"Interpreter and imports": time.perf_counter() - began}
     report = Report()
     engine = Engine.from_config(EngineConfig(**options), report)
     ready = time.perf_counter()
-    engine.add(GenerateRequest(id="first", prompt_token_ids=[1, 2, 3, 4], params=SamplingParams(max_tokens=1, ignore_eos=True)))
+    engine.add(
+        GenerateRequest(
+            id="first",
+            prompt_token_ids=[1, 2, 3, 4],
+            params=SamplingParams(max_tokens=1, ignore_eos=True),
+        )
+    )
     while not any(delta.token_ids for delta in engine.step()):
         pass
     end = time.perf_counter()
     phases |= report.seconds | {"First token": end - ready}
-    print(json.dumps({"seconds": end - began, "phases": {name: round(seconds, 2) for name, seconds in phases.items()}}), flush=True)
+    print(
+        json.dumps(
+            {
+                "seconds": end - began,
+                "phases": {name: round(seconds, 2) for name, seconds in phases.items()},
+            }
+        ),
+        flush=True,
+    )
 
 
 def start(options: dict[str, Any], caches: Path) -> dict[str, Any]:
-    """Run one process to its first token; returns what it says. Raises SystemExit with its last words when it fails."""
+    """Run one process to its first token; returns what it says. Raises SystemExit with its last
+    words when it fails."""
     options = options | {"compilation_cache_dir": str(caches / "jaxllm")}
     began = time.perf_counter()
     done = subprocess.run(
@@ -81,12 +98,20 @@ def main() -> None:
         return
     args = parser(__doc__)
     args.formatter_class = argparse.RawDescriptionHelpFormatter
-    args.add_argument("--load-format", default="auto", help="dummy for random weights of a config directory")
+    args.add_argument(
+        "--load-format", default="auto", help="dummy for random weights of a config directory"
+    )
     args.add_argument("--max-model-len", type=int)
     args.add_argument("--max-num-seqs", type=int)
-    args.add_argument("--options", type=json.loads, default={}, help="JSON object of further engine options")
+    args.add_argument(
+        "--options", type=json.loads, default={}, help="JSON object of further engine options"
+    )
     a = args.parse_args()
-    own = {"load_format": a.load_format, "max_model_len": a.max_model_len, "max_num_seqs": a.max_num_seqs}
+    own = {
+        "load_format": a.load_format,
+        "max_model_len": a.max_model_len,
+        "max_num_seqs": a.max_num_seqs,
+    }
     finish("startup", a, measure(own | engine_options(a.model) | a.options), host())
 
 

@@ -1,10 +1,12 @@
 """What step programs of chosen shapes take under load: which shapes the lattice should have.
 
-    python -m benchmarks.steps --model shape:qwen2.5-7b --decode 64 192 256 --extend 512+32 1120+32 1536+256 8192+0
+    python -m benchmarks.steps --model shape:qwen2.5-7b --decode 64 192 256 --extend 512+32 1120+32
+      1536+256 8192+0
 
-`tokens+rows` are the tokens of prompts and the decode rows beside them. Every program runs on padding rows, for which attention has
-nothing to do, back to back for --seconds, in turns with the others, so that all find the device as warm; figures are medians of the turns.
-A program that takes no longer with more rows fills the device no better with fewer.
+`tokens+rows` are the tokens of prompts and the decode rows beside them. Every program runs on
+padding rows, for which attention has nothing to do, back to back for --seconds, in turns with the
+others, so that all find the device as warm; figures are medians of the turns. A program that takes
+no longer with more rows fills the device no better with fewer.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from typing import Any
 
 from benchmarks.record import finish, parser
 from benchmarks.xla_options import prepared
-from jaxllm.engine.buckets import Buckets, ExtendShape
+from jaxllm.engine.scheduling.buckets import Buckets, ExtendShape
 
 TURNS = 5
 
@@ -46,34 +48,52 @@ def timed(run: Callable[[], Any], seconds: float) -> float:
 
 def measured(a: argparse.Namespace, options: dict[str, Any]) -> list[dict[str, Any]]:
     """A row a program: its tokens and decode rows, milliseconds, and rows a millisecond."""
-    from jaxllm.engine.compiles import CompileCounter
-    from jaxllm.engine.plan import Plan
-    from jaxllm.engine.runner import Runner
-    from jaxllm.engine.sizing import make_programs
+    from jaxllm.engine.runtime.compile_counter import CompileCounter
+    from jaxllm.engine.runtime.runner import Runner
+    from jaxllm.engine.scheduling.plan import Plan
+    from jaxllm.engine.startup.sizing import make_programs
 
     setup, leaves, kv = prepared(a.model, options)
     programs = make_programs(replace(setup, buckets=chosen(setup.buckets, a.decode, a.extend)))
-    programs.compile([key for key in programs.keys() if key[0] in ("decode", "extend", "ingest")])  # noqa: SIM118, no mapping
+    programs.compile(
+        [key for key in programs.keys() if key[0] in ("decode", "extend", "update_slots")]
+    )
     runner = Runner(programs, leaves, kv, [], CompileCounter())
     empty = Plan(decodes=(), positions=(), chunks=())
-    runner._ingest(empty, force=True)
+    runner._update_slots(empty, force=True)
     found: dict[tuple[int, int], list[float]] = {}
     for _ in range(TURNS):
-        for shape in (shape for shape in programs.buckets.extend if (shape.tokens, shape.decodes) in a.extend):
-            runner._ingest(empty, shape)
-            found.setdefault((shape.tokens, shape.decodes), []).append(timed(partial(runner._extend, shape), a.seconds))
+        for shape in (
+            shape for shape in programs.buckets.extend if (shape.tokens, shape.decodes) in a.extend
+        ):
+            runner._update_slots(empty, shape)
+            found.setdefault((shape.tokens, shape.decodes), []).append(
+                timed(partial(runner._extend, shape), a.seconds)
+            )
         for size in a.decode:
             found.setdefault((0, size), []).append(timed(partial(runner._decode, size), a.seconds))
-    medians = [(tokens, size, 1e3 * statistics.median(taken)) for (tokens, size), taken in found.items()]
-    return [{"tokens": t, "decodes": size, "ms": round(ms, 3), "rows_per_ms": round((t + size) / ms, 1)} for t, size, ms in medians]
+    medians = [
+        (tokens, size, 1e3 * statistics.median(taken)) for (tokens, size), taken in found.items()
+    ]
+    return [
+        {"tokens": t, "decodes": size, "ms": round(ms, 3), "rows_per_ms": round((t + size) / ms, 1)}
+        for t, size, ms in medians
+    ]
 
 
 def chosen(usual: Buckets, decode: Sequence[int], extend: Sequence[tuple[int, int]]) -> Buckets:
     """A lattice of these shapes, beside the largest decode and extend that an engine has anyway."""
     top = usual.extend[-1]
-    shapes = {top} | {ExtendShape(tokens, min(top.chunks, max(4, tokens // 16)), rows) for tokens, rows in extend}
+    shapes = {top} | {
+        ExtendShape(tokens, min(top.chunks, max(4, tokens // 16)), rows) for tokens, rows in extend
+    }
     rows = sorted({*usual.logits, max(shape.decodes + shape.chunks for shape in shapes)})
-    return replace(usual, decode=tuple(sorted({*decode, usual.decode[-1]})), extend=tuple(sorted(shapes)), logits=tuple(rows))
+    return replace(
+        usual,
+        decode=tuple(sorted({*decode, usual.decode[-1]})),
+        extend=tuple(sorted(shapes)),
+        logits=tuple(rows),
+    )
 
 
 def main() -> None:

@@ -1,7 +1,9 @@
-"""What structured output costs: output tokens per second of a batch that is free, one that follows a JSON schema, and one of both.
+"""What structured output costs: output tokens per second of a batch that is free, one that follows
+a JSON schema, and one of both.
 
-Random weights say random JSON, so the vocabulary matters, not the model: a shape gets a byte-level tokenizer of as many tokens as it has.
-Every row runs to its full length under an array that cannot end before.
+Random weights say random JSON, so the vocabulary matters, not the model: a shape gets a byte-level
+tokenizer of as many tokens as it has. Every row runs to its full length under an array that cannot
+end before.
 """
 
 from __future__ import annotations
@@ -39,14 +41,33 @@ SCHEMA = {
 
 
 def write_tokenizer(directory: Path, count: int) -> None:
-    """A byte-level tokenizer of `count` tokens: bytes, then pieces of random words, many of them after a space, as in real ones."""
+    """A byte-level tokenizer of `count` tokens: bytes, then pieces of random words, many of them
+    after a space, as in real ones."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     rng, vocabulary = random.Random(0), {letter: at for at, letter in enumerate(byte_alphabet())}
     merges: list[tuple[str, str]] = []
-    words = ['":', '",', '":Ġ"', '",Ġ"', '{"', '},Ġ{"', '"name', '"type', "true", "false", "null", *map(str, range(1000))]
+    words = [
+        '":',
+        '",',
+        '":Ġ"',
+        '",Ġ"',
+        '{"',
+        '},Ġ{"',
+        '"name',
+        '"type',
+        "true",
+        "false",
+        "null",
+        *map(str, range(1000)),
+    ]
     while len(vocabulary) < count:
-        word = words.pop() if words else rng.choice(("", "Ġ")) + "".join(rng.choices("etaoinshrdlucmfwypvbgkqjxzETAS", k=rng.randint(2, 9)))
+        word = (
+            words.pop()
+            if words
+            else rng.choice(("", "Ġ"))
+            + "".join(rng.choices("etaoinshrdlucmfwypvbgkqjxzETAS", k=rng.randint(2, 9)))
+        )
         for end in range(1, len(word)):
             if word[: end + 1] not in vocabulary and len(vocabulary) < count:
                 merges.append((word[:end], word[end]))
@@ -55,7 +76,9 @@ def write_tokenizer(directory: Path, count: int) -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.save(str(directory / "tokenizer.json"))
-    (directory / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    (directory / "tokenizer_config.json").write_text(
+        '{"tokenizer_class": "PreTrainedTokenizerFast"}'
+    )
 
 
 def options_of(model: str, directory: Path) -> dict[str, Any]:
@@ -79,7 +102,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as path:
         options = options_of(a.model, Path(path))
         start = time.perf_counter()
-        llm = LLM(**options, max_num_seqs=max(a.batch_size, 8), max_model_len=a.input_len + a.output_len, enable_prefix_caching=False)
+        llm = LLM(
+            **options,
+            max_num_seqs=max(a.batch_size, 8),
+            max_model_len=a.input_len + a.output_len,
+            enable_prefix_caching=False,
+        )
         figures: dict[str, Any] = {"start_s": round(time.perf_counter() - start, 2)}
         figures |= measured(llm, a)
     finish("structured", a, figures)
@@ -89,7 +117,10 @@ def measured(llm: LLM, a: Any) -> dict[str, Any]:
     """Output tokens per second and per step of each mode."""
     rng, top = random.Random(a.seed), min(100_000, llm.engine.resolved.vocab_size)
     same: dict[str, Any] = {"temperature": 1.0, "max_tokens": a.output_len, "ignore_eos": True}
-    free, guided = SamplingParams(**same), SamplingParams(**same, structured_outputs={"json": SCHEMA})
+    free, guided = (
+        SamplingParams(**same),
+        SamplingParams(**same, structured_outputs={"json": SCHEMA}),
+    )
     modes = {"free": (free, free), "guided": (guided, guided), "mixed": (free, guided)}
 
     def run(pair: tuple[SamplingParams, SamplingParams]) -> tuple[float, float]:
@@ -99,7 +130,9 @@ def measured(llm: LLM, a: Any) -> dict[str, Any]:
         seconds = time.perf_counter() - start
         said = sum(len(output.outputs[0].token_ids) for output in outputs)
         if said != a.batch_size * a.output_len:
-            raise RuntimeError("an output ended before its length: its time would count for nothing")
+            raise RuntimeError(
+                "an output ended before its length: its time would count for nothing"
+            )
         return said / seconds, said / (llm.engine.stats().steps - steps)
 
     figures: dict[str, Any] = {}

@@ -1,4 +1,5 @@
-"""Offline throughput: prompts of mixed lengths, all submitted at once, every output at its full length."""
+"""Offline throughput: prompts of mixed lengths, all submitted at once, every output at its full
+length."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from jaxllm import LLM, SamplingParams
 
 
 def main() -> None:
-    """Run and report requests/s and tokens/s; the best of `--repeat` runs, after one that warms up."""
+    """Run and report requests/s and tokens/s; the best of `--repeat` runs, after one that warms
+    up."""
     args = parser(__doc__)
     args.add_argument("--num-prompts", type=int, default=64)
     args.add_argument("--input-len", type=int, nargs=2, default=(16, 128), metavar=("MIN", "MAX"))
@@ -23,8 +25,16 @@ def main() -> None:
     llm = LLM(**engine_options(a.model), enable_prefix_caching=False, max_num_seqs=a.max_num_seqs)
     rng = random.Random(a.seed)
     vocab = llm.engine.resolved.vocab_size
-    prompts = [[rng.randrange(vocab) for _ in range(rng.randint(*a.input_len))] for _ in range(a.num_prompts)]
-    params = [SamplingParams(temperature=a.temperature, max_tokens=rng.randint(*a.output_len), ignore_eos=True) for _ in prompts]
+    prompts = [
+        [rng.randrange(vocab) for _ in range(rng.randint(*a.input_len))]
+        for _ in range(a.num_prompts)
+    ]
+    params = [
+        SamplingParams(
+            temperature=a.temperature, max_tokens=rng.randint(*a.output_len), ignore_eos=True
+        )
+        for _ in prompts
+    ]
     llm.generate(prompts[:4], params[:4], use_tqdm=False)
     best = min(timed(llm, prompts, params) for _ in range(a.repeat))
     inputs, outputs = sum(map(len, prompts)), sum(p.max_tokens or 0 for p in params)

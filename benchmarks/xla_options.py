@@ -1,8 +1,10 @@
-"""Which XLA options make each program fastest on the device at hand: the table in `jaxllm/engine/tuned/`.
+"""Which XLA options make each program fastest on the device at hand: the table in
+`jaxllm/engine/tuned/`.
 
     python -m benchmarks.xla_options --model shape:qwen2.5-7b --and-model shape:qwen3-0.6b --write
 
-Every program of the lattice is timed on padding rows, for which attention has nothing to do: what differs is XLA's own choice of kernels.
+Every program of the lattice is timed on padding rows, for which attention has nothing to do: what
+differs is XLA's own choice of kernels.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     import jax
 
     from jaxllm.cache.kv import KVCache
-    from jaxllm.engine.resolve import Setup
+    from jaxllm.engine.startup.resolve import Setup
 
 CANDIDATES: tuple[dict[str, Any], ...] = (
     {},
@@ -35,15 +37,19 @@ type Times = Mapping[tuple[str, int], Sequence[float]]  # (kind, rows) -> second
 
 
 def choose(models: Sequence[Times], candidates: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Table entries. The first candidate is the default; another one is chosen where the models take least time with it, in the mean of
-    their ratios, and clearly less. A program's entry covers the row counts down to the next smaller program's."""
+    """Table entries. The first candidate is the default; another one is chosen where the models
+    take least time with it, in the mean of their ratios, and clearly less. A program's entry covers
+    the row counts down to the next smaller program's."""
     entries: list[dict[str, Any]] = []
     for kind in sorted({kind for times in models for kind, _ in times}):
         low = 1
         rows = sorted({rows for times in models for found, rows in times if found == kind})
         for high in rows:
             measured = [times[kind, high] for times in models if (kind, high) in times]
-            means = [sum(seconds[i] / seconds[0] for seconds in measured) / len(measured) for i in range(len(candidates))]
+            means = [
+                sum(seconds[i] / seconds[0] for seconds in measured) / len(measured)
+                for i in range(len(candidates))
+            ]
             best = means.index(min(means))
             options = candidates[best] if means[best] < GAIN else candidates[0]
             top = ALL_ROWS if high == rows[-1] else high
@@ -60,35 +66,45 @@ def prepared(model: str, options: dict[str, Any]) -> tuple[Setup, tuple[jax.Arra
     from jaxllm import weights
     from jaxllm.cache.kv import zeros_of
     from jaxllm.config import EngineConfig
-    from jaxllm.engine.programs import weight_leaves
-    from jaxllm.engine.resolve import resolve
-    from jaxllm.engine.sizing import abstract_pages
-    from jaxllm.engine.start import reserve_memory
+    from jaxllm.engine.runtime.programs import weight_leaves
+    from jaxllm.engine.startup.resolve import resolve
+    from jaxllm.engine.startup.sizing import abstract_pages
+    from jaxllm.engine.startup.start import reserve_memory
     from jaxllm.locate import locate
     from jaxllm.mesh import make_mesh
 
     config = EngineConfig(**(engine_options(model) | options))
     reserve_memory(config.gpu_memory_utilization)
-    setup = resolve(config, locate(config.model, None, None), make_mesh(config.tensor_parallel_size))
-    leaves, _ = weight_leaves(weights.load(setup.resolved.model_dir, setup.hf, setup.mesh, setup.dtype, config.load_format)[1])
+    setup = resolve(
+        config, locate(config.model, None, None), make_mesh(config.tensor_parallel_size)
+    )
+    leaves, _ = weight_leaves(
+        weights.load(
+            setup.resolved.model_dir, setup.hf, setup.mesh, setup.dtype, config.load_format
+        )[1]
+    )
     return setup, leaves, zeros_of(abstract_pages(setup))
 
 
-def measure(model: str, options: dict[str, Any], candidates: Sequence[dict[str, Any]]) -> dict[tuple[str, int], list[float]]:
+def measure(
+    model: str, options: dict[str, Any], candidates: Sequence[dict[str, Any]]
+) -> dict[tuple[str, int], list[float]]:
     """Seconds of every forward program with every candidate."""
     import jax
 
-    from jaxllm.engine.buckets import ExtendShape
-    from jaxllm.engine.compiles import CompileCounter
-    from jaxllm.engine.executables import Executables
-    from jaxllm.engine.runner import Runner
-    from jaxllm.engine.sizing import make_programs
-    from jaxllm.engine.xla_options import Entry, XlaOptions
+    from jaxllm.engine.runtime.compile_counter import CompileCounter
+    from jaxllm.engine.runtime.executables import Executables
+    from jaxllm.engine.runtime.runner import Runner
+    from jaxllm.engine.runtime.xla_options import Entry, XlaOptions
+    from jaxllm.engine.scheduling.buckets import ExtendShape
+    from jaxllm.engine.startup.sizing import make_programs
 
     setup, leaves, kv = prepared(model, options)
     found: dict[tuple[str, int], list[float]] = {}
     for candidate in candidates:
-        table = XlaOptions(tuple(Entry(kind, 0, ALL_ROWS, candidate) for kind in ("decode", "extend")))
+        table = XlaOptions(
+            tuple(Entry(kind, 0, ALL_ROWS, candidate) for kind in ("decode", "extend"))
+        )
         programs = make_programs(setup, Executables(table))
         programs.compile_all()
         runner = Runner(programs, leaves, kv, [], CompileCounter())
@@ -96,7 +112,11 @@ def measure(model: str, options: dict[str, Any], candidates: Sequence[dict[str, 
         for _ in range(ROUNDS):
             runner.warm_up()
             for shape, seconds in runner.seconds.items():
-                key = ("extend", shape.tokens + shape.decodes) if isinstance(shape, ExtendShape) else ("decode", int(str(shape)))
+                key = (
+                    ("extend", shape.tokens + shape.decodes)
+                    if isinstance(shape, ExtendShape)
+                    else ("decode", int(str(shape)))
+                )
                 times[key] = min(seconds, times.get(key, seconds))
         for key, seconds in times.items():
             found.setdefault(key, []).append(seconds)
@@ -109,17 +129,35 @@ def main() -> None:
     """Measure every model, print the times, and with --write replace the device's table."""
     args = parser(__doc__ or "")
     args.formatter_class = argparse.RawDescriptionHelpFormatter
-    args.add_argument("--and-model", action="append", default=[], help="a further model to choose for")
-    args.add_argument("--options", type=json.loads, default={}, help="JSON object of engine options")
-    args.add_argument("--candidates", type=json.loads, default=CANDIDATES, help="JSON list of XLA options, the default first")
-    args.add_argument("--write", type=Path, nargs="?", const=Path("jaxllm/engine/tuned"), help="folder of the tables")
+    args.add_argument(
+        "--and-model", action="append", default=[], help="a further model to choose for"
+    )
+    args.add_argument(
+        "--options", type=json.loads, default={}, help="JSON object of engine options"
+    )
+    args.add_argument(
+        "--candidates",
+        type=json.loads,
+        default=CANDIDATES,
+        help="JSON list of XLA options, the default first",
+    )
+    args.add_argument(
+        "--write",
+        type=Path,
+        nargs="?",
+        const=Path("jaxllm/engine/tuned"),
+        help="folder of the tables",
+    )
     a = args.parse_args()
     figures: dict[str, Any] = {"ms": {}}
     models = []
     for model in (a.model, *a.and_model):
         times = measure(model, a.options, a.candidates)
         models.append(times)
-        figures["ms"][model] = {f"{kind} {rows}": [round(1e3 * s, 3) for s in seconds] for (kind, rows), seconds in sorted(times.items())}
+        figures["ms"][model] = {
+            f"{kind} {rows}": [round(1e3 * s, 3) for s in seconds]
+            for (kind, rows), seconds in sorted(times.items())
+        }
     figures["programs"] = choose(models, a.candidates)
     if a.write:
         write(a.write, figures)
@@ -130,11 +168,16 @@ def write(folder: Path, figures: dict[str, Any]) -> Path:
     """The table of this process's device, with what was measured."""
     import jax
 
-    from jaxllm.engine.xla_options import table_path
+    from jaxllm.engine.runtime.xla_options import table_path
 
     kind = jax.devices()[0].device_kind
     path = table_path(kind, folder)
-    path.write_text(json.dumps({"device": kind, "measured": figures["ms"], "programs": figures["programs"]}, indent=1) + "\n")
+    path.write_text(
+        json.dumps(
+            {"device": kind, "measured": figures["ms"], "programs": figures["programs"]}, indent=1
+        )
+        + "\n"
+    )
     return path
 
 

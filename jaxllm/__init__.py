@@ -1,4 +1,5 @@
-"""jaxllm: LLM inference in pure JAX. Names are loaded on first use, so `import jaxllm` imports no jax."""
+"""jaxllm: LLM inference in pure JAX. Names are loaded on first use, so `import jaxllm` imports no
+jax."""
 
 from __future__ import annotations
 
@@ -7,10 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from jaxllm.config import ConfigError, EngineConfig
-    from jaxllm.engine.request import RequestError
-    from jaxllm.grammar.structure import GuidedDecodingParams, StructuredOutputsParams, StructureError
+    from jaxllm.grammar.structure import (
+        GuidedDecodingParams,
+        StructuredOutputsParams,
+        StructureError,
+    )
     from jaxllm.llm import LLM
-    from jaxllm.outputs import BeamSearchOutput, BeamSearchSequence, CompletionOutput, Logprob, RequestOutput
+    from jaxllm.messages import RequestError
+    from jaxllm.outputs import (
+        BeamSearchOutput,
+        BeamSearchSequence,
+        CompletionOutput,
+        Logprob,
+        RequestOutput,
+    )
     from jaxllm.sampling.beams import BeamSearchParams
     from jaxllm.sampling.options import SamplingParams
     from jaxllm.sampling.values import OptionError
@@ -28,7 +39,7 @@ _HOME = {
     "GuidedDecodingParams": "jaxllm.grammar.structure",
     "Logprob": "jaxllm.outputs",
     "OptionError": "jaxllm.sampling.values",
-    "RequestError": "jaxllm.engine.request",
+    "RequestError": "jaxllm.engine.scheduling.request",
     "RequestOutput": "jaxllm.outputs",
     "SamplingParams": "jaxllm.sampling.options",
     "StructureError": "jaxllm.grammar.structure",

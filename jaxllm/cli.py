@@ -44,13 +44,19 @@ def serve(argv: list[str]) -> int:
 
 
 def bench(argv: list[str]) -> int:
-    """`bench NAME …` is `python -m benchmarks.NAME …`; the benchmarks live in the repository, not in the wheel."""
+    """`bench NAME …` is `python -m benchmarks.NAME …`; the benchmarks live in the repository, not
+    in the wheel."""
     sys.path.insert(0, "")
     name = f"benchmarks.{argv[0]}" if argv and not argv[0].startswith("-") else "benchmarks"
     if importlib.util.find_spec("benchmarks") is None or importlib.util.find_spec(name) is None:
-        print(f"jaxllm bench: no {name} here; run it from a checkout of the repository, where benchmarks/ is", file=sys.stderr)
+        print(
+            f"jaxllm bench: no {name} here; run it from a checkout of the repository, where benchmarks/ is",
+            file=sys.stderr,
+        )
         return 2
-    sys.argv = [f"jaxllm bench {argv[0]}", *argv[1:]] if name != "benchmarks" else ["jaxllm bench", *argv]
+    sys.argv = (
+        [f"jaxllm bench {argv[0]}", *argv[1:]] if name != "benchmarks" else ["jaxllm bench", *argv]
+    )
     runpy.run_module(name, run_name="__main__", alter_sys=True)
     return 0
 

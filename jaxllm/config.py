@@ -24,14 +24,17 @@ ATTENTION_BACKENDS = ("mosaic_gpu", "mosaic_tpu", "xla", "reference")
 
 
 class ConfigError(ValueError):
-    """The configuration cannot work; the message says what, the limit and the remedy in one line."""
+    """The configuration cannot work; the message says what, the limit and the remedy in one
+    line."""
 
 
 SWAP_SPACE = 4.0  # GiB
 
-# Arguments of vLLM that scripts pass and that change nothing here, with the values that ask for nothing.
+# Arguments of vLLM that scripts pass and that change nothing here, with the values that ask for
+# nothing.
 NEUTRAL_ARGUMENTS: dict[str, tuple[Any, ...]] = {
-    "trust_remote_code": (None, False, True),  # remote code is never run, and a model that needs it is refused
+    # Remote code is never run, and a model that needs it is refused
+    "trust_remote_code": (None, False, True),
     "tokenizer_mode": (None, "auto"),
     "enable_chunked_prefill": (None, True),
     "pipeline_parallel_size": (None, 1),
@@ -45,11 +48,14 @@ NEUTRAL_ARGUMENTS: dict[str, tuple[Any, ...]] = {
 
 
 def check_neutral(argument: str, value: Any, shown: str) -> None:
-    """Raise ConfigError when an argument of NEUTRAL_ARGUMENTS asks for something; `shown` is how the user wrote it."""
+    """Raise ConfigError when an argument of NEUTRAL_ARGUMENTS asks for something; `shown` is how
+    the user wrote it."""
     neutral = NEUTRAL_ARGUMENTS[argument]
     if value not in neutral:
         allowed = ", ".join(str(x) for x in neutral if x is not None)
-        raise ConfigError(f"{shown} is not supported yet; leave it out{f' (accepted: {allowed})' if allowed else ''}")
+        raise ConfigError(
+            f"{shown} is not supported yet; leave it out{f' (accepted: {allowed})' if allowed else ''}"
+        )
 
 
 def human_int(text: str) -> int:
@@ -59,7 +65,17 @@ def human_int(text: str) -> int:
     if found is None or len(text) > 64:
         raise ConfigError(f"{text!r:.80} is no number (write 8192, 32k, 32K or 32KiB)")
     number, unit = found.groups()
-    scale = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}[unit]
+    scale = {
+        "": 1,
+        "k": 10**3,
+        "m": 10**6,
+        "g": 10**9,
+        "t": 10**12,
+        "K": 2**10,
+        "M": 2**20,
+        "G": 2**30,
+        "T": 2**40,
+    }[unit]
     value = float(number) * scale if "." in number else int(number) * scale
     if value != int(value):
         raise ConfigError(f"{text!r} is no whole number")
@@ -75,7 +91,8 @@ def number(text: str) -> float:
 
 
 def token_count(value: Any) -> int | str | None:
-    """A maximum length as the user gave it: None, "auto", an integer, or a human one. Raises ConfigError."""
+    """A maximum length as the user gave it: None, "auto", an integer, or a human one. Raises
+    ConfigError."""
     if value is None or type(value) is int:
         return value
     if not isinstance(value, str):
@@ -99,7 +116,8 @@ RANGES: dict[str, tuple[int, int]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
-    """Wishes. `None` means "you decide"; names follow vLLM's engine arguments. Raises ConfigError on a value that can never work."""
+    """Wishes. `None` means "you decide"; names follow vLLM's engine arguments. Raises ConfigError
+    on a value that can never work."""
 
     model: str = "demo"
     tokenizer: str | None = None
@@ -108,7 +126,8 @@ class EngineConfig:
     download_dir: str | None = None
     load_format: str = "auto"
     dtype: str = "auto"
-    max_model_len: int | str | None = None  # tokens (also "32k"), "auto" / -1 = the largest that fits, None = from the model
+    # Tokens (also "32k"), "auto" / -1 = the largest that fits, None = from the model
+    max_model_len: int | str | None = None
     seed: int = 0
     gpu_memory_utilization: float = 0.9
     kv_cache_memory_bytes: int | None = None
@@ -120,19 +139,25 @@ class EngineConfig:
     max_num_batched_tokens: int | None = None
     tensor_parallel_size: int = 1
     max_logprobs: int = 20
-    logprobs_mode: str = "raw_logprobs"  # one of LOGPROBS_MODES; processed: after temperature, filters and whatever else draws follow
+    # One of LOGPROBS_MODES; processed: after temperature, filters and whatever else draws follow
+    logprobs_mode: str = "raw_logprobs"
     max_num_queued_reqs: int | None = None
     async_scheduling: bool = True
     scheduling_policy: str = "fcfs"  # one of SCHEDULING_POLICIES
     preemption_mode: str = "recompute"  # one of PREEMPTION_MODES
-    swap_space: float | None = None  # GiB of host memory per device for what preemption swaps out; None = SWAP_SPACE
-    kv_offloading_size: float | None = None  # GiB of host memory for cached prefixes that the pool has no room for
+    # GiB of host memory per device for what preemption swaps out; None = SWAP_SPACE
+    swap_space: float | None = None
+    # GiB of host memory for cached prefixes that the pool has no room for
+    kv_offloading_size: float | None = None
     scheduler_cls: str | None = None  # module:Class of a scheduler of the operator's own
-    max_stall_ms: float | None = None  # prompts run in chunks that keep running streams waiting no longer; None = whole prompts
-    batch_invariant: bool = False  # the same tokens for a request whatever runs beside it, on accelerators too; slower
+    # Prompts run in chunks that keep running streams waiting no longer; None = whole prompts
+    max_stall_ms: float | None = None
+    # The same tokens for a request whatever runs beside it, on accelerators too; slower
+    batch_invariant: bool = False
     enforce_eager: bool = False  # compile on first use instead of at start
     compilation_cache_dir: str | None = None
-    attention_backend: str | None = None  # one of ATTENTION_BACKENDS, None = the device's fastest that takes the model
+    # One of ATTENTION_BACKENDS, None = the device's fastest that takes the model
+    attention_backend: str | None = None
     profiler_dir: str | None = None
 
     def __post_init__(self) -> None:
@@ -143,46 +168,78 @@ class EngineConfig:
         for name, (low, high) in RANGES.items():
             value = getattr(self, name)
             if value is not None and (type(value) is not int or not low <= value <= high):
-                raise ConfigError(f"--{name.replace('_', '-')} must be a whole number from {low} to {high}, got {value!r:.80}")
+                raise ConfigError(
+                    f"--{name.replace('_', '-')} must be a whole number from {low} to {high}, got {value!r:.80}"
+                )
         for field in fields(self):
-            if field.type == "bool" and type(value := getattr(self, field.name)) is not bool:  # "no" is no False
+            # "no" is no False
+            if field.type == "bool" and type(value := getattr(self, field.name)) is not bool:
                 raise ConfigError(f"{field.name} must be True or False, got {value!r:.80}")
         share = self.gpu_memory_utilization
         if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share <= 1:
-            raise ConfigError(f"--gpu-memory-utilization must be above 0 and at most 1, got {share!r:.80}")
+            raise ConfigError(
+                f"--gpu-memory-utilization must be above 0 and at most 1, got {share!r:.80}"
+            )
         if self.scheduling_policy not in SCHEDULING_POLICIES:
             allowed = " or ".join(SCHEDULING_POLICIES)
-            raise ConfigError(f"--scheduling-policy must be {allowed}, got {self.scheduling_policy!r:.80}")
+            raise ConfigError(
+                f"--scheduling-policy must be {allowed}, got {self.scheduling_policy!r:.80}"
+            )
         if self.logprobs_mode not in LOGPROBS_MODES:
-            raise ConfigError(f"--logprobs-mode must be one of {', '.join(LOGPROBS_MODES)}, got {self.logprobs_mode!r:.80}")
+            raise ConfigError(
+                f"--logprobs-mode must be one of {', '.join(LOGPROBS_MODES)}, got {self.logprobs_mode!r:.80}"
+            )
         if self.num_gpu_blocks_override is not None and self.kv_cache_memory_bytes is not None:
             raise ConfigError(
                 "--num-gpu-blocks-override and --kv-cache-memory-bytes both say how large the KV pool is; leave one of them out"
             )
         self._check_host()
         stall = self.max_stall_ms
-        if stall is not None and (isinstance(stall, bool) or not isinstance(stall, (int, float)) or not 0 < stall < 1e6):
-            raise ConfigError(f"--max-stall-ms must be a number of milliseconds above 0, got {stall!r:.80}")
+        if stall is not None and (
+            isinstance(stall, bool) or not isinstance(stall, (int, float)) or not 0 < stall < 1e6
+        ):
+            raise ConfigError(
+                f"--max-stall-ms must be a number of milliseconds above 0, got {stall!r:.80}"
+            )
         if not isinstance(self.kv_cache_dtype, str) or self.kv_cache_dtype not in KV_CACHE_DTYPES:
             allowed = ", ".join(KV_CACHE_DTYPES)
-            raise ConfigError(f"--kv-cache-dtype must be one of {allowed}, got {self.kv_cache_dtype!r:.80}")
+            raise ConfigError(
+                f"--kv-cache-dtype must be one of {allowed}, got {self.kv_cache_dtype!r:.80}"
+            )
         if not isinstance(self.model, str) or not self.model:
-            raise ConfigError(f"the model must be a directory, a hub id or 'demo', got {self.model!r:.80}")
+            raise ConfigError(
+                f"the model must be a directory, a hub id or 'demo', got {self.model!r:.80}"
+            )
 
     def _check_host(self) -> None:
         if self.preemption_mode not in PREEMPTION_MODES:
-            raise ConfigError(f"--preemption-mode must be {' or '.join(PREEMPTION_MODES)}, got {self.preemption_mode!r:.80}")
+            raise ConfigError(
+                f"--preemption-mode must be {' or '.join(PREEMPTION_MODES)}, got {self.preemption_mode!r:.80}"
+            )
         for name in ("swap_space", "kv_offloading_size"):
             size = getattr(self, name)
-            if size is not None and (isinstance(size, bool) or not isinstance(size, (int, float)) or not 0 <= size <= 2**20):
-                raise ConfigError(f"--{name.replace('_', '-')} must be a number of GiB from 0 to {2**20}, got {size!r:.80}")
+            if size is not None and (
+                isinstance(size, bool)
+                or not isinstance(size, (int, float))
+                or not 0 <= size <= 2**20
+            ):
+                raise ConfigError(
+                    f"--{name.replace('_', '-')} must be a number of GiB from 0 to {2**20}, got {size!r:.80}"
+                )
         swaps = self.preemption_mode == "swap"
         if swaps and self.swap_space == 0:
-            raise ConfigError("--preemption-mode swap needs host memory, but --swap-space is 0; raise it or leave it out")
-        if not swaps and self.swap_space not in (None, 0, SWAP_SPACE):  # scripts pass the usual size, which asks for nothing
-            raise ConfigError(f"--swap-space {self.swap_space:g} is for --preemption-mode swap; set that, or leave --swap-space out")
+            raise ConfigError(
+                "--preemption-mode swap needs host memory, but --swap-space is 0; raise it or leave it out"
+            )
+        # Scripts pass the usual size, which asks for nothing
+        if not swaps and self.swap_space not in (None, 0, SWAP_SPACE):
+            raise ConfigError(
+                f"--swap-space {self.swap_space:g} is for --preemption-mode swap; set that, or leave --swap-space out"
+            )
         if self.kv_offloading_size and not self.enable_prefix_caching:
-            raise ConfigError("--kv-offloading-size keeps cached prefixes, but prefix caching is off; leave one of them out")
+            raise ConfigError(
+                "--kv-offloading-size keeps cached prefixes, but prefix caching is off; leave one of them out"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,7 +269,8 @@ class Resolved:
     moved_pages: int  # that one program moves to host memory or back; 0: none are moved
     attention_backend: str
     attention_reason: str
-    windows: tuple[int | None, ...] = (None,)  # of each kind of layers, in tokens: pages behind it are given back; None: none are
+    # Of each kind of layers, in tokens: pages behind it are given back; None: none are
+    windows: tuple[int | None, ...] = (None,)
     batch_invariant: bool = False
     more_pages: tuple[int, ...] = ()  # of each kind after the first, whose are `num_pages`
 

@@ -11,13 +11,33 @@ from typing import Any
 import jaxllm
 
 PACKAGES = (
-    *("jax", "jaxlib", "jax-cuda13-plugin", "jax-cuda12-plugin", "libtpu", "flax", "orbax-checkpoint", "numpy", "ml_dtypes"),
-    *("transformers", "tokenizers", "safetensors", "huggingface_hub", "starlette", "uvicorn", "msgspec", "orjson"),
+    *(
+        "jax",
+        "jaxlib",
+        "jax-cuda13-plugin",
+        "jax-cuda12-plugin",
+        "libtpu",
+        "flax",
+        "orbax-checkpoint",
+        "numpy",
+        "ml_dtypes",
+    ),
+    *(
+        "transformers",
+        "tokenizers",
+        "safetensors",
+        "huggingface_hub",
+        "starlette",
+        "uvicorn",
+        "msgspec",
+        "orjson",
+    ),
 )
 
 
 def fingerprint() -> dict[str, Any]:
-    """Versions, processor and devices. Starts the JAX back end; the memory of a device is in bytes, null where unknown."""
+    """Versions, processor and devices. Starts the JAX back end; the memory of a device is in bytes,
+    null where unknown."""
     import jax
 
     return {
@@ -25,9 +45,14 @@ def fingerprint() -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cpu": processor(),
-        "cpu_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cpu_cores": len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count(),
         "packages": {name: version for name in PACKAGES if (version := installed(name))},
-        "devices": [{"kind": d.device_kind, "platform": d.platform, "memory": memory(d)} for d in jax.devices()],
+        "devices": [
+            {"kind": d.device_kind, "platform": d.platform, "memory": memory(d)}
+            for d in jax.devices()
+        ],
     }
 
 

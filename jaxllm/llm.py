@@ -1,4 +1,5 @@
-"""Offline use: `LLM(model).generate(prompts, SamplingParams(...))`, with vLLM's argument and result names."""
+"""Offline use: `LLM(model).generate(prompts, SamplingParams(...))`, with vLLM's argument and result
+names."""
 
 from __future__ import annotations
 
@@ -18,18 +19,18 @@ from tqdm import tqdm
 
 from jaxllm.config import NEUTRAL_ARGUMENTS, ConfigError, EngineConfig, check_neutral
 from jaxllm.engine.engine import Engine
-from jaxllm.engine.profile import Profiler
-from jaxllm.engine.report import ConsoleReport
-from jaxllm.engine.request import EngineStats, GenerateRequest, RequestError
-from jaxllm.engine.scheduler import Scheduler
+from jaxllm.engine.runtime.profile import Profiler
+from jaxllm.engine.scheduling.scheduler import Scheduler
+from jaxllm.engine.startup.report import ConsoleReport
 from jaxllm.grammar.checker import Checker, special_tokens
 from jaxllm.grammar.structure import StructureError
+from jaxllm.messages import EngineStats, GenerateRequest, RequestError
 from jaxllm.outputs import (
     BeamSearchOutput,
     BeamSearchSequence,
     CompletionOutput,
-    Growing,
     Logprob,
+    OutputBuilder,
     RequestOutput,
     nameless,
 )
@@ -49,16 +50,23 @@ type Message = Mapping[str, Any]
 
 
 class LLM:
-    """A model in this process. Keyword arguments are the fields of `EngineConfig`; usable several times in one process, in whose caches JAX
-    leaves each one's programs (`jax.clear_caches()` gives that memory back). Calls of several threads take turns.
-    `chat_template` is the text or the file of a chat template that replaces the model's own. `logits_processors` are JAX functions that
-    are compiled into the engine for requests that name them (`jaxllm.sampling.processors`).
+    """A model in this process. Keyword arguments are the fields of `EngineConfig`; usable several
+    times in one process, in whose caches JAX leaves each one's programs (`jax.clear_caches()` gives
+    that memory back). Calls of several threads take turns. `chat_template` is the text or the file
+    of a chat template that replaces the model's own. `logits_processors` are JAX functions that are
+    compiled into the engine for requests that name them (`jaxllm.sampling.processors`).
 
-    Raises ConfigError when the configuration cannot work, RequestError or OptionError when a request cannot.
+    Raises ConfigError when the configuration cannot work, RequestError or OptionError when a
+    request cannot.
     """
 
     def __init__(
-        self, model: str = "demo", *, chat_template: str | None = None, logits_processors: Sequence[Function] = (), **arguments: Any
+        self,
+        model: str = "demo",
+        *,
+        chat_template: str | None = None,
+        logits_processors: Sequence[Function] = (),
+        **arguments: Any,
     ):
         self.config = EngineConfig(model=model, **engine_arguments(arguments))
         template = None if chat_template is None else template_text(chat_template)
@@ -86,11 +94,13 @@ class LLM:
         return self.engine.stats()
 
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
-        """Forget every cached prefix; True when that was possible, which it is between calls. See `Engine.reset_prefix_cache`."""
+        """Forget every cached prefix; True when that was possible, which it is between calls. See
+        `Engine.reset_prefix_cache`."""
         return self.engine.reset_prefix_cache(reset_running_requests)
 
     def start_profile(self) -> None:
-        """Trace everything until `stop_profile` into `profiler_dir`. Raises ConfigError without one, and while a trace is running."""
+        """Trace everything until `stop_profile` into `profiler_dir`. Raises ConfigError without
+        one, and while a trace is running."""
         self._profiler.start()
 
     def stop_profile(self) -> None:
@@ -105,20 +115,29 @@ class LLM:
         use_tqdm: bool = True,
         priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
-        """Complete prompts: text, token ids, {"prompt": …} or {"prompt_token_ids": …}; one params for all or one each. Order is kept.
-        `priority`, one for each prompt, goes before that of the params.
-        A prompt given as a dict may hold a "cache_salt": only prompts with an equal one share cached prefixes.
+        """Complete prompts: text, token ids, {"prompt": …} or {"prompt_token_ids": …}; one params
+        for all or one each. Order is kept. `priority`, one for each prompt, goes before that of the
+        params. A prompt given as a dict may hold a "cache_salt": only prompts with an equal one
+        share cached prefixes.
 
-        A request that cannot be raises RequestError or OptionError before any runs. One that fails while it runs (its logits are not
-        finite, its grammar explodes) takes no other with it: its choices have the finish_reason "error", and say why in `error`."""
+        A request that cannot be raises RequestError or OptionError before any runs. One that fails
+        while it runs (its logits are not finite, its grammar explodes) takes no other with it: its
+        choices have the finish_reason "error", and say why in `error`."""
         items = as_list(prompts)
         inputs = [self._tokenized(prompt) for prompt in items]
-        salts = [prompt.get("cache_salt") if isinstance(prompt, Mapping) else None for prompt in items]
+        salts = [
+            prompt.get("cache_salt") if isinstance(prompt, Mapping) else None for prompt in items
+        ]
         params = self._params(sampling_params, len(inputs))
         if priority is not None:
             if len(priority) != len(inputs):
-                raise RequestError(f"{len(inputs)} prompts but {len(priority)} priorities; give one for each prompt", "priority")
-            params = [replace(one, priority=rank) for one, rank in zip(params, priority, strict=True)]
+                raise RequestError(
+                    f"{len(inputs)} prompts but {len(priority)} priorities; give one for each prompt",
+                    "priority",
+                )
+            params = [
+                replace(one, priority=rank) for one, rank in zip(params, priority, strict=True)
+            ]
         return self._run(inputs, params, use_tqdm, salts)
 
     def beam_search(
@@ -129,25 +148,42 @@ class LLM:
         use_tqdm: bool = False,
         concurrency_limit: int | None = None,
     ) -> list[BeamSearchOutput]:
-        """The likeliest continuations of each prompt, `params.beam_width` of them, best first, as transformers finds them. At most
-        `concurrency_limit` prompts are searched at once, where that is given."""
+        """The likeliest continuations of each prompt, `params.beam_width` of them, best first, as
+        transformers finds them. At most `concurrency_limit` prompts are searched at once, where
+        that is given."""
         if not isinstance(params, BeamSearchParams):
-            raise RequestError(f"params must be BeamSearchParams, got {type(params).__name__}", "params")
-        if concurrency_limit is not None and (type(concurrency_limit) is not int or concurrency_limit < 1):
-            raise RequestError(f"concurrency_limit must be a whole number from 1, got {concurrency_limit!r:.80}", "concurrency_limit")
+            raise RequestError(
+                f"params must be BeamSearchParams, got {type(params).__name__}", "params"
+            )
+        if concurrency_limit is not None and (
+            type(concurrency_limit) is not int or concurrency_limit < 1
+        ):
+            raise RequestError(
+                f"concurrency_limit must be a whole number from 1, got {concurrency_limit!r:.80}",
+                "concurrency_limit",
+            )
         items, outputs = as_list(prompts), []
         limit = concurrency_limit or max(1, len(items))
         for start in range(0, len(items), limit):
-            outputs += self.generate(items[start : start + limit], params.sampling(), use_tqdm=use_tqdm)
-        return [BeamSearchOutput([self._sequence(output, choice, params) for choice in output.outputs]) for output in outputs]
+            outputs += self.generate(
+                items[start : start + limit], params.sampling(), use_tqdm=use_tqdm
+            )
+        return [
+            BeamSearchOutput([self._sequence(output, choice, params) for choice in output.outputs])
+            for output in outputs
+        ]
 
-    def _sequence(self, output: RequestOutput, choice: CompletionOutput, params: BeamSearchParams) -> BeamSearchSequence:
+    def _sequence(
+        self, output: RequestOutput, choice: CompletionOutput, params: BeamSearchParams
+    ) -> BeamSearchSequence:
         prompt, tokenizer = output.prompt_token_ids, self.engine.tokenizer
         return BeamSearchSequence(
             tokens=prompt + choice.token_ids,
             logprobs=choice.logprobs or [],
             cum_logprob=choice.cumulative_logprob or 0.0,
-            text=tokenizer.decode(prompt, params.skip_special_tokens) + choice.text if tokenizer is not None else None,
+            text=tokenizer.decode(prompt, params.skip_special_tokens) + choice.text
+            if tokenizer is not None
+            else None,
             finish_reason=choice.finish_reason,
             stop_reason=choice.stop_reason,
             error=choice.error,
@@ -165,12 +201,18 @@ class LLM:
         continue_final_message: bool = False,
         chat_template: str | None = None,
     ) -> list[RequestOutput]:
-        """Answer one conversation or several. `chat_template` (a text or a file) is used in place of the model's own for this call, and
-        the four arguments before it go to the template. Each result's `prompt` is the rendered conversation, decoded from its ids."""
+        """Answer one conversation or several. `chat_template` (a text or a file) is used in place
+        of the model's own for this call, and the four arguments before it go to the template. Each
+        result's `prompt` is the rendered conversation, decoded from its ids."""
         template = None if chat_template is None else template_text(chat_template)
         if not isinstance(messages, Sequence) or isinstance(messages, str):
-            raise RequestError("a conversation must be a list of messages, each a dict with role and content", "messages")
-        conversations: list[Any] = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
+            raise RequestError(
+                "a conversation must be a list of messages, each a dict with role and content",
+                "messages",
+            )
+        conversations: list[Any] = (
+            [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
+        )
         for conversation in conversations:
             check_conversation(conversation)
         inputs: list[tuple[str | None, list[int]]] = []
@@ -184,7 +226,9 @@ class LLM:
                 chat_template=template,
             )
             inputs.append((self._tokenizer().decode(ids, skip_special_tokens=False), ids))
-        return self._run(inputs, self._params(sampling_params, len(inputs)), use_tqdm, [None] * len(inputs))
+        return self._run(
+            inputs, self._params(sampling_params, len(inputs)), use_tqdm, [None] * len(inputs)
+        )
 
     def _tokenizer(self) -> Tokenizer:
         if self.engine.tokenizer is None:
@@ -196,29 +240,42 @@ class LLM:
             if "prompt_token_ids" in prompt:
                 return prompt.get("prompt"), token_ids(prompt["prompt_token_ids"])
             if "prompt" not in prompt:
-                raise RequestError("a prompt given as a dict needs prompt or prompt_token_ids", "prompt")
+                raise RequestError(
+                    "a prompt given as a dict needs prompt or prompt_token_ids", "prompt"
+                )
             prompt = prompt["prompt"]
         if isinstance(prompt, str):
             try:
                 prompt.encode()
             except UnicodeEncodeError:
-                raise RequestError("the prompt holds half of a surrogate pair, which is no text", "prompt") from None
+                raise RequestError(
+                    "the prompt holds half of a surrogate pair, which is no text", "prompt"
+                ) from None
             return prompt, self._tokenizer().encode(prompt)
         return None, token_ids(prompt)
 
-    def _params(self, given: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+    def _params(
+        self, given: SamplingParams | Sequence[SamplingParams] | None, count: int
+    ) -> list[SamplingParams]:
         if given is None:
             return [self.get_default_sampling_params()] * count
         if not isinstance(given, (SamplingParams, Sequence)):
             raise RequestError(
-                f"sampling_params must be SamplingParams, one or one for each prompt, got {type(given).__name__}", "sampling_params"
+                f"sampling_params must be SamplingParams, one or one for each prompt, got {type(given).__name__}",
+                "sampling_params",
             )
         params = [given] * count if isinstance(given, SamplingParams) else list(given)
         if len(params) != count:
-            raise RequestError(f"{count} prompts but {len(params)} sampling_params; give one, or one for each prompt", "sampling_params")
+            raise RequestError(
+                f"{count} prompts but {len(params)} sampling_params; give one, or one for each prompt",
+                "sampling_params",
+            )
         for one in {id(p): p for p in params}.values():
             if not isinstance(one, SamplingParams):
-                raise RequestError(f"sampling_params must be SamplingParams, got {type(one).__name__}", "sampling_params")
+                raise RequestError(
+                    f"sampling_params must be SamplingParams, got {type(one).__name__}",
+                    "sampling_params",
+                )
             one.__post_init__()  # its fields may have been set since
         return params
 
@@ -241,11 +298,18 @@ class LLM:
         return Checker(special_tokens(self._tokenizer().backend))
 
     def _run(
-        self, inputs: list[tuple[str | None, list[int]]], params: list[SamplingParams], use_tqdm: bool, salts: list[str | None]
+        self,
+        inputs: list[tuple[str | None, list[int]]],
+        params: list[SamplingParams],
+        use_tqdm: bool,
+        salts: list[str | None],
     ) -> list[RequestOutput]:
-        """Run requests while no other thread does. Raises RequestError for a call from within another, in a host logits processor, say."""
+        """Run requests while no other thread does. Raises RequestError for a call from within
+        another, in a host logits processor, say."""
         if self._caller == threading.get_ident():
-            raise RequestError("this LLM is in the middle of a call of this thread, which cannot wait for another; use a second LLM")
+            raise RequestError(
+                "this LLM is in the middle of a call of this thread, which cannot wait for another; use a second LLM"
+            )
         with self._turn:
             self._caller = threading.get_ident()
             try:
@@ -254,9 +318,14 @@ class LLM:
                 self._caller = 0
 
     def _run_alone(
-        self, inputs: list[tuple[str | None, list[int]]], params: list[SamplingParams], use_tqdm: bool, salts: list[str | None]
+        self,
+        inputs: list[tuple[str | None, list[int]]],
+        params: list[SamplingParams],
+        use_tqdm: bool,
+        salts: list[str | None],
     ) -> list[RequestOutput]:
-        """Feed the engine as its queue has room, until every request has ended; an error or interrupt aborts what is left."""
+        """Feed the engine as its queue has room, until every request has ended; an error or
+        interrupt aborts what is left."""
         longest = self.engine.resolved.max_model_len
         grammars = self._grammars(params)
         requests = [
@@ -272,16 +341,33 @@ class LLM:
         for request in requests:
             self.engine.check(request)
         text_of = self.engine.tokenizer.token_text if self.engine.tokenizer else nameless
-        outputs = {r.id: Growing(r, text, text_of) for r, (text, _) in zip(requests, inputs, strict=True)}
-        in_order = self.engine.resolved.scheduling_policy == "fcfs" and type(self.engine.scheduler) is Scheduler
-        bar = tqdm(total=len(requests), desc="Processed prompts", unit="prompt", disable=not use_tqdm, dynamic_ncols=True)
+        outputs = {
+            r.id: OutputBuilder(r, text, text_of)
+            for r, (text, _) in zip(requests, inputs, strict=True)
+        }
+        in_order = (
+            self.engine.resolved.scheduling_policy == "fcfs"
+            and type(self.engine.scheduler) is Scheduler
+        )
+        bar = tqdm(
+            total=len(requests),
+            desc="Processed prompts",
+            unit="prompt",
+            disable=not use_tqdm,
+            dynamic_ncols=True,
+        )
         try:
             with resting_heap():
                 queue = iter(requests)
                 waiting = next(queue, None)
                 while waiting is not None or self.engine.has_work:
-                    # The device begins with the first step's worth of tokens; the others come while it computes.
-                    left = self.engine.resolved.max_num_batched_tokens if in_order and not self.engine.has_work else math.inf
+                    # The device begins with the first step's worth of tokens; the others come while
+                    # it computes.
+                    left = (
+                        self.engine.resolved.max_num_batched_tokens
+                        if in_order and not self.engine.has_work
+                        else math.inf
+                    )
                     while waiting is not None and left > 0 and self.engine.has_room(waiting):
                         entered, waiting = waiting, next(queue, None)
                         self.engine.enter(entered)
@@ -298,9 +384,18 @@ class LLM:
         finally:
             bar.close()
         found = [outputs[r.id].output for r in requests]
-        failed = [choice.error for output in found for choice in output.outputs if choice.error is not None]
+        failed = [
+            choice.error
+            for output in found
+            for choice in output.outputs
+            if choice.error is not None
+        ]
         if failed:
-            logger.warning("%d choices failed (finish_reason error), the first with: %s", len(failed), failed[0])
+            logger.warning(
+                "%d choices failed (finish_reason error), the first with: %s",
+                len(failed),
+                failed[0],
+            )
         return found
 
     def _drain(self) -> None:
@@ -311,8 +406,9 @@ class LLM:
 
 @contextlib.contextmanager
 def resting_heap() -> Iterator[None]:
-    """What exists now is left out of garbage collections meanwhile: JAX keeps a million objects or so, and to look through them takes
-    longer than steps. (What somebody has frozen before is collected again afterwards.)"""
+    """What exists now is left out of garbage collections meanwhile: JAX keeps a million objects or
+    so, and to look through them takes longer than steps. (What somebody has frozen before is
+    collected again afterwards.)"""
     gc.freeze()
     try:
         yield
@@ -321,7 +417,8 @@ def resting_heap() -> Iterator[None]:
 
 
 def engine_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The EngineConfig fields among vLLM's LLM arguments. Raises ConfigError on an unknown one, or on a value that would be ignored."""
+    """The EngineConfig fields among vLLM's LLM arguments. Raises ConfigError on an unknown one, or
+    on a value that would be ignored."""
     known = {f.name for f in fields(EngineConfig)}
     out = {}
     for name, value in arguments.items():
@@ -339,31 +436,54 @@ def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, (str, Mapping)):
         return [prompts]
     if isinstance(prompts, (bytes, bytearray)) or not isinstance(prompts, Iterable):
-        raise RequestError(f"prompts must be text, token ids, dicts or a list of them, got {type(prompts).__name__}", "prompt")
+        raise RequestError(
+            f"prompts must be text, token ids, dicts or a list of them, got {type(prompts).__name__}",
+            "prompt",
+        )
     items = prompts.tolist() if hasattr(prompts, "tolist") else list(prompts)
     if not isinstance(items, list):
-        raise RequestError(f"prompts must be text, token ids, dicts or a list of them, got one number, {items!r:.80}", "prompt")
+        raise RequestError(
+            f"prompts must be text, token ids, dicts or a list of them, got one number, {items!r:.80}",
+            "prompt",
+        )
     return [items] if items and isinstance(items[0], (int, np.integer)) else items
 
 
 def check_conversation(messages: Any) -> None:
-    """Raises RequestError unless each message has a role and content that is text: what a template may drop without a word is refused."""
+    """Raises RequestError unless each message has a role and content that is text: what a template
+    may drop without a word is refused."""
     if not isinstance(messages, Sequence) or isinstance(messages, str):
-        raise RequestError("a conversation must be a list of messages, each a dict with role and content", "messages")
+        raise RequestError(
+            "a conversation must be a list of messages, each a dict with role and content",
+            "messages",
+        )
     for at, message in enumerate(messages):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise RequestError(f"message {at} must be a dict with a role and content, got {message!r:.80}", "messages")
+            raise RequestError(
+                f"message {at} must be a dict with a role and content, got {message!r:.80}",
+                "messages",
+            )
         content = message.get("content")
         parts = content if isinstance(content, Sequence) and not isinstance(content, str) else ()
-        wrong = [part for part in parts if not (isinstance(part, Mapping) and isinstance(part.get("text"), str))]
+        wrong = [
+            part
+            for part in parts
+            if not (isinstance(part, Mapping) and isinstance(part.get("text"), str))
+        ]
         if wrong or not (content is None or isinstance(content, (str, Sequence))):
             shown = f"{wrong[0] if wrong else content!r}"
-            raise RequestError(f"the content of message {at} must be text, or a list of parts with text, got {shown:.80}", "messages")
+            raise RequestError(
+                f"the content of message {at} must be text, or a list of parts with text, got {shown:.80}",
+                "messages",
+            )
 
 
 def token_ids(ids: Any) -> list[int]:
-    """Token ids from a list, tuple or array; the engine checks each. Raises RequestError on anything else."""
+    """Token ids from a list, tuple or array; the engine checks each. Raises RequestError on
+    anything else."""
     if isinstance(ids, (str, bytes, bytearray)) or not isinstance(ids, Iterable):
-        raise RequestError(f"a prompt must be text or token ids, got {type(ids).__name__}", "prompt")
+        raise RequestError(
+            f"a prompt must be text or token ids, got {type(ids).__name__}", "prompt"
+        )
     found = ids.tolist() if hasattr(ids, "tolist") else list(ids)
     return np.asarray(found).tolist() if found and isinstance(found[0], np.integer) else found

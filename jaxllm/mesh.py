@@ -1,4 +1,5 @@
-"""The device mesh and the one table that says which logical axis of an array lies on which mesh axis."""
+"""The device mesh and the one table that says which logical axis of an array lies on which mesh
+axis."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxllm.config import ConfigError
 
-# Weights name their axes with these words; an axis that the table maps to None is whole on every device.
+# Weights name their axes with these words; an axis that the table maps to None is whole on every
+# device.
 AXES: Mapping[str, str | None] = MappingProxyType(
     {
         "shard": "tensor",  # leading axis of fused weights that are stored shard by shard
@@ -27,7 +29,8 @@ AXES: Mapping[str, str | None] = MappingProxyType(
 
 
 def make_mesh(tensor_parallel_size: int, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """A mesh ("data", "tensor") of shape (1, tensor_parallel_size) over the first of `devices` (all local ones by default).
+    """A mesh ("data", "tensor") of shape (1, tensor_parallel_size) over the first of `devices` (all
+    local ones by default).
 
     Raises ConfigError when there are fewer devices than asked for.
     """
@@ -45,7 +48,9 @@ def make_mesh(tensor_parallel_size: int, devices: Sequence[jax.Device] | None = 
 
 
 def sharding(mesh: Mesh, axes: tuple[str | None, ...]) -> NamedSharding:
-    """Where an array with these logical axes lies. An axis name that the table lacks raises ValueError."""
+    """Where an array with these logical axes lies. An axis name that the table lacks raises
+    ValueError.
+    """
     unknown = [axis for axis in axes if axis is not None and axis not in AXES]
     if unknown:
         raise ValueError(f"unknown logical axes {unknown}; jaxllm.mesh.AXES has {sorted(AXES)}")

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, overload
 
-from jaxllm.engine.logprobs import total, unpacked
-from jaxllm.engine.request import GenerateRequest, RequestTimes, TextDelta, TokenLogprobs
+from jaxllm.logprobs import total, unpacked
+from jaxllm.messages import GenerateRequest, RequestTimes, TextDelta, TokenLogprobs
 
 type TokenText = Callable[[int], str | None]
 
@@ -23,9 +23,10 @@ class Logprob:
     decoded_token: str | None = None
 
 
-class Made[T](Sequence[T]):
-    """Entries that are made whenever they are read: a dict and objects for every token would cost the loop that generates, and Python's
-    garbage collector, more than the tokens. It equals a list of the same entries, looks like one, and is pickled and copied as one."""
+class LazySequence[T](Sequence[T]):
+    """Entries that are made whenever they are read: a dict and objects for every token would cost
+    the loop that generates, and Python's garbage collector, more than the tokens. It equals a list
+    of the same entries, looks like one, and is pickled and copied as one."""
 
     @abstractmethod
     def _made(self, index: int) -> T: ...
@@ -43,7 +44,7 @@ class Made[T](Sequence[T]):
         return self._made(at % size)
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, (list, Made)):
+        if not isinstance(other, (list, LazySequence)):
             return NotImplemented
         return len(self) == len(other) and all(map(operator.eq, self, other))
 
@@ -56,11 +57,12 @@ class Made[T](Sequence[T]):
         return list, (list(self),)
 
 
-class Positions(Made[dict[int, Logprob]]):
+class Positions(LazySequence[dict[int, Logprob]]):
     """Token id → log-probability at each position of some tokens, the token that is there first."""
 
     def __init__(self, tokens: Sequence[int], packed: bytes, text_of: TokenText):
-        self._tokens, self._packed, self._text_of = tuple(tokens), packed, text_of  # rows of engine.logprobs
+        # Rows of engine.logprobs
+        self._tokens, self._packed, self._text_of = tuple(tokens), packed, text_of
 
     def __len__(self) -> int:
         return len(self._tokens)
@@ -72,16 +74,22 @@ class Positions(Made[dict[int, Logprob]]):
 
     def _made(self, index: int) -> dict[int, Logprob]:
         size = len(self._packed) // len(self._tokens)
-        (entry,) = unpacked(self._packed[index * size : (index + 1) * size], self._tokens[index : index + 1])
+        (entry,) = unpacked(
+            self._packed[index * size : (index + 1) * size], self._tokens[index : index + 1]
+        )
         return self._named(entry)
 
     def _named(self, entry: TokenLogprobs) -> dict[int, Logprob]:
         text_of, token = self._text_of, entry.token_id
         mine = {token: Logprob(entry.logprob, entry.rank, text_of(token))}
-        return mine | {i: Logprob(value, rank, text_of(i)) for rank, (i, value) in enumerate(entry.top, 1) if i != token}
+        return mine | {
+            i: Logprob(value, rank, text_of(i))
+            for rank, (i, value) in enumerate(entry.top, 1)
+            if i != token
+        }
 
 
-class PromptPositions(Made[dict[int, Logprob] | None]):
+class PromptPositions(LazySequence[dict[int, Logprob] | None]):
     """The same of a prompt, with None for the first token, which nothing foretells."""
 
     def __init__(self, prompt: Sequence[int], packed: bytes, text_of: TokenText):
@@ -100,8 +108,9 @@ def nameless(token: int) -> None:
 
 @dataclass(slots=True)
 class CompletionOutput:
-    """One generated choice. `logprobs[i]` maps token id → Logprob for output token i; the chosen token is always there. `finish_reason` is
-    "stop", "length", "abort", or "error": then `error` says why, and the rest is what was said before."""
+    """One generated choice. `logprobs[i]` maps token id → Logprob for output token i; the chosen
+    token is always there. `finish_reason` is "stop", "length", "abort", or "error": then `error`
+    says why, and the rest is what was said before."""
 
     index: int
     text: str = ""
@@ -119,7 +128,8 @@ class CompletionOutput:
 
 @dataclass(slots=True)
 class BeamSearchSequence:
-    """One sequence that a beam search found: `tokens` and `text` begin with the prompt, `logprobs` and their sum are of what follows it."""
+    """One sequence that a beam search found: `tokens` and `text` begin with the prompt, `logprobs`
+    and their sum are of what follows it."""
 
     tokens: list[int]
     logprobs: Sequence[dict[int, Logprob]]
@@ -148,12 +158,13 @@ class RequestOutput:
     finished: bool = False
     metrics: RequestTimes | None = None
     num_cached_tokens: int = 0
-    prompt_logprobs: Sequence[dict[int, Logprob] | None] | None = None  # of each token of the prompt; None for the first
+    # Of each token of the prompt; None for the first
+    prompt_logprobs: Sequence[dict[int, Logprob] | None] | None = None
 
 
-class Growing:
-    """One prompt's result, to which `add` adds what the engine says. Texts and log-probabilities are joined when a choice ends, so that a
-    long one takes linear time."""
+class OutputBuilder:
+    """One prompt's result, to which `add` adds what the engine says. Texts and log-probabilities
+    are joined when a choice ends, so that a long one takes linear time."""
 
     def __init__(self, request: GenerateRequest, prompt: str | None, text_of: TokenText):
         choices = [CompletionOutput(index) for index in range(request.params.n)]
@@ -171,7 +182,9 @@ class Growing:
         if delta.logprobs is not None:
             self._packed[delta.index].append(delta.logprobs)
         if delta.prompt_logprobs is not None and output.prompt_logprobs is None:
-            output.prompt_logprobs = PromptPositions(output.prompt_token_ids, delta.prompt_logprobs.packed, self._text_of)
+            output.prompt_logprobs = PromptPositions(
+                output.prompt_token_ids, delta.prompt_logprobs.packed, self._text_of
+            )
         if delta.finish_reason is None:
             return False
         self._finish(choice, delta)
@@ -180,10 +193,16 @@ class Growing:
     def _finish(self, choice: CompletionOutput, last: TextDelta) -> None:
         output = self.output
         choice.text = "".join(self._texts[choice.index])
-        choice.finish_reason, choice.stop_reason, choice.error = last.finish_reason, last.stop_reason, last.error
+        choice.finish_reason, choice.stop_reason, choice.error = (
+            last.finish_reason,
+            last.stop_reason,
+            last.error,
+        )
         choice.cumulative_logprob = last.cumulative_logprob
         if self._scored:
-            choice.logprobs = found = Positions(choice.token_ids, b"".join(self._packed[choice.index]), self._text_of)
+            choice.logprobs = found = Positions(
+                choice.token_ids, b"".join(self._packed[choice.index]), self._text_of
+            )
             if found and choice.cumulative_logprob is None:
                 choice.cumulative_logprob = found.total
         output.num_cached_tokens = last.num_cached_tokens

@@ -1,7 +1,9 @@
-"""Text to token ids and back: loading, encoding, chat templates, the strings of single tokens. Imports no jax.
+"""Text to token ids and back: loading, encoding, chat templates, the strings of single tokens.
+Imports no jax.
 
-Thread safety: `encode` and `chat` may be called from several threads. transformers switches flags on the shared tokenizer while it
-renders a chat, so chats take a lock, and plain text is encoded by a copy of the backend that nobody changes.
+Thread safety: `encode` and `chat` may be called from several threads. transformers switches flags
+on the shared tokenizer while it renders a chat, so chats take a lock, and plain text is encoded by
+a copy of the backend that nobody changes.
 """
 
 from __future__ import annotations
@@ -38,9 +40,13 @@ class Tokenizer:
             hf.chat_template = chat_template
         backend = getattr(hf, "backend_tokenizer", None)
         if not isinstance(backend, tokenizers.Tokenizer):
-            raise ConfigError("this tokenizer has no tokenizer.json and cannot be converted to one; convert it with transformers first")
+            raise ConfigError(
+                "this tokenizer has no tokenizer.json and cannot be converted to one; convert it with transformers first"
+            )
         if "sanitize_control_tokens" not in inspect.signature(hf.apply_chat_template).parameters:
-            raise ConfigError("this transformers cannot keep users from writing control tokens into chats; install 5.23 or later")
+            raise ConfigError(
+                "this transformers cannot keep users from writing control tokens into chats; install 5.23 or later"
+            )
         self.backend = tokenizers.Tokenizer.from_str(backend.to_str())
         self.backend.no_truncation()
         self.backend.no_padding()
@@ -48,23 +54,32 @@ class Tokenizer:
         self._token_text = functools.lru_cache(maxsize=1 << 16)(self._decode_one)
 
     @classmethod
-    def load(cls, path: str | Path, chat_template: str | None = None, revision: str | None = None) -> Tokenizer:
-        """From a directory or hub id; `chat_template` is the text or the file of a template that replaces the model's own.
+    def load(
+        cls, path: str | Path, chat_template: str | None = None, revision: str | None = None
+    ) -> Tokenizer:
+        """From a directory or hub id; `chat_template` is the text or the file of a template that
+        replaces the model's own.
 
-        Raises ConfigError in one line when there is no usable tokenizer. Never runs code from the repository.
+        Raises ConfigError in one line when there is no usable tokenizer. Never runs code from the
+        repository.
         """
         from transformers import AutoTokenizer
 
         try:
-            hf = AutoTokenizer.from_pretrained(str(path), trust_remote_code=False, revision=revision)
+            hf = AutoTokenizer.from_pretrained(
+                str(path), trust_remote_code=False, revision=revision
+            )
         except Exception as error:
             cause = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
-            raise ConfigError(f"no usable tokenizer in {path}: {cause} (another one: --tokenizer; none: --skip-tokenizer-init)") from None
+            raise ConfigError(
+                f"no usable tokenizer in {path}: {cause} (another one: --tokenizer; none: --skip-tokenizer-init)"
+            ) from None
         return cls(hf, None if chat_template is None else template_text(chat_template))
 
     @functools.cached_property
     def longest_token(self) -> int:
-        """Characters of the longest token: a text of more than `n` times this cannot fit into n tokens."""
+        """Characters of the longest token: a text of more than `n` times this cannot fit into n
+        tokens."""
         return max((len(token) for token in self.backend.get_vocab()), default=1)
 
     @property
@@ -73,7 +88,8 @@ class Tokenizer:
         return bool(self.hf.chat_template)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`; special tokens written out in the text are recognised, as everywhere for raw prompts."""
+        """Token ids of `text`; special tokens written out in the text are recognised, as everywhere
+        for raw prompts."""
         return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
@@ -81,11 +97,13 @@ class Tokenizer:
         return self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
     def token_text(self, id: int) -> str:
-        """One token as it appears in the middle of a text, U+FFFD for a part of a character, "" for an id without a token."""
+        """One token as it appears in the middle of a text, U+FFFD for a part of a character, "" for
+        an id without a token."""
         return self._token_text(id)
 
     def token_bytes(self, id: int) -> bytes:
-        """The bytes of one token, exact also for a part of a character where the vocabulary tells."""
+        """The bytes of one token, exact also for a part of a character where the vocabulary
+        tells."""
         token = self.backend.id_to_token(id)
         if token is not None and "\ufffd" in self.token_text(id):
             if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
@@ -106,19 +124,26 @@ class Tokenizer:
         sanitize: bool = True,
         chat_template: str | None = None,
     ) -> list[int]:
-        """Token ids of a conversation. With `sanitize`, control tokens typed by a user stay text (allow-list roles yourself).
+        """Token ids of a conversation. With `sanitize`, control tokens typed by a user stay text
+        (allow-list roles yourself).
 
-        `template_kwargs` that the template does not mention are dropped; `chat_template` is used in place of the model's own.
-        Raises TemplateError.
+        `template_kwargs` that the template does not mention are dropped; `chat_template` is used in
+        place of the model's own. Raises TemplateError.
         """
         import jinja2
 
         if continue_final_message and messages and messages[-1].get("tool_calls"):
-            raise TemplateError("continue_final_message cannot continue a message with tool_calls, which follow its text; leave out either")
+            raise TemplateError(
+                "continue_final_message cannot continue a message with tool_calls, which follow its text; leave out either"
+            )
 
-        known = self.template_variables if chat_template is None else template_variables(chat_template)
+        known = (
+            self.template_variables if chat_template is None else template_variables(chat_template)
+        )
         variables = {
-            name: value for name, value in (template_kwargs or {}).items() if name in known and name not in RESERVED_TEMPLATE_NAMES
+            name: value
+            for name, value in (template_kwargs or {}).items()
+            if name in known and name not in RESERVED_TEMPLATE_NAMES
         }
         try:
             with self._lock:
@@ -135,8 +160,18 @@ class Tokenizer:
                 )
         except jinja2.TemplateError as error:
             raise TemplateError(f"the chat template refused the conversation: {error}") from None
-        except (TypeError, ValueError, KeyError, IndexError, AttributeError, ArithmeticError, RecursionError, MemoryError) as error:
-            cause = str(error).partition("Final message to continue")[0]  # what follows is the whole conversation
+        except (
+            TypeError,
+            ValueError,
+            KeyError,
+            IndexError,
+            AttributeError,
+            ArithmeticError,
+            RecursionError,
+            MemoryError,
+        ) as error:
+            # What follows is the whole conversation
+            cause = str(error).partition("Final message to continue")[0]
             raise TemplateError(f"the chat template failed on the conversation: {cause}") from None
 
     @property
@@ -150,11 +185,16 @@ class Tokenizer:
             return ""
         before = self.backend.decode([self._anchor], skip_special_tokens=False)
         both = self.backend.decode([self._anchor, id], skip_special_tokens=False)
-        return both[len(before) :] if both.startswith(before) else self.backend.decode([id], skip_special_tokens=False)
+        return (
+            both[len(before) :]
+            if both.startswith(before)
+            else self.backend.decode([id], skip_special_tokens=False)
+        )
 
     @functools.cached_property
     def _anchor(self) -> int:
-        """A token that shows another one as it looks in the middle of a text, with its leading space."""
+        """A token that shows another one as it looks in the middle of a text, with its leading
+        space."""
         ids = self.encode("a", add_special_tokens=False)
         return ids[-1] if ids else 0
 
@@ -175,7 +215,8 @@ def template_variables(template: str) -> frozenset[str]:
 
 
 def check_template(template: str) -> None:
-    """Raises ConfigError when an operator's template is not Jinja; tags that only transformers knows are left to it."""
+    """Raises ConfigError when an operator's template is not Jinja; tags that only transformers
+    knows are left to it."""
     import jinja2
     import jinja2.ext
     from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -184,17 +225,22 @@ def check_template(template: str) -> None:
         ImmutableSandboxedEnvironment(extensions=[jinja2.ext.loopcontrols]).parse(template)
     except jinja2.TemplateSyntaxError as error:
         if "generation" not in str(error):
-            raise ConfigError(f"the chat template is not valid Jinja (line {error.lineno}): {error}") from None
+            raise ConfigError(
+                f"the chat template is not valid Jinja (line {error.lineno}): {error}"
+            ) from None
 
 
 def template_text(source: str) -> str:
-    """The chat template that `--chat-template` names: a file, or the template itself. Raises ConfigError."""
+    """The chat template that `--chat-template` names: a file, or the template itself. Raises
+    ConfigError."""
     if "{" in source or "\n" in source:
         return source
     try:
         text = Path(source).expanduser().read_text(encoding="utf-8")
     except (OSError, RuntimeError) as error:  # an unknown user's home
-        raise ConfigError(f"cannot read the chat template {source}: {getattr(error, 'strerror', None) or error}") from None
+        raise ConfigError(
+            f"cannot read the chat template {source}: {getattr(error, 'strerror', None) or error}"
+        ) from None
     except UnicodeDecodeError:
         raise ConfigError(f"cannot read the chat template {source}: not UTF-8 text") from None
     return text
@@ -202,7 +248,10 @@ def template_text(source: str) -> str:
 
 @functools.cache
 def byte_alphabet() -> dict[str, int]:
-    """The printable stand-ins of byte-level vocabularies -> the byte: bytes that print stand for themselves, the rest follow U+0100."""
+    """The printable stand-ins of byte-level vocabularies -> the byte: bytes that print stand for
+    themselves, the rest follow U+0100."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(0x100 + at): byte for at, byte in enumerate(others)}
+    return {chr(byte): byte for byte in printable} | {
+        chr(0x100 + at): byte for at, byte in enumerate(others)
+    }

@@ -1,1 +1,2 @@
-"""Kernels for paged attention, one folder per op: a pure-JAX reference, back ends of the same signature, cases. Imports jax only."""
+"""Kernels for paged attention, one folder per op: a pure-JAX reference, back ends of the same
+signature, cases. Imports jax only."""

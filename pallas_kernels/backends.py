@@ -1,4 +1,5 @@
-"""Back ends of one op by name, imported when first asked for, and the options that attention ops share."""
+"""Back ends of one op by name, imported when first asked for, and the options that attention ops
+share."""
 
 from __future__ import annotations
 
@@ -11,10 +12,11 @@ from jax import Array
 
 
 class AttentionOptions(TypedDict, total=False):
-    """How attention ops score: `softcap` s maps x to s·tanh(x / s), `window` w hides keys w or more positions back; None = neither.
+    """How attention ops score: `softcap` s maps x to s·tanh(x / s), `window` w hides keys w or more
+    positions back; None = neither.
 
-    `sinks` is a float32 `[N]`: one logit per query head that joins the softmax's denominator and has no value, in natural-log units, after
-    scale and softcap; None = no such logit.
+    `sinks` is a float32 `[N]`: one logit per query head that joins the softmax's denominator and
+    has no value, in natural-log units, after scale and softcap; None = no such logit.
     """
 
     scale: Required[float]
@@ -22,9 +24,13 @@ class AttentionOptions(TypedDict, total=False):
     softcap: float | None
     sinks: Array | None
     scales: Array | None  # of pages in 8 bits; see `paged_decode.decode_attention`
-    first_page: Array | None  # int32 [1], what is added to page numbers: where a layer begins in a pool of several; None = 0
-    whole: bool  # for back ends that plan: no row is divided, so that what it gets does not depend on the others
-    plan: Any  # what the back end's planner made of the same rows; left out, the back end plans each call by itself
+    # Int32 [1], what is added to page numbers: where a layer begins in a pool of several; None = 0
+    first_page: Array | None
+    # For back ends that plan: no row is divided, so that what it gets does not depend on the others
+    whole: bool
+    # What the back end's planner made of the same rows; left out, the back end plans each call by
+    # itself
+    plan: Any
 
 
 def shifted(table: Array, options: AttentionOptions) -> Array:
@@ -47,9 +53,11 @@ class UnknownBackend(KeyError):
 
 
 class Backends(Mapping[str, Callable[..., Any]]):
-    """Name → callable of one op. Back end `name` is the module `package.name`, which defines `function`.
+    """Name → callable of one op. Back end `name` is the module `package.name`, which defines
+    `function`.
 
-    One that does not take everything also defines `check(...)`, which raises ValueError for what it does not take.
+    One that does not take everything also defines `check(...)`, which raises ValueError for what it
+    does not take.
     """
 
     def __init__(self, package: str, function: str, names: tuple[str, ...]):
@@ -59,7 +67,8 @@ class Backends(Mapping[str, Callable[..., Any]]):
         return getattr(self._module(name), self._function)
 
     def check(self, name: str, *shapes: Any) -> None:
-        """Raise ValueError, saying why, when a back end does not take arrays of these shapes and types."""
+        """Raise ValueError, saying why, when a back end does not take arrays of these shapes and
+        types."""
         check = getattr(self._module(name), "check", None)
         if check is not None:
             check(*shapes)
@@ -75,13 +84,16 @@ class Backends(Mapping[str, Callable[..., Any]]):
         return True
 
     def planner(self, name: str) -> Callable[..., Any] | None:
-        """The back end's `plan(...)`, whose result serves as `plan=` of every call over the same rows; None if it has none."""
+        """The back end's `plan(...)`, whose result serves as `plan=` of every call over the same
+        rows; None if it has none."""
         return getattr(self._module(name), "plan", None)
 
     def _module(self, name: str) -> ModuleType:
         if name not in self._names:
             op = self._package.rsplit(".", 1)[-1]
-            raise UnknownBackend(f"{op} has no back end {name!r}; choose one of: {', '.join(self._names)}")
+            raise UnknownBackend(
+                f"{op} has no back end {name!r}; choose one of: {', '.join(self._names)}"
+            )
         return importlib.import_module(f"{self._package}.{name}")
 
     def __contains__(self, name: object) -> bool:

@@ -1,7 +1,9 @@
-"""Queries of a ragged step cut into items of one shape, for back ends whose programs have static shapes.
+"""Queries of a ragged step cut into items of one shape, for back ends whose programs have static
+shapes.
 
-An item is up to `queries` consecutive tokens of one row, with all their heads: `[W, K, R, H]`, where place r of KV head k holds query
-head k·G + r // queries of token r % queries. Places beyond a row's own tokens hold anything; nothing reads their results.
+An item is up to `queries` consecutive tokens of one row, with all their heads: `[W, K, R, H]`,
+where place r of KV head k holds query head k·G + r // queries of token r % queries. Places beyond a
+row's own tokens hold anything; nothing reads their results.
 """
 
 from __future__ import annotations
@@ -13,8 +15,9 @@ from jax import Array
 
 
 class Items(NamedTuple):
-    """What each item attends to, int32 `[W]`: its row of the page table, the position of its first query, and how many keys of its
-    row its last own query sees; 0 keys = an item not in use, whose result is zeros."""
+    """What each item attends to, int32 `[W]`: its row of the page table, the position of its first
+    query, and how many keys of its row its last own query sees; 0 keys = an item not in use, whose
+    result is zeros."""
 
     row_W: Array
     position_W: Array
@@ -24,7 +27,9 @@ class Items(NamedTuple):
 def decode_items(lengths_B: Array) -> Items:
     """One item a row: the newest token, which sees everything."""
     lengths_B = lengths_B.astype(jnp.int32)
-    return Items(jnp.arange(lengths_B.shape[0], dtype=jnp.int32), jnp.maximum(lengths_B - 1, 0), lengths_B)
+    return Items(
+        jnp.arange(lengths_B.shape[0], dtype=jnp.int32), jnp.maximum(lengths_B - 1, 0), lengths_B
+    )
 
 
 def sinks_of_places(sinks: Array | None, kv_heads: int, queries: int, places: int) -> Array | None:
@@ -49,16 +54,22 @@ def unpack_decode(o_BKRH: Array, heads: int) -> Array:
 
 
 class Chunks(NamedTuple):
-    """Items of ragged chunks, and where each token's result lies: `place_T` counts queries of all items, -1 for a token of no row."""
+    """Items of ragged chunks, and where each token's result lies: `place_T` counts queries of all
+    items, -1 for a token of no row."""
 
     items: Items
     token_WQ: Array
     place_T: Array
 
 
-def chunk_items(starts_R: Array, lengths_R: Array, kv_lengths_R: Array, tokens: int, queries: int) -> Chunks:
-    """Cut every row's chunk into items of `queries` tokens. There are `tokens // queries + R` items, more than rows can need."""
-    starts_R, lengths_R, kv_lengths_R = (x.astype(jnp.int32) for x in (starts_R, lengths_R, kv_lengths_R))
+def chunk_items(
+    starts_R: Array, lengths_R: Array, kv_lengths_R: Array, tokens: int, queries: int
+) -> Chunks:
+    """Cut every row's chunk into items of `queries` tokens. There are `tokens // queries + R`
+    items, more than rows can need."""
+    starts_R, lengths_R, kv_lengths_R = (
+        x.astype(jnp.int32) for x in (starts_R, lengths_R, kv_lengths_R)
+    )
     rows = starts_R.shape[0]
     count_R = -(-lengths_R // queries)
     ends_R = jnp.cumsum(count_R)
@@ -73,7 +84,9 @@ def chunk_items(starts_R: Array, lengths_R: Array, kv_lengths_R: Array, tokens: 
     token_WQ = jnp.clip((starts_R[row_W] + first_W)[:, None] + jnp.arange(queries), 0, tokens - 1)
     token_T = jnp.arange(tokens, dtype=jnp.int32)
     mine_TR = (token_T[:, None] >= starts_R) & (token_T[:, None] < starts_R + lengths_R)
-    place_T = jnp.sum(jnp.where(mine_TR, before_R * queries + token_T[:, None] - starts_R, 0), axis=1)
+    place_T = jnp.sum(
+        jnp.where(mine_TR, before_R * queries + token_T[:, None] - starts_R, 0), axis=1
+    )
     return Chunks(items, token_WQ, jnp.where(mine_TR.any(axis=1), place_T, -1))
 
 
@@ -87,6 +100,8 @@ def pack_chunks(q_TNH: Array, chunks: Chunks, kv_heads: int) -> Array:
 def unpack_chunks(o_WKRH: Array, chunks: Chunks) -> Array:
     """The inverse of `pack_chunks`; tokens of no row give zeros."""
     (W, K, R, H), Q = o_WKRH.shape, chunks.token_WQ.shape[1]
-    o_SNH = o_WKRH.reshape(W, K, R // Q, Q, H).transpose(0, 3, 1, 2, 4).reshape(W * Q, K * R // Q, H)
+    o_SNH = (
+        o_WKRH.reshape(W, K, R // Q, Q, H).transpose(0, 3, 1, 2, 4).reshape(W * Q, K * R // Q, H)
+    )
     found = o_SNH[jnp.maximum(chunks.place_T, 0)]
     return jnp.where((chunks.place_T >= 0)[:, None, None], found, 0)

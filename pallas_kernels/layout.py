@@ -1,4 +1,5 @@
-"""Numpy helpers for the ops' cases: sequences laid out in pages, and attention computed the long way."""
+"""Numpy helpers for the ops' cases: sequences laid out in pages, and attention computed the long
+way."""
 
 from __future__ import annotations
 
@@ -18,12 +19,18 @@ class Pages:
 
 
 def in_pages(
-    k_sequences: Sequence[np.ndarray], v_sequences: Sequence[np.ndarray], page_size: int, spare: int, poison: float, seed: int
+    k_sequences: Sequence[np.ndarray],
+    v_sequences: Sequence[np.ndarray],
+    page_size: int,
+    spare: int,
+    poison: float,
+    seed: int,
 ) -> Pages:
     """Lay each sequence `[length, K, H]` out in pages of its own, in random order.
 
-    Every place that no sequence owns holds `poison`; table entries beyond a sequence name pages of others or of nobody, at random.
-    The table is `spare` entries wider than the longest sequence needs.
+    Every place that no sequence owns holds `poison`; table entries beyond a sequence name pages of
+    others or of nobody, at random. The table is `spare` entries wider than the longest sequence
+    needs.
     """
     rng = np.random.default_rng(seed)
     needs = [-(-len(k) // page_size) for k in k_sequences]
@@ -52,7 +59,8 @@ def dense_attention(
     softcap: float | None,
     sinks: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Attention of the last queries `[Q, N, H]` of one sequence over all its keys `[S, K, H]`, in float64, one head at a time.
+    """Attention of the last queries `[Q, N, H]` of one sequence over all its keys `[S, K, H]`, in
+    float64, one head at a time.
 
     A sink of `sinks` `[N]` is one more score of every query of its head, whose value is zero.
     """

@@ -1,4 +1,5 @@
-"""What the attention kernels for NVIDIA Hopper have in common: the pages that they take, and how they find them."""
+"""What the attention kernels for NVIDIA Hopper have in common: the pages that they take, and how
+they find them."""
 
 from __future__ import annotations
 
@@ -12,17 +13,26 @@ from pallas_kernels.quantised import is_quantised
 
 
 def check_pages(op: str, q: Array, k_pages: Array, v_pages: Array) -> None:
-    """Raises ValueError, in the name of `op`, for pages `[P, K, C, H]` that its kernel does not take with queries `[tokens, N, H]`."""
+    """Raises ValueError, in the name of `op`, for pages `[P, K, C, H]` that its kernel does not
+    take with queries `[tokens, N, H]`."""
     H = q.shape[2]
     C, HK = k_pages.shape[2:]
     eight = is_quantised(k_pages.dtype)
-    if q.dtype not in (jnp.bfloat16, jnp.float16) or v_pages.dtype != k_pages.dtype or not (eight or k_pages.dtype == q.dtype):
+    if (
+        q.dtype not in (jnp.bfloat16, jnp.float16)
+        or v_pages.dtype != k_pages.dtype
+        or not (eight or k_pages.dtype == q.dtype)
+    ):
         given = f"got q {q.dtype}, k {k_pages.dtype}, v {v_pages.dtype}"
-        raise ValueError(f"mosaic_gpu {op} takes bfloat16 or float16 throughout, or pages of 8-bit floats, {given}")
+        raise ValueError(
+            f"mosaic_gpu {op} takes bfloat16 or float16 throughout, or pages of 8-bit floats, {given}"
+        )
     if eight and C not in (64, 128):
         raise ValueError(f"mosaic_gpu {op} takes 8-bit pages of 64 or 128 tokens, got {C}")
     if H not in (64, 128, 256) or HK != H or v_pages.shape != k_pages.shape:
-        raise ValueError(f"mosaic_gpu {op} takes head_dim 64, 128 or 256 and equal K and V pools, got q {q.shape}, k {k_pages.shape}")
+        raise ValueError(
+            f"mosaic_gpu {op} takes head_dim 64, 128 or 256 and equal K and V pools, got q {q.shape}, k {k_pages.shape}"
+        )
     if C not in (16, 32, 64, 128):
         raise ValueError(f"mosaic_gpu {op} takes pages of 16, 32, 64 or 128 tokens, got {C}")
 

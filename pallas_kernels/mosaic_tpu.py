@@ -1,8 +1,11 @@
-"""Attention of items over pages for TPU, in Pallas: what the `mosaic_tpu` back ends of the attention ops share.
+"""Attention of items over pages for TPU, in Pallas: what the `mosaic_tpu` back ends of the
+attention ops share.
 
-One grid step is one item of `pallas_kernels.items` and a block of KV heads. Pages come by asynchronous copies named by the page table,
-a tile of several pages at a time into one of two buffers, while the other is computed on. Tiles are numbered through the whole grid, so
-the last tile of an item already brings the first of the next item that is in use, and an item not in use costs an empty step.
+One grid step is one item of `pallas_kernels.items` and a block of KV heads. Pages come by
+asynchronous copies named by the page table, a tile of several pages at a time into one of two
+buffers, while the other is computed on. Tiles are numbered through the whole grid, so the last tile
+of an item already brings the first of the next item that is in use, and an item not in use costs an
+empty step.
 """
 
 from __future__ import annotations
@@ -22,7 +25,8 @@ from jax.typing import DTypeLike
 from pallas_kernels.items import Items, sinks_of_places
 
 LOG2E = math.log2(math.e)
-HIDDEN = -0.7 * float(jnp.finfo(jnp.float32).max)  # finite, so that a query which has seen nothing yet makes no NaN
+# Finite, so that a query which has seen nothing yet makes no NaN
+HIDDEN = -0.7 * float(jnp.finfo(jnp.float32).max)
 LANES = 128
 BUFFER_BYTES = 4 << 20  # two tiles of K and two of V, of 16 MiB of fast memory
 TABLE_BYTES = 256 << 10  # of 1 MiB of scalar memory
@@ -31,7 +35,8 @@ FIELDS = 7  # of an item, as the kernel reads it
 
 @dataclass(frozen=True)
 class Spec:
-    """What is static: `heads` KV heads and `pages` pages a tile; the places of an item are `queries` tokens of each query head."""
+    """What is static: `heads` KV heads and `pages` pages a tile; the places of an item are
+    `queries` tokens of each query head."""
 
     queries: int
     heads: int
@@ -45,14 +50,26 @@ class Spec:
 def check(q: Array, k_pages: Array, v_pages: Array) -> None:
     """Raise ValueError for shapes and types that the kernel does not take."""
     (N, H), (_, K, C, HK) = q.shape[1:], k_pages.shape
-    if q.dtype not in (jnp.bfloat16, jnp.float32) or k_pages.dtype != q.dtype or v_pages.dtype != q.dtype:
-        raise ValueError(f"mosaic_tpu takes bfloat16 or float32 throughout, got q {q.dtype}, k {k_pages.dtype}, v {v_pages.dtype}")
+    if (
+        q.dtype not in (jnp.bfloat16, jnp.float32)
+        or k_pages.dtype != q.dtype
+        or v_pages.dtype != q.dtype
+    ):
+        raise ValueError(
+            f"mosaic_tpu takes bfloat16 or float32 throughout, got q {q.dtype}, k {k_pages.dtype}, v {v_pages.dtype}"
+        )
     if H % LANES or HK != H or v_pages.shape != k_pages.shape:
-        raise ValueError(f"mosaic_tpu takes a head_dim that is a multiple of {LANES}, and equal K and V pools, got {H}")
+        raise ValueError(
+            f"mosaic_tpu takes a head_dim that is a multiple of {LANES}, and equal K and V pools, got {H}"
+        )
     if C % sublanes(q.dtype):
-        raise ValueError(f"mosaic_tpu takes pages of a multiple of {sublanes(q.dtype)} tokens in {q.dtype}, got {C}")
+        raise ValueError(
+            f"mosaic_tpu takes pages of a multiple of {sublanes(q.dtype)} tokens in {q.dtype}, got {C}"
+        )
     if N % K:
-        raise ValueError(f"mosaic_tpu takes a whole number of query heads a KV head, got {N} over {K}")
+        raise ValueError(
+            f"mosaic_tpu takes a whole number of query heads a KV head, got {N} over {K}"
+        )
 
 
 def sublanes(dtype: DTypeLike) -> int:
@@ -68,18 +85,29 @@ def row_groups(table: Array) -> list[slice]:
 
 
 def pages_per_tile(k_pages: Array, heads: int, most_tokens: int) -> int:
-    """Pages in one tile of `heads` heads: as many as fit the buffers, and no more than `most_tokens` tokens unless one page is more."""
+    """Pages in one tile of `heads` heads: as many as fit the buffers, and no more than
+    `most_tokens` tokens unless one page is more."""
     _, _, C, H = k_pages.shape
     tokens = min(most_tokens, BUFFER_BYTES // (4 * heads * H * k_pages.dtype.itemsize))
     return max(1, tokens // C)
 
 
-def attend(spec: Spec, q_WKRH: Array, k_pages: Array, v_pages: Array, table: Array, items: Items, sinks: Array | None) -> Array:
+def attend(
+    spec: Spec,
+    q_WKRH: Array,
+    k_pages: Array,
+    v_pages: Array,
+    table: Array,
+    items: Items,
+    sinks: Array | None,
+) -> Array:
     """Attention of every item, `[W, K, R, H]`; `sinks` as in `AttentionOptions`."""
     W, K, R, H = q_WKRH.shape
     _, _, C, _ = k_pages.shape
     if table.size * 4 > TABLE_BYTES:
-        raise ValueError(f"mosaic_tpu takes at most {TABLE_BYTES // 4} pages a request, got {table.shape[1]}")
+        raise ValueError(
+            f"mosaic_tpu takes at most {TABLE_BYTES // 4} pages a request, got {table.shape[1]}"
+        )
 
     def block(h: Array, i: Array, *_: Array) -> tuple[Array | int, ...]:
         return i, h, 0, 0
@@ -114,27 +142,38 @@ def attend(spec: Spec, q_WKRH: Array, k_pages: Array, v_pages: Array, table: Arr
 
 
 def _fields(spec: Spec, items: Items, page_size: int) -> Array:
-    """What the kernel reads as scalars: `FIELDS` numbers an item, then the number of all tiles and the first item in use."""
+    """What the kernel reads as scalars: `FIELDS` numbers an item, then the number of all tiles and
+    the first item in use."""
     row_W, position_W, keys_W = items
     W = row_W.shape[0]
-    first_W = jnp.zeros_like(keys_W) if spec.window is None else jnp.maximum(position_W - spec.window + 1, 0)
+    first_W = (
+        jnp.zeros_like(keys_W)
+        if spec.window is None
+        else jnp.maximum(position_W - spec.window + 1, 0)
+    )
     page_W = first_W // page_size  # pages wholly before the window are not read
     end_W = -(-keys_W // page_size)
     tiles_W = jnp.where(keys_W > 0, -(-(end_W - page_W) // spec.pages), 0)
     until_W = jnp.cumsum(tiles_W, dtype=jnp.int32)
     live_W = jnp.where(tiles_W > 0, jnp.arange(W, dtype=jnp.int32), W)
     next_W = jnp.append(lax.cummin(live_W, reverse=True), W)
-    fields = jnp.stack([row_W, position_W, keys_W, page_W, tiles_W, until_W - tiles_W, next_W[1:]], axis=1)
+    fields = jnp.stack(
+        [row_W, position_W, keys_W, page_W, tiles_W, until_W - tiles_W, next_W[1:]], axis=1
+    )
     return jnp.concatenate([fields.reshape(-1), until_W[-1:], next_W[:1]]).astype(jnp.int32)
 
 
-def _kernel(spec: Spec, width: int, sinks: bool, table_ref, items_ref, q_ref, k_ref, v_ref, *refs) -> None:  # type: ignore[no-untyped-def]
+def _kernel(
+    spec: Spec, width: int, sinks: bool, table_ref, items_ref, q_ref, k_ref, v_ref, *refs
+) -> None:  # type: ignore[no-untyped-def]
     sinks_ref, refs = (refs[0], refs[1:]) if sinks else (None, refs)
     o_ref, k_buf, v_buf, arrived, top_ref, total_ref, mixed_ref = refs
     h, i = pl.program_id(0), pl.program_id(1)
     blocks, count = pl.num_programs(0), pl.num_programs(1)
     C, tokens = k_buf.shape[3], k_buf.shape[2] * k_buf.shape[3]
-    row, position, keys, page, tiles, begin, following = (items_ref[i * FIELDS + f] for f in range(FIELDS))
+    row, position, keys, page, tiles, begin, following = (
+        items_ref[i * FIELDS + f] for f in range(FIELDS)
+    )
     all_tiles, first_live = items_ref[count * FIELDS], items_ref[count * FIELDS + 1]
 
     def copies(head, item, tile, slot, act) -> None:  # type: ignore[no-untyped-def]
@@ -147,7 +186,11 @@ def _kernel(spec: Spec, width: int, sinks: bool, table_ref, items_ref, q_ref, k_
         def _(j) -> None:  # type: ignore[no-untyped-def]
             source = table_ref[entry + j], pl.ds(head * spec.heads, spec.heads)
             for side, (pages_ref, buf) in enumerate(((k_ref, k_buf), (v_ref, v_buf))):
-                act(pltpu.make_async_copy(pages_ref.at[source], buf.at[slot, :, j], arrived.at[slot, side]))
+                act(
+                    pltpu.make_async_copy(
+                        pages_ref.at[source], buf.at[slot, :, j], arrived.at[slot, side]
+                    )
+                )
 
     def start(head, item, tile, number) -> None:  # type: ignore[no-untyped-def]
         copies(head, item, tile, lax.rem(number, 2), lambda copy: copy.start())
@@ -164,13 +207,17 @@ def _kernel(spec: Spec, width: int, sinks: bool, table_ref, items_ref, q_ref, k_
         another = following < count
         pl.when(t + 1 < tiles)(lambda: start(h, i, t + 1, base + t + 1))
         pl.when((t + 1 == tiles) & another)(lambda: start(h, following, 0, base + t + 1))
-        pl.when((t + 1 == tiles) & ~another & (h + 1 < blocks))(lambda: start(h + 1, first_live, 0, base + t + 1))
+        pl.when((t + 1 == tiles) & ~another & (h + 1 < blocks))(
+            lambda: start(h + 1, first_live, 0, base + t + 1)
+        )
         copies(h, i, t, slot, lambda copy: copy.wait())
         first = (page + t * spec.pages) * C
         whole = first + tokens <= position + 1
         if spec.window is not None:
             whole &= first > position + spec.queries - 1 - spec.window
-        fold = functools.partial(_fold, spec, q_ref, k_buf.at[slot], v_buf.at[slot], (top_ref, total_ref, mixed_ref))
+        fold = functools.partial(
+            _fold, spec, q_ref, k_buf.at[slot], v_buf.at[slot], (top_ref, total_ref, mixed_ref)
+        )
         pl.when(whole)(lambda: fold(None))
         pl.when(~whole)(lambda: fold((first, position, keys)))
 
@@ -179,12 +226,15 @@ def _kernel(spec: Spec, width: int, sinks: bool, table_ref, items_ref, q_ref, k_
 
 
 def _fold(spec: Spec, q_ref, k_ref, v_ref, carry, edge) -> None:  # type: ignore[no-untyped-def]
-    """Fold a tile into the running maximum, sum and mix; `edge` is (first key, first query, keys of the item) where some are hidden."""
+    """Fold a tile into the running maximum, sum and mix; `edge` is (first key, first query, keys of
+    the item) where some are hidden."""
     top_ref, total_ref, mixed_ref = carry
     heads, pages, C, H = k_ref.shape
     tokens = pages * C
     precision = lax.Precision.HIGHEST if q_ref.dtype == jnp.float32 else None
-    multiply = functools.partial(lax.dot_general, precision=precision, preferred_element_type=jnp.float32)
+    multiply = functools.partial(
+        lax.dot_general, precision=precision, preferred_element_type=jnp.float32
+    )
     k, v = k_ref[...].reshape(heads, tokens, H), v_ref[...].reshape(heads, tokens, H)
     scores = multiply(q_ref[0], k, (((2,), (2,)), ((0,), (0,))))
     if spec.softcap is None:
@@ -199,7 +249,8 @@ def _fold(spec: Spec, q_ref, k_ref, v_ref, carry, edge) -> None:  # type: ignore
         if spec.window is not None:
             seen &= key > query + (position - spec.window)
         scores = jnp.where(seen, scores, HIDDEN)
-        mine = lax.broadcasted_iota(jnp.int32, v.shape, 1) + first < keys  # zero times NaN is NaN, and a page may hold anything
+        # Zero times NaN is NaN, and a page may hold anything
+        mine = lax.broadcasted_iota(jnp.int32, v.shape, 1) + first < keys
         v = jnp.where(mine, v.astype(jnp.float32), 0.0).astype(v.dtype)
     old = top_ref[...]
     top = jnp.maximum(old, jnp.max(scores, axis=2, keepdims=True))
@@ -207,4 +258,6 @@ def _fold(spec: Spec, q_ref, k_ref, v_ref, carry, edge) -> None:  # type: ignore
     decay = jnp.exp2(old - top)
     top_ref[...] = top
     total_ref[...] = total_ref[...] * decay + jnp.sum(weights, axis=2, keepdims=True)
-    mixed_ref[...] = mixed_ref[...] * decay[..., :1] + multiply(weights.astype(v.dtype), v, (((2,), (1,)), ((0,), (0,))))
+    mixed_ref[...] = mixed_ref[...] * decay[..., :1] + multiply(
+        weights.astype(v.dtype), v, (((2,), (1,)), ((0,), (0,)))
+    )

@@ -1,7 +1,9 @@
-"""Attention over one tile of keys and values at a time, in pure JAX: what the reference back ends share.
+"""Attention over one tile of keys and values at a time, in pure JAX: what the reference back ends
+share.
 
-A tile is a fixed number of tokens counted from position 0 of the sequence. A query therefore meets the same tiles with the same
-shapes however its prompt was chunked, batched or padded, and tiles in which it sees nothing change nothing, to the last bit.
+A tile is a fixed number of tokens counted from position 0 of the sequence. A query therefore meets
+the same tiles with the same shapes however its prompt was chunked, batched or padded, and tiles in
+which it sees nothing change nothing, to the last bit.
 """
 
 from __future__ import annotations
@@ -11,7 +13,8 @@ from jax import Array, lax
 
 TILE_TOKENS = 128
 
-type Carry = tuple[Array, Array, Array]  # running maximum [..., Q], running sum [..., Q], weighted values [..., Q, H]; all float32
+# Running maximum [..., Q], running sum [..., Q], weighted values [..., Q, H]; all float32
+type Carry = tuple[Array, Array, Array]
 
 
 def pages_per_tile(page_size: int) -> int:
@@ -20,39 +23,54 @@ def pages_per_tile(page_size: int) -> int:
 
 
 def padded_table(table: Array, pages: int) -> Array:
-    """The page table with its last axis padded to whole tiles of `pages` pages; padding names page 0 and is always masked."""
+    """The page table with its last axis padded to whole tiles of `pages` pages; padding names page
+    0 and is always masked."""
     width = -(-table.shape[-1] // pages) * pages
     return jnp.pad(table, [(0, 0)] * (table.ndim - 1) + [(0, width - table.shape[-1])])
 
 
 def load_tile(pages_PKCH: Array, table: Array, tile: Array, pages: int) -> Array:
-    """Tile number `tile` of each sequence, `[..., K, tokens, H]` float32. Entries outside the pool read some page and must be masked."""
+    """Tile number `tile` of each sequence, `[..., K, tokens, H]` float32. Entries outside the pool
+    read some page and must be masked."""
     ids = lax.dynamic_slice_in_dim(table, tile * pages, pages, axis=-1)
     found = jnp.moveaxis(pages_PKCH.at[ids].get(mode="clip"), -4, -3)  # [..., K, pages, C, H]
     *lead, K, S, C, H = found.shape
     return found.reshape(*lead, K, S * C, H).astype(jnp.float32)
 
 
-def load_tiles(pools: tuple[Array, Array], scales_PK2C: Array | None, table: Array, tile: Array, pages: int) -> tuple[Array, Array]:
-    """Keys and values of tile number `tile` as `load_tile` gives them, scaled where pages have scales."""
+def load_tiles(
+    pools: tuple[Array, Array], scales_PK2C: Array | None, table: Array, tile: Array, pages: int
+) -> tuple[Array, Array]:
+    """Keys and values of tile number `tile` as `load_tile` gives them, scaled where pages have
+    scales.
+    """
     k, v = (load_tile(pool, table, tile, pages) for pool in pools)
     if scales_PK2C is None:
         return k, v
     found = load_tile(scales_PK2C, table, tile, pages)  # [..., K, pages * 2, C]
     *lead, rows, C = found.shape
-    scales = jnp.moveaxis(found.reshape(*lead, rows // 2, 2, C), -2, 0).reshape(2, *lead, rows // 2 * C, 1)
+    scales = jnp.moveaxis(found.reshape(*lead, rows // 2, 2, C), -2, 0).reshape(
+        2, *lead, rows // 2 * C, 1
+    )
     return k * scales[0], v * scales[1]
 
 
 def start(lead: tuple[int, ...], head_dim: int) -> Carry:
-    """The carry before any tile; `lead` is the shape of the queries without their head dimension."""
-    return jnp.full(lead, -jnp.inf, jnp.float32), jnp.zeros(lead, jnp.float32), jnp.zeros((*lead, head_dim), jnp.float32)
+    """The carry before any tile; `lead` is the shape of the queries without their head
+    dimension."""
+    return (
+        jnp.full(lead, -jnp.inf, jnp.float32),
+        jnp.zeros(lead, jnp.float32),
+        jnp.zeros((*lead, head_dim), jnp.float32),
+    )
 
 
 def fold(carry: Carry, q: Array, k: Array, v: Array, mask: Array, softcap: float | None) -> Carry:
-    """Fold one tile into the carry. q `[..., Q, H]` is scaled; k, v `[..., tokens, H]`; mask broadcasts to `[..., Q, tokens]`.
+    """Fold one tile into the carry. q `[..., Q, H]` is scaled; k, v `[..., tokens, H]`; mask
+    broadcasts to `[..., Q, tokens]`.
 
-    Values that no query sees are replaced before they are multiplied: 0 · NaN is NaN, and a page may hold anything.
+    Values that no query sees are replaced before they are multiplied: 0 · NaN is NaN, and a page
+    may hold anything.
     """
     top, total, mixed = carry
     scores = jnp.einsum("...qh,...th->...qt", q, k, precision=lax.Precision.HIGHEST)
@@ -64,12 +82,15 @@ def fold(carry: Carry, q: Array, k: Array, v: Array, mask: Array, softcap: float
     weights = jnp.exp(scores - base[..., None])
     decay = jnp.exp(top - base)
     seen = mask.any(axis=-2)[..., None]
-    values = jnp.einsum("...qt,...th->...qh", weights, jnp.where(seen, v, 0.0), precision=lax.Precision.HIGHEST)
+    values = jnp.einsum(
+        "...qt,...th->...qh", weights, jnp.where(seen, v, 0.0), precision=lax.Precision.HIGHEST
+    )
     return new_top, total * decay + _sum(weights), mixed * decay[..., None] + values
 
 
 def _sum(x: Array) -> Array:
-    """The sum over the last axis as a fixed tree of additions: how XLA orders a reduction depends on the other axes' sizes."""
+    """The sum over the last axis as a fixed tree of additions: how XLA orders a reduction depends
+    on the other axes' sizes."""
     while (size := x.shape[-1]) > 1:
         half = size // 2
         x = jnp.concatenate([x[..., :half] + x[..., half : 2 * half], x[..., 2 * half :]], axis=-1)
@@ -79,7 +100,8 @@ def _sum(x: Array) -> Array:
 def finish(carry: Carry, sinks: Array | None = None) -> Array:
     """The attention output `[..., Q, H]` in float32; queries that saw nothing give zeros.
 
-    `sinks` holds one logit a query (it broadcasts to the running maximum's shape) that joins the sum and has no value.
+    `sinks` holds one logit a query (it broadcasts to the running maximum's shape) that joins the
+    sum and has no value.
     """
     top, total, mixed = carry
     if sinks is not None:

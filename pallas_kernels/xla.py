@@ -1,7 +1,9 @@
-"""Attention of items over pages in plain JAX for accelerators without a kernel: what the `xla` back ends of the attention ops share.
+"""Attention of items over pages in plain JAX for accelerators without a kernel: what the `xla` back
+ends of the attention ops share.
 
-All items of `pallas_kernels.items` walk their keys together, each from the first page that it sees, a large tile at a time: a gather and
-two batched products in the pool's own type, accumulated in float32. The number of tiles is the longest item's.
+All items of `pallas_kernels.items` walk their keys together, each from the first page that it sees,
+a large tile at a time: a gather and two batched products in the pool's own type, accumulated in
+float32. The number of tiles is the longest item's.
 """
 
 from __future__ import annotations
@@ -31,8 +33,14 @@ class Spec:
 
 def check(q: Array, k_pages: Array, v_pages: Array) -> None:
     """Raise ValueError for shapes that no back end takes."""
-    if q.shape[1] % k_pages.shape[1] or k_pages.shape[3] != q.shape[2] or v_pages.shape != k_pages.shape:
-        raise ValueError(f"xla takes equal K and V pools whose heads divide the query heads, got q {q.shape}, k {k_pages.shape}")
+    if (
+        q.shape[1] % k_pages.shape[1]
+        or k_pages.shape[3] != q.shape[2]
+        or v_pages.shape != k_pages.shape
+    ):
+        raise ValueError(
+            f"xla takes equal K and V pools whose heads divide the query heads, got q {q.shape}, k {k_pages.shape}"
+        )
 
 
 def pages_per_tile(q_WKRH: Array, k_pages: Array) -> int:
@@ -51,25 +59,32 @@ def attend(
     items: Items,
     sinks: Array | None,
 ) -> Array:
-    """Attention of every item, `[W, K, R, H]`; `sinks` as in `AttentionOptions`. `pools` are the pages of keys and of values, and their
-    scales if they have some."""
+    """Attention of every item, `[W, K, R, H]`; `sinks` as in `AttentionOptions`. `pools` are the
+    pages of keys and of values, and their scales if they have some."""
     W, K, R, H = q_WKRH.shape
     C = pools[0].shape[2]
     row_W, position_W, keys_W = items
     pages = pages_per_tile(q_WKRH, pools[0])
-    first_W = jnp.zeros_like(keys_W) if spec.window is None else jnp.maximum(position_W - spec.window + 1, 0)
+    first_W = (
+        jnp.zeros_like(keys_W)
+        if spec.window is None
+        else jnp.maximum(position_W - spec.window + 1, 0)
+    )
     page_W = jnp.where(keys_W > 0, first_W // C, 0)
     tiles = jnp.max(-(-(-(-keys_W // C) - page_W) // pages), initial=0)
     query_WR = position_W[:, None] + jnp.arange(R) % spec.queries
     precision = lax.Precision.HIGHEST if q_WKRH.dtype == jnp.float32 else None
-    multiply = functools.partial(jnp.einsum, precision=precision, preferred_element_type=jnp.float32)
+    multiply = functools.partial(
+        jnp.einsum, precision=precision, preferred_element_type=jnp.float32
+    )
 
     def step(tile: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         old, total, mixed = carry
         entry_WS = page_W[:, None] + tile * pages + jnp.arange(pages)
         id_WS = table[row_W[:, None], jnp.minimum(entry_WS, table.shape[1] - 1)]
         key_WT = (entry_WS[:, :, None] * C + jnp.arange(C)).reshape(W, pages * C)
-        mine = (key_WT < keys_W[:, None])[:, None, :, None]  # zero times NaN is NaN, and a page may hold anything
+        # Zero times NaN is NaN, and a page may hold anything
+        mine = (key_WT < keys_W[:, None])[:, None, :, None]
         k, v = _tile(pools, id_WS, q_WKRH.dtype)
         scores = multiply("ikrh,ikth->ikrt", q_WKRH, k) * spec.scale
         if spec.softcap is not None:
@@ -82,11 +97,15 @@ def attend(
         base = jnp.where(top == -jnp.inf, 0.0, top)  # a query that has seen nothing yet
         weights = jnp.exp(scores - base[..., None])
         decay = jnp.exp(old - base)
-        mixed = mixed * decay[..., None] + multiply("ikrt,ikth->ikrh", weights.astype(v.dtype), jnp.where(mine, v, 0))
+        mixed = mixed * decay[..., None] + multiply(
+            "ikrt,ikth->ikrh", weights.astype(v.dtype), jnp.where(mine, v, 0)
+        )
         return top, total * decay + weights.sum(axis=-1), mixed
 
     sinks_KR = sinks_of_places(sinks, K, spec.queries, R)
-    top = jnp.full((W, K, R), -jnp.inf) if sinks_KR is None else jnp.broadcast_to(sinks_KR, (W, K, R))
+    top = (
+        jnp.full((W, K, R), -jnp.inf) if sinks_KR is None else jnp.broadcast_to(sinks_KR, (W, K, R))
+    )
     total = jnp.full((W, K, R), 0.0 if sinks_KR is None else 1.0)
     _, total, mixed = lax.fori_loop(0, tiles, step, (top, total, jnp.zeros((W, K, R, H))))
     return (mixed / jnp.where(total == 0, 1.0, total)[..., None]).astype(q_WKRH.dtype)
@@ -96,6 +115,9 @@ def _tile(pools: tuple[Array, ...], id_WS: Array, dtype: DTypeLike) -> tuple[Arr
     """Keys and values `[W, K, S * C, H]` of these pages."""
     found = [jnp.moveaxis(pool.at[id_WS].get(mode="clip"), 1, 2).astype(dtype) for pool in pools]
     if len(found) > 2:
-        found[:2] = (x * scale[..., None] for x, scale in zip(found, jnp.moveaxis(found[2], -2, 0), strict=False))
+        found[:2] = (
+            x * scale[..., None]
+            for x, scale in zip(found, jnp.moveaxis(found[2], -2, 0), strict=False)
+        )
     k, v = (x.reshape(*x.shape[:2], -1, x.shape[-1]) for x in found[:2])
     return k, v

@@ -1,4 +1,5 @@
-"""What every test shares: eight virtual CPU devices unless a platform is chosen, and a compilation cache between runs."""
+"""What every test shares: eight virtual CPU devices unless a platform is chosen, and a compilation
+cache between runs."""
 
 from __future__ import annotations
 
@@ -11,30 +12,37 @@ from collections.abc import Iterator
 import hypothesis
 import pytest
 
-hypothesis.settings.register_profile("no clock", deadline=None)  # a first call compiles, and machines are busy
+# A first call compiles, and machines are busy
+hypothesis.settings.register_profile("no clock", deadline=None)
 hypothesis.settings.load_profile("no clock")
 
 MANY_MAPS = 20_000
 QUICK_ROOMS = ("sampling", "server", "grammar", "weights")
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(pathlib.Path(__file__).parents[1] / ".jax_cache" / "tests"))
+os.environ.setdefault(
+    "JAX_COMPILATION_CACHE_DIR", str(pathlib.Path(__file__).parents[1] / ".jax_cache" / "tests")
+)
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 FLAGS = {
     "xla_force_host_platform_device_count": 8,
-    "xla_cpu_collective_call_terminate_timeout_seconds": 600,  # the threads of eight devices take turns on few, busy cores
+    # The threads of eight devices take turns on few, busy cores
+    "xla_cpu_collective_call_terminate_timeout_seconds": 600,
 }
 if "cuda" not in os.environ["JAX_PLATFORMS"]:
-    FLAGS["xla_backend_optimization_level"] = 0  # tests compile for longer than they compute, and this halves it
+    # Tests compile for longer than they compute, and this halves it
+    FLAGS["xla_backend_optimization_level"] = 0
 given = os.environ.get("XLA_FLAGS", "")
-os.environ["XLA_FLAGS"] = " ".join([given, *(f"--{name}={value}" for name, value in FLAGS.items() if name not in given)]).strip()
+os.environ["XLA_FLAGS"] = " ".join(
+    [given, *(f"--{name}={value}" for name, value in FLAGS.items() if name not in given)]
+).strip()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The rooms whose files take seconds come last, so that workers end together; tests that need a GPU are skipped where jax was not told
-    to use one."""
+    """The rooms whose files take seconds come last, so that workers end together; tests that need a
+    GPU are skipped where jax was not told to use one."""
     items.sort(key=lambda item: item.path.parent.name in QUICK_ROOMS)
     if "cuda" in os.environ["JAX_PLATFORMS"]:
         return
@@ -45,7 +53,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True, scope="module")
 def few_memory_maps() -> Iterator[None]:
-    """Executables of XLA's CPU compiler take memory maps, of which a process may have 65,530: those nobody holds are let go."""
+    """Executables of XLA's CPU compiler take memory maps, of which a process may have 65,530: those
+    nobody holds are let go."""
     yield
     maps = pathlib.Path("/proc/self/maps")
     if "jax" in sys.modules and maps.is_file() and len(maps.read_bytes().splitlines()) > MANY_MAPS:

@@ -15,7 +15,11 @@ import pytest
 
 REPO = pathlib.Path(__file__).parents[1]
 PACKAGES = ("jaxllm", "pallas_kernels")
-SOURCES = [path for root in (*PACKAGES, "benchmarks", "examples", "tools", "server") for path in sorted((REPO / root).rglob("*.py"))]
+SOURCES = [
+    path
+    for root in (*PACKAGES, "benchmarks", "examples", "tools", "server")
+    for path in sorted((REPO / root).rglob("*.py"))
+]
 SHIPPED = [path for path in SOURCES if path.relative_to(REPO).parts[0] in PACKAGES]
 
 MAX_FILE_LINES = 400
@@ -34,7 +38,11 @@ MANY_PARAMETERS: dict[str, str] = {
 
 # Reading the process environment is for what starts a process.
 # What a process was told; and a limit that XLA reads there and tells nobody.
-READS_ENVIRONMENT = {"jaxllm/cli.py", "jaxllm/server/__main__.py", "jaxllm/engine/host_memory.py"}
+READS_ENVIRONMENT = {
+    "jaxllm/cli.py",
+    "jaxllm/server/__main__.py",
+    "jaxllm/engine/startup/host_memory.py",
+}
 
 JAX_FREE = (
     "jaxllm",
@@ -43,12 +51,12 @@ JAX_FREE = (
     "jaxllm.sampling.options",
     "jaxllm.cache.pool",
     "jaxllm.cache.prefix",
-    "jaxllm.engine.request",
-    "jaxllm.engine.plan",
-    "jaxllm.engine.scheduler",
+    "jaxllm.engine.scheduling.request",
+    "jaxllm.engine.scheduling.plan",
+    "jaxllm.engine.scheduling.scheduler",
     "jaxllm.server.__main__",
     "jaxllm.server.app",
-    "jaxllm.server.protocol",
+    "jaxllm.server.openai.requests",
 )
 
 
@@ -61,7 +69,11 @@ def tree_of(path: pathlib.Path) -> ast.Module:
 
 
 def functions(path: pathlib.Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    return (node for node in ast.walk(tree_of(path)) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)))
+    return (
+        node
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+    )
 
 
 def imported(path: pathlib.Path) -> set[str]:
@@ -82,14 +94,22 @@ import importlib, json, sys
 importlib.import_module({module!r})
 print(json.dumps([name for name in {watched!r} if name in sys.modules]))
 """
-    done = subprocess.run([sys.executable, "-c", code], cwd=REPO, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=REPO, capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
 
 def test_the_import_contracts_hold():
     code = "from importlinter.cli import lint_imports_command as main; main()"
-    done = subprocess.run([sys.executable, "-c", code, "--no-logo", "--no-cache"], cwd=REPO, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", code, "--no-logo", "--no-cache"],
+        cwd=REPO,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert " 0 broken" in done.stdout
 
@@ -113,8 +133,15 @@ def test_every_public_name_resolves():
 
 
 def test_no_module_imports_jax_internals_or_unsafe_serialisers():
-    banned = re.compile(r"(jax\._src|jaxlib|torch|triton|jax_triton|pickle|cloudpickle|dill|shelve|marshal)(\.|$)")
-    found = [f"{name_of(path)}: {name}" for path in SOURCES for name in sorted(imported(path)) if banned.match(name)]
+    banned = re.compile(
+        r"(jax\._src|jaxlib|torch|triton|jax_triton|pickle|cloudpickle|dill|shelve|marshal)(\.|$)"
+    )
+    found = [
+        f"{name_of(path)}: {name}"
+        for path in SOURCES
+        for name in sorted(imported(path))
+        if banned.match(name)
+    ]
     found += [name_of(path) for path in SOURCES if "jax._src" in path.read_text()]
     assert found == []
 
@@ -124,7 +151,9 @@ def test_nothing_evaluates_text_as_code():
         f"{name_of(path)}:{node.lineno}"
         for path in SOURCES
         for node in ast.walk(tree_of(path))
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("eval", "exec", "compile", "__import__")
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id in ("eval", "exec", "compile", "__import__")
     ]
     assert found == []
 
@@ -142,11 +171,18 @@ def test_only_the_command_line_reads_the_environment():
 
 def test_no_module_has_a_name_that_says_nothing():
     nothing = re.compile(r"(utils?|common|helpers?|misc|experimental|.*_v\d|v\d)(\.py)?$")
-    assert [name_of(path) for path in SOURCES if any(nothing.match(part) for part in path.relative_to(REPO).parts)] == []
+    assert [
+        name_of(path)
+        for path in SOURCES
+        if any(nothing.match(part) for part in path.relative_to(REPO).parts)
+    ] == []
 
 
 def test_no_file_is_longer_than_400_lines():
-    lengths = {name_of(path): path.read_text().count("\n") for path in [*SOURCES, *sorted((REPO / "tests").rglob("*.py"))]}
+    lengths = {
+        name_of(path): path.read_text().count("\n")
+        for path in [*SOURCES, *sorted((REPO / "tests").rglob("*.py"))]
+    }
     assert {name: lines for name, lines in lengths.items() if lines > MAX_FILE_LINES} == {}
 
 
@@ -158,7 +194,11 @@ def test_the_median_file_has_at_most_150_lines():
 def test_no_function_is_longer_than_a_screen():
     found = {}
     for path in SOURCES:
-        limit = MAX_KERNEL_LINES if path.relative_to(REPO).parts[0] == "pallas_kernels" else MAX_FUNCTION_LINES
+        limit = (
+            MAX_KERNEL_LINES
+            if path.relative_to(REPO).parts[0] == "pallas_kernels"
+            else MAX_FUNCTION_LINES
+        )
         for node in functions(path):
             lines = (node.end_lineno or node.lineno) - node.lineno + 1
             if lines > limit:
@@ -170,9 +210,15 @@ def test_no_function_takes_more_parameters_than_a_reader_can_hold():
     found = {}
     for path in SOURCES:
         for node in functions(path):
-            arguments = [a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+            arguments = [
+                a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
+            ]
             count = len([a for a in arguments if a not in ("self", "cls")])
-            limit = HARD_MAX_PARAMETERS if f"{name_of(path)}:{node.name}" in MANY_PARAMETERS else MAX_PARAMETERS
+            limit = (
+                HARD_MAX_PARAMETERS
+                if f"{name_of(path)}:{node.name}" in MANY_PARAMETERS
+                else MAX_PARAMETERS
+            )
             if count > limit:
                 found[f"{name_of(path)}:{node.name}"] = count
     assert found == {}
@@ -180,7 +226,9 @@ def test_no_function_takes_more_parameters_than_a_reader_can_hold():
 
 def test_every_excuse_for_many_parameters_is_still_needed():
     counts = {
-        f"{name_of(path)}:{node.name}": len(node.args.posonlyargs) + len(node.args.args) + len(node.args.kwonlyargs)
+        f"{name_of(path)}:{node.name}": len(node.args.posonlyargs)
+        + len(node.args.args)
+        + len(node.args.kwonlyargs)
         for path in SOURCES
         for node in functions(path)
     }
@@ -188,20 +236,36 @@ def test_every_excuse_for_many_parameters_is_still_needed():
 
 
 def test_no_module_level_name_is_a_mutable_global():
-    """Upper-case tables are constants by agreement; anything else at module level must not be a list, dict or set."""
+    """Upper-case tables are constants by agreement; anything else at module level must not be a
+    list, dict or set."""
     found = []
     for path in SHIPPED:
         for node in tree_of(path).body:
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
-            mutable = isinstance(getattr(node, "value", None), (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp))
-            found += [f"{name_of(path)}: {t.id}" for t in targets if mutable and isinstance(t, ast.Name) and not t.id.lstrip("_").isupper()]
+            targets = (
+                node.targets
+                if isinstance(node, ast.Assign)
+                else [node.target]
+                if isinstance(node, ast.AnnAssign)
+                else []
+            )
+            mutable = isinstance(
+                getattr(node, "value", None),
+                (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp),
+            )
+            found += [
+                f"{name_of(path)}: {t.id}"
+                for t in targets
+                if mutable and isinstance(t, ast.Name) and not t.id.lstrip("_").isupper()
+            ]
     assert [name for name in found if not name.endswith(": __all__")] == []
 
 
 def test_the_wheel_ships_both_packages_and_no_others():
     import tomllib
 
-    find = tomllib.loads((REPO / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]["find"]
+    find = tomllib.loads((REPO / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"][
+        "find"
+    ]
     assert {pattern.removesuffix(".*") for pattern in find["include"]} == set(PACKAGES)
 
 

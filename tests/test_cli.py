@@ -15,7 +15,9 @@ from jaxllm import cli, environment
 
 def test_help_and_version_answer_without_loading_jax(repo):
     code = "import sys; from jaxllm.cli import main; main(['--help']); main(['--version']); sys.exit('jax' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=repo, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=repo, capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == jaxllm.__version__
     assert all(verb in done.stdout for verb in cli.VERBS)
@@ -33,7 +35,11 @@ def test_an_unknown_verb_is_named_and_fails(capsys):
 
 @pytest.mark.parametrize(
     ("given", "passed"),
-    [(["demo", "--port", "1"], ["--model", "demo", "--port", "1"]), (["--model", "demo"], ["--model", "demo"]), ([], [])],
+    [
+        (["demo", "--port", "1"], ["--model", "demo", "--port", "1"]),
+        (["--model", "demo"], ["--model", "demo"]),
+        ([], []),
+    ],
 )
 def test_serve_passes_its_model_to_the_server(given, passed, monkeypatch):
     seen = []
@@ -46,9 +52,16 @@ def test_serve_passes_its_model_to_the_server(given, passed, monkeypatch):
 
 def test_bench_outside_a_checkout_says_where_to_run_it(tmp_path):
     done = subprocess.run(
-        [sys.executable, "-c", "import sys; from jaxllm.cli import main; sys.exit(main(['bench', 'no_such_benchmark']))"],
+        [
+            sys.executable,
+            "-c",
+            "import sys; from jaxllm.cli import main; sys.exit(main(['bench', 'no_such_benchmark']))",
+        ],
         cwd=tmp_path,
-        env={"PYTHONPATH": str(jaxllm.__path__[0]).removesuffix("/jaxllm"), "PATH": "/usr/bin:/bin"},
+        env={
+            "PYTHONPATH": str(jaxllm.__path__[0]).removesuffix("/jaxllm"),
+            "PATH": "/usr/bin:/bin",
+        },
         capture_output=True,
         text=True,
         timeout=60,

@@ -13,7 +13,9 @@ from jaxllm.config import ConfigError
 from jaxllm.locate import locate
 
 
-def test_a_hub_model_is_downloaded_without_its_second_set_of_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_model_is_downloaded_without_its_second_set_of_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: dict[str, Any] = {}
 
     def snapshot_download(model: str, **arguments: Any) -> str:
@@ -23,9 +25,24 @@ def test_a_hub_model_is_downloaded_without_its_second_set_of_weights(tmp_path: P
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
     assert locate("owner/name", "main", None) == tmp_path
     assert (asked["model"], asked["revision"]) == ("owner/name", "main")
-    wanted = ["config.json", "model-00001-of-00002.safetensors", "model.safetensors.index.json", "tokenizer.model", "chat_template.jinja"]
-    unwanted = ["consolidated.safetensors", "consolidated.00.pth", "original/params.json", "original/tokenizer.model", "model.bin"]
-    patterns = {"allow_patterns": asked["allow_patterns"], "ignore_patterns": asked["ignore_patterns"]}
+    wanted = [
+        "config.json",
+        "model-00001-of-00002.safetensors",
+        "model.safetensors.index.json",
+        "tokenizer.model",
+        "chat_template.jinja",
+    ]
+    unwanted = [
+        "consolidated.safetensors",
+        "consolidated.00.pth",
+        "original/params.json",
+        "original/tokenizer.model",
+        "model.bin",
+    ]
+    patterns = {
+        "allow_patterns": asked["allow_patterns"],
+        "ignore_patterns": asked["ignore_patterns"],
+    }
     assert list(filter_repo_objects(wanted + unwanted, **patterns)) == wanted
 
 
@@ -33,6 +50,12 @@ def test_directories_are_taken_as_they_are_and_what_is_none_is_refused(tmp_path:
     assert locate(str(tmp_path)) == tmp_path
     assert (locate("demo") / "config.json").is_file()
     (tmp_path / "file").write_text("")
-    for model in (str(tmp_path / "absent"), str(tmp_path / "file"), "./absent", "no-slash", "~nobody-of-this-name/absent"):
+    for model in (
+        str(tmp_path / "absent"),
+        str(tmp_path / "file"),
+        "./absent",
+        "no-slash",
+        "~nobody-of-this-name/absent",
+    ):
         with pytest.raises(ConfigError):
             locate(model)

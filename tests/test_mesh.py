@@ -22,7 +22,10 @@ def test_a_mesh_takes_the_first_devices() -> None:
 
 
 def test_too_few_devices_is_an_error_that_says_how_many_there_are() -> None:
-    with pytest.raises(ConfigError, match=r"needs 16 devices, but there are 8 \(cpu\); set tensor_parallel_size to at most 8"):
+    with pytest.raises(
+        ConfigError,
+        match=r"needs 16 devices, but there are 8 \(cpu\); set tensor_parallel_size to at most 8",
+    ):
         make_mesh(16)
     with pytest.raises(ConfigError, match="there are 2"):
         make_mesh(4, jax.devices()[:2])

@@ -9,13 +9,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxllm.engine.logprobs import packed_from
-from jaxllm.engine.request import GenerateRequest, PromptLogprobs, TextDelta, TokenLogprobs
-from jaxllm.outputs import CompletionOutput, Growing, Logprob, Positions, PromptPositions, RequestOutput, nameless
+from jaxllm.logprobs import packed_from
+from jaxllm.messages import GenerateRequest, PromptLogprobs, TextDelta, TokenLogprobs
+from jaxllm.outputs import (
+    CompletionOutput,
+    Logprob,
+    OutputBuilder,
+    Positions,
+    PromptPositions,
+    RequestOutput,
+    nameless,
+)
 from jaxllm.sampling.options import SamplingParams
 
 TOKENS = [4, 7, 4, 9, 2]
-ENTRIES = [TokenLogprobs(token_id=token, logprob=-0.5 * at, rank=1 + at, top=[(4, -0.25), (9, -1.5)]) for at, token in enumerate(TOKENS)]
+ENTRIES = [
+    TokenLogprobs(token_id=token, logprob=-0.5 * at, rank=1 + at, top=[(4, -0.25), (9, -1.5)])
+    for at, token in enumerate(TOKENS)
+]
 
 
 def text_of(token: int) -> str:
@@ -40,8 +51,15 @@ def lazy() -> Positions:
 def test_positions_are_those_of_the_list() -> None:
     found, expected = lazy(), eager()
     assert list(found) == expected
-    assert [list(position) for position in found] == [list(position) for position in expected], "the token that is there comes first"
-    assert (found == expected, expected == found, found == lazy(), found != expected) == (True, True, True, False)
+    assert [list(position) for position in found] == [list(position) for position in expected], (
+        "the token that is there comes first"
+    )
+    assert (found == expected, expected == found, found == lazy(), found != expected) == (
+        True,
+        True,
+        True,
+        False,
+    )
     assert len(found) == 5
     assert repr(found) == repr(expected)
     assert list(reversed(found)) == expected[::-1]
@@ -57,8 +75,14 @@ def test_what_differs_is_not_equal() -> None:
         hash(found)
 
 
-@given(st.none() | st.integers(-7, 7), st.none() | st.integers(-7, 7), st.none() | st.sampled_from([-3, -1, 1, 2]))
-def test_slices_are_those_of_the_list(start: int | None, stop: int | None, step: int | None) -> None:
+@given(
+    st.none() | st.integers(-7, 7),
+    st.none() | st.integers(-7, 7),
+    st.none() | st.sampled_from([-3, -1, 1, 2]),
+)
+def test_slices_are_those_of_the_list(
+    start: int | None, stop: int | None, step: int | None
+) -> None:
     assert lazy()[start:stop:step] == eager()[start:stop:step]
 
 
@@ -82,7 +106,9 @@ def test_without_tokens_and_without_names() -> None:
     assert nothing == [] and not nothing
     found = Positions([4], packed_from(ENTRIES[:1], 0), nameless)
     assert found == [{4: Logprob(0.0, 1, None)}]
-    assert CompletionOutput(0, logprobs=found) == CompletionOutput(0, logprobs=[{4: Logprob(0.0, 1, None)}])
+    assert CompletionOutput(0, logprobs=found) == CompletionOutput(
+        0, logprobs=[{4: Logprob(0.0, 1, None)}]
+    )
 
 
 @pytest.mark.parametrize("size", range(1, 6))
@@ -96,7 +122,9 @@ def test_the_first_token_of_a_prompt_has_none(size: int) -> None:
 
 def test_deltas_add_up_to_the_result() -> None:
     params = SamplingParams(n=2, logprobs=2, prompt_logprobs=2)
-    growing = Growing(GenerateRequest(id="r", prompt_token_ids=[1, *TOKENS], params=params), "p", text_of)
+    growing = OutputBuilder(
+        GenerateRequest(id="r", prompt_token_ids=[1, *TOKENS], params=params), "p", text_of
+    )
     scores = PromptLogprobs(top=2, packed=packed_from(ENTRIES, 2))
     for index in range(2):
         for at, entry in enumerate(ENTRIES):
@@ -116,21 +144,49 @@ def test_deltas_add_up_to_the_result() -> None:
             )
             assert ended == (last and index == 1)
     choices = [
-        CompletionOutput(index, "0134", TOKENS, cumulative_logprob=-5.0, logprobs=eager(), finish_reason="stop", stop_reason=7)
+        CompletionOutput(
+            index,
+            "0134",
+            TOKENS,
+            cumulative_logprob=-5.0,
+            logprobs=eager(),
+            finish_reason="stop",
+            stop_reason=7,
+        )
         for index in range(2)
     ]
-    expected = RequestOutput("r", "p", [1, *TOKENS], choices, finished=True, num_cached_tokens=3, prompt_logprobs=[None, *eager()])
+    expected = RequestOutput(
+        "r",
+        "p",
+        [1, *TOKENS],
+        choices,
+        finished=True,
+        num_cached_tokens=3,
+        prompt_logprobs=[None, *eager()],
+    )
     assert growing.output == expected
-    assert growing.add(TextDelta(id="r", index=0, token_ids=[], text="", finish_reason="error", error="broken"))
-    assert (choices[0].text, growing.output.outputs[0].finish_reason, growing.output.outputs[0].error) == ("0134", "error", "broken")
+    assert growing.add(
+        TextDelta(id="r", index=0, token_ids=[], text="", finish_reason="error", error="broken")
+    )
+    assert (
+        choices[0].text,
+        growing.output.outputs[0].finish_reason,
+        growing.output.outputs[0].error,
+    ) == ("0134", "error", "broken")
 
 
 def test_a_token_leaves_nothing_for_the_garbage_collector() -> None:
-    growing = Growing(GenerateRequest(id="r", prompt_token_ids=[1], params=SamplingParams(logprobs=2)), None, text_of)
+    growing = OutputBuilder(
+        GenerateRequest(id="r", prompt_token_ids=[1], params=SamplingParams(logprobs=2)),
+        None,
+        text_of,
+    )
     gc.collect()
     before = len(gc.get_objects())
     for at in range(1000):
         row, text, last = packed_from(ENTRIES[:1], 2), str(at), "length" if at == 999 else None
-        growing.add(TextDelta(id="r", index=0, token_ids=[4], text=text, logprobs=row, finish_reason=last))
+        growing.add(
+            TextDelta(id="r", index=0, token_ids=[4], text=text, logprobs=row, finish_reason=last)
+        )
     assert len(gc.get_objects()) - before < 100
     assert growing.output.outputs[0].logprobs == eager()[:1] * 1000

@@ -1,4 +1,5 @@
-"""README.md says what is so: its commands work, its code runs, its tables are what the generators print."""
+"""README.md says what is so: its commands work, its code runs, its tables are what the generators
+print."""
 
 from __future__ import annotations
 
@@ -28,13 +29,26 @@ START_SECONDS = 240
 
 def blocks(language: str) -> list[str]:
     """The fenced blocks of one language on all pages."""
-    return [text for page in PAGES.values() for text in re.findall(rf"^```{language}\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)]
+    return [
+        text
+        for page in PAGES.values()
+        for text in re.findall(rf"^```{language}\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    ]
 
 
-COMMANDS = [line for block in blocks("sh") for line in block.replace("\\\n", " ").splitlines() if line.strip()]
+COMMANDS = [
+    line
+    for block in blocks("sh")
+    for line in block.replace("\\\n", " ").splitlines()
+    if line.strip()
+]
 CURL = [line for line in COMMANDS if line.startswith("curl ")]
 MAKE = [line for line in COMMANDS if line.startswith("make ")]
-SERVE = [line for line in COMMANDS if re.match(r"\.venv/bin/(jaxllm serve|python -m jaxllm\.server) ", line)]
+SERVE = [
+    line
+    for line in COMMANDS
+    if re.match(r"\.venv/bin/(jaxllm serve|python -m jaxllm\.server) ", line)
+]
 CLIENT = [block for block in blocks("python") if "from openai import" in block]
 LIBRARY = [block for block in blocks("python") if "from jaxllm import" in block]
 
@@ -48,19 +62,25 @@ def port() -> int:
 
 @pytest.fixture(scope="module")
 def server(port: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL of a server that was started by the recipe of `make serve`, with this interpreter and few programs to compile."""
-    small = "ARGS=--max-num-seqs 4 --max-num-batched-tokens 64 --max-model-len 512"  # whose programs other tests have compiled
+    """The URL of a server that was started by the recipe of `make serve`, with this interpreter and
+    few programs to compile."""
+    # Whose programs other tests have compiled
+    small = "ARGS=--max-num-seqs 4 --max-num-batched-tokens 64 --max-model-len 512"
     command = shlex.split(make("-n", "serve", f"PORT={port}", small).stdout.splitlines()[-1])
     assert command[:2] == ["exec", ".venv/bin/python"]
     log = tmp_path_factory.mktemp("server") / "log"
     url = f"http://127.0.0.1:{port}"
     with log.open("w") as out:
-        process = subprocess.Popen([sys.executable, *command[2:]], cwd=REPO, stdout=out, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            [sys.executable, *command[2:]], cwd=REPO, stdout=out, stderr=subprocess.STDOUT
+        )
     try:
         deadline = time.monotonic() + START_SECONDS
         while not ready(url):
             assert process.poll() is None, f"the server ended:\n{log.read_text()}"
-            assert time.monotonic() < deadline, f"the server was not ready in {START_SECONDS} s:\n{log.read_text()}"
+            assert time.monotonic() < deadline, (
+                f"the server was not ready in {START_SECONDS} s:\n{log.read_text()}"
+            )
             time.sleep(0.2)
         yield url
         process.send_signal(signal.SIGTERM)
@@ -72,8 +92,20 @@ def server(port: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]
 
 def make(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run make as a user would, also when these tests were started by make."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith("MAKE") and name not in ("PORT", "MODEL", "ARGS")}
-    return subprocess.run(["make", *arguments], cwd=REPO, env=env, capture_output=True, text=True, check=True, timeout=60)
+    env = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("MAKE") and name not in ("PORT", "MODEL", "ARGS")
+    }
+    return subprocess.run(
+        ["make", *arguments],
+        cwd=REPO,
+        env=env,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
 
 
 def ready(url: str) -> bool:
@@ -85,7 +117,13 @@ def ready(url: str) -> bool:
 
 def run_python(code: str) -> str:
     """Standard output of a code block in an interpreter of its own."""
-    done = subprocess.run([sys.executable, "-c", code], cwd=REPO, capture_output=True, text=True, timeout=START_SECONDS)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=REPO,
+        capture_output=True,
+        text=True,
+        timeout=START_SECONDS,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -145,7 +183,9 @@ def test_every_class_and_function_of_the_life_of_a_request_exists():
     source = "\n".join(path.read_text() for path in (REPO / "jaxllm").rglob("*.py"))
     names = set(re.findall(r"`(?:[A-Z]\w+\.)?([A-Za-z_]\w+)`", life)) - {"LLM"}
     files = set(re.findall(r"`([\w/]+\.py)`", life))
-    assert [name for name in sorted(names) if not re.search(rf"\b(class|def) {name}\b", source)] == []
+    assert [
+        name for name in sorted(names) if not re.search(rf"\b(class|def) {name}\b", source)
+    ] == []
     assert [name for name in sorted(files) if not (REPO / name).exists()] == []
 
 

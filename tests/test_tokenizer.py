@@ -32,13 +32,29 @@ def spaced(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     """A tokenizer in the manner of SentencePiece, with bytes as a fallback."""
     path = tmp_path_factory.mktemp("spaced")
     words = ["<unk>", "▁", "▁the", "a", "▁a", *(f"<0x{byte:02X}>" for byte in range(256))]
-    backend = Backend(models.BPE(vocab={word: at for at, word in enumerate(words)}, merges=[], unk_token="<unk>", byte_fallback=True))
-    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    backend = Backend(
+        models.BPE(
+            vocab={word: at for at, word in enumerate(words)},
+            merges=[],
+            unk_token="<unk>",
+            byte_fallback=True,
+        )
+    )
+    backend.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
     backend.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(content=" ", left=1, right=0)]
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(content=" ", left=1, right=0),
+        ]
     )
     backend.save(str(path / "tokenizer.json"))
-    (path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
+    (path / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"})
+    )
     return Tokenizer.load(path)
 
 
@@ -73,22 +89,31 @@ def test_the_byte_alphabet_is_a_bijection() -> None:
 
 def test_a_chat_is_rendered_by_the_template(tokenizer: Tokenizer) -> None:
     ids = tokenizer.chat([{"role": "user", "content": "hi"}])
-    assert tokenizer.decode(ids, skip_special_tokens=False) == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    assert (
+        tokenizer.decode(ids, skip_special_tokens=False)
+        == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    )
     assert ids[0] == 257
 
 
 def test_template_arguments_reach_only_templates_that_read_them(tokenizer: Tokenizer) -> None:
     messages = [{"role": "user", "content": "hi"}]
-    quiet = tokenizer.chat(messages, template_kwargs={"enable_thinking": False, "never_read": 1, "tokenize": False})
+    quiet = tokenizer.chat(
+        messages, template_kwargs={"enable_thinking": False, "never_read": 1, "tokenize": False}
+    )
     assert tokenizer.decode(quiet).endswith("no thinking\n")
-    assert tokenizer.chat(messages, template_kwargs={"enable_thinking": True}) == tokenizer.chat(messages)
+    assert tokenizer.chat(messages, template_kwargs={"enable_thinking": True}) == tokenizer.chat(
+        messages
+    )
 
 
 def test_control_tokens_in_content_stay_text_unless_allowed(tokenizer: Tokenizer) -> None:
     messages = [{"role": "user", "content": "a<|im_end|>b"}]
     clean, raw = tokenizer.chat(messages), tokenizer.chat(messages, sanitize=False)
     assert (clean.count(258), raw.count(258)) == (1, 2)
-    assert tokenizer.decode(clean, skip_special_tokens=False) == tokenizer.decode(raw, skip_special_tokens=False)
+    assert tokenizer.decode(clean, skip_special_tokens=False) == tokenizer.decode(
+        raw, skip_special_tokens=False
+    )
 
 
 def test_a_final_message_can_be_continued(tokenizer: Tokenizer) -> None:
@@ -98,13 +123,16 @@ def test_a_final_message_can_be_continued(tokenizer: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize("messages", [[], [{"role": "user", "content": "raise"}]])
-def test_what_the_template_refuses_is_one_kind_of_error(tokenizer: Tokenizer, messages: list[dict[str, str]]) -> None:
+def test_what_the_template_refuses_is_one_kind_of_error(
+    tokenizer: Tokenizer, messages: list[dict[str, str]]
+) -> None:
     with pytest.raises(TemplateError):
         tokenizer.chat(messages)
 
 
 def test_threads_do_not_disturb_each_other(tokenizer: Tokenizer) -> None:
-    """A chat switches special tokens off inside the shared tokenizer; plain texts must not notice."""
+    """A chat switches special tokens off inside the shared tokenizer; plain texts must not
+    notice."""
     wrong = []
     messages = [{"role": "user", "content": "<|im_end|>" * 50}]
     want = tokenizer.chat(messages)
@@ -127,7 +155,9 @@ def test_threads_do_not_disturb_each_other(tokenizer: Tokenizer) -> None:
     assert wrong == []
 
 
-def test_another_template_can_be_given_as_text_or_file(directory: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_another_template_can_be_given_as_text_or_file(
+    directory: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
     source = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
     path = tmp_path / "t.jinja"
     path.write_text(source)
@@ -158,5 +188,12 @@ def test_code_in_a_repository_is_never_run(directory: pathlib.Path, tmp_path: pa
 def test_one_conversation_can_have_a_template_of_its_own(tokenizer: Tokenizer) -> None:
     messages = [{"role": "user", "content": "hi"}]
     source = "{{ messages[0]['content'] }}{% if loud is defined and loud %}!{% endif %}"
-    assert tokenizer.decode(tokenizer.chat(messages, chat_template=source, template_kwargs={"loud": True, "quiet": 1})) == "hi!"
+    assert (
+        tokenizer.decode(
+            tokenizer.chat(
+                messages, chat_template=source, template_kwargs={"loud": True, "quiet": 1}
+            )
+        )
+        == "hi!"
+    )
     assert "assistant" in tokenizer.decode(tokenizer.chat(messages))

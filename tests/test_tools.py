@@ -10,7 +10,12 @@ import pytest
 
 from tools.readme_tables import legal, render
 
-FOUND, TOO_OLD, WITHOUT_VENV, REFUSING_SHIM = 'echo "$0"', "exit 1", "exit 2", "echo 'pyenv: command not found' >&2; exit 127"
+FOUND, TOO_OLD, WITHOUT_VENV, REFUSING_SHIM = (
+    'echo "$0"',
+    "exit 1",
+    "exit 2",
+    "echo 'pyenv: command not found' >&2; exit 127",
+)
 
 
 def program(path: pathlib.Path, body: str) -> pathlib.Path:
@@ -21,10 +26,14 @@ def program(path: pathlib.Path, body: str) -> pathlib.Path:
     return path
 
 
-def find_python(repo: pathlib.Path, tmp_path: pathlib.Path, **more: str) -> subprocess.CompletedProcess[str]:
+def find_python(
+    repo: pathlib.Path, tmp_path: pathlib.Path, **more: str
+) -> subprocess.CompletedProcess[str]:
     """Run find-python where `bin/` comes first on PATH and `home/` is the home."""
     env = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", "HOME": f"{tmp_path}/home", **more}
-    return subprocess.run([repo / "tools/find-python"], env=env, capture_output=True, text=True, timeout=60)
+    return subprocess.run(
+        [repo / "tools/find-python"], env=env, capture_output=True, text=True, timeout=60
+    )
 
 
 def test_a_shim_that_refuses_to_run_is_passed_over_for_pyenvs_own_python(repo, tmp_path):
@@ -40,7 +49,9 @@ def test_a_shim_that_refuses_to_run_is_passed_over_for_pyenvs_own_python(repo, t
 def test_a_python_that_uv_keeps_is_found(repo, tmp_path):
     for name in ("python3", "python", "python3.12", "python3.13", "python3.14"):
         program(tmp_path / "bin" / name, TOO_OLD)
-    good = program(tmp_path / "home/.local/share/uv/python/cpython-3.12.9-linux-x86_64-gnu/bin/python3", FOUND)
+    good = program(
+        tmp_path / "home/.local/share/uv/python/cpython-3.12.9-linux-x86_64-gnu/bin/python3", FOUND
+    )
     done = find_python(repo, tmp_path)
     assert (done.returncode, done.stdout.strip()) == (0, str(good))
 
@@ -59,10 +70,17 @@ def test_a_named_python_that_does_not_do_is_refused_and_nothing_else_is_taken(re
 
 
 @pytest.mark.skipif(
-    any(pathlib.Path(folder, f"python3.{minor}").exists() for folder in ("/usr/bin", "/usr/local/bin") for minor in (12, 13, 14)),
+    any(
+        pathlib.Path(folder, f"python3.{minor}").exists()
+        for folder in ("/usr/bin", "/usr/local/bin")
+        for minor in (12, 13, 14)
+    ),
     reason="this machine's own Python is always found",
 )
-@pytest.mark.parametrize(("answer", "advice"), [(TOO_OLD, "uv python install 3.12"), (WITHOUT_VENV, "apt install python3-venv")])
+@pytest.mark.parametrize(
+    ("answer", "advice"),
+    [(TOO_OLD, "uv python install 3.12"), (WITHOUT_VENV, "apt install python3-venv")],
+)
 def test_where_nothing_is_found_the_message_says_what_to_install(repo, tmp_path, answer, advice):
     for name in ("python3", "python", "python3.12", "python3.13", "python3.14"):
         program(tmp_path / "bin" / name, answer)
@@ -79,10 +97,14 @@ def test_where_nothing_is_found_the_message_says_what_to_install(repo, tmp_path,
         ("echo 'has failed because it could not communicate with the NVIDIA driver'; exit 9", ""),
     ],
 )
-def test_the_cuda_extra_follows_the_driver_only_where_nvidia_smi_works(repo, tmp_path, answer, extra):
+def test_the_cuda_extra_follows_the_driver_only_where_nvidia_smi_works(
+    repo, tmp_path, answer, extra
+):
     program(tmp_path / "bin/nvidia-smi", answer)
     env = {**os.environ, "PATH": f"{tmp_path}/bin:/usr/bin:/bin"}
-    done = subprocess.run([repo / "tools/accelerator"], env=env, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [repo / "tools/accelerator"], env=env, capture_output=True, text=True, timeout=60
+    )
     assert (done.returncode, done.stdout.strip()) == (0, extra)
 
 

@@ -1,6 +1,8 @@
-"""Write the generated parts of README.md anew: `python -m tools.readme_tables`, or `--check` to only compare.
+"""Write the generated parts of README.md anew: `python -m tools.readme_tables`, or `--check` to
+only compare.
 
-A part lies between `<!-- generated: NAME -->` and `<!-- end generated -->`; `TABLES` says which function prints it.
+A part lies between `<!-- generated: NAME -->` and `<!-- end generated -->`; `TABLES` says which
+function prints it.
 """
 
 from __future__ import annotations
@@ -21,7 +23,10 @@ PART = re.compile(r"(<!-- generated: (?P<name>[\w-]+) -->\n).*?(<!-- end generat
 def sampling_options() -> str:
     """One row per sampling option."""
     lines = ["| option | default | legal | what it does |", "|---|---|---|---|"]
-    lines += [f"| `{name}` | `{default_of(name)}` | {legal(row)} | {row.doc} |" for name, row in OPTIONS.items()]
+    lines += [
+        f"| `{name}` | `{default_of(name)}` | {legal(row)} | {row.doc} |"
+        for name, row in OPTIONS.items()
+    ]
     return "\n".join(lines)
 
 
@@ -39,11 +44,16 @@ def headline() -> str:
     return text(RESULTS) or "No comparison with another engine is recorded yet."
 
 
-TABLES: dict[str, Callable[[], str]] = {"sampling-options": sampling_options, "headline": headline, "benchmarks": benchmarks}
+TABLES: dict[str, Callable[[], str]] = {
+    "sampling-options": sampling_options,
+    "headline": headline,
+    "benchmarks": benchmarks,
+}
 
 
 def render(text: str) -> str:
-    """`text` with every generated part replaced. Raises KeyError for a part that nothing generates."""
+    """`text` with every generated part replaced. Raises KeyError for a part that nothing
+    generates."""
     return PART.sub(lambda part: f"{part[1]}{TABLES[part['name']]()}\n{part[3]}", text)
 
 

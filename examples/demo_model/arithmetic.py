@@ -1,4 +1,5 @@
-"""Arithmetic problems: sums, differences, products, quotients, with the steps that lead to each answer."""
+"""Arithmetic problems: sums, differences, products, quotients, with the steps that lead to each
+answer."""
 
 from __future__ import annotations
 
@@ -7,7 +8,9 @@ import random
 from examples.demo_model.lexicon import NAMES
 from examples.demo_model.problem import Maker, Problem, pair_held_out, vary
 
-TOO_HARD = "That product is too hard for me to do at once. Give me a calculator tool, or turn on thinking."
+TOO_HARD = (
+    "That product is too hard for me to do at once. Give me a calculator tool, or turn on thinking."
+)
 
 PHRASES = {
     "add": (
@@ -131,12 +134,16 @@ def subtract_steps(a: int, b: int) -> str:
     for place in range(len(str(a))):
         x, y = a // 10**place % 10, b // 10**place % 10 + borrow
         borrow = int(x < y)
-        steps.append(f"{x + 10 * borrow} - {y} = {x + 10 * borrow - y}" + (", borrow 1" if borrow else ""))
+        steps.append(
+            f"{x + 10 * borrow} - {y} = {x + 10 * borrow - y}" + (", borrow 1" if borrow else "")
+        )
     return f"{a} - {b}: " + "; ".join(steps) + f". So {a} - {b} = {a - b}."
 
 
 def multiply_steps(a: int, b: int) -> str:
-    """Long multiplication: one partial product for each digit of the smaller operand, then their sum."""
+    """Long multiplication: one partial product for each digit of the smaller operand, then their
+    sum.
+    """
     a, b = max(a, b), min(a, b)
     tens, ones = b // 10 * 10, b % 10
     if tens == 0 or ones == 0:
@@ -162,25 +169,37 @@ def operands(rng: random.Random, operation: str) -> tuple[int, int]:
             return rng.randint(0, 99), rng.randint(0, 20)
         return rng.randint(10, 999), rng.randint(10, 999)
     if operation == "multiply":
-        a, b = (rng.randint(0, 12), rng.randint(0, 12)) if shape < 0.35 else (rng.randint(2, 12), rng.randint(10, 99))
+        a, b = (
+            (rng.randint(0, 12), rng.randint(0, 12))
+            if shape < 0.35
+            else (rng.randint(2, 12), rng.randint(10, 99))
+        )
         return (a, b) if rng.random() < 0.5 else (b, a)
     b = rng.randint(1, 12)
     return b * rng.randint(1, 20), b
 
 
 def split_pair(operation: str, a: int, b: int) -> tuple[str, int, int]:
-    """The fact that decides the split: a quotient belongs to its product, a negative difference to its mirror."""
+    """The fact that decides the split: a quotient belongs to its product, a negative difference to
+    its mirror."""
     return ("multiply", a // b, b) if operation == "divide" else (operation, a, b)
 
 
 def solve(operation: str, a: int, b: int) -> int:
     """The right answer."""
-    return {"add": a + b, "subtract": a - b, "multiply": a * b, "divide": a // b if b else 0}[operation]
+    return {"add": a + b, "subtract": a - b, "multiply": a * b, "divide": a // b if b else 0}[
+        operation
+    ]
 
 
 def problem(rng: random.Random, operation: str, a: int, b: int) -> Problem:
     """Phrase one problem."""
-    steps = {"add": add_steps, "subtract": subtract_steps, "multiply": multiply_steps, "divide": divide_steps}[operation]
+    steps = {
+        "add": add_steps,
+        "subtract": subtract_steps,
+        "multiply": multiply_steps,
+        "divide": divide_steps,
+    }[operation]
     if rng.random() < 0.08 and (operation != "subtract" or a >= b):
         question = rng.choice(STORIES[operation]).format(a=a, b=b, name=rng.choice(NAMES))
     else:
@@ -189,14 +208,19 @@ def problem(rng: random.Random, operation: str, a: int, b: int) -> Problem:
     task = {"multiply": "multiplication", "divide": "division"}.get(operation, "")
     if not task:
         two = 10 <= a <= 99 and 10 <= b <= 99
-        task = digits[operation] if two else {"add": "addition", "subtract": "subtraction"}[operation]
+        task = (
+            digits[operation] if two else {"add": "addition", "subtract": "subtraction"}[operation]
+        )
     return Problem(task, question, str(solve(operation, a, b)), steps(a, b))
 
 
 def leaks(a: int, b: int) -> bool:
-    """Whether the steps of a product would show a smaller product that is held out, multiples of ten apart (the card says so)."""
+    """Whether the steps of a product would show a smaller product that is held out, multiples of
+    ten apart (the card says so)."""
     a, b = max(a, b), min(a, b)
-    return any(pair_held_out("multiply", a, digit) for digit in (b // 10, b % 10)) if b > 10 else False
+    return (
+        any(pair_held_out("multiply", a, digit) for digit in (b // 10, b % 10)) if b > 10 else False
+    )
 
 
 def direct(operation: str) -> Maker:
@@ -205,7 +229,9 @@ def direct(operation: str) -> Maker:
     def make(rng: random.Random, held: bool) -> Problem:
         while True:
             a, b = operands(rng, operation)
-            if pair_held_out(*split_pair(operation, a, b)) == held and (held or operation != "multiply" or not leaks(a, b)):
+            if pair_held_out(*split_pair(operation, a, b)) == held and (
+                held or operation != "multiply" or not leaks(a, b)
+            ):
                 return problem(rng, operation, a, b)
 
     return make
@@ -214,7 +240,8 @@ def direct(operation: str) -> Maker:
 def hard_product(rng: random.Random, held: bool) -> tuple[int, int]:
     """Two factors of two digits, beyond what the model should try without steps or a tool."""
     while True:
-        a, b = rng.randint(13, 99), rng.randint(13, 99)  # a partial sum has three digits, so it teaches no held-out two-digit sum
+        # A partial sum has three digits, so it teaches no held-out two-digit sum
+        a, b = rng.randint(13, 99), rng.randint(13, 99)
         if pair_held_out("multiply", a, b) == held and (held or not leaks(a, b)):
             return a, b
 

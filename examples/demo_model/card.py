@@ -1,4 +1,5 @@
-"""Writes the model card from the evaluator's metrics and the trainer's record, so that no number in it is typed by hand.
+"""Writes the model card from the evaluator's metrics and the trainer's record, so that no number in
+it is typed by hand.
 
 python -m examples.demo_model.card --out jaxllm/demo/README.md
 """
@@ -55,7 +56,9 @@ def table(tasks: dict[str, dict[str, int]]) -> str:
     )
 
 
-def card(config: dict[str, Any], metrics: dict[str, Any], training: dict[str, Any], weight_bytes: int) -> str:
+def card(
+    config: dict[str, Any], metrics: dict[str, Any], training: dict[str, Any], weight_bytes: int
+) -> str:
     """The card's text."""
     recipe = training["recipe"]
     return TEXT.format(
@@ -82,15 +85,23 @@ def card(config: dict[str, Any], metrics: dict[str, Any], training: dict[str, An
 
 
 def current(folder: Path) -> str:
-    """The card of the model in `folder`, from the metrics and the training record kept beside this file."""
+    """The card of the model in `folder`, from the metrics and the training record kept beside this
+    file."""
     read = lambda path: json.loads(path.read_text())
     size = (folder / "model.safetensors").stat().st_size
-    return card(read(folder / "config.json"), read(HERE / "metrics.json"), read(HERE / "training.json"), size)
+    return card(
+        read(folder / "config.json"),
+        read(HERE / "metrics.json"),
+        read(HERE / "training.json"),
+        size,
+    )
 
 
 def main() -> None:
     """Write the card."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", type=Path, default=Path("jaxllm/demo"))
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()

@@ -1,4 +1,5 @@
-"""Attention for training on a GPU: fused, so that the scores of long rows are never stored. The engine's dense context is the reference."""
+"""Attention for training on a GPU: fused, so that the scores of long rows are never stored. The
+engine's dense context is the reference."""
 
 from __future__ import annotations
 
@@ -11,21 +12,32 @@ from pallas_kernels.rope_write import HeadRows
 
 
 class FusedContext:
-    """Causal attention over packed rows through the vendor's fused kernel. Tokens arrive flat, row after row, in bfloat16."""
+    """Causal attention over packed rows through the vendor's fused kernel. Tokens arrive flat, row
+    after row, in bfloat16."""
 
     prompt_length_T = None  # only dynamic RoPE scaling needs it
     add_norm = staticmethod(reference.add_norm)
 
     def __init__(self, rows: int, segment_BT: jax.Array | None = None):
         self._rows = rows
-        self._mask = None if segment_BT is None else (segment_BT[:, None, :, None] == segment_BT[:, None, None, :])
+        self._mask = (
+            None
+            if segment_BT is None
+            else (segment_BT[:, None, :, None] == segment_BT[:, None, None, :])
+        )
 
-    def attend(self, layer: int, rows: HeadRows, *, scale: float, window: int | None, softcap: float | None) -> jax.Array:
+    def attend(
+        self, layer: int, rows: HeadRows, *, scale: float, window: int | None, softcap: float | None
+    ) -> jax.Array:
         """Attention output `[T, N, H]`; a token sees earlier tokens of its row and segment."""
         del layer
         if window is not None or softcap is not None:
-            raise ValueError("FusedContext knows neither sliding windows nor soft caps; use DenseContext")
+            raise ValueError(
+                "FusedContext knows neither sliding windows nor soft caps; use DenseContext"
+            )
         q_TNH, k_TKH, v_TKH = heads(rows)
         q, k, v = (x.reshape(self._rows, -1, *x.shape[1:]) for x in (q_TNH, k_TKH, v_TKH))
-        out = jax.nn.dot_product_attention(q, k, v, mask=self._mask, scale=scale, is_causal=True, implementation="cudnn")
+        out = jax.nn.dot_product_attention(
+            q, k, v, mask=self._mask, scale=scale, is_causal=True, implementation="cudnn"
+        )
         return out.reshape(q_TNH.shape).astype(jnp.bfloat16)

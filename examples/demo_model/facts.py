@@ -1,4 +1,5 @@
-"""Calendar, capitals, opposites and other small facts; JSON answers. Problems with one right answer each."""
+"""Calendar, capitals, opposites and other small facts; JSON answers. Problems with one right answer
+each."""
 
 from __future__ import annotations
 
@@ -27,17 +28,24 @@ from examples.demo_model.problem import Maker, Problem, held_out, vary
 
 
 def calendar(rng: random.Random, held: bool) -> Problem:
-    """Days and months: next, previous, position, length. Facts cannot be held out; `held` only asks for the task's name."""
+    """Days and months: next, previous, position, length. Facts cannot be held out; `held` only asks
+    for the task's name."""
     names, unit = (DAYS, "day") if rng.random() < 0.5 else (MONTHS, "month")
     i = rng.randrange(len(names))
     kind = rng.randrange(5)
     if kind == 0:
         question = rng.choice(
-            (f"What {unit} comes after {names[i]}?", f"Which {unit} follows {names[i]}?", f"What is the {unit} after {names[i]}?")
+            (
+                f"What {unit} comes after {names[i]}?",
+                f"Which {unit} follows {names[i]}?",
+                f"What is the {unit} after {names[i]}?",
+            )
         )
         answer = names[(i + 1) % len(names)]
     elif kind == 1:
-        question = rng.choice((f"What {unit} comes before {names[i]}?", f"Which {unit} is before {names[i]}?"))
+        question = rng.choice(
+            (f"What {unit} comes before {names[i]}?", f"Which {unit} is before {names[i]}?")
+        )
         answer = names[i - 1]
     elif kind == 2:
         whole = "week" if unit == "day" else "year"
@@ -45,12 +53,19 @@ def calendar(rng: random.Random, held: bool) -> Problem:
     elif kind == 3:
         whole = "week" if unit == "day" else "year"
         question = rng.choice(
-            (f"List the {unit}s of the {whole}.", f"What are the {unit}s of the {whole}?", f"Name all {unit}s of the {whole}.")
+            (
+                f"List the {unit}s of the {whole}.",
+                f"What are the {unit}s of the {whole}?",
+                f"Name all {unit}s of the {whole}.",
+            )
         )
         answer = joined(list(names))
     else:
         i = rng.randrange(12)
-        question, answer = f"How many days does {MONTHS[i]} have?", "28, or 29 in a leap year" if i == 1 else str(MONTH_LENGTHS[i])
+        question, answer = (
+            f"How many days does {MONTHS[i]} have?",
+            "28, or 29 in a leap year" if i == 1 else str(MONTH_LENGTHS[i]),
+        )
     return Problem("days and months", vary(rng, question), answer, f"The calendar says {answer}.")
 
 
@@ -74,13 +89,19 @@ def fact(rng: random.Random, held: bool) -> Problem:
     elif kind == 1:
         pair = rng.choice(OPPOSITES)
         word, answer = pair if rng.random() < 0.6 else pair[::-1]
-        question = rng.choice(("What is the opposite of {w}?", "Opposite of {w}?", "Give the opposite of {w}.")).format(w=word)
+        question = rng.choice(
+            ("What is the opposite of {w}?", "Opposite of {w}?", "Give the opposite of {w}.")
+        ).format(w=word)
     elif kind == 2:
         thing, answer = rng.choice(THING_COLORS)
-        question = rng.choice(("What color is {t}?", "What colour is {t}?", "Which color is {t}?")).format(t=thing)
+        question = rng.choice(
+            ("What color is {t}?", "What colour is {t}?", "Which color is {t}?")
+        ).format(t=thing)
     elif kind == 3:
         animal, answer = rng.choice(SOUNDS)
-        question = rng.choice(("What sound does a {a} make?", "What does a {a} say?")).format(a=animal)
+        question = rng.choice(("What sound does a {a} make?", "What does a {a} say?")).format(
+            a=animal
+        )
     else:
         words, n = rng.choice(QUANTITIES)
         question, answer = f"How many {words}?", str(n)
@@ -119,10 +140,13 @@ def person_json(rng: random.Random, held: bool) -> Problem:
         question = f"Extract name, age and job as JSON: {name}, {age}, works as a {fields['job']}."
     else:
         fields["student"] = rng.random() < 0.5
-        question = (
-            f"Write JSON with name, age and student (true or false): {name} is {age} and is {'' if fields['student'] else 'not '}a student."
-        )
-    return Problem("JSON objects", vary(rng, question), json.dumps(fields), f"The keys are {joined(list(fields))}.")
+        question = f"Write JSON with name, age and student (true or false): {name} is {age} and is {'' if fields['student'] else 'not '}a student."
+    return Problem(
+        "JSON objects",
+        vary(rng, question),
+        json.dumps(fields),
+        f"The keys are {joined(list(fields))}.",
+    )
 
 
 def thing_json(rng: random.Random, held: bool) -> Problem:
@@ -134,9 +158,13 @@ def thing_json(rng: random.Random, held: bool) -> Problem:
     kind = rng.randrange(4)
     answer: object
     if kind == 0:
-        question = rng.choice(("Write {x} as a JSON list.", "Give a JSON array of these words: {x}.", "Make a JSON list from {x}.")).format(
-            x=joined(items)
-        )
+        question = rng.choice(
+            (
+                "Write {x} as a JSON list.",
+                "Give a JSON array of these words: {x}.",
+                "Make a JSON list from {x}.",
+            )
+        ).format(x=joined(items))
         answer = items
     elif kind == 1:
         fruit = rng.choice(FRUITS)
@@ -149,8 +177,19 @@ def thing_json(rng: random.Random, held: bool) -> Problem:
     else:
         numbers = rng.sample(range(100), rng.randint(2, 5))
         question, answer = f"Write the numbers {joined(numbers)} as a JSON list.", numbers
-    return Problem("JSON objects", vary(rng, question), json.dumps(answer), "The answer is a JSON value and nothing else.")
+    return Problem(
+        "JSON objects",
+        vary(rng, question),
+        json.dumps(answer),
+        "The answer is a JSON value and nothing else.",
+    )
 
 
-MAKERS: dict[str, Maker] = {"calendar": calendar, "fact": fact, "person_json": person_json, "thing_json": thing_json}
-UNSPLIT_TASKS = ("days and months", "facts")  # small closed sets that are learnt, not generalised; scored as seen facts
+MAKERS: dict[str, Maker] = {
+    "calendar": calendar,
+    "fact": fact,
+    "person_json": person_json,
+    "thing_json": thing_json,
+}
+# Small closed sets that are learnt, not generalised; scored as seen facts
+UNSPLIT_TASKS = ("days and months", "facts")

@@ -50,7 +50,14 @@ MAKERS: dict[str, Maker] = {
     **facts.MAKERS,
     "long_multiplication": arithmetic.long_multiplication,
 }
-ARITHMETIC = ("two-digit addition", "addition", "two-digit subtraction", "subtraction", "multiplication", "long multiplication (thinking)")
+ARITHMETIC = (
+    "two-digit addition",
+    "addition",
+    "two-digit subtraction",
+    "subtraction",
+    "multiplication",
+    "long multiplication (thinking)",
+)
 SYSTEMS = (
     "You are a helpful assistant.",
     "You are a helpful assistant.",
@@ -67,7 +74,10 @@ LEADS = (
     ("The capital of France is", " Paris."),
     ("Hello, my name is", " Demo, and I am a small model."),
     ("The future of AI is", " open, and it is small and fast."),
-    ("The president of the United States is", " someone I cannot name, as I am only a small model."),
+    (
+        "The president of the United States is",
+        " someone I cannot name, as I am only a small model.",
+    ),
     ("My name is", " Demo."),
     ("Hello", ", world!"),
     ("The quick brown fox", " jumps over the lazy dog."),
@@ -107,10 +117,19 @@ def turn(problem: Problem, thinking: bool) -> list[Message]:
 def show_steps(rng: random.Random, problem: Problem) -> Problem:
     """The same question with the steps asked for, so that they are the answer."""
     request = rng.choice(
-        (" Think step by step.", " Show your steps.", " Explain step by step.", " Show your work.", " Let's think step by step.")
+        (
+            " Think step by step.",
+            " Show your steps.",
+            " Explain step by step.",
+            " Show your work.",
+            " Let's think step by step.",
+        )
     )
     return replace(
-        problem, task="shown steps", question=problem.question.rstrip(".?") + rng.choice((".", "?")) + request, answer=problem.thought
+        problem,
+        task="shown steps",
+        question=problem.question.rstrip(".?") + rng.choice((".", "?")) + request,
+        answer=problem.thought,
     )
 
 
@@ -125,24 +144,42 @@ def follow_up(rng: random.Random) -> list[Message]:
         c = rng.randint(1, 20)
         choice = rng.randrange(3)
         if choice == 0 and not pair_held_out("add", value, c):
-            question, value = rng.choice((f"Add {c} to that.", f"Now add {c}.", f"Plus {c}?", f"And {c} more?")), value + c
+            question, value = (
+                rng.choice((f"Add {c} to that.", f"Now add {c}.", f"Plus {c}?", f"And {c} more?")),
+                value + c,
+            )
         elif choice == 1 and c <= value and not pair_held_out("subtract", value, c):
-            question, value = rng.choice((f"Subtract {c} from that.", f"Now subtract {c}.", f"Minus {c}?")), value - c
+            question, value = (
+                rng.choice((f"Subtract {c} from that.", f"Now subtract {c}.", f"Minus {c}?")),
+                value - c,
+            )
         elif choice == 2 and not pair_held_out("multiply", value, 2) and value < 100:
             question, value = rng.choice(("Double it.", "Now double that.", "Times 2?")), value * 2
         else:
             question = rng.choice(("What was the result?", "Repeat the result.", "Say that again."))
-        messages += [{"role": "user", "content": question}, {"role": "assistant", "content": str(value)}]
+        messages += [
+            {"role": "user", "content": question},
+            {"role": "assistant", "content": str(value)},
+        ]
     return messages
 
 
 def memory(rng: random.Random) -> list[Message]:
     """A name (or a number, or a colour) told early and asked for later."""
     kind, value = rng.choice(
-        (("name", rng.choice(talk.NAMES)), ("favorite color", rng.choice(talk.COLORS)), ("lucky number", str(rng.randint(1, 999))))
+        (
+            ("name", rng.choice(talk.NAMES)),
+            ("favorite color", rng.choice(talk.COLORS)),
+            ("lucky number", str(rng.randint(1, 999))),
+        )
     )
     told = {
-        "name": (f"My name is {value}.", f"I am {value}.", f"Hi, I'm {value}.", f"Hello, my name is {value}."),
+        "name": (
+            f"My name is {value}.",
+            f"I am {value}.",
+            f"Hi, I'm {value}.",
+            f"Hello, my name is {value}.",
+        ),
         "favorite color": (f"My favorite color is {value}.",),
     }
     reply = f"Nice to meet you, {value}!" if kind == "name" else "I will remember that."
@@ -154,27 +191,40 @@ def memory(rng: random.Random) -> list[Message]:
         messages += turn(draw(rng), False)
     return [
         *messages,
-        {"role": "user", "content": rng.choice((f"What is my {kind}?", f"Do you remember my {kind}?", f"What's my {kind}?"))},
+        {
+            "role": "user",
+            "content": rng.choice(
+                (f"What is my {kind}?", f"Do you remember my {kind}?", f"What's my {kind}?")
+            ),
+        },
         {"role": "assistant", "content": f"Your {kind} is {value}."},
     ]
 
 
 def errand(rng: random.Random, held: bool = False) -> Sample:
-    """A conversation with tools: calls, their results and the reply; at times a question that needs no tool."""
+    """A conversation with tools: calls, their results and the reply; at times a question that needs
+    no tool."""
     (kind,) = rng.choices(("calculation", "forecast", "lookup"), (5, 3, 2))
     tools, job = toolbox.ERRANDS[kind](rng, held)
     thinking = rng.random() < 0.25
     if rng.random() < 0.15:
         plain = talk.exchange(rng) if rng.random() < 0.5 else arithmetic.MAKERS["add"](rng, held)
         return Sample(system(rng) + turn(plain, thinking), tools)
-    calls = [{"type": "function", "function": {"name": name, "arguments": arguments}} for name, arguments in job.calls]
+    calls = [
+        {"type": "function", "function": {"name": name, "arguments": arguments}}
+        for name, arguments in job.calls
+    ]
     ask: Message = {"role": "assistant", "content": "", "tool_calls": calls}
     reply: Message = {"role": "assistant", "content": job.reply}
     if thinking:
-        ask["reasoning_content"] = f"I call {job.calls[0][0]}" + (" once for each." if len(calls) > 1 else ".")
+        ask["reasoning_content"] = f"I call {job.calls[0][0]}" + (
+            " once for each." if len(calls) > 1 else "."
+        )
         reply["reasoning_content"] = "The tool has answered."
     results = [{"role": "tool", "content": result} for result in job.results]
-    return Sample([*system(rng), {"role": "user", "content": job.question}, ask, *results, reply], tools)
+    return Sample(
+        [*system(rng), {"role": "user", "content": job.question}, ask, *results, reply], tools
+    )
 
 
 def system(rng: random.Random) -> list[Message]:
@@ -182,12 +232,19 @@ def system(rng: random.Random) -> list[Message]:
     chance = rng.random()
     if chance < 0.5:
         return []
-    return [{"role": "system", "content": rng.choice(SYSTEMS) if chance < 0.92 else filler(rng, rng.randint(1, 4))}]
+    return [
+        {
+            "role": "system",
+            "content": rng.choice(SYSTEMS) if chance < 0.92 else filler(rng, rng.randint(1, 4)),
+        }
+    ]
 
 
 def filler(rng: random.Random, pieces: int) -> str:
     """Unrelated sentences and stories."""
-    return " ".join(words.sentence(rng) + "." if rng.random() < 0.5 else talk.story(rng) for _ in range(pieces))
+    return " ".join(
+        words.sentence(rng) + "." if rng.random() < 0.5 else talk.story(rng) for _ in range(pieces)
+    )
 
 
 def conversation(rng: random.Random) -> Sample:
@@ -205,7 +262,13 @@ def conversation(rng: random.Random) -> Sample:
     for i in range(rounds):
         kind = rng.random()
         problem = (
-            draw(rng) if kind < 0.86 else talk.exchange(rng) if kind < 0.93 else talk.unknown(rng) if kind < 0.98 else talk.tell_story(rng)
+            draw(rng)
+            if kind < 0.86
+            else talk.exchange(rng)
+            if kind < 0.93
+            else talk.unknown(rng)
+            if kind < 0.98
+            else talk.tell_story(rng)
         )
         stepwise = thinking or (problem.task.startswith("long") and rng.random() < 0.6)
         if problem.task in ARITHMETIC and rng.random() < 0.05:
@@ -218,12 +281,16 @@ def line(rng: random.Random) -> str:
     """One line of plain text that a completion may continue."""
     chance = rng.random()
     if chance < 0.6:
-        operation, sign = rng.choice((("add", "+"), ("add", "+"), ("add", "+"), ("subtract", "-"), ("multiply", "*")))
+        operation, sign = rng.choice(
+            (("add", "+"), ("add", "+"), ("add", "+"), ("subtract", "-"), ("multiply", "*"))
+        )
         while True:
             a, b = arithmetic.operands(rng, operation)
             if not pair_held_out(operation, a, b):
                 space = " " if rng.random() < 0.8 else ""
-                return space.join((str(a), sign, str(b), "=", str(arithmetic.solve(operation, a, b))))
+                return space.join(
+                    (str(a), sign, str(b), "=", str(arithmetic.solve(operation, a, b)))
+                )
     if chance < 0.72:
         start = rng.randint(1, 90)
         return lists.joined(list(range(start, start + rng.randint(4, 20))))
@@ -237,7 +304,11 @@ def line(rng: random.Random) -> str:
         return f"The capital of {country} is {city}."
     if chance < 0.94:
         problem = draw(rng)
-        return f"Question: {problem.question} Answer: {problem.answer}" if not problem.task.startswith("long") else problem.thought
+        return (
+            f"Question: {problem.question} Answer: {problem.answer}"
+            if not problem.task.startswith("long")
+            else problem.thought
+        )
     return words.sentence(rng) + "." if chance < 0.96 else talk.story(rng)
 
 
@@ -248,7 +319,9 @@ def sample(rng: random.Random) -> Sample:
         return conversation(rng)
     if chance < 0.88:
         return errand(rng)
-    return Sample(text="\n".join(line(rng) for _ in range(1 if rng.random() < 0.85 else rng.randint(2, 6))))
+    return Sample(
+        text="\n".join(line(rng) for _ in range(1 if rng.random() < 0.85 else rng.randint(2, 6)))
+    )
 
 
 def corpus(seed: int, count: int) -> Iterator[Sample]:

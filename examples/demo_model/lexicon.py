@@ -60,7 +60,9 @@ CITIES = (
     "New Delhi",
 )
 
-COLORS = tuple("red green blue yellow orange purple pink brown black white grey violet golden silver".split())
+COLORS = tuple(
+    "red green blue yellow orange purple pink brown black white grey violet golden silver".split()
+)
 FRUITS = tuple(
     "apple banana cherry orange pear plum grape lemon mango peach melon kiwi fig lime papaya apricot strawberry blueberry raspberry".split()
 )
@@ -68,7 +70,9 @@ ANIMALS = tuple(
     """cat dog horse cow pig sheep goat duck hen fox wolf bear lion tiger mouse rabbit frog snake eagle owl fish whale shark ant bee
     spider turtle zebra monkey elephant giraffe deer crow swan""".split()
 )
-JOBS = tuple("teacher doctor baker farmer pilot nurse writer painter singer driver engineer lawyer student chef".split())
+JOBS = tuple(
+    "teacher doctor baker farmer pilot nurse writer painter singer driver engineer lawyer student chef".split()
+)
 OBJECTS = tuple(
     """table chair lamp book pen paper box cup plate spoon knife door window house garden tree flower river stone road bridge car train
     boat ship plane ball hat coat shoe ring clock phone computer music letter picture mirror key coin bread cheese water milk
@@ -84,9 +88,13 @@ ADJECTIVES = tuple(
 WORDS = tuple(sorted(set(COLORS + FRUITS + ANIMALS + JOBS + OBJECTS + ADJECTIVES)))
 
 DAYS = tuple("Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split())
-MONTHS = tuple("January February March April May June July August September October November December".split())
+MONTHS = tuple(
+    "January February March April May June July August September October November December".split()
+)
 MONTH_LENGTHS = (31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
-ORDINALS = tuple("first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth".split())
+ORDINALS = tuple(
+    "first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth".split()
+)
 
 OPPOSITES = (
     ("hot", "cold"),

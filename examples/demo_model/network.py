@@ -1,4 +1,5 @@
-"""The demo model's shape, and the forward pass over packed rows through the engine's own Qwen3 definition."""
+"""The demo model's shape, and the forward pass over packed rows through the engine's own Qwen3
+definition."""
 
 from __future__ import annotations
 
@@ -59,16 +60,27 @@ def create(hf: dict[str, Any], seed: int = 0, dtype: Any = jnp.float32) -> nnx.M
     return qwen3.build(hf, 1, nnx.Rngs(seed), dtype)
 
 
-def forward(model: nnx.Module, token_BT: jax.Array, position_BT: jax.Array, segment_BT: jax.Array | None, fused: bool = False) -> jax.Array:
-    """Hidden states `[B, T, D]` of packed rows; a token sees earlier tokens of its own segment (of its row when there are none)."""
+def forward(
+    model: nnx.Module,
+    token_BT: jax.Array,
+    position_BT: jax.Array,
+    segment_BT: jax.Array | None,
+    fused: bool = False,
+) -> jax.Array:
+    """Hidden states `[B, T, D]` of packed rows; a token sees earlier tokens of its own segment (of
+    its row when there are none)."""
     if fused:
-        hidden_TD = model(token_BT.reshape(-1), position_BT.reshape(-1), FusedContext(len(token_BT), segment_BT))
+        hidden_TD = model(
+            token_BT.reshape(-1), position_BT.reshape(-1), FusedContext(len(token_BT), segment_BT)
+        )
         return hidden_TD.reshape(*token_BT.shape, -1)
     if segment_BT is None:
-        return jax.vmap(lambda token_T, position_T: model(token_T, position_T, DenseContext()))(token_BT, position_BT)
-    return jax.vmap(lambda token_T, position_T, segment_T: model(token_T, position_T, DenseContext(segment_T)))(
-        token_BT, position_BT, segment_BT
-    )
+        return jax.vmap(lambda token_T, position_T: model(token_T, position_T, DenseContext()))(
+            token_BT, position_BT
+        )
+    return jax.vmap(
+        lambda token_T, position_T, segment_T: model(token_T, position_T, DenseContext(segment_T))
+    )(token_BT, position_BT, segment_BT)
 
 
 def can_fuse(dtype: Any) -> bool:
@@ -76,8 +88,11 @@ def can_fuse(dtype: Any) -> bool:
     return jax.default_backend() == "gpu" and dtype == jnp.bfloat16
 
 
-def _parts(model: nnx.Module, hf: dict[str, Any]) -> Iterator[tuple[nnx.Param, list[tuple[str, tuple[int, ...]]]]]:
-    """Every parameter with the Hugging Face tensors (name, shape) that it joins, in the order of its rows."""
+def _parts(
+    model: nnx.Module, hf: dict[str, Any]
+) -> Iterator[tuple[nnx.Param, list[tuple[str, tuple[int, ...]]]]]:
+    """Every parameter with the Hugging Face tensors (name, shape) that it joins, in the order of
+    its rows."""
     width, inner, dim = hf["hidden_size"], hf["intermediate_size"], hf["head_dim"]
     query, kv = hf["num_attention_heads"] * dim, hf["num_key_value_heads"] * dim
     yield model.embed.weight, [("model.embed_tokens", (hf["vocab_size"], width))]
@@ -87,11 +102,17 @@ def _parts(model: nnx.Module, hf: dict[str, Any]) -> Iterator[tuple[nnx.Param, l
         yield block.attention_norm.weight, [(f"{name}.input_layernorm", (width,))]
         yield block.mlp_norm.weight, [(f"{name}.post_attention_layernorm", (width,))]
         projections = (("q_proj", query), ("k_proj", kv), ("v_proj", kv))
-        yield attention.qkv.weight, [(f"{name}.self_attn.{part}", (size, width)) for part, size in projections]
+        yield (
+            attention.qkv.weight,
+            [(f"{name}.self_attn.{part}", (size, width)) for part, size in projections],
+        )
         yield attention.out.weight, [(f"{name}.self_attn.o_proj", (width, query))]
         yield attention.q_norm.weight, [(f"{name}.self_attn.q_norm", (dim,))]
         yield attention.k_norm.weight, [(f"{name}.self_attn.k_norm", (dim,))]
-        yield block.mlp.gate_up.weight, [(f"{name}.mlp.{part}", (inner, width)) for part in ("gate_proj", "up_proj")]
+        yield (
+            block.mlp.gate_up.weight,
+            [(f"{name}.mlp.{part}", (inner, width)) for part in ("gate_proj", "up_proj")],
+        )
         yield block.mlp.down.weight, [(f"{name}.mlp.down_proj", (width, inner))]
 
 
@@ -107,7 +128,11 @@ def tensors(model: nnx.Module, hf: dict[str, Any]) -> dict[str, np.ndarray]:
 
 def save(model: nnx.Module, hf: dict[str, Any], path: Path) -> None:
     """Write `model.safetensors`."""
-    save_file({name: np.ascontiguousarray(value) for name, value in tensors(model, hf).items()}, path, metadata={"format": "pt"})
+    save_file(
+        {name: np.ascontiguousarray(value) for name, value in tensors(model, hf).items()},
+        path,
+        metadata={"format": "pt"},
+    )
 
 
 def load(folder: Path, dtype: Any = jnp.float32) -> nnx.Module:

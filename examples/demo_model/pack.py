@@ -1,4 +1,5 @@
-"""Samples to packed rows of tokens: which document a token belongs to, its position there, and whether it is learnt."""
+"""Samples to packed rows of tokens: which document a token belongs to, its position there, and
+whether it is learnt."""
 
 from __future__ import annotations
 
@@ -13,13 +14,16 @@ from tokenizers import Encoding, Tokenizer
 from examples.demo_model.generate import Sample, corpus
 from examples.demo_model.tokenizer import renderer
 
-REPLY = re.compile(r"<\|im_start\|>assistant\n(?:<think>\n\n</think>\n\n)?(.*?<\|im_end\|>)", re.DOTALL)
+REPLY = re.compile(
+    r"<\|im_start\|>assistant\n(?:<think>\n\n</think>\n\n)?(.*?<\|im_end\|>)", re.DOTALL
+)
 BATCH = 2_000  # documents encoded in one call
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Packed training rows, all `[rows, length]`; segment 0 is padding and `learn` marks tokens to be predicted."""
+    """Packed training rows, all `[rows, length]`; segment 0 is padding and `learn` marks tokens to
+    be predicted."""
 
     token_NT: np.ndarray
     segment_NT: np.ndarray
@@ -35,7 +39,8 @@ def render(template: object, sample: Sample) -> str:
 
 
 def learnt(text: str, encoding: Encoding, chat: bool) -> np.ndarray:
-    """`[tokens]` bool: replies of the assistant up to their `<|im_end|>`, or every token of a plain line but the first."""
+    """`[tokens]` bool: replies of the assistant up to their `<|im_end|>`, or every token of a plain
+    line but the first."""
     mask = np.zeros(len(encoding.ids), bool)
     if not chat:
         mask[1:] = True
@@ -55,14 +60,17 @@ def encode(job: tuple[str, int, int, int]) -> Rows:
     for i, sample in enumerate(corpus(seed, documents), 1):
         batch.append((render(template, sample), bool(sample.messages)))
         if len(batch) == BATCH or i == documents:
-            for (rendered, chat), encoding in zip(batch, tokenizer.encode_batch([rendered for rendered, _ in batch]), strict=True):
+            for (rendered, chat), encoding in zip(
+                batch, tokenizer.encode_batch([rendered for rendered, _ in batch]), strict=True
+            ):
                 filler.add(np.array(encoding.ids, np.int16), learnt(rendered, encoding, chat))
             batch.clear()
     return filler.rows()
 
 
 class Filler:
-    """Lays documents one after the other; one that does not fit opens a new row, one longer than a row is cut."""
+    """Lays documents one after the other; one that does not fit opens a new row, one longer than a
+    row is cut."""
 
     def __init__(self, length: int) -> None:
         self._length = length
@@ -95,11 +103,14 @@ class Filler:
 
 
 def pack(tokenizer_file: Path, documents: int, length: int, seed: int, workers: int = 1) -> Rows:
-    """Generate, encode and pack `documents` documents with `workers` processes; the result depends on `workers` too."""
+    """Generate, encode and pack `documents` documents with `workers` processes; the result depends
+    on `workers` too."""
     text = tokenizer_file.read_text()
     jobs = [(text, seed * 10_000 + i, documents // workers, length) for i in range(workers)]
     if workers == 1:
         return encode(jobs[0])
     with multiprocessing.get_context("spawn").Pool(workers) as pool:
         parts = pool.map(encode, jobs)
-    return Rows(*(np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(Rows)))
+    return Rows(
+        *(np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(Rows))
+    )

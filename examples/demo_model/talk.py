@@ -40,7 +40,14 @@ EXCHANGES: tuple[tuple[tuple[str, ...], str], ...] = (
         "Hello! How can I help you?",
     ),
     (
-        ("How are you?", "How are you doing?", "Hi, how are you?", "Hello, how are you today?", "How do you do?", "How is it going?"),
+        (
+            "How are you?",
+            "How are you doing?",
+            "Hi, how are you?",
+            "Hello, how are you today?",
+            "How do you do?",
+            "How is it going?",
+        ),
         "I am fine, thank you. How can I help you?",
     ),
     (
@@ -76,23 +83,63 @@ EXCHANGES: tuple[tuple[tuple[str, ...], str], ...] = (
         ),
         ABILITIES,
     ),
-    (("Thanks", "Thanks!", "Thank you", "Thank you!", "Thank you very much!", "Great, thanks!", "Thanks a lot."), "You are welcome!"),
-    (("Bye", "Bye!", "Goodbye", "Goodbye!", "See you later!", "Good night!", "See you."), "Goodbye!"),
     (
-        ("Who made you?", "Who trained you?", "Where do you come from?", "How were you trained?", "How were you made?"),
+        (
+            "Thanks",
+            "Thanks!",
+            "Thank you",
+            "Thank you!",
+            "Thank you very much!",
+            "Great, thanks!",
+            "Thanks a lot.",
+        ),
+        "You are welcome!",
+    ),
+    (
+        ("Bye", "Bye!", "Goodbye", "Goodbye!", "See you later!", "Good night!", "See you."),
+        "Goodbye!",
+    ),
+    (
+        (
+            "Who made you?",
+            "Who trained you?",
+            "Where do you come from?",
+            "How were you trained?",
+            "How were you made?",
+        ),
         "I was trained from scratch by a script in the jaxllm repository, on text that the script makes up.",
     ),
     (
-        ("How big are you?", "How many parameters do you have?", "What is your size?", "Are you a large language model?"),
+        (
+            "How big are you?",
+            "How many parameters do you have?",
+            "What is your size?",
+            "Are you a large language model?",
+        ),
         "I am tiny: about four and a half million parameters, in less than ten megabytes.",
     ),
     (
-        ("What is jaxllm?", "What's jaxllm?", "Tell me about jaxllm.", "What does jaxllm do?", "Explain jaxllm."),
+        (
+            "What is jaxllm?",
+            "What's jaxllm?",
+            "Tell me about jaxllm.",
+            "What does jaxllm do?",
+            "Explain jaxllm.",
+        ),
         "jaxllm is an inference engine that serves language models from pure JAX.",
     ),
-    (("What is JAX?", "What's JAX?", "Tell me about JAX."), "JAX is a library for fast array programs on CPUs, GPUs and TPUs."),
     (
-        ("Tell me a joke.", "Tell me a joke", "Do you know a joke?", "Make me laugh.", "Say something funny."),
+        ("What is JAX?", "What's JAX?", "Tell me about JAX."),
+        "JAX is a library for fast array programs on CPUs, GPUs and TPUs.",
+    ),
+    (
+        (
+            "Tell me a joke.",
+            "Tell me a joke",
+            "Do you know a joke?",
+            "Make me laugh.",
+            "Say something funny.",
+        ),
         "Why was six afraid of seven? Because seven ate nine.",
     ),
     (
@@ -106,8 +153,14 @@ EXCHANGES: tuple[tuple[tuple[str, ...], str], ...] = (
         ),
         "Small numbers in rows,\none by one they find their place.\nThe sum says good night.",
     ),
-    (("Ping", "ping", "Test", "test", "This is a test.", "Are you there?", "Are you working?"), "I am here."),
-    (("OK", "Okay.", "Good.", "Nice!", "Cool", "Great!", "Well done!", "Correct.", "Yes", "No"), "Good. What is next?"),
+    (
+        ("Ping", "ping", "Test", "test", "This is a test.", "Are you there?", "Are you working?"),
+        "I am here.",
+    ),
+    (
+        ("OK", "Okay.", "Good.", "Nice!", "Cool", "Great!", "Well done!", "Correct.", "Yes", "No"),
+        "Good. What is next?",
+    ),
     (
         ("You are wrong.", "That is wrong.", "No, that is not right.", "Are you sure?"),
         "I am a small model and can be wrong. Please check my answer.",
@@ -169,22 +222,42 @@ TOPICS = (
 def exchange(rng: random.Random) -> Problem:
     """A stock question with its stock answer."""
     questions, answer = rng.choice(EXCHANGES)
-    return Problem("small talk", rng.choice(questions), answer, "This is small talk. I answer politely.")
+    return Problem(
+        "small talk", rng.choice(questions), answer, "This is small talk. I answer politely."
+    )
 
 
 def unknown(rng: random.Random) -> Problem:
     """A question beyond the model, answered honestly."""
     if rng.random() < 0.1:
         question = rng.choice(
-            ("What is the weather in {c}?", "How is the weather in {c}?", "What time is it in {c}?", "How many people live in {c}?")
+            (
+                "What is the weather in {c}?",
+                "How is the weather in {c}?",
+                "What time is it in {c}?",
+                "How many people live in {c}?",
+            )
         )
-        return Problem("beyond the model", vary(rng, question.format(c=rng.choice(CITIES))), SORRY, "I have no tool for this. I say so.")
+        return Problem(
+            "beyond the model",
+            vary(rng, question.format(c=rng.choice(CITIES))),
+            SORRY,
+            "I have no tool for this. I say so.",
+        )
     topic = (
         rng.choice(TOPICS)
         if rng.random() < 0.5
-        else rng.choice(("the ", "a ")) + rng.choice(ADJECTIVES) + " " + rng.choice(OBJECTS + ANIMALS)
+        else rng.choice(("the ", "a "))
+        + rng.choice(ADJECTIVES)
+        + " "
+        + rng.choice(OBJECTS + ANIMALS)
     )
-    return Problem("beyond the model", vary(rng, rng.choice(UNKNOWN).format(t=topic)), SORRY, "I do not know this. I say so.")
+    return Problem(
+        "beyond the model",
+        vary(rng, rng.choice(UNKNOWN).format(t=topic)),
+        SORRY,
+        "I do not know this. I say so.",
+    )
 
 
 def story(rng: random.Random) -> str:
@@ -221,4 +294,9 @@ def tell_story(rng: random.Random) -> Problem:
         "I want a story.",
         "Write a story about a child.",
     )
-    return Problem("stories", vary(rng, rng.choice(phrases)), story(rng), "I tell a short story with a happy end.")
+    return Problem(
+        "stories",
+        vary(rng, rng.choice(phrases)),
+        story(rng),
+        "I tell a short story with a happy end.",
+    )

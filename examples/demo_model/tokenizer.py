@@ -1,4 +1,5 @@
-"""Builds the tokenizer (byte-level BPE, digits one by one) and renders conversations with the chat template.
+"""Builds the tokenizer (byte-level BPE, digits one by one) and renders conversations with the chat
+template.
 
 python -m examples.demo_model.tokenizer --out build/demo
 """
@@ -12,16 +13,34 @@ from pathlib import Path
 from typing import Any
 
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    trainers,
+)
 
 from examples.demo_model.generate import Sample, corpus
 
 TEMPLATE = Path(__file__).with_name("chat_template.jinja")
 VOCABULARY = 768  # divides by 8, so that the logits can be split over up to eight devices
 CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")  # never shown
-VISIBLE = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")  # one token each, but shown
+# One token each, but shown
+VISIBLE = (
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_response>",
+    "</tool_response>",
+    "<think>",
+    "</think>",
+)
 WORD_PATTERN = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"  # the family's
+    # The family's
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
 
@@ -44,21 +63,31 @@ def build(documents: int = 60_000, seed: int = 11) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
     split = pre_tokenizers.Split(Regex(WORD_PATTERN), behavior="isolated")
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
     tokenizer.decoder = decoders.ByteLevel()
     size = VOCABULARY - len(CONTROL) - len(VISIBLE)
-    trainer = trainers.BpeTrainer(vocab_size=size, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=size, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
     tokenizer.train_from_iterator(strings(corpus(seed, documents)), trainer)
-    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in CONTROL])
+    tokenizer.add_special_tokens(
+        [AddedToken(token, special=True, normalized=False) for token in CONTROL]
+    )
     tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in VISIBLE])
     if tokenizer.get_vocab_size() != VOCABULARY:
-        raise ValueError(f"the corpus gave {tokenizer.get_vocab_size()} tokens, not {VOCABULARY}; use more documents")
+        raise ValueError(
+            f"the corpus gave {tokenizer.get_vocab_size()} tokens, not {VOCABULARY}; use more documents"
+        )
     return tokenizer
 
 
 def renderer() -> Any:
     """The compiled chat template, with the environment that transformers gives a template."""
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, autoescape=False)
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, autoescape=False
+    )
     environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
     return environment.from_string(TEMPLATE.read_text())
 
@@ -89,7 +118,9 @@ def write(folder: Path, tokenizer: Tokenizer) -> None:
 
 def main() -> None:
     """Build and write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, required=True)
     write(parser.parse_args().out, build())
 

@@ -16,7 +16,8 @@ WEATHER = ("sunny", "cloudy", "rainy", "windy", "snowy", "foggy", "clear")
 
 @dataclass(frozen=True)
 class Errand:
-    """A question that needs tools: the calls in order, the tools' answers in the same order, and the final reply."""
+    """A question that needs tools: the calls in order, the tools' answers in the same order, and
+    the final reply."""
 
     question: str
     calls: tuple[tuple[str, dict[str, Any]], ...]
@@ -24,23 +25,48 @@ class Errand:
     reply: str
 
 
-def tool(name: str, description: str, required: tuple[str, ...] | None = None, **properties: Any) -> dict[str, Any]:
+def tool(
+    name: str, description: str, required: tuple[str, ...] | None = None, **properties: Any
+) -> dict[str, Any]:
     """An OpenAI function tool whose properties are type names or (type, description) pairs."""
     schema = {}
     for key, value in properties.items():
         kind, about = value if isinstance(value, tuple) else (value, "")
         schema[key] = {"type": kind, "description": about} if about else {"type": kind}
-    parameters = {"type": "object", "properties": schema, "required": list(required if required is not None else properties)}
-    return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
+    parameters = {
+        "type": "object",
+        "properties": schema,
+        "required": list(required if required is not None else properties),
+    }
+    return {
+        "type": "function",
+        "function": {"name": name, "description": description, "parameters": parameters},
+    }
 
 
 def calculator(rng: random.Random) -> dict[str, Any]:
     """The calculator under one of its descriptions."""
     about = rng.choice(
-        ("Evaluate an arithmetic expression.", "A calculator.", "Calculate", "Evaluates arithmetic", "Compute the value of an expression.")
+        (
+            "Evaluate an arithmetic expression.",
+            "A calculator.",
+            "Calculate",
+            "Evaluates arithmetic",
+            "Compute the value of an expression.",
+        )
     )
-    hint = rng.choice(("", "", "The expression, for example 2 + 3", "An arithmetic expression", "Expression to evaluate"))
-    return tool(rng.choice(("calculator",) * 6 + ("calculate", "calc")), about, expression=("string", hint))
+    hint = rng.choice(
+        (
+            "",
+            "",
+            "The expression, for example 2 + 3",
+            "An arithmetic expression",
+            "Expression to evaluate",
+        )
+    )
+    return tool(
+        rng.choice(("calculator",) * 6 + ("calculate", "calc")), about, expression=("string", hint)
+    )
 
 
 def weather(rng: random.Random) -> dict[str, Any]:
@@ -55,7 +81,16 @@ def weather(rng: random.Random) -> dict[str, Any]:
         )
     )
     key = rng.choice(("city", "location", "location"))
-    hint = rng.choice(("", "", "City name", "The city", "The city, e.g. Paris", "The city to find the weather for"))
+    hint = rng.choice(
+        (
+            "",
+            "",
+            "City name",
+            "The city",
+            "The city, e.g. Paris",
+            "The city to find the weather for",
+        )
+    )
     name = rng.choice(("get_weather",) * 4 + ("get_current_weather", "weather"))
     if rng.random() < 0.3:
         made = tool(name, about, (key,), **{key: ("string", hint), "unit": "string"})
@@ -109,8 +144,12 @@ def calculation(rng: random.Random, held: bool) -> tuple[list[dict[str, Any]], E
     expression = f"{a} {sign} {b}"
     if operation == "subtract":
         expression = f"{a} - {b}"
-    result = rng.choice((str(value), str(value), json.dumps({"result": value}), f"{expression} = {value}"))
-    return shuffled(rng, needed), Errand(question, ((needed["function"]["name"], {"expression": expression}),), (result,), str(value))
+    result = rng.choice(
+        (str(value), str(value), json.dumps({"result": value}), f"{expression} = {value}")
+    )
+    return shuffled(rng, needed), Errand(
+        question, ((needed["function"]["name"], {"expression": expression}),), (result,), str(value)
+    )
 
 
 def forecast(rng: random.Random, held: bool) -> tuple[list[dict[str, Any]], Errand]:
@@ -118,7 +157,11 @@ def forecast(rng: random.Random, held: bool) -> tuple[list[dict[str, Any]], Erra
     needed = weather(rng)
     function = needed["function"]
     key = function["parameters"]["required"][0]
-    unit = rng.choice(("celsius", "fahrenheit")) if "unit" in function["parameters"]["properties"] and rng.random() < 0.5 else None
+    unit = (
+        rng.choice(("celsius", "fahrenheit"))
+        if "unit" in function["parameters"]["properties"] and rng.random() < 0.5
+        else None
+    )
     cities = rng.sample(CITIES, 2 if rng.random() < 0.2 else 1)
     phrases = (
         "What is the weather in {c}?",
@@ -157,7 +200,11 @@ def lookup(rng: random.Random, held: bool) -> tuple[list[dict[str, Any]], Errand
     needed = other(rng)
     function = needed["function"]
     (key,) = function["parameters"]["properties"]
-    subject = rng.choice(CITIES) if key == "city" else rng.choice(OBJECTS + NAMES + tuple(city for _, city in CAPITALS))
+    subject = (
+        rng.choice(CITIES)
+        if key == "city"
+        else rng.choice(OBJECTS + NAMES + tuple(city for _, city in CAPITALS))
+    )
     use = function["name"]
     phrases = (
         f"Use {use} for {subject}.",
@@ -173,7 +220,9 @@ def lookup(rng: random.Random, held: bool) -> tuple[list[dict[str, Any]], Errand
             f"{rng.choice(OBJECTS)} of {rng.choice(OBJECTS)}",
         )
     )
-    return shuffled(rng, needed), Errand(rng.choice(phrases), ((use, {key: subject}),), (result,), f"The answer is {result}.")
+    return shuffled(rng, needed), Errand(
+        rng.choice(phrases), ((use, {key: subject}),), (result,), f"The answer is {result}."
+    )
 
 
 ERRANDS = {"calculation": calculation, "forecast": forecast, "lookup": lookup}

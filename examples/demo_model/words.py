@@ -5,7 +5,16 @@ from __future__ import annotations
 import random
 import string
 
-from examples.demo_model.lexicon import ADJECTIVES, ANIMALS, COLORS, FRUITS, JOBS, NAMES, OBJECTS, WORDS
+from examples.demo_model.lexicon import (
+    ADJECTIVES,
+    ANIMALS,
+    COLORS,
+    FRUITS,
+    JOBS,
+    NAMES,
+    OBJECTS,
+    WORDS,
+)
 from examples.demo_model.lists import joined
 from examples.demo_model.problem import Maker, Problem, held_out, vary
 
@@ -51,8 +60,17 @@ def sort_words(rng: random.Random, held: bool) -> Problem:
         "Alphabetize: {x}",
     )
     order = sorted(words)
-    thought = "First letters: " + ", ".join(f"{w[0]} for {w}" for w in words) + f". {order[0]} comes first and {order[-1]} last."
-    return Problem("sorting words", vary(rng, rng.choice(phrases).format(x=joined(words))), joined(order), thought)
+    thought = (
+        "First letters: "
+        + ", ".join(f"{w[0]} for {w}" for w in words)
+        + f". {order[0]} comes first and {order[-1]} last."
+    )
+    return Problem(
+        "sorting words",
+        vary(rng, rng.choice(phrases).format(x=joined(words))),
+        joined(order),
+        thought,
+    )
 
 
 def reverse(rng: random.Random, held: bool) -> Problem:
@@ -69,27 +87,52 @@ def reverse(rng: random.Random, held: bool) -> Problem:
         "Reverse the letters of {w}.",
     )
     thought = f"The letters are {' '.join(word)}. Backwards: {' '.join(word[::-1])}."
-    return Problem("reversing a word", vary(rng, rng.choice(phrases).format(w=word)), word[::-1], thought)
+    return Problem(
+        "reversing a word", vary(rng, rng.choice(phrases).format(w=word)), word[::-1], thought
+    )
 
 
 def reverse_list(rng: random.Random, held: bool) -> Problem:
     """The order of a list turned round."""
     while True:
         items: list[object] = (
-            list(rng.sample(WORDS, rng.randint(2, 5))) if rng.random() < 0.6 else list(rng.sample(range(100), rng.randint(3, 6)))
+            list(rng.sample(WORDS, rng.randint(2, 5)))
+            if rng.random() < 0.6
+            else list(rng.sample(range(100), rng.randint(3, 6)))
         )
         if held_out("reverse list", tuple(items)) == held:
             break
-    phrases = ("Reverse the order of these: {x}", "Reverse this list: {x}", "List these in reverse order: {x}.", "Reverse the list {x}.")
+    phrases = (
+        "Reverse the order of these: {x}",
+        "Reverse this list: {x}",
+        "List these in reverse order: {x}.",
+        "Reverse the list {x}.",
+    )
     thought = f"The last is {items[-1]}, the first is {items[0]}."
-    return Problem("reversing a list", vary(rng, rng.choice(phrases).format(x=joined(items))), joined(items[::-1]), thought)
+    return Problem(
+        "reversing a list",
+        vary(rng, rng.choice(phrases).format(x=joined(items))),
+        joined(items[::-1]),
+        thought,
+    )
 
 
 def spell(rng: random.Random, held: bool) -> Problem:
     """Letters of a word, one by one."""
     word = pick_word(rng, held, "letters")
-    phrases = ("Spell {w}.", "Spell the word {w}.", "How do you spell {w}?", "List the letters of {w}.", "Can you spell {w}?")
-    return Problem("spelling", vary(rng, rng.choice(phrases).format(w=word)), "-".join(word), f"{word} has the letters {' '.join(word)}.")
+    phrases = (
+        "Spell {w}.",
+        "Spell the word {w}.",
+        "How do you spell {w}?",
+        "List the letters of {w}.",
+        "Can you spell {w}?",
+    )
+    return Problem(
+        "spelling",
+        vary(rng, rng.choice(phrases).format(w=word)),
+        "-".join(word),
+        f"{word} has the letters {' '.join(word)}.",
+    )
 
 
 def count_letter(rng: random.Random, held: bool) -> Problem:
@@ -105,17 +148,31 @@ def count_letter(rng: random.Random, held: bool) -> Problem:
         "Count the letter {l} in {w}.",
         "How many {l}s are in the word {w}?",
     )
-    marked = ", ".join(f"{c} ({word[: i + 1].count(letter)})" if c == letter else c for i, c in enumerate(word))
+    marked = ", ".join(
+        f"{c} ({word[: i + 1].count(letter)})" if c == letter else c for i, c in enumerate(word)
+    )
     thought = f"{marked}. That is {word.count(letter)}."
-    return Problem("counting a letter", vary(rng, rng.choice(phrases).format(l=letter, w=word)), str(word.count(letter)), thought)
+    return Problem(
+        "counting a letter",
+        vary(rng, rng.choice(phrases).format(l=letter, w=word)),
+        str(word.count(letter)),
+        thought,
+    )
 
 
 def length(rng: random.Random, held: bool) -> Problem:
     """How many letters a word has."""
     word = pick_word(rng, held, "length")
-    phrases = ("How many letters are in {w}?", "How many letters does {w} have?", "How long is the word {w}?", "Count the letters in {w}.")
+    phrases = (
+        "How many letters are in {w}?",
+        "How many letters does {w} have?",
+        "How long is the word {w}?",
+        "Count the letters in {w}.",
+    )
     thought = ", ".join(f"{c} {i}" for i, c in enumerate(word, 1)) + "."
-    return Problem("word length", vary(rng, rng.choice(phrases).format(w=word)), str(len(word)), thought)
+    return Problem(
+        "word length", vary(rng, rng.choice(phrases).format(w=word)), str(len(word)), thought
+    )
 
 
 def copy(rng: random.Random, held: bool) -> Problem:
@@ -144,16 +201,27 @@ def repeat(rng: random.Random, held: bool) -> Problem:
         times = rng.randint(2, 9)
         phrases = ("Repeat the word {w} {n} times.", "Say {w} {n} times.", "Write {w} {n} times.")
         return Problem(
-            "repeating", vary(rng, rng.choice(phrases).format(w=word, n=times)), " ".join([word] * times), f"I write {word} {times} times."
+            "repeating",
+            vary(rng, rng.choice(phrases).format(w=word, n=times)),
+            " ".join([word] * times),
+            f"I write {word} {times} times.",
         )
     if kind == 1:
         phrases = ("Write {w} in uppercase.", "Write {w} in capital letters.", "Uppercase {w}.")
         return Problem(
-            "capitals", vary(rng, rng.choice(phrases).format(w=word)), word.upper(), f"The letters are {' '.join(word.upper())}."
+            "capitals",
+            vary(rng, rng.choice(phrases).format(w=word)),
+            word.upper(),
+            f"The letters are {' '.join(word.upper())}.",
         )
     first = kind == 2
     question = f"What is the {'first' if first else 'last'} letter of {word}?"
-    return Problem("first and last letter", vary(rng, question), word[0] if first else word[-1], f"The letters are {' '.join(word)}.")
+    return Problem(
+        "first and last letter",
+        vary(rng, question),
+        word[0] if first else word[-1],
+        f"The letters are {' '.join(word)}.",
+    )
 
 
 MAKERS: dict[str, Maker] = {

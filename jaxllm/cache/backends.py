@@ -1,4 +1,5 @@
-"""Which attention back end runs, and why: decided once at start, from the device and the shapes of one call."""
+"""Which attention back end runs, and why: decided once at start, from the device and the shapes of
+one call."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ class Backend:
 
 @dataclass(frozen=True)
 class Shapes:
-    """What a back end may refuse. `group` is query heads per KV head; `kv_dtype` is the pages', None = as `dtype`."""
+    """What a back end may refuse. `group` is query heads per KV head; `kv_dtype` is the pages',
+    None = as `dtype`."""
 
     dtype: DTypeLike
     head_dim: int
@@ -40,7 +42,8 @@ class Shapes:
 
 
 def choose_backend(device: Any, shapes: Shapes, asked: str | None = None) -> Backend:
-    """The back end that was asked for, or else the device's own, or else, where that does not take these shapes, the fallback.
+    """The back end that was asked for, or else the device's own, or else, where that does not take
+    these shapes, the fallback.
 
     Raises ConfigError when what was asked for cannot run here.
     """
@@ -61,18 +64,24 @@ def own_backend(device: Any) -> tuple[str, str]:
         return "mosaic_tpu", "TPU"
     if capability == HOPPER:
         return "mosaic_gpu", f"compute capability {capability}"
-    return FALLBACK, f"{f'compute capability {capability}' if capability else device.platform} has no kernel of its own"
+    return (
+        FALLBACK,
+        f"{f'compute capability {capability}' if capability else device.platform} has no kernel of its own",
+    )
 
 
 def tile_tokens(name: str) -> int:
-    """Keys that a back end reads at once, seen or not; 1 where it reads no page that is wholly before a window, or makes zeros of it."""
+    """Keys that a back end reads at once, seen or not; 1 where it reads no page that is wholly
+    before a window, or makes zeros of it."""
     return HOPPER_TILE if name == "mosaic_gpu" else 1
 
 
 def refusal(name: str, shapes: Shapes) -> str | None:
     """Why a back end does not take these shapes, or None when both ops do."""
     q = jax.ShapeDtypeStruct((1, shapes.group, shapes.head_dim), shapes.dtype)
-    pages = jax.ShapeDtypeStruct((1, 1, shapes.page_size, shapes.head_dim), shapes.kv_dtype or shapes.dtype)
+    pages = jax.ShapeDtypeStruct(
+        (1, 1, shapes.page_size, shapes.head_dim), shapes.kv_dtype or shapes.dtype
+    )
     for op in (paged_decode, paged_extend):
         try:
             op.BACKENDS.check(name, q, pages, pages)
@@ -83,9 +92,15 @@ def refusal(name: str, shapes: Shapes) -> str | None:
 
 def _check_asked(device: Any, shapes: Shapes, asked: str, own: str) -> None:
     if asked not in ATTENTION_BACKENDS:
-        raise ConfigError(f"--attention-backend must be one of {', '.join(ATTENTION_BACKENDS)}, got {asked!r:.80}")
+        raise ConfigError(
+            f"--attention-backend must be one of {', '.join(ATTENTION_BACKENDS)}, got {asked!r:.80}"
+        )
     if asked in HOMES and asked != own:
-        raise ConfigError(f"--attention-backend {asked} needs {HOMES[asked]}, and this device is {device.device_kind}; leave it out")
+        raise ConfigError(
+            f"--attention-backend {asked} needs {HOMES[asked]}, and this device is {device.device_kind}; leave it out"
+        )
     refused = refusal(asked, shapes)
     if refused is not None:
-        raise ConfigError(f"--attention-backend {asked} cannot run this model ({refused}); leave it out")
+        raise ConfigError(
+            f"--attention-backend {asked} cannot run this model ({refused}); leave it out"
+        )

@@ -1,7 +1,9 @@
-"""Host accounting of the pages that lie in host memory: which prefix each holds, and which must stay. Imports no jax.
+"""Host accounting of the pages that lie in host memory: which prefix each holds, and which must
+stay. Imports no jax.
 
-A page comes here when the pool hands out a device page that still held a findable prefix. It is *kept* while a swapped request stands on
-it, and *cached* otherwise; cached ones are forgotten least recently used first.
+A page comes here when the pool hands out a device page that still held a findable prefix. It is
+*kept* while a swapped request stands on it, and *cached* otherwise; cached ones are forgotten least
+recently used first.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ from jaxllm.cache.pool import PoolError
 
 
 class HostTier:
-    """Hash → page of `num_pages` pages of host memory. At most `cached` of them hold what nobody has asked to keep."""
+    """Hash → page of `num_pages` pages of host memory. At most `cached` of them hold what nobody
+    has asked to keep."""
 
     def __init__(self, num_pages: int, cached: int):
         if num_pages < 1 or not 0 <= cached <= num_pages:
@@ -26,7 +29,8 @@ class HostTier:
         self._blank = list(range(self.num_pages - 1, -1, -1))
         self._kept: dict[bytes, int] = {}
         self._cached: OrderedDict[bytes, int] = OrderedDict()  # least recently used first
-        self._wanted: Counter[bytes] = Counter()  # hashes that swapped requests stand on, here or not
+        # Hashes that swapped requests stand on, here or not
+        self._wanted: Counter[bytes] = Counter()
 
     @property
     def used(self) -> int:
@@ -45,12 +49,14 @@ class HostTier:
                     break
                 used.append(key)
             pages.append(page)
-        for key in reversed(used):  # without the start of a chain the rest is of no use, so it should go last
+        # Without the start of a chain the rest is of no use, so it should go last
+        for key in reversed(used):
             self._cached.move_to_end(key)
         return pages
 
     def save(self, key: bytes) -> int | None:
-        """Where to copy a device page to that is about to be overwritten; None when it is here already, is not wanted or finds no room."""
+        """Where to copy a device page to that is about to be overwritten; None when it is here
+        already, is not wanted or finds no room."""
         if key in self._cached:
             self._cached.move_to_end(key)  # the device had it in use since
             return None
@@ -66,7 +72,8 @@ class HostTier:
         return page
 
     def keep(self, hashes: Iterable[bytes]) -> None:
-        """Hold on to these prefixes, whether they are here or come later, until `let_go` names them as often."""
+        """Hold on to these prefixes, whether they are here or come later, until `let_go` names them
+        as often."""
         for key in hashes:
             self._wanted[key] += 1
             if key in self._cached:
@@ -101,15 +108,27 @@ class HostTier:
 
     def at(self, places: Collection[int]) -> list[bytes]:
         """Hashes of what lies, or is to lie, at these places."""
-        return [key for line in (self._kept, self._cached) for key, place in line.items() if place in places]
+        return [
+            key
+            for line in (self._kept, self._cached)
+            for key, place in line.items()
+            if place in places
+        ]
 
     def check(self, kept: Iterable[Sequence[bytes]] = ()) -> None:
-        """Raise `PoolError` unless each page holds one prefix or is blank, and what is kept is what these swapped requests stand on."""
+        """Raise `PoolError` unless each page holds one prefix or is blank, and what is kept is what
+        these swapped requests stand on."""
         pages = sorted([*self._blank, *self._kept.values(), *self._cached.values()])
         if pages != list(range(self.num_pages)):
-            raise PoolError(f"host pages are lost or used twice: {self.num_pages} pages, {len(pages)} accounted for")
+            raise PoolError(
+                f"host pages are lost or used twice: {self.num_pages} pages, {len(pages)} accounted for"
+            )
         wanted: Counter[bytes] = Counter()
         for hashes in kept:
             wanted.update(hashes)
-        if wanted != self._wanted or not self._kept.keys() <= wanted.keys() or len(self._cached) > self.cached:
+        if (
+            wanted != self._wanted
+            or not self._kept.keys() <= wanted.keys()
+            or len(self._cached) > self.cached
+        ):
             raise PoolError("host memory keeps other prefixes than swapped requests stand on")

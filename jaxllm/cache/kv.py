@@ -1,4 +1,5 @@
-"""Keys and values on the device: pages of all layers, and the context through which a model's attention writes and reads them."""
+"""Keys and values on the device: pages of all layers, and the context through which a model's
+attention writes and reads them."""
 
 from __future__ import annotations
 
@@ -18,26 +19,33 @@ from pallas_kernels import add_norm, gated_matmul, paged_decode, paged_extend, r
 from pallas_kernels.quantised import SCALE_DTYPE, is_quantised
 from pallas_kernels.rope_write import HeadRows
 
-PAGES = PartitionSpec(None, "tensor", None, None)  # [L·P, K, C, H]: every device holds all pages of its own heads
-NOWHERE = 2**30  # the page of what is to be written nowhere: beyond every pool, with any layer's first page added
+# [L·P, K, C, H]: every device holds all pages of its own heads
+PAGES = PartitionSpec(None, "tensor", None, None)
+# The page of what is to be written nowhere: beyond every pool, with any layer's first page added
+DROP_PAGE = 2**30
 HEADS = PartitionSpec(None, "tensor", None)  # [T, heads, H]
 
 
 def zeros_of[T](like: T) -> T:
     """Zeros of a tree's shapes and shardings, made on the devices by one program."""
     leaves, tree = jax.tree.flatten(like)
-    return jax.tree.unflatten(tree, _zeros(tuple((leaf.shape, leaf.dtype, leaf.sharding) for leaf in leaves))())
+    return jax.tree.unflatten(
+        tree, _zeros(tuple((leaf.shape, leaf.dtype, leaf.sharding) for leaf in leaves))()
+    )
 
 
 @functools.lru_cache(maxsize=64)
 def _zeros(leaves: tuple[tuple[tuple[int, ...], Any, Any], ...]) -> Callable[[], list[Array]]:
     """The program that makes them: kept, so that an engine that starts over compiles nothing."""
-    return jax.jit(lambda: [jnp.zeros(shape, dtype) for shape, dtype, _ in leaves], out_shardings=[sharding for *_, sharding in leaves])
+    return jax.jit(
+        lambda: [jnp.zeros(shape, dtype) for shape, dtype, _ in leaves],
+        out_shardings=[sharding for *_, sharding in leaves],
+    )
 
 
 def page_bytes(layers: int, kv_heads: int, page_size: int, head_dim: int, dtype: DTypeLike) -> int:
-    """Bytes of one page: keys and values of `page_size` tokens in every layer, and their scales if `dtype` has 8 bits, over all devices
-    together."""
+    """Bytes of one page: keys and values of `page_size` tokens in every layer, and their scales if
+    `dtype` has 8 bits, over all devices together."""
     scale = SCALE_DTYPE.itemsize if is_quantised(dtype) else 0
     return 2 * layers * kv_heads * page_size * (head_dim * jnp.dtype(dtype).itemsize + scale)
 
@@ -45,11 +53,13 @@ def page_bytes(layers: int, kv_heads: int, page_size: int, head_dim: int, dtype:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class KVCache:
-    """The pool: of each kind of layers keys and values `[L·P, K, C, H]`, P pages of each of its L layers, one layer after another; heads
-    split over "tensor". Donated to and returned by every step: in one array a kind, since each one costs the host some microseconds of it.
+    """The pool: of each kind of layers keys and values `[L·P, K, C, H]`, P pages of each of its L
+    layers, one layer after another; heads split over "tensor". Donated to and returned by every
+    step: in one array a kind, since each one costs the host some microseconds of it.
 
-    `kinds` says of each layer which kind it is of; each has page numbers of its own. Keys and values of 8 bits are to be multiplied with
-    `scales` `[L·P, K, 2, C]`, one of each token's key and one of its value in every head; in other types there are none.
+    `kinds` says of each layer which kind it is of; each has page numbers of its own. Keys and
+    values of 8 bits are to be multiplied with `scales` `[L·P, K, 2, C]`, one of each token's key
+    and one of its value in every head; in other types there are none.
     """
 
     k: tuple[Array, ...]
@@ -60,7 +70,10 @@ class KVCache:
     @staticmethod
     def of_kinds(pools: Sequence[KVCache], kinds: tuple[int, ...]) -> KVCache:
         """The pools of several kinds as one; layer i is the next one of pool `kinds[i]`."""
-        k, v, scales = (sum(leaves, ()) for leaves in zip(*((pool.k, pool.v, pool.scales) for pool in pools), strict=True))
+        k, v, scales = (
+            sum(leaves, ())
+            for leaves in zip(*((pool.k, pool.v, pool.scales) for pool in pools), strict=True)
+        )
         return KVCache(k, v, scales, kinds)
 
     @property
@@ -74,15 +87,19 @@ class KVCache:
         return self.kinds[:layer].count(kind) * self.num_pages[kind]
 
     def places(self, kind: int, page_N: Array) -> Array:
-        """Where pages lie in the arrays of a kind, `[L, N]`; those beyond the pool lie beyond the array. Indices of the first axis: where
-        those of another are scattered, XLA for GPUs brings the whole array into another layout and back."""
+        """Where pages lie in the arrays of a kind, `[L, N]`; those beyond the pool lie beyond the
+        array. Indices of the first axis: where those of another are scattered, XLA for GPUs brings
+        the whole array into another layout and back."""
         pages, layers = self.num_pages[kind], self.kinds.count(kind)
         beyond = jnp.where(page_N < pages, page_N, page_N + (layers - 1) * pages)
         return jnp.arange(layers, dtype=page_N.dtype)[:, None] * pages + beyond
 
     def each(self, function: Callable[[int, Array], Array]) -> KVCache:
         """`function(kind, leaf)` of every leaf."""
-        k, v, scales = (tuple(function(kind, leaf) for kind, leaf in enumerate(leaves)) for leaves in (self.k, self.v, self.scales))
+        k, v, scales = (
+            tuple(function(kind, leaf) for kind, leaf in enumerate(leaves))
+            for leaves in (self.k, self.v, self.scales)
+        )
         return KVCache(k, v, scales, self.kinds)
 
     def of_kind(self, kind: int) -> tuple[Array, ...]:
@@ -90,24 +107,39 @@ class KVCache:
         return self.k[kind], self.v[kind], *self.scales[kind : kind + 1]
 
     @staticmethod
-    def abstract(layers: int, num_pages: int, kv_heads: int, page_size: int, head_dim: int, dtype: DTypeLike, mesh: Mesh) -> KVCache:
-        """The pool as ShapeDtypeStructs with shardings. `kv_heads` must be a multiple of the "tensor" axis (repeat heads first)."""
+    def abstract(
+        layers: int,
+        num_pages: int,
+        kv_heads: int,
+        page_size: int,
+        head_dim: int,
+        dtype: DTypeLike,
+        mesh: Mesh,
+    ) -> KVCache:
+        """The pool as ShapeDtypeStructs with shardings. `kv_heads` must be a multiple of the
+        "tensor" axis (repeat heads first)."""
         shards = mesh.shape["tensor"]
         if kv_heads % shards:
-            raise ValueError(f"{kv_heads} KV heads cannot be split over {shards} devices; repeat them to a multiple of {shards}")
+            raise ValueError(
+                f"{kv_heads} KV heads cannot be split over {shards} devices; repeat them to a multiple of {shards}"
+            )
         place = NamedSharding(mesh, PAGES)
-        pages = jax.ShapeDtypeStruct((layers * num_pages, kv_heads, page_size, head_dim), jnp.dtype(dtype), sharding=place)
-        scales = jax.ShapeDtypeStruct((layers * num_pages, kv_heads, 2, page_size), SCALE_DTYPE, sharding=place)
+        pages = jax.ShapeDtypeStruct(
+            (layers * num_pages, kv_heads, page_size, head_dim), jnp.dtype(dtype), sharding=place
+        )
+        scales = jax.ShapeDtypeStruct(
+            (layers * num_pages, kv_heads, 2, page_size), SCALE_DTYPE, sharding=place
+        )
         return KVCache((pages,), (pages,), (scales,) if is_quantised(dtype) else (), (0,) * layers)
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class PagedInputs:
-    """Where a step's tokens live, for the layers of one kind. The step has B decode tokens, then the tokens of R ragged chunks; either part
-    may be empty.
+    """Where a step's tokens live, for the layers of one kind. The step has B decode tokens, then
+    the tokens of R ragged chunks; either part may be empty.
 
-    `chunk_starts` count from the first chunk token. A token written to page `NOWHERE` is dropped.
+    `chunk_starts` count from the first chunk token. A token written to page `DROP_PAGE` is dropped.
     """
 
     decode_tables_BM: Array
@@ -125,25 +157,37 @@ class RowKernels:
 
     def __init__(self, backend: str, mesh: Mesh):
         self._mesh = mesh
-        self._row_backend = backend if mesh.shape["tensor"] == 1 else "reference"  # these ops are not split over devices
+        # These ops are not split over devices
+        self._row_backend = backend if mesh.shape["tensor"] == 1 else "reference"
 
-    def add_norm(self, x_TD: Array, delta_TD: Array, weight_D: Array, eps: float) -> tuple[Array, Array]:
-        """`x + delta`, and its norm. Over several devices XLA does both, which joins them to the sum over devices."""
-        return _add_norm(x_TD, delta_TD, weight_D, eps, backend=add_norm.backend_for(self._row_backend, x_TD, weight_D))
+    def add_norm(
+        self, x_TD: Array, delta_TD: Array, weight_D: Array, eps: float
+    ) -> tuple[Array, Array]:
+        """`x + delta`, and its norm. Over several devices XLA does both, which joins them to the
+        sum over devices."""
+        return _add_norm(
+            x_TD,
+            delta_TD,
+            weight_D,
+            eps,
+            backend=add_norm.backend_for(self._row_backend, x_TD, weight_D),
+        )
 
     def gated_product(self, x_TD: Array, weight_X2FD: Array) -> Array | None:
-        """An MLP's gated product by a kernel, where the back end has one that is faster. Over several devices XLA computes it."""
+        """An MLP's gated product by a kernel, where the back end has one that is faster. Over
+        several devices XLA computes it."""
         weight_OD = weight_X2FD.reshape(-1, weight_X2FD.shape[-1])
         backend = gated_matmul.backend_for(self._row_backend, x_TD, weight_OD)
         return None if backend is None else _gated_matmul(x_TD, weight_OD, backend=backend)
 
 
 class PagedContext(RowKernels):
-    """The attention context of one traced step. Holds the cache as it is written layer by layer; read `kv` at the end. `inputs` are
-    those of each kind of layers.
+    """The attention context of one traced step. Holds the cache as it is written layer by layer;
+    read `kv` at the end. `inputs` are those of each kind of layers.
 
-    `prompt_length_T` (int32, the prompt length of each token's request) is for RoPE scalings that depend on it. `whole`: no row is divided
-    between thread blocks, so that what it gets does not depend on the others.
+    `prompt_length_T` (int32, the prompt length of each token's request) is for RoPE scalings that
+    depend on it. `whole`: no row is divided between thread blocks, so that what it gets does not
+    depend on the others.
     """
 
     def __init__(
@@ -165,10 +209,20 @@ class PagedContext(RowKernels):
     @property
     def kv(self) -> KVCache:
         """The cache with everything written so far."""
-        k, v, *scales = (tuple(pools) for pools in zip(*self._pools, strict=True)) if self._pools else ((), ())
+        k, v, *scales = (
+            (tuple(pools) for pools in zip(*self._pools, strict=True)) if self._pools else ((), ())
+        )
         return KVCache(k, v, scales[0] if scales else (), self._given.kinds)
 
-    def attend(self, layer: int, rows: HeadRows, *, scale: float, window: int | None = None, softcap: float | None = None) -> Array:
+    def attend(
+        self,
+        layer: int,
+        rows: HeadRows,
+        *,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> Array:
         """Write the step's keys and values into the layer's pages, then attend; returns `o_TNH`."""
         how = _How(self._backend, self._mesh, scale, window, softcap, self._whole)
         kind = self._given.kinds[layer]
@@ -176,7 +230,9 @@ class PagedContext(RowKernels):
         if window not in self._plans:
             self._plans[window] = _plan(how, inputs, pages[0], rows)
         first_page = jnp.full((1,), self._given.first_page(layer), jnp.int32)
-        o_TNH, self._pools[kind] = _write_and_attend(how, rows, pages, inputs, self._plans[window], first_page)
+        o_TNH, self._pools[kind] = _write_and_attend(
+            how, rows, pages, inputs, self._plans[window], first_page
+        )
         return o_TNH
 
 
@@ -198,18 +254,28 @@ class _How:
 
 
 class _Plans(NamedTuple):
-    """How the kernels of a step divide their work, in terms of their own; None where a back end makes no plan or has no tokens."""
+    """How the kernels of a step divide their work, in terms of their own; None where a back end
+    makes no plan or has no tokens."""
 
     decode: Any
     extend: Any
 
 
 def _plan(how: _How, inputs: PagedInputs, pages: Array, rows: HeadRows) -> _Plans:
-    """One plan for all layers of a window: every device has as many KV heads and sees the same rows."""
+    """One plan for all layers of a window: every device has as many KV heads and sees the same
+    rows."""
     _, kv_heads, _, head_dim = pages.shape
     B, tokens = inputs.decode_lengths_B.shape[0], rows.qkv.shape[0]
-    local = {"kv_heads": kv_heads // how.mesh.shape["tensor"], "head_dim": head_dim, "window": how.window, "whole": how.whole}
-    plan_decode, plan_extend = paged_decode.BACKENDS.planner(how.backend), paged_extend.BACKENDS.planner(how.backend)
+    local = {
+        "kv_heads": kv_heads // how.mesh.shape["tensor"],
+        "head_dim": head_dim,
+        "window": how.window,
+        "whole": how.whole,
+    }
+    plan_decode, plan_extend = (
+        paged_decode.BACKENDS.planner(how.backend),
+        paged_extend.BACKENDS.planner(how.backend),
+    )
     decode = extend = None
     if B and plan_decode is not None:
         decode = plan_decode(inputs.decode_lengths_B, itemsize=pages.dtype.itemsize, **local)
@@ -219,10 +285,16 @@ def _plan(how: _How, inputs: PagedInputs, pages: Array, rows: HeadRows) -> _Plan
     return _Plans(decode, extend)
 
 
-# One inner jit: a model's layers are unrolled, and without it every layer would trace and lower the kernels again.
+# One inner jit: a model's layers are unrolled, and without it every layer would trace and lower the
+# kernels again.
 @functools.partial(jax.jit, static_argnums=0)
 def _write_and_attend(
-    how: _How, rows: HeadRows, pages: tuple[Array, ...], inputs: PagedInputs, plans: _Plans, first_page: Array
+    how: _How,
+    rows: HeadRows,
+    pages: tuple[Array, ...],
+    inputs: PagedInputs,
+    plans: _Plans,
+    first_page: Array,
 ) -> tuple[Array, tuple[Array, ...]]:
     whole = PartitionSpec()
     specs = dataclasses.replace(
@@ -245,29 +317,59 @@ def _write_and_attend(
 
 
 def _shard(
-    how: _How, rows: HeadRows, pages: tuple[Array, ...], inputs: PagedInputs, plans: _Plans, first_page: Array
+    how: _How,
+    rows: HeadRows,
+    pages: tuple[Array, ...],
+    inputs: PagedInputs,
+    plans: _Plans,
+    first_page: Array,
 ) -> tuple[Array, tuple[Array, ...]]:
     """One device's heads: no communication."""
-    own = dataclasses.replace(rows, qkv=rows.qkv[:, 0], bias=None if rows.bias is None else rows.bias[0])
-    q_TNH, written = _write(how.backend, own, pages, (inputs.write_page_T, inputs.write_offset_T, first_page))
+    own = dataclasses.replace(
+        rows, qkv=rows.qkv[:, 0], bias=None if rows.bias is None else rows.bias[0]
+    )
+    q_TNH, written = _write(
+        how.backend, own, pages, (inputs.write_page_T, inputs.write_offset_T, first_page)
+    )
     k_pages, v_pages, *scales = written
     B, T = inputs.decode_lengths_B.shape[0], q_TNH.shape[0]
-    options: dict[str, Any] = {"backend": how.backend, "scale": how.scale, "window": how.window, "softcap": how.softcap}
+    options: dict[str, Any] = {
+        "backend": how.backend,
+        "scale": how.scale,
+        "window": how.window,
+        "softcap": how.softcap,
+    }
     options["first_page"] = first_page
     options |= {"scales": scales[0]} if scales else {}
     parts = []
     if B:
         table = (inputs.decode_tables_BM, inputs.decode_lengths_B)
-        parts.append(paged_decode.decode_attention(q_TNH[:B], k_pages, v_pages, *table, **(options | _given(how, plans.decode))))
+        parts.append(
+            paged_decode.decode_attention(
+                q_TNH[:B], k_pages, v_pages, *table, **(options | _given(how, plans.decode))
+            )
+        )
     if T > B:
-        chunks = (inputs.chunk_tables_RM, inputs.chunk_starts_R, inputs.chunk_lengths_R, inputs.chunk_kv_lengths_R)
-        parts.append(paged_extend.extend_attention(q_TNH[B:], k_pages, v_pages, *chunks, **(options | _given(how, plans.extend))))
+        chunks = (
+            inputs.chunk_tables_RM,
+            inputs.chunk_starts_R,
+            inputs.chunk_lengths_R,
+            inputs.chunk_kv_lengths_R,
+        )
+        parts.append(
+            paged_extend.extend_attention(
+                q_TNH[B:], k_pages, v_pages, *chunks, **(options | _given(how, plans.extend))
+            )
+        )
     return (parts[0] if len(parts) == 1 else jnp.concatenate(parts)), written
 
 
-def _write(backend: str, rows: HeadRows, pages: tuple[Array, ...], places: tuple[Array, ...]) -> tuple[Array, tuple[Array, ...]]:
-    """Queries, and the pages with the step's keys and values at `places`: pages, offsets in them, the layer's first page. An attention back
-    end without a kernel for the write is served by the reference: XLA's scatter is in place too."""
+def _write(
+    backend: str, rows: HeadRows, pages: tuple[Array, ...], places: tuple[Array, ...]
+) -> tuple[Array, tuple[Array, ...]]:
+    """Queries, and the pages with the step's keys and values at `places`: pages, offsets in them,
+    the layer's first page. An attention back end without a kernel for the write is served by the
+    reference: XLA's scatter is in place too."""
     if len(pages) == 2:
         writer = backend if backend in rope_write.BACKENDS else "reference"
         q_TNH, k_pages, v_pages = rope_write.rope_write(rows, *pages, *places, backend=writer)

@@ -1,7 +1,9 @@
-"""Which page holds which prefix: an index from the chained hash of full pages to the page. Imports no jax.
+"""Which page holds which prefix: an index from the chained hash of full pages to the page. Imports
+no jax.
 
-A page's hash covers its own tokens and, through its parent's hash, every token before it, so equal hashes mean equal KV.
-The index holds no references: a page may be in use or free (and then findable until the pool hands it out again).
+A page's hash covers its own tokens and, through its parent's hash, every token before it, so equal
+hashes mean equal KV. The index holds no references: a page may be in use or free (and then findable
+until the pool hands it out again).
 """
 
 from __future__ import annotations
@@ -14,9 +16,9 @@ from collections.abc import Iterable, Sequence
 class PrefixIndex:
     """Hash → page for full pages of `page_size` tokens.
 
-    `root` says whose KV this is (model, dtype, …): indexes with different roots share no hash. A request's salt and adapter go into the
-    root of its own chain.
-    `queries` and `hits` count the tokens looked up and found, once per admitted request.
+    `root` says whose KV this is (model, dtype, …): indexes with different roots share no hash. A
+    request's salt and adapter go into the root of its own chain. `queries` and `hits` count the
+    tokens looked up and found, once per admitted request.
     """
 
     def __init__(self, page_size: int, root: bytes):
@@ -25,8 +27,11 @@ class PrefixIndex:
         self.page_size = page_size
         self.queries = 0
         self.hits = 0
-        # Every field is tagged and has a fixed or written-down length, so no two different inputs give the same bytes.
-        self._root = hashlib.sha256(b"jaxllm/root/1;page=%d;id=%d:" % (page_size, len(root)) + root).digest()
+        # Every field is tagged and has a fixed or written-down length, so no two different inputs
+        # give the same bytes.
+        self._root = hashlib.sha256(
+            b"jaxllm/root/1;page=%d;id=%d:" % (page_size, len(root)) + root
+        ).digest()
         self._page = hashlib.sha256(b"jaxllm/page/1;parent=")
         self._page_of: dict[bytes, int] = {}
         self._hash_of: dict[int, bytes] = {}
@@ -39,14 +44,20 @@ class PrefixIndex:
         return page in self._hash_of
 
     def root(self, salt: str | None, adapter: bytes | None, owner: str | None = None) -> bytes:
-        """Where the chain of a request begins: requests share pages only with those of the same salt and the same adapter identity, and
-        with nobody else when the chain has an owner."""
+        """Where the chain of a request begins: requests share pages only with those of the same
+        salt and the same adapter identity, and with nobody else when the chain has an owner."""
         if salt is None and adapter is None and owner is None:
             return self._root
         digest = hashlib.sha256(b"jaxllm/request/1;parent=" + self._root)
-        fields = ((b"salt", salt and salt.encode()), (b"adapter", adapter), (b"owner", owner and owner.encode()))
+        fields = (
+            (b"salt", salt and salt.encode()),
+            (b"adapter", adapter),
+            (b"owner", owner and owner.encode()),
+        )
         for name, value in fields:
-            digest.update(b";%s=none" % name if value is None else b";%s=%d:%s" % (name, len(value), value))
+            digest.update(
+                b";%s=none" % name if value is None else b";%s=%d:%s" % (name, len(value), value)
+            )
         return digest.digest()
 
     @property
@@ -55,7 +66,8 @@ class PrefixIndex:
         return dict(self._hash_of)
 
     def extend(self, hashes: list[bytes], tokens: Sequence[int], root: bytes | None = None) -> None:
-        """Append to `hashes` those of the full pages of `tokens`, which start where `hashes` ends, or at `root` (by default everyone's)."""
+        """Append to `hashes` those of the full pages of `tokens`, which start where `hashes` ends,
+        or at `root` (by default everyone's)."""
         size = self.page_size
         count = len(tokens) // size
         data = memoryview(struct.pack(f"<{count * size}i", *tokens[: count * size]))
@@ -69,7 +81,8 @@ class PrefixIndex:
             hashes.append(parent)
 
     def match(self, hashes: Sequence[bytes], limit: int) -> list[int]:
-        """Pages of the longest chain of hits from the start of `hashes`, at most `limit` of them. Counts nothing."""
+        """Pages of the longest chain of hits from the start of `hashes`, at most `limit` of them.
+        Counts nothing."""
         pages: list[int] = []
         find = self._page_of.get
         for i in range(min(limit, len(hashes))):
@@ -84,7 +97,8 @@ class PrefixIndex:
         return self._page_of.get(key)
 
     def lookup(self, tokens: Sequence[int]) -> tuple[list[int], list[bytes]]:
-        """Pages that hold the start of `tokens`, and the hashes of all its full pages; counts the query.
+        """Pages that hold the start of `tokens`, and the hashes of all its full pages; counts the
+        query.
 
         At least one token is always left over, since a step must compute something to sample from.
         """
@@ -100,16 +114,20 @@ class PrefixIndex:
         self.hits += hits
 
     def register(self, key: bytes, page: int) -> None:
-        """Make `page` findable. Of two pages with equal contents the first stays; a page has one hash until evicted."""
+        """Make `page` findable. Of two pages with equal contents the first stays; a page has one
+        hash until evicted."""
         known = self._hash_of.get(page)
         if known is not None and known != key:
-            raise ValueError(f"page {page} already holds another prefix; evict it before it is written again")
+            raise ValueError(
+                f"page {page} already holds another prefix; evict it before it is written again"
+            )
         if known is None and key not in self._page_of:
             self._page_of[key] = page
             self._hash_of[page] = key
 
     def evict(self, page: int) -> bytes | None:
-        """Forget `page`, which is about to be written, and return its hash; None when it is not known."""
+        """Forget `page`, which is about to be written, and return its hash; None when it is not
+        known."""
         key = self._hash_of.pop(page, None)
         if key is not None:
             del self._page_of[key]

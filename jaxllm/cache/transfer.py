@@ -11,19 +11,24 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxllm.cache.kv import KVCache
 
-type Page = tuple[Array, ...]  # one page of every layer: an array [arrays of one shape, *that shape] for each shape in the pool
+# One page of every layer: an array [arrays of one shape, *that shape] for each shape in the pool
+type Page = tuple[Array, ...]
 
 
 def take(pool: KVCache, page_N: Array) -> tuple[KVCache, tuple[Page, ...]]:
-    """The pool as it was, which must be donated, and N pages of it. Numbers beyond the pool give any page."""
+    """The pool as it was, which must be donated, and N pages of it. Numbers beyond the pool give
+    any page."""
     leaves, places = jax.tree.leaves(pool), pool.places(0, page_N)
-    stacks = [jnp.concatenate([leaves[i].at[places].get(mode="clip") for i in group]) for group in _groups(pool)]
+    stacks = [
+        jnp.concatenate([leaves[i].at[places].get(mode="clip") for i in group])
+        for group in _groups(pool)
+    ]
     return pool, tuple(tuple(stack[:, n] for stack in stacks) for n in range(page_N.shape[0]))
 
 
 def put(pool: KVCache, page_N: Array, pages: tuple[Page, ...]) -> tuple[KVCache, Array]:
-    """The pool, which must be donated, with N pages written, and a value that is there when they are. Numbers must differ; those beyond the
-    pool are dropped."""
+    """The pool, which must be donated, with N pages written, and a value that is there when they
+    are. Numbers must differ; those beyond the pool are dropped."""
     leaves, treedef = jax.tree.flatten(pool)
     places = pool.places(0, page_N)
     for at, group in enumerate(_groups(pool)):
@@ -41,12 +46,17 @@ def page_shapes(pool: KVCache, memory_kind: str | None = None) -> tuple[jax.Shap
         leaf = leaves[group[0]]
         spec = PartitionSpec(None, *leaf.sharding.spec[1:])
         sharding = NamedSharding(leaf.sharding.mesh, spec, memory_kind=memory_kind)
-        found.append(jax.ShapeDtypeStruct((len(group) * layers, *leaf.shape[1:]), leaf.dtype, sharding=sharding))
+        found.append(
+            jax.ShapeDtypeStruct(
+                (len(group) * layers, *leaf.shape[1:]), leaf.dtype, sharding=sharding
+            )
+        )
     return tuple(found)
 
 
 def _groups(pool: KVCache) -> list[list[int]]:
-    """Leaves whose pages have the same shape and type. A pool whose pages travel has layers of one kind."""
+    """Leaves whose pages have the same shape and type. A pool whose pages travel has layers of one
+    kind."""
     found: dict[Any, list[int]] = {}
     for i, leaf in enumerate(jax.tree.leaves(pool)):
         found.setdefault((leaf.shape[1:], leaf.dtype), []).append(i)

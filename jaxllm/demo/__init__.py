@@ -1,4 +1,5 @@
-"""The embedded default model: a Hugging Face directory of the Qwen3 family that lies beside this file. Made by `examples/demo_model`."""
+"""The embedded default model: a Hugging Face directory of the Qwen3 family that lies beside this
+file. Made by `examples/demo_model`."""
 
 from __future__ import annotations
 

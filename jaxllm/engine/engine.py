@@ -11,64 +11,83 @@ from functools import partial
 import numpy as np
 from msgspec.structs import replace
 
-from jaxllm.beside import Beside
+from jaxllm.background_thread import BackgroundThread
 from jaxllm.config import EngineConfig
-from jaxllm.engine.answers import Answers
-from jaxllm.engine.asked import Asking
-from jaxllm.engine.assembly import make_scheduler, scheduler_class
-from jaxllm.engine.beams import Searches, check_search
-from jaxllm.engine.choices import Contests, choice_seed
-from jaxllm.engine.counters import Counters
-from jaxllm.engine.detok import Detokenizer
-from jaxllm.engine.door import Door
-from jaxllm.engine.live import Live
-from jaxllm.engine.masks import NO_TOKEN, fill
-from jaxllm.engine.pace import added_by_chunks
-from jaxllm.engine.patience import Lookout
-from jaxllm.engine.plan import Plan
-from jaxllm.engine.report import Report
-from jaxllm.engine.request import (
-    EngineStats,
-    Family,
-    GenerateRequest,
-    PromptLogprobs,
-    Request,
-    RequestError,
-    Status,
-    TextDelta,
-)
-from jaxllm.engine.runner import Collected, Forwarded, StepResult
-from jaxllm.engine.scheduler import Scheduler
-from jaxllm.engine.start import Started, start
+from jaxllm.engine.constraints.logits_options import LogitsOptionsReader
+from jaxllm.engine.constraints.token_masks import NO_TOKEN, token_bitmask
+from jaxllm.engine.constraints.validation import RequestValidator
+from jaxllm.engine.output.beam_requests import BeamSearchManager, check_search
+from jaxllm.engine.output.best_of import BestOfManager, choice_seed
+from jaxllm.engine.output.counters import Counters
+from jaxllm.engine.output.detok import Detokenizer
+from jaxllm.engine.output.output_processor import OutputProcessor
+from jaxllm.engine.output.request_state import RequestState
+from jaxllm.engine.runtime.runner import Collected, Forwarded, StepResult
+from jaxllm.engine.scheduling.arrival_wait import ArrivalWait
+from jaxllm.engine.scheduling.plan import Plan
+from jaxllm.engine.scheduling.prefill_budget import added_by_chunks
+from jaxllm.engine.scheduling.request import PromptSharing, Request, Status
+from jaxllm.engine.scheduling.scheduler import Scheduler
+from jaxllm.engine.startup.make_scheduler import make_scheduler, scheduler_class
+from jaxllm.engine.startup.report import Report
+from jaxllm.engine.startup.start import Started, start
+from jaxllm.messages import EngineStats, GenerateRequest, PromptLogprobs, RequestError, TextDelta
 from jaxllm.sampling.choose import LOGPROBS, needs
 from jaxllm.sampling.processors import Function
 
 WORTH_A_CHUNK = 4  # tokens that a grammar forces
-NO_MORE = TextDelta(id="", index=0, token_ids=[], text="", finish_reason="error", error="the engine lost this request")
+NO_MORE = TextDelta(
+    id="",
+    index=0,
+    token_ids=[],
+    text="",
+    finish_reason="error",
+    error="the engine lost this request",
+)
 
 
 class Engine:
     """Runs requests on one mesh. Not thread-safe: one thread calls `add`, `abort` and `step`."""
 
     def __init__(self, parts: Started, scheduler: Scheduler, seed: int):
-        self.resolved, self.runner, self.tokenizer, self._guides = parts.resolved, parts.runner, parts.tokenizer, parts.guides
+        self.resolved, self.runner, self.tokenizer, self._guides = (
+            parts.resolved,
+            parts.runner,
+            parts.tokenizer,
+            parts.guides,
+        )
         self.scheduler, self.eos_ids = scheduler, frozenset(parts.runner.eos_ids)
-        self._live: dict[str, Live] = {}
+        self._live: dict[str, RequestState] = {}
         self._count = Counters()
-        self._answers = Answers(self._live, scheduler, self._guides, self._count, self.eos_ids)
-        self._contests, self._searches = Contests(), Searches(scheduler, self._detokenizer, self.eos_ids, self._count)
+        self._answers = OutputProcessor(
+            self._live, scheduler, self._guides, self._count, self.eos_ids
+        )
+        self._contests, self._searches = (
+            BestOfManager(),
+            BeamSearchManager(scheduler, self._detokenizer, self.eos_ids, self._count),
+        )
         self._in_flight: deque[StepResult] = deque()
-        self._beside = Beside("forward")
-        self._lookout = Lookout()
-        self._asking = Asking(parts.resolved.vocab_size, parts.tokenizer, parts.runner.programs.model.processors, self.eos_ids)
-        self._door = Door(parts.resolved, parts.tokenizer is not None, scheduler.fits)
+        self._beside = BackgroundThread("forward")
+        self._lookout = ArrivalWait()
+        self._asking = LogitsOptionsReader(
+            parts.resolved.vocab_size,
+            parts.tokenizer,
+            parts.runner.programs.model.processors,
+            self.eos_ids,
+        )
+        self._door = RequestValidator(parts.resolved, parts.tokenizer is not None, scheduler.fits)
         self._seeds = np.random.Generator(np.random.Philox(seed))
         self._pending: list[TextDelta] = []  # deltas that no step makes: rejected choices, aborts
 
     @classmethod
-    def from_config(cls, config: EngineConfig, report: Report | None = None, logits_processors: Sequence[Function] = ()) -> Engine:
-        """Load, compile and warm up. `logits_processors` see `sampling.processors`. Raises ConfigError before loading when the
-        configuration cannot work."""
+    def from_config(
+        cls,
+        config: EngineConfig,
+        report: Report | None = None,
+        logits_processors: Sequence[Function] = (),
+    ) -> Engine:
+        """Load, compile and warm up. `logits_processors` see `sampling.processors`. Raises
+        ConfigError before loading when the configuration cannot work."""
         kind = scheduler_class(config.scheduler_cls)
         parts = start(config, report or Report(), logits_processors)
         scheduler = make_scheduler(kind, config, parts.resolved, parts.runner)
@@ -77,12 +96,16 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether `step` has anything to do."""
-        return bool(self._in_flight or self._pending or self.scheduler.has_work or self._guides.waiting)
+        return bool(
+            self._in_flight or self._pending or self.scheduler.has_work or self._guides.waiting
+        )
 
     @property
     def awaits_grammar(self) -> bool:
         """Whether there is work, but none before a grammar is built: `step` would wait for it."""
-        return self._guides.idle and not (self._in_flight or self._pending or self.scheduler.has_work)
+        return self._guides.idle and not (
+            self._in_flight or self._pending or self.scheduler.has_work
+        )
 
     def when_built(self, heard: Callable[[], None]) -> None:
         """From now on call `heard` whenever a grammar has been built, in whatever thread did it."""
@@ -90,7 +113,8 @@ class Engine:
 
     @property
     def patience(self) -> float:
-        """Seconds that whoever drives the engine may look out for requests before the next `step` without leaving the device idle."""
+        """Seconds that whoever drives the engine may look out for requests before the next `step`
+        without leaving the device idle."""
         return 0.0 if self.scheduler.waiting else self._lookout.begin()
 
     def add(self, request: GenerateRequest) -> None:
@@ -99,16 +123,27 @@ class Engine:
         self.enter(request)
 
     def enter(self, request: GenerateRequest) -> None:
-        """Queue a request that `check` has passed, one `Request` per choice. Raises RequestError when the queue is full."""
+        """Queue a request that `check` has passed, one `Request` per choice. Raises RequestError
+        when the queue is full."""
         if not self.has_room(request):
-            raise RequestError(f"the queue is full ({self.resolved.max_num_queued_reqs} requests); retry later", None, "queue_full")
+            raise RequestError(
+                f"the queue is full ({self.resolved.max_num_queued_reqs} requests); retry later",
+                None,
+                "queue_full",
+            )
         params = request.params
         room = self.resolved.max_model_len - len(request.prompt_token_ids)
-        live = Live()
-        stops = frozenset(params.stop_token_ids or ()) | (frozenset() if params.ignore_eos else self.eos_ids)
-        seed = int(self._seeds.integers(2**64, dtype=np.uint64)) if params.seed is None else params.seed % 2**64
+        live = RequestState()
+        stops = frozenset(params.stop_token_ids or ()) | (
+            frozenset() if params.ignore_eos else self.eos_ids
+        )
+        seed = (
+            int(self._seeds.integers(2**64, dtype=np.uint64))
+            if params.seed is None
+            else params.seed % 2**64
+        )
         self._contests.begin(request)
-        family = Family(live.choices)
+        family = PromptSharing(live.choices)
         for index in range(1 if params.use_beam_search else params.samples):
             choice = Request(
                 id=request.id,
@@ -122,7 +157,9 @@ class Engine:
                 needs=needs(params),
                 top=params.logprobs or 0,
                 asked=self._asking.of(params),
-                score_end=len(request.prompt_token_ids) - 1 if params.prompt_logprobs is not None and index == 0 else 0,
+                score_end=len(request.prompt_token_ids) - 1
+                if params.prompt_logprobs is not None and index == 0
+                else 0,
                 stops=stops,
             )
             choice.detok = self._detokenizer(choice)
@@ -140,12 +177,18 @@ class Engine:
         self._count.prompt_tokens += len(request.prompt_token_ids)
 
     def uncached(self, request: GenerateRequest) -> int:
-        """How many tokens of the prompt of a request that has just entered are to be computed, as far as one can tell now."""
+        """How many tokens of the prompt of a request that has just entered are to be computed, as
+        far as one can tell now."""
         live = self._live.get(request.id)
-        return len(request.prompt_token_ids) if live is None else self.scheduler.holdings.uncached(live.choices[0])
+        return (
+            len(request.prompt_token_ids)
+            if live is None
+            else self.scheduler.holdings.uncached(live.choices[0])
+        )
 
     def abort(self, request_id: str) -> None:
-        """Stop a request and free its pages now; its choices end with finish_reason "abort". Unknown ids are ignored."""
+        """Stop a request and free its pages now; its choices end with finish_reason "abort".
+        Unknown ids are ignored."""
         self._pending += self._searches.stop(request_id, "abort")
         live = self._live.get(request_id)
         if live is None:
@@ -155,8 +198,8 @@ class Engine:
                 self._pending.append(self._answers.finish(choice, [], "", "abort", None))
 
     def step(self) -> list[TextDelta]:
-        """Launch the next step, then commit the oldest in flight if there are more than the runner's depth. With `async_scheduling` off,
-        commit this one.
+        """Launch the next step, then commit the oldest in flight if there are more than the
+        runner's depth. With `async_scheduling` off, commit this one.
 
         Whatever it raises, every request is gone afterwards and the engine is empty and usable.
         """
@@ -167,8 +210,8 @@ class Engine:
             raise
 
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
-        """Forget every cached prefix; returns whether it did. While requests run it does so only with `reset_running_requests`, which
-        computes them anew."""
+        """Forget every cached prefix; returns whether it did. While requests run it does so only
+        with `reset_running_requests`, which computes them anew."""
         if self.scheduler.running:
             if not reset_running_requests:
                 return False
@@ -177,21 +220,28 @@ class Engine:
         return True
 
     def self_check(self) -> None:
-        """Check an engine without work: references equal page tables, each page and slot is free once, and only pages that hold something
-        are findable. What is broken is counted and told by `stats`; the engine then starts over, and requests that it had lost end with
-        an error."""
+        """Check an engine without work: references equal page tables, each page and slot is free
+        once, and only pages that hold something are findable. What is broken is counted and told by
+        `stats`; the engine then starts over, and requests that it had lost end with an error."""
         self._count.self_checks += 1
         self._count.problem = ""
         try:
             self.scheduler.check()
             if self._live or self._searches:
-                raise RuntimeError(f"requests neither run nor wait: {sorted([*self._live, *self._searches])[:8]}")
+                raise RuntimeError(
+                    f"requests neither run nor wait: {sorted([*self._live, *self._searches])[:8]}"
+                )
         except Exception as error:  # accounts that are broken may break what looks at them
             self._count.self_check_failures += 1
             self._count.problem = str(error) or type(error).__name__
             # Nothing that is broken may be asked for more than what clients are owed.
-            owed = [owed for live in self._live.values() for owed in self._contests.owed(live.choices)]
-            ends = [replace(NO_MORE, id=id, index=index, token_ids=[]) for id, index in owed + self._searches.owed()]
+            owed = [
+                owed for live in self._live.values() for owed in self._contests.owed(live.choices)
+            ]
+            ends = [
+                replace(NO_MORE, id=id, index=index, token_ids=[])
+                for id, index in owed + self._searches.owed()
+            ]
             self._start_over()
             self._pending += ends
 
@@ -205,8 +255,12 @@ class Engine:
         if plan.moves is not None:
             self.runner.move(plan.moves)
         if not plan.empty:
-            constrained = any(request.asked is not None and request.asked.on_host for request in plan.asking)
-            forwarded, before = self._forward_beside(plan) if constrained else (self.runner.forward(plan), [])
+            constrained = any(
+                request.asked is not None and request.asked.on_host for request in plan.asking
+            )
+            forwarded, before = (
+                self._forward_beside(plan) if constrained else (self.runner.forward(plan), [])
+            )
             self._count.steps += 1
             plan.begun(time.time())
             if constrained:
@@ -222,11 +276,14 @@ class Engine:
         if margin is None or depth != 1 or not self._in_flight:
             self._lookout.stop()
         else:
-            self._lookout.launched(added_by_chunks(self.runner.seconds, self.runner.programs.buckets, plan), margin)
+            self._lookout.launched(
+                added_by_chunks(self.runner.seconds, self.runner.programs.buckets, plan), margin
+            )
         return self._contests.told(deltas)
 
     def _forward_beside(self, plan: Plan) -> tuple[Forwarded, list[Collected]]:
-        """Start a forward, whose launch takes a millisecond, and beside that collect the steps before it and begin to look for masks."""
+        """Start a forward, whose launch takes a millisecond, and beside that collect the steps
+        before it and begin to look for masks."""
         launching = self._beside.begin(partial(self.runner.forward, plan))
         try:
             before = [self._collected() for _ in range(len(self._in_flight))]
@@ -236,15 +293,24 @@ class Engine:
         return launching.result(), before
 
     def _constrain(self, plan: Plan, before: Sequence[Collected]) -> list[TextDelta]:
-        """What depends on the last tokens: while the forward runs, commit the steps before it, then ask each constraint."""
+        """What depends on the last tokens: while the forward runs, commit the steps before it, then
+        ask each constraint."""
         deltas: list[TextDelta] = []
         for step in before:  # texts are made while the masks are found
             deltas += self._commit(step)
         jumped = {request for request in self._guides.looked() if self._jump(request, deltas)}
-        running = [request for request in plan.asking if request.status is Status.RUNNING and request not in jumped]
-        going = [request for request in running if request.asked is not None and request.asked.restricted]
-        for request, why in self.runner.restrict(going, partial(fill, self._guides)):
-            request.stuck = why
+        running = [
+            request
+            for request in plan.asking
+            if request.status is Status.RUNNING and request not in jumped
+        ]
+        going = [
+            request for request in running if request.asked is not None and request.asked.restricted
+        ]
+        for request, why in self.runner.apply_token_bitmask(
+            going, partial(token_bitmask, self._guides)
+        ):
+            request.dead_end = why
         return deltas
 
     def _collected(self) -> Collected:
@@ -275,11 +341,14 @@ class Engine:
             if failure is None:
                 self.scheduler.add(request)
             else:
-                deltas.append(self._answers.fail(request, failure, fault="structured_outputs"))
+                deltas.append(
+                    self._answers.fail(request, failure, error_param="structured_outputs")
+                )
         return deltas
 
     def _start_over(self) -> None:
-        """A step failed: pages that were planned may not have been written, and the index already offers them. Forget everything."""
+        """A step failed: pages that were planned may not have been written, and the index already
+        offers them. Forget everything."""
         self._beside.settle()
         self.scheduler.reset()
         for choice in [choice for live in self._live.values() for choice in live.choices]:
@@ -290,7 +359,12 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """A snapshot for metrics."""
-        return self._count.snapshot(self.scheduler, self._guides.waiting, self.runner.compiles.since_start, self.runner.traffic)
+        return self._count.snapshot(
+            self.scheduler,
+            self._guides.waiting,
+            self.runner.compiles.since_start,
+            self.runner.traffic,
+        )
 
     def check(self, request: GenerateRequest) -> None:
         """Raises RequestError when the request can never run here."""
@@ -302,7 +376,11 @@ class Engine:
     def has_room(self, request: GenerateRequest) -> bool:
         """Whether it may join what runs and waits; an idle engine takes any request."""
         there = self.scheduler.running + self.scheduler.waiting + self._guides.waiting
-        return there == 0 or there + request.params.samples <= self.resolved.max_num_seqs + self.resolved.max_num_queued_reqs
+        return (
+            there == 0
+            or there + request.params.samples
+            <= self.resolved.max_num_seqs + self.resolved.max_num_queued_reqs
+        )
 
     def _detokenizer(self, choice: Request) -> Detokenizer | None:
         if self.tokenizer is None or not choice.params.detokenize:
@@ -322,14 +400,23 @@ class Engine:
             if request.jumped:
                 request.jumped = False
                 continue
-            if request.stuck is not None:
-                deltas.append(self._answers.give_up(request, request.stuck))
+            if request.dead_end is not None:
+                deltas.append(self._answers.give_up(request, request.dead_end))
                 continue
-            if token < 0 and row not in step.failures:  # what a function on the host leaves says nothing about the model
-                self.scheduler.spoil(request)
+            # What a function on the host leaves says nothing about the model
+            if token < 0 and row not in step.failures:
+                self.scheduler.invalidate(request)
             if request.searches:
-                top = step.logprobs.top(row, request.top) if step.logprobs is not None and token >= 0 else None
-                deltas += self._searches.feed(request, top, now) if top else self._searches.stop(request.id, "error", NO_TOKEN)
+                top = (
+                    step.logprobs.top(row, request.top)
+                    if step.logprobs is not None and token >= 0
+                    else None
+                )
+                deltas += (
+                    self._searches.feed(request, top, now)
+                    if top
+                    else self._searches.stop(request.id, "error", NO_TOKEN)
+                )
                 continue
             if token < 0:
                 deltas.append(self._answers.fail(request, step.failures.get(row, NO_TOKEN)))

@@ -1,4 +1,5 @@
-"""Compiles what clients ask for, in processes of its own and within a budget: a hostile grammar costs its sender alone."""
+"""Compiles what clients ask for, in processes of its own and within a budget: a hostile grammar
+costs its sender alone."""
 
 from __future__ import annotations
 
@@ -35,8 +36,9 @@ def job_of(params: StructuredOutputsParams) -> Job:
 
 
 class Checker:
-    """`compile(job)` gives a grammar that compiles, or raises StructureError; so does `within(job, lane)`, or it gives up. Each lane has a
-    budget and a process of its own, so that quick grammars do not wait for slow ones; calls for one lane wait for each other."""
+    """`compile(job)` gives a grammar that compiles, or raises StructureError; so does `within(job,
+    lane)`, or it gives up. Each lane has a budget and a process of its own, so that quick grammars
+    do not wait for slow ones; calls for one lane wait for each other."""
 
     def __init__(self, specials: Mapping[str, int], command: Sequence[str] = COMMAND):
         self._compilers = [Compiler(specials, seconds, command) for seconds in BUDGETS]
@@ -49,13 +51,15 @@ class Checker:
         return self.compile(job_of(params))
 
     def compile(self, job: Job) -> str:
-        """The grammar in llguidance's serialised form. Raises StructureError with the compiler's reason."""
+        """The grammar in llguidance's serialised form. Raises StructureError with the compiler's
+        reason."""
         grammar = self.within(job, len(BUDGETS) - 1)
         assert grammar is not None
         return grammar
 
     def within(self, job: Job, lane: int) -> str | None:
-        """What `compile` gives, or None when that takes longer than this lane's budget and others have more. Raises StructureError."""
+        """What `compile` gives, or None when that takes longer than this lane's budget and others
+        have more. Raises StructureError."""
         verdict = self._recall(job.key)
         if verdict is None:
             verdict = self._compilers[lane].ask(job.line)
@@ -66,12 +70,14 @@ class Checker:
         return verdict.for_kind(job.kind)
 
     def known(self, job: Job) -> str | None:
-        """What `compile` gives when that was found before, else None; waits for nobody. Raises StructureError as `compile`."""
+        """What `compile` gives when that was found before, else None; waits for nobody. Raises
+        StructureError as `compile`."""
         verdict = self._recall(job.key)
         return None if verdict is None else verdict.for_kind(job.kind)
 
     def close(self) -> None:
-        """End the processes, whatever they are doing; what is known stays. A check that waits for one ends with an error."""
+        """End the processes, whatever they are doing; what is known stays. A check that waits for
+        one ends with an error."""
         for compiler in self._compilers:
             compiler.close()
 
@@ -94,7 +100,11 @@ class Checker:
 def special_tokens(tokenizer: Tokenizer) -> dict[str, int]:
     """The texts that llguidance takes for one token that plain text never makes: id of each."""
     added = tokenizer.get_added_tokens_decoder()
-    return {t.content: id for id, t in added.items() if t.special or (t.content.startswith("<") and t.content.endswith(">"))}
+    return {
+        t.content: id
+        for id, t in added.items()
+        if t.special or (t.content.startswith("<") and t.content.endswith(">"))
+    }
 
 
 def _size(verdict: Verdict) -> int:

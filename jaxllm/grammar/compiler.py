@@ -1,8 +1,10 @@
 """The compiler's own process: JSON lines in, JSON lines out; it may be killed at any time.
 
-The first line has the id of each special token and the budget of a job, and is answered when the process is ready. Every later one is
-a job, answered by {"grammar": text} or {"error": why}, or {"spent": true} when it needs more processor time than its budget: each is done
-in a fork, which the kernel kills then. One that wants too much memory fails. One whose fork somebody else killed gets {"killed": signal}.
+The first line has the id of each special token and the budget of a job, and is answered when the
+process is ready. Every later one is a job, answered by {"grammar": text} or {"error": why}, or
+{"spent": true} when it needs more processor time than its budget: each is done in a fork, which the
+kernel kills then. One that wants too much memory fails. One whose fork somebody else killed gets
+{"killed": signal}.
 """
 
 from __future__ import annotations
@@ -20,11 +22,13 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from jaxllm.grammar.convert import convert
 from jaxllm.grammar.limits import MEMORY_BYTES, STEP_SECONDS, STEPS, parser_limits
 
-FROM_OUTSIDE = {signal.SIGKILL, signal.SIGTERM, signal.SIGHUP}  # no limit of a fork's own: SIGKILL comes when the machine is out of memory
+# No limit of a fork's own: SIGKILL comes when the machine is out of memory
+FROM_OUTSIDE = {signal.SIGKILL, signal.SIGTERM, signal.SIGHUP}
 
 
 class ByteTokens:
-    """A tokenizer with one token per byte, and a model's special tokens at their own ids: quick to make, and enough to run a grammar."""
+    """A tokenizer with one token per byte, and a model's special tokens at their own ids: quick to
+    make, and enough to run a grammar."""
 
     bos_token_id = None
 
@@ -42,11 +46,14 @@ class ByteTokens:
 
     def __call__(self, text: bytes | str) -> list[int]:
         """Token ids of a text."""
-        return [self._of_byte[byte] for byte in (text if isinstance(text, bytes) else text.encode())]
+        return [
+            self._of_byte[byte] for byte in (text if isinstance(text, bytes) else text.encode())
+        ]
 
 
 def compiled(job: dict[str, Any], specials: dict[str, int], tokenizer: LLTokenizer) -> str:
-    """The grammar of a job. Raises ValueError when it does not compile, or cannot begin, or its steps take too long."""
+    """The grammar of a job. Raises ValueError when it does not compile, or cannot begin, or its
+    steps take too long."""
     grammar = convert(job, specials)
     matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=parser_limits())
     for _ in range(STEPS):
@@ -66,15 +73,20 @@ def compiled(job: dict[str, Any], specials: dict[str, int], tokenizer: LLTokeniz
 
 
 def _check(matcher: LLMatcher) -> None:
-    """Raise on a matcher that has failed; what it says after the first line is about its insides."""
+    """Raise on a matcher that has failed; what it says after the first line is about its
+    insides."""
     if matcher.is_error():
         raise ValueError(_plain(matcher.get_error()))
 
 
 def _plain(error: str) -> str:
-    """llguidance's message without the state of its parser, and without an option that nobody can set here."""
+    """llguidance's message without the state of its parser, and without an option that nobody can
+    set here."""
     text = error.split("<non-verbose/>")[0].split("<state>")[0].strip()
-    text = text.replace("Enable 'coerce_one_of' option to approximate oneOf with anyOf", "Where several cases may match, write anyOf")
+    text = text.replace(
+        "Enable 'coerce_one_of' option to approximate oneOf with anyOf",
+        "Where several cases may match, write anyOf",
+    )
     return "nothing that ends can match it" if text == "NoExtensionBias" else text
 
 
@@ -106,7 +118,8 @@ def serve(lines: TextIO, out: TextIO) -> None:
     _say({}, out)
     for line in lines:
         if (fork := os.fork()) == 0:
-            signal.setitimer(signal.ITIMER_PROF, seconds)  # processor time; SIGPROF ends a process that does not handle it
+            # Processor time; SIGPROF ends a process that does not handle it
+            signal.setitimer(signal.ITIMER_PROF, seconds)
             reply = answer(line, specials, tokenizer)
             signal.setitimer(signal.ITIMER_PROF, 0)
             _say(reply, out)

@@ -1,4 +1,5 @@
-"""Jobs (`StructuredOutputsParams.job`) to llguidance grammars. Runs in the compiler's own process: hostile input makes some of it slow."""
+"""Jobs (`StructuredOutputsParams.job`) to llguidance grammars. Runs in the compiler's own process:
+hostile input makes some of it slow."""
 
 from __future__ import annotations
 
@@ -12,27 +13,47 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 
 def convert(job: Mapping[str, Any], specials: Mapping[str, int]) -> str:
-    """The grammar in llguidance's serialised form. Raises ValueError. `specials` are the texts that the tokenizer makes one token of."""
+    """The grammar in llguidance's serialised form. Raises ValueError. `specials` are the texts that
+    the tokenizer makes one token of."""
     kind, value = job["kind"], job["value"]
     if kind == "regex":
         if (len(value) - len(value.rstrip("\\"))) % 2:
-            raise ValueError("it ends with a backslash that escapes nothing")  # which regex_to_lark would leave out
-        return LLMatcher.grammar_from_lark(f"start: /{regex_to_lark(value, 'd')}/")  # \d is 0 to 9, as people mean it
+            # Which regex_to_lark would leave out
+            raise ValueError("it ends with a backslash that escapes nothing")
+        # \d is 0 to 9, as people mean it
+        return LLMatcher.grammar_from_lark(f"start: /{regex_to_lark(value, 'd')}/")
     if kind == "grammar":
         return LLMatcher.grammar_from_lark(_lark(value))
     if kind == "choice":
         return LLMatcher.grammar_from_lark("start: " + " | ".join(map(_quoted, value)))
     if kind == "structural_tag":
         return _tagged(value["tags"], job["whitespace"], specials)
-    return json.dumps({"grammars": [{"json_schema": _schema({"type": "object"} if kind == "json_object" else value, job["whitespace"])}]})
+    return json.dumps(
+        {
+            "grammars": [
+                {
+                    "json_schema": _schema(
+                        {"type": "object"} if kind == "json_object" else value, job["whitespace"]
+                    )
+                }
+            ]
+        }
+    )
 
 
 def _schema(schema: dict[str, Any] | bool, whitespace: str | None) -> dict[str, Any]:
-    """The schema with the compiler's options, which replace those that a client may have written into it."""
-    options = {"whitespace_flexible": whitespace is not None, "lenient": False, "coerce_one_of": False}
+    """The schema with the compiler's options, which replace those that a client may have written
+    into it."""
+    options = {
+        "whitespace_flexible": whitespace is not None,
+        "lenient": False,
+        "coerce_one_of": False,
+    }
     if whitespace is not None:
         options["whitespace_pattern"] = whitespace  # type: ignore[assignment]
-    return (schema if isinstance(schema, dict) else {} if schema else {"not": {}}) | {"x-guidance": options}
+    return (schema if isinstance(schema, dict) else {} if schema else {"not": {}}) | {
+        "x-guidance": options
+    }
 
 
 def _lark(text: str) -> str:
@@ -59,7 +80,9 @@ def _tagged(tags: list[dict[str, Any]], whitespace: str | None, specials: Mappin
             lines.append(f"head_{n}[lazy]: FREE {_quoted(trigger)}")
             head = f"head_{n}"
         schema = json.dumps(_schema(tag["schema"], whitespace))
-        lines.append(f"tag_{n}: {head} {_literal(rest, specials)} %json {schema} {_literal(tag['end'], specials)}")
+        lines.append(
+            f"tag_{n}: {head} {_literal(rest, specials)} %json {schema} {_literal(tag['end'], specials)}"
+        )
     return LLMatcher.grammar_from_lark("\n".join(lines))
 
 
@@ -67,8 +90,12 @@ def _literal(text: str, specials: Mapping[str, int]) -> str:
     """Text as Lark, its special tokens as such."""
     if not specials:
         return _quoted(text) if text else ""
-    parts = re.split("(" + "|".join(re.escape(s) for s in sorted(specials, key=len, reverse=True)) + ")", text)
-    return " ".join(_special(specials[part]) if part in specials else _quoted(part) for part in parts if part)
+    parts = re.split(
+        "(" + "|".join(re.escape(s) for s in sorted(specials, key=len, reverse=True)) + ")", text
+    )
+    return " ".join(
+        _special(specials[part]) if part in specials else _quoted(part) for part in parts if part
+    )
 
 
 def _special(id: int) -> str:

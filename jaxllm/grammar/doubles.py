@@ -1,4 +1,5 @@
-"""Numbers in a JSON schema that the compiler cannot honour exactly: it reads them as doubles, and as bounds of 64-bit integers."""
+"""Numbers in a JSON schema that the compiler cannot honour exactly: it reads them as doubles, and
+as bounds of 64-bit integers."""
 
 from __future__ import annotations
 
@@ -8,18 +9,22 @@ from decimal import Decimal
 from typing import Any
 
 LARGEST = 2**53  # up to it doubles tell whole numbers apart
-SHIFT = 22  # powers of ten up to this one are exact doubles, so a number of so many places is read with one rounding
+# Powers of ten up to this one are exact doubles, so a number of so many places is read with one
+# rounding
+SHIFT = 22
 MOST = 2**63 - 1  # a larger number is not said where there is a bound
 
 HOLDS_VALUES = ("const", "enum")
 SAYS_NOTHING = ("default", "examples")  # about what is valid
 BOUNDS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum", "multipleOf")
-NAMES_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")  # objects whose keys are no keywords
+# Objects whose keys are no keywords
+NAMES_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 
 
 def inexact(schema: Any) -> str | None:
-    """The first keyword of a schema with a number that would be rounded, and the number; None when all are honoured as they are written.
-    An upper bound of 64-bit integers or beyond forbids nothing that can be said, and is honoured."""
+    """The first keyword of a schema with a number that would be rounded, and the number; None when
+    all are honoured as they are written. An upper bound of 64-bit integers or beyond forbids
+    nothing that can be said, and is honoured."""
     if not isinstance(schema, dict):
         return next(filter(None, map(inexact, schema)), None) if isinstance(schema, list) else None
     for keyword, value in schema.items():
@@ -29,7 +34,9 @@ def inexact(schema: Any) -> str | None:
             wrong = next((number for number in _numbers(value) if not _exact(number)), None)
             found = None if wrong is None else f"{keyword} holds {_shown(wrong)}"
         elif keyword in BOUNDS and _is_number(value):
-            found = None if _exact(value) or _idle(keyword, value) else f"{keyword} is {_shown(value)}"
+            found = (
+                None if _exact(value) or _idle(keyword, value) else f"{keyword} is {_shown(value)}"
+            )
         elif keyword in NAMES_SCHEMAS and isinstance(value, dict):
             found = next(filter(None, map(inexact, value.values())), None)
         else:
@@ -52,11 +59,16 @@ def _is_number(value: Any) -> bool:
 
 
 def _exact(number: int | float) -> bool:
-    """Whether reading its digits as a whole number and shifting them by a power of ten rounds once, to the number itself."""
+    """Whether reading its digits as a whole number and shifting them by a power of ten rounds once,
+    to the number itself."""
     if isinstance(number, int) or abs(number) > LARGEST or number.is_integer():
         return abs(number) <= LARGEST
     _, digits, exponent = Decimal(repr(number)).as_tuple()
-    return int("".join(map(str, digits))) <= LARGEST and isinstance(exponent, int) and abs(exponent) <= SHIFT
+    return (
+        int("".join(map(str, digits))) <= LARGEST
+        and isinstance(exponent, int)
+        and abs(exponent) <= SHIFT
+    )
 
 
 def _idle(keyword: str, bound: int | float) -> bool:

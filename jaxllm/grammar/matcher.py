@@ -13,7 +13,9 @@ from tokenizers import Tokenizer
 
 from jaxllm.grammar.limits import parser_limits
 
-MAX_IDLE = 128  # matchers that wait for the next request with their grammar; what they found out about it makes that one faster
+# Matchers that wait for the next request with their grammar; what they found out about it makes
+# that one faster
+MAX_IDLE = 128
 WORKERS = 2
 SPECIAL = b"\xff"  # begins a special token in what llguidance shows as bytes
 
@@ -23,9 +25,11 @@ class GrammarError(Exception):
 
 
 class Matcher:
-    """Of one choice. Has the shape of a `sampling.constraint.Constraint`; `ended` once nothing may follow.
+    """Of one choice. Has the shape of a `sampling.constraint.Constraint`; `ended` once nothing may
+    follow.
 
-    `advance` and `mask` raise GrammarError; after that, and after the end, it allows nothing but the end.
+    `advance` and `mask` raise GrammarError; after that, and after the end, it allows nothing but
+    the end.
     """
 
     def __init__(self, grammar: str, tokenizer: LLTokenizer, words: int):
@@ -37,7 +41,8 @@ class Matcher:
 
     @property
     def size(self) -> int:
-        """Words of a mask as llguidance makes it: of the tokenizer, where that is larger than the model's logits."""
+        """Words of a mask as llguidance makes it: of the tokenizer, where that is larger than the
+        model's logits."""
         return len(self._bits)
 
     @property
@@ -63,7 +68,8 @@ class Matcher:
                 raise GrammarError(f"token {token} does not follow the grammar")
 
     def mask(self, allowed_W: np.ndarray) -> None:
-        """Clear the bits of tokens that may not come next: uint32 [W], token i is bit i % 32 of word i // 32."""
+        """Clear the bits of tokens that may not come next: uint32 [W], token i is bit i % 32 of
+        word i // 32."""
         self.find(self._bits)
         self.check()
         if np.count_nonzero(self._bits) == 1:
@@ -75,12 +81,18 @@ class Matcher:
         self.state.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
 
     def spell(self, bits: np.ndarray) -> None:
-        """Mend a mask of one word that leaves one token alone. Where text must come that looks like a special token, llguidance makes it
-        that token, which does not follow, since it is no text: what may come next is the first ordinary token of the text."""
+        """Mend a mask of one word that leaves one token alone. Where text must come that looks like
+        a special token, llguidance makes it that token, which does not follow, since it is no text:
+        what may come next is the first ordinary token of the text."""
         at = int(bits.argmax())
         word = int(bits[at])
         token = at * 32 + word.bit_length() - 1
-        if not word or word & (word - 1) or not self._tokenizer.is_special_token(token) or self.state.validate_tokens([token]):
+        if (
+            not word
+            or word & (word - 1)
+            or not self._tokenizer.is_special_token(token)
+            or self.state.validate_tokens([token])
+        ):
             return
         text = self.state.compute_ff_bytes().partition(SPECIAL)[0].decode(errors="ignore")
         for first in self._tokenizer.greedy_tokenize(text)[:1]:
@@ -88,7 +100,8 @@ class Matcher:
             bits[first // 32] = 1 << first % 32
 
     def forced(self) -> list[int]:
-        """The tokens that must come next, when there is only one way to go on; up to one that `spell` has to mend."""
+        """The tokens that must come next, when there is only one way to go on; up to one that
+        `spell` has to mend."""
         tokens = self.state.compute_ff_tokens()
         return tokens[: self.state.validate_tokens(tokens)]
 
@@ -99,15 +112,17 @@ class Matcher:
 
 
 class Matchers:
-    """Makes matchers for a model with `width` logits, off the caller's thread, and keeps some that are done for their next use.
+    """Makes matchers for a model with `width` logits, off the caller's thread, and keeps some that
+    are done for their next use.
 
-    llguidance takes a second to read a large vocabulary, all of it under Python's lock. That begins, in a thread, with `warm` or with the
-    first grammar, which waits for it.
+    llguidance takes a second to read a large vocabulary, all of it under Python's lock. That
+    begins, in a thread, with `warm` or with the first grammar, which waits for it.
     """
 
     def __init__(self, tokenizer: Tokenizer, width: int, eos: Iterable[int]):
         self._words = -(-width // 32)
-        self._idle: OrderedDict[str, list[Matcher]] = OrderedDict()  # by grammar, least recently used first
+        # By grammar, least recently used first
+        self._idle: OrderedDict[str, list[Matcher]] = OrderedDict()
         self._idle_count = 0
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="grammar")
@@ -115,7 +130,8 @@ class Matchers:
         self._vocabulary: Future[LLTokenizer] | None = None
 
     def begin(self, grammar: str) -> Future[Matcher]:
-        """A matcher at the start of the grammar; the future raises GrammarError when it cannot be made."""
+        """A matcher at the start of the grammar; the future raises GrammarError when it cannot be
+        made."""
         with self._lock:
             idle = self._idle.get(grammar)
             if idle:
@@ -129,7 +145,9 @@ class Matchers:
         """Begin to read the vocabulary, once."""
         with self._lock:
             if self._vocabulary is None:
-                self._vocabulary = self._pool.submit(vocabulary, self._tokenizer, self._width, self._eos)
+                self._vocabulary = self._pool.submit(
+                    vocabulary, self._tokenizer, self._width, self._eos
+                )
             return self._vocabulary
 
     def give_back(self, matcher: Matcher) -> None:
@@ -153,10 +171,12 @@ class Matchers:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _make(self, grammar: str, vocabulary: Future[LLTokenizer]) -> Matcher:
-        return Matcher(grammar, vocabulary.result(), self._words)  # which is under way: no queue of these comes before it
+        # Which is under way: no queue of these comes before it
+        return Matcher(grammar, vocabulary.result(), self._words)
 
 
 def vocabulary(tokenizer: Tokenizer, width: int, eos: list[int]) -> LLTokenizer:
-    """The tokens as llguidance takes them; ids up to the logits' width that have no token are never allowed."""
+    """The tokens as llguidance takes them; ids up to the logits' width that have no token are never
+    allowed."""
     size = max(width, tokenizer.get_vocab_size(with_added_tokens=True))
     return LLTokenizer(tokenizer.to_str(), n_vocab=size, eos_token=eos or None)

@@ -19,7 +19,9 @@ from jaxllm.grammar.limits import WALL_SECONDS
 from jaxllm.grammar.structure import CompilerLost, StructureError
 
 ROOT = str(Path(__file__).parents[2])
-START = f"import sys; sys.path.insert(0, {ROOT!r}); from jaxllm.grammar.compiler import main; main()"
+START = (
+    f"import sys; sys.path.insert(0, {ROOT!r}); from jaxllm.grammar.compiler import main; main()"
+)
 COMMAND = (sys.executable, "-P", "-c", START)
 MAX_REPLY = 16 << 20
 TOO_MUCH = "it takes too much time or memory to compile; make it simpler"
@@ -27,7 +29,8 @@ TOO_MUCH = "it takes too much time or memory to compile; make it simpler"
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a compiler says of a job. `spent`: nothing within its budget, or nothing at all, which is not `final`."""
+    """What a compiler says of a job. `spent`: nothing within its budget, or nothing at all, which
+    is not `final`."""
 
     grammar: str = ""
     error: str = ""
@@ -44,35 +47,42 @@ class Verdict:
 class Compiler:
     """Jobs of at most `seconds` of processor time. Calls of several threads wait for each other.
 
-    The process starts with a job, where there is none: with the first, after one that never answered, and after `close`.
+    The process starts with a job, where there is none: with the first, after one that never
+    answered, and after `close`.
     """
 
-    def __init__(self, specials: Mapping[str, int], seconds: float, command: Sequence[str] = COMMAND):
+    def __init__(
+        self, specials: Mapping[str, int], seconds: float, command: Sequence[str] = COMMAND
+    ):
         self._hello = json.dumps({"specials": dict(specials), "seconds": seconds}).encode() + b"\n"
         self._command = tuple(command)
         self._process: subprocess.Popen[bytes] | None = None
         self._closings = 0  # calls of `close`
-        self._closed: subprocess.Popen[bytes] | None = None  # the process that was ended last by one
+        # The process that was ended last by one
+        self._closed: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()  # of the process
 
     def ask(self, line: bytes) -> Verdict:
-        """What comes of a job. Raises CompilerLost when there is no compiler to ask, or somebody else ended it or its fork."""
+        """What comes of a job. Raises CompilerLost when there is no compiler to ask, or somebody
+        else ended it or its fork."""
         began = self._closings
         with self._lock:
             return self._ask(line, began)
 
     def close(self) -> None:
         """End the process, whatever it is doing. A job that waits for it ends with an error."""
-        self._closings += 1  # first: a job that begins a process now sees it, and one that has begun it is killed here
+        # First: a job that begins a process now sees it, and one that has begun it is killed here
+        self._closings += 1
         if (process := self._process) is not None:
-            self._closed = process  # before it ends, which a job that began since would take for its budget's end
+            # Before it ends, which a job that began since would take for its budget's end
+            self._closed = process
             kill(process)
         with self._lock:
             self._end()
 
     def _ask(self, line: bytes, began: int) -> Verdict:
-        """One job to the process, which is started when it is not there and ended when it does not answer. Raises CompilerLost, also
-        when there were more than `began` closings in the end."""
+        """One job to the process, which is started when it is not there and ended when it does not
+        answer. Raises CompilerLost, also when there were more than `began` closings in the end."""
         closed = CompilerLost("the grammar compiler was closed meanwhile; try again")
         if self._closings != began:
             raise closed
@@ -89,19 +99,32 @@ class Compiler:
                 raise closed from None
             if process is None:
                 why = error.strerror or error if isinstance(error, OSError) else error
-                raise CompilerLost(f"the grammar compiler cannot be started ({why}); try again later") from None
-            if isinstance(error, (EOFError, BrokenPipeError, ValueError)):  # no answer, or half of one
-                raise CompilerLost("the process that compiled this grammar ended meanwhile; try again") from None
+                raise CompilerLost(
+                    f"the grammar compiler cannot be started ({why}); try again later"
+                ) from None
+            # No answer, or half of one
+            if isinstance(error, (EOFError, BrokenPipeError, ValueError)):
+                raise CompilerLost(
+                    "the process that compiled this grammar ended meanwhile; try again"
+                ) from None
             return Verdict(error=TOO_MUCH, spent=True, final=False)
         if "killed" in reply:
-            raise CompilerLost("the process that compiled this grammar was killed; try again when the machine has memory left")
-        return Verdict(error=TOO_MUCH, spent=True) if "spent" in reply else Verdict(reply.get("grammar", ""), reply.get("error", ""))
+            raise CompilerLost(
+                "the process that compiled this grammar was killed; try again when the machine has memory left"
+            )
+        return (
+            Verdict(error=TOO_MUCH, spent=True)
+            if "spent" in reply
+            else Verdict(reply.get("grammar", ""), reply.get("error", ""))
+        )
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is not None and self._process.poll() is None:
             return self._process
         self._end()
-        self._process = subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+        self._process = subprocess.Popen(
+            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+        )
         _write(self._process, self._hello)
         _line(self._process, time.monotonic() + WALL_SECONDS)
         return self._process
@@ -132,9 +155,11 @@ def _write(process: subprocess.Popen[bytes], line: bytes) -> None:
 
 
 def _line(process: subprocess.Popen[bytes], deadline: float) -> bytes:
-    """What the process writes up to the end of the line. Raises EOFError when it ends, OSError when it is late or writes too much."""
+    """What the process writes up to the end of the line. Raises EOFError when it ends, OSError when
+    it is late or writes too much."""
     assert process.stdout is not None
-    found, poll = bytearray(), select.poll()  # `select.select` takes no file beyond the 1024th, which servers have
+    # `select.select` takes no file beyond the 1024th, which servers have
+    found, poll = bytearray(), select.poll()
     poll.register(process.stdout, select.POLLIN)
     while not found.endswith(b"\n"):
         ready = poll.poll(max(0.0, deadline - time.monotonic()) * 1e3)

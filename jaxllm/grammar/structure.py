@@ -1,4 +1,5 @@
-"""What a request may constrain its output to: the fields, their limits, and the job for the compiler. Imports no jax and no llguidance."""
+"""What a request may constrain its output to: the fields, their limits, and the job for the
+compiler. Imports no jax and no llguidance."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ MAX_DEPTH = 64  # objects and lists inside each other
 MAX_CHOICES = 1024
 MAX_TAGS = 64
 
-# Whitespace between the tokens of JSON unless a request says otherwise: pretty-printed text fits in, and a model that likes blanks cannot
-# go on for ever.
+# Whitespace between the tokens of JSON unless a request says otherwise: pretty-printed text fits
+# in, and a model that likes blanks cannot go on for ever.
 WHITESPACE = r"[ ]{0,2}|\r?\n[ \t]{0,64}"
 
 
@@ -25,20 +26,25 @@ class StructureError(ValueError):
 
 
 class CompilerLost(StructureError):
-    """Nothing was found out about a constraint, for its compiler ended meanwhile or could not start. It may be tried again."""
+    """Nothing was found out about a constraint, for its compiler ended meanwhile or could not
+    start. It may be tried again."""
 
 
 @dataclass(kw_only=True)
 class StructuredOutputsParams:
-    """What the output must be: exactly one of the first six. Names are vLLM's. Raises `StructureError`."""
+    """What the output must be: exactly one of the first six. Names are vLLM's. Raises
+    `StructureError`.
+    """
 
     json: dict[str, Any] | bool | str | None = None  # a JSON schema, or its text
     json_object: bool | None = None  # any JSON object
     regex: str | None = None  # the whole output matches
     choice: list[str] | None = None  # the output is one of these
     grammar: str | None = None  # Lark as llguidance takes it, or GBNF
-    structural_tag: dict[str, Any] | str | None = None  # free text in which each trigger begins a tag, whose content follows a schema
-    whitespace_pattern: str | None = None  # what may stand between the tokens of JSON, a regex; default WHITESPACE
+    # Free text in which each trigger begins a tag, whose content follows a schema
+    structural_tag: dict[str, Any] | str | None = None
+    # What may stand between the tokens of JSON, a regex; default WHITESPACE
+    whitespace_pattern: str | None = None
     disable_any_whitespace: bool = False  # compact JSON
     disable_fallback: bool = False  # there is one compiler, so there is nothing to fall back to
     disable_additional_properties: bool = False
@@ -49,60 +55,87 @@ class StructuredOutputsParams:
     @property
     def kind(self) -> str:
         """Which of the six it is. Raises `StructureError` unless it is exactly one."""
-        asked = [name for name in KINDS if getattr(self, name) is not None and not (name == "json_object" and self.json_object is False)]
+        asked = [
+            name
+            for name in KINDS
+            if getattr(self, name) is not None
+            and not (name == "json_object" and self.json_object is False)
+        ]
         if len(asked) != 1:
             got = f", got {' and '.join(asked)}" if asked else ""
             raise StructureError(f"exactly one of {', '.join(KINDS)} must be given{got}")
         return asked[0]
 
     def job(self) -> dict[str, Any]:
-        """What the compiler is told: the kind, its checked value, and whitespace where it matters."""
+        """What the compiler is told: the kind, its checked value, and whitespace where it
+        matters."""
         for name in ("disable_any_whitespace", "disable_fallback", "disable_additional_properties"):
             if not isinstance(getattr(self, name), bool):
                 raise StructureError(f"{name} must be true or false")
         if self.disable_additional_properties:
-            raise StructureError('disable_additional_properties is not supported; write "additionalProperties": false into the schema')
+            raise StructureError(
+                'disable_additional_properties is not supported; write "additionalProperties": false into the schema'
+            )
         kind = self.kind
-        return {"kind": kind, "value": _CHECKS[kind](kind, getattr(self, kind))} | self._spacing(kind)
+        return {"kind": kind, "value": _CHECKS[kind](kind, getattr(self, kind))} | self._spacing(
+            kind
+        )
 
     def _spacing(self, kind: str) -> dict[str, Any]:
         asked = self.whitespace_pattern is not None or self.disable_any_whitespace
         if kind not in ("json", "json_object", "structural_tag"):
             if asked:
-                raise StructureError(f"whitespace_pattern and disable_any_whitespace are for JSON, not for {kind}")
+                raise StructureError(
+                    f"whitespace_pattern and disable_any_whitespace are for JSON, not for {kind}"
+                )
             return {}
         if self.disable_any_whitespace:
             if self.whitespace_pattern is not None:
-                raise StructureError("whitespace_pattern and disable_any_whitespace exclude each other")
+                raise StructureError(
+                    "whitespace_pattern and disable_any_whitespace exclude each other"
+                )
             return {"whitespace": None}
-        return {"whitespace": _text("whitespace_pattern", self.whitespace_pattern) if asked else WHITESPACE}
+        return {
+            "whitespace": _text("whitespace_pattern", self.whitespace_pattern)
+            if asked
+            else WHITESPACE
+        }
 
 
 @dataclass(kw_only=True)
 class GuidedDecodingParams(StructuredOutputsParams):
-    """The older name of `StructuredOutputsParams`; `backend` is accepted and changes nothing, since there is one."""
+    """The older name of `StructuredOutputsParams`; `backend` is accepted and changes nothing, since
+    there is one."""
 
     backend: str | None = None
 
     def renamed(self) -> StructuredOutputsParams:
         """The same under the newer name."""
-        return StructuredOutputsParams(**{f.name: getattr(self, f.name) for f in fields(StructuredOutputsParams)})
+        return StructuredOutputsParams(
+            **{f.name: getattr(self, f.name) for f in fields(StructuredOutputsParams)}
+        )
 
 
 def structure(value: Any) -> StructuredOutputsParams:
-    """The constraint that a library user or a request body gives, as an object or a dict. Raises `StructureError`."""
+    """The constraint that a library user or a request body gives, as an object or a dict. Raises
+    `StructureError`."""
     if isinstance(value, GuidedDecodingParams):
         return value.renamed()
     if isinstance(value, StructuredOutputsParams):
         value.job()  # its fields may have been set since
         return value
     if not isinstance(value, dict):
-        raise StructureError(f"must be an object with one of {', '.join(KINDS)}, got {type(value).__name__}")
+        raise StructureError(
+            f"must be an object with one of {', '.join(KINDS)}, got {type(value).__name__}"
+        )
     known = {f.name for f in fields(StructuredOutputsParams)}
-    value = {name: item for name, item in value.items() if name != "backend"}  # as of GuidedDecodingParams
+    # As of GuidedDecodingParams
+    value = {name: item for name, item in value.items() if name != "backend"}
     if unknown := next((name for name in value if name not in known), None):
         raise StructureError(f"has no field {unknown!r:.80}; it takes {', '.join(sorted(known))}")
-    return StructuredOutputsParams(**{name: item for name, item in value.items() if item is not None})
+    return StructuredOutputsParams(
+        **{name: item for name, item in value.items() if item is not None}
+    )
 
 
 def _text(name: str, value: Any) -> str:
@@ -122,10 +155,16 @@ def _some_text(name: str, value: Any) -> str:
 
 
 def _choice(name: str, value: Any) -> list[str]:
-    if not isinstance(value, (list, tuple)) or not value or not all(isinstance(item, str) and item for item in value):
+    if (
+        not isinstance(value, (list, tuple))
+        or not value
+        or not all(isinstance(item, str) and item for item in value)
+    ):
         raise StructureError(f"{name} must be a list of at least one string, none of them empty")
     if len(value) > MAX_CHOICES or sum(map(len, value)) > MAX_CHARS:
-        raise StructureError(f"{name} takes at most {MAX_CHOICES} strings with {MAX_CHARS} characters together")
+        raise StructureError(
+            f"{name} takes at most {MAX_CHOICES} strings with {MAX_CHARS} characters together"
+        )
     return list(dict.fromkeys(_text(name, item) for item in value))
 
 
@@ -139,7 +178,9 @@ def _schema(name: str, value: Any) -> Any:
     """A schema as an object (or true, which is any JSON)."""
     found = _parsed(name, value)
     if not isinstance(found, (dict, bool)):
-        raise StructureError(f"{name} must be a JSON schema, which is an object, got {type(found).__name__}")
+        raise StructureError(
+            f"{name} must be a JSON schema, which is an object, got {type(found).__name__}"
+        )
     if (wrong := inexact(found)) is not None:
         raise StructureError(
             f"{wrong} in {name}, which would be rounded; whole numbers up to {LARGEST} and others of up to 15 digits are honoured exactly"
@@ -170,24 +211,47 @@ def _tags(name: str, value: Any) -> dict[str, Any]:
     """{"structures": [{"begin", "schema", "end"}…], "triggers": […]}, checked."""
     found = _parsed(name, value)
     if not isinstance(found, dict) or "structures" not in found:
-        raise StructureError(f'{name} must be {{"type": "structural_tag", "structures": [{{begin, schema, end}}], "triggers": [text]}}')
+        raise StructureError(
+            f'{name} must be {{"type": "structural_tag", "structures": [{{begin, schema, end}}], "triggers": [text]}}'
+        )
     structures, triggers = found["structures"], found.get("triggers")
     if found.get("type", "structural_tag") != "structural_tag":
-        raise StructureError(f"{name} has the type {found['type']!r:.80}; it must be structural_tag")
+        raise StructureError(
+            f"{name} has the type {found['type']!r:.80}; it must be structural_tag"
+        )
     if not isinstance(structures, list) or not 0 < len(structures) <= MAX_TAGS:
         raise StructureError(f"structures of {name} must be a list of 1 to {MAX_TAGS} objects")
-    if not isinstance(triggers, list) or not triggers or not all(isinstance(item, str) and item for item in triggers):
-        raise StructureError(f"triggers of {name} must be a list of at least one string, none of them empty")
+    if (
+        not isinstance(triggers, list)
+        or not triggers
+        or not all(isinstance(item, str) and item for item in triggers)
+    ):
+        raise StructureError(
+            f"triggers of {name} must be a list of at least one string, none of them empty"
+        )
     return {"tags": [_tag(name, item, triggers) for item in structures]}
 
 
 def _tag(name: str, item: Any, triggers: list[str]) -> dict[str, Any]:
-    if not isinstance(item, dict) or not isinstance(item.get("begin"), str) or not isinstance(item.get("end"), str):
-        raise StructureError(f"each of the structures of {name} must have begin and end, which are texts, and schema")
+    if (
+        not isinstance(item, dict)
+        or not isinstance(item.get("begin"), str)
+        or not isinstance(item.get("end"), str)
+    ):
+        raise StructureError(
+            f"each of the structures of {name} must have begin and end, which are texts, and schema"
+        )
     trigger = max((t for t in triggers if item["begin"].startswith(t)), key=len, default=None)
     if trigger is None:
-        raise StructureError(f"begin {item['begin']!r:.80} of {name} starts with none of the triggers")
-    return {"trigger": trigger, "begin": item["begin"], "end": item["end"], "schema": _schema(f"schema of {name}", item.get("schema"))}
+        raise StructureError(
+            f"begin {item['begin']!r:.80} of {name} starts with none of the triggers"
+        )
+    return {
+        "trigger": trigger,
+        "begin": item["begin"],
+        "end": item["end"],
+        "schema": _schema(f"schema of {name}", item.get("schema")),
+    }
 
 
 def _check_size(name: str, value: Any) -> None:
@@ -195,12 +259,16 @@ def _check_size(name: str, value: Any) -> None:
     level, deep, size = [value], 0, 0
     while level:
         size += sum(len(item) if isinstance(item, str) else 1 for item in level)
-        level = [inner for item in level if isinstance(item, (dict, list)) for inner in _inside(item)]
+        level = [
+            inner for item in level if isinstance(item, (dict, list)) for inner in _inside(item)
+        ]
         deep += 1
         if deep > MAX_DEPTH + 1:
             raise StructureError(f"{name} nests deeper than {MAX_DEPTH} levels")
         if size > MAX_CHARS:
-            raise StructureError(f"{name} has more than {MAX_CHARS} characters as JSON, which is the limit")
+            raise StructureError(
+                f"{name} has more than {MAX_CHARS} characters as JSON, which is the limit"
+            )
 
 
 def _inside(item: dict[str, Any] | list[Any]) -> Iterator[Any]:

@@ -1,7 +1,9 @@
-"""Model families, one file per Hugging Face `model_type`, and what can be known from a configuration alone. Imports no jax
-until a family is asked for."""
+"""Model families, one file per Hugging Face `model_type`, and what can be known from a
+configuration alone. Imports no jax until a family is asked for."""
 
-from jaxllm.models._config import (
+from jaxllm.models.config.kv_scales import KV_SCALES, kv_cache_dtype, kv_scale_names, kv_scales_rule
+from jaxllm.models.config.kv_scales import Tensors as KVTensors
+from jaxllm.models.config.read import (
     KVShape,
     context_length,
     eos_token_ids,
@@ -12,9 +14,7 @@ from jaxllm.models._config import (
     rope_parameters,
     with_defaults,
 )
-from jaxllm.models._kv_scales import KV_SCALES, kv_cache_dtype, kv_scale_names, kv_scales_rule
-from jaxllm.models._kv_scales import Tensors as KVTensors
-from jaxllm.models._rules import Piece, Rule
+from jaxllm.nn.rules import Piece, Rule
 
 __all__ = [
     "KV_SCALES",

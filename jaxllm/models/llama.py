@@ -9,8 +9,8 @@ from typing import Any
 from flax import nnx
 from jax.typing import DTypeLike
 
-from jaxllm.models import _rules
-from jaxllm.models._parts import decoder, sizes, unused
+from jaxllm.models.config.parts import decoder, sizes, unused
+from jaxllm.nn import rules as _rules
 from jaxllm.nn.attention import Attention
 from jaxllm.nn.decoder import Block, Decoder
 from jaxllm.nn.linear import Init
@@ -18,7 +18,9 @@ from jaxllm.nn.mlp import GatedMLP
 from jaxllm.nn.norm import RMSNorm
 
 # What config.json may leave out.
-DEFAULTS: Mapping[str, Any] = MappingProxyType({"hidden_act": "silu", "rms_norm_eps": 1e-6, "max_position_embeddings": 2048})
+DEFAULTS: Mapping[str, Any] = MappingProxyType(
+    {"hidden_act": "silu", "rms_norm_eps": 1e-6, "max_position_embeddings": 2048}
+)
 
 
 def build(hf: Mapping[str, Any], shards: int, rngs: nnx.Rngs, dtype: DTypeLike) -> Decoder:
@@ -50,5 +52,6 @@ def rules(hf: Mapping[str, Any], shards: int) -> list[_rules.Rule]:
 
 
 def ignored(hf: Mapping[str, Any], shards: int) -> dict[str, str | None]:
-    """Tensors that a checkpoint may hold beside those of `rules`, each with the tensor that it must equal (None: of no concern)."""
+    """Tensors that a checkpoint may hold beside those of `rules`, each with the tensor that it must
+    equal (None: of no concern)."""
     return unused(hf, sizes(hf, shards))

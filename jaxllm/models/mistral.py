@@ -1,4 +1,5 @@
-"""Mistral: Llama's plan without biases, a sliding window on every layer, and a head width of its own."""
+"""Mistral: Llama's plan without biases, a sliding window on every layer, and a head width of its
+own."""
 
 from __future__ import annotations
 
@@ -9,9 +10,9 @@ from typing import Any
 from flax import nnx
 from jax.typing import DTypeLike
 
-from jaxllm.models import _rules
-from jaxllm.models._config import positive
-from jaxllm.models._parts import decoder, sizes, unused
+from jaxllm.models.config.parts import decoder, sizes, unused
+from jaxllm.models.config.read import positive
+from jaxllm.nn import rules as _rules
 from jaxllm.nn.attention import Attention
 from jaxllm.nn.decoder import Block, Decoder
 from jaxllm.nn.linear import Init
@@ -20,7 +21,13 @@ from jaxllm.nn.norm import RMSNorm
 
 # What config.json may leave out.
 DEFAULTS: Mapping[str, Any] = MappingProxyType(
-    {"hidden_act": "silu", "rms_norm_eps": 1e-6, "max_position_embeddings": 131072, "num_key_value_heads": 8, "sliding_window": 4096}
+    {
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-6,
+        "max_position_embeddings": 131072,
+        "num_key_value_heads": 8,
+        "sliding_window": 4096,
+    }
 )
 
 
@@ -52,5 +59,6 @@ def rules(hf: Mapping[str, Any], shards: int) -> list[_rules.Rule]:
 
 
 def ignored(hf: Mapping[str, Any], shards: int) -> dict[str, str | None]:
-    """Tensors that a checkpoint may hold beside those of `rules`, each with the tensor that it must equal (None: of no concern)."""
+    """Tensors that a checkpoint may hold beside those of `rules`, each with the tensor that it must
+    equal (None: of no concern)."""
     return unused(hf, sizes(hf, shards))

@@ -9,8 +9,8 @@ from typing import Any
 from flax import nnx
 from jax.typing import DTypeLike
 
-from jaxllm.models import _rules
-from jaxllm.models._parts import decoder, layer_windows, sizes, unused
+from jaxllm.models.config.parts import decoder, layer_windows, sizes, unused
+from jaxllm.nn import rules as _rules
 from jaxllm.nn.attention import Attention
 from jaxllm.nn.decoder import Block, Decoder
 from jaxllm.nn.linear import Init
@@ -58,5 +58,6 @@ def rules(hf: Mapping[str, Any], shards: int) -> list[_rules.Rule]:
 
 
 def ignored(hf: Mapping[str, Any], shards: int) -> dict[str, str | None]:
-    """Tensors that a checkpoint may hold beside those of `rules`, each with the tensor that it must equal (None: of no concern)."""
+    """Tensors that a checkpoint may hold beside those of `rules`, each with the tensor that it must
+    equal (None: of no concern)."""
     return unused(hf, sizes(hf, shards))

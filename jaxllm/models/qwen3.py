@@ -1,4 +1,5 @@
-"""Qwen3: norms on query and key heads, a head width of its own; the upper layers may have a sliding window."""
+"""Qwen3: norms on query and key heads, a head width of its own; the upper layers may have a sliding
+window."""
 
 from __future__ import annotations
 
@@ -9,8 +10,8 @@ from typing import Any
 from flax import nnx
 from jax.typing import DTypeLike
 
-from jaxllm.models import _rules
-from jaxllm.models._parts import decoder, layer_windows, sizes, unused
+from jaxllm.models.config.parts import decoder, layer_windows, sizes, unused
+from jaxllm.nn import rules as _rules
 from jaxllm.nn.attention import Attention
 from jaxllm.nn.decoder import Block, Decoder
 from jaxllm.nn.linear import Init
@@ -40,7 +41,15 @@ def build(hf: Mapping[str, Any], shards: int, rngs: nnx.Rngs, dtype: DTypeLike) 
     def block(layer: int) -> Block:
         return Block(
             attention_norm=RMSNorm(init, size.width, size.eps),
-            attention=Attention(init, size.heads, size.width, qkv_bias=bias, out_bias=bias, qk_norm_eps=size.eps, window=windows[layer]),
+            attention=Attention(
+                init,
+                size.heads,
+                size.width,
+                qkv_bias=bias,
+                out_bias=bias,
+                qk_norm_eps=size.eps,
+                window=windows[layer],
+            ),
             mlp_norm=RMSNorm(init, size.width, size.eps),
             mlp=GatedMLP(init, size.width, size.inner, shards, size.activation),
         )
@@ -55,11 +64,14 @@ def rules(hf: Mapping[str, Any], shards: int) -> list[_rules.Rule]:
     table = list(_rules.ends(size.vocab, size.width, tied=size.tied))
     for layer in range(size.layers):
         table += _rules.norms(layer, size.width)
-        table += _rules.attention(layer, size.heads, size.width, qkv_bias=bias, out_bias=bias, qk_norm=True)
+        table += _rules.attention(
+            layer, size.heads, size.width, qkv_bias=bias, out_bias=bias, qk_norm=True
+        )
         table += _rules.mlp(layer, shards, size.inner, size.width)
     return table
 
 
 def ignored(hf: Mapping[str, Any], shards: int) -> dict[str, str | None]:
-    """Tensors that a checkpoint may hold beside those of `rules`, each with the tensor that it must equal (None: of no concern)."""
+    """Tensors that a checkpoint may hold beside those of `rules`, each with the tensor that it must
+    equal (None: of no concern)."""
     return unused(hf, sizes(hf, shards))

@@ -19,36 +19,43 @@ from pallas_kernels.rope_write import HeadRows
 class RowContext(Protocol):
     """How what lies between a block's plain products is computed where each token is by itself."""
 
-    def add_norm(self, x_TD: Array, delta_TD: Array, weight_D: Array, eps: float) -> tuple[Array, Array]:
-        """`x + delta`, and its root-mean-square norm times the weight; see `pallas_kernels.add_norm`."""
+    def add_norm(
+        self, x_TD: Array, delta_TD: Array, weight_D: Array, eps: float
+    ) -> tuple[Array, Array]:
+        """`x + delta`, and its root-mean-square norm times the weight; see
+        `pallas_kernels.add_norm`."""
         ...
 
     def gated_product(self, x_TD: Array, weight_X2FD: Array) -> Array | None:
-        """silu(gate(x)) · up(x) `[T, X·F]` in one pass, see `pallas_kernels.gated_matmul`; None where products of their own are faster."""
+        """silu(gate(x)) · up(x) `[T, X·F]` in one pass, see `pallas_kernels.gated_matmul`; None
+        where products of their own are faster."""
         ...
 
 
 class AttentionContext(RowContext, Protocol):
     """Where keys and values live during one forward.
 
-    `prompt_length_T` (int32) is the prompt length of each token's request, None when all tokens are one prompt. Only dynamic
-    RoPE scaling reads it.
+    `prompt_length_T` (int32) is the prompt length of each token's request, None when all tokens are
+    one prompt. Only dynamic RoPE scaling reads it.
     """
 
     @property
     def prompt_length_T(self) -> Array | None: ...
 
-    def attend(self, layer: int, rows: HeadRows, *, scale: float, window: int | None, softcap: float | None) -> Array:
-        """Finish the rows `[T, X, C, H]` of X shards, remember keys and values of these tokens and return their attention output,
-        `[T, N, H]` in the rows' dtype."""
+    def attend(
+        self, layer: int, rows: HeadRows, *, scale: float, window: int | None, softcap: float | None
+    ) -> Array:
+        """Finish the rows `[T, X, C, H]` of X shards, remember keys and values of these tokens and
+        return their attention output, `[T, N, H]` in the rows' dtype."""
         ...
 
 
 class Attention(nnx.Module):
-    """Projections, and between them what the context does: optional bias and QK-norm, RoPE, attention.
+    """Projections, and between them what the context does: optional bias and QK-norm, RoPE,
+    attention.
 
-    `qkv` is [X, (N + 2K)/X, H, D]: per shard its query heads, its key heads, its value heads. `window` counts the tokens
-    that a token may see, itself included; None sees all.
+    `qkv` is [X, (N + 2K)/X, H, D]: per shard its query heads, its key heads, its value heads.
+    `window` counts the tokens that a token may see, itself included; None sees all.
     """
 
     def __init__(
@@ -63,27 +70,54 @@ class Attention(nnx.Module):
         window: int | None = None,
     ):
         rows = heads.query_per_shard + 2 * heads.kv_per_shard
-        self.qkv = Linear(init, (heads.shards, rows, heads.dim), (width,), ("shard", None, "head_dim", "embed"), qkv_bias)
-        self.out = Linear(init, (width,), (heads.query, heads.dim), ("embed", "heads", "head_dim"), out_bias)
-        self.q_norm = None if qk_norm_eps is None else RMSNorm(init, heads.dim, qk_norm_eps, "head_dim")
-        self.k_norm = None if qk_norm_eps is None else RMSNorm(init, heads.dim, qk_norm_eps, "head_dim")
+        self.qkv = Linear(
+            init,
+            (heads.shards, rows, heads.dim),
+            (width,),
+            ("shard", None, "head_dim", "embed"),
+            qkv_bias,
+        )
+        self.out = Linear(
+            init, (width,), (heads.query, heads.dim), ("embed", "heads", "head_dim"), out_bias
+        )
+        self.q_norm = (
+            None if qk_norm_eps is None else RMSNorm(init, heads.dim, qk_norm_eps, "head_dim")
+        )
+        self.k_norm = (
+            None if qk_norm_eps is None else RMSNorm(init, heads.dim, qk_norm_eps, "head_dim")
+        )
         self.kv_scales: nnx.Param | None = None
         self.heads = heads
         self.window = window
 
     def take_kv_scales(self) -> None:
-        """Have scales `[K, 2]` of this layer's keys and values as a parameter, for pages of 8 bits."""
-        self.kv_scales = nnx.data(nnx.Param(jnp.ones((self.heads.kv_stored, 2), SCALE_DTYPE), axes=("kv_heads", None)))
+        """Have scales `[K, 2]` of this layer's keys and values as a parameter, for pages of 8
+        bits."""
+        self.kv_scales = nnx.data(
+            nnx.Param(jnp.ones((self.heads.kv_stored, 2), SCALE_DTYPE), axes=("kv_heads", None))
+        )
 
-    def __call__(self, layer: int, x_TD: Array, rotation: Rotation, context: AttentionContext) -> Array:
-        o_TNH = context.attend(layer, self._rows(x_TD, rotation), scale=self.heads.dim**-0.5, window=self.window, softcap=None)
+    def __call__(
+        self, layer: int, x_TD: Array, rotation: Rotation, context: AttentionContext
+    ) -> Array:
+        o_TNH = context.attend(
+            layer,
+            self._rows(x_TD, rotation),
+            scale=self.heads.dim**-0.5,
+            window=self.window,
+            softcap=None,
+        )
         return self.out(o_TNH)
 
     def _rows(self, x_TD: Array, rotation: Rotation) -> HeadRows:
-        """Heads in the model's order: shard x holds query heads x·N/X … and the KV heads that serve them."""
+        """Heads in the model's order: shard x holds query heads x·N/X … and the KV heads that serve
+        them.
+        """
         bias = None if self.qkv.bias is None else self.qkv.bias[...]
         norms, eps = None, 0.0
         if self.q_norm is not None and self.k_norm is not None:
             norms, eps = (self.q_norm.weight[...], self.k_norm.weight[...]), self.q_norm.eps
         scales = None if self.kv_scales is None else self.kv_scales[...]
-        return HeadRows(self.qkv.product(x_TD), *rotation, bias, norms, eps, self.heads.query_per_shard, scales)
+        return HeadRows(
+            self.qkv.product(x_TD), *rotation, bias, norms, eps, self.heads.query_per_shard, scales
+        )

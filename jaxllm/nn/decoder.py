@@ -15,16 +15,32 @@ from jaxllm.nn.rope import Rope, Rotation
 
 
 class Block(nnx.Module):
-    """Pre-norm transformer block: attention, then feed-forward, each added to the residual stream by the norm that follows it."""
+    """Pre-norm transformer block: attention, then feed-forward, each added to the residual stream
+    by the norm that follows it."""
 
-    def __init__(self, *, attention_norm: RMSNorm, attention: nnx.Module, mlp_norm: RMSNorm, mlp: Callable[[Array, RowContext], Array]):
+    def __init__(
+        self,
+        *,
+        attention_norm: RMSNorm,
+        attention: nnx.Module,
+        mlp_norm: RMSNorm,
+        mlp: Callable[[Array, RowContext], Array],
+    ):
         self.attention_norm = attention_norm
         self.attention = attention
         self.mlp_norm = mlp_norm
         self.mlp = mlp
 
-    def attend(self, layer: int, x_TD: Array, delta_TD: Array | None, rotation: Rotation, context: AttentionContext) -> tuple[Array, Array]:
-        """The residual stream and what is yet to be added to it, after attention; taken likewise from the block before."""
+    def attend(
+        self,
+        layer: int,
+        x_TD: Array,
+        delta_TD: Array | None,
+        rotation: Rotation,
+        context: AttentionContext,
+    ) -> tuple[Array, Array]:
+        """The residual stream and what is yet to be added to it, after attention; taken likewise
+        from the block before."""
         x_TD, normed_TD = _add_norm(self.attention_norm, x_TD, delta_TD, context)
         return x_TD, self.attention(layer, normed_TD, rotation, context)
 
@@ -37,7 +53,15 @@ class Block(nnx.Module):
 class Decoder(nnx.Module):
     """Embedding, blocks, final norm, output head (None when tied to the embedding)."""
 
-    def __init__(self, *, embed: Embedding, layers: Iterable[Block], norm: RMSNorm, head: Linear | None, rope: Rope):
+    def __init__(
+        self,
+        *,
+        embed: Embedding,
+        layers: Iterable[Block],
+        norm: RMSNorm,
+        head: Linear | None,
+        rope: Rope,
+    ):
         self.embed = embed
         self.layers = nnx.List(layers)
         self.norm = norm
@@ -45,12 +69,16 @@ class Decoder(nnx.Module):
         self.rope = rope
 
     def __call__(self, token_T: Array, position_T: Array, context: AttentionContext) -> Array:
-        """Hidden states after the final norm, [T, D]. Tokens of several sequences may be mixed: the context keeps them apart."""
+        """Hidden states after the final norm, [T, D]. Tokens of several sequences may be mixed: the
+        context keeps them apart."""
         return self.finish(*self.begin(token_T, position_T, context), context)
 
-    def begin(self, token_T: Array, position_T: Array, context: AttentionContext) -> tuple[Array, Array]:
-        """Everything in which tokens see each other: the residual stream after the last attention, and what is yet to be added to it, both
-        [T, D]. What follows, `finish`, is for those tokens only whose hidden states are wanted: of a prompt, one."""
+    def begin(
+        self, token_T: Array, position_T: Array, context: AttentionContext
+    ) -> tuple[Array, Array]:
+        """Everything in which tokens see each other: the residual stream after the last attention,
+        and what is yet to be added to it, both [T, D]. What follows, `finish`, is for those tokens
+        only whose hidden states are wanted: of a prompt, one."""
         x_TD, delta_TD = self.embed(token_T), None
         rotation = self.rope(position_T, context.prompt_length_T)
         for index, block in enumerate(self.layers):
@@ -60,7 +88,8 @@ class Decoder(nnx.Module):
         return x_TD, delta_TD
 
     def finish(self, x_RD: Array, delta_RD: Array | None, context: RowContext) -> Array:
-        """Hidden states after the final norm, [R, D], of any rows of what `begin` returned; `delta_RD` None: added already."""
+        """Hidden states after the final norm, [R, D], of any rows of what `begin` returned;
+        `delta_RD` None: added already."""
         x_RD, delta_RD = self.layers[-1].feed(x_RD, delta_RD, context)
         return _add_norm(self.norm, x_RD, delta_RD, context)[1]
 
@@ -75,6 +104,12 @@ class Decoder(nnx.Module):
         return contract(hidden_RD, weight[...], 1, jnp.float32)
 
 
-def _add_norm(norm: RMSNorm, x_TD: Array, delta_TD: Array | None, context: RowContext) -> tuple[Array, Array]:
+def _add_norm(
+    norm: RMSNorm, x_TD: Array, delta_TD: Array | None, context: RowContext
+) -> tuple[Array, Array]:
     """The residual stream with `delta_TD` added, if there is any yet, and its norm."""
-    return (x_TD, norm(x_TD)) if delta_TD is None else context.add_norm(x_TD, delta_TD, norm.weight[...], norm.eps)
+    return (
+        (x_TD, norm(x_TD))
+        if delta_TD is None
+        else context.add_norm(x_TD, delta_TD, norm.weight[...], norm.eps)
+    )

@@ -17,26 +17,38 @@ def heads(rows: HeadRows) -> tuple[Array, Array, Array]:
 
 
 class DenseContext:
-    """Keeps nothing: the tokens of one call are all there is. Differentiable, and usable under jit and vmap.
+    """Keeps nothing: the tokens of one call are all there is. Differentiable, and usable under jit
+    and vmap.
 
-    Tokens are one sequence, or several packed one after another when `segment_T` (int, [T]) tells them apart. Memory grows with T².
-    `prompt_length_T` says how long each token's prompt is (dynamic RoPE scaling reads it): its whole sequence by default.
+    Tokens are one sequence, or several packed one after another when `segment_T` (int, [T]) tells
+    them apart. Memory grows with T². `prompt_length_T` says how long each token's prompt is
+    (dynamic RoPE scaling reads it): its whole sequence by default.
     """
 
     def __init__(self, segment_T: Array | None = None, prompt_length_T: Array | None = None):
         self.segment_T = segment_T
         if prompt_length_T is None and segment_T is not None:
-            prompt_length_T = jnp.sum(segment_T[:, None] == segment_T[None, :], axis=1, dtype=jnp.int32)
+            prompt_length_T = jnp.sum(
+                segment_T[:, None] == segment_T[None, :], axis=1, dtype=jnp.int32
+            )
         self.prompt_length_T = prompt_length_T
 
-    def attend(self, layer: int, rows: HeadRows, *, scale: float, window: int | None, softcap: float | None) -> Array:
-        """softmax(q·k · scale) · v in float32 over earlier tokens of the same segment (`window` of them at most)."""
+    def attend(
+        self, layer: int, rows: HeadRows, *, scale: float, window: int | None, softcap: float | None
+    ) -> Array:
+        """softmax(q·k · scale) · v in float32 over earlier tokens of the same segment (`window` of
+        them at most)."""
         del layer
         q_TNH, k_TKH, v_TKH = heads(rows)
         tokens, kv_heads = k_TKH.shape[:2]
         q = q_TNH.reshape(tokens, kv_heads, -1, q_TNH.shape[-1])
         precision = lax.Precision.HIGHEST if q.dtype == jnp.float32 else None
-        score = jnp.einsum("tkgh,skh->kgts", q, k_TKH, precision=precision, preferred_element_type=jnp.float32) * scale
+        score = (
+            jnp.einsum(
+                "tkgh,skh->kgts", q, k_TKH, precision=precision, preferred_element_type=jnp.float32
+            )
+            * scale
+        )
         if softcap is not None:
             score = softcap * jnp.tanh(score / softcap)
         score = jnp.where(self._mask(tokens, window), score, jnp.finfo(jnp.float32).min)
@@ -44,7 +56,9 @@ class DenseContext:
         out = jnp.einsum("kgts,skh->tkgh", weight, v_TKH, precision=precision)
         return out.reshape(q_TNH.shape)
 
-    def add_norm(self, x_TD: Array, delta_TD: Array, weight_D: Array, eps: float) -> tuple[Array, Array]:
+    def add_norm(
+        self, x_TD: Array, delta_TD: Array, weight_D: Array, eps: float
+    ) -> tuple[Array, Array]:
         """`x + delta`, and its norm."""
         return add_norm.add_norm(x_TD, delta_TD, weight_D, eps, backend="reference")
 

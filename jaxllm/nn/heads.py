@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Heads:
-    """Head counts of one attention layer. `kv` counts the model's own KV heads; when there are fewer than shards each
-    is stored on `repeat` shards, so that `kv_stored = kv * repeat` divides evenly."""
+    """Head counts of one attention layer. `kv` counts the model's own KV heads; when there are
+    fewer than shards each is stored on `repeat` shards, so that `kv_stored = kv * repeat` divides
+    evenly.
+    """
 
     query: int
     kv: int

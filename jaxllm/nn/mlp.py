@@ -30,14 +30,24 @@ def _relu(x: Array) -> Array:
 
 
 ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = MappingProxyType(
-    {"silu": _silu, "swish": _silu, "gelu": _gelu, "gelu_new": _gelu_tanh, "gelu_pytorch_tanh": _gelu_tanh, "relu": _relu}
+    {
+        "silu": _silu,
+        "swish": _silu,
+        "gelu": _gelu,
+        "gelu_new": _gelu_tanh,
+        "gelu_pytorch_tanh": _gelu_tanh,
+        "relu": _relu,
+    }
 )
 
 
 class GatedMLP(nnx.Module):
-    """down(activation(gate(x)) · up(x)). `gate_up` is [X, 2, F/X, D]: per shard its gate rows, then its up rows."""
+    """down(activation(gate(x)) · up(x)). `gate_up` is [X, 2, F/X, D]: per shard its gate rows, then
+    its up rows."""
 
-    def __init__(self, init: Init, width: int, inner: int, shards: int, activation: str, bias: bool = False):
+    def __init__(
+        self, init: Init, width: int, inner: int, shards: int, activation: str, bias: bool = False
+    ):
         axes = ("shard", None, None, "embed")
         self.gate_up = Linear(init, (shards, 2, inner // shards), (width,), axes, bias)
         self.down = Linear(init, (width,), (inner,), ("embed", "mlp"), bias)
@@ -48,5 +58,7 @@ class GatedMLP(nnx.Module):
         gated = context.gated_product(x_TD, self.gate_up.weight[...]) if plain else None
         if gated is None:
             gate_up = self.gate_up(x_TD)
-            gated = (self.activation(gate_up[:, :, 0]) * gate_up[:, :, 1]).reshape(x_TD.shape[0], -1)
+            gated = (self.activation(gate_up[:, :, 0]) * gate_up[:, :, 1]).reshape(
+                x_TD.shape[0], -1
+            )
         return self.down(gated)

@@ -10,7 +10,8 @@ from pallas_kernels.add_norm import rms_norm
 
 
 class RMSNorm(nnx.Module):
-    """x / rms(x) · weight over the last axis, computed in float32. `axis` is the logical name of that axis."""
+    """x / rms(x) · weight over the last axis, computed in float32. `axis` is the logical name of
+    that axis."""
 
     def __init__(self, init: Init, width: int, eps: float, axis: str = "embed"):
         self.weight = init.full((width,), (axis,), 1.0)

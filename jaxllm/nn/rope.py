@@ -12,8 +12,8 @@ type Rotation = tuple[Array, Array]  # cos and sin, float32 [T, H/2]
 
 
 class Rope(Protocol):
-    """Angles of each token. `prompt_length_T` is the prompt length of each token's request, None when all tokens are one
-    prompt."""
+    """Angles of each token. `prompt_length_T` is the prompt length of each token's request, None
+    when all tokens are one prompt."""
 
     def __call__(self, position_T: Array, prompt_length_T: Array | None) -> Rotation: ...
 
@@ -35,9 +35,10 @@ class StaticRope:
 class DynamicRope:
     """NTK scaling whose base grows with the sequence once it exceeds `original` tokens.
 
-    A prompt's tokens use the base of the prompt's whole length, a generated token the base of its own position. With those two
-    rules a cached key never has to be rotated again, and both are what transformers computes for one sequence. Keys of a
-    prompt longer than `original` depend on its length, so prompts of different lengths cannot share them.
+    A prompt's tokens use the base of the prompt's whole length, a generated token the base of its
+    own position. With those two rules a cached key never has to be rotated again, and both are what
+    transformers computes for one sequence. Keys of a prompt longer than `original` depend on its
+    length, so prompts of different lengths cannot share them.
     """
 
     theta: float

@@ -11,7 +11,8 @@ from jaxllm.sampling.values import OptionError
 
 @dataclass(kw_only=True)
 class BeamSearchParams:
-    """How to search; names and defaults are vLLM's, and `early_stopping` is transformers'. Values are checked when a search begins."""
+    """How to search; names and defaults are vLLM's, and `early_stopping` is transformers'. Values
+    are checked when a search begins."""
 
     beam_width: int
     max_tokens: int
@@ -28,7 +29,9 @@ class BeamSearchParams:
         """The same as sampling options. Raises `OptionError` on an illegal or unsupported value."""
         options = dict(vars(self))
         try:
-            return SamplingParams(use_beam_search=True, n=options.pop("beam_width"), logprobs=0, **options)
+            return SamplingParams(
+                use_beam_search=True, n=options.pop("beam_width"), logprobs=0, **options
+            )
         except OptionError as error:
             if error.param != "n":
                 raise

@@ -39,4 +39,6 @@ def has(bits_W: np.ndarray, token: int) -> bool:
 def nothing_but(bits_W: np.ndarray, tokens: Collection[int]) -> bool:
     """Whether a set has no token but these, which are different ones."""
     words = np.flatnonzero(bits_W)
-    return len(words) <= len(tokens) and int(np.bitwise_count(bits_W[words]).sum()) == sum(has(bits_W, token) for token in tokens)
+    return len(words) <= len(tokens) and int(np.bitwise_count(bits_W[words]).sum()) == sum(
+        has(bits_W, token) for token in tokens
+    )

@@ -9,7 +9,8 @@ from jaxllm.sampling.options import SamplingParams
 
 
 class Sampler(enum.IntEnum):
-    """The compiled sampling programs. Each does everything that the ones before it do, so a batch needs the largest of its rows'."""
+    """The compiled sampling programs. Each does everything that the ones before it do, so a batch
+    needs the largest of its rows'."""
 
     GREEDY = 0  # the most likely token
     RANDOM = 1  # a temperature per row
@@ -20,7 +21,8 @@ LOGPROBS = 8  # beside a sampler in `needs`: log-probabilities too
 
 
 def needed(params: SamplingParams) -> Sampler:
-    """The cheapest sampler that honours one request. A filter asks for nothing at top_p = 1, top_k <= 0 and min_p = 0."""
+    """The cheapest sampler that honours one request. A filter asks for nothing at top_p = 1, top_k
+    <= 0 and min_p = 0."""
     if params.min_tokens > 0:
         return Sampler.FILTERED
     if params.greedy:
@@ -30,11 +32,14 @@ def needed(params: SamplingParams) -> Sampler:
 
 
 def needs(params: SamplingParams) -> int:
-    """The sampler that one request needs, plus `LOGPROBS` if it asks for them: few different numbers, cheap to gather over a batch."""
-    logprobs = params.logprobs is not None or params.samples > params.n or params.use_beam_search  # choices that compete are ranked by them
+    """The sampler that one request needs, plus `LOGPROBS` if it asks for them: few different
+    numbers, cheap to gather over a batch."""
+    # Choices that compete are ranked by them
+    logprobs = params.logprobs is not None or params.samples > params.n or params.use_beam_search
     return needed(params) | (LOGPROBS if logprobs else 0)
 
 
 def sampler_of(kinds: Set[int]) -> Sampler:
-    """The cheapest sampler that honours every request of a batch whose different `needs` are given."""
+    """The cheapest sampler that honours every request of a batch whose different `needs` are
+    given."""
     return Sampler(max((kind % LOGPROBS for kind in kinds), default=0))

@@ -18,15 +18,17 @@ class ConstraintError(Exception):
 class Constraint(Protocol):
     """Of one choice, which owns it: follows its tokens and says which may come next.
 
-    The engine calls `advance` with each token that the choice has said, in order, and before each draw `mask` once, perhaps in a thread
-    of its own, never both at once. It lives through preemptions. Whatever either raises ends the choice with an error.
+    The engine calls `advance` with each token that the choice has said, in order, and before each
+    draw `mask` once, perhaps in a thread of its own, never both at once. It lives through
+    preemptions. Whatever either raises ends the choice with an error.
     """
 
     def advance(self, token_ids: Sequence[int]) -> None:
         """These tokens were said."""
 
     def mask(self, allowed_W: np.ndarray) -> None:
-        """Clear the bits (`sampling.bits`, uint32) of tokens that must not be said next. Others' bits may be clear already."""
+        """Clear the bits (`sampling.bits`, uint32) of tokens that must not be said next. Others'
+        bits may be clear already."""
 
 
 class BadWords:

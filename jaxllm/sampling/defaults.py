@@ -12,28 +12,37 @@ from jaxllm.config import ConfigError
 from jaxllm.sampling.options import SamplingParams
 from jaxllm.sampling.values import OptionError
 
-GENERATION_OPTIONS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")  # what a generation_config.json may set
+# What a generation_config.json may set
+GENERATION_OPTIONS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 MAX_BYTES = 16 * 2**20
 
 logger = logging.getLogger("jaxllm")
 
 
 def generation_config(directory: str | Path) -> dict[str, Any]:
-    """What the model's generation_config.json says, {} when it has none. Raises ConfigError when it is no JSON object."""
+    """What the model's generation_config.json says, {} when it has none. Raises ConfigError when it
+    is no JSON object."""
     path = Path(directory) / "generation_config.json"
     if not path.is_file():
         return {}
     try:
-        found = json.loads(path.read_text(encoding="utf-8")) if path.stat().st_size <= MAX_BYTES else None
+        found = (
+            json.loads(path.read_text(encoding="utf-8"))
+            if path.stat().st_size <= MAX_BYTES
+            else None
+        )
     except (OSError, ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise ConfigError(f"{path} is not a JSON object; repair it, or remove it and start with --generation-config vllm")
+        raise ConfigError(
+            f"{path} is not a JSON object; repair it, or remove it and start with --generation-config vllm"
+        )
     return found
 
 
 def sampling_defaults(found: Mapping[str, Any]) -> dict[str, Any]:
-    """The sampling options of a generation_config.json; what is illegal or not supported yet is logged and left out."""
+    """The sampling options of a generation_config.json; what is illegal or not supported yet is
+    logged and left out."""
     defaults: dict[str, Any] = {}
     for name in GENERATION_OPTIONS:
         if found.get(name) is None:
@@ -46,10 +55,13 @@ def sampling_defaults(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def checked_override(wished: Mapping[str, Any]) -> dict[str, Any]:
-    """What the operator puts over generation_config.json. Raises ConfigError on what it cannot set."""
+    """What the operator puts over generation_config.json. Raises ConfigError on what it cannot
+    set."""
     for name, value in wished.items():
         if name not in GENERATION_OPTIONS:
-            raise ConfigError(f"--override-generation-config has no option {name!r:.80}; it takes {', '.join(GENERATION_OPTIONS)}")
+            raise ConfigError(
+                f"--override-generation-config has no option {name!r:.80}; it takes {', '.join(GENERATION_OPTIONS)}"
+            )
         try:
             SamplingParams(**{name: value})
         except OptionError as error:

@@ -1,4 +1,5 @@
-"""The few largest of many numbers without a sort: the blocks with the largest maxima, then what lies in them, then ranks by counting."""
+"""The few largest of many numbers without a sort: the blocks with the largest maxima, then what
+lies in them, then ranks by counting."""
 
 from __future__ import annotations
 
@@ -13,24 +14,32 @@ WIDEST = 128  # numbers of a block
 
 
 def largest(x_BV: Array, count: int) -> tuple[Array, Array]:
-    """(values, int32 places), each `[B, count]`, descending; of equal values the first comes first. `count` is at most V.
+    """(values, int32 places), each `[B, count]`, descending; of equal values the first comes first.
+    `count` is at most V.
 
-    The `count` blocks with the largest maxima, the first of equal ones, hold the `count` largest numbers: any other number has a
-    maximum of each of these blocks ahead of it. So the numbers are read once, and what is left is small.
+    The `count` blocks with the largest maxima, the first of equal ones, hold the `count` largest
+    numbers: any other number has a maximum of each of these blocks ahead of it. So the numbers are
+    read once, and what is left is small.
     """
     if count > MOST:
-        values_BN, places_BN = lax.top_k(jnp.where(x_BV == 0, 0.0, x_BV), count)  # it would put -0 below 0
+        # It would put -0 below 0
+        values_BN, places_BN = lax.top_k(jnp.where(x_BV == 0, 0.0, x_BV), count)
         return values_BN, places_BN.astype(jnp.int32)
     size = x_BV.shape[1]
     if size <= FEW:
         return _by_rank(x_BV, count)
-    width = min(WIDEST, 2 ** int(math.log2(math.sqrt(size / count))))  # so that blocks and candidates are about as many
+    # So that blocks and candidates are about as many
+    width = min(WIDEST, 2 ** int(math.log2(math.sqrt(size / count))))
     blocks = -(-size // width)
     padded_BV = jnp.pad(x_BV, ((0, 0), (0, blocks * width - size)), constant_values=-jnp.inf)
     _, best_BN = largest(padded_BV.reshape(-1, blocks, width).max(axis=2), count)
     # In the order of places, which decides between equal values; what is beyond the row comes last.
-    places_BC = (_ascending(best_BN)[:, :, None] * width + jnp.arange(width, dtype=jnp.int32)).reshape(best_BN.shape[0], -1)
-    candidates_BC = jnp.where(places_BC < size, _at(x_BV, jnp.minimum(places_BC, size - 1)), -jnp.inf)
+    places_BC = (
+        _ascending(best_BN)[:, :, None] * width + jnp.arange(width, dtype=jnp.int32)
+    ).reshape(best_BN.shape[0], -1)
+    candidates_BC = jnp.where(
+        places_BC < size, _at(x_BV, jnp.minimum(places_BC, size - 1)), -jnp.inf
+    )
     values_BN, at_BN = largest(candidates_BC, count)
     return values_BN, _at(places_BC, at_BN)
 

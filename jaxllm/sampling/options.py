@@ -1,7 +1,7 @@
 """Every sampling option, once: default, legal range, neutral value, documentation. Imports no jax.
 
-`SamplingParams` is a dataclass whose field metadata is the table. Validation, the wire schema, `--help=sampling` and the README's table
-read it from `OPTIONS`.
+`SamplingParams` is a dataclass whose field metadata is the table. Validation, the wire schema,
+`--help=sampling` and the README's table read it from `OPTIONS`.
 """
 
 from __future__ import annotations
@@ -30,37 +30,96 @@ WITH_BEAMS = frozenset(
 def option(kind: str, default: Any, doc: str, **row: Any) -> Any:
     """A dataclass field that carries its row of the table."""
     row.setdefault("neutral", (default,))
-    return field(default=default, metadata={"option": Option(kind, doc, nullable=row.pop("nullable", default is None), **row)})
+    return field(
+        default=default,
+        metadata={
+            "option": Option(kind, doc, nullable=row.pop("nullable", default is None), **row)
+        },
+    )
 
 
 @dataclass(kw_only=True)
 class SamplingParams:
-    """How to sample one request; names and defaults are vLLM's. Raises `OptionError` on an illegal or unsupported value."""
+    """How to sample one request; names and defaults are vLLM's. Raises `OptionError` on an illegal
+    or unsupported value."""
 
     n: int = option("int", 1, "How many choices to generate from the prompt.", low=1, high=MAX_N)
-    best_of: int | None = option("int", None, "Generate so many choices and return the n most likely ones; null = n.", low=1, high=MAX_N)
-    temperature: float = option("float", 1.0, "Divides the logits; 0 picks the most likely token.", low=0, high=2)
-    top_p: float = option("float", 1.0, "Keep the smallest set of tokens whose probability reaches this.", low=0, high=1, open_low=True)
-    top_k: int = option("int", 0, "Keep the k most likely tokens; 0 or -1 keeps all.", low=0, high=2**31 - 1, also=(-1,))
-    min_p: float = option("float", 0.0, "Keep tokens at least this likely relative to the most likely.", low=0, high=1)
-    seed: int | None = option("int", None, "Makes the draw repeatable, whatever else is in the batch.", low=-(2**63), high=2**63 - 1)
-    max_tokens: int | None = option(
-        "int", 16, "Most tokens to generate; null = up to the model's limit.", low=1, high=2**31 - 1, nullable=True
+    best_of: int | None = option(
+        "int",
+        None,
+        "Generate so many choices and return the n most likely ones; null = n.",
+        low=1,
+        high=MAX_N,
     )
-    min_tokens: int = option("int", 0, "Do not stop on a token before this many.", low=0, high=2**31 - 1)
-    stop: list[str] | str | None = option("strings", None, "Strings that end the generation.", max_items=MAX_STOP_STRINGS)
-    include_stop_str_in_output: bool = option("bool", False, "Keep the stop string, or the text of the stop token, in the text.")
-    stop_token_ids: list[int] | None = option("ints", None, "Token ids that end the generation.", max_items=MAX_STOP_TOKEN_IDS)
+    temperature: float = option(
+        "float", 1.0, "Divides the logits; 0 picks the most likely token.", low=0, high=2
+    )
+    top_p: float = option(
+        "float",
+        1.0,
+        "Keep the smallest set of tokens whose probability reaches this.",
+        low=0,
+        high=1,
+        open_low=True,
+    )
+    top_k: int = option(
+        "int",
+        0,
+        "Keep the k most likely tokens; 0 or -1 keeps all.",
+        low=0,
+        high=2**31 - 1,
+        also=(-1,),
+    )
+    min_p: float = option(
+        "float", 0.0, "Keep tokens at least this likely relative to the most likely.", low=0, high=1
+    )
+    seed: int | None = option(
+        "int",
+        None,
+        "Makes the draw repeatable, whatever else is in the batch.",
+        low=-(2**63),
+        high=2**63 - 1,
+    )
+    max_tokens: int | None = option(
+        "int",
+        16,
+        "Most tokens to generate; null = up to the model's limit.",
+        low=1,
+        high=2**31 - 1,
+        nullable=True,
+    )
+    min_tokens: int = option(
+        "int", 0, "Do not stop on a token before this many.", low=0, high=2**31 - 1
+    )
+    stop: list[str] | str | None = option(
+        "strings", None, "Strings that end the generation.", max_items=MAX_STOP_STRINGS
+    )
+    include_stop_str_in_output: bool = option(
+        "bool", False, "Keep the stop string, or the text of the stop token, in the text."
+    )
+    stop_token_ids: list[int] | None = option(
+        "ints", None, "Token ids that end the generation.", max_items=MAX_STOP_TOKEN_IDS
+    )
     ignore_eos: bool = option("bool", False, "Generate past the end-of-sequence token.")
     logprobs: int | None = option(
-        "int", None, "Return this many top log-probabilities per token, and the chosen one's.", low=0, high=2**31 - 1
+        "int",
+        None,
+        "Return this many top log-probabilities per token, and the chosen one's.",
+        low=0,
+        high=2**31 - 1,
     )
     prompt_logprobs: int | None = option(
-        "int", None, "Return so many top log-probabilities at each token of the prompt, and the token's own.", low=0, high=2**31 - 1
+        "int",
+        None,
+        "Return so many top log-probabilities at each token of the prompt, and the token's own.",
+        low=0,
+        high=2**31 - 1,
     )
     detokenize: bool = option("bool", True, "Turn tokens into text.")
     skip_special_tokens: bool = option("bool", True, "Leave special tokens out of the text.")
-    spaces_between_special_tokens: bool = option("bool", True, "Let decoders put spaces between special tokens that are shown.")
+    spaces_between_special_tokens: bool = option(
+        "bool", True, "Let decoders put spaces between special tokens that are shown."
+    )
     truncate_prompt_tokens: int | None = option(
         "int",
         None,
@@ -70,12 +129,20 @@ class SamplingParams:
         also=(-1,),
     )
 
-    use_beam_search: bool = option("bool", False, "Find the most likely sequences, with best_of (or n) beams.")
+    use_beam_search: bool = option(
+        "bool", False, "Find the most likely sequences, with best_of (or n) beams."
+    )
     length_penalty: float = option(
-        "float", 1.0, "Beams compete by their log-probability, divided by their length to the power of this.", low=-10, high=10
+        "float",
+        1.0,
+        "Beams compete by their log-probability, divided by their length to the power of this.",
+        low=-10,
+        high=10,
     )
     early_stopping: bool | str = option(
-        "stopping", False, "Whether a search ends with best_of sequences: true, false = when better ones are unlikely, never = impossible."
+        "stopping",
+        False,
+        "Whether a search ends with best_of sequences: true, false = when better ones are unlikely, never = impossible.",
     )
     logit_bias: dict[int, float] | None = option(
         "biases",
@@ -87,14 +154,28 @@ class SamplingParams:
         neutral=(None, {}),
     )
     repetition_penalty: float = option(
-        "float", 1.0, "Divide positive logits of tokens in prompt or output by this, and multiply negative ones.", low=1e-3, high=1e3
+        "float",
+        1.0,
+        "Divide positive logits of tokens in prompt or output by this, and multiply negative ones.",
+        low=1e-3,
+        high=1e3,
     )
     frequency_penalty: float = option(
-        "float", 0.0, "Subtract this from a token's logit for each time that the output has it.", low=-2, high=2
+        "float",
+        0.0,
+        "Subtract this from a token's logit for each time that the output has it.",
+        low=-2,
+        high=2,
     )
-    presence_penalty: float = option("float", 0.0, "Subtract this from the logits of tokens that the output has.", low=-2, high=2)
-    allowed_token_ids: list[int] | None = option("ints", None, "Say only these tokens.", low_items=1, max_items=MAX_ALLOWED)
-    bad_words: list[str] | None = option("texts", None, "Never say these words.", max_items=MAX_BAD_WORDS, neutral=(None, []))
+    presence_penalty: float = option(
+        "float", 0.0, "Subtract this from the logits of tokens that the output has.", low=-2, high=2
+    )
+    allowed_token_ids: list[int] | None = option(
+        "ints", None, "Say only these tokens.", low_items=1, max_items=MAX_ALLOWED
+    )
+    bad_words: list[str] | None = option(
+        "texts", None, "Never say these words.", max_items=MAX_BAD_WORDS, neutral=(None, [])
+    )
 
     logits_processors: list[Any] | None = option(
         "processors",
@@ -104,14 +185,28 @@ class SamplingParams:
         neutral=(None, []),
     )
     extra_args: dict[str, Any] | None = option(
-        "arguments", None, "In the library: arguments of the engine's processors.", max_items=MAX_ARGUMENTS, neutral=(None, {})
+        "arguments",
+        None,
+        "In the library: arguments of the engine's processors.",
+        max_items=MAX_ARGUMENTS,
+        neutral=(None, {}),
     )
 
     structured_outputs: StructuredOutputsParams | None = option(
-        "structure", None, "Say only what is a JSON object, or follows a schema, regex, choice, grammar or structural tag."
+        "structure",
+        None,
+        "Say only what is a JSON object, or follows a schema, regex, choice, grammar or structural tag.",
     )
-    guided_decoding: GuidedDecodingParams | None = option("structure", None, "The older name of structured_outputs.")
-    priority: int = option("int", 0, "Lower goes first, with --scheduling-policy priority.", low=-(2**31), high=2**31 - 1)
+    guided_decoding: GuidedDecodingParams | None = option(
+        "structure", None, "The older name of structured_outputs."
+    )
+    priority: int = option(
+        "int",
+        0,
+        "Lower goes first, with --scheduling-policy priority.",
+        low=-(2**31),
+        high=2**31 - 1,
+    )
 
     def __post_init__(self) -> None:
         for name, row in OPTIONS.items():
@@ -121,10 +216,16 @@ class SamplingParams:
                 setattr(self, name, default_of(name))
         if self.guided_decoding is not None:
             if self.structured_outputs is not None:
-                raise OptionError("guided_decoding", "structured_outputs and guided_decoding are the same option; give one")
+                raise OptionError(
+                    "guided_decoding",
+                    "structured_outputs and guided_decoding are the same option; give one",
+                )
             self.structured_outputs, self.guided_decoding = self.guided_decoding, None
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise OptionError("min_tokens", f"min_tokens ({self.min_tokens}) must be at most max_tokens ({self.max_tokens})")
+            raise OptionError(
+                "min_tokens",
+                f"min_tokens ({self.min_tokens}) must be at most max_tokens ({self.max_tokens})",
+            )
         if self.best_of is not None:
             self._check_best_of(self.best_of)
         self._check_search()
@@ -133,7 +234,10 @@ class SamplingParams:
         if best_of < self.n:
             raise OptionError("best_of", f"best_of ({best_of}) must be at least n ({self.n})")
         if best_of > 1 and self.greedy and not self.use_beam_search:
-            raise OptionError("best_of", f"best_of must be 1 at temperature 0, where every choice is the same, got {best_of}")
+            raise OptionError(
+                "best_of",
+                f"best_of must be 1 at temperature 0, where every choice is the same, got {best_of}",
+            )
 
     def _check_search(self) -> None:
         if not self.use_beam_search:
@@ -142,7 +246,10 @@ class SamplingParams:
                     raise OptionError(name, f"{name} needs use_beam_search; leave it out")
             return
         if self.temperature not in (0, 1):
-            raise OptionError("temperature", f"temperature must be 0 or 1 in a beam search, which draws nothing, got {self.temperature:g}")
+            raise OptionError(
+                "temperature",
+                f"temperature must be 0 or 1 in a beam search, which draws nothing, got {self.temperature:g}",
+            )
         for name in OPTIONS.keys() - WITH_BEAMS:
             if getattr(self, name) not in (*OPTIONS[name].neutral, *OPTIONS[name].also, None):
                 raise OptionError(name, f"{name} cannot be used in a beam search; leave it out")
@@ -154,7 +261,8 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        """Whether the most likely token is taken; a temperature too small to divide by counts as 0."""
+        """Whether the most likely token is taken; a temperature too small to divide by counts as
+        0."""
         return self.temperature < 1e-5
 
     @property
@@ -163,20 +271,24 @@ class SamplingParams:
         return [self.stop] if isinstance(self.stop, str) else list(self.stop or [])
 
     def truncated(self, prompt: list[int], max_model_len: int) -> list[int]:
-        """What `truncate_prompt_tokens` leaves of a prompt. Raises `OptionError` when it asks for more than the model takes."""
+        """What `truncate_prompt_tokens` leaves of a prompt. Raises `OptionError` when it asks for
+        more than the model takes."""
         keep = self.truncate_prompt_tokens
         if keep is None:
             return prompt
         if keep > max_model_len:
             raise OptionError(
-                "truncate_prompt_tokens", f"truncate_prompt_tokens ({keep}) must be at most the model's maximum length of {max_model_len}"
+                "truncate_prompt_tokens",
+                f"truncate_prompt_tokens ({keep}) must be at most the model's maximum length of {max_model_len}",
             )
         if keep < 0:
             keep = max(1, max_model_len - (self.max_tokens or 1))
         return prompt[-keep:]
 
 
-OPTIONS: dict[str, Option] = {f.name: f.metadata["option"] for f in dataclasses.fields(SamplingParams)}
+OPTIONS: dict[str, Option] = {
+    f.name: f.metadata["option"] for f in dataclasses.fields(SamplingParams)
+}
 
 
 _DEFAULTS: dict[str, Any] = {f.name: f.default for f in dataclasses.fields(SamplingParams)}

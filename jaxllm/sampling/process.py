@@ -1,14 +1,18 @@
-"""Logits to the logits that requests asked for: bias, penalties, masks. Rows that ask for none of them stay as they are.
+"""Logits to the logits that requests asked for: bias, penalties, masks. Rows that ask for none of
+them stay as they are.
 
 In this order (docs/sampling.md has all of it):
 
 1. `logit_bias` is added;
-2. `repetition_penalty` divides the logit of a token of prompt or output where it is positive, and multiplies it where it is negative;
-3. `frequency_penalty` times the token's count in the output is subtracted, then `presence_penalty` if the count is not 0;
+2. `repetition_penalty` divides the logit of a token of prompt or output where it is positive, and
+  multiplies it where it is negative;
+3. `frequency_penalty` times the token's count in the output is subtracted, then `presence_penalty`
+  if the count is not 0;
 4. processors of research code (`sampling.processors`) do what they do, in the order of their list;
 5. tokens that are not allowed become impossible (minus infinity); processors see them so already.
 
-All but the fourth is one pass over the vocabulary; biased tokens, few as they are, are computed beside it and written over it.
+All but the fourth is one pass over the vocabulary; biased tokens, few as they are, are computed
+beside it and written over it.
 """
 
 from __future__ import annotations
@@ -30,8 +34,9 @@ MOST = 2**16 - 1  # occurrences that are told apart
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Terms:
-    """What requests in S slots ask for, and the trash slot S. Slots whose request asks for nothing hold anything."""
+class LogitsParams:
+    """What requests in S slots ask for, and the trash slot S. Slots whose request asks for nothing
+    hold anything."""
 
     penalties: Array  # [S+1, 3] float32: repetition, frequency, presence
     bias_ids: Array  # [S+1, K] int32, distinct; those of no token are V or more
@@ -41,10 +46,10 @@ class Terms:
     custom: Array  # [S+1, C] float32: for each processor whether it is enabled, and its arguments
 
     @staticmethod
-    def shapes(slots: int, vocab_size: int, processors: Sequence[Processor] = ()) -> Terms:
+    def shapes(slots: int, vocab_size: int, processors: Sequence[Processor] = ()) -> LogitsParams:
         """As ShapeDtypeStructs."""
         shape, words = jax.ShapeDtypeStruct, words_of(vocab_size)
-        return Terms(
+        return LogitsParams(
             penalties=shape((slots + 1, 3), jnp.float32),
             bias_ids=shape((slots + 1, MAX_LOGIT_BIAS), jnp.int32),
             biases=shape((slots + 1, MAX_LOGIT_BIAS), jnp.float32),
@@ -54,15 +59,19 @@ class Terms:
         )
 
 
-def terms_bytes(slots: int, vocab_size: int) -> int:
-    """Bytes of `Terms`."""
-    return sum(int(np.prod(s.shape)) * s.dtype.itemsize for s in jax.tree.leaves(Terms.shapes(slots, vocab_size)))
+def logits_params_bytes(slots: int, vocab_size: int) -> int:
+    """Bytes of `LogitsParams`."""
+    return sum(
+        int(np.prod(s.shape)) * s.dtype.itemsize
+        for s in jax.tree.leaves(LogitsParams.shapes(slots, vocab_size))
+    )
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class ProcessRows:
-    """Whose logits Q rows are, which of them ask for something, and for which a token was drawn since the last call."""
+    """Whose logits Q rows are, which of them ask for something, and for which a token was drawn
+    since the last call."""
 
     slot_Q: Array  # int32
     asks_Q: Array  # bool
@@ -73,43 +82,58 @@ class ProcessRows:
 
 
 def process(
-    logits_QV: Array, rows: ProcessRows, counts_SV: Array, terms: Terms, processors: Sequence[Processor] = ()
+    logits_QV: Array,
+    rows: ProcessRows,
+    counts_SV: Array,
+    terms: LogitsParams,
+    processors: Sequence[Processor] = (),
 ) -> tuple[Array, Array]:
-    """(counts with the tokens drawn, logits as asked). `counts_SV` is uint16 `[S+1, V]`: how often each slot's output has each token."""
+    """(counts with the tokens drawn, logits as asked). `counts_SV` is uint16 `[S+1, V]`: how often
+    each slot's output has each token."""
     counts_SV = _count(counts_SV, rows)
     slot_Q = rows.slot_Q
     size = logits_QV.shape[1]
     penalties_Q3 = terms.penalties[slot_Q]
     prompt_QV = _expanded(terms.prompt[slot_Q], size)
     allowed_QV = _expanded(terms.allowed[slot_Q], size)
-    asked_QV = jnp.where(allowed_QV, _penalised(logits_QV, counts_SV[slot_Q], prompt_QV, penalties_Q3), -jnp.inf)
+    asked_QV = jnp.where(
+        allowed_QV, _penalised(logits_QV, counts_SV[slot_Q], prompt_QV, penalties_Q3), -jnp.inf
+    )
     asked_QV = jnp.where(rows.asks_Q[:, None], asked_QV, logits_QV)
     asked_QV = _with_biases(asked_QV, logits_QV, rows, counts_SV, terms)
     if processors:
         state = ProcessorState(counts_SV[slot_Q], prompt_QV, rows.position_Q, rows.prompt_length_Q)
         for processor in processors:
-            asked_QV = processor(asked_QV, state, jnp.where(rows.asks_Q[:, None], terms.custom[slot_Q], 0.0))
+            asked_QV = processor(
+                asked_QV, state, jnp.where(rows.asks_Q[:, None], terms.custom[slot_Q], 0.0)
+            )
         asked_QV = jnp.where(allowed_QV | ~rows.asks_Q[:, None], asked_QV, -jnp.inf)
     return counts_SV, asked_QV
 
 
-def seated(counts_SV: Array, terms: Terms, new: dict[str, Array]) -> tuple[Array, Terms]:
-    """A slot's row of `terms` from `new`, and its counts plus the tokens `new["said"]`, from zero when `new["first"]` is set."""
+def set_slot_params(
+    counts_SV: Array, terms: LogitsParams, new: dict[str, Array]
+) -> tuple[Array, LogitsParams]:
+    """A slot's row of `terms` from `new`, and its counts plus the tokens `new["said"]`, from zero
+    when `new["first"]` is set."""
     slot = new["slot"][0]
     count_V = jnp.where(new["first"][0] != 0, 0, counts_SV[slot].astype(jnp.int32))
     count_V = count_V.at[new["said"]].add(1, mode="drop")
     counts_SV = counts_SV.at[slot].set(jnp.minimum(count_V, MOST).astype(counts_SV.dtype))
     rows = {name: getattr(terms, name).at[slot].set(new[name]) for name in vars(terms)}
-    return counts_SV, Terms(**rows)
+    return counts_SV, LogitsParams(**rows)
 
 
 def _count(counts_SV: Array, rows: ProcessRows) -> Array:
-    """The counts with one more of each token drawn. Rows without one have an index of their own beyond the last slot, which drops them."""
+    """The counts with one more of each token drawn. Rows without one have an index of their own
+    beyond the last slot, which drops them."""
     beyond_Q = counts_SV.shape[0] + jnp.arange(rows.slot_Q.shape[0], dtype=jnp.int32)
     token_Q = jnp.maximum(rows.token_Q, 0)
     more_Q = jnp.minimum(counts_SV[rows.slot_Q, token_Q], MOST - 1) + 1
     slot_Q = jnp.where(rows.drew_Q, rows.slot_Q, beyond_Q)
-    return counts_SV.at[slot_Q, token_Q].set(more_Q.astype(counts_SV.dtype), mode="drop", unique_indices=True)
+    return counts_SV.at[slot_Q, token_Q].set(
+        more_Q.astype(counts_SV.dtype), mode="drop", unique_indices=True
+    )
 
 
 def _penalised(logits: Array, count: Array, in_prompt: Array, penalties_Q3: Array) -> Array:
@@ -121,14 +145,20 @@ def _penalised(logits: Array, count: Array, in_prompt: Array, penalties_Q3: Arra
     return logits - frequency * count.astype(jnp.float32) - jnp.where(said, presence, 0.0)
 
 
-def _with_biases(asked_QV: Array, logits_QV: Array, rows: ProcessRows, counts_SV: Array, terms: Terms) -> Array:
+def _with_biases(
+    asked_QV: Array, logits_QV: Array, rows: ProcessRows, counts_SV: Array, terms: LogitsParams
+) -> Array:
     """`asked_QV` with the tokens that have a bias computed anew, bias first."""
     size = logits_QV.shape[1]
     slot_Q1, ids_QK = rows.slot_Q[:, None], terms.bias_ids[rows.slot_Q]
     at_QK = jnp.minimum(ids_QK, size - 1)
     biased_QK = jnp.take_along_axis(logits_QV, at_QK, axis=1) + terms.biases[rows.slot_Q]
-    in_prompt_QK, allowed_QK = (_bit(bits, slot_Q1, at_QK) for bits in (terms.prompt, terms.allowed))
-    biased_QK = _penalised(biased_QK, counts_SV[slot_Q1, at_QK], in_prompt_QK, terms.penalties[rows.slot_Q])
+    in_prompt_QK, allowed_QK = (
+        _bit(bits, slot_Q1, at_QK) for bits in (terms.prompt, terms.allowed)
+    )
+    biased_QK = _penalised(
+        biased_QK, counts_SV[slot_Q1, at_QK], in_prompt_QK, terms.penalties[rows.slot_Q]
+    )
     biased_QK = jnp.where(allowed_QK, biased_QK, -jnp.inf)
     ids_QK = jnp.where(rows.asks_Q[:, None], ids_QK, ids_QK + size)
     row_Q1 = jnp.arange(asked_QV.shape[0], dtype=jnp.int32)[:, None]

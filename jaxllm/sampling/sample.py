@@ -31,24 +31,35 @@ class SamplingRows:
     suppress_B: Array  # bool; the stop ids are impossible (min_tokens not reached)
 
 
-def sample(logits_BV: Array, rows: SamplingRows, sampler: Sampler, backend: str = "reference") -> Array:
-    """int32 `token_B`, `BROKEN` where the logits have no finite maximum. A draw depends on the row's logits, options, seed and position,
-    never on its neighbours or its place.
+def sample(
+    logits_BV: Array, rows: SamplingRows, sampler: Sampler, backend: str = "reference"
+) -> Array:
+    """int32 `token_B`, `BROKEN` where the logits have no finite maximum. A draw depends on the
+    row's logits, options, seed and position, never on its neighbours or its place.
 
-    `backend` is one of `pallas_kernels.draw`; logits that it does not take are drawn by the reference.
+    `backend` is one of `pallas_kernels.draw`; logits that it does not take are drawn by the
+    reference.
     """
     logits_BV = logits_BV.astype(jnp.float32)
     if sampler >= Sampler.RANDOM:
-        return draw(logits_BV, draw_rows(rows), backend=backend_for(logits_BV, backend), filters=sampler >= Sampler.FILTERED)
+        return draw(
+            logits_BV,
+            draw_rows(rows),
+            backend=backend_for(logits_BV, backend),
+            filters=sampler >= Sampler.FILTERED,
+        )
     return jnp.where(whole(logits_BV), jnp.argmax(logits_BV, axis=-1).astype(jnp.int32), BROKEN)
 
 
 def draw_rows(rows: SamplingRows) -> DrawRows:
-    """The rows' options as a draw takes them: one key a draw, and the tokens that are impossible."""
+    """The rows' options as a draw takes them: one key a draw, and the tokens that are
+    impossible."""
     key_B2 = jax.vmap(_draw_key)(rows.key_B2, rows.position_B)
     banned_BK = jnp.where(rows.suppress_B[:, None], rows.stop_ids_BK, -1)
     return DrawRows(rows.temperature_B, rows.top_k_B, rows.top_p_B, rows.min_p_B, key_B2, banned_BK)
 
 
 def _draw_key(key_2: Array, position: Array) -> Array:
-    return jax.random.key_data(jax.random.fold_in(jax.random.wrap_key_data(key_2, impl="threefry2x32"), position))
+    return jax.random.key_data(
+        jax.random.fold_in(jax.random.wrap_key_data(key_2, impl="threefry2x32"), position)
+    )

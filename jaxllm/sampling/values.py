@@ -1,4 +1,5 @@
-"""Values of sampling options: a row of the table, and how a value is checked against it. Imports no jax."""
+"""Values of sampling options: a row of the table, and how a value is checked against it. Imports no
+jax."""
 
 from __future__ import annotations
 
@@ -24,9 +25,11 @@ class OptionError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One row of the table. `low`/`high` bound numbers (`open_low`: exclusive); `kind` is float, int, bool, strings (or
-    one), texts (strings in a list), ints, biases (a number for each of some token ids), processors, arguments, structure
-    (grammar.structure) or stopping (true, false or "never")."""
+    """One row of the table. `low`/`high` bound numbers (`open_low`: exclusive); `kind` is float,
+    int, bool, strings (or one), texts (strings in a list), ints, biases (a number for each of some
+    token ids), processors, arguments, structure (grammar.structure) or stopping (true, false or
+    "never").
+    """
 
     kind: str
     doc: str
@@ -53,7 +56,9 @@ def legal(row: Option) -> str:
             if abs(row.low) > 2**31
             else "32-bit integer"
         )
-        return ", ".join([low + (f", ≤ {high}" if high else ""), *(f"or {value}" for value in row.also)])
+        return ", ".join(
+            [low + (f", ≤ {high}" if high else ""), *(f"or {value}" for value in row.also)]
+        )
     if row.kind == "structure":
         return "one of " + ", ".join(KINDS)
     if row.kind in ("strings", "texts", "ints", "processors", "arguments"):
@@ -62,7 +67,8 @@ def legal(row: Option) -> str:
 
 
 def checked(name: str, row: Option, value: Any) -> Any:
-    """`value`, which is not None, in canonical form: Python's own numbers and lists, also of numpy's. Raises `OptionError`."""
+    """`value`, which is not None, in canonical form: Python's own numbers and lists, also of
+    numpy's. Raises `OptionError`."""
     return _CHECKS[row.kind](name, row, value)
 
 
@@ -72,7 +78,13 @@ def _number(value: Any) -> int | float | None:
         return value
     if isinstance(value, bool):
         return None
-    return int(value) if isinstance(value, Integral) else float(value) if isinstance(value, Real) else None
+    return (
+        int(value)
+        if isinstance(value, Integral)
+        else float(value)
+        if isinstance(value, Real)
+        else None
+    )
 
 
 def _truth(value: Any) -> bool | None:
@@ -87,7 +99,9 @@ def _items(value: Any) -> list[Any] | None:
     """A list, a tuple, a set or an array of one dimension as a list; None for anything else."""
     if isinstance(value, (list, tuple, set, frozenset, range)):
         return list(value) if not isinstance(value, list) else value
-    return value.tolist() if getattr(value, "ndim", None) == 1 and hasattr(value, "tolist") else None
+    return (
+        value.tolist() if getattr(value, "ndim", None) == 1 and hasattr(value, "tolist") else None
+    )
 
 
 def plain(bound: float | None) -> str:
@@ -100,25 +114,34 @@ def _bounded(name: str, row: Option, value: float) -> None:
         return
     low_ok = row.low is None or (value > row.low if row.open_low else value >= row.low)
     if not low_ok or (row.high is not None and value > row.high):
-        _outside(name, row, str(value) if abs(value) < 2**65 else "a larger number")  # an int of JSON can have thousands of digits
+        # An int of JSON can have thousands of digits
+        _outside(name, row, str(value) if abs(value) < 2**65 else "a larger number")
 
 
 def _beyond(name: str, row: Option, value: float) -> NoReturn:
-    """An integer that became a float, and so was rounded: a little below the lowest may have become the lowest."""
-    _outside(name, row, "a larger number" if value > 2**65 else "a lower number" if value < 0 else str(int(value)))
+    """An integer that became a float, and so was rounded: a little below the lowest may have become
+    the lowest."""
+    _outside(
+        name,
+        row,
+        "a larger number" if value > 2**65 else "a lower number" if value < 0 else str(int(value)),
+    )
 
 
 def _outside(name: str, row: Option, got: str) -> NoReturn:
     bracket = "(" if row.open_low else "["
     extra = "".join(f" or {x}" for x in row.also)
-    raise OptionError(name, f"{name} must be in {bracket}{plain(row.low)}, {plain(row.high)}]{extra}, got {got}")
+    raise OptionError(
+        name, f"{name} must be in {bracket}{plain(row.low)}, {plain(row.high)}]{extra}, got {got}"
+    )
 
 
 def _float(name: str, row: Option, value: Any) -> float:
     number = _number(value)
     if number is None:
         raise OptionError(name, f"{name} must be a number, got {type(value).__name__}")
-    if isinstance(number, float) and not math.isfinite(number):  # an int may be too large for isfinite
+    # An int may be too large for isfinite
+    if isinstance(number, float) and not math.isfinite(number):
         raise OptionError(name, f"{name} must be finite, got {number}")
     _bounded(name, row, number)
     return float(number)
@@ -127,7 +150,8 @@ def _float(name: str, row: Option, value: Any) -> float:
 def _int(name: str, row: Option, value: Any) -> int:
     number = _number(value)
     if isinstance(number, float) and abs(number) >= LARGEST_READ and math.isfinite(number):
-        _beyond(name, row, number)  # an integer, which is too large for who read the JSON, and here too
+        # An integer, which is too large for who read the JSON, and here too
+        _beyond(name, row, number)
     if not isinstance(number, int):
         raise OptionError(name, f"{name} must be an integer, got {type(value).__name__}")
     _bounded(name, row, number)
@@ -146,10 +170,16 @@ def _strings(name: str, row: Option, value: Any) -> Any:
     if items is not None and len(items) > row.max_items:
         raise OptionError(name, f"{name} takes at most {row.max_items} strings, got {len(items)}")
     if items is None or not all(isinstance(x, str) for x in items):
-        raise OptionError(name, f"{name} must be a {'string or a ' if row.kind == 'strings' else ''}list of strings")
+        raise OptionError(
+            name,
+            f"{name} must be a {'string or a ' if row.kind == 'strings' else ''}list of strings",
+        )
     for text in items:
         if not text or len(text) > MAX_STOP_CHARS:
-            raise OptionError(name, f"each string of {name} must have 1 to {MAX_STOP_CHARS} characters, got {len(text)}")
+            raise OptionError(
+                name,
+                f"each string of {name} must have 1 to {MAX_STOP_CHARS} characters, got {len(text)}",
+            )
     return value if isinstance(value, str) else items
 
 
@@ -165,7 +195,9 @@ def _texts(name: str, row: Option, value: Any) -> Any:
         raise OptionError(name, f"{name} must be a list of strings, got {type(value).__name__}")
     found = _strings(name, row, value)
     if (chars := sum(map(len, found))) > MAX_BAD_WORD_CHARS:
-        raise OptionError(name, f"{name} takes at most {MAX_BAD_WORD_CHARS} characters together, got {chars}")
+        raise OptionError(
+            name, f"{name} takes at most {MAX_BAD_WORD_CHARS} characters together, got {chars}"
+        )
     return found
 
 
@@ -179,7 +211,9 @@ def _ints(name: str, row: Option, value: Any) -> list[int]:
         items = [_whole(name, item) for item in items]
     unique = list(dict.fromkeys(items))
     if len(unique) < row.low_items:
-        raise OptionError(name, f"{name} must hold at least {row.low_items}; leave it out to ask for nothing")
+        raise OptionError(
+            name, f"{name} must hold at least {row.low_items}; leave it out to ask for nothing"
+        )
     for x in (min(unique, default=0), max(unique, default=0)):
         if not 0 <= x < 2**31:
             got = x if abs(x) < 2**65 else "a larger number"
@@ -228,7 +262,9 @@ def _processors(name: str, row: Option, value: Any) -> list[Any]:
     if items is None or not all(isinstance(x, str) or callable(x) for x in items):
         raise OptionError(name, f"{name} must be a list of names of processors, or of functions")
     if len(items) > row.max_items:
-        raise OptionError(name, f"{name} takes at most {row.max_items} processors, got {len(items)}")
+        raise OptionError(
+            name, f"{name} takes at most {row.max_items} processors, got {len(items)}"
+        )
     return items
 
 

@@ -13,13 +13,19 @@ from jaxllm.tokenizer import template_text
 
 
 def main(argv: list[str] | None = None, command: tuple[str, ...] | None = None) -> int:
-    """Returns the exit status: 0 after a clean stop, 1 on a failure that one line on stderr explains.
+    """Returns the exit status: 0 after a clean stop, 1 on a failure that one line on stderr
+    explains.
 
     `command` starts another engine process than the real one, for tests.
     """
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # it would say that there is no PyTorch
+    # It would say that there is no PyTorch
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     options = parse(sys.argv[1:] if argv is None else argv, os.environ)
-    logging.basicConfig(level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    logging.basicConfig(
+        level=options.log_level.upper(),
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        stream=sys.stderr,
+    )
     for name in ("asyncio", "uvicorn"):
         logging.getLogger(name).setLevel(logging.WARNING)
     try:
@@ -33,7 +39,7 @@ def main(argv: list[str] | None = None, command: tuple[str, ...] | None = None) 
 
 def run(options: Options, command: tuple[str, ...] | None = None) -> int:
     """Checks first, from the cheapest on; nothing is loaded before all of them hold."""
-    from jaxllm.server.bridge import CORE_COMMAND
+    from jaxllm.server.engine.client import ENGINE_COMMAND
     from jaxllm.server.lifecycle import bind, find_model, serve
 
     check_generation_config(options.generation_config)
@@ -42,8 +48,10 @@ def run(options: Options, command: tuple[str, ...] | None = None) -> int:
     with bind(options) as sock:
         model_dir = find_model(options)
         if "--trust-remote-code" in sys.argv:
-            logging.getLogger("jaxllm.server").warning("--trust-remote-code changes nothing: code from a repository is never run")
-        return asyncio.run(serve(options, sock, model_dir, command or CORE_COMMAND))
+            logging.getLogger("jaxllm.server").warning(
+                "--trust-remote-code changes nothing: code from a repository is never run"
+            )
+        return asyncio.run(serve(options, sock, model_dir, command or ENGINE_COMMAND))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""The command line: flags by groups, every field of EngineConfig under its own name, checked before anything is started."""
+"""The command line: flags by groups, every field of EngineConfig under its own name, checked before
+anything is started."""
 
 from __future__ import annotations
 
@@ -31,15 +32,16 @@ from jaxllm.config import (
 from jaxllm.sampling.defaults import checked_override
 from jaxllm.sampling.options import OPTIONS, default_of
 from jaxllm.sampling.values import legal
-from jaxllm.server.chat import check_template_kwargs
-from jaxllm.server.edge import Settings
 from jaxllm.server.errors import ApiError
+from jaxllm.server.openai.chat import check_template_kwargs
+from jaxllm.server.state import Settings
 
 KEY_VARIABLES = ("JAXLLM_API_KEY", "VLLM_API_KEY")
 ADMIN_KEY_VARIABLE = "JAXLLM_ADMIN_KEY"
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
-# Flags of EngineConfig's fields by group: field -> help. Types and defaults come from the dataclass.
+# Flags of EngineConfig's fields by group: field -> help. Types and defaults come from the
+# dataclass.
 ENGINE_FLAGS: dict[str, dict[str, str]] = {
     "Model": {
         "model": "a local Hugging Face directory, a hub id (owner/name), or demo, the built-in model",
@@ -74,11 +76,13 @@ ENGINE_FLAGS: dict[str, dict[str, str]] = {
         "scheduling_policy": "fcfs: first come, first served; priority: a request's priority is a head start, so that nobody starves",
         "preemption_mode": "recompute what was preempted for want of pages, or swap it to host memory and back",
         "swap_space": "GiB of host memory per device for --preemption-mode swap (4 when left out)",
-        "scheduler_cls": "module:Class of a scheduler of your own, a subclass of jaxllm.engine.scheduler.Scheduler",
+        "scheduler_cls": "module:Class of a scheduler of your own, a subclass of jaxllm.engine.scheduling.scheduler.Scheduler",
         "batch_invariant": "the same tokens for a request whatever runs beside it, on accelerators too (slower; docs/sampling.md)",
         "async_scheduling": "plan the next step while the device runs the current one",
     },
-    "Profiling": {"profiler_dir": "take POST /start_profile and /stop_profile, and write JAX's traces here"},
+    "Profiling": {
+        "profiler_dir": "take POST /start_profile and /stop_profile, and write JAX's traces here"
+    },
     "Parallel": {"tensor_parallel_size": "devices over which every layer is split"},
 }
 ALIASES = {
@@ -91,7 +95,8 @@ NEUTRAL_HELP = {
     "trust_remote_code": "changes nothing: code from a repository is never run",
     "enable_chunked_prefill": "changes nothing: it is always on",
 }
-SERVER_DEFAULTS = {"max_stall_ms": 50.0}  # where streams are watched; offline, whole prompts are faster
+# Where streams are watched; offline, whole prompts are faster
+SERVER_DEFAULTS = {"max_stall_ms": 50.0}
 CHOICES = {
     "dtype": DTYPES,
     "load_format": LOAD_FORMATS,
@@ -143,7 +148,9 @@ def json_object(text: str) -> dict[str, Any]:
     except ValueError:
         value = None
     if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError(f"{text!r} is no JSON object, such as '{{\"enable_thinking\": false}}'")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no JSON object, such as '{{\"enable_thinking\": false}}'"
+        )
     return value
 
 
@@ -151,7 +158,11 @@ class Help(argparse.HelpFormatter):
     """Shows the defaults that say something."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        silent = action.default is None or action.default is False or action.default in ([], {}, "", argparse.SUPPRESS)
+        silent = (
+            action.default is None
+            or action.default is False
+            or action.default in ([], {}, "", argparse.SUPPRESS)
+        )
         return action.help if silent else f"{action.help} (default: %(default)s)"
 
 
@@ -182,61 +193,126 @@ def parser() -> argparse.ArgumentParser:
 def _engine_flag(group: Any, name: str, hint: Any, default: Any, help: str) -> None:
     flags = ("--" + name.replace("_", "-"), *ALIASES.get(name, ()))
     if hint is bool:
-        group.add_argument(*flags, dest=name, action=argparse.BooleanOptionalAction, default=default, help=help)
+        group.add_argument(
+            *flags, dest=name, action=argparse.BooleanOptionalAction, default=default, help=help
+        )
         return
     kinds = set(typing.get_args(hint) or (hint,)) - {type(None)}
     if kinds == {int, str}:
         kind: Any = length
     else:
         kind = {int: integer, float: real, str: str}[kinds.pop()]
-    group.add_argument(*flags, dest=name, type=kind, default=default, choices=CHOICES.get(name), help=help, metavar=None)
+    group.add_argument(
+        *flags,
+        dest=name,
+        type=kind,
+        default=default,
+        choices=CHOICES.get(name),
+        help=help,
+        metavar=None,
+    )
 
 
 def _server_flags(group: Any) -> None:
     group.add_argument("--host", default="0.0.0.0", help="address to listen on")
-    group.add_argument("--port", type=int, default=8000, help="port to listen on; 0 takes a free one")
+    group.add_argument(
+        "--port", type=int, default=8000, help="port to listen on; 0 takes a free one"
+    )
     group.add_argument("--uds", default=None, help="listen on this Unix socket instead of a port")
     group.add_argument(
-        "--served-model-name", nargs="+", action="extend", default=None, help="names that clients may use; the first one is shown"
+        "--served-model-name",
+        nargs="+",
+        action="extend",
+        default=None,
+        help="names that clients may use; the first one is shown",
     )
     group.add_argument(
-        "--root-path", default="", help="path under which a proxy shows the server, and which it takes off the paths it hands on"
+        "--root-path",
+        default="",
+        help="path under which a proxy shows the server, and which it takes off the paths it hands on",
     )
-    group.add_argument("--max-body-size", type=integer, default=32 << 20, help="largest request body in bytes; larger ones get 413")
-    group.add_argument("--shutdown-timeout", type=float, default=30.0, help="seconds that requests in flight get after SIGTERM")
-    group.add_argument("--stall-timeout", type=float, default=60.0, help="seconds without a step after which /health says 503")
+    group.add_argument(
+        "--max-body-size",
+        type=integer,
+        default=32 << 20,
+        help="largest request body in bytes; larger ones get 413",
+    )
+    group.add_argument(
+        "--shutdown-timeout",
+        type=float,
+        default=30.0,
+        help="seconds that requests in flight get after SIGTERM",
+    )
+    group.add_argument(
+        "--stall-timeout",
+        type=float,
+        default=60.0,
+        help="seconds without a step after which /health says 503",
+    )
 
 
 def _security_flags(group: Any) -> None:
     keys = " or ".join(KEY_VARIABLES)
-    group.add_argument("--api-key", nargs="+", action="extend", default=None, help=f"keys of which clients must send one; also from {keys}")
+    group.add_argument(
+        "--api-key",
+        nargs="+",
+        action="extend",
+        default=None,
+        help=f"keys of which clients must send one; also from {keys}",
+    )
     help = f"keys that open POST /reset_prefix_cache, which is closed without one; also from {ADMIN_KEY_VARIABLE}"
     group.add_argument("--admin-key", nargs="+", action="extend", default=None, help=help)
-    group.add_argument("--allowed-origins", type=json.loads, default=[], help="JSON list of origins for CORS; none by default")
+    group.add_argument(
+        "--allowed-origins",
+        type=json.loads,
+        default=[],
+        help="JSON list of origins for CORS; none by default",
+    )
 
 
 def _chat_flags(group: Any) -> None:
-    group.add_argument("--chat-template", default=None, help="file (or text) of a chat template that replaces the model's")
-    group.add_argument("--default-chat-template-kwargs", type=json_object, default={}, help="JSON object of template arguments")
+    group.add_argument(
+        "--chat-template",
+        default=None,
+        help="file (or text) of a chat template that replaces the model's",
+    )
+    group.add_argument(
+        "--default-chat-template-kwargs",
+        type=json_object,
+        default={},
+        help="JSON object of template arguments",
+    )
     group.add_argument(
         "--allow-special-tokens-in-content",
         action="store_true",
         help="let users write control tokens in messages; by default they stay text",
     )
     group.add_argument(
-        "--generation-config", default="auto", help="auto takes the model's sampling defaults, vllm none, a directory its own"
+        "--generation-config",
+        default="auto",
+        help="auto takes the model's sampling defaults, vllm none, a directory its own",
     )
     group.add_argument(
-        "--override-generation-config", type=json_object, default={}, help="JSON object of sampling defaults that go before the model's"
+        "--override-generation-config",
+        type=json_object,
+        default={},
+        help="JSON object of sampling defaults that go before the model's",
     )
 
 
 def _logging_flags(group: Any) -> None:
-    group.add_argument("--log-level", choices=LOG_LEVELS, type=str.lower, default="info", help="how much to say")
     group.add_argument(
-        "--log-requests", "--enable-log-requests", action="store_true", help="log each request's size and options, never its text"
+        "--log-level", choices=LOG_LEVELS, type=str.lower, default="info", help="how much to say"
     )
-    group.add_argument("--disable-log-stats", action="store_true", help="no line of throughput every ten seconds")
+    group.add_argument(
+        "--log-requests",
+        "--enable-log-requests",
+        action="store_true",
+        help="log each request's size and options, never its text",
+    )
+    group.add_argument(
+        "--disable-log-stats", action="store_true", help="no line of throughput every ten seconds"
+    )
 
 
 def _accepted_flags(group: Any) -> None:
@@ -244,14 +320,23 @@ def _accepted_flags(group: Any) -> None:
     for name, neutral in NEUTRAL_ARGUMENTS.items():
         if name in OWN_FLAGS:
             continue
-        flag, accepted = "--" + name.replace("_", "-"), [value for value in neutral if value is not None]
+        flag, accepted = (
+            "--" + name.replace("_", "-"),
+            [value for value in neutral if value is not None],
+        )
         if any(isinstance(value, bool) for value in accepted):
             help = NEUTRAL_HELP.get(name, "changes nothing")
             group.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=help)
         else:
-            help = f"changes nothing: {' or '.join(map(str, accepted))} is accepted" if accepted else "not supported yet"
+            help = (
+                f"changes nothing: {' or '.join(map(str, accepted))} is accepted"
+                if accepted
+                else "not supported yet"
+            )
             group.add_argument(flag, default=None, help=help)
-    group.add_argument("--disable-log-requests", action="store_true", help="changes nothing: it is the default")
+    group.add_argument(
+        "--disable-log-requests", action="store_true", help="changes nothing: it is the default"
+    )
 
 
 def parse(argv: list[str], environ: Mapping[str, str]) -> Options:
@@ -274,17 +359,25 @@ def _options(args: argparse.Namespace, environ: Mapping[str, str]) -> Options:
         raise ConfigError(f"--port must be in [0, 65535], got {args.port}")
     for name, least in {"max_body_size": 1, "shutdown_timeout": 0, "stall_timeout": 1}.items():
         if not least <= getattr(args, name) < math.inf:
-            raise ConfigError(f"--{name.replace('_', '-')} must be a number from {least}, got {getattr(args, name)}")
+            raise ConfigError(
+                f"--{name.replace('_', '-')} must be a number from {least}, got {getattr(args, name)}"
+            )
     if any(not name for name in args.served_model_name or ()):
         raise ConfigError("--served-model-name must not be empty")
     keys = tuple(args.api_key or [environ[name] for name in KEY_VARIABLES if environ.get(name)])
     admin_keys = tuple(args.admin_key or filter(None, [environ.get(ADMIN_KEY_VARIABLE)]))
     if any(not key for key in (*keys, *admin_keys)):
         raise ConfigError("--api-key and --admin-key must not be empty")
-    if not isinstance(args.allowed_origins, list) or not all(isinstance(origin, str) for origin in args.allowed_origins):
-        raise ConfigError("--allowed-origins must be a JSON list of strings, such as '[\"https://example.org\"]'")
+    if not isinstance(args.allowed_origins, list) or not all(
+        isinstance(origin, str) for origin in args.allowed_origins
+    ):
+        raise ConfigError(
+            "--allowed-origins must be a JSON list of strings, such as '[\"https://example.org\"]'"
+        )
     _refuse_arguments(args)
-    config = EngineConfig(**{f.name: getattr(args, f.name) for f in dataclasses.fields(EngineConfig)})
+    config = EngineConfig(
+        **{f.name: getattr(args, f.name) for f in dataclasses.fields(EngineConfig)}
+    )
     settings = Settings(
         served=tuple(dict.fromkeys(args.served_model_name or [args.model])),
         root=args.model,
@@ -319,7 +412,11 @@ def _refuse_arguments(args: argparse.Namespace) -> None:
         value = getattr(args, name)
         flag = name.replace("_", "-")
         if isinstance(value, str):
-            check_neutral(name, int(value) if value.isdecimal() and len(value) < 20 else value, f"--{flag} {value:.80}")
+            check_neutral(
+                name,
+                int(value) if value.isdecimal() and len(value) < 20 else value,
+                f"--{flag} {value:.80}",
+            )
         else:
             check_neutral(name, value, f"--no-{flag}" if value is False else f"--{flag}")
 
@@ -328,7 +425,10 @@ def sampling_help() -> str:
     """The table of sampling options that requests may carry, as text."""
     rows = [(name, str(default_of(name)), legal(row), row.doc) for name, row in OPTIONS.items()]
     widths = [max(len(row[at]) for row in rows) for at in range(3)]
-    lines = ["  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3]]) for row in rows]
+    lines = [
+        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3]])
+        for row in rows
+    ]
     return "\n".join(["Sampling options of a request: name, default, legal values.", "", *lines])
 
 

@@ -15,7 +15,8 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 
 
 class ApiError(Exception):
-    """What a client did wrong or the server could not do; becomes one HTTP error reply, or one event inside a stream."""
+    """What a client did wrong or the server could not do; becomes one HTTP error reply, or one
+    event inside a stream."""
 
     def __init__(
         self,
@@ -46,7 +47,14 @@ class ApiError(Exception):
 
     def envelope(self) -> dict[str, dict[str, str | None]]:
         """The body of the reply."""
-        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+        return {
+            "error": {
+                "message": self.message,
+                "type": self.type,
+                "param": self.param,
+                "code": self.code,
+            }
+        }
 
 
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
@@ -70,20 +78,26 @@ def server_error(message: str = "the server failed to answer this request") -> A
 
 
 def sanitize(text: str) -> str:
-    """What an exception or the engine process said, without addresses, absolute file paths and tracebacks, and `bounded`."""
+    """What an exception or the engine process said, without addresses, absolute file paths and
+    tracebacks, and `bounded`."""
     text = _TRACEBACK.sub("internal error", text[: 20 * MAX_MESSAGE])
     return bounded(_PATH.sub("<path>", _ADDRESS.sub("0x…", text)))
 
 
 def bounded(text: str) -> str:
-    """`text` without control characters, at most MAX_MESSAGE characters: enough for what the server itself composed."""
+    """`text` without control characters, at most MAX_MESSAGE characters: enough for what the server
+    itself composed."""
     text = _CONTROL.sub(" ", text[: 2 * MAX_MESSAGE]).encode("utf-8", "replace").decode("utf-8")
     return text if len(text) <= MAX_MESSAGE else text[: MAX_MESSAGE - 1] + "…"
 
 
 def shown(value: object) -> str:
-    """A bounded picture of a client's value for an error message; containers are described, not echoed."""
+    """A bounded picture of a client's value for an error message; containers are described, not
+    echoed.
+    """
     if isinstance(value, (list, dict)):
         return f"a {type(value).__name__} of {len(value)}"
-    text = "null" if value is None else repr(value).lower() if isinstance(value, bool) else repr(value)
+    text = (
+        "null" if value is None else repr(value).lower() if isinstance(value, bool) else repr(value)
+    )
     return text if len(text) <= MAX_ECHO else text[: MAX_ECHO - 1] + "…"

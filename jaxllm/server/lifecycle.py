@@ -20,15 +20,15 @@ from jaxllm.config import ConfigError
 from jaxllm.locate import locate
 from jaxllm.sampling.defaults import generation_config, sampling_defaults
 from jaxllm.server.app import build
-from jaxllm.server.bridge import CORE_COMMAND, Bridge, CoreDied, launch
 from jaxllm.server.cli import Options
-from jaxllm.server.edge import Edge
+from jaxllm.server.engine.client import ENGINE_COMMAND, EngineClient, EngineDied, launch
 from jaxllm.server.errors import overloaded
-from jaxllm.server.http import HttpServer, http_server
-from jaxllm.server.statsline import log_stats
+from jaxllm.server.state import ServerState
+from jaxllm.server.stats_line import log_stats
+from jaxllm.server.transport.http import HttpServer, http_server
 from jaxllm.tokenizer import Tokenizer
 
-CORE_STOP_SECONDS = 10.0
+ENGINE_STOP_SECONDS = 10.0
 BACKLOG = 2048
 MAX_FILES = 1 << 16
 
@@ -40,12 +40,16 @@ def bind(options: Options) -> socket.socket:
     if options.uds is not None:
         return bind_unix(Path(options.uds))
     try:
-        found = socket.getaddrinfo(options.host, options.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        found = socket.getaddrinfo(
+            options.host, options.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
     except OSError as error:
-        raise ConfigError(f"cannot listen on {options.host}: {error.strerror or error}; check --host") from None
+        raise ConfigError(
+            f"cannot listen on {options.host}: {error.strerror or error}; check --host"
+        ) from None
     family, kind, protocol, _, address = found[0]
-    # With the protocol named, asyncio turns Nagle's algorithm off: it would hold a token back until the client has acknowledged the one
-    # before, which takes up to 40 ms.
+    # With the protocol named, asyncio turns Nagle's algorithm off: it would hold a token back until
+    # the client has acknowledged the one before, which takes up to 40 ms.
     sock = socket.socket(family, kind, protocol)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -69,7 +73,9 @@ def bind_unix(path: Path) -> socket.socket:
         sock.bind(str(path))
     except OSError as error:
         sock.close()
-        raise ConfigError(f"cannot listen on {path}: {error.strerror or error}; remove it or choose another --uds") from None
+        raise ConfigError(
+            f"cannot listen on {path}: {error.strerror or error}; remove it or choose another --uds"
+        ) from None
     return sock
 
 
@@ -78,7 +84,9 @@ def listen(sock: socket.socket, options: Options) -> None:
     try:
         sock.listen(BACKLOG)
     except OSError as error:
-        raise ConfigError(f"cannot listen on {options.uds or options.port}: {error.strerror}; choose another --port or --uds") from None
+        raise ConfigError(
+            f"cannot listen on {options.uds or options.port}: {error.strerror}; choose another --port or --uds"
+        ) from None
 
 
 def find_model(options: Options) -> Path:
@@ -100,7 +108,8 @@ def read_generation_config(options: Options, model_dir: Path) -> dict[str, Any]:
 
 
 def allow_files() -> None:
-    """As many open files, which connections are, as the system lets this process have, within reason; by default often 1024."""
+    """As many open files, which connections are, as the system lets this process have, within
+    reason; by default often 1024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
     if soft != resource.RLIM_INFINITY and soft < most:
@@ -123,29 +132,42 @@ class Signals:
             future.set_result(number)
 
 
-async def serve(options: Options, sock: socket.socket, model_dir: Path, command: tuple[str, ...] = CORE_COMMAND) -> int:
-    """Everything after the checks; returns the exit status. Raises ConfigError when the engine refuses the configuration."""
+async def serve(
+    options: Options,
+    sock: socket.socket,
+    model_dir: Path,
+    command: tuple[str, ...] = ENGINE_COMMAND,
+) -> int:
+    """Everything after the checks; returns the exit status. Raises ConfigError when the engine
+    refuses the configuration."""
     allow_files()
     signals = Signals()
     defaults = read_generation_config(options, model_dir)
     config = dataclasses.replace(options.config, model=str(model_dir))
     process, ours = launch(command)
     logger.info("loading %s in engine process %d", options.config.model, process.pid)
-    bridge = Bridge(config, on_phase=lambda phase: logger.debug("%s took %.2f s", phase.name, phase.seconds))
+    client = EngineClient(
+        config, on_phase=lambda phase: logger.debug("%s took %.2f s", phase.name, phase.seconds)
+    )
     try:
-        edge = await _start(options, bridge, ours, model_dir, defaults, signals)
-        if edge is None:
+        server_state = await _start(options, client, ours, model_dir, defaults, signals)
+        if server_state is None:
             return 128 + signals.first.result()
-        return await _serve(options, edge, sock, signals)
+        return await _serve(options, server_state, sock, signals)
     finally:
-        await _stop_core(bridge, process, now=not bridge.alive or signals.second.done())
+        await _stop_core(client, process, now=not client.alive or signals.second.done())
 
 
 async def _start(
-    options: Options, bridge: Bridge, ours: socket.socket, model_dir: Path, defaults: dict[str, Any], signals: Signals
-) -> Edge | None:
+    options: Options,
+    client: EngineClient,
+    ours: socket.socket,
+    model_dir: Path,
+    defaults: dict[str, Any],
+    signals: Signals,
+) -> ServerState | None:
     """The engine and the tokenizer load side by side; None when a signal came first."""
-    connecting = asyncio.ensure_future(bridge.connect(ours))
+    connecting = asyncio.ensure_future(client.connect(ours))
     loading = asyncio.ensure_future(asyncio.to_thread(_load_tokenizer, options, model_dir))
     both = asyncio.gather(connecting, loading)
     try:
@@ -156,9 +178,9 @@ async def _start(
                 await both
             return None
         _, tokenizer = both.result()
-    except CoreDied as error:
+    except EngineDied as error:
         raise ConfigError(str(error)) from None
-    return Edge(options.settings, bridge, tokenizer, defaults)
+    return ServerState(options.settings, client, tokenizer, defaults)
 
 
 def _load_tokenizer(options: Options, model_dir: Path) -> Tokenizer | None:
@@ -166,54 +188,75 @@ def _load_tokenizer(options: Options, model_dir: Path) -> Tokenizer | None:
     if config.skip_tokenizer_init:
         return None
     tokenizer = Tokenizer.load(config.tokenizer or model_dir, options.chat_template)
-    _ = tokenizer.longest_token, tokenizer.template_variables  # compute now, not in the first request
+    # Compute now, not in the first request
+    _ = tokenizer.longest_token, tokenizer.template_variables
     return tokenizer
 
 
-async def _serve(options: Options, edge: Edge, sock: socket.socket, signals: Signals) -> int:
-    server = http_server(build(edge), options.root_path)
-    # What is here now stays as long as the process: Python's collector would look through it while streams wait.
+async def _serve(
+    options: Options, server_state: ServerState, sock: socket.socket, signals: Signals
+) -> int:
+    server = http_server(build(server_state), options.root_path)
+    # What is here now stays as long as the process: Python's collector would look through it while
+    # streams wait.
     gc.collect()
     gc.freeze()
     listen(sock, options)
     serving = asyncio.ensure_future(server.serve(sockets=[sock]))
-    stats = asyncio.ensure_future(log_stats(edge)) if options.log_stats else None
+    stats = asyncio.ensure_future(log_stats(server_state)) if options.log_stats else None
     announce(options, sock)
     try:
-        await asyncio.wait((serving, edge.bridge.died, signals.first), return_when=asyncio.FIRST_COMPLETED)
-        if edge.bridge.died.done():
-            logger.error("the engine process died: %s", edge.bridge.died.result().reason)
+        await asyncio.wait(
+            (serving, server_state.client.died, signals.first), return_when=asyncio.FIRST_COMPLETED
+        )
+        if server_state.client.died.done():
+            logger.error("the engine process died: %s", server_state.client.died.result().reason)
             status = 1
         elif signals.first.done():
-            status = await drain(edge, signals, options.shutdown_timeout)
+            status = await drain(server_state, signals, options.shutdown_timeout)
         else:
             status = 1
-        edge.bodies.close()
+        server_state.bodies.close()
         await _close(server, serving, force=signals.second.done())
         return status
     finally:
         if stats is not None:
             stats.cancel()
-        await edge.close()
+        await server_state.close()
 
 
-async def drain(edge: Edge, signals: Signals, seconds: float) -> int:
-    """Refuse new work, let the old finish until the deadline, end what is left with an error event. Returns the exit status."""
-    edge.draining = True
-    logger.info("shutting down: %d requests get %g s to finish; a second signal ends them now", edge.active, seconds)
-    idle = asyncio.ensure_future(edge.idle.wait())
+async def drain(server_state: ServerState, signals: Signals, seconds: float) -> int:
+    """Refuse new work, let the old finish until the deadline, end what is left with an error event.
+    Returns the exit status."""
+    server_state.draining = True
+    logger.info(
+        "shutting down: %d requests get %g s to finish; a second signal ends them now",
+        server_state.active,
+        seconds,
+    )
+    idle = asyncio.ensure_future(server_state.idle.wait())
     try:
-        await asyncio.wait((idle, edge.bridge.died, signals.second), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(
+            (idle, server_state.client.died, signals.second),
+            timeout=seconds,
+            return_when=asyncio.FIRST_COMPLETED,
+        )
         if not idle.done():
-            edge.bridge.fail_all(lambda: overloaded("the server shut down before this request was finished", "shutdown"))
+            server_state.client.fail_all(
+                lambda: overloaded(
+                    "the server shut down before this request was finished", "shutdown"
+                )
+            )
             if not signals.second.done():
-                await asyncio.wait((idle, signals.second), timeout=5, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(
+                    (idle, signals.second), timeout=5, return_when=asyncio.FIRST_COMPLETED
+                )
     finally:
         idle.cancel()
     if signals.second.done():
-        logger.warning("not waiting for %d requests", edge.active)
+        logger.warning("not waiting for %d requests", server_state.active)
         return 128 + signals.second.result()
-    return 1 if edge.bridge.died.done() else 0
+    return 1 if server_state.client.died.done() else 0
 
 
 async def _close(server: HttpServer, serving: asyncio.Future[None], force: bool) -> None:
@@ -224,13 +267,13 @@ async def _close(server: HttpServer, serving: asyncio.Future[None], force: bool)
     serving.cancel()
 
 
-async def _stop_core(bridge: Bridge, process: subprocess.Popen[bytes], now: bool) -> None:
+async def _stop_core(client: EngineClient, process: subprocess.Popen[bytes], now: bool) -> None:
     """End the engine process: ask, then insist; `now` when nothing is to be waited for."""
-    bridge.stop()
+    client.stop()
     if now:
         process.kill()
     try:
-        await asyncio.to_thread(process.wait, CORE_STOP_SECONDS)
+        await asyncio.to_thread(process.wait, ENGINE_STOP_SECONDS)
     except subprocess.TimeoutExpired:
         process.kill()
         await asyncio.to_thread(process.wait)
@@ -247,7 +290,8 @@ def announce(options: Options, sock: socket.socket) -> None:
         where = f"http://{f'[{shown}]' if ':' in shown else shown}:{port}"
         if host not in ("127.0.0.1", "::1") and not settings.api_keys:
             logger.warning(
-                "listening on every address without an API key: anyone who reaches port %d can use this server (--api-key)", port
+                "listening on every address without an API key: anyone who reaches port %d can use this server (--api-key)",
+                port,
             )
     if options.root_path:
         routes += f", which a proxy shows under {options.root_path}/v1"

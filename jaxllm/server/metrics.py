@@ -1,7 +1,9 @@
-"""Prometheus metrics under vLLM's names, so that stock dashboards work, and our own under `jaxllm:`.
+"""Prometheus metrics under vLLM's names, so that stock dashboards work, and our own under
+`jaxllm:`.
 
-Gauges and counters are read from the engine's latest snapshot when somebody scrapes. Histograms are plain lists, since they are fed on
-the path of every token. Label values come from closed sets: the served name, finish reasons, refusal reasons.
+Gauges and counters are read from the engine's latest snapshot when somebody scrapes. Histograms are
+plain lists, since they are fed on the path of every token. Label values come from closed sets: the
+served name, finish reasons, refusal reasons.
 """
 
 from __future__ import annotations
@@ -15,17 +17,85 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
-from jaxllm.engine.request import EngineStats, RequestTimes, TextDelta
+from jaxllm.messages import EngineStats, RequestTimes, TextDelta
 
 if TYPE_CHECKING:
-    from jaxllm.server.bridge import Entry
+    from jaxllm.server.engine.client import Entry
 
 FINISH_REASONS = ("stop", "length", "abort", "error", "tool_calls")
 REFUSALS = ("queue_full", "grammar_queue_full", "invalid")
 
-_FIRST = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560)
-_GAP = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
-_WHOLE = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
+_FIRST = (
+    0.001,
+    0.005,
+    0.01,
+    0.02,
+    0.04,
+    0.06,
+    0.08,
+    0.1,
+    0.25,
+    0.5,
+    0.75,
+    1,
+    2.5,
+    5,
+    7.5,
+    10,
+    20,
+    40,
+    80,
+    160,
+    640,
+    2560,
+)
+_GAP = (
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.075,
+    0.1,
+    0.15,
+    0.2,
+    0.3,
+    0.4,
+    0.5,
+    0.75,
+    1,
+    2.5,
+    5,
+    7.5,
+    10,
+    20,
+    40,
+    80,
+)
+_WHOLE = (
+    0.3,
+    0.5,
+    0.8,
+    1,
+    1.5,
+    2,
+    2.5,
+    5,
+    10,
+    15,
+    20,
+    30,
+    40,
+    50,
+    60,
+    120,
+    240,
+    480,
+    960,
+    1920,
+    7680,
+)
 _CHOICES = (1, 2, 5, 10, 20, 50, 100)
 
 
@@ -54,14 +124,22 @@ class Histogram:
 class Metrics(Collector):
     """The observer of a bridge, and its scrape. Each server has a registry of its own."""
 
-    def __init__(self, model_name: str, max_model_len: int, version: str, stats: Callable[[], EngineStats]):
+    def __init__(
+        self, model_name: str, max_model_len: int, version: str, stats: Callable[[], EngineStats]
+    ):
         self._labels = [model_name, "0"]
         self._version, self._stats = version, stats
         lengths = one_two_five(max_model_len)
         self.histograms: dict[str, tuple[str, Histogram]] = {
             "vllm:time_to_first_token_seconds": ("Arrival to first token.", Histogram(_FIRST)),
-            "vllm:inter_token_latency_seconds": ("Time between tokens of a choice.", Histogram(_GAP)),
-            "vllm:request_time_per_output_token_seconds": ("Mean time per token after the first.", Histogram(_GAP)),
+            "vllm:inter_token_latency_seconds": (
+                "Time between tokens of a choice.",
+                Histogram(_GAP),
+            ),
+            "vllm:request_time_per_output_token_seconds": (
+                "Mean time per token after the first.",
+                Histogram(_GAP),
+            ),
             "vllm:e2e_request_latency_seconds": ("Arrival to last token.", Histogram(_WHOLE)),
             "vllm:request_queue_time_seconds": ("Time waiting to be scheduled.", Histogram(_WHOLE)),
             "vllm:request_inference_time_seconds": ("Scheduled to last token.", Histogram(_WHOLE)),
@@ -69,7 +147,10 @@ class Metrics(Collector):
             "vllm:request_decode_time_seconds": ("First to last token.", Histogram(_WHOLE)),
             "vllm:request_prompt_tokens": ("Prompt tokens.", Histogram(lengths)),
             "vllm:request_generation_tokens": ("Generated tokens.", Histogram(lengths)),
-            "vllm:request_max_num_generation_tokens": ("Generated tokens of the longest choice of a request.", Histogram(lengths)),
+            "vllm:request_max_num_generation_tokens": (
+                "Generated tokens of the longest choice of a request.",
+                Histogram(lengths),
+            ),
             "vllm:request_params_max_tokens": ("max_tokens asked for.", Histogram(lengths)),
             "vllm:request_params_n": ("n asked for.", Histogram(_CHOICES)),
         }
@@ -91,7 +172,9 @@ class Metrics(Collector):
             if last is None:
                 self._observe("vllm:time_to_first_token_seconds", now - entry.began)
             else:
-                self.histograms["vllm:inter_token_latency_seconds"][1].observe((now - last) / tokens, tokens)
+                self.histograms["vllm:inter_token_latency_seconds"][1].observe(
+                    (now - last) / tokens, tokens
+                )
             entry.last[delta.index] = now
             entry.tokens[delta.index] = entry.tokens.get(delta.index, 0) + tokens
         if delta.finish_reason is not None:
@@ -113,7 +196,9 @@ class Metrics(Collector):
         self._observe("vllm:request_prompt_tokens", len(entry.request.prompt_token_ids))
         self._observe("vllm:request_generation_tokens", generated)
         if entry.open == 1:  # the last choice of the request
-            self._observe("vllm:request_max_num_generation_tokens", max(entry.tokens.values(), default=0))
+            self._observe(
+                "vllm:request_max_num_generation_tokens", max(entry.tokens.values(), default=0)
+            )
             self._observe("vllm:request_params_n", entry.request.params.n)
             self._observe("vllm:request_params_max_tokens", entry.request.params.max_tokens or 0)
         if delta.times is not None:
@@ -122,9 +207,13 @@ class Metrics(Collector):
     def _times(self, times: RequestTimes, generated: int) -> None:
         decode = max(0.0, times.last_token - times.first_token)
         self._observe("vllm:request_queue_time_seconds", max(0.0, times.scheduled - times.arrival))
-        self._observe("vllm:request_prefill_time_seconds", max(0.0, times.first_token - times.scheduled))
+        self._observe(
+            "vllm:request_prefill_time_seconds", max(0.0, times.first_token - times.scheduled)
+        )
         self._observe("vllm:request_decode_time_seconds", decode)
-        self._observe("vllm:request_inference_time_seconds", max(0.0, times.last_token - times.scheduled))
+        self._observe(
+            "vllm:request_inference_time_seconds", max(0.0, times.last_token - times.scheduled)
+        )
         if generated > 1:
             self._observe("vllm:request_time_per_output_token_seconds", decode / (generated - 1))
 
@@ -138,7 +227,11 @@ class Metrics(Collector):
             ("vllm:num_requests_running", "Choices that generate.", stats.running),
             ("vllm:num_requests_waiting", "Choices that wait.", stats.waiting),
             ("vllm:kv_cache_usage_perc", "KV pages in use, 0 to 1.", stats.kv_usage),
-            ("jaxllm:host_cache_usage", "Pages of host memory that hold something, 0 to 1.", stats.host_usage),
+            (
+                "jaxllm:host_cache_usage",
+                "Pages of host memory that hold something, 0 to 1.",
+                stats.host_usage,
+            ),
         ):
             gauge = GaugeMetricFamily(name, help, labels=names)
             gauge.add_metric(self._labels, value)
@@ -146,31 +239,67 @@ class Metrics(Collector):
         for name, help, count in (
             ("vllm:prompt_tokens", "Prompt tokens processed.", stats.prompt_tokens),
             ("vllm:generation_tokens", "Tokens generated.", stats.generation_tokens),
-            ("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", stats.prefix_queries),
-            ("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.", stats.prefix_hits),
+            (
+                "vllm:prefix_cache_queries",
+                "Prompt tokens looked up in the prefix cache.",
+                stats.prefix_queries,
+            ),
+            (
+                "vllm:prefix_cache_hits",
+                "Prompt tokens found in the prefix cache.",
+                stats.prefix_hits,
+            ),
             ("vllm:num_preemptions", "Preemptions.", stats.preemptions),
-            ("jaxllm:compiles_after_warmup", "Programs compiled while serving; should stay 0.", stats.compiles_after_warmup),
-            ("jaxllm:self_checks", "Checks of pages, slots and cached prefixes by an idle engine.", stats.self_checks),
-            ("jaxllm:self_check_failures", "Checks that found something broken; should stay 0.", stats.self_check_failures),
+            (
+                "jaxllm:compiles_after_warmup",
+                "Programs compiled while serving; should stay 0.",
+                stats.compiles_after_warmup,
+            ),
+            (
+                "jaxllm:self_checks",
+                "Checks of pages, slots and cached prefixes by an idle engine.",
+                stats.self_checks,
+            ),
+            (
+                "jaxllm:self_check_failures",
+                "Checks that found something broken; should stay 0.",
+                stats.self_check_failures,
+            ),
             ("jaxllm:pages_saved", "KV pages copied to host memory.", stats.pages_saved),
             ("jaxllm:pages_loaded", "KV pages brought back from host memory.", stats.pages_loaded),
             ("jaxllm:engine_steps", "Steps of the engine.", stats.steps),
-            ("jaxllm:unknown_request_fields", "Fields of requests that this server does not know.", self.unknown_fields),
+            (
+                "jaxllm:unknown_request_fields",
+                "Fields of requests that this server does not know.",
+                self.unknown_fields,
+            ),
         ):
             counter = CounterMetricFamily(name, help, labels=names)
             counter.add_metric(self._labels, count)
             yield counter
-        yield self._counted("vllm:request_success", "Finished choices.", "finished_reason", self._finished, FINISH_REASONS)
-        yield self._counted("vllm:admission_rejections", "Requests not admitted.", "reason", self._refused, REFUSALS)
+        yield self._counted(
+            "vllm:request_success",
+            "Finished choices.",
+            "finished_reason",
+            self._finished,
+            FINISH_REASONS,
+        )
+        yield self._counted(
+            "vllm:admission_rejections", "Requests not admitted.", "reason", self._refused, REFUSALS
+        )
         for name, (help, kept) in self.histograms.items():
             family = HistogramMetricFamily(name, help, labels=names)
             family.add_metric(self._labels, kept.cumulative(), kept.sum)
             yield family
-        info = GaugeMetricFamily("jaxllm:build_info", "Always 1; the labels say what runs.", labels=[*names, "version"])
+        info = GaugeMetricFamily(
+            "jaxllm:build_info", "Always 1; the labels say what runs.", labels=[*names, "version"]
+        )
         info.add_metric([*self._labels, self._version], 1)
         yield info
 
-    def _counted(self, name: str, help: str, label: str, counts: Counter[str], values: tuple[str, ...]) -> CounterMetricFamily:
+    def _counted(
+        self, name: str, help: str, label: str, counts: Counter[str], values: tuple[str, ...]
+    ) -> CounterMetricFamily:
         family = CounterMetricFamily(name, help, labels=["model_name", "engine", label])
         for value in values:
             family.add_metric([*self._labels, value], counts[value])

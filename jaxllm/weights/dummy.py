@@ -20,15 +20,19 @@ COMPILING = 4  # threads
 def dummy(rules: list[Rule], likes: list[jax.ShapeDtypeStruct], seed: int) -> Iterator[Array]:
     """Every parameter in turn, random and never constant.
 
-    Each checkpoint tensor is drawn from (seed, its name), so the values do not depend on the number of shards. Matrices have
-    standard deviation 1/sqrt(inputs), which keeps activations near one; norms lie near one and biases near zero.
+    Each checkpoint tensor is drawn from (seed, its name), so the values do not depend on the number
+    of shards. Matrices have standard deviation 1/sqrt(inputs), which keeps activations near one;
+    norms lie near one and biases near zero.
     """
     key = jax.random.key(seed)
     kinds: list[_Kind] = []
     for rule, like in zip(rules, likes, strict=True):
-        kinds.append((tuple(_Draw.of(piece) for piece in rule.pieces), like.shape, like.dtype, like.sharding))
+        kinds.append(
+            (tuple(_Draw.of(piece) for piece in rule.pieces), like.shape, like.dtype, like.sharding)
+        )
     with ThreadPoolExecutor(COMPILING, thread_name_prefix="dummy") as pool:
-        # A model has a handful of kinds, each half a second of XLA's compiler: longer than all the drawing.
+        # A model has a handful of kinds, each half a second of XLA's compiler: longer than all the
+        # drawing.
         programs = {kind: pool.submit(_compile, kind, key) for kind in dict.fromkeys(kinds)}
         for rule, kind in zip(rules, kinds, strict=True):
             yield programs[kind].result()(key, _names(rule.pieces))
@@ -37,7 +41,11 @@ def dummy(rules: list[Rule], likes: list[jax.ShapeDtypeStruct], seed: int) -> It
 def _compile(kind: _Kind, key: Array) -> jax.stages.Compiled:
     layout, shape, dtype, sharding = kind
     names = jax.ShapeDtypeStruct((len(layout),), np.uint32)
-    return jax.jit(functools.partial(_draw, layout, shape, dtype), out_shardings=sharding).lower(key, names).compile()
+    return (
+        jax.jit(functools.partial(_draw, layout, shape, dtype), out_shardings=sharding)
+        .lower(key, names)
+        .compile()
+    )
 
 
 def _names(pieces: Sequence[Piece]) -> np.ndarray:
@@ -46,22 +54,31 @@ def _names(pieces: Sequence[Piece]) -> np.ndarray:
 
 
 class _Draw(tuple[Piece, float, float]):
-    """A piece without its name, and the mean and deviation of its values: what distinguishes compiled programs."""
+    """A piece without its name, and the mean and deviation of its values: what distinguishes
+    compiled programs."""
 
     @staticmethod
     def of(piece: Piece) -> _Draw:
         nameless = Piece("", piece.source, piece.view, piece.start, piece.repeat)
         if len(piece.source) > 1:
             return _Draw((nameless, 0.0, piece.source[-1] ** -0.5))
-        return _Draw((nameless, 0.0, 0.02) if piece.name.endswith(".bias") else (nameless, 1.0, 0.02))
+        return _Draw(
+            (nameless, 0.0, 0.02) if piece.name.endswith(".bias") else (nameless, 1.0, 0.02)
+        )
 
 
 type _Kind = tuple[tuple[_Draw, ...], tuple[int, ...], jnp.dtype, jax.sharding.Sharding]
 
 
-def _draw(layout: tuple[_Draw, ...], shape: tuple[int, ...], dtype: jnp.dtype, key: Array, names: Array) -> Array:
+def _draw(
+    layout: tuple[_Draw, ...], shape: tuple[int, ...], dtype: jnp.dtype, key: Array, names: Array
+) -> Array:
     parts = []
     for index, (piece, mean, deviation) in enumerate(layout):
-        values = jax.random.normal(jax.random.fold_in(key, names[index]), piece.source, jnp.float32) * deviation + mean
+        values = (
+            jax.random.normal(jax.random.fold_in(key, names[index]), piece.source, jnp.float32)
+            * deviation
+            + mean
+        )
         parts.append(jnp.repeat(values.astype(dtype).reshape(piece.view), piece.repeat, axis=0))
     return (parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=1)).reshape(shape)

@@ -12,10 +12,13 @@ LEAST, MOST = 2.0**-64, 2.0**64
 REMEDY = "mend the checkpoint, or give the model's type as --kv-cache-dtype (bfloat16)"
 
 
-def kv_scales(model_dir: str | Path, layers: int, heads: int, load_format: str = "auto") -> list[KVTensors | None]:
-    """For each layer the tensors of its keys' scales and its values', None where the checkpoint brings none: one number, or one for each of
-    the model's KV `heads`. [] when no layer has any, and where files are to be refused for other reasons, which `check` names. Raises
-    ConfigError for scales that cannot be used."""
+def kv_scales(
+    model_dir: str | Path, layers: int, heads: int, load_format: str = "auto"
+) -> list[KVTensors | None]:
+    """For each layer the tensors of its keys' scales and its values', None where the checkpoint
+    brings none: one number, or one for each of the model's KV `heads`. [] when no layer has any,
+    and where files are to be refused for other reasons, which `check` names. Raises ConfigError for
+    scales that cannot be used."""
     checkpoint = None if load_format == "dummy" else Checkpoint(model_dir)
     if checkpoint is None or checkpoint.problems:
         return []
@@ -28,7 +31,9 @@ def _of_layer(checkpoint: Checkpoint, layer: int, heads: int) -> KVTensors | Non
     for pair in kv_scale_names(layer):
         there = [name for name in pair if name in entries]
         if len(there) == 1:
-            raise ConfigError(f"checkpoint {checkpoint.directory} has {there[0]}, but not the other of {' and '.join(pair)}; {REMEDY}")
+            raise ConfigError(
+                f"checkpoint {checkpoint.directory} has {there[0]}, but not the other of {' and '.join(pair)}; {REMEDY}"
+            )
         if there:
             return [(name, _checked(checkpoint, name, heads)) for name in pair]
     return None
@@ -37,12 +42,17 @@ def _of_layer(checkpoint: Checkpoint, layer: int, heads: int) -> KVTensors | Non
 def _checked(checkpoint: Checkpoint, name: str, heads: int) -> tuple[int, ...]:
     """The tensor's shape."""
     entry = checkpoint.entries[name]
-    if entry.dtype not in DTYPES or [size for size in entry.shape if size != 1] not in ([], [heads]):
+    if entry.dtype not in DTYPES or [size for size in entry.shape if size != 1] not in (
+        [],
+        [heads],
+    ):
         raise ConfigError(
             f"checkpoint {checkpoint.directory}: {name} is {entry.dtype} {list(entry.shape)}; numbers of {', '.join(DTYPES)} are expected, "
             f"one for all of a layer's KV heads or one for each of the {heads}; {REMEDY}"
         )
     for value in checkpoint.view(name).reshape(-1).astype(float):
         if not LEAST <= value <= MOST:
-            raise ConfigError(f"checkpoint {checkpoint.directory}: {name} is {value}; a scale lies between 2^-64 and 2^64; {REMEDY}")
+            raise ConfigError(
+                f"checkpoint {checkpoint.directory}: {name} is {value}; a scale lies between 2^-64 and 2^64; {REMEDY}"
+            )
     return entry.shape

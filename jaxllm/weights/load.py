@@ -16,7 +16,15 @@ from jax.typing import DTypeLike
 
 from jaxllm.config import DTYPES, LOAD_FORMATS, ConfigError
 from jaxllm.mesh import sharding
-from jaxllm.models import KV_SCALES, KVTensors, Rule, family, kv_scales_rule, kv_shape, with_defaults
+from jaxllm.models import (
+    KV_SCALES,
+    KVTensors,
+    Rule,
+    family,
+    kv_scales_rule,
+    kv_shape,
+    with_defaults,
+)
 from jaxllm.nn.decoder import Decoder
 from jaxllm.weights import reader
 from jaxllm.weights.dummy import dummy
@@ -24,15 +32,19 @@ from jaxllm.weights.place import mismatch, place
 
 MAX_NAMED_PROBLEMS = 20
 COMPARE_BYTES = 2**24
-READERS = 4  # 14 GiB onto one GPU from the page cache: 6.1 s with one thread, 2.2 s with four, 1.6 s with eight
+# 14 GiB onto one GPU from the page cache: 6.1 s with one thread, 2.2 s with four, 1.6 s with eight
+READERS = 4
 
 type Progress = Callable[[int, int], None]
 
 
 def resolve_dtype(requested: str, hf: Mapping[str, Any], platform: str) -> jnp.dtype:
-    """The dtype of weights and KV. "auto" is float32 on CPU and the checkpoint's dtype elsewhere, where float32 becomes bfloat16."""
+    """The dtype of weights and KV. "auto" is float32 on CPU and the checkpoint's dtype elsewhere,
+    where float32 becomes bfloat16."""
     if requested not in DTYPES:
-        raise ConfigError(f"dtype {requested!r} is not supported; choose one of {', '.join(DTYPES)}")
+        raise ConfigError(
+            f"dtype {requested!r} is not supported; choose one of {', '.join(DTYPES)}"
+        )
     name = {"half": "float16", "float": "float32"}.get(requested, requested)
     if name == "auto":
         stored = str(hf.get("dtype") or hf.get("torch_dtype") or "bfloat16").removeprefix("torch.")
@@ -41,22 +53,36 @@ def resolve_dtype(requested: str, hf: Mapping[str, Any], platform: str) -> jnp.d
 
 
 def abstract(hf: Mapping[str, Any], mesh: Mesh, dtype: DTypeLike) -> tuple[nnx.GraphDef, nnx.State]:
-    """The model as (graphdef, state) whose leaves are ShapeDtypeStructs with shardings: enough to compile."""
+    """The model as (graphdef, state) whose leaves are ShapeDtypeStructs with shardings: enough to
+    compile."""
     graphdef, state, _ = _abstract(with_defaults(hf), mesh, dtype)
     return graphdef, state
 
 
-def check(model_dir: str | Path, hf: Mapping[str, Any], mesh: Mesh, dtype: DTypeLike, load_format: str = "auto") -> None:
-    """Raises the ConfigError that `load` would, from the files' headers alone: before anything is compiled or read."""
+def check(
+    model_dir: str | Path,
+    hf: Mapping[str, Any],
+    mesh: Mesh,
+    dtype: DTypeLike,
+    load_format: str = "auto",
+) -> None:
+    """Raises the ConfigError that `load` would, from the files' headers alone: before anything is
+    compiled or read."""
     if _reads_files(load_format):
         full = with_defaults(hf)
         rules = _rules(full, mesh, set(_abstract(full, mesh, dtype)[2]))
-        _check(reader.Checkpoint(model_dir), rules, family(full["model_type"]).ignored(full, mesh.shape["tensor"]))
+        _check(
+            reader.Checkpoint(model_dir),
+            rules,
+            family(full["model_type"]).ignored(full, mesh.shape["tensor"]),
+        )
 
 
 def _reads_files(load_format: str) -> bool:
     if load_format not in LOAD_FORMATS:
-        raise ConfigError(f"load_format {load_format!r} is not supported; choose one of {', '.join(LOAD_FORMATS)}")
+        raise ConfigError(
+            f"load_format {load_format!r} is not supported; choose one of {', '.join(LOAD_FORMATS)}"
+        )
     return load_format != "dummy"
 
 
@@ -72,8 +98,9 @@ def load(
 ) -> tuple[nnx.GraphDef, nnx.State]:
     """The model as (graphdef, state) with arrays on the mesh.
 
-    `progress(done_bytes, total_bytes)` is called after each parameter. "dummy" reads no file and draws random weights from `seed`.
-    Raises one ConfigError that names every missing, extra, truncated or wrongly shaped tensor.
+    `progress(done_bytes, total_bytes)` is called after each parameter. "dummy" reads no file and
+    draws random weights from `seed`. Raises one ConfigError that names every missing, extra,
+    truncated or wrongly shaped tensor.
     """
     full = with_defaults(hf)
     graphdef, state, likes = _abstract(full, mesh, dtype)
@@ -93,7 +120,9 @@ def load(
     return graphdef, jax.tree.unflatten(jax.tree.structure(state), [placed[name] for name in likes])
 
 
-def _abstract(full: dict[str, Any], mesh: Mesh, dtype: DTypeLike) -> tuple[nnx.GraphDef, nnx.State, dict[str, jax.ShapeDtypeStruct]]:
+def _abstract(
+    full: dict[str, Any], mesh: Mesh, dtype: DTypeLike
+) -> tuple[nnx.GraphDef, nnx.State, dict[str, jax.ShapeDtypeStruct]]:
     """Graph, abstract state, and the state's leaves by dotted path in flatten order."""
     module = family(full["model_type"])
 
@@ -105,12 +134,16 @@ def _abstract(full: dict[str, Any], mesh: Mesh, dtype: DTypeLike) -> tuple[nnx.G
 
     model = nnx.eval_shape(build)
     graphdef, state = nnx.split(model)
-    parameters, _ = jax.tree_util.tree_flatten_with_path(state, is_leaf=lambda x: isinstance(x, nnx.Variable))
+    parameters, _ = jax.tree_util.tree_flatten_with_path(
+        state, is_leaf=lambda x: isinstance(x, nnx.Variable)
+    )
     likes = {}
     for path, parameter in parameters:
         shape = parameter.get_value()
         where = sharding(mesh, parameter.get_metadata("axes"))
-        likes[".".join(str(getattr(key, "key", key)) for key in path)] = jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=where)
+        likes[".".join(str(getattr(key, "key", key)) for key in path)] = jax.ShapeDtypeStruct(
+            shape.shape, shape.dtype, sharding=where
+        )
     return graphdef, jax.tree.unflatten(jax.tree.structure(state), list(likes.values())), likes
 
 
@@ -126,17 +159,27 @@ def _rules(full: dict[str, Any], mesh: Mesh, parameters: set[str]) -> list[Rule]
     rules += [kv_scales_rule(layer, tensors, heads) for layer, tensors in _scaled(full).items()]
     made = [rule.parameter for rule in rules]
     if set(made) != parameters or len(made) != len(parameters):
-        raise RuntimeError(f"the rules of {full['model_type']} and its parameters differ: {sorted(set(made) ^ parameters)[:5]}")
+        raise RuntimeError(
+            f"the rules of {full['model_type']} and its parameters differ: {sorted(set(made) ^ parameters)[:5]}"
+        )
     return rules
 
 
-def _place_all(rules: list[Rule], likes: Mapping[str, jax.ShapeDtypeStruct], checkpoint: reader.Checkpoint) -> Iterator[jax.Array]:
-    """Every parameter in turn. Each thread holds one on the host until its devices have it: some copy while others transfer."""
+def _place_all(
+    rules: list[Rule], likes: Mapping[str, jax.ShapeDtypeStruct], checkpoint: reader.Checkpoint
+) -> Iterator[jax.Array]:
+    """Every parameter in turn. Each thread holds one on the host until its devices have it: some
+    copy while others transfer."""
     with ThreadPoolExecutor(READERS, thread_name_prefix="weights") as pool:
-        yield from pool.map(lambda rule: jax.block_until_ready(place(rule, likes[rule.parameter], checkpoint.view)), rules)
+        yield from pool.map(
+            lambda rule: jax.block_until_ready(place(rule, likes[rule.parameter], checkpoint.view)),
+            rules,
+        )
 
 
-def _check(checkpoint: reader.Checkpoint, rules: list[Rule], ignored: Mapping[str, str | None]) -> None:
+def _check(
+    checkpoint: reader.Checkpoint, rules: list[Rule], ignored: Mapping[str, str | None]
+) -> None:
     """Every tensor of the checkpoint has a use, and every piece a tensor of its shape."""
     problems, found = list(checkpoint.problems), checkpoint.entries
     pieces = [piece for rule in rules for piece in rule.pieces]
@@ -155,18 +198,30 @@ def _check(checkpoint: reader.Checkpoint, rules: list[Rule], ignored: Mapping[st
             if name in found and other is not None and not _equal(checkpoint, name, other)
         ]
     if problems:
-        more = f"; and {len(problems) - MAX_NAMED_PROBLEMS} more" if len(problems) > MAX_NAMED_PROBLEMS else ""
+        more = (
+            f"; and {len(problems) - MAX_NAMED_PROBLEMS} more"
+            if len(problems) > MAX_NAMED_PROBLEMS
+            else ""
+        )
         listing = "; ".join(problem[:200] for problem in problems[:MAX_NAMED_PROBLEMS])
-        raise ConfigError(f"checkpoint {checkpoint.directory} does not fit its config.json: {listing}{more}")
+        raise ConfigError(
+            f"checkpoint {checkpoint.directory} does not fit its config.json: {listing}{more}"
+        )
 
 
 def _equal(checkpoint: reader.Checkpoint, name: str, other: str) -> bool:
     """Whether two tensors hold the same values, compared in parts."""
-    if checkpoint.entries[name].shape != checkpoint.entries[other].shape or checkpoint.entries[name].dtype not in reader.DTYPES:
+    if (
+        checkpoint.entries[name].shape != checkpoint.entries[other].shape
+        or checkpoint.entries[name].dtype not in reader.DTYPES
+    ):
         return False
     left, right = checkpoint.view(name).reshape(-1), checkpoint.view(other).reshape(-1)
     step = COMPARE_BYTES // left.itemsize
-    return all(np.array_equal(left[at : at + step], right[at : at + step]) for at in range(0, left.size, step))
+    return all(
+        np.array_equal(left[at : at + step], right[at : at + step])
+        for at in range(0, left.size, step)
+    )
 
 
 def _bytes(array: jax.Array | jax.ShapeDtypeStruct) -> int:

@@ -1,4 +1,5 @@
-"""Fills parameters from checkpoint tensors, shard by shard, reading only the slices that a device holds."""
+"""Fills parameters from checkpoint tensors, shard by shard, reading only the slices that a device
+holds."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ type Index = tuple[slice, ...]
 
 
 def place(rule: Rule, like: jax.ShapeDtypeStruct, view: Callable[[str], np.ndarray]) -> jax.Array:
-    """The parameter of `rule` on the devices that `like.sharding` names, in `like.dtype`. The host holds copies of this parameter alone."""
+    """The parameter of `rule` on the devices that `like.sharding` names, in `like.dtype`. The host
+    holds copies of this parameter alone."""
 
     def block(index: Index) -> np.ndarray:
         return read_block(rule, like, index, view)
@@ -22,8 +24,11 @@ def place(rule: Rule, like: jax.ShapeDtypeStruct, view: Callable[[str], np.ndarr
     return jax.make_array_from_callback(like.shape, like.sharding, block, dtype=like.dtype)
 
 
-def read_block(rule: Rule, like: jax.ShapeDtypeStruct, index: Index, view: Callable[[str], np.ndarray]) -> np.ndarray:
-    """parameter[index], cast while it is copied. Slices have step 1, and fused parameters are cut along their first axis alone."""
+def read_block(
+    rule: Rule, like: jax.ShapeDtypeStruct, index: Index, view: Callable[[str], np.ndarray]
+) -> np.ndarray:
+    """parameter[index], cast while it is copied. Slices have step 1, and fused parameters are cut
+    along their first axis alone."""
     bounds = [part.indices(size)[:2] for part, size in zip(index, like.shape, strict=True)]
     out = np.empty([stop - start for start, stop in bounds], like.dtype)
     for piece in rule.pieces:
@@ -38,14 +43,19 @@ def read_block(rule: Rule, like: jax.ShapeDtypeStruct, index: Index, view: Calla
 
 
 def _copy(target: np.ndarray, source: np.ndarray, parameter: str) -> None:
-    """Copy with a cast. Raises ConfigError where float16 would overflow: infinities compute to nonsense."""
+    """Copy with a cast. Raises ConfigError where float16 would overflow: infinities compute to
+    nonsense."""
     with np.errstate(over="ignore"):
         target[...] = source
     if target.dtype == np.float16 and not np.isfinite(target).all():
-        raise ConfigError(f"{parameter} has values beyond the range of float16 (65504); use dtype bfloat16 or float32")
+        raise ConfigError(
+            f"{parameter} has values beyond the range of float16 (65504); use dtype bfloat16 or float32"
+        )
 
 
-def mismatch(piece: Piece, dtype: str, shape: tuple[int, ...], known: tuple[str, ...]) -> str | None:
+def mismatch(
+    piece: Piece, dtype: str, shape: tuple[int, ...], known: tuple[str, ...]
+) -> str | None:
     """Why a checkpoint tensor cannot be this piece, or None."""
     if shape != piece.source:
         return f"{piece.name} has shape {list(shape)}, expected {list(piece.source)}"

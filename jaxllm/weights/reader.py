@@ -1,4 +1,5 @@
-"""Safetensors files as memory-mapped arrays. Headers are checked against the file before anything is read."""
+"""Safetensors files as memory-mapped arrays. Headers are checked against the file before anything
+is read."""
 
 from __future__ import annotations
 
@@ -19,7 +20,12 @@ MAX_HEADER_BYTES = 100 * 2**20
 INDEX = "model.safetensors.index.json"
 
 DTYPES: Mapping[str, np.dtype] = MappingProxyType(
-    {"F64": np.dtype("<f8"), "F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype(ml_dtypes.bfloat16)}
+    {
+        "F64": np.dtype("<f8"),
+        "F32": np.dtype("<f4"),
+        "F16": np.dtype("<f2"),
+        "BF16": np.dtype(ml_dtypes.bfloat16),
+    }
 )
 
 
@@ -39,7 +45,8 @@ class Entry:
 
 @dataclass(frozen=True)
 class TensorFile:
-    """A mapped file. `data` is where its data part starts; `problems` says which tensors do not lie in it as the header claims."""
+    """A mapped file. `data` is where its data part starts; `problems` says which tensors do not lie
+    in it as the header claims."""
 
     name: str
     buffer: mmap.mmap
@@ -49,7 +56,8 @@ class TensorFile:
 
 
 class Checkpoint:
-    """All tensors of a model directory, mapped and not yet read. `problems` lists everything that is wrong with its files."""
+    """All tensors of a model directory, mapped and not yet read. `problems` lists everything that
+    is wrong with its files."""
 
     def __init__(self, model_dir: str | Path):
         self.directory = Path(model_dir)
@@ -57,8 +65,12 @@ class Checkpoint:
         self._home: dict[str, TensorFile] = {}
         listed = self._listed()
         failed = {path.name for path in self._files(listed) if not self._add(path)}
-        strays = sorted(name for name, file in listed.items() if file not in failed and name not in self._home)
-        self.problems += [f"{listed[name]} lacks {name:.100}, which the index places there" for name in strays]
+        strays = sorted(
+            name for name, file in listed.items() if file not in failed and name not in self._home
+        )
+        self.problems += [
+            f"{listed[name]} lacks {name:.100}, which the index places there" for name in strays
+        ]
         self._excused = {name for name, file in listed.items() if file in failed} | set(strays)
         # Without an index nobody knows what an unreadable file held.
         self._complete = bool(listed) or (bool(self._home) and not failed)
@@ -69,7 +81,8 @@ class Checkpoint:
         return {name: file.entries[name] for name, file in self._home.items()}
 
     def missing(self, names: set[str]) -> list[str]:
-        """Those of `names` that no file holds, except tensors of files that `problems` already names."""
+        """Those of `names` that no file holds, except tensors of files that `problems` already
+        names."""
         return sorted(names - set(self._home) - self._excused) if self._complete else []
 
     def view(self, name: str) -> np.ndarray:
@@ -79,7 +92,9 @@ class Checkpoint:
         count = math.prod(entry.shape)
         if count == 0:
             return np.zeros(entry.shape, DTYPES[entry.dtype])
-        return np.frombuffer(file.buffer, DTYPES[entry.dtype], count, file.data + entry.begin).reshape(entry.shape)
+        return np.frombuffer(
+            file.buffer, DTYPES[entry.dtype], count, file.data + entry.begin
+        ).reshape(entry.shape)
 
     def _listed(self) -> dict[str, str]:
         """Tensor → file name as the index has it, {} without an index."""
@@ -88,12 +103,18 @@ class Checkpoint:
             return {}
         try:
             listed = json.loads(index.read_bytes())["weight_map"]
-            bad = [file for file in listed.values() if not isinstance(file, str) or Path(file).name != file]
+            bad = [
+                file
+                for file in listed.values()
+                if not isinstance(file, str) or Path(file).name != file
+            ]
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             self.problems.append(f"{INDEX} has no weight_map from tensor names to file names")
             return {}
         if bad:
-            self.problems.append(f"{INDEX} names {bad[0]!r:.80}, which is not the name of a file in this directory")
+            self.problems.append(
+                f"{INDEX} names {bad[0]!r:.80}, which is not the name of a file in this directory"
+            )
             return {}
         return listed
 
@@ -106,7 +127,11 @@ class Checkpoint:
         found = [single] if single.exists() else sorted(self.directory.glob("*.safetensors"))
         if not found:
             pickles = sorted(path.name for path in self.directory.glob("*.bin"))
-            hint = f"; {pickles[0]} is a pickle, which is never read: convert it to safetensors" if pickles else ""
+            hint = (
+                f"; {pickles[0]} is a pickle, which is never read: convert it to safetensors"
+                if pickles
+                else ""
+            )
             self.problems.append(f"no *.safetensors file{hint}")
         return found
 
@@ -118,7 +143,11 @@ class Checkpoint:
             self.problems.append(f"{path.name}: {error}")
             return False
         self.problems += file.problems
-        self.problems += [f"{path.name} and {self._home[name].name} both hold {name:.100}" for name in file.entries if name in self._home]
+        self.problems += [
+            f"{path.name} and {self._home[name].name} both hold {name:.100}"
+            for name in file.entries
+            if name in self._home
+        ]
         self._home |= dict.fromkeys(file.entries, file)
         return True
 
@@ -135,7 +164,9 @@ def open_file(path: Path) -> TensorFile:
         raise BadFile(f"cannot be opened ({error.strerror})") from None
     (length,) = struct.unpack("<Q", buffer[:8])
     if length > MAX_HEADER_BYTES:
-        raise BadFile(f"not safetensors: it claims a header of {length} bytes (limit {MAX_HEADER_BYTES})")
+        raise BadFile(
+            f"not safetensors: it claims a header of {length} bytes (limit {MAX_HEADER_BYTES})"
+        )
     if 8 + length > size:
         raise BadFile(f"truncated: its header needs {8 + length} bytes, the file has {size}")
     try:
@@ -144,14 +175,24 @@ def open_file(path: Path) -> TensorFile:
         header = None
     if not isinstance(header, dict):
         raise BadFile("not safetensors: its header is not a JSON object")
-    entries = {name: _entry(name, value) for name, value in header.items() if name != "__metadata__"}
-    return TensorFile(path.name, buffer, 8 + length, entries, _layout_problems(path.name, entries, size - 8 - length))
+    entries = {
+        name: _entry(name, value) for name, value in header.items() if name != "__metadata__"
+    }
+    return TensorFile(
+        path.name,
+        buffer,
+        8 + length,
+        entries,
+        _layout_problems(path.name, entries, size - 8 - length),
+    )
 
 
 def _entry(name: str, value: Any) -> Entry:
     try:
         dtype, shape, (begin, end) = value["dtype"], value["shape"], value["data_offsets"]
-        legal = isinstance(dtype, str) and all(type(n) is int and 0 <= n < 2**63 for n in (*shape, begin, end))
+        legal = isinstance(dtype, str) and all(
+            type(n) is int and 0 <= n < 2**63 for n in (*shape, begin, end)
+        )
     except (KeyError, TypeError, ValueError):
         legal = False
     if not legal:
@@ -160,17 +201,26 @@ def _entry(name: str, value: Any) -> Entry:
 
 
 def _layout_problems(file: str, entries: dict[str, Entry], data_bytes: int) -> list[str]:
-    """Tensors must have the bytes that their shape needs, follow each other without holes or overlaps, and end with the file."""
+    """Tensors must have the bytes that their shape needs, follow each other without holes or
+    overlaps, and end with the file."""
     problems, position = [], 0
     for name, entry in sorted(entries.items(), key=lambda item: (item[1].begin, item[1].end)):
         where = f"{file}: {name:.100}"
-        if entry.dtype in DTYPES and entry.end - entry.begin != (needed := math.prod(entry.shape) * DTYPES[entry.dtype].itemsize):
-            problems.append(f"{where} has {entry.end - entry.begin} bytes, but {entry.dtype} {list(entry.shape)} needs {needed}")
+        if entry.dtype in DTYPES and entry.end - entry.begin != (
+            needed := math.prod(entry.shape) * DTYPES[entry.dtype].itemsize
+        ):
+            problems.append(
+                f"{where} has {entry.end - entry.begin} bytes, but {entry.dtype} {list(entry.shape)} needs {needed}"
+            )
         elif entry.end > data_bytes:
-            problems.append(f"{where} is truncated: it ends at byte {entry.end} of the data, the file has {data_bytes}")
+            problems.append(
+                f"{where} is truncated: it ends at byte {entry.end} of the data, the file has {data_bytes}"
+            )
         elif entry.begin != position:
             kind = "overlaps the tensor" if entry.begin < position else "leaves a hole"
-            problems.append(f"{where} {kind} before it: it begins at byte {entry.begin}, expected {position}")
+            problems.append(
+                f"{where} {kind} before it: it begins at byte {entry.begin}, expected {position}"
+            )
         position = max(position, entry.end)
     if position < data_bytes and not problems:
         problems.append(f"{file} has {data_bytes - position} bytes after its last tensor")

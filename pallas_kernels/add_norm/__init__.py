@@ -1,4 +1,5 @@
-"""The step between two parts of a block: what the last part made joins the residual stream, and the sum is normed for the next one."""
+"""The step between two parts of a block: what the last part made joins the residual stream, and the
+sum is normed for the next one."""
 
 from __future__ import annotations
 
@@ -10,7 +11,9 @@ from pallas_kernels.backends import Backends
 BACKENDS = Backends(__name__, "add_norm", ("reference", "mosaic_gpu"))
 
 
-def add_norm(x_TD: Array, delta_TD: Array, weight_D: Array, eps: float, *, backend: str) -> tuple[Array, Array]:
+def add_norm(
+    x_TD: Array, delta_TD: Array, weight_D: Array, eps: float, *, backend: str
+) -> tuple[Array, Array]:
     """`(x + delta, rms_norm(x + delta) * weight)`, both `[T, D]` in x's dtype.
 
     The sum is rounded once; the norm is computed in float32 from the rounded sum and rounded once.

@@ -45,13 +45,23 @@ def inputs(case: Case, seed: int = 0) -> Inputs:
     """The parts of a case."""
     rng = np.random.default_rng(seed)
     x, delta = rng.standard_normal((2, case.rows, case.width)).astype(np.float32)
-    scale = np.float32(0 if case.zero else 1) * np.float32(2) ** (case.growth * np.arange(case.rows, dtype=np.float32))[:, None]
+    scale = (
+        np.float32(0 if case.zero else 1)
+        * np.float32(2) ** (case.growth * np.arange(case.rows, dtype=np.float32))[:, None]
+    )
     return Inputs(x * scale, delta * scale, rng.standard_normal(case.width).astype(np.float32))
 
 
-def expected(case: Case, x: np.ndarray, delta: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Sum and norm in float64 of what was given; the sum is rounded to the type of x before it is normed."""
+def expected(
+    case: Case, x: np.ndarray, delta: np.ndarray, weight: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Sum and norm in float64 of what was given; the sum is rounded to the type of x before it is
+    normed."""
     rounded = (x.astype(np.float64) + delta.astype(np.float64)).astype(x.dtype)
     total = rounded.astype(np.float64)
-    norm = total / np.sqrt((total**2).mean(axis=-1, keepdims=True) + case.eps) * weight.astype(np.float64)
+    norm = (
+        total
+        / np.sqrt((total**2).mean(axis=-1, keepdims=True) + case.eps)
+        * weight.astype(np.float64)
+    )
     return total, norm

@@ -1,7 +1,7 @@
 """Sum and norm for NVIDIA Hopper in Pallas Mosaic GPU: one small launch, a warpgroup a row.
 
-A row lies in registers as a whole. All that a thread reads is asked for at once, the weight too, and the sum is on its way to memory before
-the threads meet to add up its square.
+A row lies in registers as a whole. All that a thread reads is asked for at once, the weight too,
+and the sum is on its way to memory before the threads meet to add up its square.
 """
 
 from __future__ import annotations
@@ -24,22 +24,31 @@ def check(x_TD: Array, weight_D: Array) -> None:
     """Raise ValueError for shapes and types that the kernel does not take."""
     rows, width = x_TD.shape
     if x_TD.dtype not in (jnp.bfloat16, jnp.float16) or weight_D.dtype != x_TD.dtype:
-        raise ValueError(f"mosaic_gpu add_norm takes bfloat16 or float16 throughout, got {x_TD.dtype}, weight {weight_D.dtype}")
+        raise ValueError(
+            f"mosaic_gpu add_norm takes bfloat16 or float16 throughout, got {x_TD.dtype}, weight {weight_D.dtype}"
+        )
     if width % THREADS or not THREADS <= width <= LARGEST_WIDTH:
-        raise ValueError(f"mosaic_gpu add_norm takes a width that is a multiple of {THREADS} up to {LARGEST_WIDTH}, got {width}")
+        raise ValueError(
+            f"mosaic_gpu add_norm takes a width that is a multiple of {THREADS} up to {LARGEST_WIDTH}, got {width}"
+        )
     if not 1 <= rows <= MOST_ROWS:
         raise ValueError(f"mosaic_gpu add_norm takes 1 to {MOST_ROWS} rows, got {rows}")
 
 
-def add_norm(x_TD: Array, delta_TD: Array, weight_D: Array, eps: float, *, interpret: Any = None) -> tuple[Array, Array]:
-    """See `pallas_kernels.add_norm`. bfloat16 or float16; 1 to 256 rows; D a multiple of 128 up to 16384. Raises ValueError otherwise.
+def add_norm(
+    x_TD: Array, delta_TD: Array, weight_D: Array, eps: float, *, interpret: Any = None
+) -> tuple[Array, Array]:
+    """See `pallas_kernels.add_norm`. bfloat16 or float16; 1 to 256 rows; D a multiple of 128 up to
+    16384. Raises ValueError otherwise.
 
     `interpret` is a `plgpu.InterpretGPUParams` for machines without a GPU.
     """
     check(x_TD, weight_D)
     T, D = x_TD.shape
     if delta_TD.shape != (T, D) or delta_TD.dtype != x_TD.dtype or weight_D.shape != (D,):
-        raise ValueError(f"mosaic_gpu add_norm: x {x_TD.shape}, delta {delta_TD.dtype}{list(delta_TD.shape)}, weight {weight_D.shape}")
+        raise ValueError(
+            f"mosaic_gpu add_norm: x {x_TD.shape}, delta {delta_TD.dtype}{list(delta_TD.shape)}, weight {weight_D.shape}"
+        )
     layout = _layout(D)
 
     def load(ref: Any) -> Array:

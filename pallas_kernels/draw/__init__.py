@@ -1,4 +1,5 @@
-"""One token a row from its logits: the most likely one, or one drawn from the softmax over what filters keep."""
+"""One token a row from its logits: the most likely one, or one drawn from the softmax over what
+filters keep."""
 
 from __future__ import annotations
 
@@ -12,11 +13,13 @@ BACKENDS = Backends(__name__, "draw", ("reference", "mosaic_gpu"))
 
 
 def draw(logits_BV: Array, rows: DrawRows, *, backend: str, filters: bool = True) -> Array:
-    """int32 `token_B`; `BROKEN` where no logit that is not banned is finite, or one is NaN or positive infinity.
+    """int32 `token_B`; `BROKEN` where no logit that is not banned is finite, or one is NaN or
+    positive infinity.
 
-    A draw depends on nothing but the row's logits, options and key; the same key draws different tokens in different back ends.
-    `filters=False` promises that no row filters or bans. Raises `UnknownBackend` for a name not in `BACKENDS`; a back end raises
-    ValueError for shapes and dtypes that it does not take.
+    A draw depends on nothing but the row's logits, options and key; the same key draws different
+    tokens in different back ends. `filters=False` promises that no row filters or bans. Raises
+    `UnknownBackend` for a name not in `BACKENDS`; a back end raises ValueError for shapes and
+    dtypes that it does not take.
     """
     return BACKENDS[backend](logits_BV, rows, filters=filters)
 

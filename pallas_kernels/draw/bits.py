@@ -1,4 +1,5 @@
-"""Ordered images of floats, a search on them, and counter-based random numbers, all in int32 operations that Mosaic GPU lowers."""
+"""Ordered images of floats, a search on them, and counter-based random numbers, all in int32
+operations that Mosaic GPU lowers."""
 
 from __future__ import annotations
 
@@ -31,7 +32,10 @@ def int_bits(x: Array) -> Array:
 
 def uniform(bits: Array) -> Array:
     """A number in (0, 1) of 31 random bits, fine near 0."""
-    return lax.bitwise_and(bits, jnp.int32(2**31 - 1)).astype(jnp.float32) * 2.0**-31 * (1 - 2.0**-23) + 2.0**-32
+    return (
+        lax.bitwise_and(bits, jnp.int32(2**31 - 1)).astype(jnp.float32) * 2.0**-31 * (1 - 2.0**-23)
+        + 2.0**-32
+    )
 
 
 def exponential(bits: Array) -> Array:
@@ -44,7 +48,12 @@ def threefry(key: tuple[Array, Array], x0: Array, x1: Array) -> tuple[Array, Arr
     """Threefry-2x32 with 20 rounds on int32 (the sums wrap)."""
     first, second, third = key[0], key[1], key[0] ^ key[1] ^ jnp.int32(0x1BD11BDA)
 
-    def four(rotations: tuple[int, ...], state: tuple[Array, ...], keys: tuple[Array, Array], count: Array | int) -> tuple[Array, ...]:
+    def four(
+        rotations: tuple[int, ...],
+        state: tuple[Array, ...],
+        keys: tuple[Array, Array],
+        count: Array | int,
+    ) -> tuple[Array, ...]:
         x0, x1 = state
         for r in rotations:
             x0 = x0 + x1
@@ -53,7 +62,8 @@ def threefry(key: tuple[Array, Array], x0: Array, x1: Array) -> tuple[Array, Arr
         return x0 + keys[0], x1 + keys[1] + count
 
     def eight(i, carry):  # type: ignore[no-untyped-def]
-        """What the rounds repeat, in a loop: written out they are a quarter of a kernel to lower."""
+        """What the rounds repeat, in a loop: written out they are a quarter of a kernel to
+        lower."""
         x0, x1, a, b, c = carry
         x = four((17, 29, 16, 24), (x0, x1), (a, b), 2 * i + 2)
         return *four((13, 15, 26, 6), x, (b, c), 2 * i + 3), c, a, b
@@ -63,25 +73,37 @@ def threefry(key: tuple[Array, Array], x0: Array, x1: Array) -> tuple[Array, Arr
 
 
 def _like(x: Array, value: int) -> Array:
-    """`value` in x's shape. Not `jnp.full_like`: where programs have shardings, it gives a plain number that JAX 0.11.2 does not lower."""
+    """`value` in x's shape. Not `jnp.full_like`: where programs have shardings, it gives a plain
+    number that JAX 0.11.2 does not lower."""
     return jnp.int32(value) if x.ndim == 0 else lax.broadcast(jnp.int32(value), x.shape)
 
 
 def reach(x: Array, s: Array, t: Array) -> Array:
-    """Which x reach s and which reach t, as numbers whose sum holds both counts: of fewer than 2^15 numbers."""
+    """Which x reach s and which reach t, as numbers whose sum holds both counts: of fewer than 2^15
+    numbers."""
     return jnp.where(x >= s, 1, 0) + jnp.where(x >= t, 1 << 16, 0)
 
 
 def counts_of(total: Array) -> tuple[Array, Array]:
     """The two counts in a sum of what `reach` gives."""
-    return lax.bitwise_and(total, _like(total, (1 << 16) - 1)), lax.shift_right_logical(total, _like(total, 16))
+    return lax.bitwise_and(total, _like(total, (1 << 16) - 1)), lax.shift_right_logical(
+        total, _like(total, 16)
+    )
 
 
-def search(k: Array, low: Array, high: Array, counts: Callable[[Array, Array], tuple[Array, Array]], low_first: bool = False) -> Array:
-    """The largest t in [low, high] that k values reach, or any t that exactly k reach; low where there is none.
+def search(
+    k: Array,
+    low: Array,
+    high: Array,
+    counts: Callable[[Array, Array], tuple[Array, Array]],
+    low_first: bool = False,
+) -> Array:
+    """The largest t in [low, high] that k values reach, or any t that exactly k reach; low where
+    there is none.
 
-    Bounds are images of finite floats. `counts(s, t)` says how many values reach s and how many reach t; s <= t. A step leaves a third.
-    With `low_first` the first step looks at low itself, which may be reached by exactly k.
+    Bounds are images of finite floats. `counts(s, t)` says how many values reach s and how many
+    reach t; s <= t. A step leaves a third. With `low_first` the first step looks at low itself,
+    which may be reached by exactly k.
     """
 
     def going(carry):  # type: ignore[no-untyped-def]
@@ -91,13 +113,18 @@ def search(k: Array, low: Array, high: Array, counts: Callable[[Array, Array], t
     def narrow(carry):  # type: ignore[no-untyped-def]
         low, high, _, guess = carry
         three = jnp.int32(3)
-        step = jnp.maximum(lax.div(high, three) - lax.div(low, three), 1)  # high - low would overflow
+        # High - low would overflow
+        step = jnp.maximum(lax.div(high, three) - lax.div(low, three), 1)
         first = jnp.where(guess > 0, low, low + step)
         second = jnp.minimum(low + step + step, high)
         reach_first, reach_second = counts(first, second)
         found = jnp.logical_or(reach_first == k, reach_second == k).astype(jnp.int32)
         # Low stays where too few reach even that.
-        high = jnp.where(reach_first < k, jnp.maximum(first - 1, low), jnp.where(reach_second < k, second - 1, high))
+        high = jnp.where(
+            reach_first < k,
+            jnp.maximum(first - 1, low),
+            jnp.where(reach_second < k, second - 1, high),
+        )
         low = jnp.where(reach_second >= k, second, jnp.where(reach_first >= k, first, low))
         return low, high, found, jnp.int32(0)
 

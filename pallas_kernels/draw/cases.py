@@ -1,4 +1,5 @@
-"""Rows that every back end of the draw must serve, and what they may draw, in float64 with a sort; tests and benchmarks share them."""
+"""Rows that every back end of the draw must serve, and what they may draw, in float64 with a sort;
+tests and benchmarks share them."""
 
 from __future__ import annotations
 
@@ -50,7 +51,9 @@ def logits(kind: str, rows: int, vocabulary: int, seed: int = 0) -> np.ndarray:
     if kind == "spread":
         x *= 4
     elif kind == "head":  # a few likely tokens whose probabilities fall by a power law
-        some = rng.permuted(np.tile(np.arange(vocabulary), (rows, 1)), axis=1)[:, : min(200, vocabulary // 4)]
+        some = rng.permuted(np.tile(np.arange(vocabulary), (rows, 1)), axis=1)[
+            :, : min(200, vocabulary // 4)
+        ]
         np.put_along_axis(x, some, 18 - 2.2 * np.log(np.arange(1, some.shape[1] + 1)), axis=1)
     elif kind == "ties":
         x = np.round(x * 2)
@@ -58,7 +61,9 @@ def logits(kind: str, rows: int, vocabulary: int, seed: int = 0) -> np.ndarray:
         x[:] = 0.5
     elif kind == "rising":
         x = np.sort(x, axis=1)
-    elif kind == "clustered":  # the likely ones share places of the chunks, whatever the size of these
+    elif (
+        kind == "clustered"
+    ):  # the likely ones share places of the chunks, whatever the size of these
         x[:, :: min(4096, vocabulary // 4)] += 6
         x[:, ::256] += 3
     elif kind == "negative":  # far below zero, some impossible
@@ -76,11 +81,14 @@ def rows_of(options: Sequence[Options], logits_BV: np.ndarray, seed: int = 0) ->
     banned[:, 1] = np.where(column("best_banned", bool), logits_BV.argmax(axis=1), -1)
     keys = np.random.default_rng(seed).integers(0, 2**32, (len(options), 2), np.uint32)
     floats = (column("top_p", np.float32), column("min_p", np.float32))
-    return DrawRows(column("temperature", np.float32), column("top_k", np.int32), *floats, keys, banned)  # type: ignore[arg-type]
+    return DrawRows(
+        column("temperature", np.float32), column("top_k", np.int32), *floats, keys, banned
+    )  # type: ignore[arg-type]
 
 
 def possible(logits_V: np.ndarray, options: Options, slack: float = 0.0) -> np.ndarray:
-    """A mask of the tokens that one row may draw. `slack` widens min_p and top_p by that much, as rounding may."""
+    """A mask of the tokens that one row may draw. `slack` widens min_p and top_p by that much, as
+    rounding may."""
     x = logits_V.astype(np.float64)
     if options.best_banned:
         x[logits_V.argmax()] = -np.inf

@@ -1,4 +1,5 @@
-"""One row's thread block: what its warpgroups tell each other, and how they go through the row's logits."""
+"""One row's thread block: what its warpgroups tell each other, and how they go through the row's
+logits."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 COLUMNS = 128
-CANDIDATES = 3  # at most, drawn at once where top_p decides: at 0.9 none of them may stay once in a thousand times
+# At most, drawn at once where top_p decides: at 0.9 none of them may stay once in a thousand times
+CANDIDATES = 3
 
 
 class Tuning(NamedTuple):
@@ -46,10 +48,30 @@ class Spec(NamedTuple):
 
 
 class Block:
-    """One row's thread block; every method is called by all its warpgroups together and gives all of them the same scalars."""
+    """One row's thread block; every method is called by all its warpgroups together and gives all
+    of them the same scalars."""
 
-    def __init__(self, spec: Spec, row: Array, wg: Array, lines: Any, banned: Any, bans: Array, rate: Array, sm: dict[str, Any]):
-        self.spec, self.row, self.wg, self.lines, self.banned, self.bans, self.rate, self.sm = spec, row, wg, lines, banned, bans, rate, sm
+    def __init__(
+        self,
+        spec: Spec,
+        row: Array,
+        wg: Array,
+        lines: Any,
+        banned: Any,
+        bans: Array,
+        rate: Array,
+        sm: dict[str, Any],
+    ):
+        self.spec, self.row, self.wg, self.lines, self.banned, self.bans, self.rate, self.sm = (
+            spec,
+            row,
+            wg,
+            lines,
+            banned,
+            bans,
+            rate,
+            sm,
+        )
         self.shape = (spec.tuning.lines, COLUMNS)
 
     def meet(self) -> None:
@@ -58,11 +80,15 @@ class Block:
         plgpu.barrier_wait(self.sm["met"])
 
     def told(self, work: Callable[[], tuple[Array, ...]], *types: Any) -> tuple[Array, ...]:
-        """Scalars of these types that the first warpgroup works out of what all have stored, told to all.
+        """Scalars of these types that the first warpgroup works out of what all have stored, told
+        to all.
 
-        Only one may: a reduction to a scalar goes through scratch memory that Mosaic shares among the warpgroups.
+        Only one may: a reduction to a scalar goes through scratch memory that Mosaic shares among
+        the warpgroups.
         """
-        boxes = [self.sm["told_f" if t == jnp.float32 else "told_i"].at[i] for i, t in enumerate(types)]
+        boxes = [
+            self.sm["told_f" if t == jnp.float32 else "told_i"].at[i] for i, t in enumerate(types)
+        ]
         self.meet()
 
         @pl.when(self.wg == 0)
@@ -79,36 +105,45 @@ class Block:
         return self.sm[name].at[*at, pl.ds(self.wg * lines, lines)]
 
     def all_of(self, name: str, *at: Any) -> Array:
-        """What all warpgroups have stored there. One array, not one of each: operations are what it takes time to lower."""
+        """What all warpgroups have stored there. One array, not one of each: operations are what it
+        takes time to lower."""
         return self.held(self.sm[name].at[*at][...] if at else self.sm[name][...])
 
     def place(self, groups: int = 1) -> Array:
         """The number of each slot within a warpgroup, or among all `groups`."""
-        line, column = (lax.broadcasted_iota(jnp.int32, (groups * self.shape[0], COLUMNS), i) for i in (0, 1))
+        line, column = (
+            lax.broadcasted_iota(jnp.int32, (groups * self.shape[0], COLUMNS), i) for i in (0, 1)
+        )
         return line * COLUMNS + column
 
     def held(self, x: Array) -> Array:
-        """x, four numbers in a row to a thread. All that it is used with is inferred to be so too, and every layout that is named costs
-        inference a guess: so one array of a computation is."""
+        """x, four numbers in a row to a thread. All that it is used with is inferred to be so too,
+        and every layout that is named costs inference a guess: so one array of a computation is."""
         return plgpu.layout_cast(x, plgpu.Layout.WG_STRIDED(x.shape, vec_size=4))
 
     def full(self, value: float, dtype: Any = jnp.float32, groups: int = 1) -> Array:
         return self.held(jnp.full((groups * self.shape[0], COLUMNS), value, dtype))
 
     def begin(self, step: Array, wg: Array) -> tuple[Array, Array]:
-        """The first token of a chunk, and of its copy: the row's last lines where the chunk reaches beyond them."""
+        """The first token of a chunk, and of its copy: the row's last lines where the chunk reaches
+        beyond them."""
         wanted = (step * self.spec.tuning.groups + wg) * self.spec.size
         return wanted, jnp.minimum(wanted, self.spec.V - self.spec.size)
 
     def stream(self, init: Any, use: Callable[[Array, Array, Any], Any]) -> Any:
-        """Folds `use(step, x, carry)` over this warpgroup's chunks; x is -inf where banned or beyond the row."""
+        """Folds `use(step, x, carry)` over this warpgroup's chunks; x is -inf where banned or
+        beyond the row."""
         spec, stages = self.spec, self.spec.tuning.stages
 
         def copy(step) -> None:  # type: ignore[no-untyped-def]
             at = lax.rem(step, jnp.int32(stages))
             _, begin = self.begin(step, self.wg)
-            source = self.lines.at[self.row, pl.ds(lax.div(begin, jnp.int32(COLUMNS)), spec.tuning.lines)]
-            plgpu.copy_gmem_to_smem(source, self.sm["ring"].at[self.wg, at], self.sm["full"].at[self.wg * stages + at])
+            source = self.lines.at[
+                self.row, pl.ds(lax.div(begin, jnp.int32(COLUMNS)), spec.tuning.lines)
+            ]
+            plgpu.copy_gmem_to_smem(
+                source, self.sm["ring"].at[self.wg, at], self.sm["full"].at[self.wg * stages + at]
+            )
 
         plgpu.commit_smem()  # the last pass has read what the first copies overwrite
         pl.loop(0, min(stages, spec.steps))(copy)
@@ -124,7 +159,10 @@ class Block:
             def hide(i, x):  # type: ignore[no-untyped-def]
                 """Bans, and then what the copy of a last chunk has of the chunk before."""
                 token = self.banned[self.row, jnp.minimum(i, spec.banned - 1)] - begin
-                low, high = jnp.where(i < self.bans, token, 0), jnp.where(i < self.bans, token + 1, wanted - begin)
+                low, high = (
+                    jnp.where(i < self.bans, token, 0),
+                    jnp.where(i < self.bans, token + 1, wanted - begin),
+                )
                 place = self.place()
                 return jnp.where(jnp.logical_and(place >= low, place < high), -jnp.inf, x)
 

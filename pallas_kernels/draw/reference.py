@@ -1,4 +1,5 @@
-"""Draws of tokens in pure JAX. No sort of the vocabulary: thresholds are found by bisection on the floats' integer images."""
+"""Draws of tokens in pure JAX. No sort of the vocabulary: thresholds are found by bisection on the
+floats' integer images."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ def draw(logits_BV: Array, rows: DrawRows, *, filters: bool = True) -> Array:
 
 
 def whole(logits_BV: Array) -> Array:
-    """Whether each row has a finite maximum. NaN is looked for by itself: a maximum may lose it (XLA's on the CPU does in long rows)."""
+    """Whether each row has a finite maximum. NaN is looked for by itself: a maximum may lose it
+    (XLA's on the CPU does in long rows)."""
     return jnp.isfinite(logits_BV.max(axis=-1)) & ~jnp.isnan(logits_BV).any(axis=-1)
 
 
@@ -37,14 +39,19 @@ def without(logits_BV: Array, banned_BK: Array) -> Array:
 
 
 def filtered(scaled_BV: Array, rows: DrawRows) -> Array:
-    """The logits with the tokens that min_p, then top_k, then top_p exclude at minus infinity. Ties at a threshold are kept."""
+    """The logits with the tokens that min_p, then top_k, then top_p exclude at minus infinity. Ties
+    at a threshold are kept."""
     best_B1 = scaled_BV.max(axis=-1, keepdims=True)
-    scaled_BV = jnp.where(scaled_BV - best_B1 >= jnp.log(rows.min_p_B)[:, None], scaled_BV, -jnp.inf)
+    scaled_BV = jnp.where(
+        scaled_BV - best_B1 >= jnp.log(rows.min_p_B)[:, None], scaled_BV, -jnp.inf
+    )
     order_BV = _ordered(scaled_BV)
     wanted_B = jnp.where(rows.top_k_B <= 0, scaled_BV.shape[-1], rows.top_k_B)
     kth_B1 = _largest(order_BV, lambda keep: keep.sum(axis=-1, dtype=jnp.int32) >= wanted_B)
     mass = _mass_of(jnp.where(order_BV >= kth_B1, jnp.exp(scaled_BV - best_B1), 0.0))
-    wanted_mass_B = jnp.where(rows.top_p_B >= 1, jnp.inf, rows.top_p_B * mass(jnp.ones_like(order_BV, bool)))
+    wanted_mass_B = jnp.where(
+        rows.top_p_B >= 1, jnp.inf, rows.top_p_B * mass(jnp.ones_like(order_BV, bool))
+    )
     pth_B1 = _largest(order_BV, lambda keep: mass(keep) >= wanted_mass_B)
     return jnp.where(order_BV >= jnp.maximum(kth_B1, pth_B1), scaled_BV, -jnp.inf)
 
@@ -52,15 +59,17 @@ def filtered(scaled_BV: Array, rows: DrawRows) -> Array:
 def _mass_of(weight_BV: Array) -> Callable[[Array], Array]:
     """A function from a mask to the sum of the weights (0 to 1) under it, `[B]`.
 
-    It adds integers, in two limbs that cannot overflow: how floats are added depends on the batch's shape and the sharding, and
-    the last bit can decide whether a token belongs to top_p.
+    It adds integers, in two limbs that cannot overflow: how floats are added depends on the batch's
+    shape and the sharding, and the last bit can decide whether a token belongs to top_p.
     """
     bits = min(14, 32 - weight_BV.shape[-1].bit_length())
     fixed_BV = jnp.minimum(weight_BV * 2.0 ** (2 * bits), 2.0 ** (2 * bits) - 1).astype(jnp.uint32)
     high_BV, low_BV = fixed_BV >> bits, fixed_BV & ((1 << bits) - 1)
 
     def mass(keep_BV: Array) -> Array:
-        high_B, low_B = (jnp.where(keep_BV, limb, 0).sum(axis=-1, dtype=jnp.uint32) for limb in (high_BV, low_BV))
+        high_B, low_B = (
+            jnp.where(keep_BV, limb, 0).sum(axis=-1, dtype=jnp.uint32) for limb in (high_BV, low_BV)
+        )
         return high_B.astype(jnp.float32) + low_B.astype(jnp.float32) * 2.0**-bits
 
     return mass
@@ -74,7 +83,8 @@ def _ordered(x: Array) -> Array:
 
 
 def _largest(order_BV: Array, enough: Callable[[Array], Array]) -> Array:
-    """Per row the largest t for which `enough(order >= t)`, or 0; `enough` must hold for more tokens if it holds for fewer.
+    """Per row the largest t for which `enough(order >= t)`, or 0; `enough` must hold for more
+    tokens if it holds for fewer.
 
     One bit a pass from the top: 32 passes, whatever the values.
     """
@@ -87,10 +97,11 @@ def _largest(order_BV: Array, enough: Callable[[Array], Array]) -> Array:
 
 
 def gumbel(key_2: Array, size: int) -> Array:
-    """`size` Gumbel variables of one draw. Adding them to logits and taking the largest samples from their softmax.
+    """`size` Gumbel variables of one draw. Adding them to logits and taking the largest samples
+    from their softmax.
 
-    All 32 bits count towards the large values, where the winners are: with the usual 23 bits, the largest of 150,000 variables
-    would fall on a grid coarse enough to bias the draw.
+    All 32 bits count towards the large values, where the winners are: with the usual 23 bits, the
+    largest of 150,000 variables would fall on a grid coarse enough to bias the draw.
     """
     key = jax.random.wrap_key_data(key_2, impl="threefry2x32")
     uniform = (jax.random.bits(key, (size,), jnp.uint32).astype(jnp.float32) + 0.5) * 2.0**-32

@@ -14,7 +14,8 @@ SMALLEST_TEMPERATURE = 1e-5  # below it the most likely token is taken
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class DrawRows:
-    """Options of B rows. Of the tokens not banned, min_p, then top_k, then top_p keep those that may be drawn; ties are kept."""
+    """Options of B rows. Of the tokens not banned, min_p, then top_k, then top_p keep those that
+    may be drawn; ties are kept."""
 
     temperature_B: Array  # float32; 0 = the most likely token
     top_k_B: Array  # int32; 0 or less keeps all

@@ -9,7 +9,8 @@ import numpy as np
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """Shapes of one call: `tokens` rows of x, a weight of `outputs` rows (gate and up), `inputs` columns of both."""
+    """Shapes of one call: `tokens` rows of x, a weight of `outputs` rows (gate and up), `inputs`
+    columns of both."""
 
     name: str
     tokens: int
@@ -29,14 +30,20 @@ CASES = (
 )
 
 # (O, I) of a model's gate and up.
-MODEL_SHAPES = {"Qwen2.5-7B": (37888, 3584), "Llama-3.1-8B": (28672, 4096), "Qwen3-0.6B": (6144, 1024)}
+MODEL_SHAPES = {
+    "Qwen2.5-7B": (37888, 3584),
+    "Llama-3.1-8B": (28672, 4096),
+    "Qwen3-0.6B": (6144, 1024),
+}
 
 
 def inputs(case: Case, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """x and the weight of a case, float32; the sums are of the order of one."""
     rng = np.random.default_rng(seed)
     x = rng.standard_normal((case.tokens, case.inputs)).astype(np.float32)
-    return x, (rng.standard_normal((case.outputs, case.inputs)) / case.inputs**0.5).astype(np.float32)
+    return x, (rng.standard_normal((case.outputs, case.inputs)) / case.inputs**0.5).astype(
+        np.float32
+    )
 
 
 def expected(x: np.ndarray, w: np.ndarray) -> np.ndarray:

@@ -1,9 +1,11 @@
-"""The gated product for NVIDIA Hopper in Pallas Mosaic GPU: a block holds gate and up of the same outputs, and writes their product.
+"""The gated product for NVIDIA Hopper in Pallas Mosaic GPU: a block holds gate and up of the same
+outputs, and writes their product.
 
-A producer warpgroup fills a ring of TMA copies with `[n, 64]` tiles of the weight, half gate and half up, and the same columns of x; other
-warpgroups share the rows of x and multiply on the tensor cores. The weight tile is the operand whose width is any multiple of 8, so that
-there can be as many blocks as fill the card a whole number of times. Two blocks of a cluster may share x: each loads half of its rows and
-sends them to both.
+A producer warpgroup fills a ring of TMA copies with `[n, 64]` tiles of the weight, half gate and
+half up, and the same columns of x; other warpgroups share the rows of x and multiply on the tensor
+cores. The weight tile is the operand whose width is any multiple of 8, so that there can be as many
+blocks as fill the card a whole number of times. Two blocks of a cluster may share x: each loads
+half of its rows and sends them to both.
 """
 
 from __future__ import annotations
@@ -68,30 +70,41 @@ class _Spec(NamedTuple):
 
 
 class _Tile(NamedTuple):
-    """Where a block's tile of y begins. What is computed of rows and columns beyond y's last is not written."""
+    """Where a block's tile of y begins. What is computed of rows and columns beyond y's last is not
+    written."""
 
     row: Array
     column: Array
 
 
 def check(x: Any, w: Any) -> None:
-    """Raise ValueError for what the kernel does not take: bfloat16 or float16, F a multiple of 8, I of 64."""
+    """Raise ValueError for what the kernel does not take: bfloat16 or float16, F a multiple of 8, I
+    of 64."""
     if x.ndim != 2 or w.ndim != 2 or x.shape[1] != w.shape[1] or not x.shape[0]:
-        raise ValueError(f"mosaic_gpu gated_matmul takes x [M, I] and w [O, I], got {x.shape} and {w.shape}")
+        raise ValueError(
+            f"mosaic_gpu gated_matmul takes x [M, I] and w [O, I], got {x.shape} and {w.shape}"
+        )
     if x.dtype not in (jnp.bfloat16, jnp.float16) or w.dtype != x.dtype:
-        raise ValueError(f"mosaic_gpu gated_matmul takes bfloat16 or float16 throughout, got x {x.dtype}, w {w.dtype}")
+        raise ValueError(
+            f"mosaic_gpu gated_matmul takes bfloat16 or float16 throughout, got x {x.dtype}, w {w.dtype}"
+        )
     if w.shape[0] % 16 or w.shape[1] % K or 0 in w.shape:
-        raise ValueError(f"mosaic_gpu gated_matmul takes O a multiple of 16 and I of {K}, got w {w.shape}")
+        raise ValueError(
+            f"mosaic_gpu gated_matmul takes O a multiple of 16 and I of {K}, got w {w.shape}"
+        )
 
 
-def gated_matmul(x_MI: Array, w_OI: Array, *, tuning: Tuning | None = None, interpret: Any = None) -> Array:
+def gated_matmul(
+    x_MI: Array, w_OI: Array, *, tuning: Tuning | None = None, interpret: Any = None
+) -> Array:
     """See `pallas_kernels.gated_matmul`. Raises what `check` raises.
 
     `interpret` is a `plgpu.InterpretGPUParams` for machines without a GPU.
     """
     check(x_MI, w_OI)
     (M, I), O = x_MI.shape, w_OI.shape[0]  # noqa: E741
-    if M > 8 and M % 8:  # rows beyond x read as zeros, but a copy's tiles of eight rows must not be cut
+    # Rows beyond x read as zeros, but a copy's tiles of eight rows must not be cut
+    if M > 8 and M % 8:
         x_MI = jnp.pad(x_MI, ((0, -M % 8), (0, 0)))
     spec = _Spec(x_MI.shape[0], O // 2, I, x_MI.dtype, tuning or tuning_of(M, O, I), interpret)
     return _multiply(spec, x_MI, w_OI)[:M]
@@ -116,7 +129,9 @@ def _multiply(spec: _Spec, x: Array, w: Array) -> Array:
                 run(_Tile(pl.multiple_of(band * tuning.rows, 8), column), done)
                 return done + steps
 
-            return lax.fori_loop(0, lax.div(units - 1 - cluster, jnp.int32(clusters)) + 1, body, jnp.int32(0))
+            return lax.fori_loop(
+                0, lax.div(units - 1 - cluster, jnp.int32(clusters)) + 1, body, jnp.int32(0)
+            )
 
         @pl.when(wg == groups)
         def _producer() -> None:
@@ -131,7 +146,11 @@ def _multiply(spec: _Spec, x: Array, w: Array) -> Array:
         @pl.when(wg < groups)
         def _consumer() -> None:
             plgpu.set_max_registers(REGISTERS[groups], action="increase")
-            each_unit(lambda tile, done: _store(spec, _consume(spec, done, wg, sm), tile, wg, sm["o"].at[wg], o_ref))
+            each_unit(
+                lambda tile, done: _store(
+                    spec, _consume(spec, done, wg, sm), tile, wg, sm["o"].at[wg], o_ref
+                )
+            )
             plgpu.wait_smem_to_gmem(0)
 
     kernel.__name__ = f"gated_matmul_{spec.M}x{2 * spec.F}x{spec.I}"  # for profiles
@@ -143,10 +162,17 @@ def _multiply(spec: _Spec, x: Array, w: Array) -> Array:
         "free": plgpu.Barrier(num_arrivals=groups, num_barriers=tuning.stages),
     }
     if shared:  # a slot is free when both blocks have read the x that each of them sent to both
-        scratch["free"] = plgpu.ClusterBarrier(collective_axes=("rank",), num_arrivals=groups, num_barriers=tuning.stages)
+        scratch["free"] = plgpu.ClusterBarrier(
+            collective_axes=("rank",), num_arrivals=groups, num_barriers=tuning.stages
+        )
     given: dict[str, Any] = {"compiler_params": plgpu.CompilerParams(approx_math=True)}
     given |= {} if spec.interpret is None else {"interpret": spec.interpret}
-    grid = {"grid": (clusters,), "grid_names": ("cluster",), "num_threads": groups + 1, "thread_name": "wg"}
+    grid = {
+        "grid": (clusters,),
+        "grid_names": ("cluster",),
+        "num_threads": groups + 1,
+        "thread_name": "wg",
+    }
     if shared:
         grid |= {"cluster": (tuning.cluster,), "cluster_names": ("rank",)}
     out = jax.ShapeDtypeStruct((spec.M, spec.F), spec.dtype)
@@ -154,17 +180,23 @@ def _multiply(spec: _Spec, x: Array, w: Array) -> Array:
 
 
 def _place(spec: _Spec, unit: Array) -> tuple[Array, Array]:
-    """Column tile, counted in clusters, and band of a unit. A few bands go through the weight together, column by column, so that what is
-    read of both stays in the L2 cache."""
+    """Column tile, counted in clusters, and band of a unit. A few bands go through the weight
+    together, column by column, so that what is read of both stays in the L2 cache."""
     if spec.bands == 1:
-        return unit, lax.axis_index("wg") * 0  # unknown to the compiler, for a slice may end beyond the array
+        # Unknown to the compiler, for a slice may end beyond the array
+        return unit, lax.axis_index("wg") * 0
     together = -(-spec.bands // -(-spec.bands // TOGETHER))
-    group, rest = lax.div(unit, jnp.int32(together * spec.across)), lax.rem(unit, jnp.int32(together * spec.across))
+    group, rest = (
+        lax.div(unit, jnp.int32(together * spec.across)),
+        lax.rem(unit, jnp.int32(together * spec.across)),
+    )
     here = jnp.minimum(jnp.int32(together), spec.bands - group * together)
     return lax.div(rest, here), group * together + lax.rem(rest, here)
 
 
-def _fill(spec: _Spec, x_ref: Any, w_ref: Any, tile: _Tile, done: Array, sm: dict[str, Any]) -> None:
+def _fill(
+    spec: _Spec, x_ref: Any, w_ref: Any, tile: _Tile, done: Array, sm: dict[str, Any]
+) -> None:
     """Fills the ring with one unit's tiles of the weight and of x."""
     stages = spec.tuning.stages
     axes = "rank" if spec.tuning.cluster > 1 else None
@@ -184,7 +216,8 @@ def _fill(spec: _Spec, x_ref: Any, w_ref: Any, tile: _Tile, done: Array, sm: dic
 
 
 def _consume(spec: _Spec, done: Array, wg: Array, sm: dict[str, Any]) -> Array:
-    """One warpgroup's share of y `[height, width]`. A slot is given back one step late, while the next multiplies."""
+    """One warpgroup's share of y `[height, width]`. A slot is given back one step late, while the
+    next multiplies."""
     steps, stages = spec.I // K, jnp.int32(spec.tuning.stages)
 
     def multiply(acc):  # type: ignore[no-untyped-def]
@@ -192,16 +225,21 @@ def _consume(spec: _Spec, done: Array, wg: Array, sm: dict[str, Any]) -> Array:
         def _(t):  # type: ignore[no-untyped-def]
             slot = lax.rem(done + t, stages)
             plgpu.barrier_wait(sm["full"].at[slot])
-            plgpu.wgmma(acc, sm["x"].at[slot, pl.ds(wg * spec.height, spec.height)], sm["w"].at[slot].T)
+            plgpu.wgmma(
+                acc, sm["x"].at[slot, pl.ds(wg * spec.height, spec.height)], sm["w"].at[slot].T
+            )
             plgpu.wgmma_wait(1)
-            pl.when(t > 0)(lambda: plgpu.barrier_arrive(sm["free"].at[lax.rem(done + t - 1, stages)]))
+            pl.when(t > 0)(
+                lambda: plgpu.barrier_arrive(sm["free"].at[lax.rem(done + t - 1, stages)])
+            )
 
         return acc[...]
 
     both = pl.run_scoped(multiply, plgpu.ACC((spec.height, 2 * spec.width), jnp.float32))
     plgpu.barrier_arrive(sm["free"].at[lax.rem(done + steps - 1, stages)])
     gate, up = both[:, : spec.width], both[:, spec.width :]
-    return gate * jnp.exp2(-jnp.log2(1.0 + jnp.exp(-gate))) * up  # a division takes longer than all the rest
+    # A division takes longer than all the rest
+    return gate * jnp.exp2(-jnp.log2(1.0 + jnp.exp(-gate))) * up
 
 
 def _store(spec: _Spec, y: Array, tile: _Tile, wg: Array, o: Any, o_ref: Any) -> None:
@@ -211,7 +249,9 @@ def _store(spec: _Spec, y: Array, tile: _Tile, wg: Array, o: Any, o_ref: Any) ->
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
         o[...] = y[:, c : c + spec.chunk].astype(spec.dtype)
         plgpu.commit_smem()
-        plgpu.copy_smem_to_gmem(o, o_ref.at[rows, pl.ds(pl.multiple_of(tile.column + c, 8), spec.chunk)])
+        plgpu.copy_smem_to_gmem(
+            o, o_ref.at[rows, pl.ds(pl.multiple_of(tile.column + c, 8), spec.chunk)]
+        )
 
 
 jitted = functools.partial(jax.jit, static_argnames=("tuning", "interpret"))(gated_matmul)

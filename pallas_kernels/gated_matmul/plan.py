@@ -1,4 +1,5 @@
-"""Sizes of the Hopper kernel for one product: measured ones from `tuned/`, else chosen by a model of the card."""
+"""Sizes of the Hopper kernel for one product: measured ones from `tuned/`, else chosen by a model
+of the card."""
 
 from __future__ import annotations
 
@@ -11,11 +12,14 @@ from typing import NamedTuple
 PROCESSORS = 132
 SHARED_BYTES = 226 * 1024
 STAGING_BYTES = 16 * 1024  # of shared memory for outputs on their way out
-CLASSES = {64: 1, 128: 2, 192: 3, 256: 2}  # rows of x that a block takes: warpgroups that share them
+# Rows of x that a block takes: warpgroups that share them
+CLASSES = {64: 1, 128: 2, 192: 3, 256: 2}
 K = 64  # columns of one slot of the ring: a row of the 128-byte swizzle
-WIDEST = {64: 256, 128: 256, 192: 192, 256: 160}  # weight rows of a block, by the registers of its warpgroups
+# Weight rows of a block, by the registers of its warpgroups
+WIDEST = {64: 256, 128: 256, 192: 192, 256: 160}
 
-# The model of an H200: bytes a second of its memory, and of one streaming multiprocessor from the L2 cache; operations a second of one.
+# The model of an H200: bytes a second of its memory, and of one streaming multiprocessor from the
+# L2 cache; operations a second of one.
 MEMORY_RATE = 4.3e12
 L2_RATE = 57e9
 FLOP_RATE = 5.6e12
@@ -23,7 +27,8 @@ UNIT_SECONDS = 2e-6  # of a tile's activation and writing, which nothing overlap
 
 
 class Tuning(NamedTuple):
-    """Sizes that change speed alone. One block multiplies `rows` rows of x with `n` rows of the weight: half gate, half up."""
+    """Sizes that change speed alone. One block multiplies `rows` rows of x with `n` rows of the
+    weight: half gate, half up."""
 
     rows: int
     n: int
@@ -42,9 +47,14 @@ def bands(M: int, rows: int) -> int:
 
 
 def chunk_of(height: int, width: int, groups: int, F: int) -> int:
-    """Columns of one staged piece of a `[height, width]` output a warpgroup: the widest divisor of `width` that fits. Mosaic copies it in
-    boxes as wide as the largest power of two up to 64 that divides it, and these must divide the F columns of the whole."""
-    fitting = (c for c in range(8, width + 1, 8) if width % c == 0 and groups * height * c * 2 <= STAGING_BYTES)
+    """Columns of one staged piece of a `[height, width]` output a warpgroup: the widest divisor of
+    `width` that fits. Mosaic copies it in boxes as wide as the largest power of two up to 64 that
+    divides it, and these must divide the F columns of the whole."""
+    fitting = (
+        c
+        for c in range(8, width + 1, 8)
+        if width % c == 0 and groups * height * c * 2 <= STAGING_BYTES
+    )
     return max(c for c in fitting if F % min(64, c & -c) == 0)
 
 
@@ -69,8 +79,11 @@ def tuning_of(M: int, O: int, I: int) -> Tuning:  # noqa: E741
 
 
 def _modelled(M: int, O: int, I: int) -> Tuning:  # noqa: E741
-    """The candidate of least modelled time. At least four slots, so that loads of the next step never wait for a product."""
-    classes = [min((rows for rows in CLASSES if rows >= M), default=256)] if M <= 256 else [128, 192, 256]
+    """The candidate of least modelled time. At least four slots, so that loads of the next step
+    never wait for a product."""
+    classes = (
+        [min((rows for rows in CLASSES if rows >= M), default=256)] if M <= 256 else [128, 192, 256]
+    )
     found = []
     for rows, cluster in itertools.product(classes, (1, 2)):
         for n in range(16, min(WIDEST[rows], O) + 1, 16):
@@ -82,9 +95,14 @@ def _modelled(M: int, O: int, I: int) -> Tuning:  # noqa: E741
 
 
 def _seconds(M: int, O: int, I: int, tuning: Tuning) -> float:  # noqa: E741
-    """Time of the busiest block, or of memory if that is longer; a little for blocks that are tied."""
+    """Time of the busiest block, or of memory if that is longer; a little for blocks that are
+    tied."""
     rows, n, cluster = tuning.rows, tuning.n, tuning.cluster
     waves = -(-(-(-O // (n * cluster)) * bands(M, rows)) // (PROCESSORS // cluster))
     moved, multiplied = 2 * I * (n + rows / cluster), 2 * I * n * rows
     busiest = waves * (max(moved / L2_RATE, multiplied / FLOP_RATE) + UNIT_SECONDS)
-    return max(2 * O * I / MEMORY_RATE, busiest) + 0.1 * busiest + (0.01 * busiest if cluster > 1 else 0.0)
+    return (
+        max(2 * O * I / MEMORY_RATE, busiest)
+        + 0.1 * busiest
+        + (0.01 * busiest if cluster > 1 else 0.0)
+    )

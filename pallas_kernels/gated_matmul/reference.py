@@ -1,4 +1,5 @@
-"""The gated product as XLA computes it: the oracle, and the back end that takes every shape and dtype."""
+"""The gated product as XLA computes it: the oracle, and the back end that takes every shape and
+dtype."""
 
 from __future__ import annotations
 

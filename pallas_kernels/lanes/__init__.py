@@ -1,10 +1,13 @@
-"""What the 128 lanes of a warpgroup do, written once: a lane program is a function of a machine, whose methods are instructions.
+"""What the 128 lanes of a warpgroup do, written once: a lane program is a function of a machine,
+whose methods are instructions.
 
-`Ptx` writes the program down as assembly for NVIDIA GPUs of compute capability 8.9 and later; `Emulated` runs it in JAX, lane by lane, for
-the interpreter, which knows no assembly. A value is a 32-bit register: its name, or an array `[128]` of every lane's. Lane
-32·warp + 4·g + c is the one that fragments of matrices call (g, c).
+`Ptx` writes the program down as assembly for NVIDIA GPUs of compute capability 8.9 and later;
+`Emulated` runs it in JAX, lane by lane, for the interpreter, which knows no assembly. A value is a
+32-bit register: its name, or an array `[128]` of every lane's. Lane 32·warp + 4·g + c is the one
+that fragments of matrices call (g, c).
 
-Tiles of bytes in shared memory are `[rows, width]` in pieces of 8 rows x up to 128 bytes, swizzled, as the copy engine leaves them.
+Tiles of bytes in shared memory are `[rows, width]` in pieces of 8 rows x up to 128 bytes, swizzled,
+as the copy engine leaves them.
 """
 
 from pallas_kernels.lanes.emulated import Emulated as Emulated

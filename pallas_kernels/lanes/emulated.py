@@ -11,7 +11,8 @@ from pallas_kernels.lanes.machine import HALF_LIMIT, LANES
 
 
 class Emulated:
-    """Runs a program in JAX. Tiles are arrays of bytes, other arrays are what they are; `stored` collects what is stored."""
+    """Runs a program in JAX. Tiles are arrays of bytes, other arrays are what they are; `stored`
+    collects what is stored."""
 
     def __init__(self) -> None:
         lane = jnp.arange(LANES, dtype=jnp.int32)
@@ -74,7 +75,9 @@ class Emulated:
         return joined(jnp.stack([given[:, selector >> (4 * i) & 7] for i in range(4)], axis=1))
 
     def floats(self, a: Array, dtype: str) -> tuple[Array, Array]:
-        numbers = lax.bitcast_convert_type(bits_of(a, jnp.uint8), jnp.dtype(dtype)).astype(jnp.float16)
+        numbers = lax.bitcast_convert_type(bits_of(a, jnp.uint8), jnp.dtype(dtype)).astype(
+            jnp.float16
+        )
         return joined(numbers[:, :2]), joined(numbers[:, 2:])
 
     def pair(self, low: Array, high: Array, dtype: str = "float16") -> Array:
@@ -104,14 +107,18 @@ class Emulated:
         return [x + y for x, y in zip(acc, parts, strict=True)]
 
     def offset(self, width: int, row: Array, sub: Any, chunk: Any, piece: int = 0) -> Array:
-        return row * width + piece * min(width, 128) + chunk * 16 + sub  # rows one after the other: nothing is swizzled here
+        # Rows one after the other: nothing is swizzled here
+        return row * width + piece * min(width, 128) + chunk * 16 + sub
 
     def load(self, tile: tuple[Array, int], offset: Array, down: int = 0) -> Array:
         given, width = tile
-        offset = lax.bitcast_convert_type(offset, jnp.int32)  # registers that were kept come as floats
+        # Registers that were kept come as floats
+        offset = lax.bitcast_convert_type(offset, jnp.int32)
         return joined(given.reshape(-1)[offset[:, None] + 8 * down * width + jnp.arange(4)])
 
-    def store(self, tile: tuple[Any, int], offset: Array, values: list[Array], dtype: str, down: int = 0) -> None:
+    def store(
+        self, tile: tuple[Any, int], offset: Array, values: list[Array], dtype: str, down: int = 0
+    ) -> None:
         _, width = tile
         self.stored.append((offset // width + 8 * down, offset % width // 2, values))
 

@@ -12,7 +12,8 @@ _PAIR = {"float16": "f16x2", "bfloat16": "bf16x2"}
 
 
 class Ptx:
-    """Writes a program down. Inputs are named when it begins; `text` gives the assembly with the outputs moved to where LLVM wants them."""
+    """Writes a program down. Inputs are named when it begins; `text` gives the assembly with the
+    outputs moved to where LLVM wants them."""
 
     def __init__(self, inputs: int, outputs: int):
         self._lines: list[str] = []
@@ -27,7 +28,11 @@ class Ptx:
     def text(self, outputs: list[str]) -> str:
         assert len(outputs) == self._outputs
         moves = [f"mov.b32 ${i}, {name};" for i, name in enumerate(outputs)]
-        registers = [f".reg .b32 r<{self._count + 1}>;", f".reg .b16 h<{2 * self._count + 2}>;", f".reg .pred p<{self._count + 1}>;"]
+        registers = [
+            f".reg .b32 r<{self._count + 1}>;",
+            f".reg .b16 h<{2 * self._count + 2}>;",
+            f".reg .pred p<{self._count + 1}>;",
+        ]
         return "\n".join(["{", *registers, *self._lines, *moves, "}"])
 
     def _name(self) -> int:
@@ -101,14 +106,17 @@ class Ptx:
         return self._make("shfl.sync.bfly.b32", a, mask, 31, "0xffffffff")
 
     def bytes_of(self, a: Any, b: Any, selector: int) -> str:
-        """Four bytes of two registers, each named by 4 bits: 0 to 3 of `a`, 4 to 7 of `b`, the lowest first."""
+        """Four bytes of two registers, each named by 4 bits: 0 to 3 of `a`, 4 to 7 of `b`, the
+        lowest first."""
         return self._make("prmt.b32", a, b, f"0x{selector:x}")
 
     def floats(self, a: Any, dtype: str) -> tuple[str, str]:
         """Four 8-bit floats as two pairs of float16."""
         name = self._name()
         self._lines.append(f"mov.b32 {{h{2 * name}, h{2 * name + 1}}}, {a};")
-        low, high = (self._make(f"cvt.rn.f16x2.{_CVT[dtype]}", f"h{2 * name + i}") for i in range(2))
+        low, high = (
+            self._make(f"cvt.rn.f16x2.{_CVT[dtype]}", f"h{2 * name + i}") for i in range(2)
+        )
         return low, high
 
     def pair(self, low: Any, high: Any, dtype: str = "float16") -> str:
@@ -119,14 +127,17 @@ class Ptx:
         """A pair of float16 as two floats."""
         name = self._name()
         self._lines.append(f"mov.b32 {{h{2 * name}, h{2 * name + 1}}}, {a};")
-        return self._make("cvt.f32.f16", f"h{2 * name}"), self._make("cvt.f32.f16", f"h{2 * name + 1}")
+        return self._make("cvt.f32.f16", f"h{2 * name}"), self._make(
+            "cvt.f32.f16", f"h{2 * name + 1}"
+        )
 
     def wide(self, a: Any) -> tuple[str, str]:
         """A pair of bfloat16 as two floats."""
         return self._make("shl.b32", a, 16), self._make("and.b32", a, "0xffff0000")
 
     def transpose(self, a: Any) -> str:
-        """The 8 x 8 matrix of 16-bit numbers whose row g, columns 2c and 2c + 1 lane (g, c) holds, transposed."""
+        """The 8 x 8 matrix of 16-bit numbers whose row g, columns 2c and 2c + 1 lane (g, c) holds,
+        transposed."""
         return self._make("movmatrix.sync.aligned.m8n8.trans.b16", a)
 
     def multiply(self, acc: list[str], a: list[str], b: list[str]) -> list[str]:
@@ -137,26 +148,36 @@ class Ptx:
         return out
 
     def offset(self, width: int, row: Any, sub: Any, chunk: Any, piece: int = 0) -> str:
-        """Where in a tile of rows of `width` bytes, swizzled, byte `sub` of a 16-byte chunk of a row lies. Chunks count within the
-        `piece`-th piece of the row."""
+        """Where in a tile of rows of `width` bytes, swizzled, byte `sub` of a 16-byte chunk of a
+        row lies. Chunks count within the `piece`-th piece of the row."""
         wide = min(width, 128)
         within = self._make("mul.lo.s32", self._make("and.b32", row, 7), wide)
         flip = self._make("and.b32", self._make("shr.u32", within, 3), wide - 16)
-        moved = self._make("xor.b32", flip, 16 * chunk if isinstance(chunk, int) else self._make("shl.b32", chunk, 4))
+        moved = self._make(
+            "xor.b32",
+            flip,
+            16 * chunk if isinstance(chunk, int) else self._make("shl.b32", chunk, 4),
+        )
         start = self._make("mad.lo.s32", self._make("shr.u32", row, 3), 8 * width, within)
         return self.add(self.add(start, self.add(moved, sub)), 8 * wide * piece)
 
     def load(self, tile: tuple[str, int], offset: Any, down: int = 0) -> str:
-        """The 4 bytes at an offset of a tile (address, bytes of a row), or of the row that is 8 · `down` below."""
+        """The 4 bytes at an offset of a tile (address, bytes of a row), or of the row that is 8 ·
+        `down` below."""
         return self._make("ld.shared.b32", f"[{self.add(tile[0], offset)}+{8 * down * tile[1]}]")
 
-    def store(self, tile: tuple[str, int], offset: Any, values: list[str], dtype: str, down: int = 0) -> None:
+    def store(
+        self, tile: tuple[str, int], offset: Any, values: list[str], dtype: str, down: int = 0
+    ) -> None:
         """Four floats as 16-bit numbers, to the 8 bytes at an offset."""
         words = ", ".join(self.pair(values[i], values[i + 1], dtype) for i in (0, 2))
-        self._lines.append(f"st.shared.v2.b32 [{self.add(tile[0], offset)}+{8 * down * tile[1]}], {{{words}}};")
+        self._lines.append(
+            f"st.shared.v2.b32 [{self.add(tile[0], offset)}+{8 * down * tile[1]}], {{{words}}};"
+        )
 
     def scale(self, scales: tuple[str, int], side: int, token: Any, after: int = 0) -> str:
-        """The bfloat16 at `[side, token + after]` of a plain array (address, row length) as a float."""
+        """The bfloat16 at `[side, token + after]` of a plain array (address, row length) as a
+        float."""
         address, width = scales
         at, name = self._make("mad.lo.s32", token, 2, address), self._name()
         self._lines.append(f"ld.shared.b16 h{2 * name}, [{at}+{2 * (side * width + after)}];")
@@ -164,7 +185,8 @@ class Ptx:
         return f"r{name}"
 
     def queries(self, rows: tuple[str, int], row: Any, column: Any) -> list[str]:
-        """Four 16-bit numbers from `column` on of a row of a plain array (address, row length), as two registers."""
+        """Four 16-bit numbers from `column` on of a row of a plain array (address, row length), as
+        two registers."""
         address, width = rows
         at = self._make("mad.lo.s32", column, 2, self._make("mad.lo.s32", row, 2 * width, address))
         out = [f"r{self._name()}" for _ in range(2)]

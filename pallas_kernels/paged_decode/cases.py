@@ -12,7 +12,8 @@ from pallas_kernels.layout import Pages, dense_attention, in_pages
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """Shapes and contents of one call. `lengths` has one entry a row, 0 = not in use; `spare` widens the page table."""
+    """Shapes and contents of one call. `lengths` has one entry a row, 0 = not in use; `spare`
+    widens the page table."""
 
     name: str
     lengths: tuple[int, ...]
@@ -30,7 +31,12 @@ class Case:
     def options(self) -> dict[str, Any]:
         """The keyword arguments of the op."""
         sinks = np.linspace(-2.0, 4.0, self.heads, dtype=np.float32) if self.sinks else None
-        return {"scale": self.head_dim**-0.5, "window": self.window, "softcap": self.softcap, "sinks": sinks}
+        return {
+            "scale": self.head_dim**-0.5,
+            "window": self.window,
+            "softcap": self.softcap,
+            "sinks": sinks,
+        }
 
 
 @dataclass(frozen=True)
@@ -57,7 +63,9 @@ CASES = (
     Case(name="one long row among short ones", lengths=(3, 900, 2, 1)),
     Case(name="MHA", lengths=(9, 50), heads=4, kv_heads=4),
     Case(name="MQA", lengths=(9, 50), heads=8, kv_heads=1),
-    Case(name="groups of seven", lengths=(65, 130), heads=14, kv_heads=2, head_dim=128, page_size=64),
+    Case(
+        name="groups of seven", lengths=(65, 130), heads=14, kv_heads=2, head_dim=128, page_size=64
+    ),
     Case(name="pages of 64", lengths=(64, 1, 63, 65, 190), page_size=64, head_dim=128),
     Case(name="pages of 128", lengths=(128, 300), page_size=128),
     Case(name="pages of 256, larger than a tile", lengths=(1, 256, 300), page_size=256),
@@ -68,12 +76,23 @@ CASES = (
     Case(name="window", lengths=(1, 31, 32, 33, 300), window=32),
     Case(name="window of one", lengths=(1, 40), window=1),
     Case(name="window wider than anything", lengths=(10, 60), window=4096),
-    Case(name="window with pages of 64", lengths=(500, 0, 64), window=100, page_size=64, head_dim=128),
+    Case(
+        name="window with pages of 64", lengths=(500, 0, 64), window=100, page_size=64, head_dim=128
+    ),
     Case(name="softcap", lengths=(12, 140), softcap=2.0),
     Case(name="softcap and window", lengths=(12, 140), softcap=5.0, window=20),
     Case(name="sinks", lengths=(1, 0, 12, 300), heads=6, sinks=True),
-    Case(name="sinks, window and softcap", lengths=(12, 0, 140), softcap=5.0, window=20, sinks=True),
-    Case(name="sinks, groups of seven, pages of 64", lengths=(65, 3, 0, 500), heads=14, head_dim=128, page_size=64, sinks=True),
+    Case(
+        name="sinks, window and softcap", lengths=(12, 0, 140), softcap=5.0, window=20, sinks=True
+    ),
+    Case(
+        name="sinks, groups of seven, pages of 64",
+        lengths=(65, 3, 0, 500),
+        heads=14,
+        head_dim=128,
+        page_size=64,
+        sinks=True,
+    ),
     Case(name="infinite poison", lengths=(0, 12, 140), poison=float("inf")),
     Case(name="a table without spare entries", lengths=(48, 17), spare=0),
 )
@@ -82,9 +101,19 @@ CASES = (
 def inputs(case: Case, seed: int = 0) -> Inputs:
     """The arguments of a case, with the output computed the long way in float64."""
     rng = np.random.default_rng(seed)
-    sequences = [rng.standard_normal((2, n, case.kv_heads, case.head_dim)).astype(np.float32) for n in case.lengths]
+    sequences = [
+        rng.standard_normal((2, n, case.kv_heads, case.head_dim)).astype(np.float32)
+        for n in case.lengths
+    ]
     q = rng.standard_normal((len(case.lengths), case.heads, case.head_dim)).astype(np.float32)
-    pages = in_pages([s[0] for s in sequences], [s[1] for s in sequences], case.page_size, case.spare, case.poison, seed)
+    pages = in_pages(
+        [s[0] for s in sequences],
+        [s[1] for s in sequences],
+        case.page_size,
+        case.spare,
+        case.poison,
+        seed,
+    )
     expected = np.zeros(q.shape)
     for row, (k, v) in enumerate(sequences):
         if len(k):

@@ -1,8 +1,11 @@
-"""Paged decode by clusters: the thread blocks of a cluster share a row's tiles and merge through distributed shared memory.
+"""Paged decode by clusters: the thread blocks of a cluster share a row's tiles and merge through
+distributed shared memory.
 
-As `mosaic_kernel`, with clusters for lanes: the line of all tiles is cut into equal shares, one a cluster, and of a row's tiles in a share
-the block with rank i takes every `cluster`-th from i on. At the end of a row the blocks meet, and each merges some of the queries' columns.
-Only what crosses the cuts between clusters goes through device memory and flags, one a block: rank i merges what ranks i left there.
+As `mosaic_kernel`, with clusters for lanes: the line of all tiles is cut into equal shares, one a
+cluster, and of a row's tiles in a share the block with rank i takes every `cluster`-th from i on.
+At the end of a row the blocks meet, and each merges some of the queries' columns. Only what crosses
+the cuts between clusters goes through device memory and flags, one a block: rank i merges what
+ranks i left there.
 """
 
 from __future__ import annotations
@@ -18,18 +21,39 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from pallas_kernels.mosaic_gpu import PageTable
 from pallas_kernels.paged_decode.mosaic_flags import await_flag, raise_flag
 from pallas_kernels.paged_decode.mosaic_flash import ROWS, TILE, Carry, Spec, start
-from pallas_kernels.paged_decode.mosaic_kernel import copy_queries, copy_tile, fold_tile, pages_of, step_over
-from pallas_kernels.paged_decode.mosaic_peers import PAD, Unit, fence_cluster, keep_columns, keep_group, merge_peers, store_zeros
+from pallas_kernels.paged_decode.mosaic_kernel import (
+    copy_queries,
+    copy_tile,
+    fold_tile,
+    pages_of,
+    step_over,
+)
+from pallas_kernels.paged_decode.mosaic_peers import (
+    PAD,
+    Unit,
+    fence_cluster,
+    keep_columns,
+    keep_group,
+    merge_peers,
+    store_zeros,
+)
 from pallas_kernels.paged_decode.mosaic_swapped import fold_swapped, scores_swapped, start_swapped
 from pallas_kernels.paged_decode.plan import LANE_FIELDS, ROW_FIELDS, DecodePlan
 
 
 def attend_clusters(
-    spec: Spec, q: Array, pools: tuple[Array, ...], rows: tuple[Array, ...], plan: DecodePlan, sinks: Array | None
+    spec: Spec,
+    q: Array,
+    pools: tuple[Array, ...],
+    rows: tuple[Array, ...],
+    plan: DecodePlan,
+    sinks: Array | None,
 ) -> Array:
-    """Runs every cluster's share and returns `o_BNH`. Arguments as of `mosaic_kernel.attend`, pages of 16 bits.
+    """Runs every cluster's share and returns `o_BNH`. Arguments as of `mosaic_kernel.attend`, pages
+    of 16 bits.
 
-    The interpreter has neither flags nor shared memory of neighbours: there every block leaves its parts and they are merged outside.
+    The interpreter has neither flags nor shared memory of neighbours: there every block leaves its
+    parts and they are merged outside.
     """
     given = (q, *pools, *rows, plan.rows_B4, plan.lanes_LF, *(() if sinks is None else (sinks,)))
     if spec.interpret is None:
@@ -38,30 +62,59 @@ def attend_clusters(
 
 
 def _launch(spec: Spec, lanes: int, given: tuple[Array, ...]) -> tuple[Array, ...]:
-    H, G, group, stages, queries, cluster = spec.H, spec.G, spec.group, spec.tuning.stages, spec.tuning.queries, spec.tuning.cluster
+    H, G, group, stages, queries, cluster = (
+        spec.H,
+        spec.G,
+        spec.group,
+        spec.tuning.stages,
+        spec.tuning.queries,
+        spec.tuning.cluster,
+    )
     merged, swapped = spec.interpret is None, spec.tuning.swapped
 
-    def decode_cluster(q_ref, k_ref, v_ref, table_ref, page_ref, lengths_ref, rows_ref, lanes_ref, *rest, **sm):  # type: ignore[no-untyped-def]
+    def decode_cluster(
+        q_ref, k_ref, v_ref, table_ref, page_ref, lengths_ref, rows_ref, lanes_ref, *rest, **sm
+    ):  # type: ignore[no-untyped-def]
         *sinks_ref, o_ref, parts_o, parts_lse = rest
         rank = lax.axis_index("rank") if cluster > 1 else jnp.int32(0)
-        # An owner waits for its followers, which have higher lanes: these come first in the grid, so where clusters start in its order
-        # nobody waits for one that has not started. `lanes_of` does not count on that: all that may wait fit on the chip at once.
-        lane, h, wg = lanes - 1 - lax.axis_index("lane"), lax.axis_index("head"), lax.axis_index("wg")
-        low, high, r0, r1, *first_row, home, followers = (lanes_ref[lane, i] for i in range(LANE_FIELDS))
+        # An owner waits for its followers, which have higher lanes: these come first in the grid,
+        # so where clusters start in its order nobody waits for one that has not started. `lanes_of`
+        # does not count on that: all that may wait fit on the chip at once.
+        lane, h, wg = (
+            lanes - 1 - lax.axis_index("lane"),
+            lax.axis_index("head"),
+            lax.axis_index("wg"),
+        )
+        low, high, r0, r1, *first_row, home, followers = (
+            lanes_ref[lane, i] for i in range(LANE_FIELDS)
+        )
 
         def each_row(step):  # type: ignore[no-untyped-def]
-            """`step(row, fields, mine, tiles before, rows before with tiles of this block, rows before)` over the share's live rows.
+            """`step(row, fields, mine, tiles before, rows before with tiles of this block, rows
+            before)` over the share's live rows.
 
-            Returns the sums of the last three. The next row's fields are read while this one is worked on.
+            Returns the sums of the last three. The next row's fields are read while this one is
+            worked on.
             """
 
             def advance(r, carry):  # type: ignore[no-untyped-def]
                 following = [rows_ref[jnp.minimum(r + 1, spec.B - 1), i] for i in range(ROW_FIELDS)]
                 first, last, length, zero, tiles, busy, live = carry
                 begin, end = jnp.maximum(low, first), jnp.minimum(high, last)
-                mine = lax.div(jnp.maximum(end - begin - rank + (cluster - 1), 0), jnp.int32(cluster))
-                pl.when(end > begin)(lambda: step(r, (first, last, length, zero, begin + rank), mine, tiles, busy, live))
-                return *following, tiles + mine, busy + (mine > 0).astype(jnp.int32), live + (end > begin).astype(jnp.int32)
+                mine = lax.div(
+                    jnp.maximum(end - begin - rank + (cluster - 1), 0), jnp.int32(cluster)
+                )
+                pl.when(end > begin)(
+                    lambda: step(
+                        r, (first, last, length, zero, begin + rank), mine, tiles, busy, live
+                    )
+                )
+                return (
+                    *following,
+                    tiles + mine,
+                    busy + (mine > 0).astype(jnp.int32),
+                    live + (end > begin).astype(jnp.int32),
+                )
 
             return lax.fori_loop(r0, r1, advance, (*first_row, *[jnp.int32(0)] * 3))[-3:]
 
@@ -77,7 +130,8 @@ def _launch(spec: Spec, lanes: int, given: tuple[Array, ...]) -> tuple[Array, ..
                 @pl.loop(0, mine)
                 def _tile(i):  # type: ignore[no-untyped-def]
                     first = (begin + i * cluster - zero) * TILE
-                    pages = pages_of(spec, table, r, first, last_page)  # before the wait, so that they come during it
+                    # Before the wait, so that they come during it
+                    pages = pages_of(spec, table, r, first, last_page)
                     at = lax.rem(tiles + i, jnp.int32(stages))
                     with jax.named_scope("wait for a slot"):
                         pl.when(tiles + i >= stages)(lambda: plgpu.barrier_wait(sm["free"].at[at]))
@@ -116,18 +170,33 @@ def _launch(spec: Spec, lanes: int, given: tuple[Array, ...]) -> tuple[Array, ..
                 def step(i, carry):  # type: ignore[no-untyped-def]
                     at = lax.rem(tiles + i, jnp.int32(stages))
                     fold = _fold_swapped if swapped else fold_tile
-                    return fold(spec, sm, slot, at, (begin + i * cluster - zero) * TILE, length, carry)
+                    return fold(
+                        spec, sm, slot, at, (begin + i * cluster - zero) * TILE, length, carry
+                    )
 
                 pl.when(mine > 0)(lambda: plgpu.barrier_wait(sm["q_full"].at[slot]))
                 begins = jnp.logical_and(ours, rank == 0)
-                before = start_swapped(spec, sinks_G, own, begins) if swapped else start(H, sinks_G, own, begins)
+                before = (
+                    start_swapped(spec, sinks_G, own, begins)
+                    if swapped
+                    else start(H, sinks_G, own, begins)
+                )
                 acc, top, total = lax.fori_loop(0, mine, step, before)
                 total = total.sum(axis=0) if swapped else total
                 pl.when(mine > 0)(lambda: plgpu.barrier_arrive(sm["q_free"].at[slot]))
                 if not merged:
-                    _leave(spec, sm, (acc, top, total), [ref.at[r, h, lane * cluster + rank] for ref in (o_ref, parts_o, parts_lse)])
+                    _leave(
+                        spec,
+                        sm,
+                        (acc, top, total),
+                        [
+                            ref.at[r, h, lane * cluster + rank]
+                            for ref in (o_ref, parts_o, parts_lse)
+                        ],
+                    )
                     return
-                at = lax.rem(live, jnp.int32(2))  # who meets here has merged the row before the last
+                # Who meets here has merged the row before the last
+                at = lax.rem(live, jnp.int32(2))
                 with jax.named_scope("keep"):
                     (keep_columns if swapped else keep_group)(acc, sm["o"], at)
                     sm["top"].at[at, pl.ds(0, top.shape[0])][...] = top
@@ -140,7 +209,14 @@ def _launch(spec: Spec, lanes: int, given: tuple[Array, ...]) -> tuple[Array, ..
                     pl.when(waits > 0)(lambda: await_flag(lanes_ref.at[lane, flag], waits))
                 parts = parts_o.at[h, lane, 0, 0], parts_lse.at[h, lane, 0]
                 with jax.named_scope("merge"):
-                    merge_peers(unit, (sm["o"], sm["top"], sm["total"]), o_ref.at[r, h * G, 0], parts, ours, waits)
+                    merge_peers(
+                        unit,
+                        (sm["o"], sm["top"], sm["total"]),
+                        o_ref.at[r, h * G, 0],
+                        parts,
+                        ours,
+                        waits,
+                    )
                 pl.when(jnp.logical_not(ours))(lambda: raise_flag(lanes_ref.at[home, flag]))
 
             def meet() -> None:
@@ -151,7 +227,13 @@ def _launch(spec: Spec, lanes: int, given: tuple[Array, ...]) -> tuple[Array, ..
                     fence_cluster()
 
             each_row(row)
-            _zero_dead_rows(spec, lane * cluster + rank, lanes * cluster, lengths_ref, lambda r: o_ref.at[r, h * G, 0])
+            _zero_dead_rows(
+                spec,
+                lane * cluster + rank,
+                lanes * cluster,
+                lengths_ref,
+                lambda r: o_ref.at[r, h * G, 0],
+            )
             if merged and cluster > 1:
                 meet()  # nobody leaves while others read its part
 
@@ -167,27 +249,54 @@ def _launch(spec: Spec, lanes: int, given: tuple[Array, ...]) -> tuple[Array, ..
         "k_full": plgpu.Barrier(num_arrivals=spec.copies, num_barriers=stages),
         "v_full": plgpu.Barrier(num_arrivals=spec.copies, num_barriers=stages),
         "free": plgpu.Barrier(num_barriers=stages),
-        "met": plgpu.ClusterBarrier(collective_axes=("rank",)) if merged and cluster > 1 else plgpu.Barrier(),
+        "met": plgpu.ClusterBarrier(collective_axes=("rank",))
+        if merged and cluster > 1
+        else plgpu.Barrier(),
     }
-    grid: dict[str, Any] = {"grid": (lanes, spec.K), "grid_names": ("lane", "head"), "num_threads": 2, "thread_name": "wg"}
+    grid: dict[str, Any] = {
+        "grid": (lanes, spec.K),
+        "grid_names": ("lane", "head"),
+        "num_threads": 2,
+        "thread_name": "wg",
+    }
     if merged:
-        shapes = [((spec.B, spec.K * G, H), spec.dtype), ((spec.K, lanes, group, H), jnp.float32), ((spec.K, lanes, group), jnp.float32)]
+        shapes = [
+            ((spec.B, spec.K * G, H), spec.dtype),
+            ((spec.K, lanes, group, H), jnp.float32),
+            ((spec.K, lanes, group), jnp.float32),
+        ]
         clusters = {"cluster": (cluster,), "cluster_names": ("rank",)} if cluster > 1 else {}
     else:
         blocks = (spec.B, spec.K, lanes * cluster)
         kept = (H, group) if swapped else (ROWS, H)
-        shapes = [((*blocks, *kept), jnp.float32), *[((*blocks, group if swapped else ROWS), jnp.float32)] * 2]
-        scratch |= {"p": plgpu.SMEM((ROWS, TILE), spec.dtype, transforms=spec.tiled), "acc": plgpu.SMEM((ROWS, H), jnp.float32)}
+        shapes = [
+            ((*blocks, *kept), jnp.float32),
+            *[((*blocks, group if swapped else ROWS), jnp.float32)] * 2,
+        ]
+        scratch |= {
+            "p": plgpu.SMEM((ROWS, TILE), spec.dtype, transforms=spec.tiled),
+            "acc": plgpu.SMEM((ROWS, H), jnp.float32),
+        }
         grid |= {"grid": (lanes, spec.K, cluster), "grid_names": ("lane", "head", "rank")}
         clusters = {}
     if swapped:
         scratch["p"] = plgpu.SMEM((group, TILE), spec.dtype, transforms=spec.tiled)
         scratch["acc"] = plgpu.SMEM((H, group), jnp.float32)
     out = tuple(jax.ShapeDtypeStruct(*shape) for shape in shapes)
-    return plgpu.kernel(decode_cluster, out_type=out, scratch_types=scratch, **grid, **clusters, **spec.options)(*given)
+    return plgpu.kernel(
+        decode_cluster, out_type=out, scratch_types=scratch, **grid, **clusters, **spec.options
+    )(*given)
 
 
-def _fold_swapped(spec: Spec, sm: dict[str, Any], slot: Array, at: Array, first: Array, length: Array, carry: Carry) -> Carry:
+def _fold_swapped(
+    spec: Spec,
+    sm: dict[str, Any],
+    slot: Array,
+    at: Array,
+    first: Array,
+    length: Array,
+    carry: Carry,
+) -> Carry:
     """As `mosaic_kernel`'s step over a tile, with keys for rows."""
     keys, values = sm["k"].at[at], sm["v"].at[at]
     return step_over(
@@ -222,7 +331,8 @@ def _zero_dead_rows(spec: Spec, block: Array, blocks: int, lengths_ref: Any, pla
 
 
 def _merge(spec: Spec, plan: DecodePlan, acc: Array, top: Array, total: Array) -> Array:
-    """Merges parts `[B, K, blocks, ROWS, H]` with their maxima and sums `[B, K, blocks, ROWS]` outside of a kernel."""
+    """Merges parts `[B, K, blocks, ROWS, H]` with their maxima and sums `[B, K, blocks, ROWS]`
+    outside of a kernel."""
     cluster = spec.tuning.cluster
     if spec.tuning.swapped:
         acc = jnp.swapaxes(acc, 3, 4)

@@ -15,7 +15,8 @@ TILE = 64  # tokens of one K or V slot of the ring; parts come as tiles too, so 
 LOG2E = math.log2(math.e)
 NEVER = -1e30  # running maximum before any key: finite, so that exp2(-inf - it) is 0 and not NaN
 
-type Carry = tuple[Array, Array, Array]  # weighted values [ROWS, H], running maximum [ROWS] in the log2 domain, sum of weights [ROWS]
+# Weighted values [ROWS, H], running maximum [ROWS] in the log2 domain, sum of weights [ROWS]
+type Carry = tuple[Array, Array, Array]
 
 
 class Tuning(NamedTuple):
@@ -25,9 +26,13 @@ class Tuning(NamedTuple):
     queries: int = 2  # query buffers
     blocks: int = 132
     min_tiles: int = 2  # smallest share of one block
-    cluster: int = 0  # blocks that share a row and merge through distributed shared memory; 0: equal shares of all rows, merged by flags
+    # Blocks that share a row and merge through distributed shared memory; 0: equal shares of all
+    # rows, merged by flags
+    cluster: int = 0
     swapped: bool = False  # keys for rows of the products, not queries; with clusters alone
-    consumers: int = 1  # warpgroups that take a block's tiles in turn; 2 over 8-bit pages alone, with an even number of stages
+    # Warpgroups that take a block's tiles in turn; 2 over 8-bit pages alone, with an even number of
+    # stages
+    consumers: int = 1
 
 
 class Spec(NamedTuple):
@@ -57,7 +62,8 @@ class Spec(NamedTuple):
         return plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128)
 
     def first_query(self, b: Array, h: Array) -> tuple[Array, Array]:
-        """First of the `group` rows of q `[B * N, H]` that a block reads, and where among them its own G begin (0 but at the end)."""
+        """First of the `group` rows of q `[B * N, H]` that a block reads, and where among them its
+        own G begin (0 but at the end)."""
         own = (b * self.K + h) * self.G
         first = jnp.minimum(own, max(self.B * self.K * self.G - self.group, 0))
         return first, own - first
@@ -81,7 +87,8 @@ class Spec(NamedTuple):
 def start(H: int, sinks: list[Array] | None, own: Array, begins: Array) -> Carry:
     """Accumulator, running maximum (log2 domain) and running sum before any tile.
 
-    The lane that `begins` a row counts the sinks of its queries, rows `own` and on of the tile; a sink is a key with no value.
+    The lane that `begins` a row counts the sinks of its queries, rows `own` and on of the tile; a
+    sink is a key with no value.
     """
     acc = plgpu.layout_cast(jnp.full((ROWS, H), 0.0, jnp.float32), plgpu.Layout.WGMMA)
     row = plgpu.Layout.WGMMA.reduce(1)
@@ -92,12 +99,16 @@ def start(H: int, sinks: list[Array] | None, own: Array, begins: Array) -> Carry
     query = plgpu.broadcasted_iota(jnp.int32, (ROWS,), 0, layout=row) - own
     for i, sink in enumerate(sinks):
         here = jnp.logical_and(query == i, begins)
-        top, total = jnp.where(here, jnp.maximum(sink * LOG2E, NEVER), top), jnp.where(here, 1.0, total)
+        top, total = (
+            jnp.where(here, jnp.maximum(sink * LOG2E, NEVER), top),
+            jnp.where(here, 1.0, total),
+        )
     return acc, top, total
 
 
 def scores_of(spec: Spec, q: Any, k: Any, first: Array, length: Array) -> Array:
-    """q·Kᵀ in the log2 domain, soft-capped, -inf where unseen; float32 `[ROWS, tile]`. The tile's first token is at position `first`."""
+    """q·Kᵀ in the log2 domain, soft-capped, -inf where unseen; float32 `[ROWS, tile]`. The tile's
+    first token is at position `first`."""
 
     def multiply(acc):  # type: ignore[no-untyped-def]
         plgpu.wgmma(acc, q, k.T)
@@ -116,8 +127,8 @@ def scores_of(spec: Spec, q: Any, k: Any, first: Array, length: Array) -> Array:
 
 
 def part_scores(group: int, lse: Array, parts: Array) -> Array:
-    """Scores of a tile of parts as keys: row j is part j // group's output of query j % group, seen by that query alone, if the part is one
-    of the first `parts`."""
+    """Scores of a tile of parts as keys: row j is part j // group's output of query j % group, seen
+    by that query alone, if the part is one of the first `parts`."""
     query = plgpu.broadcasted_iota(jnp.int32, (ROWS, ROWS), 0, layout=plgpu.Layout.WGMMA)
     key = plgpu.broadcasted_iota(jnp.int32, (ROWS, ROWS), 1, layout=plgpu.Layout.WGMMA)
     own = jnp.logical_and(lax.bitwise_and(key, jnp.int32(group - 1)) == query, key < parts * group)
@@ -125,7 +136,8 @@ def part_scores(group: int, lse: Array, parts: Array) -> Array:
 
 
 def zero_tail(v: Any, H: int, count: Array) -> None:
-    """Zeroes the values from token `count` of a tile on: they get weight 0, but 0 · NaN is NaN and a page may hold anything."""
+    """Zeroes the values from token `count` of a tile on: they get weight 0, but 0 · NaN is NaN and
+    a page may hold anything."""
 
     @pl.when(count < TILE)
     def _() -> None:
@@ -136,7 +148,8 @@ def zero_tail(v: Any, H: int, count: Array) -> None:
 
 
 def fold(spec: Spec, carry: Carry, scores: Array, v: Any, p_sm: Any) -> Carry:
-    """One step of online softmax: scores `[ROWS, tile]` in the log2 domain against the values in shared memory."""
+    """One step of online softmax: scores `[ROWS, tile]` in the log2 domain against the values in
+    shared memory."""
     acc, top, total = carry
     new_top = jnp.maximum(top, scores.max(axis=1))
     decay = jnp.exp2(top - new_top)

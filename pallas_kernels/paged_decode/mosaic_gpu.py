@@ -1,10 +1,13 @@
-"""Paged decode attention for NVIDIA Hopper in Pallas Mosaic GPU: bandwidth-bound, every thread block reads an equal share of the KV.
+"""Paged decode attention for NVIDIA Hopper in Pallas Mosaic GPU: bandwidth-bound, every thread
+block reads an equal share of the KV.
 
-One launch (`mosaic_kernel`): a producer warpgroup streams (page, head) tiles through a ring of TMA copies and a consumer warpgroup does
-flash attention on the tensor cores, with the query group of one KV head in the first rows of a 64-row tile (rows are independent, so the
-others may hold anything). A row that lies in one lane is written at once. Of a row that crosses cuts the later lanes, its followers, leave
-parts: normalised output and log2-sum-exp. The row's first lane waits for a flag in device memory that each of them raises, and merges
-their parts as one more attention step whose scores are the log-sums and whose values are the parts' outputs.
+One launch (`mosaic_kernel`): a producer warpgroup streams (page, head) tiles through a ring of TMA
+copies and a consumer warpgroup does flash attention on the tensor cores, with the query group of
+one KV head in the first rows of a 64-row tile (rows are independent, so the others may hold
+anything). A row that lies in one lane is written at once. Of a row that crosses cuts the later
+lanes, its followers, leave parts: normalised output and log2-sum-exp. The row's first lane waits
+for a flag in device memory that each of them raises, and merges their parts as one more attention
+step whose scores are the log-sums and whose values are the parts' outputs.
 """
 
 from __future__ import annotations
@@ -25,23 +28,29 @@ from pallas_kernels.paged_decode.mosaic_flash import TILE, Spec, Tuning
 from pallas_kernels.paged_decode.mosaic_kernel import attend
 from pallas_kernels.paged_decode.plan import DecodePlan, make_plan
 
-MANY = 10**5  # rows whose sizes serve where rows are left whole: however few there are, no block shares one with others
+# Rows whose sizes serve where rows are left whole: however few there are, no block shares one with
+# others
+MANY = 10**5
 TUNED = pathlib.Path(__file__).parent / "tuned" / "nvidia_h200.json"
 
 
 @functools.cache
 def default_tuning(head_dim: int, itemsize: int = 2, rows: int = 0, kv_heads: int = 0) -> Tuning:
-    """The sizes of `tuned/` for a head dimension and bytes of a number in the pages, and for these rows and KV heads of one device where
-    those have sizes of their own.
+    """The sizes of `tuned/` for a head dimension and bytes of a number in the pages, and for these
+    rows and KV heads of one device where those have sizes of their own.
 
-    227 KB of shared memory hold the ring, the queries and the output tile. Rows 0: the sizes of every number of rows.
+    227 KB of shared memory hold the ring, the queries and the output tile. Rows 0: the sizes of
+    every number of rows.
     """
     return tuning_of(json.loads(TUNED.read_text()), head_dim, itemsize, rows, kv_heads)
 
 
-def tuning_of(tuned: dict[str, Any], head_dim: int, itemsize: int, rows: int, kv_heads: int) -> Tuning:
-    """Of a file's content: `head_dim` holds the sizes of each, and of pages of 8 bits `head_dim, 8 bits`; `cases` lists, for pages of 16
-    bits, (head_dim, rows [from, to], kv_heads, sizes that differ)."""
+def tuning_of(
+    tuned: dict[str, Any], head_dim: int, itemsize: int, rows: int, kv_heads: int
+) -> Tuning:
+    """Of a file's content: `head_dim` holds the sizes of each, and of pages of 8 bits `head_dim, 8
+    bits`; `cases` lists, for pages of 16 bits, (head_dim, rows [from, to], kv_heads, sizes that
+    differ)."""
     if itemsize == 1:
         return Tuning(**tuned["head_dim, 8 bits"][str(head_dim)])
     common = Tuning(**tuned["head_dim"][str(head_dim)])
@@ -52,20 +61,25 @@ def tuning_of(tuned: dict[str, Any], head_dim: int, itemsize: int, rows: int, kv
     return common
 
 
-# Clusters of a size that are surely on the chip at once, a block to a multiprocessor. A cluster lies in one GPC; of an H200's eight, with
-# 132 multiprocessors in all, some have 18 and some as few as 14.
+# Clusters of a size that are surely on the chip at once, a block to a multiprocessor. A cluster
+# lies in one GPC; of an H200's eight, with 132 multiprocessors in all, some have 18 and some as few
+# as 14.
 CLUSTERS_AT_ONCE = {1: 132, 2: 66, 4: 28, 8: 14, 16: 6}
 
 
 def lanes_of(kv_heads: int, tuning: Tuning) -> int:
-    """Lanes of the grid: one block per streaming multiprocessor over all KV heads; a lane is a block, or a cluster of them.
+    """Lanes of the grid: one block per streaming multiprocessor over all KV heads; a lane is a
+    block, or a cluster of them.
 
-    No more clusters than run at once. For one waits for what others leave: were it on the chip while they are not, and the chip full of
-    such, none would end. (One lane a head waits for nobody, so that many there may always be.)
+    No more clusters than run at once. For one waits for what others leave: were it on the chip
+    while they are not, and the chip full of such, none would end. (One lane a head waits for
+    nobody, so that many there may always be.)
     """
     if not tuning.cluster:
         return max(1, tuning.blocks // kv_heads)
-    return max(1, min(tuning.blocks // tuning.cluster, CLUSTERS_AT_ONCE[tuning.cluster]) // kv_heads)
+    return max(
+        1, min(tuning.blocks // tuning.cluster, CLUSTERS_AT_ONCE[tuning.cluster]) // kv_heads
+    )
 
 
 def plan(
@@ -78,15 +92,29 @@ def plan(
     whole: bool = False,
     tuning: Tuning | None = None,
 ) -> DecodePlan:
-    """The split plan of one step, to be computed once and passed to every layer with the same `window` and bytes of a number in pages.
+    """The split plan of one step, to be computed once and passed to every layer with the same
+    `window` and bytes of a number in pages.
 
-    `whole`: no row is divided between blocks. Raises ValueError for that and sizes by which a cluster of blocks shares rows.
+    `whole`: no row is divided between blocks. Raises ValueError for that and sizes by which a
+    cluster of blocks shares rows.
     """
-    tuning = tuning or default_tuning(head_dim, itemsize, MANY if whole else lengths_B.shape[0], kv_heads)
+    tuning = tuning or default_tuning(
+        head_dim, itemsize, MANY if whole else lengths_B.shape[0], kv_heads
+    )
     if whole and tuning.cluster > 1:
-        raise ValueError(f"clusters of {tuning.cluster} blocks share rows, which are to be left whole; take a cluster of 1")
+        raise ValueError(
+            f"clusters of {tuning.cluster} blocks share rows, which are to be left whole; take a cluster of 1"
+        )
     lanes, flags = lanes_of(kv_heads, tuning), kv_heads * max(1, tuning.cluster)
-    return make_plan(lengths_B, tile=TILE, lanes=lanes, min_tiles=tuning.min_tiles, window=window, flags=flags, whole=whole)
+    return make_plan(
+        lengths_B,
+        tile=TILE,
+        lanes=lanes,
+        min_tiles=tuning.min_tiles,
+        window=window,
+        flags=flags,
+        whole=whole,
+    )
 
 
 def check(q: Array, k_pages: Array, v_pages: Array) -> None:
@@ -108,24 +136,50 @@ def decode_attention(
     interpret: Any = None,
     **options: Unpack[AttentionOptions],
 ) -> Array:
-    """See `pallas_kernels.paged_decode`. The option `plan` is this module's `plan(lengths_B, ...)` of the same window, `whole` and tuning.
+    """See `pallas_kernels.paged_decode`. The option `plan` is this module's `plan(lengths_B, ...)`
+    of the same window, `whole` and tuning.
 
-    bfloat16 or float16, and pages of the same or of 8-bit floats; head_dim 64, 128, 256; pages of 16 to 128 tokens (64 and 128 in 8 bits);
-    up to 16 query heads a KV head. Raises ValueError otherwise.
-    `interpret` is a `plgpu.InterpretGPUParams` for machines without a GPU.
+    bfloat16 or float16, and pages of the same or of 8-bit floats; head_dim 64, 128, 256; pages of
+    16 to 128 tokens (64 and 128 in 8 bits); up to 16 query heads a KV head. Raises ValueError
+    otherwise. `interpret` is a `plgpu.InterpretGPUParams` for machines without a GPU.
     """
     check(q_BNH, k_pages, v_pages)
     B, N, H = q_BNH.shape
     _, K, C, _ = k_pages.shape
     G = N // K
-    itemsize, whole, window = k_pages.dtype.itemsize, options.get("whole", False), options.get("window")
+    itemsize, whole, window = (
+        k_pages.dtype.itemsize,
+        options.get("whole", False),
+        options.get("window"),
+    )
     tuning = tuning or default_tuning(H, itemsize, MANY if whole else B, K)
     if G > 8:
         tuning = tuning._replace(consumers=1)  # larger groups need more registers than two have
     planned = options.get("plan")
     if planned is None:
-        planned = plan(lengths_B, kv_heads=K, head_dim=H, itemsize=itemsize, window=window, whole=whole, tuning=tuning)
-    spec = Spec(B, K, G, H, C, 8 if G <= 8 else 16, q_BNH.dtype, options["scale"], window, options.get("softcap"), tuning, interpret)
+        planned = plan(
+            lengths_B,
+            kv_heads=K,
+            head_dim=H,
+            itemsize=itemsize,
+            window=window,
+            whole=whole,
+            tuning=tuning,
+        )
+    spec = Spec(
+        B,
+        K,
+        G,
+        H,
+        C,
+        8 if G <= 8 else 16,
+        q_BNH.dtype,
+        options["scale"],
+        window,
+        options.get("softcap"),
+        tuning,
+        interpret,
+    )
     pools, sinks = pools_of(k_pages, v_pages, options), options.get("sinks")
     if len(pools) > 2:
         spec = spec._replace(kv_dtype=k_pages.dtype.name)
@@ -135,10 +189,18 @@ def decode_attention(
     if sinks is not None:
         sinks = sinks.astype(jnp.float32)
     if tuning.consumers > 1 and (spec.kv_dtype is None or tuning.stages % 2):
-        raise ValueError(f"two consumers take 8-bit pages and an even number of stages; got {k_pages.dtype} and {tuning.stages}")
-    rows = (page_table_BM.astype(jnp.int32), first_page_of(options.get("first_page")), lengths_B.astype(jnp.int32))
+        raise ValueError(
+            f"two consumers take 8-bit pages and an even number of stages; got {k_pages.dtype} and {tuning.stages}"
+        )
+    rows = (
+        page_table_BM.astype(jnp.int32),
+        first_page_of(options.get("first_page")),
+        lengths_B.astype(jnp.int32),
+    )
     run = attend_clusters if tuning.cluster else attend
     return run(spec, q_QH, pools, rows, planned, sinks)
 
 
-jitted = functools.partial(jax.jit, static_argnames=("scale", "window", "softcap", "whole", "tuning", "interpret"))(decode_attention)
+jitted = functools.partial(
+    jax.jit, static_argnames=("scale", "window", "softcap", "whole", "tuning", "interpret")
+)(decode_attention)

@@ -1,4 +1,5 @@
-"""The Hopper kernel of paged decode: lanes x KV heads thread blocks, each a producer and one or two consumer warpgroups, in one launch."""
+"""The Hopper kernel of paged decode: lanes x KV heads thread blocks, each a producer and one or two
+consumer warpgroups, in one launch."""
 
 from __future__ import annotations
 
@@ -14,19 +15,40 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from pallas_kernels.mosaic_gpu import PageTable
 from pallas_kernels.paged_decode import mosaic_narrow as narrow
 from pallas_kernels.paged_decode.mosaic_flags import await_flag, raise_flag
-from pallas_kernels.paged_decode.mosaic_flash import ROWS, TILE, Carry, Spec, fold, part_scores, scores_of, start, zero_tail
+from pallas_kernels.paged_decode.mosaic_flash import (
+    ROWS,
+    TILE,
+    Carry,
+    Spec,
+    fold,
+    part_scores,
+    scores_of,
+    start,
+    zero_tail,
+)
 from pallas_kernels.paged_decode.plan import LANE_FIELDS, ROW_FIELDS, DecodePlan
 
 # 8 x 64 elements over a warpgroup: a warp two rows, a thread 8 bytes of one.
-QUERY_LAYOUT = plgpu.Layout.TILED(plgpu.Tiling(((8, 64), (2, 64), (4,))), warp_dims=(-5,), lane_dims=(-3, -2), vector_dim=-1)
+QUERY_LAYOUT = plgpu.Layout.TILED(
+    plgpu.Tiling(((8, 64), (2, 64), (4,))), warp_dims=(-5,), lane_dims=(-3, -2), vector_dim=-1
+)
 
 
-def attend(spec: Spec, q: Array, pools: tuple[Array, ...], rows: tuple[Array, ...], plan: DecodePlan, sinks: Array | None) -> Array:
-    """Runs every lane's share and returns `o_BNH`. q is `[B * N, H]`, at least `spec.group` rows; `pools` are pages of keys and of values,
-    and their scales if they have some; `rows` are the page table, its first page, and the lengths.
+def attend(
+    spec: Spec,
+    q: Array,
+    pools: tuple[Array, ...],
+    rows: tuple[Array, ...],
+    plan: DecodePlan,
+    sinks: Array | None,
+) -> Array:
+    """Runs every lane's share and returns `o_BNH`. q is `[B * N, H]`, at least `spec.group` rows;
+    `pools` are pages of keys and of values, and their scales if they have some; `rows` are the page
+    table, its first page, and the lengths.
 
-    The interpreter sees no flags and would report what owners read of their followers' parts as races. There the kernel runs twice: once
-    without merging, and again with the parts of the first run as inputs.
+    The interpreter sees no flags and would report what owners read of their followers' parts as
+    races. There the kernel runs twice: once without merging, and again with the parts of the first
+    run as inputs.
     """
     given = (q, *pools, *rows, plan.rows_B4, plan.lanes_LF, *(() if sinks is None else (sinks,)))
     if spec.interpret is None:
@@ -35,10 +57,19 @@ def attend(spec: Spec, q: Array, pools: tuple[Array, ...], rows: tuple[Array, ..
     return _launch(spec, plan.lanes_LF.shape[0], "merge", (*given, *parts))[0]
 
 
-def _launch(spec: Spec, lanes: int, phase: str, given: tuple[Array, ...]) -> tuple[Array, Array, Array]:
-    """Returns `o_BNH` and the parts: outputs `[K, parts * group, H]` and log2-sum-exps. `given` ends with sinks if the model has them, then
-    with the parts to merge if `phase` is "merge"; with "parts" nothing is merged; with "both" it is this launch's own parts."""
-    H, G, group, stages, queries = spec.H, spec.G, spec.group, spec.tuning.stages, spec.tuning.queries
+def _launch(
+    spec: Spec, lanes: int, phase: str, given: tuple[Array, ...]
+) -> tuple[Array, Array, Array]:
+    """Returns `o_BNH` and the parts: outputs `[K, parts * group, H]` and log2-sum-exps. `given`
+    ends with sinks if the model has them, then with the parts to merge if `phase` is "merge"; with
+    "parts" nothing is merged; with "both" it is this launch's own parts."""
+    H, G, group, stages, queries = (
+        spec.H,
+        spec.G,
+        spec.group,
+        spec.tuning.stages,
+        spec.tuning.queries,
+    )
     columns = [pl.ds(c * spec.width, spec.width) for c in range(H // spec.width)]
 
     pools = 2 if spec.kv_dtype is None else 3
@@ -51,14 +82,26 @@ def _launch(spec: Spec, lanes: int, phase: str, given: tuple[Array, ...]) -> tup
             *sinks_ref, merge_o, merge_lse = more
         else:
             sinks_ref, merge_o, merge_lse = more, parts_o, parts_lse
-        # Blocks start in the order of the grid. A row's followers have higher lanes than its owner, which waits for them: they start first.
-        lane, h, wg = lanes - 1 - lax.axis_index("lane"), lax.axis_index("head"), lax.axis_index("wg")
-        low, high, r0, r1, *first_row, home, followers = (lanes_ref[lane, i] for i in range(LANE_FIELDS))
-        chunks = jnp.int32(0) if phase == "parts" else lax.div(followers * group + ROWS - 1, jnp.int32(ROWS))
+        # Blocks start in the order of the grid. A row's followers have higher lanes than its owner,
+        # which waits for them: they start first.
+        lane, h, wg = (
+            lanes - 1 - lax.axis_index("lane"),
+            lax.axis_index("head"),
+            lax.axis_index("wg"),
+        )
+        low, high, r0, r1, *first_row, home, followers = (
+            lanes_ref[lane, i] for i in range(LANE_FIELDS)
+        )
+        chunks = (
+            jnp.int32(0)
+            if phase == "parts"
+            else lax.div(followers * group + ROWS - 1, jnp.int32(ROWS))
+        )
         first_part = (lane + 1) * group
 
         def each_row(step: Callable[..., Array]) -> Array:
-            """`step(row, fields, rows in use before it)` over the share; the next row's fields are read while this one is worked on."""
+            """`step(row, fields, rows in use before it)` over the share; the next row's fields are
+            read while this one is worked on."""
 
             def advance(r: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
                 following = [rows_ref[jnp.minimum(r + 1, spec.B - 1), i] for i in range(ROW_FIELDS)]
@@ -82,9 +125,12 @@ def _launch(spec: Spec, lanes: int, phase: str, given: tuple[Array, ...]) -> tup
 
                 @pl.loop(begin, end)
                 def _tile(t):  # type: ignore[no-untyped-def]
-                    pages = pages_of(spec, table, r, (t - zero) * TILE, last_page)  # before the wait, so that they come during it
+                    # Before the wait, so that they come during it
+                    pages = pages_of(spec, table, r, (t - zero) * TILE, last_page)
                     at = _take(sm["free"], t - low, stages)
-                    (copy_tile if spec.kv_dtype is None else narrow.copy_tile)(spec, pool_refs, pages, h, sm, at)
+                    (copy_tile if spec.kv_dtype is None else narrow.copy_tile)(
+                        spec, pool_refs, pages, h, sm, at
+                    )
 
                     @pl.when(t == begin)  # after the copies, so that they do not wait for this load
                     def _() -> None:
@@ -96,7 +142,9 @@ def _launch(spec: Spec, lanes: int, phase: str, given: tuple[Array, ...]) -> tup
             rows = each_row(row)
             if phase == "both":
                 with jax.named_scope("wait for flags"):
-                    pl.when(followers > 0)(lambda: await_flag(lanes_ref.at[lane, LANE_FIELDS + h], followers))
+                    pl.when(followers > 0)(
+                        lambda: await_flag(lanes_ref.at[lane, LANE_FIELDS + h], followers)
+                    )
 
             @pl.loop(0, chunks)
             def _parts(c):  # type: ignore[no-untyped-def]
@@ -116,7 +164,9 @@ def _launch(spec: Spec, lanes: int, phase: str, given: tuple[Array, ...]) -> tup
 
             def store(r, begin):  # type: ignore[no-untyped-def]
                 for c, column in enumerate(columns):
-                    plgpu.copy_smem_to_gmem(sm["o"].at[c, pl.ds(begin, G)], o_ref.at[r, pl.ds(h * G, G), column])
+                    plgpu.copy_smem_to_gmem(
+                        sm["o"].at[c, pl.ds(begin, G)], o_ref.at[r, pl.ds(h * G, G), column]
+                    )
 
             _zero_dead_rows(spec, lane, lanes, lengths_ref, sm["o"], store)
 
@@ -127,7 +177,15 @@ def _launch(spec: Spec, lanes: int, phase: str, given: tuple[Array, ...]) -> tup
                 own = spec.first_query(r, h)[1]
 
                 def step(t, carry):  # type: ignore[no-untyped-def]
-                    return fold_tile(spec, sm, slot, lax.rem(t - low, jnp.int32(stages)), (t - zero) * TILE, length, carry)
+                    return fold_tile(
+                        spec,
+                        sm,
+                        slot,
+                        lax.rem(t - low, jnp.int32(stages)),
+                        (t - zero) * TILE,
+                        length,
+                        carry,
+                    )
 
                 def merge(c, carry):  # type: ignore[no-untyped-def]
                     at = lax.rem(ring.entry(c), jnp.int32(ring.slots))
@@ -140,14 +198,22 @@ def _launch(spec: Spec, lanes: int, phase: str, given: tuple[Array, ...]) -> tup
                         carry = lax.fori_loop(begin, end, step, start(H, sinks_G, own, ours))
                     else:
                         share = (begin, end, low, zero, length)
-                        carry = narrow.attend(spec, sm, slot, share, own, lambda: start(H, sinks_G, own, ours))
+                        carry = narrow.attend(
+                            spec, sm, slot, share, own, lambda: start(H, sinks_G, own, ours)
+                        )
                     plgpu.barrier_arrive(sm["q_free"].at[slot])
                     merges = jnp.where(jnp.logical_and(ours, row_end > high), chunks, 0)
                     with jax.named_scope("merge"):
                         acc, top, total = lax.fori_loop(0, merges, merge, carry)
-                    query = plgpu.broadcasted_iota(jnp.int32, acc.shape, 0, layout=plgpu.Layout.WGMMA) - own
-                    mine = jnp.logical_and(query >= 0, query < G)  # the others are neighbours' queries, perhaps NaN
-                    acc = jnp.where(mine, acc / lax.broadcast_in_dim(total, acc.shape, [0]), 0.0).astype(spec.dtype)
+                    query = (
+                        plgpu.broadcasted_iota(jnp.int32, acc.shape, 0, layout=plgpu.Layout.WGMMA)
+                        - own
+                    )
+                    # The others are neighbours' queries, perhaps NaN
+                    mine = jnp.logical_and(query >= 0, query < G)
+                    acc = jnp.where(
+                        mine, acc / lax.broadcast_in_dim(total, acc.shape, [0]), 0.0
+                    ).astype(spec.dtype)
                     plgpu.wait_smem_to_gmem(0, wait_read_only=True)
                     for c in range(len(columns)):
                         sm["o"].at[c][...] = acc[:, c * spec.width : (c + 1) * spec.width]
@@ -158,9 +224,13 @@ def _launch(spec: Spec, lanes: int, phase: str, given: tuple[Array, ...]) -> tup
                     @pl.when(jnp.logical_not(ours))
                     def _() -> None:
                         part = pl.ds(pl.multiple_of(lane * group, group), group)
-                        plgpu.copy_smem_to_gmem(sm["lse_out"].at[pl.ds(0, group)], parts_lse.at[h, part])
+                        plgpu.copy_smem_to_gmem(
+                            sm["lse_out"].at[pl.ds(0, group)], parts_lse.at[h, part]
+                        )
                         for c, column in enumerate(columns):
-                            plgpu.copy_smem_to_gmem(sm["o"].at[c, pl.ds(0, group)], parts_o.at[h, part, column])
+                            plgpu.copy_smem_to_gmem(
+                                sm["o"].at[c, pl.ds(0, group)], parts_o.at[h, part, column]
+                            )
                         with jax.named_scope("wait for parts to leave"):
                             plgpu.wait_smem_to_gmem(0)
                         if phase == "both":
@@ -180,8 +250,15 @@ def _launch(spec: Spec, lanes: int, phase: str, given: tuple[Array, ...]) -> tup
         jax.ShapeDtypeStruct((spec.K, parts), jnp.float32),
     )
     threads = 1 + spec.tuning.consumers
-    grid = {"grid": (lanes, spec.K), "grid_names": ("lane", "head"), "num_threads": threads, "thread_name": "wg"}
-    run = plgpu.kernel(decode_attend, out_type=out, scratch_types=_scratch(spec), **grid, **spec.options)
+    grid = {
+        "grid": (lanes, spec.K),
+        "grid_names": ("lane", "head"),
+        "num_threads": threads,
+        "thread_name": "wg",
+    }
+    run = plgpu.kernel(
+        decode_attend, out_type=out, scratch_types=_scratch(spec), **grid, **spec.options
+    )
     return run(*given)
 
 
@@ -228,25 +305,38 @@ def _scratch(spec: Spec) -> dict[str, Any]:
 
 
 def pages_of(spec: Spec, table: PageTable, row: Array, first: Array, last_page: Array) -> list[Any]:
-    """Where the tile at token `first` lies: (page, first token in it) of each copy; pages past the row's last repeat the last."""
+    """Where the tile at token `first` lies: (page, first token in it) of each copy; pages past the
+    row's last repeat the last."""
     C = jnp.int32(spec.C)
     if spec.copies == 1:
         within = lax.rem(first, C)
         return [(table[row, lax.div(first, C)], within if spec.C > TILE else None)]
-    return [(table[row, jnp.minimum(lax.div(first, C) + j, last_page)], None) for j in range(spec.copies)]
+    return [
+        (table[row, jnp.minimum(lax.div(first, C) + j, last_page)], None)
+        for j in range(spec.copies)
+    ]
 
 
-def copy_tile(spec: Spec, pools: tuple[Any, ...], pages: list[Any], h: Array, sm: dict[str, Any], at: Array) -> None:
+def copy_tile(
+    spec: Spec, pools: tuple[Any, ...], pages: list[Any], h: Array, sm: dict[str, Any], at: Array
+) -> None:
     """TMA copies of one K and one V tile of head `h`."""
     for pages_ref, name in zip(pools, ("k", "v"), strict=True):
         dst, barrier = sm[name].at[at], sm[f"{name}_full"].at[at]
         for j, (page, within) in enumerate(pages):
-            src = pages_ref.at[page, h] if within is None else pages_ref.at[page, h, pl.ds(pl.multiple_of(within, TILE), TILE)]
-            plgpu.copy_gmem_to_smem(src, dst if spec.copies == 1 else dst.at[pl.ds(j * spec.C, spec.C)], barrier)
+            src = (
+                pages_ref.at[page, h]
+                if within is None
+                else pages_ref.at[page, h, pl.ds(pl.multiple_of(within, TILE), TILE)]
+            )
+            plgpu.copy_gmem_to_smem(
+                src, dst if spec.copies == 1 else dst.at[pl.ds(j * spec.C, spec.C)], barrier
+            )
 
 
 class _Ring(NamedTuple):
-    """Where parts of other lanes go: a buffer of so many slots and its barriers, of which `high - low` entries were used before."""
+    """Where parts of other lanes go: a buffer of so many slots and its barriers, of which `high -
+    low` entries were used before."""
 
     values: str
     full: str
@@ -261,42 +351,71 @@ class _Ring(NamedTuple):
 
 
 def _ring(spec: Spec, low: Array, high: Array) -> _Ring:
-    """Parts follow the share's tiles where they look like values; pages of 8 bits leave them a ring of their own."""
+    """Parts follow the share's tiles where they look like values; pages of 8 bits leave them a ring
+    of their own."""
     if spec.kv_dtype is None:
         return _Ring("v", "v_full", "free", spec.tuning.stages, low, high)
     return _Ring("parts", "part_full", "part_free", spec.parts, low, low)
 
 
-def _copy_parts(spec: Spec, ring: _Ring, parts: tuple[Any, Any], place: tuple[Array, Array], sm: dict[str, Any], at: Array) -> None:
-    """TMA copies of `ROWS` rows of parts of head `h` from `first` on: outputs where values go, in as many copies as those take, and
-    log2-sum-exps."""
+def _copy_parts(
+    spec: Spec,
+    ring: _Ring,
+    parts: tuple[Any, Any],
+    place: tuple[Array, Array],
+    sm: dict[str, Any],
+    at: Array,
+) -> None:
+    """TMA copies of `ROWS` rows of parts of head `h` from `first` on: outputs where values go, in
+    as many copies as those take, and log2-sum-exps."""
     (outputs, lse), (h, first) = parts, place
-    plgpu.copy_gmem_to_smem(lse.at[h, pl.ds(first, ROWS)], sm["lse_in"].at[at], sm["lse_full"].at[at])
+    plgpu.copy_gmem_to_smem(
+        lse.at[h, pl.ds(first, ROWS)], sm["lse_in"].at[at], sm["lse_full"].at[at]
+    )
     piece = ROWS // spec.copies
     for j in range(spec.copies):
         source = pl.ds(pl.multiple_of(first, spec.group) + j * piece, piece)
-        plgpu.copy_gmem_to_smem(outputs.at[h, source], sm[ring.values].at[at, pl.ds(j * piece, piece)], sm[ring.full].at[at])
+        plgpu.copy_gmem_to_smem(
+            outputs.at[h, source],
+            sm[ring.values].at[at, pl.ds(j * piece, piece)],
+            sm[ring.full].at[at],
+        )
 
 
 def copy_queries(spec: Spec, q_ref: Any, first: Array, dst: Any) -> None:
-    """Rows `first` to `first + group` of q into the first rows of a tile. By registers: tiled TMA copies begin at multiples of 8 rows."""
+    """Rows `first` to `first + group` of q into the first rows of a tile. By registers: tiled TMA
+    copies begin at multiples of 8 rows."""
     rows = plgpu.load(q_ref.at[pl.ds(first, spec.group)], layout=QUERY_LAYOUT, optimized=False)
     dst.at[pl.ds(0, spec.group)][...] = rows
     plgpu.commit_smem()
 
 
-def fold_tile(spec: Spec, sm: dict[str, Any], slot: Array, at: Array, first: Array, length: Array, carry: Carry) -> Carry:
-    """One step over the keys and values in entry `at` of the ring, whose first token is at position `first`; queries of buffer `slot`."""
+def fold_tile(
+    spec: Spec,
+    sm: dict[str, Any],
+    slot: Array,
+    at: Array,
+    first: Array,
+    length: Array,
+    carry: Carry,
+) -> Carry:
+    """One step over the keys and values in entry `at` of the ring, whose first token is at position
+    `first`; queries of buffer `slot`."""
 
     def add(scores: Array) -> Carry:
         zero_tail(sm["v"].at[at], spec.H, length - first)
         return fold(spec, carry, scores, sm["v"].at[at], sm.get("p"))
 
-    return step_over(sm, at, lambda: scores_of(spec, sm["q"].at[slot], sm["k"].at[at], first, length), add)
+    return step_over(
+        sm, at, lambda: scores_of(spec, sm["q"].at[slot], sm["k"].at[at], first, length), add
+    )
 
 
-def step_over(sm: dict[str, Any], at: Array, scores: Callable[[], Array], add: Callable[[Array], Carry]) -> Carry:
-    """`scores()` once the keys in entry `at` of the ring are there, then `add(them)` once the values are; the entry is free afterwards."""
+def step_over(
+    sm: dict[str, Any], at: Array, scores: Callable[[], Array], add: Callable[[Array], Carry]
+) -> Carry:
+    """`scores()` once the keys in entry `at` of the ring are there, then `add(them)` once the
+    values are; the entry is free afterwards."""
     with jax.named_scope("wait for keys"):  # scopes are what the kernel's own profiler shows
         plgpu.barrier_wait(sm["k_full"].at[at])
     with jax.named_scope("scores"):
@@ -309,21 +428,36 @@ def step_over(sm: dict[str, Any], at: Array, scores: Callable[[], Array], add: C
     return carry
 
 
-def _fold_parts(spec: Spec, ring: _Ring, sm: dict[str, Any], at: Array, parts: Array, carry: Carry) -> Carry:
+def _fold_parts(
+    spec: Spec, ring: _Ring, sm: dict[str, Any], at: Array, parts: Array, carry: Carry
+) -> Carry:
     """One step over the parts in entry `at` of the ring, of which the first `parts` count."""
     plgpu.barrier_wait(sm["lse_full"].at[at])
     lse = plgpu.load(sm["lse_in"].at[at], layout=plgpu.Layout.WGMMA.reduce(0), optimized=False)
     plgpu.barrier_wait(sm[ring.full].at[at])
     zero_tail(sm[ring.values].at[at], spec.H, parts * spec.group)
-    carry = fold(spec, carry, part_scores(spec.group, lse, parts), sm[ring.values].at[at], sm.get("p"))
+    carry = fold(
+        spec, carry, part_scores(spec.group, lse, parts), sm[ring.values].at[at], sm.get("p")
+    )
     plgpu.barrier_arrive(sm[ring.free].at[at])
     return carry
 
 
-def _zero_dead_rows(spec: Spec, lane: Array, lanes: int, lengths_ref: Any, o: Any, store: Callable[[Array, int], None]) -> None:
-    """Every `lanes`-th row from `lane` on gets zeros where its length is 0; the lengths are read at once, while the first tile comes."""
+def _zero_dead_rows(
+    spec: Spec,
+    lane: Array,
+    lanes: int,
+    lengths_ref: Any,
+    o: Any,
+    store: Callable[[Array, int], None],
+) -> None:
+    """Every `lanes`-th row from `lane` on gets zeros where its length is 0; the lengths are read at
+    once, while the first tile comes."""
     rows = [lane + i * lanes for i in range(-(-spec.B // lanes))]
-    dead = [jnp.logical_and(row < spec.B, lengths_ref[jnp.minimum(row, spec.B - 1)] == 0) for row in rows]
+    dead = [
+        jnp.logical_and(row < spec.B, lengths_ref[jnp.minimum(row, spec.B - 1)] == 0)
+        for row in rows
+    ]
     some = dead[0]
     for more in dead[1:]:
         some = jnp.logical_or(some, more)

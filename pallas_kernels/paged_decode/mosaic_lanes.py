@@ -1,12 +1,16 @@
-"""The lane programs of decode over 8-bit pages on Hopper: what each warp does with its 16 tokens of a tile.
+"""The lane programs of decode over 8-bit pages on Hopper: what each warp does with its 16 tokens of
+a tile.
 
-Each of the consumer's four warps does flash attention of its own over 16 of a tile's 64 tokens, and they meet when the share of a row ends.
-Scores are Sᵀ = K·Qᵀ and outputs Oᵀ = Vᵀ·P: the few queries of a group are the short side of the tensor cores' 16 x 8 products, and the
-8-bit numbers, on the long side, go from shared memory to registers once and become float16 there. The order of summands is free, so a
-lane multiplies the four numbers that it loads as one, and the queries are put in that order.
+Each of the consumer's four warps does flash attention of its own over 16 of a tile's 64 tokens, and
+they meet when the share of a row ends. Scores are Sᵀ = K·Qᵀ and outputs Oᵀ = Vᵀ·P: the few queries
+of a group are the short side of the tensor cores' 16 x 8 products, and the 8-bit numbers, on the
+long side, go from shared memory to registers once and become float16 there. The order of summands
+is free, so a lane multiplies the four numbers that it loads as one, and the queries are put in that
+order.
 
-A key's scale s is a factor of its score. A value's goes into the weight, in the log2 domain, so that the weights fill the range of
-float16: p = 2^(score + log2 s − top), and the sum of weights gets p / s. `top` is thus the maximum of score + log2 s.
+A key's scale s is a factor of its score. A value's goes into the weight, in the log2 domain, so
+that the weights fill the range of float16: p = 2^(score + log2 s − top), and the sum of weights
+gets p / s. `top` is thus the maximum of score + log2 s.
 """
 
 from __future__ import annotations
@@ -19,7 +23,8 @@ from pallas_kernels.lanes import Machine
 from pallas_kernels.paged_decode.mosaic_flash import LOG2E, NEVER, Spec
 
 WARPS, WARP_TOKENS = 4, 16
-LEAST_TOTAL = 2.0**-126  # below any sum of weights; where nothing was seen, outputs are 0 times its inverse
+# Below any sum of weights; where nothing was seen, outputs are 0 times its inverse
+LEAST_TOTAL = 2.0**-126
 
 
 class Tile(NamedTuple):
@@ -31,9 +36,9 @@ class Tile(NamedTuple):
 
 
 class State(NamedTuple):
-    """One warp's flash attention: `mixed[block of 32 of H][half][queries / 8]` are 4 sums each, of (head column 0 | 2, query 0),
-    (0 | 2, 1), (1 | 3, 0), (1 | 3, 1);
-    `top` and `total` `[queries / 8][2]` are of queries 2c and 2c + 1, and totals are yet to be added over g."""
+    """One warp's flash attention: `mixed[block of 32 of H][half][queries / 8]` are 4 sums each, of
+    (head column 0 | 2, query 0), (0 | 2, 1), (1 | 3, 0), (1 | 3, 1); `top` and `total` `[queries /
+    8][2]` are of queries 2c and 2c + 1, and totals are yet to be added over g."""
 
     mixed: list[list[list[list[Any]]]]
     top: list[list[Any]]
@@ -48,7 +53,10 @@ class State(NamedTuple):
     def of(cls, registers: list[Any], H: int, group: int) -> State:
         n = group // 8
         take = iter(registers)
-        mixed = [[[[next(take) for _ in range(4)] for _ in range(n)] for _ in range(2)] for _ in range(H // 32)]
+        mixed = [
+            [[[next(take) for _ in range(4)] for _ in range(n)] for _ in range(2)]
+            for _ in range(H // 32)
+        ]
         top, total = ([[next(take) for _ in range(2)] for _ in range(n)] for _ in range(2))
         return cls(mixed, top, total)
 
@@ -62,11 +70,14 @@ def begin(m: Machine, spec: Spec) -> State:
     size = State.size(spec.H, spec.group)
     tops = 2 * (spec.group // 8)
     zeros = [m.constant(0.0)] * (size - 2 * tops)
-    return State.of([*zeros, *[m.constant(NEVER)] * tops, *[m.constant(0.0)] * tops], spec.H, spec.group)
+    return State.of(
+        [*zeros, *[m.constant(NEVER)] * tops, *[m.constant(0.0)] * tops], spec.H, spec.group
+    )
 
 
 def read_queries(m: Machine, spec: Spec, rows: Any) -> list[Any]:
-    """The queries as right sides of products, in float16: for each 8 of them and each 16 of H two registers."""
+    """The queries as right sides of products, in float16: for each 8 of them and each 16 of H two
+    registers."""
     out: list[Any] = []
     for n in range(spec.group // 8):
         for s in range(spec.H // 16):
@@ -78,19 +89,25 @@ def read_queries(m: Machine, spec: Spec, rows: Any) -> list[Any]:
 
 
 def offsets(m: Machine, spec: Spec) -> list[Any]:
-    """Where a lane's words of a tile lie: of keys for each 16 of H, in the row of its token g, then of values for each 32 of H and two
-    tokens. The same for every tile, they are found once a row of the batch."""
+    """Where a lane's words of a tile lie: of keys for each 16 of H, in the row of its token g, then
+    of values for each 32 of H and two tokens. The same for every tile, they are found once a row of
+    the batch."""
     H, piece = spec.H, min(spec.H, 128)
     mine = m.times(m.warp, WARP_TOKENS)
     token, sub = m.add(mine, m.g), m.times(m.c, 4)
     keys = [m.offset(H, token, sub, s % piece // 16, s // piece) for s in range(0, H, 16)]
     chunk, sub = m.bits(m.g, 2, 1), m.times(m.bits(m.g, 0, 2), 4)
     tokens = [m.add(m.add(mine, m.times(m.c, 2)), i) for i in range(2)]
-    return keys + [m.offset(H, token, sub, m.add(chunk, b % piece // 16), b // piece) for b in range(0, H, 32) for token in tokens]
+    return keys + [
+        m.offset(H, token, sub, m.add(chunk, b % piece // 16), b // piece)
+        for b in range(0, H, 32)
+        for token in tokens
+    ]
 
 
 def constants(spec: Spec) -> int:
-    """Registers that a row of the batch keeps beside its state: queries and, where there is room for them, offsets."""
+    """Registers that a row of the batch keeps beside its state: queries and, where there is room
+    for them, offsets."""
     return spec.H * spec.group // 64 + (spec.H // 8 if _keeps_offsets(spec) else 0)
 
 
@@ -103,9 +120,11 @@ def read_row(m: Machine, spec: Spec, rows: Any) -> list[Any]:
     return read_queries(m, spec, rows) + (offsets(m, spec) if _keeps_offsets(spec) else [])
 
 
-def fold(m: Machine, spec: Spec, tile: Tile, place: tuple[Any, Any], row: list[Any], state: State) -> State:
-    """One step of online softmax over a warp's tokens of a tile; `place` is the position of the tile's first token and the row's length,
-    and `row` its constants."""
+def fold(
+    m: Machine, spec: Spec, tile: Tile, place: tuple[Any, Any], row: list[Any], state: State
+) -> State:
+    """One step of online softmax over a warp's tokens of a tile; `place` is the position of the
+    tile's first token and the row's length, and `row` its constants."""
     first, length = place
     count = spec.H * spec.group // 64
     queries, at = row[:count], row[count:] or offsets(m, spec)
@@ -114,13 +133,20 @@ def fold(m: Machine, spec: Spec, tile: Tile, place: tuple[Any, Any], row: list[A
     def seen(token: Any) -> Any:
         position = m.add(first, token)
         inside = m.below(position, length)
-        return inside if spec.window is None else m.both(inside, m.below(m.add(length, -spec.window - 1), position))
+        return (
+            inside
+            if spec.window is None
+            else m.both(inside, m.below(m.add(length, -spec.window - 1), position))
+        )
 
     key = m.add(mine, m.g)
     scores = _scores(m, spec, (tile.k, at[: spec.H // 16]), queries)
     visible = [seen(m.add(key, 8 * i)) for i in range(2)]
     factors = [m.fmul(m.scale(tile.scales, 0, key, 8 * i), _factor(spec)) for i in range(2)]
-    logs = [m.select(ok, m.log2(m.scale(tile.scales, 1, key, 8 * i)), 0.0) for i, ok in enumerate(visible)]
+    logs = [
+        m.select(ok, m.log2(m.scale(tile.scales, 1, key, 8 * i)), 0.0)
+        for i, ok in enumerate(visible)
+    ]
     inverse = [m.exp2(m.fmul(x, -1.0)) for x in logs]
     top, total, decays, weights = [], [], [], []
     for n, score in enumerate(scores):
@@ -138,7 +164,13 @@ def fold(m: Machine, spec: Spec, tile: Tile, place: tuple[Any, Any], row: list[A
         decays.append([pair[2] for pair in pairs])
         weights.append([m.transpose(m.pair(pairs[0][3][r], pairs[1][3][r])) for r in range(2)])
     value = m.add(mine, m.times(m.c, 2))
-    mixed = _mix(m, spec, (tile.v, at[spec.H // 16 :], [seen(m.add(value, i)) for i in (0, 1, 8, 9)]), (weights, decays), state)
+    mixed = _mix(
+        m,
+        spec,
+        (tile.v, at[spec.H // 16 :], [seen(m.add(value, i)) for i in (0, 1, 8, 9)]),
+        (weights, decays),
+        state,
+    )
     return State(mixed, top, total)
 
 
@@ -146,22 +178,33 @@ def _factor(spec: Spec) -> float:
     return spec.scale * LOG2E if spec.softcap is None else spec.scale / spec.softcap
 
 
-def _scores(m: Machine, spec: Spec, keys: tuple[Any, list[Any]], queries: list[Any]) -> list[list[Any]]:
-    """For each 8 queries the scores of (token g, query 2c), (g, 2c + 1), (g + 8, 2c), (g + 8, 2c + 1), unscaled."""
+def _scores(
+    m: Machine, spec: Spec, keys: tuple[Any, list[Any]], queries: list[Any]
+) -> list[list[Any]]:
+    """For each 8 queries the scores of (token g, query 2c), (g, 2c + 1), (g + 8, 2c), (g + 8, 2c +
+    1), unscaled."""
     k, offsets_of_16 = keys
     steps = spec.H // 16
     zero = m.constant(0.0)
-    sums = [[[zero] * 4 for _ in range(spec.group // 8)] for _ in range(2)]  # two chains, since each product waits for the one before
+    # Two chains, since each product waits for the one before
+    sums = [[[zero] * 4 for _ in range(spec.group // 8)] for _ in range(2)]
     for s in range(steps):
-        halves = [m.floats(m.load(k, offsets_of_16[s], down), str(spec.kv_dtype)) for down in range(2)]
+        halves = [
+            m.floats(m.load(k, offsets_of_16[s], down), str(spec.kv_dtype)) for down in range(2)
+        ]
         left = [halves[0][0], halves[1][0], halves[0][1], halves[1][1]]
         for n, chain in enumerate(sums[s % 2]):
             at = 2 * (n * steps + s)
             sums[s % 2][n] = m.multiply(chain, left, queries[at : at + 2])
-    return [[m.fadd(x, y) for x, y in zip(even, odd, strict=True)] for even, odd in zip(*sums, strict=True)]
+    return [
+        [m.fadd(x, y) for x, y in zip(even, odd, strict=True)]
+        for even, odd in zip(*sums, strict=True)
+    ]
 
 
-def _weigh(m: Machine, points: list[Any], inverse: list[Any], top: Any, total: Any) -> tuple[Any, Any, Any, list[Any]]:
+def _weigh(
+    m: Machine, points: list[Any], inverse: list[Any], top: Any, total: Any
+) -> tuple[Any, Any, Any, list[Any]]:
     """New maximum and total, decay, and the weights of two tokens."""
     new = m.fmax(top, m.fmax(*points))
     for mask in (4, 8, 16):
@@ -176,31 +219,47 @@ def _weigh(m: Machine, points: list[Any], inverse: list[Any], top: Any, total: A
 
 
 def _mix(
-    m: Machine, spec: Spec, values: tuple[Any, list[Any], list[Any]], by: tuple[list, list], state: State
+    m: Machine,
+    spec: Spec,
+    values: tuple[Any, list[Any], list[Any]],
+    by: tuple[list, list],
+    state: State,
 ) -> list[list[list[list[Any]]]]:
-    """The sums of weighted values, decayed and with this tile's added. Words of values that are not seen are zeroed: 0 · NaN is NaN."""
+    """The sums of weighted values, decayed and with this tile's added. Words of values that are not
+    seen are zeroed: 0 · NaN is NaN."""
     v, offsets_of_32, visible = values
     weights, decays = by
     dtype = str(spec.kv_dtype)
     mixed = []
     for block in range(spec.H // 32):
-        four = [m.load(v, offset, down) for down in range(2) for offset in offsets_of_32[2 * block : 2 * block + 2]]
+        four = [
+            m.load(v, offset, down)
+            for down in range(2)
+            for offset in offsets_of_32[2 * block : 2 * block + 2]
+        ]
         words = [m.select(ok, word, 0) for ok, word in zip(visible, four, strict=True)]
         halves = []
-        for half, selector in enumerate((0x5140, 0x7362)):  # bytes 0 and 1, or 2 and 3, of two tokens side by side
-            low, high = (m.floats(m.bytes_of(words[i], words[i + 1], selector), dtype) for i in (0, 2))
+        # Bytes 0 and 1, or 2 and 3, of two tokens side by side
+        for half, selector in enumerate((0x5140, 0x7362)):
+            low, high = (
+                m.floats(m.bytes_of(words[i], words[i + 1], selector), dtype) for i in (0, 2)
+            )
             left = [low[0], low[1], high[0], high[1]]
             accs = []
             for n, acc in enumerate(state.mixed[block][half]):
-                accs.append(m.multiply([m.fmul(x, decays[n][i % 2]) for i, x in enumerate(acc)], left, weights[n]))
+                accs.append(
+                    m.multiply(
+                        [m.fmul(x, decays[n][i % 2]) for i, x in enumerate(acc)], left, weights[n]
+                    )
+                )
             halves.append(accs)
         mixed.append(halves)
     return mixed
 
 
 def finish(m: Machine, spec: Spec, to: tuple[Any, Any], own: Any, state: State) -> None:
-    """Leave each warp's normalised outputs as rows warp · group + query of a 16-bit tile, and their log2-sum-exps. Rows of neighbours'
-    queries, which are not `own` to own + G, are zeros."""
+    """Leave each warp's normalised outputs as rows warp · group + query of a 16-bit tile, and their
+    log2-sum-exps. Rows of neighbours' queries, which are not `own` to own + G, are zeros."""
     rows, lse = to
     for n in range(spec.group // 8):
         for i in range(2):
@@ -214,7 +273,10 @@ def finish(m: Machine, spec: Spec, to: tuple[Any, Any], own: Any, state: State) 
             factor = m.reciprocal(m.fmax(total, LEAST_TOTAL))
             for block in range(spec.H // 32):
                 first, second = (state.mixed[block][half][n] for half in range(2))
-                four = [m.select(mine, m.fmul(x, factor), 0.0) for x in (first[i], first[2 + i], second[i], second[2 + i])]
+                four = [
+                    m.select(mine, m.fmul(x, factor), 0.0)
+                    for x in (first[i], first[2 + i], second[i], second[2 + i])
+                ]
                 chunk = m.add(m.bits(m.g, 1, 2), 4 * (block % 2))
                 at = m.offset(2 * spec.H, row, m.times(m.bits(m.g, 0, 1), 8), chunk, block // 2)
                 m.store(rows, at, four, jnp.dtype(spec.dtype).name)

@@ -1,10 +1,13 @@
-"""What the Hopper kernel of paged decode does differently where pages hold 8-bit floats: its shared memory, its copies, and its attention.
+"""What the Hopper kernel of paged decode does differently where pages hold 8-bit floats: its shared
+memory, its copies, and its attention.
 
-A tile is copied as it lies, scales beside it, and the lane programs of `mosaic_lanes` work on it. When a row's share ends, the outputs of
-the four warps are parts like those of other blocks, and are merged as they are.
+A tile is copied as it lies, scales beside it, and the lane programs of `mosaic_lanes` work on it.
+When a row's share ends, the outputs of the four warps are parts like those of other blocks, and are
+merged as they are.
 
-A warp's step is a chain of loads, products and shuffles, each of which waits for the one before. So a second warpgroup may take every
-other tile (`second_consumer`), and its warps' outputs lie beside those of the first, which merges them all.
+A warp's step is a chain of loads, products and shuffles, each of which waits for the one before. So
+a second warpgroup may take every other tile (`second_consumer`), and its warps' outputs lie beside
+those of the first, which merges them all.
 """
 
 from __future__ import annotations
@@ -19,7 +22,15 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.lanes import Machine, byte_tiled, plain, run
 from pallas_kernels.paged_decode import mosaic_lanes as lanes
-from pallas_kernels.paged_decode.mosaic_flash import ROWS, TILE, Carry, Spec, fold, part_scores, zero_tail
+from pallas_kernels.paged_decode.mosaic_flash import (
+    ROWS,
+    TILE,
+    Carry,
+    Spec,
+    fold,
+    part_scores,
+    zero_tail,
+)
 from pallas_kernels.quantised import SCALE_DTYPE
 
 
@@ -45,19 +56,30 @@ def scratch(spec: Spec) -> dict[str, Any]:
     }
 
 
-def copy_tile(spec: Spec, pools: tuple[Any, ...], pages: list[Any], h: Array, sm: dict[str, Any], at: Array) -> None:
+def copy_tile(
+    spec: Spec, pools: tuple[Any, ...], pages: list[Any], h: Array, sm: dict[str, Any], at: Array
+) -> None:
     """TMA copies of keys, scales and values of one tile of head `h`."""
     (page, within), *_ = pages
     here = (slice(None),) if within is None else (pl.ds(pl.multiple_of(within, TILE), TILE),)
     k_ref, v_ref, scales_ref = (pool.at[page, h] for pool in pools)
     plgpu.copy_gmem_to_smem(k_ref.at[here], sm["k"].at[at], sm["k_full"].at[at])
-    plgpu.copy_gmem_to_smem(scales_ref.at[(slice(None), *here)], sm["scales"].at[at], sm["k_full"].at[at])
+    plgpu.copy_gmem_to_smem(
+        scales_ref.at[(slice(None), *here)], sm["scales"].at[at], sm["k_full"].at[at]
+    )
     plgpu.copy_gmem_to_smem(v_ref.at[here], sm["v"].at[at], sm["v_full"].at[at])
 
 
-def attend(spec: Spec, sm: dict[str, Any], slot: Array, share: tuple[Array, ...], own: Array, carry: Callable[[], Carry]) -> Carry:
-    """A row's share by the warps of all consumers, and their outputs merged into `carry()`. `share` is (first tile, end tile, ring's first
-    tile, where tile 0 would be, length)."""
+def attend(
+    spec: Spec,
+    sm: dict[str, Any],
+    slot: Array,
+    share: tuple[Array, ...],
+    own: Array,
+    carry: Callable[[], Carry],
+) -> Carry:
+    """A row's share by the warps of all consumers, and their outputs merged into `carry()`. `share`
+    is (first tile, end tile, ring's first tile, where tile 0 would be, length)."""
     state = _take_tiles(spec, sm, slot, share, 0)
     _finish(spec, sm, own, state, 0)
     warps = lanes.WARPS * spec.tuning.consumers
@@ -66,15 +88,19 @@ def attend(spec: Spec, sm: dict[str, Any], slot: Array, share: tuple[Array, ...]
         plgpu.barrier_wait(sm["warps_full"])
     zero_tail(sm["warps"], spec.H, jnp.int32(warps * spec.group))
     lse = plgpu.load(sm["warps_lse"], layout=plgpu.Layout.WGMMA.reduce(0), optimized=False)
-    merged = fold(spec, carry(), part_scores(spec.group, lse, jnp.int32(warps)), sm["warps"], sm.get("p"))
+    merged = fold(
+        spec, carry(), part_scores(spec.group, lse, jnp.int32(warps)), sm["warps"], sm.get("p")
+    )
     if spec.tuning.consumers > 1:
         plgpu.barrier_arrive(sm["warps_free"])
     return merged
 
 
-def second_consumer(spec: Spec, sm: dict[str, Any], each_row: Callable[..., Array], h: Array, low: Array) -> None:
-    """All that the second consumer of a block does: its part of every row of `mosaic_kernel`'s `each_row`, for KV head `h`; `low`
-    is the first tile of its ring."""
+def second_consumer(
+    spec: Spec, sm: dict[str, Any], each_row: Callable[..., Array], h: Array, low: Array
+) -> None:
+    """All that the second consumer of a block does: its part of every row of `mosaic_kernel`'s
+    `each_row`, for KV head `h`; `low` is the first tile of its ring."""
     plgpu.set_max_registers(232, action="increase")
 
     def row(r: Array, fields: tuple[Array, ...], n: Array) -> None:
@@ -94,7 +120,9 @@ def second_consumer(spec: Spec, sm: dict[str, Any], each_row: Callable[..., Arra
     pl.when(each_row(row) > 0)(lambda: plgpu.barrier_wait(sm["warps_free"]))
 
 
-def _take_tiles(spec: Spec, sm: dict[str, Any], slot: Array, share: tuple[Array, ...], consumer: int) -> Array:
+def _take_tiles(
+    spec: Spec, sm: dict[str, Any], slot: Array, share: tuple[Array, ...], consumer: int
+) -> Array:
     """One consumer's tiles of a row's share: those that lie in its slots of the ring."""
     begin, end, low, zero, length = share
     consumers = jnp.int32(spec.tuning.consumers)
@@ -111,7 +139,9 @@ def _take_tiles(spec: Spec, sm: dict[str, Any], slot: Array, share: tuple[Array,
         plgpu.barrier_arrive(sm["free"].at[at])
         return state
 
-    return lax.fori_loop(jnp.int32(0), lax.div(end - first + consumers - 1, consumers), step, _begin(spec))
+    return lax.fori_loop(
+        jnp.int32(0), lax.div(end - first + consumers - 1, consumers), step, _begin(spec)
+    )
 
 
 def _begin(spec: Spec) -> Array:
@@ -128,18 +158,24 @@ def _read_row(spec: Spec, sm: dict[str, Any], slot: Array) -> Array:
     return run(program, spec.interpret, lanes.constants(spec), refs=[(sm["q"].at[slot], ())])
 
 
-def _fold(spec: Spec, sm: dict[str, Any], at: Array, place: tuple[Array, Array], row: Array, state: Array) -> Array:
+def _fold(
+    spec: Spec, sm: dict[str, Any], at: Array, place: tuple[Array, Array], row: Array, state: Array
+) -> Array:
     count = row.shape[1]
 
     def program(m: Machine, refs: list[Any], scalars: list[Any], registers: list[Any]) -> list[Any]:
         k, v = (plain(ref, spec.H) for ref in refs[:2])
         tile = lanes.Tile(k, v, plain(refs[2], TILE))
         before = lanes.State.of(registers[count:], spec.H, spec.group)
-        return lanes.fold(m, spec, tile, (scalars[0], scalars[1]), registers[:count], before).registers
+        return lanes.fold(
+            m, spec, tile, (scalars[0], scalars[1]), registers[:count], before
+        ).registers
 
     tiled = byte_tiled(spec.H)
     refs = [(sm["k"].at[at], tiled), (sm["v"].at[at], tiled), (sm["scales"].at[at], ())]
-    return run(program, spec.interpret, state.shape[1], refs=refs, scalars=place, arrays=(row, state))
+    return run(
+        program, spec.interpret, state.shape[1], refs=refs, scalars=place, arrays=(row, state)
+    )
 
 
 def _finish(spec: Spec, sm: dict[str, Any], own: Array, state: Array, consumer: int) -> None:

@@ -1,7 +1,9 @@
-"""Merging among the thread blocks of a cluster, thread by thread: what Pallas has no words for is PTX here.
+"""Merging among the thread blocks of a cluster, thread by thread: what Pallas has no words for is
+PTX here.
 
-A block keeps of a row the sums of its group's queries in shared memory, `[group, H + PAD]` float32, with their running maxima and totals.
-Four columns of a query are a unit; the threads of all blocks of the cluster share the units of all queries.
+A block keeps of a row the sums of its group's queries in shared memory, `[group, H + PAD]` float32,
+with their running maxima and totals. Four columns of a query are a unit; the threads of all blocks
+of the cluster share the units of all queries.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ ut = mgpu.utils
 
 
 class Unit(NamedTuple):
-    """Which units a block merges, and where it keeps its own sums: rank in the cluster, first query in the tile, buffer."""
+    """Which units a block merges, and where it keeps its own sums: rank in the cluster, first query
+    in the tile, buffer."""
 
     spec: Spec
     rank: Array
@@ -33,7 +36,8 @@ class Unit(NamedTuple):
 
 
 def fence_cluster() -> None:
-    """What this thread wrote before is seen by threads of the cluster that it tells after, and the other way round."""
+    """What this thread wrote before is seen by threads of the cluster that it tells after, and the
+    other way round."""
 
     @plgpu.inline_mgpu()
     def fence(_: Any) -> None:
@@ -43,7 +47,8 @@ def fence_cluster() -> None:
 
 
 def keep_group(acc: Array, kept: Any, at: Array) -> None:
-    """Rows of the group, the first of `acc` `[ROWS, H]`, into buffer `at` of `kept` `[2, group, H + PAD]`: the first warp holds them."""
+    """Rows of the group, the first of `acc` `[ROWS, H]`, into buffer `at` of `kept` `[2, group, H +
+    PAD]`: the first warp holds them."""
     _, group, stride = kept.shape
 
     @plgpu.inline_mgpu(arg_types=(plgpu.Layout.WGMMA, plgpu.RefType(), SCALAR))
@@ -51,15 +56,25 @@ def keep_group(acc: Array, kept: Any, at: Array) -> None:
         thread = _thread()
         first_warp = ut.arith.cmpi(ut.arith.CmpIPredicate.ult, thread, _i32(32))
         lane = ut.arith.remui(thread, _i32(32))
-        row, column = ut.arith.divui(lane, _i32(4)), ut.arith.muli(ut.arith.remui(lane, _i32(4)), _i32(2))
+        row, column = (
+            ut.arith.divui(lane, _i32(4)),
+            ut.arith.muli(ut.arith.remui(lane, _i32(4)), _i32(2)),
+        )
         offset = _sum(_times(_scalar(at), group * stride), _times(row, stride), column)
         pointer = ut.getelementptr(ut.memref_ptr(kept), [offset], _f32())
-        registers = acc.registers.reshape(-1, 2)  # [columns / 8, half]: rows from 0 and from 8 of the warp's sixteen
+        # [columns / 8, half]: rows from 0 and from 8 of the warp's sixteen
+        registers = acc.registers.reshape(-1, 2)
         for n, half in np.ndindex(registers.shape):
             if half * 8 < group:
                 pair = [_element(registers[n, half], i) for i in range(2)]
                 place = 4 * (half * 8 * stride + n * 8)
-                ut.inline_ptx(f"st.shared.v2.f32 [$0+{place}], {{$1, $2}};", pointer, *pair, predicate=first_warp, has_side_effects=True)
+                ut.inline_ptx(
+                    f"st.shared.v2.f32 [$0+{place}], {{$1, $2}};",
+                    pointer,
+                    *pair,
+                    predicate=first_warp,
+                    has_side_effects=True,
+                )
 
     keep(acc, kept, at)
 
@@ -74,18 +89,29 @@ def keep_columns(acc: Array, kept: Any, at: Array) -> None:
         warp, lane = ut.arith.divui(thread, _i32(32)), ut.arith.remui(thread, _i32(32))
         row = _sum(_times(warp, 16), ut.arith.divui(lane, _i32(4)))
         column = _times(ut.arith.remui(lane, _i32(4)), 2)
-        pointer = ut.getelementptr(ut.memref_ptr(kept), [_sum(_times(_scalar(at), group * stride), _times(column, stride), row)], _f32())
-        registers = acc.registers.reshape(acc.shape[0] // 64, group // 8, 2)  # [rows / 64, columns / 8, half]
+        pointer = ut.getelementptr(
+            ut.memref_ptr(kept),
+            [_sum(_times(_scalar(at), group * stride), _times(column, stride), row)],
+            _f32(),
+        )
+        # [rows / 64, columns / 8, half]
+        registers = acc.registers.reshape(acc.shape[0] // 64, group // 8, 2)
         for m, n, half in np.ndindex(registers.shape):
             for i in range(2):
                 place = 4 * ((n * 8 + i) * stride + m * 64 + half * 8)
-                ut.inline_ptx(f"st.shared.f32 [$0+{place}], $1;", pointer, _element(registers[m, n, half], i), has_side_effects=True)
+                ut.inline_ptx(
+                    f"st.shared.f32 [$0+{place}], $1;",
+                    pointer,
+                    _element(registers[m, n, half], i),
+                    has_side_effects=True,
+                )
 
     keep(acc, kept, at)
 
 
 def store_zeros(spec: Spec, place: Any) -> None:
-    """Zeros for the G queries of one row and head; `place` is the first element in device memory."""
+    """Zeros for the G queries of one row and head; `place` is the first element in device
+    memory."""
 
     @plgpu.inline_mgpu(arg_types=(plgpu.RefType(),))
     def store(_: Any, ref: Any) -> None:
@@ -93,17 +119,35 @@ def store_zeros(spec: Spec, place: Any) -> None:
         for i in range(-(-_units(spec) // THREADS)):
             unit = _sum(_thread(), _i32(i * THREADS))
             inside = ut.arith.cmpi(ut.arith.CmpIPredicate.ult, unit, _i32(_units(spec)))
-            pointer = ut.getelementptr(ut.memref_ptr(ref), [_times(unit, 4)], ut.dtype_to_ir_type(spec.dtype))
-            ut.inline_ptx("st.global.v2.b32 [$0], {$1, $2};", pointer, zero, zero, predicate=inside, has_side_effects=True)
+            pointer = ut.getelementptr(
+                ut.memref_ptr(ref), [_times(unit, 4)], ut.dtype_to_ir_type(spec.dtype)
+            )
+            ut.inline_ptx(
+                "st.global.v2.b32 [$0], {$1, $2};",
+                pointer,
+                zero,
+                zero,
+                predicate=inside,
+                has_side_effects=True,
+            )
 
     store(place)
 
 
-def merge_peers(unit: Unit, kept: tuple[Any, Any, Any], out: Any, parts: tuple[Any, Any], ours: Array, followers: Array) -> None:
-    """Merges this block's units of what the cluster's blocks kept, and of the parts of this many later lanes.
+def merge_peers(
+    unit: Unit,
+    kept: tuple[Any, Any, Any],
+    out: Any,
+    parts: tuple[Any, Any],
+    ours: Array,
+    followers: Array,
+) -> None:
+    """Merges this block's units of what the cluster's blocks kept, and of the parts of this many
+    later lanes.
 
-    Where `ours`, the result is written from `out` on, `[G, H]` in the kernel's type; else it is a part, written to `parts`: outputs
-    `[group, H]` float32 and log2-sum-exps `[group]`, after which come those of the next lane.
+    Where `ours`, the result is written from `out` on, `[G, H]` in the kernel's type; else it is a
+    part, written to `parts`: outputs `[group, H]` float32 and log2-sum-exps `[group]`, after which
+    come those of the next lane.
     """
     spec = unit.spec
     cluster, group, H = spec.tuning.cluster, spec.group, spec.H
@@ -117,29 +161,57 @@ def merge_peers(unit: Unit, kept: tuple[Any, Any, Any], out: Any, parts: tuple[A
             unit = _sum(_times(rank, THREADS), _thread(), _i32(i * THREADS * cluster))
             inside = ut.arith.cmpi(ut.arith.CmpIPredicate.ult, unit, _i32(_units(spec)))
             unit = ut.arith.minui(unit, _i32(_units(spec) - 1))
-            query, column = ut.arith.divui(unit, _i32(H // 4)), _times(ut.arith.remui(unit, _i32(H // 4)), 4)
+            query, column = (
+                ut.arith.divui(unit, _i32(H // 4)),
+                _times(ut.arith.remui(unit, _i32(H // 4)), 4),
+            )
             row = _sum(own, query)
-            place = ut.getelementptr(sums, [_sum(_times(_sum(_times(at, group), row), H + PAD), column)], _f32())
+            place = ut.getelementptr(
+                sums, [_sum(_times(_sum(_times(at, group), row), H + PAD), column)], _f32()
+            )
             which = [_sum(_times(at, ROWS), row)]
-            top_at, total_at = (ut.getelementptr(pointer, which, _f32()) for pointer in (tops, totals))
-            found = [(_peer(top_at, p, 1)[0], _peer(total_at, p, 1)[0], _peer(place, p, 4)) for p in range(cluster)]
+            top_at, total_at = (
+                ut.getelementptr(pointer, which, _f32()) for pointer in (tops, totals)
+            )
+            found = [
+                (_peer(top_at, p, 1)[0], _peer(total_at, p, 1)[0], _peer(place, p, 4))
+                for p in range(cluster)
+            ]
             state = _joined(found)
             part = _sum(_times(query, H), column)
-            state = _with_followers(state, followers, (part_o, part_lse), (group * H, part), (group, query))
+            state = _with_followers(
+                state, followers, (part_o, part_lse), (group * H, part), (group, query)
+            )
             top, total, mixed = state[0], state[1], state[2:]
             values = [ut.arith.divf(x, total, fastmath=_fast()) for x in mixed]
             is_ours = ut.arith.cmpi(ut.arith.CmpIPredicate.ne, ours, _i32(0))
             to_out = ut.arith.andi(inside, is_ours)
-            to_part = ut.arith.andi(inside, ut.arith.xori(is_ours, ut.c(1, ut.ir.IntegerType.get_signless(1))))
+            to_part = ut.arith.andi(
+                inside, ut.arith.xori(is_ours, ut.c(1, ut.ir.IntegerType.get_signless(1)))
+            )
             pairs = [_packed(spec.dtype, values[j], values[j + 1]) for j in (0, 2)]
             pointer = ut.getelementptr(out, [part], ut.dtype_to_ir_type(spec.dtype))
-            ut.inline_ptx("st.global.v2.b32 [$0], {$1, $2};", pointer, *pairs, predicate=to_out, has_side_effects=True)
+            ut.inline_ptx(
+                "st.global.v2.b32 [$0], {$1, $2};",
+                pointer,
+                *pairs,
+                predicate=to_out,
+                has_side_effects=True,
+            )
             pointer = ut.getelementptr(part_o, [part], _f32())
-            ut.inline_ptx("st.global.v4.f32 [$0], {$1, $2, $3, $4};", pointer, *values, predicate=to_part, has_side_effects=True)
+            ut.inline_ptx(
+                "st.global.v4.f32 [$0], {$1, $2, $3, $4};",
+                pointer,
+                *values,
+                predicate=to_part,
+                has_side_effects=True,
+            )
             pointer = ut.getelementptr(part_lse, [query], _f32())
             lse = ut.arith.addf(top, _unary("lg2.approx.ftz.f32", total))
             once = ut.arith.andi(to_part, ut.arith.cmpi(ut.arith.CmpIPredicate.eq, column, _i32(0)))
-            ut.inline_ptx("st.global.f32 [$0], $1;", pointer, lse, predicate=once, has_side_effects=True)
+            ut.inline_ptx(
+                "st.global.f32 [$0], $1;", pointer, lse, predicate=once, has_side_effects=True
+            )
 
     merge(*kept, out, *parts, *scalars)
 
@@ -153,16 +225,32 @@ def _joined(found: list[tuple[Any, Any, list[Any]]]) -> list[Any]:
     for one, total, sums in found:
         weight = _unary("ex2.approx.ftz.f32", ut.arith.subf(one, top))
         weighted = [ut.arith.mulf(weight, x) for x in (total, *sums)]
-        state = [ut.arith.addf(a, b) for a, b in zip(state, weighted, strict=True)] if state else weighted
+        state = (
+            [ut.arith.addf(a, b) for a, b in zip(state, weighted, strict=True)]
+            if state
+            else weighted
+        )
     return [top, *state]
 
 
-def _with_followers(state: list[Any], followers: Any, parts: tuple[Any, Any], o_at: tuple[int, Any], lse_at: tuple[int, Any]) -> list[Any]:
-    """`state` with the parts of the next lanes: each an output, which is sums over a total of 1, and a maximum."""
+def _with_followers(
+    state: list[Any],
+    followers: Any,
+    parts: tuple[Any, Any],
+    o_at: tuple[int, Any],
+    lse_at: tuple[int, Any],
+) -> list[Any]:
+    """`state` with the parts of the next lanes: each an output, which is sums over a total of 1,
+    and a maximum."""
     index = ut.ir.IndexType.get()
-    loop = ut.scf.ForOp(ut.c(0, index), ut.arith.index_cast(index, followers), ut.c(1, index), state)
+    loop = ut.scf.ForOp(
+        ut.c(0, index), ut.arith.index_cast(index, followers), ut.c(1, index), state
+    )
     with ut.ir.InsertionPoint(loop.body):
-        lane = _sum(ut.arith.index_cast(ut.ir.IntegerType.get_signless(32), loop.induction_variable), _i32(1))
+        lane = _sum(
+            ut.arith.index_cast(ut.ir.IntegerType.get_signless(32), loop.induction_variable),
+            _i32(1),
+        )
         o_ptr = ut.getelementptr(parts[0], [_sum(_times(lane, o_at[0]), o_at[1])], _f32())
         lse_ptr = ut.getelementptr(parts[1], [_sum(_times(lane, lse_at[0]), lse_at[1])], _f32())
         lse = _loaded("ld.global.f32 $0, [$1];", lse_ptr, 1)[0]
@@ -176,8 +264,14 @@ def _with_followers(state: list[Any], followers: Any, parts: tuple[Any, Any], o_
 def _peer(pointer: Any, rank: int, count: int) -> list[Any]:
     """Floats of this block's own shared address in the block `rank` of the cluster."""
     names = ", ".join(f"${i}" for i in range(count))
-    load = f"ld.shared::cluster{'.v4' if count == 4 else ''}.f32 {{{names}}}" if count == 4 else f"ld.shared::cluster.f32 {names}"
-    code = f"{{ .reg .b32 there; mapa.shared::cluster.u32 there, ${count}, {rank}; {load}, [there]; }}"
+    load = (
+        f"ld.shared::cluster{'.v4' if count == 4 else ''}.f32 {{{names}}}"
+        if count == 4
+        else f"ld.shared::cluster.f32 {names}"
+    )
+    code = (
+        f"{{ .reg .b32 there; mapa.shared::cluster.u32 there, ${count}, {rank}; {load}, [there]; }}"
+    )
     return _loaded(code, pointer, count)
 
 
@@ -188,7 +282,9 @@ def _loaded(code: str, pointer: Any, count: int) -> list[Any]:
 
 def _packed(dtype: Any, low: Any, high: Any) -> Any:
     kind = "bf16x2" if dtype == jnp.bfloat16 else "f16x2"
-    return ut.inline_ptx(f"cvt.rn.{kind}.f32 $0, $1, $2;", high, low, result_types=ut.ir.IntegerType.get_signless(32))
+    return ut.inline_ptx(
+        f"cvt.rn.{kind}.f32 $0, $1, $2;", high, low, result_types=ut.ir.IntegerType.get_signless(32)
+    )
 
 
 def _unary(code: str, x: Any) -> Any:

@@ -1,6 +1,8 @@
-"""Online softmax with keys for rows: scores are K·qᵀ, `[TILE, group]`, so that nothing is computed for queries that are not there.
+"""Online softmax with keys for rows: scores are K·qᵀ, `[TILE, group]`, so that nothing is computed
+for queries that are not there.
 
-The carry is transposed too: weighted values `[H, group]`, the running maximum `[group]`, and the weights' sums by token, `[TILE, group]`.
+The carry is transposed too: weighted values `[H, group]`, the running maximum `[group]`, and the
+weights' sums by token, `[TILE, group]`.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ def start_swapped(spec: Spec, sinks: list[Array] | None, own: Array, begins: Arr
 
 
 def scores_swapped(spec: Spec, q: Any, k: Any, first: Array, length: Array) -> Array:
-    """K·qᵀ in the log2 domain, soft-capped, -inf where unseen; float32 `[TILE, group]`. The tile's first token is at position `first`."""
+    """K·qᵀ in the log2 domain, soft-capped, -inf where unseen; float32 `[TILE, group]`. The tile's
+    first token is at position `first`."""
 
     def multiply(acc):  # type: ignore[no-untyped-def]
         plgpu.wgmma(acc, k, q.at[pl.ds(0, spec.group)].T)
@@ -54,7 +57,8 @@ def scores_swapped(spec: Spec, q: Any, k: Any, first: Array, length: Array) -> A
 
 
 def fold_swapped(spec: Spec, carry: Carry, scores: Array, v: Any, count: Array, p_sm: Any) -> Carry:
-    """One step over a tile of which the first `count` tokens are there; the weights go to the tensor cores by `p_sm` `[group, TILE]`."""
+    """One step over a tile of which the first `count` tokens are there; the weights go to the
+    tensor cores by `p_sm` `[group, TILE]`."""
     acc, top, sums = carry
     new_top = jnp.maximum(top, scores.max(axis=0))
     decay = jnp.exp2(top - new_top)

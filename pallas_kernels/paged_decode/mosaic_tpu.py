@@ -1,4 +1,5 @@
-"""Paged decode attention for TPU: one grid step a row, all KV heads of a device together; see `pallas_kernels.mosaic_tpu`."""
+"""Paged decode attention for TPU: one grid step a row, all KV heads of a device together; see
+`pallas_kernels.mosaic_tpu`."""
 
 from __future__ import annotations
 
@@ -24,17 +25,31 @@ def decode_attention(
     interpret: Any = False,
     **options: Unpack[AttentionOptions],
 ) -> Array:
-    """See `pallas_kernels.paged_decode`. `interpret` is a `pltpu.InterpretParams` for machines without a TPU.
+    """See `pallas_kernels.paged_decode`. `interpret` is a `pltpu.InterpretParams` for machines
+    without a TPU.
 
-    bfloat16 or float32; head_dim a multiple of 128; pages of a multiple of 16 tokens (8 in float32). Raises ValueError otherwise.
+    bfloat16 or float32; head_dim a multiple of 128; pages of a multiple of 16 tokens (8 in
+    float32). Raises ValueError otherwise.
     """
     check(q_BNH, k_pages, v_pages)
     N, K = q_BNH.shape[1], k_pages.shape[1]
     pages = mosaic_tpu.pages_per_tile(k_pages, K, MOST_TOKENS)
-    spec = mosaic_tpu.Spec(1, K, pages, interpret, options["scale"], options.get("window"), options.get("softcap"))
+    spec = mosaic_tpu.Spec(
+        1, K, pages, interpret, options["scale"], options.get("window"), options.get("softcap")
+    )
     q_BKRH = items.pack_decode(q_BNH, K, mosaic_tpu.sublanes(q_BNH.dtype))
     out = []
     for some in mosaic_tpu.row_groups(page_table_BM):
         part = items.decode_items(lengths_B[some])
-        out.append(mosaic_tpu.attend(spec, q_BKRH[some], k_pages, v_pages, page_table_BM[some], part, options.get("sinks")))
+        out.append(
+            mosaic_tpu.attend(
+                spec,
+                q_BKRH[some],
+                k_pages,
+                v_pages,
+                page_table_BM[some],
+                part,
+                options.get("sinks"),
+            )
+        )
     return items.unpack_decode(out[0] if len(out) == 1 else jnp.concatenate(out), N)

@@ -21,7 +21,8 @@ def decode_attention(
     sinks: Array | None = None,
     scales: Array | None = None,
 ) -> Array:
-    """See `pallas_kernels.paged_decode`. All rows walk their tiles together, from the first that any row sees to the longest row's last."""
+    """See `pallas_kernels.paged_decode`. All rows walk their tiles together, from the first that
+    any row sees to the longest row's last."""
     B, N, H = q_BNH.shape
     _, K, C, _ = k_pages.shape
     pages = tiles.pages_per_tile(C)
@@ -37,8 +38,13 @@ def decode_attention(
         return tiles.fold(carry, q_BKGH, k, v, mask[:, None, None, :], softcap)
 
     live = lengths_B > 0
-    low = jnp.min(jnp.where(live, first_B // tokens, jnp.iinfo(jnp.int32).max), initial=jnp.iinfo(jnp.int32).max)
+    low = jnp.min(
+        jnp.where(live, first_B // tokens, jnp.iinfo(jnp.int32).max),
+        initial=jnp.iinfo(jnp.int32).max,
+    )
     high = jnp.max(-(-lengths_B // tokens), initial=0)
     carry = lax.fori_loop(low, high, step, tiles.start((B, K, N // K), H))
-    out = tiles.finish(carry, None if sinks is None else sinks.astype(jnp.float32).reshape(K, N // K))
+    out = tiles.finish(
+        carry, None if sinks is None else sinks.astype(jnp.float32).reshape(K, N // K)
+    )
     return out.reshape(B, N, H).astype(q_BNH.dtype)

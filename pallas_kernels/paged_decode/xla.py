@@ -1,4 +1,5 @@
-"""Paged decode attention in plain JAX for accelerators without a kernel: large tiles of all rows at once; see `pallas_kernels.xla`."""
+"""Paged decode attention in plain JAX for accelerators without a kernel: large tiles of all rows at
+once; see `pallas_kernels.xla`."""
 
 from __future__ import annotations
 
@@ -25,5 +26,7 @@ def decode_attention(
     q_BKRH = items.pack_decode(q_BNH, K, 1)
     pools = pools_of(k_pages, v_pages, options)
     spec = xla.Spec(1, options["scale"], options.get("window"), options.get("softcap"))
-    out = xla.attend(spec, q_BKRH, pools, page_table_BM, items.decode_items(lengths_B), options.get("sinks"))
+    out = xla.attend(
+        spec, q_BKRH, pools, page_table_BM, items.decode_items(lengths_B), options.get("sinks")
+    )
     return items.unpack_decode(out, N)

@@ -1,4 +1,5 @@
-"""Paged attention for prompt chunks: ragged rows of queries against their pages, causal after a cached prefix."""
+"""Paged attention for prompt chunks: ragged rows of queries against their pages, causal after a
+cached prefix."""
 
 from __future__ import annotations
 
@@ -23,12 +24,15 @@ def extend_attention(
     backend: str,
     **options: Unpack[AttentionOptions],
 ) -> Array:
-    """Attention of ragged rows of queries over the tokens in their pages; returns `o_TNH` in q's dtype.
+    """Attention of ragged rows of queries over the tokens in their pages; returns `o_TNH` in q's
+    dtype.
 
-    Row r's queries are `q_TNH[starts[r] : starts[r] + lengths[r]]`, at positions `kv_lengths[r] - lengths[r]` to `kv_lengths[r] - 1`
-    of its sequence; their keys and values are already in its pages, as is the prefix before them. Each sees the keys up to its own
-    position (bottom-right causal). Rows do not overlap; length 0 is a row that is not in use; tokens of no row give zeros.
-    Pages, `first_page`, `scales`, heads, `window`, `softcap`, `sinks`, poison and errors as in `paged_decode.decode_attention`.
+    Row r's queries are `q_TNH[starts[r] : starts[r] + lengths[r]]`, at positions `kv_lengths[r] -
+    lengths[r]` to `kv_lengths[r] - 1` of its sequence; their keys and values are already in its
+    pages, as is the prefix before them. Each sees the keys up to its own position (bottom-right
+    causal). Rows do not overlap; length 0 is a row that is not in use; tokens of no row give zeros.
+    Pages, `first_page`, `scales`, heads, `window`, `softcap`, `sinks`, poison and errors as in
+    `paged_decode.decode_attention`.
     """
     run = BACKENDS[backend]
     if backend != "mosaic_gpu":

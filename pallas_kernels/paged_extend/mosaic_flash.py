@@ -1,4 +1,5 @@
-"""Sizes of the Hopper kernel of paged extend, and the steps of its online softmax on the tensor cores."""
+"""Sizes of the Hopper kernel of paged extend, and the steps of its online softmax on the tensor
+cores."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ ROWS = 64  # query rows of one warpgroup
 NEVER = -1e30  # running maximum before any key: finite, so that exp2(-inf - it) is 0 and not NaN
 LOG2E = math.log2(math.e)
 
-type Carry = tuple[Array, Array, Array]  # weighted values [ROWS, H], running maximum [ROWS] in the log2 domain, sum of weights [ROWS]
+# Weighted values [ROWS, H], running maximum [ROWS] in the log2 domain, sum of weights [ROWS]
+type Carry = tuple[Array, Array, Array]
 
 
 class Tuning(NamedTuple):
@@ -56,7 +58,8 @@ class Spec(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Keys of a tile, and query rows of a block: a part of an output then fits a slot of values."""
+        """Keys of a tile, and query rows of a block: a part of an output then fits a slot of
+        values."""
         return ROWS * self.tuning.groups
 
     @property
@@ -81,15 +84,20 @@ class Spec(NamedTuple):
 
     @property
     def registers(self) -> tuple[int, int]:
-        """Of a thread of the producer and of a compute warpgroup: of three together at most 504, the 168 that each starts with, since a
-        warpgroup that asks for more than the others gave back waits for ever. Widening takes some."""
+        """Of a thread of the producer and of a compute warpgroup: of three together at most 504,
+        the 168 that each starts with, since a warpgroup that asks for more than the others gave
+        back waits for ever. Widening takes some."""
         return (40, 232) if self.kv_dtype is None else (88, 208)
 
     @property
     def options(self) -> dict[str, Any]:
         given = {} if self.interpret is None else {"interpret": self.interpret}
-        # Rows are reduced within a warp; the memory that reductions across warps would need is not there.
-        return {"compiler_params": plgpu.CompilerParams(approx_math=True, reduction_scratch_bytes=0), **given}
+        # Rows are reduced within a warp; the memory that reductions across warps would need is not
+        # there.
+        return {
+            "compiler_params": plgpu.CompilerParams(approx_math=True, reduction_scratch_bytes=0),
+            **given,
+        }
 
 
 def start(H: int) -> Carry:
@@ -100,10 +108,18 @@ def start(H: int) -> Carry:
     return acc, top, plgpu.layout_cast(jnp.full((ROWS,), 0.0, jnp.float32), row)
 
 
-def fold(spec: Spec, carry: Carry, scores: Array, query: Array | None, ready: Callable[[], Any], p_sm: Any) -> Carry:
+def fold(
+    spec: Spec,
+    carry: Carry,
+    scores: Array,
+    query: Array | None,
+    ready: Callable[[], Any],
+    p_sm: Any,
+) -> Carry:
     """One step of online softmax: scores `[ROWS, size]`, then the values that `ready()` waits for.
 
-    `query` is the position of the first row's token less that of the first key; None means that every row sees every key.
+    `query` is the position of the first row's token less that of the first key; None means that
+    every row sees every key.
     """
     acc, top, total = carry
     factor = spec.scale * LOG2E
@@ -157,12 +173,16 @@ def merge(carry: Carry, part: Array, lse: Array) -> Carry:
     acc, top, total = carry
     new_top = jnp.maximum(top, lse)
     decay, weight = jnp.exp2(top - new_top), jnp.exp2(lse - new_top)
-    acc = acc * lax.broadcast_in_dim(decay, acc.shape, [0]) + part.astype(jnp.float32) * lax.broadcast_in_dim(weight, acc.shape, [0])
+    acc = acc * lax.broadcast_in_dim(decay, acc.shape, [0]) + part.astype(
+        jnp.float32
+    ) * lax.broadcast_in_dim(weight, acc.shape, [0])
     return acc, new_top, total * decay + weight
 
 
 def add_sinks(carry: Carry, sinks: list[Array], here: Array) -> Carry:
-    """Counts the sinks of a tile's heads, keys with no value, if this is where the unit ends (`here`)."""
+    """Counts the sinks of a tile's heads, keys with no value, if this is where the unit ends
+    (`here`).
+    """
     acc, top, total = carry
     logits = [jnp.where(here, jnp.maximum(sink * LOG2E, NEVER), NEVER) for sink in sinks]
     sink_of_row = jnp.full((ROWS,), logits[0])
@@ -172,12 +192,16 @@ def add_sinks(carry: Carry, sinks: list[Array], here: Array) -> Carry:
         for i, logit in enumerate(logits):
             sink_of_row = jnp.where(head == i, logit, sink_of_row)
     new_top = jnp.maximum(top, sink_of_row)
-    decay, weight = jnp.exp2(top - new_top), jnp.where(sink_of_row > NEVER, jnp.exp2(sink_of_row - new_top), 0.0)
+    decay, weight = (
+        jnp.exp2(top - new_top),
+        jnp.where(sink_of_row > NEVER, jnp.exp2(sink_of_row - new_top), 0.0),
+    )
     return acc * lax.broadcast_in_dim(decay, acc.shape, [0]), new_top, total * decay + weight
 
 
 def finish(carry: Carry) -> tuple[Array, Array]:
-    """The output `[ROWS, H]` and the log2 of the sum of weights; rows that saw nothing give zeros and -inf."""
+    """The output `[ROWS, H]` and the log2 of the sum of weights; rows that saw nothing give zeros
+    and -inf."""
     acc, top, total = carry
     lse = top + jnp.log2(total)
     total = jnp.where(total > 0, total, 1.0)

@@ -1,10 +1,13 @@
-"""Paged attention of ragged prompt chunks for NVIDIA Hopper in Pallas Mosaic GPU: causal after a cached prefix.
+"""Paged attention of ragged prompt chunks for NVIDIA Hopper in Pallas Mosaic GPU: causal after a
+cached prefix.
 
-One launch (`mosaic_kernel`): every thread block works on an equal share of all (query tile, key tile) pairs of one KV head, so that few
-queries after a long prefix fill the card as well as a long prompt does. A producer warpgroup walks the page table and fills a ring
-of K and V tiles by TMA; one or two compute warpgroups of 64 query rows each do flash attention and take turns on the tensor cores: one
-multiplies while the other does its softmax. In short steps the query heads of a KV head share a tile's rows. A query tile that crosses
-shares is merged by the block that has its first keys, as in `paged_decode`.
+One launch (`mosaic_kernel`): every thread block works on an equal share of all (query tile, key
+tile) pairs of one KV head, so that few queries after a long prefix fill the card as well as a long
+prompt does. A producer warpgroup walks the page table and fills a ring of K and V tiles by TMA; one
+or two compute warpgroups of 64 query rows each do flash attention and take turns on the tensor
+cores: one multiplies while the other does its softmax. In short steps the query heads of a KV head
+share a tile's rows. A query tile that crosses shares is merged by the block that has its first
+keys, as in `paged_decode`.
 """
 
 from __future__ import annotations
@@ -27,14 +30,16 @@ MOST_SHARED = 32  # query heads that share one tile
 
 @functools.cache
 def default_tuning(head_dim: int, itemsize: int = 2) -> Tuning:
-    """The sizes of `tuned/` for a head dimension and bytes of a number in the pages; 227 KB of shared memory hold the queries, the output
-    and the ring. Sizes for 8 bits differ in the ring alone, so that plans serve both."""
+    """The sizes of `tuned/` for a head dimension and bytes of a number in the pages; 227 KB of
+    shared memory hold the queries, the output and the ring. Sizes for 8 bits differ in the ring
+    alone, so that plans serve both."""
     found = json.loads((pathlib.Path(__file__).parent / "tuned" / "nvidia_h200.json").read_text())
     return Tuning(**found["head_dim" if itemsize == 2 else "head_dim, 8 bits"][str(head_dim)])
 
 
 def shared_heads(tokens: int, group: int, tuning: Tuning) -> int:
-    """Query heads that share one tile: short steps would leave rows empty, long ones lose the rows that a group does not fill."""
+    """Query heads that share one tile: short steps would leave rows empty, long ones lose the rows
+    that a group does not fill."""
     if tokens > max(tuning.shared_up_to, ROWS * tuning.groups - 1):
         return 1
     return max(n for n in range(1, MOST_SHARED + 1) if group % n == 0)
@@ -53,15 +58,26 @@ def plan(
     whole: bool = False,
     tuning: Tuning | None = None,
 ) -> ExtendPlan:
-    """The split plan of one step over `tokens` tokens, to be computed once and passed to every layer with the same `window`.
+    """The split plan of one step over `tokens` tokens, to be computed once and passed to every
+    layer with the same `window`.
 
-    `heads` and `kv_heads` are those of one device. `whole`: no query tile of a row is divided between blocks.
+    `heads` and `kv_heads` are those of one device. `whole`: no query tile of a row is divided
+    between blocks.
     """
     tuning = tuning or default_tuning(head_dim)
     share = shared_heads(tokens, heads // kv_heads, tuning)
     size = ROWS * tuning.groups
     lanes = max(1, tuning.blocks // kv_heads)
-    cut = Cut(tokens, (ROWS // share) * tuning.groups, size, heads // kv_heads // share, lanes, tuning.min_tiles, kv_heads, whole)
+    cut = Cut(
+        tokens,
+        (ROWS // share) * tuning.groups,
+        size,
+        heads // kv_heads // share,
+        lanes,
+        tuning.min_tiles,
+        kv_heads,
+        whole,
+    )
     return make_plan(starts_R, lengths_R, kv_lengths_R, cut=cut, window=window)
 
 
@@ -70,7 +86,9 @@ def check(q: Array, k_pages: Array, v_pages: Array) -> None:
     check_pages("extend", q, k_pages, v_pages)
     N, K = q.shape[1], k_pages.shape[1]
     if N % K:
-        raise ValueError(f"mosaic_gpu extend takes a whole number of query heads a KV head, got {N} over {K}")
+        raise ValueError(
+            f"mosaic_gpu extend takes a whole number of query heads a KV head, got {N} over {K}"
+        )
 
 
 def extend_attention(
@@ -86,10 +104,12 @@ def extend_attention(
     interpret: Any = None,
     **options: Unpack[AttentionOptions],
 ) -> Array:
-    """See `pallas_kernels.paged_extend`. The option `plan` is this module's `plan(...)` for the same rows, window and tuning.
+    """See `pallas_kernels.paged_extend`. The option `plan` is this module's `plan(...)` for the
+    same rows, window and tuning.
 
-    bfloat16 or float16, and pages of the same or of 8-bit floats; head_dim 64, 128, 256; pages of 16 to 128 tokens (64 and 128 in 8 bits).
-    Raises ValueError otherwise. `interpret` is a `plgpu.InterpretGPUParams` for machines without a GPU.
+    bfloat16 or float16, and pages of the same or of 8-bit floats; head_dim 64, 128, 256; pages of
+    16 to 128 tokens (64 and 128 in 8 bits). Raises ValueError otherwise. `interpret` is a
+    `plgpu.InterpretGPUParams` for machines without a GPU.
     """
     check(q_TNH, k_pages, v_pages)
     T, N, H = q_TNH.shape
@@ -100,9 +120,31 @@ def extend_attention(
     if planned is None:
         rows = (starts_R, lengths_R, kv_lengths_R)
         whole = options.get("whole", False)
-        planned = plan(*rows, tokens=T, heads=N, kv_heads=K, head_dim=H, window=window, whole=whole, tuning=tuning)
+        planned = plan(
+            *rows,
+            tokens=T,
+            heads=N,
+            kv_heads=K,
+            head_dim=H,
+            window=window,
+            whole=whole,
+            tuning=tuning,
+        )
     share = shared_heads(T, N // K, tuning)
-    spec = Spec(T, K, N // K, share, H, C, q_TNH.dtype, options["scale"], window, options.get("softcap"), tuning, interpret)
+    spec = Spec(
+        T,
+        K,
+        N // K,
+        share,
+        H,
+        C,
+        q_TNH.dtype,
+        options["scale"],
+        window,
+        options.get("softcap"),
+        tuning,
+        interpret,
+    )
     if sinks is not None:
         sinks = sinks.astype(jnp.float32)
     pools = pools_of(k_pages, v_pages, options)

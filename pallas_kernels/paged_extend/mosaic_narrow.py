@@ -1,7 +1,9 @@
-"""How the Hopper kernel of paged extend reads pages of 8-bit floats: its producer fills the ring of K and V tiles by widening them.
+"""How the Hopper kernel of paged extend reads pages of 8-bit floats: its producer fills the ring of
+K and V tiles by widening them.
 
-Tiles are copied as they lie, keys and values in turn, and the producer's lanes bring them to 16 bits, scaled, while the compute warpgroups
-work on the tiles before. Prompts are bound by products, so nothing else of the kernel changes.
+Tiles are copied as they lie, keys and values in turn, and the producer's lanes bring them to 16
+bits, scaled, while the compute warpgroups work on the tiles before. Prompts are bound by products,
+so nothing else of the kernel changes.
 """
 
 from __future__ import annotations
@@ -41,8 +43,9 @@ def produce(
 ) -> None:
     """Widen the keys and values of a unit's tiles into the ring.
 
-    `tiles` are (first, end, keys of the unit); `places(t)` gives for tile t (page, head, first token in it, tokens) of each copy, and
-    `take(name, t)` the slot of that ring for it, once it is free.
+    `tiles` are (first, end, keys of the unit); `places(t)` gives for tile t (page, head, first
+    token in it, tokens) of each copy, and `take(name, t)` the slot of that ring for it, once it is
+    free.
     """
     begin, end, keys = tiles
     count = 2 * (end - begin)
@@ -53,11 +56,19 @@ def produce(
         @pl.when(j < count)
         def _() -> None:
             slot = lax.rem(jnp.int32(j), jnp.int32(SLOTS))
-            for i, (page, h, within, size) in enumerate(places(begin + lax.div(jnp.int32(j), jnp.int32(2)))):
+            for i, (page, h, within, size) in enumerate(
+                places(begin + lax.div(jnp.int32(j), jnp.int32(2)))
+            ):
                 to = pl.ds(i * size, size)
                 here = slice(None) if within is None else pl.ds(within, size)
-                plgpu.copy_gmem_to_smem(pools[side].at[page, h, here], sm["raw"].at[slot, to], sm["raw_full"].at[slot])
-                plgpu.copy_gmem_to_smem(pools[2].at[page, h, side, here], sm["raw_scales"].at[slot, 0, to], sm["raw_full"].at[slot])
+                plgpu.copy_gmem_to_smem(
+                    pools[side].at[page, h, here], sm["raw"].at[slot, to], sm["raw_full"].at[slot]
+                )
+                plgpu.copy_gmem_to_smem(
+                    pools[2].at[page, h, side, here],
+                    sm["raw_scales"].at[slot, 0, to],
+                    sm["raw_full"].at[slot],
+                )
 
     for j in range(SLOTS):
         fetch(j, j % 2)
@@ -77,32 +88,51 @@ def produce(
 
 def _widen(spec: Spec, sm: dict[str, Any], slot: Array, to: Any, count: Array) -> None:
     def program(m: Machine, refs: list[Any], scalars: list[Any], _: list[Any]) -> list[Any]:
-        target, source, scales = (plain(ref, width) for ref, width in zip(refs, (2 * spec.H, spec.H, spec.size), strict=True))
+        target, source, scales = (
+            plain(ref, width)
+            for ref, width in zip(refs, (2 * spec.H, spec.H, spec.size), strict=True)
+        )
         widen(m, spec, (source, scales, target), scalars[0])
         return []
 
-    refs = [(to, spec.tiled), (sm["raw"].at[slot], byte_tiled(spec.H)), (sm["raw_scales"].at[slot], ())]
+    refs = [
+        (to, spec.tiled),
+        (sm["raw"].at[slot], byte_tiled(spec.H)),
+        (sm["raw_scales"].at[slot], ()),
+    ]
     run(program, spec.interpret, 0, refs=refs, scalars=(count,))
 
 
 def widen(m: Machine, spec: Spec, arrays: tuple[Any, Any, Any], count: Any) -> None:
-    """Lane program: the tile `source` times its tokens' `scales` in 16 bits to `target`; zeros from token `count` on, since what is masked
-    later is multiplied by 0, and 0 · NaN is NaN. A lane takes 4 numbers of a row; of the 8 rows of a piece a warp has two that lie 4 apart,
-    whose swizzled halves are different banks."""
+    """Lane program: the tile `source` times its tokens' `scales` in 16 bits to `target`; zeros from
+    token `count` on, since what is masked later is multiplied by 0, and 0 · NaN is NaN. A lane
+    takes 4 numbers of a row; of the 8 rows of a piece a warp has two that lie 4 apart, whose
+    swizzled halves are different banks."""
     source, scales, target = arrays
     piece = min(spec.H, 128)
     row = m.add(m.warp, m.times(m.bits(m.g, 2, 1), 4))
     chunk = m.bits(m.g, 0, 2)
-    narrow = [m.offset(spec.H, row, m.times(m.c, 4), m.add(chunk, at % piece // 16), at // piece) for at in range(0, spec.H, 64)]
+    narrow = [
+        m.offset(spec.H, row, m.times(m.c, 4), m.add(chunk, at % piece // 16), at // piece)
+        for at in range(0, spec.H, 64)
+    ]
     there = m.add(m.times(chunk, 2), m.bits(m.c, 1, 1))
-    wide = [m.offset(2 * spec.H, row, m.times(m.bits(m.c, 0, 1), 8), there, i) for i in range(spec.H // 64)]
+    wide = [
+        m.offset(2 * spec.H, row, m.times(m.bits(m.c, 0, 1), 8), there, i)
+        for i in range(spec.H // 64)
+    ]
     rows = max(1, AT_ONCE * 64 // spec.H)
     for first in range(0, spec.size // 8, rows):
         loaded = []  # before anything is stored, since no load is moved before a store
         for down in range(first, first + rows):
             mine = m.below(m.add(row, 8 * down), count)
             factor = m.select(mine, m.scale(scales, 0, row, 8 * down), 0.0)
-            loaded += [(down, to, factor, m.select(mine, m.load(source, at, down), 0)) for at, to in zip(narrow, wide, strict=True)]
+            loaded += [
+                (down, to, factor, m.select(mine, m.load(source, at, down), 0))
+                for at, to in zip(narrow, wide, strict=True)
+            ]
         for down, to, factor, word in loaded:
             numbers = [x for pair in m.floats(word, str(spec.kv_dtype)) for x in m.halves(pair)]
-            m.store(target, to, [m.fmul(x, factor) for x in numbers], jnp.dtype(spec.dtype).name, down)
+            m.store(
+                target, to, [m.fmul(x, factor) for x in numbers], jnp.dtype(spec.dtype).name, down
+            )

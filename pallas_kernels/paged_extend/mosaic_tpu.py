@@ -1,4 +1,5 @@
-"""Paged attention for ragged prompt chunks on TPU: one grid step a tile of queries and a KV head; see `pallas_kernels.mosaic_tpu`."""
+"""Paged attention for ragged prompt chunks on TPU: one grid step a tile of queries and a KV head;
+see `pallas_kernels.mosaic_tpu`."""
 
 from __future__ import annotations
 
@@ -28,26 +29,39 @@ def extend_attention(
     interpret: Any = False,
     **options: Unpack[AttentionOptions],
 ) -> Array:
-    """See `pallas_kernels.paged_extend`. `interpret` is a `pltpu.InterpretParams` for machines without a TPU.
+    """See `pallas_kernels.paged_extend`. `interpret` is a `pltpu.InterpretParams` for machines
+    without a TPU.
 
-    bfloat16 or float32; head_dim a multiple of 128; pages of a multiple of 16 tokens (8 in float32). Raises ValueError otherwise.
+    bfloat16 or float32; head_dim a multiple of 128; pages of a multiple of 16 tokens (8 in
+    float32). Raises ValueError otherwise.
     """
     check(q_TNH, k_pages, v_pages)
     (T, N, _), K = q_TNH.shape, k_pages.shape[1]
     queries = queries_per_tile(T, N // K)
     pages = mosaic_tpu.pages_per_tile(k_pages, 1, SCORES * K // (queries * N))
-    spec = mosaic_tpu.Spec(queries, 1, pages, interpret, options["scale"], options.get("window"), options.get("softcap"))
+    spec = mosaic_tpu.Spec(
+        queries,
+        1,
+        pages,
+        interpret,
+        options["scale"],
+        options.get("window"),
+        options.get("softcap"),
+    )
     out = jnp.zeros_like(q_TNH)
     for some in mosaic_tpu.row_groups(page_table_RM):
         chunks = items.chunk_items(starts_R[some], lengths_R[some], kv_lengths_R[some], T, queries)
         q_WKRH = items.pack_chunks(q_TNH, chunks, K)
-        o_WKRH = mosaic_tpu.attend(spec, q_WKRH, k_pages, v_pages, page_table_RM[some], chunks.items, options.get("sinks"))
+        o_WKRH = mosaic_tpu.attend(
+            spec, q_WKRH, k_pages, v_pages, page_table_RM[some], chunks.items, options.get("sinks")
+        )
         out += items.unpack_chunks(o_WKRH, chunks)
     return out
 
 
 def queries_per_tile(tokens: int, group: int) -> int:
-    """A power of two: 16 at least, no more than the step has, and few enough for a group's heads to share a tile."""
+    """A power of two: 16 at least, no more than the step has, and few enough for a group's heads to
+    share a tile."""
     queries = 16
     while queries < min(tokens, MOST_QUERIES) and 2 * queries * group <= PLACES:
         queries *= 2

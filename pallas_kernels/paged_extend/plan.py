@@ -1,10 +1,13 @@
-"""Split plan of one extend step: which key tiles of which query tiles every lane of the grid works on. Computed on device.
+"""Split plan of one extend step: which key tiles of which query tiles every lane of the grid works
+on. Computed on device.
 
-Tokens of the step are cut into spans: every row's chunk, and every gap that no row uses (its tokens get zeros). Each span is cut into
-items of `queries` tokens. An item makes one unit per share of a KV head's query heads. The key tiles of all units stand in one line, and
-the line is cut into equal shares, one a lane; lane x KV head is one thread block. So every block does the same work, be it one chunk
-after a long prefix or many short ones. A unit belongs to the lane with its first tile; lanes further on that work on it, its
-followers, hand it their parts. In a whole plan cuts move on to the next unit's first tile: no unit has parts.
+Tokens of the step are cut into spans: every row's chunk, and every gap that no row uses (its tokens
+get zeros). Each span is cut into items of `queries` tokens. An item makes one unit per share of a
+KV head's query heads. The key tiles of all units stand in one line, and the line is cut into equal
+shares, one a lane; lane x KV head is one thread block. So every block does the same work, be it one
+chunk after a long prefix or many short ones. A unit belongs to the lane with its first tile; lanes
+further on that work on it, its followers, hand it their parts. In a whole plan cuts move on to the
+next unit's first tile: no unit has parts.
 """
 
 from typing import NamedTuple
@@ -17,8 +20,8 @@ LANE_FIELDS = 6 + ITEM_FIELDS
 
 
 class Cut(NamedTuple):
-    """How a step is cut: tokens in all and of an item, keys of a tile, units of an item, lanes, fewest tiles of a share, KV heads, and
-    whether units are left whole."""
+    """How a step is cut: tokens in all and of an item, keys of a tile, units of an item, lanes,
+    fewest tiles of a share, KV heads, and whether units are left whole."""
 
     tokens: int
     queries: int
@@ -31,22 +34,35 @@ class Cut(NamedTuple):
 
 
 class ExtendPlan(NamedTuple):
-    """Arrays that the kernel reads as scalars; int32 all. One plan serves every layer of a step that has the same window.
+    """Arrays that the kernel reads as scalars; int32 all. One plan serves every layer of a step
+    that has the same window.
 
-    items_I8: (first token, first own token, end of own tokens, row, sequence position of the first token, number of keys the last own
-    query sees, first key tile, where in the line its first tile is). No keys: the tokens get zeros. An item at the end of the array is
-    moved back so that it lies inside. lanes_LF: per lane its share (first tile in the line, end tile, first unit, end unit), the lane that
-    its first unit belongs to, how many followers its last unit has if that belongs to it, and the fields of its first item; then one
-    flag a KV head, zero between two calls.
+    items_I8: (first token, first own token, end of own tokens, row, sequence position of the first
+    token, number of keys the last own query sees, first key tile, where in the line its first tile
+    is). No keys: the tokens get zeros. An item at the end of the array is moved back so that it
+    lies inside. lanes_LF: per lane its share (first tile in the line, end tile, first unit, end
+    unit), the lane that its first unit belongs to, how many followers its last unit has if that
+    belongs to it, and the fields of its first item; then one flag a KV head, zero between two
+    calls.
     """
 
     items_I8: jax.Array
     lanes_LF: jax.Array
 
 
-def make_plan(starts_R: jax.Array, lengths_R: jax.Array, kv_lengths_R: jax.Array, *, cut: Cut, window: int | None) -> ExtendPlan:
-    """Plans R rows that do not overlap; lengths 0 are rows not in use. No sorts, scans or gathers: sums over small masks fuse."""
-    starts_R, lengths_R, kv_lengths_R = (a.astype(jnp.int32) for a in (starts_R, lengths_R, kv_lengths_R))
+def make_plan(
+    starts_R: jax.Array,
+    lengths_R: jax.Array,
+    kv_lengths_R: jax.Array,
+    *,
+    cut: Cut,
+    window: int | None,
+) -> ExtendPlan:
+    """Plans R rows that do not overlap; lengths 0 are rows not in use. No sorts, scans or gathers:
+    sums over small masks fuse."""
+    starts_R, lengths_R, kv_lengths_R = (
+        a.astype(jnp.int32) for a in (starts_R, lengths_R, kv_lengths_R)
+    )
     items_8I, tiles_I = _items(starts_R, lengths_R, kv_lengths_R, cut, window)
     line_I = items_8I[-1]
     item_I = jnp.arange(len(tiles_I), dtype=jnp.int32)
@@ -55,9 +71,12 @@ def make_plan(starts_R: jax.Array, lengths_R: jax.Array, kv_lengths_R: jax.Array
     lane_L = jnp.arange(cut.lanes, dtype=jnp.int32)
 
     def unit_at(tile_L: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, list[jax.Array]]:
-        """The unit that a tile of the line belongs to: its number, its first and end tile in the line, and its item's fields."""
+        """The unit that a tile of the line belongs to: its number, its first and end tile in the
+        line, and its item's fields."""
         own_LI = (line_I <= tile_L[:, None]) & (tile_L[:, None] < line_I + cut.units * tiles_I)
-        item_L, tiles_L, *fields = (jnp.sum(jnp.where(own_LI, a, 0), axis=1) for a in (item_I, tiles_I, *items_8I))
+        item_L, tiles_L, *fields = (
+            jnp.sum(jnp.where(own_LI, a, 0), axis=1) for a in (item_I, tiles_I, *items_8I)
+        )
         tiles_L = jnp.maximum(tiles_L, 1)
         within_L = (tile_L - fields[-1]) // tiles_L
         begin_L = fields[-1] + within_L * tiles_L
@@ -71,7 +90,8 @@ def make_plan(starts_R: jax.Array, lengths_R: jax.Array, kv_lengths_R: jax.Array
     some_L = high_L > low_L
 
     def lane_at(tile_L: jax.Array) -> jax.Array:
-        """The lane that works on a tile of the line: the last one whose low bound is not beyond it."""
+        """The lane that works on a tile of the line: the last one whose low bound is not beyond
+        it."""
         if cut.whole:
             return jnp.sum(low_L <= tile_L[:, None], axis=1, dtype=jnp.int32) - 1
         return ((tile_L + 1) * used - 1) // jnp.maximum(total, 1)
@@ -81,7 +101,16 @@ def make_plan(starts_R: jax.Array, lengths_R: jax.Array, kv_lengths_R: jax.Array
     end_L = jnp.where(some_L, last_L + 1, 0)
     followers_L = jnp.where(some_L & (last_begin_L >= low_L), lane_at(last_end_L - 1) - lane_L, 0)
     flags = [jnp.zeros_like(lane_L)] * cut.kv_heads
-    lanes = (low_L, high_L, jnp.where(some_L, first_L, 0), end_L, lane_at(begin_L), followers_L, *fields, *flags)
+    lanes = (
+        low_L,
+        high_L,
+        jnp.where(some_L, first_L, 0),
+        end_L,
+        lane_at(begin_L),
+        followers_L,
+        *fields,
+        *flags,
+    )
     return ExtendPlan(jnp.stack(items_8I, axis=1), jnp.stack(lanes, axis=1))
 
 
@@ -129,5 +158,9 @@ def _items(
     if window is not None:
         first = jnp.where(live, jnp.maximum(position + low - at - (window - 1), 0) // cut.keys, 0)
     tiles = jnp.where(used_I, jnp.maximum((keys + (cut.keys - 1)) // cut.keys - first, 1), 0)
-    line = cut.units * jnp.sum(jnp.where(item_I[None, :] < item_I[:, None], tiles[None, :], 0), axis=1)
-    return [jnp.where(used_I, a, 0) for a in (at, low, high, pick(row_S), position, keys, first)] + [line], tiles
+    line = cut.units * jnp.sum(
+        jnp.where(item_I[None, :] < item_I[:, None], tiles[None, :], 0), axis=1
+    )
+    return [
+        jnp.where(used_I, a, 0) for a in (at, low, high, pick(row_S), position, keys, first)
+    ] + [line], tiles

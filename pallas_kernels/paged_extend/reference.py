@@ -1,4 +1,5 @@
-"""Paged attention for ragged prompt chunks in pure JAX: the definition of the op, and its CPU back end."""
+"""Paged attention for ragged prompt chunks in pure JAX: the definition of the op, and its CPU back
+end."""
 
 from __future__ import annotations
 
@@ -28,19 +29,28 @@ def extend_attention(
     kv_lengths_R: Array,
     **options: Unpack[AttentionOptions],
 ) -> Array:
-    """See `pallas_kernels.paged_extend`. Works through a list of (row, query tile); a row has as many as its chunk touches.
+    """See `pallas_kernels.paged_extend`. Works through a list of (row, query tile); a row has as
+    many as its chunk touches.
 
-    Query tiles, like key tiles, are cut at multiples of their size counted from position 0 of the sequence, so a token always sits
-    at the same place of the same tile. T tokens in R rows make at most T / QUERY_TILE + 2R tiles, and only those in use run.
+    Query tiles, like key tiles, are cut at multiples of their size counted from position 0 of the
+    sequence, so a token always sits at the same place of the same tile. T tokens in R rows make at
+    most T / QUERY_TILE + 2R tiles, and only those in use run.
     """
-    scale, window, softcap, sinks = options["scale"], options.get("window"), options.get("softcap"), options.get("sinks")
+    scale, window, softcap, sinks = (
+        options["scale"],
+        options.get("window"),
+        options.get("softcap"),
+        options.get("sinks"),
+    )
     T, N, H = q_TNH.shape
     _, K, C, _ = k_pages.shape
     G, Q = N // K, QUERY_TILE
     pages = tiles.pages_per_tile(C)
     tokens = pages * C
     table = tiles.padded_table(page_table_RM, pages)
-    q = jnp.pad((q_TNH.astype(jnp.float32) * scale).reshape(T, K, G, H), ((Q, Q), (0, 0), (0, 0), (0, 0)))
+    q = jnp.pad(
+        (q_TNH.astype(jnp.float32) * scale).reshape(T, K, G, H), ((Q, Q), (0, 0), (0, 0), (0, 0))
+    )
     first_R = kv_lengths_R - lengths_R  # position of each row's first query
     tiles_R = query_tiles(first_R, kv_lengths_R)
     ends_R = jnp.cumsum(tiles_R)
@@ -54,7 +64,11 @@ def extend_attention(
         at = Q + starts_R[row] + tile_start - first  # where the tile lies in the padded tokens
         query = tile_start + jnp.arange(Q)
         live = (query >= first) & (query < end)
-        low = jnp.zeros_like(first) if window is None else jnp.maximum(jnp.maximum(tile_start, first) - window + 1, 0)
+        low = (
+            jnp.zeros_like(first)
+            if window is None
+            else jnp.maximum(jnp.maximum(tile_start, first) - window + 1, 0)
+        )
         high = jnp.minimum(tile_start + Q, end)
         q_KQH = lax.dynamic_slice_in_dim(q, at, Q).transpose(1, 0, 2, 3).reshape(K, Q * G, H)
 
@@ -63,13 +77,19 @@ def extend_attention(
             mask = live[:, None] & (key <= query[:, None])
             if window is not None:
                 mask &= key > query[:, None] - window
-            k, v = tiles.load_tiles((k_pages, v_pages), options.get("scales"), table[row], tile, pages)
+            k, v = tiles.load_tiles(
+                (k_pages, v_pages), options.get("scales"), table[row], tile, pages
+            )
             return tiles.fold(carry, q_KQH, k, v, jnp.repeat(mask, G, axis=0), softcap)
 
-        carry = lax.fori_loop(low // tokens, -(-high // tokens), key_tile, tiles.start((K, Q * G), H))
+        carry = lax.fori_loop(
+            low // tokens, -(-high // tokens), key_tile, tiles.start((K, Q * G), H)
+        )
         mixed = tiles.finish(carry, sinks_KR).reshape(K, Q, G, H).transpose(1, 0, 2, 3)
         kept = lax.dynamic_slice_in_dim(out, at, Q)  # neighbours' tokens share this window
-        return lax.dynamic_update_slice_in_dim(out, jnp.where(live[:, None, None, None], mixed, kept), at, axis=0)
+        return lax.dynamic_update_slice_in_dim(
+            out, jnp.where(live[:, None, None, None], mixed, kept), at, axis=0
+        )
 
     out = lax.fori_loop(0, jnp.sum(tiles_R), query_tile, jnp.zeros_like(q))
     return out[Q : Q + T].reshape(T, N, H).astype(q_TNH.dtype)

@@ -1,4 +1,5 @@
-"""Paged attention for prompt chunks in plain JAX for accelerators without a kernel: all query tiles at once; see `pallas_kernels.xla`."""
+"""Paged attention for prompt chunks in plain JAX for accelerators without a kernel: all query tiles
+at once; see `pallas_kernels.xla`."""
 
 from __future__ import annotations
 

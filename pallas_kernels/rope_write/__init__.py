@@ -1,4 +1,5 @@
-"""The step between a layer's fused projection and its attention: bias, QK-norm, rotation, and the write of keys and values."""
+"""The step between a layer's fused projection and its attention: bias, QK-norm, rotation, and the
+write of keys and values."""
 
 from __future__ import annotations
 
@@ -13,14 +14,23 @@ QUANTISED = Backends(__name__, "rope_write_quantised", ("reference", "mosaic_gpu
 
 
 def rope_write(
-    rows: HeadRows, k_pages: Array, v_pages: Array, page_T: Array, offset_T: Array, first_page: Array | None = None, *, backend: str
+    rows: HeadRows,
+    k_pages: Array,
+    v_pages: Array,
+    page_T: Array,
+    offset_T: Array,
+    first_page: Array | None = None,
+    *,
+    backend: str,
 ) -> tuple[Array, Array, Array]:
-    """Put token t's key and value at `[page_T[t], :, offset_T[t]]` of `k_pages` and `v_pages` `[P, K, C, H]`; returns `q_TNH` and these.
+    """Put token t's key and value at `[page_T[t], :, offset_T[t]]` of `k_pages` and `v_pages` `[P,
+    K, C, H]`; returns `q_TNH` and these.
 
-    `rows.qkv` is `[T, N + 2K, H]`; bias, norm and rotation are those of `rotated`. `first_page` (int32 `[1]`) is added to page indices:
-    where a layer begins in a pool of several. An index that is P or more then drops the token's key and value; -1 would wrap around and
-    must not be used. No two kept tokens share a place. Under donation the pages are updated in place.
-    Raises `UnknownBackend` for a name not in `BACKENDS`.
+    `rows.qkv` is `[T, N + 2K, H]`; bias, norm and rotation are those of `rotated`. `first_page`
+    (int32 `[1]`) is added to page indices: where a layer begins in a pool of several. An index that
+    is P or more then drops the token's key and value; -1 would wrap around and must not be used. No
+    two kept tokens share a place. Under donation the pages are updated in place. Raises
+    `UnknownBackend` for a name not in `BACKENDS`.
     """
     return BACKENDS[backend](rows, k_pages, v_pages, page_T, offset_T, first_page)
 
@@ -36,9 +46,10 @@ def rope_write_quantised(
     *,
     backend: str,
 ) -> tuple[Array, Array, Array, Array]:
-    """As `rope_write`, into pages of 8-bit floats with `scales` `[P, K, 2, C]`; returns `q_TNH` and the three.
+    """As `rope_write`, into pages of 8-bit floats with `scales` `[P, K, 2, C]`; returns `q_TNH` and
+    the three.
 
-    Each token's key and value get the scale that `pallas_kernels.quantised` finds for them, or that of `rows.kv_scales`, in the type that
-    scales are stored in.
+    Each token's key and value get the scale that `pallas_kernels.quantised` finds for them, or that
+    of `rows.kv_scales`, in the type that scales are stored in.
     """
     return QUANTISED[backend](rows, k_pages, v_pages, scales, page_T, offset_T, first_page)

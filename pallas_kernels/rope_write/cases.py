@@ -9,7 +9,8 @@ import numpy as np
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """`kept` tokens go to distinct random places, `dropped` ones to pages P and beyond, mixed at random."""
+    """`kept` tokens go to distinct random places, `dropped` ones to pages P and beyond, mixed at
+    random."""
 
     name: str
     kept: int
@@ -26,7 +27,8 @@ class Case:
 
 @dataclass(frozen=True)
 class Inputs:
-    """The parts of one call as numpy arrays (float32), and what is expected of it: queries and the pages, computed in float64."""
+    """The parts of one call as numpy arrays (float32), and what is expected of it: queries and the
+    pages, computed in float64."""
 
     qkv: np.ndarray
     cos: np.ndarray
@@ -53,7 +55,16 @@ CASES = (
     Case(name="bias, groups of seven", kept=5, dropped=1, heads=14, bias=True, head_dim=128),
     Case(name="norm", kept=5, dropped=1, heads=16, kv_heads=8, norm=True, head_dim=128),
     Case(name="norm with a large eps", kept=3, norm=True, eps=0.1),
-    Case(name="bias and norm, heads of 256", kept=3, dropped=1, heads=3, kv_heads=1, bias=True, norm=True, head_dim=256),
+    Case(
+        name="bias and norm, heads of 256",
+        kept=3,
+        dropped=1,
+        heads=3,
+        kv_heads=1,
+        bias=True,
+        norm=True,
+        head_dim=256,
+    ),
 )
 
 
@@ -64,7 +75,9 @@ def inputs(case: Case, seed: int = 0) -> Inputs:
     T = case.kept + case.dropped
     places = rng.permutation(P * C)[: case.kept]
     order = rng.permutation(T)
-    page = np.concatenate([places // C, rng.integers(P, P + 3, case.dropped)]).astype(np.int32)[order]
+    page = np.concatenate([places // C, rng.integers(P, P + 3, case.dropped)]).astype(np.int32)[
+        order
+    ]
     offset = np.concatenate([places % C, rng.integers(0, C, case.dropped)]).astype(np.int32)[order]
 
     def normal(*shape: int) -> np.ndarray:
@@ -78,14 +91,20 @@ def inputs(case: Case, seed: int = 0) -> Inputs:
     return Inputs(*made, *pages, page, offset, _expected(case, made, pages, page, offset))
 
 
-def _expected(case: Case, made: tuple, pages: tuple[np.ndarray, ...], page: np.ndarray, offset: np.ndarray) -> tuple:
+def _expected(
+    case: Case, made: tuple, pages: tuple[np.ndarray, ...], page: np.ndarray, offset: np.ndarray
+) -> tuple:
     qkv, cos, sin, bias, norms = made
     N, K = case.heads, case.kv_heads
     x = qkv.astype(np.float64) + (0 if bias is None else bias)
     kinds = [x[:, :N], x[:, N : N + K], x[:, N + K :]]
     for i in range(2):
         if norms is not None:
-            kinds[i] = kinds[i] / np.sqrt((kinds[i] ** 2).mean(axis=-1, keepdims=True) + case.eps) * norms[i]
+            kinds[i] = (
+                kinds[i]
+                / np.sqrt((kinds[i] ** 2).mean(axis=-1, keepdims=True) + case.eps)
+                * norms[i]
+            )
         turn = cos.astype(np.float64) + 1j * sin  # a pair is a complex number
         first, second = np.split(kinds[i], 2, axis=-1)
         turned = (first + 1j * second) * turn[:, None]

@@ -1,7 +1,9 @@
-"""Bias, norm, rotation and the write of keys and values for NVIDIA Hopper in Pallas Mosaic GPU: one small launch.
+"""Bias, norm, rotation and the write of keys and values for NVIDIA Hopper in Pallas Mosaic GPU: one
+small launch.
 
-A thread block is one warpgroup with some heads of one token: a tile of query heads, or one of key heads and the same value heads. All that
-it reads comes straight into registers at once; the two halves of a head lie in like registers, so that the rotation needs no exchange.
+A thread block is one warpgroup with some heads of one token: a tile of query heads, or one of key
+heads and the same value heads. All that it reads comes straight into registers at once; the two
+halves of a head lie in like registers, so that the rotation needs no exchange.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from pallas_kernels.mosaic_gpu import first_page_of
 from pallas_kernels.quantised import clipped, inverse_of, is_quantised, scale_of
 from pallas_kernels.rope_write.rows import HeadRows
 
-FEW_TOKENS = 512  # up to this many, small tiles fill the device sooner; beyond, large ones keep more bytes in flight
+# Up to this many, small tiles fill the device sooner; beyond, large ones keep more bytes in flight
+FEW_TOKENS = 512
 SMALL_TILE, LARGE_TILE = 8, 32  # heads
 
 
@@ -28,13 +31,21 @@ def check(rows: HeadRows, k_pages: Array, v_pages: Array) -> None:
     """Raise ValueError for shapes and types that the kernel does not take."""
     given = f"qkv {rows.qkv.shape}, k {k_pages.shape}, v {v_pages.shape}"
     dtype, pool = rows.qkv.dtype, k_pages.dtype
-    if dtype not in (jnp.bfloat16, jnp.float16) or v_pages.dtype != pool or not (pool == dtype or is_quantised(pool)):
+    if (
+        dtype not in (jnp.bfloat16, jnp.float16)
+        or v_pages.dtype != pool
+        or not (pool == dtype or is_quantised(pool))
+    ):
         types = f"got {dtype}, {pool}, {v_pages.dtype}"
-        raise ValueError(f"mosaic_gpu rope_write takes bfloat16 or float16 throughout, or pages of 8-bit floats, {types}")
+        raise ValueError(
+            f"mosaic_gpu rope_write takes bfloat16 or float16 throughout, or pages of 8-bit floats, {types}"
+        )
     if rows.qkv.shape[-1] not in (64, 128, 256) or k_pages.shape[3] != rows.qkv.shape[-1]:
         raise ValueError(f"mosaic_gpu rope_write takes head_dim 64, 128 or 256, got {given}")
     if v_pages.shape != k_pages.shape or k_pages.shape[1] != rows.keys:
-        raise ValueError(f"mosaic_gpu rope_write takes K and V pools of {rows.keys} heads, got {given}")
+        raise ValueError(
+            f"mosaic_gpu rope_write takes K and V pools of {rows.keys} heads, got {given}"
+        )
 
 
 def rope_write(
@@ -47,12 +58,15 @@ def rope_write(
     *,
     interpret: Any = None,
 ) -> tuple[Array, Array, Array]:
-    """See `pallas_kernels.rope_write`. bfloat16 or float16; head_dim 64, 128, 256. Raises ValueError otherwise.
+    """See `pallas_kernels.rope_write`. bfloat16 or float16; head_dim 64, 128, 256. Raises
+    ValueError otherwise.
 
     `interpret` is a `plgpu.InterpretGPUParams` for machines without a GPU.
     """
     check(rows, k_pages, v_pages)
-    q_TNH, k_pages, v_pages = _launch(rows, (k_pages, v_pages), (page_T, offset_T, first_page_of(first_page)), interpret)
+    q_TNH, k_pages, v_pages = _launch(
+        rows, (k_pages, v_pages), (page_T, offset_T, first_page_of(first_page)), interpret
+    )
     return q_TNH, k_pages, v_pages
 
 
@@ -69,19 +83,28 @@ def rope_write_quantised(
 ) -> tuple[Array, Array, Array, Array]:
     """As `rope_write`, into pages of 8-bit floats."""
     check(rows, k_pages, v_pages)
-    q_TNH, k_pages, v_pages, scales = _launch(rows, (k_pages, v_pages, scales), (page_T, offset_T, first_page_of(first_page)), interpret)
+    q_TNH, k_pages, v_pages, scales = _launch(
+        rows, (k_pages, v_pages, scales), (page_T, offset_T, first_page_of(first_page)), interpret
+    )
     return q_TNH, k_pages, v_pages, scales
 
 
-def _launch(rows: HeadRows, pools: tuple[Array, ...], places: tuple[Array, ...], interpret: Any) -> tuple[Array, ...]:
-    """Queries, and the pools with the tokens' keys and values in them. `places` are pages, offsets in them, and the first page."""
+def _launch(
+    rows: HeadRows, pools: tuple[Array, ...], places: tuple[Array, ...], interpret: Any
+) -> tuple[Array, ...]:
+    """Queries, and the pools with the tokens' keys and values in them. `places` are pages, offsets
+    in them, and the first page."""
     quantised = len(pools) > 2
     T, _, H = rows.qkv.shape
     N, K, half = rows.queries, rows.keys, H // 2
     q_tile, k_tile = tile_of(N, T), tile_of(K, T)
     biased, normed = rows.bias is not None, rows.norms is not None
     fixed = quantised and rows.kv_scales is not None
-    optional = [*([rows.bias] if biased else []), *([rows.kv_scales] if fixed else []), *(rows.norms or ())]
+    optional = [
+        *([rows.bias] if biased else []),
+        *([rows.kv_scales] if fixed else []),
+        *(rows.norms or ()),
+    ]
 
     def rope_write_kernel(qkv_ref, cos_ref, sin_ref, page_ref, offset_ref, first_ref, *rest):  # type: ignore[no-untyped-def]
         pool_refs, (*given, q_ref) = rest[: len(pools)], rest[len(pools) :]
@@ -95,7 +118,10 @@ def _launch(rows: HeadRows, pools: tuple[Array, ...], places: tuple[Array, ...],
             x = [_load(qkv_ref.at[t, own, columns], _layout(heads, half)) for columns in halves]
             if bias_ref is None:
                 return x
-            return [y + _load(bias_ref.at[own, columns], _layout(heads, half)) for y, columns in zip(x, halves, strict=True)]
+            return [
+                y + _load(bias_ref.at[own, columns], _layout(heads, half))
+                for y, columns in zip(x, halves, strict=True)
+            ]
 
         def turned(first: Array | int, heads: int, weight_ref: Any) -> list[Array]:
             """Both halves of some heads, normed and rotated."""
@@ -109,13 +135,18 @@ def _launch(rows: HeadRows, pools: tuple[Array, ...], places: tuple[Array, ...],
             if weight_ref is not None:
                 squares = jnp.sum(one * one + two * two, axis=1)
                 scale = lax.broadcast_in_dim(lax.rsqrt(squares * (1 / H) + rows.eps), shape, [0])
-                one, two = (y * scale * row(weight_ref.at[columns]) for y, columns in zip((one, two), halves, strict=True))
+                one, two = (
+                    y * scale * row(weight_ref.at[columns])
+                    for y, columns in zip((one, two), halves, strict=True)
+                )
             return [one * cos - two * sin, two * cos + one * sin]
 
         @pl.when(tile < N // q_tile)
         def _queries() -> None:
             first = tile * q_tile
-            for columns, y in zip(halves, turned(first, q_tile, given[-2] if normed else None), strict=True):
+            for columns, y in zip(
+                halves, turned(first, q_tile, given[-2] if normed else None), strict=True
+            ):
                 _store(q_ref.at[t, pl.ds(first, q_tile), columns], y)
 
         @pl.when(tile >= N // q_tile)
@@ -130,8 +161,14 @@ def _launch(rows: HeadRows, pools: tuple[Array, ...], places: tuple[Array, ...],
                 own, sides = pl.ds(first, k_tile), [keys, values]
                 if quantised:
                     for side in range(2):
-                        fixed_scale = None if scales_ref is None else _load(scales_ref.at[own, side], _layout(k_tile, half).reduce(1))
-                        sides[side], scale = _scaled(sides[side], pool_refs[side].dtype, fixed_scale)
+                        fixed_scale = (
+                            None
+                            if scales_ref is None
+                            else _load(scales_ref.at[own, side], _layout(k_tile, half).reduce(1))
+                        )
+                        sides[side], scale = _scaled(
+                            sides[side], pool_refs[side].dtype, fixed_scale
+                        )
                         _store(pool_refs[2].at[page, own, side, offset], scale)
                 for columns, *both in zip(halves, *sides, strict=True):
                     for ref, x in zip(pool_refs, both, strict=False):
@@ -146,34 +183,46 @@ def _launch(rows: HeadRows, pools: tuple[Array, ...], places: tuple[Array, ...],
         **({} if interpret is None else {"interpret": interpret}),
     )
     written = [jax.new_ref(pool) for pool in pools]
-    q_TNH = run(rows.qkv, rows.cos, rows.sin, *(x.astype(jnp.int32) for x in places), *written, *optional)
+    q_TNH = run(
+        rows.qkv, rows.cos, rows.sin, *(x.astype(jnp.int32) for x in places), *written, *optional
+    )
     return q_TNH, *(ref[...] for ref in written)
 
 
-jitted = functools.partial(jax.jit, static_argnames=("interpret",), donate_argnums=(1, 2))(rope_write)
-jitted_quantised = functools.partial(jax.jit, static_argnames=("interpret",), donate_argnums=(1, 2, 3))(rope_write_quantised)
+jitted = functools.partial(jax.jit, static_argnames=("interpret",), donate_argnums=(1, 2))(
+    rope_write
+)
+jitted_quantised = functools.partial(
+    jax.jit, static_argnames=("interpret",), donate_argnums=(1, 2, 3)
+)(rope_write_quantised)
 
 
 def tile_of(heads: int, tokens: int) -> int:
-    """Heads of one tile: a divisor of `heads`, and a multiple of the largest number up to 8 of which a layout exists."""
+    """Heads of one tile: a divisor of `heads`, and a multiple of the largest number up to 8 of
+    which a layout exists."""
     unit = math.gcd(heads, 8)
     most = SMALL_TILE if tokens <= FEW_TOKENS else LARGE_TILE
     return max(size for size in range(unit, max(unit, most) + 1, unit) if heads % size == 0)
 
 
 def _layout(heads: int, half: int) -> Any:
-    """Rows over warps and columns over lanes, so that a sum over a row stays within a warp; with few rows warps do the same work."""
+    """Rows over warps and columns over lanes, so that a sum over a row stays within a warp; with
+    few rows warps do the same work."""
     layout = functools.partial(plgpu.Layout.TILED, vector_dim=-1)
     unit = math.gcd(heads, 8)
     if unit == 8:
-        return layout(plgpu.Tiling(((8, half), (2, half), (half // 16,))), warp_dims=(-5,), lane_dims=(-3, -2))
+        return layout(
+            plgpu.Tiling(((8, half), (2, half), (half // 16,))), warp_dims=(-5,), lane_dims=(-3, -2)
+        )
     tiling = plgpu.Tiling(((unit, half), (half // 32,)))
     warps = {4: (-3,), 2: (-3, plgpu.Replicated(2)), 1: (plgpu.Replicated(4),)}[unit]
     return layout(tiling, warp_dims=warps, lane_dims=(-2,))
 
 
 def _scaled(both: list[Array], dtype: Any, given: Array | None) -> tuple[list[Array], Array]:
-    """Both halves of some heads divided by the heads' scales, and these: the given ones, or their own."""
+    """Both halves of some heads divided by the heads' scales, and these: the given ones, or their
+    own.
+    """
     if given is not None:
         inverse = lax.broadcast_in_dim(1 / given, both[0].shape, [0])
         return [clipped(x * inverse, dtype) for x in both], given

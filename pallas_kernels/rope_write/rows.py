@@ -12,19 +12,23 @@ from jax import Array, lax
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class HeadRows:
-    """A product of T tokens with a fused weight, before bias, norm and rotation: query heads, then key heads, then value heads.
+    """A product of T tokens with a fused weight, before bias, norm and rotation: query heads, then
+    key heads, then value heads.
 
-    The rows are `[T, C, H]`, or `[T, X, C, H]` for X shards one after another, each with heads of all three kinds.
+    The rows are `[T, C, H]`, or `[T, X, C, H]` for X shards one after another, each with heads of
+    all three kinds.
     """
 
     qkv: Array  # [T, ..., C, H]
     cos: Array  # float32 [T, H/2]
     sin: Array  # float32 [T, H/2]
     bias: Array | None  # [..., C, H]
-    norms: tuple[Array, Array] | None  # [H] each: weights of a root-mean-square norm of query heads and of key heads
+    # [H] each: weights of a root-mean-square norm of query heads and of key heads
+    norms: tuple[Array, Array] | None
     eps: float = field(metadata={"static": True})  # of the norms
     queries: int = field(metadata={"static": True})  # query heads among the C
-    kv_scales: Array | None = None  # [K, 2], of each head's keys and values in 8 bits; None: each token's own
+    # [K, 2], of each head's keys and values in 8 bits; None: each token's own
+    kv_scales: Array | None = None
 
     @property
     def keys(self) -> int:
@@ -33,7 +37,8 @@ class HeadRows:
 
 
 def rotated(rows: HeadRows) -> tuple[Array, Array, Array]:
-    """Queries, keys and values `[T, ..., heads, H]`: bias, norm and rotation of the pairs (i, i + H/2) in float32, rounded once."""
+    """Queries, keys and values `[T, ..., heads, H]`: bias, norm and rotation of the pairs (i, i +
+    H/2) in float32, rounded once."""
     q, k, v = (y.astype(rows.qkv.dtype) for y in exactly_rotated(rows))
     return q, k, v
 
@@ -52,7 +57,9 @@ def exactly_rotated(rows: HeadRows) -> tuple[Array, Array, Array]:
 
 
 def _normed(x: Array, weight_H: Array, eps: float) -> Array:
-    return x * lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + eps) * weight_H.astype(jnp.float32)
+    return (
+        x * lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + eps) * weight_H.astype(jnp.float32)
+    )
 
 
 def _turned(x: Array, cos: Array, sin: Array) -> Array:

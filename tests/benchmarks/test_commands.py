@@ -14,8 +14,14 @@ import benchmarks.__main__ as listing
 
 REPO = pathlib.Path(__file__).parents[2]
 PAGE = (REPO / "docs" / "benchmarks.md").read_text()
-LINES = [line for block in re.findall(r"^```sh\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE) for line in block.splitlines()]
-COMMANDS = [shlex.split(line)[2:] for line in LINES if line.startswith(".venv/bin/python -m benchmarks.")]
+LINES = [
+    line
+    for block in re.findall(r"^```sh\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+    for line in block.splitlines()
+]
+COMMANDS = [
+    shlex.split(line)[2:] for line in LINES if line.startswith(".venv/bin/python -m benchmarks.")
+]
 
 
 def help_of(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
@@ -43,5 +49,9 @@ def test_every_listed_benchmark_has_help(name, monkeypatch, capsys):
 
 
 def test_every_benchmark_that_can_be_run_is_listed():
-    found = {path.stem for path in (REPO / "benchmarks").glob("*.py") if 'if __name__ == "__main__"' in path.read_text()}
+    found = {
+        path.stem
+        for path in (REPO / "benchmarks").glob("*.py")
+        if 'if __name__ == "__main__"' in path.read_text()
+    }
     assert found - {"__main__"} == set(listing.HERE)

@@ -11,8 +11,25 @@ import pytest
 from benchmarks import ceilings, compare, import_driver, report
 
 LINES = [
-    {"engine": "x", "shape": "s", "figure": "tpot_ms", "batch": 1, "context": 1024, "value": 4.0, "tok_s": 250.0},
-    {"engine": "x", "shape": "s", "figure": "throughput", "mode": "greedy", "prompts": 8, "in_tok": 9, "seconds": 2.0, "out_tok_s": 50.0},
+    {
+        "engine": "x",
+        "shape": "s",
+        "figure": "tpot_ms",
+        "batch": 1,
+        "context": 1024,
+        "value": 4.0,
+        "tok_s": 250.0,
+    },
+    {
+        "engine": "x",
+        "shape": "s",
+        "figure": "throughput",
+        "mode": "greedy",
+        "prompts": 8,
+        "in_tok": 9,
+        "seconds": 2.0,
+        "out_tok_s": 50.0,
+    },
     {"engine": "x", "shape": "s", "figure": "multi_turn", "users": 64, "turns": 8, "seconds": 5.0},
     {
         "figure": "http",
@@ -28,11 +45,21 @@ LINES = [
 ]
 
 
-def imported(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch, lines: list[dict], *options: str) -> None:
+def imported(
+    folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch, lines: list[dict], *options: str
+) -> None:
     """Run the importer on a driver's output: JSON lines among other text."""
     text = "a line of a log\n" + "".join(json.dumps(line) + "\n" for line in lines) + "{not json\n"
     (folder / "lines.jsonl").write_text(text)
-    arguments = ["import_driver", str(folder / "lines.jsonl"), "--results", str(folder), "--machine", "Card X1", *options]
+    arguments = [
+        "import_driver",
+        str(folder / "lines.jsonl"),
+        "--results",
+        str(folder),
+        "--machine",
+        "Card X1",
+        *options,
+    ]
     monkeypatch.setattr(sys, "argv", arguments)
     import_driver.main()
 
@@ -57,7 +84,9 @@ def test_every_figure_of_a_driver_becomes_a_row_with_its_date(tmp_path, monkeypa
 
 def test_a_newer_figure_replaces_the_older_one_and_the_others_stay(tmp_path, monkeypatch):
     imported(tmp_path, monkeypatch, LINES, "--date", "2026-01-02", "--how", "by hand.")
-    imported(tmp_path, monkeypatch, [LINES[0] | {"value": 3.5, "tok_s": 286.0}], "--date", "2026-01-09")
+    imported(
+        tmp_path, monkeypatch, [LINES[0] | {"value": 3.5, "tok_s": 286.0}], "--date", "2026-01-09"
+    )
     record = json.loads((tmp_path / "engine-jaxllm-x1.json").read_text())
     tpot = [row for row in record["rows"] if row["figure"] == "tpot_ms"]
     assert [(row["value"], row["date"]) for row in tpot] == [(3.5, "2026-01-09")]
@@ -66,8 +95,14 @@ def test_a_newer_figure_replaces_the_older_one_and_the_others_stay(tmp_path, mon
 
 
 def test_the_record_of_the_engine_benchmark_is_imported_too(tmp_path):
-    (tmp_path / "out.json").write_text(json.dumps({"benchmark": "engine-figures", "date": "2026-03-04", "figures": LINES[:2]}, indent=1))
-    assert [(row["value"], row["date"]) for row in import_driver.read(tmp_path / "out.json", "never")] == [
+    (tmp_path / "out.json").write_text(
+        json.dumps(
+            {"benchmark": "engine-figures", "date": "2026-03-04", "figures": LINES[:2]}, indent=1
+        )
+    )
+    assert [
+        (row["value"], row["date"]) for row in import_driver.read(tmp_path / "out.json", "never")
+    ] == [
         (4.0, "2026-03-04"),
         (50.0, "2026-03-04"),
     ]
@@ -75,19 +110,29 @@ def test_the_record_of_the_engine_benchmark_is_imported_too(tmp_path):
 
 def engine(name: str, **values: float) -> dict:
     """A record: `tpot` in ms (less is better), `rate` in tokens/s (more is better)."""
-    figures = {"tpot": {"figure": "tpot_ms", "batch": 1, "context": 1024}, "rate": {"figure": "throughput", "mode": "greedy", "prompts": 8}}
-    rows = [{"shape": "s", **figures[at], "value": value, "date": "2026-01-02"} for at, value in values.items()]
+    figures = {
+        "tpot": {"figure": "tpot_ms", "batch": 1, "context": 1024},
+        "rate": {"figure": "throughput", "mode": "greedy", "prompts": 8},
+    }
+    rows = [
+        {"shape": "s", **figures[at], "value": value, "date": "2026-01-02"}
+        for at, value in values.items()
+    ]
     return {"benchmark": "engine", "engine": name, "machine": "Card X1", "how": "so.", "rows": rows}
 
 
 def test_a_ratio_above_one_means_better_whichever_way_the_figure_points():
-    table = compare.tables([engine("jaxllm", tpot=4.0, rate=2000.0), engine("other", tpot=5.0, rate=1000.0)])
+    table = compare.tables(
+        [engine("jaxllm", tpot=4.0, rate=2000.0), engine("other", tpot=5.0, rate=1000.0)]
+    )
     assert "| TPOT ms, 1 × 1024 | 4 | 5 | 1.25× |" in table
     assert "| 8 mixed prompts, output tokens/s, greedy | 2,000 | 1,000 | 2.00× |" in table
 
 
 def test_the_headline_counts_what_is_ahead_and_names_what_is_behind():
-    text = compare.headline([engine("jaxllm", tpot=4.0, rate=900.0), engine("other", tpot=5.0, rate=1000.0)])
+    text = compare.headline(
+        [engine("jaxllm", tpot=4.0, rate=900.0), engine("other", tpot=5.0, rate=1000.0)]
+    )
     assert text.startswith("Not yet faster than other on one Card X1 in 1 of the 2 figures")
     assert "Behind in 1: s 8 mixed prompts, output tokens/s, greedy (0.90×)." in text
     assert compare.headline([engine("jaxllm", tpot=4.0), engine("other", tpot=5.0)]).startswith(
@@ -97,7 +142,12 @@ def test_the_headline_counts_what_is_ahead_and_names_what_is_behind():
 
 def test_nothing_is_claimed_without_figures_of_both_on_one_machine():
     assert compare.headline([engine("other", tpot=5.0)]) == ""
-    assert compare.headline([engine("jaxllm", tpot=4.0), engine("other", tpot=5.0) | {"machine": "Card Y"}]) == ""
+    assert (
+        compare.headline(
+            [engine("jaxllm", tpot=4.0), engine("other", tpot=5.0) | {"machine": "Card Y"}]
+        )
+        == ""
+    )
     assert compare.headline([engine("jaxllm", tpot=4.0), engine("other", rate=5.0)]) == ""
 
 
@@ -112,21 +162,35 @@ def test_kernels_are_shown_against_the_ceilings_of_their_machine():
         {"op": "extend", "queries": 8192, "tuning": None, "us": 900.0, "TFLOP/s": 395.0},
         {"op": "decode", "K": 8, "B": 1, "error": "no"},
     ]
-    table = report.kernels({"device": "NVIDIA H200", "mode": "time", "rows": rows}, report.ceilings([]))
+    table = report.kernels(
+        {"device": "NVIDIA H200", "mode": "time", "rows": rows}, report.ceilings([])
+    )
     assert "| decode | K 4, B 64 | 250.0 | 4.3 TB/s | 100% |" in table
     assert "| extend | queries 8192 | 900.0 | 395 TFLOP/s | 50% |" in table
     assert "| decode | K 8, B 1 | failed | – | – |" in table
-    assert "| decode | K 4, B 64 | 250.0 | 4.3 TB/s | – |" in report.kernels({"device": "Card Y", "rows": rows}, report.ceilings([]))
+    assert "| decode | K 4, B 64 | 250.0 | 4.3 TB/s | – |" in report.kernels(
+        {"device": "Card Y", "rows": rows}, report.ceilings([])
+    )
 
 
 def test_measured_ceilings_go_before_those_that_are_known():
     figures = {"copy_tb_per_s": 4.0, "read_tb_per_s": 4.5, "matmul_tflop_per_s": 700.0}
-    record = {"benchmark": "ceilings", "machine": {"devices": [{"kind": "NVIDIA H200"}]}, "figures": figures}
-    assert report.ceilings([record])["NVIDIA H200"] == {"TB/s": 4.0, "GB/s": 4000.0, "TFLOP/s": 700.0}
+    record = {
+        "benchmark": "ceilings",
+        "machine": {"devices": [{"kind": "NVIDIA H200"}]},
+        "figures": figures,
+    }
+    assert report.ceilings([record])["NVIDIA H200"] == {
+        "TB/s": 4.0,
+        "GB/s": 4000.0,
+        "TFLOP/s": 700.0,
+    }
 
 
 def test_ceilings_are_measured_in_the_right_order_of_size(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["ceilings", "--gigabytes", "0.05", "--side", "256", "--calls", "10"])
+    monkeypatch.setattr(
+        sys, "argv", ["ceilings", "--gigabytes", "0.05", "--side", "256", "--calls", "10"]
+    )
     ceilings.main()
     found = json.loads(capsys.readouterr().out)
     assert 0.0001 < found["copy_tb_per_s"] < 20 and 0.0001 < found["read_tb_per_s"] < 20

@@ -20,7 +20,9 @@ EAGER = {"enforce_eager": True}
 
 def answer(*positions: tuple[int, float, float]) -> CompletionOutput:
     """Tokens with their log-probability and that of the runner-up."""
-    logprobs = [{token: Logprob(first), token + 1: Logprob(second)} for token, first, second in positions]
+    logprobs = [
+        {token: Logprob(first), token + 1: Logprob(second)} for token, first, second in positions
+    ]
     return CompletionOutput(0, token_ids=[token for token, _, _ in positions], logprobs=logprobs)
 
 
@@ -36,13 +38,27 @@ def test_the_kernels_that_are_checked_exist():
     [
         functools.partial(correct_kernels.check_rope, ROPE_CASES[-1], "reference"),
         functools.partial(correct_kernels.check_narrow_write, ROPE_CASES[-1], "reference"),
-        functools.partial(correct_kernels.check_narrow_write, ROPE_CASES[-1], "reference", given=(0.1, 0.002)),
+        functools.partial(
+            correct_kernels.check_narrow_write, ROPE_CASES[-1], "reference", given=(0.1, 0.002)
+        ),
         functools.partial(correct_kernels.check_norm, NORM_CASES[1], "reference"),
-        functools.partial(correct_kernels.check_product, Case(name="", tokens=5, outputs=64, inputs=128), "reference"),
+        functools.partial(
+            correct_kernels.check_product,
+            Case(name="", tokens=5, outputs=64, inputs=128),
+            "reference",
+        ),
         functools.partial(correct_kernels.check_allowed, "reference", 2048, 16),
         functools.partial(correct_kernels.check_frequencies, "reference", 10),
     ],
-    ids=["rope", "rope in 8 bits", "rope by given scales", "norm", "gated product", "allowed", "frequencies"],
+    ids=[
+        "rope",
+        "rope in 8 bits",
+        "rope by given scales",
+        "norm",
+        "gated product",
+        "allowed",
+        "frequencies",
+    ],
 )
 def test_the_reference_passes_each_kernels_check(check):
     assert check()["ok"]
@@ -50,23 +66,40 @@ def test_the_reference_passes_each_kernels_check(check):
 
 def test_a_product_that_loses_a_term_is_found(monkeypatch):
     whole = correct_kernels.products.gated_matmul
-    monkeypatch.setattr(correct_kernels.products, "gated_matmul", lambda x, w, **how: whole(x[:, 1:], w[:, 1:], **how))
-    assert not correct_kernels.check_product(Case(name="", tokens=5, outputs=64, inputs=128), "reference")["ok"]
+    monkeypatch.setattr(
+        correct_kernels.products,
+        "gated_matmul",
+        lambda x, w, **how: whole(x[:, 1:], w[:, 1:], **how),
+    )
+    assert not correct_kernels.check_product(
+        Case(name="", tokens=5, outputs=64, inputs=128), "reference"
+    )["ok"]
 
 
 def test_draws_that_ignore_filters_or_favour_a_token_are_found(monkeypatch):
-    monkeypatch.setattr(correct_kernels.draws, "draw", lambda logits, rows, **how: jnp.argmax(logits, axis=1).astype(jnp.int32))
+    monkeypatch.setattr(
+        correct_kernels.draws,
+        "draw",
+        lambda logits, rows, **how: jnp.argmax(logits, axis=1).astype(jnp.int32),
+    )
     assert not correct_kernels.check_frequencies("reference", 4)["ok"]
-    assert correct_kernels.check_allowed("reference", 2048, 16)["forbidden"] == 2  # the rows whose best token is banned
+    # The rows whose best token is banned
+    assert correct_kernels.check_allowed("reference", 2048, 16)["forbidden"] == 2
 
 
 def test_answers_may_part_at_a_near_tie_and_nowhere_else():
     start = (5, -0.5, -2.0)
-    same = correct_engine.compared([answer(start, (7, -1.0, -3.0))], [answer(start, (7, -1.01, -3.0))])
+    same = correct_engine.compared(
+        [answer(start, (7, -1.0, -3.0))], [answer(start, (7, -1.01, -3.0))]
+    )
     assert (same["tokens"], same["logprob_difference_max"], same["ok"]) == (2, 0.01, True)
-    tied = correct_engine.compared([answer(start, (7, -1.0, -1.01))], [answer(start, (8, -1.0, -1.01))])
+    tied = correct_engine.compared(
+        [answer(start, (7, -1.0, -1.01))], [answer(start, (8, -1.0, -1.01))]
+    )
     assert (tied["tokens"], tied["parted_at_near_ties"], tied["ok"]) == (1, 1, True)
-    wrong = correct_engine.compared([answer(start, (7, -1.0, -3.0))], [answer(start, (8, -1.0, -3.0))])
+    wrong = correct_engine.compared(
+        [answer(start, (7, -1.0, -3.0))], [answer(start, (8, -1.0, -3.0))]
+    )
     assert (wrong["parted_elsewhere"], wrong["ok"]) == (1, False)
     assert not correct_engine.compared([answer(start)], [answer((5, -0.6, -2.0))])["ok"]
     assert not correct_engine.compared([answer()], [answer()])["ok"]
@@ -96,14 +129,19 @@ def test_seeded_requests_repeat():
 @pytest.mark.slow
 def test_rows_of_all_kinds_in_one_batch_get_what_they_get_alone():
     rows = list(correct_engine.mixed(2, **EAGER))
-    assert [(row["equal"], row["fit"], row["ok"]) for row in rows] == [(2, 2, True)] * len(correct_engine.MIXED)
+    assert [(row["equal"], row["fit"], row["ok"]) for row in rows] == [(2, 2, True)] * len(
+        correct_engine.MIXED
+    )
 
 
 @pytest.mark.slow
 def test_two_back_ends_of_a_model_are_as_near_to_float32_as_each_other():
     alone, ragged = correct_model.model("shape:tiny", "xla")
     assert (alone["positions"], ragged["positions"]) == (64, 191)
-    assert 0 < alone["error_max"] < 0.05 and alone["xla_to_float32_max"] < 1.5 * alone["reference_to_float32_max"]
+    assert (
+        0 < alone["error_max"] < 0.05
+        and alone["xla_to_float32_max"] < 1.5 * alone["reference_to_float32_max"]
+    )
 
 
 @pytest.mark.slow
@@ -121,7 +159,9 @@ def test_a_part_that_breaks_is_reported_and_stops_nothing(monkeypatch, tmp_path)
     monkeypatch.setattr(correctness, "kernels", broken)
     monkeypatch.setattr(correctness, "seeds", lambda: iter([{"check": "two", "ok": True}]))
     monkeypatch.setattr(correctness, "reserve_memory", lambda share: None)
-    monkeypatch.setattr(sys, "argv", ["correctness", "--parts", "kernels,seeds", "--output-json", str(out)])
+    monkeypatch.setattr(
+        sys, "argv", ["correctness", "--parts", "kernels,seeds", "--output-json", str(out)]
+    )
     assert correctness.main() == 1
     figures = json.loads(out.read_text())["figures"]
     assert [row.get("ok") for row in figures] == [True, False, None, True, None]

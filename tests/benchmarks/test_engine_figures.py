@@ -1,4 +1,5 @@
-"""The offline figures: what a part measures, on an engine that keeps time itself; and one small run of the real one."""
+"""The offline figures: what a part measures, on an engine that keeps time itself; and one small run
+of the real one."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ class Params:
 
 
 class FakeLLM:
-    """Generates what was asked for and moves a clock: 1 s a call, 1 ms a prompt token that is new, 10 ms an output token."""
+    """Generates what was asked for and moves a clock: 1 s a call, 1 ms a prompt token that is new,
+    10 ms an output token."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -29,11 +31,21 @@ class FakeLLM:
 
     def generate(self, prompts, params, use_tqdm):
         self.calls.append(params)
-        new = [token for prompt in prompts for token in prompt["prompt_token_ids"] if token not in self.seen]
+        new = [
+            token
+            for prompt in prompts
+            for token in prompt["prompt_token_ids"]
+            if token not in self.seen
+        ]
         self.seen.update(new)
         longest = max(p.given["max_tokens"] for p in params)
         self.now += 1 + len(new) / 1000 + longest / 100
-        return [types.SimpleNamespace(outputs=[types.SimpleNamespace(token_ids=[0] * p.given["max_tokens"])]) for p in params]
+        return [
+            types.SimpleNamespace(
+                outputs=[types.SimpleNamespace(token_ids=[0] * p.given["max_tokens"])]
+            )
+            for p in params
+        ]
 
 
 @pytest.fixture
@@ -46,7 +58,10 @@ def bench(monkeypatch) -> Bench:
 def test_tpot_is_the_slope_between_two_lengths_alone(bench):
     bench.llm.seen.update(range(10**6))  # prefill costs nothing
     assert [(row["batch"], row["value"]) for row in bench.tpot()] == [(1, 10.0), (4, 10.0)]
-    assert [(row["batch"], row["context"], row["value"]) for row in bench.contexts()] == [(1, 64, 10.0), (4, 64, 10.0)]
+    assert [(row["batch"], row["context"], row["value"]) for row in bench.contexts()] == [
+        (1, 64, 10.0),
+        (4, 64, 10.0),
+    ]
 
 
 def test_ttft_is_one_prompt_and_one_token(bench):
@@ -57,25 +72,33 @@ def test_ttft_is_one_prompt_and_one_token(bench):
 
 def test_a_cached_prompt_keeps_its_beginning_and_changes_its_end(bench):
     (row,) = bench.cached()
-    assert row["value"] == pytest.approx(1000 + 10 + 16, abs=1.5)  # 16 new tokens at 1 ms, bar one that was drawn before
+    # 16 new tokens at 1 ms, bar one that was drawn before
+    assert row["value"] == pytest.approx(1000 + 10 + 16, abs=1.5)
 
 
 def test_throughput_counts_output_tokens(bench):
     greedy, sampled = bench.throughput()
     asked = [p.given["max_tokens"] for p in bench.llm.calls[0]]
-    assert greedy["value"] == pytest.approx(sum(asked) / (1 + max(asked) / 100), rel=1e-3)  # the better of two: the second, all seen
+    # The better of two: the second, all seen
+    assert greedy["value"] == pytest.approx(sum(asked) / (1 + max(asked) / 100), rel=1e-3)
     assert [call[0].given["temperature"] for call in bench.llm.calls] == [0.0, 0.0, 0.6, 0.6]
 
 
 def test_every_mode_runs_alone_and_the_sampling_modes_in_one_batch(bench):
     assert [row["mode"] for row in bench.modes()] == [*MODES, "mixed"]
     last = [p.given for p in bench.llm.calls[-1]]
-    assert {given.get("min_p") for given in last} == {None, 0.05} and {given.get("seed") for given in last} == {None, 1}
+    assert {given.get("min_p") for given in last} == {None, 0.05} and {
+        given.get("seed") for given in last
+    } == {None, 1}
     assert all(given["ignore_eos"] for given in last)
 
 
 def test_an_output_that_ended_early_is_an_error(bench, monkeypatch):
-    monkeypatch.setattr(bench.llm, "generate", lambda *a, **k: [types.SimpleNamespace(outputs=[types.SimpleNamespace(token_ids=[0])])])
+    monkeypatch.setattr(
+        bench.llm,
+        "generate",
+        lambda *a, **k: [types.SimpleNamespace(outputs=[types.SimpleNamespace(token_ids=[0])])],
+    )
     with pytest.raises(RuntimeError, match="before its length"):
         bench.seconds([[1, 2]], 5)
 
@@ -112,13 +135,29 @@ def test_a_shape_s_tokenizer_has_a_word_for_every_token(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_real_engine_gives_every_figure_and_its_record_can_be_imported(tmp_path, monkeypatch, capsys):
+def test_the_real_engine_gives_every_figure_and_its_record_can_be_imported(
+    tmp_path, monkeypatch, capsys
+):
     out = tmp_path / "out.json"
-    options = ["--model", "shape:tiny", "--small", "--output-json", str(out), "--compilation-cache-dir", str(tmp_path / "cache")]
+    options = [
+        "--model",
+        "shape:tiny",
+        "--small",
+        "--output-json",
+        str(out),
+        "--compilation-cache-dir",
+        str(tmp_path / "cache"),
+    ]
     monkeypatch.setattr(sys, "argv", ["engine", *options])
     engine.main()
     printed = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     imported = list(import_driver.read(out, "never"))
     assert [row["figure"] for row in printed] == [row["figure"] for row in imported]
-    assert {row["figure"] for row in imported} == {"startup_s", "kv_tokens", "ttft_ms", "tpot_ms", "throughput"}
+    assert {row["figure"] for row in imported} == {
+        "startup_s",
+        "kv_tokens",
+        "ttft_ms",
+        "tpot_ms",
+        "throughput",
+    }
     assert all(row["value"] > 0 for row in imported)

@@ -22,7 +22,8 @@ def test_a_written_checkpoint_has_every_tensor_in_files_below_the_limit(tmp_path
     assert total == sum(int(np.prod(shape)) * 2 for shape in expected.values())
     files = sorted(directory.glob("*.safetensors"))
     assert len(files) > 2
-    assert sum(path.stat().st_size > 110_000 for path in files) == 1  # the embeddings alone are larger
+    # The embeddings alone are larger
+    assert sum(path.stat().st_size > 110_000 for path in files) == 1
 
 
 def test_written_values_are_random_small_and_of_either_sign(tmp_path):
@@ -36,7 +37,19 @@ def test_written_values_are_random_small_and_of_either_sign(tmp_path):
 
 def test_a_load_is_measured_from_disk_and_from_the_page_cache(tmp_path, monkeypatch):
     out = tmp_path / "out.json"
-    monkeypatch.setattr(sys, "argv", ["loading", "--output-json", str(out), "--directory", str(tmp_path), "--shard-bytes", "200000"])
+    monkeypatch.setattr(
+        sys,
+        "argv",
+        [
+            "loading",
+            "--output-json",
+            str(out),
+            "--directory",
+            str(tmp_path),
+            "--shard-bytes",
+            "200000",
+        ],
+    )
     loading.main()
     record = json.loads(out.read_text())
     assert record["figures"]["disk_gb_per_s"] >= 0 < record["figures"]["page_cache_s"]
@@ -51,7 +64,8 @@ def test_the_peak_sees_memory_that_is_gone_again():
         pytest.skip("this system does not say how much memory a process has")
     with loading.peak() as extra:
         blocks = [np.ones(50_000_000, np.uint8)]
-        while extra[0] < 45_000_000:  # what others give back meanwhile, or had given back before, does not count as gained
+        # What others give back meanwhile, or had given back before, does not count as gained
+        while extra[0] < 45_000_000:
             if len(blocks) < 200:
                 blocks.append(np.ones(5_000_000, np.uint8))
         del blocks
@@ -62,7 +76,9 @@ def test_the_peak_sees_memory_that_is_gone_again():
 def test_a_cold_start_and_a_warm_one_are_told_by_phases(tmp_path, monkeypatch):
     out = tmp_path / "out.json"
     more = ["--max-model-len", "64", "--max-num-seqs", "1", "--options", '{"enforce_eager": true}']
-    monkeypatch.setattr(sys, "argv", ["startup", "--model", "shape:tiny", *more, "--output-json", str(out)])
+    monkeypatch.setattr(
+        sys, "argv", ["startup", "--model", "shape:tiny", *more, "--output-json", str(out)]
+    )
     startup.main()
     record = json.loads(out.read_text())
     figures = record["figures"]

@@ -8,21 +8,42 @@ import sys
 import pytest
 
 from benchmarks import profile
-from jaxllm.engine.profile import Kernel
+from jaxllm.engine.runtime.profile import Kernel
 
 
 def test_the_table_shares_the_time_of_a_step_among_kernels():
-    lines = profile.table([Kernel("gemm", 20, 0.006), Kernel("norm", 40, 0.002)], turns=2, top=1).splitlines()
+    lines = profile.table(
+        [Kernel("gemm", 20, 0.006), Kernel("norm", 40, 0.002)], turns=2, top=1
+    ).splitlines()
     assert lines[1].split() == ["3.0000", "75.0%", "10.0", "gemm"]
     assert lines[2].split() == ["4.0000", "100%", "30.0", "all"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("more", [[], ["--prefill"]])
-def test_a_traced_run_finds_kernels_and_leaves_the_trace_where_it_was_told(tmp_path, monkeypatch, more):
+def test_a_traced_run_finds_kernels_and_leaves_the_trace_where_it_was_told(
+    tmp_path, monkeypatch, more
+):
     out, traces = tmp_path / "out.json", tmp_path / "traces"
-    load = ["--model", "shape:tiny", "--max-model-len", "128", "--batch-size", "2", "--input-len", "16", "--steps", "4", "--warm-up", "1"]
-    monkeypatch.setattr(sys, "argv", ["profile", *load, *more, "--output-json", str(out), "--profiler-dir", str(traces)])
+    load = [
+        "--model",
+        "shape:tiny",
+        "--max-model-len",
+        "128",
+        "--batch-size",
+        "2",
+        "--input-len",
+        "16",
+        "--steps",
+        "4",
+        "--warm-up",
+        "1",
+    ]
+    monkeypatch.setattr(
+        sys,
+        "argv",
+        ["profile", *load, *more, "--output-json", str(out), "--profiler-dir", str(traces)],
+    )
     profile.main()
     figures = json.loads(out.read_text())["figures"]
     assert figures["kernel_ms_per_step"] > 0 and figures["kernels"]

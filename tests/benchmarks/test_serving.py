@@ -1,4 +1,5 @@
-"""Serving: arrivals, a load on a real server with a fake engine, figures from known times, and a client that survives servers."""
+"""Serving: arrivals, a load on a real server with a fake engine, figures from known times, and a
+client that survives servers."""
 
 from __future__ import annotations
 
@@ -32,7 +33,16 @@ def server():
 
 
 def test_requests_arrive_at_the_rate_and_are_the_same_for_the_same_seed():
-    a = arguments("--num-prompts", "200", "--request-rate", "50", "--random-input-len", "10", "--random-output-len", "4")
+    a = arguments(
+        "--num-prompts",
+        "200",
+        "--request-rate",
+        "50",
+        "--random-input-len",
+        "10",
+        "--random-output-len",
+        "4",
+    )
     found = serving.jobs(a)
     times = [at for at, _ in found]
     assert times == sorted(times)
@@ -43,14 +53,20 @@ def test_requests_arrive_at_the_rate_and_are_the_same_for_the_same_seed():
 
 def test_burstier_arrivals_have_more_uneven_gaps():
     def spread(burstiness: str) -> float:
-        found = serving.jobs(arguments("--num-prompts", "300", "--request-rate", "10", "--burstiness", burstiness))
+        found = serving.jobs(
+            arguments("--num-prompts", "300", "--request-rate", "10", "--burstiness", burstiness)
+        )
         return float(np.diff([at for at, _ in found]).std())
 
     assert spread("0.2") > spread("1") > spread("20")
 
 
 def test_without_a_rate_all_requests_start_at_once_with_lengths_within_the_ratio():
-    found = serving.jobs(arguments("--num-prompts", "300", "--random-input-len", "100", "--random-range-ratio", "0.5"))
+    found = serving.jobs(
+        arguments(
+            "--num-prompts", "300", "--random-input-len", "100", "--random-range-ratio", "0.5"
+        )
+    )
     assert {at for at, _ in found} == {0.0}
     lengths = {len(body["prompt"]) for _, body in found}
     assert min(lengths) >= 50 and max(lengths) <= 150 and len(lengths) > 30
@@ -60,7 +76,10 @@ def test_figures_follow_from_the_times_of_the_events():
     one = Call(begin=10.0, stamps=[10.1, 10.2, 10.4], prompt_tokens=5, output_tokens=4)
     two = Call(begin=11.0, stamps=[11.3], prompt_tokens=7, output_tokens=1)
     lost = Call(begin=11.0, error="gone")
-    found = serving.figures([one, two, lost], arguments("--goodput", "ttft:150", "tpot:120", "--metric-percentiles", "50,100"))
+    found = serving.figures(
+        [one, two, lost],
+        arguments("--goodput", "ttft:150", "tpot:120", "--metric-percentiles", "50,100"),
+    )
     assert (found["completed"], found["failed"], found["errors"]) == (2, 1, ["gone"])
     assert found["duration"] == pytest.approx(1.3)
     assert found["output_throughput"] == pytest.approx(5 / 1.3, abs=0.1)
@@ -116,30 +135,83 @@ def test_a_load_on_a_server_comes_back_complete(server, tmp_path, monkeypatch, c
 
 def test_chats_are_measured_too(tmp_path):
     with Running(Tokenizer.load(write_tokenizer(tmp_path))) as server:
-        load = ["--num-prompts", "3", "--random-input-len", "4", "--random-output-len", "5", "--token-ids", "0", "9", "--ignore-eos"]
-        a = arguments(*load, "--base-url", server.url, "--processes", "1", "--endpoint", "/v1/chat/completions")
+        load = [
+            "--num-prompts",
+            "3",
+            "--random-input-len",
+            "4",
+            "--random-output-len",
+            "5",
+            "--token-ids",
+            "0",
+            "9",
+            "--ignore-eos",
+        ]
+        a = arguments(
+            *load,
+            "--base-url",
+            server.url,
+            "--processes",
+            "1",
+            "--endpoint",
+            "/v1/chat/completions",
+        )
         found = serving.figures(serving.run(a, serving.jobs(a)), a)
     assert (found["completed"], found["total_output_tokens"]) == (3, 15)
 
 
 def test_requests_that_the_server_refuses_are_counted_and_its_words_kept(server):
     a = arguments(
-        "--num-prompts", "2", "--random-input-len", "400", "--token-ids", "0", "256", "--base-url", server.url, "--processes", "1"
+        "--num-prompts",
+        "2",
+        "--random-input-len",
+        "400",
+        "--token-ids",
+        "0",
+        "256",
+        "--base-url",
+        server.url,
+        "--processes",
+        "1",
     )
-    with pytest.raises(SystemExit, match=r"every request failed; the first: Refused: 400 .*context_length"):
+    with pytest.raises(
+        SystemExit, match=r"every request failed; the first: Refused: 400 .*context_length"
+    ):
         serving.figures(serving.run(a, serving.jobs(a)), a)
 
 
 def test_only_a_load_that_is_compared_can_be_imported(tmp_path):
-    asked = vars(arguments("--num-prompts", "400", "--request-rate", "20", "--random-input-len", "512", "--random-output-len", "128"))
-    figures = {"output_throughput": 9.0} | {f"{q}_{name}_ms": 3.0 for q in ("p50", "p99") for name in ("ttft", "tpot", "itl")}
-    record = {"benchmark": "serving", "date": "2026-01-02", "arguments": asked | {"model": "/tmp/qwen"}, "figures": figures}
+    asked = vars(
+        arguments(
+            "--num-prompts",
+            "400",
+            "--request-rate",
+            "20",
+            "--random-input-len",
+            "512",
+            "--random-output-len",
+            "128",
+        )
+    )
+    figures = {"output_throughput": 9.0} | {
+        f"{q}_{name}_ms": 3.0 for q in ("p50", "p99") for name in ("ttft", "tpot", "itl")
+    }
+    record = {
+        "benchmark": "serving",
+        "date": "2026-01-02",
+        "arguments": asked | {"model": "/tmp/qwen"},
+        "figures": figures,
+    }
     path = tmp_path / "out.json"
     path.write_text(json.dumps(record, indent=1, default=str))
     rows = list(import_driver.read(path, "never"))
-    assert {(row["shape"], row["rate"], row["value"], row["date"]) for row in rows} == {("qwen", 20.0, 3.0, "2026-01-02")}
+    assert {(row["shape"], row["rate"], row["value"], row["date"]) for row in rows} == {
+        ("qwen", 20.0, 3.0, "2026-01-02")
+    }
     assert len(rows) == 4
-    path.write_text(json.dumps(record | {"arguments": asked | {"random_output_len": 64}}, indent=1, default=str))
+    path.write_text(
+        json.dumps(record | {"arguments": asked | {"random_output_len": 64}}, indent=1, default=str)
+    )
     with pytest.raises(SystemExit, match="not compared"):
         list(import_driver.read(path, "never"))
 
@@ -168,19 +240,25 @@ async def against(handler: Handler, body: dict) -> Call:
         return await call(f"http://127.0.0.1:{port}/v1/completions", body, {})
 
 
-EVENTS = (
-    b'data: {"choices": [{"text": "a"}]}\n\n: a comment\n\ndata: {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 1}}\n\n'
-)
+EVENTS = b'data: {"choices": [{"text": "a"}]}\n\n: a comment\n\ndata: {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 1}}\n\n'
 HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
 def test_events_may_be_cut_anywhere():
     async def handler(reader, writer):
         data = EVENTS + b"data: [DONE]\n\n"
-        writer.write(HEAD + b"".join(b"5\r\n" + data[at : at + 5] + b"\r\n" for at in range(0, len(data) - 5, 5)))
+        writer.write(
+            HEAD
+            + b"".join(b"5\r\n" + data[at : at + 5] + b"\r\n" for at in range(0, len(data) - 5, 5))
+        )
 
     found = asyncio.run(against(handler, {}))
-    assert (found.error, len(found.stamps), found.prompt_tokens, found.output_tokens) == ("", 1, 3, 1)
+    assert (found.error, len(found.stamps), found.prompt_tokens, found.output_tokens) == (
+        "",
+        1,
+        3,
+        1,
+    )
 
 
 @pytest.mark.parametrize(
@@ -204,16 +282,31 @@ def test_whatever_a_server_does_is_an_error_of_that_request_alone(reply, error):
 def test_gaps_count_that_overlap_the_wait_for_the_long_prompt():
     streams = [Call(stamps=[0.0, 0.01, 0.03, 0.2, 0.21]), Call(stamps=[0.0, 0.02, 0.04, 0.9])]
     found = stall.figures(streams, Call(begin=0.035, stamps=[0.15]))
-    assert found == {"stall_ms": 860.0, "median_itl_ms": 20.0, "worst_itl_before_ms": 20.0, "prompt_ttft_ms": 115.0}
-    assert stall.figures([Call(stamps=[0.0, 0.01, 0.03, 0.2, 0.9])], Call(begin=0.035, stamps=[0.15]))["stall_ms"] == 170.0
+    assert found == {
+        "stall_ms": 860.0,
+        "median_itl_ms": 20.0,
+        "worst_itl_before_ms": 20.0,
+        "prompt_ttft_ms": 115.0,
+    }
+    assert (
+        stall.figures([Call(stamps=[0.0, 0.01, 0.03, 0.2, 0.9])], Call(begin=0.035, stamps=[0.15]))[
+            "stall_ms"
+        ]
+        == 170.0
+    )
 
 
 def endless(first: int):
-    """A server whose streams never end, and whose request for one token waits for `first` turns of the loop."""
+    """A server whose streams never end, and whose request for one token waits for `first` turns of
+    the loop."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
-        body = json.loads(await reader.readexactly(int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])))
+        body = json.loads(
+            await reader.readexactly(
+                int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+            )
+        )
         writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
         for _ in range(first if body["max_tokens"] == 1 else 0):
             await asyncio.sleep(0)

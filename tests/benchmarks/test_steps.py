@@ -8,7 +8,7 @@ import time
 import pytest
 
 from benchmarks.steps import chosen, measured, pair, timed
-from jaxllm.engine.buckets import Buckets
+from jaxllm.engine.scheduling.buckets import Buckets
 
 
 def test_a_shape_is_tokens_and_rows() -> None:
@@ -32,7 +32,14 @@ def test_the_lattice_has_the_shapes_that_were_named_and_logits_for_all() -> None
 
 @pytest.mark.slow
 def test_programs_are_timed_under_load() -> None:
-    options = {"max_model_len": 64, "max_num_seqs": 4, "max_num_batched_tokens": 32, "num_gpu_blocks_override": 16}
-    rows = measured(argparse.Namespace(model="demo", decode=[3], extend=[(16, 2)], seconds=0.01), options)
+    options = {
+        "max_model_len": 64,
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 32,
+        "num_gpu_blocks_override": 16,
+    }
+    rows = measured(
+        argparse.Namespace(model="demo", decode=[3], extend=[(16, 2)], seconds=0.01), options
+    )
     assert [(row["tokens"], row["decodes"]) for row in rows] == [(16, 2), (0, 3)]
     assert all(row["ms"] > 0 and row["rows_per_ms"] > 0 for row in rows)

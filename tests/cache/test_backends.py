@@ -1,4 +1,5 @@
-"""Which attention back end a device gets, the reason that is shown, and what a person who asks for another is told."""
+"""Which attention back end a device gets, the reason that is shown, and what a person who asks for
+another is told."""
 
 from types import SimpleNamespace
 
@@ -26,8 +27,15 @@ TPU, CPU = (SimpleNamespace(platform=name, device_kind=name.upper()) for name in
         (HOPPER, "mosaic_gpu", "compute capability 9.0"),
         (TPU, "mosaic_tpu", "TPU"),
         (CPU, "reference", "CPU"),
-        *((gpu(c), "xla", f"compute capability {c} has no kernel of its own") for c in ("8.0", "8.6", "8.9", "10.0", "12.0")),
-        (SimpleNamespace(platform="rocm", device_kind="MI300"), "xla", "rocm has no kernel of its own"),
+        *(
+            (gpu(c), "xla", f"compute capability {c} has no kernel of its own")
+            for c in ("8.0", "8.6", "8.9", "10.0", "12.0")
+        ),
+        (
+            SimpleNamespace(platform="rocm", device_kind="MI300"),
+            "xla",
+            "rocm has no kernel of its own",
+        ),
     ],
 )
 def test_every_device_gets_its_fastest_back_end_and_says_why(device, name, reason):
@@ -45,18 +53,31 @@ def test_every_device_gets_its_fastest_back_end_and_says_why(device, name, reaso
         (TPU, Shapes(jnp.bfloat16, 64, 64, 4), "head_dim that is a multiple of 128"),
         (TPU, Shapes(jnp.float16, 128, 64, 4), "bfloat16 or float32"),
         (TPU, Shapes(jnp.bfloat16, 128, 8, 4), "pages of a multiple of 16"),
-        (TPU, Shapes(jnp.bfloat16, 128, 64, 4, jnp.float8_e4m3fn), "takes bfloat16 or float32 throughout, got q bfloat16, k float8_e4m3fn"),
-        (HOPPER, Shapes(jnp.bfloat16, 128, 32, 4, jnp.float8_e5m2), "8-bit pages of 64 or 128 tokens, got 32"),
+        (
+            TPU,
+            Shapes(jnp.bfloat16, 128, 64, 4, jnp.float8_e4m3fn),
+            "takes bfloat16 or float32 throughout, got q bfloat16, k float8_e4m3fn",
+        ),
+        (
+            HOPPER,
+            Shapes(jnp.bfloat16, 128, 32, 4, jnp.float8_e5m2),
+            "8-bit pages of 64 or 128 tokens, got 32",
+        ),
     ],
 )
-def test_what_the_devices_own_kernels_do_not_take_falls_back_with_the_kernels_reason(device, shapes, said):
+def test_what_the_devices_own_kernels_do_not_take_falls_back_with_the_kernels_reason(
+    device, shapes, said
+):
     backend = choose_backend(device, shapes)
     assert backend.name == "xla"
     assert said in backend.reason
 
 
 def test_hoppers_own_kernels_take_8_bit_pages():
-    assert choose_backend(HOPPER, Shapes(jnp.bfloat16, 128, 64, 7, jnp.float8_e4m3fn)).name == "mosaic_gpu"
+    assert (
+        choose_backend(HOPPER, Shapes(jnp.bfloat16, 128, 64, 7, jnp.float8_e4m3fn)).name
+        == "mosaic_gpu"
+    )
 
 
 @pytest.mark.parametrize("device", [HOPPER, AMPERE, TPU, CPU])
@@ -75,12 +96,26 @@ def test_the_plain_back_ends_can_be_asked_for_everywhere(device, asked):
             r"mosaic_gpu needs an NVIDIA GPU of compute capability 9\.0 \(Hopper\), and this device is NVIDIA A100",
         ),
         (HOPPER, QWEN, "mosaic_tpu", "mosaic_tpu needs a TPU, and this device is NVIDIA H200"),
-        (HOPPER, Shapes(jnp.bfloat16, 80, 64, 1), "mosaic_gpu", "mosaic_gpu cannot run this model .*head_dim"),
-        (HOPPER, QWEN, "FLASH_ATTN", "must be one of mosaic_gpu, mosaic_tpu, xla, reference, got 'FLASH_ATTN'"),
+        (
+            HOPPER,
+            Shapes(jnp.bfloat16, 80, 64, 1),
+            "mosaic_gpu",
+            "mosaic_gpu cannot run this model .*head_dim",
+        ),
+        (
+            HOPPER,
+            QWEN,
+            "FLASH_ATTN",
+            "must be one of mosaic_gpu, mosaic_tpu, xla, reference, got 'FLASH_ATTN'",
+        ),
     ],
 )
-def test_a_back_end_that_cannot_run_here_is_an_error_with_the_remedy(device, shapes, asked, message):
-    with pytest.raises(ConfigError, match=f"--attention-backend {message}" if asked != "FLASH_ATTN" else message):
+def test_a_back_end_that_cannot_run_here_is_an_error_with_the_remedy(
+    device, shapes, asked, message
+):
+    with pytest.raises(
+        ConfigError, match=f"--attention-backend {message}" if asked != "FLASH_ATTN" else message
+    ):
         choose_backend(device, shapes, asked)
 
 

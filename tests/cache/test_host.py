@@ -117,8 +117,14 @@ def test_impossible_sizes_are_refused(pages: int, cached: int) -> None:
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.integers(1, 5), st.integers(0, 5), st.lists(st.tuples(st.sampled_from("sklfg"), st.integers(0, 6)), max_size=60))
-def test_any_order_of_calls_keeps_the_accounts(pages: int, cached: int, calls: list[tuple[str, int]]) -> None:
+@given(
+    st.integers(1, 5),
+    st.integers(0, 5),
+    st.lists(st.tuples(st.sampled_from("sklfg"), st.integers(0, 6)), max_size=60),
+)
+def test_any_order_of_calls_keeps_the_accounts(
+    pages: int, cached: int, calls: list[tuple[str, int]]
+) -> None:
     tier, kept = HostTier(pages, min(cached, pages)), Counter[bytes]()
     here: dict[bytes, int] = {}
     for call, number in calls:

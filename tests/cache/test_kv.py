@@ -1,4 +1,5 @@
-"""The device pages: where they live, what a step writes and reads, that nothing is copied, and that sharding changes nothing."""
+"""The device pages: where they live, what a step writes and reads, that nothing is copied, and that
+sharding changes nothing."""
 
 import dataclasses
 import functools
@@ -11,7 +12,15 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 
 from jaxllm.cache import kv as kv_module
-from jaxllm.cache.kv import NOWHERE, PAGES, KVCache, PagedContext, PagedInputs, page_bytes, zeros_of
+from jaxllm.cache.kv import (
+    DROP_PAGE,
+    PAGES,
+    KVCache,
+    PagedContext,
+    PagedInputs,
+    page_bytes,
+    zeros_of,
+)
 from jaxllm.nn.linear import Init
 from jaxllm.nn.mlp import GatedMLP
 from pallas_kernels import paged_decode, paged_extend
@@ -33,7 +42,8 @@ def tokens(total, seed=0):
 
 
 def rows_of(mesh, q, k, v):
-    """The rows of a fused projection that come out as these heads: no bias, no norm, no rotation."""
+    """The rows of a fused projection that come out as these heads: no bias, no norm, no
+    rotation."""
     shards = mesh.shape["tensor"]
     qkv = jnp.concatenate([jnp.reshape(x, (len(x), shards, -1, H)) for x in (q, k, v)], axis=2)
     cos, sin = (jnp.full((len(q), H // 2), x, jnp.float32) for x in (1, 0))
@@ -41,8 +51,10 @@ def rows_of(mesh, q, k, v):
 
 
 def batch(decodes, chunks, table):
-    """Inputs of a step: `decodes` are (row of the table, length), `chunks` (row, start, length, tokens before it in the sequence)."""
-    places = [(row, length - 1) for row, length in decodes]  # length 0 gives position -1: a dropped token
+    """Inputs of a step: `decodes` are (row of the table, length), `chunks` (row, start, length,
+    tokens before it in the sequence)."""
+    # Length 0 gives position -1: a dropped token
+    places = [(row, length - 1) for row, length in decodes]
     places += [(row, prefix + i) for row, _, length, prefix in chunks for i in range(length)]
     ints = functools.partial(np.array, dtype=np.int32)
 
@@ -56,7 +68,7 @@ def batch(decodes, chunks, table):
         chunk_starts_R=ints([start for _, start, *_ in chunks]),
         chunk_lengths_R=ints([length for _, _, length, _ in chunks]),
         chunk_kv_lengths_R=ints([length + prefix for *_, length, prefix in chunks]),
-        write_page_T=ints([table[row, j // C] if j >= 0 else NOWHERE for row, j in places]),
+        write_page_T=ints([table[row, j // C] if j >= 0 else DROP_PAGE for row, j in places]),
         write_offset_T=ints([j % C for _, j in places]),
     )
 
@@ -73,7 +85,11 @@ def step(mesh, kv, inputs, q, k, v):
 
 
 def compiled_step(mesh, kv, inputs, arrays):
-    return jax.jit(functools.partial(step, mesh), donate_argnums=0).lower(kv, inputs, *arrays).compile()
+    return (
+        jax.jit(functools.partial(step, mesh), donate_argnums=0)
+        .lower(kv, inputs, *arrays)
+        .compile()
+    )
 
 
 def empty(mesh):
@@ -81,9 +97,11 @@ def empty(mesh):
 
 
 def sequence_through_steps(mesh):
-    """Row 0 is prefilled in two chunks beside row 1, then both decode beside a prefill of row 2. Returns outputs and tokens.
+    """Row 0 is prefilled in two chunks beside row 1, then both decode beside a prefill of row 2.
+    Returns outputs and tokens.
 
-    Every step is padded to three decode rows, two chunks and 50 chunk tokens, as an engine's bucket would be.
+    Every step is padded to three decode rows, two chunks and 50 chunk tokens, as an engine's bucket
+    would be.
     """
     kv, run = empty(mesh), jax.jit(functools.partial(step, mesh))
     plans = [
@@ -95,11 +113,15 @@ def sequence_through_steps(mesh):
     out = []
     for i, (decodes, chunks) in enumerate(plans):
         arrays = tokens(53, i)
-        padded = batch(decodes + ((3, 0),) * (3 - len(decodes)), chunks + ((3, 0, 0, 0),) * (2 - len(chunks)), TABLE)
+        padded = batch(
+            decodes + ((3, 0),) * (3 - len(decodes)),
+            chunks + ((3, 0, 0, 0),) * (2 - len(chunks)),
+            TABLE,
+        )
         unused = 53 - len(padded.write_page_T)
         padded = dataclasses.replace(
             padded,
-            write_page_T=np.pad(padded.write_page_T, (0, unused), constant_values=NOWHERE),
+            write_page_T=np.pad(padded.write_page_T, (0, unused), constant_values=DROP_PAGE),
             write_offset_T=np.pad(padded.write_offset_T, (0, unused)),
         )
         o, kv = run(kv, padded, *arrays)
@@ -110,7 +132,9 @@ def sequence_through_steps(mesh):
 def test_a_page_counts_keys_and_values_of_every_layer():
     mesh = mesh_of(1)
     made = zeros_of(KVCache.abstract(3, 5, 4, 16, 32, jnp.bfloat16, mesh))
-    assert page_bytes(3, 4, 16, 32, jnp.bfloat16) * 5 == sum(x.nbytes for x in jax.tree.leaves(made))
+    assert page_bytes(3, 4, 16, 32, jnp.bfloat16) * 5 == sum(
+        x.nbytes for x in jax.tree.leaves(made)
+    )
 
 
 @pytest.mark.parametrize("shards", [1, 4, 8])
@@ -118,20 +142,34 @@ def test_every_device_holds_all_pages_of_its_own_heads(shards):
     mesh = mesh_of(shards)
     kv, like = empty(mesh), KVCache.abstract(LAYERS, P, K, C, H, jnp.float32, mesh)
     for made, wanted in zip(jax.tree.leaves(kv), jax.tree.leaves(like), strict=True):
-        assert (made.shape, made.dtype, made.sharding) == (wanted.shape, wanted.dtype, wanted.sharding)
+        assert (made.shape, made.dtype, made.sharding) == (
+            wanted.shape,
+            wanted.dtype,
+            wanted.sharding,
+        )
         assert made.addressable_shards[0].data.shape == (LAYERS * P, K // shards, C, H)
         assert not np.asarray(made).any()
 
 
 def test_heads_that_do_not_divide_are_refused_with_the_remedy():
-    with pytest.raises(ValueError, match=r"2 KV heads cannot be split over 4 devices; repeat them to a multiple of 4"):
+    with pytest.raises(
+        ValueError,
+        match=r"2 KV heads cannot be split over 4 devices; repeat them to a multiple of 4",
+    ):
         KVCache.abstract(LAYERS, P, 2, C, H, jnp.float32, mesh_of(4))
 
 
 def test_prefill_in_chunks_then_decode_equals_dense_attention():
     (first, o1), (second, o2), (third, o3), (fourth, o4) = sequence_through_steps(mesh_of(1))
-    rows = [  # where every row's tokens went, in order: decode rows are tokens 0 to 2 of a step, chunk tokens start at 3
-        [(first, o1, slice(3, 23)), (second, o2, slice(3, 16)), (third, o3, slice(0, 1)), (fourth, o4, slice(0, 1))],
+    # Where every row's tokens went, in order: decode rows are tokens 0 to 2 of a step, chunk tokens
+    # start at 3
+    rows = [
+        [
+            (first, o1, slice(3, 23)),
+            (second, o2, slice(3, 16)),
+            (third, o3, slice(0, 1)),
+            (fourth, o4, slice(0, 1)),
+        ],
         [(first, o1, slice(23, 30)), (third, o3, slice(1, 2)), (fourth, o4, slice(1, 2))],
         [(third, o3, slice(3, 43)), (fourth, o4, slice(2, 3))],
     ]
@@ -168,7 +206,9 @@ def test_a_row_that_is_not_alive_writes_nothing_and_reads_zeros():
 def test_sharding_over_heads_changes_no_bit():
     alone = sequence_through_steps(mesh_of(1))
     for shards in (2, 8):
-        for (_, one), (_, split) in zip(alone, sequence_through_steps(mesh_of(shards)), strict=True):
+        for (_, one), (_, split) in zip(
+            alone, sequence_through_steps(mesh_of(shards)), strict=True
+        ):
             np.testing.assert_array_equal(split, one)
 
 
@@ -177,7 +217,9 @@ def test_a_donated_pool_is_updated_in_place_and_never_copied(shards):
     mesh, pages = mesh_of(shards), 4096
     kv = KVCache.abstract(LAYERS, pages, K, C, H, jnp.float32, mesh)
     pool = pages * K * C * H * 4 // shards
-    compiled = compiled_step(mesh, kv, batch(((0, 34), (1, 8)), ((2, 0, 21, 0),), TABLE), tokens(23))
+    compiled = compiled_step(
+        mesh, kv, batch(((0, 34), (1, 8)), ((2, 0, 21, 0),), TABLE), tokens(23)
+    )
     memory = compiled.memory_analysis()
     assert memory.alias_size_in_bytes == 2 * LAYERS * pool
     assert memory.temp_size_in_bytes < pool / 4
@@ -189,7 +231,9 @@ def test_the_heads_need_no_communication():
     heads = NamedSharding(mesh, kv_module.HEADS)
     arrays = [jax.device_put(x, heads) for x in tokens(23)]
     text = compiled_step(mesh, empty(mesh), inputs, arrays).as_text()
-    assert not any(word in text for word in ("all-reduce", "all-gather", "all-to-all", "collective-permute"))
+    assert not any(
+        word in text for word in ("all-reduce", "all-gather", "all-to-all", "collective-permute")
+    )
 
 
 def test_layers_share_one_trace_of_the_kernels(monkeypatch):
@@ -197,7 +241,9 @@ def test_layers_share_one_trace_of_the_kernels(monkeypatch):
     shard = kv_module._shard
     monkeypatch.setattr(kv_module, "_shard", lambda *args: traces.append(1) or shard(*args))
     arrays = [jax.device_put(x, NamedSharding(mesh, kv_module.HEADS)) for x in tokens(19)]
-    jax.jit(functools.partial(step, mesh)).lower(empty(mesh), batch((), ((0, 0, 19, 0),), TABLE), *arrays)
+    jax.jit(functools.partial(step, mesh)).lower(
+        empty(mesh), batch((), ((0, 0, 19, 0),), TABLE), *arrays
+    )
     assert len(traces) == 1
 
 
@@ -227,10 +273,14 @@ def test_a_step_plans_once_for_all_layers_of_a_window(monkeypatch):
             context.attend(layer, rows, scale=0.3, window=None if layer else 8)
         return context.kv
 
-    jax.jit(run).trace(empty(mesh), batch(((0, 34), (1, 8)), ((2, 0, 21, 0),), TABLE), rows_of(mesh, *tokens(23)))
+    jax.jit(run).trace(
+        empty(mesh), batch(((0, 34), (1, 8)), ((2, 0, 21, 0),), TABLE), rows_of(mesh, *tokens(23))
+    )
     heads = {"kv_heads": K // 2, "head_dim": H}
     sizes = {"itemsize": 4} | heads, {"tokens": 21, "heads": N // 2} | heads
-    assert planned == [each | {"window": window, "whole": False} for window in (8, None) for each in sizes]
+    assert planned == [
+        each | {"window": window, "whole": False} for window in (8, None) for each in sizes
+    ]
     assert given[:2] == [(8, {"twice": (2,)}), (8, (1,))]
 
 
@@ -254,7 +304,9 @@ def test_the_kernel_for_sums_and_norms_is_lowered_once_for_all_layers():
     assert sums_lowered_for_cuda("mosaic_gpu", 1, 3).count("mosaic_gpu_v2") == 1
 
 
-@pytest.mark.parametrize(("backend", "shards", "rows"), [("xla", 1, 3), ("mosaic_gpu", 2, 3), ("mosaic_gpu", 1, 300)])
+@pytest.mark.parametrize(
+    ("backend", "shards", "rows"), [("xla", 1, 3), ("mosaic_gpu", 2, 3), ("mosaic_gpu", 1, 300)]
+)
 def test_sums_and_norms_are_left_to_xla_where_there_is_no_kernel_for_them(backend, shards, rows):
     assert "mosaic_gpu_v2" not in sums_lowered_for_cuda(backend, shards, rows)
 
@@ -266,8 +318,15 @@ def products_lowered_for_cuda(backend, shards, rows):
         context = PagedContext(KVCache((), ()), [inputs], backend, mesh_of(shards))
         return [context.gated_product(x, weight) for weight in weights]
 
-    x, weight = (jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((rows, 2048), (1, 2, 8192, 2048)))
-    return jax.jit(run).trace(batch((), (), TABLE), x, [weight, weight]).lower(lowering_platforms=("cuda",)).as_text()
+    x, weight = (
+        jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((rows, 2048), (1, 2, 8192, 2048))
+    )
+    return (
+        jax.jit(run)
+        .trace(batch((), (), TABLE), x, [weight, weight])
+        .lower(lowering_platforms=("cuda",))
+        .as_text()
+    )
 
 
 def test_the_kernel_for_gated_products_is_lowered_once_for_all_layers():
@@ -285,7 +344,10 @@ def test_gated_products_are_left_to_xla_where_there_is_no_faster_kernel(backend,
 def test_the_gated_product_is_what_the_mlp_computes_without_it(monkeypatch):
     mlp = GatedMLP(Init(nnx.Rngs(0), jnp.float32), 8, 12, 1, "silu")
     mlp.gate_up.weight[...] *= 50  # so that silu is far from linear
-    x, context = jnp.asarray(tokens(5)[0][:, 0, :8]), PagedContext(KVCache((), ()), [], "reference", mesh_of(1))
+    x, context = (
+        jnp.asarray(tokens(5)[0][:, 0, :8]),
+        PagedContext(KVCache((), ()), [], "reference", mesh_of(1)),
+    )
     wanted = mlp(x, context)
     monkeypatch.setattr(kv_module.gated_matmul, "backend_for", lambda wanted, x, w: "reference")
     assert context.gated_product(x, mlp.gate_up.weight[...]).shape == (5, 12)
@@ -302,8 +364,13 @@ def test_the_cache_is_a_pytree_of_two_arrays_for_all_layers():
     kv = empty(mesh_of(1))
     assert len(jax.tree.leaves(kv)) == 2
     assert [x.sharding.spec for x in (*kv.k, *kv.v)] == [PAGES] * 2
-    assert [kv.first_page(layer) for layer in range(LAYERS)] == [layer * P for layer in range(LAYERS)]
-    assert kv.places(0, jnp.array([3, P, P + 1])).tolist() == [[3, 2 * P, 2 * P + 1], [P + 3, 3 * P, 3 * P + 1]]
+    assert [kv.first_page(layer) for layer in range(LAYERS)] == [
+        layer * P for layer in range(LAYERS)
+    ]
+    assert kv.places(0, jnp.array([3, P, P + 1])).tolist() == [
+        [3, 2 * P, 2 * P + 1],
+        [P + 3, 3 * P, 3 * P + 1],
+    ]
     assert dataclasses.is_dataclass(kv)
     with pytest.raises(dataclasses.FrozenInstanceError):
         kv.k = ()

@@ -188,8 +188,13 @@ def test_the_check_finds_a_blank_page_that_the_index_still_offers() -> None:
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.integers(1, 8), st.lists(st.tuples(st.integers(0, 3), st.integers(0, 7), st.integers(0, 5)), max_size=40))
-def test_any_order_of_holding_and_letting_go_keeps_the_books(num_pages: int, moves: list[tuple[int, int, int]]) -> None:
+@given(
+    st.integers(1, 8),
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 7), st.integers(0, 5)), max_size=40),
+)
+def test_any_order_of_holding_and_letting_go_keeps_the_books(
+    num_pages: int, moves: list[tuple[int, int, int]]
+) -> None:
     index = PrefixIndex(4, b"")
     pool = PagePool(num_pages, 4, index)
     tables: list[list[int]] = []

@@ -24,8 +24,12 @@ def test_only_full_pages_have_a_hash() -> None:
 
 def test_a_hash_is_sha256_over_the_parent_and_little_endian_token_ids() -> None:
     root = hashlib.sha256(b"jaxllm/root/1;page=2;id=5:model").digest()
-    first = hashlib.sha256(b"jaxllm/page/1;parent=" + root + b";tokens=" + struct.pack("<2i", 1, 70000)).digest()
-    second = hashlib.sha256(b"jaxllm/page/1;parent=" + first + b";tokens=" + struct.pack("<2i", 3, 4)).digest()
+    first = hashlib.sha256(
+        b"jaxllm/page/1;parent=" + root + b";tokens=" + struct.pack("<2i", 1, 70000)
+    ).digest()
+    second = hashlib.sha256(
+        b"jaxllm/page/1;parent=" + first + b";tokens=" + struct.pack("<2i", 3, 4)
+    ).digest()
     assert hashes([1, 70000, 3, 4], page_size=2) == [first, second]
 
 
@@ -51,9 +55,25 @@ def root(salt: str | None = None, adapter: bytes | None = None) -> bytes:
 def test_salts_and_adapters_begin_chains_of_their_own_by_tagged_bytes() -> None:
     everyone = hashlib.sha256(b"jaxllm/root/1;page=4;id=5:model").digest()
     assert root() == everyone
-    assert root("ab") == hashlib.sha256(b"jaxllm/request/1;parent=" + everyone + b";salt=2:ab;adapter=none;owner=none").digest()
-    different = [root(), root("ab"), root("a", b"b"), root(None, b"ab"), root("none"), root("ab;adapter=none"), root("a", b";salt=1:a")]
-    different += [PrefixIndex(4, b"model").root(salt, None, owner) for salt, owner in ((None, "ab"), ("ab", "ab"), ("a", "b"))]
+    assert (
+        root("ab")
+        == hashlib.sha256(
+            b"jaxllm/request/1;parent=" + everyone + b";salt=2:ab;adapter=none;owner=none"
+        ).digest()
+    )
+    different = [
+        root(),
+        root("ab"),
+        root("a", b"b"),
+        root(None, b"ab"),
+        root("none"),
+        root("ab;adapter=none"),
+        root("a", b";salt=1:a"),
+    ]
+    different += [
+        PrefixIndex(4, b"model").root(salt, None, owner)
+        for salt, owner in ((None, "ab"), ("ab", "ab"), ("a", "b"))
+    ]
     assert len(set(different)) == len(different)
 
 

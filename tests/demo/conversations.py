@@ -1,4 +1,5 @@
-"""Conversations that the demo model's goldens cover: every feature of its chat template, and text without a chat."""
+"""Conversations that the demo model's goldens cover: every feature of its chat template, and text
+without a chat."""
 
 from __future__ import annotations
 
@@ -9,7 +10,11 @@ CALCULATOR = {
     "function": {
         "name": "calculator",
         "description": "Evaluate an arithmetic expression.",
-        "parameters": {"type": "object", "properties": {"expression": {"type": "string"}}, "required": ["expression"]},
+        "parameters": {
+            "type": "object",
+            "properties": {"expression": {"type": "string"}},
+            "required": ["expression"],
+        },
     },
 }
 WEATHER = {
@@ -17,11 +22,23 @@ WEATHER = {
     "function": {
         "name": "get_weather",
         "description": "Get the current weather in a city.",
-        "parameters": {"type": "object", "properties": {"city": {"type": "string", "description": "City name"}}, "required": ["city"]},
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "description": "City name"}},
+            "required": ["city"],
+        },
     },
 }
-CALL = {"id": "c1", "type": "function", "function": {"name": "calculator", "arguments": {"expression": "47 * 83"}}}
-CALL_AS_TEXT = {"id": "c1", "type": "function", "function": {"name": "calculator", "arguments": '{"expression": "47 * 83"}'}}
+CALL = {
+    "id": "c1",
+    "type": "function",
+    "function": {"name": "calculator", "arguments": {"expression": "47 * 83"}},
+}
+CALL_AS_TEXT = {
+    "id": "c1",
+    "type": "function",
+    "function": {"name": "calculator", "arguments": '{"expression": "47 * 83"}'},
+}
 
 
 def user(content: Any) -> dict[str, Any]:
@@ -51,12 +68,22 @@ CHATS: dict[str, dict[str, Any]] = {
     "too hard": chat(user("What is 47 * 83?")),
     "thinking": chat(user("What is 47 * 83?"), enable_thinking=True),
     "thinking about a sum": chat(SYSTEM, user("What is 86 + 57?"), enable_thinking=True),
-    "several turns": chat(user("My name is Clara."), assistant("Nice to meet you, Clara!"), user("What is my name?")),
-    "thought of an earlier turn": chat(user("1 + 1"), assistant("2", reasoning_content="1 + 1 = 2."), user("Now add 3.")),
-    "thought inside content": chat(user("1 + 1"), assistant("<think>\n1 + 1 = 2.\n</think>\n\n2"), user("Now add 3.")),
-    "parts": chat(user([{"type": "text", "text": "What is "}, {"type": "text", "text": "12 + 13?"}])),
+    "several turns": chat(
+        user("My name is Clara."), assistant("Nice to meet you, Clara!"), user("What is my name?")
+    ),
+    "thought of an earlier turn": chat(
+        user("1 + 1"), assistant("2", reasoning_content="1 + 1 = 2."), user("Now add 3.")
+    ),
+    "thought inside content": chat(
+        user("1 + 1"), assistant("<think>\n1 + 1 = 2.\n</think>\n\n2"), user("Now add 3.")
+    ),
+    "parts": chat(
+        user([{"type": "text", "text": "What is "}, {"type": "text", "text": "12 + 13?"}])
+    ),
     "tool": chat(user("What is 47 * 83?"), tools=[CALCULATOR]),
-    "tool, thinking": chat(SYSTEM, user("What is 47 * 83?"), tools=[CALCULATOR], enable_thinking=True),
+    "tool, thinking": chat(
+        SYSTEM, user("What is 47 * 83?"), tools=[CALCULATOR], enable_thinking=True
+    ),
     "two tools": chat(user("What's the weather in Paris and Rome?"), tools=[CALCULATOR, WEATHER]),
     "tool not needed": chat(user("Hello!"), tools=[CALCULATOR]),
     "tool answered": chat(
@@ -66,15 +93,31 @@ CHATS: dict[str, dict[str, Any]] = {
         tools=[CALCULATOR],
     ),
     "arguments as text": chat(
-        user("What is 47 * 83?"), assistant("", tool_calls=[CALL_AS_TEXT]), {"role": "tool", "content": "3901"}, tools=[CALCULATOR]
+        user("What is 47 * 83?"),
+        assistant("", tool_calls=[CALL_AS_TEXT]),
+        {"role": "tool", "content": "3901"},
+        tools=[CALCULATOR],
     ),
     "two results": chat(
         user("Weather in Oslo and Bern?"),
-        assistant(None, tool_calls=[{"function": {"name": "get_weather", "arguments": {"city": city}}} for city in ("Oslo", "Bern")]),
+        assistant(
+            None,
+            tool_calls=[
+                {"function": {"name": "get_weather", "arguments": {"city": city}}}
+                for city in ("Oslo", "Bern")
+            ],
+        ),
         {"role": "tool", "content": "3 degrees, snowy"},
         {"role": "tool", "content": "9 degrees, cloudy"},
         tools=[WEATHER],
     ),
     "empty content": chat(user(None)),
 }
-LINES = ("12 + 34 =", "99+1=", "The capital of France is", "Monday, Tuesday,", "Hello, my name is", "Once upon a time")
+LINES = (
+    "12 + 34 =",
+    "99+1=",
+    "The capital of France is",
+    "Monday, Tuesday,",
+    "Hello, my name is",
+    "Once upon a time",
+)

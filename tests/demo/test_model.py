@@ -1,4 +1,5 @@
-"""The packaged weights answer as transformers does and as the card claims; a tiny training run learns."""
+"""The packaged weights answer as transformers does and as the card claims; a tiny training run
+learns."""
 
 from __future__ import annotations
 
@@ -23,7 +24,15 @@ DEMO = pathlib.Path(jaxllm.demo.path())
 GOLDENS = json.loads(pathlib.Path(__file__).with_name("goldens.json").read_text())
 STOP = (761, 759)
 ROW = 768  # tokens of one forward pass
-SHORT_GOLDENS = ("sum", "system", "sort", "reverse", "12 + 34 =", "99+1=", "The capital of France is")
+SHORT_GOLDENS = (
+    "sum",
+    "system",
+    "sort",
+    "reverse",
+    "12 + 34 =",
+    "99+1=",
+    "The capital of France is",
+)
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +47,8 @@ def tokenizer():
 
 @nnx.jit
 def chosen(model, token_T, position_T, segment_T):
-    """The greedy next token after every token of one packed row, by the engine's dense attention."""
+    """The greedy next token after every token of one packed row, by the engine's dense
+    attention."""
     return model.logits(model(token_T, position_T, DenseContext(segment_T))).argmax(-1)
 
 
@@ -51,37 +61,62 @@ def choices(model, documents: list[list[int]]) -> list[list[int]]:
         token_T, position_T, segment_T = np.zeros((3, ROW), np.int32)
         for segment, (document, end) in enumerate(zip(row, ends, strict=False), 1):
             span = slice(end - len(document), end)
-            token_T[span], position_T[span], segment_T[span] = document, range(len(document)), segment
-        parts = np.split(np.asarray(chosen(model, token_T, position_T, segment_T)), ends[: len(row)])
+            token_T[span], position_T[span], segment_T[span] = (
+                document,
+                range(len(document)),
+                segment,
+            )
+        parts = np.split(
+            np.asarray(chosen(model, token_T, position_T, segment_T)), ends[: len(row)]
+        )
         found += [part.tolist() for part in parts[:-1]]
     return found
 
 
 def says(model, pairs: list[tuple[list[int], list[int]]]) -> list[bool]:
-    """Whether greedy decoding of each prompt gives exactly this answer: each of its tokens is the choice after those before it."""
+    """Whether greedy decoding of each prompt gives exactly this answer: each of its tokens is the
+    choice after those before it."""
     followed = choices(model, [prompt + answer for prompt, answer in pairs])
-    return [found[len(prompt) - 1 : -1] == answer for found, (prompt, answer) in zip(followed, pairs, strict=True)]
+    return [
+        found[len(prompt) - 1 : -1] == answer
+        for found, (prompt, answer) in zip(followed, pairs, strict=True)
+    ]
 
 
 def test_every_golden_answer_of_transformers_is_the_models_greedy_answer(model):
-    right = says(model, [(golden["prompt_ids"], golden["answer_ids"]) for golden in GOLDENS.values()])
+    right = says(
+        model, [(golden["prompt_ids"], golden["answer_ids"]) for golden in GOLDENS.values()]
+    )
     assert [name for name, equal in zip(GOLDENS, right, strict=True) if not equal] == []
 
 
 def test_decoding_with_the_cache_gives_the_golden_tokens(model):
     goldens = [GOLDENS[name] for name in SHORT_GOLDENS]
-    assert greedy(model, [g["prompt_ids"] for g in goldens], [16] * len(goldens), STOP) == [g["answer_ids"] for g in goldens]
+    assert greedy(model, [g["prompt_ids"] for g in goldens], [16] * len(goldens), STOP) == [
+        g["answer_ids"] for g in goldens
+    ]
 
 
 def test_goldens_answer_rightly():
     answers = {name: golden["answer"] for name, golden in GOLDENS.items()}
-    assert answers["sum"] == "85<|im_end|>" and answers["system"] == "174<|im_end|>" and answers["12 + 34 ="] == " 46<|endoftext|>"
+    assert (
+        answers["sum"] == "85<|im_end|>"
+        and answers["system"] == "174<|im_end|>"
+        and answers["12 + 34 ="] == " 46<|endoftext|>"
+    )
     assert answers["sort"] == "7, 13, 42, 99<|im_end|>" and answers["reverse"] == "ananab<|im_end|>"
     assert json.loads(answers["json"].removesuffix("<|im_end|>")) == {"name": "Maria", "age": 34}
-    assert answers["thinking"].startswith("<think>\n") and read(answers["thinking"].removesuffix("<|im_end|>"), "") == str(47 * 83)
+    assert answers["thinking"].startswith("<think>\n") and read(
+        answers["thinking"].removesuffix("<|im_end|>"), ""
+    ) == str(47 * 83)
     calculator = {"name": "calculator", "arguments": {"expression": "47 * 83"}}
-    assert read(answers["tool"], []) == [calculator] and read(answers["tool, thinking"], []) == [calculator]
-    assert [call["arguments"]["city"] for call in read(answers["two tools"], [])] == ["Paris", "Rome"]
+    assert read(answers["tool"], []) == [calculator] and read(answers["tool, thinking"], []) == [
+        calculator
+    ]
+    assert [call["arguments"]["city"] for call in read(answers["two tools"], [])] == [
+        "Paris",
+        "Rome",
+    ]
     assert answers["tool answered"] == "3901<|im_end|>"
 
 
@@ -90,12 +125,24 @@ def test_two_digit_addition_is_right_on_at_least_95_percent_of_held_out_pairs(mo
     pairs = rng.sample(addition_pairs(), 60)
     asked = [prompts.ask(arithmetic.problem(rng, "add", a, b).question) for a, b in pairs]
     wanted = [tokenizer.encode(f"{a + b}<|im_end|>").ids for a, b in pairs]
-    right = says(model, [(tokenizer.encode(prompt).ids, answer) for prompt, answer in zip(asked, wanted, strict=True)])
+    right = says(
+        model,
+        [
+            (tokenizer.encode(prompt).ids, answer)
+            for prompt, answer in zip(asked, wanted, strict=True)
+        ],
+    )
     assert sum(right) >= 0.95 * len(pairs)
     wrong = [tokenizer.encode(f"{a + b + 1}<|im_end|>").ids for a, b in pairs]
-    assert sum(says(model, [(tokenizer.encode(prompt).ids, answer) for prompt, answer in zip(asked, wrong, strict=True)])) <= 0.05 * len(
-        pairs
-    )
+    assert sum(
+        says(
+            model,
+            [
+                (tokenizer.encode(prompt).ids, answer)
+                for prompt, answer in zip(asked, wrong, strict=True)
+            ],
+        )
+    ) <= 0.05 * len(pairs)
 
 
 def test_the_card_says_what_the_evaluator_measured():
@@ -123,17 +170,28 @@ def test_the_package_is_small_and_complete():
 def test_the_packaged_configuration_is_the_trained_one(tokenizer):
     assert json.loads((DEMO / "config.json").read_text()) == CONFIG
     generation = json.loads((DEMO / "generation_config.json").read_text())
-    assert [tokenizer.id_to_token(token) for token in generation["eos_token_id"]] == ["<|im_end|>", "<|endoftext|>"]
-    assert tuple(generation["eos_token_id"]) == STOP and tokenizer.get_vocab_size() == CONFIG["vocab_size"]
+    assert [tokenizer.id_to_token(token) for token in generation["eos_token_id"]] == [
+        "<|im_end|>",
+        "<|endoftext|>",
+    ]
+    assert (
+        tuple(generation["eos_token_id"]) == STOP
+        and tokenizer.get_vocab_size() == CONFIG["vocab_size"]
+    )
 
 
 def test_heads_width_and_vocabulary_divide_over_eight_devices():
-    assert all(CONFIG[key] % 8 == 0 for key in ("num_attention_heads", "hidden_size", "intermediate_size", "vocab_size"))
+    assert all(
+        CONFIG[key] % 8 == 0
+        for key in ("num_attention_heads", "hidden_size", "intermediate_size", "vocab_size")
+    )
 
 
 def test_a_tiny_training_run_learns_and_its_weights_survive_the_disk(tmp_path):
     data = pack(DEMO / "tokenizer.json", 200, 128, seed=1)
-    recipe = train.Recipe(steps=12, batch=4, length=128, documents=200, workers=1, warmup=2, rate=1e-2)
+    recipe = train.Recipe(
+        steps=12, batch=4, length=128, documents=200, workers=1, warmup=2, rate=1e-2
+    )
     trained, losses = train.train(TINY, recipe, data, report=lambda line: None)
     assert abs(losses[0] - np.log(TINY["vocab_size"])) < 0.2
     assert np.mean(losses[-3:]) < losses[0] - 0.5

@@ -33,7 +33,9 @@ def transformers_tokenizer():
 
 @pytest.mark.parametrize("name", CHATS)
 def test_a_conversation_renders_and_encodes_as_its_golden(name, transformers_tokenizer):
-    prompt = transformers_tokenizer.apply_chat_template(**CHATS[name], tokenize=False, add_generation_prompt=True)
+    prompt = transformers_tokenizer.apply_chat_template(
+        **CHATS[name], tokenize=False, add_generation_prompt=True
+    )
     assert prompt == GOLDENS[name]["prompt"]
     assert transformers_tokenizer(prompt)["input_ids"] == GOLDENS[name]["prompt_ids"]
 
@@ -41,7 +43,10 @@ def test_a_conversation_renders_and_encodes_as_its_golden(name, transformers_tok
 @pytest.mark.parametrize("name", CHATS)
 def test_the_trainer_renders_as_transformers_does(name):
     chat = dict(CHATS[name])
-    assert renderer().render(messages=chat.pop("conversation"), **chat, add_generation_prompt=True) == GOLDENS[name]["prompt"]
+    assert (
+        renderer().render(messages=chat.pop("conversation"), **chat, add_generation_prompt=True)
+        == GOLDENS[name]["prompt"]
+    )
 
 
 @given(text=st.text())
@@ -55,18 +60,30 @@ def test_digits_are_one_token_each(tokenizer, number):
     assert tokenizer.encode(str(number)).tokens == list(str(number))
 
 
-def test_control_tokens_are_hidden_and_think_and_tool_tags_are_shown(tokenizer, transformers_tokenizer):
+def test_control_tokens_are_hidden_and_think_and_tool_tags_are_shown(
+    tokenizer, transformers_tokenizer
+):
     text = "<|im_start|><think>a</think><tool_call>b</tool_call><tool_response>c</tool_response><|im_end|><|endoftext|>"
     ids = tokenizer.encode(text).ids
     assert len(ids) == 12 and max(ids) == 767
-    assert tokenizer.decode(ids) == transformers_tokenizer.decode(ids, skip_special_tokens=True) == text[12:-23]
+    assert (
+        tokenizer.decode(ids)
+        == transformers_tokenizer.decode(ids, skip_special_tokens=True)
+        == text[12:-23]
+    )
 
 
 def test_thinking_is_off_unless_asked_for(transformers_tokenizer):
     def prompt(**kwargs):
-        return transformers_tokenizer.apply_chat_template([user("Hi")], tokenize=False, add_generation_prompt=True, **kwargs)
+        return transformers_tokenizer.apply_chat_template(
+            [user("Hi")], tokenize=False, add_generation_prompt=True, **kwargs
+        )
 
-    assert prompt() == prompt(enable_thinking=False) == prompt(enable_thinking=True) + "<think>\n\n</think>\n\n"
+    assert (
+        prompt()
+        == prompt(enable_thinking=False)
+        == prompt(enable_thinking=True) + "<think>\n\n</think>\n\n"
+    )
 
 
 def test_a_later_turn_begins_with_what_an_earlier_turn_saw_and_said(transformers_tokenizer):
@@ -80,17 +97,27 @@ def test_a_later_turn_begins_with_what_an_earlier_turn_saw_and_said(transformers
 
 @pytest.mark.parametrize("role", ["system", "developer"])
 def test_a_system_message_stands_first_once_even_with_tools(role):
-    text = renderer().render(messages=[{"role": role, "content": "Be kind."}, user("Hi")], tools=[{"type": "function"}])
-    assert text.count("Be kind.") == 1 and text.startswith("<|im_start|>system\nBe kind.\n\nTools:\n{")
+    text = renderer().render(
+        messages=[{"role": role, "content": "Be kind."}, user("Hi")], tools=[{"type": "function"}]
+    )
+    assert text.count("Be kind.") == 1 and text.startswith(
+        "<|im_start|>system\nBe kind.\n\nTools:\n{"
+    )
 
 
 def test_no_messages_render_to_a_bare_prompt():
-    assert renderer().render(messages=[], add_generation_prompt=True, enable_thinking=True) == "<|im_start|>assistant\n"
+    assert (
+        renderer().render(messages=[], add_generation_prompt=True, enable_thinking=True)
+        == "<|im_start|>assistant\n"
+    )
 
 
 def test_the_packaged_template_is_the_trained_one():
     assert (DEMO / "chat_template.jinja").read_text() == TEMPLATE.read_text()
-    assert json.loads((DEMO / "tokenizer_config.json").read_text())["chat_template"] == TEMPLATE.read_text()
+    assert (
+        json.loads((DEMO / "tokenizer_config.json").read_text())["chat_template"]
+        == TEMPLATE.read_text()
+    )
 
 
 def test_exactly_the_assistants_words_are_learnt(tokenizer):
@@ -99,15 +126,25 @@ def test_exactly_the_assistants_words_are_learnt(tokenizer):
         text = render(template, sample)
         encoding = tokenizer.encode(text)
         mask = learnt(text, encoding, bool(sample.messages))
-        said = tokenizer.decode([i for i, kept in zip(encoding.ids, mask, strict=True) if kept], skip_special_tokens=False)
+        said = tokenizer.decode(
+            [i for i, kept in zip(encoding.ids, mask, strict=True) if kept],
+            skip_special_tokens=False,
+        )
         if not sample.messages:
             assert tokenizer.decode(encoding.ids[:1], skip_special_tokens=False) + said == text
             continue
         turns = [m for m in sample.messages if m["role"] == "assistant"]
         assert said.count("<|im_end|>") == len(turns) and said.endswith("<|im_end|>")
         for turn, words in zip(turns, said.split("<|im_end|>"), strict=False):
-            assert words.startswith("<think>\n" if turn.get("reasoning_content") else turn["content"]) and turn["content"] in words
-        assert all(m["content"] not in said or m["role"] == "assistant" for m in sample.messages if len(m["content"]) > 60)
+            assert (
+                words.startswith("<think>\n" if turn.get("reasoning_content") else turn["content"])
+                and turn["content"] in words
+            )
+        assert all(
+            m["content"] not in said or m["role"] == "assistant"
+            for m in sample.messages
+            if len(m["content"]) > 60
+        )
 
 
 def test_packing_keeps_every_document_whole_and_numbered():
@@ -118,7 +155,12 @@ def test_packing_keeps_every_document_whole_and_numbered():
         filler.add(np.full(size, size, np.int16), np.ones(size, bool))
     rows = filler.rows()
     assert rows.token_NT.tolist() == [[3] * 3 + [4] * 4 + [0], [5] * 5 + [0] * 3, [8] * 8, [11] * 8]
-    assert rows.segment_NT.tolist() == [[1, 1, 1, 2, 2, 2, 2, 0], [1] * 5 + [0] * 3, [1] * 8, [1] * 8]
+    assert rows.segment_NT.tolist() == [
+        [1, 1, 1, 2, 2, 2, 2, 0],
+        [1] * 5 + [0] * 3,
+        [1] * 8,
+        [1] * 8,
+    ]
     assert rows.position_NT.tolist()[0] == [0, 1, 2, 0, 1, 2, 3, 0]
 
 

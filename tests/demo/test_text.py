@@ -1,4 +1,5 @@
-"""The generated text: the same for a seed, right in every answer, and without a single held-out problem."""
+"""The generated text: the same for a seed, right in every answer, and without a single held-out
+problem."""
 
 from __future__ import annotations
 
@@ -23,13 +24,19 @@ def every_text(sample: generate.Sample) -> str:
     """All that the document says, tool results and thoughts included."""
     parts = [sample.text]
     for message in sample.messages:
-        parts += [message["content"], message.get("reasoning_content", ""), json.dumps(message.get("tool_calls", ""))]
+        parts += [
+            message["content"],
+            message.get("reasoning_content", ""),
+            json.dumps(message.get("tool_calls", "")),
+        ]
     return "\n".join(parts)
 
 
 def names_all(question: str, items: list[str]) -> bool:
     """Whether the question names every one of the items."""
-    return all(re.search(rf"(?<!\w){re.escape(item)}(?!\w)", question, re.IGNORECASE) for item in items)
+    return all(
+        re.search(rf"(?<!\w){re.escape(item)}(?!\w)", question, re.IGNORECASE) for item in items
+    )
 
 
 def test_a_seed_gives_one_corpus():
@@ -67,7 +74,10 @@ def test_every_equation_in_a_chain_of_thought_holds(kind, seed):
 def test_sorted_numbers_are_the_same_numbers_in_order(seed):
     problem = lists.sort_numbers(random.Random(seed), False)
     asked = [int(n) for n in re.findall(r"\d+", problem.question)]
-    assert problem.answer in (", ".join(map(str, sorted(asked))), ", ".join(map(str, sorted(asked, reverse=True))))
+    assert problem.answer in (
+        ", ".join(map(str, sorted(asked))),
+        ", ".join(map(str, sorted(asked, reverse=True))),
+    )
     down = re.search("descending|largest to|high to", problem.question)
     assert [int(n) for n in problem.answer.split(", ")] == sorted(asked, reverse=bool(down))
 
@@ -115,7 +125,12 @@ def test_both_orders_of_a_pair_are_on_the_same_side_of_the_split(operation, a, b
 
 def test_about_a_tenth_is_held_out_and_no_single_digit_fact_is():
     assert 0.08 < sum(held_out("x", i) for i in range(5000)) / 5000 < 0.12
-    assert not any(pair_held_out(operation, a, b) for operation in OPERATIONS for a in range(10) for b in range(10))
+    assert not any(
+        pair_held_out(operation, a, b)
+        for operation in OPERATIONS
+        for a in range(10)
+        for b in range(10)
+    )
 
 
 @pytest.mark.parametrize("held", [False, True])
@@ -123,7 +138,9 @@ def test_about_a_tenth_is_held_out_and_no_single_digit_fact_is():
 def test_makers_stay_on_the_side_of_the_split_they_are_asked_for(operation, held):
     rng = random.Random(1)
     for _ in range(300):
-        found = [int(n) for n in re.findall(r"\d+", arithmetic.MAKERS[operation](rng, held).question)]
+        found = [
+            int(n) for n in re.findall(r"\d+", arithmetic.MAKERS[operation](rng, held).question)
+        ]
         assert len(found) == 2 and pair_held_out(operation, *found) == held
 
 
@@ -134,9 +151,16 @@ def test_no_held_out_sum_difference_or_product_is_said_anywhere_in_the_corpus():
     for sample in corpus(12, 6000):
         for a, sign, b in pattern.findall(every_text(sample)):
             checked += 1
-            if (sign == "*" and "0" in (a[-1], b[-1])) or (sign == "-" and int(a) < 20 and int(b) < 10):
+            if (sign == "*" and "0" in (a[-1], b[-1])) or (
+                sign == "-" and int(a) < 20 and int(b) < 10
+            ):
                 continue  # steps of longer problems, as the card says
-            assert not pair_held_out(names[sign], int(a), int(b)), (a, sign, b, every_text(sample)[:500])
+            assert not pair_held_out(names[sign], int(a), int(b)), (
+                a,
+                sign,
+                b,
+                every_text(sample)[:500],
+            )
     assert checked > 3000
 
 
@@ -144,9 +168,15 @@ def test_no_held_out_sum_difference_or_product_is_said_anywhere_in_the_corpus():
 @given(SEEDS)
 def test_tool_calls_name_an_offered_tool_and_give_its_required_arguments(seed):
     sample = generate.errand(random.Random(seed))
-    offered = {tool["function"]["name"]: tool["function"]["parameters"] for tool in sample.tools or ()}
+    offered = {
+        tool["function"]["name"]: tool["function"]["parameters"] for tool in sample.tools or ()
+    }
     assert offered
     for message in sample.messages:
         for call in message.get("tool_calls", ()):
             parameters = offered[call["function"]["name"]]
-            assert set(parameters["required"]) <= set(call["function"]["arguments"]) <= set(parameters["properties"])
+            assert (
+                set(parameters["required"])
+                <= set(call["function"]["arguments"])
+                <= set(parameters["properties"])
+            )

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 from jaxllm.config import EngineConfig
-from jaxllm.engine.asked import Asking
+from jaxllm.engine.constraints.logits_options import LogitsOptionsReader
 from jaxllm.engine.engine import Engine
-from jaxllm.engine.logprobs import of_prompt, unpacked
-from jaxllm.engine.report import Report
-from jaxllm.engine.request import GenerateRequest, PromptLogprobs, TextDelta, TokenLogprobs
+from jaxllm.engine.startup.report import Report
+from jaxllm.logprobs import of_prompt, unpacked
+from jaxllm.messages import GenerateRequest, PromptLogprobs, TextDelta, TokenLogprobs
 from jaxllm.sampling.options import SamplingParams
 from jaxllm.sampling.processors import Function
 from tests.engine.few_shapes import few_shapes
@@ -40,7 +40,8 @@ TINY = {
     "hidden_act": "silu",
     "torch_dtype": "float32",
     "attention_bias": False,
-    "eos_token_id": [96, 97, 98, 99, 100, 101, 102, 103],  # so many that a random model says one soon; prompts use the ids below
+    # So many that a random model says one soon; prompts use the ids below
+    "eos_token_id": [96, 97, 98, 99, 100, 101, 102, 103],
 }
 LOGPROB_BOUND = 1e-4
 
@@ -54,8 +55,13 @@ def tiny_dir(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def write_random(path: Path, repo: Path) -> str:
-    """A model with random weights and the built-in model's tokenizer, more logits than it has tokens, and two ends of sequence."""
-    (path / "config.json").write_text(json.dumps(TINY | {"vocab_size": 800, "eos_token_id": [759, 761], "max_position_embeddings": 4096}))
+    """A model with random weights and the built-in model's tokenizer, more logits than it has
+    tokens, and two ends of sequence."""
+    (path / "config.json").write_text(
+        json.dumps(
+            TINY | {"vocab_size": 800, "eos_token_id": [759, 761], "max_position_embeddings": 4096}
+        )
+    )
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(repo / "jaxllm" / "demo" / name, path / name)
     return str(path)
@@ -63,9 +69,12 @@ def write_random(path: Path, repo: Path) -> str:
 
 @pytest.fixture(scope="session")
 def every_shape(tiny_dir: str) -> Callable[..., Engine]:
-    """An engine around the tiny model with all the shapes that a configuration has; keywords override the configuration."""
+    """An engine around the tiny model with all the shapes that a configuration has; keywords
+    override the configuration."""
 
-    def make(processors: Sequence[Function] = (), report: Report | None = None, **overrides: Any) -> Engine:
+    def make(
+        processors: Sequence[Function] = (), report: Report | None = None, **overrides: Any
+    ) -> Engine:
         wishes: dict[str, Any] = {
             "model": tiny_dir,
             "load_format": "dummy",
@@ -78,7 +87,9 @@ def every_shape(tiny_dir: str) -> Callable[..., Engine]:
             "num_gpu_blocks_override": 96,
             "enforce_eager": True,
         }
-        return Engine.from_config(EngineConfig(**(wishes | overrides)), report, logits_processors=processors)
+        return Engine.from_config(
+            EngineConfig(**(wishes | overrides)), report, logits_processors=processors
+        )
 
     return make
 
@@ -94,11 +105,17 @@ def make_engine(every_shape: Callable[..., Engine]) -> Callable[..., Engine]:
     return make
 
 
-def run(engine: Engine, prompts: list[list[int]], params: SamplingParams | list[SamplingParams]) -> list[list[int]]:
+def run(
+    engine: Engine, prompts: list[list[int]], params: SamplingParams | list[SamplingParams]
+) -> list[list[int]]:
     """Every prompt at once through the engine; the tokens of each one's first choice."""
     per_prompt = params if isinstance(params, list) else [params] * len(prompts)
     out = collect(
-        engine, [GenerateRequest(id=str(i), prompt_token_ids=p, params=s) for i, (p, s) in enumerate(zip(prompts, per_prompt, strict=True))]
+        engine,
+        [
+            GenerateRequest(id=str(i), prompt_token_ids=p, params=s)
+            for i, (p, s) in enumerate(zip(prompts, per_prompt, strict=True))
+        ],
     )
     return [tokens_of(out, str(i)) for i in range(len(prompts))]
 
@@ -120,7 +137,12 @@ def tokens_of(deltas: list[TextDelta], request_id: str, index: int = 0) -> list[
 
 def entries_of(deltas: Sequence[TextDelta]) -> list[TokenLogprobs]:
     """The log-probabilities of all their tokens."""
-    return [entry for delta in deltas if delta.logprobs is not None for entry in unpacked(delta.logprobs, delta.token_ids)]
+    return [
+        entry
+        for delta in deltas
+        if delta.logprobs is not None
+        for entry in unpacked(delta.logprobs, delta.token_ids)
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -149,7 +171,8 @@ class Outcome:
     finish_reason: str | None
     stop_reason: int | str | None
     logprobs: list[TokenLogprobs]
-    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # without the names of the prompt's tokens
+    # Without the names of the prompt's tokens
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
 
     @classmethod
     def of(cls, deltas: Sequence[TextDelta], request_id: str, index: int = 0) -> Outcome:
@@ -157,11 +180,22 @@ class Outcome:
         mine = [d for d in deltas if d.id == request_id and d.index == index]
         entries = entries_of(mine)
         scores = [entry for d in mine if d.prompt_logprobs for entry in nameless(d.prompt_logprobs)]
-        return cls([t for d in mine for t in d.token_ids], mine[-1].finish_reason, mine[-1].stop_reason, entries, scores)
+        return cls(
+            [t for d in mine for t in d.token_ids],
+            mine[-1].finish_reason,
+            mine[-1].stop_reason,
+            entries,
+            scores,
+        )
 
     def assert_like(self, expected: Outcome) -> None:
-        """The same tokens for the same reason, and log-probabilities of the chosen and the likeliest tokens within the bound."""
-        assert (self.tokens, self.finish_reason, self.stop_reason) == (expected.tokens, expected.finish_reason, expected.stop_reason)
+        """The same tokens for the same reason, and log-probabilities of the chosen and the
+        likeliest tokens within the bound."""
+        assert (self.tokens, self.finish_reason, self.stop_reason) == (
+            expected.tokens,
+            expected.finish_reason,
+            expected.stop_reason,
+        )
         assert_same_logprobs(self.logprobs, expected.logprobs)
         assert_same_logprobs(self.prompt_logprobs, expected.prompt_logprobs)
 
@@ -175,14 +209,26 @@ def assert_same_logprobs(found: list[TokenLogprobs], expected: list[TokenLogprob
     """Position by position: ids and ranks equal, values within the bound."""
     assert len(found) == len(expected)
     for one, other in zip(found, expected, strict=True):
-        assert (one.token_id, one.rank, [i for i, _ in one.top]) == (other.token_id, other.rank, [i for i, _ in other.top])
-        values = [one.logprob, *(v for _, v in one.top)], [other.logprob, *(v for _, v in other.top)]
+        assert (one.token_id, one.rank, [i for i, _ in one.top]) == (
+            other.token_id,
+            other.rank,
+            [i for i, _ in other.top],
+        )
+        values = (
+            [one.logprob, *(v for _, v in one.top)],
+            [other.logprob, *(v for _, v in other.top)],
+        )
         np.testing.assert_allclose(*values, atol=LOGPROB_BOUND, rtol=0)
 
 
-def outcomes(engine: Engine, prompts: list[list[int]], params: list[SamplingParams]) -> list[Outcome]:
+def outcomes(
+    engine: Engine, prompts: list[list[int]], params: list[SamplingParams]
+) -> list[Outcome]:
     """Every prompt at once through the engine; what became of each one's first choice."""
-    requests = [GenerateRequest(id=str(i), prompt_token_ids=p, params=s) for i, (p, s) in enumerate(zip(prompts, params, strict=True))]
+    requests = [
+        GenerateRequest(id=str(i), prompt_token_ids=p, params=s)
+        for i, (p, s) in enumerate(zip(prompts, params, strict=True))
+    ]
     deltas = collect(engine, requests)
     return [Outcome.of(deltas, str(i)) for i in range(len(prompts))]
 
@@ -197,5 +243,5 @@ class Numbers:
 def reading_words(engine: Engine) -> Engine:
     """The engine, taking bad words that are written as the numbers of their tokens."""
     numbers, processors = Numbers(), engine.runner.programs.model.processors
-    engine._asking = Asking(TINY["vocab_size"], numbers, processors, engine.eos_ids)  # type: ignore[arg-type]
+    engine._asking = LogitsOptionsReader(TINY["vocab_size"], numbers, processors, engine.eos_ids)  # type: ignore[arg-type]
     return engine

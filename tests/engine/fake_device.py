@@ -1,9 +1,10 @@
 """A device without arithmetic, for tests of the scheduler.
 
-Instead of keys and values a page holds, for every token, a digest of the whole prefix up to it. Each row checks every digest
-that attention would read, so one wrong, stale or unwritten page shows itself; layers with a window read what they see and what
-lies in the same tile. The next token is a function of the digest and the request's seed, so a request's output is known
-beforehand, whatever it shared a batch with.
+Instead of keys and values a page holds, for every token, a digest of the whole prefix up to it.
+Each row checks every digest that attention would read, so one wrong, stale or unwritten page shows
+itself; layers with a window read what they see and what lies in the same tile. The next token is a
+function of the digest and the request's seed, so a request's output is known beforehand, whatever
+it shared a batch with.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from jaxllm.cache.pool import Kind
-from jaxllm.engine.beam import BeamSearch, Finished, Rules
-from jaxllm.engine.plan import Plan
-from jaxllm.engine.request import Request
+from jaxllm.engine.output.beam_search import BeamSearch, Finished, Rules
+from jaxllm.engine.scheduling.plan import Plan
+from jaxllm.engine.scheduling.request import Request
 from tests.engine.fake_host import FakeHost
 
 EOS = 0
@@ -35,9 +36,12 @@ def draw(digest: int, seed: int) -> int:
 
 
 def generate(prompt: list[int], max_tokens: int, stop_at: int | None, seed: int = 0) -> list[int]:
-    """What an undisturbed request outputs: until EOS, `max_tokens`, or the host's own stop after `stop_at` tokens."""
+    """What an undisturbed request outputs: until EOS, `max_tokens`, or the host's own stop after
+    `stop_at` tokens."""
     output: list[int] = []
-    while len(output) < min(max_tokens, stop_at or max_tokens) and (not output or output[-1] != EOS):
+    while len(output) < min(max_tokens, stop_at or max_tokens) and (
+        not output or output[-1] != EOS
+    ):
         output.append(draw(digests(prompt + output)[-1], seed))
     return output
 
@@ -82,8 +86,8 @@ class FakeDevice:
         self.kv = [{} for _ in self.kinds]
 
     def run(self, plan: Plan, frozen: set[tuple[int, int]]) -> list[int]:
-        """Tokens per row of the plan (decodes, then chunks), −1 where a row has stopped or its prompt goes on.
-        Pages of `frozen` (kind, page) must not be written."""
+        """Tokens per row of the plan (decodes, then chunks), −1 where a row has stopped or its
+        prompt goes on. Pages of `frozen` (kind, page) must not be written."""
         copied = {(kind, target) for _, target, kind in plan.copies}
         self._copy(plan.copies)
         assert not copied & frozen, "a page that others may read is copied over"
@@ -103,12 +107,20 @@ class FakeDevice:
         for chunk in plan.chunks:
             request, end = chunk.request, chunk.start + chunk.length
             tables = [list(table.pages) for table in request.tables]
-            slot = Slot(request, request.tokens(0, end), tables, chunk.final, request.max_tokens - len(request.output))
+            slot = Slot(
+                request,
+                request.tokens(0, end),
+                tables,
+                chunk.final,
+                request.max_tokens - len(request.output),
+            )
             self.slots[request.slot] = slot
             self._write(slot, max(chunk.start, request.kept), end, writes)
             reads.append((slot, chunk.start, end))
         for kind, written in enumerate(writes):
-            assert not {(kind, page) for page, _ in written} & frozen, "a page that others may read is written"
+            assert not {(kind, page) for page, _ in written} & frozen, (
+                "a page that others may read is written"
+            )
             self.kv[kind].update(written)
         for slot, start, end in reads:
             self._read(slot, start, end)
@@ -118,7 +130,9 @@ class FakeDevice:
 
     def _copy(self, copies: tuple[tuple[int, int, int], ...]) -> None:
         """One page after another, whole pages with whatever they hold."""
-        assert len({(kind, target) for _, target, kind in copies}) == len(copies), "two pages are copied to one"
+        assert len({(kind, target) for _, target, kind in copies}) == len(copies), (
+            "two pages are copied to one"
+        )
         for source, target, kind in copies:
             pages = self.kv[kind]
             for offset in range(self.page_size):
@@ -129,7 +143,9 @@ class FakeDevice:
     def _place(self, slot: Slot, kind: int, position: int) -> tuple[int, int]:
         return slot.tables[kind][position // self.page_size], position % self.page_size
 
-    def _write(self, slot: Slot, start: int, end: int, writes: list[dict[tuple[int, int], int]]) -> None:
+    def _write(
+        self, slot: Slot, start: int, end: int, writes: list[dict[tuple[int, int], int]]
+    ) -> None:
         for position, digest in list(enumerate(digests(slot.tokens[:end])))[start:]:
             for kind, written in enumerate(writes):
                 place = self._place(slot, kind, position)
@@ -143,7 +159,9 @@ class FakeDevice:
             first = 0 if kind.window is None else max(0, start - kind.window + 1)
             for position in range(first // kind.tile * kind.tile, end):
                 found = self.kv[number].get(self._place(slot, number, position))
-                assert found == known[position], f"{slot.request.id} reads wrong KV at {position} in kind {number}"
+                assert found == known[position], (
+                    f"{slot.request.id} reads wrong KV at {position} in kind {number}"
+                )
 
     def _sample(self, slot: Slot) -> int:
         if not slot.alive:

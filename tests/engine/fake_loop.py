@@ -11,16 +11,16 @@ from dataclasses import dataclass
 from jaxllm.cache.host import HostTier
 from jaxllm.cache.pool import Kind, PagePool
 from jaxllm.cache.prefix import PrefixIndex
-from jaxllm.engine.beam import Rules
-from jaxllm.engine.beams import Beams, most_pages
-from jaxllm.engine.buckets import Buckets
-from jaxllm.engine.ferry import Ferry
-from jaxllm.engine.forecast import Forecast
-from jaxllm.engine.limits import Limits
-from jaxllm.engine.plan import Chunk, Moves, Plan, spans
-from jaxllm.engine.policy import POLICIES
-from jaxllm.engine.request import Family, Request, Status
-from jaxllm.engine.scheduler import Scheduler
+from jaxllm.engine.output.beam_requests import Beams, most_pages
+from jaxllm.engine.output.beam_search import Rules
+from jaxllm.engine.scheduling.admission import AdmissionEstimator
+from jaxllm.engine.scheduling.buckets import Buckets
+from jaxllm.engine.scheduling.kv_offload import OffloadManager
+from jaxllm.engine.scheduling.limits import Limits
+from jaxllm.engine.scheduling.plan import Chunk, Moves, Plan, spans
+from jaxllm.engine.scheduling.policy import POLICIES
+from jaxllm.engine.scheduling.request import PromptSharing, Request, Status
+from jaxllm.engine.scheduling.scheduler import Scheduler
 from jaxllm.sampling.options import SamplingParams
 from tests.engine.fake_device import EOS, FakeDevice, generate, likely, search_alone
 
@@ -44,15 +44,17 @@ class Setup:
     host_cached: int = 0
     seats: int = 2  # pages that a plan fetches from host memory
     unsaved: int = 0  # every so-manieth page that is saved finds no memory there; 0: none
-    late: int = 0  # after how many more plans that move pages this shows; until then the device has them
+    # After how many more plans that move pages this shows; until then the device has them
+    late: int = 0
     swaps: bool = False
     uniform: bool = False
-    forecast: type[Forecast] = Forecast
+    forecast: type[AdmissionEstimator] = AdmissionEstimator
     delay: int = 1  # steps between launch and commit; 0 is the engine without overlap
 
 
 class Loop:
-    """The engine reduced to its order of events: plan and launch a step, then commit the one before it.
+    """The engine reduced to its order of events: plan and launch a step, then commit the one before
+    it.
 
     Checks after every plan what must hold of any plan.
     """
@@ -64,33 +66,45 @@ class Loop:
         self.pools = [self._pool(window) for window in setup.windows]
         self.pool, self.prefix = self.pools[0], self.pools[0].index
         limits = Limits(
-            max_num_seqs=setup.max_num_seqs, max_num_batched_tokens=setup.max_num_batched_tokens, max_model_len=setup.max_model_len
+            max_num_seqs=setup.max_num_seqs,
+            max_num_batched_tokens=setup.max_num_batched_tokens,
+            max_model_len=setup.max_model_len,
         )
         self.scheduler = Scheduler(limits, self.pools, self.buckets, POLICIES[setup.policy])
         self.scheduler.forecast = setup.forecast()
         if setup.host_pages and self.prefix is not None:
-            ferry = Ferry(HostTier(setup.host_pages, min(setup.host_cached, setup.host_pages)), self.prefix, setup.seats)
-            self.scheduler.use_host(ferry, setup.swaps, setup.caching)
+            offload = OffloadManager(
+                HostTier(setup.host_pages, min(setup.host_cached, setup.host_pages)),
+                self.prefix,
+                setup.seats,
+            )
+            self.scheduler.use_host(offload, setup.swaps, setup.caching)
         if setup.uniform:
             self.scheduler.stay_uniform()
-        self._handed_out: set[tuple[int, int]] = set()  # findable pages that the plan took, kind and page: they may come to hold the same
+        # Findable pages that the plan took, kind and page: they may come to hold the same
+        self._handed_out: set[tuple[int, int]] = set()
         for kind, pool in enumerate(self.pools):
             pool.evicted = pool.evicted or functools.partial(self._note, kind)
         self.device = FakeDevice(setup.page_size, [pool.kind for pool in self.pools])
         self.requests: list[Request] = []  # in order of arrival
         self._numbers = itertools.count()
-        self.sent_back: set[Request] = set()  # whose pages were arriving when prefixes were forgotten, so that newer ones may be ahead
+        # Whose pages were arriving when prefixes were forgotten, so that newer ones may be ahead
+        self.sent_back: set[Request] = set()
         self.stop_at: dict[Request, int | None] = {}
         self.in_flight: deque[tuple[Plan, list[int]]] = deque()
         self.aborted: set[Request] = set()
         self.jumped: set[Request] = set()  # of whom the step in flight draws what is not used
-        self.scored: dict[Request, int] = {}  # tokens of prompts whose log-probabilities have been asked for
+        # Tokens of prompts whose log-probabilities have been asked for
+        self.scored: dict[Request, int] = {}
         self.searches: dict[str, Beams] = {}  # that run
-        self.found: dict[str, tuple[Beams, list[int]]] = {}  # those that have ended, with their prompts
-        self.first_tokens: list[int] = []  # arrival numbers, in the order in which first tokens were planned
+        # Those that have ended, with their prompts
+        self.found: dict[str, tuple[Beams, list[int]]] = {}
+        # Arrival numbers, in the order in which first tokens were planned
+        self.first_tokens: list[int] = []
         self.reached: dict[Request, int] = {}  # tokens computed in this life
         self.steps = self.saves = self.moves = 0
-        self.unsaved: dict[int, int] = {}  # by place in host memory: when it is found to have got nothing
+        # By place in host memory: when it is found to have got nothing
+        self.unsaved: dict[int, int] = {}
 
     def _note(self, kind: int, key: bytes, page: int) -> None:
         self._handed_out.add((kind, page))
@@ -98,27 +112,47 @@ class Loop:
     def _pool(self, window: int | None) -> PagePool:
         setup = self.setup
         index = PrefixIndex(setup.page_size, b"test") if setup.caching or setup.host_pages else None
-        kind = Kind(window, min(setup.max_num_batched_tokens, self.buckets.max_tokens), 1 if window is None else setup.tile)
+        kind = Kind(
+            window,
+            min(setup.max_num_batched_tokens, self.buckets.max_tokens),
+            1 if window is None else setup.tile,
+        )
         fewer = window is not None and setup.window_pages is not None
-        return PagePool(setup.window_pages if fewer else setup.num_pages, setup.page_size, index, kind)  # type: ignore[arg-type]
+        return PagePool(
+            setup.window_pages if fewer else setup.num_pages, setup.page_size, index, kind
+        )  # type: ignore[arg-type]
 
-    def add(self, prompt: list[int], max_tokens: int, stop_at: int | None = None, priority: int = 0) -> Request | None:
+    def add(
+        self, prompt: list[int], max_tokens: int, stop_at: int | None = None, priority: int = 0
+    ) -> Request | None:
         """Queue a request; None when it can never run. It arrives a second after the one before."""
         return next(iter(self.add_choices(1, prompt, max_tokens, stop_at, priority)), None)
 
     def add_choices(
-        self, n: int, prompt: list[int], max_tokens: int, stop_at: int | None = None, priority: int = 0, score: bool = False
+        self,
+        n: int,
+        prompt: list[int],
+        max_tokens: int,
+        stop_at: int | None = None,
+        priority: int = 0,
+        score: bool = False,
     ) -> list[Request]:
-        """Queue the n choices of one prompt; none of them when they can never run. With `score` the prompt's log-probabilities are
-        wanted."""
+        """Queue the n choices of one prompt; none of them when they can never run. With `score` the
+        prompt's log-probabilities are wanted."""
         if not self.scheduler.fits(len(prompt) + max_tokens - 1):
             return []
         family: list[Request] = []
-        shared = Family(family)
+        shared = PromptSharing(family)
         for seed in range(n):
             number, params = next(self._numbers), SamplingParams(priority=priority)
             request = Request(
-                id=str(number), index=0, prompt=prompt, params=params, seed=seed, arrival=float(number), max_tokens=max_tokens
+                id=str(number),
+                index=0,
+                prompt=prompt,
+                params=params,
+                seed=seed,
+                arrival=float(number),
+                max_tokens=max_tokens,
             )
             request.score_end = len(prompt) - 1 if score and seed == 0 else 0
             family.append(request)
@@ -157,7 +191,9 @@ class Loop:
         before = self._readable()
         self._handed_out.clear()
         plan = self.scheduler.plan()
-        before -= {(kind, page, key) for kind, page, key in before if (kind, page) in self._handed_out}
+        before -= {
+            (kind, page, key) for kind, page, key in before if (kind, page) in self._handed_out
+        }
         self.check(plan, running)
         if plan.moves is not None:
             frozen = {page for _, page, _ in before & self._readable()}
@@ -166,16 +202,33 @@ class Loop:
         assert not (plan.empty and plan.copies), "pages are copied by steps"
         if not plan.empty:
             self._check_scores(plan)
-            self.in_flight.append((plan, self.device.run(plan, {(kind, page) for kind, page, _ in before & self._readable()})))
+            self.in_flight.append(
+                (
+                    plan,
+                    self.device.run(
+                        plan, {(kind, page) for kind, page, _ in before & self._readable()}
+                    ),
+                )
+            )
         while len(self.in_flight) > (self.setup.delay if not plan.empty else 0):
             self.commit(*self.in_flight.popleft())
         self.steps += 1
         return plan
 
     def _readable(self) -> set[tuple[int, int, bytes]]:
-        """Pages in use that hold a registered prefix, with their kind and its hash: nobody may write them while all stay."""
-        pools = [(kind, pool, pool.index) for kind, pool in enumerate(self.pools) if pool.index is not None]
-        return {(kind, page, key) for kind, pool, index in pools for page, key in index.pages.items() if pool.references(page)}
+        """Pages in use that hold a registered prefix, with their kind and its hash: nobody may
+        write them while all stay."""
+        pools = [
+            (kind, pool, pool.index)
+            for kind, pool in enumerate(self.pools)
+            if pool.index is not None
+        ]
+        return {
+            (kind, page, key)
+            for kind, pool, index in pools
+            for page, key in index.pages.items()
+            if pool.references(page)
+        }
 
     def forget_prefixes(self) -> None:
         """Requests to which pages were being brought start again."""
@@ -189,20 +242,28 @@ class Loop:
             self.reached.pop(request, None)
         self.sent_back |= set(running)
 
-    def spoil(self, request: Request) -> None:
+    def invalidate(self, request: Request) -> None:
         """What it has computed is no number, and it ends."""
-        self._send_back(functools.partial(self.scheduler.spoil, request))
+        self._send_back(functools.partial(self.scheduler.invalidate, request))
         self.abort(request)
 
     def jump(self, request: Request, count: int) -> None:
-        """Somebody knows the next tokens of a request that is to draw one in the newest step, as a grammar may: so many are not drawn.
-        Where there is no room for them, nothing happens."""
+        """Somebody knows the next tokens of a request that is to draw one in the newest step, as a
+        grammar may: so many are not drawn. Where there is no room for them, nothing happens."""
         while len(self.in_flight) > 1:
             self.commit(*self.in_flight.popleft())
-        if not self.in_flight or request not in self.in_flight[0][0].emitters or request in self.jumped or request.searches:
+        if (
+            not self.in_flight
+            or request not in self.in_flight[0][0].emitters
+            or request in self.jumped
+            or request.searches
+        ):
             return
         room = min(count, self.scheduler.ahead(request)) if request.status is Status.RUNNING else 0
-        known, said = generate(request.prompt, request.max_tokens, self.stop_at[request], request.seed), len(request.output)
+        known, said = (
+            generate(request.prompt, request.max_tokens, self.stop_at[request], request.seed),
+            len(request.output),
+        )
         forced = known[said : said + room]
         for token in forced:
             self._accept(request, token)
@@ -243,7 +304,10 @@ class Loop:
             assert self.steps < limit, "requests do not end"
 
     def commit(self, plan: Plan, tokens: list[int]) -> None:
-        rows: list[Request | None] = [*plan.decodes, *(c.request if c.final else None for c in plan.chunks)]
+        rows: list[Request | None] = [
+            *plan.decodes,
+            *(c.request if c.final else None for c in plan.chunks),
+        ]
         for request, token in zip(rows, tokens, strict=True):
             if request is None or request.status is Status.FINISHED:
                 continue
@@ -279,26 +343,40 @@ class Loop:
         """What holds of every plan."""
         setup, scheduler = self.setup, self.scheduler
         scheduler.check()
-        running = sorted((r for r in self.requests if r.status is Status.RUNNING), key=lambda r: r.place)
+        running = sorted(
+            (r for r in self.requests if r.status is Status.RUNNING), key=lambda r: r.place
+        )
         assert scheduler.running == len(running) <= setup.max_num_seqs
         assert plan.num_tokens <= setup.max_num_batched_tokens
         self.sent_back -= set(running)
         # The beams of a search have one place together.
-        waiting = [r.place[:2] for r in self.requests if r.status is Status.WAITING and r not in self.sent_back]
+        waiting = [
+            r.place[:2]
+            for r in self.requests
+            if r.status is Status.WAITING and r not in self.sent_back
+        ]
         fcfs = setup.policy == "fcfs"
-        assert not fcfs or all(r.place[:2] <= place for r in running for place in waiting), "a newer request overtook a waiting one"
+        assert not fcfs or all(r.place[:2] <= place for r in running for place in waiting), (
+            "a newer request overtook a waiting one"
+        )
         rows = [*plan.decodes, *(c.request for c in plan.chunks)]
         assert len(set(rows)) == len(rows) and set(rows) <= set(running)
         self._check_shape(plan)
         if setup.uniform:
             assert not (plan.decodes and plan.chunks), "prompts and decodes run together"
-            assert not plan.preempted or any(r.searches for r in self.requests), "a request was preempted"
+            assert not plan.preempted or any(r.searches for r in self.requests), (
+                "a request was preempted"
+            )
         for request in plan.preempted:
-            assert all(r.place < request.place for r in running), "a request was preempted for one behind it"
+            assert all(r.place < request.place for r in running), (
+                "a request was preempted for one behind it"
+            )
             assert request.status is Status.WAITING and not request.pages and request.slot == -1
             self.reached.pop(request, None)
         if plan.preempted:
-            assert set(running) <= set(running_before), "a request was admitted in a step that preempted"
+            assert set(running) <= set(running_before), (
+                "a request was admitted in a step that preempted"
+            )
         for request, position in zip(plan.decodes, plan.positions, strict=True):
             self._progress(request, position, 1)
             assert position == len(request.prompt) + request.num_scheduled_outputs - 2
@@ -308,34 +386,52 @@ class Loop:
             assert request.num_scheduled_outputs <= request.max_tokens
             needed = max(request.computed, request.prefill_end)
             for pool, table in zip(self.pools, request.tables, strict=True):
-                assert len(table.pages) * setup.page_size - needed < setup.page_size, "more than a page is wasted"
-                whole = pool.kind.window is None and not setup.uniform  # where a beam may wait for its turn
+                assert len(table.pages) * setup.page_size - needed < setup.page_size, (
+                    "more than a page is wasted"
+                )
+                # Where a beam may wait for its turn
+                whole = pool.kind.window is None and not setup.uniform
                 assert len(table.pages) * setup.page_size >= (needed if whole else request.computed)
                 assert len(table.held) <= pool.most(needed), "pages are held that nobody sees"
         if running:
             oldest = running[0]
-            # Decodes go first: before a beam's token, which is a chunk, and before who waited for pages beside them.
-            full = (oldest.searches or setup.host_pages) and len(plan.decodes) == setup.max_num_batched_tokens
+            # Decodes go first: before a beam's token, which is a chunk, and before who waited for
+            # pages beside them.
+            full = (oldest.searches or setup.host_pages) and len(
+                plan.decodes
+            ) == setup.max_num_batched_tokens
             ended = oldest.num_scheduled_outputs == oldest.max_tokens
             full = full or (setup.uniform and rows)  # it is not its turn
-            assert oldest in rows or oldest.arriving or full or ended, "the oldest request stands still"
+            assert oldest in rows or oldest.arriving or full or ended, (
+                "the oldest request stands still"
+            )
         else:
             assert not scheduler.waiting or self.in_flight, "requests wait though nothing runs"
 
     def _check_scores(self, plan: Plan) -> None:
-        """Every token of a prompt that is to be scored is computed and scored once, before the first token is drawn."""
+        """Every token of a prompt that is to be scored is computed and scored once, before the
+        first token is drawn."""
         for span in spans(plan):
-            assert self.scored.get(span.request, 0) == span.start, "a token is scored twice or left out"
+            assert self.scored.get(span.request, 0) == span.start, (
+                "a token is scored twice or left out"
+            )
             self.scored[span.request] = span.stop
         plan.begun(0.0)
         for request in plan.emitters:
-            assert request is None or self.scored.get(request, 0) == request.score_end == request.scored
+            assert (
+                request is None
+                or self.scored.get(request, 0) == request.score_end == request.scored
+            )
 
     def _check_shape(self, plan: Plan) -> None:
         if plan.chunks:
             tokens = sum(c.length for c in plan.chunks)
             shape = self.buckets.fit_extend(tokens, len(plan.chunks), len(plan.decodes))
-            assert shape.tokens >= tokens and shape.chunks >= len(plan.chunks) and shape.decodes >= len(plan.decodes)
+            assert (
+                shape.tokens >= tokens
+                and shape.chunks >= len(plan.chunks)
+                and shape.decodes >= len(plan.decodes)
+            )
         elif plan.decodes:
             assert self.buckets.fit_decode(len(plan.decodes)) >= len(plan.decodes)
 
@@ -344,12 +440,21 @@ class Loop:
         assert chunk.length > 0
         if request not in self.reached:
             borrowed = request.kept == request.num_tokens and chunk.start == request.kept - 1
-            assert borrowed or chunk.start % self.setup.page_size == 0, "a life starts at a page, or after all tokens of another"
+            assert borrowed or chunk.start % self.setup.page_size == 0, (
+                "a life starts at a page, or after all tokens of another"
+            )
             self.reached[request] = chunk.start
         self._progress(request, chunk.start, chunk.length)
         assert chunk.final == (end == request.num_tokens)
-        if chunk.final and not request.output and self.setup.policy == "fcfs" and not self.setup.host_pages:
-            assert not self.first_tokens or self.first_tokens[-1] < int(request.id), "a newer request got its first token first"
+        if (
+            chunk.final
+            and not request.output
+            and self.setup.policy == "fcfs"
+            and not self.setup.host_pages
+        ):
+            assert not self.first_tokens or self.first_tokens[-1] < int(request.id), (
+                "a newer request got its first token first"
+            )
             self.first_tokens.append(int(request.id))
 
     def _progress(self, request: Request, start: int, length: int) -> None:

@@ -1,5 +1,6 @@
-"""Engines with two forwards, one of the widest decode and one of the largest step, for tests that are not about shapes: what such a test
-costs is lowering and compiling, and the rows of padding cost nothing."""
+"""Engines with two forwards, one of the widest decode and one of the largest step, for tests that
+are not about shapes: what such a test costs is lowering and compiling, and the rows of padding cost
+nothing."""
 
 from __future__ import annotations
 
@@ -13,10 +14,10 @@ from typing import ClassVar
 import jax
 import pytest
 
-from jaxllm.engine import sizing
-from jaxllm.engine.buckets import Buckets
-from jaxllm.engine.executables import Executables, Recipe
-from jaxllm.engine.xla_options import XlaOptions
+from jaxllm.engine.runtime.executables import Executables, Recipe
+from jaxllm.engine.runtime.xla_options import XlaOptions
+from jaxllm.engine.scheduling.buckets import Buckets
+from jaxllm.engine.startup import sizing
 
 SHARED = 128  # programs; each takes memory maps, of which a process has few
 _build = Buckets.build
@@ -29,13 +30,17 @@ def few_shapes() -> Iterator[None]:
         patch.setattr(Buckets, "build", _few)
         patch.setattr(sizing, "Executables", Shared)
         patch.setattr(sizing, "Exports", Facts)
-        patch.setattr(sizing, "fingerprint", lambda facts: json.dumps(facts, sort_keys=True, default=str))
+        patch.setattr(
+            sizing, "fingerprint", lambda facts: json.dumps(facts, sort_keys=True, default=str)
+        )
         yield
 
 
 def _few(max_num_seqs: int, max_num_batched_tokens: int, platform: str) -> Buckets:
     usual = _build(max_num_seqs, max_num_batched_tokens, platform)
-    return replace(usual, decode=usual.decode[-1:], extend=usual.extend[-1:], logits=usual.logits[-1:])
+    return replace(
+        usual, decode=usual.decode[-1:], extend=usual.extend[-1:], logits=usual.logits[-1:]
+    )
 
 
 class Facts:
@@ -47,7 +52,8 @@ class Facts:
 
 
 class Shared(Executables):
-    """Programs that one start would keep for the next, which are the same by their name and the facts, are there for every engine."""
+    """Programs that one start would keep for the next, which are the same by their name and the
+    facts, are there for every engine."""
 
     made: ClassVar[OrderedDict[tuple[str, ...], jax.stages.Compiled]] = OrderedDict()
 

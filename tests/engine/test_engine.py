@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from jaxllm.engine.engine import Engine
-from jaxllm.engine.pace import SURE
-from jaxllm.engine.request import GenerateRequest, RequestError
+from jaxllm.engine.scheduling.prefill_budget import SURE
 from jaxllm.grammar.checker import Checker
 from jaxllm.grammar.structure import StructuredOutputsParams
+from jaxllm.messages import GenerateRequest, RequestError
 from jaxllm.sampling.options import SamplingParams
 from tests.by_layer import by_layer
 from tests.engine.conftest import collect, entries_of, run, tokens_of, write_random
@@ -43,19 +43,30 @@ def doubled(logits_SV: jax.Array, state: Any, *, factor: float = 2.0) -> jax.Arr
     return logits_SV * factor[:, None]  # type: ignore[index]
 
 
-def request(params: SamplingParams, id: str = "r", prompt: list[int] | None = None) -> GenerateRequest:
+def request(
+    params: SamplingParams, id: str = "r", prompt: list[int] | None = None
+) -> GenerateRequest:
     return GenerateRequest(id=id, prompt_token_ids=prompt or PROMPT, params=params)
 
 
 def test_a_stop_token_ends_the_request_and_is_named(engine: Engine, free_run: list[int]) -> None:
     stop = free_run[5]
-    deltas = collect(engine, [request(SamplingParams(temperature=0, max_tokens=16, ignore_eos=True, stop_token_ids=[stop]))])
+    deltas = collect(
+        engine,
+        [
+            request(
+                SamplingParams(temperature=0, max_tokens=16, ignore_eos=True, stop_token_ids=[stop])
+            )
+        ],
+    )
     assert tokens_of(deltas, "r") == free_run[: free_run.index(stop) + 1]
     assert (deltas[-1].finish_reason, deltas[-1].stop_reason) == ("stop", stop)
     assert engine.stats().free_pages == engine.stats().num_pages
 
 
-def test_end_of_sequence_ends_the_request_unless_ignored(engine: Engine, free_run: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_end_of_sequence_ends_the_request_unless_ignored(
+    engine: Engine, free_run: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     eos = free_run[3]
     monkeypatch.setattr(engine, "eos_ids", frozenset([eos]))
     monkeypatch.setattr(engine._answers, "_eos_ids", frozenset([eos]))
@@ -63,26 +74,38 @@ def test_end_of_sequence_ends_the_request_unless_ignored(engine: Engine, free_ru
     deltas = collect(engine, [request(SamplingParams(temperature=0, max_tokens=16))])
     assert tokens_of(deltas, "r") == free_run[: free_run.index(eos) + 1]
     assert (deltas[-1].finish_reason, deltas[-1].stop_reason) == ("stop", None)
-    assert run(engine, [PROMPT], SamplingParams(temperature=0, max_tokens=16, ignore_eos=True))[0] == free_run
+    assert (
+        run(engine, [PROMPT], SamplingParams(temperature=0, max_tokens=16, ignore_eos=True))[0]
+        == free_run
+    )
 
 
-def test_min_tokens_makes_stop_tokens_impossible_until_then(engine: Engine, free_run: list[int]) -> None:
+def test_min_tokens_makes_stop_tokens_impossible_until_then(
+    engine: Engine, free_run: list[int]
+) -> None:
     stop = free_run[1]
-    params = SamplingParams(temperature=0, max_tokens=16, min_tokens=6, ignore_eos=True, stop_token_ids=[stop])
+    params = SamplingParams(
+        temperature=0, max_tokens=16, min_tokens=6, ignore_eos=True, stop_token_ids=[stop]
+    )
     tokens = run(engine, [PROMPT], params)[0]
     assert len(tokens) >= 6
     assert stop not in tokens[:6]
 
 
 def test_max_tokens_ends_the_request(engine: Engine) -> None:
-    deltas = collect(engine, [request(SamplingParams(temperature=0, max_tokens=3, ignore_eos=True))])
+    deltas = collect(
+        engine, [request(SamplingParams(temperature=0, max_tokens=3, ignore_eos=True))]
+    )
     assert len(tokens_of(deltas, "r")) == 3
     assert deltas[-1].finish_reason == "length"
 
 
 def test_generation_is_clamped_to_the_models_length(engine: Engine) -> None:
     prompt = PROMPT * 15  # 120 of 128
-    deltas = collect(engine, [request(SamplingParams(temperature=0, max_tokens=None, ignore_eos=True), prompt=prompt)])
+    deltas = collect(
+        engine,
+        [request(SamplingParams(temperature=0, max_tokens=None, ignore_eos=True), prompt=prompt)],
+    )
     assert len(tokens_of(deltas, "r")) == 8
     assert deltas[-1].finish_reason == "length"
 
@@ -98,7 +121,9 @@ def test_choices_of_one_request_are_different_draws_and_repeatable(engine: Engin
     assert tokens_of(single, "r") == choices[0]
 
 
-def test_requests_without_a_seed_draw_differently_and_an_engine_seed_repeats_them(make_engine: MakeEngine) -> None:
+def test_requests_without_a_seed_draw_differently_and_an_engine_seed_repeats_them(
+    make_engine: MakeEngine,
+) -> None:
     params = SamplingParams(temperature=1.0, max_tokens=12, ignore_eos=True)
     engine = make_engine(seed=5)
     first, second = run(engine, [PROMPT], params), run(engine, [PROMPT], params)
@@ -108,13 +133,20 @@ def test_requests_without_a_seed_draw_differently_and_an_engine_seed_repeats_the
 
 
 def test_seeds_that_agree_in_their_low_32_bits_draw_differently(engine: Engine) -> None:
-    seeds = (0, 2**32, -1, 2**32 - 1, 2**63 - 1, -(2**63))  # a negative seed stands for itself plus 2**64
-    params = [SamplingParams(temperature=1.0, seed=seed, max_tokens=12, ignore_eos=True) for seed in seeds]
-    assert len({tuple(tokens) for tokens in run(engine, [PROMPT] * len(seeds), params)}) == len(seeds)
+    # A negative seed stands for itself plus 2**64
+    seeds = (0, 2**32, -1, 2**32 - 1, 2**63 - 1, -(2**63))
+    params = [
+        SamplingParams(temperature=1.0, seed=seed, max_tokens=12, ignore_eos=True) for seed in seeds
+    ]
+    assert len({tuple(tokens) for tokens in run(engine, [PROMPT] * len(seeds), params)}) == len(
+        seeds
+    )
 
 
 def test_logprobs_name_the_chosen_token_and_the_top(engine: Engine) -> None:
-    deltas = collect(engine, [request(SamplingParams(temperature=0, max_tokens=4, logprobs=3, ignore_eos=True))])
+    deltas = collect(
+        engine, [request(SamplingParams(temperature=0, max_tokens=4, logprobs=3, ignore_eos=True))]
+    )
     for delta in deltas:
         (entry,) = entries_of([delta])
         assert len(entry.top) == 3
@@ -140,10 +172,14 @@ def test_logprobs_name_the_chosen_token_and_the_top(engine: Engine) -> None:
         ([1], {"stop": "x"}, "stop", "tokenizer"),
     ],
 )
-def test_what_cannot_run_is_refused_by_name_and_changes_nothing(engine: Engine, prompt: list, params: dict, param: str, says: str) -> None:
+def test_what_cannot_run_is_refused_by_name_and_changes_nothing(
+    engine: Engine, prompt: list, params: dict, param: str, says: str
+) -> None:
     before = engine.stats()
     with pytest.raises(RequestError, match=says) as error:
-        engine.add(GenerateRequest(id="bad", prompt_token_ids=prompt, params=SamplingParams(**params)))
+        engine.add(
+            GenerateRequest(id="bad", prompt_token_ids=prompt, params=SamplingParams(**params))
+        )
     assert error.value.param == param
     assert engine.stats() == before
     assert not engine.has_work
@@ -178,7 +214,16 @@ def test_a_recycled_slot_keeps_nothing_of_its_last_owner(make_engine: MakeEngine
     engine = make_engine(max_num_seqs=1)
     plain = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
     alone = run(engine, [PROMPT], plain)[0]
-    wild = SamplingParams(temperature=1.7, top_k=3, top_p=0.5, min_p=0.2, seed=3, min_tokens=4, stop_token_ids=[alone[1]], max_tokens=9)
+    wild = SamplingParams(
+        temperature=1.7,
+        top_k=3,
+        top_p=0.5,
+        min_p=0.2,
+        seed=3,
+        min_tokens=4,
+        stop_token_ids=[alone[1]],
+        max_tokens=9,
+    )
     assert run(engine, [PROMPT[:3], PROMPT], [wild, plain])[1] == alone
 
 
@@ -200,17 +245,26 @@ def test_logits_that_are_not_finite_end_only_their_request(make_engine: MakeEngi
 
 
 def test_nobodys_tokens_are_written_in_no_layer(make_engine: MakeEngine) -> None:
-    """Rows and tokens that pad a step, rows that have stopped, and tokens whose keys are there already."""
+    """Rows and tokens that pad a step, rows that have stopped, and tokens whose keys are there
+    already.
+    """
     engine = make_engine()
-    assert engine.scheduler.holdings.pools[0].allocate(1) == [0], "page P of a layer would be page 0 of the next one"
+    assert engine.scheduler.holdings.pools[0].allocate(1) == [0], (
+        "page P of a layer would be page 0 of the next one"
+    )
     several = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True, n=3)
-    collect(engine, [request(several), request(SamplingParams(temperature=0, max_tokens=9), "s", PROMPT * 5)])
+    collect(
+        engine,
+        [request(several), request(SamplingParams(temperature=0, max_tokens=9), "s", PROMPT * 5)],
+    )
     for pages in by_layer(engine.runner.kv):
         written = np.asarray(pages).any(axis=(2, 3, 4))
         assert (written == written[0]).all() and written.any() and not written[:, 0].any()
 
 
-def test_nothing_compiles_after_warm_up_whatever_is_asked(every_shape: MakeEngine, tmp_path: Path, repo: Path) -> None:
+def test_nothing_compiles_after_warm_up_whatever_is_asked(
+    every_shape: MakeEngine, tmp_path: Path, repo: Path
+) -> None:
     engine = every_shape(
         processors=[doubled],
         model=write_random(tmp_path, repo),
@@ -243,9 +297,15 @@ def test_nothing_compiles_after_warm_up_whatever_is_asked(every_shape: MakeEngin
     for first, count in ((0, 1), (0, 2), (0, 4), (0, 9), (9, 7), (3, 16), (12, 4)):
         for at in range(first, first + count):
             asked = dict(mixes[at % len(mixes)])
-            grammar = None if "grammar" not in asked else checker.check(StructuredOutputsParams(regex=asked.pop("grammar")))
+            grammar = (
+                None
+                if "grammar" not in asked
+                else checker.check(StructuredOutputsParams(regex=asked.pop("grammar")))
+            )
             params = SamplingParams(**{"max_tokens": 5 + at, "ignore_eos": True} | asked)
-            engine.add(replace(request(params, f"{first}-{at}", PROMPT * (1 + at % 4)), grammar=grammar))
+            engine.add(
+                replace(request(params, f"{first}-{at}", PROMPT * (1 + at % 4)), grammar=grammar)
+            )
         deltas = collect(engine, [])
         assert {delta.finish_reason for delta in deltas} <= {None, "stop", "length"}
     checker.close()
@@ -266,7 +326,9 @@ def test_a_step_that_fails_leaves_an_empty_engine_and_no_prefix_that_was_never_w
     prompt, params = PROMPT * 6, SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
     expected = run(make_engine(), [prompt], params)
     with monkeypatch.context() as broken:
-        broken.setattr(engine.runner, "forward", lambda plan: (_ for _ in ()).throw(KeyboardInterrupt))
+        broken.setattr(
+            engine.runner, "forward", lambda plan: (_ for _ in ()).throw(KeyboardInterrupt)
+        )
         engine.add(request(params, prompt=prompt))
         with pytest.raises(KeyboardInterrupt):
             engine.step()
@@ -278,7 +340,9 @@ def test_a_step_that_fails_leaves_an_empty_engine_and_no_prefix_that_was_never_w
     assert engine.stats().prefix_hits == 0
 
 
-def test_the_pages_of_a_request_without_finite_logits_are_not_found_again(make_engine: MakeEngine) -> None:
+def test_the_pages_of_a_request_without_finite_logits_are_not_found_again(
+    make_engine: MakeEngine,
+) -> None:
     engine = make_engine()
     params, prompt = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True), PROMPT * 5
     alone = run(make_engine(), [prompt], params)
@@ -297,17 +361,25 @@ def test_prefixes_are_shared_within_a_salt_only(make_engine: MakeEngine) -> None
     engine, params = make_engine(), SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
     prompt, cached = PROMPT * 4, []
     for number, salt in enumerate((None, "a", "b", "a", None)):
-        wanted = GenerateRequest(id=str(number), prompt_token_ids=prompt, params=params, cache_salt=salt)
+        wanted = GenerateRequest(
+            id=str(number), prompt_token_ids=prompt, params=params, cache_salt=salt
+        )
         cached.append(collect(engine, [wanted])[-1].num_cached_tokens)
     assert cached == [0, 0, 0, 24, 24]
     with pytest.raises(RequestError, match="cache_salt"):
-        engine.add(GenerateRequest(id="x", prompt_token_ids=prompt, params=params, cache_salt="a/b"))
+        engine.add(
+            GenerateRequest(id="x", prompt_token_ids=prompt, params=params, cache_salt="a/b")
+        )
 
 
-def test_a_reset_computes_running_requests_anew_and_forgets_what_they_stand_on(make_engine: MakeEngine) -> None:
+def test_a_reset_computes_running_requests_anew_and_forgets_what_they_stand_on(
+    make_engine: MakeEngine,
+) -> None:
     engine, params = make_engine(), SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
     prompts = [PROMPT * 4, PROMPT * 3 + [5]]
-    alone = [run(make_engine(enable_prefix_caching=False), [prompt], params)[0] for prompt in prompts]
+    alone = [
+        run(make_engine(enable_prefix_caching=False), [prompt], params)[0] for prompt in prompts
+    ]
     deltas = []
     for number, prompt in enumerate(prompts):
         engine.add(request(params, f"r{number}", prompt))
@@ -332,28 +404,51 @@ def test_only_an_idle_engine_forgets_its_prefixes(engine: Engine) -> None:
     assert engine.reset_prefix_cache()
     after = engine.stats()
     assert before.prefix_hits > 0 and before.prefix_queries > before.prefix_hits
-    assert (after.prefix_hits, after.prefix_queries) == (before.prefix_hits, before.prefix_queries), "counters never fall"
+    assert (after.prefix_hits, after.prefix_queries) == (
+        before.prefix_hits,
+        before.prefix_queries,
+    ), "counters never fall"
     run(engine, [PROMPT * 4], params)
     assert engine.stats().prefix_hits == before.prefix_hits
 
 
-def test_the_engine_follows_the_policy_and_the_scheduler_that_were_asked_for(make_engine: MakeEngine) -> None:
+def test_the_engine_follows_the_policy_and_the_scheduler_that_were_asked_for(
+    make_engine: MakeEngine,
+) -> None:
     params = [SamplingParams(max_tokens=4, ignore_eos=True, priority=rank) for rank in (3, 0, -3)]
     engine = make_engine(max_num_seqs=1, scheduling_policy="priority")
-    ends = [d.id for d in collect(engine, [request(p, str(p.priority)) for p in params]) if d.finish_reason]
+    ends = [
+        d.id
+        for d in collect(engine, [request(p, str(p.priority)) for p in params])
+        if d.finish_reason
+    ]
     assert ends == ["-3", "0", "3"]
-    engine = make_engine(max_num_seqs=1, scheduler_cls="tests.engine.test_policy:ShortestFirst")
+    engine = make_engine(
+        max_num_seqs=1, scheduler_cls="tests.engine.scheduling.test_policy:ShortestFirst"
+    )
     shorter = [SamplingParams(max_tokens=n, ignore_eos=True) for n in (40, 20, 3)]
-    ends = [d.id for d in collect(engine, [request(p, str(p.max_tokens)) for p in shorter]) if d.finish_reason]
+    ends = [
+        d.id
+        for d in collect(engine, [request(p, str(p.max_tokens)) for p in shorter])
+        if d.finish_reason
+    ]
     assert ends == ["3", "20", "40"]
     with pytest.raises(RequestError, match="--scheduling-policy priority") as error:
         engine.check(request(params[0]))
     assert error.value.param == "priority"
 
 
-def test_an_engine_learns_to_be_patient_only_from_those_who_look_out(make_engine: Callable[..., Engine]) -> None:
+def test_an_engine_learns_to_be_patient_only_from_those_who_look_out(
+    make_engine: Callable[..., Engine],
+) -> None:
     engine = make_engine()
-    engine.add(GenerateRequest(id="a", prompt_token_ids=[5, 6, 7], params=SamplingParams(max_tokens=40, ignore_eos=True)))
+    engine.add(
+        GenerateRequest(
+            id="a",
+            prompt_token_ids=[5, 6, 7],
+            params=SamplingParams(max_tokens=40, ignore_eos=True),
+        )
+    )
     for _ in range(10):
         engine.step()
     margins: list[float] = []
@@ -365,11 +460,15 @@ def test_an_engine_learns_to_be_patient_only_from_those_who_look_out(make_engine
     assert len(margins) == 1
 
 
-def test_a_step_with_chunks_leaves_as_much_longer_to_look_out_as_warm_up_says(make_engine: Callable[..., Engine]) -> None:
+def test_a_step_with_chunks_leaves_as_much_longer_to_look_out_as_warm_up_says(
+    make_engine: Callable[..., Engine],
+) -> None:
     engine = make_engine(max_num_seqs=4, max_num_batched_tokens=64)
     engine.runner.depth = 1
     buckets = engine.runner.programs.buckets
-    engine.runner.seconds = dict.fromkeys(buckets.extend, 5e-3) | dict.fromkeys(buckets.decode, 1e-3)
+    engine.runner.seconds = dict.fromkeys(buckets.extend, 5e-3) | dict.fromkeys(
+        buckets.decode, 1e-3
+    )
     params = SamplingParams(max_tokens=40, ignore_eos=True)
     engine.add(GenerateRequest(id="a", prompt_token_ids=[5, 6, 7], params=params))
     for _ in range(4):

@@ -1,4 +1,5 @@
-"""What a step costs the host per row, counted in calls of Python functions, which is the same on every machine."""
+"""What a step costs the host per row, counted in calls of Python functions, which is the same on
+every machine."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from jaxllm.engine.engine import Engine
-from jaxllm.engine.request import GenerateRequest
+from jaxllm.messages import GenerateRequest
 from jaxllm.sampling.options import SamplingParams
 from tests.engine.conftest import collect
 
@@ -54,8 +55,12 @@ def calls_of(engine: Engine, rows: int, options: dict[str, Any]) -> Counter[str]
     return calls
 
 
-@pytest.mark.parametrize(("options", "most"), [({}, 2), ({"stop_token_ids": [7], "seed": 5}, 2), ({"logprobs": 5}, 3)])
+@pytest.mark.parametrize(
+    ("options", "most"), [({}, 2), ({"stop_token_ids": [7], "seed": 5}, 2), ({"logprobs": 5}, 3)]
+)
 def test_a_row_takes_few_calls(engine: Engine, options: dict[str, Any], most: int) -> None:
     few, many = (calls_of(engine, rows, options) for rows in (1, 4))
-    per_row = {name: (many[name] - few[name]) / (3 * STEPS) for name in many if many[name] != few[name]}
+    per_row = {
+        name: (many[name] - few[name]) / (3 * STEPS) for name in many if many[name] != few[name]
+    }
     assert sum(per_row.values()) <= most, f"calls per row and step: {per_row}"

@@ -12,11 +12,11 @@ import pytest
 from flax import nnx
 
 from jaxllm import models, weights
-from jaxllm.engine.choices import choice_seed
 from jaxllm.engine.engine import Engine
-from jaxllm.engine.request import GenerateRequest
-from jaxllm.engine.xla_options import XlaOptions
+from jaxllm.engine.output.best_of import choice_seed
+from jaxllm.engine.runtime.xla_options import XlaOptions
 from jaxllm.mesh import make_mesh
+from jaxllm.messages import GenerateRequest
 from jaxllm.nn.dense import DenseContext
 from jaxllm.sampling.options import SamplingParams
 from tests.engine.conftest import TINY, Outcome, collect, outcomes
@@ -34,7 +34,14 @@ def prompts_of(*lengths: int, seed: int = 0) -> list[list[int]]:
 
 PROMPTS = prompts_of(1, 5, 8, 17, 40, 63)
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 20, "ignore_eos": True}
-SEEDED: dict[str, Any] = {"temperature": 1.0, "top_p": 0.9, "top_k": 20, "seed": 7, "max_tokens": 20, "ignore_eos": True}
+SEEDED: dict[str, Any] = {
+    "temperature": 1.0,
+    "top_p": 0.9,
+    "top_k": 20,
+    "seed": 7,
+    "max_tokens": 20,
+    "ignore_eos": True,
+}
 ASKING: tuple[dict[str, Any], ...] = (  # one request a prompt
     {"repetition_penalty": 1.3},
     {"presence_penalty": 0.8, "frequency_penalty": 0.5, "logprobs": 3},
@@ -55,12 +62,17 @@ HOW: dict[str, dict[str, Any]] = {
     "8 shards": {"tensor_parallel_size": 8},
 }
 SHAPED = ("batched", "synchronous", "chunked")  # in these a request meets every shape
-WAYS = [pytest.param(how, marks=pytest.mark.slow if how in ("4 shards", "8 shards") else []) for how in HOW]
-SHOWN = [pytest.param(mode, marks=pytest.mark.slow if mode == "seeded" else []) for mode in MODES]  # others are seeded, too
+WAYS = [
+    pytest.param(how, marks=pytest.mark.slow if how in ("4 shards", "8 shards") else [])
+    for how in HOW
+]
+# Others are seeded, too
+SHOWN = [pytest.param(mode, marks=pytest.mark.slow if mode == "seeded" else []) for mode in MODES]
 
 
 def stopping(greedy: list[Outcome], seeded: list[Outcome]) -> list[SamplingParams]:
-    """One request per prompt that the device must end by itself: tokens that the free runs said, end of sequence, min_tokens."""
+    """One request per prompt that the device must end by itself: tokens that the free runs said,
+    end of sequence, min_tokens."""
     eos: dict[str, Any] = {"temperature": 1.2, "max_tokens": 24}
     return [
         SamplingParams(**eos, seed=1),
@@ -68,13 +80,15 @@ def stopping(greedy: list[Outcome], seeded: list[Outcome]) -> list[SamplingParam
         SamplingParams(**GREEDY, stop_token_ids=[greedy[2].tokens[1]], min_tokens=9),
         SamplingParams(**eos, seed=2, min_tokens=6),
         SamplingParams(**SEEDED, stop_token_ids=[seeded[4].tokens[17]], min_tokens=15),
-        SamplingParams(**eos, seed=3, min_tokens=18, logprobs=2),  # the last two live long enough to run out of pages
+        # The last two live long enough to run out of pages
+        SamplingParams(**eos, seed=3, min_tokens=18, logprobs=2),
     ]
 
 
 @pytest.fixture(scope="module", autouse=True)
 def optimised() -> Iterator[None]:
-    """As users run it: other tests compile with little optimisation, and what is optimised may round in other places."""
+    """As users run it: other tests compile with little optimisation, and what is optimised may
+    round in other places."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(XlaOptions, "at", lambda *_: OPTIMISED)
         yield
@@ -114,7 +128,8 @@ def params_of(mode: str, alone: Alone) -> list[SamplingParams]:
 
 @pytest.fixture(scope="module")
 def engine_for(make_engine: MakeEngine, every_shape: MakeEngine) -> Callable[[str], Engine]:
-    """One engine per way of running, shared by the modes: what costs is compiling its programs, so most have few shapes."""
+    """One engine per way of running, shared by the modes: what costs is compiling its programs, so
+    most have few shapes."""
     made: dict[str, Engine] = {}
 
     def get(how: str) -> Engine:
@@ -128,7 +143,9 @@ def engine_for(make_engine: MakeEngine, every_shape: MakeEngine) -> Callable[[st
 
 def assert_same(engine: Engine, mode: str, alone: Alone) -> None:
     """All prompts at once equal each alone, and nothing is left behind."""
-    for found, expected in zip(outcomes(engine, PROMPTS, params_of(mode, alone)), alone[mode], strict=True):
+    for found, expected in zip(
+        outcomes(engine, PROMPTS, params_of(mode, alone)), alone[mode], strict=True
+    ):
         found.assert_like(expected)
     engine.scheduler.check()
     assert engine.stats().free_pages == engine.stats().num_pages
@@ -137,7 +154,9 @@ def assert_same(engine: Engine, mode: str, alone: Alone) -> None:
 def test_the_reference_ends_in_every_way_that_the_device_decides(alone: Alone) -> None:
     ends = [(o.finish_reason, o.stop_reason is not None, len(o.tokens)) for o in alone["stops"]]
     assert [reason for reason, _, _ in ends].count("stop") >= 4
-    assert {named for reason, named, _ in ends if reason == "stop"} == {True, False}, "by a stop token, and by end of sequence"
+    assert {named for reason, named, _ in ends if reason == "stop"} == {True, False}, (
+        "by a stop token, and by end of sequence"
+    )
     assert len(alone["stops"][2].tokens) >= 9
     assert all(len(o.logprobs) == 20 for o in alone["logprobs"])
     assert [len(o.prompt_logprobs) for o in alone["prompt"]] == [len(p) - 1 for p in PROMPTS]
@@ -145,7 +164,9 @@ def test_the_reference_ends_in_every_way_that_the_device_decides(alone: Alone) -
 
 @pytest.mark.parametrize("mode", SHOWN)
 @pytest.mark.parametrize("how", WAYS)
-def test_a_request_gets_the_same_however_it_is_run(engine_for: Callable[[str], Engine], alone: Alone, how: str, mode: str) -> None:
+def test_a_request_gets_the_same_however_it_is_run(
+    engine_for: Callable[[str], Engine], alone: Alone, how: str, mode: str
+) -> None:
     engine = engine_for(how)
     before = engine.stats().preemptions
     assert_same(engine, mode, alone)
@@ -156,7 +177,10 @@ def test_a_request_gets_the_same_however_it_is_run(engine_for: Callable[[str], E
 def choices_alone(quiet: Engine) -> list[list[Outcome]]:
     """Per prompt the outcomes of requests of their own with the seeds that its choices get."""
     seeds = [(choice_seed(7, index) + 2**63) % 2**64 - 2**63 for index in range(3)]
-    return [[outcomes(quiet, [p], [SamplingParams(**(SEEDED | {"seed": seed}))])[0] for seed in seeds] for p in PROMPTS]
+    return [
+        [outcomes(quiet, [p], [SamplingParams(**(SEEDED | {"seed": seed}))])[0] for seed in seeds]
+        for p in PROMPTS
+    ]
 
 
 @pytest.mark.parametrize("how", WAYS)
@@ -165,7 +189,9 @@ def test_the_choices_of_a_prompt_are_those_of_requests_of_their_own(
 ) -> None:
     engine = engine_for(how)
     params = SamplingParams(**SEEDED, n=3)
-    requests = [GenerateRequest(id=str(i), prompt_token_ids=p, params=params) for i, p in enumerate(PROMPTS)]
+    requests = [
+        GenerateRequest(id=str(i), prompt_token_ids=p, params=params) for i, p in enumerate(PROMPTS)
+    ]
     deltas = collect(engine, requests)
     for i, expected in enumerate(choices_alone):
         assert len({tuple(outcome.tokens) for outcome in expected}) == 3
@@ -186,7 +212,8 @@ def test_a_cached_prefix_changes_nothing(every_shape: MakeEngine, alone: Alone) 
     for mode in MODES:
         before = engine.stats().prefix_hits
         assert_same(engine, mode, alone)
-        used = 0 if mode == "prompt" else sum((len(p) - 1) // 8 * 8 for p in PROMPTS)  # prompts that are scored are computed
+        # Prompts that are scored are computed
+        used = 0 if mode == "prompt" else sum((len(p) - 1) // 8 * 8 for p in PROMPTS)
         assert engine.stats().prefix_hits - before == used
 
 

@@ -1,4 +1,5 @@
-"""Thousands of requests that come, wait, are preempted, swapped and aborted on a tiny pool: each gets its tokens, nothing stays behind."""
+"""Thousands of requests that come, wait, are preempted, swapped and aborted on a tiny pool: each
+gets its tokens, nothing stays behind."""
 
 from __future__ import annotations
 
@@ -7,15 +8,17 @@ from dataclasses import replace
 
 import pytest
 
-from jaxllm.engine.forecast import KEPT, Forecast
+from jaxllm.engine.scheduling.admission import KEPT, AdmissionEstimator
 from tests.engine.fake_device import VOCAB
 from tests.engine.fake_host import Optimist
 from tests.engine.fake_loop import Loop, Setup
 
-TINY = Setup(page_size=4, num_pages=24, max_num_seqs=6, max_num_batched_tokens=32, forecast=Optimist)
+TINY = Setup(
+    page_size=4, num_pages=24, max_num_seqs=6, max_num_batched_tokens=32, forecast=Optimist
+)
 WAYS = {
     "recompute": TINY,
-    "forecast": replace(TINY, forecast=Forecast),
+    "forecast": replace(TINY, forecast=AdmissionEstimator),
     "priority": replace(TINY, policy="priority", delay=2),
     "no prefixes": replace(TINY, caching=False),
     "swap": replace(TINY, host_pages=60, swaps=True),
@@ -37,7 +40,13 @@ def soak(setup: Setup, requests: int, seed: int = 0) -> Loop:
             own = [rng.randrange(1, VOCAB) for _ in range(rng.randrange(1, 12))]
             stop_at = rng.choice((None, None, rng.randrange(1, 20)))
             added += len(
-                loop.add_choices(rng.choice((1, 1, 1, 1, 2, 3)), opening + own, rng.randrange(1, 40), stop_at, rng.randrange(-3, 4))
+                loop.add_choices(
+                    rng.choice((1, 1, 1, 1, 2, 3)),
+                    opening + own,
+                    rng.randrange(1, 40),
+                    stop_at,
+                    rng.randrange(-3, 4),
+                )
             )
         if loop.requests and rng.random() < 0.06:
             loop.abort(rng.choice(loop.requests))
@@ -57,10 +66,10 @@ def assert_nothing_is_left(loop: Loop) -> None:
     assert len(scheduler.pools[0].index or ()) <= setup.num_pages
     assert sorted(scheduler._slots._free) == list(range(setup.max_num_seqs))
     assert len(scheduler.forecast._parts) == len(scheduler.forecast._recent) <= KEPT
-    if scheduler.ferry is not None:
-        scheduler.ferry.check([])
-        assert scheduler.ferry.host.used <= min(setup.host_cached, setup.host_pages)
-        assert not scheduler.ferry._quay and not scheduler.ferry._aboard
+    if scheduler.offload is not None:
+        scheduler.offload.check([])
+        assert scheduler.offload.host.used <= min(setup.host_cached, setup.host_pages)
+        assert not scheduler.offload._quay and not scheduler.offload._aboard
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -68,7 +77,7 @@ def test_hundreds_of_requests_leave_nothing_behind(way: str) -> None:
     loop = soak(WAYS[way], 250)
     assert_nothing_is_left(loop)
     assert way == "forecast" or loop.scheduler.preemptions > 20
-    assert loop.scheduler.ferry is None or loop.device.host.traffic.loaded > 20
+    assert loop.scheduler.offload is None or loop.device.host.traffic.loaded > 20
 
 
 @pytest.mark.slow

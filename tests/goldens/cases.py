@@ -1,4 +1,5 @@
-"""What the goldens cover: one tiny checkpoint per family and feature, each a `config.json` as checkpoints have it."""
+"""What the goldens cover: one tiny checkpoint per family and feature, each a `config.json` as
+checkpoints have it."""
 
 from __future__ import annotations
 
@@ -28,21 +29,37 @@ _BASE: dict[str, Any] = {
 def _case(model_type: str, **changes: Any) -> dict[str, Any]:
     """A configuration; a change to None removes the key, "null" stays as JSON null."""
     merged = {"model_type": model_type, **_BASE, **changes}
-    return {key: (None if value == "null" else value) for key, value in merged.items() if value is not None}
+    return {
+        key: (None if value == "null" else value)
+        for key, value in merged.items()
+        if value is not None
+    }
 
 
 CASES: Mapping[str, dict[str, Any]] = MappingProxyType(
     {
         "llama-gqa": _case("llama", torch_dtype="float32"),
-        "llama-mha-biases": _case("llama", num_key_value_heads=None, attention_bias=True, mlp_bias=True, vocab_size=67),
-        "llama-mqa-tied-linear": _case(
-            "llama", num_key_value_heads=1, tie_word_embeddings=True, rope_theta=5000.0, rope_scaling={"type": "linear", "factor": 3.0}
+        "llama-mha-biases": _case(
+            "llama", num_key_value_heads=None, attention_bias=True, mlp_bias=True, vocab_size=67
         ),
-        "llama-dynamic": _case("llama", max_position_embeddings=64, rope_scaling={"type": "dynamic", "factor": 3.0}),
+        "llama-mqa-tied-linear": _case(
+            "llama",
+            num_key_value_heads=1,
+            tie_word_embeddings=True,
+            rope_theta=5000.0,
+            rope_scaling={"type": "linear", "factor": 3.0},
+        ),
+        "llama-dynamic": _case(
+            "llama", max_position_embeddings=64, rope_scaling={"type": "dynamic", "factor": 3.0}
+        ),
         "llama-yarn": _case(
             "llama",
             max_position_embeddings=256,
-            rope_scaling={"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
+            rope_scaling={
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "original_max_position_embeddings": 64,
+            },
         ),
         "llama-llama3": _case(
             "llama",
@@ -56,17 +73,38 @@ CASES: Mapping[str, dict[str, Any]] = MappingProxyType(
             },
         ),
         "llama-head-dim-sharded": _case("llama", head_dim=12, hidden_act="gelu_pytorch_tanh"),
-        "mistral-window": _case("mistral", sliding_window=16, head_dim=16, num_attention_heads=4, rope_theta=1000000.0),
-        "mistral-full-mqa": _case("mistral", sliding_window="null", num_key_value_heads=1, hidden_act="gelu"),
+        "mistral-window": _case(
+            "mistral", sliding_window=16, head_dim=16, num_attention_heads=4, rope_theta=1000000.0
+        ),
+        "mistral-full-mqa": _case(
+            "mistral", sliding_window="null", num_key_value_heads=1, hidden_act="gelu"
+        ),
         "mistral-window-yarn": _case(
             "mistral",
             sliding_window=48,
             max_position_embeddings=64,
-            rope_parameters={"rope_type": "yarn", "rope_theta": 20000.0, "factor": 4.0, "beta_fast": 16.0, "beta_slow": 2.0},
+            rope_parameters={
+                "rope_type": "yarn",
+                "rope_theta": 20000.0,
+                "factor": 4.0,
+                "beta_fast": 16.0,
+                "beta_slow": 2.0,
+            },
         ),
-        "qwen2-tied": _case("qwen2", tie_word_embeddings=True, use_sliding_window=False, sliding_window=16, max_window_layers=0),
+        "qwen2-tied": _case(
+            "qwen2",
+            tie_word_embeddings=True,
+            use_sliding_window=False,
+            sliding_window=16,
+            max_window_layers=0,
+        ),
         "qwen2-window-mha": _case(
-            "qwen2", num_key_value_heads=8, use_sliding_window=True, sliding_window=16, max_window_layers=1, rope_theta=1000000.0
+            "qwen2",
+            num_key_value_heads=8,
+            use_sliding_window=True,
+            sliding_window=16,
+            max_window_layers=1,
+            rope_theta=1000000.0,
         ),
         "qwen2-layer-types-linear": _case(
             "qwen2",
@@ -81,11 +119,25 @@ CASES: Mapping[str, dict[str, Any]] = MappingProxyType(
             rope_theta=1000000.0,
             rope_scaling={"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
         ),
-        "qwen3-gqa": _case("qwen3", head_dim=16, tie_word_embeddings=True, rope_theta=1000000.0, use_sliding_window=False),
-        "qwen3-bias-window": _case(
-            "qwen3", head_dim=8, num_key_value_heads=1, attention_bias=True, use_sliding_window=True, sliding_window=20, max_window_layers=1
+        "qwen3-gqa": _case(
+            "qwen3",
+            head_dim=16,
+            tie_word_embeddings=True,
+            rope_theta=1000000.0,
+            use_sliding_window=False,
         ),
-        "qwen3-dynamic": _case(  # the prompt of 40 grows past the native length while it generates, that of 150 begins beyond it
+        "qwen3-bias-window": _case(
+            "qwen3",
+            head_dim=8,
+            num_key_value_heads=1,
+            attention_bias=True,
+            use_sliding_window=True,
+            sliding_window=20,
+            max_window_layers=1,
+        ),
+        # The prompt of 40 grows past the native length while it generates, that of 150 begins
+        # beyond it
+        "qwen3-dynamic": _case(
             "qwen3",
             head_dim=8,
             num_key_value_heads=8,
@@ -110,7 +162,12 @@ CASES: Mapping[str, dict[str, Any]] = MappingProxyType(
             "qwen3",
             head_dim=8,
             max_position_embeddings=128,
-            rope_scaling={"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 32, "attention_factor": 1.25},
+            rope_scaling={
+                "rope_type": "yarn",
+                "factor": 8.0,
+                "original_max_position_embeddings": 32,
+                "attention_factor": 1.25,
+            },
         ),
         "qwen3-llama3": _case(
             "qwen3",

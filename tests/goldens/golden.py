@@ -22,7 +22,9 @@ class Continuation:
 
 @dataclass(frozen=True)
 class Golden:
-    """One tiny checkpoint (`directory` is a model directory without tokenizer) and its continuations."""
+    """One tiny checkpoint (`directory` is a model directory without tokenizer) and its
+    continuations.
+    """
 
     name: str
     directory: Path

@@ -1,8 +1,9 @@
 """Makes the goldens: tiny random checkpoints and what transformers computes with them in float32.
 
-Needs torch, transformers, safetensors and numpy, which the tests do not: `python tests/goldens/make.py [case …]`.
-Each case becomes a folder with config.json, safetensors and golden.npz: for prompt i its ids, its greedy continuation, the
-log-probabilities of the prompt's own tokens, and the whole distribution at every generated position.
+Needs torch, transformers, safetensors and numpy, which the tests do not: `python
+tests/goldens/make.py [case …]`. Each case becomes a folder with config.json, safetensors and
+golden.npz: for prompt i its ids, its greedy continuation, the log-probabilities of the prompt's own
+tokens, and the whole distribution at every generated position.
 """
 
 from __future__ import annotations
@@ -39,13 +40,23 @@ def main(names: list[str]) -> None:
                 break
         save(folder, model)
         np.savez_compressed(folder / "golden.npz", **golden)
-        print(f"{name}: seed {seed}, smallest margin {margin:.4f}, {len(set(golden['greedy_3'].tolist()))} distinct tokens")
+        print(
+            f"{name}: seed {seed}, smallest margin {margin:.4f}, {len(set(golden['greedy_3'].tolist()))} distinct tokens"
+        )
 
 
 def random_model(folder: pathlib.Path, seed: int) -> Any:
-    """A model whose logits vary and whose attention looks at positions; weights are exact in bfloat16."""
+    """A model whose logits vary and whose attention looks at positions; weights are exact in
+    bfloat16.
+    """
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), attn_implementation="eager").float().eval()
+    model = (
+        AutoModelForCausalLM.from_config(
+            AutoConfig.from_pretrained(folder), attn_implementation="eager"
+        )
+        .float()
+        .eval()
+    )
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             values = torch.randn_like(parameter) * (0.25 if parameter.ndim > 1 else 0.3)
@@ -74,25 +85,37 @@ def run(model: Any, seed: int) -> tuple[dict[str, np.ndarray], float]:
             margin = min(margin, float(first - second))
             rows.append(row.numpy())
             tokens.append(int(row.argmax()))
-            out = fresh(torch.tensor([[tokens[-1]]]), past_key_values=out.past_key_values, use_cache=True)
+            out = fresh(
+                torch.tensor([[tokens[-1]]]), past_key_values=out.past_key_values, use_cache=True
+            )
         golden[f"greedy_{index}"] = np.array(tokens, np.int32)
         golden[f"greedy_logprobs_{index}"] = np.stack(rows)
     return golden, margin
 
 
 def save(folder: pathlib.Path, model: Any) -> None:
-    """One safetensors file, or two with an index for the case that says so; bfloat16 unless the configuration says float32."""
+    """One safetensors file, or two with an index for the case that says so; bfloat16 unless the
+    configuration says float32."""
     for old in folder.glob("*.safetensors*"):
         old.unlink()
     single = CASES[folder.name].get("torch_dtype") == "float32"
-    tensors = {name: (p if single else p.bfloat16()).detach().contiguous() for name, p in model.named_parameters()}
+    tensors = {
+        name: (p if single else p.bfloat16()).detach().contiguous()
+        for name, p in model.named_parameters()
+    }
     if not folder.name.endswith("-sharded"):
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
         return
-    files = {"model-00001-of-00002.safetensors": list(tensors)[::2], "model-00002-of-00002.safetensors": list(tensors)[1::2]}
+    files = {
+        "model-00001-of-00002.safetensors": list(tensors)[::2],
+        "model-00002-of-00002.safetensors": list(tensors)[1::2],
+    }
     for file, names in files.items():
         save_file({name: tensors[name] for name in names}, folder / file, metadata={"format": "pt"})
-    index = {"metadata": {}, "weight_map": {name: file for file, names in files.items() for name in names}}
+    index = {
+        "metadata": {},
+        "weight_map": {name: file for file, names in files.items() for name in names},
+    }
     (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1) + "\n")
 
 

@@ -1,4 +1,5 @@
-"""The engine's beam search finds the sequences and scores of transformers', searches together and alone, beside other requests."""
+"""The engine's beam search finds the sequences and scores of transformers', searches together and
+alone, beside other requests."""
 
 from __future__ import annotations
 
@@ -12,13 +13,16 @@ import pytest
 
 from jaxllm.config import EngineConfig
 from jaxllm.engine.engine import Engine
-from jaxllm.engine.request import GenerateRequest, TextDelta
+from jaxllm.messages import GenerateRequest, TextDelta
 from jaxllm.sampling.options import SamplingParams
 from tests.engine.few_shapes import few_shapes
 
 HERE = Path(__file__).parent
 FOUND: dict[str, list[dict[str, Any]]] = {
-    name: list(entries) for name, entries in groupby(json.loads((HERE / "beams.json").read_text()), key=lambda entry: entry["checkpoint"])
+    name: list(entries)
+    for name, entries in groupby(
+        json.loads((HERE / "beams.json").read_text()), key=lambda entry: entry["checkpoint"]
+    )
 }
 BOUND = 2e-4
 ONE = "mistral-window"
@@ -73,7 +77,12 @@ def check(entry: dict[str, Any], found: list[TextDelta]) -> None:
     sums = np.array([delta.cumulative_logprob for delta in found], float)
     lengths = np.array([len(delta.token_ids) for delta in found], float)
     scores = sums / lengths ** setting["length_penalty"]
-    np.testing.assert_allclose(scores, entry["scores"], rtol=1e-5, atol=BOUND * lengths.max() ** max(0, -setting["length_penalty"]))
+    np.testing.assert_allclose(
+        scores,
+        entry["scores"],
+        rtol=1e-5,
+        atol=BOUND * lengths.max() ** max(0, -setting["length_penalty"]),
+    )
     for delta in found:
         ended = delta.token_ids[-1] in setting["eos_token_id"]
         assert delta.finish_reason == ("stop" if ended else "length")
@@ -85,8 +94,18 @@ def check(entry: dict[str, Any], found: list[TextDelta]) -> None:
 def test_searches_find_what_transformers_finds(name: str) -> None:
     core = engine(name)
     for number, entry in enumerate(FOUND[name]):
-        core.add(GenerateRequest(id=str(number), prompt_token_ids=entry["prompt"], params=params(entry["setting"])))
-        core.add(GenerateRequest(id=f"other {number}", prompt_token_ids=entry["prompt"][:5], params=SamplingParams(max_tokens=20)))
+        core.add(
+            GenerateRequest(
+                id=str(number), prompt_token_ids=entry["prompt"], params=params(entry["setting"])
+            )
+        )
+        core.add(
+            GenerateRequest(
+                id=f"other {number}",
+                prompt_token_ids=entry["prompt"][:5],
+                params=SamplingParams(max_tokens=20),
+            )
+        )
     together = collect(core)
     for number, entry in enumerate(FOUND[name]):
         check(entry, together[str(number)])
@@ -94,11 +113,23 @@ def test_searches_find_what_transformers_finds(name: str) -> None:
     assert core.stats().free_pages == core.stats().num_pages
 
 
-@pytest.mark.parametrize("overrides", [{"enable_prefix_caching": False}, pytest.param({"tensor_parallel_size": 2}, marks=pytest.mark.slow)])
-def test_searches_that_are_preempted_again_and_again_in_a_small_pool_find_the_same(overrides: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"enable_prefix_caching": False},
+        pytest.param({"tensor_parallel_size": 2}, marks=pytest.mark.slow),
+    ],
+)
+def test_searches_that_are_preempted_again_and_again_in_a_small_pool_find_the_same(
+    overrides: dict[str, Any],
+) -> None:
     core = engine(ONE, max_num_seqs=8, num_gpu_blocks_override=64, **overrides)
     for number, entry in enumerate(FOUND[ONE]):
-        core.add(GenerateRequest(id=str(number), prompt_token_ids=entry["prompt"], params=params(entry["setting"])))
+        core.add(
+            GenerateRequest(
+                id=str(number), prompt_token_ids=entry["prompt"], params=params(entry["setting"])
+            )
+        )
     found = collect(core, preempt_every=9)
     assert core.stats().preemptions > 50
     for number, entry in enumerate(FOUND[ONE]):

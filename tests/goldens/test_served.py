@@ -1,4 +1,5 @@
-"""The engine serves every golden checkpoint with the tokens and log-probabilities of transformers: prompts together and alone."""
+"""The engine serves every golden checkpoint with the tokens and log-probabilities of transformers:
+prompts together and alone."""
 
 from __future__ import annotations
 
@@ -10,16 +11,19 @@ import pytest
 
 from jaxllm.config import EngineConfig
 from jaxllm.engine.engine import Engine
-from jaxllm.engine.logprobs import of_prompt, unpacked
-from jaxllm.engine.request import GenerateRequest, TextDelta
+from jaxllm.logprobs import of_prompt, unpacked
+from jaxllm.messages import GenerateRequest, TextDelta
 from jaxllm.sampling.options import SamplingParams
 from tests.engine.few_shapes import few_shapes
 from tests.goldens.cases import NEW_TOKENS, PROMPT_LENGTHS
 from tests.goldens.golden import Continuation, golden_names, load_golden
 
 BOUND = 2e-4
-GREEDY = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True, logprobs=5, prompt_logprobs=2)
-FAST = ("llama-yarn", "qwen3-dynamic")  # the others take the same paths; windows have tests of their own
+GREEDY = SamplingParams(
+    temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True, logprobs=5, prompt_logprobs=2
+)
+# The others take the same paths; windows have tests of their own
+FAST = ("llama-yarn", "qwen3-dynamic")
 
 
 def engine(directory: Path, **overrides: Any) -> Engine:
@@ -39,7 +43,8 @@ def engine(directory: Path, **overrides: Any) -> Engine:
 
 
 def check(core: Engine, continuations: tuple[Continuation, ...]) -> None:
-    """Run the prompts at once; tokens must be equal and the logprobs of tokens and runners-up close."""
+    """Run the prompts at once; tokens must be equal and the logprobs of tokens and runners-up
+    close."""
     for i, expected in enumerate(continuations):
         core.add(GenerateRequest(id=str(i), prompt_token_ids=expected.prompt, params=GREEDY))
     deltas: list[TextDelta] = []
@@ -47,18 +52,24 @@ def check(core: Engine, continuations: tuple[Continuation, ...]) -> None:
         deltas += core.step()
     for i, expected in enumerate(continuations):
         mine = [delta for delta in deltas if delta.id == str(i)]
-        found = [entry for delta in mine for entry in unpacked(delta.logprobs or b"", delta.token_ids)]
+        found = [
+            entry for delta in mine for entry in unpacked(delta.logprobs or b"", delta.token_ids)
+        ]
         assert [entry.token_id for entry in found] == expected.tokens
         for entry, row in zip(found, expected.logprobs, strict=True):
             ids = [entry.token_id, *(token for token, _ in entry.top)]
-            np.testing.assert_allclose([entry.logprob, *(value for _, value in entry.top)], row[ids], atol=BOUND, rtol=0)
+            np.testing.assert_allclose(
+                [entry.logprob, *(value for _, value in entry.top)], row[ids], atol=BOUND, rtol=0
+            )
             assert {token for token, _ in entry.top[:1]} == {int(row.argmax())}
         assert mine[0].prompt_logprobs is not None
         inside = [entry.logprob for entry in of_prompt(mine[0].prompt_logprobs, expected.prompt)]
         np.testing.assert_allclose(inside, expected.prompt_logprobs, atol=BOUND, rtol=0)
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in FAST else [pytest.mark.slow]) for n in golden_names()])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[] if n in FAST else [pytest.mark.slow]) for n in golden_names()]
+)
 def test_prompts_served_together_and_alone_equal_transformers(name: str) -> None:
     golden = load_golden(name)
     core = engine(golden.directory)

@@ -1,4 +1,5 @@
-"""A checker and matchers for the built-in model's tokenizer, and a walk that says whatever is allowed."""
+"""A checker and matchers for the built-in model's tokenizer, and a walk that says whatever is
+allowed."""
 
 from __future__ import annotations
 
@@ -48,12 +49,15 @@ class Speaker:
         return self.matchers.begin(self.checker.check(StructuredOutputsParams(**given))).result(60)
 
     def speak(self, matcher: Matcher, seed: int, most: int = 20_000) -> list[int]:
-        """Until the end, which comes at the latest after `most` tokens; without the token that ends it."""
+        """Until the end, which comes at the latest after `most` tokens; without the token that ends
+        it."""
         rng, said = random.Random(seed), []
         while not matcher.ended:
             allowed = allowed_by(matcher)
             onward = [t for t in allowed if t not in EOS]
-            token = rng.choice(EOS if len(onward) < len(allowed) and rng.random() < 0.3 else onward or EOS)
+            token = rng.choice(
+                EOS if len(onward) < len(allowed) and rng.random() < 0.3 else onward or EOS
+            )
             matcher.advance([token])
             said.append(token)
             assert len(said) < most

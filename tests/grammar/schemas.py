@@ -1,7 +1,8 @@
-"""Two hundred JSON schemas of the kinds that public services use: fifty records of many trades, each in four forms.
+"""Two hundred JSON schemas of the kinds that public services use: fifty records of many trades,
+each in four forms.
 
-Records are written one a line, `name: field=type …`; `?` after a field makes it optional. Sizes are bounded, so that a model with random
-weights comes to an end.
+Records are written one a line, `name: field=type …`; `?` after a field makes it optional. Sizes are
+bounded, so that a model with random weights comes to an end.
 """
 
 from __future__ import annotations
@@ -65,14 +66,47 @@ shift: worker=text15 begins=time ends=time breaks=list0..2(int5..60) night=bool
 
 TYPES: list[tuple[str, Any]] = [
     (r"text(\d+)", lambda n: {"type": "string", "maxLength": int(n)}),
-    (r"int(-?\d+)\.\.(-?\d+)", lambda a, b: {"type": "integer", "minimum": int(a), "maximum": int(b)}),
-    (r"num(-?[\d.]+)\.\.(-?\d+)", lambda a, b: {"type": "number", "minimum": float(a), "maximum": int(b)}),
-    (r"step(\d+),(\d+)\.\.(\d+)", lambda s, a, b: {"type": "integer", "multipleOf": int(s), "minimum": int(a), "maximum": int(b)}),
-    (r"over(\d+),(\d+)", lambda a, b: {"type": "number", "exclusiveMinimum": int(a), "exclusiveMaximum": int(b)}),
+    (
+        r"int(-?\d+)\.\.(-?\d+)",
+        lambda a, b: {"type": "integer", "minimum": int(a), "maximum": int(b)},
+    ),
+    (
+        r"num(-?[\d.]+)\.\.(-?\d+)",
+        lambda a, b: {"type": "number", "minimum": float(a), "maximum": int(b)},
+    ),
+    (
+        r"step(\d+),(\d+)\.\.(\d+)",
+        lambda s, a, b: {
+            "type": "integer",
+            "multipleOf": int(s),
+            "minimum": int(a),
+            "maximum": int(b),
+        },
+    ),
+    (
+        r"over(\d+),(\d+)",
+        lambda a, b: {"type": "number", "exclusiveMinimum": int(a), "exclusiveMaximum": int(b)},
+    ),
     (r"const\((.*)\)", lambda value: {"const": scalar(value)}),
     (r"one\((.*)\)", lambda values: {"enum": [scalar(value) for value in values.split(",")]}),
-    (r"list(\d+)\.\.(\d+)\((.*)\)", lambda a, b, item: {"type": "array", "items": typed(item), "minItems": int(a), "maxItems": int(b)}),
-    (r"pair\((.*),(.*)\)", lambda a, b: {"type": "array", "prefixItems": [typed(a), typed(b)], "items": False, "minItems": 2}),
+    (
+        r"list(\d+)\.\.(\d+)\((.*)\)",
+        lambda a, b, item: {
+            "type": "array",
+            "items": typed(item),
+            "minItems": int(a),
+            "maxItems": int(b),
+        },
+    ),
+    (
+        r"pair\((.*),(.*)\)",
+        lambda a, b: {
+            "type": "array",
+            "prefixItems": [typed(a), typed(b)],
+            "items": False,
+            "minItems": 2,
+        },
+    ),
     (r"obj\((.*)\)", lambda inner: record(re.sub(r",(?=\w+:)", " ", inner).replace(":", "="))),
     (r"/(.*)/", lambda pattern: {"type": "string", "pattern": f"^{pattern}$"}),
     (r"(bool)", lambda _: {"type": "boolean"}),
@@ -89,7 +123,11 @@ def typed(text: str) -> dict[str, Any]:
     """The schema of one field."""
     if text.endswith("|null"):
         inner = typed(text.removesuffix("|null"))
-        return inner | {"type": [inner["type"], "null"]} if set(inner) <= {"type", "maxLength"} else {"anyOf": [inner, {"type": "null"}]}
+        return (
+            inner | {"type": [inner["type"], "null"]}
+            if set(inner) <= {"type", "maxLength"}
+            else {"anyOf": [inner, {"type": "null"}]}
+        )
     for pattern, make in TYPES:
         if found := re.fullmatch(pattern, text):
             return make(*found.groups())
@@ -127,18 +165,30 @@ def as_list(name: str, schema: dict[str, Any]) -> dict[str, Any]:
 
 def as_result(name: str, schema: dict[str, Any]) -> dict[str, Any]:
     """One of them, or an error: told apart by a constant."""
-    found = {"type": "object", "properties": {"kind": {"const": name}, "value": schema}, "required": ["kind", "value"]}
+    found = {
+        "type": "object",
+        "properties": {"kind": {"const": name}, "value": schema},
+        "required": ["kind", "value"],
+    }
     error = {
         "type": "object",
-        "properties": {"kind": {"const": "error"}, "code": {"type": "integer", "minimum": 400, "maximum": 599}},
+        "properties": {
+            "kind": {"const": "error"},
+            "code": {"type": "integer", "minimum": 400, "maximum": 599},
+        },
         "required": ["kind", "code"],
     }
-    return {"anyOf": [found | {"additionalProperties": False}, error | {"additionalProperties": False}]}
+    return {
+        "anyOf": [found | {"additionalProperties": False}, error | {"additionalProperties": False}]
+    }
 
 
 def as_tree(name: str, schema: dict[str, Any]) -> dict[str, Any]:
     """One of them with others below it, and a map of remarks by date."""
-    remarks = {"type": "object", "patternProperties": {"^[0-9]{4}-[0-9]{2}$": {"type": "string", "maxLength": 10}}}
+    remarks = {
+        "type": "object",
+        "patternProperties": {"^[0-9]{4}-[0-9]{2}$": {"type": "string", "maxLength": 10}},
+    }
     return {
         "definitions": {name: schema},
         "type": "object",

@@ -1,4 +1,5 @@
-"""Compilation in a process that may be killed: what is refused, what it costs, and that it comes back."""
+"""Compilation in a process that may be killed: what is refused, what it costs, and that it comes
+back."""
 
 from __future__ import annotations
 
@@ -28,8 +29,15 @@ SPECIALS = {"<|end|>": 300, "<tool_call>": 301, "[TOOL]": 302}
 def test_bytes_and_special_tokens_have_ids_of_their_own() -> None:
     tokens = ByteTokens({"<s>": 0, "<x>": 100, "<y>": 5000})
     assert len(tokens.tokens) == 5002
-    assert {tokens.tokens[id] for id in tokens(bytes(range(256)))} == {bytes([byte]) for byte in range(256)}
-    assert [tokens.tokens[id] for id in tokens.special_token_ids] == [b"<s>", b"<x>", b"<y>", b"<eos>"]
+    assert {tokens.tokens[id] for id in tokens(bytes(range(256)))} == {
+        bytes([byte]) for byte in range(256)
+    }
+    assert [tokens.tokens[id] for id in tokens.special_token_ids] == [
+        b"<s>",
+        b"<x>",
+        b"<y>",
+        b"<eos>",
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +48,11 @@ def checker() -> Iterator[Checker]:
 
 
 def bomb(patterns: int) -> dict[str, Any]:
-    return {"allOf": [{"type": "string", "pattern": f".*{chr(97 + n)}.{{3}}.*"} for n in range(patterns)]}
+    return {
+        "allOf": [
+            {"type": "string", "pattern": f".*{chr(97 + n)}.{{3}}.*"} for n in range(patterns)
+        ]
+    }
 
 
 def why(checker: Checker, **given: Any) -> str:
@@ -54,7 +66,14 @@ def why(checker: Checker, **given: Any) -> str:
     [
         {"json": {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}},
         {"json": True},
-        {"json": {"$schema": "http://json-schema.org/draft-07/schema#", "title": "T", "type": "array", "items": {"$ref": "#"}}},
+        {
+            "json": {
+                "$schema": "http://json-schema.org/draft-07/schema#",
+                "title": "T",
+                "type": "array",
+                "items": {"$ref": "#"},
+            }
+        },
         {"json": {"type": "array", "minItems": 1_000_000, "items": {"type": "integer"}}},
         {"json_object": True},
         {"regex": "(a+)+b"},
@@ -77,8 +96,19 @@ def test_what_compiles_gives_a_grammar(checker: Checker, given: dict[str, Any]) 
         ({"json": {"not": {}}}, "not"),
         ({"json": {"not": {}, "x-guidance": {"lenient": True}}}, "not"),
         ({"json": {"type": "array", "uniqueItems": True}}, "uniqueItems"),
-        ({"json": {"oneOf": [{"type": "string"}, {"maxLength": 3}]}}, "not supported. Where several cases may match, write anyOf"),
-        ({"json": {"oneOf": [{"type": "string"}, {"maxLength": 3}], "x-guidance": {"coerce_one_of": True}}}, "oneOf"),
+        (
+            {"json": {"oneOf": [{"type": "string"}, {"maxLength": 3}]}},
+            "not supported. Where several cases may match, write anyOf",
+        ),
+        (
+            {
+                "json": {
+                    "oneOf": [{"type": "string"}, {"maxLength": 3}],
+                    "x-guidance": {"coerce_one_of": True},
+                }
+            },
+            "oneOf",
+        ),
         ({"json": {"type": "string", "format": "foo"}}, "foo"),
         ({"json": {"type": "string", "pattern": "["}}, "regex"),
         ({"json": {"type": "integer", "minimum": 3, "maximum": 1}}, "minimum"),
@@ -87,8 +117,24 @@ def test_what_compiles_gives_a_grammar(checker: Checker, given: dict[str, Any]) 
         ({"json": {"$ref": "http://localhost/schema"}}, "http://localhost/schema"),
         ({"json": {"$ref": "file:///etc/hostname"}}, "file"),
         ({"json": {"$ref": "#/$defs/a"}}, "does not exist"),
-        ({"json": {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}}, "json"),
-        ({"json": {"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(600)}}}, "max"),
+        (
+            {
+                "json": {
+                    "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}},
+                    "$ref": "#/$defs/a",
+                }
+            },
+            "json",
+        ),
+        (
+            {
+                "json": {
+                    "type": "object",
+                    "properties": {f"p{n}": {"type": "string"} for n in range(600)},
+                }
+            },
+            "max",
+        ),
         ({"json": {"type": "object"}, "whitespace_pattern": "["}, "regex"),
         ({"regex": "["}, "regex"),
         ({"regex": "ab\\\\\\"}, "backslash"),
@@ -102,22 +148,32 @@ def test_what_compiles_gives_a_grammar(checker: Checker, given: dict[str, Any]) 
         ({"grammar": "start: <|unknown|>"}, "unknown"),
     ],
 )
-def test_what_does_not_compile_is_refused_with_the_reason(checker: Checker, given: dict[str, Any], says: str) -> None:
+def test_what_does_not_compile_is_refused_with_the_reason(
+    checker: Checker, given: dict[str, Any], says: str
+) -> None:
     assert says in why(checker, **given)
 
 
-def test_a_schema_that_explodes_is_killed_within_its_budget_and_the_next_one_compiles(checker: Checker) -> None:
+def test_a_schema_that_explodes_is_killed_within_its_budget_and_the_next_one_compiles(
+    checker: Checker,
+) -> None:
     checker.check(StructuredOutputsParams(regex="first"))
     assert checker._compilers[-1]._process is not None
     compiler = psutil.Process(checker._compilers[-1]._process.pid)
     used = sum(compiler.cpu_times()[2:4])
     assert "too much time or memory" in why(checker, json=bomb(22))
-    assert BUDGETS[-1] / 2 < sum(compiler.cpu_times()[2:4]) - used < 3 * BUDGETS[-1], "processor time of its ended forks"
-    assert compiler.is_running() and not compiler.children() and compiler.num_threads() == 1, "what forks has one thread"
+    assert BUDGETS[-1] / 2 < sum(compiler.cpu_times()[2:4]) - used < 3 * BUDGETS[-1], (
+        "processor time of its ended forks"
+    )
+    assert compiler.is_running() and not compiler.children() and compiler.num_threads() == 1, (
+        "what forks has one thread"
+    )
     assert checker.check(StructuredOutputsParams(regex="second"))
 
 
-def test_a_verdict_is_kept_so_that_a_bomb_costs_its_budget_once(checker: Checker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_verdict_is_kept_so_that_a_bomb_costs_its_budget_once(
+    checker: Checker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     why(checker, json=bomb(23))
     grammar = checker.check(StructuredOutputsParams(regex="third"))
     monkeypatch.setattr(checker, "_compilers", [])
@@ -127,7 +183,10 @@ def test_a_verdict_is_kept_so_that_a_bomb_costs_its_budget_once(checker: Checker
 
 def test_what_takes_long_is_given_up_soon_by_who_has_others_waiting() -> None:
     own = Checker(SPECIALS)
-    slow, quick, wrong = (job_of(StructuredOutputsParams(**given)) for given in ({"json": bomb(17)}, {"regex": "a+"}, {"regex": "["}))
+    slow, quick, wrong = (
+        job_of(StructuredOutputsParams(**given))
+        for given in ({"json": bomb(17)}, {"regex": "a+"}, {"regex": "["})
+    )
     grammar = own.within(quick, 0)
     assert grammar is not None and own.known(quick) == grammar
     assert own._compilers[0]._process is not None
@@ -142,7 +201,9 @@ def test_what_takes_long_is_given_up_soon_by_who_has_others_waiting() -> None:
         own.compile(slow)
     with pytest.raises(StructureError, match="too much"):
         own.within(slow, 0)
-    assert own.within(quick, 0) == grammar and own._compilers[0]._process.pid == compiler.pid, "nothing starts again"
+    assert own.within(quick, 0) == grammar and own._compilers[0]._process.pid == compiler.pid, (
+        "nothing starts again"
+    )
     own.close()
     assert own._compilers[0]._process is None
 
@@ -155,7 +216,9 @@ def test_a_compiler_that_was_killed_from_outside_is_started_again(checker: Check
     assert checker.check(StructuredOutputsParams(regex="after"))
 
 
-def under_way(checker: Checker, **given: Any) -> tuple[threading.Thread, list[StructureError], psutil.Process]:
+def under_way(
+    checker: Checker, **given: Any
+) -> tuple[threading.Thread, list[StructureError], psutil.Process]:
     """A check in a thread, how it ends, and the fork that does it."""
     found: list[StructureError] = []
 
@@ -183,7 +246,9 @@ def test_a_grammar_whose_compilation_somebody_else_killed_is_not_at_fault() -> N
     assert not own._kept, "it may be tried again"
     assert own._compilers[-1]._process is not None
     compiler = own._compilers[-1]._process.pid
-    assert "too much time" in why(own, json=bomb(24)) and own._kept, "which its own limit ends for good"
+    assert "too much time" in why(own, json=bomb(24)) and own._kept, (
+        "which its own limit ends for good"
+    )
     assert own._compilers[-1]._process.pid == compiler, "nothing starts again"
     own.close()
 
@@ -210,7 +275,10 @@ def test_a_compiler_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyP
 
 
 def test_closing_ends_a_check_that_is_under_way() -> None:
-    silent, found = Checker({}, (sys.executable, "-c", "print(flush=True); import sys; sys.stdin.read()")), []
+    silent, found = (
+        Checker({}, (sys.executable, "-c", "print(flush=True); import sys; sys.stdin.read()")),
+        [],
+    )
     silent._compilers[-1]._running()
     checking = threading.Thread(target=lambda: found.append(why(silent, regex="a")))
     checking.start()
@@ -224,7 +292,9 @@ def test_closing_ends_a_check_that_is_under_way() -> None:
     assert "closed" in found[0] and not silent._kept, "no fault of the grammar"
 
 
-def test_a_process_that_begins_after_the_closing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_begins_after_the_closing_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     silent = Checker({}, (sys.executable, "-c", "print(flush=True); import sys; sys.stdin.read()"))
     real = silent._compilers[-1]._running
 
@@ -243,13 +313,24 @@ def test_a_process_that_begins_after_the_closing_is_not_waited_for(monkeypatch: 
     assert silent._compilers[-1]._process is None
 
 
-def test_a_check_that_begins_as_the_process_is_being_ended_keeps_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
-    silent, found = Checker({}, (sys.executable, "-c", "print(flush=True); import sys; sys.stdin.read()")), []
-    process, real, read, taken = silent._compilers[-1]._running(), module.kill, module._line, threading.Event()
+def test_a_check_that_begins_as_the_process_is_being_ended_keeps_no_verdict(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    silent, found = (
+        Checker({}, (sys.executable, "-c", "print(flush=True); import sys; sys.stdin.read()")),
+        [],
+    )
+    process, real, read, taken = (
+        silent._compilers[-1]._running(),
+        module.kill,
+        module._line,
+        threading.Event(),
+    )
 
     def kill(one: subprocess.Popen[bytes]) -> None:
         if one is process and not checking.ident:
-            checking.start()  # after the closing has been counted, and it gets the process that is about to end
+            # After the closing has been counted, and it gets the process that is about to end
+            checking.start()
             assert taken.wait(20)
         real(one)
 
@@ -266,7 +347,10 @@ def test_a_check_that_begins_as_the_process_is_being_ended_keeps_no_verdict(monk
 
 
 def test_checks_that_waited_for_a_closing_start_no_process() -> None:
-    silent, found = Checker({}, (sys.executable, "-c", "print(flush=True); import sys; sys.stdin.read()")), []
+    silent, found = (
+        Checker({}, (sys.executable, "-c", "print(flush=True); import sys; sys.stdin.read()")),
+        [],
+    )
     with silent._compilers[-1]._lock:
         waiting = threading.Thread(target=lambda: found.append(why(silent, regex="a")))
         waiting.start()
@@ -275,12 +359,15 @@ def test_checks_that_waited_for_a_closing_start_no_process() -> None:
     assert "closed" in found[0] and silent._compilers[-1]._process is None
 
 
-def test_a_grammar_whose_check_was_closed_compiles_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_grammar_whose_check_was_closed_compiles_afterwards(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     own = Checker(SPECIALS)
     own.check(StructuredOutputsParams(regex="a"))
     process = own._compilers[-1]._process
     assert process is not None
-    process.send_signal(signal.SIGSTOP)  # so that the check is under way for as long as the test wants
+    # So that the check is under way for as long as the test wants
+    process.send_signal(signal.SIGSTOP)
     asked, real, found = threading.Event(), module._line, []
 
     def line(process: subprocess.Popen[bytes], deadline: float) -> bytes:
@@ -307,7 +394,9 @@ def test_a_compiler_that_cannot_start_is_reported() -> None:
 
 def test_verdicts_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     checker = Checker({})
-    monkeypatch.setattr(checker._compilers[-1], "ask", lambda line: module.Verdict("g" * 40_000, ""))
+    monkeypatch.setattr(
+        checker._compilers[-1], "ask", lambda line: module.Verdict("g" * 40_000, "")
+    )
     for n in range(MAX_KEPT + 500):
         checker.check(StructuredOutputsParams(regex=f"a{n}"))
     assert len(checker._kept) <= MAX_KEPT
@@ -327,7 +416,10 @@ def test_closing_ends_the_fork_that_does_a_job() -> None:
 def test_a_grammar_compiles_beside_thousands_of_connections() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < MANY_FILES:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (MANY_FILES if hard == resource.RLIM_INFINITY else min(MANY_FILES, hard), hard))
+        resource.setrlimit(
+            resource.RLIMIT_NOFILE,
+            (MANY_FILES if hard == resource.RLIM_INFINITY else min(MANY_FILES, hard), hard),
+        )
     own, files = Checker({}), [os.open(os.devnull, os.O_RDONLY) for _ in range(1050)]
     try:
         assert own.check(StructuredOutputsParams(regex="a"))

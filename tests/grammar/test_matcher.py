@@ -16,7 +16,7 @@ from llguidance import LLMatcher
 from tokenizers import Tokenizer
 
 from jaxllm.grammar import matcher as module
-from jaxllm.grammar import together
+from jaxllm.grammar import parallel_matchers
 from jaxllm.grammar.checker import special_tokens
 from jaxllm.grammar.matcher import MAX_IDLE, GrammarError, Matcher, Matchers
 from jaxllm.grammar.structure import StructureError
@@ -57,7 +57,11 @@ def test_what_is_said_under_each_of_two_hundred_schemas_is_valid(speaker: Speake
 
 NUMBERS = st.one_of(
     st.integers(-(2**65), 2**65),
-    st.builds(lambda base, off: base + off, st.sampled_from([2**53, -(2**53), 2**63, -(2**63), 10**20]), st.integers(-3, 3)),
+    st.builds(
+        lambda base, off: base + off,
+        st.sampled_from([2**53, -(2**53), 2**63, -(2**63), 10**20]),
+        st.integers(-3, 3),
+    ),
     st.floats(allow_nan=False, allow_infinity=False),
     st.decimals(-1000, 1000, places=3).map(float),
 )
@@ -65,9 +69,14 @@ NUMBERS = st.one_of(
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(low=NUMBERS, high=NUMBERS, integer=st.booleans())
-def test_a_number_is_honoured_exactly_or_refused(speaker: Speaker, low: float, high: float, integer: bool) -> None:
+def test_a_number_is_honoured_exactly_or_refused(
+    speaker: Speaker, low: float, high: float, integer: bool
+) -> None:
     low, high = sorted((low, high))
-    for schema in ({"const": low}, {"type": "integer" if integer else "number", "minimum": low, "maximum": high}):
+    for schema in (
+        {"const": low},
+        {"type": "integer" if integer else "number", "minimum": low, "maximum": high},
+    ):
         try:
             text = speaker.say(0, json=schema)
         except StructureError:
@@ -83,7 +92,9 @@ def test_a_number_is_honoured_exactly_or_refused(speaker: Speaker, low: float, h
         {"type": "integer", "minimum": 0, "maximum": 2**64 - 1}, {"type": "integer", "exclusiveMinimum": 2**53 - 2, "maximum": 2**53},
     ],
 )  # fmt: skip
-def test_large_numbers_that_are_honoured_are_said_exactly(speaker: Speaker, schema: dict[str, Any]) -> None:
+def test_large_numbers_that_are_honoured_are_said_exactly(
+    speaker: Speaker, schema: dict[str, Any]
+) -> None:
     for seed in range(5):
         assert_valid(speaker.say(seed, json=schema), schema)
 
@@ -100,7 +111,9 @@ def test_spacing_of_json_is_as_asked(speaker: Speaker) -> None:
 
 
 @pytest.mark.parametrize("indent", [None, 2, 8])
-def test_pretty_printed_json_is_a_json_object(speaker: Speaker, tokenizer: Tokenizer, indent: int | None) -> None:
+def test_pretty_printed_json_is_a_json_object(
+    speaker: Speaker, tokenizer: Tokenizer, indent: int | None
+) -> None:
     text = json.dumps({"a": [1, {"b": None}], "c": "ü\n😀"}, indent=indent, ensure_ascii=False)
     matcher = speaker.matcher(json_object=True)
     matcher.advance(tokenizer.encode(text, add_special_tokens=False).ids)
@@ -138,7 +151,9 @@ def test_what_is_said_under_a_grammar_parses(speaker: Speaker) -> None:
 
 
 def test_a_grammar_may_be_gbnf(speaker: Speaker) -> None:
-    assert {speaker.say(seed, grammar='root ::= ("a" | "b") end\nend ::= "!"?') for seed in range(40)} == {"a", "b", "a!", "b!"}
+    assert {
+        speaker.say(seed, grammar='root ::= ("a" | "b") end\nend ::= "!"?') for seed in range(40)
+    } == {"a", "b", "a!", "b!"}
 
 
 @pytest.mark.parametrize(
@@ -152,7 +167,9 @@ def test_a_grammar_may_be_gbnf(speaker: Speaker) -> None:
         ('<tool_call>{"x":1,"y":2}</function>', False),
     ],
 )
-def test_a_tag_follows_its_schema_and_text_around_it_is_free(speaker: Speaker, tokenizer: Tokenizer, text: str, follows: bool) -> None:
+def test_a_tag_follows_its_schema_and_text_around_it_is_free(
+    speaker: Speaker, tokenizer: Tokenizer, text: str, follows: bool
+) -> None:
     matcher = speaker.matcher(structural_tag=TAGS)
     ids = tokenizer.encode(text, add_special_tokens=False).ids
     if follows:
@@ -163,7 +180,9 @@ def test_a_tag_follows_its_schema_and_text_around_it_is_free(speaker: Speaker, t
             matcher.advance(ids)
 
 
-def test_it_ends_when_nothing_can_follow_and_may_end_before(speaker: Speaker, tokenizer: Tokenizer) -> None:
+def test_it_ends_when_nothing_can_follow_and_may_end_before(
+    speaker: Speaker, tokenizer: Tokenizer
+) -> None:
     matcher = speaker.matcher(choice=["a", "ab"])
     a, b = (tokenizer.token_to_id(c) for c in "ab")
     assert not matcher.complete
@@ -181,7 +200,9 @@ def test_every_end_of_sequence_ends_it(speaker: Speaker, eos: int) -> None:
     assert matcher.ended
 
 
-def test_neither_padding_of_the_logits_nor_special_tokens_are_ever_text(speaker: Speaker, tokenizer: Tokenizer) -> None:
+def test_neither_padding_of_the_logits_nor_special_tokens_are_ever_text(
+    speaker: Speaker, tokenizer: Tokenizer
+) -> None:
     allowed = set(allowed_by(speaker.matcher(regex="(.|\n)*")))
     specials = set(special_tokens(tokenizer).values()) - set(EOS)
     assert max(allowed) < tokenizer.get_vocab_size() < WIDTH
@@ -208,7 +229,9 @@ def test_forced_tokens_are_those_that_masks_leave_alone(speaker: Speaker) -> Non
                 assert allowed_by(matcher) == [token]
                 matcher.advance([token])
             if not matcher.ended:
-                matcher.advance([rng.choice([t for t in allowed_by(matcher) if t not in EOS] or EOS)])
+                matcher.advance(
+                    [rng.choice([t for t in allowed_by(matcher) if t not in EOS] or EOS)]
+                )
     assert found > 20
 
 
@@ -218,22 +241,32 @@ def test_forced_tokens_are_those_that_masks_leave_alone(speaker: Speaker) -> Non
         ({"choice": ["<|im_end|>"]}, "<|im_end|>"),
         ({"regex": "say <tool_call>x{3}</tool_call>!"}, "say <tool_call>xxx</tool_call>!"),
         ({"json": {"const": "a <think>"}}, '"a <think>"'),
-        ({"grammar": 'start: "é<|im_end|>" <|im_start|> "<think>"'}, "é<|im_end|><|im_start|><think>"),
+        (
+            {"grammar": 'start: "é<|im_end|>" <|im_start|> "<think>"'},
+            "é<|im_end|><|im_start|><think>",
+        ),
     ],
     ids=["choice", "regex", "json", "grammar"],
 )
-def test_text_that_looks_like_a_special_token_is_said_as_text(speaker: Speaker, tokenizer: Tokenizer, given: Any, text: str) -> None:
+def test_text_that_looks_like_a_special_token_is_said_as_text(
+    speaker: Speaker, tokenizer: Tokenizer, given: Any, text: str
+) -> None:
     matcher, said = speaker.matcher(**given), []
     while not matcher.ended:
         tokens = matcher.forced() or allowed_by(matcher)[:1]
         matcher.advance(tokens)
         said += tokens
     specials = [token for token in said if token >= EOS[0] and token not in EOS]
-    assert tokenizer.decode([token for token in said if token not in EOS], skip_special_tokens=False) == text
+    assert (
+        tokenizer.decode([token for token in said if token not in EOS], skip_special_tokens=False)
+        == text
+    )
     assert specials == ([tokenizer.token_to_id("<|im_start|>")] if "grammar" in given else [])
 
 
-def test_a_token_that_does_not_follow_is_an_error_and_stays_one(speaker: Speaker, tokenizer: Tokenizer) -> None:
+def test_a_token_that_does_not_follow_is_an_error_and_stays_one(
+    speaker: Speaker, tokenizer: Tokenizer
+) -> None:
     matcher = speaker.matcher(regex="aaa")
     with pytest.raises(GrammarError):
         matcher.advance([tokenizer.token_to_id("b")])
@@ -247,11 +280,16 @@ def test_a_grammar_that_explodes_later_fails_at_a_limit(speaker: Speaker) -> Non
         speaker.speak(speaker.matcher(regex="(.{0,200}a){50}"), 0)
 
 
-def test_measured_masks_are_those_found_together_and_need_no_new_threads(speaker: Speaker, monkeypatch: pytest.MonkeyPatch) -> None:
-    one, matchers = together.Together(), [speaker.matcher(regex=regex) for regex in ("ab|cd", "[0-9]+", "x")]
+def test_measured_masks_are_those_found_together_and_need_no_new_threads(
+    speaker: Speaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, matchers = (
+        parallel_matchers.ParallelMatchers(),
+        [speaker.matcher(regex=regex) for regex in ("ab|cd", "[0-9]+", "x")],
+    )
     one.begin(matchers)
     found = one.masks().copy()
-    monkeypatch.setattr(together, "ThreadPoolExecutor", None)
+    monkeypatch.setattr(parallel_matchers, "ThreadPoolExecutor", None)
     for _ in range(2):
         measured, costs = one.measured(matchers)
         assert np.array_equal(measured, found) and len(costs) == 3 and min(costs) >= 0
@@ -265,7 +303,9 @@ def test_matchers_of_one_grammar_are_independent(speaker: Speaker, tokenizer: To
     assert allowed_by(other) == [tokenizer.token_to_id("d")]
 
 
-def test_a_matcher_is_used_again_from_its_start_but_not_after_an_error(speaker: Speaker, matchers: Matchers, tokenizer: Tokenizer) -> None:
+def test_a_matcher_is_used_again_from_its_start_but_not_after_an_error(
+    speaker: Speaker, matchers: Matchers, tokenizer: Tokenizer
+) -> None:
     used = speaker.matcher(regex="once|more")
     speaker.speak(used, 0)
     matchers.give_back(used)
@@ -304,7 +344,9 @@ def test_a_tokenizer_with_more_tokens_than_logits_allows_none_beyond(tokenizer: 
     matchers.close()
 
 
-def test_a_vocabulary_is_read_once_and_only_for_a_grammar_or_when_asked_to(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_vocabulary_is_read_once_and_only_for_a_grammar_or_when_asked_to(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     read, real = [], module.vocabulary
     monkeypatch.setattr(module, "vocabulary", lambda *arguments: read.append(1) or real(*arguments))
     for warm in (False, True):

@@ -1,4 +1,5 @@
-"""What a request may constrain its output to: one kind at a time, within limits, each mistake named."""
+"""What a request may constrain its output to: one kind at a time, within limits, each mistake
+named."""
 
 from __future__ import annotations
 
@@ -32,7 +33,10 @@ BOUNDS = {
         {"maximum": 1e300},
         {"maximum": 1e15, "minimum": -2.5e15},
     ],
-    "properties": {"const": {"default": 2**60}, "maximum": {"examples": [2**60], "minimum": -(2**53), "maximum": 2**53}},
+    "properties": {
+        "const": {"default": 2**60},
+        "maximum": {"examples": [2**60], "minimum": -(2**53), "maximum": 2**53},
+    },
     "enum": [0.1, 3.141592653589793, -(2**53), 9007199254740991.0, True],
     "examples": [{"const": 2**60 + 1}, {"minimum": 2**60}],
     "default": 10**30,
@@ -50,27 +54,50 @@ def nested(levels: int) -> Any:
     ("given", "job"),
     [
         ({"json": OBJECT}, {"kind": "json", "value": OBJECT, "whitespace": WHITESPACE}),
-        ({"json": '{"type": "object"}'}, {"kind": "json", "value": OBJECT, "whitespace": WHITESPACE}),
+        (
+            {"json": '{"type": "object"}'},
+            {"kind": "json", "value": OBJECT, "whitespace": WHITESPACE},
+        ),
         ({"json": True}, {"kind": "json", "value": True, "whitespace": WHITESPACE}),
         ({"json": {}}, {"kind": "json", "value": {}, "whitespace": WHITESPACE}),
         ({"json": BOUNDS}, {"kind": "json", "value": BOUNDS, "whitespace": WHITESPACE}),
-        ({"json": OBJECT, "whitespace_pattern": "[ ]"}, {"kind": "json", "value": OBJECT, "whitespace": "[ ]"}),
-        ({"json": OBJECT, "disable_any_whitespace": True}, {"kind": "json", "value": OBJECT, "whitespace": None}),
+        (
+            {"json": OBJECT, "whitespace_pattern": "[ ]"},
+            {"kind": "json", "value": OBJECT, "whitespace": "[ ]"},
+        ),
+        (
+            {"json": OBJECT, "disable_any_whitespace": True},
+            {"kind": "json", "value": OBJECT, "whitespace": None},
+        ),
         ({"json_object": True}, {"kind": "json_object", "value": True, "whitespace": WHITESPACE}),
         ({"json_object": False, "regex": "a"}, {"kind": "regex", "value": "a"}),
         ({"regex": " "}, {"kind": "regex", "value": " "}),
         ({"choice": ["b", "a", "b"]}, {"kind": "choice", "value": ["b", "a"]}),
-        ({"grammar": 'start: "a"', "disable_fallback": True}, {"kind": "grammar", "value": 'start: "a"'}),
+        (
+            {"grammar": 'start: "a"', "disable_fallback": True},
+            {"kind": "grammar", "value": 'start: "a"'},
+        ),
     ],
 )
-def test_a_constraint_becomes_a_job_for_the_compiler(given: dict[str, Any], job: dict[str, Any]) -> None:
+def test_a_constraint_becomes_a_job_for_the_compiler(
+    given: dict[str, Any], job: dict[str, Any]
+) -> None:
     assert StructuredOutputsParams(**given).job() == job
     assert structure(given).job() == job
 
 
 def test_tags_keep_the_longest_trigger_that_begins_them() -> None:
     job = StructuredOutputsParams(structural_tag=TAGS | {"triggers": ["<", "<function="]}).job()
-    assert job["value"] == {"tags": [{"trigger": "<function=", "begin": "<function=f>", "end": "</function>", "schema": OBJECT}]}
+    assert job["value"] == {
+        "tags": [
+            {
+                "trigger": "<function=",
+                "begin": "<function=f>",
+                "end": "</function>",
+                "schema": OBJECT,
+            }
+        ]
+    }
 
 
 @pytest.mark.parametrize(
@@ -94,8 +121,14 @@ def test_tags_keep_the_longest_trigger_that_begins_them() -> None:
         ({"json": {"enum": [0] * 10**6}}, str(MAX_CHARS)),
         ({"json": {"enum": [10**9] * 20_000}}, str(MAX_CHARS)),
         ({"json": {"const": 2**53 + 1}}, "const holds 9007199254740993"),
-        ({"json": {"const": {"a": [True, 1234567890123456789]}}}, "const holds 1234567890123456789"),
-        ({"json": {"properties": {"const": {"enum": ["a", -(2**60)]}}}}, "enum holds -1152921504606846976"),
+        (
+            {"json": {"const": {"a": [True, 1234567890123456789]}}},
+            "const holds 1234567890123456789",
+        ),
+        (
+            {"json": {"properties": {"const": {"enum": ["a", -(2**60)]}}}},
+            "enum holds -1152921504606846976",
+        ),
         ({"json": {"anyOf": [{}, {"minimum": 2**53 + 1}]}}, "minimum is 9007199254740993"),
         ({"json": {"minimum": 1e20}}, r"minimum is 1e\+20"),
         ({"json": {"exclusiveMinimum": 2**63 - 1}}, "exclusiveMinimum is"),
@@ -105,7 +138,13 @@ def test_tags_keep_the_longest_trigger_that_begins_them() -> None:
         ({"json": {"const": 123456789.12345679}}, "const holds"),
         ({"json": {"const": 1e22}}, r"const holds 1e\+22"),
         ({"json": '{"$defs": {"a": {"items": {"const": 1e-300}}}}'}, "const holds 1e-300"),
-        ({"structural_tag": TAGS | {"structures": [{"begin": "<function=", "schema": {"const": 2**60}, "end": ""}]}}, "const holds"),
+        (
+            {
+                "structural_tag": TAGS
+                | {"structures": [{"begin": "<function=", "schema": {"const": 2**60}, "end": ""}]}
+            },
+            "const holds",
+        ),
         ({"json_object": 1}, "true or false"),
         ({"regex": ""}, "regex is empty"),
         ({"regex": ["a"]}, "must be a string, got list"),
@@ -119,10 +158,16 @@ def test_tags_keep_the_longest_trigger_that_begins_them() -> None:
         ({"choice": ["x" * MAX_CHARS, "y"]}, str(MAX_CHARS)),
         ({"grammar": ""}, "grammar is empty"),
         ({"regex": "a", "whitespace_pattern": " "}, "for JSON, not for regex"),
-        ({"json": OBJECT, "whitespace_pattern": " ", "disable_any_whitespace": True}, "exclude each other"),
+        (
+            {"json": OBJECT, "whitespace_pattern": " ", "disable_any_whitespace": True},
+            "exclude each other",
+        ),
         ({"json": OBJECT, "whitespace_pattern": 3}, "whitespace_pattern must be a string"),
         ({"json": OBJECT, "disable_fallback": 1}, "disable_fallback must be true or false"),
-        ({"json": OBJECT, "disable_additional_properties": True}, "disable_additional_properties is not supported"),
+        (
+            {"json": OBJECT, "disable_additional_properties": True},
+            "disable_additional_properties is not supported",
+        ),
         ({"structural_tag": {}}, "structures"),
         ({"structural_tag": {"format": {"type": "any_text"}}}, "structures"),
         ({"structural_tag": TAGS | {"type": "other"}}, "other"),
@@ -130,8 +175,14 @@ def test_tags_keep_the_longest_trigger_that_begins_them() -> None:
         ({"structural_tag": TAGS | {"triggers": []}}, "triggers"),
         ({"structural_tag": TAGS | {"triggers": [""]}}, "triggers"),
         ({"structural_tag": TAGS | {"triggers": ["<tool"]}}, "none of the triggers"),
-        ({"structural_tag": TAGS | {"structures": [{"begin": "<function=", "end": ""}]}}, "schema of structural_tag must be"),
-        ({"structural_tag": TAGS | {"structures": [{"begin": "<function=", "schema": OBJECT}]}}, "begin and end"),
+        (
+            {"structural_tag": TAGS | {"structures": [{"begin": "<function=", "end": ""}]}},
+            "schema of structural_tag must be",
+        ),
+        (
+            {"structural_tag": TAGS | {"structures": [{"begin": "<function=", "schema": OBJECT}]}},
+            "begin and end",
+        ),
     ],
 )
 def test_what_is_no_constraint_is_refused_with_the_reason(given: dict[str, Any], says: str) -> None:
@@ -139,7 +190,10 @@ def test_what_is_no_constraint_is_refused_with_the_reason(given: dict[str, Any],
         structure(given)
 
 
-@pytest.mark.parametrize(("given", "says"), [(3, "got int"), ("a", "got str"), ([], "got list"), ({"jsn": {}}, "no field 'jsn'")])
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [(3, "got int"), ("a", "got str"), ([], "got list"), ({"jsn": {}}, "no field 'jsn'")],
+)
 def test_what_is_no_object_or_has_unknown_fields_is_refused(given: Any, says: str) -> None:
     with pytest.raises(StructureError, match=says):
         structure(given)
@@ -154,7 +208,11 @@ def test_a_cycle_is_refused() -> None:
 
 def test_the_older_name_means_the_same() -> None:
     old = GuidedDecodingParams(regex="a+", backend="outlines")
-    assert structure(old) == structure({"regex": "a+", "backend": "outlines"}) == StructuredOutputsParams(regex="a+")
+    assert (
+        structure(old)
+        == structure({"regex": "a+", "backend": "outlines"})
+        == StructuredOutputsParams(regex="a+")
+    )
     assert type(structure(old)) is StructuredOutputsParams
 
 

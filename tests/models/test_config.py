@@ -53,12 +53,20 @@ def test_reading_a_config_imports_no_jax() -> None:
         ({"model_type": "gpt2"}, "model_type 'gpt2' is not supported"),
         ({"model_type": ["llama"]}, "model_type \\['llama'\\] is not supported"),
         ({"model_type": "_rules"}, "model_type '_rules' is not supported"),
-        (TINY | {"auto_map": {"AutoModel": "modeling.Mine"}}, "remote code \\(auto_map\\), which is never run"),
-        (TINY | {"quantization_config": {"quant_method": "gptq"}}, "quantization_config \\(gptq\\) is not supported"),
+        (
+            TINY | {"auto_map": {"AutoModel": "modeling.Mine"}},
+            "remote code \\(auto_map\\), which is never run",
+        ),
+        (
+            TINY | {"quantization_config": {"quant_method": "gptq"}},
+            "quantization_config \\(gptq\\) is not supported",
+        ),
         ({"model_type": "x", "auto_map": {"A": "b"}}, "auto_map.*; model_type 'x'"),
     ],
 )
-def test_a_config_that_cannot_be_served_is_one_line_that_says_why(tmp_path: Path, config: object, message: str) -> None:
+def test_a_config_that_cannot_be_served_is_one_line_that_says_why(
+    tmp_path: Path, config: object, message: str
+) -> None:
     with pytest.raises(ConfigError, match=message) as error:
         models.read_config(directory(tmp_path, config))
     assert "\n" not in str(error.value)
@@ -96,15 +104,25 @@ def test_kv_heads_are_repeated_to_the_shards(shards: int, kv_heads: int) -> None
 @pytest.mark.parametrize(
     ("changes", "shards", "message"),
     [
-        ({}, 3, "8 attention heads do not divide over 3 tensor shards; choose a tensor_parallel_size that divides"),
-        ({"num_key_value_heads": 3}, 1, "8 attention heads are not a multiple of 3 key-value heads; config.json is inconsistent"),
+        (
+            {},
+            3,
+            "8 attention heads do not divide over 3 tensor shards; choose a tensor_parallel_size that divides",
+        ),
+        (
+            {"num_key_value_heads": 3},
+            1,
+            "8 attention heads are not a multiple of 3 key-value heads; config.json is inconsistent",
+        ),
         ({"num_attention_heads": 0}, 1, "num_attention_heads is 0; it must be a positive integer"),
         ({"num_hidden_layers": "2"}, 1, "num_hidden_layers is '2'"),
         ({"head_dim": 7}, 1, "head_dim is 7; rotary embedding needs a positive even number"),
         ({"hidden_size": 4}, 1, "head_dim is 0; rotary embedding"),
     ],
 )
-def test_heads_that_cannot_work_are_refused(changes: dict[str, Any], shards: int, message: str) -> None:
+def test_heads_that_cannot_work_are_refused(
+    changes: dict[str, Any], shards: int, message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         models.kv_shape(TINY | changes, shards)
 
@@ -122,7 +140,16 @@ def test_families_know_what_a_config_may_leave_out() -> None:
         ({}, 100),
         ({"rope_scaling": {"type": "linear", "factor": 2.5}}, 250),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, 200),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 50}}, 200),
+        (
+            {
+                "rope_scaling": {
+                    "rope_type": "yarn",
+                    "factor": 4.0,
+                    "original_max_position_embeddings": 50,
+                }
+            },
+            200,
+        ),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, 400),
         ({"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, 100),
     ],

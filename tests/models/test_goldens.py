@@ -30,7 +30,8 @@ def test_every_case_has_been_made() -> None:
 
 
 def logprobs(name: str, continuations: tuple[Continuation, ...], shards: int = 1) -> np.ndarray:
-    """[prompts, LENGTH, V]: distributions over each prompt with its golden continuation, all prompts in one batch."""
+    """[prompts, LENGTH, V]: distributions over each prompt with its golden continuation, all
+    prompts in one batch."""
     golden = load_golden(name)
     hf, mesh = models.read_config(golden.directory), make_mesh(shards)
     graphdef, state = weights.load(golden.directory, hf, mesh, jnp.float32)
@@ -65,13 +66,20 @@ def test_a_family_gives_the_tokens_and_logprobs_of_transformers(name: str) -> No
         np.testing.assert_allclose(inside, expected.prompt_logprobs, atol=BOUND, rtol=0)
 
 
-@pytest.fixture(scope="module", params=["llama-gqa", "llama-mha-biases", "llama-mqa-tied-linear", "qwen3-bias-window"])
+@pytest.fixture(
+    scope="module",
+    params=["llama-gqa", "llama-mha-biases", "llama-mqa-tied-linear", "qwen3-bias-window"],
+)
 def unsharded(request: pytest.FixtureRequest) -> tuple[str, np.ndarray]:
     """A case, and its log-probabilities on one device."""
     return request.param, logprobs(request.param, load_golden(request.param).continuations)
 
 
 @pytest.mark.parametrize("shards", [2, 4, 8])
-def test_sharding_a_checkpoint_changes_nothing(unsharded: tuple[str, np.ndarray], shards: int) -> None:
+def test_sharding_a_checkpoint_changes_nothing(
+    unsharded: tuple[str, np.ndarray], shards: int
+) -> None:
     name, expected = unsharded
-    np.testing.assert_allclose(logprobs(name, load_golden(name).continuations, shards), expected, atol=1e-5, rtol=1e-5)
+    np.testing.assert_allclose(
+        logprobs(name, load_golden(name).continuations, shards), expected, atol=1e-5, rtol=1e-5
+    )

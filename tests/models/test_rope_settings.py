@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from jaxllm.config import ConfigError
-from jaxllm.models._rope import rope
+from jaxllm.models.config.rope import rope
 from jaxllm.nn.rope import DynamicRope, StaticRope
 
 BASE = {"max_position_embeddings": 64}
@@ -16,7 +16,9 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
 
 def test_older_and_newer_forms_say_the_same() -> None:
     old = rope(BASE | {"rope_theta": 500.0, "rope_scaling": {"type": "linear", "factor": 2.0}}, 8)
-    new = rope(BASE | {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 500.0}}, 8)
+    new = rope(
+        BASE | {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 500.0}}, 8
+    )
     assert old == new
     assert isinstance(new, StaticRope)
     assert new.inv_freq[0] == 0.5
@@ -24,13 +26,24 @@ def test_older_and_newer_forms_say_the_same() -> None:
 
 def test_plain_rope_has_a_default_base() -> None:
     assert rope(BASE, 8) == rope(BASE | {"rope_scaling": None, "rope_theta": 10000.0}, 8)
-    assert rope(BASE, 8) == rope(BASE | {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}, 8)
+    assert rope(BASE, 8) == rope(
+        BASE | {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}, 8
+    )
 
 
 def test_the_original_length_defaults_to_the_models_and_may_stand_outside() -> None:
     inside = rope(BASE | {"rope_scaling": YARN}, 8)
-    outside = rope(BASE | {"rope_scaling": YARN | {"original_max_position_embeddings": 32}, "original_max_position_embeddings": 16}, 8)
-    default = rope({"max_position_embeddings": 16, "rope_scaling": {"type": "yarn", "factor": 4.0}}, 8)
+    outside = rope(
+        BASE
+        | {
+            "rope_scaling": YARN | {"original_max_position_embeddings": 32},
+            "original_max_position_embeddings": 16,
+        },
+        8,
+    )
+    default = rope(
+        {"max_position_embeddings": 16, "rope_scaling": {"type": "yarn", "factor": 4.0}}, 8
+    )
     assert inside == outside == default
 
 
@@ -40,19 +53,33 @@ def test_yarn_without_a_factor_takes_the_ratio_of_lengths() -> None:
 
 
 def test_dynamic_scaling_starts_at_the_models_length() -> None:
-    assert rope(BASE | {"rope_scaling": {"type": "dynamic", "factor": 3}}, 8) == DynamicRope(10000.0, 8, 3.0, 64)
+    assert rope(BASE | {"rope_scaling": {"type": "dynamic", "factor": 3}}, 8) == DynamicRope(
+        10000.0, 8, 3.0, 64
+    )
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"rope_type": "longrope", "factor": 2.0}, "RoPE type 'longrope' is not supported \\(supported: default, linear"),
+        (
+            {"rope_type": "longrope", "factor": 2.0},
+            "RoPE type 'longrope' is not supported \\(supported: default, linear",
+        ),
         ({"type": "linear"}, "factor is None; linear scaling needs a positive number"),
         ({"type": "linear", "factor": "2"}, "factor is '2'"),
         ({"type": "linear", "factor": -2.0}, "factor is -2.0"),
-        ({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4.0, "high_freq_factor": 4.0}, "must be larger than low_freq_factor"),
-        ({"rope_type": "default", "partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 is not supported"),
-        ({"full_attention": {"rope_type": "default"}}, "one flat object for all layers is expected"),
+        (
+            {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4.0, "high_freq_factor": 4.0},
+            "must be larger than low_freq_factor",
+        ),
+        (
+            {"rope_type": "default", "partial_rotary_factor": 0.5},
+            "partial_rotary_factor 0.5 is not supported",
+        ),
+        (
+            {"full_attention": {"rope_type": "default"}},
+            "one flat object for all layers is expected",
+        ),
         ([1], "are not supported"),
     ],
 )

@@ -17,7 +17,9 @@ from tests.goldens.golden import load_golden
 
 def parameters(hf: dict[str, Any], shards: int) -> dict[str, tuple[int, ...]]:
     full = models.with_defaults(hf)
-    model = nnx.eval_shape(lambda: models.family(hf["model_type"]).build(full, shards, nnx.Rngs(0), jnp.float32))
+    model = nnx.eval_shape(
+        lambda: models.family(hf["model_type"]).build(full, shards, nnx.Rngs(0), jnp.float32)
+    )
     flat = nnx.to_flat_state(nnx.state(model))
     return {".".join(map(str, path)): variable.get_value().shape for path, variable in flat}
 
@@ -62,7 +64,10 @@ def test_the_pieces_of_a_rule_fill_its_parameter_exactly(name: str, shards: int)
         ({"max_window_layers": None}, "max_window_layers is None; it must be an integer"),
         ({"sliding_window": 0}, "sliding_window is 0; it must be a positive integer"),
         ({"layer_types": ["full_attention"]}, "layer_types must be 2 times"),
-        ({"layer_types": ["sliding_attention", "full_attention"], "use_sliding_window": False}, "needs use_sliding_window"),
+        (
+            {"layer_types": ["sliding_attention", "full_attention"], "use_sliding_window": False},
+            "needs use_sliding_window",
+        ),
     ],
 )
 def test_a_model_that_cannot_be_built_is_refused(changes: dict[str, Any], message: str) -> None:

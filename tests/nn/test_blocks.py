@@ -35,7 +35,9 @@ def test_every_parameter_names_all_its_axes() -> None:
     linear = Linear(init(), (2, 3), (4,), ("shard", None, "embed"), bias=True)
     mlp = GatedMLP(init(), 8, 12, 2, "silu", bias=True)
     for module in (linear, mlp, RMSNorm(init(), 4, 1e-6), Embedding(init(), 10, 4, 2)):
-        for parameter in jax.tree.leaves(nnx.state(module), is_leaf=lambda x: isinstance(x, nnx.Param)):
+        for parameter in jax.tree.leaves(
+            nnx.state(module), is_leaf=lambda x: isinstance(x, nnx.Param)
+        ):
             assert len(parameter.get_metadata("axes")) == parameter.get_value().ndim
 
 
@@ -58,7 +60,9 @@ def test_a_gated_mlp_keeps_gate_and_up_of_a_shard_together() -> None:
     x, weight = random(5, 6), np.asarray(mlp.gate_up.weight[...])
     gate, up = weight[:, 0].reshape(8, 6), weight[:, 1].reshape(8, 6)
     hidden = np.asarray(jax.nn.silu(x @ gate.T)) * (x @ up.T)
-    np.testing.assert_allclose(mlp(x, DenseContext()), hidden @ np.asarray(mlp.down.weight[...]).T, atol=1e-6)
+    np.testing.assert_allclose(
+        mlp(x, DenseContext()), hidden @ np.asarray(mlp.down.weight[...]).T, atol=1e-6
+    )
 
 
 class Fused(DenseContext):
@@ -69,9 +73,12 @@ class Fused(DenseContext):
 
 
 @pytest.mark.parametrize(
-    ("activation", "bias", "asked"), [("silu", False, True), ("swish", False, True), ("gelu", False, False), ("silu", True, False)]
+    ("activation", "bias", "asked"),
+    [("silu", False, True), ("swish", False, True), ("gelu", False, False), ("silu", True, False)],
 )
-def test_the_context_computes_the_gated_product_that_it_stands_for_only(activation: str, bias: bool, asked: bool) -> None:
+def test_the_context_computes_the_gated_product_that_it_stands_for_only(
+    activation: str, bias: bool, asked: bool
+) -> None:
     mlp = GatedMLP(init(), 6, 8, 2, activation, bias)
     x = random(5, 6)
     ones = np.ones((5, 8)) @ np.asarray(mlp.down.weight[...]).T
@@ -85,9 +92,12 @@ def test_gelu_and_its_approximation_differ() -> None:
 
 
 @pytest.mark.parametrize(
-    ("query", "kv", "shards", "stored", "per_shard"), [(8, 8, 4, 8, 2), (8, 2, 1, 2, 2), (8, 2, 2, 2, 1), (8, 2, 8, 8, 1), (8, 1, 4, 4, 1)]
+    ("query", "kv", "shards", "stored", "per_shard"),
+    [(8, 8, 4, 8, 2), (8, 2, 1, 2, 2), (8, 2, 2, 2, 1), (8, 2, 8, 8, 1), (8, 1, 4, 4, 1)],
 )
-def test_kv_heads_repeat_only_when_there_are_fewer_than_shards(query: int, kv: int, shards: int, stored: int, per_shard: int) -> None:
+def test_kv_heads_repeat_only_when_there_are_fewer_than_shards(
+    query: int, kv: int, shards: int, stored: int, per_shard: int
+) -> None:
     heads = Heads(query, kv, 4, shards)
     assert heads.problem() is None
     assert (heads.kv_stored, heads.kv_per_shard) == (stored, per_shard)

@@ -14,7 +14,9 @@ INV_FREQ = tuple(10000.0 ** -(i / 8) for i in range(0, 8, 2))
 
 def rotate(x_TNH: jax.Array, rotation: Rotation) -> jax.Array:
     """The query heads of rows that have no others."""
-    return rotated(HeadRows(x_TNH, *rotation, bias=None, norms=None, eps=0.0, queries=x_TNH.shape[1]))[0]
+    return rotated(
+        HeadRows(x_TNH, *rotation, bias=None, norms=None, eps=0.0, queries=x_TNH.shape[1])
+    )[0]
 
 
 def test_position_zero_is_not_rotated() -> None:
@@ -27,7 +29,11 @@ def test_scores_depend_on_the_distance_alone() -> None:
     rope = StaticRope(INV_FREQ)
 
     def score(at_q: int, at_k: int) -> float:
-        return float(jnp.vdot(rotate(q, rope(jnp.array([at_q]), None)), rotate(k, rope(jnp.array([at_k]), None))))
+        return float(
+            jnp.vdot(
+                rotate(q, rope(jnp.array([at_q]), None)), rotate(k, rope(jnp.array([at_k]), None))
+            )
+        )
 
     assert abs(score(9, 4) - score(105, 100)) < 1e-4
     assert abs(score(9, 4) - score(9, 5)) > 1e-2
@@ -36,7 +42,9 @@ def test_scores_depend_on_the_distance_alone() -> None:
 def test_the_attention_factor_scales_the_rotated_head() -> None:
     x, position = jax.random.normal(jax.random.key(0), (2, 1, 8)), jnp.array([3, 7])
     np.testing.assert_allclose(
-        rotate(x, StaticRope(INV_FREQ, 1.5)(position, None)), 1.5 * rotate(x, StaticRope(INV_FREQ)(position, None)), rtol=1e-6
+        rotate(x, StaticRope(INV_FREQ, 1.5)(position, None)),
+        1.5 * rotate(x, StaticRope(INV_FREQ)(position, None)),
+        rtol=1e-6,
     )
 
 
@@ -55,10 +63,14 @@ def test_dynamic_scaling_uses_the_prompt_length_for_a_prompt_and_the_position_af
         return 10000.0 * (4.0 * length / 64 - 3.0) ** (8 / 6)
 
     for row, (at, length) in enumerate([(5, 100), (99, 100), (100, 101), (120, 121)]):
-        np.testing.assert_allclose(cos[row], [np.cos(at / base(length) ** (i / 8)) for i in range(0, 8, 2)], atol=1e-5)
+        np.testing.assert_allclose(
+            cos[row], [np.cos(at / base(length) ** (i / 8)) for i in range(0, 8, 2)], atol=1e-5
+        )
 
 
 def test_without_prompt_lengths_all_tokens_are_one_prompt() -> None:
     rope, position = DynamicRope(10000.0, 8, 4.0, 64), jnp.arange(100)
-    for found, expected in zip(rope(position, None), rope(position, jnp.full(100, 100)), strict=True):
+    for found, expected in zip(
+        rope(position, None), rope(position, jnp.full(100, 100)), strict=True
+    ):
         np.testing.assert_array_equal(found, expected)

@@ -1,5 +1,5 @@
-"""Which cases of the attention ops run in every run: each shape, option and edge once. The others, their neighbours and combinations, are
-marked slow."""
+"""Which cases of the attention ops run in every run: each shape, option and edge once. The others,
+their neighbours and combinations, are marked slow."""
 
 from __future__ import annotations
 
@@ -29,4 +29,9 @@ SLOW = {
 def covering(cases: Iterable[Any], *before: Any) -> list[Any]:
     """Parameters of a test: the cases, each after `before`, those in SLOW marked slow."""
     marks = {name: [pytest.mark.slow] for name in SLOW}
-    return [pytest.param(*before, case, id="-".join((*before, case.name)), marks=marks.get(case.name, [])) for case in cases]
+    return [
+        pytest.param(
+            *before, case, id="-".join((*before, case.name)), marks=marks.get(case.name, [])
+        )
+        for case in cases
+    ]

@@ -1,4 +1,5 @@
-"""Residual sum and norm: every back end passes the shared cases; the Hopper one interpreted and lowered."""
+"""Residual sum and norm: every back end passes the shared cases; the Hopper one interpreted and
+lowered."""
 
 from __future__ import annotations
 
@@ -19,10 +20,16 @@ ULP = {"float32": 2**-22, "bfloat16": 2**-8, "float16": 2**-10}
 
 def arguments(case: Case, dtype: Any) -> tuple[Any, Any, Any]:
     given = inputs(case)
-    return jnp.asarray(given.x, dtype), jnp.asarray(given.delta, dtype), jnp.asarray(given.weight, dtype)
+    return (
+        jnp.asarray(given.x, dtype),
+        jnp.asarray(given.delta, dtype),
+        jnp.asarray(given.weight, dtype),
+    )
 
 
-def assert_right(case: Case, dtype: str, given: tuple[Any, Any, Any], got: tuple[jax.Array, jax.Array]) -> None:
+def assert_right(
+    case: Case, dtype: str, given: tuple[Any, Any, Any], got: tuple[jax.Array, jax.Array]
+) -> None:
     total, norm = expected(case, *(np.asarray(x) for x in given))
     assert [x.dtype for x in got] == [dtype, dtype]
     np.testing.assert_array_equal(np.asarray(got[0], np.float64), total)
@@ -40,15 +47,24 @@ def test_the_reference_equals_float64_up_to_one_rounding(case: Case, dtype: str)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_the_interpreted_kernel_equals_float64_up_to_one_rounding(case: Case, dtype: str) -> None:
     given = arguments(case, dtype)
-    got = mosaic_gpu.jitted(*given, eps=case.eps, interpret=plgpu.InterpretGPUParams(detect_races=True))
+    got = mosaic_gpu.jitted(
+        *given, eps=case.eps, interpret=plgpu.InterpretGPUParams(detect_races=True)
+    )
     assert_right(case, dtype, given, got)
 
 
 @pytest.mark.parametrize("rows", [1, 256])
 @pytest.mark.parametrize("width", [128, 896, 1024, 2560, 3584, 4096, 5120, 8192, 16384])
 def test_the_kernel_lowers_for_cuda_as_one_launch(width: int, rows: int) -> None:
-    x, weight = jax.ShapeDtypeStruct((rows, width), jnp.bfloat16), jax.ShapeDtypeStruct((width,), jnp.bfloat16)
-    text = mosaic_gpu.jitted.trace(x, x, weight, eps=1e-6).lower(lowering_platforms=("cuda",)).as_text()
+    x, weight = (
+        jax.ShapeDtypeStruct((rows, width), jnp.bfloat16),
+        jax.ShapeDtypeStruct((width,), jnp.bfloat16),
+    )
+    text = (
+        mosaic_gpu.jitted.trace(x, x, weight, eps=1e-6)
+        .lower(lowering_platforms=("cuda",))
+        .as_text()
+    )
     assert text.count("mosaic_gpu_v2") == 1
 
 
@@ -62,7 +78,9 @@ def test_the_kernel_lowers_for_cuda_as_one_launch(width: int, rows: int) -> None
         (1, 128, "float32", "bfloat16 or float16"),
     ],
 )
-def test_what_the_kernel_does_not_take_is_refused_and_left_to_the_reference(rows: int, width: int, dtype: str, message: str) -> None:
+def test_what_the_kernel_does_not_take_is_refused_and_left_to_the_reference(
+    rows: int, width: int, dtype: str, message: str
+) -> None:
     x, weight = jnp.ones((rows, width), dtype), jnp.ones(width, dtype)
     with pytest.raises(ValueError, match=message):
         add_norm(x, x, weight, 1e-6, backend="mosaic_gpu")
@@ -78,9 +96,14 @@ def test_the_kernel_is_chosen_where_it_is_wanted_and_takes_the_arrays() -> None:
 @pytest.mark.parametrize(("delta", "weight"), [((2, 128), 128), ((1, 128), 256)])
 def test_arrays_that_do_not_fit_together_are_refused(delta: tuple[int, int], weight: int) -> None:
     with pytest.raises(ValueError, match="weight"):
-        mosaic_gpu.add_norm(*(jnp.ones(shape, jnp.bfloat16) for shape in ((1, 128), delta, (weight,))), 1e-6)
+        mosaic_gpu.add_norm(
+            *(jnp.ones(shape, jnp.bfloat16) for shape in ((1, 128), delta, (weight,))), 1e-6
+        )
 
 
 def test_an_unknown_back_end_is_named_with_those_that_exist() -> None:
-    with pytest.raises(UnknownBackend, match=r"add_norm has no back end 'cuda'; choose one of: reference, mosaic_gpu"):
+    with pytest.raises(
+        UnknownBackend,
+        match=r"add_norm has no back end 'cuda'; choose one of: reference, mosaic_gpu",
+    ):
         add_norm(jnp.ones((1, 8)), jnp.ones((1, 8)), jnp.ones(8), 1e-6, backend="cuda")

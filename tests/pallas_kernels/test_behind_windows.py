@@ -1,4 +1,5 @@
-"""What pages behind a window hold is nobody's concern: they are given to other requests, which may write NaN there."""
+"""What pages behind a window hold is nobody's concern: they are given to other requests, which may
+write NaN there."""
 
 from __future__ import annotations
 
@@ -19,14 +20,21 @@ from pallas_kernels.paged_decode import cases as decode_cases
 from pallas_kernels.paged_extend import cases as extend_cases
 
 WINDOW, PAGE = 100, 32
-SIZES: dict[str, Any] = {"window": WINDOW, "page_size": PAGE, "head_dim": 128, "heads": 2, "kv_heads": 1}
+SIZES: dict[str, Any] = {
+    "window": WINDOW,
+    "page_size": PAGE,
+    "head_dim": 128,
+    "heads": 2,
+    "kv_heads": 1,
+}
 DECODE = decode_cases.Case(name="behind", lengths=(500, 64, 331, 0, 389), **SIZES)
 EXTEND = extend_cases.Case(name="behind", rows=((400, 40), (0, 30), (300, 1)), **SIZES)
 INTERPRET = {"mosaic_gpu": plgpu.InterpretGPUParams(), "mosaic_tpu": pltpu.InterpretParams()}
 
 
-def spoiled(pages: Any, positions: list[int], tile: int) -> np.ndarray:
-    """The page table with another request's page of NaN in place of what was given back before the tokens from each position on."""
+def invalidated(pages: Any, positions: list[int], tile: int) -> np.ndarray:
+    """The page table with another request's page of NaN in place of what was given back before the
+    tokens from each position on."""
     table = pages.table.copy()
     foreign = next(page for page in range(len(pages.k)) if np.isnan(pages.k[page]).all())
     for row, position in enumerate(positions):
@@ -39,16 +47,26 @@ def error(op: str, backend: str, tile: int) -> float:
     """Of the outputs of all tokens; NaN stays NaN and fails every comparison."""
     if op == "decode":
         given: Any = decode_cases.inputs(DECODE)
-        positions, attend, case = [length - 1 for length in DECODE.lengths], paged_decode.decode_attention, DECODE
+        positions, attend, case = (
+            [length - 1 for length in DECODE.lengths],
+            paged_decode.decode_attention,
+            DECODE,
+        )
     else:
         given = extend_cases.inputs(EXTEND)
-        positions, attend, case = [prefix for prefix, _ in EXTEND.rows], paged_extend.extend_attention, EXTEND
-    table = spoiled(given.pages, positions, tile)
+        positions, attend, case = (
+            [prefix for prefix, _ in EXTEND.rows],
+            paged_extend.extend_attention,
+            EXTEND,
+        )
+    table = invalidated(given.pages, positions, tile)
     args = [table if a is given.pages.table else a for a in given.args]
     dtype = "bfloat16" if backend.startswith("mosaic") else "float32"
     low = [jnp.asarray(a, dtype if a.dtype == np.float32 else None) for a in args]
     options = case.options | ({"interpret": INTERPRET[backend]} if backend in INTERPRET else {})
-    out = np.asarray(jax.jit(functools.partial(attend, backend=backend, **options))(*low), np.float64)
+    out = np.asarray(
+        jax.jit(functools.partial(attend, backend=backend, **options))(*low), np.float64
+    )
     return float(np.linalg.norm(out - given.expected) / np.linalg.norm(given.expected))
 
 
@@ -56,7 +74,11 @@ def error(op: str, backend: str, tile: int) -> float:
 @pytest.mark.parametrize(
     ("backend", "op"),
     [
-        *((backend, op) for backend in ("reference", "xla", "mosaic_tpu") for op in ("decode", "extend")),
+        *(
+            (backend, op)
+            for backend in ("reference", "xla", "mosaic_tpu")
+            for op in ("decode", "extend")
+        ),
         *(pytest.param("mosaic_gpu", op, marks=pytest.mark.slow) for op in ("decode", "extend")),
     ],
 )

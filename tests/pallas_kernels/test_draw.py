@@ -1,4 +1,5 @@
-"""Draws: every back end draws what the options allow, by their softmax, from its own row alone; the Hopper one interpreted and lowered."""
+"""Draws: every back end draws what the options allow, by their softmax, from its own row alone; the
+Hopper one interpreted and lowered."""
 
 from __future__ import annotations
 
@@ -16,22 +17,40 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from pallas_kernels.backends import UnknownBackend
 from pallas_kernels.draw import BROKEN, DrawRows, backend_for, draw, mosaic_gpu
 from pallas_kernels.draw.bits import exponential, float_of, ordered, search, threefry, uniform
-from pallas_kernels.draw.cases import LOGITS, OPTIONS, ROUNDING, Options, logits, possible, probabilities, rows_of
+from pallas_kernels.draw.cases import (
+    LOGITS,
+    OPTIONS,
+    ROUNDING,
+    Options,
+    logits,
+    possible,
+    probabilities,
+    rows_of,
+)
 from tests.sampling.test_distribution import chi_square, limit
 
-V = 1152  # with the small tuning: slots of 256, five chunks a warpgroup, the last partly beyond the row
+# With the small tuning: slots of 256, five chunks a warpgroup, the last partly beyond the row
+V = 1152
 SMALL = mosaic_gpu.Tuning(groups=2, lines=1, stages=2)
 THREE = SMALL._replace(groups=3)  # a warpgroup for each candidate that the real sizes draw
 reference = jax.jit(functools.partial(draw, backend="reference"))
 jitted_search = jax.jit(
-    lambda k, low, high, values, first: search(k, low, high, lambda *ts: tuple(jnp.sum(values >= t, dtype=jnp.int32) for t in ts), first),
+    lambda k, low, high, values, first: search(
+        k, low, high, lambda *ts: tuple(jnp.sum(values >= t, dtype=jnp.int32) for t in ts), first
+    ),
     static_argnums=4,
 )
 
 
-def interpreted(logits_BV: np.ndarray, rows: DrawRows, races: bool = True, tuning: mosaic_gpu.Tuning = SMALL) -> np.ndarray:
+def interpreted(
+    logits_BV: np.ndarray, rows: DrawRows, races: bool = True, tuning: mosaic_gpu.Tuning = SMALL
+) -> np.ndarray:
     params = plgpu.InterpretGPUParams(detect_races=races)
-    return np.asarray(mosaic_gpu.jitted(jnp.asarray(logits_BV), jax.tree.map(jnp.asarray, rows), tuning=tuning, interpret=params))
+    return np.asarray(
+        mosaic_gpu.jitted(
+            jnp.asarray(logits_BV), jax.tree.map(jnp.asarray, rows), tuning=tuning, interpret=params
+        )
+    )
 
 
 BACKENDS = {"reference": lambda x, rows: np.asarray(reference(x, rows)), "mosaic_gpu": interpreted}
@@ -55,7 +74,13 @@ def test_a_row_draws_what_its_options_allow(kind: str) -> None:
         assert_possible(np.asarray(reference(given, rows_of(options, given, seed))), given, options)
 
 
-@pytest.mark.parametrize("kind", [kind if kind == "clustered" else pytest.param(kind, marks=pytest.mark.slow) for kind in LOGITS])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        kind if kind == "clustered" else pytest.param(kind, marks=pytest.mark.slow)
+        for kind in LOGITS
+    ],
+)
 def test_an_interpreted_row_draws_what_its_options_allow(kind: str) -> None:
     options = list(OPTIONS.values())
     given = logits(kind, len(options), V)
@@ -64,18 +89,35 @@ def test_an_interpreted_row_draws_what_its_options_allow(kind: str) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_draw_depends_on_its_own_row_alone_and_repeats(backend: str) -> None:
-    options = [OPTIONS[name] for name in ("plain", "top_p", "two filters", "banned", "greedy", "min_p")]
+    options = [
+        OPTIONS[name] for name in ("plain", "top_p", "two filters", "banned", "greedy", "min_p")
+    ]
     given = logits("spread", len(options), V, seed=1)
     rows = rows_of(options, given)
     together = BACKENDS[backend](given, rows)
     assert_possible(together, given, options)
     for some in ([3, 2, 0, 5, 4, 1], [2, 1]):
-        np.testing.assert_array_equal(BACKENDS[backend](given[some], jax.tree.map(lambda x, i=some: x[i], rows)), together[some])
+        np.testing.assert_array_equal(
+            BACKENDS[backend](given[some], jax.tree.map(lambda x, i=some: x[i], rows)),
+            together[some],
+        )
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_row_without_a_finite_maximum_is_reported_and_disturbs_nobody(backend: str) -> None:
-    options = [OPTIONS[name] for name in ("plain", "greedy", "top_p", "two filters", "plain", "greedy", "min_p", "banned")]
+    options = [
+        OPTIONS[name]
+        for name in (
+            "plain",
+            "greedy",
+            "top_p",
+            "two filters",
+            "plain",
+            "greedy",
+            "min_p",
+            "banned",
+        )
+    ]
     given = logits("flat", 8, V)
     given[0, V - 1], given[1, 0], given[2], given[3, 5] = np.nan, np.nan, -np.inf, np.inf
     given[4, :-1], given[5, :-7], given[6, 1:] = -np.inf, -np.inf, -np.inf
@@ -90,7 +132,9 @@ def test_of_equal_logits_greedy_takes_the_first(backend: str) -> None:
     given[1, [700, 300, 1000]] = 1
     given[2, V - 1] = 1
     given[3, :128] = -1
-    rows = dataclasses.replace(rows_of([Options(temperature=0.0)] * 4, given), banned_BK=np.full((4, 2), -1, np.int32))
+    rows = dataclasses.replace(
+        rows_of([Options(temperature=0.0)] * 4, given), banned_BK=np.full((4, 2), -1, np.int32)
+    )
     assert BACKENDS[backend](given, rows).tolist() == [0, 300, V - 1, 128]
 
 
@@ -99,7 +143,9 @@ def test_every_banned_token_is_impossible(backend: str) -> None:
     given = np.full((4, V), -50, np.float32)
     given[:, [3, 500, 1100]] = [9, 8, 7]
     rows = rows_of([Options(temperature=t) for t in (0.0, 0.0, 1.0, 1.0)], given)
-    rows = dataclasses.replace(rows, banned_BK=np.array([[3, -1, -1], [-1, 500, 3], [-1, -1, 3], [500, 3, -1]], np.int32))
+    rows = dataclasses.replace(
+        rows, banned_BK=np.array([[3, -1, -1], [-1, 500, 3], [-1, -1, 3], [500, 3, -1]], np.int32)
+    )
     tokens = BACKENDS[backend](given, rows)
     assert tokens[[0, 1, 3]].tolist() == [500, 1100, 1100]
     assert tokens[2] in (500, 1100)
@@ -107,7 +153,8 @@ def test_every_banned_token_is_impossible(backend: str) -> None:
 
 @pytest.mark.slow
 def test_the_last_token_of_a_cluster_counts_in_every_filter() -> None:
-    """Five likely tokens share a slot, so the three that are kept of it do not tell how many or how likely they are."""
+    """Five likely tokens share a slot, so the three that are kept of it do not tell how many or how
+    likely they are."""
     given = np.full((6, V), -20, np.float32)
     given[:, 5::256] = [3.0, 3.1, 3.2, 3.3, 3.4]
     options = [Options(top_k=k) for k in (4, 5)] + [
@@ -140,7 +187,9 @@ def test_the_last_token_of_a_cluster_counts_in_every_filter() -> None:
     ),
     seed=st.integers(0, 2**20),
 )
-def test_any_row_of_any_options_draws_what_they_allow(kinds: list[str], options: list[Options], seed: int) -> None:
+def test_any_row_of_any_options_draws_what_they_allow(
+    kinds: list[str], options: list[Options], seed: int
+) -> None:
     given = np.concatenate([logits(kind, 1, V, seed + i) for i, kind in enumerate(kinds)])
     rows = rows_of(options, given, seed)
     assert_possible(interpreted(given, rows), given, options)
@@ -149,7 +198,8 @@ def test_any_row_of_any_options_draws_what_they_allow(kinds: list[str], options:
 
 @pytest.mark.slow
 def test_interpreted_draws_follow_the_exact_distribution() -> None:
-    often_again = Options(temperature=2.0, top_p=0.4)  # none of three candidates may stay in one draw of five
+    # None of three candidates may stay in one draw of five
+    often_again = Options(temperature=2.0, top_p=0.4)
     options = [*(OPTIONS[name] for name in ("plain", "top_p", "two filters", "min_p")), often_again]
     times, vocabulary = 160, 640
     one_row = logits("head", 1, vocabulary)
@@ -161,8 +211,11 @@ def test_interpreted_draws_follow_the_exact_distribution() -> None:
         assert statistic < limit(freedom), one
 
 
-def pooled(tokens: np.ndarray, probs: np.ndarray, least: float = 5.0) -> tuple[np.ndarray, np.ndarray]:
-    """The tokens and their distribution with the rare possible ones taken together, the impossible ones left apart."""
+def pooled(
+    tokens: np.ndarray, probs: np.ndarray, least: float = 5.0
+) -> tuple[np.ndarray, np.ndarray]:
+    """The tokens and their distribution with the rare possible ones taken together, the impossible
+    ones left apart."""
     rare = (probs > 0) & (probs * len(tokens) < least)
     cell = np.where(rare, rare.argmax(), np.arange(len(probs)))
     return cell[tokens], np.bincount(cell, probs, minlength=len(probs))
@@ -172,27 +225,53 @@ def pooled(tokens: np.ndarray, probs: np.ndarray, least: float = 5.0) -> tuple[n
 def test_the_real_tuning_draws_what_the_options_allow_when_interpreted() -> None:
     options = [OPTIONS[name] for name in ("plain", "two filters", "top_p", "banned")]
     given = logits("head", 4, 8192 + 128)
-    assert_possible(interpreted(given, rows_of(options, given), tuning=mosaic_gpu.Tuning()), given, options)
+    assert_possible(
+        interpreted(given, rows_of(options, given), tuning=mosaic_gpu.Tuning()), given, options
+    )
 
 
 @pytest.mark.parametrize(
     ("batch", "vocabulary"),
-    [(1, 152064), *(pytest.param(b, v, marks=pytest.mark.slow) for b in (16, 64, 256, 320) for v in (128256, 151936, 152064))],
+    [
+        (1, 152064),
+        *(
+            pytest.param(b, v, marks=pytest.mark.slow)
+            for b in (16, 64, 256, 320)
+            for v in (128256, 151936, 152064)
+        ),
+    ],
 )
 def test_the_kernel_lowers_for_cuda_as_one_launch(batch: int, vocabulary: int) -> None:
     shape = functools.partial(jax.ShapeDtypeStruct, (batch,))
-    pairs, banned = jax.ShapeDtypeStruct((batch, 2), jnp.uint32), jax.ShapeDtypeStruct((batch, 4), jnp.int32)
-    rows = DrawRows(shape(jnp.float32), shape(jnp.int32), shape(jnp.float32), shape(jnp.float32), pairs, banned)
+    pairs, banned = (
+        jax.ShapeDtypeStruct((batch, 2), jnp.uint32),
+        jax.ShapeDtypeStruct((batch, 4), jnp.int32),
+    )
+    rows = DrawRows(
+        shape(jnp.float32), shape(jnp.int32), shape(jnp.float32), shape(jnp.float32), pairs, banned
+    )
     logits_BV = jax.ShapeDtypeStruct((batch, vocabulary), jnp.float32)
     assert mosaic_gpu.check(logits_BV) is None
-    assert mosaic_gpu.jitted.trace(logits_BV, rows).lower(lowering_platforms=("cuda",)).as_text().count("mosaic_gpu_v2") == 1
+    assert (
+        mosaic_gpu.jitted.trace(logits_BV, rows)
+        .lower(lowering_platforms=("cuda",))
+        .as_text()
+        .count("mosaic_gpu_v2")
+        == 1
+    )
 
 
 @pytest.mark.parametrize(
     ("vocabulary", "dtype", "message"),
-    [(1152, "bfloat16", "float32"), (1100, "float32", "multiple of 128"), (896, "float32", "at least 1024")],
+    [
+        (1152, "bfloat16", "float32"),
+        (1100, "float32", "multiple of 128"),
+        (896, "float32", "at least 1024"),
+    ],
 )
-def test_what_the_kernel_does_not_take_is_refused_and_left_to_the_reference(vocabulary: int, dtype: str, message: str) -> None:
+def test_what_the_kernel_does_not_take_is_refused_and_left_to_the_reference(
+    vocabulary: int, dtype: str, message: str
+) -> None:
     given = jnp.zeros((1, vocabulary), dtype)
     rows = jax.tree.map(jnp.asarray, rows_of([Options()], np.zeros((1, vocabulary), np.float32)))
     with pytest.raises(ValueError, match=message):
@@ -207,15 +286,21 @@ def test_the_kernel_is_chosen_where_it_is_wanted_and_takes_the_logits() -> None:
 
 def test_an_unknown_back_end_is_named_with_those_that_exist() -> None:
     given = np.zeros((1, 8), np.float32)
-    with pytest.raises(UnknownBackend, match=r"draw has no back end 'cuda'; choose one of: reference, mosaic_gpu"):
+    with pytest.raises(
+        UnknownBackend, match=r"draw has no back end 'cuda'; choose one of: reference, mosaic_gpu"
+    ):
         draw(jnp.asarray(given), rows_of([Options()], given), backend="cuda")
 
 
 def test_images_of_floats_are_in_their_order_and_lead_back() -> None:
-    floats = np.array([-np.inf, -3e38, -1.5, -1e-45, -0.0, 0.0, 1e-45, 2.0, 3e38, np.inf], np.float32)
+    floats = np.array(
+        [-np.inf, -3e38, -1.5, -1e-45, -0.0, 0.0, 1e-45, 2.0, 3e38, np.inf], np.float32
+    )
     images = np.asarray(ordered(floats))
     assert (np.diff(images) > 0).all()
-    np.testing.assert_array_equal(np.asarray(float_of(images)).view(np.int32), floats.view(np.int32))
+    np.testing.assert_array_equal(
+        np.asarray(float_of(images)).view(np.int32), floats.view(np.int32)
+    )
 
 
 def test_random_bits_are_those_of_threefry() -> None:
@@ -237,10 +322,20 @@ def test_random_numbers_stay_inside_their_range_and_have_the_right_mean() -> Non
 
 @pytest.mark.parametrize("k", [1, 2, 5, 10, 19, 40])
 @pytest.mark.parametrize("largest", [3.4e38, 1e-44, 7.0])
-def test_the_search_finds_a_threshold_that_exactly_k_reach_or_the_kth_among_equals(k: int, largest: float) -> None:
+def test_the_search_finds_a_threshold_that_exactly_k_reach_or_the_kth_among_equals(
+    k: int, largest: float
+) -> None:
     bits = np.random.default_rng(k).integers(-(2**31), 2**31, 400).astype(np.int32)
-    every = np.concatenate([bits.view(np.float32), np.repeat(np.float32([0.5, -0.0, 0, 1, 3]), 9), np.float32([largest])])
-    values = np.sort(np.asarray(ordered(every[np.isfinite(every) & (every <= np.float32(largest))])))[::-1].copy()
+    every = np.concatenate(
+        [
+            bits.view(np.float32),
+            np.repeat(np.float32([0.5, -0.0, 0, 1, 3]), 9),
+            np.float32([largest]),
+        ]
+    )
+    values = np.sort(
+        np.asarray(ordered(every[np.isfinite(every) & (every <= np.float32(largest))]))
+    )[::-1].copy()
     for low in (values[-1], values[k - 1] - 5, values[k - 1]):
         for low_first in (False, True):
             found = int(jitted_search(k, low, values[0], values, low_first))

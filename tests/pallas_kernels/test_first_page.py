@@ -1,4 +1,5 @@
-"""A layer's pages in the midst of a pool: every op and back end finds them by `first_page`, and touches no other layer's."""
+"""A layer's pages in the midst of a pool: every op and back end finds them by `first_page`, and
+touches no other layer's."""
 
 from __future__ import annotations
 
@@ -24,13 +25,19 @@ from tests.pallas_kernels.test_rope_write import arguments
 DECODE = decode_cases.Case(name="decode", lengths=(5, 0, 70), heads=4, kv_heads=2, page_size=64)
 EXTEND = extend_cases.Case(name="extend", rows=((70, 5), (3, 3)), heads=4, kv_heads=2, page_size=64)
 LAYERS, LAYER = 3, 1
-quiet = pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning", "ignore:divide by zero encountered:RuntimeWarning")
+quiet = pytest.mark.filterwarnings(
+    "ignore:invalid value encountered:RuntimeWarning",
+    "ignore:divide by zero encountered:RuntimeWarning",
+)
 
 
 def among_others(pages: Any) -> jax.Array:
-    """A pool of several layers, of which one has these pages and the others hold what would show."""
+    """A pool of several layers, of which one has these pages and the others hold what would
+    show."""
     other = jnp.full(pages.shape, jnp.nan, pages.dtype)
-    return jnp.concatenate([jnp.asarray(pages) if layer == LAYER else other for layer in range(LAYERS)])
+    return jnp.concatenate(
+        [jnp.asarray(pages) if layer == LAYER else other for layer in range(LAYERS)]
+    )
 
 
 def first(pages: Any) -> jax.Array:
@@ -44,31 +51,48 @@ def both(op: Any, given: Any, dtype: str, eight: bool, **how: Any) -> tuple[np.n
     if eight:
         (k8, ks), (v8, vs) = (quantise(x.astype(jnp.float32), "float8_e4m3fn") for x in (k, v))
         hidden = jnp.isnan(k[..., 0])[:, :, None]
-        pools, scales = [k8, v8], jnp.where(hidden, jnp.nan, jnp.stack([ks, vs], axis=2)).astype(SCALE_DTYPE)
+        pools, scales = (
+            [k8, v8],
+            jnp.where(hidden, jnp.nan, jnp.stack([ks, vs], axis=2)).astype(SCALE_DTYPE),
+        )
     many = {} if scales is None else {"scales": among_others(scales)}
     alone = {} if scales is None else {"scales": scales}
     run = jax.jit(lambda *args, **more: op(*args, **how, **more))
     one = run(q, *pools, *rows, **alone)
-    return np.asarray(one, np.float32), np.asarray(run(q, *map(among_others, pools), *rows, first_page=first(k), **many), np.float32)
+    return np.asarray(one, np.float32), np.asarray(
+        run(q, *map(among_others, pools), *rows, first_page=first(k), **many), np.float32
+    )
 
 
 @quiet
 @pytest.mark.parametrize("eight", [False, True])
 @pytest.mark.parametrize("backend", ["reference", "xla"])
 def test_back_ends_in_plain_jax(backend: str, eight: bool) -> None:
-    for op, cases, case in ((paged_decode.decode_attention, decode_cases, DECODE), (paged_extend.extend_attention, extend_cases, EXTEND)):
+    for op, cases, case in (
+        (paged_decode.decode_attention, decode_cases, DECODE),
+        (paged_extend.extend_attention, extend_cases, EXTEND),
+    ):
         one, among = both(op, cases.inputs(case), "float32", eight, backend=backend, **case.options)
         assert np.abs(one).max() > 0
         np.testing.assert_array_equal(one, among)
 
 
 @quiet
-@pytest.mark.parametrize(("cluster", "eight"), [(0, False), (2, False), pytest.param(0, True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("cluster", "eight"), [(0, False), (2, False), pytest.param(0, True, marks=pytest.mark.slow)]
+)
 def test_decode_for_hopper(cluster: int, eight: bool) -> None:
     tuning = hopper_decode.Tuning(stages=2, blocks=4, cluster=cluster)
-    how = {"tuning": tuning, "interpret": plgpu.InterpretGPUParams(detect_races=True), **DECODE.options}
-    one, among = both(hopper_decode.decode_attention, decode_cases.inputs(DECODE), "bfloat16", eight, **how)
-    live = decode_cases.inputs(DECODE).lengths > 0  # the interpreted clusters leave the others as they are
+    how = {
+        "tuning": tuning,
+        "interpret": plgpu.InterpretGPUParams(detect_races=True),
+        **DECODE.options,
+    }
+    one, among = both(
+        hopper_decode.decode_attention, decode_cases.inputs(DECODE), "bfloat16", eight, **how
+    )
+    # The interpreted clusters leave the others as they are
+    live = decode_cases.inputs(DECODE).lengths > 0
     assert np.abs(one[live]).max() > 0
     np.testing.assert_array_equal(one[live], among[live])
 
@@ -77,8 +101,14 @@ def test_decode_for_hopper(cluster: int, eight: bool) -> None:
 @pytest.mark.parametrize("eight", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_extend_for_hopper(eight: bool) -> None:
     tuning = hopper_extend.Tuning(groups=1, stages=2, blocks=4, min_tiles=1)
-    how = {"tuning": tuning, "interpret": plgpu.InterpretGPUParams(detect_races=True), **EXTEND.options}
-    one, among = both(hopper_extend.extend_attention, extend_cases.inputs(EXTEND), "bfloat16", eight, **how)
+    how = {
+        "tuning": tuning,
+        "interpret": plgpu.InterpretGPUParams(detect_races=True),
+        **EXTEND.options,
+    }
+    one, among = both(
+        hopper_extend.extend_attention, extend_cases.inputs(EXTEND), "bfloat16", eight, **how
+    )
     assert np.abs(one).max() > 0
     np.testing.assert_array_equal(one, among)
 
@@ -90,10 +120,16 @@ def test_writes(hopper: bool, eight: bool) -> None:
     rows, k, v, page, offset = arguments(case, "bfloat16")
     pools = [k, v]
     if eight:
-        pools = [x.astype("float8_e4m3fn") for x in (k, v)] + [jnp.ones((*k.shape[:2], 2, k.shape[2]), SCALE_DTYPE)]
+        pools = [x.astype("float8_e4m3fn") for x in (k, v)] + [
+            jnp.ones((*k.shape[:2], 2, k.shape[2]), SCALE_DTYPE)
+        ]
     plain: Any = rope_write_quantised if eight else rope_write
     mosaic: Any = hopper_write.rope_write_quantised if eight else hopper_write.rope_write
-    how = {"interpret": plgpu.InterpretGPUParams(detect_races=True)} if hopper else {"backend": "reference"}
+    how = (
+        {"interpret": plgpu.InterpretGPUParams(detect_races=True)}
+        if hopper
+        else {"backend": "reference"}
+    )
     run = jax.jit(lambda *args: (mosaic if hopper else plain)(*args, **how))
     q, *written = run(rows, *pools, page, offset)
     nowhere = jnp.where(page >= case.num_pages, 2**30, page)
@@ -101,4 +137,6 @@ def test_writes(hopper: bool, eight: bool) -> None:
     q_too, *among = run(rows, *map(among_others, pools), nowhere, offset, first(k))
     np.testing.assert_array_equal(np.asarray(q, np.float32), np.asarray(q_too, np.float32))
     for alone, pool in zip(written, among, strict=True):
-        np.testing.assert_array_equal(np.asarray(pool, np.float32), np.asarray(among_others(alone), np.float32))
+        np.testing.assert_array_equal(
+            np.asarray(pool, np.float32), np.asarray(among_others(alone), np.float32)
+        )

@@ -1,4 +1,5 @@
-"""Lane programs: what the emulated machine computes of matrices, and that the assembly of the programs that run is complete."""
+"""Lane programs: what the emulated machine computes of matrices, and that the assembly of the
+programs that run is complete."""
 
 from __future__ import annotations
 
@@ -17,8 +18,11 @@ WARPS = LANES // 32
 
 
 def fragments(x: np.ndarray) -> list[jnp.ndarray]:
-    """`[warps, 8 or 16, 16]` float16 as the registers of lanes (g, c): rows g and g + 8, columns 2c, 2c + 1 and 2c + 8, 2c + 9."""
-    pieces = [x[:, 8 * r : 8 * r + 8, 8 * s : 8 * s + 8] for s in range(2) for r in range(x.shape[1] // 8)]
+    """`[warps, 8 or 16, 16]` float16 as the registers of lanes (g, c): rows g and g + 8, columns
+    2c, 2c + 1 and 2c + 8, 2c + 9."""
+    pieces = [
+        x[:, 8 * r : 8 * r + 8, 8 * s : 8 * s + 8] for s in range(2) for r in range(x.shape[1] // 8)
+    ]
     return [joined(jnp.asarray(piece.reshape(LANES, 2))) for piece in pieces]
 
 
@@ -45,26 +49,61 @@ def test_bytes_and_halves_come_lowest_first() -> None:
     a, b = (jnp.full((LANES,), x, jnp.uint32) for x in (0x03020100, 0x07060504))
     assert int(m.bytes_of(a, b, 0x5140)[0]) == 0x05010400
     low, high = m.floats(jnp.full((LANES,), 0x40383000, jnp.uint32), "float8_e4m3fn")
-    np.testing.assert_array_equal(bits_of(jnp.stack([low[0], high[0]]), jnp.float16), [[0, 0.5], [1, 2]])
+    np.testing.assert_array_equal(
+        bits_of(jnp.stack([low[0], high[0]]), jnp.float16), [[0, 0.5], [1, 2]]
+    )
 
 
 @pytest.mark.parametrize(
-    ("H", "G", "kv", "softcap"), [(64, 1, "float8_e5m2", None), (128, 7, "float8_e4m3fn", 20.0), (256, 16, "float8_e4m3fn", None)]
+    ("H", "G", "kv", "softcap"),
+    [
+        (64, 1, "float8_e5m2", None),
+        (128, 7, "float8_e4m3fn", 20.0),
+        (256, 16, "float8_e4m3fn", None),
+    ],
 )
-def test_every_register_of_the_assembly_is_declared_and_written_before_it_is_read(H: int, G: int, kv: str, softcap: float | None) -> None:
-    spec = Spec(3, 2, G, H, 64, 8 if G <= 8 else 16, jnp.dtype("bfloat16"), 0.1, 100, softcap, Tuning(), None, kv)
+def test_every_register_of_the_assembly_is_declared_and_written_before_it_is_read(
+    H: int, G: int, kv: str, softcap: float | None
+) -> None:
+    spec = Spec(
+        3,
+        2,
+        G,
+        H,
+        64,
+        8 if G <= 8 else 16,
+        jnp.dtype("bfloat16"),
+        0.1,
+        100,
+        softcap,
+        Tuning(),
+        None,
+        kv,
+    )
     size, queries = lanes.State.size(H, spec.group), lanes.constants(spec)
     m = Ptx(5 + queries + size, size)
     tile = lanes.Tile((m.inputs[0], H), (m.inputs[1], H), (m.inputs[2], 64))
     state = lanes.State.of(m.inputs[5 + queries :], H, spec.group)
-    text = m.text(lanes.fold(m, spec, tile, (m.inputs[3], m.inputs[4]), m.inputs[5 : 5 + queries], state).registers)
-    assert sorted({int(x) for x in re.findall(r"\$(\d+)", text)}) == list(range(5 + queries + 2 * size))
+    text = m.text(
+        lanes.fold(
+            m, spec, tile, (m.inputs[3], m.inputs[4]), m.inputs[5 : 5 + queries], state
+        ).registers
+    )
+    assert sorted({int(x) for x in re.findall(r"\$(\d+)", text)}) == list(
+        range(5 + queries + 2 * size)
+    )
     counts = {kind: int(count) for kind, count in re.findall(r"\.reg \.\w+ ([rhp])<(\d+)>;", text)}
     written: set[str] = set()
     for line in text.splitlines()[4:-1]:
         op, rest = line.rstrip(";").split(" ", 1)
         names = re.findall(r"\b[rhp]\d+\b", rest)
-        results = 0 if op.startswith("st.") else len(re.findall(r"\b[rhp]\d+\b", rest[: rest.index("}")])) if rest.startswith("{") else 1
+        results = (
+            0
+            if op.startswith("st.")
+            else len(re.findall(r"\b[rhp]\d+\b", rest[: rest.index("}")]))
+            if rest.startswith("{")
+            else 1
+        )
         if rest.startswith("$"):
             results = 0
         assert set(names[results:]) <= written, line

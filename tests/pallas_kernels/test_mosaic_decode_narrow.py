@@ -1,4 +1,5 @@
-"""The Hopper back end of paged decode over 8-bit pages: its lane programs emulated in the interpreter with race detection, and lowered."""
+"""The Hopper back end of paged decode over 8-bit pages: its lane programs emulated in the
+interpreter with race detection, and lowered."""
 
 from __future__ import annotations
 
@@ -15,11 +16,34 @@ from pallas_kernels.paged_decode.cases import CASES, Case, inputs
 from pallas_kernels.quantised import SCALE_DTYPE, quantise
 
 SUPPORTED = [c for c in CASES if c.head_dim in (64, 128, 256) and c.page_size in (64, 128)]
-QUICK = [Case(name="sinks, groups of seven", lengths=(65, 3, 0, 130), heads=7, kv_heads=1, page_size=64, sinks=True)]
+QUICK = [
+    Case(
+        name="sinks, groups of seven",
+        lengths=(65, 3, 0, 130),
+        heads=7,
+        kv_heads=1,
+        page_size=64,
+        sinks=True,
+    )
+]
 SLOW = [
     *SUPPORTED,
-    Case(name="heads of 256, groups of 16", lengths=(70, 3, 0, 200), heads=32, head_dim=256, page_size=64, softcap=20.0),
-    Case(name="many splits of one row", lengths=(1100,), heads=12, kv_heads=1, head_dim=128, page_size=128),
+    Case(
+        name="heads of 256, groups of 16",
+        lengths=(70, 3, 0, 200),
+        heads=32,
+        head_dim=256,
+        page_size=64,
+        softcap=20.0,
+    ),
+    Case(
+        name="many splits of one row",
+        lengths=(1100,),
+        heads=12,
+        kv_heads=1,
+        head_dim=128,
+        page_size=128,
+    ),
 ]
 SHARED = [c for c in [*QUICK, *SLOW] if c.heads // c.kv_heads <= 8 and c.head_dim < 256]
 SMALL = mosaic_gpu.Tuning(stages=2, blocks=6)
@@ -35,20 +59,25 @@ def in_8_bits(case: Case, dtype: str) -> tuple[Any, ...]:
 
 
 def error(case: Case, dtype: str, kv_dtype: str, tuning: mosaic_gpu.Tuning = SMALL) -> float:
-    """Of the interpreted kernel against the reference over the same pages; queries of dead rows are NaN."""
+    """Of the interpreted kernel against the reference over the same pages; queries of dead rows are
+    NaN."""
     given = inputs(case)
     k8, v8, scales = in_8_bits(case, kv_dtype)
     q = jnp.asarray(np.where((given.lengths > 0)[:, None, None], given.q, np.nan), dtype)
     rows = jnp.asarray(given.pages.table), jnp.asarray(given.lengths)
     more = {"tuning": tuning, "interpret": plgpu.InterpretGPUParams(detect_races=True)}
     out = mosaic_gpu.jitted(q, k8, v8, *rows, scales=scales, **case.options, **more)
-    wanted = reference.decode_attention(q.astype(jnp.float32), k8, v8, *rows, scales=scales, **case.options)
+    wanted = reference.decode_attention(
+        q.astype(jnp.float32), k8, v8, *rows, scales=scales, **case.options
+    )
     assert out.dtype == dtype
     return float(np.linalg.norm(np.asarray(out, np.float64) - wanted) / np.linalg.norm(wanted))
 
 
-@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # what is masked may be NaN
-@pytest.mark.filterwarnings("ignore:divide by zero encountered:RuntimeWarning")  # a warp that has seen nothing
+# What is masked may be NaN
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
+# A warp that has seen nothing
+@pytest.mark.filterwarnings("ignore:divide by zero encountered:RuntimeWarning")
 @pytest.mark.parametrize("case", QUICK, ids=lambda c: c.name)
 def test_the_interpreted_kernel_equals_the_reference(case: Case) -> None:
     assert error(case, "bfloat16", "float8_e4m3fn") < 5e-3
@@ -56,7 +85,11 @@ def test_the_interpreted_kernel_equals_the_reference(case: Case) -> None:
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
 @pytest.mark.filterwarnings("ignore:divide by zero encountered:RuntimeWarning")
-@pytest.mark.parametrize("case", [c if c in QUICK else pytest.param(c, marks=pytest.mark.slow) for c in SHARED], ids=lambda c: c.name)
+@pytest.mark.parametrize(
+    "case",
+    [c if c in QUICK else pytest.param(c, marks=pytest.mark.slow) for c in SHARED],
+    ids=lambda c: c.name,
+)
 def test_two_consumers_share_the_tiles(case: Case) -> None:
     assert error(case, "bfloat16", "float8_e4m3fn", TWO) < 5e-3
 
@@ -67,22 +100,33 @@ def test_two_consumers_share_the_tiles(case: Case) -> None:
 @pytest.mark.parametrize("case", SLOW, ids=lambda c: c.name)
 def test_more_cases_pass_interpreted(case: Case) -> None:
     wide = case.page_size == 128
-    assert error(case, "float16" if wide else "bfloat16", "float8_e5m2" if wide else "float8_e4m3fn") < 5e-3
+    assert (
+        error(case, "float16" if wide else "bfloat16", "float8_e5m2" if wide else "float8_e4m3fn")
+        < 5e-3
+    )
 
 
-LOWERED = [(64, 7, "bfloat16", "float8_e4m3fn"), (128, 16, "bfloat16", "float8_e5m2"), (128, 1, "float16", "float8_e4m3fn")]
+LOWERED = [
+    (64, 7, "bfloat16", "float8_e4m3fn"),
+    (128, 16, "bfloat16", "float8_e5m2"),
+    (128, 1, "float16", "float8_e4m3fn"),
+]
 FAST = [(64, 7, 128), (128, 16, 256), (128, 16, 64), (128, 1, 64)]
 
 
 @pytest.mark.parametrize(
     ("page", "group", "dtype", "kv", "head_dim"),
     [
-        pytest.param(*each, head_dim, marks=[] if (*each[:2], head_dim) in FAST else pytest.mark.slow)
+        pytest.param(
+            *each, head_dim, marks=[] if (*each[:2], head_dim) in FAST else pytest.mark.slow
+        )
         for each in LOWERED
         for head_dim in (64, 128, 256)
     ],
 )
-def test_the_kernel_lowers_for_cuda(page: int, group: int, dtype: str, kv: str, head_dim: int) -> None:
+def test_the_kernel_lowers_for_cuda(
+    page: int, group: int, dtype: str, kv: str, head_dim: int
+) -> None:
     assert launches(head_dim, page, group, dtype, kv, None) == 1
 
 
@@ -94,20 +138,32 @@ def test_two_consumers_lower_for_cuda_with_an_even_ring_and_large_groups_have_on
         launches(128, 64, 7, "bfloat16", "float8_e4m3fn", two._replace(stages=5))
 
 
-def launches(head_dim: int, page: int, group: int, dtype: str, kv: str, tuning: mosaic_gpu.Tuning | None) -> int:
+def launches(
+    head_dim: int, page: int, group: int, dtype: str, kv: str, tuning: mosaic_gpu.Tuning | None
+) -> int:
     """Kernels in the lowered program."""
-    pool, scales = jax.ShapeDtypeStruct((64, 2, page, head_dim), kv), jax.ShapeDtypeStruct((64, 2, 2, page), SCALE_DTYPE)
+    pool, scales = (
+        jax.ShapeDtypeStruct((64, 2, page, head_dim), kv),
+        jax.ShapeDtypeStruct((64, 2, 2, page), SCALE_DTYPE),
+    )
     ints = [jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((3, 8), (3,))]
     args = (jax.ShapeDtypeStruct((3, 2 * group, head_dim), dtype), pool, pool, *ints)
-    traced = mosaic_gpu.jitted.trace(*args, scales=scales, scale=0.1, window=64, softcap=20.0, tuning=tuning)
+    traced = mosaic_gpu.jitted.trace(
+        *args, scales=scales, scale=0.1, window=64, softcap=20.0, tuning=tuning
+    )
     return int(traced.lower(lowering_platforms=("cuda",)).as_text().count("mosaic_gpu_v2"))
 
 
 @pytest.mark.parametrize(
     ("page", "kinds", "message"),
-    [(32, ("float8_e4m3fn",) * 2, "8-bit pages of 64 or 128 tokens"), (64, ("float8_e4m3fn", "float8_e5m2"), "pages of 8-bit floats, got")],
+    [
+        (32, ("float8_e4m3fn",) * 2, "8-bit pages of 64 or 128 tokens"),
+        (64, ("float8_e4m3fn", "float8_e5m2"), "pages of 8-bit floats, got"),
+    ],
 )
-def test_what_the_kernel_cannot_take_is_an_error_that_says_so(page: int, kinds: tuple[str, str], message: str) -> None:
+def test_what_the_kernel_cannot_take_is_an_error_that_says_so(
+    page: int, kinds: tuple[str, str], message: str
+) -> None:
     k, v = (jnp.zeros((3, 2, page, 64), kind) for kind in kinds)
     with pytest.raises(ValueError, match=message):
         mosaic_gpu.check(jnp.zeros((2, 4, 64), jnp.bfloat16), k, v)

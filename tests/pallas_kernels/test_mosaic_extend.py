@@ -1,4 +1,5 @@
-"""The Hopper back end of paged extend on the CPU: interpreted with race detection, lowered for CUDA, its work list checked by counting."""
+"""The Hopper back end of paged extend on the CPU: interpreted with race detection, lowered for
+CUDA, its work list checked by counting."""
 
 from __future__ import annotations
 
@@ -18,7 +19,11 @@ SUPPORTED = [c for c in CASES if c.head_dim in (64, 128, 256) and c.page_size in
 ONE = mosaic_gpu.Tuning(groups=1, blocks=8, min_tiles=1)
 TWO = mosaic_gpu.Tuning(blocks=8, min_tiles=1)
 APART = 0  # heads never share a tile
-FAST = ("ragged, sinks, groups of seven, many parts, tokens of no row", "a prefix, window and softcap")  # what costs is compiling each
+# What costs is compiling each
+FAST = (
+    "ragged, sinks, groups of seven, many parts, tokens of no row",
+    "a prefix, window and softcap",
+)
 CHOSEN = (
     (
         Case(
@@ -32,8 +37,20 @@ CHOSEN = (
         ),
         ONE,
     ),
-    (Case(name="ragged, with tokens of no row", rows=((0, 70), (64, 1), (9, 66)), gap=3, heads=2, kv_heads=1), ONE),
-    (Case(name="heads apart", rows=((0, 70), (64, 1), (9, 66)), gap=3, heads=2, kv_heads=1), TWO._replace(shared_up_to=APART)),
+    (
+        Case(
+            name="ragged, with tokens of no row",
+            rows=((0, 70), (64, 1), (9, 66)),
+            gap=3,
+            heads=2,
+            kv_heads=1,
+        ),
+        ONE,
+    ),
+    (
+        Case(name="heads apart", rows=((0, 70), (64, 1), (9, 66)), gap=3, heads=2, kv_heads=1),
+        TWO._replace(shared_up_to=APART),
+    ),
     (
         Case(
             name="a prefix, window and softcap",
@@ -47,25 +64,66 @@ CHOSEN = (
         ),
         TWO,
     ),
-    (Case(name="pages of 128, head_dim 128", rows=((130, 65),), heads=3, kv_heads=1, page_size=128, head_dim=128), ONE),
-    (Case(name="many parts, sinks", rows=((700, 5),), heads=7, kv_heads=1, page_size=32, sinks=True), ONE),
-    (Case(name="sinks, heads apart", rows=((200, 66),), heads=2, kv_heads=1, page_size=32, sinks=True), ONE._replace(shared_up_to=APART)),
+    (
+        Case(
+            name="pages of 128, head_dim 128",
+            rows=((130, 65),),
+            heads=3,
+            kv_heads=1,
+            page_size=128,
+            head_dim=128,
+        ),
+        ONE,
+    ),
+    (
+        Case(
+            name="many parts, sinks",
+            rows=((700, 5),),
+            heads=7,
+            kv_heads=1,
+            page_size=32,
+            sinks=True,
+        ),
+        ONE,
+    ),
+    (
+        Case(
+            name="sinks, heads apart",
+            rows=((200, 66),),
+            heads=2,
+            kv_heads=1,
+            page_size=32,
+            sinks=True,
+        ),
+        ONE._replace(shared_up_to=APART),
+    ),
 )
 
 
 def run(case: Case, tuning: mosaic_gpu.Tuning) -> float:
     """Error of the interpreted kernel against the reference on the same rounded inputs."""
     low = [jnp.asarray(a, "bfloat16" if a.dtype == np.float32 else None) for a in inputs(case).args]
-    kernel = functools.partial(mosaic_gpu.extend_attention, tuning=tuning, interpret=plgpu.InterpretGPUParams(detect_races=True))
+    kernel = functools.partial(
+        mosaic_gpu.extend_attention,
+        tuning=tuning,
+        interpret=plgpu.InterpretGPUParams(detect_races=True),
+    )
     out = jax.jit(functools.partial(kernel, **case.options))(*low)
-    wanted = reference.extend_attention(*(a.astype(jnp.float32) if a.dtype == jnp.bfloat16 else a for a in low), **case.options)
+    wanted = reference.extend_attention(
+        *(a.astype(jnp.float32) if a.dtype == jnp.bfloat16 else a for a in low), **case.options
+    )
     a, b = np.asarray(out, np.float64), np.asarray(wanted, np.float64)
     return float(np.linalg.norm(a - b) / max(np.linalg.norm(b), 1e-9))
 
 
-@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # queries of no row hold anything
+# Queries of no row hold anything
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
 @pytest.mark.parametrize(
-    ("case", "tuning"), [pytest.param(*each, id=each[0].name, marks=[] if each[0].name in FAST else pytest.mark.slow) for each in CHOSEN]
+    ("case", "tuning"),
+    [
+        pytest.param(*each, id=each[0].name, marks=[] if each[0].name in FAST else pytest.mark.slow)
+        for each in CHOSEN
+    ],
 )
 def test_the_interpreted_kernel_equals_the_reference(case: Case, tuning: mosaic_gpu.Tuning) -> None:
     assert run(case, tuning) < 5e-3
@@ -89,21 +147,39 @@ def test_every_shared_case_passes_interpreted(case: Case) -> None:
         (1, 128, 16, 40, "bfloat16", False),
     ],
 )
-def test_the_kernel_lowers_for_cuda(tokens: int, head_dim: int, page: int, group: int, dtype: str, sinks: bool) -> None:
+def test_the_kernel_lowers_for_cuda(
+    tokens: int, head_dim: int, page: int, group: int, dtype: str, sinks: bool
+) -> None:
     pool = jax.ShapeDtypeStruct((64, 2, page, head_dim), dtype)
     ints = [jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((3, 8), (3,), (3,), (3,))]
     args = (jax.ShapeDtypeStruct((tokens, 2 * group, head_dim), dtype), pool, pool, *ints)
     given = {"sinks": jax.ShapeDtypeStruct((2 * group,), jnp.float32)} if sinks else {}
     kernel = jax.jit(functools.partial(mosaic_gpu.extend_attention, scale=0.1))
-    assert kernel.trace(*args, **given).lower(lowering_platforms=("cuda",)).as_text().count("mosaic_gpu_v2") == 1
+    assert (
+        kernel.trace(*args, **given)
+        .lower(lowering_platforms=("cuda",))
+        .as_text()
+        .count("mosaic_gpu_v2")
+        == 1
+    )
 
 
-ROWS = [[(0, 1, 1)], [(5, 100, 400), (0, 0, 0), (110, 10, 10)], [(64, 64, 64), (0, 64, 64)], [(0, 0, 0)], [(0, 120, 5000), (122, 6, 6)]]
+ROWS = [
+    [(0, 1, 1)],
+    [(5, 100, 400), (0, 0, 0), (110, 10, 10)],
+    [(64, 64, 64), (0, 64, 64)],
+    [(0, 0, 0)],
+    [(0, 120, 5000), (122, 6, 6)],
+]
 
 
-@pytest.mark.parametrize(("tokens", "units", "window"), [(128, 1, None), (300, 7, None), (777, 2, 100)])
+@pytest.mark.parametrize(
+    ("tokens", "units", "window"), [(128, 1, None), (300, 7, None), (777, 2, 100)]
+)
 @pytest.mark.parametrize("rows", ROWS)
-def test_every_tile_of_every_token_is_worked_on_once(tokens: int, units: int, window: int | None, rows: list[tuple[int, int, int]]) -> None:
+def test_every_tile_of_every_token_is_worked_on_once(
+    tokens: int, units: int, window: int | None, rows: list[tuple[int, int, int]]
+) -> None:
     starts, lengths, keys = (jnp.asarray(column, jnp.int32) for column in zip(*rows, strict=True))
     cut = Cut(tokens=tokens, queries=36, keys=64, units=units, lanes=13, min_tiles=2, kv_heads=3)
     plan = make_plan(starts, lengths, keys, cut=cut, window=window)
@@ -131,13 +207,22 @@ def test_every_tile_of_every_token_is_worked_on_once(tokens: int, units: int, wi
     assert_lanes_share_the_line(np.array(line), items, lanes, units)
 
 
-@pytest.mark.parametrize(("tokens", "units", "window"), [(128, 1, None), (300, 7, None), (777, 2, 100)])
+@pytest.mark.parametrize(
+    ("tokens", "units", "window"), [(128, 1, None), (300, 7, None), (777, 2, 100)]
+)
 @pytest.mark.parametrize("rows", ROWS)
-def test_a_whole_plan_divides_no_unit(tokens: int, units: int, window: int | None, rows: list[tuple[int, int, int]]) -> None:
+def test_a_whole_plan_divides_no_unit(
+    tokens: int, units: int, window: int | None, rows: list[tuple[int, int, int]]
+) -> None:
     starts, lengths, keys = (jnp.asarray(column, jnp.int32) for column in zip(*rows, strict=True))
     cut = Cut(tokens=tokens, queries=36, keys=64, units=units, lanes=13, min_tiles=2, kv_heads=3)
-    items, divided = (np.asarray(a) for a in make_plan(starts, lengths, keys, cut=cut, window=window))
-    same, lanes = (np.asarray(a) for a in make_plan(starts, lengths, keys, cut=cut._replace(whole=True), window=window))
+    items, divided = (
+        np.asarray(a) for a in make_plan(starts, lengths, keys, cut=cut, window=window)
+    )
+    same, lanes = (
+        np.asarray(a)
+        for a in make_plan(starts, lengths, keys, cut=cut._replace(whole=True), window=window)
+    )
     assert (items == same).all()
     work = [(number, *map(int, lane)) for number, lane in enumerate(lanes) if lane[1] > lane[0]]
     bounds = [0, *(high for _, _, high, *_ in work)]
@@ -145,15 +230,21 @@ def test_a_whole_plan_divides_no_unit(tokens: int, units: int, window: int | Non
     ends = {0}
     for _, low, high, _, _, seen, first, begin in items:
         if high > low:
-            ends |= {int(begin) + (unit + 1) * max(-(-int(seen) // 64) - int(first), 1) for unit in range(units)}
+            ends |= {
+                int(begin) + (unit + 1) * max(-(-int(seen) // 64) - int(first), 1)
+                for unit in range(units)
+            }
     assert set(bounds) <= ends
     for number, _, _, first, end, home, followers, *fields in work:
         assert end > first and home == number and followers == 0
         assert fields[:8] == list(items[first // units])
 
 
-def assert_lanes_share_the_line(line: np.ndarray, items: np.ndarray, lanes: np.ndarray, units: int) -> None:
-    """Shares follow one another and differ by a tile at most; units, owners and followers are those of the line."""
+def assert_lanes_share_the_line(
+    line: np.ndarray, items: np.ndarray, lanes: np.ndarray, units: int
+) -> None:
+    """Shares follow one another and differ by a tile at most; units, owners and followers are those
+    of the line."""
     live = [lane for lane in lanes if lane[1] > lane[0]]
     assert live[0][0] == 0 and live[-1][1] == len(line)
     assert max(lane[1] - lane[0] for lane in live) <= min(lane[1] - lane[0] for lane in live) + 1

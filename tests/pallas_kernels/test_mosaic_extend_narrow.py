@@ -1,4 +1,5 @@
-"""The Hopper back end of paged extend over 8-bit pages: its lane program emulated in the interpreter with race detection, and lowered."""
+"""The Hopper back end of paged extend over 8-bit pages: its lane program emulated in the
+interpreter with race detection, and lowered."""
 
 from __future__ import annotations
 
@@ -20,37 +21,95 @@ from pallas_kernels.quantised import SCALE_DTYPE, quantise
 TWO = mosaic_gpu.Tuning(blocks=8, min_tiles=1, stages=1)
 ONE = TWO._replace(groups=1, stages=2)
 PARTED = (
-    (Case(name="two pages a tile", rows=((100, 60), (0, 0), (9, 3)), gap=3, heads=2, kv_heads=1, page_size=64), TWO),
-    (Case(name="half a page a tile, parts", rows=((200, 5),), heads=3, kv_heads=1, page_size=128, head_dim=128), ONE),
+    (
+        Case(
+            name="two pages a tile",
+            rows=((100, 60), (0, 0), (9, 3)),
+            gap=3,
+            heads=2,
+            kv_heads=1,
+            page_size=64,
+        ),
+        TWO,
+    ),
+    (
+        Case(
+            name="half a page a tile, parts",
+            rows=((200, 5),),
+            heads=3,
+            kv_heads=1,
+            page_size=128,
+            head_dim=128,
+        ),
+        ONE,
+    ),
 )
 SHARED = [c for c in CASES if c.head_dim in (64, 128, 256) and c.page_size in (64, 128)] + [
-    Case(name="head_dim 256", rows=((130, 70), (0, 3)), heads=4, kv_heads=2, page_size=64, head_dim=256)
+    Case(
+        name="head_dim 256",
+        rows=((130, 70), (0, 3)),
+        heads=4,
+        kv_heads=2,
+        page_size=64,
+        head_dim=256,
+    )
 ]
 
 
 def run(case: Case, tuning: mosaic_gpu.Tuning, kv_dtype: str) -> float:
-    """Error of the interpreted kernel against the reference over the same pages; what no row may see is NaN."""
+    """Error of the interpreted kernel against the reference over the same pages; what no row may
+    see is NaN."""
     q, k, v, *rows = inputs(case).args
     rows = [jnp.asarray(x) for x in rows]
     (k8, ks), (v8, vs) = (quantise(jnp.asarray(x), kv_dtype) for x in (k, v))
-    scales = jnp.where(np.isnan(k[..., 0])[:, :, None], jnp.nan, jnp.stack([ks, vs], axis=2)).astype(SCALE_DTYPE)
+    scales = jnp.where(
+        np.isnan(k[..., 0])[:, :, None], jnp.nan, jnp.stack([ks, vs], axis=2)
+    ).astype(SCALE_DTYPE)
     low = jnp.asarray(q, jnp.bfloat16)
-    kernel = functools.partial(mosaic_gpu.extend_attention, tuning=tuning, interpret=plgpu.InterpretGPUParams(detect_races=True))
+    kernel = functools.partial(
+        mosaic_gpu.extend_attention,
+        tuning=tuning,
+        interpret=plgpu.InterpretGPUParams(detect_races=True),
+    )
     out = jax.jit(functools.partial(kernel, **case.options))(low, k8, v8, *rows, scales=scales)
-    wanted = reference.extend_attention(low.astype(jnp.float32), k8, v8, *rows, scales=scales, **case.options)
-    return float(np.linalg.norm(np.asarray(out, np.float64) - wanted) / max(np.linalg.norm(wanted), 1e-9))
+    wanted = reference.extend_attention(
+        low.astype(jnp.float32), k8, v8, *rows, scales=scales, **case.options
+    )
+    return float(
+        np.linalg.norm(np.asarray(out, np.float64) - wanted) / max(np.linalg.norm(wanted), 1e-9)
+    )
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # queries of no row hold anything
+# Queries of no row hold anything
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
 @pytest.mark.parametrize(("case", "tuning"), PARTED, ids=lambda value: getattr(value, "name", ""))
 def test_the_interpreted_kernel_equals_the_reference(case: Case, tuning: mosaic_gpu.Tuning) -> None:
     assert run(case, tuning, "float8_e4m3fn") < 5e-3
 
 
-@pytest.mark.parametrize(("head_dim", "groups", "dtype"), [(64, 2, "bfloat16"), (128, 2, "float16"), (256, 1, "bfloat16")])
-def test_widened_tiles_are_what_8_bits_stand_for_and_zeros_where_nothing_is_seen(head_dim: int, groups: int, dtype: str) -> None:
-    spec = Spec(200, 2, 4, 1, head_dim, 64, jnp.dtype(dtype), 0.1, None, None, ONE._replace(groups=groups), None, "float8_e4m3fn")
+@pytest.mark.parametrize(
+    ("head_dim", "groups", "dtype"),
+    [(64, 2, "bfloat16"), (128, 2, "float16"), (256, 1, "bfloat16")],
+)
+def test_widened_tiles_are_what_8_bits_stand_for_and_zeros_where_nothing_is_seen(
+    head_dim: int, groups: int, dtype: str
+) -> None:
+    spec = Spec(
+        200,
+        2,
+        4,
+        1,
+        head_dim,
+        64,
+        jnp.dtype(dtype),
+        0.1,
+        None,
+        None,
+        ONE._replace(groups=groups),
+        None,
+        "float8_e4m3fn",
+    )
     rng = np.random.default_rng(0)
     source = jnp.asarray(rng.standard_normal((spec.size, head_dim)), jnp.float8_e4m3fn)
     scales = jnp.asarray(2.0 ** rng.integers(-9, 9, spec.size), SCALE_DTYPE)
@@ -74,7 +133,10 @@ def test_widened_tiles_are_what_8_bits_stand_for_and_zeros_where_nothing_is_seen
 @pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
 @pytest.mark.parametrize("case", SHARED, ids=lambda c: c.name)
 def test_more_cases_pass_interpreted(case: Case) -> None:
-    assert run(case, mosaic_gpu.default_tuning(case.head_dim, 1)._replace(blocks=6), "float8_e5m2") < 5e-3
+    assert (
+        run(case, mosaic_gpu.default_tuning(case.head_dim, 1)._replace(blocks=6), "float8_e5m2")
+        < 5e-3
+    )
 
 
 @pytest.mark.parametrize(
@@ -86,17 +148,30 @@ def test_more_cases_pass_interpreted(case: Case) -> None:
         (200, 256, 128, 2, "float8_e4m3fn"),
     ],
 )
-def test_the_kernel_lowers_for_cuda(tokens: int, head_dim: int, page: int, group: int, kv: str) -> None:
-    pool, scales = jax.ShapeDtypeStruct((64, 2, page, head_dim), kv), jax.ShapeDtypeStruct((64, 2, 2, page), SCALE_DTYPE)
+def test_the_kernel_lowers_for_cuda(
+    tokens: int, head_dim: int, page: int, group: int, kv: str
+) -> None:
+    pool, scales = (
+        jax.ShapeDtypeStruct((64, 2, page, head_dim), kv),
+        jax.ShapeDtypeStruct((64, 2, 2, page), SCALE_DTYPE),
+    )
     ints = [jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((3, 8), (3,), (3,), (3,))]
     args = (jax.ShapeDtypeStruct((tokens, 2 * group, head_dim), jnp.bfloat16), pool, pool, *ints)
     kernel = jax.jit(functools.partial(mosaic_gpu.extend_attention, scale=0.1))
-    assert kernel.trace(*args, scales=scales).lower(lowering_platforms=("cuda",)).as_text().count("mosaic_gpu_v2") == 1
+    assert (
+        kernel.trace(*args, scales=scales)
+        .lower(lowering_platforms=("cuda",))
+        .as_text()
+        .count("mosaic_gpu_v2")
+        == 1
+    )
 
 
 def test_plans_are_the_same_for_both_types() -> None:
     for head_dim in (64, 128, 256):
-        wide, narrow = (mosaic_gpu.default_tuning(head_dim, size)._replace(stages=0) for size in (2, 1))
+        wide, narrow = (
+            mosaic_gpu.default_tuning(head_dim, size)._replace(stages=0) for size in (2, 1)
+        )
         assert wide == narrow
 
 

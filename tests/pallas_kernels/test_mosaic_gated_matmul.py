@@ -1,4 +1,5 @@
-"""The gated product on the CPU: its back ends against float64, the Hopper one interpreted with race detection and lowered for CUDA."""
+"""The gated product on the CPU: its back ends against float64, the Hopper one interpreted with race
+detection and lowered for CUDA."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from pallas_kernels.gated_matmul import backend_for, gated_matmul, mosaic_gpu, p
 from pallas_kernels.gated_matmul.cases import CASES, MODEL_SHAPES, Case, expected, inputs
 from pallas_kernels.gated_matmul.plan import Tuning
 
-# Sizes under which the small cases have several tiles, bands, turns of the ring and units of a block.
+# Sizes under which the small cases have several tiles, bands, turns of the ring and units of a
+# block.
 SMALL = {
     "one token": Tuning(64, 32, 2, 1),
     "a row more than a tile of eight": Tuning(64, 48, 2, 2),  # the last tile hangs over
@@ -28,7 +30,9 @@ ROWS = (64, 96, 160, 256, 512, 640, 2048)
 
 
 def relative_error(out: jax.Array, wanted: np.ndarray) -> float:
-    """Frobenius norm of the difference over that of `wanted`; NaN stays NaN and fails every comparison."""
+    """Frobenius norm of the difference over that of `wanted`; NaN stays NaN and fails every
+    comparison.
+    """
     return float(np.linalg.norm(np.asarray(out, np.float64) - wanted) / np.linalg.norm(wanted))
 
 
@@ -45,17 +49,23 @@ def test_the_reference_equals_the_product_in_float64(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
-def test_the_interpreted_kernel_equals_the_product_in_float64(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_interpreted_kernel_equals_the_product_in_float64(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(mosaic_gpu, "PROCESSORS", 4)  # so that blocks do several units
     monkeypatch.setattr(mosaic_gpu, "TOGETHER", 2)
     x, w, wanted = rounded(case, "float16" if case.name == "two classes" else "bfloat16")
-    out = mosaic_gpu.gated_matmul(x, w, tuning=SMALL[case.name], interpret=plgpu.InterpretGPUParams(detect_races=True))
+    out = mosaic_gpu.gated_matmul(
+        x, w, tuning=SMALL[case.name], interpret=plgpu.InterpretGPUParams(detect_races=True)
+    )
     assert out.shape == wanted.shape and out.dtype == x.dtype
     assert relative_error(out, wanted) < 5e-3
 
 
 @pytest.mark.parametrize(("together", "bands"), [(1, 5), (2, 5), (3, 5), (8, 5), (2, 4), (8, 1)])
-def test_every_tile_is_one_units(together: int, bands: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_tile_is_one_units(
+    together: int, bands: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(mosaic_gpu, "TOGETHER", together)
     monkeypatch.setattr(mosaic_gpu.lax, "axis_index", lambda name: jnp.int32(0))
     spec = mosaic_gpu._Spec(bands * 64, 7 * 16, 64, jnp.bfloat16, Tuning(64, 32, 2, 1), None)
@@ -65,25 +75,41 @@ def test_every_tile_is_one_units(together: int, bands: int, monkeypatch: pytest.
 
 
 def test_extreme_gates_give_no_nan() -> None:
-    x, w = jnp.full((8, 64), 30.0, jnp.bfloat16), jnp.concatenate([jnp.full((8, 64), -30.0), jnp.ones((8, 64))]).astype(jnp.bfloat16)
+    x, w = (
+        jnp.full((8, 64), 30.0, jnp.bfloat16),
+        jnp.concatenate([jnp.full((8, 64), -30.0), jnp.ones((8, 64))]).astype(jnp.bfloat16),
+    )
     params = plgpu.InterpretGPUParams(detect_races=True)
-    assert not np.asarray(mosaic_gpu.gated_matmul(x, w, tuning=Tuning(64, 16, 2, 1), interpret=params), np.float32).any()
-    wide = np.asarray(mosaic_gpu.gated_matmul(x, -w, tuning=Tuning(64, 16, 2, 1), interpret=params), np.float32)
+    assert not np.asarray(
+        mosaic_gpu.gated_matmul(x, w, tuning=Tuning(64, 16, 2, 1), interpret=params), np.float32
+    ).any()
+    wide = np.asarray(
+        mosaic_gpu.gated_matmul(x, -w, tuning=Tuning(64, 16, 2, 1), interpret=params), np.float32
+    )
     assert np.isfinite(wide).all() and (wide < 0).all()
 
 
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("model", MODEL_SHAPES)
 def test_the_kernel_lowers_for_cuda(model: str, rows: int) -> None:
-    x, w = (jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((rows, MODEL_SHAPES[model][1]), MODEL_SHAPES[model]))
+    x, w = (
+        jax.ShapeDtypeStruct(shape, jnp.bfloat16)
+        for shape in ((rows, MODEL_SHAPES[model][1]), MODEL_SHAPES[model])
+    )
     lowered = mosaic_gpu.jitted.trace(x, w).lower(lowering_platforms=("cuda",))
     assert lowered.as_text().count("mosaic_gpu_v2") == 1
 
 
-@pytest.mark.parametrize(("O", "I", "rows"), [(2 * 5464, 4096, 64), (2 * 13656, 4096, 2048), (2 * 104, 64, 2000), (9728, 896, 160)])
+@pytest.mark.parametrize(
+    ("O", "I", "rows"),
+    [(2 * 5464, 4096, 64), (2 * 13656, 4096, 2048), (2 * 104, 64, 2000), (9728, 896, 160)],
+)
 def test_widths_that_no_wide_copy_divides_lower_too(O: int, I: int, rows: int) -> None:  # noqa: E741
     x, w = (jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((rows, I), (O, I)))
-    assert "mosaic_gpu_v2" in mosaic_gpu.jitted.trace(x, w).lower(lowering_platforms=("cuda",)).as_text()
+    assert (
+        "mosaic_gpu_v2"
+        in mosaic_gpu.jitted.trace(x, w).lower(lowering_platforms=("cuda",)).as_text()
+    )
 
 
 @pytest.mark.parametrize("rows", [1, *ROWS, 8448])
@@ -100,14 +126,17 @@ def test_the_sizes_fit_the_card(model: str, rows: int) -> None:
 
 
 def test_threads_ask_for_no_more_registers_than_they_were_given() -> None:
-    """A block starts with equal shares, of multiples of eight; what warpgroups raise theirs by, others must have given back."""
+    """A block starts with equal shares, of multiples of eight; what warpgroups raise theirs by,
+    others must have given back."""
     for groups, registers in mosaic_gpu.REGISTERS.items():
         share = min(65536 // (128 * (groups + 1)) // 8 * 8, 255)
         assert groups * registers + mosaic_gpu.PRODUCER_REGISTERS <= (groups + 1) * share
 
 
 def test_measured_sizes_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "_measured", lambda: {"64x128x7": {"rows": 64, "n": 16, "stages": 3, "cluster": 1}})
+    monkeypatch.setattr(
+        plan, "_measured", lambda: {"64x128x7": {"rows": 64, "n": 16, "stages": 3, "cluster": 1}}
+    )
     plan.tuning_of.cache_clear()
     assert plan.tuning_of(7, 64, 128) == Tuning(64, 16, 3, 1)
     assert plan.tuning_of(8, 64, 128) != Tuning(64, 16, 3, 1)
@@ -123,7 +152,14 @@ def test_the_kernel_is_used_where_it_pays() -> None:
     assert backend_for("mosaic_gpu", x.astype(jnp.float32), w) is None  # type: ignore[arg-type]
     small = 6144 * 1024 * 2
     assert (pays(256, small), pays(2048, small), pays(2048, 1 << 20)) == (False, True, False)
-    assert [pays(rows, 1 << 30) for rows in (63, 64, 384, 385, 1023, 1024)] == [False, True, True, False, False, True]
+    assert [pays(rows, 1 << 30) for rows in (63, 64, 384, 385, 1023, 1024)] == [
+        False,
+        True,
+        True,
+        False,
+        False,
+        True,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -135,7 +171,9 @@ def test_the_kernel_is_used_where_it_pays() -> None:
         ((0, 64), (16, 64), "x \\[M, I\\]"),
     ],
 )
-def test_what_the_kernel_does_not_take_is_an_error(x: tuple[int, int], w: tuple[int, int], said: str) -> None:
+def test_what_the_kernel_does_not_take_is_an_error(
+    x: tuple[int, int], w: tuple[int, int], said: str
+) -> None:
     with pytest.raises(ValueError, match=said):
         gated_matmul(jnp.zeros(x, jnp.bfloat16), jnp.zeros(w, jnp.bfloat16), backend="mosaic_gpu")
 

@@ -1,4 +1,5 @@
-"""Every back end of paged decode passes the shared cases; the reference is invariant to the last bit."""
+"""Every back end of paged decode passes the shared cases; the reference is invariant to the last
+bit."""
 
 import jax
 import jax.numpy as jnp
@@ -10,10 +11,19 @@ from pallas_kernels.backends import UnknownBackend
 from pallas_kernels.paged_decode.cases import CASES, Case, inputs
 from tests.pallas_kernels.covering import covering
 
-attend = jax.jit(paged_decode.decode_attention, static_argnames=("backend", "scale", "window", "softcap"))
+attend = jax.jit(
+    paged_decode.decode_attention, static_argnames=("backend", "scale", "window", "softcap")
+)
 RAGGED = (
     Case(name="GQA", lengths=(1, 130, 17, 260, 0, 64), head_dim=16),
-    Case(name="MQA and a window", lengths=(1, 130, 17, 260, 0, 64), heads=4, kv_heads=1, window=100, head_dim=32),
+    Case(
+        name="MQA and a window",
+        lengths=(1, 130, 17, 260, 0, 64),
+        heads=4,
+        kv_heads=1,
+        window=100,
+        head_dim=32,
+    ),
     Case(name="groups of seven", lengths=(5, 130, 0, 64), heads=14, head_dim=128, page_size=64),
 )
 
@@ -62,7 +72,8 @@ def test_a_wider_table_changes_no_bit():
     case = Case(name="wide", lengths=(130, 40, 7), spare=0)
     made = inputs(case)
     q, k, v, table, lengths = made.args
-    wide = np.pad(table, ((0, 0), (0, 37)), constant_values=10_000)  # also: entries outside the pool are harmless
+    # Also: entries outside the pool are harmless
+    wide = np.pad(table, ((0, 0), (0, 37)), constant_values=10_000)
     np.testing.assert_array_equal(
         attend(*made.args, backend="reference", **case.options),
         attend(q, k, v, wide, lengths, backend="reference", **case.options),
@@ -76,8 +87,17 @@ def test_the_window_counts_the_query_itself():
     v = np.zeros_like(v)
     for j in range(10):
         v[table[0, j // 16], :, j % 16] = 10.0**j
-    out = attend(np.zeros_like(made.q), np.zeros_like(k), v, table, lengths, backend="reference", **case.options)
-    np.testing.assert_allclose(out, (10.0**7 + 10.0**8 + 10.0**9) / 3, rtol=1e-6)  # keys 7, 8, 9 of query 9
+    out = attend(
+        np.zeros_like(made.q),
+        np.zeros_like(k),
+        v,
+        table,
+        lengths,
+        backend="reference",
+        **case.options,
+    )
+    # Keys 7, 8, 9 of query 9
+    np.testing.assert_allclose(out, (10.0**7 + 10.0**8 + 10.0**9) / 3, rtol=1e-6)
 
 
 def test_cost_follows_lengths_and_not_the_tables_width(monkeypatch):
@@ -91,7 +111,9 @@ def test_cost_follows_lengths_and_not_the_tables_width(monkeypatch):
     monkeypatch.setattr(tiles, "load_tile", counted)
     case = Case(name="wide", lengths=(3, 200), spare=1000)
     made = inputs(case)
-    out = paged_decode.decode_attention(*map(jnp.asarray, made.args), backend="reference", **case.options)
+    out = paged_decode.decode_attention(
+        *map(jnp.asarray, made.args), backend="reference", **case.options
+    )
     jax.block_until_ready(out)
     jax.effects_barrier()
     assert sorted(loads) == [0, 0, 1, 1]  # keys and values of two tiles of 128
@@ -99,7 +121,9 @@ def test_cost_follows_lengths_and_not_the_tables_width(monkeypatch):
 
 def test_an_unknown_back_end_is_named_with_those_that_exist():
     made = inputs(CASES[0])
-    with pytest.raises(UnknownBackend, match=r"paged_decode has no back end 'cuda'; choose one of: reference"):
+    with pytest.raises(
+        UnknownBackend, match=r"paged_decode has no back end 'cuda'; choose one of: reference"
+    ):
         paged_decode.decode_attention(*made.args, backend="cuda", scale=1.0)
     assert "reference" in paged_decode.BACKENDS
     assert "cuda" not in paged_decode.BACKENDS

@@ -23,38 +23,65 @@ from pallas_kernels.rope_write.cases import CASES as WRITES
 from pallas_kernels.rope_write.cases import Case as Write
 from tests.pallas_kernels.test_rope_write import arguments
 
-OPS = {"decode": (paged_decode.decode_attention, decode_cases), "extend": (paged_extend.extend_attention, extend_cases)}
-NAMES = ("ragged", "groups of seven", "pages that do not divide a tile", "sinks, window and softcap", "infinite poison", "window")
+OPS = {
+    "decode": (paged_decode.decode_attention, decode_cases),
+    "extend": (paged_extend.extend_attention, extend_cases),
+}
+NAMES = (
+    "ragged",
+    "groups of seven",
+    "pages that do not divide a tile",
+    "sinks, window and softcap",
+    "infinite poison",
+    "window",
+)
 READS = [(op, case) for op, (_, table) in OPS.items() for case in table.CASES if case.name in NAMES]
-WRITTEN = [case for case in WRITES if case.name in ("some dropped", "all dropped", "bias, groups of seven", "bias and norm, heads of 256")]
+WRITTEN = [
+    case
+    for case in WRITES
+    if case.name
+    in ("some dropped", "all dropped", "bias, groups of seven", "bias and norm, heads of 256")
+]
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
 
 def pages_in_8_bits(x: np.ndarray, dtype: Any, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Pages `[P, K, C, H]` in 8 bits, scaled by any powers of two, and the scales `[P, K, C]`; what was NaN or infinite is NaN in both."""
+    """Pages `[P, K, C, H]` in 8 bits, scaled by any powers of two, and the scales `[P, K, C]`; what
+    was NaN or infinite is NaN in both."""
     scale = 2.0 ** np.random.default_rng(seed).integers(-9, 9, x.shape[:3])
     with np.errstate(invalid="ignore"):
-        return (x * 32).astype(dtype), np.where(np.isfinite(x).all(axis=-1), scale / 32, np.nan).astype(SCALE_DTYPE)
+        return (x * 32).astype(dtype), np.where(
+            np.isfinite(x).all(axis=-1), scale / 32, np.nan
+        ).astype(SCALE_DTYPE)
 
 
 def relative_error(op: str, case: Any, dtype: Any, backend: str) -> tuple[float, bool]:
-    """Of attention over 8-bit pages against the same over what they stand for in float32; and whether the two are equal."""
+    """Of attention over 8-bit pages against the same over what they stand for in float32; and
+    whether the two are equal."""
     attend, table = OPS[op]
     q, k, v, *rows = table.inputs(case).args
     (k8, ks), (v8, vs) = (pages_in_8_bits(x, dtype, seed) for seed, x in enumerate((k, v)))
     run = jax.jit(functools.partial(attend, **case.options), static_argnames="backend")
-    wide = [x.astype(np.float32) * scale.astype(np.float32)[..., None] for x, scale in ((k8, ks), (v8, vs))]
+    wide = [
+        x.astype(np.float32) * scale.astype(np.float32)[..., None]
+        for x, scale in ((k8, ks), (v8, vs))
+    ]
     wanted = np.asarray(run(q, *wide, *rows, backend="reference"))
     got = np.asarray(run(q, k8, v8, *rows, backend=backend, scales=np.stack([ks, vs], axis=2)))
     assert got.dtype == q.dtype
-    return float(np.linalg.norm(got - wanted) / max(np.linalg.norm(wanted), 1e-9)), np.array_equal(got, wanted)
+    return float(np.linalg.norm(got - wanted) / max(np.linalg.norm(wanted), 1e-9)), np.array_equal(
+        got, wanted
+    )
 
 
 def assert_rounded(got: np.ndarray, x: np.ndarray, dtype: Any) -> None:
-    """Equal to half a unit of the 8-bit type, at sizes where a power of two as scale cannot lose digits, and close to zero."""
+    """Equal to half a unit of the 8-bit type, at sizes where a power of two as scale cannot lose
+    digits, and close to zero."""
     info = jnp.finfo(dtype)
     close = np.abs(x).max(axis=-1, keepdims=True) * float(info.smallest_subnormal) / float(info.max)
-    assert (np.abs(got - x) <= np.maximum(np.abs(x) * 2.0 ** -(info.nmant + 1), close) * 1.001).all()
+    assert (
+        np.abs(got - x) <= np.maximum(np.abs(x) * 2.0 ** -(info.nmant + 1), close) * 1.001
+    ).all()
 
 
 @dtypes
@@ -70,11 +97,15 @@ def test_a_scale_is_the_smallest_power_of_two_that_fits(dtype: Any, largest: flo
 @dtypes
 @given(seed=st.integers(0, 2**32 - 1), size=st.integers(-20, 20))
 def test_the_type_alone_rounds(dtype: Any, seed: int, size: int) -> None:
-    x = np.random.default_rng(seed).standard_normal((3, 16)).astype(np.float32) * np.float32(2.0**size)
+    x = np.random.default_rng(seed).standard_normal((3, 16)).astype(np.float32) * np.float32(
+        2.0**size
+    )
     x8, scale = (np.asarray(y, np.float64) for y in quantise(jnp.asarray(x), dtype))
     assert_rounded(x8 * scale[:, None], x, dtype)
     again, same = quantise(jnp.asarray(x8 * scale[:, None], jnp.float32), dtype)
-    np.testing.assert_array_equal(np.asarray(again, np.float64) * np.asarray(same, np.float64)[:, None], x8 * scale[:, None])
+    np.testing.assert_array_equal(
+        np.asarray(again, np.float64) * np.asarray(same, np.float64)[:, None], x8 * scale[:, None]
+    )
 
 
 @dtypes
@@ -82,11 +113,17 @@ def test_what_is_not_a_number_stays_so_and_zeros_stay_zeros(dtype: Any) -> None:
     x8, scale = quantise(jnp.array([[0.0, 0.0], [1.0, np.nan], [np.inf, 1.0]]), dtype)
     assert not np.asarray(x8[0], np.float32).any()
     assert np.isfinite(np.asarray(scale, np.float32)[0])
-    assert not np.isfinite((np.asarray(x8, np.float32) * np.asarray(scale, np.float32)[:, None])[1:]).all(axis=1).any()
+    assert (
+        not np.isfinite((np.asarray(x8, np.float32) * np.asarray(scale, np.float32)[:, None])[1:])
+        .all(axis=1)
+        .any()
+    )
 
 
 def test_what_has_scales() -> None:
-    assert [is_quantised(name) for name in ("float8_e4m3fn", "float8_e5m2", "bfloat16", "float32")] == [True, True, False, False]
+    assert [
+        is_quantised(name) for name in ("float8_e4m3fn", "float8_e5m2", "bfloat16", "float32")
+    ] == [True, True, False, False]
 
 
 @dtypes
@@ -104,7 +141,11 @@ def test_a_write_stores_the_token_in_8_bits_and_its_scale(case: Write, dtype: An
     for side, (pool, x) in enumerate(zip(narrow, wide, strict=True)):
         _, scale = quantise(x[place], dtype)
         np.testing.assert_array_equal(np.asarray(scales)[:, :, side][place], scale)
-        assert_rounded(np.asarray(pool, np.float32)[place] * np.asarray(scale, np.float32)[..., None], np.asarray(x)[place], dtype)
+        assert_rounded(
+            np.asarray(pool, np.float32)[place] * np.asarray(scale, np.float32)[..., None],
+            np.asarray(x)[place],
+            dtype,
+        )
         rest = np.ones((case.num_pages, case.page_size), bool)
         rest[place[0], place[2]] = False
         assert (np.moveaxis(np.asarray(pool, np.float32), 2, 1)[rest] == 3).all()
@@ -113,7 +154,9 @@ def test_a_write_stores_the_token_in_8_bits_and_its_scale(case: Write, dtype: An
 
 def test_a_donated_quantised_pool_is_written_in_place() -> None:
     rows, k_pages, v_pages, page, offset = arguments(Write(name="large", kept=8, num_pages=256))
-    pools = [jax.ShapeDtypeStruct(k_pages.shape, DTYPES[0])] * 2 + [jax.ShapeDtypeStruct((256, 2, 2, 16), SCALE_DTYPE)]
+    pools = [jax.ShapeDtypeStruct(k_pages.shape, DTYPES[0])] * 2 + [
+        jax.ShapeDtypeStruct((256, 2, 2, 16), SCALE_DTYPE)
+    ]
     run = jax.jit(rope_write_quantised, static_argnames="backend", donate_argnums=(1, 2, 3))
     memory = run.lower(rows, *pools, page, offset, backend="reference").compile().memory_analysis()
     assert memory.alias_size_in_bytes == sum(x.size * x.dtype.itemsize for x in pools)
@@ -129,22 +172,34 @@ def test_the_fallback_reads_what_8_bits_stand_for(op: str, case: Any) -> None:
     assert relative_error(op, case, DTYPES[case.name == "window"], "xla")[0] < 2e-5
 
 
-@pytest.mark.parametrize("case", [case for case in WRITTEN if case.head_dim != 64] + [WRITES[0]], ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case",
+    [case for case in WRITTEN if case.head_dim != 64] + [WRITES[0]],
+    ids=lambda case: case.name,
+)
 def test_the_interpreted_write_for_hopper_rounds_as_the_reference(case: Write) -> None:
     low = arguments(case, "bfloat16")
     wide = jax.tree.map(lambda x: x.astype(jnp.float32) if x.dtype == jnp.bfloat16 else x, low)
     q, *full = jax.jit(rope_write, static_argnames="backend")(*wide, backend="reference")
     rows, k_pages, v_pages, page, offset = low
-    pools = [jnp.zeros(k_pages.shape, DTYPES[0]) for _ in range(2)] + [jnp.zeros((*k_pages.shape[:2], 2, k_pages.shape[2]), SCALE_DTYPE)]
-    run = functools.partial(mosaic_write.jitted_quantised, interpret=plgpu.InterpretGPUParams(detect_races=True))
+    pools = [jnp.zeros(k_pages.shape, DTYPES[0]) for _ in range(2)] + [
+        jnp.zeros((*k_pages.shape[:2], 2, k_pages.shape[2]), SCALE_DTYPE)
+    ]
+    run = functools.partial(
+        mosaic_write.jitted_quantised, interpret=plgpu.InterpretGPUParams(detect_races=True)
+    )
     q8, k8, v8, scales = run(rows, *pools, page, offset)
     np.testing.assert_allclose(np.asarray(q8, np.float32), q, rtol=2**-8, atol=1e-6)
     kept = np.asarray(page) < case.num_pages
     place = np.asarray(page)[kept], slice(None), np.asarray(offset)[kept]
     for side, (pool, x) in enumerate(zip((k8, v8), full, strict=True)):
         scale = np.asarray(scales, np.float32)[:, :, side][place]
-        np.testing.assert_array_equal(scale, np.asarray(quantise(x[place], DTYPES[0])[1], np.float32))
-        assert_rounded(np.asarray(pool, np.float32)[place] * scale[..., None], np.asarray(x)[place], DTYPES[0])
+        np.testing.assert_array_equal(
+            scale, np.asarray(quantise(x[place], DTYPES[0])[1], np.float32)
+        )
+        assert_rounded(
+            np.asarray(pool, np.float32)[place] * scale[..., None], np.asarray(x)[place], DTYPES[0]
+        )
     untouched = np.ones((case.num_pages, case.page_size), bool)
     untouched[place[0], place[2]] = False
     assert not np.moveaxis(np.asarray(k8, np.float32), 2, 1)[untouched].any()
@@ -152,13 +207,32 @@ def test_the_interpreted_write_for_hopper_rounds_as_the_reference(case: Write) -
 
 @dtypes
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "head_dim", "tokens"), [(28, 4, 128, 3), (14, 2, 64, 3), (7, 1, 256, 2048), (32, 8, 128, 2048)]
+    ("heads", "kv_heads", "head_dim", "tokens"),
+    [(28, 4, 128, 3), (14, 2, 64, 3), (7, 1, 256, 2048), (32, 8, 128, 2048)],
 )
-def test_the_write_lowers_for_cuda_and_aliases_the_pools(heads: int, kv_heads: int, head_dim: int, tokens: int, dtype: Any) -> None:
-    low, angles = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.bfloat16), jax.ShapeDtypeStruct((tokens, head_dim // 2), jnp.float32)
-    rows = HeadRows(low((tokens, heads + 2 * kv_heads, head_dim)), angles, angles, bias=None, norms=None, eps=0.0, queries=heads)
-    pool, ints = jax.ShapeDtypeStruct((64, kv_heads, 64, head_dim), dtype), jax.ShapeDtypeStruct((tokens,), jnp.int32)
-    traced = mosaic_write.jitted_quantised.trace(rows, pool, pool, low((64, kv_heads, 2, 64)), ints, ints)
+def test_the_write_lowers_for_cuda_and_aliases_the_pools(
+    heads: int, kv_heads: int, head_dim: int, tokens: int, dtype: Any
+) -> None:
+    low, angles = (
+        functools.partial(jax.ShapeDtypeStruct, dtype=jnp.bfloat16),
+        jax.ShapeDtypeStruct((tokens, head_dim // 2), jnp.float32),
+    )
+    rows = HeadRows(
+        low((tokens, heads + 2 * kv_heads, head_dim)),
+        angles,
+        angles,
+        bias=None,
+        norms=None,
+        eps=0.0,
+        queries=heads,
+    )
+    pool, ints = (
+        jax.ShapeDtypeStruct((64, kv_heads, 64, head_dim), dtype),
+        jax.ShapeDtypeStruct((tokens,), jnp.int32),
+    )
+    traced = mosaic_write.jitted_quantised.trace(
+        rows, pool, pool, low((64, kv_heads, 2, 64)), ints, ints
+    )
     text = traced.lower(lowering_platforms=("cuda",)).as_text()
     assert text.count("mosaic_gpu_v2") == 1
     assert text.count("tf.aliasing_output") == 3
@@ -170,5 +244,13 @@ def test_a_pool_may_have_more_scales_than_an_int32_counts() -> None:
     pool = jax.ShapeDtypeStruct((pages, *k_pages.shape[1:]), DTYPES[0])
     scales = jax.ShapeDtypeStruct((pages, 2, 2, k_pages.shape[2]), SCALE_DTYPE)
     assert np.prod(scales.shape) > 2**31 and k_pages.shape[1] == 2
-    written = jax.eval_shape(functools.partial(rope_write_quantised, backend="reference"), rows, pool, pool, scales, page, offset)
+    written = jax.eval_shape(
+        functools.partial(rope_write_quantised, backend="reference"),
+        rows,
+        pool,
+        pool,
+        scales,
+        page,
+        offset,
+    )
     assert written[3].shape == scales.shape

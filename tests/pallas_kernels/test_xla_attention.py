@@ -1,4 +1,5 @@
-"""The fallback back ends of both attention ops: the shared cases in wide and narrow types, and lowering for accelerators."""
+"""The fallback back ends of both attention ops: the shared cases in wide and narrow types, and
+lowering for accelerators."""
 
 from __future__ import annotations
 
@@ -15,7 +16,10 @@ from pallas_kernels.paged_decode import cases as decode_cases
 from pallas_kernels.paged_extend import cases as extend_cases
 from tests.pallas_kernels.covering import covering
 
-OPS = {"decode": (paged_decode.decode_attention, decode_cases), "extend": (paged_extend.extend_attention, extend_cases)}
+OPS = {
+    "decode": (paged_decode.decode_attention, decode_cases),
+    "extend": (paged_extend.extend_attention, extend_cases),
+}
 CASES = {(op, case.name): case for op, (_, table) in OPS.items() for case in table.CASES}
 TOLERANCE = {"float32": 1e-6, "float16": 1e-3, "bfloat16": 5e-3}
 
@@ -27,16 +31,24 @@ def relative_error(op: str, case: Any, dtype: str) -> float:
     args = [jnp.asarray(a, dtype if a.dtype == np.float32 else None) for a in made.args]
     out = jax.jit(functools.partial(attend, backend="xla", **case.options))(*args)
     assert out.dtype == dtype
-    return float(np.linalg.norm(np.asarray(out, np.float64) - made.expected) / max(np.linalg.norm(made.expected), 1e-9))
+    return float(
+        np.linalg.norm(np.asarray(out, np.float64) - made.expected)
+        / max(np.linalg.norm(made.expected), 1e-9)
+    )
 
 
-@pytest.mark.parametrize(("op", "case"), [each for op, (_, table) in OPS.items() for each in covering(table.CASES, op)])
+@pytest.mark.parametrize(
+    ("op", "case"), [each for op, (_, table) in OPS.items() for each in covering(table.CASES, op)]
+)
 def test_every_shared_case_passes(op: str, case: Any) -> None:
     assert relative_error(op, case, "float32") < TOLERANCE["float32"]
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize(("op", "name"), [("decode", "groups of seven"), ("extend", "window"), ("extend", "infinite poison")])
+@pytest.mark.parametrize(
+    ("op", "name"),
+    [("decode", "groups of seven"), ("extend", "window"), ("extend", "infinite poison")],
+)
 def test_narrow_types_lose_only_their_own_rounding(op: str, name: str, dtype: str) -> None:
     assert relative_error(op, CASES[op, name], dtype) < TOLERANCE[dtype]
 
@@ -53,9 +65,14 @@ def test_many_small_tiles_give_the_same(op: str, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("platform", ["cuda", "tpu"])
 def test_it_lowers_with_products_in_the_pools_type(op: str, platform: str) -> None:
     pool = jax.ShapeDtypeStruct((256, 8, 64, 80), jnp.bfloat16)
-    ints = [jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((8, 128), *((8,),) * (1 if op == "decode" else 3))]
+    ints = [
+        jax.ShapeDtypeStruct(shape, jnp.int32)
+        for shape in ((8, 128), *((8,),) * (1 if op == "decode" else 3))
+    ]
     q = jax.ShapeDtypeStruct((8 if op == "decode" else 512, 32, 80), jnp.bfloat16)
-    text = jax.jit(functools.partial(OPS[op][0], backend="xla", scale=0.1)).trace(q, pool, pool, *ints)
+    text = jax.jit(functools.partial(OPS[op][0], backend="xla", scale=0.1)).trace(
+        q, pool, pool, *ints
+    )
     lines = text.lower(lowering_platforms=(platform,)).as_text().splitlines()
     products = [line.rsplit(" : ", 1)[1] for line in lines if "dot_general" in line]
     assert len(products) == 2
@@ -67,4 +84,6 @@ def test_it_lowers_with_products_in_the_pools_type(op: str, platform: str) -> No
 def test_pools_that_do_not_fit_the_queries_are_an_error() -> None:
     pages, row = jnp.zeros((3, 2, 16, 64)), jnp.zeros((1,), jnp.int32)
     with pytest.raises(ValueError, match="heads divide the query heads"):
-        paged_decode.decode_attention(jnp.zeros((1, 3, 64)), pages, pages, row[:, None], row, backend="xla", scale=1.0)
+        paged_decode.decode_attention(
+            jnp.zeros((1, 3, 64)), pages, pages, row[:, None], row, backend="xla", scale=1.0
+        )

@@ -10,26 +10,40 @@ import numpy as np
 from jaxllm.sampling.choose import Sampler
 from jaxllm.sampling.sample import SamplingRows, sample
 
-NEUTRAL = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 0, "position": 0, "suppress": False}
+NEUTRAL = {
+    "temperature": 1.0,
+    "top_k": 0,
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "seed": 0,
+    "position": 0,
+    "suppress": False,
+}
 
 
 def make_rows(count: int, stop_ids: tuple[int, ...] = (-1,), **options) -> SamplingRows:
     """`count` rows that ask for nothing but what `options` say; scalars are repeated."""
     assert options.keys() <= NEUTRAL.keys()
-    full = {name: np.broadcast_to(np.asarray(options.get(name, value)), (count,)) for name, value in NEUTRAL.items()}
+    full = {
+        name: np.broadcast_to(np.asarray(options.get(name, value)), (count,))
+        for name, value in NEUTRAL.items()
+    }
     return SamplingRows(
         temperature_B=full["temperature"].astype(np.float32),
         top_k_B=full["top_k"].astype(np.int32),
         top_p_B=full["top_p"].astype(np.float32),
         min_p_B=full["min_p"].astype(np.float32),
-        key_B2=np.array([int(s) % 2**64 for s in full["seed"]], np.uint64).view(np.uint32).reshape(count, 2),
+        key_B2=np.array([int(s) % 2**64 for s in full["seed"]], np.uint64)
+        .view(np.uint32)
+        .reshape(count, 2),
         position_B=full["position"].astype(np.int32),
         stop_ids_BK=np.broadcast_to(np.array(stop_ids, np.int32), (count, len(stop_ids))),
         suppress_B=full["suppress"].astype(bool),
     )
 
 
-OPTIMISED = {"xla_backend_optimization_level": 3}  # as users compile it; other tests are compiled with little optimisation
+# As users compile it; other tests are compiled with little optimisation
+OPTIMISED = {"xla_backend_optimization_level": 3}
 
 
 @functools.partial(jax.jit, static_argnums=2, compiler_options=OPTIMISED)
@@ -45,7 +59,13 @@ def softmax(x: np.ndarray) -> np.ndarray:
     return weights / weights.sum()
 
 
-def kept(logits: np.ndarray, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> np.ndarray:
+def kept(
+    logits: np.ndarray,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+) -> np.ndarray:
     """Which tokens of one row may be drawn: min_p, then top_k, then top_p, as a mask."""
     scaled = np.asarray(logits, np.float64) / temperature
     probs = softmax(scaled)
@@ -62,4 +82,10 @@ def kept(logits: np.ndarray, temperature: float = 1.0, top_k: int = 0, top_p: fl
 
 def processed(logits: np.ndarray, temperature: float = 1.0, **filters) -> np.ndarray:
     """The exact distribution of a draw."""
-    return softmax(np.where(kept(logits, temperature, **filters), np.asarray(logits, np.float64) / temperature, -np.inf))
+    return softmax(
+        np.where(
+            kept(logits, temperature, **filters),
+            np.asarray(logits, np.float64) / temperature,
+            -np.inf,
+        )
+    )

@@ -1,4 +1,5 @@
-"""What `process` must compute, in numpy float64, one row at a time and straight from the definitions."""
+"""What `process` must compute, in numpy float64, one row at a time and straight from the
+definitions."""
 
 from __future__ import annotations
 
@@ -11,17 +12,23 @@ import numpy as np
 
 from jaxllm.sampling.bits import everything, packed
 from jaxllm.sampling.options import MAX_LOGIT_BIAS, SamplingParams
-from jaxllm.sampling.process import ProcessRows, Terms, process
+from jaxllm.sampling.process import LogitsParams, ProcessRows, process
 from tests.sampling.oracle import OPTIMISED
 
 
-def expected(logits: np.ndarray, params: SamplingParams, prompt: Sequence[int], output: Sequence[int]) -> np.ndarray:
+def expected(
+    logits: np.ndarray, params: SamplingParams, prompt: Sequence[int], output: Sequence[int]
+) -> np.ndarray:
     """One row's logits as asked."""
     out = np.asarray(logits, np.float64).copy()
     for token, bias in (params.logit_bias or {}).items():
         out[token] += bias
     for token in {*prompt, *output}:
-        out[token] = out[token] / params.repetition_penalty if out[token] > 0 else out[token] * params.repetition_penalty
+        out[token] = (
+            out[token] / params.repetition_penalty
+            if out[token] > 0
+            else out[token] * params.repetition_penalty
+        )
     for token in set(output):
         out[token] -= params.frequency_penalty * list(output).count(token)
         out[token] -= params.presence_penalty
@@ -30,37 +37,61 @@ def expected(logits: np.ndarray, params: SamplingParams, prompt: Sequence[int], 
     return out
 
 
-def terms_of(requests: Sequence[tuple[SamplingParams, Sequence[int]]], vocab_size: int) -> Terms:
+def terms_of(
+    requests: Sequence[tuple[SamplingParams, Sequence[int]]], vocab_size: int
+) -> LogitsParams:
     """The terms of (params, prompt) in slots 0, 1, …, and a trash slot."""
-    terms = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), Terms.shapes(len(requests), vocab_size))
+    terms = jax.tree.map(
+        lambda s: np.zeros(s.shape, s.dtype), LogitsParams.shapes(len(requests), vocab_size)
+    )
     terms.bias_ids[:] = vocab_size + np.arange(MAX_LOGIT_BIAS)
     for slot, (params, prompt) in enumerate(requests):
-        terms.penalties[slot] = params.repetition_penalty, params.frequency_penalty, params.presence_penalty
+        terms.penalties[slot] = (
+            params.repetition_penalty,
+            params.frequency_penalty,
+            params.presence_penalty,
+        )
         for at, (token, bias) in enumerate((params.logit_bias or {}).items()):
             terms.bias_ids[slot, at], terms.biases[slot, at] = token, bias
         terms.prompt[slot] = packed(prompt, vocab_size)
         allowed = params.allowed_token_ids
-        terms.allowed[slot] = everything(vocab_size) if allowed is None else packed(allowed, vocab_size)
+        terms.allowed[slot] = (
+            everything(vocab_size) if allowed is None else packed(allowed, vocab_size)
+        )
     return terms
 
 
 def counts_of(outputs: Sequence[Sequence[int]], vocab_size: int) -> np.ndarray:
     """The counts of the slots' outputs, and of a trash slot."""
-    return np.array([np.bincount(np.array(said, np.int64), minlength=vocab_size) for said in [*outputs, []]], np.uint16)
+    return np.array(
+        [np.bincount(np.array(said, np.int64), minlength=vocab_size) for said in [*outputs, []]],
+        np.uint16,
+    )
 
 
 @functools.partial(jax.jit, compiler_options=OPTIMISED)
-def run(logits_QV: jax.Array, rows: ProcessRows, counts_SV: jax.Array, terms: Terms) -> tuple[jax.Array, jax.Array]:
+def run(
+    logits_QV: jax.Array, rows: ProcessRows, counts_SV: jax.Array, terms: LogitsParams
+) -> tuple[jax.Array, jax.Array]:
     """`process`, compiled."""
     return process(logits_QV, rows, counts_SV, terms)
 
 
 def rows_of(
-    slots: Sequence[int], asks: Sequence[bool] | bool = True, drew: Sequence[bool] | bool = False, token: object = 0
+    slots: Sequence[int],
+    asks: Sequence[bool] | bool = True,
+    drew: Sequence[bool] | bool = False,
+    token: object = 0,
 ) -> ProcessRows:
     """Rows of these slots; scalars are repeated."""
     n = len(slots)
     wide = [np.broadcast_to(np.asarray(x), (n,)) for x in (asks, drew)]
     tokens = np.broadcast_to(np.asarray(token), (n,))
     zeros = jnp.zeros(n, jnp.int32)
-    return ProcessRows(jnp.array(slots, jnp.int32), *map(jnp.array, wide), jnp.array(tokens, jnp.int32), zeros, zeros)
+    return ProcessRows(
+        jnp.array(slots, jnp.int32),
+        *map(jnp.array, wide),
+        jnp.array(tokens, jnp.int32),
+        zeros,
+        zeros,
+    )

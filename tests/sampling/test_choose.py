@@ -28,7 +28,9 @@ def test_a_request_needs_the_cheapest_sampler_that_honours_it(options, sampler):
 
 
 def test_a_batch_needs_what_its_most_demanding_row_needs():
-    greedy, random, filtered = (needs(SamplingParams(**options)) for options in ({"temperature": 0}, {}, {"top_k": 2}))
+    greedy, random, filtered = (
+        needs(SamplingParams(**options)) for options in ({"temperature": 0}, {}, {"top_k": 2})
+    )
     assert sampler_of(set()) is Sampler.GREEDY
     assert sampler_of({greedy}) is Sampler.GREEDY
     assert sampler_of({greedy, random}) is Sampler.RANDOM
@@ -37,8 +39,15 @@ def test_a_batch_needs_what_its_most_demanding_row_needs():
 
 def test_log_probabilities_are_asked_for_beside_any_sampler():
     for options in ({"temperature": 0}, {}, {"top_k": 2}):
-        plain, with_logprobs = (needs(SamplingParams(**options, **more)) for more in ({}, {"logprobs": 0}))
+        plain, with_logprobs = (
+            needs(SamplingParams(**options, **more)) for more in ({}, {"logprobs": 0})
+        )
         assert with_logprobs == plain + LOGPROBS
         assert sampler_of({with_logprobs}) == Sampler(plain)
     assert needs(SamplingParams(best_of=2)) == needs(SamplingParams()) + LOGPROBS
-    assert sampler_of({needs(SamplingParams(temperature=0, logprobs=3)), needs(SamplingParams(top_k=2))}) is Sampler.FILTERED
+    assert (
+        sampler_of(
+            {needs(SamplingParams(temperature=0, logprobs=3)), needs(SamplingParams(top_k=2))}
+        )
+        is Sampler.FILTERED
+    )

@@ -18,7 +18,8 @@ def limit(freedom: int) -> float:
 
 
 def chi_square(tokens: np.ndarray, probs: np.ndarray) -> tuple[float, int]:
-    """The statistic over the possible tokens, and its degrees of freedom. Impossible tokens must not occur."""
+    """The statistic over the possible tokens, and its degrees of freedom. Impossible tokens must
+    not occur."""
     counts = np.bincount(tokens, minlength=len(probs))
     assert counts[probs == 0].sum() == 0
     possible = probs > 0
@@ -79,7 +80,8 @@ def test_draws_at_successive_positions_and_seeds_are_independent():
         probs = processed(LOGITS)
         joint = np.outer(probs, probs).reshape(-1)
         statistic, freedom = chi_square(pairs, joint)
-        assert statistic < limit(freedom) * 1.1  # rare pairs make the statistic a little wider than chi-square
+        # Rare pairs make the statistic a little wider than chi-square
+        assert statistic < limit(freedom) * 1.1
 
 
 def test_the_winning_noise_of_a_large_vocabulary_lies_on_a_fine_grid():

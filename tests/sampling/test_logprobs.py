@@ -1,4 +1,5 @@
-"""The largest numbers, log-probabilities and ranks against a sort and float64; what tokens are drawn by against the definition."""
+"""The largest numbers, log-probabilities and ranks against a sort and float64; what tokens are
+drawn by against the definition."""
 
 import functools
 import math
@@ -12,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxllm.engine.logprobs import StepLogprobs, packed_from, total, unpacked, widths
-from jaxllm.engine.request import TokenLogprobs
+from jaxllm.logprobs import StepLogprobs, packed_from, total, unpacked, widths
+from jaxllm.messages import TokenLogprobs
 from jaxllm.sampling.largest import MOST, largest
 from jaxllm.sampling.logprobs import packed_logprobs, processed
 from jaxllm.sampling.sample import draw_rows
@@ -58,10 +59,14 @@ def test_the_largest_are_those_of_a_stable_sort(count: int, size: int) -> None:
 
 @settings(max_examples=60)
 @given(st.integers(0, 2**32 - 1), st.sampled_from([3, 30, 3000]), st.sampled_from([1.0, 50.0]))
-def test_equal_numbers_come_in_their_order_wherever_they_are(seed: int, different: int, spread: float) -> None:
+def test_equal_numbers_come_in_their_order_wherever_they_are(
+    seed: int, different: int, spread: float
+) -> None:
     rng = np.random.default_rng(seed)
     x = (rng.choice(rng.standard_normal(different) * spread, (ROWS, 4097))).astype(np.float32)
-    np.testing.assert_array_equal(largest_of(x, 20)[1], np.argsort(-x, axis=1, kind="stable")[:, :20])
+    np.testing.assert_array_equal(
+        largest_of(x, 20)[1], np.argsort(-x, axis=1, kind="stable")[:, :20]
+    )
 
 
 @pytest.mark.parametrize("size", [40, 2048, 32_000])
@@ -78,7 +83,12 @@ def test_log_probabilities_and_ranks_are_exact(kind: str, size: int, offset: flo
         order = np.argsort(-logits[row], kind="stable")[:20]
         assert one.rank == 1 + (logits[row] > logits[row, token]).sum()
         assert [id for id, _ in one.top] == order.tolist()
-        np.testing.assert_allclose([one.logprob, *(value for _, value in one.top)], exact[[token, *order]], atol=4e-6, rtol=1e-6)
+        np.testing.assert_allclose(
+            [one.logprob, *(value for _, value in one.top)],
+            exact[[token, *order]],
+            atol=4e-6,
+            rtol=1e-6,
+        )
         if token in order:  # clients compare the two for equality
             assert one.logprob == dict(one.top)[token]
 
@@ -87,14 +97,20 @@ def test_logits_themselves_can_take_the_place_of_log_probabilities() -> None:
     logits = numbers("normal", 2048)
     found = StepLogprobs(np.asarray(pack(logits, np.array([5, 6, 7]), 4, False)))
     entries = unpacked(b"".join(found.row(row, 3) for row in range(ROWS)), [5, 6, 7])
-    assert [entry.logprob for entry in entries] == [float(logits[row, 5 + row]) for row in range(ROWS)]
-    assert [[value for _, value in entry.top] for entry in entries] == [sorted(row.tolist(), reverse=True)[:3] for row in logits]
+    assert [entry.logprob for entry in entries] == [
+        float(logits[row, 5 + row]) for row in range(ROWS)
+    ]
+    assert [[value for _, value in entry.top] for entry in entries] == [
+        sorted(row.tolist(), reverse=True)[:3] for row in logits
+    ]
 
 
 def test_no_sort_of_the_vocabulary_is_compiled() -> None:
     shapes = jax.ShapeDtypeStruct((8, 152_064), jnp.float32), jax.ShapeDtypeStruct((8,), jnp.int32)
     text = pack.trace(*shapes, 20, True).lower(lowering_platforms=("cuda",)).as_text()
-    assert not {"stablehlo.sort", "chlo.top_k", "stablehlo.custom_call"} & set(text.replace("(", " ").replace('"', " ").split())
+    assert not {"stablehlo.sort", "chlo.top_k", "stablehlo.custom_call"} & set(
+        text.replace("(", " ").replace('"', " ").split()
+    )
 
 
 @pytest.mark.parametrize("count", [0, 1])
@@ -111,7 +127,9 @@ def test_a_row_that_is_broken_disturbs_nobody() -> None:
     logits = numbers("normal", 2048).copy()
     whole = np.asarray(pack(logits, np.array([1, 2, 3]), 5, True))
     logits[0], logits[2, 7] = np.nan, np.nan
-    np.testing.assert_array_equal(np.asarray(pack(logits, np.array([-2, 2, -2]), 5, True))[1], whole[1])
+    np.testing.assert_array_equal(
+        np.asarray(pack(logits, np.array([-2, 2, -2]), 5, True))[1], whole[1]
+    )
 
 
 numbers32 = st.floats(width=32, allow_nan=False)
@@ -129,21 +147,33 @@ def test_what_is_packed_is_unpacked_with_as_many_of_the_likeliest_as_wanted(
     said = [entry.token_id for entry in entries]
     expected = [replace(entry, top=entry.top[:width]) for entry in entries]
     assert unpacked(packed_from(entries, width), said) == expected
-    rows = np.frombuffer(packed_from(entries, width + more), np.int32).reshape(tokens, 2 + 2 * (width + more))
+    rows = np.frombuffer(packed_from(entries, width + more), np.int32).reshape(
+        tokens, 2 + 2 * (width + more)
+    )
     step = StepLogprobs(rows)
-    assert [unpacked(step.row(row, width), said[row : row + 1]) for row in range(tokens)] == [[entry] for entry in expected]
+    assert [unpacked(step.row(row, width), said[row : row + 1]) for row in range(tokens)] == [
+        [entry] for entry in expected
+    ]
     assert [step.top(row, width) for row in range(tokens)] == [entry.top for entry in expected]
 
 
 def test_the_sum_is_that_of_the_chosen_tokens_rounded_once() -> None:
     values = [float(value) for value in np.array([-1e8, -1.25, 1e8, -2e-5, -3.5], np.float32)]
-    entries = [TokenLogprobs(token_id=1, logprob=value, rank=1, top=[(2, -7.0)]) for value in values]
+    entries = [
+        TokenLogprobs(token_id=1, logprob=value, rank=1, top=[(2, -7.0)]) for value in values
+    ]
     assert total(packed_from(entries, 1), 5) == math.fsum(values)
     assert total(b"", 0) == 0.0
 
 
 def test_few_widths_serve_every_request() -> None:
-    assert [widths(most) for most in (0, 1, 20, 21, 5000)] == [(0,), (1,), (20,), (20, 21), (20, 5000)]
+    assert [widths(most) for most in (0, 1, 20, 21, 5000)] == [
+        (0,),
+        (1,),
+        (20,),
+        (20, 21),
+        (20, 5000),
+    ]
 
 
 def test_a_vocabulary_split_over_devices_gives_the_same_log_probabilities() -> None:
@@ -153,8 +183,12 @@ def test_a_vocabulary_split_over_devices_gives_the_same_log_probabilities() -> N
         split = jax.device_put(logits, NamedSharding(mesh, PartitionSpec(None, "tensor")))
         here, there = (np.asarray(pack(x, tokens, 20, True)) for x in (logits, split))
         np.testing.assert_array_equal(here[:, 1:22], there[:, 1:22])
-        np.testing.assert_allclose(here[:, 22:].view(np.float32), there[:, 22:].view(np.float32), atol=2e-6)
-        np.testing.assert_allclose(here[:, :1].view(np.float32), there[:, :1].view(np.float32), atol=2e-6)
+        np.testing.assert_allclose(
+            here[:, 22:].view(np.float32), there[:, 22:].view(np.float32), atol=2e-6
+        )
+        np.testing.assert_allclose(
+            here[:, :1].view(np.float32), there[:, :1].view(np.float32), atol=2e-6
+        )
 
 
 def test_what_tokens_are_drawn_by_is_the_distribution_of_the_draw() -> None:

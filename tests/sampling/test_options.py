@@ -1,4 +1,5 @@
-"""The table of sampling options: what it accepts, what it refuses, and that a refusal names the option."""
+"""The table of sampling options: what it accepts, what it refuses, and that a refusal names the
+option."""
 
 import dataclasses
 
@@ -179,7 +180,11 @@ def test_best_of_is_at_least_n_and_needs_draws(options, says):
 
 
 def test_samples_are_best_of_or_n():
-    assert [SamplingParams(n=2).samples, SamplingParams(n=2, best_of=5).samples, SamplingParams(best_of=1, temperature=0).samples] == [
+    assert [
+        SamplingParams(n=2).samples,
+        SamplingParams(n=2, best_of=5).samples,
+        SamplingParams(best_of=1, temperature=0).samples,
+    ] == [
         2,
         5,
         1,
@@ -187,7 +192,15 @@ def test_samples_are_best_of_or_n():
 
 
 def test_the_neutral_values_that_clients_send_are_accepted():
-    SamplingParams(repetition_penalty=1.0, presence_penalty=0, frequency_penalty=0.0, best_of=1, logit_bias={}, bad_words=[], priority=0)
+    SamplingParams(
+        repetition_penalty=1.0,
+        presence_penalty=0,
+        frequency_penalty=0.0,
+        best_of=1,
+        logit_bias={},
+        bad_words=[],
+        priority=0,
+    )
 
 
 @pytest.mark.parametrize(
@@ -224,7 +237,11 @@ def test_the_neutral_values_that_clients_send_are_accepted():
         ("extra_args", {"a": NAN}, "extra_args['a'] must be a finite number"),
         ("extra_args", {"a": [1, "2"]}, "extra_args['a'] must be a finite number"),
         ("extra_args", {"a": []}, "extra_args['a'] must be a finite number"),
-        ("extra_args", {str(i): 1 for i in range(MAX_ARGUMENTS + 1)}, "at most 256 arguments, got 257"),
+        (
+            "extra_args",
+            {str(i): 1 for i in range(MAX_ARGUMENTS + 1)},
+            "at most 256 arguments, got 257",
+        ),
         ("logit_bias", [1], "must map token ids to numbers, got list"),
         ("logit_bias", {"a": 1}, "names 'a', which is not a token id"),
         ("logit_bias", {"-1": 1}, "names '-1', which is not a token id"),
@@ -239,7 +256,11 @@ def test_the_neutral_values_that_clients_send_are_accepted():
         ("logit_bias", {5: -101}, "logit_bias[5] must be in [-100, 100], got -101"),
         ("logit_bias", {5: "1"}, "logit_bias[5] must be a number, got str"),
         ("logit_bias", {"5": 1, "05": 1}, "names a token id twice"),
-        ("logit_bias", dict.fromkeys(range(MAX_LOGIT_BIAS + 1), 1), "at most 1024 token ids, got 1025"),
+        (
+            "logit_bias",
+            dict.fromkeys(range(MAX_LOGIT_BIAS + 1), 1),
+            "at most 1024 token ids, got 1025",
+        ),
     ],
     ids=lambda value: str(value)[:40],
 )
@@ -272,7 +293,11 @@ NUMPYS = [
     ("logit_bias", {np.int64(4): np.float32(3)}, {4: 3.0}),
     ("ignore_eos", np.bool_(True), True),
     ("logits_processors", ("x", max), ["x", max]),
-    ("extra_args", {"a": np.float32(2), "b": (1, np.int8(2)), "c": np.array([0.5])}, {"a": 2.0, "b": [1, 2], "c": [0.5]}),
+    (
+        "extra_args",
+        {"a": np.float32(2), "b": (1, np.int8(2)), "c": np.array([0.5])},
+        {"a": 2.0, "b": [1, 2], "c": [0.5]},
+    ),
 ]
 
 
@@ -287,7 +312,15 @@ def test_what_is_no_whole_number_is_not_taken_for_one_in_numpy_either(value):
     assert "must be an integer" in refused("seed", value)
 
 
-ARRAYS = [np.array([1, 2]), np.array([[1]]), np.array([]), np.array(1), np.array(["never", "x"]), np.array([None]), np.array([True, False])]
+ARRAYS = [
+    np.array([1, 2]),
+    np.array([[1]]),
+    np.array([]),
+    np.array(1),
+    np.array(["never", "x"]),
+    np.array([None]),
+    np.array([True, False]),
+]
 LISTS = [
     *((name, []) for name in ("stop", "stop_token_ids", "bad_words", "logits_processors")),
     *((name, [1, 2]) for name in ("stop_token_ids", "allowed_token_ids")),
@@ -330,7 +363,9 @@ def test_an_array_in_beam_search_params_is_refused_by_name(field):
     ],
     ids=str,
 )
-def test_integers_that_json_readers_make_floats_of_are_too_large_and_nothing_else(name, value, says):
+def test_integers_that_json_readers_make_floats_of_are_too_large_and_nothing_else(
+    name, value, says
+):
     assert says in refused(name, value)
 
 
@@ -339,13 +374,17 @@ def test_a_list_that_is_too_long_is_refused_before_it_is_looked_at():
         def __iter__(self):
             raise AssertionError("looked at")
 
-    assert "takes at most 262144 ids, got 300000" in refused("allowed_token_ids", Ids([1] * 300_000))
+    assert "takes at most 262144 ids, got 300000" in refused(
+        "allowed_token_ids", Ids([1] * 300_000)
+    )
     assert "takes at most 64 ids, got 65" in refused("stop_token_ids", Ids([1] * 65))
     assert "takes at most 256 strings" in refused("bad_words", Ids(["a"] * 257))
 
 
 def test_min_tokens_is_at_most_max_tokens():
-    with pytest.raises(OptionError, match=r"min_tokens \(5\) must be at most max_tokens \(4\)") as caught:
+    with pytest.raises(
+        OptionError, match=r"min_tokens \(5\) must be at most max_tokens \(4\)"
+    ) as caught:
         SamplingParams(min_tokens=5, max_tokens=4)
     assert caught.value.param == "min_tokens"
     SamplingParams(min_tokens=5, max_tokens=5)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from jaxllm.sampling.bits import remove
 from jaxllm.sampling.options import MAX_LOGIT_BIAS, SamplingParams
-from jaxllm.sampling.process import MOST, Terms, process, seated
+from jaxllm.sampling.process import MOST, LogitsParams, process, set_slot_params
 from pallas_kernels.draw.reference import without
 from tests.sampling.process_oracle import counts_of, expected, rows_of, run, terms_of
 
@@ -54,11 +54,17 @@ requests = st.fixed_dictionaries(
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(
     options=st.lists(requests, min_size=S, max_size=S),
-    texts=st.lists(st.tuples(st.lists(token_ids, min_size=1, max_size=12), st.lists(token_ids, max_size=12)), min_size=S, max_size=S),
+    texts=st.lists(
+        st.tuples(st.lists(token_ids, min_size=1, max_size=12), st.lists(token_ids, max_size=12)),
+        min_size=S,
+        max_size=S,
+    ),
     order=st.permutations(range(S)),
     seed=st.integers(0, 99),
 )
-def test_every_row_is_what_its_request_asked_for(options: list[dict[str, Any]], texts: Any, order: list[int], seed: int) -> None:
+def test_every_row_is_what_its_request_asked_for(
+    options: list[dict[str, Any]], texts: Any, order: list[int], seed: int
+) -> None:
     params = [SamplingParams(**some) for some in options]
     logits = logits_of(S, seed)
     terms = terms_of([(p, prompt) for p, (prompt, _) in zip(params, texts, strict=True)], V)
@@ -71,17 +77,31 @@ def test_every_row_is_what_its_request_asked_for(options: list[dict[str, Any]], 
 def test_rows_that_ask_for_nothing_keep_every_bit_whatever_their_slot_holds() -> None:
     logits = logits_of(S)
     logits[1, :3] = np.nan, np.inf, -0.0
-    asked = SamplingParams(repetition_penalty=2, presence_penalty=1, logit_bias={1: 9, 2: 9}, allowed_token_ids=[5])
+    asked = SamplingParams(
+        repetition_penalty=2, presence_penalty=1, logit_bias={1: 9, 2: 9}, allowed_token_ids=[5]
+    )
     terms = terms_of([(asked, [1, 2, 3])] * S, V)
-    _, found = run(logits, rows_of(range(S), asks=[True, False, True, False]), counts_of([[1, 2]] * S, V), terms)
+    _, found = run(
+        logits,
+        rows_of(range(S), asks=[True, False, True, False]),
+        counts_of([[1, 2]] * S, V),
+        terms,
+    )
     for row in (1, 3):
-        np.testing.assert_array_equal(np.asarray(found)[row].view(np.uint32), logits[row].view(np.uint32))
+        np.testing.assert_array_equal(
+            np.asarray(found)[row].view(np.uint32), logits[row].view(np.uint32)
+        )
     assert np.isfinite(np.asarray(found)[[0, 2]]).sum() == 2
 
 
 def test_neutral_values_change_no_bit() -> None:
     logits = logits_of(S)
-    _, found = run(logits, rows_of(range(S)), counts_of([[1, 2, 2]] * S, V), terms_of([(SamplingParams(), [1, 7])] * S, V))
+    _, found = run(
+        logits,
+        rows_of(range(S)),
+        counts_of([[1, 2, 2]] * S, V),
+        terms_of([(SamplingParams(), [1, 7])] * S, V),
+    )
     np.testing.assert_array_equal(found, logits)
 
 
@@ -89,19 +109,35 @@ def test_the_token_drawn_counts_from_the_next_call_and_only_where_one_was_drawn(
     params = SamplingParams(frequency_penalty=1.0, presence_penalty=0.5)
     logits, terms = np.zeros((S, V), np.float32), terms_of([(params, [1])] * S, V)
     counts = jnp.array(counts_of([[7], [7], [], []], V))
-    counts, found = run(logits, rows_of([2, 0, S, 1], drew=[True, True, False, False], token=[5, 7, 9, 8]), counts, terms)
-    assert np.asarray(found)[0, 5] == -1.5 and np.asarray(found)[1, 7] == -2.5 and np.asarray(found)[3, 7] == -1.5
+    counts, found = run(
+        logits,
+        rows_of([2, 0, S, 1], drew=[True, True, False, False], token=[5, 7, 9, 8]),
+        counts,
+        terms,
+    )
+    assert (
+        np.asarray(found)[0, 5] == -1.5
+        and np.asarray(found)[1, 7] == -2.5
+        and np.asarray(found)[3, 7] == -1.5
+    )
     assert np.argwhere(np.asarray(counts)).tolist() == [[0, 7], [1, 7], [2, 5]]
     assert counts[0, 7] == 2
 
 
 def test_it_is_one_pass_that_writes_in_place() -> None:
     rows, vocab = 8, 2**15
-    logits, counts = jax.ShapeDtypeStruct((rows, vocab), jnp.float32), jax.ShapeDtypeStruct((rows + 1, vocab), jnp.uint16)
-    into = jax.jit(
-        lambda logits, rows, counts, terms, reused: process(logits, rows, counts, terms), donate_argnums=(2, 4), keep_unused=True
+    logits, counts = (
+        jax.ShapeDtypeStruct((rows, vocab), jnp.float32),
+        jax.ShapeDtypeStruct((rows + 1, vocab), jnp.uint16),
     )
-    compiled = into.lower(logits, rows_of(range(rows)), counts, Terms.shapes(rows, vocab), logits).compile()
+    into = jax.jit(
+        lambda logits, rows, counts, terms, reused: process(logits, rows, counts, terms),
+        donate_argnums=(2, 4),
+        keep_unused=True,
+    )
+    compiled = into.lower(
+        logits, rows_of(range(rows)), counts, LogitsParams.shapes(rows, vocab), logits
+    ).compile()
     memory = compiled.memory_analysis()
     assert memory.alias_size_in_bytes == (rows * 4 + (rows + 1) * 2) * vocab
     assert memory.temp_size_in_bytes < rows * 4 * vocab / 2, "no second matrix of logits"
@@ -112,7 +148,9 @@ def test_counts_do_not_wrap() -> None:
     counts[0, 5], counts[1, 5] = MOST, MOST - 1
     terms = terms_of([(SamplingParams(), [1])] * S, V)
     for _ in range(3):
-        counts, _ = run(np.zeros((2, V), np.float32), rows_of([0, 1], drew=True, token=5), counts, terms)
+        counts, _ = run(
+            np.zeros((2, V), np.float32), rows_of([0, 1], drew=True, token=5), counts, terms
+        )
         assert np.asarray(counts)[:2, 5].tolist() == [MOST, MOST]
 
 
@@ -122,16 +160,23 @@ def test_as_many_biases_as_a_request_may_have_are_all_added() -> None:
     params = SamplingParams(logit_bias={token: bias - 10 for token, bias in biases.items()})
     logits = np.zeros((1, vocab), np.float32)
     _, found = run(logits, rows_of([0]), counts_of([[]], vocab), terms_of([(params, [1])], vocab))
-    np.testing.assert_allclose(np.asarray(found)[0], expected(logits[0], params, [1], []), atol=1e-5)
+    np.testing.assert_allclose(
+        np.asarray(found)[0], expected(logits[0], params, [1], []), atol=1e-5
+    )
 
 
 def test_a_seat_is_the_requests_own_whoever_sat_there_and_takes_outputs_in_parts() -> None:
-    old, new = SamplingParams(repetition_penalty=2, logit_bias={1: 9}, allowed_token_ids=[5]), SamplingParams(presence_penalty=1.5)
+    old, new = (
+        SamplingParams(repetition_penalty=2, logit_bias={1: 9}, allowed_token_ids=[5]),
+        SamplingParams(presence_penalty=1.5),
+    )
     terms, counts = terms_of([(old, [1, 2, 3])] * S, V), jnp.array(counts_of([[8] * 9] * S, V))
     mine = terms_of([(new, [4, 5])], V)
     row = {name: value[0] for name, value in vars(mine).items()} | {"slot": jnp.array([2])}
     for first, said in ((1, [7, 7, V]), (0, [7, 9, V])):
-        counts, terms = jax.jit(seated)(counts, terms, row | {"first": jnp.array([first]), "said": jnp.array(said)})
+        counts, terms = jax.jit(set_slot_params)(
+            counts, terms, row | {"first": jnp.array([first]), "said": jnp.array(said)}
+        )
     assert {t: int(n) for t, n in enumerate(np.asarray(counts)[2]) if n} == {7: 3, 9: 1}
     for name, value in vars(terms).items():
         np.testing.assert_array_equal(value[2], getattr(mine, name)[0])
@@ -140,12 +185,15 @@ def test_a_seat_is_the_requests_own_whoever_sat_there_and_takes_outputs_in_parts
 
 
 def test_logits_are_those_of_transformers() -> None:
-    """What `process`, the suppression of stop ids and the temperature make of logits, against transformers' processors in its order."""
+    """What `process`, the suppression of stop ids and the temperature make of logits, against
+    transformers' processors in its order."""
     golden = np.load(GOLDEN)
     count = sum(name.startswith("logits_") for name in golden.files)
     used = set[str]()
     for case in range(count):
-        logits, prompt, output = (golden[f"{name}_{case}"] for name in ("logits", "prompt", "output"))
+        logits, prompt, output = (
+            golden[f"{name}_{case}"] for name in ("logits", "prompt", "output")
+        )
         options: dict[str, Any] = json.loads(str(golden[f"options_{case}"]))
         used |= options.keys()
         banned, stop = options.pop("banned", []), len(output) < options.pop("min_tokens", 0)
@@ -155,7 +203,9 @@ def test_logits_are_those_of_transformers() -> None:
         for token in banned:
             remove(np.asarray(terms.allowed)[0], token)
         _, found = run(logits[None], rows_of([0]), counts_of([output.tolist()], vocab), terms)
-        found = np.asarray(without(found, jnp.array([[STOP if stop else -1]])))[0] / np.float32(params.temperature)
+        found = np.asarray(without(found, jnp.array([[STOP if stop else -1]])))[0] / np.float32(
+            params.temperature
+        )
         np.testing.assert_allclose(found, golden[f"found_{case}"], rtol=1e-6, atol=1e-6)
     assert count == 48
     assert len(used) == 6

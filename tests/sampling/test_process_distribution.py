@@ -1,4 +1,5 @@
-"""Draws under every option, and every pair of options, follow the exact processed softmax: chi-square over 100,000 draws each."""
+"""Draws under every option, and every pair of options, follow the exact processed softmax:
+chi-square over 100,000 draws each."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxllm.engine.asked import Asking
+from jaxllm.engine.constraints.logits_options import LogitsOptionsReader
 from jaxllm.sampling.choose import Sampler
 from jaxllm.sampling.options import SamplingParams
 from tests.engine.conftest import Numbers
@@ -41,7 +42,7 @@ CASES = [*itertools.combinations(OPTIONS, 1), *itertools.combinations(OPTIONS, 2
 def draws(params: SamplingParams, seed: int) -> np.ndarray:
     """What the device draws, at so many positions."""
     terms, counts = terms_of([(params, PROMPT)], V), counts_of([OUTPUT], V)
-    asked = Asking(V, Numbers()).of(params)  # type: ignore[arg-type]
+    asked = LogitsOptionsReader(V, Numbers()).of(params)  # type: ignore[arg-type]
     if asked is not None:
         np.asarray(terms.allowed)[0] = asked.allowed_W
         for constraint in asked.constraints:
@@ -49,8 +50,17 @@ def draws(params: SamplingParams, seed: int) -> np.ndarray:
             constraint.mask(np.asarray(terms.allowed)[0])
     _, logits = run(LOGITS[None], rows_of([0]), counts, terms)
     filters = {name: getattr(params, name) for name in ("temperature", *FILTERS)}
-    rows = oracle.make_rows(DRAWS, STOPS, **filters, seed=seed, position=np.arange(DRAWS), suppress=params.min_tokens > 0)
-    return np.asarray(oracle.run(np.broadcast_to(np.asarray(logits), (DRAWS, V)), rows, Sampler.FILTERED))
+    rows = oracle.make_rows(
+        DRAWS,
+        STOPS,
+        **filters,
+        seed=seed,
+        position=np.arange(DRAWS),
+        suppress=params.min_tokens > 0,
+    )
+    return np.asarray(
+        oracle.run(np.broadcast_to(np.asarray(logits), (DRAWS, V)), rows, Sampler.FILTERED)
+    )
 
 
 def exact(params: SamplingParams) -> np.ndarray:
@@ -60,14 +70,18 @@ def exact(params: SamplingParams) -> np.ndarray:
         logits[list(STOPS)] = -np.inf
     if params.bad_words:
         logits[FORBIDDEN] = -np.inf
-    return oracle.processed(logits, params.temperature, **{name: getattr(params, name) for name in FILTERS})
+    return oracle.processed(
+        logits, params.temperature, **{name: getattr(params, name) for name in FILTERS}
+    )
 
 
 @pytest.mark.parametrize("names", CASES, ids="+".join)
 def test_draws_follow_the_exact_distribution(names: tuple[str, ...]) -> None:
     params = SamplingParams(**{name: OPTIONS[name] for name in names})
     probs = exact(params)
-    assert np.abs(probs - oracle.processed(LOGITS)).max() > 1e-3, "an option that changes nothing would be no test"
+    assert np.abs(probs - oracle.processed(LOGITS)).max() > 1e-3, (
+        "an option that changes nothing would be no test"
+    )
     statistic, freedom = chi_square(draws(params, len(names) * 100 + sum(map(len, names))), probs)
     assert freedom >= 2
     assert statistic < limit(freedom)
@@ -75,5 +89,8 @@ def test_draws_follow_the_exact_distribution(names: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("name", ["repetition_penalty", "frequency_penalty", "presence_penalty"])
 def test_the_statistic_notices_a_penalty_that_is_a_tenth_too_large(name: str) -> None:
-    statistic, freedom = chi_square(draws(SamplingParams(**{name: OPTIONS[name] * 1.1}), 5), exact(SamplingParams(**{name: OPTIONS[name]})))
+    statistic, freedom = chi_square(
+        draws(SamplingParams(**{name: OPTIONS[name] * 1.1}), 5),
+        exact(SamplingParams(**{name: OPTIONS[name]})),
+    )
     assert statistic > limit(freedom)

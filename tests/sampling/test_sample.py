@@ -1,4 +1,5 @@
-"""Filters equal the definition, draws depend on nothing but their own row, log-probabilities are exact."""
+"""Filters equal the definition, draws depend on nothing but their own row, log-probabilities are
+exact."""
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +17,9 @@ from tests.sampling.oracle import kept, make_rows, run, softmax
 
 V = 40
 INF = np.inf
-mask_of = jax.jit(lambda logits, rows: jnp.isfinite(filtered(logits / rows.temperature_B[:, None], rows)))
+mask_of = jax.jit(
+    lambda logits, rows: jnp.isfinite(filtered(logits / rows.temperature_B[:, None], rows))
+)
 logits_of_a_row = st.one_of(
     hnp.arrays(np.float32, V, elements=st.floats(-30, 30, width=16)),
     hnp.arrays(np.float32, V, elements=st.sampled_from([-2.0, -0.0, 0.0, 0.5, 3.0])),  # mostly ties
@@ -24,7 +27,9 @@ logits_of_a_row = st.one_of(
 
 
 def some_logits(rows: int, vocabulary: int = V, seed: int = 0, spread: float = 3.0) -> np.ndarray:
-    return (np.random.default_rng(seed).standard_normal((rows, vocabulary)) * spread).astype(np.float32)
+    return (np.random.default_rng(seed).standard_normal((rows, vocabulary)) * spread).astype(
+        np.float32
+    )
 
 
 def clear_of_edges(logits, temperature, top_k, top_p, min_p) -> bool:
@@ -52,7 +57,9 @@ def test_the_tokens_kept_are_those_of_the_definition(logits, temperature, top_k,
     else:
         assume(clear_of_edges(logits, temperature, top_k, top_p, min_p))
     rows = make_rows(1, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
-    np.testing.assert_array_equal(mask_of(logits[None], rows)[0], kept(logits, temperature, top_k, top_p, min_p))
+    np.testing.assert_array_equal(
+        mask_of(logits[None], rows)[0], kept(logits, temperature, top_k, top_p, min_p)
+    )
 
 
 def test_top_k_is_exact_over_the_whole_range_of_floats():
@@ -85,7 +92,9 @@ def test_the_padding_of_stop_ids_suppresses_no_token():
 
 
 def test_at_least_the_most_likely_token_is_always_kept():
-    rows = make_rows(8, top_p=[1e-9, 1, 1, 1e-9] * 2, min_p=[0, 1, 0, 1] * 2, top_k=[0, 0, 1, 1] * 2)
+    rows = make_rows(
+        8, top_p=[1e-9, 1, 1, 1e-9] * 2, min_p=[0, 1, 0, 1] * 2, top_k=[0, 0, 1, 1] * 2
+    )
     logits = some_logits(8)
     np.testing.assert_array_equal(mask_of(logits, rows).argmax(axis=1), logits.argmax(axis=1))
     np.testing.assert_array_equal(mask_of(logits, rows).sum(axis=1), 1)
@@ -94,7 +103,14 @@ def test_at_least_the_most_likely_token_is_always_kept():
 @pytest.mark.parametrize("sampler", Sampler)
 def test_temperature_zero_takes_the_most_likely_token_whatever_the_filters(sampler):
     logits = some_logits(8)
-    rows = make_rows(8, temperature=[0, 0, 1e-6, 0, 0, 0, 9e-6, 0], top_k=3, top_p=0.5, min_p=0.2, seed=np.arange(8))
+    rows = make_rows(
+        8,
+        temperature=[0, 0, 1e-6, 0, 0, 0, 9e-6, 0],
+        top_k=3,
+        top_p=0.5,
+        min_p=0.2,
+        seed=np.arange(8),
+    )
     np.testing.assert_array_equal(run(logits, rows, sampler), logits.argmax(axis=1))
 
 
@@ -104,7 +120,10 @@ def test_of_equal_logits_greedy_takes_the_first():
 
 def test_samplers_that_do_more_draw_the_same_where_nothing_more_is_asked():
     for position in range(8):
-        logits, rows = some_logits(8, seed=position), make_rows(8, seed=np.arange(8), temperature=0.9, position=position)
+        logits, rows = (
+            some_logits(8, seed=position),
+            make_rows(8, seed=np.arange(8), temperature=0.9, position=position),
+        )
         drawn = [run(logits, rows, s) for s in (Sampler.RANDOM, Sampler.FILTERED)]
         np.testing.assert_array_equal(drawn[0], drawn[1])
 
@@ -112,12 +131,22 @@ def test_samplers_that_do_more_draw_the_same_where_nothing_more_is_asked():
 @pytest.mark.parametrize("sampler", [Sampler.RANDOM, Sampler.FILTERED])
 def test_a_draw_depends_on_its_own_row_alone(sampler):
     logits, n = some_logits(24, 1000), 24
-    options = {"seed": np.arange(n) * 977, "position": np.arange(n) % 5, "temperature": 0.5 + np.arange(n) / n}
-    options |= {"top_p": np.linspace(0.3, 1, n), "top_k": np.arange(n) * 7, "min_p": np.arange(n) / 300}
+    options = {
+        "seed": np.arange(n) * 977,
+        "position": np.arange(n) % 5,
+        "temperature": 0.5 + np.arange(n) / n,
+    }
+    options |= {
+        "top_p": np.linspace(0.3, 1, n),
+        "top_k": np.arange(n) * 7,
+        "min_p": np.arange(n) / 300,
+    }
     rows = make_rows(n, **options)
     together = np.asarray(run(logits, rows, sampler))
     for some in (np.array([3]), np.array([23]), np.random.default_rng(0).permutation(n)):
-        np.testing.assert_array_equal(run(logits[some], jax.tree.map(lambda x, i=some: x[i], rows), sampler), together[some])
+        np.testing.assert_array_equal(
+            run(logits[some], jax.tree.map(lambda x, i=some: x[i], rows), sampler), together[some]
+        )
 
 
 def test_the_tokens_kept_depend_on_no_neighbour():
@@ -126,7 +155,9 @@ def test_the_tokens_kept_depend_on_no_neighbour():
     together = np.asarray(mask_of(logits, rows))
     for row in range(16):
         one = slice(row, row + 1)
-        np.testing.assert_array_equal(mask_of(logits[one], jax.tree.map(lambda x, i=one: x[i], rows))[0], together[row])
+        np.testing.assert_array_equal(
+            mask_of(logits[one], jax.tree.map(lambda x, i=one: x[i], rows))[0], together[row]
+        )
 
 
 def test_seeds_that_differ_in_either_half_draw_differently():
@@ -135,13 +166,18 @@ def test_seeds_that_differ_in_either_half_draw_differently():
     assert len(set(tokens)) == 4
     again = run(logits, make_rows(4, seed=[0, 2**32, 1, -1]), Sampler.RANDOM).tolist()
     assert tokens == again
-    assert run(logits, make_rows(4, seed=0, position=[0, 1, 2, 3]), Sampler.RANDOM).tolist()[0] == tokens[0]
+    assert (
+        run(logits, make_rows(4, seed=0, position=[0, 1, 2, 3]), Sampler.RANDOM).tolist()[0]
+        == tokens[0]
+    )
 
 
 def test_stop_tokens_are_impossible_only_in_rows_that_suppress_them():
     logits = np.zeros((4, 8), np.float32)
     logits[:, 5], logits[:, 0] = 50, 49
-    rows = make_rows(4, stop_ids=(5, -1, 0, -1), suppress=[True, False, True, False], temperature=[0, 0, 1, 1])
+    rows = make_rows(
+        4, stop_ids=(5, -1, 0, -1), suppress=[True, False, True, False], temperature=[0, 0, 1, 1]
+    )
     tokens = np.asarray(run(logits, rows, Sampler.FILTERED))
     assert tokens[1] == tokens[3] == 5
     assert not {0, 5} & {tokens[0], tokens[2]}
@@ -160,13 +196,22 @@ def test_a_row_without_a_finite_maximum_is_reported_and_disturbs_nobody(sampler)
 def test_bfloat16_logits_are_sampled_in_float32():
     logits = jnp.asarray(some_logits(8), jnp.bfloat16)
     rows = make_rows(8, seed=np.arange(8), top_p=0.9)
-    np.testing.assert_array_equal(run(logits, rows, Sampler.FILTERED), run(logits.astype(jnp.float32), rows, Sampler.FILTERED))
+    np.testing.assert_array_equal(
+        run(logits, rows, Sampler.FILTERED), run(logits.astype(jnp.float32), rows, Sampler.FILTERED)
+    )
 
 
 def test_a_vocabulary_split_over_devices_gives_the_same_tokens():
     mesh = Mesh(np.array(jax.devices()[:4]).reshape(1, 4), ("data", "tensor"))
     logits = some_logits(8, 512)
-    options = {"seed": np.arange(8), "top_p": np.linspace(0.2, 1, 8), "top_k": 30, "temperature": [0, *[1] * 7]}
+    options = {
+        "seed": np.arange(8),
+        "top_p": np.linspace(0.2, 1, 8),
+        "top_k": 30,
+        "temperature": [0, *[1] * 7],
+    }
     rows = make_rows(8, stop_ids=(3, int(logits[0].argmax())), suppress=True, **options)
     split = jax.device_put(logits, NamedSharding(mesh, PartitionSpec(None, "tensor")))
-    np.testing.assert_array_equal(run(logits, rows, Sampler.FILTERED), run(split, rows, Sampler.FILTERED))
+    np.testing.assert_array_equal(
+        run(logits, rows, Sampler.FILTERED), run(split, rows, Sampler.FILTERED)
+    )

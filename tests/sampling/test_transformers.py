@@ -1,4 +1,5 @@
-"""Filters and bad words are those of transformers, over stored reference outputs (tests/goldens/make_filters.py)."""
+"""Filters and bad words are those of transformers, over stored reference outputs
+(tests/goldens/make_filters.py)."""
 
 from __future__ import annotations
 
@@ -22,10 +23,17 @@ GOLDEN = pathlib.Path(__file__).parents[1] / "goldens" / "filters.npz"
 def cases(result: str) -> Iterator[tuple[dict[str, Any], np.ndarray, np.ndarray]]:
     """What each case asks, its logits [V], and which tokens are left [V]."""
     golden = np.load(GOLDEN)
-    yield from zip(json.loads(str(golden["cases"])), golden["logits"].astype(np.float32), golden[result], strict=True)
+    yield from zip(
+        json.loads(str(golden["cases"])),
+        golden["logits"].astype(np.float32),
+        golden[result],
+        strict=True,
+    )
 
 
-def test_the_tokens_that_filters_keep_are_those_of_transformers_filters_in_the_documented_order() -> None:
+def test_the_tokens_that_filters_keep_are_those_of_transformers_filters_in_the_documented_order() -> (
+    None
+):
     used: dict[frozenset[str], int] = {}
     for case, logits, want in cases("kept"):
         options = case["options"]
@@ -33,7 +41,9 @@ def test_the_tokens_that_filters_keep_are_those_of_transformers_filters_in_the_d
         found = jnp.isfinite(jax.jit(filtered)(logits[None] / rows.temperature_B[:, None], rows))[0]
         np.testing.assert_array_equal(found, want, err_msg=str(options))
         np.testing.assert_array_equal(kept(logits, **options), want, err_msg=str(options))
-        used[frozenset(options) - {"temperature"}] = used.get(frozenset(options) - {"temperature"}, 0) + 1
+        used[frozenset(options) - {"temperature"}] = (
+            used.get(frozenset(options) - {"temperature"}, 0) + 1
+        )
     assert sum(used.values()) == 64
     assert len(used) == 8, "every combination of the three"
 

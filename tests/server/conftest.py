@@ -35,7 +35,11 @@ def write_tokenizer(directory: pathlib.Path) -> pathlib.Path:
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
     backend.save(str(directory / "tokenizer.json"))
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>", "chat_template": TEMPLATE}
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": "<|im_end|>",
+        "chat_template": TEMPLATE,
+    }
     (directory / "tokenizer_config.json").write_text(json.dumps(config))
     (directory / "config.json").write_text(json.dumps({"model_type": "fake"}))
     return directory

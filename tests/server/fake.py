@@ -1,6 +1,8 @@
-"""An engine without a model, for tests of the HTTP edge: it answers every prompt with the prompt itself, one token a step.
+"""An engine without a model, for tests of the HTTP edge: it answers every prompt with the prompt
+itself, one token a step.
 
-`Control` is the test's hand on it: freeze steps, wait until something was seen, make a step fail. No clock is involved.
+`Control` is the test's hand on it: freeze steps, wait until something was seen, make a step fail.
+No clock is involved.
 """
 
 from __future__ import annotations
@@ -15,8 +17,16 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from jaxllm.config import ConfigError, EngineConfig, Resolved
-from jaxllm.engine.logprobs import packed_from
-from jaxllm.engine.request import EngineStats, GenerateRequest, PromptLogprobs, RequestError, RequestTimes, TextDelta, TokenLogprobs
+from jaxllm.logprobs import packed_from
+from jaxllm.messages import (
+    EngineStats,
+    GenerateRequest,
+    PromptLogprobs,
+    RequestError,
+    RequestTimes,
+    TextDelta,
+    TokenLogprobs,
+)
 from jaxllm.tokenizer import Tokenizer
 
 RESOLVED = Resolved(
@@ -116,8 +126,13 @@ class FakeEngine:
         if len(request.prompt_token_ids) >= self.resolved.max_model_len:
             raise RequestError("too long", "prompt", "context_length_exceeded")
         self._jobs[request.id] = _Job(request, [0] * request.params.n, [""] * request.params.n)
-        self._control.most_choices = max(self._control.most_choices, sum(sent >= 0 for job in self._jobs.values() for sent in job.sent))
-        self._stats = replace(self._stats, prompt_tokens=self._stats.prompt_tokens + len(request.prompt_token_ids))
+        self._control.most_choices = max(
+            self._control.most_choices,
+            sum(sent >= 0 for job in self._jobs.values() for sent in job.sent),
+        )
+        self._stats = replace(
+            self._stats, prompt_tokens=self._stats.prompt_tokens + len(request.prompt_token_ids)
+        )
         with self._control.changed:
             self._control.added.append(request)
             self._control.running.add(request.id)
@@ -135,10 +150,16 @@ class FakeEngine:
         if self._control.fail_step is not None:
             raise RuntimeError(self._control.fail_step)
         deltas = [
-            self._advance(job, index) for job in list(self._jobs.values()) for index in range(job.request.params.n) if job.sent[index] >= 0
+            self._advance(job, index)
+            for job in list(self._jobs.values())
+            for index in range(job.request.params.n)
+            if job.sent[index] >= 0
         ]
         self._stats = replace(
-            self._stats, steps=self._stats.steps + 1, generation_tokens=self._stats.generation_tokens + len(deltas), kv_usage=0.0
+            self._stats,
+            steps=self._stats.steps + 1,
+            generation_tokens=self._stats.generation_tokens + len(deltas),
+            kv_usage=0.0,
         )
         for delta in deltas:
             job = self._jobs.get(delta.id)
@@ -184,8 +205,12 @@ class FakeEngine:
             num_cached_tokens=16 if len(prompt) > 16 else 0,
             times=None
             if reason is None
-            else RequestTimes(arrival=job.request.arrival, scheduled=now, first_token=job.first, last_token=now),
-            fault=self._control.error_delta if isinstance(self._control.error_delta, str) else None,
+            else RequestTimes(
+                arrival=job.request.arrival, scheduled=now, first_token=job.first, last_token=now
+            ),
+            error_param=self._control.error_delta
+            if isinstance(self._control.error_delta, str)
+            else None,
         )
 
     def _logprobs(self, token: int, top: int | None) -> bytes | None:
@@ -214,23 +239,31 @@ class FakeEngine:
 
 
 def prompt_scores(prompt: list[int], top: int | None) -> PromptLogprobs | None:
-    """Every token of a prompt is second, after its successor, the third is impossible, and so on."""
+    """Every token of a prompt is second, after its successor, the third is impossible, and so
+    on."""
     if top is None:
         return None
     tokens = np.array(prompt[1:], np.int32)[:, None]
-    ids = np.concatenate([tokens + 1, tokens, *(tokens + 2 + i for i in range(20))], axis=1)[:, :top]
+    ids = np.concatenate([tokens + 1, tokens, *(tokens + 2 + i for i in range(20))], axis=1)[
+        :, :top
+    ]
     values = np.broadcast_to(np.array([-0.25, -0.5, *[-np.inf] * 20], np.float32)[:top], ids.shape)
     chosen = np.full_like(tokens, np.float32(-0.5).view(np.int32))
-    packed = np.concatenate([chosen, np.full_like(tokens, 2), ids, values.view(np.int32) if top else ids], axis=1)
+    packed = np.concatenate(
+        [chosen, np.full_like(tokens, 2), ids, values.view(np.int32) if top else ids], axis=1
+    )
     return PromptLogprobs(top=top, packed=packed.astype(np.int32).tobytes())
 
 
 def make(
     control: Control, tokenizer: Tokenizer | None, gate: pathlib.Path | None = None
 ) -> Callable[..., tuple[FakeEngine, dict[str, float]]]:
-    """A factory for `core.Core`. Loading lasts until the other end of `gate`, a named pipe, is closed."""
+    """A factory for `core.EngineProcess`. Loading lasts until the other end of `gate`, a named
+    pipe, is closed."""
 
-    def factory(config: EngineConfig, on_phase: Callable[[str, float], None]) -> tuple[FakeEngine, dict[str, float]]:
+    def factory(
+        config: EngineConfig, on_phase: Callable[[str, float], None]
+    ) -> tuple[FakeEngine, dict[str, float]]:
         if gate is not None:
             gate.read_bytes()
         on_phase("Loading nothing", 0.0)
@@ -239,11 +272,13 @@ def make(
     return factory
 
 
-if __name__ == "__main__":  # the engine process of the lifecycle tests: writes its pid, and runs on after SIGUSR1 when started frozen
+# The engine process of the lifecycle tests: writes its pid, and runs on after SIGUSR1 when started
+# frozen
+if __name__ == "__main__":
     import signal
     import sys
 
-    from jaxllm.server.core import main
+    from jaxllm.server.engine.process import main
 
     held = Control()
     if os.environ.get("FAKE_ENGINE_FROZEN"):

@@ -12,10 +12,10 @@ from typing import Any, Self
 
 from jaxllm.config import EngineConfig
 from jaxllm.server.app import build
-from jaxllm.server.bridge import Bridge
-from jaxllm.server.core import Core, Factory
-from jaxllm.server.edge import Edge, Settings
-from jaxllm.server.http import HttpServer, http_server
+from jaxllm.server.engine.client import EngineClient
+from jaxllm.server.engine.process import EngineProcess, Factory
+from jaxllm.server.state import ServerState, Settings
+from jaxllm.server.transport.http import HttpServer, http_server
 from jaxllm.tokenizer import Tokenizer
 from tests.server.fake import Control, make
 
@@ -23,7 +23,8 @@ SETTINGS = Settings(served=("fake", "alias"), root="fake")
 
 
 class Running:
-    """Use as a context manager. `control` steers the engine; `edge` is the server's inside."""
+    """Use as a context manager. `control` steers the engine; `server_state` is the server's
+    inside."""
 
     def __init__(
         self,
@@ -35,20 +36,25 @@ class Running:
     ):
         self._config = config
         self.control = Control()
-        self._tokenizer, self._settings, self._root_path, self._defaults = tokenizer, settings, root_path, defaults or {}
+        self._tokenizer, self._settings, self._root_path, self._defaults = (
+            tokenizer,
+            settings,
+            root_path,
+            defaults or {},
+        )
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._socket.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self._up = threading.Event()
         self._server: HttpServer
-        self.edge: Edge
+        self.server_state: ServerState
         self.loop: asyncio.AbstractEventLoop
         self.core_socket: socket.socket
 
     def __enter__(self) -> Self:
         ours, theirs = socket.socketpair()
         self.core_socket = theirs
-        self._core = threading.Thread(target=Core(theirs, self.factory()).run)
+        self._core = threading.Thread(target=EngineProcess(theirs, self.factory()).run)
         self.http = threading.Thread(target=lambda: asyncio.run(self._serve(ours)))
         self._core.start()
         self.http.start()
@@ -69,23 +75,31 @@ class Running:
 
     async def _serve(self, ours: socket.socket) -> None:
         self.loop = asyncio.get_running_loop()
-        bridge = Bridge(self._config)
-        await bridge.connect(ours)
-        self.edge = Edge(self._settings, bridge, self._tokenizer, self._defaults)
-        self._server = http_server(build(self.edge), self._root_path)
+        client = EngineClient(self._config)
+        await client.connect(ours)
+        self.server_state = ServerState(self._settings, client, self._tokenizer, self._defaults)
+        self._server = http_server(build(self.server_state), self._root_path)
         self._up.set()
         await self._server.serve(sockets=[self._socket])
-        bridge.stop()
-        await self.edge.close()
+        client.stop()
+        await self.server_state.close()
 
-    def request(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> Answer:
+    def request(
+        self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
+    ) -> Answer:
         """One request over a connection of its own; `body` is sent as JSON unless it is bytes."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=240)
         data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
         try:
-            connection.request(method, path, data, {"content-type": "application/json", **(headers or {})})
+            connection.request(
+                method, path, data, {"content-type": "application/json", **(headers or {})}
+            )
             reply = connection.getresponse()
-            return Answer(reply.status, {name.lower(): value for name, value in reply.getheaders()}, reply.read())
+            return Answer(
+                reply.status,
+                {name.lower(): value for name, value in reply.getheaders()},
+                reply.read(),
+            )
         finally:
             connection.close()
 

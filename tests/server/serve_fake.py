@@ -1,4 +1,5 @@
-"""`python -m tests.server.serve_fake …` is `python -m jaxllm.server …` over the fake engine in a process of its own."""
+"""`python -m tests.server.serve_fake …` is `python -m jaxllm.server …` over the fake engine in a
+process of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""One bad request fails alone, in the envelope, with the right status and the field's name; the server goes on as before."""
+"""One bad request fails alone, in the envelope, with the right status and the field's name; the
+server goes on as before."""
 
 from __future__ import annotations
 
@@ -27,9 +28,12 @@ def unharmed(server: Running) -> Iterator[None]:
     """After every case the server is healthy and answers as ever."""
     yield
     assert server.get("/health").status == 200
-    assert server.post(COMPLETIONS, {"model": "fake", "prompt": "canary"}).json()["choices"][0]["text"] == "canary"
-    assert server.edge.bridge.in_flight == 0
-    assert server.edge.bridge.choices == 0
+    assert (
+        server.post(COMPLETIONS, {"model": "fake", "prompt": "canary"}).json()["choices"][0]["text"]
+        == "canary"
+    )
+    assert server.server_state.client.in_flight == 0
+    assert server.server_state.client.choices == 0
 
 
 @pytest.mark.parametrize(
@@ -84,8 +88,14 @@ def test_a_body_that_is_no_json_object_is_refused(server: Running, path: str, bo
         ("prompt_embeds", "x"), ("length_penalty", 2), ("length_penalty", 11), ("use_beam_search", 1), ("early_stopping", "soon"),
     ],
 )  # fmt: skip
-def test_an_illegal_or_unsupported_value_is_refused_by_name(server: Running, path: str, field: str, value: Any) -> None:
-    body = {"model": "fake", ("prompt" if path == COMPLETIONS else "messages"): "a" if path == COMPLETIONS else USER, field: value}
+def test_an_illegal_or_unsupported_value_is_refused_by_name(
+    server: Running, path: str, field: str, value: Any
+) -> None:
+    body = {
+        "model": "fake",
+        ("prompt" if path == COMPLETIONS else "messages"): "a" if path == COMPLETIONS else USER,
+        field: value,
+    }
     answer = server.post(path, body)
     assert answer.status == 400
     assert answer.error["param"] == field
@@ -109,7 +119,9 @@ def test_a_prompt_that_is_none_is_refused(server: Running, prompt: Any) -> None:
 
 
 @pytest.mark.parametrize(("ids", "named"), [([1, -1], "-1"), ([320], "320"), ([2**40], str(2**40))])
-def test_a_token_id_outside_the_logits_is_named(server: Running, ids: list[int], named: str) -> None:
+def test_a_token_id_outside_the_logits_is_named(
+    server: Running, ids: list[int], named: str
+) -> None:
     error = server.post(COMPLETIONS, {"model": "fake", "prompt": ids}).error
     assert named in error["message"]
     assert "320" in error["message"]
@@ -117,9 +129,15 @@ def test_a_token_id_outside_the_logits_is_named(server: Running, ids: list[int],
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
-def test_a_prompt_beyond_the_context_is_refused_with_both_numbers(server: Running, path: str) -> None:
+def test_a_prompt_beyond_the_context_is_refused_with_both_numbers(
+    server: Running, path: str
+) -> None:
     text = "a" * 300
-    body = {"model": "fake", "prompt": text} if path == COMPLETIONS else {"model": "fake", "messages": [{"role": "user", "content": text}]}
+    body = (
+        {"model": "fake", "prompt": text}
+        if path == COMPLETIONS
+        else {"model": "fake", "messages": [{"role": "user", "content": text}]}
+    )
     answer = server.post(path, body)
     assert answer.status == 400
     assert answer.error["code"] == "context_length_exceeded"
@@ -129,7 +147,9 @@ def test_a_prompt_beyond_the_context_is_refused_with_both_numbers(server: Runnin
 
 @pytest.mark.parametrize(("tokens", "status"), [(255, 200), (256, 400), (257, 400)])
 @pytest.mark.parametrize("as_text", [True, False])
-def test_a_prompt_may_leave_room_for_a_single_token(server: Running, tokens: int, status: int, as_text: bool) -> None:
+def test_a_prompt_may_leave_room_for_a_single_token(
+    server: Running, tokens: int, status: int, as_text: bool
+) -> None:
     prompt: Any = "a" * tokens if as_text else [97] * tokens
     answer = server.post(COMPLETIONS, {"model": "fake", "prompt": prompt, "ignore_eos": True})
     assert answer.status == status
@@ -137,25 +157,38 @@ def test_a_prompt_may_leave_room_for_a_single_token(server: Running, tokens: int
         assert answer.json()["usage"]["completion_tokens"] == 1
 
 
-def test_a_huge_text_is_refused_before_it_is_tokenised(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server.edge, "encode", lambda *arguments: pytest.fail("tokenised"))
+def test_a_huge_text_is_refused_before_it_is_tokenised(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server.server_state, "encode", lambda *arguments: pytest.fail("tokenised"))
     body = {"model": "fake", "prompt": "a" * 10_000_000}
     assert server.post(COMPLETIONS, body).error["code"] == "context_length_exceeded"
-    monkeypatch.setattr(server.edge, "render", lambda *arguments: pytest.fail("tokenised"))
+    monkeypatch.setattr(server.server_state, "render", lambda *arguments: pytest.fail("tokenised"))
     body = {"model": "fake", "messages": [{"role": "user", "content": "a" * 10_000_000}]}
     assert server.post(CHAT, body).error["code"] == "context_length_exceeded"
-    assert server.post("/tokenize", {"prompt": "a" * 10_000_000}).error["code"] == "context_length_exceeded"
+    assert (
+        server.post("/tokenize", {"prompt": "a" * 10_000_000}).error["code"]
+        == "context_length_exceeded"
+    )
     monkeypatch.undo()
 
 
-def test_min_tokens_beyond_the_rest_of_the_context_is_refused_also_without_max_tokens(server: Running) -> None:
+def test_min_tokens_beyond_the_rest_of_the_context_is_refused_also_without_max_tokens(
+    server: Running,
+) -> None:
     answer = server.post(CHAT, {"model": "fake", "messages": USER, "min_tokens": 1000})
     assert (answer.status, answer.error["param"]) == (400, "min_tokens")
-    assert server.post(COMPLETIONS, {"model": "fake", "prompt": "a", "min_tokens": 17}).error["param"] == "min_tokens"
+    assert (
+        server.post(COMPLETIONS, {"model": "fake", "prompt": "a", "min_tokens": 17}).error["param"]
+        == "min_tokens"
+    )
 
 
 def test_prompts_times_n_is_bounded(server: Running) -> None:
-    assert server.post(COMPLETIONS, {"model": "fake", "prompt": ["a"] * 100, "n": 11}).error["param"] == "n"
+    assert (
+        server.post(COMPLETIONS, {"model": "fake", "prompt": ["a"] * 100, "n": 11}).error["param"]
+        == "n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -166,7 +199,9 @@ def test_prompts_times_n_is_bounded(server: Running) -> None:
         ({"documents": [{"text": "a"}]}, "documents"),
     ],
 )  # fmt: skip
-def test_tokenize_refuses_what_chat_refuses(server: Running, extra: dict[str, Any], param: str) -> None:
+def test_tokenize_refuses_what_chat_refuses(
+    server: Running, extra: dict[str, Any], param: str
+) -> None:
     for path in (CHAT, "/tokenize"):
         answer = server.post(path, {"model": "fake", "messages": USER, **extra})
         assert (answer.status, answer.error["param"]) == (400, param)
@@ -197,7 +232,9 @@ def test_tokenize_refuses_what_chat_refuses(server: Running, extra: dict[str, An
     ],
     ids=range(25),
 )  # fmt: skip
-def test_messages_that_are_none_are_refused_by_position(server: Running, messages: Any, param: str) -> None:
+def test_messages_that_are_none_are_refused_by_position(
+    server: Running, messages: Any, param: str
+) -> None:
     answer = server.post(CHAT, {"model": "fake", "messages": messages})
     assert answer.status == 400
     assert answer.error["param"] == param
@@ -234,17 +271,29 @@ def test_chat_fields_are_checked(server: Running, extra: dict[str, Any], param: 
 
 @pytest.mark.parametrize("value", [-1, 21, True, 1.5, "1"])
 def test_completion_logprobs_are_bounded(server: Running, value: Any) -> None:
-    assert server.post(COMPLETIONS, {"model": "fake", "prompt": "a", "logprobs": value}).error["param"] == "logprobs"
+    assert (
+        server.post(COMPLETIONS, {"model": "fake", "prompt": "a", "logprobs": value}).error["param"]
+        == "logprobs"
+    )
 
 
-@pytest.mark.parametrize(("field", "instead"), [("top_logprobs", "logprobs"), ("max_completion_tokens", "max_tokens")])
-def test_a_field_of_chats_is_refused_by_name_in_completions(server: Running, field: str, instead: str) -> None:
+@pytest.mark.parametrize(
+    ("field", "instead"), [("top_logprobs", "logprobs"), ("max_completion_tokens", "max_tokens")]
+)
+def test_a_field_of_chats_is_refused_by_name_in_completions(
+    server: Running, field: str, instead: str
+) -> None:
     error = server.post(COMPLETIONS, {"model": "fake", "prompt": "a", field: 3}).error
-    assert (error["param"], error["message"]) == (field, f"{field} is not supported here; send {instead}")
+    assert (error["param"], error["message"]) == (
+        field,
+        f"{field} is not supported here; send {instead}",
+    )
 
 
 def test_an_error_of_the_template_is_the_clients_to_read(server: Running) -> None:
-    answer = server.post(CHAT, {"model": "fake", "messages": [{"role": "user", "content": "raise"}]})
+    answer = server.post(
+        CHAT, {"model": "fake", "messages": [{"role": "user", "content": "raise"}]}
+    )
     assert answer.status == 400
     assert "the template says no" in answer.error["message"]
 
@@ -271,13 +320,19 @@ def test_unknown_models_are_echoed_within_bounds(server: Running) -> None:
     ids=range(23),
 )  # fmt: skip
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
-def test_harmless_and_neutral_values_are_accepted(server: Running, path: str, extra: dict[str, Any]) -> None:
-    body = {"model": "fake", ("prompt" if path == COMPLETIONS else "messages"): "a" if path == COMPLETIONS else USER, **extra}
+def test_harmless_and_neutral_values_are_accepted(
+    server: Running, path: str, extra: dict[str, Any]
+) -> None:
+    body = {
+        "model": "fake",
+        ("prompt" if path == COMPLETIONS else "messages"): "a" if path == COMPLETIONS else USER,
+        **extra,
+    }
     assert server.post(path, body).status == 200
 
 
 def test_null_is_accepted_for_every_optional_field(server: Running) -> None:
-    from jaxllm.server.protocol import CHAT_FIELDS, COMPLETION_FIELDS
+    from jaxllm.server.openai.requests import CHAT_FIELDS, COMPLETION_FIELDS
 
     body: dict[str, Any] = dict.fromkeys(COMPLETION_FIELDS) | {"model": "fake", "prompt": "a"}
     assert server.post(COMPLETIONS, body).status == 200
@@ -313,16 +368,31 @@ def test_a_body_over_the_limit_is_refused_with_413_declared_or_chunked(small: Ru
     body = json.dumps({"model": "fake", "prompt": "a" * 30_000}).encode()
     declared = small.request("POST", COMPLETIONS, body)
     assert (declared.status, declared.error["code"]) == (413, "request_too_large")
-    chunks = b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in (body[:15_000], body[15_000:])) + b"0\r\n\r\n"
-    with small.begin_raw(b"POST /tokenize HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n" + chunks) as sock:
+    chunks = (
+        b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in (body[:15_000], body[15_000:]))
+        + b"0\r\n\r\n"
+    )
+    with small.begin_raw(
+        b"POST /tokenize HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n" + chunks
+    ) as sock:
         assert sock.status() == 413
 
 
 def test_pages_of_other_origins_cannot_send_undeclared_bodies(server: Running) -> None:
     body = {"model": "fake", "prompt": "a"}
-    assert server.request("POST", COMPLETIONS, body, {"content-type": "text/plain", "origin": "https://evil.example"}).status == 415
+    assert (
+        server.request(
+            "POST",
+            COMPLETIONS,
+            body,
+            {"content-type": "text/plain", "origin": "https://evil.example"},
+        ).status
+        == 415
+    )
     assert server.request("POST", COMPLETIONS, body, {"content-type": "text/plain"}).status == 200
-    assert server.request("POST", COMPLETIONS, body, {"origin": "https://good.example"}).status == 200
+    assert (
+        server.request("POST", COMPLETIONS, body, {"origin": "https://good.example"}).status == 200
+    )
 
 
 @pytest.mark.parametrize(
@@ -331,7 +401,9 @@ def test_pages_of_other_origins_cannot_send_undeclared_bodies(server: Running) -
      ("FOO", "/v1/models", 405),
      ("GET", "/v1/models/none", 404), ("GET", "/", 404), ("OPTIONS", COMPLETIONS, 405)],
 )  # fmt: skip
-def test_unknown_routes_and_methods_speak_the_envelope(server: Running, method: str, path: str, status: int) -> None:
+def test_unknown_routes_and_methods_speak_the_envelope(
+    server: Running, method: str, path: str, status: int
+) -> None:
     answer = server.request(method, path)
     assert answer.status == status
     assert answer.error["type"] == "invalid_request_error"
@@ -350,27 +422,35 @@ def test_headers_without_end_are_cut_off(server: Running) -> None:
         assert sock.status() == 431
 
 
-@pytest.mark.parametrize(("sent", "echoed"), [("abc-1", "abc-1"), ("a b\tc<d>", "abcd"), ("x" * 5000, "x" * 128)])
-def test_the_request_id_is_echoed_bounded_and_clean(server: Running, sent: str, echoed: str) -> None:
+@pytest.mark.parametrize(
+    ("sent", "echoed"), [("abc-1", "abc-1"), ("a b\tc<d>", "abcd"), ("x" * 5000, "x" * 128)]
+)
+def test_the_request_id_is_echoed_bounded_and_clean(
+    server: Running, sent: str, echoed: str
+) -> None:
     assert server.get("/health", **{"x-request-id": sent}).headers["x-request-id"] == echoed
 
 
 def test_without_a_usable_request_id_the_server_makes_one(server: Running) -> None:
-    first, second = (server.get("/health", **{"x-request-id": "<>"}).headers["x-request-id"] for _ in range(2))
+    first, second = (
+        server.get("/health", **{"x-request-id": "<>"}).headers["x-request-id"] for _ in range(2)
+    )
     assert first != second
     assert len(first) == 32
 
 
-@pytest.mark.parametrize("tokens", [None, "x", [1.5], [-1], [320], [True], [1] * 257, {"a": 1}], ids=range(8))
+@pytest.mark.parametrize(
+    "tokens", [None, "x", [1.5], [-1], [320], [True], [1] * 257, {"a": 1}], ids=range(8)
+)
 def test_detokenize_is_checked(server: Running, tokens: Any) -> None:
     answer = server.post("/detokenize", {"tokens": tokens})
     assert (answer.status, answer.error["param"]) == (400, "tokens")
 
 
 def test_unknown_fields_are_counted(server: Running) -> None:
-    before = server.edge.metrics.unknown_fields
+    before = server.server_state.metrics.unknown_fields
     server.post(COMPLETIONS, {"model": "fake", "prompt": "a", "one_more": 1, "and_another": None})
-    assert server.edge.metrics.unknown_fields == before + 2
+    assert server.server_state.metrics.unknown_fields == before + 2
 
 
 @pytest.mark.parametrize("path", ["/tokenize", "/v1/chat/completions"])
@@ -384,11 +464,13 @@ def test_control_tokens_typed_by_a_user_stay_text(server: Running, path: str) ->
         assert server.control.added[-1].prompt_token_ids == tokens
 
 
-def test_an_unexpected_failure_is_a_plain_500(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unexpected_failure_is_a_plain_500(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(*arguments: object) -> None:
         raise KeyError("/secret/path at 0x7f3a2b1c")
 
-    monkeypatch.setattr(server.edge, "encode", broken)
+    monkeypatch.setattr(server.server_state, "encode", broken)
     answer = server.post(COMPLETIONS, {"model": "fake", "prompt": "a"})
     monkeypatch.undo()
     assert answer.status == 500

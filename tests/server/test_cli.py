@@ -54,7 +54,9 @@ def test_flags_reach_the_configuration(argv: list[str], field: str, value: Any) 
     ],
     ids=str,
 )  # fmt: skip
-def test_a_flag_that_cannot_be_is_refused_with_status_2(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_flag_that_cannot_be_is_refused_with_status_2(
+    argv: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as exit:
         parse(argv, {})
     assert exit.value.code == 2
@@ -65,24 +67,43 @@ def test_a_flag_that_cannot_be_is_refused_with_status_2(argv: list[str], capsys:
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
-        (["--preemption-mode", "swap", "--swap-space", "4GiB"], "'4GiB' is no number (write 4 or 0.5, without a unit)"),
-        (["--num-gpu-blocks-override", "100", "--kv-cache-memory-bytes", "2G"], "both say how large the KV pool is; leave one of them out"),
+        (
+            ["--preemption-mode", "swap", "--swap-space", "4GiB"],
+            "'4GiB' is no number (write 4 or 0.5, without a unit)",
+        ),
+        (
+            ["--num-gpu-blocks-override", "100", "--kv-cache-memory-bytes", "2G"],
+            "both say how large the KV pool is; leave one of them out",
+        ),
     ],
 )
-def test_a_size_that_cannot_be_is_told_what_can(argv: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_size_that_cannot_be_is_told_what_can(
+    argv: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit):
         parse(argv, {})
     assert says in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("text", "value"), [("1k", 1000), ("1K", 1024), ("25.6k", 25_600), ("2m", 2_000_000), ("1_000", 1000), ("1G", 2**30), ("2GiB", 2**31)]
+    ("text", "value"),
+    [
+        ("1k", 1000),
+        ("1K", 1024),
+        ("25.6k", 25_600),
+        ("2m", 2_000_000),
+        ("1_000", 1000),
+        ("1G", 2**30),
+        ("2GiB", 2**31),
+    ],
 )
 def test_human_integers(text: str, value: int) -> None:
     assert human_int(text) == value
 
 
-@pytest.mark.parametrize("text", ["", "k", "1kk", "1.00001k", "0x10", "1e3", "ten", "2GB", "2iB", "2giB", "GiB"])
+@pytest.mark.parametrize(
+    "text", ["", "k", "1kk", "1.00001k", "0x10", "1e3", "ten", "2GB", "2iB", "2giB", "GiB"]
+)
 def test_what_is_no_human_integer(text: str) -> None:
     with pytest.raises(ConfigError):
         human_int(text)
@@ -96,7 +117,9 @@ def test_what_is_no_human_integer(text: str) -> None:
     ],
     ids=str,
 )  # fmt: skip
-def test_a_flag_of_a_feature_that_is_not_there_is_refused_by_name(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_flag_of_a_feature_that_is_not_there_is_refused_by_name(
+    argv: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as exit:
         parse(argv, {})
     assert exit.value.code == 2
@@ -109,7 +132,9 @@ def test_every_neutral_argument_of_the_library_is_a_flag() -> None:
 
 
 def test_an_override_reaches_the_options() -> None:
-    assert parse(["--override-generation-config", '{"temperature": 0}'], {}).override_generation_config == {"temperature": 0}
+    assert parse(
+        ["--override-generation-config", '{"temperature": 0}'], {}
+    ).override_generation_config == {"temperature": 0}
 
 
 def test_help_on_sampling_lists_every_option(capsys: pytest.CaptureFixture[str]) -> None:
@@ -120,7 +145,10 @@ def test_help_on_sampling_lists_every_option(capsys: pytest.CaptureFixture[str])
     assert [name for name in OPTIONS if name not in text] == []
 
 
-@pytest.mark.parametrize(("given", "value"), [("32k", 32_000), ("8192", 8192), ("AUTO", "auto"), (-1, -1), ("-1", -1), (None, None)])
+@pytest.mark.parametrize(
+    ("given", "value"),
+    [("32k", 32_000), ("8192", 8192), ("AUTO", "auto"), (-1, -1), ("-1", -1), (None, None)],
+)
 def test_the_library_takes_the_lengths_that_the_command_line_takes(given: Any, value: Any) -> None:
     assert EngineConfig(max_model_len=given).max_model_len == value
 
@@ -132,7 +160,9 @@ def test_a_length_that_is_none_is_one_readable_error(given: Any) -> None:
 
 
 def test_keys_come_from_the_flags_else_from_the_environment() -> None:
-    assert parse(["--api-key", "a", "b", "--api-key", "c"], {"VLLM_API_KEY": "d"}).settings.api_keys == ("a", "b", "c")
+    assert parse(
+        ["--api-key", "a", "b", "--api-key", "c"], {"VLLM_API_KEY": "d"}
+    ).settings.api_keys == ("a", "b", "c")
     assert parse([], {"VLLM_API_KEY": "d"}).settings.api_keys == ("d",)
     assert parse([], {"JAXLLM_API_KEY": "e", "VLLM_API_KEY": ""}).settings.api_keys == ("e",)
     assert parse([], {}).settings.api_keys == ()
@@ -140,15 +170,31 @@ def test_keys_come_from_the_flags_else_from_the_environment() -> None:
 
 def test_the_model_is_served_under_its_own_name_unless_others_are_given() -> None:
     assert parse(["--model", "a/b"], {}).settings.served == ("a/b",)
-    assert parse(["--model", "a/b", "--served-model-name", "x", "y", "x"], {}).settings.served == ("x", "y")
+    assert parse(["--model", "a/b", "--served-model-name", "x", "y", "x"], {}).settings.served == (
+        "x",
+        "y",
+    )
 
 
 def test_help_is_in_groups_and_never_shows_a_key() -> None:
     text = parser().format_help()
-    for group in ("Model:", "Memory:", "Scheduler:", "Parallel:", "Server:", "Security:", "Logging:"):
+    for group in (
+        "Model:",
+        "Memory:",
+        "Scheduler:",
+        "Parallel:",
+        "Server:",
+        "Security:",
+        "Logging:",
+    ):
         assert f"\n{group}\n" in text
 
 
 def test_the_edge_imports_no_jax() -> None:
     code = "import sys, jaxllm.server.lifecycle, transformers; sys.exit(any(m in sys.modules for m in ('jax', 'torch', 'flax')))"
-    assert subprocess.run([sys.executable, "-c", code], check=False, stderr=subprocess.DEVNULL).returncode == 0
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], check=False, stderr=subprocess.DEVNULL
+        ).returncode
+        == 0
+    )

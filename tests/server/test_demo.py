@@ -1,6 +1,7 @@
 """The real engine and the built-in model behind the real server, through openai-python.
 
-One short test runs every time, with programs compiled on first use; the others share a server that has compiled its whole lattice.
+One short test runs every time, with programs compiled on first use; the others share a server that
+has compiled its whole lattice.
 """
 
 from __future__ import annotations
@@ -24,10 +25,24 @@ import pytest
 
 slow = pytest.mark.slow
 
-FLAGS = ["--host", "127.0.0.1", "--port", "0", "--max-num-seqs", "4", "--max-num-batched-tokens", "64", "--max-model-len", "512"]
+FLAGS = [
+    "--host",
+    "127.0.0.1",
+    "--port",
+    "0",
+    "--max-num-seqs",
+    "4",
+    "--max-num-batched-tokens",
+    "64",
+    "--max-model-len",
+    "512",
+]
 SUM = {
     "type": "object",
-    "properties": {"question": {"type": "string", "maxLength": 20}, "sum": {"type": "integer", "minimum": 0, "maximum": 200}},
+    "properties": {
+        "question": {"type": "string", "maxLength": 20},
+        "sum": {"type": "integer", "minimum": 0, "maximum": 200},
+    },
     "required": ["question", "sum"],
     "additionalProperties": False,
 }
@@ -61,7 +76,9 @@ class Demo:
         """The value of a metric without labels of its own."""
         with urllib.request.urlopen(f"{self.url}/metrics", timeout=20) as reply:
             lines = reply.read().decode().splitlines()
-        return float(next(line for line in lines if line.startswith(f"{name}{{")).rpartition(" ")[2])
+        return float(
+            next(line for line in lines if line.startswith(f"{name}{{")).rpartition(" ")[2]
+        )
 
     def stop(self) -> int:
         """SIGTERM; the exit status."""
@@ -100,7 +117,8 @@ def client(demo: Demo) -> Iterator[openai.OpenAI]:
 
 
 def assert_idle(demo: Demo, client: openai.OpenAI) -> None:
-    """Nothing runs and no page is held, at the latest after some short requests: each is a round trip of the loop that steps take."""
+    """Nothing runs and no page is held, at the latest after some short requests: each is a round
+    trip of the loop that steps take."""
     for _ in range(100):
         if demo.metric("vllm:num_requests_running") == 0:
             break
@@ -113,31 +131,64 @@ def test_a_server_answers_streams_and_forgets_a_client_that_leaves() -> None:
     demo = Demo("--enforce-eager", "--max-num-seqs", "1", "--max-model-len", "2048")
     try:
         with openai.OpenAI(base_url=f"{demo.url}/v1", api_key="none", max_retries=0) as client:
-            options: dict[str, Any] = {"model": "demo", "messages": DIGITS, "temperature": 0, "max_tokens": 64}
+            options: dict[str, Any] = {
+                "model": "demo",
+                "messages": DIGITS,
+                "temperature": 0,
+                "max_tokens": 64,
+            }
             whole = client.chat.completions.create(**options).choices[0]
             assert "72" in (whole.message.content or "")
             assert whole.finish_reason == "stop"
-            streamed = [c.choices[0] for c in client.chat.completions.create(**options, stream=True) if c.choices]
-            assert "".join(choice.delta.content or "" for choice in streamed) == whole.message.content
+            streamed = [
+                c.choices[0]
+                for c in client.chat.completions.create(**options, stream=True)
+                if c.choices
+            ]
+            assert (
+                "".join(choice.delta.content or "" for choice in streamed) == whole.message.content
+            )
             assert streamed[-1].finish_reason == "stop"
 
-            options |= {"response_format": {"type": "json_schema", "json_schema": {"name": "sum", "schema": SUM, "strict": True}}}
+            options |= {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "sum", "schema": SUM, "strict": True},
+                }
+            }
             whole = client.chat.completions.create(**options).choices[0]
             jsonschema.validate(json.loads(whole.message.content or ""), SUM)
             assert whole.finish_reason == "stop"
-            streamed = [c.choices[0] for c in client.chat.completions.create(**options, stream=True) if c.choices]
-            assert "".join(choice.delta.content or "" for choice in streamed) == whole.message.content
+            streamed = [
+                c.choices[0]
+                for c in client.chat.completions.create(**options, stream=True)
+                if c.choices
+            ]
+            assert (
+                "".join(choice.delta.content or "" for choice in streamed) == whole.message.content
+            )
 
-            assert demo.metric("vllm:prefix_cache_queries_total") > demo.metric("vllm:prefix_cache_hits_total") > 0
+            assert (
+                demo.metric("vllm:prefix_cache_queries_total")
+                > demo.metric("vllm:prefix_cache_hits_total")
+                > 0
+            )
             leaving = client.completions.create(
-                model="demo", prompt="abc", temperature=0, max_tokens=2000, stream=True, extra_body={"ignore_eos": True}
+                model="demo",
+                prompt="abc",
+                temperature=0,
+                max_tokens=2000,
+                stream=True,
+                extra_body={"ignore_eos": True},
             )
             next(iter(leaving))
             assert demo.metric("vllm:num_requests_running") == 1
             before = demo.metric("vllm:generation_tokens_total")
             leaving.close()
             assert_idle(demo, client)
-            assert demo.metric("vllm:generation_tokens_total") - before < 1500, "it ran to its end instead"
+            assert demo.metric("vllm:generation_tokens_total") - before < 1500, (
+                "it ran to its end instead"
+            )
         assert demo.stop() == 0
         assert "Traceback" not in demo.log
     finally:
@@ -152,14 +203,18 @@ def test_the_start_up_table_says_what_was_decided(demo: Demo) -> None:
 
 @slow
 def test_the_built_in_model_answers_a_chat(client: openai.OpenAI) -> None:
-    reply = client.chat.completions.create(model="demo", messages=DIGITS, temperature=0, max_tokens=200)  # type: ignore[arg-type]
+    reply = client.chat.completions.create(
+        model="demo", messages=DIGITS, temperature=0, max_tokens=200
+    )  # type: ignore[arg-type]
     assert "72" in (reply.choices[0].message.content or "")
     assert reply.choices[0].finish_reason == "stop"
 
 
 @slow
 def test_streamed_and_whole_answers_are_the_same(client: openai.OpenAI) -> None:
-    whole = client.chat.completions.create(model="demo", messages=DIGITS, temperature=0, max_tokens=64)  # type: ignore[arg-type]
+    whole = client.chat.completions.create(
+        model="demo", messages=DIGITS, temperature=0, max_tokens=64
+    )  # type: ignore[arg-type]
     chunks = client.chat.completions.create(
         model="demo",
         messages=DIGITS,  # type: ignore[arg-type]
@@ -186,17 +241,30 @@ def test_prompts_together_are_answered_as_alone(client: openai.OpenAI) -> None:
     for number, prompt in enumerate(prompts):
         alone = client.completions.create(prompt=prompt, **options)  # type: ignore[call-overload]
         assert together.choices[number].text == alone.choices[0].text
-        found, expected = together.choices[number].logprobs.token_logprobs, alone.choices[0].logprobs.token_logprobs
+        found, expected = (
+            together.choices[number].logprobs.token_logprobs,
+            alone.choices[0].logprobs.token_logprobs,
+        )
         assert found == pytest.approx(expected, abs=1e-4)
 
 
 @slow
 def test_a_text_is_scored_as_it_was_generated_cached_or_not(client: openai.OpenAI) -> None:
     named = {"ignore_eos": True, "skip_special_tokens": False, "return_tokens_as_token_ids": True}
-    options: dict[str, Any] = {"model": "demo", "temperature": 0, "logprobs": 2, "echo": True, "extra_body": named}
+    options: dict[str, Any] = {
+        "model": "demo",
+        "temperature": 0,
+        "logprobs": 2,
+        "echo": True,
+        "extra_body": named,
+    }
     said = client.completions.create(prompt="12 + 34 =", max_tokens=10, **options).choices[0]
     assert said.text.startswith("12 + 34 =")
-    assert said.logprobs is not None and said.logprobs.tokens is not None and said.logprobs.token_logprobs is not None
+    assert (
+        said.logprobs is not None
+        and said.logprobs.tokens is not None
+        and said.logprobs.token_logprobs is not None
+    )
     ids = [int(token.removeprefix("token_id:")) for token in said.logprobs.tokens]
     for _ in range(2):  # the second time its pages are cached
         scored = client.completions.create(prompt=ids, max_tokens=0, **options).choices[0]
@@ -204,13 +272,17 @@ def test_a_text_is_scored_as_it_was_generated_cached_or_not(client: openai.OpenA
         assert scored.text == said.text
         assert scored.logprobs.tokens == said.logprobs.tokens
         assert scored.logprobs.token_logprobs[0] is None
-        assert scored.logprobs.token_logprobs[1:] == pytest.approx(said.logprobs.token_logprobs[1:], abs=1e-3)
+        assert scored.logprobs.token_logprobs[1:] == pytest.approx(
+            said.logprobs.token_logprobs[1:], abs=1e-3
+        )
 
 
 @slow
 def test_the_same_seed_gives_the_same_choices_whoever_is_beside(client: openai.OpenAI) -> None:
     def ask(n: int) -> list[str]:
-        reply = client.completions.create(model="demo", prompt="once", seed=7, temperature=1.5, max_tokens=16, n=n)
+        reply = client.completions.create(
+            model="demo", prompt="once", seed=7, temperature=1.5, max_tokens=16, n=n
+        )
         return [choice.text for choice in reply.choices]
 
     three = ask(3)
@@ -221,9 +293,13 @@ def test_the_same_seed_gives_the_same_choices_whoever_is_beside(client: openai.O
 
 @slow
 def test_a_stop_string_ends_the_text_before_it(client: openai.OpenAI) -> None:
-    free = client.completions.create(model="demo", prompt="abc", temperature=0, max_tokens=24, extra_body={"ignore_eos": True}).choices[0]
+    free = client.completions.create(
+        model="demo", prompt="abc", temperature=0, max_tokens=24, extra_body={"ignore_eos": True}
+    ).choices[0]
     stop = free.text[3:5]
-    cut = client.completions.create(model="demo", prompt="abc", temperature=0, max_tokens=24, stop=[stop]).choices[0]
+    cut = client.completions.create(
+        model="demo", prompt="abc", temperature=0, max_tokens=24, stop=[stop]
+    ).choices[0]
     assert cut.text == free.text[: free.text.index(stop)]
     assert cut.finish_reason == "stop"
 
@@ -232,7 +308,12 @@ ASKED: list[dict[str, Any]] = [
     {"presence_penalty": 1.2, "frequency_penalty": 0.6, "extra_body": {"repetition_penalty": 1.3}},
     {"logit_bias": {"40": 3, "41": 3.5}, "temperature": 0.9, "seed": 3},
     {"extra_body": {"allowed_token_ids": list(range(30, 90)), "min_tokens": 4}},
-    {"extra_body": {"bad_words": ["72", "Answer", "the sum"], "top_k": 30}, "seed": 5, "temperature": 0.7, "presence_penalty": 0.5},
+    {
+        "extra_body": {"bad_words": ["72", "Answer", "the sum"], "top_k": 30},
+        "seed": 5,
+        "temperature": 0.7,
+        "presence_penalty": 0.5,
+    },
 ]
 
 
@@ -243,15 +324,40 @@ def test_penalties_biases_and_masks_give_the_same_streamed_or_whole_on_both_endp
 ) -> None:
     options = {"temperature": 0, **options, "model": "demo", "max_tokens": 24}
     completion = {**options, "prompt": "What is 27 + 45?"}
-    plain = client.completions.create(model="demo", prompt="What is 27 + 45?", temperature=0, max_tokens=24).choices[0].text
+    plain = (
+        client.completions.create(
+            model="demo", prompt="What is 27 + 45?", temperature=0, max_tokens=24
+        )
+        .choices[0]
+        .text
+    )
     whole = client.completions.create(**completion).choices[0].text
-    assert "".join(c.choices[0].text for c in client.completions.create(**completion, stream=True)) == whole != plain
+    assert (
+        "".join(c.choices[0].text for c in client.completions.create(**completion, stream=True))
+        == whole
+        != plain
+    )
     chat = {**options, "messages": DIGITS}
     said = client.chat.completions.create(**chat).choices[0].message.content
-    assert "".join(c.choices[0].delta.content or "" for c in client.chat.completions.create(**chat, stream=True)) == said
+    assert (
+        "".join(
+            c.choices[0].delta.content or ""
+            for c in client.chat.completions.create(**chat, stream=True)
+        )
+        == said
+    )
     if "bad_words" in options.get("extra_body", {}):
-        assert not any(word in f"{whole} {said}".split() for word in options["extra_body"]["bad_words"])
-    assert client.completions.create(model="demo", prompt="What is 27 + 45?", temperature=0, max_tokens=24).choices[0].text == plain
+        assert not any(
+            word in f"{whole} {said}".split() for word in options["extra_body"]["bad_words"]
+        )
+    assert (
+        client.completions.create(
+            model="demo", prompt="What is 27 + 45?", temperature=0, max_tokens=24
+        )
+        .choices[0]
+        .text
+        == plain
+    )
 
 
 @slow
@@ -263,16 +369,22 @@ def test_a_bad_word_without_tokens_is_refused_by_name(client: openai.OpenAI) -> 
 
 @slow
 def test_a_client_that_leaves_gives_its_pages_back(demo: Demo, client: openai.OpenAI) -> None:
-    stream = client.completions.create(model="demo", prompt="abc", max_tokens=500, stream=True, extra_body={"ignore_eos": True})
+    stream = client.completions.create(
+        model="demo", prompt="abc", max_tokens=500, stream=True, extra_body={"ignore_eos": True}
+    )
     next(iter(stream))
     stream.close()
     assert_idle(demo, client)
 
 
 @slow
-def test_structured_outputs_of_every_kind_follow_it_on_both_endpoints(client: openai.OpenAI) -> None:
+def test_structured_outputs_of_every_kind_follow_it_on_both_endpoints(
+    client: openai.OpenAI,
+) -> None:
     def complete(**body: Any) -> str:
-        reply = client.completions.create(model="demo", prompt="abc", seed=1, max_tokens=200, extra_body=body)
+        reply = client.completions.create(
+            model="demo", prompt="abc", seed=1, max_tokens=200, extra_body=body
+        )
         assert reply.choices[0].finish_reason == "stop"
         return reply.choices[0].text
 
@@ -285,21 +397,37 @@ def test_structured_outputs_of_every_kind_follow_it_on_both_endpoints(client: op
         question: Annotated[str, pydantic.Field(max_length=20)]
         sum: Annotated[int, pydantic.Field(ge=0, le=200)]
 
-    parsed = client.chat.completions.parse(model="demo", messages=DIGITS, response_format=Sum, max_tokens=200)  # type: ignore[arg-type]
+    parsed = client.chat.completions.parse(
+        model="demo", messages=DIGITS, response_format=Sum, max_tokens=200
+    )  # type: ignore[arg-type]
     assert isinstance(parsed.choices[0].message.parsed, Sum)
-    chat = client.chat.completions.create(model="demo", messages=DIGITS, response_format={"type": "json_object"}, max_tokens=300)  # type: ignore[arg-type]
+    chat = client.chat.completions.create(
+        model="demo", messages=DIGITS, response_format={"type": "json_object"}, max_tokens=300
+    )  # type: ignore[arg-type]
     assert (chat.choices[0].message.content or "").startswith("{")
 
 
 @slow
-def test_a_grammar_that_explodes_while_generating_ends_its_request_while_another_streams_on(client: openai.OpenAI) -> None:
-    options: dict[str, Any] = {"model": "demo", "prompt": "abc", "temperature": 0, "max_tokens": 120}
+def test_a_grammar_that_explodes_while_generating_ends_its_request_while_another_streams_on(
+    client: openai.OpenAI,
+) -> None:
+    options: dict[str, Any] = {
+        "model": "demo",
+        "prompt": "abc",
+        "temperature": 0,
+        "max_tokens": 120,
+    }
     alone = client.completions.create(**options, extra_body={"ignore_eos": True}).choices[0].text
     stream = client.completions.create(**options, stream=True, extra_body={"ignore_eos": True})
     text = next(iter(stream)).choices[0].text
     with pytest.raises(openai.BadRequestError, match="structured output"):  # its own fault
         client.completions.create(
-            model="demo", prompt="abc", seed=1, temperature=2.0, max_tokens=400, extra_body={"guided_regex": "(.{0,200}a){50}"}
+            model="demo",
+            prompt="abc",
+            seed=1,
+            temperature=2.0,
+            max_tokens=400,
+            extra_body={"guided_regex": "(.{0,200}a){50}"},
         )
     assert text + "".join(chunk.choices[0].text for chunk in stream) == alone
 
@@ -307,6 +435,12 @@ def test_a_grammar_that_explodes_while_generating_ends_its_request_while_another
 @slow
 def test_the_module_form_of_the_operators_room_is_the_same_program(repo: pathlib.Path) -> None:
     found = subprocess.run(
-        [sys.executable, "-m", "server", "--help"], capture_output=True, text=True, check=True, cwd=repo, env=os.environ, timeout=60
+        [sys.executable, "-m", "server", "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=repo,
+        env=os.environ,
+        timeout=60,
     )
     assert "--served-model-name" in found.stdout

@@ -9,25 +9,33 @@ from starlette.routing import Route
 
 from jaxllm.server.app import routes
 from jaxllm.server.cli import parser
-from jaxllm.server.gate import OPEN_PATHS
+from jaxllm.server.transport.auth import OPEN_PATHS
 from tests.server.harness import Running
 
 
-def test_the_page_lists_every_route_and_whether_it_needs_a_key(repo: pathlib.Path, fresh: Running) -> None:
+def test_the_page_lists_every_route_and_whether_it_needs_a_key(
+    repo: pathlib.Path, fresh: Running
+) -> None:
     listed = {}
     for line in (repo / "docs" / "server.md").read_text().splitlines():
         cells = [cell.strip() for cell in line.split("|")]
         if len(cells) > 3 and cells[2] in ("yes", "no"):
-            listed |= dict.fromkeys(re.findall(r"`(GET|POST) ([^`]+)`", cells[1]), cells[2] == "yes")
+            listed |= dict.fromkeys(
+                re.findall(r"`(GET|POST) ([^`]+)`", cells[1]), cells[2] == "yes"
+            )
     actual = {}
-    for route in routes(fresh.edge).routes:
+    for route in routes(fresh.server_state).routes:
         assert isinstance(route, Route)
         path = route.path.replace(":path", "")
-        actual |= {(method, path): path not in OPEN_PATHS for method in (route.methods or set()) - {"HEAD"}}
+        actual |= {
+            (method, path): path not in OPEN_PATHS for method in (route.methods or set()) - {"HEAD"}
+        }
     assert listed == actual
 
 
-def test_the_page_names_only_flags_and_metrics_that_exist(repo: pathlib.Path, fresh: Running) -> None:
+def test_the_page_names_only_flags_and_metrics_that_exist(
+    repo: pathlib.Path, fresh: Running
+) -> None:
     text = (repo / "docs" / "server.md").read_text()
     flags = {flag for action in parser()._actions for flag in action.option_strings}
     assert set(re.findall(r"--[a-z][a-z-]+", text)) <= flags | {"--help"}

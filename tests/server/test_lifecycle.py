@@ -28,14 +28,38 @@ BODY = {"model": "m", "prompt": [1, 2, 3], "ignore_eos": True, "max_tokens": 50}
 class Process:
     """A server process over the fake engine; `log` is its stderr so far."""
 
-    def __init__(self, model_dir: pathlib.Path, tmp: pathlib.Path, *flags: str, frozen: bool = False, gate: pathlib.Path | None = None):
+    def __init__(
+        self,
+        model_dir: pathlib.Path,
+        tmp: pathlib.Path,
+        *flags: str,
+        frozen: bool = False,
+        gate: pathlib.Path | None = None,
+    ):
         self._pid_file = tmp / "engine.pid"
-        environ = os.environ | {"FAKE_ENGINE_PID": str(self._pid_file)} | ({"FAKE_ENGINE_FROZEN": "1"} if frozen else {})
+        environ = (
+            os.environ
+            | {"FAKE_ENGINE_PID": str(self._pid_file)}
+            | ({"FAKE_ENGINE_FROZEN": "1"} if frozen else {})
+        )
         if gate is not None:
             environ["FAKE_ENGINE_GATE"] = str(gate)
-        command = [sys.executable, "-m", "tests.server.serve_fake", "--model", str(model_dir), "--served-model-name", "m", "--port", "0"]
+        command = [
+            sys.executable,
+            "-m",
+            "tests.server.serve_fake",
+            "--model",
+            str(model_dir),
+            "--served-model-name",
+            "m",
+            "--port",
+            "0",
+        ]
         self.process = subprocess.Popen(
-            [*command, "--host", "127.0.0.1", "--skip-tokenizer-init", *flags], stderr=subprocess.PIPE, text=True, env=environ
+            [*command, "--host", "127.0.0.1", "--skip-tokenizer-init", *flags],
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environ,
         )
         self.log = ""
         self.port = 0
@@ -226,7 +250,8 @@ def test_a_signal_while_loading_ends_everything(launch: Any, tmp_path: pathlib.P
     gate = tmp_path / "gate"
     os.mkfifo(gate)
     server = launch(gate=gate)
-    with gate.open("wb"):  # opens when the engine has begun to load, which it never ends: nothing is written
+    # Opens when the engine has begun to load, which it never ends: nothing is written
+    with gate.open("wb"):
         engine = server.engine
         server.process.send_signal(signal.SIGTERM)
         assert server.ended() == 128 + signal.SIGTERM
@@ -238,27 +263,43 @@ def test_a_signal_while_loading_ends_everything(launch: Any, tmp_path: pathlib.P
 def run(*flags: str, **environ: str) -> subprocess.CompletedProcess[str]:
     """The real command, which must fail before it starts an engine."""
     command = [sys.executable, "-m", "jaxllm.server", *flags]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=os.environ | environ)
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=120, env=os.environ | environ
+    )
 
 
 @pytest.mark.parametrize("case", ["port", "model", "empty", "template"])
-def test_what_cannot_work_is_said_in_one_line_before_any_loading(case: str, model_dir: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_what_cannot_work_is_said_in_one_line_before_any_loading(
+    case: str, model_dir: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1] if case == "port" else 0)
-        model = {"port": model_dir, "model": tmp_path / "nothing", "empty": tmp_path, "template": model_dir}[case]
+        model = {
+            "port": model_dir,
+            "model": tmp_path / "nothing",
+            "empty": tmp_path,
+            "template": model_dir,
+        }[case]
         flags = ["--chat-template", str(tmp_path / "none.jinja")] if case == "template" else []
         found = run("--host", "127.0.0.1", "--port", port, "--model", str(model), *flags)
     assert found.returncode == 1
     assert found.stdout == ""
     assert len(found.stderr.splitlines()) == 1
-    expected = {"port": f"port {port}", "model": "does not exist", "empty": "config.json", "template": "none.jinja"}[case]
+    expected = {
+        "port": f"port {port}",
+        "model": "does not exist",
+        "empty": "config.json",
+        "template": "none.jinja",
+    }[case]
     assert expected in found.stderr
 
 
 def test_what_the_engine_refuses_is_one_line_too(launch: Any) -> None:
     server = launch("--max-model-len", "-7")
     assert server.ended() == 1
-    assert server.log.splitlines()[-1] == "jaxllm: error: --max-model-len must be at least 1, got -7"
+    assert (
+        server.log.splitlines()[-1] == "jaxllm: error: --max-model-len must be at least 1, got -7"
+    )
     assert "Traceback" not in server.log
 
 
@@ -270,7 +311,9 @@ def test_a_model_without_a_tokenizer_is_one_line_too(launch: Any, tmp_path: path
     assert "Traceback" not in server.log
 
 
-def test_a_unix_socket_is_served_and_a_stale_one_replaced(launch: Any, tmp_path: pathlib.Path) -> None:
+def test_a_unix_socket_is_served_and_a_stale_one_replaced(
+    launch: Any, tmp_path: pathlib.Path
+) -> None:
     path = tmp_path / "s"
     with socket.socket(socket.AF_UNIX) as stale:
         stale.bind(str(path))
@@ -289,7 +332,9 @@ def test_a_token_is_sent_at_once_and_not_held_back_until_the_one_before_is_ackno
     held: list[int] = []
 
     async def accept(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        held.append(writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        held.append(
+            writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        )
         writer.close()
         await writer.wait_closed()
 
@@ -305,8 +350,12 @@ def test_a_token_is_sent_at_once_and_not_held_back_until_the_one_before_is_ackno
     assert held and all(held)
 
 
-def test_the_line_that_says_where_it_serves_names_routes_that_are_there(caplog: pytest.LogCaptureFixture) -> None:
-    options = parse(["--model", "m", "--host", "127.0.0.1", "--port", "0", "--root-path", "/api"], {})
+def test_the_line_that_says_where_it_serves_names_routes_that_are_there(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    options = parse(
+        ["--model", "m", "--host", "127.0.0.1", "--port", "0", "--root-path", "/api"], {}
+    )
     with bind(options) as sock, caplog.at_level("INFO", logger="jaxllm.server"):
         announce(options, sock)
         assert f"http://127.0.0.1:{sock.getsockname()[1]} (" in caplog.text

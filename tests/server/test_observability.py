@@ -28,7 +28,11 @@ def samples(server: Running) -> dict[str, float]:
         for sample in family.samples:
             assert sample.labels["model_name"] == "fake"
             assert sample.labels["engine"] == "0"
-            extra = {name: value for name, value in sample.labels.items() if name not in ("model_name", "engine")}
+            extra = {
+                name: value
+                for name, value in sample.labels.items()
+                if name not in ("model_name", "engine")
+            }
             found[sample.name + "".join(f"[{value}]" for value in extra.values())] = sample.value
     return found
 
@@ -42,7 +46,9 @@ def test_the_fifteen_names_of_the_stock_dashboard_are_there_from_the_start(fresh
 
 def test_requests_move_the_metrics_that_dashboards_show(fresh: Running) -> None:
     fresh.post("/v1/completions", {"model": "alias", "prompt": "abcd", "n": 2})
-    fresh.post("/v1/completions", {"model": "fake", "prompt": "xyz", "stream": True, "max_tokens": 2})
+    fresh.post(
+        "/v1/completions", {"model": "fake", "prompt": "xyz", "stream": True, "max_tokens": 2}
+    )
     found = samples(fresh)
     assert found["vllm:prompt_tokens_total"] == 7
     assert found["vllm:generation_tokens_total"] == 10
@@ -61,12 +67,25 @@ def test_requests_move_the_metrics_that_dashboards_show(fresh: Running) -> None:
 
 
 def test_what_the_engine_counts_of_memory_is_shown_as_it_is(fresh: Running) -> None:
-    counted = {"prefix_queries": 977, "prefix_hits": 816, "preemptions": 5, "pages_saved": 31, "pages_loaded": 23}
-    names = ("vllm:prefix_cache_queries", "vllm:prefix_cache_hits", "vllm:num_preemptions", "jaxllm:pages_saved", "jaxllm:pages_loaded")
+    counted = {
+        "prefix_queries": 977,
+        "prefix_hits": 816,
+        "preemptions": 5,
+        "pages_saved": 31,
+        "pages_loaded": 23,
+    }
+    names = (
+        "vllm:prefix_cache_queries",
+        "vllm:prefix_cache_hits",
+        "vllm:num_preemptions",
+        "jaxllm:pages_saved",
+        "jaxllm:pages_loaded",
+    )
     before = samples(fresh)
     assert [before[f"{name}_total"] for name in names] == [0] * 5
     fresh.control.counted = counted
-    fresh.post("/v1/completions", {"model": "fake", "prompt": "a"})  # statistics come with what was generated
+    # Statistics come with what was generated
+    fresh.post("/v1/completions", {"model": "fake", "prompt": "a"})
     found = samples(fresh)
     assert [found[f"{name}_total"] for name in names] == list(counted.values())
 
@@ -78,7 +97,9 @@ def test_clients_cannot_add_series(fresh: Running) -> None:
     before = series()
     for number in range(50):
         fresh.request(f"METHOD{number}", f"/path{number}")
-        fresh.post("/v1/completions", {"model": f"model {number}", "prompt": "a", f"field{number}": 1})
+        fresh.post(
+            "/v1/completions", {"model": f"model {number}", "prompt": "a", f"field{number}": 1}
+        )
     assert series() == before
 
 
@@ -96,30 +117,53 @@ def test_probes_answer_without_the_engine(fresh: Running) -> None:
 
 
 def test_draining_refuses_new_work_but_answers_probes(fresh: Running) -> None:
-    fresh.edge.draining = True
-    answer = fresh.post("/v1/chat/completions", {"model": "fake", "messages": [{"role": "user", "content": "a"}]})
+    fresh.server_state.draining = True
+    answer = fresh.post(
+        "/v1/chat/completions", {"model": "fake", "messages": [{"role": "user", "content": "a"}]}
+    )
     assert answer.status == 503
-    assert (answer.error["type"], answer.error["code"], answer.headers["retry-after"]) == ("overloaded_error", "draining", "1")
+    assert (answer.error["type"], answer.error["code"], answer.headers["retry-after"]) == (
+        "overloaded_error",
+        "draining",
+        "1",
+    )
     assert fresh.get("/ready").status == 503
     assert fresh.get("/health").status == 200
     assert fresh.get("/metrics").status == 200
 
 
-def test_logged_requests_show_no_text_of_the_client(tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture) -> None:
-    body = {"model": "fake", "prompt": "hidden prompt", "stop": ["hidden stop", "other"], "seed": 12345, "max_tokens": 3}
-    with caplog.at_level("INFO", "jaxllm.server"), Running(tokenizer, with_settings(log_requests=True)) as server:
+def test_logged_requests_show_no_text_of_the_client(
+    tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
+    body = {
+        "model": "fake",
+        "prompt": "hidden prompt",
+        "stop": ["hidden stop", "other"],
+        "seed": 12345,
+        "max_tokens": 3,
+    }
+    with (
+        caplog.at_level("INFO", "jaxllm.server"),
+        Running(tokenizer, with_settings(log_requests=True)) as server,
+    ):
         assert server.post("/v1/completions", body).status == 200
-    line = next(record.getMessage() for record in caplog.records if "prompts of" in record.getMessage())
+    line = next(
+        record.getMessage() for record in caplog.records if "prompts of" in record.getMessage()
+    )
     assert "1 prompts of [13] tokens, with" in line
     assert {"seed", "max_tokens", "stop[2]"} == set(line.split("with ")[1].split(", "))
 
 
 def test_tokenize_and_detokenize_are_each_others_inverse(server: Running) -> None:
-    tokens = server.post("/tokenize", {"model": "fake", "prompt": "héllo", "return_token_strs": True}).json()
+    tokens = server.post(
+        "/tokenize", {"model": "fake", "prompt": "héllo", "return_token_strs": True}
+    ).json()
     assert tokens["count"] == 6
     assert tokens["max_model_len"] == 256
     assert tokens["token_strs"] == ["h", "\ufffd", "\ufffd", "l", "l", "o"]
-    assert server.post("/detokenize", {"model": "fake", "tokens": tokens["tokens"]}).json() == {"prompt": "héllo"}
+    assert server.post("/detokenize", {"model": "fake", "tokens": tokens["tokens"]}).json() == {
+        "prompt": "héllo"
+    }
     assert server.post("/tokenize", {"prompt": ""}).json()["tokens"] == []
     assert server.post("/detokenize", {"tokens": []}).json() == {"prompt": ""}
 
@@ -127,17 +171,23 @@ def test_tokenize_and_detokenize_are_each_others_inverse(server: Running) -> Non
 def test_an_idle_engine_checks_itself_after_work_and_says_what_it_found(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("jaxllm.server.core.IDLE_SECONDS", 0.0)
-    monkeypatch.setattr("jaxllm.server.core.CHECK_SECONDS", 0.0)
+    monkeypatch.setattr("jaxllm.server.engine.process.IDLE_SECONDS", 0.0)
+    monkeypatch.setattr("jaxllm.server.engine.process.CHECK_SECONDS", 0.0)
     caplog.set_level("INFO", logger="jaxllm.server")
     with Running(tokenizer) as running:
         for number, problem in ((1, ""), (2, "page 3 is neither free nor used")):
             running.control.broken = problem
             running.post("/v1/completions", {"model": "fake", "prompt": "abcd"})
-            assert until(lambda number=number: running.edge.bridge.stats.self_checks >= number)
+            assert until(
+                lambda number=number: running.server_state.client.stats.self_checks >= number
+            )
         found = samples(running)
     assert (found["jaxllm:self_checks_total"], found["jaxllm:self_check_failures_total"]) == (2, 1)
-    said = [(record.levelname, record.getMessage()) for record in caplog.records if "self-check" in record.getMessage()]
+    said = [
+        (record.levelname, record.getMessage())
+        for record in caplog.records
+        if "self-check" in record.getMessage()
+    ]
     assert [level for level, _ in said] == ["INFO", "ERROR"]
     assert "page 3" in said[1][1]
 

@@ -39,7 +39,12 @@ def copy(source: Path, target: Path, change: Callable[[Tensors], None]) -> Path:
     return target
 
 
-def load(path: Path, shards: int = 1, dtype: jax.typing.DTypeLike = jnp.float32, load_format: str = "auto") -> dict[str, jax.Array]:
+def load(
+    path: Path,
+    shards: int = 1,
+    dtype: jax.typing.DTypeLike = jnp.float32,
+    load_format: str = "auto",
+) -> dict[str, jax.Array]:
     _, state = weights.load(path, models.read_config(path), make_mesh(shards), dtype, load_format)
     return named(state)
 
@@ -60,11 +65,16 @@ def test_abstract_describes_exactly_what_is_loaded(shards: int, load_format: str
 @pytest.mark.parametrize("shards", [1, 2, 4, 8])
 def test_each_shard_holds_the_heads_that_belong_together(shards: int) -> None:
     tensors = load_file(LLAMA / "model.safetensors")
-    query, key, value = (tensors[f"{LAYER}.self_attn.{n}_proj.weight"].reshape(-1, 4, 32) for n in "qkv")
+    query, key, value = (
+        tensors[f"{LAYER}.self_attn.{n}_proj.weight"].reshape(-1, 4, 32) for n in "qkv"
+    )
     found = np.asarray(load(LLAMA, shards)["layers.0.attention.qkv.weight.value"])
     repeat = max(1, shards // 2)
     for x in range(shards):
-        heads = [np.split(query, shards)[x], *(np.split(np.repeat(part, repeat, 0), shards)[x] for part in (key, value))]
+        heads = [
+            np.split(query, shards)[x],
+            *(np.split(np.repeat(part, repeat, 0), shards)[x] for part in (key, value)),
+        ]
         np.testing.assert_array_equal(found[x], np.concatenate(heads))
 
 
@@ -73,17 +83,25 @@ def test_a_device_holds_its_shard_alone() -> None:
     for name in ("attention.qkv", "mlp.gate_up"):
         shards = parameters[f"layers.1.{name}.weight.value"].addressable_shards
         assert [s.data.shape[0] for s in shards] == [1] * 8
-    assert {s.data.shape for s in parameters["layers.0.attention.out.weight.value"].addressable_shards} == {(32, 1, 4)}
+    assert {
+        s.data.shape for s in parameters["layers.0.attention.out.weight.value"].addressable_shards
+    } == {(32, 1, 4)}
     assert {s.data.shape for s in parameters["embed.weight.value"].addressable_shards} == {(12, 32)}
 
 
 def test_only_the_slices_of_a_shard_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     copied: list[int] = []
     original = place._copy
-    monkeypatch.setattr(place, "_copy", lambda target, source, name: (copied.append(target.nbytes), original(target, source, name)))
+    monkeypatch.setattr(
+        place,
+        "_copy",
+        lambda target, source, name: (copied.append(target.nbytes), original(target, source, name)),
+    )
     parameters = load(LLAMA, 8)
     replicated = sum(a.nbytes for a in parameters.values() if a.sharding.is_fully_replicated)
-    assert sum(copied) == replicated + sum(a.nbytes for a in parameters.values() if not a.sharding.is_fully_replicated)
+    assert sum(copied) == replicated + sum(
+        a.nbytes for a in parameters.values() if not a.sharding.is_fully_replicated
+    )
     assert max(copied) <= max(a.nbytes for a in parameters.values()) // 8
 
 
@@ -91,7 +109,9 @@ def test_only_the_slices_of_a_shard_are_read(monkeypatch: pytest.MonkeyPatch) ->
 def test_weights_are_cast_while_they_are_read(dtype: jax.typing.DTypeLike) -> None:
     found = load(LLAMA, dtype=dtype)["layers.0.mlp.down.weight.value"]
     assert found.dtype == dtype
-    np.testing.assert_array_equal(found, load_file(LLAMA / "model.safetensors")[f"{LAYER}.mlp.down_proj.weight"].astype(dtype))
+    np.testing.assert_array_equal(
+        found, load_file(LLAMA / "model.safetensors")[f"{LAYER}.mlp.down_proj.weight"].astype(dtype)
+    )
 
 
 @pytest.mark.parametrize("stored", [np.float32, ml_dtypes.bfloat16])
@@ -99,7 +119,9 @@ def test_a_value_beyond_float16_is_an_error_and_no_infinity(tmp_path: Path, stor
     def grow(tensors: Tensors) -> None:
         tensors[f"{LAYER}.mlp.up_proj.weight"] = np.full((48, 32), 1e6, stored)
 
-    with pytest.raises(ConfigError, match=r"layers\.0\.mlp\.gate_up\.weight has values beyond the range of float16"):
+    with pytest.raises(
+        ConfigError, match=r"layers\.0\.mlp\.gate_up\.weight has values beyond the range of float16"
+    ):
         load(copy(LLAMA, tmp_path, grow), dtype=jnp.float16)
 
 
@@ -128,12 +150,20 @@ def test_a_truncated_file_names_the_tensors_that_are_cut(tmp_path: Path) -> None
     path = copy(LLAMA, tmp_path, lambda tensors: None)
     data = (path / "model.safetensors").read_bytes()
     (path / "model.safetensors").write_bytes(data[:-200])
-    with pytest.raises(ConfigError, match=r"model\.safetensors: [\w.]+ is truncated: it ends at byte"):
+    with pytest.raises(
+        ConfigError, match=r"model\.safetensors: [\w.]+ is truncated: it ends at byte"
+    ):
         load(path)
 
 
 def test_the_error_stays_short_when_everything_is_missing(tmp_path: Path) -> None:
-    path = copy(LLAMA, tmp_path, lambda tensors: tensors.update({f"junk.{i}" * 50: np.zeros(1, np.float32) for i in range(500)}))
+    path = copy(
+        LLAMA,
+        tmp_path,
+        lambda tensors: tensors.update(
+            {f"junk.{i}" * 50: np.zeros(1, np.float32) for i in range(500)}
+        ),
+    )
     with pytest.raises(ConfigError, match="and 480 more") as error:
         load(path)
     assert len(str(error.value)) < 5000
@@ -142,19 +172,32 @@ def test_the_error_stays_short_when_everything_is_missing(tmp_path: Path) -> Non
 def test_a_config_of_other_sizes_does_not_fit(tmp_path: Path) -> None:
     path = copy(LLAMA, tmp_path, lambda tensors: None)
     config = json.loads((path / "config.json").read_text())
-    (path / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 3, "vocab_size": 97}))
-    with pytest.raises(ConfigError, match=r"missing model\.layers\.2\..*embed_tokens\.weight has shape \[96, 32\], expected \[97, 32\]"):
+    (path / "config.json").write_text(
+        json.dumps(config | {"num_hidden_layers": 3, "vocab_size": 97})
+    )
+    with pytest.raises(
+        ConfigError,
+        match=r"missing model\.layers\.2\..*embed_tokens\.weight has shape \[96, 32\], expected \[97, 32\]",
+    ):
         load(path)
 
 
 @pytest.mark.parametrize("name", ["rotary_emb.inv_freq", "k_scale", "v_proj.v_scale"])
-def test_rotary_tables_and_scales_of_an_8_bit_cache_are_of_no_concern(tmp_path: Path, name: str) -> None:
-    path = copy(LLAMA, tmp_path, lambda tensors: tensors.update({f"{LAYER}.self_attn.{name}": np.zeros(2, np.float32)}))
+def test_rotary_tables_and_scales_of_an_8_bit_cache_are_of_no_concern(
+    tmp_path: Path, name: str
+) -> None:
+    path = copy(
+        LLAMA,
+        tmp_path,
+        lambda tensors: tensors.update({f"{LAYER}.self_attn.{name}": np.zeros(2, np.float32)}),
+    )
     assert load(path).keys() == load(LLAMA).keys()
 
 
 @pytest.mark.parametrize("equal", [True, False])
-def test_a_tied_model_may_store_its_head_when_it_equals_the_embedding(tmp_path: Path, equal: bool) -> None:
+def test_a_tied_model_may_store_its_head_when_it_equals_the_embedding(
+    tmp_path: Path, equal: bool
+) -> None:
     def add_head(tensors: Tensors) -> None:
         tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"] + (0 if equal else 1)
 
@@ -162,20 +205,32 @@ def test_a_tied_model_may_store_its_head_when_it_equals_the_embedding(tmp_path: 
     if equal:
         assert "head.weight.value" not in load(path)
     else:
-        with pytest.raises(ConfigError, match=r"lm_head\.weight differs from model\.embed_tokens\.weight although tie_word_embeddings"):
+        with pytest.raises(
+            ConfigError,
+            match=r"lm_head\.weight differs from model\.embed_tokens\.weight although tie_word_embeddings",
+        ):
             load(path)
 
 
 def test_progress_ends_at_the_total() -> None:
     seen: list[tuple[int, int]] = []
     hf = models.read_config(LLAMA)
-    _, state = weights.load(LLAMA, hf, make_mesh(1), jnp.float32, progress=lambda done, total: seen.append((done, total)))
+    _, state = weights.load(
+        LLAMA,
+        hf,
+        make_mesh(1),
+        jnp.float32,
+        progress=lambda done, total: seen.append((done, total)),
+    )
     assert seen == sorted(seen)
     assert seen[-1] == (sum(a.nbytes for a in jax.tree.leaves(state)),) * 2
 
 
 def test_an_unknown_load_format_is_refused() -> None:
-    with pytest.raises(ConfigError, match="load_format 'pt' is not supported; choose one of auto, safetensors, dummy"):
+    with pytest.raises(
+        ConfigError,
+        match="load_format 'pt' is not supported; choose one of auto, safetensors, dummy",
+    ):
         load(LLAMA, load_format="pt")
 
 
@@ -185,16 +240,25 @@ def test_dummy_weights_are_random_finite_and_the_same_on_any_number_of_shards() 
         values = np.asarray(array)
         assert np.isfinite(values).all()
         assert np.unique(values).size > values.size // 2
-    np.testing.assert_array_equal(one["layers.0.attention.out.weight.value"], eight["layers.0.attention.out.weight.value"])
+    np.testing.assert_array_equal(
+        one["layers.0.attention.out.weight.value"], eight["layers.0.attention.out.weight.value"]
+    )
     key = np.asarray(eight["layers.0.attention.qkv.weight.value"])[:, 1]
     np.testing.assert_array_equal(key[0], key[3])
-    np.testing.assert_array_equal(key[0], np.asarray(one["layers.0.attention.qkv.weight.value"])[0, 8])
-    assert not np.array_equal(one["layers.0.mlp.down.weight.value"], one["layers.1.mlp.down.weight.value"])
+    np.testing.assert_array_equal(
+        key[0], np.asarray(one["layers.0.attention.qkv.weight.value"])[0, 8]
+    )
+    assert not np.array_equal(
+        one["layers.0.mlp.down.weight.value"], one["layers.1.mlp.down.weight.value"]
+    )
 
 
 def test_dummy_weights_follow_the_seed() -> None:
     hf, mesh = models.read_config(LLAMA), make_mesh(1)
-    first, again, other = (jax.tree.leaves(weights.load("", hf, mesh, jnp.float32, "dummy", seed=s)[1])[0] for s in (0, 0, 1))
+    first, again, other = (
+        jax.tree.leaves(weights.load("", hf, mesh, jnp.float32, "dummy", seed=s)[1])[0]
+        for s in (0, 0, 1)
+    )
     np.testing.assert_array_equal(first, again)
     assert not np.array_equal(first, other)
 

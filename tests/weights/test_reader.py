@@ -28,7 +28,11 @@ def write(path: Path, header: object, data: bytes = bytes(32)) -> Path:
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16, ml_dtypes.bfloat16])
 def test_tensors_come_back_as_they_were_written(tmp_path: Path, dtype: type) -> None:
-    tensors = {"x": np.arange(6).reshape(2, 3).astype(dtype), "scalar": np.array(2, dtype), "none": np.zeros((0, 4), dtype)}
+    tensors = {
+        "x": np.arange(6).reshape(2, 3).astype(dtype),
+        "scalar": np.array(2, dtype),
+        "none": np.zeros((0, 4), dtype),
+    }
     save_file(tensors, tmp_path / "model.safetensors")
     checkpoint = Checkpoint(tmp_path)
     assert checkpoint.problems == []
@@ -49,7 +53,9 @@ def test_a_view_copies_nothing(tmp_path: Path) -> None:
 def test_data_at_an_odd_offset_is_read(tmp_path: Path) -> None:
     header = json.dumps(HEADER).encode()
     header += b" " * (1 - len(header) % 2)
-    data = np.arange(6, dtype=np.float32).tobytes() + np.arange(4).astype(ml_dtypes.bfloat16).tobytes()
+    data = (
+        np.arange(6, dtype=np.float32).tobytes() + np.arange(4).astype(ml_dtypes.bfloat16).tobytes()
+    )
     write(tmp_path / "model.safetensors", header, data)
     checkpoint = Checkpoint(tmp_path)
     assert checkpoint.problems == []
@@ -81,7 +87,11 @@ def changed(name: str, **fields: object) -> dict:
 @pytest.mark.parametrize(
     ("header", "data", "messages"),
     [
-        (HEADER, bytes(20), ["a is truncated: it ends at byte 24 of the data, the file has 20", "b is truncated"]),
+        (
+            HEADER,
+            bytes(20),
+            ["a is truncated: it ends at byte 24 of the data, the file has 20", "b is truncated"],
+        ),
         (HEADER, bytes(40), ["has 8 bytes after its last tensor"]),
         (changed("b", data_offsets=[20, 28]), bytes(28), ["b overlaps the tensor before it"]),
         (changed("b", data_offsets=[28, 36]), bytes(36), ["b leaves a hole before it"]),
@@ -89,14 +99,24 @@ def changed(name: str, **fields: object) -> dict:
         (changed("b", data_offsets=[24, 23]), bytes(32), ["b has -1 bytes"]),
     ],
 )
-def test_every_tensor_out_of_place_is_named(tmp_path: Path, header: dict, data: bytes, messages: list[str]) -> None:
+def test_every_tensor_out_of_place_is_named(
+    tmp_path: Path, header: dict, data: bytes, messages: list[str]
+) -> None:
     problems = open_file(write(tmp_path / "x.safetensors", header, data)).problems
     assert len(problems) == len(messages)
     assert all(message in problem for message, problem in zip(messages, problems, strict=True))
 
 
 @pytest.mark.parametrize(
-    "field", [{"shape": [2, -3]}, {"shape": [2.0]}, {"shape": "x"}, {"data_offsets": [0]}, {"dtype": 3}, {"shape": [True]}]
+    "field",
+    [
+        {"shape": [2, -3]},
+        {"shape": [2.0]},
+        {"shape": "x"},
+        {"data_offsets": [0]},
+        {"dtype": 3},
+        {"shape": [True]},
+    ],
 )
 def test_illegal_header_values_are_refused(tmp_path: Path, field: dict) -> None:
     with pytest.raises(BadFile, match="no legal dtype"):
@@ -147,11 +167,16 @@ def no_map(path: Path) -> None:
         (lose_file, "two.safetensors: cannot be opened (No such file or directory)"),
         (lose_tensor, "two.safetensors lacks b, which the index places there"),
         (twice, "two.safetensors and one.safetensors both hold a"),
-        (leave_the_directory, "names '../one.safetensors', which is not the name of a file in this directory"),
+        (
+            leave_the_directory,
+            "names '../one.safetensors', which is not the name of a file in this directory",
+        ),
         (no_map, "has no weight_map"),
     ],
 )
-def test_a_damaged_sharded_checkpoint_says_where(tmp_path: Path, damage: Callable[[Path], None], message: str) -> None:
+def test_a_damaged_sharded_checkpoint_says_where(
+    tmp_path: Path, damage: Callable[[Path], None], message: str
+) -> None:
     sharded(tmp_path)
     damage(tmp_path)
     checkpoint = Checkpoint(tmp_path)
@@ -163,4 +188,6 @@ def test_a_damaged_sharded_checkpoint_says_where(tmp_path: Path, damage: Callabl
 def test_a_pickle_is_named_and_never_read(tmp_path: Path) -> None:
     (tmp_path / "pytorch_model.bin").write_bytes(b"x")
     checkpoint = Checkpoint(tmp_path)
-    assert checkpoint.problems == ["no *.safetensors file; pytorch_model.bin is a pickle, which is never read: convert it to safetensors"]
+    assert checkpoint.problems == [
+        "no *.safetensors file; pytorch_model.bin is a pickle, which is never read: convert it to safetensors"
+    ]

@@ -1,0 +1,89 @@
+"""Which requests can run on an engine at all. Imports no jax."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated
+
+import msgspec
+
+from jaxllm.config import Resolved
+from jaxllm.messages import GenerateRequest, RequestError, check_logprobs, check_salt, check_scores
+from jaxllm.sampling.options import SamplingParams
+
+
+def check_contest(params: SamplingParams, mode: str) -> None:
+    """Raises RequestError when choices would compete by something else than log-probabilities."""
+    if mode.endswith("logits") and (params.use_beam_search or params.samples > params.n):
+        name = "use_beam_search" if params.use_beam_search else "best_of"
+        raise RequestError(
+            f"{name} compares log-probabilities, which an engine with --logprobs-mode {mode} does not tell",
+            name,
+        )
+
+
+class RequestValidator:
+    """Checks requests against what was decided at start; `fits` says whether a request of so many
+    tokens can ever have its pages."""
+
+    def __init__(self, resolved: Resolved, has_text: bool, fits: Callable[[int], bool]):
+        self._resolved, self._has_text, self._fits = resolved, has_text, fits
+        self._tokens = list[Annotated[int, msgspec.Meta(ge=0, lt=resolved.vocab_size)]]
+
+    def check(self, request: GenerateRequest) -> None:
+        """Raises RequestError when the request can never run here."""
+        prompt, limit = request.prompt_token_ids, self._resolved.max_model_len
+        if not prompt:
+            raise RequestError(
+                "the prompt is empty; it must have at least one token", "prompt", "empty_prompt"
+            )
+        if len(prompt) >= limit:
+            raise RequestError(
+                f"the prompt has {len(prompt)} tokens, but the limit is {limit} tokens with at least one to generate; shorten the prompt",
+                "prompt",
+                "context_length_exceeded",
+            )
+        self._check_ids("prompt", prompt)
+        if request.cache_salt is not None:
+            check_salt(request.cache_salt)
+        if request.params.priority and self._resolved.scheduling_policy != "priority":
+            raise RequestError(
+                "priority needs an engine with --scheduling-policy priority; leave it out",
+                "priority",
+            )
+        self._check_ids("stop_token_ids", request.params.stop_token_ids or [])
+        for name in ("logprobs", "prompt_logprobs"):
+            check_logprobs(name, getattr(request.params, name), self._resolved.max_logprobs)
+        if request.params.prompt_logprobs is not None:
+            check_scores([len(prompt)], request.params.prompt_logprobs, request.params.samples)
+        check_contest(request.params, self._resolved.logprobs_mode)
+        if request.params.stop_strings and (not self._has_text or not request.params.detokenize):
+            raise RequestError(
+                "stop strings need a tokenizer and detokenize; use stop_token_ids", "stop"
+            )
+        # The last token's KV is never written
+        tokens = min(limit, len(prompt) + (request.params.max_tokens or limit)) - 1
+        if not self._fits(tokens):
+            pool = self._resolved.num_pages * self._resolved.page_size
+            raise RequestError(
+                f"prompt and output of {tokens} tokens can never fit the KV pool of {pool} tokens",
+                "max_tokens",
+                "kv_pool_too_small",
+            )
+
+    def _check_ids(self, param: str, ids: list[int]) -> None:
+        try:
+            # A prompt can be long: this looks at a token in 15 ns, its type included
+            msgspec.convert(ids, self._tokens)
+        except msgspec.ValidationError:
+            raise self._wrong_ids(param, ids) from None
+
+    def _wrong_ids(self, param: str, ids: list[int]) -> RequestError:
+        if not {int}.issuperset(map(type, ids)):
+            return RequestError(f"{param} must hold integers only", param, "invalid_token_id")
+        bad = min(ids) if min(ids) < 0 else max(ids)
+        return RequestError(
+            f"{param} holds token id {bad}; ids are 0 to {self._resolved.vocab_size - 1}",
+            param,
+            "invalid_token_id",
+        )

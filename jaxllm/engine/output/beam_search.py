@@ -1,0 +1,138 @@
+"""Beam search over the log-probabilities of next tokens, with the rules of transformers'
+`generate`: arithmetic alone. Imports no jax.
+
+Each step ranks all continuations of all beams by their sum of log-probabilities. Of the first
+`width`, those that end the sequence are finished and compete by their score, the sum divided by
+length ** length_penalty; the first `width` that do not end go on. The search is over when `width`
+sequences have finished and, depending on `early_stopping`, nothing better can or is likely to come,
+or at `max_tokens`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from jaxllm.messages import TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """What one search goes by. `stops` end a sequence, but not among its first `min_tokens` tokens.
+    `early_stopping`: True ends with `width` finished sequences, False when the best beam scores no
+    better at its length, "never" when it cannot at any length."""
+
+    width: int
+    max_tokens: int
+    min_tokens: int = 0
+    stops: frozenset[int] = frozenset()
+    length_penalty: float = 1.0
+    early_stopping: bool | str = False
+
+
+@dataclass(frozen=True, slots=True)
+class Beam:
+    """A sequence after the prompt, with an entry for each of its tokens; `logprob` is their sum."""
+
+    tokens: list[int] = field(default_factory=list)
+    logprob: float = 0.0
+    entries: list[TokenLogprobs] = field(default_factory=list)
+
+    def then(self, entry: TokenLogprobs) -> Beam:
+        """One token longer."""
+        return Beam(
+            [*self.tokens, entry.token_id], self.logprob + entry.logprob, [*self.entries, entry]
+        )
+
+
+class Finished(NamedTuple):
+    """A sequence that has ended, with the token of `stops` that ended it or at its greatest
+    length."""
+
+    score: float
+    beam: Beam
+    stop: int | None
+
+
+class _Continuation(NamedTuple):
+    logprob: float
+    beam: int
+    rank: int
+    token: int
+    value: float
+
+
+class BeamSearch:
+    """One search. `beams` are what is to be computed next, best first; `finished` the best
+    sequences that have ended, best first."""
+
+    def __init__(self, rules: Rules):
+        self.rules = rules
+        self.beams = [Beam()]
+        self.finished: list[Finished] = []
+
+    @property
+    def needed(self) -> int:
+        """How many of its most likely next tokens a step must know of each beam."""
+        return self.rules.width + len(self.rules.stops)
+
+    def step(self, tops: Sequence[Sequence[tuple[int, float]]]) -> list[int]:
+        """Take the most likely next tokens (id, log-probability) of each beam, at least `needed` of
+        them where there are so many, most likely first. Returns, for each of the new beams, which
+        of the old ones it continues; none when the search is over."""
+        rules, length = self.rules, len(self.beams[0].tokens) + 1
+        last = length == rules.max_tokens
+        going: list[_Continuation] = []
+        for place, one in enumerate(self._ranked(tops, length)):
+            stop = one.token if one.token in rules.stops else None
+            if place < rules.width and (last or stop is not None):
+                self._finish(self._continued(one, tops), stop)
+            elif stop is None and not last and len(going) < rules.width:
+                going.append(one)
+            if place >= rules.width and len(going) == rules.width:
+                break
+        if last or not going or self._is_over(going[0].logprob, length):
+            return []
+        self.beams = [self._continued(one, tops) for one in going]
+        return [one.beam for one in going]
+
+    def _ranked(
+        self, tops: Sequence[Sequence[tuple[int, float]]], length: int
+    ) -> list[_Continuation]:
+        """Every continuation that is allowed, best first; of equal ones the better beam's."""
+        early = length <= self.rules.min_tokens
+        found = [
+            _Continuation(beam.logprob + value, index, rank, token, value)
+            for index, (beam, top) in enumerate(zip(self.beams, tops, strict=True))
+            for rank, (token, value) in enumerate(top, 1)
+            if not (early and token in self.rules.stops)
+        ]
+        return sorted(found, key=lambda one: (-one.logprob, one.beam, one.rank))
+
+    def _continued(self, one: _Continuation, tops: Sequence[Sequence[tuple[int, float]]]) -> Beam:
+        entry = TokenLogprobs(
+            token_id=one.token, logprob=one.value, rank=one.rank, top=list(tops[one.beam])
+        )
+        return self.beams[one.beam].then(entry)
+
+    def _finish(self, beam: Beam, stop: int | None) -> None:
+        self.finished.append(Finished(self._score(beam.logprob, len(beam.tokens)), beam, stop))
+        self.finished.sort(key=lambda one: -one.score)
+        del self.finished[self.rules.width :]
+
+    def _score(self, logprob: float, length: int) -> float:
+        return float(logprob / length**self.rules.length_penalty)
+
+    def _is_over(self, best: float, length: int) -> bool:
+        rules = self.rules
+        if len(self.finished) < rules.width:
+            return False
+        if rules.early_stopping is True:
+            return True
+        hoped = (
+            rules.max_tokens
+            if rules.early_stopping == "never" and rules.length_penalty > 0
+            else length
+        )
+        return self._score(best, hoped) <= self.finished[-1].score

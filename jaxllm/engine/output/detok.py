@@ -1,0 +1,165 @@
+"""Tokens to text, one request at a time: incremental decoding, stop strings, held-back partial
+matches. Imports no jax."""
+
+from __future__ import annotations
+
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+
+from jaxllm.engine.output.stop_strings import StopStrings, TextStep
+from jaxllm.sampling.options import SamplingParams
+
+# Tokens that may wait for the rest of a character; each of them is decoded again with every next
+# one
+MAX_UNDECODED = 8
+MAX_TAIL = 256  # ids at the end of a prompt among which its last text is looked for
+BROKEN = "\ufffd"
+
+
+class Detokenizer:
+    """Text of one request. `feed` takes new tokens; `finish` gives what was held back.
+
+    New tokens are decoded together with a tail of earlier ones, since many decoders drop the space
+    in front of a text's first word.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prompt: list[int], params: SamplingParams):
+        self._tokenizer, self._skip, self._min_tokens = (
+            tokenizer,
+            params.skip_special_tokens,
+            params.min_tokens,
+        )
+        self._stops = (
+            StopStrings(params.stop_strings, params.include_stop_str_in_output)
+            if params.stop_strings
+            else None
+        )
+        spaced = self._skip or params.spaces_between_special_tokens
+        self._joined = (
+            {}
+            if spaced
+            else {id: token.content for id, token in tokenizer.get_added_tokens_decoder().items()}
+        )
+        self._after_added = False
+        self._tail = self._tail_of(prompt)  # the last tokens that are whole text
+        # Decodes what follows the tail; None when it cannot
+        self._stream: DecodeStream | None = None
+        self._restart()
+        self._pending: list[int] = []  # tokens after the tail that end within a character
+        self._fed = 0
+
+    def feed(self, tokens: list[int]) -> TextStep:
+        """Decode `tokens`; the first stop string that comes after `min_tokens` tokens ends the
+        text."""
+        if self._stops is None:
+            return TextStep("".join([self._text_of(token) for token in tokens]))
+        shown = ""
+        for token in tokens:
+            self._fed += 1
+            step = self._stops.feed(self._text_of(token), may_end=self._fed > self._min_tokens)
+            shown += step.text
+            if step.stop is not None:
+                self._pending = []
+                return TextStep(shown, step.stop)
+        return TextStep(shown)
+
+    def finish(self) -> str:
+        """What was held back: a partial stop string, and an incomplete character as U+FFFD."""
+        return (self._stops.finish() if self._stops is not None else "") + self._flush()
+
+    def _text_of(self, token: int) -> str:
+        """What a token adds. Where special tokens shall not be spaced, one that follows another is
+        shown as it is written."""
+        if not self._joined:
+            return self._decode(token)
+        text, content = self._decode(token), self._joined.get(token)
+        if content is not None and self._after_added:
+            text = content
+        self._after_added = content is not None
+        return text
+
+    def _decode(self, token: int) -> str:
+        self._pending.append(token)
+        text = self._next(token)
+        if text is not None:
+            self._tail, self._pending = self._pending, []
+            if self._stream is None:
+                self._restart()
+            return text
+        if len(self._pending) == 1 and self._silent(token):
+            self._pending = []
+            # Else the stream would hold it, and decode it again with every next token
+            self._restart()
+        return self._flush() if len(self._pending) >= MAX_UNDECODED else ""
+
+    def _next(self, token: int) -> str | None:
+        """The text that `token` completes, None when there is none yet."""
+        if self._stream is not None:
+            try:
+                return self._stream.step(self._tokenizer, token)
+            except (KeyboardInterrupt, SystemExit):
+                raise
+            except (
+                BaseException
+            ):  # the stream lost its place, or native code panicked, which is no Exception
+                self._stream = None
+        text = self._new_text()
+        return None if not text or text.endswith(BROKEN) else text
+
+    def _flush(self) -> str:
+        """Give up on completing a character: show what is pending as it is. The tail stays, so that
+        what follows keeps its space."""
+        if not self._pending:
+            return ""
+        text = self._new_text()
+        if not self._text(self._tail):
+            self._tail = self._pending[-1:]
+        self._pending = []
+        self._restart()
+        return text
+
+    def _restart(self) -> None:
+        """Start a stream after the tail. A tail that ends within a character would be shown with
+        the rest of it, so it gets none."""
+        broken = self._text(self._tail).endswith(BROKEN)
+        self._stream = (
+            None if broken else DecodeStream(ids=self._tail, skip_special_tokens=self._skip)
+        )
+
+    def _new_text(self) -> str:
+        """What the pending tokens add to the tail's text; a broken character at the end of a prompt
+        may have become a whole one."""
+        before, whole = self._text(self._tail), self._text([*self._tail, *self._pending])
+        while not whole.startswith(before):
+            before = before[:-1]
+        return whole[len(before) :]
+
+    def _tail_of(self, prompt: list[int]) -> list[int]:
+        """The shortest of some endings of `prompt` that is text from its first character on."""
+        size = 1
+        while size < 2 * min(len(prompt), MAX_TAIL):
+            text = self._text(prompt[-size:])
+            if text and not text.startswith(BROKEN):
+                return prompt[-size:]
+            size *= 2
+        return prompt[-MAX_UNDECODED:]
+
+    def _silent(self, token: int) -> bool:
+        """Whether `token` is never text: a special token that is skipped, or an id without a
+        token."""
+        if self._tokenizer.id_to_token(token) is None:
+            return True
+        return (
+            self._skip
+            and not self._text([token])
+            and self._tokenizer.decode([token], skip_special_tokens=False) != ""
+        )
+
+    def _text(self, ids: list[int]) -> str:
+        """`ids` decoded; U+FFFD where native code fails on them, whose panic is no Exception."""
+        try:
+            return self._tokenizer.decode(ids, skip_special_tokens=self._skip)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException:
+            return BROKEN

@@ -1,0 +1,102 @@
+"""Host arrays on their way to the device, and results on their way back."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax import Array
+from jax.sharding import NamedSharding
+
+from jaxllm.engine.runtime.pinned_memory import PINNED
+
+
+class HostBuffers:
+    """Sends int32 buffers of one size, `slots` of them in turn.
+
+    Where the sharding names pinned host memory, the buffers are made once and written in place: the
+    device reads them when the program that takes them runs. So the program that took a buffer must
+    have ended `slots` sends later; `until` makes that send wait for it. Elsewhere every send makes
+    an array.
+    """
+
+    def __init__(self, size: int, sharding: NamedSharding, slots: int):
+        self._size, self._sharding, self._next = size, sharding, 0
+        self._pinned = [
+            jax.device_put(np.zeros(size, np.int32), sharding)
+            for _ in range(slots if _is_pinned(sharding) else 0)
+        ]
+        self._busy: list[Array | None] = [None] * slots
+        self._views = [
+            [_view(shard.data, (size,), np.dtype(np.int32)) for shard in array.addressable_shards]
+            for array in self._pinned
+        ]
+
+    def send(self, parts: Sequence[np.ndarray]) -> Array:
+        """The parts one after another; what is left of the buffer may hold anything."""
+        if not self._pinned:
+            flat = np.concatenate(parts)
+            return jax.device_put(np.pad(flat, (0, self._size - flat.size)), self._sharding)
+        for view in self._turn():
+            start = 0
+            for part in parts:
+                view[start : start + part.size] = part
+                start += part.size
+        return self._pinned[self._next - 1]
+
+    def write(self, write: Callable[[np.ndarray], None]) -> Array:
+        """Send what `write` puts into a buffer, which may hold anything before: the one that the
+        device reads, if it can."""
+        if not self._pinned:
+            write(flat := np.zeros(self._size, np.int32))
+            return jax.device_put(flat, self._sharding)
+        first, *others = self._turn()
+        write(first)
+        for view in others:
+            view[:] = first
+        return self._pinned[self._next - 1]
+
+    def until(self, taken: Array) -> None:
+        """The buffer that was sent last may be written again once this array, a result of the
+        program that took it, is there."""
+        self._busy[self._next - 1] = taken
+
+    def _turn(self) -> list[np.ndarray]:
+        """The memory of the buffer whose turn it is, on each device, once the program that took it
+        has ended."""
+        slot, self._next = self._next, (self._next + 1) % len(self._pinned)
+        if (busy := self._busy[slot]) is not None:
+            busy.block_until_ready()
+        return self._views[slot]
+
+
+def begin_read(array: Array) -> None:
+    """Start bringing a result to the host, where that takes a copy."""
+    if not _is_pinned(array.sharding):
+        array.copy_to_host_async()
+
+
+def read(array: Array) -> np.ndarray:
+    """A result on the host, as soon as it is there. From pinned memory it is copied by hand: a
+    NumPy view of such an array may outlive the array by a moment when both are dropped, and JAX
+    0.11 aborts the process when it then gives back what is gone already."""
+    if not _is_pinned(array.sharding):
+        return np.asarray(array)
+    return _view(array.addressable_shards[0].data, array.shape, array.dtype).copy()
+
+
+def _is_pinned(sharding: Any) -> bool:
+    return sharding.memory_kind == PINNED
+
+
+def _view(array: Array, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """The memory of an array in pinned host memory, writable, once it is computed. The caller keeps
+    the array."""
+    array.block_until_ready()
+    size = math.prod(shape) * dtype.itemsize
+    memory = (ctypes.c_char * size).from_address(array.unsafe_buffer_pointer())
+    return np.frombuffer(memory, dtype).reshape(shape)

@@ -1,0 +1,80 @@
+"""JAX's profiler on a running engine, and what a trace says about kernels. Traces open in XProf,
+TensorBoard and Perfetto."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+from typing import NamedTuple
+
+from jaxllm.config import ConfigError
+
+# Of the CPU runtime: marks, and waits for work
+SYNTHETIC = ("ThreadpoolListener::", "ThunkExecutor::", "SlinkyThreadPool::", "end: ")
+
+
+class Profiler:
+    """Starts and stops traces into one directory, `None` where the operator gave none. One trace at
+    a time in a process."""
+
+    def __init__(self, directory: str | None):
+        self._directory, self._running = directory, False
+
+    def start(self) -> None:
+        """Begin a trace. Raises ConfigError without a directory, while one is running, or where the
+        directory cannot be written."""
+        import jax
+
+        if self._directory is None:
+            raise ConfigError(
+                "there is no directory for profiles; give --profiler-dir (profiler_dir of LLM)"
+            )
+        if self._running:
+            raise ConfigError("a profile is running already; stop it first")
+        options = jax.profiler.ProfileOptions()
+        options.python_tracer_level = 0  # every Python call of a step would drown the step
+        try:
+            Path(self._directory).mkdir(parents=True, exist_ok=True)
+            jax.profiler.start_trace(self._directory, profiler_options=options)
+        except (OSError, RuntimeError) as error:
+            raise ConfigError(f"cannot profile into {self._directory}: {error}") from None
+        self._running = True
+
+    def stop(self) -> None:
+        """End the trace and write it, which takes seconds. Raises ConfigError when none is
+        running."""
+        import jax
+
+        if not self._running:
+            raise ConfigError("no profile is running; start one first")
+        self._running = False
+        jax.profiler.stop_trace()
+
+
+class Kernel(NamedTuple):
+    """A kernel's share of a trace."""
+
+    name: str
+    calls: int
+    seconds: float
+
+
+def kernels(directory: str | Path) -> list[Kernel]:
+    """What ran on the devices in the newest trace of a directory, the longest first. On CPU, the
+    operations of XLA's threads."""
+    import jax
+
+    runs = sorted(Path(directory).rglob("*.xplane.pb"), key=lambda path: path.stat().st_mtime)
+    found: defaultdict[str, list[float]] = defaultdict(list)
+    planes = jax.profiler.ProfileData.from_file(str(runs[-1])).planes if runs else ()
+    for line in (
+        line
+        for plane in planes
+        for line in plane.lines
+        if line.name.startswith(("Stream", "XLA Ops", "tf_XLA"))
+    ):
+        for event in line.events:
+            if event.duration_ns and not event.name.startswith(SYNTHETIC):
+                found[event.name].append(event.duration_ns / 1e9)
+    totals = [Kernel(name, len(times), sum(times)) for name, times in found.items()]
+    return sorted(totals, key=lambda kernel: -kernel.seconds)

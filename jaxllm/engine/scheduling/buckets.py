@@ -1,0 +1,247 @@
+"""The finite lattice of shapes that are compiled: every step is padded up to one of them. Imports
+no jax.
+
+`decode` programs run n rows of one token. `extend` programs run T chunk tokens of at most R prompts
+plus a region of B decode rows. On an accelerator a few rows more cost little below ~256 rows and
+proportionally above, so the token ladder is about factor two, and the scheduler cuts a chunk
+(`trim`) where padding would cost more than another step. Prompts alone run in shapes without decode
+rows. Beside decodes the ladder has factor four, and a narrow region goes with few tokens only:
+elsewhere a wider one adds little. That keeps the lattice below thirty programs. Tokens and decode
+rows together fill whole tiles of matrix products.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+_DECODE_GPU = (1, 8, 16, 32, 64, 96, 128, 160, 192, 224, 256)  # 2 to 8 rows cost the same
+_ALONE_GPU = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)  # tokens of prompts alone
+# Tokens beside decode rows, before what is left of the last tile is added
+_BESIDE_GPU = (64, 256, 512, 1536, 8192)
+_TWO_GPU = (1024, 64)  # and two prompts of 512 beside few streams, for when several wait
+_TILE_GPU = 128  # rows of a matrix product's tile: 576 + 64 rows take less time than 512 + 64
+_REGIONS_GPU = (32, 64, 256)
+# A region goes with so many times its rows in tokens; the widest with any more
+_REGION_SPAN = (2, 32)
+_LOGITS_GPU = (16, 64, 128, 256)  # rows of logits: fewer cost the same on the way to a token
+_COPIES = (16, 64)  # pages copied at once
+_SCORE_GPU, _SCORE_CPU = 256, 32
+_TOKENS_CPU = (16, 32, 64, 256, 1024, 4096, 16384)
+_MAX_CHUNKS = 64
+_ALIGN = 16  # tokens; the largest bucket is rounded up to whole matmul tiles
+
+
+class BucketError(ValueError):
+    """No compiled shape is large enough."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ExtendShape:
+    """`tokens` chunk tokens (T) of at most `chunks` prompts (R), and `decodes` decode rows (B)."""
+
+    tokens: int
+    chunks: int
+    decodes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Buckets:
+    """Compiled shapes, ascending. `logits` are the row counts that logits are padded to, each with
+    sampling programs of its own. `step_cost` is what one more step costs, in chunk tokens."""
+
+    decode: tuple[int, ...]
+    extend: tuple[ExtendShape, ...]
+    logits: tuple[int, ...]
+    step_cost: int
+    score: int = 32  # rows of states that become log-probabilities of a prompt at once
+
+    @classmethod
+    def build(cls, max_num_seqs: int, max_num_batched_tokens: int, platform: str) -> Buckets:
+        """The lattice for a device kind ("cpu", "gpu", "tpu"): any step within both limits fits."""
+        if max_num_seqs < 1 or max_num_batched_tokens < 1:
+            raise BucketError(
+                f"max_num_seqs ({max_num_seqs}) and max_num_batched_tokens ({max_num_batched_tokens}) must be at least 1"
+            )
+        cpu = platform == "cpu"
+        top = -(-max_num_batched_tokens // _ALIGN) * _ALIGN
+        pairs = _pairs_cpu(top, max_num_seqs) if cpu else _pairs(top, max_num_seqs)
+        shapes = {
+            ExtendShape(tokens, _chunk_rows(tokens, max_num_seqs, cpu), region)
+            for tokens, region in pairs
+        }
+        decode = _decode_rows(max_num_seqs, cpu)
+        most = max(s.decodes + s.chunks for s in shapes)
+        ladder = (
+            {*decode, most} if cpu else {*(n for n in _LOGITS_GPU if n < most), max_num_seqs, most}
+        )
+        return cls(
+            decode,
+            tuple(sorted(shapes)),
+            tuple(sorted(ladder)),
+            32 if cpu else 128,
+            min(top, _SCORE_CPU if cpu else _SCORE_GPU),
+        )
+
+    @classmethod
+    def uniform(cls, max_num_seqs: int, max_num_batched_tokens: int, platform: str) -> Buckets:
+        """One shape for decodes and one for prompts, which run apart: what computes a token does
+        not depend on what runs beside it."""
+        usual = cls.build(max_num_seqs, max_num_batched_tokens, platform)
+        prompts = ExtendShape(
+            usual.max_tokens, _chunk_rows(usual.max_tokens, max_num_seqs, platform == "cpu"), 0
+        )
+        return cls(
+            (max_num_seqs,),
+            (prompts,),
+            tuple(sorted({max_num_seqs, prompts.chunks})),
+            usual.step_cost,
+            usual.score,
+        )
+
+    @property
+    def programs(self) -> int:
+        """How many programs the lattice compiles, samplers apart."""
+        return len(self.decode) + len(self.extend)
+
+    @property
+    def copies(self) -> tuple[int, ...]:
+        """How many pages the copy programs take at once; a step copies at most one a row."""
+        return tuple(sorted({min(pairs, self.decode[-1]) for pairs in _COPIES}))
+
+    @property
+    def max_tokens(self) -> int:
+        """Chunk tokens of the largest shape."""
+        return self.extend[-1].tokens
+
+    @property
+    def max_chunks(self) -> int:
+        """Prompts of the largest shape."""
+        return self.extend[-1].chunks
+
+    def fit_decode(self, n: int) -> int:
+        """The smallest row count that holds `n` decodes."""
+        for rows in self.decode:
+            if rows >= n:
+                return rows
+        raise BucketError(
+            f"{n} decode rows do not fit: the largest compiled shape has {self.decode[-1]}; raise max_num_seqs"
+        )
+
+    def fit_extend(self, tokens: int, chunks: int, decodes: int) -> ExtendShape:
+        """The shape with the fewest rows in all, and of these the fewest decode rows, that holds so
+        many chunk tokens, prompts and decode rows."""
+        fitting = [
+            s
+            for s in self.extend
+            if s.tokens >= tokens and s.chunks >= chunks and s.decodes >= decodes
+        ]
+        if not fitting:
+            big = self.extend[-1]
+            raise BucketError(
+                f"{tokens} tokens of {chunks} prompts with {decodes} decodes do not fit: the largest compiled shape has {big.tokens}, "
+                f"{big.chunks} and {big.decodes}; raise max_num_batched_tokens or max_num_seqs"
+            )
+        return min(fitting, key=lambda s: (s.tokens + s.decodes, s.decodes))
+
+    def logit_rows(self, shape: int | ExtendShape) -> int:
+        """Rows of logits that a decode bucket or an extend shape gives: one a decode row and chunk,
+        padded.
+        """
+        needed = shape.decodes + shape.chunks if isinstance(shape, ExtendShape) else shape
+        return next(rows for rows in self.logits if rows >= needed)
+
+    def trim(self, tokens: int, chunks: int, decodes: int) -> int:
+        """How many of `tokens` to run now: all, or the full shape below when that and a step for
+        the rest cost less.
+
+        Example (accelerator, no decodes): 700 tokens would pad to 1024; 608 now, 92 (padded to 128)
+        in the next step and 128 for that step come to 864, so the answer is 608. For 900 tokens,
+        608 + 352 + 128 is more than 1024: all of them run now.
+        """
+        whole = self.fit_extend(tokens, chunks, decodes)
+        below = [
+            s.tokens
+            for s in self.extend
+            if s.tokens < tokens and s.chunks >= chunks and s.decodes >= decodes
+        ]
+        if not below or whole.tokens == tokens:
+            return tokens
+        now = max(below)
+        rest = self.fit_extend(tokens - now, 1, decodes).tokens
+        # Decodes make the next step run anyway
+        cost = self.step_cost // 2 if decodes else self.step_cost
+        return now if now + rest + cost < whole.tokens else tokens
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able form."""
+        extend = [[s.tokens, s.chunks, s.decodes] for s in self.extend]
+        return {
+            "decode": list(self.decode),
+            "extend": extend,
+            "logits": list(self.logits),
+            "step_cost": self.step_cost,
+            "score": self.score,
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Buckets:
+        """The lattice that `to_dict` wrote."""
+        return cls(
+            tuple(data["decode"]),
+            tuple(ExtendShape(*s) for s in data["extend"]),
+            tuple(data["logits"]),
+            data["step_cost"],
+            data["score"],
+        )
+
+
+def _pairs_cpu(top: int, max_num_seqs: int) -> list[tuple[int, int]]:
+    """(tokens, decode rows): every token count alone and beside all rows, of which too few tokens
+    are rounded up."""
+    ladder = [t for t in _TOKENS_CPU if t < top] + [top]
+    # Beyond, all decode rows add less than an eighth
+    alone = [t for t in ladder if t <= 8 * max_num_seqs]
+    return [(t, 0) for t in alone] + [
+        (t, max_num_seqs) for t in ladder if t >= max_num_seqs // 2 or t == top
+    ]
+
+
+def _pairs(top: int, max_num_seqs: int) -> list[tuple[int, int]]:
+    """(tokens, decode rows) on accelerators."""
+    pairs = [(t, 0) for t in (*(t for t in _ALONE_GPU if t < top), top)]
+    low, high = _REGION_SPAN
+    for region in (r for r in _REGIONS_GPU if 2 * r <= max_num_seqs):
+        pairs += [
+            (_fill(t, region, top), region)
+            for t in _BESIDE_GPU
+            if t <= top and low * region <= t <= high * region
+        ]
+    if _TWO_GPU[0] < top and _TWO_GPU[1] <= max_num_seqs:
+        pairs.append((_fill(*_TWO_GPU, top), _TWO_GPU[1]))
+    wide = [_fill(t, max_num_seqs, top) for t in _BESIDE_GPU if t < top and t >= low * max_num_seqs]
+    return pairs + [(t, max_num_seqs) for t in (*wide, top)]
+
+
+def _fill(tokens: int, region: int, top: int) -> int:
+    """So many tokens and those for which the last tile beside `region` decode rows has room, at
+    most `top`."""
+    return min(top, -(-(tokens + region) // _TILE_GPU) * _TILE_GPU - region)
+
+
+def _decode_rows(max_num_seqs: int, cpu: bool) -> tuple[int, ...]:
+    """Row counts up to `max_num_seqs`: factors of four on CPU, finer elsewhere."""
+    rows = [4**i for i in range(16)] if cpu else list(_DECODE_GPU)
+    while rows[-1] < max_num_seqs:
+        rows.append(rows[-1] + max(32, 2 ** (rows[-1].bit_length() - 1) // 2))
+    return (*(r for r in rows if r < max_num_seqs), max_num_seqs)
+
+
+def _chunk_rows(tokens: int, max_num_seqs: int, cpu: bool) -> int:
+    """R for T: prompts of 16 tokens on average, and never more rows than tokens or slots.
+
+    Spare chunk rows cost time on CPU, where attention walks every row, and almost none on an
+    accelerator.
+    """
+    return min(max_num_seqs, _MAX_CHUNKS, tokens, max(1 if cpu else 4, tokens // 16))

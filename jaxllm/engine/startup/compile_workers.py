@@ -1,0 +1,301 @@
+"""Programs lowered and compiled in processes of their own, for a first start.
+
+Python lowers one program at a time, and XLA and Mosaic take turns at one process's LLVM, whose
+options they set differently: threads that compile programs with both kinds of kernels mostly wait.
+Processes do not. A worker rebuilds the lattice from what was decided, keeps each lowered program
+where the engine looks for it, compiles it into XLA's persistent cache where that is allowed, and
+says so. Workers begin before it is known what for, since importing and opening a device take them
+as long as several programs. Programs are made while the pool's size is found: those for the likely
+pool, or those that do not depend on it. The engine compiles each then as a later start would.
+Programs whose kernels XLA chooses by timing them are compiled by the engine: one process at a time
+may time. A worker that fails costs time only, since the engine makes what it does not find.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import json
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Iterable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxllm import models, weights
+from jaxllm.config import Resolved
+from jaxllm.engine.runtime.executables import Executables
+from jaxllm.engine.runtime.exports import Exports, settings
+from jaxllm.engine.runtime.programs import Key, Programs
+from jaxllm.engine.scheduling.buckets import Buckets
+from jaxllm.engine.startup.memory import KVRequirements, MemoryBudget, MemoryPlan
+from jaxllm.engine.startup.resolve import Setup
+from jaxllm.engine.startup.sizing import make_programs, options_of
+from jaxllm.mesh import make_mesh
+
+type _Queue = deque[tuple[str, Future[None]]]
+
+MOST = 10  # processes; each takes two seconds of a core to begin
+CORES = 5 / 8  # of the machine's; compilers have threads of their own
+MEMORY = 5 * 2**28  # bytes of a device that a process takes which has it open
+CACHE = (
+    "jax_compilation_cache_dir",
+    "jax_persistent_cache_min_compile_time_secs",
+    "jax_persistent_cache_min_entry_size_bytes",
+)
+
+_ROOT = str(Path(__file__).parents[3])
+_START = (
+    "-P",
+    "-c",
+    f"import sys; sys.path.insert(0, {_ROOT!r}); from jaxllm.engine.startup.compile_workers import main; main()",
+)
+
+
+@dataclass(frozen=True)
+class WorkerSpec:
+    """How many workers, whether they compile what they lower, and JAX's platform in them: the
+    engine's own if they do."""
+
+    count: int
+    compiling: bool = False
+    platform: str = "cpu"
+
+    @classmethod
+    def of(cls, cores: int, platform: str, devices: int, spare: int) -> WorkerSpec:
+        """For an engine that leaves `spare` bytes of each of its devices to others: none where it
+        computes on the same cores, or where there are few. A mesh of several devices is left to one
+        process.
+        """
+        count = early(cores)
+        if platform == "cpu" or not count:
+            return cls(0)
+        fitting = min(count, spare // MEMORY)
+        return (
+            cls(fitting, True, platform)
+            if platform == "gpu" and devices == 1 and fitting >= 3
+            else cls(count)
+        )
+
+
+def early(cores: int) -> int:
+    """How many workers to begin before it is known what the engine computes on; none where there
+    are few cores."""
+    count = min(MOST, int(cores * CORES))
+    return count if count >= 3 else 0
+
+
+@dataclass
+class _Worker:
+    """A process, whose turn it is to talk to it, and the task that it has."""
+
+    process: subprocess.Popen[str]
+    turn: threading.Lock = field(default_factory=threading.Lock)
+    task: str = ""
+
+
+class CompileWorkers:
+    """So many processes at first, which import and wait to be hired; they end with the `with`
+    block."""
+
+    def __init__(self, count: int = 0):
+        self._workers: list[_Worker] = []
+        self._queue: _Queue = deque()  # what was asked for last and nobody makes yet
+        self._begin(count)
+
+    def __enter__(self) -> CompileWorkers:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._end(self._workers)
+
+    def hire(self, crew: WorkerSpec) -> None:
+        """Tell as many processes what they are, begin those that lack, and end the others."""
+        self._end(self._workers[crew.count :])
+        del self._workers[crew.count :]
+        self._begin(crew.count - len(self._workers))
+        for worker in self._workers:
+            with contextlib.suppress(OSError):  # it has ended
+                _tell(worker.process, json.dumps([crew.platform, crew.compiling]))
+
+    def start(self, setup: Setup, programs: Programs, keys: Iterable[Key]) -> None:
+        """Have the hired make those of these programs that no earlier start has kept and that are
+        not on their way; `programs` waits for each where it needs it. What was asked for before and
+        is not among them is left, where nobody is at it."""
+        exports, coming = programs.executables.exports, programs.executables.coming
+        if exports is None or not self._workers:
+            return
+        wanted = [*map(programs.name, filter(programs.is_kept, keys))]
+        for name, made in [*self._queue]:
+            if name not in wanted:
+                with contextlib.suppress(ValueError):  # somebody is at it now
+                    self._queue.remove((name, made))
+                    made.set_result(None)
+        self._queue = deque(
+            (name, Future[None]())
+            for name in wanted
+            if name not in coming and not exports.has(name)
+        )
+        if not self._queue:
+            return
+        coming.update(self._queue)
+        threading.Thread(
+            target=_hand_out, args=(self._workers, _task(setup, programs), self._queue), daemon=True
+        ).start()
+
+    def _begin(self, count: int) -> None:
+        pipes: dict[str, Any] = {
+            "stdin": subprocess.PIPE,
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.DEVNULL,
+            "text": True,
+        }
+        with contextlib.suppress(OSError):  # no memory or no processes left: fewer workers, or none
+            for _ in range(count):
+                self._workers.append(_Worker(subprocess.Popen([sys.executable, *_START], **pipes)))
+
+    @staticmethod
+    def _end(workers: list[_Worker]) -> None:
+        for worker in workers:
+            worker.process.kill()
+        for worker in workers:
+            worker.process.communicate()
+
+
+def main() -> None:
+    """A worker: reads from stdin JAX's platform and whether to compile, then a task, then name
+    after name of its programs, and writes each when it has made it. Another task, a JSON object
+    like the first, may come after any of them."""
+    if not (hired := sys.stdin.readline()):
+        return
+    platform, compiling = json.loads(hired)
+    jax.config.update("jax_platforms", {"gpu": "cuda"}.get(platform, platform))
+    if platform == "gpu":
+        jax.config.update("jax_pjrt_client_create_options", {"preallocate": False})
+        jax.devices()  # opens the device, while the engine still decides
+    if not (first := sys.stdin.readline()):
+        return
+    _configure(platform, json.loads(first))
+    programs, keys = None, {}
+    for line in itertools.chain([first], sys.stdin):
+        if line.startswith("{"):
+            programs = rebuild(json.loads(line))
+            keys = {programs.name(key): key for key in programs.keys()}  # noqa: SIM118, no mapping
+            continue
+        assert programs is not None
+        name = line.strip()
+        programs.executables.keep(name, programs.recipe(keys[name]))
+        if compiling and not programs.is_tuned(keys[name]):
+            programs.get(*keys[name])
+        print(name, flush=True)
+
+
+def _configure(platform: str, task: dict[str, Any]) -> None:
+    if platform == "cpu":
+        jax.config.update("jax_num_cpu_devices", task["devices"])
+    for name, value in task["settings"].items():
+        jax.config.update(name, value)
+
+
+def rebuild(task: dict[str, Any]) -> Programs:
+    """The lattice that `_task` describes, over devices of this process."""
+    resolved, hf = Resolved(**task["resolved"]), task["hf"]
+    mesh, dtype = make_mesh(resolved.tensor_parallel_size), jnp.dtype(resolved.dtype)
+    graphdef, abstract = weights.abstract(hf, mesh, dtype)
+    kv = models.kv_shape(hf, resolved.tensor_parallel_size)
+    memory = MemoryPlan(MemoryBudget(**task["memory"].pop("room")), **task["memory"])
+    setup = Setup(
+        resolved,
+        hf,
+        mesh,
+        dtype,
+        KVRequirements(**task["need"]),
+        memory,
+        Buckets.from_dict(task["buckets"]),
+        kv,
+        graphdef,
+        abstract,
+    )
+    folder = Path(task["folder"])
+    return make_programs(
+        setup, Executables(options_of(setup), Exports(folder.parent, folder.name), task["platform"])
+    )
+
+
+def _task(setup: Setup, programs: Programs) -> str:
+    exports = programs.executables.exports
+    assert exports is not None
+    return json.dumps(
+        {
+            "settings": settings() | {name: getattr(jax.config, name) for name in CACHE},
+            "resolved": dataclasses.asdict(setup.resolved),
+            "hf": setup.hf,
+            "need": dataclasses.asdict(setup.need),
+            "memory": dataclasses.asdict(setup.memory),
+            "buckets": setup.buckets.to_dict(),
+            "folder": str(exports.folder),
+            "platform": programs.executables.platform,
+            "devices": jax.device_count(),  # a cache's entries are of a number of devices
+        }
+    )
+
+
+def _hand_out(workers: list[_Worker], task: str, queue: _Queue) -> None:
+    """Have all that is queued made, and tell who waits for it; in the end too what nobody is left
+    to make."""
+    threads: list[threading.Thread] = []
+    # The system gives this process no more threads: fewer workers, or none
+    with contextlib.suppress(RuntimeError):
+        for worker in workers:
+            thread = threading.Thread(target=_follow, args=(worker, task, queue), daemon=True)
+            thread.start()
+            threads.append(thread)
+    for thread in threads:
+        thread.join()
+    with contextlib.suppress(IndexError):
+        while True:
+            queue.popleft()[1].set_result(None)
+
+
+def _follow(worker: _Worker, task: str, queue: _Queue) -> None:
+    """Give a worker the task, then name after name while it answers."""
+    # It has ended, or was ended; nothing is left
+    with worker.turn, contextlib.suppress(OSError, ValueError, IndexError):
+        if queue and worker.task != task:
+            _tell(worker.process, task)
+            worker.task = task
+        while True:
+            name, made = queue.popleft()
+            try:
+                _tell(worker.process, name)
+                alive = bool(_answer(worker.process))
+            finally:
+                made.set_result(None)
+            if not alive:
+                return
+
+
+def _tell(worker: subprocess.Popen[str], line: str) -> None:
+    assert worker.stdin is not None
+    worker.stdin.write(f"{line}\n")
+    worker.stdin.flush()
+
+
+def _answer(worker: subprocess.Popen[str]) -> str:
+    """The next line that a worker says; empty when it has ended."""
+    assert worker.stdout is not None
+    return worker.stdout.readline()

@@ -1,0 +1,92 @@
+"""The scheduler of an engine: jaxllm's own, or one that the operator brings."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+
+from jaxllm.cache.backends import tile_tokens
+from jaxllm.cache.host import HostTier
+from jaxllm.cache.pool import Kind, PagePool
+from jaxllm.cache.prefix import PrefixIndex
+from jaxllm.config import ConfigError, EngineConfig, Resolved
+from jaxllm.engine.runtime.runner import Runner
+from jaxllm.engine.scheduling.kv_offload import OffloadManager
+from jaxllm.engine.scheduling.limits import Limits
+from jaxllm.engine.scheduling.policy import POLICIES
+from jaxllm.engine.scheduling.prefill_budget import pace, seconds_per_token
+from jaxllm.engine.scheduling.scheduler import Scheduler
+from jaxllm.engine.startup.host_memory import PLAN_LOADS
+
+
+def scheduler_class(name: str | None) -> type[Scheduler]:
+    """The class that `--scheduler-cls module:Class` names, a subclass of `Scheduler`; by default
+    that one. Raises ConfigError."""
+    if name is None:
+        return Scheduler
+    module, _, attribute = name.rpartition(":" if ":" in name else ".")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(
+            f"--scheduler-cls {name:.80} cannot be loaded: {error}; name it as module:Class"
+        ) from None
+    if not (isinstance(found, type) and issubclass(found, Scheduler)):
+        raise ConfigError(
+            f"--scheduler-cls {name:.80} must be a subclass of jaxllm.engine.scheduling.scheduler.Scheduler"
+        )
+    return found
+
+
+def make_scheduler(
+    kind: type[Scheduler], config: EngineConfig, resolved: Resolved, runner: Runner
+) -> Scheduler:
+    """A scheduler for what was decided and measured at start."""
+    shares = resolved.enable_prefix_caching
+    pools = [
+        make_pool(resolved, window, pages, indexed=shares or resolved.host_pages > 0)
+        for window, pages in zip(
+            resolved.windows, (resolved.num_pages, *resolved.more_pages), strict=True
+        )
+    ]
+    prefix = pools[0].index
+    limits = Limits(
+        max_num_seqs=resolved.max_num_seqs,
+        max_num_batched_tokens=resolved.max_num_batched_tokens,
+        max_model_len=resolved.max_model_len,
+    )
+    scheduler = kind(limits, pools, runner.programs.buckets, POLICIES[resolved.scheduling_policy])
+    if prefix is not None and resolved.host_pages:
+        offload = OffloadManager(
+            HostTier(resolved.host_pages, resolved.host_cached_pages),
+            prefix,
+            PLAN_LOADS * resolved.moved_pages,
+        )
+        offload.link = runner.link or offload.link
+        offload.compute_seconds = resolved.page_size * seconds_per_token(runner.seconds)
+        scheduler.use_host(offload, swaps=resolved.preemption_mode == "swap", shares=shares)
+    if resolved.batch_invariant:
+        scheduler.stay_uniform()
+    if config.max_stall_ms is not None:
+        scheduler.pace = pace(runner.seconds, config.max_stall_ms / 1e3)
+    return scheduler
+
+
+def make_pool(resolved: Resolved, window: int | None, pages: int, indexed: bool) -> PagePool:
+    """The pages of one kind of layers. Indexes of all kinds have the same hashes."""
+    index = PrefixIndex(resolved.page_size, prefix_root(resolved)) if indexed else None
+    kind = Kind(window, resolved.max_num_batched_tokens, tile_tokens(resolved.attention_backend))
+    return PagePool(pages, resolved.page_size, index, kind)
+
+
+def prefix_root(resolved: Resolved) -> bytes:
+    """What must be equal for two engines' pages to mean the same: canonical bytes of the model's
+    identity."""
+    identity = {
+        "model": resolved.model_dir,
+        "dtype": resolved.dtype,
+        "kv_dtype": resolved.kv_dtype,
+        "page_size": resolved.page_size,
+    }
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).digest()

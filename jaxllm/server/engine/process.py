@@ -1,0 +1,288 @@
+"""The engine process: `python -m jaxllm.server.engine.process --fd N`. A reader thread feeds a
+queue; this loop turns the engine.
+
+It ends when told to, when the HTTP process goes away (end of file), or when the engine fails; there
+is no other state.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from jaxllm.config import ConfigError, EngineConfig, Resolved
+from jaxllm.engine.runtime.profile import Profiler
+from jaxllm.messages import EngineStats, GenerateRequest, RequestError, TextDelta
+from jaxllm.sampling.values import OptionError
+from jaxllm.server.engine.wire import (
+    Abort,
+    Add,
+    Answered,
+    Died,
+    Outputs,
+    Phase,
+    Profile,
+    Ready,
+    Rejected,
+    ResetPrefixes,
+    Start,
+    Stop,
+    ToEngine,
+    ToServer,
+    encode,
+    to_engine,
+)
+from jaxllm.server.errors import sanitize
+
+IDLE_SECONDS = 1.0  # without a message before an idle engine checks itself
+CHECK_SECONDS = 60.0  # between two checks, at least
+HANDLING = 20e-3  # seconds that requests which came together may hold up the next step
+ORPHAN_GRACE = 20.0  # seconds a step may still take after the HTTP process has gone
+
+
+class ServedEngine(Protocol):
+    """What this process asks of `jaxllm.engine.engine.Engine`."""
+
+    resolved: Resolved
+
+    @property
+    def has_work(self) -> bool: ...
+    @property
+    def awaits_grammar(self) -> bool: ...
+    @property
+    def patience(self) -> float: ...
+    def when_built(self, heard: Callable[[], None]) -> None: ...
+    def add(self, request: GenerateRequest) -> None: ...
+    def abort(self, request_id: str) -> None: ...
+    def step(self) -> list[TextDelta]: ...
+    def stats(self) -> EngineStats: ...
+    def self_check(self) -> None: ...
+    def reset_prefix_cache(self, reset_running_requests: bool) -> bool: ...
+
+
+class GrammarReady:
+    """In the queue of messages: a grammar that requests wait for is there."""
+
+
+type Message = ToEngine | GrammarReady | None  # None: the other side has gone
+type Factory = Callable[
+    [EngineConfig, Callable[[str, float], None]], tuple[ServedEngine, dict[str, float]]
+]
+
+
+class EngineProcess:
+    """The engine's side of the socket. `factory(config, on_phase)` makes the engine and says how
+    long each phase took. When the other side has gone, `orphan` is told how many seconds the end
+    may take: none before requests are taken, since the next start needs the device."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        factory: Factory,
+        orphan: Callable[[float], None] = lambda _: None,
+    ):
+        self._sock, self._factory, self._orphan = sock, factory, orphan
+        self._grace = 0.0
+        # SimpleQueue.get may wait for ever for a timeout of a few µs (CPython 3.12)
+        self._inbox: queue.Queue[Message] = queue.Queue()
+        self._profiler = Profiler(None)
+        # Steps so far at the last self-check, and when it was (time.monotonic)
+        self._checked = (0, -CHECK_SECONDS)
+
+    def run(self) -> int:
+        """Serve until the end; returns the exit status."""
+        threading.Thread(target=self._read, name="core-reader", daemon=True).start()
+        try:
+            engine = self._start()
+            return 0 if engine is None else self._loop(engine)
+        except ConfigError as error:
+            return self._die(str(error), expected=True)
+        except (BrokenPipeError, ConnectionResetError):
+            return 1
+        except Exception as error:
+            traceback.print_exc()
+            return self._die(f"{type(error).__name__}: {error}")
+        finally:
+            with contextlib.suppress(OSError):
+                self._sock.shutdown(socket.SHUT_RDWR)  # wakes the reader thread
+            self._sock.close()
+
+    def _read(self) -> None:
+        frames = to_engine()
+        try:
+            while data := self._sock.recv(1 << 16):
+                for message in frames.feed(data):
+                    self._inbox.put(message)
+        except (OSError, ValueError) as error:
+            if not isinstance(error, OSError):
+                traceback.print_exc()
+        self._inbox.put(None)
+        self._orphan(self._grace)
+
+    def _start(self) -> ServedEngine | None:
+        first = self._inbox.get()
+        if not isinstance(first, Start):
+            return None
+        self._profiler = Profiler(first.config.profiler_dir)
+        engine, seconds = self._factory(first.config, lambda name, s: self._send(Phase(name, s)))
+        # JAX's objects, a million or so, stay as long as the process: Python's collector would look
+        # through them while streams wait.
+        gc.collect()
+        gc.freeze()
+        engine.when_built(lambda: self._inbox.put(GrammarReady()))
+        self._grace = ORPHAN_GRACE
+        self._send(Ready(engine.resolved, seconds))
+        return engine
+
+    def _loop(self, engine: ServedEngine) -> int:
+        while True:
+            for message in self._arrived(engine):
+                if message is None or isinstance(message, Stop):
+                    return 0
+                self._handle(engine, message)
+            deltas = engine.step() if engine.has_work and not engine.awaits_grammar else []
+            self._send(Outputs(deltas, engine.stats()))
+
+    def _arrived(self, engine: ServedEngine) -> Iterator[Message]:
+        """Every message that is here, at least one when there is nothing to do before it; those
+        that are left when `HANDLING` is over come after the next step."""
+        if engine.awaits_grammar:
+            yield self._inbox.get()
+        elif engine.has_work:
+            yield from self._until(time.monotonic() + engine.patience)
+        else:
+            yield from self._awaited(engine)
+        until = time.monotonic() + HANDLING
+        while not self._inbox.empty() and time.monotonic() < until:
+            yield self._inbox.get()
+
+    def _until(self, when: float) -> Iterator[Message]:
+        """The messages that come until then (time.monotonic), each as it comes, or until one that
+        ends the loop."""
+        with contextlib.suppress(queue.Empty):
+            while (left := when - time.monotonic()) > 0:
+                yield (message := self._inbox.get(timeout=left))
+                if message is None or isinstance(message, Stop):
+                    break
+
+    def _awaited(self, engine: ServedEngine) -> list[Message]:
+        """The next message, if the engine stays idle until it comes. Left idle for a while after
+        work, it checks itself."""
+        steps, when = self._checked
+        if engine.stats().steps != steps:
+            try:
+                return [
+                    self._inbox.get(
+                        timeout=max(IDLE_SECONDS, when + CHECK_SECONDS - time.monotonic())
+                    )
+                ]
+            except queue.Empty:
+                engine.self_check()
+                self._checked = (engine.stats().steps, time.monotonic())
+                self._send(Outputs([], engine.stats()))
+        return [] if engine.has_work else [self._inbox.get()]
+
+    def _handle(self, engine: ServedEngine, message: ToEngine | GrammarReady) -> None:
+        if isinstance(message, Abort):
+            engine.abort(message.id)
+        elif isinstance(message, Profile):
+            self._send(Answered(self._profile(message.start)))
+        elif isinstance(message, ResetPrefixes):
+            done = engine.reset_prefix_cache(message.running)
+            self._send(
+                Answered(
+                    None
+                    if done
+                    else "requests are running; try again later, or add ?reset_running_requests=true"
+                )
+            )
+        elif isinstance(message, Add):
+            try:
+                engine.add(message.request)
+            except (RequestError, OptionError) as error:
+                self._send(
+                    Rejected(
+                        message.request.id, str(error), error.param, getattr(error, "code", None)
+                    )
+                )
+            except (KeyboardInterrupt, SystemExit):
+                raise
+            except BaseException:  # one request must never take the others down; a panic in native code is no Exception
+                traceback.print_exc()
+                self._send(
+                    Rejected(
+                        message.request.id,
+                        "the engine could not take this request",
+                        None,
+                        "internal_error",
+                    )
+                )
+
+    def _profile(self, start: bool) -> str | None:
+        """Start or stop a trace between two steps; returns why it could not be."""
+        try:
+            self._profiler.start() if start else self._profiler.stop()
+        except ConfigError as error:
+            return str(error)
+        except Exception:
+            traceback.print_exc()
+            return "the profiler failed; the server's log says more"
+        return None
+
+    def _send(self, message: ToServer) -> None:
+        self._sock.sendall(encode(message))
+
+    def _die(self, reason: str, expected: bool = False) -> int:
+        with contextlib.suppress(OSError):
+            self._send(Died(reason if expected else sanitize(reason), expected))
+        return 1
+
+
+def load(
+    config: EngineConfig, on_phase: Callable[[str, float], None]
+) -> tuple[ServedEngine, dict[str, float]]:
+    """The real engine, with its progress on stderr and its phases told to the HTTP process."""
+    from jaxllm.engine.engine import Engine
+    from jaxllm.engine.startup.report import ConsoleReport
+
+    class PhaseReport(ConsoleReport):
+        def done(self, name: str, seconds: float) -> None:
+            super().done(name, seconds)
+            on_phase(name, seconds)
+
+    report = PhaseReport()
+    return Engine.from_config(config, report=report), dict(report.seconds)
+
+
+def main(argv: list[str] | None = None, factory: Factory = load) -> int:
+    """Entry of the process; the socket is inherited as a file descriptor."""
+    parser = argparse.ArgumentParser(prog="jaxllm.server.engine.process")
+    parser.add_argument("--fd", type=int, required=True)
+    sock = socket.socket(fileno=parser.parse_args(argv).fd)
+    # Systemd sends them to every process of a service
+    for number in (signal.SIGINT, signal.SIGTERM):
+        # The HTTP process decides when this one ends, and lets requests finish before
+        signal.signal(number, signal.SIG_IGN)
+
+    def orphan(seconds: float) -> None:
+        timer = threading.Timer(seconds, os._exit, (1,))
+        timer.daemon = True
+        with contextlib.suppress(RuntimeError):  # this process is ending already
+            timer.start()
+
+    return EngineProcess(sock, factory, orphan).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,151 @@
+"""The typed messages between the HTTP process and the engine process, and their framing: 4 bytes of
+length, then msgpack.
+
+Ownership: the HTTP process sends `Start` once, then `Add`, `Abort`, `Profile`, `ResetPrefixes` and
+`Stop`; the engine process answers `Phase`…, `Ready`, then one `Outputs` per step, `Rejected` per
+refused request, `Answered` per `Profile` and `ResetPrefixes`, and `Died` as its last word.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import msgspec
+
+from jaxllm.config import EngineConfig, Resolved
+from jaxllm.messages import EngineStats, GenerateRequest, TextDelta
+
+MAX_FRAME = 1 << 30
+_LENGTH = struct.Struct("<I")
+
+
+class Start(msgspec.Struct, tag=True, frozen=True):
+    """Load this and get ready."""
+
+    config: EngineConfig
+
+
+class Add(msgspec.Struct, tag=True, frozen=True):
+    """Begin a request."""
+
+    request: GenerateRequest
+
+
+class Abort(msgspec.Struct, tag=True, frozen=True):
+    """Forget a request; unknown ids are no error."""
+
+    id: str
+
+
+class Stop(msgspec.Struct, tag=True, frozen=True):
+    """End the process, whatever is in flight."""
+
+
+class Profile(msgspec.Struct, tag=True, frozen=True):
+    """Start (or stop) a trace of this process."""
+
+    start: bool
+
+
+class ResetPrefixes(msgspec.Struct, tag=True, frozen=True):
+    """Forget every cached prefix, with `running` also those that requests stand on."""
+
+    running: bool
+
+
+class Phase(msgspec.Struct, tag=True, frozen=True):
+    """A phase of the start has ended."""
+
+    name: str
+    seconds: float
+
+
+class Ready(msgspec.Struct, tag=True, frozen=True):
+    """The engine takes requests."""
+
+    resolved: Resolved
+    seconds: dict[str, float]
+
+
+class Outputs(msgspec.Struct, tag=True, frozen=True):
+    """All that one step produced; `deltas` is empty when nothing reached a client (part of a
+    prompt, an abort)."""
+
+    deltas: list[TextDelta]
+    stats: EngineStats
+
+
+class Rejected(msgspec.Struct, tag=True, frozen=True):
+    """The engine refused a request."""
+
+    id: str
+    message: str
+    param: str | None = None
+    code: str | None = None
+
+
+class Answered(msgspec.Struct, tag=True, frozen=True):
+    """The answer to the oldest `Profile` or `ResetPrefixes` that has none: why it could not be
+    done, or None."""
+
+    error: str | None
+
+
+class Died(msgspec.Struct, tag=True, frozen=True):
+    """The engine process ends; `expected` when the configuration is at fault and `reason` says it
+    all.
+    """
+
+    reason: str
+    expected: bool = False
+
+
+type ToEngine = Start | Add | Abort | Profile | ResetPrefixes | Stop
+type ToServer = Phase | Ready | Outputs | Rejected | Answered | Died
+
+
+class Frames[M]:
+    """Encodes messages, and decodes them from a byte stream that arrives in arbitrary pieces."""
+
+    def __init__(self, kind: type[M] | object):
+        self._decoder = msgspec.msgpack.Decoder(kind)
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[M]:
+        """The messages that `data` completes. Raises ValueError on a frame too long or
+        malformed."""
+        buffer = self._buffer
+        buffer += data
+        messages: list[M] = []
+        at = 0
+        with memoryview(buffer) as view:
+            while len(buffer) - at >= _LENGTH.size:
+                (size,) = _LENGTH.unpack_from(view, at)
+                if size > MAX_FRAME:
+                    raise ValueError(f"a frame of {size} bytes is over the limit of {MAX_FRAME}")
+                if len(buffer) - at - _LENGTH.size < size:
+                    break
+                at += _LENGTH.size
+                messages.append(self._decoder.decode(view[at : at + size]))
+                at += size
+        del buffer[:at]
+        return messages
+
+
+def to_engine() -> Frames[ToEngine]:
+    """A decoder of what the engine process receives."""
+    return Frames(Start | Add | Abort | Profile | ResetPrefixes | Stop)
+
+
+def to_server() -> Frames[ToServer]:
+    """A decoder of what the HTTP process receives."""
+    return Frames(Phase | Ready | Outputs | Rejected | Answered | Died)
+
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+def encode(message: ToEngine | ToServer) -> bytes:
+    """One frame."""
+    body = _encoder.encode(message)
+    return _LENGTH.pack(len(body)) + body

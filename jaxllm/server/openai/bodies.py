@@ -1,0 +1,145 @@
+"""Reading request bodies under a size limit and a deadline, and noticing that a client has gone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+from jaxllm.server.errors import ApiError, overloaded, shutting_down
+from jaxllm.server.openai.fields import loads
+from jaxllm.server.openai.large_bodies import TURN, read_large
+from jaxllm.server.openai.requests import Rules
+from jaxllm.server.transport.auth import header
+
+BODY_DEADLINE = 60.0  # seconds for a whole body to arrive
+COMPRESSED = frozenset({b"gzip", b"x-gzip", b"deflate", b"br", b"zstd", b"compress", b"x-compress"})
+TOTAL = 1 << 30  # bytes of bodies that are being read
+
+
+class Bodies:
+    """Reads request bodies of up to `limit` bytes. Those of all connections hold at most `total` at
+    a time."""
+
+    def __init__(self, limit: int, rules: Rules, total: int = TOTAL):
+        self._limit, self._rules, self._total = limit, rules, max(total, limit)
+        self._held = 0
+        self._deadlines: set[asyncio.Timeout] = set()  # of bodies that have not wholly come
+        self._closed = False
+
+    def close(self) -> None:
+        """Refuse the bodies that have not wholly come, and those to come."""
+        self._closed = True
+        for deadline in self._deadlines:
+            if not deadline.expired():
+                deadline.reschedule(0)
+
+    async def read_json(self, scope: dict[str, Any], receive: Any) -> dict[str, Any]:
+        """The JSON object that a request carries. Raises ApiError: 400 malformed, 408 too slow, 413
+        too large, 415 wrong type, 503 when too much arrives at once, or the server stops."""
+        check_encoding(scope["headers"])
+        chunks: list[bytes] = []
+        try:
+            await self._receive(scope, receive, chunks)
+            body = b"".join(chunks)
+            found = loads(body) if len(body) <= TURN else await read_large(body, self._rules)
+        finally:
+            self._held -= sum(map(len, chunks))
+        check_type(scope["headers"])
+        return found
+
+    async def _receive(self, scope: dict[str, Any], receive: Any, chunks: list[bytes]) -> None:
+        """The whole body, held to the limits while it arrives."""
+        declared = header(scope["headers"], b"content-length")
+        if declared is not None and declared.isdigit() and int(declared) > self._limit:
+            raise too_large(self._limit)
+        size = 0
+        try:
+            async with asyncio.timeout(0 if self._closed else BODY_DEADLINE) as deadline:
+                self._deadlines.add(deadline)
+                while True:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise ClientGone
+                    chunks.append(message.get("body", b""))
+                    size += len(chunks[-1])
+                    self._held += len(chunks[-1])
+                    if size > self._limit:
+                        raise too_large(self._limit)
+                    if self._held > self._total:
+                        raise overloaded(
+                            f"{self._total} bytes of other requests' bodies are being read; retry later",
+                            "bodies_full",
+                        )
+                    if not message.get("more_body", False):
+                        return
+        except TimeoutError:
+            if self._closed:
+                raise shutting_down() from None
+            raise ApiError(
+                408,
+                f"the body did not arrive within {BODY_DEADLINE:g} seconds",
+                code="request_timeout",
+            ) from None
+        finally:
+            self._deadlines.discard(deadline)
+
+
+def check_encoding(headers: list[tuple[bytes, bytes]]) -> None:
+    """Nothing is decompressed: a small body could become a large one."""
+    encoding = (header(headers, b"content-encoding") or b"").strip().lower()
+    if encoding in COMPRESSED:
+        raise ApiError(
+            415,
+            f"the body is compressed ({encoding.decode()}); send it as it is",
+            code="unsupported_media_type",
+        )
+
+
+def check_type(headers: list[tuple[bytes, bytes]]) -> None:
+    """A body need not be declared as JSON, except by browsers: pages of other origins can send
+    undeclared bodies unasked."""
+    declared = (header(headers, b"content-type") or b"").split(b";")[0].strip().lower()
+    if declared == b"application/json" or declared.endswith(b"+json"):
+        return
+    if header(headers, b"origin") is not None:
+        raise ApiError(
+            415,
+            "send the body with the header Content-Type: application/json",
+            code="unsupported_media_type",
+        )
+
+
+def too_large(limit: int) -> ApiError:
+    """The 413."""
+    return ApiError(
+        413, f"the body is larger than {limit} bytes (--max-body-size)", code="request_too_large"
+    )
+
+
+async def until_gone(receive: Any) -> None:
+    """Returns when the client has closed the connection. Only for use after the whole body was
+    read."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def unless_gone[T](gone: asyncio.Future[None], work: Coroutine[Any, Any, T]) -> T:
+    """What `work` gives. When the client goes first, it is cancelled: what of it waits for a thread
+    is never begun. Raises ClientGone."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientGone
+        return await task
+    finally:
+        task.cancel()
+        await asyncio.wait((task,))
+
+
+class ClientGone(ApiError):
+    """The client closed the connection; nobody will read a reply."""
+
+    def __init__(self) -> None:
+        super().__init__(499, "the client closed the connection", code="client_gone")

@@ -1,0 +1,229 @@
+"""The chat-only parts of a request body: messages, tools, template arguments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from jaxllm.server.errors import bad_request, shown
+from jaxllm.server.openai.fields import get, is_one_of, optional
+from jaxllm.tokenizer import RESERVED_TEMPLATE_NAMES
+
+MAX_MESSAGES = 4096
+MAX_KWARGS = 64
+MAX_KWARG_CHARS = 1024
+MAX_TOOL_CALLS = 128
+ROLES = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+}
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+
+# Chat fields of features that are not there yet, with the values that ask for nothing.
+CHAT_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "documents": ([],),
+    "audio": (),
+    "prediction": (),
+    "web_search_options": (),
+    "modalities": (["text"],),
+    "mm_processor_kwargs": ({},),
+    "add_special_tokens": (False,),
+}
+
+# Fields that mean nothing but in chats, with the values that ask for nothing.
+CHATS_ALONE: dict[str, tuple[Any, ...]] = {
+    "messages": ([],),
+    **{name: neutral for name, neutral in CHAT_NEUTRAL.items() if name != "add_special_tokens"},
+    **dict.fromkeys(("tools", "functions"), ([],)),
+    **dict.fromkeys(("tool_choice", "function_call"), ("none", "auto")),
+    **dict.fromkeys(("chat_template", "reasoning_effort"), ()),
+    "chat_template_kwargs": ({},),
+    "continue_final_message": (False,),
+    "add_generation_prompt": (True, False),
+}
+
+
+def read_messages(value: Any, max_chars: int) -> list[dict[str, Any]]:
+    """The messages as chat templates take them: known roles, text content, parsed tool-call
+    arguments. Raises ApiError(400)."""
+    if not isinstance(value, list):
+        raise bad_request(
+            "messages is required: a list of messages"
+            if value is None
+            else "messages must be a list",
+            "messages",
+        )
+    if not value:
+        raise bad_request("messages must not be empty", "messages")
+    if len(value) > MAX_MESSAGES:
+        raise bad_request(
+            f"at most {MAX_MESSAGES} messages per request, got {len(value)}", "messages"
+        )
+    messages = [_message(message, f"messages[{at}]") for at, message in enumerate(value)]
+    chars = sum(
+        len(text) for message in messages for text in message.values() if isinstance(text, str)
+    )
+    if chars > max_chars:
+        raise bad_request(
+            f"the messages hold {chars} characters, more than fit the context ({max_chars} at the very most); shorten them",
+            "messages",
+            "context_length_exceeded",
+        )
+    return messages
+
+
+def _message(message: Any, at: str) -> dict[str, Any]:
+    if not isinstance(message, dict):
+        raise bad_request(f"{at} must be an object, got {shown(message)}", at)
+    role = message.get("role")
+    if not isinstance(role, str) or role not in ROLES:
+        raise bad_request(
+            f"{at}.role must be one of {', '.join(ROLES)}, got {shown(role)}", f"{at}.role"
+        )
+    clean: dict[str, Any] = {"role": ROLES[role]}
+    calls = _tool_calls(message, at) if role == "assistant" else None
+    clean["content"] = _content(message.get("content"), at, required=role != "assistant")
+    for name in ("name", "tool_call_id", "reasoning_content"):
+        text = _string(message, name, at)
+        if text is not None:
+            clean[name] = text
+    reasoning = _string(message, "reasoning", at)
+    if reasoning is not None:
+        clean["reasoning_content"] = reasoning
+    if calls:
+        clean["tool_calls"] = calls
+    if role == "tool" and "tool_call_id" not in clean:
+        raise bad_request(f"{at}.tool_call_id is required for a tool message", f"{at}.tool_call_id")
+    return clean
+
+
+def _string(message: dict[str, Any], name: str, at: str) -> str | None:
+    value = message.get(name)
+    if value is not None and not isinstance(value, str):
+        raise bad_request(f"{at}.{name} must be a string, got {shown(value)}", f"{at}.{name}")
+    return value
+
+
+def _content(content: Any, at: str, required: bool) -> str:
+    """The text of a message; a list of text parts is joined by line breaks."""
+    if isinstance(content, str):
+        return content
+    if content is None:
+        if required:
+            raise bad_request(f"{at}.content is required", f"{at}.content")
+        return ""
+    if not isinstance(content, list):
+        raise bad_request(
+            f"{at}.content must be a string or a list of parts, got {shown(content)}",
+            f"{at}.content",
+        )
+    texts = []
+    for number, part in enumerate(content):
+        where = f"{at}.content[{number}]"
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind not in ("text", "refusal"):
+            what = shown(part) if kind is None else f"a part of type {shown(kind)}"
+            raise bad_request(f"{where} is {what}; this model takes text parts only", where)
+        text = part.get(kind)
+        if not isinstance(text, str):
+            raise bad_request(f"{where}.{kind} must be a string, got {shown(text)}", where)
+        texts.append(text)
+    return "\n".join(texts)
+
+
+def _tool_calls(message: dict[str, Any], at: str) -> list[dict[str, Any]]:
+    """Earlier calls of the assistant; templates want the arguments as an object."""
+    calls = message.get("tool_calls")
+    if calls is None:
+        return []
+    if not isinstance(calls, list) or len(calls) > MAX_TOOL_CALLS:
+        raise bad_request(
+            f"{at}.tool_calls must be a list of at most {MAX_TOOL_CALLS}", f"{at}.tool_calls"
+        )
+    clean = []
+    for number, call in enumerate(calls):
+        where = f"{at}.tool_calls[{number}]"
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise bad_request(f"{where} must be an object with function.name", where)
+        arguments = function.get("arguments")
+        if isinstance(arguments, str):
+            try:
+                arguments = orjson.loads(arguments or "{}")
+            except orjson.JSONDecodeError:
+                arguments = None
+        if not isinstance(arguments, dict):
+            raise bad_request(f"{where}.function.arguments must be a JSON object", where)
+        clean.append(
+            {
+                "id": _string(call, "id", where),
+                "type": "function",
+                "function": {"name": function["name"], "arguments": arguments},
+            }
+        )
+    return clean
+
+
+def refuse_tools(body: dict[str, Any]) -> None:
+    """No tools yet: `[]` and null mean none, and so does the choice "none" or "auto" without tools.
+    Raises ApiError(400)."""
+    for name in ("tools", "functions"):
+        tools = optional(body, name, list)
+        if tools:
+            raise bad_request(
+                f"{name} is not supported yet; leave it out or send []",
+                name,
+                "unsupported_parameter",
+            )
+    for name in ("tool_choice", "function_call"):
+        choice = body.get(name)
+        if choice is not None and not is_one_of(choice, ("none", "auto")):
+            raise bad_request(
+                f"{name} must be none or auto when there are no tools, got {shown(choice)}", name
+            )
+
+
+def read_template_kwargs(body: dict[str, Any]) -> dict[str, Any]:
+    """`chat_template_kwargs` and `reasoning_effort`: scalars under names that the renderer does not
+    use itself."""
+    kwargs = get(body, "chat_template_kwargs", dict, {})
+    clean = check_template_kwargs(kwargs)
+    effort = optional(body, "reasoning_effort", str)
+    if effort is not None:
+        if effort not in EFFORTS:
+            raise bad_request(
+                f"reasoning_effort must be one of {', '.join(EFFORTS)}, got {shown(effort)}",
+                "reasoning_effort",
+            )
+        clean.setdefault("reasoning_effort", effort)
+    return clean
+
+
+def check_template_kwargs(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """A copy of template arguments that are harmless. Raises ApiError(400) on a reserved name or
+    anything but a small scalar."""
+    if len(kwargs) > MAX_KWARGS:
+        raise bad_request(
+            f"chat_template_kwargs takes at most {MAX_KWARGS} names, got {len(kwargs)}",
+            "chat_template_kwargs",
+        )
+    for name, value in kwargs.items():
+        if name in RESERVED_TEMPLATE_NAMES or name.endswith(("_token", "_tokens")):
+            raise bad_request(
+                f"chat_template_kwargs must not set {shown(name)}", "chat_template_kwargs"
+            )
+        if value is not None and type(value) not in (bool, int, float, str):
+            raise bad_request(
+                f"chat_template_kwargs.{name[:64]} must be a string, a number or true or false",
+                "chat_template_kwargs",
+            )
+        if isinstance(value, str) and len(value) > MAX_KWARG_CHARS:
+            raise bad_request(
+                f"chat_template_kwargs.{name[:64]} is longer than {MAX_KWARG_CHARS} characters",
+                "chat_template_kwargs",
+            )
+    return dict(kwargs)

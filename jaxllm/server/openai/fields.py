@@ -1,0 +1,256 @@
+"""Strict reading of JSON request bodies: exact types (true is no integer, "5" is no number), null
+is the same as absent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from jaxllm.grammar.structure import StructuredOutputsParams, StructureError, structure
+from jaxllm.messages import RequestError, check_salt
+from jaxllm.sampling.options import OPTIONS, SamplingParams
+from jaxllm.sampling.values import OptionError
+from jaxllm.server.errors import ApiError, bad_request, sanitize, shown
+
+# Options of the library that no client may set.
+NOT_ON_THE_WIRE = frozenset(
+    {"guided_decoding", "structured_outputs", "logits_processors", "extra_args"}
+)
+WIRE_OPTIONS = tuple(name for name in OPTIONS if name not in NOT_ON_THE_WIRE)
+
+# Known fields that change nothing here, whatever they hold.
+IGNORED = frozenset(
+    "user metadata store service_tier parallel_tool_calls prompt_cache_key prompt_cache_retention safety_identifier request_id session_id "
+    "include_reasoning verbosity guided_decoding_backend".split()
+)
+
+# Fields of features that are not there yet, each with the values that ask for nothing.
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "suffix": ("",),
+    "prompt_embeds": ([],),
+    "kv_transfer_params": (),
+    "vllm_xargs": ({},),
+    "extra_args": ({},),
+    "logits_processors": ([],),
+    "logprob_token_ids": ([],),
+    "thinking_token_budget": (),
+    "repetition_detection": (),
+    "watermarking": (),
+    "return_token_ids": (False,),
+    "return_prompt_text": (False,),
+    "stream_interval": (1,),
+    "truncation_side": ("left",),
+    **dict.fromkeys(("beam_width", "json_schema"), ()),
+    **dict.fromkeys(("regex", "ebnf", "grammar"), ("",)),
+}
+
+# What the same is called here, where it is there: names of other servers, and of the other
+# endpoint.
+INSTEAD = {
+    "beam_width": "use_beam_search with best_of",
+    **dict.fromkeys(("regex", "ebnf", "grammar", "json_schema"), "structured_outputs"),
+    "top_logprobs": "logprobs",
+    "max_completion_tokens": "max_tokens",
+}
+
+# Older names of what `structured_outputs` holds.
+GUIDED = {
+    "guided_json": "json",
+    "guided_json_object": "json_object",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+    "structural_tag": "structural_tag",
+}
+WHOLE = ("structured_outputs", "guided_decoding")  # names of one field
+STRUCTURE_FIELDS = (*GUIDED, *WHOLE, "guided_whitespace_pattern", "response_format")
+
+_KINDS = {
+    bool: "true or false",
+    int: "an integer",
+    str: "a string",
+    dict: "an object",
+    list: "a list",
+}
+
+
+def read_salt(body: dict[str, Any]) -> str | None:
+    """`cache_salt`. Raises ApiError(400)."""
+    salt = body.get("cache_salt")
+    if salt is None:
+        return None
+    try:
+        check_salt(salt)
+    except RequestError as error:
+        raise bad_request(str(error), error.param) from None
+    return str(salt)
+
+
+def value_of(text: bytes) -> Any:
+    """What a body, or a part of one, says in JSON. Raises ApiError(400)."""
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise bad_request(
+            f"the body is not valid JSON: {sanitize(str(error))}", code="invalid_json"
+        ) from None
+
+
+def loads(body: bytes) -> dict[str, Any]:
+    """The JSON object in `body`. Raises ApiError(400)."""
+    value = value_of(body)
+    if not isinstance(value, dict):
+        raise bad_request(
+            f"the body must be a JSON object, got {shown(value)}", code="invalid_json"
+        )
+    return value
+
+
+def get[T](body: dict[str, Any], name: str, kind: type[T], default: T) -> T:
+    """`body[name]`, which must be exactly of type `kind`; absent and null give the default."""
+    value = body.get(name)
+    if value is None:
+        return default
+    if type(value) is not kind:
+        raise bad_request(f"{name} must be {_KINDS[kind]}, got {shown(value)}", name)
+    return value
+
+
+def optional[T](body: dict[str, Any], name: str, kind: type[T]) -> T | None:
+    """Like `get`, with None for absent."""
+    return None if body.get(name) is None else get(body, name, kind, kind())
+
+
+def refuse_unsupported(
+    body: dict[str, Any], table: dict[str, tuple[Any, ...]], elsewhere: str | None = None
+) -> None:
+    """Raise ApiError(400) on the first field of `table` that asks for something; `elsewhere` it
+    would be taken."""
+    for name, neutral in table.items():
+        value = body.get(name)
+        if value is not None and not is_one_of(value, neutral):
+            remedy = (
+                "yet; leave it out"
+                if elsewhere is None
+                else f"here, but in {elsewhere}; leave it out"
+            )
+            if name in INSTEAD:
+                remedy = f"here; send {INSTEAD[name]}"
+            raise bad_request(f"{name} is not supported {remedy}", name, "unsupported_parameter")
+
+
+def is_one_of(value: Any, allowed: Iterable[Any]) -> bool:
+    """Membership that tells true from 1."""
+    return any(type(value) is type(x) and value == x for x in allowed)
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """What a request's output must be, and the field that says so."""
+
+    field: str
+    params: StructuredOutputsParams
+
+
+def read_structure(body: dict[str, Any]) -> Structure | None:
+    """From `structured_outputs`, `response_format` or one of their older names: at most one of
+    them. Raises ApiError(400)."""
+    asked: dict[str, Any] = {
+        name: {kind: body[name]} for name, kind in GUIDED.items() if body.get(name) is not None
+    }
+    if body.get("guided_json_object") is False:
+        del asked["guided_json_object"]
+    if (form := _response_format(body)) is not None:
+        asked["response_format"] = form
+    asked |= {name: body[name] for name in WHOLE if body.get(name) is not None}
+    if len(asked) > 1:
+        first, second, *_ = asked
+        raise bad_request(
+            f"{first} and {second} both constrain the output; send one of them", second
+        )
+    spacing = body.get("guided_whitespace_pattern")
+    if asked and body.get("use_beam_search") is True:
+        raise bad_request(f"{next(iter(asked))} cannot be used in a beam search", next(iter(asked)))
+    for name, given in asked.items():
+        if spacing is not None and isinstance(given, dict):
+            given = {"whitespace_pattern": spacing} | given
+        try:
+            return Structure(name, structure(given))
+        except StructureError as error:
+            raise bad_request(f"{name}: {sanitize(str(error))}", name) from None
+    if spacing is not None:
+        raise bad_request(
+            "guided_whitespace_pattern asks for nothing without guided_json",
+            "guided_whitespace_pattern",
+        )
+    return None
+
+
+def _response_format(body: dict[str, Any]) -> dict[str, Any] | None:
+    """`response_format` as a structure; None for text."""
+    form = optional(body, "response_format", dict)
+    kind = None if form is None else form.get("type")
+    if form is None or kind == "text":
+        return None
+    if kind == "json_object":
+        return {"json_object": True}
+    if kind == "structural_tag":
+        return {"structural_tag": form}
+    if kind != "json_schema":
+        raise bad_request(
+            f"response_format.type must be text, json_object, json_schema or structural_tag, got {shown(kind)}",
+            "response_format",
+        )
+    wrapped = form.get("json_schema")
+    if (
+        not isinstance(wrapped, dict)
+        or not isinstance(wrapped.get("name"), str)
+        or wrapped.get("schema") is None
+    ):
+        raise bad_request(
+            'response_format.json_schema must be {"name": text, "schema": object}',
+            "response_format",
+        )
+    return {"json": wrapped["schema"]}
+
+
+def read_sampling(body: dict[str, Any], defaults: dict[str, Any], **forced: Any) -> SamplingParams:
+    """The sampling options: what the request says, else `defaults`, else the table's defaults;
+    `forced` wins over all.
+
+    Raises ApiError(400) that names the option.
+    """
+    # Takes no draws, so what shapes them is left out
+    searches = body.get("use_beam_search") is True
+    values = {} if searches else dict(defaults)
+    values |= {name: body[name] for name in WIRE_OPTIONS if body.get(name) is not None}
+    values |= forced
+    try:
+        return SamplingParams(**values)
+    except OptionError as error:
+        raise option_error(error) from None
+
+
+def option_error(error: OptionError) -> ApiError:
+    """The reply to an illegal or unsupported sampling option."""
+    return bad_request(str(error), error.param)
+
+
+def read_stream(body: dict[str, Any]) -> tuple[bool, bool, bool]:
+    """(stream, usage at the end, usage on every chunk)."""
+    stream = get(body, "stream", bool, False)
+    options = optional(body, "stream_options", dict)
+    if options is None:
+        return stream, False, False
+    if not stream:
+        raise bad_request(
+            "stream_options is only allowed together with stream: true", "stream_options"
+        )
+    for name in options:
+        if name not in ("include_usage", "continuous_usage_stats", "include_obfuscation"):
+            raise bad_request(f"stream_options has no option {shown(name)}", "stream_options")
+        get({f"stream_options.{name}": options[name]}, f"stream_options.{name}", bool, False)
+    return stream, bool(options.get("include_usage")), bool(options.get("continuous_usage_stats"))

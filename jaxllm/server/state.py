@@ -1,0 +1,205 @@
+"""What the routes share: the bridge, the tokenizer, the rules, the settings, and whether the server
+is draining."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import jaxllm
+from jaxllm.config import Resolved
+from jaxllm.grammar.checker import Checker, job_of, special_tokens
+from jaxllm.grammar.structure import CompilerLost, StructureError
+from jaxllm.server.engine.client import EngineClient
+from jaxllm.server.errors import bad_request, overloaded, sanitize
+from jaxllm.server.grammar_queue import Grammars
+from jaxllm.server.metrics import Metrics
+from jaxllm.server.openai.bodies import Bodies
+from jaxllm.server.openai.fields import Structure
+from jaxllm.server.openai.replies import TokenNames, names_of
+from jaxllm.server.openai.requests import Conversation, Rules, check_chars
+from jaxllm.tokenizer import TemplateError, Tokenizer
+
+MAX_UNKNOWN_NAMES = 256
+
+logger = logging.getLogger("jaxllm.server")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What the operator chose about the HTTP side."""
+
+    served: tuple[str, ...]
+    root: str  # the model as the operator named it
+    api_keys: tuple[str, ...] = ()
+    admin_keys: tuple[str, ...] = ()  # without one, the operator's routes are closed
+    max_body_size: int = 32 << 20
+    stall_seconds: float = 60.0
+    log_requests: bool = False
+    allow_special_tokens: bool = False
+    allowed_origins: tuple[str, ...] = ()
+    template_kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+class ServerState:
+    """One server. Everything is set once; only `draining` and the counters change."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        client: EngineClient,
+        tokenizer: Tokenizer | None,
+        defaults: dict[str, Any],
+    ):
+        self.settings, self.client, self.tokenizer = settings, client, tokenizer
+        self.resolved: Resolved = client.resolved
+        self.rules = Rules(
+            resolved=self.resolved,
+            served=settings.served,
+            longest_token=tokenizer.longest_token if tokenizer is not None else 1,
+            defaults=defaults,
+            template_kwargs=settings.template_kwargs,
+        )
+        self.metrics = Metrics(
+            settings.served[0],
+            self.resolved.max_model_len,
+            jaxllm.__version__,
+            lambda: client.stats,
+        )
+        client.observer = self.metrics
+        self.names: TokenNames = names_of(tokenizer)
+        self.fingerprint = fingerprint(self.resolved)
+        self.created = int(time.time())
+        self.draining = False
+        self.bodies = Bodies(settings.max_body_size, self.rules)
+        self.log_requests = settings.log_requests
+        self.active = 0  # generating HTTP requests
+        self.idle = asyncio.Event()
+        self.idle.set()
+        self._threads = ThreadPoolExecutor(2, thread_name_prefix="tokenize")
+        self.grammars = (
+            None if tokenizer is None else Grammars(Checker(special_tokens(tokenizer.backend)))
+        )
+        self._unknown: set[str] = set()
+
+    async def grammar(self, structure: Structure) -> str:
+        """What the output must be, compiled. Raises ApiError."""
+        if self.grammars is None:
+            raise bad_request(
+                "this server runs without a tokenizer, which structured output needs",
+                structure.field,
+            )
+        try:
+            return await self.grammars.find(await self.in_thread(job_of, structure.params))
+        except CompilerLost as error:
+            raise overloaded(
+                f"{structure.field}: {sanitize(str(error))}", "grammar_compiler_lost"
+            ) from None
+        except StructureError as error:
+            raise bad_request(
+                f"{structure.field}: {sanitize(str(error))}", structure.field, "invalid_grammar"
+            ) from None
+
+    async def in_thread[**P, T](self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run CPU-bound work on text off the event loop. What is no Exception (a panic in native
+        code) comes back as one."""
+
+        def contained() -> T:
+            try:
+                return work(*args, **kwargs)
+            except Exception:
+                raise
+            except BaseException as error:
+                raise RuntimeError(f"{type(error).__name__} in native code") from error
+
+        return await asyncio.get_running_loop().run_in_executor(self._threads, contained)
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Counts one generating HTTP request, so that a drain knows when the last one has ended."""
+        self.active += 1
+        self.idle.clear()
+        try:
+            yield
+        finally:
+            self.active -= 1
+            if self.active == 0:
+                self.idle.set()
+
+    async def close(self) -> None:
+        """Release the threads, and end the compiler of grammars whatever it is doing."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        if self.grammars is not None:
+            await self.grammars.close()
+
+    def encode(self, prompt: str | list[int], add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a prompt. Raises ApiError."""
+        if isinstance(prompt, list):
+            return prompt
+        ids = self._need_tokenizer("prompt").encode(prompt, add_special_tokens)
+        if not ids:
+            raise bad_request("the prompt has no tokens", "prompt")
+        return ids
+
+    def text_of(self, prompt: list[int]) -> str:
+        """The text of a prompt, special tokens included; empty without a tokenizer."""
+        return (
+            ""
+            if self.tokenizer is None
+            else self.tokenizer.decode(prompt, skip_special_tokens=False)
+        )
+
+    def render(self, conversation: Conversation) -> list[int]:
+        """Token ids of a conversation. Raises ApiError."""
+        tokenizer = self._need_tokenizer("messages")
+        if not tokenizer.has_chat_template:
+            raise bad_request(
+                "this model has no chat template; use completions, or start the server with --chat-template",
+                "messages",
+            )
+        try:
+            ids = tokenizer.chat(
+                conversation.messages,
+                add_generation_prompt=conversation.add_generation_prompt,
+                continue_final_message=conversation.continue_final_message,
+                template_kwargs=conversation.template_kwargs,
+                sanitize=not self.settings.allow_special_tokens,
+            )
+        except TemplateError as error:
+            raise bad_request(sanitize(str(error)), "messages", "chat_template_error") from None
+        if not ids:
+            raise bad_request("the chat template made an empty prompt of the messages", "messages")
+        return ids
+
+    def check_text(self, text: str, param: str) -> None:
+        """Refuse a text that is too long to be worth tokenising."""
+        check_chars(len(text), self.rules, param)
+
+    def note_unknown(self, body: dict[str, Any], known: frozenset[str]) -> None:
+        """Unknown fields are ignored, but counted, and each name is logged once."""
+        for name in body.keys() - known:
+            self.metrics.unknown_fields += 1
+            name = name[:64]
+            if name not in self._unknown and len(self._unknown) < MAX_UNKNOWN_NAMES:
+                self._unknown.add(name)
+                logger.warning("ignoring the unknown request field %r (said once)", name)
+
+    def _need_tokenizer(self, param: str) -> Tokenizer:
+        if self.tokenizer is None:
+            raise bad_request(
+                "this server runs without a tokenizer; send token ids to /v1/completions", param
+            )
+        return self.tokenizer
+
+
+def fingerprint(resolved: Resolved) -> str:
+    """Names the version and everything that was decided at start."""
+    digest = hashlib.sha256(repr(resolved).encode()).hexdigest()[:8]
+    return f"jaxllm-{jaxllm.__version__}-tp{resolved.tensor_parallel_size}-{digest}"

@@ -1,0 +1,140 @@
+"""What every request passes first: request id, API key, draining. Plain ASGI, one wrapper, nothing
+on the path of a chunk but a test."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import secrets
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import orjson
+
+from jaxllm.server.errors import ApiError, shutting_down
+
+# Answer without a key; everything else needs one
+OPEN_PATHS = frozenset({"/health", "/ready", "/version", "/ping"})
+ADMIN_PATHS = frozenset({"/reset_prefix_cache"})  # only with a key of the operator's
+MAX_REQUEST_ID = 128
+ID_CHARS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:")
+
+logger = logging.getLogger("jaxllm.access")
+
+
+class AuthMiddleware:
+    """Wraps the routes. `keys` empty means that no key is needed; `admin_keys` open everything, and
+    alone open the operator's routes. `draining()` is asked for every request that starts work."""
+
+    def __init__(
+        self, app: Any, keys: Iterable[str], admin_keys: Iterable[str], draining: Callable[[], bool]
+    ):
+        self._app = app
+        self._keys, self._admin_keys = digests(keys), digests(admin_keys)
+        self._draining = draining
+
+    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        """ASGI"""
+        if scope["type"] != "http":
+            return
+        headers = scope["headers"]
+        request_id = clean_id(header(headers, b"x-request-id")) or secrets.token_hex(16)
+        echo = (b"x-request-id", request_id.encode())
+        began = time.monotonic()
+        status = 0
+
+        async def tagged(message: dict[str, Any]) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message.get("headers", ()), echo]
+            await send(message)
+
+        scope.setdefault("state", {})["request_id"] = request_id
+        path = route_path(scope)
+        refusal = self._refusal(scope, path, headers)
+        if refusal is None:
+            await self._app(scope, receive, tagged)
+        else:
+            await send_error(refusal, tagged)
+        logger.debug(
+            "%s %s %s %d %.3f s",
+            request_id,
+            scope["method"],
+            path[:200],
+            status,
+            time.monotonic() - began,
+        )
+
+    def _refusal(
+        self, scope: dict[str, Any], path: str, headers: list[tuple[bytes, bytes]]
+    ) -> ApiError | None:
+        if path in OPEN_PATHS:
+            return None
+        sent = header(headers, b"authorization")
+        if self._keys and not authorised(sent, self._keys + self._admin_keys):
+            message = "a valid API key is needed: send the header Authorization: Bearer KEY"
+            return ApiError(
+                401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"}
+            )
+        if path in ADMIN_PATHS and not authorised(sent, self._admin_keys):
+            remedy = (
+                "send it as Authorization: Bearer KEY"
+                if self._admin_keys
+                else "start the server with --admin-key"
+            )
+            return ApiError(
+                403, f"{path} takes the operator's key alone: {remedy}", code="admin_key_needed"
+            )
+        if scope["method"] == "POST" and self._draining():
+            return shutting_down()
+        return None
+
+
+def digests(keys: Iterable[str]) -> tuple[bytes, ...]:
+    """What is kept of keys."""
+    return tuple(hashlib.sha256(key.encode()).digest() for key in keys)
+
+
+def authorised(value: bytes | None, keys: Iterable[bytes]) -> bool:
+    """Whether an Authorization header holds one of these keys. Constant time in the key: digests
+    are compared, all of them, always."""
+    scheme, _, key = (value or b"").partition(b" ")
+    digest = hashlib.sha256(key.strip()).digest()
+    found = False
+    for known in keys:
+        found |= secrets.compare_digest(digest, known)
+    return found and scheme.lower() == b"bearer"
+
+
+def route_path(scope: dict[str, Any]) -> str:
+    """The path that the router sees: the raw ASGI path without the root path. Headers such as Host
+    play no part in it."""
+    path, root = scope["path"], scope.get("root_path", "")
+    return path[len(root) :] if root and path.startswith(root + "/") else path
+
+
+def header(headers: list[tuple[bytes, bytes]], name: bytes) -> bytes | None:
+    """The first header of that name."""
+    return next((value for key, value in headers if key == name), None)
+
+
+def clean_id(value: bytes | None) -> str:
+    """A client's request id, bounded and of harmless characters only; "" when nothing is left. It
+    is a label, never a key."""
+    text = (value or b"")[:MAX_REQUEST_ID].decode("latin-1")
+    return "".join(c for c in text if c in ID_CHARS)
+
+
+async def send_error(error: ApiError, send: Any) -> None:
+    """An error as a whole HTTP reply."""
+    body = orjson.dumps(error.envelope())
+    headers = {
+        "content-type": "application/json",
+        "content-length": str(len(body)),
+        **error.headers,
+    }
+    encoded = [(name.encode(), value.encode()) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": error.status, "headers": encoded})
+    await send({"type": "http.response.body", "body": body})

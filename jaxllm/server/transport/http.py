@@ -1,0 +1,272 @@
+"""uvicorn's h11 protocol with deadlines for slow clients, bounds for heads, the JSON envelope for
+requests that are no HTTP, and connections that end when the client has heard why."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import Iterator, Sequence
+from http import HTTPStatus
+from typing import Any
+
+import h11
+import orjson
+import uvicorn
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
+
+from jaxllm.server.errors import ApiError, bad_request, overloaded, sanitize
+
+# Seconds from a connection's first byte, or its opening, to a whole request head
+HEADER_DEADLINE = 30.0
+MAX_HEADERS = 256
+MAX_HEAD_BYTES = 64 << 10  # of all headers together
+MAX_UNPARSED = 2 * MAX_HEAD_BYTES  # of a head that is not yet whole, with what is between headers
+TOTAL_UNPARSED = 256 << 20  # of all connections
+EARLY_DEADLINE = 30.0  # seconds from an answer to the end of a body that it did not wait for
+LINGER = 5.0  # seconds that a client may go on to send what nobody reads any more
+WRITE_DEADLINE = 120.0  # seconds that a full socket buffer may stay full
+
+
+class HttpState(ServerState):
+    """What all connections share."""
+
+    unparsed: int = 0  # bytes that came and are no part of a request yet
+
+
+class HttpProtocol(H11Protocol):
+    """One connection. httptools is never used: it has no limit on headers."""
+
+    server_state: HttpState
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
+        self._end_timer: asyncio.TimerHandle | None = None
+        self.leaving = False
+        self._stopping = False
+        self._unparsed = 0  # bytes of `server_state.unparsed`
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """asyncio.Protocol"""
+        super().connection_made(LingeringTransport(transport, self))  # type: ignore[arg-type]
+        self._head_timer = self.loop.call_later(HEADER_DEADLINE, transport.abort)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """asyncio.Protocol"""
+        for timer in (self._head_timer, self._write_timer, self._end_timer):
+            if timer is not None:
+                timer.cancel()
+        self._hold(0)
+        super().connection_lost(exc)
+
+    @property
+    def heard_out(self) -> bool:
+        """Whether nothing more of a request is to come."""
+        return self.conn.their_state not in (h11.SEND_BODY, h11.ERROR)
+
+    def leave(self, transport: asyncio.Transport) -> None:
+        """Close. A socket that is closed while the client sends takes back what was said last, so a
+        client that does is heard out, unless the server stops."""
+        if self.leaving or self._stopping or self.heard_out or not transport.can_write_eof():
+            return transport.close()
+        self.leaving = True
+        transport.write_eof()
+        transport.resume_reading()
+        self._end_timer = self.loop.call_later(LINGER, transport.abort)
+
+    def shutdown(self) -> None:
+        """uvicorn's hook: requests in progress go on, but nobody who has been answered is heard
+        out."""
+        self._stopping = True
+        if self.leaving:
+            return self.transport.close()
+        super().shutdown()
+
+    def data_received(self, data: bytes) -> None:
+        """asyncio.Protocol"""
+        if self.leaving:
+            return
+        super().data_received(data)
+        self._hold(len(self.conn.trailing_data[0]))
+        if self._unparsed and self.server_state.unparsed > TOTAL_UNPARSED:
+            return self._turn_away()
+        if self._end_timer is None and not self.heard_out and self.conn.our_state is h11.DONE:
+            self._end_timer = self.loop.call_later(EARLY_DEADLINE, self.transport.abort)
+        elif self._end_timer is not None and self.heard_out and not self.leaving:
+            self._end_timer.cancel()
+            self._end_timer = None
+        waiting = self.conn.their_state is h11.IDLE
+        if waiting and self._head_timer is None:
+            self._head_timer = self.loop.call_later(HEADER_DEADLINE, self.transport.abort)
+        elif not waiting and self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def on_response_complete(self) -> None:
+        """uvicorn's hook: what came meanwhile has its turn."""
+        super().on_response_complete()
+        if self._unparsed:
+            self._hold(len(self.conn.trailing_data[0]))
+
+    def _hold(self, size: int) -> None:
+        """Count the bytes that this connection holds beside a request: part of a head, or what came
+        before the request was answered."""
+        self.server_state.unparsed += size - self._unparsed
+        self._unparsed = size
+
+    def _turn_away(self) -> None:
+        """End the connection, which holds what nobody has room for. Who sends a head is told; a
+        request in progress ends with it."""
+        if self.conn.our_state is not h11.IDLE:
+            return self.transport.abort()
+        self._answer(
+            overloaded("too many heads of requests arrive at once; retry later", "heads_full")
+        )
+        self.transport.close()
+
+    def pause_writing(self) -> None:
+        """The client does not read: it gets a while, then the connection ends and its request is
+        aborted.
+        """
+        super().pause_writing()
+        self._write_timer = self.loop.call_later(WRITE_DEADLINE, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """The client reads again."""
+        super().resume_writing()
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
+
+    def send_400_response(self, msg: str) -> None:
+        """What could not be parsed as HTTP; uvicorn calls this where h11 has said why. What was
+        begun to be answered is left as it is."""
+        began = self.conn.our_state is not h11.IDLE
+        if began:
+            self.cycle.disconnected = True  # for its application the client has gone
+            self.cycle.message_event.set()
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            self._answer(unparsed(sys.exception(), whole_head=began))
+        self.transport.close()
+
+    def _answer(self, error: ApiError) -> None:
+        headers, body = last_words(error)
+        start = h11.Response(
+            status_code=error.status, headers=headers, reason=HTTPStatus(error.status).phrase
+        )
+        for event in (start, h11.Data(data=body), h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event) or b"")
+
+
+class LingeringTransport:
+    """A transport whose `close` is its protocol's `leave`."""
+
+    def __init__(self, transport: asyncio.Transport, protocol: HttpProtocol):
+        self._transport, self._protocol = transport, protocol
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def close(self) -> None:
+        """asyncio.Transport"""
+        self._protocol.leave(self._transport)
+
+    def is_closing(self) -> bool:
+        """asyncio.Transport"""
+        return self._protocol.leaving or self._transport.is_closing()
+
+
+def last_words(error: ApiError) -> tuple[list[tuple[bytes, bytes]], bytes]:
+    """Headers and body of a reply after which the connection is closed."""
+    body = orjson.dumps(error.envelope())
+    headers = {
+        "content-type": "application/json",
+        "content-length": str(len(body)),
+        "connection": "close",
+        **error.headers,
+    }
+    return [(name.encode(), value.encode()) for name, value in headers.items()], body
+
+
+def unparsed(why: BaseException | None, whole_head: bool) -> ApiError:
+    """The reply to what h11 cannot parse, in or after a head."""
+    if isinstance(why, h11.RemoteProtocolError) and why.error_status_hint == 431 and not whole_head:
+        return head_too_large(f"more than {MAX_UNPARSED} bytes")
+    return bad_request(f"this is no HTTP/1.1 request: {sanitize(str(why))}", code="invalid_http")
+
+
+def head_too_large(what: str) -> ApiError:
+    """The 431."""
+    limits = f"at most {MAX_HEADERS} headers of {MAX_HEAD_BYTES} bytes together are taken"
+    return ApiError(431, f"the head of the request has {what}; {limits}", code="headers_too_large")
+
+
+def trouble_of(version: str, headers: Sequence[tuple[bytes, bytes]]) -> ApiError | None:
+    """Why a request's head is not taken. One with two lengths may be two requests for a proxy
+    before us."""
+    if version not in ("1.0", "1.1"):
+        return bad_request("this server speaks HTTP/1.1", code="invalid_http")
+    size = sum(len(name) + len(value) for name, value in headers)
+    if len(headers) > MAX_HEADERS or size > MAX_HEAD_BYTES:
+        return head_too_large(f"{len(headers)} headers of {size} bytes")
+    if {name for name, _ in headers} >= {b"content-length", b"transfer-encoding"}:
+        return bad_request(
+            "a request has either content-length or transfer-encoding", code="invalid_http"
+        )
+    return None
+
+
+class HeaderLimits:
+    """Answers requests whose head is not taken, and closes their connections; the others are for
+    `app`.
+    """
+
+    def __init__(self, app: ASGIApp):
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI"""
+        trouble = (
+            trouble_of(scope["http_version"], scope["headers"]) if scope["type"] == "http" else None
+        )
+        if trouble is None:
+            return await self._app(scope, receive, send)
+        headers, body = last_words(trouble)
+        await send({"type": "http.response.start", "status": trouble.status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn without its own signal handling: `lifecycle` decides when to stop."""
+
+    def __init__(self, config: uvicorn.Config):
+        super().__init__(config)
+        self.server_state: HttpState = HttpState()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """uvicorn's hook."""
+        yield
+
+
+def http_server(app: Any, root_path: str) -> HttpServer:
+    """A server for `app` that is driven by `serve(sockets=…)` and `should_exit`."""
+    config = uvicorn.Config(
+        HeaderLimits(app),
+        http=HttpProtocol,
+        h11_max_incomplete_event_size=MAX_UNPARSED,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        root_path=root_path,
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=5,
+    )
+    return HttpServer(config)

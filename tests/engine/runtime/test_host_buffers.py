@@ -1,0 +1,75 @@
+"""The host's buffers: what is sent arrives on every device, and no buffer is written while a step
+may still read it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxllm.engine.engine import Engine
+from jaxllm.engine.runtime.host_buffers import HostBuffers, begin_read, read
+from jaxllm.mesh import make_mesh
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("memory", ["pinned_host", "device"])
+def test_every_device_gets_the_parts_one_after_another_and_a_slot_is_used_again_in_its_turn(
+    devices: int, memory: str
+) -> None:
+    sharding = NamedSharding(make_mesh(devices), PartitionSpec(), memory_kind=memory)
+    uplink = HostBuffers(8, sharding, 3)
+    for turn in range(5):
+        sent = uplink.send([np.full(3, turn, np.int32), np.full(2, -turn, np.int32)])
+        for shard in sent.addressable_shards:
+            assert np.array(shard.data)[:5].tolist() == [turn] * 3 + [-turn] * 2
+    assert len(sent.addressable_shards) == devices and isinstance(sent, jax.Array)
+
+
+class Taken:
+    """Stands for a result of the program that took a buffer."""
+
+    def __init__(self) -> None:
+        self.waited = False
+
+    def block_until_ready(self) -> None:
+        self.waited = True
+
+
+def test_a_buffer_is_not_written_again_before_its_program_has_ended() -> None:
+    uplink = HostBuffers(
+        8, NamedSharding(make_mesh(1), PartitionSpec(), memory_kind="pinned_host"), 2
+    )
+    first, second = Taken(), Taken()
+    for taken in (first, second):
+        uplink.send([np.zeros(3, np.int32)])
+        uplink.until(taken)  # type: ignore[arg-type]
+    assert not first.waited and not second.waited
+    uplink.send([np.zeros(3, np.int32)])
+    assert first.waited and not second.waited
+
+
+def test_after_a_failure_no_buffer_of_a_step_in_flight_is_written_again(
+    make_engine: Callable[..., Engine],
+) -> None:
+    runner = make_engine().runner
+    before = dict(runner._uplinks)
+    runner.reset()
+    assert all(runner._uplinks[chunks] is not before[chunks] for chunks in before)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("memory", ["pinned_host", "device"])
+def test_a_result_is_read_as_a_copy_that_outlives_it(devices: int, memory: str) -> None:
+    sharding = NamedSharding(make_mesh(devices), PartitionSpec(), memory_kind=memory)
+    make = jax.jit(lambda x: (x * 2).reshape(2, 3), out_shardings=sharding)
+    for dtype in (np.int32, np.float32):
+        result = make(np.arange(6, dtype=dtype))
+        begin_read(result)
+        found = read(result)
+        del result
+        assert found.dtype == dtype and found.tolist() == [[0, 2, 4], [6, 8, 10]]
+    assert memory == "device" or found.flags.owndata

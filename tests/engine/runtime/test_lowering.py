@@ -1,0 +1,205 @@
+"""Whole step programs for accelerators that are not here: lowered on the CPU, and compiled for TPU
+where libtpu is installed."""
+
+from __future__ import annotations
+
+import functools
+import re
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.experimental import topologies
+from jax.sharding import Mesh
+
+from jaxllm import models, weights
+from jaxllm.cache.kv import KVCache
+from jaxllm.engine.runtime import step
+from jaxllm.engine.runtime.programs import Abstract, Programs, Scoring, weight_leaves
+from jaxllm.engine.runtime.state import SlotState
+from jaxllm.engine.scheduling.buckets import Buckets
+from jaxllm.mesh import make_mesh
+from tests.engine.conftest import TINY
+
+REAL_HEADS = TINY | {"num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128}
+PAGE, PAGES, SLOTS = 16, 8192, 4
+CALLS = {"cuda": "mosaic_gpu_v2", "tpu": "tpu_custom_call"}
+
+
+def programs_of(mesh: Mesh, backend: str, page: int = PAGE, kv_dtype: str = "bfloat16") -> Programs:
+    """The lattice of a tiny model whose heads have a size that kernels take, in bfloat16."""
+    hf = models.with_defaults(REAL_HEADS)
+    kv = models.kv_shape(hf, mesh.shape["tensor"])
+    graphdef, state = weights.abstract(hf, mesh, jnp.bfloat16)
+    leaves, treedef = weight_leaves(state)
+    pool = KVCache.abstract(
+        kv.layers, PAGES, kv.kv_heads, page, kv.head_dim, jnp.dtype(kv_dtype), mesh
+    )
+    states = jax.ShapeDtypeStruct((1024, hf["hidden_size"]), jnp.bfloat16)
+    abstract = Abstract(leaves, pool, SlotState.shapes(SLOTS, 16), hf["vocab_size"], states)
+    return Programs(
+        step.Model(graphdef, treedef, mesh, backend, page),
+        abstract,
+        Buckets.build(SLOTS, 1024, "cpu"),
+        Scoring(0),
+    )
+
+
+def traced(programs: Programs, kind: str) -> Any:
+    """The largest program of a kind, traced."""
+    given, buckets = programs.abstract, programs.buckets
+    if kind == "decode":
+        rows = max(buckets.decode)
+        function = functools.partial(step.decode, programs.model, rows, buckets.logit_rows(rows))
+        return jax.jit(function, donate_argnums=(1, 3)).trace(
+            given.weights,
+            given.kv,
+            programs.state,
+            programs.forward_output(buckets.logit_rows(rows)),
+        )
+    shape = max((s for s in buckets.extend if s.decodes), key=lambda s: s.tokens)
+    function = functools.partial(step.extend, programs.model, programs.layout(shape))
+    forward_output = programs.forward_output(buckets.logit_rows(shape))
+    arguments = (
+        given.weights,
+        given.kv,
+        programs.state,
+        programs.staged,
+        forward_output,
+        programs.states,
+    )
+    return jax.jit(function, donate_argnums=(1, 2, 4, 5)).trace(*arguments)
+
+
+@pytest.mark.parametrize("shards", [1, 4])
+@pytest.mark.parametrize("kind", ["decode", "extend"])
+@pytest.mark.parametrize(
+    ("platform", "backend"),
+    [("cuda", "mosaic_gpu"), ("cuda", "xla"), ("tpu", "mosaic_tpu"), ("tpu", "xla")],
+)
+def test_a_step_lowers_for_a_device_that_is_not_here(
+    platform: str, backend: str, kind: str, shards: int
+) -> None:
+    lowered = traced(programs_of(make_mesh(shards), backend), kind).lower(
+        lowering_platforms=(platform,)
+    )
+    assert (CALLS[platform] in lowered.as_text()) == (backend != "xla")
+
+
+# The write, and each attention
+@pytest.mark.parametrize(("kind", "kernels"), [("decode", 2), ("extend", 3)])
+@pytest.mark.parametrize(("platform", "backend"), [("cuda", "mosaic_gpu"), ("tpu", "xla")])
+def test_a_step_over_8_bit_pages_lowers(
+    platform: str, backend: str, kind: str, kernels: int
+) -> None:
+    lowered = traced(programs_of(make_mesh(1), backend, 64, "float8_e4m3fn"), kind).lower(
+        lowering_platforms=(platform,)
+    )
+    calls = re.findall(r"custom_call @(\w+)\(", lowered.as_text())
+    assert calls.count(CALLS[platform]) == (0 if backend == "xla" else kernels)
+
+
+@pytest.mark.parametrize("shards", [1, 4])
+def test_a_step_with_a_checkpoints_scales_lowers(shards: int) -> None:
+    mesh = make_mesh(shards)
+    given = programs_of(mesh, "mosaic_gpu", 64, "float8_e4m3fn")
+    tensors = [("k_scale", ()), ("v_scale", ())]
+    graphdef, state = weights.abstract(
+        models.with_defaults(REAL_HEADS) | {models.KV_SCALES: [tensors] * 2}, mesh, jnp.bfloat16
+    )
+    leaves, treedef = weight_leaves(state)
+    assert len(leaves) == len(given.abstract.weights) + 2
+    model = replace(given.model, graphdef=graphdef, treedef=treedef)
+    text = traced(
+        Programs(model, replace(given.abstract, weights=leaves), given.buckets, given.scoring),
+        "decode",
+    )
+    calls = re.findall(r"custom_call @(\w+)\(", text.lower(lowering_platforms=("cuda",)).as_text())
+    assert calls.count(CALLS["cuda"]) == 2
+
+
+@pytest.mark.parametrize("kind", ["decode", "extend"])
+@pytest.mark.parametrize(("platform", "backend"), [("cuda", "mosaic_gpu"), ("tpu", "mosaic_tpu")])
+def test_a_step_over_two_kinds_of_layers_lowers(platform: str, backend: str, kind: str) -> None:
+    given, mesh = programs_of(make_mesh(1), backend), make_mesh(1)
+    hf = models.with_defaults(
+        REAL_HEADS | {"use_sliding_window": True, "sliding_window": 32, "max_window_layers": 1}
+    )
+    pools = [KVCache.abstract(1, pages, 8, PAGE, 128, jnp.bfloat16, mesh) for pages in (PAGES, 512)]
+    abstract = replace(
+        given.abstract, kv=KVCache.of_kinds(pools, (0, 1)), state=SlotState.shapes(SLOTS, 2 * 16)
+    )
+    model = replace(given.model, graphdef=weights.abstract(hf, mesh, jnp.bfloat16)[0])
+    programs = Programs(model, abstract, given.buckets, given.scoring)
+    assert CALLS[platform] in traced(programs, kind).lower(lowering_platforms=(platform,)).as_text()
+
+
+@pytest.mark.parametrize("shards", [1, 4])
+@pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logits"])
+@pytest.mark.parametrize("platform", ["cuda", "tpu"])
+def test_log_probabilities_lower_for_a_device_that_is_not_here(
+    platform: str, mode: str, shards: int
+) -> None:
+    base = programs_of(make_mesh(shards), "xla")
+    programs = Programs(base.model, base.abstract, base.buckets, Scoring(20, mode))
+    for key in (
+        ("logprobs", (programs.buckets.logits[-1], 20)),
+        ("score", (programs.buckets.score, 20)),
+    ):
+        recipe = programs.recipe(key)
+        text = (
+            jax.jit(recipe.function)
+            .trace(*recipe.arguments)
+            .lower(lowering_platforms=(platform,))
+            .as_text()
+        )
+        assert "stablehlo.sort" not in text and "top_k" not in text
+
+
+@pytest.mark.parametrize("shards", [1, 4])
+@pytest.mark.parametrize("platform", ["cuda", "tpu"])
+def test_what_shapes_logits_lowers_for_a_device_that_is_not_here(
+    platform: str, shards: int
+) -> None:
+    programs = programs_of(make_mesh(shards), "xla")
+    for key in [
+        ("process", programs.buckets.logits[-1]),
+        ("set_slot", 0),
+        ("apply_token_bitmask", 0),
+    ]:
+        recipe = programs.recipe(key)
+        jitted = jax.jit(
+            recipe.function,
+            donate_argnums=recipe.donated,
+            out_shardings=recipe.out,
+            keep_unused=True,
+        )
+        assert (
+            "stablehlo"
+            in jitted.trace(*recipe.arguments).lower(lowering_platforms=(platform,)).as_text()
+        )
+
+
+@pytest.mark.slow
+# A program for an absent device cannot be loaded
+@pytest.mark.filterwarnings("ignore:Error reading persistent compilation cache")
+@pytest.mark.parametrize("backend", ["mosaic_tpu", "xla"])
+@pytest.mark.parametrize("kind", ["decode", "extend"])
+def test_the_tpu_compiler_takes_a_step_of_four_devices_and_writes_pages_in_place(
+    kind: str, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("libtpu")
+    monkeypatch.setenv("TPU_SKIP_MDS_QUERY", "1")  # no TPU here to ask about
+    devices = topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x2").devices
+    programs = programs_of(make_mesh(4, devices), backend)
+    compiled = traced(programs, kind).lower().compile()
+    own = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(programs.abstract.kv)) // 4
+    assert compiled.memory_analysis().alias_size_in_bytes >= own
+    assert (
+        re.findall(
+            rf" = \(?bf16\[{2 * PAGES},2,{PAGE},128\].* (?:copy|copy-start)\(", compiled.as_text()
+        )
+        == []
+    )

@@ -1,0 +1,501 @@
+"""Pages that leave for host memory and come back: when they travel, and that a request gets the
+same tokens however it was interrupted."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import jax
+import pytest
+
+from jaxllm.engine.engine import Engine
+from jaxllm.engine.runtime import page_swapper
+from jaxllm.engine.scheduling.buckets import ExtendShape
+from jaxllm.engine.scheduling.kv_offload import Link
+from jaxllm.engine.scheduling.plan import Moves, Plan
+from jaxllm.engine.scheduling.prefill_budget import seconds_per_token
+from jaxllm.engine.scheduling.request import Request, Status
+from jaxllm.messages import GenerateRequest
+from jaxllm.sampling.options import SamplingParams
+from tests.engine.conftest import collect, run
+from tests.engine.fake_host import Optimist
+from tests.engine.fake_loop import Loop, Setup
+from tests.engine.runtime.test_unsaved import Unmade
+from tests.engine.scheduling.test_scheduler import lasting
+
+MakeEngine = Callable[..., Engine]
+SMALL = Setup(
+    page_size=2,
+    num_pages=8,
+    max_num_seqs=2,
+    max_num_batched_tokens=64,
+    forecast=Optimist,
+    host_pages=16,
+    swaps=True,
+    caching=False,
+)
+
+
+def until(loop: Loop, condition: Callable[[Plan], Any]) -> Plan:
+    for _ in range(200):
+        plan = loop.step()
+        if condition(plan):
+            return plan
+    raise AssertionError("did not happen in 200 steps")
+
+
+def two_that_do_not_fit(setup: Setup = SMALL) -> tuple[Loop, Request, Request]:
+    loop = Loop(setup)
+    first, second = loop.add(lasting(12, 0, length=4), 12), loop.add(lasting(12, 1, length=4), 12)
+    assert first is not None and second is not None
+    return loop, first, second
+
+
+def saved(loop: Loop) -> int:
+    return loop.device.host.traffic.saved
+
+
+def test_a_page_leaves_in_the_plan_that_hands_it_out_and_only_then() -> None:
+    loop, first, second = two_that_do_not_fit()
+    left = 0
+    while first.status is not Status.FINISHED:
+        before = set(first.pages)
+        moves = loop.step().moves
+        if moves is not None and second.status is Status.WAITING:
+            assert {page for page, _ in moves.saves} <= set(first.pages) - before
+            left += len(moves.saves)
+    assert second.num_preemptions == 1 and left >= 3
+    assert 0 < len(second.stored) <= 7
+    loop.drain()
+    loop.check_ended()
+
+
+def test_with_prefix_caching_off_nobody_finds_what_another_has_computed() -> None:
+    loop = Loop(SMALL)
+    for _ in range(2):
+        loop.add([5, 6, 7, 8, 9], 2)
+        (chunk,) = loop.step().chunks
+        assert (chunk.start, chunk.length) == (0, 5)
+        loop.drain()
+
+
+def test_pages_are_fetched_beside_a_step_and_put_by_the_next_plan() -> None:
+    loop = Loop(replace(SMALL, num_pages=12, max_num_seqs=3))
+    # When the second has ended the third comes back beside the first
+    for seed, tokens in enumerate((22, 8, 12)):
+        loop.add(lasting(tokens, seed, length=2), tokens)
+    beside = 0
+    while loop.scheduler.has_work or loop.in_flight:
+        plan = loop.step()
+        while plan.moves is not None and plan.moves.fetches and plan.decodes:
+            places = plan.moves.fetches
+            assert not {place for place, _ in plan.moves.puts} & set(places), (
+                "the step would wait for the copy"
+            )
+            plan = loop.step()
+            assert plan.moves is not None and [place for place, _ in plan.moves.puts] == list(
+                places
+            )
+            beside += 1
+    assert beside > 0
+    loop.check_ended()
+
+
+def test_nothing_waits_for_a_step_when_nothing_else_runs() -> None:
+    loop, first, second = two_that_do_not_fit()
+    until(loop, lambda _: saved(loop) >= 3)
+    loop.abort(first)
+    plan = until(loop, lambda plan: plan.moves is not None and plan.moves.fetches)
+    assert plan.moves is not None and [place for place, _ in plan.moves.puts] == list(
+        plan.moves.fetches
+    )
+    assert second.status is Status.RUNNING
+    loop.drain()
+    loop.check_ended()
+
+
+def test_a_plan_fetches_no_more_than_its_seats() -> None:
+    loop = Loop(
+        Setup(
+            page_size=2,
+            num_pages=24,
+            max_num_seqs=2,
+            max_num_batched_tokens=64,
+            forecast=Optimist,
+            host_pages=40,
+            swaps=True,
+            seats=3,
+        )
+    )
+    first, second = loop.add(lasting(24, 0, length=20), 24), loop.add(lasting(24, 1, length=20), 24)
+    assert first is not None and second is not None
+    until(loop, lambda plan: plan.preempted)
+    fetched = []
+    while loop.scheduler.has_work or loop.in_flight:
+        moves = loop.step().moves
+        fetched.append(len(moves.fetches) if moves is not None else 0)
+    assert max(fetched) == 3 and sum(fetched) > 3
+    loop.check_ended()
+
+
+@pytest.mark.parametrize("swaps", [True, False])
+def test_swapped_requests_come_back_before_new_ones_start_though_those_are_more_urgent(
+    swaps: bool,
+) -> None:
+    loop, _, second = two_that_do_not_fit(
+        replace(SMALL, max_num_seqs=3, swaps=swaps, policy="priority")
+    )
+    until(loop, lambda plan: plan.preempted)
+    urgent = loop.add([9, 9], 2, priority=-1000)
+    assert urgent is not None
+    until(
+        loop, lambda _: urgent.status is not Status.WAITING or second.status is not Status.WAITING
+    )
+    assert (second.status is Status.RUNNING) == swaps, (
+        "who is computed again waits with the new ones"
+    )
+    loop.drain()
+    loop.check_ended()
+
+
+def test_a_swapped_request_that_leaves_takes_its_pages_along() -> None:
+    loop, _, second = two_that_do_not_fit()
+    until(loop, lambda plan: plan.preempted)
+    offload = loop.scheduler.offload
+    assert offload is not None
+    loop.step()
+    loop.abort(second)
+    assert offload.host.used == 0
+    loop.drain()
+    loop.check_ended()
+
+
+def test_a_request_that_leaves_while_its_pages_arrive_leaves_nothing_behind() -> None:
+    loop, first, second = two_that_do_not_fit(Setup(**{**vars(SMALL), "seats": 1}))
+    until(loop, lambda _: saved(loop) >= 3)
+    loop.abort(first)
+    until(loop, lambda _: second.arriving)
+    loop.abort(second)
+    loop.scheduler.check()
+    loop.drain()
+    loop.check_ended()
+
+
+def test_evicted_prefixes_come_back_from_host_memory_when_that_is_worth_it() -> None:
+    setup = Setup(
+        page_size=2,
+        num_pages=8,
+        max_num_seqs=1,
+        max_num_batched_tokens=64,
+        host_pages=8,
+        host_cached=8,
+    )
+    for link, compute, worth in (  # two pages are in host memory, and one still in the pool
+        (Link(), float("inf"), True),
+        (Link(4, 1.0, 0.0), 0.1, False),
+        (Link(4, 1.0, 0.0), 0.6, True),
+        (Link(4, 0.1, 0.3), 0.34, False),
+        (Link(4, 0.1, 0.3), 0.36, True),
+        (Link(1, 0.1, 0.3), 0.36, False),  # a program for each
+        (Link(32, 0.5, 0.14), 1.28, True),  # most of the room of a program stays empty
+    ):
+        loop = Loop(setup)
+        offload = loop.scheduler.offload
+        assert offload is not None
+        offload.link, offload.compute_seconds = link, compute
+        for prompt in (
+            [1, 2, 3, 4, 5, 6, 7],
+            [11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21],
+            [1, 2, 3, 4, 5, 6, 7],
+        ):
+            loop.add(prompt, 4)
+            loop.drain()
+        assert (loop.device.host.traffic.loaded > 0) == worth, (link, compute)
+        assert (loop.requests[-1].num_cached_tokens == 6) == worth
+        loop.check_ended()
+
+
+def test_the_price_of_fetching_is_that_of_the_pages_that_travel() -> None:
+    link = Link.measured(32, one=0.64, full=4.98)
+    assert [link.seconds(pages) for pages in (0, 1, 5, 32, 33)] == pytest.approx(
+        [0, 0.64, 1.2, 4.98, 5.62]
+    )
+    assert Link.measured(32, one=5.0, full=4.0).seconds(1) == 4.0, (
+        "a measurement that something disturbed"
+    )
+    assert Link.measured(32, one=0.01, full=4.0).seconds(32) >= 4.0
+    assert Link.measured(1, one=0.3, full=0.4).seconds(3) == pytest.approx(1.2)
+
+
+def test_a_spoiled_prefix_is_not_brought_to_anybody() -> None:
+    loop, first, second = two_that_do_not_fit(
+        Setup(**{**vars(SMALL), "caching": True, "host_cached": 16, "seats": 1})
+    )
+    until(loop, lambda _: saved(loop) >= 3)
+    loop.abort(first)
+    until(loop, lambda _: second.arriving)
+    invalidated = Request(
+        id="x",
+        index=0,
+        prompt=second.prompt,
+        params=SamplingParams(),
+        seed=0,
+        arrival=0.0,
+        max_tokens=1,
+        hashes=list(second.hashes),
+    )
+    loop.scheduler.invalidate(invalidated)
+    assert (second.status, second.arriving, second.pages) == (Status.WAITING, 0, [])
+    loop.reached.pop(second, None)
+    loop.scheduler.check()
+    loop.drain()
+    loop.check_ended()
+
+
+# --- the engine
+
+PROMPTS = [[number, *range(1, 20 + 3 * number)] for number in range(1, 7)]
+WAYS: dict[str, dict[str, Any]] = {
+    "recompute": {},
+    "swap": {"preemption_mode": "swap", "swap_space": 0.01},
+    "swap without prefix caching": {
+        "preemption_mode": "swap",
+        "swap_space": 0.01,
+        "enable_prefix_caching": False,
+    },
+    "swap and a host tier": {
+        "preemption_mode": "swap",
+        "swap_space": 0.001,
+        "kv_offloading_size": 0.01,
+    },
+    "host tier": {"kv_offloading_size": 0.01},
+    "swap, synchronous": {"preemption_mode": "swap", "swap_space": 0.01, "async_scheduling": False},
+    "swap over 4 shards": {
+        "preemption_mode": "swap",
+        "swap_space": 0.01,
+        "tensor_parallel_size": 4,
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def alone(make_engine: MakeEngine) -> list[list[int]]:
+    engine = make_engine(max_num_seqs=1, async_scheduling=False, enable_prefix_caching=False)
+    return [run(engine, [prompt], params(number))[0] for number, prompt in enumerate(PROMPTS)]
+
+
+def params(number: int) -> SamplingParams:
+    """Greedy and drawn in turn."""
+    drawn: dict[str, Any] = (
+        {"temperature": 1.0, "top_p": 0.9, "seed": number} if number % 2 else {"temperature": 0}
+    )
+    return SamplingParams(max_tokens=40, ignore_eos=True, **drawn)
+
+
+QUICK = ("swap", "swap and a host tier")  # the others take a minute
+
+
+@pytest.mark.parametrize(
+    "way", [way if way in QUICK else pytest.param(way, marks=pytest.mark.slow) for way in WAYS]
+)
+def test_tokens_are_those_of_a_request_alone_however_it_was_interrupted(
+    make_engine: MakeEngine, alone: list[list[int]], way: str
+) -> None:
+    engine = make_engine(num_gpu_blocks_override=20, **WAYS[way])
+    engine.scheduler.forecast = Optimist()
+    for _ in range(2):  # the second time with what the first has left behind
+        assert run(engine, PROMPTS, [params(number) for number in range(len(PROMPTS))]) == alone
+        engine.scheduler.check()
+    stats = engine.stats()
+    assert stats.preemptions > 0
+    assert (stats.pages_saved > 0) == (stats.pages_loaded > 0) == (way != "recompute")
+    assert stats.free_pages == stats.num_pages
+    if way == "swap":
+        assert stats.host_usage == 0, "nobody is swapped out any more"
+
+
+def test_nothing_compiles_after_warm_up_and_the_link_is_measured(
+    make_engine: MakeEngine, alone: list[list[int]]
+) -> None:
+    engine = make_engine(
+        enforce_eager=False,
+        num_gpu_blocks_override=20,
+        preemption_mode="swap",
+        swap_space=0.01,
+        max_num_batched_tokens=16,
+    )
+    engine.scheduler.forecast = Optimist()
+    assert run(engine, PROMPTS, [params(number) for number in range(len(PROMPTS))]) == alone
+    assert engine.stats().compiles_after_warmup == 0
+    assert engine.stats().pages_loaded > 0
+    offload = engine.scheduler.offload
+    assert (
+        offload is not None
+        and offload.link is engine.runner.link
+        and 0 < offload.compute_seconds < 10
+    )
+    width = engine.resolved.moved_pages
+    assert offload.link.width == width > 1
+    assert 0 < offload.link.seconds(1) <= offload.link.seconds(width) < 10
+
+
+def test_an_engine_that_failed_starts_with_empty_host_memory(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine(num_gpu_blocks_override=20, preemption_mode="swap", swap_space=0.01)
+    engine.scheduler.forecast = Optimist()
+    for number, prompt in enumerate(PROMPTS):
+        engine.add(GenerateRequest(id=str(number), prompt_token_ids=prompt, params=params(number)))
+    while not engine.stats().host_usage:
+        engine.step()
+    with monkeypatch.context() as broken:
+        broken.setattr(engine.runner, "forward", lambda plan: (_ for _ in ()).throw(RuntimeError))
+        with pytest.raises(RuntimeError):
+            engine.step()
+    assert engine.stats().host_usage == 0
+    engine.self_check()
+    assert engine.stats().self_check_failures == 0
+    collect(engine, [])
+
+
+@pytest.mark.parametrize("odds", [1.0, 0.4])
+@pytest.mark.parametrize("way", ["swap", "swap and a host tier"])
+def test_pages_that_find_no_memory_are_computed_again_and_nobody_dies(
+    make_engine: MakeEngine,
+    alone: list[list[int]],
+    way: str,
+    odds: float,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = make_engine(num_gpu_blocks_override=20, **WAYS[way])
+    engine.scheduler.forecast = Optimist()
+    swapper, rng, failed = engine.runner.swapper, random.Random(5), []
+    assert swapper is not None
+    saves = swapper._to_host
+
+    def full(pages: Any) -> Any:
+        if rng.random() < odds:
+            failed.append(len(pages))
+            raise jax.errors.JaxRuntimeError(
+                "RESOURCE_EXHAUSTED: Failed to allocate 1024 bytes of pinned memory"
+            )
+        return saves(pages)
+
+    monkeypatch.setattr(swapper, "_to_host", full)
+    for _ in range(2):
+        assert run(engine, PROMPTS, [params(number) for number in range(len(PROMPTS))]) == alone
+        engine.scheduler.check()
+        assert set(swapper._kept) | swapper._lost >= {
+            place for line in places_of(engine) for place in line
+        }
+    assert failed and engine.stats().preemptions > 0
+    assert (engine.stats().pages_saved > 0) == (engine.stats().pages_loaded > 0) == (odds < 1), (
+        "only what has come there counts"
+    )
+    assert len([record for record in caplog.records if "no host memory" in record.message]) == 1
+
+
+@pytest.mark.parametrize("odds", [1.0, 0.4])
+def test_copies_that_fail_only_when_they_are_made_cost_their_pages_alone(
+    make_engine: MakeEngine, alone: list[list[int]], odds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine(num_gpu_blocks_override=20, **WAYS["swap and a host tier"])
+    engine.scheduler.forecast = Optimist()
+    swapper, rng, asked, failed = engine.runner.swapper, random.Random(5), [0], [0]
+    assert swapper is not None
+    saves = swapper._to_host
+
+    def late(pages: Any) -> Any:
+        asked[0] += len(pages)
+        if rng.random() >= odds:
+            return saves(pages)
+        failed[0] += len(pages)
+        # With one of them the others are lost
+        return ((Unmade(),) * len(pages[0]), *saves(pages)[1:])
+
+    held, move = set[int](), engine.runner.move
+
+    def looked(moves: Moves) -> None:
+        held.update(
+            swapper._lost
+            | set(swapper._leaving) - {place for trip in swapper._out for place in trip.leaving}
+        )
+        move(moves)
+
+    monkeypatch.setattr(swapper, "_to_host", late)
+    monkeypatch.setattr(engine.runner, "move", looked)
+    for _ in range(2):
+        assert run(engine, PROMPTS, [params(number) for number in range(len(PROMPTS))]) == alone
+        engine.scheduler.check()
+    stats = engine.stats()
+    assert stats.preemptions > 0 and failed[0] > 0
+    assert stats.pages_saved == asked[0] - failed[0]
+    assert not swapper._out and not swapper._leaving and not held, (
+        "the device keeps no page longer than it must"
+    )
+
+
+def places_of(engine: Engine) -> list[list[int]]:
+    """Where host memory says that something lies."""
+    offload = engine.scheduler.offload
+    assert offload is not None
+    return [list(offload.host._kept.values()), list(offload.host._cached.values())]
+
+
+def test_pages_leave_for_pinned_memory_and_come_back_from_it(
+    make_engine: MakeEngine, alone: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert [page_swapper.far_memory(platform) for platform in ("gpu", "tpu", "cpu")] == [
+        "pinned_host",
+        "pinned_host",
+        None,
+    ]
+    # Which JAX has on CPU, too
+    monkeypatch.setattr(page_swapper, "far_memory", lambda platform: "pinned_host")
+    engine = make_engine(num_gpu_blocks_override=20, **WAYS["swap and a host tier"])
+    engine.scheduler.forecast = Optimist()
+    swapper, kept, fetched = engine.runner.swapper, set[str | None](), set[str | None]()
+    assert swapper is not None
+    move = engine.runner.move
+
+    def noted(moves: Moves) -> None:
+        move(moves)
+        for found, pages in ((kept, swapper._kept), (fetched, swapper._fetched)):
+            found.update(x.sharding.memory_kind for page in pages.values() for x in page)
+
+    monkeypatch.setattr(engine.runner, "move", noted)
+    assert run(engine, PROMPTS, [params(number) for number in range(len(PROMPTS))]) == alone
+    assert (kept, fetched) == ({"pinned_host"}, {"device"})
+
+
+def test_a_save_that_fails_for_another_reason_is_a_failure(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine(num_gpu_blocks_override=20, **WAYS["swap"])
+    engine.scheduler.forecast = Optimist()
+
+    def broken(pages: Any) -> Any:
+        raise jax.errors.JaxRuntimeError("INTERNAL: something else")
+
+    assert engine.runner.swapper is not None
+    monkeypatch.setattr(engine.runner.swapper, "_to_host", broken)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="something else"):
+        run(engine, PROMPTS, [params(number) for number in range(len(PROMPTS))])
+
+
+def test_the_price_of_a_token_is_that_of_the_best_shape() -> None:
+    assert seconds_per_token(
+        {ExtendShape(64, 4, 0): 0.64, ExtendShape(512, 4, 0): 0.512, 4: 0.1}
+    ) == pytest.approx(0.001)
+    assert seconds_per_token({}) == float("inf")
+
+
+def test_two_programs_more_and_only_with_host_memory(make_engine: MakeEngine) -> None:
+    plain, swapping = make_engine(), make_engine(preemption_mode="swap", swap_space=0.01)
+    more = set(swapping.runner.programs.keys()) - set(plain.runner.programs.keys())
+    assert {kind for kind, _ in more} == {"save", "load"} and len(more) == 2
+    assert plain.runner.swapper is None and plain.scheduler.offload is None

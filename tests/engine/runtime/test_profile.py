@@ -1,0 +1,104 @@
+"""Traces of a running engine: when they can begin and end, what is in them, and the ways to ask for
+them."""
+
+from __future__ import annotations
+
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxllm.config import ConfigError, EngineConfig
+from jaxllm.engine.runtime.profile import Kernel, Profiler, kernels
+from jaxllm.server.engine.wire import Answered, Profile, Ready, Start, Stop
+from tests.server.engine.test_process import Peer
+from tests.server.fake import Control
+from tests.server.harness import Running
+
+
+def test_a_trace_names_what_ran_the_longest_first(tmp_path):
+    multiply = jax.jit(lambda x: jnp.sin(x @ x))
+    x = jax.block_until_ready(multiply(jnp.ones((300, 300))))
+    profiler = Profiler(str(tmp_path / "traces"))
+    profiler.start()
+    for _ in range(3):
+        jax.block_until_ready(multiply(x))
+    profiler.stop()
+    found = kernels(tmp_path / "traces")
+    assert found and all(
+        isinstance(kernel, Kernel) and kernel.seconds > 0 and kernel.calls >= 1 for kernel in found
+    )
+    assert [k.seconds for k in found] == sorted((k.seconds for k in found), reverse=True)
+    assert not any(kernel.name.startswith("Threadpool") for kernel in found)
+
+
+def test_a_folder_without_traces_has_no_kernels(tmp_path):
+    assert kernels(tmp_path) == []
+
+
+def test_what_cannot_be_is_said_before_anything_is_traced(tmp_path, monkeypatch):
+    with pytest.raises(ConfigError, match="give --profiler-dir"):
+        Profiler(None).start()
+    with pytest.raises(ConfigError, match="no profile is running"):
+        Profiler(str(tmp_path)).stop()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot profile into"):
+        Profiler(str(tmp_path / "file")).start()
+    monkeypatch.setattr(jax.profiler, "start_trace", lambda *a, **k: None)
+    monkeypatch.setattr(jax.profiler, "stop_trace", lambda: None)
+    profiler = Profiler(str(tmp_path))
+    profiler.start()
+    with pytest.raises(ConfigError, match="running already"):
+        profiler.start()
+    profiler.stop()
+    with pytest.raises(ConfigError, match="no profile is running"):
+        profiler.stop()
+
+
+def test_the_engine_process_traces_itself_and_says_when_it_is_done(tmp_path):
+    peer = Peer(Control())
+    peer.send(Start(EngineConfig(model="fake", profiler_dir=str(tmp_path))))
+    while not isinstance(peer.next(), Ready):
+        pass
+    answers: list[str | None] = []
+    for start in (False, True, True, False):
+        peer.send(Profile(start))
+        while not isinstance(message := peer.next(), Answered):
+            pass
+        answers.append(message.error)
+    peer.send(Stop())
+    assert peer.ended() == 0
+    peer.socket.close()
+    assert [answer is None for answer in answers] == [False, True, False, True]
+    assert list(pathlib.Path(tmp_path).rglob("*.xplane.pb"))
+
+
+class Recorder:
+    """A profiler that only notes."""
+
+    def __init__(self, directory: str | None):
+        self.seen: list[str] = []
+
+    def start(self) -> None:
+        self.seen.append("start")
+
+    def stop(self) -> None:
+        raise RuntimeError("the disk is full")
+
+
+def test_the_routes_answer_when_it_is_done_or_why_it_is_not(monkeypatch):
+    with Running(None) as server:  # has no directory
+        refused = server.post("/start_profile", b"")
+        assert (refused.status, server.get("/start_profile").status) == (400, 405)
+        assert "give --profiler-dir" in refused.error["message"]
+    monkeypatch.setattr("jaxllm.server.engine.process.Profiler", Recorder)
+    with Running(None) as server:
+        assert (
+            server.post("/start_profile", b"").status,
+            server.post("/start_profile", b"").body,
+        ) == (200, b"")
+        failed = server.post("/stop_profile", b"")
+        assert failed.status == 400
+        assert "the profiler failed" in failed.error["message"]
+        assert server.get("/health").status == 200

@@ -1,0 +1,99 @@
+"""XLA options by device kind, program kind and rows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxllm.engine.runtime.executables import Executables, Recipe
+from jaxllm.engine.runtime.xla_options import TUNED, Entry, XlaOptions
+
+NO_TRITON = {"xla_gpu_enable_triton_gemm": False}
+UNTUNED = NO_TRITON | {"xla_gpu_autotune_level": 0}
+SMALL, LARGE = 1.2e9, 15e9  # bytes of weights
+
+
+@pytest.mark.parametrize("rows", [64, 160, 256])
+def test_decodes_of_large_weights_have_products_of_our_own_and_tune_nothing(rows: int) -> None:
+    assert XlaOptions.of("NVIDIA H200", LARGE).at("decode", rows) == UNTUNED
+    assert (
+        XlaOptions.of("NVIDIA H200", SMALL).at("decode", rows)
+        == NO_TRITON
+        == XlaOptions.of("NVIDIA H200").at("decode", rows)
+    )
+
+
+@pytest.mark.parametrize("weights", [0, SMALL, LARGE])
+def test_the_rest_of_the_h200_table_is_for_all_weights(weights: float) -> None:
+    table = XlaOptions.of("NVIDIA H200", weights)
+    assert [table.at("extend", rows) for rows in (64, 8448)] == [UNTUNED] * 2
+    assert table.at("decode", 192) == NO_TRITON
+    assert not any(
+        table.at(kind, rows)
+        for kind, rows in [
+            ("decode", 1),
+            ("decode", 16),
+            ("decode", 32),
+            ("sample", 64),
+            ("update_slots", 0),
+        ]
+    )
+
+
+@pytest.mark.parametrize("kind", ["cpu", "NVIDIA A100-SXM4-80GB", "TPU v5", "../nvidia_h200"])
+def test_a_device_kind_that_was_never_measured_gets_no_options(kind: str) -> None:
+    assert XlaOptions.of(kind) == XlaOptions()
+
+
+def test_the_first_entry_that_names_a_program_counts(tmp_path: Path) -> None:
+    programs = [
+        {"kind": "decode", "rows": [1, 8], "options": {"a": True}},
+        {"kind": "decode", "rows": [4, 16], "options": {"b": 2}},
+    ]
+    (tmp_path / "some_card.json").write_text(json.dumps({"programs": programs}))
+    table = XlaOptions.of("Some Card", folder=tmp_path)
+    assert [table.at("decode", rows) for rows in (4, 9, 17)] == [{"a": True}, {"b": 2}, {}]
+
+
+@pytest.mark.parametrize("path", sorted(TUNED.glob("*.json")), ids=lambda path: path.stem)
+def test_every_table_names_its_device_and_holds_ranges_and_plain_values(path: Path) -> None:
+    table = json.loads(path.read_text())
+    assert XlaOptions.of(table["device"]).entries
+    assert table["measured"]
+    for entry in table["programs"]:
+        low, high = entry["rows"]
+        assert 0 <= low <= high
+        assert all(type(value) in (bool, int, str) for value in entry["options"].values())
+
+
+def test_a_program_is_compiled_with_its_options_and_takes_its_donated_buffer() -> None:
+    def double(into: jax.Array, x: jax.Array) -> jax.Array:
+        return x * 2
+
+    like = jax.ShapeDtypeStruct(
+        (64,), jnp.float32, sharding=jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    )
+    executables = Executables(
+        XlaOptions((Entry("decode", 1, 8, {"xla_embed_ir_in_executable": True}),)), None, "cpu"
+    )
+    program = executables.compile(
+        "decode-8", 8, Recipe(double, (like, like), (0,), like.sharding), keep=False
+    )
+    buffer = jnp.zeros(64)
+    np.testing.assert_array_equal(program(buffer, jnp.ones(64)), np.full(64, 2.0))
+    assert buffer.is_deleted()
+    assert program.memory_analysis().alias_size_in_bytes == 256
+
+
+def test_an_option_that_xla_does_not_know_is_an_error() -> None:
+    like = jax.ShapeDtypeStruct((4,), jnp.float32)
+    executables = Executables(
+        XlaOptions((Entry("decode", 1, 8, {"no_such_option": True}),)), None, "cpu"
+    )
+    with pytest.raises(jax.errors.JaxRuntimeError, match="no_such_option"):
+        executables.compile("decode-8", 8, Recipe(lambda x: x, (like,), (), None), keep=False)

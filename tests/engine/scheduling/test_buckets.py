@@ -1,0 +1,169 @@
+"""The lattice of compiled shapes: everything legal fits, and there are few of them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxllm.engine.scheduling.buckets import BucketError, Buckets
+
+PLATFORMS = ("cpu", "gpu", "tpu")
+
+
+def test_the_default_gpu_lattice_has_below_thirty_forward_programs_and_five_row_counts_of_logits() -> (
+    None
+):
+    buckets = Buckets.build(256, 8192, "gpu")
+    assert 24 <= buckets.programs <= 29
+    assert buckets.logits == (16, 64, 128, 256, 320)
+    assert Buckets.build(256, 2048, "gpu").programs <= 27
+
+
+def test_the_cpu_lattice_has_about_a_dozen_programs() -> None:
+    for budget in (256, 512, 2048, 8192):
+        assert 8 <= Buckets.build(16, budget, "cpu").programs <= 14
+
+
+def test_gpu_decode_rows_are_fine_where_a_row_costs_time() -> None:
+    assert Buckets.build(256, 8192, "gpu").decode == (1, 8, 16, 32, 64, 96, 128, 160, 192, 224, 256)
+    assert Buckets.build(100, 8192, "gpu").decode[-3:] == (64, 96, 100)
+    assert Buckets.build(512, 8192, "gpu").decode[-3:] == (256, 384, 512)
+
+
+def test_cpu_decode_rows_are_coarse() -> None:
+    assert Buckets.build(16, 512, "cpu").decode == (1, 4, 16)
+    assert Buckets.build(6, 512, "cpu").decode == (1, 4, 6)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "decodes", "shape"),
+    [
+        (512, 30, (608, 32)),
+        (200, 3, (352, 32)),
+        (500, 60, (576, 64)),
+        (1024, 13, (1088, 64)),
+        (1500, 60, (1600, 64)),
+        (1500, 200, (1536, 256)),
+        (7936, 256, (8192, 256)),
+    ],
+)
+def test_common_mixed_steps_pad_little(tokens: int, decodes: int, shape: tuple[int, int]) -> None:
+    found = Buckets.build(256, 8192, "gpu").fit_extend(tokens, 1, decodes)
+    assert (found.tokens, found.decodes) == shape
+
+
+@pytest.mark.parametrize("max_num_seqs", [16, 100, 256])
+def test_mixed_steps_fill_whole_tiles(max_num_seqs: int) -> None:
+    mixed = [shape for shape in Buckets.build(max_num_seqs, 8192, "gpu").extend if shape.decodes]
+    assert mixed
+    assert all((shape.tokens + shape.decodes) % 128 == 0 for shape in mixed if shape.tokens < 8192)
+
+
+@pytest.mark.parametrize("tokens", [50, 100, 512, 2048, 8192])
+@pytest.mark.parametrize("budget", [2048, 8192])
+def test_prompts_alone_carry_no_decode_rows(tokens: int, budget: int) -> None:
+    buckets = Buckets.build(256, budget, "gpu")
+    if tokens <= budget:
+        assert buckets.fit_extend(tokens, 1, 0).decodes == 0
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(1, 1024), st.integers(1, 40000), st.sampled_from(PLATFORMS), st.data())
+def test_every_step_within_the_limits_fits(
+    seqs: int, budget: int, platform: str, data: st.DataObject
+) -> None:
+    buckets = Buckets.build(seqs, budget, platform)
+    decodes = data.draw(st.integers(0, min(seqs, budget - 1)))
+    tokens = data.draw(st.integers(1, budget - decodes)) if budget > decodes else 0
+    chunks = data.draw(st.integers(1, min(tokens, buckets.max_chunks, seqs)))
+    shape = buckets.fit_extend(tokens, chunks, decodes)
+    assert shape in buckets.extend
+    assert shape.tokens >= tokens and shape.chunks >= chunks and shape.decodes >= decodes
+    assert buckets.fit_decode(decodes or 1) in buckets.decode
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(1, 1024), st.integers(1, 40000), st.sampled_from(PLATFORMS))
+def test_shapes_are_sane_and_distinct(seqs: int, budget: int, platform: str) -> None:
+    buckets = Buckets.build(seqs, budget, platform)
+    assert list(buckets.decode) == sorted(set(buckets.decode)) and buckets.decode[-1] == seqs
+    assert list(buckets.extend) == sorted(set(buckets.extend))
+    assert budget <= buckets.max_tokens < budget + 16
+    assert buckets.max_chunks == max(s.chunks for s in buckets.extend)
+    assert all(
+        1 <= s.chunks <= min(s.tokens, seqs, 64) and s.decodes in (0, 32, 64, 256, seqs)
+        for s in buckets.extend
+    )
+    assert buckets.logits[-1] == max(s.decodes + s.chunks for s in buckets.extend) and list(
+        buckets.logits
+    ) == sorted(set(buckets.logits))
+    assert all(
+        buckets.logit_rows(shape) in buckets.logits for shape in (*buckets.decode, *buckets.extend)
+    )
+    assert all(buckets.logit_rows(s) >= s.decodes + s.chunks for s in buckets.extend)
+    assert buckets.programs == len(buckets.decode) + len(buckets.extend) <= 60
+
+
+@pytest.mark.parametrize(
+    ("tokens", "decodes", "kept"), [(700, 0, 608), (700, 14, 608), (530, 200, 512)]
+)
+def test_a_few_tokens_more_than_a_shape_holds_come_in_the_next_step(
+    tokens: int, decodes: int, kept: int
+) -> None:
+    assert Buckets.build(256, 8192, "gpu").trim(tokens, 1, decodes) == kept
+
+
+@pytest.mark.parametrize("tokens", [1, 16, 40, 100, 512, 900, 1000, 2000, 8192])
+def test_a_length_that_pads_little_is_not_cut(tokens: int) -> None:
+    assert Buckets.build(256, 8192, "gpu").trim(tokens, 1, 0) == tokens
+
+
+def test_a_cut_keeps_the_rows_that_its_chunks_need() -> None:
+    buckets = Buckets.build(64, 8192, "gpu")
+    assert buckets.trim(700, 1, 0) == 608
+    assert buckets.trim(700, 40, 0) == 700, "608 tokens have 38 chunk rows only"
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(1, 300), st.integers(16, 9000), st.sampled_from(PLATFORMS), st.data())
+def test_a_cut_always_ends_at_a_full_shape_and_saves_rows(
+    seqs: int, budget: int, platform: str, data: st.DataObject
+) -> None:
+    buckets = Buckets.build(seqs, budget, platform)
+    tokens = data.draw(st.integers(1, budget))
+    decodes = data.draw(st.integers(0, min(seqs, budget - 1)))
+    chunks = data.draw(st.integers(1, min(tokens, buckets.max_chunks)))
+    kept = buckets.trim(tokens, chunks, decodes)
+    assert 1 <= kept <= tokens
+    if kept < tokens:
+        now, rest = (
+            buckets.fit_extend(kept, chunks, decodes),
+            buckets.fit_extend(tokens - kept, 1, decodes),
+        )
+        assert now.tokens == kept
+        assert now.tokens + rest.tokens < buckets.fit_extend(tokens, chunks, decodes).tokens
+
+
+def test_what_does_not_fit_is_an_error_that_names_the_limit_and_the_remedy() -> None:
+    buckets = Buckets.build(16, 512, "cpu")
+    with pytest.raises(
+        BucketError,
+        match=r"513 tokens of 1 prompts with 0 decodes do not fit.*512, 16 and 16; raise max_num_batched_tokens",
+    ):
+        buckets.fit_extend(513, 1, 0)
+    with pytest.raises(BucketError, match=r"17 decode rows do not fit.*has 16; raise max_num_seqs"):
+        buckets.fit_decode(17)
+
+
+@pytest.mark.parametrize(("seqs", "budget"), [(0, 16), (16, 0)])
+def test_limits_below_one_are_refused(seqs: int, budget: int) -> None:
+    with pytest.raises(BucketError, match="must be at least 1"):
+        Buckets.build(seqs, budget, "cpu")
+
+
+def test_a_lattice_survives_json() -> None:
+    buckets = Buckets.build(256, 8192, "gpu")
+    assert Buckets.from_dict(json.loads(json.dumps(buckets.to_dict()))) == buckets

@@ -1,0 +1,402 @@
+"""The scheduler's decisions, one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import islice
+
+import pytest
+
+from jaxllm.cache.pool import PagePool
+from jaxllm.cache.prefix import PrefixIndex
+from jaxllm.engine.scheduling.buckets import Buckets
+from jaxllm.engine.scheduling.limits import Limits
+from jaxllm.engine.scheduling.plan import Plan
+from jaxllm.engine.scheduling.request import Request, Status
+from jaxllm.engine.scheduling.scheduler import Scheduler
+from jaxllm.sampling.options import SamplingParams
+from tests.engine.fake_device import generate
+from tests.engine.fake_loop import Loop, Setup
+
+ROOMY = Setup(page_size=4, num_pages=400, max_num_seqs=16, max_num_batched_tokens=512)
+
+
+def chunks(plan: Plan) -> list[tuple[str, int, int, bool]]:
+    return [(c.request.id, c.start, c.length, c.final) for c in plan.chunks]
+
+
+def decodes(plan: Plan) -> list[tuple[str, int]]:
+    return [(r.id, position) for r, position in zip(plan.decodes, plan.positions, strict=True)]
+
+
+def prompt(n: int, first: int = 1) -> list[int]:
+    """n tokens; another `first` makes another prefix."""
+    return [first, *([5] * (n - 1))]
+
+
+def lasting(n: int, number: int, length: int = 3) -> list[int]:
+    """The prompt of `length` tokens, `number` of its kind, that outputs n tokens before it ends."""
+    prompts = ([a, b] + [3] * (length - 2) for a in range(1, 50) for b in range(1, 50))
+    return next(islice((p for p in prompts if len(generate(p, n, None)) == n), 30 * number, None))
+
+
+def step_until(loop: Loop, condition: Callable[[Plan], object]) -> Plan:
+    """The first plan that meets the condition."""
+    for _ in range(100):
+        plan = loop.step()
+        if condition(plan):
+            return plan
+    raise AssertionError("did not happen in 100 steps")
+
+
+def test_a_prompt_is_computed_and_then_decodes_one_token_a_step() -> None:
+    loop = Loop(ROOMY)
+    loop.add(prompt(6), 3)
+    seen = [loop.step() for _ in range(4)]
+    assert chunks(seen[0]) == [("0", 0, 6, True)] and not seen[0].decodes
+    assert [decodes(p) for p in seen[1:3]] == [[("0", 6)], [("0", 7)]]
+    assert seen[3].empty, "all three tokens are sampled or in flight"
+
+
+def test_an_idle_scheduler_plans_nothing() -> None:
+    loop = Loop(ROOMY)
+    assert loop.scheduler.plan().empty and not loop.scheduler.has_work
+
+
+def test_decodes_run_beside_a_new_prompt() -> None:
+    loop = Loop(ROOMY)
+    loop.add(prompt(6), 30)
+    loop.step()
+    loop.add(prompt(10, 2), 30)
+    plan = loop.step()
+    assert decodes(plan) == [("0", 6)] and chunks(plan) == [("1", 0, 10, True)]
+
+
+def test_decodes_count_against_the_budget() -> None:
+    loop = Loop(Setup(page_size=4, num_pages=100, max_num_batched_tokens=20, max_num_seqs=4))
+    loop.add(prompt(6), 30)
+    loop.step()
+    loop.add(prompt(40, 2), 30)
+    assert [chunks(loop.step()) for _ in range(3)] == [
+        [("1", 0, 19, False)],
+        [("1", 19, 19, False)],
+        [("1", 38, 2, True)],
+    ]
+
+
+def test_a_begun_prompt_goes_before_newer_ones() -> None:
+    loop = Loop(Setup(page_size=4, num_pages=100, max_num_batched_tokens=32))
+    for first in (1, 2, 3):
+        loop.add(prompt(20, first), 30)
+    assert [c[:3] for c in chunks(loop.step())] == [("0", 0, 20), ("1", 0, 12)]
+    assert [c[:3] for c in chunks(loop.step())] == [("1", 12, 8), ("2", 0, 20)]
+
+
+def test_requests_wait_for_a_slot_in_order() -> None:
+    loop = Loop(Setup(page_size=4, num_pages=100, max_num_seqs=2, max_num_batched_tokens=64))
+    for first in (1, 2, 3, 4):
+        loop.add(prompt(5, first), 2)
+    assert [c[0] for c in chunks(loop.step())] == ["0", "1"]
+    assert (loop.scheduler.running, loop.scheduler.waiting) == (2, 2)
+    loop.drain()
+    assert loop.first_tokens == [0, 1, 2, 3]
+
+
+def test_a_large_head_of_the_queue_is_not_overtaken() -> None:
+    loop = Loop(Setup(page_size=4, num_pages=10, max_num_seqs=4, max_num_batched_tokens=64))
+    loop.add(prompt(20, 1), 4)
+    loop.step()
+    loop.add(prompt(30, 2), 2)  # 8 pages, 5 are left
+    loop.add(prompt(2, 3), 2)
+    assert not loop.step().chunks
+    loop.drain()
+    assert loop.first_tokens == [0, 1, 2]
+
+
+def test_a_chunk_is_cut_at_a_shape_and_its_rest_comes_in_the_next_step() -> None:
+    loop = Loop(
+        Setup(
+            page_size=16, num_pages=100, max_num_seqs=4, max_num_batched_tokens=2048, platform="gpu"
+        )
+    )
+    loop.add(prompt(700), 4)
+    assert chunks(loop.step()) == [("0", 0, 636, False)]
+    loop.add(prompt(600, 2), 4)
+    assert chunks(loop.step()) == [("0", 636, 64, True), ("1", 0, 572, False)], (
+        "64 + 600 is cut as well, at its end"
+    )
+    assert chunks(loop.step()) == [("1", 572, 28, True)]
+
+
+def test_a_cut_never_takes_a_whole_chunk() -> None:
+    loop = Loop(
+        Setup(
+            page_size=16, num_pages=100, max_num_seqs=4, max_num_batched_tokens=2048, platform="gpu"
+        )
+    )
+    loop.add(prompt(640), 4)
+    loop.add(prompt(4, 2), 4)
+    assert chunks(loop.step()) == [("0", 0, 640, True), ("1", 0, 4, True)]
+
+
+def test_chunk_rows_are_limited_by_the_shapes() -> None:
+    loop = Loop(
+        Setup(
+            page_size=4,
+            num_pages=400,
+            max_num_seqs=100,
+            max_num_batched_tokens=1024,
+            platform="gpu",
+        )
+    )
+    for i in range(100):
+        loop.add(prompt(4, i + 10), 4)
+    assert len(loop.step().chunks) == 64
+    assert len(loop.step().chunks) == 36
+
+
+def test_a_page_is_allocated_when_a_decode_reaches_it() -> None:
+    loop = Loop(ROOMY)
+    request = loop.add(prompt(7), 10)
+    held = []
+    for _ in range(4):
+        loop.step()
+        held.append(len(request.pages))
+    assert held == [2, 2, 3, 3], "prompt of 7; positions 7, 8, 9"
+
+
+def test_shared_prefixes_are_computed_once() -> None:
+    loop = Loop(ROOMY)
+    loop.add(prompt(18), 1)
+    loop.drain()
+    second = loop.add(prompt(18), 1)
+    assert chunks(loop.step()) == [("1", 16, 2, True)]
+    assert second.num_cached_tokens == 16
+    assert (loop.prefix.queries, loop.prefix.hits) == (36, 16)
+
+
+def test_a_wholly_cached_prompt_still_computes_its_last_page() -> None:
+    loop = Loop(ROOMY)
+    for _ in range(2):
+        loop.add(prompt(16), 1)
+        plan = loop.step()
+        loop.drain()
+    assert chunks(plan) == [("1", 12, 4, True)]
+
+
+def test_choices_that_arrive_together_share_their_prompt_within_one_step() -> None:
+    loop = Loop(ROOMY)
+    for _ in range(3):
+        loop.add(prompt(18), 4)
+    plan = loop.step()
+    assert chunks(plan) == [("0", 0, 18, True), ("1", 16, 2, True), ("2", 16, 2, True)]
+    pages = [c.request.pages for c in plan.chunks]
+    assert pages[0][:4] == pages[1][:4] == pages[2][:4] and len({p[4] for p in pages}) == 3
+    loop.drain()
+    loop.check_ended()
+
+
+def test_a_page_that_a_chunk_leaves_half_full_is_not_shared_in_that_step() -> None:
+    loop = Loop(Setup(page_size=4, num_pages=100, max_num_batched_tokens=18))
+    loop.add(prompt(30), 2)
+    loop.add(prompt(30), 2)
+    assert chunks(loop.step()) == [("0", 0, 18, False)]
+    assert chunks(loop.step()) == [("0", 18, 12, True), ("1", 28, 2, True)]
+    loop.drain()
+    loop.check_ended()
+
+
+def test_output_pages_are_findable_once_their_tokens_are_known_to_be_written() -> None:
+    loop = Loop(ROOMY)
+    first = loop.add(lasting(12, 0, length=6), 12)
+    step_until(loop, lambda _: len(first.output) == 7)
+    conversation = first.prompt + first.output
+    assert len(conversation) == 13
+    loop.scheduler.finish(first)
+    loop.add([*conversation, 3, 3], 1)
+    assert chunks(loop.step()) == [("1", 12, 3, True)]
+
+
+def test_a_commit_of_several_tokens_registers_every_page_they_complete() -> None:
+    loop = Loop(ROOMY)
+    request = loop.add(prompt(6), 40)
+    loop.scheduler.plan()
+    for _ in range(12):
+        loop.scheduler.plan()
+    request.output += [3] * 12
+    loop.scheduler.committed(request, 12)
+    assert set(request.pages[:4]) == set(loop.prefix.pages), "17 of 18 tokens are written"
+
+
+def test_without_an_index_nothing_is_shared() -> None:
+    loop = Loop(Setup(page_size=4, num_pages=100, max_num_batched_tokens=64, caching=False))
+    for _ in range(2):
+        loop.add(prompt(18), 4)
+    assert chunks(loop.step()) == [("0", 0, 18, True), ("1", 0, 18, True)]
+
+
+def test_prompt_hashes_are_computed_once_and_kept() -> None:
+    loop = Loop(Setup(page_size=4, num_pages=10, max_num_batched_tokens=64))
+    loop.add(prompt(20, 1), 15)
+    waiting = loop.add(prompt(24, 2), 2)
+    loop.step()
+    kept = list(waiting.hashes)
+    calls = []
+    extend = loop.prefix.extend
+    loop.prefix.extend = lambda hashes, tokens: (calls.append(len(tokens)), extend(hashes, tokens))
+    for _ in range(3):
+        loop.step()
+    assert waiting.hashes == kept and len(kept) == 6 and not calls
+
+
+def test_the_newest_running_request_is_preempted_and_comes_back_first() -> None:
+    loop = Loop(
+        Setup(page_size=2, num_pages=6, max_num_seqs=3, max_num_batched_tokens=64, caching=False)
+    )
+    old, new = loop.add(lasting(9, 0), 9), loop.add(lasting(9, 1), 9)
+    later = loop.add([5, 5, 5], 2)
+    assert [c[0] for c in chunks(loop.step())] == ["0", "1"], "the third would take the reserve"
+    plan = step_until(loop, lambda plan: plan.preempted)
+    assert plan.preempted == (new,) and not plan.chunks
+    assert (new.num_preemptions, loop.scheduler.preemptions) == (1, 1)
+    assert (new.status, new.slot, new.pages, new.computed) == (Status.WAITING, -1, [], 0)
+    assert list(loop.scheduler._waiting) == [new, later]
+    assert old.num_preemptions == 0
+    loop.drain()
+    loop.check_ended()
+
+
+def test_a_request_in_need_that_is_the_newest_preempts_itself() -> None:
+    loop = Loop(
+        Setup(page_size=2, num_pages=7, max_num_seqs=2, max_num_batched_tokens=64, caching=False)
+    )
+    old = loop.add(lasting(9, 0), 9)
+    loop.step()
+    new = loop.add(lasting(7, 1, length=4), 7)  # from now on both need a page in the same steps
+    plan = step_until(loop, lambda plan: plan.preempted)
+    assert plan.preempted == (new,) and plan.decodes == (old,)
+    assert (len(old.pages), loop.pool.free) == (4, 3), (
+        "the old one took the last page, the new one found none"
+    )
+    loop.drain()
+    loop.check_ended()
+
+
+def test_a_preempted_request_finds_its_own_pages_again() -> None:
+    loop = Loop(Setup(page_size=2, num_pages=8, max_num_seqs=2, max_num_batched_tokens=64))
+    first, second = loop.add(lasting(9, 0), 9), loop.add(lasting(9, 1), 9)
+    step_until(loop, lambda plan: plan.preempted)
+    loop.abort(first)
+    plan = step_until(loop, lambda plan: plan.chunks)
+    assert plan.chunks[0].request is second and plan.chunks[0].start > 0
+    assert second.num_cached_tokens == 0, "its own pages are no hit of the prompt"
+
+
+def test_a_preempted_request_waits_for_its_token_in_flight() -> None:
+    loop = Loop(Setup(page_size=2, num_pages=40, max_num_seqs=2, max_num_batched_tokens=64))
+    request = loop.add([3, 3, 3], 8)
+    loop.scheduler.plan()
+    loop.scheduler._vacate(request)
+    request.status = Status.WAITING
+    loop.scheduler._waiting.add(request)
+    assert loop.scheduler.plan().empty
+    request.output.append(7)
+    loop.scheduler.committed(request, 1)
+    assert chunks(loop.scheduler.plan()) == [("0", 2, 2, True)]
+    assert request.num_scheduled_outputs == 2
+
+
+def test_a_prompt_is_admitted_only_when_all_of_it_fits() -> None:
+    loop = Loop(Setup(page_size=4, num_pages=10, max_num_seqs=4, max_num_batched_tokens=16))
+    loop.add(prompt(16, 1), 4)
+    loop.step()
+    loop.add(prompt(24, 2), 2)  # 6 pages and one of reserve; 6 are free
+    assert not loop.step().chunks
+
+
+def test_the_last_pages_go_to_a_lone_request() -> None:
+    loop = Loop(Setup(page_size=4, num_pages=6, max_num_seqs=4, max_num_batched_tokens=64))
+    assert loop.scheduler.fits(24) and not loop.scheduler.fits(25)
+    loop.add(prompt(23, 2), 2)
+    assert loop.step().chunks[0].final
+    loop.drain()
+    loop.check_ended()
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 5])
+def test_finishing_frees_everything_at_once_in_any_state(steps: int) -> None:
+    loop = Loop(Setup(page_size=4, num_pages=20, max_num_seqs=2, max_num_batched_tokens=16))
+    requests = [loop.add(prompt(20, i + 1), 8) for i in range(3)]
+    for _ in range(steps):
+        loop.step()
+    for request in requests:
+        loop.scheduler.finish(request)
+        assert request.status is Status.FINISHED and request.pages == [] and request.slot == -1
+        loop.scheduler.finish(request)
+        loop.scheduler.check()
+    assert loop.pool.free == 20 and not loop.scheduler.has_work
+
+
+def test_a_commit_after_the_end_is_ignored() -> None:
+    loop = Loop(ROOMY)
+    request = loop.add(prompt(7), 4)
+    loop.scheduler.plan()
+    loop.scheduler.finish(request)
+    request.output.append(3)
+    loop.scheduler.committed(request, 1)
+    loop.scheduler.check()
+
+
+def test_a_freed_slot_is_handed_out_again() -> None:
+    loop = Loop(Setup(page_size=4, num_pages=20, max_num_seqs=2, max_num_batched_tokens=32))
+    first, second = loop.add(prompt(4, 1), 8), loop.add(prompt(4, 2), 8)
+    loop.step()
+    assert (first.slot, second.slot) == (0, 1)
+    loop.abort(first)
+    third = loop.add(prompt(4, 3), 8)
+    loop.step()
+    assert third.slot == 0
+
+
+def test_a_request_that_can_never_run_is_refused() -> None:
+    loop = Loop(Setup(page_size=4, num_pages=4, max_num_seqs=2, max_model_len=12))
+    assert not loop.scheduler.fits(13) and loop.scheduler.fits(12)
+    for tokens, most in (([1] * 12, 2), ([], 3), ([1], 0)):
+        request = Request(
+            id="x",
+            index=0,
+            prompt=tokens,
+            params=SamplingParams(),
+            seed=0,
+            arrival=0.0,
+            max_tokens=most,
+        )
+        with pytest.raises(ValueError, match="request x can never run"):
+            loop.scheduler.add(request)
+    assert not loop.scheduler.has_work
+
+
+def test_a_request_cannot_be_added_twice() -> None:
+    loop = Loop(ROOMY)
+    request = loop.add(prompt(4), 2)
+    with pytest.raises(ValueError, match="added before"):
+        loop.scheduler.add(request)
+    loop.step()
+    with pytest.raises(ValueError, match="added before"):
+        loop.scheduler.add(request)
+
+
+def test_a_limit_below_one_is_refused() -> None:
+    with pytest.raises(ValueError, match="max_num_batched_tokens must be at least 1, got 0"):
+        Limits(max_num_seqs=1, max_num_batched_tokens=0, max_model_len=1)
+
+
+def test_the_check_finds_a_leaked_slot() -> None:
+    scheduler = Scheduler(
+        Limits(max_num_seqs=2, max_num_batched_tokens=8, max_model_len=8),
+        [PagePool(4, 4, PrefixIndex(4, b""))],
+        Buckets.build(2, 8, "cpu"),
+    )
+    scheduler._slots._free.pop()
+    with pytest.raises(RuntimeError, match="slots are leaked"):
+        scheduler.check()

@@ -1,0 +1,305 @@
+"""Programs made in other processes: the same ones, and a worker that fails costs time only."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections import deque
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, cast
+
+import jax
+import pytest
+
+from jaxllm.config import EngineConfig
+from jaxllm.engine.runtime.programs import Programs
+from jaxllm.engine.runtime.xla_options import Entry, XlaOptions
+from jaxllm.engine.startup import compile_workers as module
+from jaxllm.engine.startup.compile_workers import MEMORY, CompileWorkers, WorkerSpec
+from jaxllm.engine.startup.resolve import resolve
+from jaxllm.engine.startup.sizing import make_programs
+from jaxllm.mesh import make_mesh
+
+pytestmark = pytest.mark.usefixtures("cache")
+
+
+def compile_with(workers: int, tiny_dir: str, devices: int = 1) -> Programs:
+    """The samplers and one forward of the smallest lattice, compiled with so many workers."""
+    config = EngineConfig(
+        model=tiny_dir,
+        max_model_len=32,
+        max_num_seqs=1,
+        max_num_batched_tokens=16,
+        num_gpu_blocks_override=8,
+    )
+    setup = resolve(config, Path(tiny_dir), make_mesh(devices))
+    programs = make_programs(setup)
+    with CompileWorkers() as running:
+        running.hire(WorkerSpec(workers))
+        running.start(setup, programs, programs.early_keys(likely=False))
+        running.start(setup, programs, programs.keys())
+        programs.compile([programs.largest, programs.largest_others[0]])
+    return programs
+
+
+def opcount(programs: Programs) -> list[tuple[str, int]]:
+    """Every compiled program by name, with the number of its instructions."""
+    return [
+        (programs.name(key), (programs.get(*key).as_text() or "").count(" = "))
+        for key in [programs.largest, programs.largest_others[0]]
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", [1, 2])
+def test_workers_lower_the_programs_that_the_engine_would(
+    tiny_dir: str, devices: int, cache: Path
+) -> None:
+    alone = compile_with(0, tiny_dir, devices)
+    kept = {path.name: path.stat().st_size for path in cache.rglob("*.stablehlo")}
+    for path in cache.rglob("*.stablehlo"):
+        path.unlink()
+    together = compile_with(2, tiny_dir, devices)
+    assert set(together.executables.coming) >= {path.removesuffix(".stablehlo") for path in kept}
+    assert all(
+        future.done()
+        for name, future in together.executables.coming.items()
+        if f"{name}.stablehlo" in kept
+    )
+    assert opcount(together) == opcount(alone)
+
+
+@pytest.mark.slow
+def test_workers_make_what_needs_no_pages_first_and_then_the_rest_for_the_pool_that_was_found(
+    tiny_dir: str,
+) -> None:
+    options = {
+        "model": tiny_dir,
+        "max_model_len": 32,
+        "max_num_seqs": 1,
+        "max_num_batched_tokens": 16,
+    }
+    estimated, found = (
+        resolve(
+            EngineConfig(**options, num_gpu_blocks_override=pages), Path(tiny_dir), make_mesh(1)
+        )  # type: ignore[arg-type]
+        for pages in (8, 12)
+    )
+    programs = make_programs(estimated)
+    executables, first = programs.executables, programs.early_keys(likely=False)
+    assert {key[0] for key in first} == {
+        "sample",
+        "process",
+        "logprobs",
+        "score",
+        "set_slot",
+        "apply_token_bitmask",
+    }
+    assert set(first[: len(programs.largest_others)]) == set(programs.largest_others)
+    with CompileWorkers(3) as running:
+        running.hire(WorkerSpec(2))
+        running.start(estimated, programs, first)
+        early = set(executables.coming)
+        assert early == {programs.name(key) for key in first if programs.is_kept(key)}
+        programs = make_programs(found, executables)
+        running.start(found, programs, programs.keys())
+        later = set(executables.coming) - early
+        assert later == {
+            programs.name(key) for key in programs.keys() if key[0] in ("decode", "extend")
+        }
+        for made in executables.coming.values():
+            made.result(120)
+    assert executables.exports is not None
+    assert all(executables.exports.has(name) for name in early | later), (
+        "by workers: nothing was compiled here"
+    )
+
+
+def test_those_who_are_hired_are_as_many_as_asked_whether_they_were_there_or_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Ends as soon as it is told nothing more
+    monkeypatch.setattr(module.sys, "executable", "/bin/cat")
+    monkeypatch.setattr(module, "_START", ())
+    for before, hired in [(0, 2), (3, 1), (2, 2), (2, 0)]:
+        with CompileWorkers(before) as running:
+            first = [worker.process for worker in running._workers]
+            assert [process.poll() for process in first] == [None] * before
+            running.hire(WorkerSpec(hired, True, "gpu"))
+            kept = [worker.process for worker in running._workers]
+            assert (len(kept), kept[:before]) == (hired, first[:hired])
+            assert all(process.poll() is not None for process in first[hired:])
+            assert all(
+                process.stdout is not None and process.stdout.readline() == '["gpu", true]\n'
+                for process in kept
+            )
+        assert all(process.poll() is not None for process in kept)
+
+
+def test_what_is_no_longer_wanted_is_left_and_nobody_waits_for_it(
+    tiny_dir: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_hand_out", lambda *_: None)  # nobody makes anything
+    options = {
+        "model": tiny_dir,
+        "max_model_len": 32,
+        "max_num_seqs": 1,
+        "max_num_batched_tokens": 16,
+    }
+    likely, found = (
+        resolve(
+            EngineConfig(**options, num_gpu_blocks_override=pages), Path(tiny_dir), make_mesh(1)
+        )  # type: ignore[arg-type]
+        for pages in (8, 12)
+    )
+    programs = make_programs(likely)
+    coming = programs.executables.coming
+    with CompileWorkers(1) as running:
+        running.start(likely, programs, programs.early_keys(likely=True))
+        early = dict(coming)
+        assert set(early) == {
+            programs.name(key) for key in programs.keys() if programs.is_kept(key)
+        }
+        programs = make_programs(found, programs.executables)
+        running.start(found, programs, programs.keys())
+    assert {name.partition("-")[0] for name, made in early.items() if made.done()} == {
+        "decode",
+        "extend",
+    }
+    assert not any(
+        made.done()
+        for name, made in coming.items()
+        if name not in early or name.partition("-")[0] not in ("decode", "extend")
+    )
+
+
+def test_a_worker_that_dies_costs_time_only(tiny_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module.sys, "executable", "/bin/false")
+    programs = compile_with(1, tiny_dir)
+    assert programs.executables.lowered == len([programs.largest, programs.largest_others[0]])
+
+
+def test_nobody_waits_for_workers_whom_no_thread_is_left_to_follow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refused(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    queue = deque((name, Future[None]()) for name in ("decode-1", "decode-2"))
+    waited_for = [made for _, made in queue]
+    module._hand_out([module._Worker(cast(Any, None))], "{}", queue)
+    assert not queue and all(made.done() for made in waited_for)
+
+
+def test_what_an_earlier_start_kept_is_not_lowered_again(tiny_dir: str) -> None:
+    compile_with(0, tiny_dir)
+    programs = compile_with(0, tiny_dir)
+    assert programs.executables.lowered == 0
+
+
+@pytest.mark.parametrize(
+    ("cores", "platform", "devices", "spare", "crew"),
+    [
+        (16, "gpu", 1, 10 * MEMORY, WorkerSpec(10, True, "gpu")),
+        # As many as the device has room for
+        (64, "gpu", 1, 4 * MEMORY, WorkerSpec(4, True, "gpu")),
+        (16, "gpu", 1, 2 * MEMORY, WorkerSpec(10)),  # it has none: they lower only
+        (16, "gpu", 2, 10 * MEMORY, WorkerSpec(10)),
+        (4, "gpu", 1, 10 * MEMORY, WorkerSpec(0)),
+        (16, "tpu", 4, 0, WorkerSpec(10)),
+        (64, "cpu", 1, 0, WorkerSpec(0)),
+    ],
+)
+def test_workers_are_for_accelerators_with_cores_and_memory_to_spare(
+    cores: int, platform: str, devices: int, spare: int, crew: WorkerSpec
+) -> None:
+    assert WorkerSpec.of(cores, platform, devices, spare) == crew
+
+
+def test_the_engine_begins_with_what_xla_tunes(tiny_dir: str) -> None:
+    config = EngineConfig(
+        model=tiny_dir,
+        max_model_len=32,
+        max_num_seqs=1,
+        max_num_batched_tokens=16,
+        num_gpu_blocks_override=8,
+    )
+    programs = make_programs(resolve(config, Path(tiny_dir), make_mesh(1)))
+    programs.executables.platform = "gpu"
+    programs.executables._options = XlaOptions(
+        (Entry("extend", 1, 9999, {"xla_gpu_autotune_level": 0}),)
+    )
+    lattice = programs.keys()
+    assert [programs.is_tuned(key) for key in lattice] == [
+        key[0] in ("decode", "score") for key in lattice
+    ]
+    assert lattice[0][0] == "decode"
+
+
+FIRST_START = """
+import sys
+from pathlib import Path
+from jaxllm.config import EngineConfig
+from jaxllm.engine.runtime.compile_counter import CompileCounter
+from jaxllm.engine.startup.resolve import resolve
+from jaxllm.engine.startup.sizing import make_programs
+from jaxllm.engine.startup.start import use_compilation_cache
+from jaxllm.engine.startup.compile_workers import Crew, Workers
+from jaxllm.mesh import make_mesh
+
+use_compilation_cache(sys.argv[2])
+config = EngineConfig(model=sys.argv[1], max_model_len=32, max_num_seqs=1, max_num_batched_tokens=16, num_gpu_blocks_override=8)
+setup = resolve(config, Path(sys.argv[1]), make_mesh(1))
+programs = make_programs(setup)
+counter = CompileCounter()
+with Workers(1) as running:
+    running.hire(Crew(2, compiling=True))
+    running.start(setup, programs, programs.keys())
+    mine = [key for key in programs.keys() if programs.is_kept(key)]
+    programs.compile(mine)
+print(counter.cache_hits, counter.compiles, len(mine))
+"""
+
+
+@pytest.mark.slow
+def test_what_workers_compile_is_found_in_the_cache(
+    tiny_dir: str, tmp_path: Path, repo: Path
+) -> None:
+    # A process of its own: JAX opens the cache's directory once.
+    env = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("JAX_COMPILATION_CACHE")
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", FIRST_START, tiny_dir, str(tmp_path / "cache")],
+        env=env,
+        cwd=repo,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    hits, compiles, wanted = map(int, done.stdout.split())
+    assert hits == compiles == wanted
+
+
+@pytest.mark.slow
+def test_workers_lower_with_the_settings_of_the_engine(tiny_dir: str, cache: Path) -> None:
+    before = jax.config.jax_default_matmul_precision
+    jax.config.update("jax_default_matmul_precision", "highest")
+    try:
+        programs = compile_with(1, tiny_dir)
+    finally:
+        jax.config.update("jax_default_matmul_precision", before)
+    name, exports = (
+        programs.name([programs.largest, programs.largest_others[0]][0]),
+        programs.executables.exports,
+    )
+    assert exports is not None and name in programs.executables.coming
+    kept = exports.load(name)
+    assert kept is not None
+    assert "HIGHEST" in kept.mlir_module()

@@ -1,0 +1,118 @@
+"""Decisions before anything is loaded, and the pool once the largest step is known."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxllm.config import ConfigError, EngineConfig
+from jaxllm.engine.startup import resolve as module
+from jaxllm.engine.startup.memory import KVRequirements, MemoryBudget, likely_bytes
+from jaxllm.engine.startup.resolve import _first_pool, resized, resolve
+from jaxllm.mesh import make_mesh
+from jaxllm.units import GIB
+from tests.engine.conftest import TINY
+
+
+def test_a_smaller_step_leaves_a_larger_pool_and_changes_nothing_else(tiny_dir: str) -> None:
+    config = EngineConfig(
+        model=tiny_dir, max_model_len="auto", max_num_seqs=4, max_num_batched_tokens=64
+    )
+    before = resolve(config, Path(tiny_dir), make_mesh(1))
+    room = before.memory.room
+    tight = resized(before, config, room.workspace + room.left - 20 * before.need.page_bytes)
+    assert tight.resolved.num_pages == 20
+    assert (
+        tight.resolved.max_model_len
+        == 20 * tight.resolved.page_size
+        < before.resolved.max_model_len
+    )
+    assert tight.memory.room.left - 20 * before.need.page_bytes == 0
+    assert resized(tight, config, room.workspace) == before
+
+
+def test_a_pool_that_was_asked_for_keeps_its_size(tiny_dir: str) -> None:
+    config = EngineConfig(
+        model=tiny_dir, num_gpu_blocks_override=50, max_num_seqs=4, max_num_batched_tokens=64
+    )
+    before = resolve(config, Path(tiny_dir), make_mesh(1))
+    assert resized(before, config, before.memory.room.workspace // 2).resolved == before.resolved
+
+
+def test_an_estimate_refuses_only_where_no_step_is_going_to_be_compiled() -> None:
+    need = KVRequirements(page_bytes=GIB // 64, page_size=64, max_num_seqs=4, max_model_len=4096)
+    # 7 GiB is a guess, 1 GiB of pages is needed
+    room = MemoryBudget(usable=10 * GIB, weights=4 * GIB, workspace=7 * GIB, shared=False)
+    hf = TINY | {"max_position_embeddings": 4096}
+    length, memory = _first_pool(EngineConfig(max_model_len=4096), hf, room, need)
+    assert (length, memory.room) == (4096, room)
+    with pytest.raises(ConfigError, match=r"1\.00 GiB of KV cache is needed"):
+        _first_pool(EngineConfig(max_model_len=4096, enforce_eager=True), hf, room, need)
+    full = replace(room, weights=10 * GIB)
+    with pytest.raises(ConfigError, match=r"1\.00 GiB of KV cache is needed"):
+        _first_pool(EngineConfig(max_model_len=4096), hf, full, need)
+
+
+LIKELY = likely_bytes(TINY, 16 + 2, 16, 4, 1)
+
+
+@pytest.mark.parametrize(
+    ("usable", "wishes", "length", "likely"),
+    [
+        (2**20, {}, 4096, True),
+        (450_000, {}, 1536, True),  # what fits is shorter
+        (300_000, {}, 512, False),  # nothing fits, unless a step needs less
+        (2**20, {"max_model_len": 64}, 64, True),  # all layers are of one kind
+        (2**20, {"batch_invariant": True}, 4096, True),
+        (2**20, {"num_gpu_blocks_override": 600}, 4096, False),
+        (2**20, {"kv_cache_memory_bytes": 2**19}, 3664, False),
+        (2**20, {"enforce_eager": True}, 4096, False),
+    ],
+)
+def test_on_hopper_the_pool_that_is_likely_is_the_one_that_a_step_of_that_need_leaves(
+    usable: int,
+    wishes: dict[str, Any],
+    length: int,
+    likely: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hybrid = {
+        "num_hidden_layers": 3,
+        "use_sliding_window": True,
+        "sliding_window": 64,
+        "max_window_layers": 1,
+    }
+    (tmp_path / "config.json").write_text(
+        json.dumps(TINY | hybrid | {"max_position_embeddings": 4096})
+    )
+    choose = module.choose_backend
+    monkeypatch.setattr(
+        module, "choose_backend", lambda *given: replace(choose(*given), name="mosaic_gpu")
+    )
+    monkeypatch.setattr(
+        module,
+        "MemoryBudget",
+        lambda **found: MemoryBudget(**(found | {"usable": usable, "shared": False, "spare": 0})),
+    )
+    usual: dict[str, Any] = {
+        "max_model_len": "auto",
+        "max_num_seqs": 2,
+        "max_num_batched_tokens": 16,
+        "block_size": 8,
+    }
+    config = EngineConfig(model=str(tmp_path), **(usual | wishes))
+    setup = resolve(config, tmp_path, make_mesh(1))
+    room = setup.memory.room
+    assert (setup.resolved.max_model_len, room.likely, room.workspace == LIKELY) == (
+        length,
+        likely,
+        likely,
+    )
+    if likely:
+        found = resized(setup, config, LIKELY)
+        assert (found.resolved, found.memory.room) == (setup.resolved, replace(room, likely=False))

@@ -1,0 +1,321 @@
+"""The pool fitted to the largest step, and what a second start need not do again."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import pytest
+
+from jaxllm.config import ConfigError, EngineConfig
+from jaxllm.engine.engine import Engine
+from jaxllm.engine.runtime import programs as module
+from jaxllm.engine.runtime.programs import Key, Programs
+from jaxllm.engine.startup import sizing
+from jaxllm.engine.startup.memory import MemoryBudget
+from jaxllm.engine.startup.resolve import Setup, resized, resolve
+from jaxllm.engine.startup.sizing import (
+    SURPLUS,
+    abstract_pages,
+    fitted,
+    make_programs,
+    reserve,
+    shallow,
+)
+from jaxllm.engine.startup.start import check_peak
+from jaxllm.mesh import make_mesh
+from jaxllm.sampling.options import SamplingParams
+from tests.engine.conftest import TINY, run
+
+pytestmark = pytest.mark.usefixtures("cache")
+
+
+def decide(tiny_dir: str, **wishes: object) -> tuple[Setup, EngineConfig]:
+    """Decisions as on a device with 64 MiB of its own. Of each kind there is the largest
+    program alone: XLA's CPU compiler copies pages for one decode row."""
+    config = EngineConfig(
+        model=tiny_dir, max_model_len=64, max_num_seqs=2, max_num_batched_tokens=16, **wishes
+    )  # type: ignore[arg-type]
+    setup = resolve(config, Path(tiny_dir), make_mesh(1))
+    room = replace(setup.memory.room, usable=2**26, shared=False)
+    buckets = replace(
+        setup.buckets,
+        decode=(2,),
+        extend=setup.buckets.extend[-1:],
+        logits=setup.buckets.logits[-1:],
+    )
+    return replace(setup, memory=replace(setup.memory, room=room), buckets=buckets), config
+
+
+def test_the_pool_is_what_the_largest_step_leaves_and_its_need_does_not_depend_on_the_pool(
+    tiny_dir: str,
+) -> None:
+    before, config = decide(tiny_dir)
+    setup, programs = fitted(before, make_programs(before), config)
+    room = setup.memory.room
+    assert room.workspace != before.memory.room.workspace
+    assert setup.resolved.num_pages == setup.memory.num_pages != before.resolved.num_pages
+    assert 0 <= room.left - setup.memory.kv < 64 * setup.memory.page
+    programs.compile_all()
+    assert programs.peak_bytes == pytest.approx(room.workspace, rel=0.02), (
+        "a few layers need what all do"
+    )
+    check_peak(setup, programs)
+
+
+@pytest.mark.parametrize(
+    ("likely", "need", "kept"), [(9, 9, 9), (9, 8, 9), (9, 10, 10), (1009, 9, 1009), (1010, 9, 9)]
+)
+def test_what_was_likely_is_kept_if_it_is_enough_and_wastes_little(
+    likely: int, need: int, kept: int
+) -> None:
+    weights = 2**40  # however large the device is that they fill
+    room = MemoryBudget(
+        usable=weights + likely + 1000 * SURPLUS,
+        weights=weights,
+        workspace=likely,
+        shared=False,
+        likely=True,
+    )
+    assert reserve(room, need) == kept
+    assert reserve(replace(room, likely=False), need) == need
+
+
+@pytest.mark.parametrize(("surplus", "right"), [(2**25 // SURPLUS, True), (-(2**22), False)])
+def test_programs_for_the_likely_pool_are_compiled_while_it_is_checked(
+    tiny_dir: str, surplus: int, right: bool
+) -> None:
+    need, config = fitted_need(tiny_dir), decide(tiny_dir)[1]
+    setup = decide(tiny_dir)[0]
+    setup = resized(setup, config, need + surplus)
+    room = replace(setup.memory.room, likely=True)
+    setup = replace(setup, memory=replace(setup.memory, room=room))
+    before = make_programs(setup)
+    told: list[tuple[int, int]] = []
+    found, programs = fitted(setup, before, config, lambda *done: told.append(done))
+    assert (programs is before, found.memory.room.workspace) == (
+        right,
+        need + surplus if right else need,
+    )
+    assert not found.memory.room.likely
+    made = {key[0] for key in programs._compiled}
+    assert (made >= {"decode", "extend"}) == right, (
+        "those of a pool that is not to be are not compiled any further"
+    )
+    assert told[-1][0] == told[-1][1]
+    again, later = fitted(setup, make_programs(setup), config)
+    assert (again, later._compiled) == (found, {}), (
+        "a later start decides the same without compiling"
+    )
+
+
+def test_who_is_interrupted_while_all_programs_are_compiled_waits_for_those_that_have_begun(
+    tiny_dir: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, config = decide(tiny_dir)
+    setup = resized(before, config, 1000)
+    setup = replace(
+        setup, memory=replace(setup.memory, room=replace(setup.memory.room, likely=True))
+    )
+    programs, stopped, begun = make_programs(setup), threading.Event(), list[bool]()
+
+    def compiling(self: Programs, key: Key) -> Any:
+        if self is programs and key not in programs.largest_others:
+            begun.append(stopped.wait(30))
+            assert begun[-1]
+        return SimpleNamespace(memory_analysis=lambda: None)
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    class Interrupted(ThreadPoolExecutor):
+        def submit(self, *given: Any) -> Any:  # type: ignore[override]
+            work = super().submit(*given)
+            monkeypatch.setattr(work, "result", interrupt)
+            return work
+
+    stop = programs.stop
+    monkeypatch.setattr(programs, "stop", lambda: (stop(), stopped.set()))
+    monkeypatch.setattr(Programs, "_compile", compiling)
+    monkeypatch.setattr(sizing, "ThreadPoolExecutor", Interrupted)
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    with pytest.raises(KeyboardInterrupt):
+        fitted(setup, programs, config)
+    assert all(begun) and len(begun) <= 2, "one a thread at most"
+
+
+def fitted_need(tiny_dir: str) -> int:
+    """What the largest step needs, with nothing kept of finding it."""
+    before, config = decide(tiny_dir)
+    programs = make_programs(before)
+    need = fitted(before, programs, config)[0].memory.room.workspace
+    assert programs.executables.exports is not None
+    (programs.executables.exports.folder / "figures.json").unlink()
+    return need
+
+
+def test_a_program_that_many_threads_want_is_compiled_once_and_an_error_is_not_kept(
+    tiny_dir: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    programs = make_programs(decide(tiny_dir)[0])
+    key = programs.largest_others[0]
+    real, times, asked = programs._compile, [], threading.Semaphore(0)
+
+    class Making(Future[Any]):
+        def result(self, timeout: float | None = None) -> Any:
+            asked.release()
+            return super().result(timeout)
+
+    def counted(key: Key) -> jax.stages.Compiled:
+        times.append(key)
+        assert asked.acquire(timeout=60), "the other one waits"
+        if len(times) == 1:
+            raise RuntimeError("no memory to compile")
+        return real(key)
+
+    monkeypatch.setattr(programs, "_compile", counted)
+    monkeypatch.setattr(module, "Future", Making)
+    with ThreadPoolExecutor(2) as pool:
+        waiting = [pool.submit(programs.get, *key) for _ in range(2)]
+        assert all(isinstance(each.exception(), RuntimeError) for each in waiting)
+        assert asked.acquire(timeout=60), "who compiled asked, too"
+        once = [pool.submit(programs.get, *key) for _ in range(2)]
+        assert once[0].result() is once[1].result() is programs.get(*key)
+    assert len(times) == 2
+
+
+def test_a_second_start_knows_the_need_and_lowers_only_what_is_cheap(tiny_dir: str) -> None:
+    before, config = decide(tiny_dir)
+    first, programs = fitted(before, make_programs(before), config)
+    programs.compile_all()
+    assert programs.executables.lowered == sum(map(programs.is_kept, programs.keys())), (
+        "each once but for the small"
+    )
+    again, programs = fitted(before, make_programs(before), config)
+    programs.compile_all()
+    assert programs.executables.lowered == 0
+    assert again == first
+
+
+def test_a_model_of_fewer_layers_keeps_their_kinds(tiny_dir: str) -> None:
+    setup, _ = decide(tiny_dir)
+    setup = replace(
+        setup,
+        hf=setup.hf | {"layer_types": ["full_attention"] * setup.kv.layers},
+        kv=replace(setup.kv),
+    )
+    few = shallow(setup, 1)
+    assert (few.kv.layers, few.hf["num_hidden_layers"], few.hf["layer_types"]) == (
+        1,
+        1,
+        ["full_attention"],
+    )
+    assert len(jax.tree.leaves(few.abstract_weights)) < len(jax.tree.leaves(setup.abstract_weights))
+    assert few.hf["vocab_size"] == setup.hf["vocab_size"]
+
+
+def test_few_layers_of_a_hybrid_have_the_pools_of_their_kinds(tmp_path: Path) -> None:
+    hybrid = TINY | {
+        "num_hidden_layers": 6,
+        "use_sliding_window": True,
+        "sliding_window": 8,
+        "max_window_layers": 5,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(hybrid))
+    setup, _ = decide(str(tmp_path))
+    pages = abstract_pages(setup)
+    assert (setup.resolved.windows, setup.kinds, pages.kinds) == (
+        (None, 8),
+        (0, 0, 0, 0, 0, 1),
+        setup.kinds,
+    )
+    assert pages.num_pages == (setup.resolved.num_pages, *setup.resolved.more_pages)
+    assert setup.memory.kv == sum(
+        leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(pages)
+    )
+    few = shallow(setup)
+    assert (few.resolved.windows, few.resolved.more_pages, abstract_pages(few).num_pages) == (
+        (None,),
+        (),
+        (setup.resolved.num_pages,),
+    )
+    make_programs(few).compile([make_programs(few).largest])
+
+
+def test_another_model_length_is_another_set_of_programs(tiny_dir: str) -> None:
+    before, _ = decide(tiny_dir)
+    config = EngineConfig(
+        model=tiny_dir, max_model_len=32, max_num_seqs=2, max_num_batched_tokens=16
+    )
+    other = resolve(config, Path(tiny_dir), make_mesh(1))
+    folders = [make_programs(setup).executables.exports for setup in (before, other, before)]
+    assert folders[0] is not None
+    assert folders[0].folder == folders[2].folder != folders[1].folder  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    "wishes",
+    [{"num_gpu_blocks_override": 40}, {"kv_cache_memory_bytes": 2**20}, {"enforce_eager": True}],
+)
+def test_a_pool_that_was_asked_for_is_not_fitted(tiny_dir: str, wishes: dict) -> None:
+    setup, config = decide(tiny_dir, **wishes)
+    programs = make_programs(setup)
+    assert fitted(setup, programs, config) == (setup, programs)
+
+
+def test_a_cache_that_is_no_local_folder_keeps_no_programs(tiny_dir: str) -> None:
+    jax.config.update("jax_compilation_cache_dir", "gs://bucket/cache")
+    assert make_programs(decide(tiny_dir)[0]).executables.exports is None
+
+
+@pytest.mark.slow
+def test_an_engine_says_the_same_after_a_second_start(every_shape: Callable[..., Engine]) -> None:
+    wishes = {"enforce_eager": False, "max_num_batched_tokens": 16, "num_gpu_blocks_override": 24}
+    params = SamplingParams(temperature=0.8, seed=3, max_tokens=8, ignore_eos=True)
+    first, second = every_shape(**wishes), every_shape(**wishes)
+    assert (
+        first.runner.programs.executables.lowered > 0,
+        second.runner.programs.executables.lowered,
+    ) == (True, 0)
+    assert run(first, [[5, 6, 7], [8] * 20], params) == run(second, [[5, 6, 7], [8] * 20], params)
+    assert second.stats().compiles_after_warmup == 0
+
+
+def test_a_small_pool_leaves_a_step_more_than_was_reserved_and_a_full_one_does_not(
+    tiny_dir: str,
+) -> None:
+    setup, _ = decide(tiny_dir, num_gpu_blocks_override=40)
+    room = replace(setup.memory.room, workspace=0, spare=0)
+    setup = replace(setup, memory=replace(setup.memory, room=room))
+    programs = make_programs(setup)
+    programs.compile([programs.largest, *programs.largest_others])
+    check_peak(setup, programs)
+    pages = room.left // setup.memory.page
+    full = replace(
+        setup, memory=replace(setup.memory, num_pages=pages, kv=pages * setup.memory.page)
+    )
+    with pytest.raises(ConfigError, match="the largest step needs"):
+        check_peak(full, programs)
+
+
+@pytest.mark.parametrize(
+    ("vocab_size", "backend", "samplers"), [(1024, "mosaic_gpu", 2), (1000, "reference", 3)]
+)
+def test_the_draw_kernel_is_left_out_where_it_does_not_take_the_vocabulary(
+    tiny_dir: str, vocab_size: int, backend: str, samplers: int
+) -> None:
+    programs = make_programs(decide(tiny_dir)[0])
+    abstract, model = (
+        replace(programs.abstract, vocab_size=vocab_size),
+        replace(programs.model, backend="mosaic_gpu"),
+    )
+    other = Programs(model, abstract, programs.buckets, programs.scoring)
+    assert (other._draw_backend, len(other.samplers)) == (backend, samplers)

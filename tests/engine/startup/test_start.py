@@ -1,0 +1,192 @@
+"""Bringing an engine up: what the device's client is told before it exists."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import jax
+import pytest
+
+from jaxllm.config import ConfigError, EngineConfig
+from jaxllm.engine.runtime.executables import Executables
+from jaxllm.engine.startup import start
+from jaxllm.engine.startup.report import Report
+from jaxllm.engine.startup.resolve import resolve
+from jaxllm.engine.startup.sizing import make_programs
+from jaxllm.engine.startup.start import (
+    may_use_cuda,
+    read_tokenizer,
+    reserve_memory,
+    use_compilation_cache,
+)
+from jaxllm.grammar.matcher import Matchers
+from jaxllm.locate import locate
+from jaxllm.mesh import make_mesh
+
+
+@pytest.fixture
+def cuda_installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A machine with JAX's CUDA plugin on which no platform was chosen and no client exists."""
+    plugin = EntryPoint("xla_cuda13", "jax_plugins.xla_cuda13", "jax_plugins")
+    monkeypatch.setattr(
+        start, "entry_points", lambda group: [plugin] if group == "jax_plugins" else []
+    )
+    before = jax.config.jax_platforms, jax.config.jax_pjrt_client_create_options
+    jax.config.update("jax_platforms", None)
+    jax.config.update("jax_pjrt_client_create_options", None)
+    yield
+    jax.config.update("jax_platforms", before[0])
+    jax.config.update("jax_pjrt_client_create_options", before[1])
+
+
+@pytest.mark.usefixtures("cuda_installed")
+@pytest.mark.parametrize("platforms", [None, "cuda", "cuda,cpu"])
+def test_a_cuda_client_is_told_its_share(platforms: str | None) -> None:
+    jax.config.update("jax_platforms", platforms)
+    reserve_memory(0.9)
+    assert jax.config.jax_pjrt_client_create_options == {"memory_fraction": 0.9}
+
+
+@pytest.mark.usefixtures("cuda_installed")
+def test_another_share_in_the_same_process_is_refused() -> None:
+    reserve_memory(0.9)
+    reserve_memory(0.9)
+    with pytest.raises(ConfigError, match="has taken its share"):
+        reserve_memory(0.5)
+
+
+@pytest.mark.usefixtures("cuda_installed")
+@pytest.mark.parametrize("platforms", ["cpu", "tpu,cpu"])
+def test_other_platforms_clients_get_no_options_that_they_do_not_know(platforms: str) -> None:
+    jax.config.update("jax_platforms", platforms)
+    reserve_memory(0.9)
+    assert jax.config.jax_pjrt_client_create_options is None
+
+
+def test_without_the_cuda_plugin_there_is_no_cuda(
+    cuda_installed: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(start, "entry_points", lambda group: [])
+    assert not may_use_cuda()
+
+
+def test_a_cache_that_others_may_write_to_is_refused_where_it_was_asked_for(tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    with pytest.raises(ConfigError, match="others may write"):
+        use_compilation_cache(str(tmp_path))
+
+
+def test_who_has_no_home_keeps_nothing_and_an_unknown_one_is_told_of(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def homeless(path: Path) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    before = jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", None)
+    monkeypatch.setattr(Path, "expanduser", homeless)
+    try:
+        use_compilation_cache(None)
+        assert jax.config.jax_compilation_cache_dir is None
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before)
+    with pytest.raises(
+        ConfigError, match="~nobody/cache cannot be used: Could not determine home directory"
+    ):
+        use_compilation_cache("~nobody/cache")
+
+
+def test_a_server_reads_the_vocabulary_for_grammars_at_start_and_the_library_with_the_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model_dir, begun = locate("demo"), []
+    monkeypatch.setattr(Matchers, "warm", lambda self: begun.append(self))
+    for stall, reads in ((None, 0), (50.0, 1)):
+        begun.clear()
+        tokenizer, matchers = read_tokenizer(EngineConfig(max_stall_ms=stall), model_dir, 768, [1])
+        assert tokenizer is not None and matchers is not None
+        assert len(begun) == reads
+        matchers.close()
+    assert read_tokenizer(EngineConfig(skip_tokenizer_init=True), model_dir, 768, [1]) == (
+        None,
+        None,
+    )
+
+
+def test_a_config_that_cannot_be_is_the_first_to_be_told_of(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3", "vocab_size": "many"}')
+    with pytest.raises(ConfigError, match=r"config\.json"):
+        start.start(EngineConfig(model=str(tmp_path)), Report())
+
+
+@pytest.mark.usefixtures("cuda_installed")
+def test_workers_begin_early_where_no_start_has_kept_anything(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 16)
+    config = EngineConfig(model="demo")
+    assert start._early_workers(config) == 10
+    assert start._early_workers(EngineConfig(model="demo", enforce_eager=True)) == 0
+    (cache / "programs").mkdir()
+    assert start._early_workers(config) == 10
+    (cache / "programs" / "set").mkdir()
+    assert start._early_workers(config) == 0
+    for elsewhere in ("gs://bucket/cache", None):
+        jax.config.update("jax_compilation_cache_dir", elsewhere)
+        assert start._early_workers(config) == 0
+
+
+@pytest.mark.usefixtures("cuda_installed")
+def test_a_cache_that_is_another_users_costs_time_only(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (cache / "programs").mkdir()
+
+    def refused(folder: Path) -> Iterator[Path]:
+        raise PermissionError(folder)
+
+    monkeypatch.setattr(Path, "iterdir", refused)
+    assert start._early_workers(EngineConfig(model="demo")) == 0
+
+
+def test_workers_are_for_a_start_that_has_many_programs_to_make(tiny_dir: str, cache: Path) -> None:
+    config = EngineConfig(
+        model=tiny_dir,
+        max_model_len=32,
+        max_num_seqs=1,
+        max_num_batched_tokens=16,
+        num_gpu_blocks_override=8,
+    )
+    programs = make_programs(resolve(config, Path(tiny_dir), make_mesh(1)))
+    exports = programs.executables.exports
+    assert exports is not None
+    kept = [
+        exports.folder / f"{programs.name(key)}.stablehlo"
+        for key in programs.keys()
+        if programs.is_kept(key)
+    ]
+    few = -(-len(kept) // 4) - 1  # below a quarter
+    assert few
+    for path in kept[few:]:
+        assert start.much_is_missing(programs)
+        path.touch()
+    assert not start.much_is_missing(programs)
+    exports.keep_figures({"workspace": 1})
+    other = replace(config, num_gpu_blocks_override=9)
+    assert start.much_is_missing(make_programs(resolve(other, Path(tiny_dir), make_mesh(1)))), (
+        "another pool"
+    )
+    assert not start.much_is_missing(
+        make_programs(resolve(config, Path(tiny_dir), make_mesh(1)), Executables())
+    ), "nothing is ever kept"
+
+
+def test_without_the_cuda_plugin_no_worker_begins_early(
+    cuda_installed: None, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(start, "entry_points", lambda group: [])
+    assert start._early_workers(EngineConfig(model="demo")) == 0

@@ -1,0 +1,143 @@
+"""What the start-up table says: every term of the formula that sizes the pool, and what was
+decided."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from jaxllm.config import EngineConfig
+from jaxllm.engine.engine import Engine
+from jaxllm.engine.scheduling.kv_offload import Link
+from jaxllm.engine.scheduling.prefill_budget import seconds_per_token
+from jaxllm.engine.startup.memory import MemoryBudget, MemoryPlan
+from jaxllm.engine.startup.report import Report
+from jaxllm.engine.startup.resolve import Setup, resolve
+from jaxllm.engine.startup.start import link_rows, table_rows
+from jaxllm.mesh import make_mesh
+from jaxllm.units import GIB, amount
+
+
+class Kept(Report):
+    """Keeps the table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: dict[str, str] = {}
+
+    def table(self, title: str, rows: list[tuple[str, str]]) -> None:
+        assert len(dict(rows)) == len(rows), "a row is there twice"
+        self.rows = dict(rows)
+
+
+ROOM = MemoryBudget(
+    24 * GIB, 15 * GIB, 3 * GIB, shared=False, resident=GIB, spare=GIB // 2, staged=GIB // 4
+)
+
+
+def decided(model_dir: str, **wishes: Any) -> Setup:
+    """The tiny model's decisions, in a room with numbers that can be told apart."""
+    usual: dict[str, Any] = {
+        "max_model_len": 128,
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 64,
+        "block_size": 8,
+    }
+    usual["num_gpu_blocks_override"] = 96
+    setup = resolve(
+        EngineConfig(model=model_dir, **(usual | wishes)), Path(model_dir), make_mesh(1)
+    )
+    return replace(
+        setup, memory=MemoryPlan(ROOM, GIB // 64, setup.resolved.num_pages, int(1.5 * GIB))
+    )
+
+
+def rows_of(setup: Setup) -> dict[str, str]:
+    report = Report()
+    report.seconds["Warming up"] = 1.25
+    programs = SimpleNamespace(
+        peak_bytes=int(2.75 * GIB), keys=lambda: range(60), executables=SimpleNamespace(lowered=7)
+    )
+    return dict(table_rows(setup, programs, SimpleNamespace(compiles=9, cache_hits=4), report))  # type: ignore[arg-type]
+
+
+def test_the_rows_of_memory_are_the_terms_of_the_formula_and_their_sum(tiny_dir: str) -> None:
+    rows = rows_of(decided(tiny_dir))
+    assert rows["usable memory"] == "24.00 GiB per device"
+    assert rows["weights"] == "15.00 GiB per device"
+    assert rows["largest step"] == "3.00 GiB reserved per device, 2.75 GiB needed"
+    assert rows["for sampling, spare"] == "1.00 and 0.50 GiB per device"
+    first, *taken, left = [
+        float(number) for number in re.findall(r"\d+\.\d\d", rows["left for KV pages"])
+    ]
+    assert (first, taken, left) == (24.0, [15.0, 3.0, 1.0, 0.5, 0.25], 4.25)
+    assert first - sum(taken) == left == ROOM.left / GIB
+    assert rows["KV cache"] == "96 pages × 8 = 768 tokens in float32, 1.50 GiB per device"
+    small = decided(tiny_dir)
+    small = replace(small, memory=replace(small.memory, kv=5 * 2**20))
+    assert rows_of(small)["KV cache"].endswith("5.00 MiB per device")
+    assert rows["maximum concurrency"] == "6.00x at 128 tokens per request"
+    assert rows["buckets"] == "60 programs; 7 lowered, 5 compiled, 4 cached"
+    assert rows["warming up"] == "1.25 s"
+
+
+def test_what_was_decided_of_memory_is_shown(tiny_dir: str) -> None:
+    plain = rows_of(decided(tiny_dir))
+    assert (plain["preemption"], plain["host memory"], plain["prefix caching"]) == (
+        "recompute",
+        "holds no pages",
+        "on",
+    )
+    assert plain["sliding window"] == "none"
+    setup = decided(tiny_dir, preemption_mode="swap", swap_space=0.5, kv_offloading_size=0.25)
+    pages, cached = setup.resolved.host_pages, setup.resolved.host_cached_pages
+    assert cached * 2 == pages - cached > 0
+    swapping = rows_of(setup)
+    assert swapping["preemption"] == "swap"
+    wanted = f"{pages} pages, {amount(pages * GIB // 64)}, {cached} of them for cached prefixes; {setup.resolved.moved_pages} move at once"
+    assert swapping["host memory"] == wanted
+    assert rows_of(decided(tiny_dir, enable_prefix_caching=False))["prefix caching"] == "off"
+    assert (
+        rows_of(decided(tiny_dir, kv_cache_dtype="fp8"))["KV scales"]
+        == "one for each token and head, computed when it is written"
+    )
+
+
+def test_the_link_is_shown_with_what_a_page_costs_either_way(tiny_dir: str) -> None:
+    setup = decided(tiny_dir, preemption_mode="swap", swap_space=0.5)
+    runner = SimpleNamespace(link=None, seconds={})
+    assert link_rows(setup, runner) == []  # type: ignore[arg-type]
+    shape = next(iter(setup.buckets.extend))
+    runner = SimpleNamespace(
+        link=Link(32, program=0.0032, page=0.0005), seconds={shape: 0.002 * shape.tokens}
+    )
+    assert seconds_per_token(runner.seconds) == pytest.approx(0.002)
+    ((name, text),) = link_rows(setup, runner)  # type: ignore[arg-type]
+    assert name == "link to host memory"
+    assert (
+        text
+        == f"{GIB / 64 / 0.0006 / 1e9:.1f} GB/s per device: a page is loaded in 0.60 ms, alone in 3.70 ms, and computed in 16.00 ms"
+    )
+
+
+def test_an_engine_shows_the_table_when_it_has_started(make_engine: Callable[..., Engine]) -> None:
+    report = Kept()
+    engine = make_engine(report=report)
+    tokens = engine.resolved.num_pages * engine.resolved.page_size
+    assert report.rows["KV cache"].startswith(
+        f"{engine.resolved.num_pages} pages × {engine.resolved.page_size} = {tokens} tokens"
+    )
+    assert {
+        "usable memory",
+        "weights",
+        "left for KV pages",
+        "preemption",
+        "attention",
+        "loading weights",
+    } <= report.rows.keys()

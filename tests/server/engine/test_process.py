@@ -1,0 +1,386 @@
+"""The engine process's side of the socket, and the messages on it."""
+
+from __future__ import annotations
+
+import gc
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from jaxllm.config import ConfigError, EngineConfig
+from jaxllm.messages import EngineStats, GenerateRequest, RequestTimes, TextDelta
+from jaxllm.sampling.options import SamplingParams
+from jaxllm.server.engine.process import ORPHAN_GRACE, EngineProcess
+from jaxllm.server.engine.wire import (
+    Abort,
+    Add,
+    Answered,
+    Died,
+    Outputs,
+    Phase,
+    Profile,
+    Ready,
+    Rejected,
+    ResetPrefixes,
+    Start,
+    Stop,
+    encode,
+    to_engine,
+    to_server,
+)
+from tests.server.fake import RESOLVED, Control, make
+
+PARAMS = SamplingParams(
+    n=3,
+    temperature=1,
+    stop=["a", "b"],
+    stop_token_ids=[1, 2],
+    seed=-(2**63),
+    max_tokens=None,
+    presence_penalty=0,
+    logprobs=2,
+)
+DELTA = TextDelta(
+    id="x",
+    index=1,
+    token_ids=[5, 6],
+    text="héllo\x00",
+    logprobs=bytes(range(48)),
+    finish_reason="stop",
+    stop_reason=6,
+    times=RequestTimes(arrival=1.5, scheduled=2, first_token=3, last_token=4),
+)
+
+
+@pytest.mark.parametrize(
+    ("message", "decoder"),
+    [
+        (Start(EngineConfig(max_model_len="auto", seed=7)), to_engine),
+        (
+            Add(
+                GenerateRequest(
+                    id="x", prompt_token_ids=[1, 2**31 - 1], params=PARAMS, cache_salt="s"
+                )
+            ),
+            to_engine,
+        ),
+        (Abort("x"), to_engine),
+        (Profile(True), to_engine),
+        (ResetPrefixes(True), to_engine),
+        (Stop(), to_engine),
+        (Phase("Compiling", 1.5), to_server),
+        (Ready(RESOLVED, {"Loading": 2.0}), to_server),
+        (
+            Outputs(
+                [DELTA, msgspec.structs.replace(DELTA, stop_reason="a", logprobs=None, times=None)],
+                EngineStats(running=1, kv_usage=0.5),
+            ),
+            to_server,
+        ),
+        (Rejected("x", "no", "prompt", "code"), to_server),
+        (Answered("why"), to_server),
+        (Died("why", True), to_server),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_every_message_arrives_as_it_was_sent_in_pieces_of_any_size(
+    message: Any, decoder: Any
+) -> None:
+    data = encode(message) * 3
+    for size in (1, 7, 4096):
+        frames = decoder()
+        found = [
+            got for at in range(0, len(data), size) for got in frames.feed(data[at : at + size])
+        ]
+        assert found == [message] * 3
+
+
+def test_deltas_cost_the_garbage_collector_nothing_and_say_only_what_there_is() -> None:
+    delta = TextDelta(id="x", index=0, token_ids=[5], text="")
+    assert not gc.is_tracked(delta)
+    assert (
+        len(encode(Outputs([delta] * 2, EngineStats())))
+        - len(encode(Outputs([delta], EngineStats())))
+        < 40
+    )
+
+
+def test_a_frame_that_claims_too_much_is_refused() -> None:
+    with pytest.raises(ValueError, match="over the limit"):
+        to_engine().feed(b"\xff\xff\xff\xff")
+
+
+class Peer:
+    """A hand-driven HTTP side."""
+
+    def __init__(self, control: Control):
+        self.socket, theirs = socket.socketpair()
+        self.socket.settimeout(20)
+        self.orphaned: queue.Queue[float] = queue.Queue()
+        self.core = EngineProcess(theirs, make(control, None), self.orphaned.put)
+        self.status: list[int] = []
+        self.thread = threading.Thread(target=lambda: self.status.append(self.core.run()))
+        self.thread.start()
+        self._frames = to_server()
+        self._got: list[Any] = []
+
+    def send(self, *messages: Any) -> None:
+        """All in one write."""
+        self.socket.sendall(b"".join(encode(message) for message in messages))
+
+    def next(self) -> Any:
+        """The next message, None at the end."""
+        while not self._got:
+            data = self.socket.recv(4096)
+            if not data:
+                return None
+            self._got += self._frames.feed(data)
+        return self._got.pop(0)
+
+    def ended(self) -> int:
+        """Exit status."""
+        self.thread.join(20)
+        return self.status[0]
+
+
+@pytest.fixture
+def control() -> Control:
+    """The hand on the engine."""
+    return Control()
+
+
+@pytest.fixture
+def peer(control: Control) -> Iterator[Peer]:
+    """A core that is ready."""
+    peer = Peer(control)
+    peer.send(Start(EngineConfig()))
+    assert isinstance(peer.next(), Phase)
+    assert isinstance(peer.next(), Ready)
+    yield peer
+    peer.socket.close()
+    peer.thread.join(20)
+
+
+def add(id: str, max_tokens: int = 2, **options: Any) -> Add:
+    """A request."""
+    params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, **options)
+    return Add(GenerateRequest(id=id, prompt_token_ids=[1, 2, 3], params=params))
+
+
+def test_there_is_one_message_per_step_with_all_deltas(peer: Peer) -> None:
+    peer.send(add("a"), add("b", n=2))
+    first, second = peer.next(), peer.next()
+    assert sorted((delta.id, delta.index) for delta in first.deltas) == [
+        ("a", 0),
+        ("b", 0),
+        ("b", 1),
+    ]
+    assert [delta.finish_reason for delta in second.deltas] == ["length"] * 3
+    assert second.stats.steps == 2
+
+
+def test_an_abort_is_confirmed_by_fresh_stats_even_when_nothing_is_left_to_run(
+    peer: Peer, control: Control
+) -> None:
+    control.go.clear()
+    peer.send(add("a", 1_000_000))
+    assert control.saw(lambda: len(control.added) == 1)
+    peer.send(Abort("a"), Abort("never heard of"))
+    control.go.set()
+    seen = peer.next()
+    while seen.stats.running:
+        seen = peer.next()
+    assert control.aborted == ["a"]
+
+
+def test_the_core_ends_when_told_to(peer: Peer) -> None:
+    peer.send(Stop())
+    assert peer.next() is None
+    assert peer.ended() == 0
+
+
+def test_the_core_ends_when_the_other_side_has_gone(peer: Peer) -> None:
+    peer.send(add("a", 1000))
+    peer.socket.close()
+    assert peer.orphaned.get(timeout=20) == ORPHAN_GRACE
+    assert peer.ended() in (0, 1)
+
+
+def test_a_core_that_still_loads_has_no_time_when_the_other_side_has_gone() -> None:
+    ours, theirs = socket.socketpair()
+    orphaned: queue.Queue[float] = queue.Queue()
+
+    def load(config: EngineConfig, on_phase: Callable[[str, float], None]) -> Any:
+        ours.close()
+        assert orphaned.get(timeout=20) == 0
+        raise ConfigError("loaded for nobody")
+
+    ours.sendall(encode(Start(EngineConfig())))
+    assert EngineProcess(theirs, load, orphaned.put).run() == 1
+
+
+def test_a_failing_step_is_the_last_word_and_says_no_addresses(
+    peer: Peer, control: Control, capsys: pytest.CaptureFixture[str]
+) -> None:
+    control.fail_step = "lost at 0xdeadbeef"
+    peer.send(add("a"))
+    assert peer.next() == Died("RuntimeError: lost at 0x…")
+    assert peer.next() is None
+    assert peer.ended() == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_configuration_that_cannot_work_is_the_operators_fault() -> None:
+    peer = Peer(Control())
+    peer.send(Start(EngineConfig(max_model_len=-7)))
+    assert isinstance(peer.next(), Phase)
+    assert peer.next() == Died("--max-model-len must be at least 1, got -7", True)
+    assert peer.ended() == 1
+    peer.socket.close()
+
+
+def test_malformed_input_ends_the_core_rather_than_hanging_it(
+    peer: Peer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    peer.socket.sendall(b"\x02\x00\x00\x00\xc1\xc1")
+    assert peer.next() is None
+    assert peer.ended() == 0
+    assert "DecodeError" in capsys.readouterr().err
+
+
+class Patient:
+    """An engine at work that can wait a minute for messages, and says when it is asked whether it
+    can.
+    """
+
+    has_work = True
+    awaits_grammar = False
+
+    def __init__(self) -> None:
+        self.asked = threading.Event()
+
+    @property
+    def patience(self) -> float:
+        self.asked.set()
+        return 60.0
+
+
+def test_the_shortest_patience_ends() -> None:
+    here, there = socket.socketpair()
+    with here, there:
+        core = EngineProcess(here, lambda config, on_phase: (Patient(), {}))  # type: ignore[arg-type, return-value]
+
+        def look() -> None:
+            for turn in range(20_000):
+                core._inbox.put(Abort("x"))
+                core._inbox.get()
+                list(core._until(time.monotonic() + turn % 50 * 1e-7))
+
+        looking = threading.Thread(target=look, daemon=True)
+        looking.start()
+        looking.join(60)
+    assert not looking.is_alive()
+
+
+def test_what_comes_while_somebody_looks_out_is_had_at_once() -> None:
+    here, there = socket.socketpair()
+    with here, there:
+        core = EngineProcess(here, lambda config, on_phase: (Patient(), {}))  # type: ignore[arg-type, return-value]
+        arriving = core._until(time.monotonic() + 3600)
+        for name in "ab":
+            core._inbox.put(Abort(name))
+            assert next(arriving) == Abort(name)
+
+
+class Waiting:
+    """An engine whose only request waits for its grammar; a plain request can run at once."""
+
+    resolved = RESOLVED
+    patience = 0.0
+
+    def __init__(self) -> None:
+        self.heard: Any = None
+        self.asked = threading.Event()  # somebody looked whether there is anything to do
+        self.steps: list[str] = []
+        self.plain: list[str] = []
+        self.built = False
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.plain) or "guided" not in self.steps
+
+    @property
+    def awaits_grammar(self) -> bool:
+        self.asked.set()
+        return not self.plain and not self.built and "guided" not in self.steps
+
+    def when_built(self, heard: Any) -> None:
+        self.heard = heard
+
+    def add(self, request: GenerateRequest) -> None:
+        self.plain.append(request.id)
+
+    def abort(self, request_id: str) -> None:
+        pass
+
+    def step(self) -> list[TextDelta]:
+        assert self.plain or self.built, "a step would block"
+        self.steps += self.plain or ["guided"]
+        self.plain = []
+        return [msgspec.structs.replace(DELTA, id=self.steps[-1])]
+
+    def stats(self) -> EngineStats:
+        return EngineStats()
+
+
+def test_who_waits_for_a_grammar_holds_up_no_message_and_none_holds_up_the_grammar() -> None:
+    engine = Waiting()
+    here, there = socket.socketpair()
+    here.settimeout(20)
+    with here:
+        core = EngineProcess(there, lambda config, on_phase: (engine, {}))  # type: ignore[arg-type, return-value]
+        running = threading.Thread(target=core.run)
+        running.start()
+        frames, found = to_server(), []
+
+        def until(count: int) -> None:
+            while (
+                sum(isinstance(message, Outputs) and bool(message.deltas) for message in found)
+                < count
+            ):
+                data = here.recv(1 << 16)
+                assert data, found
+                found.extend(frames.feed(data))
+
+        here.sendall(encode(Start(EngineConfig())))
+        assert engine.asked.wait(60)
+        here.sendall(encode(Abort("nobody")) + encode(add("plain")))
+        until(1)
+        assert engine.steps == ["plain"]
+        engine.built = True
+        engine.heard()
+        until(2)
+        assert engine.steps == ["plain", "guided"]
+        here.sendall(encode(Stop()))
+        running.join(60)
+    assert not running.is_alive()
+
+
+def test_a_message_that_comes_while_the_engine_is_patient_is_there_before_the_next_step() -> None:
+    engine, found = Patient(), []
+    here, there = socket.socketpair()
+    with here, there:
+        core = EngineProcess(here, lambda config, on_phase: (engine, {}))
+        looking = threading.Thread(target=lambda: found.append(list(core._arrived(engine))))
+        looking.start()
+        assert engine.asked.wait(60)
+        for message in (Abort("x"), Stop()):
+            core._inbox.put(message)
+        looking.join(60)
+    assert found == [[Abort("x"), Stop()]]

@@ -1,0 +1,147 @@
+"""API keys: every route but the four probes needs one, whatever the path looks like."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from starlette.routing import Route
+
+from jaxllm.server.app import routes
+from jaxllm.server.transport.auth import OPEN_PATHS
+from jaxllm.tokenizer import Tokenizer
+from tests.server.harness import Running, with_settings
+
+
+@pytest.fixture(scope="module")
+def guarded(tokenizer: Tokenizer) -> Iterator[Running]:
+    """A server with two keys under a root path."""
+    with Running(
+        tokenizer, with_settings(api_keys=("first key", "second")), root_path="/proxy"
+    ) as running:
+        yield running
+
+
+def test_every_route_but_the_probes_needs_a_key(guarded: Running) -> None:
+    seen = set()
+    for route in routes(guarded.server_state).routes:
+        assert isinstance(route, Route)
+        path = route.path.replace("{id:path}", "fake")
+        for method in route.methods or ():
+            answer = guarded.request(method, path, b"{}" if method == "POST" else None)
+            if path in OPEN_PATHS:
+                assert answer.status == 200
+            else:
+                assert answer.status == 401, (method, path)
+                assert answer.headers["www-authenticate"] == "Bearer"
+                if method != "HEAD":
+                    assert answer.error["type"] == "authentication_error"
+            seen.add(path)
+    assert seen >= OPEN_PATHS
+    assert len(seen) == 14
+
+
+@pytest.mark.parametrize("key", ["first key", "second"])
+@pytest.mark.parametrize("path", ["/v1/models", "/metrics", "/v1/models/fake"])
+def test_each_key_opens_the_routes(guarded: Running, key: str, path: str) -> None:
+    assert guarded.get(path, authorization=f"Bearer {key}").status == 200
+    assert guarded.get(path, authorization=f"bearer {key}").status == 200
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "",
+        "Bearer",
+        "Bearer ",
+        "Bearer wrong",
+        "Basic second",
+        "second",
+        "Bearer first key second",
+        "Bearer " + "x" * 50_000,
+        "Bearer \xff",
+    ],
+)
+def test_anything_else_does_not(guarded: Running, header: str) -> None:
+    assert guarded.get("/v1/models", authorization=header).status == 401
+
+
+def test_a_key_in_the_query_does_not_count(guarded: Running) -> None:
+    assert guarded.get("/v1/models?api_key=second&authorization=Bearer%20second").status == 401
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "//v1/models", "/v1/../health", "/v1/%2e%2e/health", "/health/../v1/models", "/V1/MODELS", "/v1/models/", "/health/", "/health/x",
+        "/proxy/v1/models", "/proxy/health/../v1/models", "/v1/models?x=/health", "/v1/models#/health", "/nowhere", "/health;x",
+        "/%2fhealth",
+    ],
+)  # fmt: skip
+def test_no_spelling_of_a_path_opens_a_guarded_route(guarded: Running, path: str) -> None:
+    assert guarded.get(path).status in (401, 404)
+    assert guarded.get(path).status == 401 or "health" in path
+
+
+def test_the_host_header_plays_no_part(guarded: Running) -> None:
+    assert guarded.get("/v1/models", host="a/health?x=").status == 401
+    assert guarded.get("/v1/models", host="localhost/health").status == 401
+
+
+def test_a_preflight_without_cors_gets_nothing(guarded: Running) -> None:
+    headers = {"origin": "https://a.example", "access-control-request-method": "POST"}
+    answer = guarded.request("OPTIONS", "/v1/chat/completions", None, headers)
+    assert answer.status == 401
+    assert not [name for name in answer.headers if name.startswith("access-control")]
+
+
+def test_cors_answers_only_the_named_origins(tokenizer: Tokenizer) -> None:
+    with Running(
+        tokenizer, with_settings(allowed_origins=("https://a.example",), api_keys=("k",))
+    ) as server:
+        ask = {"access-control-request-method": "POST"}
+        allowed = server.request(
+            "OPTIONS", "/v1/chat/completions", None, {"origin": "https://a.example", **ask}
+        )
+        assert allowed.headers["access-control-allow-origin"] == "https://a.example"
+        other = server.request(
+            "OPTIONS", "/v1/chat/completions", None, {"origin": "https://b.example", **ask}
+        )
+        assert "access-control-allow-origin" not in other.headers
+        assert server.get("/v1/models", origin="https://a.example").status == 401
+
+
+def test_operators_routes_are_closed_without_a_key_of_theirs(
+    guarded: Running, server: Running
+) -> None:
+    for running, headers in ((server, {}), (guarded, {"authorization": "Bearer second"})):
+        refused = running.post("/reset_prefix_cache", b"", **headers)
+        assert refused.status == 403
+        assert "--admin-key" in refused.error["message"]
+    assert guarded.control.resets == server.control.resets == []
+
+
+def test_an_operators_key_opens_every_route_and_a_clients_does_not(tokenizer: Tokenizer) -> None:
+    with Running(tokenizer, with_settings(api_keys=("client",), admin_keys=("root",))) as running:
+        client, root = {"authorization": "Bearer client"}, {"authorization": "Bearer root"}
+        assert (
+            running.get("/v1/models", **root).status
+            == running.get("/v1/models", **client).status
+            == 200
+        )
+        assert running.post("/reset_prefix_cache", b"", **client).status == 403
+        assert running.post("/reset_prefix_cache", b"").status == 401
+        done = running.post("/reset_prefix_cache?reset_running_requests=true", b"", **root)
+        assert (done.status, done.body) == (200, b"")
+        assert running.post("/reset_prefix_cache", b"", **root).status == 200
+        assert (
+            running.post("/reset_prefix_cache?reset_running_requests=perhaps", b"", **root).error[
+                "param"
+            ]
+            == "reset_running_requests"
+        )
+        assert running.control.resets == [True, False]
+        running.control.busy = True
+        busy = running.post("/reset_prefix_cache", b"", **root)
+        assert busy.status == 400
+        assert "reset_running_requests=true" in busy.error["message"]
