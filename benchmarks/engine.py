@@ -124,8 +124,7 @@ class Bench:
         for batch in self.sizes.batches:
             self.equal(batch, context, 4)
             found = min(
-                slope(lambda length: self.equal(batch, context, length), 16, 144)
-                for _ in range(2)
+                slope(lambda length: self.equal(batch, context, length), 16, 144) for _ in range(2)
             )
             yield {
                 "figure": "tpot_ms",
