@@ -124,7 +124,8 @@ class Bench:
         for batch in self.sizes.batches:
             self.equal(batch, context, 4)
             found = min(
-                slope(lambda length: self.equal(batch, context, length), 16, 144) for _ in range(2)
+                slope(lambda length, batch=batch: self.equal(batch, context, length), 16, 144)
+                for _ in range(2)
             )
             yield {
                 "figure": "tpot_ms",
@@ -163,7 +164,7 @@ class Bench:
         for batch, context in self.sizes.long_batches:
             prompts = [self.tokens(context) for _ in range(batch)]
             self.seconds(prompts, 2)
-            found = slope(lambda length: self.seconds(prompts, length), 8, 72)  # noqa: B023
+            found = slope(lambda length, prompts=prompts: self.seconds(prompts, length), 8, 72)
             yield {
                 "figure": "tpot_ms",
                 "batch": batch,

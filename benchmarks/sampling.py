@@ -104,7 +104,7 @@ def main() -> None:
             )
         for name, (function, *given) in jobs.items():
             row = {"op": name, "rows": count, "vocabulary": options.vocabulary} | guarded(
-                lambda: measured(function, *given)  # noqa: B023
+                lambda function=function, given=given: measured(function, *given)
             )
             found.append(row)
             print(json.dumps(row), flush=True)
