@@ -39,7 +39,7 @@ _HOME = {
     "GuidedDecodingParams": "jaxllm.grammar.structure",
     "Logprob": "jaxllm.outputs",
     "OptionError": "jaxllm.sampling.values",
-    "RequestError": "jaxllm.engine.scheduling.request",
+    "RequestError": "jaxllm.messages",
     "RequestOutput": "jaxllm.outputs",
     "SamplingParams": "jaxllm.sampling.options",
     "StructureError": "jaxllm.grammar.structure",
