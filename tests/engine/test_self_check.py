@@ -47,19 +47,19 @@ def test_an_engine_in_order_passes_its_self_check(make_engine: MakeEngine) -> No
         "a search is gone",
     ],
 )
-def test_a_broken_engine_says_so_and_starts_over(make_engine: MakeEngine, error_param: str) -> None:
+def test_a_broken_engine_says_so_and_starts_over(make_engine: MakeEngine, fault: str) -> None:
     engine, params = make_engine(), SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
     expected = run(engine, [PROMPT * 4], params)
     pool, scheduler = engine.scheduler.pools[0], engine.scheduler
-    if error_param == "a page is lost":
+    if fault == "a page is lost":
         pool._blank.pop()
-    elif error_param == "a page is held by nobody":
+    elif fault == "a page is held by nobody":
         pool.allocate(1)
-    elif error_param == "a slot is lost":
+    elif fault == "a slot is lost":
         scheduler._slots._free.pop()
-    elif error_param == "a findable page is blank":
+    elif fault == "a findable page is blank":
         pool.index.register(b"x" * 32, pool._blank[0])  # type: ignore[union-attr]
-    elif error_param == "a search is gone":
+    elif fault == "a search is gone":
         scheduler._slots.searching.append(PromptSharing([], seats=2))
     else:
         engine.add(request(params, "lost"))
@@ -69,7 +69,7 @@ def test_a_broken_engine_says_so_and_starts_over(make_engine: MakeEngine, error_
     assert stats.self_check_failures == 1
     assert any(word in stats.self_check_problem for word in ("page", "slot", "lost"))
     assert [delta.finish_reason for delta in collect(engine, [])] == (
-        ["error"] if error_param == "a request is lost" else []
+        ["error"] if fault == "a request is lost" else []
     )
     assert run(engine, [PROMPT * 4], params) == expected
     assert engine.stats().prefix_hits == 0
@@ -79,7 +79,7 @@ def test_a_broken_engine_says_so_and_starts_over(make_engine: MakeEngine, error_
 
 @pytest.mark.parametrize("fault", ["a count", "a table", "a check that breaks"])
 def test_a_self_check_ends_requests_that_live_on_broken_pages_without_touching_these(
-    make_engine: MakeEngine, error_param: str
+    make_engine: MakeEngine, fault: str
 ) -> None:
     engine, params = make_engine(), SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
     expected = run(engine, [PROMPT * 4], params)
@@ -92,9 +92,9 @@ def test_a_self_check_ends_requests_that_live_on_broken_pages_without_touching_t
         engine.step()
     pool = engine.scheduler.pools[0]
     pages = next(live.choices[0].pages for live in engine._live.values())
-    if error_param == "a count":
+    if fault == "a count":
         pool._references[pages[0]] = 0  # to give it back once more raises
-    elif error_param == "a table":
+    elif fault == "a table":
         pages[0] = pool.num_pages + 7
     else:
         engine.scheduler.check = lambda: [][0]  # type: ignore[method-assign, index]

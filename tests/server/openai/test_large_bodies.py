@@ -27,7 +27,7 @@ from jaxllm.server.openai.large_bodies import (
     shape_of,
 )
 from jaxllm.server.openai.requests import Rules
-from jaxllm.server.transport import large_bodies as module
+from jaxllm.server.openai import large_bodies as module
 from tests.server import fake
 from tests.server.harness import Running
 
