@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from jaxllm.sampling.options import MAX_ALLOWED
 from jaxllm.server.errors import ApiError
+from jaxllm.server.openai import large_bodies as module
 from jaxllm.server.openai.large_bodies import (
     LARGE,
     MAX_CONTAINERS,
@@ -27,7 +28,6 @@ from jaxllm.server.openai.large_bodies import (
     shape_of,
 )
 from jaxllm.server.openai.requests import Rules
-from jaxllm.server.openai import large_bodies as module
 from tests.server import fake
 from tests.server.harness import Running
 
