@@ -3,10 +3,12 @@
 #   EXTRAS            optional parts to install, e.g. cuda13; chosen by itself where nvidia-smi works
 #   PYTHON            the Python that makes .venv; found by tools/find-python otherwise
 #   TESTS JOBS        what `make test` runs (files, folders, options of pytest) and in how many processes
+#   REPORT            the folder that `make test-gpu` writes its report into
 PORT ?= 8000
 MODEL ?= demo
 ARGS ?=
 TESTS ?=
+REPORT ?= benchmarks/results
 JOBS ?= auto
 PY := .venv/bin/python
 PARALLEL := -n $(JOBS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
@@ -14,7 +16,7 @@ PARALLEL := -n $(JOBS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 export PYTHON EXTRAS
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-all test-gpu check format bench readme plots wheel clean
+.PHONY: help setup serve test test-all test-gpu check format bench readme house plots wheel clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
@@ -31,8 +33,8 @@ test: setup ## run the tests, slow ones left out
 test-all: setup ## run every test that this machine can run
 	@$(PY) -m pytest $(PARALLEL) --durations 15 --durations-min 5 $(TESTS)
 
-test-gpu: setup ## run the tests that need an NVIDIA GPU
-	@JAX_PLATFORMS=cuda $(PY) -m pytest -m gpu $(TESTS)
+test-gpu: setup ## run the tests that need an NVIDIA GPU; write benchmarks/results/gpu-tests-*.json
+	@JAX_PLATFORMS=cuda $(PY) -m pytest -m gpu -p tests.gpu_report --gpu-report $(REPORT) $(TESTS)
 
 check: setup ## ruff, formatting, types, import contracts
 	@$(PY) -m ruff check .
@@ -44,8 +46,11 @@ format: setup ## put the sources into their standard form
 	@$(PY) -m ruff check --fix .
 	@$(PY) -m ruff format .
 
-readme: setup ## write the generated tables of README.md anew
+readme: setup ## write the generated tables of README.md and docs/modes.md anew
 	@$(PY) -m tools.readme_tables
+
+house: setup ## count rooms, files, names and imports into docs/house.md
+	@$(PY) -m tools.house_counts --write
 
 bench: setup ## run the benchmarks that any machine can run and record their results
 	@$(PY) -m benchmarks $(or $(ARGS),--all)

@@ -40,6 +40,13 @@ os.environ["XLA_FLAGS"] = " ".join(
 ).strip()
 
 
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
+    """Accept the setting `timeout` where pytest-timeout is not installed: the GPU tests need pytest
+    and hypothesis only."""
+    if not pluginmanager.hasplugin("timeout"):
+        parser.addini("timeout", "seconds a test may take; read by pytest-timeout")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The rooms whose files take seconds come last, so that workers end together; tests that need a
     GPU are skipped where jax was not told to use one."""

@@ -27,7 +27,7 @@ from pallas_kernels.draw.cases import (
     probabilities,
     rows_of,
 )
-from tests.sampling.test_distribution import chi_square, limit
+from tests.chi_square import chi_square, limit, pooled
 
 # With the small tuning: slots of 256, five chunks a warpgroup, the last partly beyond the row
 V = 1152
@@ -209,16 +209,6 @@ def test_interpreted_draws_follow_the_exact_distribution() -> None:
     for drawn, one in zip(tokens, options, strict=True):
         statistic, freedom = chi_square(*pooled(drawn, probabilities(one_row[0], one)))
         assert statistic < limit(freedom), one
-
-
-def pooled(
-    tokens: np.ndarray, probs: np.ndarray, least: float = 5.0
-) -> tuple[np.ndarray, np.ndarray]:
-    """The tokens and their distribution with the rare possible ones taken together, the impossible
-    ones left apart."""
-    rare = (probs > 0) & (probs * len(tokens) < least)
-    cell = np.where(rare, rare.argmax(), np.arange(len(probs)))
-    return cell[tokens], np.bincount(cell, probs, minlength=len(probs))
 
 
 @pytest.mark.slow

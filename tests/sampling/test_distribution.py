@@ -5,26 +5,11 @@ import pytest
 
 from jaxllm.sampling.choose import Sampler
 from pallas_kernels.draw.reference import gumbel
+from tests.chi_square import chi_square, limit
 from tests.sampling.oracle import make_rows, processed, run
 
 DRAWS = 24_000
 LOGITS = np.array([2.0, 1.7, 1.5, 1.0, 0.9, 0.2, 0.0, -0.3, -1.0, -1.4, -2.0, -3.5], np.float32)
-
-
-def limit(freedom: int) -> float:
-    """The chi-square that one honest sample in ten thousand exceeds (Wilson and Hilferty)."""
-    spread = 2 / (9 * freedom)
-    return freedom * (1 - spread + 3.719 * spread**0.5) ** 3
-
-
-def chi_square(tokens: np.ndarray, probs: np.ndarray) -> tuple[float, int]:
-    """The statistic over the possible tokens, and its degrees of freedom. Impossible tokens must
-    not occur."""
-    counts = np.bincount(tokens, minlength=len(probs))
-    assert counts[probs == 0].sum() == 0
-    possible = probs > 0
-    expected = probs[possible] * len(tokens)
-    return float(((counts[possible] - expected) ** 2 / expected).sum()), int(possible.sum()) - 1
 
 
 def draws(sampler: Sampler, vary: str = "position", **options) -> np.ndarray:
