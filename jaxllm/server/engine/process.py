@@ -96,6 +96,7 @@ class EngineProcess:
         self._grace = 0.0
         # SimpleQueue.get may wait for ever for a timeout of a few µs (CPython 3.12)
         self._inbox: queue.Queue[Message] = queue.Queue()
+        self._sending = threading.Lock()  # phases of the start are told by several threads
         self._profiler = Profiler(None)
         # Steps so far at the last self-check, and when it was (time.monotonic)
         self._checked = (0, -CHECK_SECONDS)
@@ -241,7 +242,9 @@ class EngineProcess:
         return None
 
     def _send(self, message: ToServer) -> None:
-        self._sock.sendall(encode(message))
+        data = encode(message)
+        with self._sending:
+            self._sock.sendall(data)
 
     def _die(self, reason: str, expected: bool = False) -> int:
         with contextlib.suppress(OSError):

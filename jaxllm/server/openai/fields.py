@@ -20,6 +20,8 @@ NOT_ON_THE_WIRE = frozenset(
     {"guided_decoding", "structured_outputs", "logits_processors", "extra_args"}
 )
 WIRE_OPTIONS = tuple(name for name in OPTIONS if name not in NOT_ON_THE_WIRE)
+INTEGERS = frozenset(name for name in WIRE_OPTIONS if OPTIONS[name].kind == "int")
+EXACT_FLOAT = 2.0**53  # every integer up to here is a float of its own
 
 # Known fields that change nothing here, whatever they hold.
 IGNORED = frozenset(
@@ -114,6 +116,8 @@ def get[T](body: dict[str, Any], name: str, kind: type[T], default: T) -> T:
     value = body.get(name)
     if value is None:
         return default
+    if kind is int:
+        value = whole(value)
     if type(value) is not kind:
         raise bad_request(f"{name} must be {_KINDS[kind]}, got {shown(value)}", name)
     return value
@@ -143,8 +147,16 @@ def refuse_unsupported(
 
 
 def is_one_of(value: Any, allowed: Iterable[Any]) -> bool:
-    """Membership that tells true from 1."""
+    """Membership that tells true from 1; 1.0 counts as 1."""
+    value = whole(value)
     return any(type(value) is type(x) and value == x for x in allowed)
+
+
+def whole(value: Any) -> Any:
+    """`8.0` as the integer 8, other values unchanged. Larger floats may be rounded integers."""
+    if type(value) is float and value.is_integer() and abs(value) <= EXACT_FLOAT:
+        return int(value)
+    return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +240,7 @@ def read_sampling(body: dict[str, Any], defaults: dict[str, Any], **forced: Any)
     values = {} if searches else dict(defaults)
     values |= {name: body[name] for name in WIRE_OPTIONS if body.get(name) is not None}
     values |= forced
+    values |= {name: whole(values[name]) for name in INTEGERS & values.keys()}
     try:
         return SamplingParams(**values)
     except OptionError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +28,7 @@ from jaxllm.server.openai.fields import (
     WIRE_OPTIONS,
     Structure,
     get,
+    is_one_of,
     option_error,
     optional,
     read_salt,
@@ -159,7 +160,7 @@ def parse_completion(body: dict[str, Any], rules: Rules) -> CompletionRequest:
     structure = read_structure(body)
     stream, at_end, always = read_stream(body)
     echo = get(body, "echo", bool, False)
-    scoring = echo and type(body.get("max_tokens")) is int and body["max_tokens"] == 0
+    scoring = echo and is_one_of(body.get("max_tokens"), (0,))
     params = read_sampling(body, rules.defaults, **({"max_tokens": 1} if scoring else {}))
     check_sampling(params, rules.resolved, "logprobs")
     check_best_of(params, stream)
@@ -236,12 +237,14 @@ def parse_chat(body: dict[str, Any], rules: Rules) -> ChatRequest:
     )
 
 
-def read_model(body: dict[str, Any], served: Iterable[str], required: bool = True) -> str:
-    """The served name that the request asks for: 400 when missing, 404 when unknown."""
+def read_model(body: dict[str, Any], served: Sequence[str], required: bool = True) -> str:
+    """The served name that the request asks for; a server of one name needs none.
+
+    Raises ApiError: 400 when it is missing and several are served, 404 when it is unknown.
+    """
     name = optional(body, "model", str)
-    served = tuple(served)
     if name is None:
-        if required:
+        if required and len(served) > 1:
             raise bad_request(f"model is required; this server serves {', '.join(served)}", "model")
         return served[0]
     if name not in served:

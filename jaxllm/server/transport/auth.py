@@ -16,7 +16,8 @@ from jaxllm.server.errors import ApiError, shutting_down
 
 # Answer without a key; everything else needs one
 OPEN_PATHS = frozenset({"/health", "/ready", "/version", "/ping"})
-ADMIN_PATHS = frozenset({"/reset_prefix_cache"})  # only with a key of the operator's
+# Only with a key of the operator's
+ADMIN_PATHS = frozenset({"/reset_prefix_cache", "/start_profile", "/stop_profile"})
 MAX_REQUEST_ID = 128
 ID_CHARS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:")
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from http import HTTPStatus
 from typing import Any
+from urllib.parse import unquote
 
 import h11
 import orjson
@@ -28,6 +30,8 @@ TOTAL_UNPARSED = 256 << 20  # of all connections
 EARLY_DEADLINE = 30.0  # seconds from an answer to the end of a body that it did not wait for
 LINGER = 5.0  # seconds that a client may go on to send what nobody reads any more
 WRITE_DEADLINE = 120.0  # seconds that a full socket buffer may stay full
+
+_ABSOLUTE = re.compile(rb"https?://[^/]*", re.IGNORECASE)
 
 
 class HttpState(ServerState):
@@ -220,6 +224,18 @@ def trouble_of(version: str, headers: Sequence[tuple[bytes, bytes]]) -> ApiError
     return None
 
 
+def origin_form(scope: Scope) -> Scope:
+    """`scope` with the path of an absolute request target, as RFC 9112 3.2.2 has servers take it:
+    `GET http://host/v1/models` asks for /v1/models."""
+    root = scope.get("root_path", "")
+    raw = scope.get("raw_path", b"")[len(root.encode()) :]
+    if not _ABSOLUTE.match(raw):
+        return scope
+    raw = _ABSOLUTE.sub(b"", raw) or b"/"
+    path = root + unquote(raw.decode("ascii"))
+    return {**scope, "raw_path": root.encode() + raw, "path": path}
+
+
 class HeaderLimits:
     """Answers requests whose head is not taken, and closes their connections; the others are for
     `app`.
@@ -234,7 +250,7 @@ class HeaderLimits:
             trouble_of(scope["http_version"], scope["headers"]) if scope["type"] == "http" else None
         )
         if trouble is None:
-            return await self._app(scope, receive, send)
+            return await self._app(origin_form(scope), receive, send)
         headers, body = last_words(trouble)
         await send({"type": "http.response.start", "status": trouble.status, "headers": headers})
         await send({"type": "http.response.body", "body": body})

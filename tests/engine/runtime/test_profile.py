@@ -14,7 +14,7 @@ from jaxllm.engine.runtime.profile import Kernel, Profiler, kernels
 from jaxllm.server.engine.wire import Answered, Profile, Ready, Start, Stop
 from tests.server.engine.test_process import Peer
 from tests.server.fake import Control
-from tests.server.harness import Running
+from tests.server.harness import Running, with_settings
 
 
 def test_a_trace_names_what_ran_the_longest_first(tmp_path):
@@ -88,17 +88,18 @@ class Recorder:
 
 
 def test_the_routes_answer_when_it_is_done_or_why_it_is_not(monkeypatch):
-    with Running(None) as server:  # has no directory
-        refused = server.post("/start_profile", b"")
-        assert (refused.status, server.get("/start_profile").status) == (400, 405)
+    settings, root = with_settings(admin_keys=("root",)), {"authorization": "Bearer root"}
+    with Running(None, settings) as server:  # has no directory
+        refused = server.post("/start_profile", b"", **root)
+        assert (refused.status, server.get("/start_profile", **root).status) == (400, 405)
         assert "give --profiler-dir" in refused.error["message"]
     monkeypatch.setattr("jaxllm.server.engine.process.Profiler", Recorder)
-    with Running(None) as server:
-        assert (
-            server.post("/start_profile", b"").status,
-            server.post("/start_profile", b"").body,
-        ) == (200, b"")
-        failed = server.post("/stop_profile", b"")
+    with Running(None, settings) as server:
+        assert server.post("/start_profile", b"").status == 403
+        for _ in range(2):
+            started = server.post("/start_profile", b"", **root)
+            assert (started.status, started.body) == (200, b"")
+        failed = server.post("/stop_profile", b"", **root)
         assert failed.status == 400
         assert "the profiler failed" in failed.error["message"]
         assert server.get("/health").status == 200

@@ -225,6 +225,41 @@ def test_a_core_that_still_loads_has_no_time_when_the_other_side_has_gone() -> N
     assert EngineProcess(theirs, load, orphaned.put).run() == 1
 
 
+def test_phases_that_several_threads_report_at_once_arrive_whole() -> None:
+    """Each is larger than the socket's buffer, so a send has many parts."""
+    names = ["a" * 2_000_000, "b" * 2_000_000, "c" * 2_000_000]
+
+    def load(config: EngineConfig, on_phase: Callable[[str, float], None]) -> Any:
+        together = threading.Barrier(len(names))
+
+        def report(name: str) -> None:
+            together.wait()
+            for turn in range(3):
+                on_phase(name, turn)
+
+        threads = [threading.Thread(target=report, args=(name,)) for name in names]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        raise ConfigError("loaded enough")
+
+    ours, theirs = socket.socketpair()
+    with ours:
+        ours.settimeout(60)
+        ours.sendall(encode(Start(EngineConfig())))
+        loading = threading.Thread(target=EngineProcess(theirs, load).run)
+        loading.start()
+        frames, found = to_server(), []
+        while data := ours.recv(1 << 16):
+            found += frames.feed(data)
+        loading.join(60)
+    assert found.pop() == Died("loaded enough", True)
+    assert sorted((each.name[0], each.seconds, len(each.name)) for each in found) == [
+        (name[0], turn, len(name)) for name in names for turn in range(3)
+    ]
+
+
 def test_a_failing_step_is_the_last_word_and_says_no_addresses(
     peer: Peer, control: Control, capsys: pytest.CaptureFixture[str]
 ) -> None:

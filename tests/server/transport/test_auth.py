@@ -115,9 +115,10 @@ def test_operators_routes_are_closed_without_a_key_of_theirs(
     guarded: Running, server: Running
 ) -> None:
     for running, headers in ((server, {}), (guarded, {"authorization": "Bearer second"})):
-        refused = running.post("/reset_prefix_cache", b"", **headers)
-        assert refused.status == 403
-        assert "--admin-key" in refused.error["message"]
+        for path in ("/reset_prefix_cache", "/start_profile", "/stop_profile"):
+            refused = running.post(path, b"", **headers)
+            assert (refused.status, refused.error["code"]) == (403, "admin_key_needed")
+            assert "--admin-key" in refused.error["message"]
     assert guarded.control.resets == server.control.resets == []
 
 
