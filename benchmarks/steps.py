@@ -55,7 +55,9 @@ def measured(a: argparse.Namespace, options: dict[str, Any]) -> list[dict[str, A
 
     setup, leaves, kv = prepared(a.model, options)
     programs = make_programs(replace(setup, buckets=chosen(setup.buckets, a.decode, a.extend)))
-    programs.compile([key for key in programs if key[0] in ("decode", "extend", "update_slots")])
+    programs.compile(
+        [key for key in programs.keys() if key[0] in ("decode", "extend", "update_slots")]
+    )
     runner = Runner(programs, leaves, kv, [], CompileCounter())
     empty = Plan(decodes=(), positions=(), chunks=())
     runner._update_slots(empty, force=True)

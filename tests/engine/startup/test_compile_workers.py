@@ -107,7 +107,9 @@ def test_workers_make_what_needs_no_pages_first_and_then_the_rest_for_the_pool_t
         programs = make_programs(found, executables)
         running.start(found, programs, programs.keys())
         later = set(executables.coming) - early
-        assert later == {programs.name(key) for key in programs if key[0] in ("decode", "extend")}
+        assert later == {
+            programs.name(key) for key in programs.keys() if key[0] in ("decode", "extend")
+        }
         for made in executables.coming.values():
             made.result(120)
     assert executables.exports is not None
@@ -158,7 +160,9 @@ def test_what_is_no_longer_wanted_is_left_and_nobody_waits_for_it(
     with CompileWorkers(1) as running:
         running.start(likely, programs, programs.early_keys(likely=True))
         early = dict(coming)
-        assert set(early) == {programs.name(key) for key in programs if programs.is_kept(key)}
+        assert set(early) == {
+            programs.name(key) for key in programs.keys() if programs.is_kept(key)
+        }
         programs = make_programs(found, programs.executables)
         running.start(found, programs, programs.keys())
     assert {name.partition("-")[0] for name, made in early.items() if made.done()} == {

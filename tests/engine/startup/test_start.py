@@ -166,7 +166,7 @@ def test_workers_are_for_a_start_that_has_many_programs_to_make(tiny_dir: str, c
     assert exports is not None
     kept = [
         exports.folder / f"{programs.name(key)}.stablehlo"
-        for key in programs
+        for key in programs.keys()
         if programs.is_kept(key)
     ]
     few = -(-len(kept) // 4) - 1  # below a quarter
