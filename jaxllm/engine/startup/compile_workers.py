@@ -194,7 +194,7 @@ def main() -> None:
     for line in itertools.chain([first], sys.stdin):
         if line.startswith("{"):
             programs = rebuild(json.loads(line))
-            keys = {programs.name(key): key for key in programs.keys()}  # noqa: SIM118, no mapping
+            keys = {programs.name(key): key for key in programs.keys()}
             continue
         assert programs is not None
         name = line.strip()

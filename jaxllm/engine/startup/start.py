@@ -376,7 +376,7 @@ def much_is_missing(programs: Programs) -> bool:
     exports = programs.executables.exports
     if exports is None:
         return False
-    kept = [exports.has(programs.name(key)) for key in programs.keys() if programs.is_kept(key)]  # noqa: SIM118, no mapping
+    kept = [exports.has(programs.name(key)) for key in programs.keys() if programs.is_kept(key)]
     return kept.count(False) * 4 >= len(kept)
 
 

@@ -248,7 +248,7 @@ from jaxllm.engine.runtime.compile_counter import CompileCounter
 from jaxllm.engine.startup.resolve import resolve
 from jaxllm.engine.startup.sizing import make_programs
 from jaxllm.engine.startup.start import use_compilation_cache
-from jaxllm.engine.startup.compile_workers import Crew, Workers
+from jaxllm.engine.startup.compile_workers import CompileWorkers, WorkerSpec
 from jaxllm.mesh import make_mesh
 
 use_compilation_cache(sys.argv[2])
@@ -256,8 +256,8 @@ config = EngineConfig(model=sys.argv[1], max_model_len=32, max_num_seqs=1, max_n
 setup = resolve(config, Path(sys.argv[1]), make_mesh(1))
 programs = make_programs(setup)
 counter = CompileCounter()
-with Workers(1) as running:
-    running.hire(Crew(2, compiling=True))
+with CompileWorkers(1) as running:
+    running.hire(WorkerSpec(2, compiling=True))
     running.start(setup, programs, programs.keys())
     mine = [key for key in programs.keys() if programs.is_kept(key)]
     programs.compile(mine)
