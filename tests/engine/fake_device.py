@@ -93,13 +93,16 @@ class FakeDevice:
         assert not copied & frozen, "a page that others may read is copied over"
         writes: list[dict[tuple[int, int], int]] = [{} for _ in self.kinds]
         reads: list[tuple[Slot, int, int]] = []
+        entries = [(write.slot, write.group) for write in plan.table_writes]
+        assert len(set(entries)) == len(entries) and {slot for slot, _ in entries} <= set(
+            plan.slots
+        )
+        for index, at, page, group in plan.table_writes:
+            self.slots[index].tables[group][at:] = [page]
         for request, position in zip(plan.decodes, plan.positions, strict=True):
             slot = self.slots[request.slot]
             assert slot.request is request
-            index = position // self.page_size
-            for kind, table in enumerate(request.tables):
-                if position % self.page_size == 0 or (kind, table.pages[index]) in copied:
-                    slot.tables[kind][index:] = [table.pages[index]]
+            assert slot.tables == [table.pages for table in request.tables], "a page is missing"
             if slot.alive:
                 assert position == len(slot.tokens) - 1
                 self._write(slot, position, position + 1, writes)

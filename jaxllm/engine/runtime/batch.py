@@ -82,40 +82,17 @@ def update_shapes(slots: int, kinds: int) -> Shapes:
     return rows | dict.fromkeys(("slot", "index", "page"), ((slots * kinds,), np.int32))
 
 
-def grown(plan: Plan, page_size: int) -> list[int]:
-    """The decode rows that need a table entry: those that write the first token of a page, and
-    those whose page is a copy made for them."""
-    rows = [row for row, position in enumerate(plan.positions) if not position % page_size]
-    if plan.copies:
-        copied = {(kind, target) for _, target, kind in plan.copies}
-        for row, (request, position) in enumerate(zip(plan.decodes, plan.positions, strict=True)):
-            if any(
-                (kind, table.pages[position // page_size]) in copied
-                for kind, table in enumerate(request.tables)
-            ):
-                rows.append(row)
-    return sorted(set(rows)) if plan.copies else rows
-
-
-def update_arrays(
-    plan: Plan, rows: Sequence[int], shapes: Shapes, page_size: int, width: int
-) -> dict[str, np.ndarray]:
-    """Arrays of `update_shapes` for a plan's decode rows, with table entries for `rows` of them, in
-    tables of `width` pages. Unused entries name the slot S + 1, which drops them."""
+def update_arrays(plan: Plan, shapes: Shapes, width: int) -> dict[str, np.ndarray]:
+    """Arrays of `update_shapes` for a plan, in tables of `width` pages a cache group. Unused
+    entries name the slot S + 1, which drops them."""
     arrays = {name: np.zeros(shape, np.int32) for name, (shape, _) in shapes.items()}
     slots = len(arrays["rows"])
     arrays["rows"][:] = slots
     arrays["rows"][: len(plan.decodes)] = plan.slots
     arrays["slot"][:] = slots + 1
-    for row in rows:
-        request, index = plan.decodes[row], plan.positions[row] // page_size
-        for kind, table in enumerate(request.tables):
-            at = row + kind * slots
-            arrays["slot"][at], arrays["index"][at], arrays["page"][at] = (
-                request.slot,
-                index + kind * width,
-                table.pages[index],
-            )
+    for at, (slot, column, page, group) in enumerate(plan.table_writes):
+        arrays["slot"][at], arrays["index"][at] = slot, column + group * width
+        arrays["page"][at] = page
     return arrays
 
 

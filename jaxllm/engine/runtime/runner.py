@@ -14,7 +14,7 @@ from jax import Array
 
 from jaxllm.cache.kv import DROP_PAGE, KVCache, zeros_of
 from jaxllm.engine.constraints.host_processors import rewritten
-from jaxllm.engine.runtime.batch import grown, pack, update_arrays
+from jaxllm.engine.runtime.batch import pack, update_arrays
 from jaxllm.engine.runtime.compile_counter import CompileCounter
 from jaxllm.engine.runtime.host_buffers import HostBuffers, begin_read, read
 from jaxllm.engine.runtime.logits_processing import Fill, LogitsProcessing
@@ -101,7 +101,6 @@ class Runner:
             compiles,
         )
         self.slots = programs.slots
-        self.page_size = programs.model.page_size
         self.depth = 1
         # Of each decode bucket and extend shape without context, found in warm-up
         self.seconds: dict[object, float] = {}
@@ -341,14 +340,14 @@ class Runner:
     ) -> None:
         """Upload the row map, new pages and, for `shape`, the plan's chunks. Skipped in steady
         decode: same rows, no new page."""
-        slots, rows = plan.slots, grown(plan, self.page_size)
-        if shape is None and not (force or rows or slots != self._slots_on_device):
+        slots = plan.slots
+        if shape is None and not (force or plan.table_writes or slots != self._slots_on_device):
             return
         shapes, width = (
             self.programs.update_shapes,
             self.programs.table_width // self.programs.kinds,
         )
-        parts = [pack(update_arrays(plan, rows, shapes, self.page_size, width), shapes)]
+        parts = [pack(update_arrays(plan, shapes, width), shapes)]
         if shape is not None:
             parts.append(self.programs.layout(shape).pack(plan.chunks, self.slots, self.eos_ids))
         with_chunks = shape is not None

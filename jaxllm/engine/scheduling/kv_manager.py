@@ -9,7 +9,7 @@ from itertools import chain
 
 from jaxllm.cache.pool import PagePool
 from jaxllm.engine.scheduling.kv_offload import OffloadManager
-from jaxllm.engine.scheduling.plan import Chunk
+from jaxllm.engine.scheduling.plan import Chunk, TableWrite
 from jaxllm.engine.scheduling.prompt_sharing import SharedPages, about_to_grow, loan
 from jaxllm.engine.scheduling.request import Request, Table
 
@@ -61,7 +61,9 @@ class KVCacheManager:
         self.offload: OffloadManager | None = None
         self.shares = True
         self.keeps_outputs = True
-        self.copies: list[tuple[int, int, int]] = []  # of the plan in the making
+        # Of the plan in the making
+        self._copies: list[tuple[int, int, int]] = []
+        self._table_writes: list[TableWrite] = []
 
     def find(self, request: Request, newest: Chunk | None) -> Start:
         """What the request could start from. `newest` is the plan's last chunk, which is not
@@ -141,17 +143,29 @@ class KVCacheManager:
     def open(self, request: Request, wanted: Sequence[int]) -> None:
         """Give the request so many pages of each kind, as `wanted` told: a copy of the page that
         others may read, and new ones. Raises OutOfPages."""
-        index = request.computed // self.page_size
-        for kind, (pool, table, count) in enumerate(
+        index, decodes = request.computed // self.page_size, request.computed >= request.prefill_end
+        for group, (pool, table, count) in enumerate(
             zip(self.pools, request.tables, wanted, strict=True)
         ):
-            fresh = pool.allocate(count)
-            if fresh and index < len(table.pages) and not pool.writable(table.pages[index]):
-                self.copies.append((table.pages[index], fresh[0], kind))
+            fresh, held = pool.allocate(count), len(table.pages)
+            written: Sequence[int] = range(held, held + count)
+            if fresh and index < held and not pool.writable(table.pages[index]):
+                self._copies.append((table.pages[index], fresh[0], group))
                 pool.release(table.pages[index : index + 1])
                 table.pages[index] = fresh.pop(0)
+                written = [index, *written[:-1]]
             table.pages += fresh
+            if decodes:  # a chunk carries its request's whole table
+                self._table_writes += [
+                    TableWrite(request.slot, i, table.pages[i], group) for i in written
+                ]
         request.room = self._places(request)
+
+    def planned(self) -> tuple[tuple[tuple[int, int, int], ...], tuple[TableWrite, ...]]:
+        """Page copies and table writes since the last call."""
+        copies, writes = tuple(self._copies), tuple(self._table_writes)
+        self._copies, self._table_writes = [], []
+        return copies, writes
 
     def give_back(self, request: Request) -> None:
         """Release the request's pages; its hashes stay, so it may find them again."""
@@ -222,7 +236,7 @@ class KVCacheManager:
 
     def reset(self) -> None:
         """Take every page back, whatever was true of it."""
-        self.copies = []
+        self._copies, self._table_writes = [], []
         for pool in self.pools:
             pool.reset()
         if self.offload is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from jaxllm.engine.scheduling.request import Request
 
@@ -39,17 +40,35 @@ class Traffic:
     loaded: int = 0
 
 
+class TableWrite(NamedTuple):
+    """An entry of a page table on the device: page `column` of the request in `slot` is `page`."""
+
+    slot: int
+    column: int
+    page: int
+    group: int  # the cache group whose table this is
+
+
 @dataclass(frozen=True)
 class Plan:
-    """One step. `decodes` each run one token; `positions[i]` is where decode i writes its KV.
-    Before anything else the contents of the pages `copies` (source, target, kind of layers) are
-    copied, in this order."""
+    """One step, in the order in which the device runs it.
+
+    Attributes:
+        decodes: Requests that run one token each.
+        positions: Where decode i writes its KV, in tokens.
+        chunks: Parts of prompts. A chunk carries the whole page table of its request.
+        preempted: Requests that went back to the queue for this plan.
+        copies: Pages copied before anything is computed, in order: (source, target, cache group).
+        table_writes: Pages that the decodes were given, at most one per decode and cache group.
+        moves: Transfers between pool and host memory, before the copies.
+    """
 
     decodes: tuple[Request, ...]
     positions: tuple[int, ...]
     chunks: tuple[Chunk, ...]
     preempted: tuple[Request, ...] = ()
     copies: tuple[tuple[int, int, int], ...] = ()
+    table_writes: tuple[TableWrite, ...] = ()
     moves: Moves | None = None
 
     @property

@@ -242,8 +242,10 @@ class Scheduler:
                 chunks = self._plan_chunks(arrived, 0, admit=False)
             moves = self.offload.depart()
         self._turn = bool(chunks)
-        copies, self.holdings.copies = tuple(self.holdings.copies), []
-        return Plan(tuple(decodes), tuple(positions), chunks, tuple(preempted), copies, moves)
+        copies, writes = self.holdings.planned()
+        return Plan(
+            tuple(decodes), tuple(positions), chunks, tuple(preempted), copies, writes, moves
+        )
 
     def _rows(
         self, decode: bool, prefill: bool

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from jaxllm.engine.runtime.batch import (
     ALIGN,
     Shapes,
-    grown,
     offsets,
     pack,
     packed_size,
@@ -17,8 +16,8 @@ from jaxllm.engine.runtime.batch import (
     update_arrays,
     update_shapes,
 )
-from jaxllm.engine.scheduling.plan import Plan
-from jaxllm.engine.scheduling.request import Request, Table
+from jaxllm.engine.scheduling.plan import Plan, TableWrite
+from jaxllm.engine.scheduling.request import Request
 from jaxllm.sampling.options import SamplingParams
 
 KINDS = (np.int32, np.uint32, np.float32)
@@ -46,28 +45,31 @@ def test_what_is_packed_is_unpacked_bit_by_bit_and_every_array_is_aligned(layout
         np.testing.assert_array_equal(np.asarray(found).view(np.int32), arrays[name].view(np.int32))
 
 
-@given(st.lists(st.tuples(st.integers(0, 11), st.booleans()), max_size=5))
-def test_rows_get_a_table_entry_at_the_start_of_a_page_and_for_a_copy(
-    rows: list[tuple[int, bool]],
+@given(
+    st.integers(0, 5),
+    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 1)), max_size=5, unique=True),
+)
+def test_each_table_write_of_a_plan_is_an_entry_and_unused_entries_are_dropped(
+    count: int, written: list[tuple[int, int]]
 ) -> None:
-    size, slots, decodes, copies = 4, 8, [], []
-    for row, (position, copied) in enumerate(rows):
+    slots, width, decodes = 8, 3, []
+    for row in range(count):
         request = Request(
             id="r", index=0, prompt=[1], params=SamplingParams(), seed=0, arrival=0.0, max_tokens=9
         )
-        request.slot, request.tables = 7 - row, (Table([100 * row + page for page in range(3)]),)
+        request.slot = 7 - row
         decodes.append(request)
-        copies += [(99, request.pages[position // size], 0)] if copied else []
-    plan = Plan(tuple(decodes), tuple(position for position, _ in rows), (), copies=tuple(copies))
-    entries = [row for row, (position, copied) in enumerate(rows) if position % size == 0 or copied]
-    assert grown(plan, size) == entries
-    arrays = update_arrays(plan, entries, update_shapes(slots, 1), size, width=3)
-    assert arrays["rows"].tolist() == [7 - row for row in range(len(rows))] + [slots] * (
-        slots - len(rows)
+    writes = tuple(
+        TableWrite(7 - at, index, 100 * at + index, group)
+        for at, (index, group) in enumerate(written)
     )
-    for row in range(slots):
-        found = tuple(int(arrays[name][row]) for name in ("slot", "index", "page"))
-        index = rows[row][0] // size if row in entries else 0
-        assert found == (
-            (7 - row, index, 100 * row + index) if row in entries else (slots + 1, 0, 0)
-        )
+    plan = Plan(tuple(decodes), (0,) * count, (), table_writes=writes)
+    arrays = update_arrays(plan, update_shapes(slots, 2), width)
+    assert arrays["rows"].tolist() == [7 - row for row in range(count)] + [slots] * (slots - count)
+    entries = [
+        tuple(int(arrays[name][at]) for name in ("slot", "index", "page"))
+        for at in range(2 * slots)
+    ]
+    assert entries == [
+        (slot, column + group * width, page) for slot, column, page, group in writes
+    ] + [(slots + 1, 0, 0)] * (2 * slots - len(writes))
