@@ -162,7 +162,7 @@ class Engine:
                 else 0,
                 stops=stops,
             )
-            choice.detok = self._detokenizer(choice)
+            live.detokenizers.append(self._detokenizer(choice))
             if params.samples > 1:
                 choice.family = family
             live.choices.append(choice)

@@ -46,9 +46,10 @@ class OutputProcessor:
                 return self.fail(request, failed, "structured_outputs", [token], logprobs)
             complete = request.guide is not None and request.guide.ended
         stopped = token in request.stops and count > params.min_tokens
-        if request.detok is not None:
+        detokenizer = self._live[request.id].detokenizers[request.index]
+        if detokenizer is not None:
             hidden = stopped or (complete and token in self._eos_ids)
-            step = request.detok.feed(
+            step = detokenizer.feed(
                 [token] if not hidden or params.include_stop_str_in_output else []
             )
             text = step.text
@@ -88,8 +89,9 @@ class OutputProcessor:
         live = self._live[request.id]
         self._scheduler.finish(request)
         self._guides.release(request)
-        if request.detok is not None and not isinstance(stop, str):
-            text += request.detok.finish()
+        detokenizer = live.detokenizers[request.index]
+        if detokenizer is not None and not isinstance(stop, str):
+            text += detokenizer.finish()
         if all(choice.status is Status.FINISHED for choice in live.choices):
             del self._live[request.id]
         return TextDelta(

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from jaxllm.engine.output.detok import Detokenizer
 from jaxllm.engine.scheduling.plan import Span
 from jaxllm.engine.scheduling.request import Request
 from jaxllm.logprobs import trimmed
@@ -14,9 +15,10 @@ from jaxllm.messages import PromptLogprobs
 
 @dataclass(slots=True)
 class RequestState:
-    """A request's choices, and the log-probabilities of their prompt."""
+    """A request's choices, their text, and the log-probabilities of their prompt."""
 
     choices: list[Request] = field(default_factory=list)
+    detokenizers: list[Detokenizer | None] = field(default_factory=list)  # one per choice
     # Of the prompt, as far as they have come
     scores: list[np.ndarray] = field(default_factory=list)
     prompt_logprobs: PromptLogprobs | None = None  # once all have

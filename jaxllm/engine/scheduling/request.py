@@ -15,7 +15,6 @@ from jaxllm.sampling.options import SamplingParams
 
 if TYPE_CHECKING:
     from jaxllm.engine.constraints.grammars import GrammarState
-    from jaxllm.engine.output.detok import Detokenizer
 
 
 class Status(enum.Enum):
@@ -104,7 +103,6 @@ class Request:
     place: tuple[float, ...] = ()  # in the scheduler's order, from arrival on
     guide: GrammarState | None = None  # follows the request's grammar
     stops: frozenset[int] = frozenset()  # tokens that end it
-    detok: Detokenizer | None = None  # makes its text
     # Prompt positions before it are scored: their next tokens' log-probabilities are wanted
     score_end: int = 0
     scored: int = 0  # of these, how many have been scored or are in a step in flight
