@@ -1,4 +1,4 @@
-"""A thread beside its caller's."""
+"""A thread for one piece of work at a time, beside the thread that started it."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 
 
 class BackgroundThread:
-    """Does one thing at a time in a thread of its own, for work that spends its time in native
-    code."""
+    """Runs one function at a time, for work that spends its time in native code."""
 
     def __init__(self, name: str):
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
         self._last: Future[Any] | None = None
 
-    def begin[T](self, work: Callable[[], T]) -> Future[T]:
-        """Start `work` and return when it runs, after the work before. Python's lock is its own
-        until it enters native code: it might wait 5 ms for it otherwise, while the caller goes on
-        in Python.
+    def submit[T](self, work: Callable[[], T]) -> Future[T]:
+        """Queue `work` and return when it runs.
+
+        Waiting hands the interpreter's lock over at once. Otherwise `work` might wait 5 ms for it
+        while the caller goes on in Python.
         """
         entered = Lock()
         entered.acquire()
@@ -33,7 +33,7 @@ class BackgroundThread:
         return future
 
     def settle(self) -> None:
-        """Wait until all work has ended, whatever became of it; who waited for it before may have
-        been interrupted."""
+        """Wait until all work has ended, with a result or an error. An interrupt may have cut an
+        earlier wait short."""
         if self._last is not None and not self._last.done():
             wait([self._last])

@@ -37,7 +37,7 @@ from jaxllm.outputs import (
 from jaxllm.sampling.beams import BeamSearchParams
 from jaxllm.sampling.defaults import generation_config, sampling_defaults
 from jaxllm.sampling.options import SamplingParams
-from jaxllm.sampling.processors import Function
+from jaxllm.sampling.processor_arguments import Function
 from jaxllm.sampling.values import OptionError
 from jaxllm.tokenizer import Tokenizer, template_text
 

@@ -47,7 +47,7 @@ def check_logprobs(name: str, value: int | None, most: int) -> None:
         raise RequestError(f"{name} ({value}) must be at most {most} (--max-logprobs)", name)
 
 
-def check_scores(prompts: Sequence[int], top: int, choices: int) -> None:
+def check_prompt_logprobs(prompts: Sequence[int], top: int, choices: int) -> None:
     """Raises RequestError when prompts of these lengths have more log-probabilities, told with each
     of so many choices, than memory shall be spent on."""
     entries = sum(prompts) * (top + 1) * choices

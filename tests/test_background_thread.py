@@ -29,7 +29,7 @@ def test_work_has_begun_when_begin_returns_and_goes_on_beside_the_caller() -> No
         assert go.wait(20)
         return 3
 
-    future = beside.begin(work)
+    future = beside.submit(work)
     assert seen and seen[0].startswith("test") and not future.done()
     go.set()
     assert future.result(20) == 3
@@ -38,8 +38,8 @@ def test_work_has_begun_when_begin_returns_and_goes_on_beside_the_caller() -> No
 def test_what_work_raises_reaches_whoever_waits_and_the_thread_goes_on() -> None:
     beside = BackgroundThread("test")
     with pytest.raises(ZeroDivisionError):
-        beside.begin(lambda: 1 // 0).result(20)
-    assert beside.begin(lambda: 4).result(20) == 4
+        beside.submit(lambda: 1 // 0).result(20)
+    assert beside.submit(lambda: 4).result(20) == 4
 
 
 def test_it_settles_when_its_work_has_ended_also_badly() -> None:
@@ -50,7 +50,7 @@ def test_it_settles_when_its_work_has_ended_also_badly() -> None:
         assert go.wait(20)
         raise ZeroDivisionError
 
-    future = beside.begin(work)
+    future = beside.submit(work)
     threading.Timer(0.05, go.set).start()
     beside.settle()
     assert isinstance(future.exception(0), ZeroDivisionError)

@@ -16,7 +16,7 @@ from jaxllm.config import EngineConfig
 from jaxllm.engine.constraints.logits_options import LogitsOptionsReader
 from jaxllm.engine.constraints.token_masks import NO_TOKEN, token_bitmask
 from jaxllm.engine.constraints.validation import RequestValidator
-from jaxllm.engine.output.beam_requests import BeamSearchManager, check_search
+from jaxllm.engine.output.beam_requests import BeamSearchManager, validate_search
 from jaxllm.engine.output.best_of import BestOfManager, choice_seed
 from jaxllm.engine.output.counters import Counters
 from jaxllm.engine.output.detok import Detokenizer
@@ -33,7 +33,7 @@ from jaxllm.engine.startup.report import Report
 from jaxllm.engine.startup.start import Started, start
 from jaxllm.messages import EngineStats, GenerateRequest, PromptLogprobs, RequestError, TextDelta
 from jaxllm.sampling.choose import LOGPROBS, needs
-from jaxllm.sampling.processors import Function
+from jaxllm.sampling.processor_arguments import Function
 
 WORTH_A_CHUNK = 4  # tokens that a grammar forces
 NO_MORE = TextDelta(
@@ -50,32 +50,34 @@ class Engine:
     """Runs requests on one mesh. Not thread-safe: one thread calls `add`, `abort` and `step`."""
 
     def __init__(self, parts: Started, scheduler: Scheduler, seed: int):
-        self.resolved, self.runner, self.tokenizer, self._guides = (
+        self.resolved, self.runner, self.tokenizer, self._grammars = (
             parts.resolved,
             parts.runner,
             parts.tokenizer,
-            parts.guides,
+            parts.grammars,
         )
         self.scheduler, self.eos_ids = scheduler, frozenset(parts.runner.eos_ids)
         self._live: dict[str, RequestState] = {}
         self._count = Counters()
-        self._answers = OutputProcessor(
-            self._live, scheduler, self._guides, self._count, self.eos_ids
+        self._output = OutputProcessor(
+            self._live, scheduler, self._grammars, self._count, self.eos_ids
         )
-        self._contests, self._searches = (
+        self._best_of, self._beams = (
             BestOfManager(),
             BeamSearchManager(scheduler, self._detokenizer, self.eos_ids, self._count),
         )
         self._in_flight: deque[StepResult] = deque()
-        self._beside = BackgroundThread("forward")
+        self._background = BackgroundThread("forward")
         self._lookout = ArrivalWait()
-        self._asking = LogitsOptionsReader(
+        self._options = LogitsOptionsReader(
             parts.resolved.vocab_size,
             parts.tokenizer,
             parts.runner.programs.model.processors,
             self.eos_ids,
         )
-        self._door = RequestValidator(parts.resolved, parts.tokenizer is not None, scheduler.fits)
+        self._validator = RequestValidator(
+            parts.resolved, parts.tokenizer is not None, scheduler.fits
+        )
         self._seeds = np.random.Generator(np.random.Philox(seed))
         self._pending: list[TextDelta] = []  # deltas that no step makes: rejected choices, aborts
 
@@ -97,19 +99,19 @@ class Engine:
     def has_work(self) -> bool:
         """Whether `step` has anything to do."""
         return bool(
-            self._in_flight or self._pending or self.scheduler.has_work or self._guides.waiting
+            self._in_flight or self._pending or self.scheduler.has_work or self._grammars.waiting
         )
 
     @property
     def awaits_grammar(self) -> bool:
         """Whether there is work, but none before a grammar is built: `step` would wait for it."""
-        return self._guides.idle and not (
+        return self._grammars.all_building and not (
             self._in_flight or self._pending or self.scheduler.has_work
         )
 
     def when_built(self, heard: Callable[[], None]) -> None:
         """From now on call `heard` whenever a grammar has been built, in whatever thread did it."""
-        self._guides.heard = heard
+        self._grammars.on_built = heard
 
     @property
     def patience(self) -> float:
@@ -142,7 +144,7 @@ class Engine:
             if params.seed is None
             else params.seed % 2**64
         )
-        self._contests.begin(request)
+        self._best_of.track(request)
         family = PromptSharing(live.choices)
         for index in range(1 if params.use_beam_search else params.samples):
             choice = Request(
@@ -156,7 +158,7 @@ class Engine:
                 cache_salt=request.cache_salt,
                 needs=needs(params),
                 top=params.logprobs or 0,
-                asked=self._asking.of(params),
+                asked=self._options.read_options(params),
                 score_end=len(request.prompt_token_ids) - 1
                 if params.prompt_logprobs is not None and index == 0
                 else 0,
@@ -169,10 +171,10 @@ class Engine:
             if request.grammar is None:
                 self.scheduler.add(choice)
             else:
-                self._guides.begin(choice, request.grammar)
+                self._grammars.start_build(choice, request.grammar)
         if params.prompt_logprobs is not None and len(request.prompt_token_ids) == 1:
             live.prompt_logprobs = PromptLogprobs(top=params.prompt_logprobs, packed=b"")
-        if not self._searches.begin(live.choices[0], stops):
+        if not self._beams.start_search(live.choices[0], stops):
             self._live[request.id] = live
         self._count.prompt_tokens += len(request.prompt_token_ids)
 
@@ -189,13 +191,13 @@ class Engine:
     def abort(self, request_id: str) -> None:
         """Stop a request and free its pages now; its choices end with finish_reason "abort".
         Unknown ids are ignored."""
-        self._pending += self._searches.stop(request_id, "abort")
+        self._pending += self._beams.stop_search(request_id, "abort")
         live = self._live.get(request_id)
         if live is None:
             return
         for choice in list(live.choices):
             if choice.status is not Status.FINISHED:
-                self._pending.append(self._answers.finish(choice, [], "", "abort", None))
+                self._pending.append(self._output.finish_choice(choice, [], "", "abort", None))
 
     def step(self) -> list[TextDelta]:
         """Launch the next step, then commit the oldest in flight if there are more than the
@@ -227,27 +229,29 @@ class Engine:
         self._count.problem = ""
         try:
             self.scheduler.check()
-            if self._live or self._searches:
+            if self._live or self._beams:
                 raise RuntimeError(
-                    f"requests neither run nor wait: {sorted([*self._live, *self._searches])[:8]}"
+                    f"requests neither run nor wait: {sorted([*self._live, *self._beams])[:8]}"
                 )
         except Exception as error:  # accounts that are broken may break what looks at them
             self._count.self_check_failures += 1
             self._count.problem = str(error) or type(error).__name__
             # Nothing that is broken may be asked for more than what clients are owed.
             owed = [
-                owed for live in self._live.values() for owed in self._contests.owed(live.choices)
+                owed
+                for live in self._live.values()
+                for owed in self._best_of.undelivered(live.choices)
             ]
             ends = [
                 replace(NO_MORE, id=id, index=index, token_ids=[])
-                for id, index in owed + self._searches.owed()
+                for id, index in owed + self._beams.undelivered()
             ]
             self._start_over()
             self._pending += ends
 
     def _turn(self) -> list[TextDelta]:
         deltas, self._pending = self._pending, []
-        if self._guides.waiting:
+        if self._grammars.waiting:
             deltas += self._admit_guided(idle=not deltas and self.awaits_grammar)
         if self.runner.swapper is not None:
             self.scheduler.lose(self.runner.swapper.lost())
@@ -279,15 +283,15 @@ class Engine:
             self._lookout.launched(
                 added_by_chunks(self.runner.seconds, self.runner.programs.buckets, plan), margin
             )
-        return self._contests.told(deltas)
+        return self._best_of.deliverable(deltas)
 
     def _forward_beside(self, plan: Plan) -> tuple[Forwarded, list[Collected]]:
         """Start a forward, whose launch takes a millisecond, and beside that collect the steps
         before it and begin to look for masks."""
-        launching = self._beside.begin(partial(self.runner.forward, plan))
+        launching = self._background.submit(partial(self.runner.forward, plan))
         try:
             before = [self._collected() for _ in range(len(self._in_flight))]
-            self._guides.look(plan.asking)
+            self._grammars.start_masks(plan.asking)
         finally:
             wait([launching])
         return launching.result(), before
@@ -298,7 +302,7 @@ class Engine:
         deltas: list[TextDelta] = []
         for step in before:  # texts are made while the masks are found
             deltas += self._commit(step)
-        jumped = {request for request in self._guides.looked() if self._jump(request, deltas)}
+        jumped = {request for request in self._grammars.wait_masks() if self._jump(request, deltas)}
         running = [
             request
             for request in plan.asking
@@ -308,7 +312,7 @@ class Engine:
             request for request in running if request.asked is not None and request.asked.restricted
         ]
         for request, why in self.runner.apply_token_bitmask(
-            going, partial(token_bitmask, self._guides)
+            going, partial(token_bitmask, self._grammars)
         ):
             request.dead_end = why
         return deltas
@@ -316,19 +320,20 @@ class Engine:
     def _collected(self) -> Collected:
         """The oldest step in flight, its tokens told to the grammars that they follow."""
         step = self.runner.collect(self._in_flight.popleft())
-        self._guides.follow(step.plan.emitters, step.tokens)
+        self._grammars.accept_step(step.plan.emitters, step.tokens)
         return step
 
     def _jump(self, request: Request, deltas: list[TextDelta]) -> bool:
         """Whether the request's grammar forced enough tokens to append them without a draw."""
         room = self.scheduler.ahead(request)
-        forced = self._guides.forced(request)[:room] if room >= WORTH_A_CHUNK else []
-        if request.guide is None or len(forced) < WORTH_A_CHUNK:
+        forced = self._grammars.forced_tokens(request)[:room] if room >= WORTH_A_CHUNK else []
+        state = self._grammars.states.get(request)
+        if state is None or len(forced) < WORTH_A_CHUNK:
             return False
         request.jumped = True
         for token in forced:
-            request.guide.advance(token)
-            deltas.append(self._answers.accept(request, token, time.time(), None))
+            state.accept_token(token)
+            deltas.append(self._output.append_token(request, token, time.time(), None))
             if request.status is Status.FINISHED:
                 return True
         self.scheduler.jump(request)
@@ -337,23 +342,23 @@ class Engine:
     def _admit_guided(self, idle: bool) -> list[TextDelta]:
         """Schedule the choices whose grammar is there; those of which it cannot be built end."""
         deltas: list[TextDelta] = []
-        for request, failure in self._guides.ready(idle):
+        for request, failure in self._grammars.pop_built(block=idle):
             if failure is None:
                 self.scheduler.add(request)
             else:
                 deltas.append(
-                    self._answers.fail(request, failure, error_param="structured_outputs")
+                    self._output.fail_choice(request, failure, error_param="structured_outputs")
                 )
         return deltas
 
     def _start_over(self) -> None:
         """A step failed: pages that were planned may not have been written, and the index already
         offers them. Forget everything."""
-        self._beside.settle()
+        self._background.settle()
         self.scheduler.reset()
         for choice in [choice for live in self._live.values() for choice in live.choices]:
-            self._guides.release(choice)
-        for kept in (self._live, self._searches, self._contests, self._pending, self._in_flight):
+            self._grammars.release(choice)
+        for kept in (self._live, self._beams, self._best_of, self._pending, self._in_flight):
             kept.clear()
         self.runner.reset()
 
@@ -361,21 +366,21 @@ class Engine:
         """A snapshot for metrics."""
         return self._count.snapshot(
             self.scheduler,
-            self._guides.waiting,
+            self._grammars.waiting,
             self.runner.compiles.since_start,
             self.runner.traffic,
         )
 
     def check(self, request: GenerateRequest) -> None:
         """Raises RequestError when the request can never run here."""
-        self._door.check(request)
-        self._asking.check(request.params)
-        self._guides.check(request)
-        check_search(request, self.resolved, self.scheduler.pools, self.eos_ids)
+        self._validator.validate_request(request)
+        self._options.validate_options(request.params)
+        self._grammars.validate_grammar(request)
+        validate_search(request, self.resolved, self.scheduler.pools, self.eos_ids)
 
     def has_room(self, request: GenerateRequest) -> bool:
         """Whether it may join what runs and waits; an idle engine takes any request."""
-        there = self.scheduler.running + self.scheduler.waiting + self._guides.waiting
+        there = self.scheduler.running + self.scheduler.waiting + self._grammars.waiting
         return (
             there == 0
             or there + request.params.samples
@@ -393,7 +398,7 @@ class Engine:
         now = time.time()
         for span, scores in step.scores:
             if span.request.status is not Status.FINISHED:
-                self._live[span.request.id].score(span, scores)
+                self._live[span.request.id].add_prompt_logprobs(span, scores)
         for row, (request, token) in enumerate(zip(step.plan.emitters, step.tokens, strict=True)):
             if request is None or request.status is Status.FINISHED:
                 continue
@@ -401,7 +406,7 @@ class Engine:
                 request.jumped = False
                 continue
             if request.dead_end is not None:
-                deltas.append(self._answers.give_up(request, request.dead_end))
+                deltas.append(self._output.end_without_token(request, request.dead_end))
                 continue
             # What a function on the host leaves says nothing about the model
             if token < 0 and row not in step.failures:
@@ -413,16 +418,16 @@ class Engine:
                     else None
                 )
                 deltas += (
-                    self._searches.feed(request, top, now)
+                    self._beams.add_top_tokens(request, top, now)
                     if top
-                    else self._searches.stop(request.id, "error", NO_TOKEN)
+                    else self._beams.stop_search(request.id, "error", NO_TOKEN)
                 )
                 continue
             if token < 0:
-                deltas.append(self._answers.fail(request, step.failures.get(row, NO_TOKEN)))
+                deltas.append(self._output.fail_choice(request, step.failures.get(row, NO_TOKEN)))
                 continue
             logprobs = None
             if step.logprobs is not None and request.needs & LOGPROBS:
                 logprobs = step.logprobs.row(row, request.top)
-            deltas.append(self._answers.accept(request, token, now, logprobs))
+            deltas.append(self._output.append_token(request, token, now, logprobs))
         return deltas

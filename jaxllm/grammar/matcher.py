@@ -1,4 +1,5 @@
-"""Grammars at work: one matcher per choice, which follows its tokens and says which may come next."""
+"""Grammar matchers: one per choice, which follows its tokens and masks those that may not come
+next."""
 
 from __future__ import annotations
 
@@ -13,23 +14,22 @@ from tokenizers import Tokenizer
 
 from jaxllm.grammar.limits import parser_limits
 
-# Matchers that wait for the next request with their grammar; what they found out about it makes
+# Matchers kept for the next request with their grammar; the parser states that they have found make
 # that one faster
 MAX_IDLE = 128
 WORKERS = 2
-SPECIAL = b"\xff"  # begins a special token in what llguidance shows as bytes
+SPECIAL = b"\xff"  # begins a special token in llguidance's byte strings
 
 
 class GrammarError(Exception):
-    """A matcher cannot go on: a limit was reached, or a token came that it did not allow."""
+    """A matcher cannot go on: a limit was reached, or a token did not follow the grammar."""
 
 
 class Matcher:
-    """Of one choice. Has the shape of a `sampling.constraint.Constraint`; `ended` once nothing may
-    follow.
+    """The grammar of one choice; a `sampling.constraint.Constraint`.
 
-    `advance` and `mask` raise GrammarError; after that, and after the end, it allows nothing but
-    the end.
+    `accept_tokens` and `apply_mask` raise GrammarError. After an error, and after the end, the mask
+    allows end-of-sequence tokens only.
     """
 
     def __init__(self, grammar: str, tokenizer: LLTokenizer, words: int):
@@ -37,12 +37,12 @@ class Matcher:
         self.state = LLMatcher(tokenizer, grammar, log_level=0, limits=parser_limits())
         self._bits = np.zeros(-(-tokenizer.vocab_size // 32), np.uint32)
         self._words, self._tokenizer = words, tokenizer
-        self.check()
+        self.raise_if_failed()
 
     @property
     def size(self) -> int:
-        """Words of a mask as llguidance makes it: of the tokenizer, where that is larger than the
-        model's logits."""
+        """Words of llguidance's mask: of the tokenizer's vocabulary, which may be larger than the
+        model's."""
         return len(self._bits)
 
     @property
@@ -57,33 +57,35 @@ class Matcher:
 
     @property
     def failed(self) -> bool:
-        """Whether it cannot go on; `check` says why."""
+        """Whether it cannot go on; `raise_if_failed` gives the reason."""
         return self.state.is_error()
 
-    def advance(self, token_ids: Sequence[int]) -> None:
-        """These tokens were said, each of them allowed by the mask before it."""
+    def accept_tokens(self, token_ids: Sequence[int]) -> None:
+        """Follow generated tokens, each allowed by the mask before it."""
         for token in token_ids:
             if not self.state.consume_token(token):
-                self.check()
+                self.raise_if_failed()
                 raise GrammarError(f"token {token} does not follow the grammar")
 
-    def mask(self, allowed_W: np.ndarray) -> None:
+    def apply_mask(self, allowed_W: np.ndarray) -> None:
         """Clear the bits of tokens that may not come next: uint32 [W], token i is bit i % 32 of
         word i // 32."""
-        self.find(self._bits)
-        self.check()
+        self.compute_mask(self._bits)
+        self.raise_if_failed()
         if np.count_nonzero(self._bits) == 1:
-            self.spell(self._bits)
+            self.fix_special_token(self._bits)
         np.bitwise_and(allowed_W, self._bits[: self._words], out=allowed_W)
 
-    def find(self, bits: np.ndarray) -> None:
+    def compute_mask(self, bits: np.ndarray) -> None:
         """Write the bits of tokens that may come next, all `size` words."""
         self.state.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
 
-    def spell(self, bits: np.ndarray) -> None:
-        """Mend a mask of one word that leaves one token alone. Where text must come that looks like
-        a special token, llguidance makes it that token, which does not follow, since it is no text:
-        what may come next is the first ordinary token of the text."""
+    def fix_special_token(self, bits: np.ndarray) -> None:
+        """Correct a mask that allows a single token which does not follow the grammar.
+
+        Where forced text looks like a special token, llguidance allows that token, although it is
+        no text. The mask gets the first ordinary token of the text instead.
+        """
         at = int(bits.argmax())
         word = int(bits[at])
         token = at * 32 + word.bit_length() - 1
@@ -99,24 +101,23 @@ class Matcher:
             bits[at] = 0
             bits[first // 32] = 1 << first % 32
 
-    def forced(self) -> list[int]:
-        """The tokens that must come next, when there is only one way to go on; up to one that
-        `spell` has to mend."""
+    def forced_tokens(self) -> list[int]:
+        """The tokens that must come next, up to one that `fix_special_token` has to correct."""
         tokens = self.state.compute_ff_tokens()
         return tokens[: self.state.validate_tokens(tokens)]
 
-    def check(self) -> None:
+    def raise_if_failed(self) -> None:
         """Raises GrammarError when the matcher has failed."""
         if self.failed:
             raise GrammarError(self.state.get_error().split("<non-verbose/>")[0].strip())
 
 
 class Matchers:
-    """Makes matchers for a model with `width` logits, off the caller's thread, and keeps some that
-    are done for their next use.
+    """Makes matchers for a model with `width` logits in threads, and keeps some for reuse.
 
-    llguidance takes a second to read a large vocabulary, all of it under Python's lock. That
-    begins, in a thread, with `warm` or with the first grammar, which waits for it.
+    llguidance takes a second to read a large vocabulary, and holds the interpreter's lock
+    meanwhile. `start_vocabulary` or the first grammar starts that in a thread; matchers wait for
+    it.
     """
 
     def __init__(self, tokenizer: Tokenizer, width: int, eos: Iterable[int]):
@@ -129,8 +130,8 @@ class Matchers:
         self._tokenizer, self._width, self._eos = tokenizer, width, sorted(eos)
         self._vocabulary: Future[LLTokenizer] | None = None
 
-    def begin(self, grammar: str) -> Future[Matcher]:
-        """A matcher at the start of the grammar; the future raises GrammarError when it cannot be
+    def start_matcher(self, grammar: str) -> Future[Matcher]:
+        """A matcher at the start of the grammar. The future raises GrammarError when it cannot be
         made."""
         with self._lock:
             idle = self._idle.get(grammar)
@@ -139,10 +140,10 @@ class Matchers:
                 found: Future[Matcher] = Future()
                 found.set_result(idle.pop())
                 return found
-        return self._pool.submit(self._make, grammar, self.warm())
+        return self._pool.submit(self._make, grammar, self.start_vocabulary())
 
-    def warm(self) -> Future[LLTokenizer]:
-        """Begin to read the vocabulary, once."""
+    def start_vocabulary(self) -> Future[LLTokenizer]:
+        """Start to read the vocabulary, once."""
         with self._lock:
             if self._vocabulary is None:
                 self._vocabulary = self._pool.submit(
@@ -150,8 +151,8 @@ class Matchers:
                 )
             return self._vocabulary
 
-    def give_back(self, matcher: Matcher) -> None:
-        """Its choice has ended."""
+    def recycle(self, matcher: Matcher) -> None:
+        """Keep the matcher of a choice that has ended for the next one."""
         if matcher.state.is_error() or not matcher.state.reset():
             return
         with self._lock:
@@ -171,12 +172,12 @@ class Matchers:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _make(self, grammar: str, vocabulary: Future[LLTokenizer]) -> Matcher:
-        # Which is under way: no queue of these comes before it
+        # The vocabulary was queued before any of these, so waiting cannot block the pool
         return Matcher(grammar, vocabulary.result(), self._words)
 
 
 def vocabulary(tokenizer: Tokenizer, width: int, eos: list[int]) -> LLTokenizer:
-    """The tokens as llguidance takes them; ids up to the logits' width that have no token are never
+    """The tokens for llguidance. Ids up to the logits' width that have no token are never
     allowed."""
     size = max(width, tokenizer.get_vocab_size(with_added_tokens=True))
     return LLTokenizer(tokenizer.to_str(), n_vocab=size, eos_token=eos or None)

@@ -1,4 +1,4 @@
-"""What may be said next, decided on the host from what was said. Imports no jax."""
+"""Constraints: which tokens may come next, decided on the host from those before. Imports no jax."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ class ConstraintError(Exception):
 
 
 class Constraint(Protocol):
-    """Of one choice, which owns it: follows its tokens and says which may come next.
+    """Follows the tokens of one choice and masks those that may not come next.
 
-    The engine calls `advance` with each token that the choice has said, in order, and before each
-    draw `mask` once, perhaps in a thread of its own, never both at once. It lives through
-    preemptions. Whatever either raises ends the choice with an error.
+    The engine calls `accept_tokens` with each generated token, in order, and `apply_mask` once
+    before each draw. Calls may come from different threads, but never at once. A constraint
+    survives preemption. Whatever it raises ends the choice with an error.
     """
 
-    def advance(self, token_ids: Sequence[int]) -> None:
-        """These tokens were said."""
+    def accept_tokens(self, token_ids: Sequence[int]) -> None:
+        """Follow generated tokens."""
 
-    def mask(self, allowed_W: np.ndarray) -> None:
-        """Clear the bits (`sampling.bits`, uint32) of tokens that must not be said next. Others'
-        bits may be clear already."""
+    def apply_mask(self, allowed_W: np.ndarray) -> None:
+        """Clear the bits (`sampling.bits`, uint32) of tokens that may not come next. Other bits may
+        be clear already."""
 
 
 class BadWords:
-    """Forbids the last token of every word whose other tokens were just said."""
+    """Masks the last token of each word whose other tokens have just been generated."""
 
     def __init__(self, words: Iterable[tuple[int, ...]]):
         self._by_link: dict[int, list[tuple[int, ...]]] = {}  # words by their last token but one
@@ -40,17 +40,17 @@ class BadWords:
         for word in words:
             self._by_link.setdefault(word[-2], []).append(word)
             longest = max(longest, len(word))
-        self._said: deque[int] = deque(maxlen=longest - 1)
+        self._recent: deque[int] = deque(maxlen=longest - 1)
 
-    def advance(self, token_ids: Sequence[int]) -> None:
+    def accept_tokens(self, token_ids: Sequence[int]) -> None:
         """See `Constraint`."""
-        self._said.extend(token_ids)
+        self._recent.extend(token_ids)
 
-    def mask(self, allowed_W: np.ndarray) -> None:
+    def apply_mask(self, allowed_W: np.ndarray) -> None:
         """See `Constraint`."""
-        if not self._said:
+        if not self._recent:
             return
-        said = tuple(self._said)
-        for word in self._by_link.get(said[-1], ()):
-            if said[-(len(word) - 1) :] == word[:-1]:
+        recent = tuple(self._recent)
+        for word in self._by_link.get(recent[-1], ()):
+            if recent[-(len(word) - 1) :] == word[:-1]:
                 remove(allowed_W, word[-1])

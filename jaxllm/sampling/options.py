@@ -260,6 +260,11 @@ class SamplingParams:
         return self.best_of or self.n
 
     @property
+    def ranked(self) -> bool:
+        """Whether choices are ranked by their log-probabilities."""
+        return self.samples > self.n or self.use_beam_search
+
+    @property
     def greedy(self) -> bool:
         """Whether the most likely token is taken; a temperature too small to divide by counts as
         0."""
@@ -297,3 +302,8 @@ _DEFAULTS: dict[str, Any] = {f.name: f.default for f in dataclasses.fields(Sampl
 def default_of(name: str) -> Any:
     """The default of one option."""
     return _DEFAULTS[name]
+
+
+def is_set(params: SamplingParams, name: str) -> bool:
+    """Whether an option has a value other than its neutral ones."""
+    return getattr(params, name) not in OPTIONS[name].neutral

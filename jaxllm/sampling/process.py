@@ -27,7 +27,8 @@ from jax import Array
 
 from jaxllm.sampling.bits import WORD, words_of
 from jaxllm.sampling.options import MAX_LOGIT_BIAS
-from jaxllm.sampling.processors import Processor, ProcessorState, custom_width
+from jaxllm.sampling.processor_arguments import Processor, custom_width
+from jaxllm.sampling.processors import ProcessorState, apply_processor
 
 MOST = 2**16 - 1  # occurrences that are told apart
 
@@ -104,8 +105,11 @@ def process(
     if processors:
         state = ProcessorState(counts_SV[slot_Q], prompt_QV, rows.position_Q, rows.prompt_length_Q)
         for processor in processors:
-            asked_QV = processor(
-                asked_QV, state, jnp.where(rows.asks_Q[:, None], terms.custom[slot_Q], 0.0)
+            asked_QV = apply_processor(
+                processor,
+                asked_QV,
+                state,
+                jnp.where(rows.asks_Q[:, None], terms.custom[slot_Q], 0.0),
             )
         asked_QV = jnp.where(allowed_QV | ~rows.asks_Q[:, None], asked_QV, -jnp.inf)
     return counts_SV, asked_QV

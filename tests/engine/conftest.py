@@ -20,7 +20,7 @@ from jaxllm.engine.startup.report import Report
 from jaxllm.logprobs import of_prompt, unpacked
 from jaxllm.messages import GenerateRequest, PromptLogprobs, TextDelta, TokenLogprobs
 from jaxllm.sampling.options import SamplingParams
-from jaxllm.sampling.processors import Function
+from jaxllm.sampling.processor_arguments import Function
 from tests.engine.few_shapes import few_shapes
 
 TINY = {
@@ -243,5 +243,5 @@ class Numbers:
 def reading_words(engine: Engine) -> Engine:
     """The engine, taking bad words that are written as the numbers of their tokens."""
     numbers, processors = Numbers(), engine.runner.programs.model.processors
-    engine._asking = LogitsOptionsReader(TINY["vocab_size"], numbers, processors, engine.eos_ids)  # type: ignore[arg-type]
+    engine._options = LogitsOptionsReader(TINY["vocab_size"], numbers, processors, engine.eos_ids)  # type: ignore[arg-type]
     return engine

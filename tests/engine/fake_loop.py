@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from jaxllm.cache.host import HostTier
 from jaxllm.cache.pool import Kind, PagePool
 from jaxllm.cache.prefix import PrefixIndex
-from jaxllm.engine.output.beam_requests import Beams, most_pages
+from jaxllm.engine.output.beam_requests import BeamRequests, max_pages
 from jaxllm.engine.output.beam_search import Rules
 from jaxllm.engine.scheduling.admission import AdmissionEstimator
 from jaxllm.engine.scheduling.buckets import Buckets
@@ -96,9 +96,9 @@ class Loop:
         self.jumped: set[Request] = set()  # of whom the step in flight draws what is not used
         # Tokens of prompts whose log-probabilities have been asked for
         self.scored: dict[Request, int] = {}
-        self.searches: dict[str, Beams] = {}  # that run
+        self.searches: dict[str, BeamRequests] = {}  # that run
         # Those that have ended, with their prompts
-        self.found: dict[str, tuple[Beams, list[int]]] = {}
+        self.found: dict[str, tuple[BeamRequests, list[int]]] = {}
         # Arrival numbers, in the order in which first tokens were planned
         self.first_tokens: list[int] = []
         self.reached: dict[Request, int] = {}  # tokens computed in this life
@@ -163,17 +163,17 @@ class Loop:
             self.scheduler.add(request)
         return family
 
-    def search(self, prompt: list[int], rules: Rules, priority: int = 0) -> Beams | None:
+    def search(self, prompt: list[int], rules: Rules, priority: int = 0) -> BeamRequests | None:
         """Queue a beam search; None when it can never run."""
         tokens = len(prompt) + rules.max_tokens - 1
-        most = most_pages(self.pools, len(prompt), tokens, rules.width)
+        most = max_pages(self.pools, len(prompt), tokens, rules.width)
         fits = all(pages <= pool.num_pages for pages, pool in zip(most, self.pools, strict=True))
         if rules.width > self.setup.max_num_seqs or not fits:
             return None
         root = self.add(prompt, rules.max_tokens, priority=priority)
         if root is None:
             return None
-        self.searches[root.id] = Beams(rules, root, self.scheduler)
+        self.searches[root.id] = BeamRequests(rules, root, self.scheduler)
         return self.searches[root.id]
 
     def abort(self, request: Request) -> None:
@@ -330,7 +330,9 @@ class Loop:
     def _feed(self, request: Request) -> None:
         """The most likely tokens of a beam; forks begin where their parents are."""
         beams = self.searches[request.id]
-        if beams.feed(request, likely(request.prompt + request.output, beams.search.needed)):
+        if beams.add_top_tokens(
+            request, likely(request.prompt + request.output, beams.search.needed)
+        ):
             self.found[request.id] = (self.searches.pop(request.id), request.prompt)
         for member in beams.members:
             if member not in self.requests:

@@ -46,7 +46,9 @@ class Speaker:
 
     def matcher(self, **given) -> Matcher:
         """At the start."""
-        return self.matchers.begin(self.checker.check(StructuredOutputsParams(**given))).result(60)
+        return self.matchers.start_matcher(
+            self.checker.check(StructuredOutputsParams(**given))
+        ).result(60)
 
     def speak(self, matcher: Matcher, seed: int, most: int = 20_000) -> list[int]:
         """Until the end, which comes at the latest after `most` tokens; without the token that ends
@@ -58,7 +60,7 @@ class Speaker:
             token = rng.choice(
                 EOS if len(onward) < len(allowed) and rng.random() < 0.3 else onward or EOS
             )
-            matcher.advance([token])
+            matcher.accept_tokens([token])
             said.append(token)
             assert len(said) < most
         return [t for t in said if t not in EOS]
@@ -67,7 +69,7 @@ class Speaker:
         """A whole text."""
         matcher = self.matcher(**given)
         text = self.tokenizer.decode(self.speak(matcher, seed), skip_special_tokens=False)
-        self.matchers.give_back(matcher)
+        self.matchers.recycle(matcher)
         return text
 
 
@@ -79,5 +81,5 @@ def speaker(checker: Checker, matchers: Matchers, tokenizer: Tokenizer) -> Speak
 def allowed_by(matcher: Matcher) -> list[int]:
     """The tokens that its mask lets through."""
     bits = np.full(-(-WIDTH // 32), 2**32 - 1, np.uint32)
-    matcher.mask(bits)
+    matcher.apply_mask(bits)
     return np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little")).tolist()

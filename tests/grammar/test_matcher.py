@@ -116,7 +116,7 @@ def test_pretty_printed_json_is_a_json_object(
 ) -> None:
     text = json.dumps({"a": [1, {"b": None}], "c": "ü\n😀"}, indent=indent, ensure_ascii=False)
     matcher = speaker.matcher(json_object=True)
-    matcher.advance(tokenizer.encode(text, add_special_tokens=False).ids)
+    matcher.accept_tokens(tokenizer.encode(text, add_special_tokens=False).ids)
     assert matcher.complete
 
 
@@ -173,11 +173,11 @@ def test_a_tag_follows_its_schema_and_text_around_it_is_free(
     matcher = speaker.matcher(structural_tag=TAGS)
     ids = tokenizer.encode(text, add_special_tokens=False).ids
     if follows:
-        matcher.advance(ids)
+        matcher.accept_tokens(ids)
         assert matcher.complete
     else:
         with pytest.raises(GrammarError):
-            matcher.advance(ids)
+            matcher.accept_tokens(ids)
 
 
 def test_it_ends_when_nothing_can_follow_and_may_end_before(
@@ -186,17 +186,17 @@ def test_it_ends_when_nothing_can_follow_and_may_end_before(
     matcher = speaker.matcher(choice=["a", "ab"])
     a, b = (tokenizer.token_to_id(c) for c in "ab")
     assert not matcher.complete
-    matcher.advance([a])
+    matcher.accept_tokens([a])
     assert matcher.complete and not matcher.ended
     assert set(allowed_by(matcher)) == {b, *EOS}
-    matcher.advance([b])
+    matcher.accept_tokens([b])
     assert matcher.ended
 
 
 @pytest.mark.parametrize("eos", EOS)
 def test_every_end_of_sequence_ends_it(speaker: Speaker, eos: int) -> None:
     matcher = speaker.matcher(regex="a*")
-    matcher.advance([eos])
+    matcher.accept_tokens([eos])
     assert matcher.ended
 
 
@@ -213,7 +213,7 @@ def test_neither_padding_of_the_logits_nor_special_tokens_are_ever_text(
 def test_a_mask_only_takes_away(speaker: Speaker) -> None:
     matcher = speaker.matcher(regex="[ab]")
     bits = np.zeros(-(-WIDTH // 32), np.uint32)
-    matcher.mask(bits)
+    matcher.apply_mask(bits)
     assert not bits.any()
 
 
@@ -223,13 +223,13 @@ def test_forced_tokens_are_those_that_masks_leave_alone(speaker: Speaker) -> Non
     for name in ("user", "call-list", "box-tree", "song-result"):
         rng, matcher = random.Random(3), speaker.matcher(json=SCHEMAS[name])
         while not matcher.ended:
-            forced = matcher.forced()
+            forced = matcher.forced_tokens()
             found += len(forced)
             for token in forced:
                 assert allowed_by(matcher) == [token]
-                matcher.advance([token])
+                matcher.accept_tokens([token])
             if not matcher.ended:
-                matcher.advance(
+                matcher.accept_tokens(
                     [rng.choice([t for t in allowed_by(matcher) if t not in EOS] or EOS)]
                 )
     assert found > 20
@@ -253,8 +253,8 @@ def test_text_that_looks_like_a_special_token_is_said_as_text(
 ) -> None:
     matcher, said = speaker.matcher(**given), []
     while not matcher.ended:
-        tokens = matcher.forced() or allowed_by(matcher)[:1]
-        matcher.advance(tokens)
+        tokens = matcher.forced_tokens() or allowed_by(matcher)[:1]
+        matcher.accept_tokens(tokens)
         said += tokens
     specials = [token for token in said if token >= EOS[0] and token not in EOS]
     assert (
@@ -269,10 +269,10 @@ def test_a_token_that_does_not_follow_is_an_error_and_stays_one(
 ) -> None:
     matcher = speaker.matcher(regex="aaa")
     with pytest.raises(GrammarError):
-        matcher.advance([tokenizer.token_to_id("b")])
+        matcher.accept_tokens([tokenizer.token_to_id("b")])
     assert not matcher.ended
     with pytest.raises(GrammarError):
-        matcher.mask(np.zeros(-(-WIDTH // 32), np.uint32))
+        matcher.apply_mask(np.zeros(-(-WIDTH // 32), np.uint32))
 
 
 def test_a_grammar_that_explodes_later_fails_at_a_limit(speaker: Speaker) -> None:
@@ -287,19 +287,19 @@ def test_measured_masks_are_those_found_together_and_need_no_new_threads(
         parallel_matchers.ParallelMatchers(),
         [speaker.matcher(regex=regex) for regex in ("ab|cd", "[0-9]+", "x")],
     )
-    one.begin(matchers)
-    found = one.masks().copy()
+    one.start_masks(matchers)
+    found = one.wait_masks().copy()
     monkeypatch.setattr(parallel_matchers, "ThreadPoolExecutor", None)
     for _ in range(2):
-        measured, costs = one.measured(matchers)
+        measured, costs = one.timed_masks(matchers)
         assert np.array_equal(measured, found) and len(costs) == 3 and min(costs) >= 0
 
 
 def test_matchers_of_one_grammar_are_independent(speaker: Speaker, tokenizer: Tokenizer) -> None:
     one, other = (speaker.matcher(regex="ab|cd") for _ in range(2))
-    one.advance([tokenizer.token_to_id("a")])
+    one.accept_tokens([tokenizer.token_to_id("a")])
     assert allowed_by(one) == [tokenizer.token_to_id("b")]
-    other.advance([tokenizer.token_to_id("c")])
+    other.accept_tokens([tokenizer.token_to_id("c")])
     assert allowed_by(other) == [tokenizer.token_to_id("d")]
 
 
@@ -308,13 +308,13 @@ def test_a_matcher_is_used_again_from_its_start_but_not_after_an_error(
 ) -> None:
     used = speaker.matcher(regex="once|more")
     speaker.speak(used, 0)
-    matchers.give_back(used)
+    matchers.recycle(used)
     again = speaker.matcher(regex="once|more")
     assert again is used
     assert not again.complete
     with pytest.raises(GrammarError):
-        again.advance([tokenizer.token_to_id("z")])
-    matchers.give_back(again)
+        again.accept_tokens([tokenizer.token_to_id("z")])
+    matchers.recycle(again)
     assert speaker.matcher(regex="once|more") is not again
 
 
@@ -323,23 +323,23 @@ def test_idle_matchers_are_bounded_and_the_least_recent_go_first(tokenizer: Toke
     grammars = [f'start: "a{n}"' for n in range(MAX_IDLE + 10)]
     made: list[Matcher] = []
     for grammar in grammars:
-        made.append(matchers.begin(grammar).result(60))
-        matchers.give_back(made[-1])
+        made.append(matchers.start_matcher(grammar).result(60))
+        matchers.recycle(made[-1])
     assert sum(map(len, matchers._idle.values())) == MAX_IDLE
-    assert matchers.begin(grammars[0]).result(60) is not made[0]
-    assert matchers.begin(grammars[-1]).result(60) is made[-1]
+    assert matchers.start_matcher(grammars[0]).result(60) is not made[0]
+    assert matchers.start_matcher(grammars[-1]).result(60) is made[-1]
     matchers.close()
 
 
 def test_a_grammar_that_cannot_be_made_fails_its_future(matchers: Matchers) -> None:
     with pytest.raises(GrammarError, match="nonsense"):
-        matchers.begin("start: nonsense").result(60)
+        matchers.start_matcher("start: nonsense").result(60)
 
 
 def test_a_tokenizer_with_more_tokens_than_logits_allows_none_beyond(tokenizer: Tokenizer) -> None:
     matchers = Matchers(tokenizer, 512, [1])
     bits = np.full(16, 2**32 - 1, np.uint32)
-    matchers.begin("start: /(.|\\n)*/").result(60).mask(bits)
+    matchers.start_matcher("start: /(.|\\n)*/").result(60).apply_mask(bits)
     assert bits.any()
     matchers.close()
 
@@ -352,11 +352,11 @@ def test_a_vocabulary_is_read_once_and_only_for_a_grammar_or_when_asked_to(
     for warm in (False, True):
         matchers, before = Matchers(tokenizer, WIDTH, EOS), len(read)
         if warm:
-            assert matchers.warm() is matchers.warm()
-            matchers.warm().result(60)
+            assert matchers.start_vocabulary() is matchers.start_vocabulary()
+            matchers.start_vocabulary().result(60)
         assert len(read) - before == int(warm)
         grammar = LLMatcher.grammar_from_lark('start: "a"')
-        waiting = [matchers.begin(grammar) for _ in range(8)]  # more than there are threads
+        waiting = [matchers.start_matcher(grammar) for _ in range(8)]  # more than there are threads
         assert all(one.result(60) for one in waiting)
         assert len(read) - before == 1
         matchers.close()

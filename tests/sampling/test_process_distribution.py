@@ -42,12 +42,12 @@ CASES = [*itertools.combinations(OPTIONS, 1), *itertools.combinations(OPTIONS, 2
 def draws(params: SamplingParams, seed: int) -> np.ndarray:
     """What the device draws, at so many positions."""
     terms, counts = terms_of([(params, PROMPT)], V), counts_of([OUTPUT], V)
-    asked = LogitsOptionsReader(V, Numbers()).of(params)  # type: ignore[arg-type]
+    asked = LogitsOptionsReader(V, Numbers()).read_options(params)  # type: ignore[arg-type]
     if asked is not None:
         np.asarray(terms.allowed)[0] = asked.allowed_W
         for constraint in asked.constraints:
-            constraint.advance(OUTPUT)
-            constraint.mask(np.asarray(terms.allowed)[0])
+            constraint.accept_tokens(OUTPUT)
+            constraint.apply_mask(np.asarray(terms.allowed)[0])
     _, logits = run(LOGITS[None], rows_of([0]), counts, terms)
     filters = {name: getattr(params, name) for name in ("temperature", *FILTERS)}
     rows = oracle.make_rows(

@@ -58,8 +58,8 @@ def test_the_tokens_that_bad_words_forbid_are_those_of_transformers() -> None:
                 remove(allowed_W, word[0])
         constraint = BadWords(tuple(word) for word in words if len(word) > 1)
         for token in case["said"]:
-            constraint.advance([token])
-        constraint.mask(allowed_W)
+            constraint.accept_tokens([token])
+        constraint.apply_mask(allowed_W)
         found = [has(allowed_W, token) for token in range(size)]
         np.testing.assert_array_equal(found, want, err_msg=str(words))
         forbidden += size - sum(found) - len({word[0] for word in words if len(word) == 1})

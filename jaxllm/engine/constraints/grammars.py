@@ -1,5 +1,4 @@
-"""Grammars in the engine: requests that wait for theirs, and the guide of each choice that runs.
-Imports no jax."""
+"""The grammars of an engine's requests: building them, following them, masks. Imports no jax."""
 
 from __future__ import annotations
 
@@ -22,79 +21,90 @@ from jaxllm.sampling.options import SamplingParams
 
 logger = logging.getLogger("jaxllm")
 
-FEW = 8  # tokens; fewer are told one after another sooner than threads wake
+SEQUENTIAL = 8  # tokens; fewer are accepted one by one sooner than threads wake
 
 
 class GrammarState:
-    """A choice's grammar at work: its matcher, and what is known of it without asking that."""
+    """The grammar of one running choice.
 
-    def __init__(self, matcher: Matcher, params: SamplingParams, plain: bool, jumps: bool):
+    Attributes:
+        matcher: follows the choice's tokens.
+        sole: no other option restricts the choice's tokens.
+        may_jump: forced tokens may be appended without a draw.
+        ended: the text is complete and nothing may follow.
+        error: why the grammar can no longer be used, for the client.
+        min_left: tokens before the choice may stop.
+    """
+
+    def __init__(self, matcher: Matcher, params: SamplingParams, sole: bool, may_jump: bool):
         self.matcher = matcher
-        self.plain = plain  # whether nothing else decides which tokens may come next
-        self.jumps = jumps  # whether a token that must come next is as good as drawn
-        self.ended = False  # whether nothing may follow
-        self.failed: str | None = None  # why the grammar is of no use any more
-        self._ignores = params.ignore_eos
-        self.left = params.min_tokens  # tokens before it may stop
+        self.sole = sole
+        self.may_jump = may_jump
+        self.ended = False
+        self.error: str | None = None
+        self.min_left = params.min_tokens
+        self._ignore_eos = params.ignore_eos
 
     @property
-    def holds_back(self) -> bool:
-        """Whether the end of the sequence has to wait while other tokens may come."""
-        return self._ignores or self.left > 0
+    def delays_eos(self) -> bool:
+        """Whether end-of-sequence tokens are masked while other tokens are allowed."""
+        return self._ignore_eos or self.min_left > 0
 
-    def advance(self, token: int) -> None:
-        """It was said."""
+    def accept_token(self, token: int) -> None:
+        """Follow one generated token; a failure is kept in `error`."""
         try:
-            _contained(self.matcher.advance, [token])
+            _contained(self.matcher.accept_tokens, [token])
         except ConstraintError as error:
-            self.failed = str(error)
-        self.advanced()
+            self.error = str(error)
+        self.count_token()
 
-    def advanced(self) -> None:
-        """The matcher has been told a token."""
-        self.left = max(0, self.left - 1)
-        self.ended = self.failed is None and self.matcher.ended
+    def count_token(self) -> None:
+        """Update the state after the matcher has accepted a token."""
+        self.min_left = max(0, self.min_left - 1)
+        self.ended = self.error is None and self.matcher.ended
 
 
 class Grammars:
-    """Of one engine; not thread-safe. A grammar is built in a thread, and its request is scheduled
-    when it is there.
+    """All grammars of one engine; not thread-safe.
 
-    Without a tokenizer there are no `matchers`, and no request has a grammar.
+    A grammar is built in a thread. Its request is scheduled once the grammar is there. Without a
+    tokenizer there are no `matchers`, and no request has a grammar.
+
+    Attributes:
+        states: of the scheduled choices that have a grammar.
+        on_built: called, in any thread, when a grammar has been built.
     """
 
     def __init__(self, matchers: Matchers | None, vocab_size: int, eos: Iterable[int]):
-        self._matchers, self._eos_W, self._everything_W = (
-            matchers,
-            packed(eos, vocab_size),
-            everything(vocab_size),
-        )
-        self._together = None if matchers is None else ParallelMatchers()
-        self._slow = False  # the last masks kept everybody waiting
-        self._seated = 0  # choices that have a guide
-        self._found: list[Request] = []  # those whose masks are looked for, or were last; by row of
-        self._bits_RW = np.zeros((0, 0), np.uint32)
+        self._matchers = matchers
+        self._eos_W = packed(eos, vocab_size)
+        self._everything_W = everything(vocab_size)
+        self._parallel = None if matchers is None else ParallelMatchers()
+        self._slow = False  # the last masks delayed the whole step
+        self.states: dict[Request, GrammarState] = {}
+        # The masks of the last `start_masks`, by row
+        self._masked: list[Request] = []
+        self._masked_states: list[GrammarState] = []
         self._row: dict[Request, int] = {}
-        self._guides: list[GrammarState] = []
-        # The rows that leave something, and that nothing else decides about
-        self._whole: dict[Request, int] = {}
-        # The choices of one request in their order
-        self._waiting: dict[Request, Future[Matcher]] = {}
-        # Called in any thread when a grammar has been built
-        self.heard: Callable[[], None] = lambda: None
+        self._bits_RW = np.zeros((0, 0), np.uint32)
+        # Rows that allow a token and that no other option restricts
+        self._sole_row: dict[Request, int] = {}
+        # The choices of one request stand in their order
+        self._building: dict[Request, Future[Matcher]] = {}
+        self.on_built: Callable[[], None] = lambda: None
 
     @property
     def waiting(self) -> int:
-        """Requests whose grammar is not there yet."""
-        return len(self._waiting)
+        """How many choices wait for their grammar."""
+        return len(self._building)
 
     @property
-    def idle(self) -> bool:
-        """Whether requests wait, and none can be scheduled yet."""
-        return bool(self._waiting) and not any(future.done() for future in self._first().values())
+    def all_building(self) -> bool:
+        """Whether choices wait, and none of their grammars is built yet."""
+        return bool(self._building) and not any(future.done() for future in self._first().values())
 
-    def check(self, request: GenerateRequest) -> None:
-        """Raises RequestError when it asks for structured output that cannot be here."""
+    def validate_grammar(self, request: GenerateRequest) -> None:
+        """Raises RequestError when the request wants structured output that cannot be had here."""
         if self._matchers is None and request.grammar is not None:
             raise RequestError("structured output needs a tokenizer", "structured_outputs")
         if request.params.structured_outputs is not None:
@@ -103,119 +113,123 @@ class Grammars:
                 "structured_outputs",
             )
 
-    def begin(self, request: Request, grammar: str) -> None:
-        """Build the grammar of a new request."""
-        assert self._matchers is not None, "refused by check"
-        self._waiting[request] = future = self._matchers.begin(grammar)
-        future.add_done_callback(lambda _: self.heard())
+    def start_build(self, request: Request, grammar: str) -> None:
+        """Build the grammar of a new choice."""
+        assert self._matchers is not None, "refused by validate_grammar"
+        self._building[request] = future = self._matchers.start_matcher(grammar)
+        future.add_done_callback(lambda _: self.on_built())
 
-    def ready(self, idle: bool) -> list[tuple[Request, str | None]]:
-        """Requests that have their guide now, and those that cannot have one, with the reason. An
-        `idle` engine waits for the first. Choices of one request come in their order: the first is
-        the one that computes the prompt."""
-        if idle:
+    def pop_built(self, block: bool) -> list[tuple[Request, str | None]]:
+        """Choices whose build has ended, each with None or the reason of its failure.
+
+        With `block`, waits until there is one. Choices of one request come in their order, since
+        the first computes the prompt.
+        """
+        if block:
             wait(self._first().values(), return_when=FIRST_COMPLETED)
-        held: set[str] = set()
+        blocked: set[str] = set()
         done: list[Request] = []
-        for request, future in self._waiting.items():
-            if request.id not in held and future.done():
+        for request, future in self._building.items():
+            if request.id not in blocked and future.done():
                 done.append(request)
             else:
-                held.add(request.id)
-        return [(request, self._seat(request, self._waiting.pop(request))) for request in done]
+                blocked.add(request.id)
+        return [(request, self._install(request, self._building.pop(request))) for request in done]
 
-    def follow(self, emitters: Sequence[Request | None], tokens: Sequence[int]) -> None:
-        """Tell the guides of these requests the tokens that were drawn, all at once; their `failed`
-        and `ended` are those after it."""
-        if not self._seated or self._together is None:
+    def accept_step(self, emitters: Sequence[Request | None], tokens: Sequence[int]) -> None:
+        """Let the grammars follow the tokens that a step drew; updates their states."""
+        if not self.states or self._parallel is None:
             return
         drawn = [
             (request, token)
             for request, token in zip(emitters, tokens, strict=True)
             if request is not None and token >= 0
         ]
-        told = [
-            (guide, token)
+        accepting = [
+            (state, token)
             for request, token in drawn
-            if (guide := request.guide) is not None and not (request.jumped or request.dead_end)
+            if (state := self.states.get(request)) is not None
+            and not (request.jumped or request.dead_end)
         ]
-        if len(told) < FEW:
-            for guide, token in told:
-                guide.advance(token)
+        if len(accepting) < SEQUENTIAL:
+            for state, token in accepting:
+                state.accept_token(token)
             return
         try:
-            followed = _contained(
-                self._together.advance,
-                [guide.matcher for guide, _ in told],
-                [token for _, token in told],
+            accepted = _contained(
+                self._parallel.accept_each,
+                [state.matcher for state, _ in accepting],
+                [token for _, token in accepting],
             )
-        except ConstraintError as error:  # nobody knows which of them were told
-            for guide, _ in told:
-                guide.failed = str(error)
+        except ConstraintError as error:  # which of them accepted a token is unknown
+            for state, _ in accepting:
+                state.error = str(error)
             return
-        for (guide, token), well in zip(told, followed, strict=True):
-            if not well:
-                guide.failed = _failure(guide.matcher, f"token {token} does not follow the grammar")
-            guide.advanced()
+        for (state, token), follows in zip(accepting, accepted, strict=True):
+            if not follows:
+                state.error = _failure(state.matcher, f"token {token} does not follow the grammar")
+            state.count_token()
 
-    def look(self, asking: Sequence[Request]) -> None:
-        """Start to find the masks of those who have a guide and may go on, beside what the caller
-        does until `looked`. Meanwhile a matcher may be asked only through this object."""
-        if not self._seated or self._together is None:
+    def start_masks(self, requests: Sequence[Request]) -> None:
+        """Start to compute the next masks of these choices, in a thread, until `wait_masks`.
+        Meanwhile matchers may be used through this object only."""
+        if not self.states or self._parallel is None:
             return
-        going = [
-            (r, guide)
-            for r in asking
-            if (guide := r.guide) is not None
-            and not guide.ended
-            and guide.failed is None
-            and not r.dead_end
+        active = [
+            (request, state)
+            for request in requests
+            if (state := self.states.get(request)) is not None
+            and not state.ended
+            and state.error is None
+            and not request.dead_end
         ]
-        self._found, self._guides = [request for request, _ in going], [guide for _, guide in going]
-        self._row = {request: row for row, request in enumerate(self._found)}
+        self._masked = [request for request, _ in active]
+        self._masked_states = [state for _, state in active]
+        self._row = {request: row for row, request in enumerate(self._masked)}
         if not self._slow:
-            self._together.begin([guide.matcher for guide in self._guides])
+            self._parallel.start_masks([state.matcher for state in self._masked_states])
 
-    def looked(self) -> list[Request]:
-        """Wait for the masks. Who of the requests has but one token that may come next, so that it
-        is worth asking what is `forced`."""
-        if not self._seated or self._together is None or not self._found:
+    def wait_masks(self) -> list[Request]:
+        """Wait for the masks. Returns the choices with one allowed token, which may have
+        `forced_tokens`."""
+        if not self.states or self._parallel is None or not self._masked:
             return []
+        states = self._masked_states
         try:
-            bits_RW = _contained(self._measured if self._slow else self._together.masks)
+            bits_RW = _contained(self._timed_masks if self._slow else self._parallel.wait_masks)
         except ConstraintError:
-            self._together.settle()
+            self._parallel.settle()
             bits_RW = self._one_by_one()
         self._bits_RW = bits_RW[:, : self._eos_W.size]
-        self._slow = self._together.took > min(TOGETHER_SECONDS, STEP_SECONDS * len(self._guides))
-        for guide in self._guides:
-            if guide.matcher.failed and guide.failed is None:
-                guide.failed = _failure(guide.matcher, "the grammar failed")
-        top_R = self._hold_back(
-            [row for row, guide in enumerate(self._guides) if guide.plain and guide.holds_back]
+        self._slow = self._parallel.took > min(TOGETHER_SECONDS, STEP_SECONDS * len(states))
+        for state in states:
+            if state.matcher.failed and state.error is None:
+                state.error = _failure(state.matcher, "the grammar failed")
+        top_R = self._mask_eos(
+            [row for row, state in enumerate(states) if state.sole and state.delays_eos]
         )
-        alone_R = (self._bits_RW.sum(1, dtype=np.uint32) == top_R) & (
+        single_R = (self._bits_RW.sum(1, dtype=np.uint32) == top_R) & (
             top_R & (top_R - np.uint32(1)) == 0
         )
-        alone = np.flatnonzero(alone_R).tolist()
-        for row in alone:
-            self._spell(row)
+        single = np.flatnonzero(single_R).tolist()
+        for row in single:
+            self._fix_special_token(row)
         some_R = top_R.tolist()
-        self._whole = {
-            r: row
-            for r, row in self._row.items()
-            if (guide := self._guides[row]).plain
-            and guide.failed is None
+        self._sole_row = {
+            request: row
+            for request, row in self._row.items()
+            if (state := states[row]).sole
+            and state.error is None
             and some_R[row]
-            # Which min_tokens forbids
-            and not (guide.left and nothing_but(self._bits_RW[row], r.stops))
+            # Tokens that min_tokens forbids
+            and not (state.min_left and nothing_but(self._bits_RW[row], request.stops))
         }
-        return [self._found[row] for row in alone]
+        return [self._masked[row] for row in single]
 
-    def token_bitmask(self, requests: Sequence[Request], allowed_RW: np.ndarray) -> bool:
-        """Write the masks of all these requests, or nothing where one of them is not only a matter
-        of its grammar."""
-        rows = [self._whole.get(request) for request in requests]
+    def copy_masks(self, requests: Sequence[Request], allowed_RW: np.ndarray) -> bool:
+        """Write the masks of all these choices. Writes nothing and returns False where another
+        option restricts one of them."""
+        rows = [self._sole_row.get(request) for request in requests]
         if None in rows:
             return False
         # Which copies whole rows
@@ -224,130 +238,133 @@ class Grammars:
         )
         return True
 
-    def mask(self, request: Request, allowed_W: np.ndarray) -> None:
-        """Clear the bits of tokens that a request's grammar does not allow next. Raises
-        ConstraintError when that has failed."""
-        guide = request.guide
-        assert guide is not None
-        if guide.failed is not None:
-            raise ConstraintError(guide.failed)
+    def apply_mask(self, request: Request, allowed_W: np.ndarray) -> None:
+        """Clear the bits of tokens that a choice's grammar does not allow next. Raises
+        ConstraintError when the grammar has failed."""
+        state = self.states[request]
+        if state.error is not None:
+            raise ConstraintError(state.error)
         np.bitwise_and(allowed_W, self._bits_RW[self._row[request]], out=allowed_W)
-        if guide.holds_back:
+        if state.delays_eos:
             onward_W = allowed_W & ~self._eos_W
             if onward_W.any():
                 allowed_W[:] = onward_W
 
-    def forced(self, request: Request) -> list[int]:
-        """The tokens that must come next, when they are as good as drawn."""
-        guide = request.guide
-        if guide is None or not guide.jumps or guide.failed is not None:
+    def forced_tokens(self, request: Request) -> list[int]:
+        """The tokens that must come next, where they may be appended without a draw."""
+        state = self.states.get(request)
+        if state is None or not state.may_jump or state.error is not None:
             return []
         try:
-            forced = _contained(guide.matcher.forced)
+            forced = _contained(state.matcher.forced_tokens)
         except ConstraintError:
-            return []  # its mask will say so
-        # Which min_tokens forbids: no draw says it
-        early = (at for at, token in enumerate(forced[: guide.left]) if token in request.stops)
+            return []  # computing the mask reports it
+        # A draw cannot give a stop token that min_tokens forbids
+        early = (at for at, token in enumerate(forced[: state.min_left]) if token in request.stops)
         return forced[: next(early, len(forced))]
 
-    def complete(self, request: Request) -> bool:
-        """Whether a request's text may end here."""
-        if self._together is not None:
-            self._together.settle()
-        return request.guide is not None and request.guide.matcher.complete
+    def may_end(self, request: Request) -> bool:
+        """Whether a choice's text is complete by its grammar."""
+        if self._parallel is not None:
+            self._parallel.settle()
+        state = self.states.get(request)
+        return state is not None and state.matcher.complete
 
     def release(self, request: Request) -> None:
-        """It has ended."""
-        future = self._waiting.pop(request, None)
+        """Drop the grammar of a choice that has ended."""
+        future = self._building.pop(request, None)
         if future is not None:
             future.cancel()
-        if request.guide is not None and self._matchers is not None and self._together is not None:
-            self._together.settle()
-            self._matchers.give_back(request.guide.matcher)
-            request.guide = None
-            self._seated -= 1
+        state = self.states.pop(request, None)
+        if state is not None and self._matchers is not None and self._parallel is not None:
+            self._parallel.settle()
+            self._matchers.recycle(state.matcher)
 
     def _first(self) -> dict[str, Future[Matcher]]:
-        """What the first waiting choice of each request waits for."""
-        return {request.id: future for request, future in reversed(self._waiting.items())}
+        """By request id, the build of its first waiting choice."""
+        return {request.id: future for request, future in reversed(self._building.items())}
 
-    def _seat(self, request: Request, future: Future[Matcher]) -> str | None:
-        """Give a request its guide, or say why it cannot have one."""
-        params, asked = request.params, request.asked or LogitsOptions(self._everything_W)
-        plain = not asked.constraints and bool((asked.allowed_W == self._everything_W).all())
-        # Nobody looks at its draws
-        unseen = (
+    def _install(self, request: Request, future: Future[Matcher]) -> str | None:
+        """Give a choice its grammar; returns the reason where that failed."""
+        params, options = request.params, request.asked or LogitsOptions(self._everything_W)
+        sole = not options.constraints and bool((options.allowed_W == self._everything_W).all())
+        # Log-probabilities need draws
+        no_logprobs = (
             params.logprobs is None and params.prompt_logprobs is None and params.best_of is None
         )
         try:
             matcher = _contained(future.result)
         except ConstraintError as error:
             return str(error)
-        request.guide, request.asked = (
-            GrammarState(matcher, params, plain, request.asked is None and unseen),
-            replace(asked, guided=True),
+        self.states[request] = GrammarState(
+            matcher, params, sole, request.asked is None and no_logprobs
         )
-        self._seated += 1
+        request.asked = replace(options, guided=True)
         return None
 
-    def _spell(self, row: int) -> None:
-        """Mend a mask that leaves one token alone."""
-        guide = self._guides[row]
+    def _fix_special_token(self, row: int) -> None:
+        """See `Matcher.fix_special_token`."""
+        state = self._masked_states[row]
         try:
-            _contained(guide.matcher.spell, self._bits_RW[row])
+            _contained(state.matcher.fix_special_token, self._bits_RW[row])
         except ConstraintError as error:
-            guide.failed = guide.failed or str(error)
+            state.error = state.error or str(error)
 
-    def _hold_back(self, held: list[int]) -> np.ndarray:
-        """Clear the ends of the sequence in these rows of the masks, but where nothing else is
-        left. The largest word of each row."""
+    def _mask_eos(self, rows: list[int]) -> np.ndarray:
+        """Clear end-of-sequence tokens in these rows of the masks, except where nothing else is
+        allowed. Returns the largest word of each row, `[R]`."""
         words = np.flatnonzero(self._eos_W)
-        cells = np.ix_(held, words)
-        kept = self._bits_RW[cells]
-        self._bits_RW[cells] = kept & ~self._eos_W[words]
+        cells = np.ix_(rows, words)
+        before = self._bits_RW[cells]
+        self._bits_RW[cells] = before & ~self._eos_W[words]
         top_R: np.ndarray = self._bits_RW.max(1)
-        for at, row in enumerate(held):
+        for at, row in enumerate(rows):
             if not top_R[row]:
-                self._bits_RW[row, words] = kept[at]
-                top_R[row] = kept[at].max(initial=0)
+                self._bits_RW[row, words] = before[at]
+                top_R[row] = before[at].max(initial=0)
         return top_R
 
-    def _measured(self) -> np.ndarray:
-        """The masks, since the last ones kept everybody waiting, each with what it costs: grammars
-        that take more than their share fail. On a busy machine that may be none."""
-        assert self._together is not None
-        limit = fair_share(len(self._guides), os.cpu_count() or 1)
-        bits_RW, costs = self._together.measured([guide.matcher for guide in self._guides])
-        self._together.took = 0.0
-        for guide, cost in zip(self._guides, costs, strict=True):
-            if cost > limit and guide.failed is None:
-                spent = f"{cost * 1e3:.0f} ms, the limit is {limit * 1e3:.0f}"
-                guide.failed = f"finding the tokens that may come next takes too long ({spent}); simplify the grammar"
+    def _timed_masks(self) -> np.ndarray:
+        """The masks, with the time of each: grammars that take more than their share fail.
+
+        Used after masks that delayed a step. On a busy machine no grammar may be at fault.
+        """
+        assert self._parallel is not None
+        limit = fair_share(len(self._masked_states), os.cpu_count() or 1)
+        matchers = [state.matcher for state in self._masked_states]
+        bits_RW, costs = self._parallel.timed_masks(matchers)
+        self._parallel.took = 0.0
+        for state, cost in zip(self._masked_states, costs, strict=True):
+            if cost > limit and state.error is None:
+                state.error = (
+                    "finding the tokens that may come next takes too long "
+                    f"({cost * 1e3:.0f} ms, the limit is {limit * 1e3:.0f}); simplify the grammar"
+                )
         return bits_RW
 
     def _one_by_one(self) -> np.ndarray:
-        """The masks again, where something failed as they were looked for together."""
-        bits_RW = np.tile(self._everything_W, (len(self._guides), 1))
-        for guide, bits_W in zip(self._guides, bits_RW, strict=True):
+        """The masks again, after computing them in parallel failed."""
+        bits_RW = np.tile(self._everything_W, (len(self._masked_states), 1))
+        for state, bits_W in zip(self._masked_states, bits_RW, strict=True):
             try:
-                _contained(guide.matcher.mask, bits_W)
+                _contained(state.matcher.apply_mask, bits_W)
             except ConstraintError as error:
-                guide.failed = str(error)
+                state.error = str(error)
         return bits_RW
 
 
 def _failure(matcher: Matcher, otherwise: str) -> str:
     """Why a matcher failed, for the client."""
     try:
-        _contained(matcher.check)
+        _contained(matcher.raise_if_failed)
     except ConstraintError as error:
         return str(error)
     return f"structured output: {otherwise}"
 
 
 def _contained[**P, T](work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """What `work` gives; whatever it raises is a ConstraintError, also a panic in native code,
-    which is no Exception."""
+    """Call `work`; whatever it raises becomes a ConstraintError. A panic of native code, which is
+    no Exception, too."""
     try:
         return work(*args, **kwargs)
     except (KeyboardInterrupt, SystemExit):

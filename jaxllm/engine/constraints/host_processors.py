@@ -1,5 +1,5 @@
-"""Logits processors that are called on the host: functions of one request's output and its row of
-logits. Imports no jax."""
+"""Logits processors on the host: functions of a request's output and its row of logits. Imports no
+jax."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from jaxllm.engine.scheduling.request import HostFunction
 logger = logging.getLogger("jaxllm")
 
 
-class RewriteError(Exception):
-    """A function did not give logits; the message names it and is for who asked for it."""
+class HostProcessorError(Exception):
+    """A function did not return logits; the message names it and is for the client."""
 
 
-def rewritten(
+def run_host_processors(
     functions: Sequence[HostFunction], output: list[int], logits_V: np.ndarray
 ) -> np.ndarray:
-    """float32 logits as functions make them, one after another. What is impossible before them
-    stays so. Raises RewriteError."""
-    impossible_V, whole = np.isneginf(logits_V), not np.isnan(logits_V).any()
+    """float32 logits `[V]` after all functions, in order. Logits of minus infinity stay so. Raises
+    HostProcessorError."""
+    impossible_V, no_nan = np.isneginf(logits_V), not np.isnan(logits_V).any()
     for function in functions:
         name = f"the logits processor {getattr(function, '__name__', type(function).__name__)}"
         try:
@@ -30,16 +30,17 @@ def rewritten(
             found_V = None if given is None else np.asarray(given, np.float32)
         except Exception as error:
             logger.exception("%s failed", name)
-            raise RewriteError(f"{name} raised {type(error).__name__}: {error}") from error
+            raise HostProcessorError(f"{name} raised {type(error).__name__}: {error}") from error
         if found_V is None:
-            raise RewriteError(
+            raise HostProcessorError(
                 f"{name} returned nothing; it must return the {logits_V.size} logits"
             )
         if found_V.shape != logits_V.shape:
-            raise RewriteError(
-                f"{name} returned an array of shape {found_V.shape}; it must return the {logits_V.size} logits"
+            raise HostProcessorError(
+                f"{name} returned an array of shape {found_V.shape}; "
+                f"it must return the {logits_V.size} logits"
             )
-        if whole and np.isnan(found_V).any():
-            raise RewriteError(f"{name} returned logits that are not numbers (NaN)")
+        if no_nan and np.isnan(found_V).any():
+            raise HostProcessorError(f"{name} returned logits that are not numbers (NaN)")
         logits_V = found_V
     return np.where(impossible_V, np.float32(-np.inf), logits_V)

@@ -1,4 +1,5 @@
-"""What requests ask of `process`, checked against the model and the engine."""
+"""Reads the options of requests that `process` serves, checked against the model and the engine.
+Imports no jax."""
 
 from __future__ import annotations
 
@@ -10,8 +11,8 @@ from jaxllm.engine.scheduling.request import LogitsOptions
 from jaxllm.messages import RequestError
 from jaxllm.sampling.bits import everything, packed, remove
 from jaxllm.sampling.constraint import BadWords
-from jaxllm.sampling.options import OPTIONS, SamplingParams
-from jaxllm.sampling.processors import Processor
+from jaxllm.sampling.options import SamplingParams, is_set
+from jaxllm.sampling.processor_arguments import Processor, length_of
 from jaxllm.tokenizer import Tokenizer
 
 SERVED = (
@@ -24,10 +25,12 @@ SERVED = (
     "logits_processors",
 )
 
+type _Reading = tuple[np.ndarray, list[tuple[int, ...]]]
+
 
 class LogitsOptionsReader:
-    """Reads requests for a model with `vocab_size` logits, which `eos_ids` end, and an engine with
-    these processors."""
+    """Reads options for a model with `vocab_size` logits and end-of-sequence tokens `eos_ids`, in
+    an engine with these processors."""
 
     def __init__(
         self,
@@ -41,31 +44,32 @@ class LogitsOptionsReader:
         self._processors = {processor.name: processor for processor in processors}
         self._everything = everything(vocab_size)
         self._everything.flags.writeable = False
-        # By the last `check`
-        self._read: (
-            tuple[SamplingParams, tuple[np.ndarray, list[tuple[int, ...]]] | None] | None
-        ) = None
+        # Of the last `validate_options`
+        self._last: tuple[SamplingParams, _Reading | None] | None = None
 
-    def check(self, params: SamplingParams) -> None:
-        """Raises RequestError when what a request asks for cannot be."""
-        self._read = params, self._reading(params)
+    def validate_options(self, params: SamplingParams) -> None:
+        """Raises RequestError when the options cannot be honoured."""
+        self._last = params, self._reading(params)
 
-    def of(self, params: SamplingParams) -> LogitsOptions | None:
-        """What one choice asks for, None when it is nothing; its constraints are its own. Params
-        that were just checked are not read again. Raises RequestError as `check`."""
-        if self._read is None or self._read[0] is not params:
-            self.check(params)
-        assert self._read is not None
-        if self._read[1] is None:
+    def read_options(self, params: SamplingParams) -> LogitsOptions | None:
+        """The options of one choice, None where none is set; its constraints are its own.
+
+        Params that were just validated are not read again. Raises RequestError as
+        `validate_options`.
+        """
+        if self._last is None or self._last[0] is not params:
+            self.validate_options(params)
+        assert self._last is not None
+        if self._last[1] is None:
             return None
-        allowed_W, words = self._read[1]
+        allowed_W, words = self._last[1]
         functions = [function for function in params.logits_processors or () if callable(function)]
         return LogitsOptions(allowed_W, (BadWords(words),) if words else (), functions)
 
-    def _reading(self, params: SamplingParams) -> tuple[np.ndarray, list[tuple[int, ...]]] | None:
-        """The tokens that are always allowed, and the bad words of several tokens."""
+    def _reading(self, params: SamplingParams) -> _Reading | None:
+        """The bits of tokens that are always allowed, and the bad words of several tokens."""
         self._check_arguments(params)
-        if not any(asks(params, name) for name in SERVED):
+        if not any(is_set(params, name) for name in SERVED):
             return None
         self._check_ids("logit_bias", params.logit_bias or ())
         allowed_W, words = self._everything, self._words(params)
@@ -79,7 +83,8 @@ class LogitsOptionsReader:
                 remove(allowed_W, token)
             if not allowed_W.any():
                 raise RequestError(
-                    "bad_words forbids every token of allowed_token_ids", "bad_words"
+                    "bad_words forbids every token of allowed_token_ids; allow another token",
+                    "bad_words",
                 )
         if params.min_tokens and params.allowed_token_ids is not None:
             never = {
@@ -88,15 +93,21 @@ class LogitsOptionsReader:
                 *(() if params.ignore_eos else self._eos_ids),
             }
             if all(id in never for id in params.allowed_token_ids):
-                message = f"allowed_token_ids leaves only tokens that stop, which may not come before min_tokens ({params.min_tokens})"
                 raise RequestError(
-                    f"{message}; allow another token, or set min_tokens to 0", "allowed_token_ids"
+                    "allowed_token_ids leaves only tokens that stop, which may not come before "
+                    f"min_tokens ({params.min_tokens}); "
+                    "allow another token, or set min_tokens to 0",
+                    "allowed_token_ids",
                 )
         return allowed_W, [word for word in words if len(word) > 1]
 
     def _words(self, params: SamplingParams) -> list[tuple[int, ...]]:
-        """The tokens of each bad word at the beginning of a text, and after a space where these are
-        as many. Spaces that it begins with do not count, unless it has nothing else."""
+        """The token sequences of the bad words.
+
+        A word counts as it starts a text and, where that takes as many tokens, after a space.
+        Leading spaces are ignored unless it has nothing else. A sequence with a token beyond the
+        model's logits is left out: the model cannot generate it.
+        """
         if not params.bad_words:
             return []
         if self._tokenizer is None:
@@ -113,16 +124,15 @@ class LogitsOptionsReader:
             )
             if not plain:
                 raise RequestError(
-                    f"bad_words holds {text[:40]!r}, which has no tokens", "bad_words"
+                    f"bad_words holds {text[:40]!r}, which has no tokens; leave it out", "bad_words"
                 )
             words.append(plain)
             if word and len(spaced) == len(plain) and spaced[0] != plain[0]:
                 words.append(spaced)
-        return words
+        return [word for word in words if max(word) < self._vocab_size]
 
     def _check_arguments(self, params: SamplingParams) -> None:
-        """`extra_args` must be arguments of the processors that the request enables, each as many
-        numbers as its default."""
+        """`extra_args` must be arguments of the request's processors, as long as their defaults."""
         lengths: dict[str, set[int]] = {}
         for name in params.logits_processors or ():
             if not isinstance(name, str):
@@ -134,9 +144,7 @@ class LogitsOptionsReader:
                     "logits_processors",
                 )
             for argument, default in self._processors[name].defaults:
-                lengths.setdefault(argument, set()).add(
-                    len(default) if isinstance(default, tuple) else 1
-                )
+                lengths.setdefault(argument, set()).add(length_of(default))
         for argument, value in (params.extra_args or {}).items():
             if argument not in lengths:
                 raise RequestError(
@@ -153,10 +161,8 @@ class LogitsOptionsReader:
     def _check_ids(self, param: str, ids: Iterable[int]) -> None:
         highest = max(ids, default=0)
         if highest >= self._vocab_size:
-            message = f"{param} holds token id {highest}; ids are 0 to {self._vocab_size - 1}"
-            raise RequestError(message, param, "invalid_token_id")
-
-
-def asks(params: SamplingParams, name: str) -> bool:
-    """Whether an option has a value that asks for something."""
-    return getattr(params, name) not in OPTIONS[name].neutral
+            raise RequestError(
+                f"{param} holds token id {highest}; ids are 0 to {self._vocab_size - 1}",
+                param,
+                "invalid_token_id",
+            )

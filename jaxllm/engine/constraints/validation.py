@@ -1,4 +1,4 @@
-"""Which requests can run on an engine at all. Imports no jax."""
+"""Which requests an engine can run at all. Imports no jax."""
 
 from __future__ import annotations
 
@@ -8,29 +8,39 @@ from typing import Annotated
 import msgspec
 
 from jaxllm.config import Resolved
-from jaxllm.messages import GenerateRequest, RequestError, check_logprobs, check_salt, check_scores
+from jaxllm.messages import (
+    GenerateRequest,
+    RequestError,
+    check_logprobs,
+    check_prompt_logprobs,
+    check_salt,
+)
 from jaxllm.sampling.options import SamplingParams
 
 
-def check_contest(params: SamplingParams, mode: str) -> None:
-    """Raises RequestError when choices would compete by something else than log-probabilities."""
-    if mode.endswith("logits") and (params.use_beam_search or params.samples > params.n):
+def check_ranking(params: SamplingParams, logprobs_mode: str) -> None:
+    """Raises RequestError when choices are ranked, but the engine gives no log-probabilities."""
+    if logprobs_mode.endswith("logits") and params.ranked:
         name = "use_beam_search" if params.use_beam_search else "best_of"
         raise RequestError(
-            f"{name} compares log-probabilities, which an engine with --logprobs-mode {mode} does not tell",
+            f"{name} compares log-probabilities, which an engine with "
+            f"--logprobs-mode {logprobs_mode} does not give; leave it out",
             name,
         )
 
 
 class RequestValidator:
-    """Checks requests against what was decided at start; `fits` says whether a request of so many
-    tokens can ever have its pages."""
+    """Checks requests against the resolved configuration.
+
+    Attributes:
+        fits: whether the KV pages of a request of so many tokens can ever be allocated.
+    """
 
     def __init__(self, resolved: Resolved, has_text: bool, fits: Callable[[int], bool]):
-        self._resolved, self._has_text, self._fits = resolved, has_text, fits
+        self._resolved, self._has_text, self.fits = resolved, has_text, fits
         self._tokens = list[Annotated[int, msgspec.Meta(ge=0, lt=resolved.vocab_size)]]
 
-    def check(self, request: GenerateRequest) -> None:
+    def validate_request(self, request: GenerateRequest) -> None:
         """Raises RequestError when the request can never run here."""
         prompt, limit = request.prompt_token_ids, self._resolved.max_model_len
         if not prompt:
@@ -39,7 +49,8 @@ class RequestValidator:
             )
         if len(prompt) >= limit:
             raise RequestError(
-                f"the prompt has {len(prompt)} tokens, but the limit is {limit} tokens with at least one to generate; shorten the prompt",
+                f"the prompt has {len(prompt)} tokens, but the limit is {limit} tokens "
+                "with at least one to generate; shorten the prompt",
                 "prompt",
                 "context_length_exceeded",
             )
@@ -55,25 +66,28 @@ class RequestValidator:
         for name in ("logprobs", "prompt_logprobs"):
             check_logprobs(name, getattr(request.params, name), self._resolved.max_logprobs)
         if request.params.prompt_logprobs is not None:
-            check_scores([len(prompt)], request.params.prompt_logprobs, request.params.samples)
-        check_contest(request.params, self._resolved.logprobs_mode)
+            check_prompt_logprobs(
+                [len(prompt)], request.params.prompt_logprobs, request.params.samples
+            )
+        check_ranking(request.params, self._resolved.logprobs_mode)
         if request.params.stop_strings and (not self._has_text or not request.params.detokenize):
             raise RequestError(
                 "stop strings need a tokenizer and detokenize; use stop_token_ids", "stop"
             )
         # The last token's KV is never written
         tokens = min(limit, len(prompt) + (request.params.max_tokens or limit)) - 1
-        if not self._fits(tokens):
+        if not self.fits(tokens):
             pool = self._resolved.num_pages * self._resolved.page_size
             raise RequestError(
-                f"prompt and output of {tokens} tokens can never fit the KV pool of {pool} tokens",
+                f"prompt and output of {tokens} tokens can never fit the KV pool of {pool} tokens; "
+                "lower max_tokens or shorten the prompt",
                 "max_tokens",
                 "kv_pool_too_small",
             )
 
     def _check_ids(self, param: str, ids: list[int]) -> None:
         try:
-            # A prompt can be long: this looks at a token in 15 ns, its type included
+            # A prompt can be long: this checks value and type of a token in 15 ns
             msgspec.convert(ids, self._tokens)
         except msgspec.ValidationError:
             raise self._wrong_ids(param, ids) from None

@@ -1,5 +1,5 @@
-"""Beam searches that are running: which request computes which beam, and what is told at the end.
-Imports no jax."""
+"""Running beam searches: which request computes which beam, and the sequences they return. Imports
+no jax."""
 
 from __future__ import annotations
 
@@ -18,11 +18,18 @@ from jaxllm.logprobs import packed_from
 from jaxllm.messages import GenerateRequest, RequestError, RequestTimes, TextDelta
 
 
-class Beams:
-    """The requests of one search. The first computes the prompt; then each beam is one of them,
-    told its tokens one by one: it computes the last, and the most likely next ones of all beams
-    decide how the search goes on. A beam that goes on in several ways is forked, one that does not
-    is finished."""
+class BeamRequests:
+    """The requests of one search; each computes one beam.
+
+    The first computes the prompt. In every step each beam's request computes the beam's last token
+    and gives its most likely next tokens. Once all beams have given theirs, the search selects the
+    next beams: a request that several of them continue is forked, one that none continues is
+    finished.
+
+    Attributes:
+        search: the arithmetic of the search.
+        root: the request that was added to the scheduler.
+    """
 
     def __init__(self, rules: Rules, root: Request, scheduler: Scheduler):
         self.search = BeamSearch(rules)
@@ -37,26 +44,26 @@ class Beams:
         """The requests that compute its beams now, best beam first."""
         return self._family.members
 
-    def feed(self, request: Request, top: list[tuple[int, float]]) -> bool:
-        """The most likely next tokens of a member, most likely first; True when they were the last
-        of all, and the search is over."""
+    def add_top_tokens(self, request: Request, top: list[tuple[int, float]]) -> bool:
+        """Take the next tokens of one beam, (id, log-probability), most likely first. Returns True
+        when the search is over."""
         members = self._family.members
         self._tops[request] = top
         if len(self._tops) < len(members):
             return False
         parents = self.search.step([self._tops[member] for member in members])
         self._tops.clear()
-        self._go_on(parents)
+        self._continue(parents)
         return not parents
 
-    def end(self) -> None:
-        """Give back whatever its members hold."""
+    def finish_all(self) -> None:
+        """Free the slots and pages of all beams."""
         for member in self._family.members:
             self._scheduler.finish(member)
 
-    def _go_on(self, parents: list[int]) -> None:
-        """Every beam its request: losers leave first, so that their slots and pages are there for
-        forks."""
+    def _continue(self, parents: list[int]) -> None:
+        """Give each new beam a request. Beams that nothing continues are finished first, so that
+        forks can use their slots and pages."""
         old = self._family.members
         for index, member in enumerate(old):
             if index not in parents:
@@ -75,23 +82,24 @@ class Beams:
 
 
 class BeamSearchManager:
-    """All beam searches of an engine. `detokenizer` makes one for a request, or None; `eos_ids` end
-    a sequence without being named. Tokens of sequences that are told are counted in `count`."""
+    """All beam searches of an engine.
+
+    `make_detokenizer` returns None for requests without text. Sequences that end with one of
+    `eos_ids` have no stop reason. Tokens of returned sequences are counted in `counters`.
+    """
 
     def __init__(
         self,
         scheduler: Scheduler,
-        detokenizer: Callable[[Request], Detokenizer | None],
+        make_detokenizer: Callable[[Request], Detokenizer | None],
         eos_ids: frozenset[int],
-        count: Counters,
+        counters: Counters,
     ):
-        self._scheduler, self._detokenizer, self._eos_ids, self._count = (
-            scheduler,
-            detokenizer,
-            eos_ids,
-            count,
-        )
-        self._open: dict[str, Beams] = {}
+        self._scheduler = scheduler
+        self._make_detokenizer = make_detokenizer
+        self._eos_ids = eos_ids
+        self._counters = counters
+        self._open: dict[str, BeamRequests] = {}
 
     def __len__(self) -> int:
         return len(self._open)
@@ -101,12 +109,12 @@ class BeamSearchManager:
         return iter(self._open)
 
     def clear(self) -> None:
-        """Forget all searches, as if there had been none."""
+        """Forget all searches."""
         self._open.clear()
 
-    def begin(self, root: Request, stops: frozenset[int]) -> bool:
-        """Make the first request of a search from one that was just added to the scheduler, if it
-        asks for one."""
+    def start_search(self, root: Request, stops: frozenset[int]) -> bool:
+        """Start a search with a request that was just added to the scheduler; False where it wants
+        none. `stops` end a sequence."""
         params = root.params
         if not params.use_beam_search:
             return False
@@ -118,44 +126,47 @@ class BeamSearchManager:
             length_penalty=params.length_penalty,
             early_stopping=params.early_stopping,
         )
-        self._open[root.id] = Beams(rules, root, self._scheduler)
+        self._open[root.id] = BeamRequests(rules, root, self._scheduler)
         return True
 
-    def feed(self, request: Request, top: list[tuple[int, float]], now: float) -> list[TextDelta]:
-        """The most likely next tokens of one of the beams; at the end of its search the deltas of
-        its choices, one each."""
+    def add_top_tokens(
+        self, request: Request, top: list[tuple[int, float]], now: float
+    ) -> list[TextDelta]:
+        """Take the next tokens of one beam. At the end of its search, returns one delta for each
+        choice."""
         beams = self._open[request.id]
         root = beams.root
         root.first_token_at, root.last_token_at = root.first_token_at or now, now
-        if not beams.feed(request, top):
+        if not beams.add_top_tokens(request, top):
             return []
         del self._open[request.id]
         found = beams.search.finished[: root.params.n]
-        self._count.generation_tokens += sum(len(one.beam.tokens) for one in found)
-        return [self._told(root, index, one) for index, one in enumerate(found)]
+        self._counters.generation_tokens += sum(len(one.beam.tokens) for one in found)
+        return [self._delta(root, index, one) for index, one in enumerate(found)]
 
-    def stop(self, request_id: str, reason: str, error: str | None = None) -> list[TextDelta]:
-        """End a search for another reason: the deltas of its choices. Nothing happens when there is
-        none of this id."""
+    def stop_search(
+        self, request_id: str, reason: str, error: str | None = None
+    ) -> list[TextDelta]:
+        """End a search early. Returns the last deltas of its choices, [] for an unknown id."""
         beams = self._open.pop(request_id, None)
         if beams is None:
             return []
-        beams.end()
+        beams.finish_all()
         last = _last(beams.root, 0, reason)
         return [replace(last, index=index, error=error) for index in range(beams.root.params.n)]
 
-    def owed(self) -> list[tuple[str, int]]:
-        """Request and choice of everything that has not been told."""
+    def undelivered(self) -> list[tuple[str, int]]:
+        """(request id, choice index) of every choice whose end the client has not got."""
         return [
             (beams.root.id, index)
             for beams in self._open.values()
             for index in range(beams.root.params.n)
         ]
 
-    def _told(self, root: Request, index: int, one: Finished) -> TextDelta:
-        """One sequence as a choice that says everything at once."""
+    def _delta(self, root: Request, index: int, one: Finished) -> TextDelta:
+        """A finished sequence as the only delta of a choice."""
         params, beam, text = root.params, one.beam, ""
-        detok = self._detokenizer(root)
+        detok = self._make_detokenizer(root)
         if detok is not None:
             hidden = one.stop is not None and not params.include_stop_str_in_output
             text = detok.feed(beam.tokens[:-1] if hidden else beam.tokens).text + detok.finish()
@@ -171,11 +182,11 @@ class BeamSearchManager:
         )
 
 
-def check_search(
+def validate_search(
     request: GenerateRequest, resolved: Resolved, pools: Sequence[PagePool], eos_ids: frozenset[int]
 ) -> None:
-    """Raises RequestError for a beam search that does not fit the engine: its slots, its pages, and
-    how many likely tokens a step tells."""
+    """Raises RequestError for a beam search that needs more slots, pages or likely tokens of a step
+    than the engine has."""
     params, width = request.params, request.params.samples
     if not params.use_beam_search:
         return
@@ -183,32 +194,36 @@ def check_search(
     name = "n" if params.best_of is None else "best_of"
     if width > resolved.max_num_seqs:
         raise RequestError(
-            f"a search with {width} beams needs as many slots, but --max-num-seqs is {resolved.max_num_seqs}",
+            f"a search with {width} beams needs as many slots, "
+            f"but --max-num-seqs is {resolved.max_num_seqs}; ask for fewer beams or raise it",
             name,
         )
     if width + num_stops > resolved.max_logprobs:
         raise RequestError(
-            f"a search with {width} beams and {num_stops} tokens that end it needs the {width + num_stops} most likely tokens of a step, "
+            f"a search with {width} beams and {num_stops} tokens that end it needs "
+            f"the {width + num_stops} most likely tokens of a step, "
             f"but --max-logprobs is {resolved.max_logprobs}; ask for fewer beams or raise it",
             name,
         )
     prompt = len(request.prompt_token_ids)
     tokens = min(resolved.max_model_len, prompt + (params.max_tokens or resolved.max_model_len)) - 1
-    for pool, pages in zip(pools, most_pages(pools, prompt, tokens, width), strict=True):
+    for pool, pages in zip(pools, max_pages(pools, prompt, tokens, width), strict=True):
         if pages <= pool.num_pages:
             continue
         raise RequestError(
-            f"{width} beams of up to {tokens} tokens can need {pages} KV pages, but the pool has {pool.num_pages}; "
-            "ask for fewer beams or lower max_tokens",
+            f"{width} beams of up to {tokens} tokens can need {pages} KV pages, "
+            f"but the pool has {pool.num_pages}; ask for fewer beams or lower max_tokens",
             "max_tokens",
             "kv_pool_too_small",
         )
 
 
-def most_pages(pools: Sequence[PagePool], prompt: int, tokens: int, width: int) -> list[int]:
-    """KV pages of each kind that so many beams can hold at most: they share the full pages of the
-    prompt. Where those of any kind are given back behind a window, a beam that was preempted may
-    find nothing shared; one more each is for what they are about to write."""
+def max_pages(pools: Sequence[PagePool], prompt: int, tokens: int, width: int) -> list[int]:
+    """The most KV pages of each pool that `width` beams can hold.
+
+    Beams share the full pages of the prompt. Where any pool frees pages behind a sliding window, a
+    beam that was preempted may find no shared page; one more page each is the one being written.
+    """
     if any(pool.behind(tokens) for pool in pools):
         return [width * (pool.most(tokens) + 1) for pool in pools]
     shared = prompt // pools[0].page_size
@@ -216,7 +231,7 @@ def most_pages(pools: Sequence[PagePool], prompt: int, tokens: int, width: int) 
 
 
 def _last(root: Request, index: int, reason: str) -> TextDelta:
-    """The end of a choice that says nothing."""
+    """The last delta of a choice, without tokens."""
     return TextDelta(
         id=root.id,
         index=index,

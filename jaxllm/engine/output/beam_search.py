@@ -1,11 +1,10 @@
-"""Beam search over the log-probabilities of next tokens, with the rules of transformers'
-`generate`: arithmetic alone. Imports no jax.
+"""The arithmetic of a beam search, by the rules of transformers' `generate`. Imports no jax.
 
 Each step ranks all continuations of all beams by their sum of log-probabilities. Of the first
-`width`, those that end the sequence are finished and compete by their score, the sum divided by
-length ** length_penalty; the first `width` that do not end go on. The search is over when `width`
-sequences have finished and, depending on `early_stopping`, nothing better can or is likely to come,
-or at `max_tokens`.
+`width`, those that end the sequence are finished; their score is the sum divided by
+length ** length_penalty. The first `width` that do not end become the next beams. The search is
+over at `max_tokens`, or when `width` sequences have finished and `early_stopping` expects none
+better.
 """
 
 from __future__ import annotations
@@ -19,9 +18,17 @@ from jaxllm.messages import TokenLogprobs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """What one search goes by. `stops` end a sequence, but not among its first `min_tokens` tokens.
-    `early_stopping`: True ends with `width` finished sequences, False when the best beam scores no
-    better at its length, "never" when it cannot at any length."""
+    """The rules of one search.
+
+    Attributes:
+        width: how many beams, and how many finished sequences.
+        max_tokens: the longest sequence.
+        min_tokens: `stops` do not count among that many first tokens.
+        stops: tokens that end a sequence.
+        length_penalty: exponent of the length in a score.
+        early_stopping: the search ends with `width` finished sequences (True), when the best beam
+            scores no better at its length (False), or when it cannot at any length ("never").
+    """
 
     width: int
     max_tokens: int
@@ -33,22 +40,22 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class Beam:
-    """A sequence after the prompt, with an entry for each of its tokens; `logprob` is their sum."""
+    """A sequence after the prompt, with one entry per token; `logprob` is their sum."""
 
     tokens: list[int] = field(default_factory=list)
     logprob: float = 0.0
     entries: list[TokenLogprobs] = field(default_factory=list)
 
-    def then(self, entry: TokenLogprobs) -> Beam:
-        """One token longer."""
+    def extended(self, entry: TokenLogprobs) -> Beam:
+        """The beam with one more token."""
         return Beam(
             [*self.tokens, entry.token_id], self.logprob + entry.logprob, [*self.entries, entry]
         )
 
 
 class Finished(NamedTuple):
-    """A sequence that has ended, with the token of `stops` that ended it or at its greatest
-    length."""
+    """A sequence that has ended by the token `stop`, or at its greatest length where that is
+    None."""
 
     score: float
     beam: Beam
@@ -64,8 +71,12 @@ class _Continuation(NamedTuple):
 
 
 class BeamSearch:
-    """One search. `beams` are what is to be computed next, best first; `finished` the best
-    sequences that have ended, best first."""
+    """One search.
+
+    Attributes:
+        beams: to be computed next, best first.
+        finished: the best sequences that have ended, best first.
+    """
 
     def __init__(self, rules: Rules):
         self.rules = rules
@@ -74,13 +85,15 @@ class BeamSearch:
 
     @property
     def needed(self) -> int:
-        """How many of its most likely next tokens a step must know of each beam."""
+        """How many of each beam's most likely next tokens `step` must get."""
         return self.rules.width + len(self.rules.stops)
 
     def step(self, tops: Sequence[Sequence[tuple[int, float]]]) -> list[int]:
-        """Take the most likely next tokens (id, log-probability) of each beam, at least `needed` of
-        them where there are so many, most likely first. Returns, for each of the new beams, which
-        of the old ones it continues; none when the search is over."""
+        """Select the next beams from the likely next tokens of each, (id, log-probability).
+
+        Tokens stand most likely first, at least `needed` of them where the vocabulary has so many.
+        Returns the index of the old beam that each new one continues, [] when the search is over.
+        """
         rules, length = self.rules, len(self.beams[0].tokens) + 1
         last = length == rules.max_tokens
         going: list[_Continuation] = []
@@ -100,7 +113,7 @@ class BeamSearch:
     def _ranked(
         self, tops: Sequence[Sequence[tuple[int, float]]], length: int
     ) -> list[_Continuation]:
-        """Every continuation that is allowed, best first; of equal ones the better beam's."""
+        """All allowed continuations, best first; of equal ones that of the better beam."""
         early = length <= self.rules.min_tokens
         found = [
             _Continuation(beam.logprob + value, index, rank, token, value)
@@ -114,7 +127,7 @@ class BeamSearch:
         entry = TokenLogprobs(
             token_id=one.token, logprob=one.value, rank=one.rank, top=list(tops[one.beam])
         )
-        return self.beams[one.beam].then(entry)
+        return self.beams[one.beam].extended(entry)
 
     def _finish(self, beam: Beam, stop: int | None) -> None:
         self.finished.append(Finished(self._score(beam.logprob, len(beam.tokens)), beam, stop))

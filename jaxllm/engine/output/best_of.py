@@ -1,5 +1,4 @@
-"""The choices of one request: what each draws by, and which are told when more are generated than
-returned. Imports no jax."""
+"""The choices of one request: their seeds, and the ranking of `best_of`. Imports no jax."""
 
 from __future__ import annotations
 
@@ -27,80 +26,82 @@ def choice_seed(seed: int, index: int) -> int:
 
 
 class BestOfManager:
-    """The requests with `best_of` above `n`, and what their choices have said."""
+    """The requests with `best_of` above `n`, and the deltas of their choices."""
 
     def __init__(self) -> None:
         self._open: dict[str, BestOf] = {}
 
-    def begin(self, request: GenerateRequest) -> None:
-        """Take note of a request whose choices compete; of others none is taken."""
+    def track(self, request: GenerateRequest) -> None:
+        """Hold back the deltas of a new request, if its choices are ranked."""
         if request.params.samples > request.params.n and not request.params.use_beam_search:
             self._open[request.id] = BestOf(request.params)
 
     def clear(self) -> None:
-        """Forget all of them."""
+        """Forget all requests."""
         self._open.clear()
 
-    def owed(self, choices: Sequence[Request]) -> list[tuple[str, int]]:
-        """Request and choice of what has not been told of a request."""
+    def undelivered(self, choices: Sequence[Request]) -> list[tuple[str, int]]:
+        """(request id, choice index) of every choice whose end the client has not got."""
         if choices[0].id in self._open:
             return [(choices[0].id, index) for index in range(choices[0].params.n)]
         return [
             (choice.id, choice.index) for choice in choices if choice.status is not Status.FINISHED
         ]
 
-    def told(self, deltas: list[TextDelta]) -> list[TextDelta]:
-        """Of a step's deltas those that may be told now, and at the end of a contest those of its
-        winners.
+    def deliverable(self, deltas: list[TextDelta]) -> list[TextDelta]:
+        """The deltas of a step that the client may get now; of ranked choices the `n` best, when
+        the last has ended.
         """
         if not self._open:
             return deltas
-        told: list[TextDelta] = []
+        found: list[TextDelta] = []
         for delta in deltas:
-            contest = self._open.get(delta.id)
-            found = [delta] if contest is None else contest.take(delta)
-            if contest is not None and found:
+            best_of = self._open.get(delta.id)
+            ready = [delta] if best_of is None else best_of.hold(delta)
+            if best_of is not None and ready:
                 del self._open[delta.id]
-            told += found
-        return told
+            found += ready
+        return found
 
 
 class BestOf:
-    """Holds back what the choices of one request say until all have ended, then tells the `n` with
-    the greatest sums of log-probabilities as choices 0 to n − 1, most likely first. A choice that
-    failed comes last."""
+    """Holds back the deltas of one request until all of its choices have ended.
+
+    Then the `n` choices with the greatest sums of log-probabilities become choices 0 to n − 1, most
+    likely first. Choices that failed rank last.
+    """
 
     def __init__(self, params: SamplingParams):
         self._params = params
-        self._said: list[list[TextDelta]] = [[] for _ in range(params.samples)]
+        self._held: list[list[TextDelta]] = [[] for _ in range(params.samples)]
         self._ended = 0
 
-    def take(self, delta: TextDelta) -> list[TextDelta]:
-        """A delta of a choice, with the log-probabilities of its tokens. Nothing comes back until
-        the last choice ends."""
-        self._said[delta.index].append(delta)
+    def hold(self, delta: TextDelta) -> list[TextDelta]:
+        """Keep a delta, which has the log-probabilities of its tokens. Returns the choices for the
+        client after the last delta, before that nothing."""
+        self._held[delta.index].append(delta)
         self._ended += delta.finish_reason is not None
-        if self._ended < len(self._said):
+        if self._ended < len(self._held):
             return []
-        ranked = sorted((joined(said) for said in self._said), key=_rank)
-        shown = self._params.logprobs is not None
+        ranked = sorted((joined(deltas) for deltas in self._held), key=_rank)
+        with_logprobs = self._params.logprobs is not None
         return [
-            replace(one, index=i, logprobs=one.logprobs if shown else None)
-            for i, one in enumerate(ranked[: self._params.n])
+            replace(choice, index=i, logprobs=choice.logprobs if with_logprobs else None)
+            for i, choice in enumerate(ranked[: self._params.n])
         ]
 
 
-def joined(said: list[TextDelta]) -> TextDelta:
-    """Everything that one choice said, as one delta."""
-    tokens = [token for delta in said for token in delta.token_ids]
-    packed = b"".join(delta.logprobs or b"" for delta in said)
+def joined(deltas: list[TextDelta]) -> TextDelta:
+    """All deltas of one choice as one."""
+    tokens = [token for delta in deltas for token in delta.token_ids]
+    packed = b"".join(delta.logprobs or b"" for delta in deltas)
     return replace(
-        said[-1],
+        deltas[-1],
         token_ids=tokens,
-        text="".join(delta.text for delta in said),
+        text="".join(delta.text for delta in deltas),
         logprobs=packed,
         prompt_logprobs=next(
-            (delta.prompt_logprobs for delta in said if delta.prompt_logprobs is not None), None
+            (delta.prompt_logprobs for delta in deltas if delta.prompt_logprobs is not None), None
         ),
         cumulative_logprob=total(packed, len(tokens)),
     )

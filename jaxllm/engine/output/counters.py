@@ -1,4 +1,4 @@
-"""What an engine counts, and its statistics. Imports no jax."""
+"""Counters of an engine, and its statistics. Imports no jax."""
 
 from __future__ import annotations
 
@@ -11,20 +11,29 @@ from jaxllm.messages import EngineStats
 
 @dataclass(slots=True)
 class Counters:
-    """Since the engine's start."""
+    """Counts since the engine's start.
+
+    Attributes:
+        problem: found by the last self-check, "" for none.
+    """
 
     prompt_tokens: int = 0
     generation_tokens: int = 0
     steps: int = 0
     self_checks: int = 0
     self_check_failures: int = 0
-    problem: str = ""  # of the last self-check
+    problem: str = ""
 
     def snapshot(
         self, scheduler: Scheduler, unscheduled: int, compiles: int, traffic: Traffic
     ) -> EngineStats:
-        """For metrics. `unscheduled` requests wait for something that the scheduler does not know;
-        `compiles` were after warm-up; `traffic` has come and gone."""
+        """A snapshot for metrics.
+
+        Args:
+            unscheduled: choices that wait for their grammar.
+            compiles: programs compiled after warm-up.
+            traffic: pages copied to host memory and back.
+        """
         pools, prefix, offload = scheduler.pools, scheduler.pools[0].index, scheduler.offload
         return EngineStats(
             running=scheduler.running,

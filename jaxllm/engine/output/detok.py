@@ -1,5 +1,4 @@
-"""Tokens to text, one request at a time: incremental decoding, stop strings, held-back partial
-matches. Imports no jax."""
+"""Incremental detokenisation of one request, with stop strings. Imports no jax."""
 
 from __future__ import annotations
 
@@ -9,18 +8,17 @@ from tokenizers.decoders import DecodeStream
 from jaxllm.engine.output.stop_strings import StopStrings, TextStep
 from jaxllm.sampling.options import SamplingParams
 
-# Tokens that may wait for the rest of a character; each of them is decoded again with every next
-# one
+# Tokens that may wait for the rest of a character; each is decoded again with every next one
 MAX_UNDECODED = 8
-MAX_TAIL = 256  # ids at the end of a prompt among which its last text is looked for
+MAX_TAIL = 256  # ids at the end of a prompt among which its last text is searched
 BROKEN = "\ufffd"
 
 
 class Detokenizer:
-    """Text of one request. `feed` takes new tokens; `finish` gives what was held back.
+    """The text of one request. `feed` adds tokens; `finish` returns the text that was held back.
 
     New tokens are decoded together with a tail of earlier ones, since many decoders drop the space
-    in front of a text's first word.
+    before the first word of a text.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt: list[int], params: SamplingParams):
@@ -41,11 +39,11 @@ class Detokenizer:
             else {id: token.content for id, token in tokenizer.get_added_tokens_decoder().items()}
         )
         self._after_added = False
-        self._tail = self._tail_of(prompt)  # the last tokens that are whole text
-        # Decodes what follows the tail; None when it cannot
+        self._tail = self._tail_of(prompt)  # the last tokens that decode to whole characters
+        # Decodes the tokens after the tail; None when it cannot
         self._stream: DecodeStream | None = None
         self._restart()
-        self._pending: list[int] = []  # tokens after the tail that end within a character
+        self._pending: list[int] = []  # tokens after the tail, within a character
         self._fed = 0
 
     def feed(self, tokens: list[int]) -> TextStep:
@@ -64,12 +62,12 @@ class Detokenizer:
         return TextStep(shown)
 
     def finish(self) -> str:
-        """What was held back: a partial stop string, and an incomplete character as U+FFFD."""
+        """The text that was held back: a partial stop string, an incomplete character as U+FFFD."""
         return (self._stops.finish() if self._stops is not None else "") + self._flush()
 
     def _text_of(self, token: int) -> str:
-        """What a token adds. Where special tokens shall not be spaced, one that follows another is
-        shown as it is written."""
+        """The text that a token adds. Without `spaces_between_special_tokens`, an added token after
+        another is its bare content."""
         if not self._joined:
             return self._decode(token)
         text, content = self._decode(token), self._joined.get(token)
@@ -88,7 +86,7 @@ class Detokenizer:
             return text
         if len(self._pending) == 1 and self._silent(token):
             self._pending = []
-            # Else the stream would hold it, and decode it again with every next token
+            # The stream would keep it and decode it again with every next token
             self._restart()
         return self._flush() if len(self._pending) >= MAX_UNDECODED else ""
 
@@ -99,16 +97,14 @@ class Detokenizer:
                 return self._stream.step(self._tokenizer, token)
             except (KeyboardInterrupt, SystemExit):
                 raise
-            except (
-                BaseException
-            ):  # the stream lost its place, or native code panicked, which is no Exception
+            except BaseException:  # out of step, or a panic in native code, which is no Exception
                 self._stream = None
         text = self._new_text()
         return None if not text or text.endswith(BROKEN) else text
 
     def _flush(self) -> str:
-        """Give up on completing a character: show what is pending as it is. The tail stays, so that
-        what follows keeps its space."""
+        """The pending tokens as they are, although a character is incomplete. The tail stays, so
+        that later text keeps its leading space."""
         if not self._pending:
             return ""
         text = self._new_text()
@@ -119,23 +115,23 @@ class Detokenizer:
         return text
 
     def _restart(self) -> None:
-        """Start a stream after the tail. A tail that ends within a character would be shown with
-        the rest of it, so it gets none."""
+        """Start a stream after the tail. A tail that ends within a character gets none: the stream
+        would repeat its text."""
         broken = self._text(self._tail).endswith(BROKEN)
         self._stream = (
             None if broken else DecodeStream(ids=self._tail, skip_special_tokens=self._skip)
         )
 
     def _new_text(self) -> str:
-        """What the pending tokens add to the tail's text; a broken character at the end of a prompt
-        may have become a whole one."""
+        """The text that the pending tokens add to the tail's. They may complete a character at the
+        end of a prompt."""
         before, whole = self._text(self._tail), self._text([*self._tail, *self._pending])
         while not whole.startswith(before):
             before = before[:-1]
         return whole[len(before) :]
 
     def _tail_of(self, prompt: list[int]) -> list[int]:
-        """The shortest of some endings of `prompt` that is text from its first character on."""
+        """A short suffix of `prompt` whose text starts with a whole character."""
         size = 1
         while size < 2 * min(len(prompt), MAX_TAIL):
             text = self._text(prompt[-size:])
@@ -145,8 +141,7 @@ class Detokenizer:
         return prompt[-MAX_UNDECODED:]
 
     def _silent(self, token: int) -> bool:
-        """Whether `token` is never text: a special token that is skipped, or an id without a
-        token."""
+        """Whether `token` has no text: a skipped special token, or an id without a token."""
         if self._tokenizer.id_to_token(token) is None:
             return True
         return (
@@ -156,7 +151,7 @@ class Detokenizer:
         )
 
     def _text(self, ids: list[int]) -> str:
-        """`ids` decoded; U+FFFD where native code fails on them, whose panic is no Exception."""
+        """`ids` decoded; U+FFFD where native code panics, which is no Exception."""
         try:
             return self._tokenizer.decode(ids, skip_special_tokens=self._skip)
         except (KeyboardInterrupt, SystemExit):

@@ -1,11 +1,11 @@
-"""What a request's tokens come to: its output grows, its text is made, and it ends. Imports no jax."""
+"""From a request's tokens to its output: tokens, text and the end. Imports no jax."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from jaxllm.engine.constraints.grammars import Grammars
-from jaxllm.engine.constraints.token_masks import HELD_BACK, NONE_ALLOWED, advance
+from jaxllm.engine.constraints.token_masks import HELD_BACK, NONE_ALLOWED, accept_tokens
 from jaxllm.engine.output.counters import Counters
 from jaxllm.engine.output.request_state import RequestState
 from jaxllm.engine.scheduling.request import Request, Status
@@ -14,39 +14,42 @@ from jaxllm.messages import TextDelta
 
 
 class OutputProcessor:
-    """Of one engine, whose requests are in `live`, by id; the last end of a request's choices takes
-    it out."""
+    """Makes the deltas of an engine's requests.
+
+    `states` holds the running requests by id. A request leaves it when its last choice ends.
+    """
 
     def __init__(
         self,
-        live: dict[str, RequestState],
+        states: dict[str, RequestState],
         scheduler: Scheduler,
-        guides: Grammars,
-        count: Counters,
+        grammars: Grammars,
+        counters: Counters,
         eos_ids: frozenset[int],
     ):
-        self._live, self._scheduler, self._guides, self._count, self._eos_ids = (
-            live,
-            scheduler,
-            guides,
-            count,
-            eos_ids,
-        )
+        self._states = states
+        self._scheduler = scheduler
+        self._grammars = grammars
+        self._counters = counters
+        self._eos_ids = eos_ids
 
-    def accept(self, request: Request, token: int, now: float, logprobs: bytes | None) -> TextDelta:
-        """One new token of one request."""
+    def append_token(
+        self, request: Request, token: int, now: float, logprobs: bytes | None
+    ) -> TextDelta:
+        """Append a token to a choice. Returns its delta, the last one where the token ends it."""
         request.output.append(token)
         request.first_token_at = request.first_token_at or now
         request.last_token_at = now
-        self._count.generation_tokens += 1
+        self._counters.generation_tokens += 1
         self._scheduler.committed(request, 1)
         count, params, complete, text = len(request.output), request.params, False, ""
         if request.asked is not None:
-            if (failed := advance(request, [token])) is not None:
-                return self.fail(request, failed, "structured_outputs", [token], logprobs)
-            complete = request.guide is not None and request.guide.ended
+            if (failure := accept_tokens(self._grammars, request, [token])) is not None:
+                return self.fail_choice(request, failure, "structured_outputs", [token], logprobs)
+            state = self._grammars.states.get(request)
+            complete = state is not None and state.ended
         stopped = token in request.stops and count > params.min_tokens
-        detokenizer = self._live[request.id].detokenizers[request.index]
+        detokenizer = self._states[request.id].detokenizers[request.index]
         if detokenizer is not None:
             hidden = stopped or (complete and token in self._eos_ids)
             step = detokenizer.feed(
@@ -54,14 +57,16 @@ class OutputProcessor:
             )
             text = step.text
             if step.stop is not None:
-                return self.finish(request, [token], text, "stop", step.stop, logprobs=logprobs)
+                return self.finish_choice(
+                    request, [token], text, "stop", step.stop, logprobs=logprobs
+                )
         if stopped or complete:
             named = stopped and (params.ignore_eos or token not in self._eos_ids)
-            return self.finish(
+            return self.finish_choice(
                 request, [token], text, "stop", token if named else None, logprobs=logprobs
             )
         if count >= request.max_tokens:
-            return self.finish(request, [token], text, "length", None, logprobs=logprobs)
+            return self.finish_choice(request, [token], text, "length", None, logprobs=logprobs)
         return TextDelta(
             id=request.id,
             index=request.index,
@@ -70,37 +75,38 @@ class OutputProcessor:
             logprobs=logprobs,
             prompt_logprobs=None
             if params.prompt_logprobs is None
-            else self._live[request.id].scores_for(request.index),
+            else self._states[request.id].take_prompt_logprobs(request.index),
             num_cached_tokens=request.num_cached_tokens,
         )
 
-    def finish(
+    def finish_choice(
         self,
         request: Request,
         tokens: list[int],
         text: str,
         reason: str,
         stop: int | str | None,
+        *,
         error: str | None = None,
         logprobs: bytes | None = None,
         error_param: str | None = None,
     ) -> TextDelta:
-        """The last delta of a choice; its pages and slot are free afterwards."""
-        live = self._live[request.id]
+        """The last delta of a choice; frees its pages and slot."""
+        state = self._states[request.id]
         self._scheduler.finish(request)
-        self._guides.release(request)
-        detokenizer = live.detokenizers[request.index]
+        self._grammars.release(request)
+        detokenizer = state.detokenizers[request.index]
         if detokenizer is not None and not isinstance(stop, str):
             text += detokenizer.finish()
-        if all(choice.status is Status.FINISHED for choice in live.choices):
-            del self._live[request.id]
+        if all(choice.status is Status.FINISHED for choice in state.choices):
+            del self._states[request.id]
         return TextDelta(
             id=request.id,
             index=request.index,
             token_ids=tokens,
             text=text,
             logprobs=logprobs,
-            prompt_logprobs=live.scores_for(request.index),
+            prompt_logprobs=state.take_prompt_logprobs(request.index),
             finish_reason=reason,
             stop_reason=stop,
             num_cached_tokens=request.num_cached_tokens,
@@ -109,22 +115,33 @@ class OutputProcessor:
             error_param=error_param,
         )
 
-    def fail(
+    def fail_choice(
         self,
         request: Request,
-        why: str,
+        error: str,
         error_param: str | None = None,
         tokens: Sequence[int] = (),
         logprobs: bytes | None = None,
     ) -> TextDelta:
-        """End a choice with an error, which the field `error_param` of its request made, if one
-        did; `tokens` are the last that it has said."""
-        return self.finish(request, [*tokens], "", "error", None, why, logprobs, error_param)
+        """End a choice with an error. `error_param` names the field of the request that caused it,
+        if one did; `tokens` are its last ones."""
+        return self.finish_choice(
+            request,
+            [*tokens],
+            "",
+            "error",
+            None,
+            error=error,
+            logprobs=logprobs,
+            error_param=error_param,
+        )
 
-    def give_up(self, request: Request, why: str) -> TextDelta:
-        """End a choice that has no next token: well where its grammar may end here, and min_tokens
-        or a ban held the end back."""
-        if self._guides.complete(request):
-            return self.finish(request, [], "", "stop", None)
-        field = {NONE_ALLOWED: "allowed_token_ids", HELD_BACK: "min_tokens"}.get(why)
-        return self.fail(request, why, field if request.guide is None else "structured_outputs")
+    def end_without_token(self, request: Request, reason: str) -> TextDelta:
+        """End a choice that has no next token: with "stop" where its grammar may end here, and
+        min_tokens or a ban kept it from doing so, else with an error."""
+        if self._grammars.may_end(request):
+            return self.finish_choice(request, [], "", "stop", None)
+        param = {NONE_ALLOWED: "allowed_token_ids", HELD_BACK: "min_tokens"}.get(reason)
+        if request in self._grammars.states:
+            param = "structured_outputs"
+        return self.fail_choice(request, reason, param)

@@ -1,4 +1,5 @@
-"""A request while it runs: its choices and its prompt's log-probabilities."""
+"""A running request on the output side: its choices and its prompt's log-probabilities. Imports no
+jax."""
 
 from __future__ import annotations
 
@@ -15,30 +16,37 @@ from jaxllm.messages import PromptLogprobs
 
 @dataclass(slots=True)
 class RequestState:
-    """A request's choices, their text, and the log-probabilities of their prompt."""
+    """A request while it runs.
+
+    Attributes:
+        choices: its scheduled choices, by index.
+        detokenizers: of the choices, None for choices without text.
+        parts: packed log-probabilities of the prompt, as far as they are computed.
+        prompt_logprobs: all of them, once they are computed.
+        delivered: indices of the choices that `prompt_logprobs` were sent with.
+    """
 
     choices: list[Request] = field(default_factory=list)
-    detokenizers: list[Detokenizer | None] = field(default_factory=list)  # one per choice
-    # Of the prompt, as far as they have come
-    scores: list[np.ndarray] = field(default_factory=list)
-    prompt_logprobs: PromptLogprobs | None = None  # once all have
-    told: set[int] = field(default_factory=set)  # the choices that have told them
+    detokenizers: list[Detokenizer | None] = field(default_factory=list)
+    parts: list[np.ndarray] = field(default_factory=list)
+    prompt_logprobs: PromptLogprobs | None = None
+    delivered: set[int] = field(default_factory=set)
 
-    def score(self, span: Span, scores: np.ndarray) -> None:
-        """Keep a part of the prompt's log-probabilities; they come in the order of positions."""
+    def add_prompt_logprobs(self, span: Span, packed: np.ndarray) -> None:
+        """Keep a part of the prompt's log-probabilities; parts come in the order of positions."""
         request = span.request
         top = request.params.prompt_logprobs or 0
-        self.scores.append(trimmed(scores, top))
+        self.parts.append(trimmed(packed, top))
         if span.stop == request.score_end:
             self.prompt_logprobs = PromptLogprobs(
-                top=top, packed=b"".join(part.tobytes() for part in self.scores)
+                top=top, packed=b"".join(part.tobytes() for part in self.parts)
             )
-            self.scores.clear()
+            self.parts.clear()
 
-    def scores_for(self, index: int) -> PromptLogprobs | None:
-        """The prompt's log-probabilities, once they are there, for one delta of a choice: the first
-        that asks."""
-        if self.prompt_logprobs is None or index in self.told:
+    def take_prompt_logprobs(self, index: int) -> PromptLogprobs | None:
+        """The prompt's log-probabilities for one delta of a choice: the first after they are
+        computed."""
+        if self.prompt_logprobs is None or index in self.delivered:
             return None
-        self.told.add(index)
+        self.delivered.add(index)
         return self.prompt_logprobs

@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array
 
 from jaxllm.cache.kv import zeros_of
-from jaxllm.engine.constraints.host_processors import RewriteError
+from jaxllm.engine.constraints.host_processors import HostProcessorError
 from jaxllm.engine.runtime.batch import pack, packed_size, views
 from jaxllm.engine.runtime.host_buffers import HostBuffers
 from jaxllm.engine.runtime.programs import Programs
@@ -21,7 +21,7 @@ from jaxllm.engine.runtime.step import ForwardOutput
 from jaxllm.engine.scheduling.request import Request
 from jaxllm.sampling.bits import packed
 from jaxllm.sampling.options import SamplingParams
-from jaxllm.sampling.processors import custom_of
+from jaxllm.sampling.processor_arguments import custom_of
 
 type Fill = Callable[[Sequence[Request], np.ndarray], list[tuple[int, str]]]
 
@@ -112,7 +112,7 @@ class LogitsProcessing:
         for row, function in rows.items():
             try:
                 values[row] = function(values[row])
-            except RewriteError as error:
+            except HostProcessorError as error:
                 values[row], failures[row] = np.nan, str(error)
         self._logits[logits.shape[0]] = jax.device_put(values, logits.sharding)
         return self._logits[logits.shape[0]], failures

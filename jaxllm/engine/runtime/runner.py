@@ -13,7 +13,7 @@ import numpy as np
 from jax import Array
 
 from jaxllm.cache.kv import DROP_PAGE, KVCache, zeros_of
-from jaxllm.engine.constraints.host_processors import rewritten
+from jaxllm.engine.constraints.host_processors import run_host_processors
 from jaxllm.engine.runtime.batch import pack, update_arrays
 from jaxllm.engine.runtime.compile_counter import CompileCounter
 from jaxllm.engine.runtime.host_buffers import HostBuffers, begin_read, read
@@ -374,5 +374,7 @@ def _functions(forwarded: Forwarded) -> dict[int, Callable[[np.ndarray], np.ndar
             and request.asked is not None
             and request.asked.functions
         ):
-            found[row] = functools.partial(rewritten, request.asked.functions, list(request.output))
+            found[row] = functools.partial(
+                run_host_processors, request.asked.functions, list(request.output)
+            )
     return found

@@ -17,7 +17,7 @@ from jaxllm.engine.runtime.batch import ChunkLayout, Shapes, packed_size, unpack
 from jaxllm.engine.runtime.state import PROGRESS, SLOT_PARAMS, SlotState, columns_of
 from jaxllm.sampling.logprobs import packed_logprobs, processed
 from jaxllm.sampling.process import LogitsParams, ProcessRows, process, set_slot_params
-from jaxllm.sampling.processors import Processor
+from jaxllm.sampling.processor_arguments import Processor
 from jaxllm.sampling.sample import Sampler, SamplingRows, draw_rows, sample
 
 # Whose pages are copied together: all of a large model's would need more memory than a small step

@@ -5,16 +5,12 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from jaxllm.messages import RequestTimes
 from jaxllm.sampling.constraint import Constraint
 from jaxllm.sampling.options import SamplingParams
-
-if TYPE_CHECKING:
-    from jaxllm.engine.constraints.grammars import GrammarState
 
 
 class Status(enum.Enum):
@@ -101,7 +97,6 @@ class Request:
     needs: int = 0  # of programs after a forward (sampling.choose)
     asked: LogitsOptions | None = None  # None: no option of `params` is one that `process` serves
     place: tuple[float, ...] = ()  # in the scheduler's order, from arrival on
-    guide: GrammarState | None = None  # follows the request's grammar
     stops: frozenset[int] = frozenset()  # tokens that end it
     # Prompt positions before it are scored: their next tokens' log-probabilities are wanted
     score_end: int = 0

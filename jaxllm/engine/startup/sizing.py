@@ -28,7 +28,7 @@ from jaxllm.engine.runtime.step import Model
 from jaxllm.engine.runtime.xla_options import XlaOptions
 from jaxllm.engine.startup.memory import MemoryBudget, is_fitted, states_shape
 from jaxllm.engine.startup.resolve import Setup, resized
-from jaxllm.sampling.processors import Processor
+from jaxllm.sampling.processor_arguments import Processor
 
 FOLDER = "programs"  # in the compilation cache's directory
 SURPLUS = 100  # of what pages may have may go unused, one part

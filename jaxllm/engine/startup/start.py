@@ -38,7 +38,8 @@ from jaxllm.grammar.matcher import Matchers
 from jaxllm.locate import locate
 from jaxllm.mesh import make_mesh
 from jaxllm.sampling.options import MAX_STOP_TOKEN_IDS
-from jaxllm.sampling.processors import Function, Processor, read_processors
+from jaxllm.sampling.processor_arguments import Function, Processor
+from jaxllm.sampling.processors import read_processors
 from jaxllm.tokenizer import Tokenizer
 from jaxllm.units import GIB, amount
 
@@ -50,7 +51,7 @@ class Started:
     resolved: Resolved
     runner: Runner
     tokenizer: Tokenizer | None
-    guides: Grammars
+    grammars: Grammars
 
 
 def start(
@@ -71,7 +72,7 @@ def start(
             mesh = make_mesh(config.tensor_parallel_size)
             setup = resolve(config, model_dir, mesh)
             tokenizer, matchers = reading.result()
-        guides = Grammars(matchers, setup.resolved.vocab_size, eos_ids)
+        grammars = Grammars(matchers, setup.resolved.vocab_size, eos_ids)
         weights.check(model_dir, setup.hf, mesh, setup.dtype, config.load_format)
         processors = read_processors(logits_processors, setup.resolved.vocab_size)
         compiles = CompileCounter()
@@ -92,7 +93,7 @@ def start(
         "jaxllm",
         table_rows(setup, programs, compiles, report) + pinned.rows + link_rows(setup, runner),
     )
-    return Started(setup.resolved, runner, tokenizer, guides)
+    return Started(setup.resolved, runner, tokenizer, grammars)
 
 
 def read_tokenizer(
@@ -106,7 +107,7 @@ def read_tokenizer(
     tokenizer = Tokenizer.load(config.tokenizer or str(model_dir))
     matchers = Matchers(tokenizer.backend, width, eos_ids)
     if config.max_stall_ms is not None:
-        matchers.warm()
+        matchers.start_vocabulary()
     return tokenizer, matchers
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jaxllm.config import Resolved
-from jaxllm.messages import RequestError, check_scores
+from jaxllm.messages import RequestError, check_prompt_logprobs
 from jaxllm.sampling.options import SamplingParams
 from jaxllm.sampling.values import OptionError
 from jaxllm.server.errors import ApiError, bad_request, shown
@@ -385,7 +385,7 @@ def check_scored(lengths: list[int], params: SamplingParams) -> None:
     if params.prompt_logprobs is None:
         return
     try:
-        check_scores(lengths, params.prompt_logprobs, params.samples)
+        check_prompt_logprobs(lengths, params.prompt_logprobs, params.samples)
     except RequestError as error:
         raise bad_request(str(error), error.param) from None
 

@@ -264,9 +264,9 @@ def test_a_panic_ends_its_request_and_no_other(llm: LLM, monkeypatch: pytest.Mon
             raise Panic("in native code")
         real(self, token_ids)
 
-    real: Callable[..., None] = Matcher.advance
+    real: Callable[..., None] = Matcher.accept_tokens
     bad, good = request(llm, "bad", {"regex": "[b]{9}"}), request(llm, "good", {"regex": "[g]{9}"})
-    monkeypatch.setattr(Matcher, "advance", advance)
+    monkeypatch.setattr(Matcher, "accept_tokens", advance)
     deltas = collect(llm.engine, [bad, good])
     assert Outcome.of(deltas, "bad").finish_reason == "error"
     assert Outcome.of(deltas, "good").finish_reason == "stop"
@@ -277,7 +277,7 @@ def test_a_request_may_be_aborted_while_its_grammar_is_built_and_while_it_runs(
 ) -> None:
     engine, never = llm.engine, Future[Matcher]()
     with monkeypatch.context() as patch:
-        patch.setattr(engine._guides._matchers, "begin", lambda grammar: never)
+        patch.setattr(engine._grammars._matchers, "start_matcher", lambda grammar: never)
         engine.add(request(llm, "waits", {"regex": "[a-z]{99}"}))
     assert engine.has_work
     assert engine.stats().waiting == 1
@@ -348,9 +348,9 @@ def test_waiting_for_a_grammar_does_not_hold_others_up(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, later = llm.engine, Future[Matcher]()
-    matchers, waits = engine._guides._matchers, request(llm, "waits", {"regex": "later"})
+    matchers, waits = engine._grammars._matchers, request(llm, "waits", {"regex": "later"})
     with monkeypatch.context() as patch:
-        patch.setattr(matchers, "begin", lambda grammar: later)
+        patch.setattr(matchers, "start_matcher", lambda grammar: later)
         engine.add(waits)
     engine.add(request(llm, "free", max_tokens=3, ignore_eos=True))
     deltas = []
@@ -358,7 +358,7 @@ def test_waiting_for_a_grammar_does_not_hold_others_up(
         deltas += engine.step()
     assert {d.id for d in deltas} == {"free"}
     assert waits.grammar is not None
-    later.set_result(matchers.begin(waits.grammar).result(60))
+    later.set_result(matchers.start_matcher(waits.grammar).result(60))
     assert Outcome.of(collect(engine, []), "waits").finish_reason == "stop"
     assert all(c.status is Status.FINISHED for live in engine._live.values() for c in live.choices)
 
@@ -367,11 +367,11 @@ def test_an_engine_with_nothing_but_a_grammar_to_wait_for_says_so_and_who_drives
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, heard = llm.engine, []
-    matchers, later = engine._guides._matchers, [Future[Matcher](), Future[Matcher]()]
+    matchers, later = engine._grammars._matchers, [Future[Matcher](), Future[Matcher]()]
     waits = request(llm, "waits", {"regex": "later"}, n=2)
     futures = iter(later)
     with monkeypatch.context() as patch:
-        patch.setattr(matchers, "begin", lambda grammar: next(futures))
+        patch.setattr(matchers, "start_matcher", lambda grammar: next(futures))
         engine.when_built(lambda: heard.append(len(heard)))
         engine.add(waits)
     assert engine.has_work and engine.awaits_grammar
@@ -380,9 +380,9 @@ def test_an_engine_with_nothing_but_a_grammar_to_wait_for_says_so_and_who_drives
     while not engine.awaits_grammar:
         engine.step()
     assert waits.grammar is not None and heard == []
-    later[1].set_result(matchers.begin(waits.grammar).result(60))
+    later[1].set_result(matchers.start_matcher(waits.grammar).result(60))
     assert heard == [0] and engine.awaits_grammar, "choices of a request run in their order"
-    later[0].set_result(matchers.begin(waits.grammar).result(60))
+    later[0].set_result(matchers.start_matcher(waits.grammar).result(60))
     assert heard == [0, 1] and not engine.awaits_grammar
     deltas = collect(engine, [])
     assert [Outcome.of(deltas, "waits", index).finish_reason for index in range(2)] == [
@@ -445,7 +445,9 @@ def test_an_end_that_is_to_be_told_waits_for_no_grammar(
     engine, told = llm.engine, []
     requests = [request(llm, id, {"regex": "later"}) for id in ("waits", "leaves")]
     with monkeypatch.context() as patch:
-        patch.setattr(engine._guides._matchers, "begin", lambda grammar: Future[Matcher]())
+        patch.setattr(
+            engine._grammars._matchers, "start_matcher", lambda grammar: Future[Matcher]()
+        )
         for one in requests:
             engine.add(one)
     engine.abort("leaves")

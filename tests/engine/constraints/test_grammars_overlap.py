@@ -32,17 +32,17 @@ def test_tokens_told_and_masks_found_together_are_those_of_one_by_one(
     wanted = [params(compact(name), max_tokens=80, seed=n) for n, name in enumerate(names)] + [
         params({"regex": "[a-z]{40}"}, min_tokens=9)
     ]
-    together = llm.engine._guides._together
-    assert together is not None
-    monkeypatch.setattr("jaxllm.engine.constraints.grammars.FEW", 10**9)
+    parallel = llm.engine._grammars._parallel
+    assert parallel is not None
+    monkeypatch.setattr("jaxllm.engine.constraints.grammars.SEQUENTIAL", 10**9)
     said = say(llm, *wanted)
-    monkeypatch.setattr("jaxllm.engine.constraints.grammars.FEW", 1)
+    monkeypatch.setattr("jaxllm.engine.constraints.grammars.SEQUENTIAL", 1)
     assert say(llm, *wanted) == said
     with monkeypatch.context() as patch:
-        patch.setattr(together, "masks", lambda: 1 / 0)
+        patch.setattr(parallel, "wait_masks", lambda: 1 / 0)
         assert say(llm, *wanted) == said, "what fails together is asked for one by one"
     with monkeypatch.context() as patch:
-        patch.setattr(together, "advance", lambda matchers, tokens: 1 / 0)
+        patch.setattr(parallel, "accept_each", lambda matchers, tokens: 1 / 0)
         outputs = llm.generate(
             [PROMPT] * 2, [wanted[0], params(max_tokens=9, ignore_eos=True)], use_tqdm=False
         )
@@ -67,12 +67,12 @@ def test_texts_are_made_while_masks_are_found_and_before_they_are_waited_for(
     engine.step()
     for owner, name in (
         (engine.runner, "forward"),
-        (engine._guides._together, "begin"),
+        (engine._grammars._parallel, "start_masks"),
         (Detokenizer, "feed"),
     ):
         note(owner, name)
     for owner, name in (
-        (engine._guides._together, "masks"),
+        (engine._grammars._parallel, "wait_masks"),
         (engine.runner, "apply_token_bitmask"),
         (engine.runner, "draw"),
     ):
@@ -82,7 +82,8 @@ def test_texts_are_made_while_masks_are_found_and_before_they_are_waited_for(
     collect(engine, [])
     assert (
         events[: 3 * 8]
-        == ["forward", "begin", "feed", "feed", "feed", "masks", "apply_token_bitmask", "draw"] * 3
+        == ["forward", "start_masks", *["feed"] * 3, "wait_masks", "apply_token_bitmask", "draw"]
+        * 3
     )
 
 
@@ -91,13 +92,13 @@ def test_a_matcher_is_given_back_only_when_nobody_looks_at_it(
 ) -> None:
     """The stop string is found while the masks of the next step are; here they take until somebody
     waits for them."""
-    guides, waited, looking, ended = llm.engine._guides, Event(), Event(), list[bool]()
-    together, matchers = guides._together, guides._matchers
-    assert together is not None and matchers is not None
+    grammars, waited, looking, ended = llm.engine._grammars, Event(), Event(), list[bool]()
+    parallel, matchers = grammars._parallel, grammars._matchers
+    assert parallel is not None and matchers is not None
 
-    def find(entered: Lock) -> None:
+    def compute(entered: Lock) -> None:
         looking.set()
-        real_find(entered)
+        real_compute(entered)
         assert waited.wait(60)
         looking.clear()
 
@@ -105,21 +106,21 @@ def test_a_matcher_is_given_back_only_when_nobody_looks_at_it(
         waited.clear()
         real_begin(found)
 
-    real_find, real_begin, real_settle, real_masks, real_back = (
-        together._find,
-        together.begin,
-        together.settle,
-        together.masks,
-        matchers.give_back,
+    real_compute, real_begin, real_settle, real_masks, real_back = (
+        parallel._compute,
+        parallel.start_masks,
+        parallel.settle,
+        parallel.wait_masks,
+        matchers.recycle,
     )
     monkeypatch.setattr("jaxllm.engine.engine.WORTH_A_CHUNK", 10**9)
-    monkeypatch.setattr(together, "_find", find)
-    monkeypatch.setattr(together, "settle", lambda: (waited.set(), real_settle())[1])
-    monkeypatch.setattr(together, "masks", lambda: (waited.set(), real_masks())[1])
-    monkeypatch.setattr(together, "begin", begin)
+    monkeypatch.setattr(parallel, "_compute", compute)
+    monkeypatch.setattr(parallel, "settle", lambda: (waited.set(), real_settle())[1])
+    monkeypatch.setattr(parallel, "wait_masks", lambda: (waited.set(), real_masks())[1])
+    monkeypatch.setattr(parallel, "start_masks", begin)
     monkeypatch.setattr(
         matchers,
-        "give_back",
+        "recycle",
         lambda matcher: (ended.append(looking.is_set()), real_back(matcher))[1],
     )
     stopped, whole = (
@@ -131,7 +132,7 @@ def test_a_matcher_is_given_back_only_when_nobody_looks_at_it(
 
 
 def test_a_guided_row_takes_few_calls(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jaxllm.engine.constraints.grammars.FEW", 1)
+    monkeypatch.setattr("jaxllm.engine.constraints.grammars.SEQUENTIAL", 1)
 
     given = request(llm, "", {"regex": "[a-z]{99}"}, max_tokens=30, ignore_eos=True)
 
@@ -205,18 +206,18 @@ def test_grammars_are_told_their_tokens_while_the_next_forward_is_launched(
         real(emitters, tokens)
         told.set()
 
-    real = engine._guides.follow
+    real = engine._grammars.accept_step
     engine.add(request(llm, "r", {"regex": "[a-z]{99}"}, max_tokens=8))
     while engine.stats().running < 1:
         engine.step()
     monkeypatch.setattr(engine.runner, "forward", forward)
-    monkeypatch.setattr(engine._guides, "follow", follow)
+    monkeypatch.setattr(engine._grammars, "accept_step", follow)
     assert Outcome.of(collect(engine, []), "r").finish_reason == "length"
     assert len(launched) >= 7 and all(launched)
 
 
 @pytest.mark.parametrize(
-    ("part", "method"), [("runner", "forward"), ("runner", "collect"), ("_guides", "look")]
+    ("part", "method"), [("runner", "forward"), ("runner", "collect"), ("_grammars", "start_masks")]
 )
 def test_what_fails_beside_a_forward_is_told_once_that_has_ended(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, part: str, method: str

@@ -145,12 +145,12 @@ class Failing:
     def __init__(self, after: int, where: str):
         self.left, self.where = after, where
 
-    def advance(self, token_ids: Sequence[int]) -> None:
+    def accept_tokens(self, token_ids: Sequence[int]) -> None:
         self.left -= len(token_ids)
         if self.left <= 0 and self.where == "advance":
             raise ConstraintError("the grammar is at its end")
 
-    def mask(self, allowed_W: np.ndarray) -> None:
+    def apply_mask(self, allowed_W: np.ndarray) -> None:
         if self.left <= 0 and self.where == "mask":
             raise KeyError("/secret")
         if self.left <= 0:
@@ -174,11 +174,11 @@ def test_a_constraint_that_fails_ends_its_own_request_only(
 ) -> None:
     prompts = prompts_of(3, seed=2)
     free = run(engine, prompts, SamplingParams(**FREE))
-    of = engine._asking.of
+    of = engine._options.read_options
     failing = lambda p: (
         LogitsOptions(packed(range(V), V), (Failing(5, where),)) if p.seed == 1 else of(p)
     )
-    monkeypatch.setattr(engine._asking, "of", failing)
+    monkeypatch.setattr(engine._options, "read_options", failing)
     params = [
         SamplingParams(**FREE),
         SamplingParams(**FREE, seed=1),
@@ -294,8 +294,8 @@ def test_what_was_checked_is_not_read_again_and_what_changed_is() -> None:
 
     tokenizer = Counting()
     asking, params = LogitsOptionsReader(V, tokenizer), SamplingParams(bad_words=["1 2"], n=3)  # type: ignore[arg-type]
-    asking.check(params)
-    first, second = asking.of(params), asking.of(params)
+    asking.validate_options(params)
+    first, second = asking.read_options(params), asking.read_options(params)
     assert tokenizer.calls == 2, "alone and with a space before it"
     assert (
         first is not None
@@ -303,8 +303,8 @@ def test_what_was_checked_is_not_read_again_and_what_changed_is() -> None:
         and first.constraints[0] is not second.constraints[0]
     )
     params.bad_words = ["3"]
-    asking.check(params)
-    found = asking.of(params)
+    asking.validate_options(params)
+    found = asking.read_options(params)
     assert found is not None and not found.constraints and not has(found.allowed_W, 3)
 
 
@@ -323,7 +323,7 @@ def test_a_bad_word_counts_as_it_is_written_and_after_a_space(
     word: str, forbids: list[str], allows: list[str], repo: Path
 ) -> None:
     tokenizer = Tokenizer.load(repo / "jaxllm" / "demo")
-    asked = LogitsOptionsReader(800, tokenizer).of(SamplingParams(bad_words=[word]))
+    asked = LogitsOptionsReader(800, tokenizer).read_options(SamplingParams(bad_words=[word]))
     assert asked is not None
 
     def forbidden(text: str) -> bool:
@@ -332,8 +332,8 @@ def test_a_bad_word_counts_as_it_is_written_and_after_a_space(
             return True
         allowed_W = asked.allowed_W.copy()
         for constraint in asked.constraints:
-            constraint.advance(before)
-            constraint.mask(allowed_W)
+            constraint.accept_tokens(before)
+            constraint.apply_mask(allowed_W)
         return not has(allowed_W, last)
 
     assert [text for text in forbids + allows if forbidden(text)] == forbids
@@ -341,7 +341,7 @@ def test_a_bad_word_counts_as_it_is_written_and_after_a_space(
 
 def test_bad_words_need_a_tokenizer() -> None:
     with pytest.raises(RequestError, match="needs a tokenizer"):
-        LogitsOptionsReader(V, None).of(SamplingParams(bad_words=["x"]))
+        LogitsOptionsReader(V, None).read_options(SamplingParams(bad_words=["x"]))
 
 
 def test_a_mask_changes_between_tokens(
@@ -352,17 +352,17 @@ def test_a_mask_changes_between_tokens(
 
         said = 0
 
-        def advance(self, token_ids: Sequence[int]) -> None:
+        def accept_tokens(self, token_ids: Sequence[int]) -> None:
             self.said += len(token_ids)
 
-        def mask(self, allowed_W: np.ndarray) -> None:
+        def apply_mask(self, allowed_W: np.ndarray) -> None:
             for token in range(V):
                 if token != self.said % 7:
                     remove(allowed_W, token)
 
     monkeypatch.setattr(
-        engine._asking,
-        "of",
+        engine._options,
+        "read_options",
         lambda p: LogitsOptions(packed(range(V), V), (Counting(),)) if p.seed == 1 else None,
     )
     params = [

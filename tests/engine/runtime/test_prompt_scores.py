@@ -23,7 +23,7 @@ from jaxllm.messages import (
     RequestError,
     TextDelta,
     TokenLogprobs,
-    check_scores,
+    check_prompt_logprobs,
 )
 from jaxllm.sampling.options import SamplingParams
 from tests.engine.conftest import TINY, collect
@@ -128,13 +128,13 @@ def test_spans_leave_out_what_was_scored_and_find_their_rows() -> None:
 
 
 def test_more_log_probabilities_than_memory_shall_hold_are_refused(engine: Engine) -> None:
-    check_scores([MAX_SCORES // 2], 1, 1)
-    check_scores([MAX_SCORES // 8], 1, 4)
+    check_prompt_logprobs([MAX_SCORES // 2], 1, 1)
+    check_prompt_logprobs([MAX_SCORES // 8], 1, 4)
     with pytest.raises(RequestError, match=f"at most {MAX_SCORES} are given") as caught:
-        check_scores([MAX_SCORES // 4] * 3, 1, 1)
+        check_prompt_logprobs([MAX_SCORES // 4] * 3, 1, 1)
     assert caught.value.param == "prompt_logprobs"
     with pytest.raises(RequestError, match="4 choices"):
-        check_scores([MAX_SCORES // 4], 1, 4)
+        check_prompt_logprobs([MAX_SCORES // 4], 1, 4)
 
 
 def test_no_program_holds_the_logits_of_a_long_chunk(make_engine: MakeEngine) -> None:

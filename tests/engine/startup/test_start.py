@@ -104,7 +104,7 @@ def test_a_server_reads_the_vocabulary_for_grammars_at_start_and_the_library_wit
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model_dir, begun = locate("demo"), []
-    monkeypatch.setattr(Matchers, "warm", lambda self: begun.append(self))
+    monkeypatch.setattr(Matchers, "start_vocabulary", lambda self: begun.append(self))
     for stall, reads in ((None, 0), (50.0, 1)):
         begun.clear()
         tokenizer, matchers = read_tokenizer(EngineConfig(max_stall_ms=stall), model_dir, 768, [1])
