@@ -178,7 +178,7 @@ class Loop:
 
     def abort(self, request: Request) -> None:
         if request.id in self.searches:
-            self.searches.pop(request.id).end()
+            self.searches.pop(request.id).finish_all()
             return
         if request.status is not Status.FINISHED:
             self.aborted.add(request)
