@@ -1,2 +1,2 @@
-"""Kernels for paged attention, one folder per op: a pure-JAX reference, back ends of the same
-signature, cases. Imports jax only."""
+"""Kernels, one folder per op: a reference in plain JAX, back ends with the same signature, and test
+cases. Imports jax and numpy only."""

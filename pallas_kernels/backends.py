@@ -1,5 +1,4 @@
-"""Back ends of one op by name, imported when first asked for, and the options that attention ops
-share."""
+"""Back ends of an op by name, imported on first use, and the options that attention ops share."""
 
 from __future__ import annotations
 
@@ -40,24 +39,23 @@ def shifted(table: Array, options: AttentionOptions) -> Array:
 
 
 def pools_of(k_pages: Array, v_pages: Array, options: AttentionOptions) -> tuple[Array, ...]:
-    """Pages of keys and of values, and their scales if they have some."""
+    """Pages of keys and of values, then their scales where pages have scales."""
     scales = options.get("scales")
     return (k_pages, v_pages) if scales is None else (k_pages, v_pages, scales)
 
 
 class UnknownBackend(KeyError):
-    """No back end of that name; the message lists those that exist."""
+    """The op has no back end of that name; the message lists the existing ones."""
 
     def __str__(self) -> str:
         return str(self.args[0])
 
 
 class Backends(Mapping[str, Callable[..., Any]]):
-    """Name → callable of one op. Back end `name` is the module `package.name`, which defines
-    `function`.
+    """The back ends of one op: name → callable.
 
-    One that does not take everything also defines `check(...)`, which raises ValueError for what it
-    does not take.
+    Back end `name` is the module `package.name`, which defines `function`. A back end that supports
+    only some shapes or types also defines `check(...)`, which raises ValueError for the others.
     """
 
     def __init__(self, package: str, function: str, names: tuple[str, ...]):
@@ -67,14 +65,14 @@ class Backends(Mapping[str, Callable[..., Any]]):
         return getattr(self._module(name), self._function)
 
     def check(self, name: str, *shapes: Any) -> None:
-        """Raise ValueError, saying why, when a back end does not take arrays of these shapes and
-        types."""
+        """Raise ValueError, with the reason, if a back end does not support arrays of these shapes
+        and types."""
         check = getattr(self._module(name), "check", None)
         if check is not None:
             check(*shapes)
 
-    def takes(self, name: str, *shapes: Any) -> bool:
-        """Whether there is a back end of that name that takes arrays of these shapes and types."""
+    def supports(self, name: str, *shapes: Any) -> bool:
+        """Whether a back end of that name exists and supports arrays of these shapes and types."""
         if name not in self:
             return False
         try:
@@ -84,8 +82,8 @@ class Backends(Mapping[str, Callable[..., Any]]):
         return True
 
     def planner(self, name: str) -> Callable[..., Any] | None:
-        """The back end's `plan(...)`, whose result serves as `plan=` of every call over the same
-        rows; None if it has none."""
+        """The back end's `plan(...)`, or None if it has none. One plan serves as `plan=` of every
+        call over the same rows."""
         return getattr(self._module(name), "plan", None)
 
     def _module(self, name: str) -> ModuleType:

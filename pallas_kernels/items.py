@@ -1,9 +1,8 @@
-"""Queries of a ragged step cut into items of one shape, for back ends whose programs have static
-shapes.
+"""Work items of one shape, cut from the queries of a ragged step, for back ends with static shapes.
 
-An item is up to `queries` consecutive tokens of one row, with all their heads: `[W, K, R, H]`,
-where place r of KV head k holds query head k·G + r // queries of token r % queries. Places beyond a
-row's own tokens hold anything; nothing reads their results.
+An item is up to `queries` consecutive tokens of one row with all their heads: `[W, K, R, H]`.
+Place r of KV head k holds query head k·G + r // queries of token r % queries. Places beyond the
+row's tokens hold arbitrary values, and nothing reads their results.
 """
 
 from __future__ import annotations
@@ -15,9 +14,13 @@ from jax import Array
 
 
 class Items(NamedTuple):
-    """What each item attends to, int32 `[W]`: its row of the page table, the position of its first
-    query, and how many keys of its row its last own query sees; 0 keys = an item not in use, whose
-    result is zeros."""
+    """What each item attends to, int32 `[W]`.
+
+    Attributes:
+      row_W: row of the page table.
+      position_W: position of the item's first query.
+      keys_W: keys of the row that the item's last query sees; 0 = unused item, whose result is 0.
+    """
 
     row_W: Array
     position_W: Array
@@ -25,7 +28,7 @@ class Items(NamedTuple):
 
 
 def decode_items(lengths_B: Array) -> Items:
-    """One item a row: the newest token, which sees everything."""
+    """One item a row: its newest token, which sees every key."""
     lengths_B = lengths_B.astype(jnp.int32)
     return Items(
         jnp.arange(lengths_B.shape[0], dtype=jnp.int32), jnp.maximum(lengths_B - 1, 0), lengths_B
@@ -33,7 +36,7 @@ def decode_items(lengths_B: Array) -> Items:
 
 
 def sinks_of_places(sinks: Array | None, kv_heads: int, queries: int, places: int) -> Array | None:
-    """The sink of each place, float32 `[K, R]`, from those of the query heads `[N]`."""
+    """The sink logit of each place, float32 `[K, R]`, from the sinks of the query heads `[N]`."""
     if sinks is None:
         return None
     sinks_KR = jnp.repeat(sinks.astype(jnp.float32).reshape(kv_heads, -1), queries, axis=1)
@@ -41,7 +44,7 @@ def sinks_of_places(sinks: Array | None, kv_heads: int, queries: int, places: in
 
 
 def pack_decode(q_BNH: Array, kv_heads: int, multiple: int) -> Array:
-    """Queries as items `[B, K, R, H]`, R the group rounded up to a multiple."""
+    """Queries as items `[B, K, R, H]`; R is the group size rounded up to `multiple`."""
     B, N, H = q_BNH.shape
     G = N // kv_heads
     return jnp.pad(q_BNH.reshape(B, kv_heads, G, H), ((0, 0), (0, 0), (0, -G % multiple), (0, 0)))
@@ -54,8 +57,13 @@ def unpack_decode(o_BKRH: Array, heads: int) -> Array:
 
 
 class Chunks(NamedTuple):
-    """Items of ragged chunks, and where each token's result lies: `place_T` counts queries of all
-    items, -1 for a token of no row."""
+    """Items of ragged chunks, and where each token's result lies.
+
+    Attributes:
+      items: the items.
+      token_WQ: token of each query of each item.
+      place_T: number of each token's query among the queries of all items; -1 = token of no row.
+    """
 
     items: Items
     token_WQ: Array
@@ -65,8 +73,10 @@ class Chunks(NamedTuple):
 def chunk_items(
     starts_R: Array, lengths_R: Array, kv_lengths_R: Array, tokens: int, queries: int
 ) -> Chunks:
-    """Cut every row's chunk into items of `queries` tokens. There are `tokens // queries + R`
-    items, more than rows can need."""
+    """Cut every row's chunk into items of `queries` tokens.
+
+    The number of items is `tokens // queries + R`, an upper bound of what R rows need.
+    """
     starts_R, lengths_R, kv_lengths_R = (
         x.astype(jnp.int32) for x in (starts_R, lengths_R, kv_lengths_R)
     )

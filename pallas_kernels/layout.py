@@ -1,5 +1,4 @@
-"""Numpy helpers for the ops' cases: sequences laid out in pages, and attention computed the long
-way."""
+"""Sequences in pages, and attention in float64 one head at a time: NumPy oracles of test cases."""
 
 from __future__ import annotations
 
@@ -11,7 +10,12 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Pages:
-    """Sequences in pages: `k`, `v` `[P, K, C, H]` and `table` `[rows, M]`."""
+    """Sequences in pages.
+
+    Attributes:
+      k, v: pages `[P, K, C, H]`.
+      table: page of each block of a row's tokens, int32 `[rows, M]`.
+    """
 
     k: np.ndarray
     v: np.ndarray
@@ -26,11 +30,10 @@ def in_pages(
     poison: float,
     seed: int,
 ) -> Pages:
-    """Lay each sequence `[length, K, H]` out in pages of its own, in random order.
+    """Lay each sequence `[length, K, H]` out in its own pages, in random order.
 
-    Every place that no sequence owns holds `poison`; table entries beyond a sequence name pages of
-    others or of nobody, at random. The table is `spare` entries wider than the longest sequence
-    needs.
+    Slots that no sequence owns hold `poison`. Table entries beyond a sequence name random pages,
+    owned or free. The table is `spare` entries wider than the longest sequence needs.
     """
     rng = np.random.default_rng(seed)
     needs = [-(-len(k) // page_size) for k in k_sequences]
@@ -59,10 +62,9 @@ def dense_attention(
     softcap: float | None,
     sinks: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Attention of the last queries `[Q, N, H]` of one sequence over all its keys `[S, K, H]`, in
-    float64, one head at a time.
+    """Attention in float64 of a sequence's last queries `[Q, N, H]` over its keys `[S, K, H]`.
 
-    A sink of `sinks` `[N]` is one more score of every query of its head, whose value is zero.
+    `sinks` `[N]` adds one score to every query of a head, with the value zero.
     """
     q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
     (Q, N, _), (S, K, H) = q.shape, k.shape

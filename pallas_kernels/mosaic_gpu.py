@@ -1,5 +1,4 @@
-"""What the attention kernels for NVIDIA Hopper have in common: the pages that they take, and how
-they find them."""
+"""Shared by the attention kernels for NVIDIA Hopper: supported pages, and page table look-ups."""
 
 from __future__ import annotations
 
@@ -13,8 +12,8 @@ from pallas_kernels.quantised import is_quantised
 
 
 def check_pages(op: str, q: Array, k_pages: Array, v_pages: Array) -> None:
-    """Raises ValueError, in the name of `op`, for pages `[P, K, C, H]` that its kernel does not
-    take with queries `[tokens, N, H]`."""
+    """Raise ValueError, naming `op`, if its kernel does not support pages `[P, K, C, H]` with
+    queries `[tokens, N, H]`."""
     H = q.shape[2]
     C, HK = k_pages.shape[2:]
     eight = is_quantised(k_pages.dtype)
@@ -23,28 +22,29 @@ def check_pages(op: str, q: Array, k_pages: Array, v_pages: Array) -> None:
         or v_pages.dtype != k_pages.dtype
         or not (eight or k_pages.dtype == q.dtype)
     ):
-        given = f"got q {q.dtype}, k {k_pages.dtype}, v {v_pages.dtype}"
         raise ValueError(
-            f"mosaic_gpu {op} takes bfloat16 or float16 throughout, or pages of 8-bit floats, {given}"
+            f"mosaic_gpu {op} takes bfloat16 or float16 throughout, or pages of 8-bit floats, "
+            f"got q {q.dtype}, k {k_pages.dtype}, v {v_pages.dtype}"
         )
     if eight and C not in (64, 128):
         raise ValueError(f"mosaic_gpu {op} takes 8-bit pages of 64 or 128 tokens, got {C}")
     if H not in (64, 128, 256) or HK != H or v_pages.shape != k_pages.shape:
         raise ValueError(
-            f"mosaic_gpu {op} takes head_dim 64, 128 or 256 and equal K and V pools, got q {q.shape}, k {k_pages.shape}"
+            f"mosaic_gpu {op} takes head_dim 64, 128 or 256 and equal K and V pools, "
+            f"got q {q.shape}, k {k_pages.shape}"
         )
     if C not in (16, 32, 64, 128):
         raise ValueError(f"mosaic_gpu {op} takes pages of 16, 32, 64 or 128 tokens, got {C}")
 
 
 def first_page_of(first_page: Array | None) -> Array:
-    """The option `first_page` as the kernels take it."""
+    """The option `first_page` as int32 `[1]`; None is page 0."""
     return jnp.zeros((1,), jnp.int32) if first_page is None else first_page.astype(jnp.int32)
 
 
 @dataclass(frozen=True)
 class PageTable:
-    """Inside a kernel: a page table, whose numbers count from the pool's page `first`."""
+    """A page table inside a kernel; `first` is added to each of its page numbers."""
 
     ref: Any
     first: Array

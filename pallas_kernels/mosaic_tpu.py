@@ -1,11 +1,9 @@
-"""Attention of items over pages for TPU, in Pallas: what the `mosaic_tpu` back ends of the
-attention ops share.
+"""Attention of items over pages for TPU in Pallas: the `mosaic_tpu` back ends.
 
-One grid step is one item of `pallas_kernels.items` and a block of KV heads. Pages come by
-asynchronous copies named by the page table, a tile of several pages at a time into one of two
-buffers, while the other is computed on. Tiles are numbered through the whole grid, so the last tile
-of an item already brings the first of the next item that is in use, and an item not in use costs an
-empty step.
+A grid step is one item of `pallas_kernels.items` and a block of KV heads. Asynchronous copies bring
+a tile of several pages into one of two buffers while the kernel computes on the other. Tiles are
+numbered through the whole grid: during an item's last tile the copies of the next item's first tile
+run. An unused item costs an empty step.
 """
 
 from __future__ import annotations
@@ -25,18 +23,25 @@ from jax.typing import DTypeLike
 from pallas_kernels.items import Items, sinks_of_places
 
 LOG2E = math.log2(math.e)
-# Finite, so that a query which has seen nothing yet makes no NaN
+# Finite, so that a query that has seen no key yet gives no NaN
 HIDDEN = -0.7 * float(jnp.finfo(jnp.float32).max)
 LANES = 128
-BUFFER_BYTES = 4 << 20  # two tiles of K and two of V, of 16 MiB of fast memory
-TABLE_BYTES = 256 << 10  # of 1 MiB of scalar memory
-FIELDS = 7  # of an item, as the kernel reads it
+BUFFER_BYTES = 4 << 20  # two tiles of K and two of V; a TPU has 16 MiB of VMEM
+TABLE_BYTES = 256 << 10  # a TPU has 1 MiB of scalar memory
+FIELDS = 7  # scalars of an item that the kernel reads
 
 
 @dataclass(frozen=True)
 class Spec:
-    """What is static: `heads` KV heads and `pages` pages a tile; the places of an item are
-    `queries` tokens of each query head."""
+    """Static parameters of the kernel.
+
+    Attributes:
+      queries: tokens of an item.
+      heads: KV heads of a grid step.
+      pages: pages of a tile.
+      interpret: Pallas' `interpret`, for machines without a TPU.
+      scale, window, softcap: as in `AttentionOptions`.
+    """
 
     queries: int
     heads: int
@@ -48,7 +53,7 @@ class Spec:
 
 
 def check(q: Array, k_pages: Array, v_pages: Array) -> None:
-    """Raise ValueError for shapes and types that the kernel does not take."""
+    """Raise ValueError for shapes and types that the kernel does not support."""
     (N, H), (_, K, C, HK) = q.shape[1:], k_pages.shape
     if (
         q.dtype not in (jnp.bfloat16, jnp.float32)
@@ -56,15 +61,18 @@ def check(q: Array, k_pages: Array, v_pages: Array) -> None:
         or v_pages.dtype != q.dtype
     ):
         raise ValueError(
-            f"mosaic_tpu takes bfloat16 or float32 throughout, got q {q.dtype}, k {k_pages.dtype}, v {v_pages.dtype}"
+            "mosaic_tpu takes bfloat16 or float32 throughout, "
+            f"got q {q.dtype}, k {k_pages.dtype}, v {v_pages.dtype}"
         )
     if H % LANES or HK != H or v_pages.shape != k_pages.shape:
         raise ValueError(
-            f"mosaic_tpu takes a head_dim that is a multiple of {LANES}, and equal K and V pools, got {H}"
+            f"mosaic_tpu takes a head_dim that is a multiple of {LANES}, and equal K and V pools, "
+            f"got q {q.shape}, k {k_pages.shape}, v {v_pages.shape}"
         )
     if C % sublanes(q.dtype):
         raise ValueError(
-            f"mosaic_tpu takes pages of a multiple of {sublanes(q.dtype)} tokens in {q.dtype}, got {C}"
+            f"mosaic_tpu takes pages of a multiple of {sublanes(q.dtype)} tokens in {q.dtype}, "
+            f"got {C}"
         )
     if N % K:
         raise ValueError(
@@ -73,22 +81,22 @@ def check(q: Array, k_pages: Array, v_pages: Array) -> None:
 
 
 def sublanes(dtype: DTypeLike) -> int:
-    """Rows of one register tile."""
+    """Rows of a register tile for this type."""
     return 32 // jnp.dtype(dtype).itemsize
 
 
 def row_groups(table: Array) -> list[slice]:
-    """Runs of rows whose page tables fit scalar memory together."""
+    """Slices of rows whose page tables fit scalar memory together."""
     rows, width = table.shape
     size = max(1, TABLE_BYTES // (4 * width))
     return [slice(at, at + size) for at in range(0, rows, size)]
 
 
-def pages_per_tile(k_pages: Array, heads: int, most_tokens: int) -> int:
-    """Pages in one tile of `heads` heads: as many as fit the buffers, and no more than
-    `most_tokens` tokens unless one page is more."""
+def pages_per_tile(k_pages: Array, heads: int, max_tokens: int) -> int:
+    """Pages in one tile of `heads` heads: as many as fit the buffers and `max_tokens` tokens, at
+    least one."""
     _, _, C, H = k_pages.shape
-    tokens = min(most_tokens, BUFFER_BYTES // (4 * heads * H * k_pages.dtype.itemsize))
+    tokens = min(max_tokens, BUFFER_BYTES // (4 * heads * H * k_pages.dtype.itemsize))
     return max(1, tokens // C)
 
 
@@ -101,7 +109,8 @@ def attend(
     items: Items,
     sinks: Array | None,
 ) -> Array:
-    """Attention of every item, `[W, K, R, H]`; `sinks` as in `AttentionOptions`."""
+    """Attention of every item, `[W, K, R, H]`; `sinks` as in `AttentionOptions`. Raises ValueError
+    for a page table that does not fit scalar memory."""
     W, K, R, H = q_WKRH.shape
     _, _, C, _ = k_pages.shape
     if table.size * 4 > TABLE_BYTES:
@@ -113,8 +122,8 @@ def attend(
         return i, h, 0, 0
 
     places = pl.BlockSpec((1, spec.heads, R, H), block)
-    whole = pl.BlockSpec(memory_space=pl.ANY)
-    in_specs, inputs = [places, whole, whole], [q_WKRH, k_pages, v_pages]
+    pool = pl.BlockSpec(memory_space=pl.ANY)
+    in_specs, inputs = [places, pool, pool], [q_WKRH, k_pages, v_pages]
     sinks_KR = sinks_of_places(sinks, K, spec.queries, R)
     if sinks_KR is not None:
         in_specs.append(pl.BlockSpec((spec.heads, R, LANES), lambda h, i, *_: (h, 0, 0)))
@@ -142,8 +151,8 @@ def attend(
 
 
 def _fields(spec: Spec, items: Items, page_size: int) -> Array:
-    """What the kernel reads as scalars: `FIELDS` numbers an item, then the number of all tiles and
-    the first item in use."""
+    """The kernel's scalars, int32: `FIELDS` of each item, then the number of all tiles and the
+    first item in use."""
     row_W, position_W, keys_W = items
     W = row_W.shape[0]
     first_W = (
@@ -212,22 +221,22 @@ def _kernel(
         )
         copies(h, i, t, slot, lambda copy: copy.wait())
         first = (page + t * spec.pages) * C
-        whole = first + tokens <= position + 1
+        full = first + tokens <= position + 1
         if spec.window is not None:
-            whole &= first > position + spec.queries - 1 - spec.window
+            full &= first > position + spec.queries - 1 - spec.window
         fold = functools.partial(
             _fold, spec, q_ref, k_buf.at[slot], v_buf.at[slot], (top_ref, total_ref, mixed_ref)
         )
-        pl.when(whole)(lambda: fold(None))
-        pl.when(~whole)(lambda: fold((first, position, keys)))
+        pl.when(full)(lambda: fold(None))
+        pl.when(~full)(lambda: fold((first, position, keys)))
 
     total = total_ref[..., :1]
     o_ref[0] = (mixed_ref[...] / jnp.where(total == 0.0, 1.0, total)).astype(o_ref.dtype)
 
 
 def _fold(spec: Spec, q_ref, k_ref, v_ref, carry, edge) -> None:  # type: ignore[no-untyped-def]
-    """Fold a tile into the running maximum, sum and mix; `edge` is (first key, first query, keys of
-    the item) where some are hidden."""
+    """Fold a tile into the running maximum, sum and weighted values. `edge` is (first key, first
+    query, keys of the item) for a tile with hidden keys, else None."""
     top_ref, total_ref, mixed_ref = carry
     heads, pages, C, H = k_ref.shape
     tokens = pages * C
@@ -249,9 +258,9 @@ def _fold(spec: Spec, q_ref, k_ref, v_ref, carry, edge) -> None:  # type: ignore
         if spec.window is not None:
             seen &= key > query + (position - spec.window)
         scores = jnp.where(seen, scores, HIDDEN)
-        # Zero times NaN is NaN, and a page may hold anything
-        mine = lax.broadcasted_iota(jnp.int32, v.shape, 1) + first < keys
-        v = jnp.where(mine, v.astype(jnp.float32), 0.0).astype(v.dtype)
+        # A page may hold NaN, and 0 · NaN is NaN
+        own = lax.broadcasted_iota(jnp.int32, v.shape, 1) + first < keys
+        v = jnp.where(own, v.astype(jnp.float32), 0.0).astype(v.dtype)
     old = top_ref[...]
     top = jnp.maximum(old, jnp.max(scores, axis=2, keepdims=True))
     weights = jnp.exp2(scores - top[..., :1])

@@ -1,9 +1,8 @@
-"""Attention over one tile of keys and values at a time, in pure JAX: what the reference back ends
-share.
+"""Attention over one tile of keys and values at a time in plain JAX, for the reference back ends.
 
-A tile is a fixed number of tokens counted from position 0 of the sequence. A query therefore meets
-the same tiles with the same shapes however its prompt was chunked, batched or padded, and tiles in
-which it sees nothing change nothing, to the last bit.
+A tile is a fixed number of tokens, counted from position 0 of the sequence. A query therefore meets
+the same tiles however its prompt was chunked, batched or padded. A tile in which a query sees no
+key leaves its result unchanged to the last bit.
 """
 
 from __future__ import annotations
@@ -18,20 +17,20 @@ type Carry = tuple[Array, Array, Array]
 
 
 def pages_per_tile(page_size: int) -> int:
-    """Pages in one tile: about `TILE_TOKENS` tokens, at least one page."""
+    """Pages in one tile: `TILE_TOKENS` tokens, or one page if pages are larger."""
     return max(1, TILE_TOKENS // page_size)
 
 
 def padded_table(table: Array, pages: int) -> Array:
-    """The page table with its last axis padded to whole tiles of `pages` pages; padding names page
-    0 and is always masked."""
+    """The page table with its last axis padded to a multiple of `pages`. Padding names page 0, and
+    its keys are always masked."""
     width = -(-table.shape[-1] // pages) * pages
     return jnp.pad(table, [(0, 0)] * (table.ndim - 1) + [(0, width - table.shape[-1])])
 
 
 def load_tile(pages_PKCH: Array, table: Array, tile: Array, pages: int) -> Array:
-    """Tile number `tile` of each sequence, `[..., K, tokens, H]` float32. Entries outside the pool
-    read some page and must be masked."""
+    """Tile number `tile` of each sequence, `[..., K, tokens, H]` float32. Table entries outside the
+    pool read an arbitrary page, so the caller masks them."""
     ids = lax.dynamic_slice_in_dim(table, tile * pages, pages, axis=-1)
     found = jnp.moveaxis(pages_PKCH.at[ids].get(mode="clip"), -4, -3)  # [..., K, pages, C, H]
     *lead, K, S, C, H = found.shape
@@ -41,9 +40,8 @@ def load_tile(pages_PKCH: Array, table: Array, tile: Array, pages: int) -> Array
 def load_tiles(
     pools: tuple[Array, Array], scales_PK2C: Array | None, table: Array, tile: Array, pages: int
 ) -> tuple[Array, Array]:
-    """Keys and values of tile number `tile` as `load_tile` gives them, scaled where pages have
-    scales.
-    """
+    """Keys and values of tile number `tile` as from `load_tile`, times their scales if they have
+    some."""
     k, v = (load_tile(pool, table, tile, pages) for pool in pools)
     if scales_PK2C is None:
         return k, v
@@ -56,8 +54,7 @@ def load_tiles(
 
 
 def start(lead: tuple[int, ...], head_dim: int) -> Carry:
-    """The carry before any tile; `lead` is the shape of the queries without their head
-    dimension."""
+    """The carry before the first tile; `lead` is the queries' shape without the head dimension."""
     return (
         jnp.full(lead, -jnp.inf, jnp.float32),
         jnp.zeros(lead, jnp.float32),
@@ -66,11 +63,11 @@ def start(lead: tuple[int, ...], head_dim: int) -> Carry:
 
 
 def fold(carry: Carry, q: Array, k: Array, v: Array, mask: Array, softcap: float | None) -> Carry:
-    """Fold one tile into the carry. q `[..., Q, H]` is scaled; k, v `[..., tokens, H]`; mask
-    broadcasts to `[..., Q, tokens]`.
+    """Fold one tile into the carry (online softmax).
 
-    Values that no query sees are replaced before they are multiplied: 0 · NaN is NaN, and a page
-    may hold anything.
+    q `[..., Q, H]` is scaled already; k, v are `[..., tokens, H]`; mask broadcasts to
+    `[..., Q, tokens]`. Values that no query sees are replaced by 0 first: a page may hold NaN, and
+    0 · NaN is NaN.
     """
     top, total, mixed = carry
     scores = jnp.einsum("...qh,...th->...qt", q, k, precision=lax.Precision.HIGHEST)
@@ -78,7 +75,7 @@ def fold(carry: Carry, q: Array, k: Array, v: Array, mask: Array, softcap: float
         scores = softcap * jnp.tanh(scores / softcap)
     scores = jnp.where(mask, scores, -jnp.inf)
     new_top = jnp.maximum(top, scores.max(axis=-1))
-    base = jnp.where(new_top == -jnp.inf, 0.0, new_top)  # a query that has seen nothing yet
+    base = jnp.where(new_top == -jnp.inf, 0.0, new_top)  # a query that has seen no key yet
     weights = jnp.exp(scores - base[..., None])
     decay = jnp.exp(top - base)
     seen = mask.any(axis=-2)[..., None]
@@ -89,8 +86,8 @@ def fold(carry: Carry, q: Array, k: Array, v: Array, mask: Array, softcap: float
 
 
 def _sum(x: Array) -> Array:
-    """The sum over the last axis as a fixed tree of additions: how XLA orders a reduction depends
-    on the other axes' sizes."""
+    """The sum over the last axis as a fixed tree of additions. XLA's order of additions depends on
+    the sizes of the other axes."""
     while (size := x.shape[-1]) > 1:
         half = size // 2
         x = jnp.concatenate([x[..., :half] + x[..., half : 2 * half], x[..., 2 * half :]], axis=-1)
@@ -98,10 +95,9 @@ def _sum(x: Array) -> Array:
 
 
 def finish(carry: Carry, sinks: Array | None = None) -> Array:
-    """The attention output `[..., Q, H]` in float32; queries that saw nothing give zeros.
+    """The attention output `[..., Q, H]` in float32; queries that saw no key give zeros.
 
-    `sinks` holds one logit a query (it broadcasts to the running maximum's shape) that joins the
-    sum and has no value.
+    `sinks` adds one logit a query to the sum, with no value; it broadcasts to `[..., Q]`.
     """
     top, total, mixed = carry
     if sinks is not None:

@@ -1,9 +1,8 @@
-"""Attention of items over pages in plain JAX for accelerators without a kernel: what the `xla` back
-ends of the attention ops share.
+"""Attention of items over pages in plain JAX: the `xla` back ends, for devices without a kernel.
 
-All items of `pallas_kernels.items` walk their keys together, each from the first page that it sees,
-a large tile at a time: a gather and two batched products in the pool's own type, accumulated in
-float32. The number of tiles is the longest item's.
+All items of `pallas_kernels.items` walk over their keys together, a large tile at a time, each from
+the first page that it sees. A tile is a gather and two batched products in the pool's type, summed
+in float32. The longest item decides the number of tiles.
 """
 
 from __future__ import annotations
@@ -17,13 +16,14 @@ from jax.typing import DTypeLike
 
 from pallas_kernels.items import Items, sinks_of_places
 
-TILE_BYTES = 128 << 20  # of a step's gathered keys and values, and of its scores and weights
-FEWEST_TOKENS, MOST_TOKENS = 128, 1024
+TILE_BYTES = 128 << 20  # gathered keys and values of a tile, with their scores and weights
+MIN_TILE_TOKENS, MAX_TILE_TOKENS = 128, 1024
 
 
 @dataclass(frozen=True)
 class Spec:
-    """The places of an item are `queries` tokens of each query head."""
+    """Static parameters: an item's places are `queries` tokens of each query head; the others as in
+    `AttentionOptions`."""
 
     queries: int
     scale: float
@@ -32,14 +32,15 @@ class Spec:
 
 
 def check(q: Array, k_pages: Array, v_pages: Array) -> None:
-    """Raise ValueError for shapes that no back end takes."""
+    """Raise ValueError for shapes that no back end supports."""
     if (
         q.shape[1] % k_pages.shape[1]
         or k_pages.shape[3] != q.shape[2]
         or v_pages.shape != k_pages.shape
     ):
         raise ValueError(
-            f"xla takes equal K and V pools whose heads divide the query heads, got q {q.shape}, k {k_pages.shape}"
+            "xla takes equal K and V pools whose heads divide the query heads, "
+            f"got q {q.shape}, k {k_pages.shape}"
         )
 
 
@@ -47,7 +48,7 @@ def pages_per_tile(q_WKRH: Array, k_pages: Array) -> int:
     """Pages in one tile of every item."""
     (W, K, R, H), C = q_WKRH.shape, k_pages.shape[2]
     token = W * K * 2 * (H * q_WKRH.dtype.itemsize + R * 4)
-    tokens = min(MOST_TOKENS, max(FEWEST_TOKENS, TILE_BYTES // token))
+    tokens = min(MAX_TILE_TOKENS, max(MIN_TILE_TOKENS, TILE_BYTES // token))
     return max(1, tokens // C)
 
 
@@ -59,8 +60,10 @@ def attend(
     items: Items,
     sinks: Array | None,
 ) -> Array:
-    """Attention of every item, `[W, K, R, H]`; `sinks` as in `AttentionOptions`. `pools` are the
-    pages of keys and of values, and their scales if they have some."""
+    """Attention of every item, `[W, K, R, H]`.
+
+    `pools` are as from `backends.pools_of`, `sinks` as in `AttentionOptions`.
+    """
     W, K, R, H = q_WKRH.shape
     C = pools[0].shape[2]
     row_W, position_W, keys_W = items
@@ -83,8 +86,8 @@ def attend(
         entry_WS = page_W[:, None] + tile * pages + jnp.arange(pages)
         id_WS = table[row_W[:, None], jnp.minimum(entry_WS, table.shape[1] - 1)]
         key_WT = (entry_WS[:, :, None] * C + jnp.arange(C)).reshape(W, pages * C)
-        # Zero times NaN is NaN, and a page may hold anything
-        mine = (key_WT < keys_W[:, None])[:, None, :, None]
+        # A page may hold NaN, and 0 · NaN is NaN
+        own = (key_WT < keys_W[:, None])[:, None, :, None]
         k, v = _tile(pools, id_WS, q_WKRH.dtype)
         scores = multiply("ikrh,ikth->ikrt", q_WKRH, k) * spec.scale
         if spec.softcap is not None:
@@ -94,11 +97,11 @@ def attend(
             seen &= key_WT[:, None] > query_WR[:, :, None] - spec.window
         scores = jnp.where(seen[:, None], scores, -jnp.inf)
         top = jnp.maximum(old, scores.max(axis=-1))
-        base = jnp.where(top == -jnp.inf, 0.0, top)  # a query that has seen nothing yet
+        base = jnp.where(top == -jnp.inf, 0.0, top)  # a query that has seen no key yet
         weights = jnp.exp(scores - base[..., None])
         decay = jnp.exp(old - base)
         mixed = mixed * decay[..., None] + multiply(
-            "ikrt,ikth->ikrh", weights.astype(v.dtype), jnp.where(mine, v, 0)
+            "ikrt,ikth->ikrh", weights.astype(v.dtype), jnp.where(own, v, 0)
         )
         return top, total * decay + weights.sum(axis=-1), mixed
 
@@ -112,7 +115,7 @@ def attend(
 
 
 def _tile(pools: tuple[Array, ...], id_WS: Array, dtype: DTypeLike) -> tuple[Array, Array]:
-    """Keys and values `[W, K, S * C, H]` of these pages."""
+    """Keys and values `[W, K, S · C, H]` of these pages, in `dtype`."""
     found = [jnp.moveaxis(pool.at[id_WS].get(mode="clip"), 1, 2).astype(dtype) for pool in pools]
     if len(found) > 2:
         found[:2] = (

@@ -1,5 +1,5 @@
-"""The step between two parts of a block: what the last part made joins the residual stream, and the
-sum is normed for the next one."""
+"""Residual sum and norm: a part's output joins the residual stream, and the sum is normed for the
+next part."""
 
 from __future__ import annotations
 
@@ -23,5 +23,5 @@ def add_norm(
 
 
 def backend_for(wanted: str, x_TD: Array, weight_D: Array) -> str:
-    """`wanted` where this op has such a back end and it takes these arrays, else "reference"."""
-    return wanted if BACKENDS.takes(wanted, x_TD, weight_D) else "reference"
+    """`wanted` if the op has that back end and it supports these arrays, else "reference"."""
+    return wanted if BACKENDS.supports(wanted, x_TD, weight_D) else "reference"

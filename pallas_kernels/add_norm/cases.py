@@ -1,4 +1,4 @@
-"""Cases that every back end of the sum and norm must pass; tests and benchmarks share them."""
+"""Cases of the residual sum and norm. Tests and benchmarks share them."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import numpy as np
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """`rows` random rows; the values of row t are larger by 2**`growth` than those of row t - 1."""
+    """`rows` random rows; values of row t are 2**`growth` times those of row t - 1."""
 
     name: str
     rows: int
     width: int
     eps: float = 1e-6
     growth: int = 0
-    zero: bool = False  # nothing but zeros
+    zero: bool = False  # all values are 0
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """The parts of one call as numpy arrays (float32)."""
+    """Arguments of one call, NumPy float32."""
 
     x: np.ndarray
     delta: np.ndarray
@@ -42,7 +42,7 @@ CASES = (
 
 
 def inputs(case: Case, seed: int = 0) -> Inputs:
-    """The parts of a case."""
+    """The arguments of a case."""
     rng = np.random.default_rng(seed)
     x, delta = rng.standard_normal((2, case.rows, case.width)).astype(np.float32)
     scale = (
@@ -55,8 +55,7 @@ def inputs(case: Case, seed: int = 0) -> Inputs:
 def expected(
     case: Case, x: np.ndarray, delta: np.ndarray, weight: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Sum and norm in float64 of what was given; the sum is rounded to the type of x before it is
-    normed."""
+    """Sum and norm in float64. The sum is rounded to x's type before the norm."""
     rounded = (x.astype(np.float64) + delta.astype(np.float64)).astype(x.dtype)
     total = rounded.astype(np.float64)
     norm = (

@@ -1,7 +1,7 @@
 """Sum and norm for NVIDIA Hopper in Pallas Mosaic GPU: one small launch, a warpgroup a row.
 
-A row lies in registers as a whole. All that a thread reads is asked for at once, the weight too,
-and the sum is on its way to memory before the threads meet to add up its square.
+A warpgroup keeps its row in registers. A thread issues all its loads at once, the weight included.
+The sum's store starts before the threads synchronise to add up the squares.
 """
 
 from __future__ import annotations
@@ -15,24 +15,26 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-MOST_ROWS = 256  # beyond, memory is the limit and XLA's fusion is as fast
+MAX_ROWS = 256  # with more rows memory is the limit, and XLA's fusion is as fast
 THREADS = 128
-LARGEST_WIDTH = 128 * THREADS  # elements of a row in registers
+MAX_WIDTH = 128 * THREADS  # elements of a row in registers
 
 
 def check(x_TD: Array, weight_D: Array) -> None:
-    """Raise ValueError for shapes and types that the kernel does not take."""
+    """Raise ValueError for shapes and types that the kernel does not support."""
     rows, width = x_TD.shape
     if x_TD.dtype not in (jnp.bfloat16, jnp.float16) or weight_D.dtype != x_TD.dtype:
         raise ValueError(
-            f"mosaic_gpu add_norm takes bfloat16 or float16 throughout, got {x_TD.dtype}, weight {weight_D.dtype}"
+            "mosaic_gpu add_norm takes bfloat16 or float16 throughout, "
+            f"got x {x_TD.dtype}, weight {weight_D.dtype}"
         )
-    if width % THREADS or not THREADS <= width <= LARGEST_WIDTH:
+    if width % THREADS or not THREADS <= width <= MAX_WIDTH:
         raise ValueError(
-            f"mosaic_gpu add_norm takes a width that is a multiple of {THREADS} up to {LARGEST_WIDTH}, got {width}"
+            f"mosaic_gpu add_norm takes a width that is a multiple of {THREADS} up to {MAX_WIDTH}, "
+            f"got {width}"
         )
-    if not 1 <= rows <= MOST_ROWS:
-        raise ValueError(f"mosaic_gpu add_norm takes 1 to {MOST_ROWS} rows, got {rows}")
+    if not 1 <= rows <= MAX_ROWS:
+        raise ValueError(f"mosaic_gpu add_norm takes 1 to {MAX_ROWS} rows, got {rows}")
 
 
 def add_norm(
@@ -47,7 +49,9 @@ def add_norm(
     T, D = x_TD.shape
     if delta_TD.shape != (T, D) or delta_TD.dtype != x_TD.dtype or weight_D.shape != (D,):
         raise ValueError(
-            f"mosaic_gpu add_norm: x {x_TD.shape}, delta {delta_TD.dtype}{list(delta_TD.shape)}, weight {weight_D.shape}"
+            "mosaic_gpu add_norm takes x and delta [T, D] of one type and weight [D], got "
+            f"x {x_TD.dtype}{list(x_TD.shape)}, delta {delta_TD.dtype}{list(delta_TD.shape)}, "
+            f"weight {list(weight_D.shape)}"
         )
     layout = _layout(D)
 
@@ -79,15 +83,15 @@ jitted = functools.partial(jax.jit, static_argnames=("eps", "interpret"))(add_no
 
 
 def _layout(width: int) -> Any:
-    """Neighbouring threads read neighbouring words, of 16 bytes where the width allows it."""
-    # Not WG_STRIDED: its accesses promise the compiler no more than the alignment of one element.
+    """Neighbouring threads read neighbouring words, of 16 bytes if the width allows."""
+    # Not WG_STRIDED, whose accesses guarantee the alignment of one element only.
     word = math.gcd(width // THREADS, 8)
     tiling = plgpu.Tiling(((THREADS * word,), (32 * word,), (word,)))
     return plgpu.Layout.TILED(tiling, warp_dims=(-3,), lane_dims=(-2,), vector_dim=-1)
 
 
 def _store(ref: Any, x: Array) -> None:
-    if hasattr(plgpu, "store"):  # JAX 0.12: a plain assignment asks for whole cache lines
+    if hasattr(plgpu, "store"):  # JAX 0.12, where a plain assignment requires full cache lines
         plgpu.store(ref, x, optimized=False)
     else:
         ref[...] = x

@@ -1,4 +1,4 @@
-"""Sum and norm in plain JAX: differentiable, and for any shape."""
+"""Residual sum and norm in plain JAX: differentiable, any shape and type."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""One token a row from its logits: the most likely one, or one drawn from the softmax over what
-filters keep."""
+"""One token a row from its logits: the most likely one, or a draw from the filtered softmax."""
 
 from __future__ import annotations
 
@@ -13,21 +12,18 @@ BACKENDS = Backends(__name__, "draw", ("reference", "mosaic_gpu"))
 
 
 def draw(logits_BV: Array, rows: DrawRows, *, backend: str, filters: bool = True) -> Array:
-    """int32 `token_B`; `BROKEN` where no logit that is not banned is finite, or one is NaN or
-    positive infinity.
+    """One token a row, int32 `token_B`.
 
-    A draw depends on nothing but the row's logits, options and key; the same key draws different
-    tokens in different back ends. `filters=False` promises that no row filters or bans. Raises
-    `UnknownBackend` for a name not in `BACKENDS`; a back end raises ValueError for shapes and
-    dtypes that it does not take.
+    The token is `BROKEN` if the row holds NaN or positive infinity, or has no finite logit that is
+    not banned. A draw depends on its row's logits, options and key alone; the same key draws other
+    tokens in other back ends. `filters=False` promises that no row filters or bans.
+
+    Raises `UnknownBackend` for a name not in `BACKENDS`, and ValueError for shapes or types that
+    the back end does not support.
     """
     return BACKENDS[backend](logits_BV, rows, filters=filters)
 
 
 def backend_for(logits_BV: Array, wanted: str) -> str:
-    """`wanted` if it is a back end that takes these logits, else the reference."""
-    if wanted == "mosaic_gpu":
-        from pallas_kernels.draw.mosaic_gpu import check
-
-        return wanted if check(logits_BV) is None else "reference"
-    return "reference"
+    """`wanted` if the op has that back end and it supports these logits, else "reference"."""
+    return wanted if BACKENDS.supports(wanted, logits_BV) else "reference"

@@ -1,5 +1,5 @@
-"""Ordered images of floats, a search on them, and counter-based random numbers, all in int32
-operations that Mosaic GPU lowers."""
+"""Ordered images of floats, a search on them, and counter-based random numbers, in int32 operations
+that Mosaic GPU lowers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jax import Array, lax
 
 
 def ordered(x: Array) -> Array:
-    """int32 images of float32 in the same order."""
+    """int32 images of float32 numbers, in the same order."""
     bits = int_bits(x)
     return jnp.where(bits < 0, bits ^ jnp.int32(2**31 - 1), bits)
 
@@ -31,7 +31,7 @@ def int_bits(x: Array) -> Array:
 
 
 def uniform(bits: Array) -> Array:
-    """A number in (0, 1) of 31 random bits, fine near 0."""
+    """A number in (0, 1) from 31 random bits, with full resolution near 0."""
     return (
         lax.bitwise_and(bits, jnp.int32(2**31 - 1)).astype(jnp.float32) * 2.0**-31 * (1 - 2.0**-23)
         + 2.0**-32
@@ -39,13 +39,13 @@ def uniform(bits: Array) -> Array:
 
 
 def exponential(bits: Array) -> Array:
-    """A standard exponential variable, fine near 0, where the winners are."""
+    """A standard exponential variable, with full resolution near 0, where races are won."""
     u = uniform(bits)
     return jnp.where(u < 2.0**-10, u * (1.0 + u * 0.5), -jnp.log(1.0 - u))
 
 
 def threefry(key: tuple[Array, Array], x0: Array, x1: Array) -> tuple[Array, Array]:
-    """Threefry-2x32 with 20 rounds on int32 (the sums wrap)."""
+    """Threefry-2x32 with 20 rounds (Salmon et al., 2011) on int32, whose sums wrap."""
     first, second, third = key[0], key[1], key[0] ^ key[1] ^ jnp.int32(0x1BD11BDA)
 
     def four(
@@ -62,8 +62,7 @@ def threefry(key: tuple[Array, Array], x0: Array, x1: Array) -> tuple[Array, Arr
         return x0 + keys[0], x1 + keys[1] + count
 
     def eight(i, carry):  # type: ignore[no-untyped-def]
-        """What the rounds repeat, in a loop: written out they are a quarter of a kernel to
-        lower."""
+        """Eight rounds, repeated in a loop: unrolled, they are a quarter of the lowering time."""
         x0, x1, a, b, c = carry
         x = four((17, 29, 16, 24), (x0, x1), (a, b), 2 * i + 2)
         return *four((13, 15, 26, 6), x, (b, c), 2 * i + 3), c, a, b
@@ -73,22 +72,20 @@ def threefry(key: tuple[Array, Array], x0: Array, x1: Array) -> tuple[Array, Arr
 
 
 def _like(x: Array, value: int) -> Array:
-    """`value` in x's shape. Not `jnp.full_like`: where programs have shardings, it gives a plain
+    """`value` in x's shape. Not `jnp.full_like`, which in programs with shardings gives a plain
     number that JAX 0.11.2 does not lower."""
     return jnp.int32(value) if x.ndim == 0 else lax.broadcast(jnp.int32(value), x.shape)
 
 
 def reach(x: Array, s: Array, t: Array) -> Array:
-    """Which x reach s and which reach t, as numbers whose sum holds both counts: of fewer than 2^15
-    numbers."""
+    """1 where x ≥ s plus 2^16 where x ≥ t. A sum of fewer than 2^15 of these holds both counts."""
     return jnp.where(x >= s, 1, 0) + jnp.where(x >= t, 1 << 16, 0)
 
 
 def counts_of(total: Array) -> tuple[Array, Array]:
-    """The two counts in a sum of what `reach` gives."""
-    return lax.bitwise_and(total, _like(total, (1 << 16) - 1)), lax.shift_right_logical(
-        total, _like(total, 16)
-    )
+    """The two counts in a sum of `reach`."""
+    low = lax.bitwise_and(total, _like(total, (1 << 16) - 1))
+    return low, lax.shift_right_logical(total, _like(total, 16))
 
 
 def search(
@@ -98,12 +95,12 @@ def search(
     counts: Callable[[Array, Array], tuple[Array, Array]],
     low_first: bool = False,
 ) -> Array:
-    """The largest t in [low, high] that k values reach, or any t that exactly k reach; low where
-    there is none.
+    """The largest t in [low, high] that at least k values reach, or any t that exactly k reach; low
+    if there is none.
 
-    Bounds are images of finite floats. `counts(s, t)` says how many values reach s and how many
-    reach t; s <= t. A step leaves a third. With `low_first` the first step looks at low itself,
-    which may be reached by exactly k.
+    Bounds are images of finite floats. `counts(s, t)`, with s ≤ t, gives the number of values that
+    reach s and t. A step narrows the range to a third. With `low_first` the first step tests low
+    itself.
     """
 
     def going(carry):  # type: ignore[no-untyped-def]
@@ -113,13 +110,13 @@ def search(
     def narrow(carry):  # type: ignore[no-untyped-def]
         low, high, _, guess = carry
         three = jnp.int32(3)
-        # High - low would overflow
+        # high - low could overflow
         step = jnp.maximum(lax.div(high, three) - lax.div(low, three), 1)
         first = jnp.where(guess > 0, low, low + step)
         second = jnp.minimum(low + step + step, high)
         reach_first, reach_second = counts(first, second)
         found = jnp.logical_or(reach_first == k, reach_second == k).astype(jnp.int32)
-        # Low stays where too few reach even that.
+        # low stays if fewer than k values reach even `first`.
         high = jnp.where(
             reach_first < k,
             jnp.maximum(first - 1, low),

@@ -1,5 +1,5 @@
-"""Rows that every back end of the draw must serve, and what they may draw, in float64 with a sort;
-tests and benchmarks share them."""
+"""Cases of the draw, and the tokens each may draw by a float64 oracle that sorts. Tests and
+benchmarks share them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import numpy as np
 
 from pallas_kernels.draw.rows import DrawRows
 
-ROUNDING = 1e-5  # of a mass or a ratio of probabilities: what float32 may decide either way
+ROUNDING = 1e-5  # relative error of a mass or ratio that float32 may decide either way
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What one row asks for; `best_banned` bans its most likely token."""
+    """Options of one row; `best_banned` bans its most likely token."""
 
     temperature: float = 1.0
     top_k: int = 0
@@ -61,9 +61,7 @@ def logits(kind: str, rows: int, vocabulary: int, seed: int = 0) -> np.ndarray:
         x[:] = 0.5
     elif kind == "rising":
         x = np.sort(x, axis=1)
-    elif (
-        kind == "clustered"
-    ):  # the likely ones share places of the chunks, whatever the size of these
+    elif kind == "clustered":  # likely tokens share slots, whatever the size of the chunks
         x[:, :: min(4096, vocabulary // 4)] += 6
         x[:, ::256] += 3
     elif kind == "negative":  # far below zero, some impossible
@@ -87,8 +85,8 @@ def rows_of(options: Sequence[Options], logits_BV: np.ndarray, seed: int = 0) ->
 
 
 def possible(logits_V: np.ndarray, options: Options, slack: float = 0.0) -> np.ndarray:
-    """A mask of the tokens that one row may draw. `slack` widens min_p and top_p by that much, as
-    rounding may."""
+    """A mask of the tokens that one row may draw. `slack` widens min_p and top_p, to allow for
+    rounding."""
     x = logits_V.astype(np.float64)
     if options.best_banned:
         x[logits_V.argmax()] = -np.inf
@@ -104,7 +102,7 @@ def possible(logits_V: np.ndarray, options: Options, slack: float = 0.0) -> np.n
     if options.top_p < 1:
         values, group = np.unique(-x[keep], return_inverse=True)
         mass = np.bincount(group, weight[keep])
-        # The mass above a value; those equal to it stay or go together.
+        # The mass above each value; equal logits are kept or dropped together.
         above = np.cumsum(mass) - mass
         wanted = (np.float64(np.float32(options.top_p)) + slack) * mass.sum()
         last = values[above < wanted].max(initial=values[0])

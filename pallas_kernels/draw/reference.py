@@ -1,5 +1,5 @@
-"""Draws of tokens in pure JAX. No sort of the vocabulary: thresholds are found by bisection on the
-floats' integer images."""
+"""Draws of tokens in plain JAX. Thresholds come from bisection on the floats' integer images, not
+from a sort of the vocabulary."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pallas_kernels.draw.rows import BROKEN, SMALLEST_TEMPERATURE, DrawRows
 
 
 def draw(logits_BV: Array, rows: DrawRows, *, filters: bool = True) -> Array:
-    """See `pallas_kernels.draw`. Adds Gumbel noise to the allowed logits and takes the largest."""
+    """See `pallas_kernels.draw`. The largest of the allowed logits plus Gumbel noise."""
     logits_BV = without(logits_BV, rows.banned_BK) if filters else logits_BV
     greedy_B = rows.temperature_B < SMALLEST_TEMPERATURE
     scaled_BV = logits_BV / jnp.where(greedy_B, 1.0, rows.temperature_B)[:, None]
@@ -26,8 +26,8 @@ def draw(logits_BV: Array, rows: DrawRows, *, filters: bool = True) -> Array:
 
 
 def whole(logits_BV: Array) -> Array:
-    """Whether each row has a finite maximum. NaN is looked for by itself: a maximum may lose it
-    (XLA's on the CPU does in long rows)."""
+    """Whether each row has a finite maximum and no NaN. NaN is tested separately: XLA's maximum on
+    the CPU loses it in long rows."""
     return jnp.isfinite(logits_BV.max(axis=-1)) & ~jnp.isnan(logits_BV).any(axis=-1)
 
 
@@ -39,8 +39,8 @@ def without(logits_BV: Array, banned_BK: Array) -> Array:
 
 
 def filtered(scaled_BV: Array, rows: DrawRows) -> Array:
-    """The logits with the tokens that min_p, then top_k, then top_p exclude at minus infinity. Ties
-    at a threshold are kept."""
+    """The logits with minus infinity for tokens that min_p, then top_k, then top_p exclude. Ties at
+    a threshold are kept."""
     best_B1 = scaled_BV.max(axis=-1, keepdims=True)
     scaled_BV = jnp.where(
         scaled_BV - best_B1 >= jnp.log(rows.min_p_B)[:, None], scaled_BV, -jnp.inf
@@ -59,8 +59,8 @@ def filtered(scaled_BV: Array, rows: DrawRows) -> Array:
 def _mass_of(weight_BV: Array) -> Callable[[Array], Array]:
     """A function from a mask to the sum of the weights (0 to 1) under it, `[B]`.
 
-    It adds integers, in two limbs that cannot overflow: how floats are added depends on the batch's
-    shape and the sharding, and the last bit can decide whether a token belongs to top_p.
+    It adds integers in two limbs that cannot overflow. The order of float additions depends on the
+    batch's shape and sharding, and the last bit can decide whether a token is in top_p.
     """
     bits = min(14, 32 - weight_BV.shape[-1].bit_length())
     fixed_BV = jnp.minimum(weight_BV * 2.0 ** (2 * bits), 2.0 ** (2 * bits) - 1).astype(jnp.uint32)
@@ -76,17 +76,17 @@ def _mass_of(weight_BV: Array) -> Callable[[Array], Array]:
 
 
 def _ordered(x: Array) -> Array:
-    """uint32 images of float32 in the same order; -0 and 0 are equal."""
+    """uint32 images of float32 numbers in the same order; -0 and 0 are equal."""
     bits = lax.bitcast_convert_type(jnp.where(x == 0, 0.0, x), jnp.uint32)
     sign = jnp.uint32(1 << 31)
     return jnp.where(bits >= sign, ~bits, bits | sign)
 
 
 def _largest(order_BV: Array, enough: Callable[[Array], Array]) -> Array:
-    """Per row the largest t for which `enough(order >= t)`, or 0; `enough` must hold for more
-    tokens if it holds for fewer.
+    """Per row the largest t for which `enough(order >= t)`, or 0. `enough` is monotone: it holds
+    for every superset of a mask that it holds for.
 
-    One bit a pass from the top: 32 passes, whatever the values.
+    One bit a pass from the top, always 32 passes.
     """
 
     def bit(i: Array, found_B1: Array) -> Array:
@@ -97,11 +97,10 @@ def _largest(order_BV: Array, enough: Callable[[Array], Array]) -> Array:
 
 
 def gumbel(key_2: Array, size: int) -> Array:
-    """`size` Gumbel variables of one draw. Adding them to logits and taking the largest samples
-    from their softmax.
+    """`size` Gumbel variables of one draw: the argmax of logits plus these follows their softmax.
 
-    All 32 bits count towards the large values, where the winners are: with the usual 23 bits, the
-    largest of 150,000 variables would fall on a grid coarse enough to bias the draw.
+    Large values, which win draws, use all 32 random bits. With the usual 23 bits the largest of
+    150,000 variables lies on a grid coarse enough to bias the draw.
     """
     key = jax.random.wrap_key_data(key_2, impl="threefry2x32")
     uniform = (jax.random.bits(key, (size,), jnp.uint32).astype(jnp.float32) + 0.5) * 2.0**-32

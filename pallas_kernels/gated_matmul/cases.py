@@ -1,4 +1,4 @@
-"""Cases that every back end of the gated product must pass; tests and benchmarks share them."""
+"""Cases of the gated product. Tests and benchmarks share them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,13 @@ import numpy as np
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """Shapes of one call: `tokens` rows of x, a weight of `outputs` rows (gate and up), `inputs`
-    columns of both."""
+    """Shapes of one call.
+
+    Attributes:
+      tokens: rows of x.
+      outputs: rows of the weight, gate and up together.
+      inputs: columns of x and of the weight.
+    """
 
     name: str
     tokens: int
@@ -38,12 +43,11 @@ MODEL_SHAPES = {
 
 
 def inputs(case: Case, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """x and the weight of a case, float32; the sums are of the order of one."""
+    """x and the weight of a case, float32; products are of order 1."""
     rng = np.random.default_rng(seed)
     x = rng.standard_normal((case.tokens, case.inputs)).astype(np.float32)
-    return x, (rng.standard_normal((case.outputs, case.inputs)) / case.inputs**0.5).astype(
-        np.float32
-    )
+    w = rng.standard_normal((case.outputs, case.inputs)) / case.inputs**0.5
+    return x, w.astype(np.float32)
 
 
 def expected(x: np.ndarray, w: np.ndarray) -> np.ndarray:

@@ -1,11 +1,11 @@
-"""The gated product for NVIDIA Hopper in Pallas Mosaic GPU: a block holds gate and up of the same
-outputs, and writes their product.
+"""The gated product for NVIDIA Hopper in Pallas Mosaic GPU. A block computes gate and up of some
+outputs and writes their product.
 
 A producer warpgroup fills a ring of TMA copies with `[n, 64]` tiles of the weight, half gate and
-half up, and the same columns of x; other warpgroups share the rows of x and multiply on the tensor
-cores. The weight tile is the operand whose width is any multiple of 8, so that there can be as many
-blocks as fill the card a whole number of times. Two blocks of a cluster may share x: each loads
-half of its rows and sends them to both.
+half up, and the same columns of x. The other warpgroups share the rows of x and multiply on the
+tensor cores. The weight tile is the operand whose width can be any multiple of 8, so tiles can fill
+the card a whole number of times. Two blocks of a cluster may share x: each loads half of its rows
+and multicasts them to both.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.gated_matmul.plan import PROCESSORS, K, Tuning, bands, chunk_of, tuning_of
 
-TOGETHER = 8  # bands of x that go through the weight side by side
+BAND_GROUP = 8  # bands of x that pass over the weight side by side
 PRODUCER_REGISTERS = 40
-REGISTERS = {1: 232, 2: 232, 3: 152}  # of a multiplying thread, by warpgroups
+REGISTERS = {1: 232, 2: 232, 3: 152}  # multiplying warpgroups → registers of their threads
 
 
 class _Spec(NamedTuple):
-    """What one compiled kernel is specialised to."""
+    """Static parameters of a compiled kernel: shapes, type and sizes."""
 
     M: int
     F: int
@@ -70,23 +70,22 @@ class _Spec(NamedTuple):
 
 
 class _Tile(NamedTuple):
-    """Where a block's tile of y begins. What is computed of rows and columns beyond y's last is not
-    written."""
+    """Where a block's tile of y begins. Rows and columns beyond the end of y are not written."""
 
     row: Array
     column: Array
 
 
 def check(x: Any, w: Any) -> None:
-    """Raise ValueError for what the kernel does not take: bfloat16 or float16, F a multiple of 8, I
-    of 64."""
+    """Raise ValueError unless x and w are bfloat16 or float16, F is a multiple of 8 and I of 64."""
     if x.ndim != 2 or w.ndim != 2 or x.shape[1] != w.shape[1] or not x.shape[0]:
         raise ValueError(
             f"mosaic_gpu gated_matmul takes x [M, I] and w [O, I], got {x.shape} and {w.shape}"
         )
     if x.dtype not in (jnp.bfloat16, jnp.float16) or w.dtype != x.dtype:
         raise ValueError(
-            f"mosaic_gpu gated_matmul takes bfloat16 or float16 throughout, got x {x.dtype}, w {w.dtype}"
+            "mosaic_gpu gated_matmul takes bfloat16 or float16 throughout, "
+            f"got x {x.dtype}, w {w.dtype}"
         )
     if w.shape[0] % 16 or w.shape[1] % K or 0 in w.shape:
         raise ValueError(
@@ -103,7 +102,7 @@ def gated_matmul(
     """
     check(x_MI, w_OI)
     (M, I), O = x_MI.shape, w_OI.shape[0]  # noqa: E741
-    # Rows beyond x read as zeros, but a copy's tiles of eight rows must not be cut
+    # Rows beyond x read as zeros, but copies have tiles of eight full rows
     if M > 8 and M % 8:
         x_MI = jnp.pad(x_MI, ((0, -M % 8), (0, 0)))
     spec = _Spec(x_MI.shape[0], O // 2, I, x_MI.dtype, tuning or tuning_of(M, O, I), interpret)
@@ -121,10 +120,10 @@ def _multiply(spec: _Spec, x: Array, w: Array) -> Array:
         rank = lax.axis_index("rank") if shared else 0
 
         def each_unit(run):  # type: ignore[no-untyped-def]
-            """Calls `run(tile, steps done before)`; returns all steps done."""
+            """Call `run(tile, steps done before)` for each own tile; returns the steps done."""
 
             def body(i, done):  # type: ignore[no-untyped-def]
-                across, band = _place(spec, cluster + i * clusters)
+                across, band = _tile_of(spec, cluster + i * clusters)
                 column = pl.multiple_of((across * tuning.cluster + rank) * spec.width, 8)
                 run(_Tile(pl.multiple_of(band * tuning.rows, 8), column), done)
                 return done + steps
@@ -138,7 +137,7 @@ def _multiply(spec: _Spec, x: Array, w: Array) -> Array:
             plgpu.set_max_registers(PRODUCER_REGISTERS, action="decrease")
             done = each_unit(lambda tile, done: _fill(spec, x_ref, w_ref, tile, done, sm))
 
-            # Every arrival is waited for, so that the barriers end in the phase they began in.
+            # Wait for every arrival, so that barriers end in the phase in which they began.
             @pl.loop(jnp.maximum(done - tuning.stages, 0), done)
             def _(t):  # type: ignore[no-untyped-def]
                 plgpu.barrier_wait(sm["free"].at[lax.rem(t, jnp.int32(tuning.stages))])
@@ -161,7 +160,7 @@ def _multiply(spec: _Spec, x: Array, w: Array) -> Array:
         "full": plgpu.Barrier(num_arrivals=3, num_barriers=tuning.stages),
         "free": plgpu.Barrier(num_arrivals=groups, num_barriers=tuning.stages),
     }
-    if shared:  # a slot is free when both blocks have read the x that each of them sent to both
+    if shared:  # a slot is free once both blocks have read the x that was sent to both
         scratch["free"] = plgpu.ClusterBarrier(
             collective_axes=("rank",), num_arrivals=groups, num_barriers=tuning.stages
         )
@@ -179,13 +178,13 @@ def _multiply(spec: _Spec, x: Array, w: Array) -> Array:
     return plgpu.kernel(kernel, out_type=out, scratch_types=scratch, **grid, **given)(x, w)
 
 
-def _place(spec: _Spec, unit: Array) -> tuple[Array, Array]:
-    """Column tile, counted in clusters, and band of a unit. A few bands go through the weight
-    together, column by column, so that what is read of both stays in the L2 cache."""
+def _tile_of(spec: _Spec, unit: Array) -> tuple[Array, Array]:
+    """Column tile (counted in clusters) and band of a unit. `BAND_GROUP` bands pass over the weight
+    together, column by column, so that both stay in the L2 cache."""
     if spec.bands == 1:
-        # Unknown to the compiler, for a slice may end beyond the array
+        # Not a constant: the compiler would reject a slice that ends beyond the array
         return unit, lax.axis_index("wg") * 0
-    together = -(-spec.bands // -(-spec.bands // TOGETHER))
+    together = -(-spec.bands // -(-spec.bands // BAND_GROUP))
     group, rest = (
         lax.div(unit, jnp.int32(together * spec.across)),
         lax.rem(unit, jnp.int32(together * spec.across)),
@@ -197,7 +196,7 @@ def _place(spec: _Spec, unit: Array) -> tuple[Array, Array]:
 def _fill(
     spec: _Spec, x_ref: Any, w_ref: Any, tile: _Tile, done: Array, sm: dict[str, Any]
 ) -> None:
-    """Fills the ring with one unit's tiles of the weight and of x."""
+    """Fill the ring with one unit's tiles of the weight and of x."""
     stages = spec.tuning.stages
     axes = "rank" if spec.tuning.cluster > 1 else None
 
@@ -216,8 +215,8 @@ def _fill(
 
 
 def _consume(spec: _Spec, done: Array, wg: Array, sm: dict[str, Any]) -> Array:
-    """One warpgroup's share of y `[height, width]`. A slot is given back one step late, while the
-    next multiplies."""
+    """One warpgroup's share of y `[height, width]`. A slot is released one step late, while the
+    next product runs."""
     steps, stages = spec.I // K, jnp.int32(spec.tuning.stages)
 
     def multiply(acc):  # type: ignore[no-untyped-def]
@@ -238,12 +237,12 @@ def _consume(spec: _Spec, done: Array, wg: Array, sm: dict[str, Any]) -> Array:
     both = pl.run_scoped(multiply, plgpu.ACC((spec.height, 2 * spec.width), jnp.float32))
     plgpu.barrier_arrive(sm["free"].at[lax.rem(done + steps - 1, stages)])
     gate, up = both[:, : spec.width], both[:, spec.width :]
-    # A division takes longer than all the rest
+    # Without a division, which would take longer than the rest
     return gate * jnp.exp2(-jnp.log2(1.0 + jnp.exp(-gate))) * up
 
 
 def _store(spec: _Spec, y: Array, tile: _Tile, wg: Array, o: Any, o_ref: Any) -> None:
-    """Writes one warpgroup's rows, a chunk of columns at a time."""
+    """Write one warpgroup's rows, a chunk of columns at a time."""
     rows = pl.ds(pl.multiple_of(tile.row + wg * spec.height, 8), spec.height)
     for c in range(0, spec.width, spec.chunk):
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)

@@ -1,5 +1,4 @@
-"""The gated product as XLA computes it: the oracle, and the back end that takes every shape and
-dtype."""
+"""The gated product in plain JAX: the oracle, for every shape and type."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.backends import UnknownBackend
-from pallas_kernels.gated_matmul import backend_for, gated_matmul, mosaic_gpu, pays, plan
+from pallas_kernels.gated_matmul import backend_for, gated_matmul, is_faster, mosaic_gpu, plan
 from pallas_kernels.gated_matmul.cases import CASES, MODEL_SHAPES, Case, expected, inputs
 from pallas_kernels.gated_matmul.plan import Tuning
 
@@ -53,7 +53,7 @@ def test_the_interpreted_kernel_equals_the_product_in_float64(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mosaic_gpu, "PROCESSORS", 4)  # so that blocks do several units
-    monkeypatch.setattr(mosaic_gpu, "TOGETHER", 2)
+    monkeypatch.setattr(mosaic_gpu, "BAND_GROUP", 2)
     x, w, wanted = rounded(case, "float16" if case.name == "two classes" else "bfloat16")
     out = mosaic_gpu.gated_matmul(
         x, w, tuning=SMALL[case.name], interpret=plgpu.InterpretGPUParams(detect_races=True)
@@ -66,10 +66,12 @@ def test_the_interpreted_kernel_equals_the_product_in_float64(
 def test_every_tile_is_one_units(
     together: int, bands: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mosaic_gpu, "TOGETHER", together)
+    monkeypatch.setattr(mosaic_gpu, "BAND_GROUP", together)
     monkeypatch.setattr(mosaic_gpu.lax, "axis_index", lambda name: jnp.int32(0))
     spec = mosaic_gpu._Spec(bands * 64, 7 * 16, 64, jnp.bfloat16, Tuning(64, 32, 2, 1), None)
-    found = [tuple(map(int, mosaic_gpu._place(spec, jnp.int32(unit)))) for unit in range(7 * bands)]
+    found = [
+        tuple(map(int, mosaic_gpu._tile_of(spec, jnp.int32(unit)))) for unit in range(7 * bands)
+    ]
     assert sorted(found) == [(across, band) for across in range(7) for band in range(bands)]
     assert len({band for _, band in found[: 7 * min(together, bands)]}) <= min(together, bands)
 
@@ -119,7 +121,7 @@ def test_the_sizes_fit_the_card(model: str, rows: int) -> None:
     height, width, groups = tuning.rows // tuning.warpgroups, tuning.n // 2, tuning.warpgroups
     staged = tuning.rows * plan.chunk_of(height, width, groups, MODEL_SHAPES[model][0] // 2) * 2
     assert tuning.stages * (tuning.rows + tuning.n) * plan.K * 2 + staged <= plan.SHARED_BYTES
-    assert tuning.n <= plan.WIDEST[tuning.rows] and tuning.n % 16 == 0 and tuning.stages >= 4
+    assert tuning.n <= plan.MAX_N[tuning.rows] and tuning.n % 16 == 0 and tuning.stages >= 4
     registers = mosaic_gpu.REGISTERS[groups]
     assert 128 * (groups * registers + mosaic_gpu.PRODUCER_REGISTERS) <= 65536
     assert height * tuning.n // 128 < registers - 40, "sums leave registers for the rest"
@@ -151,8 +153,12 @@ def test_the_kernel_is_used_where_it_pays() -> None:
     assert backend_for("reference", x, w) is None  # type: ignore[arg-type]
     assert backend_for("mosaic_gpu", x.astype(jnp.float32), w) is None  # type: ignore[arg-type]
     small = 6144 * 1024 * 2
-    assert (pays(256, small), pays(2048, small), pays(2048, 1 << 20)) == (False, True, False)
-    assert [pays(rows, 1 << 30) for rows in (63, 64, 384, 385, 1023, 1024)] == [
+    assert (is_faster(256, small), is_faster(2048, small), is_faster(2048, 1 << 20)) == (
+        False,
+        True,
+        False,
+    )
+    assert [is_faster(rows, 1 << 30) for rows in (63, 64, 384, 385, 1023, 1024)] == [
         False,
         True,
         True,

@@ -1,4 +1,4 @@
-"""Pages of 8-bit floats: scales that lose nothing, what is written, and what attention reads of it."""
+"""Pages of 8-bit floats: scales are exact, and writes and attention agree with float32."""
 
 from __future__ import annotations
 
@@ -16,7 +16,14 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from pallas_kernels import paged_decode, paged_extend
 from pallas_kernels.paged_decode import cases as decode_cases
 from pallas_kernels.paged_extend import cases as extend_cases
-from pallas_kernels.quantised import DTYPES, LEAST, SCALE_DTYPE, is_quantised, quantise, scale_of
+from pallas_kernels.quantised import (
+    DTYPES,
+    MIN_SCALE_BITS,
+    SCALE_DTYPE,
+    is_quantised,
+    quantise,
+    scale_of,
+)
 from pallas_kernels.rope_write import HeadRows, rope_write, rope_write_quantised
 from pallas_kernels.rope_write import mosaic_gpu as mosaic_write
 from pallas_kernels.rope_write.cases import CASES as WRITES
@@ -91,7 +98,7 @@ def test_a_scale_is_the_smallest_power_of_two_that_fits(dtype: Any, largest: flo
     assert np.frexp(scale)[0] == 0.5
     assert float(jnp.asarray(scale).astype(SCALE_DTYPE)) == scale
     assert largest / scale <= limit
-    assert largest / scale > limit / 2 or scale == 2.0 ** (LEAST - 127)
+    assert largest / scale > limit / 2 or scale == 2.0 ** (MIN_SCALE_BITS - 127)
 
 
 @dtypes

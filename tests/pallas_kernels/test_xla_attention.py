@@ -55,7 +55,7 @@ def test_narrow_types_lose_only_their_own_rounding(op: str, name: str, dtype: st
 
 @pytest.mark.parametrize("op", OPS)
 def test_many_small_tiles_give_the_same(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(xla, "FEWEST_TOKENS", 1)
+    monkeypatch.setattr(xla, "MIN_TILE_TOKENS", 1)
     monkeypatch.setattr(xla, "TILE_BYTES", 1)
     assert relative_error(op, CASES[op, "softcap and window"], "float32") < TOLERANCE["float32"]
     assert relative_error(op, CASES[op, "around a tile's edge"], "float32") < TOLERANCE["float32"]
