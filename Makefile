@@ -16,13 +16,16 @@ PARALLEL := -n $(JOBS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 export PYTHON EXTRAS
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-all test-gpu check format bench readme house plots wheel clean
+.PHONY: help setup cuda-compiler serve test test-all test-gpu check format bench readme house plots wheel clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
 
 setup: ## make .venv and install jaxllm into it
 	@tools/setup
+
+cuda-compiler: setup ## install XLA's compiler for NVIDIA GPUs, for tests that compile without a GPU
+	@tools/cuda-compiler
 
 serve: setup ## serve MODEL on PORT (http://localhost:8000)
 	@exec $(PY) -m jaxllm.server --model $(MODEL) --port $(PORT) $(ARGS)

@@ -263,7 +263,7 @@ class Programs:
         """Where the host and the programs meet: pinned host memory on GPUs, which programs read and
         write in order with their other work, while a copy from or to other memory takes a
         millisecond there."""
-        gpu = self.model.mesh.devices.flat[0].platform == "gpu"
+        gpu = self.executables.platform == "gpu"
         return self.replicated.with_memory_kind(PINNED) if gpu else self.replicated
 
     @functools.cached_property

@@ -17,11 +17,13 @@ from jax.sharding import Mesh
 from jaxllm import models, weights
 from jaxllm.cache.kv import KVCache
 from jaxllm.engine.runtime import step
-from jaxllm.engine.runtime.programs import Abstract, Programs, Scoring, weight_leaves
+from jaxllm.engine.runtime.executables import Executables
+from jaxllm.engine.runtime.programs import Programs, Scoring, weight_leaves
 from jaxllm.engine.runtime.state import SlotState
 from jaxllm.engine.scheduling.buckets import Buckets
 from jaxllm.mesh import make_mesh
 from tests.engine.conftest import TINY
+from tests.engine.runtime.step_programs import lattice
 
 REAL_HEADS = TINY | {"num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128}
 PAGE, PAGES, SLOTS = 16, 8192, 4
@@ -29,21 +31,10 @@ CALLS = {"cuda": "mosaic_gpu_v2", "tpu": "tpu_custom_call"}
 
 
 def programs_of(mesh: Mesh, backend: str, page: int = PAGE, kv_dtype: str = "bfloat16") -> Programs:
-    """The lattice of a tiny model whose heads have a size that kernels take, in bfloat16."""
-    hf = models.with_defaults(REAL_HEADS)
-    kv = models.kv_shape(hf, mesh.shape["tensor"])
-    graphdef, state = weights.abstract(hf, mesh, jnp.bfloat16)
-    leaves, treedef = weight_leaves(state)
-    pool = KVCache.abstract(
-        kv.layers, PAGES, kv.kv_heads, page, kv.head_dim, jnp.dtype(kv_dtype), mesh
-    )
-    states = jax.ShapeDtypeStruct((1024, hf["hidden_size"]), jnp.bfloat16)
-    abstract = Abstract(leaves, pool, SlotState.shapes(SLOTS, 16), hf["vocab_size"], states)
-    return Programs(
-        step.Model(graphdef, treedef, mesh, backend, page),
-        abstract,
-        Buckets.build(SLOTS, 1024, "cpu"),
-        Scoring(0),
+    """The lattice of a tiny model whose heads have a size that kernels take."""
+    buckets = Buckets.build(SLOTS, 1024, "cpu")
+    return lattice(
+        REAL_HEADS, mesh, backend, buckets, page_size=page, pages=PAGES, kv_dtype=kv_dtype
     )
 
 
@@ -180,6 +171,16 @@ def test_what_shapes_logits_lowers_for_a_device_that_is_not_here(
             "stablehlo"
             in jitted.trace(*recipe.arguments).lower(lowering_platforms=(platform,)).as_text()
         )
+
+
+def test_programs_for_a_gpu_meet_the_host_in_pinned_memory_wherever_they_are_lowered() -> None:
+    base = programs_of(make_mesh(1), "xla")
+    for platform, kind in (("gpu", "pinned_host"), ("cpu", base.replicated.memory_kind)):
+        programs = Programs(
+            base.model, base.abstract, base.buckets, Scoring(20), Executables(platform=platform)
+        )
+        score = programs.recipe(("score", (programs.buckets.score, 20)))
+        assert score.arguments[-1].sharding.memory_kind == kind
 
 
 @pytest.mark.slow

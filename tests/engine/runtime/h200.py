@@ -1,0 +1,214 @@
+"""XLA's compiler for an H200 that is not here, in a process of its own.
+
+JAX's CUDA plugin compiles for a device description without a driver: XLA, Triton, Mosaic and ptxas
+run. `tools/cuda-compiler` puts the plugin into a folder outside Python's path, and only the process
+started here finds it. Memory kinds are lost on described devices, so programs are lowered over CPU
+devices, which know pinned host memory, and the module is handed to the description's client.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+COMPILER = Path(sys.prefix) / "cuda-compiler"
+SPEC = Path(__file__).with_name("h200.txtpb")
+PAGE_SIZE, PAGES, PAGES_PER_REQUEST, SLOTS, TOKENS, MOVED = 64, 4096, 512, 256, 8192, 8
+ITEM_BYTES = {"f32": 4, "s32": 4, "u32": 4, "bf16": 2, "u16": 2, "f8e4m3fn": 1, "pred": 1}
+
+
+def missing() -> str | None:
+    """Why nothing can be compiled for an H200 here, for `pytest.skip`; None when it can."""
+    import jaxlib
+
+    if (COMPILER / f"jax_cuda13_plugin-{jaxlib.__version__}.dist-info").is_dir():
+        return None
+    return "XLA's compiler for NVIDIA GPUs is not installed: make cuda-compiler"
+
+
+class Compiler:
+    """A process that compiles step programs and reports on each."""
+
+    def __init__(self) -> None:
+        repo = str(Path(__file__).parents[3])
+        environment = {
+            name: value
+            for name, value in os.environ.items()
+            if name != "XLA_FLAGS" and not name.startswith("JAX_")
+        } | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join([str(COMPILER), repo])}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", __spec__.name],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=repo,
+            env=environment,
+        )
+
+    def reports(self, **wanted: Any) -> list[dict[str, Any]]:
+        """Reports on the programs that `reports_on` chooses."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        print(json.dumps(wanted), file=self._process.stdin, flush=True)
+        answer = self._process.stdout.readline()
+        assert answer, "the compiling process ended; its error is above"
+        return json.loads(answer)
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.kill()
+        self._process.communicate()
+
+
+def copies(hlo: str, sizes: set[int]) -> list[str]:
+    """Instructions of compiled HLO that copy as many bytes as one of `sizes`, or more than all."""
+    found = []
+    for line in hlo.splitlines():
+        match = re.search(r" = \(?(\w+)\[([\d,]*)\].* copy(?:-start)?\(", line)
+        if match:
+            items = math.prod(int(size) for size in match[2].split(",") if size)
+            size = items * ITEM_BYTES[match[1]]
+            if size in sizes or size > max(sizes):
+                found.append(line.strip())
+    return found
+
+
+def aliased(hlo: str) -> set[int]:
+    """Numbers of the parameters whose buffers compiled HLO gives to results."""
+    head = hlo[: hlo.index("\n")]
+    alias = re.search(r"input_output_alias=\{(.*?)\}, entry_computation", head)
+    return {int(n) for n in re.findall(r"\((\d+), \{\}", alias[1])} if alias else set()
+
+
+@functools.cache
+def _target(devices: int) -> Any:
+    """Described H200s of one host."""
+    from jax.experimental import topologies
+
+    shape = {"target_config": SPEC.read_text(), "topology": f"1x1x{devices}"}
+    return topologies.get_topology_desc(platform="cuda", **shape).devices
+
+
+@functools.cache
+def _lattice(model: str, layers: int | None, kv_dtype: str, devices: int) -> Any:
+    """The lattice of a benchmark's shape with the limits that the engine takes on an H200."""
+    from benchmarks.shapes import ALWAYS, SHAPES
+    from jaxllm.engine.runtime.executables import Executables
+    from jaxllm.engine.runtime.programs import Scoring
+    from jaxllm.engine.scheduling.buckets import Buckets
+    from jaxllm.mesh import make_mesh
+    from tests.engine.runtime.step_programs import lattice
+
+    return lattice(
+        SHAPES[model] | ALWAYS | ({"num_hidden_layers": layers} if layers else {}),
+        make_mesh(devices),
+        "mosaic_gpu",
+        Buckets.build(SLOTS, TOKENS, "gpu"),
+        page_size=PAGE_SIZE,
+        pages=PAGES,
+        kv_dtype=kv_dtype,
+        pages_per_request=PAGES_PER_REQUEST,
+        scoring=Scoring(20),
+        executables=Executables(platform="gpu"),
+        moved=MOVED,
+    )
+
+
+def _rows(shape: Any) -> int:
+    """Rows that a program computes."""
+    if hasattr(shape, "tokens"):
+        return shape.tokens + shape.decodes
+    return int(shape[0] if isinstance(shape, tuple) else shape)
+
+
+def reports_on(
+    model: str,
+    kind: str,
+    places: list[int] | None = None,
+    *,
+    layers: int | None = 2,
+    kv_dtype: str = "bfloat16",
+    devices: int = 1,
+    donating: bool = True,
+) -> list[dict[str, Any]]:
+    """Compile the programs of a kind and say what came of each.
+
+    Args:
+        places: Which of them, in the order of their rows; None for all.
+        layers: Layers of the model; None for as many as it has.
+        donating: False plants the failure that the tests are to find: no buffer is given away.
+    """
+    programs = _lattice(model, layers, kv_dtype, devices)
+    keys = [key for key in programs.keys() if key[0] == kind]
+    keys.sort(key=lambda key: (_rows(key[1]), programs.name(key)))
+    return [
+        _report(programs, keys[place], donating, devices)
+        for place in (range(len(keys)) if places is None else places)
+    ]
+
+
+def _report(programs: Any, key: Any, donating: bool, devices: int) -> dict[str, Any]:
+    import jax
+    from jax.extend.backend import get_compile_options
+    from jaxlib.xla_client import DeviceList
+
+    from jaxllm.engine.runtime.xla_options import XlaOptions
+
+    recipe, targets, begun = programs.recipe(key), _target(devices), time.perf_counter()
+    pages = {x.size * x.dtype.itemsize // devices for x in jax.tree.leaves(programs.abstract.kv)}
+    donated, number = set(), 0
+    for place, argument in enumerate(recipe.arguments):
+        size = len(jax.tree.leaves(argument))
+        donated |= {*range(number, number + size)} if place in recipe.donated else set()
+        number += size
+    report = {"name": programs.name(key), "refused": None}
+    jitted = jax.jit(
+        recipe.function,
+        donate_argnums=recipe.donated if donating else (),
+        out_shardings=recipe.out,
+        keep_unused=True,
+    )
+    table = XlaOptions.of(
+        targets[0].device_kind, 15e9 if programs.abstract.states.shape[1] > 2048 else 1e9
+    )
+    options = table.at(key[0], _rows(key[1])) | {"xla_gpu_autotune_level": 0}
+    try:
+        lowered = jitted.trace(*recipe.arguments).lower(lowering_platforms=("cuda",))
+        compiled = targets[0].client.compile(
+            lowered.compiler_ir("stablehlo"),
+            DeviceList(tuple(targets)),
+            get_compile_options(
+                1,
+                devices,
+                device_assignment=[[*range(devices)]],
+                env_options_overrides=options,
+            ),
+        )
+    except (RuntimeError, ValueError, NotImplementedError) as error:
+        return report | {"refused": f"{type(error).__name__}: {error}"}
+    hlo, memory = compiled.hlo_modules()[0].to_string(), compiled.get_compiled_memory_stats()
+    return report | {
+        "seconds": time.perf_counter() - begun,
+        "needed_bytes": memory.temp_size_in_bytes
+        + memory.output_size_in_bytes
+        - memory.alias_size_in_bytes,
+        "not_aliased": sorted(donated - aliased(hlo)),
+        "copies": copies(hlo, pages),
+    }
+
+
+def main() -> None:
+    """Answer each line of standard input, a JSON object of `reports_on`'s arguments."""
+    for line in sys.stdin:
+        print(json.dumps(reports_on(**json.loads(line))), flush=True)
+
+
+if __name__ == "__main__":
+    main()

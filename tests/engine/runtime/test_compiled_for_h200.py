@@ -1,0 +1,109 @@
+"""Every step program, compiled for an H200 on a machine without a GPU: XLA, Triton, Mosaic and
+ptxas take it, it writes pages in place, and its temporaries are as small as sizing assumes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from benchmarks.shapes import SHAPES
+from jaxllm.engine.startup.memory import likely_bytes
+from tests.engine.runtime.h200 import SLOTS, TOKENS, Compiler, missing
+
+pytestmark = pytest.mark.skipif(missing() is not None, reason=missing() or "")
+
+MIB = 2**20
+SCORED = 256  # prompt tokens whose log-probabilities are computed at once
+FORWARDS = ("decode", "extend")
+OTHERS = (
+    "score",
+    "process",
+    "logprobs",
+    "set_slot",
+    "apply_token_bitmask",
+    "update_slots",
+    "copy",
+    "save",
+    "load",
+)
+ENDS = [0, -1]  # the smallest and the largest program of a kind
+
+
+@pytest.fixture(scope="module")
+def compiler() -> Iterator[Compiler]:
+    """One process for all: importing takes it seconds."""
+    process = Compiler()
+    yield process
+    process.close()
+
+
+def check(model: str, reports: list[dict[str, Any]], limit: int | None = None) -> None:
+    """Every program was taken, keeps its donated buffers, copies no pages, and needs at most
+    `limit` bytes beside its arguments, by default what sizing expects of the largest step."""
+    limit = limit or likely_bytes(SHAPES[model], TOKENS + SLOTS, SCORED, 2, 1)
+    assert reports
+    for report in reports:
+        assert report["refused"] is None, report
+        assert report["not_aliased"] == [], report
+        assert report["copies"] == [], report
+        assert report["needed_bytes"] <= limit, report
+
+
+@pytest.mark.parametrize("model", ["llama-3.1-8b", "qwen2.5-7b", "qwen3-0.6b"])
+@pytest.mark.parametrize("kind", FORWARDS)
+def test_a_forward_compiles_and_writes_pages_in_place(
+    model: str, kind: str, compiler: Compiler
+) -> None:
+    reports = compiler.reports(model=model, kind=kind, places=ENDS)
+    check(model, reports, 64 * MIB if kind == "decode" else None)
+
+
+@pytest.mark.parametrize("kind", FORWARDS)
+def test_a_forward_over_8_bit_pages_compiles_and_writes_them_in_place(
+    kind: str, compiler: Compiler
+) -> None:
+    reports = compiler.reports(
+        model="llama-3.1-8b", kind=kind, places=[-1], kv_dtype="float8_e4m3fn"
+    )
+    check("llama-3.1-8b", reports, 64 * MIB if kind == "decode" else None)
+
+
+@pytest.mark.parametrize("model", ["llama-3.1-8b", "qwen2.5-7b", "qwen3-0.6b"])
+def test_a_draw_compiles(model: str, compiler: Compiler) -> None:
+    check(model, compiler.reports(model=model, kind="sample", places=ENDS), MIB)
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_what_runs_beside_forwards_compiles_and_keeps_its_buffers(
+    kind: str, compiler: Compiler
+) -> None:
+    # Log-probabilities of a prompt's chunk hold its logits, the others no more than pages that move
+    reports = compiler.reports(model="llama-3.1-8b", kind=kind, places=[-1])
+    check("llama-3.1-8b", reports, None if kind == "score" else 64 * MIB)
+
+
+def test_a_pool_that_is_not_donated_is_found(compiler: Compiler) -> None:
+    (report,) = compiler.reports(model="qwen3-0.6b", kind="decode", places=[0], donating=False)
+    assert len(report["copies"]) == 2  # keys and values
+    assert report["not_aliased"]
+    assert report["needed_bytes"] > 2**30
+    with pytest.raises(AssertionError):
+        check("qwen3-0.6b", [report])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("model", ["llama-3.1-8b", "qwen2.5-7b", "qwen3-0.6b"])
+@pytest.mark.parametrize("kind", [*FORWARDS, "sample", *OTHERS])
+def test_every_program_of_the_lattice_compiles(model: str, kind: str, compiler: Compiler) -> None:
+    check(model, compiler.reports(model=model, kind=kind))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("model", ["llama-3.1-8b", "qwen2.5-7b", "qwen3-0.6b"])
+@pytest.mark.parametrize("kind", FORWARDS)
+def test_a_forward_of_the_whole_model_compiles(model: str, kind: str, compiler: Compiler) -> None:
+    check(model, compiler.reports(model=model, kind=kind, places=ENDS, layers=None))
