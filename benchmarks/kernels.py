@@ -28,6 +28,7 @@ import numpy as np
 from jax import Array
 
 from benchmarks import kernel_cases as cases
+from pallas_kernels.backends import close_plan, open_plan
 from pallas_kernels.quantised import SCALE_DTYPE
 
 CALLS = 24
@@ -92,11 +93,22 @@ def time_decode(
         for table in order
     ]
     lengths = jnp.full((shape.B,), shape.context, jnp.int32)
-    one = jax.jit(
-        lambda q, k, v, table, lengths, plan, more: mosaic_gpu.decode_attention(
+
+    @jax.jit
+    def one(
+        q: Array,
+        k: Array,
+        v: Array,
+        table: Array,
+        lengths: Array,
+        plan: Any,
+        more: dict[str, Array],
+    ) -> tuple[Array, Any]:
+        plan = open_plan(plan)
+        out = mosaic_gpu.decode_attention(
             q, k, v, table, lengths, scale=H**-0.5, plan=plan, tuning=tuning, **more
         )
-    )
+        return out, close_plan(plan)
 
     @functools.partial(jax.jit, donate_argnums=0)
     def chain(
@@ -106,7 +118,7 @@ def time_decode(
             lengths, kv_heads=K, head_dim=H, itemsize=k.dtype.itemsize, tuning=tuning
         )
         for i in range(CALLS):
-            q = one(q, k, v, tables[i % len(tables)], lengths, plan, more)
+            q, plan = one(q, k, v, tables[i % len(tables)], lengths, plan, more)
         return q
 
     q = jax.random.normal(jax.random.key(1), (shape.B, K * shape.group, H), jnp.float32).astype(
@@ -154,18 +166,22 @@ def time_extend(
     starts = jnp.arange(shape.rows, dtype=jnp.int32) * shape.queries
     lengths = jnp.full((shape.rows,), shape.queries, jnp.int32)
     kv_lengths = jnp.full((shape.rows,), total, jnp.int32)
-    one = jax.jit(
-        lambda plan, more, *args: mosaic_gpu.extend_attention(
+
+    @jax.jit
+    def one(plan: Any, more: dict[str, Array], *args: Array) -> tuple[Array, Any]:
+        plan = open_plan(plan)
+        out = mosaic_gpu.extend_attention(
             *args, scale=shape.H**-0.5, plan=plan, tuning=tuning, **more
         )
-    )
+        return out, close_plan(plan)
+
     sizes = {"tokens": q.shape[0], "heads": q.shape[1], "kv_heads": shape.K, "head_dim": shape.H}
 
     @functools.partial(jax.jit, donate_argnums=0)
     def chain(q: Array, more: dict[str, Array], *rest: Array) -> Array:
         plan = mosaic_gpu.plan(*rest[3:], **sizes, tuning=tuning)
         for _ in range(calls):
-            q = one(plan, more, q, *rest)
+            q, plan = one(plan, more, q, *rest)
         return q
 
     args = (more, k_pages, v_pages, table, starts, lengths, kv_lengths)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType
 from typing import Any, Required, TypedDict
 
+import jax
 from jax import Array
 
 
@@ -25,11 +26,30 @@ class AttentionOptions(TypedDict, total=False):
     scales: Array | None  # of pages in 8 bits; see `paged_decode.decode_attention`
     # Int32 [1], what is added to page numbers: where a layer begins in a pool of several; None = 0
     first_page: Array | None
-    # For back ends that plan: no row is divided, so that what it gets does not depend on the others
-    whole: bool
-    # What the back end's planner made of the same rows; left out, the back end plans each call by
-    # itself
+    # For back ends that plan: no row is split between thread blocks, so that its result does not
+    # depend on the other rows
+    no_split: bool
+    # The back end's plan of the same rows; without one, the back end plans each call
     plan: Any
+
+
+def open_plan(plan: Any) -> Any:
+    """The plan with its flags in a buffer that calls of this trace write in place; a plan
+    without flags, or None, stays as it is.
+
+    Thread blocks signal each other by flags in the plan's `splits_SF`, which a kernel therefore
+    aliases to an output. Flags are zero again at the end of a call, so the calls of a step pass one
+    buffer on: open the plan, call the op, and hand `close_plan` of it to the next layer. That costs
+    neither a launch nor a copy. A call that gets arrays instead writes to a copy of them.
+    """
+    splits_SF = getattr(plan, "splits_SF", None)
+    return plan if splits_SF is None else plan._replace(splits_SF=jax.new_ref(splits_SF))
+
+
+def close_plan(plan: Any) -> Any:
+    """The arrays of an open plan after the calls so far."""
+    splits_SF = getattr(plan, "splits_SF", None)
+    return plan if splits_SF is None else plan._replace(splits_SF=splits_SF[...])
 
 
 def shifted(table: Array, options: AttentionOptions) -> Array:

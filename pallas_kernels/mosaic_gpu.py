@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 
@@ -35,6 +36,11 @@ def check_pages(op: str, q: Array, k_pages: Array, v_pages: Array) -> None:
         )
     if C not in (16, 32, 64, 128):
         raise ValueError(f"mosaic_gpu {op} takes pages of 16, 32, 64 or 128 tokens, got {C}")
+
+
+def flags_buffer(splits_SF: Any) -> Any:
+    """The buffer of a plan's flags that a call may write: that of an open plan, else a copy."""
+    return splits_SF if isinstance(splits_SF, jax.Ref) else jax.new_ref(splits_SF)
 
 
 def first_page_of(first_page: Array | None) -> Array:

@@ -11,11 +11,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
 from pallas_kernels import add_norm, gated_matmul, paged_decode, paged_extend, rope_write
+from pallas_kernels.backends import close_plan, open_plan
 from pallas_kernels.quantised import SCALE_DTYPE, is_quantised
 from pallas_kernels.rope_write import HeadRows
 
@@ -186,8 +187,8 @@ class PagedContext(RowKernels):
     read `kv` at the end. `inputs` are those of each kind of layers.
 
     `prompt_length_T` (int32, the prompt length of each token's request) is for RoPE scalings that
-    depend on it. `whole`: no row is divided between thread blocks, so that what it gets does not
-    depend on the others.
+    depend on it. `no_split`: no row is split between thread blocks, so that its result does not
+    depend on the other rows.
     """
 
     def __init__(
@@ -197,13 +198,13 @@ class PagedContext(RowKernels):
         backend: str,
         mesh: Mesh,
         prompt_length_T: Array | None = None,
-        whole: bool = False,
+        no_split: bool = False,
     ):
         super().__init__(backend, mesh)
         self.prompt_length_T = prompt_length_T
         self._given, self._inputs = kv, inputs
         self._pools = [kv.of_kind(kind) for kind in range(len(kv.k))]
-        self._backend, self._whole = backend, whole
+        self._backend, self._no_split = backend, no_split
         self._plans: dict[int | None, _Plans] = {}
 
     @property
@@ -224,13 +225,13 @@ class PagedContext(RowKernels):
         softcap: float | None = None,
     ) -> Array:
         """Write the step's keys and values into the layer's pages, then attend; returns `o_TNH`."""
-        how = _How(self._backend, self._mesh, scale, window, softcap, self._whole)
+        how = _How(self._backend, self._mesh, scale, window, softcap, self._no_split)
         kind = self._given.kinds[layer]
         pages, inputs = self._pools[kind], self._inputs[kind]
         if window not in self._plans:
             self._plans[window] = _plan(how, inputs, pages[0], rows)
         first_page = jnp.full((1,), self._given.first_page(layer), jnp.int32)
-        o_TNH, self._pools[kind] = _write_and_attend(
+        o_TNH, self._pools[kind], self._plans[window] = _write_and_attend(
             how, rows, pages, inputs, self._plans[window], first_page
         )
         return o_TNH
@@ -250,7 +251,7 @@ class _How:
     scale: float
     window: int | None
     softcap: float | None
-    whole: bool
+    no_split: bool
 
 
 class _Plans(NamedTuple):
@@ -270,7 +271,7 @@ def _plan(how: _How, inputs: PagedInputs, pages: Array, rows: HeadRows) -> _Plan
         "kv_heads": kv_heads // how.mesh.shape["tensor"],
         "head_dim": head_dim,
         "window": how.window,
-        "whole": how.whole,
+        "no_split": how.no_split,
     }
     plan_decode, plan_extend = (
         paged_decode.BACKENDS.planner(how.backend),
@@ -282,7 +283,10 @@ def _plan(how: _How, inputs: PagedInputs, pages: Array, rows: HeadRows) -> _Plan
     if tokens > B and plan_extend is not None:
         chunks = (inputs.chunk_starts_R, inputs.chunk_lengths_R, inputs.chunk_kv_lengths_R)
         extend = plan_extend(*chunks, tokens=tokens - B, heads=rows.queries, **local)
-    return _Plans(decode, extend)
+    # As the kernels return it, so that the first layer runs the program of the others
+    return lax.with_sharding_constraint(
+        _Plans(decode, extend), NamedSharding(how.mesh, PartitionSpec())
+    )
 
 
 # One inner jit: a model's layers are unrolled, and without it every layer would trace and lower the
@@ -295,22 +299,23 @@ def _write_and_attend(
     inputs: PagedInputs,
     plans: _Plans,
     first_page: Array,
-) -> tuple[Array, tuple[Array, ...]]:
-    whole = PartitionSpec()
+) -> tuple[Array, tuple[Array, ...], _Plans]:
+    """Also returns the plans as the kernels leave them, for the next layer."""
+    replicated = PartitionSpec()
     specs = dataclasses.replace(
         rows,
         qkv=PartitionSpec(None, "tensor", None, None),
-        cos=whole,
-        sin=whole,
+        cos=replicated,
+        sin=replicated,
         bias=None if rows.bias is None else PartitionSpec("tensor", None, None),
-        norms=None if rows.norms is None else (whole, whole),
+        norms=None if rows.norms is None else (replicated, replicated),
         kv_scales=None if rows.kv_scales is None else PartitionSpec("tensor", None),
     )
     run = jax.shard_map(
         functools.partial(_shard, how),
         mesh=how.mesh,
-        in_specs=(specs, (PAGES,) * len(pages), whole, whole, whole),
-        out_specs=(HEADS, (PAGES,) * len(pages)),
+        in_specs=(specs, (PAGES,) * len(pages), replicated, replicated, replicated),
+        out_specs=(HEADS, (PAGES,) * len(pages), replicated),
         check_vma=False,
     )
     return run(rows, pages, inputs, plans, first_page)
@@ -323,8 +328,9 @@ def _shard(
     inputs: PagedInputs,
     plans: _Plans,
     first_page: Array,
-) -> tuple[Array, tuple[Array, ...]]:
+) -> tuple[Array, tuple[Array, ...], _Plans]:
     """One device's heads: no communication."""
+    plans = _Plans(*map(open_plan, plans))
     own = dataclasses.replace(
         rows, qkv=rows.qkv[:, 0], bias=None if rows.bias is None else rows.bias[0]
     )
@@ -361,7 +367,8 @@ def _shard(
                 q_TNH[B:], k_pages, v_pages, *chunks, **(options | _given(how, plans.extend))
             )
         )
-    return (parts[0] if len(parts) == 1 else jnp.concatenate(parts)), written
+    o_TNH = parts[0] if len(parts) == 1 else jnp.concatenate(parts)
+    return o_TNH, written, _Plans(*map(close_plan, plans))
 
 
 def _write(
@@ -381,4 +388,4 @@ def _write(
 
 def _given(how: _How, plan: Any) -> dict[str, Any]:
     """The options of an attention op that go with a plan; back ends without one divide no row."""
-    return {} if plan is None else {"plan": plan, "whole": how.whole}
+    return {} if plan is None else {"plan": plan, "no_split": how.no_split}

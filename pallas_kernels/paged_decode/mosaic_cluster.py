@@ -1,7 +1,7 @@
 """Paged decode by clusters: the thread blocks of a cluster share a row's tiles and merge through
 distributed shared memory.
 
-As `mosaic_kernel`, with clusters for lanes: the line of all tiles is cut into equal shares, one a
+As `mosaic_kernel`, with clusters for splits: the line of all tiles is cut into equal shares, one a
 cluster, and of a row's tiles in a share the block with rank i takes every `cluster`-th from i on.
 At the end of a row the blocks meet, and each merges some of the queries' columns. Only what crosses
 the cuts between clusters goes through device memory and flags, one a block: rank i merges what
@@ -18,7 +18,7 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.mosaic_gpu import PageTable
+from pallas_kernels.mosaic_gpu import PageTable, flags_buffer
 from pallas_kernels.paged_decode.mosaic_flags import await_flag, raise_flag
 from pallas_kernels.paged_decode.mosaic_flash import ROWS, TILE, Carry, Spec, start
 from pallas_kernels.paged_decode.mosaic_kernel import (
@@ -38,7 +38,7 @@ from pallas_kernels.paged_decode.mosaic_peers import (
     store_zeros,
 )
 from pallas_kernels.paged_decode.mosaic_swapped import fold_swapped, scores_swapped, start_swapped
-from pallas_kernels.paged_decode.plan import LANE_FIELDS, ROW_FIELDS, DecodePlan
+from pallas_kernels.paged_decode.plan import ROW_FIELDS, SPLIT_FIELDS, DecodePlan
 
 
 def attend_clusters(
@@ -55,13 +55,14 @@ def attend_clusters(
     The interpreter has neither flags nor shared memory of neighbours: there every block leaves its
     parts and they are merged outside.
     """
-    given = (q, *pools, *rows, plan.rows_B4, plan.lanes_LF, *(() if sinks is None else (sinks,)))
-    if spec.interpret is None:
-        return _launch(spec, plan.lanes_LF.shape[0], given)[0]
-    return _merge(spec, plan, *_launch(spec, plan.lanes_LF.shape[0], given))
+    merged = spec.interpret is None
+    splits_SF = flags_buffer(plan.splits_SF) if merged else plan.splits_SF[...]
+    given = (q, *pools, *rows, plan.rows_B4, splits_SF, *(() if sinks is None else (sinks,)))
+    out = _launch(spec, splits_SF.shape[0], given)
+    return out[0] if merged else _merge(spec, DecodePlan(plan.rows_B4, splits_SF), *out)
 
 
-def _launch(spec: Spec, lanes: int, given: tuple[Array, ...]) -> tuple[Array, ...]:
+def _launch(spec: Spec, splits: int, given: tuple[Array, ...]) -> tuple[Array, ...]:
     H, G, group, stages, queries, cluster = (
         spec.H,
         spec.G,
@@ -73,20 +74,20 @@ def _launch(spec: Spec, lanes: int, given: tuple[Array, ...]) -> tuple[Array, ..
     merged, swapped = spec.interpret is None, spec.tuning.swapped
 
     def decode_cluster(
-        q_ref, k_ref, v_ref, table_ref, page_ref, lengths_ref, rows_ref, lanes_ref, *rest, **sm
+        q_ref, k_ref, v_ref, table_ref, page_ref, lengths_ref, rows_ref, splits_ref, *rest, **sm
     ):  # type: ignore[no-untyped-def]
         *sinks_ref, o_ref, parts_o, parts_lse = rest
         rank = lax.axis_index("rank") if cluster > 1 else jnp.int32(0)
-        # An owner waits for its followers, which have higher lanes: these come first in the grid,
-        # so where clusters start in its order nobody waits for one that has not started. `lanes_of`
+        # An owner waits for its followers, which have higher splits: these come first in the grid,
+        # so where clusters start in its order nobody waits for one that has not started. `splits_of`
         # does not count on that: all that may wait fit on the chip at once.
-        lane, h, wg = (
-            lanes - 1 - lax.axis_index("lane"),
+        split, h, wg = (
+            splits - 1 - lax.axis_index("split"),
             lax.axis_index("head"),
             lax.axis_index("wg"),
         )
         low, high, r0, r1, *first_row, home, followers = (
-            lanes_ref[lane, i] for i in range(LANE_FIELDS)
+            splits_ref[split, i] for i in range(SPLIT_FIELDS)
         )
 
         def each_row(step):  # type: ignore[no-untyped-def]
@@ -190,7 +191,7 @@ def _launch(spec: Spec, lanes: int, given: tuple[Array, ...]) -> tuple[Array, ..
                         sm,
                         (acc, top, total),
                         [
-                            ref.at[r, h, lane * cluster + rank]
+                            ref.at[r, h, split * cluster + rank]
                             for ref in (o_ref, parts_o, parts_lse)
                         ],
                     )
@@ -203,11 +204,11 @@ def _launch(spec: Spec, lanes: int, given: tuple[Array, ...]) -> tuple[Array, ..
                     sm["total"].at[at, pl.ds(0, top.shape[0])][...] = total
                 meet()
                 unit = Unit(spec, rank, own, at)
-                flag = LANE_FIELDS + h * cluster + rank
+                flag = SPLIT_FIELDS + h * cluster + rank
                 waits = jnp.where(jnp.logical_and(ours, last > high), followers, 0)
                 with jax.named_scope("wait for flags"):
-                    pl.when(waits > 0)(lambda: await_flag(lanes_ref.at[lane, flag], waits))
-                parts = parts_o.at[h, lane, 0, 0], parts_lse.at[h, lane, 0]
+                    pl.when(waits > 0)(lambda: await_flag(splits_ref.at[split, flag], waits))
+                parts = parts_o.at[h, split, 0, 0], parts_lse.at[h, split, 0]
                 with jax.named_scope("merge"):
                     merge_peers(
                         unit,
@@ -217,7 +218,7 @@ def _launch(spec: Spec, lanes: int, given: tuple[Array, ...]) -> tuple[Array, ..
                         ours,
                         waits,
                     )
-                pl.when(jnp.logical_not(ours))(lambda: raise_flag(lanes_ref.at[home, flag]))
+                pl.when(jnp.logical_not(ours))(lambda: raise_flag(splits_ref.at[home, flag]))
 
             def meet() -> None:
                 with jax.named_scope("meet"):
@@ -229,8 +230,8 @@ def _launch(spec: Spec, lanes: int, given: tuple[Array, ...]) -> tuple[Array, ..
             each_row(row)
             _zero_dead_rows(
                 spec,
-                lane * cluster + rank,
-                lanes * cluster,
+                split * cluster + rank,
+                splits * cluster,
                 lengths_ref,
                 lambda r: o_ref.at[r, h * G, 0],
             )
@@ -254,20 +255,20 @@ def _launch(spec: Spec, lanes: int, given: tuple[Array, ...]) -> tuple[Array, ..
         else plgpu.Barrier(),
     }
     grid: dict[str, Any] = {
-        "grid": (lanes, spec.K),
-        "grid_names": ("lane", "head"),
+        "grid": (splits, spec.K),
+        "grid_names": ("split", "head"),
         "num_threads": 2,
         "thread_name": "wg",
     }
     if merged:
         shapes = [
             ((spec.B, spec.K * G, H), spec.dtype),
-            ((spec.K, lanes, group, H), jnp.float32),
-            ((spec.K, lanes, group), jnp.float32),
+            ((spec.K, splits, group, H), jnp.float32),
+            ((spec.K, splits, group), jnp.float32),
         ]
         clusters = {"cluster": (cluster,), "cluster_names": ("rank",)} if cluster > 1 else {}
     else:
-        blocks = (spec.B, spec.K, lanes * cluster)
+        blocks = (spec.B, spec.K, splits * cluster)
         kept = (H, group) if swapped else (ROWS, H)
         shapes = [
             ((*blocks, *kept), jnp.float32),
@@ -277,7 +278,7 @@ def _launch(spec: Spec, lanes: int, given: tuple[Array, ...]) -> tuple[Array, ..
             "p": plgpu.SMEM((ROWS, TILE), spec.dtype, transforms=spec.tiled),
             "acc": plgpu.SMEM((ROWS, H), jnp.float32),
         }
-        grid |= {"grid": (lanes, spec.K, cluster), "grid_names": ("lane", "head", "rank")}
+        grid |= {"grid": (splits, spec.K, cluster), "grid_names": ("split", "head", "rank")}
         clusters = {}
     if swapped:
         scratch["p"] = plgpu.SMEM((group, TILE), spec.dtype, transforms=spec.tiled)
@@ -336,8 +337,8 @@ def _merge(spec: Spec, plan: DecodePlan, acc: Array, top: Array, total: Array) -
     cluster = spec.tuning.cluster
     if spec.tuning.swapped:
         acc = jnp.swapaxes(acc, 3, 4)
-    begin = jnp.maximum(plan.rows_B4[:, :1], plan.lanes_LF[None, :, 0])
-    end = jnp.minimum(plan.rows_B4[:, 1:2], plan.lanes_LF[None, :, 1])
+    begin = jnp.maximum(plan.rows_B4[:, :1], plan.splits_SF[None, :, 0])
+    end = jnp.minimum(plan.rows_B4[:, 1:2], plan.splits_SF[None, :, 1])
     left = jnp.repeat(end > begin, cluster, axis=1)[:, None, :, None]
     row, h = jnp.meshgrid(jnp.arange(spec.B), jnp.arange(spec.K), indexing="ij")
     own = spec.first_query(row, h)[1][..., None] + jnp.arange(spec.G)

@@ -1,8 +1,8 @@
-"""Flags in device memory between thread blocks of one kernel: raised by one, awaited and lowered by
-another.
+"""Flags in device memory between the thread blocks of one kernel.
 
-A flag is one int32 of an input array. It is zero before the kernel and zero after it, so that
-nobody outside sees it change.
+One block raises a flag, another awaits and lowers it. A flag is one int32 of a buffer that the call
+aliases to an output (`backends.open_plan`). It is zero before the call and zero after it, so the
+next call can take the same buffer as it is.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ PROXY_FENCE = "fence.proxy.async;"  # orders plain accesses against those of the
 
 
 def raise_flag(flag: Any) -> None:
-    """Adds one. What this warpgroup wrote before (its copies to device memory waited for) is
-    visible to who waits for the flag."""
+    """Add one to a flag. Earlier writes of this warpgroup are then visible to the block that awaits
+    the flag; its copies to device memory must have been waited for."""
 
     @plgpu.inline_mgpu(arg_types=(plgpu.RefType(),))
     def add(_: Any, ref: Any) -> None:
@@ -30,7 +30,7 @@ def raise_flag(flag: Any) -> None:
 
 
 def await_flag(flag: Any, count: Array) -> None:
-    """Waits until the flag is `count` (at least 1) and sets it to zero."""
+    """Wait until the flag is `count` (at least 1), and set it to zero."""
 
     @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), plgpu.Layout.WG_SPLAT(())))
     def wait(_: Any, ref: Any, value: Any) -> None:

@@ -20,7 +20,7 @@ type Carry = tuple[Array, Array, Array]
 
 
 class Tuning(NamedTuple):
-    """Sizes that change speed alone. `blocks` is the grid: lanes x KV heads stay at or below it."""
+    """Sizes that change speed alone. `blocks` is the grid: splits x KV heads stay at or below it."""
 
     stages: int = 3  # slots of the ring of K and V tiles
     queries: int = 2  # query buffers
@@ -87,7 +87,7 @@ class Spec(NamedTuple):
 def start(H: int, sinks: list[Array] | None, own: Array, begins: Array) -> Carry:
     """Accumulator, running maximum (log2 domain) and running sum before any tile.
 
-    The lane that `begins` a row counts the sinks of its queries, rows `own` and on of the tile; a
+    The split that `begins` a row counts the sinks of its queries, rows `own` and on of the tile; a
     sink is a key with no value.
     """
     acc = plgpu.layout_cast(jnp.full((ROWS, H), 0.0, jnp.float32), plgpu.Layout.WGMMA)

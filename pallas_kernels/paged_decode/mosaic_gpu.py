@@ -4,8 +4,8 @@ block reads an equal share of the KV.
 One launch (`mosaic_kernel`): a producer warpgroup streams (page, head) tiles through a ring of TMA
 copies and a consumer warpgroup does flash attention on the tensor cores, with the query group of
 one KV head in the first rows of a 64-row tile (rows are independent, so the others may hold
-anything). A row that lies in one lane is written at once. Of a row that crosses cuts the later
-lanes, its followers, leave parts: normalised output and log2-sum-exp. The row's first lane waits
+anything). A row that lies in one split is written at once. Of a row that crosses cuts the later
+splits, its followers, leave parts: normalised output and log2-sum-exp. The row's first split waits
 for a flag in device memory that each of them raises, and merges their parts as one more attention
 step whose scores are the log-sums and whose values are the parts' outputs.
 """
@@ -28,8 +28,7 @@ from pallas_kernels.paged_decode.mosaic_flash import TILE, Spec, Tuning
 from pallas_kernels.paged_decode.mosaic_kernel import attend
 from pallas_kernels.paged_decode.plan import DecodePlan, make_plan
 
-# Rows whose sizes serve where rows are left whole: however few there are, no block shares one with
-# others
+# Number of rows whose sizes serve `no_split`: however few rows there are, no two blocks share one
 MANY = 10**5
 TUNED = pathlib.Path(__file__).parent / "tuned" / "nvidia_h200.json"
 
@@ -67,12 +66,12 @@ def tuning_of(
 CLUSTERS_AT_ONCE = {1: 132, 2: 66, 4: 28, 8: 14, 16: 6}
 
 
-def lanes_of(kv_heads: int, tuning: Tuning) -> int:
-    """Lanes of the grid: one block per streaming multiprocessor over all KV heads; a lane is a
+def splits_of(kv_heads: int, tuning: Tuning) -> int:
+    """Splits of the grid: one block per streaming multiprocessor over all KV heads; a split is a
     block, or a cluster of them.
 
     No more clusters than run at once. For one waits for what others leave: were it on the chip
-    while they are not, and the chip full of such, none would end. (One lane a head waits for
+    while they are not, and the chip full of such, none would end. (One split a head waits for
     nobody, so that many there may always be.)
     """
     if not tuning.cluster:
@@ -89,31 +88,32 @@ def plan(
     head_dim: int,
     itemsize: int = 2,
     window: int | None = None,
-    whole: bool = False,
+    no_split: bool = False,
     tuning: Tuning | None = None,
 ) -> DecodePlan:
     """The split plan of one step, to be computed once and passed to every layer with the same
     `window` and bytes of a number in pages.
 
-    `whole`: no row is divided between blocks. Raises ValueError for that and sizes by which a
+    `no_split`: no row is divided between blocks. Raises ValueError for that and sizes by which a
     cluster of blocks shares rows.
     """
     tuning = tuning or default_tuning(
-        head_dim, itemsize, MANY if whole else lengths_B.shape[0], kv_heads
+        head_dim, itemsize, MANY if no_split else lengths_B.shape[0], kv_heads
     )
-    if whole and tuning.cluster > 1:
+    if no_split and tuning.cluster > 1:
         raise ValueError(
-            f"clusters of {tuning.cluster} blocks share rows, which are to be left whole; take a cluster of 1"
+            f"clusters of {tuning.cluster} blocks split rows, which no_split forbids; "
+            "take a cluster of 1"
         )
-    lanes, flags = lanes_of(kv_heads, tuning), kv_heads * max(1, tuning.cluster)
+    splits, flags = splits_of(kv_heads, tuning), kv_heads * max(1, tuning.cluster)
     return make_plan(
         lengths_B,
         tile=TILE,
-        lanes=lanes,
+        splits=splits,
         min_tiles=tuning.min_tiles,
         window=window,
         flags=flags,
-        whole=whole,
+        no_split=no_split,
     )
 
 
@@ -137,7 +137,7 @@ def decode_attention(
     **options: Unpack[AttentionOptions],
 ) -> Array:
     """See `pallas_kernels.paged_decode`. The option `plan` is this module's `plan(lengths_B, ...)`
-    of the same window, `whole` and tuning.
+    of the same window, `no_split` and tuning.
 
     bfloat16 or float16, and pages of the same or of 8-bit floats; head_dim 64, 128, 256; pages of
     16 to 128 tokens (64 and 128 in 8 bits); up to 16 query heads a KV head. Raises ValueError
@@ -147,12 +147,9 @@ def decode_attention(
     B, N, H = q_BNH.shape
     _, K, C, _ = k_pages.shape
     G = N // K
-    itemsize, whole, window = (
-        k_pages.dtype.itemsize,
-        options.get("whole", False),
-        options.get("window"),
-    )
-    tuning = tuning or default_tuning(H, itemsize, MANY if whole else B, K)
+    itemsize, window = k_pages.dtype.itemsize, options.get("window")
+    no_split = options.get("no_split", False)
+    tuning = tuning or default_tuning(H, itemsize, MANY if no_split else B, K)
     if G > 8:
         tuning = tuning._replace(consumers=1)  # larger groups need more registers than two have
     planned = options.get("plan")
@@ -163,7 +160,7 @@ def decode_attention(
             head_dim=H,
             itemsize=itemsize,
             window=window,
-            whole=whole,
+            no_split=no_split,
             tuning=tuning,
         )
     spec = Spec(
@@ -202,5 +199,5 @@ def decode_attention(
 
 
 jitted = functools.partial(
-    jax.jit, static_argnames=("scale", "window", "softcap", "whole", "tuning", "interpret")
+    jax.jit, static_argnames=("scale", "window", "softcap", "no_split", "tuning", "interpret")
 )(decode_attention)

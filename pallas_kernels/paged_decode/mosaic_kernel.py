@@ -1,4 +1,4 @@
-"""The Hopper kernel of paged decode: lanes x KV heads thread blocks, each a producer and one or two
+"""The Hopper kernel of paged decode: splits x KV heads thread blocks, each a producer and one or two
 consumer warpgroups, in one launch."""
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.mosaic_gpu import PageTable
+from pallas_kernels.mosaic_gpu import PageTable, flags_buffer
 from pallas_kernels.paged_decode import mosaic_narrow as narrow
 from pallas_kernels.paged_decode.mosaic_flags import await_flag, raise_flag
 from pallas_kernels.paged_decode.mosaic_flash import (
@@ -26,7 +26,7 @@ from pallas_kernels.paged_decode.mosaic_flash import (
     start,
     zero_tail,
 )
-from pallas_kernels.paged_decode.plan import LANE_FIELDS, ROW_FIELDS, DecodePlan
+from pallas_kernels.paged_decode.plan import ROW_FIELDS, SPLIT_FIELDS, DecodePlan
 
 # 8 x 64 elements over a warpgroup: a warp two rows, a thread 8 bytes of one.
 QUERY_LAYOUT = plgpu.Layout.TILED(
@@ -42,7 +42,7 @@ def attend(
     plan: DecodePlan,
     sinks: Array | None,
 ) -> Array:
-    """Runs every lane's share and returns `o_BNH`. q is `[B * N, H]`, at least `spec.group` rows;
+    """Runs every split's share and returns `o_BNH`. q is `[B * N, H]`, at least `spec.group` rows;
     `pools` are pages of keys and of values, and their scales if they have some; `rows` are the page
     table, its first page, and the lengths.
 
@@ -50,15 +50,20 @@ def attend(
     races. There the kernel runs twice: once without merging, and again with the parts of the first
     run as inputs.
     """
-    given = (q, *pools, *rows, plan.rows_B4, plan.lanes_LF, *(() if sinks is None else (sinks,)))
+    splits = plan.splits_SF.shape[0]
+
+    def launch(phase: str, splits_SF: Any, *parts: Array) -> tuple[Array, Array, Array]:
+        more = parts if sinks is None else (sinks, *parts)
+        return _launch(spec, splits, phase, (q, *pools, *rows, plan.rows_B4, splits_SF, *more))
+
     if spec.interpret is None:
-        return _launch(spec, plan.lanes_LF.shape[0], "both", given)[0]
-    _, *parts = _launch(spec, plan.lanes_LF.shape[0], "parts", given)
-    return _launch(spec, plan.lanes_LF.shape[0], "merge", (*given, *parts))[0]
+        return launch("both", flags_buffer(plan.splits_SF))[0]
+    _, *parts = launch("parts", plan.splits_SF[...])
+    return launch("merge", plan.splits_SF[...], *parts)[0]
 
 
 def _launch(
-    spec: Spec, lanes: int, phase: str, given: tuple[Array, ...]
+    spec: Spec, splits: int, phase: str, given: tuple[Array, ...]
 ) -> tuple[Array, Array, Array]:
     """Returns `o_BNH` and the parts: outputs `[K, parts * group, H]` and log2-sum-exps. `given`
     ends with sinks if the model has them, then with the parts to merge if `phase` is "merge"; with
@@ -76,28 +81,28 @@ def _launch(
 
     def decode_attend(q_ref, *refs, **sm):  # type: ignore[no-untyped-def]
         pool_refs = refs[:pools]
-        table_ref, page_ref, lengths_ref, rows_ref, lanes_ref, *rest = refs[pools:]
+        table_ref, page_ref, lengths_ref, rows_ref, splits_ref, *rest = refs[pools:]
         *more, o_ref, parts_o, parts_lse = rest
         if phase == "merge":
             *sinks_ref, merge_o, merge_lse = more
         else:
             sinks_ref, merge_o, merge_lse = more, parts_o, parts_lse
-        # Blocks start in the order of the grid. A row's followers have higher lanes than its owner,
+        # Blocks start in the order of the grid. A row's followers have higher splits than its owner,
         # which waits for them: they start first.
-        lane, h, wg = (
-            lanes - 1 - lax.axis_index("lane"),
+        split, h, wg = (
+            splits - 1 - lax.axis_index("split"),
             lax.axis_index("head"),
             lax.axis_index("wg"),
         )
         low, high, r0, r1, *first_row, home, followers = (
-            lanes_ref[lane, i] for i in range(LANE_FIELDS)
+            splits_ref[split, i] for i in range(SPLIT_FIELDS)
         )
         chunks = (
             jnp.int32(0)
             if phase == "parts"
             else lax.div(followers * group + ROWS - 1, jnp.int32(ROWS))
         )
-        first_part = (lane + 1) * group
+        first_part = (split + 1) * group
 
         def each_row(step: Callable[..., Array]) -> Array:
             """`step(row, fields, rows in use before it)` over the share; the next row's fields are
@@ -143,7 +148,7 @@ def _launch(
             if phase == "both":
                 with jax.named_scope("wait for flags"):
                     pl.when(followers > 0)(
-                        lambda: await_flag(lanes_ref.at[lane, LANE_FIELDS + h], followers)
+                        lambda: await_flag(splits_ref.at[split, SPLIT_FIELDS + h], followers)
                     )
 
             @pl.loop(0, chunks)
@@ -168,7 +173,7 @@ def _launch(
                         sm["o"].at[c, pl.ds(begin, G)], o_ref.at[r, pl.ds(h * G, G), column]
                     )
 
-            _zero_dead_rows(spec, lane, lanes, lengths_ref, sm["o"], store)
+            _zero_dead_rows(spec, split, splits, lengths_ref, sm["o"], store)
 
             def row(r, fields, n):  # type: ignore[no-untyped-def]
                 row_begin, row_end, length, zero, begin, end = fields
@@ -223,7 +228,7 @@ def _launch(
 
                     @pl.when(jnp.logical_not(ours))
                     def _() -> None:
-                        part = pl.ds(pl.multiple_of(lane * group, group), group)
+                        part = pl.ds(pl.multiple_of(split * group, group), group)
                         plgpu.copy_smem_to_gmem(
                             sm["lse_out"].at[pl.ds(0, group)], parts_lse.at[h, part]
                         )
@@ -234,7 +239,7 @@ def _launch(
                         with jax.named_scope("wait for parts to leave"):
                             plgpu.wait_smem_to_gmem(0)
                         if phase == "both":
-                            raise_flag(lanes_ref.at[home, LANE_FIELDS + h])
+                            raise_flag(splits_ref.at[home, SPLIT_FIELDS + h])
 
             each_row(row)
             with jax.named_scope("wait for output to leave"):
@@ -243,7 +248,7 @@ def _launch(
         if spec.tuning.consumers > 1:
             pl.when(wg == 2)(lambda: narrow.second_consumer(spec, sm, each_row, h, low))
 
-    parts = lanes * group + ROWS  # the last owner reads whole tiles of ROWS rows
+    parts = splits * group + ROWS  # the last owner reads whole tiles of ROWS rows
     out = (
         jax.ShapeDtypeStruct((spec.B, spec.K * G, H), spec.dtype),
         jax.ShapeDtypeStruct((spec.K, parts, H), spec.dtype),
@@ -251,8 +256,8 @@ def _launch(
     )
     threads = 1 + spec.tuning.consumers
     grid = {
-        "grid": (lanes, spec.K),
-        "grid_names": ("lane", "head"),
+        "grid": (splits, spec.K),
+        "grid_names": ("split", "head"),
         "num_threads": threads,
         "thread_name": "wg",
     }
@@ -335,7 +340,7 @@ def copy_tile(
 
 
 class _Ring(NamedTuple):
-    """Where parts of other lanes go: a buffer of so many slots and its barriers, of which `high -
+    """Where parts of other splits go: a buffer of so many slots and its barriers, of which `high -
     low` entries were used before."""
 
     values: str
@@ -445,15 +450,15 @@ def _fold_parts(
 
 def _zero_dead_rows(
     spec: Spec,
-    lane: Array,
-    lanes: int,
+    split: Array,
+    splits: int,
     lengths_ref: Any,
     o: Any,
     store: Callable[[Array, int], None],
 ) -> None:
-    """Every `lanes`-th row from `lane` on gets zeros where its length is 0; the lengths are read at
+    """Every `splits`-th row from `split` on gets zeros where its length is 0; the lengths are read at
     once, while the first tile comes."""
-    rows = [lane + i * lanes for i in range(-(-spec.B // lanes))]
+    rows = [split + i * splits for i in range(-(-spec.B // splits))]
     dead = [
         jnp.logical_and(row < spec.B, lengths_ref[jnp.minimum(row, spec.B - 1)] == 0)
         for row in rows

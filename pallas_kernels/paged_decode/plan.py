@@ -1,12 +1,14 @@
-"""Split plan of one decode step: which tiles of which rows every lane of the grid reads. Computed
-on device from true lengths.
+"""Split plan of one decode step: which KV tiles of which rows each split of the grid reads.
 
-All rows' tiles (a tile is `tile` tokens of one row's KV) stand in one line, rows in order. The line
-is cut into equal shares, one a lane; lane x KV head is one thread block. So every block reads the
-same number of bytes, however ragged the batch. A row belongs to the lane with its first tile; lanes
-further on that read some of it, its followers, hand it their parts. In a whole plan cuts move on to
-the next row's first tile: no row has parts, whose sum would be rounded differently in another
-batch.
+The plan is computed on the device from the true lengths. A tile is `tile` tokens of one row's KV.
+The tiles of all rows form one line, rows in order, which is cut into equal shares, one per split.
+One split x one KV head is one thread block, so every block reads the same number of bytes, however
+ragged the batch.
+
+A row belongs to the split with its first tile, its owner. Later splits that read some of the row
+are its followers: they hand their partial results to the owner. With `no_split` every cut moves on
+to the next row's first tile. Then no row has partial results, whose sum would round differently in
+another batch.
 """
 
 from typing import NamedTuple
@@ -15,39 +17,42 @@ import jax
 import jax.numpy as jnp
 
 ROW_FIELDS = 4
-LANE_FIELDS = 10
+SPLIT_FIELDS = 10
 
 
 class DecodePlan(NamedTuple):
-    """Arrays that the kernel reads as scalars; int32 all. One plan serves every layer of a step
-    that has the same window.
+    """Int32 arrays that the kernel reads as scalars. One plan serves every layer of a step with the
+    same window.
 
-    rows_B4: per row (first tile in the line, end tile in the line, KV length, where in the line its
-    tile 0 would be). Dead: first = end. lanes_LF: per lane its share (first tile in the line, end
-    tile, first row, end row), the four fields of its first row, the lane that this row belongs to,
-    and how many followers its last row has if that belongs to it; then one flag a block, zero
-    between two calls.
+    Attributes:
+        rows_B4: per row its first tile in the line, end tile in the line, KV length in tokens, and
+            the place in the line of its tile 0. A row that is not in use has first = end.
+        splits_SF: per split its share (first tile in the line, end tile, first row, end row), the
+            four fields of its first row, the owner of that row, and the number of followers of its
+            last row if the split owns it. Then one flag per thread block of the split, which is
+            zero between two calls. A call writes the flags: see `backends.open_plan`.
     """
 
     rows_B4: jax.Array
-    lanes_LF: jax.Array
+    splits_SF: jax.Array
 
 
 def make_plan(
     lengths_B: jax.Array,
     *,
     tile: int,
-    lanes: int,
+    splits: int,
     min_tiles: int,
     window: int | None,
     flags: int,
-    whole: bool = False,
+    no_split: bool = False,
 ) -> DecodePlan:
-    """Cuts the tiles of all rows into at most `lanes` equal shares of at least `min_tiles` tiles
-    (the last may be shorter).
+    """Cut the tiles of all rows into at most `splits` equal shares of at least `min_tiles` tiles;
+    the last share may be shorter.
 
-    lengths_B counts the current token; 0 is a dead row. No sorts, scans or gathers: sums over [B,
-    B] and [lanes, B] masks fuse into a few kernels, and into one for a batch of one row.
+    `lengths_B` counts the current token; 0 is a row that is not in use. There are no sorts, scans
+    or gathers: sums over [B, B] and [splits, B] masks fuse into a few kernels, and into one kernel
+    for a batch of one row.
     """
     B = lengths_B.shape[0]
     row_B = jnp.arange(B, dtype=jnp.int32)
@@ -61,46 +66,46 @@ def make_plan(
     rows_B4 = jnp.stack([start_B, end_B, lengths_B, start_B - skipped_B], axis=1)
 
     total = jnp.sum(tiles_B)
-    used = jnp.clip((total + (min_tiles - 1)) // min_tiles, 1, lanes)
-    lane_L = jnp.arange(lanes, dtype=jnp.int32)
-    cut_L = jnp.minimum(jnp.arange(lanes + 1, dtype=jnp.int32), used) * total // used
-    if whole:
-        ahead_LB = (tiles_B > 0) & (start_B >= cut_L[:, None])
-        cut_L = jnp.min(jnp.where(ahead_LB, start_B, total), axis=1)
-    low_L, high_L = cut_L[:-1], cut_L[1:]
+    used = jnp.clip((total + (min_tiles - 1)) // min_tiles, 1, splits)
+    split_S = jnp.arange(splits, dtype=jnp.int32)
+    cut_S = jnp.minimum(jnp.arange(splits + 1, dtype=jnp.int32), used) * total // used
+    if no_split:
+        ahead_SB = (tiles_B > 0) & (start_B >= cut_S[:, None])
+        cut_S = jnp.min(jnp.where(ahead_SB, start_B, total), axis=1)
+    low_S, high_S = cut_S[:-1], cut_S[1:]
 
-    def of_the_row_at(tile_L: jax.Array, field_B: jax.Array) -> jax.Array:
-        """Per lane the field of the row that this tile of the line belongs to; 0 past the line's
-        end."""
+    def row_field(tile_S: jax.Array, field_B: jax.Array) -> jax.Array:
+        """Per split the field of the row that this tile of the line belongs to; 0 past the end of
+        the line."""
         return jnp.sum(
-            jnp.where((start_B <= tile_L[:, None]) & (tile_L[:, None] < end_B), field_B, 0), axis=1
+            jnp.where((start_B <= tile_S[:, None]) & (tile_S[:, None] < end_B), field_B, 0), axis=1
         )
 
-    def lane_at(tile_L: jax.Array) -> jax.Array:
-        """The lane that reads a tile of the line: the last one whose low bound is not beyond it."""
-        if whole:
-            return jnp.sum(low_L <= tile_L[:, None], axis=1, dtype=jnp.int32) - 1
-        return ((tile_L + 1) * used - 1) // jnp.maximum(total, 1)
+    def split_at(tile_S: jax.Array) -> jax.Array:
+        """The split that reads a tile of the line: the last whose low bound is not beyond it."""
+        if no_split:
+            return jnp.sum(low_S <= tile_S[:, None], axis=1, dtype=jnp.int32) - 1
+        return ((tile_S + 1) * used - 1) // jnp.maximum(total, 1)
 
-    begin_L = of_the_row_at(low_L, start_B)
-    end_L = jnp.where(high_L > low_L, of_the_row_at(high_L - 1, row_B) + 1, 0)
-    first_L = jnp.where(high_L > low_L, of_the_row_at(low_L, row_B), 0)
+    begin_S = row_field(low_S, start_B)
+    end_S = jnp.where(high_S > low_S, row_field(high_S - 1, row_B) + 1, 0)
+    first_S = jnp.where(high_S > low_S, row_field(low_S, row_B), 0)
     first_row = (
-        begin_L,
-        of_the_row_at(low_L, end_B),
-        of_the_row_at(low_L, lengths_B),
-        begin_L - of_the_row_at(low_L, skipped_B),
+        begin_S,
+        row_field(low_S, end_B),
+        row_field(low_S, lengths_B),
+        begin_S - row_field(low_S, skipped_B),
     )
-    owns_L = (high_L > low_L) & (of_the_row_at(high_L - 1, start_B) >= low_L)
-    followers_L = jnp.where(owns_L, lane_at(of_the_row_at(high_L - 1, end_B) - 1) - lane_L, 0)
+    owns_S = (high_S > low_S) & (row_field(high_S - 1, start_B) >= low_S)
+    followers_S = jnp.where(owns_S, split_at(row_field(high_S - 1, end_B) - 1) - split_S, 0)
     fields = (
-        low_L,
-        high_L,
-        first_L,
-        end_L,
+        low_S,
+        high_S,
+        first_S,
+        end_S,
         *first_row,
-        lane_at(begin_L),
-        followers_L,
-        *[jnp.zeros_like(lane_L)] * flags,
+        split_at(begin_S),
+        followers_S,
+        *[jnp.zeros_like(split_S)] * flags,
     )
     return DecodePlan(rows_B4, jnp.stack(fields, axis=1))

@@ -21,7 +21,7 @@ type Carry = tuple[Array, Array, Array]
 
 
 class Tuning(NamedTuple):
-    """Sizes that change speed alone. `blocks` is the grid: lanes x KV heads stay at or below it."""
+    """Sizes that change speed alone. `blocks` is the grid: splits x KV heads stay at or below it."""
 
     stages: int = 2  # slots of the K and V rings
     groups: int = 2  # compute warpgroups; a key tile has as many tokens as they have rows

@@ -55,28 +55,28 @@ def plan(
     kv_heads: int,
     head_dim: int,
     window: int | None = None,
-    whole: bool = False,
+    no_split: bool = False,
     tuning: Tuning | None = None,
 ) -> ExtendPlan:
     """The split plan of one step over `tokens` tokens, to be computed once and passed to every
     layer with the same `window`.
 
-    `heads` and `kv_heads` are those of one device. `whole`: no query tile of a row is divided
+    `heads` and `kv_heads` are those of one device. `no_split`: no query tile of a row is divided
     between blocks.
     """
     tuning = tuning or default_tuning(head_dim)
     share = shared_heads(tokens, heads // kv_heads, tuning)
     size = ROWS * tuning.groups
-    lanes = max(1, tuning.blocks // kv_heads)
+    splits = max(1, tuning.blocks // kv_heads)
     cut = Cut(
         tokens,
         (ROWS // share) * tuning.groups,
         size,
         heads // kv_heads // share,
-        lanes,
+        splits,
         tuning.min_tiles,
         kv_heads,
-        whole,
+        no_split,
     )
     return make_plan(starts_R, lengths_R, kv_lengths_R, cut=cut, window=window)
 
@@ -119,7 +119,7 @@ def extend_attention(
     planned = options.get("plan")
     if planned is None:
         rows = (starts_R, lengths_R, kv_lengths_R)
-        whole = options.get("whole", False)
+        no_split = options.get("no_split", False)
         planned = plan(
             *rows,
             tokens=T,
@@ -127,7 +127,7 @@ def extend_attention(
             kv_heads=K,
             head_dim=H,
             window=window,
-            whole=whole,
+            no_split=no_split,
             tuning=tuning,
         )
     share = shared_heads(T, N // K, tuning)

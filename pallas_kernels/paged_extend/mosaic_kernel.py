@@ -1,4 +1,4 @@
-"""The Hopper kernel of paged extend: lanes x KV heads thread blocks, each a producer and one or two
+"""The Hopper kernel of paged extend: splits x KV heads thread blocks, each a producer and one or two
 compute warpgroups, in one launch."""
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.mosaic_gpu import PageTable
+from pallas_kernels.mosaic_gpu import PageTable, flags_buffer
 from pallas_kernels.paged_decode.mosaic_flags import await_flag, raise_flag
 from pallas_kernels.paged_extend import mosaic_narrow as narrow
 from pallas_kernels.paged_extend.mosaic_flash import (
@@ -25,14 +25,14 @@ from pallas_kernels.paged_extend.mosaic_flash import (
     merge,
     start,
 )
-from pallas_kernels.paged_extend.plan import ITEM_FIELDS, LANE_FIELDS, ExtendPlan
+from pallas_kernels.paged_extend.plan import ITEM_FIELDS, SPLIT_FIELDS, ExtendPlan
 
 __all__ = ["ROWS", "Spec", "Tuning", "attend"]
 
 
 class _Unit(NamedTuple):
-    """One query tile of some heads, and the lane's share of its key tiles; `n` tiles and `m` units
-    with keys came before in this lane."""
+    """One query tile of some heads, and the split's share of its key tiles; `n` tiles and `m` units
+    with keys came before in this split."""
 
     at: Array  # first token
     low: Array  # own tokens: low to high
@@ -43,7 +43,7 @@ class _Unit(NamedTuple):
     head: Array  # first query head
     begin: Array  # key tiles: begin to end
     end: Array
-    ours: Array  # the unit belongs to this lane
+    ours: Array  # the unit belongs to this split
     merges: Array  # its end does not: so many tiles of parts
     n: Array
     m: Array
@@ -57,46 +57,51 @@ def attend(
     plan: ExtendPlan,
     sinks: Array | None,
 ) -> Array:
-    """Runs every lane's share and returns `o_TNH`; `pools` are pages of keys and of values, and
+    """Runs every split's share and returns `o_TNH`; `pools` are pages of keys and of values, and
     their scales if they have some; `table` is the page table and its first page.
 
     The interpreter sees no flags and would report what owners read of their followers' parts as
     races. There the kernel runs twice: once without merging, and again with the parts of the first
     run as inputs.
     """
-    given = (q, *pools, *table, *plan, *(() if sinks is None else (sinks,)))
+    splits = plan.splits_SF.shape[0]
+
+    def launch(phase: str, splits_SF: Any, *parts: Array) -> tuple[Array, Array, Array]:
+        more = parts if sinks is None else (sinks, *parts)
+        given = (q, *pools, *table, plan.items_I8, splits_SF, *more)
+        return _launch(spec, splits, phase, given)
+
     if spec.interpret is None:
-        return _launch(spec, plan, "both", given)[0]
-    _, *parts = _launch(spec, plan, "parts", given)
-    return _launch(spec, plan, "merge", (*given, *parts))[0]
+        return launch("both", flags_buffer(plan.splits_SF))[0]
+    _, *parts = launch("parts", plan.splits_SF[...])
+    return launch("merge", plan.splits_SF[...], *parts)[0]
 
 
 def _launch(
-    spec: Spec, plan: ExtendPlan, phase: str, given: tuple[Array, ...]
+    spec: Spec, splits: int, phase: str, given: tuple[Array, ...]
 ) -> tuple[Array, Array, Array]:
-    """Returns `o_TNH` and the parts: outputs `[K, lanes, rows, H]` and log2-sum-exps. `given` ends
+    """Returns `o_TNH` and the parts: outputs `[K, splits, rows, H]` and log2-sum-exps. `given` ends
     with sinks if the model has them, then with the parts to merge if `phase` is "merge"; with
     "parts" nothing is merged; with "both" it is this launch's own parts."""
-    groups, size, H, lanes = spec.tuning.groups, spec.size, spec.H, plan.lanes_LF.shape[0]
-
+    groups, size, H = spec.tuning.groups, spec.size, spec.H
     pools = 2 if spec.kv_dtype is None else 3
 
     def extend_attend(q_ref, *refs, **sm):  # type: ignore[no-untyped-def]
-        pool_refs, (table_ref, page_ref, items_ref, lanes_ref, *rest) = refs[:pools], refs[pools:]
+        pool_refs, (table_ref, page_ref, items_ref, splits_ref, *rest) = refs[:pools], refs[pools:]
         *more, o_ref, parts_o, parts_lse = rest
         if phase == "merge":
             *sinks_ref, merge_o, merge_lse = more
         else:
             sinks_ref, merge_o, merge_lse = more, parts_o, parts_lse
         # Blocks start in the order of the grid. Owners wait for their followers, which have higher
-        # lanes: those start first.
-        lane, h, wg = (
-            lanes - 1 - lax.axis_index("lane"),
+        # splits: those start first.
+        split, h, wg = (
+            splits - 1 - lax.axis_index("split"),
             lax.axis_index("head"),
             lax.axis_index("wg"),
         )
         low, high, u0, u1, home, followers, *first_item = (
-            lanes_ref[lane, i] for i in range(LANE_FIELDS)
+            splits_ref[split, i] for i in range(SPLIT_FIELDS)
         )
 
         def each_unit(step: Callable[[Array, _Unit], None]) -> tuple[Array, Array]:
@@ -140,20 +145,22 @@ def _launch(
             parts = jnp.int32(0) if phase == "parts" else followers
             if phase == "both":
                 pl.when(parts > 0)(
-                    lambda: await_flag(lanes_ref.at[lane, LANE_FIELDS + h], parts * groups)
+                    lambda: await_flag(splits_ref.at[split, SPLIT_FIELDS + h], parts * groups)
                 )
 
             @pl.loop(0, parts)
             def _parts(c):  # type: ignore[no-untyped-def]
                 at = _take(spec, sm["v_free"], n + c)
                 plgpu.copy_gmem_to_smem(
-                    merge_lse.at[h, lane + 1 + c], sm["lse_in"].at[at], sm["lse_full"].at[at]
+                    merge_lse.at[h, split + 1 + c], sm["lse_in"].at[at], sm["lse_full"].at[at]
                 )
                 piece = size // spec.copies
                 for j in range(spec.copies):
                     rows = pl.ds(j * piece, piece)
                     plgpu.copy_gmem_to_smem(
-                        merge_o.at[h, lane + 1 + c, rows], sm["v"].at[at, rows], sm["v_full"].at[at]
+                        merge_o.at[h, split + 1 + c, rows],
+                        sm["v"].at[at, rows],
+                        sm["v_full"].at[at],
                     )
 
             # Every arrival is waited for, so that the barriers end in the phase they began in.
@@ -211,18 +218,18 @@ def _launch(
 
                 @pl.when(jnp.logical_not(unit.ours))
                 def _() -> None:
-                    plgpu.copy_smem_to_gmem(sm["lse_out"].at[wg], parts_lse.at[h, lane, wg])
+                    plgpu.copy_smem_to_gmem(sm["lse_out"].at[wg], parts_lse.at[h, split, wg])
                     for c in range(H // spec.width):
                         dst = parts_o.at[
                             h,
-                            lane,
+                            split,
                             pl.ds(pl.multiple_of(wg * ROWS, ROWS), ROWS),
                             pl.ds(c * spec.width, spec.width),
                         ]
                         plgpu.copy_smem_to_gmem(sm["o"].at[wg, c], dst)
                     plgpu.wait_smem_to_gmem(0)
                     if phase == "both":
-                        raise_flag(lanes_ref.at[home, LANE_FIELDS + h])
+                        raise_flag(splits_ref.at[home, SPLIT_FIELDS + h])
 
             pl.when(jnp.logical_and(wg == 1, u1 > u0))(turn)
             each_unit(step)
@@ -230,12 +237,12 @@ def _launch(
 
     out = (
         jax.ShapeDtypeStruct((spec.T, spec.K * spec.G, H), spec.dtype),
-        jax.ShapeDtypeStruct((spec.K, lanes, size, H), spec.dtype),
-        jax.ShapeDtypeStruct((spec.K, lanes, groups, ROWS), jnp.float32),
+        jax.ShapeDtypeStruct((spec.K, splits, size, H), spec.dtype),
+        jax.ShapeDtypeStruct((spec.K, splits, groups, ROWS), jnp.float32),
     )
     grid = {
-        "grid": (lanes, spec.K),
-        "grid_names": ("lane", "head"),
+        "grid": (splits, spec.K),
+        "grid_names": ("split", "head"),
         "num_threads": groups + 1,
         "thread_name": "wg",
     }

@@ -1,13 +1,15 @@
-"""Split plan of one extend step: which key tiles of which query tiles every lane of the grid works
-on. Computed on device.
+"""Split plan of one extend step: which key tiles of which query tiles each split of the grid
+computes.
 
-Tokens of the step are cut into spans: every row's chunk, and every gap that no row uses (its tokens
-get zeros). Each span is cut into items of `queries` tokens. An item makes one unit per share of a
-KV head's query heads. The key tiles of all units stand in one line, and the line is cut into equal
-shares, one a lane; lane x KV head is one thread block. So every block does the same work, be it one
-chunk after a long prefix or many short ones. A unit belongs to the lane with its first tile; lanes
-further on that work on it, its followers, hand it their parts. In a whole plan cuts move on to the
-next unit's first tile: no unit has parts.
+The plan is computed on the device. The tokens of the step are cut into spans: every row's chunk,
+and every gap that no row uses, whose tokens get zeros. Each span is cut into items of `queries`
+tokens. An item makes one unit per share of a KV head's query heads. The key tiles of all units form
+one line, which is cut into equal shares, one per split. One split x one KV head is one thread
+block, so every block does the same work, be it one chunk after a long prefix or many short ones.
+
+A unit belongs to the split with its first tile, its owner. Later splits that work on the unit are
+its followers: they hand their partial results to the owner. With `no_split` every cut moves on to
+the next unit's first tile, so no unit has partial results.
 """
 
 from typing import NamedTuple
@@ -16,21 +18,21 @@ import jax
 import jax.numpy as jnp
 
 ITEM_FIELDS = 8
-LANE_FIELDS = 6 + ITEM_FIELDS
+SPLIT_FIELDS = 6 + ITEM_FIELDS
 
 
 class Cut(NamedTuple):
-    """How a step is cut: tokens in all and of an item, keys of a tile, units of an item, lanes,
+    """How a step is cut: tokens in all and of an item, keys of a tile, units of an item, splits,
     fewest tiles of a share, KV heads, and whether units are left whole."""
 
     tokens: int
     queries: int
     keys: int
     units: int
-    lanes: int
+    splits: int
     min_tiles: int
     kv_heads: int
-    whole: bool = False
+    no_split: bool = False
 
 
 class ExtendPlan(NamedTuple):
@@ -40,14 +42,14 @@ class ExtendPlan(NamedTuple):
     items_I8: (first token, first own token, end of own tokens, row, sequence position of the first
     token, number of keys the last own query sees, first key tile, where in the line its first tile
     is). No keys: the tokens get zeros. An item at the end of the array is moved back so that it
-    lies inside. lanes_LF: per lane its share (first tile in the line, end tile, first unit, end
-    unit), the lane that its first unit belongs to, how many followers its last unit has if that
+    lies inside. splits_SF: per split its share (first tile in the line, end tile, first unit, end
+    unit), the split that its first unit belongs to, how many followers its last unit has if that
     belongs to it, and the fields of its first item; then one flag a KV head, zero between two
     calls.
     """
 
     items_I8: jax.Array
-    lanes_LF: jax.Array
+    splits_SF: jax.Array
 
 
 def make_plan(
@@ -67,51 +69,51 @@ def make_plan(
     line_I = items_8I[-1]
     item_I = jnp.arange(len(tiles_I), dtype=jnp.int32)
     total = cut.units * jnp.sum(tiles_I)
-    used = jnp.clip((total + (cut.min_tiles - 1)) // cut.min_tiles, 1, cut.lanes)
-    lane_L = jnp.arange(cut.lanes, dtype=jnp.int32)
+    used = jnp.clip((total + (cut.min_tiles - 1)) // cut.min_tiles, 1, cut.splits)
+    split_S = jnp.arange(cut.splits, dtype=jnp.int32)
 
-    def unit_at(tile_L: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, list[jax.Array]]:
+    def unit_at(tile_S: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, list[jax.Array]]:
         """The unit that a tile of the line belongs to: its number, its first and end tile in the
         line, and its item's fields."""
-        own_LI = (line_I <= tile_L[:, None]) & (tile_L[:, None] < line_I + cut.units * tiles_I)
-        item_L, tiles_L, *fields = (
-            jnp.sum(jnp.where(own_LI, a, 0), axis=1) for a in (item_I, tiles_I, *items_8I)
+        own_SI = (line_I <= tile_S[:, None]) & (tile_S[:, None] < line_I + cut.units * tiles_I)
+        item_S, tiles_S, *fields = (
+            jnp.sum(jnp.where(own_SI, a, 0), axis=1) for a in (item_I, tiles_I, *items_8I)
         )
-        tiles_L = jnp.maximum(tiles_L, 1)
-        within_L = (tile_L - fields[-1]) // tiles_L
-        begin_L = fields[-1] + within_L * tiles_L
-        return item_L * cut.units + within_L, begin_L, begin_L + tiles_L, fields
+        tiles_S = jnp.maximum(tiles_S, 1)
+        within_S = (tile_S - fields[-1]) // tiles_S
+        begin_S = fields[-1] + within_S * tiles_S
+        return item_S * cut.units + within_S, begin_S, begin_S + tiles_S, fields
 
-    cut_L = jnp.minimum(jnp.arange(cut.lanes + 1, dtype=jnp.int32), used) * total // used
-    if cut.whole:
-        _, begin_L, end_L, _ = unit_at(cut_L)
-        cut_L = jnp.where((begin_L == cut_L) | (cut_L == total), cut_L, end_L)
-    low_L, high_L = cut_L[:-1], cut_L[1:]
-    some_L = high_L > low_L
+    cut_S = jnp.minimum(jnp.arange(cut.splits + 1, dtype=jnp.int32), used) * total // used
+    if cut.no_split:
+        _, begin_S, end_S, _ = unit_at(cut_S)
+        cut_S = jnp.where((begin_S == cut_S) | (cut_S == total), cut_S, end_S)
+    low_S, high_S = cut_S[:-1], cut_S[1:]
+    some_S = high_S > low_S
 
-    def lane_at(tile_L: jax.Array) -> jax.Array:
-        """The lane that works on a tile of the line: the last one whose low bound is not beyond
+    def split_at(tile_S: jax.Array) -> jax.Array:
+        """The split that works on a tile of the line: the last one whose low bound is not beyond
         it."""
-        if cut.whole:
-            return jnp.sum(low_L <= tile_L[:, None], axis=1, dtype=jnp.int32) - 1
-        return ((tile_L + 1) * used - 1) // jnp.maximum(total, 1)
+        if cut.no_split:
+            return jnp.sum(low_S <= tile_S[:, None], axis=1, dtype=jnp.int32) - 1
+        return ((tile_S + 1) * used - 1) // jnp.maximum(total, 1)
 
-    first_L, begin_L, _, fields = unit_at(low_L)
-    last_L, last_begin_L, last_end_L, _ = unit_at(high_L - 1)
-    end_L = jnp.where(some_L, last_L + 1, 0)
-    followers_L = jnp.where(some_L & (last_begin_L >= low_L), lane_at(last_end_L - 1) - lane_L, 0)
-    flags = [jnp.zeros_like(lane_L)] * cut.kv_heads
-    lanes = (
-        low_L,
-        high_L,
-        jnp.where(some_L, first_L, 0),
-        end_L,
-        lane_at(begin_L),
-        followers_L,
+    first_S, begin_S, _, fields = unit_at(low_S)
+    last_S, last_begin_S, last_end_S, _ = unit_at(high_S - 1)
+    end_S = jnp.where(some_S, last_S + 1, 0)
+    followers_S = jnp.where(some_S & (last_begin_S >= low_S), split_at(last_end_S - 1) - split_S, 0)
+    flags = [jnp.zeros_like(split_S)] * cut.kv_heads
+    splits = (
+        low_S,
+        high_S,
+        jnp.where(some_S, first_S, 0),
+        end_S,
+        split_at(begin_S),
+        followers_S,
         *fields,
         *flags,
     )
-    return ExtendPlan(jnp.stack(items_8I, axis=1), jnp.stack(lanes, axis=1))
+    return ExtendPlan(jnp.stack(items_8I, axis=1), jnp.stack(splits, axis=1))
 
 
 def _items(
@@ -132,27 +134,27 @@ def _items(
     gap_ends = next_start(gap_starts)
     none = jnp.zeros((R + 1,), jnp.int32)
     # Spans: (first token, end, row, position of the first token, keys).
-    begin_S = jnp.concatenate([starts_R, gap_starts])
-    end_S = jnp.concatenate([ends_R, gap_ends])
-    row_S = jnp.concatenate([row_R, none])
-    position_S = jnp.concatenate([kv_lengths_R - lengths_R, none])
-    live_S = jnp.concatenate([live_R, jnp.zeros((R + 1,), bool)])
-    items_S = (end_S - begin_S + (queries - 1)) // queries
-    span_S = jnp.arange(2 * R + 1)
-    before_S = jnp.sum(jnp.where(span_S[None, :] < span_S[:, None], items_S[None, :], 0), axis=1)
+    begin_X = jnp.concatenate([starts_R, gap_starts])
+    end_X = jnp.concatenate([ends_R, gap_ends])
+    row_X = jnp.concatenate([row_R, none])
+    position_X = jnp.concatenate([kv_lengths_R - lengths_R, none])
+    live_X = jnp.concatenate([live_R, jnp.zeros((R + 1,), bool)])
+    items_X = (end_X - begin_X + (queries - 1)) // queries
+    span_X = jnp.arange(2 * R + 1)
+    before_X = jnp.sum(jnp.where(span_X[None, :] < span_X[:, None], items_X[None, :], 0), axis=1)
 
     item_I = jnp.arange(-(-tokens // queries) + 2 * R + 1, dtype=jnp.int32)
-    mine_IS = (item_I[:, None] >= before_S) & (item_I[:, None] < before_S + items_S)
-    used_I = mine_IS.any(axis=1)
+    mine_IX = (item_I[:, None] >= before_X) & (item_I[:, None] < before_X + items_X)
+    used_I = mine_IX.any(axis=1)
 
-    def pick(values_S: jax.Array) -> jax.Array:
-        return jnp.sum(jnp.where(mine_IS, values_S, 0), axis=1)
+    def pick(values_X: jax.Array) -> jax.Array:
+        return jnp.sum(jnp.where(mine_IX, values_X, 0), axis=1)
 
-    begin, end, live = pick(begin_S), pick(end_S), pick(live_S.astype(jnp.int32)) > 0
-    low = begin + (item_I - pick(before_S)) * queries
+    begin, end, live = pick(begin_X), pick(end_X), pick(live_X.astype(jnp.int32)) > 0
+    low = begin + (item_I - pick(before_X)) * queries
     high = jnp.minimum(low + queries, end)
     at = jnp.clip(low, 0, max(tokens - queries, 0))
-    position = pick(position_S) + at - begin
+    position = pick(position_X) + at - begin
     keys = jnp.where(live, position + high - at, 0)
     first = jnp.zeros_like(keys)
     if window is not None:
@@ -162,5 +164,5 @@ def _items(
         jnp.where(item_I[None, :] < item_I[:, None], tiles[None, :], 0), axis=1
     )
     return [
-        jnp.where(used_I, a, 0) for a in (at, low, high, pick(row_S), position, keys, first)
+        jnp.where(used_I, a, 0) for a in (at, low, high, pick(row_X), position, keys, first)
     ] + [line], tiles

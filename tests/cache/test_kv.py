@@ -3,6 +3,7 @@ sharding changes nothing."""
 
 import dataclasses
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -279,9 +280,42 @@ def test_a_step_plans_once_for_all_layers_of_a_window(monkeypatch):
     heads = {"kv_heads": K // 2, "head_dim": H}
     sizes = {"itemsize": 4} | heads, {"tokens": 21, "heads": N // 2} | heads
     assert planned == [
-        each | {"window": window, "whole": False} for window in (8, None) for each in sizes
+        each | {"window": window, "no_split": False} for window in (8, None) for each in sizes
     ]
     assert given[:2] == [(8, {"twice": (2,)}), (8, (1,))]
+
+
+def test_layers_pass_on_the_buffers_of_their_plans_flags():
+    """A kernel writes the flags of its plan: each layer gets what the layer before it left, so that
+    nothing is copied between them."""
+    kv = KVCache.abstract(3, P, 2, 64, 64, jnp.bfloat16, mesh_of(1))
+    inputs = batch(((0, 34), (1, 8)), ((2, 0, 21, 0),), TABLE)
+    shape = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.float32)
+    qkv = jax.ShapeDtypeStruct((23, 1, 8, 64), jnp.bfloat16)
+    rows = HeadRows(qkv, shape((23, 32)), shape((23, 32)), None, None, eps=0.0, queries=4)
+
+    def run(kv, rows):
+        context = PagedContext(kv, [inputs], "mosaic_gpu", mesh_of(1))
+        return [context.attend(layer, rows, **OPTIONS) for layer in range(3)], context.kv
+
+    text = jax.jit(run).trace(kv, rows).lower(lowering_platforms=("cuda",)).as_text()
+    # The last layer has a program of its own, without the plan that nothing reads
+    assert text.count("func private @_write_and_attend") == 2
+    calls = [line for line in text.splitlines() if "call @_write_and_attend" in line]
+    assert len(calls) == 3
+    operands = [re.search(r"\((.*?)\) : \((.*?)\) -> ", line).groups() for line in calls]
+    names = [line.split(":")[0].strip() for line in calls]
+    plan_types = {
+        kind for kind in calls[0].split("-> (")[1].rstrip(")").split(", ") if "i32" in kind
+    }
+    assert len(plan_types) == 4, "rows and splits of decode, items and splits of extend"
+    for before, (given, kinds) in zip(names, operands[1:], strict=False):
+        plan = [
+            name
+            for name, kind in zip(given.split(", "), kinds.split(", "), strict=True)
+            if kind in plan_types
+        ]
+        assert len(plan) == 4 and all(name.startswith(f"{before}#") for name in plan)
 
 
 def sums_lowered_for_cuda(backend, shards, rows):

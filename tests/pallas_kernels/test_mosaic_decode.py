@@ -15,7 +15,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.paged_decode import mosaic_gpu, reference
 from pallas_kernels.paged_decode.cases import CASES, Case, inputs
-from pallas_kernels.paged_decode.plan import LANE_FIELDS, make_plan
+from pallas_kernels.paged_decode.plan import SPLIT_FIELDS, make_plan
 
 SUPPORTED = [c for c in CASES if c.head_dim in (64, 128, 256) and c.page_size in (16, 32, 64, 128)]
 EXTRA = (
@@ -139,7 +139,7 @@ def test_plan_and_kernel_take_the_same_sizes_of_a_case(
         }
         plan = mosaic_gpu.plan(low[4], **sizes)
         # A flag a head and a block of the cluster
-        assert plan.lanes_LF.shape[1] == LANE_FIELDS + 2 * case.kv_heads
+        assert plan.splits_SF.shape[1] == SPLIT_FIELDS + 2 * case.kv_heads
         out = mosaic_gpu.decode_attention(
             *low, **case.options, plan=plan, interpret=plgpu.InterpretGPUParams()
         )
@@ -156,8 +156,8 @@ def test_plan_and_kernel_take_the_same_sizes_of_a_case(
 def test_clusters_that_wait_for_each_other_are_on_the_chip_together(
     cluster: int, kv_heads: int
 ) -> None:
-    lanes = mosaic_gpu.lanes_of(kv_heads, mosaic_gpu.Tuning(cluster=cluster))
-    assert lanes == 1 or lanes * kv_heads <= mosaic_gpu.CLUSTERS_AT_ONCE[cluster]
+    splits = mosaic_gpu.splits_of(kv_heads, mosaic_gpu.Tuning(cluster=cluster))
+    assert splits == 1 or splits * kv_heads <= mosaic_gpu.CLUSTERS_AT_ONCE[cluster]
 
 
 @pytest.mark.slow
@@ -208,20 +208,20 @@ def test_clusters_lower_for_cuda(cluster: int, swapped: bool) -> None:
     "lengths",
     [(1,), (0, 700, 0, 5, 64, 65), (2048,) * 9, (0, 0), (1, 1, 1, 9000), (640,) * 7, (0, 3, 0)],
 )
-def test_every_tile_belongs_to_one_lane_and_every_follower_has_one_owner(
+def test_every_tile_belongs_to_one_split_and_every_follower_has_one_owner(
     lengths: tuple[int, ...], min_tiles: int, window: int | None
 ) -> None:
-    lanes, tile = 7, 64
+    splits, tile = 7, 64
     made = make_plan(
-        jnp.asarray(lengths), tile=tile, lanes=lanes, min_tiles=min_tiles, window=window, flags=2
+        jnp.asarray(lengths), tile=tile, splits=splits, min_tiles=min_tiles, window=window, flags=2
     )
     plan = jax.tree.map(np.asarray, made)
     seen: dict[int, list[int]] = {row: [] for row in range(len(lengths))}
     waited: dict[tuple[int, int], int] = {}  # (owner, row): followers it waits for
     raised: dict[tuple[int, int], list[int]] = {}
     shares = []
-    for lane, (low, high, r0, r1, *first_row, owner, followers, flag, other_flag) in enumerate(
-        plan.lanes_LF
+    for split, (low, high, r0, r1, *first_row, owner, followers, flag, other_flag) in enumerate(
+        plan.splits_SF
     ):
         shares.append(high - low)
         assert (flag, other_flag) == (0, 0)
@@ -233,15 +233,15 @@ def test_every_tile_belongs_to_one_lane_and_every_follower_has_one_owner(
             seen[row].extend(range(max(low, begin) - zero, min(high, end) - zero))
             if end > begin and begin < low:
                 assert row == r0
-                raised.setdefault((owner, row), []).append(lane)
+                raised.setdefault((owner, row), []).append(split)
             if begin >= low and end > high:
                 assert row == r1 - 1
-                waited[lane, row] = followers
-        assert followers == 0 or (lane, r1 - 1) in waited
+                waited[split, row] = followers
+        assert followers == 0 or (split, r1 - 1) in waited
     for row, length in enumerate(lengths):
         first = 0 if window is None else max(0, length - window) // tile
         assert seen[row] == list(range(first, -(-length // tile)))
-    assert {key: len(lanes) for key, lanes in raised.items()} == waited
+    assert {key: len(splits) for key, splits in raised.items()} == waited
     for (owner, _), found in raised.items():
         assert found == list(range(owner + 1, owner + 1 + len(found)))
     busy = [share for share in shares if share]
@@ -262,26 +262,26 @@ LENGTHS = [
 
 @pytest.mark.parametrize("window", [None, 100])
 @pytest.mark.parametrize("lengths", LENGTHS)
-def test_a_whole_plan_divides_no_row(lengths: tuple[int, ...], window: int | None) -> None:
-    lanes, tile = 7, 64
+def test_a_plan_without_splits_cuts_no_row(lengths: tuple[int, ...], window: int | None) -> None:
+    splits, tile = 7, 64
     made = make_plan(
         jnp.asarray(lengths),
         tile=tile,
-        lanes=lanes,
+        splits=splits,
         min_tiles=2,
         window=window,
         flags=2,
-        whole=True,
+        no_split=True,
     )
     plan = jax.tree.map(np.asarray, made)
     work = [
-        (lane, *map(int, fields))
-        for lane, fields in enumerate(plan.lanes_LF)
+        (split, *map(int, fields))
+        for split, fields in enumerate(plan.splits_SF)
         if fields[1] > fields[0]
     ]
     assert all(
-        owner == lane and followers == 0
-        for lane, _, _, _, _, _, _, _, _, owner, followers, *_ in work
+        owner == split and followers == 0
+        for split, _, _, _, _, _, _, _, _, owner, followers, *_ in work
     )
     bounds = [0, *(high for _, _, high, *_ in work)]
     assert [low for _, low, *_ in work] == bounds[:-1], "shares follow one another"
@@ -302,10 +302,15 @@ def test_a_whole_plan_divides_no_row(lengths: tuple[int, ...], window: int | Non
 @pytest.mark.parametrize(
     "sizes", [pytest.param({}, marks=pytest.mark.slow), {"cluster": 1, "swapped": True}]
 )
-def test_a_whole_row_gets_the_same_bits_in_any_batch(sizes: dict[str, Any]) -> None:
+def test_a_row_that_is_not_split_gets_the_same_bits_in_any_batch(sizes: dict[str, Any]) -> None:
     given = inputs(
         Case(
-            name="whole", lengths=(300, 64, 1, 450), heads=4, kv_heads=2, page_size=64, head_dim=64
+            name="not split",
+            lengths=(300, 64, 1, 450),
+            heads=4,
+            kv_heads=2,
+            page_size=64,
+            head_dim=64,
         )
     )
     low = [jnp.asarray(a, jnp.bfloat16 if a.dtype == np.float32 else None) for a in given.args]
@@ -317,7 +322,7 @@ def test_a_whole_row_gets_the_same_bits_in_any_batch(sizes: dict[str, Any]) -> N
                 *low[:4],
                 lengths,
                 scale=0.1,
-                whole=True,
+                no_split=True,
                 tuning=tuning,
                 interpret=plgpu.InterpretGPUParams(),
             )
@@ -331,13 +336,13 @@ def test_a_whole_row_gets_the_same_bits_in_any_batch(sizes: dict[str, Any]) -> N
         assert (alone[row] == crowd[row]).all()
 
 
-def test_clusters_that_share_rows_leave_none_whole() -> None:
+def test_clusters_split_rows_and_refuse_not_to() -> None:
     with pytest.raises(ValueError, match="take a cluster of 1"):
         mosaic_gpu.plan(
             jnp.ones((3,), jnp.int32),
             kv_heads=2,
             head_dim=128,
-            whole=True,
+            no_split=True,
             tuning=mosaic_gpu.Tuning(cluster=2),
         )
 

@@ -181,9 +181,9 @@ def test_every_tile_of_every_token_is_worked_on_once(
     tokens: int, units: int, window: int | None, rows: list[tuple[int, int, int]]
 ) -> None:
     starts, lengths, keys = (jnp.asarray(column, jnp.int32) for column in zip(*rows, strict=True))
-    cut = Cut(tokens=tokens, queries=36, keys=64, units=units, lanes=13, min_tiles=2, kv_heads=3)
+    cut = Cut(tokens=tokens, queries=36, keys=64, units=units, splits=13, min_tiles=2, kv_heads=3)
     plan = make_plan(starts, lengths, keys, cut=cut, window=window)
-    items, lanes = (np.asarray(a) for a in plan)
+    items, splits = (np.asarray(a) for a in plan)
     owner, line = np.full(tokens, -2), []
     for i, (at, low, high, row, position, seen, first, begin) in enumerate(items):
         if high <= low:
@@ -204,27 +204,29 @@ def test_every_tile_of_every_token_is_worked_on_once(
     for row, (start, length, _) in enumerate(rows):
         wanted[start : start + length] = row
     assert (owner == wanted).all()
-    assert_lanes_share_the_line(np.array(line), items, lanes, units)
+    assert_splits_share_the_line(np.array(line), items, splits, units)
 
 
 @pytest.mark.parametrize(
     ("tokens", "units", "window"), [(128, 1, None), (300, 7, None), (777, 2, 100)]
 )
 @pytest.mark.parametrize("rows", ROWS)
-def test_a_whole_plan_divides_no_unit(
+def test_a_plan_without_splits_cuts_no_unit(
     tokens: int, units: int, window: int | None, rows: list[tuple[int, int, int]]
 ) -> None:
     starts, lengths, keys = (jnp.asarray(column, jnp.int32) for column in zip(*rows, strict=True))
-    cut = Cut(tokens=tokens, queries=36, keys=64, units=units, lanes=13, min_tiles=2, kv_heads=3)
+    cut = Cut(tokens=tokens, queries=36, keys=64, units=units, splits=13, min_tiles=2, kv_heads=3)
     items, divided = (
         np.asarray(a) for a in make_plan(starts, lengths, keys, cut=cut, window=window)
     )
-    same, lanes = (
+    same, splits = (
         np.asarray(a)
-        for a in make_plan(starts, lengths, keys, cut=cut._replace(whole=True), window=window)
+        for a in make_plan(starts, lengths, keys, cut=cut._replace(no_split=True), window=window)
     )
     assert (items == same).all()
-    work = [(number, *map(int, lane)) for number, lane in enumerate(lanes) if lane[1] > lane[0]]
+    work = [
+        (number, *map(int, split)) for number, split in enumerate(splits) if split[1] > split[0]
+    ]
     bounds = [0, *(high for _, _, high, *_ in work)]
     assert [low for _, low, *_ in work] == bounds[:-1] and bounds[-1] == divided[:, 1].max()
     ends = {0}
@@ -240,19 +242,21 @@ def test_a_whole_plan_divides_no_unit(
         assert fields[:8] == list(items[first // units])
 
 
-def assert_lanes_share_the_line(
-    line: np.ndarray, items: np.ndarray, lanes: np.ndarray, units: int
+def assert_splits_share_the_line(
+    line: np.ndarray, items: np.ndarray, splits: np.ndarray, units: int
 ) -> None:
     """Shares follow one another and differ by a tile at most; units, owners and followers are those
     of the line."""
-    live = [lane for lane in lanes if lane[1] > lane[0]]
+    live = [split for split in splits if split[1] > split[0]]
     assert live[0][0] == 0 and live[-1][1] == len(line)
-    assert max(lane[1] - lane[0] for lane in live) <= min(lane[1] - lane[0] for lane in live) + 1
-    lane_of = np.repeat(np.arange(len(live)), [lane[1] - lane[0] for lane in live])
+    assert (
+        max(split[1] - split[0] for split in live) <= min(split[1] - split[0] for split in live) + 1
+    )
+    split_of = np.repeat(np.arange(len(live)), [split[1] - split[0] for split in live])
     for number, (low, high, first, end, home, followers, *rest) in enumerate(live):
         assert (first, end) == (line[low], line[high - 1] + 1)
-        assert home == lane_of[np.flatnonzero(line == line[low])[0]]
-        last = lane_of[line == line[high - 1]]
+        assert home == split_of[np.flatnonzero(line == line[low])[0]]
+        last = split_of[line == line[high - 1]]
         assert followers == (last[-1] - number if last[0] == number else 0)
         assert (rest[:8] == items[first // units]).all() and not any(rest[8:])
-    assert all(lane[2] == lane[3] for lane in lanes[len(live) :])
+    assert all(split[2] == split[3] for split in splits[len(live) :])
