@@ -63,11 +63,11 @@ def model(name: str, backend: str | None = None) -> Iterator[Row]:
     if not name.startswith(PREFIX):
         raise ValueError(f"teacher forcing needs {PREFIX}NAME, got {name}")
     directory, mesh = engine_options(name)["model"], make_mesh(1)
-    hf = models.with_defaults(models.read_config(directory))
+    spec = models.read_spec(directory)
     own = Variant(backend or own_backend(mesh.devices.flat[0])[0], jnp.bfloat16)
     variants = [own, Variant("reference", jnp.bfloat16), Variant("reference", jnp.float32)]
-    state = weights.load(directory, hf, mesh, jnp.bfloat16, "dummy")[1]
-    forced = TeacherForced(hf, mesh)
+    state = weights.load(directory, spec, mesh, jnp.bfloat16, "dummy")[1]
+    forced = TeacherForced(spec, mesh)
     programs = forced.compile_all(variants)
     logits: dict[tuple[Variant, tuple[int, ...]], list[Array]] = {}
     for variant in variants:
@@ -98,10 +98,10 @@ def narrow_pages(name: str, backend: str | None = None) -> Iterator[Row]:
     float32, and how far the device's kernels add to the reference's. Alone and in a ragged batch.
     """
     directory, mesh = engine_options(name)["model"], make_mesh(1)
-    hf = models.with_defaults(models.read_config(directory))
+    spec = models.read_spec(directory)
     own = backend or own_backend(mesh.devices.flat[0])[0]
-    state = weights.load(directory, hf, mesh, jnp.bfloat16, "dummy")[1]
-    forced = TeacherForced(hf, mesh)
+    state = weights.load(directory, spec, mesh, jnp.bfloat16, "dummy")[1]
+    forced = TeacherForced(spec, mesh)
     exact, full = Variant("reference", jnp.float32), Variant(own, jnp.bfloat16)
     pairs = {
         kind: [Variant(each, jnp.bfloat16, jnp.dtype(kind)) for each in (own, "reference")]
@@ -146,10 +146,10 @@ def errors(found: list[Array], wanted: list[Array]) -> list[float]:
 class TeacherForced:
     """Forwards of fixed token sequences of one model through `PagedContext`."""
 
-    def __init__(self, hf: dict[str, Any], mesh: jax.sharding.Mesh):
-        self.hf, self.mesh = hf, mesh
-        self.kv = models.kv_shape(hf, 1)
-        self.abstract = functools.cache(lambda dtype: weights.abstract(hf, mesh, dtype))
+    def __init__(self, spec: models.ModelSpec, mesh: jax.sharding.Mesh):
+        self.spec, self.mesh = spec, mesh
+        self.heads = spec.heads(1)
+        self.abstract = functools.cache(lambda dtype: weights.abstract(spec, mesh, dtype))
         self.width = -(-(max(max(prompts) for prompts in BATCHES) + STEPS) // PAGE)
 
     def compile_all(self, variants: list[Variant]) -> dict[tuple[Variant, int, int], Any]:
@@ -177,7 +177,7 @@ class TeacherForced:
         token a row."""
         rng = np.random.default_rng(0)
         rows = len(prompts)
-        said = rng.integers(0, self.hf["vocab_size"], (rows, max(prompts) + STEPS))
+        said = rng.integers(0, self.spec.vocab_size, (rows, max(prompts) + STEPS))
         table = jnp.asarray(rng.permutation(rows * self.width).reshape(rows, self.width), jnp.int32)
         pool = zeros_of(self._pool(rows, variant.kv_dtype or variant.dtype))
         done, out = np.zeros(rows, int), []
@@ -202,11 +202,11 @@ class TeacherForced:
 
     def _pool(self, rows: int, dtype: Any) -> KVCache:
         return KVCache.abstract(
-            self.kv.layers,
+            len(self.spec.layers),
             rows * self.width,
-            self.kv.kv_heads,
+            self.heads.kv_stored,
             PAGE,
-            self.kv.head_dim,
+            self.heads.dim,
             dtype,
             self.mesh,
         )

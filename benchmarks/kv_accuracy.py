@@ -69,14 +69,12 @@ class Reader:
 
     def __init__(self, kind: str, dtype: str):
         self.directory, self.mesh = locate("demo", None, None), make_mesh(1)
-        self.hf = models.with_defaults(models.read_config(self.directory))
-        self.graphdef, self.state = weights.load(
-            self.directory, self.hf, self.mesh, jnp.dtype(dtype)
-        )
-        kv = models.kv_shape(self.hf, 1)
+        spec = models.read_spec(self.directory)
+        self.graphdef, self.state = weights.load(self.directory, spec, self.mesh, jnp.dtype(dtype))
+        heads, layers = spec.heads(1), len(spec.layers)
         page_dtype = PAGE_DTYPES[kind] or dtype
         self.pool = KVCache.abstract(
-            kv.layers, LENGTH // PAGE, kv.kv_heads, PAGE, kv.head_dim, page_dtype, self.mesh
+            layers, LENGTH // PAGE, heads.kv_stored, PAGE, heads.dim, page_dtype, self.mesh
         )
         self.backend = own_backend(jax.devices()[0])[0]
 

@@ -30,7 +30,8 @@ from benchmarks.shapes import PREFIX, write
 from jaxllm import weights
 from jaxllm.locate import locate
 from jaxllm.mesh import make_mesh
-from jaxllm.models import family, with_defaults
+from jaxllm.models import read_spec
+from jaxllm.models.config.build import outline, rules
 
 SHARD_BYTES = 4 * 10**9
 BYTES = 2  # of a bfloat16
@@ -39,12 +40,9 @@ SAMPLE_SECONDS = 0.005
 
 def tensors(directory: Path) -> dict[str, tuple[int, ...]]:
     """Names and shapes of a checkpoint that fits the config.json of a directory."""
-    full = with_defaults(json.loads((directory / "config.json").read_text()))
-    return {
-        piece.name: piece.source
-        for rule in family(full["model_type"]).rules(full, 1)
-        for piece in rule.pieces
-    }
+    spec = read_spec(directory)
+    table = rules(spec, outline(spec, 1, "bfloat16"))
+    return {piece.name: piece.source for rule in table for piece in rule.pieces}
 
 
 def shards(shapes: dict[str, tuple[int, ...]], limit: int) -> list[dict[str, tuple[int, ...]]]:
@@ -137,12 +135,11 @@ def peak() -> Iterator[list[int]]:
 
 def load(directory: Path) -> float:
     """Seconds of one load onto the devices, which are free again afterwards."""
-    hf = json.loads((directory / "config.json").read_text())
-    mesh = make_mesh(1)
+    spec, mesh = read_spec(directory), make_mesh(1)
     # The first copy sets up the device's side
     jax.block_until_ready(jax.device_put(np.zeros(1 << 20), mesh.devices.flat[0]))
     start = time.perf_counter()
-    _, state = weights.load(directory, hf, mesh, "bfloat16")
+    _, state = weights.load(directory, spec, mesh, "bfloat16")
     jax.block_until_ready(state)
     seconds = time.perf_counter() - start
     for array in jax.tree.leaves(state):

@@ -80,7 +80,7 @@ def prepared(model: str, options: dict[str, Any]) -> tuple[Setup, tuple[jax.Arra
     )
     leaves, _ = weight_leaves(
         weights.load(
-            setup.resolved.model_dir, setup.hf, setup.mesh, setup.dtype, config.load_format
+            setup.resolved.model_dir, setup.spec, setup.mesh, setup.dtype, config.load_format
         )[1]
     )
     return setup, leaves, zeros_of(abstract_pages(setup))

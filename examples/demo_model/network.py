@@ -16,7 +16,8 @@ from safetensors.numpy import load_file, save_file
 
 from examples.demo_model.context import FusedContext
 from examples.demo_model.tokenizer import VOCABULARY
-from jaxllm.models import qwen3
+from jaxllm.models import make_spec
+from jaxllm.models.config.build import build
 from jaxllm.nn.dense import DenseContext
 
 CONFIG: dict[str, Any] = {
@@ -57,7 +58,7 @@ TINY: dict[str, Any] = CONFIG | {
 
 def create(hf: dict[str, Any], seed: int = 0, dtype: Any = jnp.float32) -> nnx.Module:
     """The model with fresh weights."""
-    return qwen3.build(hf, 1, nnx.Rngs(seed), dtype)
+    return build(make_spec(hf), 1, nnx.Rngs(seed), dtype)
 
 
 def forward(

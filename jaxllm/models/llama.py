@@ -1,4 +1,4 @@
-"""Llama: grouped-query attention, gated SiLU feed-forward, optional biases."""
+"""Llama: grouped-query attention and a gated SiLU feed-forward, both with optional biases."""
 
 from __future__ import annotations
 
@@ -6,52 +6,29 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from flax import nnx
-from jax.typing import DTypeLike
-
-from jaxllm.models.config.parts import decoder, sizes, unused
-from jaxllm.nn import rules as _rules
+from jaxllm.models.config.read import flag
+from jaxllm.models.config.spec import ModelSpec
+from jaxllm.models.config.transformer import LLAMA_NAMES, transformer, transformer_spec
 from jaxllm.nn.attention import Attention
-from jaxllm.nn.decoder import Block, Decoder
+from jaxllm.nn.decoder import Decoder
 from jaxllm.nn.linear import Init
-from jaxllm.nn.mlp import GatedMLP
-from jaxllm.nn.norm import RMSNorm
 
-# What config.json may leave out.
 DEFAULTS: Mapping[str, Any] = MappingProxyType(
     {"hidden_act": "silu", "rms_norm_eps": 1e-6, "max_position_embeddings": 2048}
 )
+NAMES = LLAMA_NAMES
 
 
-def build(hf: Mapping[str, Any], shards: int, rngs: nnx.Rngs, dtype: DTypeLike) -> Decoder:
-    """The model with fresh parameters, laid out for `shards` tensor shards."""
-    size, init = sizes(hf, shards), Init(rngs, dtype)
-    bias, mlp_bias = bool(hf.get("attention_bias")), bool(hf.get("mlp_bias"))
-
-    def block(layer: int) -> Block:
-        return Block(
-            attention_norm=RMSNorm(init, size.width, size.eps),
-            attention=Attention(init, size.heads, size.width, qkv_bias=bias, out_bias=bias),
-            mlp_norm=RMSNorm(init, size.width, size.eps),
-            mlp=GatedMLP(init, size.width, size.inner, shards, size.activation, mlp_bias),
-        )
-
-    return decoder(hf, size, init, block)
+def spec(hf: Mapping[str, Any]) -> ModelSpec:
+    """The spec of a complete configuration. Raises ConfigError."""
+    return transformer_spec(hf)
 
 
-def rules(hf: Mapping[str, Any], shards: int) -> list[_rules.Rule]:
-    """Every parameter of `build` and the checkpoint tensors that fill it."""
-    size = sizes(hf, shards)
-    bias, mlp_bias = bool(hf.get("attention_bias")), bool(hf.get("mlp_bias"))
-    table = list(_rules.ends(size.vocab, size.width, tied=size.tied))
-    for layer in range(size.layers):
-        table += _rules.norms(layer, size.width)
-        table += _rules.attention(layer, size.heads, size.width, qkv_bias=bias, out_bias=bias)
-        table += _rules.mlp(layer, shards, size.inner, size.width, bias=mlp_bias)
-    return table
+def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
+    """The model with fresh parameters. Raises ConfigError."""
+    heads, bias = spec.heads(shards), flag(spec.config, "attention_bias")
 
+    def attention(layer: int) -> Attention:
+        return Attention(init, heads, spec.width, qkv_bias=bias, out_bias=bias)
 
-def ignored(hf: Mapping[str, Any], shards: int) -> dict[str, str | None]:
-    """Tensors that a checkpoint may hold beside those of `rules`, each with the tensor that it must
-    equal (None: of no concern)."""
-    return unused(hf, sizes(hf, shards))
+    return transformer(spec, shards, init, attention, mlp_bias=flag(spec.config, "mlp_bias"))

@@ -1,4 +1,4 @@
-"""Mistral: Llama's plan without biases, a sliding window on every layer, and a head width of its
+"""Mistral: Llama without biases, with a sliding window on every layer and a head width of its
 own."""
 
 from __future__ import annotations
@@ -7,19 +7,13 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from flax import nnx
-from jax.typing import DTypeLike
-
-from jaxllm.models.config.parts import decoder, sizes, unused
 from jaxllm.models.config.read import positive
-from jaxllm.nn import rules as _rules
+from jaxllm.models.config.spec import ModelSpec
+from jaxllm.models.config.transformer import LLAMA_NAMES, transformer, transformer_spec
 from jaxllm.nn.attention import Attention
-from jaxllm.nn.decoder import Block, Decoder
+from jaxllm.nn.decoder import Decoder
 from jaxllm.nn.linear import Init
-from jaxllm.nn.mlp import GatedMLP
-from jaxllm.nn.norm import RMSNorm
 
-# What config.json may leave out.
 DEFAULTS: Mapping[str, Any] = MappingProxyType(
     {
         "hidden_act": "silu",
@@ -29,36 +23,20 @@ DEFAULTS: Mapping[str, Any] = MappingProxyType(
         "sliding_window": 4096,
     }
 )
+NAMES = LLAMA_NAMES
 
 
-def build(hf: Mapping[str, Any], shards: int, rngs: nnx.Rngs, dtype: DTypeLike) -> Decoder:
-    """The model with fresh parameters, laid out for `shards` tensor shards."""
-    size, init = sizes(hf, shards), Init(rngs, dtype)
+def spec(hf: Mapping[str, Any]) -> ModelSpec:
+    """The spec of a complete configuration. Raises ConfigError."""
     window = None if hf.get("sliding_window") is None else positive(hf, "sliding_window")
-
-    def block(layer: int) -> Block:
-        return Block(
-            attention_norm=RMSNorm(init, size.width, size.eps),
-            attention=Attention(init, size.heads, size.width, window=window),
-            mlp_norm=RMSNorm(init, size.width, size.eps),
-            mlp=GatedMLP(init, size.width, size.inner, shards, size.activation),
-        )
-
-    return decoder(hf, size, init, block)
+    return transformer_spec(hf, lambda layer: window)
 
 
-def rules(hf: Mapping[str, Any], shards: int) -> list[_rules.Rule]:
-    """Every parameter of `build` and the checkpoint tensors that fill it."""
-    size = sizes(hf, shards)
-    table = list(_rules.ends(size.vocab, size.width, tied=size.tied))
-    for layer in range(size.layers):
-        table += _rules.norms(layer, size.width)
-        table += _rules.attention(layer, size.heads, size.width)
-        table += _rules.mlp(layer, shards, size.inner, size.width)
-    return table
+def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
+    """The model with fresh parameters. Raises ConfigError."""
+    heads = spec.heads(shards)
 
+    def attention(layer: int) -> Attention:
+        return Attention(init, heads, spec.width, window=spec.windows[layer])
 
-def ignored(hf: Mapping[str, Any], shards: int) -> dict[str, str | None]:
-    """Tensors that a checkpoint may hold beside those of `rules`, each with the tensor that it must
-    equal (None: of no concern)."""
-    return unused(hf, sizes(hf, shards))
+    return transformer(spec, shards, init, attention)

@@ -1,5 +1,4 @@
-"""Qwen3: norms on query and key heads, a head width of its own; the upper layers may have a sliding
-window."""
+"""Qwen3: Qwen2 with norms on query and key heads, and a head width of its own."""
 
 from __future__ import annotations
 
@@ -7,71 +6,31 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from flax import nnx
-from jax.typing import DTypeLike
-
-from jaxllm.models.config.parts import decoder, layer_windows, sizes, unused
-from jaxllm.nn import rules as _rules
+from jaxllm.models import qwen2
+from jaxllm.models.config.read import flag
+from jaxllm.models.config.spec import ModelSpec
+from jaxllm.models.config.transformer import transformer
 from jaxllm.nn.attention import Attention
-from jaxllm.nn.decoder import Block, Decoder
+from jaxllm.nn.decoder import Decoder
 from jaxllm.nn.linear import Init
-from jaxllm.nn.mlp import GatedMLP
-from jaxllm.nn.norm import RMSNorm
 
-# What config.json may leave out.
-DEFAULTS: Mapping[str, Any] = MappingProxyType(
-    {
-        "hidden_act": "silu",
-        "rms_norm_eps": 1e-6,
-        "max_position_embeddings": 32768,
-        "num_key_value_heads": 32,
-        "sliding_window": 4096,
-        "max_window_layers": 28,
-        "head_dim": 128,
-    }
-)
+DEFAULTS: Mapping[str, Any] = MappingProxyType({**qwen2.DEFAULTS, "head_dim": 128})
+NAMES, spec = qwen2.NAMES, qwen2.spec
 
 
-def build(hf: Mapping[str, Any], shards: int, rngs: nnx.Rngs, dtype: DTypeLike) -> Decoder:
-    """The model with fresh parameters, laid out for `shards` tensor shards."""
-    size, init = sizes(hf, shards), Init(rngs, dtype)
-    bias = bool(hf.get("attention_bias"))
-    windows = layer_windows(hf, size.layers)
+def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
+    """The model with fresh parameters. Raises ConfigError."""
+    heads, bias = spec.heads(shards), flag(spec.config, "attention_bias")
 
-    def block(layer: int) -> Block:
-        return Block(
-            attention_norm=RMSNorm(init, size.width, size.eps),
-            attention=Attention(
-                init,
-                size.heads,
-                size.width,
-                qkv_bias=bias,
-                out_bias=bias,
-                qk_norm_eps=size.eps,
-                window=windows[layer],
-            ),
-            mlp_norm=RMSNorm(init, size.width, size.eps),
-            mlp=GatedMLP(init, size.width, size.inner, shards, size.activation),
+    def attention(layer: int) -> Attention:
+        return Attention(
+            init,
+            heads,
+            spec.width,
+            qkv_bias=bias,
+            out_bias=bias,
+            qk_norm_eps=spec.norm_eps,
+            window=spec.windows[layer],
         )
 
-    return decoder(hf, size, init, block)
-
-
-def rules(hf: Mapping[str, Any], shards: int) -> list[_rules.Rule]:
-    """Every parameter of `build` and the checkpoint tensors that fill it."""
-    size = sizes(hf, shards)
-    bias = bool(hf.get("attention_bias"))
-    table = list(_rules.ends(size.vocab, size.width, tied=size.tied))
-    for layer in range(size.layers):
-        table += _rules.norms(layer, size.width)
-        table += _rules.attention(
-            layer, size.heads, size.width, qkv_bias=bias, out_bias=bias, qk_norm=True
-        )
-        table += _rules.mlp(layer, shards, size.inner, size.width)
-    return table
-
-
-def ignored(hf: Mapping[str, Any], shards: int) -> dict[str, str | None]:
-    """Tensors that a checkpoint may hold beside those of `rules`, each with the tensor that it must
-    equal (None: of no concern)."""
-    return unused(hf, sizes(hf, shards))
+    return transformer(spec, shards, init, attention)

@@ -12,6 +12,7 @@ from jaxllm.nn.heads import Heads
 from jaxllm.nn.linear import Init, Linear
 from jaxllm.nn.norm import RMSNorm
 from jaxllm.nn.rope import Rotation
+from jaxllm.nn.rules import Rows
 from pallas_kernels.quantised import SCALE_DTYPE
 from pallas_kernels.rope_write import HeadRows
 
@@ -69,23 +70,23 @@ class Attention(nnx.Module):
         qk_norm_eps: float | None = None,
         window: int | None = None,
     ):
-        rows = heads.query_per_shard + 2 * heads.kv_per_shard
+        kv = Rows(heads.kv_per_shard, heads.repeat)
         self.qkv = Linear(
             init,
-            (heads.shards, rows, heads.dim),
+            (heads.shards, heads.query_per_shard + 2 * heads.kv_per_shard, heads.dim),
             (width,),
             ("shard", None, "head_dim", "embed"),
             qkv_bias,
+            parts=(Rows(heads.query_per_shard), kv, kv),
         )
-        self.out = Linear(
-            init, (width,), (heads.query, heads.dim), ("embed", "heads", "head_dim"), out_bias
-        )
-        self.q_norm = (
-            None if qk_norm_eps is None else RMSNorm(init, heads.dim, qk_norm_eps, "head_dim")
-        )
-        self.k_norm = (
-            None if qk_norm_eps is None else RMSNorm(init, heads.dim, qk_norm_eps, "head_dim")
-        )
+        axes = ("embed", "heads", "head_dim")
+        self.out = Linear(init, (width,), (heads.query, heads.dim), axes, out_bias)
+
+        def norm() -> RMSNorm | None:
+            eps = qk_norm_eps
+            return None if eps is None else RMSNorm(init, heads.dim, eps, "head_dim")
+
+        self.q_norm, self.k_norm = norm(), norm()
         self.kv_scales: nnx.Param | None = None
         self.heads = heads
         self.window = window

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import jax.numpy as jnp
 from flax import nnx
@@ -12,6 +12,7 @@ from jaxllm.nn.attention import AttentionContext, RowContext
 from jaxllm.nn.linear import Embedding, Linear, contract
 from jaxllm.nn.norm import RMSNorm
 from jaxllm.nn.rope import Rope, Rotation
+from jaxllm.nn.rules import Rule
 
 
 class Block(nnx.Module):
@@ -93,10 +94,20 @@ class Decoder(nnx.Module):
         x_RD, delta_RD = self.layers[-1].feed(x_RD, delta_RD, context)
         return _add_norm(self.norm, x_RD, delta_RD, context)[1]
 
-    @property
-    def windows(self) -> list[int | None]:
-        """How many tokens a token sees in each layer, itself included; None: all."""
-        return [block.attention.window for block in self.layers]
+    def rules(self, names: Mapping[str, tuple[str, ...]]) -> Iterator[Rule]:
+        """The checkpoint tensors that fill each module with a weight.
+
+        `names` maps a module's dotted path, with {} for a layer's number, to the names of its
+        checkpoint tensors without ".weight" and ".bias". Raises KeyError when a module is not in
+        it.
+        """
+        for path, module in nnx.iter_modules(self):
+            if not hasattr(module, "weight"):
+                continue
+            numbers = [step for step in path if isinstance(step, int)]
+            key = ".".join("{}" if isinstance(step, int) else str(step) for step in path)
+            for rule in module.rules(*(name.format(*numbers) for name in names[key])):
+                yield Rule(".".join(map(str, (*path, rule.parameter))), rule.pieces)
 
     def logits(self, hidden_RD: Array) -> Array:
         """Next-token logits [R, V] in float32."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import jax
@@ -9,13 +11,19 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array, lax
 
+from jaxllm.nn.rules import Piece, Rows, Rule
+
 type Axes = tuple[str | None, ...]
 
 
 @dataclass(frozen=True)
 class Init:
-    """Where new parameters get their random numbers and their dtype. Every parameter names its
-    logical axes."""
+    """Makes parameters, each with the logical names of its axes.
+
+    Attributes:
+        rngs: source of random numbers.
+        dtype: of the parameters.
+    """
 
     rngs: nnx.Rngs
     dtype: jax.typing.DTypeLike
@@ -31,11 +39,10 @@ class Init:
 def contract(
     x: Array, weight: Array, dims: int, out_dtype: jax.typing.DTypeLike | None = None
 ) -> Array:
-    """Contract the trailing `dims` axes of `x` with those of `weight`: [T, *in] × [*out, *in] → [T,
-    *out].
+    """[T, *in] × [*out, *in] → [T, *out]: contract the last `dims` axes of both.
 
     bfloat16 and float16 products accumulate in float32 on every back end. float32 asks for full
-    precision, since some back ends would round the factors to TF32 or bfloat16 otherwise.
+    precision, since some back ends round its factors to TF32 or bfloat16 otherwise.
     """
     left = tuple(range(x.ndim - dims, x.ndim))
     right = tuple(range(weight.ndim - dims, weight.ndim))
@@ -46,15 +53,26 @@ def contract(
 
 
 class Linear(nnx.Module):
-    """y[T, *out] = x[T, *inp] · weight[*out, *inp] + bias[*out]: the layout of checkpoints, so
-    loading transposes nothing."""
+    """y[T, *out] = x[T, *inp] · weight[*out, *inp] + bias[*out].
+
+    This is the layout of checkpoints, so loading transposes nothing. A map that fuses several
+    checkpoint matrices says in `parts` which rows of its second output axis each of them fills.
+    """
 
     def __init__(
-        self, init: Init, out: tuple[int, ...], inp: tuple[int, ...], axes: Axes, bias: bool = False
+        self,
+        init: Init,
+        out: tuple[int, ...],
+        inp: tuple[int, ...],
+        axes: Axes,
+        bias: bool = False,
+        *,
+        parts: tuple[Rows, ...] = (),
     ):
         self.weight = init.normal((*out, *inp), axes)
         self.bias = init.full(out, axes[: len(out)], 0.0) if bias else None
         self.dims = len(inp)
+        self.parts = parts
 
     def product(self, x: Array) -> Array:
         """x · weight, for callers that add the bias later."""
@@ -64,10 +82,33 @@ class Linear(nnx.Module):
         y = self.product(x)
         return y if self.bias is None else y + self.bias[...]
 
+    def rules(self, *names: str) -> Iterator[Rule]:
+        """The checkpoint tensors `{name}.weight` and `{name}.bias` fill the map, one name for each
+        part in their order."""
+        weight = self.weight.get_value().shape
+        out, inp = weight[: -self.dims], weight[-self.dims :]
+        yield Rule("weight", tuple(self._pieces("weight", names, out, inp)))
+        if self.bias is not None:
+            yield Rule("bias", tuple(self._pieces("bias", names, out, ())))
+
+    def _pieces(
+        self, leaf: str, names: tuple[str, ...], out: tuple[int, ...], inp: tuple[int, ...]
+    ) -> Iterator[Piece]:
+        """Checkpoints flatten output and input axes to one each; a bias has no input."""
+        start = 0
+        for name, rows in zip(names, self.parts or (None,), strict=True):
+            filled = out if rows is None else (out[0] // rows.repeat, rows.count, *out[2:])
+            source = (math.prod(filled), math.prod(inp)) if inp else (math.prod(filled),)
+            repeat = 1 if rows is None else rows.repeat
+            yield Piece(f"{name}.{leaf}", source, (*filled, *inp), start, repeat)
+            start += 0 if rows is None else rows.count
+
 
 class Embedding(nnx.Module):
-    """Token table [V, D], also used as output head when tied. Split over the vocabulary when it
-    divides over the shards."""
+    """Token table [V, D], also the output head of tied models.
+
+    It is split over the vocabulary where that divides over the shards.
+    """
 
     def __init__(self, init: Init, vocab: int, width: int, shards: int):
         self.weight = init.normal((vocab, width), (vocab_axis(vocab, shards), "embed"))
@@ -75,7 +116,17 @@ class Embedding(nnx.Module):
     def __call__(self, token_T: Array) -> Array:
         return self.weight[...][token_T]
 
+    def rules(self, name: str) -> Iterator[Rule]:
+        """The checkpoint tensor `{name}.weight` fills the table."""
+        yield unchanged("weight", name, self.weight)
+
+
+def unchanged(leaf: str, name: str, parameter: nnx.Param) -> Rule:
+    """The rule of a parameter that is the checkpoint tensor `{name}.{leaf}` as it is stored."""
+    shape = parameter.get_value().shape
+    return Rule(leaf, (Piece(f"{name}.{leaf}", shape, shape),))
+
 
 def vocab_axis(vocab: int, shards: int) -> str | None:
-    """Logical axis of a vocabulary dimension: replicated when it does not divide."""
+    """Logical axis of a vocabulary dimension; None (replicated) where it does not divide."""
     return "vocab" if vocab % shards == 0 else None

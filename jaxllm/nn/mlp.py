@@ -11,6 +11,7 @@ from jax import Array
 
 from jaxllm.nn.attention import RowContext
 from jaxllm.nn.linear import Init, Linear
+from jaxllm.nn.rules import Rows
 
 
 def _gelu(x: Array) -> Array:
@@ -42,14 +43,17 @@ ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = MappingProxyType(
 
 
 class GatedMLP(nnx.Module):
-    """down(activation(gate(x)) · up(x)). `gate_up` is [X, 2, F/X, D]: per shard its gate rows, then
-    its up rows."""
+    """down(activation(gate(x)) · up(x)).
+
+    `gate_up` is [X, 2, F/X, D]: the gate rows of each shard, then its up rows.
+    """
 
     def __init__(
         self, init: Init, width: int, inner: int, shards: int, activation: str, bias: bool = False
     ):
         axes = ("shard", None, None, "embed")
-        self.gate_up = Linear(init, (shards, 2, inner // shards), (width,), axes, bias)
+        out, parts = (shards, 2, inner // shards), (Rows(1), Rows(1))
+        self.gate_up = Linear(init, out, (width,), axes, bias, parts=parts)
         self.down = Linear(init, (width,), (inner,), ("embed", "mlp"), bias)
         self.activation = ACTIVATIONS[activation]
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from flax import nnx
 from jax import Array
 
-from jaxllm.nn.linear import Init
+from jaxllm.nn.linear import Init, unchanged
+from jaxllm.nn.rules import Rule
 from pallas_kernels.add_norm import rms_norm
 
 
 class RMSNorm(nnx.Module):
-    """x / rms(x) · weight over the last axis, computed in float32. `axis` is the logical name of
-    that axis."""
+    """x / rms(x) · weight over the last axis, computed in float32.
+
+    `axis` is the logical name of that axis.
+    """
 
     def __init__(self, init: Init, width: int, eps: float, axis: str = "embed"):
         self.weight = init.full((width,), (axis,), 1.0)
@@ -19,3 +24,7 @@ class RMSNorm(nnx.Module):
 
     def __call__(self, x: Array) -> Array:
         return rms_norm(x, self.weight[...], self.eps)
+
+    def rules(self, name: str) -> Iterator[Rule]:
+        """The checkpoint tensor `{name}.weight` fills the weight."""
+        yield unchanged("weight", name, self.weight)

@@ -6,13 +6,14 @@ import functools
 import zlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jaxllm.models import Piece, Rule
+from jaxllm.nn.rules import Piece, Rule
 
 COMPILING = 4  # threads
 
@@ -59,7 +60,7 @@ class _Draw(tuple[Piece, float, float]):
 
     @staticmethod
     def of(piece: Piece) -> _Draw:
-        nameless = Piece("", piece.source, piece.view, piece.start, piece.repeat)
+        nameless = replace(piece, name="")
         if len(piece.source) > 1:
             return _Draw((nameless, 0.0, piece.source[-1] ** -0.5))
         return _Draw(
@@ -80,5 +81,5 @@ def _draw(
             * deviation
             + mean
         )
-        parts.append(jnp.repeat(values.astype(dtype).reshape(piece.view), piece.repeat, axis=0))
+        parts.append(jnp.repeat(piece.arranged(values.astype(dtype)), piece.repeat, axis=0))
     return (parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=1)).reshape(shape)

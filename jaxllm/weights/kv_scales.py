@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from jaxllm.cache.layer import ScaleTensors
 from jaxllm.config import ConfigError
-from jaxllm.models import KVTensors, kv_scale_names
+from jaxllm.models.config.kv_scales import kv_scale_names
 from jaxllm.weights.reader import DTYPES, Checkpoint
 
 LEAST, MOST = 2.0**-64, 2.0**64
@@ -14,7 +15,7 @@ REMEDY = "mend the checkpoint, or give the model's type as --kv-cache-dtype (bfl
 
 def kv_scales(
     model_dir: str | Path, layers: int, heads: int, load_format: str = "auto"
-) -> list[KVTensors | None]:
+) -> list[ScaleTensors | None]:
     """For each layer the tensors of its keys' scales and its values', None where the checkpoint
     brings none: one number, or one for each of the model's KV `heads`. [] when no layer has any,
     and where files are to be refused for other reasons, which `check` names. Raises ConfigError for
@@ -26,7 +27,7 @@ def kv_scales(
     return found if any(found) else []
 
 
-def _of_layer(checkpoint: Checkpoint, layer: int, heads: int) -> KVTensors | None:
+def _of_layer(checkpoint: Checkpoint, layer: int, heads: int) -> ScaleTensors | None:
     entries = checkpoint.entries
     for pair in kv_scale_names(layer):
         there = [name for name in pair if name in entries]
@@ -35,7 +36,7 @@ def _of_layer(checkpoint: Checkpoint, layer: int, heads: int) -> KVTensors | Non
                 f"checkpoint {checkpoint.directory} has {there[0]}, but not the other of {' and '.join(pair)}; {REMEDY}"
             )
         if there:
-            return [(name, _checked(checkpoint, name, heads)) for name in pair]
+            return tuple((name, _checked(checkpoint, name, heads)) for name in pair)
     return None
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,16 +16,9 @@ from jax.typing import DTypeLike
 
 from jaxllm.config import DTYPES, LOAD_FORMATS, ConfigError
 from jaxllm.mesh import sharding
-from jaxllm.models import (
-    KV_SCALES,
-    KVTensors,
-    Rule,
-    family,
-    kv_scales_rule,
-    kv_shape,
-    with_defaults,
-)
-from jaxllm.nn.decoder import Decoder
+from jaxllm.models import ModelSpec
+from jaxllm.models.config.build import ignored, outline, rules
+from jaxllm.nn.rules import Rule
 from jaxllm.weights import reader
 from jaxllm.weights.dummy import dummy
 from jaxllm.weights.place import mismatch, place
@@ -38,30 +31,32 @@ READERS = 4
 type Progress = Callable[[int, int], None]
 
 
-def resolve_dtype(requested: str, hf: Mapping[str, Any], platform: str) -> jnp.dtype:
-    """The dtype of weights and KV. "auto" is float32 on CPU and the checkpoint's dtype elsewhere,
-    where float32 becomes bfloat16."""
+def resolve_dtype(requested: str, stored: str | None, platform: str) -> jnp.dtype:
+    """The dtype of weights and KV.
+
+    "auto" is float32 on CPU. Elsewhere it is float16 for a checkpoint `stored` in that, and
+    bfloat16 for every other.
+    """
     if requested not in DTYPES:
         raise ConfigError(
             f"dtype {requested!r} is not supported; choose one of {', '.join(DTYPES)}"
         )
     name = {"half": "float16", "float": "float32"}.get(requested, requested)
     if name == "auto":
-        stored = str(hf.get("dtype") or hf.get("torch_dtype") or "bfloat16").removeprefix("torch.")
         name = "float32" if platform == "cpu" else stored if stored == "float16" else "bfloat16"
     return jnp.dtype(name)
 
 
-def abstract(hf: Mapping[str, Any], mesh: Mesh, dtype: DTypeLike) -> tuple[nnx.GraphDef, nnx.State]:
+def abstract(spec: ModelSpec, mesh: Mesh, dtype: DTypeLike) -> tuple[nnx.GraphDef, nnx.State]:
     """The model as (graphdef, state) whose leaves are ShapeDtypeStructs with shardings: enough to
     compile."""
-    graphdef, state, _ = _abstract(with_defaults(hf), mesh, dtype)
-    return graphdef, state
+    found = _outline(spec, mesh, dtype)
+    return found.graphdef, found.state
 
 
 def check(
     model_dir: str | Path,
-    hf: Mapping[str, Any],
+    spec: ModelSpec,
     mesh: Mesh,
     dtype: DTypeLike,
     load_format: str = "auto",
@@ -69,13 +64,7 @@ def check(
     """Raises the ConfigError that `load` would, from the files' headers alone: before anything is
     compiled or read."""
     if _reads_files(load_format):
-        full = with_defaults(hf)
-        rules = _rules(full, mesh, set(_abstract(full, mesh, dtype)[2]))
-        _check(
-            reader.Checkpoint(model_dir),
-            rules,
-            family(full["model_type"]).ignored(full, mesh.shape["tensor"]),
-        )
+        _check(reader.Checkpoint(model_dir), _outline(spec, mesh, dtype).rules, ignored(spec))
 
 
 def _reads_files(load_format: str) -> bool:
@@ -88,7 +77,7 @@ def _reads_files(load_format: str) -> bool:
 
 def load(
     model_dir: str | Path,
-    hf: Mapping[str, Any],
+    spec: ModelSpec,
     mesh: Mesh,
     dtype: DTypeLike,
     load_format: str = "auto",
@@ -102,37 +91,43 @@ def load(
     draws random weights from `seed`. Raises one ConfigError that names every missing, extra,
     truncated or wrongly shaped tensor.
     """
-    full = with_defaults(hf)
-    graphdef, state, likes = _abstract(full, mesh, dtype)
-    rules = _rules(full, mesh, set(likes))
+    graph = _outline(spec, mesh, dtype)
+    likes = graph.likes
     if not _reads_files(load_format):
-        arrays = dummy(rules, [likes[rule.parameter] for rule in rules], seed)
+        arrays = dummy(graph.rules, [likes[rule.parameter] for rule in graph.rules], seed)
     else:
         checkpoint = reader.Checkpoint(model_dir)
-        _check(checkpoint, rules, family(full["model_type"]).ignored(full, mesh.shape["tensor"]))
-        arrays = _place_all(rules, likes, checkpoint)
+        _check(checkpoint, graph.rules, ignored(spec))
+        arrays = _place_all(graph.rules, likes, checkpoint)
     placed, done, total = {}, 0, sum(_bytes(like) for like in likes.values())
-    for rule, array in zip(rules, arrays, strict=True):
+    for rule, array in zip(graph.rules, arrays, strict=True):
         placed[rule.parameter] = array
         done += _bytes(array)
         if progress:
             progress(done, total)
-    return graphdef, jax.tree.unflatten(jax.tree.structure(state), [placed[name] for name in likes])
+    leaves = [placed[name] for name in likes]
+    return graph.graphdef, jax.tree.unflatten(jax.tree.structure(graph.state), leaves)
 
 
-def _abstract(
-    full: dict[str, Any], mesh: Mesh, dtype: DTypeLike
-) -> tuple[nnx.GraphDef, nnx.State, dict[str, jax.ShapeDtypeStruct]]:
-    """Graph, abstract state, and the state's leaves by dotted path in flatten order."""
-    module = family(full["model_type"])
+@dataclass(frozen=True)
+class _Outline:
+    """A model that holds no arrays yet.
 
-    def build() -> Decoder:
-        model: Decoder = module.build(full, mesh.shape["tensor"], nnx.Rngs(0), dtype)
-        for layer in _scaled(full):
-            model.layers[layer].attention.take_kv_scales()
-        return model
+    Attributes:
+        graphdef: its modules.
+        state: its parameters as ShapeDtypeStructs with shardings.
+        likes: the state's leaves by dotted path, in flatten order.
+        rules: one for each of them.
+    """
 
-    model = nnx.eval_shape(build)
+    graphdef: nnx.GraphDef
+    state: nnx.State
+    likes: dict[str, jax.ShapeDtypeStruct]
+    rules: list[Rule]
+
+
+def _outline(spec: ModelSpec, mesh: Mesh, dtype: DTypeLike) -> _Outline:
+    model = outline(spec, mesh.shape["tensor"], dtype)
     graphdef, state = nnx.split(model)
     parameters, _ = jax.tree_util.tree_flatten_with_path(
         state, is_leaf=lambda x: isinstance(x, nnx.Variable)
@@ -144,25 +139,13 @@ def _abstract(
         likes[".".join(str(getattr(key, "key", key)) for key in path)] = jax.ShapeDtypeStruct(
             shape.shape, shape.dtype, sharding=where
         )
-    return graphdef, jax.tree.unflatten(jax.tree.structure(state), list(likes.values())), likes
-
-
-def _scaled(full: Mapping[str, Any]) -> dict[int, KVTensors]:
-    """The layers whose keys and values have scales in the checkpoint, which are to be used."""
-    return {layer: tensors for layer, tensors in enumerate(full.get(KV_SCALES, ())) if tensors}
-
-
-def _rules(full: dict[str, Any], mesh: Mesh, parameters: set[str]) -> list[Rule]:
-    """The family's table, which must produce every parameter exactly once."""
-    rules = family(full["model_type"]).rules(full, mesh.shape["tensor"])
-    heads = kv_shape(full, mesh.shape["tensor"]).kv_heads
-    rules += [kv_scales_rule(layer, tensors, heads) for layer, tensors in _scaled(full).items()]
-    made = [rule.parameter for rule in rules]
-    if set(made) != parameters or len(made) != len(parameters):
-        raise RuntimeError(
-            f"the rules of {full['model_type']} and its parameters differ: {sorted(set(made) ^ parameters)[:5]}"
-        )
-    return rules
+    table = rules(spec, model)
+    made = [rule.parameter for rule in table]
+    if sorted(made) != sorted(likes):
+        differing = sorted(set(made) ^ set(likes))[:5]
+        raise RuntimeError(f"the rules of {spec.model_type} and its parameters differ: {differing}")
+    state = jax.tree.unflatten(jax.tree.structure(state), list(likes.values()))
+    return _Outline(graphdef, state, likes, table)
 
 
 def _place_all(

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from jaxllm.config import ConfigError
-from jaxllm.models import Piece, Rule
+from jaxllm.nn.rules import Piece, Rule
 
 type Index = tuple[slice, ...]
 
@@ -32,7 +32,7 @@ def read_block(
     bounds = [part.indices(size)[:2] for part, size in zip(index, like.shape, strict=True)]
     out = np.empty([stop - start for start, stop in bounds], like.dtype)
     for piece in rule.pieces:
-        source = view(piece.name).reshape(piece.view)
+        source = piece.arranged(view(piece.name))
         if len(rule.pieces) == 1:
             _copy(out, source[tuple(slice(*bound) for bound in bounds)], rule.parameter)
             continue

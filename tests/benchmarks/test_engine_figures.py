@@ -120,10 +120,11 @@ def test_a_shape_brings_random_weights_and_no_tokenizer_and_other_models_nothing
 
 @pytest.mark.parametrize("name", shapes.SHAPES)
 def test_every_shape_is_one_that_the_model_families_know(name):
-    from jaxllm.models import family, with_defaults
+    from jaxllm.models import make_spec
+    from jaxllm.models.config.build import outline, rules
 
-    full = with_defaults(shapes.SHAPES[name] | shapes.ALWAYS)
-    assert family(full["model_type"]).rules(full, 1)
+    spec = make_spec(shapes.SHAPES[name] | shapes.ALWAYS)
+    assert rules(spec, outline(spec, 1, "bfloat16"))
 
 
 def test_a_shape_s_tokenizer_has_a_word_for_every_token(tmp_path):

@@ -25,6 +25,9 @@ TINY: dict[str, Any] = {
 }
 
 
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+
+
 def directory(path: Path, config: object, generation: object = None) -> Path:
     (path / "config.json").write_text(config if isinstance(config, str) else json.dumps(config))
     if generation is not None:
@@ -86,19 +89,23 @@ def test_an_unknown_family_names_the_known_ones() -> None:
 
 def test_end_of_sequence_ids_come_from_both_files(tmp_path: Path) -> None:
     path = directory(tmp_path, TINY, {"eos_token_id": [7, 8]})
-    assert models.eos_token_ids(path, TINY | {"eos_token_id": 5}) == {5, 7, 8}
-    assert models.eos_token_ids(path, TINY | {"eos_token_id": None}) == {7, 8}
+    assert models.read_spec(path).eos_token_ids == (7, 8)
+    directory(tmp_path, TINY | {"eos_token_id": 5})
+    assert models.read_spec(path).eos_token_ids == (5, 7, 8)
+    directory(tmp_path, TINY | {"eos_token_id": None})
+    assert models.read_spec(path).eos_token_ids == (7, 8)
 
 
 def test_a_model_without_generation_config_has_no_ends_of_its_own(tmp_path: Path) -> None:
-    assert models.eos_token_ids(tmp_path, TINY) == set()
+    assert models.read_spec(directory(tmp_path, TINY)).eos_token_ids == ()
     with pytest.raises(ConfigError, match="eos_token_id is 'x'"):
-        models.eos_token_ids(tmp_path, {"eos_token_id": "x"})
+        models.make_spec(TINY | {"eos_token_id": "x"})
 
 
 @pytest.mark.parametrize(("shards", "kv_heads"), [(1, 2), (2, 2), (4, 4), (8, 8)])
 def test_kv_heads_are_repeated_to_the_shards(shards: int, kv_heads: int) -> None:
-    assert models.kv_shape(TINY, shards) == models.KVShape(layers=3, kv_heads=kv_heads, head_dim=4)
+    heads = models.make_spec(TINY).heads(shards)
+    assert (heads.kv_stored, heads.kv, heads.dim) == (kv_heads, 2, 4)
 
 
 @pytest.mark.parametrize(
@@ -124,14 +131,14 @@ def test_heads_that_cannot_work_are_refused(
     changes: dict[str, Any], shards: int, message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        models.kv_shape(TINY | changes, shards)
+        models.make_spec(TINY | changes).heads(shards)
 
 
 def test_families_know_what_a_config_may_leave_out() -> None:
     sparse = {key: value for key, value in TINY.items() if key != "num_key_value_heads"}
-    assert models.kv_shape(sparse, 1).kv_heads == 8
-    assert models.kv_shape(sparse | {"model_type": "mistral"}, 1).kv_heads == 8
-    assert models.kv_shape(TINY | {"model_type": "qwen3"}, 1).head_dim == 128
+    assert models.make_spec(sparse).heads(1).kv == 8
+    assert models.make_spec(sparse | {"model_type": "mistral"}).heads(1).kv == 8
+    assert models.make_spec(TINY | {"model_type": "qwen3"}).heads(1).dim == 128
 
 
 @pytest.mark.parametrize(
@@ -151,8 +158,8 @@ def test_families_know_what_a_config_may_leave_out() -> None:
             200,
         ),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, 400),
-        ({"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, 100),
+        ({"rope_parameters": LLAMA3}, 100),
     ],
 )
 def test_rope_scaling_stretches_the_context(changes: dict[str, Any], length: int) -> None:
-    assert models.context_length(TINY | changes) == length
+    assert models.make_spec(TINY | changes).context_length == length

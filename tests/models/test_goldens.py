@@ -33,8 +33,8 @@ def logprobs(name: str, continuations: tuple[Continuation, ...], shards: int = 1
     """[prompts, LENGTH, V]: distributions over each prompt with its golden continuation, all
     prompts in one batch."""
     golden = load_golden(name)
-    hf, mesh = models.read_config(golden.directory), make_mesh(shards)
-    graphdef, state = weights.load(golden.directory, hf, mesh, jnp.float32)
+    spec, mesh = models.read_spec(golden.directory), make_mesh(shards)
+    graphdef, state = weights.load(golden.directory, spec, mesh, jnp.float32)
     rows = [c.prompt + c.tokens for c in continuations]
     token = np.array([row + [0] * (LENGTH - len(row)) for row in rows], np.int32)
     segment = np.array([[0] * len(row) + [1] * (LENGTH - len(row)) for row in rows], np.int32)

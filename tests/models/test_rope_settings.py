@@ -65,7 +65,7 @@ def test_dynamic_scaling_starts_at_the_models_length() -> None:
             {"rope_type": "longrope", "factor": 2.0},
             "RoPE type 'longrope' is not supported \\(supported: default, linear",
         ),
-        ({"type": "linear"}, "factor is None; linear scaling needs a positive number"),
+        ({"type": "linear"}, "factor is None; it must be a positive number"),
         ({"type": "linear", "factor": "2"}, "factor is '2'"),
         ({"type": "linear", "factor": -2.0}, "factor is -2.0"),
         (

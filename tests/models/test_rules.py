@@ -11,16 +11,13 @@ from safetensors import safe_open
 
 from jaxllm import models
 from jaxllm.config import ConfigError
+from jaxllm.models.config.build import outline, rules
 from tests.goldens.cases import CASES
 from tests.goldens.golden import load_golden
 
 
 def parameters(hf: dict[str, Any], shards: int) -> dict[str, tuple[int, ...]]:
-    full = models.with_defaults(hf)
-    model = nnx.eval_shape(
-        lambda: models.family(hf["model_type"]).build(full, shards, nnx.Rngs(0), jnp.float32)
-    )
-    flat = nnx.to_flat_state(nnx.state(model))
+    flat = nnx.to_flat_state(nnx.state(outline(models.make_spec(hf), shards, jnp.float32)))
     return {".".join(map(str, path)): variable.get_value().shape for path, variable in flat}
 
 
@@ -28,9 +25,10 @@ def parameters(hf: dict[str, Any], shards: int) -> dict[str, tuple[int, ...]]:
 @pytest.mark.parametrize("name", CASES)
 def test_every_tensor_is_used_once_and_every_parameter_made_once(name: str, shards: int) -> None:
     hf = models.read_config(load_golden(name).directory)
-    rules = models.family(hf["model_type"]).rules(models.with_defaults(hf), shards)
-    assert sorted(rule.parameter for rule in rules) == sorted(parameters(hf, shards))
-    used = sorted(piece.name for rule in rules for piece in rule.pieces)
+    spec = models.make_spec(hf)
+    table = rules(spec, outline(spec, shards, jnp.float32))
+    assert sorted(rule.parameter for rule in table) == sorted(parameters(hf, shards))
+    used = sorted(piece.name for rule in table for piece in rule.pieces)
     stored: list[str] = []
     for file in load_golden(name).directory.glob("*.safetensors"):
         with safe_open(file, "np") as opened:
@@ -41,9 +39,8 @@ def test_every_tensor_is_used_once_and_every_parameter_made_once(name: str, shar
 @pytest.mark.parametrize("shards", [1, 2, 8])
 @pytest.mark.parametrize("name", ["llama-mha-biases", "llama-mqa-tied-linear", "qwen3-gqa"])
 def test_the_pieces_of_a_rule_fill_its_parameter_exactly(name: str, shards: int) -> None:
-    hf = CASES[name]
-    shapes = parameters(hf, shards)
-    for rule in models.family(hf["model_type"]).rules(models.with_defaults(hf), shards):
+    spec, shapes = models.make_spec(CASES[name]), parameters(CASES[name], shards)
+    for rule in rules(spec, outline(spec, shards, jnp.float32)):
         shape, at = shapes[rule.parameter], 0
         for piece in rule.pieces:
             assert piece.start == at

@@ -45,16 +45,16 @@ def load(
     dtype: jax.typing.DTypeLike = jnp.float32,
     load_format: str = "auto",
 ) -> dict[str, jax.Array]:
-    _, state = weights.load(path, models.read_config(path), make_mesh(shards), dtype, load_format)
+    _, state = weights.load(path, models.read_spec(path), make_mesh(shards), dtype, load_format)
     return named(state)
 
 
 @pytest.mark.parametrize("shards", [1, 2, 8])
 @pytest.mark.parametrize("load_format", ["safetensors", "dummy"])
 def test_abstract_describes_exactly_what_is_loaded(shards: int, load_format: str) -> None:
-    hf, mesh = models.read_config(LLAMA), make_mesh(shards)
-    expected_graph, expected = weights.abstract(hf, mesh, jnp.bfloat16)
-    graphdef, state = weights.load(LLAMA, hf, mesh, jnp.bfloat16, load_format)
+    spec, mesh = models.read_spec(LLAMA), make_mesh(shards)
+    expected_graph, expected = weights.abstract(spec, mesh, jnp.bfloat16)
+    graphdef, state = weights.load(LLAMA, spec, mesh, jnp.bfloat16, load_format)
     assert graphdef == expected_graph
     assert jax.tree.structure(state) == jax.tree.structure(expected)
     for found, like in zip(jax.tree.leaves(state), jax.tree.leaves(expected), strict=True):
@@ -214,10 +214,10 @@ def test_a_tied_model_may_store_its_head_when_it_equals_the_embedding(
 
 def test_progress_ends_at_the_total() -> None:
     seen: list[tuple[int, int]] = []
-    hf = models.read_config(LLAMA)
+    spec = models.read_spec(LLAMA)
     _, state = weights.load(
         LLAMA,
-        hf,
+        spec,
         make_mesh(1),
         jnp.float32,
         progress=lambda done, total: seen.append((done, total)),
@@ -254,9 +254,9 @@ def test_dummy_weights_are_random_finite_and_the_same_on_any_number_of_shards() 
 
 
 def test_dummy_weights_follow_the_seed() -> None:
-    hf, mesh = models.read_config(LLAMA), make_mesh(1)
+    spec, mesh = models.read_spec(LLAMA), make_mesh(1)
     first, again, other = (
-        jax.tree.leaves(weights.load("", hf, mesh, jnp.float32, "dummy", seed=s)[1])[0]
+        jax.tree.leaves(weights.load("", spec, mesh, jnp.float32, "dummy", seed=s)[1])[0]
         for s in (0, 0, 1)
     )
     np.testing.assert_array_equal(first, again)
@@ -264,22 +264,22 @@ def test_dummy_weights_follow_the_seed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("requested", "hf", "platform", "expected"),
+    ("requested", "stored", "platform", "expected"),
     [
-        ("auto", {"torch_dtype": "bfloat16"}, "cpu", "float32"),
-        ("auto", {"torch_dtype": "float16"}, "gpu", "float16"),
-        ("auto", {"dtype": "float32"}, "gpu", "bfloat16"),
-        ("auto", {"dtype": "torch.bfloat16"}, "tpu", "bfloat16"),
-        ("auto", {}, "gpu", "bfloat16"),
-        ("half", {}, "cpu", "float16"),
-        ("float", {"dtype": "bfloat16"}, "gpu", "float32"),
-        ("bfloat16", {}, "cpu", "bfloat16"),
+        ("auto", "bfloat16", "cpu", "float32"),
+        ("auto", "float16", "gpu", "float16"),
+        ("auto", "float32", "gpu", "bfloat16"),
+        ("auto", "bfloat16", "tpu", "bfloat16"),
+        ("auto", None, "gpu", "bfloat16"),
+        ("half", None, "cpu", "float16"),
+        ("float", "bfloat16", "gpu", "float32"),
+        ("bfloat16", None, "cpu", "bfloat16"),
     ],
 )
-def test_dtypes_resolve(requested: str, hf: dict, platform: str, expected: str) -> None:
-    assert weights.resolve_dtype(requested, hf, platform) == jnp.dtype(expected)
+def test_dtypes_resolve(requested: str, stored: str | None, platform: str, expected: str) -> None:
+    assert weights.resolve_dtype(requested, stored, platform) == jnp.dtype(expected)
 
 
 def test_an_unknown_dtype_is_refused() -> None:
     with pytest.raises(ConfigError, match="dtype 'int8' is not supported"):
-        weights.resolve_dtype("int8", {}, "cpu")
+        weights.resolve_dtype("int8", None, "cpu")

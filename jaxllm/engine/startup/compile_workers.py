@@ -31,7 +31,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxllm import models, weights
+from jaxllm import weights
 from jaxllm.config import Resolved
 from jaxllm.engine.runtime.executables import Executables
 from jaxllm.engine.runtime.exports import Exports, settings
@@ -41,6 +41,7 @@ from jaxllm.engine.startup.memory import KVRequirements, MemoryBudget, MemoryPla
 from jaxllm.engine.startup.resolve import Setup
 from jaxllm.engine.startup.sizing import make_programs, options_of
 from jaxllm.mesh import make_mesh
+from jaxllm.models import make_spec
 
 type _Queue = deque[tuple[str, Future[None]]]
 
@@ -213,20 +214,18 @@ def _configure(platform: str, task: dict[str, Any]) -> None:
 
 def rebuild(task: dict[str, Any]) -> Programs:
     """The lattice that `_task` describes, over devices of this process."""
-    resolved, hf = Resolved(**task["resolved"]), task["hf"]
+    resolved, spec = Resolved(**task["resolved"]), make_spec(**task["model"])
     mesh, dtype = make_mesh(resolved.tensor_parallel_size), jnp.dtype(resolved.dtype)
-    graphdef, abstract = weights.abstract(hf, mesh, dtype)
-    kv = models.kv_shape(hf, resolved.tensor_parallel_size)
+    graphdef, abstract = weights.abstract(spec, mesh, dtype)
     memory = MemoryPlan(MemoryBudget(**task["memory"].pop("room")), **task["memory"])
     setup = Setup(
         resolved,
-        hf,
+        spec,
         mesh,
         dtype,
         KVRequirements(**task["need"]),
         memory,
         Buckets.from_dict(task["buckets"]),
-        kv,
         graphdef,
         abstract,
     )
@@ -243,7 +242,7 @@ def _task(setup: Setup, programs: Programs) -> str:
         {
             "settings": settings() | {name: getattr(jax.config, name) for name in CACHE},
             "resolved": dataclasses.asdict(setup.resolved),
-            "hf": setup.hf,
+            "model": setup.spec.to_dict(),
             "need": dataclasses.asdict(setup.need),
             "memory": dataclasses.asdict(setup.memory),
             "buckets": setup.buckets.to_dict(),

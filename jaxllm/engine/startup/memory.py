@@ -13,6 +13,7 @@ from jaxllm.cache.pool import Kind
 from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.engine.scheduling.buckets import Buckets
 from jaxllm.engine.startup.host_memory import available_bytes
+from jaxllm.models import ModelSpec
 from jaxllm.sampling.process import logits_params_bytes
 from jaxllm.units import GIB, amount
 
@@ -151,21 +152,21 @@ def usable_bytes(config: EngineConfig, device: Any) -> int:
     return int(available_bytes() * config.gpu_memory_utilization)
 
 
-def workspace_bytes(hf: dict, tokens: int, rows: int, itemsize: int, shards: int) -> int:
+def workspace_bytes(spec: ModelSpec, tokens: int, rows: int, itemsize: int, shards: int) -> int:
     """Reserve for the largest step: activations of `tokens` tokens and what sampling holds of the
     float32 logits of `rows` rows."""
-    width = hf["hidden_size"] * 6 + (hf["intermediate_size"] * 4) // shards
-    return tokens * width * itemsize + rows * hf["vocab_size"] * 4 * LOGIT_COPIES
+    width = spec.width * 6 + (spec.inner_width * 4) // shards
+    return tokens * width * itemsize + rows * spec.vocab_size * 4 * LOGIT_COPIES
 
 
-def likely_bytes(hf: dict, tokens: int, scored: int, itemsize: int, shards: int) -> int:
+def likely_bytes(spec: ModelSpec, tokens: int, scored: int, itemsize: int, shards: int) -> int:
     """What the largest step will need where Hopper's kernels compute it, as far as it can be told
     before it is compiled: of each of its tokens the residual stream four times and what gate and up
     give, which one kernel multiplies; or float32 logits of the `scored` prompt tokens whose
     log-probabilities are computed at once, and a quarter more. A 7B model needs 0.42 GiB of 0.52
     for 8192 tokens."""
-    width = 4 * hf["hidden_size"] + hf["intermediate_size"] // shards
-    return max(tokens * width * itemsize, scored * hf["vocab_size"] * 5)
+    width = 4 * spec.width + spec.inner_width // shards
+    return max(tokens * width * itemsize, scored * spec.vocab_size * 5)
 
 
 def is_fitted(config: EngineConfig, room: MemoryBudget) -> bool:
@@ -185,9 +186,9 @@ def resident_bytes(logit_rows: Sequence[int], slots: int, vocab_size: int, shard
     )
 
 
-def states_shape(hf: dict, buckets: Buckets) -> tuple[int, int]:
+def states_shape(spec: ModelSpec, buckets: Buckets) -> tuple[int, int]:
     """Of what extends leave: the residual stream of every chunk token of the largest step."""
-    return buckets.max_tokens, hf["hidden_size"]
+    return buckets.max_tokens, spec.width
 
 
 def plan_memory(config: EngineConfig, room: MemoryBudget, need: KVRequirements) -> MemoryPlan:

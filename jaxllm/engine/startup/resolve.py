@@ -12,10 +12,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 from jax.sharding import Mesh
 
-from jaxllm import models, weights
+from jaxllm import weights
 from jaxllm.cache.backends import Shapes, choose_backend, tile_tokens
 from jaxllm.cache.kv import page_bytes
 from jaxllm.config import KV_CACHE_DTYPES, ConfigError, EngineConfig, Resolved
@@ -35,6 +34,8 @@ from jaxllm.engine.startup.memory import (
     usable_bytes,
     workspace_bytes,
 )
+from jaxllm.models import ModelSpec, read_spec
+from jaxllm.nn.heads import Heads
 
 PAGE_SIZES = (8, 16, 32, 64, 128)
 # Of every prompt step where one shape serves all: short prompts are padded to it, long ones lose
@@ -47,15 +48,19 @@ class Setup:
     """Everything decided before weights are read or programs compiled."""
 
     resolved: Resolved
-    hf: dict[str, Any]
+    spec: ModelSpec
     mesh: Mesh
     dtype: Any
     need: KVRequirements
     memory: MemoryPlan
     buckets: Buckets
-    kv: models.KVShape
     graphdef: Any
     abstract_weights: Any
+
+    @property
+    def heads(self) -> Heads:
+        """The attention heads over this mesh."""
+        return self.spec.heads(self.mesh.shape["tensor"])
 
     @property
     def longest(self) -> KVRequirements:
@@ -67,35 +72,34 @@ class Setup:
         """Which kind each layer is of."""
         windows = self.resolved.windows
         return tuple(
-            windows.index(window) if window in windows else 0
-            for window in layer_windows(self.graphdef, self.abstract_weights)
+            windows.index(window) if window in windows else 0 for window in self.spec.windows
         )
 
 
-def resolve(config: EngineConfig, model_dir: Path, mesh: Mesh) -> Setup:
-    """Decide everything; raises ConfigError before any loading work when it cannot be."""
+def resolve(
+    config: EngineConfig, model_dir: Path, mesh: Mesh, spec: ModelSpec | None = None
+) -> Setup:
+    """Decide everything; raises ConfigError before any loading work when it cannot be.
+
+    `spec` is the model's where it has been read already.
+    """
     shards, platform = mesh.shape["tensor"], mesh.devices.flat[0].platform
-    hf, dtype, kv_dtype = _configuration(config, model_dir, platform)
-    kv, itemsize = models.kv_shape(hf, shards), dtype.itemsize
-    graphdef, abstract = weights.abstract(hf, mesh, dtype)
+    spec, dtype, kv_dtype = _model(config, model_dir, spec or read_spec(model_dir), platform)
+    heads, layers, itemsize = spec.heads(shards), len(spec.layers), dtype.itemsize
+    graphdef, abstract = weights.abstract(spec, mesh, dtype)
     page_size = _page_size(config, 16 if platform == "cpu" else 64)
     max_num_seqs = config.max_num_seqs or (16 if platform == "cpu" else 256)
-    length, _ = model_length(config, hf)
+    length, _ = model_length(config, spec)
     budget = _step_tokens(config, min(length, 512) if platform == "cpu" else 8192, max_num_seqs)
-    shapes = Shapes(
-        dtype, kv.head_dim, page_size, max(1, hf["num_attention_heads"] // kv.kv_heads), kv_dtype
-    )
+    shapes = Shapes(dtype, heads.dim, page_size, max(1, heads.query // heads.kv_stored), kv_dtype)
     backend = choose_backend(mesh.devices.flat[0], shapes, config.attention_backend)
     buckets = (Buckets.uniform if config.batch_invariant else Buckets.build)(
         max_num_seqs, budget, platform
     )
-    page = page_bytes(1, kv.kv_heads, page_size, kv.head_dim, kv_dtype) // shards  # of a layer
-    caching = config.enable_prefix_caching and not length_dependent(hf, length)
-    host = plan_host(config, kv.layers * page, shards, caching, HostRoom.of(platform))
-    windows = [
-        None if host.pages else short(window, length)
-        for window in layer_windows(graphdef, abstract)
-    ]
+    page = page_bytes(1, heads.kv_stored, page_size, heads.dim, kv_dtype) // shards  # of a layer
+    caching = config.enable_prefix_caching and not spec.keys_vary(length)
+    host = plan_host(config, layers * page, shards, caching, HostRoom.of(platform))
+    windows = [None if host.pages else short(window, length) for window in spec.windows]
     first, *more = (windows.count(window) * page for window in kinds(windows))
     need = KVRequirements(
         first,
@@ -106,27 +110,29 @@ def resolve(config: EngineConfig, model_dir: Path, mesh: Mesh) -> Setup:
         kinds(windows),
         tile_tokens(backend.name),
         tuple(more),
-        splits(hf, shards),
+        splits(spec, shards),
     )
     room = MemoryBudget(
         usable=usable_bytes(config, mesh.devices.flat[0]),
         weights=shard_bytes(jax.tree.leaves(abstract)),
-        workspace=workspace_bytes(hf, budget + max_num_seqs, buckets.logits[-1], itemsize, shards),
+        workspace=workspace_bytes(
+            spec, budget + max_num_seqs, buckets.logits[-1], itemsize, shards
+        ),
         shared=platform == "cpu",
-        resident=resident_bytes(buckets.logits, max_num_seqs, hf["vocab_size"], shards)
-        + math.prod(states_shape(hf, buckets)) * itemsize,
+        resident=resident_bytes(buckets.logits, max_num_seqs, spec.vocab_size, shards)
+        + math.prod(states_shape(spec, buckets)) * itemsize,
         spare=0 if platform == "cpu" else SPARE,
-        staged=host.staged * kv.layers * page,
+        staged=host.staged * layers * page,
     )
     likely = (
-        likely_bytes(hf, budget + max_num_seqs, buckets.score, itemsize, shards)
+        likely_bytes(spec, budget + max_num_seqs, buckets.score, itemsize, shards)
         if backend.name == "mosaic_gpu"
         else None
     )
-    length, memory = _first_pool(config, hf, room, need, likely)
+    length, memory = _first_pool(config, spec, room, need, likely)
     resolved = Resolved(
         model_dir=str(model_dir),
-        model_type=hf["model_type"],
+        model_type=spec.model_type,
         dtype=dtype.name,
         kv_dtype=kv_dtype.name,
         max_model_len=length,
@@ -135,11 +141,11 @@ def resolve(config: EngineConfig, model_dir: Path, mesh: Mesh) -> Setup:
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=budget,
         max_num_queued_reqs=config.max_num_queued_reqs or max(256, 8 * max_num_seqs),
-        vocab_size=hf["vocab_size"],
+        vocab_size=spec.vocab_size,
         tensor_parallel_size=shards,
-        max_logprobs=min(config.max_logprobs, hf["vocab_size"]),
+        max_logprobs=min(config.max_logprobs, spec.vocab_size),
         logprobs_mode=config.logprobs_mode,
-        enable_prefix_caching=config.enable_prefix_caching and not length_dependent(hf, length),
+        enable_prefix_caching=config.enable_prefix_caching and not spec.keys_vary(length),
         async_scheduling=config.async_scheduling,
         scheduling_policy=config.scheduling_policy,
         preemption_mode=config.preemption_mode,
@@ -152,34 +158,31 @@ def resolve(config: EngineConfig, model_dir: Path, mesh: Mesh) -> Setup:
         more_pages=more_pages(need, length, memory.num_pages),
         batch_invariant=config.batch_invariant,
     )
-    return Setup(resolved, hf, mesh, dtype, need, memory, buckets, kv, graphdef, abstract)
+    return Setup(resolved, spec, mesh, dtype, need, memory, buckets, graphdef, abstract)
 
 
-def _configuration(
-    config: EngineConfig, model_dir: Path, platform: str
-) -> tuple[dict[str, Any], jnp.dtype, jnp.dtype]:
-    """The model's configuration, complete, and for pages of 8 bits which scales the checkpoint
-    brings; the model's type; the pages'."""
-    hf = models.with_defaults(models.read_config(model_dir))
-    dtype = weights.resolve_dtype(config.dtype, hf, platform)
-    kv_dtype = _kv_dtype(config, hf, dtype)
+def _model(
+    config: EngineConfig, model_dir: Path, spec: ModelSpec, platform: str
+) -> tuple[ModelSpec, jnp.dtype, jnp.dtype]:
+    """The spec, with the checkpoint's own scales where pages are of 8 bits; the dtypes of the model
+    and of its pages."""
+    dtype = weights.resolve_dtype(config.dtype, spec.stored_dtype, platform)
+    kv_dtype = _kv_dtype(config, spec, dtype)
     if kv_dtype != dtype:
-        kv = models.kv_shape(hf, 1)
-        hf[models.KV_SCALES] = weights.kv_scales(
-            model_dir, kv.layers, kv.kv_heads, config.load_format
-        )
-    return hf, dtype, kv_dtype
+        kv = spec.heads(1).kv
+        scales = weights.kv_scales(model_dir, len(spec.layers), kv, config.load_format)
+        spec = spec.with_scales(scales)
+    return spec, dtype, kv_dtype
 
 
-def _kv_dtype(config: EngineConfig, hf: dict[str, Any], dtype: jnp.dtype) -> jnp.dtype:
-    """The pages' type: 8 bits, as asked for or as the checkpoint wants, or the model's `dtype`."""
-    asked = config.kv_cache_dtype
-    if asked == "auto":
-        asked = models.kv_cache_dtype(hf.get("quantization_config")) or asked
-    found = jnp.dtype(KV_CACHE_DTYPES[asked] or dtype)
+def _kv_dtype(config: EngineConfig, spec: ModelSpec, dtype: jnp.dtype) -> jnp.dtype:
+    """The pages' dtype: 8 bits as the user or the checkpoint wishes, else the model's `dtype`."""
+    wish = spec.kv_cache_dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+    found = jnp.dtype(KV_CACHE_DTYPES[wish] or dtype)
     if found != dtype and found.itemsize > 1:
         raise ConfigError(
-            f"--kv-cache-dtype {asked} is neither of 8 bits nor what the model computes in; give {dtype}, fp8 or auto, or --dtype {asked}"
+            f"--kv-cache-dtype {wish} is neither of 8 bits nor what the model computes in; "
+            f"give {dtype}, fp8 or auto, or --dtype {wish}"
         )
     return found
 
@@ -188,9 +191,12 @@ def resized(setup: Setup, config: EngineConfig, workspace: int) -> Setup:
     """The same decisions, with the pool that is left when the largest step needs `workspace` bytes.
     Raises ConfigError as `resolve`."""
     length, memory = _pool(
-        config, setup.hf, replace(setup.memory.room, workspace=workspace, likely=False), setup.need
+        config,
+        setup.spec,
+        replace(setup.memory.room, workspace=workspace, likely=False),
+        setup.need,
     )
-    caching = config.enable_prefix_caching and not length_dependent(setup.hf, length)
+    caching = config.enable_prefix_caching and not setup.spec.keys_vary(length)
     resolved = replace(
         setup.resolved,
         max_model_len=length,
@@ -202,24 +208,17 @@ def resized(setup: Setup, config: EngineConfig, workspace: int) -> Setup:
     return replace(setup, resolved=resolved, memory=memory)
 
 
-def layer_windows(graphdef: nnx.GraphDef, abstract: nnx.State) -> list[int | None]:
-    """The window of each layer of a model."""
-    return nnx.merge(graphdef, abstract).windows
-
-
 def short(window: int | None, length: int) -> int | None:
     """The window, if a sequence of `length` tokens does not fit it."""
     return None if window is None or window >= length else window
 
 
-def splits(hf: dict[str, Any], shards: int) -> tuple[int, ...]:
+def splits(spec: ModelSpec, shards: int) -> tuple[int, ...]:
     """Over how many times the devices weights and pages divide evenly: no KV head is kept twice."""
 
     def even(times: int) -> bool:
         try:
-            return (
-                models.kv_shape(hf, times * shards).kv_heads == models.kv_shape(hf, shards).kv_heads
-            )
+            return spec.heads(times * shards).kv_stored == spec.heads(shards).kv_stored
         except ConfigError:
             return False
 
@@ -247,7 +246,7 @@ def more_pages(need: KVRequirements, length: int, pages: int) -> tuple[int, ...]
 
 def _first_pool(
     config: EngineConfig,
-    hf: dict[str, Any],
+    spec: ModelSpec,
     room: MemoryBudget,
     need: KVRequirements,
     likely: int | None = None,
@@ -257,24 +256,24 @@ def _first_pool(
     step `likely` needs the pool is most often right already."""
     if likely is not None and is_fitted(config, room):
         with contextlib.suppress(ConfigError):  # the step may need less
-            return _pool(config, hf, replace(room, workspace=likely, likely=True), need)
+            return _pool(config, spec, replace(room, workspace=likely, likely=True), need)
     compiled = not room.shared and not config.enforce_eager
-    length, memory = _pool(config, hf, replace(room, workspace=0) if compiled else room, need)
+    length, memory = _pool(config, spec, replace(room, workspace=0) if compiled else room, need)
     return length, replace(memory, room=room)
 
 
 def _pool(
-    config: EngineConfig, hf: dict[str, Any], room: MemoryBudget, need: KVRequirements
+    config: EngineConfig, spec: ModelSpec, room: MemoryBudget, need: KVRequirements
 ) -> tuple[int, MemoryPlan]:
     """The longest sequence and the pool; `need` is for the longest that was asked."""
-    _, auto = model_length(config, hf)
+    _, auto = model_length(config, spec)
     length = max(1, fitting_length(config, room, need)) if auto else need.max_model_len
     return length, plan_memory(config, room, replace(need, max_model_len=length))
 
 
-def model_length(config: EngineConfig, hf: dict[str, Any]) -> tuple[int, bool]:
+def model_length(config: EngineConfig, spec: ModelSpec) -> tuple[int, bool]:
     """(longest sequence, whether it may shrink to fit memory)."""
-    limit = models.context_length(hf)
+    limit = spec.context_length
     asked = config.max_model_len
     if asked is None:
         return limit, False
@@ -288,15 +287,6 @@ def model_length(config: EngineConfig, hf: dict[str, Any]) -> tuple[int, bool]:
             f"--max-model-len {asked} is longer than the model allows ({limit} tokens); ask for at most that, or auto"
         )
     return asked, False
-
-
-def length_dependent(hf: dict[str, Any], length: int) -> bool:
-    """Whether keys depend on the prompt's length (dynamic RoPE beyond the native context), so that
-    prompts cannot share pages."""
-    return (
-        models.rope_parameters(hf)["rope_type"] == "dynamic"
-        and length > hf["max_position_embeddings"]
-    )
 
 
 def shard_bytes(leaves: Iterable[jax.ShapeDtypeStruct]) -> int:

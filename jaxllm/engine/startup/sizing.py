@@ -149,21 +149,9 @@ def _found(
 
 def shallow(setup: Setup, layers: int = SIZING_LAYERS) -> Setup:
     """The same model with fewer layers: the first ones."""
-    layers = min(layers, setup.kv.layers)
-    per_layer = {
-        name: value[:layers]
-        for name, value in setup.hf.items()
-        if isinstance(value, list) and len(value) == setup.kv.layers
-    }
-    hf = setup.hf | per_layer | {"num_hidden_layers": layers}
-    graphdef, abstract = weights.abstract(hf, setup.mesh, setup.dtype)
-    few = replace(
-        setup,
-        hf=hf,
-        kv=replace(setup.kv, layers=layers),
-        graphdef=graphdef,
-        abstract_weights=abstract,
-    )
+    spec = setup.spec.first_layers(layers)
+    graphdef, abstract = weights.abstract(spec, setup.mesh, setup.dtype)
+    few = replace(setup, spec=spec, graphdef=graphdef, abstract_weights=abstract)
     there = sorted(set(few.kinds))
     first, *more = ((setup.resolved.num_pages, *setup.resolved.more_pages)[kind] for kind in there)
     windows = tuple(setup.resolved.windows[kind] for kind in there)
@@ -175,10 +163,10 @@ def shallow(setup: Setup, layers: int = SIZING_LAYERS) -> Setup:
 
 def abstract_pages(setup: Setup) -> KVCache:
     """The pools of all kinds of layers, as shapes with shardings."""
-    kv, resolved, kinds = setup.kv, setup.resolved, setup.kinds
-    rest = kv.kv_heads, resolved.page_size, kv.head_dim, jnp.dtype(resolved.kv_dtype), setup.mesh
+    heads, resolved, kinds = setup.heads, setup.resolved, setup.kinds
+    rest = heads.kv_stored, resolved.page_size, heads.dim, jnp.dtype(resolved.kv_dtype), setup.mesh
     if len(resolved.windows) == 1:
-        return KVCache.abstract(kv.layers, resolved.num_pages, *rest)
+        return KVCache.abstract(len(setup.spec.layers), resolved.num_pages, *rest)
     pages = resolved.num_pages, *resolved.more_pages
     return KVCache.of_kinds(
         [KVCache.abstract(kinds.count(kind), count, *rest) for kind, count in enumerate(pages)],
@@ -195,7 +183,7 @@ def _abstract(setup: Setup) -> Abstract:
             resolved.max_num_seqs, len(resolved.windows) * resolved.max_pages_per_request
         ),
         vocab_size=resolved.vocab_size,
-        states=jax.ShapeDtypeStruct(states_shape(setup.hf, setup.buckets), setup.dtype),
+        states=jax.ShapeDtypeStruct(states_shape(setup.spec, setup.buckets), setup.dtype),
     )
 
 
@@ -214,7 +202,7 @@ def _exports(setup: Setup) -> Exports | None:
         name: value for name, value in asdict(setup.resolved).items() if name not in _DECIDED_LATER
     }
     facts: dict[str, Any] = {
-        "model": setup.hf,
+        "model": setup.spec.to_dict(),
         "engine": resolved,
         "length": setup.need.max_model_len,
         "buckets": setup.buckets.to_dict(),

@@ -9,11 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
 
 import jax
 
-from jaxllm import models, weights
+from jaxllm import weights
 from jaxllm.cache.kv import zeros_of
 from jaxllm.config import ConfigError, EngineConfig, Resolved
 from jaxllm.engine.constraints.grammars import Grammars
@@ -26,7 +25,7 @@ from jaxllm.engine.scheduling.prefill_budget import seconds_per_token
 from jaxllm.engine.startup.compile_workers import CompileWorkers, WorkerSpec, early
 from jaxllm.engine.startup.pin_host_memory import pinning
 from jaxllm.engine.startup.report import Report
-from jaxllm.engine.startup.resolve import Setup, layer_windows, resolve
+from jaxllm.engine.startup.resolve import Setup, resolve
 from jaxllm.engine.startup.sizing import (
     abstract_pages,
     fitted,
@@ -37,6 +36,7 @@ from jaxllm.engine.startup.sizing import (
 from jaxllm.grammar.matcher import Matchers
 from jaxllm.locate import locate
 from jaxllm.mesh import make_mesh
+from jaxllm.models import ModelSpec, read_spec
 from jaxllm.sampling.options import MAX_STOP_TOKEN_IDS
 from jaxllm.sampling.processor_arguments import Function, Processor
 from jaxllm.sampling.processors import read_processors
@@ -61,19 +61,17 @@ def start(
     model_dir = locate(config.model, config.revision, config.download_dir)
     use_compilation_cache(config.compilation_cache_dir)
     reserve_memory(config.gpu_memory_utilization)
-    hf = models.with_defaults(models.read_config(model_dir))
-    eos_ids = end_ids(model_dir, hf)
+    spec = read_spec(model_dir)
+    eos_ids = end_ids(spec)
     with CompileWorkers(_early_workers(config)) as workers:
         # JAX takes seconds to find GPUs, mostly without Python's lock
         with ThreadPoolExecutor(1, thread_name_prefix="tokenizer") as pool:
-            reading = pool.submit(
-                read_tokenizer, config, model_dir, hf.get("vocab_size", 0), eos_ids
-            )
+            reading = pool.submit(read_tokenizer, config, model_dir, spec.vocab_size, eos_ids)
             mesh = make_mesh(config.tensor_parallel_size)
-            setup = resolve(config, model_dir, mesh)
+            setup = resolve(config, model_dir, mesh, spec)
             tokenizer, matchers = reading.result()
         grammars = Grammars(matchers, setup.resolved.vocab_size, eos_ids)
-        weights.check(model_dir, setup.hf, mesh, setup.dtype, config.load_format)
+        weights.check(model_dir, setup.spec, mesh, setup.dtype, config.load_format)
         processors = read_processors(logits_processors, setup.resolved.vocab_size)
         compiles = CompileCounter()
         # Whatever else lies in such memory would wait for it: the runner comes later
@@ -136,10 +134,10 @@ def may_use_cuda() -> bool:
     return any("cuda" in plugin.name for plugin in entry_points(group="jax_plugins"))
 
 
-def end_ids(model_dir: Path, hf: dict[str, Any]) -> list[int]:
+def end_ids(spec: ModelSpec) -> list[int]:
     """The model's end-of-sequence ids. Raises ConfigError when a slot cannot hold them beside a
     request's own stop ids."""
-    found = sorted(models.eos_token_ids(model_dir, hf))
+    found = list(spec.eos_token_ids)
     room = MAX_STOP_IDS - MAX_STOP_TOKEN_IDS
     if len(found) > room:
         raise ConfigError(
@@ -234,27 +232,20 @@ def table_rows(
 
 def _scales_rows(setup: Setup) -> list[tuple[str, str]]:
     """Where the scales of pages of 8 bits come from."""
-    if models.KV_SCALES not in setup.hf:
+    if setup.resolved.kv_dtype == setup.resolved.dtype:
         return []
-    given = sum(tensors is not None for tensors in setup.hf[models.KV_SCALES])
+    layers = setup.spec.layers
+    given = sum(layer.scales is not None for layer in layers)
     own = "one for each token and head, computed when it is written"
     if not given:
         return [("KV scales", own)]
-    layers = (
-        ""
-        if given == setup.kv.layers
-        else f" for {given} of {setup.kv.layers} layers; for the others {own}"
-    )
-    return [("KV scales", f"the checkpoint's{layers}")]
+    some = f" for {given} of {len(layers)} layers; for the others {own}"
+    return [("KV scales", f"the checkpoint's{'' if given == len(layers) else some}")]
 
 
 def _window_row(setup: Setup) -> str:
     """What becomes of pages behind the window of the model's layers."""
-    found = {
-        window
-        for window in layer_windows(setup.graphdef, setup.abstract_weights)
-        if window is not None
-    }
+    found = {window for window in setup.spec.windows if window is not None}
     if not found:
         return "none"
     tokens = " and ".join(str(window) for window in sorted(found))
@@ -338,7 +329,7 @@ def _load_and_compile(
         with report.phase("Loading weights") as advance:
             _, state = weights.load(
                 setup.resolved.model_dir,
-                setup.hf,
+                setup.spec,
                 setup.mesh,
                 setup.dtype,
                 config.load_format,

@@ -1,5 +1,7 @@
-"""RoPE settings of a configuration → angles. Frequencies are computed in float32, as transformers
-does."""
+"""RoPE settings of a configuration → angles.
+
+Frequencies are computed in float32, as `transformers.modeling_rope_utils` does.
+"""
 
 from __future__ import annotations
 
@@ -11,25 +13,60 @@ from typing import Any
 import numpy as np
 
 from jaxllm.config import ConfigError
-from jaxllm.models.config.read import positive, rope_parameters
+from jaxllm.models.config.read import number, positive
 from jaxllm.nn.rope import DynamicRope, Rope, StaticRope
 
 
 def rope(hf: Mapping[str, Any], dim: int) -> Rope:
-    """The rotary embedding of a complete configuration. Raises ConfigError for an unknown type or a
-    missing or illegal setting."""
+    """The rotary embedding of a complete configuration, for heads of width `dim`.
+
+    Raises ConfigError for an unknown type and for a missing or illegal setting.
+    """
     settings = rope_parameters(hf)
-    kind = settings["rope_type"]
-    if kind not in _KINDS:
+    name = settings["rope_type"]
+    if not isinstance(name, str) or name not in _TYPES:
         raise ConfigError(
-            f"config.json: RoPE type {kind!r} is not supported (supported: {', '.join(_KINDS)})"
+            f"config.json: RoPE type {name!r:.80} is not supported (supported: {', '.join(_TYPES)})"
         )
     for source in (settings, hf):
         if source.get("partial_rotary_factor") not in (None, 1, 1.0):
             raise ConfigError(
-                f"config.json: partial_rotary_factor {source['partial_rotary_factor']!r} is not supported; it must be 1"
+                f"config.json: partial_rotary_factor {source['partial_rotary_factor']!r:.80} "
+                "is not supported; it must be 1"
             )
-    return _KINDS[kind](settings, hf, dim)
+    return _TYPES[name](settings, hf, dim)
+
+
+def rope_parameters(hf: Mapping[str, Any]) -> dict[str, Any]:
+    """RoPE settings in one form, always with `rope_type` and `rope_theta`.
+
+    Read are the older `rope_scaling` beside `rope_theta`, the newer `rope_parameters`, and `type`
+    for `rope_type`. Raises ConfigError when they are not one flat object.
+    """
+    given = (hf.get(key) for key in ("rope_scaling", "rope_parameters"))
+    found: Any = next((value for value in given if value is not None and value != {}), {})
+    if not isinstance(found, dict) or any(isinstance(value, dict) for value in found.values()):
+        raise ConfigError(
+            f"RoPE settings {found!r:.200} are not supported; "
+            "one flat object for all layers is expected"
+        )
+    settings = {key: value for key, value in found.items() if value is not None}
+    settings.setdefault("rope_type", settings.get("type", "default"))
+    theta = hf.get("rope_theta")
+    settings.setdefault("rope_theta", 10000.0 if theta is None else theta)
+    return settings
+
+
+def context_length(hf: Mapping[str, Any]) -> int:
+    """Tokens that the model is made for: `max_position_embeddings`, stretched by linear, dynamic or
+    YaRN scaling. Raises ConfigError as `rope` does."""
+    length, settings = positive(hf, "max_position_embeddings"), rope_parameters(hf)
+    stretched = float(length)
+    if settings["rope_type"] == "yarn":
+        stretched = number(settings, "original_max_position_embeddings", length)
+    if settings["rope_type"] in ("linear", "dynamic", "yarn"):
+        return max(int(int(stretched) * number(settings, "factor", 1.0)), length)
+    return length
 
 
 def _default(settings: dict[str, Any], hf: Mapping[str, Any], dim: int) -> Rope:
@@ -37,7 +74,7 @@ def _default(settings: dict[str, Any], hf: Mapping[str, Any], dim: int) -> Rope:
 
 
 def _linear(settings: dict[str, Any], hf: Mapping[str, Any], dim: int) -> Rope:
-    return _static(_inv_freq(settings, dim) / np.float32(_number(settings, "factor")))
+    return _static(_inv_freq(settings, dim) / np.float32(number(settings, "factor")))
 
 
 def _dynamic(settings: dict[str, Any], hf: Mapping[str, Any], dim: int) -> Rope:
@@ -46,9 +83,9 @@ def _dynamic(settings: dict[str, Any], hf: Mapping[str, Any], dim: int) -> Rope:
             f"config.json: dynamic RoPE scaling needs a head_dim of at least 4, not {dim}"
         )
     return DynamicRope(
-        _number(settings, "rope_theta"),
+        number(settings, "rope_theta"),
         dim,
-        _number(settings, "factor"),
+        number(settings, "factor"),
         positive(hf, "max_position_embeddings"),
     )
 
@@ -56,8 +93,8 @@ def _dynamic(settings: dict[str, Any], hf: Mapping[str, Any], dim: int) -> Rope:
 def _llama3(settings: dict[str, Any], hf: Mapping[str, Any], dim: int) -> Rope:
     """Long wavelengths are stretched by `factor`, short ones kept, those between interpolated."""
     inv_freq = _inv_freq(settings, dim)
-    factor = _number(settings, "factor")
-    low, high = _number(settings, "low_freq_factor"), _number(settings, "high_freq_factor")
+    factor = number(settings, "factor")
+    low, high = number(settings, "low_freq_factor"), number(settings, "high_freq_factor")
     if high <= low:
         raise ConfigError(
             f"config.json: high_freq_factor {high} must be larger than low_freq_factor {low}"
@@ -69,18 +106,20 @@ def _llama3(settings: dict[str, Any], hf: Mapping[str, Any], dim: int) -> Rope:
 
 
 def _yarn(settings: dict[str, Any], hf: Mapping[str, Any], dim: int) -> Rope:
-    """Interpolates slow dimensions, keeps fast ones, and scales cos and sin by the attention
+    """Slow dimensions are interpolated, fast ones kept; cos and sin are scaled by the attention
     factor."""
     original = _original_length(settings, hf)
-    factor = _number(settings, "factor", positive(hf, "max_position_embeddings") / original)
-    theta = _number(settings, "rope_theta")
+    factor = number(settings, "factor", positive(hf, "max_position_embeddings") / original)
+    theta = number(settings, "rope_theta")
+    if theta <= 1:
+        raise ConfigError(f"config.json: rope_theta is {theta}; YaRN scaling needs more than 1")
 
     def dimension(rotations: float) -> float:
         """The dimension that turns this many times over the original length."""
         return dim * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(theta))
 
-    low = dimension(_number(settings, "beta_fast", 32.0))
-    high = dimension(_number(settings, "beta_slow", 1.0))
+    low = dimension(number(settings, "beta_fast", 32.0))
+    high = dimension(number(settings, "beta_slow", 1.0))
     if settings.get("truncate", True):
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, dim - 1)
@@ -98,15 +137,16 @@ def _yarn_scale(settings: dict[str, Any], factor: float) -> float:
         return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
 
     if settings.get("attention_factor") is not None:
-        return _number(settings, "attention_factor")
+        return number(settings, "attention_factor")
+    # transformers takes a zero for an absent one, too
     if settings.get("mscale") and settings.get("mscale_all_dim"):
-        return scale(_number(settings, "mscale")) / scale(_number(settings, "mscale_all_dim"))
+        return scale(number(settings, "mscale")) / scale(number(settings, "mscale_all_dim"))
     return scale(1.0)
 
 
 def _inv_freq(settings: dict[str, Any], dim: int) -> np.ndarray:
     exponent = np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
-    return np.float32(1) / np.float32(_number(settings, "rope_theta")) ** exponent
+    return np.float32(1) / np.float32(number(settings, "rope_theta")) ** exponent
 
 
 def _static(inv_freq: np.ndarray, scale: float = 1.0) -> StaticRope:
@@ -114,26 +154,13 @@ def _static(inv_freq: np.ndarray, scale: float = 1.0) -> StaticRope:
 
 
 def _original_length(settings: dict[str, Any], hf: Mapping[str, Any]) -> float:
-    """Length that the model was trained at. A value beside the RoPE settings wins over one inside
-    them.
-    """
-    if hf.get("original_max_position_embeddings"):
-        return positive(hf, "original_max_position_embeddings")
-    return _number(
-        settings, "original_max_position_embeddings", positive(hf, "max_position_embeddings")
-    )
+    """Tokens that the model was trained on; beside the RoPE settings it wins over inside them."""
+    key = "original_max_position_embeddings"
+    if hf.get(key) is not None:
+        return positive(hf, key)
+    return number(settings, key, positive(hf, "max_position_embeddings"))
 
 
-def _number(settings: Mapping[str, Any], key: str, default: float | None = None) -> float:
-    """A positive finite number among the RoPE settings."""
-    value = settings.get(key) or default
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise ConfigError(
-            f"config.json: RoPE setting {key} is {value!r}; {settings['rope_type']} scaling needs a positive number"
-        )
-    return float(value)
-
-
-_KINDS: Mapping[str, Callable[[dict[str, Any], Mapping[str, Any], int], Rope]] = MappingProxyType(
+_TYPES: Mapping[str, Callable[[dict[str, Any], Mapping[str, Any], int], Rope]] = MappingProxyType(
     {"default": _default, "linear": _linear, "dynamic": _dynamic, "llama3": _llama3, "yarn": _yarn}
 )

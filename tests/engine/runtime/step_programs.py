@@ -32,18 +32,17 @@ def lattice(
     moved: int = 0,
 ) -> Programs:
     """Programs of a model in bfloat16 from its config.json, over one pool of `pages`."""
-    hf = models.with_defaults(config)
-    kv = models.kv_shape(hf, mesh.shape["tensor"])
-    graphdef, state = weights.abstract(hf, mesh, jnp.bfloat16)
+    spec = models.make_spec(config)
+    heads = spec.heads(mesh.shape["tensor"])
+    graphdef, state = weights.abstract(spec, mesh, jnp.bfloat16)
     leaves, treedef = weight_leaves(state)
-    pool = KVCache.abstract(
-        kv.layers, pages, kv.kv_heads, page_size, kv.head_dim, jnp.dtype(kv_dtype), mesh
-    )
+    shape = len(spec.layers), pages, heads.kv_stored, page_size, heads.dim
+    pool = KVCache.abstract(*shape, jnp.dtype(kv_dtype), mesh)
     slots = SlotState.shapes(buckets.decode[-1], pages_per_request)
-    states = jax.ShapeDtypeStruct((buckets.max_tokens, hf["hidden_size"]), jnp.bfloat16)
+    states = jax.ShapeDtypeStruct((buckets.max_tokens, spec.width), jnp.bfloat16)
     return Programs(
         step.Model(graphdef, treedef, mesh, backend, page_size),
-        Abstract(leaves, pool, slots, hf["vocab_size"], states),
+        Abstract(leaves, pool, slots, spec.vocab_size, states),
         buckets,
         scoring,
         executables,

@@ -53,8 +53,8 @@ ASKED: tuple[dict[str, Any], ...] = (
 @pytest.fixture(scope="module")
 def dense(tiny_dir: str) -> Dense:
     """The logits after a text, by plain attention."""
-    hf, mesh = models.read_config(tiny_dir), make_mesh(1)
-    graphdef, state = weights.load(tiny_dir, hf, mesh, jnp.float32, "dummy")
+    spec, mesh = models.read_spec(tiny_dir), make_mesh(1)
+    graphdef, state = weights.load(tiny_dir, spec, mesh, jnp.float32, "dummy")
 
     @jax.jit
     def last(state: nnx.State, token_T: jax.Array, length: jax.Array) -> jax.Array:

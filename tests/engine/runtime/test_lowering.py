@@ -97,9 +97,8 @@ def test_a_step_with_a_checkpoints_scales_lowers(shards: int) -> None:
     mesh = make_mesh(shards)
     given = programs_of(mesh, "mosaic_gpu", 64, "float8_e4m3fn")
     tensors = [("k_scale", ()), ("v_scale", ())]
-    graphdef, state = weights.abstract(
-        models.with_defaults(REAL_HEADS) | {models.KV_SCALES: [tensors] * 2}, mesh, jnp.bfloat16
-    )
+    spec = models.make_spec(REAL_HEADS, scales=[tensors] * 2)
+    graphdef, state = weights.abstract(spec, mesh, jnp.bfloat16)
     leaves, treedef = weight_leaves(state)
     assert len(leaves) == len(given.abstract.weights) + 2
     model = replace(given.model, graphdef=graphdef, treedef=treedef)
@@ -115,14 +114,14 @@ def test_a_step_with_a_checkpoints_scales_lowers(shards: int) -> None:
 @pytest.mark.parametrize(("platform", "backend"), [("cuda", "mosaic_gpu"), ("tpu", "mosaic_tpu")])
 def test_a_step_over_two_kinds_of_layers_lowers(platform: str, backend: str, kind: str) -> None:
     given, mesh = programs_of(make_mesh(1), backend), make_mesh(1)
-    hf = models.with_defaults(
+    spec = models.make_spec(
         REAL_HEADS | {"use_sliding_window": True, "sliding_window": 32, "max_window_layers": 1}
     )
     pools = [KVCache.abstract(1, pages, 8, PAGE, 128, jnp.bfloat16, mesh) for pages in (PAGES, 512)]
     abstract = replace(
         given.abstract, kv=KVCache.of_kinds(pools, (0, 1)), state=SlotState.shapes(SLOTS, 2 * 16)
     )
-    model = replace(given.model, graphdef=weights.abstract(hf, mesh, jnp.bfloat16)[0])
+    model = replace(given.model, graphdef=weights.abstract(spec, mesh, jnp.bfloat16)[0])
     programs = Programs(model, abstract, given.buckets, given.scoring)
     assert CALLS[platform] in traced(programs, kind).lower(lowering_platforms=(platform,)).as_text()
 

@@ -90,7 +90,8 @@ def test_scales_are_found_under_every_name(
 ) -> None:
     path = checkpoint(tmp_path, named(key, value, shape=shape))
     names = [
-        [(f"model.layers.{i}.self_attn.{name}", shape) for name in (key, value)] for i in range(2)
+        tuple((f"model.layers.{i}.self_attn.{name}", shape) for name in (key, value))
+        for i in range(2)
     ]
     assert weights.kv_scales(path, 2, HEADS) == names
     assert weights.kv_scales(path, 2, HEADS, "dummy") == []
@@ -100,7 +101,7 @@ def test_one_scale_may_be_for_keys_and_values(tmp_path: Path) -> None:
     path = checkpoint(tmp_path, {"1.self_attn.kv_scale": SCALES[1, 0]})
     assert weights.kv_scales(path, 2, HEADS) == [
         None,
-        [("model.layers.1.self_attn.kv_scale", ())] * 2,
+        (("model.layers.1.self_attn.kv_scale", ()),) * 2,
     ]
     assert weights.kv_scales(LLAMA, 2, HEADS) == []
 
@@ -270,8 +271,8 @@ MORE = [  # what makes one that cannot be served of them
 def test_a_configuration_may_quantise_keys_and_values_alone(
     tmp_path: Path, asked: dict[str, Any]
 ) -> None:
-    read = models.read_config(checkpoint(tmp_path, {}, quantization_config=asked))
-    assert models.kv_cache_dtype(read["quantization_config"]) == "fp8_e4m3"
+    read = models.read_spec(checkpoint(tmp_path, {}, quantization_config=asked))
+    assert read.kv_cache_dtype == "fp8_e4m3"
     path = checkpoint(tmp_path, {})
     (tmp_path / "hf_quant_config.json").write_text(json.dumps(asked))
     assert models.read_config(path)["quantization_config"] == asked
@@ -280,7 +281,7 @@ def test_a_configuration_may_quantise_keys_and_values_alone(
         MODELOPT | {"kv_cache_quant_algo": None},
     ):
         (tmp_path / "hf_quant_config.json").write_text(json.dumps(nothing))
-        assert models.kv_cache_dtype(models.read_config(path)["quantization_config"]) == "auto"
+        assert models.read_spec(path).kv_cache_dtype == "auto"
 
 
 @pytest.mark.parametrize(("asked", "more"), MORE)
@@ -378,13 +379,10 @@ def test_scales_that_cannot_be_used_are_refused(
 
 def test_processes_that_lower_are_told_of_the_scales(tmp_path: Path) -> None:
     path = checkpoint(tmp_path, named("k_scale", "v_scale", shape=(1,)))
-    hf = models.with_defaults(models.read_config(path)) | {
-        models.KV_SCALES: weights.kv_scales(path, 2, HEADS)
-    }
-    here, there = (
-        weights.abstract(told, make_mesh(2), jnp.bfloat16)
-        for told in (hf, json.loads(json.dumps(hf)))
-    )
+    spec = models.read_spec(path).with_scales(weights.kv_scales(path, 2, HEADS))
+    sent = models.make_spec(**json.loads(json.dumps(spec.to_dict())))
+    assert sent == spec
+    here, there = (weights.abstract(each, make_mesh(2), jnp.bfloat16) for each in (spec, sent))
     assert here[0] == there[0]
     assert jax.tree.structure(here[1]) == jax.tree.structure(there[1])
     assert [leaf.sharding for leaf in jax.tree.leaves(here[1])] == [
@@ -396,10 +394,8 @@ def test_processes_that_lower_are_told_of_the_scales(tmp_path: Path) -> None:
 @pytest.mark.parametrize("shape", [(HEADS,), (HEADS, 1, 1), (1, HEADS, 1), ()])
 def test_every_shard_gets_the_scales_of_its_heads(tmp_path: Path, shape: tuple[int, ...]) -> None:
     path = checkpoint(tmp_path, by_head(shape) if shape else named("k_scale", "v_scale"))
-    hf = models.with_defaults(models.read_config(path)) | {
-        models.KV_SCALES: weights.kv_scales(path, 2, HEADS)
-    }
-    _, state = weights.load(path, hf, make_mesh(4), jnp.float32)
+    spec = models.read_spec(path).with_scales(weights.kv_scales(path, 2, HEADS))
+    _, state = weights.load(path, spec, make_mesh(4), jnp.float32)
     wanted = jnp.asarray(
         BY_HEAD if shape else SCALES[..., None].repeat(HEADS, axis=-1), jnp.bfloat16
     )

@@ -263,7 +263,7 @@ def test_devices_are_offered_over_which_heads_divide(
     heads: tuple[int, int], shards: int, times: tuple[int, ...]
 ) -> None:
     hf = TINY | {"num_attention_heads": heads[0], "num_key_value_heads": heads[1], "head_dim": 8}
-    assert splits(models.with_defaults(hf), shards) == times
+    assert splits(models.make_spec(hf), shards) == times
     with pytest.raises(ConfigError) as error:
         plan_memory(EngineConfig(), replace(CARD, weights=40 * GIB), replace(NEED, splits=times))
     assert ("--tensor-parallel-size 4," in str(error.value)) == (4 in times)

@@ -14,6 +14,7 @@ from jaxllm.engine.startup import resolve as module
 from jaxllm.engine.startup.memory import KVRequirements, MemoryBudget, likely_bytes
 from jaxllm.engine.startup.resolve import _first_pool, resized, resolve
 from jaxllm.mesh import make_mesh
+from jaxllm.models import make_spec
 from jaxllm.units import GIB
 from tests.engine.conftest import TINY
 
@@ -47,17 +48,17 @@ def test_an_estimate_refuses_only_where_no_step_is_going_to_be_compiled() -> Non
     need = KVRequirements(page_bytes=GIB // 64, page_size=64, max_num_seqs=4, max_model_len=4096)
     # 7 GiB is a guess, 1 GiB of pages is needed
     room = MemoryBudget(usable=10 * GIB, weights=4 * GIB, workspace=7 * GIB, shared=False)
-    hf = TINY | {"max_position_embeddings": 4096}
-    length, memory = _first_pool(EngineConfig(max_model_len=4096), hf, room, need)
+    spec = make_spec(TINY | {"max_position_embeddings": 4096})
+    length, memory = _first_pool(EngineConfig(max_model_len=4096), spec, room, need)
     assert (length, memory.room) == (4096, room)
     with pytest.raises(ConfigError, match=r"1\.00 GiB of KV cache is needed"):
-        _first_pool(EngineConfig(max_model_len=4096, enforce_eager=True), hf, room, need)
+        _first_pool(EngineConfig(max_model_len=4096, enforce_eager=True), spec, room, need)
     full = replace(room, weights=10 * GIB)
     with pytest.raises(ConfigError, match=r"1\.00 GiB of KV cache is needed"):
-        _first_pool(EngineConfig(max_model_len=4096), hf, full, need)
+        _first_pool(EngineConfig(max_model_len=4096), spec, full, need)
 
 
-LIKELY = likely_bytes(TINY, 16 + 2, 16, 4, 1)
+LIKELY = likely_bytes(make_spec(TINY), 16 + 2, 16, 4, 1)
 
 
 @pytest.mark.parametrize(

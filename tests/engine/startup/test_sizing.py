@@ -207,19 +207,11 @@ def test_a_second_start_knows_the_need_and_lowers_only_what_is_cheap(tiny_dir: s
 
 def test_a_model_of_fewer_layers_keeps_their_kinds(tiny_dir: str) -> None:
     setup, _ = decide(tiny_dir)
-    setup = replace(
-        setup,
-        hf=setup.hf | {"layer_types": ["full_attention"] * setup.kv.layers},
-        kv=replace(setup.kv),
-    )
     few = shallow(setup, 1)
-    assert (few.kv.layers, few.hf["num_hidden_layers"], few.hf["layer_types"]) == (
-        1,
-        1,
-        ["full_attention"],
-    )
+    assert few.spec.layers == setup.spec.layers[:1] and len(setup.spec.layers) == 2
+    assert len(abstract_pages(few).kinds) == 1
     assert len(jax.tree.leaves(few.abstract_weights)) < len(jax.tree.leaves(setup.abstract_weights))
-    assert few.hf["vocab_size"] == setup.hf["vocab_size"]
+    assert few.spec.vocab_size == setup.spec.vocab_size
 
 
 def test_few_layers_of_a_hybrid_have_the_pools_of_their_kinds(tmp_path: Path) -> None:

@@ -1,0 +1,58 @@
+"""From a `ModelSpec` to its modules, and to the checkpoint tensors that fill them."""
+
+from __future__ import annotations
+
+from flax import nnx
+from jax.typing import DTypeLike
+
+from jaxllm.models.config.kv_scales import kv_scale_names, kv_scales_rule
+from jaxllm.models.config.read import family
+from jaxllm.models.config.spec import ModelSpec
+from jaxllm.nn.decoder import Decoder
+from jaxllm.nn.linear import Init
+from jaxllm.nn.rules import Rule
+
+
+def build(spec: ModelSpec, shards: int, rngs: nnx.Rngs, dtype: DTypeLike) -> Decoder:
+    """The model with fresh parameters, laid out for `shards` tensor shards.
+
+    Raises ConfigError when it does not divide over them.
+    """
+    model: Decoder = family(spec.model_type).build(spec, shards, Init(rngs, dtype))
+    for layer, cache in zip(model.layers, spec.layers, strict=True):
+        if cache.scales:
+            layer.attention.take_kv_scales()
+    return model
+
+
+def outline(spec: ModelSpec, shards: int, dtype: DTypeLike) -> Decoder:
+    """The same with ShapeDtypeStructs for arrays: nothing is allocated."""
+    return nnx.eval_shape(lambda: build(spec, shards, nnx.Rngs(0), dtype))
+
+
+def rules(spec: ModelSpec, model: Decoder) -> list[Rule]:
+    """Every parameter of `build` and the checkpoint tensors that fill it."""
+    table = list(model.rules(family(spec.model_type).NAMES))
+    return table + [
+        kv_scales_rule(layer, cache.scales, model.layers[layer].attention.heads.kv_stored)
+        for layer, cache in enumerate(spec.layers)
+        if cache.scales
+    ]
+
+
+def ignored(spec: ModelSpec) -> dict[str, str | None]:
+    """Tensors that a checkpoint may hold and that no parameter needs, each with the tensor that it
+    must equal (None: any values).
+
+    These are the rotary tables of older checkpoints, the scales of 8-bit queries, keys and values,
+    and the head of a tied model, which equals the embedding.
+    """
+    found: dict[str, str | None] = {}
+    for layer in range(len(spec.layers)):
+        prefix = f"model.layers.{layer}.self_attn"
+        found |= {f"{prefix}.rotary_emb.inv_freq": None, f"{prefix}.q_scale": None}
+        found |= dict.fromkeys(name for pair in kv_scale_names(layer) for name in pair)
+    if spec.tied:
+        (head,), (embed,) = (family(spec.model_type).NAMES[name] for name in ("head", "embed"))
+        found[f"{head}.weight"] = f"{embed}.weight"
+    return found

@@ -1,0 +1,135 @@
+"""`ModelSpec`: everything the engine knows of a model. Imports no jax.
+
+The engine, the weights and the server read this value alone; the keys of `config.json` stay in
+`jaxllm/models`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from jaxllm.cache.layer import LayerCache, ScaleTensors
+from jaxllm.config import ConfigError
+from jaxllm.models.config.read import family, read_config, with_defaults
+from jaxllm.nn.heads import Heads
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """A model before anything of it is built, whatever the number of devices.
+
+    Attributes:
+        model_type: the family, a file of `jaxllm/models`.
+        vocab_size: width of the logits.
+        width: width of the residual stream.
+        inner_width: values of the widest feed-forward product of a token.
+        query_heads: attention heads of a layer.
+        layers: what each layer remembers of earlier tokens.
+        context_length: tokens that the model is made for.
+        shared_length: sequences up to this length may share cached keys; beyond it a key depends on
+            its prompt's length. None: keys never depend on it.
+        eos_token_ids: ids that end a sequence, in ascending order.
+        stored_dtype: dtype that the checkpoint claims to hold; None when it does not say.
+        kv_cache_dtype: the checkpoint's wish for `--kv-cache-dtype`, "auto" for none.
+        tied: the output head is the token embedding.
+        norm_eps: added to the mean square of norms.
+        activation: of the feed-forward blocks, a key of `nn.mlp.ACTIVATIONS`.
+        rope: the rotary embedding, a `nn.rope.Rope`.
+        config: the complete `config.json`, for the family's `build` alone.
+    """
+
+    model_type: str
+    vocab_size: int
+    width: int
+    inner_width: int
+    query_heads: int
+    layers: tuple[LayerCache, ...]
+    context_length: int
+    shared_length: int | None
+    eos_token_ids: tuple[int, ...]
+    stored_dtype: str | None
+    kv_cache_dtype: str
+    tied: bool
+    norm_eps: float
+    activation: str
+    rope: Any
+    config: Mapping[str, Any] = field(repr=False)
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """The window of each layer, in tokens; None sees all."""
+        return tuple(layer.window for layer in self.layers)
+
+    def heads(self, shards: int) -> Heads:
+        """The attention heads over `shards` tensor shards.
+
+        Raises ConfigError when they do not divide.
+        """
+        layer = self.layers[0]
+        heads = Heads(self.query_heads, layer.heads, layer.key_dim, shards)
+        if problem := heads.problem():
+            remedy = (
+                "choose a tensor_parallel_size that divides the heads"
+                if shards > 1
+                else "config.json is inconsistent"
+            )
+            raise ConfigError(f"{problem}; {remedy}")
+        return heads
+
+    def keys_vary(self, length: int) -> bool:
+        """Whether keys of sequences of `length` tokens depend on their prompt's length, so that
+        prompts cannot share pages."""
+        return self.shared_length is not None and length > self.shared_length
+
+    def first_layers(self, count: int) -> ModelSpec:
+        """The same model cut off after `count` layers."""
+        return replace(self, layers=self.layers[:count])
+
+    def with_scales(self, scales: Iterable[Iterable[Any] | None]) -> ModelSpec:
+        """The same model with the checkpoint's own scales for 8-bit pages, layer by layer; without
+        any where `scales` is empty."""
+        found = [None if each is None else _frozen(each) for each in scales]
+        found += [None] * (len(self.layers) - len(found))
+        layers = zip(self.layers, found, strict=True)
+        return replace(self, layers=tuple(replace(layer, scales=own) for layer, own in layers))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Arguments of `make_spec` that give this value again, as JSON holds them."""
+        return {
+            "config": dict(self.config),
+            "depth": len(self.layers),
+            "scales": [layer.scales for layer in self.layers],
+        }
+
+
+def make_spec(
+    config: Mapping[str, Any],
+    depth: int | None = None,
+    scales: Iterable[Iterable[Any] | None] = (),
+) -> ModelSpec:
+    """The spec of a configuration: of its first `depth` layers, with their `scales`.
+
+    Raises ConfigError when the configuration cannot work on any number of devices.
+    """
+    full = with_defaults(config)
+    spec: ModelSpec = family(full["model_type"]).spec(full)
+    spec.heads(1)
+    for token in spec.eos_token_ids:
+        if not 0 <= token < spec.vocab_size:
+            raise ConfigError(
+                f"eos_token_id {token} is not in the vocabulary of {spec.vocab_size} tokens; "
+                "correct config.json or generation_config.json"
+            )
+    return (spec if depth is None else spec.first_layers(depth)).with_scales(scales)
+
+
+def read_spec(model_dir: str | Path) -> ModelSpec:
+    """The spec of a model directory. Raises ConfigError."""
+    return make_spec(read_config(model_dir))
+
+
+def _frozen(tensors: Iterable[Any]) -> ScaleTensors:
+    return tuple((name, tuple(shape)) for name, shape in tensors)
