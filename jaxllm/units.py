@@ -6,8 +6,8 @@ GIB = 2**30
 
 
 def amount(size: int, down: bool = False) -> str:
-    """Bytes for messages, rounded up, or `down` where they are what there is: what is needed and
-    lacks never looks the same."""
+    """Bytes for messages, rounded up. Available memory is rounded `down`, so that it never reads
+    like a need that exceeds it."""
     unit, name = next(
         (
             (unit, name)

@@ -87,7 +87,7 @@ def start(
             # for it: not where streams are watched.
             runner.warm_up(deep=config.max_stall_ms is None)
     compiles.warmed_up()
-    report.table(
+    report.show_table(
         "jaxllm",
         table_rows(setup, programs, compiles, report) + pinned.rows + link_rows(setup, runner),
     )

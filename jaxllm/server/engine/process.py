@@ -260,8 +260,8 @@ def load(
     from jaxllm.engine.startup.report import ConsoleReport
 
     class PhaseReport(ConsoleReport):
-        def done(self, name: str, seconds: float) -> None:
-            super().done(name, seconds)
+        def phase_finished(self, name: str, seconds: float) -> None:
+            super().phase_finished(name, seconds)
             on_phase(name, seconds)
 
     report = PhaseReport()

@@ -25,7 +25,7 @@ PARAMS = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
 class Table(Report):
     """Keeps the start-up table."""
 
-    def table(self, title: str, rows: list[tuple[str, str]]) -> None:
+    def show_table(self, title: str, rows: list[tuple[str, str]]) -> None:
         self.rows = dict(rows)
 
 

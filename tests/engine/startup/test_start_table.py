@@ -31,7 +31,7 @@ class Kept(Report):
         super().__init__()
         self.rows: dict[str, str] = {}
 
-    def table(self, title: str, rows: list[tuple[str, str]]) -> None:
+    def show_table(self, title: str, rows: list[tuple[str, str]]) -> None:
         assert len(dict(rows)) == len(rows), "a row is there twice"
         self.rows = dict(rows)
 
