@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -143,9 +143,13 @@ class KVRequirements:
         return bisect_right(range(size // self.page_bytes + 1), size, key=self.bytes_of) - 1
 
 
-def usable_bytes(config: EngineConfig, device: Any) -> int:
-    """Bytes that are free for this engine on a device: of the accelerator client's limit, or a
-    share of the host's free memory on CPU."""
+def usable_bytes(config: EngineConfig, devices: Iterable[Any]) -> int:
+    """Bytes that this engine may use on each device, by the one that has least: free memory within
+    the accelerator client's limit, or a share of the host's free memory."""
+    return min(_usable_bytes(config, device) for device in devices)
+
+
+def _usable_bytes(config: EngineConfig, device: Any) -> int:
     stats = device.memory_stats() if device.platform != "cpu" else None
     if stats and "bytes_limit" in stats:
         return int(stats["bytes_limit"]) - int(stats.get("bytes_in_use", 0))

@@ -113,7 +113,7 @@ def resolve(
         splits(spec, shards),
     )
     room = MemoryBudget(
-        usable=usable_bytes(config, mesh.devices.flat[0]),
+        usable=usable_bytes(config, mesh.devices.flat),
         weights=shard_bytes(jax.tree.leaves(abstract)),
         workspace=workspace_bytes(
             spec, budget + max_num_seqs, buckets.logits[-1], itemsize, shards
