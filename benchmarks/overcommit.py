@@ -86,7 +86,7 @@ def run(llm: LLM, prompts: int, inputs: int, outputs: int, seed: int) -> dict[st
     done = llm.generate(work, params, use_tqdm=False)
     seconds = time.perf_counter() - start
     assert all(len(output.outputs[0].token_ids) == outputs for output in done)
-    stats = llm.get_metrics()
+    stats = llm.engine.stats()
     return {
         "seconds": round(seconds, 3),
         "output_tokens_per_second": round(prompts * outputs / seconds, 1),

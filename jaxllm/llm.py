@@ -1,5 +1,5 @@
-"""Offline use: `LLM(model).generate(prompts, SamplingParams(...))`, with vLLM's argument and result
-names."""
+"""Offline use: `LLM(model).generate(prompts, SamplingParams(...))`. Arguments and results have
+vLLM's names; docs/llm.md describes them."""
 
 from __future__ import annotations
 
@@ -10,21 +10,30 @@ import itertools
 import logging
 import math
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
 from tqdm import tqdm
 
-from jaxllm.config import NEUTRAL_ARGUMENTS, ConfigError, EngineConfig, check_neutral
+from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.engine.engine import Engine
 from jaxllm.engine.runtime.profile import Profiler
 from jaxllm.engine.scheduling.scheduler import Scheduler
 from jaxllm.engine.startup.report import ConsoleReport
 from jaxllm.grammar.checker import Checker, special_tokens
 from jaxllm.grammar.structure import StructureError
-from jaxllm.messages import EngineStats, GenerateRequest, RequestError
+from jaxllm.llm_inputs import (
+    Message,
+    Prompt,
+    as_list,
+    conversations_of,
+    engine_arguments,
+    params_of,
+    text_or_ids,
+)
+from jaxllm.messages import GenerateRequest, RequestError, TextDelta
+from jaxllm.metrics import Metric, engine_metrics
 from jaxllm.outputs import (
     BeamSearchOutput,
     BeamSearchSequence,
@@ -39,25 +48,30 @@ from jaxllm.sampling.defaults import generation_config, sampling_defaults
 from jaxllm.sampling.options import SamplingParams
 from jaxllm.sampling.processor_arguments import Function
 from jaxllm.sampling.values import OptionError
-from jaxllm.tokenizer import Tokenizer, template_text
+from jaxllm.tokenizer import Tokenizer, check_template, template_text
 
 __all__ = ["LLM", "CompletionOutput", "Logprob", "RequestOutput"]
 
 logger = logging.getLogger("jaxllm")
 
-type Prompt = str | Sequence[int] | Mapping[str, Any]
-type Message = Mapping[str, Any]
+type Input = tuple[str | None, list[int]]  # a prompt's text, where it has one, and its ids
 
 
 class LLM:
-    """A model in this process. Keyword arguments are the fields of `EngineConfig`; usable several
-    times in one process, in whose caches JAX leaves each one's programs (`jax.clear_caches()` gives
-    that memory back). Calls of several threads take turns. `chat_template` is the text or the file
-    of a chat template that replaces the model's own. `logits_processors` are JAX functions that are
-    compiled into the engine for requests that name them (`jaxllm.sampling.processors`).
+    """A model in this process. Calls of several threads take turns.
 
-    Raises ConfigError when the configuration cannot work, RequestError or OptionError when a
-    request cannot.
+    A process may hold several. JAX keeps the programs of each in its caches;
+    `jax.clear_caches()` frees that memory.
+
+    Args:
+        model: a directory, a Hugging Face id, or "demo", the built-in model.
+        chat_template: the text or the file of a template in place of the model's own.
+        logits_processors: JAX functions that are compiled into the engine, for requests that name
+            them (`jaxllm.sampling.processors`).
+        arguments: fields of `EngineConfig`, or vLLM's arguments with their neutral values.
+
+    Raises:
+        ConfigError: the configuration cannot work.
     """
 
     def __init__(
@@ -70,12 +84,16 @@ class LLM:
     ):
         self.config = EngineConfig(model=model, **engine_arguments(arguments))
         template = None if chat_template is None else template_text(chat_template)
+        if template is not None:
+            check_template(template)
         self.engine = Engine.from_config(self.config, ConsoleReport(), logits_processors)
         self._ids = itertools.count()
         self._profiler = Profiler(self.config.profiler_dir)
         self._turn, self._caller = threading.Lock(), 0
         if template is not None:
             self._tokenizer().hf.chat_template = template
+        elif self.engine.tokenizer is not None:
+            self.engine.tokenizer.check_chat_template()
 
     def get_tokenizer(self) -> Any:
         """The Hugging Face tokenizer. Raises ConfigError with `skip_tokenizer_init`."""
@@ -89,22 +107,23 @@ class LLM:
     def _defaults(self) -> dict[str, Any]:
         return sampling_defaults(generation_config(self.engine.resolved.model_dir))
 
-    def get_metrics(self) -> EngineStats:
-        """Counters and gauges of the engine."""
-        return self.engine.stats()
+    def get_metrics(self) -> list[Metric]:
+        """Counters and gauges of the engine: objects of `jaxllm.metrics` with name, labels and
+        value, as vLLM's."""
+        return engine_metrics(self.engine.stats(), self.config.model)
 
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
-        """Forget every cached prefix; True when that was possible, which it is between calls. See
-        `Engine.reset_prefix_cache`."""
+        """Forget every cached prefix. Returns whether that was possible, which it is between calls.
+        See `Engine.reset_prefix_cache`."""
         return self.engine.reset_prefix_cache(reset_running_requests)
 
     def start_profile(self) -> None:
-        """Trace everything until `stop_profile` into `profiler_dir`. Raises ConfigError without
-        one, and while a trace is running."""
+        """Start a trace, which `stop_profile` writes into `profiler_dir`. Raises ConfigError
+        without that directory, and while another trace runs."""
         self._profiler.start()
 
     def stop_profile(self) -> None:
-        """End the trace and write it. Raises ConfigError when none is running."""
+        """End the trace and write it. Raises ConfigError when none runs."""
         self._profiler.stop()
 
     def generate(
@@ -115,14 +134,22 @@ class LLM:
         use_tqdm: bool = True,
         priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
-        """Complete prompts: text, token ids, {"prompt": …} or {"prompt_token_ids": …}; one params
-        for all or one each. Order is kept. `priority`, one for each prompt, goes before that of the
-        params. A prompt given as a dict may hold a "cache_salt": only prompts with an equal one
-        share cached prefixes.
+        """Complete prompts; results are in their order.
 
-        A request that cannot be raises RequestError or OptionError before any runs. One that fails
-        while it runs (its logits are not finite, its grammar explodes) takes no other with it: its
-        choices have the finish_reason "error", and say why in `error`."""
+        A request that fails while it runs (its logits are not finite, its grammar takes too long)
+        does not affect others. Its choices have the finish_reason "error" and the reason in
+        `error`.
+
+        Args:
+            prompts: each is text, token ids, or a dict with "prompt" or "prompt_token_ids". A dict
+                may hold a "cache_salt": only prompts with an equal one share cached prefixes.
+            sampling_params: one for all prompts, or one each; None for the model's defaults.
+            use_tqdm: show a progress bar.
+            priority: one for each prompt, in place of that of the params.
+
+        Raises:
+            RequestError, OptionError: a request cannot run; none has started.
+        """
         items = as_list(prompts)
         inputs = [self._tokenized(prompt) for prompt in items]
         salts = [
@@ -132,7 +159,8 @@ class LLM:
         if priority is not None:
             if len(priority) != len(inputs):
                 raise RequestError(
-                    f"{len(inputs)} prompts but {len(priority)} priorities; give one for each prompt",
+                    f"{len(inputs)} prompts but {len(priority)} priorities; "
+                    "give one for each prompt",
                     "priority",
                 )
             params = [
@@ -148,9 +176,18 @@ class LLM:
         use_tqdm: bool = False,
         concurrency_limit: int | None = None,
     ) -> list[BeamSearchOutput]:
-        """The likeliest continuations of each prompt, `params.beam_width` of them, best first, as
-        transformers finds them. At most `concurrency_limit` prompts are searched at once, where
-        that is given."""
+        """The `params.beam_width` most likely continuations of each prompt, best first, as
+        transformers finds them.
+
+        Args:
+            prompts: as of `generate`.
+            params: of all searches.
+            use_tqdm: show a progress bar.
+            concurrency_limit: how many prompts are searched at once; None for all.
+
+        Raises:
+            RequestError, OptionError: as `generate`.
+        """
         if not isinstance(params, BeamSearchParams):
             raise RequestError(
                 f"params must be BeamSearchParams, got {type(params).__name__}", "params"
@@ -201,22 +238,26 @@ class LLM:
         continue_final_message: bool = False,
         chat_template: str | None = None,
     ) -> list[RequestOutput]:
-        """Answer one conversation or several. `chat_template` (a text or a file) is used in place
-        of the model's own for this call, and the four arguments before it go to the template. Each
-        result's `prompt` is the rendered conversation, decoded from its ids."""
+        """Answer conversations; results are in their order. Each one's `prompt` is the rendered
+        conversation, decoded from its ids.
+
+        Args:
+            messages: one conversation, a list of dicts with "role" and "content", or several.
+            sampling_params: as of `generate`.
+            use_tqdm: show a progress bar.
+            tools: for the template.
+            chat_template_kwargs: variables of the template; those it does not read are dropped.
+            add_generation_prompt: whether the template starts the assistant's message.
+            continue_final_message: whether the last message is continued.
+            chat_template: the text or file of a template for this call.
+
+        Raises:
+            RequestError, OptionError: as `generate`.
+            TemplateError: the template refused a conversation or failed on it.
+        """
         template = None if chat_template is None else template_text(chat_template)
-        if not isinstance(messages, Sequence) or isinstance(messages, str):
-            raise RequestError(
-                "a conversation must be a list of messages, each a dict with role and content",
-                "messages",
-            )
-        conversations: list[Any] = (
-            [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
-        )
-        for conversation in conversations:
-            check_conversation(conversation)
-        inputs: list[tuple[str | None, list[int]]] = []
-        for conversation in conversations:
+        inputs: list[Input] = []
+        for conversation in conversations_of(messages):
             ids = self._tokenizer().chat(
                 [dict(message) for message in conversation],
                 tools=tools,
@@ -235,58 +276,25 @@ class LLM:
             raise ConfigError("this needs a tokenizer; construct LLM without skip_tokenizer_init")
         return self.engine.tokenizer
 
-    def _tokenized(self, prompt: Prompt) -> tuple[str | None, list[int]]:
-        if isinstance(prompt, Mapping):
-            if "prompt_token_ids" in prompt:
-                return prompt.get("prompt"), token_ids(prompt["prompt_token_ids"])
-            if "prompt" not in prompt:
-                raise RequestError(
-                    "a prompt given as a dict needs prompt or prompt_token_ids", "prompt"
-                )
-            prompt = prompt["prompt"]
-        if isinstance(prompt, str):
-            try:
-                prompt.encode()
-            except UnicodeEncodeError:
-                raise RequestError(
-                    "the prompt holds half of a surrogate pair, which is no text", "prompt"
-                ) from None
-            return prompt, self._tokenizer().encode(prompt)
-        return None, token_ids(prompt)
+    def _tokenized(self, prompt: Prompt) -> Input:
+        text, ids = text_or_ids(prompt)
+        return text, self._tokenizer().encode(text or "") if ids is None else ids
 
     def _params(
         self, given: SamplingParams | Sequence[SamplingParams] | None, count: int
     ) -> list[SamplingParams]:
         if given is None:
             return [self.get_default_sampling_params()] * count
-        if not isinstance(given, (SamplingParams, Sequence)):
-            raise RequestError(
-                f"sampling_params must be SamplingParams, one or one for each prompt, got {type(given).__name__}",
-                "sampling_params",
-            )
-        params = [given] * count if isinstance(given, SamplingParams) else list(given)
-        if len(params) != count:
-            raise RequestError(
-                f"{count} prompts but {len(params)} sampling_params; give one, or one for each prompt",
-                "sampling_params",
-            )
-        for one in {id(p): p for p in params}.values():
-            if not isinstance(one, SamplingParams):
-                raise RequestError(
-                    f"sampling_params must be SamplingParams, got {type(one).__name__}",
-                    "sampling_params",
-                )
-            one.__post_init__()  # its fields may have been set since
-        return params
+        return params_of(given, count)
 
     def _grammars(self, params: list[SamplingParams]) -> list[str | None]:
-        """Of each its structured output, compiled. Raises OptionError."""
+        """The compiled structured output of each, None without one. Raises OptionError."""
         wanted = {id(p): p.structured_outputs for p in params if p.structured_outputs is not None}
         if not wanted:
             return [None] * len(params)
         checker = self._checker
         try:
-            found = {key: checker.check(structure) for key, structure in wanted.items()}
+            found = {key: checker.compile_params(structure) for key, structure in wanted.items()}
         except StructureError as error:
             raise OptionError("structured_outputs", f"structured_outputs: {error}") from None
         finally:
@@ -299,16 +307,17 @@ class LLM:
 
     def _run(
         self,
-        inputs: list[tuple[str | None, list[int]]],
+        inputs: list[Input],
         params: list[SamplingParams],
         use_tqdm: bool,
         salts: list[str | None],
     ) -> list[RequestOutput]:
-        """Run requests while no other thread does. Raises RequestError for a call from within
-        another, in a host logits processor, say."""
+        """Run requests while no other thread does. Raises RequestError for a call from inside
+        another, as by a host logits processor."""
         if self._caller == threading.get_ident():
             raise RequestError(
-                "this LLM is in the middle of a call of this thread, which cannot wait for another; use a second LLM"
+                "this LLM is in the middle of a call of this thread, which cannot wait for "
+                "another; use a second LLM"
             )
         with self._turn:
             self._caller = threading.get_ident()
@@ -319,36 +328,17 @@ class LLM:
 
     def _run_alone(
         self,
-        inputs: list[tuple[str | None, list[int]]],
+        inputs: list[Input],
         params: list[SamplingParams],
         use_tqdm: bool,
         salts: list[str | None],
     ) -> list[RequestOutput]:
-        """Feed the engine as its queue has room, until every request has ended; an error or
-        interrupt aborts what is left."""
-        longest = self.engine.resolved.max_model_len
-        grammars = self._grammars(params)
-        requests = [
-            GenerateRequest(
-                id=f"offline-{next(self._ids)}",
-                prompt_token_ids=p.truncated(ids, longest),
-                params=p if grammar is None else replace(p, structured_outputs=None),
-                cache_salt=salt,
-                grammar=grammar,
-            )
-            for (_, ids), p, salt, grammar in zip(inputs, params, salts, grammars, strict=True)
-        ]
-        for request in requests:
-            self.engine.check(request)
+        requests = self._requests(inputs, params, salts)
         text_of = self.engine.tokenizer.token_text if self.engine.tokenizer else nameless
         outputs = {
             r.id: OutputBuilder(r, text, text_of)
             for r, (text, _) in zip(requests, inputs, strict=True)
         }
-        in_order = (
-            self.engine.resolved.scheduling_policy == "fcfs"
-            and type(self.engine.scheduler) is Scheduler
-        )
         bar = tqdm(
             total=len(requests),
             desc="Processed prompts",
@@ -357,25 +347,10 @@ class LLM:
             dynamic_ncols=True,
         )
         try:
-            with resting_heap():
-                queue = iter(requests)
-                waiting = next(queue, None)
-                while waiting is not None or self.engine.has_work:
-                    # The device begins with the first step's worth of tokens; the others come while
-                    # it computes.
-                    left = (
-                        self.engine.resolved.max_num_batched_tokens
-                        if in_order and not self.engine.has_work
-                        else math.inf
-                    )
-                    while waiting is not None and left > 0 and self.engine.has_room(waiting):
-                        entered, waiting = waiting, next(queue, None)
-                        self.engine.enter(entered)
-                        if waiting is not None and left < math.inf:
-                            left -= self.engine.uncached(entered)
-                    for delta in self.engine.step():
-                        if outputs[delta.id].add(delta):
-                            bar.update()
+            with frozen_heap():
+                for delta in self._deltas(requests):
+                    if outputs[delta.id].add_delta(delta):
+                        bar.update()
         except BaseException:
             for request in requests:
                 self.engine.abort(request.id)
@@ -398,92 +373,61 @@ class LLM:
             )
         return found
 
+    def _requests(
+        self, inputs: list[Input], params: list[SamplingParams], salts: list[str | None]
+    ) -> list[GenerateRequest]:
+        """The engine's requests, all of them checked."""
+        limit = self.engine.resolved.max_model_len
+        grammars = self._grammars(params)
+        requests = [
+            GenerateRequest(
+                id=f"offline-{next(self._ids)}",
+                prompt_token_ids=p.truncated(ids, limit),
+                params=p if grammar is None else replace(p, structured_outputs=None),
+                cache_salt=salt,
+                grammar=grammar,
+            )
+            for (_, ids), p, salt, grammar in zip(inputs, params, salts, grammars, strict=True)
+        ]
+        for request in requests:
+            self.engine.check(request)
+        return requests
+
+    def _deltas(self, requests: list[GenerateRequest]) -> Iterator[TextDelta]:
+        """Add requests as the engine's queue has room, and step it until all have ended."""
+        in_order = (
+            self.engine.resolved.scheduling_policy == "fcfs"
+            and type(self.engine.scheduler) is Scheduler
+        )
+        queue = iter(requests)
+        waiting = next(queue, None)
+        while waiting is not None or self.engine.has_work:
+            # The device starts with one step's worth of tokens; the others are added while it
+            # computes
+            left = (
+                self.engine.resolved.max_num_batched_tokens
+                if in_order and not self.engine.has_work
+                else math.inf
+            )
+            while waiting is not None and left > 0 and self.engine.has_room(waiting):
+                entered, waiting = waiting, next(queue, None)
+                self.engine.enter(entered)
+                if waiting is not None and left < math.inf:
+                    left -= self.engine.uncached(entered)
+            yield from self.engine.step()
+
     def _drain(self) -> None:
-        """Finish what is on the device, so that the next call starts clean."""
+        """Step until the engine is empty, so that the next call starts clean."""
         while self.engine.has_work:
             self.engine.step()
 
 
 @contextlib.contextmanager
-def resting_heap() -> Iterator[None]:
-    """What exists now is left out of garbage collections meanwhile: JAX keeps a million objects or
-    so, and to look through them takes longer than steps. (What somebody has frozen before is
-    collected again afterwards.)"""
+def frozen_heap() -> Iterator[None]:
+    """Exclude all present objects from garbage collections meanwhile: JAX keeps about a million,
+    and visiting them takes longer than steps. Objects that were frozen before are not afterwards."""
     gc.freeze()
     try:
         yield
     finally:
         gc.unfreeze()
-
-
-def engine_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The EngineConfig fields among vLLM's LLM arguments. Raises ConfigError on an unknown one, or
-    on a value that would be ignored."""
-    known = {f.name for f in fields(EngineConfig)}
-    out = {}
-    for name, value in arguments.items():
-        if name in known:
-            out[name] = value
-        elif name not in NEUTRAL_ARGUMENTS:
-            raise ConfigError(f"LLM has no argument {name!r}")
-        else:
-            check_neutral(name, value, f"{name}={value!r}")
-    return out
-
-
-def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or many, as a list."""
-    if isinstance(prompts, (str, Mapping)):
-        return [prompts]
-    if isinstance(prompts, (bytes, bytearray)) or not isinstance(prompts, Iterable):
-        raise RequestError(
-            f"prompts must be text, token ids, dicts or a list of them, got {type(prompts).__name__}",
-            "prompt",
-        )
-    items = prompts.tolist() if hasattr(prompts, "tolist") else list(prompts)
-    if not isinstance(items, list):
-        raise RequestError(
-            f"prompts must be text, token ids, dicts or a list of them, got one number, {items!r:.80}",
-            "prompt",
-        )
-    return [items] if items and isinstance(items[0], (int, np.integer)) else items
-
-
-def check_conversation(messages: Any) -> None:
-    """Raises RequestError unless each message has a role and content that is text: what a template
-    may drop without a word is refused."""
-    if not isinstance(messages, Sequence) or isinstance(messages, str):
-        raise RequestError(
-            "a conversation must be a list of messages, each a dict with role and content",
-            "messages",
-        )
-    for at, message in enumerate(messages):
-        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise RequestError(
-                f"message {at} must be a dict with a role and content, got {message!r:.80}",
-                "messages",
-            )
-        content = message.get("content")
-        parts = content if isinstance(content, Sequence) and not isinstance(content, str) else ()
-        wrong = [
-            part
-            for part in parts
-            if not (isinstance(part, Mapping) and isinstance(part.get("text"), str))
-        ]
-        if wrong or not (content is None or isinstance(content, (str, Sequence))):
-            shown = f"{wrong[0] if wrong else content!r}"
-            raise RequestError(
-                f"the content of message {at} must be text, or a list of parts with text, got {shown:.80}",
-                "messages",
-            )
-
-
-def token_ids(ids: Any) -> list[int]:
-    """Token ids from a list, tuple or array; the engine checks each. Raises RequestError on
-    anything else."""
-    if isinstance(ids, (str, bytes, bytearray)) or not isinstance(ids, Iterable):
-        raise RequestError(
-            f"a prompt must be text or token ids, got {type(ids).__name__}", "prompt"
-        )
-    found = ids.tolist() if hasattr(ids, "tolist") else list(ids)
-    return np.asarray(found).tolist() if found and isinstance(found[0], np.integer) else found

@@ -1,9 +1,9 @@
-"""Packed log-probabilities on the host (`sampling.logprobs` packs them on the device). Imports no
+"""Packed log-probabilities on the host; `sampling.logprobs` packs them on the device. Imports no
 jax.
 
-They stay packed until somebody reads them, since objects for each of them would cost more than a
-step: a row of bytes per token, as long as the request asked for. How many of the most likely tokens
-a row holds is seen by its length.
+Each token has a row of bytes: its log-probability, its rank, then ids and log-probabilities of the
+most likely tokens. The row's length gives their number. Rows stay packed until they are read, since
+objects for every token would cost more than a step.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ import numpy as np
 
 from jaxllm.messages import PromptLogprobs, TokenLogprobs
 
-SMALL = 20  # the field's default of --max-logprobs; asking for few costs little
+SMALL = 20  # vLLM's default of --max-logprobs
 
 
 def widths(most: int) -> tuple[int, ...]:
-    """How many of the most likely tokens programs give, one variant each."""
+    """How many of the most likely tokens a program's variants return."""
     return (min(SMALL, most),) if most <= SMALL else (SMALL, most)
 
 
 def trimmed(packed: np.ndarray, count: int) -> np.ndarray:
-    """Packed rows with the first `count` of the most likely tokens alone."""
+    """Packed int32 rows with only the first `count` of the most likely tokens."""
     width = (packed.shape[1] - 2) // 2
     return np.concatenate(
         [packed[:, : 2 + count], packed[:, 2 + width : 2 + width + count]], axis=1
@@ -38,10 +38,10 @@ class StepLogprobs:
 
     def __init__(self, packed: np.ndarray):
         self._packed = packed
-        self._trimmed: dict[int, list[bytes]] = {}  # by how many of the most likely tokens
+        self._trimmed: dict[int, list[bytes]] = {}  # by `count`
 
     def row(self, row: int, count: int) -> bytes:
-        """One row with the first `count` of the most likely tokens."""
+        """The bytes of one row, with the first `count` of the most likely tokens."""
         rows = self._trimmed.get(count)
         if rows is None:
             packed, size = trimmed(self._packed, count).tobytes(), 8 + 8 * count
@@ -51,17 +51,17 @@ class StepLogprobs:
         return rows[row]
 
     def top(self, row: int, count: int) -> list[tuple[int, float]]:
-        """The first `count` of the most likely tokens of one row, each with its log-probability."""
+        """(id, log-probability) of the first `count` of the most likely tokens of one row."""
         return unpacked(self.row(row, count), (0,))[0].top
 
 
 def unpacked(packed: bytes | bytearray | memoryview, tokens: Sequence[int]) -> list[TokenLogprobs]:
-    """The entries of these tokens, one packed row each."""
+    """The entries of tokens, one packed row each."""
     return list(each(packed, tokens))
 
 
 def each(packed: bytes | bytearray | memoryview, tokens: Sequence[int]) -> Iterator[TokenLogprobs]:
-    """The same one after another, for who wants them once."""
+    """The entries of `unpacked`, one after another."""
     form, count = _row(len(packed) // max(1, len(tokens)))
     for token, (logprob, rank, *top) in zip(tokens, form.iter_unpack(packed), strict=True):
         yield TokenLogprobs(
@@ -73,8 +73,7 @@ def each(packed: bytes | bytearray | memoryview, tokens: Sequence[int]) -> Itera
 
 
 def packed_from(entries: Iterable[TokenLogprobs], count: int) -> bytes:
-    """What `unpacked` reads, with the first `count` of the most likely tokens of each entry, which
-    has so many."""
+    """The inverse of `unpacked`, with the first `count` of each entry's most likely tokens."""
     form, _ = _row(8 + 8 * count)
     return b"".join(
         form.pack(
@@ -88,7 +87,7 @@ def packed_from(entries: Iterable[TokenLogprobs], count: int) -> bytes:
 
 
 def total(packed: bytes | bytearray, tokens: int) -> float:
-    """The sum of the log-probabilities of so many chosen tokens."""
+    """The sum of the log-probabilities of `tokens` chosen tokens."""
     return (
         math.fsum(np.frombuffer(packed, np.float32).reshape(tokens, -1)[:, 0].tolist())
         if tokens
@@ -96,13 +95,13 @@ def total(packed: bytes | bytearray, tokens: int) -> float:
     )
 
 
-def of_prompt(found: PromptLogprobs, prompt: Sequence[int]) -> Iterator[TokenLogprobs]:
-    """Of every token of the prompt but the first."""
+def prompt_entries(found: PromptLogprobs, prompt: Sequence[int]) -> Iterator[TokenLogprobs]:
+    """The entries of every token of the prompt but the first."""
     return each(found.packed, prompt[1:])
 
 
 @functools.cache
 def _row(size: int) -> tuple[Struct, int]:
-    """How a row of so many bytes is read, and how many of the most likely tokens it holds."""
+    """The format of a row of `size` bytes, and how many of the most likely tokens it holds."""
     count = max(0, size - 8) // 8
     return Struct(f"=fi{count}i{count}f"), count

@@ -1,4 +1,4 @@
-"""What front ends and the engine say to each other. Imports no jax."""
+"""Messages between front ends and the engine. Imports no jax."""
 
 from __future__ import annotations
 
@@ -11,11 +11,16 @@ import msgspec
 from jaxllm.sampling.options import SamplingParams
 
 MAX_SCORES = 2**20  # log-probabilities of the prompts of one request
+MAX_SALT = 128  # characters
 
 
 class RequestError(ValueError):
-    """This request cannot run. `param` names the field at fault, `code` is a machine-readable cause
-    ("context_length_exceeded", "invalid_token_id", "queue_full", …)."""
+    """A request cannot run.
+
+    Attributes:
+        param: the field at fault.
+        code: the cause for programs: "context_length_exceeded", "invalid_token_id", "queue_full" …
+    """
 
     def __init__(self, message: str, param: str | None = None, code: str | None = None):
         super().__init__(message)
@@ -23,11 +28,8 @@ class RequestError(ValueError):
         self.code = code
 
 
-MAX_SALT = 128  # characters
-
-
 def check_salt(salt: object) -> None:
-    """Raise RequestError unless `salt` may be a request's cache_salt."""
+    """Raises RequestError unless `salt` may be a request's cache_salt."""
     if not isinstance(salt, str):
         raise RequestError(f"cache_salt must be a string, got {type(salt).__name__}", "cache_salt")
     if not 1 <= len(salt) <= MAX_SALT:
@@ -40,43 +42,53 @@ def check_salt(salt: object) -> None:
         )
 
 
-def check_logprobs(name: str, value: int | None, most: int) -> None:
-    """Raises RequestError when the option `name` asks for more of the most likely tokens than the
-    engine gives."""
-    if value is not None and value > most:
-        raise RequestError(f"{name} ({value}) must be at most {most} (--max-logprobs)", name)
+def check_logprobs(name: str, value: int | None, limit: int) -> None:
+    """Raises RequestError when the option `name` is above --max-logprobs."""
+    if value is not None and value > limit:
+        raise RequestError(f"{name} ({value}) must be at most {limit} (--max-logprobs)", name)
 
 
 def check_prompt_logprobs(prompts: Sequence[int], top: int, choices: int) -> None:
-    """Raises RequestError when prompts of these lengths have more log-probabilities, told with each
-    of so many choices, than memory shall be spent on."""
+    """Raises RequestError when the prompts of a request, of these lengths, have more than
+    MAX_SCORES log-probabilities over all choices."""
     entries = sum(prompts) * (top + 1) * choices
     if entries > MAX_SCORES:
-        message = (
-            f"prompt_logprobs ({top}) for prompts of {sum(prompts)} tokens and {choices} choices are {entries} log-probabilities; "
-            f"at most {MAX_SCORES} are given"
+        raise RequestError(
+            f"prompt_logprobs ({top}) for prompts of {sum(prompts)} tokens and {choices} choices "
+            f"are {entries} log-probabilities; at most {MAX_SCORES} are given; "
+            "ask for fewer, or send shorter prompts",
+            "prompt_logprobs",
         )
-        raise RequestError(f"{message}; ask for fewer, or send shorter prompts", "prompt_logprobs")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateRequest:
-    """What the front ends ask of the engine. `id` is made by the server or library, never by a
-    client. Only requests with an equal `cache_salt` share cached prefixes."""
+    """A request to the engine.
+
+    Attributes:
+        id: made by the server or library, never by a client.
+        arrival: seconds since the epoch.
+        grammar: the compiled `params.structured_outputs` (grammar.checker), which is then None.
+        cache_salt: only requests with an equal one share cached prefixes.
+    """
 
     id: str
     prompt_token_ids: list[int]
     params: SamplingParams
     arrival: float = field(default_factory=time.time)
-    # What `params.structured_outputs` was compiled to (grammar.checker), which is then None
     grammar: str | None = None
     cache_salt: str | None = None
 
 
 @dataclass(slots=True, kw_only=True)
 class TokenLogprobs:
-    """Log-probabilities at one position: the chosen token, its rank (1 = most likely) and the top
-    entries."""
+    """Log-probabilities at one position.
+
+    Attributes:
+        token_id: the chosen token.
+        rank: of the chosen token, 1 for the most likely.
+        top: (id, log-probability) of the most likely tokens.
+    """
 
     token_id: int
     logprob: float
@@ -86,9 +98,12 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptLogprobs:
-    """Log-probabilities of all tokens of a prompt but the first, with `top` of the most likely ones
-    at each position: int32 rows in the form of `sampling.logprobs`. `engine.logprobs.of_prompt`
-    reads them."""
+    """Log-probabilities of all tokens of a prompt but the first.
+
+    Attributes:
+        top: how many of the most likely tokens each position has.
+        packed: int32 rows of `sampling.logprobs`; `logprobs.prompt_entries` reads them.
+    """
 
     top: int
     packed: bytes
@@ -96,7 +111,7 @@ class PromptLogprobs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestTimes:
-    """Wall-clock seconds (time.time) of one request's life, sent with its last delta."""
+    """Times of one request, seconds since the epoch, sent with its last delta."""
 
     arrival: float
     scheduled: float
@@ -105,13 +120,19 @@ class RequestTimes:
     num_preemptions: int = 0
 
 
-# There is one a token: a dataclass takes four times as long
+# Made for every token; a dataclass takes four times as long
 class TextDelta(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
-    """New tokens and text of choice `index` of request `id`. `finish_reason` is set on the last
-    one: "stop" | "length" | "abort" | "error"; `stop_reason` is the stop string or stop token id
-    that ended it. `logprobs` are packed, a row for each of its tokens (`engine.logprobs.unpacked`
-    reads them); `prompt_logprobs` come with the first one of each choice, if they were asked
-    for."""
+    """New tokens and text of choice `index` of request `id`.
+
+    Attributes:
+        logprobs: packed, a row per token (`logprobs.unpacked` reads them).
+        prompt_logprobs: with the first delta of each choice after they are computed.
+        finish_reason: of the last delta: "stop", "length", "abort" or "error".
+        stop_reason: the stop string or stop token id that ended the choice.
+        cumulative_logprob: of all tokens of the choice, where choices are ranked.
+        error: the reason of "error".
+        error_param: the field of the request that caused it, if one did.
+    """
 
     id: str
     index: int
@@ -122,22 +143,31 @@ class TextDelta(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     num_cached_tokens: int = 0
-    # Of all tokens of the choice, where choices compete by it
     cumulative_logprob: float | None = None
     times: RequestTimes | None = None
     error: str | None = None
-    error_param: str | None = None  # the field of the request that made `error`, if one did
+    error_param: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
-    """A snapshot after a step; counters count since start."""
+    """A snapshot after a step; counters count since start.
+
+    Attributes:
+        kv_usage: share of KV pages in use.
+        prefix_queries: prompt tokens looked up in the prefix cache.
+        prefix_hits: prompt tokens found there.
+        host_usage: share of the pages of host memory in use.
+        pages_saved: copied to host memory.
+        pages_loaded: copied back.
+        self_check_problem: found by the last self-check, "" for none.
+    """
 
     running: int = 0
     waiting: int = 0
     kv_usage: float = 0.0
-    prefix_queries: int = 0  # tokens looked up
-    prefix_hits: int = 0  # tokens found
+    prefix_queries: int = 0
+    prefix_hits: int = 0
     preemptions: int = 0
     prompt_tokens: int = 0
     generation_tokens: int = 0
@@ -145,9 +175,9 @@ class EngineStats:
     compiles_after_warmup: int = 0
     free_pages: int = 0
     num_pages: int = 0
-    host_usage: float = 0.0  # share of the host's pages that hold something
-    pages_saved: int = 0  # copied to host memory
-    pages_loaded: int = 0  # and back
+    host_usage: float = 0.0
+    pages_saved: int = 0
+    pages_loaded: int = 0
     self_checks: int = 0
     self_check_failures: int = 0
-    self_check_problem: str = ""  # what the last one found
+    self_check_problem: str = ""

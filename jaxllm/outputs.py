@@ -1,4 +1,4 @@
-"""What `LLM` returns, under vLLM's names. Imports no jax."""
+"""Results of `LLM`, under vLLM's names. Imports no jax."""
 
 from __future__ import annotations
 
@@ -24,12 +24,14 @@ class Logprob:
 
 
 class LazySequence[T](Sequence[T]):
-    """Entries that are made whenever they are read: a dict and objects for every token would cost
-    the loop that generates, and Python's garbage collector, more than the tokens. It equals a list
-    of the same entries, looks like one, and is pickled and copied as one."""
+    """A list whose entries are made when they are read.
+
+    Objects for every token would cost the loop and the garbage collector more than the tokens. It
+    equals a list of the same entries, prints like one, and is copied as one.
+    """
 
     @abstractmethod
-    def _made(self, index: int) -> T: ...
+    def _entry(self, index: int) -> T: ...
 
     @overload
     def __getitem__(self, index: int) -> T: ...
@@ -37,11 +39,11 @@ class LazySequence[T](Sequence[T]):
     def __getitem__(self, index: slice) -> list[T]: ...
     def __getitem__(self, index: int | slice) -> T | list[T]:
         if isinstance(index, slice):
-            return [self._made(at) for at in range(*index.indices(len(self)))]
+            return [self._entry(at) for at in range(*index.indices(len(self)))]
         at, size = operator.index(index), len(self)
         if not -size <= at < size:
             raise IndexError(f"index {at} of {size} positions")
-        return self._made(at % size)
+        return self._entry(at % size)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, (list, LazySequence)):
@@ -58,10 +60,10 @@ class LazySequence[T](Sequence[T]):
 
 
 class Positions(LazySequence[dict[int, Logprob]]):
-    """Token id → log-probability at each position of some tokens, the token that is there first."""
+    """Token id → log-probability at each position, the position's own token first."""
 
     def __init__(self, tokens: Sequence[int], packed: bytes, text_of: TokenText):
-        # Rows of engine.logprobs
+        # Rows of jaxllm.logprobs
         self._tokens, self._packed, self._text_of = tuple(tokens), packed, text_of
 
     def __len__(self) -> int:
@@ -69,10 +71,10 @@ class Positions(LazySequence[dict[int, Logprob]]):
 
     @property
     def total(self) -> float:
-        """The sum of the tokens' log-probabilities."""
+        """Sum of the tokens' log-probabilities."""
         return total(self._packed, len(self._tokens))
 
-    def _made(self, index: int) -> dict[int, Logprob]:
+    def _entry(self, index: int) -> dict[int, Logprob]:
         size = len(self._packed) // len(self._tokens)
         (entry,) = unpacked(
             self._packed[index * size : (index + 1) * size], self._tokens[index : index + 1]
@@ -90,7 +92,7 @@ class Positions(LazySequence[dict[int, Logprob]]):
 
 
 class PromptPositions(LazySequence[dict[int, Logprob] | None]):
-    """The same of a prompt, with None for the first token, which nothing foretells."""
+    """`Positions` of a prompt, None for its first token."""
 
     def __init__(self, prompt: Sequence[int], packed: bytes, text_of: TokenText):
         self._rest = Positions(prompt[1:], packed, text_of)
@@ -98,19 +100,28 @@ class PromptPositions(LazySequence[dict[int, Logprob] | None]):
     def __len__(self) -> int:
         return 1 + len(self._rest)
 
-    def _made(self, index: int) -> dict[int, Logprob] | None:
+    def _entry(self, index: int) -> dict[int, Logprob] | None:
         return self._rest[index - 1] if index else None
 
 
 def nameless(token: int) -> None:
-    """The text of any token where there is no tokenizer."""
+    """The text of a token where there is no tokenizer: None."""
 
 
 @dataclass(slots=True)
 class CompletionOutput:
-    """One generated choice. `logprobs[i]` maps token id → Logprob for output token i; the chosen
-    token is always there. `finish_reason` is "stop", "length", "abort", or "error": then `error`
-    says why, and the rest is what was said before."""
+    """One generated choice.
+
+    Attributes:
+        index: of the choice, from 0.
+        text: generated text, "" without detokenisation.
+        token_ids: generated tokens.
+        cumulative_logprob: sum of the tokens' log-probabilities, if any were requested.
+        logprobs: for each token, token id → Logprob; the chosen token is always in it.
+        finish_reason: "stop", "length", "abort" or "error".
+        stop_reason: the stop string or stop token id that ended it.
+        error: the reason of "error"; the other fields hold the output before it.
+    """
 
     index: int
     text: str = ""
@@ -128,8 +139,8 @@ class CompletionOutput:
 
 @dataclass(slots=True)
 class BeamSearchSequence:
-    """One sequence that a beam search found: `tokens` and `text` begin with the prompt, `logprobs`
-    and their sum are of what follows it."""
+    """One sequence of a beam search. `tokens` and `text` start with the prompt; `logprobs` and
+    `cum_logprob` are of the tokens after it."""
 
     tokens: list[int]
     logprobs: Sequence[dict[int, Logprob]]
@@ -149,7 +160,15 @@ class BeamSearchOutput:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """One prompt's result; `metrics` holds the times of its first choice."""
+    """The result of one prompt.
+
+    Attributes:
+        outputs: its choices, by index.
+        finished: whether all choices have ended.
+        metrics: times of its first choice, in seconds since the epoch.
+        num_cached_tokens: tokens of the prompt found in the prefix cache.
+        prompt_logprobs: of each token of the prompt; None for the first.
+    """
 
     request_id: str
     prompt: str | None
@@ -158,13 +177,12 @@ class RequestOutput:
     finished: bool = False
     metrics: RequestTimes | None = None
     num_cached_tokens: int = 0
-    # Of each token of the prompt; None for the first
     prompt_logprobs: Sequence[dict[int, Logprob] | None] | None = None
 
 
 class OutputBuilder:
-    """One prompt's result, to which `add` adds what the engine says. Texts and log-probabilities
-    are joined when a choice ends, so that a long one takes linear time."""
+    """Collects the deltas of one prompt into its result. Texts and log-probabilities are joined
+    when a choice ends, so that a long one takes linear time."""
 
     def __init__(self, request: GenerateRequest, prompt: str | None, text_of: TokenText):
         choices = [CompletionOutput(index) for index in range(request.params.n)]
@@ -173,8 +191,8 @@ class OutputBuilder:
         self._texts: list[list[str]] = [[] for _ in choices]
         self._packed: list[list[bytes]] = [[] for _ in choices]
 
-    def add(self, delta: TextDelta) -> bool:
-        """Whether the request has ended with this."""
+    def add_delta(self, delta: TextDelta) -> bool:
+        """Add a delta. Returns whether it ended the request."""
         output, choice = self.output, self.output.outputs[delta.index]
         if delta.text:
             self._texts[delta.index].append(delta.text)

@@ -1,9 +1,8 @@
-"""Text to token ids and back: loading, encoding, chat templates, the strings of single tokens.
-Imports no jax.
+"""Text to token ids and back: loading, encoding, chat templates, the text of single tokens. Imports
+no jax.
 
-Thread safety: `encode` and `chat` may be called from several threads. transformers switches flags
-on the shared tokenizer while it renders a chat, so chats take a lock, and plain text is encoded by
-a copy of the backend that nobody changes.
+`encode` and `chat` are thread-safe. transformers changes flags of the shared tokenizer while it
+renders a chat, so chats take a lock, and plain text is encoded by a copy of the backend.
 """
 
 from __future__ import annotations
@@ -18,10 +17,14 @@ from typing import Any
 from jaxllm.config import ConfigError
 
 RESERVED_TEMPLATE_NAMES = frozenset(
-    "conversation conversations messages tools documents chat_template add_generation_prompt continue_final_message tokenize "
-    "sanitize_control_tokens padding truncation max_length return_tensors return_dict return_assistant_tokens_mask tokenizer_kwargs "
-    "raise_exception strftime_now loop self".split()
+    "conversation conversations messages tools documents chat_template add_generation_prompt "
+    "continue_final_message tokenize sanitize_control_tokens padding truncation max_length "
+    "return_tensors return_dict return_assistant_tokens_mask tokenizer_kwargs raise_exception "
+    "strftime_now loop self".split()
 )
+
+
+REMEDY = "give another one (--tokenizer) or none (--skip-tokenizer-init)"
 
 
 class TemplateError(ValueError):
@@ -41,11 +44,13 @@ class Tokenizer:
         backend = getattr(hf, "backend_tokenizer", None)
         if not isinstance(backend, tokenizers.Tokenizer):
             raise ConfigError(
-                "this tokenizer has no tokenizer.json and cannot be converted to one; convert it with transformers first"
+                "this tokenizer has no tokenizer.json and cannot be converted to one; "
+                "convert it with transformers first"
             )
         if "sanitize_control_tokens" not in inspect.signature(hf.apply_chat_template).parameters:
             raise ConfigError(
-                "this transformers cannot keep users from writing control tokens into chats; install 5.23 or later"
+                "this transformers cannot keep users from writing control tokens into chats; "
+                "install 5.23 or later"
             )
         self.backend = tokenizers.Tokenizer.from_str(backend.to_str())
         self.backend.no_truncation()
@@ -57,11 +62,13 @@ class Tokenizer:
     def load(
         cls, path: str | Path, chat_template: str | None = None, revision: str | None = None
     ) -> Tokenizer:
-        """From a directory or hub id; `chat_template` is the text or the file of a template that
-        replaces the model's own.
+        """Load from a directory or hub id; code in the repository is never run.
 
-        Raises ConfigError in one line when there is no usable tokenizer. Never runs code from the
-        repository.
+        Args:
+            chat_template: the text or the file of a template in place of the model's own.
+
+        Raises:
+            ConfigError: there is no usable tokenizer; one line.
         """
         from transformers import AutoTokenizer
 
@@ -70,16 +77,27 @@ class Tokenizer:
                 str(path), trust_remote_code=False, revision=revision
             )
         except Exception as error:
-            cause = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+            cause = " ".join(str(error).split()) or type(error).__name__
+            raise ConfigError(f"no usable tokenizer in {path}: {cause[:400]}; {REMEDY}") from None
+        tokenizer = cls(hf, None if chat_template is None else template_text(chat_template))
+        # transformers makes an empty tokenizer where a directory has no tokenizer's files
+        if tokenizer.backend.get_vocab_size(with_added_tokens=False) <= 1:
             raise ConfigError(
-                f"no usable tokenizer in {path}: {cause} (another one: --tokenizer; none: --skip-tokenizer-init)"
-            ) from None
-        return cls(hf, None if chat_template is None else template_text(chat_template))
+                f"no usable tokenizer in {path}: its vocabulary is empty, so the tokenizer's files "
+                f"are missing; {REMEDY}"
+            )
+        return tokenizer
+
+    def check_chat_template(self) -> None:
+        """Raises ConfigError when the model's own chat template is not valid Jinja."""
+        template = self.hf.chat_template or ""
+        for source in template.values() if isinstance(template, dict) else [template]:
+            check_template(source)
 
     @functools.cached_property
     def longest_token(self) -> int:
-        """Characters of the longest token: a text of more than `n` times this cannot fit into n
-        tokens."""
+        """Characters of the longest token: a text of more than `n` times that many needs more than
+        n tokens."""
         return max((len(token) for token in self.backend.get_vocab()), default=1)
 
     @property
@@ -88,12 +106,11 @@ class Tokenizer:
         return bool(self.hf.chat_template)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`; special tokens written out in the text are recognised, as everywhere
-        for raw prompts."""
+        """Token ids of `text`; special tokens written in it are recognised."""
         return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Text of `ids`, which must be in the vocabulary or are left out."""
+        """Text of `ids`; those without a token are left out."""
         return self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
     def token_text(self, id: int) -> str:
@@ -102,8 +119,8 @@ class Tokenizer:
         return self._token_text(id)
 
     def token_bytes(self, id: int) -> bytes:
-        """The bytes of one token, exact also for a part of a character where the vocabulary
-        tells."""
+        """The bytes of one token, exact for a part of a character where the vocabulary is
+        byte-level."""
         token = self.backend.id_to_token(id)
         if token is not None and "\ufffd" in self.token_text(id):
             if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
@@ -124,17 +141,22 @@ class Tokenizer:
         sanitize: bool = True,
         chat_template: str | None = None,
     ) -> list[int]:
-        """Token ids of a conversation. With `sanitize`, control tokens typed by a user stay text
-        (allow-list roles yourself).
+        """Token ids of a conversation.
 
-        `template_kwargs` that the template does not mention are dropped; `chat_template` is used in
-        place of the model's own. Raises TemplateError.
+        Args:
+            template_kwargs: names that the template does not read are dropped.
+            sanitize: control tokens in messages stay text; the caller checks the roles.
+            chat_template: in place of the model's own.
+
+        Raises:
+            TemplateError: the template refused the conversation or failed on it.
         """
         import jinja2
 
         if continue_final_message and messages and messages[-1].get("tool_calls"):
             raise TemplateError(
-                "continue_final_message cannot continue a message with tool_calls, which follow its text; leave out either"
+                "continue_final_message cannot continue a message with tool_calls, "
+                "which follow its text; leave out either"
             )
 
         known = (
@@ -170,7 +192,7 @@ class Tokenizer:
             RecursionError,
             MemoryError,
         ) as error:
-            # What follows is the whole conversation
+            # The rest of the message is the whole conversation
             cause = str(error).partition("Final message to continue")[0]
             raise TemplateError(f"the chat template failed on the conversation: {cause}") from None
 
@@ -193,15 +215,14 @@ class Tokenizer:
 
     @functools.cached_property
     def _anchor(self) -> int:
-        """A token that shows another one as it looks in the middle of a text, with its leading
-        space."""
+        """A token that is decoded before another, which then keeps its leading space."""
         ids = self.encode("a", add_special_tokens=False)
         return ids[-1] if ids else 0
 
 
 @functools.lru_cache(maxsize=64)
 def template_variables(template: str) -> frozenset[str]:
-    """Names that a chat template reads, which is what `chat_template_kwargs` may set."""
+    """Names that a chat template reads, which `chat_template_kwargs` may set."""
     import jinja2
     import jinja2.ext
     import jinja2.meta
@@ -215,8 +236,8 @@ def template_variables(template: str) -> frozenset[str]:
 
 
 def check_template(template: str) -> None:
-    """Raises ConfigError when an operator's template is not Jinja; tags that only transformers
-    knows are left to it."""
+    """Raises ConfigError when a chat template is not valid Jinja. Tags that only transformers knows
+    are accepted."""
     import jinja2
     import jinja2.ext
     from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -226,12 +247,13 @@ def check_template(template: str) -> None:
     except jinja2.TemplateSyntaxError as error:
         if "generation" not in str(error):
             raise ConfigError(
-                f"the chat template is not valid Jinja (line {error.lineno}): {error}"
+                f"the chat template is not valid Jinja (line {error.lineno}): {error}; "
+                "correct it, or give another one (--chat-template)"
             ) from None
 
 
 def template_text(source: str) -> str:
-    """The chat template that `--chat-template` names: a file, or the template itself. Raises
+    """The chat template of `--chat-template`, which is a file or the template itself. Raises
     ConfigError."""
     if "{" in source or "\n" in source:
         return source
@@ -248,8 +270,8 @@ def template_text(source: str) -> str:
 
 @functools.cache
 def byte_alphabet() -> dict[str, int]:
-    """The printable stand-ins of byte-level vocabularies -> the byte: bytes that print stand for
-    themselves, the rest follow U+0100."""
+    """The byte of each printable stand-in of byte-level vocabularies (GPT-2's): printable bytes
+    stand for themselves, the others are numbered from U+0100."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {

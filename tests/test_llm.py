@@ -11,8 +11,9 @@ import pytest
 
 from jaxllm import LLM, BeamSearchParams, ConfigError, OptionError, RequestOutput, SamplingParams
 from jaxllm.engine.scheduling.plan import Plan
-from jaxllm.llm import resting_heap
+from jaxllm.llm import frozen_heap
 from jaxllm.messages import RequestError
+from jaxllm.metrics import Counter, Gauge
 from tests.engine.few_shapes import few_shapes
 
 GREEDY = SamplingParams(temperature=0, max_tokens=24)
@@ -489,10 +490,37 @@ def test_what_was_there_before_is_collected_again_after_a_call_even_one_that_fai
     before = gc.get_freeze_count()
 
     def fail() -> None:
-        with resting_heap():
+        with frozen_heap():
             assert gc.get_freeze_count() > before + 1000
             raise KeyError
 
     with pytest.raises(KeyError):
         fail()
     assert gc.get_freeze_count() == 0
+
+
+def test_metrics_are_objects_with_a_name_and_a_value_as_vllms(llm: LLM) -> None:
+    def values() -> dict[str, float]:
+        metrics = llm.get_metrics()
+        assert all(isinstance(metric, (Counter, Gauge)) for metric in metrics)
+        assert all(metric.labels == {"model_name": "demo", "engine": "0"} for metric in metrics)
+        return {metric.name: metric.value for metric in metrics}
+
+    before = values()
+    (output,) = llm.generate("1 + 1 =", GREEDY, use_tqdm=False)
+    after = values()
+    grown = {name: after[name] - before[name] for name in after if after[name] != before[name]}
+    assert grown.pop("vllm:prompt_tokens") == len(output.prompt_token_ids)
+    assert grown.pop("vllm:generation_tokens") == len(output.outputs[0].token_ids)
+    assert grown.keys() <= {
+        "vllm:prefix_cache_queries",
+        "vllm:prefix_cache_hits",
+        "vllm:kv_cache_usage_perc",
+        "jaxllm:engine_steps",
+    }
+    assert after["vllm:num_requests_running"] == after["vllm:num_requests_waiting"] == 0
+
+
+def test_a_chat_template_that_is_not_jinja_is_refused_at_start() -> None:
+    with pytest.raises(ConfigError, match="not valid Jinja"):
+        LLM("demo", chat_template="{% if %}")

@@ -94,7 +94,7 @@ def test_the_smallest_top_p_leaves_the_likeliest_token(llm: LLM, top_p: float) -
 def test_an_engine_that_starts_over_compiles_nothing(llm: LLM) -> None:
     params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
     llm.generate("a", params, use_tqdm=False)
-    before = llm.get_metrics().compiles_after_warmup
+    before = llm.engine.stats().compiles_after_warmup
     llm.engine._start_over()
     llm.generate("a", params, use_tqdm=False)
-    assert llm.get_metrics().compiles_after_warmup == before
+    assert llm.engine.stats().compiles_after_warmup == before

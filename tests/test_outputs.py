@@ -129,7 +129,7 @@ def test_deltas_add_up_to_the_result() -> None:
     for index in range(2):
         for at, entry in enumerate(ENTRIES):
             last = at == 4
-            ended = growing.add(
+            ended = growing.add_delta(
                 TextDelta(
                     id="r",
                     index=index,
@@ -165,7 +165,7 @@ def test_deltas_add_up_to_the_result() -> None:
         prompt_logprobs=[None, *eager()],
     )
     assert growing.output == expected
-    assert growing.add(
+    assert growing.add_delta(
         TextDelta(id="r", index=0, token_ids=[], text="", finish_reason="error", error="broken")
     )
     assert (
@@ -185,7 +185,7 @@ def test_a_token_leaves_nothing_for_the_garbage_collector() -> None:
     before = len(gc.get_objects())
     for at in range(1000):
         row, text, last = packed_from(ENTRIES[:1], 2), str(at), "length" if at == 999 else None
-        growing.add(
+        growing.add_delta(
             TextDelta(id="r", index=0, token_ids=[4], text=text, logprobs=row, finish_reason=last)
         )
     assert len(gc.get_objects()) - before < 100

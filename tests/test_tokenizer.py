@@ -176,6 +176,37 @@ def test_a_directory_without_a_tokenizer_is_one_readable_error(tmp_path: pathlib
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("family", ["qwen3", "llama"])
+def test_a_model_without_tokenizer_files_is_refused_with_the_remedy(
+    tmp_path: pathlib.Path, family: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": family, "vocab_size": 104}))
+    with pytest.raises(ConfigError, match=r"--tokenizer.*--skip-tokenizer-init") as error:
+        Tokenizer.load(tmp_path)
+    assert "\n" not in str(error.value) and str(tmp_path) in str(error.value)
+
+
+def test_a_syntax_error_of_the_models_own_template_shows_before_the_first_chat(
+    directory: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    for file in directory.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    Tokenizer.load(tmp_path).check_chat_template()
+    for name in ("tokenizer_config.json", "chat_template.jinja"):
+        path = tmp_path / name
+        if not path.exists():
+            continue
+        if name.endswith("jinja"):
+            path.write_text("{% for message in messages %}")
+        else:
+            settings = json.loads(path.read_text())
+            path.write_text(json.dumps(settings | {"chat_template": "{% for m in messages %}"}))
+    broken = Tokenizer.load(tmp_path)
+    with pytest.raises(ConfigError, match=r"not valid Jinja \(line 1\).*--chat-template"):
+        broken.check_chat_template()
+    Tokenizer.load(tmp_path, "{{ messages }}").check_chat_template()
+
+
 def test_code_in_a_repository_is_never_run(directory: pathlib.Path, tmp_path: pathlib.Path) -> None:
     (tmp_path / "mine.py").write_text("raise SystemExit('ran')\n")
     config = {"tokenizer_class": "Mine", "auto_map": {"AutoTokenizer": [None, "mine.Mine"]}}

@@ -1,5 +1,5 @@
-"""Compiles what clients ask for, in processes of its own and within a budget: a hostile grammar
-costs its sender alone."""
+"""Compiles the grammars of requests in other processes, within a budget: a hostile grammar costs
+its sender alone."""
 
 from __future__ import annotations
 
@@ -22,62 +22,69 @@ MAX_KEPT_BYTES = 16 << 20
 
 @dataclass(frozen=True)
 class Job:
-    """What the process is told; equal jobs have equal verdicts."""
+    """One grammar to compile; equal jobs have equal verdicts.
+
+    Attributes:
+        kind: of the structure, for messages.
+        line: the job as the process reads it.
+        key: digest of `line`.
+    """
 
     kind: str
     line: bytes
-    key: bytes  # digest of `line`
+    key: bytes
 
 
 def job_of(params: StructuredOutputsParams) -> Job:
-    """What is to be compiled. Raises StructureError when that can be told from the outside."""
+    """The job of a structure. Raises StructureError on faults that show without compiling."""
     line = json.dumps(params.job()).encode() + b"\n"
     return Job(params.kind, line, hashlib.sha256(line).digest())
 
 
 class Checker:
-    """`compile(job)` gives a grammar that compiles, or raises StructureError; so does `within(job,
-    lane)`, or it gives up. Each lane has a budget and a process of its own, so that quick grammars
-    do not wait for slow ones; calls for one lane wait for each other."""
+    """Compiles jobs and keeps the verdicts. Thread-safe.
+
+    Each lane has a budget and a process of its own, so that quick grammars do not wait for slow
+    ones. Calls for one lane wait for each other.
+    """
 
     def __init__(self, specials: Mapping[str, int], command: Sequence[str] = COMMAND):
         self._compilers = [Compiler(specials, seconds, command) for seconds in BUDGETS]
-        self._keeping = threading.Lock()  # of what is kept; never held for long
+        self._keeping = threading.Lock()  # guards the kept verdicts; held for microseconds
         self._kept: OrderedDict[bytes, Verdict] = OrderedDict()  # oldest first
         self._kept_bytes = 0
 
-    def check(self, params: StructuredOutputsParams) -> str:
-        """`compile` of what `params` ask for. Raises StructureError."""
-        return self.compile(job_of(params))
+    def compile_params(self, params: StructuredOutputsParams) -> str:
+        """The grammar of a structure, in llguidance's serialised form. Raises StructureError."""
+        return self.compile_job(job_of(params))
 
-    def compile(self, job: Job) -> str:
-        """The grammar in llguidance's serialised form. Raises StructureError with the compiler's
-        reason."""
-        grammar = self.within(job, len(BUDGETS) - 1)
+    def compile_job(self, job: Job) -> str:
+        """The grammar of a job, in llguidance's serialised form. Raises StructureError with the
+        compiler's reason."""
+        grammar = self.compile_within(job, len(BUDGETS) - 1)
         assert grammar is not None
         return grammar
 
-    def within(self, job: Job, lane: int) -> str | None:
-        """What `compile` gives, or None when that takes longer than this lane's budget and others
-        have more. Raises StructureError."""
+    def compile_within(self, job: Job, lane: int) -> str | None:
+        """`compile_job`, or None when it exceeds the lane's budget and another lane has more.
+        Raises StructureError."""
         verdict = self._recall(job.key)
         if verdict is None:
-            verdict = self._compilers[lane].ask(job.line)
+            verdict = self._compilers[lane].run_job(job.line)
             if verdict.spent and lane < len(BUDGETS) - 1:
                 return None
             if verdict.final:
                 self._keep(job.key, verdict)
         return verdict.for_kind(job.kind)
 
-    def known(self, job: Job) -> str | None:
-        """What `compile` gives when that was found before, else None; waits for nobody. Raises
-        StructureError as `compile`."""
+    def cached_grammar(self, job: Job) -> str | None:
+        """The grammar of a job that was compiled before, else None, without waiting. Raises
+        StructureError as `compile_job`."""
         verdict = self._recall(job.key)
         return None if verdict is None else verdict.for_kind(job.kind)
 
     def close(self) -> None:
-        """End the processes, whatever they are doing; what is known stays. A check that waits for
-        one ends with an error."""
+        """End the processes; verdicts stay. A call that waits for a process ends with an error."""
         for compiler in self._compilers:
             compiler.close()
 
@@ -98,7 +105,7 @@ class Checker:
 
 
 def special_tokens(tokenizer: Tokenizer) -> dict[str, int]:
-    """The texts that llguidance takes for one token that plain text never makes: id of each."""
+    """The id of each text that llguidance takes for a special token."""
     added = tokenizer.get_added_tokens_decoder()
     return {
         t.content: id

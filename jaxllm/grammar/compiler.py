@@ -1,10 +1,12 @@
-"""The compiler's own process: JSON lines in, JSON lines out; it may be killed at any time.
+"""The compiler's process: JSON lines in, JSON lines out; it may be killed at any time.
 
-The first line has the id of each special token and the budget of a job, and is answered when the
-process is ready. Every later one is a job, answered by {"grammar": text} or {"error": why}, or
-{"spent": true} when it needs more processor time than its budget: each is done in a fork, which the
-kernel kills then. One that wants too much memory fails. One whose fork somebody else killed gets
-{"killed": signal}.
+The first line holds the id of each special token and the budget of a job; its reply says that the
+process is ready. Each later line is a job, which runs in a fork. Replies are:
+
+- {"grammar": text};
+- {"error": reason}, also where the job needs too much memory;
+- {"spent": true} where the job exceeded its processor time, at which the kernel kills the fork;
+- {"killed": signal} where the fork was killed from outside.
 """
 
 from __future__ import annotations
@@ -22,13 +24,13 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from jaxllm.grammar.convert import convert
 from jaxllm.grammar.limits import MEMORY_BYTES, STEP_SECONDS, STEPS, parser_limits
 
-# No limit of a fork's own: SIGKILL comes when the machine is out of memory
+# Signals that no limit of a fork sends; SIGKILL comes when the machine is out of memory
 FROM_OUTSIDE = {signal.SIGKILL, signal.SIGTERM, signal.SIGHUP}
 
 
 class ByteTokens:
-    """A tokenizer with one token per byte, and a model's special tokens at their own ids: quick to
-    make, and enough to run a grammar."""
+    """A tokenizer with one token per byte and the model's special tokens at their ids. It is quick
+    to make, and enough to run a grammar."""
 
     bos_token_id = None
 
@@ -36,7 +38,7 @@ class ByteTokens:
         taken = {id: text for text, id in specials.items()}
         free = [id for id in range(256 + len(taken)) if id not in taken]
         self._of_byte = dict(enumerate(free[:256]))
-        self.eos_token_id = 1 + max(*free, *taken)  # one of its own
+        self.eos_token_id = 1 + max(*free, *taken)  # an id of its own
         self.tokens = [b""] * self.eos_token_id + [b"<eos>"]
         for byte, id in self._of_byte.items():
             self.tokens[id] = bytes([byte])
@@ -52,8 +54,8 @@ class ByteTokens:
 
 
 def compiled(job: dict[str, Any], specials: dict[str, int], tokenizer: LLTokenizer) -> str:
-    """The grammar of a job. Raises ValueError when it does not compile, or cannot begin, or its
-    steps take too long."""
+    """The grammar of a job. Raises ValueError when it does not compile, allows no token, or takes
+    too long for a mask."""
     grammar = convert(job, specials)
     matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=parser_limits())
     for _ in range(STEPS):
@@ -66,22 +68,22 @@ def compiled(job: dict[str, Any], specials: dict[str, int], tokenizer: LLTokeniz
         _check(matcher)
         if took > STEP_SECONDS:
             raise ValueError(
-                f"finding the tokens that may come next takes too long ({took * 1e3:.0f} ms, the limit is {STEP_SECONDS * 1e3:.0f})"
+                "finding the tokens that may come next takes too long "
+                f"({took * 1e3:.0f} ms, the limit is {STEP_SECONDS * 1e3:.0f})"
             )
         matcher.consume_token(_first(mask))
     return grammar
 
 
 def _check(matcher: LLMatcher) -> None:
-    """Raise on a matcher that has failed; what it says after the first line is about its
-    insides."""
+    """Raises ValueError when a matcher has failed."""
     if matcher.is_error():
         raise ValueError(_plain(matcher.get_error()))
 
 
 def _plain(error: str) -> str:
-    """llguidance's message without the state of its parser, and without an option that nobody can
-    set here."""
+    """llguidance's message without its parser's state, and without an option that clients cannot
+    set."""
     text = error.split("<non-verbose/>")[0].split("<state>")[0].strip()
     text = text.replace(
         "Enable 'coerce_one_of' option to approximate oneOf with anyOf",
@@ -91,13 +93,13 @@ def _plain(error: str) -> str:
 
 
 def _first(mask: bytes) -> int:
-    """The lowest allowed token: for most grammars a plain character, which keeps them going."""
+    """The lowest allowed token; in most grammars a plain character, which does not end the text."""
     at = next(at for at, byte in enumerate(mask) if byte)
     return at * 8 + (mask[at] & -mask[at]).bit_length() - 1
 
 
 def answer(line: str, specials: dict[str, int], tokenizer: LLTokenizer) -> dict[str, str]:
-    """The reply to one job. A panic in native code is no Exception."""
+    """The reply to one job, also after a panic in native code, which is no Exception."""
     try:
         return {"grammar": compiled(json.loads(line), specials, tokenizer)}
     except (KeyboardInterrupt, SystemExit):
@@ -111,7 +113,7 @@ def answer(line: str, specials: dict[str, int], tokenizer: LLTokenizer) -> dict[
 
 
 def serve(lines: TextIO, out: TextIO) -> None:
-    """Until the end of `lines`."""
+    """Answer jobs until the end of `lines`."""
     hello = json.loads(next(lines))
     specials, seconds = hello["specials"], hello["seconds"]
     tokenizer = LLTokenizer(TokenizerWrapper(ByteTokens(specials)))
@@ -137,7 +139,7 @@ def _say(reply: dict[str, Any], out: TextIO) -> None:
 
 
 def main() -> None:
-    """The process."""
+    """Run the compiler's process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -1,5 +1,5 @@
-"""Numbers in a JSON schema that the compiler cannot honour exactly: it reads them as doubles, and
-as bounds of 64-bit integers."""
+"""Finds numbers in a JSON schema that the compiler would round: it reads them as doubles, and
+bounds of integers as 64 bits."""
 
 from __future__ import annotations
 
@@ -8,27 +8,25 @@ from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
 
-LARGEST = 2**53  # up to it doubles tell whole numbers apart
-# Powers of ten up to this one are exact doubles, so a number of so many places is read with one
-# rounding
-SHIFT = 22
-MOST = 2**63 - 1  # a larger number is not said where there is a bound
+LARGEST = 2**53  # all whole numbers up to it are doubles
+SHIFT = 22  # 10**22 is the largest power of ten that is a double
+MOST = 2**63 - 1  # the compiler generates no larger number where there is a bound
 
 HOLDS_VALUES = ("const", "enum")
-SAYS_NOTHING = ("default", "examples")  # about what is valid
+ANNOTATIONS = ("default", "examples")  # restrict nothing
 BOUNDS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum", "multipleOf")
 # Objects whose keys are no keywords
 NAMES_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 
 
 def inexact(schema: Any) -> str | None:
-    """The first keyword of a schema with a number that would be rounded, and the number; None when
-    all are honoured as they are written. An upper bound of 64-bit integers or beyond forbids
-    nothing that can be said, and is honoured."""
+    """The first keyword of a schema with a number that would be rounded, and the number; None where
+    all are exact. An upper bound of 64-bit integers or more forbids nothing, so it counts as
+    exact."""
     if not isinstance(schema, dict):
         return next(filter(None, map(inexact, schema)), None) if isinstance(schema, list) else None
     for keyword, value in schema.items():
-        if keyword in SAYS_NOTHING:
+        if keyword in ANNOTATIONS:
             continue
         if keyword in HOLDS_VALUES:
             wrong = next((number for number in _numbers(value) if not _exact(number)), None)
@@ -59,8 +57,8 @@ def _is_number(value: Any) -> bool:
 
 
 def _exact(number: int | float) -> bool:
-    """Whether reading its digits as a whole number and shifting them by a power of ten rounds once,
-    to the number itself."""
+    """Whether the number is exact when its digits are read as a whole number and scaled by a power
+    of ten."""
     if isinstance(number, int) or abs(number) > LARGEST or number.is_integer():
         return abs(number) <= LARGEST
     _, digits, exponent = Decimal(repr(number)).as_tuple()
@@ -72,7 +70,7 @@ def _exact(number: int | float) -> bool:
 
 
 def _idle(keyword: str, bound: int | float) -> bool:
-    """Whether a bound forbids nothing, since larger numbers are not said at all."""
+    """Whether a bound forbids nothing, since larger numbers are never generated."""
     return bound >= {"maximum": MOST, "exclusiveMaximum": MOST + 1}.get(keyword, math.inf)
 
 

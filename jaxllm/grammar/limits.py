@@ -1,4 +1,4 @@
-"""What one grammar may cost, to compile and at each token."""
+"""Limits of what one grammar may cost, to compile and at each token."""
 
 from __future__ import annotations
 
@@ -7,26 +7,25 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from llguidance import LLParserLimits
 
-# Seconds of processor time of a compilation; what takes longer begins again where only its like
-# wait
+# Seconds of processor time of a compilation, by lane; a job that exceeds one starts again in the
+# next
 BUDGETS = (0.02, 0.1, 1.0)
-WALL_SECONDS = 10.0  # and by the clock, on a machine that is busy
+WALL_SECONDS = 10.0  # of a compilation, by the clock
 MEMORY_BYTES = 2 << 30  # address space of the compiler's process
 STEPS = 24  # tokens that a compilation tries out
-STEP_SECONDS = 0.025  # for the set of tokens that may come next
-TOGETHER_SECONDS = 0.05  # by the clock, for those of all rows of a step
-LEAST_SECONDS = 0.002  # for one of them, however many there are
+STEP_SECONDS = 0.025  # processor time of one mask
+TOGETHER_SECONDS = 0.05  # of the masks of all rows of a step, by the clock
+LEAST_SECONDS = 0.002  # processor time that one mask may always take
 
 
 def fair_share(rows: int, cores: int) -> float:
-    """Seconds of processor time that the mask of each of so many rows may take when those of all
-    take too long together."""
+    """Seconds of processor time for the mask of each row, when the masks of all took too long."""
     return min(STEP_SECONDS, max(LEAST_SECONDS, TOGETHER_SECONDS * cores / rows))
 
 
 def parser_limits() -> LLParserLimits:
-    """llguidance's own bounds, of one compilation and of one step: half of its defaults or less,
-    and no parser state in its messages."""
+    """llguidance's limits of one compilation and one step: half of its defaults or less, and no
+    parser state in messages."""
     from llguidance import LLParserLimits
 
     return LLParserLimits(

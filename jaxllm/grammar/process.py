@@ -1,4 +1,4 @@
-"""A compiler's process, which may be killed, as its owner sees it."""
+"""The owner's side of a compiler process, which may be killed at any time."""
 
 from __future__ import annotations
 
@@ -29,8 +29,14 @@ TOO_MUCH = "it takes too much time or memory to compile; make it simpler"
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a compiler says of a job. `spent`: nothing within its budget, or nothing at all, which
-    is not `final`."""
+    """The result of a job.
+
+    Attributes:
+        grammar: in llguidance's serialised form, "" where there is none.
+        error: why there is none.
+        spent: the budget was used up.
+        final: another attempt would give the same.
+    """
 
     grammar: str = ""
     error: str = ""
@@ -45,10 +51,11 @@ class Verdict:
 
 
 class Compiler:
-    """Jobs of at most `seconds` of processor time. Calls of several threads wait for each other.
+    """Runs jobs of at most `seconds` of processor time. Calls of several threads wait for each
+    other.
 
-    The process starts with a job, where there is none: with the first, after one that never
-    answered, and after `close`.
+    A job starts the process where there is none: the first, one after `close`, and one after a job
+    that was never answered.
     """
 
     def __init__(
@@ -58,51 +65,51 @@ class Compiler:
         self._command = tuple(command)
         self._process: subprocess.Popen[bytes] | None = None
         self._closings = 0  # calls of `close`
-        # The process that was ended last by one
+        # The last process that `close` ended
         self._closed: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()  # of the process
 
-    def ask(self, line: bytes) -> Verdict:
-        """What comes of a job. Raises CompilerLost when there is no compiler to ask, or somebody
-        else ended it or its fork."""
-        began = self._closings
+    def run_job(self, line: bytes) -> Verdict:
+        """The verdict on a job. Raises CompilerLost when the process cannot start, or it or its
+        fork was ended from outside."""
+        closings = self._closings
         with self._lock:
-            return self._ask(line, began)
+            return self._run(line, closings)
 
     def close(self) -> None:
-        """End the process, whatever it is doing. A job that waits for it ends with an error."""
-        # First: a job that begins a process now sees it, and one that has begun it is killed here
+        """End the process. A job that waits for it ends with an error."""
+        # First: a job that starts a process now sees it, and one that has started it is killed here
         self._closings += 1
         if (process := self._process) is not None:
-            # Before it ends, which a job that began since would take for its budget's end
+            # Before the kill, which a later job would take for the end of its budget
             self._closed = process
             kill(process)
         with self._lock:
             self._end()
 
-    def _ask(self, line: bytes, began: int) -> Verdict:
-        """One job to the process, which is started when it is not there and ended when it does not
-        answer. Raises CompilerLost, also when there were more than `began` closings in the end."""
+    def _run(self, line: bytes, closings: int) -> Verdict:
+        """Send one job to the process, which is started when missing and ended when it does not
+        answer. Raises CompilerLost, also after more than `closings` calls of `close`."""
         closed = CompilerLost("the grammar compiler was closed meanwhile; try again")
-        if self._closings != began:
+        if self._closings != closings:
             raise closed
         process = None
         try:
             process = self._running()
-            if self._closings != began:  # nobody else ends a process that began after the closing
+            if self._closings != closings:  # nothing else ends a process started after `close`
                 raise ConnectionAbortedError
             _write(process, line)
             reply = json.loads(_line(process, time.monotonic() + WALL_SECONDS))
         except (OSError, EOFError, ValueError) as error:
             self._end()
-            if self._closings != began or (process is not None and process is self._closed):
+            if self._closings != closings or (process is not None and process is self._closed):
                 raise closed from None
             if process is None:
                 why = error.strerror or error if isinstance(error, OSError) else error
                 raise CompilerLost(
                     f"the grammar compiler cannot be started ({why}); try again later"
                 ) from None
-            # No answer, or half of one
+            # No reply, or half of one
             if isinstance(error, (EOFError, BrokenPipeError, ValueError)):
                 raise CompilerLost(
                     "the process that compiled this grammar ended meanwhile; try again"
@@ -110,7 +117,8 @@ class Compiler:
             return Verdict(error=TOO_MUCH, spent=True, final=False)
         if "killed" in reply:
             raise CompilerLost(
-                "the process that compiled this grammar was killed; try again when the machine has memory left"
+                "the process that compiled this grammar was killed; "
+                "try again when the machine has memory left"
             )
         return (
             Verdict(error=TOO_MUCH, spent=True)
@@ -142,7 +150,7 @@ class Compiler:
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:
-    """End a process with the fork that does its job."""
+    """End a process and the fork that runs its job."""
     if process.poll() is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -155,10 +163,10 @@ def _write(process: subprocess.Popen[bytes], line: bytes) -> None:
 
 
 def _line(process: subprocess.Popen[bytes], deadline: float) -> bytes:
-    """What the process writes up to the end of the line. Raises EOFError when it ends, OSError when
-    it is late or writes too much."""
+    """One line of the process's output. Raises EOFError when it ends, OSError when it is late or
+    the line is too long."""
     assert process.stdout is not None
-    # `select.select` takes no file beyond the 1024th, which servers have
+    # `select.select` takes no file descriptor above 1023, which servers have
     found, poll = bytearray(), select.poll()
     poll.register(process.stdout, select.POLLIN)
     while not found.endswith(b"\n"):

@@ -1,5 +1,5 @@
-"""What a request may constrain its output to: the fields, their limits, and the job for the
-compiler. Imports no jax and no llguidance."""
+"""Structured output of a request: the fields, their limits, the compiler's job. Imports no jax and
+no llguidance."""
 
 from __future__ import annotations
 
@@ -16,37 +16,49 @@ MAX_DEPTH = 64  # objects and lists inside each other
 MAX_CHOICES = 1024
 MAX_TAGS = 64
 
-# Whitespace between the tokens of JSON unless a request says otherwise: pretty-printed text fits
-# in, and a model that likes blanks cannot go on for ever.
+# Default whitespace between the tokens of JSON: enough for pretty-printed text, too little for a
+# model that repeats blanks for ever
 WHITESPACE = r"[ ]{0,2}|\r?\n[ \t]{0,64}"
 
 
 class StructureError(ValueError):
-    """A constraint that cannot be honoured; the message says which part of it, and why."""
+    """A structure that cannot be honoured; the message names the part and the reason."""
 
 
 class CompilerLost(StructureError):
-    """Nothing was found out about a constraint, for its compiler ended meanwhile or could not
-    start. It may be tried again."""
+    """The compiler ended or could not start, so there is no verdict. The request may be sent
+    again."""
 
 
 @dataclass(kw_only=True)
 class StructuredOutputsParams:
-    """What the output must be: exactly one of the first six. Names are vLLM's. Raises
+    """The structure of an output: exactly one of the first six. Names are vLLM's. Raises
     `StructureError`.
+
+    Attributes:
+        json: a JSON schema, or its text.
+        json_object: any JSON object.
+        regex: matches the whole output.
+        choice: the possible outputs.
+        grammar: Lark as llguidance reads it, or GBNF.
+        structural_tag: free text, in which each trigger starts a tag whose content follows a
+            schema.
+        whitespace_pattern: a regex of the whitespace between the tokens of JSON; default
+            WHITESPACE.
+        disable_any_whitespace: compact JSON.
+        disable_fallback: without effect, since there is one compiler.
+        disable_additional_properties: not supported.
     """
 
-    json: dict[str, Any] | bool | str | None = None  # a JSON schema, or its text
-    json_object: bool | None = None  # any JSON object
-    regex: str | None = None  # the whole output matches
-    choice: list[str] | None = None  # the output is one of these
-    grammar: str | None = None  # Lark as llguidance takes it, or GBNF
-    # Free text in which each trigger begins a tag, whose content follows a schema
+    json: dict[str, Any] | bool | str | None = None
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
     structural_tag: dict[str, Any] | str | None = None
-    # What may stand between the tokens of JSON, a regex; default WHITESPACE
     whitespace_pattern: str | None = None
-    disable_any_whitespace: bool = False  # compact JSON
-    disable_fallback: bool = False  # there is one compiler, so there is nothing to fall back to
+    disable_any_whitespace: bool = False
+    disable_fallback: bool = False
     disable_additional_properties: bool = False
 
     def __post_init__(self) -> None:
@@ -54,27 +66,27 @@ class StructuredOutputsParams:
 
     @property
     def kind(self) -> str:
-        """Which of the six it is. Raises `StructureError` unless it is exactly one."""
-        asked = [
+        """The name of the field that is set. Raises `StructureError` unless it is exactly one."""
+        given = [
             name
             for name in KINDS
             if getattr(self, name) is not None
             and not (name == "json_object" and self.json_object is False)
         ]
-        if len(asked) != 1:
-            got = f", got {' and '.join(asked)}" if asked else ""
+        if len(given) != 1:
+            got = f", got {' and '.join(given)}" if given else ""
             raise StructureError(f"exactly one of {', '.join(KINDS)} must be given{got}")
-        return asked[0]
+        return given[0]
 
     def job(self) -> dict[str, Any]:
-        """What the compiler is told: the kind, its checked value, and whitespace where it
-        matters."""
+        """The compiler's job: the kind, its checked value, and whitespace where it matters."""
         for name in ("disable_any_whitespace", "disable_fallback", "disable_additional_properties"):
             if not isinstance(getattr(self, name), bool):
                 raise StructureError(f"{name} must be true or false")
         if self.disable_additional_properties:
             raise StructureError(
-                'disable_additional_properties is not supported; write "additionalProperties": false into the schema'
+                "disable_additional_properties is not supported; "
+                'write "additionalProperties": false into the schema'
             )
         kind = self.kind
         return {"kind": kind, "value": _CHECKS[kind](kind, getattr(self, kind))} | self._spacing(
@@ -92,7 +104,7 @@ class StructuredOutputsParams:
         if self.disable_any_whitespace:
             if self.whitespace_pattern is not None:
                 raise StructureError(
-                    "whitespace_pattern and disable_any_whitespace exclude each other"
+                    "whitespace_pattern and disable_any_whitespace exclude each other; give one"
                 )
             return {"whitespace": None}
         return {
@@ -104,20 +116,19 @@ class StructuredOutputsParams:
 
 @dataclass(kw_only=True)
 class GuidedDecodingParams(StructuredOutputsParams):
-    """The older name of `StructuredOutputsParams`; `backend` is accepted and changes nothing, since
-    there is one."""
+    """The older name of `StructuredOutputsParams`; `backend` is accepted and has no effect."""
 
     backend: str | None = None
 
     def renamed(self) -> StructuredOutputsParams:
-        """The same under the newer name."""
+        """The same fields under the newer name."""
         return StructuredOutputsParams(
             **{f.name: getattr(self, f.name) for f in fields(StructuredOutputsParams)}
         )
 
 
 def structure(value: Any) -> StructuredOutputsParams:
-    """The constraint that a library user or a request body gives, as an object or a dict. Raises
+    """The structure that a caller or a request body gives, an object or a dict. Raises
     `StructureError`."""
     if isinstance(value, GuidedDecodingParams):
         return value.renamed()
@@ -174,8 +185,13 @@ def _true(name: str, value: Any) -> bool:
     return True
 
 
-def _schema(name: str, value: Any) -> Any:
-    """A schema as an object (or true, which is any JSON)."""
+def checked_schema(name: str, value: Any) -> Any:
+    """A JSON schema, given as such or as text: an object, or true for any JSON.
+
+    Raises:
+        StructureError: it is no schema, too large, too deep, or holds a number that would be
+            rounded. `name` stands in the message.
+    """
     found = _parsed(name, value)
     if not isinstance(found, (dict, bool)):
         raise StructureError(
@@ -183,13 +199,14 @@ def _schema(name: str, value: Any) -> Any:
         )
     if (wrong := inexact(found)) is not None:
         raise StructureError(
-            f"{wrong} in {name}, which would be rounded; whole numbers up to {LARGEST} and others of up to 15 digits are honoured exactly"
+            f"{wrong} in {name}, which would be rounded; whole numbers up to {LARGEST} "
+            "and others of up to 15 digits are honoured exactly"
         )
     return found
 
 
 def _parsed(name: str, value: Any) -> Any:
-    """JSON, given as such or as text, within the limits."""
+    """JSON within the limits, given as such or as text."""
     if isinstance(value, str):
         try:
             value = json.loads(_some_text(name, value))
@@ -212,7 +229,8 @@ def _tags(name: str, value: Any) -> dict[str, Any]:
     found = _parsed(name, value)
     if not isinstance(found, dict) or "structures" not in found:
         raise StructureError(
-            f'{name} must be {{"type": "structural_tag", "structures": [{{begin, schema, end}}], "triggers": [text]}}'
+            f'{name} must be {{"type": "structural_tag", '
+            '"structures": [{begin, schema, end}], "triggers": [text]}'
         )
     structures, triggers = found["structures"], found.get("triggers")
     if found.get("type", "structural_tag") != "structural_tag":
@@ -250,12 +268,13 @@ def _tag(name: str, item: Any, triggers: list[str]) -> dict[str, Any]:
         "trigger": trigger,
         "begin": item["begin"],
         "end": item["end"],
-        "schema": _schema(f"schema of {name}", item.get("schema")),
+        "schema": checked_schema(f"schema of {name}", item.get("schema")),
     }
 
 
 def _check_size(name: str, value: Any) -> None:
-    """Refuse what is too deep or too large before anything recursive or slow is done with it."""
+    """Raises StructureError on JSON that is too deep or too large, before recursive or slow work
+    on it."""
     level, deep, size = [value], 0, 0
     while level:
         size += sum(len(item) if isinstance(item, str) else 1 for item in level)
@@ -276,7 +295,7 @@ def _inside(item: dict[str, Any] | list[Any]) -> Iterator[Any]:
 
 
 def _strings(value: Any) -> Iterator[str]:
-    """Every text in JSON of bounded depth, names included."""
+    """All texts in JSON of bounded depth, names included."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
@@ -297,7 +316,7 @@ def _encodes(text: str) -> bool:
 
 
 _CHECKS: dict[str, Any] = {
-    "json": _schema,
+    "json": checked_schema,
     "json_object": _true,
     "regex": _some_text,
     "choice": _choice,

@@ -37,7 +37,7 @@ class Grammars:
 
     async def find(self, job: Job) -> str:
         """The grammar of a job. Raises StructureError, or ApiError when too many others wait."""
-        grammar = self._checker.known(job)
+        grammar = self._checker.cached_grammar(job)
         if grammar is not None:
             return grammar
         compilation = self._under_way.get(job.key) or self._begin(job)
@@ -66,7 +66,7 @@ class Grammars:
     async def _compile(self, job: Job) -> str:
         loop = asyncio.get_running_loop()
         for lane, threads in enumerate(self._lanes):
-            grammar = await loop.run_in_executor(threads, self._checker.within, job, lane)
+            grammar = await loop.run_in_executor(threads, self._checker.compile_within, job, lane)
             if grammar is not None:
                 return grammar
         raise AssertionError("the last lane gave up")

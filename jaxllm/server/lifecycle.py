@@ -188,6 +188,7 @@ def _load_tokenizer(options: Options, model_dir: Path) -> Tokenizer | None:
     if config.skip_tokenizer_init:
         return None
     tokenizer = Tokenizer.load(config.tokenizer or model_dir, options.chat_template)
+    tokenizer.check_chat_template()
     # Compute now, not in the first request
     _ = tokenizer.longest_token, tokenizer.template_variables
     return tokenizer

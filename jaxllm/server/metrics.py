@@ -18,6 +18,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from jaxllm.messages import EngineStats, RequestTimes, TextDelta
+from jaxllm.metrics import COUNTERS, GAUGES
 
 if TYPE_CHECKING:
     from jaxllm.server.engine.client import Entry
@@ -223,57 +224,16 @@ class Metrics(Collector):
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily | HistogramMetricFamily]:
         """prometheus_client's hook."""
         stats, names = self._stats(), ["model_name", "engine"]
-        for name, help, value in (
-            ("vllm:num_requests_running", "Choices that generate.", stats.running),
-            ("vllm:num_requests_waiting", "Choices that wait.", stats.waiting),
-            ("vllm:kv_cache_usage_perc", "KV pages in use, 0 to 1.", stats.kv_usage),
-            (
-                "jaxllm:host_cache_usage",
-                "Pages of host memory that hold something, 0 to 1.",
-                stats.host_usage,
-            ),
-        ):
+        for name, (help, field) in GAUGES.items():
             gauge = GaugeMetricFamily(name, help, labels=names)
-            gauge.add_metric(self._labels, value)
+            gauge.add_metric(self._labels, getattr(stats, field))
             yield gauge
-        for name, help, count in (
-            ("vllm:prompt_tokens", "Prompt tokens processed.", stats.prompt_tokens),
-            ("vllm:generation_tokens", "Tokens generated.", stats.generation_tokens),
-            (
-                "vllm:prefix_cache_queries",
-                "Prompt tokens looked up in the prefix cache.",
-                stats.prefix_queries,
-            ),
-            (
-                "vllm:prefix_cache_hits",
-                "Prompt tokens found in the prefix cache.",
-                stats.prefix_hits,
-            ),
-            ("vllm:num_preemptions", "Preemptions.", stats.preemptions),
-            (
-                "jaxllm:compiles_after_warmup",
-                "Programs compiled while serving; should stay 0.",
-                stats.compiles_after_warmup,
-            ),
-            (
-                "jaxllm:self_checks",
-                "Checks of pages, slots and cached prefixes by an idle engine.",
-                stats.self_checks,
-            ),
-            (
-                "jaxllm:self_check_failures",
-                "Checks that found something broken; should stay 0.",
-                stats.self_check_failures,
-            ),
-            ("jaxllm:pages_saved", "KV pages copied to host memory.", stats.pages_saved),
-            ("jaxllm:pages_loaded", "KV pages brought back from host memory.", stats.pages_loaded),
-            ("jaxllm:engine_steps", "Steps of the engine.", stats.steps),
-            (
-                "jaxllm:unknown_request_fields",
-                "Fields of requests that this server does not know.",
-                self.unknown_fields,
-            ),
-        ):
+        counts = {name: (help, getattr(stats, field)) for name, (help, field) in COUNTERS.items()}
+        counts["jaxllm:unknown_request_fields"] = (
+            "Fields of requests that this server does not know.",
+            self.unknown_fields,
+        )
+        for name, (help, count) in counts.items():
             counter = CounterMetricFamily(name, help, labels=names)
             counter.add_metric(self._labels, count)
             yield counter

@@ -17,7 +17,7 @@ from jaxllm.config import EngineConfig
 from jaxllm.engine.constraints.logits_options import LogitsOptionsReader
 from jaxllm.engine.engine import Engine
 from jaxllm.engine.startup.report import Report
-from jaxllm.logprobs import of_prompt, unpacked
+from jaxllm.logprobs import prompt_entries, unpacked
 from jaxllm.messages import GenerateRequest, PromptLogprobs, TextDelta, TokenLogprobs
 from jaxllm.sampling.options import SamplingParams
 from jaxllm.sampling.processor_arguments import Function
@@ -202,7 +202,7 @@ class Outcome:
 
 def nameless(found: PromptLogprobs) -> list[TokenLogprobs]:
     """The entries of a prompt that is not at hand."""
-    return list(of_prompt(found, [0] * (1 + len(found.packed) // (8 + 8 * found.top))))
+    return list(prompt_entries(found, [0] * (1 + len(found.packed) // (8 + 8 * found.top))))
 
 
 def assert_same_logprobs(found: list[TokenLogprobs], expected: list[TokenLogprobs]) -> None:

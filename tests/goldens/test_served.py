@@ -11,7 +11,7 @@ import pytest
 
 from jaxllm.config import EngineConfig
 from jaxllm.engine.engine import Engine
-from jaxllm.logprobs import of_prompt, unpacked
+from jaxllm.logprobs import prompt_entries, unpacked
 from jaxllm.messages import GenerateRequest, TextDelta
 from jaxllm.sampling.options import SamplingParams
 from tests.engine.few_shapes import few_shapes
@@ -63,7 +63,9 @@ def check(core: Engine, continuations: tuple[Continuation, ...]) -> None:
             )
             assert {token for token, _ in entry.top[:1]} == {int(row.argmax())}
         assert mine[0].prompt_logprobs is not None
-        inside = [entry.logprob for entry in of_prompt(mine[0].prompt_logprobs, expected.prompt)]
+        inside = [
+            entry.logprob for entry in prompt_entries(mine[0].prompt_logprobs, expected.prompt)
+        ]
         np.testing.assert_allclose(inside, expected.prompt_logprobs, atol=BOUND, rtol=0)
 
 

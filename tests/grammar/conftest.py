@@ -47,7 +47,7 @@ class Speaker:
     def matcher(self, **given) -> Matcher:
         """At the start."""
         return self.matchers.start_matcher(
-            self.checker.check(StructuredOutputsParams(**given))
+            self.checker.compile_params(StructuredOutputsParams(**given))
         ).result(60)
 
     def speak(self, matcher: Matcher, seed: int, most: int = 20_000) -> list[int]:

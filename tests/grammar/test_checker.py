@@ -23,6 +23,8 @@ from jaxllm.grammar.limits import BUDGETS, WALL_SECONDS
 from jaxllm.grammar.structure import CompilerLost, StructuredOutputsParams, StructureError
 
 MANY_FILES = 4096  # that this process may have open, beside those of other tests
+LARK = "start: %%json %s"
+LENIENT = '{"lenient": true, "coerce_one_of": true}'
 SPECIALS = {"<|end|>": 300, "<tool_call>": 301, "[TOOL]": 302}
 
 
@@ -57,7 +59,7 @@ def bomb(patterns: int) -> dict[str, Any]:
 
 def why(checker: Checker, **given: Any) -> str:
     with pytest.raises(StructureError) as error:
-        checker.check(StructuredOutputsParams(**given))
+        checker.compile_params(StructuredOutputsParams(**given))
     return str(error.value)
 
 
@@ -83,10 +85,12 @@ def why(checker: Checker, **given: Any) -> str:
         {"grammar": 'start: start "a" | "b"'},
         {"grammar": 'root ::= "yes" | "no"'},
         {"grammar": 'start: <tool_call> "a"'},
+        {"grammar": LARK % '{"type": "object", "x-guidance": {"whitespace_flexible": false}}'},
+        {"grammar": 'start: "%json {" /%json [{]/ // %json {'},
     ],
 )
 def test_what_compiles_gives_a_grammar(checker: Checker, given: dict[str, Any]) -> None:
-    assert checker.check(StructuredOutputsParams(**given))
+    assert checker.compile_params(StructuredOutputsParams(**given))
 
 
 @pytest.mark.parametrize(
@@ -108,6 +112,53 @@ def test_what_compiles_gives_a_grammar(checker: Checker, given: dict[str, Any]) 
                 }
             },
             "oneOf",
+        ),
+        (
+            {
+                "grammar": LARK
+                % ('{"type": "array", "uniqueItems": true, "x-guidance": ' + LENIENT + "}")
+            },
+            "uniqueItems",
+        ),
+        ({"grammar": LARK % ('{"not": {}, "x-guidance": ' + LENIENT + "}")}, '"not"'),
+        (
+            {
+                "grammar": LARK
+                % (
+                    '{"oneOf": [{"type": "string"}, {"maxLength": 3}], "x-guidance": '
+                    + LENIENT
+                    + "}"
+                )
+            },
+            "oneOf",
+        ),
+        ({"grammar": LARK % '{"const": 9007199254740993}'}, "rounded"),
+        ({"grammar": LARK % ('{"not":' * 70 + "{}" + "}" * 70)}, "nests deeper"),
+        ({"grammar": LARK % ("[" * 60000)}, "JSON"),
+        ({"grammar": LARK % '{"type": "object"'}, "not valid JSON"),
+        ({"grammar": LARK % '{"x-guidance": 1}'}, "x-guidance"),
+        (
+            {
+                "grammar": '# /\nstart: /\\/"/ "//" %lark {\nstart: %json{"not":{},"x-guidance":'
+                + LENIENT
+                + "}\n}"
+            },
+            '"not"',
+        ),
+        (
+            {
+                "structural_tag": {
+                    "structures": [
+                        {
+                            "begin": "<f>",
+                            "schema": {"not": {}, "x-guidance": {"lenient": True}},
+                            "end": "</f>",
+                        }
+                    ],
+                    "triggers": ["<f>"],
+                }
+            },
+            "not",
         ),
         ({"json": {"type": "string", "format": "foo"}}, "foo"),
         ({"json": {"type": "string", "pattern": "["}}, "regex"),
@@ -157,7 +208,7 @@ def test_what_does_not_compile_is_refused_with_the_reason(
 def test_a_schema_that_explodes_is_killed_within_its_budget_and_the_next_one_compiles(
     checker: Checker,
 ) -> None:
-    checker.check(StructuredOutputsParams(regex="first"))
+    checker.compile_params(StructuredOutputsParams(regex="first"))
     assert checker._compilers[-1]._process is not None
     compiler = psutil.Process(checker._compilers[-1]._process.pid)
     used = sum(compiler.cpu_times()[2:4])
@@ -168,17 +219,17 @@ def test_a_schema_that_explodes_is_killed_within_its_budget_and_the_next_one_com
     assert compiler.is_running() and not compiler.children() and compiler.num_threads() == 1, (
         "what forks has one thread"
     )
-    assert checker.check(StructuredOutputsParams(regex="second"))
+    assert checker.compile_params(StructuredOutputsParams(regex="second"))
 
 
 def test_a_verdict_is_kept_so_that_a_bomb_costs_its_budget_once(
     checker: Checker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     why(checker, json=bomb(23))
-    grammar = checker.check(StructuredOutputsParams(regex="third"))
+    grammar = checker.compile_params(StructuredOutputsParams(regex="third"))
     monkeypatch.setattr(checker, "_compilers", [])
     assert "too much" in why(checker, json=bomb(23))
-    assert checker.check(StructuredOutputsParams(regex="third")) == grammar
+    assert checker.compile_params(StructuredOutputsParams(regex="third")) == grammar
 
 
 def test_what_takes_long_is_given_up_soon_by_who_has_others_waiting() -> None:
@@ -187,33 +238,35 @@ def test_what_takes_long_is_given_up_soon_by_who_has_others_waiting() -> None:
         job_of(StructuredOutputsParams(**given))
         for given in ({"json": bomb(17)}, {"regex": "a+"}, {"regex": "["})
     )
-    grammar = own.within(quick, 0)
-    assert grammar is not None and own.known(quick) == grammar
+    grammar = own.compile_within(quick, 0)
+    assert grammar is not None and own.cached_grammar(quick) == grammar
     assert own._compilers[0]._process is not None
     compiler = psutil.Process(own._compilers[0]._process.pid)
-    assert own.within(slow, 0) is None and own.known(slow) is None, "no verdict"
+    assert own.compile_within(slow, 0) is None and own.cached_grammar(slow) is None, "no verdict"
     assert sum(compiler.cpu_times()[2:4]) < BUDGETS[1], "the kernel looks once in some milliseconds"
-    assert own.within(slow, 1) is None and own.known(slow) is None, "nor from the second"
+    assert own.compile_within(slow, 1) is None and own.cached_grammar(slow) is None, (
+        "nor from the second"
+    )
     with pytest.raises(StructureError, match="regex"):
-        own.within(wrong, 0)
+        own.compile_within(wrong, 0)
     assert own._compilers[-1]._process is None, "no process that nobody needs"
     with pytest.raises(StructureError, match="too much"):
-        own.compile(slow)
+        own.compile_job(slow)
     with pytest.raises(StructureError, match="too much"):
-        own.within(slow, 0)
-    assert own.within(quick, 0) == grammar and own._compilers[0]._process.pid == compiler.pid, (
-        "nothing starts again"
-    )
+        own.compile_within(slow, 0)
+    assert (
+        own.compile_within(quick, 0) == grammar and own._compilers[0]._process.pid == compiler.pid
+    ), "nothing starts again"
     own.close()
     assert own._compilers[0]._process is None
 
 
 def test_a_compiler_that_was_killed_from_outside_is_started_again(checker: Checker) -> None:
-    checker.check(StructuredOutputsParams(regex="before"))
+    checker.compile_params(StructuredOutputsParams(regex="before"))
     assert checker._compilers[-1]._process is not None
     checker._compilers[-1]._process.send_signal(signal.SIGKILL)
     checker._compilers[-1]._process.wait()
-    assert checker.check(StructuredOutputsParams(regex="after"))
+    assert checker.compile_params(StructuredOutputsParams(regex="after"))
 
 
 def under_way(
@@ -224,7 +277,7 @@ def under_way(
 
     def check() -> None:
         with pytest.raises(StructureError) as error:
-            checker.check(StructuredOutputsParams(**given))
+            checker.compile_params(StructuredOutputsParams(**given))
         found.append(error.value)
 
     checking = threading.Thread(target=check)
@@ -261,7 +314,7 @@ def test_a_compiler_that_ends_while_it_is_asked_is_not_the_fault_of_the_grammar(
     fork.kill()
     checking.join(20)
     assert isinstance(found[0], CompilerLost) and "ended" in str(found[0]) and not own._kept
-    assert own.check(StructuredOutputsParams(regex="a"))
+    assert own.compile_params(StructuredOutputsParams(regex="a"))
     own.close()
 
 
@@ -363,7 +416,7 @@ def test_a_grammar_whose_check_was_closed_compiles_afterwards(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     own = Checker(SPECIALS)
-    own.check(StructuredOutputsParams(regex="a"))
+    own.compile_params(StructuredOutputsParams(regex="a"))
     process = own._compilers[-1]._process
     assert process is not None
     # So that the check is under way for as long as the test wants
@@ -381,7 +434,7 @@ def test_a_grammar_whose_check_was_closed_compiles_afterwards(
     own.close()
     checking.join(20)
     assert len(found) == 1 and "closed" in found[0]
-    assert own.check(StructuredOutputsParams(regex="[ab]{4}"))
+    assert own.compile_params(StructuredOutputsParams(regex="[ab]{4}"))
     own.close()
 
 
@@ -395,10 +448,10 @@ def test_a_compiler_that_cannot_start_is_reported() -> None:
 def test_verdicts_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     checker = Checker({})
     monkeypatch.setattr(
-        checker._compilers[-1], "ask", lambda line: module.Verdict("g" * 40_000, "")
+        checker._compilers[-1], "run_job", lambda line: module.Verdict("g" * 40_000, "")
     )
     for n in range(MAX_KEPT + 500):
-        checker.check(StructuredOutputsParams(regex=f"a{n}"))
+        checker.compile_params(StructuredOutputsParams(regex=f"a{n}"))
     assert len(checker._kept) <= MAX_KEPT
     assert checker._kept_bytes == sum(map(_size, checker._kept.values())) <= MAX_KEPT_BYTES
 
@@ -422,7 +475,7 @@ def test_a_grammar_compiles_beside_thousands_of_connections() -> None:
         )
     own, files = Checker({}), [os.open(os.devnull, os.O_RDONLY) for _ in range(1050)]
     try:
-        assert own.check(StructuredOutputsParams(regex="a"))
+        assert own.compile_params(StructuredOutputsParams(regex="a"))
     finally:
         for file in files:
             os.close(file)
@@ -432,7 +485,7 @@ def test_a_grammar_compiles_beside_thousands_of_connections() -> None:
 
 def test_the_compiler_ends_with_its_owner() -> None:
     own = Checker({})
-    own.check(StructuredOutputsParams(regex="a"))
+    own.compile_params(StructuredOutputsParams(regex="a"))
     assert own._compilers[-1]._process is not None and own._compilers[-1]._process.stdin is not None
     process = own._compilers[-1]._process
     process.stdin.close()  # what the end of this process would do
@@ -442,10 +495,10 @@ def test_the_compiler_ends_with_its_owner() -> None:
 
 
 def test_a_round_trip_is_quick(checker: Checker) -> None:
-    checker.check(StructuredOutputsParams(regex="warm"))
+    checker.compile_params(StructuredOutputsParams(regex="warm"))
     found = []
     for n in range(20):
         start = time.perf_counter()
-        checker.check(StructuredOutputsParams(json={"type": "object", "title": str(n)}))
+        checker.compile_params(StructuredOutputsParams(json={"type": "object", "title": str(n)}))
         found.append(time.perf_counter() - start)
     assert min(found) < 0.1, "the best, for the machine may be busy"

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import orjson
 
-from jaxllm.logprobs import each, of_prompt, unpacked
+from jaxllm.logprobs import each, prompt_entries, unpacked
 from jaxllm.messages import PromptLogprobs, TextDelta, TokenLogprobs
 from jaxllm.tokenizer import Tokenizer
 
@@ -201,7 +201,7 @@ class Reply:
         """Every token of a prompt, with so many of the most likely ones."""
         ids = self._shown.prompts[prompt]
         yield ids[0]
-        for at in of_prompt(self._scores[prompt], ids):
+        for at in prompt_entries(self._scores[prompt], ids):
             at.top = at.top[:top]
             yield at
 

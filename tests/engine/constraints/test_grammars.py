@@ -89,7 +89,9 @@ def request(
 ) -> GenerateRequest:
     """As the engine takes it."""
     grammar = (
-        None if structure is None else llm._checker.check(StructuredOutputsParams(**structure))
+        None
+        if structure is None
+        else llm._checker.compile_params(StructuredOutputsParams(**structure))
     )
     llm._checker.close()
     return GenerateRequest(

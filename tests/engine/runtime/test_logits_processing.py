@@ -339,6 +339,24 @@ def test_a_bad_word_counts_as_it_is_written_and_after_a_space(
     assert [text for text in forbids + allows if forbidden(text)] == forbids
 
 
+def test_a_bad_word_with_a_token_beyond_the_models_vocabulary_forbids_nothing() -> None:
+    """The model cannot generate it."""
+    tokenizer = Numbers()
+    reader = LogitsOptionsReader(V, tokenizer)  # type: ignore[arg-type]
+    words = [f"{V}", f"{V + 7} 1", f"1 {V}", "1 2"]
+    found, expected = (
+        reader.read_options(SamplingParams(bad_words=given)) for given in (words, ["1 2"])
+    )
+    assert found is not None and expected is not None
+    assert np.array_equal(found.allowed_W, expected.allowed_W)
+    for options in (found, expected):
+        (constraint,) = options.constraints
+        constraint.accept_tokens([1])
+        constraint.apply_mask(allowed_W := packed(range(V), V))
+        assert [id for id in range(V) if not has(allowed_W, id)] == [2]
+    assert reader.read_options(SamplingParams(bad_words=words[:1])) is not None
+
+
 def test_bad_words_need_a_tokenizer() -> None:
     with pytest.raises(RequestError, match="needs a tokenizer"):
         LogitsOptionsReader(V, None).read_options(SamplingParams(bad_words=["x"]))

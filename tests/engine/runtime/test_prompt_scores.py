@@ -16,7 +16,7 @@ from jaxllm.engine.engine import Engine
 from jaxllm.engine.runtime.prompt_scores import asked_of
 from jaxllm.engine.scheduling.plan import Chunk, Plan, Span, spans
 from jaxllm.engine.scheduling.request import Request
-from jaxllm.logprobs import of_prompt
+from jaxllm.logprobs import prompt_entries
 from jaxllm.messages import (
     MAX_SCORES,
     GenerateRequest,
@@ -35,7 +35,7 @@ PROMPT = [int(token) for token in np.random.default_rng(5).integers(0, 96, 90)]
 def scores_of(deltas: list[TextDelta], id: str, prompt: list[int]) -> list[list[TokenLogprobs]]:
     """Of each delta that has some, a prompt's entries."""
     return [
-        list(of_prompt(d.prompt_logprobs, prompt))
+        list(prompt_entries(d.prompt_logprobs, prompt))
         for d in deltas
         if d.id == id and d.prompt_logprobs is not None
     ]

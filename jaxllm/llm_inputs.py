@@ -1,0 +1,150 @@
+"""Checks and normalises the arguments of `LLM`'s methods. Imports no jax."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+
+from jaxllm.config import NEUTRAL_ARGUMENTS, ConfigError, EngineConfig, check_neutral
+from jaxllm.messages import RequestError
+from jaxllm.sampling.options import SamplingParams
+
+type Prompt = str | Sequence[int] | Mapping[str, Any]
+type Message = Mapping[str, Any]
+
+
+def engine_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The EngineConfig fields among vLLM's LLM arguments. Raises ConfigError on an unknown one, or
+    on a value that would be ignored."""
+    known = {f.name for f in fields(EngineConfig)}
+    out = {}
+    for name, value in arguments.items():
+        if name in known:
+            out[name] = value
+        elif name not in NEUTRAL_ARGUMENTS:
+            raise ConfigError(f"LLM has no argument {name!r}")
+        else:
+            check_neutral(name, value, f"{name}={value!r}")
+    return out
+
+
+def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt or several, as a list. Raises RequestError."""
+    if isinstance(prompts, (str, Mapping)):
+        return [prompts]
+    if isinstance(prompts, (bytes, bytearray)) or not isinstance(prompts, Iterable):
+        raise RequestError(
+            "prompts must be text, token ids, dicts or a list of them, "
+            f"got {type(prompts).__name__}",
+            "prompt",
+        )
+    items = prompts.tolist() if hasattr(prompts, "tolist") else list(prompts)
+    if not isinstance(items, list):
+        raise RequestError(
+            "prompts must be text, token ids, dicts or a list of them, "
+            f"got one number, {items!r:.80}",
+            "prompt",
+        )
+    return [items] if items and isinstance(items[0], (int, np.integer)) else items
+
+
+def text_or_ids(prompt: Prompt) -> tuple[str | None, list[int] | None]:
+    """A prompt's text and its token ids, None for what is not given. Raises RequestError."""
+    if isinstance(prompt, Mapping):
+        if "prompt_token_ids" in prompt:
+            return prompt.get("prompt"), token_ids(prompt["prompt_token_ids"])
+        if "prompt" not in prompt:
+            raise RequestError(
+                "a prompt given as a dict needs prompt or prompt_token_ids", "prompt"
+            )
+        prompt = prompt["prompt"]
+    if not isinstance(prompt, str):
+        return None, token_ids(prompt)
+    try:
+        prompt.encode()
+    except UnicodeEncodeError:
+        raise RequestError(
+            "the prompt holds half of a surrogate pair, which is no text", "prompt"
+        ) from None
+    return prompt, None
+
+
+def token_ids(ids: Any) -> list[int]:
+    """Token ids from a list, tuple or array; the engine checks each. Raises RequestError on
+    anything else."""
+    if isinstance(ids, (str, bytes, bytearray)) or not isinstance(ids, Iterable):
+        raise RequestError(
+            f"a prompt must be text or token ids, got {type(ids).__name__}", "prompt"
+        )
+    found = ids.tolist() if hasattr(ids, "tolist") else list(ids)
+    return np.asarray(found).tolist() if found and isinstance(found[0], np.integer) else found
+
+
+def params_of(given: SamplingParams | Sequence[SamplingParams], count: int) -> list[SamplingParams]:
+    """The params of `count` prompts, from one or one each. Raises RequestError or OptionError."""
+    if not isinstance(given, (SamplingParams, Sequence)):
+        raise RequestError(
+            "sampling_params must be SamplingParams, one or one for each prompt, "
+            f"got {type(given).__name__}",
+            "sampling_params",
+        )
+    params = [given] * count if isinstance(given, SamplingParams) else list(given)
+    if len(params) != count:
+        raise RequestError(
+            f"{count} prompts but {len(params)} sampling_params; give one, or one for each prompt",
+            "sampling_params",
+        )
+    for one in {id(p): p for p in params}.values():
+        if not isinstance(one, SamplingParams):
+            raise RequestError(
+                f"sampling_params must be SamplingParams, got {type(one).__name__}",
+                "sampling_params",
+            )
+        one.__post_init__()  # its fields may have been set since
+    return params
+
+
+def conversations_of(messages: Any) -> list[Any]:
+    """One conversation or several, as a list. Raises RequestError unless each message has a role
+    and content that is text: a template might drop anything else silently."""
+    if not isinstance(messages, Sequence) or isinstance(messages, str):
+        raise _no_conversation()
+    found = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
+    for conversation in found:
+        check_conversation(conversation)
+    return found
+
+
+def check_conversation(messages: Any) -> None:
+    """Raises RequestError unless each message has a role and text."""
+    if not isinstance(messages, Sequence) or isinstance(messages, str):
+        raise _no_conversation()
+    for at, message in enumerate(messages):
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise RequestError(
+                f"message {at} must be a dict with a role and content, got {message!r:.80}",
+                "messages",
+            )
+        content = message.get("content")
+        parts = content if isinstance(content, Sequence) and not isinstance(content, str) else ()
+        wrong = [
+            part
+            for part in parts
+            if not (isinstance(part, Mapping) and isinstance(part.get("text"), str))
+        ]
+        if wrong or not (content is None or isinstance(content, (str, Sequence))):
+            shown = f"{wrong[0] if wrong else content!r}"
+            raise RequestError(
+                f"the content of message {at} must be text, or a list of parts with text, "
+                f"got {shown:.80}",
+                "messages",
+            )
+
+
+def _no_conversation() -> RequestError:
+    return RequestError(
+        "a conversation must be a list of messages, each a dict with role and content", "messages"
+    )
