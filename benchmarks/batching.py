@@ -109,7 +109,7 @@ def run(engine: Engine, requests: list[GenerateRequest], group: int) -> Run:
             engine.add(request)
         while engine.has_work:
             engine.step()
-            used, held = engine.scheduler.held_tokens()
+            used, held = engine.scheduler.page_fill()
             out.wasted += held - used
             out.allocated += held
     out.seconds = time.perf_counter() - start

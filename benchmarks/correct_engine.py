@@ -94,7 +94,7 @@ def ask(
 class Heedless(AdmissionEstimator):
     """Admits whatever fits now, so that some of it is preempted."""
 
-    def patience(self, tokens: int, rows: int, step_cost: int) -> float:
+    def worthwhile_steps(self, tokens: int, rows: int, step_cost: int) -> float:
         return 0.0
 
 
@@ -121,7 +121,7 @@ def invariants(head_dims: Sequence[int] = (64, 128), **more: Any) -> Iterator[Ro
                 **WAYS | {"max_num_batched_tokens": 64, "num_gpu_blocks_override": SCARCE} | more,
             )
             chunked = ask(llm, prompts, params, False)
-            before, llm.engine.scheduler.forecast = llm.engine.stats().preemptions, Heedless()
+            before, llm.engine.scheduler.estimator = llm.engine.stats().preemptions, Heedless()
             preempted = ask(llm, prompts, params, True)
             preemptions = llm.engine.stats().preemptions - before
         who = {"head_dim": head_dim, "backend": backend}

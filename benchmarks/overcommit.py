@@ -23,7 +23,7 @@ MODES = ("calm", "recompute", "swap", "eager-recompute", "eager-swap")
 class Eager(AdmissionEstimator):
     """Expects nothing."""
 
-    def patience(self, tokens: int, rows: int, step_cost: int) -> float:
+    def worthwhile_steps(self, tokens: int, rows: int, step_cost: int) -> float:
         """None: what fits now is admitted."""
         return 0.0
 
@@ -63,7 +63,7 @@ def main() -> None:
             **options,
         )
         if mode.startswith("eager"):
-            llm.engine.scheduler.forecast = Eager()
+            llm.engine.scheduler.estimator = Eager()
         figures[mode] = run(llm, a.num_prompts, a.input_len, a.output_len, a.seed)
         print(mode, figures[mode], flush=True)
         del llm

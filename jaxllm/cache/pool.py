@@ -1,11 +1,10 @@
-"""Host accounting of KV pages: who holds which, and which can be handed out. Imports no jax.
+"""Host accounting of KV pages: which are held, and which can be handed out. Imports no jax.
 
-A page is *used* (one or more page tables hold it) or *free*. A free page is *blank* or *cached*: a
+A page is *used* (one or more page tables hold it) or *free*. A free page is *blank* or *cached*. A
 cached one still holds a prefix that the index can find, and is handed out only when no blank page
-is left: least recently released first, of those that requests had to the end or of those that they
-gave back behind a window, whichever are more. So one long sequence, which gives back many pages
-that few will look for, leaves others theirs; and what many look for in the midst of theirs can
-stay, too.
+is left: LRU, from the longer of two lists (pages of finished requests, pages behind a sliding
+window). So one long sequence, which releases many pages that are seldom looked for, does not evict
+the prefixes of others.
 """
 
 from __future__ import annotations
@@ -22,24 +21,25 @@ class PoolError(RuntimeError):
 
 
 class OutOfPages(RuntimeError):
-    """Fewer pages are free than were asked for; nothing was handed out."""
+    """Fewer pages are free than were requested; none was handed out."""
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
-    """Layers whose attention sees equally far back: their pages are held and given back together.
+class CacheGroup:
+    """Layers whose attention sees equally far back: their pages are held and released together.
 
-    `window` counts the tokens that a token sees, itself included; None: all before it. `chunk` is
-    how many tokens of one request a step computes at most. A kernel reads keys `tile` at a time:
-    what lies before the window in a tile that is partly seen has weight 0, but 0 · NaN is NaN, so
-    it must not be another request's either.
+    Attributes:
+        window: Tokens that a token sees, itself included; None: all before it.
+        chunk: Tokens of one request that a step computes at most.
+        tile: Keys that a kernel reads at once. Keys before the window in a tile that is partly seen
+            have weight 0, but 0 · NaN is NaN, so they must not be another request's either.
     """
 
     window: int | None = None
     chunk: int = 1
     tile: int = 1
 
-    def behind(self, position: int, page_size: int) -> int:
+    def out_of_window(self, position: int, page_size: int) -> int:
         """Pages at the start of a sequence that no token from `position` on reads."""
         return (
             0
@@ -47,27 +47,25 @@ class Kind:
             else max(0, position - self.window + 2 - self.tile) // page_size
         )
 
-    def most(self, num_tokens: int, page_size: int) -> int:
+    def max_resident(self, num_tokens: int, page_size: int) -> int:
         """Pages that a request of `num_tokens` tokens holds at once, at most."""
         needed = -(-num_tokens // page_size)
         return needed if self.window is None else min(needed, self._at_once(self.chunk, page_size))
 
-    def steady(self, page_size: int) -> int | None:
-        """Pages that a request holds while it generates, however long it becomes; None: there is no
-        limit.
-        """
+    def decode_bound(self, page_size: int) -> int | None:
+        """Pages that a request holds while it decodes, however long it becomes; None: unbounded."""
         return None if self.window is None else self._at_once(1, page_size)
 
     def _at_once(self, tokens: int, page_size: int) -> int:
-        """Pages that hold what a step of so many tokens of a request reads and writes, wherever in
+        """Pages that hold what a step of `tokens` tokens of a request reads and writes, wherever in
         a page it begins."""
         assert self.window is not None
         return -(-(self.window + self.tile + tokens - 3) // page_size) + 1
 
 
 class PagePool:
-    """Reference counts and free pages of a pool of `num_pages` pages of `page_size` tokens, for the
-    layers of one kind.
+    """Reference counts and free pages of a pool of `num_pages` pages of `page_size` tokens, for one
+    cache group.
 
     `release` a request's pages tail first: the head of a prefix serves more requests, so it should
     be evicted last.
@@ -78,7 +76,7 @@ class PagePool:
         num_pages: int,
         page_size: int,
         index: PrefixIndex | None = None,
-        kind: Kind | None = None,
+        group: CacheGroup | None = None,
     ):
         if num_pages < 1 or page_size < 1:
             raise ValueError(
@@ -87,30 +85,30 @@ class PagePool:
         self.num_pages = num_pages
         if index is not None and index.page_size != page_size:
             raise ValueError(
-                f"the prefix index counts pages of {index.page_size} tokens, the pool of {page_size}"
+                f"the prefix index has pages of {index.page_size} tokens, the pool of {page_size}"
             )
         self.page_size = page_size
-        self.kind = kind or Kind()
-        self.index = index  # which decides which released pages stay findable
-        # Told of a findable page that is handed out, and of its hash
-        self.evicted: Callable[[bytes, int], None] | None = None
+        self.group = group or CacheGroup()
+        self.index = index  # decides which released pages stay findable
+        # Called with the hash and the number of a findable page that is handed out
+        self.on_evict: Callable[[bytes, int], None] | None = None
         self.reset()
 
     def reset(self) -> None:
-        """Take every page back, whatever was true of it, and forget every prefix."""
+        """Take every page back, whatever its state, and forget every prefix."""
         self._references = [0] * self.num_pages
         # A stack: low pages first, then the warmest
         self._blank = list(range(self.num_pages - 1, -1, -1))
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently released first
-        # Cached pages that were given back behind a window, likewise
-        self._passed: OrderedDict[int, None] = OrderedDict()
+        # Cached pages behind a sliding window, likewise
+        self._behind_window: OrderedDict[int, None] = OrderedDict()
         if self.index is not None:
             self.index.clear()
 
     @property
     def free(self) -> int:
         """Pages that can be allocated now, cached ones included."""
-        return len(self._blank) + len(self._cached) + len(self._passed)
+        return len(self._blank) + len(self._cached) + len(self._behind_window)
 
     @property
     def usage(self) -> float:
@@ -121,20 +119,20 @@ class PagePool:
         """Pages that hold `num_tokens` tokens."""
         return -(-num_tokens // self.page_size)
 
-    def most(self, num_tokens: int) -> int:
+    def max_resident(self, num_tokens: int) -> int:
         """Pages that a request of `num_tokens` tokens holds at once, at most."""
-        return self.kind.most(num_tokens, self.page_size)
+        return self.group.max_resident(num_tokens, self.page_size)
 
-    def behind(self, position: int) -> int:
+    def out_of_window(self, position: int) -> int:
         """Pages at the start of a sequence that no token from `position` on reads."""
-        return self.kind.behind(position, self.page_size)
+        return self.group.out_of_window(position, self.page_size)
 
     def references(self, page: int) -> int:
-        """How many page tables hold `page`; 0 when it is free."""
+        """Number of page tables that hold `page`; 0 when it is free."""
         return self._references[page]
 
     def writable(self, page: int) -> bool:
-        """Whether the one holder of `page` may write it in place: nobody else holds it and the
+        """Whether the holder of `page` may write it in place: no other table holds it, and the
         index does not find it."""
         return self._references[page] == 1 and (self.index is None or page not in self.index)
 
@@ -142,17 +140,19 @@ class PagePool:
         """Hand out `n` pages with one reference each, or raise `OutOfPages`. Contents are
         undefined."""
         if n > self.free:
-            raise OutOfPages(f"{n} KV pages wanted, {self.free} of {self.num_pages} are free")
+            raise OutOfPages(
+                f"{n} KV pages are needed, but {self.free} of {self.num_pages} are free"
+            )
         pages = []
         for _ in range(n):
             if self._blank:
                 page = self._blank.pop()
             else:
-                more = self._passed if len(self._passed) >= len(self._cached) else self._cached
-                page, _ = more.popitem(last=False)
+                longer = max(self._behind_window, self._cached, key=len)
+                page, _ = longer.popitem(last=False)
                 key = None if self.index is None else self.index.evict(page)
-                if key is not None and self.evicted is not None:
-                    self.evicted(key, page)
+                if key is not None and self.on_evict is not None:
+                    self.on_evict(key, page)
             self._references[page] = 1
             pages.append(page)
         return pages
@@ -162,32 +162,32 @@ class PagePool:
         free or used."""
         for page in pages:
             if self._references[page] == 0:
-                line = self._cached if page in self._cached else self._passed
-                if page not in line:
+                lru = self._cached if page in self._cached else self._behind_window
+                if page not in lru:
                     raise PoolError(
-                        f"page {page} is shared, but nobody holds it and it is not cached"
+                        f"page {page} is shared, but no table holds it and it is not cached"
                     )
-                del line[page]
+                del lru[page]
             self._references[page] += 1
 
     def release(self, pages: Iterable[int]) -> None:
-        """Take a reference from each page; those without any become free at once, the last one
-        named most recent."""
+        """Take a reference from each page. Pages without references become free at once, in LRU
+        order of the argument."""
         self._release(pages, self._cached)
 
-    def release_behind(self, pages: Iterable[int]) -> None:
-        """`release` pages that lie behind the window of a request which goes on."""
-        self._release(pages, self._passed)
+    def release_out_of_window(self, pages: Iterable[int]) -> None:
+        """`release` pages behind the sliding window of a request that continues."""
+        self._release(pages, self._behind_window)
 
-    def _release(self, pages: Iterable[int], line: OrderedDict[int, None]) -> None:
+    def _release(self, pages: Iterable[int], lru: OrderedDict[int, None]) -> None:
         for page in pages:
             left = self._references[page] - 1
             if left < 0:
-                raise PoolError(f"page {page} is released, but nobody holds it")
+                raise PoolError(f"page {page} is released, but no table holds it")
             self._references[page] = left
             if left == 0:
                 if self.index is not None and page in self.index:
-                    line[page] = None
+                    lru[page] = None
                 else:
                     self._blank.append(page)
 
@@ -202,14 +202,14 @@ class PagePool:
         wrong = {p: (n, held[p]) for p, n in enumerate(self._references) if n != held[p]}
         if wrong or not set(held) <= set(range(self.num_pages)):
             raise PoolError(
-                f"references differ from page tables, page: (references, tables) = {wrong or dict(held)}"
+                "references differ from page tables, page: (references, tables) ="
+                f" {wrong or dict(held)}"
             )
-        blank, cached = set(self._blank), self._cached.keys() | self._passed.keys()
+        blank, cached = set(self._blank), self._cached.keys() | self._behind_window.keys()
         used = {p for p, n in enumerate(self._references) if n}
         if len(blank | cached) != self.free or (blank | cached) & used:
-            raise PoolError(
-                f"pages are free twice or free and used: {sorted(blank & cached | (blank | cached) & used)}"
-            )
+            twice = sorted(blank & cached | (blank | cached) & used)
+            raise PoolError(f"pages are free twice or free and used: {twice}")
         lost = set(range(self.num_pages)) - blank - cached - used
         if lost:
             raise PoolError(f"pages are neither free nor used: {sorted(lost)}")

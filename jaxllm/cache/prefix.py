@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 class PrefixIndex:
     """Hash → page for full pages of `page_size` tokens.
 
-    `root` says whose KV this is (model, dtype, …): indexes with different roots share no hash. A
+    `root` identifies the KV (model, dtype, …): indexes with different roots share no hash. A
     request's salt and adapter go into the root of its own chain. `queries` and `hits` count the
     tokens looked up and found, once per admitted request.
     """
@@ -44,8 +44,8 @@ class PrefixIndex:
         return page in self._hash_of
 
     def root(self, salt: str | None, adapter: bytes | None, owner: str | None = None) -> bytes:
-        """Where the chain of a request begins: requests share pages only with those of the same
-        salt and the same adapter identity, and with nobody else when the chain has an owner."""
+        """The start of a request's chain. Requests share pages only within one salt and adapter
+        identity, and, when the chain has an owner, within one owner."""
         if salt is None and adapter is None and owner is None:
             return self._root
         digest = hashlib.sha256(b"jaxllm/request/1;parent=" + self._root)
@@ -67,7 +67,7 @@ class PrefixIndex:
 
     def extend(self, hashes: list[bytes], tokens: Sequence[int], root: bytes | None = None) -> None:
         """Append to `hashes` those of the full pages of `tokens`, which start where `hashes` ends,
-        or at `root` (by default everyone's)."""
+        or at `root` (by default the one that all requests share)."""
         size = self.page_size
         count = len(tokens) // size
         data = memoryview(struct.pack(f"<{count * size}i", *tokens[: count * size]))

@@ -117,7 +117,7 @@ class Engine:
     def patience(self) -> float:
         """Seconds that whoever drives the engine may look out for requests before the next `step`
         without leaving the device idle."""
-        return 0.0 if self.scheduler.waiting else self._lookout.begin()
+        return 0.0 if self.scheduler.waiting else self._lookout.wait_seconds()
 
     def add(self, request: GenerateRequest) -> None:
         """Queue a request. Raises RequestError on what can never run or when the queue is full."""
@@ -166,7 +166,7 @@ class Engine:
             )
             live.detokenizers.append(self._detokenizer(choice))
             if params.samples > 1:
-                choice.family = family
+                choice.sharing = family
             live.choices.append(choice)
             if request.grammar is None:
                 self.scheduler.add(choice)
@@ -185,7 +185,7 @@ class Engine:
         return (
             len(request.prompt_token_ids)
             if live is None
-            else self.scheduler.holdings.uncached(live.choices[0])
+            else self.scheduler.kv_manager.uncached_tokens(live.choices[0])
         )
 
     def abort(self, request_id: str) -> None:
@@ -254,7 +254,7 @@ class Engine:
         if self._grammars.waiting:
             deltas += self._admit_guided(idle=not deltas and self.awaits_grammar)
         if self.runner.swapper is not None:
-            self.scheduler.lose(self.runner.swapper.lost())
+            self.scheduler.drop_lost(self.runner.swapper.lost())
         plan = self.scheduler.plan()
         if plan.moves is not None:
             self.runner.move(plan.moves)
@@ -266,7 +266,7 @@ class Engine:
                 self._forward_beside(plan) if constrained else (self.runner.forward(plan), [])
             )
             self._count.steps += 1
-            plan.begun(time.time())
+            plan.mark_started(time.time())
             if constrained:
                 deltas += self._constrain(plan, before)
             self._in_flight.append(self.runner.draw(forwarded))
@@ -278,9 +278,9 @@ class Engine:
             margin = time.perf_counter() - launched
             deltas += self._commit(collected)
         if margin is None or depth != 1 or not self._in_flight:
-            self._lookout.stop()
+            self._lookout.device_idle()
         else:
-            self._lookout.launched(
+            self._lookout.step_launched(
                 added_by_chunks(self.runner.seconds, self.runner.programs.buckets, plan), margin
             )
         return self._best_of.deliverable(deltas)
@@ -325,7 +325,7 @@ class Engine:
 
     def _jump(self, request: Request, deltas: list[TextDelta]) -> bool:
         """Whether the request's grammar forced enough tokens to append them without a draw."""
-        room = self.scheduler.ahead(request)
+        room = self.scheduler.jump_capacity(request)
         forced = self._grammars.forced_tokens(request)[:room] if room >= WORTH_A_CHUNK else []
         state = self._grammars.states.get(request)
         if state is None or len(forced) < WORTH_A_CHUNK:
@@ -411,7 +411,7 @@ class Engine:
             # What a function on the host leaves says nothing about the model
             if token < 0 and row not in step.failures:
                 self.scheduler.invalidate(request)
-            if request.searches:
+            if request.is_beam:
                 top = (
                     step.logprobs.top(row, request.top)
                     if step.logprobs is not None and token >= 0

@@ -51,43 +51,43 @@ def test_of_a_chain_the_end_goes_first() -> None:
 def test_without_a_cache_only_what_is_wanted_is_saved() -> None:
     tier = HostTier(2, 0)
     assert tier.save(A) is None
-    tier.keep([A, B])
+    tier.pin([A, B])
     assert tier.save(A) is not None
     assert tier.save(C) is None
-    tier.let_go([A, B])
+    tier.unpin([A, B])
     assert tier.used == 0 and tier.find([A]) == []
 
 
 def test_what_is_kept_is_not_evicted_and_may_take_the_room_of_what_is_cached() -> None:
     tier = HostTier(2, 1)
-    tier.keep([A, B])
+    tier.pin([A, B])
     tier.save(C)
     assert tier.save(A) is not None and tier.save(B) is not None
     assert tier.find([C]) == [] and tier.used == 2
     assert tier.save(D) is None, "no room"
-    tier.keep([D])
+    tier.pin([D])
     assert tier.save(D) is None
-    tier.let_go([A])
+    tier.unpin([A])
     assert tier.find([A]) != [], "it is cached from here on"
     assert tier.save(D) is not None and tier.find([A]) == []
 
 
-def test_what_two_keep_stays_until_both_let_go_and_nobody_lets_go_twice() -> None:
+def test_what_two_requests_pin_stays_until_both_unpin_it_and_neither_unpins_twice() -> None:
     tier = HostTier(2, 0)
-    tier.keep([A])
-    tier.keep([A])
+    tier.pin([A])
+    tier.pin([A])
     tier.save(A)
-    tier.let_go([A])
+    tier.unpin([A])
     assert tier.find([A])
-    tier.let_go([A])
+    tier.unpin([A])
     assert not tier.find([A])
-    with pytest.raises(PoolError, match="let go, but nobody keeps it"):
-        tier.let_go([A])
+    with pytest.raises(PoolError, match="unpinned, but it is not pinned"):
+        tier.unpin([A])
 
 
 def test_what_is_forgotten_is_gone_though_it_is_kept() -> None:
     tier = HostTier(3, 3)
-    tier.keep([A])
+    tier.pin([A])
     tier.save(A)
     tier.save(B)
     tier.forget([A, D])
@@ -95,13 +95,13 @@ def test_what_is_forgotten_is_gone_though_it_is_kept() -> None:
     tier.clear()
     assert tier.used == 0
     tier.check([[A]])
-    tier.let_go([A])
+    tier.unpin([A])
     tier.check()
 
 
 def test_the_check_finds_lost_pages_and_wrong_keepers() -> None:
     tier = HostTier(2, 2)
-    tier.keep([A])
+    tier.pin([A])
     with pytest.raises(PoolError, match="other prefixes"):
         tier.check()
     tier.check([[A]])
@@ -134,10 +134,10 @@ def test_any_order_of_calls_keeps_the_accounts(
             if place is not None:
                 here = {k: p for k, p in here.items() if p != place} | {key: place}
         elif call == "k":
-            tier.keep([key])
+            tier.pin([key])
             kept[key] += 1
         elif call == "l" and kept[key]:
-            tier.let_go([key])
+            tier.unpin([key])
             kept[key] -= 1
         elif call == "f":
             tier.forget([key])

@@ -30,7 +30,7 @@ def test_a_fresh_pool_hands_out_every_page_once() -> None:
 def test_asking_for_more_than_is_free_hands_out_nothing() -> None:
     pool = PagePool(3, 16)
     pool.allocate(1)
-    with pytest.raises(OutOfPages, match="3 KV pages wanted, 2 of 3 are free"):
+    with pytest.raises(OutOfPages, match="3 KV pages are needed, but 2 of 3 are free"):
         pool.allocate(3)
     assert pool.free == 2
 
@@ -56,13 +56,13 @@ def test_a_released_page_is_free_only_when_its_last_holder_lets_go() -> None:
 
 def test_releasing_a_free_page_is_an_error() -> None:
     pool = PagePool(2, 16)
-    with pytest.raises(PoolError, match="page 1 is released, but nobody holds it"):
+    with pytest.raises(PoolError, match="page 1 is released, but no table holds it"):
         pool.release([1])
 
 
 def test_sharing_a_blank_page_is_an_error() -> None:
     pool = PagePool(2, 16)
-    with pytest.raises(PoolError, match="page 0 is shared, but nobody holds it"):
+    with pytest.raises(PoolError, match="page 0 is shared, but no table holds it"):
         pool.share([0])
 
 
@@ -221,7 +221,7 @@ def test_any_order_of_holding_and_letting_go_keeps_the_books(
 def test_pages_behind_a_window_are_evicted_first_as_long_as_they_are_as_many() -> None:
     pool, _, _ = cached_pool(6)
     pool.release([5, 4])
-    pool.release_behind([0, 1, 2, 3])
+    pool.release_out_of_window([0, 1, 2, 3])
     assert pool.free == 6
     assert pool.allocate(3) == [0, 1, 2]
     assert pool.allocate(3) == [5, 3, 4]
@@ -229,7 +229,7 @@ def test_pages_behind_a_window_are_evicted_first_as_long_as_they_are_as_many() -
 
 def test_a_page_behind_a_window_can_be_taken_back_into_use_and_is_then_like_others() -> None:
     pool, index, _ = cached_pool(3)
-    pool.release_behind([0, 1])
+    pool.release_out_of_window([0, 1])
     pool.share([0])
     pool.check([[0], [2]])
     pool.release([0])

@@ -11,7 +11,7 @@ from jaxllm.engine.scheduling.plan import Moves, Traffic
 class Optimist(AdmissionEstimator):
     """Admits whatever fits now, so that much is preempted."""
 
-    def patience(self, tokens: int, rows: int, step_cost: int) -> float:
+    def worthwhile_steps(self, tokens: int, rows: int, step_cost: int) -> float:
         return 0.0
 
 

@@ -9,15 +9,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from jaxllm.cache.host import HostTier
-from jaxllm.cache.pool import Kind, PagePool
+from jaxllm.cache.pool import CacheGroup, PagePool
 from jaxllm.cache.prefix import PrefixIndex
 from jaxllm.engine.output.beam_requests import BeamRequests, max_pages
 from jaxllm.engine.output.beam_search import Rules
 from jaxllm.engine.scheduling.admission import AdmissionEstimator
 from jaxllm.engine.scheduling.buckets import Buckets
 from jaxllm.engine.scheduling.kv_offload import OffloadManager
-from jaxllm.engine.scheduling.limits import Limits
-from jaxllm.engine.scheduling.plan import Chunk, Moves, Plan, spans
+from jaxllm.engine.scheduling.plan import Chunk, Limits, Moves, Plan, spans
 from jaxllm.engine.scheduling.policy import POLICIES
 from jaxllm.engine.scheduling.request import PromptSharing, Request, Status
 from jaxllm.engine.scheduling.scheduler import Scheduler
@@ -42,13 +41,13 @@ class Setup:
     policy: str = "fcfs"
     host_pages: int = 0
     host_cached: int = 0
-    seats: int = 2  # pages that a plan fetches from host memory
+    max_fetches: int = 2  # pages that a plan fetches from host memory
     unsaved: int = 0  # every so-manieth page that is saved finds no memory there; 0: none
     # After how many more plans that move pages this shows; until then the device has them
     late: int = 0
     swaps: bool = False
-    uniform: bool = False
-    forecast: type[AdmissionEstimator] = AdmissionEstimator
+    batch_invariant: bool = False
+    estimator: type[AdmissionEstimator] = AdmissionEstimator
     delay: int = 1  # steps between launch and commit; 0 is the engine without overlap
 
 
@@ -61,7 +60,7 @@ class Loop:
 
     def __init__(self, setup: Setup):
         self.setup = setup
-        build = Buckets.uniform if setup.uniform else Buckets.build
+        build = Buckets.batch_invariant if setup.batch_invariant else Buckets.build
         self.buckets = build(setup.max_num_seqs, setup.max_num_batched_tokens, setup.platform)
         self.pools = [self._pool(window) for window in setup.windows]
         self.pool, self.prefix = self.pools[0], self.pools[0].index
@@ -71,21 +70,21 @@ class Loop:
             max_model_len=setup.max_model_len,
         )
         self.scheduler = Scheduler(limits, self.pools, self.buckets, POLICIES[setup.policy])
-        self.scheduler.forecast = setup.forecast()
+        self.scheduler.estimator = setup.estimator()
         if setup.host_pages and self.prefix is not None:
             offload = OffloadManager(
                 HostTier(setup.host_pages, min(setup.host_cached, setup.host_pages)),
                 self.prefix,
-                setup.seats,
+                setup.max_fetches,
             )
-            self.scheduler.use_host(offload, setup.swaps, setup.caching)
-        if setup.uniform:
-            self.scheduler.stay_uniform()
+            self.scheduler.attach_offload(offload, setup.swaps, setup.caching)
+        if setup.batch_invariant:
+            self.scheduler.set_batch_invariant()
         # Findable pages that the plan took, kind and page: they may come to hold the same
         self._handed_out: set[tuple[int, int]] = set()
         for kind, pool in enumerate(self.pools):
-            pool.evicted = pool.evicted or functools.partial(self._note, kind)
-        self.device = FakeDevice(setup.page_size, [pool.kind for pool in self.pools])
+            pool.on_evict = pool.on_evict or functools.partial(self._note, kind)
+        self.device = FakeDevice(setup.page_size, [pool.group for pool in self.pools])
         self.requests: list[Request] = []  # in order of arrival
         self._numbers = itertools.count()
         # Whose pages were arriving when prefixes were forgotten, so that newer ones may be ahead
@@ -112,7 +111,7 @@ class Loop:
     def _pool(self, window: int | None) -> PagePool:
         setup = self.setup
         index = PrefixIndex(setup.page_size, b"test") if setup.caching or setup.host_pages else None
-        kind = Kind(
+        kind = CacheGroup(
             window,
             min(setup.max_num_batched_tokens, self.buckets.max_tokens),
             1 if window is None else setup.tile,
@@ -157,7 +156,7 @@ class Loop:
             request.score_end = len(prompt) - 1 if score and seed == 0 else 0
             family.append(request)
             if n > 1:
-                request.family = shared
+                request.sharing = shared
             self.requests.append(request)
             self.stop_at[request] = stop_at
             self.scheduler.add(request)
@@ -256,10 +255,14 @@ class Loop:
             not self.in_flight
             or request not in self.in_flight[0][0].emitters
             or request in self.jumped
-            or request.searches
+            or request.is_beam
         ):
             return
-        room = min(count, self.scheduler.ahead(request)) if request.status is Status.RUNNING else 0
+        room = (
+            min(count, self.scheduler.jump_capacity(request))
+            if request.status is Status.RUNNING
+            else 0
+        )
         known, said = (
             generate(request.prompt, request.max_tokens, self.stop_at[request], request.seed),
             len(request.output),
@@ -275,7 +278,7 @@ class Loop:
         """What was saved there is not; whom it was being brought to start again."""
         for place in places:
             del self.device.host.pages[place], self.unsaved[place]
-        self._send_back(functools.partial(self.scheduler.lose, places))
+        self._send_back(functools.partial(self.scheduler.drop_lost, places))
         self.scheduler.check()
 
     def _note_unsaved(self, moves: Moves) -> None:
@@ -288,10 +291,10 @@ class Loop:
         self.moves += 1
 
     def _send_back(self, action: Callable[[], None]) -> None:
-        arriving = [r for r in self.requests if r.arriving]
+        arriving = [r for r in self.requests if r.pages_in_transit]
         action()
         for request in arriving:
-            if not request.arriving:
+            if not request.pages_in_transit:
                 self.reached.pop(request, None)
                 self.sent_back.add(request)
 
@@ -323,7 +326,7 @@ class Loop:
 
     def _accept(self, request: Request, token: int) -> None:
         request.output.append(token)
-        self.scheduler.committed(request, 1)
+        self.scheduler.commit_tokens(request, 1)
         if token == EOS or len(request.output) in (request.max_tokens, self.stop_at[request]):
             self.scheduler.finish(request)
 
@@ -346,31 +349,31 @@ class Loop:
         setup, scheduler = self.setup, self.scheduler
         scheduler.check()
         running = sorted(
-            (r for r in self.requests if r.status is Status.RUNNING), key=lambda r: r.place
+            (r for r in self.requests if r.status is Status.RUNNING), key=lambda r: r.order
         )
         assert scheduler.running == len(running) <= setup.max_num_seqs
         assert plan.num_tokens <= setup.max_num_batched_tokens
         self.sent_back -= set(running)
         # The beams of a search have one place together.
         waiting = [
-            r.place[:2]
+            r.order[:2]
             for r in self.requests
             if r.status is Status.WAITING and r not in self.sent_back
         ]
         fcfs = setup.policy == "fcfs"
-        assert not fcfs or all(r.place[:2] <= place for r in running for place in waiting), (
+        assert not fcfs or all(r.order[:2] <= place for r in running for place in waiting), (
             "a newer request overtook a waiting one"
         )
         rows = [*plan.decodes, *(c.request for c in plan.chunks)]
         assert len(set(rows)) == len(rows) and set(rows) <= set(running)
         self._check_shape(plan)
-        if setup.uniform:
+        if setup.batch_invariant:
             assert not (plan.decodes and plan.chunks), "prompts and decodes run together"
-            assert not plan.preempted or any(r.searches for r in self.requests), (
+            assert not plan.preempted or any(r.is_beam for r in self.requests), (
                 "a request was preempted"
             )
         for request in plan.preempted:
-            assert all(r.place < request.place for r in running), (
+            assert all(r.order < request.order for r in running), (
                 "a request was preempted for one behind it"
             )
             assert request.status is Status.WAITING and not request.pages and request.slot == -1
@@ -392,19 +395,21 @@ class Loop:
                     "more than a page is wasted"
                 )
                 # Where a beam may wait for its turn
-                whole = pool.kind.window is None and not setup.uniform
+                whole = pool.group.window is None and not setup.batch_invariant
                 assert len(table.pages) * setup.page_size >= (needed if whole else request.computed)
-                assert len(table.held) <= pool.most(needed), "pages are held that nobody sees"
+                assert len(table.resident) <= pool.max_resident(needed), (
+                    "pages are held that nobody sees"
+                )
         if running:
             oldest = running[0]
             # Decodes go first: before a beam's token, which is a chunk, and before who waited for
             # pages beside them.
-            full = (oldest.searches or setup.host_pages) and len(
+            full = (oldest.is_beam or setup.host_pages) and len(
                 plan.decodes
             ) == setup.max_num_batched_tokens
             ended = oldest.num_scheduled_outputs == oldest.max_tokens
-            full = full or (setup.uniform and rows)  # it is not its turn
-            assert oldest in rows or oldest.arriving or full or ended, (
+            full = full or (setup.batch_invariant and rows)  # it is not its turn
+            assert oldest in rows or oldest.pages_in_transit or full or ended, (
                 "the oldest request stands still"
             )
         else:
@@ -418,7 +423,7 @@ class Loop:
                 "a token is scored twice or left out"
             )
             self.scored[span.request] = span.stop
-        plan.begun(0.0)
+        plan.mark_started(0.0)
         for request in plan.emitters:
             assert (
                 request is None
@@ -472,7 +477,7 @@ class Loop:
         assert (self.scheduler.running, self.scheduler.waiting) == (0, 0)
         for beams, prompt in self.found.values():
             assert beams.search.finished == search_alone(prompt, beams.search.rules)
-        for request in (r for r in self.requests if not r.searches):
+        for request in (r for r in self.requests if not r.is_beam):
             self._check_output(request)
 
     def forget_ended(self) -> None:

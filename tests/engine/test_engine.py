@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from jaxllm.engine.engine import Engine
-from jaxllm.engine.scheduling.prefill_budget import SURE
+from jaxllm.engine.scheduling.prefill_budget import CERTAIN_SHARE
 from jaxllm.grammar.checker import Checker
 from jaxllm.grammar.structure import StructuredOutputsParams
 from jaxllm.messages import GenerateRequest, RequestError
@@ -249,7 +249,7 @@ def test_nobodys_tokens_are_written_in_no_layer(make_engine: MakeEngine) -> None
     already.
     """
     engine = make_engine()
-    assert engine.scheduler.holdings.pools[0].allocate(1) == [0], (
+    assert engine.scheduler.kv_manager.pools[0].allocate(1) == [0], (
         "page P of a layer would be page 0 of the next one"
     )
     several = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True, n=3)
@@ -478,6 +478,6 @@ def test_a_step_with_chunks_leaves_as_much_longer_to_look_out_as_warm_up_says(
     engine.add(GenerateRequest(id="b", prompt_token_ids=[5, 6, 8], params=params))
     assert engine.patience == 0.0, "somebody waits already"
     engine.step()
-    assert engine.patience == pytest.approx(SURE * 4e-3)
+    assert engine.patience == pytest.approx(CERTAIN_SHARE * 4e-3)
     engine.step()
     assert engine.patience < 1e-3

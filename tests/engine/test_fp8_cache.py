@@ -72,7 +72,7 @@ def test_pages_go_to_host_memory_and_come_back_with_their_scales(
 ) -> None:
     small = {"num_gpu_blocks_override": 11, "max_model_len": 88}
     engine = make_engine(kv_cache_dtype="fp8", preemption_mode="swap", swap_space=0.01, **small)
-    engine.scheduler.forecast = Optimist()
+    engine.scheduler.estimator = Optimist()
     assert_same(engine, alone)
     assert engine.stats().pages_loaded > 0
 

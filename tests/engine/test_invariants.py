@@ -135,7 +135,7 @@ def engine_for(make_engine: MakeEngine, every_shape: MakeEngine) -> Callable[[st
     def get(how: str) -> Engine:
         if how not in made:
             made[how] = (every_shape if how in SHAPED else make_engine)(**HOW[how])
-            made[how].scheduler.forecast = Optimist()
+            made[how].scheduler.estimator = Optimist()
         return made[how]
 
     return get

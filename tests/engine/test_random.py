@@ -49,7 +49,7 @@ def crowded(request: pytest.FixtureRequest, make_engine: MakeEngine) -> Engine:
         max_model_len=96,
         **WAYS[request.param],
     )
-    engine.scheduler.forecast = Optimist()
+    engine.scheduler.estimator = Optimist()
     return reading_words(engine)
 
 

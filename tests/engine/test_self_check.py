@@ -60,7 +60,7 @@ def test_a_broken_engine_says_so_and_starts_over(make_engine: MakeEngine, fault:
     elif fault == "a findable page is blank":
         pool.index.register(b"x" * 32, pool._blank[0])  # type: ignore[union-attr]
     elif fault == "a search is gone":
-        scheduler._slots.searching.append(PromptSharing([], seats=2))
+        scheduler._slots.searches.append(PromptSharing([], slots=2))
     else:
         engine.add(request(params, "lost"))
         scheduler._waiting.clear()

@@ -8,17 +8,17 @@ from dataclasses import replace
 
 import pytest
 
-from jaxllm.engine.scheduling.admission import KEPT, AdmissionEstimator
+from jaxllm.engine.scheduling.admission import HISTORY, AdmissionEstimator
 from tests.engine.fake_device import VOCAB
 from tests.engine.fake_host import Optimist
 from tests.engine.fake_loop import Loop, Setup
 
 TINY = Setup(
-    page_size=4, num_pages=24, max_num_seqs=6, max_num_batched_tokens=32, forecast=Optimist
+    page_size=4, num_pages=24, max_num_seqs=6, max_num_batched_tokens=32, estimator=Optimist
 )
 WAYS = {
     "recompute": TINY,
-    "forecast": replace(TINY, forecast=AdmissionEstimator),
+    "forecast": replace(TINY, estimator=AdmissionEstimator),
     "priority": replace(TINY, policy="priority", delay=2),
     "no prefixes": replace(TINY, caching=False),
     "swap": replace(TINY, host_pages=60, swaps=True),
@@ -65,11 +65,11 @@ def assert_nothing_is_left(loop: Loop) -> None:
     scheduler, setup = loop.scheduler, loop.setup
     assert len(scheduler.pools[0].index or ()) <= setup.num_pages
     assert sorted(scheduler._slots._free) == list(range(setup.max_num_seqs))
-    assert len(scheduler.forecast._parts) == len(scheduler.forecast._recent) <= KEPT
+    assert len(scheduler.estimator._parts) == len(scheduler.estimator._recent) <= HISTORY
     if scheduler.offload is not None:
         scheduler.offload.check([])
         assert scheduler.offload.host.used <= min(setup.host_cached, setup.host_pages)
-        assert not scheduler.offload._quay and not scheduler.offload._aboard
+        assert not scheduler.offload._pending and not scheduler.offload._fetched
 
 
 @pytest.mark.parametrize("way", WAYS)

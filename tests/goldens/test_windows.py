@@ -52,7 +52,7 @@ def test_alone_preempted_and_cached_in_a_small_pool_it_says_what_transformers_sa
     core = engine(
         golden.directory, max_num_batched_tokens=16, max_num_seqs=8, num_gpu_blocks_override=pages
     )
-    core.scheduler.forecast = Optimist()
+    core.scheduler.estimator = Optimist()
     pool = core.scheduler.pools[-1]
     assert core.resolved.windows[-1] == window and held + 3 <= pool.num_pages
     assert pool.num_pages < -(-max(PROMPT_LENGTHS) // 8)
@@ -72,7 +72,7 @@ def too_many(core: Engine, one: Continuation) -> list[Continuation]:
     pool = core.scheduler.pools[-1]
     grown = min(
         pool.pages_for(len(one.prompt) + NEW_TOKENS - 1),
-        pool.kind.steady(pool.page_size) or pool.num_pages,
+        pool.group.decode_bound(pool.page_size) or pool.num_pages,
     )
     count = pool.num_pages // grown + 1
     assert (

@@ -34,10 +34,10 @@ class BeamRequests:
     def __init__(self, rules: Rules, root: Request, scheduler: Scheduler):
         self.search = BeamSearch(rules)
         self.root, self._scheduler = root, scheduler
-        self._family = PromptSharing([root], seats=rules.width)
+        self._family = PromptSharing([root], slots=rules.width)
         self._tops: dict[Request, list[tuple[int, float]]] = {}
-        root.family, root.max_tokens, root.top = self._family, 1, max(root.top, self.search.needed)
-        root.searches = True
+        root.sharing, root.max_tokens, root.top = self._family, 1, max(root.top, self.search.needed)
+        root.is_beam = True
 
     @property
     def members(self) -> list[Request]:
@@ -224,8 +224,8 @@ def max_pages(pools: Sequence[PagePool], prompt: int, tokens: int, width: int) -
     Beams share the full pages of the prompt. Where any pool frees pages behind a sliding window, a
     beam that was preempted may find no shared page; one more page each is the one being written.
     """
-    if any(pool.behind(tokens) for pool in pools):
-        return [width * (pool.most(tokens) + 1) for pool in pools]
+    if any(pool.out_of_window(tokens) for pool in pools):
+        return [width * (pool.max_resident(tokens) + 1) for pool in pools]
     shared = prompt // pools[0].page_size
     return [shared + width * (pool.pages_for(tokens) - shared) for pool in pools]
 

@@ -41,7 +41,7 @@ class OutputProcessor:
         request.first_token_at = request.first_token_at or now
         request.last_token_at = now
         self._counters.generation_tokens += 1
-        self._scheduler.committed(request, 1)
+        self._scheduler.commit_tokens(request, 1)
         count, params, complete, text = len(request.output), request.params, False, ""
         if request.asked is not None:
             if (failure := accept_tokens(self._grammars, request, [token])) is not None:

@@ -20,7 +20,9 @@ from typing import Any
 
 import jax
 
-KEPT = 16  # sets of programs (one a configuration and version of the code); the oldest are removed
+HISTORY = (
+    16  # sets of programs (one a configuration and version of the code); the oldest are removed
+)
 _DIGEST = hashlib.sha256().digest_size
 _SOURCES = ("jaxllm", "pallas_kernels")
 _SETTINGS = (
@@ -172,5 +174,5 @@ def _prune(root: Path) -> None:
     folders = sorted(
         (path for path in root.iterdir() if path.is_dir()), key=lambda path: path.stat().st_mtime
     )
-    for folder in folders[:-KEPT]:
+    for folder in folders[:-HISTORY]:
         shutil.rmtree(folder, ignore_errors=True)

@@ -1,121 +1,199 @@
-"""How much memory requests are going to take, so that they share the pool in turns and do not push
-each other out. Imports no jax.
+"""When a waiting request may start, by the pages that running requests will come to hold. Imports
+no jax.
 
 A request that is admitted too early is computed twice: once until it is preempted, and once again.
-One that is admitted too late leaves rows of a step unused. So a request is admitted when what all
-that run are expected to hold fits the pool for as many steps as its tokens are worth. How long
-requests become is learnt from those that have ended.
+One that is admitted too late leaves rows of a step unused. So a request is admitted when everything
+that runs is expected to fit the pool, for as many steps as the request's tokens are worth. The
+lengths of finished requests tell how long others will become.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right, insort
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
+from jaxllm.cache.pool import PagePool
+from jaxllm.engine.scheduling.kv_manager import AdmissionPages
+from jaxllm.engine.scheduling.policy import RequestQueue
 from jaxllm.engine.scheduling.request import Request
 
-KEPT = 256  # requests that the forecast learns from
-ENOUGH = 16  # of them before it is believed
+HISTORY = 256  # finished requests that the estimate is made from
+MIN_HISTORY = 16  # of them before it is used
 # Between 1 and 3 simulations differ little, be prompts or outputs long or short, known or not
-WORTH = 2.0
-UNKNOWN = 2048  # tokens that an output is expected to have at most, as long as nothing is known
+RECOMPUTE_WEIGHT = 2.0
+UNKNOWN_LENGTH = 2048  # tokens that an output is expected to have at most, before there is history
 
 
-class Share(NamedTuple):
-    """What one request does to the pool: tokens still to come, pages that come back at its end,
-    places left in its pages, and whether it takes pages until then."""
+class PageDemand(NamedTuple):
+    """What one request does to the pool.
 
-    to_come: int
-    own: float
-    places: int
+    Attributes:
+        steps: Tokens still to come.
+        released: Pages that come back at its end.
+        spare: Tokens that its pages have room for.
+        grows: Whether it takes pages until then.
+    """
+
+    steps: int
+    released: float
+    spare: int
     grows: bool = True
 
 
-def bounded(share: Share, held: int, most: int | None, page_size: int) -> Iterable[Share]:
-    """The share of a request that holds `held` pages and never more than `most` while it generates,
-    if there is a limit: it grows for a while, and then goes on with what it has until its end."""
-    if most is None:
-        return (share,)
-    # What is missing of a prompt goes to the places of pages that are given back
-    places = max(0, share.places)
-    until = places + max(0, most - held) * page_size
-    if until >= share.to_come:
-        return (share._replace(places=places),)
-    grown = (until + (page_size - 1) / 2 - places) / page_size
-    return Share(until, -grown, places), Share(share.to_come, share.own + grown, 0, grows=False)
-
-
 class AdmissionEstimator:
-    """Learns which part of `max_tokens` requests use."""
+    """Learns which share of `max_tokens` requests use, and admits by it."""
 
     def __init__(self) -> None:
         self._recent: deque[float] = deque()
-        self._parts: list[float] = []  # the same, ascending
-        self._sums: list[float] | None = None  # of all from each on
+        self._shares: list[float] = []  # the same, ascending
+        self._tail_sums: list[float] | None = None  # of all shares from each on
 
-    def ended(self, request: Request) -> None:
-        """A request has ended, for whatever reason. Beams teach nothing: how long one lives says
-        little of how long its search does."""
-        if request.searches:
+    def record(self, request: Request) -> None:
+        """Learn from a request that has ended, for whatever reason. Beams are left out: the life
+        of a beam says little about its search."""
+        if request.is_beam:
             return
-        if len(self._recent) == KEPT:
-            self._parts.remove(self._recent.popleft())
-        part = len(request.output) / request.max_tokens
-        self._recent.append(part)
-        insort(self._parts, part)
-        self._sums = None
+        if len(self._recent) == HISTORY:
+            self._shares.remove(self._recent.popleft())
+        share = len(request.output) / request.max_tokens
+        self._recent.append(share)
+        insort(self._shares, share)
+        self._tail_sums = None
 
-    def to_come(self, request: Request) -> int:
-        """Tokens that the request is expected to generate yet: what those have used, on average,
-        that went on longer than it has."""
-        done, most = request.num_scheduled_outputs, request.max_tokens
-        total = float(max(UNKNOWN, 2 * done))
-        if len(self._parts) >= ENOUGH:
-            at = bisect_right(self._parts, done / most)
-            total = (
-                most * self._tails[at] / (len(self._parts) - at)
-                if at < len(self._parts)
-                else 2.0 * done
-            )
-        return max(1, min(most, round(total)) - done)
+    def expected_tokens(self, request: Request) -> int:
+        """Tokens that the request is expected to generate yet: the mean of finished requests that
+        generated more than it has."""
+        done, limit = request.num_scheduled_outputs, request.max_tokens
+        total = float(max(UNKNOWN_LENGTH, 2 * done))
+        if len(self._shares) >= MIN_HISTORY:
+            at, count = bisect_right(self._shares, done / limit), len(self._shares)
+            total = limit * self._tails[at] / (count - at) if at < count else 2.0 * done
+        return max(1, min(limit, round(total)) - done)
 
-    def patience(self, tokens: int, rows: int, step_cost: int) -> float:
-        """Steps that a request of so many tokens should run for, as one of `rows`, so that
+    def worthwhile_steps(self, tokens: int, rows: int, step_cost: int) -> float:
+        """Steps that a request of `tokens` tokens should run for as one of `rows`, so that
         computing it again costs less than its rows bring. A step costs as much as `step_cost`
         tokens of a prompt."""
-        return 1 + WORTH * tokens * rows / step_cost
+        return 1 + RECOMPUTE_WEIGHT * tokens * rows / step_cost
+
+    def fits(
+        self,
+        pools: Sequence[PagePool],
+        running: RequestQueue,
+        request: Request,
+        pages: AdmissionPages,
+        step_cost: int,
+    ) -> bool:
+        """Whether the request is expected to keep its pages for as long as it is worth, when it
+        starts with these beside the `running` requests."""
+        rows = len(running) + 1
+        steps = self.worthwhile_steps(request.num_tokens, rows, step_cost)
+        for group, pool in enumerate(pools):
+            used, size = pool.num_pages - pool.free + pages.taken[group], pool.page_size
+            if peak_bound(used, rows, size, steps) <= pool.num_pages:
+                continue
+            demands = self._demands(group, pool, running, request, pages)
+            if peak(used, demands, size, steps) > pool.num_pages:
+                return False
+        return True
+
+    def _demands(
+        self,
+        group: int,
+        pool: PagePool,
+        running: Iterable[Request],
+        request: Request,
+        pages: AdmissionPages,
+    ) -> Iterator[PageDemand]:
+        """What the running requests and this one do to the pool of a cache group."""
+        size, limit = pool.page_size, pool.group.decode_bound(pool.page_size)
+        for r in running:
+            table = r.tables[group]
+            own = len(table.pages) - max(table.found, table.out_of_window)
+            spare = len(table.pages) * size - max(r.computed, r.prefill_end)
+            demand = PageDemand(self.expected_tokens(r), own, spare)
+            yield from bounded(demand, len(table.pages) - table.out_of_window, limit, size)
+        table, fresh = pages.tables[group], pages.fresh[group]
+        spare = (len(table.pages) + fresh) * size - request.num_tokens
+        demand = PageDemand(self.expected_tokens(request), fresh, spare)
+        yield from bounded(demand, len(table.pages) - table.out_of_window + fresh, limit, size)
 
     @property
     def _tails(self) -> list[float]:
-        if self._sums is None:
-            self._sums = list(accumulate(reversed(self._parts)))[::-1]
-        return self._sums
+        if self._tail_sums is None:
+            self._tail_sums = list(accumulate(reversed(self._shares)))[::-1]
+        return self._tail_sums
 
 
-def most(used: float, rows: int, page_size: int, horizon: float) -> float:
-    """What `peak` is at most, whoever the `rows` requests are."""
+def bounded(
+    demand: PageDemand, resident: int, limit: int | None, page_size: int
+) -> Iterable[PageDemand]:
+    """The demand of a request that holds `resident` pages, and at most `limit` while it decodes if
+    there is a limit. It then grows for a while, and keeps what it has until its end."""
+    if limit is None:
+        return (demand,)
+    # What is missing of a prompt goes to pages that the window gives back
+    spare = max(0, demand.spare)
+    growing = spare + max(0, limit - resident) * page_size
+    if growing >= demand.steps:
+        return (demand._replace(spare=spare),)
+    grown = (growing + (page_size - 1) / 2 - spare) / page_size
+    return (
+        PageDemand(growing, -grown, spare),
+        PageDemand(demand.steps, demand.released + grown, 0, grows=False),
+    )
+
+
+def peak_bound(used: float, rows: int, page_size: int, horizon: float) -> float:
+    """An upper bound of `peak` for any `rows` requests."""
     return used + rows * (max(0, horizon) + page_size) / page_size
 
 
-def peak(used: float, shares: Iterable[Share], page_size: int, horizon: float) -> float:
-    """The most pages that will be in use within `horizon` steps, when `used` are now and every
-    running request grows a token a step until its end."""
-    ascending = sorted(shares)
-    alive, places, highest = (
-        sum(share.grows for share in ascending),
-        sum(share.places for share in ascending),
+def peak(used: float, demands: Iterable[PageDemand], page_size: int, horizon: float) -> float:
+    """The most pages in use within `horizon` steps, when `used` are now and every running request
+    grows a token a step until its end."""
+    ascending = sorted(demands)
+    alive, spare, highest = (
+        sum(demand.grows for demand in ascending),
+        sum(demand.spare for demand in ascending),
         float(used),
     )
     # Just before this one ends; a page is half full on average
-    for share in ascending if horizon > 0 else ():
-        when = min(share.to_come, horizon)
-        highest = max(highest, used + (alive * (when + (page_size - 1) / 2) - places) / page_size)
-        if share.to_come >= horizon:
+    for demand in ascending if horizon > 0 else ():
+        when = min(demand.steps, horizon)
+        highest = max(highest, used + (alive * (when + (page_size - 1) / 2) - spare) / page_size)
+        if demand.steps >= horizon:
             break
-        used -= share.own
-        alive -= share.grows
-        places -= share.places
+        used -= demand.released
+        alive -= demand.grows
+        spare -= demand.spare
     return highest
+
+
+def fits_fully(
+    pools: Sequence[PagePool],
+    running: Iterable[Request],
+    request: Request,
+    pages: AdmissionPages,
+) -> bool:
+    """Whether there are pages for all tokens that the `running` requests and this one may generate.
+
+    Then none is ever preempted and computed again as a prompt, which batch-invariant engines must
+    avoid. A choice may copy a page that it shares, and so counts one more.
+    """
+    for group, pool in enumerate(pools):
+        left = pool.free - pages.taken[group]
+        for r in (*running, request):
+            owned = (
+                len(pages.tables[group].pages) + pages.fresh[group]
+                if r is request
+                else len(r.tables[group].pages)
+            )
+            total = pool.pages_for(len(r.prompt) + r.max_tokens) + (r.sharing is not None)
+            left -= max(0, total - owned)
+        if left < 0:
+            return False
+    return True

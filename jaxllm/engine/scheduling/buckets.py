@@ -85,9 +85,11 @@ class Buckets:
         )
 
     @classmethod
-    def uniform(cls, max_num_seqs: int, max_num_batched_tokens: int, platform: str) -> Buckets:
-        """One shape for decodes and one for prompts, which run apart: what computes a token does
-        not depend on what runs beside it."""
+    def batch_invariant(
+        cls, max_num_seqs: int, max_num_batched_tokens: int, platform: str
+    ) -> Buckets:
+        """One shape for decodes and one for prompts, which run apart, so that the program of a
+        token does not depend on other requests."""
         usual = cls.build(max_num_seqs, max_num_batched_tokens, platform)
         prompts = ExtendShape(
             usual.max_tokens, _chunk_rows(usual.max_tokens, max_num_seqs, platform == "cpu"), 0

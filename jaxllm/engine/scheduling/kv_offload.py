@@ -1,9 +1,10 @@
-"""What plans move between the pool and host memory. Imports no jax.
+"""Pages between the pool and host memory: what each plan saves, fetches and puts back. Imports no
+jax.
 
-The order of the device's work makes it simple: a plan's moves run before its step, first the pages
-that leave, then those that come. So a page can be handed out in the very plan that saves what it
-held. Pages that come are fetched to the device by one plan and put into the pool by the next, so
-that the copy runs beside a step; their requests wait for them with slot and pages in hand.
+The device runs a plan's moves before its step, saves first. So a page can be handed out in the very
+plan that saves its contents. A page comes back in two plans: one fetches it to the device, the next
+one puts it into the pool, so that the copy runs beside a step. Requests wait for their pages with
+slot and pages already assigned.
 """
 
 from __future__ import annotations
@@ -19,17 +20,22 @@ from jaxllm.engine.scheduling.request import Request
 
 
 class _Transfer(NamedTuple):
-    """A page on its way to the device. Until it is there the host tier keeps it."""
+    """A page on its way to the device. The host tier pins it until it is there."""
 
     request: Request
     key: bytes
-    place: int  # in host memory
+    host_page: int
     page: int
 
 
 class Link(NamedTuple):
-    """What it takes to fetch pages and put them into the pool: seconds of every program, which puts
-    `width` pages at most, and of each page."""
+    """Seconds that it takes to fetch pages and put them into the pool.
+
+    Attributes:
+        width: Pages that one program puts at most.
+        program: Seconds of a program, whatever it puts.
+        page: Seconds of each page.
+    """
 
     width: int = 1
     program: float = 0.0
@@ -37,102 +43,103 @@ class Link(NamedTuple):
 
     @staticmethod
     def measured(width: int, one: float, full: float) -> Link:
-        """From what one page takes and what `width` pages take."""
+        """From the seconds of one page and of `width` pages."""
         page = max(0.0, full - one) / (width - 1) if width > 1 else full
         return Link(width, max(0.0, full - width * page), page)
 
     def seconds(self, pages: int) -> float:
-        """Of so many pages."""
+        """Seconds of `pages` pages."""
         return -(-pages // self.width) * self.program + pages * self.page
 
 
 class OffloadManager:
-    """Moves pages for a scheduler; a plan fetches at most `seats` of them. What `link` says and
-    `compute_seconds` of one page, as measured, decide whether a cached prefix is fetched or
-    computed again; what a swapped request stands on is fetched in any case."""
+    """Moves pages for a scheduler; a plan fetches at most `max_fetches`.
 
-    def __init__(self, host: HostTier, index: PrefixIndex, seats: int):
-        self.host, self.index, self.seats = host, index, seats
+    A cached prefix is fetched when that takes less time than computing it, as measured: `link`
+    against `compute_seconds` of one page. Pages of a swapped request are always fetched.
+    """
+
+    def __init__(self, host: HostTier, index: PrefixIndex, max_fetches: int):
+        self.host, self.index, self.max_fetches = host, index, max_fetches
         self.link, self.compute_seconds = Link(), float("inf")
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything that is here or under way."""
+        """Forget everything that is stored or in transit."""
         self.host.reset()
-        self._quay: deque[_Transfer] = deque()  # without a seat yet
-        self._aboard: list[_Transfer] = []  # fetched by the plan before
-        self._landed: list[_Transfer] = []  # put into the pool by the plan in the making
+        self._pending: deque[_Transfer] = deque()  # not fetched yet
+        self._fetched: list[_Transfer] = []  # by the plan before
+        self._ready: list[_Transfer] = []  # put into the pool by the plan in the making
         self._fetches: list[int] = []
         self._saves: list[tuple[int, int]] = []
 
-    def evicted(self, key: bytes, page: int) -> None:
-        """The pool hands out `page`, which held the prefix `key`. A page that lands with this plan
-        has nothing to save yet; but that prefix is kept in host memory until then, which takes none
-        twice."""
-        place = self.host.save(key)
-        if place is not None:
-            self._saves.append((page, place))
+    def save_evicted(self, key: bytes, page: int) -> None:
+        """Save `page`, which held the prefix `key` and is being handed out.
 
-    def offers(self, hashes: Sequence[bytes], swapped: bool) -> list[int]:
-        """Where in host memory the pages lie that begin the chain `hashes`, if fetching them is
-        worth it.
+        A page that this plan puts into the pool has no contents yet. It is not saved: its prefix is
+        pinned in host memory until then, which stores no prefix twice.
         """
+        host_page = self.host.save(key)
+        if host_page is not None:
+            self._saves.append((page, host_page))
+
+    def lookup(self, hashes: Sequence[bytes], swapped: bool) -> list[int]:
+        """Host pages of the longest stored prefix of `hashes`; none when computing it is faster,
+        unless the request was `swapped` out."""
         found = self.host.find(hashes)
-        return (
-            found
-            if swapped or self.link.seconds(len(found)) < len(found) * self.compute_seconds
-            else []
-        )
+        faster = self.link.seconds(len(found)) < len(found) * self.compute_seconds
+        return found if swapped or faster else []
 
-    def load(
-        self, request: Request, keys: Sequence[bytes], places: Sequence[int], pages: Sequence[int]
+    def enqueue(
+        self,
+        request: Request,
+        keys: Sequence[bytes],
+        host_pages: Sequence[int],
+        pages: Sequence[int],
     ) -> None:
-        """Bring what lies at `places`, which the host tier must keep for this, to the request's
-        pages."""
-        request.arriving = len(pages)
-        self._quay += [_Transfer(request, *rest) for rest in zip(keys, places, pages, strict=True)]
+        """Bring host pages, which the caller has pinned, to the request's pages."""
+        request.pages_in_transit = len(pages)
+        self._pending += [
+            _Transfer(request, *rest) for rest in zip(keys, host_pages, pages, strict=True)
+        ]
 
-    def board(self) -> None:
-        """Fetch what waits, as far as there are seats in this plan."""
-        while self._quay and len(self._fetches) < self.seats:
-            cargo = self._quay.popleft()
-            self._aboard.append(cargo)
-            self._fetches.append(cargo.place)
+    def fetch_pending(self) -> None:
+        """Fetch pending pages, as many as a plan may."""
+        while self._pending and len(self._fetches) < self.max_fetches:
+            transfer = self._pending.popleft()
+            self._fetched.append(transfer)
+            self._fetches.append(transfer.host_page)
 
-    def land(self) -> None:
-        """Put into the pool what has been fetched; from here on it can be found."""
-        for cargo in self._aboard:
-            cargo.request.arriving -= 1
-            self.index.register(cargo.key, cargo.page)
-        self._landed += self._aboard
-        self._aboard = []
+    def put_fetched(self) -> None:
+        """Put fetched pages into the pool; from now on the index finds them."""
+        for transfer in self._fetched:
+            transfer.request.pages_in_transit -= 1
+            self.index.register(transfer.key, transfer.page)
+        self._ready += self._fetched
+        self._fetched = []
 
-    def depart(self) -> Moves | None:
+    def flush(self) -> Moves | None:
         """The moves of the plan that was made."""
-        puts = tuple((cargo.place, cargo.page) for cargo in self._landed)
+        puts = tuple((transfer.host_page, transfer.page) for transfer in self._ready)
         moves = Moves(tuple(self._saves), tuple(self._fetches), puts)
-        self.host.let_go(cargo.key for cargo in reversed(self._landed))
-        self._saves, self._fetches, self._landed = [], [], []
+        self.host.unpin(transfer.key for transfer in reversed(self._ready))
+        self._saves, self._fetches, self._ready = [], [], []
         return moves if moves.saves or moves.fetches or moves.puts else None
 
     def cancel(self, request: Request) -> None:
-        """The request gives its pages back: nothing is brought to them any more."""
-        if request.arriving:
-            self.host.let_go(
-                cargo.key for cargo in (*self._quay, *self._aboard) if cargo.request is request
-            )
-            self._quay = deque(cargo for cargo in self._quay if cargo.request is not request)
-            self._aboard = [cargo for cargo in self._aboard if cargo.request is not request]
-            request.arriving = 0
+        """Bring the request nothing more: it gives its pages back."""
+        if request.pages_in_transit:
+            self.host.unpin(t.key for t in (*self._pending, *self._fetched) if t.request is request)
+            self._pending = deque(t for t in self._pending if t.request is not request)
+            self._fetched = [t for t in self._fetched if t.request is not request]
+            request.pages_in_transit = 0
 
     def awaiting(self, hashes: Iterable[bytes]) -> set[Request]:
-        """Requests to which one of these prefixes is being brought."""
+        """Requests to which one of these prefixes is in transit."""
         keys = set(hashes)
-        return {cargo.request for cargo in (*self._quay, *self._aboard) if cargo.key in keys}
+        return {t.request for t in (*self._pending, *self._fetched) if t.key in keys}
 
     def check(self, swapped: Iterable[Sequence[bytes]]) -> None:
-        """Raise `PoolError` unless host memory keeps what these requests stand on and what is under
-        way, and nothing else."""
-        self.host.check(
-            [*swapped, [cargo.key for cargo in (*self._quay, *self._aboard, *self._landed)]]
-        )
+        """Raise `PoolError` unless host memory pins exactly the prefixes of these swapped requests
+        and those in transit."""
+        self.host.check([*swapped, [t.key for t in (*self._pending, *self._fetched, *self._ready)]])

@@ -1,4 +1,4 @@
-"""What one step will run: frozen, made by the scheduler, free of devices and text."""
+"""What one step runs, and its limits: free of devices and text. Imports no jax."""
 
 from __future__ import annotations
 
@@ -7,6 +7,26 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from jaxllm.engine.scheduling.request import Request
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Limits of one step and one request.
+
+    Attributes:
+        max_num_seqs: Slots.
+        max_num_batched_tokens: Tokens of a step, decodes included.
+        max_model_len: Tokens of a sequence.
+    """
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +42,14 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Moves:
-    """What travels between the pool and host memory before a step, in this order: pages that leave
-    (page, place), places to be fetched to the device, and (place, page) of those that are put into
-    the pool, which this plan or the one before has fetched."""
+    """Transfers between the pool and host memory before a step, in the order of the fields.
+
+    Attributes:
+        saves: (page, host page) of pages that are copied to host memory.
+        fetches: Host pages that are copied to the device, beside the pool.
+        puts: (host page, page) of fetched pages that are written into the pool; this plan or the
+            one before has fetched them.
+    """
 
     saves: tuple[tuple[int, int], ...]
     fetches: tuple[int, ...]
@@ -33,11 +58,18 @@ class Moves:
 
 @dataclass(slots=True)
 class Traffic:
-    """Pages that have come to host memory, and that were put into the pool from it, since the
-    engine's start."""
+    """Pages saved to host memory and loaded from it since the engine's start."""
 
     saved: int = 0
     loaded: int = 0
+
+
+class PageCopy(NamedTuple):
+    """The contents of page `source` of a cache group are copied to page `target`."""
+
+    source: int
+    target: int
+    group: int
 
 
 class TableWrite(NamedTuple):
@@ -51,14 +83,14 @@ class TableWrite(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """One step, in the order in which the device runs it.
+    """One step.
 
     Attributes:
         decodes: Requests that run one token each.
         positions: Where decode i writes its KV, in tokens.
         chunks: Parts of prompts. A chunk carries the whole page table of its request.
         preempted: Requests that went back to the queue for this plan.
-        copies: Pages copied before anything is computed, in order: (source, target, cache group).
+        copies: Pages to copy before anything is computed, in this order.
         table_writes: Pages that the decodes were given, at most one per decode and cache group.
         moves: Transfers between pool and host memory, before the copies.
     """
@@ -67,23 +99,24 @@ class Plan:
     positions: tuple[int, ...]
     chunks: tuple[Chunk, ...]
     preempted: tuple[Request, ...] = ()
-    copies: tuple[tuple[int, int, int], ...] = ()
+    copies: tuple[PageCopy, ...] = ()
     table_writes: tuple[TableWrite, ...] = ()
     moves: Moves | None = None
 
     @property
     def num_tokens(self) -> int:
+        """Tokens that the step computes."""
         return len(self.decodes) + sum(chunk.length for chunk in self.chunks)
 
     @functools.cached_property
     def emitters(self) -> list[Request | None]:
-        """Per row of a collected step: the request that gets a token, or None for a chunk that is
-        not its prompt's last."""
+        """The request that gets a token, per row of a collected step; None for a chunk that is not
+        its prompt's last."""
         return [*self.decodes, *(chunk.request if chunk.final else None for chunk in self.chunks)]
 
     @functools.cached_property
     def asking(self) -> tuple[Request, ...]:
-        """Those who get a token and ask for more than the sampler does."""
+        """Requests that get a token and have logits options."""
         return tuple(
             [
                 request
@@ -94,12 +127,12 @@ class Plan:
 
     @property
     def slots(self) -> tuple[int, ...]:
-        """Of each decode."""
+        """The slot of each decode."""
         return tuple([request.slot for request in self.decodes])
 
-    def begun(self, now: float) -> None:
-        """Tell the requests of its chunks since when they run, and how much of their prompts is
-        scored with this step."""
+    def mark_started(self, now: float) -> None:
+        """Note in the requests of its chunks when they were scheduled, and which prompt positions
+        this step scores."""
         for chunk in self.chunks:
             request = chunk.request
             request.scheduled_at = request.scheduled_at or now
@@ -123,16 +156,13 @@ class Span:
 
 
 def spans(plan: Plan) -> list[Span]:
-    """What a step computes of prompts whose log-probabilities are wanted, without what an earlier
-    step has scored."""
+    """Prompt positions of a plan whose log-probabilities are wanted and not scored yet."""
     found: list[Span] = []
     row = 0
     for chunk in plan.chunks:
         request = chunk.request
-        start, stop = (
-            max(chunk.start, request.scored),
-            min(chunk.start + chunk.length, request.score_end),
-        )
+        start = max(chunk.start, request.scored)
+        stop = min(chunk.start + chunk.length, request.score_end)
         if start < stop:
             found.append(Span(request, start, stop, row + start - chunk.start))
         row += chunk.length

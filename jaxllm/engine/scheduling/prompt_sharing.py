@@ -1,5 +1,5 @@
-"""Choices of one prompt share its pages: whose pages a request may start from, and how far. Imports
-no jax."""
+"""Choices of one prompt share its pages: which member's pages a request may start from. Imports no
+jax."""
 
 from __future__ import annotations
 
@@ -21,17 +21,19 @@ class SharedPages:
     computed: int
 
 
-def loan(request: Request, newest: Chunk | None, pools: Sequence[PagePool]) -> SharedPages | None:
-    """What the family of a waiting request has most of; None when no running member has computed
-    the whole prompt and still has the pages that the request's next token sees. Where a token is
-    still to be written, whole pages are lent.
+def find_shared_pages(
+    request: Request, newest: Chunk | None, pools: Sequence[PagePool]
+) -> SharedPages | None:
+    """The member that shares most with a waiting request.
 
-    A step writes the KV of all its tokens before it attends, so what the plan in the making
-    computes counts, `newest` included.
+    None when no running member has computed the whole prompt and still holds the pages that the
+    request's next token sees. Where a token is still to be written, only whole pages are shared. A
+    step writes the KV of all its tokens before it attends, so tokens of the plan in the making
+    count, those of its chunk `newest` included.
     """
     best = None
-    for member in request.family.members if request.family is not None else ():
-        if member.status is not Status.RUNNING or member.arriving:
+    for member in request.sharing.members if request.sharing is not None else ():
+        if member.status is not Status.RUNNING or member.pages_in_transit:
             continue
         computed = (
             member.computed
@@ -40,17 +42,17 @@ def loan(request: Request, newest: Chunk | None, pools: Sequence[PagePool]) -> S
         )
         if computed < len(request.prompt):
             continue
-        tokens = len(request.prompt) + agreeing(
+        tokens = len(request.prompt) + common_length(
             request.output, member.output, computed - len(request.prompt)
         )
         if tokens < request.num_tokens:
             tokens -= tokens % pools[0].page_size
         position = min(tokens, request.num_tokens - 1)
         if any(
-            table.behind > pool.behind(position)
+            table.out_of_window > pool.out_of_window(position)
             for pool, table in zip(pools, member.tables, strict=True)
         ):
-            continue  # it has gone on, and given them back
+            continue  # its window has moved on, and it has given them back
         if best is None or tokens > best.tokens:
             best = SharedPages(member, tokens, computed)
         if tokens == request.num_tokens:
@@ -58,63 +60,62 @@ def loan(request: Request, newest: Chunk | None, pools: Sequence[PagePool]) -> S
     return best
 
 
-def about_to_grow(family: PromptSharing | None, tokens: int) -> int:
-    """How many running members hold no page of their own beyond their first `tokens` tokens: the
-    next step of each takes one."""
-    members = family.members if family is not None else ()
-    return sum(member.status is Status.RUNNING and member.room <= tokens for member in members)
+def members_needing_pages(sharing: PromptSharing | None, tokens: int) -> int:
+    """How many running members have no page of their own beyond their first `tokens` tokens, and
+    so take one in their next step."""
+    members = sharing.members if sharing is not None else ()
+    return sum(member.status is Status.RUNNING and member.capacity <= tokens for member in members)
 
 
-def forked(parent: Request, arrival: int) -> Request:
-    """A request in the state of `parent`, with the same pages, which has its place right behind
-    it."""
-    child = replace(parent, place=(*parent.place[:2], arrival))
+def forked_from(parent: Request, arrival: int) -> Request:
+    """A request in the state of `parent`, with the same pages, right behind it in the order."""
+    child = replace(parent, order=(*parent.order[:2], arrival))
     child.tables = tuple(replace(table, pages=list(table.pages)) for table in parent.tables)
     child.output, child.hashes = list(parent.output), list(parent.hashes)
     if parent.status is Status.RUNNING:
-        child.room = parent.room = parent.computed
+        child.capacity = parent.capacity = parent.computed
     return child
 
 
-def whose_turn(waiting: Iterable[Request], searching: Iterable[PromptSharing]) -> Request | None:
-    """The first in the queue; but before all others a beam for which its search holds slots and
-    pages, which somebody of a better rank may wait for. While it waits for a token, which another
-    beam of its search may have to be computed for, that one. Nobody, while pages of its search are
-    on their way, which it will share."""
-    beams = [
-        beam for family in searching for beam in family.members if beam.status is Status.WAITING
-    ]
-    first = min(beams, key=_place) if beams else next(iter(waiting))
-    if not first.searches or first.family is None:
-        return first if told(first) else None
-    if any(member.arriving for member in first.family.members):
+def next_to_admit(waiting: Iterable[Request], searches: Iterable[PromptSharing]) -> Request | None:
+    """The waiting request to admit next; None when it must not start yet.
+
+    Usually the first in the queue. A beam whose search holds slots and pages goes before all
+    others, because a request of a better rank may need those. Within a search a beam that waits
+    for a token lets the others pass, because one of them may have to compute it. While pages of a
+    search are in transit none of its beams starts: it will share them.
+    """
+    beams = [beam for search in searches for beam in search.members if _waits(beam)]
+    first = min(beams, key=_order) if beams else next(iter(waiting))
+    if not first.is_beam or first.sharing is None:
+        return first if tokens_known(first) else None
+    if any(member.pages_in_transit for member in first.sharing.members):
         return None
-    ready = (
-        member
-        for member in first.family.members
-        if member.status is Status.WAITING and told(member)
-    )
-    return min(ready, key=_place, default=None)
+    ready = (member for member in first.sharing.members if _waits(member) and tokens_known(member))
+    return min(ready, key=_order, default=None)
 
 
-def awaited(request: Request) -> bool:
+def holds_search_slots(request: Request) -> bool:
     """Whether other beams of its search hold slots and pages until the request has run."""
-    return request.family is not None and request.family.seated > 0
+    return request.sharing is not None and request.sharing.active > 0
 
 
-def told(request: Request) -> bool:
-    """Whether the host knows every token that was drawn for the request: none is in flight or
-    undecided."""
+def tokens_known(request: Request) -> bool:
+    """Whether the host knows every token drawn for the request: none is in flight or undecided."""
     return request.num_scheduled_outputs == len(request.output)
 
 
-def _place(request: Request) -> tuple[float, ...]:
-    return request.place
-
-
-def agreeing(one: list[int], other: list[int], most: int) -> int:
-    """How many tokens two outputs have in common at their start, at most `most`."""
-    length = min(len(one), len(other), most)
+def common_length(one: list[int], other: list[int], limit: int) -> int:
+    """Length of the longest common prefix of two outputs, at most `limit`."""
+    length = min(len(one), len(other), limit)
     if one[:length] == other[:length]:
         return length
     return next(i for i in range(length) if one[i] != other[i])
+
+
+def _waits(request: Request) -> bool:
+    return request.status is Status.WAITING
+
+
+def _order(request: Request) -> tuple[float, ...]:
+    return request.order

@@ -1,4 +1,4 @@
-"""A generation in progress, and the typed messages that enter and leave the engine. Imports no jax."""
+"""The scheduler's record of one choice of one request. Imports no jax."""
 
 from __future__ import annotations
 
@@ -26,9 +26,15 @@ type HostFunction = Callable[[list[int], np.ndarray], np.ndarray]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LogitsOptions:
-    """What a choice asks of `process` beside its params: the packed bits of the tokens that it may
-    ever say, what decides token by token (also a grammar, where it is `guided`), and functions of
-    its output and a row of logits `[V]` that give the logits to draw from."""
+    """What a choice asks of the `process` program beside its params.
+
+    Attributes:
+        allowed_W: Packed bits of the tokens that it may ever generate.
+        constraints: Rules that decide token by token.
+        functions: Functions of its output and a row of logits `[V]`; each returns the logits to
+            draw from.
+        guided: Whether a grammar decides too.
+    """
 
     allowed_W: np.ndarray
     constraints: Sequence[Constraint] = ()
@@ -37,52 +43,91 @@ class LogitsOptions:
 
     @property
     def restricted(self) -> bool:
-        """Whether what may be said next depends on what was said."""
+        """Whether the allowed tokens depend on earlier ones."""
         return self.guided or bool(self.constraints)
 
     @property
     def on_host(self) -> bool:
-        """Whether a draw needs every token before it to be on the host."""
+        """Whether a draw needs every earlier token on the host."""
         return self.guided or bool(self.constraints or self.functions)
 
 
 @dataclass(slots=True, eq=False)
 class PromptSharing:
-    """The choices of one prompt, which may start from each other's pages. Those of a beam search,
-    with `seats` above 0, hold so many slots together, of which `spare` are the ones that none of
-    them is in. `found` tokens were cached before any of them ran."""
+    """The choices of one prompt, which may start from each other's pages.
+
+    Attributes:
+        members: The choices; of a beam search the requests that compute its beams now.
+        slots: Slots that a beam search holds as one, from its first beam's admission to its last
+            beam's end; 0 for choices that are no beams.
+        active: Slots of these that a beam is in.
+        spare: Slots of these that no beam is in.
+        cached_tokens: Prompt tokens that were cached before any member ran; None until then.
+    """
 
     members: list[Request]
-    seats: int = 0
-    seated: int = 0
+    slots: int = 0
+    active: int = 0
     spare: list[int] = field(default_factory=list)
-    found: int | None = None
+    cached_tokens: int | None = None
 
 
 @dataclass(slots=True, eq=False)
-class Table:
-    """A request's pages in the pool of one kind of layers, in the order of the sequence. Those
-    before `behind` were given back, or never taken, since no token still to be computed sees them:
-    there may stand any page's number, whoever has it now."""
+class PageTable:
+    """A request's pages in the pool of one cache group, in the order of the sequence.
+
+    Attributes:
+        pages: Page numbers. Those before `out_of_window` are not held and may be any number.
+        out_of_window: Leading pages that were given back, or never taken, because no token still
+            to be computed sees them.
+        found: Leading pages that existed at admission.
+    """
 
     pages: list[int] = field(default_factory=list)
-    behind: int = 0
-    found: int = 0  # how many of them were there at admission
+    out_of_window: int = 0
+    found: int = 0
 
     @property
-    def held(self) -> list[int]:
+    def resident(self) -> list[int]:
         """The pages that the request holds."""
-        return self.pages[self.behind :] if self.behind else self.pages
+        return self.pages[self.out_of_window :] if self.out_of_window else self.pages
 
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One choice of one request: the only mutable record that travels, touched only by the engine's
-    thread.
+    """One choice of one request; only the engine's thread touches it.
 
-    `computed` counts tokens whose KV exists or is being written by a step in flight. The sequence
-    is prompt + output; under overlap the last output token may still be on the device, so
-    `num_scheduled_outputs` (tokens sampled or in flight) can be one ahead of `len(output)`.
+    The sequence is prompt + output. Under overlap the last output token may still be on the
+    device, so `num_scheduled_outputs` can be one ahead of `len(output)`.
+
+    Attributes:
+        id, index: The request's id, and which of its choices this is.
+        max_tokens: Most tokens to generate, clamped to the model's length.
+        cache_salt: Prefixes are shared within one salt only.
+        adapter: Identity of an adapter that changes the KV; nothing sets one yet.
+        needs: Programs wanted after a forward (bits of sampling.choose).
+        asked: Options that the `process` program serves; None when there are none.
+        stops: Token ids that end it.
+        top: How many of the most likely tokens the host wants to know.
+        score_end: Prompt positions before it get log-probabilities.
+        scored: Positions of these that are scored, or in a step in flight.
+        order: Its place in the scheduler's total order, from arrival on.
+        sharing: The choices of its prompt, when there are several.
+        is_beam: Whether it computes a beam, whose tokens the search chooses.
+        slot: Its row on the device while it runs; -1 otherwise.
+        tables: Its pages in each cache group while it runs.
+        hashes: Chained hash of each full page that was registered or looked up.
+        pages_in_transit: Pages that are still on their way from host memory.
+        pinned: Hashes that host memory keeps for it while it is swapped out.
+        computed: Tokens whose KV exists or is being written by a step in flight.
+        prefill_end: Tokens to compute in chunks before it decodes, fixed at admission.
+        kept: Tokens whose KV existed at admission; they are never written again.
+        capacity: Tokens that may be written before the scheduler must allocate a page.
+        output: Tokens generated so far, as far as the host knows them.
+        jumped: Tokens were appended without a draw, so the draw in flight is not used.
+        dead_end: Why it cannot continue; the draw in flight is not used.
+        num_scheduled_outputs: Tokens sampled or in flight.
+        scheduled_at, first_token_at, last_token_at: Unix times in seconds; 0 before.
     """
 
     id: str
@@ -91,36 +136,31 @@ class Request:
     params: SamplingParams
     seed: int
     arrival: float
-    max_tokens: int  # already clamped to the model's length
+    max_tokens: int
     cache_salt: str | None = None
-    adapter: bytes | None = None  # identity of an adapter that changes the KV; nothing sets one yet
-    needs: int = 0  # of programs after a forward (sampling.choose)
-    asked: LogitsOptions | None = None  # None: no option of `params` is one that `process` serves
-    place: tuple[float, ...] = ()  # in the scheduler's order, from arrival on
-    stops: frozenset[int] = frozenset()  # tokens that end it
-    # Prompt positions before it are scored: their next tokens' log-probabilities are wanted
+    adapter: bytes | None = None
+    needs: int = 0
+    asked: LogitsOptions | None = None
+    stops: frozenset[int] = frozenset()
+    top: int = 0
     score_end: int = 0
-    scored: int = 0  # of these, how many have been scored or are in a step in flight
-    top: int = 0  # how many of the most likely tokens the host wants to know
+    scored: int = 0
     status: Status = Status.WAITING
+    order: tuple[float, ...] = ()
+    sharing: PromptSharing | None = None
+    is_beam: bool = False
     slot: int = -1
-    tables: tuple[Table, ...] = ()  # of each kind of layers, while it runs
-    # Chained hash of each full page registered or looked up
+    tables: tuple[PageTable, ...] = ()
     hashes: list[bytes] = field(default_factory=list)
-    arriving: int = 0  # pages that are still on their way from host memory
-    # What host memory keeps for it while it is swapped out
-    stored: list[bytes] = field(default_factory=list)
+    pages_in_transit: int = 0
+    pinned: list[bytes] = field(default_factory=list)
     computed: int = 0
-    prefill_end: int = 0  # tokens to compute in chunks before decoding starts, fixed at admission
-    # Tokens whose KV was there at admission: computed again or not, they are not written again
+    prefill_end: int = 0
     kept: int = 0
-    room: int = 0  # tokens that may be written before the scheduler must see to a page
-    family: PromptSharing | None = None
-    searches: bool = False  # one of the beams of a search, which are told their tokens one by one
+    capacity: int = 0
     output: list[int] = field(default_factory=list)
-    # Tokens were appended without a draw: that of the step in flight is not used
     jumped: bool = False
-    dead_end: str | None = None  # why it cannot go on: the step in flight says nothing for it
+    dead_end: str | None = None
     num_scheduled_outputs: int = 0
     num_cached_tokens: int = 0
     num_preemptions: int = 0
@@ -130,12 +170,12 @@ class Request:
 
     @property
     def pages(self) -> list[int]:
-        """Its pages where all layers are of one kind, and of several kinds the first one's."""
+        """Its pages in the first cache group."""
         return self.tables[0].pages if self.tables else []
 
     @property
     def times(self) -> RequestTimes:
-        """When what happened."""
+        """Its times and preemptions, as the client's statistics want them."""
         return RequestTimes(
             arrival=self.arrival,
             scheduled=self.scheduled_at,
@@ -146,7 +186,7 @@ class Request:
 
     @property
     def num_tokens(self) -> int:
-        """Length of prompt plus outputs known on the host."""
+        """Length of the prompt plus the outputs known on the host."""
         return len(self.prompt) + len(self.output)
 
     def tokens(self, start: int, stop: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""Slots: who is in which, and which are kept for whom. Imports no jax."""
+"""Slots of the device: which are free, and which a beam search holds as one. Imports no jax."""
 
 from __future__ import annotations
 
@@ -8,57 +8,60 @@ from jaxllm.engine.scheduling.request import PromptSharing, Request
 
 
 class Slots:
-    """Hands out `count` slots. The members of a search are given all of its seats at once, when the
-    first of them comes in, and give them back together when the last one leaves: so no two searches
-    can each hold what the other one waits for."""
+    """Assigns `count` slots.
+
+    A beam search takes all of its slots when its first beam is admitted and gives them back when
+    its last beam leaves. So two searches never each hold slots that the other one waits for.
+    """
 
     def __init__(self, count: int):
         self.count = count
-        self.searching: list[PromptSharing] = []  # searches that hold slots
-        self._free = list(range(count - 1, -1, -1))  # the last is handed out next
+        self.searches: list[PromptSharing] = []  # that hold slots
+        self._free = list(range(count - 1, -1, -1))  # the last is assigned next
 
-    def has(self, request: Request) -> bool:
-        """Whether the request could come in."""
-        family = request.family
-        if family is None or not family.seats:
+    def available(self, request: Request) -> bool:
+        """Whether there is a slot for the request."""
+        search = request.sharing
+        if search is None or not search.slots:
             return bool(self._free)
-        return bool(family.spare) if family.seated else len(self._free) >= family.seats
+        return bool(search.spare) if search.active else len(self._free) >= search.slots
 
-    def take(self, request: Request) -> int:
-        """A slot for the request."""
-        family = request.family
-        if family is None or not family.seats:
+    def assign(self, request: Request) -> int:
+        """Take a slot for the request."""
+        search = request.sharing
+        if search is None or not search.slots:
             return self._free.pop()
-        if not family.seated:
-            family.spare = [self._free.pop() for _ in range(family.seats)]
-            self.searching.append(family)
-        family.seated += 1
-        return family.spare.pop()
+        if not search.active:
+            search.spare = [self._free.pop() for _ in range(search.slots)]
+            self.searches.append(search)
+        search.active += 1
+        return search.spare.pop()
 
-    def give(self, request: Request) -> None:
-        """Take back the slot that the request is in."""
-        family = request.family
-        if family is None or not family.seats:
+    def unassign(self, request: Request) -> None:
+        """Take back the request's slot."""
+        search = request.sharing
+        if search is None or not search.slots:
             self._free.append(request.slot)
             return
-        family.spare.append(request.slot)
-        family.seated -= 1
-        if not family.seated:
-            self._free += family.spare
-            family.spare = []
-            self.searching.remove(family)
+        search.spare.append(request.slot)
+        search.active -= 1
+        if not search.active:
+            self._free += search.spare
+            search.spare = []
+            self.searches.remove(search)
 
     def check(self, running: Iterable[Request]) -> None:
-        """Raise RuntimeError unless each slot is free, kept or in use, once."""
+        """Raise RuntimeError unless each slot is free, spare or in use, once."""
         running = list(running)
-        families = {
-            id(r.family): r.family for r in running if r.family is not None and r.family.seats
+        searches = {
+            id(r.sharing): r.sharing for r in running if r.sharing is not None and r.sharing.slots
         }
-        if sorted(map(id, self.searching)) != sorted(families):
+        if sorted(map(id, self.searches)) != sorted(searches):
             raise RuntimeError(
-                f"{len(self.searching)} searches are said to hold slots, but {len(families)} do"
+                f"{len(self.searches)} searches are recorded as holding slots, but"
+                f" {len(searches)} do"
             )
-        kept = [slot for family in families.values() for slot in family.spare]
-        slots = sorted(self._free + kept + [request.slot for request in running])
+        spare = [slot for search in searches.values() for slot in search.spare]
+        slots = sorted(self._free + spare + [request.slot for request in running])
         if slots != list(range(self.count)):
-            raise RuntimeError(f"slots are leaked or held twice: {slots}")
+            raise RuntimeError(f"slots are leaked or used twice: {slots}")

@@ -8,14 +8,14 @@ import json
 
 from jaxllm.cache.backends import tile_tokens
 from jaxllm.cache.host import HostTier
-from jaxllm.cache.pool import Kind, PagePool
+from jaxllm.cache.pool import CacheGroup, PagePool
 from jaxllm.cache.prefix import PrefixIndex
 from jaxllm.config import ConfigError, EngineConfig, Resolved
 from jaxllm.engine.runtime.runner import Runner
 from jaxllm.engine.scheduling.kv_offload import OffloadManager
-from jaxllm.engine.scheduling.limits import Limits
+from jaxllm.engine.scheduling.plan import Limits
 from jaxllm.engine.scheduling.policy import POLICIES
-from jaxllm.engine.scheduling.prefill_budget import pace, seconds_per_token
+from jaxllm.engine.scheduling.prefill_budget import prefill_budget, seconds_per_token
 from jaxllm.engine.scheduling.scheduler import Scheduler
 from jaxllm.engine.startup.host_memory import PLAN_LOADS
 
@@ -65,18 +65,22 @@ def make_scheduler(
         )
         offload.link = runner.link or offload.link
         offload.compute_seconds = resolved.page_size * seconds_per_token(runner.seconds)
-        scheduler.use_host(offload, swaps=resolved.preemption_mode == "swap", shares=shares)
+        scheduler.attach_offload(
+            offload, swap_preempted=resolved.preemption_mode == "swap", share_prefixes=shares
+        )
     if resolved.batch_invariant:
-        scheduler.stay_uniform()
+        scheduler.set_batch_invariant()
     if config.max_stall_ms is not None:
-        scheduler.pace = pace(runner.seconds, config.max_stall_ms / 1e3)
+        scheduler.chunk_planner.budget = prefill_budget(runner.seconds, config.max_stall_ms / 1e3)
     return scheduler
 
 
 def make_pool(resolved: Resolved, window: int | None, pages: int, indexed: bool) -> PagePool:
     """The pages of one kind of layers. Indexes of all kinds have the same hashes."""
     index = PrefixIndex(resolved.page_size, prefix_root(resolved)) if indexed else None
-    kind = Kind(window, resolved.max_num_batched_tokens, tile_tokens(resolved.attention_backend))
+    kind = CacheGroup(
+        window, resolved.max_num_batched_tokens, tile_tokens(resolved.attention_backend)
+    )
     return PagePool(pages, resolved.page_size, index, kind)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jaxllm.cache.pool import Kind
+from jaxllm.cache.pool import CacheGroup
 from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.engine.scheduling.buckets import Buckets
 from jaxllm.engine.startup.host_memory import available_bytes
@@ -115,8 +115,8 @@ class KVRequirements:
     @property
     def held(self) -> tuple[int, ...]:
         """The same of each kind of layers."""
-        kinds = (Kind(window, self.step_tokens, self.tile) for window in self.windows)
-        return tuple(kind.most(self.max_model_len, self.page_size) for kind in kinds)
+        kinds = (CacheGroup(window, self.step_tokens, self.tile) for window in self.windows)
+        return tuple(kind.max_resident(self.max_model_len, self.page_size) for kind in kinds)
 
     def more_pages(self, pages: int) -> tuple[int, ...]:
         """Pages of each kind after the first, when that has so many."""
@@ -125,7 +125,9 @@ class KVRequirements:
         beyond = max(0, pages - first) * self.page_bytes // (2 * max(1, len(others)))
         found = []
         for window, held, size in zip(self.windows[1:], others, self.more_bytes, strict=True):
-            steady = min(held, Kind(window, tile=self.tile).steady(self.page_size) or held)
+            steady = min(
+                held, CacheGroup(window, tile=self.tile).decode_bound(self.page_size) or held
+            )
             # At once, since one prompt at a time is computed in part
             used = min(pages, (self.max_num_seqs - 1) * steady + held)
             found.append(max(-(-pages * held // first), min(used, held + beyond // size)))

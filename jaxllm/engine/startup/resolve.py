@@ -93,7 +93,7 @@ def resolve(
     budget = _step_tokens(config, min(length, 512) if platform == "cpu" else 8192, max_num_seqs)
     shapes = Shapes(dtype, heads.dim, page_size, max(1, heads.query // heads.kv_stored), kv_dtype)
     backend = choose_backend(mesh.devices.flat[0], shapes, config.attention_backend)
-    buckets = (Buckets.uniform if config.batch_invariant else Buckets.build)(
+    buckets = (Buckets.batch_invariant if config.batch_invariant else Buckets.build)(
         max_num_seqs, budget, platform
     )
     page = page_bytes(1, heads.kv_stored, page_size, heads.dim, kv_dtype) // shards  # of a layer

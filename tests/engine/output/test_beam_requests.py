@@ -79,7 +79,7 @@ def test_searches_that_need_all_slots_and_pages_end_one_after_the_other(
     delay: int, caching: bool
 ) -> None:
     loop = Loop(
-        setup(num_pages=18, max_num_seqs=4, caching=caching, delay=delay, forecast=Optimist)
+        setup(num_pages=18, max_num_seqs=4, caching=caching, delay=delay, estimator=Optimist)
     )
     searches = [loop.search([first, *PROMPT], rules(4, 14)) for first in (1, 2, 3)]
     assert all(searches)
@@ -99,7 +99,7 @@ def test_a_search_can_be_ended_at_any_time(steps: int) -> None:
         loop.step()
     loop.abort(loop.requests[0])
     assert not any(
-        request.searches and request.status is not Status.FINISHED for request in loop.requests
+        request.is_beam and request.status is not Status.FINISHED for request in loop.requests
     )
     loop.drain()
     loop.check_ended()
@@ -115,7 +115,7 @@ def test_beams_of_a_hybrid_model_have_room_though_a_window_keeps_a_preempted_one
         windows=(None, 2),
         max_num_batched_tokens=4,
         caching=False,
-        forecast=Optimist,
+        estimator=Optimist,
     )
     preemptions = 0
     for token in range(2, 8):

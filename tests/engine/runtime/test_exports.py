@@ -178,7 +178,7 @@ def test_what_is_kept_on_a_read_only_file_system_is_read(
 def test_only_the_newest_sets_of_programs_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exports, "KEPT", 2)
+    monkeypatch.setattr(exports, "HISTORY", 2)
     for age, key in ((300, "a"), (200, "b"), (100, "c")):
         kept = Exports.open(tmp_path, key)
         assert kept is not None

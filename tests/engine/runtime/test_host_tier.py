@@ -19,8 +19,7 @@ from jaxllm.engine.engine import Engine
 from jaxllm.engine.runtime import page_swapper
 from jaxllm.engine.scheduling.buckets import Buckets
 from jaxllm.engine.scheduling.kv_offload import Link, OffloadManager
-from jaxllm.engine.scheduling.limits import Limits
-from jaxllm.engine.scheduling.plan import Moves, Plan, Traffic
+from jaxllm.engine.scheduling.plan import Limits, Moves, Plan, Traffic
 from jaxllm.engine.scheduling.request import Request, Status
 from jaxllm.engine.scheduling.scheduler import Scheduler
 from jaxllm.engine.startup.host_memory import LEAVING, PLAN_LOADS
@@ -64,7 +63,7 @@ class Conversations:
         )
         offload = OffloadManager(HostTier(host_pages, host_pages), index, PLAN_LOADS * moved)
         offload.link, offload.compute_seconds = Link(moved, 0.0005, 0.0001), 0.00146
-        self.scheduler.use_host(offload, swaps=False, shares=True)
+        self.scheduler.attach_offload(offload, swap_preempted=False, share_prefixes=True)
         self._rng, self._numbers = random.Random(7), itertools.count()
         self._prompts = [self._tokens(FIRST - NEW) for _ in range(USERS)]
         self._flight: deque[Plan] = deque()
@@ -103,7 +102,7 @@ class Conversations:
         for request in plan.emitters:
             if request is not None and request.status is Status.RUNNING:
                 request.output.append(self._rng.randrange(30_000))
-                self.scheduler.committed(request, 1)
+                self.scheduler.commit_tokens(request, 1)
                 if len(request.output) == OUTPUT:
                     self.scheduler.finish(request)
 
@@ -134,19 +133,19 @@ def test_no_prefix_is_computed_twice_while_host_memory_has_room_and_few_steps_ar
 
 def test_what_was_brought_back_is_forgotten_from_the_end_of_the_chain() -> None:
     tier, index = HostTier(3, 3), PrefixIndex(2, b"test")
-    offload = OffloadManager(tier, index, seats=4)
+    offload = OffloadManager(tier, index, max_fetches=4)
     keys = [b"a", b"b", b"c"]
     for page, key in enumerate(keys):
         offload.evicted(key, page)
     request = Request(
         id="", index=0, prompt=[1], params=SamplingParams(), seed=0, arrival=0.0, max_tokens=1
     )
-    tier.keep(keys)
-    offload.load(request, keys, tier.find(keys), [3, 4, 5])
-    offload.board()
-    offload.land()
-    moves = offload.depart()
-    assert moves is not None and len(moves.puts) == 3 and request.arriving == 0
+    tier.pin(keys)
+    offload.enqueue(request, keys, tier.find(keys), [3, 4, 5])
+    offload.fetch_pending()
+    offload.put_fetched()
+    moves = offload.flush()
+    assert moves is not None and len(moves.puts) == 3 and request.pages_in_transit == 0
     offload.evicted(b"d", 6)
     assert len(tier.find(keys)) == 2
 

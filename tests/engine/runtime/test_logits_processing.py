@@ -72,7 +72,7 @@ def dense(tiny_dir: str) -> Dense:
 def engine(make_engine: MakeEngine) -> Engine:
     """Few pages and slots, so that requests are preempted and slots change hands; overlapped."""
     engine = reading_words(make_engine(num_gpu_blocks_override=20))
-    engine.scheduler.forecast = Optimist()
+    engine.scheduler.estimator = Optimist()
     return engine
 
 

@@ -32,7 +32,7 @@ SMALL = Setup(
     num_pages=8,
     max_num_seqs=2,
     max_num_batched_tokens=64,
-    forecast=Optimist,
+    estimator=Optimist,
     host_pages=16,
     swaps=True,
     caching=False,
@@ -68,7 +68,7 @@ def test_a_page_leaves_in_the_plan_that_hands_it_out_and_only_then() -> None:
             assert {page for page, _ in moves.saves} <= set(first.pages) - before
             left += len(moves.saves)
     assert second.num_preemptions == 1 and left >= 3
-    assert 0 < len(second.stored) <= 7
+    assert 0 < len(second.pinned) <= 7
     loop.drain()
     loop.check_ended()
 
@@ -117,17 +117,17 @@ def test_nothing_waits_for_a_step_when_nothing_else_runs() -> None:
     loop.check_ended()
 
 
-def test_a_plan_fetches_no_more_than_its_seats() -> None:
+def test_a_plan_fetches_no_more_than_it_may() -> None:
     loop = Loop(
         Setup(
             page_size=2,
             num_pages=24,
             max_num_seqs=2,
             max_num_batched_tokens=64,
-            forecast=Optimist,
+            estimator=Optimist,
             host_pages=40,
             swaps=True,
-            seats=3,
+            max_fetches=3,
         )
     )
     first, second = loop.add(lasting(24, 0, length=20), 24), loop.add(lasting(24, 1, length=20), 24)
@@ -174,10 +174,10 @@ def test_a_swapped_request_that_leaves_takes_its_pages_along() -> None:
 
 
 def test_a_request_that_leaves_while_its_pages_arrive_leaves_nothing_behind() -> None:
-    loop, first, second = two_that_do_not_fit(Setup(**{**vars(SMALL), "seats": 1}))
+    loop, first, second = two_that_do_not_fit(Setup(**{**vars(SMALL), "max_fetches": 1}))
     until(loop, lambda _: saved(loop) >= 3)
     loop.abort(first)
-    until(loop, lambda _: second.arriving)
+    until(loop, lambda _: second.pages_in_transit)
     loop.abort(second)
     loop.scheduler.check()
     loop.drain()
@@ -232,11 +232,11 @@ def test_the_price_of_fetching_is_that_of_the_pages_that_travel() -> None:
 
 def test_a_spoiled_prefix_is_not_brought_to_anybody() -> None:
     loop, first, second = two_that_do_not_fit(
-        Setup(**{**vars(SMALL), "caching": True, "host_cached": 16, "seats": 1})
+        Setup(**{**vars(SMALL), "caching": True, "host_cached": 16, "max_fetches": 1})
     )
     until(loop, lambda _: saved(loop) >= 3)
     loop.abort(first)
-    until(loop, lambda _: second.arriving)
+    until(loop, lambda _: second.pages_in_transit)
     invalidated = Request(
         id="x",
         index=0,
@@ -248,7 +248,7 @@ def test_a_spoiled_prefix_is_not_brought_to_anybody() -> None:
         hashes=list(second.hashes),
     )
     loop.scheduler.invalidate(invalidated)
-    assert (second.status, second.arriving, second.pages) == (Status.WAITING, 0, [])
+    assert (second.status, second.pages_in_transit, second.pages) == (Status.WAITING, 0, [])
     loop.reached.pop(second, None)
     loop.scheduler.check()
     loop.drain()
@@ -305,7 +305,7 @@ def test_tokens_are_those_of_a_request_alone_however_it_was_interrupted(
     make_engine: MakeEngine, alone: list[list[int]], way: str
 ) -> None:
     engine = make_engine(num_gpu_blocks_override=20, **WAYS[way])
-    engine.scheduler.forecast = Optimist()
+    engine.scheduler.estimator = Optimist()
     for _ in range(2):  # the second time with what the first has left behind
         assert run(engine, PROMPTS, [params(number) for number in range(len(PROMPTS))]) == alone
         engine.scheduler.check()
@@ -327,7 +327,7 @@ def test_nothing_compiles_after_warm_up_and_the_link_is_measured(
         swap_space=0.01,
         max_num_batched_tokens=16,
     )
-    engine.scheduler.forecast = Optimist()
+    engine.scheduler.estimator = Optimist()
     assert run(engine, PROMPTS, [params(number) for number in range(len(PROMPTS))]) == alone
     assert engine.stats().compiles_after_warmup == 0
     assert engine.stats().pages_loaded > 0
@@ -346,7 +346,7 @@ def test_an_engine_that_failed_starts_with_empty_host_memory(
     make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = make_engine(num_gpu_blocks_override=20, preemption_mode="swap", swap_space=0.01)
-    engine.scheduler.forecast = Optimist()
+    engine.scheduler.estimator = Optimist()
     for number, prompt in enumerate(PROMPTS):
         engine.add(GenerateRequest(id=str(number), prompt_token_ids=prompt, params=params(number)))
     while not engine.stats().host_usage:
@@ -372,7 +372,7 @@ def test_pages_that_find_no_memory_are_computed_again_and_nobody_dies(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     engine = make_engine(num_gpu_blocks_override=20, **WAYS[way])
-    engine.scheduler.forecast = Optimist()
+    engine.scheduler.estimator = Optimist()
     swapper, rng, failed = engine.runner.swapper, random.Random(5), []
     assert swapper is not None
     saves = swapper._to_host
@@ -404,7 +404,7 @@ def test_copies_that_fail_only_when_they_are_made_cost_their_pages_alone(
     make_engine: MakeEngine, alone: list[list[int]], odds: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = make_engine(num_gpu_blocks_override=20, **WAYS["swap and a host tier"])
-    engine.scheduler.forecast = Optimist()
+    engine.scheduler.estimator = Optimist()
     swapper, rng, asked, failed = engine.runner.swapper, random.Random(5), [0], [0]
     assert swapper is not None
     saves = swapper._to_host
@@ -457,7 +457,7 @@ def test_pages_leave_for_pinned_memory_and_come_back_from_it(
     # Which JAX has on CPU, too
     monkeypatch.setattr(page_swapper, "far_memory", lambda platform: "pinned_host")
     engine = make_engine(num_gpu_blocks_override=20, **WAYS["swap and a host tier"])
-    engine.scheduler.forecast = Optimist()
+    engine.scheduler.estimator = Optimist()
     swapper, kept, fetched = engine.runner.swapper, set[str | None](), set[str | None]()
     assert swapper is not None
     move = engine.runner.move
@@ -476,7 +476,7 @@ def test_a_save_that_fails_for_another_reason_is_a_failure(
     make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = make_engine(num_gpu_blocks_override=20, **WAYS["swap"])
-    engine.scheduler.forecast = Optimist()
+    engine.scheduler.estimator = Optimist()
 
     def broken(pages: Any) -> Any:
         raise jax.errors.JaxRuntimeError("INTERNAL: something else")

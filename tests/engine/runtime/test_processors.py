@@ -52,7 +52,7 @@ def steps(
 def engine(make_engine: MakeEngine) -> Engine:
     """Few pages, so that requests are preempted."""
     engine = make_engine(processors=[push, steps], num_gpu_blocks_override=9, max_model_len=64)
-    engine.scheduler.forecast = Optimist()
+    engine.scheduler.estimator = Optimist()
     return engine
 
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from jaxllm.engine.scheduling.arrival_wait import MOST, TARGET, ArrivalWait, WaitEstimate
+from jaxllm.engine.scheduling.arrival_wait import MAX_WAIT, TARGET, ArrivalWait, WaitEstimate
 
 
 def turns(
@@ -51,58 +51,58 @@ def test_a_margin_that_is_never_used_up_is_not_waited_out_later() -> None:
     patience = WaitEstimate()
     for _ in range(10_000):
         patience.learn(9e-3)
-    assert patience.seconds == MOST
+    assert patience.seconds == MAX_WAIT
 
 
 def taught_by_decodes(margin: float) -> ArrivalWait:
     """After many steps of decodes alone, looked out beside, that left so many seconds."""
     lookout = ArrivalWait()
-    lookout.launched(None, 0.0)
+    lookout.step_launched(None, 0.0)
     for _ in range(60):
-        lookout.begin()
-        lookout.launched(None, margin)
+        lookout.wait_seconds()
+        lookout.step_launched(None, margin)
     return lookout
 
 
 def test_beside_chunks_nobody_looks_out_longer_than_they_add() -> None:
     lookout = ArrivalWait()
     for _ in range(60):
-        lookout.launched(8e-3, 9e-3 - lookout.begin())
-        lookout.begin()
-        lookout.launched(None, 9e-3)
-    lookout.launched(3e-3, 9e-3)
-    assert lookout.begin() == 3e-3
-    lookout.launched(8e-3, 9e-3)
-    assert 7e-3 < lookout.begin() <= 8e-3
+        lookout.step_launched(8e-3, 9e-3 - lookout.wait_seconds())
+        lookout.wait_seconds()
+        lookout.step_launched(None, 9e-3)
+    lookout.step_launched(3e-3, 9e-3)
+    assert lookout.wait_seconds() == 3e-3
+    lookout.step_launched(8e-3, 9e-3)
+    assert 7e-3 < lookout.wait_seconds() <= 8e-3
 
 
 def test_what_decodes_teach_says_nothing_of_steps_with_chunks_and_the_other_way_round() -> None:
     lookout = taught_by_decodes(15e-3)
-    assert lookout.begin() > 10e-3
-    lookout.launched(50e-3, 15e-3)
-    assert lookout.begin() == 0.0
+    assert lookout.wait_seconds() > 10e-3
+    lookout.step_launched(50e-3, 15e-3)
+    assert lookout.wait_seconds() == 0.0
 
 
 def test_chunks_beside_which_steps_come_late_are_unlearned_without_a_step_of_decodes() -> None:
     lookout = ArrivalWait()
-    lookout.launched(15e-3, 0.0)
+    lookout.step_launched(15e-3, 0.0)
     for _ in range(60):
-        lookout.begin()
-        lookout.launched(None, 12e-3)
-        lookout.launched(15e-3, 12e-3)
-    before = lookout.begin()
+        lookout.wait_seconds()
+        lookout.step_launched(None, 12e-3)
+        lookout.step_launched(15e-3, 12e-3)
+    before = lookout.wait_seconds()
     assert before > 5e-3
     for _ in range(12):
-        lookout.launched(15e-3, 0.0)
-        lookout.begin()
-    assert lookout.begin() < 1e-5
+        lookout.step_launched(15e-3, 0.0)
+        lookout.wait_seconds()
+    assert lookout.wait_seconds() < 1e-5
 
 
 def test_a_turn_that_takes_long_to_plan_chunks_teaches_nothing_of_decodes() -> None:
     lookout = taught_by_decodes(5e-3)
-    before = lookout.begin()
-    lookout.launched(8e-3, 0.0)
-    lookout.launched(None, 0.0)
-    assert lookout.begin() == before
-    lookout.stop()
-    assert lookout.begin() == 0.0
+    before = lookout.wait_seconds()
+    lookout.step_launched(8e-3, 0.0)
+    lookout.step_launched(None, 0.0)
+    assert lookout.wait_seconds() == before
+    lookout.device_idle()
+    assert lookout.wait_seconds() == 0.0

@@ -60,10 +60,10 @@ def test_a_small_pool_makes_requests_wait_and_preempts_none(
     make_engine: MakeEngine, alone: list[list[int]]
 ) -> None:
     usual = make_engine(num_gpu_blocks_override=16)
-    usual.scheduler.forecast = Optimist()
+    usual.scheduler.estimator = Optimist()
     assert run(usual, PROMPTS, LONG) == alone and usual.stats().preemptions > 0
     engine = make_engine(batch_invariant=True, num_gpu_blocks_override=16)
-    engine.scheduler.forecast = Optimist()
+    engine.scheduler.estimator = Optimist()
     assert run(engine, PROMPTS, LONG) == alone
     assert engine.stats().preemptions == 0 and engine.stats().free_pages == 16
 
@@ -71,10 +71,10 @@ def test_a_small_pool_makes_requests_wait_and_preempts_none(
 def test_who_decodes_goes_on_while_pages_of_another_are_fetched() -> None:
     loop = Loop(
         Setup(
-            uniform=True,
+            batch_invariant=True,
             host_pages=20,
             host_cached=20,
-            seats=1,
+            max_fetches=1,
             num_pages=14,
             max_num_batched_tokens=40,
         )
@@ -88,7 +88,7 @@ def test_who_decodes_goes_on_while_pages_of_another_are_fetched() -> None:
     second = loop.add(list(range(1, 25)), 1)
     assert first is not None and second is not None
     plans = [loop.step(), loop.step()]
-    while second.arriving:
+    while second.pages_in_transit:
         plans.append(loop.step())
     assert len(plans) > 4 and all(plan.decodes == (first,) for plan in plans[:-1])
     loop.drain()
@@ -140,7 +140,7 @@ def test_a_search_without_anything_to_decode_beside_it_keeps_what_its_beams_shar
 
 @pytest.mark.parametrize("platform", ["cpu", "gpu"])
 def test_there_is_one_program_for_decodes_and_one_for_prompts(platform: str) -> None:
-    buckets = Buckets.uniform(100, 512, platform)
+    buckets = Buckets.batch_invariant(100, 512, platform)
     assert buckets.decode == (100,)
     assert [(shape.tokens, shape.decodes) for shape in buckets.extend] == [(512, 0)]
     assert (

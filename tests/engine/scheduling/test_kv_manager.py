@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxllm.cache.pool import Kind, PagePool
+from jaxllm.cache.pool import CacheGroup, PagePool
 from jaxllm.cache.prefix import PrefixIndex
 from jaxllm.engine.scheduling.kv_manager import KVCacheManager
 from jaxllm.engine.scheduling.request import Request
@@ -51,7 +51,7 @@ def waiting(length: int) -> Request:
 
 def windowed(windows: Sequence[int], pages: int, size: int = PAGE) -> KVCacheManager:
     return KVCacheManager(
-        [PagePool(pages, size, Counting(size, b"test"), Kind(window)) for window in windows]
+        [PagePool(pages, size, Counting(size, b"test"), CacheGroup(window)) for window in windows]
     )
 
 
@@ -115,11 +115,11 @@ def test_a_beginning_that_many_share_is_found_though_all_go_on_past_it() -> None
 def test_the_longest_prefix_is_found_of_which_there_is_what_the_next_token_sees(
     windows: list[int], size: int, length: int, data: st.DataObject
 ) -> None:
-    holdings, request = windowed(windows, 64, size), waiting(length + 1)
+    manager, request = windowed(windows, 64, size), waiting(length + 1)
     pages = length // size
-    holdings._hash(request, length + 1)
+    manager.prefixes.hash_pages(request, length + 1)
     there = [data.draw(st.sets(st.integers(0, pages))) for _ in windows]
-    for pool, known in zip(holdings.pools, there, strict=True):
+    for pool, known in zip(manager.pools, there, strict=True):
         for i in sorted(known & set(range(pages))):
             assert pool.index is not None
             pool.index.register(request.hashes[i], *pool.allocate(1))
@@ -132,26 +132,30 @@ def test_the_longest_prefix_is_found_of_which_there_is_what_the_next_token_sees(
         for n in range(pages + 1)
         if all(known.issuperset(of[n]) for known, of in zip(there, seen, strict=True))
     )
-    count, tables = holdings._hits(request, None)
+    count, tables = manager.prefixes._indexed_prefix(request, None)
     assert count == expected
-    for pool, table in zip(holdings.pools, tables, strict=True):
+    for pool, table in zip(manager.pools, tables, strict=True):
         assert pool.index is not None
-        assert table.held == [pool.index.find(key) for key in request.hashes[table.behind : count]]
+        assert table.resident == [
+            pool.index.find(key) for key in request.hashes[table.out_of_window : count]
+        ]
 
 
 def test_looking_for_a_long_prompt_of_which_there_is_nothing_costs_a_look_up_a_window() -> None:
-    holdings, request = windowed([50 * PAGE, 20 * PAGE], 64), waiting(1000 * PAGE + 1)
-    assert holdings._hits(request, None)[0] == 0
-    assert sum(index.finds for index in holdings.indexes if isinstance(index, Counting)) <= 25
+    manager, request = windowed([50 * PAGE, 20 * PAGE], 64), waiting(1000 * PAGE + 1)
+    assert manager.prefixes._indexed_prefix(request, None)[0] == 0
+    assert (
+        sum(index.finds for index in manager.prefixes.indexes if isinstance(index, Counting)) <= 25
+    )
 
 
 def test_a_request_with_tables_of_some_kinds_only_is_an_error() -> None:
-    holdings, request = windowed([20, 10], 64), waiting(30)
-    holdings.give_back(request)
-    holdings.take(request, holdings.find(request, None))
+    manager, request = windowed([20, 10], 64), waiting(30)
+    manager.release(request)
+    manager.allocate(request, manager.lookup(request, None))
     request.tables = request.tables[:1]
     with pytest.raises(ValueError, match="shorter"):
-        holdings.give_back(request)
+        manager.release(request)
 
 
 def test_short_requests_of_a_model_for_long_ones_run_at_once() -> None:

@@ -13,18 +13,17 @@ from hypothesis import strategies as st
 
 from jaxllm.cache.pool import PagePool
 from jaxllm.engine.scheduling.admission import (
-    ENOUGH,
-    KEPT,
-    UNKNOWN,
+    HISTORY,
+    MIN_HISTORY,
+    UNKNOWN_LENGTH,
     AdmissionEstimator,
-    Share,
+    PageDemand,
     bounded,
-    most,
     peak,
+    peak_bound,
 )
 from jaxllm.engine.scheduling.buckets import Buckets
-from jaxllm.engine.scheduling.limits import Limits
-from jaxllm.engine.scheduling.plan import Plan
+from jaxllm.engine.scheduling.plan import Limits, Plan
 from jaxllm.engine.scheduling.request import Request
 from jaxllm.engine.scheduling.scheduler import Scheduler
 from jaxllm.sampling.options import SamplingParams
@@ -51,7 +50,7 @@ class Simulation:
     pages: int
     seqs: int
     token: float  # seconds of a chunk token: 3.5e-5 for a 7B model on a large GPU
-    forecast: AdmissionEstimator = field(default_factory=AdmissionEstimator)
+    estimator: AdmissionEstimator = field(default_factory=AdmissionEstimator)
     seconds: float = 0.0
 
     def run(self, work: list[Work]) -> Scheduler:
@@ -59,7 +58,7 @@ class Simulation:
         limits = Limits(max_num_seqs=self.seqs, max_num_batched_tokens=2048, max_model_len=10**6)
         pool = PagePool(self.pages, PAGE)
         scheduler = Scheduler(limits, [pool], Buckets.build(self.seqs, 2048, "gpu"))
-        scheduler.forecast = self.forecast
+        scheduler.estimator = self.estimator
         ends: dict[Request, int] = {}
         for number, one in enumerate(work):
             prompt = [number, *range(one.prompt - 1)]
@@ -84,7 +83,7 @@ class Simulation:
             )
             for request in drawing(plan):
                 request.output.append(7)
-                scheduler.committed(request, 1)
+                scheduler.commit_tokens(request, 1)
                 if len(request.output) == ends[request]:
                     scheduler.finish(request)
         assert pool.free == pool.num_pages
@@ -135,27 +134,29 @@ def test_an_overcommitted_pool_is_shared_in_turns(
     assert crowded.seconds <= calm.seconds / 0.9
     naive = Simulation(pages, SEQS, token, Optimist())
     assert preemptions < naive.run(work).preemptions, (
-        "the forecast preempts less than admitting whatever fits"
+        "the estimator preempts less than admitting whatever fits"
     )
     assert preemptions <= len(work) // 2
 
 
-def test_the_forecast_learns_which_part_of_max_tokens_is_used() -> None:
-    forecast, running = AdmissionEstimator(), a_request(2000, done=0)
-    assert forecast.to_come(running) == 2000, "nothing is known: all of it, up to a bound"
-    assert forecast.to_come(a_request(10_000, done=0)) == UNKNOWN
-    assert forecast.to_come(a_request(10_000, done=3000)) == 3000, "and as much again"
-    for _ in range(ENOUGH):
-        forecast.ended(a_request(1000, done=100))
-        forecast.ended(a_request(1000, done=500))
-    assert forecast.to_come(running) == 600
-    assert forecast.to_come(a_request(2000, done=300)) == 700, "it has outlived the short ones"
-    assert forecast.to_come(a_request(2000, done=1200)) == 800, (
+def test_the_estimator_learns_which_part_of_max_tokens_is_used() -> None:
+    estimator, running = AdmissionEstimator(), a_request(2000, done=0)
+    assert estimator.expected_tokens(running) == 2000, "nothing is known: all of it, up to a bound"
+    assert estimator.expected_tokens(a_request(10_000, done=0)) == UNKNOWN_LENGTH
+    assert estimator.expected_tokens(a_request(10_000, done=3000)) == 3000, "and as much again"
+    for _ in range(MIN_HISTORY):
+        estimator.record(a_request(1000, done=100))
+        estimator.record(a_request(1000, done=500))
+    assert estimator.expected_tokens(running) == 600
+    assert estimator.expected_tokens(a_request(2000, done=300)) == 700, (
+        "it has outlived the short ones"
+    )
+    assert estimator.expected_tokens(a_request(2000, done=1200)) == 800, (
         "it has outlived all: as much again, within max_tokens"
     )
-    for _ in range(KEPT):
-        forecast.ended(a_request(1000, done=1000))
-    assert forecast.to_come(running) == 2000, "what is long ago is forgotten"
+    for _ in range(HISTORY):
+        estimator.record(a_request(1000, done=1000))
+    assert estimator.expected_tokens(running) == 2000, "what is long ago is forgotten"
 
 
 def a_request(most: int, done: int) -> Request:
@@ -183,12 +184,12 @@ def a_request(most: int, done: int) -> Request:
 def test_the_peak_is_what_really_happens_but_for_half_a_page_each(
     page_size: int, requests: list[tuple[int, int]], horizon: int, limit: int | None
 ) -> None:
-    shares, used = list[Share](), 0
+    demands, used = list[PageDemand](), 0
     for to_come, tokens in requests:
         pages = -(-tokens // page_size)
         used += pages
-        shares += bounded(
-            Share(to_come, pages, pages * page_size - tokens), pages, limit, page_size
+        demands += bounded(
+            PageDemand(to_come, pages, pages * page_size - tokens), pages, limit, page_size
         )
 
     def held(tokens: int, step: int) -> int:
@@ -198,12 +199,12 @@ def test_the_peak_is_what_really_happens_but_for_half_a_page_each(
         sum(held(tokens, step) for to_come, tokens in requests if to_come >= step)
         for step in range(min(horizon, max(to_come for to_come, _ in requests)) + 1)
     )
-    assert abs(peak(used, shares, page_size, horizon) - real) <= len(requests) * (page_size + 1) / (
-        2 * page_size
-    )
-    assert peak(used, shares, page_size, 0) == used
+    assert abs(peak(used, demands, page_size, horizon) - real) <= len(requests) * (
+        page_size + 1
+    ) / (2 * page_size)
+    assert peak(used, demands, page_size, 0) == used
     assert (
         used
-        <= peak(used, shares, page_size, horizon)
-        <= most(used, len(shares), page_size, horizon)
+        <= peak(used, demands, page_size, horizon)
+        <= peak_bound(used, len(demands), page_size, horizon)
     )

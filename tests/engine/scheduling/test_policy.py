@@ -18,7 +18,7 @@ from tests.engine.fake_host import Optimist
 from tests.engine.fake_loop import Loop, Setup
 
 
-def request(arrival: float = 0.0, priority: int = 0, place: tuple[float, ...] = ()) -> Request:
+def request(arrival: float = 0.0, priority: int = 0, order: tuple[float, ...] = ()) -> Request:
     params = SamplingParams(priority=priority)
     return Request(
         id="x",
@@ -28,7 +28,7 @@ def request(arrival: float = 0.0, priority: int = 0, place: tuple[float, ...] = 
         seed=0,
         arrival=arrival,
         max_tokens=1,
-        place=place,
+        order=order,
     )
 
 
@@ -57,7 +57,7 @@ def test_no_priority_passes_one_that_has_waited_long_enough(mine: int, others: i
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 5)), max_size=40))
-def test_a_line_is_always_in_order_of_place(moves: list[tuple[bool, int]]) -> None:
+def test_a_queue_is_always_sorted(moves: list[tuple[bool, int]]) -> None:
     line, members = RequestQueue(), list[Request]()
     for number, (leaves, rank) in enumerate(moves):
         if leaves and members:
@@ -67,9 +67,9 @@ def test_a_line_is_always_in_order_of_place(moves: list[tuple[bool, int]]) -> No
             with pytest.raises(KeyError):
                 line.remove(gone)
         else:
-            members.append(request(place=(rank, number)))
+            members.append(request(order=(rank, number)))
             line.add(members[-1])
-        expected = sorted(members, key=lambda r: r.place)
+        expected = sorted(members, key=lambda r: r.order)
         assert list(line) == expected
         assert len(line) == len(expected)
         assert not expected or (line.first, line.last) == (expected[0], expected[-1])
@@ -134,13 +134,13 @@ def test_a_scheduler_of_ones_own_is_found_by_name_and_must_be_one() -> None:
     for name in (f"{__name__}:ShortestFirst", f"{__name__}.ShortestFirst"):
         assert scheduler_class(name) is ShortestFirst
     for name, says in (("nowhere:X", "No module"), (f"{__name__}:Nothing", "no attribute"), ("ShortestFirst", "module:Class"),
-                       ("jaxllm.engine.scheduling.policy:Line", "subclass"), (":", "module:Class")):  # fmt: skip
+                       ("jaxllm.engine.scheduling.policy:RequestQueue", "subclass"), (":", "module:Class")):  # fmt: skip
         with pytest.raises(ConfigError, match=says):
             scheduler_class(name)
 
 
 def test_a_beam_that_its_search_waits_for_goes_before_who_waits_for_the_search() -> None:
-    loop = Loop(Setup(policy="priority", num_pages=10, forecast=Optimist))
+    loop = Loop(Setup(policy="priority", num_pages=10, estimator=Optimist))
     older = loop.add([1] * 12, 20)
     loop.step()
     search = loop.search(

@@ -4,8 +4,7 @@ wait."""
 from __future__ import annotations
 
 from jaxllm.engine.scheduling.buckets import ExtendShape
-from jaxllm.engine.scheduling.limits import PrefillBudget
-from jaxllm.engine.scheduling.prefill_budget import pace
+from jaxllm.engine.scheduling.prefill_budget import PrefillBudget, prefill_budget
 from tests.engine.fake_loop import Loop, Setup
 from tests.engine.scheduling.test_scheduler import chunks, decodes, lasting, prompt, step_until
 
@@ -14,7 +13,7 @@ def test_with_a_pace_prompts_run_in_chunks_while_others_decode_and_larger_ones_t
     None
 ):
     loop = Loop(Setup(page_size=4, num_pages=400, max_num_batched_tokens=256, max_num_seqs=4))
-    loop.scheduler.pace = PrefillBudget(((4, 16, 24, 32),))
+    loop.scheduler.chunk_planner.budget = PrefillBudget(((4, 16, 24, 32),))
     loop.add(prompt(200, 3), 1)
     assert chunks(loop.step()) == [("0", 0, 200, True)], "nobody waits for its next token"
     loop.add(lasting(20, 0), 60)
@@ -29,7 +28,7 @@ def test_with_a_pace_several_short_prompts_run_together_where_one_alone_would_wa
     None
 ):
     loop = Loop(Setup(page_size=4, num_pages=400, max_num_batched_tokens=256, max_num_seqs=8))
-    loop.scheduler.pace = PrefillBudget(((8, 16, 64, 64),))
+    loop.scheduler.chunk_planner.budget = PrefillBudget(((8, 16, 64, 64),))
     loop.add(lasting(20, 0), 60)
     step_until(loop, decodes)
     loop.add(prompt(32, 2), 1)
@@ -49,14 +48,14 @@ def test_the_pace_follows_what_shapes_took() -> None:
     }
     seconds = beside | {shape(8192, 64, 0): 0.01, 64: 0.005}
     wide = (256, 2048, 2048, 2048)
-    assert pace(seconds, 0.05) == PrefillBudget(((64, 512, 1088, 1536), wide)), (
+    assert prefill_budget(seconds, 0.05) == PrefillBudget(((64, 512, 1088, 1536), wide)), (
         "the widest region has one shape, whatever it takes"
     )
-    assert pace(seconds, 0.001) == PrefillBudget(((64, 512, 512, 512), wide)), (
+    assert prefill_budget(seconds, 0.001) == PrefillBudget(((64, 512, 512, 512), wide)), (
         "the smallest shape there is"
     )
-    found = pace(seconds, 0.05)
+    found = prefill_budget(seconds, 0.05)
     assert [found.tokens(tokens, several, 10) for tokens, several in [(900, False), (900, True), (5000, False), (4400, True)]] == [
         512, 1088, 1250, 1100
     ]  # fmt: skip
-    assert pace({}, 0.05) is None
+    assert prefill_budget({}, 0.05) is None

@@ -112,7 +112,7 @@ def test_four_samples_of_a_long_prompt_hold_one_prompt_and_four_tails(
                 max_tokens=300,
             )
         )
-        family[-1].family = shared
+        family[-1].sharing = shared
         scheduler.add(family[-1])
     whole = length // 64
     for step in range(300):
@@ -120,7 +120,7 @@ def test_four_samples_of_a_long_prompt_hold_one_prompt_and_four_tails(
         assert len(plan.decodes) + len(plan.chunks) == 4
         for request in [*plan.decodes, *(chunk.request for chunk in plan.chunks)]:
             request.output.append(request.index)
-            scheduler.committed(request, 1)
+            scheduler.commit_tokens(request, 1)
         tails = 4 * (-(-(length + step) // 64) - whole)
         assert pool.num_pages - pool.free <= 1.05 * (whole + tails)
     for request in family:
@@ -183,7 +183,7 @@ def test_the_first_choice_may_end_before_the_others_begin(steps: int) -> None:
 
 
 def test_a_preempted_choice_computes_again_only_what_is_its_own() -> None:
-    loop = Loop(replace(setup(False, num_pages=13), forecast=Optimist))
+    loop = Loop(replace(setup(False, num_pages=13), estimator=Optimist))
     _, second, third = loop.add_choices(3, lasting(26, 3, 24), 24)
     while not third.num_preemptions:
         loop.step()

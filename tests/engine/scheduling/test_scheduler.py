@@ -10,8 +10,7 @@ import pytest
 from jaxllm.cache.pool import PagePool
 from jaxllm.cache.prefix import PrefixIndex
 from jaxllm.engine.scheduling.buckets import Buckets
-from jaxllm.engine.scheduling.limits import Limits
-from jaxllm.engine.scheduling.plan import Plan
+from jaxllm.engine.scheduling.plan import Limits, Plan
 from jaxllm.engine.scheduling.request import Request, Status
 from jaxllm.engine.scheduling.scheduler import Scheduler
 from jaxllm.sampling.options import SamplingParams
@@ -224,7 +223,7 @@ def test_a_commit_of_several_tokens_registers_every_page_they_complete() -> None
     for _ in range(12):
         loop.scheduler.plan()
     request.output += [3] * 12
-    loop.scheduler.committed(request, 12)
+    loop.scheduler.commit_tokens(request, 12)
     assert set(request.pages[:4]) == set(loop.prefix.pages), "17 of 18 tokens are written"
 
 
@@ -301,7 +300,7 @@ def test_a_preempted_request_waits_for_its_token_in_flight() -> None:
     loop.scheduler._waiting.add(request)
     assert loop.scheduler.plan().empty
     request.output.append(7)
-    loop.scheduler.committed(request, 1)
+    loop.scheduler.commit_tokens(request, 1)
     assert chunks(loop.scheduler.plan()) == [("0", 2, 2, True)]
     assert request.num_scheduled_outputs == 2
 
@@ -343,7 +342,7 @@ def test_a_commit_after_the_end_is_ignored() -> None:
     loop.scheduler.plan()
     loop.scheduler.finish(request)
     request.output.append(3)
-    loop.scheduler.committed(request, 1)
+    loop.scheduler.commit_tokens(request, 1)
     loop.scheduler.check()
 
 

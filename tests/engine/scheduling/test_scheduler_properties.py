@@ -34,21 +34,21 @@ SETTINGS = {
     "platform": st.sampled_from(["cpu", "gpu"]),
     "caching": st.booleans(),
     "policy": st.sampled_from(["fcfs", "priority"]),
-    "forecast": st.sampled_from([Optimist, Optimist, AdmissionEstimator]),
+    "estimator": st.sampled_from([Optimist, Optimist, AdmissionEstimator]),
     "host_pages": st.sampled_from([0, 0, 1, 3, 20]),
     "host_cached": st.sampled_from([0, 2, 20]),
-    "seats": st.integers(1, 4),
+    "max_fetches": st.integers(1, 4),
     "swaps": st.booleans(),
     "unsaved": st.sampled_from([0, 1, 2, 3]),
     "late": st.integers(0, 3),
     "delay": st.integers(0, 2),
-    "uniform": st.sampled_from([False, False, False, True]),
+    "batch_invariant": st.sampled_from([False, False, False, True]),
 }
 
 
 def possible(setup: Setup) -> Setup:
     """Host memory is for layers without a window, and a step has a token for each request."""
-    tokens = max(setup.max_num_batched_tokens, setup.max_num_seqs if setup.uniform else 1)
+    tokens = max(setup.max_num_batched_tokens, setup.max_num_seqs if setup.batch_invariant else 1)
     return replace(
         setup,
         max_num_batched_tokens=tokens,

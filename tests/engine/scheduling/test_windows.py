@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from jaxllm.cache.backends import tile_tokens
-from jaxllm.cache.pool import Kind
+from jaxllm.cache.pool import CacheGroup
 from jaxllm.engine.engine import Engine
 from jaxllm.messages import GenerateRequest
 from jaxllm.sampling.options import SamplingParams
@@ -24,10 +24,10 @@ from tests.engine.test_random import compare
 
 MakeEngine = Callable[..., Engine]
 WINDOW, PAGE, CHUNK = 12, 8, 16
-HELD = Kind(WINDOW, CHUNK).most(10**6, PAGE)
+HELD = CacheGroup(WINDOW, CHUNK).max_resident(10**6, PAGE)
 GREEDY = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True, logprobs=2)
 # The same model, with pages kept for host memory
-KEPT: dict[str, Any] = {"preemption_mode": "swap", "swap_space": 0.01}
+HISTORY: dict[str, Any] = {"preemption_mode": "swap", "swap_space": 0.01}
 
 
 @pytest.fixture(scope="module", params=[0, 1], ids=["windowed", "hybrid"])
@@ -64,7 +64,7 @@ def windowed(
 @pytest.fixture(scope="module")
 def kept(windowed: MakeEngine) -> Engine:
     """An engine of the same model that keeps all pages."""
-    return windowed(**KEPT)
+    return windowed(**HISTORY)
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:
@@ -92,7 +92,7 @@ def test_a_pool_too_small_for_the_sequence_serves_it_and_little_is_held(
         held.append(pool.num_pages - pool.free)
         written += [row.computed for row in small.scheduler._running]
     assert max(held) <= HELD < -(-max(written) // PAGE) and max(written) == 119
-    assert max(held[-50:]) <= Kind(WINDOW).most(10**6, PAGE), (
+    assert max(held[-50:]) <= CacheGroup(WINDOW).max_resident(10**6, PAGE), (
         "while it generates, no chunk is to come"
     )
     Outcome.of(deltas, "a").assert_like(Outcome.of(collect(kept, [request("a", prompt(60))]), "a"))
@@ -102,7 +102,7 @@ def test_a_crowd_that_is_preempted_gets_the_same_as_each_alone(
     windowed: MakeEngine, kept: Engine
 ) -> None:
     engine = windowed(pages=HELD)
-    engine.scheduler.forecast = Optimist()
+    engine.scheduler.estimator = Optimist()
     requests = [
         request(str(i), prompt(length, seed=i)) for i, length in enumerate((3, 5, 2, 7, 50))
     ]
@@ -120,8 +120,8 @@ def test_random_traffic_gives_every_request_what_it_gets_alone_with_all_pages_ke
     windowed: MakeEngine, seed: int
 ) -> None:
     crowded = reading_words(windowed(pages=2 * (HELD + 1), max_model_len=96, max_num_seqs=8))
-    crowded.scheduler.forecast = Optimist()
-    alone = {"async_scheduling": False, "enable_prefix_caching": False} | KEPT
+    crowded.scheduler.estimator = Optimist()
+    alone = {"async_scheduling": False, "enable_prefix_caching": False} | HISTORY
     quiet, wide = reading_words(windowed(max_num_seqs=1, **alone)), reading_words(windowed(**alone))
     assert min(compare(crowded, quiet, wide, seed, widest=2)) > 0
 
@@ -182,7 +182,7 @@ def test_choices_and_beams_are_those_of_an_engine_that_keeps_all_pages(
         for i, length in enumerate((37, 60))
     ]
     engine = windowed(pages=4 * (HELD + 1))
-    engine.scheduler.forecast = Optimist()
+    engine.scheduler.estimator = Optimist()
     found, expected = collect(engine, requests), collect(kept, requests)
     for one in requests:
         for index in range(one.params.n):
@@ -209,7 +209,7 @@ def test_a_page_that_is_lost_in_any_pool_is_found_out_and_all_pools_start_over(
 @pytest.mark.slow
 def test_pages_of_8_bits_are_given_back_with_their_scales(windowed: MakeEngine) -> None:
     small = windowed(pages=2 * HELD, kv_cache_dtype="fp8")
-    kept = windowed(kv_cache_dtype="fp8", **KEPT)
+    kept = windowed(kv_cache_dtype="fp8", **HISTORY)
     requests = [request(str(i), prompt(40 + i, seed=i)) for i in range(3)]
     found, expected = collect(small, requests), collect(kept, requests)
     for one in requests:

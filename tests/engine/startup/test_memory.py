@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxllm import models
-from jaxllm.cache.pool import Kind
+from jaxllm.cache.pool import CacheGroup
 from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.engine.engine import Engine
 from jaxllm.engine.scheduling.buckets import Buckets
@@ -397,7 +397,7 @@ def test_short_requests_lack_no_window_unless_windows_have_a_third_and_the_longe
     need = replace(HYBRID, max_model_len=length, windows=(None, window), more_bytes=(size * 2**20,))
     first, held = need.held
     assert need.more_pages(first) == (held,)
-    pages, steady = first + beyond, Kind(window, tile=need.tile).steady(need.page_size)
+    pages, steady = first + beyond, CacheGroup(window, tile=need.tile).decode_bound(need.page_size)
     (more,) = need.more_pages(pages)
     at_once = min(need.max_num_seqs, pages // short)
     assert steady is not None
@@ -433,8 +433,8 @@ def test_as_many_pages_are_made_as_their_bytes_hold(
 def test_what_a_step_reads_and_writes_fits_the_pages_that_a_request_holds_at_once(
     window: int, tile: int, chunk: int, size: int, position: int
 ) -> None:
-    kind = Kind(window, chunk, tile)
-    behind, held = kind.behind(position, size), kind.most(10**6, size)
+    kind = CacheGroup(window, chunk, tile)
+    behind, held = kind.out_of_window(position, size), kind.max_resident(10**6, size)
     first = max(0, position - window + 1)
     assert behind * size <= first // tile * tile, "a tile that is partly seen is held"
     assert (behind + held) * size >= position + chunk

@@ -1,0 +1,156 @@
+"""Which pages hold the start of a request: those of other choices of its prompt, and those of the
+prefix indexes. Imports no jax."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+
+from jaxllm.cache.pool import PagePool
+from jaxllm.engine.scheduling.plan import Chunk
+from jaxllm.engine.scheduling.prompt_sharing import SharedPages, find_shared_pages
+from jaxllm.engine.scheduling.request import PageTable, Request
+
+
+class PrefixLookup:
+    """Finds pages in the indexes of a model's pools, one per cache group. Allocates nothing.
+
+    Unless `shared`, a request finds in index and host memory only what choices of its own prompt
+    have computed.
+    """
+
+    def __init__(self, pools: Sequence[PagePool]):
+        self.pools, self.page_size = pools, pools[0].page_size
+        self.indexes = tuple(pool.index for pool in pools if pool.index is not None)
+        if len(self.indexes) not in (0, len(pools)):
+            raise ValueError("either every pool of a model has a prefix index or none")
+        self.shared = True
+
+    def hash_pages(self, request: Request, end: int) -> None:
+        """Complete the request's hashes up to token `end`; each page is hashed once in its life."""
+        start = len(request.hashes) * self.page_size
+        if self.indexes and end - start >= self.page_size:
+            members = [request] if request.sharing is None else request.sharing.members
+            owner = None if self.shared else members[0].id
+            root = (
+                None
+                if request.hashes
+                else self.indexes[0].root(request.cache_salt, request.adapter, owner)
+            )
+            self.indexes[0].extend(request.hashes, request.tokens(start, end), root)
+
+    def reusable(
+        self, request: Request, newest: Chunk | None
+    ) -> tuple[tuple[PageTable, ...], int, SharedPages | None]:
+        """Pages that hold the start of the request's known tokens, the number of these tokens, and
+        the member that shares them, if one does.
+
+        A page that is held in part is shared for reading only. Where a token is still to be
+        written, whole pages are shared. Pages of members come before those of the index, since
+        they take nothing from the pool: beam searches count on holding their prompt once.
+        """
+        tokens = request.num_tokens
+        # What is to be scored must be computed
+        scored = request.scored >= request.score_end
+        shared = find_shared_pages(request, newest, self.pools) if scored else None
+        if shared is None:
+            count, hits = self._indexed_prefix(request, newest)
+            return hits, count * self.page_size, None
+        lender = shared.lender
+        if len(request.hashes) < shared.tokens // self.page_size:
+            request.hashes = lender.hashes[: shared.tokens // self.page_size]
+        pages = self.pools[0].pages_for(shared.tokens)
+        count, hits = self._indexed_prefix(request, newest) if shared.tokens < tokens else (0, ())
+        if count <= pages:
+            position = min(shared.tokens, tokens - 1)
+            tables = tuple(
+                PageTable(table.pages[:pages], pool.out_of_window(position))
+                for table, pool in zip(lender.tables, self.pools, strict=True)
+            )
+            return tables, shared.tokens, shared
+        for own, table in zip(hits, lender.tables, strict=True):
+            own.pages[own.out_of_window : pages] = table.pages[own.out_of_window : pages]
+        return hits, count * self.page_size, shared
+
+    def _indexed_prefix(
+        self, request: Request, newest: Chunk | None
+    ) -> tuple[int, tuple[PageTable, ...]]:
+        """The longest indexed prefix of the request's known tokens, in pages, and its pages.
+
+        The last token is left out. Every group must have the pages that later tokens see. Pages
+        that earlier chunks of this very step fill count too: a step writes the KV of all its
+        tokens, layer by layer, before it attends. Pages of the newest chunk are not registered,
+        since it may still be cut. It will not be once another request follows, so they are compared
+        by hash here.
+        """
+        tables = tuple(PageTable() for _ in self.pools)
+        if not self.indexes:
+            return 0, tables
+        self.hash_pages(request, request.num_tokens)
+        if request.scored < request.score_end:
+            return 0, tables  # what is to be scored must be computed
+        if newest is not None:
+            self.hash_pages(newest.request, newest.start + newest.length)
+        count = (request.num_tokens - 1) // self.page_size
+        for group, pool in enumerate(self.pools):
+            if pool.group.window is None:
+                tables[group].pages = self._longest_prefix(group, request, newest, count)
+                count = len(tables[group].pages)
+        if any(pool.group.window is not None for pool in self.pools):
+            count = self._prefix_within_windows(request, newest, count)
+            for group, (pool, table) in enumerate(zip(self.pools, tables, strict=True)):
+                start = table.out_of_window = pool.out_of_window(count * self.page_size)
+                seen = (self._find_page(group, request, newest, i) for i in range(start, count))
+                table.pages = [0] * start + [page for page in seen if page is not None]
+        return count, tables
+
+    def _longest_prefix(
+        self, group: int, request: Request, newest: Chunk | None, limit: int
+    ) -> list[int]:
+        """Pages of the longest prefix of which every page is there, at most `limit`."""
+        hits = self.indexes[group].match(request.hashes, limit)
+        if newest is not None and len(hits) >= newest.start // self.page_size:
+            for i in range(len(hits), min(limit, (newest.start + newest.length) // self.page_size)):
+                page = self._find_page(group, request, newest, i)
+                if page is None:
+                    break
+                hits.append(page)
+        return hits
+
+    def _prefix_within_windows(self, request: Request, newest: Chunk | None, count: int) -> int:
+        """The longest prefix in pages, at most `count`, of which every group with a window has what
+        the next token sees."""
+        size, hashes = self.page_size, request.hashes
+        unregistered = (
+            range(newest.start // size, (newest.start + newest.length) // size)
+            if newest is not None
+            else range(0)
+        )
+        windowed = [group for group, pool in enumerate(self.pools) if pool.group.window is not None]
+        turn, settled = 0, 0  # how many groups in a row agree with `count`
+        while settled < len(windowed):
+            group = windowed[turn]
+            first, find = self.pools[group].out_of_window(count * size), self.indexes[group].find
+            # Without the first page none of the others is of use, so a look-up per window is
+            # enough where there is nothing
+            for i in chain(range(first, count)[:1], range(count - 1, first, -1)):
+                if find(hashes[i]) is None and not (
+                    i in unregistered and self._find_page(group, request, newest, i) is not None
+                ):
+                    count, settled = i, 0
+                    break
+            else:
+                settled, turn = settled + 1, (turn + 1) % len(windowed)
+        return count
+
+    def _find_page(self, group: int, request: Request, newest: Chunk | None, i: int) -> int | None:
+        """The page that holds page i of the request's tokens, or will after this step."""
+        page = self.indexes[group].find(request.hashes[i])
+        if page is None and newest is not None:
+            owner, size = newest.request, self.page_size
+            if (
+                newest.start // size <= i < (newest.start + newest.length) // size
+                and request.hashes[i] == owner.hashes[i]
+            ):
+                return owner.tables[group].pages[i]
+        return page
