@@ -39,13 +39,14 @@ def main(argv: list[str] | None = None, command: tuple[str, ...] | None = None) 
 
 def run(options: Options, command: tuple[str, ...] | None = None) -> int:
     """Checks first, from the cheapest on; nothing is loaded before all of them hold."""
-    from jaxllm.server.engine.client import ENGINE_COMMAND
-    from jaxllm.server.lifecycle import bind, find_model, serve
+    from jaxllm.server.engine.connection import ENGINE_COMMAND
+    from jaxllm.server.lifecycle import find_model, serve
+    from jaxllm.server.transport.sockets import bind
 
     check_generation_config(options.generation_config)
     if options.chat_template is not None:
         template_text(options.chat_template)
-    with bind(options) as sock:
+    with bind(options.host, options.port, options.uds) as sock:
         model_dir = find_model(options)
         if "--trust-remote-code" in sys.argv:
             logging.getLogger("jaxllm.server").warning(

@@ -44,8 +44,8 @@ class Routes:
         """200 while the engine is idle or makes progress; 503 when it is dead or has stalled. Never
         asks the engine."""
         client, stats = self._server_state.client, self._server_state.client.stats
-        silence = client.silence()
-        state = "ok" if client.alive else "dead"
+        silence = client.seconds_without_step()
+        state = "ok" if client.alive else self._absence()
         if client.alive and silence > self._server_state.settings.stall_seconds:
             state = "stalled"
         body = {
@@ -61,12 +61,15 @@ class Routes:
         server_state = self._server_state
         state = "ready"
         if not server_state.client.alive:
-            state = "dead"
+            state = self._absence()
         elif server_state.draining:
             state = "draining"
         elif server_state.client.choices >= server_state.client.capacity:
             state = "full"
         return Json({"status": state}, 200 if state == "ready" else 503)
+
+    def _absence(self) -> str:
+        return "restarting" if self._server_state.client.restarting else "dead"
 
     async def version(self, request: Request) -> Response:
         """The version of jaxllm."""
@@ -78,12 +81,12 @@ class Routes:
 
     async def start_profile(self, request: Request) -> Response:
         """Begin a trace of the engine process."""
-        await self._server_state.client.ask(Profile(True))
+        await self._server_state.client.run_command(Profile(True))
         return Response()
 
     async def stop_profile(self, request: Request) -> Response:
         """End it and wait until it is written."""
-        await self._server_state.client.ask(Profile(False))
+        await self._server_state.client.run_command(Profile(False))
         return Response()
 
     async def reset_prefix_cache(self, request: Request) -> Response:
@@ -94,7 +97,7 @@ class Routes:
             raise bad_request(
                 "reset_running_requests must be true or false", "reset_running_requests"
             )
-        await self._server_state.client.ask(ResetPrefixes(running in ("true", "1")))
+        await self._server_state.client.run_command(ResetPrefixes(running in ("true", "1")))
         return Response()
 
     async def models(self, request: Request) -> Response:

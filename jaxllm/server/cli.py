@@ -118,6 +118,7 @@ class Options:
     port: int
     uds: str | None
     shutdown_timeout: float
+    max_engine_restarts: int
     log_level: str
     log_stats: bool
     chat_template: str | None
@@ -249,6 +250,12 @@ def _server_flags(group: Any) -> None:
         default=60.0,
         help="seconds without a step after which /health says 503",
     )
+    group.add_argument(
+        "--max-engine-restarts",
+        type=integer,
+        default=3,
+        help="restarts in a row of an engine process that dies; 0 ends the server instead",
+    )
 
 
 def _security_flags(group: Any) -> None:
@@ -357,7 +364,12 @@ def parse(argv: list[str], environ: Mapping[str, str]) -> Options:
 def _options(args: argparse.Namespace, environ: Mapping[str, str]) -> Options:
     if not 0 <= args.port <= 65535:
         raise ConfigError(f"--port must be in [0, 65535], got {args.port}")
-    for name, least in {"max_body_size": 1, "shutdown_timeout": 0, "stall_timeout": 1}.items():
+    for name, least in {
+        "max_body_size": 1,
+        "shutdown_timeout": 0,
+        "stall_timeout": 1,
+        "max_engine_restarts": 0,
+    }.items():
         if not least <= getattr(args, name) < math.inf:
             raise ConfigError(
                 f"--{name.replace('_', '-')} must be a number from {least}, got {getattr(args, name)}"
@@ -397,6 +409,7 @@ def _options(args: argparse.Namespace, environ: Mapping[str, str]) -> Options:
         port=args.port,
         uds=args.uds,
         shutdown_timeout=args.shutdown_timeout,
+        max_engine_restarts=args.max_engine_restarts,
         log_level=args.log_level,
         log_stats=not args.disable_log_stats,
         chat_template=args.chat_template,

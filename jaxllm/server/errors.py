@@ -6,7 +6,6 @@ import re
 
 MAX_MESSAGE = 1000
 MAX_ECHO = 200
-RETRY_HEADERS = {"retry-after": "1", "x-should-retry": "true"}
 
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]{4,}")
 _PATH = re.compile(r"(?<![\w/:.])(?:/[\w.@+~-]+){2,}/?")
@@ -62,9 +61,10 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
     return ApiError(400, message, param=param, code=code)
 
 
-def overloaded(message: str, code: str | None = None) -> ApiError:
-    """A 503 that tells the client to come back."""
-    return ApiError(503, message, code=code, headers=RETRY_HEADERS)
+def overloaded(message: str, code: str | None = None, retry_after: int = 1) -> ApiError:
+    """A 503 that asks the client to try again after so many seconds."""
+    headers = {"retry-after": str(retry_after), "x-should-retry": "true"}
+    return ApiError(503, message, code=code, headers=headers)
 
 
 def shutting_down() -> ApiError:

@@ -13,7 +13,7 @@ import orjson
 
 from jaxllm.messages import GenerateRequest
 from jaxllm.sampling.options import OPTIONS, default_of
-from jaxllm.server.engine.client import Stream
+from jaxllm.server.engine.streams import Stream
 from jaxllm.server.errors import ApiError, server_error
 from jaxllm.server.openai.bodies import ClientGone, unless_gone, until_gone
 from jaxllm.server.openai.replies import (
@@ -88,7 +88,7 @@ class Generate:
         self, request: CompletionRequest | ChatRequest, gone: asyncio.Future[None], send: Any
     ) -> None:
         server_state = self._server_state
-        server_state.client.check_room(self.choices(request))
+        server_state.client.check_capacity(self.choices(request))
         id = secrets.token_hex(16)
         wanted, shown = await unless_gone(gone, self._prepare(id, request))
         names = NamelessTokens() if request.nameless else server_state.names
@@ -103,7 +103,7 @@ class Generate:
             )
         stream = server_state.client.submit(wanted)
         if request.structure is not None:
-            stream.names["structured_outputs"] = request.structure.field
+            stream.field_names["structured_outputs"] = request.structure.field
         gone.add_done_callback(
             lambda _: stream.fail(ClientGone()) if not gone.cancelled() else None
         )
@@ -263,7 +263,7 @@ def asked(request: Generation) -> str:
 async def send_whole(stream: Stream, reply: Reply, send: Any) -> None:
     """Collect everything, then one JSON reply. Raises the request's ApiError."""
     while not stream.done:
-        for prompt, delta in await stream.next():
+        for prompt, delta in await stream.next_deltas():
             reply.add(prompt, delta)
     body = (
         await asyncio.to_thread(lambda: orjson.dumps(reply.whole()))
@@ -284,7 +284,7 @@ async def send_stream(stream: Stream, reply: Reply, usage_at_end: bool, send: An
     begun = False
     try:
         while not stream.done:
-            ready = await stream.next()
+            ready = await stream.next_deltas()
             if large(ready):
                 data = await asyncio.to_thread(reply.all_events, ready)
             else:
@@ -294,7 +294,7 @@ async def send_stream(stream: Stream, reply: Reply, usage_at_end: bool, send: An
                 begun = True
             if stream.done:
                 data += (reply.usage_event() if usage_at_end else b"") + DONE
-            stream.sending()
+            stream.begin_write()
             await send({"type": "http.response.body", "body": data, "more_body": not stream.done})
     except ClientGone:
         raise

@@ -21,7 +21,7 @@ from jaxllm.messages import EngineStats, RequestTimes, TextDelta
 from jaxllm.metrics import COUNTERS, GAUGES
 
 if TYPE_CHECKING:
-    from jaxllm.server.engine.client import Entry
+    from jaxllm.server.engine.streams import InFlight
 
 FINISH_REASONS = ("stop", "length", "abort", "error", "tool_calls")
 REFUSALS = ("queue_full", "grammar_queue_full", "invalid")
@@ -157,7 +157,7 @@ class Metrics(Collector):
         }
         self._finished: Counter[str] = Counter()
         self._refused: Counter[str] = Counter()
-        self.unknown_fields = 0
+        self.unknown_fields = self._failed_steps = self._restarts = 0
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
@@ -165,38 +165,46 @@ class Metrics(Collector):
         """The reply to a scrape."""
         return generate_latest(self._registry)
 
-    def delta(self, entry: Entry, delta: TextDelta, now: float) -> None:
+    def delta(self, entry: InFlight, delta: TextDelta, now: float) -> None:
         """A delta has come at `now` (time.monotonic)."""
         tokens = len(delta.token_ids)
         if tokens:
-            last = entry.last.get(delta.index)
+            last = entry.last_delta.get(delta.index)
             if last is None:
-                self._observe("vllm:time_to_first_token_seconds", now - entry.began)
+                self._observe("vllm:time_to_first_token_seconds", now - entry.submitted)
             else:
                 self.histograms["vllm:inter_token_latency_seconds"][1].observe(
                     (now - last) / tokens, tokens
                 )
-            entry.last[delta.index] = now
+            entry.last_delta[delta.index] = now
             entry.tokens[delta.index] = entry.tokens.get(delta.index, 0) + tokens
         if delta.finish_reason is not None:
             self._finish(entry, delta, now)
 
-    def aborted(self, entry: Entry) -> None:
+    def aborted(self, entry: InFlight) -> None:
         """A request was taken out before its end."""
-        self._finished["abort"] += entry.open
+        self._finished["abort"] += entry.open_choices
+
+    def step_failed(self) -> None:
+        """A step of the engine failed."""
+        self._failed_steps += 1
+
+    def engine_restarted(self) -> None:
+        """Another engine process is being started."""
+        self._restarts += 1
 
     def refused(self, reason: str) -> None:
         """A request was not admitted."""
         self._refused[reason if reason in REFUSALS else "invalid"] += 1
 
-    def _finish(self, entry: Entry, delta: TextDelta, now: float) -> None:
+    def _finish(self, entry: InFlight, delta: TextDelta, now: float) -> None:
         reason = delta.finish_reason if delta.finish_reason in FINISH_REASONS else "error"
         self._finished[reason] += 1
         generated = entry.tokens.get(delta.index, 0)
-        self._observe("vllm:e2e_request_latency_seconds", now - entry.began)
+        self._observe("vllm:e2e_request_latency_seconds", now - entry.submitted)
         self._observe("vllm:request_prompt_tokens", len(entry.request.prompt_token_ids))
         self._observe("vllm:request_generation_tokens", generated)
-        if entry.open == 1:  # the last choice of the request
+        if entry.open_choices == 1:  # the last choice of the request
             self._observe(
                 "vllm:request_max_num_generation_tokens", max(entry.tokens.values(), default=0)
             )
@@ -229,10 +237,14 @@ class Metrics(Collector):
             gauge.add_metric(self._labels, getattr(stats, field))
             yield gauge
         counts = {name: (help, getattr(stats, field)) for name, (help, field) in COUNTERS.items()}
-        counts["jaxllm:unknown_request_fields"] = (
-            "Fields of requests that this server does not know.",
-            self.unknown_fields,
-        )
+        counts |= {
+            "jaxllm:unknown_request_fields": (
+                "Fields of requests that this server does not know.",
+                self.unknown_fields,
+            ),
+            "jaxllm:engine_step_failures": ("Steps that failed.", self._failed_steps),
+            "jaxllm:engine_restarts": ("Restarts of the engine process.", self._restarts),
+        }
         for name, (help, count) in counts.items():
             counter = CounterMetricFamily(name, help, labels=names)
             counter.add_metric(self._labels, count)

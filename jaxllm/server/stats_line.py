@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
+from jaxllm.messages import EngineStats
 from jaxllm.server.state import ServerState
 
 INTERVAL = 10.0
@@ -18,6 +19,8 @@ async def log_stats(server_state: ServerState) -> None:
     while True:
         await asyncio.sleep(INTERVAL)
         now = server_state.client.stats
+        if now.steps < before.steps:  # another engine process
+            before = EngineStats()
         if now.steps != before.steps or server_state.client.in_flight:
             hits, queries = (
                 now.prefix_hits - before.prefix_hits,

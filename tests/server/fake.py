@@ -28,6 +28,7 @@ from jaxllm.messages import (
     TokenLogprobs,
 )
 from jaxllm.tokenizer import Tokenizer
+from tests.server.stuck import never_return
 
 RESOLVED = Resolved(
     model_dir="fake",
@@ -148,6 +149,9 @@ class FakeEngine:
     def step(self) -> list[TextDelta]:
         self._control.go.wait()
         if self._control.fail_step is not None:
+            self._jobs.clear()  # the engine starts over
+            with self._control.changed:
+                self._control.running.clear()
             raise RuntimeError(self._control.fail_step)
         deltas = [
             self._advance(job, index)
@@ -258,7 +262,7 @@ def prompt_scores(prompt: list[int], top: int | None) -> PromptLogprobs | None:
 def make(
     control: Control, tokenizer: Tokenizer | None, gate: pathlib.Path | None = None
 ) -> Callable[..., tuple[FakeEngine, dict[str, float]]]:
-    """A factory for `core.EngineProcess`. Loading lasts until the other end of `gate`, a named
+    """A factory for `process.EngineProcess`. Loading lasts until the other end of `gate`, a named
     pipe, is closed."""
 
     def factory(
@@ -266,6 +270,8 @@ def make(
     ) -> tuple[FakeEngine, dict[str, float]]:
         if gate is not None:
             gate.read_bytes()
+        if os.environ.get("STUCK_TOKENIZER") == "held" and config.max_model_len is None:
+            never_return(holding_the_lock=True)
         on_phase("Loading nothing", 0.0)
         return FakeEngine(config, control, tokenizer), {"Loading nothing": 0.0}
 

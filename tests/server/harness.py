@@ -49,14 +49,14 @@ class Running:
         self._server: HttpServer
         self.server_state: ServerState
         self.loop: asyncio.AbstractEventLoop
-        self.core_socket: socket.socket
+        self.engine_socket: socket.socket
 
     def __enter__(self) -> Self:
         ours, theirs = socket.socketpair()
-        self.core_socket = theirs
-        self._core = threading.Thread(target=EngineProcess(theirs, self.factory()).run)
+        self.engine_socket = theirs
+        self._engine = threading.Thread(target=EngineProcess(theirs, self.factory()).run)
         self.http = threading.Thread(target=lambda: asyncio.run(self._serve(ours)))
-        self._core.start()
+        self._engine.start()
         self.http.start()
         assert self._up.wait(60)
         return self
@@ -69,9 +69,9 @@ class Running:
         self.control.go.set()
         self._server.should_exit = True
         self.http.join(60)
-        self._core.join(60)
+        self._engine.join(60)
         assert not self.http.is_alive()
-        assert not self._core.is_alive()
+        assert not self._engine.is_alive()
 
     async def _serve(self, ours: socket.socket) -> None:
         self.loop = asyncio.get_running_loop()
@@ -149,6 +149,14 @@ class Open:
     def line(self) -> bytes:
         """The next line of the reply."""
         return self._reader.readline()
+
+    def answer(self) -> Answer:
+        """The whole reply, which must say its length; the connection stays open."""
+        status, headers = self.status(), {}
+        while line := self.line().strip():
+            name, _, value = line.decode().partition(":")
+            headers[name.lower()] = value.strip()
+        return Answer(status, headers, self._reader.read(int(headers["content-length"])))
 
     def rest(self) -> bytes:
         """Everything until the server closes the connection."""

@@ -19,7 +19,8 @@ from typing import Any, Self
 import pytest
 
 from jaxllm.server.cli import parse
-from jaxllm.server.lifecycle import MAX_FILES, allow_files, announce, bind
+from jaxllm.server.lifecycle import announce
+from jaxllm.server.transport.sockets import MAX_FILES, bind, raise_file_limit
 from tests.server.harness import Open
 
 BODY = {"model": "m", "prompt": [1, 2, 3], "ignore_eos": True, "max_tokens": 50}
@@ -35,6 +36,7 @@ class Process:
         *flags: str,
         frozen: bool = False,
         gate: pathlib.Path | None = None,
+        stuck: str = "",
     ):
         self._pid_file = tmp / "engine.pid"
         environ = (
@@ -44,6 +46,8 @@ class Process:
         )
         if gate is not None:
             environ["FAKE_ENGINE_GATE"] = str(gate)
+        if stuck:
+            environ["STUCK_TOKENIZER"] = stuck
         command = [
             sys.executable,
             "-m",
@@ -131,8 +135,8 @@ def launch(model_dir: pathlib.Path, tmp_path: pathlib.Path) -> Iterator[Any]:
     """Starts processes and ends them."""
     started: list[Process] = []
 
-    def start(*flags: str, frozen: bool = False, gate: pathlib.Path | None = None) -> Process:
-        started.append(Process(model_dir, tmp_path, *flags, frozen=frozen, gate=gate))
+    def start(*flags: str, **options: Any) -> Process:
+        started.append(Process(model_dir, tmp_path, *flags, **options))
         return started[-1]
 
     yield start
@@ -228,15 +232,117 @@ def test_a_second_signal_does_not_wait(launch: Any) -> None:
     assert gone(engine)
 
 
-def test_the_engines_death_ends_the_server_after_its_replies(launch: Any) -> None:
-    server = launch(frozen=True).up()
+def test_a_dead_engine_is_restarted_while_the_server_answers(
+    launch: Any, tmp_path: pathlib.Path
+) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    server = launch(frozen=True, gate=gate)
+    gate.write_bytes(b"")  # the engine may load
+    server.up()
+    first = server.engine
+    with server.begin() as whole, server.begin(stream=True) as stream:
+        server.busy()
+        os.kill(first, signal.SIGKILL)
+        for ended in (whole.answer(), stream.answer()):
+            assert (ended.status, ended.error["type"]) == (500, "server_error")
+    server.says("the engine process died")
+    for path in ("/health", "/ready"):
+        status, body = server.get(path)
+        assert (status, json.loads(body)["status"]) == (503, "restarting")
+    with server.begin() as refused:
+        answer = refused.answer()
+        assert (answer.status, answer.error["code"]) == (503, "engine_down")
+        assert int(answer.headers["retry-after"]) >= 1
+    gate.write_bytes(b"")
+    server.says("the engine serves again")
+    assert server.engine != first
+    os.kill(server.engine, signal.SIGUSR1)
+    assert server.get("/health")[0] == server.get("/ready")[0] == 200
+    with server.begin() as again:
+        assert again.status() == 200
+    restarts = b'jaxllm:engine_restarts_total{engine="0",model_name="m"} 1.0'
+    assert restarts in server.get("/metrics")[1]
+    server.process.send_signal(signal.SIGTERM)
+    assert server.ended() == 0
+
+
+def test_an_engine_that_dies_again_and_again_ends_the_server(launch: Any) -> None:
+    server = launch("--max-engine-restarts", "1").up()
+    os.kill(server.engine, signal.SIGKILL)
+    server.says("the engine serves again")
+    os.kill(server.engine, signal.SIGKILL)
+    assert server.ended() == 1
+    assert "not restarted again" in server.log
+    assert "Traceback" not in server.log
+
+
+def test_without_restarts_the_engines_death_ends_the_server_after_its_replies(launch: Any) -> None:
+    server = launch("--max-engine-restarts", "0", frozen=True).up()
     with server.begin() as whole:
         server.busy()
         os.kill(server.engine, signal.SIGKILL)
-        assert whole.status() == 500
-        assert b"server_error" in whole.rest()
+        ended = whole.answer()
+        assert (ended.status, ended.error["type"]) == (500, "server_error")
     assert server.ended() == 1
     assert "the engine process died" in server.log
+
+
+def test_a_signal_during_a_restart_ends_everything(launch: Any, tmp_path: pathlib.Path) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    server = launch(gate=gate)
+    gate.write_bytes(b"")
+    os.kill(server.up().engine, signal.SIGKILL)
+    with gate.open("wb"):  # opens when the next engine loads
+        engine = server.engine
+        server.process.send_signal(signal.SIGTERM)
+        assert server.ended() == 1
+        assert gone(engine)
+    assert "Traceback" not in server.log
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("lock", ["held", "released"])
+def test_a_signal_ends_a_start_that_is_stuck_in_the_tokenizers_library(
+    launch: Any, lock: str, number: int, tmp_path: pathlib.Path
+) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    server = launch("--no-skip-tokenizer-init", stuck=lock, gate=gate)
+    server.says("loading the tokenizer")
+    engine = server.engine  # stuck in the same library when the lock is held
+    server.process.send_signal(number)
+    assert server.ended(20) == -number
+    await_gone(engine)
+
+
+def test_what_the_engine_refuses_ends_a_start_that_is_stuck_in_the_tokenizers_library(
+    launch: Any, tmp_path: pathlib.Path
+) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    flags = ("--no-skip-tokenizer-init", "--max-model-len", "-7")
+    server = launch(*flags, stuck="released", gate=gate)
+    assert server.ended(20) == 1
+    assert "--max-model-len must be at least 1" in server.log.splitlines()[-1]
+
+
+def test_a_signal_ends_the_first_process_of_a_container_too() -> None:
+    code = """if True:
+        import signal
+        from jaxllm.server.signals import end_on
+        from tests.server.stuck import never_return
+        end_on(signal.SIGTERM, first_process=True)
+        print("ready", flush=True)
+        never_return(holding_the_lock=True)
+    """
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == signal.SIGTERM
 
 
 def test_the_engine_does_not_outlive_the_server(launch: Any) -> None:
@@ -339,7 +445,7 @@ def test_a_token_is_sent_at_once_and_not_held_back_until_the_one_before_is_ackno
         await writer.wait_closed()
 
     async def connect() -> None:
-        sock = bind(parse(["--model", "m", "--host", "127.0.0.1", "--port", "0"], {}))
+        sock = bind("127.0.0.1", 0, None)
         async with await asyncio.start_server(accept, sock=sock):
             reader, writer = await asyncio.open_connection(*sock.getsockname())
             await reader.read()
@@ -356,7 +462,10 @@ def test_the_line_that_says_where_it_serves_names_routes_that_are_there(
     options = parse(
         ["--model", "m", "--host", "127.0.0.1", "--port", "0", "--root-path", "/api"], {}
     )
-    with bind(options) as sock, caplog.at_level("INFO", logger="jaxllm.server"):
+    with (
+        bind(options.host, options.port, options.uds) as sock,
+        caplog.at_level("INFO", logger="jaxllm.server"),
+    ):
         announce(options, sock)
         assert f"http://127.0.0.1:{sock.getsockname()[1]} (" in caplog.text
     assert "which a proxy shows under /api/v1" in caplog.text
@@ -367,7 +476,7 @@ def test_a_server_takes_more_connections_than_a_shell_lets_it() -> None:
     most = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most - 1, hard))
-        allow_files()
+        raise_file_limit()
         assert resource.getrlimit(resource.RLIMIT_NOFILE) == (most, hard)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

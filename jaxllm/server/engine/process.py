@@ -1,14 +1,15 @@
 """The engine process: `python -m jaxllm.server.engine.process --fd N`. A reader thread feeds a
 queue; this loop turns the engine.
 
-It ends when told to, when the HTTP process goes away (end of file), or when the engine fails; there
-is no other state.
+It ends when told to, when the HTTP process goes away (end of file), or when the engine fails
+repeatedly.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import gc
 import os
 import queue
@@ -37,6 +38,7 @@ from jaxllm.server.engine.wire import (
     Rejected,
     ResetPrefixes,
     Start,
+    StepFailed,
     Stop,
     ToEngine,
     ToServer,
@@ -47,7 +49,9 @@ from jaxllm.server.errors import sanitize
 
 IDLE_SECONDS = 1.0  # without a message before an idle engine checks itself
 CHECK_SECONDS = 60.0  # between two checks, at least
+MAX_FAILED_STEPS = 3  # without a finished request in between
 HANDLING = 20e-3  # seconds that requests which came together may hold up the next step
+PR_SET_PDEATHSIG = 1  # of prctl(2)
 ORPHAN_GRACE = 20.0  # seconds a step may still take after the HTTP process has gone
 
 
@@ -96,6 +100,7 @@ class EngineProcess:
         self._grace = 0.0
         # SimpleQueue.get may wait for ever for a timeout of a few µs (CPython 3.12)
         self._inbox: queue.Queue[Message] = queue.Queue()
+        self._failed_steps = 0  # since a request last finished
         self._sending = threading.Lock()  # phases of the start are told by several threads
         self._profiler = Profiler(None)
         # Steps so far at the last self-check, and when it was (time.monotonic)
@@ -103,7 +108,7 @@ class EngineProcess:
 
     def run(self) -> int:
         """Serve until the end; returns the exit status."""
-        threading.Thread(target=self._read, name="core-reader", daemon=True).start()
+        threading.Thread(target=self._read, name="engine-reader", daemon=True).start()
         try:
             engine = self._start()
             return 0 if engine is None else self._loop(engine)
@@ -152,8 +157,31 @@ class EngineProcess:
                 if message is None or isinstance(message, Stop):
                     return 0
                 self._handle(engine, message)
-            deltas = engine.step() if engine.has_work and not engine.awaits_grammar else []
+            deltas = self._step(engine) if engine.has_work and not engine.awaits_grammar else []
             self._send(Outputs(deltas, engine.stats()))
+
+    def _step(self, engine: ServedEngine) -> list[TextDelta]:
+        """One step. A step that fails ends the engine's requests, and the engine starts over.
+
+        Raises RuntimeError at the last of MAX_FAILED_STEPS without a finished request in between.
+        """
+        try:
+            deltas = engine.step()
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # a panic in native code is no Exception
+            self._failed_steps += 1
+            if self._failed_steps == MAX_FAILED_STEPS:
+                raise RuntimeError(
+                    f"{MAX_FAILED_STEPS} steps failed without a finished request in between; "
+                    f"the last one: {type(error).__name__}: {error}"
+                ) from error
+            traceback.print_exc()
+            self._send(StepFailed())
+            return []
+        if self._failed_steps and any(d.finish_reason in ("stop", "length") for d in deltas):
+            self._failed_steps = 0
+        return deltas
 
     def _arrived(self, engine: ServedEngine) -> Iterator[Message]:
         """Every message that is here, at least one when there is nothing to do before it; those
@@ -268,6 +296,12 @@ def load(
     return Engine.from_config(config, report=report), dict(report.seconds)
 
 
+def die_with_parent(wanted: bool) -> None:
+    """Whether Linux kills this process when its parent ends; elsewhere nothing changes."""
+    with contextlib.suppress(AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL if wanted else 0, 0, 0, 0)
+
+
 def main(argv: list[str] | None = None, factory: Factory = load) -> int:
     """Entry of the process; the socket is inherited as a file descriptor."""
     parser = argparse.ArgumentParser(prog="jaxllm.server.engine.process")
@@ -278,13 +312,22 @@ def main(argv: list[str] | None = None, factory: Factory = load) -> int:
         # The HTTP process decides when this one ends, and lets requests finish before
         signal.signal(number, signal.SIG_IGN)
 
+    def load_engine(
+        config: EngineConfig, on_phase: Callable[[str, float], None]
+    ) -> tuple[ServedEngine, dict[str, float]]:
+        """While it loads, a library may hold Python's lock, and `orphan` would not run."""
+        die_with_parent(True)
+        loaded = factory(config, on_phase)
+        die_with_parent(False)
+        return loaded
+
     def orphan(seconds: float) -> None:
         timer = threading.Timer(seconds, os._exit, (1,))
         timer.daemon = True
         with contextlib.suppress(RuntimeError):  # this process is ending already
             timer.start()
 
-    return EngineProcess(sock, factory, orphan).run()
+    return EngineProcess(sock, load_engine, orphan).run()
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@ length, then msgpack.
 
 Ownership: the HTTP process sends `Start` once, then `Add`, `Abort`, `Profile`, `ResetPrefixes` and
 `Stop`; the engine process answers `Phase`…, `Ready`, then one `Outputs` per step, `Rejected` per
-refused request, `Answered` per `Profile` and `ResetPrefixes`, and `Died` as its last word.
+refused request, `Answered` per `Profile` and `ResetPrefixes`, `StepFailed` after a step that
+failed, and `Died` at its end.
 """
 
 from __future__ import annotations
@@ -100,8 +101,12 @@ class Died(msgspec.Struct, tag=True, frozen=True):
     expected: bool = False
 
 
+class StepFailed(msgspec.Struct, tag=True, frozen=True):
+    """A step failed: the engine started over and has lost every request."""
+
+
 type ToEngine = Start | Add | Abort | Profile | ResetPrefixes | Stop
-type ToServer = Phase | Ready | Outputs | Rejected | Answered | Died
+type ToServer = Phase | Ready | Outputs | Rejected | Answered | StepFailed | Died
 
 
 class Frames[M]:
@@ -139,7 +144,7 @@ def to_engine() -> Frames[ToEngine]:
 
 def to_server() -> Frames[ToServer]:
     """A decoder of what the HTTP process receives."""
-    return Frames(Phase | Ready | Outputs | Rejected | Answered | Died)
+    return Frames(Phase | Ready | Outputs | Rejected | Answered | StepFailed | Died)
 
 
 _encoder = msgspec.msgpack.Encoder()

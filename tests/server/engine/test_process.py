@@ -16,7 +16,7 @@ import pytest
 from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.messages import EngineStats, GenerateRequest, RequestTimes, TextDelta
 from jaxllm.sampling.options import SamplingParams
-from jaxllm.server.engine.process import ORPHAN_GRACE, EngineProcess
+from jaxllm.server.engine.process import MAX_FAILED_STEPS, ORPHAN_GRACE, EngineProcess
 from jaxllm.server.engine.wire import (
     Abort,
     Add,
@@ -29,6 +29,7 @@ from jaxllm.server.engine.wire import (
     Rejected,
     ResetPrefixes,
     Start,
+    StepFailed,
     Stop,
     encode,
     to_engine,
@@ -85,6 +86,7 @@ DELTA = TextDelta(
         ),
         (Rejected("x", "no", "prompt", "code"), to_server),
         (Answered("why"), to_server),
+        (StepFailed(), to_server),
         (Died("why", True), to_server),
     ],
     ids=lambda value: type(value).__name__,
@@ -123,9 +125,9 @@ class Peer:
         self.socket, theirs = socket.socketpair()
         self.socket.settimeout(20)
         self.orphaned: queue.Queue[float] = queue.Queue()
-        self.core = EngineProcess(theirs, make(control, None), self.orphaned.put)
+        self.process = EngineProcess(theirs, make(control, None), self.orphaned.put)
         self.status: list[int] = []
-        self.thread = threading.Thread(target=lambda: self.status.append(self.core.run()))
+        self.thread = threading.Thread(target=lambda: self.status.append(self.process.run()))
         self.thread.start()
         self._frames = to_server()
         self._got: list[Any] = []
@@ -157,7 +159,7 @@ def control() -> Control:
 
 @pytest.fixture
 def peer(control: Control) -> Iterator[Peer]:
-    """A core that is ready."""
+    """An engine process that is ready."""
     peer = Peer(control)
     peer.send(Start(EngineConfig()))
     assert isinstance(peer.next(), Phase)
@@ -199,20 +201,20 @@ def test_an_abort_is_confirmed_by_fresh_stats_even_when_nothing_is_left_to_run(
     assert control.aborted == ["a"]
 
 
-def test_the_core_ends_when_told_to(peer: Peer) -> None:
+def test_the_process_ends_when_told_to(peer: Peer) -> None:
     peer.send(Stop())
     assert peer.next() is None
     assert peer.ended() == 0
 
 
-def test_the_core_ends_when_the_other_side_has_gone(peer: Peer) -> None:
+def test_the_process_ends_when_the_other_side_has_gone(peer: Peer) -> None:
     peer.send(add("a", 1000))
     peer.socket.close()
     assert peer.orphaned.get(timeout=20) == ORPHAN_GRACE
     assert peer.ended() in (0, 1)
 
 
-def test_a_core_that_still_loads_has_no_time_when_the_other_side_has_gone() -> None:
+def test_a_process_that_still_loads_has_no_time_when_the_other_side_has_gone() -> None:
     ours, theirs = socket.socketpair()
     orphaned: queue.Queue[float] = queue.Queue()
 
@@ -260,12 +262,44 @@ def test_phases_that_several_threads_report_at_once_arrive_whole() -> None:
     ]
 
 
-def test_a_failing_step_is_the_last_word_and_says_no_addresses(
+def test_an_engine_whose_step_fails_goes_on(
+    peer: Peer, control: Control, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for turn in range(2 * MAX_FAILED_STEPS):
+        control.fail_step = f"lost at 0xdeadbeef, {turn}"
+        peer.send(add("a"))
+        assert peer.next() == StepFailed()
+        assert not peer.next().deltas
+        control.fail_step = None
+        peer.send(add("b", 1))
+        assert [delta.finish_reason for delta in peer.next().deltas] == ["length"]
+        assert capsys.readouterr().err.count(f"deadbeef, {turn}") == 1
+
+
+def test_an_engine_whose_steps_fail_again_and_again_gives_up_and_says_no_addresses(
     peer: Peer, control: Control, capsys: pytest.CaptureFixture[str]
 ) -> None:
     control.fail_step = "lost at 0xdeadbeef"
-    peer.send(add("a"))
-    assert peer.next() == Died("RuntimeError: lost at 0x…")
+    for turn in range(1, MAX_FAILED_STEPS):
+        peer.send(add(f"a{turn}"))
+        assert peer.next() == StepFailed()
+        assert not peer.next().deltas
+        control.fail_step = None
+        peer.send(add(f"b{turn}", 1000))
+        while not peer.next().deltas:  # a step that finishes nothing is no progress
+            pass
+        peer.send(Abort(f"b{turn}"))
+        while peer.next().stats.running:
+            pass
+        control.fail_step = "lost at 0xdeadbeef"
+    peer.send(add("last"))
+    while isinstance(message := peer.next(), Outputs):
+        pass
+    assert isinstance(message, Died)
+    assert message.reason == (
+        f"RuntimeError: {MAX_FAILED_STEPS} steps failed without a finished request in between; "
+        "the last one: RuntimeError: lost at 0x…"
+    )
     assert peer.next() is None
     assert peer.ended() == 1
     assert "Traceback" in capsys.readouterr().err
@@ -280,7 +314,7 @@ def test_a_configuration_that_cannot_work_is_the_operators_fault() -> None:
     peer.socket.close()
 
 
-def test_malformed_input_ends_the_core_rather_than_hanging_it(
+def test_malformed_input_ends_the_process_rather_than_hanging_it(
     peer: Peer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     peer.socket.sendall(b"\x02\x00\x00\x00\xc1\xc1")
@@ -309,13 +343,13 @@ class Patient:
 def test_the_shortest_patience_ends() -> None:
     here, there = socket.socketpair()
     with here, there:
-        core = EngineProcess(here, lambda config, on_phase: (Patient(), {}))  # type: ignore[arg-type, return-value]
+        process = EngineProcess(here, lambda config, on_phase: (Patient(), {}))  # type: ignore[arg-type, return-value]
 
         def look() -> None:
             for turn in range(20_000):
-                core._inbox.put(Abort("x"))
-                core._inbox.get()
-                list(core._until(time.monotonic() + turn % 50 * 1e-7))
+                process._inbox.put(Abort("x"))
+                process._inbox.get()
+                list(process._until(time.monotonic() + turn % 50 * 1e-7))
 
         looking = threading.Thread(target=look, daemon=True)
         looking.start()
@@ -326,10 +360,10 @@ def test_the_shortest_patience_ends() -> None:
 def test_what_comes_while_somebody_looks_out_is_had_at_once() -> None:
     here, there = socket.socketpair()
     with here, there:
-        core = EngineProcess(here, lambda config, on_phase: (Patient(), {}))  # type: ignore[arg-type, return-value]
-        arriving = core._until(time.monotonic() + 3600)
+        process = EngineProcess(here, lambda config, on_phase: (Patient(), {}))  # type: ignore[arg-type, return-value]
+        arriving = process._until(time.monotonic() + 3600)
         for name in "ab":
-            core._inbox.put(Abort(name))
+            process._inbox.put(Abort(name))
             assert next(arriving) == Abort(name)
 
 
@@ -379,8 +413,8 @@ def test_who_waits_for_a_grammar_holds_up_no_message_and_none_holds_up_the_gramm
     here, there = socket.socketpair()
     here.settimeout(20)
     with here:
-        core = EngineProcess(there, lambda config, on_phase: (engine, {}))  # type: ignore[arg-type, return-value]
-        running = threading.Thread(target=core.run)
+        process = EngineProcess(there, lambda config, on_phase: (engine, {}))  # type: ignore[arg-type, return-value]
+        running = threading.Thread(target=process.run)
         running.start()
         frames, found = to_server(), []
 
@@ -411,11 +445,11 @@ def test_a_message_that_comes_while_the_engine_is_patient_is_there_before_the_ne
     engine, found = Patient(), []
     here, there = socket.socketpair()
     with here, there:
-        core = EngineProcess(here, lambda config, on_phase: (engine, {}))
-        looking = threading.Thread(target=lambda: found.append(list(core._arrived(engine))))
+        process = EngineProcess(here, lambda config, on_phase: (engine, {}))
+        looking = threading.Thread(target=lambda: found.append(list(process._arrived(engine))))
         looking.start()
         assert engine.asked.wait(60)
         for message in (Abort("x"), Stop()):
-            core._inbox.put(message)
+            process._inbox.put(message)
         looking.join(60)
     assert found == [[Abort("x"), Stop()]]

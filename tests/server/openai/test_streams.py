@@ -3,7 +3,6 @@ overload, the engine's death."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import socket
 import threading
@@ -14,8 +13,7 @@ from typing import Any
 import openai
 import pytest
 
-from jaxllm.messages import RequestError, TextDelta
-from jaxllm.server.engine.client import MAX_BACKLOG, Stream
+from jaxllm.messages import RequestError
 from jaxllm.tokenizer import Tokenizer
 from tests.server.fake import Control
 from tests.server.harness import Running
@@ -256,8 +254,8 @@ def test_the_engines_error_for_one_request_is_a_500_or_the_requests_own_fault(
     assert fresh.post("/v1/completions", {"model": "fake", "prompt": "abc"}).status == 200
 
 
-@pytest.mark.parametrize("how", ["step", "socket"])
-def test_the_engines_death_reaches_every_request_and_health(stepped: Stepped, how: str) -> None:
+def broken_stream(stepped: Stepped, break_engine: Callable[[], None]) -> list[bytes]:
+    """The lines of a stream that `break_engine` cuts off; a whole request beside it gets a 500."""
     control = stepped.control
     with (
         stepped.begin("/v1/completions", ENDLESS | {"stream": True}) as streaming,
@@ -266,22 +264,55 @@ def test_the_engines_death_reaches_every_request_and_health(stepped: Stepped, ho
         control.step_until(lambda: len(control.added) == 2)
         control.permits.release(1)
         assert streaming.status() == 200
-        if how == "step":
-            control.fail_step = "device lost at 0xdeadbeef in /usr/lib/python/x.py"
-        else:
-            stepped.core_socket.shutdown(socket.SHUT_RDWR)
+        break_engine()
         control.permits.release(5)
-        lines = []
+        lines: list[bytes] = []
         while not lines or not lines[-1].startswith(b"data: [DONE]"):
             lines.append(streaming.line())
-        last = next(line for line in reversed(lines[:-1]) if line.startswith(b"data: "))
-        assert json.loads(last.removeprefix(b"data: "))["error"]["type"] == "server_error"
-        assert b"deadbeef" not in b"".join(lines)
-        assert b"/usr/lib" not in b"".join(lines)
         assert waiting.status() == 500
-    assert stepped.get("/health").status == 503
-    assert stepped.get("/ready").status == 503
-    assert stepped.post("/v1/completions", {"model": "fake", "prompt": "a"}).status == 500
+        return lines
+
+
+def error_event(lines: list[bytes]) -> Any:
+    """The error in the last event before [DONE]."""
+    last = next(line for line in reversed(lines[:-1]) if line.startswith(b"data: "))
+    return json.loads(last.removeprefix(b"data: "))["error"]
+
+
+def test_the_engines_death_reaches_every_request_and_health(stepped: Stepped) -> None:
+    def cut() -> None:
+        stepped.engine_socket.shutdown(socket.SHUT_RDWR)
+
+    lines = broken_stream(stepped, cut)
+    assert error_event(lines)["type"] == "server_error"
+    for path in ("/health", "/ready"):
+        answer = stepped.get(path)
+        assert (answer.status, answer.json()["status"]) == (503, "dead")
+    refused = stepped.post("/v1/completions", {"model": "fake", "prompt": "a"})
+    assert (refused.status, refused.error["code"]) == (503, "engine_down")
+    assert int(refused.headers["retry-after"]) >= 1
+
+
+def test_a_failed_step_ends_its_requests_alone_and_the_server_goes_on(
+    stepped: Stepped, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> None:
+        stepped.control.fail_step = "device lost at 0xdeadbeef in /usr/lib/python/x.py"
+
+    lines = broken_stream(stepped, fail)
+    assert error_event(lines)["type"] == "server_error"
+    assert b"deadbeef" not in b"".join(lines)
+    assert b"/usr/lib" not in b"".join(lines)
+    stepped.control.fail_step = None
+    stepped.control.permits.release(1000)
+    client = stepped.server_state.client
+    assert (client.in_flight, client.choices) == (0, 0)
+    assert stepped.get("/health").status == stepped.get("/ready").status == 200
+    assert stepped.post("/v1/completions", {"model": "fake", "prompt": "abc"}).status == 200
+    assert b'jaxllm:engine_step_failures_total{engine="0",model_name="fake"} 1.0' in (
+        stepped.get("/metrics").body
+    )
+    assert capfd.readouterr().err.count("deadbeef") == 1, "the reason is logged once"
 
 
 def test_openai_python_raises_on_an_error_within_a_stream(stepped: Stepped) -> None:
@@ -292,7 +323,7 @@ def test_openai_python_raises_on_an_error_within_a_stream(stepped: Stepped) -> N
         assert next(iter(stream)).choices[0].text == "a"
         control.fail_step = "boom"
         control.permits.release(5)
-        with pytest.raises(openai.APIError, match="engine stopped"):
+        with pytest.raises(openai.APIError, match="engine failed"):
             list(stream)
 
 
@@ -301,77 +332,12 @@ def test_health_says_503_when_steps_stop_coming_while_work_waits(stepped: Steppe
     with stepped.begin("/v1/completions", ENDLESS):
         assert stepped.control.saw(lambda: len(stepped.control.added) == 1)
         client = stepped.server_state.client
-        client.last_heard -= 1000
-        next(iter(client._entries.values())).began -= 1000
+        client.last_message -= 1000
+        next(iter(client._in_flight.values())).submitted -= 1000
         answer = stepped.get("/health")
         assert (answer.status, answer.json()["status"]) == (503, "stalled")
         assert answer.json()["last_step_age_s"] > 900
         stepped.control.go.set()
-
-
-class Sink:
-    """In place of a bridge."""
-
-    def __init__(self) -> None:
-        self.aborted = self.reads = 0
-
-    def abort(self, stream: Stream) -> None:
-        self.aborted += 1
-        stream.ids.clear()
-
-
-@pytest.fixture
-def sink() -> Sink:
-    return Sink()
-
-
-@pytest.fixture
-def stream(sink: Sink) -> Stream:
-    """One request's."""
-    stream = Stream(sink)  # type: ignore[arg-type]
-    stream.ids.add("x")
-    return stream
-
-
-MUCH = TextDelta(id="x", index=0, token_ids=[1] * 1000, text="")
-
-
-def test_a_client_that_does_not_read_is_cut_off_before_its_backlog_grows(
-    sink: Sink, stream: Stream
-) -> None:
-    stream.sending()
-    for _ in range(MAX_BACKLOG // 1000 + 2):
-        sink.reads += 1
-        stream.push(0, MUCH)
-    assert sink.aborted == 1
-
-
-def test_what_a_step_says_at_once_is_no_backlog_however_much_it_is(
-    sink: Sink, stream: Stream
-) -> None:
-    for sends in (False, True):
-        sink.reads += 1
-        if sends:
-            stream.sending()
-        for _ in range(MAX_BACKLOG // 500):
-            stream.push(0, MUCH)
-        assert sink.aborted == 0
-        assert len(asyncio.run(stream.next())) == MAX_BACKLOG // 500
-
-
-def test_what_comes_while_the_server_writes_a_reply_is_no_backlog_of_the_clients(
-    sink: Sink, stream: Stream
-) -> None:
-    stream.push(0, MUCH)
-    for _ in range(2):
-        asyncio.run(stream.next())
-        for _ in range(MAX_BACKLOG // 500):
-            sink.reads += 1
-            stream.push(0, MUCH)
-        stream.sending()
-        sink.reads += 1
-        stream.push(0, MUCH)
-    assert sink.aborted == 0
 
 
 def test_a_connection_serves_many_requests(server: Running) -> None:

@@ -114,7 +114,7 @@ def test_many_prompts_share_their_long_options(
         request.params.allowed_token_ids == options["allowed_token_ids"]
         for request in wide.control.added
     )
-    assert len([name for name in checks if name != "core-reader"]) == 1
+    assert len([name for name in checks if name != "engine-reader"]) == 1
     assert longest_turn(wide, lambda: wide.post("/v1/completions", body)) < LONGEST
 
 

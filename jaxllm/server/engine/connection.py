@@ -1,0 +1,113 @@
+"""One engine process at the other end of a socket, from its start to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+
+from jaxllm.config import EngineConfig
+from jaxllm.server.engine.wire import Died, Ready, Start, ToEngine, ToServer, encode, to_server
+
+ENGINE_COMMAND = (sys.executable, "-m", "jaxllm.server.engine.process")
+
+logger = logging.getLogger("jaxllm.server")
+
+
+class EngineDied(Exception):
+    """The engine process ended before it was ready; `died` holds the reason."""
+
+    def __init__(self, died: Died):
+        super().__init__(died.reason)
+        self.died = died
+
+
+class EngineConnection(asyncio.Protocol):
+    """The socket to one engine process. Runs on the event loop's thread; nothing blocks.
+
+    Attributes:
+        ready: resolves when the engine takes requests.
+        died: resolves when the process has ended, or has said that it ends.
+    """
+
+    def __init__(self, receive: Callable[[list[ToServer]], None], lost: Callable[[], None]):
+        """`receive` gets the messages of each read, `lost` is called once, after `died`."""
+        self._receive, self._lost = receive, lost
+        self._frames = to_server()
+        self._transport: asyncio.Transport | None = None
+        loop = asyncio.get_running_loop()
+        self.ready: asyncio.Future[Ready] = loop.create_future()
+        self.died: asyncio.Future[Died] = loop.create_future()
+
+    async def start(self, sock: socket.socket, config: EngineConfig) -> Ready:
+        """Send the configuration and wait until the engine takes requests. Raises EngineDied."""
+        sock.setblocking(False)
+        await asyncio.get_running_loop().create_connection(lambda: self, sock=sock)
+        self.send(Start(config))
+        await asyncio.wait((self.ready, self.died), return_when=asyncio.FIRST_COMPLETED)
+        if self.died.done():
+            raise EngineDied(self.died.result())
+        return self.ready.result()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the engine takes requests."""
+        return self.ready.done() and not self.died.done()
+
+    def send(self, message: ToEngine) -> int:
+        """Send a message, or drop it when the process is gone; returns the bytes sent."""
+        if self._transport is None or self._transport.is_closing() or self.died.done():
+            return 0
+        data = encode(message)
+        self._transport.write(data)
+        return len(data)
+
+    def close(self) -> None:
+        """Close the socket once everything is sent."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def end(self, died: Died) -> None:
+        """Note the end of the process; only the first reason counts."""
+        if not self.died.done():
+            self.died.set_result(died)
+            self.close()
+            self._lost()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """asyncio.Protocol"""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        """asyncio.Protocol"""
+        try:
+            self._receive(self._frames.feed(data))
+        except ValueError:
+            logger.exception("the engine process sent a malformed message")
+            self.end(Died("the engine process sent a malformed message"))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """asyncio.Protocol"""
+        self.end(Died("the engine process ended unexpectedly"))
+
+
+def launch(
+    command: tuple[str, ...] = ENGINE_COMMAND,
+) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """Start an engine process; returns it and our end of its socket.
+
+    It gets a session of its own, because Ctrl-C is for the HTTP process to handle.
+    """
+    ours, theirs = socket.socketpair()
+    with theirs:
+        process = subprocess.Popen(
+            (*command, "--fd", str(theirs.fileno())),
+            stdin=subprocess.DEVNULL,
+            pass_fds=(theirs.fileno(),),
+            start_new_session=True,
+        )
+    return process, ours

@@ -1,0 +1,124 @@
+"""Requests in flight, and the streams of deltas that HTTP requests wait on."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from jaxllm.messages import GenerateRequest, TextDelta
+from jaxllm.server.errors import ApiError
+
+# Tokens and logprob entries that may arrive while a client does not read its stream
+MAX_BACKLOG = 1 << 17
+BYTES_PER_ENTRY = 8  # a token's id or rank, and its log-probability
+
+
+class StreamOwner(Protocol):
+    """The part of EngineClient that streams use; `reads` counts reads of the engine's socket."""
+
+    reads: int
+
+    def abort(self, stream: Stream) -> None: ...
+
+
+@dataclass(slots=True)
+class InFlight:
+    """One engine request: prompt number `prompt` of one HTTP request.
+
+    Attributes:
+        open_choices: choices without a finish reason.
+        submitted: time.monotonic of the HTTP request.
+        sent: whether the engine process has it.
+        last_delta: time.monotonic of each choice's latest delta.
+        tokens: tokens of each choice so far.
+    """
+
+    request: GenerateRequest
+    stream: Stream
+    prompt: int
+    open_choices: int
+    submitted: float
+    sent: bool = False
+    last_delta: dict[int, float] = field(default_factory=dict)
+    tokens: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def engine_choices(self) -> int:
+        """Choices that the engine still runs: open ones, and those of best_of never returned."""
+        return self.open_choices + self.request.params.samples - self.request.params.n
+
+
+class Stream:
+    """The deltas of one HTTP request.
+
+    Attributes:
+        ids: engine requests still in flight.
+        field_names: engine fields under the names that the client used.
+    """
+
+    def __init__(self, owner: StreamOwner):
+        self._owner = owner
+        self.ids: set[str] = set()
+        self.field_names: dict[str, str] = {}
+        self._ready: list[tuple[int, TextDelta]] = []
+        self._writing = False  # the client has not yet taken the last write
+        self._backlog = 0  # tokens and logprob entries that arrived since
+        self._counted = 0  # the read that the backlog includes
+        self._error: ApiError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing more will come."""
+        return not self.ids and not self._ready and self._error is None
+
+    async def next_deltas(self) -> list[tuple[int, TextDelta]]:
+        """(prompt number, delta) pairs since the last call, in order; waits for at least one.
+
+        Raises the request's ApiError.
+        """
+        self._writing = False
+        while not self._ready:
+            if self._error is not None:
+                raise self._error
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        ready, self._ready = self._ready, []
+        return ready
+
+    def begin_write(self) -> None:
+        """Count deltas as the client's backlog from now until `next_deltas`."""
+        self._writing, self._backlog = True, 0
+
+    def push(self, prompt: int, delta: TextDelta) -> None:
+        """Add a delta; fails the request when its client has fallen too far behind."""
+        if self._writing:
+            # A step's burst is not the client's fault; the backlog before it is
+            if self._counted != self._owner.reads:
+                self._counted = self._owner.reads
+                if self._backlog > MAX_BACKLOG:
+                    message = "the client does not read its stream"
+                    self.fail(ApiError(500, message, code="slow_client"))
+                    return
+            self._backlog += len(delta.token_ids) + len(delta.logprobs or b"") // BYTES_PER_ENTRY
+        self._ready.append((prompt, delta))
+        self._wake()
+
+    def fail(self, error: ApiError) -> None:
+        """End the request with an error; requests still in the engine are aborted."""
+        if self._error is None:
+            self._error = error
+        self.abort()
+        self._wake()
+
+    def abort(self) -> None:
+        """Take what is in flight out of the engine; does nothing when all has finished."""
+        self._owner.abort(self)
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

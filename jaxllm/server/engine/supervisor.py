@@ -1,0 +1,73 @@
+"""The life of engine processes: start, restart after a death, stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import subprocess
+import time
+
+from jaxllm.server.engine.client import EngineClient
+from jaxllm.server.engine.connection import EngineDied, launch
+from jaxllm.server.engine.wire import Ready
+
+STOP_SECONDS = 10.0  # until a process that was told to end is killed
+FIRST_DELAY = 0.5  # seconds before the first restart; doubles with each in a row
+MAX_DELAY = 30.0
+STABLE_SECONDS = 600.0  # a process that served this long starts a new row of restarts
+
+logger = logging.getLogger("jaxllm.server")
+
+
+class EngineSupervisor:
+    """Owns the engine process behind an EngineClient. `max_restarts` bounds restarts in a row."""
+
+    def __init__(self, client: EngineClient, command: tuple[str, ...], max_restarts: int):
+        self._client, self._command, self._max_restarts = client, command, max_restarts
+        self._process: subprocess.Popen[bytes] | None = None
+        self._restarts = 0  # in a row
+        self._ready_at = 0.0  # time.monotonic
+
+    async def start(self) -> Ready:
+        """Start a process and wait until it takes requests. Raises EngineDied."""
+        self._process, sock = launch(self._command)
+        logger.info("loading the model in engine process %d", self._process.pid)
+        ready = await self._client.connect(sock)
+        self._ready_at = time.monotonic()
+        return ready
+
+    async def restart(self) -> bool:
+        """Replace a dead process; returns False when no restart is left."""
+        if time.monotonic() - self._ready_at > STABLE_SECONDS:
+            self._restarts = 0
+        while self._restarts < self._max_restarts:
+            self._client.restarting = True
+            delay = min(FIRST_DELAY * 2**self._restarts, MAX_DELAY)
+            self._restarts += 1
+            try:
+                await self.stop(now=True)
+                await asyncio.sleep(delay)
+                self._client.observer.engine_restarted()
+                await self.start()
+                logger.warning("the engine serves again after restart %d", self._restarts)
+                return True
+            except EngineDied as error:
+                logger.error("restart %d of the engine failed: %s", self._restarts, error)
+            finally:
+                self._client.restarting = False
+        logger.error("the engine is not restarted again (--max-engine-restarts)")
+        return False
+
+    async def stop(self, now: bool) -> None:
+        """End the process: ask, then kill; with `now`, kill."""
+        process = self._process
+        if process is None:
+            return
+        self._client.stop()
+        if now:
+            process.kill()
+        try:
+            await asyncio.to_thread(process.wait, STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            await asyncio.to_thread(process.wait)

@@ -1,0 +1,76 @@
+"""Listening sockets, and the files that a server may open."""
+
+from __future__ import annotations
+
+import resource
+import socket
+import stat
+from pathlib import Path
+
+from jaxllm.config import ConfigError
+
+BACKLOG = 2048
+MAX_FILES = 1 << 16
+
+
+def bind(host: str, port: int, uds: str | None) -> socket.socket:
+    """A bound socket: the Unix socket `uds`, or else `host` and `port`. Raises ConfigError."""
+    if uds is not None:
+        return bind_unix(Path(uds))
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen on {host}: {error.strerror or error}; check --host"
+        ) from None
+    family, kind, protocol, _, address = found[0]
+    # With the protocol named, asyncio turns Nagle's algorithm off. It would hold a token back, up
+    # to 40 ms, until the client has acknowledged the one before.
+    sock = socket.socket(family, kind, protocol)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind(address)
+    except OSError as error:
+        sock.close()
+        raise ConfigError(
+            f"cannot listen on {host} port {port}: {error.strerror}; "
+            "stop the other program or choose another --port"
+        ) from None
+    return sock
+
+
+def bind_unix(path: Path) -> socket.socket:
+    """A bound Unix socket; a stale one at `path` is replaced. Raises ConfigError."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        if path.exists() and stat.S_ISSOCK(path.stat().st_mode):
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+                if probe.connect_ex(str(path)) != 0:
+                    path.unlink()
+        sock.bind(str(path))
+    except OSError as error:
+        sock.close()
+        raise ConfigError(
+            f"cannot listen on {path}: {error.strerror or error}; remove it or choose another --uds"
+        ) from None
+    return sock
+
+
+def listen(sock: socket.socket) -> None:
+    """Accept connections from here on. Raises ConfigError when another program listens there."""
+    try:
+        sock.listen(BACKLOG)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen on {sock.getsockname()}: {error.strerror}; "
+            "choose another --port or --uds"
+        ) from None
+
+
+def raise_file_limit() -> None:
+    """Raise the limit of open files, which connections are, to the system's hard limit or to
+    MAX_FILES; by default it is often 1024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
+    if soft != resource.RLIM_INFINITY and soft < limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
