@@ -50,16 +50,14 @@ def main() -> None:
     )
     requests = workload(a, engine.resolved.vocab_size)
     run(engine, requests[: a.batch_size], a.batch_size)
-    programs = engine.runner.programs
-    adaptive, fixed = (
-        programs.buckets,
-        replace(programs.buckets, decode=programs.buckets.decode[-1:]),
-    )
+    runner, adaptive = engine.runner, engine.runner.shapes
+    few = replace(adaptive.buckets, decode=adaptive.buckets.decode[-1:])
+    fixed = replace(adaptive, buckets=few)
     rounds: dict[str, list[Run]] = {"static": [], "shrinking": [], "continuous": []}
     for _ in range(a.repeat):  # in turn, so that a machine that changes speed treats all alike
-        programs.buckets = fixed
+        runner.shapes = fixed
         rounds["static"].append(run(engine, requests, a.batch_size))
-        programs.buckets = adaptive
+        runner.shapes = adaptive
         rounds["shrinking"].append(run(engine, requests, a.batch_size))
         rounds["continuous"].append(run(engine, requests, len(requests)))
     static, shrinking, continuous = (min(rounds[name], key=lambda r: r.seconds) for name in rounds)

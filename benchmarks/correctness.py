@@ -26,6 +26,7 @@ from benchmarks.correct_model import model, narrow_pages
 from benchmarks.record import finish, parser
 from benchmarks.shapes import engine_options
 from jaxllm import LLM
+from jaxllm.engine.runtime.lattice import forward_key
 from jaxllm.engine.startup.start import reserve_memory, use_compilation_cache
 
 type Row = dict[str, Any]
@@ -44,13 +45,14 @@ def memory(name: str, decodes: int = 64, tokens: int = 512, **more: Any) -> Iter
         | more
     )
     programs = llm.engine.runner.programs
+    shapes = programs.shapes
     pool = sum(leaf.nbytes for leaf in jax.tree.leaves(llm.engine.runner.kv))
     wanted: list[tuple[str, Any]] = [
-        ("decode", programs.buckets.fit_decode(min(decodes, programs.slots))),
-        ("extend", programs.buckets.fit_extend(tokens, 1, 0)),
+        ("decode", shapes.buckets.fit_decode(min(decodes, shapes.slots))),
+        ("extend", shapes.buckets.fit_extend(tokens, 1, 0)),
     ]
     for kind, shape in wanted:
-        found = programs.get(kind, shape).memory_analysis()
+        found = programs.get(forward_key(shape)).memory_analysis()
         row = {
             "check": f"in place: {kind} {shape}",
             "pool_mib": pool / MIB,

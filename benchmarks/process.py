@@ -1,4 +1,4 @@
-"""Times what penalties, biases and masks cost on the device at hand: the programs `process`,
+"""Times what penalties, biases and masks cost on the device at hand: the programs `process_logits`,
 `set_slot` and `apply_token_bitmask`.
 
     python -m benchmarks.process --vocab 152064 --slots 256 --rows 16 64 128 256
@@ -24,10 +24,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.kernels import kernel_times
-from jaxllm.engine.runtime import step
-from jaxllm.engine.runtime.batch import Shapes, pack, packed_size
-from jaxllm.engine.runtime.programs import MASKS, SAID
-from jaxllm.engine.runtime.state import PROGRESS, SLOT_PARAMS, SlotState, named
+from jaxllm.engine.runtime.packing import pack, packed_size
+from jaxllm.engine.runtime.programs.apply_token_bitmask import apply_token_bitmask, bitmask_layout
+from jaxllm.engine.runtime.programs.process_logits import process_logits
+from jaxllm.engine.runtime.programs.set_slot import set_slot, slot_layout
+from jaxllm.engine.runtime.state import (
+    PROGRESS,
+    SLOT_PARAMS,
+    ForwardOutput,
+    SlotState,
+    host_columns,
+)
 from jaxllm.sampling.bits import words_of
 from jaxllm.sampling.process import LogitsParams
 
@@ -64,8 +71,8 @@ def made(like: Any, seed: int = 0) -> Any:
 def state_of(slots: int) -> SlotState:
     """Every slot alive and asking."""
     state = SlotState.zeros(slots, 64)
-    named(state.progress, PROGRESS)["alive"][:] = 1
-    named(state.asks, SLOT_PARAMS)["processed"][:] = 1
+    host_columns(state.progress, PROGRESS)["alive"][:] = 1
+    host_columns(state.params, SLOT_PARAMS)["processed"][:] = 1
     return jax.tree.map(jnp.asarray, state)
 
 
@@ -80,12 +87,12 @@ def time_process(rows: int, slots: int, vocab: int, profile: bool) -> dict[str, 
         bias_ids=terms.bias_ids + jnp.arange(width) * (vocab // width),
     )
     logits = made(jax.ShapeDtypeStruct((rows, vocab), jnp.float32))
-    forward_output = step.ForwardOutput(
+    forward_output = ForwardOutput(
         logits, jnp.arange(rows, dtype=jnp.int32) % slots, jnp.ones(rows, jnp.bool_)
     )
     counts = made(jax.ShapeDtypeStruct((slots + 1, vocab), jnp.uint16))
     program = jax.jit(
-        functools.partial(step.shape_logits, ()), donate_argnums=(2, 4), keep_unused=True
+        functools.partial(process_logits, ()), donate_argnums=(2, 4), keep_unused=True
     )
     held = [counts, jnp.zeros_like(logits)]
     state = state_of(slots)
@@ -107,25 +114,14 @@ def time_upload(kind: str, slots: int, vocab: int) -> dict[str, Any]:
     terms = made(LogitsParams.shapes(slots, vocab))
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     host = device.with_memory_kind("pinned_host") if jax.devices()[0].platform == "gpu" else device
-    rows: Shapes = {name: (x.shape[1:], np.dtype(x.dtype).type) for name, x in vars(terms).items()}
-    set_slot = rows | {
-        "slot": ((1,), np.int32),
-        "first": ((1,), np.int32),
-        "said": ((SAID,), np.int32),
-    }
-    shapes = (
-        set_slot
-        if kind == "set_slot"
-        else {"slot": ((MASKS,), np.int32), "allowed": ((MASKS, words_of(vocab)), np.uint32)}
-    )
+    shapes = slot_layout(terms) if kind == "set_slot" else bitmask_layout(slots, words_of(vocab))
     buffer = jax.device_put(
         pack({name: np.zeros(shape, dtype) for name, (shape, dtype) in shapes.items()}, shapes),
         host,
     )
-    function, donated = (
-        (step.set_slot, (0, 1)) if kind == "set_slot" else (step.apply_token_bitmask, (0,))
-    )
-    program = jax.jit(functools.partial(function, shapes, device), donate_argnums=donated)
+    partial = functools.partial(set_slot if kind == "set_slot" else apply_token_bitmask, shapes)
+    donated = (0, 1) if kind == "set_slot" else 0
+    program = jax.jit(functools.partial(partial, device), donate_argnums=donated)
     held: list[Any] = (
         [made(jax.ShapeDtypeStruct((slots + 1, vocab), jnp.uint16)), terms]
         if kind == "set_slot"
@@ -153,7 +149,7 @@ def main() -> None:
     for rows in a.rows:
         moved = rows * (a.vocab * (4 + 4 + 2) + 2 * words_of(a.vocab) * 4)
         row = {
-            "program": "process",
+            "program": "process_logits",
             "rows": rows,
             "predicted_us": round(moved / a.bandwidth / 1e6, 1),
         }

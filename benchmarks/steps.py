@@ -17,11 +17,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.record import finish, parser
 from benchmarks.xla_options import prepared
 from jaxllm.engine.scheduling.buckets import Buckets, ExtendShape
+
+if TYPE_CHECKING:
+    from jaxllm.engine.runtime.runner import Runner
 
 TURNS = 5
 
@@ -46,9 +49,18 @@ def timed(run: Callable[[], Any], seconds: float) -> float:
     return (time.perf_counter() - start) / calls
 
 
+def dispatched(runner: Runner, shape: int | ExtendShape) -> Any:
+    """Dispatch a forward; returns the pages, which are there when it has run."""
+    from jaxllm.engine.runtime.lattice import forward_key
+
+    runner.call(forward_key(shape))
+    return runner.kv
+
+
 def measured(a: argparse.Namespace, options: dict[str, Any]) -> list[dict[str, Any]]:
     """A row a program: its tokens and decode rows, milliseconds, and rows a millisecond."""
-    from jaxllm.engine.runtime.compile_counter import CompileCounter
+    from jaxllm.engine.runtime.compilation.compile_counter import CompileCounter
+    from jaxllm.engine.runtime.launch import Launch
     from jaxllm.engine.runtime.runner import Runner
     from jaxllm.engine.scheduling.plan import Plan
     from jaxllm.engine.startup.sizing import make_programs
@@ -56,22 +68,26 @@ def measured(a: argparse.Namespace, options: dict[str, Any]) -> list[dict[str, A
     setup, leaves, kv = prepared(a.model, options)
     programs = make_programs(replace(setup, buckets=chosen(setup.buckets, a.decode, a.extend)))
     programs.compile(
-        [key for key in programs.keys() if key[0] in ("decode", "extend", "update_slots")]
+        [key for key in programs.lattice if key[0] in ("decode", "extend", "update_slots")]
     )
     runner = Runner(programs, leaves, kv, [], CompileCounter())
     empty = Plan(decodes=(), positions=(), chunks=())
-    runner._update_slots(empty, force=True)
+    runner.run(Launch((runner.pack_slots(empty),)))
     found: dict[tuple[int, int], list[float]] = {}
     for _ in range(TURNS):
         for shape in (
-            shape for shape in programs.buckets.extend if (shape.tokens, shape.decodes) in a.extend
+            shape
+            for shape in programs.shapes.buckets.extend
+            if (shape.tokens, shape.decodes) in a.extend
         ):
-            runner._update_slots(empty, shape)
+            runner.run(Launch((runner.pack_slots(empty, shape),)))
             found.setdefault((shape.tokens, shape.decodes), []).append(
-                timed(partial(runner._extend, shape), a.seconds)
+                timed(partial(dispatched, runner, shape), a.seconds)
             )
         for size in a.decode:
-            found.setdefault((0, size), []).append(timed(partial(runner._decode, size), a.seconds))
+            found.setdefault((0, size), []).append(
+                timed(partial(dispatched, runner, size), a.seconds)
+            )
     medians = [
         (tokens, size, 1e3 * statistics.median(taken)) for (tokens, size), taken in found.items()
     ]

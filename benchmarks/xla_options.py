@@ -1,5 +1,5 @@
 """Which XLA options make each program fastest on the device at hand: the table in
-`jaxllm/engine/tuned/`.
+`jaxllm/engine/runtime/compilation/tuned/`.
 
     python -m benchmarks.xla_options --model shape:qwen2.5-7b --and-model shape:qwen3-0.6b --write
 
@@ -66,7 +66,7 @@ def prepared(model: str, options: dict[str, Any]) -> tuple[Setup, tuple[jax.Arra
     from jaxllm import weights
     from jaxllm.cache.kv import zeros_of
     from jaxllm.config import EngineConfig
-    from jaxllm.engine.runtime.programs import weight_leaves
+    from jaxllm.engine.runtime.lattice import weight_leaves
     from jaxllm.engine.startup.resolve import resolve
     from jaxllm.engine.startup.sizing import abstract_pages
     from jaxllm.engine.startup.start import reserve_memory
@@ -92,10 +92,10 @@ def measure(
     """Seconds of every forward program with every candidate."""
     import jax
 
-    from jaxllm.engine.runtime.compile_counter import CompileCounter
-    from jaxllm.engine.runtime.executables import Executables
+    from jaxllm.engine.runtime.compilation.compile_counter import CompileCounter
+    from jaxllm.engine.runtime.compilation.executables import Executables
+    from jaxllm.engine.runtime.compilation.xla_options import Entry, XlaOptions
     from jaxllm.engine.runtime.runner import Runner
-    from jaxllm.engine.runtime.xla_options import Entry, XlaOptions
     from jaxllm.engine.scheduling.buckets import ExtendShape
     from jaxllm.engine.startup.sizing import make_programs
 
@@ -105,7 +105,9 @@ def measure(
         table = XlaOptions(
             tuple(Entry(kind, 0, ALL_ROWS, candidate) for kind in ("decode", "extend"))
         )
-        programs = make_programs(setup, Executables(table))
+        programs = make_programs(
+            setup, Executables(table, platform=setup.mesh.devices.flat[0].platform)
+        )
         programs.compile_all()
         runner = Runner(programs, leaves, kv, [], CompileCounter())
         times: dict[tuple[str, int], float] = {}
@@ -145,7 +147,7 @@ def main() -> None:
         "--write",
         type=Path,
         nargs="?",
-        const=Path("jaxllm/engine/tuned"),
+        const=Path("jaxllm/engine/runtime/compilation/tuned"),
         help="folder of the tables",
     )
     a = args.parse_args()
@@ -168,7 +170,7 @@ def write(folder: Path, figures: dict[str, Any]) -> Path:
     """The table of this process's device, with what was measured."""
     import jax
 
-    from jaxllm.engine.runtime.xla_options import table_path
+    from jaxllm.engine.runtime.compilation.xla_options import table_path
 
     kind = jax.devices()[0].device_kind
     path = table_path(kind, folder)

@@ -72,7 +72,7 @@ class Engine:
         self._options = LogitsOptionsReader(
             parts.resolved.vocab_size,
             parts.tokenizer,
-            parts.runner.programs.model.processors,
+            parts.runner.shapes.model.processors,
             self.eos_ids,
         )
         self._validator = RequestValidator(
@@ -281,7 +281,7 @@ class Engine:
             self._lookout.device_idle()
         else:
             self._lookout.step_launched(
-                added_by_chunks(self.runner.seconds, self.runner.programs.buckets, plan), margin
+                added_by_chunks(self.runner.seconds, self.runner.shapes.buckets, plan), margin
             )
         return self._best_of.deliverable(deltas)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.xla_options import ALL_ROWS, choose, measure, write
-from jaxllm.engine.runtime.xla_options import XlaOptions
+from jaxllm.engine.runtime.compilation.xla_options import XlaOptions
 
 OFF = {"triton": False}
 

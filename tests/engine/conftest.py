@@ -242,6 +242,6 @@ class Numbers:
 
 def reading_words(engine: Engine) -> Engine:
     """The engine, taking bad words that are written as the numbers of their tokens."""
-    numbers, processors = Numbers(), engine.runner.programs.model.processors
+    numbers, processors = Numbers(), engine.runner.shapes.model.processors
     engine._options = LogitsOptionsReader(TINY["vocab_size"], numbers, processors, engine.eos_ids)  # type: ignore[arg-type]
     return engine

@@ -14,8 +14,8 @@ from typing import ClassVar
 import jax
 import pytest
 
-from jaxllm.engine.runtime.executables import Executables, Recipe
-from jaxllm.engine.runtime.xla_options import XlaOptions
+from jaxllm.engine.runtime.compilation.executables import Executables, Recipe
+from jaxllm.engine.runtime.compilation.xla_options import XlaOptions
 from jaxllm.engine.scheduling.buckets import Buckets
 from jaxllm.engine.startup import sizing
 

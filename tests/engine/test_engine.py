@@ -465,7 +465,7 @@ def test_a_step_with_chunks_leaves_as_much_longer_to_look_out_as_warm_up_says(
 ) -> None:
     engine = make_engine(max_num_seqs=4, max_num_batched_tokens=64)
     engine.runner.depth = 1
-    buckets = engine.runner.programs.buckets
+    buckets = engine.runner.shapes.buckets
     engine.runner.seconds = dict.fromkeys(buckets.extend, 5e-3) | dict.fromkeys(
         buckets.decode, 1e-3
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -31,33 +30,33 @@ class HostBuffers:
             for _ in range(slots if _is_pinned(sharding) else 0)
         ]
         self._busy: list[Array | None] = [None] * slots
+        self._leased: np.ndarray | None = None
         self._views = [
             [_view(shard.data, (size,), np.dtype(np.int32)) for shard in array.addressable_shards]
             for array in self._pinned
         ]
 
-    def send(self, parts: Sequence[np.ndarray]) -> Array:
-        """The parts one after another; what is left of the buffer may hold anything."""
+    def lease(self) -> np.ndarray:
+        """Memory to fill for the next `send`, which then copies nothing where the device reads it
+        directly. It may hold anything."""
         if not self._pinned:
-            flat = np.concatenate(parts)
-            return jax.device_put(np.pad(flat, (0, self._size - flat.size)), self._sharding)
-        for view in self._turn():
-            start = 0
-            for part in parts:
-                view[start : start + part.size] = part
-                start += part.size
-        return self._pinned[self._next - 1]
+            return np.zeros(self._size, np.int32)
+        if self._leased is None:
+            self._leased = self._next_views()[0]
+        return self._leased
 
-    def write(self, write: Callable[[np.ndarray], None]) -> Array:
-        """Send what `write` puts into a buffer, which may hold anything before: the one that the
-        device reads, if it can."""
+    def send(self, buffer: np.ndarray) -> Array:
+        """A buffer, leased or not, on its way to the device. If it is shorter than the size, the
+        rest may hold anything."""
         if not self._pinned:
-            write(flat := np.zeros(self._size, np.int32))
-            return jax.device_put(flat, self._sharding)
-        first, *others = self._turn()
-        write(first)
-        for view in others:
-            view[:] = first
+            missing = self._size - buffer.size
+            whole = np.pad(buffer, (0, missing)) if missing else buffer
+            return jax.device_put(whole, self._sharding)
+        leased, self._leased = self._leased, None
+        views = self._next_views() if leased is None else self._views[self._next - 1]
+        for view in views:
+            if view is not buffer:
+                view[: buffer.size] = buffer
         return self._pinned[self._next - 1]
 
     def until(self, taken: Array) -> None:
@@ -65,8 +64,8 @@ class HostBuffers:
         program that took it, is there."""
         self._busy[self._next - 1] = taken
 
-    def _turn(self) -> list[np.ndarray]:
-        """The memory of the buffer whose turn it is, on each device, once the program that took it
+    def _next_views(self) -> list[np.ndarray]:
+        """The memory of the next buffer on each device, as soon as the program that took it last
         has ended."""
         slot, self._next = self._next, (self._next + 1) % len(self._pinned)
         if (busy := self._busy[slot]) is not None:

@@ -17,8 +17,9 @@ from jaxllm.cache.kv import KVCache, zeros_of
 from jaxllm.cache.transfer import Page, page_shapes
 from jaxllm.config import ConfigError
 from jaxllm.engine.runtime.host_buffers import HostBuffers
+from jaxllm.engine.runtime.lattice import Programs
 from jaxllm.engine.runtime.pinned_memory import LEAVING, PINNED, PLAN_LOADS
-from jaxllm.engine.runtime.programs import Programs, shardings
+from jaxllm.engine.runtime.program import Key, shardings
 from jaxllm.engine.scheduling.kv_offload import Link
 from jaxllm.engine.scheduling.plan import Moves, Traffic
 from jaxllm.units import amount
@@ -59,13 +60,13 @@ class PageSwapper:
 
     def __init__(self, programs: Programs, traffic: Traffic):
         self._programs, self._traffic = programs, traffic
-        self._width, self._pages = programs.moved, programs.abstract.kv.num_pages[0]
-        platform = programs.model.mesh.devices.flat[0].platform
-        shapes = page_shapes(programs.abstract.kv)
-        self._near = shardings(shapes)
-        self._far = shardings(page_shapes(programs.abstract.kv, far_memory(platform)))
-        self._filler = zeros_of(shapes)
-        self._uplink = HostBuffers(self._width, programs.host, LEAVING + PLAN_LOADS + 1)
+        shapes = programs.shapes
+        self._width, self._pages = shapes.moved_pages, shapes.kv.num_pages[0]
+        page = page_shapes(shapes.kv)
+        self._near = shardings(page)
+        self._far = shardings(page_shapes(shapes.kv, far_memory(shapes.platform)))
+        self._filler = zeros_of(page)
+        self._uplink = HostBuffers(self._width, shapes.host, LEAVING + PLAN_LOADS + 1)
         # Apart, since what one plan saves and puts runs behind the step before: who waited for some
         # of it would launch the next step late.
         self._out: deque[_Trip] = deque()
@@ -147,7 +148,7 @@ class PageSwapper:
     def _save(
         self, kv: KVCache, batch: tuple[tuple[int, int], ...] | list[tuple[int, int]]
     ) -> KVCache:
-        kv, pages = self._programs.get("save", self._width)(
+        kv, pages = self._programs.get(Key("save_pages", (self._width,)))(
             kv, self._numbers([page for page, _ in batch])
         )
         places = [place for _, place in batch]
@@ -186,14 +187,16 @@ class PageSwapper:
 
     def _put(self, kv: KVCache, pages: list[Page], numbers: list[int]) -> KVCache:
         padded = (*pages, *(self._filler for _ in range(self._width - len(pages))))
-        kv, done = self._programs.get("load", self._width)(kv, self._numbers(numbers), padded)
+        kv, done = self._programs.get(Key("load_pages", (self._width,)))(
+            kv, self._numbers(numbers), padded
+        )
         self._depart(self._in, PLAN_LOADS, _Trip(done, {}))
         return kv
 
     def _numbers(self, pages: list[int]) -> Array:
         """Page numbers for a program, padded with different ones beyond the pool."""
         spare = range(self._pages + self._width, self._pages + 2 * self._width - len(pages))
-        return self._uplink.send([np.array([*pages, *spare], np.int32)])
+        return self._uplink.send(np.array([*pages, *spare], np.int32))
 
     def _depart(self, line: deque[_Trip], most: int, trip: _Trip) -> None:
         line.append(trip)

@@ -6,7 +6,9 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from itertools import batched
+from typing import Any
 
 import jax
 import numpy as np
@@ -14,23 +16,26 @@ from jax import Array
 
 from jaxllm.cache.kv import DROP_PAGE, KVCache, zeros_of
 from jaxllm.engine.constraints.host_processors import run_host_processors
-from jaxllm.engine.runtime.batch import pack, update_arrays
-from jaxllm.engine.runtime.compile_counter import CompileCounter
+from jaxllm.engine.runtime.compilation.compile_counter import CompileCounter
+from jaxllm.engine.runtime.device_arrays import DeviceArrays
 from jaxllm.engine.runtime.host_buffers import HostBuffers, begin_read, read
+from jaxllm.engine.runtime.lattice import Programs, forward_key
+from jaxllm.engine.runtime.launch import Launch
 from jaxllm.engine.runtime.logits_processing import Fill, LogitsProcessing
 from jaxllm.engine.runtime.page_swapper import PageSwapper
-from jaxllm.engine.runtime.programs import Programs, place
-from jaxllm.engine.runtime.prompt_scores import PromptScores, asked_of
+from jaxllm.engine.runtime.program import KV, MAX_DEPTH, STATE, Key, Resident
+from jaxllm.engine.runtime.programs import PROGRAMS
+from jaxllm.engine.runtime.programs.copy_pages import pack_copies
+from jaxllm.engine.runtime.programs.update_slots import head_size, pack_head
+from jaxllm.engine.runtime.prompt_scores import PromptScores, pack_scores
 from jaxllm.engine.runtime.state import SlotState
-from jaxllm.engine.runtime.step import ForwardOutput
 from jaxllm.engine.scheduling.buckets import ExtendShape
 from jaxllm.engine.scheduling.kv_offload import Link
 from jaxllm.engine.scheduling.plan import Moves, Plan, Span, Traffic, spans
 from jaxllm.engine.scheduling.request import Request, Status
 from jaxllm.logprobs import StepLogprobs
-from jaxllm.sampling.choose import LOGPROBS, Sampler, sampler_of
+from jaxllm.sampling.choose import LOGPROBS, sampler_of
 
-MAX_DEPTH = 2  # steps in flight
 SHORT_STEP = 2e-3  # seconds; below it one step in flight does not keep the device busy
 # XLA runs a program's kernels one by one, then records them, then replays the recording
 RECORDING_RUNS = 3
@@ -38,51 +43,70 @@ RECORDING_RUNS = 3
 
 @dataclass(frozen=True)
 class Forwarded:
-    """A step whose forward was launched and whose draw was not: who ran, and in which rows."""
+    """A step whose forward was launched and whose sampling was not.
+
+    Attributes:
+        plan: the step.
+        rows: row of logits of each decode, then of each chunk.
+        logit_rows: rows of logits, padding included.
+        needs: the different `Request.needs` of the rows that sample.
+        scored: log-probabilities of prompts, if any are wanted.
+    """
 
     plan: Plan
     rows: Sequence[int]
-    forward_output: ForwardOutput
-    kinds: frozenset[int]  # the different `needs` of those who draw
+    logit_rows: int
+    needs: frozenset[int]
     scored: PromptScores | None
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """A step in flight: who ran, in which rows their tokens will be, and what is still on the
-    device.
+    """A step in flight, with its results still on the device.
+
+    Attributes:
+        plan: the step.
+        rows: row of each decode, then of each chunk.
+        token: [Q] tokens.
+        packed: log-probabilities, if a request wants them.
+        scored: log-probabilities of prompts, if any are wanted.
+        failures: why a row has no token, by its index in `rows`.
     """
 
     plan: Plan
-    rows: Sequence[int]  # row of each decode, then of each chunk
+    rows: Sequence[int]
     token: Array
-    packed: Array | None  # log-probabilities, if anybody asks for them
+    packed: Array | None
     scored: PromptScores | None = None
-    # By index of the row in `rows`: why it has no token
     failures: dict[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Collected:
-    """A finished step on the host: tokens per planned decode and chunk (-1: none, -2: the logits
-    were not finite)."""
+    """A finished step on the host.
+
+    Attributes:
+        plan: the step.
+        tokens: of each decode and chunk; -1: none, -2: the logits were not finite.
+        logprobs: of these tokens.
+        scores: packed log-probabilities of prompts.
+        failures: why a row has no token, where more is known.
+    """
 
     plan: Plan
     tokens: list[int]
     logprobs: StepLogprobs | None
-    scores: list[tuple[Span, np.ndarray]]  # of prompts, in their packed form
-    # Why a row has no token, where more is known
+    scores: list[tuple[Span, np.ndarray]]
     failures: dict[int, str] = field(default_factory=dict)
 
 
 class Runner:
     """`forward(plan)` and `draw(forwarded) -> StepResult` never wait for the device;
-    `collect(result)` does. Masks of the requests that draw may be set between the two, by
-    `apply_token_bitmask`.
+    `collect(result)` does. `apply_token_bitmask` may come between the two.
 
     `depth` steps may be launched before the first of them is collected. Two keep a device busy
-    whose steps are shorter than the way of a token to the host and of the next step to the device,
-    and gain a little where nobody waits for single tokens.
+    whose steps are shorter than the round trip from one token to the next launch. They gain a
+    little for long steps too, where no request streams.
     """
 
     def __init__(
@@ -93,87 +117,86 @@ class Runner:
         eos_ids: list[int],
         compiles: CompileCounter,
     ):
-        self.programs, self.weights, self.kv, self.eos_ids, self.compiles = (
-            programs,
-            weights,
-            kv,
-            eos_ids,
-            compiles,
-        )
-        self.slots = programs.slots
+        self.programs, self.weights, self.eos_ids = programs, weights, eos_ids
+        self.shapes, self.compiles = programs.shapes, compiles
+        self.slots = self.shapes.slots
         self.depth = 1
-        # Of each decode bucket and extend shape without context, found in warm-up
+        # Of each decode bucket and extend shape without context, measured in warm-up
         self.seconds: dict[object, float] = {}
-        self.link: Link | None = None  # to host memory, likewise
+        self.link: Link | None = None  # to host memory, measured in warm-up
         self._traffic = Traffic()
-        self._fresh()
+        self._start_empty(kv)
+
+    @property
+    def kv(self) -> KVCache:
+        """The page pools."""
+        return self._device.read(KV)
+
+    @kv.setter
+    def kv(self, kv: KVCache) -> None:
+        self._device.write(KV, kv)
+
+    @property
+    def state(self) -> SlotState:
+        """The slot state."""
+        return self._device.read(STATE)
 
     @property
     def traffic(self) -> Traffic:
-        """Pages that have travelled between the pool and host memory."""
+        """Pages moved between the pool and host memory so far."""
         return self._traffic if self.swapper is None else self.swapper.traffic
 
     def move(self, moves: Moves) -> None:
-        """What a plan moves between the pool and host memory; before its forward, if it has one."""
+        """Run a plan's transfers between pool and host memory, before its forward."""
         assert self.swapper is not None, "an engine without host pages moves none"
         self.kv = self.swapper.run(self.kv, moves)
 
     def forward(self, plan: Plan) -> Forwarded:
-        """Start one step. Host work only: pad, upload what changed, dispatch."""
-        buckets = self.programs.buckets
-        if plan.copies:
-            self._copy(plan.copies)
-        if plan.chunks:
-            tokens = sum(chunk.length for chunk in plan.chunks)
-            shape = buckets.fit_extend(tokens, len(plan.chunks), len(plan.decodes))
-            self._update_slots(plan, shape)
-            forward_output = self._extend(shape)
+        """Start a step. Host work only: pack, upload what changed, dispatch."""
+        shape = self._fit(plan)
+        results = self.run(self.pack(plan, shape))
+        if isinstance(shape, ExtendShape):
             rows: Sequence[int] = (
                 *range(len(plan.decodes)),
                 *range(shape.decodes, shape.decodes + len(plan.chunks)),
             )
         else:
-            self._update_slots(plan)
-            forward_output = self._decode(buckets.fit_decode(len(plan.decodes)))
             rows = range(len(plan.decodes))
-        kinds = frozenset(
+        needs = frozenset(
             {r.needs for r in plan.decodes} | {c.request.needs for c in plan.chunks if c.final}
         )
-        for chunk in plan.chunks if plan.asking else ():
-            if chunk.final and chunk.request.asked is not None:
-                self.processing.set_slot(chunk.request)
-        return Forwarded(plan, rows, forward_output, kinds, self._score(plan))
+        scored = PromptScores(spans(plan), results) if results else None
+        return Forwarded(plan, rows, self.shapes.buckets.logit_rows(shape), needs, scored)
 
     def apply_token_bitmask(
         self, requests: Sequence[Request], token_bitmask: Fill
     ) -> list[tuple[Request, str]]:
-        """Which tokens these requests may say next, and why some cannot go on."""
-        return self.processing.apply_token_bitmask(requests, token_bitmask)
+        """Replace the allowed tokens of these requests. Returns requests that have none, with the
+        reason; see `LogitsProcessing.pack_bitmask`."""
+        failures, key = [], Key("apply_token_bitmask")
+        for some in batched(requests, self.processing.bitmask_rows):
+            buffer = self._buffers[key].lease()
+            failures += self.processing.pack_bitmask(buffer, some, token_bitmask)
+            self.run(Launch(((key, buffer),)))
+        return failures
 
     def draw(self, forwarded: Forwarded) -> StepResult:
-        """Draw the tokens of a step. Host work only."""
-        plan, forward_output, kinds = forwarded.plan, forwarded.forward_output, forwarded.kinds
-        logits, failures = forward_output.logits, dict[int, str]()
+        """Sample the tokens of a step. Host work only."""
+        plan, n = forwarded.plan, forwarded.logit_rows
+        failures: dict[int, str] = {}
         if plan.asking:
-            logits = self.processing.run(forward_output, self.state)
+            self.run(Launch(((Key("process_logits", (n,)), None),)))
             if functions := _functions(forwarded):
-                logits, failures = self.processing.replace(functions, logits)
-        token = self._sample(logits, forward_output, self.programs.sampler(sampler_of(kinds)))
-        begin_read(token)
-        if failures:
-            failures = {
-                index: failures[row] for index, row in enumerate(forwarded.rows) if row in failures
-            }
-        if not any(kind & LOGPROBS for kind in kinds):
-            return StepResult(
-                plan, forwarded.rows, token, None, scored=forwarded.scored, failures=failures
-            )
-        top = max([request.top for request in plan.emitters if request is not None])
-        packed = self._logprobs(
-            logits, forward_output, next(width for width in self.programs.widths if width >= top)
+                failures = self._rewrite_logits(n, functions, forwarded.rows)
+        sampler = self.shapes.sampler(sampler_of(forwarded.needs))
+        calls: list[tuple[Key, None]] = [(Key("sample", (n, sampler)), None)]
+        if any(needs & LOGPROBS for needs in forwarded.needs):
+            top = max([request.top for request in plan.emitters if request is not None])
+            calls.append((Key("logprobs", (n, self.shapes.width(top))), None))
+        token, *packed = self.run(Launch(tuple(calls)))
+        return StepResult(
+            plan, forwarded.rows, token, packed[0] if packed else None, forwarded.scored, failures
         )
-        begin_read(packed)
-        return StepResult(plan, forwarded.rows, token, packed, forwarded.scored, failures)
 
     def collect(self, result: StepResult) -> Collected:
         """Wait for a step's tokens."""
@@ -183,189 +206,166 @@ class Runner:
         logprobs = StepLogprobs(read(result.packed)[rows]) if result.packed is not None else None
         return Collected(result.plan, tokens, logprobs, scores, result.failures)
 
+    def pack(self, plan: Plan, shape: int | ExtendShape) -> Launch:
+        """The launch of a plan's forward in a compiled shape that holds it."""
+        calls: list[tuple[Key, np.ndarray | None]] = []
+        if plan.copies:
+            calls += pack_copies(plan.copies, self.shapes)
+        if isinstance(shape, ExtendShape):
+            calls.append(self.pack_slots(plan, shape))
+            calls.append((forward_key(shape), None))
+            for chunk in plan.chunks:
+                if chunk.final and chunk.request.asked is not None:
+                    buffers = self.processing.pack_slot(chunk.request)
+                    calls += [(Key("set_slot"), buffer) for buffer in buffers]
+            calls += pack_scores(spans(plan), self.shapes)
+        else:
+            # Skipped in steady decode: same rows, no new page
+            if plan.table_writes or plan.slots != self._packed_slots:
+                calls.append(self.pack_slots(plan))
+            calls.append((forward_key(shape), None))
+        return Launch(tuple(calls))
+
+    def run(self, launch: Launch) -> list[Array]:
+        """Dispatch programs in order; returns their results, on their way to the host."""
+        results: list[Array] = []
+        for key, buffer in launch.calls:
+            if buffer is None:
+                found = self.call(key)
+            else:
+                buffers = self._buffers[key]
+                found = self.call(key, buffers.send(buffer))
+                if PROGRAMS[key.program].acknowledges:
+                    buffers.until(found.pop())
+            for result in found:
+                begin_read(result)
+            results += found
+        return results
+
+    def call(self, key: Key, *inputs: Any) -> list[Any]:
+        """Dispatch one program. `inputs` are its arguments that do not stay on the device; returns
+        the results that do not."""
+        device, variant, given = self._device, self.programs.variant(key), iter(inputs)
+        results = self.programs.get(key)(
+            *[device.read(x) if type(x) is Resident else next(given) for x in variant.takes]
+        )
+        gives, found = variant.gives, []
+        for at, result in zip(gives, results if len(gives) > 1 else (results,), strict=True):
+            if type(at) is Resident:
+                device.write(at, result)
+            else:
+                found.append(result)
+        return found
+
     def warm_up(self, deep: bool = False) -> None:
-        """Run every program on padding rows, which touch the trash slot and no page: once as it is,
+        """Run every program on padding rows, which use the trash slot and no page: once to load it,
         once to record it, once to time it. Sets `seconds` and `depth`; `deep` asks for two steps in
-        flight whatever they take."""
-        empty = Plan(decodes=(), positions=(), chunks=())
-        self._update_slots(empty, force=True)
-        for pairs in self.programs.buckets.copies:
-            for _ in range(RECORDING_RUNS):
-                self._copy(((0, DROP_PAGE, 0),) * pairs)
+        flight however long they take."""
+        empty, buckets = Plan(decodes=(), positions=(), chunks=()), self.shapes.buckets
+        self.run(Launch((self.pack_slots(empty),)))
+        for pairs in buckets.copies:
+            copies = pack_copies(((0, DROP_PAGE, 0),) * pairs, self.shapes)
+            self.run(Launch(tuple(copies * RECORDING_RUNS)))
+        trash, bitmask = self.processing.pack_trash_slot(), Key("apply_token_bitmask")
         for _ in range(RECORDING_RUNS):
-            self.processing.warm_up()
+            self.run(Launch(((Key("set_slot"), trash),)))
+            buffer = self._buffers[bitmask].lease()
+            self.processing.pack_bitmask(buffer, (), lambda *_: [])
+            self.run(Launch(((bitmask, buffer),)))
         if self.swapper is not None:
             self.kv, self.link = self.swapper.warm_up(self.kv)
-        for shape in self.programs.buckets.extend:
-            self._update_slots(empty, shape)
-            self.seconds[shape] = self._warm_up(functools.partial(self._extend, shape))
-        for rows in self.programs.buckets.decode:
-            self.seconds[rows] = self._warm_up(functools.partial(self._decode, rows))
-        for forward_output in self._forward_outputs.values():
-            for width in self.programs.widths * RECORDING_RUNS:
-                read(self._logprobs(forward_output.logits, forward_output, width))
-        for width in self.programs.widths * RECORDING_RUNS:
-            read(self._score_block(np.zeros((2, self.programs.buckets.score), np.int32), width))
-        accelerator = self.programs.model.mesh.devices.flat[0].platform != "cpu"
-        self.depth = (
-            MAX_DEPTH if accelerator and (deep or min(self.seconds.values()) < SHORT_STEP) else 1
-        )
+        for shape in buckets.extend:
+            self.run(Launch((self.pack_slots(empty, shape),)))
+            self.seconds[shape] = self._warm_up(shape)
+        for rows in buckets.decode:
+            self.seconds[rows] = self._warm_up(rows)
+        for rows in {*map(buckets.logit_rows, buckets.extend + buckets.decode)}:
+            for width in self.shapes.widths * RECORDING_RUNS:
+                (packed,) = self.call(Key("logprobs", (rows, width)))
+                read(packed)
+        block = np.zeros(2 * buckets.score, np.int32)
+        for width in self.shapes.widths * RECORDING_RUNS:
+            key = Key("prompt_logprobs", (buckets.score, width))
+            (packed,) = self.run(Launch(((key, block),)))
+            read(packed)
+        accelerator = self.shapes.platform != "cpu"
+        short = min(self.seconds.values()) < SHORT_STEP
+        self.depth = MAX_DEPTH if accelerator and (deep or short) else 1
 
-    def reset(self) -> None:
-        """After a step that failed: slot state and pages anew, since donated buffers may be gone
-        and pages half written."""
-        for buffer in jax.tree.leaves(
-            (self.kv, self._forward_outputs, self._states, self.processing.buffers)
-        ):
-            buffer.delete()  # first: a device has no room for two pools
-        self.kv = zeros_of(self.programs.abstract.kv)
-        self._fresh()
-
-    def _fresh(self) -> None:
-        # Uplinks too: steps that nobody will collect may still read the buffers of the last ones.
-        programs = self.programs
-        self._uplinks = {
-            chunks: HostBuffers(programs.upload_size(chunks), programs.host, MAX_DEPTH + 2)
-            for chunks in (False, True)
-        }
-        sizes = programs.buckets.copies
-        rounds = -(-self.slots // sizes[-1])  # at most, in one step
-        self._copy_uplinks = {
-            n: HostBuffers(2 * n * programs.kinds, programs.host, rounds * (MAX_DEPTH + 2))
-            for n in sizes
-        }
-        self.state: SlotState = place(
-            SlotState.zeros(self.slots, self.programs.table_width), self.programs.state
-        )
-        self._staged = place(np.zeros(self.programs.staged.shape, np.int32), self.programs.staged)
-        self._forward_outputs: dict[int, ForwardOutput] = {}
-        self._states: Array = zeros_of(programs.states)
-        blocks = -(-programs.buckets.max_tokens // programs.buckets.score)
-        self._asked = HostBuffers(
-            2 * programs.buckets.score, programs.host, blocks * (MAX_DEPTH + 2)
-        )
-        self._slots_on_device: tuple[int, ...] = ()  # of the decode rows
-        self.processing = LogitsProcessing(programs)
-        self.swapper = PageSwapper(programs, self._traffic) if programs.moved else None
-
-    def _warm_up(self, forward: Callable[[], ForwardOutput]) -> float:
-        """Seconds that a forward takes once recorded."""
+    def _warm_up(self, shape: int | ExtendShape) -> float:
+        """Seconds of a forward once recorded; runs the programs that follow it too."""
+        rows = self.shapes.buckets.logit_rows(shape)
         for _ in range(RECORDING_RUNS):
             start = time.perf_counter()
-            forward_output = jax.block_until_ready(forward())
+            self.call(forward_key(shape))
+            jax.block_until_ready(self._device.read(Resident("forward_output", rows)))
             seconds = time.perf_counter() - start
-        logits = self.processing.run(forward_output, self.state)
-        for sampler in self.programs.samplers:
-            read(self._sample(logits, forward_output, sampler))
+        self.call(Key("process_logits", (rows,)))
+        for sampler in self.shapes.samplers:
+            (token,) = self.call(Key("sample", (rows, sampler)))
+            read(token)
         return seconds
 
-    def _copy(self, copies: Sequence[tuple[int, int, int]]) -> None:
-        """Copy pages in order, as many at a time as a program takes; what is left of its room
-        copies nowhere."""
-        sizes, of_kind = (
-            self.programs.buckets.copies,
-            [[pair[:2] for pair in copies if pair[2] == k] for k in range(self.programs.kinds)],
-        )
-        for start in range(0, max(map(len, of_kind)), sizes[-1]):
-            batches = [pairs[start : start + sizes[-1]] for pairs in of_kind]
-            size = next(n for n in sizes if n >= max(map(len, batches)))
-            rows = np.zeros((self.programs.kinds, 2, size), np.int32)
-            rows[:, 1] = DROP_PAGE
-            for row, batch in zip(rows, batches, strict=True):
-                row[:, : len(batch)] = np.array(batch, np.int32).reshape(-1, 2).T
-            buffer = self._copy_uplinks[size].send([rows.reshape(-1)])
-            self.kv = self.programs.get("copy", size)(self.kv, buffer)
+    def reset(self) -> None:
+        """Slot state and pages anew after a step that failed: donated buffers may be gone, and
+        pages half written."""
+        self._device.delete()  # first: a device has no memory for two pools
+        self._start_empty(zeros_of(self.shapes.kv))
 
-    def _decode(self, rows: int) -> ForwardOutput:
-        logit_rows = self.programs.buckets.logit_rows(rows)
-        program, reused = self.programs.get("decode", rows), self._reused(logit_rows)
-        self.kv, self._forward_outputs[logit_rows] = program(
-            self.weights, self.kv, self.state, reused
-        )
-        return self._forward_outputs[logit_rows]
-
-    def _extend(self, shape: ExtendShape) -> ForwardOutput:
-        rows = self.programs.buckets.logit_rows(shape)
-        program, reused = self.programs.get("extend", shape), self._reused(rows)
-        found = program(self.weights, self.kv, self.state, self._staged, reused, self._states)
-        self.kv, self.state, self._forward_outputs[rows], self._states = found
-        return self._forward_outputs[rows]
-
-    def _reused(self, rows: int) -> ForwardOutput:
-        """The buffers that every forward with so many rows of logits writes into."""
-        if rows not in self._forward_outputs:
-            self._forward_outputs[rows] = zeros_of(self.programs.forward_output(rows))
-        return self._forward_outputs[rows]
-
-    def _sample(self, logits: Array, forward_output: ForwardOutput, sampler: Sampler) -> Array:
-        program = self.programs.get("sample", (forward_output.slots.shape[0], sampler))
-        progress, token = program(logits, forward_output, self.state.progress, self.state.asks)
-        self.state = replace(self.state, progress=progress)
-        return token
-
-    def _score(self, plan: Plan) -> PromptScores | None:
-        """Start scoring what the plan's chunks computed of prompts whose log-probabilities are
-        wanted."""
-        todo = spans(plan)
-        if not todo:
-            return None
-        top = max(span.request.params.prompt_logprobs or 0 for span in todo)
-        width = next(width for width in self.programs.widths if width >= top)
-        asked, size = asked_of(todo), self.programs.buckets.score
-        blocks = [
-            self._score_block(asked[:, at : at + size], width)
-            for at in range(0, asked.shape[1], size)
-        ]
-        for block in blocks:
-            begin_read(block)
-        return PromptScores(todo, blocks)
-
-    def _score_block(self, asked: np.ndarray, width: int) -> Array:
-        padded = np.pad(asked, ((0, 0), (0, self.programs.buckets.score - asked.shape[1])))
-        return self.programs.get("score", (self.programs.buckets.score, width))(
-            self.weights, self._states, self._asked.send([padded.reshape(-1)])
+    def _start_empty(self, kv: KVCache) -> None:
+        self._device = DeviceArrays(self.shapes, self.weights, kv)
+        # Host buffers too: steps that will not be collected may still read the last ones
+        self._buffers: dict[Key, HostBuffers] = {}
+        rings: dict[tuple[str, int], HostBuffers] = {}
+        for key in self.programs.lattice:
+            program, size = PROGRAMS[key.program], self.programs.variant(key).buffer_size
+            if size:
+                if (key.program, size) not in rings:
+                    rings[key.program, size] = HostBuffers(
+                        size, self.shapes.host, program.buffers(self.shapes)
+                    )
+                self._buffers[key] = rings[key.program, size]
+        self._packed_slots: tuple[int, ...] = ()  # of the decode rows
+        self.processing = LogitsProcessing(self.shapes)
+        self.swapper = (
+            PageSwapper(self.programs, self._traffic) if self.shapes.moved_pages else None
         )
 
-    def _logprobs(self, logits: Array, forward_output: ForwardOutput, width: int) -> Array:
-        """Log-probabilities of the tokens that were just drawn from `logits`."""
-        wanted = (
-            logits if self.programs.scoring.mode.startswith("processed") else forward_output.logits
-        )
-        return self.programs.get("logprobs", (forward_output.slots.shape[0], width))(
-            wanted, forward_output, self.state
-        )
+    def _fit(self, plan: Plan) -> int | ExtendShape:
+        """The compiled shape for a plan: decode rows, or an extend shape."""
+        buckets = self.shapes.buckets
+        if not plan.chunks:
+            return buckets.fit_decode(len(plan.decodes))
+        tokens = sum(chunk.length for chunk in plan.chunks)
+        return buckets.fit_extend(tokens, len(plan.chunks), len(plan.decodes))
 
-    def _update_slots(
-        self, plan: Plan, shape: ExtendShape | None = None, force: bool = False
-    ) -> None:
-        """Upload the row map, new pages and, for `shape`, the plan's chunks. Skipped in steady
-        decode: same rows, no new page."""
-        slots = plan.slots
-        if shape is None and not (force or plan.table_writes or slots != self._slots_on_device):
-            return
-        shapes, width = (
-            self.programs.update_shapes,
-            self.programs.table_width // self.programs.kinds,
-        )
-        parts = [pack(update_arrays(plan, shapes, width), shapes)]
-        if shape is not None:
-            parts.append(self.programs.layout(shape).pack(plan.chunks, self.slots, self.eos_ids))
-        with_chunks = shape is not None
-        buffer = self._uplinks[with_chunks].send(parts)
-        program, taken = (
-            self.programs.get("update_slots", with_chunks),
-            (self.state.table, self.state.rows, buffer),
-        )
-        if with_chunks:
-            table, slot_of_row, self._staged = program(*taken, self._staged)
-        else:
-            table, slot_of_row = program(*taken)
-        self.state = replace(self.state, table=table, rows=slot_of_row)
-        self._slots_on_device = slots
+    def pack_slots(self, plan: Plan, shape: ExtendShape | None = None) -> tuple[Key, np.ndarray]:
+        """The upload of row map, page-table entries and, for `shape`, the plan's chunks."""
+        head = head_size(self.shapes)
+        layout = None if shape is None else self.shapes.layout(shape)
+        buffer = np.zeros(head + (0 if layout is None else layout.size), np.int32)
+        pack_head(buffer, plan, self.shapes)
+        if layout is not None:
+            layout.pack_chunks(buffer[head:], plan.chunks, self.slots, self.eos_ids)
+        self._packed_slots = plan.slots
+        return Key("update_slots", (int(layout is not None),)), buffer
+
+    def _rewrite_logits(
+        self,
+        logit_rows: int,
+        functions: dict[int, Callable[[np.ndarray], np.ndarray]],
+        rows: Sequence[int],
+    ) -> dict[int, str]:
+        """Change rows of the processed logits by host functions; returns why rows failed, by their
+        index in `rows`."""
+        at = Resident("processed_logits", logit_rows)
+        logits, failures = self.processing.rewrite_logits(functions, self._device.read(at))
+        self._device.write(at, logits)
+        return {index: failures[row] for index, row in enumerate(rows) if row in failures}
 
 
 def _functions(forwarded: Forwarded) -> dict[int, Callable[[np.ndarray], np.ndarray]]:
-    """Per row of logits what its request's functions on the host make of it, one after another."""
+    """Per row of logits, its request's functions on the host, one after another."""
     found: dict[int, Callable[[np.ndarray], np.ndarray]] = {}
     for row, request in zip(forwarded.rows, forwarded.plan.emitters, strict=True):
         if (

@@ -1,8 +1,7 @@
-"""What persists between steps, resident on the device: one entry per slot, plus a trash slot that
-padding rows use.
+"""Device-resident state of the requests that run, one row per slot, and how programs read it.
 
-Each array that a program takes over and returns costs the host some microseconds of every step, so
-what belongs together lies in one matrix, in columns of 32 bits.
+There are S usable slots and the trash slot S, which padding rows use. Every array that a program
+takes and returns costs the host microseconds a step, so columns of 32 bits share one matrix.
 """
 
 from __future__ import annotations
@@ -16,13 +15,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from jaxllm.cache.kv import DROP_PAGE, KVCache
+from jaxllm.sampling.sample import SamplingRows
+
 MAX_STOP_IDS = 80  # stop_token_ids (64) plus the model's end-of-sequence ids
 
 type Columns = Mapping[str, tuple[slice, type]]
 
 
 def _columns(**sizes: tuple[int, type]) -> Columns:
-    """Columns side by side, of so many elements each."""
+    """Columns side by side, by name: (width in elements, dtype)."""
     found, end = {}, 0
     for name, (width, dtype) in sizes.items():
         found[name] = slice(end, end + width), dtype
@@ -30,10 +32,12 @@ def _columns(**sizes: tuple[int, type]) -> Columns:
     return MappingProxyType(found)
 
 
-# How far a request is. `token` is the last sampled token and `position` where its KV will be
-# written; while a prompt is being computed, `position` is that of the last computed token. `alive`:
-# generates at the next decode step. `remaining` and `min_left` count the tokens left before
-# max_tokens, and before a stop id may end it.
+# Progress of a request:
+#   token      last sampled token
+#   position   where its KV will be written; during prefill, position of the last computed token
+#   alive      generates at the next decode step
+#   remaining  tokens left before max_tokens
+#   min_left   tokens left before a stop id may end the request
 PROGRESS = _columns(
     token=(1, np.int32),
     position=(1, np.int32),
@@ -41,8 +45,11 @@ PROGRESS = _columns(
     remaining=(1, np.int32),
     min_left=(1, np.int32),
 )
-# What a request asks for. `key`: the halves of its seed; `stop_ids`: padded with -1; `processed`:
-# it asks something of `process`.
+# Sampling parameters of a request:
+#   processed  its logits go through `process_logits`
+#   key        the halves of its 64-bit seed
+#   stop_ids   padded with -1
+# An adapter's column would stand here.
 SLOT_PARAMS = _columns(
     prompt_length=(1, np.int32),
     processed=(1, np.bool),
@@ -56,52 +63,61 @@ SLOT_PARAMS = _columns(
 
 
 def width_of(columns: Columns) -> int:
-    """Of a matrix with these columns."""
+    """Width of a matrix with these columns."""
     return max(place.stop for place, _ in columns.values())
 
 
-def named(matrix_RW: np.ndarray, columns: Columns) -> dict[str, np.ndarray]:
-    """A host matrix's columns by name, to be written in place; booleans as int32."""
+def host_columns(matrix_RW: np.ndarray, columns: Columns) -> dict[str, np.ndarray]:
+    """Writable views of a host matrix's columns by name; booleans as int32."""
     return {
         name: matrix_RW[:, place].view(np.int32 if dtype is np.bool else dtype)
         for name, (place, dtype) in columns.items()
     }
 
 
-def columns_of(matrix_RW: Array, columns: Columns) -> dict[str, Array]:
-    """A matrix's columns by name inside a compiled program: `[R]`, or `[R, n]` where one is n
-    wide."""
+def device_columns(matrix_RW: Array, columns: Columns) -> dict[str, Array]:
+    """A matrix's columns by name inside a compiled program: `[R]`, or `[R, n]` for width n."""
     found = {}
     for name, (place, dtype) in columns.items():
         part = matrix_RW[:, place] if place.stop - place.start > 1 else matrix_RW[:, place.start]
-        found[name] = (
-            part != 0
-            if dtype is np.bool
-            else part
-            if dtype is np.int32
-            else jax.lax.bitcast_convert_type(part, jnp.dtype(dtype))
-        )
+        if dtype is np.bool:
+            part = part != 0
+        elif dtype is not np.int32:
+            part = jax.lax.bitcast_convert_type(part, jnp.dtype(dtype))
+        found[name] = part
     return found
+
+
+def pack_progress(**columns: Array) -> Array:
+    """Rows of `SlotState.progress` from its columns by name."""
+    return jnp.stack([columns[name].astype(jnp.int32) for name in PROGRESS], axis=1)
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class SlotState:
-    """S usable slots and the trash slot S. `rows` maps decode rows to slots."""
+    """State of all slots.
 
-    progress: Array  # [S+1, …] int32, columns PROGRESS
-    asks: Array  # [S+1, …] int32, columns ASKS
-    table: Array  # [S+1, M] int32, pages of the slot
-    rows: Array  # [S] int32
+    Attributes:
+        progress: [S+1, …] int32, columns PROGRESS.
+        params: [S+1, …] int32, columns SLOT_PARAMS.
+        table: [S+1, M] int32, page tables of all kinds of layers side by side.
+        rows: [S] int32, the slot of each decode row.
+    """
+
+    progress: Array
+    params: Array
+    table: Array
+    rows: Array
 
     @staticmethod
     def shapes(slots: int, table_width: int) -> SlotState:
         """The state as ShapeDtypeStructs."""
-        progress, asks, table = (
+        progress, params, table = (
             jax.ShapeDtypeStruct((slots + 1, width), jnp.int32)
             for width in (width_of(PROGRESS), width_of(SLOT_PARAMS), table_width)
         )
-        return SlotState(progress, asks, table, jax.ShapeDtypeStruct((slots,), jnp.int32))
+        return SlotState(progress, params, table, jax.ShapeDtypeStruct((slots,), jnp.int32))
 
     @staticmethod
     def zeros(slots: int, table_width: int) -> SlotState:
@@ -111,3 +127,98 @@ class SlotState:
         )
         state.rows[:] = slots
         return state
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class ForwardOutput:
+    """Result of a forward for sampling: B decode rows, R chunk rows, then padding, Q rows in all.
+
+    Every forward with Q rows writes into the buffers of the last one. Their addresses stay, and so
+    recorded command buffers stay valid.
+
+    Attributes:
+        logits: [Q, V] float32; any finite values in padding rows.
+        slots: [Q] int32.
+        emit: [Q] bool, whether the row samples a token.
+    """
+
+    logits: Array
+    slots: Array
+    emit: Array
+
+
+@dataclass(frozen=True)
+class DecodeRows:
+    """The decode rows of a step as they stand in the slot state, B rows.
+
+    Attributes:
+        slots: slot of each row.
+        alive: whether it generates.
+        token: its input token.
+        position: position of that token.
+        tables: for each kind of layers `[B, M]`, the row's page table.
+        pages: for each kind of layers, the page that gets the token's KV.
+        offset: offset in that page.
+        lengths: tokens to attend to, this one included; 0 for rows that are not alive.
+        prompt_length: length of the request's prompt.
+    """
+
+    slots: Array
+    alive: Array
+    token: Array
+    position: Array
+    tables: list[Array]
+    pages: list[Array]
+    offset: Array
+    lengths: Array
+    prompt_length: Array
+
+    @staticmethod
+    def read(state: SlotState, rows: int, kv: KVCache, page_size: int) -> DecodeRows:
+        """The first `rows` rows. Rows that are not alive write to no page."""
+        slots = state.rows[:rows]
+        now = device_columns(state.progress[slots], PROGRESS)
+        alive, position = now["alive"], now["position"]
+        owned = [
+            state.table[slots, index]
+            for index in table_columns(position // page_size, state.table, kv)
+        ]
+        return DecodeRows(
+            slots=slots,
+            alive=alive,
+            token=jnp.maximum(now["token"], 0),
+            position=position,
+            tables=split_tables(state.table[slots], kv),
+            pages=[jnp.where(alive, page, DROP_PAGE) for page in owned],
+            offset=position % page_size,
+            lengths=jnp.where(alive, position + 1, 0),
+            prompt_length=device_columns(state.params[slots], SLOT_PARAMS)["prompt_length"],
+        )
+
+
+def split_tables(table_RM: Array, kv: KVCache) -> list[Array]:
+    """Page tables of each kind of layers, which stand side by side."""
+    kinds = len(kv.num_pages)
+    return [table_RM] if kinds == 1 else jnp.split(table_RM, kinds, axis=1)
+
+
+def table_columns(index: Array, table: Array, kv: KVCache) -> list[Array]:
+    """For each kind of layers, the column of a page table that holds page `index` of a sequence."""
+    kinds = len(kv.num_pages)
+    return [index + kind * (table.shape[1] // kinds) if kind else index for kind in range(kinds)]
+
+
+def sampling_rows(position_Q: Array, params: dict[str, Array], suppress_Q: Array) -> SamplingRows:
+    """Sampling parameters of requests whose last token stands at `position_Q`. `params` are columns
+    SLOT_PARAMS; stop ids are impossible where `suppress_Q`."""
+    return SamplingRows(
+        temperature_B=params["temperature"],
+        top_k_B=params["top_k"],
+        top_p_B=params["top_p"],
+        min_p_B=params["min_p"],
+        key_B2=params["key"],
+        position_B=position_Q + 1,
+        stop_ids_BK=params["stop_ids"],
+        suppress_B=suppress_Q,
+    )

@@ -33,9 +33,10 @@ import jax.numpy as jnp
 
 from jaxllm import weights
 from jaxllm.config import Resolved
-from jaxllm.engine.runtime.executables import Executables
-from jaxllm.engine.runtime.exports import Exports, settings
-from jaxllm.engine.runtime.programs import Key, Programs
+from jaxllm.engine.runtime.compilation.executables import Executables
+from jaxllm.engine.runtime.compilation.exports import Exports, settings
+from jaxllm.engine.runtime.lattice import Programs
+from jaxllm.engine.runtime.program import Key
 from jaxllm.engine.scheduling.buckets import Buckets
 from jaxllm.engine.startup.memory import KVRequirements, MemoryBudget, MemoryPlan
 from jaxllm.engine.startup.resolve import Setup
@@ -195,13 +196,13 @@ def main() -> None:
     for line in itertools.chain([first], sys.stdin):
         if line.startswith("{"):
             programs = rebuild(json.loads(line))
-            keys = {programs.name(key): key for key in programs.keys()}
+            keys = {programs.name(key): key for key in programs.lattice}
             continue
         assert programs is not None
         name = line.strip()
         programs.executables.keep(name, programs.recipe(keys[name]))
         if compiling and not programs.is_tuned(keys[name]):
-            programs.get(*keys[name])
+            programs.get(keys[name])
         print(name, flush=True)
 
 

@@ -56,7 +56,7 @@ def make_scheduler(
         max_num_batched_tokens=resolved.max_num_batched_tokens,
         max_model_len=resolved.max_model_len,
     )
-    scheduler = kind(limits, pools, runner.programs.buckets, POLICIES[resolved.scheduling_policy])
+    scheduler = kind(limits, pools, runner.shapes.buckets, POLICIES[resolved.scheduling_policy])
     if prefix is not None and resolved.host_pages:
         offload = OffloadManager(
             HostTier(resolved.host_pages, resolved.host_cached_pages),

@@ -9,23 +9,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxllm import weights
 from jaxllm.cache.kv import KVCache
 from jaxllm.config import EngineConfig
-from jaxllm.engine.runtime.executables import Executables
-from jaxllm.engine.runtime.exports import Exports, fingerprint
-from jaxllm.engine.runtime.programs import (
-    Abstract,
-    Programs,
-    Progress,
-    Scoring,
-    needed_bytes,
-    weight_leaves,
-)
-from jaxllm.engine.runtime.state import SlotState
-from jaxllm.engine.runtime.step import Model
-from jaxllm.engine.runtime.xla_options import XlaOptions
+from jaxllm.engine.runtime.compilation.executables import Executables
+from jaxllm.engine.runtime.compilation.exports import Exports, fingerprint
+from jaxllm.engine.runtime.compilation.xla_options import XlaOptions
+from jaxllm.engine.runtime.lattice import Programs, Progress, needed_bytes, weight_leaves
+from jaxllm.engine.runtime.shapes import Model, StepShapes
 from jaxllm.engine.startup.memory import MemoryBudget, is_fitted, states_shape
 from jaxllm.engine.startup.resolve import Setup, resized
 from jaxllm.sampling.processor_arguments import Processor
@@ -70,10 +63,25 @@ def make_programs(
     )
     if executables is None:
         executables = Executables(options_of(setup), _exports(setup), device.platform)
-    scoring = Scoring(resolved.max_logprobs, resolved.logprobs_mode)
-    return Programs(
-        model, _abstract(setup), setup.buckets, scoring, executables, resolved.moved_pages
+    shapes = StepShapes(
+        model=model,
+        weights=leaves,
+        kv=abstract_pages(setup),
+        slots=resolved.max_num_seqs,
+        table_width=_table_width(setup),
+        hidden_states=jax.ShapeDtypeStruct(
+            states_shape(setup.spec, setup.buckets),
+            setup.dtype,
+            sharding=NamedSharding(setup.mesh, PartitionSpec()),
+        ),
+        vocab_size=resolved.vocab_size,
+        buckets=setup.buckets,
+        max_logprobs=resolved.max_logprobs,
+        logprobs_mode=resolved.logprobs_mode,
+        moved_pages=resolved.moved_pages,
+        platform=executables.platform,
     )
+    return Programs(shapes, executables)
 
 
 def fitted(
@@ -94,9 +102,9 @@ def fitted(
         if exports := _figures_of(programs):
             exports.keep_figures({"workspace": workspace})
     found = resized(setup, config, workspace)
-    return found, programs if found.resolved == setup.resolved else programs.for_pool(
-        _abstract(found)
-    )
+    if found.resolved == setup.resolved:
+        return found, programs
+    return found, programs.for_pool(abstract_pages(found), _table_width(found))
 
 
 def known_workspace(programs: Programs) -> int | None:
@@ -107,7 +115,7 @@ def known_workspace(programs: Programs) -> int | None:
 
 def _figures_of(programs: Programs) -> Exports | None:
     # What is kept knows nothing of research code
-    return None if programs.model.processors else programs.executables.exports
+    return None if programs.shapes.model.processors else programs.executables.exports
 
 
 def reserve(room: MemoryBudget, need: int) -> int:
@@ -135,7 +143,7 @@ def _found(
             few.compile([few.largest])
             need = max(
                 few.peak_bytes,
-                *(needed_bytes(programs.get(*key)) for key in programs.largest_others),
+                *(needed_bytes(programs.get(key)) for key in programs.largest_others),
             )
             workspace = reserve(setup.memory.room, need)
             if resized(setup, config, workspace).resolved != setup.resolved:
@@ -174,17 +182,9 @@ def abstract_pages(setup: Setup) -> KVCache:
     )
 
 
-def _abstract(setup: Setup) -> Abstract:
-    resolved = setup.resolved
-    return Abstract(
-        weights=weight_leaves(setup.abstract_weights)[0],
-        kv=abstract_pages(setup),
-        state=SlotState.shapes(
-            resolved.max_num_seqs, len(resolved.windows) * resolved.max_pages_per_request
-        ),
-        vocab_size=resolved.vocab_size,
-        states=jax.ShapeDtypeStruct(states_shape(setup.spec, setup.buckets), setup.dtype),
-    )
+def _table_width(setup: Setup) -> int:
+    """Pages of a slot's table, of all kinds of layers together."""
+    return len(setup.resolved.windows) * setup.resolved.max_pages_per_request
 
 
 def programs_folder() -> Path | None:

@@ -16,9 +16,9 @@ from jaxllm import weights
 from jaxllm.cache.kv import zeros_of
 from jaxllm.config import ConfigError, EngineConfig, Resolved
 from jaxllm.engine.constraints.grammars import Grammars
-from jaxllm.engine.runtime.compile_counter import CompileCounter
-from jaxllm.engine.runtime.exports import is_private
-from jaxllm.engine.runtime.programs import Programs, weight_leaves
+from jaxllm.engine.runtime.compilation.compile_counter import CompileCounter
+from jaxllm.engine.runtime.compilation.exports import is_private
+from jaxllm.engine.runtime.lattice import Programs, weight_leaves
 from jaxllm.engine.runtime.runner import Runner
 from jaxllm.engine.runtime.state import MAX_STOP_IDS
 from jaxllm.engine.scheduling.prefill_budget import seconds_per_token
@@ -224,7 +224,7 @@ def table_rows(
         ("queue", f"{resolved.max_num_queued_reqs} requests, {resolved.scheduling_policy}"),
         (
             "buckets",
-            f"{len(programs.keys())} programs; {programs.executables.lowered} lowered, {fresh} compiled, {compiles.cache_hits} cached",
+            f"{len(programs.lattice)} programs; {programs.executables.lowered} lowered, {fresh} compiled, {compiles.cache_hits} cached",
         ),
     ]
     return rows + [(name.lower(), f"{seconds:.2f} s") for name, seconds in report.seconds.items()]
@@ -356,7 +356,7 @@ def _load_and_compile(
                 if not known:
                     workers.start(setup, programs, programs.early_keys(setup.memory.room.likely))
                     setup, programs = fitted(setup, programs, config, advance)
-                workers.start(setup, programs, programs.keys())
+                workers.start(setup, programs, programs.lattice)
                 programs.compile_all(advance)
             check_peak(setup, programs)
         return setup, programs, loading.result()
@@ -368,7 +368,7 @@ def much_is_missing(programs: Programs) -> bool:
     exports = programs.executables.exports
     if exports is None:
         return False
-    kept = [exports.has(programs.name(key)) for key in programs.keys() if programs.is_kept(key)]
+    kept = [exports.has(programs.name(key)) for key in programs.lattice if programs.is_kept(key)]
     return kept.count(False) * 4 >= len(kept)
 
 

@@ -100,8 +100,6 @@ def _target(devices: int) -> Any:
 def _lattice(model: str, layers: int | None, kv_dtype: str, devices: int) -> Any:
     """The lattice of a benchmark's shape with the limits that the engine takes on an H200."""
     from benchmarks.shapes import ALWAYS, SHAPES
-    from jaxllm.engine.runtime.executables import Executables
-    from jaxllm.engine.runtime.programs import Scoring
     from jaxllm.engine.scheduling.buckets import Buckets
     from jaxllm.mesh import make_mesh
     from tests.engine.runtime.step_programs import lattice
@@ -115,17 +113,10 @@ def _lattice(model: str, layers: int | None, kv_dtype: str, devices: int) -> Any
         pages=PAGES,
         kv_dtype=kv_dtype,
         pages_per_request=PAGES_PER_REQUEST,
-        scoring=Scoring(20),
-        executables=Executables(platform="gpu"),
-        moved=MOVED,
+        max_logprobs=20,
+        moved_pages=MOVED,
+        platform="gpu",
     )
-
-
-def _rows(shape: Any) -> int:
-    """Rows that a program computes."""
-    if hasattr(shape, "tokens"):
-        return shape.tokens + shape.decodes
-    return int(shape[0] if isinstance(shape, tuple) else shape)
 
 
 def reports_on(
@@ -145,9 +136,11 @@ def reports_on(
         layers: Layers of the model; None for as many as it has.
         donating: False plants the failure that the tests are to find: no buffer is given away.
     """
+    from jaxllm.engine.runtime.programs import PROGRAMS
+
     programs = _lattice(model, layers, kv_dtype, devices)
-    keys = [key for key in programs.keys() if key[0] == kind]
-    keys.sort(key=lambda key: (_rows(key[1]), programs.name(key)))
+    keys = [key for key in programs.lattice if key.program == kind]
+    keys.sort(key=lambda key: (PROGRAMS[kind].rows(key.sizes), programs.name(key)))
     return [
         _report(programs, keys[place], donating, devices)
         for place in (range(len(keys)) if places is None else places)
@@ -159,10 +152,11 @@ def _report(programs: Any, key: Any, donating: bool, devices: int) -> dict[str, 
     from jax.extend.backend import get_compile_options
     from jaxlib.xla_client import DeviceList
 
-    from jaxllm.engine.runtime.xla_options import XlaOptions
+    from jaxllm.engine.runtime.compilation.xla_options import XlaOptions
+    from jaxllm.engine.runtime.programs import PROGRAMS
 
     recipe, targets, begun = programs.recipe(key), _target(devices), time.perf_counter()
-    pages = {x.size * x.dtype.itemsize // devices for x in jax.tree.leaves(programs.abstract.kv)}
+    pages = {x.size * x.dtype.itemsize // devices for x in jax.tree.leaves(programs.shapes.kv)}
     donated, number = set(), 0
     for place, argument in enumerate(recipe.arguments):
         size = len(jax.tree.leaves(argument))
@@ -176,9 +170,11 @@ def _report(programs: Any, key: Any, donating: bool, devices: int) -> dict[str, 
         keep_unused=True,
     )
     table = XlaOptions.of(
-        targets[0].device_kind, 15e9 if programs.abstract.states.shape[1] > 2048 else 1e9
+        targets[0].device_kind, 15e9 if programs.shapes.hidden_states.shape[1] > 2048 else 1e9
     )
-    options = table.at(key[0], _rows(key[1])) | {"xla_gpu_autotune_level": 0}
+    options = table.at(key.program, PROGRAMS[key.program].rows(key.sizes)) | {
+        "xla_gpu_autotune_level": 0
+    }
     try:
         lowered = jitted.trace(*recipe.arguments).lower(lowering_platforms=("cuda",))
         compiled = targets[0].client.compile(

@@ -6,14 +6,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxllm import models, weights
 from jaxllm.cache.kv import KVCache
-from jaxllm.engine.runtime import step
-from jaxllm.engine.runtime.executables import Executables
-from jaxllm.engine.runtime.programs import Abstract, Programs, Scoring, weight_leaves
-from jaxllm.engine.runtime.state import SlotState
+from jaxllm.engine.runtime.lattice import Programs, weight_leaves
+from jaxllm.engine.runtime.shapes import Model, StepShapes
 from jaxllm.engine.scheduling.buckets import Buckets
 
 
@@ -27,24 +25,29 @@ def lattice(
     pages: int,
     kv_dtype: str = "bfloat16",
     pages_per_request: int = 16,
-    scoring: Scoring = Scoring(0),  # noqa: B008, frozen
-    executables: Executables | None = None,
-    moved: int = 0,
+    **more: Any,
 ) -> Programs:
-    """Programs of a model in bfloat16 from its config.json, over one pool of `pages`."""
+    """Programs of a model in bfloat16 from its config.json, over one pool of `pages`; `more` are
+    fields of `StepShapes`."""
     spec = models.make_spec(config)
     heads = spec.heads(mesh.shape["tensor"])
     graphdef, state = weights.abstract(spec, mesh, jnp.bfloat16)
     leaves, treedef = weight_leaves(state)
     shape = len(spec.layers), pages, heads.kv_stored, page_size, heads.dim
     pool = KVCache.abstract(*shape, jnp.dtype(kv_dtype), mesh)
-    slots = SlotState.shapes(buckets.decode[-1], pages_per_request)
-    states = jax.ShapeDtypeStruct((buckets.max_tokens, spec.width), jnp.bfloat16)
+    states = (buckets.max_tokens, spec.width)
     return Programs(
-        step.Model(graphdef, treedef, mesh, backend, page_size),
-        Abstract(leaves, pool, slots, spec.vocab_size, states),
-        buckets,
-        scoring,
-        executables,
-        moved,
+        StepShapes(
+            model=Model(graphdef, treedef, mesh, backend, page_size),
+            weights=leaves,
+            kv=pool,
+            slots=buckets.decode[-1],
+            table_width=pages_per_request,
+            hidden_states=jax.ShapeDtypeStruct(
+                states, jnp.bfloat16, sharding=NamedSharding(mesh, PartitionSpec())
+            ),
+            vocab_size=spec.vocab_size,
+            buckets=buckets,
+            **more,
+        )
     )

@@ -19,15 +19,15 @@ MIB = 2**20
 SCORED = 256  # prompt tokens whose log-probabilities are computed at once
 FORWARDS = ("decode", "extend")
 OTHERS = (
-    "score",
-    "process",
+    "prompt_logprobs",
+    "process_logits",
     "logprobs",
     "set_slot",
     "apply_token_bitmask",
     "update_slots",
-    "copy",
-    "save",
-    "load",
+    "copy_pages",
+    "save_pages",
+    "load_pages",
 )
 ENDS = [0, -1]  # the smallest and the largest program of a kind
 
@@ -82,7 +82,7 @@ def test_what_runs_beside_forwards_compiles_and_keeps_its_buffers(
 ) -> None:
     # Log-probabilities of a prompt's chunk hold its logits, the others no more than pages that move
     reports = compiler.reports(model="llama-3.1-8b", kind=kind, places=[-1])
-    check("llama-3.1-8b", reports, None if kind == "score" else 64 * MIB)
+    check("llama-3.1-8b", reports, None if kind == "prompt_logprobs" else 64 * MIB)
 
 
 def test_a_pool_that_is_not_donated_is_found(compiler: Compiler) -> None:

@@ -13,11 +13,11 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxllm.cache.kv import PAGES, KVCache
 from jaxllm.cache.transfer import page_shapes, put
-from jaxllm.engine.runtime import step
+from jaxllm.engine.runtime.programs.copy_pages import LAYERS_AT_ONCE, copy_pages
 from jaxllm.mesh import make_mesh
 from tests.by_layer import by_layer
 
-LAYERS, HEADS, PAGE, DIM = step.LAYERS_AT_ONCE + 3, 4, 4, 8
+LAYERS, HEADS, PAGE, DIM = LAYERS_AT_ONCE + 3, 4, 4, 8
 
 
 def compiled(shards: int, num_pages: int, pairs: int, layers: int = LAYERS) -> jax.stages.Compiled:
@@ -27,7 +27,7 @@ def compiled(shards: int, num_pages: int, pairs: int, layers: int = LAYERS) -> j
     buffer = jax.ShapeDtypeStruct((2 * pairs,), jnp.int32, sharding=local)
     out = jax.tree.map(lambda s: s.sharding, kv)
     return (
-        jax.jit(functools.partial(step.copy, local=local), donate_argnums=0, out_shardings=out)
+        jax.jit(functools.partial(copy_pages, local=local), donate_argnums=0, out_shardings=out)
         .lower(kv, buffer)
         .compile()
     )
@@ -69,7 +69,7 @@ def test_kinds_of_layers_have_page_numbers_of_their_own() -> None:
     before = [np.asarray(x) for x in by_layer(kv)]
     # Of kind 0: 2 to 5, nothing; of kind 1: 1 to 3, 2 to 0
     buffer = jnp.array([2, 0, 5, 6, 1, 2, 3, 0], jnp.int32)
-    after = jax.jit(functools.partial(step.copy, local=local))(kv, buffer)
+    after = jax.jit(functools.partial(copy_pages, local=local))(kv, buffer)
     for old, new, kind in zip(before, by_layer(after), (0, 1) * 2, strict=True):
         expected = old.copy()
         for source, target in (((2, 5),), ((1, 3), (2, 0)))[kind]:
@@ -92,7 +92,7 @@ def test_the_copy_is_in_place_and_needs_no_communication(shards: int) -> None:
 def test_the_copy_needs_no_more_memory_for_many_layers_than_for_some() -> None:
     some, many = (
         compiled(1, 64, 16, layers).memory_analysis().temp_size_in_bytes
-        for layers in (step.LAYERS_AT_ONCE, 41)
+        for layers in (LAYERS_AT_ONCE, 41)
     )
     assert many < 2 * some
 
@@ -103,7 +103,7 @@ def test_pages_are_scattered_along_the_first_axis() -> None:
     kv = KVCache.abstract(LAYERS, 64, HEADS, PAGE, DIM, jnp.float32, mesh)
     page, numbers = page_shapes(kv), jax.ShapeDtypeStruct((2,), jnp.int32)
     programs = [
-        jax.jit(functools.partial(step.copy, local=local)).lower(
+        jax.jit(functools.partial(copy_pages, local=local)).lower(
             kv, jax.ShapeDtypeStruct((4,), jnp.int32)
         ),
         jax.jit(put).lower(kv, numbers, (page, page)),

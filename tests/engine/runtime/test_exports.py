@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxllm.engine.runtime import exports
-from jaxllm.engine.runtime.executables import Executables, Recipe
-from jaxllm.engine.runtime.exports import Exports, fingerprint
-from jaxllm.engine.runtime.xla_options import XlaOptions
+from jaxllm.engine.runtime.compilation import exports
+from jaxllm.engine.runtime.compilation.executables import Executables, Recipe
+from jaxllm.engine.runtime.compilation.exports import Exports, fingerprint
+from jaxllm.engine.runtime.compilation.xla_options import XlaOptions
 from jaxllm.mesh import make_mesh
 
 

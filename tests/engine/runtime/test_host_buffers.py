@@ -17,16 +17,32 @@ from jaxllm.mesh import make_mesh
 
 @pytest.mark.parametrize("devices", [1, 2])
 @pytest.mark.parametrize("memory", ["pinned_host", "device"])
-def test_every_device_gets_the_parts_one_after_another_and_a_slot_is_used_again_in_its_turn(
+def test_every_device_gets_the_buffer_and_a_slot_is_used_again_in_its_turn(
     devices: int, memory: str
 ) -> None:
     sharding = NamedSharding(make_mesh(devices), PartitionSpec(), memory_kind=memory)
     uplink = HostBuffers(8, sharding, 3)
     for turn in range(5):
-        sent = uplink.send([np.full(3, turn, np.int32), np.full(2, -turn, np.int32)])
+        sent = uplink.send(np.array([turn] * 3 + [-turn] * 2, np.int32))
         for shard in sent.addressable_shards:
             assert np.array(shard.data)[:5].tolist() == [turn] * 3 + [-turn] * 2
     assert len(sent.addressable_shards) == devices and isinstance(sent, jax.Array)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("memory", ["pinned_host", "device"])
+def test_a_leased_buffer_is_the_one_that_is_sent(devices: int, memory: str) -> None:
+    sharding = NamedSharding(make_mesh(devices), PartitionSpec(), memory_kind=memory)
+    buffers = HostBuffers(4, sharding, 2)
+    for turn in range(3):
+        leased = buffers.lease()
+        assert memory == "device" or buffers.lease() is leased
+        leased[:] = turn
+        sent = buffers.send(leased)
+        for shard in sent.addressable_shards:
+            assert np.array(shard.data).tolist() == [turn] * 4
+        other = buffers.send(np.full(4, -1, np.int32))
+        assert [np.array(array)[0] for array in (sent, other)] == [turn, -1]
 
 
 class Taken:
@@ -45,10 +61,10 @@ def test_a_buffer_is_not_written_again_before_its_program_has_ended() -> None:
     )
     first, second = Taken(), Taken()
     for taken in (first, second):
-        uplink.send([np.zeros(3, np.int32)])
+        uplink.send(np.zeros(3, np.int32))
         uplink.until(taken)  # type: ignore[arg-type]
     assert not first.waited and not second.waited
-    uplink.send([np.zeros(3, np.int32)])
+    uplink.send(np.zeros(3, np.int32))
     assert first.waited and not second.waited
 
 
@@ -56,9 +72,10 @@ def test_after_a_failure_no_buffer_of_a_step_in_flight_is_written_again(
     make_engine: Callable[..., Engine],
 ) -> None:
     runner = make_engine().runner
-    before = dict(runner._uplinks)
+    before = dict(runner._buffers)
     runner.reset()
-    assert all(runner._uplinks[chunks] is not before[chunks] for chunks in before)
+    assert {key.program for key in before} > {"update_slots", "copy_pages", "prompt_logprobs"}
+    assert all(runner._buffers[key] is not before[key] for key in before)
 
 
 @pytest.mark.parametrize("devices", [1, 2])

@@ -163,7 +163,7 @@ def test_no_plan_waits_for_what_it_has_launched_itself(
 ) -> None:
     """That runs behind the step in flight: the next one would be launched late."""
     runner = swapping.runner
-    swapper, width = page_swapper.PageSwapper(runner.programs, Traffic()), runner.programs.moved
+    swapper, width = page_swapper.PageSwapper(runner.programs, Traffic()), runner.shapes.moved_pages
     saves = [
         tuple((page % 20, program * width + page) for page in range(width))
         for program in range(LEAVING)

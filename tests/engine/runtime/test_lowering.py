@@ -3,7 +3,6 @@ where libtpu is installed."""
 
 from __future__ import annotations
 
-import functools
 import re
 from dataclasses import replace
 from typing import Any
@@ -16,10 +15,8 @@ from jax.sharding import Mesh
 
 from jaxllm import models, weights
 from jaxllm.cache.kv import KVCache
-from jaxllm.engine.runtime import step
-from jaxllm.engine.runtime.executables import Executables
-from jaxllm.engine.runtime.programs import Programs, Scoring, weight_leaves
-from jaxllm.engine.runtime.state import SlotState
+from jaxllm.engine.runtime.lattice import Programs, forward_key, weight_leaves
+from jaxllm.engine.runtime.program import Key
 from jaxllm.engine.scheduling.buckets import Buckets
 from jaxllm.mesh import make_mesh
 from tests.engine.conftest import TINY
@@ -40,28 +37,10 @@ def programs_of(mesh: Mesh, backend: str, page: int = PAGE, kv_dtype: str = "bfl
 
 def traced(programs: Programs, kind: str) -> Any:
     """The largest program of a kind, traced."""
-    given, buckets = programs.abstract, programs.buckets
-    if kind == "decode":
-        rows = max(buckets.decode)
-        function = functools.partial(step.decode, programs.model, rows, buckets.logit_rows(rows))
-        return jax.jit(function, donate_argnums=(1, 3)).trace(
-            given.weights,
-            given.kv,
-            programs.state,
-            programs.forward_output(buckets.logit_rows(rows)),
-        )
+    buckets = programs.shapes.buckets
     shape = max((s for s in buckets.extend if s.decodes), key=lambda s: s.tokens)
-    function = functools.partial(step.extend, programs.model, programs.layout(shape))
-    forward_output = programs.forward_output(buckets.logit_rows(shape))
-    arguments = (
-        given.weights,
-        given.kv,
-        programs.state,
-        programs.staged,
-        forward_output,
-        programs.states,
-    )
-    return jax.jit(function, donate_argnums=(1, 2, 4, 5)).trace(*arguments)
+    recipe = programs.recipe(forward_key(max(buckets.decode) if kind == "decode" else shape))
+    return jax.jit(recipe.function, donate_argnums=recipe.donated).trace(*recipe.arguments)
 
 
 @pytest.mark.parametrize("shards", [1, 4])
@@ -100,12 +79,10 @@ def test_a_step_with_a_checkpoints_scales_lowers(shards: int) -> None:
     spec = models.make_spec(REAL_HEADS, scales=[tensors] * 2)
     graphdef, state = weights.abstract(spec, mesh, jnp.bfloat16)
     leaves, treedef = weight_leaves(state)
-    assert len(leaves) == len(given.abstract.weights) + 2
-    model = replace(given.model, graphdef=graphdef, treedef=treedef)
-    text = traced(
-        Programs(model, replace(given.abstract, weights=leaves), given.buckets, given.scoring),
-        "decode",
-    )
+    assert len(leaves) == len(given.shapes.weights) + 2
+    model = replace(given.shapes.model, graphdef=graphdef, treedef=treedef)
+    shapes = replace(given.shapes, model=model, weights=leaves)
+    text = traced(Programs(shapes), "decode")
     calls = re.findall(r"custom_call @(\w+)\(", text.lower(lowering_platforms=("cuda",)).as_text())
     assert calls.count(CALLS["cuda"]) == 2
 
@@ -118,11 +95,9 @@ def test_a_step_over_two_kinds_of_layers_lowers(platform: str, backend: str, kin
         REAL_HEADS | {"use_sliding_window": True, "sliding_window": 32, "max_window_layers": 1}
     )
     pools = [KVCache.abstract(1, pages, 8, PAGE, 128, jnp.bfloat16, mesh) for pages in (PAGES, 512)]
-    abstract = replace(
-        given.abstract, kv=KVCache.of_kinds(pools, (0, 1)), state=SlotState.shapes(SLOTS, 2 * 16)
-    )
-    model = replace(given.model, graphdef=weights.abstract(spec, mesh, jnp.bfloat16)[0])
-    programs = Programs(model, abstract, given.buckets, given.scoring)
+    model = replace(given.shapes.model, graphdef=weights.abstract(spec, mesh, jnp.bfloat16)[0])
+    kv = KVCache.of_kinds(pools, (0, 1))
+    programs = Programs(replace(given.shapes, model=model, kv=kv, table_width=2 * 16))
     assert CALLS[platform] in traced(programs, kind).lower(lowering_platforms=(platform,)).as_text()
 
 
@@ -133,10 +108,10 @@ def test_log_probabilities_lower_for_a_device_that_is_not_here(
     platform: str, mode: str, shards: int
 ) -> None:
     base = programs_of(make_mesh(shards), "xla")
-    programs = Programs(base.model, base.abstract, base.buckets, Scoring(20, mode))
+    programs = Programs(replace(base.shapes, max_logprobs=20, logprobs_mode=mode))
     for key in (
-        ("logprobs", (programs.buckets.logits[-1], 20)),
-        ("score", (programs.buckets.score, 20)),
+        Key("logprobs", (base.shapes.buckets.logits[-1], 20)),
+        Key("prompt_logprobs", (base.shapes.buckets.score, 20)),
     ):
         recipe = programs.recipe(key)
         text = (
@@ -155,9 +130,9 @@ def test_what_shapes_logits_lowers_for_a_device_that_is_not_here(
 ) -> None:
     programs = programs_of(make_mesh(shards), "xla")
     for key in [
-        ("process", programs.buckets.logits[-1]),
-        ("set_slot", 0),
-        ("apply_token_bitmask", 0),
+        Key("process_logits", (programs.shapes.buckets.logits[-1],)),
+        Key("set_slot"),
+        Key("apply_token_bitmask"),
     ]:
         recipe = programs.recipe(key)
         jitted = jax.jit(
@@ -173,13 +148,11 @@ def test_what_shapes_logits_lowers_for_a_device_that_is_not_here(
 
 
 def test_programs_for_a_gpu_meet_the_host_in_pinned_memory_wherever_they_are_lowered() -> None:
-    base = programs_of(make_mesh(1), "xla")
+    base = replace(programs_of(make_mesh(1), "xla").shapes, max_logprobs=20)
     for platform, kind in (("gpu", "pinned_host"), ("cpu", base.replicated.memory_kind)):
-        programs = Programs(
-            base.model, base.abstract, base.buckets, Scoring(20), Executables(platform=platform)
-        )
-        score = programs.recipe(("score", (programs.buckets.score, 20)))
-        assert score.arguments[-1].sharding.memory_kind == kind
+        programs = Programs(replace(base, platform=platform))
+        recipe = programs.recipe(Key("prompt_logprobs", (base.buckets.score, 20)))
+        assert recipe.arguments[-1].sharding.memory_kind == kind
 
 
 @pytest.mark.slow
@@ -195,7 +168,7 @@ def test_the_tpu_compiler_takes_a_step_of_four_devices_and_writes_pages_in_place
     devices = topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x2").devices
     programs = programs_of(make_mesh(4, devices), backend)
     compiled = traced(programs, kind).lower().compile()
-    own = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(programs.abstract.kv)) // 4
+    own = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(programs.shapes.kv)) // 4
     assert compiled.memory_analysis().alias_size_in_bytes >= own
     assert (
         re.findall(

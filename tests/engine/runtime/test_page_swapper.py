@@ -496,6 +496,6 @@ def test_the_price_of_a_token_is_that_of_the_best_shape() -> None:
 
 def test_two_programs_more_and_only_with_host_memory(make_engine: MakeEngine) -> None:
     plain, swapping = make_engine(), make_engine(preemption_mode="swap", swap_space=0.01)
-    more = set(swapping.runner.programs.keys()) - set(plain.runner.programs.keys())
-    assert {kind for kind, _ in more} == {"save", "load"} and len(more) == 2
+    more = set(swapping.runner.programs.lattice) - set(plain.runner.programs.lattice)
+    assert {kind for kind, _ in more} == {"save_pages", "load_pages"} and len(more) == 2
     assert plain.runner.swapper is None and plain.scheduler.offload is None

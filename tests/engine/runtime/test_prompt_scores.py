@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 
 from jaxllm.engine.engine import Engine
-from jaxllm.engine.runtime.prompt_scores import asked_of
+from jaxllm.engine.runtime.lattice import forward_key
+from jaxllm.engine.runtime.program import Key
+from jaxllm.engine.runtime.prompt_scores import score_rows
 from jaxllm.engine.scheduling.plan import Chunk, Plan, Span, spans
 from jaxllm.engine.scheduling.request import Request
 from jaxllm.logprobs import prompt_entries
@@ -122,7 +124,7 @@ def test_spans_leave_out_what_was_scored_and_find_their_rows() -> None:
     )
     todo = spans(Plan((), (), chunks))
     assert todo == [Span(fresh, 0, 8, 5), Span(again, 6, 9, 15), Span(last, 15, 19, 18)]
-    row, token = asked_of(todo)
+    row, token = score_rows(todo)
     assert row.tolist() == [*range(5, 13), 15, 16, 17, 18, 19, 20, 21]
     assert token.tolist() == [*range(101, 109), 107, 108, 109, 116, 117, 118, 119]
 
@@ -139,28 +141,29 @@ def test_more_log_probabilities_than_memory_shall_hold_are_refused(engine: Engin
 
 def test_no_program_holds_the_logits_of_a_long_chunk(make_engine: MakeEngine) -> None:
     programs = make_engine(max_num_batched_tokens=512, max_model_len=512).runner.programs
-    tokens, vocabulary, block = 512, programs.abstract.vocab_size, programs.buckets.score
+    shapes, tokens = programs.shapes, 512
+    vocabulary, block = shapes.vocab_size, shapes.buckets.score
     assert block < tokens / 4
-    largest = programs.buckets.extend[-1]
+    largest = shapes.buckets.extend[-1]
     assert largest.tokens == tokens
-    for kind, shape in (("extend", largest), ("score", (block, programs.widths[-1]))):
-        recipe = programs.recipe((kind, shape))
+    for key in (forward_key(largest), Key("prompt_logprobs", (block, shapes.widths[-1]))):
+        recipe = programs.recipe(key)
         text = jax.jit(recipe.function).lower(*recipe.arguments).as_text()
         rows = {int(found) for found in re.findall(rf"tensor<(\d+)x{vocabulary}xf32>", text)}
         assert rows
-        assert max(rows) <= max(block, programs.buckets.logits[-1])
+        assert max(rows) <= max(block, shapes.buckets.logits[-1])
 
 
 def test_only_rows_that_get_logits_pass_the_last_feed_forward(make_engine: MakeEngine) -> None:
     programs = make_engine(max_num_batched_tokens=512, max_model_len=512).runner.programs
-    layers = len(programs.abstract.kv.kinds)
+    layers = len(programs.shapes.kv.kinds)
     gate_up = (1, 2, TINY["intermediate_size"], TINY["hidden_size"])
-    for shape in programs.buckets.extend:
-        recipe = programs.recipe(("extend", shape))
+    for shape in programs.shapes.buckets.extend:
+        recipe = programs.recipe(forward_key(shape))
         dots = _products(jax.make_jaxpr(recipe.function)(*recipe.arguments).jaxpr)
         rows = [result.shape[0] for result, weight in dots if weight.shape == gate_up]
         assert rows == [shape.tokens + shape.decodes] * (layers - 1) + [
-            programs.buckets.logit_rows(shape)
+            programs.shapes.buckets.logit_rows(shape)
         ]
 
 
@@ -183,11 +186,11 @@ def _products(jaxpr: Any) -> list[tuple[Any, Any]]:
 
 def test_what_extends_leave_is_written_in_place(make_engine: MakeEngine) -> None:
     runner = make_engine().runner
-    largest = runner.programs.buckets.extend[-1]
-    compiled = runner.programs.get("extend", largest)
+    largest = runner.shapes.buckets.extend[-1]
+    compiled = runner.programs.get(forward_key(largest))
     own = sum(
         x.size * x.dtype.itemsize
-        for x in jax.tree.leaves((runner.programs.abstract.kv, runner.programs.states))
+        for x in jax.tree.leaves((runner.shapes.kv, runner.shapes.hidden_states))
     )
     assert compiled.memory_analysis().alias_size_in_bytes >= own
 

@@ -13,8 +13,8 @@ from jaxllm.engine.runtime.state import (
     SLOT_PARAMS,
     Columns,
     SlotState,
-    columns_of,
-    named,
+    device_columns,
+    host_columns,
     width_of,
 )
 
@@ -24,7 +24,7 @@ def test_what_the_host_writes_by_name_a_program_reads_by_name(columns: Columns) 
     rng, rows = np.random.default_rng(0), 5
     matrix = np.full((rows, width_of(columns)), -7, np.int32)
     written = {}
-    for name, values in named(matrix, columns).items():
+    for name, values in host_columns(matrix, columns).items():
         _, dtype = columns[name]
         drawn = (
             rng.integers(0, 2, values.shape)
@@ -33,7 +33,7 @@ def test_what_the_host_writes_by_name_a_program_reads_by_name(columns: Columns) 
         )
         values[:] = rng.standard_normal(values.shape) if dtype is np.float32 else drawn
         written[name] = values.copy()
-    found = jax.jit(lambda given: columns_of(given, columns))(jnp.asarray(matrix))
+    found = jax.jit(lambda given: device_columns(given, columns))(jnp.asarray(matrix))
     assert found.keys() == written.keys() == columns.keys()
     for name, values in found.items():
         assert values.dtype == columns[name][1]
@@ -44,7 +44,7 @@ def test_what_the_host_writes_by_name_a_program_reads_by_name(columns: Columns) 
 def test_columns_lie_side_by_side_and_fill_the_state() -> None:
     for columns, matrix in (
         (PROGRESS, SlotState.zeros(3, 8).progress),
-        (SLOT_PARAMS, SlotState.zeros(3, 8).asks),
+        (SLOT_PARAMS, SlotState.zeros(3, 8).params),
     ):
         places = [place for place, _ in columns.values()]
         assert [place.start for place in places] == [0, *(place.stop for place in places[:-1])]

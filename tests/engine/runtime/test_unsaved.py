@@ -56,7 +56,7 @@ def moved(
 def test_a_plan_of_which_all_copies_fail_late_leaves_few_pages_on_the_device(
     swapping: Engine, swapper: page_swapper.PageSwapper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    width = swapping.runner.programs.moved
+    width = swapping.runner.shapes.moved_pages
     saves = [(page % 20, page) for page in range(8 * width)]
     most = 0
 

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxllm.engine.runtime.executables import Executables, Recipe
-from jaxllm.engine.runtime.xla_options import TUNED, Entry, XlaOptions
+from jaxllm.engine.runtime.compilation.executables import Executables, Recipe
+from jaxllm.engine.runtime.compilation.xla_options import TUNED, Entry, XlaOptions
 
 NO_TRITON = {"xla_gpu_enable_triton_gemm": False}
 UNTUNED = NO_TRITON | {"xla_gpu_autotune_level": 0}

@@ -15,8 +15,8 @@ import jax
 import pytest
 
 from jaxllm.config import EngineConfig
-from jaxllm.engine.runtime.programs import Programs
-from jaxllm.engine.runtime.xla_options import Entry, XlaOptions
+from jaxllm.engine.runtime.compilation.xla_options import Entry, XlaOptions
+from jaxllm.engine.runtime.lattice import Programs
 from jaxllm.engine.startup import compile_workers as module
 from jaxllm.engine.startup.compile_workers import MEMORY, CompileWorkers, WorkerSpec
 from jaxllm.engine.startup.resolve import resolve
@@ -40,7 +40,7 @@ def compile_with(workers: int, tiny_dir: str, devices: int = 1) -> Programs:
     with CompileWorkers() as running:
         running.hire(WorkerSpec(workers))
         running.start(setup, programs, programs.early_keys(likely=False))
-        running.start(setup, programs, programs.keys())
+        running.start(setup, programs, programs.lattice)
         programs.compile([programs.largest, programs.largest_others[0]])
     return programs
 
@@ -48,7 +48,7 @@ def compile_with(workers: int, tiny_dir: str, devices: int = 1) -> Programs:
 def opcount(programs: Programs) -> list[tuple[str, int]]:
     """Every compiled program by name, with the number of its instructions."""
     return [
-        (programs.name(key), (programs.get(*key).as_text() or "").count(" = "))
+        (programs.name(key), (programs.get(key).as_text() or "").count(" = "))
         for key in [programs.largest, programs.largest_others[0]]
     ]
 
@@ -92,9 +92,9 @@ def test_workers_make_what_needs_no_pages_first_and_then_the_rest_for_the_pool_t
     executables, first = programs.executables, programs.early_keys(likely=False)
     assert {key[0] for key in first} == {
         "sample",
-        "process",
+        "process_logits",
         "logprobs",
-        "score",
+        "prompt_logprobs",
         "set_slot",
         "apply_token_bitmask",
     }
@@ -105,10 +105,10 @@ def test_workers_make_what_needs_no_pages_first_and_then_the_rest_for_the_pool_t
         early = set(executables.coming)
         assert early == {programs.name(key) for key in first if programs.is_kept(key)}
         programs = make_programs(found, executables)
-        running.start(found, programs, programs.keys())
+        running.start(found, programs, programs.lattice)
         later = set(executables.coming) - early
         assert later == {
-            programs.name(key) for key in programs.keys() if key[0] in ("decode", "extend")
+            programs.name(key) for key in programs.lattice if key[0] in ("decode", "extend")
         }
         for made in executables.coming.values():
             made.result(120)
@@ -161,10 +161,10 @@ def test_what_is_no_longer_wanted_is_left_and_nobody_waits_for_it(
         running.start(likely, programs, programs.early_keys(likely=True))
         early = dict(coming)
         assert set(early) == {
-            programs.name(key) for key in programs.keys() if programs.is_kept(key)
+            programs.name(key) for key in programs.lattice if programs.is_kept(key)
         }
         programs = make_programs(found, programs.executables)
-        running.start(found, programs, programs.keys())
+        running.start(found, programs, programs.lattice)
     assert {name.partition("-")[0] for name, made in early.items() if made.done()} == {
         "decode",
         "extend",
@@ -233,9 +233,9 @@ def test_the_engine_begins_with_what_xla_tunes(tiny_dir: str) -> None:
     programs.executables._options = XlaOptions(
         (Entry("extend", 1, 9999, {"xla_gpu_autotune_level": 0}),)
     )
-    lattice = programs.keys()
+    lattice = programs.lattice
     assert [programs.is_tuned(key) for key in lattice] == [
-        key[0] in ("decode", "score") for key in lattice
+        key[0] in ("decode", "prompt_logprobs") for key in lattice
     ]
     assert lattice[0][0] == "decode"
 
@@ -244,7 +244,7 @@ FIRST_START = """
 import sys
 from pathlib import Path
 from jaxllm.config import EngineConfig
-from jaxllm.engine.runtime.compile_counter import CompileCounter
+from jaxllm.engine.runtime.compilation.compile_counter import CompileCounter
 from jaxllm.engine.startup.resolve import resolve
 from jaxllm.engine.startup.sizing import make_programs
 from jaxllm.engine.startup.start import use_compilation_cache
@@ -258,8 +258,8 @@ programs = make_programs(setup)
 counter = CompileCounter()
 with CompileWorkers(1) as running:
     running.hire(WorkerSpec(2, compiling=True))
-    running.start(setup, programs, programs.keys())
-    mine = [key for key in programs.keys() if programs.is_kept(key)]
+    running.start(setup, programs, programs.lattice)
+    mine = [key for key in programs.lattice if programs.is_kept(key)]
     programs.compile(mine)
 print(counter.cache_hits, counter.compiles, len(mine))
 """

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 
+import jax
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,6 +15,7 @@ from jaxllm import models
 from jaxllm.cache.pool import CacheGroup
 from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.engine.engine import Engine
+from jaxllm.engine.runtime.program import Key
 from jaxllm.engine.scheduling.buckets import Buckets
 from jaxllm.engine.startup.memory import (
     PAGE_ROUND,
@@ -79,17 +81,17 @@ def test_what_stays_for_sampling_is_what_the_programs_take(
     make_engine: Callable[..., Engine],
 ) -> None:
     runner = make_engine().runner
-    for rows in runner.programs.buckets.logits:
-        runner.processing.run(runner._reused(rows), runner.state)
+    for rows in runner.shapes.buckets.logits:
+        runner.call(Key("process_logits", (rows,)))
+    sampling = ("counts", "logits_params", "processed_logits", "forward_output")
     found = sum(
         x.nbytes
-        for x in [
-            *runner.processing.buffers,
-            *(forward_output.logits for forward_output in runner._forward_outputs.values()),
-        ]
+        for (name, _), tree in runner._device._arrays.items()
+        if name in sampling
+        for x in jax.tree.leaves(tree.logits if name == "forward_output" else tree)
     )
     assert found == resident_bytes(
-        runner.programs.buckets.logits, runner.slots, TINY["vocab_size"], 1
+        runner.shapes.buckets.logits, runner.slots, TINY["vocab_size"], 1
     )
 
 

@@ -17,8 +17,8 @@ import pytest
 
 from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.engine.engine import Engine
-from jaxllm.engine.runtime import programs as module
-from jaxllm.engine.runtime.programs import Key, Programs
+from jaxllm.engine.runtime import lattice as module
+from jaxllm.engine.runtime.lattice import Key, Programs
 from jaxllm.engine.startup import sizing
 from jaxllm.engine.startup.memory import MemoryBudget
 from jaxllm.engine.startup.resolve import Setup, resized, resolve
@@ -184,11 +184,11 @@ def test_a_program_that_many_threads_want_is_compiled_once_and_an_error_is_not_k
     monkeypatch.setattr(programs, "_compile", counted)
     monkeypatch.setattr(module, "Future", Making)
     with ThreadPoolExecutor(2) as pool:
-        waiting = [pool.submit(programs.get, *key) for _ in range(2)]
+        waiting = [pool.submit(programs.get, key) for _ in range(2)]
         assert all(isinstance(each.exception(), RuntimeError) for each in waiting)
         assert asked.acquire(timeout=60), "who compiled asked, too"
-        once = [pool.submit(programs.get, *key) for _ in range(2)]
-        assert once[0].result() is once[1].result() is programs.get(*key)
+        once = [pool.submit(programs.get, key) for _ in range(2)]
+        assert once[0].result() is once[1].result() is programs.get(key)
     assert len(times) == 2
 
 
@@ -196,7 +196,7 @@ def test_a_second_start_knows_the_need_and_lowers_only_what_is_cheap(tiny_dir: s
     before, config = decide(tiny_dir)
     first, programs = fitted(before, make_programs(before), config)
     programs.compile_all()
-    assert programs.executables.lowered == sum(map(programs.is_kept, programs.keys())), (
+    assert programs.executables.lowered == sum(map(programs.is_kept, programs.lattice)), (
         "each once but for the small"
     )
     again, programs = fitted(before, make_programs(before), config)
@@ -305,9 +305,6 @@ def test_the_draw_kernel_is_left_out_where_it_does_not_take_the_vocabulary(
     tiny_dir: str, vocab_size: int, backend: str, samplers: int
 ) -> None:
     programs = make_programs(decide(tiny_dir)[0])
-    abstract, model = (
-        replace(programs.abstract, vocab_size=vocab_size),
-        replace(programs.model, backend="mosaic_gpu"),
-    )
-    other = Programs(model, abstract, programs.buckets, programs.scoring)
-    assert (other._draw_backend, len(other.samplers)) == (backend, samplers)
+    model = replace(programs.shapes.model, backend="mosaic_gpu")
+    other = replace(programs.shapes, model=model, vocab_size=vocab_size)
+    assert (other.draw_backend, len(other.samplers)) == (backend, samplers)

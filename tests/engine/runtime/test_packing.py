@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxllm.engine.runtime.batch import (
+from jaxllm.engine.runtime.packing import (
     ALIGN,
     Shapes,
     offsets,
     pack,
     packed_size,
     unpack,
-    update_arrays,
-    update_shapes,
+    views,
 )
+from jaxllm.engine.runtime.programs.update_slots import head_shapes, pack_head
 from jaxllm.engine.scheduling.plan import Plan, TableWrite
 from jaxllm.engine.scheduling.request import Request
 from jaxllm.sampling.options import SamplingParams
@@ -64,7 +67,10 @@ def test_each_table_write_of_a_plan_is_an_entry_and_unused_entries_are_dropped(
         for at, (index, group) in enumerate(written)
     )
     plan = Plan(tuple(decodes), (0,) * count, (), table_writes=writes)
-    arrays = update_arrays(plan, update_shapes(slots, 2), width)
+    buffer = np.zeros(packed_size(head_shapes(slots, 2)), np.int32)
+    shapes: Any = SimpleNamespace(slots=slots, kinds=2, table_width=2 * width)
+    pack_head(buffer, plan, shapes)
+    arrays = views(buffer, head_shapes(slots, 2))
     assert arrays["rows"].tolist() == [7 - row for row in range(count)] + [slots] * (slots - count)
     entries = [
         tuple(int(arrays[name][at]) for name in ("slot", "index", "page"))

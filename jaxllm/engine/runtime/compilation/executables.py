@@ -10,10 +10,9 @@ from typing import Any
 
 import jax
 
-from jaxllm.engine.runtime.exports import Exports, calling, export
-from jaxllm.engine.runtime.xla_options import XlaOptions
+from jaxllm.engine.runtime.compilation.exports import Exports, calling, export
+from jaxllm.engine.runtime.compilation.xla_options import XlaOptions
 
-FORWARD = ("decode", "extend", "score")  # kinds of programs that have matrix products
 PATIENCE = 120  # seconds for another process to lower a program; then it is lowered here
 
 
@@ -71,10 +70,9 @@ class Executables:
         return lowered.compile(compiler_options=self._options.at(name.partition("-")[0], rows))
 
     def tunes(self, kind: str, rows: int) -> bool:
-        """Whether XLA chooses kernels of a program by timing them on the device."""
+        """Whether XLA times kernels on the device for the matrix products of a program."""
         return (
             self.platform == "gpu"
-            and kind in FORWARD
             and self._options.at(kind, rows).get("xla_gpu_autotune_level") != 0
         )
 

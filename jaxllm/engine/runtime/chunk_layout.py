@@ -1,0 +1,110 @@
+"""Prompt chunks as one int32 buffer: packed by the host, unpacked by the program `extend`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from jaxllm.engine.runtime.packing import Shapes, packed_size, views
+from jaxllm.engine.runtime.state import SLOT_PARAMS, host_columns, width_of
+from jaxllm.engine.scheduling.buckets import ExtendShape
+from jaxllm.engine.scheduling.plan import Chunk
+from jaxllm.engine.scheduling.request import Request
+
+# Programs flush smaller numbers to 0, and no token would reach a top_p of 0
+MIN_TOP_P = 1e-7
+
+
+@dataclass(frozen=True)
+class ChunkLayout:
+    """The arrays that chunks are packed into.
+
+    Attributes:
+        shape: T chunk tokens, R chunks, B decode rows.
+        table_width: pages of a slot's table, of all kinds of layers together.
+        logit_rows: rows of logits of the step, at least B + R. Padded, so that few sampling
+            programs serve all shapes.
+    """
+
+    shape: ExtendShape
+    table_width: int
+    logit_rows: int
+
+    @property
+    def shapes(self) -> Shapes:
+        """The arrays by name. Per token: its id, position, and chunk row. Per chunk: its slot, its
+        first token's index, tokens, tokens with the cached prefix, tokens whose KV exists already,
+        whether it samples, and the slot's state."""
+        t, r = self.shape.tokens, self.shape.chunks
+        ints: Shapes = dict.fromkeys(("token", "position", "row"), ((t,), np.int32))
+        ints |= dict.fromkeys(
+            ("slot", "start", "length", "kv_length", "kept", "final", "remaining", "min_left"),
+            ((r,), np.int32),
+        )
+        return ints | {
+            "params": ((r, width_of(SLOT_PARAMS)), np.int32),
+            "table": ((r, self.table_width), np.int32),
+        }
+
+    @property
+    def size(self) -> int:
+        """Elements of the buffer."""
+        return packed_size(self.shapes)
+
+    def pack_chunks(
+        self, buffer: np.ndarray, chunks: Sequence[Chunk], slots: int, eos_ids: Sequence[int]
+    ) -> None:
+        """Write these chunks into a zeroed buffer. Padding rows use the trash slot, padding tokens
+        row R."""
+        arrays = views(buffer, self.shapes)
+        arrays["row"][:] = self.shape.chunks
+        arrays["slot"][:] = slots
+        params = host_columns(arrays["params"], SLOT_PARAMS)
+        params["stop_ids"][:] = -1
+        start = 0
+        for row, chunk in enumerate(chunks):
+            span = slice(start, start + chunk.length)
+            arrays["token"][span] = chunk.request.tokens(chunk.start, chunk.start + chunk.length)
+            arrays["position"][span] = np.arange(chunk.start, chunk.start + chunk.length)
+            arrays["row"][span] = row
+            arrays["start"][row], arrays["length"][row] = start, chunk.length
+            _fill_row(arrays, row, chunk)
+            _fill_params(params, row, chunk.request, eos_ids)
+            start += chunk.length
+
+
+def _fill_row(arrays: dict[str, np.ndarray], row: int, chunk: Chunk) -> None:
+    """A chunk carries its request's whole slot, so a recycled slot keeps nothing of its last
+    request."""
+    request = chunk.request
+    arrays["slot"][row] = request.slot
+    arrays["kv_length"][row] = chunk.start + chunk.length
+    arrays["kept"][row] = request.kept
+    arrays["final"][row] = chunk.final
+    arrays["remaining"][row] = request.max_tokens - len(request.output)
+    arrays["min_left"][row] = max(0, request.params.min_tokens - len(request.output))
+    width = arrays["table"].shape[1] // len(request.tables)
+    for kind, table in enumerate(request.tables):
+        arrays["table"][row, kind * width : kind * width + len(table.pages)] = table.pages
+
+
+def _fill_params(
+    columns: dict[str, np.ndarray], row: int, request: Request, eos_ids: Sequence[int]
+) -> None:
+    params = request.params
+    stops = stop_ids(params.stop_token_ids, () if params.ignore_eos else eos_ids)
+    columns["prompt_length"][row] = len(request.prompt)
+    columns["processed"][row] = request.asked is not None
+    columns["temperature"][row] = 0.0 if params.greedy else params.temperature
+    columns["top_p"][row] = max(params.top_p, MIN_TOP_P)
+    columns["min_p"][row] = params.min_p
+    columns["top_k"][row] = max(0, params.top_k)
+    columns["key"][row] = np.array([request.seed], np.uint64).view(np.uint32)
+    columns["stop_ids"][row, : len(stops)] = stops
+
+
+def stop_ids(own: Sequence[int] | None, eos_ids: Sequence[int]) -> list[int]:
+    """Every id that ends a request: its own and the model's."""
+    return list(dict.fromkeys([*(own or ()), *eos_ids]))

@@ -1,0 +1,188 @@
+"""Every executable that the engine may run, compiled before serving and looked up by key."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import jax
+from jax import Array
+
+from jaxllm.cache.kv import KVCache
+from jaxllm.engine.runtime.compilation.executables import Executables, Recipe
+from jaxllm.engine.runtime.program import Key, Program, Variant
+from jaxllm.engine.runtime.programs import PROGRAMS
+from jaxllm.engine.runtime.shapes import StepShapes
+from jaxllm.engine.scheduling.buckets import ExtendShape
+
+type Progress = Callable[[int, int], None]  # called with (done, total)
+
+
+class Programs:
+    """The lattice: programs by shape.
+
+    `compile_all` builds it in threads, since XLA releases the GIL. A missing program is built on
+    first use, which only happens with `enforce_eager`.
+    """
+
+    def __init__(self, shapes: StepShapes, executables: Executables | None = None):
+        self.shapes = shapes
+        self.executables = executables or Executables(platform=shapes.platform)
+        self._compiled: dict[Key, jax.stages.Compiled] = {}
+        self._making: dict[Key, Future[jax.stages.Compiled]] = {}
+        self._stopped = False
+
+    @functools.cached_property
+    def lattice(self) -> list[Key]:
+        """Every key, in the order of compiling: first programs for which XLA times kernels, then
+        those that take longest."""
+        keys = [
+            Key(program.name, tuple(sizes))
+            for program in PROGRAMS.values()
+            for sizes in program.sizes(self.shapes)
+        ]
+        return sorted(keys, key=lambda key: not self.is_tuned(key))
+
+    def get(self, key: Key) -> jax.stages.Compiled:
+        """The executable of a key; waits where another thread compiles it."""
+        program = self._compiled.get(key)
+        return self._make(key) if program is None else program
+
+    @functools.cache  # noqa: B019, as long-lived as the engine
+    def variant(self, key: Key) -> Variant:
+        """The function of a key, with the arrays that it takes and gives."""
+        return PROGRAMS[key.program].build(self.shapes, *key.sizes)
+
+    def recipe(self, key: Key) -> Recipe:
+        """What to compile for a key."""
+        return self.variant(key).recipe(self.shapes)
+
+    def compile_all(self, progress: Progress | None = None) -> None:
+        """Compile the whole lattice; `progress(done, total)` after each program."""
+        self.compile(self.lattice, progress)
+
+    def compile(self, keys: Iterable[Key], progress: Progress | None = None) -> None:
+        """Compile the missing ones of these programs, in half as many threads as cores."""
+        keys = [key for key in keys if key not in self._compiled]
+        workers = max(2, (os.cpu_count() or 2) // 2)
+        with ThreadPoolExecutor(workers, thread_name_prefix="compile") as pool:
+            for done, _ in enumerate(pool.map(self._make_unless_stopped, keys), 1):
+                if progress:
+                    progress(done, len(keys))
+
+    def stop(self) -> None:
+        """Make `compile`, in other threads, start no further program."""
+        self._stopped = True
+
+    def _make_unless_stopped(self, key: Key) -> None:
+        if not self._stopped:
+            self._make(key)
+
+    def _make(self, key: Key) -> jax.stages.Compiled:
+        """Compile a program once, for however many threads."""
+        mine: Future[jax.stages.Compiled] = Future()
+        making = self._making.setdefault(key, mine)
+        if making is mine:
+            try:
+                self._compiled[key] = self._compile(key)
+                making.set_result(self._compiled[key])
+            except BaseException as error:
+                del self._making[key]  # a later call tries again
+                making.set_exception(error)
+        return making.result()
+
+    def _compile(self, key: Key) -> jax.stages.Compiled:
+        return self.executables.compile(
+            self.name(key), self._rows(key), self.recipe(key), keep=self.is_kept(key)
+        )
+
+    @property
+    def largest(self) -> Key:
+        """The forward that needs most memory."""
+        return self._largest_of(PROGRAMS["extend"])
+
+    @property
+    def largest_others(self) -> list[Key]:
+        """The largest of each other program that may need more memory than a forward."""
+        return [
+            self._largest_of(program)
+            for program in PROGRAMS.values()
+            if program.may_need_most(self.shapes)
+        ]
+
+    def _largest_of(self, program: Program) -> Key:
+        return Key(program.name, max(program.sizes(self.shapes)))
+
+    def for_pool(self, kv: KVCache, table_width: int) -> Programs:
+        """The lattice for a pool of another size. Programs without pages are compiled only once if
+        the slot state stays the same."""
+        shapes = replace(self.shapes, kv=kv, table_width=table_width)
+        other = Programs(shapes, self.executables)
+        if table_width == self.shapes.table_width:
+            other._compiled = {
+                key: program
+                for key, program in self._compiled.items()
+                if not self.variant(key).uses_pages
+            }
+        return other
+
+    @property
+    def peak_bytes(self) -> int:
+        """Bytes on one device that the compiled programs need at most beside weights, pages and
+        slot state: temporaries and outputs."""
+        return max(map(needed_bytes, self._compiled.values()), default=0)
+
+    def is_kept(self, key: Key) -> bool:
+        """Whether the lowered program is worth keeping for later starts."""
+        return PROGRAMS[key.program].is_kept(self.shapes)
+
+    def is_tuned(self, key: Key) -> bool:
+        """Whether XLA times kernels on the device to compile the program."""
+        has_products = PROGRAMS[key.program].has_products
+        return has_products and self.executables.tunes(key.program, self._rows(key))
+
+    def early_keys(self, likely: bool) -> list[Key]:
+        """Programs to compile before the pool's size is known: all if this one is `likely`,
+        otherwise those that are the same for any pool of the same maximum length. Those that tell
+        the memory of a step go first."""
+        found = [key for key in self.lattice if likely or not self.variant(key).uses_pages]
+        first = self.largest_others
+        return sorted(found, key=lambda key: key not in first)
+
+    def name(self, key: Key) -> str:
+        """The program's name between starts: its sizes, and the sizes of pool and tables."""
+        pages = self.shapes.kv.num_pages if self.variant(key).uses_pages else (0,)
+        parts = key.program, *key.sizes, "of", self.shapes.table_width, *pages
+        return "-".join(map(str, parts))
+
+    @staticmethod
+    def _rows(key: Key) -> int:
+        return PROGRAMS[key.program].rows(key.sizes)
+
+
+def forward_key(shape: int | ExtendShape) -> Key:
+    """The forward of a decode bucket or an extend shape."""
+    if isinstance(shape, ExtendShape):
+        return Key("extend", (shape.tokens, shape.chunks, shape.decodes))
+    return Key("decode", (shape,))
+
+
+def needed_bytes(program: jax.stages.Compiled) -> int:
+    """Bytes that a program needs on one device beside its arguments: temporaries, and outputs that
+    take no argument's buffer."""
+    found = program.memory_analysis()
+    return (
+        0
+        if found is None
+        else found.temp_size_in_bytes + found.output_size_in_bytes - found.alias_size_in_bytes
+    )
+
+
+def weight_leaves(state: Any) -> tuple[tuple[Array, ...], jax.tree_util.PyTreeDef]:
+    """The leaves of an nnx state as a flat tuple (cheap to dispatch) and the tree to rebuild it."""
+    leaves, treedef = jax.tree.flatten(state)
+    return tuple(leaves), treedef

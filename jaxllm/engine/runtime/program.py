@@ -1,0 +1,129 @@
+"""What a step program is: the value that each file of `programs/` holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+
+from jaxllm.engine.runtime.compilation.executables import Recipe
+from jaxllm.engine.runtime.shapes import StepShapes
+
+type Sizes = tuple[int, ...]
+
+MAX_DEPTH = 2  # steps in flight
+
+
+class Key(NamedTuple):
+    """Name of one executable: the program and the sizes of its variant. Plain data."""
+
+    program: str
+    sizes: Sizes = ()
+
+
+class Resident(NamedTuple):
+    """Arrays that stay on the device between programs, by their attribute of `StepShapes`.
+
+    Attributes:
+        name: the attribute; the arrays are a tree.
+        rows: rows of logits, for arrays that exist once for each number of them.
+        field: one field of the tree; empty for the whole tree.
+    """
+
+    name: str
+    rows: int = 0
+    field: str = ""
+
+    def shapes(self, shapes: StepShapes) -> Any:
+        """The arrays as shapes with shardings."""
+        found = getattr(shapes, self.name)
+        found = found(self.rows) if self.rows else found
+        return getattr(found, self.field) if self.field else found
+
+
+WEIGHTS, KV, STATE = Resident("weights"), Resident("kv"), Resident("state")
+COUNTS, LOGITS_PARAMS = Resident("counts"), Resident("logits_params")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One program at one size.
+
+    Attributes:
+        function: the pure device function.
+        takes: its arguments: resident arrays, or shapes of what the caller hands over.
+        gives: its results: resident arrays that it replaces, or shardings of what the caller gets.
+            Arrays that are taken and given are donated: the result lies in the same buffer.
+    """
+
+    function: Callable
+    takes: tuple[Any, ...]
+    gives: tuple[Any, ...]
+
+    @property
+    def buffer_size(self) -> int:
+        """Elements of the int32 buffer that the caller hands over; 0 if there is none."""
+        sizes = (x.shape[0] for x in self.takes if isinstance(x, jax.ShapeDtypeStruct))
+        return next(sizes, 0)
+
+    @property
+    def uses_pages(self) -> bool:
+        """Whether the program depends on the number of KV pages."""
+        return KV in self.takes
+
+    def recipe(self, shapes: StepShapes) -> Recipe:
+        """What to compile."""
+        out = [
+            shardings(given.shapes(shapes)) if isinstance(given, Resident) else given
+            for given in self.gives
+        ]
+        return Recipe(
+            self.function,
+            tuple(x.shapes(shapes) if isinstance(x, Resident) else x for x in self.takes),
+            tuple(
+                at for at, x in enumerate(self.takes) if isinstance(x, Resident) and x in self.gives
+            ),
+            out[0] if len(out) == 1 else tuple(out),
+        )
+
+
+@dataclass(frozen=True)
+class Program:
+    """One step program in all sizes. A new one is a file in `programs/` and its caller.
+
+    Attributes:
+        name: the file's name; also in profiles, kept programs and tables of XLA options.
+        sizes: the variants to compile, largest first where they differ in cost.
+        build: the variant of given sizes: `build(shapes, *sizes)`.
+        rank: order of compiling; what takes longest goes first.
+        is_kept: whether the lowered program is worth keeping for later starts.
+        has_products: whether it multiplies by weights, so XLA may time kernels for it.
+        may_need_most: whether its largest variant may need more memory than any forward.
+        rows: rows that a variant computes, for XLA's options.
+        buffers: host buffers that may wait for the device at once.
+        acknowledges: the last result is there when the host buffer was read; then `buffers` bounds
+            memory. Otherwise `buffers` is what the steps in flight can use.
+    """
+
+    name: str
+    sizes: Callable[[StepShapes], Iterable[Sizes]]
+    build: Callable[..., Variant]
+    rank: int = 9
+    is_kept: Callable[[StepShapes], bool] = lambda shapes: False
+    has_products: bool = False
+    may_need_most: Callable[[StepShapes], bool] = lambda shapes: False
+    rows: Callable[[Sizes], int] = lambda sizes: sizes[0] if sizes else 0
+    buffers: Callable[[StepShapes], int] = lambda shapes: MAX_DEPTH + 2
+    acknowledges: bool = False
+
+
+def always(shapes: StepShapes) -> bool:
+    """For flags of `Program` that no shape changes."""
+    return True
+
+
+def shardings(tree: Any) -> Any:
+    """The shardings of a tree of shapes."""
+    return jax.tree.map(lambda s: s.sharding, tree)

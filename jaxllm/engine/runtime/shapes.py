@@ -1,0 +1,187 @@
+"""Shapes and shardings of every array that step programs share, known before weights are loaded."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxllm.cache.kv import KVCache
+from jaxllm.engine.runtime.chunk_layout import ChunkLayout
+from jaxllm.engine.runtime.pinned_memory import PINNED
+from jaxllm.engine.runtime.state import ForwardOutput, SlotState
+from jaxllm.engine.scheduling.buckets import Buckets, ExtendShape
+from jaxllm.logprobs import widths
+from jaxllm.sampling.process import LogitsParams
+from jaxllm.sampling.processor_arguments import Processor
+from jaxllm.sampling.sample import Sampler, backend_for
+
+
+@dataclass(frozen=True)
+class Model:
+    """The static half of a model.
+
+    Attributes:
+        graphdef, treedef: how to rebuild the module from its weight leaves inside a trace.
+        backend: of the attention kernels.
+        page_size: tokens of a KV page.
+        processors: research code that `process_logits` runs.
+        batch_invariant: attention splits no row, so a row's result does not depend on the others.
+    """
+
+    graphdef: nnx.GraphDef
+    treedef: jax.tree_util.PyTreeDef
+    mesh: Mesh
+    backend: str
+    page_size: int
+    processors: tuple[Processor, ...] = ()
+    batch_invariant: bool = False
+
+    def rebuild(self, weights: tuple[Array, ...]) -> nnx.Module:
+        """The nnx module around these leaves."""
+        return nnx.merge(self.graphdef, jax.tree.unflatten(self.treedef, weights))
+
+
+@dataclass(frozen=True)
+class StepShapes:
+    """The arrays of one engine as shapes with shardings. Each property without arguments, and each
+    method of a number of rows, is an array or a tree of them that programs take and give.
+
+    Attributes:
+        model: the static half of the model.
+        weights: leaves of the model.
+        kv: the page pools.
+        slots: usable slots S.
+        table_width: pages of a slot's table, of all kinds of layers together.
+        hidden_states: [T, D], residual stream of the largest step's chunk tokens.
+        vocab_size: V.
+        buckets: the compiled shapes.
+        max_logprobs: most likely tokens that a request may ask for.
+        logprobs_mode: one of `config.LOGPROBS_MODES`.
+        moved_pages: pages that one program moves to or from host memory; 0 without host memory.
+        platform: target of the programs, "gpu" say; the mesh may be of other devices.
+    """
+
+    model: Model
+    weights: tuple[jax.ShapeDtypeStruct, ...]
+    kv: KVCache
+    slots: int
+    table_width: int
+    hidden_states: jax.ShapeDtypeStruct
+    vocab_size: int
+    buckets: Buckets
+    max_logprobs: int = 0
+    logprobs_mode: str = "raw_logprobs"
+    moved_pages: int = 0
+    platform: str = "cpu"
+
+    @functools.cached_property
+    def replicated(self) -> NamedSharding:
+        """Whole on every device."""
+        return NamedSharding(self.model.mesh, PartitionSpec())
+
+    @functools.cached_property
+    def host(self) -> NamedSharding:
+        """Where host and programs meet. On GPUs it is pinned host memory: programs access it in
+        order with their other work, while a copy to or from other memory takes a millisecond."""
+        return (
+            self.replicated.with_memory_kind(PINNED) if self.platform == "gpu" else self.replicated
+        )
+
+    @functools.cached_property
+    def split_vocab(self) -> NamedSharding:
+        """Of arrays [rows, V]: by vocabulary over the "tensor" axis, where it divides."""
+        split = self.vocab_size % self.model.mesh.shape["tensor"] == 0
+        return NamedSharding(
+            self.model.mesh, PartitionSpec(None, "tensor") if split else PartitionSpec()
+        )
+
+    @property
+    def kinds(self) -> int:
+        """Kinds of layers, each with a page pool of its own."""
+        return len(self.kv.num_pages)
+
+    @functools.cached_property
+    def widths(self) -> tuple[int, ...]:
+        """Most likely tokens that the compiled programs give, ascending."""
+        return widths(self.max_logprobs)
+
+    def width(self, needed: int) -> int:
+        """The least compiled width that gives `needed` most likely tokens."""
+        return next(width for width in self.widths if width >= needed)
+
+    @functools.cached_property
+    def draw_backend(self) -> str:
+        """Which of `pallas_kernels.draw` samples. The kernel reads whole rows, so the vocabulary
+        must be on one device."""
+        kernel = self.model.backend == "mosaic_gpu" and self.model.mesh.size == 1
+        return backend_for(
+            self.logits(self.buckets.logits[-1]), "mosaic_gpu" if kernel else "reference"
+        )
+
+    @functools.cached_property
+    def samplers(self) -> tuple[Sampler, ...]:
+        """The compiled samplers, cheapest first. The kernel filters as fast as it draws, so with it
+        one program serves both."""
+        return tuple(
+            s for s in Sampler if s is not Sampler.RANDOM or self.draw_backend == "reference"
+        )
+
+    def sampler(self, needed: int) -> Sampler:
+        """The cheapest compiled sampler that does what is needed."""
+        return next(s for s in self.samplers if s >= needed)
+
+    @functools.cached_property
+    def state(self) -> SlotState:
+        """The slot state."""
+        shapes = SlotState.shapes(self.slots, self.table_width)
+        return jax.tree.map(lambda s: self.array(s.shape, s.dtype), shapes)
+
+    def layout(self, shape: ExtendShape) -> ChunkLayout:
+        """How chunks of this shape are packed."""
+        return ChunkLayout(shape, self.table_width, self.buckets.logit_rows(shape))
+
+    @functools.cached_property
+    def staged_chunks(self) -> jax.ShapeDtypeStruct:
+        """The packed chunks of any extend shape, on the device."""
+        size = max(self.layout(shape).size for shape in self.buckets.extend)
+        return self.array((size,), jnp.int32)
+
+    def forward_output(self, rows: int) -> ForwardOutput:
+        """Result of a forward with `rows` rows of logits."""
+        return ForwardOutput(
+            self.logits(rows), self.array((rows,), jnp.int32), self.array((rows,), jnp.bool_)
+        )
+
+    def logits(self, rows: int) -> jax.ShapeDtypeStruct:
+        """The logits to sample from: those of the last forward, or of `process_logits` after it."""
+        shape = rows, self.vocab_size
+        return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=self.split_vocab)
+
+    processed_logits = logits
+
+    @functools.cached_property
+    def logits_params(self) -> LogitsParams:
+        """Parameters of `process_logits` for each slot."""
+        shapes = LogitsParams.shapes(self.slots, self.vocab_size, self.model.processors)
+        return jax.tree.map(lambda s: self.array(s.shape, s.dtype), shapes)
+
+    @functools.cached_property
+    def counts(self) -> jax.ShapeDtypeStruct:
+        """[S+1, V]: how often each slot's output has each token."""
+        shape = self.slots + 1, self.vocab_size
+        return jax.ShapeDtypeStruct(shape, jnp.uint16, sharding=self.split_vocab)
+
+    def array(self, shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
+        """An array that is whole on every device."""
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=self.replicated)
+
+    def host_buffer(self, size: int) -> jax.ShapeDtypeStruct:
+        """An int32 buffer that the host fills for a program."""
+        return jax.ShapeDtypeStruct((size,), jnp.int32, sharding=self.host)
