@@ -15,7 +15,11 @@ import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 INTERPRETER, CARD = "interpreter", "card"
-places = pytest.mark.parametrize("place", [INTERPRETER, pytest.param(CARD, marks=pytest.mark.gpu)])
+card = pytest.param(CARD, marks=pytest.mark.gpu)
+places = pytest.mark.parametrize("place", [INTERPRETER, card])
+slow_places = pytest.mark.parametrize(
+    "place", [pytest.param(INTERPRETER, marks=pytest.mark.slow), card]
+)
 
 
 def launch_options(place: str, detect_races: bool = True) -> dict[str, Any]:

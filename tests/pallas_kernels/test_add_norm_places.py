@@ -1,0 +1,162 @@
+"""Residual sum and norm in the interpreter and on a card, against float64 and the reference."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pallas_kernels.add_norm import add_norm, mosaic_gpu, rms_norm
+from pallas_kernels.add_norm.cases import CASES, Case, expected, inputs
+from tests.pallas_kernels.places import CARD, launch_options, pick, places, poison_outputs, shape_of
+
+ULP = {"bfloat16": 2**-8, "float16": 2**-10}
+reference = jax.jit(functools.partial(add_norm, backend="reference"), static_argnames="eps")
+widths = pytest.mark.parametrize("width", [128, 384, 896, 3584])
+
+
+def arguments(case: Case, dtype: str, seed: int = 0) -> tuple[Any, Any, Any]:
+    given = inputs(case, seed)
+    return tuple(jnp.asarray(x, dtype) for x in (given.x, given.delta, given.weight))  # type: ignore[return-value]
+
+
+def launched(place: str, given: tuple[Any, Any, Any], eps: float = 1e-6) -> tuple[Any, Any]:
+    """Sum and norm of the kernel as numpy arrays, with outputs that start as NaN."""
+    poison_outputs(place, shape_of(given[0]), shape_of(given[0]))
+    total, norm = mosaic_gpu.jitted(*given, eps=eps, **launch_options(place))
+    return np.asarray(total), np.asarray(norm)
+
+
+def assert_right(case: Case, dtype: str, given: tuple[Any, ...], got: tuple[Any, Any]) -> None:
+    total, norm = expected(case, *(np.asarray(x) for x in given))
+    np.testing.assert_array_equal(got[0].astype(np.float64), total)
+    np.testing.assert_allclose(got[1].astype(np.float64), norm, rtol=ULP[dtype], atol=1e-6)
+
+
+@places
+@pytest.mark.parametrize("dtype", ULP)
+def test_random_rows_equal_float64_up_to_one_rounding(place: str, dtype: str) -> None:
+    for case in pick(place, [Case(name="two rows", rows=2, width=384)], CASES):
+        for seed in pick(place, (7,), (1, 2, 3)):
+            given = arguments(case, dtype, seed)
+            assert_right(case, dtype, given, launched(place, given, case.eps))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [1, 2, 131, 132, 133, 255, 256])
+@pytest.mark.parametrize("width", [128, 896, 1024, 3584, 4096, 8192, 16384])
+def test_every_number_of_rows_equals_float64_on_a_card(rows: int, width: int) -> None:
+    case = Case(name="", rows=rows, width=width)
+    given = arguments(case, "bfloat16")
+    assert_right(case, "bfloat16", given, launched(CARD, given))
+
+
+@places
+@pytest.mark.parametrize("dtype", ULP)
+def test_the_kernel_is_within_a_rounding_of_the_reference(place: str, dtype: str) -> None:
+    case = Case(name="", rows=pick(place, 2, 256), width=pick(place, 256, 4096), growth=0)
+    given = arguments(case, dtype, seed=4)
+    total, norm = launched(place, given)
+    wanted_total, wanted_norm = (np.asarray(x) for x in reference(*given, eps=1e-6))
+    np.testing.assert_array_equal(total, wanted_total)
+    np.testing.assert_allclose(
+        norm.astype(np.float32), wanted_norm.astype(np.float32), rtol=2 * ULP[dtype], atol=1e-6
+    )
+
+
+@places
+def test_a_row_of_nan_stays_in_its_row(place: str) -> None:
+    case = Case(name="", rows=3, width=pick(place, 128, 3584))
+    x, delta, weight = arguments(case, "bfloat16", seed=5)
+    clean = launched(place, (x, delta, weight))
+    dirty = launched(place, (x.at[1, 77].set(jnp.nan), delta, weight))
+    for before, after in zip(clean, dirty, strict=True):
+        np.testing.assert_array_equal(after[[0, 2]], before[[0, 2]])
+    assert np.isnan(dirty[0][1, 77]) and np.isnan(dirty[1][1].astype(np.float32)).all()
+
+
+@places
+def test_a_row_gives_the_same_bits_in_any_batch_and_again(place: str) -> None:
+    case = Case(name="", rows=pick(place, 3, 256), width=pick(place, 128, 3584))
+    x, delta, weight = arguments(case, "bfloat16", seed=6)
+    together = launched(place, (x, delta, weight))
+    for _ in range(pick(place, 1, 5)):
+        for one, two in zip(launched(place, (x, delta, weight)), together, strict=True):
+            np.testing.assert_array_equal(one, two)
+    for one, two in zip(launched(place, (x[2:3], delta[2:3], weight)), together, strict=True):
+        np.testing.assert_array_equal(one[0], two[2])
+
+
+@places
+def test_inputs_are_left_as_they_were(place: str) -> None:
+    given = arguments(CASES[2], "bfloat16", seed=8)
+    before = [np.asarray(x).copy() for x in given]
+    launched(place, given)
+    for x, wanted in zip(given, before, strict=True):
+        np.testing.assert_array_equal(np.asarray(x), wanted)
+
+
+@widths
+@given(
+    seed=st.integers(0, 2**31), size=st.integers(-12, 12), eps=st.sampled_from([1e-6, 1e-5, 0.5])
+)
+@settings(max_examples=10)
+def test_the_norm_has_the_weights_rms_where_eps_is_small(
+    width: int, seed: int, size: int, eps: float
+) -> None:
+    """rms_norm(x) = x / sqrt(mean(x²) + eps) · weight."""
+    x = np.random.default_rng(seed).standard_normal((2, width)).astype(np.float32)
+    x *= np.float32(2.0**size)
+    got = np.asarray(jitted_norm(x, np.ones(width, np.float32), eps), np.float64)
+    wanted = x / np.sqrt((x.astype(np.float64) ** 2).mean(axis=1, keepdims=True) + eps)
+    np.testing.assert_allclose(got, wanted, rtol=1e-5)
+
+
+jitted_norm = jax.jit(rms_norm, static_argnums=2)
+
+
+def test_the_norm_is_of_the_rounded_sum() -> None:
+    """1 + 2^-9 rounds to 1 in bfloat16, so that the row's norm is that of a row of ones."""
+    x = jnp.ones((1, 128), jnp.bfloat16)
+    delta = jnp.full((1, 128), 2.0**-9, jnp.bfloat16)
+    weight = jnp.ones(128, jnp.bfloat16)
+    total, norm = mosaic_gpu.jitted(x, delta, weight, eps=0.0, **launch_options("interpreter"))
+    assert (np.asarray(total, np.float32) == 1).all()
+    assert (np.asarray(norm, np.float32) == 1).all()
+
+
+def test_the_reference_is_differentiable() -> None:
+    x, delta = (jnp.asarray(a, jnp.float32) for a in arguments(CASES[2], "float32")[:2])
+    weight = jnp.ones(x.shape[1])
+    loss = lambda x: sum(y.sum() for y in add_norm(x, delta, weight, 1e-6, backend="reference"))
+    direction = jnp.asarray(np.random.default_rng(0).standard_normal(x.shape), jnp.float32)
+    step = 1e-2
+    slope = (loss(x + step * direction) - loss(x - step * direction)) / (2 * step)
+    np.testing.assert_allclose(
+        float((jax.grad(loss)(x) * direction).sum()), float(slope), rtol=2e-2, atol=2e-2
+    )
+
+
+@pytest.mark.parametrize(
+    ("shapes", "types", "message"),
+    [
+        (((2, 128), (2, 128), (128,)), ("bfloat16", "bfloat16", "float32"), "weight float32"),
+        (((2, 128), (2, 128), (128,)), ("bfloat16", "float16", "bfloat16"), r"delta float16\["),
+        (((2, 128), (2, 256), (128,)), ("bfloat16",) * 3, r"delta bfloat16\[2, 256\]"),
+        (((2, 128), (2, 128), (64,)), ("bfloat16",) * 3, r"weight \[64\]"),
+        (((2, 100), (2, 100), (100,)), ("bfloat16",) * 3, "multiple of 128 up to 16384, got 100"),
+        (((257, 128), (257, 128), (128,)), ("float16",) * 3, "1 to 256 rows, got 257"),
+    ],
+)
+def test_a_refusal_names_what_was_given(
+    shapes: tuple[tuple[int, ...], ...], types: tuple[str, ...], message: str
+) -> None:
+    given = [jnp.zeros(shape, dtype) for shape, dtype in zip(shapes, types, strict=True)]
+    with pytest.raises(ValueError, match=f"mosaic_gpu add_norm takes .*{message}"):
+        mosaic_gpu.add_norm(*given, 1e-6)
