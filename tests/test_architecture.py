@@ -260,6 +260,40 @@ def test_no_module_level_name_is_a_mutable_global():
     assert [name for name in found if not name.endswith(": __all__")] == []
 
 
+def keys_that_families_read() -> set[str]:
+    """The keys of config.json: what the sources of models/ read by name, or have a default for."""
+    found = set()
+    for path in sorted((REPO / "jaxllm/models").rglob("*.py")):
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.Call):
+                name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+                read = node.args if name in ("get", "positive", "flag", "number") else []
+            elif isinstance(node, ast.Subscript):
+                read = [node.slice]
+            elif isinstance(node, ast.Dict):
+                read = node.keys
+            else:
+                continue
+            found |= {key.value for key in read if isinstance(key, ast.Constant)}
+    # An axis of weights has the name of a key; a word alone may be anything
+    return {key for key in found if isinstance(key, str) and "_" in key} - {"head_dim"}
+
+
+def test_only_models_sees_the_keys_of_config_json():
+    keys = keys_that_families_read()
+    assert {"hidden_size", "num_hidden_layers", "rope_theta", "eos_token_id"} <= keys
+    found = []
+    for path in SHIPPED:
+        if name_of(path).startswith("jaxllm/models/"):
+            continue
+        for node in ast.walk(tree_of(path)):
+            text = node.value if isinstance(node, ast.Constant) else None
+            raw = isinstance(node, ast.Attribute) and ast.unparse(node).endswith("spec.config")
+            if raw or (isinstance(text, str) and text in keys):
+                found.append(f"{name_of(path)}:{node.lineno} {text}")
+    assert found == []
+
+
 def test_the_wheel_ships_both_packages_and_no_others():
     import tomllib
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,12 +24,12 @@ def generation_config(directory: str | Path) -> dict[str, Any]:
     """What the model's generation_config.json says, {} when it has none. Raises ConfigError when it
     is no JSON object."""
     path = Path(directory) / "generation_config.json"
-    if not path.is_file():
+    if not os.path.lexists(path):
         return {}
     try:
         found = (
             json.loads(path.read_text(encoding="utf-8"))
-            if path.stat().st_size <= MAX_BYTES
+            if path.is_file() and path.stat().st_size <= MAX_BYTES
             else None
         )
     except (OSError, ValueError, RecursionError):

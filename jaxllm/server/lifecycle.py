@@ -16,6 +16,7 @@ from typing import Any
 
 from jaxllm.config import ConfigError
 from jaxllm.locate import locate
+from jaxllm.models.config.read import check_sizes
 from jaxllm.sampling.defaults import generation_config, sampling_defaults
 from jaxllm.server.app import build
 from jaxllm.server.cli import Options
@@ -41,6 +42,7 @@ def find_model(options: Options) -> Path:
         raise ConfigError(f"no model at {path}: there is no config.json in it")
     if not os.access(path / "config.json", os.R_OK):
         raise ConfigError(f"cannot read {path / 'config.json'}: permission denied")
+    check_sizes(path)  # before the tokenizer's library reads it
     return path
 
 

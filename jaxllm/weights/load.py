@@ -17,8 +17,8 @@ from jax.typing import DTypeLike
 from jaxllm.config import DTYPES, LOAD_FORMATS, ConfigError
 from jaxllm.mesh import sharding
 from jaxllm.models import ModelSpec
-from jaxllm.models.config.build import ignored, outline, rules
-from jaxllm.nn.rules import Rule
+from jaxllm.models.config.build import held_layers, ignored, outline, rules
+from jaxllm.nn.rules import Piece, Rule
 from jaxllm.weights import reader
 from jaxllm.weights.dummy import dummy
 from jaxllm.weights.place import mismatch, place
@@ -65,6 +65,25 @@ def check(
     compiled or read."""
     if _reads_files(load_format):
         _check(reader.Checkpoint(model_dir), _outline(spec, mesh, dtype).rules, ignored(spec))
+
+
+def check_shapes(model_dir: str | Path, spec: ModelSpec, load_format: str = "auto") -> None:
+    """Raises ConfigError when the files hold tensors of other sizes, or fewer layers, than the spec
+    says.
+
+    Only one layer is looked at, so that absurd sizes are refused in no time, before anything is
+    built. Files that cannot be read are left to `check`.
+    """
+    checkpoint = reader.Checkpoint(model_dir) if _reads_files(load_format) else None
+    if checkpoint is None or checkpoint.problems:
+        return
+    first = spec.first_layers(1)
+    table = rules(first, outline(first, 1, np.float32))
+    problems = _mismatches(checkpoint, [piece for rule in table for piece in rule.pieces])
+    held = held_layers(spec, checkpoint.entries)
+    if len(spec.layers) > held:
+        problems.append(f"num_hidden_layers is {len(spec.layers)}, the files hold {held} layers")
+    _refuse(checkpoint, problems)
 
 
 def _reads_files(load_format: str) -> bool:
@@ -169,17 +188,27 @@ def _check(
     expected = {piece.name for piece in pieces}
     problems += [f"missing {name}" for name in checkpoint.missing(expected)]
     problems += [f"unexpected {name}" for name in sorted(set(found) - expected - set(ignored))]
-    for piece in pieces:
-        if piece.name in found:
-            entry = found[piece.name]
-            if problem := mismatch(piece, entry.dtype, entry.shape, tuple(reader.DTYPES)):
-                problems.append(problem)
+    problems += _mismatches(checkpoint, pieces)
     if not problems:
         problems = [
-            f"{name} differs from {other} although tie_word_embeddings is true; set it to false in config.json"
+            f"{name} differs from {other} although tie_word_embeddings is true; "
+            "set it to false in config.json"
             for name, other in ignored.items()
             if name in found and other is not None and not _equal(checkpoint, name, other)
         ]
+    _refuse(checkpoint, problems)
+
+
+def _mismatches(checkpoint: reader.Checkpoint, pieces: list[Piece]) -> list[str]:
+    """Pieces whose tensors are there, but not as they are expected."""
+    found = [(piece, checkpoint.entries.get(piece.name)) for piece in pieces]
+    known = tuple(reader.DTYPES)
+    each = (mismatch(piece, own.dtype, own.shape, known) for piece, own in found if own)
+    return [problem for problem in each if problem]
+
+
+def _refuse(checkpoint: reader.Checkpoint, problems: list[str]) -> None:
+    """Raises one ConfigError that names the problems, if there are any."""
     if problems:
         more = (
             f"; and {len(problems) - MAX_NAMED_PROBLEMS} more"

@@ -6,6 +6,8 @@ from __future__ import annotations
 import json
 import math
 import mmap
+import os
+import stat
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -99,7 +101,10 @@ class Checkpoint:
     def _listed(self) -> dict[str, str]:
         """Tensor → file name as the index has it, {} without an index."""
         index = self.directory / INDEX
+        if not os.path.lexists(index):
+            return {}
         if not index.is_file():
+            self.problems.append(f"{INDEX} is not a regular file")
             return {}
         try:
             listed = json.loads(index.read_bytes())["weight_map"]
@@ -155,8 +160,10 @@ class Checkpoint:
 def open_file(path: Path) -> TensorFile:
     """Map a file and check its header. Raises BadFile when there is no header to go by."""
     try:
+        if not stat.S_ISREG((found := path.stat()).st_mode):  # opening a FIFO would wait
+            raise BadFile("not a regular file")
+        size = found.st_size
         with path.open("rb") as file:
-            size = path.stat().st_size
             if size < 8:
                 raise BadFile(f"truncated: it has only {size} bytes")
             buffer = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

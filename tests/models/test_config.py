@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ import pytest
 
 from jaxllm import models
 from jaxllm.config import ConfigError
+from jaxllm.models.config.build import outline
+from jaxllm.models.config.read import SIZES
 
 TINY: dict[str, Any] = {
     "model_type": "llama",
@@ -100,6 +103,52 @@ def test_a_model_without_generation_config_has_no_ends_of_its_own(tmp_path: Path
     assert models.read_spec(directory(tmp_path, TINY)).eos_token_ids == ()
     with pytest.raises(ConfigError, match="eos_token_id is 'x'"):
         models.make_spec(TINY | {"eos_token_id": "x"})
+
+
+@pytest.mark.parametrize("token", [-1, 96, 10**30])
+def test_an_end_of_sequence_outside_the_vocabulary_is_refused(tmp_path: Path, token: int) -> None:
+    with pytest.raises(ConfigError, match=f"eos_token_id {token} is not in the vocabulary of 96"):
+        models.make_spec(TINY | {"eos_token_id": [5, token]})
+    with pytest.raises(ConfigError, match=r"correct config\.json or generation_config\.json"):
+        models.read_spec(directory(tmp_path, TINY, {"eos_token_id": token}))
+
+
+@pytest.mark.parametrize("name", ["generation_config.json", "hf_quant_config.json"])
+def test_a_directory_in_place_of_a_file_is_refused(tmp_path: Path, name: str) -> None:
+    directory(tmp_path, TINY)
+    (tmp_path / name).mkdir()
+    with pytest.raises(ConfigError, match=f"{name} is not a"):
+        models.read_spec(tmp_path)
+
+
+@pytest.mark.parametrize("size", [2**31, 10**12, -1, 0, True, "32", 1.5, [3]])
+@pytest.mark.parametrize("key", SIZES)
+def test_absurd_sizes_are_refused_before_any_other_library_reads_them(
+    tmp_path: Path, key: str, size: object
+) -> None:
+    path = directory(tmp_path, TINY | {"model_type": "any", key: size})
+    with pytest.raises(ConfigError, match=rf"config\.json: {key} is .*(at most|positive integer)"):
+        models.check_sizes(path)
+
+
+def test_a_billion_layers_are_refused_at_once(tmp_path: Path) -> None:
+    path = directory(tmp_path, TINY | {"num_hidden_layers": 10**9})
+    with pytest.raises(ConfigError, match="num_hidden_layers is 1000000000; at most 4096"):
+        models.read_spec(path)
+
+
+@pytest.mark.parametrize("key", ["attention_bias", "mlp_bias", "tie_word_embeddings"])
+@pytest.mark.parametrize("value", ["false", 0, 1, []])
+def test_a_switch_is_true_or_false_and_nothing_like_it(key: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=f"{key} is .*; it must be true or false"):
+        outline(models.make_spec(TINY | {key: value}), 1, "float32")
+    absent, null = (models.make_spec(TINY | more) for more in ({}, {key: None}))
+    assert replace(null, config={}) == replace(absent, config={})
+
+
+def test_a_head_width_that_no_model_has_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"head_dim is 2147483646; .* at most 16384"):
+        models.make_spec(TINY | {"head_dim": 2**31 - 2})
 
 
 @pytest.mark.parametrize(("shards", "kv_heads"), [(1, 2), (2, 2), (4, 4), (8, 8)])

@@ -58,6 +58,19 @@ def test_dynamic_scaling_starts_at_the_models_length() -> None:
     )
 
 
+@pytest.mark.parametrize("theta", [0, 0.0, -1, "10000", True, 1e300])
+def test_a_base_that_is_no_positive_number_is_refused(theta: object) -> None:
+    for config in ({"rope_theta": theta}, {"rope_parameters": {"rope_theta": theta}}):
+        with pytest.raises(ConfigError, match=r"rope_theta is .*; it must be a positive number"):
+            rope(BASE | config, 8)
+
+
+def test_a_null_base_is_the_default_and_an_empty_object_is_absent() -> None:
+    assert rope(BASE | {"rope_theta": None, "rope_scaling": {}}, 8) == rope(BASE, 8)
+    newer = {"rope_parameters": {"rope_type": "linear", "factor": 2.0}}
+    assert rope(BASE | {"rope_scaling": {}} | newer, 8) == rope(BASE | newer, 8) != rope(BASE, 8)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -68,6 +81,16 @@ def test_dynamic_scaling_starts_at_the_models_length() -> None:
         ({"type": "linear"}, "factor is None; it must be a positive number"),
         ({"type": "linear", "factor": "2"}, "factor is '2'"),
         ({"type": "linear", "factor": -2.0}, "factor is -2.0"),
+        ({"type": "linear", "factor": 0}, "factor is 0; it must be a positive number"),
+        ({"type": "linear", "factor": True}, "factor is True"),
+        ({"type": "linear", "factor": float("inf")}, "factor is inf"),
+        ({"rope_type": "", "factor": 2.0}, "RoPE type '' is not supported"),
+        ({"rope_type": ["linear"]}, "RoPE type \\['linear'\\] is not supported"),
+        (YARN | {"beta_fast": 0}, "beta_fast is 0"),
+        (YARN | {"original_max_position_embeddings": 0}, "original_max_position_embeddings is 0"),
+        (YARN | {"rope_theta": 1}, "rope_theta is 1.0; YaRN scaling needs more than 1"),
+        (0, "one flat object"),
+        (False, "one flat object"),
         (
             {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4.0, "high_freq_factor": 4.0},
             "must be larger than low_freq_factor",

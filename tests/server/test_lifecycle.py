@@ -400,6 +400,24 @@ def test_what_cannot_work_is_said_in_one_line_before_any_loading(
     assert expected in found.stderr
 
 
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000; at most 4096"),
+        ({"num_attention_heads": "8"}, "num_attention_heads is '8'; it must be a positive integer"),
+        ("{", "is not valid JSON"),
+    ],
+)
+def test_a_fault_of_config_json_is_named_before_the_tokenizer_is_read(
+    tmp_path: pathlib.Path, config: Any, message: str
+) -> None:
+    text = config if isinstance(config, str) else json.dumps({"model_type": "llama"} | config)
+    (tmp_path / "config.json").write_text(text)
+    found = run("--host", "127.0.0.1", "--port", "0", "--model", str(tmp_path))
+    assert (found.returncode, found.stdout, len(found.stderr.splitlines())) == (1, "", 1)
+    assert message in found.stderr and "tokenizer" not in found.stderr
+
+
 def test_what_the_engine_refuses_is_one_line_too(launch: Any) -> None:
     server = launch("--max-model-len", "-7")
     assert server.ended() == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import shutil
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from jaxllm.weights import place
 from tests.goldens.golden import load_golden
 
 Tensors = dict[str, np.ndarray]
+module = importlib.import_module("jaxllm.weights.load")  # `weights.load` is the function
 LLAMA = load_golden("llama-gqa").directory
 TIED = load_golden("llama-mqa-tied-linear").directory
 LAYER = "model.layers.0"
@@ -180,6 +182,50 @@ def test_a_config_of_other_sizes_does_not_fit(tmp_path: Path) -> None:
         match=r"missing model\.layers\.2\..*embed_tokens\.weight has shape \[96, 32\], expected \[97, 32\]",
     ):
         load(path)
+
+
+ABSURD = 2**31 - 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_hidden_layers": 4096}, "num_hidden_layers is 4096, the files hold 2 layers"),
+        ({"num_hidden_layers": 3}, "num_hidden_layers is 3, the files hold 2 layers"),
+        (
+            {"vocab_size": ABSURD},
+            r"embed_tokens\.weight has shape \[96, 32\], expected \[2147483647",
+        ),
+        ({"hidden_size": ABSURD, "head_dim": 4}, r"norm\.weight has shape \[32\], expected \[2147"),
+        ({"intermediate_size": ABSURD}, r"up_proj\.weight has shape \[48, 32\], expected \[2147"),
+        ({"num_key_value_heads": 1}, r"k_proj\.weight has shape \[8, 32\], expected \[4, 32\]"),
+    ],
+)
+def test_sizes_are_compared_with_the_files_before_anything_is_built(
+    changes: dict[str, int], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = models.make_spec(models.read_config(LLAMA) | changes)
+    built: list[int] = []
+    real = module.outline
+    monkeypatch.setattr(
+        module,
+        "outline",
+        lambda spec, *rest: (built.append(len(spec.layers)), real(spec, *rest))[1],
+    )
+    with pytest.raises(ConfigError, match=rf"does not fit its config\.json: .*{message}"):
+        weights.check_shapes(LLAMA, spec)
+    assert built == [1]
+    weights.check_shapes(LLAMA, spec, "dummy")
+    assert built == [1], "random weights have any shape"
+
+
+def test_a_checkpoint_of_fitting_sizes_passes(tmp_path: Path) -> None:
+    for directory in (LLAMA, TIED):
+        weights.check_shapes(directory, models.read_spec(directory))
+    weights.check_shapes(LLAMA, models.read_spec(LLAMA).first_layers(1))
+    path = copy(LLAMA, tmp_path, lambda tensors: None)
+    (path / "model.safetensors").write_bytes(b"")
+    weights.check_shapes(path, models.read_spec(path))  # `check` says what is wrong with the file
 
 
 @pytest.mark.parametrize("name", ["rotary_emb.inv_freq", "k_scale", "v_proj.v_scale"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -183,6 +184,31 @@ def test_a_damaged_sharded_checkpoint_says_where(
     assert len(checkpoint.problems) == 1
     assert message in checkpoint.problems[0]
     assert checkpoint.missing({"a", "b", "z"}) == (["z"] if "two" in message else [])
+
+
+@pytest.mark.parametrize("kind", ["fifo", "directory", "device"])
+def test_what_is_no_regular_file_is_refused_and_never_waited_for(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "model.safetensors"
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "directory":
+        path.mkdir()
+    else:
+        path.symlink_to("/dev/zero")
+    assert Checkpoint(tmp_path).problems == ["model.safetensors: not a regular file"]
+
+
+def test_an_index_that_is_no_regular_file_is_refused(tmp_path: Path) -> None:
+    save_file({"x": np.ones(2, np.float32)}, tmp_path / "model.safetensors")
+    os.mkfifo(tmp_path / INDEX)
+    assert Checkpoint(tmp_path).problems == [f"{INDEX} is not a regular file"]
+
+
+def test_a_link_to_nowhere_is_a_file_that_cannot_be_opened(tmp_path: Path) -> None:
+    (tmp_path / "model-1.safetensors").symlink_to(tmp_path / "absent")
+    assert Checkpoint(tmp_path).problems == [
+        "model-1.safetensors: cannot be opened (No such file or directory)"
+    ]
 
 
 def test_a_pickle_is_named_and_never_read(tmp_path: Path) -> None:

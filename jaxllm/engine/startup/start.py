@@ -62,6 +62,7 @@ def start(
     use_compilation_cache(config.compilation_cache_dir)
     reserve_memory(config.gpu_memory_utilization)
     spec = read_spec(model_dir)
+    weights.check_shapes(model_dir, spec, config.load_format)
     eos_ids = end_ids(spec)
     with CompileWorkers(_early_workers(config)) as workers:
         # JAX takes seconds to find GPUs, mostly without Python's lock

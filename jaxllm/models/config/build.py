@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
+from itertools import count
+
 from flax import nnx
 from jax.typing import DTypeLike
 
@@ -38,6 +41,13 @@ def rules(spec: ModelSpec, model: Decoder) -> list[Rule]:
         for layer, cache in enumerate(spec.layers)
         if cache.scales
     ]
+
+
+def held_layers(spec: ModelSpec, tensors: Container[str]) -> int:
+    """The number of layers that a checkpoint with these tensors holds."""
+    names = (name for several in family(spec.model_type).NAMES.values() for name in several)
+    layer = next(name for name in names if "{}" in name)
+    return next(i for i in count() if f"{layer.format(i)}.weight" not in tensors)
 
 
 def ignored(spec: ModelSpec) -> dict[str, str | None]:

@@ -19,6 +19,8 @@ from jaxllm.nn.linear import Embedding, Init, Linear, vocab_axis
 from jaxllm.nn.mlp import ACTIVATIONS, GatedMLP
 from jaxllm.nn.norm import RMSNorm
 
+MAX_HEAD_DIM = 2**14  # a frequency is computed for each pair
+
 # Module of the decoder → checkpoint tensors without ".weight" and ".bias"; {} is a layer's number
 LLAMA_NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -51,9 +53,10 @@ def transformer_spec(
     query, width = positive(hf, "num_attention_heads"), positive(hf, "hidden_size")
     kv = query if hf.get("num_key_value_heads") is None else positive(hf, "num_key_value_heads")
     dim = width // query if hf.get("head_dim") is None else positive(hf, "head_dim")
-    if dim < 2 or dim % 2:
+    if not 2 <= dim <= MAX_HEAD_DIM or dim % 2:
         raise ConfigError(
-            f"config.json: head_dim is {dim}; rotary embedding needs a positive even number"
+            f"config.json: head_dim is {dim}; rotary embedding needs a positive even number, "
+            f"at most {MAX_HEAD_DIM}"
         )
     activation = hf.get("hidden_act")
     if not isinstance(activation, str) or activation not in ACTIVATIONS:
