@@ -1,7 +1,9 @@
-"""Every sampling option, once: default, legal range, neutral value, documentation. Imports no jax.
+"""Every sampling option, once: default, legal range, neutral value, column, documentation. Imports
+no jax.
 
 `SamplingParams` is a dataclass whose field metadata is the table. Validation, the wire schema,
-`--help=sampling` and the README's table read it from `OPTIONS`.
+`--help=sampling`, README's table, the slots' columns on the device and the choice of the sampling
+program read it from `OPTIONS`. docs/sampling.md lists the files of a new draw option.
 """
 
 from __future__ import annotations
@@ -10,8 +12,10 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from jaxllm.grammar.structure import GuidedDecodingParams, StructuredOutputsParams
-from jaxllm.sampling.values import Option, OptionError, checked
+from jaxllm.sampling.values import DrawColumn, Option, OptionError, checked
 
 MAX_N = 128
 MAX_STOP_STRINGS = 16
@@ -20,15 +24,19 @@ MAX_LOGIT_BIAS = 1024
 MAX_BAD_WORDS = 256
 MAX_PROCESSORS = 16
 MAX_ARGUMENTS = 256
-MAX_ALLOWED = 2**18  # as many as the largest vocabularies have
+MAX_ALLOWED = 2**18  # the largest vocabularies
+GREEDY_BELOW = 1e-5  # temperatures that are too small to divide by count as 0
+MIN_TOP_P = 1e-7  # programs flush smaller numbers to 0, and no token would reach a top_p of 0
+# Options that a beam search takes
 WITH_BEAMS = frozenset(
-    "n best_of use_beam_search length_penalty early_stopping temperature seed max_tokens min_tokens stop_token_ids ignore_eos logprobs "
-    "include_stop_str_in_output detokenize skip_special_tokens spaces_between_special_tokens truncate_prompt_tokens priority".split()
-)  # options that mean something in a beam search, or are there for every request
+    "n best_of use_beam_search length_penalty early_stopping temperature seed max_tokens "
+    "min_tokens stop_token_ids ignore_eos logprobs include_stop_str_in_output detokenize "
+    "skip_special_tokens spaces_between_special_tokens truncate_prompt_tokens priority".split()
+)
 
 
 def option(kind: str, default: Any, doc: str, **row: Any) -> Any:
-    """A dataclass field that carries its row of the table."""
+    """A dataclass field that carries its entry of the table."""
     row.setdefault("neutral", (default,))
     return field(
         default=default,
@@ -52,7 +60,12 @@ class SamplingParams:
         high=MAX_N,
     )
     temperature: float = option(
-        "float", 1.0, "Divides the logits; 0 picks the most likely token.", low=0, high=2
+        "float",
+        1.0,
+        "Divides the logits; 0 picks the most likely token.",
+        low=0,
+        high=2,
+        column=DrawColumn(np.float32, lambda value: 0.0 if value < GREEDY_BELOW else value),
     )
     top_p: float = option(
         "float",
@@ -61,6 +74,7 @@ class SamplingParams:
         low=0,
         high=1,
         open_low=True,
+        column=DrawColumn(np.float32, lambda value: max(value, MIN_TOP_P), filters=True),
     )
     top_k: int = option(
         "int",
@@ -69,9 +83,16 @@ class SamplingParams:
         low=0,
         high=2**31 - 1,
         also=(-1,),
+        neutral=(0, -1),
+        column=DrawColumn(np.int32, lambda value: max(value, 0), filters=True),
     )
     min_p: float = option(
-        "float", 0.0, "Keep tokens at least this likely relative to the most likely.", low=0, high=1
+        "float",
+        0.0,
+        "Keep tokens at least this likely relative to the most likely.",
+        low=0,
+        high=1,
+        column=DrawColumn(np.float32, float, filters=True),
     )
     seed: int | None = option(
         "int",
@@ -142,7 +163,8 @@ class SamplingParams:
     early_stopping: bool | str = option(
         "stopping",
         False,
-        "Whether a search ends with best_of sequences: true, false = when better ones are unlikely, never = impossible.",
+        "Whether a search ends with best_of sequences: true, "
+        "false = when better ones are unlikely, never = impossible.",
     )
     logit_bias: dict[int, float] | None = option(
         "biases",
@@ -180,7 +202,8 @@ class SamplingParams:
     logits_processors: list[Any] | None = option(
         "processors",
         None,
-        "In the library: names of the engine's processors, or slow functions of the output's ids and a row of logits.",
+        "In the library: names of the engine's processors, "
+        "or slow functions of the output's ids and a row of logits.",
         max_items=MAX_PROCESSORS,
         neutral=(None, []),
     )
@@ -195,7 +218,8 @@ class SamplingParams:
     structured_outputs: StructuredOutputsParams | None = option(
         "structure",
         None,
-        "Say only what is a JSON object, or follows a schema, regex, choice, grammar or structural tag.",
+        "Say only what is a JSON object, "
+        "or follows a schema, regex, choice, grammar or structural tag.",
     )
     guided_decoding: GuidedDecodingParams | None = option(
         "structure", None, "The older name of structured_outputs."
@@ -236,7 +260,8 @@ class SamplingParams:
         if best_of > 1 and self.greedy and not self.use_beam_search:
             raise OptionError(
                 "best_of",
-                f"best_of must be 1 at temperature 0, where every choice is the same, got {best_of}",
+                "best_of must be 1 at temperature 0, where every choice is the same, "
+                f"got {best_of}",
             )
 
     def _check_search(self) -> None:
@@ -248,7 +273,8 @@ class SamplingParams:
         if self.temperature not in (0, 1):
             raise OptionError(
                 "temperature",
-                f"temperature must be 0 or 1 in a beam search, which draws nothing, got {self.temperature:g}",
+                "temperature must be 0 or 1 in a beam search, which draws nothing, "
+                f"got {self.temperature:g}",
             )
         for name in OPTIONS.keys() - WITH_BEAMS:
             if getattr(self, name) not in (*OPTIONS[name].neutral, *OPTIONS[name].also, None):
@@ -266,9 +292,8 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        """Whether the most likely token is taken; a temperature too small to divide by counts as
-        0."""
-        return self.temperature < 1e-5
+        """Whether the most likely token is taken."""
+        return self.temperature < GREEDY_BELOW
 
     @property
     def stop_strings(self) -> list[str]:
@@ -276,15 +301,16 @@ class SamplingParams:
         return [self.stop] if isinstance(self.stop, str) else list(self.stop or [])
 
     def truncated(self, prompt: list[int], max_model_len: int) -> list[int]:
-        """What `truncate_prompt_tokens` leaves of a prompt. Raises `OptionError` when it asks for
-        more than the model takes."""
+        """A prompt after `truncate_prompt_tokens`. Raises `OptionError` when that exceeds the
+        model's limit."""
         keep = self.truncate_prompt_tokens
         if keep is None:
             return prompt
         if keep > max_model_len:
             raise OptionError(
                 "truncate_prompt_tokens",
-                f"truncate_prompt_tokens ({keep}) must be at most the model's maximum length of {max_model_len}",
+                f"truncate_prompt_tokens ({keep}) must be at most "
+                f"the model's maximum length of {max_model_len}",
             )
         if keep < 0:
             keep = max(1, max_model_len - (self.max_tokens or 1))
@@ -293,6 +319,9 @@ class SamplingParams:
 
 OPTIONS: dict[str, Option] = {
     f.name: f.metadata["option"] for f in dataclasses.fields(SamplingParams)
+}
+DRAW_COLUMNS: dict[str, DrawColumn] = {
+    name: entry.column for name, entry in OPTIONS.items() if entry.column is not None
 }
 
 

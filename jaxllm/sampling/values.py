@@ -1,9 +1,10 @@
-"""Values of sampling options: a row of the table, and how a value is checked against it. Imports no
+"""Values of sampling options: an entry of the table, and checks of values against it. Imports no
 jax."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any, NoReturn
@@ -11,8 +12,8 @@ from typing import Any, NoReturn
 from jaxllm.grammar.structure import KINDS, StructuredOutputsParams, StructureError, structure
 
 MAX_STOP_CHARS = 1024
-MAX_BAD_WORD_CHARS = 2**14  # of all together: the engine makes tokens of them between two steps
-LARGEST_READ = 2**63  # larger integers in a body become floats
+MAX_BAD_WORD_CHARS = 2**14  # of all words; the engine tokenises them between two steps
+LARGEST_READ = 2**63  # JSON readers turn larger integers into floats
 
 
 class OptionError(ValueError):
@@ -24,11 +25,36 @@ class OptionError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
+class DrawColumn:
+    """The device column of an option that the draw reads: one number per slot, under the option's
+    name, which is field `NAME_B` of `pallas_kernels.draw.DrawRows`.
+
+    Attributes:
+        dtype: np.float32 or np.int32.
+        encode: the option's value to the column's.
+        filters: the option excludes tokens, unless its value is neutral.
+    """
+
+    dtype: type
+    encode: Callable[[Any], float]
+    filters: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Option:
-    """One row of the table. `low`/`high` bound numbers (`open_low`: exclusive); `kind` is float,
-    int, bool, strings (or one), texts (strings in a list), ints, biases (a number for each of some
-    token ids), processors, arguments, structure (grammar.structure) or stopping (true, false or
-    "never").
+    """One entry of the table.
+
+    Attributes:
+        kind: float, int, bool, strings (or one), texts (strings in a list), ints, biases (token
+            ids with numbers), processors, arguments, structure (grammar.structure) or stopping
+            (true, false or "never").
+        low: the least number; excluded with `open_low`.
+        high: the greatest number.
+        max_items: of a list.
+        low_items: the least items of a list.
+        also: legal values outside the range, such as top_k = -1.
+        neutral: values without effect.
+        column: where the draw reads it.
     """
 
     kind: str
@@ -39,8 +65,9 @@ class Option:
     nullable: bool = False
     max_items: int = 0
     low_items: int = 0
-    also: tuple[Any, ...] = ()  # legal values outside the range, e.g. top_k = -1
-    neutral: tuple[Any, ...] = ()  # values that ask for nothing
+    also: tuple[Any, ...] = ()
+    neutral: tuple[Any, ...] = ()
+    column: DrawColumn | None = None
 
 
 def legal(row: Option) -> str:
@@ -67,13 +94,12 @@ def legal(row: Option) -> str:
 
 
 def checked(name: str, row: Option, value: Any) -> Any:
-    """`value`, which is not None, in canonical form: Python's own numbers and lists, also of
-    numpy's. Raises `OptionError`."""
+    """`value`, which is not None, with Python's own numbers and lists. Raises `OptionError`."""
     return _CHECKS[row.kind](name, row, value)
 
 
 def _number(value: Any) -> int | float | None:
-    """A number as Python's own; None for what is none, as true and "5"."""
+    """A number as Python's own; None for anything else, such as true and "5"."""
     if type(value) in (int, float):
         return value
     if isinstance(value, bool):
@@ -88,7 +114,7 @@ def _number(value: Any) -> int | float | None:
 
 
 def _truth(value: Any) -> bool | None:
-    """True or false as Python's own; None for what is neither, as 1 and "true"."""
+    """True or false as Python's own; None for anything else, such as 1 and "true"."""
     if isinstance(value, bool):
         return value
     kind, ndim = getattr(getattr(value, "dtype", None), "kind", None), getattr(value, "ndim", None)
@@ -96,7 +122,7 @@ def _truth(value: Any) -> bool | None:
 
 
 def _items(value: Any) -> list[Any] | None:
-    """A list, a tuple, a set or an array of one dimension as a list; None for anything else."""
+    """A list, tuple, set or 1-D array as a list; None for anything else."""
     if isinstance(value, (list, tuple, set, frozenset, range)):
         return list(value) if not isinstance(value, list) else value
     return (
@@ -105,7 +131,7 @@ def _items(value: Any) -> list[Any] | None:
 
 
 def plain(bound: float | None) -> str:
-    """A bound as people write it: whole numbers with all their digits."""
+    """A bound in decimal, whole numbers with all their digits."""
     return "" if bound is None else str(int(bound)) if bound == int(bound) else f"{bound:g}"
 
 
@@ -119,8 +145,8 @@ def _bounded(name: str, row: Option, value: float) -> None:
 
 
 def _beyond(name: str, row: Option, value: float) -> NoReturn:
-    """An integer that became a float, and so was rounded: a little below the lowest may have become
-    the lowest."""
+    """Raises OptionError for an integer that a JSON reader rounded to a float; it may have become
+    equal to a bound."""
     _outside(
         name,
         row,
@@ -150,7 +176,7 @@ def _float(name: str, row: Option, value: Any) -> float:
 def _int(name: str, row: Option, value: Any) -> int:
     number = _number(value)
     if isinstance(number, float) and abs(number) >= LARGEST_READ and math.isfinite(number):
-        # An integer, which is too large for who read the JSON, and here too
+        # An integer that the JSON reader rounded, which is out of range here too
         _beyond(name, row, number)
     if not isinstance(number, int):
         raise OptionError(name, f"{name} must be an integer, got {type(value).__name__}")
@@ -178,7 +204,8 @@ def _strings(name: str, row: Option, value: Any) -> Any:
         if not text or len(text) > MAX_STOP_CHARS:
             raise OptionError(
                 name,
-                f"each string of {name} must have 1 to {MAX_STOP_CHARS} characters, got {len(text)}",
+                f"each string of {name} must have 1 to {MAX_STOP_CHARS} characters, "
+                f"got {len(text)}",
             )
     return value if isinstance(value, str) else items
 
@@ -205,7 +232,7 @@ def _ints(name: str, row: Option, value: Any) -> list[int]:
     items = _items(value)
     if items is None:
         raise OptionError(name, f"{name} must be a list of integers")
-    if len(items) > row.max_items:  # first: nothing is done with what is too long
+    if len(items) > row.max_items:  # first: the checks below take time in proportion
         raise OptionError(name, f"{name} takes at most {row.max_items} ids, got {len(items)}")
     if not set(map(type, items)) <= {int}:  # lists may be long, and true is no id
         items = [_whole(name, item) for item in items]
@@ -222,7 +249,7 @@ def _ints(name: str, row: Option, value: Any) -> list[int]:
 
 
 def _whole(name: str, value: Any) -> int:
-    """An id in a list that is not one of plain integers."""
+    """A token id of another type than int. Raises OptionError."""
     number = _number(value)
     if isinstance(number, int) or (number is not None and LARGEST_READ <= abs(number) < math.inf):
         return int(number)
@@ -248,7 +275,7 @@ def _bias(name: str, row: Option, key: Any, value: Any) -> float:
 
 
 def _token_id(name: str, key: Any) -> int:
-    """The token id that a key of a JSON object, or of a dict, stands for."""
+    """The token id of a key of a dict or JSON object. Raises OptionError."""
     if isinstance(key, str) and key.isascii() and key.isdecimal() and len(key) <= 10:
         key = int(key)
     id = _number(key)

@@ -25,6 +25,15 @@ def draw(logits_BV: Array, rows: DrawRows, *, filters: bool = True) -> Array:
     return jnp.where(whole(logits_BV), token_B, BROKEN)
 
 
+def processed(logits_BV: Array, rows: DrawRows) -> Array:
+    """The logits that tokens are drawn by: banned tokens at minus infinity, divided by the
+    temperature, filtered. Greedy rows are neither divided nor filtered."""
+    logits_BV = without(logits_BV, rows.banned_BK)
+    greedy_B1 = rows.temperature_B[:, None] < SMALLEST_TEMPERATURE
+    scaled_BV = logits_BV / jnp.where(greedy_B1, 1.0, rows.temperature_B[:, None])
+    return jnp.where(greedy_B1, logits_BV, filtered(scaled_BV, rows))
+
+
 def whole(logits_BV: Array) -> Array:
     """Whether each row has a finite maximum and no NaN. NaN is tested separately: XLA's maximum on
     the CPU loses it in long rows."""

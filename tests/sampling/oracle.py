@@ -8,7 +8,8 @@ import jax
 import numpy as np
 
 from jaxllm.sampling.choose import Sampler
-from jaxllm.sampling.sample import SamplingRows, sample
+from jaxllm.sampling.options import DRAW_COLUMNS
+from jaxllm.sampling.sample import DrawRows, draw_rows, sample
 
 NEUTRAL = {
     "temperature": 1.0,
@@ -21,33 +22,31 @@ NEUTRAL = {
 }
 
 
-def make_rows(count: int, stop_ids: tuple[int, ...] = (-1,), **options) -> SamplingRows:
+def make_rows(count: int, stop_ids: tuple[int, ...] = (-1,), **options) -> DrawRows:
     """`count` rows that ask for nothing but what `options` say; scalars are repeated."""
     assert options.keys() <= NEUTRAL.keys()
     full = {
         name: np.broadcast_to(np.asarray(options.get(name, value)), (count,))
         for name, value in NEUTRAL.items()
     }
-    return SamplingRows(
-        temperature_B=full["temperature"].astype(np.float32),
-        top_k_B=full["top_k"].astype(np.int32),
-        top_p_B=full["top_p"].astype(np.float32),
-        min_p_B=full["min_p"].astype(np.float32),
-        key_B2=np.array([int(s) % 2**64 for s in full["seed"]], np.uint64)
+    columns = {name: full[name].astype(column.dtype) for name, column in DRAW_COLUMNS.items()} | {
+        "key": np.array([int(s) % 2**64 for s in full["seed"]], np.uint64)
         .view(np.uint32)
         .reshape(count, 2),
-        position_B=full["position"].astype(np.int32),
-        stop_ids_BK=np.broadcast_to(np.array(stop_ids, np.int32), (count, len(stop_ids))),
-        suppress_B=full["suppress"].astype(bool),
-    )
+        "stop_ids": np.broadcast_to(np.array(stop_ids, np.int32), (count, len(stop_ids))),
+    }
+    return _draw_rows(columns, full["position"].astype(np.int32), full["suppress"].astype(bool))
 
 
 # As users compile it; other tests are compiled with little optimisation
 OPTIMISED = {"xla_backend_optimization_level": 3}
 
 
+_draw_rows = jax.jit(draw_rows)
+
+
 @functools.partial(jax.jit, static_argnums=2, compiler_options=OPTIMISED)
-def run(logits, rows: SamplingRows, sampler: Sampler) -> jax.Array:
+def run(logits, rows: DrawRows, sampler: Sampler) -> jax.Array:
     """`sample`, compiled."""
     return sample(logits, rows, sampler)
 

@@ -17,7 +17,6 @@ from jaxllm.logprobs import StepLogprobs, packed_from, total, unpacked, widths
 from jaxllm.messages import TokenLogprobs
 from jaxllm.sampling.largest import MOST, largest
 from jaxllm.sampling.logprobs import packed_logprobs, processed
-from jaxllm.sampling.sample import draw_rows
 from tests.sampling.oracle import kept, make_rows, softmax
 
 SIZES = (1, 104, 641, 2048, 4097, 32_000)
@@ -25,7 +24,7 @@ KINDS = ("normal", "ties", "equal", "mostly impossible", "rising", "falling")
 ROWS = 3
 largest_of = jax.jit(largest, static_argnums=1)
 pack = jax.jit(packed_logprobs, static_argnums=(2, 3))
-processed_of = jax.jit(lambda logits, rows: processed(logits, draw_rows(rows)))
+processed_of = jax.jit(processed)
 
 
 @functools.cache

@@ -1,6 +1,8 @@
 """Filters equal the definition, draws depend on nothing but their own row, log-probabilities are
 exact."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +13,8 @@ from hypothesis.extra import numpy as hnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxllm.sampling.choose import Sampler
-from jaxllm.sampling.sample import BROKEN
+from jaxllm.sampling.options import DRAW_COLUMNS, SamplingParams
+from jaxllm.sampling.sample import BROKEN, DrawRows
 from pallas_kernels.draw.reference import filtered
 from tests.sampling.oracle import kept, make_rows, run, softmax
 
@@ -214,4 +217,24 @@ def test_a_vocabulary_split_over_devices_gives_the_same_tokens():
     split = jax.device_put(logits, NamedSharding(mesh, PartitionSpec(None, "tensor")))
     np.testing.assert_array_equal(
         run(logits, rows, Sampler.FILTERED), run(split, rows, Sampler.FILTERED)
+    )
+
+
+def test_every_draw_option_has_a_column_that_the_kernels_read():
+    fields = {field.name for field in dataclasses.fields(DrawRows)}
+    assert {f"{name}_B" for name in DRAW_COLUMNS} == fields - {"key_B2", "banned_BK"}
+    neutral = SamplingParams()
+    assert {
+        name: column.encode(getattr(neutral, name)) for name, column in DRAW_COLUMNS.items()
+    } == {
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "top_k": 0,
+        "min_p": 0.0,
+    }
+    extreme = SamplingParams(temperature=1e-6, top_k=-1, top_p=1e-30)
+    encoded = {name: column.encode(getattr(extreme, name)) for name, column in DRAW_COLUMNS.items()}
+    assert encoded["temperature"] == encoded["top_k"] == 0
+    assert np.float32(encoded["top_p"]) > np.finfo(np.float32).tiny, (
+        "programs flush what is smaller"
     )

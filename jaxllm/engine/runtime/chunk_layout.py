@@ -12,9 +12,7 @@ from jaxllm.engine.runtime.state import SLOT_PARAMS, host_columns, width_of
 from jaxllm.engine.scheduling.buckets import ExtendShape
 from jaxllm.engine.scheduling.plan import Chunk
 from jaxllm.engine.scheduling.request import Request
-
-# Programs flush smaller numbers to 0, and no token would reach a top_p of 0
-MIN_TOP_P = 1e-7
+from jaxllm.sampling.options import DRAW_COLUMNS
 
 
 @dataclass(frozen=True)
@@ -97,10 +95,8 @@ def _fill_params(
     stops = stop_ids(params.stop_token_ids, () if params.ignore_eos else eos_ids)
     columns["prompt_length"][row] = len(request.prompt)
     columns["processed"][row] = request.asked is not None
-    columns["temperature"][row] = 0.0 if params.greedy else params.temperature
-    columns["top_p"][row] = max(params.top_p, MIN_TOP_P)
-    columns["min_p"][row] = params.min_p
-    columns["top_k"][row] = max(0, params.top_k)
+    for name, column in DRAW_COLUMNS.items():
+        columns[name][row] = column.encode(getattr(params, name))
     columns["key"][row] = np.array([request.seed], np.uint64).view(np.uint32)
     columns["stop_ids"][row, : len(stops)] = stops
 

@@ -16,7 +16,7 @@ import numpy as np
 from jax import Array
 
 from jaxllm.cache.kv import DROP_PAGE, KVCache
-from jaxllm.sampling.sample import SamplingRows
+from jaxllm.sampling.options import DRAW_COLUMNS
 
 MAX_STOP_IDS = 80  # stop_token_ids (64) plus the model's end-of-sequence ids
 
@@ -49,14 +49,11 @@ PROGRESS = _columns(
 #   processed  its logits go through `process_logits`
 #   key        the halves of its 64-bit seed
 #   stop_ids   padded with -1
-# An adapter's column would stand here.
+# and the options that a draw reads. An adapter's column would stand here.
 SLOT_PARAMS = _columns(
     prompt_length=(1, np.int32),
     processed=(1, np.bool),
-    temperature=(1, np.float32),
-    top_p=(1, np.float32),
-    min_p=(1, np.float32),
-    top_k=(1, np.int32),
+    **{name: (1, column.dtype) for name, column in DRAW_COLUMNS.items()},
     key=(2, np.uint32),
     stop_ids=(MAX_STOP_IDS, np.int32),
 )
@@ -207,18 +204,3 @@ def table_columns(index: Array, table: Array, kv: KVCache) -> list[Array]:
     """For each kind of layers, the column of a page table that holds page `index` of a sequence."""
     kinds = len(kv.num_pages)
     return [index + kind * (table.shape[1] // kinds) if kind else index for kind in range(kinds)]
-
-
-def sampling_rows(position_Q: Array, params: dict[str, Array], suppress_Q: Array) -> SamplingRows:
-    """Sampling parameters of requests whose last token stands at `position_Q`. `params` are columns
-    SLOT_PARAMS; stop ids are impossible where `suppress_Q`."""
-    return SamplingRows(
-        temperature_B=params["temperature"],
-        top_k_B=params["top_k"],
-        top_p_B=params["top_p"],
-        min_p_B=params["min_p"],
-        key_B2=params["key"],
-        position_B=position_Q + 1,
-        stop_ids_BK=params["stop_ids"],
-        suppress_B=suppress_Q,
-    )

@@ -14,7 +14,6 @@ from jaxllm.engine.runtime.state import (
     ForwardOutput,
     SlotState,
     device_columns,
-    sampling_rows,
 )
 from jaxllm.sampling.logprobs import packed_logprobs, processed
 from jaxllm.sampling.sample import draw_rows
@@ -30,8 +29,8 @@ def logprobs(
     if mode.startswith("processed"):
         params = device_columns(state.params[forward_output.slots], SLOT_PARAMS)
         # As before the draw, which lowered `min_left`
-        rows = sampling_rows(now["position"], params, now["min_left"] + forward_output.emit > 0)
-        logits = processed(logits, draw_rows(rows))
+        banned = now["min_left"] + forward_output.emit > 0
+        logits = processed(logits, draw_rows(params, now["position"] + 1, banned))
     return packed_logprobs(logits, now["token"], count, normalised=mode.endswith("logprobs"))
 
 

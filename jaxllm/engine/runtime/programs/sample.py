@@ -15,7 +15,6 @@ from jaxllm.engine.runtime.state import (
     ForwardOutput,
     device_columns,
     pack_progress,
-    sampling_rows,
 )
 from jaxllm.sampling import sample as sampling
 from jaxllm.sampling.sample import Sampler
@@ -37,15 +36,14 @@ def sample(
     """
     slots, emit = forward_output.slots, forward_output.emit
     now = device_columns(progress[slots], PROGRESS)
-    rows = sampling_rows(
-        now["position"], device_columns(params[slots], SLOT_PARAMS), now["min_left"] > 0
-    )
+    columns, position = device_columns(params[slots], SLOT_PARAMS), now["position"] + 1
+    rows = sampling.draw_rows(columns, position, now["min_left"] > 0)
     token = sampling.sample(logits, rows, sampler, backend)
-    stopped = jnp.any(token[:, None] == rows.stop_ids_BK, axis=1) | (token < 0)
+    stopped = jnp.any(token[:, None] == columns["stop_ids"], axis=1) | (token < 0)
     remaining = now["remaining"] - 1
     new = pack_progress(
         token=token,
-        position=rows.position_B,
+        position=position,
         alive=~stopped & (remaining > 0),
         remaining=remaining,
         min_left=now["min_left"] - 1,
