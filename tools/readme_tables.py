@@ -1,5 +1,5 @@
-"""Write the generated parts of README.md anew: `python -m tools.readme_tables`, or `--check` to
-only compare.
+"""Write the generated parts of README.md and docs/modes.md: `python -m tools.readme_tables`. With
+`--check` the pages are only compared.
 
 A part lies between `<!-- generated: NAME -->` and `<!-- end generated -->`; `TABLES` says which
 function prints it.
@@ -15,8 +15,9 @@ from pathlib import Path
 from jaxllm.sampling.options import OPTIONS, default_of
 from jaxllm.sampling.values import legal
 
-README = Path(__file__).parents[1] / "README.md"
-RESULTS = README.parent / "benchmarks" / "results"
+REPO = Path(__file__).parents[1]
+PAGES = (REPO / "README.md", REPO / "docs" / "modes.md")
+RESULTS = REPO / "benchmarks" / "results"
 PART = re.compile(r"(<!-- generated: (?P<name>[\w-]+) -->\n).*?(<!-- end generated -->)", re.DOTALL)
 
 
@@ -44,10 +45,18 @@ def headline() -> str:
     return text(RESULTS) or "No comparison with another engine is recorded yet."
 
 
+def modes() -> str:
+    """Figures with each mode and without, as benchmarks/modes.py prints them."""
+    from benchmarks.modes import table
+
+    return table(RESULTS)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "sampling-options": sampling_options,
     "headline": headline,
     "benchmarks": benchmarks,
+    "modes": modes,
 }
 
 
@@ -58,12 +67,12 @@ def render(text: str) -> str:
 
 
 def main() -> int:
-    """Write README.md, or with --check report whether it is up to date."""
-    before = README.read_text()
-    after = render(before)
+    """Write the pages; with --check, exit with 1 if a page is out of date."""
+    rendered = {page: render(page.read_text()) for page in PAGES}
     if "--check" in sys.argv[1:]:
-        return int(before != after)
-    README.write_text(after)
+        return int(any(page.read_text() != text for page, text in rendered.items()))
+    for page, text in rendered.items():
+        page.write_text(text)
     return 0
 
 
