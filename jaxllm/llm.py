@@ -390,7 +390,7 @@ class LLM:
             for (_, ids), p, salt, grammar in zip(inputs, params, salts, grammars, strict=True)
         ]
         for request in requests:
-            self.engine.check(request)
+            self.engine.validate(request)
         return requests
 
     def _deltas(self, requests: list[GenerateRequest]) -> Iterator[TextDelta]:
@@ -409,11 +409,11 @@ class LLM:
                 if in_order and not self.engine.has_work
                 else math.inf
             )
-            while waiting is not None and left > 0 and self.engine.has_room(waiting):
+            while waiting is not None and left > 0 and self.engine.queue_has_space(waiting):
                 entered, waiting = waiting, next(queue, None)
                 self.engine.enter(entered)
                 if waiting is not None and left < math.inf:
-                    left -= self.engine.uncached(entered)
+                    left -= self.engine.uncached_tokens(entered)
             yield from self.engine.step()
 
     def _drain(self) -> None:

@@ -25,6 +25,6 @@ def test_the_tokenizer_has_as_many_tokens_as_wanted_and_says_every_text(tmp_path
 def test_the_schema_compiles() -> None:
     checker = Checker({})
     try:
-        assert checker.check(StructuredOutputsParams(json=SCHEMA))
+        assert checker.compile_params(StructuredOutputsParams(json=SCHEMA))
     finally:
         checker.close()

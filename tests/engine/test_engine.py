@@ -68,7 +68,7 @@ def test_end_of_sequence_ends_the_request_unless_ignored(
     engine: Engine, free_run: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     eos = free_run[3]
-    monkeypatch.setattr(engine, "eos_ids", frozenset([eos]))
+    monkeypatch.setattr(engine._factory, "_eos_ids", frozenset([eos]))
     monkeypatch.setattr(engine._output, "_eos_ids", frozenset([eos]))
     monkeypatch.setattr(engine.runner, "eos_ids", [eos])
     deltas = collect(engine, [request(SamplingParams(temperature=0, max_tokens=16))])
@@ -300,7 +300,7 @@ def test_nothing_compiles_after_warm_up_whatever_is_asked(
             grammar = (
                 None
                 if "grammar" not in asked
-                else checker.check(StructuredOutputsParams(regex=asked.pop("grammar")))
+                else checker.compile_params(StructuredOutputsParams(regex=asked.pop("grammar")))
             )
             params = SamplingParams(**{"max_tokens": 5 + at, "ignore_eos": True} | asked)
             engine.add(
@@ -434,7 +434,7 @@ def test_the_engine_follows_the_policy_and_the_scheduler_that_were_asked_for(
     ]
     assert ends == ["3", "20", "40"]
     with pytest.raises(RequestError, match="--scheduling-policy priority") as error:
-        engine.check(request(params[0]))
+        engine.validate(request(params[0]))
     assert error.value.param == "priority"
 
 
@@ -452,10 +452,10 @@ def test_an_engine_learns_to_be_patient_only_from_those_who_look_out(
     for _ in range(10):
         engine.step()
     margins: list[float] = []
-    engine._lookout._decodes.learn = margins.append  # type: ignore[method-assign]
+    engine._arrival_wait._decodes.learn = margins.append  # type: ignore[method-assign]
     engine.step()
     assert margins == []
-    assert engine.patience == 0.0
+    assert engine.wait_seconds == 0.0
     engine.step()
     assert len(margins) == 1
 
@@ -473,11 +473,11 @@ def test_a_step_with_chunks_leaves_as_much_longer_to_look_out_as_warm_up_says(
     engine.add(GenerateRequest(id="a", prompt_token_ids=[5, 6, 7], params=params))
     for _ in range(4):
         engine.step()
-    engine._lookout._decodes.seconds, engine._lookout._chunks.seconds = 2e-4, 9e-3
-    assert engine.patience == 2e-4
+    engine._arrival_wait._decodes.seconds, engine._arrival_wait._chunks.seconds = 2e-4, 9e-3
+    assert engine.wait_seconds == 2e-4
     engine.add(GenerateRequest(id="b", prompt_token_ids=[5, 6, 8], params=params))
-    assert engine.patience == 0.0, "somebody waits already"
+    assert engine.wait_seconds == 0.0, "somebody waits already"
     engine.step()
-    assert engine.patience == pytest.approx(CERTAIN_SHARE * 4e-3)
+    assert engine.wait_seconds == pytest.approx(CERTAIN_SHARE * 4e-3)
     engine.step()
-    assert engine.patience < 1e-3
+    assert engine.wait_seconds < 1e-3

@@ -115,7 +115,7 @@ class FakeEngine:
         return False
 
     @property
-    def patience(self) -> float:
+    def wait_seconds(self) -> float:
         return 0.0
 
     def when_built(self, heard: Callable[[], None]) -> None:

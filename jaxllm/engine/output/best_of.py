@@ -36,6 +36,10 @@ class BestOfManager:
         if request.params.samples > request.params.n and not request.params.use_beam_search:
             self._open[request.id] = BestOf(request.params)
 
+    def untrack(self, request_id: str) -> None:
+        """Forget a request, if it is tracked."""
+        self._open.pop(request_id, None)
+
     def clear(self) -> None:
         """Forget all requests."""
         self._open.clear()

@@ -145,3 +145,15 @@ class OutputProcessor:
         if request in self._grammars.states:
             param = "structured_outputs"
         return self.fail_choice(request, reason, param)
+
+
+def lost_choice(request_id: str, index: int) -> TextDelta:
+    """The end of a choice that the engine has lost."""
+    return TextDelta(
+        id=request_id,
+        index=index,
+        token_ids=[],
+        text="",
+        finish_reason="error",
+        error="the engine lost this request",
+    )

@@ -362,7 +362,9 @@ def test_waiting_for_a_grammar_does_not_hold_others_up(
     assert waits.grammar is not None
     later.set_result(matchers.start_matcher(waits.grammar).result(60))
     assert Outcome.of(collect(engine, []), "waits").finish_reason == "stop"
-    assert all(c.status is Status.FINISHED for live in engine._live.values() for c in live.choices)
+    assert all(
+        c.status is Status.FINISHED for live in engine._states.values() for c in live.choices
+    )
 
 
 def test_an_engine_with_nothing_but_a_grammar_to_wait_for_says_so_and_who_drives_it_hears_when_it_is_there(
@@ -433,7 +435,7 @@ def test_an_abort_tells_the_log_probabilities_that_are_there(llm: LLM) -> None:
     engine = llm.engine
     engine.add(request(llm, "r", {"regex": "[a-z]{99}"}, prompt_logprobs=2, n=1, best_of=2))
     while engine.stats().running < 2 or not all(
-        choice.output for choice in engine._live["r"].choices
+        choice.output for choice in engine._states["r"].choices
     ):
         assert engine.step() == []
     engine.abort("r")

@@ -113,7 +113,7 @@ def test_a_matcher_is_given_back_only_when_nobody_looks_at_it(
         parallel.wait_masks,
         matchers.recycle,
     )
-    monkeypatch.setattr("jaxllm.engine.engine.WORTH_A_CHUNK", 10**9)
+    monkeypatch.setattr("jaxllm.engine.engine.MIN_JUMP", 10**9)
     monkeypatch.setattr(parallel, "_compute", compute)
     monkeypatch.setattr(parallel, "settle", lambda: (waited.set(), real_settle())[1])
     monkeypatch.setattr(parallel, "wait_masks", lambda: (waited.set(), real_masks())[1])

@@ -110,7 +110,7 @@ def test_a_queue_counts_every_choice(make_engine: Callable[..., Engine]) -> None
     assert engine.scheduler.waiting == 3
     for best_of, fits in ((3, True), (4, False)):
         assert (
-            engine.has_room(
+            engine.queue_has_space(
                 GenerateRequest(
                     id="s", prompt_token_ids=PROMPT, params=SamplingParams(best_of=best_of)
                 )

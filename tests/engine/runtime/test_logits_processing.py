@@ -273,7 +273,7 @@ def test_allowing_only_tokens_that_may_come_is_no_fault(
     engine: Engine, options: dict[str, Any]
 ) -> None:
     allowed = [5, 96] if "temperature" in options else [96]
-    engine.check(
+    engine.validate(
         GenerateRequest(
             id="x",
             prompt_token_ids=[1],

@@ -335,7 +335,7 @@ class Patient:
         self.asked = threading.Event()
 
     @property
-    def patience(self) -> float:
+    def wait_seconds(self) -> float:
         self.asked.set()
         return 60.0
 
@@ -371,7 +371,7 @@ class Waiting:
     """An engine whose only request waits for its grammar; a plain request can run at once."""
 
     resolved = RESOLVED
-    patience = 0.0
+    wait_seconds = 0.0
 
     def __init__(self) -> None:
         self.heard: Any = None
