@@ -24,17 +24,18 @@ def decode_attention(
     """Attention of each row's newest token over the tokens in its pages; returns `o_BNH` in q's
     dtype.
 
-    `k_pages` and `v_pages` are `[P, K, C, H]`; token j of row b lives in page `page_table_BM[b, j
-    // C]`, plus `first_page`, at offset `j % C`. `lengths_B` counts the newest token, whose key and
-    value are already written; its position is `length - 1`. Length 0 is a row that is not in use
-    and gives zeros. Query head n uses key head `n // (N / K)`. With `window` w a query at position
-    p sees keys p - w < j <= p. `softcap` s maps scores x to s·tanh(x / s). `sinks` adds one logit a
-    query head to the denominator. Whatever lies in pages beyond a row's length is never seen, NaN
-    included; before its window it must be finite within a tile of a seen token where a back end
-    reads tiles whole (`mosaic_gpu`).
+    `k_pages` and `v_pages` are `[P, K, C, H]`. Token j of row b lies in page `page_table_BM[b, j //
+    C]`, plus `first_page`, at offset `j % C`. `lengths_B` counts the newest token; its key and
+    value are already written and its position is `length - 1`. Length 0 is a row that is not in
+    use; its output is zeros. Query head n uses key head `n // (N / K)`.
 
-    Pages of 8-bit floats come with `scales` `[P, K, 2, C]`: what each token's key (0) and value (1)
-    are to be multiplied with. Raises `UnknownBackend` for a name not in `BACKENDS`.
+    With `window` w a query at position p sees keys p - w < j <= p. `softcap` s maps scores x to
+    s·tanh(x / s). `sinks` adds one logit per query head to the denominator. Pages of 8-bit floats
+    come with `scales` `[P, K, 2, C]`: the factors of each token's key (0) and value (1).
+
+    Places beyond a row's length may hold anything, NaN included, and so may places before its
+    window. One exception: `mosaic_gpu` reads full tiles, so what shares a tile with a visible token
+    must be finite. Raises `UnknownBackend` for a name not in `BACKENDS`.
     """
     run = BACKENDS[backend]
     if backend != "mosaic_gpu":

@@ -1,16 +1,16 @@
 """Paged decode by clusters: the thread blocks of a cluster share a row's tiles and merge through
 distributed shared memory.
 
-As `mosaic_kernel`, with clusters for splits: the line of all tiles is cut into equal shares, one a
-cluster, and of a row's tiles in a share the block with rank i takes every `cluster`-th from i on.
-At the end of a row the blocks meet, and each merges some of the queries' columns. Only what crosses
-the cuts between clusters goes through device memory and flags, one a block: rank i merges what
-ranks i left there.
+A split of the plan is a cluster here, where it is a block in `mosaic_kernel`. Of a row's tiles in a
+split, the block with rank i takes every `cluster`-th from i on. At the end of a row the blocks
+meet, and each merges some columns of the queries. Only parts that cross the cuts between clusters
+go through device memory and flags, one per block: rank i merges the parts of ranks i.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,13 +21,6 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from pallas_kernels.mosaic_gpu import PageTable, flags_buffer
 from pallas_kernels.paged_decode.mosaic_flags import await_flag, raise_flag
 from pallas_kernels.paged_decode.mosaic_flash import ROWS, TILE, Carry, Spec, start
-from pallas_kernels.paged_decode.mosaic_kernel import (
-    copy_queries,
-    copy_tile,
-    fold_tile,
-    pages_of,
-    step_over,
-)
 from pallas_kernels.paged_decode.mosaic_peers import (
     PAD,
     Unit,
@@ -36,6 +29,14 @@ from pallas_kernels.paged_decode.mosaic_peers import (
     keep_group,
     merge_peers,
     store_zeros,
+)
+from pallas_kernels.paged_decode.mosaic_ring import (
+    copy_queries,
+    copy_tile,
+    drain,
+    fold_tile,
+    pages_of,
+    step_over,
 )
 from pallas_kernels.paged_decode.mosaic_swapped import fold_swapped, scores_swapped, start_swapped
 from pallas_kernels.paged_decode.plan import ROW_FIELDS, SPLIT_FIELDS, DecodePlan
@@ -49,11 +50,11 @@ def attend_clusters(
     plan: DecodePlan,
     sinks: Array | None,
 ) -> Array:
-    """Runs every cluster's share and returns `o_BNH`. Arguments as of `mosaic_kernel.attend`, pages
-    of 16 bits.
+    """Run the share of every cluster and return `o_BNH`. Arguments as of `mosaic_kernel.attend`;
+    pages have 16 bits.
 
-    The interpreter has neither flags nor shared memory of neighbours: there every block leaves its
-    parts and they are merged outside.
+    The interpreter has neither flags nor distributed shared memory. There every block leaves its
+    parts, which are merged outside of the kernel.
     """
     merged = spec.interpret is None
     splits_SF = flags_buffer(plan.splits_SF) if merged else plan.splits_SF[...]
@@ -63,14 +64,8 @@ def attend_clusters(
 
 
 def _launch(spec: Spec, splits: int, given: tuple[Array, ...]) -> tuple[Array, ...]:
-    H, G, group, stages, queries, cluster = (
-        spec.H,
-        spec.G,
-        spec.group,
-        spec.tuning.stages,
-        spec.tuning.queries,
-        spec.tuning.cluster,
-    )
+    H, G, cluster = spec.H, spec.G, spec.tuning.cluster
+    stages, queries = spec.tuning.stages, spec.tuning.queries
     merged, swapped = spec.interpret is None, spec.tuning.swapped
 
     def decode_cluster(
@@ -78,9 +73,8 @@ def _launch(spec: Spec, splits: int, given: tuple[Array, ...]) -> tuple[Array, .
     ):  # type: ignore[no-untyped-def]
         *sinks_ref, o_ref, parts_o, parts_lse = rest
         rank = lax.axis_index("rank") if cluster > 1 else jnp.int32(0)
-        # An owner waits for its followers, which have higher splits: these come first in the grid,
-        # so where clusters start in its order nobody waits for one that has not started. `splits_of`
-        # does not count on that: all that may wait fit on the chip at once.
+        # An owner waits for its followers, which have higher splits and so come first in the grid.
+        # `splits_of` does not rely on clusters starting in that order: all fit on the chip at once.
         split, h, wg = (
             splits - 1 - lax.axis_index("split"),
             lax.axis_index("head"),
@@ -90,34 +84,7 @@ def _launch(spec: Spec, splits: int, given: tuple[Array, ...]) -> tuple[Array, .
             splits_ref[split, i] for i in range(SPLIT_FIELDS)
         )
 
-        def each_row(step):  # type: ignore[no-untyped-def]
-            """`step(row, fields, mine, tiles before, rows before with tiles of this block, rows
-            before)` over the share's live rows.
-
-            Returns the sums of the last three. The next row's fields are read while this one is
-            worked on.
-            """
-
-            def advance(r, carry):  # type: ignore[no-untyped-def]
-                following = [rows_ref[jnp.minimum(r + 1, spec.B - 1), i] for i in range(ROW_FIELDS)]
-                first, last, length, zero, tiles, busy, live = carry
-                begin, end = jnp.maximum(low, first), jnp.minimum(high, last)
-                mine = lax.div(
-                    jnp.maximum(end - begin - rank + (cluster - 1), 0), jnp.int32(cluster)
-                )
-                pl.when(end > begin)(
-                    lambda: step(
-                        r, (first, last, length, zero, begin + rank), mine, tiles, busy, live
-                    )
-                )
-                return (
-                    *following,
-                    tiles + mine,
-                    busy + (mine > 0).astype(jnp.int32),
-                    live + (end > begin).astype(jnp.int32),
-                )
-
-            return lax.fori_loop(r0, r1, advance, (*first_row, *[jnp.int32(0)] * 3))[-3:]
+        share = _Share(spec, rank, low, high, r0, r1, tuple(first_row), rows_ref)
 
         @pl.when(wg == 1)
         def _producer() -> None:
@@ -146,16 +113,11 @@ def _launch(spec: Spec, splits: int, given: tuple[Array, ...]) -> tuple[Array, .
                         copy_queries(spec, q_ref, spec.first_query(r, h)[0], sm["q"].at[slot])
                         plgpu.barrier_arrive(sm["q_full"].at[slot])
 
-            tiles, busy, _ = each_row(row)
+            tiles, busy, _ = share.each_row(row)
 
             # Every arrival is waited for, so that the barriers end in the phase they began in.
-            @pl.loop(jnp.maximum(0, tiles - stages), tiles)
-            def _free(i):  # type: ignore[no-untyped-def]
-                plgpu.barrier_wait(sm["free"].at[lax.rem(i, jnp.int32(stages))])
-
-            @pl.loop(jnp.maximum(0, busy - queries), busy)
-            def _q_free(n):  # type: ignore[no-untyped-def]
-                plgpu.barrier_wait(sm["q_free"].at[lax.rem(n, jnp.int32(queries))])
+            drain(sm["free"], tiles, stages)
+            drain(sm["q_free"], busy, queries)
 
         @pl.when(wg == 0)
         def _consumer() -> None:
@@ -196,7 +158,7 @@ def _launch(spec: Spec, splits: int, given: tuple[Array, ...]) -> tuple[Array, .
                         ],
                     )
                     return
-                # Who meets here has merged the row before the last
+                # A block that meets here has merged the row before the last
                 at = lax.rem(live, jnp.int32(2))
                 with jax.named_scope("keep"):
                     (keep_columns if swapped else keep_group)(acc, sm["o"], at)
@@ -227,7 +189,7 @@ def _launch(spec: Spec, splits: int, given: tuple[Array, ...]) -> tuple[Array, .
                     plgpu.barrier_wait(sm["met"])
                     fence_cluster()
 
-            each_row(row)
+            share.each_row(row)
             _zero_dead_rows(
                 spec,
                 split * cluster + rank,
@@ -236,8 +198,90 @@ def _launch(spec: Spec, splits: int, given: tuple[Array, ...]) -> tuple[Array, .
                 lambda r: o_ref.at[r, h * G, 0],
             )
             if merged and cluster > 1:
-                meet()  # nobody leaves while others read its part
+                meet()  # a block stays while others read its part
 
+    grid: dict[str, Any] = {
+        "grid": (splits, spec.K),
+        "grid_names": ("split", "head"),
+        "num_threads": 2,
+        "thread_name": "wg",
+    }
+    if not merged:
+        grid |= {"grid": (splits, spec.K, cluster), "grid_names": ("split", "head", "rank")}
+    elif cluster > 1:
+        grid |= {"cluster": (cluster,), "cluster_names": ("rank",)}
+    return plgpu.kernel(
+        decode_cluster,
+        out_type=_outputs(spec, splits),
+        scratch_types=_scratch(spec),
+        **grid,
+        **spec.options,
+    )(*given)
+
+
+class _Share(NamedTuple):
+    """A cluster's share of the plan, as the block with this rank walks it: tiles low to high of the
+    line, rows r0 to r1, and the plan's fields of row r0."""
+
+    spec: Spec
+    rank: Array
+    low: Array
+    high: Array
+    r0: Array
+    r1: Array
+    first_row: tuple[Array, ...]
+    rows_ref: Any
+
+    def each_row(self, step: Callable[..., None]) -> tuple[Array, Array, Array]:
+        """Run `step(row, fields, mine, tiles before, rows before with tiles of this block, rows
+        before)` over the share's rows in use; `mine` counts the row's tiles of this block.
+
+        Returns the sums of the last three. The next row's fields are read meanwhile.
+        """
+        cluster = self.spec.tuning.cluster
+
+        def advance(r, carry):  # type: ignore[no-untyped-def]
+            at = jnp.minimum(r + 1, self.spec.B - 1)
+            following = [self.rows_ref[at, i] for i in range(ROW_FIELDS)]
+            first, last, length, zero, tiles, busy, live = carry
+            begin, end = jnp.maximum(self.low, first), jnp.minimum(self.high, last)
+            mine = lax.div(
+                jnp.maximum(end - begin - self.rank + (cluster - 1), 0), jnp.int32(cluster)
+            )
+            fields = (first, last, length, zero, begin + self.rank)
+            pl.when(end > begin)(lambda: step(r, fields, mine, tiles, busy, live))
+            return (
+                *following,
+                tiles + mine,
+                busy + (mine > 0).astype(jnp.int32),
+                live + (end > begin).astype(jnp.int32),
+            )
+
+        none = [jnp.int32(0)] * 3
+        return lax.fori_loop(self.r0, self.r1, advance, (*self.first_row, *none))[-3:]
+
+
+def _outputs(spec: Spec, splits: int) -> tuple[jax.ShapeDtypeStruct, ...]:
+    """`o_BNH`, and the parts that cross the cuts between clusters: outputs and log2-sum-exps. Where
+    the kernel is interpreted: accumulator, maximum and sum of every row and block."""
+    H, group = spec.H, spec.group
+    if spec.interpret is None:
+        return (
+            jax.ShapeDtypeStruct((spec.B, spec.K * spec.G, H), spec.dtype),
+            jax.ShapeDtypeStruct((spec.K, splits, group, H), jnp.float32),
+            jax.ShapeDtypeStruct((spec.K, splits, group), jnp.float32),
+        )
+    blocks = (spec.B, spec.K, splits * spec.tuning.cluster)
+    kept, queries = ((H, group), group) if spec.tuning.swapped else ((ROWS, H), ROWS)
+    sums = jax.ShapeDtypeStruct((*blocks, queries), jnp.float32)
+    return jax.ShapeDtypeStruct((*blocks, *kept), jnp.float32), sums, sums
+
+
+def _scratch(spec: Spec) -> dict[str, Any]:
+    """Shared memory and barriers of one block."""
+    H, group, stages, queries = spec.H, spec.group, spec.tuning.stages, spec.tuning.queries
+    merged, swapped = spec.interpret is None, spec.tuning.swapped
+    meeting = merged and spec.tuning.cluster > 1
     scratch = {
         "q": plgpu.SMEM((queries, ROWS, H), spec.dtype, transforms=spec.tiled),
         "k": plgpu.SMEM((stages, TILE, H), spec.dtype, transforms=spec.tiled),
@@ -250,43 +294,13 @@ def _launch(spec: Spec, splits: int, given: tuple[Array, ...]) -> tuple[Array, .
         "k_full": plgpu.Barrier(num_arrivals=spec.copies, num_barriers=stages),
         "v_full": plgpu.Barrier(num_arrivals=spec.copies, num_barriers=stages),
         "free": plgpu.Barrier(num_barriers=stages),
-        "met": plgpu.ClusterBarrier(collective_axes=("rank",))
-        if merged and cluster > 1
-        else plgpu.Barrier(),
+        "met": plgpu.ClusterBarrier(collective_axes=("rank",)) if meeting else plgpu.Barrier(),
     }
-    grid: dict[str, Any] = {
-        "grid": (splits, spec.K),
-        "grid_names": ("split", "head"),
-        "num_threads": 2,
-        "thread_name": "wg",
-    }
-    if merged:
-        shapes = [
-            ((spec.B, spec.K * G, H), spec.dtype),
-            ((spec.K, splits, group, H), jnp.float32),
-            ((spec.K, splits, group), jnp.float32),
-        ]
-        clusters = {"cluster": (cluster,), "cluster_names": ("rank",)} if cluster > 1 else {}
-    else:
-        blocks = (spec.B, spec.K, splits * cluster)
-        kept = (H, group) if swapped else (ROWS, H)
-        shapes = [
-            ((*blocks, *kept), jnp.float32),
-            *[((*blocks, group if swapped else ROWS), jnp.float32)] * 2,
-        ]
-        scratch |= {
-            "p": plgpu.SMEM((ROWS, TILE), spec.dtype, transforms=spec.tiled),
-            "acc": plgpu.SMEM((ROWS, H), jnp.float32),
-        }
-        grid |= {"grid": (splits, spec.K, cluster), "grid_names": ("split", "head", "rank")}
-        clusters = {}
-    if swapped:
-        scratch["p"] = plgpu.SMEM((group, TILE), spec.dtype, transforms=spec.tiled)
-        scratch["acc"] = plgpu.SMEM((H, group), jnp.float32)
-    out = tuple(jax.ShapeDtypeStruct(*shape) for shape in shapes)
-    return plgpu.kernel(
-        decode_cluster, out_type=out, scratch_types=scratch, **grid, **clusters, **spec.options
-    )(*given)
+    if swapped or not merged:
+        rows = group if swapped else ROWS
+        scratch["p"] = plgpu.SMEM((rows, TILE), spec.dtype, transforms=spec.tiled)
+        scratch["acc"] = plgpu.SMEM((H, group) if swapped else (ROWS, H), jnp.float32)
+    return scratch
 
 
 def _fold_swapped(

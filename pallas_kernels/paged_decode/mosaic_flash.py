@@ -1,4 +1,5 @@
-"""Sizes of the Hopper kernel of paged decode, and its steps of online softmax on the tensor cores."""
+"""Sizes of the Hopper kernel of paged decode, and its steps of online softmax on the tensor
+cores."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ type Carry = tuple[Array, Array, Array]
 
 
 class Tuning(NamedTuple):
-    """Sizes that change speed alone. `blocks` is the grid: splits x KV heads stay at or below it."""
+    """Sizes that change speed alone. The grid has at most `blocks` blocks: splits x KV heads."""
 
     stages: int = 3  # slots of the ring of K and V tiles
     queries: int = 2  # query buffers

@@ -1,13 +1,14 @@
 """Paged decode attention for NVIDIA Hopper in Pallas Mosaic GPU: bandwidth-bound, every thread
 block reads an equal share of the KV.
 
-One launch (`mosaic_kernel`): a producer warpgroup streams (page, head) tiles through a ring of TMA
-copies and a consumer warpgroup does flash attention on the tensor cores, with the query group of
-one KV head in the first rows of a 64-row tile (rows are independent, so the others may hold
-anything). A row that lies in one split is written at once. Of a row that crosses cuts the later
-splits, its followers, leave parts: normalised output and log2-sum-exp. The row's first split waits
-for a flag in device memory that each of them raises, and merges their parts as one more attention
-step whose scores are the log-sums and whose values are the parts' outputs.
+One launch (`mosaic_kernel`). A producer warpgroup streams (page, head) tiles through a ring of TMA
+copies. A consumer warpgroup does flash attention on the tensor cores, with the query group of one
+KV head in the first rows of a 64-row tile; rows are independent, so the others may hold anything.
+
+A row that lies in one split is written at once. Of a row that crosses cuts, the later splits (its
+followers) leave parts in device memory, normalised output and log2-sum-exp, and raise a flag. The
+row's first split (its owner) waits for the flag. It merges the parts as one more attention step:
+the log-sums are the scores and the parts' outputs are the values.
 """
 
 from __future__ import annotations
@@ -35,11 +36,10 @@ TUNED = pathlib.Path(__file__).parent / "tuned" / "nvidia_h200.json"
 
 @functools.cache
 def default_tuning(head_dim: int, itemsize: int = 2, rows: int = 0, kv_heads: int = 0) -> Tuning:
-    """The sizes of `tuned/` for a head dimension and bytes of a number in the pages, and for these
-    rows and KV heads of one device where those have sizes of their own.
+    """The sizes in `tuned/` for a head dimension, bytes of a number in the pages, and the rows and
+    KV heads of one device. Rows 0: the sizes for any number of rows.
 
-    227 KB of shared memory hold the ring, the queries and the output tile. Rows 0: the sizes of
-    every number of rows.
+    The ring, the queries and the output tile fit 227 KB of shared memory.
     """
     return tuning_of(json.loads(TUNED.read_text()), head_dim, itemsize, rows, kv_heads)
 
@@ -47,9 +47,12 @@ def default_tuning(head_dim: int, itemsize: int = 2, rows: int = 0, kv_heads: in
 def tuning_of(
     tuned: dict[str, Any], head_dim: int, itemsize: int, rows: int, kv_heads: int
 ) -> Tuning:
-    """Of a file's content: `head_dim` holds the sizes of each, and of pages of 8 bits `head_dim, 8
-    bits`; `cases` lists, for pages of 16 bits, (head_dim, rows [from, to], kv_heads, sizes that
-    differ)."""
+    """The sizes in the content of a file of `tuned/`.
+
+    `head_dim` holds the sizes of each head dimension, and `head_dim, 8 bits` those for pages of 8
+    bits. `cases` lists exceptions for pages of 16 bits: (head_dim, rows [from, to], kv_heads, sizes
+    that differ). The first that matches counts.
+    """
     if itemsize == 1:
         return Tuning(**tuned["head_dim, 8 bits"][str(head_dim)])
     common = Tuning(**tuned["head_dim"][str(head_dim)])
@@ -60,19 +63,18 @@ def tuning_of(
     return common
 
 
-# Clusters of a size that are surely on the chip at once, a block to a multiprocessor. A cluster
-# lies in one GPC; of an H200's eight, with 132 multiprocessors in all, some have 18 and some as few
-# as 14.
+# Clusters of each size that fit on the chip at once, with one block per multiprocessor. A cluster
+# lies in one GPC. An H200 has eight, with 14 to 18 multiprocessors each and 132 in all.
 CLUSTERS_AT_ONCE = {1: 132, 2: 66, 4: 28, 8: 14, 16: 6}
 
 
 def splits_of(kv_heads: int, tuning: Tuning) -> int:
     """Splits of the grid: one block per streaming multiprocessor over all KV heads; a split is a
-    block, or a cluster of them.
+    block or a cluster of blocks.
 
-    No more clusters than run at once. For one waits for what others leave: were it on the chip
-    while they are not, and the chip full of such, none would end. (One split a head waits for
-    nobody, so that many there may always be.)
+    There are no more clusters than run at once. An owner waits for its followers: if owners filled
+    the chip before the followers start, none would end. One split per KV head is always safe, since
+    it has no followers.
     """
     if not tuning.cluster:
         return max(1, tuning.blocks // kv_heads)
@@ -91,11 +93,11 @@ def plan(
     no_split: bool = False,
     tuning: Tuning | None = None,
 ) -> DecodePlan:
-    """The split plan of one step, to be computed once and passed to every layer with the same
-    `window` and bytes of a number in pages.
+    """The split plan of one step, computed once for all layers with the same `window` and bytes of
+    a number in the pages.
 
-    `no_split`: no row is divided between blocks. Raises ValueError for that and sizes by which a
-    cluster of blocks shares rows.
+    With `no_split` no row is split between blocks. Raises ValueError for `no_split` with clusters
+    of several blocks.
     """
     tuning = tuning or default_tuning(
         head_dim, itemsize, MANY if no_split else lengths_B.shape[0], kv_heads
@@ -151,7 +153,7 @@ def decode_attention(
     no_split = options.get("no_split", False)
     tuning = tuning or default_tuning(H, itemsize, MANY if no_split else B, K)
     if G > 8:
-        tuning = tuning._replace(consumers=1)  # larger groups need more registers than two have
+        tuning = tuning._replace(consumers=1)  # two have too few registers for larger groups
     planned = options.get("plan")
     if planned is None:
         planned = plan(
@@ -187,7 +189,8 @@ def decode_attention(
         sinks = sinks.astype(jnp.float32)
     if tuning.consumers > 1 and (spec.kv_dtype is None or tuning.stages % 2):
         raise ValueError(
-            f"two consumers take 8-bit pages and an even number of stages; got {k_pages.dtype} and {tuning.stages}"
+            "two consumers take 8-bit pages and an even number of stages; "
+            f"got {k_pages.dtype} and {tuning.stages}; set consumers to 1"
         )
     rows = (
         page_table_BM.astype(jnp.int32),

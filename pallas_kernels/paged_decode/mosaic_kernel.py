@@ -1,5 +1,5 @@
-"""The Hopper kernel of paged decode: splits x KV heads thread blocks, each a producer and one or two
-consumer warpgroups, in one launch."""
+"""The Hopper kernel of paged decode: splits x KV heads thread blocks in one launch, each with a
+producer and one or two consumer warpgroups."""
 
 from __future__ import annotations
 
@@ -20,18 +20,21 @@ from pallas_kernels.paged_decode.mosaic_flash import (
     TILE,
     Carry,
     Spec,
-    fold,
-    part_scores,
-    scores_of,
     start,
-    zero_tail,
+)
+from pallas_kernels.paged_decode.mosaic_ring import (
+    PartsRing,
+    copy_parts,
+    copy_queries,
+    copy_tile,
+    drain,
+    fold_parts,
+    fold_tile,
+    pages_of,
+    parts_ring,
+    take,
 )
 from pallas_kernels.paged_decode.plan import ROW_FIELDS, SPLIT_FIELDS, DecodePlan
-
-# 8 x 64 elements over a warpgroup: a warp two rows, a thread 8 bytes of one.
-QUERY_LAYOUT = plgpu.Layout.TILED(
-    plgpu.Tiling(((8, 64), (2, 64), (4,))), warp_dims=(-5,), lane_dims=(-3, -2), vector_dim=-1
-)
 
 
 def attend(
@@ -42,13 +45,14 @@ def attend(
     plan: DecodePlan,
     sinks: Array | None,
 ) -> Array:
-    """Runs every split's share and returns `o_BNH`. q is `[B * N, H]`, at least `spec.group` rows;
-    `pools` are pages of keys and of values, and their scales if they have some; `rows` are the page
-    table, its first page, and the lengths.
+    """Run the share of every split and return `o_BNH`.
 
-    The interpreter sees no flags and would report what owners read of their followers' parts as
-    races. There the kernel runs twice: once without merging, and again with the parts of the first
-    run as inputs.
+    `q` is `[B * N, H]`, at least `spec.group` rows. `pools` are the pages of keys and of values,
+    and their scales if they have some. `rows` are the page table, its first page, and the lengths.
+
+    The interpreter has no flags, and would report an owner's reads of its followers' parts as
+    races. There the kernel runs twice: first without merging, then with the parts of the first run
+    as inputs.
     """
     splits = plan.splits_SF.shape[0]
 
@@ -65,30 +69,26 @@ def attend(
 def _launch(
     spec: Spec, splits: int, phase: str, given: tuple[Array, ...]
 ) -> tuple[Array, Array, Array]:
-    """Returns `o_BNH` and the parts: outputs `[K, parts * group, H]` and log2-sum-exps. `given`
-    ends with sinks if the model has them, then with the parts to merge if `phase` is "merge"; with
-    "parts" nothing is merged; with "both" it is this launch's own parts."""
-    H, G, group, stages, queries = (
-        spec.H,
-        spec.G,
-        spec.group,
-        spec.tuning.stages,
-        spec.tuning.queries,
-    )
-    columns = [pl.ds(c * spec.width, spec.width) for c in range(H // spec.width)]
+    """Returns `o_BNH` and the parts: outputs `[K, parts * group, H]` and log2-sum-exps.
 
+    `given` ends with sinks if the model has them, then with the parts to merge if `phase` is
+    "merge". In phase "parts" nothing is merged; in phase "both" this launch merges its own parts.
+    """
     pools = 2 if spec.kv_dtype is None else 3
 
     def decode_attend(q_ref, *refs, **sm):  # type: ignore[no-untyped-def]
-        pool_refs = refs[:pools]
-        table_ref, page_ref, lengths_ref, rows_ref, splits_ref, *rest = refs[pools:]
+        pool_refs, (*fixed, rows_ref, splits_ref), rest = (
+            refs[:pools],
+            refs[pools : pools + 5],
+            refs[pools + 5 :],
+        )
         *more, o_ref, parts_o, parts_lse = rest
+        merged = (parts_o, parts_lse)
         if phase == "merge":
-            *sinks_ref, merge_o, merge_lse = more
-        else:
-            sinks_ref, merge_o, merge_lse = more, parts_o, parts_lse
-        # Blocks start in the order of the grid. A row's followers have higher splits than its owner,
-        # which waits for them: they start first.
+            *more, merge_o, merge_lse = more
+            merged = (merge_o, merge_lse)
+        # Blocks start in the order of the grid. A row's followers have higher splits than its
+        # owner, which waits for them: they start first.
         split, h, wg = (
             splits - 1 - lax.axis_index("split"),
             lax.axis_index("head"),
@@ -100,186 +100,238 @@ def _launch(
         chunks = (
             jnp.int32(0)
             if phase == "parts"
-            else lax.div(followers * group + ROWS - 1, jnp.int32(ROWS))
+            else lax.div(followers * spec.group + ROWS - 1, jnp.int32(ROWS))
         )
-        first_part = (split + 1) * group
-
-        def each_row(step: Callable[..., Array]) -> Array:
-            """`step(row, fields, rows in use before it)` over the share; the next row's fields are
-            read while this one is worked on."""
-
-            def advance(r: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
-                following = [rows_ref[jnp.minimum(r + 1, spec.B - 1), i] for i in range(ROW_FIELDS)]
-                begin, end, length, zero, n = carry
-                fields = begin, end, length, zero, jnp.maximum(low, begin), jnp.minimum(high, end)
-                step(r, fields, n)
-                return (*following, n + (end > begin).astype(jnp.int32))
-
-            return lax.fori_loop(r0, r1, advance, (*first_row, jnp.int32(0)))[-1]
-
-        ring = _ring(spec, low, high)
+        block = _Block(
+            *(spec, phase, sm, split, h, low, high, r0, r1, tuple(first_row), home, followers),
+            *(chunks, rows_ref, splits_ref),
+        )
 
         @pl.when(wg == 1)
         def _producer() -> None:
             plgpu.set_max_registers(40, action="decrease")
-            table = PageTable(table_ref, page_ref[0])
-
-            def row(r, fields, n):  # type: ignore[no-untyped-def]
-                _, _, length, zero, begin, end = fields
-                last_page = lax.div(length - 1, jnp.int32(spec.C))
-
-                @pl.loop(begin, end)
-                def _tile(t):  # type: ignore[no-untyped-def]
-                    # Before the wait, so that they come during it
-                    pages = pages_of(spec, table, r, (t - zero) * TILE, last_page)
-                    at = _take(sm["free"], t - low, stages)
-                    (copy_tile if spec.kv_dtype is None else narrow.copy_tile)(
-                        spec, pool_refs, pages, h, sm, at
-                    )
-
-                    @pl.when(t == begin)  # after the copies, so that they do not wait for this load
-                    def _() -> None:
-                        slot = lax.rem(n, jnp.int32(queries))
-                        pl.when(n >= queries)(lambda: plgpu.barrier_wait(sm["q_free"].at[slot]))
-                        copy_queries(spec, q_ref, spec.first_query(r, h)[0], sm["q"].at[slot])
-                        plgpu.barrier_arrive(sm["q_full"].at[slot])
-
-            rows = each_row(row)
-            if phase == "both":
-                with jax.named_scope("wait for flags"):
-                    pl.when(followers > 0)(
-                        lambda: await_flag(splits_ref.at[split, SPLIT_FIELDS + h], followers)
-                    )
-
-            @pl.loop(0, chunks)
-            def _parts(c):  # type: ignore[no-untyped-def]
-                at = _take(sm[ring.free], ring.entry(c), ring.slots)
-                _copy_parts(spec, ring, (merge_o, merge_lse), (h, first_part + c * ROWS), sm, at)
-
-            # Every arrival is waited for, so that the barriers end in the phase they began in.
-            _drain(sm["free"], ring.entry(chunks) if spec.kv_dtype is None else high - low, stages)
-            if spec.kv_dtype is not None:
-                _drain(sm["part_free"], chunks, ring.slots)
-            _drain(sm["q_free"], rows, queries)
+            table_ref, page_ref, _ = fixed
+            _produce(block, q_ref, pool_refs, PageTable(table_ref, page_ref[0]), merged)
 
         @pl.when(wg == 0)
         def _consumer() -> None:
             plgpu.set_max_registers(232, action="increase")
-            sinks_G = [sinks_ref[0][h * G + i] for i in range(G)] if sinks_ref else None
+            sinks = [more[0][h * spec.G + i] for i in range(spec.G)] if more else None
 
-            def store(r, begin):  # type: ignore[no-untyped-def]
-                for c, column in enumerate(columns):
+            def store(r: Array, begin: Array | int) -> None:
+                for c, column in enumerate(_columns(spec)):
                     plgpu.copy_smem_to_gmem(
-                        sm["o"].at[c, pl.ds(begin, G)], o_ref.at[r, pl.ds(h * G, G), column]
+                        sm["o"].at[c, pl.ds(begin, spec.G)],
+                        o_ref.at[r, pl.ds(h * spec.G, spec.G), column],
                     )
 
-            _zero_dead_rows(spec, split, splits, lengths_ref, sm["o"], store)
-
-            def row(r, fields, n):  # type: ignore[no-untyped-def]
-                row_begin, row_end, length, zero, begin, end = fields
-                slot = lax.rem(n, jnp.int32(queries))
-                ours = row_begin >= low
-                own = spec.first_query(r, h)[1]
-
-                def step(t, carry):  # type: ignore[no-untyped-def]
-                    return fold_tile(
-                        spec,
-                        sm,
-                        slot,
-                        lax.rem(t - low, jnp.int32(stages)),
-                        (t - zero) * TILE,
-                        length,
-                        carry,
-                    )
-
-                def merge(c, carry):  # type: ignore[no-untyped-def]
-                    at = lax.rem(ring.entry(c), jnp.int32(ring.slots))
-                    return _fold_parts(spec, ring, sm, at, followers - c * (ROWS // group), carry)
-
-                @pl.when(end > begin)
-                def _() -> None:
-                    plgpu.barrier_wait(sm["q_full"].at[slot])
-                    if spec.kv_dtype is None:
-                        carry = lax.fori_loop(begin, end, step, start(H, sinks_G, own, ours))
-                    else:
-                        share = (begin, end, low, zero, length)
-                        carry = narrow.attend(
-                            spec, sm, slot, share, own, lambda: start(H, sinks_G, own, ours)
-                        )
-                    plgpu.barrier_arrive(sm["q_free"].at[slot])
-                    merges = jnp.where(jnp.logical_and(ours, row_end > high), chunks, 0)
-                    with jax.named_scope("merge"):
-                        acc, top, total = lax.fori_loop(0, merges, merge, carry)
-                    query = (
-                        plgpu.broadcasted_iota(jnp.int32, acc.shape, 0, layout=plgpu.Layout.WGMMA)
-                        - own
-                    )
-                    # The others are neighbours' queries, perhaps NaN
-                    mine = jnp.logical_and(query >= 0, query < G)
-                    acc = jnp.where(
-                        mine, acc / lax.broadcast_in_dim(total, acc.shape, [0]), 0.0
-                    ).astype(spec.dtype)
-                    plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-                    for c in range(len(columns)):
-                        sm["o"].at[c][...] = acc[:, c * spec.width : (c + 1) * spec.width]
-                    sm["lse_out"][...] = top + jnp.log2(total)
-                    plgpu.commit_smem()
-                    pl.when(ours)(lambda: store(r, own))
-
-                    @pl.when(jnp.logical_not(ours))
-                    def _() -> None:
-                        part = pl.ds(pl.multiple_of(split * group, group), group)
-                        plgpu.copy_smem_to_gmem(
-                            sm["lse_out"].at[pl.ds(0, group)], parts_lse.at[h, part]
-                        )
-                        for c, column in enumerate(columns):
-                            plgpu.copy_smem_to_gmem(
-                                sm["o"].at[c, pl.ds(0, group)], parts_o.at[h, part, column]
-                            )
-                        with jax.named_scope("wait for parts to leave"):
-                            plgpu.wait_smem_to_gmem(0)
-                        if phase == "both":
-                            raise_flag(splits_ref.at[home, SPLIT_FIELDS + h])
-
-            each_row(row)
-            with jax.named_scope("wait for output to leave"):
-                plgpu.wait_smem_to_gmem(0)
+            _zero_dead_rows(spec, split, splits, fixed[2], sm["o"], store)
+            _consume(block, sinks, store, (parts_o, parts_lse))
 
         if spec.tuning.consumers > 1:
-            pl.when(wg == 2)(lambda: narrow.second_consumer(spec, sm, each_row, h, low))
+            pl.when(wg == 2)(lambda: narrow.second_consumer(spec, sm, block.each_row, h, low))
 
-    parts = splits * group + ROWS  # the last owner reads whole tiles of ROWS rows
+    parts = splits * spec.group + ROWS  # the last owner reads full tiles of ROWS rows
     out = (
-        jax.ShapeDtypeStruct((spec.B, spec.K * G, H), spec.dtype),
-        jax.ShapeDtypeStruct((spec.K, parts, H), spec.dtype),
+        jax.ShapeDtypeStruct((spec.B, spec.K * spec.G, spec.H), spec.dtype),
+        jax.ShapeDtypeStruct((spec.K, parts, spec.H), spec.dtype),
         jax.ShapeDtypeStruct((spec.K, parts), jnp.float32),
     )
-    threads = 1 + spec.tuning.consumers
-    grid = {
-        "grid": (splits, spec.K),
-        "grid_names": ("split", "head"),
-        "num_threads": threads,
-        "thread_name": "wg",
-    }
     run = plgpu.kernel(
-        decode_attend, out_type=out, scratch_types=_scratch(spec), **grid, **spec.options
+        decode_attend,
+        out_type=out,
+        scratch_types=_scratch(spec),
+        grid=(splits, spec.K),
+        grid_names=("split", "head"),
+        num_threads=1 + spec.tuning.consumers,
+        thread_name="wg",
+        **spec.options,
     )
     return run(*given)
 
 
-def _take(free: Any, i: Array, slots: int) -> Array:
-    """The slot of a ring's entry `i`, once it is free."""
-    at = lax.rem(i, jnp.int32(slots))
-    pl.when(i >= slots)(lambda: plgpu.barrier_wait(free.at[at]))
-    return at
+class _Block(NamedTuple):
+    """One thread block: its share of the plan, and what its warpgroups use together.
+
+    Attributes:
+        phase: see `_launch`.
+        sm: shared memory and barriers, by the names in `_scratch`.
+        low, high: first and end tile of the share in the line; r0, r1: first and end row.
+        first_row: the plan's fields of row r0.
+        home: the split that owns row r0.
+        followers: splits that hand parts of this split's last row to it.
+        chunks: tiles of `ROWS` rows that those parts fill.
+    """
+
+    spec: Spec
+    phase: str
+    sm: dict[str, Any]
+    split: Array
+    h: Array
+    low: Array
+    high: Array
+    r0: Array
+    r1: Array
+    first_row: tuple[Array, ...]
+    home: Array
+    followers: Array
+    chunks: Array
+    rows_ref: Any
+    splits_ref: Any
+
+    @property
+    def ring(self) -> PartsRing:
+        return parts_ring(self.spec, self.low, self.high)
+
+    @property
+    def flag(self) -> Any:
+        """The flag that followers raise for this block."""
+        return self.splits_ref.at[self.split, SPLIT_FIELDS + self.h]
+
+    def each_row(self, step: Callable[..., Array]) -> Array:
+        """Run `step(row, fields, rows in use before it)` over the share. The next row's fields are
+        read during the step of this one."""
+
+        def advance(r: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
+            last = self.spec.B - 1
+            following = [self.rows_ref[jnp.minimum(r + 1, last), i] for i in range(ROW_FIELDS)]
+            begin, end, length, zero, n = carry
+            share = jnp.maximum(self.low, begin), jnp.minimum(self.high, end)
+            step(r, (begin, end, length, zero, *share), n)
+            return (*following, n + (end > begin).astype(jnp.int32))
+
+        return lax.fori_loop(self.r0, self.r1, advance, (*self.first_row, jnp.int32(0)))[-1]
 
 
-def _drain(free: Any, n: Array, slots: int) -> None:
-    """Waits until the last of `n` entries of a ring are free."""
+def _produce(
+    block: _Block, q_ref: Any, pool_refs: Any, table: PageTable, merged: tuple[Any, Any]
+) -> None:
+    """The producer warpgroup: copies of queries, of tiles of keys and values, and of the parts
+    `merged` that followers left."""
+    spec, sm, ring = block.spec, block.sm, block.ring
+    stages, queries = spec.tuning.stages, spec.tuning.queries
+    first_part = (block.split + 1) * spec.group
 
-    @pl.loop(jnp.maximum(0, n - slots), n)
-    def _(i):  # type: ignore[no-untyped-def]
-        plgpu.barrier_wait(free.at[lax.rem(i, jnp.int32(slots))])
+    def row(r, fields, n):  # type: ignore[no-untyped-def]
+        _, _, length, zero, begin, end = fields
+        last_page = lax.div(length - 1, jnp.int32(spec.C))
+
+        @pl.loop(begin, end)
+        def _tile(t):  # type: ignore[no-untyped-def]
+            # Before the wait, so that they come during it
+            pages = pages_of(spec, table, r, (t - zero) * TILE, last_page)
+            at = take(sm["free"], t - block.low, stages)
+            copy = copy_tile if spec.kv_dtype is None else narrow.copy_tile
+            copy(spec, pool_refs, pages, block.h, sm, at)
+
+            @pl.when(t == begin)  # after the copies, so that they do not wait for this load
+            def _() -> None:
+                slot = lax.rem(n, jnp.int32(queries))
+                pl.when(n >= queries)(lambda: plgpu.barrier_wait(sm["q_free"].at[slot]))
+                copy_queries(spec, q_ref, spec.first_query(r, block.h)[0], sm["q"].at[slot])
+                plgpu.barrier_arrive(sm["q_full"].at[slot])
+
+    rows = block.each_row(row)
+    if block.phase == "both":
+        with jax.named_scope("wait for flags"):
+            pl.when(block.followers > 0)(lambda: await_flag(block.flag, block.followers))
+
+    @pl.loop(0, block.chunks)
+    def _parts(c):  # type: ignore[no-untyped-def]
+        at = take(sm[ring.free], ring.entry(c), ring.slots)
+        copy_parts(spec, ring, merged, (block.h, first_part + c * ROWS), sm, at)
+
+    # Every arrival is waited for, so that the barriers end in the phase they began in.
+    tiles = ring.entry(block.chunks) if spec.kv_dtype is None else block.high - block.low
+    drain(sm["free"], tiles, stages)
+    if spec.kv_dtype is not None:
+        drain(sm["part_free"], block.chunks, ring.slots)
+    drain(sm["q_free"], rows, queries)
+
+
+def _consume(
+    block: _Block,
+    sinks: list[Array] | None,
+    store: Callable[[Array, Array | int], None],
+    parts: tuple[Any, Any],
+) -> None:
+    """The consumer warpgroup: attention over the share. An owner stores the row with `store(row,
+    first query)`; a follower leaves its part in `parts` and raises the owner's flag."""
+    spec, sm, ring = block.spec, block.sm, block.ring
+    stages = jnp.int32(spec.tuning.stages)
+
+    def row(r, fields, n):  # type: ignore[no-untyped-def]
+        row_begin, row_end, length, zero, begin, end = fields
+        slot = lax.rem(n, jnp.int32(spec.tuning.queries))
+        ours = row_begin >= block.low
+        own = spec.first_query(r, block.h)[1]
+
+        def before() -> Carry:
+            return start(spec.H, sinks, own, ours)
+
+        def step(t, carry):  # type: ignore[no-untyped-def]
+            at = lax.rem(t - block.low, stages)
+            return fold_tile(spec, sm, slot, at, (t - zero) * TILE, length, carry)
+
+        def merge(c, carry):  # type: ignore[no-untyped-def]
+            at = lax.rem(ring.entry(c), jnp.int32(ring.slots))
+            left = block.followers - c * (ROWS // spec.group)
+            return fold_parts(spec, ring, sm, at, left, carry)
+
+        @pl.when(end > begin)
+        def _() -> None:
+            plgpu.barrier_wait(sm["q_full"].at[slot])
+            if spec.kv_dtype is None:
+                carry = lax.fori_loop(begin, end, step, before())
+            else:
+                share = (begin, end, block.low, zero, length)
+                carry = narrow.attend(spec, sm, slot, share, own, before)
+            plgpu.barrier_arrive(sm["q_free"].at[slot])
+            merges = jnp.where(jnp.logical_and(ours, row_end > block.high), block.chunks, 0)
+            with jax.named_scope("merge"):
+                carry = lax.fori_loop(0, merges, merge, carry)
+            _keep(spec, sm, own, carry)
+            pl.when(ours)(lambda: store(r, own))
+
+            @pl.when(jnp.logical_not(ours))
+            def _() -> None:
+                _leave_part(block, parts)
+                if block.phase == "both":
+                    raise_flag(block.splits_ref.at[block.home, SPLIT_FIELDS + block.h])
+
+    block.each_row(row)
+    with jax.named_scope("wait for output to leave"):
+        plgpu.wait_smem_to_gmem(0)
+
+
+def _columns(spec: Spec) -> list[Any]:
+    """The plain buffers' columns of a row."""
+    return [pl.ds(c * spec.width, spec.width) for c in range(spec.H // spec.width)]
+
+
+def _keep(spec: Spec, sm: dict[str, Any], own: Array, carry: Carry) -> None:
+    """Normalised outputs and log2-sum-exps of a row's queries into shared memory."""
+    acc, top, total = carry
+    query = plgpu.broadcasted_iota(jnp.int32, acc.shape, 0, layout=plgpu.Layout.WGMMA) - own
+    # The others are neighbours' queries, perhaps NaN
+    mine = jnp.logical_and(query >= 0, query < spec.G)
+    acc = jnp.where(mine, acc / lax.broadcast_in_dim(total, acc.shape, [0]), 0.0).astype(spec.dtype)
+    plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+    for c in range(len(_columns(spec))):
+        sm["o"].at[c][...] = acc[:, c * spec.width : (c + 1) * spec.width]
+    sm["lse_out"][...] = top + jnp.log2(total)
+    plgpu.commit_smem()
+
+
+def _leave_part(block: _Block, parts: tuple[Any, Any]) -> None:
+    """A follower's part into device memory, visible when this returns."""
+    (outputs, lse), group, sm = parts, block.spec.group, block.sm
+    part = pl.ds(pl.multiple_of(block.split * group, group), group)
+    plgpu.copy_smem_to_gmem(sm["lse_out"].at[pl.ds(0, group)], lse.at[block.h, part])
+    for c, column in enumerate(_columns(block.spec)):
+        plgpu.copy_smem_to_gmem(sm["o"].at[c, pl.ds(0, group)], outputs.at[block.h, part, column])
+    with jax.named_scope("wait for parts to leave"):
+        plgpu.wait_smem_to_gmem(0)
 
 
 def _scratch(spec: Spec) -> dict[str, Any]:
@@ -309,145 +361,6 @@ def _scratch(spec: Spec) -> dict[str, Any]:
     return scratch
 
 
-def pages_of(spec: Spec, table: PageTable, row: Array, first: Array, last_page: Array) -> list[Any]:
-    """Where the tile at token `first` lies: (page, first token in it) of each copy; pages past the
-    row's last repeat the last."""
-    C = jnp.int32(spec.C)
-    if spec.copies == 1:
-        within = lax.rem(first, C)
-        return [(table[row, lax.div(first, C)], within if spec.C > TILE else None)]
-    return [
-        (table[row, jnp.minimum(lax.div(first, C) + j, last_page)], None)
-        for j in range(spec.copies)
-    ]
-
-
-def copy_tile(
-    spec: Spec, pools: tuple[Any, ...], pages: list[Any], h: Array, sm: dict[str, Any], at: Array
-) -> None:
-    """TMA copies of one K and one V tile of head `h`."""
-    for pages_ref, name in zip(pools, ("k", "v"), strict=True):
-        dst, barrier = sm[name].at[at], sm[f"{name}_full"].at[at]
-        for j, (page, within) in enumerate(pages):
-            src = (
-                pages_ref.at[page, h]
-                if within is None
-                else pages_ref.at[page, h, pl.ds(pl.multiple_of(within, TILE), TILE)]
-            )
-            plgpu.copy_gmem_to_smem(
-                src, dst if spec.copies == 1 else dst.at[pl.ds(j * spec.C, spec.C)], barrier
-            )
-
-
-class _Ring(NamedTuple):
-    """Where parts of other splits go: a buffer of so many slots and its barriers, of which `high -
-    low` entries were used before."""
-
-    values: str
-    full: str
-    free: str
-    slots: int
-    low: Array
-    high: Array
-
-    def entry(self, c: Array) -> Array:
-        """The ring's entry of the c-th tile of parts."""
-        return self.high - self.low + c
-
-
-def _ring(spec: Spec, low: Array, high: Array) -> _Ring:
-    """Parts follow the share's tiles where they look like values; pages of 8 bits leave them a ring
-    of their own."""
-    if spec.kv_dtype is None:
-        return _Ring("v", "v_full", "free", spec.tuning.stages, low, high)
-    return _Ring("parts", "part_full", "part_free", spec.parts, low, low)
-
-
-def _copy_parts(
-    spec: Spec,
-    ring: _Ring,
-    parts: tuple[Any, Any],
-    place: tuple[Array, Array],
-    sm: dict[str, Any],
-    at: Array,
-) -> None:
-    """TMA copies of `ROWS` rows of parts of head `h` from `first` on: outputs where values go, in
-    as many copies as those take, and log2-sum-exps."""
-    (outputs, lse), (h, first) = parts, place
-    plgpu.copy_gmem_to_smem(
-        lse.at[h, pl.ds(first, ROWS)], sm["lse_in"].at[at], sm["lse_full"].at[at]
-    )
-    piece = ROWS // spec.copies
-    for j in range(spec.copies):
-        source = pl.ds(pl.multiple_of(first, spec.group) + j * piece, piece)
-        plgpu.copy_gmem_to_smem(
-            outputs.at[h, source],
-            sm[ring.values].at[at, pl.ds(j * piece, piece)],
-            sm[ring.full].at[at],
-        )
-
-
-def copy_queries(spec: Spec, q_ref: Any, first: Array, dst: Any) -> None:
-    """Rows `first` to `first + group` of q into the first rows of a tile. By registers: tiled TMA
-    copies begin at multiples of 8 rows."""
-    rows = plgpu.load(q_ref.at[pl.ds(first, spec.group)], layout=QUERY_LAYOUT, optimized=False)
-    dst.at[pl.ds(0, spec.group)][...] = rows
-    plgpu.commit_smem()
-
-
-def fold_tile(
-    spec: Spec,
-    sm: dict[str, Any],
-    slot: Array,
-    at: Array,
-    first: Array,
-    length: Array,
-    carry: Carry,
-) -> Carry:
-    """One step over the keys and values in entry `at` of the ring, whose first token is at position
-    `first`; queries of buffer `slot`."""
-
-    def add(scores: Array) -> Carry:
-        zero_tail(sm["v"].at[at], spec.H, length - first)
-        return fold(spec, carry, scores, sm["v"].at[at], sm.get("p"))
-
-    return step_over(
-        sm, at, lambda: scores_of(spec, sm["q"].at[slot], sm["k"].at[at], first, length), add
-    )
-
-
-def step_over(
-    sm: dict[str, Any], at: Array, scores: Callable[[], Array], add: Callable[[Array], Carry]
-) -> Carry:
-    """`scores()` once the keys in entry `at` of the ring are there, then `add(them)` once the
-    values are; the entry is free afterwards."""
-    with jax.named_scope("wait for keys"):  # scopes are what the kernel's own profiler shows
-        plgpu.barrier_wait(sm["k_full"].at[at])
-    with jax.named_scope("scores"):
-        found = scores()
-    with jax.named_scope("wait for values"):
-        plgpu.barrier_wait(sm["v_full"].at[at])
-    with jax.named_scope("fold"):
-        carry = add(found)
-        plgpu.barrier_arrive(sm["free"].at[at])
-    return carry
-
-
-def _fold_parts(
-    spec: Spec, ring: _Ring, sm: dict[str, Any], at: Array, parts: Array, carry: Carry
-) -> Carry:
-    """One step over the parts in entry `at` of the ring, of which the first `parts` count."""
-    plgpu.barrier_wait(sm["lse_full"].at[at])
-    lse = plgpu.load(sm["lse_in"].at[at], layout=plgpu.Layout.WGMMA.reduce(0), optimized=False)
-    plgpu.barrier_wait(sm[ring.full].at[at])
-    zero_tail(sm[ring.values].at[at], spec.H, parts * spec.group)
-    carry = fold(
-        spec, carry, part_scores(spec.group, lse, parts), sm[ring.values].at[at], sm.get("p")
-    )
-    plgpu.barrier_arrive(sm[ring.free].at[at])
-    return carry
-
-
 def _zero_dead_rows(
     spec: Spec,
     split: Array,
@@ -456,8 +369,8 @@ def _zero_dead_rows(
     o: Any,
     store: Callable[[Array, int], None],
 ) -> None:
-    """Every `splits`-th row from `split` on gets zeros where its length is 0; the lengths are read at
-    once, while the first tile comes."""
+    """Store zeros for rows of length 0 among every `splits`-th row from `split` on. The lengths are
+    read at once, while the first tile comes."""
     rows = [split + i * splits for i in range(-(-spec.B // splits))]
     dead = [
         jnp.logical_and(row < spec.B, lengths_ref[jnp.minimum(row, spec.B - 1)] == 0)

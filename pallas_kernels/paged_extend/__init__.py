@@ -27,12 +27,14 @@ def extend_attention(
     """Attention of ragged rows of queries over the tokens in their pages; returns `o_TNH` in q's
     dtype.
 
-    Row r's queries are `q_TNH[starts[r] : starts[r] + lengths[r]]`, at positions `kv_lengths[r] -
-    lengths[r]` to `kv_lengths[r] - 1` of its sequence; their keys and values are already in its
-    pages, as is the prefix before them. Each sees the keys up to its own position (bottom-right
-    causal). Rows do not overlap; length 0 is a row that is not in use; tokens of no row give zeros.
-    Pages, `first_page`, `scales`, heads, `window`, `softcap`, `sinks`, poison and errors as in
-    `paged_decode.decode_attention`.
+    Row r's queries are `q_TNH[starts[r] : starts[r] + lengths[r]]`. Their positions in the sequence
+    are `kv_lengths[r] - lengths[r]` to `kv_lengths[r] - 1`. Their keys and values, and those of the
+    prefix before them, are already in the row's pages. Each query sees the keys up to its own
+    position (bottom-right causal). Rows do not overlap. Length 0 is a row that is not in use.
+    Tokens of no row give zeros.
+
+    Pages, `first_page`, `scales`, heads, `window`, `softcap`, `sinks`, unused places and errors as
+    in `paged_decode.decode_attention`.
     """
     run = BACKENDS[backend]
     if backend != "mosaic_gpu":

@@ -21,7 +21,7 @@ type Carry = tuple[Array, Array, Array]
 
 
 class Tuning(NamedTuple):
-    """Sizes that change speed alone. `blocks` is the grid: splits x KV heads stay at or below it."""
+    """Sizes that change speed alone. The grid has at most `blocks` blocks: splits x KV heads."""
 
     stages: int = 2  # slots of the K and V rings
     groups: int = 2  # compute warpgroups; a key tile has as many tokens as they have rows
@@ -84,9 +84,11 @@ class Spec(NamedTuple):
 
     @property
     def registers(self) -> tuple[int, int]:
-        """Of a thread of the producer and of a compute warpgroup: of three together at most 504,
-        the 168 that each starts with, since a warpgroup that asks for more than the others gave
-        back waits for ever. Widening takes some."""
+        """Registers of a thread: of the producer and of a compute warpgroup.
+
+        Three warpgroups start with 168 each and may have 504 together: one that asks for more than
+        the others gave back waits for ever. Widening of 8-bit pages needs some in the producer.
+        """
         return (40, 232) if self.kv_dtype is None else (88, 208)
 
     @property

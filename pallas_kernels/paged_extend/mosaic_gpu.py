@@ -1,13 +1,14 @@
 """Paged attention of ragged prompt chunks for NVIDIA Hopper in Pallas Mosaic GPU: causal after a
 cached prefix.
 
-One launch (`mosaic_kernel`): every thread block works on an equal share of all (query tile, key
-tile) pairs of one KV head, so that few queries after a long prefix fill the card as well as a long
-prompt does. A producer warpgroup walks the page table and fills a ring of K and V tiles by TMA; one
-or two compute warpgroups of 64 query rows each do flash attention and take turns on the tensor
-cores: one multiplies while the other does its softmax. In short steps the query heads of a KV head
-share a tile's rows. A query tile that crosses shares is merged by the block that has its first
-keys, as in `paged_decode`.
+One launch (`mosaic_kernel`). Every thread block computes an equal share of all (query tile, key
+tile) pairs of one KV head, so a few queries after a long prefix fill the card as well as a long
+prompt. A producer warpgroup walks the page table and fills a ring of K and V tiles by TMA. One or
+two compute warpgroups of 64 query rows each do flash attention. They take turns on the tensor
+cores: one multiplies while the other does its softmax.
+
+In short steps the query heads of a KV head share a tile's rows. A query tile that crosses shares is
+merged by the block that has its first keys, as in `paged_decode`.
 """
 
 from __future__ import annotations
@@ -30,16 +31,18 @@ MOST_SHARED = 32  # query heads that share one tile
 
 @functools.cache
 def default_tuning(head_dim: int, itemsize: int = 2) -> Tuning:
-    """The sizes of `tuned/` for a head dimension and bytes of a number in the pages; 227 KB of
-    shared memory hold the queries, the output and the ring. Sizes for 8 bits differ in the ring
-    alone, so that plans serve both."""
+    """The sizes in `tuned/` for a head dimension and bytes of a number in the pages.
+
+    The queries, the output and the ring fit 227 KB of shared memory. Sizes for 8 bits differ in
+    the ring alone, so one plan serves both.
+    """
     found = json.loads((pathlib.Path(__file__).parent / "tuned" / "nvidia_h200.json").read_text())
     return Tuning(**found["head_dim" if itemsize == 2 else "head_dim, 8 bits"][str(head_dim)])
 
 
 def shared_heads(tokens: int, group: int, tuning: Tuning) -> int:
-    """Query heads that share one tile: short steps would leave rows empty, long ones lose the rows
-    that a group does not fill."""
+    """Query heads that share one tile. Short steps would leave rows of a tile empty without
+    sharing; in long steps sharing costs the rows that a group does not fill."""
     if tokens > max(tuning.shared_up_to, ROWS * tuning.groups - 1):
         return 1
     return max(n for n in range(1, MOST_SHARED + 1) if group % n == 0)
@@ -58,11 +61,11 @@ def plan(
     no_split: bool = False,
     tuning: Tuning | None = None,
 ) -> ExtendPlan:
-    """The split plan of one step over `tokens` tokens, to be computed once and passed to every
-    layer with the same `window`.
+    """The split plan of one step over `tokens` tokens, computed once for all layers with the same
+    `window`.
 
-    `heads` and `kv_heads` are those of one device. `no_split`: no query tile of a row is divided
-    between blocks.
+    `heads` and `kv_heads` are those of one device. With `no_split` no query tile is split between
+    blocks.
     """
     tuning = tuning or default_tuning(head_dim)
     share = shared_heads(tokens, heads // kv_heads, tuning)

@@ -1,10 +1,10 @@
-"""The Hopper kernel of paged extend: splits x KV heads thread blocks, each a producer and one or two
-compute warpgroups, in one launch."""
+"""The Hopper kernel of paged extend: splits x KV heads thread blocks in one launch, each with a
+producer and one or two compute warpgroups."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,8 +15,10 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from pallas_kernels.mosaic_gpu import PageTable, flags_buffer
 from pallas_kernels.paged_decode.mosaic_flags import await_flag, raise_flag
 from pallas_kernels.paged_extend import mosaic_narrow as narrow
+from pallas_kernels.paged_extend.mosaic_copies import Share, Unit, copy_part, drain, produce, take
 from pallas_kernels.paged_extend.mosaic_flash import (
     ROWS,
+    Carry,
     Spec,
     Tuning,
     add_sinks,
@@ -25,28 +27,9 @@ from pallas_kernels.paged_extend.mosaic_flash import (
     merge,
     start,
 )
-from pallas_kernels.paged_extend.plan import ITEM_FIELDS, SPLIT_FIELDS, ExtendPlan
+from pallas_kernels.paged_extend.plan import SPLIT_FIELDS, ExtendPlan
 
 __all__ = ["ROWS", "Spec", "Tuning", "attend"]
-
-
-class _Unit(NamedTuple):
-    """One query tile of some heads, and the split's share of its key tiles; `n` tiles and `m` units
-    with keys came before in this split."""
-
-    at: Array  # first token
-    low: Array  # own tokens: low to high
-    high: Array
-    row: Array
-    position: Array  # of the first token
-    keys: Array  # 0: the tokens get zeros
-    head: Array  # first query head
-    begin: Array  # key tiles: begin to end
-    end: Array
-    ours: Array  # the unit belongs to this split
-    merges: Array  # its end does not: so many tiles of parts
-    n: Array
-    m: Array
 
 
 def attend(
@@ -57,12 +40,14 @@ def attend(
     plan: ExtendPlan,
     sinks: Array | None,
 ) -> Array:
-    """Runs every split's share and returns `o_TNH`; `pools` are pages of keys and of values, and
-    their scales if they have some; `table` is the page table and its first page.
+    """Run the share of every split and return `o_TNH`.
 
-    The interpreter sees no flags and would report what owners read of their followers' parts as
-    races. There the kernel runs twice: once without merging, and again with the parts of the first
-    run as inputs.
+    `pools` are the pages of keys and of values, and their scales if they have some; `table` is the
+    page table and its first page.
+
+    The interpreter has no flags, and would report an owner's reads of its followers' parts as
+    races. There the kernel runs twice: first without merging, then with the parts of the first run
+    as inputs.
     """
     splits = plan.splits_SF.shape[0]
 
@@ -80,10 +65,12 @@ def attend(
 def _launch(
     spec: Spec, splits: int, phase: str, given: tuple[Array, ...]
 ) -> tuple[Array, Array, Array]:
-    """Returns `o_TNH` and the parts: outputs `[K, splits, rows, H]` and log2-sum-exps. `given` ends
-    with sinks if the model has them, then with the parts to merge if `phase` is "merge"; with
-    "parts" nothing is merged; with "both" it is this launch's own parts."""
-    groups, size, H = spec.tuning.groups, spec.size, spec.H
+    """Returns `o_TNH` and the parts: outputs `[K, splits, rows, H]` and log2-sum-exps.
+
+    `given` ends with sinks if the model has them, then with the parts to merge if `phase` is
+    "merge". In phase "parts" nothing is merged; in phase "both" this launch merges its own parts.
+    """
+    groups, H = spec.tuning.groups, spec.H
     pools = 2 if spec.kv_dtype is None else 3
 
     def extend_attend(q_ref, *refs, **sm):  # type: ignore[no-untyped-def]
@@ -104,44 +91,15 @@ def _launch(
             splits_ref[split, i] for i in range(SPLIT_FIELDS)
         )
 
-        def each_unit(step: Callable[[Array, _Unit], None]) -> tuple[Array, Array]:
-            """`step` for every unit of the share; the next one's fields are read meanwhile. Returns
-            how many tiles and units had keys."""
-
-            def advance(u: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
-                n, m, *fields = carry
-                item = jnp.minimum(lax.div(u + 1, jnp.int32(spec.units)), items_ref.shape[0] - 1)
-                following = [items_ref[item, i] for i in range(ITEM_FIELDS)]
-                at, own, own_end, row, position, keys, first, line = fields
-                last = lax.div(keys + (size - 1), jnp.int32(size))
-                tiles = jnp.maximum(last - first, 1)
-                share = lax.rem(u, jnp.int32(spec.units))
-                there = line + share * tiles  # first tile of the unit in the line
-                begin = first + jnp.maximum(low - there, 0)
-                end = jnp.minimum(first + high - there, last)
-                ours = there >= low
-                merges = jnp.where(jnp.logical_and(ours, there + tiles > high), followers, 0)
-                head = h * spec.G + share * spec.share
-                step(
-                    u,
-                    _Unit(
-                        at, own, own_end, row, position, keys, head, begin, end, ours, merges, n, m
-                    ),
-                )
-                return (
-                    n + jnp.maximum(end - begin, 0),
-                    m + (keys > 0).astype(jnp.int32),
-                    *following,
-                )
-
-            n, m, *_ = lax.fori_loop(u0, u1, advance, (jnp.int32(0), jnp.int32(0), *first_item))
-            return n, m
+        share = Share(spec, h, low, high, u0, u1, tuple(first_item), followers, items_ref)
 
         @pl.when(wg == groups)
         def _producer() -> None:
             plgpu.set_max_registers(spec.registers[0], action="decrease")
             table = PageTable(table_ref, page_ref[0])
-            n, m = each_unit(lambda u, unit: _produce(spec, unit, q_ref, pool_refs, table, h, sm))
+            n, m = share.each_unit(
+                lambda u, unit: produce(spec, unit, q_ref, pool_refs, table, h, sm)
+            )
             parts = jnp.int32(0) if phase == "parts" else followers
             if phase == "both":
                 pl.when(parts > 0)(
@@ -150,22 +108,12 @@ def _launch(
 
             @pl.loop(0, parts)
             def _parts(c):  # type: ignore[no-untyped-def]
-                at = _take(spec, sm["v_free"], n + c)
-                plgpu.copy_gmem_to_smem(
-                    merge_lse.at[h, split + 1 + c], sm["lse_in"].at[at], sm["lse_full"].at[at]
-                )
-                piece = size // spec.copies
-                for j in range(spec.copies):
-                    rows = pl.ds(j * piece, piece)
-                    plgpu.copy_gmem_to_smem(
-                        merge_o.at[h, split + 1 + c, rows],
-                        sm["v"].at[at, rows],
-                        sm["v_full"].at[at],
-                    )
+                at = take(spec, sm["v_free"], n + c)
+                copy_part(spec, (merge_o, merge_lse), (h, split + 1 + c), sm, at)
 
             # Every arrival is waited for, so that the barriers end in the phase they began in.
-            _drain(spec, sm["k_free"], n)
-            _drain(spec, sm["v_free"], n + parts)
+            drain(spec, sm["k_free"], n)
+            drain(spec, sm["v_free"], n + parts)
             pl.when(m > 0)(lambda: plgpu.barrier_wait(sm["q_free"]))
 
         @pl.when(wg < groups)
@@ -184,20 +132,7 @@ def _launch(
 
                 def add(c, carry):  # type: ignore[no-untyped-def]
                     at = lax.rem(unit.n + unit.end - unit.begin + c, jnp.int32(spec.tuning.stages))
-                    own = pl.ds(pl.multiple_of(wg * ROWS, ROWS), ROWS)
-                    plgpu.barrier_wait(sm["lse_full"].at[at])
-                    lse = plgpu.load(
-                        sm["lse_in"].at[at, wg],
-                        layout=plgpu.Layout.WGMMA.reduce(1),
-                        optimized=False,
-                    )
-                    plgpu.barrier_wait(sm["v_full"].at[at])
-                    carry = merge(
-                        carry, plgpu.load(sm["v"].at[at, own], layout=plgpu.Layout.WGMMA), lse
-                    )
-                    plgpu.commit_smem()  # plain reads before the next copy into the slot
-                    plgpu.barrier_arrive(sm["v_free"].at[at])
-                    return carry
+                    return _add_part(sm, wg, at, carry)
 
                 carry = lax.fori_loop(
                     0, jnp.int32(0) if phase == "parts" else unit.merges, add, carry
@@ -206,38 +141,22 @@ def _launch(
                     carry = add_sinks(
                         carry, [sinks_ref[0][unit.head + i] for i in range(spec.share)], unit.ours
                     )
-                out, lse = finish(carry)
-                plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-                for c in range(H // spec.width):
-                    sm["o"].at[wg, c][...] = out[:, c * spec.width : (c + 1) * spec.width].astype(
-                        spec.dtype
-                    )
-                sm["lse_out"].at[wg][...] = lse
-                plgpu.commit_smem()
+                _keep(spec, sm, wg, finish(carry))
                 pl.when(unit.ours)(lambda: _store(spec, sm["o"].at[wg], o_ref, unit, wg))
 
                 @pl.when(jnp.logical_not(unit.ours))
                 def _() -> None:
-                    plgpu.copy_smem_to_gmem(sm["lse_out"].at[wg], parts_lse.at[h, split, wg])
-                    for c in range(H // spec.width):
-                        dst = parts_o.at[
-                            h,
-                            split,
-                            pl.ds(pl.multiple_of(wg * ROWS, ROWS), ROWS),
-                            pl.ds(c * spec.width, spec.width),
-                        ]
-                        plgpu.copy_smem_to_gmem(sm["o"].at[wg, c], dst)
-                    plgpu.wait_smem_to_gmem(0)
+                    _leave_part(spec, sm, wg, parts_o.at[h, split], parts_lse.at[h, split])
                     if phase == "both":
                         raise_flag(splits_ref.at[home, SPLIT_FIELDS + h])
 
             pl.when(jnp.logical_and(wg == 1, u1 > u0))(turn)
-            each_unit(step)
+            share.each_unit(step)
             plgpu.wait_smem_to_gmem(0)
 
     out = (
         jax.ShapeDtypeStruct((spec.T, spec.K * spec.G, H), spec.dtype),
-        jax.ShapeDtypeStruct((spec.K, splits, size, H), spec.dtype),
+        jax.ShapeDtypeStruct((spec.K, splits, spec.size, H), spec.dtype),
         jax.ShapeDtypeStruct((spec.K, splits, groups, ROWS), jnp.float32),
     )
     grid = {
@@ -250,6 +169,39 @@ def _launch(
         extend_attend, out_type=out, scratch_types=_scratch(spec), **grid, **spec.options
     )
     return run(*given)
+
+
+def _add_part(sm: dict[str, Any], wg: Array, at: Array, carry: Carry) -> Carry:
+    """The carry with a follower's part, in slot `at`, added."""
+    own = pl.ds(pl.multiple_of(wg * ROWS, ROWS), ROWS)
+    plgpu.barrier_wait(sm["lse_full"].at[at])
+    lse = plgpu.load(sm["lse_in"].at[at, wg], layout=plgpu.Layout.WGMMA.reduce(1), optimized=False)
+    plgpu.barrier_wait(sm["v_full"].at[at])
+    carry = merge(carry, plgpu.load(sm["v"].at[at, own], layout=plgpu.Layout.WGMMA), lse)
+    plgpu.commit_smem()  # plain reads before the next copy into the slot
+    plgpu.barrier_arrive(sm["v_free"].at[at])
+    return carry
+
+
+def _keep(spec: Spec, sm: dict[str, Any], wg: Array, result: tuple[Array, Array]) -> None:
+    """A unit's outputs and log2-sum-exps into shared memory."""
+    out, lse = result
+    plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+    for c in range(spec.H // spec.width):
+        columns = out[:, c * spec.width : (c + 1) * spec.width]
+        sm["o"].at[wg, c][...] = columns.astype(spec.dtype)
+    sm["lse_out"].at[wg][...] = lse
+    plgpu.commit_smem()
+
+
+def _leave_part(spec: Spec, sm: dict[str, Any], wg: Array, outputs: Any, lse: Any) -> None:
+    """A follower's part into device memory, visible when this returns."""
+    plgpu.copy_smem_to_gmem(sm["lse_out"].at[wg], lse.at[wg])
+    rows = pl.ds(pl.multiple_of(wg * ROWS, ROWS), ROWS)
+    for c in range(spec.H // spec.width):
+        columns = pl.ds(c * spec.width, spec.width)
+        plgpu.copy_smem_to_gmem(sm["o"].at[wg, c], outputs.at[rows, columns])
+    plgpu.wait_smem_to_gmem(0)
 
 
 def _scratch(spec: Spec) -> dict[str, Any]:
@@ -282,128 +234,6 @@ def _scratch(spec: Spec) -> dict[str, Any]:
     return scratch
 
 
-def _take(spec: Spec, free: Any, i: Array) -> Array:
-    """The slot of the ring's entry `i`, once it is free."""
-    at = lax.rem(i, jnp.int32(spec.tuning.stages))
-    pl.when(i >= spec.tuning.stages)(lambda: plgpu.barrier_wait(free.at[at]))
-    return at
-
-
-def _drain(spec: Spec, free: Any, n: Array) -> None:
-    """Waits until the last of `n` entries of a ring are free."""
-
-    @pl.loop(jnp.maximum(0, n - spec.tuning.stages), n)
-    def _(i):  # type: ignore[no-untyped-def]
-        plgpu.barrier_wait(free.at[lax.rem(i, jnp.int32(spec.tuning.stages))])
-
-
-def _produce(
-    spec: Spec,
-    unit: _Unit,
-    q_ref: Any,
-    pools: tuple[Any, Any],
-    table: PageTable,
-    h: Array,
-    sm: dict[str, Any],
-) -> None:
-    """Copies a unit's queries, and its keys and values through the ring."""
-    size, C = spec.size, spec.C
-    last_page = lax.div(unit.keys - 1, jnp.int32(C))
-
-    def places(t: Array) -> Iterator[tuple[Any, ...]]:
-        """Page, head, first token in the page (None: the page is whole) and tokens of each copy of
-        a tile.
-        """
-        if size < C:
-            page = table[unit.row, lax.div(t * size, jnp.int32(C))]
-            yield page, h, pl.multiple_of(lax.rem(t * size, jnp.int32(C)), size), size
-        for j in range(size // C):  # pages past the last that is seen repeat it
-            yield table[unit.row, jnp.minimum(t * (size // C) + j, last_page)], h, None, C
-
-    def copy(ref: Any, t: Array, dst: Any, barrier: Any) -> None:
-        for j, (page, head, within, tokens) in enumerate(places(t)):
-            src = (
-                ref.at[page, head] if within is None else ref.at[page, head, pl.ds(within, tokens)]
-            )
-            plgpu.copy_gmem_to_smem(src, dst if size < C else dst.at[pl.ds(j * C, C)], barrier)
-
-    def take(name: str, t: Array) -> Array:
-        return _take(spec, sm[f"{name}_free"], unit.n + t - unit.begin)
-
-    @pl.when(unit.keys > 0)
-    def _() -> None:
-        pl.when(unit.m > 0)(lambda: plgpu.barrier_wait(sm["q_free"]))
-        _copy_queries(spec, unit, q_ref, sm)
-
-    if spec.kv_dtype is not None:
-        narrow.produce(spec, (unit.begin, unit.end, unit.keys), pools, places, take, sm)
-        return
-    k_ref, v_ref = pools
-
-    @pl.loop(unit.begin, unit.end)
-    def _(t):  # type: ignore[no-untyped-def]
-        i = unit.n + t - unit.begin
-        at = _take(spec, sm["k_free"], i)
-        copy(k_ref, t, sm["k"].at[at], sm["k_full"].at[at])
-        _take(spec, sm["v_free"], i)
-        whole = (t + 1) * size <= unit.keys
-
-        @pl.when(whole)
-        def _() -> None:
-            copy(v_ref, t, sm["v"].at[at], sm["v_full"].at[at])
-
-        @pl.when(jnp.logical_not(whole))
-        def _() -> None:
-            copy(v_ref, t, sm["v"].at[at], sm["tail"])
-            plgpu.barrier_wait(sm["tail"])
-            _zero_tail(sm["v"].at[at], size, spec.H, unit.keys - t * size)
-            for _ in range(spec.copies):
-                plgpu.barrier_arrive(sm["v_full"].at[at])
-
-
-def _copy_queries(spec: Spec, unit: _Unit, q_ref: Any, sm: dict[str, Any]) -> None:
-    """Queries into plain buffers: a box of tokens of one head, or each token's heads, since tokens
-    are not all that a tile takes."""
-    for wg in range(spec.tuning.groups):
-        for c in range(spec.H // spec.width):
-            column, dst = pl.ds(c * spec.width, spec.width), sm["q_in"].at[wg, c]
-            if spec.boxes:
-                plgpu.copy_gmem_to_smem(
-                    q_ref.at[pl.ds(unit.at + wg * ROWS, ROWS), unit.head, column],
-                    dst,
-                    sm["q_full"].at[wg],
-                )
-                continue
-
-            @pl.loop(0, spec.tokens)
-            def _(j, wg=wg, column=column, dst=dst):  # type: ignore[no-untyped-def]
-                token = jnp.minimum(unit.at + wg * spec.tokens + j, spec.T - 1)
-                rows = dst.at[pl.ds(j * spec.share, spec.share)]
-                plgpu.copy_gmem_to_smem(
-                    q_ref.at[token, pl.ds(unit.head, spec.share), column], rows, sm["q_full"].at[wg]
-                )
-
-
-def _zero_tail(v: Any, size: int, H: int, count: Array) -> None:
-    """Zeroes the values from token `count` on: they get weight 0, but 0 · NaN is NaN and a page may
-    hold anything."""
-    columns = H // 64
-
-    @pl.loop(0, (size // 64) * columns)
-    def _(i):  # type: ignore[no-untyped-def]
-        # Small pieces, since the producer has few registers; a loop, since layout inference is slow
-        # on many pieces.
-        base = pl.multiple_of(lax.div(i, jnp.int32(columns)) * 64, 64)
-        piece = v.at[
-            pl.ds(base, 64), pl.ds(pl.multiple_of(lax.rem(i, jnp.int32(columns)) * 64, 64), 64)
-        ]
-        token = plgpu.broadcasted_iota(jnp.int32, (64, 64), 0, layout=plgpu.Layout.WGMMA)
-        values = plgpu.load(piece, layout=plgpu.Layout.WGMMA)
-        piece[...] = jnp.where(token < count - base, values, jnp.zeros_like(values))
-
-    plgpu.commit_smem()
-
-
 def _take_queries(spec: Spec, sm: dict[str, Any], wg: Array) -> None:
     """Tiled copies begin at multiples of 8 tokens and queries at any: so they pass through plain
     buffers."""
@@ -416,7 +246,7 @@ def _take_queries(spec: Spec, sm: dict[str, Any], wg: Array) -> None:
 
 
 def _attend_tiles(
-    spec: Spec, sm: dict[str, Any], wg: Array, unit: _Unit, turn: Callable[[], None]
+    spec: Spec, sm: dict[str, Any], wg: Array, unit: Unit, turn: Callable[[], None]
 ) -> tuple[Array, Array, Array]:
     """Flash attention of one warpgroup over the share of a unit.
 
@@ -461,7 +291,7 @@ def _attend_tiles(
     return lax.fori_loop(middle, unit.end, lambda t, c: step(t, c, True), carry)
 
 
-def _store(spec: Spec, out: Any, o_ref: Any, unit: _Unit, wg: Array) -> None:
+def _store(spec: Spec, out: Any, o_ref: Any, unit: Unit, wg: Array) -> None:
     """Writes own tokens alone: one after the other with their heads, or as boxes of tokens of one
     head, whose sizes are powers of two."""
     own = jnp.maximum(unit.low - unit.at - wg * spec.tokens, 0)

@@ -22,8 +22,15 @@ SPLIT_FIELDS = 6 + ITEM_FIELDS
 
 
 class Cut(NamedTuple):
-    """How a step is cut: tokens in all and of an item, keys of a tile, units of an item, splits,
-    fewest tiles of a share, KV heads, and whether units are left whole."""
+    """How a step is cut.
+
+    Attributes:
+        tokens: tokens of the step; queries: tokens of an item; keys: tokens of a key tile.
+        units: units of an item.
+        splits: splits of the grid; min_tiles: fewest key tiles of a share.
+        kv_heads: KV heads of the device.
+        no_split: no unit is split between thread blocks.
+    """
 
     tokens: int
     queries: int
@@ -36,16 +43,18 @@ class Cut(NamedTuple):
 
 
 class ExtendPlan(NamedTuple):
-    """Arrays that the kernel reads as scalars; int32 all. One plan serves every layer of a step
-    that has the same window.
+    """Int32 arrays that the kernel reads as scalars. One plan serves every layer of a step with the
+    same window.
 
-    items_I8: (first token, first own token, end of own tokens, row, sequence position of the first
-    token, number of keys the last own query sees, first key tile, where in the line its first tile
-    is). No keys: the tokens get zeros. An item at the end of the array is moved back so that it
-    lies inside. splits_SF: per split its share (first tile in the line, end tile, first unit, end
-    unit), the split that its first unit belongs to, how many followers its last unit has if that
-    belongs to it, and the fields of its first item; then one flag a KV head, zero between two
-    calls.
+    Attributes:
+        items_I8: per item its first token, first own token, end of own tokens, row, sequence
+            position of the first token, number of keys that the last own query sees, first key
+            tile, and the place of its first tile in the line. No keys: the tokens get zeros. An
+            item at the end of the array is moved back so that it lies inside.
+        splits_SF: per split its share (first tile in the line, end tile, first unit, end unit), the
+            owner of its first unit, the number of followers of its last unit if the split owns it,
+            and the fields of its first item. Then one flag per KV head, which is zero between two
+            calls. A call writes the flags: see `backends.open_plan`.
     """
 
     items_I8: jax.Array
@@ -60,8 +69,8 @@ def make_plan(
     cut: Cut,
     window: int | None,
 ) -> ExtendPlan:
-    """Plans R rows that do not overlap; lengths 0 are rows not in use. No sorts, scans or gathers:
-    sums over small masks fuse."""
+    """Plan R rows that do not overlap; length 0 is a row that is not in use. There are no sorts,
+    scans or gathers: sums over small masks fuse."""
     starts_R, lengths_R, kv_lengths_R = (
         a.astype(jnp.int32) for a in (starts_R, lengths_R, kv_lengths_R)
     )

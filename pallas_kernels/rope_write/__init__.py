@@ -23,14 +23,14 @@ def rope_write(
     *,
     backend: str,
 ) -> tuple[Array, Array, Array]:
-    """Put token t's key and value at `[page_T[t], :, offset_T[t]]` of `k_pages` and `v_pages` `[P,
-    K, C, H]`; returns `q_TNH` and these.
+    """Write token t's key and value to `[page_T[t], :, offset_T[t]]` of `k_pages` and `v_pages`
+    `[P, K, C, H]`; returns `q_TNH` and both pools.
 
     `rows.qkv` is `[T, N + 2K, H]`; bias, norm and rotation are those of `rotated`. `first_page`
-    (int32 `[1]`) is added to page indices: where a layer begins in a pool of several. An index that
-    is P or more then drops the token's key and value; -1 would wrap around and must not be used. No
-    two kept tokens share a place. Under donation the pages are updated in place. Raises
-    `UnknownBackend` for a name not in `BACKENDS`.
+    (int32 `[1]`), a layer's first page in a pool of several, is added to page indices. A sum of P
+    or more drops the token's key and value. A negative index wraps around and is not allowed. No
+    two kept tokens share a place. Donated pages are updated in place. Raises `UnknownBackend` for a
+    name not in `BACKENDS`.
     """
     return BACKENDS[backend](rows, k_pages, v_pages, page_T, offset_T, first_page)
 

@@ -1,4 +1,4 @@
-"""Cases that every back end of the rotation and write must pass; tests and benchmarks share them."""
+"""Cases of the rotation and write that every back end must pass, for tests and benchmarks."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Bias, norm, rotation and the write of keys and values for NVIDIA Hopper in Pallas Mosaic GPU: one
 small launch.
 
-A thread block is one warpgroup with some heads of one token: a tile of query heads, or one of key
-heads and the same value heads. All that it reads comes straight into registers at once; the two
-halves of a head lie in like registers, so that the rotation needs no exchange.
+A thread block is one warpgroup with some heads of one token: a tile of query heads, or a tile of
+key heads and the same value heads. It loads everything into registers at once. The two halves of a
+head lie in registers of the same lane, so the rotation needs no exchange.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from pallas_kernels.mosaic_gpu import first_page_of
 from pallas_kernels.quantised import clipped, inverse_of, is_quantised, scale_of
 from pallas_kernels.rope_write.rows import HeadRows
 
-# Up to this many, small tiles fill the device sooner; beyond, large ones keep more bytes in flight
+# Up to this many tokens small tiles fill the device sooner; beyond, large tiles keep more bytes in
+# flight
 FEW_TOKENS = 512
 SMALL_TILE, LARGE_TILE = 8, 32  # heads
 
@@ -38,7 +39,8 @@ def check(rows: HeadRows, k_pages: Array, v_pages: Array) -> None:
     ):
         types = f"got {dtype}, {pool}, {v_pages.dtype}"
         raise ValueError(
-            f"mosaic_gpu rope_write takes bfloat16 or float16 throughout, or pages of 8-bit floats, {types}"
+            "mosaic_gpu rope_write takes bfloat16 or float16 throughout, or pages of 8-bit floats, "
+            f"{types}"
         )
     if rows.qkv.shape[-1] not in (64, 128, 256) or k_pages.shape[3] != rows.qkv.shape[-1]:
         raise ValueError(f"mosaic_gpu rope_write takes head_dim 64, 128 or 256, got {given}")
@@ -92,8 +94,8 @@ def rope_write_quantised(
 def _launch(
     rows: HeadRows, pools: tuple[Array, ...], places: tuple[Array, ...], interpret: Any
 ) -> tuple[Array, ...]:
-    """Queries, and the pools with the tokens' keys and values in them. `places` are pages, offsets
-    in them, and the first page."""
+    """Returns the queries, and the pools with the tokens' keys and values written. `places` are
+    pages, offsets in them, and the first page."""
     quantised = len(pools) > 2
     T, _, H = rows.qkv.shape
     N, K, half = rows.queries, rows.keys, H // 2

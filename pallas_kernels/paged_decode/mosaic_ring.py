@@ -1,0 +1,188 @@
+"""The rings of shared memory through which the Hopper kernel of paged decode reads tiles: the
+copies into them, and the waits on both sides.
+
+A ring's entry i lies in slot i % slots. The producer waits until a slot is free, copies a tile into
+it, and the copies' arrival marks it full.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels.mosaic_gpu import PageTable
+from pallas_kernels.paged_decode.mosaic_flash import (
+    ROWS,
+    TILE,
+    Carry,
+    Spec,
+    fold,
+    part_scores,
+    scores_of,
+    zero_tail,
+)
+
+# 8 x 64 elements over a warpgroup: a warp two rows, a thread 8 bytes of one.
+QUERY_LAYOUT = plgpu.Layout.TILED(
+    plgpu.Tiling(((8, 64), (2, 64), (4,))), warp_dims=(-5,), lane_dims=(-3, -2), vector_dim=-1
+)
+
+
+def take(free: Any, i: Array, slots: int) -> Array:
+    """The slot of a ring's entry `i`, once it is free."""
+    at = lax.rem(i, jnp.int32(slots))
+    pl.when(i >= slots)(lambda: plgpu.barrier_wait(free.at[at]))
+    return at
+
+
+def drain(free: Any, n: Array, slots: int) -> None:
+    """Waits until the last of `n` entries of a ring are free."""
+
+    @pl.loop(jnp.maximum(0, n - slots), n)
+    def _(i):  # type: ignore[no-untyped-def]
+        plgpu.barrier_wait(free.at[lax.rem(i, jnp.int32(slots))])
+
+
+def pages_of(spec: Spec, table: PageTable, row: Array, first: Array, last_page: Array) -> list[Any]:
+    """Where the tile at token `first` lies: (page, first token in it) of each copy; pages past the
+    row's last repeat the last."""
+    C = jnp.int32(spec.C)
+    if spec.copies == 1:
+        within = lax.rem(first, C)
+        return [(table[row, lax.div(first, C)], within if spec.C > TILE else None)]
+    return [
+        (table[row, jnp.minimum(lax.div(first, C) + j, last_page)], None)
+        for j in range(spec.copies)
+    ]
+
+
+def copy_tile(
+    spec: Spec, pools: tuple[Any, ...], pages: list[Any], h: Array, sm: dict[str, Any], at: Array
+) -> None:
+    """TMA copies of one K and one V tile of head `h`."""
+    for pages_ref, name in zip(pools, ("k", "v"), strict=True):
+        dst, barrier = sm[name].at[at], sm[f"{name}_full"].at[at]
+        for j, (page, within) in enumerate(pages):
+            src = (
+                pages_ref.at[page, h]
+                if within is None
+                else pages_ref.at[page, h, pl.ds(pl.multiple_of(within, TILE), TILE)]
+            )
+            plgpu.copy_gmem_to_smem(
+                src, dst if spec.copies == 1 else dst.at[pl.ds(j * spec.C, spec.C)], barrier
+            )
+
+
+class PartsRing(NamedTuple):
+    """The ring that takes parts of other splits: its buffer, its barriers and its slots. `high -
+    low` entries were used before."""
+
+    values: str
+    full: str
+    free: str
+    slots: int
+    low: Array
+    high: Array
+
+    def entry(self, c: Array) -> Array:
+        """The ring's entry of the c-th tile of parts."""
+        return self.high - self.low + c
+
+
+def parts_ring(spec: Spec, low: Array, high: Array) -> PartsRing:
+    """Parts follow the share's tiles where they look like values; pages of 8 bits leave them a ring
+    of their own."""
+    if spec.kv_dtype is None:
+        return PartsRing("v", "v_full", "free", spec.tuning.stages, low, high)
+    return PartsRing("parts", "part_full", "part_free", spec.parts, low, low)
+
+
+def copy_parts(
+    spec: Spec,
+    ring: PartsRing,
+    parts: tuple[Any, Any],
+    place: tuple[Array, Array],
+    sm: dict[str, Any],
+    at: Array,
+) -> None:
+    """TMA copies of `ROWS` rows of parts of head `h` from `first` on: outputs where values go, in
+    as many copies as those take, and log2-sum-exps."""
+    (outputs, lse), (h, first) = parts, place
+    plgpu.copy_gmem_to_smem(
+        lse.at[h, pl.ds(first, ROWS)], sm["lse_in"].at[at], sm["lse_full"].at[at]
+    )
+    piece = ROWS // spec.copies
+    for j in range(spec.copies):
+        source = pl.ds(pl.multiple_of(first, spec.group) + j * piece, piece)
+        plgpu.copy_gmem_to_smem(
+            outputs.at[h, source],
+            sm[ring.values].at[at, pl.ds(j * piece, piece)],
+            sm[ring.full].at[at],
+        )
+
+
+def copy_queries(spec: Spec, q_ref: Any, first: Array, dst: Any) -> None:
+    """Rows `first` to `first + group` of q into the first rows of a tile. By registers: tiled TMA
+    copies begin at multiples of 8 rows."""
+    rows = plgpu.load(q_ref.at[pl.ds(first, spec.group)], layout=QUERY_LAYOUT, optimized=False)
+    dst.at[pl.ds(0, spec.group)][...] = rows
+    plgpu.commit_smem()
+
+
+def step_over(
+    sm: dict[str, Any], at: Array, scores: Callable[[], Array], add: Callable[[Array], Carry]
+) -> Carry:
+    """`scores()` once the keys in entry `at` of the ring are there, then `add(them)` once the
+    values are; the entry is free afterwards."""
+    with jax.named_scope("wait for keys"):  # scopes are what the kernel's own profiler shows
+        plgpu.barrier_wait(sm["k_full"].at[at])
+    with jax.named_scope("scores"):
+        found = scores()
+    with jax.named_scope("wait for values"):
+        plgpu.barrier_wait(sm["v_full"].at[at])
+    with jax.named_scope("fold"):
+        carry = add(found)
+        plgpu.barrier_arrive(sm["free"].at[at])
+    return carry
+
+
+def fold_tile(
+    spec: Spec,
+    sm: dict[str, Any],
+    slot: Array,
+    at: Array,
+    first: Array,
+    length: Array,
+    carry: Carry,
+) -> Carry:
+    """One step over the keys and values in entry `at` of the ring, whose first token is at position
+    `first`; queries of buffer `slot`."""
+
+    def add(scores: Array) -> Carry:
+        zero_tail(sm["v"].at[at], spec.H, length - first)
+        return fold(spec, carry, scores, sm["v"].at[at], sm.get("p"))
+
+    return step_over(
+        sm, at, lambda: scores_of(spec, sm["q"].at[slot], sm["k"].at[at], first, length), add
+    )
+
+
+def fold_parts(
+    spec: Spec, ring: PartsRing, sm: dict[str, Any], at: Array, parts: Array, carry: Carry
+) -> Carry:
+    """One step over the parts in entry `at` of the ring, of which the first `parts` count."""
+    plgpu.barrier_wait(sm["lse_full"].at[at])
+    lse = plgpu.load(sm["lse_in"].at[at], layout=plgpu.Layout.WGMMA.reduce(0), optimized=False)
+    plgpu.barrier_wait(sm[ring.full].at[at])
+    zero_tail(sm[ring.values].at[at], spec.H, parts * spec.group)
+    carry = fold(
+        spec, carry, part_scores(spec.group, lse, parts), sm[ring.values].at[at], sm.get("p")
+    )
+    plgpu.barrier_arrive(sm[ring.free].at[at])
+    return carry

@@ -1,0 +1,234 @@
+"""The producer of the Hopper kernel of paged extend: copies of queries, and of keys and values
+through rings of shared memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels.mosaic_gpu import PageTable
+from pallas_kernels.paged_extend import mosaic_narrow as narrow
+from pallas_kernels.paged_extend.mosaic_flash import ROWS, Spec
+from pallas_kernels.paged_extend.plan import ITEM_FIELDS
+
+
+class Unit(NamedTuple):
+    """One query tile of some heads, and the split's share of its key tiles.
+
+    Attributes:
+        at: first token; low, high: first and end of the tile's own tokens.
+        row, position: row of the page table, and sequence position of the first token.
+        keys: keys that the last own query sees; 0: the tokens get zeros.
+        head: first query head.
+        begin, end: first and end key tile.
+        ours: whether the unit belongs to this split.
+        merges: parts that followers leave, if the unit's end lies beyond this split.
+        n, m: key tiles, and units with keys, before this unit in the split.
+    """
+
+    at: Array
+    low: Array
+    high: Array
+    row: Array
+    position: Array
+    keys: Array
+    head: Array
+    begin: Array
+    end: Array
+    ours: Array
+    merges: Array
+    n: Array
+    m: Array
+
+
+class Share(NamedTuple):
+    """One thread block's share of the plan: tiles low to high of the line, units u0 to u1, the
+    fields of the first item, and the followers of the last unit."""
+
+    spec: Spec
+    h: Array
+    low: Array
+    high: Array
+    u0: Array
+    u1: Array
+    first_item: tuple[Array, ...]
+    followers: Array
+    items_ref: Any
+
+    def each_unit(self, step: Callable[[Array, Unit], None]) -> tuple[Array, Array]:
+        """Run `step` for every unit of the share. The next unit's fields are read meanwhile.
+
+        Returns the number of key tiles, and of units with keys.
+        """
+        spec, low, high, items_ref = self.spec, self.low, self.high, self.items_ref
+        size = jnp.int32(spec.size)
+
+        def advance(u: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
+            n, m, *fields = carry
+            item = jnp.minimum(lax.div(u + 1, jnp.int32(spec.units)), items_ref.shape[0] - 1)
+            following = [items_ref[item, i] for i in range(ITEM_FIELDS)]
+            at, own, own_end, row, position, keys, first, line = fields
+            last = lax.div(keys + (spec.size - 1), size)
+            tiles = jnp.maximum(last - first, 1)
+            share = lax.rem(u, jnp.int32(spec.units))
+            there = line + share * tiles  # first tile of the unit in the line
+            begin = first + jnp.maximum(low - there, 0)
+            end = jnp.minimum(first + high - there, last)
+            ours = there >= low
+            merges = jnp.where(jnp.logical_and(ours, there + tiles > high), self.followers, 0)
+            head = self.h * spec.G + share * spec.share
+            tokens = at, own, own_end, row, position, keys
+            step(u, Unit(*tokens, head, begin, end, ours, merges, n, m))
+            return (
+                n + jnp.maximum(end - begin, 0),
+                m + (keys > 0).astype(jnp.int32),
+                *following,
+            )
+
+        none = jnp.int32(0), jnp.int32(0)
+        n, m, *_ = lax.fori_loop(self.u0, self.u1, advance, (*none, *self.first_item))
+        return n, m
+
+
+def take(spec: Spec, free: Any, i: Array) -> Array:
+    """The slot of the ring's entry `i`, once it is free."""
+    at = lax.rem(i, jnp.int32(spec.tuning.stages))
+    pl.when(i >= spec.tuning.stages)(lambda: plgpu.barrier_wait(free.at[at]))
+    return at
+
+
+def drain(spec: Spec, free: Any, n: Array) -> None:
+    """Waits until the last of `n` entries of a ring are free."""
+
+    @pl.loop(jnp.maximum(0, n - spec.tuning.stages), n)
+    def _(i):  # type: ignore[no-untyped-def]
+        plgpu.barrier_wait(free.at[lax.rem(i, jnp.int32(spec.tuning.stages))])
+
+
+def produce(
+    spec: Spec,
+    unit: Unit,
+    q_ref: Any,
+    pools: tuple[Any, Any],
+    table: PageTable,
+    h: Array,
+    sm: dict[str, Any],
+) -> None:
+    """Copies a unit's queries, and its keys and values through the ring."""
+    size, C = spec.size, spec.C
+    last_page = lax.div(unit.keys - 1, jnp.int32(C))
+
+    def places(t: Array) -> Iterator[tuple[Any, ...]]:
+        """Page, head, first token in the page (None: the page is whole) and tokens of each copy of
+        a tile.
+        """
+        if size < C:
+            page = table[unit.row, lax.div(t * size, jnp.int32(C))]
+            yield page, h, pl.multiple_of(lax.rem(t * size, jnp.int32(C)), size), size
+        for j in range(size // C):  # pages past the last that is seen repeat it
+            yield table[unit.row, jnp.minimum(t * (size // C) + j, last_page)], h, None, C
+
+    def copy(ref: Any, t: Array, dst: Any, barrier: Any) -> None:
+        for j, (page, head, within, tokens) in enumerate(places(t)):
+            src = (
+                ref.at[page, head] if within is None else ref.at[page, head, pl.ds(within, tokens)]
+            )
+            plgpu.copy_gmem_to_smem(src, dst if size < C else dst.at[pl.ds(j * C, C)], barrier)
+
+    def slot(name: str, t: Array) -> Array:
+        return take(spec, sm[f"{name}_free"], unit.n + t - unit.begin)
+
+    @pl.when(unit.keys > 0)
+    def _() -> None:
+        pl.when(unit.m > 0)(lambda: plgpu.barrier_wait(sm["q_free"]))
+        _copy_queries(spec, unit, q_ref, sm)
+
+    if spec.kv_dtype is not None:
+        narrow.produce(spec, (unit.begin, unit.end, unit.keys), pools, places, slot, sm)
+        return
+    k_ref, v_ref = pools
+
+    @pl.loop(unit.begin, unit.end)
+    def _(t):  # type: ignore[no-untyped-def]
+        i = unit.n + t - unit.begin
+        at = take(spec, sm["k_free"], i)
+        copy(k_ref, t, sm["k"].at[at], sm["k_full"].at[at])
+        take(spec, sm["v_free"], i)
+        whole = (t + 1) * size <= unit.keys
+
+        @pl.when(whole)
+        def _() -> None:
+            copy(v_ref, t, sm["v"].at[at], sm["v_full"].at[at])
+
+        @pl.when(jnp.logical_not(whole))
+        def _() -> None:
+            copy(v_ref, t, sm["v"].at[at], sm["tail"])
+            plgpu.barrier_wait(sm["tail"])
+            _zero_tail(sm["v"].at[at], size, spec.H, unit.keys - t * size)
+            for _ in range(spec.copies):
+                plgpu.barrier_arrive(sm["v_full"].at[at])
+
+
+def copy_part(
+    spec: Spec,
+    parts: tuple[Any, Any],
+    place: tuple[Array, Array],
+    sm: dict[str, Any],
+    at: Array,
+) -> None:
+    """TMA copies of the part that a follower left at `place` (KV head, split): its outputs go where
+    values go, in as many copies as those take."""
+    outputs, lse = (ref.at[place] for ref in parts)
+    plgpu.copy_gmem_to_smem(lse, sm["lse_in"].at[at], sm["lse_full"].at[at])
+    piece = spec.size // spec.copies
+    for j in range(spec.copies):
+        rows = pl.ds(j * piece, piece)
+        plgpu.copy_gmem_to_smem(outputs.at[rows], sm["v"].at[at, rows], sm["v_full"].at[at])
+
+
+def _copy_queries(spec: Spec, unit: Unit, q_ref: Any, sm: dict[str, Any]) -> None:
+    """Queries into plain buffers: a box of tokens of one head, or each token's heads, since tokens
+    are not all that a tile takes."""
+    for wg in range(spec.tuning.groups):
+        for c in range(spec.H // spec.width):
+            column, dst = pl.ds(c * spec.width, spec.width), sm["q_in"].at[wg, c]
+            if spec.boxes:
+                plgpu.copy_gmem_to_smem(
+                    q_ref.at[pl.ds(unit.at + wg * ROWS, ROWS), unit.head, column],
+                    dst,
+                    sm["q_full"].at[wg],
+                )
+                continue
+
+            @pl.loop(0, spec.tokens)
+            def _(j, wg=wg, column=column, dst=dst):  # type: ignore[no-untyped-def]
+                token = jnp.minimum(unit.at + wg * spec.tokens + j, spec.T - 1)
+                rows = dst.at[pl.ds(j * spec.share, spec.share)]
+                plgpu.copy_gmem_to_smem(
+                    q_ref.at[token, pl.ds(unit.head, spec.share), column], rows, sm["q_full"].at[wg]
+                )
+
+
+def _zero_tail(v: Any, size: int, H: int, count: Array) -> None:
+    """Zeroes the values from token `count` on: they get weight 0, but 0 · NaN is NaN and a page may
+    hold anything."""
+    columns = H // 64
+
+    @pl.loop(0, (size // 64) * columns)
+    def _(i):  # type: ignore[no-untyped-def]
+        # Small pieces, since the producer has few registers; a loop, since layout inference is slow
+        # on many pieces.
+        base = pl.multiple_of(lax.div(i, jnp.int32(columns)) * 64, 64)
+        piece = v.at[
+            pl.ds(base, 64), pl.ds(pl.multiple_of(lax.rem(i, jnp.int32(columns)) * 64, 64), 64)
+        ]
+        token = plgpu.broadcasted_iota(jnp.int32, (64, 64), 0, layout=plgpu.Layout.WGMMA)
+        values = plgpu.load(piece, layout=plgpu.Layout.WGMMA)
+        piece[...] = jnp.where(token < count - base, values, jnp.zeros_like(values))
+
+    plgpu.commit_smem()
