@@ -38,9 +38,9 @@ from jaxllm.engine.runtime.compilation.exports import Exports, settings
 from jaxllm.engine.runtime.lattice import Programs
 from jaxllm.engine.runtime.program import Key
 from jaxllm.engine.scheduling.buckets import Buckets
+from jaxllm.engine.startup.make_programs import make_programs, options_of
 from jaxllm.engine.startup.memory import KVRequirements, MemoryBudget, MemoryPlan
 from jaxllm.engine.startup.resolve import Setup
-from jaxllm.engine.startup.sizing import make_programs, options_of
 from jaxllm.mesh import make_mesh
 from jaxllm.models import make_spec
 
@@ -73,12 +73,12 @@ class WorkerSpec:
     platform: str = "cpu"
 
     @classmethod
-    def of(cls, cores: int, platform: str, devices: int, spare: int) -> WorkerSpec:
+    def within(cls, cores: int, platform: str, devices: int, spare: int) -> WorkerSpec:
         """For an engine that leaves `spare` bytes of each of its devices to others: none where it
         computes on the same cores, or where there are few. A mesh of several devices is left to one
         process.
         """
-        count = early(cores)
+        count = early_count(cores)
         if platform == "cpu" or not count:
             return cls(0)
         fitting = min(count, spare // MEMORY)
@@ -89,7 +89,7 @@ class WorkerSpec:
         )
 
 
-def early(cores: int) -> int:
+def early_count(cores: int) -> int:
     """How many workers to begin before it is known what the engine computes on; none where there
     are few cores."""
     count = min(MOST, int(cores * CORES))
@@ -125,14 +125,14 @@ class CompileWorkers:
     ) -> None:
         self._end(self._workers)
 
-    def hire(self, crew: WorkerSpec) -> None:
+    def configure(self, spec: WorkerSpec) -> None:
         """Tell as many processes what they are, begin those that lack, and end the others."""
-        self._end(self._workers[crew.count :])
-        del self._workers[crew.count :]
-        self._begin(crew.count - len(self._workers))
+        self._end(self._workers[spec.count :])
+        del self._workers[spec.count :]
+        self._begin(spec.count - len(self._workers))
         for worker in self._workers:
             with contextlib.suppress(OSError):  # it has ended
-                _tell(worker.process, json.dumps([crew.platform, crew.compiling]))
+                _tell(worker.process, json.dumps([spec.platform, spec.compiling]))
 
     def start(self, setup: Setup, programs: Programs, keys: Iterable[Key]) -> None:
         """Have the hired make those of these programs that no earlier start has kept and that are
@@ -182,9 +182,9 @@ def main() -> None:
     """A worker: reads from stdin JAX's platform and whether to compile, then a task, then name
     after name of its programs, and writes each when it has made it. Another task, a JSON object
     like the first, may come after any of them."""
-    if not (hired := sys.stdin.readline()):
+    if not (configured := sys.stdin.readline()):
         return
-    platform, compiling = json.loads(hired)
+    platform, compiling = json.loads(configured)
     jax.config.update("jax_platforms", {"gpu": "cuda"}.get(platform, platform))
     if platform == "gpu":
         jax.config.update("jax_pjrt_client_create_options", {"preallocate": False})
@@ -218,7 +218,7 @@ def rebuild(task: dict[str, Any]) -> Programs:
     resolved, spec = Resolved(**task["resolved"]), make_spec(**task["model"])
     mesh, dtype = make_mesh(resolved.tensor_parallel_size), jnp.dtype(resolved.dtype)
     graphdef, abstract = weights.abstract(spec, mesh, dtype)
-    memory = MemoryPlan(MemoryBudget(**task["memory"].pop("room")), **task["memory"])
+    memory = MemoryPlan(MemoryBudget(**task["memory"].pop("budget")), **task["memory"])
     setup = Setup(
         resolved,
         spec,

@@ -22,9 +22,10 @@ from jax.sharding import SingleDeviceSharding
 from jaxllm.cache.transfer import page_shapes
 from jaxllm.engine.runtime.pinned_memory import PINNED
 from jaxllm.engine.startup.host_memory import OTHERS, STAGED, HostRoom
+from jaxllm.engine.startup.make_programs import abstract_pages
+from jaxllm.engine.startup.memory import shard_bytes
 from jaxllm.engine.startup.report import Advance, Report
-from jaxllm.engine.startup.resolve import Setup, shard_bytes
-from jaxllm.engine.startup.sizing import abstract_pages
+from jaxllm.engine.startup.resolve import Setup
 from jaxllm.units import amount
 
 logger = logging.getLogger("jaxllm")

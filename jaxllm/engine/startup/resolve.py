@@ -1,11 +1,8 @@
-"""From what was asked (`EngineConfig`) and what there is (model, mesh) to what will be
+"""From what was asked for (`EngineConfig`), the model and its devices to what will be
 (`Resolved`)."""
 
 from __future__ import annotations
 
-import contextlib
-import math
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,33 +16,41 @@ from jaxllm.cache.backends import Shapes, choose_backend, tile_tokens
 from jaxllm.cache.kv import page_bytes
 from jaxllm.config import KV_CACHE_DTYPES, ConfigError, EngineConfig, Resolved
 from jaxllm.engine.scheduling.buckets import Buckets
-from jaxllm.engine.startup.host_memory import HostRoom, plan_host
+from jaxllm.engine.scheduling.plan import Limits
+from jaxllm.engine.startup.host_memory import HostPlan, HostRoom, plan_host
 from jaxllm.engine.startup.memory import (
-    SPARE,
     KVRequirements,
-    MemoryBudget,
     MemoryPlan,
-    fitting_length,
-    is_fitted,
-    likely_bytes,
-    plan_memory,
-    resident_bytes,
-    states_shape,
-    usable_bytes,
-    workspace_bytes,
+    effective_window,
+    expected_workspace_bytes,
+    group_windows,
+    measure_budget,
 )
+from jaxllm.engine.startup.plan_memory import first_plan, may_shorten
 from jaxllm.models import ModelSpec, read_spec
 from jaxllm.nn.heads import Heads
 
 PAGE_SIZES = (8, 16, 32, 64, 128)
 # Of every prompt step where one shape serves all: short prompts are padded to it, long ones lose
 # little by it
-UNIFORM_TOKENS = 512
+BATCH_INVARIANT_TOKENS = 512
 
 
 @dataclass(frozen=True)
 class Setup:
-    """Everything decided before weights are read or programs compiled."""
+    """Everything decided before weights are read or programs compiled.
+
+    Attributes:
+        resolved: the decisions that the running engine reads.
+        spec: the model, with the checkpoint's scales where pages have 8 bits.
+        mesh: the devices.
+        dtype: of weights and activations.
+        need: what the pools must serve, for the longest sequence that was asked for.
+        memory: the pool and where its size comes from.
+        buckets: shapes to compile.
+        graphdef: the model's modules, see `flax.nnx.split`.
+        abstract_weights: shapes with shardings of its weights.
+    """
 
     resolved: Resolved
     spec: ModelSpec
@@ -64,12 +69,12 @@ class Setup:
 
     @property
     def longest(self) -> KVRequirements:
-        """What the pools must serve, with the length that was decided."""
+        """What the pools must serve, for the longest sequence that was decided."""
         return replace(self.need, max_model_len=self.resolved.max_model_len)
 
     @property
-    def kinds(self) -> tuple[int, ...]:
-        """Which kind each layer is of."""
+    def layer_groups(self) -> tuple[int, ...]:
+        """The cache group of each layer."""
         windows = self.resolved.windows
         return tuple(
             windows.index(window) if window in windows else 0 for window in self.spec.windows
@@ -79,57 +84,28 @@ class Setup:
 def resolve(
     config: EngineConfig, model_dir: Path, mesh: Mesh, spec: ModelSpec | None = None
 ) -> Setup:
-    """Decide everything; raises ConfigError before any loading work when it cannot be.
+    """Decide everything. Raises ConfigError before any loading when it cannot work.
 
     `spec` is the model's where it has been read already.
     """
     shards, platform = mesh.shape["tensor"], mesh.devices.flat[0].platform
     spec, dtype, kv_dtype = _model(config, model_dir, spec or read_spec(model_dir), platform)
-    heads, layers, itemsize = spec.heads(shards), len(spec.layers), dtype.itemsize
-    graphdef, abstract = weights.abstract(spec, mesh, dtype)
+    heads, graphdef, abstract = spec.heads(shards), *weights.abstract(spec, mesh, dtype)
+    limits = _limits(config, spec, platform)
+    slots, step_tokens = limits.max_num_seqs, limits.max_num_batched_tokens
     page_size = _page_size(config, 16 if platform == "cpu" else 64)
-    max_num_seqs = config.max_num_seqs or (16 if platform == "cpu" else 256)
-    length, _ = model_length(config, spec)
-    budget = _step_tokens(config, min(length, 512) if platform == "cpu" else 8192, max_num_seqs)
     shapes = Shapes(dtype, heads.dim, page_size, max(1, heads.query // heads.kv_stored), kv_dtype)
     backend = choose_backend(mesh.devices.flat[0], shapes, config.attention_backend)
-    buckets = (Buckets.batch_invariant if config.batch_invariant else Buckets.build)(
-        max_num_seqs, budget, platform
-    )
-    page = page_bytes(1, heads.kv_stored, page_size, heads.dim, kv_dtype) // shards  # of a layer
-    caching = config.enable_prefix_caching and not spec.keys_vary(length)
-    host = plan_host(config, layers * page, shards, caching, HostRoom.of(platform))
-    windows = [None if host.pages else short(window, length) for window in spec.windows]
-    first, *more = (windows.count(window) * page for window in kinds(windows))
-    need = KVRequirements(
-        first,
-        page_size,
-        max_num_seqs,
-        length,
-        budget,
-        kinds(windows),
-        tile_tokens(backend.name),
-        tuple(more),
-        splits(spec, shards),
-    )
-    room = MemoryBudget(
-        usable=usable_bytes(config, mesh.devices.flat),
-        weights=shard_bytes(jax.tree.leaves(abstract)),
-        workspace=workspace_bytes(
-            spec, budget + max_num_seqs, buckets.logits[-1], itemsize, shards
-        ),
-        shared=platform == "cpu",
-        resident=resident_bytes(buckets.logits, max_num_seqs, spec.vocab_size, shards)
-        + math.prod(states_shape(spec, buckets)) * itemsize,
-        spare=0 if platform == "cpu" else SPARE,
-        staged=host.staged * layers * page,
-    )
-    likely = (
-        likely_bytes(spec, budget + max_num_seqs, buckets.score, itemsize, shards)
-        if backend.name == "mosaic_gpu"
-        else None
-    )
-    length, memory = _first_pool(config, spec, room, need, likely)
+    build = Buckets.batch_invariant if config.batch_invariant else Buckets.build
+    buckets = build(slots, step_tokens, platform)
+    tile = tile_tokens(backend.name)
+    need, host = _cache(config, spec, heads, limits, page_size, kv_dtype, tile, platform)
+    rows, staged = step_tokens + slots, host.staged * (need.page_bytes + sum(need.more_bytes))
+    leaves, itemsize = jax.tree.leaves(abstract), dtype.itemsize
+    budget = measure_budget(config, spec, mesh, leaves, buckets, rows, itemsize, staged)
+    hopper = backend.name == "mosaic_gpu"
+    expected = expected_workspace_bytes(spec, rows, buckets.score, itemsize, shards)
+    length, memory = first_plan(config, budget, need, expected if hopper else None)
     resolved = Resolved(
         model_dir=str(model_dir),
         model_type=spec.model_type,
@@ -138,14 +114,14 @@ def resolve(
         max_model_len=length,
         page_size=page_size,
         num_pages=memory.num_pages,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=budget,
-        max_num_queued_reqs=config.max_num_queued_reqs or max(256, 8 * max_num_seqs),
+        max_num_seqs=slots,
+        max_num_batched_tokens=step_tokens,
+        max_num_queued_reqs=config.max_num_queued_reqs or max(256, 8 * slots),
         vocab_size=spec.vocab_size,
         tensor_parallel_size=shards,
         max_logprobs=min(config.max_logprobs, spec.vocab_size),
         logprobs_mode=config.logprobs_mode,
-        enable_prefix_caching=config.enable_prefix_caching and not spec.keys_vary(length),
+        enable_prefix_caching=config.enable_prefix_caching,
         async_scheduling=config.async_scheduling,
         scheduling_policy=config.scheduling_policy,
         preemption_mode=config.preemption_mode,
@@ -154,11 +130,74 @@ def resolve(
         moved_pages=host.moved,
         attention_backend=backend.name,
         attention_reason=backend.reason,
-        windows=kinds(short(window, length) for window in need.windows),
-        more_pages=more_pages(need, length, memory.num_pages),
+        windows=(),
+        more_pages=(),
         batch_invariant=config.batch_invariant,
     )
-    return Setup(resolved, spec, mesh, dtype, need, memory, buckets, graphdef, abstract)
+    setup = Setup(resolved, spec, mesh, dtype, need, memory, buckets, graphdef, abstract)
+    return with_plan(setup, config, length, memory)
+
+
+def with_plan(setup: Setup, config: EngineConfig, length: int, memory: MemoryPlan) -> Setup:
+    """The same decisions with another pool, for sequences of up to `length` tokens."""
+    resolved = replace(
+        setup.resolved,
+        max_model_len=length,
+        num_pages=memory.num_pages,
+        enable_prefix_caching=config.enable_prefix_caching and not setup.spec.keys_vary(length),
+        windows=setup.need.windows_for(length),
+        more_pages=setup.need.more_pages_for(length, memory.num_pages),
+    )
+    return replace(setup, resolved=resolved, memory=memory)
+
+
+def _limits(config: EngineConfig, spec: ModelSpec, platform: str) -> Limits:
+    """Requests and chunk tokens of a step, and the longest sequence. Raises ConfigError."""
+    slots, length = (
+        config.max_num_seqs or (16 if platform == "cpu" else 256),
+        model_length(config, spec),
+    )
+    usual = min(length, 512) if platform == "cpu" else 8192
+    usual = min(usual, BATCH_INVARIANT_TOKENS) if config.batch_invariant else usual
+    tokens = config.max_num_batched_tokens or max(usual, slots)
+    if tokens < slots:
+        raise ConfigError(
+            f"--max-num-batched-tokens ({tokens}) must be at least --max-num-seqs ({slots}), "
+            "since every running request may decode a token"
+        )
+    return Limits(max_num_seqs=slots, max_num_batched_tokens=tokens, max_model_len=length)
+
+
+def _cache(
+    config: EngineConfig,
+    spec: ModelSpec,
+    heads: Heads,
+    limits: Limits,
+    page_size: int,
+    kv_dtype: jnp.dtype,
+    tile: int,
+    platform: str,
+) -> tuple[KVRequirements, HostPlan]:
+    """What the pools must serve, and pages in host memory. Raises ConfigError."""
+    shards, length = heads.shards, limits.max_model_len
+    page = page_bytes(1, heads.kv_stored, page_size, heads.dim, kv_dtype) // shards  # of a layer
+    caching = config.enable_prefix_caching and not spec.keys_vary(length)
+    host = plan_host(config, len(spec.layers) * page, shards, caching, HostRoom.of(platform))
+    windows = [None if host.pages else effective_window(window, length) for window in spec.windows]
+    groups = group_windows(windows)
+    first, *more = (windows.count(window) * page for window in groups)
+    need = KVRequirements(
+        page_bytes=first,
+        page_size=page_size,
+        max_num_seqs=limits.max_num_seqs,
+        max_model_len=length,
+        step_tokens=limits.max_num_batched_tokens,
+        windows=groups,
+        tile=tile,
+        more_bytes=tuple(more),
+        splits=splits(spec, shards),
+    )
+    return need, host
 
 
 def _model(
@@ -187,34 +226,9 @@ def _kv_dtype(config: EngineConfig, spec: ModelSpec, dtype: jnp.dtype) -> jnp.dt
     return found
 
 
-def resized(setup: Setup, config: EngineConfig, workspace: int) -> Setup:
-    """The same decisions, with the pool that is left when the largest step needs `workspace` bytes.
-    Raises ConfigError as `resolve`."""
-    length, memory = _pool(
-        config,
-        setup.spec,
-        replace(setup.memory.room, workspace=workspace, likely=False),
-        setup.need,
-    )
-    caching = config.enable_prefix_caching and not setup.spec.keys_vary(length)
-    resolved = replace(
-        setup.resolved,
-        max_model_len=length,
-        num_pages=memory.num_pages,
-        enable_prefix_caching=caching,
-        windows=kinds(short(window, length) for window in setup.need.windows),
-        more_pages=more_pages(setup.need, length, memory.num_pages),
-    )
-    return replace(setup, resolved=resolved, memory=memory)
-
-
-def short(window: int | None, length: int) -> int | None:
-    """The window, if a sequence of `length` tokens does not fit it."""
-    return None if window is None or window >= length else window
-
-
 def splits(spec: ModelSpec, shards: int) -> tuple[int, ...]:
-    """Over how many times the devices weights and pages divide evenly: no KV head is kept twice."""
+    """Over how many times the devices weights and pages divide evenly, without a KV head that is
+    kept twice."""
 
     def even(times: int) -> bool:
         try:
@@ -225,95 +239,27 @@ def splits(spec: ModelSpec, shards: int) -> tuple[int, ...]:
     return tuple(filter(even, (2, 4, 8)))
 
 
-def kinds(windows: Iterable[int | None]) -> tuple[int | None, ...]:
-    """The different windows, none before all others and wide ones before narrow ones: a kind of
-    layers each."""
-    return tuple(sorted(set(windows), key=lambda window: -math.inf if window is None else -window))
-
-
-def more_pages(need: KVRequirements, length: int, pages: int) -> tuple[int, ...]:
-    """Pages of each kind of layers after the first, which has so many, when the longest sequence
-    has `length` tokens. Kinds that are one then have equally many."""
-    need = replace(need, max_model_len=length)
-    found = {
-        short(window, length): count
-        for window, count in zip(need.windows[1:], need.more_pages(pages), strict=True)
-    }
-    return tuple(
-        found[window] for window in kinds(short(window, length) for window in need.windows)[1:]
-    )
-
-
-def _first_pool(
-    config: EngineConfig,
-    spec: ModelSpec,
-    room: MemoryBudget,
-    need: KVRequirements,
-    likely: int | None = None,
-) -> tuple[int, MemoryPlan]:
-    """`_pool` as long as what a step needs is estimated. Where a step is going to be compiled, that
-    says it (`sizing.fitted`, `start.check_peak`), and the estimate refuses nothing; with what a
-    step `likely` needs the pool is most often right already."""
-    if likely is not None and is_fitted(config, room):
-        with contextlib.suppress(ConfigError):  # the step may need less
-            return _pool(config, spec, replace(room, workspace=likely, likely=True), need)
-    compiled = not room.shared and not config.enforce_eager
-    length, memory = _pool(config, spec, replace(room, workspace=0) if compiled else room, need)
-    return length, replace(memory, room=room)
-
-
-def _pool(
-    config: EngineConfig, spec: ModelSpec, room: MemoryBudget, need: KVRequirements
-) -> tuple[int, MemoryPlan]:
-    """The longest sequence and the pool; `need` is for the longest that was asked."""
-    _, auto = model_length(config, spec)
-    length = max(1, fitting_length(config, room, need)) if auto else need.max_model_len
-    return length, plan_memory(config, room, replace(need, max_model_len=length))
-
-
-def model_length(config: EngineConfig, spec: ModelSpec) -> tuple[int, bool]:
-    """(longest sequence, whether it may shrink to fit memory)."""
-    limit = spec.context_length
-    asked = config.max_model_len
-    if asked is None:
-        return limit, False
-    if asked in ("auto", -1):
-        return limit, True
+def model_length(config: EngineConfig, spec: ModelSpec) -> int:
+    """Tokens of the longest sequence that was asked for."""
+    limit, asked = spec.context_length, config.max_model_len
+    if asked is None or may_shorten(config):
+        return limit
     asked = int(asked)
     if asked < 1:
         raise ConfigError(f"--max-model-len must be at least 1, got {asked}")
     if asked > limit:
         raise ConfigError(
-            f"--max-model-len {asked} is longer than the model allows ({limit} tokens); ask for at most that, or auto"
+            f"--max-model-len {asked} is longer than the model allows ({limit} tokens); "
+            "ask for at most that, or auto"
         )
-    return asked, False
-
-
-def shard_bytes(leaves: Iterable[jax.ShapeDtypeStruct]) -> int:
-    """Bytes of these arrays on one device."""
-    return sum(
-        math.prod(leaf.sharding.shard_shape(leaf.shape)) * jnp.dtype(leaf.dtype).itemsize
-        for leaf in leaves
-    )
+    return asked
 
 
 def _page_size(config: EngineConfig, usual: int) -> int:
-    """Tokens of a page."""
+    """Tokens of a page. Raises ConfigError."""
     page_size = usual if config.block_size is None else config.block_size
     if page_size not in PAGE_SIZES:
         raise ConfigError(
             f"--block-size must be one of {', '.join(map(str, PAGE_SIZES))}, got {page_size}"
         )
     return page_size
-
-
-def _step_tokens(config: EngineConfig, usual: int, max_num_seqs: int) -> int:
-    """Tokens of the largest step."""
-    usual = min(usual, UNIFORM_TOKENS) if config.batch_invariant else usual
-    budget = config.max_num_batched_tokens or max(usual, max_num_seqs)
-    if budget < max_num_seqs:
-        raise ConfigError(
-            f"--max-num-batched-tokens ({budget}) must be at least --max-num-seqs ({max_num_seqs}), "
-            "since every running request may decode a token"
-        )
-    return budget

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks.shapes import ALWAYS, SHAPES
-from jaxllm.engine.startup.memory import likely_bytes
+from jaxllm.engine.startup.memory import expected_workspace_bytes
 from jaxllm.models import make_spec
 from tests.engine.runtime.h200 import SLOTS, TOKENS, Compiler, missing
 
@@ -43,7 +43,9 @@ def compiler() -> Iterator[Compiler]:
 def check(model: str, reports: list[dict[str, Any]], limit: int | None = None) -> None:
     """Every program was taken, keeps its donated buffers, copies no pages, and needs at most
     `limit` bytes beside its arguments, by default what sizing expects of the largest step."""
-    limit = limit or likely_bytes(make_spec(SHAPES[model] | ALWAYS), TOKENS + SLOTS, SCORED, 2, 1)
+    limit = limit or expected_workspace_bytes(
+        make_spec(SHAPES[model] | ALWAYS), TOKENS + SLOTS, SCORED, 2, 1
+    )
     assert reports
     for report in reports:
         assert report["refused"] is None, report

@@ -19,8 +19,8 @@ from jaxllm.engine.runtime.compilation.xla_options import Entry, XlaOptions
 from jaxllm.engine.runtime.lattice import Programs
 from jaxllm.engine.startup import compile_workers as module
 from jaxllm.engine.startup.compile_workers import MEMORY, CompileWorkers, WorkerSpec
+from jaxllm.engine.startup.make_programs import make_programs
 from jaxllm.engine.startup.resolve import resolve
-from jaxllm.engine.startup.sizing import make_programs
 from jaxllm.mesh import make_mesh
 
 pytestmark = pytest.mark.usefixtures("cache")
@@ -38,7 +38,7 @@ def compile_with(workers: int, tiny_dir: str, devices: int = 1) -> Programs:
     setup = resolve(config, Path(tiny_dir), make_mesh(devices))
     programs = make_programs(setup)
     with CompileWorkers() as running:
-        running.hire(WorkerSpec(workers))
+        running.configure(WorkerSpec(workers))
         running.start(setup, programs, programs.early_keys(likely=False))
         running.start(setup, programs, programs.lattice)
         programs.compile([programs.largest, programs.largest_others[0]])
@@ -100,7 +100,7 @@ def test_workers_make_what_needs_no_pages_first_and_then_the_rest_for_the_pool_t
     }
     assert set(first[: len(programs.largest_others)]) == set(programs.largest_others)
     with CompileWorkers(3) as running:
-        running.hire(WorkerSpec(2))
+        running.configure(WorkerSpec(2))
         running.start(estimated, programs, first)
         early = set(executables.coming)
         assert early == {programs.name(key) for key in first if programs.is_kept(key)}
@@ -128,7 +128,7 @@ def test_those_who_are_hired_are_as_many_as_asked_whether_they_were_there_or_not
         with CompileWorkers(before) as running:
             first = [worker.process for worker in running._workers]
             assert [process.poll() for process in first] == [None] * before
-            running.hire(WorkerSpec(hired, True, "gpu"))
+            running.configure(WorkerSpec(hired, True, "gpu"))
             kept = [worker.process for worker in running._workers]
             assert (len(kept), kept[:before]) == (hired, first[:hired])
             assert all(process.poll() is not None for process in first[hired:])
@@ -217,7 +217,7 @@ def test_what_an_earlier_start_kept_is_not_lowered_again(tiny_dir: str) -> None:
 def test_workers_are_for_accelerators_with_cores_and_memory_to_spare(
     cores: int, platform: str, devices: int, spare: int, crew: WorkerSpec
 ) -> None:
-    assert WorkerSpec.of(cores, platform, devices, spare) == crew
+    assert WorkerSpec.within(cores, platform, devices, spare) == crew
 
 
 def test_the_engine_begins_with_what_xla_tunes(tiny_dir: str) -> None:
@@ -246,8 +246,8 @@ from pathlib import Path
 from jaxllm.config import EngineConfig
 from jaxllm.engine.runtime.compilation.compile_counter import CompileCounter
 from jaxllm.engine.startup.resolve import resolve
-from jaxllm.engine.startup.sizing import make_programs
-from jaxllm.engine.startup.start import use_compilation_cache
+from jaxllm.engine.startup.make_programs import make_programs
+from jaxllm.engine.startup.jax_settings import use_compilation_cache
 from jaxllm.engine.startup.compile_workers import CompileWorkers, WorkerSpec
 from jaxllm.mesh import make_mesh
 
@@ -257,7 +257,7 @@ setup = resolve(config, Path(sys.argv[1]), make_mesh(1))
 programs = make_programs(setup)
 counter = CompileCounter()
 with CompileWorkers(1) as running:
-    running.hire(WorkerSpec(2, compiling=True))
+    running.configure(WorkerSpec(2, compiling=True))
     running.start(setup, programs, programs.lattice)
     mine = [key for key in programs.lattice if programs.is_kept(key)]
     programs.compile(mine)

@@ -1,8 +1,7 @@
-"""How many pages fit, and what is said when too few do."""
+"""How many pages fit, and what each cache group gets."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -11,28 +10,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxllm import models
 from jaxllm.cache.pool import CacheGroup
 from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.engine.engine import Engine
 from jaxllm.engine.runtime.program import Key
 from jaxllm.engine.scheduling.buckets import Buckets
-from jaxllm.engine.startup.memory import (
-    PAGE_ROUND,
-    SPARE,
-    KVRequirements,
-    MemoryBudget,
-    fitting_length,
-    plan_memory,
-    pool_pages,
-    resident_bytes,
-)
-from jaxllm.engine.startup.resolve import splits
+from jaxllm.engine.startup.memory import SPARE, KVRequirements, MemoryBudget, resident_bytes
+from jaxllm.engine.startup.plan_memory import PAGE_ROUND, fitting_length, plan_memory
 from jaxllm.sampling.process import logits_params_bytes
-from jaxllm.units import GIB, amount
+from jaxllm.units import GIB
 from tests.engine.conftest import TINY
 
 CARD = MemoryBudget(usable=24 * GIB, weights=15 * GIB, workspace=3 * GIB, shared=False)
+
+
 NEED = KVRequirements(
     page_bytes=8 * 2**20, page_size=64, max_num_seqs=256, max_model_len=32768, splits=(2, 4, 8)
 )
@@ -41,21 +32,21 @@ NEED = KVRequirements(
 def test_an_accelerator_gives_all_that_is_left_in_whole_rounds_of_pages() -> None:
     plan = plan_memory(EngineConfig(), CARD, NEED)
     assert plan.num_pages == 6 * GIB // NEED.page_bytes // PAGE_ROUND * PAGE_ROUND
-    assert 0 <= CARD.left - plan.kv < PAGE_ROUND * NEED.page_bytes
+    assert 0 <= CARD.for_pages - plan.kv_bytes < PAGE_ROUND * NEED.page_bytes
 
 
 def test_every_term_takes_from_the_pool_and_is_named() -> None:
     full = replace(CARD, resident=GIB, spare=GIB // 2, staged=GIB // 4)
-    assert CARD.left - full.left == GIB + GIB // 2 + GIB // 4
+    assert CARD.for_pages - full.for_pages == GIB + GIB // 2 + GIB // 4
     terms = "24.00 GiB usable − 15.00 weights − 3.00 for the largest step − 1.00 for sampling − 0.50 spare"
-    assert full.terms == f"{terms} − 0.25 for pages on their way to or from the host"
+    assert full.breakdown == f"{terms} − 0.25 for pages on their way to or from the host"
 
 
 def test_a_7b_on_an_h200_gets_more_than_98_percent_of_the_tokens_that_vllm_gets() -> None:
     # Qwen2.5-7B: the client's limit at 0.9 of the card, its weights, 1.24 GiB for the largest step,
     # the lattice's logits.
     logits = resident_bytes(Buckets.build(256, 8192, "gpu").logits, 256, 152064, 1)
-    room = MemoryBudget(
+    budget = MemoryBudget(
         int(125.82 * GIB),
         int(14.19 * GIB),
         int(1.24 * GIB),
@@ -66,7 +57,7 @@ def test_a_7b_on_an_h200_gets_more_than_98_percent_of_the_tokens_that_vllm_gets(
     need = KVRequirements(
         page_bytes=57344 * 64, page_size=64, max_num_seqs=256, max_model_len=32768
     )
-    assert plan_memory(EngineConfig(), room, need).num_pages * 64 >= 2_002_963
+    assert plan_memory(EngineConfig(), budget, need).num_pages * 64 >= 2_002_963
 
 
 @pytest.mark.parametrize(("vocab", "share"), [(104, 4), (103, 1)])
@@ -96,236 +87,23 @@ def test_what_stays_for_sampling_is_what_the_programs_take(
 
 
 def test_a_host_gives_no_more_than_the_requests_at_once_can_use() -> None:
-    room = MemoryBudget(usable=64 * GIB, weights=GIB, workspace=0, shared=True)
+    budget = MemoryBudget(usable=64 * GIB, weights=GIB, workspace=0, shared=True)
     need = KVRequirements(page_bytes=2**16, page_size=16, max_num_seqs=4, max_model_len=1000)
-    assert plan_memory(EngineConfig(), room, need).num_pages == 256  # 4 × 63 pages, rounded
+    assert plan_memory(EngineConfig(), budget, need).num_pages == 256  # 4 × 63 pages, rounded
 
 
 @given(st.integers(1, 64), st.integers(1, 40), st.booleans())
 def test_the_length_that_auto_finds_always_fits(usable: int, page_mib: int, shared: bool) -> None:
-    room = MemoryBudget(usable=usable * GIB, weights=GIB, workspace=GIB // 2, shared=shared)
+    budget = MemoryBudget(usable=usable * GIB, weights=GIB, workspace=GIB // 2, shared=shared)
     need = replace(NEED, page_bytes=page_mib * 2**20)
-    length = fitting_length(EngineConfig(), room, need)
+    length = fitting_length(EngineConfig(), budget, need)
     if length == 0:
         with pytest.raises(ConfigError):
-            plan_memory(EngineConfig(), room, replace(need, max_model_len=1))
+            plan_memory(EngineConfig(), budget, replace(need, max_model_len=1))
     else:
         assert plan_memory(
-            EngineConfig(), room, replace(need, max_model_len=length)
+            EngineConfig(), budget, replace(need, max_model_len=length)
         ).num_pages >= -(-length // need.page_size)
-
-
-def test_too_little_memory_names_what_is_needed_what_there_is_and_what_helps() -> None:
-    with pytest.raises(ConfigError) as error:
-        plan_memory(
-            EngineConfig(gpu_memory_utilization=0.6), replace(CARD, workspace=8 * GIB), NEED
-        )
-    text = str(error.value)
-    assert "\n" not in text
-    assert all(
-        part in text
-        for part in (
-            "4.00 GiB",
-            "1.00 GiB is available",
-            "--max-model-len",
-            "--gpu-memory-utilization",
-            "auto",
-        )
-    )
-
-
-@pytest.mark.parametrize(
-    "asked", [{"num_gpu_blocks_override": 10**9}, {"kv_cache_memory_bytes": 10**13}]
-)
-def test_a_pool_larger_than_memory_is_refused(asked: dict) -> None:
-    with pytest.raises(ConfigError, match=r"6\.00 GiB is available"):
-        plan_memory(EngineConfig(**asked), CARD, NEED)
-
-
-@given(st.integers(17, 23), st.integers(0, 6), st.sampled_from([1000, 8192, 32768]), st.booleans())
-def test_every_value_that_an_error_names_would_have_helped(
-    usable: int, workspace: int, length: int, shared: bool
-) -> None:
-    room = MemoryBudget(
-        usable=usable * GIB, weights=15 * GIB, workspace=workspace * GIB, shared=shared
-    )
-    need = replace(NEED, max_model_len=length, max_num_seqs=16, step_tokens=8192)
-    config = EngineConfig(gpu_memory_utilization=0.5)
-    if pool_pages(config, room, need) >= need.pages_per_request:
-        return
-    with pytest.raises(ConfigError) as error:
-        plan_memory(config, room, need)
-    found = dict(re.findall(r"--([a-z-]+) ([0-9.]+)", str(error.value).partition("What helps")[2]))
-    times = int(found.get("tensor-parallel-size", 1))
-    if times > 1:
-        split = replace(need, page_bytes=-(-need.page_bytes // times))
-        plan_memory(config, replace(room, weights=room.weights // times), split)
-    else:
-        assert shared
-    if "max-model-len" in found:
-        plan_memory(config, room, replace(need, max_model_len=int(found["max-model-len"])))
-        with pytest.raises(ConfigError):
-            plan_memory(config, room, replace(need, max_model_len=int(found["max-model-len"]) + 1))
-    if "gpu-memory-utilization" in found:
-        share = float(found["gpu-memory-utilization"])
-        plan_memory(config, replace(room, usable=int(room.usable * share / 0.5)), need)
-    if "max-num-batched-tokens" in found:
-        plan_memory(
-            config,
-            replace(room, workspace=room.workspace * int(found["max-num-batched-tokens"]) // 8192),
-            need,
-        )
-
-
-@pytest.mark.parametrize(
-    "asked", [{"num_gpu_blocks_override": 10}, {"kv_cache_memory_bytes": 10**8}]
-)
-def test_a_pool_that_was_asked_too_small_is_told_the_size_that_does(asked: dict) -> None:
-    with pytest.raises(ConfigError, match="What helps") as error:
-        plan_memory(EngineConfig(**asked), CARD, NEED)
-    (name,) = asked
-    (value,) = re.findall(
-        rf"--{name.replace('_', '-')} (\d+)", str(error.value).partition("What helps")[2]
-    )
-    assert (
-        plan_memory(EngineConfig(**{name: int(value)}), CARD, NEED).num_pages
-        == NEED.pages_per_request
-    )
-
-
-@pytest.mark.parametrize(
-    ("asked", "room", "says"),
-    [
-        (
-            {"num_gpu_blocks_override": 10},
-            CARD,
-            "--num-gpu-blocks-override 10 gives 80.00 MiB; the longest that fits is 640 tokens",
-        ),
-        (
-            {"kv_cache_memory_bytes": 10**8},
-            CARD,
-            "--kv-cache-memory-bytes 100000000 gives 88.00 MiB; the longest that fits is 704 tokens",
-        ),
-        (
-            {},
-            replace(CARD, weights=19 * GIB),
-            "2.00 GiB is available (24.00 GiB usable − 19.00 weights − 3.00 for the largest step); the",
-        ),
-        (
-            {},
-            replace(CARD, weights=23 * GIB),
-            "2.00 GiB is lacking for the rest (24.00 GiB usable − 23.00 weights − 3.00",
-        ),
-        (
-            {"max_model_len": "auto"},
-            replace(CARD, weights=21 * GIB),
-            "of up to 64 tokens, 0.50 GiB of KV cache is needed, but 0.00 GiB",
-        ),
-    ],
-)
-def test_what_there_is_is_what_the_terms_sum_up_to_or_what_was_asked_for(
-    asked: dict, room: MemoryBudget, says: str
-) -> None:
-    need = replace(NEED, max_model_len=1) if "max_model_len" in asked else NEED
-    with pytest.raises(ConfigError) as error:
-        plan_memory(EngineConfig(**asked), room, need)
-    assert says in str(error.value)
-    assert ("no length fits. What helps" in str(error.value)) == (room.left <= 0)
-
-
-def test_devices_are_offered_where_they_help_and_no_more_than_that() -> None:
-    def offered(room: MemoryBudget, **asked: int) -> list[str]:
-        with pytest.raises(ConfigError) as error:
-            plan_memory(EngineConfig(**asked), room, NEED)
-        return re.findall(r"--tensor-parallel-size (\d+)", str(error.value))
-
-    assert offered(CARD, num_gpu_blocks_override=10) == [], (
-        "there would be ten pages on each device"
-    )
-    assert offered(CARD, kv_cache_memory_bytes=10**8) == []
-    assert offered(CARD, kv_cache_memory_bytes=3 * GIB) == ["2"]
-    assert offered(CARD, kv_cache_memory_bytes=GIB) == ["4"]
-    assert offered(replace(CARD, weights=20 * GIB)) == ["2"]
-    assert offered(replace(CARD, weights=40 * GIB)) == ["4"]
-    assert offered(replace(CARD, weights=400 * GIB)) == []
-    assert offered(replace(CARD, weights=20 * GIB, shared=True)) == []
-
-
-@pytest.mark.parametrize(
-    ("heads", "shards", "times"),
-    [
-        ((28, 4), 1, (2, 4)),
-        ((28, 4), 4, ()),
-        ((32, 8), 1, (2, 4, 8)),
-        ((32, 8), 4, (2,)),
-        ((6, 3), 1, ()),
-    ],
-)
-def test_devices_are_offered_over_which_heads_divide(
-    heads: tuple[int, int], shards: int, times: tuple[int, ...]
-) -> None:
-    hf = TINY | {"num_attention_heads": heads[0], "num_key_value_heads": heads[1], "head_dim": 8}
-    assert splits(models.make_spec(hf), shards) == times
-    with pytest.raises(ConfigError) as error:
-        plan_memory(EngineConfig(), replace(CARD, weights=40 * GIB), replace(NEED, splits=times))
-    assert ("--tensor-parallel-size 4," in str(error.value)) == (4 in times)
-
-
-def test_what_nothing_helps_is_said_to_need_another_device() -> None:
-    with pytest.raises(
-        ConfigError,
-        match=r"no length fits\. What helps: a device with more memory, or a smaller model$",
-    ):
-        plan_memory(EngineConfig(), replace(CARD, weights=400 * GIB), NEED)
-
-
-def test_who_asks_for_steps_that_are_too_large_is_told_so() -> None:
-    room, need = replace(CARD, resident=30 * GIB), replace(NEED, step_tokens=2**20, splits=())
-    with pytest.raises(
-        ConfigError,
-        match=r"What helps: lower --max-num-batched-tokens \(1048576\) or --max-num-seqs \(256\)$",
-    ):
-        plan_memory(EngineConfig(), room, need)
-
-
-@pytest.mark.parametrize(
-    "asked", [{"num_gpu_blocks_override": 400}, {"kv_cache_memory_bytes": 400 * NEED.page_bytes}]
-)
-def test_a_pool_that_is_too_large_where_the_largest_is_too_small_is_told_what_else_helps(
-    asked: dict,
-) -> None:
-    room = replace(CARD, weights=18 * GIB)  # 3 GiB are left, 4 GiB are needed
-    with pytest.raises(
-        ConfigError, match=r"leave it out, with --max-model-len (\d+) \(or auto\); or --gpu-memory"
-    ) as error:
-        plan_memory(EngineConfig(**asked, gpu_memory_utilization=0.5), room, NEED)
-    (longest,) = re.findall(r"--max-model-len (\d+)", str(error.value))
-    plan_memory(EngineConfig(), room, replace(NEED, max_model_len=int(longest)))
-
-
-@given(st.integers(1, 2**45))
-def test_more_never_looks_like_less(size: int) -> None:
-    def value(text: str) -> float:
-        number, unit = text.split(" ")
-        return float(number) * {"KiB": 2**10, "MiB": 2**20, "GiB": GIB}[unit]
-
-    assert value(amount(size)) >= size > value(amount(size - 1, down=True)) - 1
-    assert amount(size) != amount(size - 1, down=True)
-
-
-@pytest.mark.parametrize(
-    "asked", [{"num_gpu_blocks_override": 10**9}, {"kv_cache_memory_bytes": 10**13}]
-)
-def test_a_pool_that_was_asked_too_large_is_told_the_most_that_fits(asked: dict) -> None:
-    with pytest.raises(ConfigError, match="ask for at most") as error:
-        plan_memory(EngineConfig(**asked), CARD, NEED)
-    (name,) = asked
-    (value,) = re.findall(rf"--{name.replace('_', '-')} (\d+)", str(error.value))
-    assert (
-        0
-        <= CARD.left - plan_memory(EngineConfig(**{name: int(value)}), CARD, NEED).kv
-        < NEED.page_bytes
-    )
 
 
 def test_layers_with_a_window_need_pages_for_what_a_step_sees_and_no_more() -> None:
@@ -346,17 +124,17 @@ HYBRID = replace(NEED, windows=(None, 4096), tile=128, step_tokens=8192, more_by
 def test_kinds_of_layers_have_pages_for_the_longest_requests_and_up_to_a_third_of_the_rest_goes_to_windows() -> (
     None
 ):
-    full, windowed = HYBRID.held
+    full, windowed = HYBRID.group_pages_per_request
     assert (full, windowed) == (512, -(-(4096 + 128 + 8192 - 3) // 64) + 1)
     plan = plan_memory(EngineConfig(), CARD, HYBRID)
     (more,) = HYBRID.more_pages(plan.num_pages)
     longest = full * HYBRID.page_bytes + windowed * 3 * 2**20
     assert more / windowed >= plan.num_pages / full
-    assert (more - windowed) * 3 * 2**20 == pytest.approx((plan.kv - longest) / 3, rel=0.01)
-    assert plan.kv == plan.num_pages * HYBRID.page_bytes + more * 3 * 2**20 <= CARD.left
-    assert CARD.left - plan.kv < PAGE_ROUND * (HYBRID.page_bytes + 3 * 2**20)
+    assert (more - windowed) * 3 * 2**20 == pytest.approx((plan.kv_bytes - longest) / 3, rel=0.01)
+    assert plan.kv_bytes == plan.num_pages * HYBRID.page_bytes + more * 3 * 2**20 <= CARD.for_pages
+    assert CARD.for_pages - plan.kv_bytes < PAGE_ROUND * (HYBRID.page_bytes + 3 * 2**20)
     assert (
-        plan_memory(EngineConfig(kv_cache_memory_bytes=plan.kv), CARD, HYBRID).num_pages
+        plan_memory(EngineConfig(kv_cache_memory_bytes=plan.kv_bytes), CARD, HYBRID).num_pages
         == plan.num_pages
     )
 
@@ -371,19 +149,22 @@ def test_kinds_of_layers_have_pages_for_the_longest_requests_and_up_to_a_third_o
 def test_the_length_that_auto_finds_fits_all_kinds_of_layers(
     tenths: int, first: int, second: int, window: int, shared: bool
 ) -> None:
-    room = MemoryBudget(usable=GIB + tenths * GIB // 10, weights=GIB, workspace=0, shared=shared)
+    budget = MemoryBudget(usable=GIB + tenths * GIB // 10, weights=GIB, workspace=0, shared=shared)
     need = replace(
         HYBRID, page_bytes=first * 2**20, windows=(None, window), more_bytes=(second * 2**20,)
     )
-    length = fitting_length(EngineConfig(), room, need)
+    length = fitting_length(EngineConfig(), budget, need)
     if length:
         need = replace(need, max_model_len=length)
-        plan = plan_memory(EngineConfig(), room, need)
-        assert plan.num_pages >= need.held[0] and need.more_pages(plan.num_pages) >= need.held[1:]
-        assert plan.kv <= room.left
+        plan = plan_memory(EngineConfig(), budget, need)
+        assert (
+            plan.num_pages >= need.group_pages_per_request[0]
+            and need.more_pages(plan.num_pages) >= need.group_pages_per_request[1:]
+        )
+        assert plan.kv_bytes <= budget.for_pages
     else:
         with pytest.raises(ConfigError):
-            plan_memory(EngineConfig(), room, replace(need, max_model_len=1))
+            plan_memory(EngineConfig(), budget, replace(need, max_model_len=1))
 
 
 @given(
@@ -397,7 +178,7 @@ def test_short_requests_lack_no_window_unless_windows_have_a_third_and_the_longe
     length: int, window: int, size: int, beyond: int, short: int
 ) -> None:
     need = replace(HYBRID, max_model_len=length, windows=(None, window), more_bytes=(size * 2**20,))
-    first, held = need.held
+    first, held = need.group_pages_per_request
     assert need.more_pages(first) == (held,)
     pages, steady = first + beyond, CacheGroup(window, tile=need.tile).decode_bound(need.page_size)
     (more,) = need.more_pages(pages)

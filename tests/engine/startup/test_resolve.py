@@ -10,9 +10,12 @@ from typing import Any
 import pytest
 
 from jaxllm.config import ConfigError, EngineConfig
+from jaxllm.engine.startup import memory
 from jaxllm.engine.startup import resolve as module
-from jaxllm.engine.startup.memory import KVRequirements, MemoryBudget, likely_bytes
-from jaxllm.engine.startup.resolve import _first_pool, resized, resolve
+from jaxllm.engine.startup.memory import KVRequirements, MemoryBudget, expected_workspace_bytes
+from jaxllm.engine.startup.plan_memory import first_plan
+from jaxllm.engine.startup.resolve import resolve
+from jaxllm.engine.startup.sizing import with_workspace
 from jaxllm.mesh import make_mesh
 from jaxllm.models import make_spec
 from jaxllm.units import GIB
@@ -24,16 +27,18 @@ def test_a_smaller_step_leaves_a_larger_pool_and_changes_nothing_else(tiny_dir: 
         model=tiny_dir, max_model_len="auto", max_num_seqs=4, max_num_batched_tokens=64
     )
     before = resolve(config, Path(tiny_dir), make_mesh(1))
-    room = before.memory.room
-    tight = resized(before, config, room.workspace + room.left - 20 * before.need.page_bytes)
+    budget = before.memory.budget
+    tight = with_workspace(
+        before, config, budget.workspace + budget.for_pages - 20 * before.need.page_bytes
+    )
     assert tight.resolved.num_pages == 20
     assert (
         tight.resolved.max_model_len
         == 20 * tight.resolved.page_size
         < before.resolved.max_model_len
     )
-    assert tight.memory.room.left - 20 * before.need.page_bytes == 0
-    assert resized(tight, config, room.workspace) == before
+    assert tight.memory.budget.for_pages - 20 * before.need.page_bytes == 0
+    assert with_workspace(tight, config, budget.workspace) == before
 
 
 def test_a_pool_that_was_asked_for_keeps_its_size(tiny_dir: str) -> None:
@@ -41,24 +46,26 @@ def test_a_pool_that_was_asked_for_keeps_its_size(tiny_dir: str) -> None:
         model=tiny_dir, num_gpu_blocks_override=50, max_num_seqs=4, max_num_batched_tokens=64
     )
     before = resolve(config, Path(tiny_dir), make_mesh(1))
-    assert resized(before, config, before.memory.room.workspace // 2).resolved == before.resolved
+    assert (
+        with_workspace(before, config, before.memory.budget.workspace // 2).resolved
+        == before.resolved
+    )
 
 
 def test_an_estimate_refuses_only_where_no_step_is_going_to_be_compiled() -> None:
     need = KVRequirements(page_bytes=GIB // 64, page_size=64, max_num_seqs=4, max_model_len=4096)
     # 7 GiB is a guess, 1 GiB of pages is needed
-    room = MemoryBudget(usable=10 * GIB, weights=4 * GIB, workspace=7 * GIB, shared=False)
-    spec = make_spec(TINY | {"max_position_embeddings": 4096})
-    length, memory = _first_pool(EngineConfig(max_model_len=4096), spec, room, need)
-    assert (length, memory.room) == (4096, room)
+    budget = MemoryBudget(usable=10 * GIB, weights=4 * GIB, workspace=7 * GIB, shared=False)
+    length, plan = first_plan(EngineConfig(max_model_len=4096), budget, need)
+    assert (length, plan.budget) == (4096, budget)
     with pytest.raises(ConfigError, match=r"1\.00 GiB of KV cache is needed"):
-        _first_pool(EngineConfig(max_model_len=4096, enforce_eager=True), spec, room, need)
-    full = replace(room, weights=10 * GIB)
+        first_plan(EngineConfig(max_model_len=4096, enforce_eager=True), budget, need)
+    full = replace(budget, weights=10 * GIB)
     with pytest.raises(ConfigError, match=r"1\.00 GiB of KV cache is needed"):
-        _first_pool(EngineConfig(max_model_len=4096), spec, full, need)
+        first_plan(EngineConfig(max_model_len=4096), full, need)
 
 
-LIKELY = likely_bytes(make_spec(TINY), 16 + 2, 16, 4, 1)
+LIKELY = expected_workspace_bytes(make_spec(TINY), 16 + 2, 16, 4, 1)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +103,7 @@ def test_on_hopper_the_pool_that_is_likely_is_the_one_that_a_step_of_that_need_l
         module, "choose_backend", lambda *given: replace(choose(*given), name="mosaic_gpu")
     )
     monkeypatch.setattr(
-        module,
+        memory,
         "MemoryBudget",
         lambda **found: MemoryBudget(**(found | {"usable": usable, "shared": False, "spare": 0})),
     )
@@ -108,12 +115,15 @@ def test_on_hopper_the_pool_that_is_likely_is_the_one_that_a_step_of_that_need_l
     }
     config = EngineConfig(model=str(tmp_path), **(usual | wishes))
     setup = resolve(config, tmp_path, make_mesh(1))
-    room = setup.memory.room
-    assert (setup.resolved.max_model_len, room.likely, room.workspace == LIKELY) == (
+    budget = setup.memory.budget
+    assert (setup.resolved.max_model_len, budget.expected, budget.workspace == LIKELY) == (
         length,
         likely,
         likely,
     )
     if likely:
-        found = resized(setup, config, LIKELY)
-        assert (found.resolved, found.memory.room) == (setup.resolved, replace(room, likely=False))
+        found = with_workspace(setup, config, LIKELY)
+        assert (found.resolved, found.memory.budget) == (
+            setup.resolved,
+            replace(budget, expected=False),
+        )

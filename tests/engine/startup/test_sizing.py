@@ -20,17 +20,17 @@ from jaxllm.engine.engine import Engine
 from jaxllm.engine.runtime import lattice as module
 from jaxllm.engine.runtime.lattice import Key, Programs
 from jaxllm.engine.startup import sizing
+from jaxllm.engine.startup.make_programs import abstract_pages, make_programs
 from jaxllm.engine.startup.memory import MemoryBudget
-from jaxllm.engine.startup.resolve import Setup, resized, resolve
+from jaxllm.engine.startup.resolve import Setup, resolve
 from jaxllm.engine.startup.sizing import (
-    SURPLUS,
-    abstract_pages,
-    fitted,
-    make_programs,
-    reserve,
+    UNUSED_SHARE,
+    check_largest_step,
+    fit_pool,
     shallow,
+    with_workspace,
+    workspace_to_reserve,
 )
-from jaxllm.engine.startup.start import check_peak
 from jaxllm.mesh import make_mesh
 from jaxllm.sampling.options import SamplingParams
 from tests.engine.conftest import TINY, run
@@ -45,30 +45,30 @@ def decide(tiny_dir: str, **wishes: object) -> tuple[Setup, EngineConfig]:
         model=tiny_dir, max_model_len=64, max_num_seqs=2, max_num_batched_tokens=16, **wishes
     )  # type: ignore[arg-type]
     setup = resolve(config, Path(tiny_dir), make_mesh(1))
-    room = replace(setup.memory.room, usable=2**26, shared=False)
+    budget = replace(setup.memory.budget, usable=2**26, shared=False)
     buckets = replace(
         setup.buckets,
         decode=(2,),
         extend=setup.buckets.extend[-1:],
         logits=setup.buckets.logits[-1:],
     )
-    return replace(setup, memory=replace(setup.memory, room=room), buckets=buckets), config
+    return replace(setup, memory=replace(setup.memory, budget=budget), buckets=buckets), config
 
 
 def test_the_pool_is_what_the_largest_step_leaves_and_its_need_does_not_depend_on_the_pool(
     tiny_dir: str,
 ) -> None:
     before, config = decide(tiny_dir)
-    setup, programs = fitted(before, make_programs(before), config)
-    room = setup.memory.room
-    assert room.workspace != before.memory.room.workspace
+    setup, programs = fit_pool(before, make_programs(before), config)
+    budget = setup.memory.budget
+    assert budget.workspace != before.memory.budget.workspace
     assert setup.resolved.num_pages == setup.memory.num_pages != before.resolved.num_pages
-    assert 0 <= room.left - setup.memory.kv < 64 * setup.memory.page
+    assert 0 <= budget.for_pages - setup.memory.kv_bytes < 64 * setup.memory.page_bytes
     programs.compile_all()
-    assert programs.peak_bytes == pytest.approx(room.workspace, rel=0.02), (
+    assert programs.peak_bytes == pytest.approx(budget.workspace, rel=0.02), (
         "a few layers need what all do"
     )
-    check_peak(setup, programs)
+    check_largest_step(setup, programs)
 
 
 @pytest.mark.parametrize(
@@ -78,40 +78,40 @@ def test_what_was_likely_is_kept_if_it_is_enough_and_wastes_little(
     likely: int, need: int, kept: int
 ) -> None:
     weights = 2**40  # however large the device is that they fill
-    room = MemoryBudget(
-        usable=weights + likely + 1000 * SURPLUS,
+    budget = MemoryBudget(
+        usable=weights + likely + 1000 * UNUSED_SHARE,
         weights=weights,
         workspace=likely,
         shared=False,
-        likely=True,
+        expected=True,
     )
-    assert reserve(room, need) == kept
-    assert reserve(replace(room, likely=False), need) == need
+    assert workspace_to_reserve(budget, need) == kept
+    assert workspace_to_reserve(replace(budget, expected=False), need) == need
 
 
-@pytest.mark.parametrize(("surplus", "right"), [(2**25 // SURPLUS, True), (-(2**22), False)])
+@pytest.mark.parametrize(("surplus", "right"), [(2**25 // UNUSED_SHARE, True), (-(2**22), False)])
 def test_programs_for_the_likely_pool_are_compiled_while_it_is_checked(
     tiny_dir: str, surplus: int, right: bool
 ) -> None:
     need, config = fitted_need(tiny_dir), decide(tiny_dir)[1]
     setup = decide(tiny_dir)[0]
-    setup = resized(setup, config, need + surplus)
-    room = replace(setup.memory.room, likely=True)
-    setup = replace(setup, memory=replace(setup.memory, room=room))
+    setup = with_workspace(setup, config, need + surplus)
+    budget = replace(setup.memory.budget, expected=True)
+    setup = replace(setup, memory=replace(setup.memory, budget=budget))
     before = make_programs(setup)
     told: list[tuple[int, int]] = []
-    found, programs = fitted(setup, before, config, lambda *done: told.append(done))
-    assert (programs is before, found.memory.room.workspace) == (
+    found, programs = fit_pool(setup, before, config, lambda *done: told.append(done))
+    assert (programs is before, found.memory.budget.workspace) == (
         right,
         need + surplus if right else need,
     )
-    assert not found.memory.room.likely
+    assert not found.memory.budget.expected
     made = {key[0] for key in programs._compiled}
     assert (made >= {"decode", "extend"}) == right, (
         "those of a pool that is not to be are not compiled any further"
     )
     assert told[-1][0] == told[-1][1]
-    again, later = fitted(setup, make_programs(setup), config)
+    again, later = fit_pool(setup, make_programs(setup), config)
     assert (again, later._compiled) == (found, {}), (
         "a later start decides the same without compiling"
     )
@@ -121,9 +121,9 @@ def test_who_is_interrupted_while_all_programs_are_compiled_waits_for_those_that
     tiny_dir: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before, config = decide(tiny_dir)
-    setup = resized(before, config, 1000)
+    setup = with_workspace(before, config, 1000)
     setup = replace(
-        setup, memory=replace(setup.memory, room=replace(setup.memory.room, likely=True))
+        setup, memory=replace(setup.memory, budget=replace(setup.memory.budget, expected=True))
     )
     programs, stopped, begun = make_programs(setup), threading.Event(), list[bool]()
 
@@ -148,7 +148,7 @@ def test_who_is_interrupted_while_all_programs_are_compiled_waits_for_those_that
     monkeypatch.setattr(sizing, "ThreadPoolExecutor", Interrupted)
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     with pytest.raises(KeyboardInterrupt):
-        fitted(setup, programs, config)
+        fit_pool(setup, programs, config)
     assert all(begun) and len(begun) <= 2, "one a thread at most"
 
 
@@ -156,7 +156,7 @@ def fitted_need(tiny_dir: str) -> int:
     """What the largest step needs, with nothing kept of finding it."""
     before, config = decide(tiny_dir)
     programs = make_programs(before)
-    need = fitted(before, programs, config)[0].memory.room.workspace
+    need = fit_pool(before, programs, config)[0].memory.budget.workspace
     assert programs.executables.exports is not None
     (programs.executables.exports.folder / "figures.json").unlink()
     return need
@@ -194,12 +194,12 @@ def test_a_program_that_many_threads_want_is_compiled_once_and_an_error_is_not_k
 
 def test_a_second_start_knows_the_need_and_lowers_only_what_is_cheap(tiny_dir: str) -> None:
     before, config = decide(tiny_dir)
-    first, programs = fitted(before, make_programs(before), config)
+    first, programs = fit_pool(before, make_programs(before), config)
     programs.compile_all()
     assert programs.executables.lowered == sum(map(programs.is_kept, programs.lattice)), (
         "each once but for the small"
     )
-    again, programs = fitted(before, make_programs(before), config)
+    again, programs = fit_pool(before, make_programs(before), config)
     programs.compile_all()
     assert programs.executables.lowered == 0
     assert again == first
@@ -224,13 +224,13 @@ def test_few_layers_of_a_hybrid_have_the_pools_of_their_kinds(tmp_path: Path) ->
     (tmp_path / "config.json").write_text(json.dumps(hybrid))
     setup, _ = decide(str(tmp_path))
     pages = abstract_pages(setup)
-    assert (setup.resolved.windows, setup.kinds, pages.kinds) == (
+    assert (setup.resolved.windows, setup.layer_groups, pages.kinds) == (
         (None, 8),
         (0, 0, 0, 0, 0, 1),
-        setup.kinds,
+        setup.layer_groups,
     )
     assert pages.num_pages == (setup.resolved.num_pages, *setup.resolved.more_pages)
-    assert setup.memory.kv == sum(
+    assert setup.memory.kv_bytes == sum(
         leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(pages)
     )
     few = shallow(setup)
@@ -257,10 +257,10 @@ def test_another_model_length_is_another_set_of_programs(tiny_dir: str) -> None:
     "wishes",
     [{"num_gpu_blocks_override": 40}, {"kv_cache_memory_bytes": 2**20}, {"enforce_eager": True}],
 )
-def test_a_pool_that_was_asked_for_is_not_fitted(tiny_dir: str, wishes: dict) -> None:
+def test_a_pool_that_was_asked_for_is_not_fit_pool(tiny_dir: str, wishes: dict) -> None:
     setup, config = decide(tiny_dir, **wishes)
     programs = make_programs(setup)
-    assert fitted(setup, programs, config) == (setup, programs)
+    assert fit_pool(setup, programs, config) == (setup, programs)
 
 
 def test_a_cache_that_is_no_local_folder_keeps_no_programs(tiny_dir: str) -> None:
@@ -285,17 +285,18 @@ def test_a_small_pool_leaves_a_step_more_than_was_reserved_and_a_full_one_does_n
     tiny_dir: str,
 ) -> None:
     setup, _ = decide(tiny_dir, num_gpu_blocks_override=40)
-    room = replace(setup.memory.room, workspace=0, spare=0)
-    setup = replace(setup, memory=replace(setup.memory, room=room))
+    budget = replace(setup.memory.budget, workspace=0, spare=0)
+    setup = replace(setup, memory=replace(setup.memory, budget=budget))
     programs = make_programs(setup)
     programs.compile([programs.largest, *programs.largest_others])
-    check_peak(setup, programs)
-    pages = room.left // setup.memory.page
+    check_largest_step(setup, programs)
+    pages = budget.for_pages // setup.memory.page_bytes
     full = replace(
-        setup, memory=replace(setup.memory, num_pages=pages, kv=pages * setup.memory.page)
+        setup,
+        memory=replace(setup.memory, num_pages=pages, kv_bytes=pages * setup.memory.page_bytes),
     )
     with pytest.raises(ConfigError, match="the largest step needs"):
-        check_peak(full, programs)
+        check_largest_step(full, programs)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from jaxllm.engine.scheduling.prefill_budget import seconds_per_token
 from jaxllm.engine.startup.memory import MemoryBudget, MemoryPlan
 from jaxllm.engine.startup.report import Report
 from jaxllm.engine.startup.resolve import Setup, resolve
-from jaxllm.engine.startup.start import link_rows, table_rows
+from jaxllm.engine.startup.start_table import link_rows, table_rows
 from jaxllm.mesh import make_mesh
 from jaxllm.units import GIB, amount
 
@@ -36,13 +36,13 @@ class Kept(Report):
         self.rows = dict(rows)
 
 
-ROOM = MemoryBudget(
+BUDGET = MemoryBudget(
     24 * GIB, 15 * GIB, 3 * GIB, shared=False, resident=GIB, spare=GIB // 2, staged=GIB // 4
 )
 
 
 def decided(model_dir: str, **wishes: Any) -> Setup:
-    """The tiny model's decisions, in a room with numbers that can be told apart."""
+    """The tiny model's decisions, with a budget of numbers that can be told apart."""
     usual: dict[str, Any] = {
         "max_model_len": 128,
         "max_num_seqs": 4,
@@ -54,7 +54,7 @@ def decided(model_dir: str, **wishes: Any) -> Setup:
         EngineConfig(model=model_dir, **(usual | wishes)), Path(model_dir), make_mesh(1)
     )
     return replace(
-        setup, memory=MemoryPlan(ROOM, GIB // 64, setup.resolved.num_pages, int(1.5 * GIB))
+        setup, memory=MemoryPlan(BUDGET, GIB // 64, setup.resolved.num_pages, int(1.5 * GIB))
     )
 
 
@@ -62,7 +62,7 @@ def rows_of(setup: Setup) -> dict[str, str]:
     report = Report()
     report.seconds["Warming up"] = 1.25
     programs = SimpleNamespace(
-        peak_bytes=int(2.75 * GIB), keys=lambda: range(60), executables=SimpleNamespace(lowered=7)
+        peak_bytes=int(2.75 * GIB), lattice=range(60), executables=SimpleNamespace(lowered=7)
     )
     return dict(table_rows(setup, programs, SimpleNamespace(compiles=9, cache_hits=4), report))  # type: ignore[arg-type]
 
@@ -72,18 +72,19 @@ def test_the_rows_of_memory_are_the_terms_of_the_formula_and_their_sum(tiny_dir:
     assert rows["usable memory"] == "24.00 GiB per device"
     assert rows["weights"] == "15.00 GiB per device"
     assert rows["largest step"] == "3.00 GiB reserved per device, 2.75 GiB needed"
-    assert rows["for sampling, spare"] == "1.00 and 0.50 GiB per device"
+    assert rows["sampling buffers"] == "1.00 GiB per device"
+    assert rows["spare"] == "0.50 GiB per device"
     first, *taken, left = [
         float(number) for number in re.findall(r"\d+\.\d\d", rows["left for KV pages"])
     ]
     assert (first, taken, left) == (24.0, [15.0, 3.0, 1.0, 0.5, 0.25], 4.25)
-    assert first - sum(taken) == left == ROOM.left / GIB
+    assert first - sum(taken) == left == BUDGET.for_pages / GIB
     assert rows["KV cache"] == "96 pages × 8 = 768 tokens in float32, 1.50 GiB per device"
     small = decided(tiny_dir)
-    small = replace(small, memory=replace(small.memory, kv=5 * 2**20))
+    small = replace(small, memory=replace(small.memory, kv_bytes=5 * 2**20))
     assert rows_of(small)["KV cache"].endswith("5.00 MiB per device")
     assert rows["maximum concurrency"] == "6.00x at 128 tokens per request"
-    assert rows["buckets"] == "60 programs; 7 lowered, 5 compiled, 4 cached"
+    assert rows["step programs"] == "60; 7 lowered, 5 compiled, 4 cached"
     assert rows["warming up"] == "1.25 s"
 
 

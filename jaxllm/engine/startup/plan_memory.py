@@ -1,0 +1,194 @@
+"""How many KV pages a pool gets, and what an operator is told where they are too few."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from dataclasses import replace
+
+from jaxllm.config import ConfigError, EngineConfig
+from jaxllm.engine.startup.memory import KVRequirements, MemoryBudget, MemoryPlan
+from jaxllm.units import GIB, amount
+
+PAGE_ROUND = 64  # pages; a stable count keeps compiled programs reusable between starts
+CPU_POOL_CAP = 4 * GIB  # development machines share their memory with everything else
+
+
+def first_plan(
+    config: EngineConfig,
+    budget: MemoryBudget,
+    need: KVRequirements,
+    expected_workspace: int | None = None,
+) -> tuple[int, MemoryPlan]:
+    """`fit_length` before any step is compiled.
+
+    A pool of the `expected_workspace` is most often right already. An estimate refuses nothing
+    where a step is going to be compiled: `sizing.fit_pool` and `sizing.check_largest_step` do.
+    """
+    if expected_workspace is not None and is_measured(config, budget):
+        with contextlib.suppress(ConfigError):  # the step may need less
+            expected = replace(budget, workspace=expected_workspace, expected=True)
+            return fit_length(config, expected, need)
+    compiled = not budget.shared and not config.enforce_eager
+    length, memory = fit_length(config, replace(budget, workspace=0) if compiled else budget, need)
+    return length, replace(memory, budget=budget)
+
+
+def fit_length(
+    config: EngineConfig, budget: MemoryBudget, need: KVRequirements
+) -> tuple[int, MemoryPlan]:
+    """(longest sequence, plan), where `need` is for the longest that was asked for. Raises
+    ConfigError as `plan_memory`."""
+    length = need.max_model_len
+    if may_shorten(config):
+        length = max(1, fitting_length(config, budget, need))
+    return length, plan_memory(config, budget, replace(need, max_model_len=length))
+
+
+def plan_memory(config: EngineConfig, budget: MemoryBudget, need: KVRequirements) -> MemoryPlan:
+    """Pages for the pool. Raises ConfigError with needed and available GiB, the longest length that
+    fits, and the flags that help."""
+    pages = pool_pages(config, budget, need)
+    if pages and need.bytes_of(pages) > budget.for_pages:
+        raise ConfigError(_too_large(config, budget, need, pages))
+    if pages < need.pages_per_request:
+        raise ConfigError(_too_small(config, budget, need, pages))
+    return MemoryPlan(budget, need.page_bytes, pages, need.bytes_of(pages))
+
+
+def fitting_length(config: EngineConfig, budget: MemoryBudget, need: KVRequirements) -> int:
+    """The longest `max_model_len` whose pages fit, at most the one that `need` has."""
+    pages = pool_pages(config, budget, need)
+    if pages >= need.pages_per_request:
+        return need.max_model_len
+    if not need.more_bytes:
+        return min(need.max_model_len, pages * need.page_size)
+    # In pages: what other groups hold of a request depends on its length
+    low, high = 0, need.pages_per_request
+    while high - low > 1:
+        middle = (low + high) // 2
+        shorter = replace(need, max_model_len=middle * need.page_size)
+        fits = pool_pages(config, budget, shorter) >= shorter.pages_per_request
+        low, high = (middle, high) if fits else (low, middle)
+    return low * need.page_size
+
+
+def pool_pages(config: EngineConfig, budget: MemoryBudget, need: KVRequirements) -> int:
+    """Pages of the pool: as many as were asked for, or all that fit. On CPU no more than the
+    requests at once can use."""
+    if config.num_gpu_blocks_override is not None:
+        return max(0, config.num_gpu_blocks_override)
+    if config.kv_cache_memory_bytes is not None:
+        return need.pages_in(max(0, config.kv_cache_memory_bytes))
+    fitting = need.pages_in(max(0, budget.for_pages))
+    if not budget.shared:
+        return fitting // PAGE_ROUND * PAGE_ROUND
+    cap = max(need.pages_in(CPU_POOL_CAP), need.pages_per_request)
+    useful = -(-need.max_num_seqs * need.pages_per_request // PAGE_ROUND) * PAGE_ROUND
+    return min(fitting, cap, useful)
+
+
+def is_measured(config: EngineConfig, budget: MemoryBudget) -> bool:
+    """Whether the pool gets what a compiled step leaves.
+
+    The estimate holds where the device shares the host's memory, where the pool's size was asked
+    for, and where steps are not compiled before they run.
+    """
+    return not budget.shared and _size_flag(config) is None and not config.enforce_eager
+
+
+def may_shorten(config: EngineConfig) -> bool:
+    """Whether the longest sequence may become shorter to fit memory."""
+    return config.max_model_len in ("auto", -1)
+
+
+def _size_flag(config: EngineConfig) -> str | None:
+    """The flag that sets the pool's size, with its value; None when memory does."""
+    for name in ("num_gpu_blocks_override", "kv_cache_memory_bytes"):
+        value = getattr(config, name)
+        if value is not None:
+            return f"--{name.replace('_', '-')} {value}"
+    return None
+
+
+def _smallest_pool(config: EngineConfig, budget: MemoryBudget, need: KVRequirements) -> int:
+    """Pages of the smallest pool that holds one longest request."""
+    rounded = not budget.shared and _size_flag(config) is None
+    pages = need.pages_per_request
+    return -(-pages // PAGE_ROUND) * PAGE_ROUND if rounded else pages
+
+
+def _too_small(config: EngineConfig, budget: MemoryBudget, need: KVRequirements, pages: int) -> str:
+    flag, longest = _size_flag(config), fitting_length(config, budget, need)
+    wanted = amount(need.bytes_of(_smallest_pool(config, budget, need)))
+    requests = f"one request of max_model_len {need.max_model_len} tokens"
+    if may_shorten(config):
+        requests = f"requests of up to {need.page_size} tokens"
+    given = f"{flag} gives {amount(need.bytes_of(pages), down=True)}" if flag else budget.available
+    fits = f"the longest that fits is {longest} tokens" if longest else "no length fits"
+    return (
+        f"to serve {requests}, {wanted} of KV cache is needed, but {given}; {fits}. "
+        f"What helps: {_joined(remedies(config, budget, need))}"
+    )
+
+
+def _too_large(config: EngineConfig, budget: MemoryBudget, need: KVRequirements, pages: int) -> str:
+    fitting = need.pages_in(max(0, budget.for_pages))
+    largest = (
+        f"--num-gpu-blocks-override {fitting}"
+        if config.num_gpu_blocks_override is not None
+        else f"--kv-cache-memory-bytes {need.bytes_of(fitting)}"
+    )
+    helps = f"ask for at most {largest}, or leave it out"
+    if fitting < need.pages_per_request:
+        unset = replace(config, num_gpu_blocks_override=None, kv_cache_memory_bytes=None)
+        helps = f"leave it out, with {_joined(remedies(unset, budget, need))}"
+    size = amount(need.bytes_of(pages))
+    return f"a KV pool of {pages} pages needs {size}, but {budget.available}; {helps}"
+
+
+def _joined(helps: list[str]) -> str:
+    return "; or ".join(helps) if helps else "a device with more memory, or a smaller model"
+
+
+def remedies(config: EngineConfig, budget: MemoryBudget, need: KVRequirements) -> list[str]:
+    """Flags with values, each of which alone makes the pool hold one longest request."""
+    size = need.bytes_of(_smallest_pool(config, budget, need))
+    deficit, longest = size - budget.for_pages, fitting_length(config, budget, need)
+    helps = [f"--max-model-len {longest} (or auto)"] if longest else []
+    if config.num_gpu_blocks_override is not None:
+        enough = [f"--num-gpu-blocks-override {need.pages_per_request}"]
+        return helps + (enough if deficit <= 0 else [])
+    if config.kv_cache_memory_bytes is not None:
+        enough = [f"--kv-cache-memory-bytes {size}"]
+        return helps + (enough if deficit <= 0 else []) + _more_devices(config, budget, need)
+    usable = config.gpu_memory_utilization * (budget.usable + deficit) / max(1, budget.usable)
+    share = math.ceil(100 * usable) / 100
+    if share <= 1:
+        helps.append(f"--gpu-memory-utilization {share:.2f}")
+    left = budget.workspace - deficit
+    tokens = int(need.step_tokens * left / budget.workspace) // 16 * 16 if left > 0 else 0
+    if tokens >= need.max_num_seqs:
+        helps.append(f"--max-num-batched-tokens {tokens}")
+    elif size <= budget.usable - budget.weights - budget.spare - budget.staged:
+        helps.append(
+            f"lower --max-num-batched-tokens ({need.step_tokens}) "
+            f"or --max-num-seqs ({need.max_num_seqs})"
+        )
+    return helps + _more_devices(config, budget, need)
+
+
+def _more_devices(config: EngineConfig, budget: MemoryBudget, need: KVRequirements) -> list[str]:
+    """The least tensor parallelism that helps. Devices that share their memory do not help."""
+    for times in () if budget.shared else need.splits:
+        split = replace(budget, weights=-(-budget.weights // times))
+        share = replace(
+            need,
+            page_bytes=-(-need.page_bytes // times),
+            more_bytes=tuple(-(-size // times) for size in need.more_bytes),
+        )
+        pages = pool_pages(config, split, share)
+        if share.pages_per_request <= pages and share.bytes_of(pages) <= split.for_pages:
+            size = times * config.tensor_parallel_size
+            return [f"--tensor-parallel-size {size}, over {times} times the devices"]
+    return []
