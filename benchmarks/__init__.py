@@ -1,2 +1,2 @@
-"""Measurements of jaxllm: `python -m benchmarks` lists them. Results are JSON files with a
-fingerprint of the machine."""
+"""Measurements of jaxllm; `python -m benchmarks` lists them. Results are JSON files that name the
+machine."""

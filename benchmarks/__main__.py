@@ -1,5 +1,4 @@
-"""List the benchmarks, or with `--all` run the ones that any machine can run and record their
-results."""
+"""List the benchmarks. `--all` runs those that need no accelerator and records their results."""
 
 from __future__ import annotations
 
@@ -10,10 +9,14 @@ HERE = {
     "throughput": "offline throughput: mixed prompts, all submitted at once",
     "latency": "offline latency of one batch of equal prompts",
     "batching": "continuous against static batching, and KV memory waste",
-    "overcommit": "a pool that holds a third of what runs at once: turns, preemption by recomputation and by swap",
-    "engine": "the figures that compare engines: start, TTFT, TPOT, throughput, sampling modes, prefix reuse",
-    "structured": "what structured output costs: batches that are free, that follow a JSON schema, and of both",
-    "invariance": "a request alone and in a crowd, bit by bit, with batch_invariant and without, and what it costs",
+    "overcommit": "a pool that holds a third of what runs at once: turns, preemption by "
+    "recomputation and by swap",
+    "engine": "the figures that compare engines: start, TTFT, TPOT, throughput, sampling modes, "
+    "prefix reuse",
+    "structured": "what structured output costs: batches that are free, that follow a JSON "
+    "schema, and of both",
+    "invariance": "a request alone and in a crowd, bit by bit, with batch_invariant and without, "
+    "and what it costs",
     "serving": "load on an OpenAI-compatible server: TTFT, TPOT, ITL, goodput at a request rate",
     "stall": "the worst gap of running streams while a long prompt arrives at a server",
     "startup": "process start to first token, with empty caches and in a second process",
@@ -22,7 +25,8 @@ HERE = {
     "kernels": "attention and other kernels on the GPU at hand",
     "process": "penalties, biases and masks between a forward and the draw",
     "sampling": "draws and log-probabilities, what follows a forward",
-    "correctness": "is what the device computes right: kernels, a whole model, an engine's invariants, the demo model",
+    "correctness": "is what the device computes right: kernels, a whole model, an engine's "
+    "invariants, the demo model",
     "kv_accuracy": "what 8-bit pages cost the demo model: answers and perplexity",
     "products": "an MLP's gated product: the kernel beside XLA",
     "steps": "what step programs of chosen shapes take under load",

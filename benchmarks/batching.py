@@ -1,9 +1,9 @@
 """Continuous against static batching, and how much KV memory is allocated but unused.
 
-Static batching admits a batch, runs it in one fixed shape until its longest member ends, then
-admits the next. With geometric output lengths most rows idle most of the time; the ratio of steps
-says how much continuous batching can gain, and this benchmark how much of that it does. "shrinking"
-is static admission on this engine, whose steps get cheaper as rows end.
+Static batching runs a batch in one fixed shape until its longest row ends, then admits the next.
+With geometric output lengths most rows idle most of the time. The ratio of step counts bounds the
+gain of continuous batching; the benchmark measures it. "shrinking" is static admission on this
+engine, whose steps get cheaper as rows end.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the device does at best: TB/s of copying and of reading a large buffer, TFLOP/s of bfloat16
+"""The device's measured peaks: TB/s of copying and of reading a large buffer, TFLOP/s of bfloat16
 products."""
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ LIMIT = 1 << 24  # bytes of one line that are still read
 
 @dataclass
 class Call:
-    """What one request saw. Times are in seconds; `begin` and `stamps` are readings of
+    """The timings of one request. Times are in seconds; `begin` and `stamps` are readings of
     time.perf_counter."""
 
     begin: float = 0.0
@@ -69,8 +69,8 @@ async def call(
     headers: dict[str, str],
     on_event: Callable[[Call], None] = lambda call: None,
 ) -> Call:
-    """Send one streaming request and read it to its end. Never raises on what a server may do:
-    `error` says what went wrong."""
+    """Send one streaming request and read it to its end. Faults of the server are reported in
+    `error`, not raised."""
     out = Call(begin=time.perf_counter())
     try:
         async with contextlib.aclosing(
@@ -115,9 +115,8 @@ async def events(
         status, fields = await answer(reader)
         chunks = content(reader, fields)
         if status != 200:
-            raise Refused(
-                f"{status} {b''.join([chunk async for chunk in chunks])[:300].decode(errors='replace')}"
-            )
+            reply = b"".join([chunk async for chunk in chunks])[:300]
+            raise Refused(f"{status} {reply.decode(errors='replace')}")
         rest = b""
         async for chunk in chunks:
             *lines, rest = (rest + chunk).split(b"\n")

@@ -120,7 +120,10 @@ def headline(records: list[dict[str, Any]]) -> str:
         ]
         verdict = "Faster than" if ahead > len(behind) else "Not yet faster than"
         middle = statistics.median(found for _, found in pairs)
-        text = f"{verdict} {other['engine']} on one {ours['machine']} in {ahead} of the {len(pairs)} figures [below](#numbers), median "
+        text = (
+            f"{verdict} {other['engine']} on one {ours['machine']} in {ahead} of the "
+            f"{len(pairs)} figures [below](#numbers), median "
+        )
         lines.append(
             f"{text}{middle:.2f}×. Behind in {len(behind)}: {'; '.join(behind)}."
             if behind

@@ -1,5 +1,5 @@
-"""What an engine answers must not depend on how a request is run; checked on small random models in
-bfloat16, and on the demo model."""
+"""Checks that an answer does not depend on how its request is run: chunked, batched, preempted or
+swapped. They run on small random models in bfloat16 and on the demo model."""
 
 from __future__ import annotations
 

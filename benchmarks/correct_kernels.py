@@ -104,8 +104,9 @@ def kernels() -> Iterator[Row]:
 def named(check: kernel_cases.Check) -> str:
     """What tells one ragged batch from the others."""
     more = {"window": check.window, "softcap": check.softcap, "queries": check.chunks or None}
-    said = ", ".join(f"{name} {value}" for name, value in more.items() if value)
-    return f"{check.K}x{check.group} heads of {check.H}, pages of {check.page}, {check.kv_dtype or check.dtype}{', ' + said if said else ''}"
+    options = [f"{name} {value}" for name, value in more.items() if value]
+    heads = f"{check.K}x{check.group} heads of {check.H}"
+    return ", ".join([heads, f"pages of {check.page}", check.kv_dtype or check.dtype, *options])
 
 
 def rows_of(case: rope_cases.Case, made: rope_cases.Inputs) -> writes.HeadRows:

@@ -79,7 +79,8 @@ def model(name: str, backend: str | None = None) -> Iterator[Row]:
         apart = errors(found, reference)
         mine, theirs = errors(found, exact), errors(reference, exact)
         yield {
-            "check": f"{name.removeprefix(PREFIX)}, prompts {prompts}, {STEPS} decode steps: {own.backend} beside reference",
+            "check": f"{name.removeprefix(PREFIX)}, prompts {prompts}, {STEPS} decode steps: "
+            f"{own.backend} beside reference",
             "positions": sum(prompts) + STEPS * len(prompts),
             "error_max": max(apart),
             "error_mean": float(np.mean(apart)),
@@ -121,7 +122,8 @@ def narrow_pages(name: str, backend: str | None = None) -> Iterator[Row]:
                 for variant in (kernels, reference)
             )
             yield {
-                "check": f"{name.removeprefix(PREFIX)}, prompts {prompts}, {STEPS} decode steps: pages of {kind}",
+                "check": f"{name.removeprefix(PREFIX)}, prompts {prompts}, {STEPS} decode steps: "
+                f"pages of {kind}",
                 "backend": own,
                 f"{own}_to_float32_mean": mine,
                 "reference_to_float32_mean": theirs,

@@ -1,5 +1,5 @@
-"""Is what the device computes right? Kernels, a whole model, an engine's invariants, the demo
-model, seeds, and updates in place.
+"""Correctness on this device: kernels, a whole model, an engine's invariants, the demo model,
+seeds, and updates in place.
 
     python -m benchmarks.correctness --output-json results.json
     python -m benchmarks.correctness --parts kernels,demo

@@ -58,7 +58,8 @@ def as_line(record: dict) -> dict:
     load = (*(asked[name] for name in LOAD), rate)
     if load not in LOADS or found.get("failed"):
         raise SystemExit(
-            f"this load is not compared, or not all of it was served: {dict(zip(LOAD, load, strict=False))}, rate {rate}"
+            "this load is not compared, or not all of it was served: "
+            f"{dict(zip(LOAD, load, strict=False))}, rate {rate}"
         )
     line = {
         "figure": "http",

@@ -1,5 +1,5 @@
-"""Whether a request gets the same bits alone and in a crowd with `batch_invariant`, how often
-without it, and what it costs."""
+"""Requests alone and in a crowd, with `batch_invariant` and without: how many differ, and their
+tokens per second."""
 
 from __future__ import annotations
 

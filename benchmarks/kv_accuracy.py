@@ -1,5 +1,4 @@
-"""What pages of 8 bits cost a model in accuracy: its greedy answers, and the perplexity of known
-text.
+"""Accuracy with 8-bit pages: greedy answers, and the perplexity of known text.
 
     python -m benchmarks.kv_accuracy --save
 
@@ -138,7 +137,8 @@ def main() -> None:
     a = args.parse_args()
     if a.model != "demo":
         args.error(
-            "the demo model alone has recorded answers; benchmarks.correctness --parts narrow takes shapes"
+            "the demo model alone has recorded answers; benchmarks.correctness --parts narrow "
+            "takes shapes"
         )
     goldens = json.loads(GOLDENS.read_text())
     found: list[Row] = []

@@ -82,15 +82,12 @@ def table(found: list[Kernel], turns: int, top: int) -> str:
     whole = sum(kernel.seconds for kernel in found) or 1.0
     lines = [f"{'ms a step':>10} {'share':>6} {'calls':>7}  kernel"]
     lines += [
-        f"{k.seconds / turns * 1e3:>10.4f} {k.seconds / whole:>6.1%} {k.calls / turns:>7.1f}  {k.name[:100]}"
+        f"{k.seconds / turns * 1e3:>10.4f} {k.seconds / whole:>6.1%} {k.calls / turns:>7.1f}  "
+        f"{k.name[:100]}"
         for k in found[:top]
     ]
-    return "\n".join(
-        [
-            *lines,
-            f"{whole / turns * 1e3:>10.4f} {'100%':>6} {sum(k.calls for k in found) / turns:>7.1f}  all",
-        ]
-    )
+    calls = sum(kernel.calls for kernel in found) / turns
+    return "\n".join([*lines, f"{whole / turns * 1e3:>10.4f} {'100%':>6} {calls:>7.1f}  all"])
 
 
 def main() -> None:

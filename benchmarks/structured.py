@@ -1,9 +1,9 @@
-"""What structured output costs: output tokens per second of a batch that is free, one that follows
-a JSON schema, and one of both.
+"""The cost of structured output: tokens per second of a free batch, a batch that follows a JSON
+schema, and a mixed one.
 
-Random weights say random JSON, so the vocabulary matters, not the model: a shape gets a byte-level
-tokenizer of as many tokens as it has. Every row runs to its full length under an array that cannot
-end before.
+Random weights write random JSON, so the vocabulary matters and the model does not. A shape gets a
+byte-level tokenizer of its vocabulary's size. The schema is an array that cannot end before the
+row's full length.
 """
 
 from __future__ import annotations

@@ -129,7 +129,10 @@ def add_steps(a: int, b: int) -> str:
 def subtract_steps(a: int, b: int) -> str:
     """Column subtraction from the ones with borrows; a smaller minuend is turned round first."""
     if a < b:
-        return f"{a} is less than {b}, so the answer is negative. {subtract_steps(b, a)} So {a} - {b} = {a - b}."
+        return (
+            f"{a} is less than {b}, so the answer is negative. {subtract_steps(b, a)} So {a} - "
+            f"{b} = {a - b}."
+        )
     borrow, steps = 0, []
     for place in range(len(str(a))):
         x, y = a // 10**place % 10, b // 10**place % 10 + borrow
@@ -149,7 +152,8 @@ def multiply_steps(a: int, b: int) -> str:
     if tens == 0 or ones == 0:
         return f"{a} * {b} = {a * b}."
     return (
-        f"{a} * {b} = {a} * {tens} + {a} * {ones}. {a} * {tens} = {a * tens}. {a} * {ones} = {a * ones}. "
+        f"{a} * {b} = {a} * {tens} + {a} * {ones}. {a} * {tens} = {a * tens}. {a} * {ones} = "
+        f"{a * ones}. "
         f"{add_steps(a * tens, a * ones)} So {a} * {b} = {a * b}."
     )
 

@@ -15,34 +15,48 @@ HERE = Path(__file__).parent
 
 TEXT = """# The demo model of jaxllm
 
-A Qwen3-architecture model of {parameters:.1f} million parameters ({megabytes:.1f} MB, bfloat16), trained from scratch on
-generated text. It is there so that an engine, a client or a test has something small that answers rightly; it is no assistant. It
-knows short arithmetic, sorting, reversing and counting, small JSON objects, some facts, `<think>` steps and tool calls, and says
+A Qwen3-architecture model of {parameters:.1f} million parameters ({megabytes:.1f} MB, bfloat16), \
+trained from scratch on
+generated text. It is there so that an engine, a client or a test has something small that \
+answers rightly; it is no assistant. It
+knows short arithmetic, sorting, reversing and counting, small JSON objects, some facts, \
+`<think>` steps and tool calls, and says
 so when asked for anything else.
 
 | | |
 |---|---|
-| shape | {layers} layers, width {width}, {heads} query heads and {kv} key-value heads of {dim}, MLP {inner}, vocabulary {vocab} (tied) |
+| shape | {layers} layers, width {width}, {heads} query heads and {kv} key-value heads of {dim}, \
+MLP {inner}, vocabulary {vocab} (tied) |
 | context | {context} tokens; trained on rows of {length} |
-| prompt format | ChatML; `enable_thinking` (off unless asked for) makes it write `<think>` steps first; tools in OpenAI's form |
+| prompt format | ChatML; `enable_thinking` (off unless asked for) makes it write `<think>` steps \
+first; tools in OpenAI's form |
 | stops at | `<|im_end|>` in chats, `<|endoftext|>` in plain text |
-| training | {steps} steps of {batch} × {length} tokens out of {tokens:.0f} million generated tokens, {seconds} s on one {device} |
-| made by | `examples/demo_model`; data, weights and code are the project's own, under its licence |
+| training | {steps} steps of {batch} × {length} tokens out of {tokens:.0f} million generated \
+tokens, {seconds} s on one {device} |
+| made by | `examples/demo_model`; data, weights and code are the project's own, under its \
+licence |
 
 ## Held-out accuracy
 
-Exact match of the whole answer, greedy decoding in {dtype} on one {metrics_device}, written by the evaluator. A tenth of all
-problems, chosen by a hash of the operands (in either order) or of the word and never of the phrasing, is left out of the training
-text; these are such problems. Single-digit arithmetic and the multiplication table up to 12 are always trained on, and so are the
-facts of the tasks marked "seen facts". Tools, cities, colours and prices are drawn at random and not split; the products given to
-the calculator are. Products by a multiple of ten, and differences of a teen and a digit, also occur as steps of longer problems.
+Exact match of the whole answer, greedy decoding in {dtype} on one {metrics_device}, written by \
+the evaluator. A tenth of all
+problems, chosen by a hash of the operands (in either order) or of the word and never of the \
+phrasing, is left out of the training
+text; these are such problems. Single-digit arithmetic and the multiplication table up to 12 are \
+always trained on, and so are the
+facts of the tasks marked "seen facts". Tools, cities, colours and prices are drawn at random and \
+not split; the products given to
+the calculator are. Products by a multiple of ten, and differences of a teen and a digit, also \
+occur as steps of longer problems.
 
 | task | right | of | % |
 |---|---:|---:|---:|
 {table}
 
-Products of two factors above 12 are declined without thinking or a calculator tool. Quotients and products whose table entry was
-left out are the weak spot without thinking, as are the letters of words that the training text never spelled. Any answer can be
+Products of two factors above 12 are declined without thinking or a calculator tool. Quotients \
+and products whose table entry was
+left out are the weak spot without thinking, as are the letters of words that the training text \
+never spelled. Any answer can be
 wrong.
 """
 
@@ -51,8 +65,9 @@ def table(tasks: dict[str, dict[str, int]]) -> str:
     """One row a task, the two-digit additions first."""
     order = sorted(tasks, key=lambda task: (not task.startswith("two-digit addition"), task))
     return "\n".join(
-        f"| {task} | {tasks[task]['correct']} | {tasks[task]['total']} | {100 * tasks[task]['correct'] / tasks[task]['total']:.1f} |"
+        f"| {task} | {right} | {total} | {100 * right / total:.1f} |"
         for task in order
+        for right, total in [(tasks[task]["correct"], tasks[task]["total"])]
     )
 
 

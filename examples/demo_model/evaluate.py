@@ -211,7 +211,8 @@ def main() -> None:
     result = evaluate(arguments.model, arguments.count)
     for task, score in result["metrics"]["tasks"].items():
         print(
-            f"{task:60} {score['correct']:5} of {score['total']:5}  {100 * score['correct'] / score['total']:6.2f} %"
+            f"{task:60} {score['correct']:5} of {score['total']:5}  "
+            f"{100 * score['correct'] / score['total']:6.2f} %"
         )
     for path, key in ((arguments.out, "metrics"), (arguments.failures, "failures")):
         if path is not None:

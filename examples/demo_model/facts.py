@@ -140,7 +140,10 @@ def person_json(rng: random.Random, held: bool) -> Problem:
         question = f"Extract name, age and job as JSON: {name}, {age}, works as a {fields['job']}."
     else:
         fields["student"] = rng.random() < 0.5
-        question = f"Write JSON with name, age and student (true or false): {name} is {age} and is {'' if fields['student'] else 'not '}a student."
+        question = (
+            f"Write JSON with name, age and student (true or false): {name} is {age} and is "
+            f"{'' if fields['student'] else 'not '}a student."
+        )
     return Problem(
         "JSON objects",
         vary(rng, question),

@@ -1,10 +1,11 @@
-"""Word lists that the generated text draws from. Plain data: tuples of strings, nothing computed."""
+"""Word lists of the generated text. Plain data: tuples of strings, nothing computed."""
 
 NAMES = tuple(
-    """Alice Bob Carol David Emma Frank Grace Henry Ivy Jack Kate Leo Mia Noah Olivia Peter Quinn Rosa Sam Tina Uma Victor Wendy Xavier
-    Yara Zoe Anna Ben Clara Daniel Eva Felix Gina Hugo Ines John Karl Laura Max Nina Oscar Paula Ravi Sara Tom Vera Will Maria
-    Omar Lin Yuki Amir Fatima Jane Mary James Linda Michael Susan Robert Lisa Paul Mark Julia Lucas Sofia Ella Liam Ada Alan
-    Marie""".split()
+    """Alice Bob Carol David Emma Frank Grace Henry Ivy Jack Kate Leo Mia Noah Olivia Peter Quinn
+    Rosa Sam Tina Uma Victor Wendy Xavier Yara Zoe Anna Ben Clara Daniel Eva Felix Gina Hugo Ines
+    John Karl Laura Max Nina Oscar Paula Ravi Sara Tom Vera Will Maria Omar Lin Yuki Amir Fatima
+    Jane Mary James Linda Michael Susan Robert Lisa Paul Mark Julia Lucas Sofia Ella Liam Ada
+    Alan Marie""".split()
 )
 
 CAPITALS = (
@@ -51,9 +52,10 @@ CAPITALS = (
 )
 
 CITIES = (
-    *"""Paris Berlin Rome Madrid Lisbon London Dublin Tokyo Beijing Cairo Athens Vienna Oslo Stockholm Helsinki Warsaw Moscow Ottawa
-    Lima Havana Nairobi Seoul Bangkok Amsterdam Brussels Bern Washington Boston Chicago Seattle Munich Hamburg Milan Venice Naples
-    Toronto Sydney Mumbai Osaka Kyoto Dallas Denver Miami Prague Zurich Geneva Porto Lyon Bonn Shanghai""".split(),
+    *"""Paris Berlin Rome Madrid Lisbon London Dublin Tokyo Beijing Cairo Athens Vienna Oslo
+    Stockholm Helsinki Warsaw Moscow Ottawa Lima Havana Nairobi Seoul Bangkok Amsterdam Brussels
+    Bern Washington Boston Chicago Seattle Munich Hamburg Milan Venice Naples Toronto Sydney
+    Mumbai Osaka Kyoto Dallas Denver Miami Prague Zurich Geneva Porto Lyon Bonn Shanghai""".split(),
     "New York",
     "San Francisco",
     "Los Angeles",
@@ -64,26 +66,32 @@ COLORS = tuple(
     "red green blue yellow orange purple pink brown black white grey violet golden silver".split()
 )
 FRUITS = tuple(
-    "apple banana cherry orange pear plum grape lemon mango peach melon kiwi fig lime papaya apricot strawberry blueberry raspberry".split()
+    """apple banana cherry orange pear plum grape lemon mango peach melon kiwi fig lime papaya
+    apricot strawberry blueberry raspberry""".split()
 )
 ANIMALS = tuple(
-    """cat dog horse cow pig sheep goat duck hen fox wolf bear lion tiger mouse rabbit frog snake eagle owl fish whale shark ant bee
-    spider turtle zebra monkey elephant giraffe deer crow swan""".split()
+    """cat dog horse cow pig sheep goat duck hen fox wolf bear lion tiger mouse rabbit frog snake
+    eagle owl fish whale shark ant bee spider turtle zebra monkey elephant giraffe deer crow
+    swan""".split()
 )
 JOBS = tuple(
-    "teacher doctor baker farmer pilot nurse writer painter singer driver engineer lawyer student chef".split()
+    """teacher doctor baker farmer pilot nurse writer painter singer driver engineer lawyer student
+    chef""".split()
 )
 OBJECTS = tuple(
-    """table chair lamp book pen paper box cup plate spoon knife door window house garden tree flower river stone road bridge car train
-    boat ship plane ball hat coat shoe ring clock phone computer music letter picture mirror key coin bread cheese water milk
-    tea coffee sugar salt butter mountain ocean island forest desert field village city street school market kitchen bottle
-    basket ladder hammer pencil candle blanket pillow button ticket camera guitar piano drum violin planet moon star sun cloud
-    rain snow wind storm summer winter spring autumn morning evening night friend family mother father sister brother child
-    teacher doctor king queen world hello number language model python banana mississippi keyboard program engine token memory
-    kernel tensor matrix vector server client stream""".split()
+    """table chair lamp book pen paper box cup plate spoon knife door window house garden tree
+    flower river stone road bridge car train boat ship plane ball hat coat shoe ring clock phone
+    computer music letter picture mirror key coin bread cheese water milk tea coffee sugar salt
+    butter mountain ocean island forest desert field village city street school market kitchen
+    bottle basket ladder hammer pencil candle blanket pillow button ticket camera guitar piano
+    drum violin planet moon star sun cloud rain snow wind storm summer winter spring autumn
+    morning evening night friend family mother father sister brother child teacher doctor king
+    queen world hello number language model python banana mississippi keyboard program engine
+    token memory kernel tensor matrix vector server client stream""".split()
 )
 ADJECTIVES = tuple(
-    "small big old young happy sad kind brave clever quiet tall tiny gentle curious lucky lazy busy friendly silly strong".split()
+    """small big old young happy sad kind brave clever quiet tall tiny gentle curious lucky lazy
+    busy friendly silly strong""".split()
 )
 WORDS = tuple(sorted(set(COLORS + FRUITS + ANIMALS + JOBS + OBJECTS + ADJECTIVES)))
 
@@ -170,7 +178,7 @@ QUANTITIES = (
 )
 
 UNITS = tuple(
-    """zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen
-    nineteen""".split()
+    """zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen
+    sixteen seventeen eighteen nineteen""".split()
 )
 TENS = ("", "", *tuple("twenty thirty forty fifty sixty seventy eighty ninety".split()))

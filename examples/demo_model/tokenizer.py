@@ -40,7 +40,8 @@ VISIBLE = (
 )
 WORD_PATTERN = (
     # The family's
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
 
@@ -78,7 +79,8 @@ def build(documents: int = 60_000, seed: int = 11) -> Tokenizer:
     tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in VISIBLE])
     if tokenizer.get_vocab_size() != VOCABULARY:
         raise ValueError(
-            f"the corpus gave {tokenizer.get_vocab_size()} tokens, not {VOCABULARY}; use more documents"
+            f"the corpus gave {tokenizer.get_vocab_size()} tokens, not {VOCABULARY}; use more "
+            "documents"
         )
     return tokenizer
 

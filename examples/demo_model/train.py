@@ -119,7 +119,8 @@ def train(
         losses.append(loss)
         if i in (0, 10) or (i + 1) % 250 == 0 or i + 1 == recipe.steps:
             report(
-                f"step {i + 1} of {recipe.steps}: loss {float(loss):.4f}, {time.perf_counter() - begin:.1f} s"
+                f"step {i + 1} of {recipe.steps}: loss {float(loss):.4f}, "
+                f"{time.perf_counter() - begin:.1f} s"
             )
     return nnx.merge(graph, state), [float(loss) for loss in losses]
 
@@ -164,7 +165,8 @@ def main() -> None:
     )
     filled, learnt = int((data.segment_NT > 0).sum()), int(data.learn_NT.sum())
     print(
-        f"{len(data.token_NT)} rows of {recipe.length}: {filled} tokens, {learnt} learnt, {time.perf_counter() - begin:.1f} s",
+        f"{len(data.token_NT)} rows of {recipe.length}: {filled} tokens, {learnt} learnt, "
+        f"{time.perf_counter() - begin:.1f} s",
         flush=True,
     )
     model, losses = train(hf, recipe, data, partial(print, flush=True))

@@ -1,4 +1,4 @@
-"""What is written can be loaded and is what was meant; a start is measured in a process of its own."""
+"""Written checkpoints load with the values that were meant; a start runs in its own process."""
 
 from __future__ import annotations
 

@@ -240,7 +240,10 @@ async def against(handler: Handler, body: dict) -> Call:
         return await call(f"http://127.0.0.1:{port}/v1/completions", body, {})
 
 
-EVENTS = b'data: {"choices": [{"text": "a"}]}\n\n: a comment\n\ndata: {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 1}}\n\n'
+EVENTS = (
+    b'data: {"choices": [{"text": "a"}]}\n\n: a comment\n\n'
+    b'data: {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 1}}\n\n'
+)
 HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 
 

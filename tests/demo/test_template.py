@@ -63,7 +63,10 @@ def test_digits_are_one_token_each(tokenizer, number):
 def test_control_tokens_are_hidden_and_think_and_tool_tags_are_shown(
     tokenizer, transformers_tokenizer
 ):
-    text = "<|im_start|><think>a</think><tool_call>b</tool_call><tool_response>c</tool_response><|im_end|><|endoftext|>"
+    text = (
+        "<|im_start|><think>a</think><tool_call>b</tool_call>"
+        "<tool_response>c</tool_response><|im_end|><|endoftext|>"
+    )
     ids = tokenizer.encode(text).ids
     assert len(ids) == 12 and max(ids) == 767
     assert (
