@@ -1,72 +1,31 @@
-"""A checkpoint's own scales of keys and values: found under every name, used for pages of 8 bits,
-refused where they are nonsense."""
+"""A checkpoint's own scales of keys and values: used for 8-bit pages, refused where they are
+nonsense."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
 
-from jaxllm import models, weights
 from jaxllm.config import ConfigError
 from jaxllm.engine.engine import Engine
-from jaxllm.mesh import make_mesh
 from jaxllm.sampling.options import SamplingParams
 from tests.by_layer import by_layer
 from tests.engine.conftest import Outcome, outcomes
 from tests.engine.startup.test_start_table import Kept
 from tests.engine.test_invariants import PROMPTS
-from tests.goldens.golden import load_golden
+from tests.models.test_kv_scales import MODELOPT
+from tests.weights.scaled import BY_HEAD, HEADS, LLAMA, STORED, by_head, checkpoint, named
 
 MakeEngine = Callable[..., Engine]
-LLAMA = load_golden("llama-gqa").directory  # two layers
-HEADS = 2  # of keys, and of values
 SOME = PROMPTS[1::2]
 PARAMS = [SamplingParams(temperature=1.0, seed=7, max_tokens=8, ignore_eos=True, logprobs=3)] * len(
     SOME
 )
-# Of each layer's keys and values
-SCALES = np.array([[0.083, 0.0213], [0.0911, 0.0341]], np.float32)
-STORED = np.asarray(jnp.asarray(SCALES, jnp.bfloat16), np.float32)
-BY_HEAD = SCALES[..., None] * np.array([1, 1.75], np.float32)
-
-
-def checkpoint(path: Path, extra: dict[str, Any], **config: Any) -> str:
-    """The tiny Llama with more tensors in layers named by number, and more in config.json."""
-    tensors = load_file(LLAMA / "model.safetensors")
-    tensors |= {
-        f"model.layers.{name}": np.asarray(value, np.float32) for name, value in extra.items()
-    }
-    save_file(tensors, path / "model.safetensors")
-    (path / "config.json").write_text(
-        json.dumps(json.loads((LLAMA / "config.json").read_text()) | config)
-    )
-    return str(path)
-
-
-def named(key: str, value: str, layers: int = 2, shape: tuple[int, ...] = ()) -> dict[str, Any]:
-    names = [
-        (f"{layer}.self_attn.{name}", SCALES[layer, side])
-        for layer in range(layers)
-        for side, name in enumerate((key, value))
-    ]
-    return {name: np.full(shape, scale) for name, scale in names}
-
-
-def by_head(shape: tuple[int, ...]) -> dict[str, Any]:
-    names = [
-        (layer, side, f"{layer}.self_attn.{name}")
-        for layer in range(2)
-        for side, name in enumerate(("k_scale", "v_scale"))
-    ]
-    return {name: BY_HEAD[layer, side].reshape(shape) for layer, side, name in names}
 
 
 def served(make_engine: MakeEngine, model: str, **overrides: Any) -> tuple[list[Outcome], Engine]:
@@ -74,36 +33,6 @@ def served(make_engine: MakeEngine, model: str, **overrides: Any) -> tuple[list[
     found = outcomes(engine, SOME, PARAMS)
     engine.scheduler.check()
     return found, engine
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "shape"),
-    [
-        ("k_scale", "v_scale", ()),
-        ("attn.k_scale", "attn.v_scale", (1,)),
-        ("k_proj.k_scale", "v_proj.v_scale", (1, 1)),
-        ("k_proj.output_scale", "v_proj.output_scale", ()),
-    ],
-)
-def test_scales_are_found_under_every_name(
-    tmp_path: Path, key: str, value: str, shape: tuple[int, ...]
-) -> None:
-    path = checkpoint(tmp_path, named(key, value, shape=shape))
-    names = [
-        tuple((f"model.layers.{i}.self_attn.{name}", shape) for name in (key, value))
-        for i in range(2)
-    ]
-    assert weights.kv_scales(path, 2, HEADS) == names
-    assert weights.kv_scales(path, 2, HEADS, "dummy") == []
-
-
-def test_one_scale_may_be_for_keys_and_values(tmp_path: Path) -> None:
-    path = checkpoint(tmp_path, {"1.self_attn.kv_scale": SCALES[1, 0]})
-    assert weights.kv_scales(path, 2, HEADS) == [
-        None,
-        (("model.layers.1.self_attn.kv_scale", ()),) * 2,
-    ]
-    assert weights.kv_scales(LLAMA, 2, HEADS) == []
 
 
 def test_pages_are_written_by_the_checkpoints_scales(
@@ -207,98 +136,6 @@ def test_pages_of_full_precision_have_nothing_to_do_with_them(
     assert "KV scales" not in report.rows
 
 
-SCHEME = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False, "symmetric": True}
-COMPRESSED: dict[str, Any] = {
-    "quant_method": "compressed-tensors",
-    "config_groups": {},
-    "kv_cache_scheme": SCHEME,
-}
-MODELOPT: dict[str, Any] = {
-    "quant_method": "modelopt",
-    "quant_algo": None,
-    "kv_cache_quant_algo": "FP8",
-    "exclude_modules": ["lm_head"],
-}
-OWN = {
-    "producer": {"name": "modelopt", "version": "0.39.0"},
-    "quantization": {"quant_algo": None, "kv_cache_quant_algo": "FP8"},
-}
-WIDE = {
-    "weights": None,
-    "input_activations": None,
-    "output_activations": None,
-    "targets": ["Linear"],
-}
-MORE = [  # what makes one that cannot be served of them
-    (COMPRESSED, {"config_groups": {"group_0": {"weights": {"num_bits": 4}}}}),
-    (
-        COMPRESSED,
-        {"config_groups": {"group_0": WIDE, "group_1": WIDE | {"input_activations": SCHEME}}},
-    ),
-    (COMPRESSED, {"config_groups": ["group_0"]}),
-    (COMPRESSED, {"kv_cache_scheme": None}),
-    (COMPRESSED, {"kv_cache_scheme": SCHEME | {"type": "int"}}),
-    (COMPRESSED, {"kv_cache_scheme": SCHEME | {"num_bits": 4}}),
-    (COMPRESSED, {"quant_method": "fp8"}),
-    (MODELOPT, {"quant_algo": "FP8"}),
-    (MODELOPT, {"kv_cache_quant_algo": "NVFP4"}),
-    (MODELOPT, {"kv_cache_quant_algo": []}),
-    (COMPRESSED, {"kv_cache_scheme": None, "kv_cache_quant_algo": "INT8"}),
-    (MODELOPT, {"kv_cache_scheme": SCHEME, "quant_algo": "NVFP4"}),
-    (MODELOPT, {"kv_cache_scheme": SCHEME | {"num_bits": 4}}),
-    (OWN, {"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}}),
-    (OWN, {"quant_method": "fp8"}),
-    (OWN, {"quant_algo": "FP8"}),
-    (COMPRESSED, {"transform_config": {"config_groups": {"R4": {"type": "hadamard"}}}}),
-    (COMPRESSED, {"sparsity_config": {"format": "sparse-24-bitmask"}}),
-]
-
-
-@pytest.mark.parametrize(
-    "asked",
-    [
-        COMPRESSED,
-        COMPRESSED | {"config_groups": {"group_0": WIDE}},
-        MODELOPT,
-        {
-            "quant_method": "modelopt",
-            "kv_cache_scheme": {"dynamic": False, "num_bits": 8, "type": "float"},
-            "producer": OWN["producer"],
-        },
-        OWN,
-    ],
-)
-def test_a_configuration_may_quantise_keys_and_values_alone(
-    tmp_path: Path, asked: dict[str, Any]
-) -> None:
-    read = models.read_spec(checkpoint(tmp_path, {}, quantization_config=asked))
-    assert read.kv_cache_dtype == "fp8_e4m3"
-    path = checkpoint(tmp_path, {})
-    (tmp_path / "hf_quant_config.json").write_text(json.dumps(asked))
-    assert models.read_config(path)["quantization_config"] == asked
-    for nothing in (
-        OWN | {"quantization": {"quant_algo": None, "kv_cache_quant_algo": None}},
-        MODELOPT | {"kv_cache_quant_algo": None},
-    ):
-        (tmp_path / "hf_quant_config.json").write_text(json.dumps(nothing))
-        assert models.read_spec(path).kv_cache_dtype == "auto"
-
-
-@pytest.mark.parametrize(("asked", "more"), MORE)
-def test_a_configuration_that_quantises_more_is_refused(
-    tmp_path: Path, asked: dict[str, Any], more: dict[str, Any]
-) -> None:
-    path = checkpoint(tmp_path, {}, quantization_config=asked | more)
-    with pytest.raises(
-        ConfigError,
-        match=r"quantization_config \(.*\) is not supported; .* keys and values alone, to FP8",
-    ):
-        models.read_config(path)
-    (tmp_path / "hf_quant_config.json").write_text(json.dumps(asked | more))
-    with pytest.raises(ConfigError, match=r"hf_quant_config.json \(.*\) is not supported"):
-        models.read_config(checkpoint(tmp_path, {}))
-
-
 def test_pages_are_what_the_checkpoint_wants_unless_somebody_asks_otherwise(
     make_engine: MakeEngine, tmp_path: Path
 ) -> None:
@@ -375,34 +212,3 @@ def test_scales_that_cannot_be_used_are_refused(
         make_engine(model=path, load_format="auto", kv_cache_dtype="float32").resolved.kv_dtype
         == "float32"
     )
-
-
-def test_processes_that_lower_are_told_of_the_scales(tmp_path: Path) -> None:
-    path = checkpoint(tmp_path, named("k_scale", "v_scale", shape=(1,)))
-    spec = models.read_spec(path).with_scales(weights.kv_scales(path, 2, HEADS))
-    sent = models.make_spec(**json.loads(json.dumps(spec.to_dict())))
-    assert sent == spec
-    here, there = (weights.abstract(each, make_mesh(2), jnp.bfloat16) for each in (spec, sent))
-    assert here[0] == there[0]
-    assert jax.tree.structure(here[1]) == jax.tree.structure(there[1])
-    assert [leaf.sharding for leaf in jax.tree.leaves(here[1])] == [
-        leaf.sharding for leaf in jax.tree.leaves(there[1])
-    ]
-    assert sum(leaf.shape == (HEADS, 2) for leaf in jax.tree.leaves(here[1])) == 2
-
-
-@pytest.mark.parametrize("shape", [(HEADS,), (HEADS, 1, 1), (1, HEADS, 1), ()])
-def test_every_shard_gets_the_scales_of_its_heads(tmp_path: Path, shape: tuple[int, ...]) -> None:
-    path = checkpoint(tmp_path, by_head(shape) if shape else named("k_scale", "v_scale"))
-    spec = models.read_spec(path).with_scales(weights.kv_scales(path, 2, HEADS))
-    _, state = weights.load(path, spec, make_mesh(4), jnp.float32)
-    wanted = jnp.asarray(
-        BY_HEAD if shape else SCALES[..., None].repeat(HEADS, axis=-1), jnp.bfloat16
-    )
-    found = [leaf for leaf in jax.tree.leaves(state) if leaf.dtype == jnp.bfloat16]
-    for layer, leaf in enumerate(found):
-        np.testing.assert_array_equal(
-            leaf, wanted[layer].repeat(2, axis=1).T, err_msg="each head serves two shards"
-        )
-        assert {shard.data.shape for shard in leaf.addressable_shards} == {(1, 2)}
-    assert len(found) == 2

@@ -1,0 +1,76 @@
+"""A checkpoint's own scales of keys and values: found under every name, loaded onto every shard."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxllm import models, weights
+from jaxllm.mesh import make_mesh
+from tests.weights.scaled import BY_HEAD, HEADS, LLAMA, SCALES, by_head, checkpoint, named
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "shape"),
+    [
+        ("k_scale", "v_scale", ()),
+        ("attn.k_scale", "attn.v_scale", (1,)),
+        ("k_proj.k_scale", "v_proj.v_scale", (1, 1)),
+        ("k_proj.output_scale", "v_proj.output_scale", ()),
+    ],
+)
+def test_scales_are_found_under_every_name(
+    tmp_path: Path, key: str, value: str, shape: tuple[int, ...]
+) -> None:
+    path = checkpoint(tmp_path, named(key, value, shape=shape))
+    names = [
+        tuple((f"model.layers.{i}.self_attn.{name}", shape) for name in (key, value))
+        for i in range(2)
+    ]
+    assert weights.kv_scales(path, 2, HEADS) == names
+    assert weights.kv_scales(path, 2, HEADS, "dummy") == []
+
+
+def test_one_scale_may_be_for_keys_and_values(tmp_path: Path) -> None:
+    path = checkpoint(tmp_path, {"1.self_attn.kv_scale": SCALES[1, 0]})
+    assert weights.kv_scales(path, 2, HEADS) == [
+        None,
+        (("model.layers.1.self_attn.kv_scale", ()),) * 2,
+    ]
+    assert weights.kv_scales(LLAMA, 2, HEADS) == []
+
+
+def test_processes_that_lower_are_told_of_the_scales(tmp_path: Path) -> None:
+    path = checkpoint(tmp_path, named("k_scale", "v_scale", shape=(1,)))
+    spec = models.read_spec(path).with_scales(weights.kv_scales(path, 2, HEADS))
+    sent = models.make_spec(**json.loads(json.dumps(spec.to_dict())))
+    assert sent == spec
+    here, there = (weights.abstract(each, make_mesh(2), jnp.bfloat16) for each in (spec, sent))
+    assert here[0] == there[0]
+    assert jax.tree.structure(here[1]) == jax.tree.structure(there[1])
+    assert [leaf.sharding for leaf in jax.tree.leaves(here[1])] == [
+        leaf.sharding for leaf in jax.tree.leaves(there[1])
+    ]
+    assert sum(leaf.shape == (HEADS, 2) for leaf in jax.tree.leaves(here[1])) == 2
+
+
+@pytest.mark.parametrize("shape", [(HEADS,), (HEADS, 1, 1), (1, HEADS, 1), ()])
+def test_every_shard_gets_the_scales_of_its_heads(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    path = checkpoint(tmp_path, by_head(shape) if shape else named("k_scale", "v_scale"))
+    spec = models.read_spec(path).with_scales(weights.kv_scales(path, 2, HEADS))
+    _, state = weights.load(path, spec, make_mesh(4), jnp.float32)
+    wanted = jnp.asarray(
+        BY_HEAD if shape else SCALES[..., None].repeat(HEADS, axis=-1), jnp.bfloat16
+    )
+    found = [leaf for leaf in jax.tree.leaves(state) if leaf.dtype == jnp.bfloat16]
+    for layer, leaf in enumerate(found):
+        np.testing.assert_array_equal(
+            leaf, wanted[layer].repeat(2, axis=1).T, err_msg="each head serves two shards"
+        )
+        assert {shard.data.shape for shard in leaf.addressable_shards} == {(1, 2)}
+    assert len(found) == 2
