@@ -27,20 +27,22 @@ from jaxllm.llm_inputs import (
     Message,
     Prompt,
     as_list,
+    check_beam_arguments,
     conversations_of,
     engine_arguments,
     params_of,
     text_or_ids,
+    with_priorities,
 )
 from jaxllm.messages import GenerateRequest, RequestError, TextDelta
 from jaxllm.metrics import Metric, engine_metrics
 from jaxllm.outputs import (
     BeamSearchOutput,
-    BeamSearchSequence,
     CompletionOutput,
     Logprob,
     OutputBuilder,
     RequestOutput,
+    beam_output,
     nameless,
 )
 from jaxllm.sampling.beams import BeamSearchParams
@@ -157,15 +159,7 @@ class LLM:
         ]
         params = self._params(sampling_params, len(inputs))
         if priority is not None:
-            if len(priority) != len(inputs):
-                raise RequestError(
-                    f"{len(inputs)} prompts but {len(priority)} priorities; "
-                    "give one for each prompt",
-                    "priority",
-                )
-            params = [
-                replace(one, priority=rank) for one, rank in zip(params, priority, strict=True)
-            ]
+            params = with_priorities(params, priority)
         return self._run(inputs, params, use_tqdm, salts)
 
     def beam_search(
@@ -188,43 +182,18 @@ class LLM:
         Raises:
             RequestError, OptionError: as `generate`.
         """
-        if not isinstance(params, BeamSearchParams):
-            raise RequestError(
-                f"params must be BeamSearchParams, got {type(params).__name__}", "params"
-            )
-        if concurrency_limit is not None and (
-            type(concurrency_limit) is not int or concurrency_limit < 1
-        ):
-            raise RequestError(
-                f"concurrency_limit must be a whole number from 1, got {concurrency_limit!r:.80}",
-                "concurrency_limit",
-            )
+        check_beam_arguments(params, concurrency_limit)
         items, outputs = as_list(prompts), []
         limit = concurrency_limit or max(1, len(items))
         for start in range(0, len(items), limit):
             outputs += self.generate(
                 items[start : start + limit], params.sampling(), use_tqdm=use_tqdm
             )
-        return [
-            BeamSearchOutput([self._sequence(output, choice, params) for choice in output.outputs])
-            for output in outputs
-        ]
+        return [beam_output(output, self._decoded_prompt(output, params)) for output in outputs]
 
-    def _sequence(
-        self, output: RequestOutput, choice: CompletionOutput, params: BeamSearchParams
-    ) -> BeamSearchSequence:
-        prompt, tokenizer = output.prompt_token_ids, self.engine.tokenizer
-        return BeamSearchSequence(
-            tokens=prompt + choice.token_ids,
-            logprobs=choice.logprobs or [],
-            cum_logprob=choice.cumulative_logprob or 0.0,
-            text=tokenizer.decode(prompt, params.skip_special_tokens) + choice.text
-            if tokenizer is not None
-            else None,
-            finish_reason=choice.finish_reason,
-            stop_reason=choice.stop_reason,
-            error=choice.error,
-        )
+    def _decoded_prompt(self, output: RequestOutput, params: BeamSearchParams) -> str | None:
+        tokenizer, ids = self.engine.tokenizer, output.prompt_token_ids
+        return None if tokenizer is None else tokenizer.decode(ids, params.skip_special_tokens)
 
     def chat(
         self,
@@ -359,12 +328,7 @@ class LLM:
         finally:
             bar.close()
         found = [outputs[r.id].output for r in requests]
-        failed = [
-            choice.error
-            for output in found
-            for choice in output.outputs
-            if choice.error is not None
-        ]
+        failed = [choice.error for output in found for choice in output.outputs if choice.error]
         if failed:
             logger.warning(
                 "%d choices failed (finish_reason error), the first with: %s",
@@ -425,7 +389,7 @@ class LLM:
 @contextlib.contextmanager
 def frozen_heap() -> Iterator[None]:
     """Exclude all present objects from garbage collections meanwhile: JAX keeps about a million,
-    and visiting them takes longer than steps. Objects that were frozen before are not afterwards."""
+    and visiting them takes longer than steps. Afterwards nothing is frozen."""
     gc.freeze()
     try:
         yield

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
 
 from jaxllm.config import NEUTRAL_ARGUMENTS, ConfigError, EngineConfig, check_neutral
 from jaxllm.messages import RequestError
+from jaxllm.sampling.beams import BeamSearchParams
 from jaxllm.sampling.options import SamplingParams
 
 type Prompt = str | Sequence[int] | Mapping[str, Any]
@@ -105,6 +106,31 @@ def params_of(given: SamplingParams | Sequence[SamplingParams], count: int) -> l
             )
         one.__post_init__()  # its fields may have been set since
     return params
+
+
+def with_priorities(params: list[SamplingParams], priority: Sequence[int]) -> list[SamplingParams]:
+    """The params with one priority each. Raises RequestError."""
+    if len(priority) != len(params):
+        raise RequestError(
+            f"{len(params)} prompts but {len(priority)} priorities; give one for each prompt",
+            "priority",
+        )
+    return [replace(one, priority=rank) for one, rank in zip(params, priority, strict=True)]
+
+
+def check_beam_arguments(params: Any, concurrency_limit: Any) -> None:
+    """Raises RequestError on arguments of `LLM.beam_search` of wrong types or ranges."""
+    if not isinstance(params, BeamSearchParams):
+        raise RequestError(
+            f"params must be BeamSearchParams, got {type(params).__name__}", "params"
+        )
+    if concurrency_limit is not None and (
+        type(concurrency_limit) is not int or concurrency_limit < 1
+    ):
+        raise RequestError(
+            f"concurrency_limit must be a whole number from 1, got {concurrency_limit!r:.80}",
+            "concurrency_limit",
+        )
 
 
 def conversations_of(messages: Any) -> list[Any]:

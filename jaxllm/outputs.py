@@ -180,6 +180,25 @@ class RequestOutput:
     prompt_logprobs: Sequence[dict[int, Logprob] | None] | None = None
 
 
+def beam_output(output: RequestOutput, prompt: str | None) -> BeamSearchOutput:
+    """The choices of a beam search as sequences; `prompt` is their decoded prompt, None where there
+    is no tokenizer."""
+    return BeamSearchOutput(
+        [
+            BeamSearchSequence(
+                tokens=output.prompt_token_ids + choice.token_ids,
+                logprobs=choice.logprobs or [],
+                cum_logprob=choice.cumulative_logprob or 0.0,
+                text=None if prompt is None else prompt + choice.text,
+                finish_reason=choice.finish_reason,
+                stop_reason=choice.stop_reason,
+                error=choice.error,
+            )
+            for choice in output.outputs
+        ]
+    )
+
+
 class OutputBuilder:
     """Collects the deltas of one prompt into its result. Texts and log-probabilities are joined
     when a choice ends, so that a long one takes linear time."""

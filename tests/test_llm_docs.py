@@ -40,14 +40,14 @@ def test_it_names_arguments_and_fields_that_exist() -> None:
 
 
 def test_it_names_every_method_with_its_parameters() -> None:
-    for name, method in inspect.getmembers(jaxllm.LLM, inspect.isfunction):
+    for name, _ in inspect.getmembers(jaxllm.LLM, inspect.isfunction):
         if name.startswith("_"):
             continue
         assert f"`{name}(" in PAGE, name
     for name in ("generate", "chat", "beam_search"):
         written = re.search(rf"`{name}\((.*?)\)`", PAGE, re.DOTALL)
         assert written is not None
-        expected = [p for p in inspect.signature(getattr(jaxllm.LLM, name)).parameters][1:]
+        expected = list(inspect.signature(getattr(jaxllm.LLM, name)).parameters)[1:]
         assert re.findall(r"(\w+)(?:=[^,]*)?(?:,|$)", written[1].replace("\n", " ")) == expected
 
 

@@ -1,4 +1,4 @@
-"""`BeamSearchParams`, vLLM's other way to ask for a beam search. Imports no jax."""
+"""`BeamSearchParams`, the options of `LLM.beam_search`. Imports no jax."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from jaxllm.sampling.values import OptionError
 
 @dataclass(kw_only=True)
 class BeamSearchParams:
-    """How to search; names and defaults are vLLM's, and `early_stopping` is transformers'. Values
-    are checked when a search begins."""
+    """Options of a beam search. Names and defaults are vLLM's, `early_stopping` is transformers'.
+    Values are checked when a search starts."""
 
     beam_width: int
     max_tokens: int
@@ -26,7 +26,8 @@ class BeamSearchParams:
     allowed_token_ids: list[int] | None = None
 
     def sampling(self) -> SamplingParams:
-        """The same as sampling options. Raises `OptionError` on an illegal or unsupported value."""
+        """The equivalent `SamplingParams`. Raises `OptionError` on an illegal or unsupported
+        value."""
         options = dict(vars(self))
         try:
             return SamplingParams(

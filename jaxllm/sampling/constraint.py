@@ -1,4 +1,4 @@
-"""Constraints: which tokens may come next, decided on the host from those before. Imports no jax."""
+"""Constraints decide on the host which tokens may follow those before. Imports no jax."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sampling options that requests start from: the model's generation_config.json. Imports no jax."""
+"""Default sampling options of a model: its generation_config.json. Imports no jax."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jaxllm.config import ConfigError
 from jaxllm.sampling.options import SamplingParams
 from jaxllm.sampling.values import OptionError
 
-# What a generation_config.json may set
+# The options that a generation_config.json may set
 GENERATION_OPTIONS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 MAX_BYTES = 16 * 2**20
 
@@ -36,14 +36,15 @@ def generation_config(directory: str | Path) -> dict[str, Any]:
         found = None
     if not isinstance(found, dict):
         raise ConfigError(
-            f"{path} is not a JSON object; repair it, or remove it and start with --generation-config vllm"
+            f"{path} is not a JSON object; "
+            "repair it, or remove it and start with --generation-config vllm"
         )
     return found
 
 
 def sampling_defaults(found: Mapping[str, Any]) -> dict[str, Any]:
-    """The sampling options of a generation_config.json; what is illegal or not supported yet is
-    logged and left out."""
+    """The sampling options of a generation_config.json, without illegal or unsupported values,
+    which are logged."""
     defaults: dict[str, Any] = {}
     for name in GENERATION_OPTIONS:
         if found.get(name) is None:
@@ -51,17 +52,18 @@ def sampling_defaults(found: Mapping[str, Any]) -> dict[str, Any]:
         try:
             defaults[name] = getattr(SamplingParams(**{name: found[name]}), name)
         except OptionError as error:
-            logger.warning("generation_config.json: %s; requests do not start from it", error)
+            logger.warning("generation_config.json: %s; this default is not used", error)
     return defaults
 
 
 def checked_override(wished: Mapping[str, Any]) -> dict[str, Any]:
-    """What the operator puts over generation_config.json. Raises ConfigError on what it cannot
-    set."""
+    """The operator's values in place of generation_config.json's. Raises ConfigError on an unknown
+    option or an illegal value."""
     for name, value in wished.items():
         if name not in GENERATION_OPTIONS:
             raise ConfigError(
-                f"--override-generation-config has no option {name!r:.80}; it takes {', '.join(GENERATION_OPTIONS)}"
+                f"--override-generation-config has no option {name!r:.80}; "
+                f"it takes {', '.join(GENERATION_OPTIONS)}"
             )
         try:
             SamplingParams(**{name: value})

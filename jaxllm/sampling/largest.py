@@ -1,5 +1,5 @@
-"""The few largest of many numbers without a sort: the blocks with the largest maxima, then what
-lies in them, then ranks by counting."""
+"""The few largest of many numbers without a sort: select the blocks with the largest maxima, then
+rank their numbers by counting."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import math
 import jax.numpy as jnp
 from jax import Array, lax
 
-FEW = 640  # numbers whose ranks are found by comparing each with each
-MOST = 64  # wanted; for more, a sort is faster
+FEW = 640  # numbers that are ranked by comparing all pairs
+MOST = 64  # results; for more, a sort is faster
 WIDEST = 128  # numbers of a block
 
 
@@ -17,23 +17,23 @@ def largest(x_BV: Array, count: int) -> tuple[Array, Array]:
     """(values, int32 places), each `[B, count]`, descending; of equal values the first comes first.
     `count` is at most V.
 
-    The `count` blocks with the largest maxima, the first of equal ones, hold the `count` largest
-    numbers: any other number has a maximum of each of these blocks ahead of it. So the numbers are
-    read once, and what is left is small.
+    The `count` blocks with the largest maxima (of equal ones the first) hold the `count` largest
+    numbers, since any other number comes after all of these maxima. So all numbers are read once,
+    and few are ranked.
     """
     if count > MOST:
-        # It would put -0 below 0
+        # top_k orders -0 below 0
         values_BN, places_BN = lax.top_k(jnp.where(x_BV == 0, 0.0, x_BV), count)
         return values_BN, places_BN.astype(jnp.int32)
     size = x_BV.shape[1]
     if size <= FEW:
         return _by_rank(x_BV, count)
-    # So that blocks and candidates are about as many
+    # So that there are about as many blocks as candidates
     width = min(WIDEST, 2 ** int(math.log2(math.sqrt(size / count))))
     blocks = -(-size // width)
     padded_BV = jnp.pad(x_BV, ((0, 0), (0, blocks * width - size)), constant_values=-jnp.inf)
     _, best_BN = largest(padded_BV.reshape(-1, blocks, width).max(axis=2), count)
-    # In the order of places, which decides between equal values; what is beyond the row comes last.
+    # In the order of places, which decides between equal values; padding comes last
     places_BC = (
         _ascending(best_BN)[:, :, None] * width + jnp.arange(width, dtype=jnp.int32)
     ).reshape(best_BN.shape[0], -1)
@@ -45,7 +45,7 @@ def largest(x_BV: Array, count: int) -> tuple[Array, Array]:
 
 
 def _by_rank(x_BM: Array, count: int) -> tuple[Array, Array]:
-    """Each number's rank is how many are ahead of it."""
+    """`largest` by ranks: a number's rank is how many come before it."""
     place_M = jnp.arange(x_BM.shape[1], dtype=jnp.int32)
     one, other = x_BM[:, :, None], x_BM[:, None, :]
     ahead_BMM = (other > one) | ((other == one) & (place_M < place_M[:, None]))
@@ -56,7 +56,7 @@ def _by_rank(x_BM: Array, count: int) -> tuple[Array, Array]:
 
 
 def _ascending(x_BN: Array) -> Array:
-    """A few different whole numbers in order."""
+    """A few distinct integers in ascending order."""
     rank_BN = (x_BN[:, None, :] < x_BN[:, :, None]).sum(axis=2, dtype=jnp.int32)
     here_BNN = rank_BN[:, None, :] == jnp.arange(x_BN.shape[1], dtype=jnp.int32)[:, None]
     return jnp.where(here_BNN, x_BN[:, None, :], 0).sum(axis=2, dtype=jnp.int32)

@@ -1,18 +1,18 @@
-"""Logits to the logits that requests asked for: bias, penalties, masks. Rows that ask for none of
-them stay as they are.
+"""Bias, penalties, processors and masks of logits. Rows of requests without such options keep
+every bit.
 
-In this order (docs/sampling.md has all of it):
+In this order (docs/sampling.md has the steps before and after):
 
 1. `logit_bias` is added;
 2. `repetition_penalty` divides the logit of a token of prompt or output where it is positive, and
   multiplies it where it is negative;
 3. `frequency_penalty` times the token's count in the output is subtracted, then `presence_penalty`
   if the count is not 0;
-4. processors of research code (`sampling.processors`) do what they do, in the order of their list;
-5. tokens that are not allowed become impossible (minus infinity); processors see them so already.
+4. processors of research code (`sampling.processors`) run in the order of their list;
+5. tokens that are not allowed become minus infinity, which processors see already.
 
-All but the fourth is one pass over the vocabulary; biased tokens, few as they are, are computed
-beside it and written over it.
+All but the fourth is one pass over the vocabulary. Logits with a bias are few; they are computed
+separately and written over the others.
 """
 
 from __future__ import annotations
@@ -30,25 +30,34 @@ from jaxllm.sampling.options import MAX_LOGIT_BIAS
 from jaxllm.sampling.processor_arguments import Processor, custom_width
 from jaxllm.sampling.processors import ProcessorState, apply_processor
 
-MOST = 2**16 - 1  # occurrences that are told apart
+MOST = 2**16 - 1  # greatest count of a token
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class LogitsParams:
-    """What requests in S slots ask for, and the trash slot S. Slots whose request asks for nothing
-    hold anything."""
+    """Options of the requests in S slots, and of the trash slot S. Slots of requests without such
+    options hold anything.
 
-    penalties: Array  # [S+1, 3] float32: repetition, frequency, presence
-    bias_ids: Array  # [S+1, K] int32, distinct; those of no token are V or more
-    biases: Array  # [S+1, K] float32
-    prompt: Array  # [S+1, W] uint32: bits of the prompt's tokens
-    allowed: Array  # [S+1, W] uint32: bits of the tokens that may be said next
-    custom: Array  # [S+1, C] float32: for each processor whether it is enabled, and its arguments
+    Attributes:
+        penalties: [S+1, 3] float32; repetition, frequency, presence.
+        bias_ids: [S+1, K] int32, distinct; V or more for unused entries.
+        biases: [S+1, K] float32.
+        prompt: [S+1, W] uint32; the prompt's tokens as `sampling.bits`.
+        allowed: [S+1, W] uint32; the tokens that may come next.
+        custom: [S+1, C] float32; for each processor whether it is enabled, then its arguments.
+    """
+
+    penalties: Array
+    bias_ids: Array
+    biases: Array
+    prompt: Array
+    allowed: Array
+    custom: Array
 
     @staticmethod
     def shapes(slots: int, vocab_size: int, processors: Sequence[Processor] = ()) -> LogitsParams:
-        """As ShapeDtypeStructs."""
+        """Shapes and dtypes of the fields."""
         shape, words = jax.ShapeDtypeStruct, words_of(vocab_size)
         return LogitsParams(
             penalties=shape((slots + 1, 3), jnp.float32),
@@ -61,7 +70,7 @@ class LogitsParams:
 
 
 def logits_params_bytes(slots: int, vocab_size: int) -> int:
-    """Bytes of `LogitsParams`."""
+    """Bytes of `LogitsParams` without processors."""
     return sum(
         int(np.prod(s.shape)) * s.dtype.itemsize
         for s in jax.tree.leaves(LogitsParams.shapes(slots, vocab_size))
@@ -71,15 +80,23 @@ def logits_params_bytes(slots: int, vocab_size: int) -> int:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class ProcessRows:
-    """Whose logits Q rows are, which of them ask for something, and for which a token was drawn
-    since the last call."""
+    """The requests of Q rows of logits.
 
-    slot_Q: Array  # int32
-    asks_Q: Array  # bool
-    drew_Q: Array  # bool
-    token_Q: Array  # int32; the token drawn
-    position_Q: Array  # int32, of the token to be drawn
-    prompt_length_Q: Array  # int32
+    Attributes:
+        slot_Q: int32.
+        active_Q: bool; the row's request has an option that `process` serves.
+        drew_Q: bool; a token was drawn since the last call.
+        token_Q: int32; that token.
+        position_Q: int32; of the token to be drawn.
+        prompt_length_Q: int32; tokens.
+    """
+
+    slot_Q: Array
+    active_Q: Array
+    drew_Q: Array
+    token_Q: Array
+    position_Q: Array
+    prompt_length_Q: Array
 
 
 def process(
@@ -89,7 +106,7 @@ def process(
     terms: LogitsParams,
     processors: Sequence[Processor] = (),
 ) -> tuple[Array, Array]:
-    """(counts with the tokens drawn, logits as asked). `counts_SV` is uint16 `[S+1, V]`: how often
+    """(counts with the tokens drawn, changed logits). `counts_SV` is uint16 `[S+1, V]`: how often
     each slot's output has each token."""
     counts_SV = _count(counts_SV, rows)
     slot_Q = rows.slot_Q
@@ -97,29 +114,29 @@ def process(
     penalties_Q3 = terms.penalties[slot_Q]
     prompt_QV = _expanded(terms.prompt[slot_Q], size)
     allowed_QV = _expanded(terms.allowed[slot_Q], size)
-    asked_QV = jnp.where(
+    changed_QV = jnp.where(
         allowed_QV, _penalised(logits_QV, counts_SV[slot_Q], prompt_QV, penalties_Q3), -jnp.inf
     )
-    asked_QV = jnp.where(rows.asks_Q[:, None], asked_QV, logits_QV)
-    asked_QV = _with_biases(asked_QV, logits_QV, rows, counts_SV, terms)
+    changed_QV = jnp.where(rows.active_Q[:, None], changed_QV, logits_QV)
+    changed_QV = _with_biases(changed_QV, logits_QV, rows, counts_SV, terms)
     if processors:
         state = ProcessorState(counts_SV[slot_Q], prompt_QV, rows.position_Q, rows.prompt_length_Q)
         for processor in processors:
-            asked_QV = apply_processor(
+            changed_QV = apply_processor(
                 processor,
-                asked_QV,
+                changed_QV,
                 state,
-                jnp.where(rows.asks_Q[:, None], terms.custom[slot_Q], 0.0),
+                jnp.where(rows.active_Q[:, None], terms.custom[slot_Q], 0.0),
             )
-        asked_QV = jnp.where(allowed_QV | ~rows.asks_Q[:, None], asked_QV, -jnp.inf)
-    return counts_SV, asked_QV
+        changed_QV = jnp.where(allowed_QV | ~rows.active_Q[:, None], changed_QV, -jnp.inf)
+    return counts_SV, changed_QV
 
 
 def set_slot_params(
     counts_SV: Array, terms: LogitsParams, new: dict[str, Array]
 ) -> tuple[Array, LogitsParams]:
-    """A slot's row of `terms` from `new`, and its counts plus the tokens `new["said"]`, from zero
-    when `new["first"]` is set."""
+    """Write a slot's row of `terms` from `new`, and add the tokens `new["said"]` to its counts,
+    which start from zero when `new["first"]` is set."""
     slot = new["slot"][0]
     count_V = jnp.where(new["first"][0] != 0, 0, counts_SV[slot].astype(jnp.int32))
     count_V = count_V.at[new["said"]].add(1, mode="drop")
@@ -129,8 +146,8 @@ def set_slot_params(
 
 
 def _count(counts_SV: Array, rows: ProcessRows) -> Array:
-    """The counts with one more of each token drawn. Rows without one have an index of their own
-    beyond the last slot, which drops them."""
+    """The counts with the tokens drawn. Rows without one get distinct indices beyond the last slot,
+    which drops them."""
     beyond_Q = counts_SV.shape[0] + jnp.arange(rows.slot_Q.shape[0], dtype=jnp.int32)
     token_Q = jnp.maximum(rows.token_Q, 0)
     more_Q = jnp.minimum(counts_SV[rows.slot_Q, token_Q], MOST - 1) + 1
@@ -141,7 +158,7 @@ def _count(counts_SV: Array, rows: ProcessRows) -> Array:
 
 
 def _penalised(logits: Array, count: Array, in_prompt: Array, penalties_Q3: Array) -> Array:
-    """`logits [Q, n]` of tokens that were said `count` times."""
+    """`logits [Q, n]` with the penalties of tokens that occur `count` times in the output."""
     repetition, frequency, presence = (penalties_Q3[:, i, None] for i in range(3))
     said = count > 0
     repeated = jnp.where(logits > 0, logits / repetition, logits * repetition)
@@ -150,9 +167,9 @@ def _penalised(logits: Array, count: Array, in_prompt: Array, penalties_Q3: Arra
 
 
 def _with_biases(
-    asked_QV: Array, logits_QV: Array, rows: ProcessRows, counts_SV: Array, terms: LogitsParams
+    changed_QV: Array, logits_QV: Array, rows: ProcessRows, counts_SV: Array, terms: LogitsParams
 ) -> Array:
-    """`asked_QV` with the tokens that have a bias computed anew, bias first."""
+    """`changed_QV` with the logits of biased tokens computed from the start, bias first."""
     size = logits_QV.shape[1]
     slot_Q1, ids_QK = rows.slot_Q[:, None], terms.bias_ids[rows.slot_Q]
     at_QK = jnp.minimum(ids_QK, size - 1)
@@ -164,9 +181,9 @@ def _with_biases(
         biased_QK, counts_SV[slot_Q1, at_QK], in_prompt_QK, terms.penalties[rows.slot_Q]
     )
     biased_QK = jnp.where(allowed_QK, biased_QK, -jnp.inf)
-    ids_QK = jnp.where(rows.asks_Q[:, None], ids_QK, ids_QK + size)
-    row_Q1 = jnp.arange(asked_QV.shape[0], dtype=jnp.int32)[:, None]
-    return asked_QV.at[row_Q1, ids_QK].set(biased_QK, mode="drop", unique_indices=True)
+    ids_QK = jnp.where(rows.active_Q[:, None], ids_QK, ids_QK + size)
+    row_Q1 = jnp.arange(changed_QV.shape[0], dtype=jnp.int32)[:, None]
+    return changed_QV.at[row_Q1, ids_QK].set(biased_QK, mode="drop", unique_indices=True)
 
 
 def _expanded(bits_QW: Array, size: int) -> Array:
@@ -176,5 +193,5 @@ def _expanded(bits_QW: Array, size: int) -> Array:
 
 
 def _bit(bits_SW: Array, slot_Q1: Array, ids_QK: Array) -> Array:
-    """bool `[Q, K]`: the bits of some tokens."""
+    """bool `[Q, K]`: whether these tokens are in the slots' sets."""
     return bits_SW[slot_Q1, ids_QK // WORD] >> (ids_QK % WORD).astype(jnp.uint32) & 1 != 0

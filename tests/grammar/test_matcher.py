@@ -89,7 +89,8 @@ def test_a_number_is_honoured_exactly_or_refused(
     [
         {"const": 2**53}, {"const": -(2**53)}, {"enum": [0.1, 1e-7, 3.141592653589793]},
         {"type": "integer", "minimum": 2**53 - 1, "maximum": 2**63 - 1},
-        {"type": "integer", "minimum": 0, "maximum": 2**64 - 1}, {"type": "integer", "exclusiveMinimum": 2**53 - 2, "maximum": 2**53},
+        {"type": "integer", "minimum": 0, "maximum": 2**64 - 1},
+        {"type": "integer", "exclusiveMinimum": 2**53 - 2, "maximum": 2**53},
     ],
 )  # fmt: skip
 def test_large_numbers_that_are_honoured_are_said_exactly(
@@ -123,9 +124,10 @@ def test_pretty_printed_json_is_a_json_object(
 @pytest.mark.parametrize(
     "regex",
     [
-        "(a+)+b", "[0-9]{3}-[0-9]{4}", r"\d{1,3}(\.\d{1,3}){3}", "(yes|no)( maybe)?", r"[A-Z][a-z]{0,9} [\w.]{1,5}@x\.(org|com)",
-        "a|b|", "[^a]{5}",
-        r"(?i)hello( world)?", r"\$\{[a-z]+\}", "ü{2}|😀", "(ab?c*d+){2,3}", r"[\d\s]{3}", "a/b|^c$", "//x\n",
+        "(a+)+b", "[0-9]{3}-[0-9]{4}", r"\d{1,3}(\.\d{1,3}){3}", "(yes|no)( maybe)?",
+        r"[A-Z][a-z]{0,9} [\w.]{1,5}@x\.(org|com)", "a|b|", "[^a]{5}",
+        r"(?i)hello( world)?", r"\$\{[a-z]+\}", "ü{2}|😀", "(ab?c*d+){2,3}", r"[\d\s]{3}",
+        "a/b|^c$", "//x\n",
     ],
 )  # fmt: skip
 def test_what_is_said_under_a_regex_matches_it_whole(speaker: Speaker, regex: str) -> None:

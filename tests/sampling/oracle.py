@@ -1,4 +1,4 @@
-"""Rows of sampling options for the tests, and what the options mean, in numpy float64 with a sort."""
+"""Rows of sampling options for tests, and the options' meaning in numpy float64 with a sort."""
 
 from __future__ import annotations
 

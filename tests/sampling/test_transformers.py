@@ -31,9 +31,7 @@ def cases(result: str) -> Iterator[tuple[dict[str, Any], np.ndarray, np.ndarray]
     )
 
 
-def test_the_tokens_that_filters_keep_are_those_of_transformers_filters_in_the_documented_order() -> (
-    None
-):
+def test_filters_keep_the_tokens_of_transformers_filters_in_the_documented_order() -> None:
     used: dict[frozenset[str], int] = {}
     for case, logits, want in cases("kept"):
         options = case["options"]

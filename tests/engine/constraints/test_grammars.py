@@ -367,7 +367,7 @@ def test_waiting_for_a_grammar_does_not_hold_others_up(
     )
 
 
-def test_an_engine_with_nothing_but_a_grammar_to_wait_for_says_so_and_who_drives_it_hears_when_it_is_there(
+def test_an_engine_that_waits_for_a_grammar_alone_says_so_and_its_driver_hears_when_it_is_built(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, heard = llm.engine, []

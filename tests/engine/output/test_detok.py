@@ -114,9 +114,7 @@ def test_text_ends_just_before_the_first_stop_string_and_never_shows_a_part_of_i
         assert text.startswith(stop, start)
 
 
-def test_a_stop_string_is_found_across_token_borders_and_a_partial_match_is_shown_when_it_fails() -> (
-    None
-):
+def test_a_stop_string_is_found_across_tokens_and_a_partial_match_is_shown_when_it_fails() -> None:
     detok = detokenizer(stop=["END"])
     assert [detok.feed([t]).text for t in encode("aENb")] == ["a", "", "", "ENb"]
     assert [detok.feed([t]).stop for t in encode("END")] == [None, None, "END"]

@@ -46,7 +46,7 @@ def process_logits(
     params = device_columns(state.params[slots], SLOT_PARAMS)
     rows = ProcessRows(
         slot_Q=slots,
-        asks_Q=forward_output.emit & params["processed"],
+        active_Q=forward_output.emit & params["processed"],
         # A slot comes alive with its first token, which the prompt's last chunk samples
         drew_Q=forward_output.emit & now["alive"],
         token_Q=now["token"],
