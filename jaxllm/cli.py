@@ -12,9 +12,9 @@ import jaxllm
 USAGE = """\
 usage: jaxllm VERB [options]
 
-  serve MODEL [options]   serve a model over the OpenAI protocol; `jaxllm serve --help` lists the options
-  bench NAME [options]    run a benchmark of a repository checkout, e.g. `jaxllm bench throughput --help`
-  collect-env             print the versions and devices to put into a bug report
+  serve MODEL [options]   serve a model over the OpenAI protocol; options: `jaxllm serve --help`
+  bench NAME [options]    run a benchmark of a checkout, such as `jaxllm bench throughput --help`
+  collect-env             print versions and devices for a bug report
   --version               print the version
 """
 
@@ -50,7 +50,8 @@ def bench(argv: list[str]) -> int:
     name = f"benchmarks.{argv[0]}" if argv and not argv[0].startswith("-") else "benchmarks"
     if importlib.util.find_spec("benchmarks") is None or importlib.util.find_spec(name) is None:
         print(
-            f"jaxllm bench: no {name} here; run it from a checkout of the repository, where benchmarks/ is",
+            f"jaxllm bench: no {name} here; run it from a checkout of the repository, "
+            "where benchmarks/ is",
             file=sys.stderr,
         )
         return 2

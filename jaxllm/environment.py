@@ -1,4 +1,4 @@
-"""What this machine is: the fingerprint that bug reports and benchmark results carry."""
+"""The fingerprint of a machine, for bug reports and benchmark results."""
 
 from __future__ import annotations
 
@@ -36,8 +36,10 @@ PACKAGES = (
 
 
 def fingerprint() -> dict[str, Any]:
-    """Versions, processor and devices. Starts the JAX back end; the memory of a device is in bytes,
-    null where unknown."""
+    """Versions, processor and devices. Starts the JAX back end.
+
+    The memory of a device is in bytes, None where unknown.
+    """
     import jax
 
     return {
@@ -65,7 +67,7 @@ def installed(name: str) -> str | None:
 
 
 def processor(cpuinfo: str = "/proc/cpuinfo") -> str:
-    """The processor's model name, as the operating system calls it."""
+    """The processor's model name from the operating system."""
     path = Path(cpuinfo)
     lines = path.read_text(errors="replace").splitlines() if path.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
@@ -73,5 +75,5 @@ def processor(cpuinfo: str = "/proc/cpuinfo") -> str:
 
 
 def memory(device: Any) -> int | None:
-    """Bytes that the device's allocator may use."""
+    """Bytes that the device's allocator may use; None where unknown."""
     return (device.memory_stats() or {}).get("bytes_limit")

@@ -1,1 +1,1 @@
-"""The operator's room: `python -m server` from a checkout. The HTTP code is in `jaxllm/server/`."""
+"""`python -m server` from a checkout; the HTTP code is in `jaxllm/server/`."""

@@ -1,4 +1,4 @@
-"""`python -m jaxllm.server`: check what was asked, take the port, start the engine, serve."""
+"""`python -m jaxllm.server`: check the options, bind the port, start the engine, serve."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from jaxllm.tokenizer import template_text
 
 
 def main(argv: list[str] | None = None, command: tuple[str, ...] | None = None) -> int:
-    """Returns the exit status: 0 after a clean stop, 1 on a failure that one line on stderr
-    explains.
+    """Returns the exit status: 0 after a clean stop, 1 after a failure, with one line on stderr.
 
-    `command` starts another engine process than the real one, for tests.
+    `command` replaces the engine process in tests.
     """
-    # It would say that there is no PyTorch
+    # No warning that PyTorch is missing
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     options = parse(sys.argv[1:] if argv is None else argv, os.environ)
     logging.basicConfig(
@@ -38,7 +37,7 @@ def main(argv: list[str] | None = None, command: tuple[str, ...] | None = None) 
 
 
 def run(options: Options, command: tuple[str, ...] | None = None) -> int:
-    """Checks first, from the cheapest on; nothing is loaded before all of them hold."""
+    """Check everything, the cheapest first, before anything is loaded; then serve."""
     from jaxllm.server.engine.connection import ENGINE_COMMAND
     from jaxllm.server.lifecycle import find_model, serve
     from jaxllm.server.transport.sockets import bind

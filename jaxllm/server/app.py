@@ -18,8 +18,9 @@ from jaxllm.server.engine.wire import Profile, ResetPrefixes
 from jaxllm.server.errors import ApiError, bad_request, sanitize, server_error
 from jaxllm.server.generate import Chat, Completions
 from jaxllm.server.openai.chat import CHAT_NEUTRAL, refuse_tools
-from jaxllm.server.openai.fields import get, refuse_unsupported
-from jaxllm.server.openai.requests import TOKENIZE_FIELDS, check_ids, read_conversation, read_model
+from jaxllm.server.openai.fields import read_field, refuse_unsupported
+from jaxllm.server.openai.limits import check_ids
+from jaxllm.server.openai.requests import TOKENIZE_FIELDS, read_conversation, read_model
 from jaxllm.server.state import ServerState
 from jaxllm.server.transport.auth import AuthMiddleware
 
@@ -35,14 +36,13 @@ class Json(Response):
 
 
 class Routes:
-    """Everything that does not generate."""
+    """The routes that do not generate."""
 
     def __init__(self, server_state: ServerState):
         self._server_state = server_state
 
     async def health(self, request: Request) -> Response:
-        """200 while the engine is idle or makes progress; 503 when it is dead or has stalled. Never
-        asks the engine."""
+        """200 while the engine is idle or makes progress, else 503. Answered without the engine."""
         client, stats = self._server_state.client, self._server_state.client.stats
         silence = client.seconds_without_step()
         state = "ok" if client.alive else self._absence()
@@ -57,7 +57,7 @@ class Routes:
         return Json(body, 200 if state == "ok" else 503)
 
     async def ready(self, request: Request) -> Response:
-        """200 while new requests are welcome."""
+        """200 while new requests are accepted, else 503."""
         server_state = self._server_state
         state = "ready"
         if not server_state.client.alive:
@@ -136,9 +136,9 @@ class Routes:
         """Token ids of a text or of a conversation."""
         server_state = self._server_state
         body = await server_state.bodies.read_json(dict(request.scope), request.receive)
-        server_state.note_unknown(body, TOKENIZE_FIELDS)
+        server_state.count_unknown_fields(body, TOKENIZE_FIELDS)
         read_model(body, server_state.settings.served, required=False)
-        strings = get(body, "return_token_strs", bool, False)
+        strings = read_field(body, "return_token_strs", bool, False)
         refuse_tools(body)
         if body.get("messages") is not None:
             if body.get("prompt") is not None:
@@ -152,11 +152,11 @@ class Routes:
         else:
             if body.get("prompt") is None:
                 raise bad_request("prompt or messages is required", "prompt")
-            text = get(body, "prompt", str, "")
+            text = read_field(body, "prompt", str, "")
             server_state.check_text(text, "prompt")
             ids = (
                 await server_state.in_thread(
-                    server_state.encode, text, get(body, "add_special_tokens", bool, True)
+                    server_state.encode, text, read_field(body, "add_special_tokens", bool, True)
                 )
                 if text
                 else []
@@ -175,11 +175,11 @@ class Routes:
         """Text of token ids."""
         server_state = self._server_state
         body = await server_state.bodies.read_json(dict(request.scope), request.receive)
-        server_state.note_unknown(body, frozenset({"model", "tokens"}))
+        server_state.count_unknown_fields(body, frozenset({"model", "tokens"}))
         read_model(body, server_state.settings.served, required=False)
         if body.get("tokens") is None:
             raise bad_request("tokens is required", "tokens")
-        ids = get(body, "tokens", list, [])
+        ids = read_field(body, "tokens", list, [])
         if ids:
             check_ids(ids, server_state.resolved, "tokens")
         if server_state.tokenizer is None:
@@ -190,8 +190,7 @@ class Routes:
 
 
 def build(server_state: ServerState) -> Any:
-    """The ASGI application. The router is reachable as `.routes` of `routes(server_state)`, for
-    tests that walk it."""
+    """The ASGI application: the routes behind keys and, if configured, CORS."""
     app: Any = AuthMiddleware(
         routes(server_state),
         server_state.settings.api_keys,
@@ -210,25 +209,25 @@ def build(server_state: ServerState) -> Any:
 
 def routes(server_state: ServerState) -> Starlette:
     """Paths to handlers, and one error envelope for everything."""
-    plain = Routes(server_state)
+    handlers = Routes(server_state)
     table = [
         Route("/v1/completions", Completions(server_state), methods=["POST"]),
         Route("/v1/chat/completions", Chat(server_state), methods=["POST"]),
-        Route("/v1/models", plain.models),
-        Route("/v1/models/{id:path}", plain.model),
-        Route("/tokenize", plain.tokenize, methods=["POST"]),
-        Route("/detokenize", plain.detokenize, methods=["POST"]),
-        Route("/health", plain.health),
-        Route("/ready", plain.ready),
-        Route("/version", plain.version),
-        Route("/metrics", plain.metrics),
-        Route("/ping", plain.health, methods=["GET", "POST"]),
-        Route("/start_profile", plain.start_profile, methods=["POST"]),
-        Route("/stop_profile", plain.stop_profile, methods=["POST"]),
-        Route("/reset_prefix_cache", plain.reset_prefix_cache, methods=["POST"]),
+        Route("/v1/models", handlers.models),
+        Route("/v1/models/{id:path}", handlers.model),
+        Route("/tokenize", handlers.tokenize, methods=["POST"]),
+        Route("/detokenize", handlers.detokenize, methods=["POST"]),
+        Route("/health", handlers.health),
+        Route("/ready", handlers.ready),
+        Route("/version", handlers.version),
+        Route("/metrics", handlers.metrics),
+        Route("/ping", handlers.health, methods=["GET", "POST"]),
+        Route("/start_profile", handlers.start_profile, methods=["POST"]),
+        Route("/stop_profile", handlers.stop_profile, methods=["POST"]),
+        Route("/reset_prefix_cache", handlers.reset_prefix_cache, methods=["POST"]),
     ]
-    handlers = {ApiError: _api_error, HTTPException: _http_error, Exception: _unexpected}
-    app = Starlette(routes=table, exception_handlers=handlers)  # type: ignore[arg-type]
+    errors = {ApiError: _api_error, HTTPException: _http_error, Exception: _unexpected}
+    app = Starlette(routes=table, exception_handlers=errors)  # type: ignore[arg-type]
     app.router.redirect_slashes = False  # a redirect would be built from the Host header
     return app
 

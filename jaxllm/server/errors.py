@@ -14,8 +14,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 
 
 class ApiError(Exception):
-    """What a client did wrong or the server could not do; becomes one HTTP error reply, or one
-    event inside a stream."""
+    """An error that a client sees: a whole HTTP reply, or one event in a stream."""
 
     def __init__(
         self,
@@ -73,28 +72,24 @@ def shutting_down() -> ApiError:
 
 
 def server_error(message: str = "the server failed to answer this request") -> ApiError:
-    """A 500 without internals."""
+    """A 500, whose message must hold no internals."""
     return ApiError(500, message, code="internal_error")
 
 
 def sanitize(text: str) -> str:
-    """What an exception or the engine process said, without addresses, absolute file paths and
-    tracebacks, and `bounded`."""
+    """The text of an exception without addresses, absolute file paths and tracebacks, `bounded`."""
     text = _TRACEBACK.sub("internal error", text[: 20 * MAX_MESSAGE])
     return bounded(_PATH.sub("<path>", _ADDRESS.sub("0x…", text)))
 
 
 def bounded(text: str) -> str:
-    """`text` without control characters, at most MAX_MESSAGE characters: enough for what the server
-    itself composed."""
+    """`text` without control characters, cut at MAX_MESSAGE characters."""
     text = _CONTROL.sub(" ", text[: 2 * MAX_MESSAGE]).encode("utf-8", "replace").decode("utf-8")
     return text if len(text) <= MAX_MESSAGE else text[: MAX_MESSAGE - 1] + "…"
 
 
-def shown(value: object) -> str:
-    """A bounded picture of a client's value for an error message; containers are described, not
-    echoed.
-    """
+def describe(value: object) -> str:
+    """A client's value for an error message, cut at MAX_ECHO; containers are not echoed."""
     if isinstance(value, (list, dict)):
         return f"a {type(value).__name__} of {len(value)}"
     text = (

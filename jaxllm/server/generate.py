@@ -1,5 +1,4 @@
-"""The two generating endpoints: parse, tokenise off the loop, submit, and send the deltas on, whole
-or as a stream."""
+"""The two generating endpoints: parse, tokenise off the event loop, submit, send the reply."""
 
 from __future__ import annotations
 
@@ -16,30 +15,22 @@ from jaxllm.sampling.options import OPTIONS, default_of
 from jaxllm.server.engine.streams import Stream
 from jaxllm.server.errors import ApiError, server_error
 from jaxllm.server.openai.bodies import ClientGone, unless_gone, until_gone
-from jaxllm.server.openai.replies import (
-    DONE,
-    ChatReply,
-    CompletionReply,
-    EchoSpec,
-    NamelessTokens,
-    Reply,
-    large,
-)
+from jaxllm.server.openai.chat_reply import ChatReply
+from jaxllm.server.openai.completion_reply import CompletionReply
+from jaxllm.server.openai.limits import check_length, check_prompt_scoring, clamp
+from jaxllm.server.openai.replies import DONE, EchoSpec, NamelessTokens, Reply, large
 from jaxllm.server.openai.requests import (
     CHAT_FIELDS,
     COMPLETION_FIELDS,
     ChatRequest,
     CompletionRequest,
     Generation,
-    check_length,
-    check_scored,
-    clamp,
     parse_chat,
     parse_completion,
 )
 from jaxllm.server.state import ServerState
 
-MANY_IDS = 1 << 16  # of all prompts of a request
+MANY_IDS = 1 << 16  # token ids of a request that are parsed in a thread
 SSE_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -50,8 +41,13 @@ logger = logging.getLogger("jaxllm.server")
 
 
 class Generate:
-    """ASGI endpoint. Subclasses say how to parse, how to make token ids and which shape goes
-    back."""
+    """An ASGI endpoint; subclasses parse, tokenise and know the shape of the reply.
+
+    Attributes:
+        param: field that holds the prompts.
+        fields: every known field of a body.
+        reply: type of the reply.
+    """
 
     param = ""
     fields: frozenset[str] = frozenset()
@@ -61,14 +57,14 @@ class Generate:
         self._server_state = server_state
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
-        """ASGI. Raises ApiError as long as no byte was sent."""
+        """ASGI; raises ApiError only before the first byte is sent."""
         server_state = self._server_state
         try:
             body = await server_state.bodies.read_json(scope, receive)
-            server_state.note_unknown(body, self.fields)
+            server_state.count_unknown_fields(body, self.fields)
             request = (
                 await server_state.in_thread(self.parse, body)
-                if many_ids(body.get("prompt"))
+                if has_many_ids(body.get("prompt"))
                 else self.parse(body)
             )
             gone = asyncio.ensure_future(until_gone(receive))
@@ -88,20 +84,24 @@ class Generate:
         self, request: CompletionRequest | ChatRequest, gone: asyncio.Future[None], send: Any
     ) -> None:
         server_state = self._server_state
-        server_state.client.check_capacity(self.choices(request))
+        server_state.client.check_capacity(self.count_choices(request))
         id = secrets.token_hex(16)
-        wanted, shown = await unless_gone(gone, self._prepare(id, request))
-        names = NamelessTokens() if request.nameless else server_state.names
+        requests, echo = await unless_gone(gone, self._prepare(id, request))
+        names = NamelessTokens() if request.tokens_as_ids else server_state.names
         reply = self.reply(
-            id, request.model, server_state.fingerprint, shown, request.params.n, names
+            id, request.model, server_state.fingerprint, echo, request.params.n, names
         )
         reply.with_usage(request.usage_at_end, request.usage_always)
         if server_state.log_requests:
-            lengths = [len(one.prompt_token_ids) for one in wanted[:8]]
+            lengths = [len(one.prompt_token_ids) for one in requests[:8]]
             logger.info(
-                "%s: %d prompts of %s tokens%s", reply.id, len(wanted), lengths, asked(request)
+                "%s: %d prompts of %s tokens%s",
+                reply.id,
+                len(requests),
+                lengths,
+                changed_options(request),
             )
-        stream = server_state.client.submit(wanted)
+        stream = server_state.client.submit(requests)
         if request.structure is not None:
             stream.field_names["structured_outputs"] = request.structure.field
         gone.add_done_callback(
@@ -118,9 +118,9 @@ class Generate:
     async def _prepare(
         self, id: str, request: CompletionRequest | ChatRequest
     ) -> tuple[list[GenerateRequest], EchoSpec]:
-        """What the engine is asked, and what the reply tells of the prompts. Raises ApiError."""
+        """The engine's requests, and the part of the prompts in the reply. Raises ApiError."""
         server_state = self._server_state
-        prompts = self.ready(request)
+        prompts = self.token_id_prompts(request)
         if prompts is None:
             prompts = await server_state.in_thread(self.tokenise, request)
             prompts = [
@@ -129,11 +129,11 @@ class Generate:
             ]
         for ids in prompts:
             check_length(len(ids), server_state.resolved, self.param)
-        check_scored([len(ids) for ids in prompts], request.params)
+        check_prompt_scoring([len(ids) for ids in prompts], request.params)
         grammar = (
             None if request.structure is None else await server_state.grammar(request.structure)
         )
-        wanted = [
+        requests = [
             GenerateRequest(
                 id=f"{id}-{number}",
                 prompt_token_ids=ids,
@@ -143,28 +143,28 @@ class Generate:
             )
             for number, ids in enumerate(prompts)
         ]
-        return wanted, await server_state.in_thread(
-            self.shown, request, prompts
-        ) if request.echo else self.shown(request, prompts)
+        if request.echo:
+            return requests, await server_state.in_thread(self.echo_spec, request, prompts)
+        return requests, self.echo_spec(request, prompts)
 
     def parse(self, body: dict[str, Any]) -> CompletionRequest | ChatRequest:
         """Raises ApiError."""
         raise NotImplementedError
 
-    def choices(self, request: Any) -> int:
-        """How many choices it asks for."""
+    def count_choices(self, request: Any) -> int:
+        """Choices that the engine generates for it."""
         return request.params.samples
 
-    def ready(self, request: Any) -> list[list[int]] | None:
-        """The token ids, when there is no text to tokenise."""
+    def token_id_prompts(self, request: Any) -> list[list[int]] | None:
+        """The prompts when they came as token ids, else None."""
         return None
 
     def tokenise(self, request: Any) -> list[list[int]]:
         """Token ids of every prompt; runs in a thread."""
         raise NotImplementedError
 
-    def shown(self, request: Any, prompts: list[list[int]]) -> EchoSpec:
-        """What the reply tells of the prompts; for an echo it runs in a thread."""
+    def echo_spec(self, request: Any, prompts: list[list[int]]) -> EchoSpec:
+        """The part of the prompts in the reply; with echo this runs in a thread."""
         return EchoSpec(prompts=prompts, prompt_logprobs=request.prompt_logprobs)
 
 
@@ -174,39 +174,38 @@ class Completions(Generate):
     param, fields, reply = "prompt", COMPLETION_FIELDS, CompletionReply
 
     def parse(self, body: dict[str, Any]) -> CompletionRequest:
-        """See protocol.parse_completion."""
+        """See `requests.parse_completion`."""
         return parse_completion(body, self._server_state.rules)
 
-    def choices(self, request: CompletionRequest) -> int:
-        """Those of every prompt."""
+    def count_choices(self, request: CompletionRequest) -> int:
+        """The choices of all prompts."""
         return len(request.prompts) * request.params.samples
 
-    def ready(self, request: CompletionRequest) -> list[list[int]] | None:
-        """Prompts that came as token ids."""
+    def token_id_prompts(self, request: CompletionRequest) -> list[list[int]] | None:
+        """The prompts, if all came as token ids."""
         ids = [prompt for prompt in request.prompts if isinstance(prompt, list)]
         return ids if len(ids) == len(request.prompts) else None
 
     def tokenise(self, request: CompletionRequest) -> list[list[int]]:
-        """Texts through the tokenizer, ids as they are."""
+        """Texts are encoded, token ids stay."""
         return [
             self._server_state.encode(prompt, request.add_special_tokens)
             for prompt in request.prompts
         ]
 
-    def shown(self, request: CompletionRequest, prompts: list[list[int]]) -> EchoSpec:
-        """With echo, the prompts' texts as they were given; of token ids and of truncated prompts,
-        what they decode to."""
-        shown = super().shown(request, prompts)
+    def echo_spec(self, request: CompletionRequest, prompts: list[list[int]]) -> EchoSpec:
+        """With echo, the prompts' texts as given; token ids and truncated prompts are decoded."""
+        spec = super().echo_spec(request, prompts)
         if not request.echo:
-            return shown
+            return spec
         whole = request.params.truncate_prompt_tokens is None
         given = zip(request.prompts, prompts, strict=True)
         texts = [
-            prompt if whole and isinstance(prompt, str) else self._server_state.text_of(ids)
+            prompt if whole and isinstance(prompt, str) else self._server_state.decode_prompt(ids)
             for prompt, ids in given
         ]
         return replace(
-            shown, texts=texts, logprobs=request.params.logprobs, generates=request.generates
+            spec, texts=texts, logprobs=request.params.logprobs, generates=request.generates
         )
 
 
@@ -216,37 +215,38 @@ class Chat(Generate):
     param, fields, reply = "messages", CHAT_FIELDS, ChatReply
 
     def parse(self, body: dict[str, Any]) -> ChatRequest:
-        """See protocol.parse_chat."""
+        """See `requests.parse_chat`."""
         return parse_chat(body, self._server_state.rules)
 
     def tokenise(self, request: ChatRequest) -> list[list[int]]:
         """The rendered conversation."""
         return [self._server_state.render(request.conversation)]
 
-    def shown(self, request: ChatRequest, prompts: list[list[int]]) -> EchoSpec:
-        """A message that is continued stays that of its role. With echo, the last message if it is
-        of the answer's role."""
+    def echo_spec(self, request: ChatRequest, prompts: list[list[int]]) -> EchoSpec:
+        """A continued message keeps its role. With echo, the last message is repeated if it has
+        the answer's role."""
         last = request.conversation.messages[-1]
         role = last["role"] if request.conversation.continue_final_message else "assistant"
-        shown = replace(super().shown(request, prompts), role=role)
+        spec = replace(super().echo_spec(request, prompts), role=role)
         return (
-            replace(shown, texts=[last["content"]])
+            replace(spec, texts=[last["content"]])
             if request.echo and last["role"] == role
-            else shown
+            else spec
         )
 
 
-def many_ids(prompt: Any) -> bool:
-    """Whether so many token ids came that it takes long to look at them."""
-    # Which may be a million: they are not looked at here
+def has_many_ids(prompt: Any) -> bool:
+    """Whether a prompt holds so many token ids that parsing it takes long."""
     if not isinstance(prompt, list) or len(prompt) > MANY_IDS:
         return isinstance(prompt, list)
     return sum(len(ids) if isinstance(ids, list) else 1 for ids in prompt) > MANY_IDS
 
 
-def asked(request: Generation) -> str:
-    """The names of options that are not at their defaults, and how many items a list holds; never a
-    value, which may be a client's text."""
+def changed_options(request: Generation) -> str:
+    """Names of options that differ from their defaults, with the lengths of lists.
+
+    Values are left out: they may be a client's text.
+    """
     changed = {
         name: value
         for name in OPTIONS
@@ -266,9 +266,9 @@ async def send_whole(stream: Stream, reply: Reply, send: Any) -> None:
         for prompt, delta in await stream.next_deltas():
             reply.add(prompt, delta)
     body = (
-        await asyncio.to_thread(lambda: orjson.dumps(reply.whole()))
+        await asyncio.to_thread(lambda: orjson.dumps(reply.full_reply()))
         if reply.large
-        else orjson.dumps(reply.whole())
+        else orjson.dumps(reply.full_reply())
     )
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -276,12 +276,12 @@ async def send_whole(stream: Stream, reply: Reply, send: Any) -> None:
 
 
 async def send_stream(stream: Stream, reply: Reply, usage_at_end: bool, send: Any) -> None:
-    """Server-sent events, one write per step. The status is sent with the first delta, so an error
-    before that is a plain HTTP error.
+    """Server-sent events, one write per step.
 
-    Raises ApiError only as long as nothing was sent.
+    The status is sent with the first delta, so an earlier error is a plain HTTP error. Raises
+    ApiError only before anything is sent.
     """
-    begun = False
+    started = False
     try:
         while not stream.done:
             ready = await stream.next_deltas()
@@ -289,9 +289,9 @@ async def send_stream(stream: Stream, reply: Reply, usage_at_end: bool, send: An
                 data = await asyncio.to_thread(reply.all_events, ready)
             else:
                 data = reply.all_events(ready)
-            if not begun:
+            if not started:
                 await send({"type": "http.response.start", "status": 200, "headers": SSE_HEADERS})
-                begun = True
+                started = True
             if stream.done:
                 data += (reply.usage_event() if usage_at_end else b"") + DONE
             stream.begin_write()
@@ -299,17 +299,17 @@ async def send_stream(stream: Stream, reply: Reply, usage_at_end: bool, send: An
     except ClientGone:
         raise
     except ApiError as error:
-        if not begun:
+        if not started:
             raise
-        await end_with(error, send)
+        await send_error_event(error, send)
     except Exception:
-        if not begun:
+        if not started:
             raise
         logger.exception("a stream failed")
-        await end_with(server_error(), send)
+        await send_error_event(server_error(), send)
 
 
-async def end_with(error: ApiError, send: Any) -> None:
-    """The error as the last event of a stream."""
+async def send_error_event(error: ApiError, send: Any) -> None:
+    """End a stream with an error event."""
     event = b"data: " + orjson.dumps(error.envelope()) + b"\n\n" + DONE
     await send({"type": "http.response.body", "body": event, "more_body": False})

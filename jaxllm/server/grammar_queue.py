@@ -1,5 +1,5 @@
-"""Grammars that requests wait for: what is known is there at once, equal ones are compiled once,
-and only so many others wait."""
+"""Grammars that requests wait for: cached ones return at once, equal ones are compiled once, and
+the queue of others is bounded."""
 
 from __future__ import annotations
 
@@ -11,21 +11,23 @@ from jaxllm.grammar.checker import Checker, Job
 from jaxllm.grammar.limits import BUDGETS
 from jaxllm.server.errors import overloaded
 
-MAX_GRAMMARS = 64  # that may wait to be compiled, which takes a hostile one a second
+MAX_GRAMMARS = 64  # waiting to be compiled; a hostile one takes a second
 
 
 @dataclass
 class Compilation:
-    """One job that is to be compiled, and how many requests wait for it."""
+    """A job in the queue; `waiting` counts the requests that wait for it."""
 
     done: asyncio.Future[str]
     waiting: int = 0
 
 
-class Grammars:
-    """Grammars wait for each other, in lanes (`Checker.within`), and nothing else for them: each
-    for what is as quick, and until what is not is given up. One that nobody waits for any more is
-    not begun."""
+class GrammarQueue:
+    """Compiles grammars in lanes (`Checker.compile_within`), each with more time than the last.
+
+    A quick grammar waits only for other quick ones, and for slow ones until they leave its lane. A
+    job without waiting requests is not begun.
+    """
 
     def __init__(self, checker: Checker):
         self._checker = checker
@@ -33,32 +35,34 @@ class Grammars:
             ThreadPoolExecutor(1, thread_name_prefix=f"grammar-{lane}")
             for lane in range(len(BUDGETS))
         ]
-        self._under_way: dict[bytes, Compilation] = {}
+        self._compiling: dict[bytes, Compilation] = {}
 
-    async def find(self, job: Job) -> str:
-        """The grammar of a job. Raises StructureError, or ApiError when too many others wait."""
+    async def compiled(self, job: Job) -> str:
+        """The compiled grammar of a job. Raises StructureError, or ApiError when the queue is
+        full."""
         grammar = self._checker.cached_grammar(job)
         if grammar is not None:
             return grammar
-        compilation = self._under_way.get(job.key) or self._begin(job)
+        compilation = self._compiling.get(job.key) or self._enqueue(job)
         compilation.waiting += 1
         try:
-            # One that stops waiting does not cancel what others wait for
+            # `wait`, because a request that leaves must not cancel the others' compilation
             await asyncio.wait((compilation.done,))
             return compilation.done.result()
         finally:
             compilation.waiting -= 1
             if not compilation.waiting:
                 compilation.done.cancel()
-                del self._under_way[job.key]
+                del self._compiling[job.key]
 
-    def _begin(self, job: Job) -> Compilation:
-        if len(self._under_way) >= MAX_GRAMMARS:
+    def _enqueue(self, job: Job) -> Compilation:
+        if len(self._compiling) >= MAX_GRAMMARS:
             raise overloaded(
-                f"{len(self._under_way)} grammars wait to be compiled, and no more may; try again later",
+                f"{len(self._compiling)} grammars wait to be compiled, which is the limit; "
+                "try again later",
                 "grammar_queue_full",
             )
-        compilation = self._under_way[job.key] = Compilation(
+        compilation = self._compiling[job.key] = Compilation(
             asyncio.ensure_future(self._compile(job))
         )
         return compilation
@@ -72,7 +76,7 @@ class Grammars:
         raise AssertionError("the last lane gave up")
 
     async def close(self) -> None:
-        """End the compiler, whatever it is doing."""
+        """End the compiler at once."""
         for threads in self._lanes:
             threads.shutdown(wait=False, cancel_futures=True)
         await asyncio.to_thread(self._checker.close)

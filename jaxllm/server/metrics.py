@@ -1,9 +1,9 @@
 """Prometheus metrics under vLLM's names, so that stock dashboards work, and our own under
 `jaxllm:`.
 
-Gauges and counters are read from the engine's latest snapshot when somebody scrapes. Histograms are
-plain lists, since they are fed on the path of every token. Label values come from closed sets: the
-served name, finish reasons, refusal reasons.
+A scrape reads gauges and counters from the engine's latest snapshot. Histograms are plain lists,
+because every token updates them. Label values come from closed sets: the served name, finish
+reasons, refusal reasons.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class Histogram:
         self.sum += value * times
 
     def cumulative(self) -> list[tuple[str, float]]:
-        """(upper bound, observations up to it), as Prometheus wants them."""
+        """(upper bound, observations up to it) pairs in Prometheus's form."""
         rows, total = [], 0
         for bound, count in zip((*self.bounds, float("inf")), self.counts, strict=True):
             total += count
@@ -123,7 +123,7 @@ class Histogram:
 
 
 class Metrics(Collector):
-    """The observer of a bridge, and its scrape. Each server has a registry of its own."""
+    """The observer of an EngineClient, and its scrape. Each server has its own registry."""
 
     def __init__(
         self, model_name: str, max_model_len: int, version: str, stats: Callable[[], EngineStats]
@@ -166,7 +166,7 @@ class Metrics(Collector):
         return generate_latest(self._registry)
 
     def delta(self, entry: InFlight, delta: TextDelta, now: float) -> None:
-        """A delta has come at `now` (time.monotonic)."""
+        """A delta arrived at `now` (time.monotonic)."""
         tokens = len(delta.token_ids)
         if tokens:
             last = entry.last_delta.get(delta.index)
@@ -182,7 +182,7 @@ class Metrics(Collector):
             self._finish(entry, delta, now)
 
     def aborted(self, entry: InFlight) -> None:
-        """A request was taken out before its end."""
+        """A request was aborted."""
         self._finished["abort"] += entry.open_choices
 
     def step_failed(self) -> None:

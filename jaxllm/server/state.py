@@ -1,5 +1,7 @@
-"""What the routes share: the bridge, the tokenizer, the rules, the settings, and whether the server
-is draining."""
+"""What the routes share: the engine's client, the tokenizer, the rules, the settings.
+
+A server of several models will keep `client`, `tokenizer` and `rules` per model, by its name.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,13 @@ from jaxllm.grammar.checker import Checker, job_of, special_tokens
 from jaxllm.grammar.structure import CompilerLost, StructureError
 from jaxllm.server.engine.client import EngineClient
 from jaxllm.server.errors import bad_request, overloaded, sanitize
-from jaxllm.server.grammar_queue import Grammars
+from jaxllm.server.grammar_queue import GrammarQueue
 from jaxllm.server.metrics import Metrics
 from jaxllm.server.openai.bodies import Bodies
 from jaxllm.server.openai.fields import Structure
-from jaxllm.server.openai.replies import TokenNames, names_of
-from jaxllm.server.openai.requests import Conversation, Rules, check_chars
+from jaxllm.server.openai.limits import Rules, check_chars
+from jaxllm.server.openai.replies import TokenNames, token_names
+from jaxllm.server.openai.requests import Conversation
 from jaxllm.tokenizer import TemplateError, Tokenizer
 
 MAX_UNKNOWN_NAMES = 256
@@ -34,12 +37,20 @@ logger = logging.getLogger("jaxllm.server")
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What the operator chose about the HTTP side."""
+    """The operator's choices about the HTTP side.
+
+    Attributes:
+        served: names of the model for clients.
+        root: the model as the operator named it.
+        admin_keys: without one, the operator's routes are closed.
+        max_body_size: bytes of one request.
+        stall_seconds: seconds without a step until /health answers 503.
+    """
 
     served: tuple[str, ...]
-    root: str  # the model as the operator named it
+    root: str
     api_keys: tuple[str, ...] = ()
-    admin_keys: tuple[str, ...] = ()  # without one, the operator's routes are closed
+    admin_keys: tuple[str, ...] = ()
     max_body_size: int = 32 << 20
     stall_seconds: float = 60.0
     log_requests: bool = False
@@ -49,7 +60,7 @@ class Settings:
 
 
 class ServerState:
-    """One server. Everything is set once; only `draining` and the counters change."""
+    """One server. Only `draining` and the counters change after the start."""
 
     def __init__(
         self,
@@ -74,30 +85,30 @@ class ServerState:
             lambda: client.stats,
         )
         client.observer = self.metrics
-        self.names: TokenNames = names_of(tokenizer)
+        self.names: TokenNames = token_names(tokenizer)
         self.fingerprint = fingerprint(self.resolved)
         self.created = int(time.time())
         self.draining = False
         self.bodies = Bodies(settings.max_body_size, self.rules)
         self.log_requests = settings.log_requests
-        self.active = 0  # generating HTTP requests
+        self.active = 0  # HTTP requests that generate
         self.idle = asyncio.Event()
         self.idle.set()
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="tokenize")
         self.grammars = (
-            None if tokenizer is None else Grammars(Checker(special_tokens(tokenizer.backend)))
+            None if tokenizer is None else GrammarQueue(Checker(special_tokens(tokenizer.backend)))
         )
         self._unknown: set[str] = set()
 
     async def grammar(self, structure: Structure) -> str:
-        """What the output must be, compiled. Raises ApiError."""
+        """The compiled constraint on an output. Raises ApiError."""
         if self.grammars is None:
             raise bad_request(
                 "this server runs without a tokenizer, which structured output needs",
                 structure.field,
             )
         try:
-            return await self.grammars.find(await self.in_thread(job_of, structure.params))
+            return await self.grammars.compiled(await self.in_thread(job_of, structure.params))
         except CompilerLost as error:
             raise overloaded(
                 f"{structure.field}: {sanitize(str(error))}", "grammar_compiler_lost"
@@ -108,8 +119,8 @@ class ServerState:
             ) from None
 
     async def in_thread[**P, T](self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run CPU-bound work on text off the event loop. What is no Exception (a panic in native
-        code) comes back as one."""
+        """Run CPU-bound work off the event loop. A panic in native code, which is no Exception,
+        is raised as a RuntimeError."""
 
         def contained() -> T:
             try:
@@ -123,7 +134,7 @@ class ServerState:
 
     @contextmanager
     def working(self) -> Iterator[None]:
-        """Counts one generating HTTP request, so that a drain knows when the last one has ended."""
+        """Count an HTTP request as active; a drain waits for the last one."""
         self.active += 1
         self.idle.clear()
         try:
@@ -134,7 +145,7 @@ class ServerState:
                 self.idle.set()
 
     async def close(self) -> None:
-        """Release the threads, and end the compiler of grammars whatever it is doing."""
+        """Release the threads and end the compiler of grammars at once."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         if self.grammars is not None:
             await self.grammars.close()
@@ -148,7 +159,7 @@ class ServerState:
             raise bad_request("the prompt has no tokens", "prompt")
         return ids
 
-    def text_of(self, prompt: list[int]) -> str:
+    def decode_prompt(self, prompt: list[int]) -> str:
         """The text of a prompt, special tokens included; empty without a tokenizer."""
         return (
             ""
@@ -161,7 +172,8 @@ class ServerState:
         tokenizer = self._need_tokenizer("messages")
         if not tokenizer.has_chat_template:
             raise bad_request(
-                "this model has no chat template; use completions, or start the server with --chat-template",
+                "this model has no chat template; "
+                "use completions, or start the server with --chat-template",
                 "messages",
             )
         try:
@@ -179,17 +191,17 @@ class ServerState:
         return ids
 
     def check_text(self, text: str, param: str) -> None:
-        """Refuse a text that is too long to be worth tokenising."""
+        """Refuse a text that is too long for the context."""
         check_chars(len(text), self.rules, param)
 
-    def note_unknown(self, body: dict[str, Any], known: frozenset[str]) -> None:
-        """Unknown fields are ignored, but counted, and each name is logged once."""
+    def count_unknown_fields(self, body: dict[str, Any], known: frozenset[str]) -> None:
+        """Count unknown fields, which are ignored, and log each name once."""
         for name in body.keys() - known:
             self.metrics.unknown_fields += 1
             name = name[:64]
             if name not in self._unknown and len(self._unknown) < MAX_UNKNOWN_NAMES:
                 self._unknown.add(name)
-                logger.warning("ignoring the unknown request field %r (said once)", name)
+                logger.warning("ignoring the unknown request field %r (logged once)", name)
 
     def _need_tokenizer(self, param: str) -> Tokenizer:
         if self.tokenizer is None:
@@ -200,6 +212,6 @@ class ServerState:
 
 
 def fingerprint(resolved: Resolved) -> str:
-    """Names the version and everything that was decided at start."""
+    """An id of the version and of the resolved configuration."""
     digest = hashlib.sha256(repr(resolved).encode()).hexdigest()[:8]
     return f"jaxllm-{jaxllm.__version__}-tp{resolved.tensor_parallel_size}-{digest}"

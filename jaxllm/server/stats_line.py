@@ -1,4 +1,4 @@
-"""One line of throughput every ten seconds in which something happened."""
+"""A log line of throughput for every ten seconds with work."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ async def log_stats(server_state: ServerState) -> None:
                 now.prefix_queries - before.prefix_queries,
             )
             logger.info(
-                "prompt %.1f tokens/s, generation %.1f tokens/s, running %d, waiting %d, KV usage %.1f%%, prefix hits %.1f%%",
+                "prompt %.1f tokens/s, generation %.1f tokens/s, running %d, waiting %d, "
+                "KV usage %.1f%%, prefix hits %.1f%%",
                 (now.prompt_tokens - before.prompt_tokens) / INTERVAL,
                 (now.generation_tokens - before.generation_tokens) / INTERVAL,
                 now.running,

@@ -8,7 +8,7 @@ import re
 from starlette.routing import Route
 
 from jaxllm.server.app import routes
-from jaxllm.server.cli import parser
+from jaxllm.server.flags import parser
 from jaxllm.server.transport.auth import OPEN_PATHS
 from tests.server.harness import Running
 

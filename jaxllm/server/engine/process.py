@@ -1,5 +1,5 @@
 """The engine process: `python -m jaxllm.server.engine.process --fd N`. A reader thread feeds a
-queue; this loop turns the engine.
+queue; the main loop handles messages between steps.
 
 It ends when told to, when the HTTP process goes away (end of file), or when the engine fails
 repeatedly.
@@ -47,16 +47,16 @@ from jaxllm.server.engine.wire import (
 )
 from jaxllm.server.errors import sanitize
 
-IDLE_SECONDS = 1.0  # without a message before an idle engine checks itself
-CHECK_SECONDS = 60.0  # between two checks, at least
+IDLE_SECONDS = 1.0  # without a message until an idle engine checks itself
+CHECK_SECONDS = 60.0  # between two self-checks, at least
 MAX_FAILED_STEPS = 3  # without a finished request in between
-HANDLING = 20e-3  # seconds that requests which came together may hold up the next step
+MAX_HANDLING = 20e-3  # seconds that waiting messages may delay the next step
 PR_SET_PDEATHSIG = 1  # of prctl(2)
-ORPHAN_GRACE = 20.0  # seconds a step may still take after the HTTP process has gone
+ORPHAN_GRACE = 20.0  # seconds for a step in progress after the HTTP process has gone
 
 
 class ServedEngine(Protocol):
-    """What this process asks of `jaxllm.engine.engine.Engine`."""
+    """The part of `jaxllm.engine.engine.Engine` that this process uses."""
 
     resolved: Resolved
 
@@ -76,7 +76,7 @@ class ServedEngine(Protocol):
 
 
 class GrammarReady:
-    """In the queue of messages: a grammar that requests wait for is there."""
+    """In the queue of messages: a grammar that requests wait for is built."""
 
 
 type Message = ToEngine | GrammarReady | None  # None: the other side has gone
@@ -86,9 +86,12 @@ type Factory = Callable[
 
 
 class EngineProcess:
-    """The engine's side of the socket. `factory(config, on_phase)` makes the engine and says how
-    long each phase took. When the other side has gone, `orphan` is told how many seconds the end
-    may take: none before requests are taken, since the next start needs the device."""
+    """The engine's side of the socket.
+
+    `factory(config, on_phase)` makes the engine and returns the seconds of each phase.
+    `orphan(seconds)` is called when the other side has gone: this process must end within that
+    time, which is 0 while the engine loads, because the next start needs the device.
+    """
 
     def __init__(
         self,
@@ -153,7 +156,7 @@ class EngineProcess:
 
     def _loop(self, engine: ServedEngine) -> int:
         while True:
-            for message in self._arrived(engine):
+            for message in self._due_messages(engine):
                 if message is None or isinstance(message, Stop):
                     return 0
                 self._handle(engine, message)
@@ -183,31 +186,32 @@ class EngineProcess:
             self._failed_steps = 0
         return deltas
 
-    def _arrived(self, engine: ServedEngine) -> Iterator[Message]:
-        """Every message that is here, at least one when there is nothing to do before it; those
-        that are left when `HANDLING` is over come after the next step."""
+    def _due_messages(self, engine: ServedEngine) -> Iterator[Message]:
+        """The messages to handle before the next step; waits for one when the engine has no work.
+
+        Messages left after MAX_HANDLING come after the step.
+        """
         if engine.awaits_grammar:
             yield self._inbox.get()
         elif engine.has_work:
-            yield from self._until(time.monotonic() + engine.wait_seconds)
+            yield from self._messages_until(time.monotonic() + engine.wait_seconds)
         else:
-            yield from self._awaited(engine)
-        until = time.monotonic() + HANDLING
+            yield from self._idle_messages(engine)
+        until = time.monotonic() + MAX_HANDLING
         while not self._inbox.empty() and time.monotonic() < until:
             yield self._inbox.get()
 
-    def _until(self, when: float) -> Iterator[Message]:
-        """The messages that come until then (time.monotonic), each as it comes, or until one that
-        ends the loop."""
+    def _messages_until(self, when: float) -> Iterator[Message]:
+        """Messages as they arrive until `when` (time.monotonic) or until one ends the process."""
         with contextlib.suppress(queue.Empty):
             while (left := when - time.monotonic()) > 0:
                 yield (message := self._inbox.get(timeout=left))
                 if message is None or isinstance(message, Stop):
                     break
 
-    def _awaited(self, engine: ServedEngine) -> list[Message]:
-        """The next message, if the engine stays idle until it comes. Left idle for a while after
-        work, it checks itself."""
+    def _idle_messages(self, engine: ServedEngine) -> list[Message]:
+        """The next message, or none when the engine has work. An engine that stays idle after
+        work checks itself."""
         steps, when = self._checked
         if engine.stats().steps != steps:
             try:
@@ -233,7 +237,8 @@ class EngineProcess:
                 Answered(
                     None
                     if done
-                    else "requests are running; try again later, or add ?reset_running_requests=true"
+                    else "requests are running; try again later, "
+                    "or add ?reset_running_requests=true"
                 )
             )
         elif isinstance(message, Add):
@@ -247,7 +252,7 @@ class EngineProcess:
                 )
             except (KeyboardInterrupt, SystemExit):
                 raise
-            except BaseException:  # one request must never take the others down; a panic in native code is no Exception
+            except BaseException:  # a panic in native code, which must not end other requests
                 traceback.print_exc()
                 self._send(
                     Rejected(
@@ -259,14 +264,14 @@ class EngineProcess:
                 )
 
     def _profile(self, start: bool) -> str | None:
-        """Start or stop a trace between two steps; returns why it could not be."""
+        """Start or stop a trace between two steps; returns the reason of a failure."""
         try:
             self._profiler.start() if start else self._profiler.stop()
         except ConfigError as error:
             return str(error)
         except Exception:
             traceback.print_exc()
-            return "the profiler failed; the server's log says more"
+            return "the profiler failed; see the server's log"
         return None
 
     def _send(self, message: ToServer) -> None:
@@ -283,7 +288,7 @@ class EngineProcess:
 def load(
     config: EngineConfig, on_phase: Callable[[str, float], None]
 ) -> tuple[ServedEngine, dict[str, float]]:
-    """The real engine, with its progress on stderr and its phases told to the HTTP process."""
+    """The real engine; its progress goes to stderr and its phases to the HTTP process."""
     from jaxllm.engine.engine import Engine
     from jaxllm.engine.startup.report import ConsoleReport
 

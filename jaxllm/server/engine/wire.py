@@ -27,19 +27,19 @@ class Start(msgspec.Struct, tag=True, frozen=True):
 
 
 class Add(msgspec.Struct, tag=True, frozen=True):
-    """Begin a request."""
+    """Start a request."""
 
     request: GenerateRequest
 
 
 class Abort(msgspec.Struct, tag=True, frozen=True):
-    """Forget a request; unknown ids are no error."""
+    """Abort a request; unknown ids are ignored."""
 
     id: str
 
 
 class Stop(msgspec.Struct, tag=True, frozen=True):
-    """End the process, whatever is in flight."""
+    """End the process at once."""
 
 
 class Profile(msgspec.Struct, tag=True, frozen=True):
@@ -49,7 +49,7 @@ class Profile(msgspec.Struct, tag=True, frozen=True):
 
 
 class ResetPrefixes(msgspec.Struct, tag=True, frozen=True):
-    """Forget every cached prefix, with `running` also those that requests stand on."""
+    """Drop every cached prefix; with `running`, also while requests run."""
 
     running: bool
 
@@ -69,8 +69,7 @@ class Ready(msgspec.Struct, tag=True, frozen=True):
 
 
 class Outputs(msgspec.Struct, tag=True, frozen=True):
-    """All that one step produced; `deltas` is empty when nothing reached a client (part of a
-    prompt, an abort)."""
+    """The result of one step; `deltas` may be empty (part of a prompt, an abort)."""
 
     deltas: list[TextDelta]
     stats: EngineStats
@@ -86,16 +85,13 @@ class Rejected(msgspec.Struct, tag=True, frozen=True):
 
 
 class Answered(msgspec.Struct, tag=True, frozen=True):
-    """The answer to the oldest `Profile` or `ResetPrefixes` that has none: why it could not be
-    done, or None."""
+    """The answer to the oldest unanswered `Profile` or `ResetPrefixes`; None is success."""
 
     error: str | None
 
 
 class Died(msgspec.Struct, tag=True, frozen=True):
-    """The engine process ends; `expected` when the configuration is at fault and `reason` says it
-    all.
-    """
+    """The engine process ends; `expected` when the configuration is at fault."""
 
     reason: str
     expected: bool = False

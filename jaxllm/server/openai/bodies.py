@@ -1,4 +1,4 @@
-"""Reading request bodies under a size limit and a deadline, and noticing that a client has gone."""
+"""Reading request bodies under limits of size and time, and noticing that a client has gone."""
 
 from __future__ import annotations
 
@@ -7,49 +7,51 @@ from collections.abc import Coroutine
 from typing import Any
 
 from jaxllm.server.errors import ApiError, overloaded, shutting_down
-from jaxllm.server.openai.fields import loads
+from jaxllm.server.openai.fields import read_object
 from jaxllm.server.openai.large_bodies import TURN, read_large
-from jaxllm.server.openai.requests import Rules
+from jaxllm.server.openai.limits import Rules
 from jaxllm.server.transport.auth import header
 
 BODY_DEADLINE = 60.0  # seconds for a whole body to arrive
 COMPRESSED = frozenset({b"gzip", b"x-gzip", b"deflate", b"br", b"zstd", b"compress", b"x-compress"})
-TOTAL = 1 << 30  # bytes of bodies that are being read
+TOTAL = 1 << 30  # bytes of all bodies being read
 
 
 class Bodies:
-    """Reads request bodies of up to `limit` bytes. Those of all connections hold at most `total` at
-    a time."""
+    """Reads request bodies of up to `limit` bytes each, and `total` bytes at a time."""
 
     def __init__(self, limit: int, rules: Rules, total: int = TOTAL):
         self._limit, self._rules, self._total = limit, rules, max(total, limit)
-        self._held = 0
-        self._deadlines: set[asyncio.Timeout] = set()  # of bodies that have not wholly come
+        self._bytes_read = 0  # of bodies being read
+        self._deadlines: set[asyncio.Timeout] = set()  # of bodies still arriving
         self._closed = False
 
     def close(self) -> None:
-        """Refuse the bodies that have not wholly come, and those to come."""
+        """Refuse bodies that are still arriving, and all later ones."""
         self._closed = True
         for deadline in self._deadlines:
             if not deadline.expired():
                 deadline.reschedule(0)
 
     async def read_json(self, scope: dict[str, Any], receive: Any) -> dict[str, Any]:
-        """The JSON object that a request carries. Raises ApiError: 400 malformed, 408 too slow, 413
-        too large, 415 wrong type, 503 when too much arrives at once, or the server stops."""
+        """The JSON object in a request's body.
+
+        Raises ApiError: 400 malformed, 408 too slow, 413 too large, 415 wrong type, 503 when too
+        much arrives at once or the server stops.
+        """
         check_encoding(scope["headers"])
         chunks: list[bytes] = []
         try:
             await self._receive(scope, receive, chunks)
             body = b"".join(chunks)
-            found = loads(body) if len(body) <= TURN else await read_large(body, self._rules)
+            found = read_object(body) if len(body) <= TURN else await read_large(body, self._rules)
         finally:
-            self._held -= sum(map(len, chunks))
+            self._bytes_read -= sum(map(len, chunks))
         check_type(scope["headers"])
         return found
 
     async def _receive(self, scope: dict[str, Any], receive: Any, chunks: list[bytes]) -> None:
-        """The whole body, held to the limits while it arrives."""
+        """Receive the body into `chunks`, under the limits."""
         declared = header(scope["headers"], b"content-length")
         if declared is not None and declared.isdigit() and int(declared) > self._limit:
             raise too_large(self._limit)
@@ -63,12 +65,13 @@ class Bodies:
                         raise ClientGone
                     chunks.append(message.get("body", b""))
                     size += len(chunks[-1])
-                    self._held += len(chunks[-1])
+                    self._bytes_read += len(chunks[-1])
                     if size > self._limit:
                         raise too_large(self._limit)
-                    if self._held > self._total:
+                    if self._bytes_read > self._total:
                         raise overloaded(
-                            f"{self._total} bytes of other requests' bodies are being read; retry later",
+                            f"{self._total} bytes of other requests' bodies are being read; "
+                            "retry later",
                             "bodies_full",
                         )
                     if not message.get("more_body", False):
@@ -86,7 +89,7 @@ class Bodies:
 
 
 def check_encoding(headers: list[tuple[bytes, bytes]]) -> None:
-    """Nothing is decompressed: a small body could become a large one."""
+    """Refuse compressed bodies: a small one could expand to a large one."""
     encoding = (header(headers, b"content-encoding") or b"").strip().lower()
     if encoding in COMPRESSED:
         raise ApiError(
@@ -97,8 +100,8 @@ def check_encoding(headers: list[tuple[bytes, bytes]]) -> None:
 
 
 def check_type(headers: list[tuple[bytes, bytes]]) -> None:
-    """A body need not be declared as JSON, except by browsers: pages of other origins can send
-    undeclared bodies unasked."""
+    """Refuse a browser's body that is not declared as JSON: pages of other origins can send such
+    bodies. Other clients need not declare it."""
     declared = (header(headers, b"content-type") or b"").split(b";")[0].strip().lower()
     if declared == b"application/json" or declared.endswith(b"+json"):
         return
@@ -118,15 +121,13 @@ def too_large(limit: int) -> ApiError:
 
 
 async def until_gone(receive: Any) -> None:
-    """Returns when the client has closed the connection. Only for use after the whole body was
-    read."""
+    """Wait until the client closes the connection; to be used once the body is read."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 async def unless_gone[T](gone: asyncio.Future[None], work: Coroutine[Any, Any, T]) -> T:
-    """What `work` gives. When the client goes first, it is cancelled: what of it waits for a thread
-    is never begun. Raises ClientGone."""
+    """The result of `work`, which is cancelled when the client goes first. Raises ClientGone."""
     task = asyncio.ensure_future(work)
     try:
         await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
@@ -139,7 +140,7 @@ async def unless_gone[T](gone: asyncio.Future[None], work: Coroutine[Any, Any, T
 
 
 class ClientGone(ApiError):
-    """The client closed the connection; nobody will read a reply."""
+    """The client closed the connection, so a reply would not be read."""
 
     def __init__(self) -> None:
         super().__init__(499, "the client closed the connection", code="client_gone")

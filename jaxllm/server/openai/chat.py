@@ -1,4 +1,4 @@
-"""The chat-only parts of a request body: messages, tools, template arguments."""
+"""The parts of a request body that only chats have: messages, tools, template arguments."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Any
 
 import orjson
 
-from jaxllm.server.errors import bad_request, shown
-from jaxllm.server.openai.fields import get, is_one_of, optional
+from jaxllm.server.errors import bad_request, describe
+from jaxllm.server.openai.fields import is_one_of, read_field, read_optional
 from jaxllm.tokenizer import RESERVED_TEMPLATE_NAMES
 
 MAX_MESSAGES = 4096
@@ -23,7 +23,7 @@ ROLES = {
 }
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
-# Chat fields of features that are not there yet, with the values that ask for nothing.
+# Chat fields of features that are not supported yet, with the values that request nothing.
 CHAT_NEUTRAL: dict[str, tuple[Any, ...]] = {
     "documents": ([],),
     "audio": (),
@@ -34,8 +34,8 @@ CHAT_NEUTRAL: dict[str, tuple[Any, ...]] = {
     "add_special_tokens": (False,),
 }
 
-# Fields that mean nothing but in chats, with the values that ask for nothing.
-CHATS_ALONE: dict[str, tuple[Any, ...]] = {
+# Fields of chats alone, with the values that request nothing.
+CHAT_ONLY: dict[str, tuple[Any, ...]] = {
     "messages": ([],),
     **{name: neutral for name, neutral in CHAT_NEUTRAL.items() if name != "add_special_tokens"},
     **dict.fromkeys(("tools", "functions"), ([],)),
@@ -48,8 +48,8 @@ CHATS_ALONE: dict[str, tuple[Any, ...]] = {
 
 
 def read_messages(value: Any, max_chars: int) -> list[dict[str, Any]]:
-    """The messages as chat templates take them: known roles, text content, parsed tool-call
-    arguments. Raises ApiError(400)."""
+    """The messages in the form of chat templates: known roles, text content, parsed arguments of
+    tool calls. Raises ApiError(400)."""
     if not isinstance(value, list):
         raise bad_request(
             "messages is required: a list of messages"
@@ -69,7 +69,8 @@ def read_messages(value: Any, max_chars: int) -> list[dict[str, Any]]:
     )
     if chars > max_chars:
         raise bad_request(
-            f"the messages hold {chars} characters, more than fit the context ({max_chars} at the very most); shorten them",
+            f"the messages hold {chars} characters, more than fit the context "
+            f"({max_chars} at the very most); shorten them",
             "messages",
             "context_length_exceeded",
         )
@@ -78,11 +79,11 @@ def read_messages(value: Any, max_chars: int) -> list[dict[str, Any]]:
 
 def _message(message: Any, at: str) -> dict[str, Any]:
     if not isinstance(message, dict):
-        raise bad_request(f"{at} must be an object, got {shown(message)}", at)
+        raise bad_request(f"{at} must be an object, got {describe(message)}", at)
     role = message.get("role")
     if not isinstance(role, str) or role not in ROLES:
         raise bad_request(
-            f"{at}.role must be one of {', '.join(ROLES)}, got {shown(role)}", f"{at}.role"
+            f"{at}.role must be one of {', '.join(ROLES)}, got {describe(role)}", f"{at}.role"
         )
     clean: dict[str, Any] = {"role": ROLES[role]}
     calls = _tool_calls(message, at) if role == "assistant" else None
@@ -104,7 +105,7 @@ def _message(message: Any, at: str) -> dict[str, Any]:
 def _string(message: dict[str, Any], name: str, at: str) -> str | None:
     value = message.get(name)
     if value is not None and not isinstance(value, str):
-        raise bad_request(f"{at}.{name} must be a string, got {shown(value)}", f"{at}.{name}")
+        raise bad_request(f"{at}.{name} must be a string, got {describe(value)}", f"{at}.{name}")
     return value
 
 
@@ -118,7 +119,7 @@ def _content(content: Any, at: str, required: bool) -> str:
         return ""
     if not isinstance(content, list):
         raise bad_request(
-            f"{at}.content must be a string or a list of parts, got {shown(content)}",
+            f"{at}.content must be a string or a list of parts, got {describe(content)}",
             f"{at}.content",
         )
     texts = []
@@ -126,17 +127,17 @@ def _content(content: Any, at: str, required: bool) -> str:
         where = f"{at}.content[{number}]"
         kind = part.get("type") if isinstance(part, dict) else None
         if kind not in ("text", "refusal"):
-            what = shown(part) if kind is None else f"a part of type {shown(kind)}"
+            what = describe(part) if kind is None else f"a part of type {describe(kind)}"
             raise bad_request(f"{where} is {what}; this model takes text parts only", where)
         text = part.get(kind)
         if not isinstance(text, str):
-            raise bad_request(f"{where}.{kind} must be a string, got {shown(text)}", where)
+            raise bad_request(f"{where}.{kind} must be a string, got {describe(text)}", where)
         texts.append(text)
     return "\n".join(texts)
 
 
 def _tool_calls(message: dict[str, Any], at: str) -> list[dict[str, Any]]:
-    """Earlier calls of the assistant; templates want the arguments as an object."""
+    """The assistant's earlier calls, with arguments as objects for the template."""
     calls = message.get("tool_calls")
     if calls is None:
         return []
@@ -169,10 +170,10 @@ def _tool_calls(message: dict[str, Any], at: str) -> list[dict[str, Any]]:
 
 
 def refuse_tools(body: dict[str, Any]) -> None:
-    """No tools yet: `[]` and null mean none, and so does the choice "none" or "auto" without tools.
-    Raises ApiError(400)."""
+    """Refuse tools, which are not supported yet; `[]`, null and the choices "none" and "auto"
+    request none. Raises ApiError(400)."""
     for name in ("tools", "functions"):
-        tools = optional(body, name, list)
+        tools = read_optional(body, name, list)
         if tools:
             raise bad_request(
                 f"{name} is not supported yet; leave it out or send []",
@@ -183,20 +184,20 @@ def refuse_tools(body: dict[str, Any]) -> None:
         choice = body.get(name)
         if choice is not None and not is_one_of(choice, ("none", "auto")):
             raise bad_request(
-                f"{name} must be none or auto when there are no tools, got {shown(choice)}", name
+                f"{name} must be none or auto when there are no tools, got {describe(choice)}", name
             )
 
 
 def read_template_kwargs(body: dict[str, Any]) -> dict[str, Any]:
-    """`chat_template_kwargs` and `reasoning_effort`: scalars under names that the renderer does not
-    use itself."""
-    kwargs = get(body, "chat_template_kwargs", dict, {})
+    """`chat_template_kwargs` and `reasoning_effort`: scalars under names that are not the
+    renderer's own. Raises ApiError(400)."""
+    kwargs = read_field(body, "chat_template_kwargs", dict, {})
     clean = check_template_kwargs(kwargs)
-    effort = optional(body, "reasoning_effort", str)
+    effort = read_optional(body, "reasoning_effort", str)
     if effort is not None:
         if effort not in EFFORTS:
             raise bad_request(
-                f"reasoning_effort must be one of {', '.join(EFFORTS)}, got {shown(effort)}",
+                f"reasoning_effort must be one of {', '.join(EFFORTS)}, got {describe(effort)}",
                 "reasoning_effort",
             )
         clean.setdefault("reasoning_effort", effort)
@@ -204,8 +205,8 @@ def read_template_kwargs(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_template_kwargs(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """A copy of template arguments that are harmless. Raises ApiError(400) on a reserved name or
-    anything but a small scalar."""
+    """A copy of harmless template arguments. Raises ApiError(400) on a reserved name and on any
+    value but a small scalar."""
     if len(kwargs) > MAX_KWARGS:
         raise bad_request(
             f"chat_template_kwargs takes at most {MAX_KWARGS} names, got {len(kwargs)}",
@@ -214,7 +215,7 @@ def check_template_kwargs(kwargs: dict[str, Any]) -> dict[str, Any]:
     for name, value in kwargs.items():
         if name in RESERVED_TEMPLATE_NAMES or name.endswith(("_token", "_tokens")):
             raise bad_request(
-                f"chat_template_kwargs must not set {shown(name)}", "chat_template_kwargs"
+                f"chat_template_kwargs must not set {describe(name)}", "chat_template_kwargs"
             )
         if value is not None and type(value) not in (bool, int, float, str):
             raise bad_request(

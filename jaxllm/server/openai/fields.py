@@ -1,5 +1,5 @@
-"""Strict reading of JSON request bodies: exact types (true is no integer, "5" is no number), null
-is the same as absent."""
+"""Strict reading of JSON request bodies: exact types (true is no integer, "5" is no number, 8.0 is
+one), and null is the same as absent."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jaxllm.grammar.structure import StructuredOutputsParams, StructureError, st
 from jaxllm.messages import RequestError, check_salt
 from jaxllm.sampling.options import OPTIONS, SamplingParams
 from jaxllm.sampling.values import OptionError
-from jaxllm.server.errors import ApiError, bad_request, sanitize, shown
+from jaxllm.server.errors import ApiError, bad_request, describe, sanitize
 
 # Options of the library that no client may set.
 NOT_ON_THE_WIRE = frozenset(
@@ -25,11 +25,12 @@ EXACT_FLOAT = 2.0**53  # every integer up to here is a float of its own
 
 # Known fields that change nothing here, whatever they hold.
 IGNORED = frozenset(
-    "user metadata store service_tier parallel_tool_calls prompt_cache_key prompt_cache_retention safety_identifier request_id session_id "
-    "include_reasoning verbosity guided_decoding_backend".split()
+    "user metadata store service_tier parallel_tool_calls prompt_cache_key prompt_cache_retention "
+    "safety_identifier request_id session_id include_reasoning verbosity "
+    "guided_decoding_backend".split()
 )
 
-# Fields of features that are not there yet, each with the values that ask for nothing.
+# Fields of features that are not supported yet, with the values that request nothing.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "suffix": ("",),
     "prompt_embeds": ([],),
@@ -49,16 +50,15 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("regex", "ebnf", "grammar"), ("",)),
 }
 
-# What the same is called here, where it is there: names of other servers, and of the other
-# endpoint.
-INSTEAD = {
+# Fields of other servers, or of the other endpoint, with their names here.
+OTHER_NAMES = {
     "beam_width": "use_beam_search with best_of",
     **dict.fromkeys(("regex", "ebnf", "grammar", "json_schema"), "structured_outputs"),
     "top_logprobs": "logprobs",
     "max_completion_tokens": "max_tokens",
 }
 
-# Older names of what `structured_outputs` holds.
+# Older names of the members of `structured_outputs`.
 GUIDED = {
     "guided_json": "json",
     "guided_json_object": "json_object",
@@ -91,8 +91,8 @@ def read_salt(body: dict[str, Any]) -> str | None:
     return str(salt)
 
 
-def value_of(text: bytes) -> Any:
-    """What a body, or a part of one, says in JSON. Raises ApiError(400)."""
+def read_json(text: bytes) -> Any:
+    """A body, or a part of one, as JSON. Raises ApiError(400)."""
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError as error:
@@ -101,38 +101,38 @@ def value_of(text: bytes) -> Any:
         ) from None
 
 
-def loads(body: bytes) -> dict[str, Any]:
+def read_object(body: bytes) -> dict[str, Any]:
     """The JSON object in `body`. Raises ApiError(400)."""
-    value = value_of(body)
+    value = read_json(body)
     if not isinstance(value, dict):
         raise bad_request(
-            f"the body must be a JSON object, got {shown(value)}", code="invalid_json"
+            f"the body must be a JSON object, got {describe(value)}", code="invalid_json"
         )
     return value
 
 
-def get[T](body: dict[str, Any], name: str, kind: type[T], default: T) -> T:
-    """`body[name]`, which must be exactly of type `kind`; absent and null give the default."""
+def read_field[T](body: dict[str, Any], name: str, kind: type[T], default: T) -> T:
+    """`body[name]`, which must be of type `kind`; absent and null give the default."""
     value = body.get(name)
     if value is None:
         return default
     if kind is int:
         value = whole(value)
     if type(value) is not kind:
-        raise bad_request(f"{name} must be {_KINDS[kind]}, got {shown(value)}", name)
+        raise bad_request(f"{name} must be {_KINDS[kind]}, got {describe(value)}", name)
     return value
 
 
-def optional[T](body: dict[str, Any], name: str, kind: type[T]) -> T | None:
-    """Like `get`, with None for absent."""
-    return None if body.get(name) is None else get(body, name, kind, kind())
+def read_optional[T](body: dict[str, Any], name: str, kind: type[T]) -> T | None:
+    """Like `read_field`, with None for absent."""
+    return None if body.get(name) is None else read_field(body, name, kind, kind())
 
 
 def refuse_unsupported(
     body: dict[str, Any], table: dict[str, tuple[Any, ...]], elsewhere: str | None = None
 ) -> None:
-    """Raise ApiError(400) on the first field of `table` that asks for something; `elsewhere` it
-    would be taken."""
+    """Raise ApiError(400) on the first field of `table` that requests something; `elsewhere` names
+    the endpoint that supports it."""
     for name, neutral in table.items():
         value = body.get(name)
         if value is not None and not is_one_of(value, neutral):
@@ -141,8 +141,8 @@ def refuse_unsupported(
                 if elsewhere is None
                 else f"here, but in {elsewhere}; leave it out"
             )
-            if name in INSTEAD:
-                remedy = f"here; send {INSTEAD[name]}"
+            if name in OTHER_NAMES:
+                remedy = f"here; send {OTHER_NAMES[name]}"
             raise bad_request(f"{name} is not supported {remedy}", name, "unsupported_parameter")
 
 
@@ -161,32 +161,34 @@ def whole(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """What a request's output must be, and the field that says so."""
+    """The constraint on a request's output, and the field that holds it."""
 
     field: str
     params: StructuredOutputsParams
 
 
 def read_structure(body: dict[str, Any]) -> Structure | None:
-    """From `structured_outputs`, `response_format` or one of their older names: at most one of
-    them. Raises ApiError(400)."""
-    asked: dict[str, Any] = {
+    """The constraint in `structured_outputs`, `response_format` or an older name; at most one of
+    them may be sent. Raises ApiError(400)."""
+    given_fields: dict[str, Any] = {
         name: {kind: body[name]} for name, kind in GUIDED.items() if body.get(name) is not None
     }
     if body.get("guided_json_object") is False:
-        del asked["guided_json_object"]
+        del given_fields["guided_json_object"]
     if (form := _response_format(body)) is not None:
-        asked["response_format"] = form
-    asked |= {name: body[name] for name in WHOLE if body.get(name) is not None}
-    if len(asked) > 1:
-        first, second, *_ = asked
+        given_fields["response_format"] = form
+    given_fields |= {name: body[name] for name in WHOLE if body.get(name) is not None}
+    if len(given_fields) > 1:
+        first, second, *_ = given_fields
         raise bad_request(
             f"{first} and {second} both constrain the output; send one of them", second
         )
     spacing = body.get("guided_whitespace_pattern")
-    if asked and body.get("use_beam_search") is True:
-        raise bad_request(f"{next(iter(asked))} cannot be used in a beam search", next(iter(asked)))
-    for name, given in asked.items():
+    if given_fields and body.get("use_beam_search") is True:
+        raise bad_request(
+            f"{next(iter(given_fields))} cannot be used in a beam search", next(iter(given_fields))
+        )
+    for name, given in given_fields.items():
         if spacing is not None and isinstance(given, dict):
             given = {"whitespace_pattern": spacing} | given
         try:
@@ -195,7 +197,7 @@ def read_structure(body: dict[str, Any]) -> Structure | None:
             raise bad_request(f"{name}: {sanitize(str(error))}", name) from None
     if spacing is not None:
         raise bad_request(
-            "guided_whitespace_pattern asks for nothing without guided_json",
+            "guided_whitespace_pattern has no effect without guided_json; leave it out",
             "guided_whitespace_pattern",
         )
     return None
@@ -203,7 +205,7 @@ def read_structure(body: dict[str, Any]) -> Structure | None:
 
 def _response_format(body: dict[str, Any]) -> dict[str, Any] | None:
     """`response_format` as a structure; None for text."""
-    form = optional(body, "response_format", dict)
+    form = read_optional(body, "response_format", dict)
     kind = None if form is None else form.get("type")
     if form is None or kind == "text":
         return None
@@ -213,7 +215,8 @@ def _response_format(body: dict[str, Any]) -> dict[str, Any] | None:
         return {"structural_tag": form}
     if kind != "json_schema":
         raise bad_request(
-            f"response_format.type must be text, json_object, json_schema or structural_tag, got {shown(kind)}",
+            "response_format.type must be text, json_object, json_schema or structural_tag, "
+            f"got {describe(kind)}",
             "response_format",
         )
     wrapped = form.get("json_schema")
@@ -230,12 +233,11 @@ def _response_format(body: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def read_sampling(body: dict[str, Any], defaults: dict[str, Any], **forced: Any) -> SamplingParams:
-    """The sampling options: what the request says, else `defaults`, else the table's defaults;
-    `forced` wins over all.
+    """The sampling options: `forced`, else the request's, else `defaults`, else the table's.
 
     Raises ApiError(400) that names the option.
     """
-    # Takes no draws, so what shapes them is left out
+    # A search draws nothing, so options that shape draws are left out
     searches = body.get("use_beam_search") is True
     values = {} if searches else dict(defaults)
     values |= {name: body[name] for name in WIRE_OPTIONS if body.get(name) is not None}
@@ -254,8 +256,8 @@ def option_error(error: OptionError) -> ApiError:
 
 def read_stream(body: dict[str, Any]) -> tuple[bool, bool, bool]:
     """(stream, usage at the end, usage on every chunk)."""
-    stream = get(body, "stream", bool, False)
-    options = optional(body, "stream_options", dict)
+    stream = read_field(body, "stream", bool, False)
+    options = read_optional(body, "stream_options", dict)
     if options is None:
         return stream, False, False
     if not stream:
@@ -264,6 +266,6 @@ def read_stream(body: dict[str, Any]) -> tuple[bool, bool, bool]:
         )
     for name in options:
         if name not in ("include_usage", "continuous_usage_stats", "include_obfuscation"):
-            raise bad_request(f"stream_options has no option {shown(name)}", "stream_options")
-        get({f"stream_options.{name}": options[name]}, f"stream_options.{name}", bool, False)
+            raise bad_request(f"stream_options has no option {describe(name)}", "stream_options")
+        read_field({f"stream_options.{name}": options[name]}, f"stream_options.{name}", bool, False)
     return stream, bool(options.get("include_usage")), bool(options.get("continuous_usage_stats"))

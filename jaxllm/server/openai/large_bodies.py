@@ -1,6 +1,8 @@
-"""Reading large JSON bodies so that others have their turns meanwhile: what cannot be legal is
-refused before objects are made of it, which takes ten times as long as looking at it, and what is
-legal is read field by field."""
+"""Reading large JSON bodies without holding up the event loop.
+
+Bodies that cannot be legal are refused before they are decoded, which takes ten times as long as
+scanning them. Legal bodies are decoded field by field, and other tasks run in between.
+"""
 
 from __future__ import annotations
 
@@ -14,30 +16,34 @@ import msgspec
 from jaxllm.sampling.options import MAX_ALLOWED
 from jaxllm.server.errors import ApiError, bad_request, sanitize
 from jaxllm.server.openai.chat import MAX_MESSAGES
-from jaxllm.server.openai.fields import value_of
+from jaxllm.server.openai.fields import read_json
+from jaxllm.server.openai.limits import Rules, check_length
 from jaxllm.server.openai.requests import (
     CHAT_FIELDS,
     COMPLETION_FIELDS,
     MAX_PROMPTS,
     TOKENIZE_FIELDS,
-    Rules,
-    check_length,
 )
 
-LARGE = 1 << 20  # bytes; a legal value of a field has no more, blanks apart
+LARGE = 1 << 20  # bytes of a legal field, blanks apart
 MAX_REST = 1 << 20  # bytes between known fields, and in others
-# But of these
-ROOMY = {"prompt": None, "messages": None, "tokens": None, "allowed_token_ids": 12 * MAX_ALLOWED}
-MOST_BYTES = 12  # that a character takes in JSON
+# Exceptions to LARGE; None is no limit
+SIZE_LIMITS = {
+    "prompt": None,
+    "messages": None,
+    "tokens": None,
+    "allowed_token_ids": 12 * MAX_ALLOWED,
+}
+MAX_BYTES_PER_CHAR = 12  # of a character in JSON
 MAX_CONTAINERS = 1 << 16  # lists and objects in a body
-MAX_MEMBERS = 1 << 16  # of all its objects
-MAX_ITEMS = 64 * MAX_MESSAGES  # of all its lists and objects, but for token ids
-MAX_TRUNCATED_IDS = 1 << 20  # of which the last are wanted
-MOST_NAMED = 1 << 23  # bytes of a body that are looked at to name the field at fault
-TURN = 1 << 18  # bytes that are looked at, or read, before others have their turn
+MAX_MEMBERS = 1 << 16  # members of objects in a body
+MAX_ITEMS = 64 * MAX_MESSAGES  # items of lists and objects, token ids apart
+MAX_TRUNCATED_IDS = 1 << 20  # ids of a prompt that is to be truncated
+MAX_NAMED = 1 << 23  # bytes of a body that is scanned for the field at fault
+TURN = 1 << 18  # bytes scanned or decoded before other tasks run
 BLANKS = b" \t\r\n"
 
-_KNOWN = COMPLETION_FIELDS | CHAT_FIELDS | TOKENIZE_FIELDS | ROOMY.keys()
+_KNOWN = COMPLETION_FIELDS | CHAT_FIELDS | TOKENIZE_FIELDS | SIZE_LIMITS.keys()
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _known_fields: msgspec.json.Decoder[Any] = msgspec.json.Decoder(
     msgspec.defstruct("Fields", [(name, msgspec.Raw, msgspec.Raw()) for name in sorted(_KNOWN)])
@@ -48,7 +54,7 @@ _BETWEEN = re.compile(rb"[,\s]*")
 
 @dataclass(slots=True)
 class Shape:
-    """What a JSON text holds outside its strings; `size` is its bytes without blanks."""
+    """Counts of a JSON text outside its strings; `size` is its bytes without blanks."""
 
     containers: int = 0
     members: int = 0
@@ -57,12 +63,12 @@ class Shape:
 
 
 async def shape_of(text: bytes) -> Shape:
-    """Counts in slices, between which others have their turn; stops where there is more than any
-    legal body has."""
+    """The shape of a JSON text, counted in slices between which other tasks run; stops beyond the
+    limits of legal bodies."""
     shape, at, within = Shape(), 0, 0
     while at < len(text) and shape.containers <= MAX_CONTAINERS and shape.members <= MAX_MEMBERS:
         piece = text[at : at + TURN]
-        # What the last backslash stands before belongs to it
+        # An escaped character stays with its backslash
         if (len(piece) - len(piece.rstrip(b"\\"))) % 2:
             piece = text[at : at + TURN + 1]
         at += len(piece)
@@ -88,7 +94,8 @@ async def read_large(body: bytes, rules: Rules) -> dict[str, Any]:
     rest = len(body) - sum(memoryview(raws[name]).nbytes for name in _KNOWN & raws.keys())
     if rest > MAX_REST:
         raise bad_request(
-            f"the body holds {rest} bytes that are in none of the fields of this server; at most {MAX_REST} are taken"
+            f"the body holds {rest} bytes outside the fields of this server; "
+            f"at most {MAX_REST} are taken"
         )
     truncates, found, read = "truncate_prompt_tokens" in raws, {}, 0
     for name, field in raws.items():
@@ -108,28 +115,31 @@ async def _read(name: str, raw: bytes, truncates: bool, rules: Rules) -> Any:
             return await _lists(raw, truncates, rules)
         if _plain(raw, 0, end := raw.rfind(b"]")):
             return await _items(raw, 0, end)
-    return value_of(raw)
+    return read_json(raw)
 
 
 def too_many(body: bytes) -> ApiError:
-    """The refusal of a body with more parts than a legal one has. It names the field that most of
-    it is in, where that can be told soon."""
+    """The refusal of a body with too many parts. It names the field that holds most of them, if
+    the body is small enough to find it."""
     name = None
-    if len(body) <= MOST_NAMED:
+    if len(body) <= MAX_NAMED:
         found = _decoded(_known_fields, body)
         sizes = {name: memoryview(getattr(found, name)).nbytes for name in _KNOWN}
         largest = max(sizes, key=lambda name: sizes[name])
         name = largest if 2 * sizes[largest] > len(body) else None
-    limits = f"at most {MAX_CONTAINERS} lists and objects, and {MAX_MEMBERS} members of objects, are taken"
+    limits = (
+        f"at most {MAX_CONTAINERS} lists and objects, and {MAX_MEMBERS} members of objects, "
+        "are taken"
+    )
     return bad_request(
         f"{name or 'the body'} has too many parts: {limits}; send fewer in one request", name
     )
 
 
 async def check_field(name: str, raw: bytes, truncates: bool, rules: Rules) -> None:
-    """Raise ApiError where what a field's value holds cannot be legal."""
+    """Raise ApiError when a field's value cannot be legal."""
     shape = await shape_of(raw)
-    most = ROOMY.get(name, LARGE)
+    most = SIZE_LIMITS.get(name, LARGE)
     if most is not None and shape.size > most:
         raise bad_request(
             f"{name} has {shape.size} bytes; no legal value has more than {most}", name
@@ -149,7 +159,7 @@ async def check_field(name: str, raw: bytes, truncates: bool, rules: Rules) -> N
     if (
         name == "prompt"
         and raw.startswith(b'"')
-        and len(raw) - 2 > MOST_BYTES * rules.most_chars(truncates)
+        and len(raw) - 2 > MAX_BYTES_PER_CHAR * rules.char_limit(truncates)
     ):
         limit = f"this model's maximum context length is {rules.resolved.max_model_len} tokens"
         message = f"{limit}, which a prompt of {len(raw)} bytes cannot fit into; shorten it"
@@ -170,8 +180,7 @@ def _check_items(name: str, items: int, texts: bool, truncates: bool, rules: Rul
 
 
 async def _lists(raw: bytes, truncates: bool, rules: Rules) -> list[Any]:
-    """Lists of token ids in a list, some of them, or of one, in each turn. That it is JSON is
-    known."""
+    """A list of lists of token ids, decoded in slices. `raw` is known to be JSON."""
     found, at, end, read = [], 1, raw.rindex(b"]"), 0
     while (stop := raw.find(b"]", at, end)) >= 0:
         start = _BETWEEN.match(raw, at).end()  # type: ignore[union-attr]
@@ -181,7 +190,7 @@ async def _lists(raw: bytes, truncates: bool, rules: Rules) -> list[Any]:
         found.append(
             await _items(raw, start, stop)
             if stop - start > TURN
-            else value_of(raw[start : stop + 1])
+            else read_json(raw[start : stop + 1])
         )
         read += stop - at
         at = stop + 1
@@ -194,7 +203,7 @@ async def _lists(raw: bytes, truncates: bool, rules: Rules) -> list[Any]:
 
 
 def _plain(raw: bytes, start: int, stop: int) -> bool:
-    """Whether what ends at `stop` is a list of neither texts nor lists nor objects."""
+    """Whether `raw[start : stop + 1]` is a list without strings, lists and objects."""
     return (
         raw.startswith(b"[", start)
         and raw.count(b"[", start, stop) == 1
@@ -204,12 +213,12 @@ def _plain(raw: bytes, start: int, stop: int) -> bool:
 
 
 async def _items(raw: bytes, start: int, end: int) -> list[Any]:
-    """The plain list that ends at `end`, some of it in each turn."""
+    """The plain list that ends at `end`, decoded in slices."""
     found, at = [], start + 1
     while at < end:
         comma = raw.find(b",", at + TURN, end)
         stop = end if comma < 0 else comma
-        found += value_of(b"[%b]" % raw[at:stop])
+        found += read_json(b"[%b]" % raw[at:stop])
         at = stop + 1
         await asyncio.sleep(0)
     return found

@@ -1,5 +1,5 @@
-"""What every request passes first: request id, API key, draining. Plain ASGI, one wrapper, nothing
-on the path of a chunk but a test."""
+"""The first checks of every request: request id, API key, draining. Plain ASGI; a chunk of a stream
+passes one comparison."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import orjson
 
 from jaxllm.server.errors import ApiError, shutting_down
 
-# Answer without a key; everything else needs one
+# Open without a key; all other paths need one
 OPEN_PATHS = frozenset({"/health", "/ready", "/version", "/ping"})
-# Only with a key of the operator's
+# Need an operator's key
 ADMIN_PATHS = frozenset({"/reset_prefix_cache", "/start_profile", "/stop_profile"})
 MAX_REQUEST_ID = 128
 ID_CHARS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:")
@@ -25,8 +25,11 @@ logger = logging.getLogger("jaxllm.access")
 
 
 class AuthMiddleware:
-    """Wraps the routes. `keys` empty means that no key is needed; `admin_keys` open everything, and
-    alone open the operator's routes. `draining()` is asked for every request that starts work."""
+    """Wraps the routes.
+
+    Without `keys`, clients need none. `admin_keys` open every route, and only they open
+    ADMIN_PATHS. While `draining()`, requests that start work are refused.
+    """
 
     def __init__(
         self, app: Any, keys: Iterable[str], admin_keys: Iterable[str], draining: Callable[[], bool]
@@ -94,13 +97,13 @@ class AuthMiddleware:
 
 
 def digests(keys: Iterable[str]) -> tuple[bytes, ...]:
-    """What is kept of keys."""
+    """SHA-256 of each key: the keys themselves are not kept."""
     return tuple(hashlib.sha256(key.encode()).digest() for key in keys)
 
 
 def authorised(value: bytes | None, keys: Iterable[bytes]) -> bool:
-    """Whether an Authorization header holds one of these keys. Constant time in the key: digests
-    are compared, all of them, always."""
+    """Whether an Authorization header holds one of these keys, in constant time: it is always
+    compared with every digest."""
     scheme, _, key = (value or b"").partition(b" ")
     digest = hashlib.sha256(key.strip()).digest()
     found = False
@@ -110,8 +113,7 @@ def authorised(value: bytes | None, keys: Iterable[bytes]) -> bool:
 
 
 def route_path(scope: dict[str, Any]) -> str:
-    """The path that the router sees: the raw ASGI path without the root path. Headers such as Host
-    play no part in it."""
+    """The path that the router sees: the ASGI path without the root path. No header changes it."""
     path, root = scope["path"], scope.get("root_path", "")
     return path[len(root) :] if root and path.startswith(root + "/") else path
 
@@ -122,8 +124,7 @@ def header(headers: list[tuple[bytes, bytes]], name: bytes) -> bytes | None:
 
 
 def clean_id(value: bytes | None) -> str:
-    """A client's request id, bounded and of harmless characters only; "" when nothing is left. It
-    is a label, never a key."""
+    """A client's request id, cut and without unsafe characters. It is a label, never a key."""
     text = (value or b"")[:MAX_REQUEST_ID].decode("latin-1")
     return "".join(c for c in text if c in ID_CHARS)
 

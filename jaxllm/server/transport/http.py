@@ -1,5 +1,8 @@
-"""uvicorn's h11 protocol with deadlines for slow clients, bounds for heads, the JSON envelope for
-requests that are no HTTP, and connections that end when the client has heard why."""
+"""uvicorn's h11 protocol with deadlines for slow clients, limits of heads and JSON error replies.
+
+A connection that is closed during a request lingers until the client has received the reply.
+tests/server/transport/test_uvicorn.py checks the internals of uvicorn that are used here.
+"""
 
 from __future__ import annotations
 
@@ -25,23 +28,27 @@ from jaxllm.server.errors import ApiError, bad_request, overloaded, sanitize
 HEADER_DEADLINE = 30.0
 MAX_HEADERS = 256
 MAX_HEAD_BYTES = 64 << 10  # of all headers together
-MAX_UNPARSED = 2 * MAX_HEAD_BYTES  # of a head that is not yet whole, with what is between headers
+MAX_UNPARSED = 2 * MAX_HEAD_BYTES  # of an unfinished head, with the bytes between headers
 TOTAL_UNPARSED = 256 << 20  # of all connections
-EARLY_DEADLINE = 30.0  # seconds from an answer to the end of a body that it did not wait for
-LINGER = 5.0  # seconds that a client may go on to send what nobody reads any more
+EARLY_DEADLINE = 30.0  # seconds from an early reply to the end of the request's body
+LINGER = 5.0  # seconds that a client may go on sending after the reply
 WRITE_DEADLINE = 120.0  # seconds that a full socket buffer may stay full
 
 _ABSOLUTE = re.compile(rb"https?://[^/]*", re.IGNORECASE)
 
 
 class HttpState(ServerState):
-    """What all connections share."""
+    """State that all connections share."""
 
-    unparsed: int = 0  # bytes that came and are no part of a request yet
+    unparsed: int = 0  # bytes received that belong to no request yet
 
 
 class HttpProtocol(H11Protocol):
-    """One connection. httptools is never used: it has no limit on headers."""
+    """One connection. httptools is never used: it does not limit headers.
+
+    Attributes:
+        lingering: whether the reply is sent and input is read only to be dropped.
+    """
 
     server_state: HttpState
 
@@ -50,9 +57,9 @@ class HttpProtocol(H11Protocol):
         self._head_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
         self._end_timer: asyncio.TimerHandle | None = None
-        self.leaving = False
+        self.lingering = False
         self._stopping = False
-        self._unparsed = 0  # bytes of `server_state.unparsed`
+        self._unparsed = 0  # this connection's part of `server_state.unparsed`
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """asyncio.Protocol"""
@@ -64,43 +71,53 @@ class HttpProtocol(H11Protocol):
         for timer in (self._head_timer, self._write_timer, self._end_timer):
             if timer is not None:
                 timer.cancel()
-        self._hold(0)
+        self._count_unparsed(0)
         super().connection_lost(exc)
 
     @property
-    def heard_out(self) -> bool:
-        """Whether nothing more of a request is to come."""
+    def request_received(self) -> bool:
+        """Whether no part of a request is still to arrive."""
         return self.conn.their_state not in (h11.SEND_BODY, h11.ERROR)
 
-    def leave(self, transport: asyncio.Transport) -> None:
-        """Close. A socket that is closed while the client sends takes back what was said last, so a
-        client that does is heard out, unless the server stops."""
-        if self.leaving or self._stopping or self.heard_out or not transport.can_write_eof():
+    def linger(self, transport: asyncio.Transport) -> None:
+        """Close, after the client has stopped sending unless the server stops.
+
+        Closing a socket with unread input resets it, and the client would lose the reply.
+        """
+        if (
+            self.lingering
+            or self._stopping
+            or self.request_received
+            or not transport.can_write_eof()
+        ):
             return transport.close()
-        self.leaving = True
+        self.lingering = True
         transport.write_eof()
         transport.resume_reading()
         self._end_timer = self.loop.call_later(LINGER, transport.abort)
 
     def shutdown(self) -> None:
-        """uvicorn's hook: requests in progress go on, but nobody who has been answered is heard
-        out."""
+        """uvicorn's hook: requests in progress go on, lingering connections close."""
         self._stopping = True
-        if self.leaving:
+        if self.lingering:
             return self.transport.close()
         super().shutdown()
 
     def data_received(self, data: bytes) -> None:
         """asyncio.Protocol"""
-        if self.leaving:
+        if self.lingering:
             return
         super().data_received(data)
-        self._hold(len(self.conn.trailing_data[0]))
+        self._count_unparsed(len(self.conn.trailing_data[0]))
         if self._unparsed and self.server_state.unparsed > TOTAL_UNPARSED:
-            return self._turn_away()
-        if self._end_timer is None and not self.heard_out and self.conn.our_state is h11.DONE:
+            return self._refuse_head()
+        if (
+            self._end_timer is None
+            and not self.request_received
+            and self.conn.our_state is h11.DONE
+        ):
             self._end_timer = self.loop.call_later(EARLY_DEADLINE, self.transport.abort)
-        elif self._end_timer is not None and self.heard_out and not self.leaving:
+        elif self._end_timer is not None and self.request_received and not self.lingering:
             self._end_timer.cancel()
             self._end_timer = None
         waiting = self.conn.their_state is h11.IDLE
@@ -111,20 +128,19 @@ class HttpProtocol(H11Protocol):
             self._head_timer = None
 
     def on_response_complete(self) -> None:
-        """uvicorn's hook: what came meanwhile has its turn."""
+        """uvicorn's hook: pipelined input is parsed now, so count it again."""
         super().on_response_complete()
         if self._unparsed:
-            self._hold(len(self.conn.trailing_data[0]))
+            self._count_unparsed(len(self.conn.trailing_data[0]))
 
-    def _hold(self, size: int) -> None:
-        """Count the bytes that this connection holds beside a request: part of a head, or what came
-        before the request was answered."""
+    def _count_unparsed(self, size: int) -> None:
+        """Set this connection's unparsed bytes: part of a head, or input sent ahead."""
         self.server_state.unparsed += size - self._unparsed
         self._unparsed = size
 
-    def _turn_away(self) -> None:
-        """End the connection, which holds what nobody has room for. Who sends a head is told; a
-        request in progress ends with it."""
+    def _refuse_head(self) -> None:
+        """End the connection for want of memory: with a 503 during a head, which ends a request
+        in progress without one."""
         if self.conn.our_state is not h11.IDLE:
             return self.transport.abort()
         self._answer(
@@ -133,9 +149,7 @@ class HttpProtocol(H11Protocol):
         self.transport.close()
 
     def pause_writing(self) -> None:
-        """The client does not read: it gets a while, then the connection ends and its request is
-        aborted.
-        """
+        """The client does not read: after WRITE_DEADLINE the connection and its request end."""
         super().pause_writing()
         self._write_timer = self.loop.call_later(WRITE_DEADLINE, self.transport.abort)
 
@@ -147,18 +161,18 @@ class HttpProtocol(H11Protocol):
             self._write_timer = None
 
     def send_400_response(self, msg: str) -> None:
-        """What could not be parsed as HTTP; uvicorn calls this where h11 has said why. What was
-        begun to be answered is left as it is."""
+        """Answer input that is no HTTP; uvicorn calls this while h11's exception is handled. A
+        reply that has begun is left as it is."""
         began = self.conn.our_state is not h11.IDLE
         if began:
-            self.cycle.disconnected = True  # for its application the client has gone
+            self.cycle.disconnected = True  # its application sees a client that has gone
             self.cycle.message_event.set()
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            self._answer(unparsed(sys.exception(), whole_head=began))
+            self._answer(parse_error(sys.exception(), whole_head=began))
         self.transport.close()
 
     def _answer(self, error: ApiError) -> None:
-        headers, body = last_words(error)
+        headers, body = closing_reply(error)
         start = h11.Response(
             status_code=error.status, headers=headers, reason=HTTPStatus(error.status).phrase
         )
@@ -167,7 +181,7 @@ class HttpProtocol(H11Protocol):
 
 
 class LingeringTransport:
-    """A transport whose `close` is its protocol's `leave`."""
+    """A transport whose `close` is its protocol's `linger`."""
 
     def __init__(self, transport: asyncio.Transport, protocol: HttpProtocol):
         self._transport, self._protocol = transport, protocol
@@ -177,14 +191,14 @@ class LingeringTransport:
 
     def close(self) -> None:
         """asyncio.Transport"""
-        self._protocol.leave(self._transport)
+        self._protocol.linger(self._transport)
 
     def is_closing(self) -> bool:
         """asyncio.Transport"""
-        return self._protocol.leaving or self._transport.is_closing()
+        return self._protocol.lingering or self._transport.is_closing()
 
 
-def last_words(error: ApiError) -> tuple[list[tuple[bytes, bytes]], bytes]:
+def closing_reply(error: ApiError) -> tuple[list[tuple[bytes, bytes]], bytes]:
     """Headers and body of a reply after which the connection is closed."""
     body = orjson.dumps(error.envelope())
     headers = {
@@ -196,8 +210,8 @@ def last_words(error: ApiError) -> tuple[list[tuple[bytes, bytes]], bytes]:
     return [(name.encode(), value.encode()) for name, value in headers.items()], body
 
 
-def unparsed(why: BaseException | None, whole_head: bool) -> ApiError:
-    """The reply to what h11 cannot parse, in or after a head."""
+def parse_error(why: BaseException | None, whole_head: bool) -> ApiError:
+    """The reply to input that h11 cannot parse, in or after a head."""
     if isinstance(why, h11.RemoteProtocolError) and why.error_status_hint == 431 and not whole_head:
         return head_too_large(f"more than {MAX_UNPARSED} bytes")
     return bad_request(f"this is no HTTP/1.1 request: {sanitize(str(why))}", code="invalid_http")
@@ -209,9 +223,9 @@ def head_too_large(what: str) -> ApiError:
     return ApiError(431, f"the head of the request has {what}; {limits}", code="headers_too_large")
 
 
-def trouble_of(version: str, headers: Sequence[tuple[bytes, bytes]]) -> ApiError | None:
-    """Why a request's head is not taken. One with two lengths may be two requests for a proxy
-    before us."""
+def head_error(version: str, headers: Sequence[tuple[bytes, bytes]]) -> ApiError | None:
+    """The refusal of a request's head, if any. A proxy may read a head with two lengths as two
+    requests."""
     if version not in ("1.0", "1.1"):
         return bad_request("this server speaks HTTP/1.1", code="invalid_http")
     size = sum(len(name) + len(value) for name, value in headers)
@@ -225,8 +239,8 @@ def trouble_of(version: str, headers: Sequence[tuple[bytes, bytes]]) -> ApiError
 
 
 def origin_form(scope: Scope) -> Scope:
-    """`scope` with the path of an absolute request target, as RFC 9112 3.2.2 has servers take it:
-    `GET http://host/v1/models` asks for /v1/models."""
+    """`scope` with the path alone of an absolute request target (RFC 9112, 3.2.2):
+    `GET http://host/v1/models` gets /v1/models."""
     root = scope.get("root_path", "")
     raw = scope.get("raw_path", b"")[len(root.encode()) :]
     if not _ABSOLUTE.match(raw):
@@ -237,22 +251,20 @@ def origin_form(scope: Scope) -> Scope:
 
 
 class HeaderLimits:
-    """Answers requests whose head is not taken, and closes their connections; the others are for
-    `app`.
-    """
+    """ASGI middleware that refuses heads over the limits and closes their connections."""
 
     def __init__(self, app: ASGIApp):
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI"""
-        trouble = (
-            trouble_of(scope["http_version"], scope["headers"]) if scope["type"] == "http" else None
+        refusal = (
+            head_error(scope["http_version"], scope["headers"]) if scope["type"] == "http" else None
         )
-        if trouble is None:
+        if refusal is None:
             return await self._app(origin_form(scope), receive, send)
-        headers, body = last_words(trouble)
-        await send({"type": "http.response.start", "status": trouble.status, "headers": headers})
+        headers, body = closing_reply(refusal)
+        await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from jaxllm.server.errors import MAX_MESSAGE, ApiError, bounded, sanitize, shown
+from jaxllm.server.errors import MAX_MESSAGE, ApiError, bounded, describe, sanitize
 from jaxllm.tokenizer import Tokenizer
 from tests.server.harness import Running, with_settings
 
@@ -56,8 +56,8 @@ def test_a_model_served_by_its_path_is_named_when_another_is_asked_for(
 
 
 def test_values_are_shown_bounded_and_containers_only_described() -> None:
-    assert len(shown("x" * 10**6)) <= 200
-    assert shown([1] * 10**6) == "a list of 1000000"
+    assert len(describe("x" * 10**6)) <= 200
+    assert describe([1] * 10**6) == "a list of 1000000"
 
 
 @pytest.mark.parametrize(

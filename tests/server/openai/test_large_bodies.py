@@ -22,12 +22,12 @@ from jaxllm.server.openai.large_bodies import (
     MAX_ITEMS,
     MAX_MEMBERS,
     MAX_TRUNCATED_IDS,
-    ROOMY,
+    SIZE_LIMITS,
     Shape,
     read_large,
     shape_of,
 )
-from jaxllm.server.openai.requests import Rules
+from jaxllm.server.openai.limits import Rules
 from tests.server import fake
 from tests.server.harness import Running
 
@@ -91,7 +91,7 @@ def test_lists_of_ids_are_read_one_after_the_other(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "LARGE", 1)
         patch.setattr(module, "TURN", 4)
-        patch.setitem(module.ROOMY, "n", None)
+        patch.setitem(module.SIZE_LIMITS, "n", None)
         assert asyncio.run(read_large(body, RULES)) == {"prompt": ids, "n": 1}
 
 
@@ -105,7 +105,7 @@ def test_lists_of_plain_values_are_read_piece_by_piece(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "LARGE", 1)
         patch.setattr(module, "TURN", 4)
-        patch.setitem(module.ROOMY, "stop", None)
+        patch.setitem(module.SIZE_LIMITS, "stop", None)
         assert asyncio.run(
             read_large(json.dumps({"stop": items}, indent=indent).encode(), RULES)
         ) == {"stop": items}
@@ -255,7 +255,7 @@ def test_blanks_do_not_count() -> None:
     }
     ids = json.dumps(body["allowed_token_ids"]).replace(" ", "\n" + " " * 16)
     biases = json.dumps(body["logit_bias"]).replace(" ", " " * 600)
-    assert len(ids) > ROOMY["allowed_token_ids"] and len(biases) > LARGE
+    assert len(ids) > SIZE_LIMITS["allowed_token_ids"] and len(biases) > LARGE
     assert (
         asyncio.run(
             read_large(f'{{"allowed_token_ids":{ids},"logit_bias":{biases}}}'.encode(), RULES)

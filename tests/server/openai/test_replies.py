@@ -10,7 +10,9 @@ import pytest
 
 from jaxllm.logprobs import packed_from
 from jaxllm.messages import PromptLogprobs, TextDelta, TokenLogprobs
-from jaxllm.server.openai.replies import ChatReply, CompletionReply, EchoSpec, Reply
+from jaxllm.server.openai.chat_reply import ChatReply
+from jaxllm.server.openai.completion_reply import CompletionReply
+from jaxllm.server.openai.replies import EchoSpec, Reply
 
 PROMPT, TOP, SAID = list(range(2, 202)), 5, [7, 8]
 
@@ -68,7 +70,7 @@ def test_the_log_probabilities_of_a_prompt_are_written_down_once_for_all_its_cho
     shown: dict[str, Any],
 ) -> None:
     (one, of_one), (many, of_many) = (answered(CompletionReply, n, **shown) for n in (1, 9))
-    alone, together = (orjson.loads(orjson.dumps(reply.whole())) for reply in (one, many))
+    alone, together = (orjson.loads(orjson.dumps(reply.full_reply())) for reply in (one, many))
     assert [choice | {"index": 0} for choice in together["choices"]] == alone["choices"] * 9
     assert len(
         (alone["choices"][0].get("prompt_logprobs") or alone["choices"][0]["logprobs"]["tokens"])[
@@ -86,6 +88,6 @@ def test_log_probabilities_are_no_objects_for_the_collector(kind: type[Reply]) -
     reply, _ = answered(kind, 8, prompt_logprobs=TOP)
     gc.collect()
     before = len(gc.get_objects())
-    whole = reply.whole()
+    whole = reply.full_reply()
     assert len(gc.get_objects()) - before < len(PROMPT)
     assert whole["choices"]

@@ -1,0 +1,134 @@
+"""Replies of /v1/completions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from jaxllm.messages import TextDelta, TokenLogprobs
+from jaxllm.server.openai.replies import (
+    Choice,
+    EchoSpec,
+    Entry,
+    Reply,
+    TokenNames,
+    finite,
+    json_fragment,
+    unpack_delta,
+)
+
+
+@dataclass(slots=True)
+class Columns:
+    """Log-probabilities in the shape of completions; `end` is the offset of the next token's
+    text."""
+
+    tokens: list[str] = field(default_factory=list)
+    token_logprobs: list[float | None] = field(default_factory=list)
+    top_logprobs: list[orjson.Fragment | None] = field(default_factory=list)
+    text_offset: list[int] = field(default_factory=list)
+    end: int = 0
+
+    def shape(self, before: Columns | None = None) -> dict[str, list[Any]]:
+        """The reply's object, after the columns `before`."""
+        names = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+        return {
+            name: [*getattr(before, name), *getattr(self, name)] if before else getattr(self, name)
+            for name in names
+        }
+
+
+class CompletionReply(Reply):
+    """/v1/completions"""
+
+    prefix, kind, chunk_kind = "cmpl-", "text_completion", "text_completion"
+
+    def __init__(
+        self, id: str, model: str, fingerprint: str, echo: EchoSpec, n: int, names: TokenNames
+    ):
+        super().__init__(id, model, fingerprint, echo, n, names)
+        self._echoes: dict[int, Columns] = {}  # of prompts, once for all their choices
+
+    def _note(self, prompt: int, delta: TextDelta) -> Choice:
+        """As for every reply; when only the prompts are scored, generated tokens do not count."""
+        choice = super()._note(prompt, delta)
+        if not self._echo.generates:
+            choice.tokens, choice.stop_reason = 0, None
+            choice.finish_reason = choice.finish_reason and "length"
+        return choice
+
+    def _chunks(self, index: int, choice: Choice, delta: TextDelta) -> list[dict[str, Any]]:
+        first, choice.started = not choice.started, True
+        before, prompt_columns = self._echoed(index // self._n) if first else ("", None)
+        text, entries = (delta.text, unpack_delta(delta)) if self._echo.generates else ("", None)
+        body = {
+            "index": index,
+            "text": before + text,
+            "logprobs": self._logprobs(choice, prompt_columns, entries),
+        }
+        return [body | {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason}]
+
+    def _full_choice(self, index: int, choice: Choice) -> dict[str, Any]:
+        prompt = index // self._n
+        before, prompt_columns = self._echoed(prompt)
+        text, entries = (
+            ("".join(choice.text), choice.logprobs) if self._echo.generates else ("", None)
+        )
+        body = {
+            "index": index,
+            "text": before + text,
+            "logprobs": self._logprobs(choice, prompt_columns, entries),
+        }
+        return (
+            body
+            | {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason}
+            | self._prompt_logprobs(prompt)
+        )
+
+    def _echoed(self, prompt: int) -> tuple[str, Columns | None]:
+        """The echoed text of a prompt, and its log-probabilities."""
+        echo = self._echo
+        if echo.texts is None:
+            return "", None
+        if (
+            echo.logprobs is not None
+            and prompt in self._prompt_packed
+            and prompt not in self._echoes
+        ):
+            self._echoes[prompt] = self._columns(self._prompt_entries(prompt, echo.logprobs), 0)
+        return echo.texts[prompt], self._echoes.get(prompt)
+
+    def _logprobs(
+        self, choice: Choice, before: Columns | None, found: Iterable[Entry] | None
+    ) -> dict[str, list[Any]] | None:
+        if found is None and before is None:
+            return None
+        columns = self._columns(found or (), choice.offset if before is None else before.end)
+        choice.offset = columns.end
+        return columns.shape(before)
+
+    def _columns(self, found: Iterable[Entry], offset: int) -> Columns:
+        """Log-probabilities of tokens whose text begins at `offset`."""
+        columns = Columns(end=offset)
+        for at in found:
+            text, logprob, top = (
+                (self._names.token_text(at), None, None) if isinstance(at, int) else self._named(at)
+            )
+            columns.tokens.append(text)
+            columns.token_logprobs.append(logprob)
+            columns.top_logprobs.append(top)
+            columns.text_offset.append(columns.end)
+            columns.end += len(text)
+        return columns
+
+    def _named(self, at: TokenLogprobs) -> tuple[str, float, orjson.Fragment]:
+        """A token's text, its log-probability, and those of the most likely texts."""
+        text, logprob = self._names.token_text(at.token_id), finite(at.logprob)
+        top: dict[str, float] = {}
+        for id, value in at.top:
+            top.setdefault(self._names.token_text(id), finite(value))
+        top.setdefault(text, logprob)
+        return text, logprob, json_fragment(top)

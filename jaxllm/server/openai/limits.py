@@ -1,0 +1,156 @@
+"""Limits of the model and of the server that requests are checked against."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+from typing import Any
+
+from jaxllm.config import Resolved
+from jaxllm.messages import RequestError, check_prompt_logprobs
+from jaxllm.sampling.options import SamplingParams
+from jaxllm.sampling.values import OptionError
+from jaxllm.server.errors import bad_request, describe
+from jaxllm.server.openai.fields import option_error
+
+# Characters of a text that is to be truncated: a second or two of a tokenizer's time
+TRUNCATED_CHARS = 1 << 22
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """Facts that requests are checked against; made once when the engine is ready.
+
+    Attributes:
+        served: names that clients may use for the model.
+        longest_token: characters of the vocabulary's longest token.
+        defaults: sampling options of generation_config.json.
+    """
+
+    resolved: Resolved
+    served: tuple[str, ...]
+    longest_token: int
+    defaults: dict[str, Any] = field(default_factory=dict)
+    template_kwargs: dict[str, Any] = field(default_factory=dict)
+
+    def char_limit(self, truncated: bool) -> int:
+        """Characters that may be tokenised: any longer text exceeds the context, unless it is
+        truncated."""
+        fits = self.resolved.max_model_len * self.longest_token
+        return max(fits, TRUNCATED_CHARS) if truncated else fits
+
+
+def check_chars(length: int, rules: Rules, param: str, truncated: bool = False) -> None:
+    """Refuse a text that is too long before it is tokenised."""
+    if length > rules.char_limit(truncated):
+        if truncated:
+            raise bad_request(
+                f"{param} has {length} characters; "
+                f"at most {rules.char_limit(True)} are tokenised to be truncated",
+                param,
+            )
+        raise bad_request(
+            f"this model's maximum context length is {rules.resolved.max_model_len} tokens, "
+            f"which {length} characters cannot fit into; shorten the prompt",
+            param,
+            "context_length_exceeded",
+        )
+
+
+def check_ids(ids: list[Any], resolved: Resolved, param: str) -> None:
+    """Refuse token ids that are no integers of the vocabulary, or leave no room for a token."""
+    check_length(len(ids), resolved, param)
+    if not set(map(type, ids)) <= {int}:  # lists may be long, and true is no id
+        wrong = next(id for id in ids if type(id) is not int)
+        raise bad_request(
+            f"{param} must hold token ids (integers), got {describe(wrong)}",
+            param,
+            "invalid_token_id",
+        )
+    for id in (min(ids), max(ids)):
+        if not 0 <= id < resolved.vocab_size:
+            message = (
+                f"{param} holds token id {id}, which is outside the vocabulary "
+                f"[0, {resolved.vocab_size})"
+            )
+            raise bad_request(message, param, "invalid_token_id")
+
+
+def check_length(tokens: int, resolved: Resolved, param: str) -> None:
+    """Refuse a prompt that leaves no room for a token."""
+    if tokens >= resolved.max_model_len:
+        raise bad_request(
+            f"this model's maximum context length is {resolved.max_model_len} tokens, "
+            f"but the prompt has {tokens} tokens and at least one must be generated; "
+            "shorten the prompt",
+            param,
+            "context_length_exceeded",
+        )
+
+
+def check_prompt_scoring(lengths: list[int], params: SamplingParams) -> None:
+    """Refuse prompts with too many log-probabilities."""
+    if params.prompt_logprobs is None:
+        return
+    try:
+        check_prompt_logprobs(lengths, params.prompt_logprobs, params.samples)
+    except RequestError as error:
+        raise bad_request(str(error), error.param) from None
+
+
+def check_sampling(params: SamplingParams, resolved: Resolved, logprobs_name: str) -> None:
+    """Limits that depend on the model and the server."""
+    try:
+        params.truncated([], resolved.max_model_len)
+    except OptionError as error:
+        raise option_error(error) from None
+    for name, value in (
+        (logprobs_name, params.logprobs),
+        ("prompt_logprobs", params.prompt_logprobs),
+    ):
+        if value is not None and value > resolved.max_logprobs:
+            raise bad_request(
+                f"{name} must be at most {resolved.max_logprobs} (--max-logprobs), got {value}",
+                name,
+            )
+    if params.priority and resolved.scheduling_policy != "priority":
+        raise bad_request(
+            "priority needs a server with --scheduling-policy priority; leave it out", "priority"
+        )
+    for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
+        highest = max(getattr(params, name) or (), default=0)
+        if highest >= resolved.vocab_size:
+            message = (
+                f"{name} holds {highest}, which is outside the vocabulary "
+                f"[0, {resolved.vocab_size})"
+            )
+            raise bad_request(message, name, "invalid_token_id")
+
+
+def check_best_of(params: SamplingParams, stream: bool) -> None:
+    """Refuse to stream best_of: the best choices are known only when all have ended."""
+    if stream and params.samples > params.n and not params.use_beam_search:
+        raise bad_request(
+            f"best_of ({params.samples}) above n ({params.n}) cannot be streamed; "
+            "leave out stream or best_of",
+            "best_of",
+        )
+
+
+def clamp(params: SamplingParams, prompt_tokens: int, resolved: Resolved) -> SamplingParams:
+    """`params` with max_tokens bounded by the rest of the context.
+
+    They were checked before, and their lists may be long: only the bound is checked again, and
+    prompts that it does not change share one object.
+    """
+    rest = resolved.max_model_len - prompt_tokens
+    limit = rest if params.max_tokens is None else min(rest, params.max_tokens)
+    if limit == params.max_tokens:
+        return params
+    if params.min_tokens > limit:
+        raise bad_request(
+            f"min_tokens ({params.min_tokens}) must be at most max_tokens ({limit})", "min_tokens"
+        )
+    clamped = copy.copy(params)
+    clamped.max_tokens = limit
+    return clamped
