@@ -14,7 +14,10 @@ from jaxllm import cli, environment
 
 
 def test_help_and_version_answer_without_loading_jax(repo):
-    code = "import sys; from jaxllm.cli import main; main(['--help']); main(['--version']); sys.exit('jax' in sys.modules)"
+    code = (
+        "import sys; from jaxllm.cli import main; main(['--help']); main(['--version']); "
+        "sys.exit('jax' in sys.modules)"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=repo, capture_output=True, text=True, timeout=60
     )
@@ -55,7 +58,8 @@ def test_bench_outside_a_checkout_says_where_to_run_it(tmp_path):
         [
             sys.executable,
             "-c",
-            "import sys; from jaxllm.cli import main; sys.exit(main(['bench', 'no_such_benchmark']))",
+            "import sys; from jaxllm.cli import main; "
+            "sys.exit(main(['bench', 'no_such_benchmark']))",
         ],
         cwd=tmp_path,
         env={

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pathlib
 from collections.abc import Iterator
+from typing import Any
 
 import openai
 import pytest
@@ -13,6 +14,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from jaxllm.tokenizer import Tokenizer, byte_alphabet
 from tests.server.harness import Running
+from tests.server.processes import Process
 
 TEMPLATE = """{%- for message in messages -%}
 {%- if message['content'] == 'raise' -%}{{ raise_exception('the template says no') }}{%- endif -%}
@@ -76,3 +78,17 @@ def client(server: Running) -> Iterator[openai.OpenAI]:
     """openai-python against the shared server."""
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
         yield client
+
+
+@pytest.fixture
+def launch(model_dir: pathlib.Path, tmp_path: pathlib.Path) -> Iterator[Any]:
+    """Starts processes and ends them."""
+    started: list[Process] = []
+
+    def start(*flags: str, **options: Any) -> Process:
+        started.append(Process(model_dir, tmp_path, *flags, **options))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.close()

@@ -114,12 +114,17 @@ class Running:
     def begin(self, path: str, body: dict[str, Any]) -> Open:
         """Send a request and leave its connection open; the caller closes it."""
         data = json.dumps(body).encode()
-        head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
-        return self.begin_raw(head.encode() + data)
+        return self.begin_raw(post_head(path, len(data)) + data)
 
     def begin_raw(self, data: bytes) -> Open:
         """Send bytes as they are over a connection that the caller closes."""
         return Open(self.port, data)
+
+
+def post_head(path: str, length: int) -> bytes:
+    """The head of a POST of JSON."""
+    lines = [f"POST {path} HTTP/1.1", "host: localhost", "content-type: application/json"]
+    return "\r\n".join([*lines, f"content-length: {length}", "", ""]).encode()
 
 
 class Open:

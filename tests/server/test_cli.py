@@ -24,17 +24,25 @@ def test_every_field_of_the_engines_configuration_has_a_flag_and_its_default() -
 @pytest.mark.parametrize(
     ("argv", "field", "value"),
     [
-        (["--max-model-len", "32k"], "max_model_len", 32_000), (["--max-model-len", "32K"], "max_model_len", 32_768),
-        (["--max-model-len", "auto"], "max_model_len", "auto"), (["--max-model-len", "-1"], "max_model_len", -1),
-        (["--max-model-len", "8192"], "max_model_len", 8192), (["-tp", "4"], "tensor_parallel_size", 4),
+        (["--max-model-len", "32k"], "max_model_len", 32_000),
+        (["--max-model-len", "32K"], "max_model_len", 32_768),
+        (["--max-model-len", "auto"], "max_model_len", "auto"),
+        (["--max-model-len", "-1"], "max_model_len", -1),
+        (["--max-model-len", "8192"], "max_model_len", 8192),
+        (["-tp", "4"], "tensor_parallel_size", 4),
         (["--device-memory-utilization", "0.5"], "gpu_memory_utilization", 0.5),
         (["--no-enable-prefix-caching"], "enable_prefix_caching", False),
-        (["--model", "x", "--kv-cache-dtype", "auto"], "kv_cache_dtype", "auto"), (["--kv-cache-dtype=fp8"], "kv_cache_dtype", "fp8"),
-        (["--no-async-scheduling"], "async_scheduling", False), (["--kv-cache-memory-bytes", "2G"], "kv_cache_memory_bytes", 2**31),
+        (["--model", "x", "--kv-cache-dtype", "auto"], "kv_cache_dtype", "auto"),
+        (["--kv-cache-dtype=fp8"], "kv_cache_dtype", "fp8"),
+        (["--no-async-scheduling"], "async_scheduling", False),
+        (["--kv-cache-memory-bytes", "2G"], "kv_cache_memory_bytes", 2**31),
         (["--kv-cache-memory-bytes", "1.5 GiB"], "kv_cache_memory_bytes", 3 * 2**29),
-        (["--dtype", "half"], "dtype", "half"), (["--enforce-eager"], "enforce_eager", True), (["some/model"], "model", "some/model"),
-        (["--max-num-batched-tokens=4k"], "max_num_batched_tokens", 4000), (["--model", "x", "--trust-remote-code"], "model", "x"),
-        (["--model", "x", "--tokenizer-mode", "auto", "--enable-chunked-prefill", "--pipeline-parallel-size", "1", "--swap-space", "4",
+        (["--dtype", "half"], "dtype", "half"), (["--enforce-eager"], "enforce_eager", True),
+        (["some/model"], "model", "some/model"),
+        (["--max-num-batched-tokens=4k"], "max_num_batched_tokens", 4000),
+        (["--model", "x", "--trust-remote-code"], "model", "x"),
+        (["--model", "x", "--tokenizer-mode", "auto", "--enable-chunked-prefill",
+            "--pipeline-parallel-size", "1", "--swap-space", "4",
           "--data-parallel-size=1", "--cpu-offload-gb", "0"], "model", "x"),
     ],
     ids=str,
@@ -46,12 +54,18 @@ def test_flags_reach_the_configuration(argv: list[str], field: str, value: Any) 
 @pytest.mark.parametrize(
     "argv",
     [
-        ["--port", "70000"], ["--port", "x"], ["--gpu-memory-utilization", "1.5"], ["--gpu-memory-utilization", "0"], ["--dtype", "int8"],
-        ["--max-model-len", "12q"], ["--max-model-len", "1.5"], ["--api-key", ""], ["--allowed-origins", '"*"'], ["--no-such-flag"],
-        ["--default-chat-template-kwargs", "[1]"], ["--default-chat-template-kwargs", '{"tokenize": true}'], ["--max-body-size", "0"],
-        ["--log-level", "loud"], ["--shutdown-timeout", "-1"], ["--served-model-name"], ["--load-format", "pickle"],
-        ["--allowed-origins", "x"], ["--override-generation-config", '{"top_p": 7}'], ["--override-generation-config", '{"bos": 7}'],
-        ["--override-generation-config", "[]"], ["--kv-cache-dtype", "int8"], ["--kv-cache-dtype", "fp8_inc"],
+        ["--port", "70000"], ["--port", "x"], ["--gpu-memory-utilization", "1.5"],
+        ["--gpu-memory-utilization", "0"], ["--dtype", "int8"],
+        ["--max-model-len", "12q"], ["--max-model-len", "1.5"], ["--api-key", ""],
+        ["--allowed-origins", '"*"'], ["--no-such-flag"],
+        ["--default-chat-template-kwargs", "[1]"],
+        ["--default-chat-template-kwargs", '{"tokenize": true}'], ["--max-body-size", "0"],
+        ["--log-level", "loud"], ["--shutdown-timeout", "-1"], ["--served-model-name"],
+        ["--load-format", "pickle"],
+        ["--allowed-origins", "x"], ["--override-generation-config", '{"top_p": 7}'],
+        ["--override-generation-config", '{"bos": 7}'],
+        ["--override-generation-config", "[]"], ["--kv-cache-dtype", "int8"],
+        ["--kv-cache-dtype", "fp8_inc"],
     ],
     ids=str,
 )  # fmt: skip
@@ -113,7 +127,8 @@ def test_what_is_no_human_integer(text: str) -> None:
 @pytest.mark.parametrize(
     "argv",
     [
-        ["--no-enable-chunked-prefill"], ["--tokenizer-mode", "slow"], ["--pipeline-parallel-size", "2"], ["--data-parallel-size", "8"],
+        ["--no-enable-chunked-prefill"], ["--tokenizer-mode", "slow"],
+        ["--pipeline-parallel-size", "2"], ["--data-parallel-size", "8"],
         ["--quantization", "awq"],
     ],
     ids=str,
@@ -192,7 +207,10 @@ def test_help_is_in_groups_and_never_shows_a_key() -> None:
 
 
 def test_the_edge_imports_no_jax() -> None:
-    code = "import sys, jaxllm.server.lifecycle, transformers; sys.exit(any(m in sys.modules for m in ('jax', 'torch', 'flax')))"
+    code = (
+        "import sys, jaxllm.server.lifecycle, transformers; "
+        "sys.exit(any(m in sys.modules for m in ('jax', 'torch', 'flax')))"
+    )
     assert (
         subprocess.run(
             [sys.executable, "-c", code], check=False, stderr=subprocess.DEVNULL

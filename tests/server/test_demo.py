@@ -10,11 +10,8 @@ import json
 import os
 import pathlib
 import re
-import signal
 import subprocess
 import sys
-import threading
-import urllib.request
 from collections.abc import Iterator
 from typing import Annotated, Any
 
@@ -23,20 +20,10 @@ import openai
 import pydantic
 import pytest
 
+from tests.server.demo_server import Demo, assert_idle
+
 slow = pytest.mark.slow
 
-FLAGS = [
-    "--host",
-    "127.0.0.1",
-    "--port",
-    "0",
-    "--max-num-seqs",
-    "4",
-    "--max-num-batched-tokens",
-    "64",
-    "--max-model-len",
-    "512",
-]
 SUM = {
     "type": "object",
     "properties": {
@@ -47,52 +34,6 @@ SUM = {
     "additionalProperties": False,
 }
 DIGITS = [{"role": "user", "content": "What is 27 + 45?"}]
-
-
-class Demo:
-    """`python -m jaxllm.server --model demo`."""
-
-    def __init__(self, *flags: str) -> None:
-        command = [sys.executable, "-m", "jaxllm.server", "--model", "demo", *FLAGS, *flags]
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-        self.log = ""
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self.log += line
-            if "serving demo on" in line:
-                break
-        assert "serving demo on" in self.log, self.log
-        self.url = self.log.partition("serving demo on ")[2].partition(" ")[0]
-        self._rest = threading.Thread(target=self._read)
-        self._rest.start()
-
-    def _read(self) -> None:
-        assert self.process.stderr is not None
-        with self.process.stderr as stderr:
-            for line in stderr:
-                self.log += line
-
-    def metric(self, name: str) -> float:
-        """The value of a metric without labels of its own."""
-        with urllib.request.urlopen(f"{self.url}/metrics", timeout=20) as reply:
-            lines = reply.read().decode().splitlines()
-        return float(
-            next(line for line in lines if line.startswith(f"{name}{{")).rpartition(" ")[2]
-        )
-
-    def stop(self) -> int:
-        """SIGTERM; the exit status."""
-        self.process.send_signal(signal.SIGTERM)
-        status = self.process.wait(60)
-        self._rest.join(20)
-        return status
-
-    def close(self) -> None:
-        """Whatever happened, nothing stays."""
-        if self.process.poll() is None:
-            self.process.kill()
-            self.process.wait()
-        self._rest.join(20)
 
 
 @pytest.fixture(scope="module")
@@ -114,17 +55,6 @@ def client(demo: Demo) -> Iterator[openai.OpenAI]:
     """openai-python."""
     with openai.OpenAI(base_url=f"{demo.url}/v1", api_key="none", max_retries=0) as client:
         yield client
-
-
-def assert_idle(demo: Demo, client: openai.OpenAI) -> None:
-    """Nothing runs and no page is held, at the latest after some short requests: each is a round
-    trip of the loop that steps take."""
-    for _ in range(100):
-        if demo.metric("vllm:num_requests_running") == 0:
-            break
-        client.completions.create(model="demo", prompt="x", max_tokens=1, temperature=0)
-    assert demo.metric("vllm:num_requests_running") == 0
-    assert demo.metric("vllm:kv_cache_usage_perc") == 0
 
 
 def test_a_server_answers_streams_and_forgets_a_client_that_leaves() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.server.test_demo import Demo
+from tests.server.demo_server import Demo
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -30,7 +30,10 @@ WAYS = {
     "host tier": ["--kv-offloading-size", "0.01"],
     "8 bits": ["--kv-cache-dtype", "fp8"],
 }
-WORDS = "the quick brown fox jumps over lazy dog what is 27 + 58 sort these numbers 7 2 9 capital of France hello".split()
+WORDS = (
+    "the quick brown fox jumps over lazy dog what is 27 + 58 sort these numbers 7 2 9 "
+    "capital of France hello".split()
+)
 
 
 def requests(rng: random.Random, ranked: bool) -> list[dict[str, Any]]:

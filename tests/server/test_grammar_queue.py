@@ -95,7 +95,10 @@ def test_a_full_queue_of_grammars_is_a_503_and_those_of_clients_that_have_gone_a
         assert first.status() == 200
     assert fresh.post("/v1/completions", asking("last")).status == 200
     assert slow.begun == ["first", "last"]
-    refusals = b'vllm:admission_rejections_total{engine="0",model_name="fake",reason="grammar_queue_full"} 1.0'
+    refusals = (
+        b'vllm:admission_rejections_total{engine="0",model_name="fake",'
+        b'reason="grammar_queue_full"} 1.0'
+    )
     assert refusals in fresh.get("/metrics").body
     assert fresh.server_state.active == 0 and waiting(fresh) == []
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import http.client
 import json
 import os
 import pathlib
@@ -12,9 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
-from typing import Any, Self
+from typing import Any
 
 import pytest
 
@@ -22,149 +19,7 @@ from jaxllm.server.cli import parse
 from jaxllm.server.lifecycle import announce
 from jaxllm.server.transport.sockets import MAX_FILES, bind, raise_file_limit
 from tests.server.harness import Open
-
-BODY = {"model": "m", "prompt": [1, 2, 3], "ignore_eos": True, "max_tokens": 50}
-
-
-class Process:
-    """A server process over the fake engine; `log` is its stderr so far."""
-
-    def __init__(
-        self,
-        model_dir: pathlib.Path,
-        tmp: pathlib.Path,
-        *flags: str,
-        frozen: bool = False,
-        gate: pathlib.Path | None = None,
-        stuck: str = "",
-    ):
-        self._pid_file = tmp / "engine.pid"
-        environ = (
-            os.environ
-            | {"FAKE_ENGINE_PID": str(self._pid_file)}
-            | ({"FAKE_ENGINE_FROZEN": "1"} if frozen else {})
-        )
-        if gate is not None:
-            environ["FAKE_ENGINE_GATE"] = str(gate)
-        if stuck:
-            environ["STUCK_TOKENIZER"] = stuck
-        command = [
-            sys.executable,
-            "-m",
-            "tests.server.serve_fake",
-            "--model",
-            str(model_dir),
-            "--served-model-name",
-            "m",
-            "--port",
-            "0",
-        ]
-        self.process = subprocess.Popen(
-            [*command, "--host", "127.0.0.1", "--skip-tokenizer-init", *flags],
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environ,
-        )
-        self.log = ""
-        self.port = 0
-        self._heard = threading.Condition()
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self.process.stderr is not None
-        with self.process.stderr as stderr:
-            for line in stderr:
-                with self._heard:
-                    self.log += line
-                    self._heard.notify_all()
-
-    def says(self, text: str, timeout: float = 120) -> None:
-        """Wait for a line in the log."""
-        with self._heard:
-            assert self._heard.wait_for(lambda: text in self.log, timeout), self.log
-
-    def up(self) -> Self:
-        """Wait until it serves."""
-        self.says("serving m on")
-        self.port = int(self.log.partition("serving m on http://127.0.0.1:")[2].split(" ")[0])
-        return self
-
-    @property
-    def engine(self) -> int:
-        """The engine's process id."""
-        return int(self._pid_file.read_text())
-
-    def begin(self, **extra: Any) -> Open:
-        """A completion under way."""
-        data = json.dumps(BODY | extra).encode()
-        head = f"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
-        return Open(self.port, head.encode() + data)
-
-    def busy(self) -> None:
-        """Wait until a request waits for the engine."""
-        while json.loads(self.get("/health")[1])["last_step_age_s"] == 0:
-            pass
-
-    def get(self, path: str) -> tuple[int, bytes]:
-        """Status and body."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
-        try:
-            connection.request("GET", path)
-            reply = connection.getresponse()
-            return reply.status, reply.read()
-        finally:
-            connection.close()
-
-    def ended(self, timeout: float = 60) -> int:
-        """The exit status; the engine process must be gone too."""
-        status = self.process.wait(timeout)
-        self._reader.join(timeout)
-        return status
-
-    def close(self) -> None:
-        """Whatever happened, nothing stays."""
-        if self.process.poll() is None:
-            self.process.kill()
-            self.process.wait()
-        self._reader.join(60)
-
-
-@pytest.fixture
-def launch(model_dir: pathlib.Path, tmp_path: pathlib.Path) -> Iterator[Any]:
-    """Starts processes and ends them."""
-    started: list[Process] = []
-
-    def start(*flags: str, **options: Any) -> Process:
-        started.append(Process(model_dir, tmp_path, *flags, **options))
-        return started[-1]
-
-    yield start
-    for process in started:
-        process.close()
-
-
-def gone(pid: int) -> bool:
-    """Whether a process has ended (a zombie has)."""
-    try:
-        return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
-        return True
-
-
-def await_gone(pid: int) -> None:
-    """Wait for a process that is not our child."""
-    try:
-        watch = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    try:
-        import select
-
-        ready, _, _ = select.select([watch], [], [], 60)
-        assert ready
-    finally:
-        os.close(watch)
+from tests.server.processes import await_gone, gone
 
 
 def test_an_idle_server_stops_at_once_and_cleanly(launch: Any) -> None:
@@ -197,7 +52,10 @@ def test_a_drain_lets_requests_finish_and_refuses_new_ones(launch: Any) -> None:
 
 def test_a_body_that_is_still_on_its_way_is_not_waited_for(launch: Any) -> None:
     server = launch().up()
-    head = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\nexpect: 100-continue\r\ncontent-length: 1000\r\n\r\n"
+    head = (
+        b"POST /v1/completions HTTP/1.1\r\nhost: a\r\nexpect: 100-continue\r\n"
+        b"content-length: 1000\r\n\r\n"
+    )
     with Open(server.port, head + b'{"prompt":') as upload:
         assert upload.status() == 100, "its body is being read"
         server.process.send_signal(signal.SIGTERM)
@@ -230,119 +88,6 @@ def test_a_second_signal_does_not_wait(launch: Any) -> None:
         server.says("not waiting")
         assert server.ended() == 128 + signal.SIGINT
     assert gone(engine)
-
-
-def test_a_dead_engine_is_restarted_while_the_server_answers(
-    launch: Any, tmp_path: pathlib.Path
-) -> None:
-    gate = tmp_path / "gate"
-    os.mkfifo(gate)
-    server = launch(frozen=True, gate=gate)
-    gate.write_bytes(b"")  # the engine may load
-    server.up()
-    first = server.engine
-    with server.begin() as whole, server.begin(stream=True) as stream:
-        server.busy()
-        os.kill(first, signal.SIGKILL)
-        for ended in (whole.answer(), stream.answer()):
-            assert (ended.status, ended.error["type"]) == (500, "server_error")
-    server.says("the engine process died")
-    for path in ("/health", "/ready"):
-        status, body = server.get(path)
-        assert (status, json.loads(body)["status"]) == (503, "restarting")
-    with server.begin() as refused:
-        answer = refused.answer()
-        assert (answer.status, answer.error["code"]) == (503, "engine_down")
-        assert int(answer.headers["retry-after"]) >= 1
-    gate.write_bytes(b"")
-    server.says("the engine serves again")
-    assert server.engine != first
-    os.kill(server.engine, signal.SIGUSR1)
-    assert server.get("/health")[0] == server.get("/ready")[0] == 200
-    with server.begin() as again:
-        assert again.status() == 200
-    restarts = b'jaxllm:engine_restarts_total{engine="0",model_name="m"} 1.0'
-    assert restarts in server.get("/metrics")[1]
-    server.process.send_signal(signal.SIGTERM)
-    assert server.ended() == 0
-
-
-def test_an_engine_that_dies_again_and_again_ends_the_server(launch: Any) -> None:
-    server = launch("--max-engine-restarts", "1").up()
-    os.kill(server.engine, signal.SIGKILL)
-    server.says("the engine serves again")
-    os.kill(server.engine, signal.SIGKILL)
-    assert server.ended() == 1
-    assert "not restarted again" in server.log
-    assert "Traceback" not in server.log
-
-
-def test_without_restarts_the_engines_death_ends_the_server_after_its_replies(launch: Any) -> None:
-    server = launch("--max-engine-restarts", "0", frozen=True).up()
-    with server.begin() as whole:
-        server.busy()
-        os.kill(server.engine, signal.SIGKILL)
-        ended = whole.answer()
-        assert (ended.status, ended.error["type"]) == (500, "server_error")
-    assert server.ended() == 1
-    assert "the engine process died" in server.log
-
-
-def test_a_signal_during_a_restart_ends_everything(launch: Any, tmp_path: pathlib.Path) -> None:
-    gate = tmp_path / "gate"
-    os.mkfifo(gate)
-    server = launch(gate=gate)
-    gate.write_bytes(b"")
-    os.kill(server.up().engine, signal.SIGKILL)
-    with gate.open("wb"):  # opens when the next engine loads
-        engine = server.engine
-        server.process.send_signal(signal.SIGTERM)
-        assert server.ended() == 1
-        assert gone(engine)
-    assert "Traceback" not in server.log
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("lock", ["held", "released"])
-def test_a_signal_ends_a_start_that_is_stuck_in_the_tokenizers_library(
-    launch: Any, lock: str, number: int, tmp_path: pathlib.Path
-) -> None:
-    gate = tmp_path / "gate"
-    os.mkfifo(gate)
-    server = launch("--no-skip-tokenizer-init", stuck=lock, gate=gate)
-    server.says("loading the tokenizer")
-    engine = server.engine  # stuck in the same library when the lock is held
-    server.process.send_signal(number)
-    assert server.ended(20) == -number
-    await_gone(engine)
-
-
-def test_what_the_engine_refuses_ends_a_start_that_is_stuck_in_the_tokenizers_library(
-    launch: Any, tmp_path: pathlib.Path
-) -> None:
-    gate = tmp_path / "gate"
-    os.mkfifo(gate)
-    flags = ("--no-skip-tokenizer-init", "--max-model-len", "-7")
-    server = launch(*flags, stuck="released", gate=gate)
-    assert server.ended(20) == 1
-    assert "--max-model-len must be at least 1" in server.log.splitlines()[-1]
-
-
-def test_a_signal_ends_the_first_process_of_a_container_too() -> None:
-    code = """if True:
-        import signal
-        from jaxllm.server.signals import end_on
-        from tests.server.stuck import never_return
-        end_on(signal.SIGTERM, first_process=True)
-        print("ready", flush=True)
-        never_return(holding_the_lock=True)
-    """
-    command = [sys.executable, "-c", code]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == signal.SIGTERM
 
 
 def test_the_engine_does_not_outlive_the_server(launch: Any) -> None:

@@ -14,10 +14,12 @@ from jaxllm.tokenizer import Tokenizer
 from tests.server.harness import Running, with_settings
 
 DASHBOARD = """
-vllm:e2e_request_latency_seconds_bucket vllm:prompt_tokens_total vllm:generation_tokens_total vllm:inter_token_latency_seconds_bucket
-vllm:num_requests_running vllm:num_requests_waiting vllm:time_to_first_token_seconds_bucket vllm:kv_cache_usage_perc
-vllm:request_prompt_tokens_bucket vllm:request_generation_tokens_bucket vllm:request_success_total vllm:request_queue_time_seconds_sum
-vllm:request_prefill_time_seconds_sum vllm:request_decode_time_seconds_sum vllm:request_max_num_generation_tokens_sum
+vllm:e2e_request_latency_seconds_bucket vllm:prompt_tokens_total vllm:generation_tokens_total
+vllm:inter_token_latency_seconds_bucket vllm:num_requests_running vllm:num_requests_waiting
+vllm:time_to_first_token_seconds_bucket vllm:kv_cache_usage_perc vllm:request_prompt_tokens_bucket
+vllm:request_generation_tokens_bucket vllm:request_success_total
+vllm:request_queue_time_seconds_sum vllm:request_prefill_time_seconds_sum
+vllm:request_decode_time_seconds_sum vllm:request_max_num_generation_tokens_sum
 """.split()
 
 

@@ -31,7 +31,8 @@ def test_without_them_openais_apply(server: Running) -> None:
 
 def test_messages_are_bounded_and_free_of_internals() -> None:
     text = sanitize(
-        "<object at 0x7f3a2b1c> in /usr/lib/python3/x.py\x00 Traceback (most recent call last):\n  secret\n"
+        "<object at 0x7f3a2b1c> in /usr/lib/python3/x.py\x00 "
+        "Traceback (most recent call last):\n  secret\n"
     )
     assert text == "<object at 0x…> in <path>  internal error"
     assert len(sanitize("x" * 10**7)) == MAX_MESSAGE
@@ -62,7 +63,8 @@ def test_values_are_shown_bounded_and_containers_only_described() -> None:
 
 @pytest.mark.parametrize(
     ("status", "type"),
-    [(400, "invalid_request_error"), (401, "authentication_error"), (404, "invalid_request_error"), (429, "rate_limit_error"),
+    [(400, "invalid_request_error"), (401, "authentication_error"), (404, "invalid_request_error"),
+        (429, "rate_limit_error"),
      (500, "server_error"), (503, "overloaded_error")],
 )  # fmt: skip
 def test_every_status_has_openais_type(status: int, type: str) -> None:

@@ -29,7 +29,7 @@ from jaxllm.server.openai.large_bodies import (
 )
 from jaxllm.server.openai.limits import Rules
 from tests.server import fake
-from tests.server.harness import Running
+from tests.server.harness import Running, post_head
 
 RULES = Rules(
     resolved=replace(fake.RESOLVED, vocab_size=200_000, max_model_len=5000),
@@ -271,9 +271,9 @@ def test_bodies_of_all_connections_hold_so_much_at_a_time(
     data = json.dumps(
         {"model": "fake", "prompt": "abc", "max_tokens": 1, "user": "x" * 4500}
     ).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(data)}\r\n\r\n".encode()
+    head = post_head("/v1/completions", len(data))
     with fresh.begin_raw(head + data[:4000]) as first:
-        while fresh.server_state.bodies._held < 4000:
+        while fresh.server_state.bodies._bytes_read < 4000:
             assert fresh.get("/version").status == 200
         refused = fresh.post(
             "/v1/completions", {"model": "fake", "prompt": "abc", "user": "x" * 2000}
@@ -289,7 +289,7 @@ def test_bodies_of_all_connections_hold_so_much_at_a_time(
         first.send(data[4000:])
         assert first.status() == 200
     with fresh.begin_raw(head + data[:4000]):
-        while fresh.server_state.bodies._held < 4000:
+        while fresh.server_state.bodies._bytes_read < 4000:
             assert fresh.get("/version").status == 200
-    while fresh.server_state.bodies._held:  # who goes takes what was held along
+    while fresh.server_state.bodies._bytes_read:  # who goes takes what was held along
         assert fresh.get("/version").status == 200

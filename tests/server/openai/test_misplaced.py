@@ -19,10 +19,13 @@ PROMPT = {"model": "fake", "prompt": "a", "max_tokens": 1}
 @pytest.mark.parametrize(
     "field",
     [
-        {"tools": [{}]}, {"tools": {}}, {"tool_choice": "required"}, {"functions": [1]}, {"function_call": {}},
-        {"documents": [1]}, {"audio": {}}, {"modalities": ["audio"]}, {"chat_template": "x"}, {"chat_template_kwargs": {"a": 1}},
+        {"tools": [{}]}, {"tools": {}}, {"tool_choice": "required"}, {"functions": [1]},
+        {"function_call": {}},
+        {"documents": [1]}, {"audio": {}}, {"modalities": ["audio"]}, {"chat_template": "x"},
+        {"chat_template_kwargs": {"a": 1}},
         {"messages": USER}, {"messages": "a"},
-        {"continue_final_message": True}, {"reasoning_effort": "low"}, {"prediction": {}}, {"mm_processor_kwargs": {"a": 1}},
+        {"continue_final_message": True}, {"reasoning_effort": "low"}, {"prediction": {}},
+        {"mm_processor_kwargs": {"a": 1}},
     ],
     ids=str,
 )  # fmt: skip

@@ -84,18 +84,28 @@ def test_every_way_to_ask_reaches_the_engine_compiled(
     ("field", "value"),
     [
         ("structured_outputs", {}), ("structured_outputs", "a"),
-        ("structured_outputs", {"json": {}, "regex": "a"}), ("structured_outputs", {"jsn": {}}), ("structured_outputs", {"regex": "["}),
-        ("guided_json", []), ("guided_json", "{"), ("guided_json", {"type": "foo"}), ("guided_json", {"not": {}}), ("guided_regex", ""),
-        ("guided_regex", 5), ("guided_regex", "(?=a)b"), ("guided_regex", "x" * (1 << 20)), ("guided_choice", []), ("guided_choice", [""]),
-        ("guided_choice", "a"), ("guided_grammar", ""), ("guided_grammar", "start: foo"), ("guided_json_object", 1),
-        ("guided_whitespace_pattern", " "), ("response_format", {"type": "nonsense"}), ("response_format", {}), ("response_format", "text"),
-        ("response_format", {"type": "json_schema"}), ("response_format", {"type": "json_schema", "json_schema": {"schema": {}}}),
+        ("structured_outputs", {"json": {}, "regex": "a"}), ("structured_outputs", {"jsn": {}}),
+        ("structured_outputs", {"regex": "["}),
+        ("guided_json", []), ("guided_json", "{"), ("guided_json", {"type": "foo"}),
+        ("guided_json", {"not": {}}), ("guided_regex", ""),
+        ("guided_regex", 5), ("guided_regex", "(?=a)b"), ("guided_regex", "x" * (1 << 20)),
+        ("guided_choice", []), ("guided_choice", [""]),
+        ("guided_choice", "a"), ("guided_grammar", ""), ("guided_grammar", "start: foo"),
+        ("guided_json_object", 1),
+        ("guided_whitespace_pattern", " "), ("response_format", {"type": "nonsense"}),
+        ("response_format", {}), ("response_format", "text"),
+        ("response_format", {"type": "json_schema"}),
+        ("response_format", {"type": "json_schema", "json_schema": {"schema": {}}}),
         ("response_format", {"type": "json_schema", "json_schema": {"name": "a"}}),
         ("response_format", {"type": "json_schema", "json_schema": {"name": "a", "schema": []}}),
-        ("response_format", {"type": "json_schema", "json_schema": {"name": "a", "schema": {"$ref": "#"}}}),
-        ("response_format", {"type": "structural_tag"}), ("structural_tag", "x"), ("structural_tag", {"format": {"type": "any_text"}}),
-        ("guided_decoding", {}), ("guided_decoding", {"regx": "a"}), ("guided_json", {"const": 1234567890123456789}),
-        ("response_format", {"type": "json_schema", "json_schema": {"name": "a", "schema": {"minimum": 10**20}}}),
+        ("response_format", {"type": "json_schema", "json_schema": {"name": "a",
+            "schema": {"$ref": "#"}}}),
+        ("response_format", {"type": "structural_tag"}), ("structural_tag", "x"),
+        ("structural_tag", {"format": {"type": "any_text"}}),
+        ("guided_decoding", {}), ("guided_decoding", {"regx": "a"}),
+        ("guided_json", {"const": 1234567890123456789}),
+        ("response_format", {"type": "json_schema", "json_schema": {"name": "a",
+            "schema": {"minimum": 10**20}}}),
         ("structured_outputs", {"json": json.dumps({"const": 2**53 + 1})}),
     ],
 )  # fmt: skip
@@ -199,7 +209,7 @@ def test_a_grammar_whose_compiler_was_lost_may_be_sent_again(
         raise CompilerLost("killed")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Checker, "within", lost)
+        patch.setattr(Checker, "compile_within", lost)
         answer = post(server, False, guided_regex="[abc]{7}")
     assert (answer.status, answer.error["code"]) == (
         503,

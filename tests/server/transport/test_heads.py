@@ -18,7 +18,8 @@ HEAD = b"POST /tokenize HTTP/1.1\r\nhost: a\r\n"
     ("head", "status", "code"),
     [
         (
-            b"POST /tokenize HTTP/1.1\r\nhost: a\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+            b"POST /tokenize HTTP/1.1\r\nhost: a\r\ncontent-length: 5\r\n"
+            b"transfer-encoding: chunked\r\n\r\n0\r\n\r\n",
             400,
             "invalid_http",
         ),

@@ -1,0 +1,81 @@
+"""A dead engine process is replaced while the server answers, within bounds."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import signal
+from typing import Any
+
+from tests.server.processes import gone
+
+
+def test_a_dead_engine_is_restarted_while_the_server_answers(
+    launch: Any, tmp_path: pathlib.Path
+) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    server = launch(frozen=True, gate=gate)
+    gate.write_bytes(b"")  # the engine may load
+    server.up()
+    first = server.engine
+    with server.begin() as whole, server.begin(stream=True) as stream:
+        server.busy()
+        os.kill(first, signal.SIGKILL)
+        for ended in (whole.answer(), stream.answer()):
+            assert (ended.status, ended.error["type"]) == (500, "server_error")
+    server.says("the engine process died")
+    for path in ("/health", "/ready"):
+        status, body = server.get(path)
+        assert (status, json.loads(body)["status"]) == (503, "restarting")
+    with server.begin() as refused:
+        answer = refused.answer()
+        assert (answer.status, answer.error["code"]) == (503, "engine_down")
+        assert int(answer.headers["retry-after"]) >= 1
+    gate.write_bytes(b"")
+    server.says("the engine serves again")
+    assert server.engine != first
+    os.kill(server.engine, signal.SIGUSR1)
+    assert server.get("/health")[0] == server.get("/ready")[0] == 200
+    with server.begin() as again:
+        assert again.status() == 200
+    restarts = b'jaxllm:engine_restarts_total{engine="0",model_name="m"} 1.0'
+    assert restarts in server.get("/metrics")[1]
+    server.process.send_signal(signal.SIGTERM)
+    assert server.ended() == 0
+
+
+def test_an_engine_that_dies_again_and_again_ends_the_server(launch: Any) -> None:
+    server = launch("--max-engine-restarts", "1").up()
+    os.kill(server.engine, signal.SIGKILL)
+    server.says("the engine serves again")
+    os.kill(server.engine, signal.SIGKILL)
+    assert server.ended() == 1
+    assert "not restarted again" in server.log
+    assert "Traceback" not in server.log
+
+
+def test_without_restarts_the_engines_death_ends_the_server_after_its_replies(launch: Any) -> None:
+    server = launch("--max-engine-restarts", "0", frozen=True).up()
+    with server.begin() as whole:
+        server.busy()
+        os.kill(server.engine, signal.SIGKILL)
+        ended = whole.answer()
+        assert (ended.status, ended.error["type"]) == (500, "server_error")
+    assert server.ended() == 1
+    assert "the engine process died" in server.log
+
+
+def test_a_signal_during_a_restart_ends_everything(launch: Any, tmp_path: pathlib.Path) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    server = launch(gate=gate)
+    gate.write_bytes(b"")
+    os.kill(server.up().engine, signal.SIGKILL)
+    with gate.open("wb"):  # opens when the next engine loads
+        engine = server.engine
+        server.process.send_signal(signal.SIGTERM)
+        assert server.ended() == 1
+        assert gone(engine)
+    assert "Traceback" not in server.log
