@@ -11,7 +11,7 @@ def by_layer(kv: KVCache) -> list[Array]:
     """Every leaf as `[L, P, ...]`."""
     parts = [part for part in (kv.k, kv.v, kv.scales) if part]
     return [
-        leaf.reshape(kv.kinds.count(kind), -1, *leaf.shape[1:])
+        leaf.reshape(kv.groups.count(kind), -1, *leaf.shape[1:])
         for part in parts
         for kind, leaf in enumerate(part)
     ]

@@ -1,5 +1,4 @@
-"""Which attention back end runs, and why: decided once at start, from the device and the shapes of
-one call."""
+"""Chooses the attention back end, once at start, from the device and the shapes of one call."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ HOMES = {
 
 @dataclass(frozen=True)
 class Backend:
-    """The name of a back end of both attention ops, and why it was taken."""
+    """The name of a back end of both attention ops, and the reason of the choice."""
 
     name: str
     reason: str
@@ -31,8 +30,12 @@ class Backend:
 
 @dataclass(frozen=True)
 class Shapes:
-    """What a back end may refuse. `group` is query heads per KV head; `kv_dtype` is the pages',
-    None = as `dtype`."""
+    """Shapes that a back end may refuse.
+
+    Attributes:
+        group: Query heads per KV head.
+        kv_dtype: The pages' type; None = `dtype`.
+    """
 
     dtype: DTypeLike
     head_dim: int
@@ -42,11 +45,8 @@ class Shapes:
 
 
 def choose_backend(device: Any, shapes: Shapes, asked: str | None = None) -> Backend:
-    """The back end that was asked for, or else the device's own, or else, where that does not take
-    these shapes, the fallback.
-
-    Raises ConfigError when what was asked for cannot run here.
-    """
+    """The back end that was asked for; else the device's own; else, where that does not take these
+    shapes, the fallback. Raises ConfigError when the one asked for cannot run here."""
     own, reason = own_backend(device)
     if asked is not None:
         _check_asked(device, shapes, asked, own)
@@ -56,7 +56,7 @@ def choose_backend(device: Any, shapes: Shapes, asked: str | None = None) -> Bac
 
 
 def own_backend(device: Any) -> tuple[str, str]:
-    """The fastest back end of a device, and why it is that one."""
+    """The fastest back end of a device, and the reason."""
     capability = getattr(device, "compute_capability", None)
     if device.platform == "cpu":
         return "reference", "CPU"
@@ -64,20 +64,18 @@ def own_backend(device: Any) -> tuple[str, str]:
         return "mosaic_tpu", "TPU"
     if capability == HOPPER:
         return "mosaic_gpu", f"compute capability {capability}"
-    return (
-        FALLBACK,
-        f"{f'compute capability {capability}' if capability else device.platform} has no kernel of its own",
-    )
+    name = f"compute capability {capability}" if capability else device.platform
+    return FALLBACK, f"{name} has no kernel of its own"
 
 
 def tile_tokens(name: str) -> int:
-    """Keys that a back end reads at once, seen or not; 1 where it reads no page that is wholly
-    before a window, or makes zeros of it."""
+    """Keys that a back end reads at once, seen or not; 1 where it skips pages before a window, or
+    reads them as zeros."""
     return HOPPER_TILE if name == "mosaic_gpu" else 1
 
 
 def refusal(name: str, shapes: Shapes) -> str | None:
-    """Why a back end does not take these shapes, or None when both ops do."""
+    """The reason why a back end does not take these shapes; None when both ops do."""
     q = jax.ShapeDtypeStruct((1, shapes.group, shapes.head_dim), shapes.dtype)
     pages = jax.ShapeDtypeStruct(
         (1, 1, shapes.page_size, shapes.head_dim), shapes.kv_dtype or shapes.dtype
@@ -97,7 +95,8 @@ def _check_asked(device: Any, shapes: Shapes, asked: str, own: str) -> None:
         )
     if asked in HOMES and asked != own:
         raise ConfigError(
-            f"--attention-backend {asked} needs {HOMES[asked]}, and this device is {device.device_kind}; leave it out"
+            f"--attention-backend {asked} needs {HOMES[asked]}, and this device is"
+            f" {device.device_kind}; leave it out"
         )
     refused = refusal(asked, shapes)
     if refused is not None:

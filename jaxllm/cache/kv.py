@@ -1,5 +1,5 @@
-"""Keys and values on the device: pages of all layers, and the context through which a model's
-attention writes and reads them."""
+"""Keys and values on the device: the pages of all layers, and the context in which attention writes
+and reads them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pallas_kernels.rope_write import HeadRows
 
 # [L·P, K, C, H]: every device holds all pages of its own heads
 PAGES = PartitionSpec(None, "tensor", None, None)
-# The page of what is to be written nowhere: beyond every pool, with any layer's first page added
+# Writes to this page are dropped: it lies beyond every pool, whatever layer's first page is added
 DROP_PAGE = 2**30
 HEADS = PartitionSpec(None, "tensor", None)  # [T, heads, H]
 
@@ -37,7 +37,7 @@ def zeros_of[T](like: T) -> T:
 
 @functools.lru_cache(maxsize=64)
 def _zeros(leaves: tuple[tuple[tuple[int, ...], Any, Any], ...]) -> Callable[[], list[Array]]:
-    """The program that makes them: kept, so that an engine that starts over compiles nothing."""
+    """The program that makes them; kept, so that an engine that starts over compiles nothing."""
     return jax.jit(
         lambda: [jnp.zeros(shape, dtype) for shape, dtype, _ in leaves],
         out_shardings=[sharding for *_, sharding in leaves],
@@ -45,8 +45,8 @@ def _zeros(leaves: tuple[tuple[tuple[int, ...], Any, Any], ...]) -> Callable[[],
 
 
 def page_bytes(layers: int, kv_heads: int, page_size: int, head_dim: int, dtype: DTypeLike) -> int:
-    """Bytes of one page: keys and values of `page_size` tokens in every layer, and their scales if
-    `dtype` has 8 bits, over all devices together."""
+    """Bytes of one page on all devices together: keys and values of `page_size` tokens in every
+    layer, and their scales if `dtype` has 8 bits."""
     scale = SCALE_DTYPE.itemsize if is_quantised(dtype) else 0
     return 2 * layers * kv_heads * page_size * (head_dim * jnp.dtype(dtype).itemsize + scale)
 
@@ -54,58 +54,65 @@ def page_bytes(layers: int, kv_heads: int, page_size: int, head_dim: int, dtype:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class KVCache:
-    """The pool: of each kind of layers keys and values `[L·P, K, C, H]`, P pages of each of its L
-    layers, one layer after another; heads split over "tensor". Donated to and returned by every
-    step: in one array a kind, since each one costs the host some microseconds of it.
+    """The pools of all cache groups. Donated to and returned by every step.
 
-    `kinds` says of each layer which kind it is of; each has page numbers of its own. Keys and
-    values of 8 bits are to be multiplied with `scales` `[L·P, K, 2, C]`, one of each token's key
-    and one of its value in every head; in other types there are none.
+    A group's P pages of each of its L layers lie in one array, one layer after another, since each
+    array costs the host some microseconds a step. Heads are split over "tensor". Page numbers are a
+    group's own.
+
+    Attributes:
+        k, v: Per group, keys and values `[L·P, K, C, H]`.
+        scales: Per group, the factors of 8-bit keys and values `[L·P, K, 2, C]`: per token and head
+            one of the key and one of the value. Other types have none.
+        groups: The group of each layer.
     """
 
     k: tuple[Array, ...]
     v: tuple[Array, ...]
     scales: tuple[Array, ...] = ()
-    kinds: tuple[int, ...] = field(default=(), metadata={"static": True})
+    groups: tuple[int, ...] = field(default=(), metadata={"static": True})
 
     @staticmethod
-    def of_kinds(pools: Sequence[KVCache], kinds: tuple[int, ...]) -> KVCache:
-        """The pools of several kinds as one; layer i is the next one of pool `kinds[i]`."""
+    def join(pools: Sequence[KVCache], groups: tuple[int, ...]) -> KVCache:
+        """The pools of several groups as one; layer i is the next layer of pool `groups[i]`."""
         k, v, scales = (
             sum(leaves, ())
             for leaves in zip(*((pool.k, pool.v, pool.scales) for pool in pools), strict=True)
         )
-        return KVCache(k, v, scales, kinds)
+        return KVCache(k, v, scales, groups)
 
     @property
     def num_pages(self) -> tuple[int, ...]:
-        """P of each kind."""
-        return tuple(leaf.shape[0] // self.kinds.count(kind) for kind, leaf in enumerate(self.k))
+        """P of each group."""
+        return tuple(leaf.shape[0] // self.groups.count(i) for i, leaf in enumerate(self.k))
 
     def first_page(self, layer: int) -> int:
-        """Where a layer's pages begin in the arrays of its kind."""
-        kind = self.kinds[layer]
-        return self.kinds[:layer].count(kind) * self.num_pages[kind]
+        """The row of a layer's first page in the arrays of its group."""
+        group = self.groups[layer]
+        return self.groups[:layer].count(group) * self.num_pages[group]
 
-    def places(self, kind: int, page_N: Array) -> Array:
-        """Where pages lie in the arrays of a kind, `[L, N]`; those beyond the pool lie beyond the
-        array. Indices of the first axis: where those of another are scattered, XLA for GPUs brings
-        the whole array into another layout and back."""
-        pages, layers = self.num_pages[kind], self.kinds.count(kind)
+    def page_rows(self, group: int, page_N: Array) -> Array:
+        """Rows of pages in the arrays of a group, `[L, N]`; pages beyond the pool lie beyond the
+        array.
+
+        Rows are indices of the first axis. Scattering along another one makes XLA for GPUs change
+        the layout of the whole array and back.
+        """
+        pages, layers = self.num_pages[group], self.groups.count(group)
         beyond = jnp.where(page_N < pages, page_N, page_N + (layers - 1) * pages)
         return jnp.arange(layers, dtype=page_N.dtype)[:, None] * pages + beyond
 
-    def each(self, function: Callable[[int, Array], Array]) -> KVCache:
-        """`function(kind, leaf)` of every leaf."""
+    def map_arrays(self, function: Callable[[int, Array], Array]) -> KVCache:
+        """The cache with `function(group, array)` of every array."""
         k, v, scales = (
-            tuple(function(kind, leaf) for kind, leaf in enumerate(leaves))
-            for leaves in (self.k, self.v, self.scales)
+            tuple(function(group, array) for group, array in enumerate(arrays))
+            for arrays in (self.k, self.v, self.scales)
         )
-        return KVCache(k, v, scales, self.kinds)
+        return KVCache(k, v, scales, self.groups)
 
-    def of_kind(self, kind: int) -> tuple[Array, ...]:
-        """One kind's keys, values and, if there are any, scales."""
-        return self.k[kind], self.v[kind], *self.scales[kind : kind + 1]
+    def group_arrays(self, group: int) -> tuple[Array, ...]:
+        """One group's keys, values and, if there are any, scales."""
+        return self.k[group], self.v[group], *self.scales[group : group + 1]
 
     @staticmethod
     def abstract(
@@ -117,12 +124,13 @@ class KVCache:
         dtype: DTypeLike,
         mesh: Mesh,
     ) -> KVCache:
-        """The pool as ShapeDtypeStructs with shardings. `kv_heads` must be a multiple of the
-        "tensor" axis (repeat heads first)."""
+        """The pool of one group as ShapeDtypeStructs with shardings. Raises ValueError unless
+        `kv_heads` is a multiple of the "tensor" axis (repeat heads first)."""
         shards = mesh.shape["tensor"]
         if kv_heads % shards:
             raise ValueError(
-                f"{kv_heads} KV heads cannot be split over {shards} devices; repeat them to a multiple of {shards}"
+                f"{kv_heads} KV heads cannot be split over {shards} devices; repeat them to a"
+                f" multiple of {shards}"
             )
         place = NamedSharding(mesh, PAGES)
         pages = jax.ShapeDtypeStruct(
@@ -137,24 +145,30 @@ class KVCache:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class PagedInputs:
-    """Where a step's tokens live, for the layers of one kind. The step has B decode tokens, then
-    the tokens of R ragged chunks; either part may be empty.
+    """Where the tokens of a step lie in the pages of one cache group. The step has B decode tokens,
+    then the tokens of R ragged chunks; either part may be empty.
 
-    `chunk_starts` count from the first chunk token. A token written to page `DROP_PAGE` is dropped.
+    Attributes:
+        decode_tables_BM, chunk_tables_RM: Page tables.
+        decode_lengths_B: Tokens of a row, the new one included; 0 = row not in use.
+        chunk_starts_R: First token of a chunk, counted from the first chunk token.
+        chunk_lengths_R: Tokens of a chunk; 0 = row not in use.
+        chunk_kv_lengths_R: Tokens of the cached prefix and the chunk.
+        write_page_T, write_offset_T: Where each token's KV is written; page `DROP_PAGE` drops it.
     """
 
     decode_tables_BM: Array
-    decode_lengths_B: Array  # counting the new token; 0 = row not in use
+    decode_lengths_B: Array
     chunk_tables_RM: Array
     chunk_starts_R: Array
-    chunk_lengths_R: Array  # 0 = row not in use
-    chunk_kv_lengths_R: Array  # cached prefix plus chunk
+    chunk_lengths_R: Array
+    chunk_kv_lengths_R: Array
     write_page_T: Array
     write_offset_T: Array
 
 
 class RowKernels:
-    """What a traced step computes token by token beside plain products."""
+    """The kernels of a traced step that work token by token."""
 
     def __init__(self, backend: str, mesh: Mesh):
         self._mesh = mesh
@@ -164,8 +178,8 @@ class RowKernels:
     def add_norm(
         self, x_TD: Array, delta_TD: Array, weight_D: Array, eps: float
     ) -> tuple[Array, Array]:
-        """`x + delta`, and its norm. Over several devices XLA does both, which joins them to the
-        sum over devices."""
+        """`x + delta`, and its norm. On several devices XLA computes both, fused with the sum over
+        devices."""
         return _add_norm(
             x_TD,
             delta_TD,
@@ -175,8 +189,8 @@ class RowKernels:
         )
 
     def gated_product(self, x_TD: Array, weight_X2FD: Array) -> Array | None:
-        """An MLP's gated product by a kernel, where the back end has one that is faster. Over
-        several devices XLA computes it."""
+        """An MLP's gated product, or None where no kernel of the back end is faster than XLA, which
+        also holds over several devices."""
         weight_OD = weight_X2FD.reshape(-1, weight_X2FD.shape[-1])
         backend = gated_matmul.backend_for(self._row_backend, x_TD, weight_OD)
         return None if backend is None else _gated_matmul(x_TD, weight_OD, backend=backend)
@@ -184,11 +198,13 @@ class RowKernels:
 
 class PagedContext(RowKernels):
     """The attention context of one traced step. Holds the cache as it is written layer by layer;
-    read `kv` at the end. `inputs` are those of each kind of layers.
+    read `kv` at the end.
 
-    `prompt_length_T` (int32, the prompt length of each token's request) is for RoPE scalings that
-    depend on it. `no_split`: no row is split between thread blocks, so that its result does not
-    depend on the other rows.
+    Args:
+        inputs: The inputs of each cache group.
+        prompt_length_T: int32, prompt length of each token's request, for RoPE scalings that depend
+            on it.
+        no_split: No row is split between thread blocks, so a row does not depend on others.
     """
 
     def __init__(
@@ -203,7 +219,7 @@ class PagedContext(RowKernels):
         super().__init__(backend, mesh)
         self.prompt_length_T = prompt_length_T
         self._given, self._inputs = kv, inputs
-        self._pools = [kv.of_kind(kind) for kind in range(len(kv.k))]
+        self._pools = [kv.group_arrays(group) for group in range(len(kv.k))]
         self._backend, self._no_split = backend, no_split
         self._plans: dict[int | None, _Plans] = {}
 
@@ -213,7 +229,7 @@ class PagedContext(RowKernels):
         k, v, *scales = (
             (tuple(pools) for pools in zip(*self._pools, strict=True)) if self._pools else ((), ())
         )
-        return KVCache(k, v, scales[0] if scales else (), self._given.kinds)
+        return KVCache(k, v, scales[0] if scales else (), self._given.groups)
 
     def attend(
         self,
@@ -226,12 +242,12 @@ class PagedContext(RowKernels):
     ) -> Array:
         """Write the step's keys and values into the layer's pages, then attend; returns `o_TNH`."""
         how = _How(self._backend, self._mesh, scale, window, softcap, self._no_split)
-        kind = self._given.kinds[layer]
-        pages, inputs = self._pools[kind], self._inputs[kind]
+        group = self._given.groups[layer]
+        pages, inputs = self._pools[group], self._inputs[group]
         if window not in self._plans:
             self._plans[window] = _plan(how, inputs, pages[0], rows)
         first_page = jnp.full((1,), self._given.first_page(layer), jnp.int32)
-        o_TNH, self._pools[kind], self._plans[window] = _write_and_attend(
+        o_TNH, self._pools[group], self._plans[window] = _write_and_attend(
             how, rows, pages, inputs, self._plans[window], first_page
         )
         return o_TNH
@@ -244,7 +260,7 @@ _gated_matmul = jax.jit(gated_matmul.gated_matmul, static_argnames=("backend",))
 
 @dataclass(frozen=True)
 class _How:
-    """What is static about a layer's attention; layers that agree share one trace."""
+    """The static options of a layer's attention; layers with equal ones share a trace."""
 
     backend: str
     mesh: Mesh
@@ -255,16 +271,16 @@ class _How:
 
 
 class _Plans(NamedTuple):
-    """How the kernels of a step divide their work, in terms of their own; None where a back end
-    makes no plan or has no tokens."""
+    """How the kernels of a step divide their work; None where a back end makes no plan or there are
+    no tokens. Only the kernels read them."""
 
     decode: Any
     extend: Any
 
 
 def _plan(how: _How, inputs: PagedInputs, pages: Array, rows: HeadRows) -> _Plans:
-    """One plan for all layers of a window: every device has as many KV heads and sees the same
-    rows."""
+    """One plan for all layers of a window, and for all devices: each has as many KV heads and sees
+    the same rows."""
     _, kv_heads, _, head_dim = pages.shape
     B, tokens = inputs.decode_lengths_B.shape[0], rows.qkv.shape[0]
     local = {
@@ -329,7 +345,7 @@ def _shard(
     plans: _Plans,
     first_page: Array,
 ) -> tuple[Array, tuple[Array, ...], _Plans]:
-    """One device's heads: no communication."""
+    """One device's heads, without communication."""
     plans = _Plans(*map(open_plan, plans))
     own = dataclasses.replace(
         rows, qkv=rows.qkv[:, 0], bias=None if rows.bias is None else rows.bias[0]
@@ -374,9 +390,9 @@ def _shard(
 def _write(
     backend: str, rows: HeadRows, pages: tuple[Array, ...], places: tuple[Array, ...]
 ) -> tuple[Array, tuple[Array, ...]]:
-    """Queries, and the pages with the step's keys and values at `places`: pages, offsets in them,
-    the layer's first page. An attention back end without a kernel for the write is served by the
-    reference: XLA's scatter is in place too."""
+    """Queries, and the pages with the step's keys and values written at `places` (pages, offsets
+    in them, the layer's first page). Back ends without a kernel for the write use the reference:
+    XLA's scatter is in place too."""
     if len(pages) == 2:
         writer = backend if backend in rope_write.BACKENDS else "reference"
         q_TNH, k_pages, v_pages = rope_write.rope_write(rows, *pages, *places, backend=writer)
@@ -387,5 +403,5 @@ def _write(
 
 
 def _given(how: _How, plan: Any) -> dict[str, Any]:
-    """The options of an attention op that go with a plan; back ends without one divide no row."""
+    """The options of an attention op that go with a plan; back ends without one split no row."""
     return {} if plan is None else {"plan": plan, "no_split": how.no_split}

@@ -1,4 +1,4 @@
-"""Pages between the pool and arrays of their own, a few in one program for all layers."""
+"""Copies pages between the pool and arrays of their own, a few pages of all layers per program."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ type Page = tuple[Array, ...]
 
 
 def take(pool: KVCache, page_N: Array) -> tuple[KVCache, tuple[Page, ...]]:
-    """The pool as it was, which must be donated, and N pages of it. Numbers beyond the pool give
+    """The unchanged pool, which must be donated, and N pages of it. Numbers beyond the pool give
     any page."""
-    leaves, places = jax.tree.leaves(pool), pool.places(0, page_N)
+    leaves, rows_LN = jax.tree.leaves(pool), pool.page_rows(0, page_N)
     stacks = [
-        jnp.concatenate([leaves[i].at[places].get(mode="clip") for i in group])
+        jnp.concatenate([leaves[i].at[rows_LN].get(mode="clip") for i in group])
         for group in _groups(pool)
     ]
     return pool, tuple(tuple(stack[:, n] for stack in stacks) for n in range(page_N.shape[0]))
 
 
 def put(pool: KVCache, page_N: Array, pages: tuple[Page, ...]) -> tuple[KVCache, Array]:
-    """The pool, which must be donated, with N pages written, and a value that is there when they
+    """The pool, which must be donated, with N pages written, and a value that is ready when they
     are. Numbers must differ; those beyond the pool are dropped."""
     leaves, treedef = jax.tree.flatten(pool)
-    places = pool.places(0, page_N)
+    rows_LN = pool.page_rows(0, page_N)
     for at, group in enumerate(_groups(pool)):
         parts = jnp.split(jnp.stack([page[at] for page in pages], axis=1), len(group))
-        for i, rows in zip(group, parts, strict=True):
-            leaves[i] = leaves[i].at[places].set(rows, mode="drop", unique_indices=True)
+        for i, part in zip(group, parts, strict=True):
+            leaves[i] = leaves[i].at[rows_LN].set(part, mode="drop", unique_indices=True)
     return jax.tree.unflatten(treedef, leaves), page_N[:1] + 0
 
 
 def page_shapes(pool: KVCache, memory_kind: str | None = None) -> tuple[jax.ShapeDtypeStruct, ...]:
-    """Shape and sharding of one page of an abstract pool, in the memory of that kind."""
-    leaves, layers = jax.tree.leaves(pool), len(pool.kinds)
+    """Shapes and shardings of one page of an abstract pool, in memory of that kind."""
+    leaves, layers = jax.tree.leaves(pool), len(pool.groups)
     found = []
     for group in _groups(pool):
         leaf = leaves[group[0]]
@@ -55,8 +55,7 @@ def page_shapes(pool: KVCache, memory_kind: str | None = None) -> tuple[jax.Shap
 
 
 def _groups(pool: KVCache) -> list[list[int]]:
-    """Leaves whose pages have the same shape and type. A pool whose pages travel has layers of one
-    kind."""
+    """Leaves whose pages have the same shape and type. Only pools of one cache group are copied."""
     found: dict[Any, list[int]] = {}
     for i, leaf in enumerate(jax.tree.leaves(pool)):
         found.setdefault((leaf.shape[1:], leaf.dtype), []).append(i)

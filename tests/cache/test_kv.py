@@ -401,7 +401,7 @@ def test_the_cache_is_a_pytree_of_two_arrays_for_all_layers():
     assert [kv.first_page(layer) for layer in range(LAYERS)] == [
         layer * P for layer in range(LAYERS)
     ]
-    assert kv.places(0, jnp.array([3, P, P + 1])).tolist() == [
+    assert kv.page_rows(0, jnp.array([3, P, P + 1])).tolist() == [
         [3, 2 * P, 2 * P + 1],
         [P + 3, 3 * P, 3 * P + 1],
     ]

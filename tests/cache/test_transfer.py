@@ -52,8 +52,8 @@ def test_pages_come_back_as_they_went_and_the_others_stay(dtype: str, devices: i
     kv, _ = jax.jit(put, donate_argnums=0)(kv, jnp.array([7, 2, PAGES, PAGES + 1]), pages)
     untouched = [page for page in range(PAGES) if page not in (2, 7)]
     assert all(not np.asarray(leaf)[:, untouched].astype(np.float32).any() for leaf in by_layer(kv))
-    to, come = (before.places(0, jnp.array(pages)) for pages in ([7, 2], [5, 0]))
-    moved = before.each(lambda _, x: x.at[to].set(x[come]))
+    to, come = (before.page_rows(0, jnp.array(pages)) for pages in ([7, 2], [5, 0]))
+    moved = before.map_arrays(lambda _, x: x.at[to].set(x[come]))
     assert same(kv, moved, [2, 7])
 
 

@@ -1,13 +1,12 @@
-"""The finite lattice of shapes that are compiled: every step is padded up to one of them. Imports
-no jax.
+"""The shapes that are compiled: every step is padded up to one of them. Imports no jax.
 
 `decode` programs run n rows of one token. `extend` programs run T chunk tokens of at most R prompts
-plus a region of B decode rows. On an accelerator a few rows more cost little below ~256 rows and
-proportionally above, so the token ladder is about factor two, and the scheduler cuts a chunk
+plus a region of B decode rows. On an accelerator a few more rows cost little below ~256 rows and
+proportionally above. So token counts grow by about factor two, and the scheduler shortens a chunk
 (`trim`) where padding would cost more than another step. Prompts alone run in shapes without decode
-rows. Beside decodes the ladder has factor four, and a narrow region goes with few tokens only:
-elsewhere a wider one adds little. That keeps the lattice below thirty programs. Tokens and decode
-rows together fill whole tiles of matrix products.
+rows. Beside decodes token counts grow by factor four, and narrow regions have few tokens only,
+because elsewhere a wider region adds little. That keeps the lattice below thirty programs. Tokens
+and decode rows together fill whole tiles of matrix products.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ from typing import Any
 
 _DECODE_GPU = (1, 8, 16, 32, 64, 96, 128, 160, 192, 224, 256)  # 2 to 8 rows cost the same
 _ALONE_GPU = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)  # tokens of prompts alone
-# Tokens beside decode rows, before what is left of the last tile is added
+# Tokens beside decode rows, before the rest of the last tile is added
 _BESIDE_GPU = (64, 256, 512, 1536, 8192)
 _TWO_GPU = (1024, 64)  # and two prompts of 512 beside few streams, for when several wait
 _TILE_GPU = 128  # rows of a matrix product's tile: 576 + 64 rows take less time than 512 + 64
 _REGIONS_GPU = (32, 64, 256)
-# A region goes with so many times its rows in tokens; the widest with any more
+# Tokens of a region, as multiples of its rows; the widest region also has more
 _REGION_SPAN = (2, 32)
 _LOGITS_GPU = (16, 64, 128, 256)  # rows of logits: fewer cost the same on the way to a token
 _COPIES = (16, 64)  # pages copied at once
@@ -48,21 +47,29 @@ class ExtendShape:
 
 @dataclass(frozen=True, slots=True)
 class Buckets:
-    """Compiled shapes, ascending. `logits` are the row counts that logits are padded to, each with
-    sampling programs of its own. `step_cost` is what one more step costs, in chunk tokens."""
+    """Compiled shapes, ascending.
+
+    Attributes:
+        decode: Rows of the decode programs.
+        extend: Shapes of the extend programs.
+        logits: Row counts that logits are padded to, each with sampling programs of its own.
+        step_cost: Cost of one more step, in chunk tokens.
+        score: Hidden states that become prompt log-probabilities at once.
+    """
 
     decode: tuple[int, ...]
     extend: tuple[ExtendShape, ...]
     logits: tuple[int, ...]
     step_cost: int
-    score: int = 32  # rows of states that become log-probabilities of a prompt at once
+    score: int = 32
 
     @classmethod
     def build(cls, max_num_seqs: int, max_num_batched_tokens: int, platform: str) -> Buckets:
         """The lattice for a device kind ("cpu", "gpu", "tpu"): any step within both limits fits."""
         if max_num_seqs < 1 or max_num_batched_tokens < 1:
             raise BucketError(
-                f"max_num_seqs ({max_num_seqs}) and max_num_batched_tokens ({max_num_batched_tokens}) must be at least 1"
+                f"max_num_seqs ({max_num_seqs}) and max_num_batched_tokens"
+                f" ({max_num_batched_tokens}) must be at least 1"
             )
         cpu = platform == "cpu"
         top = -(-max_num_batched_tokens // _ALIGN) * _ALIGN
@@ -104,12 +111,12 @@ class Buckets:
 
     @property
     def programs(self) -> int:
-        """How many programs the lattice compiles, samplers apart."""
+        """Number of programs that the lattice compiles, samplers apart."""
         return len(self.decode) + len(self.extend)
 
     @property
     def copies(self) -> tuple[int, ...]:
-        """How many pages the copy programs take at once; a step copies at most one a row."""
+        """Pages that the copy programs take at once; a step copies at most one per row."""
         return tuple(sorted({min(pairs, self.decode[-1]) for pairs in _COPIES}))
 
     @property
@@ -128,12 +135,13 @@ class Buckets:
             if rows >= n:
                 return rows
         raise BucketError(
-            f"{n} decode rows do not fit: the largest compiled shape has {self.decode[-1]}; raise max_num_seqs"
+            f"{n} decode rows do not fit: the largest compiled shape has {self.decode[-1]};"
+            " raise max_num_seqs"
         )
 
     def fit_extend(self, tokens: int, chunks: int, decodes: int) -> ExtendShape:
-        """The shape with the fewest rows in all, and of these the fewest decode rows, that holds so
-        many chunk tokens, prompts and decode rows."""
+        """The smallest shape that holds these chunk tokens, prompts and decode rows: with the
+        fewest rows in all, and of these the fewest decode rows."""
         fitting = [
             s
             for s in self.extend
@@ -142,21 +150,21 @@ class Buckets:
         if not fitting:
             big = self.extend[-1]
             raise BucketError(
-                f"{tokens} tokens of {chunks} prompts with {decodes} decodes do not fit: the largest compiled shape has {big.tokens}, "
-                f"{big.chunks} and {big.decodes}; raise max_num_batched_tokens or max_num_seqs"
+                f"{tokens} tokens of {chunks} prompts with {decodes} decodes do not fit: the"
+                f" largest compiled shape has {big.tokens}, {big.chunks} and {big.decodes};"
+                " raise max_num_batched_tokens or max_num_seqs"
             )
         return min(fitting, key=lambda s: (s.tokens + s.decodes, s.decodes))
 
     def logit_rows(self, shape: int | ExtendShape) -> int:
-        """Rows of logits that a decode bucket or an extend shape gives: one a decode row and chunk,
-        padded.
-        """
+        """Rows of logits of a decode bucket or an extend shape: one per decode row and chunk,
+        padded."""
         needed = shape.decodes + shape.chunks if isinstance(shape, ExtendShape) else shape
         return next(rows for rows in self.logits if rows >= needed)
 
     def trim(self, tokens: int, chunks: int, decodes: int) -> int:
-        """How many of `tokens` to run now: all, or the full shape below when that and a step for
-        the rest cost less.
+        """Tokens of these to run now: all, or those of the next smaller shape when that and a step
+        for the rest cost less.
 
         Example (accelerator, no decodes): 700 tokens would pad to 1024; 608 now, 92 (padded to 128)
         in the next step and 128 for that step come to 864, so the answer is 608. For 900 tokens,
@@ -200,8 +208,8 @@ class Buckets:
 
 
 def _pairs_cpu(top: int, max_num_seqs: int) -> list[tuple[int, int]]:
-    """(tokens, decode rows): every token count alone and beside all rows, of which too few tokens
-    are rounded up."""
+    """(tokens, decode rows) on CPU: every token count alone, and beside all rows where these are
+    not many more."""
     ladder = [t for t in _TOKENS_CPU if t < top] + [top]
     # Beyond, all decode rows add less than an eighth
     alone = [t for t in ladder if t <= 8 * max_num_seqs]
@@ -227,8 +235,7 @@ def _pairs(top: int, max_num_seqs: int) -> list[tuple[int, int]]:
 
 
 def _fill(tokens: int, region: int, top: int) -> int:
-    """So many tokens and those for which the last tile beside `region` decode rows has room, at
-    most `top`."""
+    """`tokens`, and those that fill the last tile beside `region` decode rows, at most `top`."""
     return min(top, -(-(tokens + region) // _TILE_GPU) * _TILE_GPU - region)
 
 
@@ -241,9 +248,10 @@ def _decode_rows(max_num_seqs: int, cpu: bool) -> tuple[int, ...]:
 
 
 def _chunk_rows(tokens: int, max_num_seqs: int, cpu: bool) -> int:
-    """R for T: prompts of 16 tokens on average, and never more rows than tokens or slots.
+    """Chunk rows for `tokens`: prompts of 16 tokens on average, and never more rows than tokens or
+    slots.
 
-    Spare chunk rows cost time on CPU, where attention walks every row, and almost none on an
+    Unused chunk rows cost time on CPU, where attention visits every row, and almost none on an
     accelerator.
     """
     return min(max_num_seqs, _MAX_CHUNKS, tokens, max(1 if cpu else 4, tokens // 16))

@@ -1,5 +1,4 @@
-"""Decides what each step runs: continuous batching over slots, pages and compiled shapes. Imports no
-jax.
+"""Decides what each step runs: continuous batching over slots, pages and shapes. Imports no jax.
 
 One total order rules everything: the rank that a request gets when it arrives (`policy`). Requests
 run in that order, waiting ones are admitted in that order, and when pages run out the last running

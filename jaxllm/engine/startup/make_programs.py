@@ -85,7 +85,7 @@ def abstract_pages(setup: Setup) -> KVCache:
     if len(resolved.windows) == 1:
         return KVCache.abstract(len(setup.spec.layers), resolved.num_pages, *rest)
     pages = resolved.num_pages, *resolved.more_pages
-    return KVCache.of_kinds(
+    return KVCache.join(
         [KVCache.abstract(groups.count(group), count, *rest) for group, count in enumerate(pages)],
         groups,
     )

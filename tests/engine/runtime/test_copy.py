@@ -52,7 +52,7 @@ def test_pages_are_copied_in_every_layer_and_all_sources_are_read_first(shards: 
 def test_kinds_of_layers_have_page_numbers_of_their_own() -> None:
     mesh, rng = make_mesh(1), np.random.default_rng(1)
     kinds, counts, local = (0, 1, 0), (6, 4), NamedSharding(mesh, PartitionSpec())
-    like = KVCache.of_kinds(
+    like = KVCache.join(
         [
             KVCache.abstract(kinds.count(k), n, HEADS, PAGE, DIM, jnp.float32, mesh)
             for k, n in enumerate(counts)

@@ -96,7 +96,7 @@ def test_a_step_over_two_kinds_of_layers_lowers(platform: str, backend: str, kin
     )
     pools = [KVCache.abstract(1, pages, 8, PAGE, 128, jnp.bfloat16, mesh) for pages in (PAGES, 512)]
     model = replace(given.shapes.model, graphdef=weights.abstract(spec, mesh, jnp.bfloat16)[0])
-    kv = KVCache.of_kinds(pools, (0, 1))
+    kv = KVCache.join(pools, (0, 1))
     programs = Programs(replace(given.shapes, model=model, kv=kv, table_width=2 * 16))
     assert CALLS[platform] in traced(programs, kind).lower(lowering_platforms=(platform,)).as_text()
 

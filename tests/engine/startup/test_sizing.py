@@ -209,7 +209,7 @@ def test_a_model_of_fewer_layers_keeps_their_kinds(tiny_dir: str) -> None:
     setup, _ = decide(tiny_dir)
     few = shallow(setup, 1)
     assert few.spec.layers == setup.spec.layers[:1] and len(setup.spec.layers) == 2
-    assert len(abstract_pages(few).kinds) == 1
+    assert len(abstract_pages(few).groups) == 1
     assert len(jax.tree.leaves(few.abstract_weights)) < len(jax.tree.leaves(setup.abstract_weights))
     assert few.spec.vocab_size == setup.spec.vocab_size
 
@@ -224,7 +224,7 @@ def test_few_layers_of_a_hybrid_have_the_pools_of_their_kinds(tmp_path: Path) ->
     (tmp_path / "config.json").write_text(json.dumps(hybrid))
     setup, _ = decide(str(tmp_path))
     pages = abstract_pages(setup)
-    assert (setup.resolved.windows, setup.layer_groups, pages.kinds) == (
+    assert (setup.resolved.windows, setup.layer_groups, pages.groups) == (
         (None, 8),
         (0, 0, 0, 0, 0, 1),
         setup.layer_groups,

@@ -28,13 +28,13 @@ def copy_pages(kv: KVCache, buffer: Array, *, local: NamedSharding) -> KVCache:
     rows = jax.device_put(buffer, local).reshape(len(kv.num_pages), 2, -1)
 
     def copied(kind: int, pages: Array) -> Array:
-        source, target = (kv.places(kind, row) for row in rows[kind])
+        source, target = (kv.page_rows(kind, row) for row in rows[kind])
         for at in range(0, len(source), LAYERS_AT_ONCE):
             some = slice(at, at + LAYERS_AT_ONCE)
             pages = pages.at[target[some]].set(pages[source[some]], mode="drop")
         return pages
 
-    return kv.each(copied)
+    return kv.map_arrays(copied)
 
 
 def pack_copies(
