@@ -261,9 +261,9 @@ def check_allowed(backend: str, vocabulary: int, batch: int = 64) -> Row:
 def _allowed(logits: jax.Array, rows: draws.DrawRows) -> jax.Array:
     """Which tokens each row may draw. A float's rounding apart: thresholds are taken a hair
     lower."""
-    plain = draw_reference.without(logits, rows.banned_BK)
+    plain = draw_reference.mask_banned(logits, rows.banned_BK)
     scaled = plain / jnp.where(rows.temperature_B < 1e-5, 1.0, rows.temperature_B)[:, None]
-    kept = draw_reference.filtered(scaled, rows)
+    kept = draw_reference.apply_filters(scaled, rows)
     least = jnp.min(jnp.where(jnp.isfinite(kept), kept, jnp.inf), axis=1, keepdims=True)
     return scaled >= least - 1e-4
 
@@ -303,7 +303,7 @@ def check_frequencies(
             counts[half] += np.bincount(token[half::2], minlength=vocabulary)
     kept = np.asarray(
         jax.nn.softmax(
-            draw_reference.filtered(table[:2], jax.tree.map(lambda x: x[:2], plain)), axis=1
+            draw_reference.apply_filters(table[:2], jax.tree.map(lambda x: x[:2], plain)), axis=1
         )
     )
     apart = [

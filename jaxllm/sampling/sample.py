@@ -12,7 +12,7 @@ from jaxllm.sampling.choose import Sampler
 from jaxllm.sampling.options import DRAW_COLUMNS
 from pallas_kernels.draw import BROKEN, DrawRows, draw
 from pallas_kernels.draw import backend_for as backend_for
-from pallas_kernels.draw.reference import whole
+from pallas_kernels.draw.reference import has_finite_maximum
 
 __all__ = ["BROKEN", "DrawRows", "Sampler", "draw_rows", "sample"]
 
@@ -41,9 +41,11 @@ def sample(logits_BV: Array, rows: DrawRows, sampler: Sampler, backend: str = "r
     """
     logits_BV = logits_BV.astype(jnp.float32)
     if sampler >= Sampler.RANDOM:
-        backend = backend_for(logits_BV, backend)
+        backend = backend_for(backend, logits_BV)
         return draw(logits_BV, rows, backend=backend, filters=sampler >= Sampler.FILTERED)
-    return jnp.where(whole(logits_BV), jnp.argmax(logits_BV, axis=-1).astype(jnp.int32), BROKEN)
+    return jnp.where(
+        has_finite_maximum(logits_BV), jnp.argmax(logits_BV, axis=-1).astype(jnp.int32), BROKEN
+    )
 
 
 def _draw_key(key_2: Array, position: Array) -> Array:

@@ -24,6 +24,6 @@ def draw(logits_BV: Array, rows: DrawRows, *, backend: str, filters: bool = True
     return BACKENDS[backend](logits_BV, rows, filters=filters)
 
 
-def backend_for(logits_BV: Array, wanted: str) -> str:
+def backend_for(wanted: str, logits_BV: Array) -> str:
     """`wanted` if the op has that back end and it supports these logits, else "reference"."""
     return wanted if BACKENDS.supports(wanted, logits_BV) else "reference"

@@ -28,7 +28,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.draw.mosaic_block import COLUMNS, KEPT, Spec, Tuning
 from pallas_kernels.draw.mosaic_row import LOWEST, Row
-from pallas_kernels.draw.rows import BROKEN, SMALLEST_TEMPERATURE, DrawRows
+from pallas_kernels.draw.rows import BROKEN, MIN_TEMPERATURE, DrawRows
 
 LOG2E = math.log2(math.e)
 
@@ -63,7 +63,7 @@ def draw(
     check(logits_BV, tuning)
     B, V = logits_BV.shape
     spec = Spec(B, V, rows.banned_BK.shape[1], tuning, interpret)
-    greedy_B = rows.temperature_B < SMALLEST_TEMPERATURE
+    greedy_B = rows.temperature_B < MIN_TEMPERATURE
     rate_B = LOG2E / jnp.where(greedy_B, 1.0, rows.temperature_B)
     # min_p as a difference of raw logits: the smallest kept logit minus the largest, ≤ 0.
     reach_B = jnp.log2(rows.min_p_B) / rate_B

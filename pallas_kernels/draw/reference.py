@@ -9,45 +9,45 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from pallas_kernels.draw.rows import BROKEN, SMALLEST_TEMPERATURE, DrawRows
+from pallas_kernels.draw.rows import BROKEN, MIN_TEMPERATURE, DrawRows
 
 
 def draw(logits_BV: Array, rows: DrawRows, *, filters: bool = True) -> Array:
     """See `pallas_kernels.draw`. The largest of the allowed logits plus Gumbel noise."""
-    logits_BV = without(logits_BV, rows.banned_BK) if filters else logits_BV
-    greedy_B = rows.temperature_B < SMALLEST_TEMPERATURE
+    logits_BV = mask_banned(logits_BV, rows.banned_BK) if filters else logits_BV
+    greedy_B = rows.temperature_B < MIN_TEMPERATURE
     scaled_BV = logits_BV / jnp.where(greedy_B, 1.0, rows.temperature_B)[:, None]
     if filters:
-        scaled_BV = filtered(scaled_BV, rows)
+        scaled_BV = apply_filters(scaled_BV, rows)
     noise_BV = jax.vmap(gumbel, in_axes=(0, None))(rows.key_B2, logits_BV.shape[-1])
     drawn_B = jnp.argmax(scaled_BV + noise_BV, axis=-1)
     token_B = jnp.where(greedy_B, jnp.argmax(logits_BV, axis=-1), drawn_B).astype(jnp.int32)
-    return jnp.where(whole(logits_BV), token_B, BROKEN)
+    return jnp.where(has_finite_maximum(logits_BV), token_B, BROKEN)
 
 
 def processed(logits_BV: Array, rows: DrawRows) -> Array:
     """The logits that tokens are drawn by: banned tokens at minus infinity, divided by the
     temperature, filtered. Greedy rows are neither divided nor filtered."""
-    logits_BV = without(logits_BV, rows.banned_BK)
-    greedy_B1 = rows.temperature_B[:, None] < SMALLEST_TEMPERATURE
+    logits_BV = mask_banned(logits_BV, rows.banned_BK)
+    greedy_B1 = rows.temperature_B[:, None] < MIN_TEMPERATURE
     scaled_BV = logits_BV / jnp.where(greedy_B1, 1.0, rows.temperature_B[:, None])
-    return jnp.where(greedy_B1, logits_BV, filtered(scaled_BV, rows))
+    return jnp.where(greedy_B1, logits_BV, apply_filters(scaled_BV, rows))
 
 
-def whole(logits_BV: Array) -> Array:
+def has_finite_maximum(logits_BV: Array) -> Array:
     """Whether each row has a finite maximum and no NaN. NaN is tested separately: XLA's maximum on
     the CPU loses it in long rows."""
     return jnp.isfinite(logits_BV.max(axis=-1)) & ~jnp.isnan(logits_BV).any(axis=-1)
 
 
-def without(logits_BV: Array, banned_BK: Array) -> Array:
+def mask_banned(logits_BV: Array, banned_BK: Array) -> Array:
     """The logits with the banned tokens at minus infinity."""
     B, V = logits_BV.shape
     ids_BK = jnp.where(banned_BK >= 0, banned_BK, V)  # V is dropped
     return logits_BV.at[jnp.arange(B)[:, None], ids_BK].set(-jnp.inf, mode="drop")
 
 
-def filtered(scaled_BV: Array, rows: DrawRows) -> Array:
+def apply_filters(scaled_BV: Array, rows: DrawRows) -> Array:
     """The logits with minus infinity for tokens that min_p, then top_k, then top_p exclude. Ties at
     a threshold are kept."""
     best_B1 = scaled_BV.max(axis=-1, keepdims=True)

@@ -266,12 +266,12 @@ def test_what_the_kernel_does_not_take_is_refused_and_left_to_the_reference(
     rows = jax.tree.map(jnp.asarray, rows_of([Options()], np.zeros((1, vocabulary), np.float32)))
     with pytest.raises(ValueError, match=message):
         draw(given, rows, backend="mosaic_gpu")
-    assert backend_for(given, "mosaic_gpu") == "reference"
+    assert backend_for("mosaic_gpu", given) == "reference"
 
 
 def test_the_kernel_is_chosen_where_it_is_wanted_and_takes_the_logits() -> None:
-    assert backend_for(jnp.zeros((1, 1024)), "mosaic_gpu") == "mosaic_gpu"
-    assert backend_for(jnp.zeros((1, 1024)), "reference") == "reference"
+    assert backend_for("mosaic_gpu", jnp.zeros((1, 1024))) == "mosaic_gpu"
+    assert backend_for("reference", jnp.zeros((1, 1024))) == "reference"
 
 
 def test_an_unknown_back_end_is_named_with_those_that_exist() -> None:

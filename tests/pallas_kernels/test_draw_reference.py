@@ -22,12 +22,12 @@ from pallas_kernels.draw.cases import (
     probabilities,
     rows_of,
 )
-from pallas_kernels.draw.reference import filtered, gumbel
+from pallas_kernels.draw.reference import apply_filters, gumbel
 from tests.chi_square import chi_square, limit, pooled
 
 V, B = 48, 6
 reference = jax.jit(functools.partial(draw, backend="reference"), static_argnames="filters")
-jitted_filters = jax.jit(filtered)
+jitted_filters = jax.jit(apply_filters)
 any_options = st.builds(
     Options,
     temperature=st.sampled_from([0.1, 0.7, 1.0, 3.0]),

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from jaxllm.sampling.bits import remove
 from jaxllm.sampling.options import MAX_LOGIT_BIAS, SamplingParams
 from jaxllm.sampling.process import MOST, LogitsParams, process, set_slot_params
-from pallas_kernels.draw.reference import without
+from pallas_kernels.draw.reference import mask_banned
 from tests.sampling.process_oracle import counts_of, expected, rows_of, run, terms_of
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "goldens" / "process.npz"
@@ -203,7 +203,7 @@ def test_logits_are_those_of_transformers() -> None:
         for token in banned:
             remove(np.asarray(terms.allowed)[0], token)
         _, found = run(logits[None], rows_of([0]), counts_of([output.tolist()], vocab), terms)
-        found = np.asarray(without(found, jnp.array([[STOP if stop else -1]])))[0] / np.float32(
+        found = np.asarray(mask_banned(found, jnp.array([[STOP if stop else -1]])))[0] / np.float32(
             params.temperature
         )
         np.testing.assert_allclose(found, golden[f"found_{case}"], rtol=1e-6, atol=1e-6)

@@ -15,13 +15,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxllm.sampling.choose import Sampler
 from jaxllm.sampling.options import DRAW_COLUMNS, SamplingParams
 from jaxllm.sampling.sample import BROKEN, DrawRows
-from pallas_kernels.draw.reference import filtered
+from pallas_kernels.draw.reference import apply_filters
 from tests.sampling.oracle import kept, make_rows, run, softmax
 
 V = 40
 INF = np.inf
 mask_of = jax.jit(
-    lambda logits, rows: jnp.isfinite(filtered(logits / rows.temperature_B[:, None], rows))
+    lambda logits, rows: jnp.isfinite(apply_filters(logits / rows.temperature_B[:, None], rows))
 )
 logits_of_a_row = st.one_of(
     hnp.arrays(np.float32, V, elements=st.floats(-30, 30, width=16)),

@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxllm.sampling.bits import everything, has, remove
 from jaxllm.sampling.constraint import BadWords
-from pallas_kernels.draw.reference import filtered
+from pallas_kernels.draw.reference import apply_filters
 from tests.sampling.oracle import kept, make_rows
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "goldens" / "filters.npz"
@@ -36,7 +36,9 @@ def test_filters_keep_the_tokens_of_transformers_filters_in_the_documented_order
     for case, logits, want in cases("kept"):
         options = case["options"]
         rows = make_rows(1, **options)
-        found = jnp.isfinite(jax.jit(filtered)(logits[None] / rows.temperature_B[:, None], rows))[0]
+        found = jnp.isfinite(
+            jax.jit(apply_filters)(logits[None] / rows.temperature_B[:, None], rows)
+        )[0]
         np.testing.assert_array_equal(found, want, err_msg=str(options))
         np.testing.assert_array_equal(kept(logits, **options), want, err_msg=str(options))
         used[frozenset(options) - {"temperature"}] = (

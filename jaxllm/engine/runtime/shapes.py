@@ -121,9 +121,8 @@ class StepShapes:
         """Which of `pallas_kernels.draw` samples. The kernel reads whole rows, so the vocabulary
         must be on one device."""
         kernel = self.model.backend == "mosaic_gpu" and self.model.mesh.size == 1
-        return backend_for(
-            self.logits(self.buckets.logits[-1]), "mosaic_gpu" if kernel else "reference"
-        )
+        wanted = "mosaic_gpu" if kernel else "reference"
+        return backend_for(wanted, self.logits(self.buckets.logits[-1]))
 
     @functools.cached_property
     def samplers(self) -> tuple[Sampler, ...]:
