@@ -1,4 +1,4 @@
-"""What the user asked for (`EngineConfig`) and what was decided (`Resolved`). Imports no jax."""
+"""What the user wishes (`EngineConfig`) and what was decided (`Resolved`). Imports no jax."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 DTYPES = ("auto", "float16", "half", "bfloat16", "float32", "float")
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
 KV_CACHE_DTYPES = {
-    "auto": None,  # as the checkpoint's configuration says, and otherwise the model's
-    "bfloat16": "bfloat16",  # these three have to be the model's
+    "auto": None,  # as the checkpoint's configuration says, else the model's dtype
+    "bfloat16": "bfloat16",  # these three must equal the model's dtype
     "float16": "float16",
     "float32": "float32",
     "fp8": "float8_e4m3fn",
@@ -24,16 +24,14 @@ ATTENTION_BACKENDS = ("mosaic_gpu", "mosaic_tpu", "xla", "reference")
 
 
 class ConfigError(ValueError):
-    """The configuration cannot work; the message says what, the limit and the remedy in one
-    line."""
+    """The configuration cannot work. The message is one line: what, the limit, the remedy."""
 
 
 SWAP_SPACE = 4.0  # GiB
 
-# Arguments of vLLM that scripts pass and that change nothing here, with the values that ask for
-# nothing.
+# vLLM's arguments that scripts pass and that change nothing here, with their neutral values
 NEUTRAL_ARGUMENTS: dict[str, tuple[Any, ...]] = {
-    # Remote code is never run, and a model that needs it is refused
+    # Remote code is never run; a model that needs it is refused
     "trust_remote_code": (None, False, True),
     "tokenizer_mode": (None, "auto"),
     "enable_chunked_prefill": (None, True),
@@ -48,14 +46,15 @@ NEUTRAL_ARGUMENTS: dict[str, tuple[Any, ...]] = {
 
 
 def check_neutral(argument: str, value: Any, shown: str) -> None:
-    """Raise ConfigError when an argument of NEUTRAL_ARGUMENTS asks for something; `shown` is how
-    the user wrote it."""
+    """Raises ConfigError when an argument of NEUTRAL_ARGUMENTS has another value than those.
+
+    `shown` is the argument as the user wrote it.
+    """
     neutral = NEUTRAL_ARGUMENTS[argument]
     if value not in neutral:
         allowed = ", ".join(str(x) for x in neutral if x is not None)
-        raise ConfigError(
-            f"{shown} is not supported yet; leave it out{f' (accepted: {allowed})' if allowed else ''}"
-        )
+        accepted = f" (accepted: {allowed})" if allowed else ""
+        raise ConfigError(f"{shown} is not supported yet; leave it out{accepted}")
 
 
 def human_int(text: str) -> int:
@@ -91,8 +90,10 @@ def number(text: str) -> float:
 
 
 def token_count(value: Any) -> int | str | None:
-    """A maximum length as the user gave it: None, "auto", an integer, or a human one. Raises
-    ConfigError."""
+    """A maximum length as the user gave it: None, "auto", an integer, or a text for `human_int`.
+
+    Raises ConfigError.
+    """
     if value is None or type(value) is int:
         return value
     if not isinstance(value, str):
@@ -100,7 +101,7 @@ def token_count(value: Any) -> int | str | None:
     return "auto" if value.strip().lower() == "auto" else human_int(value)
 
 
-# Whole numbers that can work on some machine; what fits this one is decided at start.
+# Bounds of whole numbers on any machine; whether a value fits this one is decided at start
 RANGES: dict[str, tuple[int, int]] = {
     "seed": (0, 2**63 - 1),
     "kv_cache_memory_bytes": (1, 2**60),
@@ -116,8 +117,10 @@ RANGES: dict[str, tuple[int, int]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
-    """Wishes. `None` means "you decide"; names follow vLLM's engine arguments. Raises ConfigError
-    on a value that can never work."""
+    """The user's wishes; names follow vLLM's engine arguments, None leaves the choice to the start.
+
+    Raises ConfigError for a value that can never work.
+    """
 
     model: str = "demo"
     tokenizer: str | None = None
@@ -126,7 +129,7 @@ class EngineConfig:
     download_dir: str | None = None
     load_format: str = "auto"
     dtype: str = "auto"
-    # Tokens (also "32k"), "auto" / -1 = the largest that fits, None = from the model
+    # Tokens (also "32k"); "auto" or -1: the longest that fits; None: the model's own
     max_model_len: int | str | None = None
     seed: int = 0
     gpu_memory_utilization: float = 0.9
@@ -139,24 +142,24 @@ class EngineConfig:
     max_num_batched_tokens: int | None = None
     tensor_parallel_size: int = 1
     max_logprobs: int = 20
-    # One of LOGPROBS_MODES; processed: after temperature, filters and whatever else draws follow
+    # One of LOGPROBS_MODES; "processed" is after temperature, filters and processors
     logprobs_mode: str = "raw_logprobs"
     max_num_queued_reqs: int | None = None
     async_scheduling: bool = True
     scheduling_policy: str = "fcfs"  # one of SCHEDULING_POLICIES
     preemption_mode: str = "recompute"  # one of PREEMPTION_MODES
-    # GiB of host memory per device for what preemption swaps out; None = SWAP_SPACE
+    # GiB of host memory per device for pages of preempted requests; None: SWAP_SPACE
     swap_space: float | None = None
-    # GiB of host memory for cached prefixes that the pool has no room for
+    # GiB of host memory for cached prefixes that leave the pool
     kv_offloading_size: float | None = None
-    scheduler_cls: str | None = None  # module:Class of a scheduler of the operator's own
-    # Prompts run in chunks that keep running streams waiting no longer; None = whole prompts
+    scheduler_cls: str | None = None  # module:Class of the operator's scheduler
+    # Longest wait of a running stream for a chunk of another prompt; None: whole prompts
     max_stall_ms: float | None = None
-    # The same tokens for a request whatever runs beside it, on accelerators too; slower
+    # A request's tokens do not depend on the batch around it; slower
     batch_invariant: bool = False
     enforce_eager: bool = False  # compile on first use instead of at start
     compilation_cache_dir: str | None = None
-    # One of ATTENTION_BACKENDS, None = the device's fastest that takes the model
+    # One of ATTENTION_BACKENDS; None: the fastest of the device that takes the model
     attention_backend: str | None = None
     profiler_dir: str | None = None
 
@@ -169,10 +172,11 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and (type(value) is not int or not low <= value <= high):
                 raise ConfigError(
-                    f"--{name.replace('_', '-')} must be a whole number from {low} to {high}, got {value!r:.80}"
+                    f"--{name.replace('_', '-')} must be a whole number from {low} to {high}, "
+                    f"got {value!r:.80}"
                 )
         for field in fields(self):
-            # "no" is no False
+            # The text "no" is true
             if field.type == "bool" and type(value := getattr(self, field.name)) is not bool:
                 raise ConfigError(f"{field.name} must be True or False, got {value!r:.80}")
         share = self.gpu_memory_utilization
@@ -187,11 +191,13 @@ class EngineConfig:
             )
         if self.logprobs_mode not in LOGPROBS_MODES:
             raise ConfigError(
-                f"--logprobs-mode must be one of {', '.join(LOGPROBS_MODES)}, got {self.logprobs_mode!r:.80}"
+                f"--logprobs-mode must be one of {', '.join(LOGPROBS_MODES)}, "
+                f"got {self.logprobs_mode!r:.80}"
             )
         if self.num_gpu_blocks_override is not None and self.kv_cache_memory_bytes is not None:
             raise ConfigError(
-                "--num-gpu-blocks-override and --kv-cache-memory-bytes both say how large the KV pool is; leave one of them out"
+                "--num-gpu-blocks-override and --kv-cache-memory-bytes both say how large the KV "
+                "pool is; leave one of them out"
             )
         self._check_host()
         stall = self.max_stall_ms
@@ -214,7 +220,8 @@ class EngineConfig:
     def _check_host(self) -> None:
         if self.preemption_mode not in PREEMPTION_MODES:
             raise ConfigError(
-                f"--preemption-mode must be {' or '.join(PREEMPTION_MODES)}, got {self.preemption_mode!r:.80}"
+                f"--preemption-mode must be {' or '.join(PREEMPTION_MODES)}, "
+                f"got {self.preemption_mode!r:.80}"
             )
         for name in ("swap_space", "kv_offloading_size"):
             size = getattr(self, name)
@@ -224,27 +231,41 @@ class EngineConfig:
                 or not 0 <= size <= 2**20
             ):
                 raise ConfigError(
-                    f"--{name.replace('_', '-')} must be a number of GiB from 0 to {2**20}, got {size!r:.80}"
+                    f"--{name.replace('_', '-')} must be a number of GiB from 0 to {2**20}, "
+                    f"got {size!r:.80}"
                 )
         swaps = self.preemption_mode == "swap"
         if swaps and self.swap_space == 0:
             raise ConfigError(
-                "--preemption-mode swap needs host memory, but --swap-space is 0; raise it or leave it out"
+                "--preemption-mode swap needs host memory, but --swap-space is 0; "
+                "raise it or leave it out"
             )
-        # Scripts pass the usual size, which asks for nothing
+        # Scripts pass the default size without a wish to swap
         if not swaps and self.swap_space not in (None, 0, SWAP_SPACE):
             raise ConfigError(
-                f"--swap-space {self.swap_space:g} is for --preemption-mode swap; set that, or leave --swap-space out"
+                f"--swap-space {self.swap_space:g} is for --preemption-mode swap; "
+                "set that, or leave --swap-space out"
             )
         if self.kv_offloading_size and not self.enable_prefix_caching:
             raise ConfigError(
-                "--kv-offloading-size keeps cached prefixes, but prefix caching is off; leave one of them out"
+                "--kv-offloading-size keeps cached prefixes, but prefix caching is off; "
+                "leave one of them out"
             )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Resolved:
-    """Facts, decided once at start and printed."""
+    """Facts, decided once at start and printed.
+
+    Attributes (those whose names do not say it):
+        vocab_size: width of the logits; token ids are validated against it.
+        host_pages: pages of host memory for preempted requests and cached prefixes.
+        host_cached_pages: those of them for cached prefixes.
+        moved_pages: pages that one program moves to host memory or back; 0: none ever move.
+        windows: tokens of the window of each cache group, which gives back pages behind it; None
+            keeps all pages.
+        more_pages: pages of each cache group after the first, which has `num_pages`.
+    """
 
     model_dir: str
     model_type: str
@@ -256,7 +277,7 @@ class Resolved:
     max_num_seqs: int
     max_num_batched_tokens: int
     max_num_queued_reqs: int
-    vocab_size: int  # the logits' width: token ids are validated against this
+    vocab_size: int
     tensor_parallel_size: int
     max_logprobs: int
     logprobs_mode: str
@@ -264,17 +285,16 @@ class Resolved:
     async_scheduling: bool
     scheduling_policy: str
     preemption_mode: str
-    host_pages: int  # pages of host memory that hold what the pool has no room for
-    host_cached_pages: int  # of them, those for cached prefixes
-    moved_pages: int  # that one program moves to host memory or back; 0: none are moved
+    host_pages: int
+    host_cached_pages: int
+    moved_pages: int
     attention_backend: str
     attention_reason: str
-    # Of each kind of layers, in tokens: pages behind it are given back; None: none are
     windows: tuple[int | None, ...] = (None,)
     batch_invariant: bool = False
-    more_pages: tuple[int, ...] = ()  # of each kind after the first, whose are `num_pages`
+    more_pages: tuple[int, ...] = ()
 
     @property
     def max_pages_per_request(self) -> int:
-        """Width of a page table: pages that a request of `max_model_len` tokens needs."""
+        """Width of a page table: the pages of a request of `max_model_len` tokens."""
         return -(-self.max_model_len // self.page_size)

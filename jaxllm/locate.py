@@ -17,17 +17,17 @@ WANTED_FILES = [
     "*.model",
     "*.txt",
 ]
-UNWANTED_FILES = ["consolidated*", "original/*"]  # the weights once more, in another layout
+UNWANTED_FILES = ["consolidated*", "original/*"]  # the weights again, in another layout
 
 
 def locate(model: str, revision: str | None = None, download_dir: str | None = None) -> Path:
-    """The local directory of `model`, downloaded first when it names a hub repository.
+    """The local directory of `model`; a hub repository is downloaded first.
 
-    Raises ConfigError when there is no such model, naming what was tried and what to do.
+    Raises ConfigError when there is no such model.
     """
     if model == DEMO:
         return Path(__file__).parent / "demo"
-    path = Path(os.path.expanduser(model))  # one of an unknown user stays as it is
+    path = Path(os.path.expanduser(model))  # an unknown user's stays as it is
     if path.is_dir():
         return path
     if path.is_file():
@@ -36,7 +36,8 @@ def locate(model: str, revision: str | None = None, download_dir: str | None = N
         )
     if path.is_absolute() or model.startswith((".", "~")) or model.count("/") != 1:
         raise ConfigError(
-            f"no model at {model}: the directory does not exist (a hub id looks like owner/name; 'demo' is built in)"
+            f"no model at {model}: the directory does not exist "
+            "(a hub id looks like owner/name; 'demo' is built in)"
         )
     return _download(model, revision, download_dir)
 

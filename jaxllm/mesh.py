@@ -1,5 +1,4 @@
-"""The device mesh and the one table that says which logical axis of an array lies on which mesh
-axis."""
+"""The device mesh, and the one table from logical axes of arrays to mesh axes."""
 
 from __future__ import annotations
 
@@ -12,8 +11,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxllm.config import ConfigError
 
-# Weights name their axes with these words; an axis that the table maps to None is whole on every
-# device.
+# Logical axes of weights; one that maps to None is whole on every device
 AXES: Mapping[str, str | None] = MappingProxyType(
     {
         "shard": "tensor",  # leading axis of fused weights that are stored shard by shard
@@ -29,18 +27,18 @@ AXES: Mapping[str, str | None] = MappingProxyType(
 
 
 def make_mesh(tensor_parallel_size: int, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """A mesh ("data", "tensor") of shape (1, tensor_parallel_size) over the first of `devices` (all
-    local ones by default).
+    """A mesh ("data", "tensor") of shape (1, tensor_parallel_size) over the first `devices`.
 
-    Raises ConfigError when there are fewer devices than asked for.
+    `devices` are all that JAX finds by default. Raises ConfigError when there are too few.
     """
     devices = jax.devices() if devices is None else list(devices)
     if tensor_parallel_size < 1:
         raise ConfigError(f"tensor_parallel_size is {tensor_parallel_size}; it must be at least 1")
     if tensor_parallel_size > len(devices):
-        kind = devices[0].platform if devices else "no"
+        platform = devices[0].platform if devices else "no"
         raise ConfigError(
-            f"tensor_parallel_size {tensor_parallel_size} needs {tensor_parallel_size} devices, but there are {len(devices)} ({kind}); "
+            f"tensor_parallel_size {tensor_parallel_size} needs {tensor_parallel_size} devices, "
+            f"but there are {len(devices)} ({platform}); "
             f"set tensor_parallel_size to at most {max(1, len(devices))}"
         )
     grid = np.asarray(devices[:tensor_parallel_size], dtype=object).reshape(1, tensor_parallel_size)
@@ -48,9 +46,7 @@ def make_mesh(tensor_parallel_size: int, devices: Sequence[jax.Device] | None = 
 
 
 def sharding(mesh: Mesh, axes: tuple[str | None, ...]) -> NamedSharding:
-    """Where an array with these logical axes lies. An axis name that the table lacks raises
-    ValueError.
-    """
+    """Where an array with these logical axes lies. Raises ValueError for an unknown axis."""
     unknown = [axis for axis in axes if axis is not None and axis not in AXES]
     if unknown:
         raise ValueError(f"unknown logical axes {unknown}; jaxllm.mesh.AXES has {sorted(AXES)}")

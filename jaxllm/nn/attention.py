@@ -1,4 +1,7 @@
-"""Multi-head attention with fused, shard-interleaved projections; the context owns keys and values."""
+"""Multi-head attention with fused, shard-interleaved projections.
+
+The context owns keys and values.
+"""
 
 from __future__ import annotations
 
@@ -18,26 +21,31 @@ from pallas_kernels.rope_write import HeadRows
 
 
 class RowContext(Protocol):
-    """How what lies between a block's plain products is computed where each token is by itself."""
+    """Computes what lies between the linear maps of a block, for each token by itself."""
 
     def add_norm(
         self, x_TD: Array, delta_TD: Array, weight_D: Array, eps: float
     ) -> tuple[Array, Array]:
-        """`x + delta`, and its root-mean-square norm times the weight; see
-        `pallas_kernels.add_norm`."""
+        """`x + delta`, and its root-mean-square norm times the weight.
+
+        See `pallas_kernels.add_norm`.
+        """
         ...
 
     def gated_product(self, x_TD: Array, weight_X2FD: Array) -> Array | None:
-        """silu(gate(x)) · up(x) `[T, X·F]` in one pass, see `pallas_kernels.gated_matmul`; None
-        where products of their own are faster."""
+        """silu(gate(x)) · up(x) `[T, X·F]` in one pass; None where two products are faster.
+
+        See `pallas_kernels.gated_matmul`.
+        """
         ...
 
 
 class AttentionContext(RowContext, Protocol):
-    """Where keys and values live during one forward.
+    """Holds keys and values during one forward.
 
-    `prompt_length_T` (int32) is the prompt length of each token's request, None when all tokens are
-    one prompt. Only dynamic RoPE scaling reads it.
+    Attributes:
+        prompt_length_T: prompt length of each token's request (int32); None when all tokens are
+            one prompt. Only dynamic RoPE scaling reads it.
     """
 
     @property
@@ -46,17 +54,18 @@ class AttentionContext(RowContext, Protocol):
     def attend(
         self, layer: int, rows: HeadRows, *, scale: float, window: int | None, softcap: float | None
     ) -> Array:
-        """Finish the rows `[T, X, C, H]` of X shards, remember keys and values of these tokens and
-        return their attention output, `[T, N, H]` in the rows' dtype."""
+        """Attention output `[T, N, H]` in the dtype of the rows `[T, X, C, H]` of X shards.
+
+        Bias, norm and RoPE are applied to the rows; keys and values of these tokens are kept.
+        """
         ...
 
 
 class Attention(nnx.Module):
-    """Projections, and between them what the context does: optional bias and QK-norm, RoPE,
-    attention.
+    """Projections around the context's work: optional bias and QK-norm, RoPE, attention.
 
-    `qkv` is [X, (N + 2K)/X, H, D]: per shard its query heads, its key heads, its value heads.
-    `window` counts the tokens that a token may see, itself included; None sees all.
+    `qkv` is [X, (N + 2K)/X, H, D]: the query heads of each shard, its key heads, its value heads.
+    A token sees `window` tokens, itself included; None sees all.
     """
 
     def __init__(
@@ -92,8 +101,7 @@ class Attention(nnx.Module):
         self.window = window
 
     def take_kv_scales(self) -> None:
-        """Have scales `[K, 2]` of this layer's keys and values as a parameter, for pages of 8
-        bits."""
+        """Add a parameter `[K, 2]` with scales of this layer's keys and values, for 8-bit pages."""
         self.kv_scales = nnx.data(
             nnx.Param(jnp.ones((self.heads.kv_stored, 2), SCALE_DTYPE), axes=("kv_heads", None))
         )
@@ -111,9 +119,8 @@ class Attention(nnx.Module):
         return self.out(o_TNH)
 
     def _rows(self, x_TD: Array, rotation: Rotation) -> HeadRows:
-        """Heads in the model's order: shard x holds query heads x·N/X … and the KV heads that serve
-        them.
-        """
+        """Heads in the model's order: shard x holds query heads from x·N/X on, and their KV
+        heads."""
         bias = None if self.qkv.bias is None else self.qkv.bias[...]
         norms, eps = None, 0.0
         if self.q_norm is not None and self.k_norm is not None:

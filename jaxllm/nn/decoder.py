@@ -16,8 +16,10 @@ from jaxllm.nn.rules import Rule
 
 
 class Block(nnx.Module):
-    """Pre-norm transformer block: attention, then feed-forward, each added to the residual stream
-    by the norm that follows it."""
+    """Pre-norm transformer block: attention, then feed-forward.
+
+    The norm that follows adds the output of each to the residual stream.
+    """
 
     def __init__(
         self,
@@ -40,12 +42,16 @@ class Block(nnx.Module):
         rotation: Rotation,
         context: AttentionContext,
     ) -> tuple[Array, Array]:
-        """The residual stream and what is yet to be added to it, after attention; taken likewise
-        from the block before."""
+        """The residual stream [T, D] after attention, and the delta that is yet to be added to it.
+
+        `x_TD` and `delta_TD` are the same of the block before.
+        """
         x_TD, normed_TD = _add_norm(self.attention_norm, x_TD, delta_TD, context)
         return x_TD, self.attention(layer, normed_TD, rotation, context)
 
-    def feed(self, x_TD: Array, delta_TD: Array | None, context: RowContext) -> tuple[Array, Array]:
+    def feed_forward(
+        self, x_TD: Array, delta_TD: Array | None, context: RowContext
+    ) -> tuple[Array, Array]:
         """The same after the feed-forward, which sees each token by itself."""
         x_TD, normed_TD = _add_norm(self.mlp_norm, x_TD, delta_TD, context)
         return x_TD, self.mlp(normed_TD, context)
@@ -70,28 +76,34 @@ class Decoder(nnx.Module):
         self.rope = rope
 
     def __call__(self, token_T: Array, position_T: Array, context: AttentionContext) -> Array:
-        """Hidden states after the final norm, [T, D]. Tokens of several sequences may be mixed: the
-        context keeps them apart."""
-        return self.finish(*self.begin(token_T, position_T, context), context)
+        """Hidden states after the final norm, [T, D].
 
-    def begin(
+        Tokens of several sequences may be mixed: the context keeps them apart.
+        """
+        return self.after_attention(*self.through_attention(token_T, position_T, context), context)
+
+    def through_attention(
         self, token_T: Array, position_T: Array, context: AttentionContext
     ) -> tuple[Array, Array]:
-        """Everything in which tokens see each other: the residual stream after the last attention,
-        and what is yet to be added to it, both [T, D]. What follows, `finish`, is for those tokens
-        only whose hidden states are wanted: of a prompt, one."""
+        """The residual stream after the last attention, and the delta yet to be added, both [T, D].
+
+        Up to here tokens see each other. `after_attention` then needs only the rows whose hidden
+        states are wanted: one of a prompt.
+        """
         x_TD, delta_TD = self.embed(token_T), None
         rotation = self.rope(position_T, context.prompt_length_T)
         for index, block in enumerate(self.layers):
             if index:
-                x_TD, delta_TD = self.layers[index - 1].feed(x_TD, delta_TD, context)
+                x_TD, delta_TD = self.layers[index - 1].feed_forward(x_TD, delta_TD, context)
             x_TD, delta_TD = block.attend(index, x_TD, delta_TD, rotation, context)
         return x_TD, delta_TD
 
-    def finish(self, x_RD: Array, delta_RD: Array | None, context: RowContext) -> Array:
-        """Hidden states after the final norm, [R, D], of any rows of what `begin` returned;
-        `delta_RD` None: added already."""
-        x_RD, delta_RD = self.layers[-1].feed(x_RD, delta_RD, context)
+    def after_attention(self, x_RD: Array, delta_RD: Array | None, context: RowContext) -> Array:
+        """Hidden states after the final norm, [R, D], of any rows from `through_attention`.
+
+        `delta_RD` is None where it has been added.
+        """
+        x_RD, delta_RD = self.layers[-1].feed_forward(x_RD, delta_RD, context)
         return _add_norm(self.norm, x_RD, delta_RD, context)[1]
 
     def rules(self, names: Mapping[str, tuple[str, ...]]) -> Iterator[Rule]:
@@ -118,7 +130,7 @@ class Decoder(nnx.Module):
 def _add_norm(
     norm: RMSNorm, x_TD: Array, delta_TD: Array | None, context: RowContext
 ) -> tuple[Array, Array]:
-    """The residual stream with `delta_TD` added, if there is any yet, and its norm."""
+    """The residual stream with `delta_TD` added (None: the first block), and its norm."""
     return (
         (x_TD, norm(x_TD))
         if delta_TD is None

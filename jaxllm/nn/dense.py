@@ -17,12 +17,14 @@ def heads(rows: HeadRows) -> tuple[Array, Array, Array]:
 
 
 class DenseContext:
-    """Keeps nothing: the tokens of one call are all there is. Differentiable, and usable under jit
-    and vmap.
+    """Attention among the tokens of one call: differentiable, and usable under jit and vmap.
 
-    Tokens are one sequence, or several packed one after another when `segment_T` (int, [T]) tells
-    them apart. Memory grows with T². `prompt_length_T` says how long each token's prompt is
-    (dynamic RoPE scaling reads it): its whole sequence by default.
+    Memory grows with T².
+
+    Attributes:
+        segment_T: number of each token's sequence (int) where several are packed; None: one.
+        prompt_length_T: prompt length of each token's sequence, for dynamic RoPE scaling; by
+            default the whole sequence.
     """
 
     def __init__(self, segment_T: Array | None = None, prompt_length_T: Array | None = None):
@@ -36,8 +38,7 @@ class DenseContext:
     def attend(
         self, layer: int, rows: HeadRows, *, scale: float, window: int | None, softcap: float | None
     ) -> Array:
-        """softmax(q·k · scale) · v in float32 over earlier tokens of the same segment (`window` of
-        them at most)."""
+        """softmax(q·k · scale) · v in float32 over at most `window` tokens of the same segment."""
         del layer
         q_TNH, k_TKH, v_TKH = heads(rows)
         tokens, kv_heads = k_TKH.shape[:2]
@@ -63,7 +64,7 @@ class DenseContext:
         return add_norm.add_norm(x_TD, delta_TD, weight_D, eps, backend="reference")
 
     def gated_product(self, x_TD: Array, weight_X2FD: Array) -> Array | None:
-        """Left to XLA, which can differentiate it."""
+        """None: XLA computes and differentiates the products."""
         del x_TD, weight_X2FD
         return None
 

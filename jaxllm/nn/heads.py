@@ -7,9 +7,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Heads:
-    """Head counts of one attention layer. `kv` counts the model's own KV heads; when there are
-    fewer than shards each is stored on `repeat` shards, so that `kv_stored = kv * repeat` divides
-    evenly.
+    """Head counts of one attention layer.
+
+    Where there are fewer KV heads than shards, each is stored on `repeat` shards, so that
+    `kv_stored = kv * repeat` divides evenly.
+
+    Attributes:
+        query: query heads.
+        kv: the model's own KV heads.
+        dim: width of a head.
+        shards: tensor shards.
     """
 
     query: int
@@ -42,5 +49,8 @@ class Heads:
         if self.query % self.shards:
             return f"{self.query} attention heads do not divide over {self.shards} tensor shards"
         if self.kv % self.shards and self.shards % self.kv:
-            return f"{self.kv} key-value heads neither divide over {self.shards} tensor shards nor repeat evenly on them"
+            return (
+                f"{self.kv} key-value heads neither divide over {self.shards} tensor shards "
+                "nor repeat evenly on them"
+            )
         return None

@@ -12,15 +12,23 @@ type Rotation = tuple[Array, Array]  # cos and sin, float32 [T, H/2]
 
 
 class Rope(Protocol):
-    """Angles of each token. `prompt_length_T` is the prompt length of each token's request, None
-    when all tokens are one prompt."""
+    """Angles of each token.
+
+    `prompt_length_T` is the prompt length of each token's request, None when all tokens are one
+    prompt.
+    """
 
     def __call__(self, position_T: Array, prompt_length_T: Array | None) -> Rotation: ...
 
 
 @dataclass(frozen=True)
 class StaticRope:
-    """Fixed inverse frequencies (H/2 of them); `scale` multiplies cos and sin, as YaRN asks."""
+    """Fixed frequencies.
+
+    Attributes:
+        inv_freq: radians per position of each pair of dimensions, H/2 numbers.
+        scale: factor of cos and sin, for YaRN.
+    """
 
     inv_freq: tuple[float, ...]
     scale: float = 1.0
@@ -33,12 +41,18 @@ class StaticRope:
 
 @dataclass(frozen=True)
 class DynamicRope:
-    """NTK scaling whose base grows with the sequence once it exceeds `original` tokens.
+    """NTK scaling: the base grows with the sequence beyond `original` tokens.
 
-    A prompt's tokens use the base of the prompt's whole length, a generated token the base of its
-    own position. With those two rules a cached key never has to be rotated again, and both are what
-    transformers computes for one sequence. Keys of a prompt longer than `original` depend on its
-    length, so prompts of different lengths cannot share them.
+    Tokens of a prompt use the base of its whole length; a generated token uses that of its own
+    position. So cached keys are never rotated again, and one sequence gets what transformers
+    computes. Keys of a prompt longer than `original` depend on its length: prompts of other lengths
+    cannot share them.
+
+    Attributes:
+        theta: base of short sequences.
+        dim: width of a head.
+        factor: growth of the context.
+        original: tokens of the native context.
     """
 
     theta: float

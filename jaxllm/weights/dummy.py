@@ -19,28 +19,32 @@ COMPILING = 4  # threads
 
 
 def dummy(rules: list[Rule], likes: list[jax.ShapeDtypeStruct], seed: int) -> Iterator[Array]:
-    """Every parameter in turn, random and never constant.
+    """Random parameters, in the order of `rules`, none constant.
 
-    Each checkpoint tensor is drawn from (seed, its name), so the values do not depend on the number
-    of shards. Matrices have standard deviation 1/sqrt(inputs), which keeps activations near one;
-    norms lie near one and biases near zero.
+    Each checkpoint tensor is drawn from (seed, its name), so values do not depend on the number of
+    shards. Matrices have standard deviation 1/sqrt(inputs), which keeps activations near one; norms
+    lie near one and biases near zero.
     """
     key = jax.random.key(seed)
-    kinds: list[_Kind] = []
+    layouts: list[_Layout] = []
     for rule, like in zip(rules, likes, strict=True):
-        kinds.append(
-            (tuple(_Draw.of(piece) for piece in rule.pieces), like.shape, like.dtype, like.sharding)
+        layouts.append(
+            (
+                tuple(_Draw.for_piece(piece) for piece in rule.pieces),
+                like.shape,
+                like.dtype,
+                like.sharding,
+            )
         )
     with ThreadPoolExecutor(COMPILING, thread_name_prefix="dummy") as pool:
-        # A model has a handful of kinds, each half a second of XLA's compiler: longer than all the
-        # drawing.
-        programs = {kind: pool.submit(_compile, kind, key) for kind in dict.fromkeys(kinds)}
-        for rule, kind in zip(rules, kinds, strict=True):
-            yield programs[kind].result()(key, _names(rule.pieces))
+        # A model has a handful of layouts; compiling one takes longer than drawing all
+        programs = {layout: pool.submit(_compile, layout, key) for layout in dict.fromkeys(layouts)}
+        for rule, layout in zip(rules, layouts, strict=True):
+            yield programs[layout].result()(key, _names(rule.pieces))
 
 
-def _compile(kind: _Kind, key: Array) -> jax.stages.Compiled:
-    layout, shape, dtype, sharding = kind
+def _compile(given: _Layout, key: Array) -> jax.stages.Compiled:
+    layout, shape, dtype, sharding = given
     names = jax.ShapeDtypeStruct((len(layout),), np.uint32)
     return (
         jax.jit(functools.partial(_draw, layout, shape, dtype), out_shardings=sharding)
@@ -50,16 +54,15 @@ def _compile(kind: _Kind, key: Array) -> jax.stages.Compiled:
 
 
 def _names(pieces: Sequence[Piece]) -> np.ndarray:
-    """What the pieces' draws differ by."""
+    """A number for each piece's name, folded into the seed."""
     return np.array([zlib.crc32(piece.name.encode()) for piece in pieces], np.uint32)
 
 
 class _Draw(tuple[Piece, float, float]):
-    """A piece without its name, and the mean and deviation of its values: what distinguishes
-    compiled programs."""
+    """A piece without its name, and the mean and deviation of its values."""
 
     @staticmethod
-    def of(piece: Piece) -> _Draw:
+    def for_piece(piece: Piece) -> _Draw:
         nameless = replace(piece, name="")
         if len(piece.source) > 1:
             return _Draw((nameless, 0.0, piece.source[-1] ** -0.5))
@@ -68,7 +71,7 @@ class _Draw(tuple[Piece, float, float]):
         )
 
 
-type _Kind = tuple[tuple[_Draw, ...], tuple[int, ...], jnp.dtype, jax.sharding.Sharding]
+type _Layout = tuple[tuple[_Draw, ...], tuple[int, ...], jnp.dtype, jax.sharding.Sharding]
 
 
 def _draw(

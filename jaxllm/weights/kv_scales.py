@@ -1,4 +1,4 @@
-"""Which scales of keys and values a checkpoint brings."""
+"""The scales of 8-bit keys and values that a checkpoint brings."""
 
 from __future__ import annotations
 
@@ -16,24 +16,27 @@ REMEDY = "mend the checkpoint, or give the model's type as --kv-cache-dtype (bfl
 def kv_scales(
     model_dir: str | Path, layers: int, heads: int, load_format: str = "auto"
 ) -> list[ScaleTensors | None]:
-    """For each layer the tensors of its keys' scales and its values', None where the checkpoint
-    brings none: one number, or one for each of the model's KV `heads`. [] when no layer has any,
-    and where files are to be refused for other reasons, which `check` names. Raises ConfigError for
-    scales that cannot be used."""
+    """The tensors with the scales of each layer's keys and values, None for a layer without.
+
+    A tensor holds one number, or one for each of the model's KV `heads`. The list is empty when no
+    layer has scales, and when the files have faults, which `check` names. Raises ConfigError for
+    scales that cannot be used.
+    """
     checkpoint = None if load_format == "dummy" else Checkpoint(model_dir)
     if checkpoint is None or checkpoint.problems:
         return []
-    found = [_of_layer(checkpoint, layer, heads) for layer in range(layers)]
+    found = [_layer_scales(checkpoint, layer, heads) for layer in range(layers)]
     return found if any(found) else []
 
 
-def _of_layer(checkpoint: Checkpoint, layer: int, heads: int) -> ScaleTensors | None:
+def _layer_scales(checkpoint: Checkpoint, layer: int, heads: int) -> ScaleTensors | None:
     entries = checkpoint.entries
     for pair in kv_scale_names(layer):
         there = [name for name in pair if name in entries]
         if len(there) == 1:
             raise ConfigError(
-                f"checkpoint {checkpoint.directory} has {there[0]}, but not the other of {' and '.join(pair)}; {REMEDY}"
+                f"checkpoint {checkpoint.directory} has {there[0]}, "
+                f"but not the other of {' and '.join(pair)}; {REMEDY}"
             )
         if there:
             return tuple((name, _checked(checkpoint, name, heads)) for name in pair)
@@ -41,19 +44,21 @@ def _of_layer(checkpoint: Checkpoint, layer: int, heads: int) -> ScaleTensors | 
 
 
 def _checked(checkpoint: Checkpoint, name: str, heads: int) -> tuple[int, ...]:
-    """The tensor's shape."""
+    """The shape of the tensor `name`. Raises ConfigError when its values cannot be scales."""
     entry = checkpoint.entries[name]
     if entry.dtype not in DTYPES or [size for size in entry.shape if size != 1] not in (
         [],
         [heads],
     ):
         raise ConfigError(
-            f"checkpoint {checkpoint.directory}: {name} is {entry.dtype} {list(entry.shape)}; numbers of {', '.join(DTYPES)} are expected, "
+            f"checkpoint {checkpoint.directory}: {name} is {entry.dtype} {list(entry.shape)}; "
+            f"numbers of {', '.join(DTYPES)} are expected, "
             f"one for all of a layer's KV heads or one for each of the {heads}; {REMEDY}"
         )
     for value in checkpoint.view(name).reshape(-1).astype(float):
         if not LEAST <= value <= MOST:
             raise ConfigError(
-                f"checkpoint {checkpoint.directory}: {name} is {value}; a scale lies between 2^-64 and 2^64; {REMEDY}"
+                f"checkpoint {checkpoint.directory}: {name} is {value}; "
+                f"a scale lies between 2^-64 and 2^64; {REMEDY}"
             )
     return entry.shape

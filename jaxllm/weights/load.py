@@ -1,4 +1,4 @@
-"""From a configuration and a model directory to a model on the mesh."""
+"""From a `ModelSpec` and a model directory to a model on the mesh."""
 
 from __future__ import annotations
 
@@ -48,8 +48,10 @@ def resolve_dtype(requested: str, stored: str | None, platform: str) -> jnp.dtyp
 
 
 def abstract(spec: ModelSpec, mesh: Mesh, dtype: DTypeLike) -> tuple[nnx.GraphDef, nnx.State]:
-    """The model as (graphdef, state) whose leaves are ShapeDtypeStructs with shardings: enough to
-    compile."""
+    """The model as (graphdef, state) whose leaves are ShapeDtypeStructs with shardings.
+
+    That is enough to compile.
+    """
     found = _outline(spec, mesh, dtype)
     return found.graphdef, found.state
 
@@ -61,8 +63,7 @@ def check(
     dtype: DTypeLike,
     load_format: str = "auto",
 ) -> None:
-    """Raises the ConfigError that `load` would, from the files' headers alone: before anything is
-    compiled or read."""
+    """Raises the ConfigError that `load` would raise, from the files' headers alone."""
     if _reads_files(load_format):
         _check(reader.Checkpoint(model_dir), _outline(spec, mesh, dtype).rules, ignored(spec))
 
@@ -170,8 +171,11 @@ def _outline(spec: ModelSpec, mesh: Mesh, dtype: DTypeLike) -> _Outline:
 def _place_all(
     rules: list[Rule], likes: Mapping[str, jax.ShapeDtypeStruct], checkpoint: reader.Checkpoint
 ) -> Iterator[jax.Array]:
-    """Every parameter in turn. Each thread holds one on the host until its devices have it: some
-    copy while others transfer."""
+    """Every parameter in the order of `rules`.
+
+    A thread keeps its parameter on the host until the devices have it, so that some threads copy
+    while others transfer.
+    """
     with ThreadPoolExecutor(READERS, thread_name_prefix="weights") as pool:
         yield from pool.map(
             lambda rule: jax.block_until_ready(place(rule, likes[rule.parameter], checkpoint.view)),
@@ -182,7 +186,8 @@ def _place_all(
 def _check(
     checkpoint: reader.Checkpoint, rules: list[Rule], ignored: Mapping[str, str | None]
 ) -> None:
-    """Every tensor of the checkpoint has a use, and every piece a tensor of its shape."""
+    """Raises ConfigError unless every tensor of the checkpoint has a use, and every piece a tensor
+    of its shape."""
     problems, found = list(checkpoint.problems), checkpoint.entries
     pieces = [piece for rule in rules for piece in rule.pieces]
     expected = {piece.name for piece in pieces}
@@ -222,7 +227,7 @@ def _refuse(checkpoint: reader.Checkpoint, problems: list[str]) -> None:
 
 
 def _equal(checkpoint: reader.Checkpoint, name: str, other: str) -> bool:
-    """Whether two tensors hold the same values, compared in parts."""
+    """Whether two tensors hold the same values; they are compared in parts to bound memory."""
     if (
         checkpoint.entries[name].shape != checkpoint.entries[other].shape
         or checkpoint.entries[name].dtype not in reader.DTYPES

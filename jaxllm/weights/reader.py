@@ -1,5 +1,7 @@
-"""Safetensors files as memory-mapped arrays. Headers are checked against the file before anything
-is read."""
+"""Safetensors files as memory-mapped arrays (https://huggingface.co/docs/safetensors, "Format").
+
+Headers are checked against the file before anything is read.
+"""
 
 from __future__ import annotations
 
@@ -32,12 +34,19 @@ DTYPES: Mapping[str, np.dtype] = MappingProxyType(
 
 
 class BadFile(ValueError):
-    """This file cannot be read as safetensors at all; the message says why."""
+    """A file that cannot be read as safetensors at all; the message says why."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One tensor: its dtype name, shape and byte range in the data part of its file."""
+    """One tensor of a file's header.
+
+    Attributes:
+        dtype: its name in the format, such as "BF16".
+        shape: of the tensor.
+        begin: first byte in the data part of the file.
+        end: byte after the last one.
+    """
 
     dtype: str
     shape: tuple[int, ...]
@@ -47,8 +56,15 @@ class Entry:
 
 @dataclass(frozen=True)
 class TensorFile:
-    """A mapped file. `data` is where its data part starts; `problems` says which tensors do not lie
-    in it as the header claims."""
+    """A mapped file.
+
+    Attributes:
+        name: of the file.
+        buffer: its bytes.
+        data: offset of the data part.
+        entries: its tensors by name.
+        problems: tensors that do not lie in the file as the header claims.
+    """
 
     name: str
     buffer: mmap.mmap
@@ -58,8 +74,12 @@ class TensorFile:
 
 
 class Checkpoint:
-    """All tensors of a model directory, mapped and not yet read. `problems` lists everything that
-    is wrong with its files."""
+    """All tensors of a model directory, mapped and not yet read.
+
+    Attributes:
+        directory: of the model.
+        problems: all faults of its files, a line each.
+    """
 
     def __init__(self, model_dir: str | Path):
         self.directory = Path(model_dir)
@@ -74,7 +94,7 @@ class Checkpoint:
             f"{listed[name]} lacks {name:.100}, which the index places there" for name in strays
         ]
         self._excused = {name for name, file in listed.items() if file in failed} | set(strays)
-        # Without an index nobody knows what an unreadable file held.
+        # Without an index, the tensors of an unreadable file are unknown
         self._complete = bool(listed) or (bool(self._home) and not failed)
 
     @property
@@ -83,8 +103,7 @@ class Checkpoint:
         return {name: file.entries[name] for name, file in self._home.items()}
 
     def missing(self, names: set[str]) -> list[str]:
-        """Those of `names` that no file holds, except tensors of files that `problems` already
-        names."""
+        """Those of `names` that no file holds, without those of files in `problems`."""
         return sorted(names - set(self._home) - self._excused) if self._complete else []
 
     def view(self, name: str) -> np.ndarray:
@@ -99,7 +118,7 @@ class Checkpoint:
         ).reshape(entry.shape)
 
     def _listed(self) -> dict[str, str]:
-        """Tensor → file name as the index has it, {} without an index."""
+        """File name of each tensor in the index, {} without an index."""
         index = self.directory / INDEX
         if not os.path.lexists(index):
             return {}
@@ -141,7 +160,7 @@ class Checkpoint:
         return found
 
     def _add(self, path: Path) -> bool:
-        """Take in one file; false when nothing of it can be read."""
+        """Add the tensors of one file; False when nothing of it can be read."""
         try:
             file = open_file(path)
         except BadFile as error:
@@ -158,7 +177,7 @@ class Checkpoint:
 
 
 def open_file(path: Path) -> TensorFile:
-    """Map a file and check its header. Raises BadFile when there is no header to go by."""
+    """Map a file and check its header. Raises BadFile when the header cannot be used."""
     try:
         if not stat.S_ISREG((found := path.stat()).st_mode):  # opening a FIFO would wait
             raise BadFile("not a regular file")
@@ -208,8 +227,11 @@ def _entry(name: str, value: Any) -> Entry:
 
 
 def _layout_problems(file: str, entries: dict[str, Entry], data_bytes: int) -> list[str]:
-    """Tensors must have the bytes that their shape needs, follow each other without holes or
-    overlaps, and end with the file."""
+    """Faults of the data part.
+
+    Tensors must have the bytes of their shape, follow each other without holes or overlaps, and end
+    with the file.
+    """
     problems, position = [], 0
     for name, entry in sorted(entries.items(), key=lambda item: (item[1].begin, item[1].end)):
         where = f"{file}: {name:.100}"
@@ -217,11 +239,13 @@ def _layout_problems(file: str, entries: dict[str, Entry], data_bytes: int) -> l
             needed := math.prod(entry.shape) * DTYPES[entry.dtype].itemsize
         ):
             problems.append(
-                f"{where} has {entry.end - entry.begin} bytes, but {entry.dtype} {list(entry.shape)} needs {needed}"
+                f"{where} has {entry.end - entry.begin} bytes, "
+                f"but {entry.dtype} {list(entry.shape)} needs {needed}"
             )
         elif entry.end > data_bytes:
             problems.append(
-                f"{where} is truncated: it ends at byte {entry.end} of the data, the file has {data_bytes}"
+                f"{where} is truncated: it ends at byte {entry.end} of the data, "
+                f"the file has {data_bytes}"
             )
         elif entry.begin != position:
             kind = "overlaps the tensor" if entry.begin < position else "leaves a hole"

@@ -41,7 +41,8 @@ def main(names: list[str]) -> None:
         save(folder, model)
         np.savez_compressed(folder / "golden.npz", **golden)
         print(
-            f"{name}: seed {seed}, smallest margin {margin:.4f}, {len(set(golden['greedy_3'].tolist()))} distinct tokens"
+            f"{name}: seed {seed}, smallest margin {margin:.4f}, "
+            f"{len(set(golden['greedy_3'].tolist()))} distinct tokens"
         )
 
 

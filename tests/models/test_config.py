@@ -46,7 +46,10 @@ def test_the_families_are_the_files_of_the_folder() -> None:
 
 
 def test_reading_a_config_imports_no_jax() -> None:
-    code = "import sys, jaxllm.models as m; m.families(); assert 'jax' not in sys.modules and 'flax' not in sys.modules"
+    code = (
+        "import sys, jaxllm.models as m; m.families(); "
+        "assert 'jax' not in sys.modules and 'flax' not in sys.modules"
+    )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
@@ -163,12 +166,14 @@ def test_kv_heads_are_repeated_to_the_shards(shards: int, kv_heads: int) -> None
         (
             {},
             3,
-            "8 attention heads do not divide over 3 tensor shards; choose a tensor_parallel_size that divides",
+            "8 attention heads do not divide over 3 tensor shards; "
+            "choose a tensor_parallel_size that divides",
         ),
         (
             {"num_key_value_heads": 3},
             1,
-            "8 attention heads are not a multiple of 3 key-value heads; config.json is inconsistent",
+            "8 attention heads are not a multiple of 3 key-value heads; "
+            "config.json is inconsistent",
         ),
         ({"num_attention_heads": 0}, 1, "num_attention_heads is 0; it must be a positive integer"),
         ({"num_hidden_layers": "2"}, 1, "num_hidden_layers is '2'"),

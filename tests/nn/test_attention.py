@@ -147,15 +147,14 @@ def test_any_rows_may_go_on_after_the_last_attention(layers: int) -> None:
     model, context = decoder(layers, tied=False), DenseContext()
     token, position = jnp.arange(TOKENS), jnp.arange(TOKENS)
     whole = model(token, position, context)
-    x, delta = getattr(model, AFTER_ATTENTION)(token, position, context)
+    x, delta = model.through_attention(token, position, context)
     rows = jnp.array([6, 0, 3])
-    np.testing.assert_allclose(model.finish(x[rows], delta[rows], context), whole[rows], atol=1e-5)
     np.testing.assert_allclose(
-        model.finish((x + delta)[rows], None, context), whole[rows], atol=1e-5
+        model.after_attention(x[rows], delta[rows], context), whole[rows], atol=1e-5
     )
-
-
-AFTER_ATTENTION = "begin"
+    np.testing.assert_allclose(
+        model.after_attention((x + delta)[rows], None, context), whole[rows], atol=1e-5
+    )
 
 
 def test_scales_of_8_bit_pages_are_one_pair_for_each_stored_head() -> None:

@@ -179,7 +179,8 @@ def test_a_config_of_other_sizes_does_not_fit(tmp_path: Path) -> None:
     )
     with pytest.raises(
         ConfigError,
-        match=r"missing model\.layers\.2\..*embed_tokens\.weight has shape \[96, 32\], expected \[97, 32\]",
+        match=r"missing model\.layers\.2\..*"
+        r"embed_tokens\.weight has shape \[96, 32\], expected \[97, 32\]",
     ):
         load(path)
 
@@ -253,7 +254,8 @@ def test_a_tied_model_may_store_its_head_when_it_equals_the_embedding(
     else:
         with pytest.raises(
             ConfigError,
-            match=r"lm_head\.weight differs from model\.embed_tokens\.weight although tie_word_embeddings",
+            match=r"lm_head\.weight differs from model\.embed_tokens\.weight "
+            "although tie_word_embeddings",
         ):
             load(path)
 

@@ -215,5 +215,6 @@ def test_a_pickle_is_named_and_never_read(tmp_path: Path) -> None:
     (tmp_path / "pytorch_model.bin").write_bytes(b"x")
     checkpoint = Checkpoint(tmp_path)
     assert checkpoint.problems == [
-        "no *.safetensors file; pytorch_model.bin is a pickle, which is never read: convert it to safetensors"
+        "no *.safetensors file; pytorch_model.bin is a pickle, which is never read: "
+        "convert it to safetensors"
     ]

@@ -57,7 +57,7 @@ def extend(
     module = model.rebuild(weights)
     token = jnp.concatenate([given.token, batch["token"]])
     position = jnp.concatenate([given.position, batch["position"]])
-    x_TD, delta_TD = module.begin(token, position, context)
+    x_TD, delta_TD = module.through_attention(token, position, context)
     last = shape.decodes + jnp.maximum(batch["start"] + batch["length"] - 1, 0)
     spare = layout.logit_rows - shape.decodes - shape.chunks
     trash = jnp.full((spare,), state.rows.shape[0], jnp.int32)
@@ -66,7 +66,7 @@ def extend(
     )
     slots = jnp.concatenate([given.slots, batch["slot"], trash])
     emit = jnp.concatenate([given.alive, batch["final"] != 0, jnp.zeros((spare,), jnp.bool_)])
-    hidden = module.finish(x_TD[picked], delta_TD[picked], context)
+    hidden = module.after_attention(x_TD[picked], delta_TD[picked], context)
     hidden_states = jax.lax.dynamic_update_slice(
         hidden_states, (x_TD + delta_TD)[shape.decodes :], (0, 0)
     )
