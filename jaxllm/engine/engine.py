@@ -280,7 +280,8 @@ class Engine:
         two, while the forward runs; their deltas are returned.
         """
         constrained = any(
-            request.asked is not None and request.asked.on_host for request in plan.asking
+            request.logits_options is not None and request.logits_options.on_host
+            for request in plan.processed_requests
         )
         forwarded, before = (
             self._forward_and_collect(plan) if constrained else (self.runner.forward(plan), [])
@@ -344,7 +345,7 @@ class Engine:
         launching = self._background.submit(partial(self.runner.forward, plan))
         try:
             before = [self._collect() for _ in range(len(self._in_flight))]
-            self._grammars.start_masks(plan.asking)
+            self._grammars.start_masks(plan.processed_requests)
         finally:
             wait([launching])
         return launching.result(), before
@@ -357,11 +358,11 @@ class Engine:
         jumped = {request for request in self._grammars.wait_masks() if self._jump(request, deltas)}
         restricted = [
             request
-            for request in plan.asking
+            for request in plan.processed_requests
             if request.status is Status.RUNNING
             and request not in jumped
-            and request.asked is not None
-            and request.asked.restricted
+            and request.logits_options is not None
+            and request.logits_options.restricted
         ]
         for request, reason in self.runner.apply_token_bitmask(
             restricted, partial(token_bitmask, self._grammars)

@@ -40,7 +40,7 @@ class Matcher:
         self.raise_if_failed()
 
     @property
-    def size(self) -> int:
+    def mask_words(self) -> int:
         """Words of llguidance's mask: of the tokenizer's vocabulary, which may be larger than the
         model's."""
         return len(self._bits)
@@ -77,7 +77,7 @@ class Matcher:
         np.bitwise_and(allowed_W, self._bits[: self._words], out=allowed_W)
 
     def compute_mask(self, bits: np.ndarray) -> None:
-        """Write the bits of tokens that may come next, all `size` words."""
+        """Write the bits of tokens that may come next, all `mask_words` words."""
         self.state.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
 
     def fix_special_token(self, bits: np.ndarray) -> None:

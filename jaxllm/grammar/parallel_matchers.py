@@ -43,7 +43,7 @@ class ParallelMatchers:
         self.settle()
         self._matchers = matchers
         if len(self._bits_RW) < len(matchers):
-            self._bits_RW = np.zeros((len(matchers), matchers[0].size), np.uint32)
+            self._bits_RW = np.zeros((len(matchers), matchers[0].mask_words), np.uint32)
         if len(matchers) > 1:
             self._job = self._background.submit(self._compute)
 
@@ -71,7 +71,7 @@ class ParallelMatchers:
             return time.thread_time() - start
 
         self.settle()
-        bits_RW = np.zeros((len(matchers), matchers[0].size), np.uint32)
+        bits_RW = np.zeros((len(matchers), matchers[0].mask_words), np.uint32)
         return bits_RW, list(self._cores.map(timed, matchers, bits_RW))
 
     def settle(self) -> None:

@@ -103,7 +103,7 @@ def process(
     logits_QV: Array,
     rows: ProcessRows,
     counts_SV: Array,
-    terms: LogitsParams,
+    params: LogitsParams,
     processors: Sequence[Processor] = (),
 ) -> tuple[Array, Array]:
     """(counts with the tokens drawn, changed logits). `counts_SV` is uint16 `[S+1, V]`: how often
@@ -111,14 +111,14 @@ def process(
     counts_SV = _count(counts_SV, rows)
     slot_Q = rows.slot_Q
     size = logits_QV.shape[1]
-    penalties_Q3 = terms.penalties[slot_Q]
-    prompt_QV = _expanded(terms.prompt[slot_Q], size)
-    allowed_QV = _expanded(terms.allowed[slot_Q], size)
+    penalties_Q3 = params.penalties[slot_Q]
+    prompt_QV = _expanded(params.prompt[slot_Q], size)
+    allowed_QV = _expanded(params.allowed[slot_Q], size)
     changed_QV = jnp.where(
         allowed_QV, _penalised(logits_QV, counts_SV[slot_Q], prompt_QV, penalties_Q3), -jnp.inf
     )
     changed_QV = jnp.where(rows.active_Q[:, None], changed_QV, logits_QV)
-    changed_QV = _with_biases(changed_QV, logits_QV, rows, counts_SV, terms)
+    changed_QV = _with_biases(changed_QV, logits_QV, rows, counts_SV, params)
     if processors:
         state = ProcessorState(counts_SV[slot_Q], prompt_QV, rows.position_Q, rows.prompt_length_Q)
         for processor in processors:
@@ -126,22 +126,22 @@ def process(
                 processor,
                 changed_QV,
                 state,
-                jnp.where(rows.active_Q[:, None], terms.custom[slot_Q], 0.0),
+                jnp.where(rows.active_Q[:, None], params.custom[slot_Q], 0.0),
             )
         changed_QV = jnp.where(allowed_QV | ~rows.active_Q[:, None], changed_QV, -jnp.inf)
     return counts_SV, changed_QV
 
 
 def set_slot_params(
-    counts_SV: Array, terms: LogitsParams, new: dict[str, Array]
+    counts_SV: Array, params: LogitsParams, new: dict[str, Array]
 ) -> tuple[Array, LogitsParams]:
-    """Write a slot's row of `terms` from `new`, and add the tokens `new["said"]` to its counts,
+    """Write a slot's row of `params` from `new`, and add the tokens `new["said"]` to its counts,
     which start from zero when `new["first"]` is set."""
     slot = new["slot"][0]
     count_V = jnp.where(new["first"][0] != 0, 0, counts_SV[slot].astype(jnp.int32))
     count_V = count_V.at[new["said"]].add(1, mode="drop")
     counts_SV = counts_SV.at[slot].set(jnp.minimum(count_V, MOST).astype(counts_SV.dtype))
-    rows = {name: getattr(terms, name).at[slot].set(new[name]) for name in vars(terms)}
+    rows = {name: getattr(params, name).at[slot].set(new[name]) for name in vars(params)}
     return counts_SV, LogitsParams(**rows)
 
 
@@ -167,18 +167,18 @@ def _penalised(logits: Array, count: Array, in_prompt: Array, penalties_Q3: Arra
 
 
 def _with_biases(
-    changed_QV: Array, logits_QV: Array, rows: ProcessRows, counts_SV: Array, terms: LogitsParams
+    changed_QV: Array, logits_QV: Array, rows: ProcessRows, counts_SV: Array, params: LogitsParams
 ) -> Array:
     """`changed_QV` with the logits of biased tokens computed from the start, bias first."""
     size = logits_QV.shape[1]
-    slot_Q1, ids_QK = rows.slot_Q[:, None], terms.bias_ids[rows.slot_Q]
+    slot_Q1, ids_QK = rows.slot_Q[:, None], params.bias_ids[rows.slot_Q]
     at_QK = jnp.minimum(ids_QK, size - 1)
-    biased_QK = jnp.take_along_axis(logits_QV, at_QK, axis=1) + terms.biases[rows.slot_Q]
+    biased_QK = jnp.take_along_axis(logits_QV, at_QK, axis=1) + params.biases[rows.slot_Q]
     in_prompt_QK, allowed_QK = (
-        _bit(bits, slot_Q1, at_QK) for bits in (terms.prompt, terms.allowed)
+        _bit(bits, slot_Q1, at_QK) for bits in (params.prompt, params.allowed)
     )
     biased_QK = _penalised(
-        biased_QK, counts_SV[slot_Q1, at_QK], in_prompt_QK, terms.penalties[rows.slot_Q]
+        biased_QK, counts_SV[slot_Q1, at_QK], in_prompt_QK, params.penalties[rows.slot_Q]
     )
     biased_QK = jnp.where(allowed_QK, biased_QK, -jnp.inf)
     ids_QK = jnp.where(rows.active_Q[:, None], ids_QK, ids_QK + size)

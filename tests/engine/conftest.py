@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from jaxllm.config import EngineConfig
-from jaxllm.engine.constraints.logits_options import LogitsOptionsReader
 from jaxllm.engine.engine import Engine
 from jaxllm.engine.startup.report import Report
 from jaxllm.logprobs import prompt_entries, unpacked
@@ -242,6 +241,5 @@ class Numbers:
 
 def reading_words(engine: Engine) -> Engine:
     """The engine, taking bad words that are written as the numbers of their tokens."""
-    numbers, processors = Numbers(), engine.runner.shapes.model.processors
-    engine._options = LogitsOptionsReader(TINY["vocab_size"], numbers, processors, engine.eos_ids)  # type: ignore[arg-type]
+    engine._options._tokenizer = Numbers()  # type: ignore[assignment]
     return engine

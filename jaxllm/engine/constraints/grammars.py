@@ -286,7 +286,10 @@ class Grammars:
 
     def _install(self, request: Request, future: Future[Matcher]) -> str | None:
         """Give a choice its grammar; returns the reason where that failed."""
-        params, options = request.params, request.asked or LogitsOptions(self._everything_W)
+        params, options = (
+            request.params,
+            request.logits_options or LogitsOptions(self._everything_W),
+        )
         sole = not options.constraints and bool((options.allowed_W == self._everything_W).all())
         # Log-probabilities need draws
         no_logprobs = (
@@ -297,9 +300,9 @@ class Grammars:
         except ConstraintError as error:
             return str(error)
         self.states[request] = GrammarState(
-            matcher, params, sole, request.asked is None and no_logprobs
+            matcher, params, sole, request.logits_options is None and no_logprobs
         )
-        request.asked = replace(options, guided=True)
+        request.logits_options = replace(options, has_grammar=True)
         return None
 
     def _fix_special_token(self, row: int) -> None:

@@ -45,9 +45,9 @@ def token_bitmask(
 def accept_tokens(grammars: Grammars, request: Request, token_ids: Sequence[int]) -> str | None:
     """Let a request's constraints follow its new tokens. Returns the reason that ends the request
     when one of them, or its grammar, has failed."""
-    assert request.asked is not None
+    assert request.logits_options is not None
     try:
-        for constraint in request.asked.constraints:
+        for constraint in request.logits_options.constraints:
             constraint.accept_tokens(token_ids)
     except Exception as error:
         return _reason(error)
@@ -56,12 +56,12 @@ def accept_tokens(grammars: Grammars, request: Request, token_ids: Sequence[int]
 
 
 def _write_mask(grammars: Grammars, request: Request, allowed_W: np.ndarray) -> str | None:
-    assert request.asked is not None
-    allowed_W[:] = request.asked.allowed_W
+    assert request.logits_options is not None
+    allowed_W[:] = request.logits_options.allowed_W
     try:
-        for constraint in request.asked.constraints:
+        for constraint in request.logits_options.constraints:
             constraint.apply_mask(allowed_W)
-        if request.asked.guided:
+        if request.logits_options.has_grammar:
             grammars.apply_mask(request, allowed_W)  # last: it depends on what the others allow
     except Exception as error:
         return _reason(error)

@@ -43,7 +43,7 @@ class OutputProcessor:
         self._counters.generation_tokens += 1
         self._scheduler.commit_tokens(request, 1)
         count, params, complete, text = len(request.output), request.params, False, ""
-        if request.asked is not None:
+        if request.logits_options is not None:
             if (failure := accept_tokens(self._grammars, request, [token])) is not None:
                 return self.fail_choice(request, failure, "structured_outputs", [token], logprobs)
             state = self._grammars.states.get(request)

@@ -94,7 +94,7 @@ def _fill_params(
     params = request.params
     stops = stop_ids(params.stop_token_ids, () if params.ignore_eos else eos_ids)
     columns["prompt_length"][row] = len(request.prompt)
-    columns["processed"][row] = request.asked is not None
+    columns["processed"][row] = request.logits_options is not None
     for name, column in DRAW_COLUMNS.items():
         columns[name][row] = column.encode(getattr(params, name))
     columns["key"][row] = np.array([request.seed], np.uint64).view(np.uint32)

@@ -33,10 +33,10 @@ class LogitsProcessing:
     def pack_slot(self, request: Request) -> list[np.ndarray]:
         """Buffers of `set_slot` with a request's parameters, prompt and output. They go before the
         first sampling of a request in its slot, newly admitted or back from preemption."""
-        assert request.asked is not None
+        assert request.logits_options is not None
         arrays = self._row_of(request.params, request.prompt)
         arrays["slot"] = np.array([request.slot], np.int32)
-        arrays["allowed"] = request.asked.allowed_W
+        arrays["allowed"] = request.logits_options.allowed_W
         size, buffers = self._slot_layout["said"][0][0], []
         for first in range(0, max(1, len(request.output)), size):
             said = request.output[first : first + size]

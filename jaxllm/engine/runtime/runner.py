@@ -184,7 +184,7 @@ class Runner:
         """Sample the tokens of a step. Host work only."""
         plan, n = forwarded.plan, forwarded.logit_rows
         failures: dict[int, str] = {}
-        if plan.asking:
+        if plan.processed_requests:
             self.run(Launch(((Key("process_logits", (n,)), None),)))
             if functions := _functions(forwarded):
                 failures = self._rewrite_logits(n, functions, forwarded.rows)
@@ -215,7 +215,7 @@ class Runner:
             calls.append(self.pack_slots(plan, shape))
             calls.append((forward_key(shape), None))
             for chunk in plan.chunks:
-                if chunk.final and chunk.request.asked is not None:
+                if chunk.final and chunk.request.logits_options is not None:
                     buffers = self.processing.pack_slot(chunk.request)
                     calls += [(Key("set_slot"), buffer) for buffer in buffers]
             calls += pack_scores(spans(plan), self.shapes)
@@ -371,10 +371,10 @@ def _functions(forwarded: Forwarded) -> dict[int, Callable[[np.ndarray], np.ndar
         if (
             request is not None
             and request.status is Status.RUNNING
-            and request.asked is not None
-            and request.asked.functions
+            and request.logits_options is not None
+            and request.logits_options.functions
         ):
             found[row] = functools.partial(
-                run_host_processors, request.asked.functions, list(request.output)
+                run_host_processors, request.logits_options.functions, list(request.output)
             )
     return found

@@ -115,13 +115,13 @@ class Plan:
         return [*self.decodes, *(chunk.request if chunk.final else None for chunk in self.chunks)]
 
     @functools.cached_property
-    def asking(self) -> tuple[Request, ...]:
+    def processed_requests(self) -> tuple[Request, ...]:
         """Requests that get a token and have logits options."""
         return tuple(
             [
                 request
                 for request in self.emitters
-                if request is not None and request.asked is not None
+                if request is not None and request.logits_options is not None
             ]
         )
 

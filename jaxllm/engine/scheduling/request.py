@@ -33,23 +33,23 @@ class LogitsOptions:
         constraints: Rules that decide token by token.
         functions: Functions of its output and a row of logits `[V]`; each returns the logits to
             draw from.
-        guided: Whether a grammar decides too.
+        has_grammar: Whether a grammar decides too.
     """
 
     allowed_W: np.ndarray
     constraints: Sequence[Constraint] = ()
     functions: Sequence[HostFunction] = ()
-    guided: bool = False
+    has_grammar: bool = False
 
     @property
     def restricted(self) -> bool:
         """Whether the allowed tokens depend on earlier ones."""
-        return self.guided or bool(self.constraints)
+        return self.has_grammar or bool(self.constraints)
 
     @property
     def on_host(self) -> bool:
         """Whether a draw needs every earlier token on the host."""
-        return self.guided or bool(self.constraints or self.functions)
+        return self.has_grammar or bool(self.constraints or self.functions)
 
 
 @dataclass(slots=True, eq=False)
@@ -106,7 +106,7 @@ class Request:
         cache_salt: Prefixes are shared within one salt only.
         adapter: Identity of an adapter that changes the KV; nothing sets one yet.
         needs: Programs wanted after a forward (bits of sampling.choose).
-        asked: Options that the `process` program serves; None when there are none.
+        logits_options: Options that the `process` program serves; None when there are none.
         stops: Token ids that end it.
         top: How many of the most likely tokens the host wants to know.
         score_end: Prompt positions before it get log-probabilities.
@@ -140,7 +140,7 @@ class Request:
     cache_salt: str | None = None
     adapter: bytes | None = None
     needs: int = 0
-    asked: LogitsOptions | None = None
+    logits_options: LogitsOptions | None = None
     stops: frozenset[int] = frozenset()
     top: int = 0
     score_end: int = 0

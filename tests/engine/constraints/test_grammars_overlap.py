@@ -199,7 +199,7 @@ def test_grammars_are_told_their_tokens_while_the_next_forward_is_launched(
     launched = list[bool]()
 
     def forward(plan: Plan) -> Forwarded:
-        launched.append(not plan.asking or plan.chunks != () or told.wait(20))
+        launched.append(not plan.processed_requests or plan.chunks != () or told.wait(20))
         return launch(plan)
 
     def follow(emitters: Any, tokens: Any) -> None:
