@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import resource
+import shutil
 import signal
 import socket
 import subprocess
@@ -178,6 +179,24 @@ def test_a_model_without_a_tokenizer_is_one_line_too(launch: Any, tmp_path: path
     assert server.ended() == 1
     assert server.log.splitlines()[-1].startswith("jaxllm: error: no usable tokenizer")
     assert "Traceback" not in server.log
+
+
+@pytest.mark.parametrize("fault", ["template", "files"])
+def test_a_tokenizer_that_cannot_serve_ends_the_start_in_one_line(
+    launch: Any, model_dir: pathlib.Path, tmp_path: pathlib.Path, fault: str
+) -> None:
+    shutil.copytree(model_dir, copy := tmp_path / "model")
+    config = json.loads((copy / "tokenizer_config.json").read_text())
+    if fault == "template":
+        broken = config | {"chat_template": "{% if messages %}never ended"}
+        (copy / "tokenizer_config.json").write_text(json.dumps(broken))
+    else:
+        (copy / "tokenizer.json").unlink()
+    server = launch("--model", str(copy), "--no-skip-tokenizer-init")
+    assert server.ended() == 1
+    assert server.log.splitlines()[-1].startswith("jaxllm: error: ")
+    assert ("template" if fault == "template" else "tokenizer") in server.log.splitlines()[-1]
+    assert "Traceback" not in server.log and "serving" not in server.log
 
 
 def test_a_unix_socket_is_served_and_a_stale_one_replaced(
