@@ -1,14 +1,16 @@
 """Programs lowered and compiled in processes of their own, for a first start.
 
-Python lowers one program at a time, and XLA and Mosaic take turns at one process's LLVM, whose
-options they set differently: threads that compile programs with both kinds of kernels mostly wait.
-Processes do not. A worker rebuilds the lattice from what was decided, keeps each lowered program
-where the engine looks for it, compiles it into XLA's persistent cache where that is allowed, and
-says so. Workers begin before it is known what for, since importing and opening a device take them
-as long as several programs. Programs are made while the pool's size is found: those for the likely
-pool, or those that do not depend on it. The engine compiles each then as a later start would.
-Programs whose kernels XLA chooses by timing them are compiled by the engine: one process at a time
-may time. A worker that fails costs time only, since the engine makes what it does not find.
+Python lowers one program at a time. XLA and Mosaic take turns at one process's LLVM, whose options
+they set differently, so threads that compile programs with both kinds of kernels mostly wait.
+Processes do not.
+
+Workers start before devices are opened, since importing and opening a device take as long as
+several programs. They get the resolved configuration later, rebuild the programs from it, keep each
+lowered program where the engine looks for it, and compile it into XLA's persistent cache where that
+is allowed. While the pool's size is found, they make the programs of the expected pool, or those
+that do not depend on it. The engine then compiles each program as a later start would. It compiles
+itself the programs whose kernels XLA chooses by timing, since one process at a time may time. A
+worker that fails costs time only: the engine makes what it does not find.
 """
 
 from __future__ import annotations
@@ -46,9 +48,9 @@ from jaxllm.models import make_spec
 
 type _Queue = deque[tuple[str, Future[None]]]
 
-MOST = 10  # processes; each takes two seconds of a core to begin
-CORES = 5 / 8  # of the machine's; compilers have threads of their own
-MEMORY = 5 * 2**28  # bytes of a device that a process takes which has it open
+MAX_WORKERS = 10  # each takes two seconds of a core to start
+CORE_SHARE = 5 / 8  # of the machine's cores; compilers have threads of their own
+DEVICE_BYTES = 5 * 2**28  # that a process takes of a device that it has open
 CACHE = (
     "jax_compilation_cache_dir",
     "jax_persistent_cache_min_compile_time_secs",
@@ -59,14 +61,20 @@ _ROOT = str(Path(__file__).parents[3])
 _START = (
     "-P",
     "-c",
-    f"import sys; sys.path.insert(0, {_ROOT!r}); from jaxllm.engine.startup.compile_workers import main; main()",
+    f"import sys; sys.path.insert(0, {_ROOT!r}); "
+    "from jaxllm.engine.startup.compile_workers import main; main()",
 )
 
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """How many workers, whether they compile what they lower, and JAX's platform in them: the
-    engine's own if they do."""
+    """Configuration of the workers.
+
+    Attributes:
+        count: processes.
+        compiling: they compile what they lower.
+        platform: JAX's platform in them, the engine's own if they compile.
+    """
 
     count: int
     compiling: bool = False
@@ -74,14 +82,15 @@ class WorkerSpec:
 
     @classmethod
     def within(cls, cores: int, platform: str, devices: int, spare: int) -> WorkerSpec:
-        """For an engine that leaves `spare` bytes of each of its devices to others: none where it
-        computes on the same cores, or where there are few. A mesh of several devices is left to one
-        process.
+        """Workers beside an engine that leaves `spare` bytes of each device to others.
+
+        There are none where the engine computes on the same cores, or where cores are few. They do
+        not compile for several devices.
         """
         count = early_count(cores)
         if platform == "cpu" or not count:
             return cls(0)
-        fitting = min(count, spare // MEMORY)
+        fitting = min(count, spare // DEVICE_BYTES)
         return (
             cls(fitting, True, platform)
             if platform == "gpu" and devices == 1 and fitting >= 3
@@ -90,15 +99,19 @@ class WorkerSpec:
 
 
 def early_count(cores: int) -> int:
-    """How many workers to begin before it is known what the engine computes on; none where there
-    are few cores."""
-    count = min(MOST, int(cores * CORES))
+    """Workers to start before the engine's devices are known; none where cores are few."""
+    count = min(MAX_WORKERS, int(cores * CORE_SHARE))
     return count if count >= 3 else 0
 
 
 @dataclass
 class _Worker:
-    """A process, whose turn it is to talk to it, and the task that it has."""
+    """A worker process.
+
+    Attributes:
+        turn: held by the thread that talks to it.
+        task: the last one it was given.
+    """
 
     process: subprocess.Popen[str]
     turn: threading.Lock = field(default_factory=threading.Lock)
@@ -106,12 +119,11 @@ class _Worker:
 
 
 class CompileWorkers:
-    """So many processes at first, which import and wait to be hired; they end with the `with`
-    block."""
+    """Processes that import, wait to be configured, and end with the `with` block."""
 
     def __init__(self, count: int = 0):
         self._workers: list[_Worker] = []
-        self._queue: _Queue = deque()  # what was asked for last and nobody makes yet
+        self._queue: _Queue = deque()  # programs of the last `start` that no worker has begun
         self._begin(count)
 
     def __enter__(self) -> CompileWorkers:
@@ -126,7 +138,7 @@ class CompileWorkers:
         self._end(self._workers)
 
     def configure(self, spec: WorkerSpec) -> None:
-        """Tell as many processes what they are, begin those that lack, and end the others."""
+        """Configure `spec.count` processes; start missing ones, end the others."""
         self._end(self._workers[spec.count :])
         del self._workers[spec.count :]
         self._begin(spec.count - len(self._workers))
@@ -135,16 +147,16 @@ class CompileWorkers:
                 _tell(worker.process, json.dumps([spec.platform, spec.compiling]))
 
     def start(self, setup: Setup, programs: Programs, keys: Iterable[Key]) -> None:
-        """Have the hired make those of these programs that no earlier start has kept and that are
-        not on their way; `programs` waits for each where it needs it. What was asked for before and
-        is not among them is left, where nobody is at it."""
+        """Make those of these programs that no earlier start has kept and that are not on their
+        way; `programs` waits for each where it needs it. Programs asked for earlier and not among
+        `keys` are dropped, unless a worker has begun them."""
         exports, coming = programs.executables.exports, programs.executables.coming
         if exports is None or not self._workers:
             return
         wanted = [*map(programs.name, filter(programs.is_kept, keys))]
         for name, made in [*self._queue]:
             if name not in wanted:
-                with contextlib.suppress(ValueError):  # somebody is at it now
+                with contextlib.suppress(ValueError):  # a worker has begun it
                     self._queue.remove((name, made))
                     made.set_result(None)
         self._queue = deque(
@@ -179,9 +191,9 @@ class CompileWorkers:
 
 
 def main() -> None:
-    """A worker: reads from stdin JAX's platform and whether to compile, then a task, then name
-    after name of its programs, and writes each when it has made it. Another task, a JSON object
-    like the first, may come after any of them."""
+    """A worker. It reads lines: JAX's platform and whether to compile, then a task, then names of
+    its programs. It writes each name when the program is made. Another task, a JSON object like the
+    first, may come after any name."""
     if not (configured := sys.stdin.readline()):
         return
     platform, compiling = json.loads(configured)
@@ -214,7 +226,7 @@ def _configure(platform: str, task: dict[str, Any]) -> None:
 
 
 def rebuild(task: dict[str, Any]) -> Programs:
-    """The lattice that `_task` describes, over devices of this process."""
+    """The programs that `_task` describes, over devices of this process."""
     resolved, spec = Resolved(**task["resolved"]), make_spec(**task["model"])
     mesh, dtype = make_mesh(resolved.tensor_parallel_size), jnp.dtype(resolved.dtype)
     graphdef, abstract = weights.abstract(spec, mesh, dtype)
@@ -255,8 +267,8 @@ def _task(setup: Setup, programs: Programs) -> str:
 
 
 def _hand_out(workers: list[_Worker], task: str, queue: _Queue) -> None:
-    """Have all that is queued made, and tell who waits for it; in the end too what nobody is left
-    to make."""
+    """Have workers make the queued programs, and resolve each one's future; in the end also those
+    that no worker is left to make."""
     threads: list[threading.Thread] = []
     # The system gives this process no more threads: fewer workers, or none
     with contextlib.suppress(RuntimeError):
@@ -273,7 +285,7 @@ def _hand_out(workers: list[_Worker], task: str, queue: _Queue) -> None:
 
 def _follow(worker: _Worker, task: str, queue: _Queue) -> None:
     """Give a worker the task, then name after name while it answers."""
-    # It has ended, or was ended; nothing is left
+    # The worker has ended, or the queue is empty
     with worker.turn, contextlib.suppress(OSError, ValueError, IndexError):
         if queue and worker.task != task:
             _tell(worker.process, task)
@@ -296,6 +308,6 @@ def _tell(worker: subprocess.Popen[str], line: str) -> None:
 
 
 def _answer(worker: subprocess.Popen[str]) -> str:
-    """The next line that a worker says; empty when it has ended."""
+    """The next line of a worker; empty when it has ended."""
     assert worker.stdout is not None
     return worker.stdout.readline()

@@ -1,4 +1,4 @@
-"""The scheduler of an engine: jaxllm's own, or one that the operator brings."""
+"""The scheduler of an engine: jaxllm's own, or an operator's subclass."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from jaxllm.engine.startup.host_memory import PLAN_LOADS
 
 
 def scheduler_class(name: str | None) -> type[Scheduler]:
-    """The class that `--scheduler-cls module:Class` names, a subclass of `Scheduler`; by default
-    that one. Raises ConfigError."""
+    """The subclass of `Scheduler` that `--scheduler-cls module:Class` names, by default `Scheduler`
+    itself. Raises ConfigError."""
     if name is None:
         return Scheduler
     module, _, attribute = name.rpartition(":" if ":" in name else ".")
@@ -34,7 +34,8 @@ def scheduler_class(name: str | None) -> type[Scheduler]:
         ) from None
     if not (isinstance(found, type) and issubclass(found, Scheduler)):
         raise ConfigError(
-            f"--scheduler-cls {name:.80} must be a subclass of jaxllm.engine.scheduling.scheduler.Scheduler"
+            f"--scheduler-cls {name:.80} must be a subclass of "
+            "jaxllm.engine.scheduling.scheduler.Scheduler"
         )
     return found
 
@@ -76,7 +77,7 @@ def make_scheduler(
 
 
 def make_pool(resolved: Resolved, window: int | None, pages: int, indexed: bool) -> PagePool:
-    """The pages of one kind of layers. Indexes of all kinds have the same hashes."""
+    """The pages of one cache group. Indexes of all groups have the same hashes."""
     index = PrefixIndex(resolved.page_size, prefix_root(resolved)) if indexed else None
     kind = CacheGroup(
         window, resolved.max_num_batched_tokens, tile_tokens(resolved.attention_backend)
@@ -85,8 +86,7 @@ def make_pool(resolved: Resolved, window: int | None, pages: int, indexed: bool)
 
 
 def prefix_root(resolved: Resolved) -> bytes:
-    """What must be equal for two engines' pages to mean the same: canonical bytes of the model's
-    identity."""
+    """Digest of what two engines must share for their pages to be interchangeable."""
     identity = {
         "model": resolved.model_dir,
         "dtype": resolved.dtype,

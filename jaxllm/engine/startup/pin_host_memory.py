@@ -1,9 +1,9 @@
 """Host memory for KV pages, pinned while the engine starts.
 
-XLA's client pins host memory when an array finds no room in what it has: a region at a time, twice
-as large as the last one, and keeps it. That takes 0.6 s a GiB, for which a step would wait, and in
-the end up to twice what is needed. An array of 2^k bytes, larger than any before, makes a region of
-just as many; when it is gone, pages find room there. Each device has regions of its own.
+XLA's client pins host memory when an array does not fit what it has: a region at a time, twice as
+large as the last, which it keeps. That takes 0.6 s a GiB, for which a step would wait, and up to
+twice the memory needed. An array of 2^k bytes, larger than any before, makes a region of exactly
+that size; when the array is deleted, pages fit there. Each device has regions of its own.
 """
 
 from __future__ import annotations
@@ -32,18 +32,23 @@ logger = logging.getLogger("jaxllm")
 
 PHASE = "Pinning host memory"
 PLATFORMS = ("gpu",)  # whose pages lie in memory that takes long to pin
-UNIT = 2**28  # of what is pinned: regions are no smaller, but for less than that in all
+UNIT = 2**28  # bytes of the smallest region, unless less is pinned in all
 GRAIN = 256  # bytes; every array takes a multiple of them
-# Where a page is arrays of different sizes, what is free falls into pieces: one part of it more
+# Arrays of different sizes fragment free memory: one part of 16 more
 UNEVEN = 16
 REMEDY = "lower --swap-space or --kv-offloading-size, or give the process more memory"
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is to be pinned on behalf of each of some devices: memory for pages of so many bytes,
-    those that are to lie there and those that are on their way: a copy comes before the one that it
-    replaces goes."""
+    """Memory to pin for each device.
+
+    Attributes:
+        pages: that host memory keeps.
+        moving: pages on their way; a copy comes before the one that it replaces goes.
+        page: bytes of a page.
+        devices: each gets regions of its own.
+    """
 
     pages: int
     moving: int
@@ -51,8 +56,8 @@ class Wanted:
     devices: tuple[jax.Device, ...]
 
     @staticmethod
-    def of(setup: Setup) -> Wanted:
-        """For what was decided."""
+    def from_setup(setup: Setup) -> Wanted:
+        """The memory that the decisions ask for."""
         resolved, page = (
             setup.resolved,
             page_of([shard_bytes([shape]) for shape in page_shapes(abstract_pages(setup))]),
@@ -62,9 +67,11 @@ class Wanted:
         )
 
     def regions(self, room: int) -> list[int]:
-        """Of each device, ascending powers of two: together they hold all pages, each of them whole
-        ones, and little more; or as much as there is room for, in bytes on the host for all
-        devices."""
+        """Sizes for each device, ascending powers of two.
+
+        Each holds whole pages; together they hold all pages and little more, within `room`, the
+        bytes that the host has for all devices.
+        """
         pages = self.pages + self.moving
         unit = min(UNIT, 1 << (pages * self.page - 1).bit_length())
         size = -(-pages * self.page // unit) * unit
@@ -75,14 +82,19 @@ class Wanted:
 
 @dataclass
 class Pinning:
-    """What has been pinned so far, bytes in all."""
+    """Pins memory in a thread of the start.
+
+    Attributes:
+        size: bytes pinned so far.
+        stop: set to pin no further region.
+    """
 
     size: int = 0
     stop: threading.Event = field(default_factory=threading.Event)
 
-    def run(self, wanted: Wanted, report: Report) -> None:
-        """Pin what there is room for; where that is less than is wanted, the log says so and the
-        engine can do without."""
+    def pin_wanted(self, wanted: Wanted, report: Report) -> None:
+        """Pin as much as the host has. Where that is too little, the log says so, and the engine
+        runs without."""
         regions, trouble = wanted.regions(room_now()), ""
         with report.phase(PHASE) as advance:
             try:
@@ -93,14 +105,14 @@ class Pinning:
         asked = wanted.pages * wanted.page * len(wanted.devices)
         if self.size < asked and not self.stop.is_set():
             logger.warning(
-                "of %s of host memory for KV pages, %s could be pinned at start%s; the rest is pinned while requests run, which wait for "
-                "it, if there is more by then; %s",
+                "of %s of host memory for KV pages, %s could be pinned at start%s; the rest is "
+                "pinned while requests run, which wait for it, if there is more by then; %s",
                 *(amount(asked), amount(self.size, down=True), trouble, REMEDY),
             )
 
     def pin(self, regions: Sequence[int], devices: Sequence[jax.Device], advance: Advance) -> None:
-        """Have regions of these sizes pinned for each device, in their order, until told to stop or
-        there is no room for the next. Raises what JAX does when one cannot be had."""
+        """Pin regions of these sizes for each device, in order, until `stop` is set or the next
+        does not fit. Raises JAX's error when one cannot be pinned."""
         source = np.zeros(max(regions, default=0), np.uint8)  # takes no memory: nobody writes to it
         # All of them until the end, or one would lie where the one before was
         held: list[jax.Array] = []
@@ -119,20 +131,20 @@ class Pinning:
 
     @property
     def rows(self) -> list[tuple[str, str]]:
-        """What the start-up table says of it."""
+        """Rows of the start-up table."""
         return [("host memory pinned", amount(self.size))] if self.size else []
 
 
 @contextmanager
 def pinning(setup: Setup, report: Report) -> Iterator[Pinning]:
-    """Pin host memory for pages, if there are to be any, beside what the `with` block does; it is
-    done when that has ended. If that fails, no other region is begun."""
+    """Pin host memory for pages, if any are planned, beside the `with` block, and finish with it.
+    If the block fails, no further region is started."""
     found = Pinning()
     if not setup.resolved.host_pages or setup.mesh.devices.flat[0].platform not in PLATFORMS:
         yield found
         return
     with ThreadPoolExecutor(1, thread_name_prefix="pin") as pool:
-        work = pool.submit(found.run, Wanted.of(setup), report)
+        work = pool.submit(found.pin_wanted, Wanted.from_setup(setup), report)
         try:
             yield found
             work.result()
@@ -142,17 +154,17 @@ def pinning(setup: Setup, report: Report) -> Iterator[Pinning]:
 
 
 def page_of(arrays: Sequence[int]) -> int:
-    """Bytes that a page takes whose arrays have so many."""
+    """Bytes that a page of arrays of these sizes takes."""
     sizes = [-(-size // GRAIN) * GRAIN for size in arrays]
     return sum(sizes) + (sum(sizes) // UNEVEN if len(set(sizes)) > 1 else 0)
 
 
 def powers(size: int) -> list[int]:
-    """The powers of two whose sum it is, ascending."""
+    """The powers of two that sum up to `size`, ascending."""
     return [1 << i for i in range(size.bit_length()) if size >> i & 1]
 
 
 def room_now() -> int:
-    """Bytes of host memory that may be pinned: half of what is left to others is for pages on their
+    """Bytes of host memory that may be pinned. Half of what others have is for pages on their
     way."""
-    return HostRoom.of("gpu").size + OTHERS // 2
+    return HostRoom.measure("gpu").size + OTHERS // 2

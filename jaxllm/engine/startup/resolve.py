@@ -153,10 +153,8 @@ def with_plan(setup: Setup, config: EngineConfig, length: int, memory: MemoryPla
 
 def _limits(config: EngineConfig, spec: ModelSpec, platform: str) -> Limits:
     """Requests and chunk tokens of a step, and the longest sequence. Raises ConfigError."""
-    slots, length = (
-        config.max_num_seqs or (16 if platform == "cpu" else 256),
-        model_length(config, spec),
-    )
+    slots = config.max_num_seqs or (16 if platform == "cpu" else 256)
+    length = model_length(config, spec)
     usual = min(length, 512) if platform == "cpu" else 8192
     usual = min(usual, BATCH_INVARIANT_TOKENS) if config.batch_invariant else usual
     tokens = config.max_num_batched_tokens or max(usual, slots)
@@ -182,7 +180,7 @@ def _cache(
     shards, length = heads.shards, limits.max_model_len
     page = page_bytes(1, heads.kv_stored, page_size, heads.dim, kv_dtype) // shards  # of a layer
     caching = config.enable_prefix_caching and not spec.keys_vary(length)
-    host = plan_host(config, len(spec.layers) * page, shards, caching, HostRoom.of(platform))
+    host = plan_host(config, len(spec.layers) * page, shards, caching, HostRoom.measure(platform))
     windows = [None if host.pages else effective_window(window, length) for window in spec.windows]
     groups = group_windows(windows)
     first, *more = (windows.count(window) * page for window in groups)

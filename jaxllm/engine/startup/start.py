@@ -97,8 +97,8 @@ def read_tokenizer(
 ) -> tuple[Tokenizer | None, Matchers | None]:
     """The tokenizer and the grammar matchers of its vocabulary. Raises ConfigError.
 
-    With a stall limit, matchers read the vocabulary now: read with the first grammar, it would stall
-    every stream for a second. Without one, only the first structured request waits for it.
+    With a stall limit, matchers read the vocabulary now: read with the first grammar, it would
+    stall every stream for a second. Without one, only the first structured request waits for it.
     """
     if config.skip_tokenizer_init:
         return None, None

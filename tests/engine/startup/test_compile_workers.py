@@ -18,7 +18,7 @@ from jaxllm.config import EngineConfig
 from jaxllm.engine.runtime.compilation.xla_options import Entry, XlaOptions
 from jaxllm.engine.runtime.lattice import Programs
 from jaxllm.engine.startup import compile_workers as module
-from jaxllm.engine.startup.compile_workers import MEMORY, CompileWorkers, WorkerSpec
+from jaxllm.engine.startup.compile_workers import DEVICE_BYTES, CompileWorkers, WorkerSpec
 from jaxllm.engine.startup.make_programs import make_programs
 from jaxllm.engine.startup.resolve import resolve
 from jaxllm.mesh import make_mesh
@@ -204,12 +204,12 @@ def test_what_an_earlier_start_kept_is_not_lowered_again(tiny_dir: str) -> None:
 @pytest.mark.parametrize(
     ("cores", "platform", "devices", "spare", "crew"),
     [
-        (16, "gpu", 1, 10 * MEMORY, WorkerSpec(10, True, "gpu")),
+        (16, "gpu", 1, 10 * DEVICE_BYTES, WorkerSpec(10, True, "gpu")),
         # As many as the device has room for
-        (64, "gpu", 1, 4 * MEMORY, WorkerSpec(4, True, "gpu")),
-        (16, "gpu", 1, 2 * MEMORY, WorkerSpec(10)),  # it has none: they lower only
-        (16, "gpu", 2, 10 * MEMORY, WorkerSpec(10)),
-        (4, "gpu", 1, 10 * MEMORY, WorkerSpec(0)),
+        (64, "gpu", 1, 4 * DEVICE_BYTES, WorkerSpec(4, True, "gpu")),
+        (16, "gpu", 1, 2 * DEVICE_BYTES, WorkerSpec(10)),  # it has none: they lower only
+        (16, "gpu", 2, 10 * DEVICE_BYTES, WorkerSpec(10)),
+        (4, "gpu", 1, 10 * DEVICE_BYTES, WorkerSpec(0)),
         (16, "tpu", 4, 0, WorkerSpec(10)),
         (64, "cpu", 1, 0, WorkerSpec(0)),
     ],

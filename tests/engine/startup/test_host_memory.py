@@ -100,18 +100,22 @@ def test_more_than_can_be_pinned_is_refused_with_the_remedy(
     config = EngineConfig(preemption_mode="swap", swap_space=80)
     message = f"need 80.00 GiB, but 63.00 GiB may be pinned, .*lower --swap-space .*, or set the environment variable {PINNED_LIMIT} to more"
     with pytest.raises(ConfigError, match=message):
-        plan_host(config, 2**20, 1, True, HostRoom.of("gpu"))
+        plan_host(config, 2**20, 1, True, HostRoom.measure("gpu"))
     with pytest.raises(ConfigError, match="may be pinned"):
         plan_host(
-            EngineConfig(preemption_mode="swap", swap_space=40), 2**20, 2, True, HostRoom.of("gpu")
+            EngineConfig(preemption_mode="swap", swap_space=40),
+            2**20,
+            2,
+            True,
+            HostRoom.measure("gpu"),
         )
-    assert plan_host(config, 2**20, 1, True, HostRoom.of("cpu")).pages == 80 * 1024
+    assert plan_host(config, 2**20, 1, True, HostRoom.measure("cpu")).pages == 80 * 1024
     monkeypatch.setenv(PINNED_LIMIT, "100")
-    assert plan_host(config, 2**20, 1, True, HostRoom.of("gpu")).pages == 80 * 1024
+    assert plan_host(config, 2**20, 1, True, HostRoom.measure("gpu")).pages == 80 * 1024
     monkeypatch.setattr(host_memory, "available_bytes", lambda: 50 * GIB)
-    assert HostRoom.of("gpu") == HostRoom.of("cpu") == HostRoom(50 * GIB - OTHERS)
+    assert HostRoom.measure("gpu") == HostRoom.of("cpu") == HostRoom(50 * GIB - OTHERS)
     with pytest.raises(ConfigError, match=r"but 49\.00 GiB is available"):
-        plan_host(config, 2**20, 1, True, HostRoom.of("gpu"))
+        plan_host(config, 2**20, 1, True, HostRoom.measure("gpu"))
 
 
 def test_host_memory_is_counted_in_pages_of_all_devices() -> None:

@@ -199,7 +199,7 @@ def puts(monkeypatch: pytest.MonkeyPatch) -> list[jax.Array]:
         return found[-1]
 
     monkeypatch.setattr(jax, "device_put", noted)
-    monkeypatch.setattr(HostRoom, "of", staticmethod(lambda platform: HostRoom(8 * GIB)))
+    monkeypatch.setattr(HostRoom, "measure", staticmethod(lambda platform: HostRoom(8 * GIB)))
     return found
 
 
@@ -227,7 +227,7 @@ def wanted_of(tiny_dir: str, **wishes: Any) -> tuple[Setup, Wanted]:
         Path(tiny_dir),
         make_mesh(wishes.get("tensor_parallel_size", 1)),
     )
-    return setup, Wanted.of(setup)
+    return setup, Wanted.from_setup(setup)
 
 
 def test_a_page_counts_what_it_takes_on_one_device(tiny_dir: str) -> None:
@@ -276,7 +276,7 @@ def test_an_engine_that_cannot_pin_all_says_so_and_goes_on(
     monkeypatch.setattr(pin_host_memory, "UNIT", MIB)
     failing_after(monkeypatch, puts, error)
     report, work = Report(), Pinning()
-    work.run(Wanted(13, 1, MIB // 2, DEVICE), report)
+    work.pin_wanted(Wanted(13, 1, MIB // 2, DEVICE), report)
     assert [array.nbytes for array in puts] == [MIB, 2 * MIB] and work.size == 3 * MIB
     (said,) = (record.getMessage() for record in caplog.records if record.name == "jaxllm")
     assert re.match(
@@ -293,7 +293,7 @@ def test_what_others_took_meanwhile_is_not_pinned(
     room = iter([7 * MIB, 7 * MIB, 2 * MIB, 4 * MIB - 1])
     monkeypatch.setattr(pin_host_memory, "room_now", lambda: next(room))
     work = Pinning()
-    work.run(Wanted(7, 0, MIB, DEVICE), Report())
+    work.pin_wanted(Wanted(7, 0, MIB, DEVICE), Report())
     assert [array.nbytes for array in puts] == [MIB, 2 * MIB]
     assert "3.00 MiB could be pinned at start; the rest" in caplog.text
 
@@ -302,7 +302,7 @@ def test_only_memory_for_pages_that_lie_there_is_missed(
     puts: list[jax.Array], caplog: pytest.LogCaptureFixture
 ) -> None:
     work = Pinning()
-    work.run(Wanted(16, 3, 2**16, DEVICE), Report())
+    work.pin_wanted(Wanted(16, 3, 2**16, DEVICE), Report())
     assert work.size == 2 * MIB and not caplog.records
 
 
@@ -320,9 +320,9 @@ def test_a_start_that_fails_begins_no_other_region(
         assert works[0].stop.wait(60)
         return put(*given)
 
-    run = Pinning.run
+    run = Pinning.pin_wanted
     monkeypatch.setattr(
-        Pinning, "run", lambda work, *given: (works.append(work), run(work, *given))
+        Pinning, "pin_wanted", lambda work, *given: (works.append(work), run(work, *given))
     )
     monkeypatch.setattr(jax, "device_put", slow)
 
