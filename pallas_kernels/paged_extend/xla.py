@@ -29,8 +29,10 @@ def extend_attention(
     T, K = q_TNH.shape[0], k_pages.shape[1]
     queries = min(QUERIES, T)
     chunks = items.chunk_items(starts_R, lengths_R, kv_lengths_R, T, queries)
-    q_WKRH = items.pack_chunks(q_TNH, chunks, K)
+    packed_q = items.pack_chunks(q_TNH, chunks, K)
     pools = pools_of(k_pages, v_pages, options)
     spec = xla.Spec(queries, options["scale"], options.get("window"), options.get("softcap"))
-    o_WKRH = xla.attend(spec, q_WKRH, pools, page_table_RM, chunks.items, options.get("sinks"))
-    return items.unpack_chunks(o_WKRH, chunks)
+    packed_out = xla.attend(
+        spec, packed_q, pools, page_table_RM, chunks.items, options.get("sinks")
+    )
+    return items.unpack_chunks(packed_out, chunks)

@@ -136,7 +136,7 @@ def test_what_was_brought_back_is_forgotten_from_the_end_of_the_chain() -> None:
     offload = OffloadManager(tier, index, max_fetches=4)
     keys = [b"a", b"b", b"c"]
     for page, key in enumerate(keys):
-        offload.evicted(key, page)
+        offload.save_evicted(key, page)
     request = Request(
         id="", index=0, prompt=[1], params=SamplingParams(), seed=0, arrival=0.0, max_tokens=1
     )
@@ -146,7 +146,7 @@ def test_what_was_brought_back_is_forgotten_from_the_end_of_the_chain() -> None:
     offload.put_fetched()
     moves = offload.flush()
     assert moves is not None and len(moves.puts) == 3 and request.pages_in_transit == 0
-    offload.evicted(b"d", 6)
+    offload.save_evicted(b"d", 6)
     assert len(tier.find(keys)) == 2
 
 
