@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib.metadata import EntryPoint
@@ -24,6 +26,7 @@ from jaxllm.engine.startup.start import (
 from jaxllm.grammar.matcher import Matchers
 from jaxllm.locate import locate
 from jaxllm.mesh import make_mesh
+from tests.goldens.golden import load_golden
 
 
 @pytest.fixture
@@ -188,3 +191,15 @@ def test_without_the_cuda_plugin_no_worker_begins_early(
 ) -> None:
     monkeypatch.setattr(jax_settings, "entry_points", lambda group: [])
     assert start._early_workers(EngineConfig(model="demo")) == 0
+
+
+def test_sizes_that_the_files_do_not_have_are_refused_before_the_tokenizer_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = load_golden("llama-gqa").directory
+    config = json.loads((source / "config.json").read_text()) | {"num_hidden_layers": 4096}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    shutil.copy(source / "model.safetensors", tmp_path)
+    monkeypatch.setattr(start, "read_tokenizer", lambda *given: pytest.fail("it was read"))
+    with pytest.raises(ConfigError, match="num_hidden_layers is 4096, the files hold 2 layers"):
+        start.start(EngineConfig(model=str(tmp_path)), Report())

@@ -1,0 +1,118 @@
+"""Families beside transformers: what a config may leave out, windows, and RoPE's frequencies."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from transformers import AutoConfig
+
+from jaxllm import models
+from jaxllm.config import ConfigError
+from jaxllm.models.config.rope import rope
+from jaxllm.models.config.transformer import layer_window
+from jaxllm.nn.rope import StaticRope
+from tests.goldens.cases import CASES
+
+DIM, LENGTH = 16, 1024
+WAVE = 2 * math.pi * 10000.0 ** (np.arange(0, DIM, 2) / DIM)  # tokens of a turn
+
+
+@pytest.mark.parametrize("family", models.families())
+def test_what_a_config_may_leave_out_is_what_transformers_takes(family: str) -> None:
+    theirs = AutoConfig.for_model(family)
+    for key, value in models.family(family).DEFAULTS.items():
+        if key == "sliding_window" and not getattr(theirs, "use_sliding_window", True):
+            assert theirs.sliding_window is None  # it drops a window that is switched off
+        elif key == "max_window_layers" or hasattr(theirs, key):
+            assert getattr(theirs, key) == value, key
+        else:
+            raise AssertionError(f"transformers has no {key}")
+
+
+def frequencies(settings: dict[str, Any]) -> np.ndarray:
+    """Tokens of a turn of each pair of dimensions."""
+    found = rope({"max_position_embeddings": LENGTH, "rope_scaling": settings}, DIM)
+    assert isinstance(found, StaticRope)
+    return 2 * math.pi / np.array(found.inv_freq)
+
+
+def test_linear_scaling_stretches_every_turn() -> None:
+    found = frequencies({"type": "linear", "factor": 2.5})
+    np.testing.assert_allclose(found, 2.5 * WAVE, rtol=1e-5)
+
+
+def test_llama3_keeps_short_turns_and_stretches_long_ones() -> None:
+    found = frequencies(
+        {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    )
+    short, long = WAVE < LENGTH / 4, WAVE > LENGTH
+    assert short.any() and long.any() and not (short | long).all()
+    np.testing.assert_allclose(found[short], WAVE[short], rtol=1e-5)
+    np.testing.assert_allclose(found[long], 8 * WAVE[long], rtol=1e-5)
+    between = ~(short | long)
+    assert ((found[between] > WAVE[between]) & (found[between] < 8 * WAVE[between])).all()
+
+
+def test_yarn_stretches_slow_dimensions_and_scales_the_logits() -> None:
+    settings = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}
+    found = frequencies(settings)
+    ratio = found / WAVE
+    assert (np.diff(ratio) >= -1e-6).all()
+    np.testing.assert_allclose(ratio[[0, -1]], [1, 4], rtol=1e-5)
+    turned = rope({"max_position_embeddings": LENGTH, "rope_scaling": settings}, DIM)
+    assert isinstance(turned, StaticRope)
+    assert turned.scale == pytest.approx(0.1 * math.log(4) + 1)
+
+
+HYBRID: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "use_sliding_window": True,
+    "sliding_window": 7,
+    "max_window_layers": 2,
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "windows"),
+    [
+        ({}, [None, None, 7, 7]),
+        ({"max_window_layers": 0}, [7] * 4),
+        ({"max_window_layers": 9}, [None] * 4),
+        ({"use_sliding_window": False}, [None] * 4),
+        ({"use_sliding_window": None}, [None] * 4),
+        ({"sliding_window": None}, [None] * 4),
+        ({"layer_types": ["sliding_attention", "full_attention"] * 2}, [7, None, 7, None]),
+        ({"layer_types": ["full_attention"] * 4, "use_sliding_window": False}, [None] * 4),
+    ],
+)
+def test_the_windows_of_layers(changes: dict[str, Any], windows: list[int | None]) -> None:
+    window = layer_window(HYBRID | changes)
+    assert [window(layer) for layer in range(4)] == windows
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"max_window_layers": True}, "max_window_layers is True; it must be an integer"),
+        ({"use_sliding_window": "yes"}, "use_sliding_window is 'yes'; it must be true or false"),
+        ({"sliding_window": -7}, "sliding_window is -7; it must be a positive integer"),
+        ({"layer_types": "full_attention"}, "layer_types must be 4 times"),
+        ({"layer_types": [["full_attention"]] * 4}, "layer_types must be 4 times"),
+        ({"layer_types": ["chunked_attention"] * 4}, "layer_types must be 4 times"),
+    ],
+)
+def test_windows_that_contradict_each_other_are_refused(
+    changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        layer_window(HYBRID | changes)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_context_is_never_shorter_than_the_native_one(name: str) -> None:
+    spec = models.make_spec(CASES[name])
+    assert spec.context_length >= CASES[name]["max_position_embeddings"]
+    assert spec.shared_length is None or spec.shared_length < spec.context_length
