@@ -152,8 +152,8 @@ class Metrics(Collector):
                 "Generated tokens of the longest choice of a request.",
                 Histogram(lengths),
             ),
-            "vllm:request_params_max_tokens": ("max_tokens asked for.", Histogram(lengths)),
-            "vllm:request_params_n": ("n asked for.", Histogram(_CHOICES)),
+            "vllm:request_params_max_tokens": ("max_tokens of requests.", Histogram(lengths)),
+            "vllm:request_params_n": ("n of requests.", Histogram(_CHOICES)),
         }
         self._finished: Counter[str] = Counter()
         self._refused: Counter[str] = Counter()

@@ -104,7 +104,7 @@ class EngineProcess:
         # SimpleQueue.get may wait for ever for a timeout of a few µs (CPython 3.12)
         self._inbox: queue.Queue[Message] = queue.Queue()
         self._failed_steps = 0  # since a request last finished
-        self._sending = threading.Lock()  # phases of the start are told by several threads
+        self._sending = threading.Lock()  # several threads report phases of the start
         self._profiler = Profiler(None)
         # Steps so far at the last self-check, and when it was (time.monotonic)
         self._checked = (0, -CHECK_SECONDS)

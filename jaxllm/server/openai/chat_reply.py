@@ -21,14 +21,14 @@ class ChatReply(Reply):
             opening = {"role": self._echo.role, "content": ""}
             deltas = [opening, *({"content": text} for text in self._echo.texts or ())]
             chunks = [
-                {"index": index, "delta": said, "logprobs": None, "finish_reason": None}
-                for said in deltas
+                {"index": index, "delta": part, "logprobs": None, "finish_reason": None}
+                for part in deltas
             ]
         if delta.token_ids or delta.text or delta.finish_reason is not None:
-            said = {"content": delta.text} if delta.text or delta.finish_reason is None else {}
+            part = {"content": delta.text} if delta.text or delta.finish_reason is None else {}
             body = {
                 "index": index,
-                "delta": said,
+                "delta": part,
                 "logprobs": self._logprobs(unpack_delta(delta)),
                 "finish_reason": delta.finish_reason,
             }

@@ -151,7 +151,7 @@ class Reply:
         return b"".join([self.events(prompt, delta) for prompt, delta in deltas])
 
     def usage_event(self) -> bytes:
-        """The chunk without choices that ends a stream for clients that asked for usage."""
+        """The chunk without choices that ends a stream for clients that requested usage."""
         return self._head + b'],"usage":' + orjson.dumps(self.usage()) + b"}\n\n"
 
     def full_reply(self) -> dict[str, Any]:
