@@ -113,7 +113,7 @@ def test_more_than_can_be_pinned_is_refused_with_the_remedy(
     monkeypatch.setenv(PINNED_LIMIT, "100")
     assert plan_host(config, 2**20, 1, True, HostRoom.measure("gpu")).pages == 80 * 1024
     monkeypatch.setattr(host_memory, "available_bytes", lambda: 50 * GIB)
-    assert HostRoom.measure("gpu") == HostRoom.of("cpu") == HostRoom(50 * GIB - OTHERS)
+    assert HostRoom.measure("gpu") == HostRoom.measure("cpu") == HostRoom(50 * GIB - OTHERS)
     with pytest.raises(ConfigError, match=r"but 49\.00 GiB is available"):
         plan_host(config, 2**20, 1, True, HostRoom.measure("gpu"))
 
