@@ -59,7 +59,6 @@ def dispatched(runner: Runner, shape: int | ExtendShape) -> Any:
 
 def measured(a: argparse.Namespace, options: dict[str, Any]) -> list[dict[str, Any]]:
     """A row a program: its tokens and decode rows, milliseconds, and rows a millisecond."""
-    from jaxllm.engine.runtime.compilation.compile_counter import CompileCounter
     from jaxllm.engine.runtime.launch import Launch
     from jaxllm.engine.runtime.runner import Runner
     from jaxllm.engine.scheduling.plan import Plan
@@ -70,7 +69,7 @@ def measured(a: argparse.Namespace, options: dict[str, Any]) -> list[dict[str, A
     programs.compile(
         [key for key in programs.lattice if key[0] in ("decode", "extend", "update_slots")]
     )
-    runner = Runner(programs, leaves, kv, [], CompileCounter())
+    runner = Runner(programs, leaves, kv, [])
     empty = Plan(decodes=(), positions=(), chunks=())
     runner.run(Launch((runner.pack_slots(empty),)))
     found: dict[tuple[int, int], list[float]] = {}

@@ -92,7 +92,6 @@ def measure(
     """Seconds of every forward program with every candidate."""
     import jax
 
-    from jaxllm.engine.runtime.compilation.compile_counter import CompileCounter
     from jaxllm.engine.runtime.compilation.executables import Executables
     from jaxllm.engine.runtime.compilation.xla_options import Entry, XlaOptions
     from jaxllm.engine.runtime.runner import Runner
@@ -109,7 +108,7 @@ def measure(
             setup, Executables(table, platform=setup.mesh.devices.flat[0].platform)
         )
         programs.compile_all()
-        runner = Runner(programs, leaves, kv, [], CompileCounter())
+        runner = Runner(programs, leaves, kv, [])
         times: dict[tuple[str, int], float] = {}
         for _ in range(ROUNDS):
             runner.warm_up()

@@ -180,7 +180,8 @@ class Engine:
         Whatever it raises, every request is gone afterwards and the engine is empty and usable.
         """
         try:
-            return self._run_step()
+            with self.runner.compiles:
+                return self._run_step()
         except BaseException:
             self._start_over()
             raise
@@ -342,7 +343,12 @@ class Engine:
     def _forward_and_collect(self, plan: Plan) -> tuple[Forwarded, list[Collected]]:
         """Launch a forward in a thread, which takes a millisecond. Beside it, collect the steps in
         flight and start the token masks."""
-        launching = self._background.submit(partial(self.runner.forward, plan))
+
+        def launch() -> Forwarded:
+            with self.runner.compiles:
+                return self.runner.forward(plan)
+
+        launching = self._background.submit(launch)
         try:
             before = [self._collect() for _ in range(len(self._in_flight))]
             self._grammars.start_masks(plan.processed_requests)

@@ -16,7 +16,6 @@ from jax import Array
 
 from jaxllm.cache.kv import DROP_PAGE, KVCache, zeros_of
 from jaxllm.engine.constraints.host_processors import run_host_processors
-from jaxllm.engine.runtime.compilation.compile_counter import CompileCounter
 from jaxllm.engine.runtime.device_arrays import DeviceArrays
 from jaxllm.engine.runtime.host_buffers import HostBuffers, begin_read, read
 from jaxllm.engine.runtime.lattice import Programs, forward_key
@@ -115,10 +114,11 @@ class Runner:
         weights: tuple[Array, ...],
         kv: KVCache,
         eos_ids: list[int],
-        compiles: CompileCounter,
     ):
         self.programs, self.weights, self.eos_ids = programs, weights, eos_ids
-        self.shapes, self.compiles = programs.shapes, compiles
+        self.shapes, self.compiles = programs.shapes, programs.executables.compiles
+        # Executable, arguments and results of each program that has run
+        self._bound: dict[Key, tuple[jax.stages.Compiled, tuple[Any, ...], tuple[Any, ...]]] = {}
         self.slots = self.shapes.slots
         self.depth = 1
         # Of each decode bucket and extend shape without context, measured in warm-up
@@ -245,14 +245,17 @@ class Runner:
     def call(self, key: Key, *inputs: Any) -> list[Any]:
         """Dispatch one program. `inputs` are its arguments that do not stay on the device; returns
         the results that do not."""
-        device, variant, given = self._device, self.programs.variant(key), iter(inputs)
-        results = self.programs.get(key)(
-            *[device.read(x) if type(x) is Resident else next(given) for x in variant.takes]
-        )
-        gives, found = variant.gives, []
+        bound = self._bound.get(key)
+        if bound is None:
+            variant = self.programs.variant(key)
+            bound = self._bound[key] = self.programs.get(key), variant.takes, variant.gives
+        program, takes, gives = bound
+        read, write, given = self._device.read, self._device.write, iter(inputs)
+        results = program(*[read(x) if type(x) is Resident else next(given) for x in takes])
+        found = []
         for at, result in zip(gives, results if len(gives) > 1 else (results,), strict=True):
             if type(at) is Resident:
-                device.write(at, result)
+                write(at, result)
             else:
                 found.append(result)
         return found

@@ -15,7 +15,6 @@ from jaxllm import weights
 from jaxllm.cache.kv import zeros_of
 from jaxllm.config import ConfigError, EngineConfig, Resolved
 from jaxllm.engine.constraints.grammars import Grammars
-from jaxllm.engine.runtime.compilation.compile_counter import CompileCounter
 from jaxllm.engine.runtime.lattice import Programs, weight_leaves
 from jaxllm.engine.runtime.runner import Runner
 from jaxllm.engine.runtime.state import MAX_STOP_IDS
@@ -71,23 +70,24 @@ def start(
         grammars = Grammars(matchers, setup.resolved.vocab_size, eos_ids)
         weights.check(model_dir, setup.spec, mesh, setup.dtype, config.load_format)
         processors = read_processors(logits_processors, setup.resolved.vocab_size)
-        compiles = CompileCounter()
         # Before the runner, whose buffers in pinned memory would wait for it
         with pinning(setup, report) as pinned:
             setup, programs, leaves = _load_and_compile(workers, setup, config, report, processors)
     with report.phase("Allocating KV pages"):
         kv = zeros_of(abstract_pages(setup))  # zeros, because kernels may multiply what they mask
         jax.block_until_ready(kv)
-    runner = Runner(programs, leaves, kv, eos_ids, compiles)
+    runner = Runner(programs, leaves, kv, eos_ids)
     if not config.enforce_eager:
         with report.phase("Warming up"):
             # A second step in flight gains 0.5 % even where steps are long, but new requests wait
             # for it: not with a stall limit.
             runner.warm_up(deep=config.max_stall_ms is None)
-    compiles.warmed_up()
+    runner.compiles.warmed_up()
     report.show_table(
         "jaxllm",
-        table_rows(setup, programs, compiles, report) + pinned.rows + link_rows(setup, runner),
+        table_rows(setup, programs, runner.compiles, report)
+        + pinned.rows
+        + link_rows(setup, runner),
     )
     return Started(setup.resolved, runner, tokenizer, grammars)
 

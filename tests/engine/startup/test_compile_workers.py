@@ -244,7 +244,6 @@ FIRST_START = """
 import sys
 from pathlib import Path
 from jaxllm.config import EngineConfig
-from jaxllm.engine.runtime.compilation.compile_counter import CompileCounter
 from jaxllm.engine.startup.resolve import resolve
 from jaxllm.engine.startup.make_programs import make_programs
 from jaxllm.engine.startup.jax_settings import use_compilation_cache
@@ -255,7 +254,7 @@ use_compilation_cache(sys.argv[2])
 config = EngineConfig(model=sys.argv[1], max_model_len=32, max_num_seqs=1, max_num_batched_tokens=16, num_gpu_blocks_override=8)
 setup = resolve(config, Path(sys.argv[1]), make_mesh(1))
 programs = make_programs(setup)
-counter = CompileCounter()
+counter = programs.executables.compiles
 with CompileWorkers(1) as running:
     running.configure(WorkerSpec(2, compiling=True))
     running.start(setup, programs, programs.lattice)

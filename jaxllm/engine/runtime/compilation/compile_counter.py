@@ -1,7 +1,8 @@
-"""Counts compilations, so that one while serving is seen."""
+"""Counts an engine's XLA compilations, so that one while serving is seen."""
 
 from __future__ import annotations
 
+import functools
 import threading
 
 import jax
@@ -10,17 +11,36 @@ COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 CACHE_HIT_EVENT = "/jax/compilation_cache/cache_hits"
 
 
+class _Entered(threading.local):
+    """The counters that this thread has entered, innermost last."""
+
+    def __init__(self) -> None:
+        self.counters: list[CompileCounter] = []
+
+
+_entered = _Entered()
+
+
 class CompileCounter:
-    """Counts this process's XLA compilations and persistent-cache hits through JAX's monitoring
-    events. Another engine in the same process counts too: a serving process holds one."""
+    """Counts compilations and hits of the persistent cache in threads that have entered it.
+
+    JAX reports both in the thread that compiles, and not for whom. So an engine enters its counter
+    around each compilation of a program and around each step.
+    """
 
     def __init__(self) -> None:
         self.compiles = 0
         self.cache_hits = 0
         self._base = 0
         self._lock = threading.Lock()
-        jax.monitoring.register_event_duration_secs_listener(self._on_duration)
-        jax.monitoring.register_event_listener(self._on_event)
+        _listen()
+
+    def __enter__(self) -> CompileCounter:
+        _entered.counters.append(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _entered.counters.pop()
 
     @property
     def since_start(self) -> int:
@@ -31,12 +51,23 @@ class CompileCounter:
         """From here on a compilation is a fault."""
         self._base = self.compiles
 
-    def _on_duration(self, event: str, _: float, **__: object) -> None:
-        if event == COMPILE_EVENT:
-            with self._lock:
-                self.compiles += 1
 
-    def _on_event(self, event: str, **_: object) -> None:
-        if event == CACHE_HIT_EVENT:
-            with self._lock:
-                self.cache_hits += 1
+@functools.cache
+def _listen() -> None:
+    """Listen to JAX, once in a process: listeners cannot be removed."""
+    jax.monitoring.register_event_duration_secs_listener(_on_duration)
+    jax.monitoring.register_event_listener(_on_event)
+
+
+def _on_duration(event: str, _: float, **__: object) -> None:
+    if event == COMPILE_EVENT and _entered.counters:
+        counter = _entered.counters[-1]
+        with counter._lock:
+            counter.compiles += 1
+
+
+def _on_event(event: str, **_: object) -> None:
+    if event == CACHE_HIT_EVENT and _entered.counters:
+        counter = _entered.counters[-1]
+        with counter._lock:
+            counter.cache_hits += 1

@@ -1,8 +1,7 @@
-"""Lowered programs between runs: StableHLO on disk, so that a second start traces and lowers
-nothing.
+"""Lowered programs between runs: StableHLO on disk, so that a second start lowers nothing.
 
-XLA's persistent cache is found by a program's lowered form. Lowering a model with its kernels takes
-Python a second a program; reading what was lowered before takes a twentieth of it.
+XLA's persistent cache is keyed by a program's lowered form. Lowering a model with its kernels takes
+Python a second a program; reading a kept one takes a twentieth of that.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import os
 import shutil
 from collections.abc import Callable
 from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +22,27 @@ HISTORY = (
     16  # sets of programs (one a configuration and version of the code); the oldest are removed
 )
 _DIGEST = hashlib.sha256().digest_size
-_SOURCES = ("jaxllm", "pallas_kernels")
+_ROOT = Path(__file__).parents[4]
+_RUNTIME = "jaxllm/engine/runtime"
+# Folders and files whose code runs while a program is traced, or that size its arguments
+SOURCES = (
+    "pallas_kernels",
+    "jaxllm/cache",
+    "jaxllm/models",
+    "jaxllm/nn",
+    "jaxllm/sampling",
+    "jaxllm/weights",
+    "jaxllm/mesh.py",
+    "jaxllm/engine/scheduling/buckets.py",
+    f"{_RUNTIME}/programs",
+    f"{_RUNTIME}/chunk_layout.py",
+    f"{_RUNTIME}/packing.py",
+    f"{_RUNTIME}/program.py",
+    f"{_RUNTIME}/shapes.py",
+    f"{_RUNTIME}/state.py",
+    f"{_RUNTIME}/compilation/executables.py",
+    f"{_RUNTIME}/compilation/exports.py",
+)
 _SETTINGS = (
     "jax_enable_x64",
     "jax_default_matmul_precision",
@@ -36,18 +54,19 @@ _KERNELS = tuple(
 )
 
 
-def fingerprint(facts: dict[str, Any]) -> str:
-    """What must be equal for a lowered program to be the same: this code, JAX, and `facts` (JSON)
-    about model, engine and device."""
+def fingerprint(facts: dict[str, Any], root: Path = _ROOT) -> str:
+    """Key of the programs of one configuration: equal keys mean equal lowered programs.
+
+    It covers the code of `SOURCES` under `root`, JAX, and `facts` (JSON) about model, engine and
+    device.
+    """
     digest = hashlib.sha256()
-    for package in _SOURCES:
-        spec = find_spec(package)
-        assert spec is not None
-        root = Path(spec.origin or "").parent
-        for path in sorted(p for p in root.rglob("*") if p.suffix in (".py", ".json")):
-            digest.update(
-                f"{path.relative_to(root)}\0".encode() + hashlib.sha256(path.read_bytes()).digest()
-            )
+    for name in SOURCES:
+        source = root / name
+        found = sorted(source.rglob("*")) if source.is_dir() else [source]
+        for path in (p for p in found if p.suffix in (".py", ".json")):
+            digest.update(f"{path.relative_to(root)}\0".encode())
+            digest.update(hashlib.sha256(path.read_bytes()).digest())
     versions = [version(name) for name in ("jax", "jaxlib", "flax", "numpy")]
     digest.update(json.dumps([versions, settings(), facts], sort_keys=True, default=str).encode())
     return digest.hexdigest()[:32]
@@ -59,17 +78,17 @@ def settings() -> dict[str, Any]:
 
 
 class Exports:
-    """The lowered programs and the figures of one configuration, in a folder that only its owner
-    can reach.
+    """The lowered programs and figures of one configuration, in a folder that only its owner can
+    reach.
 
-    A file that is missing, damaged or of something else reads as None. What cannot be written is
-    not kept.
+    A file that is missing, damaged or of another kind reads as None. A file that cannot be written
+    is not kept.
     """
 
     def __init__(self, root: Path, key: str):
         self.folder = root / key
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        # Nothing can be written here, but read; or another process prunes
+        # The folder may be read-only, or another process prunes
         with contextlib.suppress(OSError):
             os.utime(self.folder)
             _prune(root)
@@ -92,13 +111,11 @@ class Exports:
         found = self._read(f"{name}.stablehlo")
         try:
             return None if found is None else jax.export.deserialize(bytearray(found))
-        except (
-            Exception
-        ):  # whatever a reader says of bytes it does not understand: they are made anew
+        except Exception:  # whatever the reader raises on such bytes: the program is made anew
             return None
 
     def save(self, name: str, program: jax.export.Exported) -> None:
-        """Keep a lowered program. Raises what JAX raises for a program that cannot be written."""
+        """Keep a lowered program. Raises JAX's error if it cannot be serialised."""
         self._write(f"{name}.stablehlo", bytes(program.serialize()))
 
     def figures(self) -> dict[str, int]:
@@ -110,7 +127,7 @@ class Exports:
         return {k: v for k, v in found.items() if type(v) is int} if isinstance(found, dict) else {}
 
     def keep_figures(self, figures: dict[str, int]) -> None:
-        """Numbers worth knowing at the next start."""
+        """Keep numbers for the next start."""
         self._write("figures.json", json.dumps(figures).encode())
 
     def _read(self, name: str) -> bytes | None:
@@ -122,30 +139,29 @@ class Exports:
         return body if hashlib.sha256(body).digest() == found[:_DIGEST] else None
 
     def _write(self, name: str, body: bytes) -> None:
-        """Whole or not at all, since another process may read it."""
+        """Write a file whole or not at all: another process may read it."""
         path = self.folder / f".{name}.{os.getpid()}"
         try:
             path.write_bytes(hashlib.sha256(body).digest() + body)
             path.replace(self.folder / name)
         except OSError:
-            # A read-only file system says so even of what is not there
+            # A read-only file system refuses even to remove a missing file
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)
 
 
 def is_private(folder: Path) -> bool:
-    """Whether a folder is this user's, or root's, and nobody else may write to it: what lies in it
-    is run."""
+    """Whether a folder belongs to this user or root, and no other user may write to it: its files
+    are run."""
     found = folder.stat()
     return found.st_uid in (os.getuid(), 0) and not found.st_mode & 0o022
 
 
 def export(function: Callable, arguments: tuple, platform: str) -> jax.export.Exported:
-    """`function(*arguments)` lowered, as a function of the flat list of leaves that gives the flat
-    list of results' leaves.
+    """`function(*arguments)` lowered, from the flat list of argument leaves to the flat list of
+    result leaves.
 
-    `arguments` are shapes with shardings. Donation and the shardings of results are up to whoever
-    calls it.
+    `arguments` are shapes with shardings. The caller sets donation and the results' shardings.
     """
     leaves, tree = jax.tree.flatten(arguments)
 
@@ -159,8 +175,8 @@ def export(function: Callable, arguments: tuple, platform: str) -> jax.export.Ex
 
 
 def calling(name: str, program: jax.export.Exported, out: Any) -> Callable:
-    """A function of the arguments that `program` was made of; `out` has the structure of its
-    results. Profiles show `name`."""
+    """A function with the arguments of the exported one; `out` has the structure of its results.
+    Profiles show `name`."""
     tree = jax.tree.structure(out)
 
     def call(*arguments: Any) -> Any:

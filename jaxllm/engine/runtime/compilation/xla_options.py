@@ -15,9 +15,15 @@ TUNED = Path(__file__).parent / "tuned"
 
 @dataclass(frozen=True)
 class Entry:
-    """Options of the programs of one kind ("decode", "extend", "sample", "ingest") that run `low`
-    to `high` rows, of a model with at least `weights` bytes of them on its one device: with large
-    weights other kernels of ours run beside XLA's."""
+    """Options of some variants of a program.
+
+    Attributes:
+        kind: the program, "decode" say.
+        low, high: rows of the variants.
+        options: XLA's options.
+        weights: least bytes of weights on the one device. With large weights, other kernels of ours
+            run beside XLA's.
+    """
 
     kind: str
     low: int
@@ -28,15 +34,14 @@ class Entry:
 
 @dataclass(frozen=True)
 class XlaOptions:
-    """What was measured to be best on one device kind; nothing for a kind that was never measured,
-    nor for a program no entry names."""
+    """The options that measured best on one device kind; empty for a kind that was not measured."""
 
     entries: tuple[Entry, ...] = ()
 
     @classmethod
     def of(cls, device_kind: str, weights: float = 0, folder: Path = TUNED) -> XlaOptions:
-        """The table of a device kind as JAX names it ("NVIDIA H200") for so many bytes of weights
-        on one device; 0 for several devices."""
+        """The table of a device kind as JAX names it ("NVIDIA H200"). `weights` are bytes on the one
+        device; 0 for several devices."""
         path = table_path(device_kind, folder)
         if not path.is_file():
             return cls()
@@ -48,8 +53,8 @@ class XlaOptions:
         return cls(tuple(entry for entry in entries if entry.weights <= weights))
 
     def at(self, kind: str, rows: int) -> dict[str, Value]:
-        """Options for a program of `rows` rows: decode rows and chunk tokens together. The first
-        entry that names it counts."""
+        """Options of a program with `rows` rows, decode rows and chunk tokens together. The first
+        matching entry counts."""
         return next(
             (dict(e.options) for e in self.entries if e.kind == kind and e.low <= rows <= e.high),
             {},
@@ -57,5 +62,5 @@ class XlaOptions:
 
 
 def table_path(device_kind: str, folder: Path = TUNED) -> Path:
-    """Where the table of a device kind lies, if there is one."""
+    """Path of a device kind's table, whether it exists or not."""
     return folder / f"{re.sub(r'[^a-z0-9]+', '_', device_kind.lower())}.json"

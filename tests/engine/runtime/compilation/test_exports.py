@@ -6,9 +6,11 @@ from __future__ import annotations
 import errno
 import os
 import re
+import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 from typing import Any, cast
 
 import jax
@@ -17,11 +19,14 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
+from jaxllm.engine.engine import Engine
 from jaxllm.engine.runtime.compilation import exports
 from jaxllm.engine.runtime.compilation.executables import Executables, Recipe
 from jaxllm.engine.runtime.compilation.exports import Exports, fingerprint
 from jaxllm.engine.runtime.compilation.xla_options import XlaOptions
 from jaxllm.mesh import make_mesh
+
+REPO = Path(__file__).parents[4]
 
 
 class Traced:
@@ -203,3 +208,74 @@ def test_a_fingerprint_changes_with_any_fact_and_setting_and_not_by_itself() -> 
     facts = {"model": {"hidden_size": 8}, "pages": 16}
     assert fingerprint(facts) == fingerprint(dict(reversed(facts.items())))
     assert fingerprint(facts) != fingerprint(facts | {"pages": 17})
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the packages' sources."""
+    root = tmp_path_factory.mktemp("sources")
+    for package in ("jaxllm", "pallas_kernels"):
+        shutil.copytree(
+            REPO / package, root / package, ignore=shutil.ignore_patterns("__pycache__", "demo")
+        )
+    return root
+
+
+@pytest.mark.parametrize(
+    ("path", "changes"),
+    [
+        ("jaxllm/server/app.py", False),
+        ("jaxllm/grammar/matcher.py", False),
+        ("jaxllm/engine/engine.py", False),
+        ("jaxllm/engine/scheduling/scheduler.py", False),
+        ("jaxllm/engine/runtime/runner.py", False),
+        ("pallas_kernels/paged_decode/mosaic_gpu.py", True),
+        ("jaxllm/models/llama.py", True),
+        ("jaxllm/nn/decoder.py", True),
+        ("jaxllm/cache/kv.py", True),
+        ("jaxllm/sampling/sample.py", True),
+        ("jaxllm/engine/runtime/programs/decode.py", True),
+        ("jaxllm/engine/runtime/state.py", True),
+        ("jaxllm/engine/scheduling/buckets.py", True),
+    ],
+)
+def test_only_code_that_can_change_a_program_changes_its_key(
+    path: str, changes: bool, tree: Path
+) -> None:
+    before, text = fingerprint({}, tree), (tree / path).read_text()
+    assert before == fingerprint({}), "a copy of the code has the same key"
+    (tree / path).write_text(text + "# another version\n")
+    changed = fingerprint({}, tree) != before
+    (tree / path).write_text(text)
+    assert changed == changes
+
+
+def test_every_file_that_runs_while_a_program_is_traced_is_in_its_key(
+    make_engine: Callable[..., Engine],
+) -> None:
+    programs = make_engine(max_logprobs=5).runner.programs
+    files: set[str] = set()
+
+    def note(frame: FrameType, event: str, arg: Any) -> None:
+        if event == "call":
+            files.add(frame.f_code.co_filename)
+
+    jax.clear_caches()
+    for key in {key.program: key for key in programs.lattice}.values():
+        made = programs.recipe(key)
+        sys.setprofile(note)
+        try:
+            jax.jit(made.function).trace(*made.arguments)
+        finally:
+            sys.setprofile(None)
+    packages = f"{REPO}/jaxllm/", f"{REPO}/pallas_kernels/"
+    traced = {name.removeprefix(f"{REPO}/") for name in files if name.startswith(packages)}
+    assert "jaxllm/engine/runtime/programs/decode.py" in traced
+    hashed = tuple(name if name.endswith(".py") else f"{name}/" for name in exports.SOURCES)
+    # It hears of compilations only
+    traced.discard("jaxllm/engine/runtime/compilation/compile_counter.py")
+    assert {path for path in traced if not path.startswith(hashed)} == set()
+
+
+def test_every_hashed_source_exists() -> None:
+    assert all((REPO / name).exists() for name in exports.SOURCES)
