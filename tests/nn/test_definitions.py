@@ -19,6 +19,7 @@ from jaxllm.nn.heads import Heads
 from jaxllm.nn.linear import Init, Linear, contract
 from jaxllm.nn.mlp import ACTIVATIONS, GatedMLP
 from jaxllm.nn.rope import DynamicRope, StaticRope
+from jaxllm.nn.rules import Piece
 from tests.goldens.cases import CASES
 
 ERF = np.vectorize(math.erf)
@@ -128,3 +129,13 @@ def test_a_decoder_names_the_tensors_of_every_module_by_its_path() -> None:
     assert table["layers.0.mlp_norm.weight"] == ["model.layers.0.post_attention_layernorm.weight"]
     with pytest.raises(KeyError, match=r"attention\.out"):
         list(model.rules({key: names[key] for key in names if not key.endswith(".out")}))
+
+
+def test_a_piece_is_a_view_of_the_stored_tensor_with_all_its_numbers() -> None:
+    stored = np.arange(12).reshape(6, 2)
+    found = Piece("x", (6, 2), (3, 1, 2, 2)).arranged(stored)
+    assert np.shares_memory(found, stored)
+    np.testing.assert_array_equal(found.reshape(6, 2), stored)
+    np.testing.assert_array_equal(
+        Piece("x", (6, 2), (3, 4)).arranged(jnp.asarray(stored)), stored.reshape(3, 4)
+    )
