@@ -68,11 +68,11 @@ def make_plan(
     total = jnp.sum(tiles_B)
     used = jnp.clip((total + (min_tiles - 1)) // min_tiles, 1, splits)
     split_S = jnp.arange(splits, dtype=jnp.int32)
-    cut_S = jnp.minimum(jnp.arange(splits + 1, dtype=jnp.int32), used) * total // used
+    cuts = jnp.minimum(jnp.arange(splits + 1, dtype=jnp.int32), used) * total // used
     if no_split:
-        ahead_SB = (tiles_B > 0) & (start_B >= cut_S[:, None])
-        cut_S = jnp.min(jnp.where(ahead_SB, start_B, total), axis=1)
-    low_S, high_S = cut_S[:-1], cut_S[1:]
+        ahead = (tiles_B > 0) & (start_B >= cuts[:, None])
+        cuts = jnp.min(jnp.where(ahead, start_B, total), axis=1)
+    low_S, high_S = cuts[:-1], cuts[1:]
 
     def row_field(tile_S: jax.Array, field_B: jax.Array) -> jax.Array:
         """Per split the field of the row that this tile of the line belongs to; 0 past the end of

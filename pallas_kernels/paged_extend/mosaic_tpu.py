@@ -51,11 +51,11 @@ def extend_attention(
     out = jnp.zeros_like(q_TNH)
     for some in mosaic_tpu.row_groups(page_table_RM):
         chunks = items.chunk_items(starts_R[some], lengths_R[some], kv_lengths_R[some], T, queries)
-        q_WKRH = items.pack_chunks(q_TNH, chunks, K)
-        o_WKRH = mosaic_tpu.attend(
-            spec, q_WKRH, k_pages, v_pages, page_table_RM[some], chunks.items, options.get("sinks")
+        q_WKPH = items.pack_chunks(q_TNH, chunks, K)
+        o_WKPH = mosaic_tpu.attend(
+            spec, q_WKPH, k_pages, v_pages, page_table_RM[some], chunks.items, options.get("sinks")
         )
-        out += items.unpack_chunks(o_WKRH, chunks)
+        out += items.unpack_chunks(o_WKPH, chunks)
     return out
 
 

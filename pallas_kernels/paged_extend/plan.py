@@ -93,11 +93,11 @@ def make_plan(
         begin_S = fields[-1] + within_S * tiles_S
         return item_S * cut.units + within_S, begin_S, begin_S + tiles_S, fields
 
-    cut_S = jnp.minimum(jnp.arange(cut.splits + 1, dtype=jnp.int32), used) * total // used
+    cuts = jnp.minimum(jnp.arange(cut.splits + 1, dtype=jnp.int32), used) * total // used
     if cut.no_split:
-        _, begin_S, end_S, _ = unit_at(cut_S)
-        cut_S = jnp.where((begin_S == cut_S) | (cut_S == total), cut_S, end_S)
-    low_S, high_S = cut_S[:-1], cut_S[1:]
+        _, begin_S, end_S, _ = unit_at(cuts)
+        cuts = jnp.where((begin_S == cuts) | (cuts == total), cuts, end_S)
+    low_S, high_S = cuts[:-1], cuts[1:]
     some_S = high_S > low_S
 
     def split_at(tile_S: jax.Array) -> jax.Array:

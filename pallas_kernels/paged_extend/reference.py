@@ -55,7 +55,7 @@ def extend_attention(
     tiles_R = query_tiles(first_R, kv_lengths_R)
     ends_R = jnp.cumsum(tiles_R)
 
-    sinks_KR = None if sinks is None else jnp.tile(sinks.astype(jnp.float32).reshape(K, G), (1, Q))
+    sinks_KP = None if sinks is None else jnp.tile(sinks.astype(jnp.float32).reshape(K, G), (1, Q))
 
     def query_tile(item: Array, out: Array) -> Array:
         row = jnp.sum(ends_R <= item)
@@ -85,7 +85,7 @@ def extend_attention(
         carry = lax.fori_loop(
             low // tokens, -(-high // tokens), key_tile, tiles.start((K, Q * G), H)
         )
-        mixed = tiles.finish(carry, sinks_KR).reshape(K, Q, G, H).transpose(1, 0, 2, 3)
+        mixed = tiles.finish(carry, sinks_KP).reshape(K, Q, G, H).transpose(1, 0, 2, 3)
         kept = lax.dynamic_slice_in_dim(out, at, Q)  # neighbours' tokens share this window
         return lax.dynamic_update_slice_in_dim(
             out, jnp.where(live[:, None, None, None], mixed, kept), at, axis=0
