@@ -1,4 +1,4 @@
-"""Host arrays on their way to the device, and results on their way back."""
+"""Buffers from host to device, and results back."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Pages to host memory and back, beside the steps: a program gathers or scatters a few pages of all
-layers, a copy crosses the link."""
+"""KV pages to host memory and back, beside the steps. A program gathers or scatters a few pages of
+all layers; a copy crosses the link."""
 
 from __future__ import annotations
 
@@ -27,35 +27,41 @@ from jaxllm.units import amount
 logger = logging.getLogger("jaxllm")
 
 NO_MEMORY = "RESOURCE_EXHAUSTED"  # begins XLA's error
-RUNS = 3  # of what is measured, of which the last counts: XLA has recorded the program then
-NO_ROOM = "no host memory for KV pages, which will be computed again; lower --swap-space or --kv-offloading-size"
+RUNS = 3  # of each measurement; the last counts, when XLA has recorded the program
+NO_ROOM = (
+    "no host memory for KV pages, which will be computed again; lower --swap-space or "
+    "--kv-offloading-size"
+)
 NO_COPY = "KV pages could not be copied to host memory and will be computed again"
 NO_PAGES = "a program that moves KV pages failed on the device"
 
 
 def far_memory(platform: str) -> str | None:
-    """The kind of memory for pages that leave a device: pinned, which the device copies from and to
-    by itself; on CPU the usual one."""
+    """Kind of memory for pages that leave a device: pinned, which the device accesses directly; on
+    CPU the usual one."""
     return None if platform == "cpu" else PINNED
 
 
 class _Trip(NamedTuple):
-    """Copies that may be under way, and for those that leave the device, by place in host memory,
-    what they are made from."""
+    """Copies in flight.
+
+    Attributes:
+        copies: the arrays to wait for.
+        leaving: pages that leave the device, by their place in host memory.
+    """
 
     copies: Any
     leaving: dict[int, Page]
 
 
 class PageSwapper:
-    """Owns the host's copies, each page arrays of its own in pinned memory where there is such
-    memory. `run` never waits for a step, only for its own copies when many are under way.
+    """Owns the copies in host memory, pinned where possible; each page is arrays of its own. `run`
+    waits for no step, only for its own copies when many are in flight.
 
-    A copy may find no memory when it is asked for or only when it is made. So the device keeps a
-    page until its copy is there, and what is wanted before is taken from the device: nothing is
-    ever made from a copy that failed. Once that is known the device keeps the page no longer,
-    unless the plan that is being run fetches it; the next one is made by somebody who has asked
-    what is `lost`.
+    Memory may run out when a copy is requested, or only when it is made. So the device keeps a page
+    until its copy is complete, and earlier fetches take the page from the device. A failed copy is
+    never read. After a failure the device drops the page, unless the current plan fetches it. Ask
+    for `lost` places before the next plan is made.
     """
 
     def __init__(self, programs: Programs, traffic: Traffic):
@@ -67,15 +73,15 @@ class PageSwapper:
         self._far = shardings(page_shapes(shapes.kv, far_memory(shapes.platform)))
         self._filler = zeros_of(page)
         self._uplink = HostBuffers(self._width, shapes.host, LEAVING + PLAN_LOADS + 1)
-        # Apart, since what one plan saves and puts runs behind the step before: who waited for some
-        # of it would launch the next step late.
+        # Apart from each other: transfers of one plan run behind the step before it, and a wait
+        # for them would delay the next launch
         self._out: deque[_Trip] = deque()
         self._in: deque[_Trip] = deque()
-        # What has failed, each said once, with the first error's words
+        # Kinds of failure with the text of their first error; each is logged once
         self._failures: dict[str, str] = {}
-        # Places that the plan being run fetches, until it has
+        # Places that the current plan is about to fetch
         self._wanted: frozenset[int] = frozenset()
-        self._lost: set[int] = set()  # places for which there are no copies, yet to be told
+        self._lost: set[int] = set()  # places without a copy, not reported yet
         # By place in host memory:
         self._kept: dict[int, Page] = {}
         self._leaving: dict[int, Page] = {}  # on the device, until their copies are there
@@ -83,20 +89,20 @@ class PageSwapper:
 
     @property
     def traffic(self) -> Traffic:
-        """Counts what has arrived by now; waits for nothing."""
-        self._look()
+        """Pages moved so far; waits for nothing."""
+        self._poll()
         return self._traffic
 
     def lost(self) -> list[int]:
-        """Places that got nothing of what plans saved there, each told once. No plan may fetch from
-        them: ask before one is made. Waits for nothing."""
-        self._look()
+        """Places whose saves failed, each reported once; no later plan may fetch from them. Waits
+        for nothing."""
+        self._poll()
         lost, self._lost = sorted(self._lost), set()
         return lost
 
     def run(self, kv: KVCache, moves: Moves) -> KVCache:
-        """Do what a plan moves. Call it before the plan's step, plan by plan. Returns the pool,
-        whose buffers stay."""
+        """Run a plan's transfers, before its step and plan by plan. Returns the pool, in the same
+        buffers."""
         self._wanted = frozenset(moves.fetches)
         for batch in batched(moves.saves, self._width):
             kv = self._save(kv, batch)
@@ -113,9 +119,9 @@ class PageSwapper:
         return kv
 
     def warm_up(self, kv: KVCache) -> tuple[KVCache, Link]:
-        """Run both programs on nobody's pages: until they are recorded, then to measure what many
-        pages take and what one takes. Returns the pool, and what was measured. Raises ConfigError
-        when the host has no memory for them, and whatever else fails."""
+        """Run both programs on unused pages: until they are recorded, then to measure many pages and
+        one page. Returns the pool and the measured link. Raises ConfigError when the host lacks
+        memory, and any other error as it is."""
         pages = [(self._pages + i, i) for i in range(self._width)]
         for _ in range(RUNS):
             kv = self._save(kv, pages)
@@ -126,8 +132,9 @@ class PageSwapper:
                     raise RuntimeError("; ".join(map(": ".join, self._failures.items())))
                 size = self._width * sum(array.nbytes for array in self._filler)
                 raise ConfigError(
-                    f"the host has no {amount(size)} for the {self._width} KV pages that move at once; lower --swap-space or "
-                    "--kv-offloading-size, or give the process more memory"
+                    f"the host has no {amount(size)} for the {self._width} KV pages that move at "
+                    "once; lower --swap-space or --kv-offloading-size, or give the process more "
+                    "memory"
                 )
             kv, full = self._timed(kv, self._width)
         for _ in range(RUNS):
@@ -137,7 +144,7 @@ class PageSwapper:
         return kv, Link.measured(self._width, one, full)
 
     def _timed(self, kv: KVCache, count: int) -> tuple[KVCache, float]:
-        """The seconds that fetching and putting so many pages of the kept ones take."""
+        """Seconds to fetch and put `count` of the kept pages."""
         start = time.perf_counter()
         kv = self.run(
             kv, Moves((), tuple(range(count)), tuple((i, self._pages + i) for i in range(count)))
@@ -160,19 +167,21 @@ class PageSwapper:
         except jax.errors.JaxRuntimeError as error:
             if NO_MEMORY not in str(error):
                 raise
-            self._lose(leaving, NO_ROOM, error)
-            self._depart(self._out, LEAVING, _Trip(pages[: len(batch)], {}))
+            self._drop_copies(leaving, NO_ROOM, error)
+            self._track(self._out, LEAVING, _Trip(pages[: len(batch)], {}))
         else:
             self._kept |= dict(zip(places, copies, strict=True))
-            self._depart(self._out, LEAVING, _Trip(copies, leaving))
+            self._track(self._out, LEAVING, _Trip(copies, leaving))
         return kv
 
     def _to_host(self, pages: tuple[Page, ...]) -> tuple[Page, ...]:
         return jax.device_put(pages, (self._far,) * len(pages))
 
-    def _lose(self, pages: dict[int, Page], why: str, error: jax.errors.JaxRuntimeError) -> None:
-        """These pages have not come to host memory, of which those count over which nothing was
-        saved since."""
+    def _drop_copies(
+        self, pages: dict[int, Page], why: str, error: jax.errors.JaxRuntimeError
+    ) -> None:
+        """Record that these pages did not reach host memory. Places that were saved to again since
+        do not count."""
         if why not in self._failures:
             self._failures[why] = str(error)  # not the error, whose traceback would hold the pages
             logger.warning("%s: %s", why, self._failures[why])
@@ -190,31 +199,31 @@ class PageSwapper:
         kv, done = self._programs.get(Key("load_pages", (self._width,)))(
             kv, self._numbers(numbers), padded
         )
-        self._depart(self._in, PLAN_LOADS, _Trip(done, {}))
+        self._track(self._in, PLAN_LOADS, _Trip(done, {}))
         return kv
 
     def _numbers(self, pages: list[int]) -> Array:
-        """Page numbers for a program, padded with different ones beyond the pool."""
+        """Page numbers for a program, padded with distinct numbers beyond the pool."""
         spare = range(self._pages + self._width, self._pages + 2 * self._width - len(pages))
         return self._uplink.send(np.array([*pages, *spare], np.int32))
 
-    def _depart(self, line: deque[_Trip], most: int, trip: _Trip) -> None:
-        line.append(trip)
-        if len(line) > most:
-            self._arrive(line)
+    def _track(self, queue: deque[_Trip], most: int, trip: _Trip) -> None:
+        queue.append(trip)
+        if len(queue) > most:
+            self._arrive(queue)
 
-    def _look(self) -> None:
-        for line in (self._out, self._in):
-            while line and all(copy.is_ready() for copy in jax.tree.leaves(line[0].copies)):
-                self._arrive(line)
+    def _poll(self) -> None:
+        for queue in (self._out, self._in):
+            while queue and all(copy.is_ready() for copy in jax.tree.leaves(queue[0].copies)):
+                self._arrive(queue)
 
-    def _arrive(self, line: deque[_Trip]) -> None:
-        """Wait for the oldest copies that are under way. Those that fail, for whatever reason, cost
-        their pages alone: when the device failed, whoever collects a step is told."""
-        trip = line.popleft()
+    def _arrive(self, queue: deque[_Trip]) -> None:
+        """Wait for the oldest copies in flight. A failure costs only their pages; if the device
+        itself failed, collecting a step raises."""
+        trip = queue.popleft()
         if (error := _error_of(trip.copies)) is not None:
             copied = NO_ROOM if NO_MEMORY in str(error) else NO_COPY
-            self._lose(
+            self._drop_copies(
                 trip.leaving,
                 copied if trip.leaving and _error_of(trip.leaving) is None else NO_PAGES,
                 error,
@@ -226,7 +235,7 @@ class PageSwapper:
 
 
 def _error_of(arrays: Any) -> jax.errors.JaxRuntimeError | None:
-    """What went wrong when these arrays were made, which is waited for."""
+    """The error with which these arrays were made, if any; waits for them."""
     try:
         jax.block_until_ready(arrays)
     except jax.errors.JaxRuntimeError as error:

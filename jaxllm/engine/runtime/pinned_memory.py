@@ -1,6 +1,6 @@
-"""Host memory that a device reads and writes by itself."""
+"""Host memory that a device reads and writes directly."""
 
 PINNED = "pinned_host"  # JAX's name of it
-LEAVING = 2  # programs' worth of pages that may be on their way out at once
-# Programs' worth that one plan fetches: beside a step of 5 ms a link of 25 GB/s brings as many
+LEAVING = 2  # calls of `save_pages` whose copies may be in flight at once
+# Calls of `load_pages` in one plan: a link of 25 GB/s brings as many pages beside a step of 5 ms
 PLAN_LOADS = 4

@@ -1,4 +1,4 @@
-"""JAX's profiler on a running engine, and what a trace says about kernels. Traces open in XProf,
+"""JAX's profiler on a running engine, and kernel times from its traces. Traces open in XProf,
 TensorBoard and Perfetto."""
 
 from __future__ import annotations
@@ -9,19 +9,19 @@ from typing import NamedTuple
 
 from jaxllm.config import ConfigError
 
-# Of the CPU runtime: marks, and waits for work
+# Events of the CPU runtime that are marks, or waits for work
 SYNTHETIC = ("ThreadpoolListener::", "ThunkExecutor::", "SlinkyThreadPool::", "end: ")
 
 
 class Profiler:
-    """Starts and stops traces into one directory, `None` where the operator gave none. One trace at
-    a time in a process."""
+    """Starts and stops traces into one directory; None if the operator gave none. A process has one
+    trace at a time."""
 
     def __init__(self, directory: str | None):
         self._directory, self._running = directory, False
 
     def start(self) -> None:
-        """Begin a trace. Raises ConfigError without a directory, while one is running, or where the
+        """Start a trace. Raises ConfigError without a directory, while a trace runs, or if the
         directory cannot be written."""
         import jax
 
@@ -60,8 +60,8 @@ class Kernel(NamedTuple):
 
 
 def kernels(directory: str | Path) -> list[Kernel]:
-    """What ran on the devices in the newest trace of a directory, the longest first. On CPU, the
-    operations of XLA's threads."""
+    """Kernels in the newest trace of a directory, longest first; on CPU, the operations of XLA's
+    threads."""
     import jax
 
     runs = sorted(Path(directory).rglob("*.xplane.pb"), key=lambda path: path.stat().st_mtime)

@@ -104,7 +104,7 @@ def test_the_log_says_what_has_failed(
     page: Any = (Unmade(pages) if pages else np.zeros(1),)
     for place in range(2):
         swapper._leaving[place] = page
-        swapper._depart(
+        swapper._track(
             swapper._out, page_swapper.LEAVING, page_swapper._Trip((Unmade(copies),), {place: page})
         )
     assert swapper.lost() == [0, 1]
@@ -116,7 +116,7 @@ def test_the_log_says_what_has_failed(
 def test_a_program_that_failed_is_no_lack_of_host_memory(
     swapper: page_swapper.PageSwapper, caplog: pytest.LogCaptureFixture
 ) -> None:
-    swapper._depart(
+    swapper._track(
         swapper._in,
         page_swapper.PLAN_LOADS,
         page_swapper._Trip(Unmade("RESOURCE_EXHAUSTED: device"), {}),

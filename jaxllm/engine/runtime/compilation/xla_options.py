@@ -1,4 +1,4 @@
-"""XLA options per program, measured on a device kind and kept as data in `tuned/`. Imports no jax."""
+"""XLA options of programs by device kind, measured and kept as data in `tuned/`. No jax."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class XlaOptions:
-    """The options that measured best on one device kind; empty for a kind that was not measured."""
+    """The options that measured best on one device kind; empty if none were measured."""
 
     entries: tuple[Entry, ...] = ()
 
