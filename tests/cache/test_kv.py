@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 
 from jaxllm.cache import kv as kv_module
@@ -22,8 +21,6 @@ from jaxllm.cache.kv import (
     page_bytes,
     zeros_of,
 )
-from jaxllm.nn.linear import Init
-from jaxllm.nn.mlp import GatedMLP
 from pallas_kernels import paged_decode, paged_extend
 from pallas_kernels.layout import dense_attention
 from pallas_kernels.rope_write import HeadRows
@@ -316,76 +313,6 @@ def test_layers_pass_on_the_buffers_of_their_plans_flags():
             if kind in plan_types
         ]
         assert len(plan) == 4 and all(name.startswith(f"{before}#") for name in plan)
-
-
-def sums_lowered_for_cuda(backend, shards, rows):
-    """Two sums and norms, one after the other, of a step on these devices."""
-
-    def run(inputs, x, weight):
-        context = PagedContext(KVCache((), ()), [inputs], backend, mesh_of(shards))
-        return context.add_norm(*context.add_norm(x, x, weight, 1e-6), weight, 1e-6)
-
-    x = jax.ShapeDtypeStruct((rows, 256), jnp.bfloat16)
-    return (
-        jax.jit(run)
-        .trace(batch((), (), TABLE), x, jax.ShapeDtypeStruct((256,), jnp.bfloat16))
-        .lower(lowering_platforms=("cuda",))
-        .as_text()
-    )
-
-
-def test_the_kernel_for_sums_and_norms_is_lowered_once_for_all_layers():
-    assert sums_lowered_for_cuda("mosaic_gpu", 1, 3).count("mosaic_gpu_v2") == 1
-
-
-@pytest.mark.parametrize(
-    ("backend", "shards", "rows"), [("xla", 1, 3), ("mosaic_gpu", 2, 3), ("mosaic_gpu", 1, 300)]
-)
-def test_sums_and_norms_are_left_to_xla_where_there_is_no_kernel_for_them(backend, shards, rows):
-    assert "mosaic_gpu_v2" not in sums_lowered_for_cuda(backend, shards, rows)
-
-
-def products_lowered_for_cuda(backend, shards, rows):
-    """The gated products of two layers of a step on these devices."""
-
-    def run(inputs, x, weights):
-        context = PagedContext(KVCache((), ()), [inputs], backend, mesh_of(shards))
-        return [context.gated_product(x, weight) for weight in weights]
-
-    x, weight = (
-        jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((rows, 2048), (1, 2, 8192, 2048))
-    )
-    return (
-        jax.jit(run)
-        .trace(batch((), (), TABLE), x, [weight, weight])
-        .lower(lowering_platforms=("cuda",))
-        .as_text()
-    )
-
-
-def test_the_kernel_for_gated_products_is_lowered_once_for_all_layers():
-    assert products_lowered_for_cuda("mosaic_gpu", 1, 64).count("mosaic_gpu_v2") == 1
-
-
-NO_KERNEL = [("xla", 1, 64), ("reference", 1, 64), ("mosaic_gpu", 2, 64), ("mosaic_gpu", 1, 32)]
-
-
-@pytest.mark.parametrize(("backend", "shards", "rows"), NO_KERNEL)
-def test_gated_products_are_left_to_xla_where_there_is_no_faster_kernel(backend, shards, rows):
-    assert "mosaic_gpu_v2" not in products_lowered_for_cuda(backend, shards, rows)
-
-
-def test_the_gated_product_is_what_the_mlp_computes_without_it(monkeypatch):
-    mlp = GatedMLP(Init(nnx.Rngs(0), jnp.float32), 8, 12, 1, "silu")
-    mlp.gate_up.weight[...] *= 50  # so that silu is far from linear
-    x, context = (
-        jnp.asarray(tokens(5)[0][:, 0, :8]),
-        PagedContext(KVCache((), ()), [], "reference", mesh_of(1)),
-    )
-    wanted = mlp(x, context)
-    monkeypatch.setattr(kv_module.gated_matmul, "backend_for", lambda wanted, x, w: "reference")
-    assert context.gated_product(x, mlp.gate_up.weight[...]).shape == (5, 12)
-    np.testing.assert_allclose(mlp(x, context), wanted, rtol=1e-5, atol=1e-6)
 
 
 def test_an_unknown_back_end_is_refused():

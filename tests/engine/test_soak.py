@@ -65,7 +65,7 @@ def assert_nothing_is_left(loop: Loop) -> None:
     scheduler, setup = loop.scheduler, loop.setup
     assert len(scheduler.pools[0].index or ()) <= setup.num_pages
     assert sorted(scheduler._slots._free) == list(range(setup.max_num_seqs))
-    assert len(scheduler.estimator._parts) == len(scheduler.estimator._recent) <= HISTORY
+    assert len(scheduler.estimator._shares) == len(scheduler.estimator._recent) <= HISTORY
     if scheduler.offload is not None:
         scheduler.offload.check([])
         assert scheduler.offload.host.used <= min(setup.host_cached, setup.host_pages)

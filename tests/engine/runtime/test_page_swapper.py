@@ -443,7 +443,7 @@ def places_of(engine: Engine) -> list[list[int]]:
     """Where host memory says that something lies."""
     offload = engine.scheduler.offload
     assert offload is not None
-    return [list(offload.host._kept.values()), list(offload.host._cached.values())]
+    return [list(offload.host._pinned.values()), list(offload.host._cached.values())]
 
 
 def test_pages_leave_for_pinned_memory_and_come_back_from_it(
