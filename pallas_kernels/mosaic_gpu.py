@@ -8,8 +8,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.experimental.mosaic import gpu as mgpu
+from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.quantised import is_quantised
+
+PROXY_FENCE = "fence.proxy.async;"  # orders plain accesses against those of the copy engine
 
 
 def check_pages(op: str, q: Array, k_pages: Array, v_pages: Array) -> None:
@@ -41,6 +45,32 @@ def check_pages(op: str, q: Array, k_pages: Array, v_pages: Array) -> None:
 def flags_buffer(splits_SF: Any) -> Any:
     """The buffer of a plan's flags that a call may write: that of an open plan, else a copy."""
     return splits_SF if isinstance(splits_SF, jax.Ref) else jax.new_ref(splits_SF)
+
+
+def raise_flag(flag: Any) -> None:
+    """Add one to a flag, an int32 of `flags_buffer`. Earlier writes of this warpgroup are then visible to the block that awaits
+    the flag; its copies to device memory must have been waited for."""
+
+    @plgpu.inline_mgpu(arg_types=(plgpu.RefType(),))
+    def add(_: Any, ref: Any) -> None:
+        mgpu.utils.inline_ptx(PROXY_FENCE, has_side_effects=True)
+        mgpu.warpgroup_barrier()
+        mgpu.SemaphoreRef(mgpu.utils.memref_ptr(ref)).signal(1, memory_scope="gpu")
+
+    add(flag)
+
+
+def await_flag(flag: Any, count: Array) -> None:
+    """Wait until the flag is `count` (at least 1), and set it to zero."""
+
+    @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), plgpu.Layout.WG_SPLAT(())))
+    def wait(_: Any, ref: Any, value: Any) -> None:
+        mgpu.SemaphoreRef(mgpu.utils.memref_ptr(ref)).wait(
+            value.registers.item(), memory_scope="gpu"
+        )
+        mgpu.utils.inline_ptx(PROXY_FENCE, has_side_effects=True)
+
+    wait(flag, count)
 
 
 def first_page_of(first_page: Array | None) -> Array:

@@ -12,9 +12,8 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.mosaic_gpu import PageTable, flags_buffer
+from pallas_kernels.mosaic_gpu import PageTable, await_flag, flags_buffer, raise_flag
 from pallas_kernels.paged_decode import mosaic_narrow as narrow
-from pallas_kernels.paged_decode.mosaic_flags import await_flag, raise_flag
 from pallas_kernels.paged_decode.mosaic_flash import (
     ROWS,
     TILE,
