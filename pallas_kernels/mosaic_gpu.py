@@ -48,8 +48,11 @@ def flags_buffer(splits_SF: Any) -> Any:
 
 
 def raise_flag(flag: Any) -> None:
-    """Add one to a flag, an int32 of `flags_buffer`. Earlier writes of this warpgroup are then visible to the block that awaits
-    the flag; its copies to device memory must have been waited for."""
+    """Add one to a flag, an int32 of `flags_buffer`.
+
+    Earlier writes of this warpgroup are then visible to the block that awaits the flag; its copies
+    to device memory must have been waited for.
+    """
 
     @plgpu.inline_mgpu(arg_types=(plgpu.RefType(),))
     def add(_: Any, ref: Any) -> None:
