@@ -47,16 +47,15 @@ class Engine:
         self.runner, self.scheduler, self._grammars = parts.runner, scheduler, parts.grammars
         self.eos_ids = frozenset(parts.runner.eos_ids)
         self._options = LogitsOptionsReader(
-            parts.resolved.vocab_size,
-            parts.tokenizer,
+            self.resolved.vocab_size,
+            self.tokenizer,
             parts.runner.shapes.model.processors,
             self.eos_ids,
         )
-        self._validator = RequestValidator(
-            parts.resolved, parts.tokenizer is not None, scheduler.fits
-        )
+        has_text = self.tokenizer is not None
+        self._validator = RequestValidator(self.resolved, has_text, scheduler.fits)
         self._factory = RequestFactory(
-            parts.resolved, parts.tokenizer, self._options, self.eos_ids, seed
+            self.resolved, self.tokenizer, self._options, self.eos_ids, seed
         )
         self._states: dict[str, RequestState] = {}  # of running requests that are no beam searches
         self._counters = Counters()
@@ -222,12 +221,8 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """A snapshot for metrics."""
-        return self._counters.snapshot(
-            self.scheduler,
-            self._grammars.waiting,
-            self.runner.compiles.since_start,
-            self.runner.traffic,
-        )
+        compiles, traffic = self.runner.compiles.since_start, self.runner.traffic
+        return self._counters.snapshot(self.scheduler, self._grammars.waiting, compiles, traffic)
 
     # --- one step
 
