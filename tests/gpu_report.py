@@ -24,7 +24,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if folder := config.getoption("--gpu-report"):
+    folder = config.getoption("--gpu-report")
+    if folder and not hasattr(config, "workerinput"):  # with xdist, the controller alone reports
         config.pluginmanager.register(Report(folder))
 
 

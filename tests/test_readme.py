@@ -192,6 +192,21 @@ def test_every_class_and_function_of_the_life_of_a_request_exists():
     assert [name for name in sorted(files) if not (REPO / name).exists()] == []
 
 
+@pytest.mark.parametrize("page", sorted((REPO / "docs").glob("*.md")), ids=lambda page: page.name)
+def test_every_link_of_a_page_leads_to_a_file_that_defines_the_name(page):
+    links = re.findall(r"\[(`?)([^]`]+)\1\]\(([^)#:]+)\)", page.read_text())
+    for code, name, target in links:
+        path = (page.parent / target).resolve()
+        assert path.exists(), target
+        if code and path.suffix == ".py":
+            source = path.read_text()
+            for part in name.split("."):
+                assert re.search(rf"^ *(class|def) {part}\b|^{part}\b", source, re.M), (
+                    name,
+                    target,
+                )
+
+
 def test_every_option_that_the_readme_passes_to_llm_is_an_engine_option():
     import dataclasses
 
