@@ -16,7 +16,8 @@ from jaxllm import LLM, SamplingParams
 from jaxllm.outputs import CompletionOutput
 from tests.engine.fake_host import Optimist
 
-pytestmark = pytest.mark.gpu
+# One process: engines of several would share the card's memory
+pytestmark = [pytest.mark.gpu, pytest.mark.xdist_group("engines on the card")]
 
 MODELS: dict[str, dict[str, Any]] = {
     "small": SHAPES["tiny"] | SMALL | {"head_dim": 128},
