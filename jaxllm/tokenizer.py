@@ -22,9 +22,12 @@ RESERVED_TEMPLATE_NAMES = frozenset(
     "return_tensors return_dict return_assistant_tokens_mask tokenizer_kwargs raise_exception "
     "strftime_now loop self".split()
 )
-
-
 REMEDY = "give another one (--tokenizer) or none (--skip-tokenizer-init)"
+# Raised by a template's expressions
+TEMPLATE_FAULTS = (
+    *(TypeError, ValueError, LookupError, AttributeError),
+    *(ArithmeticError, RecursionError, MemoryError),
+)
 
 
 class TemplateError(ValueError):
@@ -182,16 +185,7 @@ class Tokenizer:
                 )
         except jinja2.TemplateError as error:
             raise TemplateError(f"the chat template refused the conversation: {error}") from None
-        except (
-            TypeError,
-            ValueError,
-            KeyError,
-            IndexError,
-            AttributeError,
-            ArithmeticError,
-            RecursionError,
-            MemoryError,
-        ) as error:
+        except TEMPLATE_FAULTS as error:
             # The rest of the message is the whole conversation
             cause = str(error).partition("Final message to continue")[0]
             raise TemplateError(f"the chat template failed on the conversation: {cause}") from None

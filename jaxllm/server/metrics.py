@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from jaxllm.server.engine.streams import InFlight
 
 FINISH_REASONS = ("stop", "length", "abort", "error", "tool_calls")
-REFUSALS = ("queue_full", "grammar_queue_full", "invalid")
+REFUSALS = ("queue_full", "grammar_queue_full", "engine_down", "invalid")
 
 _FIRST = (
     0.001,

@@ -41,7 +41,9 @@ def test_a_dead_engine_is_restarted_while_the_server_answers(
     with server.begin() as again:
         assert again.status() == 200
     restarts = b'jaxllm:engine_restarts_total{engine="0",model_name="m"} 1.0'
-    assert restarts in server.get("/metrics")[1]
+    metrics = server.get("/metrics")[1]
+    assert restarts in metrics
+    assert b'model_name="m",reason="engine_down"} 1.0' in metrics
     server.process.send_signal(signal.SIGTERM)
     assert server.ended() == 0
 

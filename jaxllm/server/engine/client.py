@@ -304,7 +304,7 @@ class EngineClient:
         self.fail_all(lambda: server_error("the engine stopped working; send the request again"))
         for answer in self._commands:
             if not answer.done():
-                answer.set_result("the engine stopped working")
+                answer.set_exception(server_error("the engine stopped working; try again later"))
         self._commands.clear()
 
 

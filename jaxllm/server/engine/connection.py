@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
 import subprocess
@@ -98,16 +99,23 @@ class EngineConnection(asyncio.Protocol):
 def launch(
     command: tuple[str, ...] = ENGINE_COMMAND,
 ) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Start an engine process; returns it and our end of its socket.
+    """Start an engine process; returns it and our end of its socket. Raises EngineDied, as when no
+    file is left to open.
 
     It gets a session of its own, because Ctrl-C is for the HTTP process to handle.
     """
-    ours, theirs = socket.socketpair()
-    with theirs:
-        process = subprocess.Popen(
-            (*command, "--fd", str(theirs.fileno())),
-            stdin=subprocess.DEVNULL,
-            pass_fds=(theirs.fileno(),),
-            start_new_session=True,
-        )
-    return process, ours
+    try:
+        ours, theirs = socket.socketpair()
+        with theirs, contextlib.ExitStack() as failed:
+            failed.callback(ours.close)
+            process = subprocess.Popen(
+                (*command, "--fd", str(theirs.fileno())),
+                stdin=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+            )
+            failed.pop_all()
+            return process, ours
+    except OSError as error:
+        reason = f"the engine process cannot be started: {error.strerror or error}"
+        raise EngineDied(Died(reason)) from None
