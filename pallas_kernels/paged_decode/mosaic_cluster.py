@@ -18,8 +18,9 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from pallas_kernels.mosaic_flash import ROWS, TILED, Carry, drain
 from pallas_kernels.mosaic_gpu import PageTable, await_flag, flags_buffer, raise_flag
-from pallas_kernels.paged_decode.mosaic_flash import ROWS, TILE, Carry, Spec, start
+from pallas_kernels.paged_decode.mosaic_flash import TILE, Spec, start
 from pallas_kernels.paged_decode.mosaic_peers import (
     PAD,
     Unit,
@@ -32,7 +33,6 @@ from pallas_kernels.paged_decode.mosaic_peers import (
 from pallas_kernels.paged_decode.mosaic_ring import (
     copy_queries,
     copy_tile,
-    drain,
     fold_tile,
     pages_of,
     step_over,
@@ -57,7 +57,14 @@ def attend_clusters(
     """
     merged = spec.interpret is None
     splits_SF = flags_buffer(plan.splits_SF) if merged else plan.splits_SF[...]
-    given = (q, *pools, *rows, plan.rows_B4, splits_SF, *(() if sinks is None else (sinks,)))
+    given = (
+        q,
+        *pools,
+        *rows,
+        plan.rows_B4,
+        splits_SF,
+        *(() if sinks is None else (sinks.astype(jnp.float32),)),
+    )
     out = _launch(spec, splits_SF.shape[0], given)
     return out[0] if merged else _merge(spec, DecodePlan(plan.rows_B4, splits_SF), *out)
 
@@ -202,20 +209,19 @@ def _launch(spec: Spec, splits: int, given: tuple[Array, ...]) -> tuple[Array, .
     grid: dict[str, Any] = {
         "grid": (splits, spec.K),
         "grid_names": ("split", "head"),
-        "num_threads": 2,
-        "thread_name": "wg",
     }
     if not merged:
         grid |= {"grid": (splits, spec.K, cluster), "grid_names": ("split", "head", "rank")}
     elif cluster > 1:
         grid |= {"cluster": (cluster,), "cluster_names": ("rank",)}
-    return plgpu.kernel(
+    return spec.launch(
         decode_cluster,
+        given,
         out_type=_outputs(spec, splits),
         scratch_types=_scratch(spec),
+        num_threads=2,
         **grid,
-        **spec.options,
-    )(*given)
+    )
 
 
 class _Share(NamedTuple):
@@ -282,9 +288,9 @@ def _scratch(spec: Spec) -> dict[str, Any]:
     merged, swapped = spec.interpret is None, spec.tuning.swapped
     meeting = merged and spec.tuning.cluster > 1
     scratch = {
-        "q": plgpu.SMEM((queries, ROWS, H), spec.dtype, transforms=spec.tiled),
-        "k": plgpu.SMEM((stages, TILE, H), spec.dtype, transforms=spec.tiled),
-        "v": plgpu.SMEM((stages, TILE, H), spec.dtype, transforms=spec.tiled),
+        "q": plgpu.SMEM((queries, ROWS, H), spec.dtype, transforms=TILED),
+        "k": plgpu.SMEM((stages, TILE, H), spec.dtype, transforms=TILED),
+        "v": plgpu.SMEM((stages, TILE, H), spec.dtype, transforms=TILED),
         "o": plgpu.SMEM((2, group, H + PAD), jnp.float32),
         "top": plgpu.SMEM((2, ROWS), jnp.float32),
         "total": plgpu.SMEM((2, ROWS), jnp.float32),
@@ -297,7 +303,7 @@ def _scratch(spec: Spec) -> dict[str, Any]:
     }
     if swapped or not merged:
         rows = group if swapped else ROWS
-        scratch["p"] = plgpu.SMEM((rows, TILE), spec.dtype, transforms=spec.tiled)
+        scratch["p"] = plgpu.SMEM((rows, TILE), spec.dtype, transforms=TILED)
         scratch["acc"] = plgpu.SMEM((H, group) if swapped else (ROWS, H), jnp.float32)
     return scratch
 
@@ -323,9 +329,8 @@ def _fold_swapped(
 
 def _leave(spec: Spec, sm: dict[str, Any], carry: tuple[Array, ...], places: list[Any]) -> None:
     """Stores accumulator, maximum and sum in device memory, for `_merge`."""
-    sources = sm["acc"], sm["top"].at[0], sm["total"].at[0]
     rows = pl.ds(0, carry[1].shape[0])
-    sources = sources[0], sources[1].at[rows], sources[2].at[rows]
+    sources = sm["acc"], sm["top"].at[0, rows], sm["total"].at[0, rows]
     for source, x in zip(sources, carry, strict=True):
         source[...] = x
     plgpu.commit_smem()

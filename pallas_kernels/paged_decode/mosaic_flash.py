@@ -3,7 +3,7 @@ cores."""
 
 from __future__ import annotations
 
-import math
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -11,13 +11,10 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-ROWS = 64  # rows of one WGMMA operand
-TILE = 64  # tokens of one K or V slot of the ring; parts come as tiles too, so it is ROWS
-LOG2E = math.log2(math.e)
-NEVER = -1e30  # running maximum before any key: finite, so that exp2(-inf - it) is 0 and not NaN
+from pallas_kernels import mosaic_flash
+from pallas_kernels.mosaic_flash import LOG2E, NEVER, ROWS, AttentionSpec, Carry, add_product
 
-# Weighted values [ROWS, H], running maximum [ROWS] in the log2 domain, sum of weights [ROWS]
-type Carry = tuple[Array, Array, Array]
+TILE = 64  # tokens of one K or V slot of the ring; parts come as tiles too, so it is ROWS
 
 
 class Tuning(NamedTuple):
@@ -36,31 +33,23 @@ class Tuning(NamedTuple):
     consumers: int = 1
 
 
-class Spec(NamedTuple):
-    """What one compiled kernel is specialised to."""
+@dataclass(frozen=True, kw_only=True)
+class Spec(AttentionSpec):
+    """What one compiled kernel is specialised to.
+
+    Attributes:
+        B: rows of the batch.
+        group: G padded to 8 or 16.
+    """
 
     B: int
-    K: int
-    G: int
-    H: int
-    C: int
-    group: int  # G padded to 8 or 16
-    dtype: Any
-    scale: float
-    window: int | None
-    softcap: float | None
+    group: int
     tuning: Tuning
-    interpret: Any
-    kv_dtype: str | None = None  # of 8-bit pages
 
     @property
     def parts(self) -> int:
         """Slots of the ring of parts, where keys and values have one of their own."""
         return 1 if self.H > 128 else 2
-
-    @property
-    def tiled(self) -> tuple[Any, ...]:
-        return plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128)
 
     def first_query(self, b: Array, h: Array) -> tuple[Array, Array]:
         """First of the `group` rows of q `[B * N, H]` that a block reads, and where among them its
@@ -74,16 +63,6 @@ class Spec(NamedTuple):
         """TMA copies of one tile: pages smaller than it come one by one."""
         return max(1, TILE // self.C)
 
-    @property
-    def width(self) -> int:
-        """Columns of one plain buffer: layout inference of JAX 0.12 does not end on 256."""
-        return min(self.H, 128)
-
-    @property
-    def options(self) -> dict[str, Any]:
-        given = {} if self.interpret is None else {"interpret": self.interpret}
-        return {"compiler_params": plgpu.CompilerParams(approx_math=True), **given}
-
 
 def start(H: int, sinks: list[Array] | None, own: Array, begins: Array) -> Carry:
     """Accumulator, running maximum (log2 domain) and running sum before any tile.
@@ -91,19 +70,15 @@ def start(H: int, sinks: list[Array] | None, own: Array, begins: Array) -> Carry
     The split that `begins` a row counts the sinks of its queries, rows `own` and on of the tile; a
     sink is a key with no value.
     """
-    acc = plgpu.layout_cast(jnp.full((ROWS, H), 0.0, jnp.float32), plgpu.Layout.WGMMA)
-    row = plgpu.Layout.WGMMA.reduce(1)
-    top = plgpu.layout_cast(jnp.full((ROWS,), NEVER, jnp.float32), row)
-    total = plgpu.layout_cast(jnp.full((ROWS,), 0.0, jnp.float32), row)
+    carry = mosaic_flash.start(H)
     if sinks is None:
-        return acc, top, total
-    query = plgpu.broadcasted_iota(jnp.int32, (ROWS,), 0, layout=row) - own
+        return carry
+    acc, top, total = carry
+    query = plgpu.broadcasted_iota(jnp.int32, (ROWS,), 0, layout=plgpu.Layout.WGMMA.reduce(1)) - own
     for i, sink in enumerate(sinks):
         here = jnp.logical_and(query == i, begins)
-        top, total = (
-            jnp.where(here, jnp.maximum(sink * LOG2E, NEVER), top),
-            jnp.where(here, 1.0, total),
-        )
+        top = jnp.where(here, jnp.maximum(sink * LOG2E, NEVER), top)
+        total = jnp.where(here, 1.0, total)
     return acc, top, total
 
 
@@ -116,11 +91,17 @@ def scores_of(spec: Spec, q: Any, k: Any, first: Array, length: Array) -> Array:
         return acc[...]
 
     scores = pl.run_scoped(multiply, plgpu.ACC((ROWS, TILE), jnp.float32))
+    return visible(spec, scores, 1, first, length)
+
+
+def visible(spec: Spec, scores: Array, axis: int, first: Array, length: Array) -> Array:
+    """Scores in the log2 domain, soft-capped, -inf where unseen. Tokens lie along `axis`, from
+    position `first` on."""
     if spec.softcap is None:
         scores = scores * (spec.scale * LOG2E)
     else:
         scores = jnp.tanh(scores * (spec.scale / spec.softcap)) * (spec.softcap * LOG2E)
-    token = plgpu.broadcasted_iota(jnp.int32, scores.shape, 1, layout=plgpu.Layout.WGMMA) + first
+    token = plgpu.broadcasted_iota(jnp.int32, scores.shape, axis, layout=plgpu.Layout.WGMMA) + first
     seen = token < length
     if spec.window is not None:
         seen = jnp.logical_and(seen, token >= length - spec.window)
@@ -157,18 +138,4 @@ def fold(spec: Spec, carry: Carry, scores: Array, v: Any, p_sm: Any) -> Carry:
     p = jnp.exp2(scores - lax.broadcast_in_dim(new_top, scores.shape, [0]))
     total = total * decay + p.sum(axis=1)
     acc = acc * lax.broadcast_in_dim(decay, acc.shape, [0])
-    p16 = p.astype(spec.dtype)
-    if p_sm is None:
-
-        def multiply(acc_ref):  # type: ignore[no-untyped-def]
-            plgpu.wgmma(acc_ref, p16, v)
-
-        return pl.run_state(multiply)(plgpu.ACC.init(acc)), new_top, total
-
-    def interpreted(acc_ref):  # type: ignore[no-untyped-def]
-        plgpu.wgmma(acc_ref, p_sm, v)  # the interpreter takes operands from shared memory alone
-        return acc_ref[...]
-
-    p_sm[...] = p16
-    plgpu.commit_smem()
-    return acc + pl.run_scoped(interpreted, plgpu.ACC(acc.shape, jnp.float32)), new_top, total
+    return add_product(acc, p.astype(spec.dtype), v, p_sm), new_top, total

@@ -165,28 +165,25 @@ def decode_attention(
             no_split=no_split,
             tuning=tuning,
         )
+    pools = pools_of(k_pages, v_pages, options)
     spec = Spec(
-        B,
-        K,
-        G,
-        H,
-        C,
-        8 if G <= 8 else 16,
-        q_BNH.dtype,
-        options["scale"],
-        window,
-        options.get("softcap"),
-        tuning,
-        interpret,
+        B=B,
+        K=K,
+        G=G,
+        H=H,
+        C=C,
+        group=8 if G <= 8 else 16,
+        dtype=q_BNH.dtype,
+        kv_dtype=k_pages.dtype.name if len(pools) > 2 else None,
+        scale=options["scale"],
+        window=window,
+        softcap=options.get("softcap"),
+        tuning=tuning,
+        interpret=interpret,
     )
-    pools, sinks = pools_of(k_pages, v_pages, options), options.get("sinks")
-    if len(pools) > 2:
-        spec = spec._replace(kv_dtype=k_pages.dtype.name)
     q_QH = q_BNH.reshape(B * N, H)
     if B * N < spec.group:
         q_QH = jnp.pad(q_QH, ((0, spec.group - B * N), (0, 0)))
-    if sinks is not None:
-        sinks = sinks.astype(jnp.float32)
     if tuning.consumers > 1 and (spec.kv_dtype is None or tuning.stages % 2):
         raise ValueError(
             "two consumers take 8-bit pages and an even number of stages; "
@@ -198,7 +195,7 @@ def decode_attention(
         lengths_B.astype(jnp.int32),
     )
     run = attend_clusters if tuning.cluster else attend
-    return run(spec, q_QH, pools, rows, planned, sinks)
+    return run(spec, q_QH, pools, rows, planned, options.get("sinks"))
 
 
 jitted = functools.partial(

@@ -12,26 +12,19 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.mosaic_gpu import PageTable, await_flag, flags_buffer, raise_flag
+from pallas_kernels.mosaic_flash import ROWS, TILED, Carry, drain, merged, take
+from pallas_kernels.mosaic_gpu import PageTable, await_flag, raise_flag
 from pallas_kernels.paged_decode import mosaic_narrow as narrow
-from pallas_kernels.paged_decode.mosaic_flash import (
-    ROWS,
-    TILE,
-    Carry,
-    Spec,
-    start,
-)
+from pallas_kernels.paged_decode.mosaic_flash import TILE, Spec, start
 from pallas_kernels.paged_decode.mosaic_ring import (
     PartsRing,
     copy_parts,
     copy_queries,
     copy_tile,
-    drain,
     fold_parts,
     fold_tile,
     pages_of,
     parts_ring,
-    take,
 )
 from pallas_kernels.paged_decode.plan import ROW_FIELDS, SPLIT_FIELDS, DecodePlan
 
@@ -48,21 +41,14 @@ def attend(
 
     `q` is `[B * N, H]`, at least `spec.group` rows. `pools` are the pages of keys and of values,
     and their scales if they have some. `rows` are the page table, its first page, and the lengths.
-
-    The interpreter has no flags, and would report an owner's reads of its followers' parts as
-    races. There the kernel runs twice: first without merging, then with the parts of the first run
-    as inputs.
     """
     splits = plan.splits_SF.shape[0]
 
     def launch(phase: str, splits_SF: Any, *parts: Array) -> tuple[Array, Array, Array]:
-        more = parts if sinks is None else (sinks, *parts)
+        more = parts if sinks is None else (sinks.astype(jnp.float32), *parts)
         return _launch(spec, splits, phase, (q, *pools, *rows, plan.rows_B4, splits_SF, *more))
 
-    if spec.interpret is None:
-        return launch("both", flags_buffer(plan.splits_SF))[0]
-    _, *parts = launch("parts", plan.splits_SF[...])
-    return launch("merge", plan.splits_SF[...], *parts)[0]
+    return merged(spec, launch, plan.splits_SF)
 
 
 def _launch(
@@ -82,10 +68,10 @@ def _launch(
             refs[pools + 5 :],
         )
         *more, o_ref, parts_o, parts_lse = rest
-        merged = (parts_o, parts_lse)
+        found = (parts_o, parts_lse)
         if phase == "merge":
             *more, merge_o, merge_lse = more
-            merged = (merge_o, merge_lse)
+            found = (merge_o, merge_lse)
         # Blocks start in the order of the grid. A row's followers have higher splits than its
         # owner, which waits for them: they start first.
         split, h, wg = (
@@ -110,7 +96,7 @@ def _launch(
         def _producer() -> None:
             plgpu.set_max_registers(40, action="decrease")
             table_ref, page_ref, _ = fixed
-            _produce(block, q_ref, pool_refs, PageTable(table_ref, page_ref[0]), merged)
+            _produce(block, q_ref, pool_refs, PageTable(table_ref, page_ref[0]), found)
 
         @pl.when(wg == 0)
         def _consumer() -> None:
@@ -118,7 +104,7 @@ def _launch(
             sinks = [more[0][h * spec.G + i] for i in range(spec.G)] if more else None
 
             def store(r: Array, begin: Array | int) -> None:
-                for c, column in enumerate(_columns(spec)):
+                for c, column in enumerate(spec.columns):
                     plgpu.copy_smem_to_gmem(
                         sm["o"].at[c, pl.ds(begin, spec.G)],
                         o_ref.at[r, pl.ds(h * spec.G, spec.G), column],
@@ -136,17 +122,15 @@ def _launch(
         jax.ShapeDtypeStruct((spec.K, parts, spec.H), spec.dtype),
         jax.ShapeDtypeStruct((spec.K, parts), jnp.float32),
     )
-    run = plgpu.kernel(
+    return spec.launch(
         decode_attend,
+        given,
         out_type=out,
         scratch_types=_scratch(spec),
         grid=(splits, spec.K),
         grid_names=("split", "head"),
         num_threads=1 + spec.tuning.consumers,
-        thread_name="wg",
-        **spec.options,
     )
-    return run(*given)
 
 
 class _Block(NamedTuple):
@@ -303,11 +287,6 @@ def _consume(
         plgpu.wait_smem_to_gmem(0)
 
 
-def _columns(spec: Spec) -> list[Any]:
-    """The plain buffers' columns of a row."""
-    return [pl.ds(c * spec.width, spec.width) for c in range(spec.H // spec.width)]
-
-
 def _keep(spec: Spec, sm: dict[str, Any], own: Array, carry: Carry) -> None:
     """Normalised outputs and log2-sum-exps of a row's queries into shared memory."""
     acc, top, total = carry
@@ -316,7 +295,7 @@ def _keep(spec: Spec, sm: dict[str, Any], own: Array, carry: Carry) -> None:
     mine = jnp.logical_and(query >= 0, query < spec.G)
     acc = jnp.where(mine, acc / lax.broadcast_in_dim(total, acc.shape, [0]), 0.0).astype(spec.dtype)
     plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-    for c in range(len(_columns(spec))):
+    for c in range(spec.H // spec.width):
         sm["o"].at[c][...] = acc[:, c * spec.width : (c + 1) * spec.width]
     sm["lse_out"][...] = top + jnp.log2(total)
     plgpu.commit_smem()
@@ -327,7 +306,7 @@ def _leave_part(block: _Block, parts: tuple[Any, Any]) -> None:
     (outputs, lse), group, sm = parts, block.spec.group, block.sm
     part = pl.ds(pl.multiple_of(block.split * group, group), group)
     plgpu.copy_smem_to_gmem(sm["lse_out"].at[pl.ds(0, group)], lse.at[block.h, part])
-    for c, column in enumerate(_columns(block.spec)):
+    for c, column in enumerate(block.spec.columns):
         plgpu.copy_smem_to_gmem(sm["o"].at[c, pl.ds(0, group)], outputs.at[block.h, part, column])
     with jax.named_scope("wait for parts to leave"):
         plgpu.wait_smem_to_gmem(0)
@@ -347,16 +326,16 @@ def _scratch(spec: Spec) -> dict[str, Any]:
         scratch |= narrow.scratch(spec)
     else:
         scratch |= {
-            "q": plgpu.SMEM((queries, ROWS, spec.H), spec.dtype, transforms=spec.tiled),
-            "k": plgpu.SMEM((stages, TILE, spec.H), spec.dtype, transforms=spec.tiled),
-            "v": plgpu.SMEM((stages, TILE, spec.H), spec.dtype, transforms=spec.tiled),
+            "q": plgpu.SMEM((queries, ROWS, spec.H), spec.dtype, transforms=TILED),
+            "k": plgpu.SMEM((stages, TILE, spec.H), spec.dtype, transforms=TILED),
+            "v": plgpu.SMEM((stages, TILE, spec.H), spec.dtype, transforms=TILED),
             "lse_in": plgpu.SMEM((stages, ROWS), jnp.float32),
             "k_full": plgpu.Barrier(num_arrivals=spec.copies, num_barriers=stages),
             "v_full": plgpu.Barrier(num_arrivals=spec.copies, num_barriers=stages),
             "lse_full": plgpu.Barrier(num_barriers=stages),
         }
     if spec.interpret is not None:
-        scratch["p"] = plgpu.SMEM((ROWS, TILE), spec.dtype, transforms=spec.tiled)
+        scratch["p"] = plgpu.SMEM((ROWS, TILE), spec.dtype, transforms=TILED)
     return scratch
 
 

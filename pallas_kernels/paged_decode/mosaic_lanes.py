@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from pallas_kernels.lanes import Machine
-from pallas_kernels.paged_decode.mosaic_flash import LOG2E, NEVER, Spec
+from pallas_kernels.mosaic_flash import LOG2E, NEVER
+from pallas_kernels.paged_decode.mosaic_flash import Spec
 
 WARPS, WARP_TOKENS = 4, 16
 # Below any sum of weights; where nothing was seen, outputs are 0 times its inverse

@@ -21,11 +21,10 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.lanes import Machine, byte_tiled, plain, run
+from pallas_kernels.mosaic_flash import ROWS, TILED, Carry
 from pallas_kernels.paged_decode import mosaic_lanes as lanes
 from pallas_kernels.paged_decode.mosaic_flash import (
-    ROWS,
     TILE,
-    Carry,
     Spec,
     fold,
     part_scores,
@@ -42,9 +41,9 @@ def scratch(spec: Spec) -> dict[str, Any]:
         "k": plgpu.SMEM((stages, TILE, spec.H), spec.kv_dtype, transforms=byte_tiled(spec.H)),
         "v": plgpu.SMEM((stages, TILE, spec.H), spec.kv_dtype, transforms=byte_tiled(spec.H)),
         "scales": plgpu.SMEM((stages, 2, TILE), SCALE_DTYPE),
-        "warps": plgpu.SMEM((ROWS, spec.H), spec.dtype, transforms=spec.tiled),
+        "warps": plgpu.SMEM((ROWS, spec.H), spec.dtype, transforms=TILED),
         "warps_lse": plgpu.SMEM((ROWS,), jnp.float32),
-        "parts": plgpu.SMEM((parts, ROWS, spec.H), spec.dtype, transforms=spec.tiled),
+        "parts": plgpu.SMEM((parts, ROWS, spec.H), spec.dtype, transforms=TILED),
         "lse_in": plgpu.SMEM((parts, ROWS), jnp.float32),
         "k_full": plgpu.Barrier(num_arrivals=2, num_barriers=stages),
         "v_full": plgpu.Barrier(num_barriers=stages),
@@ -186,5 +185,5 @@ def _finish(spec: Spec, sm: dict[str, Any], own: Array, state: Array, consumer: 
 
     rows = ROWS // spec.tuning.consumers
     mine = pl.ds(consumer * rows, rows)
-    refs = [(sm["warps"].at[mine], spec.tiled), (sm["warps_lse"].at[mine], ())]
+    refs = [(sm["warps"].at[mine], TILED), (sm["warps_lse"].at[mine], ())]
     run(program, spec.interpret, 0, refs=refs, scalars=(own,), arrays=(state,))

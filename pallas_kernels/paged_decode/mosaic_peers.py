@@ -17,7 +17,8 @@ from jax import Array
 from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.paged_decode.mosaic_flash import ROWS, Spec
+from pallas_kernels.mosaic_flash import ROWS
+from pallas_kernels.paged_decode.mosaic_flash import Spec
 
 PAD = 4  # columns between two queries' sums, so that the lanes of a store meet different banks
 THREADS = 128  # of a warpgroup

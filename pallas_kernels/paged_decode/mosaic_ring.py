@@ -1,9 +1,5 @@
 """The rings of shared memory through which the Hopper kernel of paged decode reads tiles: the
-copies into them, and the waits on both sides.
-
-A ring's entry i lies in slot i % slots. The producer waits until a slot is free, copies a tile into
-it, and the copies' arrival marks it full.
-"""
+copies into them, and the steps over what they hold."""
 
 from __future__ import annotations
 
@@ -16,11 +12,10 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from pallas_kernels.mosaic_flash import ROWS, Carry
 from pallas_kernels.mosaic_gpu import PageTable
 from pallas_kernels.paged_decode.mosaic_flash import (
-    ROWS,
     TILE,
-    Carry,
     Spec,
     fold,
     part_scores,
@@ -32,21 +27,6 @@ from pallas_kernels.paged_decode.mosaic_flash import (
 QUERY_LAYOUT = plgpu.Layout.TILED(
     plgpu.Tiling(((8, 64), (2, 64), (4,))), warp_dims=(-5,), lane_dims=(-3, -2), vector_dim=-1
 )
-
-
-def take(free: Any, i: Array, slots: int) -> Array:
-    """The slot of a ring's entry `i`, once it is free."""
-    at = lax.rem(i, jnp.int32(slots))
-    pl.when(i >= slots)(lambda: plgpu.barrier_wait(free.at[at]))
-    return at
-
-
-def drain(free: Any, n: Array, slots: int) -> None:
-    """Waits until the last of `n` entries of a ring are free."""
-
-    @pl.loop(jnp.maximum(0, n - slots), n)
-    def _(i):  # type: ignore[no-untyped-def]
-        plgpu.barrier_wait(free.at[lax.rem(i, jnp.int32(slots))])
 
 
 def pages_of(spec: Spec, table: PageTable, row: Array, first: Array, last_page: Array) -> list[Any]:

@@ -14,7 +14,8 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.paged_decode.mosaic_flash import LOG2E, NEVER, TILE, Carry, Spec, zero_tail
+from pallas_kernels.mosaic_flash import LOG2E, NEVER, Carry
+from pallas_kernels.paged_decode.mosaic_flash import TILE, Spec, visible, zero_tail
 
 WGMMA = plgpu.Layout.WGMMA
 
@@ -45,15 +46,7 @@ def scores_swapped(spec: Spec, q: Any, k: Any, first: Array, length: Array) -> A
         return acc[...]
 
     scores = pl.run_scoped(multiply, plgpu.ACC((TILE, spec.group), jnp.float32))
-    if spec.softcap is None:
-        scores = scores * (spec.scale * LOG2E)
-    else:
-        scores = jnp.tanh(scores * (spec.scale / spec.softcap)) * (spec.softcap * LOG2E)
-    token = plgpu.broadcasted_iota(jnp.int32, scores.shape, 0, layout=WGMMA) + first
-    seen = token < length
-    if spec.window is not None:
-        seen = jnp.logical_and(seen, token >= length - spec.window)
-    return jnp.where(seen, scores, -jnp.inf)
+    return visible(spec, scores, 0, first, length)
 
 
 def fold_swapped(spec: Spec, carry: Carry, scores: Array, v: Any, count: Array, p_sm: Any) -> Carry:

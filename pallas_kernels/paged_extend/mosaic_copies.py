@@ -11,9 +11,10 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from pallas_kernels.mosaic_flash import ROWS, take
 from pallas_kernels.mosaic_gpu import PageTable
 from pallas_kernels.paged_extend import mosaic_narrow as narrow
-from pallas_kernels.paged_extend.mosaic_flash import ROWS, Spec
+from pallas_kernels.paged_extend.mosaic_flash import Spec
 from pallas_kernels.paged_extend.plan import ITEM_FIELDS
 
 
@@ -95,21 +96,6 @@ class Share(NamedTuple):
         return n, m
 
 
-def take(spec: Spec, free: Any, i: Array) -> Array:
-    """The slot of the ring's entry `i`, once it is free."""
-    at = lax.rem(i, jnp.int32(spec.tuning.stages))
-    pl.when(i >= spec.tuning.stages)(lambda: plgpu.barrier_wait(free.at[at]))
-    return at
-
-
-def drain(spec: Spec, free: Any, n: Array) -> None:
-    """Waits until the last of `n` entries of a ring are free."""
-
-    @pl.loop(jnp.maximum(0, n - spec.tuning.stages), n)
-    def _(i):  # type: ignore[no-untyped-def]
-        plgpu.barrier_wait(free.at[lax.rem(i, jnp.int32(spec.tuning.stages))])
-
-
 def produce(
     spec: Spec,
     unit: Unit,
@@ -141,7 +127,7 @@ def produce(
             plgpu.copy_gmem_to_smem(src, dst if size < C else dst.at[pl.ds(j * C, C)], barrier)
 
     def slot(name: str, t: Array) -> Array:
-        return take(spec, sm[f"{name}_free"], unit.n + t - unit.begin)
+        return take(sm[f"{name}_free"], unit.n + t - unit.begin, spec.tuning.stages)
 
     @pl.when(unit.keys > 0)
     def _() -> None:
@@ -155,10 +141,9 @@ def produce(
 
     @pl.loop(unit.begin, unit.end)
     def _(t):  # type: ignore[no-untyped-def]
-        i = unit.n + t - unit.begin
-        at = take(spec, sm["k_free"], i)
+        at = slot("k", t)
         copy(k_ref, t, sm["k"].at[at], sm["k_full"].at[at])
-        take(spec, sm["v_free"], i)
+        slot("v", t)
         whole = (t + 1) * size <= unit.keys
 
         @pl.when(whole)
@@ -195,8 +180,8 @@ def _copy_queries(spec: Spec, unit: Unit, q_ref: Any, sm: dict[str, Any]) -> Non
     """Queries into plain buffers: a box of tokens of one head, or each token's heads, since tokens
     are not all that a tile takes."""
     for wg in range(spec.tuning.groups):
-        for c in range(spec.H // spec.width):
-            column, dst = pl.ds(c * spec.width, spec.width), sm["q_in"].at[wg, c]
+        for c, column in enumerate(spec.columns):
+            dst = sm["q_in"].at[wg, c]
             if spec.boxes:
                 plgpu.copy_gmem_to_smem(
                     q_ref.at[pl.ds(unit.at + wg * ROWS, ROWS), unit.head, column],

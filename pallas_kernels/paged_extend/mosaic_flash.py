@@ -3,21 +3,15 @@ cores."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array, lax
-from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-ROWS = 64  # query rows of one warpgroup
-NEVER = -1e30  # running maximum before any key: finite, so that exp2(-inf - it) is 0 and not NaN
-LOG2E = math.log2(math.e)
-
-# Weighted values [ROWS, H], running maximum [ROWS] in the log2 domain, sum of weights [ROWS]
-type Carry = tuple[Array, Array, Array]
+from pallas_kernels.mosaic_flash import LOG2E, NEVER, ROWS, AttentionSpec, Carry, add_product
 
 
 class Tuning(NamedTuple):
@@ -30,31 +24,18 @@ class Tuning(NamedTuple):
     shared_up_to: int = 512  # tokens of a step up to which heads share a tile's rows
 
 
-class Spec(NamedTuple):
-    """What one compiled kernel is specialised to."""
+@dataclass(frozen=True, kw_only=True)
+class Spec(AttentionSpec):
+    """What one compiled kernel is specialised to.
+
+    Attributes:
+        T: tokens of the step.
+        share: query heads that share a tile.
+    """
 
     T: int
-    K: int
-    G: int
-    share: int  # query heads that share a tile
-    H: int
-    C: int
-    dtype: Any
-    scale: float
-    window: int | None
-    softcap: float | None
+    share: int
     tuning: Tuning
-    interpret: Any
-    kv_dtype: str | None = None  # of 8-bit pages
-
-    @property
-    def tiled(self) -> tuple[Any, ...]:
-        return plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128)
-
-    @property
-    def width(self) -> int:
-        """Columns of one plain buffer: layout inference of JAX 0.12 does not end on 256."""
-        return min(self.H, 128)
 
     @property
     def size(self) -> int:
@@ -91,24 +72,6 @@ class Spec(NamedTuple):
         """
         return (40, 232) if self.kv_dtype is None else (88, 208)
 
-    @property
-    def options(self) -> dict[str, Any]:
-        given = {} if self.interpret is None else {"interpret": self.interpret}
-        # Rows are reduced within a warp; the memory that reductions across warps would need is not
-        # there.
-        return {
-            "compiler_params": plgpu.CompilerParams(approx_math=True, reduction_scratch_bytes=0),
-            **given,
-        }
-
-
-def start(H: int) -> Carry:
-    """The carry before any tile."""
-    row = plgpu.Layout.WGMMA.reduce(1)
-    acc = plgpu.layout_cast(jnp.full((ROWS, H), 0.0, jnp.float32), plgpu.Layout.WGMMA)
-    top = plgpu.layout_cast(jnp.full((ROWS,), NEVER, jnp.float32), row)
-    return acc, top, plgpu.layout_cast(jnp.full((ROWS,), 0.0, jnp.float32), row)
-
 
 def fold(
     spec: Spec,
@@ -137,7 +100,7 @@ def fold(
     total = total * decay + p.sum(axis=1)
     p16 = p.astype(spec.dtype)
     acc, total, new_top, p16 = lax.optimization_barrier((acc, total, new_top, p16))
-    return _weigh(acc, p16, ready(), p_sm), new_top, total
+    return add_product(acc, p16, ready(), p_sm), new_top, total
 
 
 def _mask(spec: Spec, scores: Array, query: Array) -> Array:
@@ -151,23 +114,6 @@ def _mask(spec: Spec, scores: Array, query: Array) -> Array:
     if spec.window is not None:
         seen = jnp.logical_and(seen, key > last - spec.window)
     return jnp.where(seen, scores, -jnp.inf)
-
-
-def _weigh(acc: Array, p16: Array, v: Any, p_sm: Any) -> Array:
-    """acc + p·V on the tensor cores; the interpreter takes operands from shared memory alone."""
-
-    def multiply(acc_ref):  # type: ignore[no-untyped-def]
-        plgpu.wgmma(acc_ref, p16, v)
-
-    def interpreted(acc_ref):  # type: ignore[no-untyped-def]
-        plgpu.wgmma(acc_ref, p_sm, v)
-        return acc_ref[...]
-
-    if p_sm is None:
-        return pl.run_state(multiply)(plgpu.ACC.init(acc))
-    p_sm[...] = p16
-    plgpu.commit_smem()
-    return acc + pl.run_scoped(interpreted, plgpu.ACC(acc.shape, jnp.float32))
 
 
 def merge(carry: Carry, part: Array, lse: Array) -> Carry:

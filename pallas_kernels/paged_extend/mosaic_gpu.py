@@ -22,8 +22,10 @@ import jax.numpy as jnp
 from jax import Array
 
 from pallas_kernels.backends import AttentionOptions, pools_of
+from pallas_kernels.mosaic_flash import ROWS
 from pallas_kernels.mosaic_gpu import check_pages, first_page_of
-from pallas_kernels.paged_extend.mosaic_kernel import ROWS, Spec, Tuning, attend
+from pallas_kernels.paged_extend.mosaic_flash import Spec, Tuning
+from pallas_kernels.paged_extend.mosaic_kernel import attend
 from pallas_kernels.paged_extend.plan import Cut, ExtendPlan, make_plan
 
 MOST_SHARED = 32  # query heads that share one tile
@@ -118,40 +120,36 @@ def extend_attention(
     T, N, H = q_TNH.shape
     _, K, C, _ = k_pages.shape
     tuning = tuning or default_tuning(H, k_pages.dtype.itemsize)
-    window, sinks = options.get("window"), options.get("sinks")
+    window = options.get("window")
     planned = options.get("plan")
     if planned is None:
-        rows = (starts_R, lengths_R, kv_lengths_R)
-        no_split = options.get("no_split", False)
         planned = plan(
-            *rows,
+            starts_R,
+            lengths_R,
+            kv_lengths_R,
             tokens=T,
             heads=N,
             kv_heads=K,
             head_dim=H,
             window=window,
-            no_split=no_split,
+            no_split=options.get("no_split", False),
             tuning=tuning,
         )
-    share = shared_heads(T, N // K, tuning)
-    spec = Spec(
-        T,
-        K,
-        N // K,
-        share,
-        H,
-        C,
-        q_TNH.dtype,
-        options["scale"],
-        window,
-        options.get("softcap"),
-        tuning,
-        interpret,
-    )
-    if sinks is not None:
-        sinks = sinks.astype(jnp.float32)
     pools = pools_of(k_pages, v_pages, options)
-    if len(pools) > 2:
-        spec = spec._replace(kv_dtype=k_pages.dtype.name)
+    spec = Spec(
+        T=T,
+        K=K,
+        G=N // K,
+        share=shared_heads(T, N // K, tuning),
+        H=H,
+        C=C,
+        dtype=q_TNH.dtype,
+        kv_dtype=k_pages.dtype.name if len(pools) > 2 else None,
+        scale=options["scale"],
+        window=window,
+        softcap=options.get("softcap"),
+        tuning=tuning,
+        interpret=interpret,
+    )
     table = (page_table_RM.astype(jnp.int32), first_page_of(options.get("first_page")))
-    return attend(spec, q_TNH, pools, table, planned, sinks)
+    return attend(spec, q_TNH, pools, table, planned, options.get("sinks"))

@@ -12,23 +12,12 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.mosaic_gpu import PageTable, await_flag, flags_buffer, raise_flag
+from pallas_kernels.mosaic_flash import ROWS, TILED, Carry, drain, merged, start, take
+from pallas_kernels.mosaic_gpu import PageTable, await_flag, raise_flag
 from pallas_kernels.paged_extend import mosaic_narrow as narrow
-from pallas_kernels.paged_extend.mosaic_copies import Share, Unit, copy_part, drain, produce, take
-from pallas_kernels.paged_extend.mosaic_flash import (
-    ROWS,
-    Carry,
-    Spec,
-    Tuning,
-    add_sinks,
-    finish,
-    fold,
-    merge,
-    start,
-)
+from pallas_kernels.paged_extend.mosaic_copies import Share, Unit, copy_part, produce
+from pallas_kernels.paged_extend.mosaic_flash import Spec, add_sinks, finish, fold, merge
 from pallas_kernels.paged_extend.plan import SPLIT_FIELDS, ExtendPlan
-
-__all__ = ["ROWS", "Spec", "Tuning", "attend"]
 
 
 def attend(
@@ -43,22 +32,15 @@ def attend(
 
     `pools` are the pages of keys and of values, and their scales if they have some; `table` is the
     page table and its first page.
-
-    The interpreter has no flags, and would report an owner's reads of its followers' parts as
-    races. There the kernel runs twice: first without merging, then with the parts of the first run
-    as inputs.
     """
     splits = plan.splits_SF.shape[0]
 
     def launch(phase: str, splits_SF: Any, *parts: Array) -> tuple[Array, Array, Array]:
-        more = parts if sinks is None else (sinks, *parts)
+        more = parts if sinks is None else (sinks.astype(jnp.float32), *parts)
         given = (q, *pools, *table, plan.items_I8, splits_SF, *more)
         return _launch(spec, splits, phase, given)
 
-    if spec.interpret is None:
-        return launch("both", flags_buffer(plan.splits_SF))[0]
-    _, *parts = launch("parts", plan.splits_SF[...])
-    return launch("merge", plan.splits_SF[...], *parts)[0]
+    return merged(spec, launch, plan.splits_SF)
 
 
 def _launch(
@@ -69,7 +51,7 @@ def _launch(
     `given` ends with sinks if the model has them, then with the parts to merge if `phase` is
     "merge". In phase "parts" nothing is merged; in phase "both" this launch merges its own parts.
     """
-    groups, H = spec.tuning.groups, spec.H
+    groups, stages, H = spec.tuning.groups, spec.tuning.stages, spec.H
     pools = 2 if spec.kv_dtype is None else 3
 
     def extend_attend(q_ref, *refs, **sm):  # type: ignore[no-untyped-def]
@@ -107,12 +89,12 @@ def _launch(
 
             @pl.loop(0, parts)
             def _parts(c):  # type: ignore[no-untyped-def]
-                at = take(spec, sm["v_free"], n + c)
+                at = take(sm["v_free"], n + c, stages)
                 copy_part(spec, (merge_o, merge_lse), (h, split + 1 + c), sm, at)
 
             # Every arrival is waited for, so that the barriers end in the phase they began in.
-            drain(spec, sm["k_free"], n)
-            drain(spec, sm["v_free"], n + parts)
+            drain(sm["k_free"], n, stages)
+            drain(sm["v_free"], n + parts, stages)
             pl.when(m > 0)(lambda: plgpu.barrier_wait(sm["q_free"]))
 
         @pl.when(wg < groups)
@@ -130,7 +112,7 @@ def _launch(
                 pl.when(jnp.logical_or(wg == 0, u < u1 - 1))(turn)
 
                 def add(c, carry):  # type: ignore[no-untyped-def]
-                    at = lax.rem(unit.n + unit.end - unit.begin + c, jnp.int32(spec.tuning.stages))
+                    at = lax.rem(unit.n + unit.end - unit.begin + c, jnp.int32(stages))
                     return _add_part(sm, wg, at, carry)
 
                 carry = lax.fori_loop(
@@ -158,16 +140,18 @@ def _launch(
         jax.ShapeDtypeStruct((spec.K, splits, spec.size, H), spec.dtype),
         jax.ShapeDtypeStruct((spec.K, splits, groups, ROWS), jnp.float32),
     )
-    grid = {
-        "grid": (splits, spec.K),
-        "grid_names": ("split", "head"),
-        "num_threads": groups + 1,
-        "thread_name": "wg",
-    }
-    run = plgpu.kernel(
-        extend_attend, out_type=out, scratch_types=_scratch(spec), **grid, **spec.options
+    return spec.launch(
+        extend_attend,
+        given,
+        out_type=out,
+        scratch_types=_scratch(spec),
+        grid=(splits, spec.K),
+        grid_names=("split", "head"),
+        num_threads=groups + 1,
+        # Rows are reduced within a warp; the memory that reductions across warps would need is not
+        # there
+        compiler={"reduction_scratch_bytes": 0},
     )
-    return run(*given)
 
 
 def _add_part(sm: dict[str, Any], wg: Array, at: Array, carry: Carry) -> Carry:
@@ -197,9 +181,8 @@ def _leave_part(spec: Spec, sm: dict[str, Any], wg: Array, outputs: Any, lse: An
     """A follower's part into device memory, visible when this returns."""
     plgpu.copy_smem_to_gmem(sm["lse_out"].at[wg], lse.at[wg])
     rows = pl.ds(pl.multiple_of(wg * ROWS, ROWS), ROWS)
-    for c in range(spec.H // spec.width):
-        columns = pl.ds(c * spec.width, spec.width)
-        plgpu.copy_smem_to_gmem(sm["o"].at[wg, c], outputs.at[rows, columns])
+    for c, column in enumerate(spec.columns):
+        plgpu.copy_smem_to_gmem(sm["o"].at[wg, c], outputs.at[rows, column])
     plgpu.wait_smem_to_gmem(0)
 
 
@@ -209,9 +192,9 @@ def _scratch(spec: Spec) -> dict[str, Any]:
     scratch = {
         "q_in": plgpu.SMEM((groups, columns, ROWS, spec.width), spec.dtype),
         "o": plgpu.SMEM((groups, columns, ROWS, spec.width), spec.dtype),
-        "q": plgpu.SMEM((groups, ROWS, spec.H), spec.dtype, transforms=spec.tiled),
-        "k": plgpu.SMEM((stages, spec.size, spec.H), spec.dtype, transforms=spec.tiled),
-        "v": plgpu.SMEM((stages, spec.size, spec.H), spec.dtype, transforms=spec.tiled),
+        "q": plgpu.SMEM((groups, ROWS, spec.H), spec.dtype, transforms=TILED),
+        "k": plgpu.SMEM((stages, spec.size, spec.H), spec.dtype, transforms=TILED),
+        "v": plgpu.SMEM((stages, spec.size, spec.H), spec.dtype, transforms=TILED),
         "lse_in": plgpu.SMEM((stages, groups, ROWS), jnp.float32),
         "lse_out": plgpu.SMEM((groups, ROWS), jnp.float32),
         "q_full": plgpu.Barrier(
@@ -229,7 +212,7 @@ def _scratch(spec: Spec) -> dict[str, Any]:
     if spec.kv_dtype is not None:
         scratch |= narrow.scratch(spec)
     if spec.interpret is not None:
-        scratch["p"] = plgpu.SMEM((groups, ROWS, spec.size), spec.dtype, transforms=spec.tiled)
+        scratch["p"] = plgpu.SMEM((groups, ROWS, spec.size), spec.dtype, transforms=TILED)
     return scratch
 
 
@@ -237,9 +220,9 @@ def _take_queries(spec: Spec, sm: dict[str, Any], wg: Array) -> None:
     """Tiled copies begin at multiples of 8 tokens and queries at any: so they pass through plain
     buffers."""
     plgpu.barrier_wait(sm["q_full"].at[wg])
-    for c in range(spec.H // spec.width):
+    for c, column in enumerate(spec.columns):
         rows = plgpu.load(sm["q_in"].at[wg, c], layout=plgpu.Layout.WGMMA, optimized=False)
-        sm["q"].at[wg, :, pl.ds(c * spec.width, spec.width)][...] = rows
+        sm["q"].at[wg, :, column][...] = rows
     plgpu.commit_smem()
     plgpu.barrier_arrive(sm["q_free"])
 
@@ -296,13 +279,12 @@ def _store(spec: Spec, out: Any, o_ref: Any, unit: Unit, wg: Array) -> None:
     own = jnp.maximum(unit.low - unit.at - wg * spec.tokens, 0)
     count = jnp.minimum(unit.high - unit.at - wg * spec.tokens, spec.tokens) - own
     first = unit.at + wg * spec.tokens
-    columns = [pl.ds(c * spec.width, spec.width) for c in range(spec.H // spec.width)]
 
     if not spec.boxes:
 
         @pl.loop(own, own + count)
         def _(j):  # type: ignore[no-untyped-def]
-            for c, column in enumerate(columns):
+            for c, column in enumerate(spec.columns):
                 rows = out.at[c, pl.ds(j * spec.share, spec.share)]
                 plgpu.copy_smem_to_gmem(
                     rows, o_ref.at[first + j, pl.ds(unit.head, spec.share), column]
@@ -311,7 +293,7 @@ def _store(spec: Spec, out: Any, o_ref: Any, unit: Unit, wg: Array) -> None:
         return
 
     def store(begin: Array | int, size: int) -> None:
-        for c, column in enumerate(columns):
+        for c, column in enumerate(spec.columns):
             plgpu.copy_smem_to_gmem(
                 out.at[c, pl.ds(begin, size)],
                 o_ref.at[pl.ds(first + begin, size), unit.head, column],

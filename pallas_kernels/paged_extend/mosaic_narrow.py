@@ -17,6 +17,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.lanes import Machine, byte_tiled, plain, run
+from pallas_kernels.mosaic_flash import TILED
 from pallas_kernels.paged_extend.mosaic_flash import Spec
 from pallas_kernels.quantised import SCALE_DTYPE
 
@@ -96,7 +97,7 @@ def _widen(spec: Spec, sm: dict[str, Any], slot: Array, to: Any, count: Array) -
         return []
 
     refs = [
-        (to, spec.tiled),
+        (to, TILED),
         (sm["raw"].at[slot], byte_tiled(spec.H)),
         (sm["raw_scales"].at[slot], ()),
     ]

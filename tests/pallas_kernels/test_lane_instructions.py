@@ -233,7 +233,18 @@ def test_a_warps_state_comes_back_from_its_registers(H: int, G: int) -> None:
 @pytest.mark.parametrize(("H", "group", "kept"), [(64, 8, 16), (128, 16, 48), (256, 16, 64)])
 def test_offsets_are_kept_where_registers_suffice(H: int, group: int, kept: int) -> None:
     spec = Spec(
-        *(1, 1, group, H, 64, group, jnp.dtype("bfloat16"), 1.0, None, None),
-        *(Tuning(), None, "float8_e4m3fn"),
+        B=1,
+        K=1,
+        G=group,
+        H=H,
+        C=64,
+        group=group,
+        dtype=jnp.dtype("bfloat16"),
+        kv_dtype="float8_e4m3fn",
+        scale=1.0,
+        window=None,
+        softcap=None,
+        tuning=Tuning(),
+        interpret=None,
     )
     assert mosaic_lanes.constants(spec) == kept

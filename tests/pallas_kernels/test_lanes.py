@@ -66,19 +66,19 @@ def test_every_register_of_the_assembly_is_declared_and_written_before_it_is_rea
     H: int, G: int, kv: str, softcap: float | None
 ) -> None:
     spec = Spec(
-        3,
-        2,
-        G,
-        H,
-        64,
-        8 if G <= 8 else 16,
-        jnp.dtype("bfloat16"),
-        0.1,
-        100,
-        softcap,
-        Tuning(),
-        None,
-        kv,
+        B=3,
+        K=2,
+        G=G,
+        H=H,
+        C=64,
+        group=8 if G <= 8 else 16,
+        dtype=jnp.dtype("bfloat16"),
+        kv_dtype=kv,
+        scale=0.1,
+        window=100,
+        softcap=softcap,
+        tuning=Tuning(),
+        interpret=None,
     )
     size, queries = lanes.State.size(H, spec.group), lanes.constants(spec)
     m = Ptx(5 + queries + size, size)

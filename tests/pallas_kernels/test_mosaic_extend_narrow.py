@@ -4,6 +4,7 @@ interpreter with race detection, and lowered."""
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -56,6 +57,13 @@ SHARED = [c for c in CASES if c.head_dim in (64, 128, 256) and c.page_size in (6
 ]
 
 
+def spec_of(**sizes: Any) -> Spec:
+    """A kernel over 8-bit pages: these sizes, and small ones for the others."""
+    common: dict[str, Any] = dict.fromkeys(("window", "softcap", "interpret"))
+    common |= {"T": 128, "K": 1, "G": 1, "H": 128, "C": 64, "share": 1, "dtype": jnp.bfloat16}
+    return Spec(**common | {"scale": 0.1} | sizes)
+
+
 def run(case: Case, tuning: mosaic_gpu.Tuning, kv_dtype: str) -> float:
     """Error of the interpreted kernel against the reference over the same pages; what no row may
     see is NaN."""
@@ -95,20 +103,14 @@ def test_the_interpreted_kernel_equals_the_reference(case: Case, tuning: mosaic_
 def test_widened_tiles_are_what_8_bits_stand_for_and_zeros_where_nothing_is_seen(
     head_dim: int, groups: int, dtype: str
 ) -> None:
-    spec = Spec(
-        200,
-        2,
-        4,
-        1,
-        head_dim,
-        64,
-        jnp.dtype(dtype),
-        0.1,
-        None,
-        None,
-        ONE._replace(groups=groups),
-        None,
-        "float8_e4m3fn",
+    spec = spec_of(
+        T=200,
+        K=2,
+        G=4,
+        H=head_dim,
+        dtype=jnp.dtype(dtype),
+        tuning=ONE._replace(groups=groups),
+        kv_dtype="float8_e4m3fn",
     )
     rng = np.random.default_rng(0)
     source = jnp.asarray(rng.standard_normal((spec.size, head_dim)), jnp.float8_e4m3fn)
@@ -183,7 +185,7 @@ def test_small_pages_are_refused() -> None:
 
 @pytest.mark.parametrize("kv_dtype", [None, "float8_e4m3fn"])
 def test_no_warpgroup_waits_for_registers_that_none_gives_back(kv_dtype: str | None) -> None:
-    spec = Spec(128, 1, 1, 1, 128, 64, jnp.bfloat16, 1.0, None, None, TWO, None, kv_dtype)
+    spec = spec_of(tuning=TWO, kv_dtype=kv_dtype)
     producer, consumer = spec.registers
     each = 65536 // (3 * 128) // 8 * 8  # what a thread of three warpgroups starts with
     assert producer % 8 == consumer % 8 == 0
