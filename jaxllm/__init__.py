@@ -22,8 +22,7 @@ if TYPE_CHECKING:
         Logprob,
         RequestOutput,
     )
-    from jaxllm.sampling.beams import BeamSearchParams
-    from jaxllm.sampling.options import SamplingParams
+    from jaxllm.sampling.options import BeamSearchParams, SamplingParams
     from jaxllm.sampling.values import OptionError
 
 __version__ = "0.1.0"
@@ -31,7 +30,7 @@ __version__ = "0.1.0"
 _HOME = {
     "LLM": "jaxllm.llm",
     "BeamSearchOutput": "jaxllm.outputs",
-    "BeamSearchParams": "jaxllm.sampling.beams",
+    "BeamSearchParams": "jaxllm.sampling.options",
     "BeamSearchSequence": "jaxllm.outputs",
     "CompletionOutput": "jaxllm.outputs",
     "ConfigError": "jaxllm.config",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -113,6 +114,12 @@ RANGES: dict[str, tuple[int, int]] = {
     "max_logprobs": (0, 2**20),
     "max_num_queued_reqs": (1, 2**30),
 }
+CHOICES: dict[str, Iterable[str]] = {
+    "scheduling_policy": SCHEDULING_POLICIES,
+    "logprobs_mode": LOGPROBS_MODES,
+    "preemption_mode": PREEMPTION_MODES,
+    "kv_cache_dtype": KV_CACHE_DTYPES,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,16 +191,13 @@ class EngineConfig:
             raise ConfigError(
                 f"--gpu-memory-utilization must be above 0 and at most 1, got {share!r:.80}"
             )
-        if self.scheduling_policy not in SCHEDULING_POLICIES:
-            allowed = " or ".join(SCHEDULING_POLICIES)
-            raise ConfigError(
-                f"--scheduling-policy must be {allowed}, got {self.scheduling_policy!r:.80}"
-            )
-        if self.logprobs_mode not in LOGPROBS_MODES:
-            raise ConfigError(
-                f"--logprobs-mode must be one of {', '.join(LOGPROBS_MODES)}, "
-                f"got {self.logprobs_mode!r:.80}"
-            )
+        for name, allowed in CHOICES.items():
+            value = getattr(self, name)
+            if not isinstance(value, str) or value not in allowed:
+                raise ConfigError(
+                    f"--{name.replace('_', '-')} must be one of {', '.join(allowed)}, "
+                    f"got {value!r:.80}"
+                )
         if self.num_gpu_blocks_override is not None and self.kv_cache_memory_bytes is not None:
             raise ConfigError(
                 "--num-gpu-blocks-override and --kv-cache-memory-bytes both say how large the KV "
@@ -207,22 +211,12 @@ class EngineConfig:
             raise ConfigError(
                 f"--max-stall-ms must be a number of milliseconds above 0, got {stall!r:.80}"
             )
-        if not isinstance(self.kv_cache_dtype, str) or self.kv_cache_dtype not in KV_CACHE_DTYPES:
-            allowed = ", ".join(KV_CACHE_DTYPES)
-            raise ConfigError(
-                f"--kv-cache-dtype must be one of {allowed}, got {self.kv_cache_dtype!r:.80}"
-            )
         if not isinstance(self.model, str) or not self.model:
             raise ConfigError(
                 f"the model must be a directory, a hub id or 'demo', got {self.model!r:.80}"
             )
 
     def _check_host(self) -> None:
-        if self.preemption_mode not in PREEMPTION_MODES:
-            raise ConfigError(
-                f"--preemption-mode must be {' or '.join(PREEMPTION_MODES)}, "
-                f"got {self.preemption_mode!r:.80}"
-            )
         for name in ("swap_space", "kv_offloading_size"):
             size = getattr(self, name)
             if size is not None and (

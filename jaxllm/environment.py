@@ -52,7 +52,11 @@ def fingerprint() -> dict[str, Any]:
         else os.cpu_count(),
         "packages": {name: version for name in PACKAGES if (version := installed(name))},
         "devices": [
-            {"kind": d.device_kind, "platform": d.platform, "memory": memory(d)}
+            {
+                "kind": d.device_kind,
+                "platform": d.platform,
+                "memory": (d.memory_stats() or {}).get("bytes_limit"),
+            }
             for d in jax.devices()
         ],
     }
@@ -72,8 +76,3 @@ def processor(cpuinfo: str = "/proc/cpuinfo") -> str:
     lines = path.read_text(errors="replace").splitlines() if path.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor() or platform.machine()
-
-
-def memory(device: Any) -> int | None:
-    """Bytes that the device's allocator may use; None where unknown."""
-    return (device.memory_stats() or {}).get("bytes_limit")

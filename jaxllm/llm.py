@@ -45,9 +45,8 @@ from jaxllm.outputs import (
     beam_output,
     nameless,
 )
-from jaxllm.sampling.beams import BeamSearchParams
 from jaxllm.sampling.defaults import generation_config, sampling_defaults
-from jaxllm.sampling.options import SamplingParams
+from jaxllm.sampling.options import BeamSearchParams, SamplingParams
 from jaxllm.sampling.processor_arguments import Function
 from jaxllm.sampling.values import OptionError
 from jaxllm.tokenizer import Tokenizer, check_template, template_text
@@ -323,7 +322,8 @@ class LLM:
         except BaseException:
             for request in requests:
                 self.engine.abort(request.id)
-            self._drain()
+            while self.engine.has_work:  # so that the next call starts clean
+                self.engine.step()
             raise
         finally:
             bar.close()
@@ -379,11 +379,6 @@ class LLM:
                 if waiting is not None and left < math.inf:
                     left -= self.engine.uncached_tokens(entered)
             yield from self.engine.step()
-
-    def _drain(self) -> None:
-        """Step until the engine is empty, so that the next call starts clean."""
-        while self.engine.has_work:
-            self.engine.step()
 
 
 @contextlib.contextmanager

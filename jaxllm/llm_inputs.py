@@ -10,8 +10,7 @@ import numpy as np
 
 from jaxllm.config import NEUTRAL_ARGUMENTS, ConfigError, EngineConfig, check_neutral
 from jaxllm.messages import RequestError
-from jaxllm.sampling.beams import BeamSearchParams
-from jaxllm.sampling.options import SamplingParams
+from jaxllm.sampling.options import BeamSearchParams, SamplingParams
 
 type Prompt = str | Sequence[int] | Mapping[str, Any]
 type Message = Mapping[str, Any]
@@ -136,9 +135,8 @@ def check_beam_arguments(params: Any, concurrency_limit: Any) -> None:
 def conversations_of(messages: Any) -> list[Any]:
     """One conversation or several, as a list. Raises RequestError unless each message has a role
     and content that is text: a template might drop anything else silently."""
-    if not isinstance(messages, Sequence) or isinstance(messages, str):
-        raise _no_conversation()
-    found = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
+    single = isinstance(messages, Sequence) and messages and isinstance(messages[0], Mapping)
+    found = [messages] if single or not _is_list(messages) else list(messages)
     for conversation in found:
         check_conversation(conversation)
     return found
@@ -146,8 +144,11 @@ def conversations_of(messages: Any) -> list[Any]:
 
 def check_conversation(messages: Any) -> None:
     """Raises RequestError unless each message has a role and text."""
-    if not isinstance(messages, Sequence) or isinstance(messages, str):
-        raise _no_conversation()
+    if not _is_list(messages):
+        raise RequestError(
+            "a conversation must be a list of messages, each a dict with role and content",
+            "messages",
+        )
     for at, message in enumerate(messages):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise RequestError(
@@ -170,7 +171,5 @@ def check_conversation(messages: Any) -> None:
             )
 
 
-def _no_conversation() -> RequestError:
-    return RequestError(
-        "a conversation must be a list of messages, each a dict with role and content", "messages"
-    )
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str)

@@ -17,8 +17,7 @@ from jaxllm.engine.output.beam_requests import BeamSearchManager, validate_searc
 from jaxllm.engine.output.best_of import BestOfManager
 from jaxllm.engine.output.counters import Counters
 from jaxllm.engine.output.output_processor import OutputProcessor, lost_choice
-from jaxllm.engine.output.request_factory import RequestFactory
-from jaxllm.engine.output.request_state import RequestState
+from jaxllm.engine.output.request_state import RequestFactory, RequestState
 from jaxllm.engine.runtime.runner import Collected, Forwarded, StepResult
 from jaxllm.engine.scheduling.arrival_wait import ArrivalWait
 from jaxllm.engine.scheduling.plan import Plan

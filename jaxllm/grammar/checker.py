@@ -3,19 +3,33 @@ its sender alone."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import os
+import select
+import signal
+import subprocess
+import sys
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from jaxllm.grammar.limits import BUDGETS
-from jaxllm.grammar.process import COMMAND, Compiler, Verdict
-from jaxllm.grammar.structure import StructuredOutputsParams
+from jaxllm.grammar.limits import BUDGETS, WALL_SECONDS
+from jaxllm.grammar.structure import CompilerLost, StructuredOutputsParams, StructureError
 
+ROOT = str(Path(__file__).parents[2])
+START = (
+    f"import sys; sys.path.insert(0, {ROOT!r}); from jaxllm.grammar.compiler import main; main()"
+)
+COMMAND = (sys.executable, "-P", "-c", START)
+MAX_REPLY = 16 << 20
+TOO_MUCH = "it takes too much time or memory to compile; make it simpler"
 MAX_KEPT = 1024
 MAX_KEPT_BYTES = 16 << 20
 
@@ -116,3 +130,156 @@ def special_tokens(tokenizer: Tokenizer) -> dict[str, int]:
 
 def _size(verdict: Verdict) -> int:
     return len(verdict.grammar) + len(verdict.error) + 64
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The result of a job.
+
+    Attributes:
+        grammar: in llguidance's serialised form, "" where there is none.
+        error: why there is none.
+        spent: the budget was used up.
+        final: another attempt would give the same.
+    """
+
+    grammar: str = ""
+    error: str = ""
+    spent: bool = False
+    final: bool = True
+
+    def for_kind(self, kind: str) -> str:
+        """The grammar. Raises StructureError when there is none."""
+        if self.error:
+            raise StructureError(f"{kind}: {self.error}")
+        return self.grammar
+
+
+class Compiler:
+    """Runs jobs of at most `seconds` of processor time. Calls of several threads wait for each
+    other.
+
+    A job starts the process where there is none: the first, one after `close`, and one after a job
+    that was never answered.
+    """
+
+    def __init__(
+        self, specials: Mapping[str, int], seconds: float, command: Sequence[str] = COMMAND
+    ):
+        self._hello = json.dumps({"specials": dict(specials), "seconds": seconds}).encode() + b"\n"
+        self._command = tuple(command)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._closings = 0  # calls of `close`
+        # The last process that `close` ended
+        self._closed: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()  # of the process
+
+    def run_job(self, line: bytes) -> Verdict:
+        """The verdict on a job. Raises CompilerLost when the process cannot start, or it or its
+        fork was ended from outside."""
+        closings = self._closings
+        with self._lock:
+            return self._run(line, closings)
+
+    def close(self) -> None:
+        """End the process. A job that waits for it ends with an error."""
+        # First: a job that starts a process now sees it, and one that has started it is killed here
+        self._closings += 1
+        if (process := self._process) is not None:
+            # Before the kill, which a later job would take for the end of its budget
+            self._closed = process
+            kill(process)
+        with self._lock:
+            self._end()
+
+    def _run(self, line: bytes, closings: int) -> Verdict:
+        """Send one job to the process, which is started when missing and ended when it does not
+        answer. Raises CompilerLost, also after more than `closings` calls of `close`."""
+        closed = CompilerLost("the grammar compiler was closed meanwhile; try again")
+        if self._closings != closings:
+            raise closed
+        process = None
+        try:
+            process = self._running()
+            if self._closings != closings:  # nothing else ends a process started after `close`
+                raise ConnectionAbortedError
+            _write(process, line)
+            reply = json.loads(_line(process, time.monotonic() + WALL_SECONDS))
+        except (OSError, EOFError, ValueError) as error:
+            self._end()
+            if self._closings != closings or (process is not None and process is self._closed):
+                raise closed from None
+            if process is None:
+                why = error.strerror or error if isinstance(error, OSError) else error
+                raise CompilerLost(
+                    f"the grammar compiler cannot be started ({why}); try again later"
+                ) from None
+            # No reply, or half of one
+            if isinstance(error, (EOFError, BrokenPipeError, ValueError)):
+                raise CompilerLost(
+                    "the process that compiled this grammar ended meanwhile; try again"
+                ) from None
+            return Verdict(error=TOO_MUCH, spent=True, final=False)
+        if "killed" in reply:
+            raise CompilerLost(
+                "the process that compiled this grammar was killed; "
+                "try again when the machine has memory left"
+            )
+        return (
+            Verdict(error=TOO_MUCH, spent=True)
+            if "spent" in reply
+            else Verdict(reply.get("grammar", ""), reply.get("error", ""))
+        )
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self._process is not None and self._process.poll() is None:
+            return self._process
+        self._end()
+        self._process = subprocess.Popen(
+            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+        )
+        _write(self._process, self._hello)
+        _line(self._process, time.monotonic() + WALL_SECONDS)
+        return self._process
+
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        kill(process)
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            assert pipe is not None
+            with contextlib.suppress(OSError):  # what was not written
+                pipe.close()
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    """End a process and the fork that runs its job."""
+    if process.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def _write(process: subprocess.Popen[bytes], line: bytes) -> None:
+    assert process.stdin is not None
+    process.stdin.write(line)
+    process.stdin.flush()
+
+
+def _line(process: subprocess.Popen[bytes], deadline: float) -> bytes:
+    """One line of the process's output. Raises EOFError when it ends, OSError when it is late or
+    the line is too long."""
+    assert process.stdout is not None
+    # `select.select` takes no file descriptor above 1023, which servers have
+    found, poll = bytearray(), select.poll()
+    poll.register(process.stdout, select.POLLIN)
+    while not found.endswith(b"\n"):
+        ready = poll.poll(max(0.0, deadline - time.monotonic()) * 1e3)
+        data = os.read(process.stdout.fileno(), 1 << 16) if ready else b""
+        if ready and not data:
+            raise EOFError("no answer")
+        if not data or len(found) > MAX_REPLY:
+            raise OSError("no answer")
+        found += data
+    return bytes(found)

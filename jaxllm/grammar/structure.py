@@ -278,9 +278,9 @@ def _check_size(name: str, value: Any) -> None:
     level, deep, size = [value], 0, 0
     while level:
         size += sum(len(item) if isinstance(item, str) else 1 for item in level)
-        level = [
-            inner for item in level if isinstance(item, (dict, list)) for inner in _inside(item)
-        ]
+        named = [item for item in level if isinstance(item, dict)]
+        lists = [item for item in level if isinstance(item, list)]
+        level = [*chain(*named, *(item.values() for item in named), *lists)]
         deep += 1
         if deep > MAX_DEPTH + 1:
             raise StructureError(f"{name} nests deeper than {MAX_DEPTH} levels")
@@ -288,10 +288,6 @@ def _check_size(name: str, value: Any) -> None:
             raise StructureError(
                 f"{name} has more than {MAX_CHARS} characters as JSON, which is the limit"
             )
-
-
-def _inside(item: dict[str, Any] | list[Any]) -> Iterator[Any]:
-    return chain(item.keys(), item.values()) if isinstance(item, dict) else iter(item)
 
 
 def _strings(value: Any) -> Iterator[str]:

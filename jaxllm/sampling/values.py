@@ -144,16 +144,6 @@ def _bounded(name: str, row: Option, value: float) -> None:
         _outside(name, row, str(value) if abs(value) < 2**65 else "a larger number")
 
 
-def _beyond(name: str, row: Option, value: float) -> NoReturn:
-    """Raises OptionError for an integer that a JSON reader rounded to a float; it may have become
-    equal to a bound."""
-    _outside(
-        name,
-        row,
-        "a larger number" if value > 2**65 else "a lower number" if value < 0 else str(int(value)),
-    )
-
-
 def _outside(name: str, row: Option, got: str) -> NoReturn:
     bracket = "(" if row.open_low else "["
     extra = "".join(f" or {x}" for x in row.also)
@@ -176,8 +166,9 @@ def _float(name: str, row: Option, value: Any) -> float:
 def _int(name: str, row: Option, value: Any) -> int:
     number = _number(value)
     if isinstance(number, float) and abs(number) >= LARGEST_READ and math.isfinite(number):
-        # An integer that the JSON reader rounded, which is out of range here too
-        _beyond(name, row, number)
+        # An integer that the JSON reader rounded, perhaps to a bound; it is out of range here too
+        beyond = "a larger number" if number > 2**65 else str(int(number))
+        _outside(name, row, "a lower number" if number < 0 else beyond)
     if not isinstance(number, int):
         raise OptionError(name, f"{name} must be an integer, got {type(value).__name__}")
     _bounded(name, row, number)

@@ -19,7 +19,7 @@ from jaxllm.server.errors import ApiError, bad_request, sanitize, server_error
 from jaxllm.server.generate import Chat, Completions
 from jaxllm.server.openai.chat import CHAT_NEUTRAL, refuse_tools
 from jaxllm.server.openai.fields import read_field, refuse_unsupported
-from jaxllm.server.openai.limits import check_ids
+from jaxllm.server.openai.limits import check_chars, check_ids
 from jaxllm.server.openai.requests import TOKENIZE_FIELDS, read_conversation, read_model
 from jaxllm.server.state import ServerState
 from jaxllm.server.transport.auth import AuthMiddleware
@@ -153,7 +153,7 @@ class Routes:
             if body.get("prompt") is None:
                 raise bad_request("prompt or messages is required", "prompt")
             text = read_field(body, "prompt", str, "")
-            server_state.check_text(text, "prompt")
+            check_chars(len(text), server_state.rules, "prompt")
             ids = (
                 await server_state.in_thread(
                     server_state.encode, text, read_field(body, "add_special_tokens", bool, True)

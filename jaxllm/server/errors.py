@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import re
 
+import orjson
+
 MAX_MESSAGE = 1000
 MAX_ECHO = 200
+ERROR_TYPES = {401: "authentication_error", 429: "rate_limit_error", 503: "overloaded_error"}
 
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]{4,}")
 _PATH = re.compile(r"(?<![\w/:.])(?:/[\w.@+~-]+){2,}/?")
@@ -35,13 +38,8 @@ class ApiError(Exception):
     @property
     def type(self) -> str:
         """OpenAI's error type for the status."""
-        if self.status == 401:
-            return "authentication_error"
-        if self.status == 429:
-            return "rate_limit_error"
-        if self.status == 503:
-            return "overloaded_error"
-        return "server_error" if self.status >= 500 else "invalid_request_error"
+        general = "server_error" if self.status >= 500 else "invalid_request_error"
+        return ERROR_TYPES.get(self.status, general)
 
     def envelope(self) -> dict[str, dict[str, str | None]]:
         """The body of the reply."""
@@ -53,6 +51,16 @@ class ApiError(Exception):
                 "code": self.code,
             }
         }
+
+    def http_reply(self) -> tuple[list[tuple[bytes, bytes]], bytes]:
+        """Headers and body of the reply, as ASGI and h11 take them."""
+        body = orjson.dumps(self.envelope())
+        headers = {
+            "content-type": "application/json",
+            "content-length": str(len(body)),
+            **self.headers,
+        }
+        return [(name.encode(), value.encode()) for name, value in headers.items()], body
 
 
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:

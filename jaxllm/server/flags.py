@@ -137,6 +137,119 @@ def json_object(text: str) -> dict[str, Any]:
     return value
 
 
+# The server's own flags by group: names -> arguments of argparse
+SERVER_FLAGS: dict[str, dict[tuple[str, ...], dict[str, Any]]] = {
+    "Server": {
+        ("--host",): {
+            "default": "0.0.0.0",
+            "help": "address to listen on",
+        },
+        ("--port",): {
+            "type": int,
+            "default": 8000,
+            "help": "port to listen on; 0 takes a free one",
+        },
+        ("--uds",): {
+            "default": None,
+            "help": "listen on this Unix socket instead of a port",
+        },
+        ("--served-model-name",): {
+            "nargs": "+",
+            "action": "extend",
+            "default": None,
+            "help": "names that clients may use; with several, requests must name one",
+        },
+        ("--root-path",): {
+            "default": "",
+            "help": "path under which a proxy shows the server, and which it strips",
+        },
+        ("--max-body-size",): {
+            "type": integer,
+            "default": 32 << 20,
+            "help": "largest request body in bytes; larger ones get 413",
+        },
+        ("--shutdown-timeout",): {
+            "type": float,
+            "default": 30.0,
+            "help": "seconds for requests in flight to finish after SIGTERM",
+        },
+        ("--stall-timeout",): {
+            "type": float,
+            "default": 60.0,
+            "help": "seconds without a step until /health answers 503",
+        },
+        ("--max-engine-restarts",): {
+            "type": integer,
+            "default": 3,
+            "help": "restarts in a row of an engine process that dies; 0 ends the server instead",
+        },
+    },
+    "Security": {
+        ("--api-key",): {
+            "nargs": "+",
+            "action": "extend",
+            "default": None,
+            "help": f"keys, one of which clients must send; also from {' or '.join(KEY_VARIABLES)}",
+        },
+        ("--admin-key",): {
+            "nargs": "+",
+            "action": "extend",
+            "default": None,
+            "help": "operator's keys, which open POST /reset_prefix_cache, /start_profile and "
+            f"/stop_profile; also from {ADMIN_KEY_VARIABLE}",
+        },
+        ("--allowed-origins",): {
+            "type": json.loads,
+            "default": [],
+            "help": "JSON list of origins for CORS (default: none)",
+        },
+    },
+    "Chat and sampling": {
+        ("--chat-template",): {
+            "default": None,
+            "help": "file (or text) of a chat template that replaces the model's",
+        },
+        ("--default-chat-template-kwargs",): {
+            "type": json_object,
+            "default": {},
+            "help": "JSON object of template arguments",
+        },
+        ("--allow-special-tokens-in-content",): {
+            "action": "store_true",
+            "help": "let messages contain control tokens; by default they stay text",
+        },
+        ("--generation-config",): {
+            "default": "auto",
+            "help": "sampling defaults: the model's (auto), none (vllm), or a directory's",
+        },
+        ("--override-generation-config",): {
+            "type": json_object,
+            "default": {},
+            "help": "JSON object of sampling defaults that override the model's",
+        },
+    },
+    "Logging": {
+        ("--log-level",): {
+            "choices": LOG_LEVELS,
+            "type": str.lower,
+            "default": "info",
+            "help": "least severity that is logged",
+        },
+        (
+            "--log-requests",
+            "--enable-log-requests",
+        ): {
+            "action": "store_true",
+            "help": "log each request's size and names of options, never its text",
+        },
+        ("--disable-log-stats",): {
+            "action": "store_true",
+            "help": "do not log throughput every ten seconds",
+        },
+    },
+}
+
+
 class Help(argparse.HelpFormatter):
     """Shows defaults other than none, false and empty."""
 
@@ -165,10 +278,10 @@ def parser() -> argparse.ArgumentParser:
         group = top.add_argument_group(title)
         for name, help in flags.items():
             _engine_flag(group, name, hints[name], defaults[name], help)
-    _server_flags(top.add_argument_group("Server"))
-    _security_flags(top.add_argument_group("Security"))
-    _chat_flags(top.add_argument_group("Chat and sampling"))
-    _logging_flags(top.add_argument_group("Logging"))
+    for title, own in SERVER_FLAGS.items():
+        group = top.add_argument_group(title)
+        for names, arguments in own.items():
+            group.add_argument(*names, **arguments)
     _accepted_flags(top.add_argument_group("Accepted for scripts written for other servers"))
     return top
 
@@ -193,121 +306,6 @@ def _engine_flag(group: Any, name: str, hint: Any, default: Any, help: str) -> N
         choices=CHOICES.get(name),
         help=help,
         metavar=None,
-    )
-
-
-def _server_flags(group: Any) -> None:
-    group.add_argument("--host", default="0.0.0.0", help="address to listen on")
-    group.add_argument(
-        "--port", type=int, default=8000, help="port to listen on; 0 takes a free one"
-    )
-    group.add_argument("--uds", default=None, help="listen on this Unix socket instead of a port")
-    group.add_argument(
-        "--served-model-name",
-        nargs="+",
-        action="extend",
-        default=None,
-        help="names that clients may use; with several, requests must name one",
-    )
-    group.add_argument(
-        "--root-path",
-        default="",
-        help="path under which a proxy shows the server, and which it strips",
-    )
-    group.add_argument(
-        "--max-body-size",
-        type=integer,
-        default=32 << 20,
-        help="largest request body in bytes; larger ones get 413",
-    )
-    group.add_argument(
-        "--shutdown-timeout",
-        type=float,
-        default=30.0,
-        help="seconds for requests in flight to finish after SIGTERM",
-    )
-    group.add_argument(
-        "--stall-timeout",
-        type=float,
-        default=60.0,
-        help="seconds without a step until /health answers 503",
-    )
-    group.add_argument(
-        "--max-engine-restarts",
-        type=integer,
-        default=3,
-        help="restarts in a row of an engine process that dies; 0 ends the server instead",
-    )
-
-
-def _security_flags(group: Any) -> None:
-    keys = " or ".join(KEY_VARIABLES)
-    group.add_argument(
-        "--api-key",
-        nargs="+",
-        action="extend",
-        default=None,
-        help=f"keys, one of which clients must send; also from {keys}",
-    )
-    help = (
-        "operator's keys, which open POST /reset_prefix_cache, /start_profile and /stop_profile; "
-        f"also from {ADMIN_KEY_VARIABLE}"
-    )
-    group.add_argument("--admin-key", nargs="+", action="extend", default=None, help=help)
-    group.add_argument(
-        "--allowed-origins",
-        type=json.loads,
-        default=[],
-        help="JSON list of origins for CORS (default: none)",
-    )
-
-
-def _chat_flags(group: Any) -> None:
-    group.add_argument(
-        "--chat-template",
-        default=None,
-        help="file (or text) of a chat template that replaces the model's",
-    )
-    group.add_argument(
-        "--default-chat-template-kwargs",
-        type=json_object,
-        default={},
-        help="JSON object of template arguments",
-    )
-    group.add_argument(
-        "--allow-special-tokens-in-content",
-        action="store_true",
-        help="let messages contain control tokens; by default they stay text",
-    )
-    group.add_argument(
-        "--generation-config",
-        default="auto",
-        help="sampling defaults: the model's (auto), none (vllm), or a directory's",
-    )
-    group.add_argument(
-        "--override-generation-config",
-        type=json_object,
-        default={},
-        help="JSON object of sampling defaults that override the model's",
-    )
-
-
-def _logging_flags(group: Any) -> None:
-    group.add_argument(
-        "--log-level",
-        choices=LOG_LEVELS,
-        type=str.lower,
-        default="info",
-        help="least severity that is logged",
-    )
-    group.add_argument(
-        "--log-requests",
-        "--enable-log-requests",
-        action="store_true",
-        help="log each request's size and names of options, never its text",
-    )
-    group.add_argument(
-        "--disable-log-stats", action="store_true", help="do not log throughput every ten seconds"
     )
 
 

@@ -15,8 +15,7 @@ from jaxllm.sampling.options import OPTIONS, default_of
 from jaxllm.server.engine.streams import Stream
 from jaxllm.server.errors import ApiError, server_error
 from jaxllm.server.openai.bodies import ClientGone, unless_gone, until_gone
-from jaxllm.server.openai.chat_reply import ChatReply
-from jaxllm.server.openai.completion_reply import CompletionReply
+from jaxllm.server.openai.endpoint_replies import ChatReply, CompletionReply
 from jaxllm.server.openai.limits import check_length, check_prompt_scoring, clamp
 from jaxllm.server.openai.replies import DONE, EchoSpec, NamelessTokens, Reply, large
 from jaxllm.server.openai.requests import (

@@ -16,6 +16,7 @@ from typing import Any
 
 from jaxllm.config import ConfigError
 from jaxllm.locate import locate
+from jaxllm.messages import EngineStats
 from jaxllm.models.config.read import check_sizes
 from jaxllm.sampling.defaults import generation_config, sampling_defaults
 from jaxllm.server.app import build
@@ -26,10 +27,11 @@ from jaxllm.server.engine.supervisor import EngineSupervisor
 from jaxllm.server.errors import overloaded
 from jaxllm.server.signals import Signals
 from jaxllm.server.state import ServerState
-from jaxllm.server.stats_line import log_stats
 from jaxllm.server.transport.http import HttpServer, http_server
 from jaxllm.server.transport.sockets import listen, raise_file_limit
 from jaxllm.tokenizer import Tokenizer
+
+STATS_SECONDS = 10.0  # between log lines of throughput
 
 logger = logging.getLogger("jaxllm.server")
 
@@ -246,3 +248,29 @@ def announce(options: Options, sock: socket.socket) -> None:
     if options.root_path:
         routes += f", which a proxy shows under {options.root_path}/v1"
     logger.info("serving %s on %s (%s; Ctrl-C stops)", ", ".join(settings.served), where, routes)
+
+
+async def log_stats(server_state: ServerState) -> None:
+    """Log throughput while there is work. Runs until cancelled."""
+    before = server_state.client.stats
+    while True:
+        await asyncio.sleep(STATS_SECONDS)
+        now = server_state.client.stats
+        if now.steps < before.steps:  # another engine process
+            before = EngineStats()
+        if now.steps != before.steps or server_state.client.in_flight:
+            hits, queries = (
+                now.prefix_hits - before.prefix_hits,
+                now.prefix_queries - before.prefix_queries,
+            )
+            logger.info(
+                "prompt %.1f tokens/s, generation %.1f tokens/s, running %d, waiting %d, "
+                "KV usage %.1f%%, prefix hits %.1f%%",
+                (now.prompt_tokens - before.prompt_tokens) / STATS_SECONDS,
+                (now.generation_tokens - before.generation_tokens) / STATS_SECONDS,
+                now.running,
+                now.waiting,
+                100 * now.kv_usage,
+                100 * hits / queries if queries else 0.0,
+            )
+        before = now

@@ -11,7 +11,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -19,9 +18,7 @@ from prometheus_client.registry import Collector
 
 from jaxllm.messages import EngineStats, RequestTimes, TextDelta
 from jaxllm.metrics import COUNTERS, GAUGES
-
-if TYPE_CHECKING:
-    from jaxllm.server.engine.streams import InFlight
+from jaxllm.server.engine.streams import InFlight, Observer
 
 FINISH_REASONS = ("stop", "length", "abort", "error", "tool_calls")
 REFUSALS = ("queue_full", "grammar_queue_full", "engine_down", "invalid")
@@ -122,7 +119,7 @@ class Histogram:
         return rows
 
 
-class Metrics(Collector):
+class Metrics(Observer, Collector):
     """The observer of an EngineClient, and its scrape. Each server has its own registry."""
 
     def __init__(

@@ -25,8 +25,8 @@ from jaxllm.server.grammar_queue import GrammarQueue
 from jaxllm.server.metrics import Metrics
 from jaxllm.server.openai.bodies import Bodies
 from jaxllm.server.openai.fields import Structure
-from jaxllm.server.openai.limits import Rules, check_chars
-from jaxllm.server.openai.replies import TokenNames, token_names
+from jaxllm.server.openai.limits import Rules
+from jaxllm.server.openai.replies import NamelessTokens, TokenNames
 from jaxllm.server.openai.requests import Conversation
 from jaxllm.tokenizer import TemplateError, Tokenizer
 
@@ -85,7 +85,7 @@ class ServerState:
             lambda: client.stats,
         )
         client.observer = self.metrics
-        self.names: TokenNames = token_names(tokenizer)
+        self.names: TokenNames = NamelessTokens() if tokenizer is None else tokenizer
         self.fingerprint = fingerprint(self.resolved)
         self.created = int(time.time())
         self.draining = False
@@ -189,10 +189,6 @@ class ServerState:
         if not ids:
             raise bad_request("the chat template made an empty prompt of the messages", "messages")
         return ids
-
-    def check_text(self, text: str, param: str) -> None:
-        """Refuse a text that is too long for the context."""
-        check_chars(len(text), self.rules, param)
 
     def count_unknown_fields(self, body: dict[str, Any], known: frozenset[str]) -> None:
         """Count unknown fields, which are ignored, and log each name once."""

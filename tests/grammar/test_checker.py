@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from jaxllm.grammar import process as module
+from jaxllm.grammar import checker as module
 from jaxllm.grammar.checker import MAX_KEPT, MAX_KEPT_BYTES, Checker, _size, job_of
 from jaxllm.grammar.compiler import ByteTokens
 from jaxllm.grammar.limits import BUDGETS

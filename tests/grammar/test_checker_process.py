@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from jaxllm.grammar import process as module
+from jaxllm.grammar import checker as module
 from jaxllm.grammar.checker import Checker
 from jaxllm.grammar.limits import WALL_SECONDS
 from jaxllm.grammar.structure import CompilerLost, StructuredOutputsParams, StructureError

@@ -16,7 +16,6 @@ from llguidance import LLMatcher
 from tokenizers import Tokenizer
 
 from jaxllm.grammar import matcher as module
-from jaxllm.grammar import parallel_matchers
 from jaxllm.grammar.checker import special_tokens
 from jaxllm.grammar.matcher import MAX_IDLE, GrammarError, Matcher, Matchers
 from jaxllm.grammar.structure import StructureError
@@ -286,12 +285,12 @@ def test_measured_masks_are_those_found_together_and_need_no_new_threads(
     speaker: Speaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, matchers = (
-        parallel_matchers.ParallelMatchers(),
+        module.ParallelMatchers(),
         [speaker.matcher(regex=regex) for regex in ("ab|cd", "[0-9]+", "x")],
     )
     one.start_masks(matchers)
     found = one.wait_masks().copy()
-    monkeypatch.setattr(parallel_matchers, "ThreadPoolExecutor", None)
+    monkeypatch.setattr(module, "ThreadPoolExecutor", None)
     for _ in range(2):
         measured, costs = one.timed_masks(matchers)
         assert np.array_equal(measured, found) and len(costs) == 3 and min(costs) >= 0

@@ -15,8 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxllm.logprobs import StepLogprobs, packed_from, total, unpacked, widths
 from jaxllm.messages import TokenLogprobs
-from jaxllm.sampling.largest import MOST, largest
-from jaxllm.sampling.logprobs import packed_logprobs, processed
+from jaxllm.sampling.logprobs import MOST, largest, packed_logprobs, processed
 from tests.sampling.oracle import kept, make_rows, softmax
 
 SIZES = (1, 104, 641, 2048, 4097, 32_000)

@@ -5,8 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from jaxllm.sampling.beams import BeamSearchParams
-from jaxllm.sampling.options import OPTIONS, SamplingParams
+from jaxllm.sampling.options import OPTIONS, BeamSearchParams, SamplingParams
 from jaxllm.sampling.values import OptionError
 from tests.sampling.test_options import refused
 

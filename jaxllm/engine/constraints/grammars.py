@@ -12,8 +12,7 @@ import numpy as np
 
 from jaxllm.engine.scheduling.request import LogitsOptions, Request
 from jaxllm.grammar.limits import STEP_SECONDS, TOGETHER_SECONDS, fair_share
-from jaxllm.grammar.matcher import GrammarError, Matcher, Matchers
-from jaxllm.grammar.parallel_matchers import ParallelMatchers
+from jaxllm.grammar.matcher import GrammarError, Matcher, Matchers, ParallelMatchers
 from jaxllm.messages import GenerateRequest, RequestError
 from jaxllm.sampling.bits import everything, nothing_but, packed
 from jaxllm.sampling.constraint import ConstraintError

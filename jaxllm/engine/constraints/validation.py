@@ -90,14 +90,10 @@ class RequestValidator:
             # A prompt can be long: this checks value and type of a token in 15 ns
             msgspec.convert(ids, self._tokens)
         except msgspec.ValidationError:
-            raise self._wrong_ids(param, ids) from None
-
-    def _wrong_ids(self, param: str, ids: list[int]) -> RequestError:
-        if not {int}.issuperset(map(type, ids)):
-            return RequestError(f"{param} must hold integers only", param, "invalid_token_id")
-        bad = min(ids) if min(ids) < 0 else max(ids)
-        return RequestError(
-            f"{param} holds token id {bad}; ids are 0 to {self._resolved.vocab_size - 1}",
-            param,
-            "invalid_token_id",
-        )
+            if not {int}.issuperset(map(type, ids)):
+                wrong = "must hold integers only"
+            else:
+                bad = min(ids) if min(ids) < 0 else max(ids)
+                highest = self._resolved.vocab_size - 1
+                wrong = f"holds token id {bad}; ids are 0 to {highest}"
+            raise RequestError(f"{param} {wrong}", param, "invalid_token_id") from None

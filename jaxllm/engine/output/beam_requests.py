@@ -15,7 +15,7 @@ from jaxllm.engine.output.detok import Detokenizer
 from jaxllm.engine.scheduling.request import PromptSharing, Request, Status
 from jaxllm.engine.scheduling.scheduler import Scheduler
 from jaxllm.logprobs import packed_from
-from jaxllm.messages import GenerateRequest, RequestError, RequestTimes, TextDelta
+from jaxllm.messages import GenerateRequest, RequestError, TextDelta
 
 
 class BeamRequests:
@@ -239,11 +239,5 @@ def _last(root: Request, index: int, reason: str) -> TextDelta:
         text="",
         finish_reason=reason,
         num_cached_tokens=root.num_cached_tokens,
-        times=RequestTimes(
-            arrival=root.arrival,
-            scheduled=root.scheduled_at,
-            first_token=root.first_token_at,
-            last_token=root.last_token_at,
-            num_preemptions=root.num_preemptions,
-        ),
+        times=root.times,
     )

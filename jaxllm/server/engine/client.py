@@ -10,12 +10,11 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
 
 from jaxllm.config import EngineConfig, Resolved
 from jaxllm.messages import EngineStats, GenerateRequest, TextDelta
 from jaxllm.server.engine.connection import EngineConnection
-from jaxllm.server.engine.streams import InFlight, Stream
+from jaxllm.server.engine.streams import InFlight, Observer, Stream
 from jaxllm.server.engine.wire import (
     Abort,
     Add,
@@ -40,24 +39,6 @@ MAX_RETRY_AFTER = 60  # seconds
 logger = logging.getLogger("jaxllm.server")
 
 
-class Observer(Protocol):
-    """Counts what happens to requests (metrics)."""
-
-    def delta(self, entry: InFlight, delta: TextDelta, now: float) -> None: ...
-    def aborted(self, entry: InFlight) -> None: ...
-    def step_failed(self) -> None: ...
-    def engine_restarted(self) -> None: ...
-
-
-class NullObserver:
-    """An observer that counts nothing."""
-
-    def delta(self, entry: InFlight, delta: TextDelta, now: float) -> None: ...
-    def aborted(self, entry: InFlight) -> None: ...
-    def step_failed(self) -> None: ...
-    def engine_restarted(self) -> None: ...
-
-
 class EngineClient:
     """Everything here runs on the event loop's thread; nothing blocks.
 
@@ -76,7 +57,7 @@ class EngineClient:
         on_phase: Callable[[Phase], None] = lambda phase: None,
     ):
         self._config, self._on_phase = config, on_phase
-        self.observer: Observer = observer or NullObserver()
+        self.observer = observer or Observer()
         self._connection: EngineConnection | None = None
         self._resolved: Resolved | None = None
         self._start_seconds = 1.0  # of the latest start

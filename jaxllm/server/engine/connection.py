@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 
 from jaxllm.config import EngineConfig
-from jaxllm.server.engine.wire import Died, Ready, Start, ToEngine, ToServer, encode, to_server
+from jaxllm.server.engine.wire import Died, Frames, Ready, Start, ToEngine, ToServer, encode
 
 ENGINE_COMMAND = (sys.executable, "-m", "jaxllm.server.engine.process")
 
@@ -37,7 +37,7 @@ class EngineConnection(asyncio.Protocol):
     def __init__(self, receive: Callable[[list[ToServer]], None], lost: Callable[[], None]):
         """`receive` gets the messages of each read, `lost` is called once, after `died`."""
         self._receive, self._lost = receive, lost
-        self._frames = to_server()
+        self._frames = Frames[ToServer](ToServer)
         self._transport: asyncio.Transport | None = None
         loop = asyncio.get_running_loop()
         self.ready: asyncio.Future[Ready] = loop.create_future()

@@ -20,17 +20,18 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from jaxllm.config import ConfigError, EngineConfig, Resolved
+from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.engine.runtime.profile import Profiler
-from jaxllm.messages import EngineStats, GenerateRequest, RequestError, TextDelta
+from jaxllm.messages import RequestError, TextDelta
 from jaxllm.sampling.values import OptionError
 from jaxllm.server.engine.wire import (
     Abort,
     Add,
     Answered,
     Died,
+    Frames,
     Outputs,
     Phase,
     Profile,
@@ -43,9 +44,11 @@ from jaxllm.server.engine.wire import (
     ToEngine,
     ToServer,
     encode,
-    to_engine,
 )
 from jaxllm.server.errors import sanitize
+
+if TYPE_CHECKING:  # tests have another
+    from jaxllm.engine.engine import Engine
 
 IDLE_SECONDS = 1.0  # without a message until an idle engine checks itself
 CHECK_SECONDS = 60.0  # between two self-checks, at least
@@ -55,33 +58,13 @@ PR_SET_PDEATHSIG = 1  # of prctl(2)
 ORPHAN_GRACE = 20.0  # seconds for a step in progress after the HTTP process has gone
 
 
-class ServedEngine(Protocol):
-    """The part of `jaxllm.engine.engine.Engine` that this process uses."""
-
-    resolved: Resolved
-
-    @property
-    def has_work(self) -> bool: ...
-    @property
-    def awaits_grammar(self) -> bool: ...
-    @property
-    def wait_seconds(self) -> float: ...
-    def when_built(self, heard: Callable[[], None]) -> None: ...
-    def add(self, request: GenerateRequest) -> None: ...
-    def abort(self, request_id: str) -> None: ...
-    def step(self) -> list[TextDelta]: ...
-    def stats(self) -> EngineStats: ...
-    def self_check(self) -> None: ...
-    def reset_prefix_cache(self, reset_running_requests: bool) -> bool: ...
-
-
 class GrammarReady:
     """In the queue of messages: a grammar that requests wait for is built."""
 
 
 type Message = ToEngine | GrammarReady | None  # None: the other side has gone
 type Factory = Callable[
-    [EngineConfig, Callable[[str, float], None]], tuple[ServedEngine, dict[str, float]]
+    [EngineConfig, Callable[[str, float], None]], tuple[Engine, dict[str, float]]
 ]
 
 
@@ -128,7 +111,7 @@ class EngineProcess:
             self._sock.close()
 
     def _read(self) -> None:
-        frames = to_engine()
+        frames = Frames[ToEngine](ToEngine)
         try:
             while data := self._sock.recv(1 << 16):
                 for message in frames.feed(data):
@@ -139,7 +122,7 @@ class EngineProcess:
         self._inbox.put(None)
         self._orphan(self._grace)
 
-    def _start(self) -> ServedEngine | None:
+    def _start(self) -> Engine | None:
         first = self._inbox.get()
         if not isinstance(first, Start):
             return None
@@ -154,7 +137,7 @@ class EngineProcess:
         self._send(Ready(engine.resolved, seconds))
         return engine
 
-    def _loop(self, engine: ServedEngine) -> int:
+    def _loop(self, engine: Engine) -> int:
         while True:
             for message in self._due_messages(engine):
                 if message is None or isinstance(message, Stop):
@@ -163,7 +146,7 @@ class EngineProcess:
             deltas = self._step(engine) if engine.has_work and not engine.awaits_grammar else []
             self._send(Outputs(deltas, engine.stats()))
 
-    def _step(self, engine: ServedEngine) -> list[TextDelta]:
+    def _step(self, engine: Engine) -> list[TextDelta]:
         """One step. A step that fails ends the engine's requests, and the engine starts over.
 
         Raises RuntimeError at the last of MAX_FAILED_STEPS without a finished request in between.
@@ -186,7 +169,7 @@ class EngineProcess:
             self._failed_steps = 0
         return deltas
 
-    def _due_messages(self, engine: ServedEngine) -> Iterator[Message]:
+    def _due_messages(self, engine: Engine) -> Iterator[Message]:
         """The messages to handle before the next step; waits for one when the engine has no work.
 
         Messages left after MAX_HANDLING come after the step.
@@ -209,7 +192,7 @@ class EngineProcess:
                 if message is None or isinstance(message, Stop):
                     break
 
-    def _idle_messages(self, engine: ServedEngine) -> list[Message]:
+    def _idle_messages(self, engine: Engine) -> list[Message]:
         """The next message, or none when the engine has work. An engine that stays idle after
         work checks itself."""
         steps, when = self._checked
@@ -226,7 +209,7 @@ class EngineProcess:
                 self._send(Outputs([], engine.stats()))
         return [] if engine.has_work else [self._inbox.get()]
 
-    def _handle(self, engine: ServedEngine, message: ToEngine | GrammarReady) -> None:
+    def _handle(self, engine: Engine, message: ToEngine | GrammarReady) -> None:
         if isinstance(message, Abort):
             engine.abort(message.id)
         elif isinstance(message, Profile):
@@ -287,7 +270,7 @@ class EngineProcess:
 
 def load(
     config: EngineConfig, on_phase: Callable[[str, float], None]
-) -> tuple[ServedEngine, dict[str, float]]:
+) -> tuple[Engine, dict[str, float]]:
     """The real engine; its progress goes to stderr and its phases to the HTTP process."""
     from jaxllm.engine.engine import Engine
     from jaxllm.engine.startup.report import ConsoleReport
@@ -319,7 +302,7 @@ def main(argv: list[str] | None = None, factory: Factory = load) -> int:
 
     def load_engine(
         config: EngineConfig, on_phase: Callable[[str, float], None]
-    ) -> tuple[ServedEngine, dict[str, float]]:
+    ) -> tuple[Engine, dict[str, float]]:
         """While it loads, a library may hold Python's lock, and `orphan` would not run."""
         die_with_parent(True)
         loaded = factory(config, on_phase)

@@ -4,22 +4,33 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from jaxllm.messages import GenerateRequest, TextDelta
 from jaxllm.server.errors import ApiError
+
+if TYPE_CHECKING:
+    from jaxllm.server.engine.client import EngineClient
 
 # Tokens and logprob entries that may arrive while a client does not read its stream
 MAX_BACKLOG = 1 << 17
 BYTES_PER_ENTRY = 8  # a token's id or rank, and its log-probability
 
 
-class StreamOwner(Protocol):
-    """The part of EngineClient that streams use; `reads` counts reads of the engine's socket."""
+class Observer:
+    """Notified of what happens to requests. This one counts nothing; metrics derive from it."""
 
-    reads: int
+    def delta(self, entry: InFlight, delta: TextDelta, now: float) -> None:
+        """A delta arrived at `now` (time.monotonic)."""
 
-    def abort(self, stream: Stream) -> None: ...
+    def aborted(self, entry: InFlight) -> None:
+        """A request was aborted."""
+
+    def step_failed(self) -> None:
+        """A step of the engine failed."""
+
+    def engine_restarted(self) -> None:
+        """Another engine process is being started."""
 
 
 @dataclass(slots=True)
@@ -57,7 +68,7 @@ class Stream:
         field_names: engine fields under the names that the client used.
     """
 
-    def __init__(self, owner: StreamOwner):
+    def __init__(self, owner: EngineClient):
         self._owner = owner
         self.ids: set[str] = set()
         self.field_names: dict[str, str] = {}

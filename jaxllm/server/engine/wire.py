@@ -10,6 +10,7 @@ failed, and `Died` at its end.
 from __future__ import annotations
 
 import struct
+from typing import TypeAliasType
 
 import msgspec
 
@@ -106,10 +107,10 @@ type ToServer = Phase | Ready | Outputs | Rejected | Answered | StepFailed | Die
 
 
 class Frames[M]:
-    """Encodes messages, and decodes them from a byte stream that arrives in arbitrary pieces."""
+    """Decodes messages of one union from a byte stream that arrives in arbitrary pieces."""
 
-    def __init__(self, kind: type[M] | object):
-        self._decoder = msgspec.msgpack.Decoder(kind)
+    def __init__(self, union: TypeAliasType):
+        self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(union.__value__)
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[M]:
@@ -131,16 +132,6 @@ class Frames[M]:
                 at += size
         del buffer[:at]
         return messages
-
-
-def to_engine() -> Frames[ToEngine]:
-    """A decoder of what the engine process receives."""
-    return Frames(Start | Add | Abort | Profile | ResetPrefixes | Stop)
-
-
-def to_server() -> Frames[ToServer]:
-    """A decoder of what the HTTP process receives."""
-    return Frames(Phase | Ready | Outputs | Rejected | Answered | StepFailed | Died)
 
 
 _encoder = msgspec.msgpack.Encoder()

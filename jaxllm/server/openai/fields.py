@@ -13,7 +13,7 @@ from jaxllm.grammar.structure import StructuredOutputsParams, StructureError, st
 from jaxllm.messages import RequestError, check_salt
 from jaxllm.sampling.options import OPTIONS, SamplingParams
 from jaxllm.sampling.values import OptionError
-from jaxllm.server.errors import ApiError, bad_request, describe, sanitize
+from jaxllm.server.errors import bad_request, describe, sanitize
 
 # Options of the library that no client may set.
 NOT_ON_THE_WIRE = frozenset(
@@ -246,12 +246,7 @@ def read_sampling(body: dict[str, Any], defaults: dict[str, Any], **forced: Any)
     try:
         return SamplingParams(**values)
     except OptionError as error:
-        raise option_error(error) from None
-
-
-def option_error(error: OptionError) -> ApiError:
-    """The reply to an illegal or unsupported sampling option."""
-    return bad_request(str(error), error.param)
+        raise bad_request(str(error), error.param) from None
 
 
 def read_stream(body: dict[str, Any]) -> tuple[bool, bool, bool]:

@@ -11,7 +11,6 @@ from jaxllm.messages import RequestError, check_prompt_logprobs
 from jaxllm.sampling.options import SamplingParams
 from jaxllm.sampling.values import OptionError
 from jaxllm.server.errors import bad_request, describe
-from jaxllm.server.openai.fields import option_error
 
 # Characters of a text that is to be truncated: a second or two of a tokenizer's time
 TRUNCATED_CHARS = 1 << 22
@@ -103,7 +102,7 @@ def check_sampling(params: SamplingParams, resolved: Resolved, logprobs_name: st
     try:
         params.truncated([], resolved.max_model_len)
     except OptionError as error:
-        raise option_error(error) from None
+        raise bad_request(str(error), error.param) from None
     for name, value in (
         (logprobs_name, params.logprobs),
         ("prompt_logprobs", params.prompt_logprobs),

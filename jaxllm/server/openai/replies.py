@@ -11,7 +11,6 @@ import orjson
 
 from jaxllm.logprobs import each, prompt_entries, unpacked
 from jaxllm.messages import PromptLogprobs, TextDelta, TokenLogprobs
-from jaxllm.tokenizer import Tokenizer
 
 LARGE = 4096  # bytes of packed log-probabilities that take a few milliseconds to encode
 LOWEST = -9999.0  # in place of -inf, which JSON lacks
@@ -248,8 +247,3 @@ def json_fragment(value: Any) -> orjson.Fragment:
 def finite(logprob: float) -> float:
     """A log-probability that JSON can carry; NaN counts as the lowest."""
     return logprob if logprob > LOWEST else LOWEST
-
-
-def token_names(tokenizer: Tokenizer | None) -> TokenNames:
-    """The tokenizer, or its substitute on servers without one."""
-    return tokenizer if tokenizer is not None else NamelessTokens()

@@ -10,8 +10,6 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import orjson
-
 from jaxllm.server.errors import ApiError, shutting_down
 
 # Open without a key; all other paths need one
@@ -131,12 +129,6 @@ def clean_id(value: bytes | None) -> str:
 
 async def send_error(error: ApiError, send: Any) -> None:
     """An error as a whole HTTP reply."""
-    body = orjson.dumps(error.envelope())
-    headers = {
-        "content-type": "application/json",
-        "content-length": str(len(body)),
-        **error.headers,
-    }
-    encoded = [(name.encode(), value.encode()) for name, value in headers.items()]
-    await send({"type": "http.response.start", "status": error.status, "headers": encoded})
+    headers, body = error.http_reply()
+    await send({"type": "http.response.start", "status": error.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

@@ -16,13 +16,13 @@ from typing import Any
 from urllib.parse import unquote
 
 import h11
-import orjson
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from jaxllm.server.errors import ApiError, bad_request, overloaded, sanitize
+from jaxllm.server.transport.auth import send_error
 
 # Seconds from a connection's first byte, or its opening, to a whole request head
 HEADER_DEADLINE = 30.0
@@ -172,7 +172,8 @@ class HttpProtocol(H11Protocol):
         self.transport.close()
 
     def _answer(self, error: ApiError) -> None:
-        headers, body = closing_reply(error)
+        error.headers["connection"] = "close"
+        headers, body = error.http_reply()
         start = h11.Response(
             status_code=error.status, headers=headers, reason=HTTPStatus(error.status).phrase
         )
@@ -196,18 +197,6 @@ class LingeringTransport:
     def is_closing(self) -> bool:
         """asyncio.Transport"""
         return self._protocol.lingering or self._transport.is_closing()
-
-
-def closing_reply(error: ApiError) -> tuple[list[tuple[bytes, bytes]], bytes]:
-    """Headers and body of a reply after which the connection is closed."""
-    body = orjson.dumps(error.envelope())
-    headers = {
-        "content-type": "application/json",
-        "content-length": str(len(body)),
-        "connection": "close",
-        **error.headers,
-    }
-    return [(name.encode(), value.encode()) for name, value in headers.items()], body
 
 
 def parse_error(why: BaseException | None, whole_head: bool) -> ApiError:
@@ -263,9 +252,8 @@ class HeaderLimits:
         )
         if refusal is None:
             return await self._app(origin_form(scope), receive, send)
-        headers, body = closing_reply(refusal)
-        await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
+        refusal.headers["connection"] = "close"
+        await send_error(refusal, send)
 
 
 class HttpServer(uvicorn.Server):

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from jaxllm.engine.output.detok import Detokenizer
-from jaxllm.engine.output.stop_strings import StopStrings
+from jaxllm.engine.output.detok import Detokenizer, StopStrings
 from jaxllm.sampling.options import SamplingParams
 
 

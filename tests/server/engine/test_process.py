@@ -20,14 +20,15 @@ from jaxllm.server.engine.wire import (
     Abort,
     Add,
     Died,
+    Frames,
     Outputs,
     Phase,
     Ready,
     Start,
     StepFailed,
     Stop,
+    ToServer,
     encode,
-    to_server,
 )
 from tests.server.fake import RESOLVED, Control, make
 
@@ -45,7 +46,7 @@ class Peer:
         self.status: list[int] = []
         self.thread = threading.Thread(target=lambda: self.status.append(self.process.run()))
         self.thread.start()
-        self._frames = to_server()
+        self._frames = Frames[ToServer](ToServer)
         self._got: list[Any] = []
 
     def send(self, *messages: Any) -> None:
@@ -168,7 +169,7 @@ def test_phases_that_several_threads_report_at_once_arrive_whole() -> None:
         ours.sendall(encode(Start(EngineConfig())))
         loading = threading.Thread(target=EngineProcess(theirs, load).run)
         loading.start()
-        frames, found = to_server(), []
+        frames, found = Frames[ToServer](ToServer), []
         while data := ours.recv(1 << 16):
             found += frames.feed(data)
         loading.join(60)
@@ -332,7 +333,7 @@ def test_who_waits_for_a_grammar_holds_up_no_message_and_none_holds_up_the_gramm
         process = EngineProcess(there, lambda config, on_phase: (engine, {}))  # type: ignore[arg-type, return-value]
         running = threading.Thread(target=process.run)
         running.start()
-        frames, found = to_server(), []
+        frames, found = Frames[ToServer](ToServer), []
 
         def until(count: int) -> None:
             while (

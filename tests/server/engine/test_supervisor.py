@@ -26,7 +26,6 @@ from jaxllm.server.engine.wire import (
     ToEngine,
     ToServer,
     encode,
-    to_engine,
 )
 from jaxllm.server.errors import ApiError
 from tests.server.fake import RESOLVED
@@ -39,7 +38,7 @@ class Engine:
 
     def __init__(self, client: EngineClient):
         self.client = client
-        self._frames: Frames[ToEngine] = to_engine()
+        self._frames = Frames[ToEngine](ToEngine)
         self._got: list[ToEngine] = []
 
     async def start(self) -> None:

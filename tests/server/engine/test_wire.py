@@ -16,6 +16,7 @@ from jaxllm.server.engine.wire import (
     Add,
     Answered,
     Died,
+    Frames,
     Outputs,
     Phase,
     Profile,
@@ -25,9 +26,9 @@ from jaxllm.server.engine.wire import (
     Start,
     StepFailed,
     Stop,
+    ToEngine,
+    ToServer,
     encode,
-    to_engine,
-    to_server,
 )
 from tests.server.fake import RESOLVED
 
@@ -56,32 +57,32 @@ DELTA = TextDelta(
 @pytest.mark.parametrize(
     ("message", "decoder"),
     [
-        (Start(EngineConfig(max_model_len="auto", seed=7)), to_engine),
+        (Start(EngineConfig(max_model_len="auto", seed=7)), ToEngine),
         (
             Add(
                 GenerateRequest(
                     id="x", prompt_token_ids=[1, 2**31 - 1], params=PARAMS, cache_salt="s"
                 )
             ),
-            to_engine,
+            ToEngine,
         ),
-        (Abort("x"), to_engine),
-        (Profile(True), to_engine),
-        (ResetPrefixes(True), to_engine),
-        (Stop(), to_engine),
-        (Phase("Compiling", 1.5), to_server),
-        (Ready(RESOLVED, {"Loading": 2.0}), to_server),
+        (Abort("x"), ToEngine),
+        (Profile(True), ToEngine),
+        (ResetPrefixes(True), ToEngine),
+        (Stop(), ToEngine),
+        (Phase("Compiling", 1.5), ToServer),
+        (Ready(RESOLVED, {"Loading": 2.0}), ToServer),
         (
             Outputs(
                 [DELTA, msgspec.structs.replace(DELTA, stop_reason="a", logprobs=None, times=None)],
                 EngineStats(running=1, kv_usage=0.5),
             ),
-            to_server,
+            ToServer,
         ),
-        (Rejected("x", "no", "prompt", "code"), to_server),
-        (Answered("why"), to_server),
-        (StepFailed(), to_server),
-        (Died("why", True), to_server),
+        (Rejected("x", "no", "prompt", "code"), ToServer),
+        (Answered("why"), ToServer),
+        (StepFailed(), ToServer),
+        (Died("why", True), ToServer),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -90,7 +91,7 @@ def test_every_message_arrives_as_it_was_sent_in_pieces_of_any_size(
 ) -> None:
     data = encode(message) * 3
     for size in (1, 7, 4096):
-        frames = decoder()
+        frames = Frames[Any](decoder)
         found = [
             got for at in range(0, len(data), size) for got in frames.feed(data[at : at + size])
         ]
@@ -109,4 +110,4 @@ def test_deltas_cost_the_garbage_collector_nothing_and_say_only_what_there_is() 
 
 def test_a_frame_that_claims_too_much_is_refused() -> None:
     with pytest.raises(ValueError, match="over the limit"):
-        to_engine().feed(b"\xff\xff\xff\xff")
+        Frames[ToEngine](ToEngine).feed(b"\xff\xff\xff\xff")

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from jaxllm.sampling.options import MAX_ALLOWED
 from jaxllm.server.errors import ApiError
-from jaxllm.server.openai import large_bodies as module
-from jaxllm.server.openai.large_bodies import (
+from jaxllm.server.openai import bodies as module
+from jaxllm.server.openai.bodies import (
     LARGE,
     MAX_CONTAINERS,
     MAX_ITEMS,

@@ -10,8 +10,7 @@ import pytest
 
 from jaxllm.logprobs import packed_from
 from jaxllm.messages import PromptLogprobs, TextDelta, TokenLogprobs
-from jaxllm.server.openai.chat_reply import ChatReply
-from jaxllm.server.openai.completion_reply import CompletionReply
+from jaxllm.server.openai.endpoint_replies import ChatReply, CompletionReply
 from jaxllm.server.openai.replies import EchoSpec, Reply
 
 PROMPT, TOP, SAID = list(range(2, 202)), 5, [7, 8]
