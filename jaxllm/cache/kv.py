@@ -180,13 +180,8 @@ class RowKernels:
     ) -> tuple[Array, Array]:
         """`x + delta`, and its norm. On several devices XLA computes both, fused with the sum over
         devices."""
-        return _add_norm(
-            x_TD,
-            delta_TD,
-            weight_D,
-            eps,
-            backend=add_norm.backend_for(self._row_backend, x_TD, weight_D),
-        )
+        backend = add_norm.backend_for(self._row_backend, x_TD, weight_D)
+        return _add_norm(x_TD, delta_TD, weight_D, eps, backend=backend)
 
     def gated_product(self, x_TD: Array, weight_X2FD: Array) -> Array | None:
         """An MLP's gated product, or None where no kernel of the back end is faster than XLA, which
@@ -292,10 +287,8 @@ def _plan(how: _How, inputs: PagedInputs, pages: Array, rows: HeadRows) -> _Plan
         "window": how.window,
         "no_split": how.no_split,
     }
-    plan_decode, plan_extend = (
-        paged_decode.BACKENDS.planner(how.backend),
-        paged_extend.BACKENDS.planner(how.backend),
-    )
+    plan_decode = paged_decode.BACKENDS.planner(how.backend)
+    plan_extend = paged_extend.BACKENDS.planner(how.backend)
     decode = extend = None
     if B and plan_decode is not None:
         decode = plan_decode(inputs.decode_lengths_B, itemsize=pages.dtype.itemsize, **local)
@@ -375,15 +368,11 @@ def _shard(
             )
         )
     if T > B:
-        chunks = (
-            inputs.chunk_tables_RM,
-            inputs.chunk_starts_R,
-            inputs.chunk_lengths_R,
-            inputs.chunk_kv_lengths_R,
-        )
+        chunks = (inputs.chunk_starts_R, inputs.chunk_lengths_R, inputs.chunk_kv_lengths_R)
+        places = (inputs.chunk_tables_RM, *chunks)
         parts.append(
             paged_extend.extend_attention(
-                q_TNH[B:], k_pages, v_pages, *chunks, **(options | _given(how, plans.extend))
+                q_TNH[B:], k_pages, v_pages, *places, **(options | _given(how, plans.extend))
             )
         )
     o_TNH = parts[0] if len(parts) == 1 else jnp.concatenate(parts)

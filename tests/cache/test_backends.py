@@ -93,7 +93,8 @@ def test_the_plain_back_ends_can_be_asked_for_everywhere(device, asked):
             AMPERE,
             QWEN,
             "mosaic_gpu",
-            r"mosaic_gpu needs an NVIDIA GPU of compute capability 9\.0 \(Hopper\), and this device is NVIDIA A100",
+            r"mosaic_gpu needs an NVIDIA GPU of compute capability 9\.0 \(Hopper\), "
+            "and this device is NVIDIA A100",
         ),
         (HOPPER, QWEN, "mosaic_tpu", "mosaic_tpu needs a TPU, and this device is NVIDIA H200"),
         (

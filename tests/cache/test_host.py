@@ -1,4 +1,4 @@
-"""Host pages: what is kept for swapped requests, what is only cached, and whose turn it is to go."""
+"""Host pages: pinned ones of swapped requests, cached ones, and the order of eviction."""
 
 from __future__ import annotations
 

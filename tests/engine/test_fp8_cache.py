@@ -150,6 +150,7 @@ def test_pages_of_another_type_are_another_identity(make_engine: MakeEngine) -> 
 def test_a_type_that_is_not_there_is_refused_by_name(value: Any) -> None:
     with pytest.raises(
         ConfigError,
-        match="--kv-cache-dtype must be one of auto, bfloat16, float16, float32, fp8, fp8_e4m3, fp8_e5m2, got",
+        match="--kv-cache-dtype must be one of auto, bfloat16, float16, float32, fp8, fp8_e4m3, "
+        "fp8_e5m2, got",
     ):
         EngineConfig(kv_cache_dtype=value)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from jaxllm.engine.runtime.packing import Shapes, packed_size, views
+from jaxllm.engine.runtime.packing import Layout, Shapes
 from jaxllm.engine.runtime.state import SLOT_PARAMS, host_columns, width_of
 from jaxllm.engine.scheduling.buckets import ExtendShape
 from jaxllm.engine.scheduling.plan import Chunk
@@ -30,8 +31,8 @@ class ChunkLayout:
     table_width: int
     logit_rows: int
 
-    @property
-    def shapes(self) -> Shapes:
+    @functools.cached_property
+    def arrays(self) -> Layout:
         """The arrays by name. Per token: its id, position, and chunk row. Per chunk: its slot, its
         first token's index, tokens, tokens with the cached prefix, tokens whose KV exists already,
         whether it samples, and the slot's state."""
@@ -41,22 +42,15 @@ class ChunkLayout:
             ("slot", "start", "length", "kv_length", "kept", "final", "remaining", "min_left"),
             ((r,), np.int32),
         )
-        return ints | {
-            "params": ((r, width_of(SLOT_PARAMS)), np.int32),
-            "table": ((r, self.table_width), np.int32),
-        }
-
-    @property
-    def size(self) -> int:
-        """Elements of the buffer."""
-        return packed_size(self.shapes)
+        params, table = ((r, width) for width in (width_of(SLOT_PARAMS), self.table_width))
+        return Layout(ints | {"params": (params, np.int32), "table": (table, np.int32)})
 
     def pack_chunks(
         self, buffer: np.ndarray, chunks: Sequence[Chunk], slots: int, eos_ids: Sequence[int]
     ) -> None:
         """Write these chunks into a zeroed buffer. Padding rows use the trash slot, padding tokens
         row R."""
-        arrays = views(buffer, self.shapes)
+        arrays = self.arrays.views(buffer)
         arrays["row"][:] = self.shape.chunks
         arrays["slot"][:] = slots
         params = host_columns(arrays["params"], SLOT_PARAMS)

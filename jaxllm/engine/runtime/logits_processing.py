@@ -9,7 +9,6 @@ import numpy as np
 from jax import Array
 
 from jaxllm.engine.constraints.logits_options import HostProcessorError
-from jaxllm.engine.runtime.packing import pack, views
 from jaxllm.engine.runtime.programs.apply_token_bitmask import bitmask_layout
 from jaxllm.engine.runtime.programs.set_slot import slot_layout
 from jaxllm.engine.runtime.shapes import StepShapes
@@ -37,7 +36,7 @@ class LogitsProcessing:
         arrays = self._row_of(request.params, request.prompt)
         arrays["slot"] = np.array([request.slot], np.int32)
         arrays["allowed"] = request.logits_options.allowed_W
-        size, buffers = self._slot_layout["said"][0][0], []
+        size, buffers = self._slot_layout.shapes["said"][0][0], []
         for first in range(0, max(1, len(request.output)), size):
             said = request.output[first : first + size]
             arrays["first"] = np.array([first == 0], np.int32)
@@ -46,13 +45,13 @@ class LogitsProcessing:
                 (0, size - len(said)),
                 constant_values=self._shapes.vocab_size,
             )
-            buffers.append(pack(arrays, self._slot_layout))
+            buffers.append(self._slot_layout.pack(arrays))
         return buffers
 
     @property
     def bitmask_rows(self) -> int:
         """Requests of one call of `apply_token_bitmask`."""
-        return self._bitmask_layout["slot"][0][0]
+        return self._bitmask_layout.shapes["slot"][0][0]
 
     def pack_bitmask(
         self, buffer: np.ndarray, requests: Sequence[Request], token_bitmask: Fill
@@ -64,7 +63,7 @@ class LogitsProcessing:
         `token_bitmask(requests, allowed_RW)` writes packed bits, and returns rows without tokens,
         with the reason.
         """
-        places, failures = views(buffer, self._bitmask_layout), []
+        places, failures = self._bitmask_layout.views(buffer), []
         # The slot of unused rows: it does not exist
         places["slot"][len(requests) :] = self._shapes.slots + 1
         places["slot"][: len(requests)] = [request.slot for request in requests]
@@ -78,8 +77,8 @@ class LogitsProcessing:
         layout = self._slot_layout
         arrays = self._row_of(SamplingParams(), [])
         arrays |= {"slot": np.array([self._shapes.slots], np.int32), "first": np.ones(1, np.int32)}
-        arrays |= {name: np.zeros(layout[name][0], np.int32) for name in ("said", "allowed")}
-        return pack(arrays, layout)
+        arrays |= {name: np.zeros(layout.shapes[name][0], np.int32) for name in ("said", "allowed")}
+        return layout.pack(arrays)
 
     def rewrite_logits(
         self, rows: Mapping[int, Callable[[np.ndarray], np.ndarray]], logits: Array
@@ -96,7 +95,7 @@ class LogitsProcessing:
 
     def _row_of(self, params: SamplingParams, prompt: Sequence[int]) -> dict[str, np.ndarray]:
         """The arrays of `sampling.process.LogitsParams` for one slot, except `allowed`."""
-        (size,), vocab_size = self._slot_layout["bias_ids"][0], self._shapes.vocab_size
+        (size,), vocab_size = self._slot_layout.shapes["bias_ids"][0], self._shapes.vocab_size
         biases = params.logit_bias or {}
         ids = np.arange(vocab_size, vocab_size + size, dtype=np.int32)
         ids[: len(biases)] = list(biases)

@@ -15,47 +15,45 @@ type Shapes = dict[str, tuple[tuple[int, ...], type]]
 ALIGN = 64
 
 
-def offsets(shapes: Shapes) -> tuple[dict[str, int], int]:
-    """Start of each array in the buffer, and the buffer's size, in elements."""
-    starts, end = {}, 0
-    for name, (shape, _) in shapes.items():
-        starts[name] = end
-        end += -(-math.prod(shape) // ALIGN) * ALIGN
-    return starts, end
+class Layout:
+    """Places of arrays in one buffer, computed once for the steps that share it.
 
+    Attributes:
+        shapes: shape and type of each array by name.
+        spans: its elements of the buffer.
+        size: elements of the buffer.
+    """
 
-def packed_size(shapes: Shapes) -> int:
-    """Elements of the buffer."""
-    return offsets(shapes)[1]
+    def __init__(self, shapes: Shapes):
+        self.shapes, self.spans, self.size = shapes, dict[str, slice](), 0
+        for name, (shape, _) in shapes.items():
+            self.spans[name] = slice(self.size, self.size + math.prod(shape))
+            self.size += -(-math.prod(shape) // ALIGN) * ALIGN
 
+    def pack(self, arrays: dict[str, np.ndarray]) -> np.ndarray:
+        """One flat int32 buffer; float32 and uint32 keep their bits."""
+        buffer = np.zeros(self.size, np.int32)
+        for name, view in self.views(buffer).items():
+            view[...] = arrays[name]
+        return buffer
 
-def pack(arrays: dict[str, np.ndarray], shapes: Shapes) -> np.ndarray:
-    """One flat int32 buffer; float32 and uint32 keep their bits."""
-    starts, size = offsets(shapes)
-    buffer = np.zeros(size, np.int32)
-    for name, start in starts.items():
-        flat = np.ascontiguousarray(arrays[name]).reshape(-1).view(np.int32)
-        buffer[start : start + flat.size] = flat
-    return buffer
+    def views(self, buffer: np.ndarray) -> dict[str, np.ndarray]:
+        """Writable views of the arrays in a buffer."""
+        found = {}
+        for name, (shape, dtype) in self.shapes.items():
+            part = buffer[self.spans[name]]
+            if dtype is not np.int32:
+                part = part.view(dtype)
+            found[name] = part if len(shape) == 1 else part.reshape(shape)
+        return found
 
-
-def views(buffer: np.ndarray, shapes: Shapes) -> dict[str, np.ndarray]:
-    """Writable views of the arrays of `pack` in a buffer."""
-    starts, _ = offsets(shapes)
-    return {
-        name: buffer[starts[name] :][: math.prod(shape)].view(dtype).reshape(shape)
-        for name, (shape, dtype) in shapes.items()
-    }
-
-
-def unpack(buffer: Array, shapes: Shapes) -> dict[str, Array]:
-    """The arrays of `pack`, inside a compiled program."""
-    out = {}
-    starts, _ = offsets(shapes)
-    for name, (shape, dtype) in shapes.items():
-        end = starts[name] + math.prod(shape)
-        part = jax.lax.slice(buffer, (starts[name],), (end,)).reshape(shape)
-        if dtype is not np.int32:
-            part = jax.lax.bitcast_convert_type(part, jnp.dtype(dtype))
-        out[name] = part
-    return out
+    def unpack(self, buffer: Array) -> dict[str, Array]:
+        """The arrays, inside a compiled program."""
+        out = {}
+        for name, (shape, dtype) in self.shapes.items():
+            span = self.spans[name]
+            part = jax.lax.slice(buffer, (span.start,), (span.stop,)).reshape(shape)
+            if dtype is not np.int32:
+                part = jax.lax.bitcast_convert_type(part, jnp.dtype(dtype))
+            out[name] = part
+        return out

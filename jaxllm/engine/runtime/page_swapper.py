@@ -119,9 +119,9 @@ class PageSwapper:
         return kv
 
     def warm_up(self, kv: KVCache) -> tuple[KVCache, Link]:
-        """Run both programs on unused pages: until they are recorded, then to measure many pages and
-        one page. Returns the pool and the measured link. Raises ConfigError when the host lacks
-        memory, and any other error as it is."""
+        """Run both programs on unused pages: until they are recorded, then to measure many pages
+        and one page. Returns the pool and the measured link. Raises ConfigError when the host
+        lacks memory, and any other error as it is."""
         pages = [(self._pages + i, i) for i in range(self._width)]
         for _ in range(RUNS):
             kv = self._save(kv, pages)

@@ -25,7 +25,7 @@ from jaxllm.engine.runtime.page_swapper import PageSwapper
 from jaxllm.engine.runtime.program import KV, MAX_DEPTH, STATE, Key, Resident
 from jaxllm.engine.runtime.programs import PROGRAMS
 from jaxllm.engine.runtime.programs.copy_pages import pack_copies
-from jaxllm.engine.runtime.programs.update_slots import head_size, pack_head
+from jaxllm.engine.runtime.programs.update_slots import head_layout, pack_head
 from jaxllm.engine.runtime.prompt_scores import PromptScores, pack_scores
 from jaxllm.engine.runtime.state import SlotState
 from jaxllm.engine.scheduling.buckets import ExtendShape
@@ -344,9 +344,9 @@ class Runner:
 
     def pack_slots(self, plan: Plan, shape: ExtendShape | None = None) -> tuple[Key, np.ndarray]:
         """The upload of row map, page-table entries and, for `shape`, the plan's chunks."""
-        head = head_size(self.shapes)
-        layout = None if shape is None else self.shapes.layout(shape)
-        buffer = np.zeros(head + (0 if layout is None else layout.size), np.int32)
+        head = head_layout(self.slots, self.shapes.kinds).size
+        layout = None if shape is None else self.shapes.chunk_layouts[shape]
+        buffer = np.zeros(head + (0 if layout is None else layout.arrays.size), np.int32)
         pack_head(buffer, plan, self.shapes)
         if layout is not None:
             layout.pack_chunks(buffer[head:], plan.chunks, self.slots, self.eos_ids)

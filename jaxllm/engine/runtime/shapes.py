@@ -105,7 +105,7 @@ class StepShapes:
     @property
     def kinds(self) -> int:
         """Kinds of layers, each with a page pool of its own."""
-        return len(self.kv.num_pages)
+        return len(self.kv.k)
 
     @functools.cached_property
     def widths(self) -> tuple[int, ...]:
@@ -142,14 +142,18 @@ class StepShapes:
         shapes = SlotState.shapes(self.slots, self.table_width)
         return jax.tree.map(lambda s: self.array(s.shape, s.dtype), shapes)
 
-    def layout(self, shape: ExtendShape) -> ChunkLayout:
-        """How chunks of this shape are packed."""
-        return ChunkLayout(shape, self.table_width, self.buckets.logit_rows(shape))
+    @functools.cached_property
+    def chunk_layouts(self) -> dict[ExtendShape, ChunkLayout]:
+        """How the chunks of each compiled shape are packed."""
+        return {
+            shape: ChunkLayout(shape, self.table_width, self.buckets.logit_rows(shape))
+            for shape in self.buckets.extend
+        }
 
     @functools.cached_property
     def staged_chunks(self) -> jax.ShapeDtypeStruct:
         """The packed chunks of any extend shape, on the device."""
-        size = max(self.layout(shape).size for shape in self.buckets.extend)
+        size = max(layout.arrays.size for layout in self.chunk_layouts.values())
         return self.array((size,), jnp.int32)
 
     def forward_output(self, rows: int) -> ForwardOutput:

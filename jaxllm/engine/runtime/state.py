@@ -66,10 +66,11 @@ def width_of(columns: Columns) -> int:
 
 def host_columns(matrix_RW: np.ndarray, columns: Columns) -> dict[str, np.ndarray]:
     """Writable views of a host matrix's columns by name; booleans as int32."""
-    return {
-        name: matrix_RW[:, place].view(np.int32 if dtype is np.bool else dtype)
-        for name, (place, dtype) in columns.items()
-    }
+    found = {name: matrix_RW[:, place] for name, (place, _) in columns.items()}
+    for name, (_, dtype) in columns.items():
+        if dtype not in (np.int32, np.bool):
+            found[name] = found[name].view(dtype)
+    return found
 
 
 def device_columns(matrix_RW: Array, columns: Columns) -> dict[str, Array]:

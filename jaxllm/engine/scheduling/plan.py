@@ -125,7 +125,7 @@ class Plan:
             ]
         )
 
-    @property
+    @functools.cached_property
     def slots(self) -> tuple[int, ...]:
         """The slot of each decode."""
         return tuple([request.slot for request in self.decodes])

@@ -110,7 +110,7 @@ class Conversations:
         return [self._rng.randrange(30_000) for _ in range(count)]
 
 
-def test_no_prefix_is_computed_twice_while_host_memory_has_room_and_few_steps_are_for_those_who_arrive() -> (
+def test_no_prefix_is_computed_twice_while_host_memory_has_room_and_few_steps_admit_prompts() -> (
     None
 ):
     users = Conversations(host_pages=4681)

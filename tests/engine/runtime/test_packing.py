@@ -9,16 +9,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxllm.engine.runtime.packing import (
-    ALIGN,
-    Shapes,
-    offsets,
-    pack,
-    packed_size,
-    unpack,
-    views,
-)
-from jaxllm.engine.runtime.programs.update_slots import head_shapes, pack_head
+from jaxllm.engine.runtime.packing import ALIGN, Layout, Shapes
+from jaxllm.engine.runtime.programs.update_slots import head_layout, pack_head
 from jaxllm.engine.scheduling.plan import Plan, TableWrite
 from jaxllm.engine.scheduling.request import Request
 from jaxllm.sampling.options import SamplingParams
@@ -33,17 +25,20 @@ KINDS = (np.int32, np.uint32, np.float32)
         max_size=6,
     )
 )
-def test_what_is_packed_is_unpacked_bit_by_bit_and_every_array_is_aligned(layout: list) -> None:
-    shapes: Shapes = {f"a{i}": (tuple(shape), dtype) for i, (shape, dtype) in enumerate(layout)}
+def test_what_is_packed_is_unpacked_bit_by_bit_and_every_array_is_aligned(
+    kinds: list,
+) -> None:
+    shapes: Shapes = {f"a{i}": (tuple(shape), dtype) for i, (shape, dtype) in enumerate(kinds)}
     rng = np.random.default_rng(0)
     arrays = {
         n: rng.integers(-(2**31), 2**31, shape).astype(np.int32).view(dtype)
         for n, (shape, dtype) in shapes.items()
     }
-    buffer = pack(arrays, shapes)
-    assert buffer.shape == (packed_size(shapes),)
-    assert all(start % ALIGN == 0 for start in offsets(shapes)[0].values())
-    for name, found in unpack(buffer, shapes).items():
+    layout = Layout(shapes)
+    buffer = layout.pack(arrays)
+    assert buffer.shape == (layout.size,)
+    assert all(span.start % ALIGN == 0 for span in layout.spans.values())
+    for name, found in layout.unpack(buffer).items():
         assert found.dtype == shapes[name][1]
         np.testing.assert_array_equal(np.asarray(found).view(np.int32), arrays[name].view(np.int32))
 
@@ -67,10 +62,10 @@ def test_each_table_write_of_a_plan_is_an_entry_and_unused_entries_are_dropped(
         for at, (index, group) in enumerate(written)
     )
     plan = Plan(tuple(decodes), (0,) * count, (), table_writes=writes)
-    buffer = np.zeros(packed_size(head_shapes(slots, 2)), np.int32)
+    buffer = np.zeros(head_layout(slots, 2).size, np.int32)
     shapes: Any = SimpleNamespace(slots=slots, kinds=2, table_width=2 * width)
     pack_head(buffer, plan, shapes)
-    arrays = views(buffer, head_shapes(slots, 2))
+    arrays = head_layout(slots, 2).views(buffer)
     assert arrays["rows"].tolist() == [7 - row for row in range(count)] + [slots] * (slots - count)
     entries = [
         tuple(int(arrays[name][at]) for name in ("slot", "index", "page"))

@@ -165,8 +165,8 @@ def test_a_function_on_the_host_that_fails_ends_its_own_request_and_says_why(
     )
     failed = [delta for delta in deltas if delta.id == "1"][-1]
     assert (
-        failed.error
-        == "the logits processor broken raised ZeroDivisionError: integer division or modulo by zero"
+        failed.error == "the logits processor broken raised ZeroDivisionError: "
+        "integer division or modulo by zero"
     )
     assert [d.finish_reason for d in deltas if d.id == "0"][-1] == "length"
     assert outcomes(engine, PROMPTS[:1], params[:1])[0].tokens == [

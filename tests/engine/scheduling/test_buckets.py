@@ -13,9 +13,7 @@ from jaxllm.engine.scheduling.buckets import BucketError, Buckets
 PLATFORMS = ("cpu", "gpu", "tpu")
 
 
-def test_the_default_gpu_lattice_has_below_thirty_forward_programs_and_five_row_counts_of_logits() -> (
-    None
-):
+def test_the_default_gpu_lattice_has_below_thirty_forwards_and_five_row_counts_of_logits() -> None:
     buckets = Buckets.build(256, 8192, "gpu")
     assert 24 <= buckets.programs <= 29
     assert buckets.logits == (16, 64, 128, 256, 320)
@@ -151,7 +149,8 @@ def test_what_does_not_fit_is_an_error_that_names_the_limit_and_the_remedy() -> 
     buckets = Buckets.build(16, 512, "cpu")
     with pytest.raises(
         BucketError,
-        match=r"513 tokens of 1 prompts with 0 decodes do not fit.*512, 16 and 16; raise max_num_batched_tokens",
+        match=r"513 tokens of 1 prompts with 0 decodes do not fit.*512, 16 and 16; "
+        "raise max_num_batched_tokens",
     ):
         buckets.fit_extend(513, 1, 0)
     with pytest.raises(BucketError, match=r"17 decode rows do not fit.*has 16; raise max_num_seqs"):

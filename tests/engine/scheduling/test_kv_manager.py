@@ -1,4 +1,4 @@
-"""Pages of layers with a window: who gets them when they are given back, and what is found of them."""
+"""Pages of layers with a window: their reuse after release, and what is found of them."""
 
 from __future__ import annotations
 

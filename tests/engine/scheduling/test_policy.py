@@ -133,8 +133,13 @@ def test_a_scheduler_of_ones_own_is_found_by_name_and_must_be_one() -> None:
     assert scheduler_class(None) is Scheduler
     for name in (f"{__name__}:ShortestFirst", f"{__name__}.ShortestFirst"):
         assert scheduler_class(name) is ShortestFirst
-    for name, says in (("nowhere:X", "No module"), (f"{__name__}:Nothing", "no attribute"), ("ShortestFirst", "module:Class"),
-                       ("jaxllm.engine.scheduling.policy:RequestQueue", "subclass"), (":", "module:Class")):  # fmt: skip
+    for name, says in (
+        ("nowhere:X", "No module"),
+        (f"{__name__}:Nothing", "no attribute"),
+        ("ShortestFirst", "module:Class"),
+        ("jaxllm.engine.scheduling.policy:RequestQueue", "subclass"),
+        (":", "module:Class"),
+    ):
         with pytest.raises(ConfigError, match=says):
             scheduler_class(name)
 

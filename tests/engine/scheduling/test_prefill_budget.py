@@ -55,7 +55,6 @@ def test_the_pace_follows_what_shapes_took() -> None:
         "the smallest shape there is"
     )
     found = prefill_budget(seconds, 0.05)
-    assert [found.tokens(tokens, several, 10) for tokens, several in [(900, False), (900, True), (5000, False), (4400, True)]] == [
-        512, 1088, 1250, 1100
-    ]  # fmt: skip
+    waiting = (900, False), (900, True), (5000, False), (4400, True)
+    assert [found.tokens(*each, 10) for each in waiting] == [512, 1088, 1250, 1100]
     assert prefill_budget({}, 0.05) is None

@@ -119,7 +119,8 @@ def test_layers_without_scales_compute_theirs(make_engine: MakeEngine, tmp_path:
     assert len(np.unique(second[:, :, 0])) > 2
     assert (
         report.rows["KV scales"]
-        == "the checkpoint's for 1 of 2 layers; for the others one for each token and head, computed when it is written"
+        == "the checkpoint's for 1 of 2 layers; for the others one for each token and head, "
+        "computed when it is written"
     )
 
 
@@ -164,7 +165,8 @@ def test_pages_are_what_the_checkpoint_wants_unless_somebody_asks_otherwise(
     )
     with pytest.raises(
         ConfigError,
-        match=r"--kv-cache-dtype bfloat16 is neither of 8 bits .* give float32, fp8 or auto, or --dtype bfloat16",
+        match=r"--kv-cache-dtype bfloat16 is neither of 8 bits .* give float32, fp8 or auto, "
+        "or --dtype bfloat16",
     ):
         make_engine(model=path, load_format="auto", kv_cache_dtype="bfloat16")
 
@@ -174,11 +176,13 @@ def test_pages_are_what_the_checkpoint_wants_unless_somebody_asks_otherwise(
     [
         (
             {"0.self_attn.k_scale": 1.0},
-            r"has model\.layers\.0\.self_attn\.k_scale, but not the other of .*k_scale and .*v_scale",
+            r"has model\.layers\.0\.self_attn\.k_scale, "
+            "but not the other of .*k_scale and .*v_scale",
         ),
         (
             {"0.self_attn.k_scale": np.ones(3), "0.self_attn.v_scale": 1.0},
-            r"k_scale is F32 \[3\]; numbers of .*, one for all of a layer's KV heads or one for each of the 2;",
+            r"k_scale is F32 \[3\]; numbers of .*, "
+            "one for all of a layer's KV heads or one for each of the 2;",
         ),
         (
             {"0.self_attn.k_scale": np.ones((2, 8)), "0.self_attn.v_scale": 1.0},

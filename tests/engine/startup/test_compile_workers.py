@@ -251,7 +251,8 @@ from jaxllm.engine.startup.compile_workers import CompileWorkers, WorkerSpec
 from jaxllm.mesh import make_mesh
 
 use_compilation_cache(sys.argv[2])
-config = EngineConfig(model=sys.argv[1], max_model_len=32, max_num_seqs=1, max_num_batched_tokens=16, num_gpu_blocks_override=8)
+limits = {"max_model_len": 32, "max_num_seqs": 1, "max_num_batched_tokens": 16}
+config = EngineConfig(model=sys.argv[1], num_gpu_blocks_override=8, **limits)
 setup = resolve(config, Path(sys.argv[1]), make_mesh(1))
 programs = make_programs(setup)
 counter = programs.executables.compiles

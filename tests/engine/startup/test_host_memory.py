@@ -98,7 +98,10 @@ def test_more_than_can_be_pinned_is_refused_with_the_remedy(
     monkeypatch.delenv(PINNED_LIMIT, raising=False)
     monkeypatch.setattr(host_memory, "available_bytes", lambda: 200 * GIB)
     config = EngineConfig(preemption_mode="swap", swap_space=80)
-    message = f"need 80.00 GiB, but 63.00 GiB may be pinned, .*lower --swap-space .*, or set the environment variable {PINNED_LIMIT} to more"
+    message = (
+        "need 80.00 GiB, but 63.00 GiB may be pinned, .*lower --swap-space .*, "
+        f"or set the environment variable {PINNED_LIMIT} to more"
+    )
     with pytest.raises(ConfigError, match=message):
         plan_host(config, 2**20, 1, True, HostRoom.measure("gpu"))
     with pytest.raises(ConfigError, match="may be pinned"):
@@ -151,7 +154,8 @@ def test_host_memory_is_counted_in_pages_of_all_devices() -> None:
     for wishes in ({"preemption_mode": "swap", "swap_space": 1.25}, {"kv_offloading_size": 1.25}):
         with pytest.raises(
             ConfigError,
-            match=r"need 1\.25 GiB, but 1\.00 GiB is available, with 1 GiB left for .*; lower --swap-space",
+            match=r"need 1\.25 GiB, but 1\.00 GiB is available, with 1 GiB left for .*; "
+            "lower --swap-space",
         ):
             planned(**wishes)
         with pytest.raises(ConfigError, match=r"may be pinned, .*, or set PINNED$"):

@@ -38,8 +38,10 @@ def test_an_accelerator_gives_all_that_is_left_in_whole_rounds_of_pages() -> Non
 def test_every_term_takes_from_the_pool_and_is_named() -> None:
     full = replace(CARD, resident=GIB, spare=GIB // 2, staged=GIB // 4)
     assert CARD.for_pages - full.for_pages == GIB + GIB // 2 + GIB // 4
-    terms = "24.00 GiB usable − 15.00 weights − 3.00 for the largest step − 1.00 for sampling − 0.50 spare"
-    assert full.breakdown == f"{terms} − 0.25 for pages on their way to or from the host"
+    assert full.breakdown == (
+        "24.00 GiB usable − 15.00 weights − 3.00 for the largest step − 1.00 for sampling "
+        "− 0.50 spare − 0.25 for pages on their way to or from the host"
+    )
 
 
 def test_a_7b_on_an_h200_gets_more_than_98_percent_of_the_tokens_that_vllm_gets() -> None:
@@ -121,9 +123,7 @@ def test_layers_with_a_window_need_pages_for_what_a_step_sees_and_no_more() -> N
 HYBRID = replace(NEED, windows=(None, 4096), tile=128, step_tokens=8192, more_bytes=(3 * 2**20,))
 
 
-def test_kinds_of_layers_have_pages_for_the_longest_requests_and_up_to_a_third_of_the_rest_goes_to_windows() -> (
-    None
-):
+def test_every_group_has_pages_for_the_longest_requests_and_windows_up_to_a_third_more() -> None:
     full, windowed = HYBRID.group_pages_per_request
     assert (full, windowed) == (512, -(-(4096 + 128 + 8192 - 3) // 64) + 1)
     plan = plan_memory(EngineConfig(), CARD, HYBRID)
@@ -174,7 +174,7 @@ def test_the_length_that_auto_finds_fits_all_kinds_of_layers(
     st.integers(0, 10000),
     st.integers(1, 400),
 )
-def test_short_requests_lack_no_window_unless_windows_have_a_third_and_the_longest_needs_no_more_for_it(
+def test_short_requests_lack_no_window_unless_windows_have_a_third_and_the_longest_need_no_more(
     length: int, window: int, size: int, beyond: int, short: int
 ) -> None:
     need = replace(HYBRID, max_model_len=length, windows=(None, window), more_bytes=(size * 2**20,))

@@ -280,7 +280,8 @@ def test_an_engine_that_cannot_pin_all_says_so_and_goes_on(
     assert [array.nbytes for array in puts] == [MIB, 2 * MIB] and work.size == 3 * MIB
     (said,) = (record.getMessage() for record in caplog.records if record.name == "jaxllm")
     assert re.match(
-        r"of 6\.50 MiB of host memory for KV pages, 3\.00 MiB could be pinned at start \(.*no more\); the rest is .*",
+        r"of 6\.50 MiB of host memory for KV pages, 3\.00 MiB could be pinned at start "
+        r"\(.*no more\); the rest is .*",
         said,
     )
     assert said.endswith(pin_host_memory.REMEDY) and PHASE in report.seconds

@@ -112,12 +112,14 @@ def test_a_pool_that_was_asked_too_small_is_told_the_size_that_does(asked: dict)
         (
             {"kv_cache_memory_bytes": 10**8},
             CARD,
-            "--kv-cache-memory-bytes 100000000 gives 88.00 MiB; the longest that fits is 704 tokens",
+            "--kv-cache-memory-bytes 100000000 gives 88.00 MiB; "
+            "the longest that fits is 704 tokens",
         ),
         (
             {},
             replace(CARD, weights=19 * GIB),
-            "2.00 GiB is available (24.00 GiB usable − 19.00 weights − 3.00 for the largest step); the",
+            "2.00 GiB is available "
+            "(24.00 GiB usable − 19.00 weights − 3.00 for the largest step); the",
         ),
         (
             {},

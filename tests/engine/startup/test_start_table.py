@@ -101,7 +101,10 @@ def test_what_was_decided_of_memory_is_shown(tiny_dir: str) -> None:
     assert cached * 2 == pages - cached > 0
     swapping = rows_of(setup)
     assert swapping["preemption"] == "swap"
-    wanted = f"{pages} pages, {amount(pages * GIB // 64)}, {cached} of them for cached prefixes; {setup.resolved.moved_pages} move at once"
+    wanted = (
+        f"{pages} pages, {amount(pages * GIB // 64)}, {cached} of them for cached prefixes; "
+        f"{setup.resolved.moved_pages} move at once"
+    )
     assert swapping["host memory"] == wanted
     assert rows_of(decided(tiny_dir, enable_prefix_caching=False))["prefix caching"] == "off"
     assert (
@@ -122,8 +125,8 @@ def test_the_link_is_shown_with_what_a_page_costs_either_way(tiny_dir: str) -> N
     ((name, text),) = link_rows(setup, runner)  # type: ignore[arg-type]
     assert name == "link to host memory"
     assert (
-        text
-        == f"{GIB / 64 / 0.0006 / 1e9:.1f} GB/s per device: a page is loaded in 0.60 ms, alone in 3.70 ms, and computed in 16.00 ms"
+        text == f"{GIB / 64 / 0.0006 / 1e9:.1f} GB/s per device: a page is loaded in 0.60 ms, "
+        "alone in 3.70 ms, and computed in 16.00 ms"
     )
 
 

@@ -40,8 +40,8 @@ class XlaOptions:
 
     @classmethod
     def of(cls, device_kind: str, weights: float = 0, folder: Path = TUNED) -> XlaOptions:
-        """The table of a device kind as JAX names it ("NVIDIA H200"). `weights` are bytes on the one
-        device; 0 for several devices."""
+        """The table of a device kind as JAX names it ("NVIDIA H200"). `weights` are bytes on the
+        one device; 0 for several devices."""
         path = table_path(device_kind, folder)
         if not path.is_file():
             return cls()

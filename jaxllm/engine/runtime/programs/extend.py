@@ -11,7 +11,6 @@ from jax import Array
 
 from jaxllm.cache.kv import DROP_PAGE, KVCache, PagedContext, PagedInputs
 from jaxllm.engine.runtime.chunk_layout import ChunkLayout
-from jaxllm.engine.runtime.packing import unpack
 from jaxllm.engine.runtime.program import KV, STATE, WEIGHTS, Program, Resident, Variant, always
 from jaxllm.engine.runtime.shapes import Model, StepShapes
 from jaxllm.engine.runtime.state import (
@@ -43,7 +42,7 @@ def extend(
     chunk tokens stays in `hidden_states`, which serves all shapes.
     """
     del reused
-    shape, batch = layout.shape, unpack(staged, layout.shapes)
+    shape, batch = layout.shape, layout.arrays.unpack(staged)
     state = _admit(state, batch)
     given = DecodeRows.read(state, shape.decodes, kv, model.page_size)
     context = PagedContext(
@@ -137,7 +136,7 @@ def _admit(state: SlotState, batch: dict[str, Array]) -> SlotState:
 
 
 def _build(shapes: StepShapes, tokens: int, chunks: int, decodes: int) -> Variant:
-    layout = shapes.layout(ExtendShape(tokens, chunks, decodes))
+    layout = shapes.chunk_layouts[ExtendShape(tokens, chunks, decodes)]
     output, hidden = Resident("forward_output", layout.logit_rows), Resident("hidden_states")
     return Variant(
         functools.partial(extend, shapes.model, layout),

@@ -9,7 +9,7 @@ import numpy as np
 from jax import Array
 from jax.sharding import NamedSharding
 
-from jaxllm.engine.runtime.packing import Shapes, packed_size, unpack
+from jaxllm.engine.runtime.packing import Layout, Shapes
 from jaxllm.engine.runtime.program import COUNTS, LOGITS_PARAMS, Program, Variant
 from jaxllm.engine.runtime.shapes import StepShapes
 from jaxllm.sampling.process import LogitsParams, set_slot_params
@@ -18,29 +18,26 @@ OUTPUT_TOKENS = 1024  # tokens of an output that one call takes
 
 
 def set_slot(
-    layout: Shapes, local: NamedSharding, counts: Array, params: LogitsParams, buffer: Array
+    layout: Layout, local: NamedSharding, counts: Array, params: LogitsParams, buffer: Array
 ) -> tuple[Array, LogitsParams, Array]:
     """(counts, parameters, a value that is there when `buffer` was read)."""
-    new = unpack(jax.device_put(buffer, local), layout)
+    new = layout.unpack(jax.device_put(buffer, local))
     return *set_slot_params(counts, params, new), new["slot"][0]
 
 
-def slot_layout(params: LogitsParams) -> Shapes:
+def slot_layout(params: LogitsParams) -> Layout:
     """The buffer: one slot's row of each parameter, its number, tokens of its output, and whether
     they are the first ones."""
     rows: Shapes = {name: (s.shape[1:], np.dtype(s.dtype).type) for name, s in vars(params).items()}
-    return rows | {
-        "slot": ((1,), np.int32),
-        "first": ((1,), np.int32),
-        "said": ((OUTPUT_TOKENS,), np.int32),
-    }
+    rows |= dict.fromkeys(("slot", "first"), ((1,), np.int32))
+    return Layout(rows | {"said": ((OUTPUT_TOKENS,), np.int32)})
 
 
 def _build(shapes: StepShapes) -> Variant:
     layout = slot_layout(shapes.logits_params)
     return Variant(
         functools.partial(set_slot, layout, shapes.replicated),
-        takes=(COUNTS, LOGITS_PARAMS, shapes.host_buffer(packed_size(layout))),
+        takes=(COUNTS, LOGITS_PARAMS, shapes.host_buffer(layout.size)),
         gives=(COUNTS, LOGITS_PARAMS, shapes.replicated),
     )
 

@@ -9,7 +9,7 @@ import numpy as np
 from jax import Array
 from jax.sharding import NamedSharding
 
-from jaxllm.engine.runtime.packing import Shapes, packed_size, unpack, views
+from jaxllm.engine.runtime.packing import Layout, Shapes
 from jaxllm.engine.runtime.program import Program, Resident, Variant
 from jaxllm.engine.runtime.shapes import StepShapes
 from jaxllm.engine.scheduling.plan import Plan
@@ -26,31 +26,26 @@ def update_slots(
 ) -> tuple[Array, ...]:
     """(table, rows) of the slot state, and for `staged` the packed chunks that follow the head of
     `buffer`. `buffer` may lie in pinned host memory; `local` is the device's own."""
-    shapes = head_shapes(rows.shape[0], kinds)
-    head = packed_size(shapes)
+    head = head_layout(rows.shape[0], kinds)
     buffer = jax.device_put(buffer, local)
-    new = unpack(buffer[:head], shapes)
+    new = head.unpack(buffer[: head.size])
     table = table.at[new["slot"], new["index"]].set(new["page"], mode="drop")
-    return (table, new["rows"]) if staged is None else (table, new["rows"], buffer[head:])
+    return (table, new["rows"]) if staged is None else (table, new["rows"], buffer[head.size :])
 
 
-def head_shapes(slots: int, kinds: int) -> Shapes:
-    """The row map, and at most one page-table entry per row and kind of layers:
-    table[slot, index] = page."""
+@functools.cache
+def head_layout(slots: int, kinds: int) -> Layout:
+    """The buffer before the packed chunks: the row map, and at most one page-table entry per row
+    and kind of layers: table[slot, index] = page."""
     rows: Shapes = {"rows": ((slots,), np.int32)}
-    return rows | dict.fromkeys(("slot", "index", "page"), ((slots * kinds,), np.int32))
-
-
-def head_size(shapes: StepShapes) -> int:
-    """Elements of the buffer before the packed chunks."""
-    return packed_size(head_shapes(shapes.slots, shapes.kinds))
+    return Layout(rows | dict.fromkeys(("slot", "index", "page"), ((slots * kinds,), np.int32)))
 
 
 def pack_head(buffer: np.ndarray, plan: Plan, shapes: StepShapes) -> None:
     """Write row map and page-table entries of a plan into a zeroed buffer. Unused entries name the
     slot S + 1, which drops them."""
     slots, width = shapes.slots, shapes.table_width // shapes.kinds
-    arrays = views(buffer, head_shapes(slots, shapes.kinds))
+    arrays = head_layout(slots, shapes.kinds).views(buffer)
     arrays["rows"][:] = slots
     arrays["rows"][: len(plan.decodes)] = plan.slots
     arrays["slot"][:] = slots + 1
@@ -62,7 +57,9 @@ def pack_head(buffer: np.ndarray, plan: Plan, shapes: StepShapes) -> None:
 def _build(shapes: StepShapes, with_chunks: int) -> Variant:
     table, rows = Resident("state", field="table"), Resident("state", field="rows")
     staged = (Resident("staged_chunks"),) if with_chunks else ()
-    size = head_size(shapes) + (shapes.staged_chunks.shape[0] if with_chunks else 0)
+    size = head_layout(shapes.slots, shapes.kinds).size
+    if with_chunks:
+        size += shapes.staged_chunks.shape[0]
     return Variant(
         functools.partial(update_slots, shapes.kinds, local=shapes.replicated),
         takes=(table, rows, shapes.host_buffer(size), *staged),
