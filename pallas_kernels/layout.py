@@ -4,8 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionCase:
+    """What the cases of both paged attention ops have.
+
+    Attributes:
+      spare: entries by which the page table is wider than the longest row needs.
+      poison: what places that no row sees hold.
+    """
+
+    name: str
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 64
+    page_size: int = 16
+    spare: int = 2
+    window: int | None = None
+    softcap: float | None = None
+    sinks: bool = False
+    poison: float = float("nan")
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The keyword arguments of the op."""
+        sinks = np.linspace(-2.0, 4.0, self.heads, dtype=np.float32) if self.sinks else None
+        return {
+            "scale": self.head_dim**-0.5,
+            "window": self.window,
+            "softcap": self.softcap,
+            "sinks": sinks,
+        }
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
@@ -13,31 +14,14 @@ from jaxllm.nn.attention import RowContext
 from jaxllm.nn.linear import Init, Linear
 from jaxllm.nn.rules import Rows
 
-
-def _gelu(x: Array) -> Array:
-    return jax.nn.gelu(x, approximate=False)
-
-
-def _gelu_tanh(x: Array) -> Array:
-    return jax.nn.gelu(x, approximate=True)
-
-
-def _silu(x: Array) -> Array:
-    return jax.nn.silu(x)
-
-
-def _relu(x: Array) -> Array:
-    return jax.nn.relu(x)
-
-
 ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = MappingProxyType(
     {
-        "silu": _silu,
-        "swish": _silu,
-        "gelu": _gelu,
-        "gelu_new": _gelu_tanh,
-        "gelu_pytorch_tanh": _gelu_tanh,
-        "relu": _relu,
+        "silu": jax.nn.silu,
+        "swish": jax.nn.silu,
+        "gelu": functools.partial(jax.nn.gelu, approximate=False),
+        "gelu_new": jax.nn.gelu,
+        "gelu_pytorch_tanh": jax.nn.gelu,
+        "relu": jax.nn.relu,
     }
 )
 
@@ -58,7 +42,7 @@ class GatedMLP(nnx.Module):
         self.activation = ACTIVATIONS[activation]
 
     def __call__(self, x_TD: Array, context: RowContext) -> Array:
-        plain = self.activation is _silu and self.gate_up.bias is None
+        plain = self.activation is jax.nn.silu and self.gate_up.bias is None
         gated = context.gated_product(x_TD, self.gate_up.weight[...]) if plain else None
         if gated is None:
             gate_up = self.gate_up(x_TD)

@@ -119,10 +119,10 @@ def load(
         checkpoint = reader.Checkpoint(model_dir)
         _check(checkpoint, graph.rules, ignored(spec))
         arrays = _place_all(graph.rules, likes, checkpoint)
-    placed, done, total = {}, 0, sum(_bytes(like) for like in likes.values())
+    placed, done, total = {}, 0, sum(like.size * like.dtype.itemsize for like in likes.values())
     for rule, array in zip(graph.rules, arrays, strict=True):
         placed[rule.parameter] = array
-        done += _bytes(array)
+        done += array.nbytes
         if progress:
             progress(done, total)
     leaves = [placed[name] for name in likes]
@@ -239,7 +239,3 @@ def _equal(checkpoint: reader.Checkpoint, name: str, other: str) -> bool:
         np.array_equal(left[at : at + step], right[at : at + step])
         for at in range(0, left.size, step)
     )
-
-
-def _bytes(array: jax.Array | jax.ShapeDtypeStruct) -> int:
-    return int(np.prod(array.shape)) * array.dtype.itemsize

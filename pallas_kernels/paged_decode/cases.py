@@ -3,40 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from pallas_kernels.layout import Pages, dense_attention, in_pages
+from pallas_kernels.layout import AttentionCase, Pages, dense_attention, in_pages
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case:
-    """Shapes and contents of one call. `lengths` has one entry a row, 0 = not in use; `spare`
-    widens the page table."""
+class Case(AttentionCase):
+    """Shapes and contents of one call. `lengths` has one entry a row, 0 = not in use."""
 
-    name: str
     lengths: tuple[int, ...]
-    heads: int = 4
-    kv_heads: int = 2
-    head_dim: int = 64
-    page_size: int = 16
-    spare: int = 2
-    window: int | None = None
-    softcap: float | None = None
-    sinks: bool = False
-    poison: float = float("nan")
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """The keyword arguments of the op."""
-        sinks = np.linspace(-2.0, 4.0, self.heads, dtype=np.float32) if self.sinks else None
-        return {
-            "scale": self.head_dim**-0.5,
-            "window": self.window,
-            "softcap": self.softcap,
-            "sinks": sinks,
-        }
 
 
 @dataclass(frozen=True)

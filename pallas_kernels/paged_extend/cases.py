@@ -3,42 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from pallas_kernels.layout import Pages, dense_attention, in_pages
+from pallas_kernels.layout import AttentionCase, Pages, dense_attention, in_pages
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case:
+class Case(AttentionCase):
     """Shapes and contents of one call. `rows` holds (cached prefix, chunk length) pairs, chunk 0 =
-    not in use; `gap` tokens of no row lie before each chunk and after the last; `spare` widens the
-    page table."""
+    not in use; `gap` tokens of no row lie before each chunk and after the last."""
 
-    name: str
     rows: tuple[tuple[int, int], ...]
     gap: int = 0
-    heads: int = 4
-    kv_heads: int = 2
-    head_dim: int = 64
-    page_size: int = 16
-    spare: int = 2
-    window: int | None = None
-    softcap: float | None = None
-    sinks: bool = False
-    poison: float = float("nan")
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """The keyword arguments of the op."""
-        sinks = np.linspace(-2.0, 4.0, self.heads, dtype=np.float32) if self.sinks else None
-        return {
-            "scale": self.head_dim**-0.5,
-            "window": self.window,
-            "softcap": self.softcap,
-            "sinks": sinks,
-        }
 
 
 @dataclass(frozen=True)
