@@ -210,8 +210,8 @@ def slope(measure: Callable[[int], float], short: int, long: int) -> float:
     return (measure(long) - begin) / (long - short)
 
 
-def main() -> None:
-    """Start the engine and take the figures that were asked for."""
+def options() -> argparse.ArgumentParser:
+    """The options of this benchmark."""
     args = parser(__doc__)
     args.formatter_class = argparse.RawDescriptionHelpFormatter
     args.add_argument(
@@ -230,6 +230,12 @@ def main() -> None:
         help="jaxllm's; a fresh one by default, so that the start is a cold one",
     )
     args.add_argument("--small", action="store_true", help="small workloads, for trying it out")
+    return args
+
+
+def main() -> None:
+    """Start the engine and take the figures that were asked for."""
+    args = options()
     a = args.parse_args()
     parts, sizes = a.parts.split(","), SMALL if a.small else Sizes()
     if not (set(parts) <= set(UNCACHED) or set(parts) <= set(CACHED)):
@@ -237,12 +243,12 @@ def main() -> None:
     module = importlib.import_module(a.engine)
     shape, found = Path(a.model.removeprefix(PREFIX)).name, []
     with tempfile.TemporaryDirectory() as fresh:
-        options = engine_options(a.model) | {
+        given = engine_options(a.model) | {
             "dtype": "bfloat16",
             "gpu_memory_utilization": 0.9,
             "seed": 0,
         }
-        options |= {
+        given |= {
             "max_model_len": sizes.max_model_len,
             "max_num_seqs": sizes.max_num_seqs,
             "enable_prefix_caching": parts[0] in CACHED,
@@ -250,9 +256,9 @@ def main() -> None:
         cache = Path(a.compilation_cache_dir or fresh)
         again = cache.is_dir() and any(cache.iterdir())
         if a.engine == "jaxllm":
-            options["compilation_cache_dir"] = str(cache)
+            given["compilation_cache_dir"] = str(cache)
         start = time.perf_counter()
-        llm = module.LLM(**options | a.options)
+        llm = module.LLM(**given | a.options)
         rows = [
             {
                 "figure": "startup_again_s" if again else "startup_s",

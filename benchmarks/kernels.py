@@ -72,6 +72,18 @@ def kernel_times(fn: Callable[..., Array], q: Array, args: tuple[Any, ...]) -> d
     }
 
 
+def page_tables(shape: cases.DecodeShape, pages: int, page_size: int) -> list[Array]:
+    """Tables of different pages, as many as the pool has room for, so that calls in a row find
+    nothing in the cache."""
+    used = -(-shape.context // page_size)
+    sets = max(1, min(CALLS, pages // (shape.B * used)))
+    order = np.random.default_rng(0).permutation(pages)[: sets * shape.B * used]
+    return [
+        jnp.asarray(np.pad(table, ((0, 0), (0, cases.TABLE_WIDTH - used))), jnp.int32)
+        for table in order.reshape(sets, shape.B, used)
+    ]
+
+
 def time_decode(
     shape: cases.DecodeShape, tuning: Any, pool: tuple[Array, ...], profile: bool
 ) -> dict[str, Any]:
@@ -81,17 +93,7 @@ def time_decode(
 
     k_pages, v_pages, *scales = pool
     P, K, C, H = k_pages.shape
-    used = -(-shape.context // C)
-    sets = max(1, min(CALLS, P // (shape.B * used)))
-    order = (
-        np.random.default_rng(0)
-        .permutation(P)[: sets * shape.B * used]
-        .reshape(sets, shape.B, used)
-    )
-    tables = [
-        jnp.asarray(np.pad(table, ((0, 0), (0, cases.TABLE_WIDTH - used))), jnp.int32)
-        for table in order
-    ]
+    tables = page_tables(shape, P, C)
     lengths = jnp.full((shape.B,), shape.context, jnp.int32)
 
     @jax.jit
