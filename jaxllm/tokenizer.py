@@ -71,7 +71,7 @@ class Tokenizer:
             chat_template: the text or the file of a template in place of the model's own.
 
         Raises:
-            ConfigError: there is no usable tokenizer; one line.
+            ConfigError: there is no usable tokenizer, or config.json hides it; one line.
         """
         from transformers import AutoTokenizer
 
@@ -80,8 +80,10 @@ class Tokenizer:
                 str(path), trust_remote_code=False, revision=revision
             )
         except Exception as error:
-            cause = " ".join(str(error).split()) or type(error).__name__
-            raise ConfigError(f"no usable tokenizer in {path}: {cause[:400]}; {REMEDY}") from None
+            cause = (" ".join(str(error).split()) or type(error).__name__)[:400]
+            if _config_is_refused(path, revision):
+                raise ConfigError(f"config.json of {path}: {cause}; correct it") from None
+            raise ConfigError(f"no usable tokenizer in {path}: {cause}; {REMEDY}") from None
         tokenizer = cls(hf, None if chat_template is None else template_text(chat_template))
         # transformers makes an empty tokenizer where a directory has no tokenizer's files
         if tokenizer.backend.get_vocab_size(with_added_tokens=False) <= 1:
@@ -260,6 +262,19 @@ def template_text(source: str) -> str:
     except UnicodeDecodeError:
         raise ConfigError(f"cannot read the chat template {source}: not UTF-8 text") from None
     return text
+
+
+def _config_is_refused(path: str | Path, revision: str | None) -> bool:
+    """Whether config.json is what keeps transformers from loading the tokenizer."""
+    from transformers import AutoConfig
+
+    try:
+        AutoConfig.from_pretrained(str(path), trust_remote_code=False, revision=revision)
+    except (ValueError, OSError):  # AutoTokenizer goes on without a configuration
+        return False
+    except Exception:
+        return True
+    return False
 
 
 @functools.cache

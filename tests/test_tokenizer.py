@@ -186,6 +186,20 @@ def test_a_model_without_tokenizer_files_is_refused_with_the_remedy(
     assert "\n" not in str(error.value) and str(tmp_path) in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("key", "value"), [("head_dim", 7), ("eos_token_id", "2"), ("model_type", ["qwen3"])]
+)
+def test_a_fault_of_config_json_is_not_put_down_to_the_tokenizer(
+    directory: pathlib.Path, tmp_path: pathlib.Path, key: str, value: object
+) -> None:
+    for file in directory.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3", key: value}))
+    with pytest.raises(ConfigError, match=r"^config\.json of ") as error:
+        Tokenizer.load(tmp_path)
+    assert "\n" not in str(error.value) and "tokenizer" not in str(error.value).lower()
+
+
 def test_a_syntax_error_of_the_models_own_template_shows_before_the_first_chat(
     directory: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:

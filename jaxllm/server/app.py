@@ -181,7 +181,7 @@ class Routes:
             raise bad_request("tokens is required", "tokens")
         ids = read_field(body, "tokens", list, [])
         if ids:
-            check_ids(ids, server_state.resolved, "tokens")
+            ids = check_ids(ids, server_state.resolved, "tokens")
         if server_state.tokenizer is None:
             raise bad_request("this server runs without a tokenizer", "tokens")
         return Json(

@@ -20,7 +20,7 @@ NOT_ON_THE_WIRE = frozenset(
     {"guided_decoding", "structured_outputs", "logits_processors", "extra_args"}
 )
 WIRE_OPTIONS = tuple(name for name in OPTIONS if name not in NOT_ON_THE_WIRE)
-INTEGERS = frozenset(name for name in WIRE_OPTIONS if OPTIONS[name].kind == "int")
+INTEGERS = frozenset(name for name in WIRE_OPTIONS if OPTIONS[name].kind in ("int", "ints"))
 EXACT_FLOAT = 2.0**53  # every integer up to here is a float of its own
 
 # Known fields that change nothing here, whatever they hold.
@@ -153,7 +153,10 @@ def is_one_of(value: Any, allowed: Iterable[Any]) -> bool:
 
 
 def whole(value: Any) -> Any:
-    """`8.0` as the integer 8, other values unchanged. Larger floats may be rounded integers."""
+    """`8.0` as the integer 8, also in a list; other values unchanged. Larger floats may be rounded
+    integers."""
+    if type(value) is list and float in set(map(type, value)):
+        return [whole(item) for item in value]
     if type(value) is float and value.is_integer() and abs(value) <= EXACT_FLOAT:
         return int(value)
     return value

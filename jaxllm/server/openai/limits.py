@@ -11,6 +11,7 @@ from jaxllm.messages import RequestError, check_prompt_logprobs
 from jaxllm.sampling.options import SamplingParams
 from jaxllm.sampling.values import OptionError
 from jaxllm.server.errors import bad_request, describe
+from jaxllm.server.openai.fields import whole
 
 # Characters of a text that is to be truncated: a second or two of a tokenizer's time
 TRUNCATED_CHARS = 1 << 22
@@ -56,9 +57,11 @@ def check_chars(length: int, rules: Rules, param: str, truncated: bool = False) 
         )
 
 
-def check_ids(ids: list[Any], resolved: Resolved, param: str) -> None:
-    """Refuse token ids that are no integers of the vocabulary, or leave no room for a token."""
+def check_ids(ids: list[Any], resolved: Resolved, param: str) -> list[int]:
+    """The token ids; refuse those that are no integers of the vocabulary, or leave no room for a
+    token."""
     check_length(len(ids), resolved, param)
+    ids = whole(ids)
     if not set(map(type, ids)) <= {int}:  # lists may be long, and true is no id
         wrong = next(id for id in ids if type(id) is not int)
         raise bad_request(
@@ -73,6 +76,7 @@ def check_ids(ids: list[Any], resolved: Resolved, param: str) -> None:
                 f"[0, {resolved.vocab_size})"
             )
             raise bad_request(message, param, "invalid_token_id")
+    return ids
 
 
 def check_length(tokens: int, resolved: Resolved, param: str) -> None:

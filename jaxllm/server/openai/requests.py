@@ -305,8 +305,7 @@ def _read_prompt(prompt: Any, kind: type[Any], rules: Rules, params: SamplingPar
         check_chars(len(prompt), rules, "prompt", params.truncate_prompt_tokens is not None)
         return prompt
     ids: list[Any] = params.truncated(list(prompt), rules.resolved.max_model_len)
-    check_ids(ids, rules.resolved, "prompt")
-    return ids
+    return check_ids(ids, rules.resolved, "prompt")
 
 
 def read_chat_logprobs(body: dict[str, Any]) -> int | None:

@@ -60,6 +60,23 @@ def test_a_whole_float_is_an_integer(server: Running, path: str, field: str, val
         assert (type(found), found) == (int, value)
 
 
+@pytest.mark.parametrize("field", ["stop_token_ids", "allowed_token_ids"])
+def test_whole_floats_in_a_list_are_token_ids(server: Running, field: str) -> None:
+    body = BODIES[COMPLETIONS] | {"model": "fake"}
+    assert server.post(COMPLETIONS, body | {field: [5, 8.0]}).status == 200
+    found = getattr(server.control.added[-1].params, field)
+    assert [(type(id), id) for id in found] == [(int, 5), (int, 8)]
+    assert server.post(COMPLETIONS, body | {field: [5, 8.5]}).status == 400
+
+
+def test_whole_floats_are_token_ids_of_a_prompt(server: Running) -> None:
+    body = BODIES[COMPLETIONS] | {"model": "fake"}
+    assert server.post(COMPLETIONS, body | {"prompt": [5, 8.0]}).status == 200
+    ids = server.control.added[-1].prompt_token_ids
+    assert [(type(id), id) for id in ids] == [(int, 5), (int, 8)]
+    assert server.post(COMPLETIONS, body | {"prompt": [5, 8.5]}).status == 400
+
+
 def test_a_whole_float_counts_log_probabilities_and_tokens_of_chats(server: Running) -> None:
     body = BODIES[CHAT] | {"model": "fake", "logprobs": True, "top_logprobs": 2.0}
     answer = server.post(CHAT, body | {"max_completion_tokens": 3.0})
