@@ -38,6 +38,8 @@ def serve(argv: list[str]) -> int:
     """`serve MODEL …` is `python -m jaxllm.server --model MODEL …`."""
     from jaxllm.server.__main__ import main as serve_main
 
+    if argv and not argv[0].startswith("-"):
+        argv = ["--model", *argv]
     return int(serve_main(argv) or 0)
 
 
