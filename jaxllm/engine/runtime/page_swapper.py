@@ -16,9 +16,8 @@ from jax import Array
 from jaxllm.cache.kv import KVCache, zeros_of
 from jaxllm.cache.transfer import Page, page_shapes
 from jaxllm.config import ConfigError
-from jaxllm.engine.runtime.host_buffers import HostBuffers
+from jaxllm.engine.runtime.host_buffers import LEAVING, PINNED, PLAN_LOADS, HostBuffers
 from jaxllm.engine.runtime.lattice import Programs
-from jaxllm.engine.runtime.pinned_memory import LEAVING, PINNED, PLAN_LOADS
 from jaxllm.engine.runtime.program import Key, shardings
 from jaxllm.engine.scheduling.kv_offload import Link
 from jaxllm.engine.scheduling.plan import Moves, Traffic
@@ -72,7 +71,7 @@ class PageSwapper:
         self._near = shardings(page)
         self._far = shardings(page_shapes(shapes.kv, far_memory(shapes.platform)))
         self._filler = zeros_of(page)
-        self._uplink = HostBuffers(self._width, shapes.host, LEAVING + PLAN_LOADS + 1)
+        self._number_buffers = HostBuffers(self._width, shapes.host, LEAVING + PLAN_LOADS + 1)
         # Apart from each other: transfers of one plan run behind the step before it, and a wait
         # for them would delay the next launch
         self._out: deque[_Trip] = deque()
@@ -205,7 +204,7 @@ class PageSwapper:
     def _numbers(self, pages: list[int]) -> Array:
         """Page numbers for a program, padded with distinct numbers beyond the pool."""
         spare = range(self._pages + self._width, self._pages + 2 * self._width - len(pages))
-        return self._uplink.send(np.array([*pages, *spare], np.int32))
+        return self._number_buffers.send(np.array([*pages, *spare], np.int32))
 
     def _track(self, queue: deque[_Trip], most: int, trip: _Trip) -> None:
         queue.append(trip)

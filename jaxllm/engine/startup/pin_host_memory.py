@@ -20,7 +20,7 @@ import numpy as np
 from jax.sharding import SingleDeviceSharding
 
 from jaxllm.cache.transfer import page_shapes
-from jaxllm.engine.runtime.pinned_memory import PINNED
+from jaxllm.engine.runtime.host_buffers import PINNED
 from jaxllm.engine.startup.host_memory import OTHERS, STAGED, HostRoom
 from jaxllm.engine.startup.make_programs import abstract_pages
 from jaxllm.engine.startup.memory import shard_bytes

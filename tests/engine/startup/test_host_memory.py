@@ -174,7 +174,7 @@ def test_host_memory_is_counted_in_pages_of_all_devices() -> None:
 @pytest.mark.parametrize(
     ("wishes", "says"),
     [
-        ({"preemption_mode": "drop"}, "recompute or swap"),
+        ({"preemption_mode": "drop"}, "must be one of recompute, swap"),
         ({"preemption_mode": "swap", "swap_space": 0}, "--swap-space is 0"),
         ({"swap_space": 9}, "--preemption-mode swap"),
         ({"swap_space": -1}, "from 0"),

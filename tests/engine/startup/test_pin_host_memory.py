@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.engine.engine import Engine
-from jaxllm.engine.runtime.pinned_memory import PINNED
+from jaxllm.engine.runtime.host_buffers import PINNED
 from jaxllm.engine.startup import pin_host_memory, start
 from jaxllm.engine.startup.host_memory import STAGED, HostRoom
 from jaxllm.engine.startup.pin_host_memory import (
