@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from jaxllm.messages import GenerateRequest, TextDelta
 from jaxllm.server.errors import ApiError
 
-if TYPE_CHECKING:
-    from jaxllm.server.engine.client import EngineClient
-
 # Tokens and logprob entries that may arrive while a client does not read its stream
 MAX_BACKLOG = 1 << 17
 BYTES_PER_ENTRY = 8  # a token's id or rank, and its log-probability
+
+
+class StreamOwner(Protocol):
+    """The part of EngineClient that streams use; `reads` counts reads of the engine's socket."""
+
+    reads: int
+
+    def abort(self, stream: Stream) -> None: ...
 
 
 class Observer:
@@ -68,7 +73,7 @@ class Stream:
         field_names: engine fields under the names that the client used.
     """
 
-    def __init__(self, owner: EngineClient):
+    def __init__(self, owner: StreamOwner):
         self._owner = owner
         self.ids: set[str] = set()
         self.field_names: dict[str, str] = {}
