@@ -31,9 +31,15 @@ HARD_MAX_PARAMETERS = 10
 
 # Functions with more than eight parameters, and why they are not split.
 MANY_PARAMETERS: dict[str, str] = {
-    "pallas_kernels/paged_extend/mosaic_gpu.py:extend_attention": "seven arrays of a ragged batch, and tuning, interpret by keyword",
-    "pallas_kernels/paged_extend/mosaic_gpu.py:plan": "three arrays of the rows, and the sizes of a step by keyword",
-    "pallas_kernels/paged_decode/reference.py:decode_attention": "the op's definition: five arrays, and its four options by keyword",
+    "pallas_kernels/paged_extend/mosaic_gpu.py:extend_attention": (
+        "seven arrays of a ragged batch, and tuning, interpret by keyword"
+    ),
+    "pallas_kernels/paged_extend/mosaic_gpu.py:plan": (
+        "three arrays of the rows, and the sizes of a step by keyword"
+    ),
+    "pallas_kernels/paged_decode/reference.py:decode_attention": (
+        "the op's definition: five arrays, and its four options by keyword"
+    ),
 }
 
 # Reading the process environment is for what starts a process.
