@@ -81,11 +81,8 @@ def _launch(spec: Spec, splits: int, given: tuple[Array, ...]) -> tuple[Array, .
         rank = lax.axis_index("rank") if cluster > 1 else jnp.int32(0)
         # An owner waits for its followers, which have higher splits and so come first in the grid.
         # `splits_of` does not rely on clusters starting in that order: all fit on the chip at once.
-        split, h, wg = (
-            splits - 1 - lax.axis_index("split"),
-            lax.axis_index("head"),
-            lax.axis_index("wg"),
-        )
+        split = splits - 1 - lax.axis_index("split")
+        h, wg = lax.axis_index("head"), lax.axis_index("wg")
         low, high, r0, r1, *first_row, home, followers = (
             splits_ref[split, i] for i in range(SPLIT_FIELDS)
         )
