@@ -24,7 +24,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.kernels import kernel_times
-from jaxllm.engine.runtime.packing import pack, packed_size
 from jaxllm.engine.runtime.programs.apply_token_bitmask import apply_token_bitmask, bitmask_layout
 from jaxllm.engine.runtime.programs.process_logits import process_logits
 from jaxllm.engine.runtime.programs.set_slot import set_slot, slot_layout
@@ -114,12 +113,9 @@ def time_upload(kind: str, slots: int, vocab: int) -> dict[str, Any]:
     terms = made(LogitsParams.shapes(slots, vocab))
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     host = device.with_memory_kind("pinned_host") if jax.devices()[0].platform == "gpu" else device
-    shapes = slot_layout(terms) if kind == "set_slot" else bitmask_layout(slots, words_of(vocab))
-    buffer = jax.device_put(
-        pack({name: np.zeros(shape, dtype) for name, (shape, dtype) in shapes.items()}, shapes),
-        host,
-    )
-    partial = functools.partial(set_slot if kind == "set_slot" else apply_token_bitmask, shapes)
+    layout = slot_layout(terms) if kind == "set_slot" else bitmask_layout(slots, words_of(vocab))
+    buffer = jax.device_put(np.zeros(layout.size, np.int32), host)
+    partial = functools.partial(set_slot if kind == "set_slot" else apply_token_bitmask, layout)
     donated = (0, 1) if kind == "set_slot" else 0
     program = jax.jit(functools.partial(partial, device), donate_argnums=donated)
     held: list[Any] = (
@@ -132,7 +128,7 @@ def time_upload(kind: str, slots: int, vocab: int) -> dict[str, Any]:
         *held[:], taken = program(*held, buffer)
         return taken
 
-    return {"us": per_call(run), "bytes": packed_size(shapes) * 4}
+    return {"us": per_call(run), "bytes": layout.size * 4}
 
 
 def main() -> None:
