@@ -32,6 +32,7 @@ class Programs:
     def __init__(self, shapes: StepShapes, executables: Executables | None = None):
         self.shapes = shapes
         self.executables = executables or Executables(platform=shapes.platform)
+        self._variants: dict[Key, Variant] = {}
         self._compiled: dict[Key, jax.stages.Compiled] = {}
         self._making: dict[Key, Future[jax.stages.Compiled]] = {}
         self._stopped = False
@@ -52,10 +53,13 @@ class Programs:
         program = self._compiled.get(key)
         return self._make(key) if program is None else program
 
-    @functools.cache  # noqa: B019, as long-lived as the engine
     def variant(self, key: Key) -> Variant:
         """The function of a key, with the arrays that it takes and gives."""
-        return PROGRAMS[key.program].build(self.shapes, *key.sizes)
+        found = self._variants.get(key)
+        if found is None:
+            found = PROGRAMS[key.program].build(self.shapes, *key.sizes)
+            self._variants[key] = found
+        return found
 
     def recipe(self, key: Key) -> Recipe:
         """What to compile for a key."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 
 import jax
@@ -13,7 +15,7 @@ from jaxllm.engine.runtime.program import COUNTS, LOGITS_PARAMS, Key
 from jaxllm.engine.runtime.runner import Runner
 from jaxllm.messages import GenerateRequest
 from jaxllm.sampling.options import SamplingParams
-from tests.engine.conftest import collect
+from tests.engine.conftest import collect, run
 
 WISHES = {"max_num_seqs": 4, "num_gpu_blocks_override": 24, "max_num_batched_tokens": 16}
 MIXES = (
@@ -89,3 +91,12 @@ def test_a_launch_survives_the_way_through_bytes() -> None:
     (key, found), last = Launch.from_bytes(launch.to_bytes()).calls
     assert key == Key("update_slots", (1,)) and last == (Key("decode", (8,)), None)
     np.testing.assert_array_equal(found, buffer)
+
+
+def test_an_engine_that_is_dropped_takes_its_programs_along(make_engine):
+    engine = make_engine()
+    run(engine, [[1, 2, 3]], SamplingParams(max_tokens=2, temperature=0))
+    programs = weakref.ref(engine.runner.programs)
+    del engine
+    gc.collect()
+    assert programs() is None
