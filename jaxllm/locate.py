@@ -1,9 +1,12 @@
-"""Where a model's files are: the built-in demo, a local directory, or a hub id. Imports no jax."""
+"""Where a model's files are: the built-in demo, a local directory, or a hub id; and reading those
+that hold JSON. Imports no jax."""
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
+from typing import Any
 
 from jaxllm.config import ConfigError
 
@@ -18,6 +21,7 @@ WANTED_FILES = [
     "*.txt",
 ]
 UNWANTED_FILES = ["consolidated*", "original/*"]  # the weights again, in another layout
+MAX_JSON_BYTES = 16 * 2**20
 
 
 def locate(model: str, revision: str | None = None, download_dir: str | None = None) -> Path:
@@ -40,6 +44,30 @@ def locate(model: str, revision: str | None = None, download_dir: str | None = N
             "(a hub id looks like owner/name; 'demo' is built in)"
         )
     return _download(model, revision, download_dir)
+
+
+def check_regular(path: Path) -> None:
+    """Raises ConfigError when anything but a regular file is there: opening a FIFO would wait."""
+    if os.path.lexists(path) and not path.is_file():
+        raise ConfigError(f"{path} is not a regular file; replace or remove it")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file that exists. Raises ConfigError when there is none."""
+    check_regular(path)
+    if path.stat().st_size > MAX_JSON_BYTES:
+        raise ConfigError(
+            f"{path} is larger than {MAX_JSON_BYTES // 2**20} MiB; that is not a configuration"
+        )
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} is not valid JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path} holds a {type(value).__name__}; an object is expected")
+    return value
 
 
 def _download(model: str, revision: str | None, download_dir: str | None) -> Path:

@@ -12,9 +12,13 @@ import inspect
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jaxllm.config import ConfigError
+from jaxllm.locate import check_regular
+
+if TYPE_CHECKING:
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 RESERVED_TEMPLATE_NAMES = frozenset(
     "conversation conversations messages tools documents chat_template add_generation_prompt "
@@ -22,6 +26,11 @@ RESERVED_TEMPLATE_NAMES = frozenset(
     "return_tensors return_dict return_assistant_tokens_mask tokenizer_kwargs raise_exception "
     "strftime_now loop self".split()
 )
+# Files of a directory that transformers opens
+TOKENIZER_FILES = (
+    "tokenizer.json tokenizer_config.json special_tokens_map.json added_tokens.json "
+    "chat_template.jinja chat_template.json vocab.json merges.txt vocab.txt tokenizer.model"
+).split()
 REMEDY = "give another one (--tokenizer) or none (--skip-tokenizer-init)"
 # Raised by a template's expressions
 TEMPLATE_FAULTS = (
@@ -73,6 +82,8 @@ class Tokenizer:
         Raises:
             ConfigError: there is no usable tokenizer, or config.json hides it; one line.
         """
+        for name in TOKENIZER_FILES:
+            check_regular(Path(path, name))
         from transformers import AutoTokenizer
 
         try:
@@ -219,33 +230,36 @@ class Tokenizer:
 @functools.lru_cache(maxsize=64)
 def template_variables(template: str) -> frozenset[str]:
     """Names that a chat template reads, which `chat_template_kwargs` may set."""
-    import jinja2
-    import jinja2.ext
     import jinja2.meta
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-    environment = ImmutableSandboxedEnvironment(extensions=[jinja2.ext.loopcontrols])
     try:
-        return frozenset(jinja2.meta.find_undeclared_variables(environment.parse(template)))
+        return frozenset(jinja2.meta.find_undeclared_variables(_jinja().parse(template)))
     except jinja2.TemplateError:
         return frozenset()  # templates with tags of their own, e.g. {% generation %}
 
 
 def check_template(template: str) -> None:
-    """Raises ConfigError when a chat template is not valid Jinja. Tags that only transformers knows
-    are accepted."""
+    """Raises ConfigError when a chat template is not valid Jinja or names an unknown filter. Tags
+    that only transformers knows are accepted."""
     import jinja2
-    import jinja2.ext
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     try:
-        ImmutableSandboxedEnvironment(extensions=[jinja2.ext.loopcontrols]).parse(template)
+        _jinja().compile(template)
     except jinja2.TemplateSyntaxError as error:
         if "generation" not in str(error):
             raise ConfigError(
                 f"the chat template is not valid Jinja (line {error.lineno}): {error}; "
                 "correct it, or give another one (--chat-template)"
             ) from None
+
+
+@functools.cache
+def _jinja() -> ImmutableSandboxedEnvironment:
+    """Jinja as transformers sets it up, without the tags of its own."""
+    import jinja2.ext
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    return ImmutableSandboxedEnvironment(extensions=[jinja2.ext.loopcontrols])
 
 
 def template_text(source: str) -> str:

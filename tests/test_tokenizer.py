@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import pathlib
 import threading
+from collections.abc import Callable
 
 import pytest
 from tokenizers import Tokenizer as Backend
@@ -219,6 +221,29 @@ def test_a_syntax_error_of_the_models_own_template_shows_before_the_first_chat(
     with pytest.raises(ConfigError, match=r"not valid Jinja \(line 1\).*--chat-template"):
         broken.check_chat_template()
     Tokenizer.load(tmp_path, "{{ messages }}").check_chat_template()
+
+
+@pytest.mark.parametrize(
+    "where", ["{{ messages | nosuch }}", "{% for m in messages %}{{ m|no }}{% endfor %}"]
+)
+def test_an_unknown_filter_of_a_template_shows_before_the_first_chat(
+    directory: pathlib.Path, where: str
+) -> None:
+    with pytest.raises(ConfigError, match=r"not valid Jinja \(line 1\): No filter named 'no"):
+        Tokenizer.load(directory, where)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "chat_template.jinja", "tokenizer.json"])
+def test_what_is_no_regular_file_is_refused_and_not_opened(
+    directory: pathlib.Path, tmp_path: pathlib.Path, name: str, make: Callable[..., None]
+) -> None:
+    for file in directory.iterdir():
+        if file.name != name:
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+    make(tmp_path / name)
+    with pytest.raises(ConfigError, match=f"{name} is not a regular file; replace or remove it"):
+        Tokenizer.load(tmp_path)
 
 
 def test_code_in_a_repository_is_never_run(directory: pathlib.Path, tmp_path: pathlib.Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from collections.abc import Mapping
@@ -10,36 +9,21 @@ from pathlib import Path
 from typing import Any
 
 from jaxllm.config import ConfigError
+from jaxllm.locate import read_json
 from jaxllm.sampling.options import SamplingParams
 from jaxllm.sampling.values import OptionError
 
 # The options that a generation_config.json may set
 GENERATION_OPTIONS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-MAX_BYTES = 16 * 2**20
 
 logger = logging.getLogger("jaxllm")
 
 
 def generation_config(directory: str | Path) -> dict[str, Any]:
-    """What the model's generation_config.json says, {} when it has none. Raises ConfigError when it
-    is no JSON object."""
+    """What the model's generation_config.json says, {} when it has none. Raises ConfigError as
+    `read_json`."""
     path = Path(directory) / "generation_config.json"
-    if not os.path.lexists(path):
-        return {}
-    try:
-        found = (
-            json.loads(path.read_text(encoding="utf-8"))
-            if path.is_file() and path.stat().st_size <= MAX_BYTES
-            else None
-        )
-    except (OSError, ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
-        raise ConfigError(
-            f"{path} is not a JSON object; "
-            "repair it, or remove it and start with --generation-config vllm"
-        )
-    return found
+    return read_json(path) if os.path.lexists(path) else {}
 
 
 def sampling_defaults(found: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,25 +1,41 @@
-"""`python -m jaxllm.server`: check the options, bind the port, start the engine, serve."""
+"""`python -m jaxllm.server`: check the options, bind the port, start the engine, serve.
+
+Imports come with the functions that need them: an interrupt during an import ends the process
+without a traceback, too.
+"""
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import os
 import sys
+from typing import TYPE_CHECKING
 
-from jaxllm.config import ConfigError
-from jaxllm.server.cli import Options, check_generation_config, parse
-from jaxllm.tokenizer import template_text
+if TYPE_CHECKING:
+    from jaxllm.server.cli import Options
 
 
 def main(argv: list[str] | None = None, command: tuple[str, ...] | None = None) -> int:
-    """Returns the exit status: 0 after a clean stop, 1 after a failure, with one line on stderr.
+    """Returns the exit status: 0 after a clean stop, 1 after a failure, with one line on stderr,
+    130 after an interrupt.
 
     `command` replaces the engine process in tests.
     """
+    try:
+        return start(sys.argv[1:] if argv is None else argv, command)
+    except KeyboardInterrupt:
+        return 130
+
+
+def start(argv: list[str], command: tuple[str, ...] | None) -> int:
+    """`main`, except for interrupts."""
+    import logging
+
+    from jaxllm.config import ConfigError
+    from jaxllm.server.cli import parse
+
     # No warning that PyTorch is missing
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    options = parse(sys.argv[1:] if argv is None else argv, os.environ)
+    options = parse(argv, os.environ)
     logging.basicConfig(
         level=options.log_level.upper(),
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
@@ -32,15 +48,18 @@ def main(argv: list[str] | None = None, command: tuple[str, ...] | None = None) 
     except ConfigError as error:
         print(f"jaxllm: error: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        return 130
 
 
 def run(options: Options, command: tuple[str, ...] | None = None) -> int:
     """Check everything, the cheapest first, before anything is loaded; then serve."""
+    import asyncio
+    import logging
+
+    from jaxllm.server.cli import check_generation_config
     from jaxllm.server.engine.connection import ENGINE_COMMAND
     from jaxllm.server.lifecycle import find_model, serve
     from jaxllm.server.transport.sockets import bind
+    from jaxllm.tokenizer import template_text
 
     check_generation_config(options.generation_config)
     if options.chat_template is not None:

@@ -120,7 +120,7 @@ def test_an_end_of_sequence_outside_the_vocabulary_is_refused(tmp_path: Path, to
 def test_a_directory_in_place_of_a_file_is_refused(tmp_path: Path, name: str) -> None:
     directory(tmp_path, TINY)
     (tmp_path / name).mkdir()
-    with pytest.raises(ConfigError, match=f"{name} is not a"):
+    with pytest.raises(ConfigError, match=f"{name} is not a regular file; replace or remove it"):
         models.read_spec(tmp_path)
 
 

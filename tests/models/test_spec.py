@@ -91,6 +91,14 @@ def test_the_stored_dtype_has_two_keys_and_two_spellings(
     assert models.make_spec(BASE | changes).stored_dtype == dtype
 
 
+@pytest.mark.parametrize("dtype", ["int3", "int8", "torch.int3", "", 16, ["float32"]])
+@pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
+def test_a_stored_dtype_that_no_checkpoint_can_hold_is_refused(key: str, dtype: object) -> None:
+    sizes = {name: value for name, value in BASE.items() if "dtype" not in name}
+    with pytest.raises(ConfigError, match=r"dtype .* is not supported \(supported: float64, .*bf"):
+        models.make_spec(sizes | {key: dtype})
+
+
 def test_only_dynamic_scaling_ties_keys_to_their_prompt() -> None:
     spec = models.make_spec(CASES["llama-dynamic"])
     assert isinstance(spec.rope, DynamicRope)

@@ -29,6 +29,27 @@ def test_a_signal_ends_a_start_that_is_stuck_in_the_tokenizers_library(
     await_gone(engine)
 
 
+@pytest.mark.parametrize("module", ["jaxllm.server.cli", "jaxllm.config", "asyncio"])
+def test_an_interrupt_during_the_first_imports_ends_the_process_without_a_traceback(
+    module: str,
+) -> None:
+    code = """if True:
+        import os, runpy, signal, sys
+
+        class Interrupting:
+            def find_spec(self, name, *_):
+                if name == sys.argv[1]:
+                    os.kill(os.getpid(), signal.SIGINT)
+
+        sys.meta_path.insert(0, Interrupting())
+        runpy.run_module("jaxllm.server", run_name="__main__")
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", code, module], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 def test_what_the_engine_refuses_ends_a_start_that_is_stuck_in_the_tokenizers_library(
     launch: Any, tmp_path: pathlib.Path
 ) -> None:

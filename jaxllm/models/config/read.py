@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import pkgutil
 from collections.abc import Mapping
@@ -12,13 +11,14 @@ from types import ModuleType
 from typing import Any
 
 from jaxllm.config import ConfigError
+from jaxllm.locate import read_json
 from jaxllm.models.config.kv_scales import kv_cache_dtype
 from jaxllm.sampling.defaults import generation_config
 
-MAX_JSON_BYTES = 16 * 2**20
 MAX_SIZE = 2**31 - 1
 MAX_LAYERS = 2**12
 MAX_NUMBER = 1e18  # what float32 and int64 hold
+STORED_DTYPES = ("float64", "float32", "float16", "bfloat16")
 QUANTISATION = "hf_quant_config.json"  # modelopt's
 # Sizes that every family has; each may be left out where the family has a default
 SIZES = (
@@ -67,7 +67,7 @@ def read_config(model_dir: str | Path) -> dict[str, Any]:
     hf = check_sizes(directory)
     source = "quantization_config"
     if not hf.get(source) and os.path.lexists(directory / QUANTISATION):
-        hf[source] = _read_json(directory / QUANTISATION)
+        hf[source] = read_json(directory / QUANTISATION)
         source = QUANTISATION
     problems = []
     if hf.get("auto_map"):
@@ -104,7 +104,7 @@ def check_sizes(model_dir: str | Path) -> dict[str, Any]:
     path = Path(model_dir) / "config.json"
     if not path.is_file():
         raise ConfigError(f"{model_dir} has no config.json; give a Hugging Face model directory")
-    hf = _read_json(path)
+    hf = read_json(path)
     for key in SIZES:
         if hf.get(key) is not None:
             positive(hf, key)
@@ -128,6 +128,21 @@ def eos_token_ids(hf: Mapping[str, Any]) -> set[int]:
             f"eos_token_id is {value!r:.80}; it must be an integer, a list of integers or null"
         )
     return set(ids)
+
+
+def stored_dtype(hf: Mapping[str, Any]) -> str | None:
+    """The dtype that the checkpoint claims to hold, None where it does not say.
+
+    Raises ConfigError for anything but one of STORED_DTYPES.
+    """
+    value = next((hf[key] for key in ("dtype", "torch_dtype") if hf.get(key) is not None), None)
+    name = None if value is None else str(value).removeprefix("torch.")
+    if name not in (None, *STORED_DTYPES):
+        raise ConfigError(
+            f"config.json: dtype {value!r:.80} is not supported "
+            f"(supported: {', '.join(STORED_DTYPES)})"
+        )
+    return name
 
 
 def positive(hf: Mapping[str, Any], key: str) -> int:
@@ -163,20 +178,3 @@ def number(settings: Mapping[str, Any], key: str, default: float | None = None) 
     if type(value) not in (int, float) or not 0 < value < MAX_NUMBER:
         raise ConfigError(f"config.json: {key} is {value!r:.80}; it must be a positive number")
     return float(value)
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file. Raises ConfigError when there is none."""
-    if not path.is_file():
-        raise ConfigError(f"{path} is not a regular file; replace or remove it")
-    if path.stat().st_size > MAX_JSON_BYTES:
-        raise ConfigError(
-            f"{path} is larger than {MAX_JSON_BYTES // 2**20} MiB; that is not a configuration"
-        )
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} is not valid JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise ConfigError(f"{path} holds a {type(value).__name__}; an object is expected")
-    return value

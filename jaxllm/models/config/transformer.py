@@ -10,7 +10,7 @@ from typing import Any
 from jaxllm.cache.layer import PagedKV
 from jaxllm.config import ConfigError
 from jaxllm.models.config.kv_scales import kv_cache_dtype
-from jaxllm.models.config.read import eos_token_ids, flag, positive
+from jaxllm.models.config.read import eos_token_ids, flag, positive, stored_dtype
 from jaxllm.models.config.rope import context_length, rope, rope_parameters
 from jaxllm.models.config.spec import ModelSpec
 from jaxllm.nn.attention import Attention
@@ -69,7 +69,6 @@ def transformer_spec(
         raise ConfigError(
             f"config.json: rms_norm_eps is {eps!r:.80}; it must be a number from 0 to 1"
         )
-    dtype = next((hf[key] for key in ("dtype", "torch_dtype") if hf.get(key) is not None), None)
     dynamic = rope_parameters(hf)["rope_type"] == "dynamic"
     return ModelSpec(
         model_type=hf["model_type"],
@@ -85,7 +84,7 @@ def transformer_spec(
         context_length=context_length(hf),
         shared_length=positive(hf, "max_position_embeddings") if dynamic else None,
         eos_token_ids=tuple(sorted(eos_token_ids(hf))),
-        stored_dtype=None if dtype is None else str(dtype).removeprefix("torch."),
+        stored_dtype=stored_dtype(hf),
         kv_cache_dtype=kv_cache_dtype(hf.get("quantization_config")) or "auto",
         tied=flag(hf, "tie_word_embeddings"),
         norm_eps=float(eps),
