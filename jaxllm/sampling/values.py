@@ -13,6 +13,7 @@ from jaxllm.grammar.structure import KINDS, StructuredOutputsParams, StructureEr
 
 MAX_STOP_CHARS = 1024
 MAX_BAD_WORD_CHARS = 2**14  # of all words; the engine tokenises them between two steps
+EXACT_FLOAT = 2.0**53  # every integer up to here is a float of its own
 LARGEST_READ = 2**63  # JSON readers turn larger integers into floats
 
 
@@ -169,6 +170,12 @@ def _int(name: str, row: Option, value: Any) -> int:
         # An integer that the JSON reader rounded, perhaps to a bound; it is out of range here too
         beyond = "a larger number" if number > 2**65 else str(int(number))
         _outside(name, row, "a lower number" if number < 0 else beyond)
+    if isinstance(number, float) and abs(number) > EXACT_FLOAT:
+        raise OptionError(
+            name,
+            f"{name} must be an integer; got the float {number:g}, and floats above 2^53 are not "
+            "exact: send all digits, without a point or an exponent",
+        )
     if not isinstance(number, int):
         raise OptionError(name, f"{name} must be an integer, got {type(value).__name__}")
     _bounded(name, row, number)

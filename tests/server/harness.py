@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import select
 import socket
 import threading
 from dataclasses import replace
@@ -146,6 +147,10 @@ class Open:
                 self.send(b"z" * 100)
         except (ConnectionResetError, BrokenPipeError):
             return True
+
+    def readable(self) -> bool:
+        """Whether some of the reply has arrived."""
+        return bool(select.select([self._socket], [], [], 0)[0])
 
     def status(self) -> int:
         """The status line; waits for it."""

@@ -58,6 +58,42 @@ def test_an_engine_that_dies_again_and_again_ends_the_server(launch: Any) -> Non
     assert "Traceback" not in server.log
 
 
+def test_an_engine_that_dies_while_it_loads_uses_up_a_restart(
+    launch: Any, tmp_path: pathlib.Path
+) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    server = launch("--max-engine-restarts", "2", frozen=True, gate=gate)
+    gate.write_bytes(b"")
+    os.kill(server.up().engine, signal.SIGKILL)
+    with gate.open("wb"):  # opens when the next engine loads
+        os.kill(server.engine, signal.SIGKILL)
+        server.says("restart 1 of the engine failed")
+        assert json.loads(server.get("/health")[1])["status"] == "restarting"
+    gate.write_bytes(b"")
+    server.says("the engine serves again after restart 2")
+    with server.begin() as last:
+        server.busy()
+        os.kill(server.engine, signal.SIGKILL)
+        assert last.status() == 500
+    assert server.ended() == 1
+    assert "not restarted again" in server.log
+    assert "Traceback" not in server.log
+
+
+def test_an_engine_that_dies_during_a_drain_ends_the_server(launch: Any) -> None:
+    server = launch("--shutdown-timeout", "600", frozen=True).up()
+    with server.begin() as whole, server.begin(stream=True) as stream:
+        server.busy()
+        server.process.send_signal(signal.SIGTERM)
+        server.says("shutting down: 2 requests")
+        os.kill(server.engine, signal.SIGKILL)
+        for ended in (whole.answer(), stream.answer()):
+            assert (ended.status, ended.error["type"]) == (500, "server_error")
+    assert server.ended() == 1
+    assert "Traceback" not in server.log
+
+
 def test_without_restarts_the_engines_death_ends_the_server_after_its_replies(launch: Any) -> None:
     server = launch("--max-engine-restarts", "0", frozen=True).up()
     with server.begin() as whole:

@@ -14,6 +14,7 @@ from jaxllm.config import EngineConfig
 from jaxllm.server.engine.wire import Died, Frames, Ready, Start, ToEngine, ToServer, encode
 
 ENGINE_COMMAND = (sys.executable, "-m", "jaxllm.server.engine.process")
+PF_EXITING = 4  # of Linux's task flags
 
 logger = logging.getLogger("jaxllm.server")
 
@@ -34,9 +35,14 @@ class EngineConnection(asyncio.Protocol):
         died: resolves when the process has ended, or has said that it ends.
     """
 
-    def __init__(self, receive: Callable[[list[ToServer]], None], lost: Callable[[], None]):
+    def __init__(
+        self,
+        receive: Callable[[list[ToServer]], None],
+        lost: Callable[[], None],
+        process_id: int | None,
+    ):
         """`receive` gets the messages of each read, `lost` is called once, after `died`."""
-        self._receive, self._lost = receive, lost
+        self._receive, self._lost, self._process_id = receive, lost, process_id
         self._frames = Frames[ToServer](ToServer)
         self._transport: asyncio.Transport | None = None
         loop = asyncio.get_running_loop()
@@ -56,7 +62,9 @@ class EngineConnection(asyncio.Protocol):
     @property
     def alive(self) -> bool:
         """Whether the engine takes requests."""
-        return self.ready.done() and not self.died.done()
+        if not self.ready.done() or self.died.done():
+            return False
+        return self._process_id is None or not is_exiting(self._process_id)
 
     def send(self, message: ToEngine) -> int:
         """Send a message, or drop it when the process is gone; returns the bytes sent."""
@@ -94,6 +102,17 @@ class EngineConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """asyncio.Protocol"""
         self.end(Died("the engine process ended unexpectedly"))
+
+
+def is_exiting(process_id: int) -> bool:
+    """Whether Linux ends a process: its sockets close only when its memory is released, which takes
+    up to half a second. False elsewhere, and once the process is gone."""
+    try:
+        with open(f"/proc/{process_id}/stat", "rb") as stat:
+            fields = stat.read().rpartition(b")")[2].split()  # after the name
+    except OSError:
+        return False
+    return bool(int(fields[6]) & PF_EXITING)
 
 
 def launch(

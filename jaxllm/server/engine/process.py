@@ -295,6 +295,7 @@ def main(argv: list[str] | None = None, factory: Factory = load) -> int:
     parser = argparse.ArgumentParser(prog="jaxllm.server.engine.process")
     parser.add_argument("--fd", type=int, required=True)
     sock = socket.socket(fileno=parser.parse_args(argv).fd)
+    sock.set_inheritable(False)  # a child that outlives this process must not hold it open
     # Systemd sends them to every process of a service
     for number in (signal.SIGINT, signal.SIGTERM):
         # The HTTP process decides when this one ends, and lets requests finish before

@@ -32,7 +32,7 @@ class EngineSupervisor:
         """Start a process and wait until it takes requests. Raises EngineDied."""
         self._process, sock = launch(self._command)
         logger.info("loading the model in engine process %d", self._process.pid)
-        ready = await self._client.connect(sock)
+        ready = await self._client.connect(sock, self._process.pid)
         self._ready_at = time.monotonic()
         return ready
 

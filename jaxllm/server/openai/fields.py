@@ -12,7 +12,7 @@ import orjson
 from jaxllm.grammar.structure import StructuredOutputsParams, StructureError, structure
 from jaxllm.messages import RequestError, check_salt
 from jaxllm.sampling.options import OPTIONS, SamplingParams
-from jaxllm.sampling.values import OptionError
+from jaxllm.sampling.values import EXACT_FLOAT, OptionError
 from jaxllm.server.errors import bad_request, describe, sanitize
 
 # Options of the library that no client may set.
@@ -21,7 +21,6 @@ NOT_ON_THE_WIRE = frozenset(
 )
 WIRE_OPTIONS = tuple(name for name in OPTIONS if name not in NOT_ON_THE_WIRE)
 INTEGERS = frozenset(name for name in WIRE_OPTIONS if OPTIONS[name].kind in ("int", "ints"))
-EXACT_FLOAT = 2.0**53  # every integer up to here is a float of its own
 
 # Known fields that change nothing here, whatever they hold.
 IGNORED = frozenset(

@@ -92,6 +92,17 @@ def test_an_echo_of_zero_tokens_may_be_asked_for_by_a_float(server: Running) -> 
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+@pytest.mark.parametrize("value", [1e18, 2.0**53 + 2, -1e18])
+def test_a_float_too_large_to_be_exact_hears_that_it_is_not(
+    server: Running, path: str, value: float
+) -> None:
+    answer = server.post(path, {"model": "fake", "seed": value} | BODIES[path])
+    assert (answer.status, answer.error["param"]) == (400, "seed")
+    assert "floats above 2^53 are not exact" in answer.error["message"]
+    assert server.post(path, {"model": "fake", "seed": int(value)} | BODIES[path]).status == 200
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
 @pytest.mark.parametrize("value", [8.5, True, "8", 2.0**63, -(2.0**63) - 1025])
 def test_no_other_value_is_an_integer(server: Running, path: str, value: Any) -> None:
     answer = server.post(path, {"model": "fake", "seed": value} | BODIES[path])

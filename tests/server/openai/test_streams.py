@@ -4,7 +4,10 @@ overload, the engine's death."""
 from __future__ import annotations
 
 import json
+import os
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,6 +16,7 @@ import openai
 import pytest
 
 from jaxllm.messages import RequestError
+from jaxllm.server.engine.connection import is_exiting
 from jaxllm.tokenizer import Tokenizer
 from tests.server.harness import Running
 from tests.server.stepped import ENDLESS, Stepped
@@ -246,6 +250,25 @@ def test_the_engines_death_reaches_every_request_and_health(stepped: Stepped) ->
     assert int(refused.headers["retry-after"]) >= 1
 
 
+def test_an_engine_that_is_being_ended_is_dead_before_its_socket_closes(
+    fresh: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Releasing the memory of a killed process takes a while, and its socket closes after that."""
+    connection = fresh.server_state.client._connection
+    monkeypatch.setattr(connection, "_process_id", os.getpid())
+    for path in ("/health", "/ready"):
+        assert fresh.get(path).status == 200
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)  # its entry stays
+        monkeypatch.setattr(connection, "_process_id", ended.pid)
+        for path in ("/health", "/ready"):
+            answer = fresh.get(path)
+            assert (answer.status, answer.json()["status"]) == (503, "dead")
+        refused = fresh.post("/v1/completions", {"model": "fake", "prompt": "a"})
+        assert (refused.status, refused.error["code"]) == (503, "engine_down")
+    assert not is_exiting(ended.pid), "no longer there, and its socket is closed"
+
+
 def test_a_failed_step_ends_its_requests_alone_and_the_server_goes_on(
     stepped: Stepped, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -318,43 +341,6 @@ def test_many_streams_at_once_stay_apart(server: Running) -> None:
     for thread in threads:
         thread.join(30)
     assert texts == {name: name[:16] if len(name) > 16 else name for name in names}
-
-
-def test_slow_heads_and_slow_bodies_are_cut_off(
-    fresh: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr("jaxllm.server.transport.http.HEADER_DEADLINE", 0.05)
-        for data in (b"", b"GET /health HTTP/1.1\r\nhost:"):
-            with fresh.begin_raw(data) as sock:
-                assert sock.closed()
-    monkeypatch.setattr("jaxllm.server.openai.bodies.BODY_DEADLINE", 0.05)
-    with fresh.begin_raw(
-        b"POST /tokenize HTTP/1.1\r\nhost: a\r\ncontent-length: 100\r\n\r\n{"
-    ) as sock:
-        assert sock.status() == 408
-    with fresh.begin_raw(b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n") as sock:
-        assert sock.status() == 200
-
-
-def test_a_connection_that_is_not_read_is_cut_off_and_its_request_aborted(
-    fresh: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("jaxllm.server.transport.http.WRITE_DEADLINE", 0.05)
-    body = {
-        "model": "fake",
-        "prompt": ["abc"] * 24,
-        "ignore_eos": True,
-        "max_tokens": 250,
-        "stream": True,
-        "logprobs": 20,
-    }
-    with fresh.begin("/v1/completions", body):
-        assert fresh.control.saw(lambda: len(fresh.control.added) == 24)
-        assert fresh.control.saw(lambda: not fresh.control.running)
-        while fresh.server_state.active:
-            assert fresh.get("/health").status == 200
-    assert fresh.post("/v1/completions", {"model": "fake", "prompt": "abc"}).status == 200
 
 
 def test_a_panic_of_native_code_is_a_plain_500(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import pytest
 from starlette.routing import Route
 
 from jaxllm.server.app import routes
-from jaxllm.server.transport.auth import OPEN_PATHS
+from jaxllm.server.transport.auth import ADMIN_PATHS, OPEN_PATHS
 from jaxllm.tokenizer import Tokenizer
 from tests.server.harness import Running, with_settings
 
@@ -39,6 +40,44 @@ def test_every_route_but_the_probes_needs_a_key(guarded: Running) -> None:
             seen.add(path)
     assert seen >= OPEN_PATHS
     assert len(seen) == 14
+
+
+# key sent -> status by kind of route: probes, operator's, others; None is neither 401 nor 403
+MATRIX = {
+    "client and admin keys": {
+        None: (200, 401, 401),
+        "wrong": (200, 401, 401),
+        "client": (200, 403, None),
+        "root": (200, None, None),
+    },
+    "admin keys": {
+        None: (200, 403, None),
+        "wrong": (200, 403, None),
+        "root": (200, None, None),
+    },
+    "client keys": {"wrong": (200, 401, 401), "client": (200, 403, None)},
+    "no keys": {None: (200, 403, None), "root": (200, 403, None)},
+}
+
+
+@pytest.mark.parametrize("keys", MATRIX)
+def test_every_route_opens_to_its_keys_alone(tokenizer: Tokenizer, keys: str) -> None:
+    api_keys = ("client",) if "client" in keys else ()
+    admin_keys = ("root",) if "admin" in keys else ()
+    with Running(tokenizer, with_settings(api_keys=api_keys, admin_keys=admin_keys)) as running:
+        for route in routes(running.server_state).routes:
+            assert isinstance(route, Route)
+            path, methods = route.path.replace("{id:path}", "fake"), route.methods or ()
+            kind = 0 if path in OPEN_PATHS else 1 if path in ADMIN_PATHS else 2
+            for method, (key, expected) in itertools.product(methods, MATRIX[keys].items()):
+                headers = {} if key is None else {"authorization": f"Bearer {key}"}
+                body = b"{}" if method == "POST" else None
+                status = running.request(method, path, body, headers).status
+                if expected[kind] is None:
+                    assert status in (200, 400), (method, path, key)
+                else:
+                    assert status == expected[kind], (method, path, key)
+        assert len(running.control.resets) == (keys in ("client and admin keys", "admin keys"))
 
 
 @pytest.mark.parametrize("key", ["first key", "second"])
