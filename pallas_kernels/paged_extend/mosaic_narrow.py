@@ -122,7 +122,7 @@ def widen(m: Machine, spec: Spec, arrays: tuple[Any, Any, Any], count: Any) -> N
         m.offset(2 * spec.H, row, m.times(m.bits(m.c, 0, 1), 8), there, i)
         for i in range(spec.H // 64)
     ]
-    rows = max(1, AT_ONCE * 64 // spec.H)
+    rows = min(max(1, AT_ONCE * 64 // spec.H), spec.size // 8)
     for first in range(0, spec.size // 8, rows):
         loaded = []  # before anything is stored, since no load is moved before a store
         for down in range(first, first + rows):
