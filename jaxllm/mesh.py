@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 
 import jax
 import numpy as np
@@ -12,18 +11,16 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxllm.config import ConfigError
 
 # Logical axes of weights; one that maps to None is whole on every device
-AXES: Mapping[str, str | None] = MappingProxyType(
-    {
-        "shard": "tensor",  # leading axis of fused weights that are stored shard by shard
-        "heads": "tensor",
-        "kv_heads": "tensor",
-        "mlp": "tensor",
-        "vocab": "tensor",
-        "embed": None,
-        "head_dim": None,
-        "batch": "data",
-    }
-)
+AXES: Mapping[str, str | None] = {
+    "shard": "tensor",  # leading axis of fused weights that are stored shard by shard
+    "heads": "tensor",
+    "kv_heads": "tensor",
+    "mlp": "tensor",
+    "vocab": "tensor",
+    "embed": None,
+    "head_dim": None,
+    "batch": "data",
+}
 
 
 def make_mesh(tensor_parallel_size: int, devices: Sequence[jax.Device] | None = None) -> Mesh:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 from jaxllm.models.config.read import flag
@@ -13,15 +12,12 @@ from jaxllm.nn.attention import Attention
 from jaxllm.nn.decoder import Decoder
 from jaxllm.nn.linear import Init
 
-DEFAULTS: Mapping[str, Any] = MappingProxyType(
-    {"hidden_act": "silu", "rms_norm_eps": 1e-6, "max_position_embeddings": 2048}
-)
-NAMES = LLAMA_NAMES
-
-
-def spec(hf: Mapping[str, Any]) -> ModelSpec:
-    """The spec of a complete configuration. Raises ConfigError."""
-    return transformer_spec(hf)
+DEFAULTS: Mapping[str, Any] = {
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 2048,
+}
+NAMES, spec = LLAMA_NAMES, transformer_spec
 
 
 def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:

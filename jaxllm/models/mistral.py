@@ -4,7 +4,6 @@ own."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 from jaxllm.models.config.read import positive
@@ -14,15 +13,13 @@ from jaxllm.nn.attention import Attention
 from jaxllm.nn.decoder import Decoder
 from jaxllm.nn.linear import Init
 
-DEFAULTS: Mapping[str, Any] = MappingProxyType(
-    {
-        "hidden_act": "silu",
-        "rms_norm_eps": 1e-6,
-        "max_position_embeddings": 131072,
-        "num_key_value_heads": 8,
-        "sliding_window": 4096,
-    }
-)
+DEFAULTS: Mapping[str, Any] = {
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 131072,
+    "num_key_value_heads": 8,
+    "sliding_window": 4096,
+}
 NAMES = LLAMA_NAMES
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 from jaxllm.models.config.spec import ModelSpec
@@ -17,16 +16,14 @@ from jaxllm.nn.attention import Attention
 from jaxllm.nn.decoder import Decoder
 from jaxllm.nn.linear import Init
 
-DEFAULTS: Mapping[str, Any] = MappingProxyType(
-    {
-        "hidden_act": "silu",
-        "rms_norm_eps": 1e-6,
-        "max_position_embeddings": 32768,
-        "num_key_value_heads": 32,
-        "sliding_window": 4096,
-        "max_window_layers": 28,
-    }
-)
+DEFAULTS: Mapping[str, Any] = {
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 32768,
+    "num_key_value_heads": 32,
+    "sliding_window": 4096,
+    "max_window_layers": 28,
+}
 NAMES = LLAMA_NAMES
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 from jaxllm.models import qwen2
@@ -14,7 +13,7 @@ from jaxllm.nn.attention import Attention
 from jaxllm.nn.decoder import Decoder
 from jaxllm.nn.linear import Init
 
-DEFAULTS: Mapping[str, Any] = MappingProxyType({**qwen2.DEFAULTS, "head_dim": 128})
+DEFAULTS: Mapping[str, Any] = {**qwen2.DEFAULTS, "head_dim": 128}
 NAMES, spec = qwen2.NAMES, qwen2.spec
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -18,6 +18,11 @@ from jaxllm.nn.rules import Piece, Rule
 COMPILING = 4  # threads
 
 
+# A piece without its name, and the mean and deviation of its values
+type _Draw = tuple[Piece, float, float]
+type _Layout = tuple[tuple[_Draw, ...], tuple[int, ...], jnp.dtype, jax.sharding.Sharding]
+
+
 def dummy(rules: list[Rule], likes: list[jax.ShapeDtypeStruct], seed: int) -> Iterator[Array]:
     """Random parameters, in the order of `rules`, none constant.
 
@@ -26,52 +31,31 @@ def dummy(rules: list[Rule], likes: list[jax.ShapeDtypeStruct], seed: int) -> It
     lie near one and biases near zero.
     """
     key = jax.random.key(seed)
-    layouts: list[_Layout] = []
-    for rule, like in zip(rules, likes, strict=True):
-        layouts.append(
-            (
-                tuple(_Draw.for_piece(piece) for piece in rule.pieces),
-                like.shape,
-                like.dtype,
-                like.sharding,
-            )
-        )
+    layouts: list[_Layout] = [
+        (tuple(map(_drawn, rule.pieces)), like.shape, like.dtype, like.sharding)
+        for rule, like in zip(rules, likes, strict=True)
+    ]
     with ThreadPoolExecutor(COMPILING, thread_name_prefix="dummy") as pool:
         # A model has a handful of layouts; compiling one takes longer than drawing all
         programs = {layout: pool.submit(_compile, layout, key) for layout in dict.fromkeys(layouts)}
         for rule, layout in zip(rules, layouts, strict=True):
-            yield programs[layout].result()(key, _names(rule.pieces))
+            # A number for each piece's name, folded into the seed
+            names = [zlib.crc32(piece.name.encode()) for piece in rule.pieces]
+            yield programs[layout].result()(key, np.array(names, np.uint32))
+
+
+def _drawn(piece: Piece) -> _Draw:
+    nameless = replace(piece, name="")
+    if len(piece.source) > 1:
+        return nameless, 0.0, piece.source[-1] ** -0.5
+    return nameless, 0.0 if piece.name.endswith(".bias") else 1.0, 0.02
 
 
 def _compile(given: _Layout, key: Array) -> jax.stages.Compiled:
     layout, shape, dtype, sharding = given
     names = jax.ShapeDtypeStruct((len(layout),), np.uint32)
-    return (
-        jax.jit(functools.partial(_draw, layout, shape, dtype), out_shardings=sharding)
-        .lower(key, names)
-        .compile()
-    )
-
-
-def _names(pieces: Sequence[Piece]) -> np.ndarray:
-    """A number for each piece's name, folded into the seed."""
-    return np.array([zlib.crc32(piece.name.encode()) for piece in pieces], np.uint32)
-
-
-class _Draw(tuple[Piece, float, float]):
-    """A piece without its name, and the mean and deviation of its values."""
-
-    @staticmethod
-    def for_piece(piece: Piece) -> _Draw:
-        nameless = replace(piece, name="")
-        if len(piece.source) > 1:
-            return _Draw((nameless, 0.0, piece.source[-1] ** -0.5))
-        return _Draw(
-            (nameless, 0.0, 0.02) if piece.name.endswith(".bias") else (nameless, 1.0, 0.02)
-        )
-
-
-type _Layout = tuple[tuple[_Draw, ...], tuple[int, ...], jnp.dtype, jax.sharding.Sharding]
+    draw = functools.partial(_draw, layout, shape, dtype)
+    return jax.jit(draw, out_shardings=sharding).lower(key, names).compile()
 
 
 def _draw(

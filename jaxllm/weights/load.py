@@ -1,4 +1,7 @@
-"""From a `ModelSpec` and a model directory to a model on the mesh."""
+"""From a `ModelSpec` and a model directory to a model on the mesh.
+
+Parameters are filled shard by shard: only the slices that a device holds are read.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,6 @@ from jaxllm.models.config.build import held_layers, ignored, outline, rules
 from jaxllm.nn.rules import Piece, Rule
 from jaxllm.weights import reader
 from jaxllm.weights.dummy import dummy
-from jaxllm.weights.place import mismatch, place
 
 MAX_NAMED_PROBLEMS = 20
 COMPARE_BYTES = 2**24
@@ -29,6 +31,7 @@ COMPARE_BYTES = 2**24
 READERS = 4
 
 type Progress = Callable[[int, int], None]
+type Index = tuple[slice, ...]
 
 
 def resolve_dtype(requested: str, stored: str | None, platform: str) -> jnp.dtype:
@@ -183,6 +186,49 @@ def _place_all(
         )
 
 
+def place(rule: Rule, like: jax.ShapeDtypeStruct, view: Callable[[str], np.ndarray]) -> jax.Array:
+    """The parameter of `rule` on the devices of `like.sharding`, in `like.dtype`.
+
+    The host holds copies of this parameter alone.
+    """
+
+    def block(index: Index) -> np.ndarray:
+        return read_block(rule, like, index, view)
+
+    return jax.make_array_from_callback(like.shape, like.sharding, block, dtype=like.dtype)
+
+
+def read_block(
+    rule: Rule, like: jax.ShapeDtypeStruct, index: Index, view: Callable[[str], np.ndarray]
+) -> np.ndarray:
+    """parameter[index], cast while it is copied.
+
+    Slices have step 1; parameters of several pieces are cut along their first axis alone.
+    """
+    bounds = [part.indices(size)[:2] for part, size in zip(index, like.shape, strict=True)]
+    out = np.empty([stop - start for start, stop in bounds], like.dtype)
+    for piece in rule.pieces:
+        source = piece.arranged(view(piece.name))
+        if len(rule.pieces) == 1:
+            _copy(out, source[tuple(slice(*bound) for bound in bounds)], rule.parameter)
+            continue
+        target = out[:, piece.start : piece.start + piece.view[1]]
+        for row in range(*bounds[0]):
+            _copy(target[row - bounds[0][0]], source[row // piece.repeat], rule.parameter)
+    return out
+
+
+def _copy(target: np.ndarray, source: np.ndarray, parameter: str) -> None:
+    """Copy with a cast. Raises ConfigError where float16 overflows."""
+    with np.errstate(over="ignore"):
+        target[...] = source
+    if target.dtype == np.float16 and not np.isfinite(target).all():
+        raise ConfigError(
+            f"{parameter} has values beyond the range of float16 (65504); "
+            "use dtype bfloat16 or float32"
+        )
+
+
 def _check(
     checkpoint: reader.Checkpoint, rules: list[Rule], ignored: Mapping[str, str | None]
 ) -> None:
@@ -210,6 +256,17 @@ def _mismatches(checkpoint: reader.Checkpoint, pieces: list[Piece]) -> list[str]
     known = tuple(reader.DTYPES)
     each = (mismatch(piece, own.dtype, own.shape, known) for piece, own in found if own)
     return [problem for problem in each if problem]
+
+
+def mismatch(
+    piece: Piece, dtype: str, shape: tuple[int, ...], known: tuple[str, ...]
+) -> str | None:
+    """Why a checkpoint tensor cannot be this piece, or None. `known` are the readable dtypes."""
+    if shape != piece.source:
+        return f"{piece.name} has shape {list(shape)}, expected {list(piece.source)}"
+    if dtype not in known:
+        return f"{piece.name} has dtype {dtype}, which is not one of {', '.join(known)}"
+    return None
 
 
 def _refuse(checkpoint: reader.Checkpoint, problems: list[str]) -> None:

@@ -14,7 +14,6 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import ml_dtypes
@@ -23,14 +22,12 @@ import numpy as np
 MAX_HEADER_BYTES = 100 * 2**20
 INDEX = "model.safetensors.index.json"
 
-DTYPES: Mapping[str, np.dtype] = MappingProxyType(
-    {
-        "F64": np.dtype("<f8"),
-        "F32": np.dtype("<f4"),
-        "F16": np.dtype("<f2"),
-        "BF16": np.dtype(ml_dtypes.bfloat16),
-    }
-)
+DTYPES: Mapping[str, np.dtype] = {
+    "F64": np.dtype("<f8"),
+    "F32": np.dtype("<f4"),
+    "F16": np.dtype("<f2"),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+}
 
 
 class BadFile(ValueError):
@@ -44,7 +41,7 @@ class Entry:
     Attributes:
         dtype: its name in the format, such as "BF16".
         shape: of the tensor.
-        begin: first byte in the data part of the file.
+        begin: first byte in the data of the file.
         end: byte after the last one.
     """
 
@@ -60,15 +57,13 @@ class TensorFile:
 
     Attributes:
         name: of the file.
-        buffer: its bytes.
-        data: offset of the data part.
+        data: its bytes behind the header.
         entries: its tensors by name.
         problems: tensors that do not lie in the file as the header claims.
     """
 
     name: str
-    buffer: mmap.mmap
-    data: int
+    data: memoryview
     entries: dict[str, Entry]
     problems: list[str]
 
@@ -110,12 +105,8 @@ class Checkpoint:
         """The tensor as a read-only view of its file."""
         file = self._home[name]
         entry = file.entries[name]
-        count = math.prod(entry.shape)
-        if count == 0:
-            return np.zeros(entry.shape, DTYPES[entry.dtype])
-        return np.frombuffer(
-            file.buffer, DTYPES[entry.dtype], count, file.data + entry.begin
-        ).reshape(entry.shape)
+        data = file.data[entry.begin : entry.end]
+        return np.frombuffer(data, DTYPES[entry.dtype]).reshape(entry.shape)
 
     def _listed(self) -> dict[str, str]:
         """File name of each tensor in the index, {} without an index."""
@@ -204,13 +195,8 @@ def open_file(path: Path) -> TensorFile:
     entries = {
         name: _entry(name, value) for name, value in header.items() if name != "__metadata__"
     }
-    return TensorFile(
-        path.name,
-        buffer,
-        8 + length,
-        entries,
-        _layout_problems(path.name, entries, size - 8 - length),
-    )
+    data = memoryview(buffer)[8 + length :]
+    return TensorFile(path.name, data, entries, _layout_problems(path.name, entries, len(data)))
 
 
 def _entry(name: str, value: Any) -> Entry:

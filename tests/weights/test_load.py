@@ -18,7 +18,6 @@ from safetensors.numpy import load_file, save_file
 from jaxllm import models, weights
 from jaxllm.config import ConfigError
 from jaxllm.mesh import make_mesh
-from jaxllm.weights import place
 from tests.goldens.golden import load_golden
 
 Tensors = dict[str, np.ndarray]
@@ -93,9 +92,9 @@ def test_a_device_holds_its_shard_alone() -> None:
 
 def test_only_the_slices_of_a_shard_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     copied: list[int] = []
-    original = place._copy
+    original = module._copy
     monkeypatch.setattr(
-        place,
+        module,
         "_copy",
         lambda target, source, name: (copied.append(target.nbytes), original(target, source, name)),
     )

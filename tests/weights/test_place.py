@@ -11,7 +11,7 @@ from jaxllm.config import ConfigError
 from jaxllm.mesh import make_mesh, sharding
 from jaxllm.nn.rules import Piece, Rule
 from jaxllm.weights.dummy import dummy
-from jaxllm.weights.place import mismatch, place, read_block
+from jaxllm.weights.load import mismatch, place, read_block
 
 FUSED = Rule(
     "p",

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -161,6 +160,10 @@ def _original_length(settings: dict[str, Any], hf: Mapping[str, Any]) -> float:
     return number(settings, key, positive(hf, "max_position_embeddings"))
 
 
-_TYPES: Mapping[str, Callable[[dict[str, Any], Mapping[str, Any], int], Rope]] = MappingProxyType(
-    {"default": _default, "linear": _linear, "dynamic": _dynamic, "llama3": _llama3, "yarn": _yarn}
-)
+_TYPES: Mapping[str, Callable[[dict[str, Any], Mapping[str, Any], int], Rope]] = {
+    "default": _default,
+    "linear": _linear,
+    "dynamic": _dynamic,
+    "llama3": _llama3,
+    "yarn": _yarn,
+}

@@ -4,7 +4,6 @@ attention, and the tensor names that Llama introduced."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Any
 
 from jaxllm.cache.layer import PagedKV
@@ -22,25 +21,23 @@ from jaxllm.nn.norm import RMSNorm
 MAX_HEAD_DIM = 2**14  # a frequency is computed for each pair
 
 # Module of the decoder → checkpoint tensors without ".weight" and ".bias"; {} is a layer's number
-LLAMA_NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "embed": ("model.embed_tokens",),
-        "norm": ("model.norm",),
-        "head": ("lm_head",),
-        "layers.{}.attention_norm": ("model.layers.{}.input_layernorm",),
-        "layers.{}.attention.qkv": (
-            "model.layers.{}.self_attn.q_proj",
-            "model.layers.{}.self_attn.k_proj",
-            "model.layers.{}.self_attn.v_proj",
-        ),
-        "layers.{}.attention.q_norm": ("model.layers.{}.self_attn.q_norm",),
-        "layers.{}.attention.k_norm": ("model.layers.{}.self_attn.k_norm",),
-        "layers.{}.attention.out": ("model.layers.{}.self_attn.o_proj",),
-        "layers.{}.mlp_norm": ("model.layers.{}.post_attention_layernorm",),
-        "layers.{}.mlp.gate_up": ("model.layers.{}.mlp.gate_proj", "model.layers.{}.mlp.up_proj"),
-        "layers.{}.mlp.down": ("model.layers.{}.mlp.down_proj",),
-    }
-)
+LLAMA_NAMES: Mapping[str, tuple[str, ...]] = {
+    "embed": ("model.embed_tokens",),
+    "norm": ("model.norm",),
+    "head": ("lm_head",),
+    "layers.{}.attention_norm": ("model.layers.{}.input_layernorm",),
+    "layers.{}.attention.qkv": (
+        "model.layers.{}.self_attn.q_proj",
+        "model.layers.{}.self_attn.k_proj",
+        "model.layers.{}.self_attn.v_proj",
+    ),
+    "layers.{}.attention.q_norm": ("model.layers.{}.self_attn.q_norm",),
+    "layers.{}.attention.k_norm": ("model.layers.{}.self_attn.k_norm",),
+    "layers.{}.attention.out": ("model.layers.{}.self_attn.o_proj",),
+    "layers.{}.mlp_norm": ("model.layers.{}.post_attention_layernorm",),
+    "layers.{}.mlp.gate_up": ("model.layers.{}.mlp.gate_proj", "model.layers.{}.mlp.up_proj"),
+    "layers.{}.mlp.down": ("model.layers.{}.mlp.down_proj",),
+}
 
 
 def transformer_spec(
