@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
 DTYPES = ("auto", "float16", "half", "bfloat16", "float32", "float")
+PAGE_SIZES = (8, 16, 32, 64, 128)  # tokens
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
 KV_CACHE_DTYPES = {
     "auto": None,  # as the checkpoint's configuration says, else the model's dtype
@@ -102,23 +103,52 @@ def token_count(value: Any) -> int | str | None:
     return "auto" if value.strip().lower() == "auto" else human_int(value)
 
 
-# Bounds of whole numbers on any machine; whether a value fits this one is decided at start
-RANGES: dict[str, tuple[int, int]] = {
-    "seed": (0, 2**63 - 1),
-    "kv_cache_memory_bytes": (1, 2**60),
-    "num_gpu_blocks_override": (1, 2**31 - 2),
-    "block_size": (1, 2**20),
-    "max_num_seqs": (1, 2**20),
-    "max_num_batched_tokens": (1, 2**30),
-    "tensor_parallel_size": (1, 2**20),
-    "max_logprobs": (0, 2**20),
-    "max_num_queued_reqs": (1, 2**30),
-}
-CHOICES: dict[str, Iterable[str]] = {
-    "scheduling_policy": SCHEDULING_POLICIES,
-    "logprobs_mode": LOGPROBS_MODES,
-    "preemption_mode": PREEMPTION_MODES,
-    "kv_cache_dtype": KV_CACHE_DTYPES,
+type Legal = tuple[str, Callable[[Any], bool]]  # what a value must be, and whether it is
+
+
+def _whole(low: int, high: int) -> Legal:
+    return (
+        f"a whole number from {low} to {high}",
+        lambda value: value is None or (type(value) is int and low <= value <= high),
+    )
+
+
+def _number(text: str, legal: Callable[[float], bool]) -> Legal:
+    return (
+        text,
+        lambda value: (
+            isinstance(value, (int, float)) and not isinstance(value, bool) and legal(value)
+        ),
+    )
+
+
+def _one_of(allowed: tuple[str, ...]) -> Legal:
+    return f"one of {', '.join(allowed)}", lambda value: value in allowed
+
+
+_HOST_SIZE = _number(f"a number of GiB from 0 to {2**20}", lambda size: 0 <= size <= 2**20)
+# Legal on any machine; whether a value fits this one is decided at start
+LEGAL: dict[str, Legal] = {
+    "seed": _whole(0, 2**63 - 1),
+    "kv_cache_memory_bytes": _whole(1, 2**60),
+    "num_gpu_blocks_override": _whole(1, 2**31 - 2),
+    "max_num_seqs": _whole(1, 2**20),
+    "max_num_batched_tokens": _whole(1, 2**30),
+    "tensor_parallel_size": _whole(1, 2**20),
+    "max_logprobs": _whole(0, 2**20),
+    "max_num_queued_reqs": _whole(1, 2**30),
+    "block_size": (
+        f"one of {', '.join(map(str, PAGE_SIZES))}",
+        lambda size: type(size) is int and size in PAGE_SIZES,
+    ),
+    "gpu_memory_utilization": _number("above 0 and at most 1", lambda share: 0 < share <= 1),
+    "scheduling_policy": _one_of(SCHEDULING_POLICIES),
+    "logprobs_mode": _one_of(LOGPROBS_MODES),
+    "preemption_mode": _one_of(PREEMPTION_MODES),
+    "kv_cache_dtype": _one_of(tuple(KV_CACHE_DTYPES)),
+    "swap_space": _HOST_SIZE,
+    "kv_offloading_size": _HOST_SIZE,
+    "max_stall_ms": _number("a number of milliseconds above 0", lambda ms: 0 < ms < 1e6),
 }
 
 
@@ -175,59 +205,26 @@ class EngineConfig:
             object.__setattr__(self, "max_model_len", token_count(self.max_model_len))
         except ConfigError as error:
             raise ConfigError(f"max_model_len: {error}") from None
-        for name, (low, high) in RANGES.items():
-            value = getattr(self, name)
-            if value is not None and (type(value) is not int or not low <= value <= high):
-                raise ConfigError(
-                    f"--{name.replace('_', '-')} must be a whole number from {low} to {high}, "
-                    f"got {value!r:.80}"
-                )
+        for name, (wanted, is_legal) in LEGAL.items():
+            value, default = getattr(self, name), getattr(EngineConfig, name)
+            if not is_legal(value) and (value is not None or default is not None):
+                raise ConfigError(f"--{name.replace('_', '-')} must be {wanted}, got {value!r:.80}")
         for field in fields(self):
             # The text "no" is true
             if field.type == "bool" and type(value := getattr(self, field.name)) is not bool:
                 raise ConfigError(f"{field.name} must be True or False, got {value!r:.80}")
-        share = self.gpu_memory_utilization
-        if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share <= 1:
-            raise ConfigError(
-                f"--gpu-memory-utilization must be above 0 and at most 1, got {share!r:.80}"
-            )
-        for name, allowed in CHOICES.items():
-            value = getattr(self, name)
-            if not isinstance(value, str) or value not in allowed:
-                raise ConfigError(
-                    f"--{name.replace('_', '-')} must be one of {', '.join(allowed)}, "
-                    f"got {value!r:.80}"
-                )
         if self.num_gpu_blocks_override is not None and self.kv_cache_memory_bytes is not None:
             raise ConfigError(
                 "--num-gpu-blocks-override and --kv-cache-memory-bytes both say how large the KV "
                 "pool is; leave one of them out"
             )
         self._check_host()
-        stall = self.max_stall_ms
-        if stall is not None and (
-            isinstance(stall, bool) or not isinstance(stall, (int, float)) or not 0 < stall < 1e6
-        ):
-            raise ConfigError(
-                f"--max-stall-ms must be a number of milliseconds above 0, got {stall!r:.80}"
-            )
         if not isinstance(self.model, str) or not self.model:
             raise ConfigError(
                 f"the model must be a directory, a hub id or 'demo', got {self.model!r:.80}"
             )
 
     def _check_host(self) -> None:
-        for name in ("swap_space", "kv_offloading_size"):
-            size = getattr(self, name)
-            if size is not None and (
-                isinstance(size, bool)
-                or not isinstance(size, (int, float))
-                or not 0 <= size <= 2**20
-            ):
-                raise ConfigError(
-                    f"--{name.replace('_', '-')} must be a number of GiB from 0 to {2**20}, "
-                    f"got {size!r:.80}"
-                )
         swaps = self.preemption_mode == "swap"
         if swaps and self.swap_space == 0:
             raise ConfigError(

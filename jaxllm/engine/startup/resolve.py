@@ -30,7 +30,6 @@ from jaxllm.engine.startup.plan_memory import first_plan, may_shorten
 from jaxllm.models import ModelSpec, read_spec
 from jaxllm.nn.heads import Heads
 
-PAGE_SIZES = (8, 16, 32, 64, 128)
 # Of every prompt step where one shape serves all: short prompts are padded to it, long ones lose
 # little by it
 BATCH_INVARIANT_TOKENS = 512
@@ -93,7 +92,7 @@ def resolve(
     heads, graphdef, abstract = spec.heads(shards), *weights.abstract(spec, mesh, dtype)
     limits = _limits(config, spec, platform)
     slots, step_tokens = limits.max_num_seqs, limits.max_num_batched_tokens
-    page_size = _page_size(config, 16 if platform == "cpu" else 64)
+    page_size = config.block_size or (16 if platform == "cpu" else 64)
     shapes = Shapes(dtype, heads.dim, page_size, max(1, heads.query // heads.kv_stored), kv_dtype)
     backend = choose_backend(mesh.devices.flat[0], shapes, config.attention_backend)
     build = Buckets.batch_invariant if config.batch_invariant else Buckets.build
@@ -251,13 +250,3 @@ def model_length(config: EngineConfig, spec: ModelSpec) -> int:
             "ask for at most that, or auto"
         )
     return asked
-
-
-def _page_size(config: EngineConfig, usual: int) -> int:
-    """Tokens of a page. Raises ConfigError."""
-    page_size = usual if config.block_size is None else config.block_size
-    if page_size not in PAGE_SIZES:
-        raise ConfigError(
-            f"--block-size must be one of {', '.join(map(str, PAGE_SIZES))}, got {page_size}"
-        )
-    return page_size
