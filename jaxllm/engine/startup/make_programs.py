@@ -21,14 +21,11 @@ from jaxllm.engine.startup.resolve import Setup
 from jaxllm.sampling.processor_arguments import Processor
 
 FOLDER = "programs"  # in the compilation cache's directory
-_OF_THE_HOST = ("preemption_mode", "host_pages", "host_cached_pages", "moved_pages")
-_OF_THE_POOL = ("num_pages", "max_model_len", "windows", "more_pages")
+# Decisions that change no program, or a program's name already
 _DECIDED_LATER = (
-    "model_dir",
-    "enable_prefix_caching",
-    "scheduling_policy",
-    *_OF_THE_POOL,
-    *_OF_THE_HOST,
+    *("model_dir", "enable_prefix_caching", "scheduling_policy"),
+    *("num_pages", "max_model_len", "windows", "more_pages"),
+    *("preemption_mode", "host_pages", "host_cached_pages", "moved_pages"),
 )
 
 
@@ -82,8 +79,6 @@ def abstract_pages(setup: Setup) -> KVCache:
     """The pools of all cache groups, as shapes with shardings."""
     heads, resolved, groups = setup.heads, setup.resolved, setup.layer_groups
     rest = heads.kv_stored, resolved.page_size, heads.dim, jnp.dtype(resolved.kv_dtype), setup.mesh
-    if len(resolved.windows) == 1:
-        return KVCache.abstract(len(setup.spec.layers), resolved.num_pages, *rest)
     pages = resolved.num_pages, *resolved.more_pages
     return KVCache.join(
         [KVCache.abstract(groups.count(group), count, *rest) for group, count in enumerate(pages)],

@@ -94,13 +94,13 @@ class MemoryPlan:
 
     Attributes:
         budget: what the pool's size comes from.
-        page_bytes: of one page of the first cache group.
+        max_model_len: tokens of the longest sequence.
         num_pages: of the first cache group.
         kv_bytes: of all KV pages.
     """
 
     budget: MemoryBudget
-    page_bytes: int
+    max_model_len: int
     num_pages: int
     kv_bytes: int
 

@@ -21,10 +21,11 @@ from jax.sharding import SingleDeviceSharding
 
 from jaxllm.cache.transfer import page_shapes
 from jaxllm.engine.runtime.host_buffers import PINNED
+from jaxllm.engine.runtime.lattice import Progress
 from jaxllm.engine.startup.host_memory import OTHERS, STAGED, HostRoom
 from jaxllm.engine.startup.make_programs import abstract_pages
 from jaxllm.engine.startup.memory import shard_bytes
-from jaxllm.engine.startup.report import Advance, Report
+from jaxllm.engine.startup.report import Report
 from jaxllm.engine.startup.resolve import Setup
 from jaxllm.units import amount
 
@@ -96,9 +97,9 @@ class Pinning:
         """Pin as much as the host has. Where that is too little, the log says so, and the engine
         runs without."""
         regions, trouble = wanted.regions(room_now()), ""
-        with report.phase(PHASE) as advance:
+        with report.phase(PHASE) as progress:
             try:
-                self.pin(regions, wanted.devices, advance)
+                self.pin(regions, wanted.devices, progress)
             except (jax.errors.JaxRuntimeError, MemoryError) as error:
                 trouble = f" ({error})"
         # Pages on their way may find room where others are not yet
@@ -110,7 +111,9 @@ class Pinning:
                 *(amount(asked), amount(self.size, down=True), trouble, REMEDY),
             )
 
-    def pin(self, regions: Sequence[int], devices: Sequence[jax.Device], advance: Advance) -> None:
+    def pin(
+        self, regions: Sequence[int], devices: Sequence[jax.Device], progress: Progress
+    ) -> None:
         """Pin regions of these sizes for each device, in order, until `stop` is set or the next
         does not fit. Raises JAX's error when one cannot be pinned."""
         source = np.zeros(max(regions, default=0), np.uint8)  # takes no memory: nobody writes to it
@@ -127,7 +130,7 @@ class Pinning:
                 )
                 jax.block_until_ready(held[-1])
                 self.size += region
-                advance(self.size, sum(regions) * len(devices))
+                progress(self.size, sum(regions) * len(devices))
 
     @property
     def rows(self) -> list[tuple[str, str]]:

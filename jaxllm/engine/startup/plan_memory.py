@@ -19,8 +19,8 @@ def first_plan(
     budget: MemoryBudget,
     need: KVRequirements,
     expected_workspace: int | None = None,
-) -> tuple[int, MemoryPlan]:
-    """`fit_length` before any step is compiled.
+) -> MemoryPlan:
+    """`plan_memory` before any step is compiled.
 
     A pool of the `expected_workspace` is most often right already. An estimate refuses nothing
     where a step is going to be compiled: `sizing.fit_pool` and `sizing.check_largest_step` do.
@@ -28,32 +28,25 @@ def first_plan(
     if expected_workspace is not None and is_measured(config, budget):
         with contextlib.suppress(ConfigError):  # the step may need less
             expected = replace(budget, workspace=expected_workspace, expected=True)
-            return fit_length(config, expected, need)
-    compiled = not budget.shared and not config.enforce_eager
-    length, memory = fit_length(config, replace(budget, workspace=0) if compiled else budget, need)
-    return length, replace(memory, budget=budget)
-
-
-def fit_length(
-    config: EngineConfig, budget: MemoryBudget, need: KVRequirements
-) -> tuple[int, MemoryPlan]:
-    """(longest sequence, plan), where `need` is for the longest that was asked for. Raises
-    ConfigError as `plan_memory`."""
-    length = need.max_model_len
-    if may_shorten(config):
-        length = max(1, fitting_length(config, budget, need))
-    return length, plan_memory(config, budget, replace(need, max_model_len=length))
+            return plan_memory(config, expected, need)
+    least = replace(budget, workspace=0) if _compiles(config, budget) else budget
+    return replace(plan_memory(config, least, need), budget=budget)
 
 
 def plan_memory(config: EngineConfig, budget: MemoryBudget, need: KVRequirements) -> MemoryPlan:
-    """Pages for the pool. Raises ConfigError with needed and available GiB, the longest length that
-    fits, and the flags that help."""
+    """Pages for the pool, where `need` is for the longest sequence that was asked for.
+
+    Raises ConfigError with needed and available GiB, the longest length that fits, and the flags
+    that help.
+    """
+    if may_shorten(config):
+        need = replace(need, max_model_len=max(1, fitting_length(config, budget, need)))
     pages = pool_pages(config, budget, need)
     if pages and need.bytes_of(pages) > budget.for_pages:
         raise ConfigError(_too_large(config, budget, need, pages))
     if pages < need.pages_per_request:
         raise ConfigError(_too_small(config, budget, need, pages))
-    return MemoryPlan(budget, need.page_bytes, pages, need.bytes_of(pages))
+    return MemoryPlan(budget, need.max_model_len, pages, need.bytes_of(pages))
 
 
 def fitting_length(config: EngineConfig, budget: MemoryBudget, need: KVRequirements) -> int:
@@ -89,12 +82,14 @@ def pool_pages(config: EngineConfig, budget: MemoryBudget, need: KVRequirements)
 
 
 def is_measured(config: EngineConfig, budget: MemoryBudget) -> bool:
-    """Whether the pool gets what a compiled step leaves.
+    """Whether the pool gets what a compiled step leaves. Elsewhere the estimate holds, or the size
+    that was asked for."""
+    return _compiles(config, budget) and _size_flag(config) is None
 
-    The estimate holds where the device shares the host's memory, where the pool's size was asked
-    for, and where steps are not compiled before they run.
-    """
-    return not budget.shared and _size_flag(config) is None and not config.enforce_eager
+
+def _compiles(config: EngineConfig, budget: MemoryBudget) -> bool:
+    """Whether steps are compiled before they run, for a device with memory of its own."""
+    return not budget.shared and not config.enforce_eager
 
 
 def may_shorten(config: EngineConfig) -> bool:
@@ -104,11 +99,10 @@ def may_shorten(config: EngineConfig) -> bool:
 
 def _size_flag(config: EngineConfig) -> str | None:
     """The flag that sets the pool's size, with its value; None when memory does."""
-    for name in ("num_gpu_blocks_override", "kv_cache_memory_bytes"):
-        value = getattr(config, name)
-        if value is not None:
-            return f"--{name.replace('_', '-')} {value}"
-    return None
+    if config.num_gpu_blocks_override is not None:
+        return f"--num-gpu-blocks-override {config.num_gpu_blocks_override}"
+    size = config.kv_cache_memory_bytes
+    return None if size is None else f"--kv-cache-memory-bytes {size}"
 
 
 def _smallest_pool(config: EngineConfig, budget: MemoryBudget, need: KVRequirements) -> int:
@@ -156,12 +150,14 @@ def remedies(config: EngineConfig, budget: MemoryBudget, need: KVRequirements) -
     size = need.bytes_of(_smallest_pool(config, budget, need))
     deficit, longest = size - budget.for_pages, fitting_length(config, budget, need)
     helps = [f"--max-model-len {longest} (or auto)"] if longest else []
-    if config.num_gpu_blocks_override is not None:
-        enough = [f"--num-gpu-blocks-override {need.pages_per_request}"]
-        return helps + (enough if deficit <= 0 else [])
-    if config.kv_cache_memory_bytes is not None:
-        enough = [f"--kv-cache-memory-bytes {size}"]
-        return helps + (enough if deficit <= 0 else []) + _more_devices(config, budget, need)
+    if _size_flag(config) is not None:
+        by_pages = config.num_gpu_blocks_override is not None
+        enough = (
+            f"--num-gpu-blocks-override {need.pages_per_request}"
+            if by_pages
+            else f"--kv-cache-memory-bytes {size}"
+        )
+        return helps + [enough] * (deficit <= 0) + _more_devices(config, budget, need)
     usable = config.gpu_memory_utilization * (budget.usable + deficit) / max(1, budget.usable)
     share = math.ceil(100 * usable) / 100
     if share <= 1:

@@ -5,14 +5,21 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
+import rich.progress
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-type Advance = Callable[[int, int], None]
+from jaxllm.engine.runtime.compilation.compile_counter import CompileCounter
+from jaxllm.engine.runtime.lattice import Programs, Progress
+from jaxllm.engine.runtime.runner import Runner
+from jaxllm.engine.scheduling.prefill_budget import seconds_per_token
+from jaxllm.engine.startup.resolve import Setup
+from jaxllm.units import GIB, amount
+
+type Rows = list[tuple[str, str]]
 
 
 class Report:
@@ -24,27 +31,27 @@ class Report:
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
-        self._finishing = threading.Lock()
+        self._lock = threading.Lock()
 
     @contextmanager
-    def phase(self, name: str) -> Iterator[Advance]:
-        """Time one phase of the start; yields `advance(done, total)`. A phase that raises is not
+    def phase(self, name: str) -> Iterator[Progress]:
+        """Time one phase of the start; yields `progress(done, total)`. A phase that raises is not
         reported."""
         start = time.perf_counter()
-        with self._bar(name) as advance:
-            yield advance
-        with self._finishing:
+        with self._bar(name) as progress:
+            yield progress
+        with self._lock:
             self.seconds[name] = time.perf_counter() - start
             self.phase_finished(name, self.seconds[name])
 
     @contextmanager
-    def _bar(self, name: str) -> Iterator[Advance]:
+    def _bar(self, name: str) -> Iterator[Progress]:
         yield lambda done, total: None
 
     def phase_finished(self, name: str, seconds: float) -> None:
         """Called once a phase, by the phase's thread, by one thread at a time."""
 
-    def show_table(self, title: str, rows: list[tuple[str, str]]) -> None:
+    def show_table(self, title: str, rows: Rows) -> None:
         """Called once, with the decisions and measurements of the start."""
 
 
@@ -55,43 +62,151 @@ class ConsoleReport(Report):
         super().__init__()
         self.console = Console(file=sys.stderr, highlight=False)
         columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.percentage:>3.0f}%"),
-            TimeElapsedColumn(),
+            rich.progress.TextColumn("{task.description}"),
+            rich.progress.BarColumn(),
+            rich.progress.TextColumn("{task.percentage:>3.0f}%"),
+            rich.progress.TimeElapsedColumn(),
         )
-        self._progress = Progress(*columns, console=self.console, transient=True)
-        self._open = 0
-        self._opening = threading.Lock()
+        self._bars = rich.progress.Progress(*columns, console=self.console, transient=True)
 
     @contextmanager
-    def _bar(self, name: str) -> Iterator[Advance]:
+    def _bar(self, name: str) -> Iterator[Progress]:
         if not self.console.is_terminal:
             self.console.print(f"{name} …")
             yield lambda done, total: None
             return
-        task = self._progress.add_task(name, total=None)
-        self._count_open(1)
+        with self._lock:
+            task = self._bars.add_task(name, total=None)
+            self._bars.start()  # changes nothing where bars are shown already
         try:
-            yield lambda done, total: self._progress.update(task, completed=done, total=total)
+            yield lambda done, total: self._bars.update(task, completed=done, total=total)
         finally:
-            self._progress.remove_task(task)
-            self._count_open(-1)
-
-    def _count_open(self, change: int) -> None:
-        """Show the bars while any phase is open."""
-        with self._opening:
-            self._open += change
-            if self._open == 1 and change == 1:
-                self._progress.start()
-            elif self._open == 0:
-                self._progress.stop()
+            with self._lock:
+                self._bars.remove_task(task)
+                if not self._bars.tasks:
+                    self._bars.stop()
 
     def phase_finished(self, name: str, seconds: float) -> None:
         self.console.print(f"{name} took {seconds:.2f} seconds")
 
-    def show_table(self, title: str, rows: list[tuple[str, str]]) -> None:
+    def show_table(self, title: str, rows: Rows) -> None:
         table = Table(title=title, show_header=False)
         for name, value in rows:
             table.add_row(name, value)
         self.console.print(table)
+
+
+def table_rows(setup: Setup, programs: Programs, compiles: CompileCounter, report: Report) -> Rows:
+    """Decisions, compiled programs, and the seconds of each phase."""
+    resolved, seconds = setup.resolved, report.seconds
+    device, devices = setup.mesh.devices.flat[0], setup.mesh.size
+    at_once = resolved.num_pages / setup.longest.pages_per_request
+    fresh = compiles.compiles - compiles.cache_hits
+    kept = f"{programs.executables.lowered} lowered, {fresh} compiled, {compiles.cache_hits} cached"
+    return [
+        ("model", f"{resolved.model_dir} ({resolved.model_type})"),
+        (
+            "device",
+            f"{devices} × {device.device_kind} ({device.platform}), "
+            f"tensor parallel {resolved.tensor_parallel_size}",
+        ),
+        ("dtype", resolved.dtype),
+        *_memory_rows(setup, programs),
+        *_scales_rows(setup),
+        ("sliding window", _window_row(setup)),
+        ("maximum concurrency", f"{at_once:.2f}x at {resolved.max_model_len} tokens per request"),
+        ("prefix caching", "on" if resolved.enable_prefix_caching else "off"),
+        ("preemption", resolved.preemption_mode),
+        ("host memory", _host_row(setup)),
+        ("attention", f"{resolved.attention_backend} ({resolved.attention_reason})"),
+        (
+            "limits of a step",
+            f"{resolved.max_num_seqs} requests, {resolved.max_num_batched_tokens} tokens",
+        ),
+        ("queue", f"{resolved.max_num_queued_reqs} requests, {resolved.scheduling_policy}"),
+        ("step programs", f"{len(programs.lattice)}; {kept}"),
+        *((name.lower(), f"{spent:.2f} s") for name, spent in seconds.items()),
+    ]
+
+
+def _memory_rows(setup: Setup, programs: Programs) -> Rows:
+    """The terms of the sum that sizes the pool, per device, and the pool."""
+    resolved, memory = setup.resolved, setup.memory
+    budget, size = memory.budget, resolved.page_size
+    tokens = resolved.num_pages * size
+    more = zip(resolved.windows[1:], resolved.more_pages, strict=True)
+    pools = [
+        f"{resolved.num_pages} pages × {size} = {tokens} tokens",
+        *(f"{pages} pages for layers with a window of {window}" for window, pages in more),
+    ]
+    needed = f"{programs.peak_bytes / GIB:.2f} GiB needed"
+    return [
+        ("usable memory", f"{budget.usable / GIB:.2f} GiB per device"),
+        ("weights", f"{budget.weights / GIB:.2f} GiB per device"),
+        ("largest step", f"{budget.workspace / GIB:.2f} GiB reserved per device, {needed}"),
+        ("sampling buffers", f"{budget.resident / GIB:.2f} GiB per device"),
+        ("spare", f"{budget.spare / GIB:.2f} GiB per device"),
+        (
+            "left for KV pages",
+            f"{budget.breakdown} = {max(0, budget.for_pages) / GIB:.2f} GiB per device",
+        ),
+        (
+            "KV cache",
+            f"{', '.join(pools)} in {resolved.kv_dtype}, {amount(memory.kv_bytes)} per device",
+        ),
+    ]
+
+
+def _scales_rows(setup: Setup) -> Rows:
+    """The source of the scales of 8-bit pages."""
+    if setup.resolved.kv_dtype == setup.resolved.dtype:
+        return []
+    layers = setup.spec.layers
+    given = sum(layer.scales is not None for layer in layers)
+    own = "one for each token and head, computed when it is written"
+    if not given:
+        return [("KV scales", own)]
+    some = f" for {given} of {len(layers)} layers; for the others {own}"
+    return [("KV scales", f"the checkpoint's{'' if given == len(layers) else some}")]
+
+
+def _window_row(setup: Setup) -> str:
+    """Windows, and what becomes of pages behind them."""
+    windows = {window for window in setup.spec.windows if window is not None}
+    if not windows:
+        return "none"
+    tokens = " and ".join(str(window) for window in sorted(windows))
+    if setup.resolved.windows == (None,):
+        why = (
+            "pages may go to host memory" if setup.resolved.host_pages else "no sequence is longer"
+        )
+        return f"{tokens} tokens; pages behind it are kept, since {why}"
+    pages = " and ".join(map(str, setup.longest.group_pages_per_request))
+    return f"{tokens} tokens; pages behind it are given back: a request holds at most {pages}"
+
+
+def _host_row(setup: Setup) -> str:
+    resolved, page = setup.resolved, setup.need.page_bytes * setup.mesh.size
+    if not resolved.host_pages:
+        return "holds no pages"
+    cached = f", {resolved.host_cached_pages} of them for cached prefixes"
+    return (
+        f"{resolved.host_pages} pages, {amount(resolved.host_pages * page)}"
+        f"{cached if resolved.host_cached_pages else ''}; {resolved.moved_pages} move at once"
+    )
+
+
+def link_rows(setup: Setup, runner: Runner) -> Rows:
+    """The link to host memory as warm-up measured it, beside the time to compute a page."""
+    if runner.link is None:
+        return []
+    link, compute = runner.link, setup.resolved.page_size * seconds_per_token(runner.seconds)
+    load = link.seconds(link.width) / link.width
+    speed, alone = setup.need.page_bytes / load / 1e9, link.seconds(1)
+    return [
+        (
+            "link to host memory",
+            f"{speed:.1f} GB/s per device: a page is loaded in {load * 1e3:.2f} ms, "
+            f"alone in {alone * 1e3:.2f} ms, and computed in {compute * 1e3:.2f} ms",
+        )
+    ]

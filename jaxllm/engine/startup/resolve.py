@@ -104,13 +104,13 @@ def resolve(
     budget = measure_budget(config, spec, mesh, leaves, buckets, rows, itemsize, staged)
     hopper = backend.name == "mosaic_gpu"
     expected = expected_workspace_bytes(spec, rows, buckets.score, itemsize, shards)
-    length, memory = first_plan(config, budget, need, expected if hopper else None)
+    memory = first_plan(config, budget, need, expected if hopper else None)
     resolved = Resolved(
         model_dir=str(model_dir),
         model_type=spec.model_type,
         dtype=dtype.name,
         kv_dtype=kv_dtype.name,
-        max_model_len=length,
+        max_model_len=memory.max_model_len,
         page_size=page_size,
         num_pages=memory.num_pages,
         max_num_seqs=slots,
@@ -134,11 +134,12 @@ def resolve(
         batch_invariant=config.batch_invariant,
     )
     setup = Setup(resolved, spec, mesh, dtype, need, memory, buckets, graphdef, abstract)
-    return with_plan(setup, config, length, memory)
+    return with_plan(setup, config, memory)
 
 
-def with_plan(setup: Setup, config: EngineConfig, length: int, memory: MemoryPlan) -> Setup:
-    """The same decisions with another pool, for sequences of up to `length` tokens."""
+def with_plan(setup: Setup, config: EngineConfig, memory: MemoryPlan) -> Setup:
+    """The same decisions with another pool."""
+    length = memory.max_model_len
     resolved = replace(
         setup.resolved,
         max_model_len=length,

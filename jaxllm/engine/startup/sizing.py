@@ -17,7 +17,7 @@ from jaxllm.engine.startup.make_programs import (
     table_width,
 )
 from jaxllm.engine.startup.memory import MemoryBudget
-from jaxllm.engine.startup.plan_memory import fit_length, is_measured
+from jaxllm.engine.startup.plan_memory import is_measured, plan_memory
 from jaxllm.engine.startup.resolve import Setup, with_plan
 from jaxllm.units import GIB
 
@@ -52,7 +52,7 @@ def with_workspace(setup: Setup, config: EngineConfig, workspace: int) -> Setup:
     """The same decisions, with the pool that is left when the largest step needs `workspace` bytes.
     Raises ConfigError as `resolve`."""
     budget = replace(setup.memory.budget, workspace=workspace, expected=False)
-    return with_plan(setup, config, *fit_length(config, budget, setup.need))
+    return with_plan(setup, config, plan_memory(config, budget, setup.need))
 
 
 def known_workspace(programs: Programs) -> int | None:

@@ -26,10 +26,9 @@ from jaxllm.engine.startup.jax_settings import (
 )
 from jaxllm.engine.startup.make_programs import abstract_pages, make_programs, programs_folder
 from jaxllm.engine.startup.pin_host_memory import pinning
-from jaxllm.engine.startup.report import Report
+from jaxllm.engine.startup.report import Report, link_rows, table_rows
 from jaxllm.engine.startup.resolve import Setup, resolve
 from jaxllm.engine.startup.sizing import check_largest_step, fit_pool, known_workspace
-from jaxllm.engine.startup.start_table import link_rows, table_rows
 from jaxllm.grammar.matcher import Matchers
 from jaxllm.locate import locate
 from jaxllm.mesh import make_mesh
@@ -133,7 +132,7 @@ def _load_and_compile(
     step gives the pool's size."""
 
     def load() -> tuple[jax.Array, ...]:
-        with report.phase("Loading weights") as advance:
+        with report.phase("Loading weights") as progress:
             _, state = weights.load(
                 setup.resolved.model_dir,
                 setup.spec,
@@ -141,7 +140,7 @@ def _load_and_compile(
                 setup.dtype,
                 config.load_format,
                 seed=config.seed,
-                progress=advance,
+                progress=progress,
             )
             leaves, _ = weight_leaves(state)
             jax.block_until_ready(leaves)
@@ -159,14 +158,14 @@ def _load_and_compile(
     with ThreadPoolExecutor(1, thread_name_prefix="load") as pool:
         loading = pool.submit(load)
         if not config.enforce_eager:
-            with report.phase("Compiling") as advance:
+            with report.phase("Compiling") as progress:
                 if not known:
                     workers.start(
                         setup, programs, programs.early_keys(setup.memory.budget.expected)
                     )
-                    setup, programs = fit_pool(setup, programs, config, advance)
+                    setup, programs = fit_pool(setup, programs, config, progress)
                 workers.start(setup, programs, programs.lattice)
-                programs.compile_all(advance)
+                programs.compile_all(progress)
             check_largest_step(setup, programs)
         return setup, programs, loading.result()
 

@@ -56,8 +56,8 @@ def test_an_estimate_refuses_only_where_no_step_is_going_to_be_compiled() -> Non
     need = KVRequirements(page_bytes=GIB // 64, page_size=64, max_num_seqs=4, max_model_len=4096)
     # 7 GiB is a guess, 1 GiB of pages is needed
     budget = MemoryBudget(usable=10 * GIB, weights=4 * GIB, workspace=7 * GIB, shared=False)
-    length, plan = first_plan(EngineConfig(max_model_len=4096), budget, need)
-    assert (length, plan.budget) == (4096, budget)
+    plan = first_plan(EngineConfig(max_model_len=4096), budget, need)
+    assert (plan.max_model_len, plan.budget) == (4096, budget)
     with pytest.raises(ConfigError, match=r"1\.00 GiB of KV cache is needed"):
         first_plan(EngineConfig(max_model_len=4096, enforce_eager=True), budget, need)
     full = replace(budget, weights=10 * GIB)

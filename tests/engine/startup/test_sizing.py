@@ -63,7 +63,7 @@ def test_the_pool_is_what_the_largest_step_leaves_and_its_need_does_not_depend_o
     budget = setup.memory.budget
     assert budget.workspace != before.memory.budget.workspace
     assert setup.resolved.num_pages == setup.memory.num_pages != before.resolved.num_pages
-    assert 0 <= budget.for_pages - setup.memory.kv_bytes < 64 * setup.memory.page_bytes
+    assert 0 <= budget.for_pages - setup.memory.kv_bytes < 64 * setup.need.page_bytes
     programs.compile_all()
     assert programs.peak_bytes == pytest.approx(budget.workspace, rel=0.02), (
         "a few layers need what all do"
@@ -290,10 +290,10 @@ def test_a_small_pool_leaves_a_step_more_than_was_reserved_and_a_full_one_does_n
     programs = make_programs(setup)
     programs.compile([programs.largest, *programs.largest_others])
     check_largest_step(setup, programs)
-    pages = budget.for_pages // setup.memory.page_bytes
+    pages = budget.for_pages // setup.need.page_bytes
     full = replace(
         setup,
-        memory=replace(setup.memory, num_pages=pages, kv_bytes=pages * setup.memory.page_bytes),
+        memory=replace(setup.memory, num_pages=pages, kv_bytes=pages * setup.need.page_bytes),
     )
     with pytest.raises(ConfigError, match="the largest step needs"):
         check_largest_step(full, programs)

@@ -17,9 +17,8 @@ from jaxllm.engine.engine import Engine
 from jaxllm.engine.scheduling.kv_offload import Link
 from jaxllm.engine.scheduling.prefill_budget import seconds_per_token
 from jaxllm.engine.startup.memory import MemoryBudget, MemoryPlan
-from jaxllm.engine.startup.report import Report
+from jaxllm.engine.startup.report import Report, link_rows, table_rows
 from jaxllm.engine.startup.resolve import Setup, resolve
-from jaxllm.engine.startup.start_table import link_rows, table_rows
 from jaxllm.mesh import make_mesh
 from jaxllm.units import GIB, amount
 
@@ -54,7 +53,11 @@ def decided(model_dir: str, **wishes: Any) -> Setup:
         EngineConfig(model=model_dir, **(usual | wishes)), Path(model_dir), make_mesh(1)
     )
     return replace(
-        setup, memory=MemoryPlan(BUDGET, GIB // 64, setup.resolved.num_pages, int(1.5 * GIB))
+        setup,
+        need=replace(setup.need, page_bytes=GIB // 64),
+        memory=MemoryPlan(
+            BUDGET, setup.resolved.max_model_len, setup.resolved.num_pages, int(1.5 * GIB)
+        ),
     )
 
 
