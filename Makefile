@@ -37,7 +37,7 @@ test-all: setup ## run every test that this machine can run
 	@$(PY) -m pytest $(PARALLEL) --durations 15 --durations-min 5 $(TESTS)
 
 test-gpu: setup ## run the tests that need an NVIDIA GPU; write benchmarks/results/gpu-tests-*.json
-	@XLA_PYTHON_CLIENT_PREALLOCATE=false JAX_PLATFORMS=cuda $(PY) -m pytest -m gpu -n 8 --dist loadgroup -p tests.gpu_report --gpu-report $(REPORT) $(TESTS)
+	@XLA_PYTHON_CLIENT_PREALLOCATE=false JAX_PLATFORMS=cuda $(PY) -m pytest -m gpu -n auto --maxprocesses 14 --dist loadgroup -p tests.gpu_report --gpu-report $(REPORT) $(TESTS)
 
 check: setup ## ruff, formatting, types, import contracts
 	@$(PY) -m ruff check .
