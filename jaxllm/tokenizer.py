@@ -268,14 +268,13 @@ def template_text(source: str) -> str:
     if "{" in source or "\n" in source:
         return source
     try:
-        text = Path(source).expanduser().read_text(encoding="utf-8")
+        return Path(source).expanduser().read_text(encoding="utf-8")
     except (OSError, RuntimeError) as error:  # an unknown user's home
         raise ConfigError(
             f"cannot read the chat template {source}: {getattr(error, 'strerror', None) or error}"
         ) from None
     except UnicodeDecodeError:
         raise ConfigError(f"cannot read the chat template {source}: not UTF-8 text") from None
-    return text
 
 
 def _config_is_refused(path: str | Path, revision: str | None) -> bool:

@@ -15,6 +15,8 @@ PINNED = "pinned_host"  # JAX's name of host memory that a device reads and writ
 LEAVING = 2  # calls of `save_pages` whose copies may be in flight at once
 # Calls of `load_pages` in one plan: a link of 25 GB/s brings as many pages beside a step of 5 ms
 PLAN_LOADS = 4
+# The remedy for too little host memory
+GIVE_MEMORY = "lower --swap-space or --kv-offloading-size, or give the process more memory"
 
 
 class HostBuffers:

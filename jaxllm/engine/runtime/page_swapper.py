@@ -16,7 +16,7 @@ from jax import Array
 from jaxllm.cache.kv import KVCache, zeros_of
 from jaxllm.cache.transfer import Page, page_shapes
 from jaxllm.config import ConfigError
-from jaxllm.engine.runtime.host_buffers import LEAVING, PINNED, PLAN_LOADS, HostBuffers
+from jaxllm.engine.runtime.host_buffers import GIVE_MEMORY, LEAVING, PINNED, PLAN_LOADS, HostBuffers
 from jaxllm.engine.runtime.lattice import Programs
 from jaxllm.engine.runtime.program import Key, shardings
 from jaxllm.engine.scheduling.kv_offload import Link
@@ -132,8 +132,7 @@ class PageSwapper:
                 size = self._width * sum(array.nbytes for array in self._filler)
                 raise ConfigError(
                     f"the host has no {amount(size)} for the {self._width} KV pages that move at "
-                    "once; lower --swap-space or --kv-offloading-size, or give the process more "
-                    "memory"
+                    f"once; {GIVE_MEMORY}"
                 )
             kv, full = self._timed(kv, self._width)
         for _ in range(RUNS):

@@ -24,10 +24,9 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Iterable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import jax
@@ -118,7 +117,7 @@ class _Worker:
     task: str = ""
 
 
-class CompileWorkers:
+class CompileWorkers(contextlib.AbstractContextManager["CompileWorkers"]):
     """Processes that import, wait to be configured, and end with the `with` block."""
 
     def __init__(self, count: int = 0):
@@ -126,15 +125,7 @@ class CompileWorkers:
         self._queue: _Queue = deque()  # programs of the last `start` that no worker has begun
         self._begin(count)
 
-    def __enter__(self) -> CompileWorkers:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._end(self._workers)
 
     def configure(self, spec: WorkerSpec) -> None:
@@ -144,7 +135,7 @@ class CompileWorkers:
         self._begin(spec.count - len(self._workers))
         for worker in self._workers:
             with contextlib.suppress(OSError):  # it has ended
-                _tell(worker.process, json.dumps([spec.platform, spec.compiling]))
+                _tell(worker, json.dumps([spec.platform, spec.compiling]))
 
     def start(self, setup: Setup, programs: Programs, keys: Iterable[Key]) -> None:
         """Make those of these programs that no earlier start has kept and that are not on their
@@ -172,15 +163,16 @@ class CompileWorkers:
         ).start()
 
     def _begin(self, count: int) -> None:
-        pipes: dict[str, Any] = {
-            "stdin": subprocess.PIPE,
-            "stdout": subprocess.PIPE,
-            "stderr": subprocess.DEVNULL,
-            "text": True,
-        }
         with contextlib.suppress(OSError):  # no memory or no processes left: fewer workers, or none
             for _ in range(count):
-                self._workers.append(_Worker(subprocess.Popen([sys.executable, *_START], **pipes)))
+                process = subprocess.Popen(
+                    [sys.executable, *_START],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,
+                    text=True,
+                )
+                self._workers.append(_Worker(process))
 
     @staticmethod
     def _end(workers: list[_Worker]) -> None:
@@ -204,17 +196,15 @@ def main() -> None:
     if not (first := sys.stdin.readline()):
         return
     _configure(platform, json.loads(first))
-    programs, keys = None, {}
     for line in itertools.chain([first], sys.stdin):
         if line.startswith("{"):
             programs = rebuild(json.loads(line))
             keys = {programs.name(key): key for key in programs.lattice}
             continue
-        assert programs is not None
-        name = line.strip()
-        programs.executables.keep(name, programs.recipe(keys[name]))
-        if compiling and not programs.is_tuned(keys[name]):
-            programs.get(keys[name])
+        key = keys[name := line.strip()]
+        programs.executables.keep(name, programs.recipe(key))
+        if compiling and not programs.is_tuned(key):
+            programs.get(key)
         print(name, flush=True)
 
 
@@ -269,15 +259,10 @@ def _task(setup: Setup, programs: Programs) -> str:
 def _hand_out(workers: list[_Worker], task: str, queue: _Queue) -> None:
     """Have workers make the queued programs, and resolve each one's future; in the end also those
     that no worker is left to make."""
-    threads: list[threading.Thread] = []
     # The system gives this process no more threads: fewer workers, or none
-    with contextlib.suppress(RuntimeError):
+    with contextlib.suppress(RuntimeError), ThreadPoolExecutor(len(workers)) as pool:
         for worker in workers:
-            thread = threading.Thread(target=_follow, args=(worker, task, queue), daemon=True)
-            thread.start()
-            threads.append(thread)
-    for thread in threads:
-        thread.join()
+            pool.submit(_follow, worker, task, queue)
     with contextlib.suppress(IndexError):
         while True:
             queue.popleft()[1].set_result(None)
@@ -288,26 +273,18 @@ def _follow(worker: _Worker, task: str, queue: _Queue) -> None:
     # The worker has ended, or the queue is empty
     with worker.turn, contextlib.suppress(OSError, ValueError, IndexError):
         if queue and worker.task != task:
-            _tell(worker.process, task)
+            _tell(worker, task)
             worker.task = task
-        while True:
+        alive = True
+        while alive:
             name, made = queue.popleft()
             try:
-                _tell(worker.process, name)
-                alive = bool(_answer(worker.process))
+                _tell(worker, name)
+                assert worker.process.stdout is not None
+                alive = bool(worker.process.stdout.readline())  # empty when it has ended
             finally:
                 made.set_result(None)
-            if not alive:
-                return
 
 
-def _tell(worker: subprocess.Popen[str], line: str) -> None:
-    assert worker.stdin is not None
-    worker.stdin.write(f"{line}\n")
-    worker.stdin.flush()
-
-
-def _answer(worker: subprocess.Popen[str]) -> str:
-    """The next line of a worker; empty when it has ended."""
-    assert worker.stdout is not None
-    return worker.stdout.readline()
+def _tell(worker: _Worker, line: str) -> None:
+    print(line, file=worker.process.stdin, flush=True)

@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 import psutil
 
 from jaxllm.config import SWAP_SPACE, ConfigError, EngineConfig
-from jaxllm.engine.runtime.host_buffers import LEAVING, PLAN_LOADS
+from jaxllm.engine.runtime.host_buffers import GIVE_MEMORY, LEAVING, PLAN_LOADS
 from jaxllm.units import GIB
 
 OTHERS = GIB  # of host memory, for everything but pages
@@ -99,7 +99,7 @@ def plan_host(
         raise ConfigError(
             f"pages in host memory need {pages * page * shards / GIB:.2f} GiB, but "
             f"{room.size / GIB:.2f} GiB {room.why}, with {OTHERS / GIB:.0f} GiB left for "
-            f"everything else; lower --swap-space (per device) or --kv-offloading-size{room.remedy}"
+            f"everything else; {GIVE_MEMORY}{room.remedy}"
         )
     moved = max(1, min(MOST_MOVED, MOVED // page)) if pages else 0
     return HostPlan(pages, cached, 1 << (moved.bit_length() - 1) if moved else 0)

@@ -22,19 +22,15 @@ def use_compilation_cache(directory: str | None) -> None:
     try:
         path = Path(directory or "~/.cache/jaxllm/xla").expanduser()
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
-        trouble = (
-            None
-            if is_private(path)
-            else "others may write to it, and what lies in it is run (chmod go-w)"
-        )
-    except OSError as error:
-        trouble = str(error.strerror)
-    except RuntimeError as error:  # an unknown user's home, or this one has none
-        trouble = str(error)
-    if trouble and directory is not None:
-        raise ConfigError(f"--compilation-cache-dir {directory} cannot be used: {trouble}")
-    if trouble:
-        return  # a read-only home, or none, only costs time
+        if not is_private(path):
+            raise OSError(None, "others may write to it, and what lies in it is run (chmod go-w)")
+    except (OSError, RuntimeError) as error:  # RuntimeError: no such user, or no home
+        if directory is None:
+            return  # costs time only
+        trouble = getattr(error, "strerror", error)
+        raise ConfigError(
+            f"--compilation-cache-dir {directory} cannot be used: {trouble}"
+        ) from None
     jax.config.update("jax_compilation_cache_dir", str(path))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

@@ -20,7 +20,7 @@ import numpy as np
 from jax.sharding import SingleDeviceSharding
 
 from jaxllm.cache.transfer import page_shapes
-from jaxllm.engine.runtime.host_buffers import PINNED
+from jaxllm.engine.runtime.host_buffers import GIVE_MEMORY, PINNED
 from jaxllm.engine.runtime.lattice import Progress
 from jaxllm.engine.startup.host_memory import OTHERS, STAGED, HostRoom
 from jaxllm.engine.startup.make_programs import abstract_pages
@@ -37,7 +37,6 @@ UNIT = 2**28  # bytes of the smallest region, unless less is pinned in all
 GRAIN = 256  # bytes; every array takes a multiple of them
 # Arrays of different sizes fragment free memory: one part of 16 more
 UNEVEN = 16
-REMEDY = "lower --swap-space or --kv-offloading-size, or give the process more memory"
 
 
 @dataclass(frozen=True)
@@ -108,7 +107,7 @@ class Pinning:
             logger.warning(
                 "of %s of host memory for KV pages, %s could be pinned at start%s; the rest is "
                 "pinned while requests run, which wait for it, if there is more by then; %s",
-                *(amount(asked), amount(self.size, down=True), trouble, REMEDY),
+                *(amount(asked), amount(self.size, down=True), trouble, GIVE_MEMORY),
             )
 
     def pin(

@@ -111,11 +111,6 @@ def check_sizes(model_dir: str | Path) -> dict[str, Any]:
     return hf
 
 
-def with_defaults(hf: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration, completed by the family's defaults."""
-    return {**family(hf.get("model_type", "")).DEFAULTS, **hf}
-
-
 def eos_token_ids(hf: Mapping[str, Any]) -> set[int]:
     """The end-of-sequence ids of one file, where they are an integer, a list of them, or null.
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from jaxllm.cache.layer import LayerCache, ScaleTensors
 from jaxllm.config import ConfigError
-from jaxllm.models.config.read import family, read_config, with_defaults
+from jaxllm.models.config.read import family, read_config
 from jaxllm.nn.heads import Heads
 
 
@@ -114,8 +114,8 @@ def make_spec(
 
     Raises ConfigError when the configuration cannot work on any number of devices.
     """
-    full = with_defaults(config)
-    spec: ModelSpec = family(full["model_type"]).spec(full)
+    own = family(config.get("model_type", ""))
+    spec: ModelSpec = own.spec({**own.DEFAULTS, **config})
     spec.heads(1)
     for token in spec.eos_token_ids:
         if not 0 <= token < spec.vocab_size:

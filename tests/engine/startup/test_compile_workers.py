@@ -97,6 +97,7 @@ def test_workers_make_what_needs_no_pages_first_and_then_the_rest_for_the_pool_t
         "prompt_logprobs",
         "set_slot",
         "apply_token_bitmask",
+        "update_slots",
     }
     assert set(first[: len(programs.largest_others)]) == set(programs.largest_others)
     with CompileWorkers(3) as running:
