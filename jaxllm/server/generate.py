@@ -263,7 +263,7 @@ async def send_whole(stream: Stream, reply: Reply, send: Any) -> None:
     """Collect everything, then one JSON reply. Raises the request's ApiError."""
     while not stream.done:
         for prompt, delta in await stream.next_deltas():
-            reply.add(prompt, delta)
+            reply.add_delta(prompt, delta)
     body = (
         await asyncio.to_thread(lambda: orjson.dumps(reply.full_reply()))
         if reply.large

@@ -75,7 +75,7 @@ class GrammarQueue:
                 return grammar
         raise AssertionError("the last lane gave up")
 
-    async def close(self) -> None:
+    async def shut_down(self) -> None:
         """End the compiler at once."""
         for threads in self._lanes:
             threads.shutdown(wait=False, cancel_futures=True)

@@ -11,6 +11,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -107,23 +108,17 @@ async def _load(
 
 def in_daemon_thread[T](work: Callable[[], T]) -> asyncio.Future[T]:
     """Run `work` in a thread that the process does not wait for at its end."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
-
-    def settle(resolve: Callable[[], None]) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(lambda: None if future.done() else resolve())
+    future: Future[T] = Future()
+    future.set_running_or_notify_cancel()  # from here on its result may always be set
 
     def run() -> None:
         try:
-            result = work()
+            future.set_result(work())
         except BaseException as error:
-            settle(lambda error=error: future.set_exception(error))  # type: ignore[misc]
-        else:
-            settle(lambda: future.set_result(result))
+            future.set_exception(error)
 
     threading.Thread(target=run, daemon=True).start()
-    return future
+    return asyncio.wrap_future(future)
 
 
 def load_tokenizer(options: Options, model_dir: Path) -> Tokenizer | None:
@@ -159,13 +154,13 @@ async def _serve(
         status = 1
         if signals.first.done():
             status = await drain(server_state, signals, options.shutdown_timeout)
-        server_state.bodies.close()
+        server_state.bodies.refuse_all()
         await _close(server, serving, force=signals.second.done())
         return status
     finally:
         if stats is not None:
             stats.cancel()
-        await server_state.close()
+        await server_state.shut_down()
 
 
 async def _until_stopped(
@@ -208,8 +203,8 @@ async def drain(server_state: ServerState, signals: Signals, seconds: float) -> 
             return_when=asyncio.FIRST_COMPLETED,
         )
         if not idle.done():
-            message = "the server shut down before this request was finished"
-            server_state.client.fail_all(lambda: overloaded(message, "shutdown"))
+            unfinished = "the server shut down before this request was finished"
+            server_state.client.fail_all(lambda: overloaded(unfinished, "shutdown"))
             if not signals.second.done():
                 await asyncio.wait(
                     (idle, signals.second), timeout=5, return_when=asyncio.FIRST_COMPLETED

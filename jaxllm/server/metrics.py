@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -21,87 +22,31 @@ from jaxllm.metrics import COUNTERS, GAUGES
 from jaxllm.server.engine.streams import InFlight, Observer
 
 FINISH_REASONS = ("stop", "length", "abort", "error", "tool_calls")
+LABELS = ["model_name", "engine"]
 REFUSALS = ("queue_full", "grammar_queue_full", "engine_down", "invalid")
 
+# Upper bounds, in seconds but for the last
 _FIRST = (
-    0.001,
-    0.005,
-    0.01,
-    0.02,
-    0.04,
-    0.06,
-    0.08,
-    0.1,
-    0.25,
-    0.5,
-    0.75,
-    1,
-    2.5,
-    5,
-    7.5,
-    10,
-    20,
-    40,
-    80,
-    160,
-    640,
-    2560,
-)
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40,
+    80, 160, 640, 2560,
+)  # fmt: skip
 _GAP = (
-    0.001,
-    0.0025,
-    0.005,
-    0.01,
-    0.025,
-    0.05,
-    0.075,
-    0.1,
-    0.15,
-    0.2,
-    0.3,
-    0.4,
-    0.5,
-    0.75,
-    1,
-    2.5,
-    5,
-    7.5,
-    10,
-    20,
-    40,
-    80,
-)
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5,
+    5, 7.5, 10, 20, 40, 80,
+)  # fmt: skip
 _WHOLE = (
-    0.3,
-    0.5,
-    0.8,
-    1,
-    1.5,
-    2,
-    2.5,
-    5,
-    10,
-    15,
-    20,
-    30,
-    40,
-    50,
-    60,
-    120,
-    240,
-    480,
-    960,
-    1920,
-    7680,
-)
+    0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680,
+)  # fmt: skip
 _CHOICES = (1, 2, 5, 10, 20, 50, 100)
+
+type Metric = GaugeMetricFamily | CounterMetricFamily | HistogramMetricFamily
 
 
 class Histogram:
     """Counts per bucket; `observe` costs a bisection."""
 
-    def __init__(self, bounds: tuple[float, ...]):
-        self.bounds = bounds
+    def __init__(self, help: str, bounds: tuple[float, ...]):
+        self.help, self.bounds = help, bounds
         self.counts = [0] * (len(bounds) + 1)
         self.sum = 0.0
 
@@ -112,11 +57,8 @@ class Histogram:
 
     def cumulative(self) -> list[tuple[str, float]]:
         """(upper bound, observations up to it) pairs in Prometheus's form."""
-        rows, total = [], 0
-        for bound, count in zip((*self.bounds, float("inf")), self.counts, strict=True):
-            total += count
-            rows.append(("+Inf" if bound == float("inf") else repr(float(bound)), float(total)))
-        return rows
+        names = [*(repr(float(bound)) for bound in self.bounds), "+Inf"]
+        return list(zip(names, map(float, accumulate(self.counts)), strict=True))
 
 
 class Metrics(Observer, Collector):
@@ -128,30 +70,28 @@ class Metrics(Observer, Collector):
         self._labels = [model_name, "0"]
         self._version, self._stats = version, stats
         lengths = one_two_five(max_model_len)
-        self.histograms: dict[str, tuple[str, Histogram]] = {
-            "vllm:time_to_first_token_seconds": ("Arrival to first token.", Histogram(_FIRST)),
-            "vllm:inter_token_latency_seconds": (
-                "Time between tokens of a choice.",
-                Histogram(_GAP),
+        self._histograms = {
+            "vllm:time_to_first_token_seconds": Histogram("Arrival to first token.", _FIRST),
+            "vllm:inter_token_latency_seconds": Histogram("Time between tokens of a choice.", _GAP),
+            "vllm:request_time_per_output_token_seconds": Histogram(
+                "Mean time per token after the first.", _GAP
             ),
-            "vllm:request_time_per_output_token_seconds": (
-                "Mean time per token after the first.",
-                Histogram(_GAP),
+            "vllm:e2e_request_latency_seconds": Histogram("Arrival to last token.", _WHOLE),
+            "vllm:request_queue_time_seconds": Histogram("Time waiting to be scheduled.", _WHOLE),
+            "vllm:request_inference_time_seconds": Histogram("Scheduled to last token.", _WHOLE),
+            "vllm:request_prefill_time_seconds": Histogram("Scheduled to first token.", _WHOLE),
+            "vllm:request_decode_time_seconds": Histogram("First to last token.", _WHOLE),
+            "vllm:request_prompt_tokens": Histogram("Prompt tokens.", lengths),
+            "vllm:request_generation_tokens": Histogram("Generated tokens.", lengths),
+            "vllm:request_max_num_generation_tokens": Histogram(
+                "Generated tokens of the longest choice of a request.", lengths
             ),
-            "vllm:e2e_request_latency_seconds": ("Arrival to last token.", Histogram(_WHOLE)),
-            "vllm:request_queue_time_seconds": ("Time waiting to be scheduled.", Histogram(_WHOLE)),
-            "vllm:request_inference_time_seconds": ("Scheduled to last token.", Histogram(_WHOLE)),
-            "vllm:request_prefill_time_seconds": ("Scheduled to first token.", Histogram(_WHOLE)),
-            "vllm:request_decode_time_seconds": ("First to last token.", Histogram(_WHOLE)),
-            "vllm:request_prompt_tokens": ("Prompt tokens.", Histogram(lengths)),
-            "vllm:request_generation_tokens": ("Generated tokens.", Histogram(lengths)),
-            "vllm:request_max_num_generation_tokens": (
-                "Generated tokens of the longest choice of a request.",
-                Histogram(lengths),
-            ),
-            "vllm:request_params_max_tokens": ("max_tokens of requests.", Histogram(lengths)),
-            "vllm:request_params_n": ("n of requests.", Histogram(_CHOICES)),
+            "vllm:request_params_max_tokens": Histogram("max_tokens of requests.", lengths),
+            "vllm:request_params_n": Histogram("n of requests.", _CHOICES),
         }
+        # Observed at every step
+        self._first = self._histograms["vllm:time_to_first_token_seconds"]
+        self._gap = self._histograms["vllm:inter_token_latency_seconds"]
         self._finished: Counter[str] = Counter()
         self._refused: Counter[str] = Counter()
         self.unknown_fields = self._failed_steps = self._restarts = 0
@@ -168,11 +108,9 @@ class Metrics(Observer, Collector):
         if tokens:
             last = entry.last_delta.get(delta.index)
             if last is None:
-                self._observe("vllm:time_to_first_token_seconds", now - entry.submitted)
+                self._first.observe(now - entry.submitted)
             else:
-                self.histograms["vllm:inter_token_latency_seconds"][1].observe(
-                    (now - last) / tokens, tokens
-                )
+                self._gap.observe((now - last) / tokens, tokens)
             entry.last_delta[delta.index] = now
             entry.tokens[delta.index] = entry.tokens.get(delta.index, 0) + tokens
         if delta.finish_reason is not None:
@@ -195,91 +133,86 @@ class Metrics(Observer, Collector):
         self._refused[reason if reason in REFUSALS else "invalid"] += 1
 
     def _finish(self, entry: InFlight, delta: TextDelta, now: float) -> None:
+        """Count a choice that has ended, and its request with the last of them."""
         reason = delta.finish_reason if delta.finish_reason in FINISH_REASONS else "error"
         self._finished[reason] += 1
-        generated = entry.tokens.get(delta.index, 0)
-        self._observe("vllm:e2e_request_latency_seconds", now - entry.submitted)
-        self._observe("vllm:request_prompt_tokens", len(entry.request.prompt_token_ids))
-        self._observe("vllm:request_generation_tokens", generated)
-        if entry.open_choices == 1:  # the last choice of the request
-            self._observe(
-                "vllm:request_max_num_generation_tokens", max(entry.tokens.values(), default=0)
-            )
-            self._observe("vllm:request_params_n", entry.request.params.n)
-            self._observe("vllm:request_params_max_tokens", entry.request.params.max_tokens or 0)
+        params, generated = entry.request.params, entry.tokens.get(delta.index, 0)
+        values: dict[str, float] = {
+            "vllm:e2e_request_latency_seconds": now - entry.submitted,
+            "vllm:request_prompt_tokens": len(entry.request.prompt_token_ids),
+            "vllm:request_generation_tokens": generated,
+        }
+        if entry.open_choices == 1:
+            values |= {
+                "vllm:request_max_num_generation_tokens": max(entry.tokens.values(), default=0),
+                "vllm:request_params_n": params.n,
+                "vllm:request_params_max_tokens": params.max_tokens or 0,
+            }
         if delta.times is not None:
-            self._times(delta.times, generated)
+            values |= durations(delta.times, generated)
+        for name, value in values.items():
+            self._histograms[name].observe(value)
 
-    def _times(self, times: RequestTimes, generated: int) -> None:
-        decode = max(0.0, times.last_token - times.first_token)
-        self._observe("vllm:request_queue_time_seconds", max(0.0, times.scheduled - times.arrival))
-        self._observe(
-            "vllm:request_prefill_time_seconds", max(0.0, times.first_token - times.scheduled)
-        )
-        self._observe("vllm:request_decode_time_seconds", decode)
-        self._observe(
-            "vllm:request_inference_time_seconds", max(0.0, times.last_token - times.scheduled)
-        )
-        if generated > 1:
-            self._observe("vllm:request_time_per_output_token_seconds", decode / (generated - 1))
-
-    def _observe(self, name: str, value: float) -> None:
-        self.histograms[name][1].observe(value)
-
-    def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily | HistogramMetricFamily]:
+    def collect(self) -> Iterator[Metric]:
         """prometheus_client's hook."""
-        stats, names = self._stats(), ["model_name", "engine"]
+        stats = self._stats()
         for name, (help, field) in GAUGES.items():
-            gauge = GaugeMetricFamily(name, help, labels=names)
-            gauge.add_metric(self._labels, getattr(stats, field))
-            yield gauge
-        counts = {name: (help, getattr(stats, field)) for name, (help, field) in COUNTERS.items()}
-        counts |= {
-            "jaxllm:unknown_request_fields": (
+            yield self._family(GaugeMetricFamily, name, help, [((), getattr(stats, field))])
+        counters = [(name, help, getattr(stats, field)) for name, (help, field) in COUNTERS.items()]
+        counters += [
+            (
+                "jaxllm:unknown_request_fields",
                 "Fields of requests that this server does not know.",
                 self.unknown_fields,
             ),
-            "jaxllm:engine_step_failures": ("Steps that failed.", self._failed_steps),
-            "jaxllm:engine_restarts": ("Restarts of the engine process.", self._restarts),
-        }
-        for name, (help, count) in counts.items():
-            counter = CounterMetricFamily(name, help, labels=names)
-            counter.add_metric(self._labels, count)
-            yield counter
-        yield self._counted(
-            "vllm:request_success",
-            "Finished choices.",
-            "finished_reason",
-            self._finished,
-            FINISH_REASONS,
-        )
-        yield self._counted(
-            "vllm:admission_rejections", "Requests not admitted.", "reason", self._refused, REFUSALS
-        )
-        for name, (help, kept) in self.histograms.items():
-            family = HistogramMetricFamily(name, help, labels=names)
-            family.add_metric(self._labels, kept.cumulative(), kept.sum)
+            ("jaxllm:engine_step_failures", "Steps that failed.", self._failed_steps),
+            ("jaxllm:engine_restarts", "Restarts of the engine process.", self._restarts),
+        ]
+        for name, help, count in counters:
+            yield self._family(CounterMetricFamily, name, help, [((), count)])
+        finished = [((reason,), self._finished[reason]) for reason in FINISH_REASONS]
+        name, help = "vllm:request_success", "Finished choices."
+        yield self._family(CounterMetricFamily, name, help, finished, "finished_reason")
+        refused = [((reason,), self._refused[reason]) for reason in REFUSALS]
+        name, help = "vllm:admission_rejections", "Requests not admitted."
+        yield self._family(CounterMetricFamily, name, help, refused, "reason")
+        for name, histogram in self._histograms.items():
+            family = HistogramMetricFamily(name, histogram.help, labels=LABELS)
+            family.add_metric(self._labels, histogram.cumulative(), histogram.sum)
             yield family
-        info = GaugeMetricFamily(
-            "jaxllm:build_info", "Always 1; the labels say what runs.", labels=[*names, "version"]
-        )
-        info.add_metric([*self._labels, self._version], 1)
-        yield info
+        name, help = "jaxllm:build_info", "Always 1; the labels say what runs."
+        yield self._family(GaugeMetricFamily, name, help, [((self._version,), 1)], "version")
 
-    def _counted(
-        self, name: str, help: str, label: str, counts: Counter[str], values: tuple[str, ...]
-    ) -> CounterMetricFamily:
-        family = CounterMetricFamily(name, help, labels=["model_name", "engine", label])
-        for value in values:
-            family.add_metric([*self._labels, value], counts[value])
+    def _family(
+        self,
+        kind: type[GaugeMetricFamily | CounterMetricFamily],
+        name: str,
+        help: str,
+        values: Iterable[tuple[tuple[str, ...], float]],
+        *labels: str,
+    ) -> Metric:
+        """A metric with its values by the values of `labels`."""
+        family = kind(name, help, labels=[*LABELS, *labels])
+        for label_values, value in values:
+            family.add_metric([*self._labels, *label_values], value)
         return family
+
+
+def durations(times: RequestTimes, generated: int) -> dict[str, float]:
+    """Seconds of each part of a choice's life, by metric."""
+    decode = max(0.0, times.last_token - times.first_token)
+    found = {
+        "vllm:request_queue_time_seconds": max(0.0, times.scheduled - times.arrival),
+        "vllm:request_prefill_time_seconds": max(0.0, times.first_token - times.scheduled),
+        "vllm:request_decode_time_seconds": decode,
+        "vllm:request_inference_time_seconds": max(0.0, times.last_token - times.scheduled),
+    }
+    if generated > 1:
+        found["vllm:request_time_per_output_token_seconds"] = decode / (generated - 1)
+    return found
 
 
 def one_two_five(limit: int) -> tuple[float, ...]:
     """1, 2, 5, 10, 20, … up to `limit`."""
-    bounds: list[float] = []
-    scale = 1
-    while scale <= limit:
-        bounds += [scale * step for step in (1, 2, 5) if scale * step <= limit]
-        scale *= 10
-    return tuple(bounds)
+    steps = (step * 10**digits for digits in range(len(str(limit))) for step in (1, 2, 5))
+    return tuple(bound for bound in steps if bound <= limit)

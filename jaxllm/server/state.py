@@ -144,11 +144,11 @@ class ServerState:
             if self.active == 0:
                 self.idle.set()
 
-    async def close(self) -> None:
+    async def shut_down(self) -> None:
         """Release the threads and end the compiler of grammars at once."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         if self.grammars is not None:
-            await self.grammars.close()
+            await self.grammars.shut_down()
 
     def encode(self, prompt: str | list[int], add_special_tokens: bool = True) -> list[int]:
         """Token ids of a prompt. Raises ApiError."""

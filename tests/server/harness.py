@@ -83,7 +83,7 @@ class Running:
         self._up.set()
         await self._server.serve(sockets=[self._socket])
         client.stop()
-        await self.server_state.close()
+        await self.server_state.shut_down()
 
     def request(
         self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None

@@ -170,7 +170,7 @@ def test_a_client_that_goes_takes_the_grammar_of_others_with_it_only_as_the_last
 
 
 def test_closing_waits_for_no_grammar_on_the_event_loop(fresh: Running, slow: Slow) -> None:
-    closing = asyncio.run_coroutine_threadsafe(fresh.server_state.close(), fresh.loop)
+    closing = asyncio.run_coroutine_threadsafe(fresh.server_state.shut_down(), fresh.loop)
     assert fresh.get("/version").status == 200, "the loop goes on"
     assert not closing.done()
     slow.go.set()

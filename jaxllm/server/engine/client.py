@@ -45,7 +45,6 @@ class EngineClient:
     Attributes:
         stats: the engine's latest snapshot.
         last_message: time.monotonic of the latest message.
-        reads: reads of the engine's socket so far.
         choices: choices in flight, including those not yet sent to the engine.
         restarting: whether another engine process is being started.
     """
@@ -68,7 +67,7 @@ class EngineClient:
         self._commands: deque[asyncio.Future[str | None]] = deque()  # answers due, in order
         self.stats = EngineStats()
         self.last_message = time.monotonic()
-        self.reads = 0
+        self._reads = 0  # of the engine's socket
         self.choices = 0
         self.restarting = False
 
@@ -122,7 +121,7 @@ class EngineClient:
         """Take all prompts of one HTTP request, or none. Raises ApiError when the queue is full or
         no engine runs."""
         self.check_capacity(sum(request.params.samples for request in requests))
-        stream = Stream(self)
+        stream = Stream(self.abort)
         now = time.monotonic()
         for number, request in enumerate(requests):
             entry = InFlight(request, stream, number, request.params.n, now)
@@ -138,17 +137,19 @@ class EngineClient:
         stay within `capacity`."""
         self._check_alive()
         if self.choices and self.choices + choices > self.capacity:
-            message = (
+            raise overloaded(
                 f"the queue is full ({self.choices} of {self.capacity} choices in flight, "
-                f"{choices} more asked for); try again later"
+                f"{choices} more asked for); try again later",
+                "queue_full",
             )
-            raise overloaded(message, "queue_full")
 
     def _check_alive(self) -> None:
         if not self.alive:
             seconds = min(math.ceil(self._start_seconds), MAX_RETRY_AFTER)
-            message = "the engine is restarting" if self.restarting else "the engine is not running"
-            raise overloaded(f"{message}; try again later", "engine_down", retry_after=seconds)
+            what = "restarting" if self.restarting else "not running"
+            raise overloaded(
+                f"the engine is {what}; try again later", "engine_down", retry_after=seconds
+            )
 
     def _send_waiting(self) -> None:
         """Send requests within `capacity`; the rest follows as choices end, or in the loop's next
@@ -182,9 +183,10 @@ class EngineClient:
 
     def fail_all(self, make: Callable[[], ApiError], sent_only: bool = False) -> None:
         """End every request, or those sent to the engine, with an error of its own."""
+        # Listed first: as these end, others are sent
         entries = [each for each in self._in_flight.values() if each.sent or not sent_only]
-        for stream in {id(entry.stream): entry.stream for entry in entries}.values():
-            stream.fail(make())
+        for entry in entries:
+            entry.stream.fail(make())
 
     async def run_command(self, command: Profile | ResetPrefixes) -> None:
         """Have the engine process carry out a command. Raises ApiError when it cannot."""
@@ -199,41 +201,42 @@ class EngineClient:
         """Tell the engine process to end."""
         self._send(Stop())
         if self._connection is not None:
-            self._connection.close()
+            self._connection.hang_up()
 
     def _send(self, message: Add | Abort | Profile | ResetPrefixes | Stop) -> int:
         return 0 if self._connection is None else self._connection.send(message)
 
     def _receive(self, messages: list[ToServer]) -> None:
         self.last_message = time.monotonic()
-        self.reads += 1
+        self._reads += 1
         for message in messages:
             self._handle(message)
 
     def _handle(self, message: ToServer) -> None:
         assert self._connection is not None
-        if isinstance(message, Outputs):
-            before, self.stats = self.stats, message.stats
-            if before.self_checks != message.stats.self_checks:
-                log_self_check(message.stats)
-            for delta in message.deltas:
-                self._delta(delta)
-        elif isinstance(message, Rejected):
-            self._rejected(message)
-        elif isinstance(message, StepFailed):
-            self.observer.step_failed()
-            failed = "the engine failed while it ran this request; send it again"
-            self.fail_all(lambda: server_error(failed), sent_only=True)
-        elif isinstance(message, Phase):
-            self._on_phase(message)
-        elif isinstance(message, Answered):
-            answer = self._commands.popleft()
-            if not answer.done():  # its client has gone
-                answer.set_result(message.error)
-        elif isinstance(message, Ready):
-            self._connection.ready.set_result(message)
-        else:
-            self._connection.end(message)
+        match message:
+            case Outputs(deltas, stats):
+                if stats.self_checks != self.stats.self_checks:
+                    log_self_check(stats)
+                self.stats = stats
+                for delta in deltas:
+                    self._delta(delta)
+            case Rejected():
+                self._rejected(message)
+            case StepFailed():
+                self.observer.step_failed()
+                failed = "the engine failed while it ran this request; send it again"
+                self.fail_all(lambda: server_error(failed), sent_only=True)
+            case Phase():
+                self._on_phase(message)
+            case Answered(error):
+                answer = self._commands.popleft()
+                if not answer.done():  # its client has gone
+                    answer.set_result(error)
+            case Ready():
+                self._connection.ready.set_result(message)
+            case Died():
+                self._connection.end(message)
 
     def _delta(self, delta: TextDelta) -> None:
         entry = self._in_flight.get(delta.id)
@@ -255,7 +258,7 @@ class EngineClient:
                 else bad_request(reason, field, "unsatisfiable")
             )
         else:
-            entry.stream.push(entry.prompt, delta)
+            entry.stream.push(entry.prompt, delta, self._reads)
         self._send_waiting()
 
     def _rejected(self, message: Rejected) -> None:

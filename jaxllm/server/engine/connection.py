@@ -74,7 +74,7 @@ class EngineConnection(asyncio.Protocol):
         self._transport.write(data)
         return len(data)
 
-    def close(self) -> None:
+    def hang_up(self) -> None:
         """Close the socket once everything is sent."""
         if self._transport is not None:
             self._transport.close()
@@ -83,7 +83,7 @@ class EngineConnection(asyncio.Protocol):
         """Note the end of the process; only the first reason counts."""
         if not self.died.done():
             self.died.set_result(died)
-            self.close()
+            self.hang_up()
             self._lost()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

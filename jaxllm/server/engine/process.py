@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.engine.runtime.profile import Profiler
-from jaxllm.messages import RequestError, TextDelta
+from jaxllm.messages import GenerateRequest, RequestError, TextDelta
 from jaxllm.sampling.values import OptionError
 from jaxllm.server.engine.wire import (
     Abort,
@@ -54,6 +54,7 @@ IDLE_SECONDS = 1.0  # without a message until an idle engine checks itself
 CHECK_SECONDS = 60.0  # between two self-checks, at least
 MAX_FAILED_STEPS = 3  # without a finished request in between
 MAX_HANDLING = 20e-3  # seconds that waiting messages may delay the next step
+REQUESTS_RUN = "requests are running; try again later, or add ?reset_running_requests=true"
 PR_SET_PDEATHSIG = 1  # of prctl(2)
 ORPHAN_GRACE = 20.0  # seconds for a step in progress after the HTTP process has gone
 
@@ -210,41 +211,29 @@ class EngineProcess:
         return [] if engine.has_work else [self._inbox.get()]
 
     def _handle(self, engine: Engine, message: ToEngine | GrammarReady) -> None:
-        if isinstance(message, Abort):
-            engine.abort(message.id)
-        elif isinstance(message, Profile):
-            self._send(Answered(self._profile(message.start)))
-        elif isinstance(message, ResetPrefixes):
-            done = engine.reset_prefix_cache(message.running)
-            self._send(
-                Answered(
-                    None
-                    if done
-                    else "requests are running; try again later, "
-                    "or add ?reset_running_requests=true"
-                )
-            )
-        elif isinstance(message, Add):
-            try:
-                engine.add(message.request)
-            except (RequestError, OptionError) as error:
-                self._send(
-                    Rejected(
-                        message.request.id, str(error), error.param, getattr(error, "code", None)
-                    )
-                )
-            except (KeyboardInterrupt, SystemExit):
-                raise
-            except BaseException:  # a panic in native code, which must not end other requests
-                traceback.print_exc()
-                self._send(
-                    Rejected(
-                        message.request.id,
-                        "the engine could not take this request",
-                        None,
-                        "internal_error",
-                    )
-                )
+        match message:
+            case Abort(id):
+                engine.abort(id)
+            case Profile(start):
+                self._send(Answered(self._profile(start)))
+            case ResetPrefixes(running):
+                done = engine.reset_prefix_cache(running)
+                self._send(Answered(None if done else REQUESTS_RUN))
+            case Add(request):
+                self._add(engine, request)
+
+    def _add(self, engine: Engine, request: GenerateRequest) -> None:
+        try:
+            engine.add(request)
+        except (RequestError, OptionError) as error:
+            code = getattr(error, "code", None)
+            self._send(Rejected(request.id, str(error), error.param, code))
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException:  # a panic in native code, which must not end other requests
+            traceback.print_exc()
+            reason = "the engine could not take this request"
+            self._send(Rejected(request.id, reason, None, "internal_error"))
 
     def _profile(self, start: bool) -> str | None:
         """Start or stop a trace between two steps; returns the reason of a failure."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from jaxllm.messages import GenerateRequest, TextDelta
 from jaxllm.server.errors import ApiError
@@ -12,14 +12,6 @@ from jaxllm.server.errors import ApiError
 # Tokens and logprob entries that may arrive while a client does not read its stream
 MAX_BACKLOG = 1 << 17
 BYTES_PER_ENTRY = 8  # a token's id or rank, and its log-probability
-
-
-class StreamOwner(Protocol):
-    """The part of EngineClient that streams use; `reads` counts reads of the engine's socket."""
-
-    reads: int
-
-    def abort(self, stream: Stream) -> None: ...
 
 
 class Observer:
@@ -73,14 +65,15 @@ class Stream:
         field_names: engine fields under the names that the client used.
     """
 
-    def __init__(self, owner: StreamOwner):
-        self._owner = owner
+    def __init__(self, abort: Callable[[Stream], None]):
+        """`abort` takes the stream's requests out of the engine."""
+        self._abort = abort
         self.ids: set[str] = set()
         self.field_names: dict[str, str] = {}
         self._ready: list[tuple[int, TextDelta]] = []
         self._writing = False  # the client has not yet taken the last write
         self._backlog = 0  # tokens and logprob entries that arrived since
-        self._counted = 0  # the read that the backlog includes
+        self._counted = 0  # the read of the engine's socket that the backlog includes
         self._error: ApiError | None = None
         self._waiter: asyncio.Future[None] | None = None
 
@@ -110,16 +103,15 @@ class Stream:
         """Count deltas as the client's backlog from now until `next_deltas`."""
         self._writing, self._backlog = True, 0
 
-    def push(self, prompt: int, delta: TextDelta) -> None:
-        """Add a delta; fails the request when its client has fallen too far behind."""
+    def push(self, prompt: int, delta: TextDelta, read: int) -> None:
+        """Add a delta that came with a numbered read of the engine's socket; fails the request when
+        its client has fallen too far behind."""
         if self._writing:
             # A step's burst is not the client's fault; the backlog before it is
-            if self._counted != self._owner.reads:
-                self._counted = self._owner.reads
-                if self._backlog > MAX_BACKLOG:
-                    message = "the client does not read its stream"
-                    self.fail(ApiError(500, message, code="slow_client"))
-                    return
+            if self._counted != read and self._backlog > MAX_BACKLOG:
+                error = ApiError(500, "the client does not read its stream", code="slow_client")
+                return self.fail(error)
+            self._counted = read
             self._backlog += len(delta.token_ids) + len(delta.logprobs or b"") // BYTES_PER_ENTRY
         self._ready.append((prompt, delta))
         self._wake()
@@ -133,7 +125,7 @@ class Stream:
 
     def abort(self) -> None:
         """Take what is in flight out of the engine; does nothing when all has finished."""
-        self._owner.abort(self)
+        self._abort(self)
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

@@ -66,11 +66,11 @@ class Bodies:
         self._limit, self._rules, self._total = limit, rules, max(total, limit)
         self._bytes_read = 0  # of bodies being read
         self._deadlines: set[asyncio.Timeout] = set()  # of bodies still arriving
-        self._closed = False
+        self._refusing = False
 
-    def close(self) -> None:
+    def refuse_all(self) -> None:
         """Refuse bodies that are still arriving, and all later ones."""
-        self._closed = True
+        self._refusing = True
         for deadline in self._deadlines:
             if not deadline.expired():
                 deadline.reschedule(0)
@@ -99,7 +99,7 @@ class Bodies:
             raise too_large(self._limit)
         size = 0
         try:
-            async with asyncio.timeout(0 if self._closed else BODY_DEADLINE) as deadline:
+            async with asyncio.timeout(0 if self._refusing else BODY_DEADLINE) as deadline:
                 self._deadlines.add(deadline)
                 while True:
                     message = await receive()
@@ -119,7 +119,7 @@ class Bodies:
                     if not message.get("more_body", False):
                         return
         except TimeoutError:
-            if self._closed:
+            if self._refusing:
                 raise shutting_down() from None
             raise ApiError(
                 408,
@@ -297,9 +297,12 @@ async def check_field(name: str, raw: bytes, truncates: bool, rules: Rules) -> N
         and raw.startswith(b'"')
         and len(raw) - 2 > MAX_BYTES_PER_CHAR * rules.char_limit(truncates)
     ):
-        limit = f"this model's maximum context length is {rules.resolved.max_model_len} tokens"
-        message = f"{limit}, which a prompt of {len(raw)} bytes cannot fit into; shorten it"
-        raise bad_request(message, "prompt", "context_length_exceeded")
+        raise bad_request(
+            f"this model's maximum context length is {rules.resolved.max_model_len} tokens, "
+            f"which a prompt of {len(raw)} bytes cannot fit into; shorten it",
+            "prompt",
+            "context_length_exceeded",
+        )
 
 
 def _check_items(name: str, items: int, texts: bool, truncates: bool, rules: Rules) -> None:

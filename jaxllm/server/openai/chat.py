@@ -88,13 +88,10 @@ def _message(message: Any, at: str) -> dict[str, Any]:
     clean: dict[str, Any] = {"role": ROLES[role]}
     calls = _tool_calls(message, at) if role == "assistant" else None
     clean["content"] = _content(message.get("content"), at, required=role != "assistant")
-    for name in ("name", "tool_call_id", "reasoning_content"):
+    for name in ("name", "tool_call_id", "reasoning_content", "reasoning"):
         text = _string(message, name, at)
         if text is not None:
-            clean[name] = text
-    reasoning = _string(message, "reasoning", at)
-    if reasoning is not None:
-        clean["reasoning_content"] = reasoning
+            clean["reasoning_content" if name == "reasoning" else name] = text
     if calls:
         clean["tool_calls"] = calls
     if role == "tool" and "tool_call_id" not in clean:
@@ -113,15 +110,11 @@ def _content(content: Any, at: str, required: bool) -> str:
     """The text of a message; a list of text parts is joined by line breaks."""
     if isinstance(content, str):
         return content
-    if content is None:
-        if required:
-            raise bad_request(f"{at}.content is required", f"{at}.content")
+    if content is None and not required:
         return ""
     if not isinstance(content, list):
-        raise bad_request(
-            f"{at}.content must be a string or a list of parts, got {describe(content)}",
-            f"{at}.content",
-        )
+        must = "is required" if content is None else "must be a string or a list of parts"
+        raise bad_request(f"{at}.content {must}, got {describe(content)}", f"{at}.content")
     texts = []
     for number, part in enumerate(content):
         where = f"{at}.content[{number}]"
@@ -173,8 +166,7 @@ def refuse_tools(body: dict[str, Any]) -> None:
     """Refuse tools, which are not supported yet; `[]`, null and the choices "none" and "auto"
     request none. Raises ApiError(400)."""
     for name in ("tools", "functions"):
-        tools = read_optional(body, name, list)
-        if tools:
+        if read_field(body, name, list, []):
             raise bad_request(
                 f"{name} is not supported yet; leave it out or send []",
                 name,

@@ -234,10 +234,13 @@ def _response_format(body: dict[str, Any]) -> dict[str, Any] | None:
     return {"json": wrapped["schema"]}
 
 
-def read_sampling(body: dict[str, Any], defaults: dict[str, Any], **forced: Any) -> SamplingParams:
+def read_sampling(
+    body: dict[str, Any], defaults: dict[str, Any], names: dict[str, str], forced: dict[str, Any]
+) -> SamplingParams:
     """The sampling options: `forced`, else the request's, else `defaults`, else the table's.
 
-    Raises ApiError(400) that names the option.
+    `names` has the fields of options that the endpoint calls otherwise. Raises ApiError(400) that
+    names the field.
     """
     # A search draws nothing, so options that shape draws are left out
     searches = body.get("use_beam_search") is True
@@ -248,7 +251,8 @@ def read_sampling(body: dict[str, Any], defaults: dict[str, Any], **forced: Any)
     try:
         return SamplingParams(**values)
     except OptionError as error:
-        raise bad_request(str(error), error.param) from None
+        field = names.get(error.param, error.param)
+        raise bad_request(str(error).replace(error.param, field), field) from None
 
 
 def read_stream(body: dict[str, Any]) -> tuple[bool, bool, bool]:

@@ -71,11 +71,12 @@ def check_ids(ids: list[Any], resolved: Resolved, param: str) -> list[int]:
         )
     for id in (min(ids), max(ids)):
         if not 0 <= id < resolved.vocab_size:
-            message = (
+            raise bad_request(
                 f"{param} holds token id {id}, which is outside the vocabulary "
-                f"[0, {resolved.vocab_size})"
+                f"[0, {resolved.vocab_size})",
+                param,
+                "invalid_token_id",
             )
-            raise bad_request(message, param, "invalid_token_id")
     return ids
 
 
@@ -101,16 +102,14 @@ def check_prompt_scoring(lengths: list[int], params: SamplingParams) -> None:
         raise bad_request(str(error), error.param) from None
 
 
-def check_sampling(params: SamplingParams, resolved: Resolved, logprobs_name: str) -> None:
-    """Limits that depend on the model and the server."""
+def check_sampling(params: SamplingParams, resolved: Resolved, names: dict[str, str]) -> None:
+    """Limits that depend on the model and the server; `names` as for `fields.read_sampling`."""
     try:
         params.truncated([], resolved.max_model_len)
     except OptionError as error:
         raise bad_request(str(error), error.param) from None
-    for name, value in (
-        (logprobs_name, params.logprobs),
-        ("prompt_logprobs", params.prompt_logprobs),
-    ):
+    for option in ("logprobs", "prompt_logprobs"):
+        name, value = names.get(option, option), getattr(params, option)
         if value is not None and value > resolved.max_logprobs:
             raise bad_request(
                 f"{name} must be at most {resolved.max_logprobs} (--max-logprobs), got {value}",
@@ -123,11 +122,12 @@ def check_sampling(params: SamplingParams, resolved: Resolved, logprobs_name: st
     for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
         highest = max(getattr(params, name) or (), default=0)
         if highest >= resolved.vocab_size:
-            message = (
+            raise bad_request(
                 f"{name} holds {highest}, which is outside the vocabulary "
-                f"[0, {resolved.vocab_size})"
+                f"[0, {resolved.vocab_size})",
+                name,
+                "invalid_token_id",
             )
-            raise bad_request(message, name, "invalid_token_id")
 
 
 def check_best_of(params: SamplingParams, stream: bool) -> None:

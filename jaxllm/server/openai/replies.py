@@ -128,7 +128,7 @@ class Reply:
             bool(self._prompt_packed) or sum(len(choice.packed) for choice in self._choices) > LARGE
         )
 
-    def add(self, prompt: int, delta: TextDelta) -> None:
+    def add_delta(self, prompt: int, delta: TextDelta) -> None:
         """Add a delta to a reply that is sent whole."""
         choice = self._note(prompt, delta)
         choice.text.append(delta.text)

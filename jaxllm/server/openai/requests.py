@@ -141,26 +141,19 @@ class ChatRequest(Generation):
 
 def parse_completion(body: dict[str, Any], rules: Rules) -> CompletionRequest:
     """The typed request. Raises ApiError that names the field at fault."""
-    model = read_model(body, rules.served)
-    refuse_unsupported(body, NEUTRAL | COMPLETION_NEUTRAL)
+    scoring = body.get("echo") is True and is_one_of(body.get("max_tokens"), (0,))
+    forced = {"max_tokens": 1} if scoring else {}
+    shared = read_generation(body, rules, COMPLETION_NEUTRAL, {}, forced)
     refuse_unsupported(body, CHAT_ONLY, "/v1/chat/completions")
-    structure = read_structure(body)
-    stream, at_end, always = read_stream(body)
-    echo = read_field(body, "echo", bool, False)
-    scoring = echo and is_one_of(body.get("max_tokens"), (0,))
-    params = read_sampling(body, rules.defaults, **({"max_tokens": 1} if scoring else {}))
-    check_sampling(params, rules.resolved, "logprobs")
-    check_best_of(params, stream)
-    prompt_logprobs = read_prompt_logprobs(params, stream)
-    if echo and params.logprobs is not None:
+    params: SamplingParams = shared["params"]
+    if shared["echo"] and params.logprobs is not None:
         if params.use_beam_search:
             raise bad_request(
                 "echo with logprobs cannot be combined with use_beam_search; leave one of them out",
                 "echo",
             )
-        params = dataclasses.replace(
-            params, prompt_logprobs=max(params.logprobs, prompt_logprobs or 0)
-        )
+        top = max(params.logprobs, params.prompt_logprobs or 0)
+        shared["params"] = params = dataclasses.replace(params, prompt_logprobs=top)
     prompts = read_prompts(body.get("prompt"), rules, params)
     if len(prompts) * params.samples > MAX_CHOICES:
         name = "n" if params.best_of is None else "best_of"
@@ -170,16 +163,7 @@ def parse_completion(body: dict[str, Any], rules: Rules) -> CompletionRequest:
             name,
         )
     return CompletionRequest(
-        model=model,
-        params=params,
-        structure=structure,
-        stream=stream,
-        usage_at_end=at_end,
-        usage_always=always,
-        cache_salt=read_salt(body),
-        echo=echo,
-        prompt_logprobs=prompt_logprobs,
-        tokens_as_ids=read_field(body, "return_tokens_as_token_ids", bool, False),
+        **shared,
         prompts=prompts,
         add_special_tokens=read_field(body, "add_special_tokens", bool, True),
         generates=not scoring,
@@ -188,43 +172,57 @@ def parse_completion(body: dict[str, Any], rules: Rules) -> CompletionRequest:
 
 def parse_chat(body: dict[str, Any], rules: Rules) -> ChatRequest:
     """The typed request. Raises ApiError that names the field at fault."""
-    model = read_model(body, rules.served)
-    refuse_unsupported(body, NEUTRAL | CHAT_NEUTRAL)
-    refuse_unsupported(body, COMPLETION_ONLY, "/v1/completions")
-    structure = read_structure(body)
-    refuse_tools(body)
-    stream, at_end, always = read_stream(body)
-    conversation = read_conversation(body, rules)
-    completion = body.get("max_completion_tokens")
-    limit = completion if completion is not None else body.get("max_tokens")
-    if completion is not None:
-        # Unused then, but still checked
-        read_field(body, "max_tokens", int, 0)
-    logprobs = read_chat_logprobs(body)
-    try:
-        params = read_sampling(body, rules.defaults, logprobs=logprobs, max_tokens=limit)
-    except ApiError as error:
-        if error.param == "max_tokens" and completion is not None:
-            raise bad_request(
-                error.message.replace("max_tokens", "max_completion_tokens"),
-                "max_completion_tokens",
-            ) from None
-        raise
-    check_sampling(params, rules.resolved, "top_logprobs")
-    check_best_of(params, stream)
-    return ChatRequest(
-        model=model,
-        params=params,
-        structure=structure,
-        stream=stream,
-        usage_at_end=at_end,
-        usage_always=always,
-        cache_salt=read_salt(body),
-        echo=read_field(body, "echo", bool, False),
-        prompt_logprobs=read_prompt_logprobs(params, stream),
-        tokens_as_ids=read_field(body, "return_tokens_as_token_ids", bool, False),
-        conversation=conversation,
+    limit = "max_tokens" if body.get("max_completion_tokens") is None else "max_completion_tokens"
+    read_field(body, "max_tokens", int, 0)  # checked even where it is unused
+    shared = read_generation(
+        body,
+        rules,
+        CHAT_NEUTRAL,
+        names={"max_tokens": limit, "logprobs": "top_logprobs"},
+        forced={"max_tokens": body.get(limit), "logprobs": read_chat_logprobs(body)},
     )
+    refuse_unsupported(body, COMPLETION_ONLY, "/v1/completions")
+    refuse_tools(body)
+    return ChatRequest(**shared, conversation=read_conversation(body, rules))
+
+
+def read_generation(
+    body: dict[str, Any],
+    rules: Rules,
+    neutral: dict[str, tuple[Any, ...]],
+    names: dict[str, str],
+    forced: dict[str, Any],
+) -> dict[str, Any]:
+    """The members of `Generation`. Raises ApiError that names the field at fault.
+
+    `neutral` holds the endpoint's unsupported fields, `forced` the options that it reads itself,
+    and `names` the fields of options that it calls otherwise.
+    """
+    model = read_model(body, rules.served)
+    refuse_unsupported(body, NEUTRAL | neutral)
+    structure = read_structure(body)
+    stream, at_end, always = read_stream(body)
+    params = read_sampling(body, rules.defaults, names, forced)
+    check_sampling(params, rules.resolved, names)
+    check_best_of(params, stream)
+    if stream and params.prompt_logprobs is not None:
+        raise bad_request(
+            "prompt_logprobs is not available with stream: true; "
+            "completions stream a prompt's log-probabilities with echo and logprobs",
+            "prompt_logprobs",
+        )
+    return {
+        "model": model,
+        "params": params,
+        "structure": structure,
+        "stream": stream,
+        "usage_at_end": at_end,
+        "usage_always": always,
+        "echo": read_field(body, "echo", bool, False),
+        "prompt_logprobs": params.prompt_logprobs,
+        "tokens_as_ids": read_field(body, "return_tokens_as_token_ids", bool, False),
+        "cache_salt": read_salt(body),
+    }
 
 
 def read_model(body: dict[str, Any], served: Sequence[str], required: bool = True) -> str:
@@ -276,10 +274,7 @@ def read_prompts(value: Any, rules: Rules, params: SamplingParams) -> list[Promp
     """The prompts of a completion. Token ids are truncated as requested and checked. Raises
     ApiError."""
     if value is None:
-        raise bad_request(
-            f"prompt is required: {PROMPT_FORMS}",
-            "prompt",
-        )
+        raise bad_request(f"prompt is required: {PROMPT_FORMS}", "prompt")
     if isinstance(value, str) or (
         isinstance(value, list) and value and not isinstance(value[0], (str, list))
     ):
@@ -320,14 +315,3 @@ def read_chat_logprobs(body: dict[str, Any]) -> int | None:
             "top_logprobs",
         )
     return (top or 0) if wanted else None
-
-
-def read_prompt_logprobs(params: SamplingParams, stream: bool) -> int | None:
-    """`prompt_logprobs`. Raises ApiError for a stream, whose chunks have no such field."""
-    if stream and params.prompt_logprobs is not None:
-        message = (
-            "prompt_logprobs is not available with stream: true; "
-            "completions stream a prompt's log-probabilities with echo and logprobs"
-        )
-        raise bad_request(message, "prompt_logprobs")
-    return params.prompt_logprobs

@@ -76,9 +76,11 @@ class AuthMiddleware:
             return None
         sent = header(headers, b"authorization")
         if self._keys and not authorised(sent, self._keys + self._admin_keys):
-            message = "a valid API key is needed: send the header Authorization: Bearer KEY"
             return ApiError(
-                401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"}
+                401,
+                "a valid API key is needed: send the header Authorization: Bearer KEY",
+                code="invalid_api_key",
+                headers={"www-authenticate": "Bearer"},
             )
         if path in ADMIN_PATHS and not authorised(sent, self._admin_keys):
             remedy = (
@@ -104,10 +106,8 @@ def authorised(value: bytes | None, keys: Iterable[bytes]) -> bool:
     compared with every digest."""
     scheme, _, key = (value or b"").partition(b" ")
     digest = hashlib.sha256(key.strip()).digest()
-    found = False
-    for known in keys:
-        found |= secrets.compare_digest(digest, known)
-    return found and scheme.lower() == b"bearer"
+    found = [secrets.compare_digest(digest, known) for known in keys]
+    return any(found) and scheme.lower() == b"bearer"
 
 
 def route_path(scope: dict[str, Any]) -> str:

@@ -29,7 +29,7 @@ def sink() -> Sink:
 @pytest.fixture
 def stream(sink: Sink) -> Stream:
     """One request's."""
-    stream = Stream(sink)
+    stream = Stream(sink.abort)
     stream.ids.add("x")
     return stream
 
@@ -43,7 +43,7 @@ def test_a_client_that_does_not_read_is_cut_off_before_its_backlog_grows(
     stream.begin_write()
     for _ in range(MAX_BACKLOG // 1000 + 2):
         sink.reads += 1
-        stream.push(0, MUCH)
+        stream.push(0, MUCH, sink.reads)
     assert sink.aborted == 1
 
 
@@ -55,7 +55,7 @@ def test_what_a_step_says_at_once_is_no_backlog_however_much_it_is(
         if sends:
             stream.begin_write()
         for _ in range(MAX_BACKLOG // 500):
-            stream.push(0, MUCH)
+            stream.push(0, MUCH, sink.reads)
         assert sink.aborted == 0
         assert len(asyncio.run(stream.next_deltas())) == MAX_BACKLOG // 500
 
@@ -63,13 +63,13 @@ def test_what_a_step_says_at_once_is_no_backlog_however_much_it_is(
 def test_what_comes_while_the_server_writes_a_reply_is_no_backlog_of_the_clients(
     sink: Sink, stream: Stream
 ) -> None:
-    stream.push(0, MUCH)
+    stream.push(0, MUCH, sink.reads)
     for _ in range(2):
         asyncio.run(stream.next_deltas())
         for _ in range(MAX_BACKLOG // 500):
             sink.reads += 1
-            stream.push(0, MUCH)
+            stream.push(0, MUCH, sink.reads)
         stream.begin_write()
         sink.reads += 1
-        stream.push(0, MUCH)
+        stream.push(0, MUCH, sink.reads)
     assert sink.aborted == 0

@@ -45,7 +45,7 @@ def answered(kind: type[Reply], n: int, **shown: Any) -> tuple[Reply, Names]:
     scores = PromptLogprobs(top=TOP, packed=packed_from(entries(PROMPT[1:]), TOP))
     for index in range(n):
         said = packed_from(entries(SAID), TOP)
-        reply.add(
+        reply.add_delta(
             0,
             TextDelta(
                 id="id",
