@@ -39,14 +39,14 @@ class Routes:
     """The routes that do not generate."""
 
     def __init__(self, server_state: ServerState):
-        self._server_state = server_state
+        self._state = server_state
 
     async def health(self, request: Request) -> Response:
         """200 while the engine is idle or makes progress, else 503. Answered without the engine."""
-        client, stats = self._server_state.client, self._server_state.client.stats
+        client, stats = self._state.client, self._state.client.stats
         silence = client.seconds_without_step()
         state = "ok" if client.alive else self._absence()
-        if client.alive and silence > self._server_state.settings.stall_seconds:
+        if client.alive and silence > self._state.settings.stall_seconds:
             state = "stalled"
         body = {
             "status": state,
@@ -58,18 +58,17 @@ class Routes:
 
     async def ready(self, request: Request) -> Response:
         """200 while new requests are accepted, else 503."""
-        server_state = self._server_state
         state = "ready"
-        if not server_state.client.alive:
+        if not self._state.client.alive:
             state = self._absence()
-        elif server_state.draining:
+        elif self._state.draining:
             state = "draining"
-        elif server_state.client.choices >= server_state.client.capacity:
+        elif self._state.client.choices >= self._state.client.capacity:
             state = "full"
         return Json({"status": state}, 200 if state == "ready" else 503)
 
     def _absence(self) -> str:
-        return "restarting" if self._server_state.client.restarting else "dead"
+        return "restarting" if self._state.client.restarting else "dead"
 
     async def version(self, request: Request) -> Response:
         """The version of jaxllm."""
@@ -77,16 +76,16 @@ class Routes:
 
     async def metrics(self, request: Request) -> Response:
         """Prometheus text."""
-        return Response(self._server_state.metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
+        return Response(self._state.metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
 
     async def start_profile(self, request: Request) -> Response:
         """Begin a trace of the engine process."""
-        await self._server_state.client.run_command(Profile(True))
+        await self._state.client.run_command(Profile(True))
         return Response()
 
     async def stop_profile(self, request: Request) -> Response:
         """End it and wait until it is written."""
-        await self._server_state.client.run_command(Profile(False))
+        await self._state.client.run_command(Profile(False))
         return Response()
 
     async def reset_prefix_cache(self, request: Request) -> Response:
@@ -97,7 +96,7 @@ class Routes:
             raise bad_request(
                 "reset_running_requests must be true or false", "reset_running_requests"
             )
-        await self._server_state.client.run_command(ResetPrefixes(running in ("true", "1")))
+        await self._state.client.run_command(ResetPrefixes(running in ("true", "1")))
         return Response()
 
     async def models(self, request: Request) -> Response:
@@ -105,7 +104,7 @@ class Routes:
         return Json(
             {
                 "object": "list",
-                "data": [self._card(name) for name in self._server_state.settings.served],
+                "data": [self._card(name) for name in self._state.settings.served],
             }
         )
 
@@ -113,31 +112,27 @@ class Routes:
         """One served name; 404 for any other."""
         return Json(
             self._card(
-                read_model({"model": request.path_params["id"]}, self._server_state.settings.served)
+                read_model({"model": request.path_params["id"]}, self._state.settings.served)
             )
         )
 
     def _card(self, name: str) -> dict[str, Any]:
-        server_state = self._server_state
-        card = {
+        return {
             "id": name,
             "object": "model",
-            "created": server_state.created,
+            "created": self._state.created,
             "owned_by": "jaxllm",
-            "root": server_state.settings.root,
-        }
-        return card | {
+            "root": self._state.settings.root,
             "parent": None,
-            "max_model_len": server_state.resolved.max_model_len,
+            "max_model_len": self._state.resolved.max_model_len,
             "permission": [],
         }
 
     async def tokenize(self, request: Request) -> Response:
         """Token ids of a text or of a conversation."""
-        server_state = self._server_state
-        body = await server_state.bodies.read_json(dict(request.scope), request.receive)
-        server_state.count_unknown_fields(body, TOKENIZE_FIELDS)
-        read_model(body, server_state.settings.served, required=False)
+        body = await self._state.bodies.read_json(dict(request.scope), request.receive)
+        self._state.count_unknown_fields(body, TOKENIZE_FIELDS)
+        read_model(body, self._state.settings.served, required=False)
         strings = read_field(body, "return_token_strs", bool, False)
         refuse_tools(body)
         if body.get("messages") is not None:
@@ -146,26 +141,26 @@ class Routes:
                     "prompt and messages exclude each other; send one of them", "prompt"
                 )
             refuse_unsupported(body, CHAT_NEUTRAL)
-            ids = await server_state.in_thread(
-                server_state.render, read_conversation(body, server_state.rules)
+            ids = await self._state.in_thread(
+                self._state.render, read_conversation(body, self._state.rules)
             )
         else:
             if body.get("prompt") is None:
                 raise bad_request("prompt or messages is required", "prompt")
             text = read_field(body, "prompt", str, "")
-            check_chars(len(text), server_state.rules, "prompt")
+            check_chars(len(text), self._state.rules, "prompt")
             ids = (
-                await server_state.in_thread(
-                    server_state.encode, text, read_field(body, "add_special_tokens", bool, True)
+                await self._state.in_thread(
+                    self._state.encode, text, read_field(body, "add_special_tokens", bool, True)
                 )
                 if text
                 else []
             )
-        names = [server_state.names.token_text(id) for id in ids] if strings else None
+        names = [self._state.names.token_text(id) for id in ids] if strings else None
         return Json(
             {
                 "count": len(ids),
-                "max_model_len": server_state.resolved.max_model_len,
+                "max_model_len": self._state.resolved.max_model_len,
                 "tokens": ids,
                 "token_strs": names,
             }
@@ -173,19 +168,18 @@ class Routes:
 
     async def detokenize(self, request: Request) -> Response:
         """Text of token ids."""
-        server_state = self._server_state
-        body = await server_state.bodies.read_json(dict(request.scope), request.receive)
-        server_state.count_unknown_fields(body, frozenset({"model", "tokens"}))
-        read_model(body, server_state.settings.served, required=False)
+        body = await self._state.bodies.read_json(dict(request.scope), request.receive)
+        self._state.count_unknown_fields(body, frozenset({"model", "tokens"}))
+        read_model(body, self._state.settings.served, required=False)
         if body.get("tokens") is None:
             raise bad_request("tokens is required", "tokens")
         ids = read_field(body, "tokens", list, [])
         if ids:
-            ids = check_ids(ids, server_state.resolved, "tokens")
-        if server_state.tokenizer is None:
+            ids = check_ids(ids, self._state.resolved, "tokens")
+        if self._state.tokenizer is None:
             raise bad_request("this server runs without a tokenizer", "tokens")
         return Json(
-            {"prompt": await server_state.in_thread(server_state.tokenizer.decode, ids, False)}
+            {"prompt": await self._state.in_thread(self._state.tokenizer.decode, ids, False)}
         )
 
 
@@ -237,16 +231,16 @@ async def _api_error(request: Request, error: ApiError) -> Response:
 
 
 async def _http_error(request: Request, error: HTTPException) -> Response:
-    message = {404: "there is no such route", 405: "this route does not take that method"}.get(
-        error.status_code, sanitize(str(error.detail))
+    known = {
+        404: ("there is no such route", "not_found"),
+        405: ("this route does not take that method", "method_not_allowed"),
+    }
+    message, code = known.get(error.status_code, (sanitize(str(error.detail)), None))
+    headers = dict(error.headers or {})
+    return await _api_error(
+        request, ApiError(error.status_code, message, code=code, headers=headers)
     )
-    found = ApiError(
-        error.status_code,
-        message,
-        code={404: "not_found", 405: "method_not_allowed"}.get(error.status_code),
-    )
-    return Json(found.envelope(), error.status_code, headers=dict(error.headers or {}))
 
 
 async def _unexpected(request: Request, error: Exception) -> Response:
-    return Json(server_error().envelope(), 500)
+    return await _api_error(request, server_error())

@@ -53,22 +53,21 @@ class Generate:
     reply: type[Reply]
 
     def __init__(self, server_state: ServerState):
-        self._server_state = server_state
+        self._state = server_state
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         """ASGI; raises ApiError only before the first byte is sent."""
-        server_state = self._server_state
         try:
-            body = await server_state.bodies.read_json(scope, receive)
-            server_state.count_unknown_fields(body, self.fields)
+            body = await self._state.bodies.read_json(scope, receive)
+            self._state.count_unknown_fields(body, self.fields)
             request = (
-                await server_state.in_thread(self.parse, body)
+                await self._state.in_thread(self.parse, body)
                 if has_many_ids(body.get("prompt"))
                 else self.parse(body)
             )
             gone = asyncio.ensure_future(until_gone(receive))
             try:
-                with server_state.working():
+                with self._state.working():
                     await self._run(request, gone, send)
             finally:
                 gone.cancel()
@@ -76,22 +75,21 @@ class Generate:
             return
         except ApiError as error:
             if error.status < 500 or error.status == 503:
-                server_state.metrics.refused(error.code or "invalid")
+                self._state.metrics.refused(error.code or "invalid")
             raise
 
     async def _run(
         self, request: CompletionRequest | ChatRequest, gone: asyncio.Future[None], send: Any
     ) -> None:
-        server_state = self._server_state
-        server_state.client.check_capacity(self.count_choices(request))
+        self._state.client.check_capacity(self.count_choices(request))
         id = secrets.token_hex(16)
         requests, echo = await unless_gone(gone, self._prepare(id, request))
-        names = NamelessTokens() if request.tokens_as_ids else server_state.names
+        names = NamelessTokens() if request.tokens_as_ids else self._state.names
         reply = self.reply(
-            id, request.model, server_state.fingerprint, echo, request.params.n, names
+            id, request.model, self._state.fingerprint, echo, request.params.n, names
         )
         reply.with_usage(request.usage_at_end, request.usage_always)
-        if server_state.log_requests:
+        if self._state.settings.log_requests:
             lengths = [len(one.prompt_token_ids) for one in requests[:8]]
             logger.info(
                 "%s: %d prompts of %s tokens%s",
@@ -100,7 +98,7 @@ class Generate:
                 lengths,
                 changed_options(request),
             )
-        stream = server_state.client.submit(requests)
+        stream = self._state.client.submit(requests)
         if request.structure is not None:
             stream.field_names["structured_outputs"] = request.structure.field
         gone.add_done_callback(
@@ -118,32 +116,30 @@ class Generate:
         self, id: str, request: CompletionRequest | ChatRequest
     ) -> tuple[list[GenerateRequest], EchoSpec]:
         """The engine's requests, and the part of the prompts in the reply. Raises ApiError."""
-        server_state = self._server_state
         prompts = self.token_id_prompts(request)
         if prompts is None:
-            prompts = await server_state.in_thread(self.tokenise, request)
+            prompts = await self._state.in_thread(self.tokenise, request)
             prompts = [
-                request.params.truncated(ids, server_state.resolved.max_model_len)
-                for ids in prompts
+                request.params.truncated(ids, self._state.resolved.max_model_len) for ids in prompts
             ]
         for ids in prompts:
-            check_length(len(ids), server_state.resolved, self.param)
+            check_length(len(ids), self._state.resolved, self.param)
         check_prompt_scoring([len(ids) for ids in prompts], request.params)
         grammar = (
-            None if request.structure is None else await server_state.grammar(request.structure)
+            None if request.structure is None else await self._state.grammar(request.structure)
         )
         requests = [
             GenerateRequest(
                 id=f"{id}-{number}",
                 prompt_token_ids=ids,
-                params=clamp(request.params, len(ids), server_state.resolved),
+                params=clamp(request.params, len(ids), self._state.resolved),
                 cache_salt=request.cache_salt,
                 grammar=grammar,
             )
             for number, ids in enumerate(prompts)
         ]
         if request.echo:
-            return requests, await server_state.in_thread(self.echo_spec, request, prompts)
+            return requests, await self._state.in_thread(self.echo_spec, request, prompts)
         return requests, self.echo_spec(request, prompts)
 
     def parse(self, body: dict[str, Any]) -> CompletionRequest | ChatRequest:
@@ -174,7 +170,7 @@ class Completions(Generate):
 
     def parse(self, body: dict[str, Any]) -> CompletionRequest:
         """See `requests.parse_completion`."""
-        return parse_completion(body, self._server_state.rules)
+        return parse_completion(body, self._state.rules)
 
     def count_choices(self, request: CompletionRequest) -> int:
         """The choices of all prompts."""
@@ -188,8 +184,7 @@ class Completions(Generate):
     def tokenise(self, request: CompletionRequest) -> list[list[int]]:
         """Texts are encoded, token ids stay."""
         return [
-            self._server_state.encode(prompt, request.add_special_tokens)
-            for prompt in request.prompts
+            self._state.encode(prompt, request.add_special_tokens) for prompt in request.prompts
         ]
 
     def echo_spec(self, request: CompletionRequest, prompts: list[list[int]]) -> EchoSpec:
@@ -200,7 +195,7 @@ class Completions(Generate):
         whole = request.params.truncate_prompt_tokens is None
         given = zip(request.prompts, prompts, strict=True)
         texts = [
-            prompt if whole and isinstance(prompt, str) else self._server_state.decode_prompt(ids)
+            prompt if whole and isinstance(prompt, str) else self._state.decode_prompt(ids)
             for prompt, ids in given
         ]
         return replace(
@@ -215,11 +210,11 @@ class Chat(Generate):
 
     def parse(self, body: dict[str, Any]) -> ChatRequest:
         """See `requests.parse_chat`."""
-        return parse_chat(body, self._server_state.rules)
+        return parse_chat(body, self._state.rules)
 
     def tokenise(self, request: ChatRequest) -> list[list[int]]:
         """The rendered conversation."""
-        return [self._server_state.render(request.conversation)]
+        return [self._state.render(request.conversation)]
 
     def echo_spec(self, request: ChatRequest, prompts: list[list[int]]) -> EchoSpec:
         """A continued message keeps its role. With echo, the last message is repeated if it has

@@ -90,7 +90,6 @@ class ServerState:
         self.created = int(time.time())
         self.draining = False
         self.bodies = Bodies(settings.max_body_size, self.rules)
-        self.log_requests = settings.log_requests
         self.active = 0  # HTTP requests that generate
         self.idle = asyncio.Event()
         self.idle.set()

@@ -261,19 +261,17 @@ def prompt_scores(prompt: list[int], top: int | None) -> PromptLogprobs | None:
 
 def make(
     control: Control, tokenizer: Tokenizer | None, gate: pathlib.Path | None = None
-) -> Callable[..., tuple[FakeEngine, dict[str, float]]]:
+) -> Callable[..., FakeEngine]:
     """A factory for `process.EngineProcess`. Loading lasts until the other end of `gate`, a named
     pipe, is closed."""
 
-    def factory(
-        config: EngineConfig, on_phase: Callable[[str, float], None]
-    ) -> tuple[FakeEngine, dict[str, float]]:
+    def factory(config: EngineConfig, on_phase: Callable[[str, float], None]) -> FakeEngine:
         if gate is not None:
             gate.read_bytes()
         if os.environ.get("STUCK_TOKENIZER") == "held" and config.max_model_len is None:
             never_return(holding_the_lock=True)
         on_phase("Loading nothing", 0.0)
-        return FakeEngine(config, control, tokenizer), {"Loading nothing": 0.0}
+        return FakeEngine(config, control, tokenizer)
 
     return factory
 

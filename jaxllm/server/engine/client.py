@@ -71,17 +71,15 @@ class EngineClient:
         self.choices = 0
         self.restarting = False
 
-    async def connect(self, sock: socket.socket, process_id: int | None = None) -> Ready:
+    async def connect(self, sock: socket.socket, process_id: int | None = None) -> None:
         """Start the engine at the other end and wait until it takes requests; callable again
         after its death. Raises EngineDied."""
         config, began = self._config, time.monotonic()
         if self._resolved is not None:  # requests are checked against the first engine's context
             config = dataclasses.replace(config, max_model_len=self._resolved.max_model_len)
         self._connection = EngineConnection(self._receive, self._lost, process_id)
-        ready = await self._connection.start(sock, config)
-        self._resolved = ready.resolved
+        self._resolved = await self._connection.start(sock, config)
         self._start_seconds = time.monotonic() - began
-        return ready
 
     @property
     def resolved(self) -> Resolved:
@@ -234,7 +232,7 @@ class EngineClient:
                 if not answer.done():  # its client has gone
                     answer.set_result(error)
             case Ready():
-                self._connection.ready.set_result(message)
+                self._connection.ready.set_result(message.resolved)
             case Died():
                 self._connection.end(message)
 

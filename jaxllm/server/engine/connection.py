@@ -10,8 +10,8 @@ import subprocess
 import sys
 from collections.abc import Callable
 
-from jaxllm.config import EngineConfig
-from jaxllm.server.engine.wire import Died, Frames, Ready, Start, ToEngine, ToServer, encode
+from jaxllm.config import EngineConfig, Resolved
+from jaxllm.server.engine.wire import Died, Frames, Start, ToEngine, ToServer, encode
 
 ENGINE_COMMAND = (sys.executable, "-m", "jaxllm.server.engine.process")
 PF_EXITING = 4  # of Linux's task flags
@@ -31,7 +31,7 @@ class EngineConnection(asyncio.Protocol):
     """The socket to one engine process. Runs on the event loop's thread; nothing blocks.
 
     Attributes:
-        ready: resolves when the engine takes requests.
+        ready: the engine's configuration, once it takes requests.
         died: resolves when the process has ended, or has said that it ends.
     """
 
@@ -46,10 +46,10 @@ class EngineConnection(asyncio.Protocol):
         self._frames = Frames[ToServer](ToServer)
         self._transport: asyncio.Transport | None = None
         loop = asyncio.get_running_loop()
-        self.ready: asyncio.Future[Ready] = loop.create_future()
+        self.ready: asyncio.Future[Resolved] = loop.create_future()
         self.died: asyncio.Future[Died] = loop.create_future()
 
-    async def start(self, sock: socket.socket, config: EngineConfig) -> Ready:
+    async def start(self, sock: socket.socket, config: EngineConfig) -> Resolved:
         """Send the configuration and wait until the engine takes requests. Raises EngineDied."""
         sock.setblocking(False)
         await asyncio.get_running_loop().create_connection(lambda: self, sock=sock)

@@ -64,17 +64,16 @@ class GrammarReady:
 
 
 type Message = ToEngine | GrammarReady | None  # None: the other side has gone
-type Factory = Callable[
-    [EngineConfig, Callable[[str, float], None]], tuple[Engine, dict[str, float]]
-]
+type PhaseFinished = Callable[[str, float], None]  # a phase of the start, and its seconds
+type Factory = Callable[[EngineConfig, PhaseFinished], Engine]
 
 
 class EngineProcess:
     """The engine's side of the socket.
 
-    `factory(config, on_phase)` makes the engine and returns the seconds of each phase.
-    `orphan(seconds)` is called when the other side has gone: this process must end within that
-    time, which is 0 while the engine loads, because the next start needs the device.
+    `factory(config, on_phase)` makes the engine. `orphan(seconds)` is called when the other side
+    has gone: this process must end within that time. It is 0 while the engine loads, because the
+    next start needs the device.
     """
 
     def __init__(
@@ -128,14 +127,14 @@ class EngineProcess:
         if not isinstance(first, Start):
             return None
         self._profiler = Profiler(first.config.profiler_dir)
-        engine, seconds = self._factory(first.config, lambda name, s: self._send(Phase(name, s)))
+        engine = self._factory(first.config, lambda name, s: self._send(Phase(name, s)))
         # JAX's objects, a million or so, stay as long as the process: Python's collector would look
         # through them while streams wait.
         gc.collect()
         gc.freeze()
         engine.when_built(lambda: self._inbox.put(GrammarReady()))
         self._grace = ORPHAN_GRACE
-        self._send(Ready(engine.resolved, seconds))
+        self._send(Ready(engine.resolved))
         return engine
 
     def _loop(self, engine: Engine) -> int:
@@ -257,9 +256,7 @@ class EngineProcess:
         return 1
 
 
-def load(
-    config: EngineConfig, on_phase: Callable[[str, float], None]
-) -> tuple[Engine, dict[str, float]]:
+def load(config: EngineConfig, on_phase: PhaseFinished) -> Engine:
     """The real engine; its progress goes to stderr and its phases to the HTTP process."""
     from jaxllm.engine.engine import Engine
     from jaxllm.engine.startup.report import ConsoleReport
@@ -269,8 +266,7 @@ def load(
             super().phase_finished(name, seconds)
             on_phase(name, seconds)
 
-    report = PhaseReport()
-    return Engine.from_config(config, report=report), dict(report.seconds)
+    return Engine.from_config(config, report=PhaseReport())
 
 
 def die_with_parent(wanted: bool) -> None:
@@ -290,14 +286,12 @@ def main(argv: list[str] | None = None, factory: Factory = load) -> int:
         # The HTTP process decides when this one ends, and lets requests finish before
         signal.signal(number, signal.SIG_IGN)
 
-    def load_engine(
-        config: EngineConfig, on_phase: Callable[[str, float], None]
-    ) -> tuple[Engine, dict[str, float]]:
+    def load_engine(config: EngineConfig, on_phase: PhaseFinished) -> Engine:
         """While it loads, a library may hold Python's lock, and `orphan` would not run."""
         die_with_parent(True)
-        loaded = factory(config, on_phase)
+        engine = factory(config, on_phase)
         die_with_parent(False)
-        return loaded
+        return engine
 
     def orphan(seconds: float) -> None:
         timer = threading.Timer(seconds, os._exit, (1,))

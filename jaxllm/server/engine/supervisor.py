@@ -9,7 +9,6 @@ import time
 
 from jaxllm.server.engine.client import EngineClient
 from jaxllm.server.engine.connection import EngineDied, launch
-from jaxllm.server.engine.wire import Ready
 
 STOP_SECONDS = 10.0  # until a process that was told to end is killed
 FIRST_DELAY = 0.5  # seconds before the first restart; doubles with each in a row
@@ -28,13 +27,12 @@ class EngineSupervisor:
         self._restarts = 0  # in a row
         self._ready_at = 0.0  # time.monotonic
 
-    async def start(self) -> Ready:
+    async def start(self) -> None:
         """Start a process and wait until it takes requests. Raises EngineDied."""
         self._process, sock = launch(self._command)
         logger.info("loading the model in engine process %d", self._process.pid)
-        ready = await self._client.connect(sock, self._process.pid)
+        await self._client.connect(sock, self._process.pid)
         self._ready_at = time.monotonic()
-        return ready
 
     async def restart(self) -> bool:
         """Replace a dead process; returns False when no restart is left."""

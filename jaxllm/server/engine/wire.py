@@ -66,7 +66,6 @@ class Ready(msgspec.Struct, tag=True, frozen=True):
     """The engine takes requests."""
 
     resolved: Resolved
-    seconds: dict[str, float]
 
 
 class Outputs(msgspec.Struct, tag=True, frozen=True):

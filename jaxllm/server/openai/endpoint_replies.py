@@ -62,31 +62,31 @@ class CompletionReply(Reply):
 
     def _chunks(self, index: int, choice: Choice, delta: TextDelta) -> list[dict[str, Any]]:
         first, choice.started = not choice.started, True
-        before, prompt_columns = self._echoed(index // self._n) if first else ("", None)
-        text, entries = (delta.text, unpack_delta(delta)) if self._echo.generates else ("", None)
-        body = {
-            "index": index,
-            "text": before + text,
-            "logprobs": self._logprobs(choice, prompt_columns, entries),
-        }
-        return [body | {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason}]
+        return [self._choice(index, choice, delta.text, unpack_delta(delta), echoes=first)]
 
     def _full_choice(self, index: int, choice: Choice) -> dict[str, Any]:
-        prompt = index // self._n
-        before, prompt_columns = self._echoed(prompt)
-        text, entries = (
-            ("".join(choice.text), choice.logprobs) if self._echo.generates else ("", None)
-        )
-        body = {
+        found = self._choice(index, choice, "".join(choice.text), choice.logprobs, echoes=True)
+        return found | self._prompt_logprobs(index // self._n)
+
+    def _choice(
+        self,
+        index: int,
+        choice: Choice,
+        text: str,
+        logprobs: Iterable[Entry] | None,
+        echoes: bool,
+    ) -> dict[str, Any]:
+        """A choice's object with generated text; `echoes` puts the requested echo before it."""
+        if not self._echo.generates:
+            text, logprobs = "", None
+        before, prompt_columns = self._echoed(index // self._n) if echoes else ("", None)
+        return {
             "index": index,
             "text": before + text,
-            "logprobs": self._logprobs(choice, prompt_columns, entries),
+            "logprobs": self._logprobs(choice, prompt_columns, logprobs),
+            "finish_reason": choice.finish_reason,
+            "stop_reason": choice.stop_reason,
         }
-        return (
-            body
-            | {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason}
-            | self._prompt_logprobs(prompt)
-        )
 
     def _echoed(self, prompt: int) -> tuple[str, Columns | None]:
         """The echoed text of a prompt, and its log-probabilities."""

@@ -260,7 +260,7 @@ class Patient:
 def test_the_shortest_wait_ends() -> None:
     here, there = socket.socketpair()
     with here, there:
-        process = EngineProcess(here, lambda config, on_phase: (Patient(), {}))  # type: ignore[arg-type, return-value]
+        process = EngineProcess(here, lambda config, on_phase: Patient())  # type: ignore[arg-type, return-value]
 
         def look() -> None:
             for turn in range(20_000):
@@ -277,7 +277,7 @@ def test_the_shortest_wait_ends() -> None:
 def test_what_comes_while_somebody_looks_out_is_had_at_once() -> None:
     here, there = socket.socketpair()
     with here, there:
-        process = EngineProcess(here, lambda config, on_phase: (Patient(), {}))  # type: ignore[arg-type, return-value]
+        process = EngineProcess(here, lambda config, on_phase: Patient())  # type: ignore[arg-type, return-value]
         arriving = process._messages_until(time.monotonic() + 3600)
         for name in "ab":
             process._inbox.put(Abort(name))
@@ -330,7 +330,7 @@ def test_who_waits_for_a_grammar_holds_up_no_message_and_none_holds_up_the_gramm
     here, there = socket.socketpair()
     here.settimeout(20)
     with here:
-        process = EngineProcess(there, lambda config, on_phase: (engine, {}))  # type: ignore[arg-type, return-value]
+        process = EngineProcess(there, lambda config, on_phase: engine)  # type: ignore[arg-type, return-value]
         running = threading.Thread(target=process.run)
         running.start()
         frames, found = Frames[ToServer](ToServer), []
@@ -362,7 +362,7 @@ def test_a_message_that_comes_while_the_engine_is_patient_is_there_before_the_ne
     engine, found = Patient(), []
     here, there = socket.socketpair()
     with here, there:
-        process = EngineProcess(here, lambda config, on_phase: (engine, {}))
+        process = EngineProcess(here, lambda config, on_phase: engine)
         looking = threading.Thread(target=lambda: found.append(list(process._due_messages(engine))))
         looking.start()
         assert engine.asked.wait(60)

@@ -46,7 +46,7 @@ class Engine:
         self._socket.setblocking(False)
         connecting = asyncio.ensure_future(self.client.connect(ours))
         await self.next()
-        await self.say(Ready(RESOLVED, {}))
+        await self.say(Ready(RESOLVED))
         await connecting
 
     async def next(self) -> ToEngine:

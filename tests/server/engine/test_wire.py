@@ -71,7 +71,7 @@ DELTA = TextDelta(
         (ResetPrefixes(True), ToEngine),
         (Stop(), ToEngine),
         (Phase("Compiling", 1.5), ToServer),
-        (Ready(RESOLVED, {"Loading": 2.0}), ToServer),
+        (Ready(RESOLVED), ToServer),
         (
             Outputs(
                 [DELTA, msgspec.structs.replace(DELTA, stop_reason="a", logprobs=None, times=None)],

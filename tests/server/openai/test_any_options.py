@@ -31,7 +31,7 @@ class Real(Running):
 
     def factory(self) -> Factory:
         """The engine that is there."""
-        return lambda config, on_phase: (self.engine, {})
+        return lambda config, on_phase: self.engine
 
 
 @pytest.fixture(scope="module")
