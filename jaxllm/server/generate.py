@@ -273,7 +273,7 @@ async def send_stream(stream: Stream, reply: Reply, usage_at_end: bool, send: An
     """Server-sent events, one write per step.
 
     The status is sent with the first delta, so an earlier error is a plain HTTP error. Raises
-    ApiError only before anything is sent.
+    ApiError only before anything is sent; a later one becomes the last event.
     """
     started = False
     try:
@@ -290,20 +290,11 @@ async def send_stream(stream: Stream, reply: Reply, usage_at_end: bool, send: An
                 data += (reply.usage_event() if usage_at_end else b"") + DONE
             stream.begin_write()
             await send({"type": "http.response.body", "body": data, "more_body": not stream.done})
-    except ClientGone:
-        raise
-    except ApiError as error:
-        if not started:
+    except Exception as error:
+        if not started or isinstance(error, ClientGone):
             raise
-        await send_error_event(error, send)
-    except Exception:
-        if not started:
-            raise
-        logger.exception("a stream failed")
-        await send_error_event(server_error(), send)
-
-
-async def send_error_event(error: ApiError, send: Any) -> None:
-    """End a stream with an error event."""
-    event = b"data: " + orjson.dumps(error.envelope()) + b"\n\n" + DONE
-    await send({"type": "http.response.body", "body": event, "more_body": False})
+        if not isinstance(error, ApiError):
+            logger.exception("a stream failed")
+            error = server_error()
+        event = b"data: " + orjson.dumps(error.envelope()) + b"\n\n" + DONE
+        await send({"type": "http.response.body", "body": event, "more_body": False})

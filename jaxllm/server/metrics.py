@@ -26,18 +26,18 @@ LABELS = ["model_name", "engine"]
 REFUSALS = ("queue_full", "grammar_queue_full", "engine_down", "invalid")
 
 # Upper bounds, in seconds but for the last
-_FIRST = (
+FIRST_TOKEN_SECONDS = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40,
     80, 160, 640, 2560,
 )  # fmt: skip
-_GAP = (
+TOKEN_SECONDS = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5,
     5, 7.5, 10, 20, 40, 80,
 )  # fmt: skip
-_WHOLE = (
+REQUEST_SECONDS = (
     0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680,
 )  # fmt: skip
-_CHOICES = (1, 2, 5, 10, 20, 50, 100)
+CHOICE_COUNTS = (1, 2, 5, 10, 20, 50, 100)
 
 type Metric = GaugeMetricFamily | CounterMetricFamily | HistogramMetricFamily
 
@@ -71,27 +71,39 @@ class Metrics(Observer, Collector):
         self._version, self._stats = version, stats
         lengths = one_two_five(max_model_len)
         self._histograms = {
-            "vllm:time_to_first_token_seconds": Histogram("Arrival to first token.", _FIRST),
-            "vllm:inter_token_latency_seconds": Histogram("Time between tokens of a choice.", _GAP),
-            "vllm:request_time_per_output_token_seconds": Histogram(
-                "Mean time per token after the first.", _GAP
+            "vllm:time_to_first_token_seconds": Histogram(
+                "Arrival to first token.", FIRST_TOKEN_SECONDS
             ),
-            "vllm:e2e_request_latency_seconds": Histogram("Arrival to last token.", _WHOLE),
-            "vllm:request_queue_time_seconds": Histogram("Time waiting to be scheduled.", _WHOLE),
-            "vllm:request_inference_time_seconds": Histogram("Scheduled to last token.", _WHOLE),
-            "vllm:request_prefill_time_seconds": Histogram("Scheduled to first token.", _WHOLE),
-            "vllm:request_decode_time_seconds": Histogram("First to last token.", _WHOLE),
+            "vllm:inter_token_latency_seconds": Histogram(
+                "Time between tokens of a choice.", TOKEN_SECONDS
+            ),
+            "vllm:request_time_per_output_token_seconds": Histogram(
+                "Mean time per token after the first.", TOKEN_SECONDS
+            ),
+            "vllm:e2e_request_latency_seconds": Histogram(
+                "Arrival to last token.", REQUEST_SECONDS
+            ),
+            "vllm:request_queue_time_seconds": Histogram(
+                "Time waiting to be scheduled.", REQUEST_SECONDS
+            ),
+            "vllm:request_inference_time_seconds": Histogram(
+                "Scheduled to last token.", REQUEST_SECONDS
+            ),
+            "vllm:request_prefill_time_seconds": Histogram(
+                "Scheduled to first token.", REQUEST_SECONDS
+            ),
+            "vllm:request_decode_time_seconds": Histogram("First to last token.", REQUEST_SECONDS),
             "vllm:request_prompt_tokens": Histogram("Prompt tokens.", lengths),
             "vllm:request_generation_tokens": Histogram("Generated tokens.", lengths),
             "vllm:request_max_num_generation_tokens": Histogram(
                 "Generated tokens of the longest choice of a request.", lengths
             ),
             "vllm:request_params_max_tokens": Histogram("max_tokens of requests.", lengths),
-            "vllm:request_params_n": Histogram("n of requests.", _CHOICES),
+            "vllm:request_params_n": Histogram("n of requests.", CHOICE_COUNTS),
         }
         # Observed at every step
-        self._first = self._histograms["vllm:time_to_first_token_seconds"]
-        self._gap = self._histograms["vllm:inter_token_latency_seconds"]
+        self._first_token = self._histograms["vllm:time_to_first_token_seconds"]
+        self._between_tokens = self._histograms["vllm:inter_token_latency_seconds"]
         self._finished: Counter[str] = Counter()
         self._refused: Counter[str] = Counter()
         self.unknown_fields = self._failed_steps = self._restarts = 0
@@ -108,9 +120,9 @@ class Metrics(Observer, Collector):
         if tokens:
             last = entry.last_delta.get(delta.index)
             if last is None:
-                self._first.observe(now - entry.submitted)
+                self._first_token.observe(now - entry.submitted)
             else:
-                self._gap.observe((now - last) / tokens, tokens)
+                self._between_tokens.observe((now - last) / tokens, tokens)
             entry.last_delta[delta.index] = now
             entry.tokens[delta.index] = entry.tokens.get(delta.index, 0) + tokens
         if delta.finish_reason is not None:

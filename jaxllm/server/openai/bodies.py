@@ -32,7 +32,7 @@ BODY_DEADLINE = 60.0  # seconds for a whole body to arrive
 COMPRESSED = frozenset({b"gzip", b"x-gzip", b"deflate", b"br", b"zstd", b"compress", b"x-compress"})
 TOTAL = 1 << 30  # bytes of all bodies being read
 
-LARGE = 1 << 20  # bytes of a legal field, blanks apart
+LARGE = 1 << 20  # bytes of a legal field, without whitespace
 MAX_REST = 1 << 20  # bytes between known fields, and in others
 # Exceptions to LARGE; None is no limit
 SIZE_LIMITS = {
@@ -48,14 +48,14 @@ MAX_ITEMS = 64 * MAX_MESSAGES  # items of lists and objects, token ids apart
 MAX_TRUNCATED_IDS = 1 << 20  # ids of a prompt that is to be truncated
 MAX_NAMED = 1 << 23  # bytes of a body that is scanned for the field at fault
 TURN = 1 << 18  # bytes scanned or decoded before other tasks run
-BLANKS = b" \t\r\n"
+WHITESPACE = b" \t\r\n"
 
 _KNOWN = COMPLETION_FIELDS | CHAT_FIELDS | TOKENIZE_FIELDS | SIZE_LIMITS.keys()
-_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_any_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _known_fields: msgspec.json.Decoder[Any] = msgspec.json.Decoder(
     msgspec.defstruct("Fields", [(name, msgspec.Raw, msgspec.Raw()) for name in sorted(_KNOWN)])
 )
-_LISTS = re.compile(rb"\[\s*\[")
+_LIST_OF_LISTS = re.compile(rb"\[\s*\[")
 _BETWEEN = re.compile(rb"[,\s]*")
 
 
@@ -190,7 +190,7 @@ class ClientGone(ApiError):
 
 @dataclass(slots=True)
 class Shape:
-    """Counts of a JSON text outside its strings; `size` is its bytes without blanks."""
+    """Counts of a JSON text outside its strings; `size` is its bytes without whitespace."""
 
     containers: int = 0
     members: int = 0
@@ -215,7 +215,7 @@ async def shape_of(text: bytes) -> Shape:
         shape.containers += outside.count(b"[") + outside.count(b"{")
         shape.members += outside.count(b":")
         shape.commas += outside.count(b",")
-        shape.size += len(piece) - len(outside) + len(outside.translate(None, BLANKS))
+        shape.size += len(piece) - len(outside) + len(outside.translate(None, WHITESPACE))
         await asyncio.sleep(0)
     return shape
 
@@ -224,8 +224,8 @@ async def read_large(body: bytes, rules: Rules) -> dict[str, Any]:
     """The JSON object in `body`. Raises ApiError(400)."""
     shape = await shape_of(body)
     if shape.containers > MAX_CONTAINERS or shape.members > MAX_MEMBERS:
-        raise too_many(body)
-    raws = _decoded(_fields, body)
+        raise too_many_parts(body)
+    raws = _decode(_any_fields, body)
     await asyncio.sleep(0)
     rest = len(body) - sum(memoryview(raws[name]).nbytes for name in _KNOWN & raws.keys())
     if rest > MAX_REST:
@@ -235,7 +235,7 @@ async def read_large(body: bytes, rules: Rules) -> dict[str, Any]:
         )
     truncates, found, read = "truncate_prompt_tokens" in raws, {}, 0
     for name, field in raws.items():
-        found[name] = await _read(name, raw := bytes(field), truncates, rules)
+        found[name] = await _decode_field(name, raw := bytes(field), truncates, rules)
         read += len(name) + len(raw)
         if read > TURN:
             read = 0
@@ -243,23 +243,23 @@ async def read_large(body: bytes, rules: Rules) -> dict[str, Any]:
     return found
 
 
-async def _read(name: str, raw: bytes, truncates: bool, rules: Rules) -> Any:
-    """The value of one field."""
+async def _decode_field(name: str, raw: bytes, truncates: bool, rules: Rules) -> Any:
+    """The value of one field; a large one is checked first, and lists are decoded in slices."""
     if len(raw) > LARGE:
         await check_field(name, raw, truncates, rules)
-        if name == "prompt" and _LISTS.match(raw):
-            return await _lists(raw, truncates, rules)
-        if _plain(raw, 0, end := raw.rfind(b"]")):
-            return await _items(raw, 0, end)
+        if name == "prompt" and _LIST_OF_LISTS.match(raw):
+            return await _decode_id_lists(raw, truncates, rules)
+        if _is_flat_list(raw, 0, end := raw.rfind(b"]")):
+            return await _decode_ids(raw, 0, end)
     return read_json(raw)
 
 
-def too_many(body: bytes) -> ApiError:
+def too_many_parts(body: bytes) -> ApiError:
     """The refusal of a body with too many parts. It names the field that holds most of them, if
     the body is small enough to find it."""
     name = None
     if len(body) <= MAX_NAMED:
-        found = _decoded(_known_fields, body)
+        found = _decode(_known_fields, body)
         sizes = {name: memoryview(getattr(found, name)).nbytes for name in _KNOWN}
         largest = max(sizes, key=lambda name: sizes[name])
         name = largest if 2 * sizes[largest] > len(body) else None
@@ -284,14 +284,16 @@ async def check_field(name: str, raw: bytes, truncates: bool, rules: Rules) -> N
         raise bad_request(
             f"messages has more than {MAX_ITEMS} parts; send fewer messages, of fewer parts", name
         )
-    if name == "prompt" and _LISTS.match(raw) and shape.containers - 1 > MAX_PROMPTS:
+    if name == "prompt" and _LIST_OF_LISTS.match(raw) and shape.containers - 1 > MAX_PROMPTS:
         raise bad_request(
             f"at most {MAX_PROMPTS} prompts per request, got {shape.containers - 1}", name
         )
     if name == "tokens" or (
-        name == "prompt" and not raw.startswith(b'"') and not _LISTS.match(raw)
+        name == "prompt" and not raw.startswith(b'"') and not _LIST_OF_LISTS.match(raw)
     ):
-        _check_items(name, shape.commas + 1, b'"' in raw, truncates and name == "prompt", rules)
+        _check_prompt_items(
+            name, shape.commas + 1, b'"' in raw, truncates and name == "prompt", rules
+        )
     if (
         name == "prompt"
         and raw.startswith(b'"')
@@ -305,7 +307,8 @@ async def check_field(name: str, raw: bytes, truncates: bool, rules: Rules) -> N
         )
 
 
-def _check_items(name: str, items: int, texts: bool, truncates: bool, rules: Rules) -> None:
+def _check_prompt_items(name: str, items: int, texts: bool, truncates: bool, rules: Rules) -> None:
+    """Refuse a list of too many texts, or of more token ids than fit the context."""
     if texts:
         if items > MAX_PROMPTS:
             raise bad_request(f"at most {MAX_PROMPTS} prompts per request, got {items}", name)
@@ -318,16 +321,16 @@ def _check_items(name: str, items: int, texts: bool, truncates: bool, rules: Rul
         )
 
 
-async def _lists(raw: bytes, truncates: bool, rules: Rules) -> list[Any]:
+async def _decode_id_lists(raw: bytes, truncates: bool, rules: Rules) -> list[Any]:
     """A list of lists of token ids, decoded in slices. `raw` is known to be JSON."""
     found, at, end, read = [], 1, raw.rindex(b"]"), 0
     while (stop := raw.find(b"]", at, end)) >= 0:
         start = _BETWEEN.match(raw, at).end()  # type: ignore[union-attr]
-        if not _plain(raw, start, stop):
+        if not _is_flat_list(raw, start, stop):
             break
-        _check_items("prompt", raw.count(b",", start, stop) + 1, False, truncates, rules)
+        _check_prompt_items("prompt", raw.count(b",", start, stop) + 1, False, truncates, rules)
         found.append(
-            await _items(raw, start, stop)
+            await _decode_ids(raw, start, stop)
             if stop - start > TURN
             else read_json(raw[start : stop + 1])
         )
@@ -336,12 +339,12 @@ async def _lists(raw: bytes, truncates: bool, rules: Rules) -> list[Any]:
         if read > TURN:
             read = 0
             await asyncio.sleep(0)
-    if raw[at:end].strip(BLANKS):
+    if raw[at:end].strip(WHITESPACE):
         raise bad_request("prompt must not mix lists of token ids with anything else", "prompt")
     return found
 
 
-def _plain(raw: bytes, start: int, stop: int) -> bool:
+def _is_flat_list(raw: bytes, start: int, stop: int) -> bool:
     """Whether `raw[start : stop + 1]` is a list without strings, lists and objects."""
     return (
         raw.startswith(b"[", start)
@@ -351,8 +354,8 @@ def _plain(raw: bytes, start: int, stop: int) -> bool:
     )
 
 
-async def _items(raw: bytes, start: int, end: int) -> list[Any]:
-    """The plain list that ends at `end`, decoded in slices."""
+async def _decode_ids(raw: bytes, start: int, end: int) -> list[Any]:
+    """The flat list in `raw[start : end + 1]`, decoded in slices."""
     found, at = [], start + 1
     while at < end:
         comma = raw.find(b",", at + TURN, end)
@@ -363,7 +366,8 @@ async def _items(raw: bytes, start: int, end: int) -> list[Any]:
     return found
 
 
-def _decoded(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:
+def _decode(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:
+    """Raises ApiError(400) when the body is no JSON object."""
     try:
         return decoder.decode(body)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:

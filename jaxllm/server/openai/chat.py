@@ -63,7 +63,7 @@ def read_messages(value: Any, max_chars: int) -> list[dict[str, Any]]:
         raise bad_request(
             f"at most {MAX_MESSAGES} messages per request, got {len(value)}", "messages"
         )
-    messages = [_message(message, f"messages[{at}]") for at, message in enumerate(value)]
+    messages = [_read_message(message, f"messages[{at}]") for at, message in enumerate(value)]
     chars = sum(
         len(text) for message in messages for text in message.values() if isinstance(text, str)
     )
@@ -77,7 +77,8 @@ def read_messages(value: Any, max_chars: int) -> list[dict[str, Any]]:
     return messages
 
 
-def _message(message: Any, at: str) -> dict[str, Any]:
+def _read_message(message: Any, at: str) -> dict[str, Any]:
+    """One message; `at` is its place in the body, for errors."""
     if not isinstance(message, dict):
         raise bad_request(f"{at} must be an object, got {describe(message)}", at)
     role = message.get("role")
@@ -86,10 +87,10 @@ def _message(message: Any, at: str) -> dict[str, Any]:
             f"{at}.role must be one of {', '.join(ROLES)}, got {describe(role)}", f"{at}.role"
         )
     clean: dict[str, Any] = {"role": ROLES[role]}
-    calls = _tool_calls(message, at) if role == "assistant" else None
-    clean["content"] = _content(message.get("content"), at, required=role != "assistant")
+    calls = _read_tool_calls(message, at) if role == "assistant" else None
+    clean["content"] = _read_content(message.get("content"), at, required=role != "assistant")
     for name in ("name", "tool_call_id", "reasoning_content", "reasoning"):
-        text = _string(message, name, at)
+        text = _read_string(message, name, at)
         if text is not None:
             clean["reasoning_content" if name == "reasoning" else name] = text
     if calls:
@@ -99,14 +100,15 @@ def _message(message: Any, at: str) -> dict[str, Any]:
     return clean
 
 
-def _string(message: dict[str, Any], name: str, at: str) -> str | None:
+def _read_string(message: dict[str, Any], name: str, at: str) -> str | None:
+    """A member that must be a string or null."""
     value = message.get(name)
     if value is not None and not isinstance(value, str):
         raise bad_request(f"{at}.{name} must be a string, got {describe(value)}", f"{at}.{name}")
     return value
 
 
-def _content(content: Any, at: str, required: bool) -> str:
+def _read_content(content: Any, at: str, required: bool) -> str:
     """The text of a message; a list of text parts is joined by line breaks."""
     if isinstance(content, str):
         return content
@@ -129,7 +131,7 @@ def _content(content: Any, at: str, required: bool) -> str:
     return "\n".join(texts)
 
 
-def _tool_calls(message: dict[str, Any], at: str) -> list[dict[str, Any]]:
+def _read_tool_calls(message: dict[str, Any], at: str) -> list[dict[str, Any]]:
     """The assistant's earlier calls, with arguments as objects for the template."""
     calls = message.get("tool_calls")
     if calls is None:
@@ -154,7 +156,7 @@ def _tool_calls(message: dict[str, Any], at: str) -> list[dict[str, Any]]:
             raise bad_request(f"{where}.function.arguments must be a JSON object", where)
         clean.append(
             {
-                "id": _string(call, "id", where),
+                "id": _read_string(call, "id", where),
                 "type": "function",
                 "function": {"name": function["name"], "arguments": arguments},
             }

@@ -52,9 +52,9 @@ class CompletionReply(Reply):
         super().__init__(id, model, fingerprint, echo, n, names)
         self._echoes: dict[int, Columns] = {}  # of prompts, once for all their choices
 
-    def _note(self, prompt: int, delta: TextDelta) -> Choice:
+    def _update_choice(self, prompt: int, delta: TextDelta) -> Choice:
         """As for every reply; when only the prompts are scored, generated tokens do not count."""
-        choice = super()._note(prompt, delta)
+        choice = super()._update_choice(prompt, delta)
         if not self._echo.generates:
             choice.tokens, choice.stop_reason = 0, None
             choice.finish_reason = choice.finish_reason and "length"
@@ -79,7 +79,7 @@ class CompletionReply(Reply):
         """A choice's object with generated text; `echoes` puts the requested echo before it."""
         if not self._echo.generates:
             text, logprobs = "", None
-        before, prompt_columns = self._echoed(index // self._n) if echoes else ("", None)
+        before, prompt_columns = self._echo_of(index // self._n) if echoes else ("", None)
         return {
             "index": index,
             "text": before + text,
@@ -88,7 +88,7 @@ class CompletionReply(Reply):
             "stop_reason": choice.stop_reason,
         }
 
-    def _echoed(self, prompt: int) -> tuple[str, Columns | None]:
+    def _echo_of(self, prompt: int) -> tuple[str, Columns | None]:
         """The echoed text of a prompt, and its log-probabilities."""
         echo = self._echo
         if echo.texts is None:
@@ -115,7 +115,9 @@ class CompletionReply(Reply):
         columns = Columns(end=offset)
         for at in found:
             text, logprob, top = (
-                (self._names.token_text(at), None, None) if isinstance(at, int) else self._named(at)
+                (self._names.token_text(at), None, None)
+                if isinstance(at, int)
+                else self._token_entry(at)
             )
             columns.tokens.append(text)
             columns.token_logprobs.append(logprob)
@@ -124,7 +126,7 @@ class CompletionReply(Reply):
             columns.end += len(text)
         return columns
 
-    def _named(self, at: TokenLogprobs) -> tuple[str, float, orjson.Fragment]:
+    def _token_entry(self, at: TokenLogprobs) -> tuple[str, float, orjson.Fragment]:
         """A token's text, its log-probability, and those of the most likely texts."""
         text, logprob = self._names.token_text(at.token_id), finite(at.logprob)
         top: dict[str, float] = {}
@@ -172,7 +174,7 @@ class ChatReply(Reply):
         return body | {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason}
 
     def full_reply(self) -> dict[str, Any]:
-        """The reply that is sent at once."""
+        """The reply to a request without `stream`."""
         return super().full_reply() | self._prompt_logprobs(0)
 
     def _logprobs(self, found: Iterable[TokenLogprobs] | None) -> dict[str, Any] | None:
@@ -180,13 +182,13 @@ class ChatReply(Reply):
             return None
         content = []
         for at in found:
-            top = [self._named(id, value) for id, value in at.top]
+            top = [self._token_entry(id, value) for id, value in at.top]
             content.append(
-                json_fragment(self._named(at.token_id, at.logprob) | {"top_logprobs": top})
+                json_fragment(self._token_entry(at.token_id, at.logprob) | {"top_logprobs": top})
             )
         return {"content": content, "refusal": None}
 
-    def _named(self, id: int, logprob: float) -> dict[str, Any]:
+    def _token_entry(self, id: int, logprob: float) -> dict[str, Any]:
         return {
             "token": self._names.token_text(id),
             "logprob": finite(logprob),

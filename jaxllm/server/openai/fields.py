@@ -66,8 +66,8 @@ GUIDED = {
     "guided_grammar": "grammar",
     "structural_tag": "structural_tag",
 }
-WHOLE = ("structured_outputs", "guided_decoding")  # names of one field
-STRUCTURE_FIELDS = (*GUIDED, *WHOLE, "guided_whitespace_pattern", "response_format")
+STRUCTURE_OBJECTS = ("structured_outputs", "guided_decoding")  # names of one field
+STRUCTURE_FIELDS = (*GUIDED, *STRUCTURE_OBJECTS, "guided_whitespace_pattern", "response_format")
 
 _KINDS = {
     bool: "true or false",
@@ -179,7 +179,7 @@ def read_structure(body: dict[str, Any]) -> Structure | None:
         del given_fields["guided_json_object"]
     if (form := _response_format(body)) is not None:
         given_fields["response_format"] = form
-    given_fields |= {name: body[name] for name in WHOLE if body.get(name) is not None}
+    given_fields |= {name: body[name] for name in STRUCTURE_OBJECTS if body.get(name) is not None}
     if len(given_fields) > 1:
         first, second, *_ = given_fields
         raise bad_request(

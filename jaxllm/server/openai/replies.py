@@ -99,7 +99,7 @@ class Reply:
     ):
         self.id = self.prefix + id
         self.created = int(time.time())
-        self._static = {"created": self.created, "model": model, "system_fingerprint": fingerprint}
+        self._common = {"created": self.created, "model": model, "system_fingerprint": fingerprint}
         self._echo, self._n, self._names = echo, n, names
         self._choices = [Choice() for _ in range(len(echo.prompts) * n)]
         self._prompt_tokens = sum(map(len, echo.prompts))
@@ -107,19 +107,19 @@ class Reply:
         self._prompt_packed: dict[int, PromptLogprobs] = {}
         # Prompts' log-probabilities as JSON, encoded once for all their choices
         self._prompt_json: dict[int, orjson.Fragment] = {}
-        self._head = (
+        self._event_head = (
             b"data: "
-            + orjson.dumps({"id": self.id, "object": self.chunk_kind, **self._static})[:-1]
+            + orjson.dumps({"id": self.id, "object": self.chunk_kind, **self._common})[:-1]
             + b',"choices":['
         )
-        self._tail = b"]}\n\n"
-        self._always = False
+        self._event_tail = b"]}\n\n"
+        self._usage_in_chunks = False
 
     def with_usage(self, at_end: bool, always: bool) -> None:
         """Put usage into a last chunk, or into every chunk; other chunks then carry null."""
-        self._always = always
+        self._usage_in_chunks = always
         if at_end:
-            self._tail = b'],"usage":null}\n\n'
+            self._event_tail = b'],"usage":null}\n\n'
 
     @property
     def large(self) -> bool:
@@ -130,7 +130,7 @@ class Reply:
 
     def add_delta(self, prompt: int, delta: TextDelta) -> None:
         """Add a delta to a reply that is sent whole."""
-        choice = self._note(prompt, delta)
+        choice = self._update_choice(prompt, delta)
         choice.text.append(delta.text)
         if delta.logprobs is not None:
             choice.token_ids += delta.token_ids
@@ -138,11 +138,16 @@ class Reply:
 
     def events(self, prompt: int, delta: TextDelta) -> bytes:
         """The server-sent events for one delta."""
-        choice = self._note(prompt, delta)
+        choice = self._update_choice(prompt, delta)
         index = prompt * self._n + delta.index
-        tail = b'],"usage":' + orjson.dumps(self.usage()) + b"}\n\n" if self._always else self._tail
+        tail = (
+            b'],"usage":' + orjson.dumps(self.usage()) + b"}\n\n"
+            if self._usage_in_chunks
+            else self._event_tail
+        )
         return b"".join(
-            self._head + orjson.dumps(body) + tail for body in self._chunks(index, choice, delta)
+            self._event_head + orjson.dumps(body) + tail
+            for body in self._chunks(index, choice, delta)
         )
 
     def all_events(self, deltas: Iterable[tuple[int, TextDelta]]) -> bytes:
@@ -151,15 +156,15 @@ class Reply:
 
     def usage_event(self) -> bytes:
         """The chunk without choices that ends a stream for clients that requested usage."""
-        return self._head + b'],"usage":' + orjson.dumps(self.usage()) + b"}\n\n"
+        return self._event_head + b'],"usage":' + orjson.dumps(self.usage()) + b"}\n\n"
 
     def full_reply(self) -> dict[str, Any]:
-        """The reply that is sent at once."""
+        """The reply to a request without `stream`."""
         choices = [self._full_choice(index, choice) for index, choice in enumerate(self._choices)]
         return {
             "id": self.id,
             "object": self.kind,
-            **self._static,
+            **self._common,
             "choices": choices,
             "usage": self.usage(),
         }
@@ -174,7 +179,8 @@ class Reply:
             "prompt_tokens_details": {"cached_tokens": sum(self._cached)},
         }
 
-    def _note(self, prompt: int, delta: TextDelta) -> Choice:
+    def _update_choice(self, prompt: int, delta: TextDelta) -> Choice:
+        """The choice that a delta belongs to, with its counts and end brought up to date."""
         choice = self._choices[prompt * self._n + delta.index]
         choice.tokens += len(delta.token_ids)
         self._cached[prompt] = max(self._cached[prompt], delta.num_cached_tokens)
@@ -185,9 +191,11 @@ class Reply:
         return choice
 
     def _chunks(self, index: int, choice: Choice, delta: TextDelta) -> list[dict[str, Any]]:
+        """The `choices` members of the events for one delta."""
         raise NotImplementedError
 
     def _full_choice(self, index: int, choice: Choice) -> dict[str, Any]:
+        """A choice of a reply that is sent whole."""
         raise NotImplementedError
 
     def _prompt_entries(self, prompt: int, top: int) -> Iterator[Entry]:
@@ -206,11 +214,15 @@ class Reply:
             return {}
         if prompt not in self._prompt_json:
             found = self._prompt_entries(prompt, top) if prompt in self._prompt_packed else ()
-            cells = [orjson.dumps(None if isinstance(at, int) else self._by_id(at)) for at in found]
+            cells = [
+                orjson.dumps(None if isinstance(at, int) else self._logprobs_by_id(at))
+                for at in found
+            ]
             self._prompt_json[prompt] = orjson.Fragment(b"[%s]" % b",".join(cells))
         return {"prompt_logprobs": self._prompt_json[prompt]}
 
-    def _by_id(self, at: TokenLogprobs) -> dict[str, dict[str, Any]]:
+    def _logprobs_by_id(self, at: TokenLogprobs) -> dict[str, dict[str, Any]]:
+        """The chosen token and the most likely others, by their ids."""
         others = [
             (id, value, rank) for rank, (id, value) in enumerate(at.top, 1) if id != at.token_id
         ]

@@ -292,6 +292,7 @@ def read_prompts(value: Any, rules: Rules, params: SamplingParams) -> list[Promp
 
 
 def _read_prompt(prompt: Any, kind: type[Any], rules: Rules, params: SamplingParams) -> Prompt:
+    """One prompt, which must be of the same kind as the first."""
     if type(prompt) is not kind:
         raise bad_request("prompt must not mix texts and token ids", "prompt")
     if not prompt:
