@@ -98,6 +98,19 @@ def workload(a: argparse.Namespace, vocab: int) -> list[GenerateRequest]:
     return requests
 
 
+def page_fill(engine: Engine) -> tuple[int, int]:
+    """Tokens that running requests have, or are about to have, in their pages of the first cache
+    group, and the tokens that those pages can hold."""
+    used = capacity = 0
+    page_size = engine.scheduler.page_size
+    for request in engine.scheduler._running:
+        end = len(request.pages) * page_size
+        start = request.tables[0].out_of_window * page_size
+        used += min(max(request.computed, request.prefill_end), end) - start
+        capacity += end - start
+    return used, capacity
+
+
 def run(engine: Engine, requests: list[GenerateRequest], group: int) -> Run:
     """Submit `group` requests at a time, each group after the last of the one before."""
     out = Run(steps=-engine.stats().steps)
@@ -107,7 +120,7 @@ def run(engine: Engine, requests: list[GenerateRequest], group: int) -> Run:
             engine.add(request)
         while engine.has_work:
             engine.step()
-            used, held = engine.scheduler.page_fill()
+            used, held = page_fill(engine)
             out.wasted += held - used
             out.allocated += held
     out.seconds = time.perf_counter() - start

@@ -20,8 +20,8 @@ from jaxllm.engine.output.output_processor import OutputProcessor, lost_choice
 from jaxllm.engine.output.request_state import RequestFactory, RequestState
 from jaxllm.engine.runtime.runner import Collected, Forwarded, StepResult
 from jaxllm.engine.scheduling.arrival_wait import ArrivalWait
+from jaxllm.engine.scheduling.chunk_planner import added_by_chunks
 from jaxllm.engine.scheduling.plan import Plan
-from jaxllm.engine.scheduling.prefill_budget import added_by_chunks
 from jaxllm.engine.scheduling.request import Request, Status
 from jaxllm.engine.scheduling.scheduler import Scheduler
 from jaxllm.engine.startup.make_scheduler import make_scheduler, scheduler_class

@@ -11,7 +11,7 @@ import jax
 import pytest
 
 from jaxllm.engine.engine import Engine
-from jaxllm.engine.scheduling.prefill_budget import CERTAIN_SHARE
+from jaxllm.engine.scheduling.chunk_planner import CERTAIN_SHARE
 from jaxllm.grammar.checker import Checker
 from jaxllm.grammar.structure import StructuredOutputsParams
 from jaxllm.messages import GenerateRequest, RequestError

@@ -1,16 +1,97 @@
-"""Divides a step's tokens among prompts. Imports no jax."""
+"""Divides a step's tokens among prompts, within the budget of steps that also decode. Imports no
+jax."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 
-from jaxllm.engine.scheduling.buckets import Buckets
+from jaxllm.engine.scheduling.buckets import Buckets, ExtendShape
 from jaxllm.engine.scheduling.kv_manager import KVCacheManager
-from jaxllm.engine.scheduling.plan import Chunk, Limits
+from jaxllm.engine.scheduling.plan import Chunk, Limits, Plan
 from jaxllm.engine.scheduling.policy import RequestQueue
-from jaxllm.engine.scheduling.prefill_budget import PrefillBudget
 from jaxllm.engine.scheduling.request import Request
+
+# Of the longest stall wanted: what warm-up timed of a shape leaves out attention to context
+STALL_SHARE = 0.85
+ONE_PROMPT_SHARE = 0.28
+# When several prompts wait: one step for two takes less than two steps, and the last prompt waits
+# least
+SEVERAL_PROMPTS_SHARE = 0.5
+CERTAIN_SHARE = 0.9  # of the seconds that chunks add to a step by warm-up
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillBudget:
+    """Chunk tokens of a step that also decodes, so that a long prompt does not stall running
+    streams.
+
+    Attributes:
+        bounds: For steps of up to so many decode rows, ascending: the rows, the tokens while one
+            prompt waits, the tokens while several do, and the largest number of tokens.
+    """
+
+    bounds: tuple[tuple[int, int, int, int], ...]
+
+    @property
+    def max_tokens(self) -> int:
+        """Chunk tokens that no step exceeds."""
+        return max(high for *_, high in self.bounds)
+
+    def tokens(self, waiting: int, several: bool, decodes: int) -> int:
+        """The budget of a step of `decodes` rows while `waiting` tokens of one or `several`
+        prompts wait: a quarter of these, within the bounds."""
+        _, one, some, high = next((b for b in self.bounds if b[0] >= decodes), self.bounds[-1])
+        return min(max(waiting // 4, some if several else one), high)
+
+
+def prefill_budget(seconds: Mapping[object, float], stall: float) -> PrefillBudget | None:
+    """The budget that keeps a step below `stall` seconds when many tokens wait.
+
+    A step stays below half of that when several prompts wait and near a quarter when few tokens
+    do. Computed from the `seconds` that the extend shapes with decode rows took in warm-up; None
+    when nothing was measured.
+    """
+    taken = {
+        shape: took
+        for shape, took in seconds.items()
+        if isinstance(shape, ExtendShape) and shape.decodes
+    }
+
+    def largest(rows: int, bound: float) -> int:
+        wide = {shape: took for shape, took in taken.items() if shape.decodes >= rows}
+        return max(
+            (s.tokens for s, took in wide.items() if took <= bound),
+            default=min(s.tokens for s in wide),
+        )
+
+    regions = sorted({shape.decodes for shape in taken})
+    shares = ONE_PROMPT_SHARE, SEVERAL_PROMPTS_SHARE, STALL_SHARE
+    one, several, most = (share * stall for share in shares)
+    bounds = tuple(
+        (rows, largest(rows, one), largest(rows, several), largest(rows, most)) for rows in regions
+    )
+    return PrefillBudget(bounds) if bounds else None
+
+
+def seconds_per_token(seconds: Mapping[object, float]) -> float:
+    """Seconds that a prompt token takes at best, from what warm-up measured; infinite when it
+    measured nothing."""
+    return min(
+        (took / shape.tokens for shape, took in seconds.items() if isinstance(shape, ExtendShape)),
+        default=float("inf"),
+    )
+
+
+def added_by_chunks(seconds: Mapping[object, float], buckets: Buckets, plan: Plan) -> float | None:
+    """Seconds that a step certainly takes longer because of its chunks, from what warm-up
+    measured. 0 when it measured nothing, None for a step without chunks."""
+    if not plan.chunks:
+        return None
+    tokens, rows = sum(chunk.length for chunk in plan.chunks), len(plan.decodes)
+    whole = seconds.get(buckets.fit_extend(tokens, len(plan.chunks), rows), 0.0)
+    return max(0.0, CERTAIN_SHARE * (whole - seconds.get(buckets.fit_decode(max(1, rows)), 0.0)))
 
 
 class ChunkPlanner:
@@ -83,8 +164,7 @@ class ChunkPlanner:
 
     def _advance(self, chunk: Chunk) -> None:
         """Count the chunk as computed and index the pages it fills."""
-        end = chunk.start + chunk.length
-        chunk.request.computed = end
+        chunk.request.computed = chunk.end
         if chunk.final:
             chunk.request.num_scheduled_outputs += 1
-        self._kv_manager.register(chunk.request, chunk.start, end)
+        self._kv_manager.register(chunk.request, chunk.start, chunk.end)

@@ -3,15 +3,14 @@ of the prompt, host memory. Imports no jax."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from jaxllm.cache.pool import PagePool
 from jaxllm.engine.scheduling.kv_offload import OffloadManager
 from jaxllm.engine.scheduling.plan import Chunk, PageCopy, TableWrite
-from jaxllm.engine.scheduling.prefix_lookup import PrefixLookup
-from jaxllm.engine.scheduling.prompt_sharing import SharedPages, members_needing_pages
-from jaxllm.engine.scheduling.request import PageTable, Request
+from jaxllm.engine.scheduling.prefix_lookup import PrefixLookup, SharedPages
+from jaxllm.engine.scheduling.request import PageTable, Request, Status
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,18 +34,6 @@ class AdmissionPages:
     fresh: list[int]
     taken: list[int]
     reserve: int
-
-
-def page_fill(requests: Iterable[Request], page_size: int) -> tuple[int, int]:
-    """Tokens that running requests have, or are about to have, in their pages of the first cache
-    group, and the tokens that those pages can hold."""
-    used = capacity = 0
-    for request in requests:
-        end = len(request.pages) * page_size
-        start = request.tables[0].out_of_window * page_size
-        used += min(max(request.computed, request.prefill_end), end) - start
-        capacity += end - start
-    return used, capacity
 
 
 class KVCacheManager:
@@ -86,7 +73,9 @@ class KVCacheManager:
             end = min(pool.pages_for(tokens), table.out_of_window + pool.max_resident(tokens))
             fresh.append(end - len(table.pages))
             taken.append(fresh[-1] + sum(pool.references(page) == 0 for page in table.resident))
-        reserve = 1 + members_needing_pages(request.sharing, tokens) if kept == tokens else 0
+        # Its next token copies a shared page, as do those of members without a page beyond
+        others = (r for r in request.siblings if r.status is Status.RUNNING)
+        reserve = 1 + sum(r.capacity <= tokens for r in others) if kept == tokens else 0
         return AdmissionPages(tables, kept, shared, host_pages, fresh, taken, reserve)
 
     def uncached_tokens(self, request: Request) -> int:
@@ -139,13 +128,14 @@ class KVCacheManager:
         That is one for the next token, or within a prompt as many as the request may hold; and one
         more for a copy when others may read the page of the next token.
         """
-        index, needed = request.computed // self.page_size, []
+        index, end, needed = request.computed // self.page_size, request.prefill_end, []
         for pool, table in zip(self.pools, request.tables, strict=True):
-            end = request.prefill_end
-            prompt = min(pool.pages_for(end), table.out_of_window + pool.max_resident(end))
-            missing = max(0, max(index + 1, prompt) - len(table.pages))
-            shared = index < len(table.pages) and not pool.writable(table.pages[index])
-            needed.append(missing + shared)
+            wanted, held = index + 1, len(table.pages)
+            if request.computed < end:
+                prompt = min(pool.pages_for(end), table.out_of_window + pool.max_resident(end))
+                wanted = max(wanted, prompt)
+            shared = index < held and not pool.writable(table.pages[index])
+            needed.append(max(0, wanted - held) + shared)
         return needed
 
     def append_pages(self, request: Request, needed: Sequence[int]) -> None:

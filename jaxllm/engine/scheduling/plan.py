@@ -31,13 +31,17 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Tokens [start, start + length) of one request's sequence; `final` when a token is sampled
-    after it."""
+    """Tokens [start, end) of one request's sequence; `final` when a token is sampled after it."""
 
     request: Request
     start: int
     length: int
     final: bool
+
+    @property
+    def end(self) -> int:
+        """The token after it."""
+        return self.start + self.length
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +140,7 @@ class Plan:
         for chunk in self.chunks:
             request = chunk.request
             request.scheduled_at = request.scheduled_at or now
-            request.scored = max(request.scored, min(chunk.start + chunk.length, request.score_end))
+            request.scored = max(request.scored, min(chunk.end, request.score_end))
 
     @property
     def empty(self) -> bool:
@@ -162,7 +166,7 @@ def spans(plan: Plan) -> list[Span]:
     for chunk in plan.chunks:
         request = chunk.request
         start = max(chunk.start, request.scored)
-        stop = min(chunk.start + chunk.length, request.score_end)
+        stop = min(chunk.end, request.score_end)
         if start < stop:
             found.append(Span(request, start, stop, row + start - chunk.start))
         row += chunk.length

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
-from operator import itemgetter
+from operator import attrgetter
 
 from jaxllm.engine.scheduling.request import Request
 
@@ -39,12 +39,14 @@ def priority(request: Request) -> float:
 
 POLICIES: dict[str, Policy] = {"fcfs": fcfs, "priority": priority}
 
+by_order: Callable[[Request], tuple[float, ...]] = attrgetter("order")
+
 
 class RequestQueue:
     """Requests sorted by `Request.order`, which must not change while they are in it."""
 
     def __init__(self) -> None:
-        self._sorted: list[tuple[tuple[float, ...], Request]] = []
+        self._sorted: list[Request] = []
         self._members: set[Request] = set()
 
     def __len__(self) -> int:
@@ -54,36 +56,30 @@ class RequestQueue:
         return request in self._members
 
     def __iter__(self) -> Iterator[Request]:
-        return map(_request, self._sorted)
+        return iter(self._sorted)
 
     @property
     def first(self) -> Request:
         """The first in the order. Raises IndexError when the queue is empty."""
-        return self._sorted[0][1]
+        return self._sorted[0]
 
     @property
     def last(self) -> Request:
         """The last in the order. Raises IndexError when the queue is empty."""
-        return self._sorted[-1][1]
+        return self._sorted[-1]
 
     def add(self, request: Request) -> None:
         """Insert a request; cheap when it is the last in the order."""
-        insort(self._sorted, (request.order, request), key=_order)
+        insort(self._sorted, request, key=by_order)
         self._members.add(request)
 
     def remove(self, request: Request) -> None:
         """Take a request out. Raises KeyError when it is not in the queue."""
         self._members.remove(request)
-        del self._sorted[bisect_left(self._sorted, request.order, key=_order)]
+        del self._sorted[bisect_left(self._sorted, request.order, key=by_order)]
 
-    def clear(self) -> None:
-        """Take every request out."""
-        self._sorted.clear()
+    def pop_all(self) -> list[Request]:
+        """Take every request out. Returns them in order."""
+        taken, self._sorted = self._sorted, []
         self._members.clear()
-
-
-_request: Callable[[tuple[tuple[float, ...], Request]], Request] = itemgetter(1)
-
-
-def _order(entry: tuple[tuple[float, ...], Request]) -> tuple[float, ...]:
-    return entry[0]
+        return taken

@@ -4,12 +4,22 @@ prefix indexes. Imports no jax."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import chain
 
 from jaxllm.cache.pool import PagePool
 from jaxllm.engine.scheduling.plan import Chunk
-from jaxllm.engine.scheduling.prompt_sharing import SharedPages, find_shared_pages
-from jaxllm.engine.scheduling.request import PageTable, Request
+from jaxllm.engine.scheduling.request import PageTable, Request, Status
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPages:
+    """The first `tokens` tokens of a request are in the pages of `lender`, which has computed
+    `computed` in all."""
+
+    lender: Request
+    tokens: int
+    computed: int
 
 
 class PrefixLookup:
@@ -30,8 +40,7 @@ class PrefixLookup:
         """Complete the request's hashes up to token `end`; each page is hashed once in its life."""
         start = len(request.hashes) * self.page_size
         if self.indexes and end - start >= self.page_size:
-            members = [request] if request.sharing is None else request.sharing.members
-            owner = None if self.shared else members[0].id
+            owner = None if self.shared else request.siblings[0].id
             root = (
                 None
                 if request.hashes
@@ -52,7 +61,7 @@ class PrefixLookup:
         tokens = request.num_tokens
         # What is to be scored must be computed
         scored = request.scored >= request.score_end
-        shared = find_shared_pages(request, newest, self.pools) if scored else None
+        shared = self._shared_pages(request, newest) if scored else None
         if shared is None:
             count, hits = self._indexed_prefix(request, newest)
             return hits, count * self.page_size, None
@@ -72,6 +81,39 @@ class PrefixLookup:
             own.pages[own.out_of_window : pages] = table.pages[own.out_of_window : pages]
         return hits, count * self.page_size, shared
 
+    def _shared_pages(self, request: Request, newest: Chunk | None) -> SharedPages | None:
+        """The choice of the same prompt that shares most with a waiting request.
+
+        None when no running one has computed the whole prompt and still holds the pages that the
+        request's next token sees. Where a token is still to be written, only whole pages are
+        shared. A step writes the KV of all its tokens before it attends, so tokens of the plan in
+        the making count, those of its chunk `newest` included.
+        """
+        best = None
+        for member in request.siblings:
+            if member.status is not Status.RUNNING or member.pages_in_transit:
+                continue
+            computed = member.computed
+            if newest is not None and newest.request is member:
+                computed = newest.end
+            prompt = len(request.prompt)
+            if computed < prompt:
+                continue
+            tokens = prompt + _common_length(request.output, member.output, computed - prompt)
+            if tokens < request.num_tokens:
+                tokens -= tokens % self.page_size
+            position = min(tokens, request.num_tokens - 1)
+            if any(
+                table.out_of_window > pool.out_of_window(position)
+                for pool, table in zip(self.pools, member.tables, strict=True)
+            ):
+                continue  # its window has moved on, and it has given them back
+            if best is None or tokens > best.tokens:
+                best = SharedPages(member, tokens, computed)
+            if tokens == request.num_tokens:
+                break
+        return best
+
     def _indexed_prefix(
         self, request: Request, newest: Chunk | None
     ) -> tuple[int, tuple[PageTable, ...]]:
@@ -90,7 +132,7 @@ class PrefixLookup:
         if request.scored < request.score_end:
             return 0, tables  # what is to be scored must be computed
         if newest is not None:
-            self.hash_pages(newest.request, newest.start + newest.length)
+            self.hash_pages(newest.request, newest.end)
         count = (request.num_tokens - 1) // self.page_size
         for group, pool in enumerate(self.pools):
             if pool.group.window is None:
@@ -109,8 +151,8 @@ class PrefixLookup:
     ) -> list[int]:
         """Pages of the longest prefix of which every page is there, at most `limit`."""
         hits = self.indexes[group].match(request.hashes, limit)
-        if newest is not None and len(hits) >= newest.start // self.page_size:
-            for i in range(len(hits), min(limit, (newest.start + newest.length) // self.page_size)):
+        if newest is not None:
+            for i in range(len(hits), min(limit, newest.end // self.page_size)):
                 page = self._find_page(group, request, newest, i)
                 if page is None:
                     break
@@ -120,23 +162,15 @@ class PrefixLookup:
     def _prefix_within_windows(self, request: Request, newest: Chunk | None, count: int) -> int:
         """The longest prefix in pages, at most `count`, of which every group with a window has what
         the next token sees."""
-        size, hashes = self.page_size, request.hashes
-        unregistered = (
-            range(newest.start // size, (newest.start + newest.length) // size)
-            if newest is not None
-            else range(0)
-        )
         windowed = [group for group, pool in enumerate(self.pools) if pool.group.window is not None]
         turn, settled = 0, 0  # how many groups in a row agree with `count`
         while settled < len(windowed):
             group = windowed[turn]
-            first, find = self.pools[group].out_of_window(count * size), self.indexes[group].find
+            first = self.pools[group].out_of_window(count * self.page_size)
             # Without the first page none of the others is of use, so a look-up per window is
             # enough where there is nothing
             for i in chain(range(first, count)[:1], range(count - 1, first, -1)):
-                if find(hashes[i]) is None and not (
-                    i in unregistered and self._find_page(group, request, newest, i) is not None
-                ):
+                if self._find_page(group, request, newest, i) is None:
                     count, settled = i, 0
                     break
             else:
@@ -148,9 +182,15 @@ class PrefixLookup:
         page = self.indexes[group].find(request.hashes[i])
         if page is None and newest is not None:
             owner, size = newest.request, self.page_size
-            if (
-                newest.start // size <= i < (newest.start + newest.length) // size
-                and request.hashes[i] == owner.hashes[i]
-            ):
+            written = range(newest.start // size, newest.end // size)
+            if i in written and request.hashes[i] == owner.hashes[i]:
                 return owner.tables[group].pages[i]
         return page
+
+
+def _common_length(one: list[int], other: list[int], limit: int) -> int:
+    """Length of the longest common prefix of two outputs, at most `limit`."""
+    length = min(len(one), len(other), limit)
+    if one[:length] == other[:length]:
+        return length
+    return next(i for i in range(length) if one[i] != other[i])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -185,9 +185,19 @@ class Request:
         )
 
     @property
+    def siblings(self) -> Sequence[Request]:
+        """The choices of its prompt, itself included."""
+        return (self,) if self.sharing is None else self.sharing.members
+
+    @property
     def num_tokens(self) -> int:
         """Length of the prompt plus the outputs known on the host."""
         return len(self.prompt) + len(self.output)
+
+    @property
+    def tokens_known(self) -> bool:
+        """Whether the host knows every token drawn for it: none is in flight or undecided."""
+        return self.num_scheduled_outputs == len(self.output)
 
     def tokens(self, start: int, stop: int) -> list[int]:
         """Token ids [start, stop) of prompt + output."""
@@ -195,3 +205,12 @@ class Request:
         if stop <= n:
             return self.prompt[start:stop]
         return self.prompt[start:n] + self.output[max(0, start - n) : stop - n]
+
+    def forked(self, arrival: int) -> Request:
+        """A request in this one's state, with the same pages, right behind it in the order."""
+        child = replace(self, order=(*self.order[:2], arrival))
+        child.tables = tuple(replace(table, pages=list(table.pages)) for table in self.tables)
+        child.output, child.hashes = list(self.output), list(self.hashes)
+        if self.status is Status.RUNNING:
+            child.capacity = self.capacity = self.computed
+        return child

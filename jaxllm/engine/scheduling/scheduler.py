@@ -20,15 +20,10 @@ from jaxllm.cache.pool import PagePool
 from jaxllm.engine.scheduling.admission import AdmissionEstimator, fits_fully
 from jaxllm.engine.scheduling.buckets import Buckets
 from jaxllm.engine.scheduling.chunk_planner import ChunkPlanner
-from jaxllm.engine.scheduling.kv_manager import AdmissionPages, KVCacheManager, page_fill
+from jaxllm.engine.scheduling.kv_manager import AdmissionPages, KVCacheManager
 from jaxllm.engine.scheduling.kv_offload import OffloadManager
 from jaxllm.engine.scheduling.plan import Chunk, Limits, Plan
 from jaxllm.engine.scheduling.policy import Policy, RequestQueue, fcfs
-from jaxllm.engine.scheduling.prompt_sharing import (
-    forked_from,
-    holds_search_slots,
-    next_to_admit,
-)
 from jaxllm.engine.scheduling.request import Request, Status
 from jaxllm.engine.scheduling.slots import Slots
 
@@ -146,7 +141,7 @@ class Scheduler:
         """Another beam that continues from `parent` and shares all its pages. It needs a spare slot
         of its search."""
         self._arrivals += 1
-        child = forked_from(parent, self._arrivals)
+        child = parent.forked(self._arrivals)
         if parent.status is Status.RUNNING:
             self.kv_manager.share_with_fork(child)
             child.slot = self._slots.assign(child)
@@ -193,9 +188,8 @@ class Scheduler:
         """Forget every request and prefix, whatever their state. All slots and pages are free
         afterwards."""
         for queue in (self._running, self._waiting, self._swapped):
-            for request in queue:
+            for request in queue.pop_all():
                 request.status = Status.FINISHED
-            queue.clear()
         self._refused = None
         self._slots = Slots(self.limits.max_num_seqs)
         self.kv_manager.reset()
@@ -255,10 +249,6 @@ class Scheduler:
             tuple(decodes), tuple(positions), chunks, tuple(preempted), copies, writes, moves
         )
 
-    def page_fill(self) -> tuple[int, int]:
-        """`kv_manager.page_fill` of the running requests."""
-        return page_fill(self._running, self.page_size)
-
     def check(self) -> None:
         """Raise `PoolError` if pages or slots are leaked or shared wrongly. For tests and for an
         idle engine."""
@@ -308,7 +298,7 @@ class Scheduler:
     def _admissions(self, chunks: list[Chunk]) -> Iterator[Request]:
         """Admit waiting requests one by one, in order, while slots and pages last."""
         while self.waiting:
-            request = next_to_admit(self._swapped or self._waiting, self._slots.searches)
+            request = self._slots.next_to_admit(self._swapped or self._waiting)
             if (
                 request is None
                 or not self._slots.available(request)
@@ -329,7 +319,9 @@ class Scheduler:
         if request is self._refused:
             return False
         pages = self.kv_manager.lookup(request, newest)
-        careful = bool(self._running) and not holds_search_slots(request)
+        # Other beams of its search may hold slots and pages until it has run
+        urgent = request.sharing is not None and request.sharing.active > 0
+        careful = bool(self._running) and not urgent
         for pool, taken, watermark in zip(self.pools, pages.taken, self._watermarks, strict=True):
             if pool.free < taken + pages.reserve + (watermark if careful else 0):
                 return False

@@ -1,10 +1,12 @@
-"""Slots of the device: which are free, and which a beam search holds as one. Imports no jax."""
+"""Slots of the device: which are free, which a beam search holds as one, and which request may take
+one next. Imports no jax."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from jaxllm.engine.scheduling.request import PromptSharing, Request
+from jaxllm.engine.scheduling.policy import by_order
+from jaxllm.engine.scheduling.request import PromptSharing, Request, Status
 
 
 class Slots:
@@ -18,6 +20,23 @@ class Slots:
         self.count = count
         self.searches: list[PromptSharing] = []  # that hold slots
         self._free = list(range(count - 1, -1, -1))  # the last is assigned next
+
+    def next_to_admit(self, waiting: Iterable[Request]) -> Request | None:
+        """The waiting request to admit next; None when it must not start yet.
+
+        Usually the first in the queue. A beam whose search holds slots and pages goes before all
+        others, because a request of a better rank may need those. Within a search a beam that
+        waits for a token lets the others pass, because one of them may have to compute it. While
+        pages of a search are in transit none of its beams starts: it will share them.
+        """
+        beams = [beam for search in self.searches for beam in search.members if _waits(beam)]
+        first = min(beams, key=by_order) if beams else next(iter(waiting))
+        if not first.is_beam:
+            return first if first.tokens_known else None
+        if any(beam.pages_in_transit for beam in first.siblings):
+            return None
+        ready = (beam for beam in first.siblings if _waits(beam) and beam.tokens_known)
+        return min(ready, key=by_order, default=None)
 
     def available(self, request: Request) -> bool:
         """Whether there is a slot for the request."""
@@ -65,3 +84,7 @@ class Slots:
         slots = sorted(self._free + spare + [request.slot for request in running])
         if slots != list(range(self.count)):
             raise RuntimeError(f"slots are leaked or used twice: {slots}")
+
+
+def _waits(request: Request) -> bool:
+    return request.status is Status.WAITING

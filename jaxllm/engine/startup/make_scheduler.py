@@ -12,10 +12,10 @@ from jaxllm.cache.pool import CacheGroup, PagePool
 from jaxllm.cache.prefix import PrefixIndex
 from jaxllm.config import ConfigError, EngineConfig, Resolved
 from jaxllm.engine.runtime.runner import Runner
+from jaxllm.engine.scheduling.chunk_planner import prefill_budget, seconds_per_token
 from jaxllm.engine.scheduling.kv_offload import OffloadManager
 from jaxllm.engine.scheduling.plan import Limits
 from jaxllm.engine.scheduling.policy import POLICIES
-from jaxllm.engine.scheduling.prefill_budget import prefill_budget, seconds_per_token
 from jaxllm.engine.scheduling.scheduler import Scheduler
 from jaxllm.engine.startup.host_memory import PLAN_LOADS
 

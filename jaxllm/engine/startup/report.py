@@ -15,7 +15,7 @@ from rich.table import Table
 from jaxllm.engine.runtime.compilation.compile_counter import CompileCounter
 from jaxllm.engine.runtime.lattice import Programs, Progress
 from jaxllm.engine.runtime.runner import Runner
-from jaxllm.engine.scheduling.prefill_budget import seconds_per_token
+from jaxllm.engine.scheduling.chunk_planner import seconds_per_token
 from jaxllm.engine.startup.resolve import Setup
 from jaxllm.units import GIB, amount
 

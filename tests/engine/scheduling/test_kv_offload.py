@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from jaxllm.engine.scheduling.buckets import ExtendShape
+from jaxllm.engine.scheduling.chunk_planner import seconds_per_token
 from jaxllm.engine.scheduling.kv_offload import Link
 from jaxllm.engine.scheduling.plan import Plan
-from jaxllm.engine.scheduling.prefill_budget import seconds_per_token
 from jaxllm.engine.scheduling.request import Request, Status
 from jaxllm.sampling.options import SamplingParams
 from tests.engine.fake_host import Optimist

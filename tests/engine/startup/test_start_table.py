@@ -14,8 +14,8 @@ import pytest
 
 from jaxllm.config import EngineConfig
 from jaxllm.engine.engine import Engine
+from jaxllm.engine.scheduling.chunk_planner import seconds_per_token
 from jaxllm.engine.scheduling.kv_offload import Link
-from jaxllm.engine.scheduling.prefill_budget import seconds_per_token
 from jaxllm.engine.startup.memory import MemoryBudget, MemoryPlan
 from jaxllm.engine.startup.report import Report, link_rows, table_rows
 from jaxllm.engine.startup.resolve import Setup, resolve

@@ -4,7 +4,7 @@ wait."""
 from __future__ import annotations
 
 from jaxllm.engine.scheduling.buckets import ExtendShape
-from jaxllm.engine.scheduling.prefill_budget import PrefillBudget, prefill_budget
+from jaxllm.engine.scheduling.chunk_planner import PrefillBudget, prefill_budget
 from tests.engine.fake_loop import Loop, Setup
 from tests.engine.scheduling.test_scheduler import chunks, decodes, lasting, prompt, step_until
 
