@@ -164,7 +164,7 @@ class ChunkPlanner:
 
     def _advance(self, chunk: Chunk) -> None:
         """Count the chunk as computed and index the pages it fills."""
-        chunk.request.computed = chunk.end
-        if chunk.final:
-            chunk.request.num_scheduled_outputs += 1
-        self._kv_manager.register(chunk.request, chunk.start, chunk.end)
+        request, end = chunk.request, chunk.end
+        request.computed = end
+        request.num_scheduled_outputs += chunk.final
+        self._kv_manager.register(request, chunk.start, end)

@@ -73,9 +73,12 @@ class KVCacheManager:
             end = min(pool.pages_for(tokens), table.out_of_window + pool.max_resident(tokens))
             fresh.append(end - len(table.pages))
             taken.append(fresh[-1] + sum(pool.references(page) == 0 for page in table.resident))
-        # Its next token copies a shared page, as do those of members without a page beyond
-        others = (r for r in request.siblings if r.status is Status.RUNNING)
-        reserve = 1 + sum(r.capacity <= tokens for r in others) if kept == tokens else 0
+        # Its next token copies a shared page; running siblings on that page may take one, too
+        reserve = (
+            1 + sum(r.status is Status.RUNNING and r.capacity <= tokens for r in request.siblings)
+            if kept == tokens
+            else 0
+        )
         return AdmissionPages(tables, kept, shared, host_pages, fresh, taken, reserve)
 
     def uncached_tokens(self, request: Request) -> int:

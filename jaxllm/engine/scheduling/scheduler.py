@@ -59,6 +59,7 @@ class Scheduler:
         # Running requests take a page every page_size steps: without a few free ones a new prompt
         # would be preempted at once
         self._watermarks = [max(1, pool.num_pages // 100) for pool in pools]
+        self._windowed = [pool for pool in pools if pool.group.window is not None]
 
     def attach_offload(
         self, offload: OffloadManager, swap_preempted: bool, share_prefixes: bool
@@ -346,8 +347,9 @@ class Scheduler:
     def _append_pages(self, request: Request, preempted: list[Request]) -> bool:
         """Give the request pages for its next tokens, and release those out of its window. Preempts
         the last running requests when none are free; False when this is one of them."""
-        before = [pool.free for pool in self.pools]
-        self.kv_manager.release_out_of_window(request)
+        before = [pool.free for pool in self._windowed]
+        if before:
+            self.kv_manager.release_out_of_window(request)
         needed = self.kv_manager.pages_needed(request)
         while any(pool.free < count for pool, count in zip(self.pools, needed, strict=True)):
             last = self._running.last
@@ -357,7 +359,7 @@ class Scheduler:
                 return False
             needed = self.kv_manager.pages_needed(request)
         self.kv_manager.append_pages(request, needed)
-        if any(pool.free > free for pool, free in zip(self.pools, before, strict=True)):
+        if any(pool.free > free for pool, free in zip(self._windowed, before, strict=True)):
             self._refused = None
         return True
 
