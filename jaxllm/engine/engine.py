@@ -10,13 +10,11 @@ from functools import partial
 
 from jaxllm.background_thread import BackgroundThread
 from jaxllm.config import EngineConfig
-from jaxllm.engine.constraints.logits_options import LogitsOptionsReader
 from jaxllm.engine.constraints.token_masks import NO_TOKEN, token_bitmask
-from jaxllm.engine.constraints.validation import RequestValidator
+from jaxllm.engine.constraints.validation import LogitsOptionsReader, RequestValidator
 from jaxllm.engine.output.beam_requests import BeamSearchManager, validate_search
-from jaxllm.engine.output.best_of import BestOfManager
-from jaxllm.engine.output.counters import Counters
-from jaxllm.engine.output.output_processor import OutputProcessor, lost_choice
+from jaxllm.engine.output.best_of import BestOf, deliverable
+from jaxllm.engine.output.output_processor import Counters, OutputProcessor, lost_choice
 from jaxllm.engine.output.request_state import RequestFactory, RequestState
 from jaxllm.engine.runtime.runner import Collected, Forwarded, StepResult
 from jaxllm.engine.scheduling.arrival_wait import ArrivalWait
@@ -61,7 +59,7 @@ class Engine:
         self._output = OutputProcessor(
             self._states, scheduler, self._grammars, self._counters, self.eos_ids
         )
-        self._best_of = BestOfManager()
+        self._best_of: dict[str, BestOf] = {}  # of running requests whose choices are ranked
         self._beams = BeamSearchManager(
             scheduler, self._factory.make_detokenizer, self.eos_ids, self._counters
         )
@@ -143,11 +141,12 @@ class Engine:
                 else:
                     self._grammars.start_build(choice, request.grammar)
             if not self._beams.start_search(state.choices[0], state.choices[0].stops):
-                self._best_of.track(request)
                 self._states[request.id] = state
+                if request.params.ranked:
+                    self._best_of[request.id] = BestOf(request.params)
         except BaseException:
             self._beams.stop_search(request.id, "error")
-            self._best_of.untrack(request.id)
+            self._best_of.pop(request.id, None)
             for choice in state.choices:
                 self.scheduler.finish(choice)
                 self._grammars.release(choice)
@@ -205,16 +204,16 @@ class Engine:
         self._counters.problem = ""
         try:
             self.scheduler.check()
-            if self._states or self._beams:
-                lost = sorted([*self._states, *self._beams])[:8]
+            if self._states or self._beams.open:
+                lost = sorted([*self._states, *self._beams.open])[:8]
                 raise RuntimeError(f"requests neither run nor wait: {lost}")
         except Exception as error:  # broken accounts may break the check itself
             self._counters.self_check_failures += 1
             self._counters.problem = str(error) or type(error).__name__
             # Read nothing of the broken state but what clients still wait for
             undelivered = self._beams.undelivered()
-            for state in self._states.values():
-                undelivered += self._best_of.undelivered(state.choices)
+            for id, state in self._states.items():
+                undelivered += state.undelivered(ranked=id in self._best_of)
             self._start_over()
             self._pending += [lost_choice(id, index) for id, index in undelivered]
 
@@ -245,7 +244,7 @@ class Engine:
             self._arrival_wait.step_launched(
                 added_by_chunks(self.runner.seconds, self.runner.shapes.buckets, plan), margin
             )
-        return self._best_of.deliverable(deltas)
+        return deliverable(self._best_of, deltas)
 
     def _schedule_built(self, block: bool) -> list[TextDelta]:
         """Schedule the choices whose grammars have been built; end those that cannot have one."""
@@ -394,6 +393,7 @@ class Engine:
         self.scheduler.reset()
         for choice in [choice for state in self._states.values() for choice in state.choices]:
             self._grammars.release(choice)
-        for kept in (self._states, self._beams, self._best_of, self._pending, self._in_flight):
+        self._pending = []
+        for kept in (self._states, self._beams.open, self._best_of, self._in_flight):
             kept.clear()
         self.runner.reset()

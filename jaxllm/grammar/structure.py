@@ -4,7 +4,6 @@ no llguidance."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from itertools import chain
 from typing import Any
@@ -154,8 +153,7 @@ def _text(name: str, value: Any) -> str:
         raise StructureError(f"{name} must be a string, got {type(value).__name__}")
     if len(value) > MAX_CHARS:
         raise StructureError(f"{name} has {len(value)} characters; the limit is {MAX_CHARS}")
-    if not _encodes(value):
-        raise StructureError(f"{name} holds half of a surrogate pair, which is no text")
+    _check_encodes(name, value)
     return value
 
 
@@ -214,13 +212,12 @@ def _parsed(name: str, value: Any) -> Any:
             raise StructureError(f"{name} is not valid JSON: {str(error)[:200]}") from None
     _check_size(name, value)
     try:
-        size = len(json.dumps(value, ensure_ascii=False, allow_nan=False))
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise StructureError(f"{name} is not JSON: {str(error)[:200]}") from None
-    if size > MAX_CHARS:
-        raise StructureError(f"{name} has {size} characters as JSON; the limit is {MAX_CHARS}")
-    if not all(map(_encodes, _strings(value))):
-        raise StructureError(f"{name} holds half of a surrogate pair, which is no text")
+    if len(text) > MAX_CHARS:
+        raise StructureError(f"{name} has {len(text)} characters as JSON; the limit is {MAX_CHARS}")
+    _check_encodes(name, text)
     return value
 
 
@@ -290,25 +287,11 @@ def _check_size(name: str, value: Any) -> None:
             )
 
 
-def _strings(value: Any) -> Iterator[str]:
-    """All texts in JSON of bounded depth, names included."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        for name, item in value.items():
-            yield from _strings(name)
-            yield from _strings(item)
-    elif isinstance(value, list):
-        for item in value:
-            yield from _strings(item)
-
-
-def _encodes(text: str) -> bool:
+def _check_encodes(name: str, text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError:
-        return False
-    return True
+        raise StructureError(f"{name} holds half of a surrogate pair, which is no text") from None
 
 
 _CHECKS: dict[str, Any] = {

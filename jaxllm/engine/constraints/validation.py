@@ -1,13 +1,16 @@
-"""Which requests an engine can run at all. Imports no jax."""
+"""Which requests an engine can run at all, and the options of their logits. Imports no jax."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Annotated
+import functools
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
 
 import msgspec
+import numpy as np
 
 from jaxllm.config import Resolved
+from jaxllm.engine.scheduling.request import LogitsOptions
 from jaxllm.messages import (
     GenerateRequest,
     RequestError,
@@ -15,7 +18,43 @@ from jaxllm.messages import (
     check_prompt_logprobs,
     check_salt,
 )
-from jaxllm.sampling.options import SamplingParams
+from jaxllm.sampling.bits import everything, packed, remove
+from jaxllm.sampling.constraint import BadWords
+from jaxllm.sampling.options import SamplingParams, is_set
+from jaxllm.sampling.processor_arguments import Processor, length_of
+from jaxllm.tokenizer import Tokenizer
+
+SERVED = (
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "logit_bias",
+    "allowed_token_ids",
+    "bad_words",
+    "logits_processors",
+)
+
+type _Reading = tuple[np.ndarray, list[tuple[int, ...]]]
+
+
+def check_ids(param: str, ids: list[int], vocab_size: int) -> None:
+    """Raises RequestError unless all `ids` of the field `param` are tokens of the model."""
+    try:
+        # A prompt can be long: this checks value and type of a token in 15 ns
+        msgspec.convert(ids, _token_ids(vocab_size))
+    except msgspec.ValidationError:
+        if not {int}.issuperset(map(type, ids)):
+            wrong = "must hold integers only"
+        else:
+            bad = min(ids) if min(ids) < 0 else max(ids)
+            wrong = f"holds token id {bad}; ids are 0 to {vocab_size - 1}"
+        raise RequestError(f"{param} {wrong}", param, "invalid_token_id") from None
+
+
+@functools.cache
+def _token_ids(vocab_size: int) -> Any:
+    """The type of a list of token ids."""
+    return list[Annotated[int, msgspec.Meta(ge=0, lt=vocab_size)]]
 
 
 def check_ranking(params: SamplingParams, logprobs_mode: str) -> None:
@@ -38,7 +77,6 @@ class RequestValidator:
 
     def __init__(self, resolved: Resolved, has_text: bool, fits: Callable[[int], bool]):
         self._resolved, self._has_text, self.fits = resolved, has_text, fits
-        self._tokens = list[Annotated[int, msgspec.Meta(ge=0, lt=resolved.vocab_size)]]
 
     def validate_request(self, request: GenerateRequest) -> None:
         """Raises RequestError when the request can never run here."""
@@ -54,7 +92,7 @@ class RequestValidator:
                 "prompt",
                 "context_length_exceeded",
             )
-        self._check_ids("prompt", prompt)
+        check_ids("prompt", prompt, self._resolved.vocab_size)
         if request.cache_salt is not None:
             check_salt(request.cache_salt)
         if request.params.priority and self._resolved.scheduling_policy != "priority":
@@ -62,7 +100,8 @@ class RequestValidator:
                 "priority needs an engine with --scheduling-policy priority; leave it out",
                 "priority",
             )
-        self._check_ids("stop_token_ids", request.params.stop_token_ids or [])
+        stops = request.params.stop_token_ids or []
+        check_ids("stop_token_ids", stops, self._resolved.vocab_size)
         for name in ("logprobs", "prompt_logprobs"):
             check_logprobs(name, getattr(request.params, name), self._resolved.max_logprobs)
         if request.params.prompt_logprobs is not None:
@@ -85,15 +124,133 @@ class RequestValidator:
                 "kv_pool_too_small",
             )
 
-    def _check_ids(self, param: str, ids: list[int]) -> None:
-        try:
-            # A prompt can be long: this checks value and type of a token in 15 ns
-            msgspec.convert(ids, self._tokens)
-        except msgspec.ValidationError:
-            if not {int}.issuperset(map(type, ids)):
-                wrong = "must hold integers only"
-            else:
-                bad = min(ids) if min(ids) < 0 else max(ids)
-                highest = self._resolved.vocab_size - 1
-                wrong = f"holds token id {bad}; ids are 0 to {highest}"
-            raise RequestError(f"{param} {wrong}", param, "invalid_token_id") from None
+
+class LogitsOptionsReader:
+    """Reads options for a model with `vocab_size` logits and end-of-sequence tokens `eos_ids`, in
+    an engine with these processors."""
+
+    def __init__(
+        self,
+        vocab_size: int,
+        tokenizer: Tokenizer | None,
+        processors: Sequence[Processor] = (),
+        eos_ids: frozenset[int] = frozenset(),
+    ):
+        self._eos_ids = eos_ids
+        self._vocab_size, self._tokenizer = vocab_size, tokenizer
+        self._processors = {processor.name: processor for processor in processors}
+        self._everything = everything(vocab_size)
+        self._everything.flags.writeable = False
+        # Of the last `validate_options`
+        self._last: tuple[SamplingParams, _Reading | None] | None = None
+
+    def validate_options(self, params: SamplingParams) -> None:
+        """Raises RequestError when the options cannot be honoured."""
+        self._last = params, self._reading(params)
+
+    def read_options(self, params: SamplingParams) -> LogitsOptions | None:
+        """The options of one choice, None where none is set; its constraints are its own.
+
+        Params that were just validated are not read again. Raises RequestError as
+        `validate_options`.
+        """
+        if self._last is None or self._last[0] is not params:
+            self.validate_options(params)
+        assert self._last is not None
+        if self._last[1] is None:
+            return None
+        allowed_W, words = self._last[1]
+        functions = [function for function in params.logits_processors or () if callable(function)]
+        return LogitsOptions(allowed_W, (BadWords(words),) if words else (), functions)
+
+    def _reading(self, params: SamplingParams) -> _Reading | None:
+        """The bits of tokens that are always allowed, and the bad words of several tokens."""
+        self._check_arguments(params)
+        if not any(is_set(params, name) for name in SERVED):
+            return None
+        check_ids("logit_bias", [*(params.logit_bias or ())], self._vocab_size)
+        allowed_W, words = self._everything, self._words(params)
+        if params.allowed_token_ids is not None:
+            check_ids("allowed_token_ids", params.allowed_token_ids, self._vocab_size)
+            allowed_W = packed(params.allowed_token_ids, self._vocab_size)
+        banned = {word[0] for word in words if len(word) == 1}
+        if banned:
+            allowed_W = allowed_W.copy()
+            for token in banned:
+                remove(allowed_W, token)
+            if not allowed_W.any():
+                raise RequestError(
+                    "bad_words forbids every token of allowed_token_ids; allow another token",
+                    "bad_words",
+                )
+        if params.min_tokens and params.allowed_token_ids is not None:
+            never = {
+                *banned,
+                *(params.stop_token_ids or ()),
+                *(() if params.ignore_eos else self._eos_ids),
+            }
+            if all(id in never for id in params.allowed_token_ids):
+                raise RequestError(
+                    "allowed_token_ids leaves only tokens that stop, which may not come before "
+                    f"min_tokens ({params.min_tokens}); "
+                    "allow another token, or set min_tokens to 0",
+                    "allowed_token_ids",
+                )
+        return allowed_W, [word for word in words if len(word) > 1]
+
+    def _words(self, params: SamplingParams) -> list[tuple[int, ...]]:
+        """The token sequences of the bad words.
+
+        A word counts as it starts a text and, where that takes as many tokens, after a space.
+        Leading spaces are ignored unless it has nothing else. A sequence with a token beyond the
+        model's logits is left out: the model cannot generate it.
+        """
+        if not params.bad_words:
+            return []
+        if self._tokenizer is None:
+            raise RequestError(
+                "bad_words needs a tokenizer; forbid tokens by logit_bias or allowed_token_ids",
+                "bad_words",
+            )
+        words: list[tuple[int, ...]] = []
+        for text in params.bad_words:
+            word = text.lstrip(" ")
+            plain, spaced = (
+                tuple(self._tokenizer.encode(one, add_special_tokens=False))
+                for one in (word or text, " " + word)
+            )
+            if not plain:
+                raise RequestError(
+                    f"bad_words holds {text[:40]!r}, which has no tokens; leave it out", "bad_words"
+                )
+            words.append(plain)
+            if word and len(spaced) == len(plain) and spaced[0] != plain[0]:
+                words.append(spaced)
+        return [word for word in words if max(word) < self._vocab_size]
+
+    def _check_arguments(self, params: SamplingParams) -> None:
+        """`extra_args` must be arguments of the request's processors, as long as their defaults."""
+        lengths: dict[str, set[int]] = {}
+        for name in params.logits_processors or ():
+            if not isinstance(name, str):
+                continue
+            if name not in self._processors:
+                known = ", ".join(self._processors) or "none"
+                raise RequestError(
+                    f"logits_processors names {name[:40]!r}; this engine has {known}",
+                    "logits_processors",
+                )
+            for argument, default in self._processors[name].defaults:
+                lengths.setdefault(argument, set()).add(length_of(default))
+        for argument, value in (params.extra_args or {}).items():
+            if argument not in lengths:
+                raise RequestError(
+                    f"extra_args has {argument[:40]!r}, which no processor of this request takes",
+                    "extra_args",
+                )
+            found = len(value) if isinstance(value, list) else 1
+            if lengths[argument] != {found}:
+                wanted = " and ".join(map(str, sorted(lengths[argument])))
+                raise RequestError(
+                    f"extra_args: {argument} must be {wanted} numbers, got {found}", "extra_args"
+                )

@@ -3,15 +3,15 @@ no jax."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
 from jaxllm.cache.pool import PagePool
 from jaxllm.config import Resolved
 from jaxllm.engine.output.beam_search import BeamSearch, Finished, Rules
-from jaxllm.engine.output.counters import Counters
 from jaxllm.engine.output.detok import Detokenizer
+from jaxllm.engine.output.output_processor import Counters
 from jaxllm.engine.scheduling.request import PromptSharing, Request, Status
 from jaxllm.engine.scheduling.scheduler import Scheduler
 from jaxllm.logprobs import packed_from
@@ -86,6 +86,9 @@ class BeamSearchManager:
 
     `make_detokenizer` returns None for requests without text. Sequences that end with one of
     `eos_ids` have no stop reason. Tokens of returned sequences are counted in `counters`.
+
+    Attributes:
+        open: The searches that have not ended, by request id.
     """
 
     def __init__(
@@ -99,18 +102,7 @@ class BeamSearchManager:
         self._make_detokenizer = make_detokenizer
         self._eos_ids = eos_ids
         self._counters = counters
-        self._open: dict[str, BeamRequests] = {}
-
-    def __len__(self) -> int:
-        return len(self._open)
-
-    def __iter__(self) -> Iterator[str]:
-        """The ids of their requests."""
-        return iter(self._open)
-
-    def clear(self) -> None:
-        """Forget all searches."""
-        self._open.clear()
+        self.open: dict[str, BeamRequests] = {}
 
     def start_search(self, root: Request, stops: frozenset[int]) -> bool:
         """Start a search with a request that was just added to the scheduler; False where it wants
@@ -126,7 +118,7 @@ class BeamSearchManager:
             length_penalty=params.length_penalty,
             early_stopping=params.early_stopping,
         )
-        self._open[root.id] = BeamRequests(rules, root, self._scheduler)
+        self.open[root.id] = BeamRequests(rules, root, self._scheduler)
         return True
 
     def add_top_tokens(
@@ -134,12 +126,12 @@ class BeamSearchManager:
     ) -> list[TextDelta]:
         """Take the next tokens of one beam. At the end of its search, returns one delta for each
         choice."""
-        beams = self._open[request.id]
+        beams = self.open[request.id]
         root = beams.root
         root.first_token_at, root.last_token_at = root.first_token_at or now, now
         if not beams.add_top_tokens(request, top):
             return []
-        del self._open[request.id]
+        del self.open[request.id]
         found = beams.search.finished[: root.params.n]
         self._counters.generation_tokens += sum(len(one.beam.tokens) for one in found)
         return [self._delta(root, index, one) for index, one in enumerate(found)]
@@ -148,7 +140,7 @@ class BeamSearchManager:
         self, request_id: str, reason: str, error: str | None = None
     ) -> list[TextDelta]:
         """End a search early. Returns the last deltas of its choices, [] for an unknown id."""
-        beams = self._open.pop(request_id, None)
+        beams = self.open.pop(request_id, None)
         if beams is None:
             return []
         beams.finish_all()
@@ -159,7 +151,7 @@ class BeamSearchManager:
         """(request id, choice index) of every choice whose end the client has not got."""
         return [
             (beams.root.id, index)
-            for beams in self._open.values()
+            for beams in self.open.values()
             for index in range(beams.root.params.n)
         ]
 

@@ -3,16 +3,16 @@ jax."""
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from jaxllm.config import Resolved
-from jaxllm.engine.constraints.logits_options import LogitsOptionsReader
-from jaxllm.engine.output.best_of import choice_seed
+from jaxllm.engine.constraints.validation import LogitsOptionsReader
 from jaxllm.engine.output.detok import Detokenizer
 from jaxllm.engine.scheduling.plan import Span
-from jaxllm.engine.scheduling.request import PromptSharing, Request
+from jaxllm.engine.scheduling.request import PromptSharing, Request, Status
 from jaxllm.logprobs import trimmed
 from jaxllm.messages import GenerateRequest, PromptLogprobs
 from jaxllm.sampling.choose import needs
@@ -55,6 +55,25 @@ class RequestState:
             return None
         self.delivered.add(index)
         return self.prompt_logprobs
+
+    def undelivered(self, ranked: bool) -> list[tuple[str, int]]:
+        """(request id, choice index) of every choice whose end the client has not got; of `ranked`
+        choices it gets only the best `n`."""
+        first = self.choices[0]
+        if ranked:
+            return [(first.id, index) for index in range(first.params.n)]
+        return [(first.id, c.index) for c in self.choices if c.status is not Status.FINISHED]
+
+
+def choice_seed(seed: int, index: int) -> int:
+    """Seed of choice `index`: the request's own for the first, unrelated 64-bit values for the
+    others."""
+    if index == 0:
+        return seed
+    digest = hashlib.sha256(
+        b"jaxllm choice" + seed.to_bytes(8, "little") + index.to_bytes(8, "little")
+    ).digest()
+    return int.from_bytes(digest[:8], "little")
 
 
 class RequestFactory:

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jax import Array
 
-from jaxllm.engine.constraints.logits_options import HostProcessorError
+from jaxllm.engine.constraints.token_masks import HostProcessorError
 from jaxllm.engine.runtime.programs.apply_token_bitmask import bitmask_layout
 from jaxllm.engine.runtime.programs.set_slot import slot_layout
 from jaxllm.engine.runtime.shapes import StepShapes

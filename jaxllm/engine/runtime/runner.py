@@ -15,7 +15,7 @@ import numpy as np
 from jax import Array
 
 from jaxllm.cache.kv import DROP_PAGE, KVCache, zeros_of
-from jaxllm.engine.constraints.logits_options import run_host_processors
+from jaxllm.engine.constraints.token_masks import run_host_processors
 from jaxllm.engine.runtime.device_arrays import DeviceArrays
 from jaxllm.engine.runtime.host_buffers import HostBuffers, begin_read, read
 from jaxllm.engine.runtime.lattice import Programs, forward_key

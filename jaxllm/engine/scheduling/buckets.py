@@ -186,10 +186,9 @@ class Buckets:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able form."""
-        extend = [[s.tokens, s.chunks, s.decodes] for s in self.extend]
         return {
             "decode": list(self.decode),
-            "extend": extend,
+            "extend": [[s.tokens, s.chunks, s.decodes] for s in self.extend],
             "logits": list(self.logits),
             "step_cost": self.step_cost,
             "score": self.score,

@@ -183,18 +183,12 @@ class KVCacheManager:
         for pool, table in zip(self.pools, request.tables, strict=True):
             pool.share(table.resident)
 
-    def pin(self, request: Request) -> None:
-        """Keep what the request has computed in host memory, from when its pages are handed out
-        until `unpin`."""
+    def pin(self, request: Request, hashes: Sequence[bytes]) -> None:
+        """Keep these prefixes in host memory for a waiting request until `unpin`, if they are there
+        or come there."""
         if self.offload is not None:
-            request.pinned = request.hashes[: request.computed // self.page_size]
-            self.offload.host.pin(request.pinned)
-
-    def pin_fork(self, request: Request) -> None:
-        """Pin for a request what is pinned for the waiting one that it was forked from."""
-        if self.offload is not None:
-            request.pinned = list(request.pinned)
-            self.offload.host.pin(request.pinned)
+            request.pinned = list(hashes)
+            self.offload.host.pin(hashes)
 
     def unpin(self, request: Request) -> None:
         """Undo `pin`."""
@@ -207,23 +201,14 @@ class KVCacheManager:
         the requests to which some of it was in transit."""
         for index in self.prefixes.indexes:
             index.forget(request.hashes)
-        return self._drop_host_pages(request.hashes)
+        return set() if self.offload is None else self.offload.forget(request.hashes)
 
     def drop_lost(self, host_pages: Collection[int]) -> set[Request]:
         """Forget what was to be saved to these host pages. Returns the requests to which some of it
         was in transit."""
         if self.offload is None or not host_pages:
             return set()
-        return self._drop_host_pages(self.offload.host.hashes_at(host_pages))
-
-    def _drop_host_pages(self, hashes: Sequence[bytes]) -> set[Request]:
-        if self.offload is None:
-            return set()
-        others = self.offload.awaiting(hashes)
-        for other in others:
-            self.offload.cancel(other)
-        self.offload.host.forget(hashes)
-        return others
+        return self.offload.forget(self.offload.host.hashes_at(host_pages))
 
     def forget_prefixes(self) -> None:
         """Empty the indexes and host memory; requests keep their pages. Nothing may be in

@@ -134,10 +134,15 @@ class OffloadManager:
             self._fetched = [t for t in self._fetched if t.request is not request]
             request.pages_in_transit = 0
 
-    def awaiting(self, hashes: Iterable[bytes]) -> set[Request]:
-        """Requests to which one of these prefixes is in transit."""
+    def forget(self, hashes: Iterable[bytes]) -> set[Request]:
+        """Forget these prefixes. Returns the requests to which some of them was in transit; they
+        are brought nothing more."""
         keys = set(hashes)
-        return {t.request for t in (*self._pending, *self._fetched) if t.key in keys}
+        awaiting = {t.request for t in (*self._pending, *self._fetched) if t.key in keys}
+        for request in awaiting:
+            self.cancel(request)
+        self.host.forget(keys)
+        return awaiting
 
     def check(self, swapped: Iterable[Sequence[bytes]]) -> None:
         """Raise `PoolError` unless host memory pins exactly the prefixes of these swapped requests

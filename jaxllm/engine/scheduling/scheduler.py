@@ -148,7 +148,7 @@ class Scheduler:
             child.slot = self._slots.assign(child)
             self._running.add(child)
         else:
-            self.kv_manager.pin_fork(child)
+            self.kv_manager.pin(child, parent.pinned)
             (self._swapped if parent in self._swapped else self._waiting).add(child)
         return child
 
@@ -367,7 +367,7 @@ class Scheduler:
         """Put the request back into the queue, without slot and pages. If preempted requests are
         swapped and `pin`, it will find its pages in host memory."""
         if self._swaps and pin:
-            self.kv_manager.pin(request)
+            self.kv_manager.pin(request, request.hashes[: request.computed // self.page_size])
         self._vacate(request)
         request.status = Status.WAITING
         request.num_preemptions += 1

@@ -15,7 +15,7 @@ import pytest
 from flax import nnx
 
 from jaxllm import models, weights
-from jaxllm.engine.constraints.logits_options import LogitsOptionsReader
+from jaxllm.engine.constraints.validation import LogitsOptionsReader
 from jaxllm.engine.engine import Engine
 from jaxllm.engine.scheduling.request import LogitsOptions
 from jaxllm.mesh import make_mesh
