@@ -141,9 +141,9 @@ class Engine:
                 else:
                     self._grammars.start_build(choice, request.grammar)
             if not self._beams.start_search(state.choices[0], state.choices[0].stops):
-                self._states[request.id] = state
                 if request.params.ranked:
                     self._best_of[request.id] = BestOf(request.params)
+                self._states[request.id] = state
         except BaseException:
             self._beams.stop_search(request.id, "error")
             self._best_of.pop(request.id, None)

@@ -39,7 +39,8 @@ class LoopChecks:
             (r for r in self.requests if r.status is Status.RUNNING), key=lambda r: r.order
         )
         assert scheduler.running == len(running) <= setup.max_num_seqs
-        assert plan.num_tokens <= setup.max_num_batched_tokens
+        chunk_tokens = sum(chunk.length for chunk in plan.chunks)
+        assert len(plan.decodes) + chunk_tokens <= setup.max_num_batched_tokens
         self.sent_back -= set(running)
         # The beams of a search have one place together.
         waiting = [

@@ -63,7 +63,7 @@ def test_a_broken_engine_says_so_and_starts_over(make_engine: MakeEngine, fault:
         scheduler._slots.searches.append(PromptSharing([], slots=2))
     else:
         engine.add(request(params, "lost"))
-        scheduler._waiting.clear()
+        scheduler._waiting.pop_all()
     engine.self_check()
     stats = engine.stats()
     assert stats.self_check_failures == 1

@@ -78,12 +78,11 @@ class Grammars:
         self._matchers = matchers
         self._eos_W = packed(eos, vocab_size)
         self._everything_W = everything(vocab_size)
-        self._parallel = None if matchers is None else ParallelMatchers()
+        self._parallel = ParallelMatchers()
         self._slow = False  # the last masks delayed the whole step
         self.states: dict[Request, GrammarState] = {}
         # The masks of the last `start_masks`, by row
-        self._masked: list[Request] = []
-        self._masked_states: list[GrammarState] = []
+        self._masked: list[tuple[Request, GrammarState]] = []
         self._row: dict[Request, int] = {}
         self._bits_RW = np.zeros((0, 0), np.uint32)
         # Rows that allow a token and that no other option restricts
@@ -137,17 +136,14 @@ class Grammars:
 
     def accept_step(self, emitters: Sequence[Request | None], tokens: Sequence[int]) -> None:
         """Let the grammars follow the tokens that a step drew; updates their states."""
-        if not self.states or self._parallel is None:
+        if not self.states:
             return
-        drawn = [
-            (request, token)
-            for request, token in zip(emitters, tokens, strict=True)
-            if request is not None and token >= 0
-        ]
         accepting = [
             (state, token)
-            for request, token in drawn
-            if (state := self.states.get(request)) is not None
+            for request, token in zip(emitters, tokens, strict=True)
+            if request is not None
+            and token >= 0
+            and (state := self.states.get(request)) is not None
             and not (request.jumped or request.dead_end)
         ]
         if len(accepting) < SEQUENTIAL:
@@ -172,9 +168,9 @@ class Grammars:
     def start_masks(self, requests: Sequence[Request]) -> None:
         """Start to compute the next masks of these choices, in a thread, until `wait_masks`.
         Meanwhile matchers may be used through this object only."""
-        if not self.states or self._parallel is None:
+        if not self.states:
             return
-        active = [
+        self._masked = [
             (request, state)
             for request in requests
             if (state := self.states.get(request)) is not None
@@ -182,18 +178,16 @@ class Grammars:
             and state.error is None
             and not request.dead_end
         ]
-        self._masked = [request for request, _ in active]
-        self._masked_states = [state for _, state in active]
-        self._row = {request: row for row, request in enumerate(self._masked)}
+        self._row = {request: row for row, (request, _) in enumerate(self._masked)}
         if not self._slow:
-            self._parallel.start_masks([state.matcher for state in self._masked_states])
+            self._parallel.start_masks([state.matcher for _, state in self._masked])
 
     def wait_masks(self) -> list[Request]:
         """Wait for the masks. Returns the choices with one allowed token, which may have
         `forced_tokens`."""
-        if not self.states or self._parallel is None or not self._masked:
+        if not self.states or not self._masked:
             return []
-        states = self._masked_states
+        states = [state for _, state in self._masked]
         try:
             bits_RW = _contained(self._timed_masks if self._slow else self._parallel.wait_masks)
         except ConstraintError:
@@ -223,7 +217,7 @@ class Grammars:
             # Tokens that min_tokens forbids
             and not (state.min_left and nothing_but(self._bits_RW[row], request.stops))
         }
-        return [self._masked[row] for row in single]
+        return [self._masked[row][0] for row in single]
 
     def copy_masks(self, requests: Sequence[Request], allowed_RW: np.ndarray) -> bool:
         """Write the masks of all these choices. Writes nothing and returns False where another
@@ -264,8 +258,7 @@ class Grammars:
 
     def may_end(self, request: Request) -> bool:
         """Whether a choice's text is complete by its grammar."""
-        if self._parallel is not None:
-            self._parallel.settle()
+        self._parallel.settle()
         state = self.states.get(request)
         return state is not None and state.matcher.complete
 
@@ -275,7 +268,7 @@ class Grammars:
         if future is not None:
             future.cancel()
         state = self.states.pop(request, None)
-        if state is not None and self._matchers is not None and self._parallel is not None:
+        if state is not None and self._matchers is not None:
             self._parallel.settle()
             self._matchers.recycle(state.matcher)
 
@@ -306,7 +299,7 @@ class Grammars:
 
     def _fix_special_token(self, row: int) -> None:
         """See `Matcher.fix_special_token`."""
-        state = self._masked_states[row]
+        state = self._masked[row][1]
         try:
             _contained(state.matcher.fix_special_token, self._bits_RW[row])
         except ConstraintError as error:
@@ -331,12 +324,10 @@ class Grammars:
 
         Used after masks that delayed a step. On a busy machine no grammar may be at fault.
         """
-        assert self._parallel is not None
-        limit = fair_share(len(self._masked_states), os.cpu_count() or 1)
-        matchers = [state.matcher for state in self._masked_states]
-        bits_RW, costs = self._parallel.timed_masks(matchers)
+        limit = fair_share(len(self._masked), os.cpu_count() or 1)
+        bits_RW, costs = self._parallel.timed_masks([state.matcher for _, state in self._masked])
         self._parallel.took = 0.0
-        for state, cost in zip(self._masked_states, costs, strict=True):
+        for (_, state), cost in zip(self._masked, costs, strict=True):
             if cost > limit and state.error is None:
                 state.error = (
                     "finding the tokens that may come next takes too long "
@@ -346,8 +337,8 @@ class Grammars:
 
     def _one_by_one(self) -> np.ndarray:
         """The masks again, after computing them in parallel failed."""
-        bits_RW = np.tile(self._everything_W, (len(self._masked_states), 1))
-        for state, bits_W in zip(self._masked_states, bits_RW, strict=True):
+        bits_RW = np.tile(self._everything_W, (len(self._masked), 1))
+        for (_, state), bits_W in zip(self._masked, bits_RW, strict=True):
             try:
                 _contained(state.matcher.apply_mask, bits_W)
             except ConstraintError as error:

@@ -107,11 +107,6 @@ class Plan:
     table_writes: tuple[TableWrite, ...] = ()
     moves: Moves | None = None
 
-    @property
-    def num_tokens(self) -> int:
-        """Tokens that the step computes."""
-        return len(self.decodes) + sum(chunk.length for chunk in self.chunks)
-
     @functools.cached_property
     def emitters(self) -> list[Request | None]:
         """The request that gets a token, per row of a collected step; None for a chunk that is not
