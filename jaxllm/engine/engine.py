@@ -14,8 +14,13 @@ from jaxllm.engine.constraints.token_masks import NO_TOKEN, token_bitmask
 from jaxllm.engine.constraints.validation import LogitsOptionsReader, RequestValidator
 from jaxllm.engine.output.beam_requests import BeamSearchManager, validate_search
 from jaxllm.engine.output.best_of import BestOf, deliverable
-from jaxllm.engine.output.output_processor import Counters, OutputProcessor, lost_choice
-from jaxllm.engine.output.request_state import RequestFactory, RequestState
+from jaxllm.engine.output.output_processor import (
+    Counters,
+    OutputProcessor,
+    RequestFactory,
+    RequestState,
+    lost_choice,
+)
 from jaxllm.engine.runtime.runner import Collected, Forwarded, StepResult
 from jaxllm.engine.scheduling.arrival_wait import ArrivalWait
 from jaxllm.engine.scheduling.chunk_planner import added_by_chunks
@@ -49,8 +54,7 @@ class Engine:
             parts.runner.shapes.model.processors,
             self.eos_ids,
         )
-        has_text = self.tokenizer is not None
-        self._validator = RequestValidator(self.resolved, has_text, scheduler.fits)
+        self._validator = RequestValidator(self.resolved, self.tokenizer, scheduler.fits)
         self._factory = RequestFactory(
             self.resolved, self.tokenizer, self._options, self.eos_ids, seed
         )
@@ -253,9 +257,7 @@ class Engine:
             if error is None:
                 self.scheduler.add(request)
             else:
-                deltas.append(
-                    self._output.fail_choice(request, error, error_param="structured_outputs")
-                )
+                deltas.append(self._output.fail_choice(request, error, "structured_outputs"))
         return deltas
 
     def _plan(self) -> Plan:

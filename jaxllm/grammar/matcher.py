@@ -143,7 +143,9 @@ class Matchers:
                 found: Future[Matcher] = Future()
                 found.set_result(idle.pop())
                 return found
-        return self._pool.submit(self._make, grammar, self.start_vocabulary())
+        # The vocabulary was queued before, so waiting for it cannot block the pool
+        tokens = self.start_vocabulary()
+        return self._pool.submit(lambda: Matcher(grammar, tokens.result(), self._words))
 
     def start_vocabulary(self) -> Future[LLTokenizer]:
         """Start to read the vocabulary, once."""
@@ -173,10 +175,6 @@ class Matchers:
     def close(self) -> None:
         """End the threads."""
         self._pool.shutdown(wait=False, cancel_futures=True)
-
-    def _make(self, grammar: str, vocabulary: Future[LLTokenizer]) -> Matcher:
-        # The vocabulary was queued before any of these, so waiting cannot block the pool
-        return Matcher(grammar, vocabulary.result(), self._words)
 
 
 def vocabulary(tokenizer: Tokenizer, width: int, eos: list[int]) -> LLTokenizer:

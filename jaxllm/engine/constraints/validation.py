@@ -75,8 +75,10 @@ class RequestValidator:
         fits: whether the KV pages of a request of so many tokens can ever be allocated.
     """
 
-    def __init__(self, resolved: Resolved, has_text: bool, fits: Callable[[int], bool]):
-        self._resolved, self._has_text, self.fits = resolved, has_text, fits
+    def __init__(
+        self, resolved: Resolved, tokenizer: Tokenizer | None, fits: Callable[[int], bool]
+    ):
+        self._resolved, self._has_text, self.fits = resolved, tokenizer is not None, fits
 
     def validate_request(self, request: GenerateRequest) -> None:
         """Raises RequestError when the request can never run here."""

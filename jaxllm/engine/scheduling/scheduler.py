@@ -17,10 +17,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from jaxllm.cache.pool import PagePool
-from jaxllm.engine.scheduling.admission import AdmissionEstimator, fits_fully
+from jaxllm.engine.scheduling.admission import AdmissionEstimator, FullAdmission
 from jaxllm.engine.scheduling.buckets import Buckets
 from jaxllm.engine.scheduling.chunk_planner import ChunkPlanner
-from jaxllm.engine.scheduling.kv_manager import AdmissionPages, KVCacheManager
+from jaxllm.engine.scheduling.kv_manager import KVCacheManager
 from jaxllm.engine.scheduling.kv_offload import OffloadManager
 from jaxllm.engine.scheduling.plan import Chunk, Limits, Plan
 from jaxllm.engine.scheduling.policy import Policy, RequestQueue, fcfs
@@ -52,7 +52,7 @@ class Scheduler:
         self._swaps = False
         self._batch_invariant = False
         self._had_chunks = False  # the last plan, when batch-invariant
-        self.estimator = AdmissionEstimator()
+        self.estimator = AdmissionEstimator()  # decides whether a request may start
         # Was not admitted by the estimator; not tried again until requests release pages
         self._refused: Request | None = None
         self._slots = Slots(limits.max_num_seqs)
@@ -84,7 +84,7 @@ class Scheduler:
         computed as a prompt can be found. A request starts once there are pages for all tokens of
         everything that runs, so none is preempted.
         """
-        self._batch_invariant = True
+        self._batch_invariant, self.estimator = True, FullAdmission()
         self.kv_manager.index_outputs = False
 
     @property
@@ -326,7 +326,9 @@ class Scheduler:
         for pool, taken, watermark in zip(self.pools, pages.taken, self._watermarks, strict=True):
             if pool.free < taken + pages.reserve + (watermark if careful else 0):
                 return False
-        if careful and not self._expected_to_stay(request, pages):
+        if careful and not self.estimator.fits(
+            self.pools, self._running, request, pages, self._step_cost
+        ):
             self._refused = request
             return False
         (self._swapped if request in self._swapped else self._waiting).remove(request)
@@ -335,12 +337,6 @@ class Scheduler:
         request.status = Status.RUNNING
         self._running.add(request)
         return True
-
-    def _expected_to_stay(self, request: Request, pages: AdmissionPages) -> bool:
-        """Whether the request will not be preempted soon, as far as one can tell."""
-        if self._batch_invariant:
-            return fits_fully(self.pools, self._running, request, pages)
-        return self.estimator.fits(self.pools, self._running, request, pages, self._step_cost)
 
     # --- pages
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from jaxllm.engine.engine import Engine
-from jaxllm.engine.output.request_state import choice_seed
+from jaxllm.engine.output.output_processor import choice_seed
 from jaxllm.messages import GenerateRequest, TextDelta
 from jaxllm.sampling.options import SamplingParams
 from tests.engine.conftest import Outcome, collect, entries_of
