@@ -395,7 +395,6 @@ class Engine:
         self.scheduler.reset()
         for choice in [choice for state in self._states.values() for choice in state.choices]:
             self._grammars.release(choice)
-        self._pending = []
-        for kept in (self._states, self._beams.open, self._best_of, self._in_flight):
+        for kept in (self._states, self._beams.open, self._best_of, self._in_flight, self._pending):
             kept.clear()
         self.runner.reset()
