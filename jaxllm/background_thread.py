@@ -19,7 +19,7 @@ class BackgroundThread:
         """Queue `work` and return when it runs.
 
         Waiting hands the interpreter's lock over at once. Otherwise `work` might wait 5 ms for it
-        while the caller goes on in Python.
+        while the caller runs Python.
         """
         entered = Lock()
         entered.acquire()

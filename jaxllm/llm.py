@@ -266,7 +266,7 @@ class LLM:
         except StructureError as error:
             raise OptionError("structured_outputs", f"structured_outputs: {error}") from None
         finally:
-            checker.close()
+            checker.end_processes()
         return [found.get(id(p)) for p in params]
 
     @functools.cached_property
@@ -340,7 +340,7 @@ class LLM:
     def _requests(
         self, inputs: list[Input], params: list[SamplingParams], salts: list[str | None]
     ) -> list[GenerateRequest]:
-        """The engine's requests, all of them checked."""
+        """The engine's requests, all checked."""
         limit = self.engine.resolved.max_model_len
         grammars = self._grammars(params)
         requests = [

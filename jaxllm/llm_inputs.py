@@ -52,7 +52,7 @@ def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 
 def text_or_ids(prompt: Prompt) -> tuple[str | None, list[int] | None]:
-    """A prompt's text and its token ids, None for what is not given. Raises RequestError."""
+    """A prompt's text and its token ids, None for one that is not given. Raises RequestError."""
     if isinstance(prompt, Mapping):
         if "prompt_token_ids" in prompt:
             return prompt.get("prompt"), token_ids(prompt["prompt_token_ids"])

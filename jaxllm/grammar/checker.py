@@ -97,10 +97,10 @@ class Checker:
         verdict = self._recall(job.key)
         return None if verdict is None else verdict.for_kind(job.kind)
 
-    def close(self) -> None:
+    def end_processes(self) -> None:
         """End the processes; verdicts stay. A call that waits for a process ends with an error."""
         for compiler in self._compilers:
-            compiler.close()
+            compiler.end_process()
 
     def _recall(self, key: bytes) -> Verdict | None:
         with self._keeping:
@@ -159,8 +159,8 @@ class Compiler:
     """Runs jobs of at most `seconds` of processor time. Calls of several threads wait for each
     other.
 
-    A job starts the process where there is none: the first, one after `close`, and one after a job
-    that was never answered.
+    A job starts the process where there is none: the first job, one after `end_process`, and one
+    after a job that was never answered.
     """
 
     def __init__(
@@ -169,8 +169,8 @@ class Compiler:
         self._hello = json.dumps({"specials": dict(specials), "seconds": seconds}).encode() + b"\n"
         self._command = tuple(command)
         self._process: subprocess.Popen[bytes] | None = None
-        self._closings = 0  # calls of `close`
-        # The last process that `close` ended
+        self._closings = 0  # calls of `end_process`
+        # The last process that `end_process` ended
         self._closed: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()  # of the process
 
@@ -181,7 +181,7 @@ class Compiler:
         with self._lock:
             return self._run(line, closings)
 
-    def close(self) -> None:
+    def end_process(self) -> None:
         """End the process. A job that waits for it ends with an error."""
         # First: a job that starts a process now sees it, and one that has started it is killed here
         self._closings += 1
@@ -194,14 +194,16 @@ class Compiler:
 
     def _run(self, line: bytes, closings: int) -> Verdict:
         """Send one job to the process, which is started when missing and ended when it does not
-        answer. Raises CompilerLost, also after more than `closings` calls of `close`."""
+        answer. Raises CompilerLost, also after more than `closings` calls of `end_process`."""
         closed = CompilerLost("the grammar compiler was closed meanwhile; try again")
         if self._closings != closings:
             raise closed
         process = None
         try:
             process = self._running()
-            if self._closings != closings:  # nothing else ends a process started after `close`
+            if (
+                self._closings != closings
+            ):  # nothing else ends a process started after `end_process`
                 raise ConnectionAbortedError
             _write(process, line)
             reply = json.loads(_line(process, time.monotonic() + WALL_SECONDS))
@@ -250,7 +252,7 @@ class Compiler:
         process.wait()
         for pipe in (process.stdin, process.stdout):
             assert pipe is not None
-            with contextlib.suppress(OSError):  # what was not written
+            with contextlib.suppress(OSError):  # unwritten data
                 pipe.close()
 
 

@@ -175,7 +175,7 @@ def convert(job: Mapping[str, Any], specials: Mapping[str, int]) -> str:
 
 
 def _schema(schema: dict[str, Any] | bool, whitespace: str | None) -> dict[str, Any]:
-    """The schema with the compiler's options, in place of those that the client wrote into it."""
+    """The schema with the compiler's options, in place of the client's."""
     options: dict[str, Any] = STRICT | {"whitespace_flexible": whitespace is not None}
     if whitespace is not None:
         options["whitespace_pattern"] = whitespace
@@ -238,7 +238,7 @@ def _tagged(tags: list[dict[str, Any]], whitespace: str | None, specials: Mappin
 
 
 def _literal(text: str, specials: Mapping[str, int]) -> str:
-    """Text as Lark, with its special tokens as such."""
+    """Text as Lark, in which special tokens are tokens."""
     if not specials:
         return _quoted(text) if text else ""
     parts = re.split(

@@ -172,7 +172,7 @@ class Matchers:
                 else:
                     self._idle.popitem(last=False)
 
-    def close(self) -> None:
+    def end_threads(self) -> None:
         """End the threads."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 

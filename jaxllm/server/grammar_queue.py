@@ -79,4 +79,4 @@ class GrammarQueue:
         """End the compiler at once."""
         for threads in self._lanes:
             threads.shutdown(wait=False, cancel_futures=True)
-        await asyncio.to_thread(self._checker.close)
+        await asyncio.to_thread(self._checker.end_processes)

@@ -27,4 +27,4 @@ def test_the_schema_compiles() -> None:
     try:
         assert checker.compile_params(StructuredOutputsParams(json=SCHEMA))
     finally:
-        checker.close()
+        checker.end_processes()

@@ -216,7 +216,7 @@ def test_nothing_compiles_after_warm_up_whatever_is_asked(
             )
         deltas = collect(engine, [])
         assert {delta.finish_reason for delta in deltas} <= {None, "stop", "length"}
-    checker.close()
+    checker.end_processes()
     assert engine.stats().compiles_after_warmup == 0
 
 

@@ -39,7 +39,7 @@ def engine(
 def grammar() -> Iterator[str]:
     checker = Checker({})
     yield checker.compile_params(StructuredOutputsParams(regex="[a-z]{3,9}"))
-    checker.close()
+    checker.end_processes()
 
 
 def request(id: str, grammar: str | None = None, **params: Any) -> GenerateRequest:

@@ -28,14 +28,14 @@ def tokenizer(repo) -> Tokenizer:
 def checker(tokenizer: Tokenizer) -> Iterator[Checker]:
     checker = Checker(special_tokens(tokenizer))
     yield checker
-    checker.close()
+    checker.end_processes()
 
 
 @pytest.fixture(scope="session")
 def matchers(tokenizer: Tokenizer) -> Iterator[Matchers]:
     matchers = Matchers(tokenizer, WIDTH, EOS)
     yield matchers
-    matchers.close()
+    matchers.end_threads()
 
 
 class Speaker:

@@ -43,7 +43,7 @@ def test_bytes_and_special_tokens_have_ids_of_their_own() -> None:
 def checker() -> Iterator[Checker]:
     checker = Checker(SPECIALS)
     yield checker
-    checker.close()
+    checker.end_processes()
 
 
 def bomb(patterns: int) -> dict[str, Any]:
@@ -254,7 +254,7 @@ def test_what_takes_long_is_given_up_soon_by_who_has_others_waiting() -> None:
     assert (
         own.compile_within(quick, 0) == grammar and own._compilers[0]._process.pid == compiler.pid
     ), "nothing starts again"
-    own.close()
+    own.end_processes()
     assert own._compilers[0]._process is None
 
 
@@ -290,7 +290,7 @@ def test_a_grammar_compiles_beside_thousands_of_connections() -> None:
     finally:
         for file in files:
             os.close(file)
-        own.close()
+        own.end_processes()
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
@@ -301,7 +301,7 @@ def test_the_compiler_ends_with_its_owner() -> None:
     process = own._compilers[-1]._process
     process.stdin.close()  # what the end of this process would do
     assert process.wait(20) == 0
-    own.close()
+    own.end_processes()
     assert own._compilers[-1]._process is None
 
 

@@ -24,7 +24,7 @@ from tests.grammar.test_checker import SPECIALS, bomb, why
 def checker() -> Iterator[Checker]:
     checker = Checker(SPECIALS)
     yield checker
-    checker.close()
+    checker.end_processes()
 
 
 def under_way(
@@ -61,7 +61,7 @@ def test_a_grammar_whose_compilation_somebody_else_killed_is_not_at_fault() -> N
         "which its own limit ends for good"
     )
     assert own._compilers[-1]._process.pid == compiler, "nothing starts again"
-    own.close()
+    own.end_processes()
 
 
 def test_a_compiler_that_ends_while_it_is_asked_is_not_the_fault_of_the_grammar() -> None:
@@ -73,7 +73,7 @@ def test_a_compiler_that_ends_while_it_is_asked_is_not_the_fault_of_the_grammar(
     checking.join(20)
     assert isinstance(found[0], CompilerLost) and "ended" in str(found[0]) and not own._kept
     assert own.compile_params(StructuredOutputsParams(regex="a"))
-    own.close()
+    own.end_processes()
 
 
 def test_a_compiler_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,7 +96,7 @@ def test_closing_ends_a_check_that_is_under_way() -> None:
     while not silent._compilers[-1]._lock.locked():
         assert checking.is_alive()
     start = time.monotonic()
-    silent.close()
+    silent.end_processes()
     checking.join(20)
     assert time.monotonic() - start < WALL_SECONDS / 2
     assert len(found) == 1 and silent._compilers[-1]._process is None
@@ -115,7 +115,7 @@ def test_a_process_that_begins_after_the_closing_is_not_waited_for(
             assert closing.is_alive()
         return real()
 
-    closing = threading.Thread(target=silent.close)
+    closing = threading.Thread(target=silent.end_processes)
     monkeypatch.setattr(silent._compilers[-1], "_running", running)
     start = time.monotonic()
     assert "closed" in why(silent, regex="a")
@@ -152,7 +152,7 @@ def test_a_check_that_begins_as_the_process_is_being_ended_keeps_no_verdict(
     checking = threading.Thread(target=lambda: found.append(why(silent, regex="a")))
     monkeypatch.setattr(module, "kill", kill)
     monkeypatch.setattr(module, "_line", line)
-    silent.close()
+    silent.end_processes()
     checking.join(20)
     assert "closed" in found[0] and not silent._kept
 
@@ -189,11 +189,11 @@ def test_a_grammar_whose_check_was_closed_compiles_afterwards(
     checking = threading.Thread(target=lambda: found.append(why(own, regex="[ab]{4}")))
     checking.start()
     assert asked.wait(20)
-    own.close()
+    own.end_processes()
     checking.join(20)
     assert len(found) == 1 and "closed" in found[0]
     assert own.compile_params(StructuredOutputsParams(regex="[ab]{4}"))
-    own.close()
+    own.end_processes()
 
 
 def test_a_compiler_that_cannot_start_is_reported() -> None:
@@ -206,7 +206,7 @@ def test_a_compiler_that_cannot_start_is_reported() -> None:
 def test_closing_ends_the_fork_that_does_a_job() -> None:
     own = Checker(SPECIALS)
     checking, found, fork = under_way(own, json=bomb(24))
-    own.close()
+    own.end_processes()
     checking.join(20)
     assert isinstance(found[0], CompilerLost) and "closed" in str(found[0])
     psutil.wait_procs([fork], 20)

@@ -329,7 +329,7 @@ def test_idle_matchers_are_bounded_and_the_least_recent_go_first(tokenizer: Toke
     assert sum(map(len, matchers._idle.values())) == MAX_IDLE
     assert matchers.start_matcher(grammars[0]).result(60) is not made[0]
     assert matchers.start_matcher(grammars[-1]).result(60) is made[-1]
-    matchers.close()
+    matchers.end_threads()
 
 
 def test_a_grammar_that_cannot_be_made_fails_its_future(matchers: Matchers) -> None:
@@ -342,7 +342,7 @@ def test_a_tokenizer_with_more_tokens_than_logits_allows_none_beyond(tokenizer: 
     bits = np.full(16, 2**32 - 1, np.uint32)
     matchers.start_matcher("start: /(.|\\n)*/").result(60).apply_mask(bits)
     assert bits.any()
-    matchers.close()
+    matchers.end_threads()
 
 
 def test_a_vocabulary_is_read_once_and_only_for_a_grammar_or_when_asked_to(
@@ -360,4 +360,4 @@ def test_a_vocabulary_is_read_once_and_only_for_a_grammar_or_when_asked_to(
         waiting = [matchers.start_matcher(grammar) for _ in range(8)]  # more than there are threads
         assert all(one.result(60) for one in waiting)
         assert len(read) - before == 1
-        matchers.close()
+        matchers.end_threads()

@@ -72,7 +72,7 @@ class RequestValidator:
     """Checks requests against the resolved configuration.
 
     Attributes:
-        fits: whether the KV pages of a request of so many tokens can ever be allocated.
+        fits: whether the KV pages of a request can ever be allocated, from its tokens.
     """
 
     def __init__(

@@ -26,8 +26,8 @@ class Rules:
         min_tokens: `stops` do not count among that many first tokens.
         stops: tokens that end a sequence.
         length_penalty: exponent of the length in a score.
-        early_stopping: the search ends with `width` finished sequences (True), when the best beam
-            scores no better at its length (False), or when it cannot at any length ("never").
+        early_stopping: when a search with `width` finished sequences ends: at once (True), when
+            the best beam scores no better at its length (False), or at no length ("never").
     """
 
     width: int
@@ -91,7 +91,7 @@ class BeamSearch:
     def step(self, tops: Sequence[Sequence[tuple[int, float]]]) -> list[int]:
         """Select the next beams from the likely next tokens of each, (id, log-probability).
 
-        Tokens stand most likely first, at least `needed` of them where the vocabulary has so many.
+        Tokens stand most likely first, at least `needed` of them or the whole vocabulary.
         Returns the index of the old beam that each new one continues, [] when the search is over.
         """
         rules, length = self.rules, len(self.beams[0].tokens) + 1

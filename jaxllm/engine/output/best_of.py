@@ -37,8 +37,8 @@ class BestOf:
 
 
 def deliverable(held: dict[str, BestOf], deltas: list[TextDelta]) -> list[TextDelta]:
-    """The deltas of a step that clients may get now. `held` has the requests with ranked choices
-    that have not ended, and loses those that end."""
+    """The deltas of a step that clients may get now. `held` has the requests with ranked choices;
+    requests that end are deleted from it."""
     if not held:
         return deltas
     found: list[TextDelta] = []

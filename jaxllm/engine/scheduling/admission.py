@@ -173,32 +173,27 @@ def peak(used: float, demands: Iterable[PageDemand], page_size: int, horizon: fl
     return highest
 
 
-class FullAdmission(AdmissionEstimator):
-    """Admits a request when there are pages for all tokens that everything may generate.
+def fits_fully(
+    pools: Sequence[PagePool],
+    running: Iterable[Request],
+    request: Request,
+    pages: AdmissionPages,
+) -> bool:
+    """Whether there are pages for all tokens that the `running` requests and this one may generate.
 
     Then none is ever preempted and computed again as a prompt, which batch-invariant engines must
     avoid. A choice may copy a page that it shares, and so counts one more.
     """
-
-    def fits(
-        self,
-        pools: Sequence[PagePool],
-        running: RequestQueue,
-        request: Request,
-        pages: AdmissionPages,
-        step_cost: int,
-    ) -> bool:
-        """Whether there are pages for all tokens of the `running` requests and this one."""
-        for group, pool in enumerate(pools):
-            left = pool.free - pages.taken[group]
-            owned = len(pages.tables[group].pages) + pages.fresh[group]
-            left -= self._to_come(pool, request, owned)
-            left -= sum(self._to_come(pool, r, len(r.tables[group].pages)) for r in running)
-            if left < 0:
-                return False
-        return True
-
-    def _to_come(self, pool: PagePool, request: Request, owned: int) -> int:
-        """Pages that a request may still take, beside those that it has."""
-        total = pool.pages_for(len(request.prompt) + request.max_tokens)
-        return max(0, total + (request.sharing is not None) - owned)
+    for group, pool in enumerate(pools):
+        left = pool.free - pages.taken[group]
+        for r in (*running, request):
+            owned = (
+                len(pages.tables[group].pages) + pages.fresh[group]
+                if r is request
+                else len(r.tables[group].pages)
+            )
+            total = pool.pages_for(len(r.prompt) + r.max_tokens) + (r.sharing is not None)
+            left -= max(0, total - owned)
+        if left < 0:
+            return False
+    return True

@@ -70,5 +70,5 @@ class ArrivalWait:
         self._used = None
 
     def device_idle(self) -> None:
-        """After a turn that left no step running, or launched none beside it."""
+        """After a turn that left no step running, or launched none beside a running one."""
         self._now = self._used = None

@@ -1,4 +1,4 @@
-"""The shapes that are compiled: every step is padded up to one of them. Imports no jax.
+"""The compiled shapes: every step is padded up to one. Imports no jax.
 
 `decode` programs run n rows of one token. `extend` programs run T chunk tokens of at most R prompts
 plus a region of B decode rows. On an accelerator a few more rows cost little below ~256 rows and

@@ -28,7 +28,7 @@ class PrefillBudget:
     streams.
 
     Attributes:
-        bounds: For steps of up to so many decode rows, ascending: the rows, the tokens while one
+        bounds: A row per decode region, ascending: its most decode rows, the tokens while one
             prompt waits, the tokens while several do, and the largest number of tokens.
     """
 
@@ -118,8 +118,8 @@ class ChunkPlanner:
         num_decodes: int,
         admissions: Callable[[list[Chunk]], Iterator[Request]] | None,
     ) -> tuple[Chunk, ...]:
-        """Chunks beside `num_decodes` decodes: of requests in mid-prefill, then of those that
-        `admissions` admits when it is given the chunks so far."""
+        """Chunks beside `num_decodes` decodes: of requests in mid-prefill, then of requests that
+        `admissions` admits, given the chunks so far."""
         waiting = sum(map(len, self._queues))
         if not prefilling and not (admissions is not None and waiting):
             return ()

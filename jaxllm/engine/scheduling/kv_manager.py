@@ -43,8 +43,8 @@ class KVCacheManager:
 
     Pages behind a sliding window are released (`release_out_of_window`) when a plan is made, as
     soon as no token from `Request.computed` on sees them. Another request of that very plan may get
-    them. The device's order makes that right: steps in flight, which may still read them, run
-    before the plan's moves and copies, and the plan's own step computes no earlier token of the
+    them. The device's order makes that right. Steps in flight, which may still read them, run
+    before the plan's moves and copies. The plan's own step computes no earlier token of the
     request. `computed` never falls while a request runs.
     """
 
@@ -218,13 +218,13 @@ class KVCacheManager:
         if self.offload is not None:
             self.offload.host.clear()
 
-    def reset(self) -> None:
+    def release_all(self) -> None:
         """Take every page back, whatever its state."""
         self._copies, self._table_writes = [], []
         for pool in self.pools:
             pool.reset()
         if self.offload is not None:
-            self.offload.reset()
+            self.offload.forget_all()
 
     def register(self, request: Request, start: int, end: int) -> None:
         """Index the pages that tokens [start, end) of the sequence complete, as far as the request
@@ -244,8 +244,8 @@ class KVCacheManager:
         return min(len(table.pages) for table in request.tables) * self.page_size
 
     def _count_cached(self, request: Request) -> None:
-        """Count tokens looked up and found. Of choices only the first counts: the others may find
-        what it has computed."""
+        """Count tokens looked up and found. Of choices only the first counts, since the others may
+        find its pages."""
         sharing = request.sharing
         if sharing is not None and sharing.cached_tokens is not None:
             request.num_cached_tokens = sharing.cached_tokens

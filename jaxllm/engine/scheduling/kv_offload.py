@@ -33,7 +33,7 @@ class Link(NamedTuple):
 
     Attributes:
         width: Pages that one program puts at most.
-        program: Seconds of a program, whatever it puts.
+        program: Seconds of a program beside those of its pages.
         page: Seconds of each page.
     """
 
@@ -62,9 +62,9 @@ class OffloadManager:
     def __init__(self, host: HostTier, index: PrefixIndex, max_fetches: int):
         self.host, self.index, self.max_fetches = host, index, max_fetches
         self.link, self.compute_seconds = Link(), float("inf")
-        self.reset()
+        self.forget_all()
 
-    def reset(self) -> None:
+    def forget_all(self) -> None:
         """Forget everything that is stored or in transit."""
         self.host.reset()
         self._pending: deque[_Transfer] = deque()  # not fetched yet

@@ -1,8 +1,8 @@
 """The order of requests: their rank, and queues in that order. Imports no jax.
 
 A rank is a number that is fixed when the request arrives. Lower ranks go first; arrival decides
-among equals. So all requests stand in one total order that never changes, whatever is admitted,
-preempted or swapped. This order keeps the scheduler free of deadlock: the first running request is
+among equals. So all requests stand in one total order, which no admission, preemption or swap
+changes. This order keeps the scheduler free of deadlock: the first running request is
 never preempted.
 
 It also prevents starvation. `priority` is a head start in time: a request ranks as if it had
@@ -68,8 +68,8 @@ class RequestQueue:
         """The last in the order. Raises IndexError when the queue is empty."""
         return self._sorted[-1]
 
-    def add(self, request: Request) -> None:
-        """Insert a request; cheap when it is the last in the order."""
+    def insert(self, request: Request) -> None:
+        """Put a request into its place; cheap when that is the last."""
         insort(self._sorted, request, key=by_order)
         self._members.add(request)
 

@@ -1,5 +1,5 @@
-"""Which pages hold the start of a request: those of other choices of its prompt, and those of the
-prefix indexes. Imports no jax."""
+"""Finds pages that hold the start of a request: of other choices of its prompt, or in the prefix
+indexes. Imports no jax."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class PrefixLookup:
         they take nothing from the pool: beam searches count on holding their prompt once.
         """
         tokens = request.num_tokens
-        # What is to be scored must be computed
+        # Tokens to be scored must be computed
         scored = request.scored >= request.score_end
         shared = self._shared_pages(request, newest) if scored else None
         if shared is None:
@@ -86,8 +86,8 @@ class PrefixLookup:
 
         None when no running one has computed the whole prompt and still holds the pages that the
         request's next token sees. Where a token is still to be written, only whole pages are
-        shared. A step writes the KV of all its tokens before it attends, so tokens of the plan in
-        the making count, those of its chunk `newest` included.
+        shared. A step writes the KV of all its tokens before it attends. So tokens of the plan in
+        the making count, with its last chunk `newest`.
         """
         best = None
         for member in request.siblings:
@@ -130,7 +130,7 @@ class PrefixLookup:
             return 0, tables
         self.hash_pages(request, request.num_tokens)
         if request.scored < request.score_end:
-            return 0, tables  # what is to be scored must be computed
+            return 0, tables  # tokens to be scored must be computed
         if newest is not None:
             self.hash_pages(newest.request, newest.end)
         count = (request.num_tokens - 1) // self.page_size
@@ -160,15 +160,15 @@ class PrefixLookup:
         return hits
 
     def _prefix_within_windows(self, request: Request, newest: Chunk | None, count: int) -> int:
-        """The longest prefix in pages, at most `count`, of which every group with a window has what
-        the next token sees."""
+        """The longest prefix, in pages and at most `count`, after which every group with a window
+        has the pages that the next token sees."""
         windowed = [group for group, pool in enumerate(self.pools) if pool.group.window is not None]
         turn, settled = 0, 0  # how many groups in a row agree with `count`
         while settled < len(windowed):
             group = windowed[turn]
             first = self.pools[group].out_of_window(count * self.page_size)
-            # Without the first page none of the others is of use, so a look-up per window is
-            # enough where there is nothing
+            # The first page goes first: without it the others are useless, so a window that has
+            # nothing costs one look-up
             for i in chain(range(first, count)[:1], range(count - 1, first, -1)):
                 if self._find_page(group, request, newest, i) is None:
                     count, settled = i, 0

@@ -26,7 +26,7 @@ type HostFunction = Callable[[list[int], np.ndarray], np.ndarray]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LogitsOptions:
-    """What a choice asks of the `process` program beside its params.
+    """Options of a choice that the `process` program serves beside its params.
 
     Attributes:
         allowed_W: Packed bits of the tokens that it may ever generate.
@@ -207,7 +207,7 @@ class Request:
         return self.prompt[start:n] + self.output[max(0, start - n) : stop - n]
 
     def forked(self, arrival: int) -> Request:
-        """A request in this one's state, with the same pages, right behind it in the order."""
+        """A request in this one's state, with the same pages, next after it in the order."""
         child = replace(self, order=(*self.order[:2], arrival))
         child.tables = tuple(replace(table, pages=list(table.pages)) for table in self.tables)
         child.output, child.hashes = list(self.output), list(self.hashes)

@@ -1,8 +1,8 @@
 """Decides what each step runs: continuous batching over slots, pages and shapes. Imports no jax.
 
 One total order rules everything: the rank that a request gets when it arrives (`policy`). Requests
-run in that order, waiting ones are admitted in that order, and when pages run out the last running
-one goes back to the queue. So the first running request always progresses, and a waiting one is
+run and are admitted in that order, and when pages run out the last running one goes back to the
+queue. So the first running request always progresses, and a waiting one is
 next once those before it have ended. Ranks never change and grow with time, so none waits for ever.
 First come, first served, every running request is older than every waiting one. At most one prompt,
 the one admitted last, is computed in part.
@@ -17,10 +17,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from jaxllm.cache.pool import PagePool
-from jaxllm.engine.scheduling.admission import AdmissionEstimator, FullAdmission
+from jaxllm.engine.scheduling.admission import AdmissionEstimator, fits_fully
 from jaxllm.engine.scheduling.buckets import Buckets
 from jaxllm.engine.scheduling.chunk_planner import ChunkPlanner
-from jaxllm.engine.scheduling.kv_manager import KVCacheManager
+from jaxllm.engine.scheduling.kv_manager import AdmissionPages, KVCacheManager
 from jaxllm.engine.scheduling.kv_offload import OffloadManager
 from jaxllm.engine.scheduling.plan import Chunk, Limits, Plan
 from jaxllm.engine.scheduling.policy import Policy, RequestQueue, fcfs
@@ -52,7 +52,7 @@ class Scheduler:
         self._swaps = False
         self._batch_invariant = False
         self._had_chunks = False  # the last plan, when batch-invariant
-        self.estimator = AdmissionEstimator()  # decides whether a request may start
+        self.estimator = AdmissionEstimator()
         # Was not admitted by the estimator; not tried again until requests release pages
         self._refused: Request | None = None
         self._slots = Slots(limits.max_num_seqs)
@@ -84,7 +84,7 @@ class Scheduler:
         computed as a prompt can be found. A request starts once there are pages for all tokens of
         everything that runs, so none is preempted.
         """
-        self._batch_invariant, self.estimator = True, FullAdmission()
+        self._batch_invariant = True
         self.kv_manager.index_outputs = False
 
     @property
@@ -109,7 +109,7 @@ class Scheduler:
         return bool(self._waiting or self._running or self._swapped)
 
     def rank(self, request: Request) -> float:
-        """The request's rank, asked for once, when it arrives. Lower ranks go first, and arrival
+        """The request's rank, computed once, when it arrives. Lower ranks go first, and arrival
         decides among equals. Ranks must grow with time without bound, or requests may starve; a
         constant is fine, since arrival decides then."""
         return self._policy(request)
@@ -136,7 +136,7 @@ class Scheduler:
             raise ValueError(f"request {request.id} was added before")
         rank, self._arrivals = self.rank(request), self._arrivals + 1
         request.order = (rank, self._arrivals)
-        self._waiting.add(request)
+        self._waiting.insert(request)
 
     def fork(self, parent: Request) -> Request:
         """Another beam that continues from `parent` and shares all its pages. It needs a spare slot
@@ -146,10 +146,10 @@ class Scheduler:
         if parent.status is Status.RUNNING:
             self.kv_manager.share_with_fork(child)
             child.slot = self._slots.assign(child)
-            self._running.add(child)
+            self._running.insert(child)
         else:
             self.kv_manager.pin(child, parent.pinned)
-            (self._swapped if parent in self._swapped else self._waiting).add(child)
+            (self._swapped if parent in self._swapped else self._waiting).insert(child)
         return child
 
     def finish(self, request: Request) -> None:
@@ -193,7 +193,7 @@ class Scheduler:
                 request.status = Status.FINISHED
         self._refused = None
         self._slots = Slots(self.limits.max_num_seqs)
-        self.kv_manager.reset()
+        self.kv_manager.release_all()
 
     def commit_tokens(self, request: Request, new_tokens: int) -> None:
         """The engine has appended `new_tokens` tokens to `request.output`: index the pages that
@@ -326,23 +326,27 @@ class Scheduler:
         for pool, taken, watermark in zip(self.pools, pages.taken, self._watermarks, strict=True):
             if pool.free < taken + pages.reserve + (watermark if careful else 0):
                 return False
-        if careful and not self.estimator.fits(
-            self.pools, self._running, request, pages, self._step_cost
-        ):
+        if careful and not self._expected_to_stay(request, pages):
             self._refused = request
             return False
         (self._swapped if request in self._swapped else self._waiting).remove(request)
         self.kv_manager.allocate(request, pages)
         request.slot = self._slots.assign(request)
         request.status = Status.RUNNING
-        self._running.add(request)
+        self._running.insert(request)
         return True
+
+    def _expected_to_stay(self, request: Request, pages: AdmissionPages) -> bool:
+        """Whether the request will not be preempted soon, as far as one can tell."""
+        if self._batch_invariant:
+            return fits_fully(self.pools, self._running, request, pages)
+        return self.estimator.fits(self.pools, self._running, request, pages, self._step_cost)
 
     # --- pages
 
     def _append_pages(self, request: Request, preempted: list[Request]) -> bool:
         """Give the request pages for its next tokens, and release those out of its window. Preempts
-        the last running requests when none are free; False when this is one of them."""
+        the last running requests when none are free; False when the request itself is preempted."""
         before = [pool.free for pool in self._windowed]
         if before:
             self.kv_manager.release_out_of_window(request)
@@ -368,7 +372,7 @@ class Scheduler:
         request.status = Status.WAITING
         request.num_preemptions += 1
         self.preemptions += 1
-        (self._swapped if self._swaps else self._waiting).add(request)
+        (self._swapped if self._swaps else self._waiting).insert(request)
 
     def _recompute(self, requests: Iterable[Request]) -> None:
         """Preempt requests whose KV is lost."""

@@ -91,7 +91,7 @@ def request(
         if structure is None
         else llm._checker.compile_params(StructuredOutputsParams(**structure))
     )
-    llm._checker.close()
+    llm._checker.end_processes()
     return GenerateRequest(
         id=id, prompt_token_ids=PROMPT, params=params(**options), grammar=grammar
     )

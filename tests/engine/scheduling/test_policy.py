@@ -68,7 +68,7 @@ def test_a_queue_is_always_sorted(moves: list[tuple[bool, int]]) -> None:
                 line.remove(gone)
         else:
             members.append(request(order=(rank, number)))
-            line.add(members[-1])
+            line.insert(members[-1])
         expected = sorted(members, key=lambda r: r.order)
         assert list(line) == expected
         assert len(line) == len(expected)

@@ -290,7 +290,7 @@ def test_a_preempted_request_waits_for_its_token_in_flight() -> None:
     loop.scheduler.plan()
     loop.scheduler._vacate(request)
     request.status = Status.WAITING
-    loop.scheduler._waiting.add(request)
+    loop.scheduler._waiting.insert(request)
     assert loop.scheduler.plan().empty
     request.output.append(7)
     loop.scheduler.commit_tokens(request, 1)

@@ -111,7 +111,7 @@ def test_a_server_reads_the_vocabulary_for_grammars_at_start_and_the_library_wit
         tokenizer, matchers = read_tokenizer(EngineConfig(max_stall_ms=stall), model_dir, 768, [1])
         assert tokenizer is not None and matchers is not None
         assert len(begun) == reads
-        matchers.close()
+        matchers.end_threads()
     assert read_tokenizer(EngineConfig(skip_tokenizer_init=True), model_dir, 768, [1]) == (
         None,
         None,
