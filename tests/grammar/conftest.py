@@ -1,5 +1,4 @@
-"""A checker and matchers for the built-in model's tokenizer, and a walk that says whatever is
-allowed."""
+"""A checker and matchers for the built-in model's tokenizer, and a walk along allowed tokens."""
 
 from __future__ import annotations
 
@@ -39,20 +38,19 @@ def matchers(tokenizer: Tokenizer) -> Iterator[Matchers]:
 
 
 class Speaker:
-    """Says random allowed tokens."""
+    """Generates random allowed tokens."""
 
     def __init__(self, checker: Checker, matchers: Matchers, tokenizer: Tokenizer):
         self.checker, self.matchers, self.tokenizer = checker, matchers, tokenizer
 
     def matcher(self, **given) -> Matcher:
-        """At the start."""
+        """A matcher at the start of the structure."""
         return self.matchers.start_matcher(
             self.checker.compile_params(StructuredOutputsParams(**given))
         ).result(60)
 
     def speak(self, matcher: Matcher, seed: int, most: int = 20_000) -> list[int]:
-        """Until the end, which comes at the latest after `most` tokens; without the token that ends
-        it."""
+        """The tokens until the end, at most `most` of them, without the one that ends the text."""
         rng, said = random.Random(seed), []
         while not matcher.ended:
             allowed = allowed_by(matcher)
@@ -79,7 +77,7 @@ def speaker(checker: Checker, matchers: Matchers, tokenizer: Tokenizer) -> Speak
 
 
 def allowed_by(matcher: Matcher) -> list[int]:
-    """The tokens that its mask lets through."""
+    """The tokens that the matcher's mask allows."""
     bits = np.full(-(-WIDTH // 32), 2**32 - 1, np.uint32)
     matcher.apply_mask(bits)
     return np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little")).tolist()

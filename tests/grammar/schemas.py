@@ -132,7 +132,7 @@ TYPES: list[tuple[str, Any]] = [
 
 
 def scalar(text: str) -> str | int:
-    """A number where it is one."""
+    """The text as a number, if it is one."""
     return int(text) if text.isdecimal() else text
 
 
@@ -165,7 +165,7 @@ def record(fields: str) -> dict[str, Any]:
 
 
 def as_list(name: str, schema: dict[str, Any]) -> dict[str, Any]:
-    """Some of them, by reference, as generators of schemas write it."""
+    """A list of records that refer to a shared definition, as generators of schemas write it."""
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": f"{name.capitalize()}List",
@@ -181,7 +181,7 @@ def as_list(name: str, schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def as_result(name: str, schema: dict[str, Any]) -> dict[str, Any]:
-    """One of them, or an error: told apart by a constant."""
+    """A record or an error, told apart by a constant."""
     found = {
         "type": "object",
         "properties": {"kind": {"const": name}, "value": schema},
@@ -201,7 +201,7 @@ def as_result(name: str, schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def as_tree(name: str, schema: dict[str, Any]) -> dict[str, Any]:
-    """One of them with others below it, and a map of remarks by date."""
+    """A record with others nested in it, and a map of remarks by date."""
     remarks = {
         "type": "object",
         "patternProperties": {"^[0-9]{4}-[0-9]{2}$": {"type": "string", "maxLength": 10}},

@@ -1,5 +1,4 @@
-"""Compilation in a process that may be killed: what is refused, what it costs, and that it comes
-back."""
+"""Compilation in a process that may be killed: refusals, costs, and recovery."""
 
 from __future__ import annotations
 
@@ -299,7 +298,7 @@ def test_the_compiler_ends_with_its_owner() -> None:
     own.compile_params(StructuredOutputsParams(regex="a"))
     assert own._compilers[-1]._process is not None and own._compilers[-1]._process.stdin is not None
     process = own._compilers[-1]._process
-    process.stdin.close()  # what the end of this process would do
+    process.stdin.close()  # as the end of this process would
     assert process.wait(20) == 0
     own.end_processes()
     assert own._compilers[-1]._process is None

@@ -1,4 +1,4 @@
-"""The compiler's process may be killed or closed at any time: what callers get then."""
+"""The compiler's process may be killed or ended at any time; callers get a clean error."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def checker() -> Iterator[Checker]:
 def under_way(
     checker: Checker, **given: Any
 ) -> tuple[threading.Thread, list[StructureError], psutil.Process]:
-    """A check in a thread, how it ends, and the fork that does it."""
+    """A check in a thread, its result, and the fork that does it."""
     found: list[StructureError] = []
 
     def check() -> None:
@@ -51,7 +51,7 @@ def under_way(
 def test_a_grammar_whose_compilation_somebody_else_killed_is_not_at_fault() -> None:
     own = Checker(SPECIALS)
     checking, found, fork = under_way(own, json=bomb(24))
-    fork.kill()  # what the kernel does on a machine that is out of memory
+    fork.kill()  # as the kernel does on a machine without memory
     checking.join(20)
     assert isinstance(found[0], CompilerLost) and "killed" in str(found[0])
     assert not own._kept, "it may be tried again"
@@ -110,7 +110,7 @@ def test_a_process_that_begins_after_the_closing_is_not_waited_for(
     real = silent._compilers[-1]._running
 
     def running() -> subprocess.Popen[bytes]:
-        closing.start()  # it ends what is there, which is nothing, and waits for this check
+        closing.start()  # there is no process to end, and it waits for this check
         while not silent._compilers[-1]._closings:
             assert closing.is_alive()
         return real()

@@ -1,4 +1,4 @@
-"""Matchers: whatever their masks allow is what was asked for, and limits end one matcher only."""
+"""Matchers: their masks allow only the requested structure, and a limit ends one matcher alone."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ def test_a_mask_only_takes_away(speaker: Speaker) -> None:
 
 
 def test_forced_tokens_are_those_that_masks_leave_alone(speaker: Speaker) -> None:
-    """So saying them without asking the model gives the same tokens."""
+    """Appending these tokens without a draw gives the same output."""
     found = 0
     for name in ("user", "call-list", "box-tree", "song-result"):
         rng, matcher = random.Random(3), speaker.matcher(json=SCHEMAS[name])

@@ -1,5 +1,4 @@
-"""What a request may constrain its output to: one kind at a time, within limits, each mistake
-named."""
+"""The structures that a request may name: one at a time, within limits, each mistake named."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ TAGS = {
     "triggers": ["<function="],
 }
 
-# Those of 64-bit integers forbid nothing that can be said; what is no keyword may be anything.
+# Bounds of 64-bit integers forbid nothing that is generated; other keys may hold anything.
 BOUNDS = {
     "anyOf": [
         {"minimum": -(2**53), "maximum": 2**63 - 1},

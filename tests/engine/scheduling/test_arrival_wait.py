@@ -1,4 +1,4 @@
-"""Planning late, and never too late for long."""
+"""Steps are planned late, but seldom too late."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from jaxllm.engine.scheduling.arrival_wait import MAX_WAIT, TARGET, ArrivalWait,
 def turns(
     step: float, host: float, count: int, patience: WaitEstimate, jitter: float = 0.0
 ) -> list[float]:
-    """Margins of so many turns of a device whose steps take `step` seconds and a host that needs
-    `host` to plan and launch one."""
+    """Margins of `turns` turns, on a device whose steps take `step` seconds, by a host that needs
+    `host` seconds to plan and launch one."""
     rng, margins = random.Random(0), []
     for _ in range(count):
         margins.append(max(0.0, step - patience.seconds - host - jitter * rng.random()))
@@ -55,7 +55,7 @@ def test_a_margin_that_is_never_used_up_is_not_waited_out_later() -> None:
 
 
 def taught_by_decodes(margin: float) -> ArrivalWait:
-    """After many steps of decodes alone, looked out beside, that left so many seconds."""
+    """An `ArrivalWait` after many steps of decodes alone that each left this margin."""
     lookout = ArrivalWait()
     lookout.step_launched(None, 0.0)
     for _ in range(60):

@@ -1,6 +1,9 @@
-"""--batch-invariant: what computes a request's tokens does not depend on other requests. What that
-is worth shows on accelerators, whose programs round differently for different numbers of rows; here
-it is tested that the same programs compute them."""
+"""--batch-invariant: a request's tokens are computed by the same programs, whatever other requests
+run.
+
+The effect shows on accelerators, whose programs round differently for different numbers of rows.
+Here the programs themselves are compared.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ def alone(make_engine: MakeEngine) -> list[list[int]]:
 
 
 def watched(engine: Engine) -> list[Plan]:
-    """Every plan that the engine makes from now on."""
+    """Records every plan that the engine makes from now on."""
     plans: list[Plan] = []
     plan = engine.scheduler.plan
 
@@ -79,7 +82,7 @@ def test_who_decodes_goes_on_while_pages_of_another_are_fetched() -> None:
             max_num_batched_tokens=40,
         )
     )
-    # The second has the first one's pages go to host memory
+    # The second evicts the first one's pages to host memory
     for prompt in (list(range(1, 25)), [2] * 50):
         loop.add(prompt, 1)
         loop.drain()

@@ -1,4 +1,4 @@
-"""The lattice of compiled shapes: everything legal fits, and there are few of them."""
+"""The lattice of compiled shapes: every legal step fits, and the shapes are few."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""How many chunk tokens run beside streams: little at a time, more while several prompts or much
-wait."""
+"""The budget of chunk tokens beside decodes: small for one short prompt, larger for several or long
+ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pages of layers with a window: their reuse after release, and what is found of them."""
+"""Pages of layers with a window: their reuse after release, and look-ups among them."""
 
 from __future__ import annotations
 

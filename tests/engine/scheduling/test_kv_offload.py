@@ -1,4 +1,4 @@
-"""Pages that leave for host memory and come back: when they travel, and for which requests."""
+"""Pages move to host memory and back: when, and for which requests."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ def test_evicted_prefixes_come_back_from_host_memory_when_that_is_worth_it() -> 
         (Link(4, 0.1, 0.3), 0.34, False),
         (Link(4, 0.1, 0.3), 0.36, True),
         (Link(1, 0.1, 0.3), 0.36, False),  # a program for each
-        (Link(32, 0.5, 0.14), 1.28, True),  # most of the room of a program stays empty
+        (Link(32, 0.5, 0.14), 1.28, True),  # a program could take many more
     ):
         loop = Loop(setup)
         offload = loop.scheduler.offload

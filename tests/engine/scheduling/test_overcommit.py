@@ -1,5 +1,4 @@
-"""A pool that is three times too small for what runs at once: the requests take turns, and hardly
-anything is computed twice."""
+"""A pool a third as large as all requests need: they take turns, and little is computed twice."""
 
 from __future__ import annotations
 
@@ -36,7 +35,7 @@ SEQS = 32
 
 @dataclass(frozen=True)
 class Work:
-    """A request, and how many tokens it says before it ends by itself."""
+    """A request, and the number of tokens after which it ends by itself."""
 
     prompt: int
     output: int
@@ -54,7 +53,7 @@ class Simulation:
     seconds: float = 0.0
 
     def run(self, work: list[Work]) -> Scheduler:
-        """All at once, to the end."""
+        """Runs all requests, added at once, to their end."""
         limits = Limits(max_num_seqs=self.seqs, max_num_batched_tokens=2048, max_model_len=10**6)
         pool = PagePool(self.pages, PAGE)
         scheduler = Scheduler(limits, [pool], Buckets.build(self.seqs, 2048, "gpu"))
@@ -103,7 +102,7 @@ def varied(rng: random.Random) -> list[Work]:
 
 
 def unknown(rng: random.Random) -> list[Work]:
-    """Nobody said how long the output would be."""
+    """The clients have not limited the output."""
     return [
         Work(rng.randrange(16, 128), min(800, int(rng.lognormvariate(4.4, 0.7)) + 1), 2048)
         for _ in range(128)

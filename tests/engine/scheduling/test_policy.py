@@ -1,4 +1,4 @@
-"""Who goes first, and that everybody gets their turn."""
+"""The order of requests, and that every one gets its turn."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_low_priority_waits_for_a_bounded_time_however_many_come_after_it() ->
     waiting = loop.add([4, 5, 6], 4, priority=50)
     assert waiting is not None
     arrived = 0
-    while waiting.status is not Status.FINISHED:  # two arrive for every one that can be served
+    while waiting.status is not Status.FINISHED:  # two arrive for each one that can be served
         loop.add([1, 2, 3], 4, priority=-50)
         loop.add([1, 2, 4], 4, priority=-50)
         arrived += 2
@@ -123,7 +123,7 @@ def test_an_urgent_request_is_admitted_before_those_that_wait_and_keeps_its_page
 
 
 class ShortestFirst(Scheduler):
-    """Whoever asks for least, with a second of patience a token."""
+    """Ranks a request by arrival and by `max_tokens`, a second for each token."""
 
     def rank(self, request: Request) -> float:
         return request.arrival + request.max_tokens

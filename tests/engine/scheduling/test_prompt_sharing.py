@@ -1,5 +1,5 @@
-"""Choices of one prompt: they start from the pages of whoever has computed it, and copy a page
-before they write what others read."""
+"""Choices of one prompt start from the pages of the one that has computed it, and copy a page
+before they write it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def setup(caching: bool, **sizes: int) -> Setup:
 
 
 def lasting(length: int, n: int, tokens: int) -> list[int]:
-    """A prompt of so many tokens whose n choices all output `tokens` tokens and more."""
+    """A prompt of `length` tokens whose n choices all output at least `tokens` tokens."""
     for first in range(1, 31):
         for second in range(1, 31):
             prompt = [first, second, *[5] * (length - 2)]
@@ -197,7 +197,7 @@ def test_a_preempted_choice_computes_again_only_what_is_its_own() -> None:
 
 def test_choices_are_not_begun_without_room_for_the_page_that_each_writes_next() -> None:
     loop = Loop(setup(False, num_pages=8, max_num_seqs=8))
-    loop.add_choices(8, lasting(18, 8, 12), 12)  # 5 pages, so 3 are left; a little room is kept
+    loop.add_choices(8, lasting(18, 8, 12), 12)  # 5 pages, so 3 are left, some of them in reserve
     loop.step()
     assert (loop.scheduler.running, loop.scheduler.waiting) == (2, 6)
     loop.drain()
@@ -239,7 +239,7 @@ def test_a_choice_that_comes_back_holds_the_pages_that_its_family_holds_and_not_
     one, two = family
     loop.scheduler._preempt(two)
     loop.reached.pop(two)
-    # As if the index found another page for what the first one holds
+    # As if the index found another page with the contents of the first
     equal = loop.pool.allocate(1)[0]
     key = loop.prefix._hash_of.pop(one.pages[0])
     loop.prefix._page_of.pop(key)

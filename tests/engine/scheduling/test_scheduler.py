@@ -22,12 +22,13 @@ def decodes(plan: Plan) -> list[tuple[str, int]]:
 
 
 def prompt(n: int, first: int = 1) -> list[int]:
-    """n tokens; another `first` makes another prefix."""
+    """A prompt of n tokens; another `first` makes another prefix."""
     return [first, *([5] * (n - 1))]
 
 
 def lasting(n: int, number: int, length: int = 3) -> list[int]:
-    """The prompt of `length` tokens, `number` of its kind, that outputs n tokens before it ends."""
+    """A prompt of `length` tokens that outputs n tokens before it ends; `number` tells equal ones
+    apart."""
     prompts = ([a, b] + [3] * (length - 2) for a in range(1, 50) for b in range(1, 50))
     return next(islice((p for p in prompts if len(generate(p, n, None)) == n), 30 * number, None))
 

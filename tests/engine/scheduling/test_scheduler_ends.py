@@ -1,4 +1,4 @@
-"""How requests leave a scheduler, and which ones it refuses."""
+"""How requests leave a scheduler, and which requests it refuses."""
 
 from __future__ import annotations
 

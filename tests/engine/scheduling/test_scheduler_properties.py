@@ -1,5 +1,4 @@
-"""The scheduler under random work: whatever arrives, stops or is aborted, pages and order hold and
-everything ends."""
+"""The scheduler under random work: pages and order stay right, and every request ends."""
 
 from __future__ import annotations
 
@@ -47,7 +46,8 @@ SETTINGS = {
 
 
 def possible(setup: Setup) -> Setup:
-    """Host memory is for layers without a window, and a step has a token for each request."""
+    """Makes a setup legal: host memory needs layers without a window, and a step a token for each
+    request."""
     tokens = max(setup.max_num_batched_tokens, setup.max_num_seqs if setup.batch_invariant else 1)
     return replace(
         setup,
@@ -84,7 +84,7 @@ roomy = st.builds(
 
 @st.composite
 def jobs(draw: st.DrawFn, longest: int) -> Job:
-    """Choices, prompt, max_tokens, where the host stops them, their priority, and whether the
+    """Jobs: choices, prompt, max_tokens, where the host stops them, priority, and whether the
     prompt is scored. Prompts share prefixes of every length."""
     shared = draw(st.integers(0, longest))
     own = draw(st.lists(st.integers(1, 3), min_size=0 if shared else 1, max_size=4))
@@ -116,7 +116,7 @@ def searches(draw: st.DrawFn, longest: int) -> Search:
 
 
 def begin(loop: Loop, job: Job | Search) -> list[Request]:
-    """Queue a job; its first requests, none when it can never run."""
+    """Queues a job. Returns its first requests, none when it can never run."""
     if not isinstance(job, Search):
         return loop.add_choices(*job)
     beams = loop.search(*job)

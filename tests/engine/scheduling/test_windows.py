@@ -1,5 +1,4 @@
-"""Layers with a sliding window: pages behind it are given back, and nobody gets other tokens for
-it."""
+"""Layers with a sliding window: pages behind it are released, and all tokens stay the same."""
 
 from __future__ import annotations
 
@@ -36,7 +35,7 @@ def windowed(
     make_engine: MakeEngine,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> MakeEngine:
-    """Engines around the tiny model with a window in the layers from some on."""
+    """Engines around the tiny model, with a window in its later layers."""
     path = tmp_path_factory.mktemp("windowed")
     window = {
         "use_sliding_window": True,
@@ -51,7 +50,7 @@ def windowed(
             "max_num_batched_tokens": CHUNK,
             "max_model_len": 128,
         } | overrides
-        # Of the layers with a window; others have as many as sequences are longer
+        # Of the layers with a window; the others hold whole sequences
         if pages is not None:
             wishes["num_gpu_blocks_override"] = (
                 pages * -(-wishes["max_model_len"] // PAGE) // HELD if request.param else pages
@@ -149,7 +148,7 @@ def test_a_prefix_is_found_by_what_the_next_token_sees_of_it(
 
 
 def hashes(engine: Engine, tokens: list[int]) -> list[bytes]:
-    """Of the full pages of a prompt."""
+    """The hashes of the full pages of a prompt."""
     index, found = engine.scheduler.pools[0].index, list[bytes]()
     assert index is not None
     index.extend(found, tokens)
