@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, overload
 
 from jaxllm.logprobs import total, unpacked
-from jaxllm.messages import GenerateRequest, RequestTimes, TextDelta, TokenLogprobs
+from jaxllm.messages import GenerateRequest, RequestTimes, TextDelta
 
 type TokenText = Callable[[int], str | None]
 
@@ -79,9 +79,6 @@ class Positions(LazySequence[dict[int, Logprob]]):
         (entry,) = unpacked(
             self._packed[index * size : (index + 1) * size], self._tokens[index : index + 1]
         )
-        return self._named(entry)
-
-    def _named(self, entry: TokenLogprobs) -> dict[int, Logprob]:
         text_of, token = self._text_of, entry.token_id
         mine = {token: Logprob(entry.logprob, entry.rank, text_of(token))}
         return mine | {
@@ -224,24 +221,16 @@ class OutputBuilder:
             )
         if delta.finish_reason is None:
             return False
-        self._finish(choice, delta)
-        return output.finished
-
-    def _finish(self, choice: CompletionOutput, last: TextDelta) -> None:
-        output = self.output
         choice.text = "".join(self._texts[choice.index])
-        choice.finish_reason, choice.stop_reason, choice.error = (
-            last.finish_reason,
-            last.stop_reason,
-            last.error,
-        )
-        choice.cumulative_logprob = last.cumulative_logprob
+        choice.finish_reason, choice.stop_reason = delta.finish_reason, delta.stop_reason
+        choice.error, choice.cumulative_logprob = delta.error, delta.cumulative_logprob
         if self._scored:
             choice.logprobs = found = Positions(
                 choice.token_ids, b"".join(self._packed[choice.index]), self._text_of
             )
             if found and choice.cumulative_logprob is None:
                 choice.cumulative_logprob = found.total
-        output.num_cached_tokens = last.num_cached_tokens
-        output.metrics = output.metrics or last.times
+        output.num_cached_tokens = delta.num_cached_tokens
+        output.metrics = output.metrics or delta.times
         output.finished = all(one.finished() for one in output.outputs)
+        return output.finished

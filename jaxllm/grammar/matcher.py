@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections import OrderedDict
+from collections import deque
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -125,9 +125,7 @@ class Matchers:
 
     def __init__(self, tokenizer: Tokenizer, width: int, eos: Iterable[int]):
         self._words = -(-width // 32)
-        # By grammar, least recently used first
-        self._idle: OrderedDict[str, list[Matcher]] = OrderedDict()
-        self._idle_count = 0
+        self._idle: deque[Matcher] = deque(maxlen=MAX_IDLE)  # a new one replaces the oldest
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="grammar")
         self._tokenizer, self._width, self._eos = tokenizer, width, sorted(eos)
@@ -137,11 +135,11 @@ class Matchers:
         """A matcher at the start of the grammar. The future raises GrammarError when it cannot be
         made."""
         with self._lock:
-            idle = self._idle.get(grammar)
-            if idle:
-                self._idle_count -= 1
+            idle = next((m for m in self._idle if m.grammar == grammar), None)
+            if idle is not None:
+                self._idle.remove(idle)
                 found: Future[Matcher] = Future()
-                found.set_result(idle.pop())
+                found.set_result(idle)
                 return found
         # The vocabulary was queued before, so waiting for it cannot block the pool
         tokens = self.start_vocabulary()
@@ -161,16 +159,7 @@ class Matchers:
         if matcher.state.is_error() or not matcher.state.reset():
             return
         with self._lock:
-            self._idle.setdefault(matcher.grammar, []).append(matcher)
-            self._idle.move_to_end(matcher.grammar)
-            self._idle_count += 1
-            while self._idle_count > MAX_IDLE:
-                oldest = next(iter(self._idle.values()))
-                if oldest:
-                    oldest.pop()
-                    self._idle_count -= 1
-                else:
-                    self._idle.popitem(last=False)
+            self._idle.append(matcher)
 
     def end_threads(self) -> None:
         """End the threads."""

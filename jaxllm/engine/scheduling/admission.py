@@ -9,6 +9,7 @@ lengths of finished requests tell how long others will become.
 
 from __future__ import annotations
 
+import functools
 from bisect import bisect_right, insort
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -49,7 +50,6 @@ class AdmissionEstimator:
     def __init__(self) -> None:
         self._recent: deque[float] = deque()
         self._shares: list[float] = []  # the same, ascending
-        self._tail_sums: list[float] | None = None  # of all shares from each on
 
     def record(self, request: Request) -> None:
         """Learn from a request that has ended, for whatever reason. Beams are left out: the life
@@ -61,7 +61,7 @@ class AdmissionEstimator:
         share = len(request.output) / request.max_tokens
         self._recent.append(share)
         insort(self._shares, share)
-        self._tail_sums = None
+        self.__dict__.pop("_tail_sums", None)  # computed again when it is used
 
     def expected_tokens(self, request: Request) -> int:
         """Tokens that the request is expected to generate yet: the mean of finished requests that
@@ -70,7 +70,7 @@ class AdmissionEstimator:
         total = float(max(UNKNOWN_LENGTH, 2 * done))
         if len(self._shares) >= MIN_HISTORY:
             at, count = bisect_right(self._shares, done / limit), len(self._shares)
-            total = limit * self._tails[at] / (count - at) if at < count else 2.0 * done
+            total = limit * self._tail_sums[at] / (count - at) if at < count else 2.0 * done
         return max(1, min(limit, round(total)) - done)
 
     def worthwhile_steps(self, tokens: int, rows: int, step_cost: int) -> float:
@@ -121,11 +121,10 @@ class AdmissionEstimator:
         demand = PageDemand(self.expected_tokens(request), fresh, spare)
         yield from bounded(demand, len(table.pages) - table.out_of_window + fresh, limit, size)
 
-    @property
-    def _tails(self) -> list[float]:
-        if self._tail_sums is None:
-            self._tail_sums = list(accumulate(reversed(self._shares)))[::-1]
-        return self._tail_sums
+    @functools.cached_property
+    def _tail_sums(self) -> list[float]:
+        """The sum of all shares from each on."""
+        return list(accumulate(reversed(self._shares)))[::-1]
 
 
 def bounded(

@@ -202,9 +202,7 @@ class Request:
     def tokens(self, start: int, stop: int) -> list[int]:
         """Token ids [start, stop) of prompt + output."""
         n = len(self.prompt)
-        if stop <= n:
-            return self.prompt[start:stop]
-        return self.prompt[start:n] + self.output[max(0, start - n) : stop - n]
+        return self.prompt[start:stop] + self.output[max(0, start - n) : max(0, stop - n)]
 
     def forked(self, arrival: int) -> Request:
         """A request in this one's state, with the same pages, next after it in the order."""

@@ -288,10 +288,8 @@ class Scheduler:
             positions.append(position)
             request.computed = position + 1
             request.num_scheduled_outputs += 1
-        if not prefill:
-            return decodes, positions, (), preempted
-        admissions = None if preempted else self._admissions
-        chunks = self.chunk_planner.plan(prefilling, len(decodes), admissions)
+        admit = None if preempted else self._admissions
+        chunks = self.chunk_planner.plan(prefilling, len(decodes), admit) if prefill else ()
         return decodes, positions, chunks, preempted
 
     # --- admission
