@@ -61,7 +61,7 @@ class PrefixLookup:
         tokens = request.num_tokens
         # Tokens to be scored must be computed
         scored = request.scored >= request.score_end
-        shared = self._shared_pages(request, newest) if scored else None
+        shared = self._shared_pages(request, newest) if scored and request.sharing else None
         if shared is None:
             count, hits = self._indexed_prefix(request, newest)
             return hits, count * self.page_size, None

@@ -202,7 +202,9 @@ class Request:
     def tokens(self, start: int, stop: int) -> list[int]:
         """Token ids [start, stop) of prompt + output."""
         n = len(self.prompt)
-        return self.prompt[start:stop] + self.output[max(0, start - n) : max(0, stop - n)]
+        if stop <= n:  # without a copy more
+            return self.prompt[start:stop]
+        return self.prompt[start:n] + self.output[max(0, start - n) : stop - n]
 
     def forked(self, arrival: int) -> Request:
         """A request in this one's state, with the same pages, next after it in the order."""
