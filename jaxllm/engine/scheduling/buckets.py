@@ -171,12 +171,14 @@ class Buckets:
         608 + 352 + 128 is more than 1024: all of them run now.
         """
         whole = self.fit_extend(tokens, chunks, decodes)
+        if whole.tokens == tokens:
+            return tokens
         below = [
             s.tokens
             for s in self.extend
             if s.tokens < tokens and s.chunks >= chunks and s.decodes >= decodes
         ]
-        if not below or whole.tokens == tokens:
+        if not below:
             return tokens
         now = max(below)
         rest = self.fit_extend(tokens - now, 1, decodes).tokens

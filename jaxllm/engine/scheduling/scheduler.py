@@ -221,8 +221,9 @@ class Scheduler:
 
     def plan(self) -> Plan:
         """The next step, which may be empty. Advances the requests as if it had run."""
-        if self.offload is not None:
-            self.offload.put_fetched()
+        offload = self.offload
+        if offload is not None:
+            offload.put_fetched()
         decode, prefill = (
             (self._had_chunks, not self._had_chunks) if self._batch_invariant else (True, True)
         )
@@ -231,19 +232,19 @@ class Scheduler:
         if self._batch_invariant and not (decodes or chunks or preempted):
             decodes, positions, chunks, preempted = self._select(not decode, not prefill)
         moves = None
-        if self.offload is not None:
-            self.offload.fetch_pending()
+        if offload is not None:
+            offload.fetch_pending()
             if (
                 not decodes and not chunks
             ):  # nothing runs beside the fetches: do not wait for a step
-                self.offload.put_fetched()
+                offload.put_fetched()
                 arrived = [
                     r
                     for r in self._running
                     if not r.pages_in_transit and r.computed < r.prefill_end
                 ]
                 chunks = self.chunk_planner.plan(arrived, 0, None)
-            moves = self.offload.flush()
+            moves = offload.flush()
         self._had_chunks = bool(chunks)
         copies, writes = self.kv_manager.pop_page_changes()
         return Plan(
