@@ -62,7 +62,7 @@ def measured(a: argparse.Namespace, options: dict[str, Any]) -> list[dict[str, A
     from jaxllm.engine.runtime.launch import Launch
     from jaxllm.engine.runtime.runner import Runner
     from jaxllm.engine.scheduling.plan import Plan
-    from jaxllm.engine.startup.make_programs import make_programs
+    from jaxllm.engine.startup.sizing import make_programs
 
     setup, leaves, kv = prepared(a.model, options)
     programs = make_programs(replace(setup, buckets=chosen(setup.buckets, a.decode, a.extend)))

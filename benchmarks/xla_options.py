@@ -67,9 +67,9 @@ def prepared(model: str, options: dict[str, Any]) -> tuple[Setup, tuple[jax.Arra
     from jaxllm.cache.kv import zeros_of
     from jaxllm.config import EngineConfig
     from jaxllm.engine.runtime.lattice import weight_leaves
-    from jaxllm.engine.startup.jax_settings import reserve_memory
-    from jaxllm.engine.startup.make_programs import abstract_pages
     from jaxllm.engine.startup.resolve import resolve
+    from jaxllm.engine.startup.sizing import abstract_pages
+    from jaxllm.engine.startup.start import reserve_memory
     from jaxllm.locate import locate
     from jaxllm.mesh import make_mesh
 
@@ -96,7 +96,7 @@ def measure(
     from jaxllm.engine.runtime.compilation.xla_options import Entry, XlaOptions
     from jaxllm.engine.runtime.runner import Runner
     from jaxllm.engine.scheduling.buckets import ExtendShape
-    from jaxllm.engine.startup.make_programs import make_programs
+    from jaxllm.engine.startup.sizing import make_programs
 
     setup, leaves, kv = prepared(model, options)
     found: dict[tuple[str, int], list[float]] = {}

@@ -17,7 +17,7 @@ import pytest
 from jaxllm.engine.runtime.compilation.executables import Executables, Recipe
 from jaxllm.engine.runtime.compilation.xla_options import XlaOptions
 from jaxllm.engine.scheduling.buckets import Buckets
-from jaxllm.engine.startup import make_programs
+from jaxllm.engine.startup import sizing
 
 SHARED = 128  # programs; each takes memory maps, of which a process has few
 _build = Buckets.build
@@ -28,10 +28,10 @@ def few_shapes() -> Iterator[None]:
     """Engines made in here have few shapes, and share the programs that are equal."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Buckets, "build", _few)
-        patch.setattr(make_programs, "Executables", Shared)
-        patch.setattr(make_programs, "Exports", Facts)
+        patch.setattr(sizing, "Executables", Shared)
+        patch.setattr(sizing, "Exports", Facts)
         patch.setattr(
-            make_programs,
+            sizing,
             "fingerprint",
             lambda facts: json.dumps(facts, sort_keys=True, default=str),
         )

@@ -39,9 +39,9 @@ from jaxllm.engine.runtime.compilation.exports import Exports, settings
 from jaxllm.engine.runtime.lattice import Programs
 from jaxllm.engine.runtime.program import Key
 from jaxllm.engine.scheduling.buckets import Buckets
-from jaxllm.engine.startup.make_programs import make_programs, options_of
 from jaxllm.engine.startup.memory import KVRequirements, MemoryBudget, MemoryPlan
 from jaxllm.engine.startup.resolve import Setup
+from jaxllm.engine.startup.sizing import make_programs, options_of
 from jaxllm.mesh import make_mesh
 from jaxllm.models import make_spec
 

@@ -23,10 +23,10 @@ from jaxllm.cache.transfer import page_shapes
 from jaxllm.engine.runtime.host_buffers import GIVE_MEMORY, PINNED
 from jaxllm.engine.runtime.lattice import Progress
 from jaxllm.engine.startup.host_memory import OTHERS, STAGED, HostRoom
-from jaxllm.engine.startup.make_programs import abstract_pages
 from jaxllm.engine.startup.memory import shard_bytes
 from jaxllm.engine.startup.report import Report
 from jaxllm.engine.startup.resolve import Setup
+from jaxllm.engine.startup.sizing import abstract_pages
 from jaxllm.units import amount
 
 logger = logging.getLogger("jaxllm")

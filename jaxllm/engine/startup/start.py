@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import jax
@@ -15,20 +16,22 @@ from jaxllm import weights
 from jaxllm.cache.kv import zeros_of
 from jaxllm.config import ConfigError, EngineConfig, Resolved
 from jaxllm.engine.constraints.grammars import Grammars
+from jaxllm.engine.runtime.compilation.exports import is_private
 from jaxllm.engine.runtime.lattice import Programs, weight_leaves
 from jaxllm.engine.runtime.runner import Runner
 from jaxllm.engine.runtime.state import MAX_STOP_IDS
 from jaxllm.engine.startup.compile_workers import CompileWorkers, WorkerSpec, early_count
-from jaxllm.engine.startup.jax_settings import (
-    may_use_cuda,
-    reserve_memory,
-    use_compilation_cache,
-)
-from jaxllm.engine.startup.make_programs import abstract_pages, make_programs, programs_folder
 from jaxllm.engine.startup.pin_host_memory import pinning
 from jaxllm.engine.startup.report import Report, link_rows, table_rows
 from jaxllm.engine.startup.resolve import Setup, resolve
-from jaxllm.engine.startup.sizing import check_largest_step, fit_pool, known_workspace
+from jaxllm.engine.startup.sizing import (
+    abstract_pages,
+    check_largest_step,
+    fit_pool,
+    known_workspace,
+    make_programs,
+    programs_folder,
+)
 from jaxllm.grammar.matcher import Matchers
 from jaxllm.locate import locate
 from jaxllm.mesh import make_mesh
@@ -89,6 +92,58 @@ def start(
         + link_rows(setup, runner),
     )
     return Started(setup.resolved, runner, tokenizer, grammars)
+
+
+def use_compilation_cache(directory: str | None) -> None:
+    """Keep executables between runs in a directory that its owner alone can read. A directory that
+    JAX was already given stays.
+
+    Raises ConfigError when a directory that was asked for cannot be used.
+    """
+    if jax.config.jax_compilation_cache_dir and directory is None:
+        return
+    try:
+        path = Path(directory or "~/.cache/jaxllm/xla").expanduser()
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if not is_private(path):
+            raise OSError(None, "others may write to it, and what lies in it is run (chmod go-w)")
+    except (OSError, RuntimeError) as error:  # RuntimeError: no such user, or no home
+        if directory is None:
+            return  # costs time only
+        trouble = getattr(error, "strerror", error)
+        raise ConfigError(
+            f"--compilation-cache-dir {directory} cannot be used: {trouble}"
+        ) from None
+    jax.config.update("jax_compilation_cache_dir", str(path))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def reserve_memory(fraction: float) -> None:
+    """Set the share of device memory that JAX's NVIDIA client takes when it is made. Clients of
+    other platforms have no such option.
+
+    Raises ConfigError when an engine in this process has set another share.
+    """
+    if not may_use_cuda():
+        return
+    before = jax.config.jax_pjrt_client_create_options
+    wanted = {"memory_fraction": fraction}
+    if before and before != wanted:
+        raise ConfigError(
+            f"this process has taken its share of the device's memory already ({before}); "
+            "use the same gpu_memory_utilization, or a process of its own"
+        )
+    jax.config.update("jax_pjrt_client_create_options", wanted)
+
+
+def may_use_cuda() -> bool:
+    """Whether JAX will try NVIDIA GPUs: its CUDA plugin is installed, and no other platform was
+    chosen."""
+    asked = jax.config.jax_platforms
+    if asked and not {"cuda", "gpu"} & set(asked.split(",")):
+        return False
+    return any("cuda" in plugin.name for plugin in entry_points(group="jax_plugins"))
 
 
 def read_tokenizer(

@@ -19,8 +19,8 @@ from jaxllm.engine.runtime.compilation.xla_options import Entry, XlaOptions
 from jaxllm.engine.runtime.lattice import Programs
 from jaxllm.engine.startup import compile_workers as module
 from jaxllm.engine.startup.compile_workers import DEVICE_BYTES, CompileWorkers, WorkerSpec
-from jaxllm.engine.startup.make_programs import make_programs
 from jaxllm.engine.startup.resolve import resolve
+from jaxllm.engine.startup.sizing import make_programs
 from jaxllm.mesh import make_mesh
 
 pytestmark = pytest.mark.usefixtures("cache")
@@ -246,8 +246,8 @@ import sys
 from pathlib import Path
 from jaxllm.config import EngineConfig
 from jaxllm.engine.startup.resolve import resolve
-from jaxllm.engine.startup.make_programs import make_programs
-from jaxllm.engine.startup.jax_settings import use_compilation_cache
+from jaxllm.engine.startup.sizing import make_programs
+from jaxllm.engine.startup.start import use_compilation_cache
 from jaxllm.engine.startup.compile_workers import CompileWorkers, WorkerSpec
 from jaxllm.mesh import make_mesh
 

@@ -20,13 +20,14 @@ from jaxllm.engine.engine import Engine
 from jaxllm.engine.runtime import lattice as module
 from jaxllm.engine.runtime.lattice import Key, Programs
 from jaxllm.engine.startup import sizing
-from jaxllm.engine.startup.make_programs import abstract_pages, make_programs
 from jaxllm.engine.startup.memory import MemoryBudget
 from jaxllm.engine.startup.resolve import Setup, resolve
 from jaxllm.engine.startup.sizing import (
     UNUSED_SHARE,
+    abstract_pages,
     check_largest_step,
     fit_pool,
+    make_programs,
     shallow,
     with_workspace,
     workspace_to_reserve,

@@ -15,13 +15,15 @@ import pytest
 
 from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.engine.runtime.compilation.executables import Executables
-from jaxllm.engine.startup import jax_settings, start
-from jaxllm.engine.startup.jax_settings import may_use_cuda, reserve_memory, use_compilation_cache
-from jaxllm.engine.startup.make_programs import make_programs
+from jaxllm.engine.startup import start
 from jaxllm.engine.startup.report import Report
 from jaxllm.engine.startup.resolve import resolve
+from jaxllm.engine.startup.sizing import make_programs
 from jaxllm.engine.startup.start import (
+    may_use_cuda,
     read_tokenizer,
+    reserve_memory,
+    use_compilation_cache,
 )
 from jaxllm.grammar.matcher import Matchers
 from jaxllm.locate import locate
@@ -34,7 +36,7 @@ def cuda_installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A machine with JAX's CUDA plugin on which no platform was chosen and no client exists."""
     plugin = EntryPoint("xla_cuda13", "jax_plugins.xla_cuda13", "jax_plugins")
     monkeypatch.setattr(
-        jax_settings, "entry_points", lambda group: [plugin] if group == "jax_plugins" else []
+        start, "entry_points", lambda group: [plugin] if group == "jax_plugins" else []
     )
     before = jax.config.jax_platforms, jax.config.jax_pjrt_client_create_options
     jax.config.update("jax_platforms", None)
@@ -71,7 +73,7 @@ def test_other_platforms_clients_get_no_options_that_they_do_not_know(platforms:
 def test_without_the_cuda_plugin_there_is_no_cuda(
     cuda_installed: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jax_settings, "entry_points", lambda group: [])
+    monkeypatch.setattr(start, "entry_points", lambda group: [])
     assert not may_use_cuda()
 
 
@@ -189,7 +191,7 @@ def test_workers_are_for_a_start_that_has_many_programs_to_make(tiny_dir: str, c
 def test_without_the_cuda_plugin_no_worker_begins_early(
     cuda_installed: None, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jax_settings, "entry_points", lambda group: [])
+    monkeypatch.setattr(start, "entry_points", lambda group: [])
     assert start._early_workers(EngineConfig(model="demo")) == 0
 
 
