@@ -272,14 +272,10 @@ def mismatch(
 def _refuse(checkpoint: reader.Checkpoint, problems: list[str]) -> None:
     """Raises one ConfigError that names the problems, if there are any."""
     if problems:
-        more = (
-            f"; and {len(problems) - MAX_NAMED_PROBLEMS} more"
-            if len(problems) > MAX_NAMED_PROBLEMS
-            else ""
-        )
-        listing = "; ".join(problem[:200] for problem in problems[:MAX_NAMED_PROBLEMS])
+        named, others = problems[:MAX_NAMED_PROBLEMS], len(problems) - MAX_NAMED_PROBLEMS
+        listing = [problem[:200] for problem in named] + [f"and {others} more"] * (others > 0)
         raise ConfigError(
-            f"checkpoint {checkpoint.directory} does not fit its config.json: {listing}{more}"
+            f"checkpoint {checkpoint.directory} does not fit its config.json: {'; '.join(listing)}"
         )
 
 

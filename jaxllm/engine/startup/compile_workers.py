@@ -195,7 +195,11 @@ def main() -> None:
         jax.devices()  # opens the device, while the engine still decides
     if not (first := sys.stdin.readline()):
         return
-    _configure(platform, json.loads(first))
+    task = json.loads(first)
+    if platform == "cpu":
+        jax.config.update("jax_num_cpu_devices", task["devices"])
+    for name, value in task["settings"].items():
+        jax.config.update(name, value)
     for line in itertools.chain([first], sys.stdin):
         if line.startswith("{"):
             programs = rebuild(json.loads(line))
@@ -206,13 +210,6 @@ def main() -> None:
         if compiling and not programs.is_tuned(key):
             programs.get(key)
         print(name, flush=True)
-
-
-def _configure(platform: str, task: dict[str, Any]) -> None:
-    if platform == "cpu":
-        jax.config.update("jax_num_cpu_devices", task["devices"])
-    for name, value in task["settings"].items():
-        jax.config.update(name, value)
 
 
 def rebuild(task: dict[str, Any]) -> Programs:

@@ -79,10 +79,10 @@ def make_scheduler(
 def make_pool(resolved: Resolved, window: int | None, pages: int, indexed: bool) -> PagePool:
     """The pages of one cache group. Indexes of all groups have the same hashes."""
     index = PrefixIndex(resolved.page_size, prefix_root(resolved)) if indexed else None
-    kind = CacheGroup(
+    group = CacheGroup(
         window, resolved.max_num_batched_tokens, tile_tokens(resolved.attention_backend)
     )
-    return PagePool(pages, resolved.page_size, index, kind)
+    return PagePool(pages, resolved.page_size, index, group)
 
 
 def prefix_root(resolved: Resolved) -> bytes:

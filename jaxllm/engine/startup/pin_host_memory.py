@@ -115,7 +115,7 @@ class Pinning:
     ) -> None:
         """Pin regions of these sizes for each device, in order, until `stop` is set or the next
         does not fit. Raises JAX's error when one cannot be pinned."""
-        source = np.zeros(max(regions, default=0), np.uint8)  # takes no memory: nobody writes to it
+        source = np.zeros(max(regions, default=0), np.uint8)  # never written, so it takes no memory
         # All of them until the end, or one would lie where the one before was
         held: list[jax.Array] = []
         for region in regions:

@@ -107,9 +107,8 @@ def _size_flag(config: EngineConfig) -> str | None:
 
 def _smallest_pool(config: EngineConfig, budget: MemoryBudget, need: KVRequirements) -> int:
     """Pages of the smallest pool that holds one longest request."""
-    rounded = not budget.shared and _size_flag(config) is None
-    pages = need.pages_per_request
-    return -(-pages // PAGE_ROUND) * PAGE_ROUND if rounded else pages
+    rounding = 1 if budget.shared or _size_flag(config) is not None else PAGE_ROUND
+    return -(-need.pages_per_request // rounding) * rounding
 
 
 def _too_small(config: EngineConfig, budget: MemoryBudget, need: KVRequirements, pages: int) -> str:
@@ -122,7 +121,7 @@ def _too_small(config: EngineConfig, budget: MemoryBudget, need: KVRequirements,
     fits = f"the longest that fits is {longest} tokens" if longest else "no length fits"
     return (
         f"to serve {requests}, {wanted} of KV cache is needed, but {given}; {fits}. "
-        f"What helps: {_joined(remedies(config, budget, need))}"
+        f"What helps: {'; or '.join(remedies(config, budget, need))}"
     )
 
 
@@ -136,28 +135,35 @@ def _too_large(config: EngineConfig, budget: MemoryBudget, need: KVRequirements,
     helps = f"ask for at most {largest}, or leave it out"
     if fitting < need.pages_per_request:
         unset = replace(config, num_gpu_blocks_override=None, kv_cache_memory_bytes=None)
-        helps = f"leave it out, with {_joined(remedies(unset, budget, need))}"
+        helps = f"leave it out, with {'; or '.join(remedies(unset, budget, need))}"
     size = amount(need.bytes_of(pages))
     return f"a KV pool of {pages} pages needs {size}, but {budget.available}; {helps}"
 
 
-def _joined(helps: list[str]) -> str:
-    return "; or ".join(helps) if helps else "a device with more memory, or a smaller model"
-
-
 def remedies(config: EngineConfig, budget: MemoryBudget, need: KVRequirements) -> list[str]:
-    """Flags with values, each of which alone makes the pool hold one longest request."""
+    """What alone makes the pool hold one longest request: flags with values, or words where no flag
+    helps."""
     size = need.bytes_of(_smallest_pool(config, budget, need))
     deficit, longest = size - budget.for_pages, fitting_length(config, budget, need)
     helps = [f"--max-model-len {longest} (or auto)"] if longest else []
     if _size_flag(config) is not None:
-        by_pages = config.num_gpu_blocks_override is not None
         enough = (
-            f"--num-gpu-blocks-override {need.pages_per_request}"
-            if by_pages
-            else f"--kv-cache-memory-bytes {size}"
+            f"--kv-cache-memory-bytes {size}"
+            if config.num_gpu_blocks_override is None
+            else f"--num-gpu-blocks-override {need.pages_per_request}"
         )
-        return helps + [enough] * (deficit <= 0) + _more_devices(config, budget, need)
+        helps += [enough] if deficit <= 0 else []
+    else:
+        helps += _memory_flags(config, budget, need, size)
+    helps += _more_devices(config, budget, need)
+    return helps or ["a device with more memory, or a smaller model"]
+
+
+def _memory_flags(
+    config: EngineConfig, budget: MemoryBudget, need: KVRequirements, size: int
+) -> list[str]:
+    """Flags that leave `size` bytes for pages: a larger share of the device, or smaller steps."""
+    helps, deficit = list[str](), size - budget.for_pages
     usable = config.gpu_memory_utilization * (budget.usable + deficit) / max(1, budget.usable)
     share = math.ceil(100 * usable) / 100
     if share <= 1:
@@ -171,7 +177,7 @@ def remedies(config: EngineConfig, budget: MemoryBudget, need: KVRequirements) -
             f"lower --max-num-batched-tokens ({need.step_tokens}) "
             f"or --max-num-seqs ({need.max_num_seqs})"
         )
-    return helps + _more_devices(config, budget, need)
+    return helps
 
 
 def _more_devices(config: EngineConfig, budget: MemoryBudget, need: KVRequirements) -> list[str]:

@@ -163,11 +163,11 @@ def _scales_rows(setup: Setup) -> Rows:
         return []
     layers = setup.spec.layers
     given = sum(layer.scales is not None for layer in layers)
-    own = "one for each token and head, computed when it is written"
-    if not given:
-        return [("KV scales", own)]
-    some = f" for {given} of {len(layers)} layers; for the others {own}"
-    return [("KV scales", f"the checkpoint's{'' if given == len(layers) else some}")]
+    text = "one for each token and head, computed when it is written"
+    if given:
+        some = f" for {given} of {len(layers)} layers; for the others {text}"
+        text = f"the checkpoint's{'' if given == len(layers) else some}"
+    return [("KV scales", text)]
 
 
 def _window_row(setup: Setup) -> str:

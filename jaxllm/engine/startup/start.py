@@ -166,14 +166,13 @@ def read_tokenizer(
 def end_ids(spec: ModelSpec) -> list[int]:
     """The model's end-of-sequence ids. Raises ConfigError when a slot cannot hold them beside a
     request's own stop ids."""
-    found = list(spec.eos_token_ids)
     limit = MAX_STOP_IDS - MAX_STOP_TOKEN_IDS
-    if len(found) > limit:
+    if len(spec.eos_token_ids) > limit:
         raise ConfigError(
-            f"config.json and generation_config.json name {len(found)} end-of-sequence ids; "
-            f"at most {limit} are supported"
+            f"config.json and generation_config.json name {len(spec.eos_token_ids)} "
+            f"end-of-sequence ids; at most {limit} are supported"
         )
-    return found
+    return list(spec.eos_token_ids)
 
 
 def _load_and_compile(
