@@ -3,17 +3,14 @@ own."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from jaxllm.models.config.read import positive
+from jaxllm.models.config.read import Config, positive
 from jaxllm.models.config.spec import ModelSpec
 from jaxllm.models.config.transformer import LLAMA_NAMES, transformer, transformer_spec
 from jaxllm.nn.attention import Attention
 from jaxllm.nn.decoder import Decoder
 from jaxllm.nn.linear import Init
 
-DEFAULTS: Mapping[str, Any] = {
+DEFAULTS: Config = {
     "hidden_act": "silu",
     "rms_norm_eps": 1e-6,
     "max_position_embeddings": 131072,
@@ -23,7 +20,7 @@ DEFAULTS: Mapping[str, Any] = {
 NAMES = LLAMA_NAMES
 
 
-def spec(hf: Mapping[str, Any]) -> ModelSpec:
+def spec(hf: Config) -> ModelSpec:
     """The spec of a complete configuration. Raises ConfigError."""
     window = None if hf.get("sliding_window") is None else positive(hf, "sliding_window")
     return transformer_spec(hf, lambda layer: window)

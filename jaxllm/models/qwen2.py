@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
+from jaxllm.models.config.read import Config
 from jaxllm.models.config.spec import ModelSpec
 from jaxllm.models.config.transformer import (
     LLAMA_NAMES,
@@ -16,7 +14,7 @@ from jaxllm.nn.attention import Attention
 from jaxllm.nn.decoder import Decoder
 from jaxllm.nn.linear import Init
 
-DEFAULTS: Mapping[str, Any] = {
+DEFAULTS: Config = {
     "hidden_act": "silu",
     "rms_norm_eps": 1e-6,
     "max_position_embeddings": 32768,
@@ -27,7 +25,7 @@ DEFAULTS: Mapping[str, Any] = {
 NAMES = LLAMA_NAMES
 
 
-def spec(hf: Mapping[str, Any]) -> ModelSpec:
+def spec(hf: Config) -> ModelSpec:
     """The spec of a complete configuration. Raises ConfigError."""
     return transformer_spec(hf, layer_window(hf))
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from jaxllm.models import qwen2
-from jaxllm.models.config.read import flag
+from jaxllm.models.config.read import Config, flag
 from jaxllm.models.config.spec import ModelSpec
 from jaxllm.models.config.transformer import transformer
 from jaxllm.nn.attention import Attention
 from jaxllm.nn.decoder import Decoder
 from jaxllm.nn.linear import Init
 
-DEFAULTS: Mapping[str, Any] = {**qwen2.DEFAULTS, "head_dim": 128}
+DEFAULTS: Config = {**qwen2.DEFAULTS, "head_dim": 128}
 NAMES, spec = qwen2.NAMES, qwen2.spec
 
 

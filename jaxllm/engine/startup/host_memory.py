@@ -144,12 +144,11 @@ def _left(line: str, mount: Path) -> Iterator[int]:
     _, controllers, path = line.split(":", 2)
     if controllers and "memory" not in controllers.split(","):
         return
-    root, names = mount, ("memory.max", "memory.current", "inactive_file")
-    if controllers:
-        root, names = (
-            mount / "memory",
-            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-        )
+    root, *names = (
+        (mount / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        if controllers
+        else (mount, "memory.max", "memory.current", "inactive_file")
+    )
     own = PurePosixPath(path.lstrip("/"))
     # A container may see its own group as the root, under the path that the host knows
     for folder in (own, *own.parents):

@@ -110,8 +110,8 @@ class KVRequirements:
     """What the pools must serve.
 
     Layers with the same window are a cache group with a pool of its own. Page counts without a name
-    are those of the first group. The other groups get so many that all run out together when all
-    requests have the longest length. Beyond one such request they get what short requests use at
+    are those of the first group. The other groups are sized so that all run out together when every
+    request has the longest length. Beyond one such request they get what short requests use at
     once, whose windows are as large as those of long ones: up to a third of the bytes.
 
     Attributes:

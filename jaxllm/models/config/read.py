@@ -15,6 +15,8 @@ from jaxllm.locate import read_json
 from jaxllm.models.config.kv_scales import kv_cache_dtype
 from jaxllm.sampling.defaults import generation_config
 
+type Config = Mapping[str, Any]  # of a config.json
+
 MAX_SIZE = 2**31 - 1
 MAX_LAYERS = 2**12
 MAX_NUMBER = 1e18  # what float32 and int64 hold
@@ -111,7 +113,7 @@ def check_sizes(model_dir: str | Path) -> dict[str, Any]:
     return hf
 
 
-def eos_token_ids(hf: Mapping[str, Any]) -> set[int]:
+def eos_token_ids(hf: Config) -> set[int]:
     """The end-of-sequence ids of one file, where they are an integer, a list of them, or null.
 
     Raises ConfigError for anything else. Whether the ids lie in the vocabulary is checked later.
@@ -125,7 +127,7 @@ def eos_token_ids(hf: Mapping[str, Any]) -> set[int]:
     return set(ids)
 
 
-def stored_dtype(hf: Mapping[str, Any]) -> str | None:
+def stored_dtype(hf: Config) -> str | None:
     """The dtype that the checkpoint claims to hold, None where it does not say.
 
     Raises ConfigError for anything but one of STORED_DTYPES.
@@ -140,7 +142,7 @@ def stored_dtype(hf: Mapping[str, Any]) -> str | None:
     return name
 
 
-def positive(hf: Mapping[str, Any], key: str) -> int:
+def positive(hf: Config, key: str) -> int:
     """A size from the configuration.
 
     Raises ConfigError when it is missing, not a positive integer, or too large to be meant.
@@ -153,7 +155,7 @@ def positive(hf: Mapping[str, Any], key: str) -> int:
     return value
 
 
-def flag(hf: Mapping[str, Any], key: str) -> bool:
+def flag(hf: Config, key: str) -> bool:
     """A switch from the configuration, off where it is missing or null.
 
     Raises ConfigError when it is neither true nor false.

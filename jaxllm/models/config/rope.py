@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from jaxllm.config import ConfigError
-from jaxllm.models.config.read import number, positive
+from jaxllm.models.config.read import Config, number, positive
 from jaxllm.nn.rope import DynamicRope, Rope, StaticRope
 
 
-def rope(hf: Mapping[str, Any], dim: int) -> Rope:
+def rope(hf: Config, dim: int) -> Rope:
     """The rotary embedding of a complete configuration, for heads of width `dim`.
 
     Raises ConfigError for an unknown type and for a missing or illegal setting.
@@ -36,7 +36,7 @@ def rope(hf: Mapping[str, Any], dim: int) -> Rope:
     return _TYPES[name](settings, hf, dim)
 
 
-def rope_parameters(hf: Mapping[str, Any]) -> dict[str, Any]:
+def rope_parameters(hf: Config) -> dict[str, Any]:
     """RoPE settings in one form, always with `rope_type` and `rope_theta`.
 
     Read are the older `rope_scaling` beside `rope_theta`, the newer `rope_parameters`, and `type`
@@ -56,7 +56,7 @@ def rope_parameters(hf: Mapping[str, Any]) -> dict[str, Any]:
     return settings
 
 
-def context_length(hf: Mapping[str, Any]) -> int:
+def context_length(hf: Config) -> int:
     """Tokens that the model is made for: `max_position_embeddings`, stretched by linear, dynamic or
     YaRN scaling. Raises ConfigError as `rope` does."""
     length, settings = positive(hf, "max_position_embeddings"), rope_parameters(hf)
@@ -68,15 +68,15 @@ def context_length(hf: Mapping[str, Any]) -> int:
     return length
 
 
-def _default(settings: dict[str, Any], hf: Mapping[str, Any], dim: int) -> Rope:
+def _default(settings: dict[str, Any], hf: Config, dim: int) -> Rope:
     return _static(_inv_freq(settings, dim))
 
 
-def _linear(settings: dict[str, Any], hf: Mapping[str, Any], dim: int) -> Rope:
+def _linear(settings: dict[str, Any], hf: Config, dim: int) -> Rope:
     return _static(_inv_freq(settings, dim) / np.float32(number(settings, "factor")))
 
 
-def _dynamic(settings: dict[str, Any], hf: Mapping[str, Any], dim: int) -> Rope:
+def _dynamic(settings: dict[str, Any], hf: Config, dim: int) -> Rope:
     if dim < 4:
         raise ConfigError(
             f"config.json: dynamic RoPE scaling needs a head_dim of at least 4, not {dim}"
@@ -89,7 +89,7 @@ def _dynamic(settings: dict[str, Any], hf: Mapping[str, Any], dim: int) -> Rope:
     )
 
 
-def _llama3(settings: dict[str, Any], hf: Mapping[str, Any], dim: int) -> Rope:
+def _llama3(settings: dict[str, Any], hf: Config, dim: int) -> Rope:
     """Long wavelengths are stretched by `factor`, short ones kept, those between interpolated."""
     inv_freq = _inv_freq(settings, dim)
     factor = number(settings, "factor")
@@ -104,7 +104,7 @@ def _llama3(settings: dict[str, Any], hf: Mapping[str, Any], dim: int) -> Rope:
     return _static((1 - smooth) * inv_freq / factor + smooth * inv_freq)
 
 
-def _yarn(settings: dict[str, Any], hf: Mapping[str, Any], dim: int) -> Rope:
+def _yarn(settings: dict[str, Any], hf: Config, dim: int) -> Rope:
     """Slow dimensions are interpolated, fast ones kept; cos and sin are scaled by the attention
     factor."""
     original = _original_length(settings, hf)
@@ -152,7 +152,7 @@ def _static(inv_freq: np.ndarray, scale: float = 1.0) -> StaticRope:
     return StaticRope(tuple(float(f) for f in inv_freq.astype(np.float32)), float(scale))
 
 
-def _original_length(settings: dict[str, Any], hf: Mapping[str, Any]) -> float:
+def _original_length(settings: dict[str, Any], hf: Config) -> float:
     """Tokens that the model was trained on; beside the RoPE settings it wins over inside them."""
     key = "original_max_position_embeddings"
     if hf.get(key) is not None:
@@ -160,7 +160,7 @@ def _original_length(settings: dict[str, Any], hf: Mapping[str, Any]) -> float:
     return number(settings, key, positive(hf, "max_position_embeddings"))
 
 
-_TYPES: Mapping[str, Callable[[dict[str, Any], Mapping[str, Any], int], Rope]] = {
+_TYPES: Mapping[str, Callable[[dict[str, Any], Config, int], Rope]] = {
     "default": _default,
     "linear": _linear,
     "dynamic": _dynamic,

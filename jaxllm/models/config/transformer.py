@@ -4,12 +4,11 @@ attention, and the tensor names that Llama introduced."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from jaxllm.cache.layer import PagedKV
 from jaxllm.config import ConfigError
 from jaxllm.models.config.kv_scales import kv_cache_dtype
-from jaxllm.models.config.read import eos_token_ids, flag, positive, stored_dtype
+from jaxllm.models.config.read import Config, eos_token_ids, flag, positive, stored_dtype
 from jaxllm.models.config.rope import context_length, rope, rope_parameters
 from jaxllm.models.config.spec import ModelSpec
 from jaxllm.nn.attention import Attention
@@ -41,7 +40,7 @@ LLAMA_NAMES: Mapping[str, tuple[str, ...]] = {
 
 
 def transformer_spec(
-    hf: Mapping[str, Any], window: Callable[[int], int | None] = lambda layer: None
+    hf: Config, window: Callable[[int], int | None] = lambda layer: None
 ) -> ModelSpec:
     """The spec of a complete configuration; `window` says how many tokens a layer sees.
 
@@ -129,7 +128,7 @@ def transformer(
     )
 
 
-def layer_window(hf: Mapping[str, Any]) -> Callable[[int], int | None]:
+def layer_window(hf: Config) -> Callable[[int], int | None]:
     """The sliding window of each layer where `layer_types`, or `use_sliding_window` with
     `max_window_layers`, decide it. Raises ConfigError when they contradict each other."""
     layers, types = positive(hf, "num_hidden_layers"), hf.get("layer_types")
