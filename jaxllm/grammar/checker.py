@@ -69,19 +69,15 @@ class Checker:
         self._kept_bytes = 0
 
     def compile_params(self, params: StructuredOutputsParams) -> str:
-        """The grammar of a structure, in llguidance's serialised form. Raises StructureError."""
-        return self.compile_job(job_of(params))
-
-    def compile_job(self, job: Job) -> str:
-        """The grammar of a job, in llguidance's serialised form. Raises StructureError with the
-        compiler's reason."""
-        grammar = self.compile_within(job, len(BUDGETS) - 1)
+        """The grammar of a structure, in llguidance's serialised form. Raises StructureError with
+        the compiler's reason."""
+        grammar = self.compile_within(job_of(params), len(BUDGETS) - 1)
         assert grammar is not None
         return grammar
 
     def compile_within(self, job: Job, lane: int) -> str | None:
-        """`compile_job`, or None when it exceeds the lane's budget and another lane has more.
-        Raises StructureError."""
+        """The grammar of a job, or None when it exceeds the lane's budget and another lane has
+        more. Raises StructureError."""
         verdict = self._recall(job.key)
         if verdict is None:
             verdict = self._compilers[lane].run_job(job.line)
@@ -93,7 +89,7 @@ class Checker:
 
     def cached_grammar(self, job: Job) -> str | None:
         """The grammar of a job that was compiled before, else None, without waiting. Raises
-        StructureError as `compile_job`."""
+        StructureError as `compile_within`."""
         verdict = self._recall(job.key)
         return None if verdict is None else verdict.for_kind(job.kind)
 
@@ -120,10 +116,9 @@ class Checker:
 
 def special_tokens(tokenizer: Tokenizer) -> dict[str, int]:
     """The id of each text that llguidance takes for a special token."""
-    added = tokenizer.get_added_tokens_decoder()
     return {
         t.content: id
-        for id, t in added.items()
+        for id, t in tokenizer.get_added_tokens_decoder().items()
         if t.special or (t.content.startswith("<") and t.content.endswith(">"))
     }
 

@@ -33,20 +33,19 @@ class Matcher:
 
     `accept_tokens` and `apply_mask` raise GrammarError. After an error, and after the end, the mask
     allows end-of-sequence tokens only.
+
+    Attributes:
+        mask_words: Words of llguidance's mask: of the tokenizer's vocabulary, which may be larger
+            than the model's.
     """
 
     def __init__(self, grammar: str, tokenizer: LLTokenizer, words: int):
         self.grammar = grammar
         self.state = LLMatcher(tokenizer, grammar, log_level=0, limits=parser_limits())
-        self._bits = np.zeros(-(-tokenizer.vocab_size // 32), np.uint32)
+        self.mask_words = -(-tokenizer.vocab_size // 32)
+        self._bits = np.zeros(self.mask_words, np.uint32)
         self._words, self._tokenizer = words, tokenizer
         self.raise_if_failed()
-
-    @property
-    def mask_words(self) -> int:
-        """Words of llguidance's mask: of the tokenizer's vocabulary, which may be larger than the
-        model's."""
-        return len(self._bits)
 
     @property
     def ended(self) -> bool:

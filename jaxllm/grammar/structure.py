@@ -119,18 +119,12 @@ class GuidedDecodingParams(StructuredOutputsParams):
 
     backend: str | None = None
 
-    def renamed(self) -> StructuredOutputsParams:
-        """The same fields under the newer name."""
-        return StructuredOutputsParams(
-            **{f.name: getattr(self, f.name) for f in fields(StructuredOutputsParams)}
-        )
-
 
 def structure(value: Any) -> StructuredOutputsParams:
     """The structure that a caller or a request body gives, an object or a dict. Raises
     `StructureError`."""
     if isinstance(value, GuidedDecodingParams):
-        return value.renamed()
+        value = vars(value)
     if isinstance(value, StructuredOutputsParams):
         value.job()  # its fields may have been set since
         return value

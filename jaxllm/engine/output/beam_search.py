@@ -46,12 +46,6 @@ class Beam:
     logprob: float = 0.0
     entries: list[TokenLogprobs] = field(default_factory=list)
 
-    def extended(self, entry: TokenLogprobs) -> Beam:
-        """The beam with one more token."""
-        return Beam(
-            [*self.tokens, entry.token_id], self.logprob + entry.logprob, [*self.entries, entry]
-        )
-
 
 class Finished(NamedTuple):
     """A sequence that has ended by the token `stop`, or at its greatest length where that is
@@ -127,7 +121,8 @@ class BeamSearch:
         entry = TokenLogprobs(
             token_id=one.token, logprob=one.value, rank=one.rank, top=list(tops[one.beam])
         )
-        return self.beams[one.beam].extended(entry)
+        beam = self.beams[one.beam]
+        return Beam([*beam.tokens, one.token], one.logprob, [*beam.entries, entry])
 
     def _finish(self, beam: Beam, stop: int | None) -> None:
         self.finished.append(Finished(self._score(beam.logprob, len(beam.tokens)), beam, stop))

@@ -110,11 +110,6 @@ class Buckets:
         )
 
     @property
-    def programs(self) -> int:
-        """Number of programs that the lattice compiles, samplers apart."""
-        return len(self.decode) + len(self.extend)
-
-    @property
     def copies(self) -> tuple[int, ...]:
         """Pages that the copy programs take at once; a step copies at most one per row."""
         return tuple(sorted({min(pairs, self.decode[-1]) for pairs in _COPIES}))

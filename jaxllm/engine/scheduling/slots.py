@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from jaxllm.engine.scheduling.policy import by_order
+from jaxllm.engine.scheduling.policy import RequestQueue, by_order
 from jaxllm.engine.scheduling.request import PromptSharing, Request, Status
 
 
@@ -21,7 +21,7 @@ class Slots:
         self.searches: list[PromptSharing] = []  # that hold slots
         self._free = list(range(count - 1, -1, -1))  # the last is assigned next
 
-    def next_to_admit(self, waiting: Iterable[Request]) -> Request | None:
+    def next_to_admit(self, waiting: RequestQueue) -> Request | None:
         """The waiting request to admit next; None when it must not start yet.
 
         Usually the first in the queue. A beam whose search holds slots and pages goes before all
@@ -30,7 +30,7 @@ class Slots:
         pages of a search are in transit none of its beams starts: it will share them.
         """
         beams = [beam for search in self.searches for beam in search.members if _waits(beam)]
-        first = min(beams, key=by_order) if beams else next(iter(waiting))
+        first = min(beams, key=by_order) if beams else waiting.first
         if not first.is_beam:
             return first if first.tokens_known else None
         if any(beam.pages_in_transit for beam in first.siblings):

@@ -13,16 +13,21 @@ from jaxllm.engine.scheduling.buckets import BucketError, Buckets
 PLATFORMS = ("cpu", "gpu", "tpu")
 
 
+def programs(buckets: Buckets) -> int:
+    """The programs that the lattice compiles, samplers apart."""
+    return len(buckets.decode) + len(buckets.extend)
+
+
 def test_the_default_gpu_lattice_has_below_thirty_forwards_and_five_row_counts_of_logits() -> None:
     buckets = Buckets.build(256, 8192, "gpu")
-    assert 24 <= buckets.programs <= 29
+    assert 24 <= programs(buckets) <= 29
     assert buckets.logits == (16, 64, 128, 256, 320)
-    assert Buckets.build(256, 2048, "gpu").programs <= 27
+    assert programs(Buckets.build(256, 2048, "gpu")) <= 27
 
 
 def test_the_cpu_lattice_has_about_a_dozen_programs() -> None:
     for budget in (256, 512, 2048, 8192):
-        assert 8 <= Buckets.build(16, budget, "cpu").programs <= 14
+        assert 8 <= programs(Buckets.build(16, budget, "cpu")) <= 14
 
 
 def test_gpu_decode_rows_are_fine_where_a_row_costs_time() -> None:
@@ -102,7 +107,7 @@ def test_shapes_are_sane_and_distinct(seqs: int, budget: int, platform: str) -> 
         buckets.logit_rows(shape) in buckets.logits for shape in (*buckets.decode, *buckets.extend)
     )
     assert all(buckets.logit_rows(s) >= s.decodes + s.chunks for s in buckets.extend)
-    assert buckets.programs == len(buckets.decode) + len(buckets.extend) <= 60
+    assert programs(buckets) <= 60
 
 
 @pytest.mark.parametrize(
