@@ -168,6 +168,7 @@ class Programs:
         return PROGRAMS[key.program].rows(key.sizes)
 
 
+@functools.cache
 def forward_key(shape: int | ExtendShape) -> Key:
     """The forward of a decode bucket or an extend shape."""
     if isinstance(shape, ExtendShape):

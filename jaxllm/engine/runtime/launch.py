@@ -1,17 +1,22 @@
-"""What a step runs on the device, as plain data."""
+"""What a step hands to the device, as plain data; the host buffers that carry it; results back."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import ctypes
+import math
+from typing import Any, NamedTuple
 
+import jax
 import msgspec
 import numpy as np
+from jax import Array
+from jax.sharding import NamedSharding
 
 from jaxllm.engine.runtime.program import Key
+from jaxllm.engine.runtime.shapes import PINNED
 
 
-@dataclass(frozen=True)
-class Launch:
+class Launch(NamedTuple):
     """Programs in order, each with the int32 buffer that the host hands over, if it takes one.
 
     It holds nothing else, so a process with an equal engine can replay it. Buffers may be views of
@@ -36,3 +41,90 @@ class Launch:
                 for name, sizes, raw in found
             )
         )
+
+
+class HostBuffers:
+    """Sends int32 buffers of one size, `slots` of them in turn.
+
+    Where the sharding names pinned host memory, the buffers are made once and written in place: the
+    device reads them when the program that takes them runs. So the program that took a buffer must
+    have ended `slots` sends later; `until` makes that send wait for it. Elsewhere every send makes
+    an array.
+    """
+
+    def __init__(self, size: int, sharding: NamedSharding, slots: int):
+        self._size, self._sharding, self._next = size, sharding, 0
+        self._pinned = [
+            jax.device_put(np.zeros(size, np.int32), sharding)
+            for _ in range(slots if _is_pinned(sharding) else 0)
+        ]
+        self._busy: list[Array | None] = [None] * slots
+        self._leased: np.ndarray | None = None
+        self._views = [
+            [_view(shard.data, (size,), np.dtype(np.int32)) for shard in array.addressable_shards]
+            for array in self._pinned
+        ]
+
+    def lease(self) -> np.ndarray:
+        """Memory to fill for the next `send`, which then copies nothing where the device reads it
+        directly. It may hold anything."""
+        if not self._pinned:
+            return np.zeros(self._size, np.int32)
+        if self._leased is None:
+            self._leased = self._next_views()[0]
+        return self._leased
+
+    def send(self, buffer: np.ndarray) -> Array:
+        """A buffer, leased or not, on its way to the device. If it is shorter than the size, the
+        rest may hold anything."""
+        if not self._pinned:
+            missing = self._size - buffer.size
+            whole = np.pad(buffer, (0, missing)) if missing else buffer
+            return jax.device_put(whole, self._sharding)
+        leased, self._leased = self._leased, None
+        views = self._next_views() if leased is None else self._views[self._next - 1]
+        for view in views:
+            if view is not buffer:
+                view[: buffer.size] = buffer
+        return self._pinned[self._next - 1]
+
+    def until(self, taken: Array) -> None:
+        """The buffer that was sent last may be written again once this array, a result of the
+        program that took it, is there."""
+        self._busy[self._next - 1] = taken
+
+    def _next_views(self) -> list[np.ndarray]:
+        """The memory of the next buffer on each device, as soon as the program that took it last
+        has ended."""
+        slot, self._next = self._next, (self._next + 1) % len(self._pinned)
+        if (busy := self._busy[slot]) is not None:
+            busy.block_until_ready()
+        return self._views[slot]
+
+
+def begin_read(array: Array) -> None:
+    """Start bringing a result to the host, where that takes a copy."""
+    if not _is_pinned(array.sharding):
+        array.copy_to_host_async()
+
+
+def read(array: Array) -> np.ndarray:
+    """A result on the host, as soon as it is there. From pinned memory it is copied by hand: a
+    NumPy view of such an array may outlive the array by a moment when both are dropped, and JAX
+    0.11 aborts the process when it then gives back what is gone already."""
+    if not _is_pinned(array.sharding):
+        return np.asarray(array)
+    return _view(array.addressable_shards[0].data, array.shape, array.dtype).copy()
+
+
+def _is_pinned(sharding: Any) -> bool:
+    return sharding.memory_kind == PINNED
+
+
+def _view(array: Array, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """The memory of an array in pinned host memory, writable, once it is computed. The caller keeps
+    the array."""
+    array.block_until_ready()
+    size = math.prod(shape) * dtype.itemsize
+    memory = (ctypes.c_char * size).from_address(array.unsafe_buffer_pointer())
+    return np.frombuffer(memory, dtype).reshape(shape)

@@ -16,15 +16,21 @@ from jax import Array
 from jaxllm.cache.kv import KVCache, zeros_of
 from jaxllm.cache.transfer import Page, page_shapes
 from jaxllm.config import ConfigError
-from jaxllm.engine.runtime.host_buffers import GIVE_MEMORY, LEAVING, PINNED, PLAN_LOADS, HostBuffers
 from jaxllm.engine.runtime.lattice import Programs
+from jaxllm.engine.runtime.launch import HostBuffers
 from jaxllm.engine.runtime.program import Key, shardings
+from jaxllm.engine.runtime.shapes import PINNED
 from jaxllm.engine.scheduling.kv_offload import Link
 from jaxllm.engine.scheduling.plan import Moves, Traffic
 from jaxllm.units import amount
 
 logger = logging.getLogger("jaxllm")
 
+LEAVING = 2  # calls of `save_pages` whose copies may be in flight at once
+# Calls of `load_pages` in one plan: a link of 25 GB/s brings as many pages beside a step of 5 ms
+PLAN_LOADS = 4
+# The remedy for too little host memory
+GIVE_MEMORY = "lower --swap-space or --kv-offloading-size, or give the process more memory"
 NO_MEMORY = "RESOURCE_EXHAUSTED"  # begins XLA's error
 RUNS = 3  # of each measurement; the last counts, when XLA has recorded the program
 NO_ROOM = (

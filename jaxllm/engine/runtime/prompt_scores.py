@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from jax import Array
 
-from jaxllm.engine.runtime.host_buffers import read
+from jaxllm.engine.runtime.launch import read
 from jaxllm.engine.runtime.program import Key
 from jaxllm.engine.runtime.shapes import StepShapes
 from jaxllm.engine.scheduling.plan import Span

@@ -6,9 +6,8 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from itertools import batched
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -17,9 +16,8 @@ from jax import Array
 from jaxllm.cache.kv import DROP_PAGE, KVCache, zeros_of
 from jaxllm.engine.constraints.token_masks import run_host_processors
 from jaxllm.engine.runtime.device_arrays import DeviceArrays
-from jaxllm.engine.runtime.host_buffers import HostBuffers, begin_read, read
 from jaxllm.engine.runtime.lattice import Programs, forward_key
-from jaxllm.engine.runtime.launch import Launch
+from jaxllm.engine.runtime.launch import HostBuffers, Launch, begin_read, read
 from jaxllm.engine.runtime.logits_processing import Fill, LogitsProcessing
 from jaxllm.engine.runtime.page_swapper import PageSwapper
 from jaxllm.engine.runtime.program import KV, MAX_DEPTH, STATE, Key, Resident
@@ -40,8 +38,7 @@ SHORT_STEP = 2e-3  # seconds; below it one step in flight does not keep the devi
 RECORDING_RUNS = 3
 
 
-@dataclass(frozen=True)
-class Forwarded:
+class Forwarded(NamedTuple):
     """A step whose forward was launched and whose sampling was not.
 
     Attributes:
@@ -59,8 +56,7 @@ class Forwarded:
     scored: PromptScores | None
 
 
-@dataclass(frozen=True)
-class StepResult:
+class StepResult(NamedTuple):
     """A step in flight, with its results still on the device.
 
     Attributes:
@@ -76,12 +72,11 @@ class StepResult:
     rows: Sequence[int]
     token: Array
     packed: Array | None
-    scored: PromptScores | None = None
-    failures: dict[int, str] = field(default_factory=dict)
+    scored: PromptScores | None
+    failures: dict[int, str]
 
 
-@dataclass(frozen=True)
-class Collected:
+class Collected(NamedTuple):
     """A finished step on the host.
 
     Attributes:
@@ -96,7 +91,7 @@ class Collected:
     tokens: list[int]
     logprobs: StepLogprobs | None
     scores: list[tuple[Span, np.ndarray]]
-    failures: dict[int, str] = field(default_factory=dict)
+    failures: dict[int, str]
 
 
 class Runner:
@@ -119,6 +114,7 @@ class Runner:
         self.shapes, self.compiles = programs.shapes, programs.executables.compiles
         # Executable, arguments and results of each program that has run
         self._bound: dict[Key, tuple[jax.stages.Compiled, tuple[Any, ...], tuple[Any, ...]]] = {}
+        self._samplers: dict[tuple[int, frozenset[int]], Key] = {}
         self.slots = self.shapes.slots
         self.depth = 1
         # Of each decode bucket and extend shape without context, measured in warm-up
@@ -188,9 +184,8 @@ class Runner:
             self.run(Launch(((Key("process_logits", (n,)), None),)))
             if functions := _functions(forwarded):
                 failures = self._rewrite_logits(n, functions, forwarded.rows)
-        sampler = self.shapes.sampler(sampler_of(forwarded.needs))
-        calls: list[tuple[Key, None]] = [(Key("sample", (n, sampler)), None)]
-        if any(needs & LOGPROBS for needs in forwarded.needs):
+        calls: list[tuple[Key, None]] = [(self._sample_key(n, forwarded.needs), None)]
+        if any([needs & LOGPROBS for needs in forwarded.needs]):
             top = max([request.top for request in plan.emitters if request is not None])
             calls.append((Key("logprobs", (n, self.shapes.width(top))), None))
         token, *packed = self.run(Launch(tuple(calls)))
@@ -250,9 +245,8 @@ class Runner:
             variant = self.programs.variant(key)
             bound = self._bound[key] = self.programs.get(key), variant.takes, variant.gives
         program, takes, gives = bound
-        read, write, given = self._device.read, self._device.write, iter(inputs)
-        results = program(*[read(x) if type(x) is Resident else next(given) for x in takes])
-        found = []
+        results, found = program(*self._device.arguments(takes, inputs)), []
+        write = self._device.write
         for at, result in zip(gives, results if len(gives) > 1 else (results,), strict=True):
             if type(at) is Resident:
                 write(at, result)
@@ -352,6 +346,14 @@ class Runner:
             layout.pack_chunks(buffer[head:], plan.chunks, self.slots, self.eos_ids)
         self._packed_slots = plan.slots
         return Key("update_slots", (int(layout is not None),)), buffer
+
+    def _sample_key(self, rows: int, needs: frozenset[int]) -> Key:
+        """The cheapest compiled sampler for requests of these `needs`, of few different sets."""
+        key = self._samplers.get((rows, needs))
+        if key is None:
+            key = Key("sample", (rows, self.shapes.sampler(sampler_of(needs))))
+            self._samplers[rows, needs] = key
+        return key
 
     def _rewrite_logits(
         self,

@@ -14,13 +14,14 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxllm.cache.kv import KVCache
 from jaxllm.engine.runtime.chunk_layout import ChunkLayout
-from jaxllm.engine.runtime.host_buffers import PINNED
 from jaxllm.engine.runtime.state import ForwardOutput, SlotState
 from jaxllm.engine.scheduling.buckets import Buckets, ExtendShape
 from jaxllm.logprobs import widths
 from jaxllm.sampling.process import LogitsParams
 from jaxllm.sampling.processor_arguments import Processor
 from jaxllm.sampling.sample import Sampler, backend_for
+
+PINNED = "pinned_host"  # JAX's name of host memory that a device reads and writes directly
 
 
 @dataclass(frozen=True)

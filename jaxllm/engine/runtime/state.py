@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -91,9 +92,7 @@ def pack_progress(**columns: Array) -> Array:
     return jnp.stack([columns[name].astype(jnp.int32) for name in PROGRESS], axis=1)
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class SlotState:
+class SlotState(NamedTuple):
     """State of all slots.
 
     Attributes:
@@ -127,9 +126,7 @@ class SlotState:
         return state
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class ForwardOutput:
+class ForwardOutput(NamedTuple):
     """Result of a forward for sampling: B decode rows, R chunk rows, then padding, Q rows in all.
 
     Every forward with Q rows writes into the buffers of the last one. Their addresses stay, and so

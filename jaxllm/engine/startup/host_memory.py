@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 import psutil
 
 from jaxllm.config import SWAP_SPACE, ConfigError, EngineConfig
-from jaxllm.engine.runtime.host_buffers import GIVE_MEMORY, LEAVING, PLAN_LOADS
+from jaxllm.engine.runtime.page_swapper import GIVE_MEMORY, LEAVING, PLAN_LOADS
 from jaxllm.units import GIB
 
 OTHERS = GIB  # of host memory, for everything but pages

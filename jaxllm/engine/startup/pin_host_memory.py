@@ -20,8 +20,9 @@ import numpy as np
 from jax.sharding import SingleDeviceSharding
 
 from jaxllm.cache.transfer import page_shapes
-from jaxllm.engine.runtime.host_buffers import GIVE_MEMORY, PINNED
 from jaxllm.engine.runtime.lattice import Progress
+from jaxllm.engine.runtime.page_swapper import GIVE_MEMORY
+from jaxllm.engine.runtime.shapes import PINNED
 from jaxllm.engine.startup.host_memory import OTHERS, STAGED, HostRoom
 from jaxllm.engine.startup.memory import shard_bytes
 from jaxllm.engine.startup.report import Report

@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxllm.engine.engine import Engine
-from jaxllm.engine.runtime.host_buffers import HostBuffers, begin_read, read
+from jaxllm.engine.runtime.launch import HostBuffers, begin_read, read
 from jaxllm.mesh import make_mesh
 
 

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.engine.engine import Engine
-from jaxllm.engine.runtime.host_buffers import GIVE_MEMORY, PINNED
+from jaxllm.engine.runtime.page_swapper import GIVE_MEMORY
+from jaxllm.engine.runtime.shapes import PINNED
 from jaxllm.engine.startup import pin_host_memory, start
 from jaxllm.engine.startup.host_memory import STAGED, HostRoom
 from jaxllm.engine.startup.pin_host_memory import (

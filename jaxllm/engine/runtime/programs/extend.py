@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -127,8 +126,7 @@ def _admit(state: SlotState, batch: dict[str, Array]) -> SlotState:
         remaining=batch["remaining"],
         min_left=batch["min_left"],
     )
-    return replace(
-        state,
+    return state._replace(
         progress=state.progress.at[slot].set(new),
         params=state.params.at[slot].set(batch["params"]),
         table=state.table.at[slot].set(batch["table"]),
