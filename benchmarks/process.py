@@ -24,9 +24,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.kernels import kernel_times
-from jaxllm.engine.runtime.programs.apply_token_bitmask import apply_token_bitmask, bitmask_layout
-from jaxllm.engine.runtime.programs.process_logits import process_logits
-from jaxllm.engine.runtime.programs.set_slot import set_slot, slot_layout
+from jaxllm.engine.runtime.programs.process_logits import (
+    apply_token_bitmask,
+    bitmask_layout,
+    process_logits,
+    set_slot,
+    slot_layout,
+)
 from jaxllm.engine.runtime.state import (
     PROGRESS,
     SLOT_PARAMS,

@@ -14,12 +14,46 @@ import argparse
 import random
 import tempfile
 import time
+from collections import defaultdict
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
 
 from benchmarks.record import finish, parser
 from benchmarks.shapes import engine_options
 from jaxllm import LLM, SamplingParams
-from jaxllm.engine.runtime.profile import Kernel, kernels
 from jaxllm.messages import GenerateRequest
+
+# Events of the CPU runtime that are marks, or waits for work
+SYNTHETIC = ("ThreadpoolListener::", "ThunkExecutor::", "SlinkyThreadPool::", "end: ")
+
+
+class Kernel(NamedTuple):
+    """A kernel's share of a trace."""
+
+    name: str
+    calls: int
+    seconds: float
+
+
+def kernels(directory: str | Path) -> list[Kernel]:
+    """Kernels in the newest trace of a directory, longest first; on CPU, the operations of XLA's
+    threads."""
+    runs = sorted(Path(directory).rglob("*.xplane.pb"), key=lambda path: path.stat().st_mtime)
+    found: defaultdict[str, list[float]] = defaultdict(list)
+    planes = jax.profiler.ProfileData.from_file(str(runs[-1])).planes if runs else ()
+    for line in (
+        line
+        for plane in planes
+        for line in plane.lines
+        if line.name.startswith(("Stream", "XLA Ops", "tf_XLA"))
+    ):
+        for event in line.events:
+            if event.duration_ns and not event.name.startswith(SYNTHETIC):
+                found[event.name].append(event.duration_ns / 1e9)
+    totals = [Kernel(name, len(times), sum(times)) for name, times in found.items()]
+    return sorted(totals, key=lambda kernel: -kernel.seconds)
 
 
 def submit(llm: LLM, a: argparse.Namespace, tag: str) -> list[str]:

@@ -19,7 +19,7 @@ class Sampler(enum.IntEnum):
     FILTERED = 2  # also options that exclude tokens, and stop tokens banned until min_tokens
 
 
-LOGPROBS = 8  # a flag in `needs`: log-probabilities too
+LOGPROBS = 8  # the highest flag in `needs`: log-probabilities too
 
 
 def needed(params: SamplingParams) -> Sampler:

@@ -5,10 +5,33 @@ from __future__ import annotations
 import json
 import sys
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 from benchmarks import profile
-from jaxllm.engine.runtime.profile import Kernel
+from benchmarks.profile import Kernel, kernels
+from jaxllm.engine.runtime.profile import Profiler
+
+
+def test_a_trace_names_what_ran_the_longest_first(tmp_path):
+    multiply = jax.jit(lambda x: jnp.sin(x @ x))
+    x = jax.block_until_ready(multiply(jnp.ones((300, 300))))
+    profiler = Profiler(str(tmp_path / "traces"))
+    profiler.start()
+    for _ in range(3):
+        jax.block_until_ready(multiply(x))
+    profiler.stop()
+    found = kernels(tmp_path / "traces")
+    assert found and all(
+        isinstance(kernel, Kernel) and kernel.seconds > 0 and kernel.calls >= 1 for kernel in found
+    )
+    assert [k.seconds for k in found] == sorted((k.seconds for k in found), reverse=True)
+    assert not any(kernel.name.startswith("Threadpool") for kernel in found)
+
+
+def test_a_folder_without_traces_has_no_kernels(tmp_path):
+    assert kernels(tmp_path) == []
 
 
 def test_the_table_shares_the_time_of_a_step_among_kernels():

@@ -1,13 +1,23 @@
-"""Host arrays of a step as one int32 buffer: packed on the host, unpacked on the device."""
+"""Host arrays of a step as one int32 buffer, packed on the host and unpacked on the device; prompt
+chunks above all."""
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+
+from jaxllm.engine.runtime.state import SLOT_PARAMS, host_columns, width_of
+from jaxllm.engine.scheduling.buckets import ExtendShape
+from jaxllm.engine.scheduling.plan import Chunk
+from jaxllm.engine.scheduling.request import Request
+from jaxllm.sampling.options import DRAW_COLUMNS
 
 type Shapes = dict[str, tuple[tuple[int, ...], type]]
 
@@ -57,3 +67,87 @@ class Layout:
                 part = jax.lax.bitcast_convert_type(part, jnp.dtype(dtype))
             out[name] = part
         return out
+
+
+@dataclass(frozen=True)
+class ChunkLayout:
+    """The arrays that chunks are packed into.
+
+    Attributes:
+        shape: T chunk tokens, R chunks, B decode rows.
+        table_width: pages of a slot's table, of all kinds of layers together.
+        logit_rows: rows of logits of the step, at least B + R. Padded, so that few sampling
+            programs serve all shapes.
+    """
+
+    shape: ExtendShape
+    table_width: int
+    logit_rows: int
+
+    @functools.cached_property
+    def arrays(self) -> Layout:
+        """The arrays by name. Per token: its id, position, and chunk row. Per chunk: its slot, its
+        first token's index, tokens, tokens with the cached prefix, tokens whose KV exists already,
+        whether it samples, and the slot's state."""
+        t, r = self.shape.tokens, self.shape.chunks
+        ints: Shapes = dict.fromkeys(("token", "position", "row"), ((t,), np.int32))
+        ints |= dict.fromkeys(
+            ("slot", "start", "length", "kv_length", "kept", "final", "remaining", "min_left"),
+            ((r,), np.int32),
+        )
+        params, table = ((r, width) for width in (width_of(SLOT_PARAMS), self.table_width))
+        return Layout(ints | {"params": (params, np.int32), "table": (table, np.int32)})
+
+    def pack_chunks(
+        self, buffer: np.ndarray, chunks: Sequence[Chunk], slots: int, eos_ids: Sequence[int]
+    ) -> None:
+        """Write these chunks into a zeroed buffer. Padding rows use the trash slot, padding tokens
+        row R."""
+        arrays = self.arrays.views(buffer)
+        arrays["row"][:] = self.shape.chunks
+        arrays["slot"][:] = slots
+        params = host_columns(arrays["params"], SLOT_PARAMS)
+        params["stop_ids"][:] = -1
+        start = 0
+        for row, chunk in enumerate(chunks):
+            span = slice(start, start + chunk.length)
+            arrays["token"][span] = chunk.request.tokens(chunk.start, chunk.start + chunk.length)
+            arrays["position"][span] = np.arange(chunk.start, chunk.start + chunk.length)
+            arrays["row"][span] = row
+            arrays["start"][row], arrays["length"][row] = start, chunk.length
+            _fill_row(arrays, row, chunk)
+            _fill_params(params, row, chunk.request, eos_ids)
+            start += chunk.length
+
+
+def _fill_row(arrays: dict[str, np.ndarray], row: int, chunk: Chunk) -> None:
+    """A chunk carries its request's whole slot, so a recycled slot keeps nothing of its last
+    request."""
+    request = chunk.request
+    arrays["slot"][row] = request.slot
+    arrays["kv_length"][row] = chunk.start + chunk.length
+    arrays["kept"][row] = request.kept
+    arrays["final"][row] = chunk.final
+    arrays["remaining"][row] = request.max_tokens - len(request.output)
+    arrays["min_left"][row] = max(0, request.params.min_tokens - len(request.output))
+    width = arrays["table"].shape[1] // len(request.tables)
+    for kind, table in enumerate(request.tables):
+        arrays["table"][row, kind * width : kind * width + len(table.pages)] = table.pages
+
+
+def _fill_params(
+    columns: dict[str, np.ndarray], row: int, request: Request, eos_ids: Sequence[int]
+) -> None:
+    params = request.params
+    stops = stop_ids(params.stop_token_ids, () if params.ignore_eos else eos_ids)
+    columns["prompt_length"][row] = len(request.prompt)
+    columns["processed"][row] = request.logits_options is not None
+    for name, column in DRAW_COLUMNS.items():
+        columns[name][row] = column.encode(getattr(params, name))
+    columns["key"][row] = np.array([request.seed], np.uint64).view(np.uint32)
+    columns["stop_ids"][row, : len(stops)] = stops
+
+
+def stop_ids(own: Sequence[int] | None, eos_ids: Sequence[int]) -> list[int]:
+    """Every id that ends a request: its own and the model's."""
+    return list(dict.fromkeys([*(own or ()), *eos_ids]))

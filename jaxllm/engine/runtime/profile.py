@@ -1,16 +1,10 @@
-"""JAX's profiler on a running engine, and kernel times from its traces. Traces open in XProf,
-TensorBoard and Perfetto."""
+"""JAX's profiler on a running engine. Traces open in XProf, TensorBoard and Perfetto."""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from pathlib import Path
-from typing import NamedTuple
 
 from jaxllm.config import ConfigError
-
-# Events of the CPU runtime that are marks, or waits for work
-SYNTHETIC = ("ThreadpoolListener::", "ThunkExecutor::", "SlinkyThreadPool::", "end: ")
 
 
 class Profiler:
@@ -49,32 +43,3 @@ class Profiler:
             raise ConfigError("no profile is running; start one first")
         self._running = False
         jax.profiler.stop_trace()
-
-
-class Kernel(NamedTuple):
-    """A kernel's share of a trace."""
-
-    name: str
-    calls: int
-    seconds: float
-
-
-def kernels(directory: str | Path) -> list[Kernel]:
-    """Kernels in the newest trace of a directory, longest first; on CPU, the operations of XLA's
-    threads."""
-    import jax
-
-    runs = sorted(Path(directory).rglob("*.xplane.pb"), key=lambda path: path.stat().st_mtime)
-    found: defaultdict[str, list[float]] = defaultdict(list)
-    planes = jax.profiler.ProfileData.from_file(str(runs[-1])).planes if runs else ()
-    for line in (
-        line
-        for plane in planes
-        for line in plane.lines
-        if line.name.startswith(("Stream", "XLA Ops", "tf_XLA"))
-    ):
-        for event in line.events:
-            if event.duration_ns and not event.name.startswith(SYNTHETIC):
-                found[event.name].append(event.duration_ns / 1e9)
-    totals = [Kernel(name, len(times), sum(times)) for name, times in found.items()]
-    return sorted(totals, key=lambda kernel: -kernel.seconds)

@@ -3,9 +3,8 @@ tokens."""
 
 from __future__ import annotations
 
-import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import batched
 from typing import Any, NamedTuple
 
@@ -14,17 +13,23 @@ import numpy as np
 from jax import Array
 
 from jaxllm.cache.kv import DROP_PAGE, KVCache, zeros_of
-from jaxllm.engine.constraints.token_masks import run_host_processors
+from jaxllm.engine.constraints.token_masks import HostProcessorError, run_host_processors
 from jaxllm.engine.runtime.device_arrays import DeviceArrays
 from jaxllm.engine.runtime.lattice import Programs, forward_key
 from jaxllm.engine.runtime.launch import HostBuffers, Launch, begin_read, read
-from jaxllm.engine.runtime.logits_processing import Fill, LogitsProcessing
 from jaxllm.engine.runtime.page_swapper import PageSwapper
 from jaxllm.engine.runtime.program import KV, MAX_DEPTH, STATE, Key, Resident
 from jaxllm.engine.runtime.programs import PROGRAMS
 from jaxllm.engine.runtime.programs.copy_pages import pack_copies
+from jaxllm.engine.runtime.programs.process_logits import (
+    BITMASK_ROWS,
+    Fill,
+    pack_bitmask,
+    pack_slot,
+    slot_layout,
+)
+from jaxllm.engine.runtime.programs.prompt_logprobs import PromptScores, pack_scores
 from jaxllm.engine.runtime.programs.update_slots import head_layout, pack_head
-from jaxllm.engine.runtime.prompt_scores import PromptScores, pack_scores
 from jaxllm.engine.runtime.state import SlotState
 from jaxllm.engine.scheduling.buckets import ExtendShape
 from jaxllm.engine.scheduling.kv_offload import Link
@@ -168,11 +173,11 @@ class Runner:
         self, requests: Sequence[Request], token_bitmask: Fill
     ) -> list[tuple[Request, str]]:
         """Replace the allowed tokens of these requests. Returns requests that have none, with the
-        reason; see `LogitsProcessing.pack_bitmask`."""
+        reason; see `pack_bitmask`."""
         failures, key = [], Key("apply_token_bitmask")
-        for some in batched(requests, self.processing.bitmask_rows):
+        for some in batched(requests, BITMASK_ROWS):
             buffer = self._buffers[key].lease()
-            failures += self.processing.pack_bitmask(buffer, some, token_bitmask)
+            failures += pack_bitmask(buffer, some, token_bitmask, self.shapes)
             self.run(Launch(((key, buffer),)))
         return failures
 
@@ -180,12 +185,14 @@ class Runner:
         """Sample the tokens of a step. Host work only."""
         plan, n = forwarded.plan, forwarded.logit_rows
         failures: dict[int, str] = {}
+        calls: list[tuple[Key, None]] = []
         if plan.processed_requests:
-            self.run(Launch(((Key("process_logits", (n,)), None),)))
-            if functions := _functions(forwarded):
-                failures = self._rewrite_logits(n, functions, forwarded.rows)
-        calls: list[tuple[Key, None]] = [(self._sample_key(n, forwarded.needs), None)]
-        if any([needs & LOGPROBS for needs in forwarded.needs]):
+            calls.append((Key("process_logits", (n,)), None))
+            if rewritten := _rewritten_rows(forwarded):
+                self.run(Launch(tuple(calls)))
+                failures, calls = self._rewrite_logits(n, rewritten), []
+        calls.append((self._sample_key(n, forwarded.needs), None))
+        if max(forwarded.needs, default=0) >= LOGPROBS:
             top = max([request.top for request in plan.emitters if request is not None])
             calls.append((Key("logprobs", (n, self.shapes.width(top))), None))
         token, *packed = self.run(Launch(tuple(calls)))
@@ -211,7 +218,7 @@ class Runner:
             calls.append((forward_key(shape), None))
             for chunk in plan.chunks:
                 if chunk.final and chunk.request.logits_options is not None:
-                    buffers = self.processing.pack_slot(chunk.request)
+                    buffers = pack_slot(chunk.request, self.shapes)
                     calls += [(Key("set_slot"), buffer) for buffer in buffers]
             calls += pack_scores(spans(plan), self.shapes)
         else:
@@ -263,11 +270,13 @@ class Runner:
         for pairs in buckets.copies:
             copies = pack_copies(((0, DROP_PAGE, 0),) * pairs, self.shapes)
             self.run(Launch(tuple(copies * RECORDING_RUNS)))
-        trash, bitmask = self.processing.pack_trash_slot(), Key("apply_token_bitmask")
+        layout, bitmask = slot_layout(self.shapes.logits_params), Key("apply_token_bitmask")
+        trash = np.zeros(layout.size, np.int32)
+        layout.views(trash)["slot"][:] = self.slots
         for _ in range(RECORDING_RUNS):
             self.run(Launch(((Key("set_slot"), trash),)))
             buffer = self._buffers[bitmask].lease()
-            self.processing.pack_bitmask(buffer, (), lambda *_: [])
+            pack_bitmask(buffer, (), lambda *_: [], self.shapes)
             self.run(Launch(((bitmask, buffer),)))
         if self.swapper is not None:
             self.kv, self.link = self.swapper.warm_up(self.kv)
@@ -323,7 +332,6 @@ class Runner:
                     )
                 self._buffers[key] = rings[key.program, size]
         self._packed_slots: tuple[int, ...] = ()  # of the decode rows
-        self.processing = LogitsProcessing(self.shapes)
         self.swapper = (
             PageSwapper(self.programs, self._traffic) if self.shapes.moved_pages else None
         )
@@ -356,30 +364,32 @@ class Runner:
         return key
 
     def _rewrite_logits(
-        self,
-        logit_rows: int,
-        functions: dict[int, Callable[[np.ndarray], np.ndarray]],
-        rows: Sequence[int],
+        self, logit_rows: int, rewritten: list[tuple[int, int, Request]]
     ) -> dict[int, str]:
         """Change rows of the processed logits by host functions; returns why rows failed, by their
-        index in `rows`."""
+        index in the step. Slow: all logits of the step travel to the host and back."""
         at = Resident("processed_logits", logit_rows)
-        logits, failures = self.processing.rewrite_logits(functions, self._device.read(at))
-        self._device.write(at, logits)
-        return {index: failures[row] for index, row in enumerate(rows) if row in failures}
+        logits, failures = self._device.read(at), dict[int, str]()
+        values = np.array(logits)
+        for index, row, request in rewritten:
+            assert request.logits_options is not None
+            functions, output = request.logits_options.functions, list(request.output)
+            try:
+                values[row] = run_host_processors(functions, output, values[row])
+            except HostProcessorError as error:
+                values[row], failures[index] = np.nan, str(error)
+        self._device.write(at, jax.device_put(values, logits.sharding))
+        return failures
 
 
-def _functions(forwarded: Forwarded) -> dict[int, Callable[[np.ndarray], np.ndarray]]:
-    """Per row of logits, its request's functions on the host, one after another."""
-    found: dict[int, Callable[[np.ndarray], np.ndarray]] = {}
-    for row, request in zip(forwarded.rows, forwarded.plan.emitters, strict=True):
-        if (
-            request is not None
-            and request.status is Status.RUNNING
-            and request.logits_options is not None
-            and request.logits_options.functions
-        ):
-            found[row] = functools.partial(
-                run_host_processors, request.logits_options.functions, list(request.output)
-            )
-    return found
+def _rewritten_rows(forwarded: Forwarded) -> list[tuple[int, int, Request]]:
+    """Index in the step, row of logits and request, where a request has functions on the host."""
+    rows = zip(forwarded.rows, forwarded.plan.emitters, strict=True)
+    return [
+        (index, row, request)
+        for index, (row, request) in enumerate(rows)
+        if request is not None
+        and request.status is Status.RUNNING
+        and request.logits_options is not None
+        and request.logits_options.functions
+    ]

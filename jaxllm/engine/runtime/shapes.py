@@ -13,7 +13,7 @@ from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxllm.cache.kv import KVCache
-from jaxllm.engine.runtime.chunk_layout import ChunkLayout
+from jaxllm.engine.runtime.packing import ChunkLayout
 from jaxllm.engine.runtime.state import ForwardOutput, SlotState
 from jaxllm.engine.scheduling.buckets import Buckets, ExtendShape
 from jaxllm.logprobs import widths

@@ -135,7 +135,8 @@ def test_bad_words_are_never_said_and_the_rest_is_as_ever(engine: Engine, dense:
 def test_a_step_of_those_who_ask_for_nothing_runs_and_uploads_nothing_more(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine.runner, "processing", None)
+    for name in ("pack_slot", "pack_bitmask"):
+        monkeypatch.setattr(f"jaxllm.engine.runtime.runner.{name}", None)
     run(engine, prompts_of(3), SamplingParams(**FREE))
 
 

@@ -6,35 +6,14 @@ from __future__ import annotations
 import pathlib
 
 import jax
-import jax.numpy as jnp
 import pytest
 
 from jaxllm.config import ConfigError, EngineConfig
-from jaxllm.engine.runtime.profile import Kernel, Profiler, kernels
+from jaxllm.engine.runtime.profile import Profiler
 from jaxllm.server.engine.wire import Answered, Profile, Ready, Start, Stop
 from tests.server.engine.test_process import Peer
 from tests.server.fake import Control
 from tests.server.harness import Running, with_settings
-
-
-def test_a_trace_names_what_ran_the_longest_first(tmp_path):
-    multiply = jax.jit(lambda x: jnp.sin(x @ x))
-    x = jax.block_until_ready(multiply(jnp.ones((300, 300))))
-    profiler = Profiler(str(tmp_path / "traces"))
-    profiler.start()
-    for _ in range(3):
-        jax.block_until_ready(multiply(x))
-    profiler.stop()
-    found = kernels(tmp_path / "traces")
-    assert found and all(
-        isinstance(kernel, Kernel) and kernel.seconds > 0 and kernel.calls >= 1 for kernel in found
-    )
-    assert [k.seconds for k in found] == sorted((k.seconds for k in found), reverse=True)
-    assert not any(kernel.name.startswith("Threadpool") for kernel in found)
-
-
-def test_a_folder_without_traces_has_no_kernels(tmp_path):
-    assert kernels(tmp_path) == []
 
 
 def test_what_cannot_be_is_said_before_anything_is_traced(tmp_path, monkeypatch):

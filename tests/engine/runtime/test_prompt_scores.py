@@ -15,7 +15,7 @@ import pytest
 from jaxllm.engine.engine import Engine
 from jaxllm.engine.runtime.lattice import forward_key
 from jaxllm.engine.runtime.program import Key
-from jaxllm.engine.runtime.prompt_scores import score_rows
+from jaxllm.engine.runtime.programs.prompt_logprobs import score_rows
 from jaxllm.engine.scheduling.plan import Chunk, Plan, Span, spans
 from jaxllm.engine.scheduling.request import Request
 from jaxllm.logprobs import prompt_entries

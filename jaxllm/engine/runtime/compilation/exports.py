@@ -35,7 +35,6 @@ SOURCES = (
     "jaxllm/mesh.py",
     "jaxllm/engine/scheduling/buckets.py",
     f"{_RUNTIME}/programs",
-    f"{_RUNTIME}/chunk_layout.py",
     f"{_RUNTIME}/packing.py",
     f"{_RUNTIME}/program.py",
     f"{_RUNTIME}/shapes.py",

@@ -1,4 +1,4 @@
-"""The step programs, one file each, found by listing this folder."""
+"""The step programs, found by listing this folder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def _load() -> dict[str, Program]:
     modules = (
         importlib.import_module(f"{__name__}.{m.name}") for m in pkgutil.iter_modules(__path__)
     )
-    found: list[Program] = [module.PROGRAM for module in modules]
+    found = [x for module in modules for x in vars(module).values() if isinstance(x, Program)]
     return {program.name: program for program in sorted(found, key=lambda program: program.rank)}
 
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from jaxllm.cache.kv import DROP_PAGE, KVCache, PagedContext, PagedInputs
-from jaxllm.engine.runtime.chunk_layout import ChunkLayout
+from jaxllm.engine.runtime.packing import ChunkLayout
 from jaxllm.engine.runtime.program import KV, STATE, WEIGHTS, Program, Resident, Variant, always
 from jaxllm.engine.runtime.shapes import Model, StepShapes
 from jaxllm.engine.runtime.state import (
