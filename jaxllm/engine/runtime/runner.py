@@ -20,7 +20,7 @@ from jaxllm.engine.runtime.launch import HostBuffers, Launch, begin_read, read
 from jaxllm.engine.runtime.page_swapper import PageSwapper
 from jaxllm.engine.runtime.program import KV, MAX_DEPTH, STATE, Key, Resident
 from jaxllm.engine.runtime.programs import PROGRAMS
-from jaxllm.engine.runtime.programs.copy_pages import pack_copies
+from jaxllm.engine.runtime.programs.move_pages import pack_copies
 from jaxllm.engine.runtime.programs.process_logits import (
     BITMASK_ROWS,
     Fill,
@@ -65,19 +65,15 @@ class StepResult(NamedTuple):
     """A step in flight, with its results still on the device.
 
     Attributes:
-        plan: the step.
-        rows: row of each decode, then of each chunk.
+        forwarded: the step.
         token: [Q] tokens.
         packed: log-probabilities, if a request wants them.
-        scored: log-probabilities of prompts, if any are wanted.
-        failures: why a row has no token, by its index in `rows`.
+        failures: why a row has no token, by its index in `forwarded.rows`.
     """
 
-    plan: Plan
-    rows: Sequence[int]
+    forwarded: Forwarded
     token: Array
     packed: Array | None
-    scored: PromptScores | None
     failures: dict[int, str]
 
 
@@ -196,17 +192,16 @@ class Runner:
             top = max([request.top for request in plan.emitters if request is not None])
             calls.append((Key("logprobs", (n, self.shapes.width(top))), None))
         token, *packed = self.run(Launch(tuple(calls)))
-        return StepResult(
-            plan, forwarded.rows, token, packed[0] if packed else None, forwarded.scored, failures
-        )
+        return StepResult(forwarded, token, packed[0] if packed else None, failures)
 
     def collect(self, result: StepResult) -> Collected:
         """Wait for a step's tokens."""
-        rows = slice(len(result.rows)) if isinstance(result.rows, range) else list(result.rows)
-        tokens = read(result.token)[rows].tolist()
-        scores = result.scored.collect() if result.scored is not None else []
-        logprobs = StepLogprobs(read(result.packed)[rows]) if result.packed is not None else None
-        return Collected(result.plan, tokens, logprobs, scores, result.failures)
+        plan, rows, scored = result.forwarded.plan, result.forwarded.rows, result.forwarded.scored
+        places = slice(len(rows)) if isinstance(rows, range) else list(rows)
+        tokens = read(result.token)[places].tolist()
+        scores = scored.collect() if scored is not None else []
+        logprobs = StepLogprobs(read(result.packed)[places]) if result.packed is not None else None
+        return Collected(plan, tokens, logprobs, scores, result.failures)
 
     def pack(self, plan: Plan, shape: int | ExtendShape) -> Launch:
         """The launch of a plan's forward in a compiled shape that holds it."""

@@ -9,6 +9,7 @@ import jax
 
 COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 CACHE_HIT_EVENT = "/jax/compilation_cache/cache_hits"
+_COUNTED = {COMPILE_EVENT: "compiles", CACHE_HIT_EVENT: "cache_hits"}
 
 
 class _Entered(threading.local):
@@ -55,19 +56,14 @@ class CompileCounter:
 @functools.cache
 def _listen() -> None:
     """Listen to JAX, once in a process: listeners cannot be removed."""
-    jax.monitoring.register_event_duration_secs_listener(_on_duration)
+    jax.monitoring.register_event_duration_secs_listener(_on_event)
     jax.monitoring.register_event_listener(_on_event)
 
 
-def _on_duration(event: str, _: float, **__: object) -> None:
-    if event == COMPILE_EVENT and _entered.counters:
+def _on_event(event: str, *_: float, **__: object) -> None:
+    """Count an event for the innermost counter of this thread. JAX gives durations to some."""
+    name = _COUNTED.get(event)
+    if name is not None and _entered.counters:
         counter = _entered.counters[-1]
         with counter._lock:
-            counter.compiles += 1
-
-
-def _on_event(event: str, **_: object) -> None:
-    if event == CACHE_HIT_EVENT and _entered.counters:
-        counter = _entered.counters[-1]
-        with counter._lock:
-            counter.cache_hits += 1
+            setattr(counter, name, getattr(counter, name) + 1)

@@ -1,17 +1,72 @@
-"""KV pages between the pool and host memory: out of the pool, and into it."""
+"""KV pages within the pool, out of it on their way to host memory, and back into it."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 import jax
+import numpy as np
 from jax import Array
 from jax.sharding import NamedSharding
 
-from jaxllm.cache.kv import KVCache
+from jaxllm.cache.kv import DROP_PAGE, KVCache
 from jaxllm.cache.transfer import Page, page_shapes, put, take
-from jaxllm.engine.runtime.program import KV, Program, Sizes, Variant, shardings
+from jaxllm.engine.runtime.program import KV, MAX_DEPTH, Key, Program, Sizes, Variant, shardings
 from jaxllm.engine.runtime.shapes import StepShapes
+
+# Layers whose pages are copied together: all of a large model's would need more memory than a
+# small step
+LAYERS_AT_ONCE = 8
+
+
+def copy_pages(kv: KVCache, buffer: Array, *, local: NamedSharding) -> KVCache:
+    """Copy pages of every layer, all sources before any target is written.
+
+    `buffer` holds, for each kind of layers, n sources and then n targets. A pair with target
+    `DROP_PAGE` does nothing.
+    """
+    rows = jax.device_put(buffer, local).reshape(len(kv.num_pages), 2, -1)
+
+    def copied(kind: int, pages: Array) -> Array:
+        source, target = (kv.page_rows(kind, row) for row in rows[kind])
+        for at in range(0, len(source), LAYERS_AT_ONCE):
+            some = slice(at, at + LAYERS_AT_ONCE)
+            pages = pages.at[target[some]].set(pages[source[some]], mode="drop")
+        return pages
+
+    return kv.map_arrays(copied)
+
+
+def pack_copies(
+    copies: Sequence[tuple[int, int, int]], shapes: StepShapes
+) -> list[tuple[Key, np.ndarray]]:
+    """Calls that copy pages in order, (source, target, kind of layers) each. What is left of a call
+    copies to `DROP_PAGE`."""
+    sizes, calls = shapes.buckets.copies, []
+    of_kind = [[pair[:2] for pair in copies if pair[2] == k] for k in range(shapes.kinds)]
+    for start in range(0, max(map(len, of_kind)), sizes[-1]):
+        batches = [pairs[start : start + sizes[-1]] for pairs in of_kind]
+        size = next(n for n in sizes if n >= max(map(len, batches)))
+        rows = np.zeros((shapes.kinds, 2, size), np.int32)
+        rows[:, 1] = DROP_PAGE
+        for row, batch in zip(rows, batches, strict=True):
+            row[:, : len(batch)] = np.array(batch, np.int32).reshape(-1, 2).T
+        calls.append((Key("copy_pages", (size,)), rows.reshape(-1)))
+    return calls
+
+
+def _build_copy(shapes: StepShapes, pairs: int) -> Variant:
+    return Variant(
+        functools.partial(copy_pages, local=shapes.replicated),
+        takes=(KV, shapes.host_buffer(2 * pairs * shapes.kinds)),
+        gives=(KV,),
+    )
+
+
+def _copy_buffers(shapes: StepShapes) -> int:
+    """A step copies at most one page a slot."""
+    return -(-shapes.slots // shapes.buckets.copies[-1]) * (MAX_DEPTH + 2)
 
 
 def save_pages(
@@ -48,5 +103,11 @@ def _sizes(shapes: StepShapes) -> list[Sizes]:
     return [(shapes.moved_pages,)] if shapes.moved_pages else []
 
 
+COPY_PAGES = Program(
+    "copy_pages",
+    sizes=lambda shapes: [(pairs,) for pairs in shapes.buckets.copies],
+    build=_build_copy,
+    buffers=_copy_buffers,
+)
 SAVE_PAGES = Program("save_pages", _sizes, _build_save)
 LOAD_PAGES = Program("load_pages", _sizes, _build_load)

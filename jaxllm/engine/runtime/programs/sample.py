@@ -1,4 +1,4 @@
-"""Logits to tokens, and the progress of the slots that got one."""
+"""Logits to tokens, the progress of the slots that got one, and the tokens' log-probabilities."""
 
 from __future__ import annotations
 
@@ -7,17 +7,19 @@ import functools
 import jax.numpy as jnp
 from jax import Array
 
-from jaxllm.engine.runtime.program import Program, Resident, Variant, always
+from jaxllm.engine.runtime.program import STATE, Program, Resident, Variant, always
 from jaxllm.engine.runtime.shapes import StepShapes
 from jaxllm.engine.runtime.state import (
     PROGRESS,
     SLOT_PARAMS,
     ForwardOutput,
+    SlotState,
     device_columns,
     pack_progress,
 )
 from jaxllm.sampling import sample as sampling
-from jaxllm.sampling.sample import Sampler
+from jaxllm.sampling.logprobs import packed_logprobs, processed
+from jaxllm.sampling.sample import Sampler, draw_rows
 
 
 def sample(
@@ -37,7 +39,7 @@ def sample(
     slots, emit = forward_output.slots, forward_output.emit
     now = device_columns(progress[slots], PROGRESS)
     columns, position = device_columns(params[slots], SLOT_PARAMS), now["position"] + 1
-    rows = sampling.draw_rows(columns, position, now["min_left"] > 0)
+    rows = draw_rows(columns, position, now["min_left"] > 0)
     token = sampling.sample(logits, rows, sampler, backend)
     stopped = jnp.any(token[:, None] == columns["stop_ids"], axis=1) | (token < 0)
     remaining = now["remaining"] - 1
@@ -52,7 +54,22 @@ def sample(
     return progress.at[target].set(new, mode="drop"), jnp.where(emit, token, -1)
 
 
-def _build(shapes: StepShapes, rows: int, sampler: int) -> Variant:
+def logprobs(
+    mode: str, count: int, logits: Array, forward_output: ForwardOutput, state: SlotState
+) -> Array:
+    """`packed_logprobs` of each row's newest token and the `count` most likely ones; rows that
+    sampled none hold anything. `mode` is one of `config.LOGPROBS_MODES`; a processed one wants the
+    logits that `sample` took."""
+    now = device_columns(state.progress[forward_output.slots], PROGRESS)
+    if mode.startswith("processed"):
+        params = device_columns(state.params[forward_output.slots], SLOT_PARAMS)
+        # As before the draw, which lowered `min_left`
+        banned = now["min_left"] + forward_output.emit > 0
+        logits = processed(logits, draw_rows(params, now["position"] + 1, banned))
+    return packed_logprobs(logits, now["token"], count, normalised=mode.endswith("logprobs"))
+
+
+def _build_sample(shapes: StepShapes, rows: int, sampler: int) -> Variant:
     progress = Resident("state", field="progress")
     logits, output = Resident("logits", rows), Resident("forward_output", rows)
     return Variant(
@@ -62,16 +79,39 @@ def _build(shapes: StepShapes, rows: int, sampler: int) -> Variant:
     )
 
 
-PROGRAM = Program(
+def _build_logprobs(shapes: StepShapes, rows: int, width: int) -> Variant:
+    output = Resident("forward_output", rows)
+    processed_mode = shapes.logprobs_mode.startswith("processed")
+    logits = Resident("logits", rows) if processed_mode else output._replace(field="logits")
+    return Variant(
+        functools.partial(logprobs, shapes.logprobs_mode, width),
+        takes=(logits, output, STATE),
+        gives=(shapes.host,),
+    )
+
+
+SAMPLE = Program(
     "sample",
     sizes=lambda shapes: [
         (rows, int(sampler))
         for rows in sorted(shapes.buckets.logits, reverse=True)
         for sampler in shapes.samplers
     ],
-    build=_build,
+    build=_build_sample,
     rank=1,
     is_kept=always,
     # A draw kernel needs no memory, and lowers for seconds
     may_need_most=lambda shapes: shapes.draw_backend == "reference",
+)
+LOGPROBS = Program(
+    "logprobs",
+    sizes=lambda shapes: [
+        (rows, width)
+        for rows in sorted(shapes.buckets.logits, reverse=True)
+        for width in shapes.widths
+    ],
+    build=_build_logprobs,
+    rank=5,
+    is_kept=always,
+    may_need_most=always,
 )

@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxllm.cache.kv import PAGES, KVCache
 from jaxllm.cache.transfer import page_shapes, put
-from jaxllm.engine.runtime.programs.copy_pages import LAYERS_AT_ONCE, copy_pages
+from jaxllm.engine.runtime.programs.move_pages import LAYERS_AT_ONCE, copy_pages
 from jaxllm.mesh import make_mesh
 from tests.by_layer import by_layer
 
