@@ -75,7 +75,7 @@ class ChunkLayout:
 
     Attributes:
         shape: T chunk tokens, R chunks, B decode rows.
-        table_width: pages of a slot's table, of all kinds of layers together.
+        table_width: pages of a slot's table, of all cache groups together.
         logit_rows: rows of logits of the step, at least B + R. Padded, so that few sampling
             programs serve all shapes.
     """
@@ -131,8 +131,8 @@ def _fill_row(arrays: dict[str, np.ndarray], row: int, chunk: Chunk) -> None:
     arrays["remaining"][row] = request.max_tokens - len(request.output)
     arrays["min_left"][row] = max(0, request.params.min_tokens - len(request.output))
     width = arrays["table"].shape[1] // len(request.tables)
-    for kind, table in enumerate(request.tables):
-        arrays["table"][row, kind * width : kind * width + len(table.pages)] = table.pages
+    for group, table in enumerate(request.tables):
+        arrays["table"][row, group * width : group * width + len(table.pages)] = table.pages
 
 
 def _fill_params(

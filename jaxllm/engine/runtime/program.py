@@ -1,4 +1,4 @@
-"""What a step program is: the value that each file of `programs/` holds."""
+"""What a step program is: the values that the files of `programs/` hold."""
 
 from __future__ import annotations
 
@@ -91,10 +91,10 @@ class Variant:
 
 @dataclass(frozen=True)
 class Program:
-    """One step program in all sizes. A new one is a file in `programs/` and its caller.
+    """One step program in all sizes. A new one is an entry in `programs/` and its caller.
 
     Attributes:
-        name: the file's name; also in profiles, kept programs and tables of XLA options.
+        name: that of its function; also in profiles, kept programs and tables of XLA options.
         sizes: the variants to compile, largest first where they differ in cost.
         build: the variant of given sizes: `build(shapes, *sizes)`.
         rank: order of compiling; what takes longest goes first.

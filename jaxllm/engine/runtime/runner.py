@@ -341,7 +341,7 @@ class Runner:
 
     def pack_slots(self, plan: Plan, shape: ExtendShape | None = None) -> tuple[Key, np.ndarray]:
         """The upload of row map, page-table entries and, for `shape`, the plan's chunks."""
-        head = head_layout(self.slots, self.shapes.kinds).size
+        head = head_layout(self.slots, self.shapes.num_groups).size
         layout = None if shape is None else self.shapes.chunk_layouts[shape]
         buffer = np.zeros(head + (0 if layout is None else layout.arrays.size), np.int32)
         pack_head(buffer, plan, self.shapes)

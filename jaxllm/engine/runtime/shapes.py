@@ -59,7 +59,7 @@ class StepShapes:
         weights: leaves of the model.
         kv: the page pools.
         slots: usable slots S.
-        table_width: pages of a slot's table, of all kinds of layers together.
+        table_width: pages of a slot's table, of all cache groups together.
         hidden_states: [T, D], residual stream of the largest step's chunk tokens.
         vocab_size: V.
         buckets: the compiled shapes.
@@ -104,8 +104,8 @@ class StepShapes:
         )
 
     @property
-    def kinds(self) -> int:
-        """Kinds of layers, each with a page pool of its own."""
+    def num_groups(self) -> int:
+        """Cache groups; each has a page pool of its own."""
         return len(self.kv.k)
 
     @functools.cached_property

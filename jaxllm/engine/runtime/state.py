@@ -98,7 +98,7 @@ class SlotState(NamedTuple):
     Attributes:
         progress: [S+1, …] int32, columns PROGRESS.
         params: [S+1, …] int32, columns SLOT_PARAMS.
-        table: [S+1, M] int32, page tables of all kinds of layers side by side.
+        table: [S+1, M] int32, page tables of all cache groups side by side.
         rows: [S] int32, the slot of each decode row.
     """
 
@@ -152,8 +152,8 @@ class DecodeRows:
         alive: whether it generates.
         token: its input token.
         position: position of that token.
-        tables: for each kind of layers `[B, M]`, the row's page table.
-        pages: for each kind of layers, the page that gets the token's KV.
+        tables: for each cache group `[B, M]`, the row's page table.
+        pages: for each cache group, the page that gets the token's KV.
         offset: offset in that page.
         lengths: tokens to attend to, this one included; 0 for rows that are not alive.
         prompt_length: length of the request's prompt.
@@ -193,12 +193,13 @@ class DecodeRows:
 
 
 def split_tables(table_RM: Array, kv: KVCache) -> list[Array]:
-    """Page tables of each kind of layers, which stand side by side."""
-    kinds = len(kv.num_pages)
-    return [table_RM] if kinds == 1 else jnp.split(table_RM, kinds, axis=1)
+    """The page tables of each cache group, which stand side by side."""
+    groups = len(kv.num_pages)
+    return [table_RM] if groups == 1 else jnp.split(table_RM, groups, axis=1)
 
 
 def table_columns(index: Array, table: Array, kv: KVCache) -> list[Array]:
-    """For each kind of layers, the column of a page table that holds page `index` of a sequence."""
-    kinds = len(kv.num_pages)
-    return [index + kind * (table.shape[1] // kinds) if kind else index for kind in range(kinds)]
+    """For each cache group, the column of a page table that holds page `index` of a sequence."""
+    groups = len(kv.num_pages)
+    width = table.shape[1] // groups
+    return [index + group * width if group else index for group in range(groups)]

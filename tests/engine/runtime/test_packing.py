@@ -63,7 +63,7 @@ def test_each_table_write_of_a_plan_is_an_entry_and_unused_entries_are_dropped(
     )
     plan = Plan(tuple(decodes), (0,) * count, (), table_writes=writes)
     buffer = np.zeros(head_layout(slots, 2).size, np.int32)
-    shapes: Any = SimpleNamespace(slots=slots, kinds=2, table_width=2 * width)
+    shapes: Any = SimpleNamespace(slots=slots, num_groups=2, table_width=2 * width)
     pack_head(buffer, plan, shapes)
     arrays = head_layout(slots, 2).views(buffer)
     assert arrays["rows"].tolist() == [7 - row for row in range(count)] + [slots] * (slots - count)

@@ -75,7 +75,7 @@ def extend(
 def _paged_inputs(
     given: DecodeRows, batch: dict[str, Array], kv: KVCache, page_size: int
 ) -> list[PagedInputs]:
-    """Inputs of each kind of layers: decode rows, then chunks."""
+    """Inputs of each cache group: decode rows, then chunks."""
     write_pages, write_offset = _chunk_writes(batch, kv, page_size)
     return [
         PagedInputs(
@@ -107,7 +107,7 @@ def _prompt_lengths(given: DecodeRows, batch: dict[str, Array], shape: ExtendSha
 def _chunk_writes(
     batch: dict[str, Array], kv: KVCache, page_size: int
 ) -> tuple[list[Array], Array]:
-    """For every chunk token: page, of each kind of layers, and offset. Padding tokens (row R) and
+    """For every chunk token: page, of each cache group, and offset. Padding tokens (row R) and
     tokens whose KV exists already are dropped."""
     table, row, position = batch["table"], batch["row"], batch["position"]
     own = jnp.minimum(row, table.shape[0] - 1)

@@ -23,13 +23,13 @@ LAYERS_AT_ONCE = 8
 def copy_pages(kv: KVCache, buffer: Array, *, local: NamedSharding) -> KVCache:
     """Copy pages of every layer, all sources before any target is written.
 
-    `buffer` holds, for each kind of layers, n sources and then n targets. A pair with target
+    `buffer` holds, for each cache group, n sources and then n targets. A pair with target
     `DROP_PAGE` does nothing.
     """
     rows = jax.device_put(buffer, local).reshape(len(kv.num_pages), 2, -1)
 
-    def copied(kind: int, pages: Array) -> Array:
-        source, target = (kv.page_rows(kind, row) for row in rows[kind])
+    def copied(group: int, pages: Array) -> Array:
+        source, target = (kv.page_rows(group, row) for row in rows[group])
         for at in range(0, len(source), LAYERS_AT_ONCE):
             some = slice(at, at + LAYERS_AT_ONCE)
             pages = pages.at[target[some]].set(pages[source[some]], mode="drop")
@@ -41,14 +41,16 @@ def copy_pages(kv: KVCache, buffer: Array, *, local: NamedSharding) -> KVCache:
 def pack_copies(
     copies: Sequence[tuple[int, int, int]], shapes: StepShapes
 ) -> list[tuple[Key, np.ndarray]]:
-    """Calls that copy pages in order, (source, target, kind of layers) each. What is left of a call
+    """Calls that copy pages in order, (source, target, cache group) each. What is left of a call
     copies to `DROP_PAGE`."""
     sizes, calls = shapes.buckets.copies, []
-    of_kind = [[pair[:2] for pair in copies if pair[2] == k] for k in range(shapes.kinds)]
-    for start in range(0, max(map(len, of_kind)), sizes[-1]):
-        batches = [pairs[start : start + sizes[-1]] for pairs in of_kind]
+    of_group = [
+        [pair[:2] for pair in copies if pair[2] == group] for group in range(shapes.num_groups)
+    ]
+    for start in range(0, max(map(len, of_group)), sizes[-1]):
+        batches = [pairs[start : start + sizes[-1]] for pairs in of_group]
         size = next(n for n in sizes if n >= max(map(len, batches)))
-        rows = np.zeros((shapes.kinds, 2, size), np.int32)
+        rows = np.zeros((shapes.num_groups, 2, size), np.int32)
         rows[:, 1] = DROP_PAGE
         for row, batch in zip(rows, batches, strict=True):
             row[:, : len(batch)] = np.array(batch, np.int32).reshape(-1, 2).T
@@ -59,7 +61,7 @@ def pack_copies(
 def _build_copy(shapes: StepShapes, pairs: int) -> Variant:
     return Variant(
         functools.partial(copy_pages, local=shapes.replicated),
-        takes=(KV, shapes.host_buffer(2 * pairs * shapes.kinds)),
+        takes=(KV, shapes.host_buffer(2 * pairs * shapes.num_groups)),
         gives=(KV,),
     )
 

@@ -16,7 +16,7 @@ from jaxllm.engine.scheduling.plan import Plan
 
 
 def update_slots(
-    kinds: int,
+    groups: int,
     table: Array,
     rows: Array,
     buffer: Array,
@@ -26,7 +26,7 @@ def update_slots(
 ) -> tuple[Array, ...]:
     """(table, rows) of the slot state, and for `staged` the packed chunks that follow the head of
     `buffer`. `buffer` may lie in pinned host memory; `local` is the device's own."""
-    head = head_layout(rows.shape[0], kinds)
+    head = head_layout(rows.shape[0], groups)
     buffer = jax.device_put(buffer, local)
     new = head.unpack(buffer[: head.size])
     table = table.at[new["slot"], new["index"]].set(new["page"], mode="drop")
@@ -34,18 +34,18 @@ def update_slots(
 
 
 @functools.cache
-def head_layout(slots: int, kinds: int) -> Layout:
+def head_layout(slots: int, groups: int) -> Layout:
     """The buffer before the packed chunks: the row map, and at most one page-table entry per row
-    and kind of layers: table[slot, index] = page."""
+    and cache group: table[slot, index] = page."""
     rows: Shapes = {"rows": ((slots,), np.int32)}
-    return Layout(rows | dict.fromkeys(("slot", "index", "page"), ((slots * kinds,), np.int32)))
+    return Layout(rows | dict.fromkeys(("slot", "index", "page"), ((slots * groups,), np.int32)))
 
 
 def pack_head(buffer: np.ndarray, plan: Plan, shapes: StepShapes) -> None:
     """Write row map and page-table entries of a plan into a zeroed buffer. Unused entries name the
     slot S + 1, which drops them."""
-    slots, width = shapes.slots, shapes.table_width // shapes.kinds
-    arrays = head_layout(slots, shapes.kinds).views(buffer)
+    slots, width = shapes.slots, shapes.table_width // shapes.num_groups
+    arrays = head_layout(slots, shapes.num_groups).views(buffer)
     arrays["rows"][:] = slots
     arrays["rows"][: len(plan.decodes)] = plan.slots
     arrays["slot"][:] = slots + 1
@@ -57,11 +57,11 @@ def pack_head(buffer: np.ndarray, plan: Plan, shapes: StepShapes) -> None:
 def _build(shapes: StepShapes, with_chunks: int) -> Variant:
     table, rows = Resident("state", field="table"), Resident("state", field="rows")
     staged = (Resident("staged_chunks"),) if with_chunks else ()
-    size = head_layout(shapes.slots, shapes.kinds).size
+    size = head_layout(shapes.slots, shapes.num_groups).size
     if with_chunks:
         size += shapes.staged_chunks.shape[0]
     return Variant(
-        functools.partial(update_slots, shapes.kinds, local=shapes.replicated),
+        functools.partial(update_slots, shapes.num_groups, local=shapes.replicated),
         takes=(table, rows, shapes.host_buffer(size), *staged),
         gives=(table, rows, *staged),
     )
