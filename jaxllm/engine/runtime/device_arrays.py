@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -48,18 +47,6 @@ class DeviceArrays:
             self._arrays["logits", rows] = value.logits
         elif name == "processed_logits":
             self._arrays["logits", rows] = value
-
-    def arguments(self, takes: Iterable[Any], inputs: Iterable[Any]) -> list[Any]:
-        """A program's arguments: resident arrays, and between them `inputs` in their order."""
-        arrays, given, found = self._arrays, iter(inputs), []
-        for at in takes:
-            if type(at) is not Resident:
-                found.append(next(given))
-            elif not at.field and (known := arrays.get(at[:2])) is not None:
-                found.append(known)
-            else:
-                found.append(self.read(at))
-        return found
 
     def delete(self) -> None:
         """Free everything except the weights."""

@@ -30,6 +30,7 @@ from jaxllm.engine.runtime.programs.process_logits import (
 )
 from jaxllm.engine.runtime.programs.prompt_logprobs import PromptScores, pack_scores
 from jaxllm.engine.runtime.programs.update_slots import head_layout, pack_head
+from jaxllm.engine.runtime.shapes import PINNED
 from jaxllm.engine.runtime.state import SlotState
 from jaxllm.engine.scheduling.buckets import ExtendShape
 from jaxllm.engine.scheduling.kv_offload import Link
@@ -117,6 +118,8 @@ class Runner:
         self._bound: dict[Key, tuple[jax.stages.Compiled, tuple[Any, ...], tuple[Any, ...]]] = {}
         self._samplers: dict[tuple[int, frozenset[int]], Key] = {}
         self.slots = self.shapes.slots
+        # The host then reads results in place
+        self._results_pinned = self.shapes.host.memory_kind == PINNED
         self.depth = 1
         # Of each decode bucket and extend shape without context, measured in warm-up
         self.seconds: dict[object, float] = {}
@@ -234,9 +237,10 @@ class Runner:
                 found = self.call(key, buffers.send(buffer))
                 if PROGRAMS[key.program].acknowledges:
                     buffers.until(found.pop())
-            for result in found:
-                begin_read(result)
             results += found
+        if not self._results_pinned:
+            for result in results:
+                begin_read(result)
         return results
 
     def call(self, key: Key, *inputs: Any) -> list[Any]:
@@ -247,8 +251,9 @@ class Runner:
             variant = self.programs.variant(key)
             bound = self._bound[key] = self.programs.get(key), variant.takes, variant.gives
         program, takes, gives = bound
-        results, found = program(*self._device.arguments(takes, inputs)), []
-        write = self._device.write
+        read, write, given = self._device.read, self._device.write, iter(inputs)
+        results = program(*[read(x) if type(x) is Resident else next(given) for x in takes])
+        found = []
         for at, result in zip(gives, results if len(gives) > 1 else (results,), strict=True):
             if type(at) is Resident:
                 write(at, result)
