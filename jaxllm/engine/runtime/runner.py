@@ -14,11 +14,10 @@ from jax import Array
 
 from jaxllm.cache.kv import DROP_PAGE, KVCache, zeros_of
 from jaxllm.engine.constraints.token_masks import HostProcessorError, run_host_processors
-from jaxllm.engine.runtime.device_arrays import DeviceArrays
 from jaxllm.engine.runtime.lattice import Programs, forward_key
 from jaxllm.engine.runtime.launch import HostBuffers, Launch, begin_read, read
 from jaxllm.engine.runtime.page_swapper import PageSwapper
-from jaxllm.engine.runtime.program import KV, MAX_DEPTH, STATE, Key, Resident
+from jaxllm.engine.runtime.program import KV, MAX_DEPTH, STATE, DeviceArrays, Key, Resident
 from jaxllm.engine.runtime.programs import PROGRAMS
 from jaxllm.engine.runtime.programs.move_pages import pack_copies
 from jaxllm.engine.runtime.programs.process_logits import (
