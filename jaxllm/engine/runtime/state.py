@@ -7,7 +7,6 @@ takes and returns costs the host microseconds a step, so columns of 32 bits shar
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -16,7 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jaxllm.cache.kv import DROP_PAGE, KVCache
 from jaxllm.sampling.options import DRAW_COLUMNS
 
 MAX_STOP_IDS = 80  # stop_token_ids (64) plus the model's end-of-sequence ids
@@ -141,65 +139,3 @@ class ForwardOutput(NamedTuple):
     logits: Array
     slots: Array
     emit: Array
-
-
-@dataclass(frozen=True)
-class DecodeRows:
-    """The decode rows of a step as they stand in the slot state, B rows.
-
-    Attributes:
-        slots: slot of each row.
-        alive: whether it generates.
-        token: its input token.
-        position: position of that token.
-        tables: for each cache group `[B, M]`, the row's page table.
-        pages: for each cache group, the page that gets the token's KV.
-        offset: offset in that page.
-        lengths: tokens to attend to, this one included; 0 for rows that are not alive.
-        prompt_length: length of the request's prompt.
-    """
-
-    slots: Array
-    alive: Array
-    token: Array
-    position: Array
-    tables: list[Array]
-    pages: list[Array]
-    offset: Array
-    lengths: Array
-    prompt_length: Array
-
-    @staticmethod
-    def read(state: SlotState, rows: int, kv: KVCache, page_size: int) -> DecodeRows:
-        """The first `rows` rows. Rows that are not alive write to no page."""
-        slots = state.rows[:rows]
-        now = device_columns(state.progress[slots], PROGRESS)
-        alive, position = now["alive"], now["position"]
-        owned = [
-            state.table[slots, index]
-            for index in table_columns(position // page_size, state.table, kv)
-        ]
-        return DecodeRows(
-            slots=slots,
-            alive=alive,
-            token=jnp.maximum(now["token"], 0),
-            position=position,
-            tables=split_tables(state.table[slots], kv),
-            pages=[jnp.where(alive, page, DROP_PAGE) for page in owned],
-            offset=position % page_size,
-            lengths=jnp.where(alive, position + 1, 0),
-            prompt_length=device_columns(state.params[slots], SLOT_PARAMS)["prompt_length"],
-        )
-
-
-def split_tables(table_RM: Array, kv: KVCache) -> list[Array]:
-    """The page tables of each cache group, which stand side by side."""
-    groups = len(kv.num_pages)
-    return [table_RM] if groups == 1 else jnp.split(table_RM, groups, axis=1)
-
-
-def table_columns(index: Array, table: Array, kv: KVCache) -> list[Array]:
-    """For each cache group, the column of a page table that holds page `index` of a sequence."""
-    groups = len(kv.num_pages)
-    width = table.shape[1] // groups
-    return [index + group * width if group else index for group in range(groups)]

@@ -234,7 +234,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("jaxllm/nn/decoder.py", True),
         ("jaxllm/cache/kv.py", True),
         ("jaxllm/sampling/sample.py", True),
-        ("jaxllm/engine/runtime/programs/decode.py", True),
+        ("jaxllm/engine/runtime/programs/forward.py", True),
         ("jaxllm/engine/runtime/state.py", True),
         ("jaxllm/engine/scheduling/buckets.py", True),
     ],
@@ -270,7 +270,7 @@ def test_every_file_that_runs_while_a_program_is_traced_is_in_its_key(
             sys.setprofile(None)
     packages = f"{REPO}/jaxllm/", f"{REPO}/pallas_kernels/"
     traced = {name.removeprefix(f"{REPO}/") for name in files if name.startswith(packages)}
-    assert "jaxllm/engine/runtime/programs/decode.py" in traced
+    assert "jaxllm/engine/runtime/programs/forward.py" in traced
     hashed = tuple(name if name.endswith(".py") else f"{name}/" for name in exports.SOURCES)
     # It hears of compilations only
     traced.discard("jaxllm/engine/runtime/compilation/compile_counter.py")

@@ -1,8 +1,9 @@
-"""Forward of prompt chunks, with decode rows beside them."""
+"""Forwards: one token for each running request, and prompt chunks with decode rows beside them."""
 
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
@@ -13,16 +14,50 @@ from jaxllm.engine.runtime.packing import ChunkLayout
 from jaxllm.engine.runtime.program import KV, STATE, WEIGHTS, Program, Resident, Variant, always
 from jaxllm.engine.runtime.shapes import Model, StepShapes
 from jaxllm.engine.runtime.state import (
+    PROGRESS,
     SLOT_PARAMS,
-    DecodeRows,
     ForwardOutput,
     SlotState,
     device_columns,
     pack_progress,
-    split_tables,
-    table_columns,
 )
 from jaxllm.engine.scheduling.buckets import ExtendShape
+
+
+def decode(
+    model: Model,
+    rows: int,
+    weights: tuple[Array, ...],
+    kv: KVCache,
+    state: SlotState,
+    reused: ForwardOutput,
+) -> tuple[KVCache, ForwardOutput]:
+    """One token for each of B = `rows` rows. `reused` gives the buffers, and the logits of the rows
+    beyond them."""
+    given = DecodeRows.read(state, rows, kv, model.page_size)
+    empty = jnp.zeros((0,), jnp.int32)
+    inputs = [
+        PagedInputs(
+            decode_tables_BM=table,
+            decode_lengths_B=given.lengths,
+            chunk_tables_RM=jnp.zeros((0, table.shape[1]), jnp.int32),
+            chunk_starts_R=empty,
+            chunk_lengths_R=empty,
+            chunk_kv_lengths_R=empty,
+            write_page_T=page,
+            write_offset_T=given.offset,
+        )
+        for table, page in zip(given.tables, given.pages, strict=True)
+    ]
+    context = PagedContext(
+        kv, inputs, model.backend, model.mesh, given.prompt_length, model.batch_invariant
+    )
+    module = model.rebuild(weights)
+    hidden = module(given.token, given.position, context)
+    spare = reused.logits.shape[0] - rows
+    slots = jnp.pad(given.slots, (0, spare), constant_values=state.rows.shape[0])
+    logits = jax.lax.dynamic_update_slice(reused.logits, module.logits(hidden), (0, 0))
+    return context.kv, ForwardOutput(logits, slots, jnp.pad(given.alive, (0, spare)))
 
 
 def extend(
@@ -133,7 +168,78 @@ def _admit(state: SlotState, batch: dict[str, Array]) -> SlotState:
     )
 
 
-def _build(shapes: StepShapes, tokens: int, chunks: int, decodes: int) -> Variant:
+@dataclass(frozen=True)
+class DecodeRows:
+    """The decode rows of a step as they stand in the slot state, B rows.
+
+    Attributes:
+        slots: slot of each row.
+        alive: whether it generates.
+        token: its input token.
+        position: position of that token.
+        tables: for each cache group `[B, M]`, the row's page table.
+        pages: for each cache group, the page that gets the token's KV.
+        offset: offset in that page.
+        lengths: tokens to attend to, this one included; 0 for rows that are not alive.
+        prompt_length: length of the request's prompt.
+    """
+
+    slots: Array
+    alive: Array
+    token: Array
+    position: Array
+    tables: list[Array]
+    pages: list[Array]
+    offset: Array
+    lengths: Array
+    prompt_length: Array
+
+    @staticmethod
+    def read(state: SlotState, rows: int, kv: KVCache, page_size: int) -> DecodeRows:
+        """The first `rows` rows. Rows that are not alive write to no page."""
+        slots = state.rows[:rows]
+        now = device_columns(state.progress[slots], PROGRESS)
+        alive, position = now["alive"], now["position"]
+        owned = [
+            state.table[slots, index]
+            for index in table_columns(position // page_size, state.table, kv)
+        ]
+        return DecodeRows(
+            slots=slots,
+            alive=alive,
+            token=jnp.maximum(now["token"], 0),
+            position=position,
+            tables=split_tables(state.table[slots], kv),
+            pages=[jnp.where(alive, page, DROP_PAGE) for page in owned],
+            offset=position % page_size,
+            lengths=jnp.where(alive, position + 1, 0),
+            prompt_length=device_columns(state.params[slots], SLOT_PARAMS)["prompt_length"],
+        )
+
+
+def split_tables(table_RM: Array, kv: KVCache) -> list[Array]:
+    """The page tables of each cache group, which stand side by side."""
+    groups = len(kv.num_pages)
+    return [table_RM] if groups == 1 else jnp.split(table_RM, groups, axis=1)
+
+
+def table_columns(index: Array, table: Array, kv: KVCache) -> list[Array]:
+    """For each cache group, the column of a page table that holds page `index` of a sequence."""
+    groups = len(kv.num_pages)
+    width = table.shape[1] // groups
+    return [index + group * width if group else index for group in range(groups)]
+
+
+def _build_decode(shapes: StepShapes, rows: int) -> Variant:
+    output = Resident("forward_output", shapes.buckets.logit_rows(rows))
+    return Variant(
+        functools.partial(decode, shapes.model, rows),
+        takes=(WEIGHTS, KV, STATE, output),
+        gives=(KV, output),
+    )
+
+
+def _build_extend(shapes: StepShapes, tokens: int, chunks: int, decodes: int) -> Variant:
     layout = shapes.chunk_layouts[ExtendShape(tokens, chunks, decodes)]
     output, hidden = Resident("forward_output", layout.logit_rows), Resident("hidden_states")
     return Variant(
@@ -143,16 +249,24 @@ def _build(shapes: StepShapes, tokens: int, chunks: int, decodes: int) -> Varian
     )
 
 
-def _sizes(shapes: StepShapes) -> list[tuple[int, ...]]:
+def _extend_sizes(shapes: StepShapes) -> list[tuple[int, ...]]:
     """Shapes with two attention kernels first, then the largest."""
     found = sorted(shapes.buckets.extend, key=lambda s: (not s.decodes, -s.tokens))
     return [(s.tokens, s.chunks, s.decodes) for s in found]
 
 
-PROGRAM = Program(
+DECODE = Program(
+    "decode",
+    sizes=lambda shapes: [(rows,) for rows in sorted(shapes.buckets.decode)],
+    build=_build_decode,
+    rank=2,
+    is_kept=always,
+    has_products=True,
+)
+EXTEND = Program(
     "extend",
-    sizes=_sizes,
-    build=_build,
+    sizes=_extend_sizes,
+    build=_build_extend,
     rank=0,
     is_kept=always,
     has_products=True,
