@@ -145,15 +145,16 @@ def check_narrow_write(
         jnp.zeros(shape, kv_dtype),
         jnp.zeros((*shape[:2], 2, shape[2]), SCALE_DTYPE),
     ]
-    _, *wanted = jax.jit(functools.partial(writes.rope_write_quantised, backend="reference"))(
-        rows, *pools, *places
-    )
-    run = jax.jit(
-        functools.partial(writes.rope_write_quantised, backend=backend), donate_argnums=(1, 2, 3)
-    )
-    compiled = run.lower(rows, *pools, *places).compile()
+
+    def write(pools: list[jax.Array], backend: str) -> tuple[jax.Array, ...]:
+        k_pages, v_pages, scales = pools
+        return writes.rope_write(rows, k_pages, v_pages, *places, scales=scales, backend=backend)
+
+    jitted = jax.jit(write, static_argnames="backend", donate_argnums=0)
+    _, *wanted = jax.jit(write, static_argnames="backend")(pools, backend="reference")
+    compiled = jitted.lower(pools, backend=backend).compile()
     size = sum(pool.nbytes for pool in pools)
-    _, *found = compiled(rows, *pools, *places)
+    _, *found = compiled(pools)
     bits = [
         [np.asarray(x).view(np.uint8).astype(int) for x in side[:2]] for side in (found, wanted)
     ]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
@@ -60,14 +60,6 @@ class AttentionSpec:
         """The plain buffers' columns of a row."""
         return [pl.ds(c * self.width, self.width) for c in range(self.H // self.width)]
 
-    def launch(self, kernel: Callable[..., None], given: tuple[Array, ...], **options: Any) -> Any:
-        """Run a kernel on the inputs `given`; `options` are those of `plgpu.kernel`, and
-        `compiler`, further compiler parameters."""
-        interpret = {} if self.interpret is None else {"interpret": self.interpret}
-        params = plgpu.CompilerParams(approx_math=True, **options.pop("compiler", {}))
-        run = plgpu.kernel(kernel, thread_name="wg", compiler_params=params, **options, **interpret)
-        return run(*given)
-
 
 def merged(spec: AttentionSpec, launch: Callable[..., tuple[Array, ...]], splits_SF: Any) -> Array:
     """The output of `launch(phase, flags, *parts)`, whose other results are the parts of followers.
@@ -82,21 +74,6 @@ def merged(spec: AttentionSpec, launch: Callable[..., tuple[Array, ...]], splits
     return launch("merge", splits_SF[...], *parts)[0]
 
 
-def take(free: Any, i: Array, slots: int) -> Array:
-    """The slot of a ring's entry `i`, once it is free."""
-    at = lax.rem(i, jnp.int32(slots))
-    pl.when(i >= slots)(lambda: plgpu.barrier_wait(free.at[at]))
-    return at
-
-
-def drain(free: Any, n: Array, slots: int) -> None:
-    """Waits until the last of `n` entries of a ring are free."""
-
-    @pl.loop(jnp.maximum(0, n - slots), n)
-    def _(i):  # type: ignore[no-untyped-def]
-        plgpu.barrier_wait(free.at[lax.rem(i, jnp.int32(slots))])
-
-
 def start(H: int) -> Carry:
     """The carry before any tile."""
     row = plgpu.Layout.WGMMA.reduce(1)
@@ -105,18 +82,29 @@ def start(H: int) -> Carry:
     return acc, top, plgpu.layout_cast(jnp.full((ROWS,), 0.0, jnp.float32), row)
 
 
-def add_product(acc: Array, p16: Array, v: Any, p_sm: Any) -> Array:
-    """acc + p·V on the tensor cores; the interpreter takes p from shared memory alone."""
+def product(left: Any, right: Any, shape: tuple[int, int], then: Callable[[], None]) -> Array:
+    """left·right on the tensor cores, float32; `then()` runs before it is awaited."""
 
-    def multiply(acc_ref):  # type: ignore[no-untyped-def]
-        plgpu.wgmma(acc_ref, p16, v)
+    def multiply(acc):  # type: ignore[no-untyped-def]
+        plgpu.wgmma(acc, left, right)
+        then()
+        return acc[...]
 
-    def interpreted(acc_ref):  # type: ignore[no-untyped-def]
-        plgpu.wgmma(acc_ref, p_sm, v)
-        return acc_ref[...]
+    return pl.run_scoped(multiply, plgpu.ACC(shape, jnp.float32))
 
+
+def add_product(acc: Array, left: Any, right: Any, interpret: Any) -> Array:
+    """acc + left·right on the tensor cores; the interpreter takes no accumulator that is given."""
+    if interpret is not None:
+        return acc + product(left, right, acc.shape, lambda: None)
+    return pl.run_state(lambda acc_ref: plgpu.wgmma(acc_ref, left, right))(plgpu.ACC.init(acc))
+
+
+def weights_operand(p16: Array, p_sm: Any) -> Any:
+    """Weights as the left side of a product: registers, or where the kernel is interpreted the
+    shared memory `p_sm`, since the interpreter takes nothing else."""
     if p_sm is None:
-        return pl.run_state(multiply)(plgpu.ACC.init(acc))
+        return p16
     p_sm[...] = p16
     plgpu.commit_smem()
-    return acc + pl.run_scoped(interpreted, plgpu.ACC(acc.shape, jnp.float32))
+    return p_sm

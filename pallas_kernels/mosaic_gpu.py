@@ -1,19 +1,62 @@
-"""Shared by the attention kernels for NVIDIA Hopper: supported pages, and page table look-ups."""
+"""Shared by the kernels for NVIDIA Hopper: launches and stores, supported pages, flags between
+thread blocks, and page table look-ups."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
+from jax.experimental import pallas as pl
 from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.quantised import is_quantised
 
 PROXY_FENCE = "fence.proxy.async;"  # orders plain accesses against those of the copy engine
+
+
+def launch(
+    kernel: Callable[..., None],
+    given: tuple[Any, ...],
+    interpret: Any,
+    compiler: dict[str, Any] | None = None,
+    **options: Any,
+) -> Any:
+    """Run a kernel on the inputs `given`; `interpret` is a `plgpu.InterpretGPUParams`, or None on a
+    card. `options` are those of `plgpu.kernel`, and `compiler` further compiler parameters."""
+    params = plgpu.CompilerParams(approx_math=True, **(compiler or {}))
+    if interpret is not None:
+        options["interpret"] = interpret
+    return plgpu.kernel(kernel, compiler_params=params, **options)(*given)
+
+
+def store(ref: Any, x: Array) -> None:
+    """Store x in the ref's type, in whatever layout x has."""
+    x = x.astype(ref.dtype)
+    if hasattr(plgpu, "store"):  # JAX 0.12: a plain assignment asks for whole cache lines
+        plgpu.store(ref, x, optimized=False)
+    else:
+        ref[...] = x
+
+
+def take(free: Any, i: Array, slots: int) -> Array:
+    """The slot of a ring's entry `i`, once it is free."""
+    at = lax.rem(i, jnp.int32(slots))
+    pl.when(i >= slots)(lambda: plgpu.barrier_wait(free.at[at]))
+    return at
+
+
+def drain(free: Any, n: Array, slots: int) -> None:
+    """Waits until the last of `n` entries of a ring are free. Every arrival is waited for, so that
+    the barriers end in the phase they began in."""
+
+    @pl.loop(jnp.maximum(0, n - slots), n)
+    def _(i):  # type: ignore[no-untyped-def]
+        plgpu.barrier_wait(free.at[lax.rem(i, jnp.int32(slots))])
 
 
 def check_pages(op: str, q: Array, k_pages: Array, v_pages: Array) -> None:

@@ -346,8 +346,17 @@ def _shard(
     own = dataclasses.replace(
         rows, qkv=rows.qkv[:, 0], bias=None if rows.bias is None else rows.bias[0]
     )
-    q_TNH, written = _write(
-        how.backend, own, pages, (inputs.write_page_T, inputs.write_offset_T, first_page)
+    k_pages, v_pages, *scales = pages
+    q_TNH, *written = rope_write.rope_write(
+        own,
+        k_pages,
+        v_pages,
+        inputs.write_page_T,
+        inputs.write_offset_T,
+        first_page,
+        scales=scales[0] if scales else None,
+        # Back ends without a kernel for the write use the reference: XLA's scatter is in place too
+        backend=how.backend if how.backend in rope_write.BACKENDS else "reference",
     )
     k_pages, v_pages, *scales = written
     B, T = inputs.decode_lengths_B.shape[0], q_TNH.shape[0]
@@ -356,9 +365,9 @@ def _shard(
         "scale": how.scale,
         "window": how.window,
         "softcap": how.softcap,
+        "first_page": first_page,
+        "scales": scales[0] if scales else None,
     }
-    options["first_page"] = first_page
-    options |= {"scales": scales[0]} if scales else {}
     parts = []
     if B:
         table = (inputs.decode_tables_BM, inputs.decode_lengths_B)
@@ -376,22 +385,7 @@ def _shard(
             )
         )
     o_TNH = parts[0] if len(parts) == 1 else jnp.concatenate(parts)
-    return o_TNH, written, _Plans(*map(close_plan, plans))
-
-
-def _write(
-    backend: str, rows: HeadRows, pages: tuple[Array, ...], places: tuple[Array, ...]
-) -> tuple[Array, tuple[Array, ...]]:
-    """Queries, and the pages with the step's keys and values written at `places` (pages, offsets
-    in them, the layer's first page). Back ends without a kernel for the write use the reference:
-    XLA's scatter is in place too."""
-    if len(pages) == 2:
-        writer = backend if backend in rope_write.BACKENDS else "reference"
-        q_TNH, k_pages, v_pages = rope_write.rope_write(rows, *pages, *places, backend=writer)
-        return q_TNH, (k_pages, v_pages)
-    writer = backend if backend in rope_write.QUANTISED else "reference"
-    q_TNH, *written = rope_write.rope_write_quantised(rows, *pages, *places, backend=writer)
-    return q_TNH, tuple(written)
+    return o_TNH, tuple(written), _Plans(*map(close_plan, plans))
 
 
 def _given(how: _How, plan: Any) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from jax import Array
 
-from pallas_kernels.add_norm.norm import rms_norm as rms_norm
+from pallas_kernels.add_norm.reference import rms_norm as rms_norm
 from pallas_kernels.backends import Backends
 
 BACKENDS = Backends(__name__, "add_norm", ("reference", "mosaic_gpu"))

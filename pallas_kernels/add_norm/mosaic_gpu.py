@@ -15,6 +15,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from pallas_kernels.mosaic_gpu import launch, store
+
 MAX_ROWS = 256  # with more rows memory is the limit, and XLA's fusion is as fast
 THREADS = 128
 MAX_WIDTH = 128 * THREADS  # elements of a row in registers
@@ -62,21 +64,22 @@ def add_norm(
         t = lax.axis_index("row")
         x, delta, weight = load(x_ref.at[t]), load(delta_ref.at[t]), load(weight_ref)
         total = (x.astype(jnp.float32) + delta.astype(jnp.float32)).astype(x.dtype)
-        _store(sum_ref.at[t], total)
+        store(sum_ref.at[t], total)
         wide = total.astype(jnp.float32)
         scale = lax.rsqrt(jnp.sum(wide * wide) * (1 / D) + eps)
-        _store(out_ref.at[t], (wide * scale * weight.astype(jnp.float32)).astype(x.dtype))
+        store(out_ref.at[t], (wide * scale * weight.astype(jnp.float32)).astype(x.dtype))
 
-    run = plgpu.kernel(
+    found = launch(
         add_norm_kernel,
+        (x_TD, delta_TD, weight_D),
+        interpret,
         out_type=(jax.ShapeDtypeStruct((T, D), x_TD.dtype),) * 2,
         grid=(T,),
         grid_names=("row",),
         # No thread reads what another one stores; the reduction has barriers of its own.
-        compiler_params=plgpu.CompilerParams(approx_math=True, unsafe_no_auto_barriers=True),
-        **({} if interpret is None else {"interpret": interpret}),
+        compiler={"unsafe_no_auto_barriers": True},
     )
-    return tuple(run(x_TD, delta_TD, weight_D))
+    return tuple(found)
 
 
 jitted = functools.partial(jax.jit, static_argnames=("eps", "interpret"))(add_norm)
@@ -88,10 +91,3 @@ def _layout(width: int) -> Any:
     word = math.gcd(width // THREADS, 8)
     tiling = plgpu.Tiling(((THREADS * word,), (32 * word,), (word,)))
     return plgpu.Layout.TILED(tiling, warp_dims=(-3,), lane_dims=(-2,), vector_dim=-1)
-
-
-def _store(ref: Any, x: Array) -> None:
-    if hasattr(plgpu, "store"):  # JAX 0.12, where a plain assignment requires full cache lines
-        plgpu.store(ref, x, optimized=False)
-    else:
-        ref[...] = x

@@ -1,13 +1,19 @@
-"""Residual sum and norm in plain JAX: differentiable, any shape and type."""
+"""Residual sum and root-mean-square norm in plain JAX: differentiable, any shape and type."""
 
 from __future__ import annotations
 
-from jax import Array
-
-from pallas_kernels.add_norm.norm import rms_norm
+import jax.numpy as jnp
+from jax import Array, lax
 
 
 def add_norm(x_TD: Array, delta_TD: Array, weight_D: Array, eps: float) -> tuple[Array, Array]:
     """See `pallas_kernels.add_norm`."""
     sum_TD = x_TD + delta_TD
     return sum_TD, rms_norm(sum_TD, weight_D, eps)
+
+
+def rms_norm(x: Array, weight: Array, eps: float) -> Array:
+    """x / rms(x) · weight over the last axis, computed in float32 and rounded once to x's dtype."""
+    x32 = x.astype(jnp.float32)
+    scale = lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + eps)
+    return (x32 * scale * weight.astype(jnp.float32)).astype(x.dtype)

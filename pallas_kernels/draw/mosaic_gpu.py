@@ -29,6 +29,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from pallas_kernels.draw.mosaic_block import COLUMNS, KEPT, Spec, Tuning
 from pallas_kernels.draw.mosaic_row import LOWEST, Row
 from pallas_kernels.draw.rows import BROKEN, MIN_TEMPERATURE, DrawRows
+from pallas_kernels.mosaic_gpu import launch
 
 LOG2E = math.log2(math.e)
 
@@ -163,17 +164,14 @@ def _launch(spec: Spec, lines: Array, ints: Array, floats: Array, banned: Array)
         "full": plgpu.Barrier(num_barriers=W * stages),
         "sync": plgpu.Barrier(num_arrivals=W),
     }
-    options: dict[str, Any] = {"compiler_params": plgpu.CompilerParams(approx_math=True)}
-    if spec.interpret is not None:
-        options["interpret"] = spec.interpret
-    run = plgpu.kernel(
+    return launch(
         draw_token,
+        (lines, ints, floats, banned),
+        spec.interpret,
         out_type=jax.ShapeDtypeStruct((spec.B,), jnp.int32),
         scratch_types=scratch,
         grid=(spec.B,),
         grid_names=("row",),
         num_threads=W,
         thread_name="wg",
-        **options,
     )
-    return run(lines, ints, floats, banned)

@@ -20,6 +20,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.gated_matmul.plan import PROCESSORS, K, Tuning, bands, chunk_of, tuning_of
+from pallas_kernels.mosaic_gpu import drain, launch, take
 
 BAND_GROUP = 8  # bands of x that pass over the weight side by side
 PRODUCER_REGISTERS = 40
@@ -136,11 +137,7 @@ def _multiply(spec: _Spec, x: Array, w: Array) -> Array:
         def _producer() -> None:
             plgpu.set_max_registers(PRODUCER_REGISTERS, action="decrease")
             done = each_unit(lambda tile, done: _fill(spec, x_ref, w_ref, tile, done, sm))
-
-            # Wait for every arrival, so that barriers end in the phase in which they began.
-            @pl.loop(jnp.maximum(done - tuning.stages, 0), done)
-            def _(t):  # type: ignore[no-untyped-def]
-                plgpu.barrier_wait(sm["free"].at[lax.rem(t, jnp.int32(tuning.stages))])
+            drain(sm["free"], done, tuning.stages)
 
         @pl.when(wg < groups)
         def _consumer() -> None:
@@ -164,9 +161,7 @@ def _multiply(spec: _Spec, x: Array, w: Array) -> Array:
         scratch["free"] = plgpu.ClusterBarrier(
             collective_axes=("rank",), num_arrivals=groups, num_barriers=tuning.stages
         )
-    given: dict[str, Any] = {"compiler_params": plgpu.CompilerParams(approx_math=True)}
-    given |= {} if spec.interpret is None else {"interpret": spec.interpret}
-    grid = {
+    grid: dict[str, Any] = {
         "grid": (clusters,),
         "grid_names": ("cluster",),
         "num_threads": groups + 1,
@@ -175,7 +170,7 @@ def _multiply(spec: _Spec, x: Array, w: Array) -> Array:
     if shared:
         grid |= {"cluster": (tuning.cluster,), "cluster_names": ("rank",)}
     out = jax.ShapeDtypeStruct((spec.M, spec.F), spec.dtype)
-    return plgpu.kernel(kernel, out_type=out, scratch_types=scratch, **grid, **given)(x, w)
+    return launch(kernel, (x, w), spec.interpret, out_type=out, scratch_types=scratch, **grid)
 
 
 def _tile_of(spec: _Spec, unit: Array) -> tuple[Array, Array]:
@@ -202,9 +197,7 @@ def _fill(
 
     @pl.loop(0, spec.I // K)
     def _(t):  # type: ignore[no-untyped-def]
-        number = done + t
-        slot = lax.rem(number, jnp.int32(stages))
-        pl.when(number >= stages)(lambda: plgpu.barrier_wait(sm["free"].at[slot]))
+        slot = take(sm["free"], done + t, stages)
         columns = pl.ds(pl.multiple_of(t * K, K), K)
         for half in range(2):
             rows = pl.ds(pl.multiple_of(tile.column + half * spec.F, 8), spec.width)

@@ -18,8 +18,16 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.mosaic_flash import ROWS, TILED, Carry, drain
-from pallas_kernels.mosaic_gpu import PageTable, await_flag, flags_buffer, raise_flag
+from pallas_kernels.mosaic_flash import ROWS, TILED, Carry
+from pallas_kernels.mosaic_gpu import (
+    PageTable,
+    await_flag,
+    drain,
+    flags_buffer,
+    launch,
+    raise_flag,
+    take,
+)
 from pallas_kernels.paged_decode.mosaic_flash import TILE, Spec, start
 from pallas_kernels.paged_decode.mosaic_peers import (
     PAD,
@@ -31,10 +39,10 @@ from pallas_kernels.paged_decode.mosaic_peers import (
     store_zeros,
 )
 from pallas_kernels.paged_decode.mosaic_ring import (
-    copy_queries,
     copy_tile,
     fold_tile,
     pages_of,
+    send_queries,
     step_over,
 )
 from pallas_kernels.paged_decode.mosaic_swapped import fold_swapped, scores_swapped, start_swapped
@@ -103,18 +111,13 @@ def _launch(spec: Spec, splits: int, given: tuple[Array, ...]) -> tuple[Array, .
                     first = (begin + i * cluster - zero) * TILE
                     # Before the wait, so that they come during it
                     pages = pages_of(spec, table, r, first, last_page)
-                    at = lax.rem(tiles + i, jnp.int32(stages))
                     with jax.named_scope("wait for a slot"):
-                        pl.when(tiles + i >= stages)(lambda: plgpu.barrier_wait(sm["free"].at[at]))
+                        at = take(sm["free"], tiles + i, stages)
                     with jax.named_scope("copies"):
                         copy_tile(spec, (k_ref, v_ref), pages, h, sm, at)
 
-                    @pl.when(i == 0)  # after the copies, so that they do not wait for this load
-                    def _() -> None:
-                        slot = lax.rem(busy, jnp.int32(queries))
-                        pl.when(busy >= queries)(lambda: plgpu.barrier_wait(sm["q_free"].at[slot]))
-                        copy_queries(spec, q_ref, spec.first_query(r, h)[0], sm["q"].at[slot])
-                        plgpu.barrier_arrive(sm["q_full"].at[slot])
+                    # After the copies, so that they do not wait for this load
+                    pl.when(i == 0)(lambda: send_queries(spec, q_ref, r, h, busy, sm))
 
             tiles, busy, _ = share.each_row(row)
 
@@ -211,9 +214,11 @@ def _launch(spec: Spec, splits: int, given: tuple[Array, ...]) -> tuple[Array, .
         grid |= {"grid": (splits, spec.K, cluster), "grid_names": ("split", "head", "rank")}
     elif cluster > 1:
         grid |= {"cluster": (cluster,), "cluster_names": ("rank",)}
-    return spec.launch(
+    return launch(
         decode_cluster,
         given,
+        spec.interpret,
+        thread_name="wg",
         out_type=_outputs(spec, splits),
         scratch_types=_scratch(spec),
         num_threads=2,

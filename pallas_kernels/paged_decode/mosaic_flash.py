@@ -12,7 +12,16 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels import mosaic_flash
-from pallas_kernels.mosaic_flash import LOG2E, NEVER, ROWS, AttentionSpec, Carry, add_product
+from pallas_kernels.mosaic_flash import (
+    LOG2E,
+    NEVER,
+    ROWS,
+    AttentionSpec,
+    Carry,
+    add_product,
+    product,
+    weights_operand,
+)
 
 TILE = 64  # tokens of one K or V slot of the ring; parts come as tiles too, so it is ROWS
 
@@ -85,13 +94,7 @@ def start(H: int, sinks: list[Array] | None, own: Array, begins: Array) -> Carry
 def scores_of(spec: Spec, q: Any, k: Any, first: Array, length: Array) -> Array:
     """q·Kᵀ in the log2 domain, soft-capped, -inf where unseen; float32 `[ROWS, tile]`. The tile's
     first token is at position `first`."""
-
-    def multiply(acc):  # type: ignore[no-untyped-def]
-        plgpu.wgmma(acc, q, k.T)
-        return acc[...]
-
-    scores = pl.run_scoped(multiply, plgpu.ACC((ROWS, TILE), jnp.float32))
-    return visible(spec, scores, 1, first, length)
+    return visible(spec, product(q, k.T, (ROWS, TILE), lambda: None), 1, first, length)
 
 
 def visible(spec: Spec, scores: Array, axis: int, first: Array, length: Array) -> Array:
@@ -138,4 +141,5 @@ def fold(spec: Spec, carry: Carry, scores: Array, v: Any, p_sm: Any) -> Carry:
     p = jnp.exp2(scores - lax.broadcast_in_dim(new_top, scores.shape, [0]))
     total = total * decay + p.sum(axis=1)
     acc = acc * lax.broadcast_in_dim(decay, acc.shape, [0])
-    return add_product(acc, p.astype(spec.dtype), v, p_sm), new_top, total
+    p16 = weights_operand(p.astype(spec.dtype), p_sm)
+    return add_product(acc, p16, v, spec.interpret), new_top, total

@@ -12,19 +12,19 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.mosaic_flash import ROWS, TILED, Carry, drain, merged, take
-from pallas_kernels.mosaic_gpu import PageTable, await_flag, raise_flag
+from pallas_kernels.mosaic_flash import ROWS, TILED, Carry, merged
+from pallas_kernels.mosaic_gpu import PageTable, await_flag, drain, launch, raise_flag, take
 from pallas_kernels.paged_decode import mosaic_narrow as narrow
 from pallas_kernels.paged_decode.mosaic_flash import TILE, Spec, start
 from pallas_kernels.paged_decode.mosaic_ring import (
     PartsRing,
     copy_parts,
-    copy_queries,
     copy_tile,
     fold_parts,
     fold_tile,
     pages_of,
     parts_ring,
+    send_queries,
 )
 from pallas_kernels.paged_decode.plan import ROW_FIELDS, SPLIT_FIELDS, DecodePlan
 
@@ -122,9 +122,11 @@ def _launch(
         jax.ShapeDtypeStruct((spec.K, parts, spec.H), spec.dtype),
         jax.ShapeDtypeStruct((spec.K, parts), jnp.float32),
     )
-    return spec.launch(
+    return launch(
         decode_attend,
         given,
+        spec.interpret,
+        thread_name="wg",
         out_type=out,
         scratch_types=_scratch(spec),
         grid=(splits, spec.K),
@@ -207,12 +209,8 @@ def _produce(
             copy = copy_tile if spec.kv_dtype is None else narrow.copy_tile
             copy(spec, pool_refs, pages, block.h, sm, at)
 
-            @pl.when(t == begin)  # after the copies, so that they do not wait for this load
-            def _() -> None:
-                slot = lax.rem(n, jnp.int32(queries))
-                pl.when(n >= queries)(lambda: plgpu.barrier_wait(sm["q_free"].at[slot]))
-                copy_queries(spec, q_ref, spec.first_query(r, block.h)[0], sm["q"].at[slot])
-                plgpu.barrier_arrive(sm["q_full"].at[slot])
+            # After the copies, so that they do not wait for this load
+            pl.when(t == begin)(lambda: send_queries(spec, q_ref, r, block.h, n, sm))
 
     rows = block.each_row(row)
     if block.phase == "both":

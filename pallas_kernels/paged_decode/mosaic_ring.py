@@ -13,7 +13,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.mosaic_flash import ROWS, Carry
-from pallas_kernels.mosaic_gpu import PageTable
+from pallas_kernels.mosaic_gpu import PageTable, take
 from pallas_kernels.paged_decode.mosaic_flash import (
     TILE,
     Spec,
@@ -113,6 +113,15 @@ def copy_queries(spec: Spec, q_ref: Any, first: Array, dst: Any) -> None:
     rows = plgpu.load(q_ref.at[pl.ds(first, spec.group)], layout=QUERY_LAYOUT, optimized=False)
     dst.at[pl.ds(0, spec.group)][...] = rows
     plgpu.commit_smem()
+
+
+def send_queries(
+    spec: Spec, q_ref: Any, row: Array, h: Array, n: Array, sm: dict[str, Any]
+) -> None:
+    """The queries of the n-th row in use into their ring, once a slot is free."""
+    slot = take(sm["q_free"], n, spec.tuning.queries)
+    copy_queries(spec, q_ref, spec.first_query(row, h)[0], sm["q"].at[slot])
+    plgpu.barrier_arrive(sm["q_full"].at[slot])
 
 
 def step_over(

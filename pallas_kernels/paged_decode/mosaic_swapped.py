@@ -14,7 +14,7 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.mosaic_flash import LOG2E, NEVER, Carry
+from pallas_kernels.mosaic_flash import LOG2E, NEVER, Carry, add_product, product
 from pallas_kernels.paged_decode.mosaic_flash import TILE, Spec, visible, zero_tail
 
 WGMMA = plgpu.Layout.WGMMA
@@ -40,12 +40,8 @@ def start_swapped(spec: Spec, sinks: list[Array] | None, own: Array, begins: Arr
 def scores_swapped(spec: Spec, q: Any, k: Any, first: Array, length: Array) -> Array:
     """K·qᵀ in the log2 domain, soft-capped, -inf where unseen; float32 `[TILE, group]`. The tile's
     first token is at position `first`."""
-
-    def multiply(acc):  # type: ignore[no-untyped-def]
-        plgpu.wgmma(acc, k, q.at[pl.ds(0, spec.group)].T)
-        return acc[...]
-
-    scores = pl.run_scoped(multiply, plgpu.ACC((TILE, spec.group), jnp.float32))
+    queries = q.at[pl.ds(0, spec.group)].T
+    scores = product(k, queries, (TILE, spec.group), lambda: None)
     return visible(spec, scores, 0, first, length)
 
 
@@ -61,14 +57,4 @@ def fold_swapped(spec: Spec, carry: Carry, scores: Array, v: Any, count: Array, 
     acc = acc * lax.broadcast_in_dim(decay, acc.shape, [1])
     zero_tail(v, spec.H, count)
     plgpu.commit_smem()
-
-    def multiply(acc_ref):  # type: ignore[no-untyped-def]
-        plgpu.wgmma(acc_ref, v.T, p_sm.T)
-
-    def interpreted(acc_ref):  # type: ignore[no-untyped-def]
-        multiply(acc_ref)
-        return acc_ref[...]
-
-    if spec.interpret is None:
-        return pl.run_state(multiply)(plgpu.ACC.init(acc)), new_top, sums
-    return acc + pl.run_scoped(interpreted, plgpu.ACC(acc.shape, jnp.float32)), new_top, sums
+    return add_product(acc, v.T, p_sm.T, spec.interpret), new_top, sums

@@ -11,8 +11,8 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.mosaic_flash import ROWS, take
-from pallas_kernels.mosaic_gpu import PageTable
+from pallas_kernels.mosaic_flash import ROWS
+from pallas_kernels.mosaic_gpu import PageTable, take
 from pallas_kernels.paged_extend import mosaic_narrow as narrow
 from pallas_kernels.paged_extend.mosaic_flash import Spec
 from pallas_kernels.paged_extend.plan import ITEM_FIELDS

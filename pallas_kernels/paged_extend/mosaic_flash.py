@@ -11,7 +11,15 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.mosaic_flash import LOG2E, NEVER, ROWS, AttentionSpec, Carry, add_product
+from pallas_kernels.mosaic_flash import (
+    LOG2E,
+    NEVER,
+    ROWS,
+    AttentionSpec,
+    Carry,
+    add_product,
+    weights_operand,
+)
 
 
 class Tuning(NamedTuple):
@@ -100,7 +108,8 @@ def fold(
     total = total * decay + p.sum(axis=1)
     p16 = p.astype(spec.dtype)
     acc, total, new_top, p16 = lax.optimization_barrier((acc, total, new_top, p16))
-    return add_product(acc, p16, ready(), p_sm), new_top, total
+    values = ready()
+    return add_product(acc, weights_operand(p16, p_sm), values, spec.interpret), new_top, total
 
 
 def _mask(spec: Spec, scores: Array, query: Array) -> Array:

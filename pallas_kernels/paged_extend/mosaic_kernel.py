@@ -12,8 +12,8 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.mosaic_flash import ROWS, TILED, Carry, drain, merged, start, take
-from pallas_kernels.mosaic_gpu import PageTable, await_flag, raise_flag
+from pallas_kernels.mosaic_flash import ROWS, TILED, Carry, merged, product, start
+from pallas_kernels.mosaic_gpu import PageTable, await_flag, drain, launch, raise_flag, take
 from pallas_kernels.paged_extend import mosaic_narrow as narrow
 from pallas_kernels.paged_extend.mosaic_copies import Share, Unit, copy_part, produce
 from pallas_kernels.paged_extend.mosaic_flash import Spec, add_sinks, finish, fold, merge
@@ -140,9 +140,11 @@ def _launch(
         jax.ShapeDtypeStruct((spec.K, splits, spec.size, H), spec.dtype),
         jax.ShapeDtypeStruct((spec.K, splits, groups, ROWS), jnp.float32),
     )
-    return spec.launch(
+    return launch(
         extend_attend,
         given,
+        spec.interpret,
+        thread_name="wg",
         out_type=out,
         scratch_types=_scratch(spec),
         grid=(splits, spec.K),
@@ -241,12 +243,7 @@ def _attend_tiles(
         at = lax.rem(unit.n + t - unit.begin, stages)
         plgpu.barrier_wait(sm["k_full"].at[at])
 
-        def multiply(scores_ref):  # type: ignore[no-untyped-def]
-            plgpu.wgmma(scores_ref, sm["q"].at[wg], sm["k"].at[at].T)
-            turn()
-            return scores_ref[...]
-
-        scores = pl.run_scoped(multiply, plgpu.ACC((ROWS, spec.size), jnp.float32))
+        scores = product(sm["q"].at[wg], sm["k"].at[at].T, (ROWS, spec.size), turn)
         plgpu.barrier_arrive(sm["k_free"].at[at])
 
         def ready() -> Any:

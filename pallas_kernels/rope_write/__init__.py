@@ -10,7 +10,6 @@ from pallas_kernels.rope_write.rows import HeadRows as HeadRows
 from pallas_kernels.rope_write.rows import rotated as rotated
 
 BACKENDS = Backends(__name__, "rope_write", ("reference", "mosaic_gpu"))
-QUANTISED = Backends(__name__, "rope_write_quantised", ("reference", "mosaic_gpu"))
 
 
 def rope_write(
@@ -21,35 +20,21 @@ def rope_write(
     offset_T: Array,
     first_page: Array | None = None,
     *,
+    scales: Array | None = None,
     backend: str,
-) -> tuple[Array, Array, Array]:
+) -> tuple[Array, ...]:
     """Write token t's key and value to `[page_T[t], :, offset_T[t]]` of `k_pages` and `v_pages`
-    `[P, K, C, H]`; returns `q_TNH` and both pools.
+    `[P, K, C, H]`; returns `q_TNH` and the pools.
 
     `rows.qkv` is `[T, N + 2K, H]`; bias, norm and rotation are those of `rotated`. `first_page`
     (int32 `[1]`), a layer's first page in a pool of several, is added to page indices. A sum of P
     or more drops the token's key and value. A negative index wraps around and is not allowed. No
     two kept tokens share a place. Donated pages are updated in place. Raises `UnknownBackend` for a
     name not in `BACKENDS`.
-    """
-    return BACKENDS[backend](rows, k_pages, v_pages, page_T, offset_T, first_page)
 
-
-def rope_write_quantised(
-    rows: HeadRows,
-    k_pages: Array,
-    v_pages: Array,
-    scales: Array,
-    page_T: Array,
-    offset_T: Array,
-    first_page: Array | None = None,
-    *,
-    backend: str,
-) -> tuple[Array, Array, Array, Array]:
-    """As `rope_write`, into pages of 8-bit floats with `scales` `[P, K, 2, C]`; returns `q_TNH` and
-    the three.
-
+    Pages of 8-bit floats come with `scales` `[P, K, 2, C]`, which are then the last of the pools.
     Each token's key and value get the scale that `pallas_kernels.quantised` finds for them, or that
     of `rows.kv_scales`, in the type that scales are stored in.
     """
-    return QUANTISED[backend](rows, k_pages, v_pages, scales, page_T, offset_T, first_page)
+    places = (page_T, offset_T, first_page)
+    return BACKENDS[backend](rows, k_pages, v_pages, *places, scales=scales)

@@ -18,7 +18,7 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.mosaic_gpu import first_page_of
+from pallas_kernels.mosaic_gpu import first_page_of, launch, store
 from pallas_kernels.quantised import clipped, inverse_of, is_quantised, scale_of
 from pallas_kernels.rope_write.rows import HeadRows
 
@@ -58,37 +58,17 @@ def rope_write(
     offset_T: Array,
     first_page: Array | None = None,
     *,
+    scales: Array | None = None,
     interpret: Any = None,
-) -> tuple[Array, Array, Array]:
-    """See `pallas_kernels.rope_write`. bfloat16 or float16; head_dim 64, 128, 256. Raises
-    ValueError otherwise.
+) -> tuple[Array, ...]:
+    """See `pallas_kernels.rope_write`. bfloat16 or float16, pages of the same or of 8-bit floats;
+    head_dim 64, 128, 256. Raises ValueError otherwise.
 
     `interpret` is a `plgpu.InterpretGPUParams` for machines without a GPU.
     """
     check(rows, k_pages, v_pages)
-    q_TNH, k_pages, v_pages = _launch(
-        rows, (k_pages, v_pages), (page_T, offset_T, first_page_of(first_page)), interpret
-    )
-    return q_TNH, k_pages, v_pages
-
-
-def rope_write_quantised(
-    rows: HeadRows,
-    k_pages: Array,
-    v_pages: Array,
-    scales: Array,
-    page_T: Array,
-    offset_T: Array,
-    first_page: Array | None = None,
-    *,
-    interpret: Any = None,
-) -> tuple[Array, Array, Array, Array]:
-    """As `rope_write`, into pages of 8-bit floats."""
-    check(rows, k_pages, v_pages)
-    q_TNH, k_pages, v_pages, scales = _launch(
-        rows, (k_pages, v_pages, scales), (page_T, offset_T, first_page_of(first_page)), interpret
-    )
-    return q_TNH, k_pages, v_pages, scales
+    pools = (k_pages, v_pages) if scales is None else (k_pages, v_pages, scales)
+    return _launch(rows, pools, (page_T, offset_T, first_page_of(first_page)), interpret)
 
 
 def _launch(
@@ -149,7 +129,7 @@ def _launch(
             for columns, y in zip(
                 halves, turned(first, q_tile, given[-2] if normed else None), strict=True
             ):
-                _store(q_ref.at[t, pl.ds(first, q_tile), columns], y)
+                store(q_ref.at[t, pl.ds(first, q_tile), columns], y)
 
         @pl.when(tile >= N // q_tile)
         def _keys_and_values() -> None:
@@ -171,32 +151,26 @@ def _launch(
                         sides[side], scale = _scaled(
                             sides[side], pool_refs[side].dtype, fixed_scale
                         )
-                        _store(pool_refs[2].at[page, own, side, offset], scale)
+                        store(pool_refs[2].at[page, own, side, offset], scale)
                 for columns, *both in zip(halves, *sides, strict=True):
                     for ref, x in zip(pool_refs, both, strict=False):
-                        _store(ref.at[page, own, offset, columns], x)
+                        store(ref.at[page, own, offset, columns], x)
 
-    run = plgpu.kernel(
+    written = [jax.new_ref(pool) for pool in pools]
+    q_TNH = launch(
         rope_write_kernel,
+        (rows.qkv, rows.cos, rows.sin, *(x.astype(jnp.int32) for x in places), *written, *optional),
+        interpret,
         out_type=jax.ShapeDtypeStruct((T, N, H), rows.qkv.dtype),
         grid=(N // q_tile + K // k_tile, T),
         grid_names=("tile", "token"),
-        compiler_params=plgpu.CompilerParams(approx_math=True),
-        **({} if interpret is None else {"interpret": interpret}),
-    )
-    written = [jax.new_ref(pool) for pool in pools]
-    q_TNH = run(
-        rows.qkv, rows.cos, rows.sin, *(x.astype(jnp.int32) for x in places), *written, *optional
     )
     return q_TNH, *(ref[...] for ref in written)
 
 
-jitted = functools.partial(jax.jit, static_argnames=("interpret",), donate_argnums=(1, 2))(
-    rope_write
-)
-jitted_quantised = functools.partial(
-    jax.jit, static_argnames=("interpret",), donate_argnums=(1, 2, 3)
-)(rope_write_quantised)
+jitted = functools.partial(
+    jax.jit, static_argnames=("interpret",), donate_argnums=(1, 2), donate_argnames=("scales",)
+)(rope_write)
 
 
 def tile_of(heads: int, tokens: int) -> int:
@@ -236,11 +210,3 @@ def _scaled(both: list[Array], dtype: Any, given: Array | None) -> tuple[list[Ar
 
 def _load(ref: Any, layout: Any) -> Array:
     return plgpu.load(ref, layout=layout, optimized=False).astype(jnp.float32)
-
-
-def _store(ref: Any, x: Array) -> None:
-    x = x.astype(ref.dtype)
-    if hasattr(plgpu, "store"):  # JAX 0.12: a plain assignment asks for whole cache lines
-        plgpu.store(ref, x, optimized=False)
-    else:
-        ref[...] = x

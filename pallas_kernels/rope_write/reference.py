@@ -17,23 +17,14 @@ def rope_write(
     page_T: Array,
     offset_T: Array,
     first_page: Array | None = None,
-) -> tuple[Array, Array, Array]:
+    *,
+    scales: Array | None = None,
+) -> tuple[Array, ...]:
     """See `pallas_kernels.rope_write`."""
-    q_TNH, k_TKH, v_TKH = rotated(rows)
-    row_TK = _rows(k_pages, _places(k_pages, page_T, first_page), offset_T)
-    return q_TNH, _put(k_pages, row_TK, k_TKH), _put(v_pages, row_TK, v_TKH)
-
-
-def rope_write_quantised(
-    rows: HeadRows,
-    k_pages: Array,
-    v_pages: Array,
-    scales: Array,
-    page_T: Array,
-    offset_T: Array,
-    first_page: Array | None = None,
-) -> tuple[Array, Array, Array, Array]:
-    """See `pallas_kernels.rope_write`."""
+    if scales is None:
+        q_TNH, k_TKH, v_TKH = rotated(rows)
+        row_TK = _rows(k_pages, _places(k_pages, page_T, first_page), offset_T)
+        return q_TNH, _put(k_pages, row_TK, k_TKH), _put(v_pages, row_TK, v_TKH)
     q_TNH, k_TKH, v_TKH = exactly_rotated(rows)
     given = (None, None) if rows.kv_scales is None else tuple(rows.kv_scales.T)
     (k8, k_scale_TK), (v8, v_scale_TK) = (
@@ -50,12 +41,8 @@ def rope_write_quantised(
         offset_T[:, None, None],
     ]
     scales = at.set(jnp.stack([k_scale_TK, v_scale_TK], axis=-1), mode="drop", unique_indices=True)
-    return (
-        q_TNH.astype(rows.qkv.dtype),
-        _put(k_pages, row_TK, k8),
-        _put(v_pages, row_TK, v8),
-        scales,
-    )
+    q_TNH = q_TNH.astype(rows.qkv.dtype)
+    return q_TNH, _put(k_pages, row_TK, k8), _put(v_pages, row_TK, v8), scales
 
 
 def _places(pages: Array, page_T: Array, first_page: Array | None) -> Array:

@@ -18,7 +18,7 @@ from pallas_kernels.paged_extend import cases as extend_cases
 from pallas_kernels.paged_extend import mosaic_gpu as hopper_extend
 from pallas_kernels.quantised import SCALE_DTYPE, quantise
 from pallas_kernels.rope_write import mosaic_gpu as hopper_write
-from pallas_kernels.rope_write import rope_write, rope_write_quantised
+from pallas_kernels.rope_write import rope_write
 from pallas_kernels.rope_write.cases import Case as Write
 from tests.pallas_kernels.test_rope_write import arguments
 
@@ -123,18 +123,21 @@ def test_writes(hopper: bool, eight: bool) -> None:
         pools = [x.astype("float8_e4m3fn") for x in (k, v)] + [
             jnp.ones((*k.shape[:2], 2, k.shape[2]), SCALE_DTYPE)
         ]
-    plain: Any = rope_write_quantised if eight else rope_write
-    mosaic: Any = hopper_write.rope_write_quantised if eight else hopper_write.rope_write
     how = (
         {"interpret": plgpu.InterpretGPUParams(detect_races=True)}
         if hopper
         else {"backend": "reference"}
     )
-    run = jax.jit(lambda *args: (mosaic if hopper else plain)(*args, **how))
-    q, *written = run(rows, *pools, page, offset)
+    write: Any = hopper_write.rope_write if hopper else rope_write
+
+    @jax.jit
+    def run(pools: Any, *places: Any) -> Any:
+        return write(rows, *pools[:2], *places, scales=pools[2] if eight else None, **how)
+
+    q, *written = run(pools, page, offset)
     nowhere = jnp.where(page >= case.num_pages, 2**30, page)
     assert int((nowhere == 2**30).sum()) > 0
-    q_too, *among = run(rows, *map(among_others, pools), nowhere, offset, first(k))
+    q_too, *among = run([*map(among_others, pools)], nowhere, offset, first(k))
     np.testing.assert_array_equal(np.asarray(q, np.float32), np.asarray(q_too, np.float32))
     for alone, pool in zip(written, among, strict=True):
         np.testing.assert_array_equal(

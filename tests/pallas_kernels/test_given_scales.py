@@ -13,7 +13,7 @@ import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.quantised import DTYPES, SCALE_DTYPE, quantise
-from pallas_kernels.rope_write import mosaic_gpu, rope_write, rope_write_quantised
+from pallas_kernels.rope_write import mosaic_gpu, rope_write
 from pallas_kernels.rope_write.cases import CASES, Case
 from tests.pallas_kernels.test_quantised import dtypes
 from tests.pallas_kernels.test_rope_write import arguments
@@ -92,8 +92,9 @@ def assert_written(case: Case, got: Any, wide: Any, page: Any, offset: Any, slac
 def test_the_reference_writes_by_the_given_scales(case: Case, dtype: Any) -> None:
     rows, k_pages, v_pages, page, offset = given_scales(case)
     q, *wide = rope_write(rows, k_pages * 0, v_pages * 0, page, offset, backend="reference")
-    q8, *got = jax.jit(rope_write_quantised, static_argnames="backend")(
-        rows, *pools_of(k_pages, dtype), page, offset, backend="reference"
+    k8, v8, scales = pools_of(k_pages, dtype)
+    q8, *got = jax.jit(rope_write, static_argnames="backend")(
+        rows, k8, v8, page, offset, scales=scales, backend="reference"
     )
     np.testing.assert_allclose(q8, q, rtol=1e-5, atol=1e-5)
     assert_written(case, got, wide, page, offset, 1e-3)
@@ -107,9 +108,10 @@ def test_the_interpreted_write_for_hopper_does_so_too(case: Case) -> None:
     full = jax.tree.map(lambda x: x.astype(jnp.float32) if x.dtype == jnp.bfloat16 else x, low)
     _, *wide = jax.jit(rope_write, static_argnames="backend")(*full, backend="reference")
     run = functools.partial(
-        mosaic_gpu.jitted_quantised, interpret=plgpu.InterpretGPUParams(detect_races=True)
+        mosaic_gpu.jitted, interpret=plgpu.InterpretGPUParams(detect_races=True)
     )
-    _, *got = run(rows, *(jnp.array(pool) for pool in pools_of(k_pages, DTYPES[0])), page, offset)
+    k8, v8, scales = (jnp.array(pool) for pool in pools_of(k_pages, DTYPES[0]))
+    _, *got = run(rows, k8, v8, page, offset, scales=scales)
     assert_written(case, got, wide, page, offset, 1e-3)
 
 
@@ -142,8 +144,8 @@ def test_it_lowers_for_cuda_and_aliases_the_pools(
         kv_scales=low((kv_heads, 2)),
     )
     pool, ints = shape((64, kv_heads, 64, head_dim), dtype), shape((tokens,), jnp.int32)
-    traced = mosaic_gpu.jitted_quantised.trace(
-        rows, pool, pool, low((64, kv_heads, 2, 64)), ints, ints
+    traced = mosaic_gpu.jitted.trace(
+        rows, pool, pool, ints, ints, scales=low((64, kv_heads, 2, 64))
     )
     text = traced.lower(lowering_platforms=("cuda",)).as_text()
     assert text.count("mosaic_gpu_v2") == 1

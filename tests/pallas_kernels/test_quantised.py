@@ -24,7 +24,7 @@ from pallas_kernels.quantised import (
     quantise,
     scale_of,
 )
-from pallas_kernels.rope_write import HeadRows, rope_write, rope_write_quantised
+from pallas_kernels.rope_write import HeadRows, rope_write
 from pallas_kernels.rope_write import mosaic_gpu as mosaic_write
 from pallas_kernels.rope_write.cases import CASES as WRITES
 from pallas_kernels.rope_write.cases import Case as Write
@@ -140,8 +140,8 @@ def test_a_write_stores_the_token_in_8_bits_and_its_scale(case: Write, dtype: An
     q, *wide = rope_write(rows, k_pages * 0, v_pages * 0, page, offset, backend="reference")
     before = np.full((case.num_pages, case.kv_heads, 2, case.page_size), 7, SCALE_DTYPE)
     pools = [np.full(k_pages.shape, 3, dtype)] * 2
-    run = jax.jit(rope_write_quantised, static_argnames="backend")
-    q8, *narrow, scales = run(rows, *pools, before, page, offset, backend="reference")
+    run = jax.jit(rope_write, static_argnames="backend")
+    q8, *narrow, scales = run(rows, *pools, page, offset, scales=before, backend="reference")
     np.testing.assert_allclose(q8, q, rtol=1e-5, atol=1e-5)
     kept = np.asarray(page) < case.num_pages
     place = np.asarray(page)[kept], slice(None), np.asarray(offset)[kept]
@@ -164,8 +164,11 @@ def test_a_donated_quantised_pool_is_written_in_place() -> None:
     pools = [jax.ShapeDtypeStruct(k_pages.shape, DTYPES[0])] * 2 + [
         jax.ShapeDtypeStruct((256, 2, 2, 16), SCALE_DTYPE)
     ]
-    run = jax.jit(rope_write_quantised, static_argnames="backend", donate_argnums=(1, 2, 3))
-    memory = run.lower(rows, *pools, page, offset, backend="reference").compile().memory_analysis()
+    donated = {"donate_argnums": (1, 2), "donate_argnames": ("scales",)}
+    run = jax.jit(rope_write, static_argnames="backend", **donated)  # type: ignore[call-overload]
+    k, v, scales = pools
+    lowered = run.lower(rows, k, v, page, offset, scales=scales, backend="reference")
+    memory = lowered.compile().memory_analysis()
     assert memory.alias_size_in_bytes == sum(x.size * x.dtype.itemsize for x in pools)
 
 
@@ -189,13 +192,12 @@ def test_the_interpreted_write_for_hopper_rounds_as_the_reference(case: Write) -
     wide = jax.tree.map(lambda x: x.astype(jnp.float32) if x.dtype == jnp.bfloat16 else x, low)
     q, *full = jax.jit(rope_write, static_argnames="backend")(*wide, backend="reference")
     rows, k_pages, v_pages, page, offset = low
-    pools = [jnp.zeros(k_pages.shape, DTYPES[0]) for _ in range(2)] + [
-        jnp.zeros((*k_pages.shape[:2], 2, k_pages.shape[2]), SCALE_DTYPE)
-    ]
+    pools = [jnp.zeros(k_pages.shape, DTYPES[0]) for _ in range(2)]
+    scales = jnp.zeros((*k_pages.shape[:2], 2, k_pages.shape[2]), SCALE_DTYPE)
     run = functools.partial(
-        mosaic_write.jitted_quantised, interpret=plgpu.InterpretGPUParams(detect_races=True)
+        mosaic_write.jitted, interpret=plgpu.InterpretGPUParams(detect_races=True)
     )
-    q8, k8, v8, scales = run(rows, *pools, page, offset)
+    q8, k8, v8, scales = run(rows, *pools, page, offset, scales=scales)
     np.testing.assert_allclose(np.asarray(q8, np.float32), q, rtol=2**-8, atol=1e-6)
     kept = np.asarray(page) < case.num_pages
     place = np.asarray(page)[kept], slice(None), np.asarray(offset)[kept]
@@ -237,8 +239,8 @@ def test_the_write_lowers_for_cuda_and_aliases_the_pools(
         jax.ShapeDtypeStruct((64, kv_heads, 64, head_dim), dtype),
         jax.ShapeDtypeStruct((tokens,), jnp.int32),
     )
-    traced = mosaic_write.jitted_quantised.trace(
-        rows, pool, pool, low((64, kv_heads, 2, 64)), ints, ints
+    traced = mosaic_write.jitted.trace(
+        rows, pool, pool, ints, ints, scales=low((64, kv_heads, 2, 64))
     )
     text = traced.lower(lowering_platforms=("cuda",)).as_text()
     assert text.count("mosaic_gpu_v2") == 1
@@ -252,12 +254,12 @@ def test_a_pool_may_have_more_scales_than_an_int32_counts() -> None:
     scales = jax.ShapeDtypeStruct((pages, 2, 2, k_pages.shape[2]), SCALE_DTYPE)
     assert np.prod(scales.shape) > 2**31 and k_pages.shape[1] == 2
     written = jax.eval_shape(
-        functools.partial(rope_write_quantised, backend="reference"),
+        functools.partial(rope_write, backend="reference"),
         rows,
         pool,
         pool,
-        scales,
         page,
         offset,
+        scales=scales,
     )
     assert written[3].shape == scales.shape

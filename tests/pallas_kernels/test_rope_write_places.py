@@ -18,7 +18,6 @@ from pallas_kernels.rope_write import (
     HeadRows,
     mosaic_gpu,
     rope_write,
-    rope_write_quantised,
     rotated,
 )
 from pallas_kernels.rope_write.cases import CASES, Case
@@ -36,7 +35,6 @@ from tests.pallas_kernels.test_rope_write import arguments
 ULP = {"bfloat16": 2**-8, "float16": 2**-10}
 HOPPER = [case for case in CASES if case.head_dim in (64, 128, 256)]
 written = jax.jit(rope_write, static_argnames="backend")
-written_8 = jax.jit(rope_write_quantised, static_argnames="backend")
 turned = jax.jit(rotated)
 
 
@@ -138,9 +136,10 @@ def test_the_kernel_writes_8_bit_pages_and_scales(place: str, kv_dtype: str) -> 
         rows, k, v, page, offset = arguments(case, "bfloat16")
         pools = [jnp.zeros(x.shape, kv_dtype) for x in (k, v)]
         scales = jnp.ones((*k.shape[:2], 2, k.shape[2]), SCALE_DTYPE)
-        wanted = written_8(rows, *pools, scales, page, offset, backend="reference")
-        given = [jnp.array(x) for x in (*pools, scales)]
-        got = mosaic_gpu.jitted_quantised(rows, *given, page, offset, **launch_options(place))
+        wanted = written(rows, *pools, page, offset, scales=scales, backend="reference")
+        given = [jnp.array(x) for x in pools]
+        options = launch_options(place) | {"scales": jnp.array(scales)}
+        got = mosaic_gpu.jitted(rows, *given, page, offset, **options)
         for side in (1, 2):
             # Sums of a norm in another order may move a number by one step of the 8-bit type
             x, y = (np.asarray(out[side], np.float32) for out in (got, wanted))
