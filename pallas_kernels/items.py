@@ -7,10 +7,34 @@ row's tokens hold arbitrary values, and nothing reads their results.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Self
 
 import jax.numpy as jnp
 from jax import Array
+
+from pallas_kernels.backends import AttentionOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spec:
+    """Static parameters of attention over items.
+
+    Attributes:
+      queries: tokens of an item; its places hold them for each query head.
+      scale, window, softcap: as in `AttentionOptions`.
+    """
+
+    queries: int
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+
+    @classmethod
+    def of(cls, queries: int, options: AttentionOptions, **sizes: Any) -> Self:
+        """The parameters of one call; `sizes` are those that a back end adds."""
+        window, softcap = options.get("window"), options.get("softcap")
+        return cls(queries=queries, scale=options["scale"], window=window, softcap=softcap, **sizes)
 
 
 class Items(NamedTuple):

@@ -22,7 +22,6 @@ from pallas_kernels.mosaic_gpu import flags_buffer
 ROWS = 64  # rows of one WGMMA operand
 LOG2E = math.log2(math.e)
 NEVER = -1e30  # running maximum before any key: finite, so that exp2(-inf - it) is 0 and not NaN
-TILED = plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128)
 
 # Weighted values [ROWS, H], running maximum [ROWS] in the log2 domain, sum of weights [ROWS]
 type Carry = tuple[Array, Array, Array]

@@ -16,6 +16,8 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.quantised import is_quantised
 
+# How the tensor cores read an operand of 16-bit numbers in shared memory
+TILED = plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128)
 PROXY_FENCE = "fence.proxy.async;"  # orders plain accesses against those of the copy engine
 
 

@@ -20,6 +20,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.typing import DTypeLike
 
+from pallas_kernels import items
 from pallas_kernels.items import Items, sinks_of_places
 
 LOG2E = math.log2(math.e)
@@ -31,25 +32,19 @@ TABLE_BYTES = 256 << 10  # a TPU has 1 MiB of scalar memory
 FIELDS = 7  # scalars of an item that the kernel reads
 
 
-@dataclass(frozen=True)
-class Spec:
+@dataclass(frozen=True, kw_only=True)
+class Spec(items.Spec):
     """Static parameters of the kernel.
 
     Attributes:
-      queries: tokens of an item.
       heads: KV heads of a grid step.
       pages: pages of a tile.
       interpret: Pallas' `interpret`, for machines without a TPU.
-      scale, window, softcap: as in `AttentionOptions`.
     """
 
-    queries: int
     heads: int
     pages: int
     interpret: Any
-    scale: float
-    window: int | None = None
-    softcap: float | None = None
 
 
 def check(q: Array, k_pages: Array, v_pages: Array) -> None:
@@ -106,7 +101,7 @@ def attend(
     k_pages: Array,
     v_pages: Array,
     table: Array,
-    items: Items,
+    given: Items,
     sinks: Array | None,
 ) -> Array:
     """Attention of every item, `[W, K, R, H]`; `sinks` as in `AttentionOptions`. Raises ValueError
@@ -147,13 +142,13 @@ def attend(
         interpret=spec.interpret,
         name="paged_attention",
     )
-    return run(table.astype(jnp.int32).reshape(-1), _fields(spec, items, C), *inputs)
+    return run(table.astype(jnp.int32).reshape(-1), _fields(spec, given, C), *inputs)
 
 
-def _fields(spec: Spec, items: Items, page_size: int) -> Array:
+def _fields(spec: Spec, given: Items, page_size: int) -> Array:
     """The kernel's scalars, int32: `FIELDS` of each item, then the number of all tiles and the
     first item in use."""
-    row_W, position_W, keys_W = items
+    row_W, position_W, keys_W = given
     W = row_W.shape[0]
     first_W = (
         jnp.zeros_like(keys_W)

@@ -8,27 +8,15 @@ in float32. The longest item decides the number of tiles.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import DTypeLike
 
-from pallas_kernels.items import Items, sinks_of_places
+from pallas_kernels.items import Items, Spec, sinks_of_places
 
 TILE_BYTES = 128 << 20  # gathered keys and values of a tile, with their scores and weights
 MIN_TILE_TOKENS, MAX_TILE_TOKENS = 128, 1024
-
-
-@dataclass(frozen=True)
-class Spec:
-    """Static parameters: an item's places are `queries` tokens of each query head; the others as in
-    `AttentionOptions`."""
-
-    queries: int
-    scale: float
-    window: int | None = None
-    softcap: float | None = None
 
 
 def check(q: Array, k_pages: Array, v_pages: Array) -> None:

@@ -37,9 +37,6 @@ MANY_PARAMETERS: dict[str, str] = {
     "pallas_kernels/paged_extend/mosaic_gpu.py:plan": (
         "three arrays of the rows, and the sizes of a step by keyword"
     ),
-    "pallas_kernels/paged_decode/reference.py:decode_attention": (
-        "the op's definition: five arrays, and its four options by keyword"
-    ),
 }
 
 # Reading the process environment is for what starts a process.

@@ -366,6 +366,7 @@ def _shard(
         "window": how.window,
         "softcap": how.softcap,
         "first_page": first_page,
+        "no_split": how.no_split,
         "scales": scales[0] if scales else None,
     }
     parts = []
@@ -373,7 +374,7 @@ def _shard(
         table = (inputs.decode_tables_BM, inputs.decode_lengths_B)
         parts.append(
             paged_decode.decode_attention(
-                q_TNH[:B], k_pages, v_pages, *table, **(options | _given(how, plans.decode))
+                q_TNH[:B], k_pages, v_pages, *table, **options, plan=plans.decode
             )
         )
     if T > B:
@@ -381,13 +382,8 @@ def _shard(
         places = (inputs.chunk_tables_RM, *chunks)
         parts.append(
             paged_extend.extend_attention(
-                q_TNH[B:], k_pages, v_pages, *places, **(options | _given(how, plans.extend))
+                q_TNH[B:], k_pages, v_pages, *places, **options, plan=plans.extend
             )
         )
     o_TNH = parts[0] if len(parts) == 1 else jnp.concatenate(parts)
     return o_TNH, tuple(written), _Plans(*map(close_plan, plans))
-
-
-def _given(how: _How, plan: Any) -> dict[str, Any]:
-    """The options of an attention op that go with a plan; back ends without one split no row."""
-    return {} if plan is None else {"plan": plan, "no_split": how.no_split}

@@ -6,7 +6,6 @@ The sum's store starts before the threads synchronise to add up the squares.
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any
 
@@ -80,9 +79,6 @@ def add_norm(
         compiler={"unsafe_no_auto_barriers": True},
     )
     return tuple(found)
-
-
-jitted = functools.partial(jax.jit, static_argnames=("eps", "interpret"))(add_norm)
 
 
 def _layout(width: int) -> Any:

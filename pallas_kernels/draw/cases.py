@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pallas_kernels.draw.rows import DrawRows
+from pallas_kernels.draw import DrawRows
 
 ROUNDING = 1e-5  # relative error of a mass or ratio that float32 may decide either way
 

@@ -26,9 +26,9 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from pallas_kernels.draw import BROKEN, MIN_TEMPERATURE, DrawRows
 from pallas_kernels.draw.mosaic_block import COLUMNS, KEPT, Spec, Tuning
 from pallas_kernels.draw.mosaic_row import LOWEST, Row
-from pallas_kernels.draw.rows import BROKEN, MIN_TEMPERATURE, DrawRows
 from pallas_kernels.mosaic_gpu import launch
 
 LOG2E = math.log2(math.e)
@@ -80,9 +80,6 @@ def draw(
     floats_B3 = jnp.stack([rate_B, reach_B, rows.top_p_B], axis=1)
     lines_BNC = logits_BV.reshape(B, V // COLUMNS, COLUMNS)
     return _launch(spec, lines_BNC, ints_B5, floats_B3, rows.banned_BK)
-
-
-jitted = functools.partial(jax.jit, static_argnames=("filters", "tuning", "interpret"))(draw)
 
 
 def _launch(spec: Spec, lines: Array, ints: Array, floats: Array, banned: Array) -> Array:

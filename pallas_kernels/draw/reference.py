@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from pallas_kernels.draw.rows import BROKEN, MIN_TEMPERATURE, DrawRows
+from pallas_kernels.draw import BROKEN, MIN_TEMPERATURE, DrawRows
 
 
 def draw(logits_BV: Array, rows: DrawRows, *, filters: bool = True) -> Array:

@@ -10,7 +10,6 @@ and multicasts them to both.
 
 from __future__ import annotations
 
-import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -20,7 +19,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.gated_matmul.plan import PROCESSORS, K, Tuning, bands, chunk_of, tuning_of
-from pallas_kernels.mosaic_gpu import drain, launch, take
+from pallas_kernels.mosaic_gpu import TILED, drain, launch, take
 
 BAND_GROUP = 8  # bands of x that pass over the weight side by side
 PRODUCER_REGISTERS = 40
@@ -64,10 +63,6 @@ class _Spec(NamedTuple):
     @property
     def chunk(self) -> int:
         return chunk_of(self.height, self.width, self.groups, self.F)
-
-    @property
-    def tiled(self) -> tuple[Any, ...]:
-        return plgpu.TilingTransform((8, K)), plgpu.SwizzleTransform(128)
 
 
 class _Tile(NamedTuple):
@@ -151,8 +146,8 @@ def _multiply(spec: _Spec, x: Array, w: Array) -> Array:
 
     kernel.__name__ = f"gated_matmul_{spec.M}x{2 * spec.F}x{spec.I}"  # for profiles
     scratch = {
-        "x": plgpu.SMEM((tuning.stages, tuning.rows, K), spec.dtype, transforms=spec.tiled),
-        "w": plgpu.SMEM((tuning.stages, tuning.n, K), spec.dtype, transforms=spec.tiled),
+        "x": plgpu.SMEM((tuning.stages, tuning.rows, K), spec.dtype, transforms=TILED),
+        "w": plgpu.SMEM((tuning.stages, tuning.n, K), spec.dtype, transforms=TILED),
         "o": plgpu.SMEM((groups, spec.height, spec.chunk), spec.dtype),
         "full": plgpu.Barrier(num_arrivals=3, num_barriers=tuning.stages),
         "free": plgpu.Barrier(num_arrivals=groups, num_barriers=tuning.stages),
@@ -244,6 +239,3 @@ def _store(spec: _Spec, y: Array, tile: _Tile, wg: Array, o: Any, o_ref: Any) ->
         plgpu.copy_smem_to_gmem(
             o, o_ref.at[rows, pl.ds(pl.multiple_of(tile.column + c, 8), spec.chunk)]
         )
-
-
-jitted = functools.partial(jax.jit, static_argnames=("tuning", "interpret"))(gated_matmul)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import jax.numpy as jnp
 from jax import Array, lax
 
-from pallas_kernels.lanes.machine import HALF_LIMIT, LANES
+from pallas_kernels.lanes.ptx import HALF_LIMIT, LANES
 
 
 class Emulated:
@@ -23,46 +24,20 @@ class Emulated:
     def constant(self, value: float) -> Array:
         return jnp.full((LANES,), value, jnp.float32 if isinstance(value, float) else jnp.int32)
 
-    def add(self, a: Any, b: Any) -> Array:
-        return a + b
-
-    def times(self, a: Any, factor: int) -> Array:
-        return a * factor
-
     def bits(self, a: Any, first: int, count: int) -> Array:
         return a >> first & ((1 << count) - 1)
 
-    def below(self, a: Any, b: Any) -> Array:
-        return a < b
-
-    def both(self, a: Array, b: Array) -> Array:
-        return a & b
-
-    def select(self, predicate: Array, a: Any, b: Any) -> Array:
-        return jnp.where(predicate, a, b)
-
-    fadd = add
-
-    def fmul(self, a: Any, b: Any) -> Array:
-        return a * b
+    add = fadd = staticmethod(operator.add)
+    times = fmul = staticmethod(operator.mul)
+    below, both = staticmethod(operator.lt), staticmethod(operator.and_)
+    select, fmax = staticmethod(jnp.where), staticmethod(jnp.fmax)
+    exp2, log2, tanh = staticmethod(jnp.exp2), staticmethod(jnp.log2), staticmethod(jnp.tanh)
 
     def fma(self, a: Any, b: Any, c: Any) -> Array:
         return a * b + c
 
-    def fmax(self, a: Any, b: Any) -> Array:
-        return jnp.fmax(a, b)
-
     def clamp(self, a: Any) -> Array:
         return jnp.clip(a, -HALF_LIMIT, HALF_LIMIT)
-
-    def exp2(self, a: Any) -> Array:
-        return jnp.exp2(a)
-
-    def log2(self, a: Any) -> Array:
-        return jnp.log2(a)
-
-    def tanh(self, a: Any) -> Array:
-        return jnp.tanh(a)
 
     def reciprocal(self, a: Any) -> Array:
         return 1 / a

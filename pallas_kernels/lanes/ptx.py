@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from typing import Any
 
-from pallas_kernels.lanes.machine import HALF_LIMIT
-
+LANES = 128  # of a warpgroup
+HALF_LIMIT = 65504.0  # the largest float16
 _CVT = {"float8_e4m3fn": "e4m3x2", "float8_e5m2": "e5m2x2"}
 _PAIR = {"float16": "f16x2", "bfloat16": "bf16x2"}
+
+
+def _instruction(op: str) -> Callable[..., str]:
+    """A method that is one instruction, from its operands to a new register."""
+
+    def method(self: Ptx, *operands: Any) -> str:
+        return self._make(op, *operands)
+
+    return method
 
 
 class Ptx:
@@ -47,18 +57,22 @@ class Ptx:
         self._emit(op, name, *arguments)
         return name
 
-    def constant(self, value: float) -> str:
-        return self._make("mov.b32", value)
-
-    def add(self, a: Any, b: Any) -> str:
-        return self._make("add.s32", a, b)
-
-    def times(self, a: Any, factor: int) -> str:
-        return self._make("mul.lo.s32", a, factor)
-
-    def bits(self, a: Any, first: int, count: int) -> str:
-        """Some bits of a number that is not negative."""
-        return self._make("bfe.u32", a, first, count)
+    constant = _instruction("mov.b32")
+    add = _instruction("add.s32")
+    times = _instruction("mul.lo.s32")
+    # Some bits of a number that is not negative: the first, and how many
+    bits = _instruction("bfe.u32")
+    fadd = _instruction("add.f32")
+    fmul = _instruction("mul.f32")
+    fma = _instruction("fma.rn.f32")
+    fmax = _instruction("max.f32")
+    exp2 = _instruction("ex2.approx.ftz.f32")
+    log2 = _instruction("lg2.approx.ftz.f32")
+    tanh = _instruction("tanh.approx.f32")
+    reciprocal = _instruction("rcp.approx.ftz.f32")
+    # The 8 x 8 matrix of 16-bit numbers whose row g, columns 2c and 2c + 1 lane (g, c) holds,
+    # transposed
+    transpose = _instruction("movmatrix.sync.aligned.m8n8.trans.b16")
 
     def below(self, a: Any, b: Any) -> str:
         name = f"p{self._name()}"
@@ -73,33 +87,9 @@ class Ptx:
     def select(self, predicate: str, a: Any, b: Any) -> str:
         return self._make("selp.b32", a, b, predicate)
 
-    def fadd(self, a: Any, b: Any) -> str:
-        return self._make("add.f32", a, b)
-
-    def fmul(self, a: Any, b: Any) -> str:
-        return self._make("mul.f32", a, b)
-
-    def fma(self, a: Any, b: Any, c: Any) -> str:
-        return self._make("fma.rn.f32", a, b, c)
-
-    def fmax(self, a: Any, b: Any) -> str:
-        return self._make("max.f32", a, b)
-
     def clamp(self, a: Any) -> str:
         """Within the range of float16; NaN stays."""
         return self._make("max.NaN.f32", self._make("min.NaN.f32", a, HALF_LIMIT), -HALF_LIMIT)
-
-    def exp2(self, a: Any) -> str:
-        return self._make("ex2.approx.ftz.f32", a)
-
-    def log2(self, a: Any) -> str:
-        return self._make("lg2.approx.ftz.f32", a)
-
-    def tanh(self, a: Any) -> str:
-        return self._make("tanh.approx.f32", a)
-
-    def reciprocal(self, a: Any) -> str:
-        return self._make("rcp.approx.ftz.f32", a)
 
     def shuffle(self, a: Any, mask: int) -> str:
         """The value of the lane whose number differs in these bits."""
@@ -134,11 +124,6 @@ class Ptx:
     def wide(self, a: Any) -> tuple[str, str]:
         """A pair of bfloat16 as two floats."""
         return self._make("shl.b32", a, 16), self._make("and.b32", a, "0xffff0000")
-
-    def transpose(self, a: Any) -> str:
-        """The 8 x 8 matrix of 16-bit numbers whose row g, columns 2c and 2c + 1 lane (g, c) holds,
-        transposed."""
-        return self._make("movmatrix.sync.aligned.m8n8.trans.b16", a)
 
     def multiply(self, acc: list[str], a: list[str], b: list[str]) -> list[str]:
         """acc + a·b of matrices 16 x 16 and 16 x 8 in float16, the sum 16 x 8 in float32."""

@@ -18,8 +18,9 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.mosaic_flash import ROWS, TILED, Carry
+from pallas_kernels.mosaic_flash import ROWS, Carry
 from pallas_kernels.mosaic_gpu import (
+    TILED,
     PageTable,
     await_flag,
     drain,

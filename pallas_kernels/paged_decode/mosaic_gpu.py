@@ -18,7 +18,6 @@ import json
 import pathlib
 from typing import Any, Unpack
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 
@@ -107,14 +106,13 @@ def plan(
             f"clusters of {tuning.cluster} blocks split rows, which no_split forbids; "
             "take a cluster of 1"
         )
-    splits, flags = splits_of(kv_heads, tuning), kv_heads * max(1, tuning.cluster)
     return make_plan(
         lengths_B,
         tile=TILE,
-        splits=splits,
+        splits=splits_of(kv_heads, tuning),
         min_tiles=tuning.min_tiles,
         window=window,
-        flags=flags,
+        flags=kv_heads * max(1, tuning.cluster),
         no_split=no_split,
     )
 
@@ -154,17 +152,15 @@ def decode_attention(
     tuning = tuning or default_tuning(H, itemsize, MANY if no_split else B, K)
     if G > 8:
         tuning = tuning._replace(consumers=1)  # two have too few registers for larger groups
-    planned = options.get("plan")
-    if planned is None:
-        planned = plan(
-            lengths_B,
-            kv_heads=K,
-            head_dim=H,
-            itemsize=itemsize,
-            window=window,
-            no_split=no_split,
-            tuning=tuning,
-        )
+    planned = options.get("plan") or plan(
+        lengths_B,
+        kv_heads=K,
+        head_dim=H,
+        itemsize=itemsize,
+        window=window,
+        no_split=no_split,
+        tuning=tuning,
+    )
     pools = pools_of(k_pages, v_pages, options)
     spec = Spec(
         B=B,
@@ -196,8 +192,3 @@ def decode_attention(
     )
     run = attend_clusters if tuning.cluster else attend
     return run(spec, q_QH, pools, rows, planned, options.get("sinks"))
-
-
-jitted = functools.partial(
-    jax.jit, static_argnames=("scale", "window", "softcap", "no_split", "tuning", "interpret")
-)(decode_attention)

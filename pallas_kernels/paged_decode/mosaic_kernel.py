@@ -12,8 +12,8 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.mosaic_flash import ROWS, TILED, Carry, merged
-from pallas_kernels.mosaic_gpu import PageTable, await_flag, drain, launch, raise_flag, take
+from pallas_kernels.mosaic_flash import ROWS, Carry, merged
+from pallas_kernels.mosaic_gpu import TILED, PageTable, await_flag, drain, launch, raise_flag, take
 from pallas_kernels.paged_decode import mosaic_narrow as narrow
 from pallas_kernels.paged_decode.mosaic_flash import TILE, Spec, start
 from pallas_kernels.paged_decode.mosaic_ring import (

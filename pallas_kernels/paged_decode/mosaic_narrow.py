@@ -21,7 +21,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.lanes import Machine, byte_tiled, plain, run
-from pallas_kernels.mosaic_flash import ROWS, TILED, Carry
+from pallas_kernels.mosaic_flash import ROWS, Carry
+from pallas_kernels.mosaic_gpu import TILED
 from pallas_kernels.paged_decode import mosaic_lanes as lanes
 from pallas_kernels.paged_decode.mosaic_flash import (
     TILE,
@@ -144,17 +145,17 @@ def _take_tiles(
 
 
 def _begin(spec: Spec) -> Array:
-    def program(m: Machine, _: list[Any], __: list[Any], ___: list[Any]) -> list[Any]:
-        return lanes.begin(m, spec).registers
-
-    return run(program, spec.interpret, lanes.State.size(spec.H, spec.group))
+    size = lanes.State.size(spec.H, spec.group)
+    return run(lambda m, *_: lanes.begin(m, spec).registers, spec.interpret, size)
 
 
 def _read_row(spec: Spec, sm: dict[str, Any], slot: Array) -> Array:
-    def program(m: Machine, refs: list[Any], _: list[Any], __: list[Any]) -> list[Any]:
-        return lanes.read_row(m, spec, plain(refs[0], spec.H))
-
-    return run(program, spec.interpret, lanes.constants(spec), refs=[(sm["q"].at[slot], ())])
+    return run(
+        lambda m, refs, *_: lanes.read_row(m, spec, plain(refs[0], spec.H)),
+        spec.interpret,
+        lanes.constants(spec),
+        refs=[(sm["q"].at[slot], ())],
+    )
 
 
 def _fold(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Unpack
+
 import jax.numpy as jnp
 from jax import Array, lax
 
 from pallas_kernels import tiles
+from pallas_kernels.backends import AttentionOptions
 
 
 def decode_attention(
@@ -14,28 +17,24 @@ def decode_attention(
     v_pages: Array,
     page_table_BM: Array,
     lengths_B: Array,
-    *,
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
-    sinks: Array | None = None,
-    scales: Array | None = None,
+    **options: Unpack[AttentionOptions],
 ) -> Array:
     """See `pallas_kernels.paged_decode`. All rows walk their tiles together, from the first that
     any row sees to the longest row's last."""
+    window, sinks = options.get("window"), options.get("sinks")
     B, N, H = q_BNH.shape
     _, K, C, _ = k_pages.shape
     pages = tiles.pages_per_tile(C)
     tokens = pages * C
     table = tiles.padded_table(page_table_BM, pages)
-    q_BKGH = (q_BNH.astype(jnp.float32) * scale).reshape(B, K, N // K, H)
+    q_BKGH = (q_BNH.astype(jnp.float32) * options["scale"]).reshape(B, K, N // K, H)
     first_B = jnp.zeros_like(lengths_B) if window is None else jnp.maximum(lengths_B - window, 0)
 
     def step(tile: Array, carry: tiles.Carry) -> tiles.Carry:
         position = tile * tokens + jnp.arange(tokens)
         mask = (position >= first_B[:, None]) & (position < lengths_B[:, None])
-        k, v = tiles.load_tiles((k_pages, v_pages), scales, table, tile, pages)
-        return tiles.fold(carry, q_BKGH, k, v, mask[:, None, None, :], softcap)
+        k, v = tiles.load_tiles((k_pages, v_pages), options.get("scales"), table, tile, pages)
+        return tiles.fold(carry, q_BKGH, k, v, mask[:, None, None, :], options.get("softcap"))
 
     live = lengths_B > 0
     low = jnp.min(

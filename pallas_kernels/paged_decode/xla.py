@@ -24,9 +24,7 @@ def decode_attention(
     check(q_BNH, k_pages, v_pages)
     N, K = q_BNH.shape[1], k_pages.shape[1]
     q_BKRH = items.pack_decode(q_BNH, K, 1)
-    pools = pools_of(k_pages, v_pages, options)
-    spec = xla.Spec(1, options["scale"], options.get("window"), options.get("softcap"))
-    out = xla.attend(
-        spec, q_BKRH, pools, page_table_BM, items.decode_items(lengths_B), options.get("sinks")
-    )
+    pools, rows = pools_of(k_pages, v_pages, options), items.decode_items(lengths_B)
+    spec, sinks = items.Spec.of(1, options), options.get("sinks")
+    out = xla.attend(spec, q_BKRH, pools, page_table_BM, rows, sinks)
     return items.unpack_decode(out, N)

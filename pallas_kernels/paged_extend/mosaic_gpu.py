@@ -71,17 +71,15 @@ def plan(
     """
     tuning = tuning or default_tuning(head_dim)
     share = shared_heads(tokens, heads // kv_heads, tuning)
-    size = ROWS * tuning.groups
-    splits = max(1, tuning.blocks // kv_heads)
     cut = Cut(
-        tokens,
-        (ROWS // share) * tuning.groups,
-        size,
-        heads // kv_heads // share,
-        splits,
-        tuning.min_tiles,
-        kv_heads,
-        no_split,
+        tokens=tokens,
+        queries=(ROWS // share) * tuning.groups,
+        keys=ROWS * tuning.groups,
+        units=heads // kv_heads // share,
+        splits=max(1, tuning.blocks // kv_heads),
+        min_tiles=tuning.min_tiles,
+        kv_heads=kv_heads,
+        no_split=no_split,
     )
     return make_plan(starts_R, lengths_R, kv_lengths_R, cut=cut, window=window)
 
@@ -121,20 +119,18 @@ def extend_attention(
     _, K, C, _ = k_pages.shape
     tuning = tuning or default_tuning(H, k_pages.dtype.itemsize)
     window = options.get("window")
-    planned = options.get("plan")
-    if planned is None:
-        planned = plan(
-            starts_R,
-            lengths_R,
-            kv_lengths_R,
-            tokens=T,
-            heads=N,
-            kv_heads=K,
-            head_dim=H,
-            window=window,
-            no_split=options.get("no_split", False),
-            tuning=tuning,
-        )
+    planned = options.get("plan") or plan(
+        starts_R,
+        lengths_R,
+        kv_lengths_R,
+        tokens=T,
+        heads=N,
+        kv_heads=K,
+        head_dim=H,
+        window=window,
+        no_split=options.get("no_split", False),
+        tuning=tuning,
+    )
     pools = pools_of(k_pages, v_pages, options)
     spec = Spec(
         T=T,

@@ -12,8 +12,8 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.mosaic_flash import ROWS, TILED, Carry, merged, product, start
-from pallas_kernels.mosaic_gpu import PageTable, await_flag, drain, launch, raise_flag, take
+from pallas_kernels.mosaic_flash import ROWS, Carry, merged, product, start
+from pallas_kernels.mosaic_gpu import TILED, PageTable, await_flag, drain, launch, raise_flag, take
 from pallas_kernels.paged_extend import mosaic_narrow as narrow
 from pallas_kernels.paged_extend.mosaic_copies import Share, Unit, copy_part, produce
 from pallas_kernels.paged_extend.mosaic_flash import Spec, add_sinks, finish, fold, merge

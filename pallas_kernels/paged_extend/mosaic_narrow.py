@@ -17,7 +17,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.lanes import Machine, byte_tiled, plain, run
-from pallas_kernels.mosaic_flash import TILED
+from pallas_kernels.mosaic_gpu import TILED
 from pallas_kernels.paged_extend.mosaic_flash import Spec
 from pallas_kernels.quantised import SCALE_DTYPE
 

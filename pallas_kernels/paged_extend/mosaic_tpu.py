@@ -39,15 +39,7 @@ def extend_attention(
     (T, N, _), K = q_TNH.shape, k_pages.shape[1]
     queries = queries_per_tile(T, N // K)
     pages = mosaic_tpu.pages_per_tile(k_pages, 1, SCORES * K // (queries * N))
-    spec = mosaic_tpu.Spec(
-        queries,
-        1,
-        pages,
-        interpret,
-        options["scale"],
-        options.get("window"),
-        options.get("softcap"),
-    )
+    spec = mosaic_tpu.Spec.of(queries, options, heads=1, pages=pages, interpret=interpret)
     out = jnp.zeros_like(q_TNH)
     for some in mosaic_tpu.row_groups(page_table_RM):
         chunks = items.chunk_items(starts_R[some], lengths_R[some], kv_lengths_R[some], T, queries)

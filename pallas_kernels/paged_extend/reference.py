@@ -36,12 +36,8 @@ def extend_attention(
     sequence, so a token always sits at the same place of the same tile. T tokens in R rows make at
     most T / QUERY_TILE + 2R tiles, and only those in use run.
     """
-    scale, window, softcap, sinks = (
-        options["scale"],
-        options.get("window"),
-        options.get("softcap"),
-        options.get("sinks"),
-    )
+    window, sinks = options.get("window"), options.get("sinks")
+    scale, softcap = options["scale"], options.get("softcap")
     T, N, H = q_TNH.shape
     _, K, C, _ = k_pages.shape
     G, Q = N // K, QUERY_TILE
@@ -49,7 +45,8 @@ def extend_attention(
     tokens = pages * C
     table = tiles.padded_table(page_table_RM, pages)
     q = jnp.pad(
-        (q_TNH.astype(jnp.float32) * scale).reshape(T, K, G, H), ((Q, Q), (0, 0), (0, 0), (0, 0))
+        (q_TNH.astype(jnp.float32) * scale).reshape(T, K, G, H),
+        ((Q, Q), (0, 0), (0, 0), (0, 0)),
     )
     first_R = kv_lengths_R - lengths_R  # position of each row's first query
     tiles_R = query_tiles(first_R, kv_lengths_R)
@@ -80,7 +77,9 @@ def extend_attention(
             k, v = tiles.load_tiles(
                 (k_pages, v_pages), options.get("scales"), table[row], tile, pages
             )
-            return tiles.fold(carry, q_KQH, k, v, jnp.repeat(mask, G, axis=0), softcap)
+            return tiles.fold(
+                carry, q_KQH, k, v, jnp.repeat(mask, G, axis=0), softcap
+            )
 
         carry = lax.fori_loop(
             low // tokens, -(-high // tokens), key_tile, tiles.start((K, Q * G), H)

@@ -31,8 +31,6 @@ def extend_attention(
     chunks = items.chunk_items(starts_R, lengths_R, kv_lengths_R, T, queries)
     packed_q = items.pack_chunks(q_TNH, chunks, K)
     pools = pools_of(k_pages, v_pages, options)
-    spec = xla.Spec(queries, options["scale"], options.get("window"), options.get("softcap"))
-    packed_out = xla.attend(
-        spec, packed_q, pools, page_table_RM, chunks.items, options.get("sinks")
-    )
+    spec, sinks = items.Spec.of(queries, options), options.get("sinks")
+    packed_out = xla.attend(spec, packed_q, pools, page_table_RM, chunks.items, sinks)
     return items.unpack_chunks(packed_out, chunks)

@@ -168,11 +168,6 @@ def _launch(
     return q_TNH, *(ref[...] for ref in written)
 
 
-jitted = functools.partial(
-    jax.jit, static_argnames=("interpret",), donate_argnums=(1, 2), donate_argnames=("scales",)
-)(rope_write)
-
-
 def tile_of(heads: int, tokens: int) -> int:
     """Heads of one tile: a divisor of `heads`, and a multiple of the largest number up to 8 of
     which a layout exists."""

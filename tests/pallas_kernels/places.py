@@ -6,6 +6,9 @@ and memory that starts as NaN. `make test-gpu` runs it compiled, and larger.
 
 from __future__ import annotations
 
+import functools
+import inspect
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -15,6 +18,7 @@ import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 INTERPRETER, CARD = "interpreter", "card"
+STATIC = ("eps", "filters", "interpret", "no_split", "scale", "softcap", "tuning", "window")
 card = pytest.param(CARD, marks=pytest.mark.gpu)
 places = pytest.mark.parametrize("place", [INTERPRETER, card])
 slow_places = pytest.mark.parametrize(
@@ -27,6 +31,17 @@ def launch_options(place: str, detect_races: bool = True) -> dict[str, Any]:
     if place == CARD:
         return {}
     return {"interpret": plgpu.InterpretGPUParams(detect_races=detect_races)}
+
+
+@functools.cache
+def jitted(function: Callable[..., Any], *donated: str) -> Any:
+    """A Mosaic GPU back end, jitted with its sizes and options static and these arguments donated;
+    kept, so that tests of equal shapes compile once."""
+    parameters = inspect.signature(function).parameters.values()
+    known = {each.name for each in parameters}
+    takes_all = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters)
+    static = [name for name in STATIC if takes_all or name in known]
+    return jax.jit(function, static_argnames=static, donate_argnames=donated)
 
 
 def pick(place: str, small: Any, large: Any) -> Any:

@@ -14,6 +14,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from pallas_kernels.add_norm import add_norm, backend_for, mosaic_gpu
 from pallas_kernels.add_norm.cases import CASES, Case, expected, inputs
 from pallas_kernels.backends import UnknownBackend
+from tests.pallas_kernels.places import jitted
 
 ULP = {"float32": 2**-22, "bfloat16": 2**-8, "float16": 2**-10}
 
@@ -47,7 +48,7 @@ def test_the_reference_equals_float64_up_to_one_rounding(case: Case, dtype: str)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_the_interpreted_kernel_equals_float64_up_to_one_rounding(case: Case, dtype: str) -> None:
     given = arguments(case, dtype)
-    got = mosaic_gpu.jitted(
+    got = jitted(mosaic_gpu.add_norm)(
         *given, eps=case.eps, interpret=plgpu.InterpretGPUParams(detect_races=True)
     )
     assert_right(case, dtype, given, got)
@@ -61,7 +62,8 @@ def test_the_kernel_lowers_for_cuda_as_one_launch(width: int, rows: int) -> None
         jax.ShapeDtypeStruct((width,), jnp.bfloat16),
     )
     text = (
-        mosaic_gpu.jitted.trace(x, x, weight, eps=1e-6)
+        jitted(mosaic_gpu.add_norm)
+        .trace(x, x, weight, eps=1e-6)
         .lower(lowering_platforms=("cuda",))
         .as_text()
     )

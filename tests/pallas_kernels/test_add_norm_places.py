@@ -14,7 +14,15 @@ from hypothesis import strategies as st
 
 from pallas_kernels.add_norm import add_norm, mosaic_gpu, rms_norm
 from pallas_kernels.add_norm.cases import CASES, Case, expected, inputs
-from tests.pallas_kernels.places import CARD, launch_options, pick, places, poison_outputs, shape_of
+from tests.pallas_kernels.places import (
+    CARD,
+    jitted,
+    launch_options,
+    pick,
+    places,
+    poison_outputs,
+    shape_of,
+)
 
 ULP = {"bfloat16": 2**-8, "float16": 2**-10}
 reference = jax.jit(functools.partial(add_norm, backend="reference"), static_argnames="eps")
@@ -29,7 +37,7 @@ def arguments(case: Case, dtype: str, seed: int = 0) -> tuple[Any, Any, Any]:
 def launched(place: str, given: tuple[Any, Any, Any], eps: float = 1e-6) -> tuple[Any, Any]:
     """Sum and norm of the kernel as numpy arrays, with outputs that start as NaN."""
     poison_outputs(place, shape_of(given[0]), shape_of(given[0]))
-    total, norm = mosaic_gpu.jitted(*given, eps=eps, **launch_options(place))
+    total, norm = jitted(mosaic_gpu.add_norm)(*given, eps=eps, **launch_options(place))
     return np.asarray(total), np.asarray(norm)
 
 
@@ -126,7 +134,9 @@ def test_the_norm_is_of_the_rounded_sum() -> None:
     x = jnp.ones((1, 128), jnp.bfloat16)
     delta = jnp.full((1, 128), 2.0**-9, jnp.bfloat16)
     weight = jnp.ones(128, jnp.bfloat16)
-    total, norm = mosaic_gpu.jitted(x, delta, weight, eps=0.0, **launch_options("interpreter"))
+    total, norm = jitted(mosaic_gpu.add_norm)(
+        x, delta, weight, eps=0.0, **launch_options("interpreter")
+    )
     assert (np.asarray(total, np.float32) == 1).all()
     assert (np.asarray(norm, np.float32) == 1).all()
 

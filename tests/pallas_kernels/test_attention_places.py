@@ -24,6 +24,7 @@ from tests.pallas_kernels.places import (
     CARD,
     INTERPRETER,
     card,
+    jitted,
     launch_options,
     pick,
     poison_outputs,
@@ -313,7 +314,9 @@ def test_on_the_card_pages_beyond_two_billion_elements_are_found() -> None:
     assert k.size > 2**31
     table = jnp.array([[pages - 1, pages - 2]], jnp.int32)
     q = jnp.ones((1, heads, dim), jnp.bfloat16)
-    out = hopper_decode.jitted(q, k, k, table, jnp.array([200], jnp.int32), scale=0.1)
+    out = jitted(hopper_decode.decode_attention)(
+        q, k, k, table, jnp.array([200], jnp.int32), scale=0.1
+    )
     np.testing.assert_array_equal(np.asarray(out, np.float32), 1.0)
     ints = [jnp.array([x], jnp.int32) for x in (0, 1, 200)]
     extend = jax.jit(functools.partial(hopper_extend.extend_attention, scale=0.1))

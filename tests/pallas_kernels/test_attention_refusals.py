@@ -13,6 +13,7 @@ import pytest
 from pallas_kernels import paged_decode, paged_extend
 from pallas_kernels.paged_decode import mosaic_gpu as hopper_decode
 from pallas_kernels.paged_extend import mosaic_gpu as hopper_extend
+from tests.pallas_kernels.places import jitted
 
 OPS: dict[str, Any] = {"decode": hopper_decode, "extend": hopper_extend}
 both = pytest.mark.parametrize("op", OPS)
@@ -82,7 +83,9 @@ def test_two_consumers_need_8_bit_pages_and_an_even_ring(dtype: str, stages: int
     ints = [jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((3, 2), (3,))]
     tuning = hopper_decode.Tuning(stages=stages, consumers=2)
     with pytest.raises(ValueError, match=f"even number of stages; got {dtype} and {stages}"):
-        hopper_decode.jitted.trace(q, k, v, *ints, scale=0.1, tuning=tuning, **more)
+        jitted(hopper_decode.decode_attention).trace(
+            q, k, v, *ints, scale=0.1, tuning=tuning, **more
+        )
 
 
 @both

@@ -28,6 +28,7 @@ from pallas_kernels.draw.cases import (
     rows_of,
 )
 from tests.chi_square import chi_square, limit, pooled
+from tests.pallas_kernels.places import jitted
 
 # With the small tuning: slots of 256, five chunks a warpgroup, the last partly beyond the row
 V = 1152
@@ -47,7 +48,7 @@ def interpreted(
 ) -> np.ndarray:
     params = plgpu.InterpretGPUParams(detect_races=races)
     return np.asarray(
-        mosaic_gpu.jitted(
+        jitted(mosaic_gpu.draw)(
             jnp.asarray(logits_BV), jax.tree.map(jnp.asarray, rows), tuning=tuning, interpret=params
         )
     )
@@ -243,7 +244,8 @@ def test_the_kernel_lowers_for_cuda_as_one_launch(batch: int, vocabulary: int) -
     logits_BV = jax.ShapeDtypeStruct((batch, vocabulary), jnp.float32)
     assert mosaic_gpu.check(logits_BV) is None
     assert (
-        mosaic_gpu.jitted.trace(logits_BV, rows)
+        jitted(mosaic_gpu.draw)
+        .trace(logits_BV, rows)
         .lower(lowering_platforms=("cuda",))
         .as_text()
         .count("mosaic_gpu_v2")

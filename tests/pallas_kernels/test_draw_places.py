@@ -26,6 +26,7 @@ from pallas_kernels.draw.cases import (
 from tests.chi_square import chi_square, limit, pooled
 from tests.pallas_kernels.places import (
     CARD,
+    jitted,
     launch_options,
     pick,
     places,
@@ -51,7 +52,9 @@ def drawn(
     given = jnp.asarray(logits_BV), jax.tree.map(jnp.asarray, rows)
     poison_outputs(place, jax.ShapeDtypeStruct((len(logits_BV),), jnp.int32))
     tuning = mosaic_gpu.Tuning() if place == CARD else tuning
-    return np.asarray(mosaic_gpu.jitted(*given, tuning=tuning, **launch_options(place, races)))
+    return np.asarray(
+        jitted(mosaic_gpu.draw)(*given, tuning=tuning, **launch_options(place, races))
+    )
 
 
 def assert_possible(tokens: np.ndarray, logits_BV: np.ndarray, options: list[Options]) -> None:

@@ -20,6 +20,7 @@ from pallas_kernels.gated_matmul.cases import CASES, MODEL_SHAPES, Case, expecte
 from pallas_kernels.gated_matmul.plan import Tuning
 from tests.pallas_kernels.places import (
     CARD,
+    jitted,
     launch_options,
     pick,
     places,
@@ -38,7 +39,7 @@ any_inputs = st.integers(1, 250).map(lambda x: 64 * x)
 def launched(place: str, x: Any, w: Any, tuning: Tuning | None = None) -> np.ndarray:
     """The kernel's product, with an output that starts as NaN."""
     poison_outputs(place, jax.ShapeDtypeStruct((x.shape[0], w.shape[0] // 2), x.dtype))
-    return np.asarray(mosaic_gpu.jitted(x, w, tuning=tuning, **launch_options(place)))
+    return np.asarray(jitted(mosaic_gpu.gated_matmul)(x, w, tuning=tuning, **launch_options(place)))
 
 
 @places

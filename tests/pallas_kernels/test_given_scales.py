@@ -15,6 +15,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from pallas_kernels.quantised import DTYPES, SCALE_DTYPE, quantise
 from pallas_kernels.rope_write import mosaic_gpu, rope_write
 from pallas_kernels.rope_write.cases import CASES, Case
+from tests.pallas_kernels.places import jitted
 from tests.pallas_kernels.test_quantised import dtypes
 from tests.pallas_kernels.test_rope_write import arguments
 
@@ -108,7 +109,8 @@ def test_the_interpreted_write_for_hopper_does_so_too(case: Case) -> None:
     full = jax.tree.map(lambda x: x.astype(jnp.float32) if x.dtype == jnp.bfloat16 else x, low)
     _, *wide = jax.jit(rope_write, static_argnames="backend")(*full, backend="reference")
     run = functools.partial(
-        mosaic_gpu.jitted, interpret=plgpu.InterpretGPUParams(detect_races=True)
+        jitted(mosaic_gpu.rope_write, "k_pages", "v_pages", "scales"),
+        interpret=plgpu.InterpretGPUParams(detect_races=True),
     )
     k8, v8, scales = (jnp.array(pool) for pool in pools_of(k_pages, DTYPES[0]))
     _, *got = run(rows, k8, v8, page, offset, scales=scales)
@@ -144,7 +146,7 @@ def test_it_lowers_for_cuda_and_aliases_the_pools(
         kv_scales=low((kv_heads, 2)),
     )
     pool, ints = shape((64, kv_heads, 64, head_dim), dtype), shape((tokens,), jnp.int32)
-    traced = mosaic_gpu.jitted.trace(
+    traced = jitted(mosaic_gpu.rope_write, "k_pages", "v_pages", "scales").trace(
         rows, pool, pool, ints, ints, scales=low((64, kv_heads, 2, 64))
     )
     text = traced.lower(lowering_platforms=("cuda",)).as_text()

@@ -12,7 +12,7 @@ import pytest
 
 from pallas_kernels.lanes import LANES, Emulated, Ptx, byte_tiled, plain
 from pallas_kernels.lanes.emulated import bits_of, joined
-from pallas_kernels.lanes.machine import HALF_LIMIT
+from pallas_kernels.lanes.ptx import HALF_LIMIT
 from pallas_kernels.paged_decode import mosaic_lanes
 from pallas_kernels.paged_decode.mosaic_flash import Spec, Tuning
 

@@ -16,6 +16,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from pallas_kernels.paged_decode import mosaic_gpu, reference
 from pallas_kernels.paged_decode.cases import CASES, Case, inputs
 from pallas_kernels.paged_decode.plan import SPLIT_FIELDS, make_plan
+from tests.pallas_kernels.places import jitted
 
 SUPPORTED = [c for c in CASES if c.head_dim in (64, 128, 256) and c.page_size in (16, 32, 64, 128)]
 EXTRA = (
@@ -54,7 +55,9 @@ def run(case: Case, tuning: mosaic_gpu.Tuning, dtype: str = "bfloat16") -> float
     q = np.where((given.lengths > 0)[:, None, None], given.q, np.nan)
     low = [jnp.asarray(a, dtype if a.dtype == np.float32 else None) for a in (q, *given.args[1:])]
     interpret = plgpu.InterpretGPUParams(detect_races=True)
-    out = mosaic_gpu.jitted(*low, **case.options, tuning=tuning, interpret=interpret)
+    out = jitted(mosaic_gpu.decode_attention)(
+        *low, **case.options, tuning=tuning, interpret=interpret
+    )
     wanted = reference.decode_attention(
         *(a.astype(jnp.float32) if a.dtype == dtype else a for a in low), **case.options
     )
@@ -183,8 +186,10 @@ def test_the_kernel_lowers_for_cuda(page: int, group: int, dtype: str, head_dim:
     pool = jax.ShapeDtypeStruct((64, 2, page, head_dim), dtype)
     ints = [jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((3, 8), (3,))]
     args = (jax.ShapeDtypeStruct((3, 2 * group, head_dim), dtype), pool, pool, *ints)
-    lowered = mosaic_gpu.jitted.trace(*args, scale=0.1, window=64, softcap=20.0).lower(
-        lowering_platforms=("cuda",)
+    lowered = (
+        jitted(mosaic_gpu.decode_attention)
+        .trace(*args, scale=0.1, window=64, softcap=20.0)
+        .lower(lowering_platforms=("cuda",))
     )
     assert lowered.as_text().count("mosaic_gpu_v2") == 1
 
@@ -196,9 +201,11 @@ def test_clusters_lower_for_cuda(cluster: int, swapped: bool) -> None:
     ints = [jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((3, 8), (3,))]
     args = (jax.ShapeDtypeStruct((3, 14, 128), jnp.bfloat16), pool, pool, *ints)
     tuning = mosaic_gpu.Tuning(cluster=cluster, swapped=swapped)
-    lowered = mosaic_gpu.jitted.trace(
-        *args, scale=0.1, window=64, softcap=20.0, tuning=tuning
-    ).lower(lowering_platforms=("cuda",))
+    lowered = (
+        jitted(mosaic_gpu.decode_attention)
+        .trace(*args, scale=0.1, window=64, softcap=20.0, tuning=tuning)
+        .lower(lowering_platforms=("cuda",))
+    )
     assert lowered.as_text().count("mosaic_gpu_v2") == 1
 
 
@@ -318,7 +325,7 @@ def test_a_row_that_is_not_split_gets_the_same_bits_in_any_batch(sizes: dict[str
 
     def out(lengths: np.ndarray) -> np.ndarray:
         return np.asarray(
-            mosaic_gpu.jitted(
+            jitted(mosaic_gpu.decode_attention)(
                 *low[:4],
                 lengths,
                 scale=0.1,

@@ -14,6 +14,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from pallas_kernels.paged_decode import mosaic_gpu, reference
 from pallas_kernels.paged_decode.cases import CASES, Case, inputs
 from pallas_kernels.quantised import SCALE_DTYPE, quantise
+from tests.pallas_kernels.places import jitted
 
 SUPPORTED = [c for c in CASES if c.head_dim in (64, 128, 256) and c.page_size in (64, 128)]
 QUICK = [
@@ -66,7 +67,9 @@ def error(case: Case, dtype: str, kv_dtype: str, tuning: mosaic_gpu.Tuning = SMA
     q = jnp.asarray(np.where((given.lengths > 0)[:, None, None], given.q, np.nan), dtype)
     rows = jnp.asarray(given.pages.table), jnp.asarray(given.lengths)
     more = {"tuning": tuning, "interpret": plgpu.InterpretGPUParams(detect_races=True)}
-    out = mosaic_gpu.jitted(q, k8, v8, *rows, scales=scales, **case.options, **more)
+    out = jitted(mosaic_gpu.decode_attention)(
+        q, k8, v8, *rows, scales=scales, **case.options, **more
+    )
     wanted = reference.decode_attention(
         q.astype(jnp.float32), k8, v8, *rows, scales=scales, **case.options
     )
@@ -148,7 +151,7 @@ def launches(
     )
     ints = [jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((3, 8), (3,))]
     args = (jax.ShapeDtypeStruct((3, 2 * group, head_dim), dtype), pool, pool, *ints)
-    traced = mosaic_gpu.jitted.trace(
+    traced = jitted(mosaic_gpu.decode_attention).trace(
         *args, scales=scales, scale=0.1, window=64, softcap=20.0, tuning=tuning
     )
     return int(traced.lower(lowering_platforms=("cuda",)).as_text().count("mosaic_gpu_v2"))

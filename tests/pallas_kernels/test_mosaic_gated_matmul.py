@@ -13,6 +13,7 @@ from pallas_kernels.backends import UnknownBackend
 from pallas_kernels.gated_matmul import backend_for, gated_matmul, is_faster, mosaic_gpu, plan
 from pallas_kernels.gated_matmul.cases import CASES, MODEL_SHAPES, Case, expected, inputs
 from pallas_kernels.gated_matmul.plan import Tuning
+from tests.pallas_kernels.places import jitted
 
 # Sizes under which the small cases have several tiles, bands, turns of the ring and units of a
 # block.
@@ -98,7 +99,7 @@ def test_the_kernel_lowers_for_cuda(model: str, rows: int) -> None:
         jax.ShapeDtypeStruct(shape, jnp.bfloat16)
         for shape in ((rows, MODEL_SHAPES[model][1]), MODEL_SHAPES[model])
     )
-    lowered = mosaic_gpu.jitted.trace(x, w).lower(lowering_platforms=("cuda",))
+    lowered = jitted(mosaic_gpu.gated_matmul).trace(x, w).lower(lowering_platforms=("cuda",))
     assert lowered.as_text().count("mosaic_gpu_v2") == 1
 
 
@@ -110,7 +111,7 @@ def test_widths_that_no_wide_copy_divides_lower_too(O: int, I: int, rows: int) -
     x, w = (jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((rows, I), (O, I)))
     assert (
         "mosaic_gpu_v2"
-        in mosaic_gpu.jitted.trace(x, w).lower(lowering_platforms=("cuda",)).as_text()
+        in jitted(mosaic_gpu.gated_matmul).trace(x, w).lower(lowering_platforms=("cuda",)).as_text()
     )
 
 

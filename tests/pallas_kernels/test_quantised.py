@@ -28,6 +28,7 @@ from pallas_kernels.rope_write import HeadRows, rope_write
 from pallas_kernels.rope_write import mosaic_gpu as mosaic_write
 from pallas_kernels.rope_write.cases import CASES as WRITES
 from pallas_kernels.rope_write.cases import Case as Write
+from tests.pallas_kernels.places import jitted
 from tests.pallas_kernels.test_rope_write import arguments
 
 OPS = {
@@ -195,7 +196,8 @@ def test_the_interpreted_write_for_hopper_rounds_as_the_reference(case: Write) -
     pools = [jnp.zeros(k_pages.shape, DTYPES[0]) for _ in range(2)]
     scales = jnp.zeros((*k_pages.shape[:2], 2, k_pages.shape[2]), SCALE_DTYPE)
     run = functools.partial(
-        mosaic_write.jitted, interpret=plgpu.InterpretGPUParams(detect_races=True)
+        jitted(mosaic_write.rope_write, "k_pages", "v_pages", "scales"),
+        interpret=plgpu.InterpretGPUParams(detect_races=True),
     )
     q8, k8, v8, scales = run(rows, *pools, page, offset, scales=scales)
     np.testing.assert_allclose(np.asarray(q8, np.float32), q, rtol=2**-8, atol=1e-6)
@@ -239,7 +241,7 @@ def test_the_write_lowers_for_cuda_and_aliases_the_pools(
         jax.ShapeDtypeStruct((64, kv_heads, 64, head_dim), dtype),
         jax.ShapeDtypeStruct((tokens,), jnp.int32),
     )
-    traced = mosaic_write.jitted.trace(
+    traced = jitted(mosaic_write.rope_write, "k_pages", "v_pages", "scales").trace(
         rows, pool, pool, ints, ints, scales=low((64, kv_heads, 2, 64))
     )
     text = traced.lower(lowering_platforms=("cuda",)).as_text()

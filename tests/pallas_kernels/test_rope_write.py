@@ -15,9 +15,10 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from pallas_kernels.backends import UnknownBackend
 from pallas_kernels.rope_write import HeadRows, mosaic_gpu, rope_write
 from pallas_kernels.rope_write.cases import CASES, Case, inputs
+from tests.pallas_kernels.places import jitted
 
 HOPPER = [case for case in CASES if case.head_dim in (64, 128, 256) and case.kept < 20]
-jitted = jax.jit(rope_write, static_argnames="backend")
+plain = jax.jit(rope_write, static_argnames="backend")
 
 
 def arguments(case: Case, dtype: Any = jnp.float32) -> tuple[Any, ...]:
@@ -42,7 +43,7 @@ def arguments(case: Case, dtype: Any = jnp.float32) -> tuple[Any, ...]:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_the_reference_equals_float64(case: Case) -> None:
     for got, want in zip(
-        jitted(*arguments(case), backend="reference"), inputs(case).expected, strict=True
+        plain(*arguments(case), backend="reference"), inputs(case).expected, strict=True
     ):
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
 
@@ -50,7 +51,7 @@ def test_the_reference_equals_float64(case: Case) -> None:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_nothing_but_the_tokens_places_changes(case: Case) -> None:
     _, k_pages, v_pages, page, offset = given = arguments(case)
-    _, k_new, v_new = jitted(*given, backend="reference")
+    _, k_new, v_new = plain(*given, backend="reference")
     kept = page < case.num_pages
     for old, new in ((k_pages, k_new), (v_pages, v_new)):
         rest = np.ones((case.num_pages, case.page_size), bool)
@@ -65,7 +66,7 @@ def test_the_result_is_rounded_once() -> None:
     low = arguments(case, jnp.bfloat16)
     wide = jax.tree.map(lambda x: x.astype(jnp.float32) if x.dtype == jnp.bfloat16 else x, low)
     for got, want in zip(
-        jitted(*low, backend="reference"), jitted(*wide, backend="reference"), strict=True
+        plain(*low, backend="reference"), plain(*wide, backend="reference"), strict=True
     ):
         assert got.dtype == jnp.bfloat16
         np.testing.assert_array_equal(got, want.astype(jnp.bfloat16))
@@ -105,8 +106,10 @@ def test_a_donated_pool_is_written_in_place() -> None:
 def test_the_interpreted_kernel_equals_the_reference_up_to_rounding(case: Case, dtype: str) -> None:
     low = arguments(case, dtype)
     wide = jax.tree.map(lambda x: x.astype(jnp.float32) if x.dtype == dtype else x, low)
-    wanted = jitted(*wide, backend="reference")
-    got = mosaic_gpu.jitted(*low, interpret=plgpu.InterpretGPUParams(detect_races=True))
+    wanted = plain(*wide, backend="reference")
+    got = jitted(mosaic_gpu.rope_write, "k_pages", "v_pages", "scales")(
+        *low, interpret=plgpu.InterpretGPUParams(detect_races=True)
+    )
     for x, y in zip(got, wanted, strict=True):
         assert x.dtype == dtype
         np.testing.assert_allclose(
@@ -149,7 +152,8 @@ def test_the_kernel_lowers_for_cuda_and_aliases_the_pools(
     )
     pool, ints = low((64, kv_heads, 64, head_dim)), jax.ShapeDtypeStruct((tokens,), jnp.int32)
     text = (
-        mosaic_gpu.jitted.trace(rows, pool, pool, ints, ints)
+        jitted(mosaic_gpu.rope_write, "k_pages", "v_pages", "scales")
+        .trace(rows, pool, pool, ints, ints)
         .lower(lowering_platforms=("cuda",))
         .as_text()
     )

@@ -23,6 +23,7 @@ from pallas_kernels.rope_write import (
 from pallas_kernels.rope_write.cases import CASES, Case
 from tests.pallas_kernels.places import (
     CARD,
+    jitted,
     launch_options,
     pick,
     places,
@@ -125,7 +126,13 @@ def test_the_kernel_writes_what_the_reference_writes(place: str, dtype: str) -> 
         wide = jax.tree.map(lambda x: x.astype(jnp.float32) if x.dtype == dtype else x, low)
         wanted = written(*wide, backend="reference")
         poison_outputs(place, shape_of(wanted[0]))
-        error_of(dtype, mosaic_gpu.jitted(*low, **launch_options(place)), wanted)
+        error_of(
+            dtype,
+            jitted(mosaic_gpu.rope_write, "k_pages", "v_pages", "scales")(
+                *low, **launch_options(place)
+            ),
+            wanted,
+        )
 
 
 @slow_places
@@ -139,7 +146,9 @@ def test_the_kernel_writes_8_bit_pages_and_scales(place: str, kv_dtype: str) -> 
         wanted = written(rows, *pools, page, offset, scales=scales, backend="reference")
         given = [jnp.array(x) for x in pools]
         options = launch_options(place) | {"scales": jnp.array(scales)}
-        got = mosaic_gpu.jitted(rows, *given, page, offset, **options)
+        got = jitted(mosaic_gpu.rope_write, "k_pages", "v_pages", "scales")(
+            rows, *given, page, offset, **options
+        )
         for side in (1, 2):
             # Sums of a norm in another order may move a number by one step of the 8-bit type
             x, y = (np.asarray(out[side], np.float32) for out in (got, wanted))
@@ -167,7 +176,9 @@ def test_on_the_card_all_tiles_of_heads_are_right(tokens: int, heads: int, kv_he
     wide = jax.tree.map(lambda x: x.astype(jnp.float32) if x.dtype == jnp.bfloat16 else x, low)
     wanted = written(*wide, backend="reference")
     poison_outputs(CARD, shape_of(low[0].qkv))
-    error_of("bfloat16", mosaic_gpu.jitted(*low), wanted)
+    error_of(
+        "bfloat16", jitted(mosaic_gpu.rope_write, "k_pages", "v_pages", "scales")(*low), wanted
+    )
 
 
 @pytest.mark.gpu
@@ -179,7 +190,9 @@ def test_on_the_card_places_beyond_two_billion_elements_are_written() -> None:
     angle = jnp.zeros((1, dim // 2), jnp.float32)
     rows = HeadRows(qkv, angle + 1, angle, bias=None, norms=None, eps=0.0, queries=8)
     at = jnp.array([pages - 1], jnp.int32), jnp.array([size - 1], jnp.int32)
-    _, k, v = mosaic_gpu.jitted(rows, pool, jnp.copy(pool), *at)
+    _, k, v = jitted(mosaic_gpu.rope_write, "k_pages", "v_pages", "scales")(
+        rows, pool, jnp.copy(pool), *at
+    )
     for x in (k, v):
         np.testing.assert_array_equal(np.asarray(x[-1, :, -1], np.float32), 1.0)
         assert float(x[-1].astype(jnp.float32).sum()) == 8 * dim
