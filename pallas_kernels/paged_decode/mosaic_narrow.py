@@ -1,13 +1,13 @@
 """What the Hopper kernel of paged decode does differently where pages hold 8-bit floats: its shared
 memory, its copies, and its attention.
 
-A tile is copied as it lies, scales beside it, and the lane programs of `mosaic_lanes` work on it.
-When a row's share ends, the outputs of the four warps are parts like those of other blocks, and are
-merged as they are.
+Tiles are copied unchanged, together with their scales, and the lane programs of `mosaic_lanes` work
+on them. At the end of a row's share the four warps' outputs are merged like the parts of other
+blocks.
 
-A warp's step is a chain of loads, products and shuffles, each of which waits for the one before. So
-a second warpgroup may take every other tile (`second_consumer`), and its warps' outputs lie beside
-those of the first, which merges them all.
+A warp's step is a chain of loads, products and shuffles in which each waits for the one before. A
+second warpgroup may therefore take every other tile (`second_consumer`). Its warps leave their
+outputs beside those of the first, which merges them all.
 """
 
 from __future__ import annotations

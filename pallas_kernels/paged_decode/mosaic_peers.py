@@ -1,9 +1,9 @@
-"""Merging among the thread blocks of a cluster, thread by thread: what Pallas has no words for is
-PTX here.
+"""Merging among the thread blocks of a cluster, thread by thread. Operations that Pallas lacks are
+written in PTX.
 
-A block keeps of a row the sums of its group's queries in shared memory, `[group, H + PAD]` float32,
-with their running maxima and totals. Four columns of a query are a unit; the threads of all blocks
-of the cluster share the units of all queries.
+For each row a block keeps the weighted sums of its group's queries in shared memory, `[group, H +
+PAD]` float32, with their running maxima and totals. A unit is four columns of one query. The
+threads of all blocks of the cluster share the units of all queries.
 """
 
 from __future__ import annotations
@@ -27,8 +27,13 @@ ut = mgpu.utils
 
 
 class Unit(NamedTuple):
-    """Which units a block merges, and where it keeps its own sums: rank in the cluster, first query
-    in the tile, buffer."""
+    """Which units a block merges, and where it keeps its own sums.
+
+    Attributes:
+        rank: of the block in the cluster.
+        own: row of the block's first query in the tile.
+        at: buffer of the kept sums.
+    """
 
     spec: Spec
     rank: Array
@@ -37,8 +42,8 @@ class Unit(NamedTuple):
 
 
 def fence_cluster() -> None:
-    """What this thread wrote before is seen by threads of the cluster that it tells after, and the
-    other way round."""
+    """Order this thread's accesses before and after: writes before the fence are visible to threads
+    of the cluster that synchronise with this one afterwards, and theirs to this one."""
 
     @plgpu.inline_mgpu()
     def fence(_: Any) -> None:
@@ -48,8 +53,8 @@ def fence_cluster() -> None:
 
 
 def keep_group(acc: Array, kept: Any, at: Array) -> None:
-    """Rows of the group, the first of `acc` `[ROWS, H]`, into buffer `at` of `kept` `[2, group, H +
-    PAD]`: the first warp holds them."""
+    """Store the group's rows, which are the first of `acc` `[ROWS, H]`, in buffer `at` of `kept`
+    `[2, group, H + PAD]`. The first warp holds them."""
     _, group, stride = kept.shape
 
     @plgpu.inline_mgpu(arg_types=(plgpu.Layout.WGMMA, plgpu.RefType(), SCALAR))
@@ -81,7 +86,7 @@ def keep_group(acc: Array, kept: Any, at: Array) -> None:
 
 
 def keep_columns(acc: Array, kept: Any, at: Array) -> None:
-    """As `keep_group` for `acc` `[H, group]`, of which every warp holds some rows."""
+    """As `keep_group`, for `acc` `[H, group]`. Every warp holds some of its rows."""
     _, group, stride = kept.shape
 
     @plgpu.inline_mgpu(arg_types=(plgpu.Layout.WGMMA, plgpu.RefType(), SCALAR))
@@ -111,7 +116,7 @@ def keep_columns(acc: Array, kept: Any, at: Array) -> None:
 
 
 def store_zeros(spec: Spec, place: Any) -> None:
-    """Zeros for the G queries of one row and head; `place` is the first element in device
+    """Store zeros for the G queries of one row and head. `place` is their first element in device
     memory."""
 
     @plgpu.inline_mgpu(arg_types=(plgpu.RefType(),))
@@ -143,12 +148,12 @@ def merge_peers(
     ours: Array,
     followers: Array,
 ) -> None:
-    """Merges this block's units of what the cluster's blocks kept, and of the parts of this many
-    later lanes.
+    """Merge this block's units: the sums that the cluster's blocks kept, and the parts of the next
+    `followers` splits.
 
-    Where `ours`, the result is written from `out` on, `[G, H]` in the kernel's type; else it is a
-    part, written to `parts`: outputs `[group, H]` float32 and log2-sum-exps `[group]`, after which
-    come those of the next lane.
+    Where `ours`, the result is written from `out` on, `[G, H]` in the kernel's type. Otherwise it
+    is a part and written to `parts`: outputs `[group, H]` float32 and log2-sum-exps `[group]`. The
+    parts of the next split follow them.
     """
     spec = unit.spec
     cluster, group, H = spec.tuning.cluster, spec.group, spec.H
@@ -218,7 +223,7 @@ def merge_peers(
 
 
 def _joined(found: list[tuple[Any, Any, list[Any]]]) -> list[Any]:
-    """(maximum, total, four sums) of the blocks' (maximum, total, four sums)."""
+    """Merge the (maximum, total, four sums) of several blocks into one."""
     top = found[0][0]
     for other, *_ in found[1:]:
         top = ut.arith.maximumf(top, other)
@@ -241,19 +246,19 @@ def _with_followers(
     o_at: tuple[int, Any],
     lse_at: tuple[int, Any],
 ) -> list[Any]:
-    """`state` with the parts of the next lanes: each an output, which is sums over a total of 1,
-    and a maximum."""
+    """`state` merged with the parts of the next splits. A part is an output, which is a sum with a
+    total of 1, and a log2-sum-exp, which takes the place of the maximum."""
     index = ut.ir.IndexType.get()
     loop = ut.scf.ForOp(
         ut.c(0, index), ut.arith.index_cast(index, followers), ut.c(1, index), state
     )
     with ut.ir.InsertionPoint(loop.body):
-        lane = _sum(
+        split = _sum(
             ut.arith.index_cast(ut.ir.IntegerType.get_signless(32), loop.induction_variable),
             _i32(1),
         )
-        o_ptr = ut.getelementptr(parts[0], [_sum(_times(lane, o_at[0]), o_at[1])], _f32())
-        lse_ptr = ut.getelementptr(parts[1], [_sum(_times(lane, lse_at[0]), lse_at[1])], _f32())
+        o_ptr = ut.getelementptr(parts[0], [_sum(_times(split, o_at[0]), o_at[1])], _f32())
+        lse_ptr = ut.getelementptr(parts[1], [_sum(_times(split, lse_at[0]), lse_at[1])], _f32())
         lse = _loaded("ld.global.f32 $0, [$1];", lse_ptr, 1)[0]
         values = _loaded("ld.global.v4.f32 {$0, $1, $2, $3}, [$4];", o_ptr, 4)
         top, total, *sums = loop.inner_iter_args
@@ -263,10 +268,10 @@ def _with_followers(
 
 
 def _peer(pointer: Any, rank: int, count: int) -> list[Any]:
-    """Floats of this block's own shared address in the block `rank` of the cluster."""
+    """Read 1 or 4 floats at this shared address in the block `rank` of the cluster."""
     names = ", ".join(f"${i}" for i in range(count))
     load = (
-        f"ld.shared::cluster{'.v4' if count == 4 else ''}.f32 {{{names}}}"
+        f"ld.shared::cluster.v4.f32 {{{names}}}"
         if count == 4
         else f"ld.shared::cluster.f32 {names}"
     )

@@ -110,7 +110,7 @@ def produce(
     last_page = lax.div(unit.keys - 1, jnp.int32(C))
 
     def places(t: Array) -> Iterator[tuple[Any, ...]]:
-        """Page, head, first token in the page (None: the page is whole) and tokens of each copy of
+        """Page, head, first token in the page (None: the whole page) and tokens of each copy of
         a tile.
         """
         if size < C:
@@ -144,13 +144,13 @@ def produce(
         at = slot("k", t)
         copy(k_ref, t, sm["k"].at[at], sm["k_full"].at[at])
         slot("v", t)
-        whole = (t + 1) * size <= unit.keys
+        full = (t + 1) * size <= unit.keys
 
-        @pl.when(whole)
+        @pl.when(full)
         def _() -> None:
             copy(v_ref, t, sm["v"].at[at], sm["v_full"].at[at])
 
-        @pl.when(jnp.logical_not(whole))
+        @pl.when(jnp.logical_not(full))
         def _() -> None:
             copy(v_ref, t, sm["v"].at[at], sm["tail"])
             plgpu.barrier_wait(sm["tail"])

@@ -77,9 +77,7 @@ def extend_attention(
             k, v = tiles.load_tiles(
                 (k_pages, v_pages), options.get("scales"), table[row], tile, pages
             )
-            return tiles.fold(
-                carry, q_KQH, k, v, jnp.repeat(mask, G, axis=0), softcap
-            )
+            return tiles.fold(carry, q_KQH, k, v, jnp.repeat(mask, G, axis=0), softcap)
 
         carry = lax.fori_loop(
             low // tokens, -(-high // tokens), key_tile, tiles.start((K, Q * G), H)

@@ -248,3 +248,39 @@ def test_offsets_are_kept_where_registers_suffice(H: int, group: int, kept: int)
         interpret=None,
     )
     assert mosaic_lanes.constants(spec) == kept
+
+
+def public(machine: type) -> set[str]:
+    """The instructions of a machine."""
+    return {name for name in dir(machine) if not name.startswith("_")}
+
+
+def test_both_machines_have_the_same_instructions() -> None:
+    assert public(Ptx) - {"text"} == public(Emulated) - {"written", "put_down"}
+
+
+@pytest.mark.parametrize(
+    ("name", "operands", "line"),
+    [
+        ("add", ("r8", 3), "add.s32 r6, r8, 3;"),
+        ("times", ("r8", 3), "mul.lo.s32 r6, r8, 3;"),
+        ("bits", ("r8", 2, 3), "bfe.u32 r6, r8, 2, 3;"),
+        ("fadd", ("r8", 1.0), "add.f32 r6, r8, 0f3F800000;"),
+        ("fma", ("r8", 2.0, "r9"), "fma.rn.f32 r6, r8, 0f40000000, r9;"),
+        ("fmax", ("r8", "r9"), "max.f32 r6, r8, r9;"),
+        ("exp2", ("r8",), "ex2.approx.ftz.f32 r6, r8;"),
+        ("log2", ("r8",), "lg2.approx.ftz.f32 r6, r8;"),
+        ("tanh", ("r8",), "tanh.approx.f32 r6, r8;"),
+        ("reciprocal", ("r8",), "rcp.approx.ftz.f32 r6, r8;"),
+        ("constant", (0.5,), "mov.b32 r6, 0f3F000000;"),
+    ],
+)
+def test_an_instruction_is_written_with_its_operands_and_a_new_register(
+    name: str, operands: tuple[Any, ...], line: str
+) -> None:
+    machine = Ptx(0, 1)
+    before = machine.text(["r1"]).count(";")
+    register = getattr(machine, name)(*operands)
+    text = machine.text(["r1"])
+    assert line.replace("r6", register, 1) in text.splitlines()
+    assert text.count(";") == before + 1
