@@ -41,7 +41,7 @@ class Slow:
         self.kept[job.key] = "start: /x/"
         return self.kept[job.key]
 
-    def close(self) -> None:
+    def end_processes(self) -> None:
         assert self.go.wait(20)
         self.closed.set()
 
