@@ -1,26 +1,36 @@
 """Engines with two forwards, one of the widest decode and one of the largest step, for tests that
-are not about shapes: what such a test costs is lowering and compiling, and the rows of padding cost
-nothing."""
+are not about shapes: what such a test costs is tracing, lowering and compiling, and the rows of
+padding cost nothing. What is equal in two engines is made once: programs, the outline of a model,
+and what draws its random weights."""
 
 from __future__ import annotations
 
+import functools
+import importlib
 import json
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import pytest
+from jax.sharding import Mesh
+from jax.typing import DTypeLike
 
 from jaxllm.engine.runtime.compilation.executables import Executables, Recipe
 from jaxllm.engine.runtime.compilation.xla_options import XlaOptions
 from jaxllm.engine.scheduling.buckets import Buckets
 from jaxllm.engine.startup import sizing
+from jaxllm.models import ModelSpec
+from jaxllm.weights import dummy
 
 SHARED = 128  # programs; each takes memory maps, of which a process has few
 _build = Buckets.build
+load = importlib.import_module("jaxllm.weights.load")  # the room has a function of this name
+_made_outline, _compile = load._outline, dummy._compile
+_outlines: dict[tuple[object, ...], Any] = {}
 
 
 @contextmanager
@@ -28,6 +38,8 @@ def few_shapes() -> Iterator[None]:
     """Engines made in here have few shapes, and share the programs that are equal."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Buckets, "build", _few)
+        patch.setattr(load, "_outline", _outline)
+        patch.setattr(dummy, "_compile", lambda layout, key: _draw(layout))
         patch.setattr(sizing, "Executables", Shared)
         patch.setattr(sizing, "Exports", Facts)
         patch.setattr(
@@ -43,6 +55,19 @@ def _few(max_num_seqs: int, max_num_batched_tokens: int, platform: str) -> Bucke
     return replace(
         usual, decode=usual.decode[-1:], extend=usual.extend[-1:], logits=usual.logits[-1:]
     )
+
+
+def _outline(spec: ModelSpec, mesh: Mesh, dtype: DTypeLike) -> Any:
+    key = repr(spec), json.dumps(spec.config, sort_keys=True), mesh, str(dtype)
+    if key not in _outlines:
+        _outlines[key] = _made_outline(spec, mesh, dtype)
+    return _outlines[key]
+
+
+@functools.lru_cache(SHARED)
+def _draw(layout: dummy._Layout) -> jax.stages.Compiled:
+    """One program serves all seeds."""
+    return _compile(layout, jax.random.key(0))
 
 
 class Facts:
