@@ -54,7 +54,8 @@ def parse(argv: list[str], environ: Mapping[str, str]) -> Options:
         top.exit(2, f"{top.prog}: error: {error}\n")
 
 
-def _options(args: argparse.Namespace, environ: Mapping[str, str]) -> Options:
+def _check_values(args: argparse.Namespace) -> None:
+    """Raise ConfigError on values that argparse takes and the server does not."""
     if not 0 <= args.port <= 65535:
         raise ConfigError(f"--port must be in [0, 65535], got {args.port}")
     for name, least in {
@@ -70,9 +71,7 @@ def _options(args: argparse.Namespace, environ: Mapping[str, str]) -> Options:
             )
     if any(not name for name in args.served_model_name or ()):
         raise ConfigError("--served-model-name must not be empty")
-    keys = tuple(args.api_key or [environ[name] for name in KEY_VARIABLES if environ.get(name)])
-    admin_keys = tuple(args.admin_key or filter(None, [environ.get(ADMIN_KEY_VARIABLE)]))
-    if any(not key for key in (*keys, *admin_keys)):
+    if any(not key for key in (*(args.api_key or ()), *(args.admin_key or ()))):
         raise ConfigError("--api-key and --admin-key must not be empty")
     if not isinstance(args.allowed_origins, list) or not all(
         isinstance(origin, str) for origin in args.allowed_origins
@@ -80,15 +79,22 @@ def _options(args: argparse.Namespace, environ: Mapping[str, str]) -> Options:
         raise ConfigError(
             "--allowed-origins must be a JSON list of strings, such as '[\"https://example.org\"]'"
         )
-    _refuse_arguments(args)
+    for name in NEUTRAL_ARGUMENTS.keys() - OWN_FLAGS:
+        _check_neutral_flag(name, getattr(args, name))
+
+
+def _options(args: argparse.Namespace, environ: Mapping[str, str]) -> Options:
+    _check_values(args)
+    keys = args.api_key or [environ[name] for name in KEY_VARIABLES if environ.get(name)]
+    admin_keys = args.admin_key or filter(None, [environ.get(ADMIN_KEY_VARIABLE)])
     config = EngineConfig(
         **{f.name: getattr(args, f.name) for f in dataclasses.fields(EngineConfig)}
     )
     settings = Settings(
         served=tuple(dict.fromkeys(args.served_model_name or [args.model])),
         root=args.model,
-        api_keys=keys,
-        admin_keys=admin_keys,
+        api_keys=tuple(keys),
+        admin_keys=tuple(admin_keys),
         max_body_size=args.max_body_size,
         stall_seconds=args.stall_timeout * (10 if args.enforce_eager else 1),  # a step may compile
         log_requests=args.log_requests,
@@ -113,19 +119,15 @@ def _options(args: argparse.Namespace, environ: Mapping[str, str]) -> Options:
     )
 
 
-def _refuse_arguments(args: argparse.Namespace) -> None:
-    """Raise ConfigError on a flag of NEUTRAL_ARGUMENTS with a value that is not supported."""
-    for name in NEUTRAL_ARGUMENTS.keys() - OWN_FLAGS:
-        value = getattr(args, name)
-        flag = name.replace("_", "-")
-        if isinstance(value, str):
-            check_neutral(
-                name,
-                int(value) if value.isdecimal() and len(value) < 20 else value,
-                f"--{flag} {value:.80}",
-            )
-        else:
-            check_neutral(name, value, f"--no-{flag}" if value is False else f"--{flag}")
+def _check_neutral_flag(name: str, value: Any) -> None:
+    """Raise ConfigError unless the value of a flag of NEUTRAL_ARGUMENTS changes nothing."""
+    flag = name.replace("_", "-")
+    if isinstance(value, str):
+        shown = f"--{flag} {value:.80}"
+        value = int(value) if value.isdecimal() and len(value) < 20 else value
+    else:
+        shown = f"--no-{flag}" if value is False else f"--{flag}"
+    check_neutral(name, value, shown)
 
 
 def sampling_help() -> str:

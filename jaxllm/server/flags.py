@@ -310,7 +310,7 @@ def _engine_flag(group: Any, name: str, hint: Any, default: Any, help: str) -> N
 
 
 def _accepted_flags(group: Any) -> None:
-    """The flags of NEUTRAL_ARGUMENTS; `cli._refuse_arguments` refuses other values."""
+    """The flags of NEUTRAL_ARGUMENTS; `cli._check_neutral_flag` refuses other values."""
     for name, neutral in NEUTRAL_ARGUMENTS.items():
         if name in OWN_FLAGS:
             continue

@@ -102,8 +102,23 @@ def check_prompt_scoring(lengths: list[int], params: SamplingParams) -> None:
         raise bad_request(str(error), error.param) from None
 
 
-def check_sampling(params: SamplingParams, resolved: Resolved, names: dict[str, str]) -> None:
-    """Limits that depend on the model and the server; `names` as for `fields.read_sampling`."""
+def check_sampling(
+    params: SamplingParams, stream: bool, resolved: Resolved, names: dict[str, str]
+) -> None:
+    """Limits that depend on the reply, the model and the server; `names` as for
+    `fields.read_sampling`."""
+    if stream and params.samples > params.n and not params.use_beam_search:
+        raise bad_request(  # the best choices are known only when all have ended
+            f"best_of ({params.samples}) above n ({params.n}) cannot be streamed; "
+            "leave out stream or best_of",
+            "best_of",
+        )
+    if stream and params.prompt_logprobs is not None:
+        raise bad_request(
+            "prompt_logprobs is not available with stream: true; "
+            "completions stream a prompt's log-probabilities with echo and logprobs",
+            "prompt_logprobs",
+        )
     try:
         params.truncated([], resolved.max_model_len)
     except OptionError as error:
@@ -128,16 +143,6 @@ def check_sampling(params: SamplingParams, resolved: Resolved, names: dict[str, 
                 name,
                 "invalid_token_id",
             )
-
-
-def check_best_of(params: SamplingParams, stream: bool) -> None:
-    """Refuse to stream best_of: the best choices are known only when all have ended."""
-    if stream and params.samples > params.n and not params.use_beam_search:
-        raise bad_request(
-            f"best_of ({params.samples}) above n ({params.n}) cannot be streamed; "
-            "leave out stream or best_of",
-            "best_of",
-        )
 
 
 def clamp(params: SamplingParams, prompt_tokens: int, resolved: Resolved) -> SamplingParams:

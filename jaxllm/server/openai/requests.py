@@ -33,7 +33,6 @@ from jaxllm.server.openai.fields import (
 )
 from jaxllm.server.openai.limits import (
     Rules,
-    check_best_of,
     check_chars,
     check_ids,
     check_sampling,
@@ -203,14 +202,7 @@ def read_generation(
     structure = read_structure(body)
     stream, at_end, always = read_stream(body)
     params = read_sampling(body, rules.defaults, names, forced)
-    check_sampling(params, rules.resolved, names)
-    check_best_of(params, stream)
-    if stream and params.prompt_logprobs is not None:
-        raise bad_request(
-            "prompt_logprobs is not available with stream: true; "
-            "completions stream a prompt's log-probabilities with echo and logprobs",
-            "prompt_logprobs",
-        )
+    check_sampling(params, stream, rules.resolved, names)
     return {
         "model": model,
         "params": params,
@@ -236,10 +228,12 @@ def read_model(body: dict[str, Any], served: Sequence[str], required: bool = Tru
             raise bad_request(f"model is required; this server serves {', '.join(served)}", "model")
         return served[0]
     if name not in served:
-        message = (
-            f"the model {describe(name)} does not exist; this server serves {', '.join(served)}"
+        raise ApiError(
+            404,
+            f"the model {describe(name)} does not exist; this server serves {', '.join(served)}",
+            param="model",
+            code="model_not_found",
         )
-        raise ApiError(404, message, param="model", code="model_not_found")
     return name
 
 
