@@ -14,6 +14,8 @@ PY := .venv/bin/python
 PARALLEL := -n $(JOBS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 export PYTHON EXTRAS
+# A server and a run of the tests are many processes: without bytecode each compiles every source anew
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup cuda-compiler serve test test-all test-gpu check format bench readme house plots wheel clean

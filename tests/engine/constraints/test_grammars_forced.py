@@ -192,6 +192,7 @@ def test_structural_tags_are_free_text_until_a_trigger_and_then_follow_their_sch
     assert free > 3 and min(found.values()) > 3, (free, found)
 
 
+@pytest.mark.slow
 def test_draws_under_a_grammar_and_under_bans_follow_the_models_distribution_of_what_is_left(
     random_dir: str,
 ) -> None:
