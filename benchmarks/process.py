@@ -39,6 +39,7 @@ from jaxllm.engine.runtime.state import (
     host_columns,
 )
 from jaxllm.sampling.bits import words_of
+from jaxllm.sampling.options import PROCESS_COLUMNS
 from jaxllm.sampling.process import LogitsParams
 
 CALLS = 40
@@ -72,10 +73,12 @@ def made(like: Any, seed: int = 0) -> Any:
 
 
 def state_of(slots: int) -> SlotState:
-    """Every slot alive and asking."""
+    """Every slot alive and asking, with penalties."""
     state = SlotState.zeros(slots, 64)
     host_columns(state.progress, PROGRESS)["alive"][:] = 1
-    host_columns(state.params, SLOT_PARAMS)["processed"][:] = 1
+    params = host_columns(state.params, SLOT_PARAMS)
+    for name in ("processed", *PROCESS_COLUMNS):
+        params[name][:] = 1.5 if name in PROCESS_COLUMNS else 1
     return jax.tree.map(jnp.asarray, state)
 
 
@@ -86,7 +89,6 @@ def time_process(rows: int, slots: int, vocab: int, profile: bool) -> dict[str, 
     width = terms.bias_ids.shape[1]
     terms = replace(
         terms,
-        penalties=jnp.abs(terms.penalties) + 0.5,
         bias_ids=terms.bias_ids + jnp.arange(width) * (vocab // width),
     )
     logits = made(jax.ShapeDtypeStruct((rows, vocab), jnp.float32))

@@ -3,7 +3,7 @@ no jax.
 
 `SamplingParams` is a dataclass whose field metadata is the table. Validation, the wire schema,
 `--help=sampling`, README's table, the slots' columns on the device and the choice of the sampling
-program read it from `OPTIONS`. docs/sampling.md lists the files of a new draw option.
+program read it from `OPTIONS`. docs/sampling.md lists the files of a new option of one number.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from jaxllm.grammar.structure import GuidedDecodingParams, StructuredOutputsParams
-from jaxllm.sampling.values import DrawColumn, Option, OptionError, checked
+from jaxllm.sampling.values import Column, DrawColumn, Option, OptionError, checked
 
 MAX_N = 128
 MAX_STOP_STRINGS = 16
@@ -181,6 +181,7 @@ class SamplingParams:
         "Divide positive logits of tokens in prompt or output by this, and multiply negative ones.",
         low=1e-3,
         high=1e3,
+        column=Column(np.float32, float),
     )
     frequency_penalty: float = option(
         "float",
@@ -188,9 +189,15 @@ class SamplingParams:
         "Subtract this from a token's logit for each time that the output has it.",
         low=-2,
         high=2,
+        column=Column(np.float32, float),
     )
     presence_penalty: float = option(
-        "float", 0.0, "Subtract this from the logits of tokens that the output has.", low=-2, high=2
+        "float",
+        0.0,
+        "Subtract this from the logits of tokens that the output has.",
+        low=-2,
+        high=2,
+        column=Column(np.float32, float),
     )
     allowed_token_ids: list[int] | None = option(
         "ints", None, "Say only these tokens.", low_items=1, max_items=MAX_ALLOWED
@@ -320,9 +327,11 @@ class SamplingParams:
 OPTIONS: dict[str, Option] = {
     f.name: f.metadata["option"] for f in dataclasses.fields(SamplingParams)
 }
-DRAW_COLUMNS: dict[str, DrawColumn] = {
+COLUMNS: dict[str, Column] = {
     name: entry.column for name, entry in OPTIONS.items() if entry.column is not None
 }
+DRAW_COLUMNS = {name: column for name, column in COLUMNS.items() if isinstance(column, DrawColumn)}
+PROCESS_COLUMNS = tuple(name for name in COLUMNS if name not in DRAW_COLUMNS)
 
 
 _DEFAULTS: dict[str, Any] = {f.name: f.default for f in dataclasses.fields(SamplingParams)}

@@ -36,11 +36,10 @@ MOST = 2**16 - 1  # greatest count of a token
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class LogitsParams:
-    """Options of the requests in S slots, and of the trash slot S. Slots of requests without such
-    options hold anything.
+    """What requests in S slots, and the trash slot S, ask of single tokens. Slots of requests that
+    ask nothing hold anything.
 
     Attributes:
-        penalties: [S+1, 3] float32; repetition, frequency, presence.
         bias_ids: [S+1, K] int32, distinct; V or more for unused entries.
         biases: [S+1, K] float32.
         prompt: [S+1, W] uint32; the prompt's tokens as `sampling.bits`.
@@ -48,7 +47,6 @@ class LogitsParams:
         custom: [S+1, C] float32; for each processor whether it is enabled, then its arguments.
     """
 
-    penalties: Array
     bias_ids: Array
     biases: Array
     prompt: Array
@@ -60,7 +58,6 @@ class LogitsParams:
         """Shapes and dtypes of the fields."""
         shape, words = jax.ShapeDtypeStruct, words_of(vocab_size)
         return LogitsParams(
-            penalties=shape((slots + 1, 3), jnp.float32),
             bias_ids=shape((slots + 1, MAX_LOGIT_BIAS), jnp.int32),
             biases=shape((slots + 1, MAX_LOGIT_BIAS), jnp.float32),
             prompt=shape((slots + 1, words), jnp.uint32),
@@ -89,6 +86,7 @@ class ProcessRows:
         token_Q: int32; that token.
         position_Q: int32; of the token to be drawn.
         prompt_length_Q: int32; tokens.
+        repetition_penalty_Q, frequency_penalty_Q, presence_penalty_Q: float32; the options.
     """
 
     slot_Q: Array
@@ -97,6 +95,9 @@ class ProcessRows:
     token_Q: Array
     position_Q: Array
     prompt_length_Q: Array
+    repetition_penalty_Q: Array
+    frequency_penalty_Q: Array
+    presence_penalty_Q: Array
 
 
 def process(
@@ -111,11 +112,10 @@ def process(
     counts_SV = _count(counts_SV, rows)
     slot_Q = rows.slot_Q
     size = logits_QV.shape[1]
-    penalties_Q3 = params.penalties[slot_Q]
     prompt_QV = _expanded(params.prompt[slot_Q], size)
     allowed_QV = _expanded(params.allowed[slot_Q], size)
     changed_QV = jnp.where(
-        allowed_QV, _penalised(logits_QV, counts_SV[slot_Q], prompt_QV, penalties_Q3), -jnp.inf
+        allowed_QV, _penalised(logits_QV, counts_SV[slot_Q], prompt_QV, rows), -jnp.inf
     )
     changed_QV = jnp.where(rows.active_Q[:, None], changed_QV, logits_QV)
     changed_QV = _with_biases(changed_QV, logits_QV, rows, counts_SV, params)
@@ -157,13 +157,13 @@ def _count(counts_SV: Array, rows: ProcessRows) -> Array:
     )
 
 
-def _penalised(logits: Array, count: Array, in_prompt: Array, penalties_Q3: Array) -> Array:
+def _penalised(logits: Array, count: Array, in_prompt: Array, rows: ProcessRows) -> Array:
     """`logits [Q, n]` with the penalties of tokens that occur `count` times in the output."""
-    repetition, frequency, presence = (penalties_Q3[:, i, None] for i in range(3))
-    said = count > 0
+    repetition, said = rows.repetition_penalty_Q[:, None], count > 0
     repeated = jnp.where(logits > 0, logits / repetition, logits * repetition)
     logits = jnp.where(in_prompt | said, repeated, logits)
-    return logits - frequency * count.astype(jnp.float32) - jnp.where(said, presence, 0.0)
+    logits = logits - rows.frequency_penalty_Q[:, None] * count.astype(jnp.float32)
+    return logits - jnp.where(said, rows.presence_penalty_Q[:, None], 0.0)
 
 
 def _with_biases(
@@ -177,9 +177,7 @@ def _with_biases(
     in_prompt_QK, allowed_QK = (
         _bit(bits, slot_Q1, at_QK) for bits in (params.prompt, params.allowed)
     )
-    biased_QK = _penalised(
-        biased_QK, counts_SV[slot_Q1, at_QK], in_prompt_QK, params.penalties[rows.slot_Q]
-    )
+    biased_QK = _penalised(biased_QK, counts_SV[slot_Q1, at_QK], in_prompt_QK, rows)
     biased_QK = jnp.where(allowed_QK, biased_QK, -jnp.inf)
     ids_QK = jnp.where(rows.active_Q[:, None], ids_QK, ids_QK + size)
     row_Q1 = jnp.arange(changed_QV.shape[0], dtype=jnp.int32)[:, None]

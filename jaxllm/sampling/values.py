@@ -26,18 +26,27 @@ class OptionError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class DrawColumn:
-    """The device column of an option that the draw reads: one number per slot, under the option's
-    name, which is field `NAME_B` of `pallas_kernels.draw.DrawRows`.
+class Column:
+    """The device column of an option: one number per slot, under the option's name. Of `process` it
+    is field `NAME_Q` of `sampling.process.ProcessRows`.
 
     Attributes:
         dtype: np.float32 or np.int32.
         encode: the option's value to the column's.
-        filters: the option excludes tokens, unless its value is neutral.
     """
 
     dtype: type
     encode: Callable[[Any], float]
+
+
+@dataclass(frozen=True, slots=True)
+class DrawColumn(Column):
+    """A column that the draw reads: field `NAME_B` of `pallas_kernels.draw.DrawRows`.
+
+    Attributes:
+        filters: the option excludes tokens, unless its value is neutral.
+    """
+
     filters: bool = False
 
 
@@ -55,7 +64,7 @@ class Option:
         low_items: the least items of a list.
         also: legal values outside the range, such as top_k = -1.
         neutral: values without effect.
-        column: where the draw reads it.
+        column: where programs read it, if it is one number.
     """
 
     kind: str
@@ -68,7 +77,7 @@ class Option:
     low_items: int = 0
     also: tuple[Any, ...] = ()
     neutral: tuple[Any, ...] = ()
-    column: DrawColumn | None = None
+    column: Column | None = None
 
 
 def legal(row: Option) -> str:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxllm.sampling.bits import everything, packed
-from jaxllm.sampling.options import MAX_LOGIT_BIAS, SamplingParams
+from jaxllm.sampling.options import COLUMNS, MAX_LOGIT_BIAS, PROCESS_COLUMNS, SamplingParams
 from jaxllm.sampling.process import LogitsParams, ProcessRows, process
 from tests.sampling.oracle import OPTIMISED
 
@@ -46,11 +46,6 @@ def terms_of(
     )
     terms.bias_ids[:] = vocab_size + np.arange(MAX_LOGIT_BIAS)
     for slot, (params, prompt) in enumerate(requests):
-        terms.penalties[slot] = (
-            params.repetition_penalty,
-            params.frequency_penalty,
-            params.presence_penalty,
-        )
         for at, (token, bias) in enumerate((params.logit_bias or {}).items()):
             terms.bias_ids[slot, at], terms.biases[slot, at] = token, bias
         terms.prompt[slot] = packed(prompt, vocab_size)
@@ -79,19 +74,28 @@ def run(
 
 def rows_of(
     slots: Sequence[int],
+    requests: Sequence[SamplingParams],
     asks: Sequence[bool] | bool = True,
     drew: Sequence[bool] | bool = False,
     token: object = 0,
 ) -> ProcessRows:
-    """Rows of these slots; scalars are repeated."""
+    """Rows of these slots, whose requests are given in the order of slots, as to `terms_of`;
+    scalars are repeated. The trash slot's penalties are 0."""
     n = len(slots)
     wide = [np.broadcast_to(np.asarray(x), (n,)) for x in (asks, drew)]
     tokens = np.broadcast_to(np.asarray(token), (n,))
     zeros = jnp.zeros(n, jnp.int32)
+    columns = {
+        name: [COLUMNS[name].encode(getattr(p, name)) for p in requests] for name in PROCESS_COLUMNS
+    }
     return ProcessRows(
         jnp.array(slots, jnp.int32),
         *map(jnp.array, wide),
         jnp.array(tokens, jnp.int32),
         zeros,
         zeros,
+        **{
+            f"{name}_Q": jnp.array([*column, 0], COLUMNS[name].dtype)[jnp.array(slots)]
+            for name, column in columns.items()
+        },
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pathlib
 from typing import Any
@@ -13,9 +14,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jaxllm.engine.constraints.validation import SERVED
 from jaxllm.sampling.bits import remove
-from jaxllm.sampling.options import MAX_LOGIT_BIAS, SamplingParams
-from jaxllm.sampling.process import MOST, LogitsParams, process, set_slot_params
+from jaxllm.sampling.options import (
+    COLUMNS,
+    MAX_LOGIT_BIAS,
+    PROCESS_COLUMNS,
+    SamplingParams,
+    default_of,
+)
+from jaxllm.sampling.process import MOST, LogitsParams, ProcessRows, process, set_slot_params
 from pallas_kernels.draw.reference import mask_banned
 from tests.sampling.process_oracle import counts_of, expected, rows_of, run, terms_of
 
@@ -68,7 +76,9 @@ def test_every_row_is_what_its_request_asked_for(
     params = [SamplingParams(**some) for some in options]
     logits = logits_of(S, seed)
     terms = terms_of([(p, prompt) for p, (prompt, _) in zip(params, texts, strict=True)], V)
-    _, found = run(logits, rows_of(order), counts_of([output for _, output in texts], V), terms)
+    _, found = run(
+        logits, rows_of(order, params), counts_of([output for _, output in texts], V), terms
+    )
     for row, slot in enumerate(order):
         want = expected(logits[row], params[slot], *texts[slot])
         np.testing.assert_allclose(np.asarray(found)[row], want, rtol=2e-6, atol=2e-5)
@@ -83,7 +93,7 @@ def test_rows_that_ask_for_nothing_keep_every_bit_whatever_their_slot_holds() ->
     terms = terms_of([(asked, [1, 2, 3])] * S, V)
     _, found = run(
         logits,
-        rows_of(range(S), asks=[True, False, True, False]),
+        rows_of(range(S), [asked] * S, asks=[True, False, True, False]),
         counts_of([[1, 2]] * S, V),
         terms,
     )
@@ -98,7 +108,7 @@ def test_neutral_values_change_no_bit() -> None:
     logits = logits_of(S)
     _, found = run(
         logits,
-        rows_of(range(S)),
+        rows_of(range(S), [SamplingParams()] * S),
         counts_of([[1, 2, 2]] * S, V),
         terms_of([(SamplingParams(), [1, 7])] * S, V),
     )
@@ -111,7 +121,7 @@ def test_the_token_drawn_counts_from_the_next_call_and_only_where_one_was_drawn(
     counts = jnp.array(counts_of([[7], [7], [], []], V))
     counts, found = run(
         logits,
-        rows_of([2, 0, S, 1], drew=[True, True, False, False], token=[5, 7, 9, 8]),
+        rows_of([2, 0, S, 1], [params] * S, drew=[True, True, False, False], token=[5, 7, 9, 8]),
         counts,
         terms,
     )
@@ -122,6 +132,18 @@ def test_the_token_drawn_counts_from_the_next_call_and_only_where_one_was_drawn(
     )
     assert np.argwhere(np.asarray(counts)).tolist() == [[0, 7], [1, 7], [2, 5]]
     assert counts[0, 7] == 2
+
+
+def test_every_option_with_a_column_that_no_draw_reads_is_a_row_of_process() -> None:
+    fields = {field.name for field in dataclasses.fields(ProcessRows)}
+    others = {"slot_Q", "active_Q", "drew_Q", "token_Q", "position_Q", "prompt_length_Q"}
+    assert {f"{name}_Q" for name in PROCESS_COLUMNS} == fields - others
+    assert set(PROCESS_COLUMNS) <= set(SERVED), "a request with such an option is processed"
+    assert {name: COLUMNS[name].encode(default_of(name)) for name in PROCESS_COLUMNS} == {
+        "repetition_penalty": 1.0,
+        "frequency_penalty": 0.0,
+        "presence_penalty": 0.0,
+    }
 
 
 def test_it_is_one_pass_that_writes_in_place() -> None:
@@ -136,7 +158,11 @@ def test_it_is_one_pass_that_writes_in_place() -> None:
         keep_unused=True,
     )
     compiled = into.lower(
-        logits, rows_of(range(rows)), counts, LogitsParams.shapes(rows, vocab), logits
+        logits,
+        rows_of(range(rows), [SamplingParams()] * rows),
+        counts,
+        LogitsParams.shapes(rows, vocab),
+        logits,
     ).compile()
     memory = compiled.memory_analysis()
     assert memory.alias_size_in_bytes == (rows * 4 + (rows + 1) * 2) * vocab
@@ -149,7 +175,10 @@ def test_counts_do_not_wrap() -> None:
     terms = terms_of([(SamplingParams(), [1])] * S, V)
     for _ in range(3):
         counts, _ = run(
-            np.zeros((2, V), np.float32), rows_of([0, 1], drew=True, token=5), counts, terms
+            np.zeros((2, V), np.float32),
+            rows_of([0, 1], [SamplingParams()] * S, drew=True, token=5),
+            counts,
+            terms,
         )
         assert np.asarray(counts)[:2, 5].tolist() == [MOST, MOST]
 
@@ -159,7 +188,9 @@ def test_as_many_biases_as_a_request_may_have_are_all_added() -> None:
     biases = {token: token / 100 for token in range(0, vocab, 3)}
     params = SamplingParams(logit_bias={token: bias - 10 for token, bias in biases.items()})
     logits = np.zeros((1, vocab), np.float32)
-    _, found = run(logits, rows_of([0]), counts_of([[]], vocab), terms_of([(params, [1])], vocab))
+    _, found = run(
+        logits, rows_of([0], [params]), counts_of([[]], vocab), terms_of([(params, [1])], vocab)
+    )
     np.testing.assert_allclose(
         np.asarray(found)[0], expected(logits[0], params, [1], []), atol=1e-5
     )
@@ -202,7 +233,9 @@ def test_logits_are_those_of_transformers() -> None:
         terms = terms_of([(params, prompt.tolist())], vocab)
         for token in banned:
             remove(np.asarray(terms.allowed)[0], token)
-        _, found = run(logits[None], rows_of([0]), counts_of([output.tolist()], vocab), terms)
+        _, found = run(
+            logits[None], rows_of([0], [params]), counts_of([output.tolist()], vocab), terms
+        )
         found = np.asarray(mask_banned(found, jnp.array([[STOP if stop else -1]])))[0] / np.float32(
             params.temperature
         )

@@ -48,7 +48,7 @@ def draws(params: SamplingParams, seed: int) -> np.ndarray:
         for constraint in asked.constraints:
             constraint.accept_tokens(OUTPUT)
             constraint.apply_mask(np.asarray(terms.allowed)[0])
-    _, logits = run(LOGITS[None], rows_of([0]), counts, terms)
+    _, logits = run(LOGITS[None], rows_of([0], [params]), counts, terms)
     filters = {name: getattr(params, name) for name in ("temperature", *FILTERS)}
     rows = oracle.make_rows(
         DRAWS,

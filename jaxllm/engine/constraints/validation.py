@@ -20,14 +20,12 @@ from jaxllm.messages import (
 )
 from jaxllm.sampling.bits import everything, packed, remove
 from jaxllm.sampling.constraint import BadWords
-from jaxllm.sampling.options import SamplingParams, is_set
+from jaxllm.sampling.options import PROCESS_COLUMNS, SamplingParams, is_set
 from jaxllm.sampling.processor_arguments import Processor, length_of
 from jaxllm.tokenizer import Tokenizer
 
 SERVED = (
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
+    *PROCESS_COLUMNS,
     "logit_bias",
     "allowed_token_ids",
     "bad_words",

@@ -17,7 +17,7 @@ from jaxllm.engine.runtime.state import SLOT_PARAMS, host_columns, width_of
 from jaxllm.engine.scheduling.buckets import ExtendShape
 from jaxllm.engine.scheduling.plan import Chunk
 from jaxllm.engine.scheduling.request import Request
-from jaxllm.sampling.options import DRAW_COLUMNS
+from jaxllm.sampling.options import COLUMNS
 
 type Shapes = dict[str, tuple[tuple[int, ...], type]]
 
@@ -142,7 +142,7 @@ def _fill_params(
     stops = stop_ids(params.stop_token_ids, () if params.ignore_eos else eos_ids)
     columns["prompt_length"][row] = len(request.prompt)
     columns["processed"][row] = request.logits_options is not None
-    for name, column in DRAW_COLUMNS.items():
+    for name, column in COLUMNS.items():
         columns[name][row] = column.encode(getattr(params, name))
     columns["key"][row] = np.array([request.seed], np.uint64).view(np.uint32)
     columns["stop_ids"][row, : len(stops)] = stops

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jaxllm.sampling.options import DRAW_COLUMNS
+from jaxllm.sampling.options import COLUMNS
 
 MAX_STOP_IDS = 80  # stop_token_ids (64) plus the model's end-of-sequence ids
 
@@ -48,11 +48,11 @@ PROGRESS = _columns(
 #   processed  its logits go through `process_logits`
 #   key        the halves of its 64-bit seed
 #   stop_ids   padded with -1
-# and the options that a draw reads. An adapter's column would stand here.
+# and the options that are one number. An adapter's column would stand here.
 SLOT_PARAMS = _columns(
     prompt_length=(1, np.int32),
     processed=(1, np.bool),
-    **{name: (1, column.dtype) for name, column in DRAW_COLUMNS.items()},
+    **{name: (1, column.dtype) for name, column in COLUMNS.items()},
     key=(2, np.uint32),
     stop_ids=(MAX_STOP_IDS, np.int32),
 )

@@ -32,7 +32,7 @@ from jaxllm.engine.runtime.state import (
 )
 from jaxllm.engine.scheduling.request import Request
 from jaxllm.sampling.bits import packed
-from jaxllm.sampling.options import SamplingParams
+from jaxllm.sampling.options import MAX_LOGIT_BIAS, PROCESS_COLUMNS, is_set
 from jaxllm.sampling.process import LogitsParams, ProcessRows, process, set_slot_params
 from jaxllm.sampling.processor_arguments import Processor, custom_of
 
@@ -70,6 +70,7 @@ def process_logits(
         token_Q=now["token"],
         position_Q=now["position"] + 1,
         prompt_length_Q=params["prompt_length"],
+        **{f"{name}_Q": params[name] for name in PROCESS_COLUMNS},
     )
     return process(forward_output.logits, rows, counts, logits_params, processors)
 
@@ -92,43 +93,35 @@ def slot_layout(params: LogitsParams) -> Layout:
 
 
 def pack_slot(request: Request, shapes: StepShapes) -> list[np.ndarray]:
-    """Buffers of `set_slot` with a request's parameters, prompt and output. They go before the
-    first sampling of a request in its slot, newly admitted or back from preemption."""
+    """Buffers of `set_slot` with what a request asks of tokens, its prompt and its output. They go
+    before the first sampling of a request in its slot, newly admitted or back from preemption."""
     assert request.logits_options is not None
+    params, size = request.params, shapes.vocab_size
+    enabled = [name for name in params.logits_processors or () if isinstance(name, str)]
+    # Nothing else reads the prompt
+    read = request.prompt if enabled or is_set(params, "repetition_penalty") else []
+    arrays = {
+        "slot": np.array([request.slot], np.int32),
+        "prompt": packed(read, size),
+        "allowed": request.logits_options.allowed_W,
+        "custom": custom_of(shapes.model.processors, enabled, params.extra_args or {}),
+    } | _bias_arrays(params.logit_bias or {}, size)
     layout, buffers = slot_layout(shapes.logits_params), []
-    arrays = _row_of(request.params, request.prompt, shapes)
-    arrays["slot"] = np.array([request.slot], np.int32)
-    arrays["allowed"] = request.logits_options.allowed_W
     for first in range(0, max(1, len(request.output)), OUTPUT_TOKENS):
         said = request.output[first : first + OUTPUT_TOKENS]
         arrays["first"] = np.array([first == 0], np.int32)
-        arrays["said"] = np.full(OUTPUT_TOKENS, shapes.vocab_size, np.int32)
+        arrays["said"] = np.full(OUTPUT_TOKENS, size, np.int32)
         arrays["said"][: len(said)] = said
         buffers.append(layout.pack(arrays))
     return buffers
 
 
-def _row_of(
-    params: SamplingParams, prompt: Sequence[int], shapes: StepShapes
-) -> dict[str, np.ndarray]:
-    """One slot's row of `LogitsParams`, except `allowed`."""
-    size, vocab_size = shapes.logits_params.biases.shape[1], shapes.vocab_size
-    biases = params.logit_bias or {}
-    ids = np.arange(vocab_size, vocab_size + size, dtype=np.int32)
-    ids[: len(biases)] = list(biases)
-    values = np.zeros(size, np.float32)
-    values[: len(biases)] = list(biases.values())
-    penalties = params.repetition_penalty, params.frequency_penalty, params.presence_penalty
-    enabled = [name for name in params.logits_processors or () if isinstance(name, str)]
-    # Nothing else reads the prompt
-    read = prompt if enabled or params.repetition_penalty != 1 else []
-    return {
-        "penalties": np.array(penalties, np.float32),
-        "bias_ids": ids,
-        "biases": values,
-        "prompt": packed(read, vocab_size),
-        "custom": custom_of(shapes.model.processors, enabled, params.extra_args or {}),
-    }
+def _bias_arrays(biases: dict[int, float], vocab_size: int) -> dict[str, np.ndarray]:
+    """One slot's `bias_ids` and `biases` of `LogitsParams`."""
+    ids = np.arange(vocab_size, vocab_size + MAX_LOGIT_BIAS, dtype=np.int32)
+    values = np.zeros(MAX_LOGIT_BIAS, np.float32)
+    ids[: len(biases)], values[: len(biases)] = list(biases), list(biases.values())
+    return {"bias_ids": ids, "biases": values}
 
 
 def apply_token_bitmask(
