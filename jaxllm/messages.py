@@ -181,3 +181,46 @@ class EngineStats:
     self_checks: int = 0
     self_check_failures: int = 0
     self_check_problem: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolView:
+    """The KV pages of one cache group as a map.
+
+    Attributes:
+        window: tokens that a token of these layers sees; None: all.
+        held: pages that requests hold.
+        cached: free pages that still hold a prefix.
+        per_cell: consecutive pages in a cell; the last cell may have fewer.
+        cells: three hexadecimal digits a cell: its share of held pages and of cached pages (both
+            rounded up, f: all), and the most references to one page (f: 15 or more).
+    """
+
+    pages: int
+    page_size: int
+    window: int | None
+    held: int
+    cached: int
+    per_cell: int
+    cells: str
+
+
+@dataclass(slots=True)
+class StepTotals:
+    """Steps of one kind since start, the seconds they took and the tokens they computed."""
+
+    steps: int = 0
+    seconds: float = 0.0
+    tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineView:
+    """What somebody who watches the engine sees besides `EngineStats`; made when asked for.
+
+    Attributes:
+        step_totals: of "decode", "prefill" and "mixed" steps.
+    """
+
+    pools: list[PoolView]
+    step_totals: dict[str, StepTotals]

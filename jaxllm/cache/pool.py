@@ -13,6 +13,8 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from jaxllm.cache.prefix import PrefixIndex
 
 
@@ -191,6 +193,19 @@ class PagePool:
                     lru[page] = None
                 else:
                     self._blank.append(page)
+
+    def occupancy(self, cells: int) -> tuple[int, np.ndarray]:
+        """A map of at most `cells` cells: pages per cell, and for each cell, as int [3, cells], the
+        pages that tables hold, the cached pages, and the most references to one page."""
+        per_cell = -(-self.num_pages // cells)
+        references = np.array(self._references)
+        cached = np.zeros(self.num_pages, np.int64)
+        for lru in (self._cached, self._behind_window):
+            cached[list(lru)] = 1
+        starts = np.arange(0, self.num_pages, per_cell)
+        held = np.add.reduceat((references > 0).astype(np.int64), starts)
+        most = np.maximum.reduceat(references, starts)
+        return per_cell, np.stack([held, np.add.reduceat(cached, starts), most])
 
     def check(self, tables: Iterable[Sequence[int]] = ()) -> None:
         """Raise `PoolError` unless references equal the page tables given, each page is used or

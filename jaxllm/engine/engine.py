@@ -14,6 +14,7 @@ from jaxllm.engine.constraints.token_masks import NO_TOKEN, token_bitmask
 from jaxllm.engine.constraints.validation import LogitsOptionsReader, RequestValidator
 from jaxllm.engine.output.beam_requests import BeamSearchManager, validate_search
 from jaxllm.engine.output.best_of import BestOf, deliverable
+from jaxllm.engine.output.engine_view import EngineWatch
 from jaxllm.engine.output.output_processor import (
     Counters,
     OutputProcessor,
@@ -59,7 +60,7 @@ class Engine:
             self.resolved, self.tokenizer, self._options, self.eos_ids, seed
         )
         self._states: dict[str, RequestState] = {}  # of running requests that are no beam searches
-        self._counters = Counters()
+        self._counters, self.watch = Counters(), EngineWatch(scheduler)
         self._output = OutputProcessor(
             self._states, scheduler, self._grammars, self._counters, self.eos_ids
         )
@@ -106,8 +107,7 @@ class Engine:
 
     @property
     def wait_seconds(self) -> float:
-        """How long the caller may wait for new requests before `step()` without idling the
-        device."""
+        """How long the caller may wait for requests before `step()` without idling the device."""
         return 0.0 if self.scheduler.waiting else self._arrival_wait.wait_seconds()
 
     def add(self, request: GenerateRequest) -> None:
@@ -132,11 +132,9 @@ class Engine:
         """Queue a validated request. Raises RequestError when the queue is full. Whatever it
         raises, nothing is left of the request."""
         if not self.queue_has_space(request):
-            raise RequestError(
-                f"the queue is full ({self.resolved.max_num_queued_reqs} requests); retry later",
-                None,
-                "queue_full",
-            )
+            limit = self.resolved.max_num_queued_reqs
+            message = f"the queue is full ({limit} requests); retry later"
+            raise RequestError(message, None, "queue_full")
         state = self._factory.make_state(request)
         try:
             for choice in state.choices:
@@ -158,8 +156,7 @@ class Engine:
         self._counters.prompt_tokens += len(request.prompt_token_ids)
 
     def uncached_tokens(self, request: GenerateRequest) -> int:
-        """Prompt tokens of a request that has just entered which must be computed, as far as one
-        can tell now."""
+        """Prompt tokens of a request that has just entered which must be computed, as known now."""
         state = self._states.get(request.id)
         if state is None:
             return len(request.prompt_token_ids)
@@ -283,6 +280,7 @@ class Engine:
             self._forward_and_collect(plan) if constrained else (self.runner.forward(plan), [])
         )
         self._counters.steps += 1
+        self.watch.step_launched()
         plan.mark_started(time.time())
         deltas = self._constrain(plan, before) if constrained else []
         self._in_flight.append(self.runner.draw(forwarded))
@@ -291,6 +289,7 @@ class Engine:
     def _collect(self) -> Collected:
         """Wait for the oldest step in flight. Grammars follow its tokens."""
         step = self.runner.collect(self._in_flight.popleft())
+        self.watch.step_collected(step.plan)
         self._grammars.accept_step(step.plan.emitters, step.tokens)
         return step
 
@@ -365,9 +364,8 @@ class Engine:
             and request.logits_options is not None
             and request.logits_options.restricted
         ]
-        for request, reason in self.runner.apply_token_bitmask(
-            restricted, partial(token_bitmask, self._grammars)
-        ):
+        masks = partial(token_bitmask, self._grammars)
+        for request, reason in self.runner.apply_token_bitmask(restricted, masks):
             request.dead_end = reason
         return deltas
 
@@ -395,6 +393,7 @@ class Engine:
         self.scheduler.reset()
         for choice in [choice for state in self._states.values() for choice in state.choices]:
             self._grammars.release(choice)
-        for kept in (self._states, self._beams.open, self._best_of, self._in_flight, self._pending):
+        steps = self._in_flight, self.watch
+        for kept in (self._states, self._beams.open, self._best_of, self._pending, *steps):
             kept.clear()
         self.runner.reset()

@@ -235,3 +235,27 @@ def test_a_page_behind_a_window_can_be_taken_back_into_use_and_is_then_like_othe
     pool.release([0])
     pool.check([[2]])
     assert pool.allocate(1) == [1] and index.find(b"0") == 0
+
+
+def test_the_map_of_a_pool_counts_held_cached_and_shared_pages_in_each_cell() -> None:
+    pool, _, pages = cached_pool(10)
+    pool.release(pages[2:9])
+    pool.share(pages[:1] + pages[:1])
+    per_cell, cells = pool.occupancy(4)
+    assert per_cell == 3
+    assert cells.tolist() == [[2, 0, 0, 1], [1, 3, 3, 0], [3, 0, 0, 1]]
+    assert pool.occupancy(1000)[1].shape == (3, 10)
+
+
+@given(st.integers(1, 300), st.integers(1, 40), st.data())
+@settings(max_examples=50, deadline=None)
+def test_a_map_of_any_size_has_every_page_once(
+    num_pages: int, cells: int, data: st.DataObject
+) -> None:
+    pool, _, pages = cached_pool(num_pages)
+    pool.release(pages[: data.draw(st.integers(0, num_pages))])
+    per_cell, (held, cached, most) = pool.occupancy(cells)
+    assert len(held) == -(-num_pages // per_cell) <= cells
+    assert int(held.sum() + cached.sum()) == num_pages
+    assert int(cached.sum()) == pool.free
+    assert ((most > 0) == (held > 0)).all()

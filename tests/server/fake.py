@@ -16,14 +16,18 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from jaxllm.cache.pool import PagePool
 from jaxllm.config import ConfigError, EngineConfig, Resolved
+from jaxllm.engine.output.engine_view import pool_view
 from jaxllm.logprobs import packed_from
 from jaxllm.messages import (
     EngineStats,
+    EngineView,
     GenerateRequest,
     PromptLogprobs,
     RequestError,
     RequestTimes,
+    StepTotals,
     TextDelta,
     TokenLogprobs,
 )
@@ -237,6 +241,19 @@ class FakeEngine:
             return False
         self._control.resets.append(reset_running_requests)
         return True
+
+    @property
+    def watch(self) -> FakeEngine:
+        """It watches itself."""
+        return self
+
+    def view(self) -> EngineView:
+        return EngineView(
+            pools=[pool_view(PagePool(self.resolved.num_pages, self.resolved.page_size))],
+            step_totals={
+                "decode": StepTotals(self._stats.steps, 1e-3, self._stats.generation_tokens)
+            },
+        )
 
     def stats(self) -> EngineStats:
         return replace(self._stats, running=len(self._jobs), **self._control.counted)

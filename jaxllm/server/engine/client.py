@@ -10,9 +10,10 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 from jaxllm.config import EngineConfig, Resolved
-from jaxllm.messages import EngineStats, GenerateRequest, TextDelta
+from jaxllm.messages import EngineStats, EngineView, GenerateRequest, TextDelta
 from jaxllm.server.engine.connection import EngineConnection
 from jaxllm.server.engine.streams import InFlight, Observer, Stream
 from jaxllm.server.engine.wire import (
@@ -20,6 +21,8 @@ from jaxllm.server.engine.wire import (
     Add,
     Answered,
     Died,
+    Inspect,
+    Inspected,
     Outputs,
     Phase,
     Profile,
@@ -28,6 +31,7 @@ from jaxllm.server.engine.wire import (
     ResetPrefixes,
     StepFailed,
     Stop,
+    ToEngine,
     ToServer,
 )
 from jaxllm.server.errors import ApiError, bad_request, overloaded, sanitize, server_error
@@ -65,6 +69,7 @@ class EngineClient:
         self._send_scheduled = False  # `_send_waiting` runs again in the loop's next turn
         self._choices_sent = 0
         self._commands: deque[asyncio.Future[str | None]] = deque()  # answers due, in order
+        self._inspections: deque[asyncio.Future[EngineView]] = deque()  # likewise
         self.stats = EngineStats()
         self.last_message = time.monotonic()
         self._reads = 0  # of the engine's socket
@@ -195,13 +200,22 @@ class EngineClient:
         if problem := await answer:
             raise bad_request(sanitize(problem))
 
+    def inspect(self) -> asyncio.Future[EngineView]:
+        """What the engine does now, in detail; it answers between two steps. The future, or this
+        call, raises ApiError when no engine runs."""
+        self._check_alive()
+        view: asyncio.Future[EngineView] = asyncio.get_running_loop().create_future()
+        self._inspections.append(view)
+        self._send(Inspect())
+        return view
+
     def stop(self) -> None:
         """Tell the engine process to end."""
         self._send(Stop())
         if self._connection is not None:
             self._connection.hang_up()
 
-    def _send(self, message: Add | Abort | Profile | ResetPrefixes | Stop) -> int:
+    def _send(self, message: ToEngine) -> int:
         return 0 if self._connection is None else self._connection.send(message)
 
     def _receive(self, messages: list[ToServer]) -> None:
@@ -231,6 +245,10 @@ class EngineClient:
                 answer = self._commands.popleft()
                 if not answer.done():  # its client has gone
                     answer.set_result(error)
+            case Inspected(view):
+                inspection = self._inspections.popleft()
+                if not inspection.done():
+                    inspection.set_result(view)
             case Ready():
                 self._connection.ready.set_result(message.resolved)
             case Died():
@@ -284,10 +302,12 @@ class EngineClient:
         """The engine process is gone, and with it every request and every counter."""
         self.stats = EngineStats()
         self.fail_all(lambda: server_error("the engine stopped working; send the request again"))
-        for answer in self._commands:
+        due: list[asyncio.Future[Any]] = [*self._commands, *self._inspections]
+        for answer in due:
             if not answer.done():
                 answer.set_exception(server_error("the engine stopped working; try again later"))
         self._commands.clear()
+        self._inspections.clear()
 
 
 def log_self_check(stats: EngineStats) -> None:

@@ -32,6 +32,8 @@ from jaxllm.server.engine.wire import (
     Answered,
     Died,
     Frames,
+    Inspect,
+    Inspected,
     Outputs,
     Phase,
     Profile,
@@ -215,6 +217,8 @@ class EngineProcess:
                 engine.abort(id)
             case Profile(start):
                 self._send(Answered(self._profile(start)))
+            case Inspect():
+                self._send(Inspected(engine.watch.view()))
             case ResetPrefixes(running):
                 done = engine.reset_prefix_cache(running)
                 self._send(Answered(None if done else REQUESTS_RUN))

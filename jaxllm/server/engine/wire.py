@@ -1,10 +1,10 @@
 """The typed messages between the HTTP process and the engine process, and their framing: 4 bytes of
 length, then msgpack.
 
-Ownership: the HTTP process sends `Start` once, then `Add`, `Abort`, `Profile`, `ResetPrefixes` and
-`Stop`; the engine process answers `Phase`…, `Ready`, then one `Outputs` per step, `Rejected` per
-refused request, `Answered` per `Profile` and `ResetPrefixes`, `StepFailed` after a step that
-failed, and `Died` at its end.
+Ownership: the HTTP process sends `Start` once, then `Add`, `Abort`, `Profile`, `ResetPrefixes`,
+`Inspect` and `Stop`; the engine process answers `Phase`…, `Ready`, then one `Outputs` per step,
+`Rejected` per refused request, `Answered` per `Profile` and `ResetPrefixes`, `Inspected` per
+`Inspect`, `StepFailed` after a step that failed, and `Died` at its end.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TypeAliasType
 import msgspec
 
 from jaxllm.config import EngineConfig, Resolved
-from jaxllm.messages import EngineStats, GenerateRequest, TextDelta
+from jaxllm.messages import EngineStats, EngineView, GenerateRequest, TextDelta
 
 MAX_FRAME = 1 << 30
 _LENGTH = struct.Struct("<I")
@@ -55,6 +55,10 @@ class ResetPrefixes(msgspec.Struct, tag=True, frozen=True):
     running: bool
 
 
+class Inspect(msgspec.Struct, tag=True, frozen=True):
+    """Say what the engine is doing."""
+
+
 class Phase(msgspec.Struct, tag=True, frozen=True):
     """A phase of the start has ended."""
 
@@ -90,6 +94,12 @@ class Answered(msgspec.Struct, tag=True, frozen=True):
     error: str | None
 
 
+class Inspected(msgspec.Struct, tag=True, frozen=True):
+    """The answer to the oldest unanswered `Inspect`."""
+
+    view: EngineView
+
+
 class Died(msgspec.Struct, tag=True, frozen=True):
     """The engine process ends; `expected` when the configuration is at fault."""
 
@@ -101,8 +111,8 @@ class StepFailed(msgspec.Struct, tag=True, frozen=True):
     """A step failed: the engine started over and has lost every request."""
 
 
-type ToEngine = Start | Add | Abort | Profile | ResetPrefixes | Stop
-type ToServer = Phase | Ready | Outputs | Rejected | Answered | StepFailed | Died
+type ToEngine = Start | Add | Abort | Profile | ResetPrefixes | Inspect | Stop
+type ToServer = Phase | Ready | Outputs | Rejected | Answered | Inspected | StepFailed | Died
 
 
 class Frames[M]:

@@ -19,6 +19,7 @@ from jaxllm.server.engine.wire import (
     Add,
     Answered,
     Frames,
+    Inspect,
     Outputs,
     Profile,
     Ready,
@@ -105,10 +106,15 @@ def test_a_command_on_the_wire_when_the_engine_dies_is_a_server_error() -> None:
         await engine.start()
         command = asyncio.ensure_future(engine.client.run_command(Profile(True)))
         assert await engine.next() == Profile(True)
+        inspection = engine.client.inspect()
+        assert await engine.next() == Inspect()
         await engine.die()
-        with pytest.raises(ApiError, match="stopped working") as error:
-            await command
-        assert error.value.status == 500
+        for answer in (command, inspection):
+            with pytest.raises(ApiError, match="stopped working") as error:
+                await answer
+            assert error.value.status == 500
+        with pytest.raises(ApiError, match="not running"):
+            engine.client.inspect()
         await engine.start()  # the next process's answers are for its own commands
         command = asyncio.ensure_future(engine.client.run_command(Profile(False)))
         assert await engine.next() == Profile(False)

@@ -9,7 +9,15 @@ import msgspec
 import pytest
 
 from jaxllm.config import EngineConfig
-from jaxllm.messages import EngineStats, GenerateRequest, RequestTimes, TextDelta
+from jaxllm.messages import (
+    EngineStats,
+    EngineView,
+    GenerateRequest,
+    PoolView,
+    RequestTimes,
+    StepTotals,
+    TextDelta,
+)
 from jaxllm.sampling.options import SamplingParams
 from jaxllm.server.engine.wire import (
     Abort,
@@ -17,6 +25,8 @@ from jaxllm.server.engine.wire import (
     Answered,
     Died,
     Frames,
+    Inspect,
+    Inspected,
     Outputs,
     Phase,
     Profile,
@@ -54,6 +64,14 @@ DELTA = TextDelta(
 )
 
 
+VIEW = EngineView(
+    pools=[
+        PoolView(pages=3, page_size=16, window=None, held=1, cached=1, per_cell=2, cells="882000")
+    ],
+    step_totals={"decode": StepTotals(2, 0.5, 7)},
+)
+
+
 @pytest.mark.parametrize(
     ("message", "decoder"),
     [
@@ -69,6 +87,7 @@ DELTA = TextDelta(
         (Abort("x"), ToEngine),
         (Profile(True), ToEngine),
         (ResetPrefixes(True), ToEngine),
+        (Inspect(), ToEngine),
         (Stop(), ToEngine),
         (Phase("Compiling", 1.5), ToServer),
         (Ready(RESOLVED), ToServer),
@@ -81,6 +100,7 @@ DELTA = TextDelta(
         ),
         (Rejected("x", "no", "prompt", "code"), ToServer),
         (Answered("why"), ToServer),
+        (Inspected(VIEW), ToServer),
         (StepFailed(), ToServer),
         (Died("why", True), ToServer),
     ],
