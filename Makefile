@@ -18,7 +18,7 @@ export PYTHON EXTRAS
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup cuda-compiler serve test test-all test-gpu check format bench readme house plots wheel clean
+.PHONY: help setup cuda-compiler browser serve test test-all test-gpu check format bench readme house plots wheel clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
@@ -28,6 +28,9 @@ setup: ## make .venv and install jaxllm into it
 
 cuda-compiler: setup ## install XLA's compiler for NVIDIA GPUs, for tests that compile without a GPU
 	@tools/cuda-compiler
+
+browser: setup ## install Chromium and playwright, for tests of the page
+	@tools/browser
 
 serve: setup ## serve MODEL on PORT (http://localhost:8000)
 	@exec $(PY) -m jaxllm.server --model $(MODEL) --port $(PORT) $(ARGS)

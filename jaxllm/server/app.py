@@ -21,6 +21,8 @@ from jaxllm.server.openai.chat import CHAT_NEUTRAL, refuse_tools
 from jaxllm.server.openai.fields import read_field, refuse_unsupported
 from jaxllm.server.openai.limits import check_chars, check_ids
 from jaxllm.server.openai.requests import TOKENIZE_FIELDS, read_conversation, read_model
+from jaxllm.server.page.files import PageFiles
+from jaxllm.server.page.live import LiveStats
 from jaxllm.server.state import ServerState
 from jaxllm.server.transport.auth import AuthMiddleware
 
@@ -219,7 +221,11 @@ def routes(server_state: ServerState) -> Starlette:
         Route("/start_profile", handlers.start_profile, methods=["POST"]),
         Route("/stop_profile", handlers.stop_profile, methods=["POST"]),
         Route("/reset_prefix_cache", handlers.reset_prefix_cache, methods=["POST"]),
+        Route("/stats/stream", LiveStats(server_state), methods=["GET"]),
     ]
+    if server_state.settings.page:
+        page = PageFiles()
+        table += [Route("/", page.index), Route("/page/{name:path}", page.file)]
     errors = {ApiError: _api_error, HTTPException: _http_error, Exception: _unexpected}
     app = Starlette(routes=table, exception_handlers=errors)  # type: ignore[arg-type]
     app.router.redirect_slashes = False  # a redirect would be built from the Host header

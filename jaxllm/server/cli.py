@@ -101,6 +101,7 @@ def _options(args: argparse.Namespace, environ: Mapping[str, str]) -> Options:
         allow_special_tokens=args.allow_special_tokens_in_content,
         allowed_origins=tuple(args.allowed_origins),
         template_kwargs=check_template_kwargs(args.default_chat_template_kwargs),
+        page=not args.no_page,
     )
     return Options(
         config=config,

@@ -163,6 +163,10 @@ SERVER_FLAGS: dict[str, dict[tuple[str, ...], dict[str, Any]]] = {
             "default": "",
             "help": "path under which a proxy shows the server, and which it strips",
         },
+        ("--no-page",): {
+            "action": "store_true",
+            "help": "serve no page at /",
+        },
         ("--max-body-size",): {
             "type": integer,
             "default": 32 << 20,

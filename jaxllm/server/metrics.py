@@ -102,8 +102,8 @@ class Metrics(Observer, Collector):
             "vllm:request_params_n": Histogram("n of requests.", CHOICE_COUNTS),
         }
         # Observed at every step
-        self._first_token = self._histograms["vllm:time_to_first_token_seconds"]
-        self._between_tokens = self._histograms["vllm:inter_token_latency_seconds"]
+        self.first_token = self._histograms["vllm:time_to_first_token_seconds"]
+        self.between_tokens = self._histograms["vllm:inter_token_latency_seconds"]
         self._finished: Counter[str] = Counter()
         self._refused: Counter[str] = Counter()
         self.unknown_fields = self._failed_steps = self._restarts = 0
@@ -120,9 +120,9 @@ class Metrics(Observer, Collector):
         if tokens:
             last = entry.last_delta.get(delta.index)
             if last is None:
-                self._first_token.observe(now - entry.submitted)
+                self.first_token.observe(now - entry.submitted)
             else:
-                self._between_tokens.observe((now - last) / tokens, tokens)
+                self.between_tokens.observe((now - last) / tokens, tokens)
             entry.last_delta[delta.index] = now
             entry.tokens[delta.index] = entry.tokens.get(delta.index, 0) + tokens
         if delta.finish_reason is not None:

@@ -45,6 +45,7 @@ class Settings:
         admin_keys: without one, the operator's routes are closed.
         max_body_size: bytes of one request.
         stall_seconds: seconds without a step until /health answers 503.
+        page: whether the page at / is served.
     """
 
     served: tuple[str, ...]
@@ -57,6 +58,7 @@ class Settings:
     allow_special_tokens: bool = False
     allowed_origins: tuple[str, ...] = ()
     template_kwargs: dict[str, Any] = field(default_factory=dict)
+    page: bool = True
 
 
 class ServerState:

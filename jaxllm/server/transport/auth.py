@@ -13,7 +13,8 @@ from typing import Any
 from jaxllm.server.errors import ApiError, shutting_down
 
 # Open without a key; all other paths need one
-OPEN_PATHS = frozenset({"/health", "/ready", "/version", "/ping"})
+OPEN_PATHS = frozenset({"/health", "/ready", "/version", "/ping", "/"})
+OPEN_FOLDER = "/page/"  # files of the page, which asks for a key itself
 # Need an operator's key
 ADMIN_PATHS = frozenset({"/reset_prefix_cache", "/start_profile", "/stop_profile"})
 MAX_REQUEST_ID = 128
@@ -72,7 +73,7 @@ class AuthMiddleware:
     def _refusal(
         self, scope: dict[str, Any], path: str, headers: list[tuple[bytes, bytes]]
     ) -> ApiError | None:
-        if path in OPEN_PATHS:
+        if path in OPEN_PATHS or path.startswith(OPEN_FOLDER):
             return None
         sent = header(headers, b"authorization")
         if self._keys and not authorised(sent, self._keys + self._admin_keys):

@@ -1,0 +1,191 @@
+"""What the engine does, once a second, for everybody who watches.
+
+One task makes the frames for all listeners, and only while there are any. A listener who does not
+read misses frames. A frame holds counts and times, never a request's text, and its size is bounded:
+the map of a pool has at most 1024 cells.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+
+import jaxllm
+from jaxllm.messages import EngineView
+from jaxllm.server.errors import ApiError, overloaded
+from jaxllm.server.generate import SSE_HEADERS
+from jaxllm.server.metrics import Histogram
+from jaxllm.server.openai.bodies import until_gone
+from jaxllm.server.state import ServerState
+
+PERIOD = 1.0  # seconds between frames
+WINDOW = 60  # frames over which latencies are taken
+MAX_LISTENERS = 16
+QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+
+logger = logging.getLogger("jaxllm.server")
+
+type Frame = asyncio.Future[bytes]  # b"" is the last one
+
+
+class LiveStats:
+    """GET /stats/stream: server-sent events, each a whole frame. An ASGI endpoint."""
+
+    def __init__(self, server_state: ServerState):
+        self._server_state = server_state
+        self._listeners = 0
+        self._producer: asyncio.Task[None] | None = None
+        self._next: Frame | None = None
+
+    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        """ASGI; raises ApiError when too many listen."""
+        if self._listeners == MAX_LISTENERS:
+            raise overloaded(
+                f"{MAX_LISTENERS} clients watch the engine, which is the most; close one",
+                "stats_full",
+            )
+        start = {"type": "http.response.start", "status": 200, "headers": SSE_HEADERS}
+        if scope["method"] == "HEAD":
+            await send(start)
+            return await send({"type": "http.response.body"})
+        gone = asyncio.ensure_future(until_gone(receive))
+        self._enter()
+        try:
+            await send(start)
+            await self._send_frames(gone, send)
+        finally:
+            self._leave()
+            gone.cancel()
+
+    def _enter(self) -> None:
+        self._listeners += 1
+        if self._producer is None or self._producer.done():
+            self._next = asyncio.get_running_loop().create_future()
+            self._producer = asyncio.ensure_future(self._produce())
+
+    def _leave(self) -> None:
+        self._listeners -= 1
+        if not self._listeners and self._producer is not None:
+            self._producer.cancel()
+            self._producer = None
+
+    async def _send_frames(self, gone: asyncio.Future[None], send: Any) -> None:
+        more = True
+        while more:
+            assert self._next is not None
+            frame = self._next
+            await asyncio.wait((frame, gone), return_when=asyncio.FIRST_COMPLETED)
+            if gone.done():
+                return
+            more = bool(frame.result())
+            await send({"type": "http.response.body", "body": frame.result(), "more_body": more})
+
+    async def _produce(self) -> None:
+        frames = Frames(self._server_state)
+        try:
+            while not self._server_state.draining:
+                self._publish(b"data: " + orjson.dumps(await frames.make()) + b"\n\n")
+                await asyncio.sleep(PERIOD)
+        except Exception:
+            logger.exception("the stream of statistics failed")
+        finally:
+            frames.close()
+        self._publish(b"")
+
+    def _publish(self, data: bytes) -> None:
+        assert self._next is not None
+        frame, self._next = self._next, asyncio.get_running_loop().create_future()
+        frame.set_result(data)
+
+
+class Frames:
+    """Makes the frames of one run of the producer."""
+
+    def __init__(self, server_state: ServerState):
+        self._server_state = server_state
+        self._inspection: asyncio.Future[EngineView] | None = None
+        self._ttft = LatencyWindow(server_state.metrics.first_token)
+        self._itl = LatencyWindow(server_state.metrics.between_tokens)
+
+    async def make(self) -> dict[str, Any]:
+        """The next frame. `pools` and `step_totals` are missing when the engine does not answer
+        within a period: it is gone, or in a long step."""
+        client, resolved = self._server_state.client, self._server_state.resolved
+        view = await self._inspect()
+        frame = {
+            "time": time.monotonic(),
+            "version": jaxllm.__version__,
+            "model": self._server_state.settings.served[0],
+            "max_model_len": resolved.max_model_len,
+            "max_num_seqs": resolved.max_num_seqs,
+            "alive": client.alive,
+            "silent_seconds": round(client.seconds_without_step(), 1),
+            **{f.name: getattr(client.stats, f.name) for f in dataclasses.fields(client.stats)},
+            "ttft": self._ttft.advance(),
+            "itl": self._itl.advance(),
+        }
+        del frame["self_check_problem"]
+        return frame if view is None else frame | dataclasses.asdict(view)
+
+    def close(self) -> None:
+        """Nobody waits for the engine's answer any more."""
+        if self._inspection is not None:
+            self._inspection.cancel()
+
+    async def _inspect(self) -> EngineView | None:
+        """The engine's answer; one question is open at most."""
+        try:
+            if self._inspection is None:
+                self._inspection = self._server_state.client.inspect()
+            await asyncio.wait((self._inspection,), timeout=PERIOD)
+            if not self._inspection.done():
+                return None
+            inspection, self._inspection = self._inspection, None
+            return inspection.result()
+        except ApiError:
+            self._inspection = None
+            return None
+
+
+class LatencyWindow:
+    """Mean and percentiles of a histogram over the last WINDOW frames, or since the server's start
+    while these saw nothing. Percentiles are interpolated, as Prometheus does."""
+
+    def __init__(self, histogram: Histogram):
+        self._histogram = histogram
+        self._past = deque([(list(histogram.counts), histogram.sum)], maxlen=WINDOW)
+
+    def advance(self) -> dict[str, float | int | bool | None]:
+        """The numbers, in seconds; None without any observation."""
+        now = list(self._histogram.counts), self._histogram.sum
+        counts, total = self._past[0]
+        recent = [after - before for after, before in zip(now[0], counts, strict=True)]
+        seconds = now[1] - total
+        self._past.append(now)
+        is_recent = any(recent)
+        if not is_recent:
+            recent, seconds = now
+        count = sum(recent)
+        found = {name: quantile(self._histogram.bounds, recent, q) for name, q in QUANTILES.items()}
+        mean = seconds / count if count else None
+        return {"count": count, "recent": is_recent, "mean": mean, **found}
+
+
+def quantile(bounds: Sequence[float], counts: Sequence[int], q: float) -> float | None:
+    """Quantile `q` of a histogram whose last bucket has no upper bound; None when it is empty."""
+    rank, below = q * sum(counts), 0
+    if not any(counts):
+        return None
+    for at, count in enumerate(counts[:-1]):
+        if count and below + count >= rank:
+            low = bounds[at - 1] if at else 0.0
+            return low + (bounds[at] - low) * (rank - below) / count
+        below += count
+    return bounds[-1]

@@ -1,0 +1,249 @@
+// Puts the page together: the bar, the panels, the conversations, the key, the models.
+
+import { ChatView } from "./chat/view.js";
+import { Composer } from "./chat/composer.js";
+import { imported, newConversation } from "./chat/conversation.js";
+import { Session } from "./chat/session.js";
+import { SettingsPanel } from "./chat/settings.js";
+import { Sidebar } from "./chat/sidebar.js";
+import { EngineView } from "./engine/view.js";
+import { alertNow, announce } from "./lib/a11y.js";
+import { key, models } from "./lib/api.js";
+import { askKey, confirmed } from "./lib/dialogs.js";
+import { el, icon, iconButton, save } from "./lib/dom.js";
+import { openStore, preferences } from "./lib/store.js";
+
+const AGAIN = 3000; // ms between tries to reach the server
+const THEMES = { "": "system", light: "light", dark: "dark" };
+const byId = (id) => document.getElementById(id);
+
+const store = await openStore();
+const app = byId("app");
+const panels = { settings: byId("settings"), engine: byId("engine") };
+
+// --- the chat
+
+const view = new ChatView({
+  send: (text) => send(text),
+  edit: (index, text) => session.edit(index, text),
+  retry: (index) => session.retry(index),
+  results: (messages) => session.results(messages),
+});
+const composer = new Composer({ onSend: send, onStop: () => session.stop(), onRecall: () => view.editLast() });
+const session = new Session(store, view, {
+  onBusy: (busy) => composer.setBusy(busy),
+  onSaved: showList,
+  onUnsaved: (error) => banner(`This conversation is not kept: ${error.message}`),
+  onFailure: (error) => (error.status === 401 ? enterKey(error.message) : error.status === 0 && connect()),
+});
+
+async function send(text) {
+  if (!settings.valid) {
+    composer.set(text);
+    showPanel("settings");
+    return settings.focusProblem();
+  }
+  if (!served.length) {
+    composer.set(text); // until the models are known
+    await connect();
+    if (composer.input.value.trim() !== text) return; // changed meanwhile, or sent
+    composer.set("");
+  }
+  session.send(text);
+}
+
+function open(conversation) {
+  session.flush();
+  session.open(conversation);
+  settings.show(conversation.settings);
+  chooseModel();
+  preferences.set("open", conversation.id);
+  document.title = conversation.messages.length ? `${conversation.title} – jaxllm` : "jaxllm";
+  showList();
+  showSidebar(false);
+}
+
+function create() {
+  const { settings: last } = session.conversation ?? { settings: preferences.get("settings", {}) };
+  open(newConversation(last));
+  composer.input.focus();
+}
+
+// --- conversations
+
+const sidebar = new Sidebar(byId("sidebar"), {
+  create,
+  open: async (id) => open(await store.load(id)),
+  async remove(head) {
+    if (!(await confirmed("Delete this conversation?", head.title, "Delete"))) return;
+    await store.remove(head.id);
+    if (head.id === session.conversation.id) create();
+    else showList();
+  },
+  async exportAll() {
+    save("jaxllm-conversations.json", JSON.stringify(await store.exportAll(), null, 1));
+  },
+  async importFile(file) {
+    try {
+      const found = JSON.parse(await file.text());
+      for (const each of (Array.isArray(found) ? found : [found]).map(imported)) await store.save(each);
+      announce("Imported.");
+    } catch (error) {
+      alertNow(`Not imported: ${error.message}`);
+      banner(`Not imported: ${error.message}`);
+    }
+    showList();
+  },
+  async clear() {
+    if (!(await confirmed("Delete all conversations?", "They are kept in this browser alone and cannot be brought back.", "Delete all"))) return;
+    await store.clear();
+    create();
+  },
+});
+
+async function showList() {
+  sidebar.show(await store.list(), session.conversation?.id);
+}
+
+// --- the bar
+
+const modelChoice = el("select", { class: "model", "aria-label": "Model", onchange: () => changed({ model: modelChoice.value }) });
+const menu = iconButton("menu", "Conversations", () => showSidebar(!app.classList.contains("listed")), { class: "quiet menu", "aria-expanded": "false", "aria-controls": "sidebar" });
+const toggles = {
+  settings: toggle("sliders", "Settings", "settings"),
+  engine: toggle("pulse", "Engine", "engine"),
+};
+const theme = iconButton("system", "Theme", nextTheme);
+byId("topbar").append(menu, modelChoice, el("span", { class: "space" }), toggles.engine, toggles.settings,
+  iconButton("key", "API key", () => enterKey("The server may ask for a key. It is sent to this server alone.")), theme);
+
+function toggle(name, label, panel) {
+  const button = el("button", { type: "button", class: "quiet toggle", title: label, "aria-pressed": "false", "aria-controls": panel, onclick: () => showPanel(panels[panel].hidden ? panel : "") }, icon(name), el("span", {}, label));
+  return button;
+}
+
+/** Show one panel, or none. */
+function showPanel(name) {
+  for (const [each, node] of Object.entries(panels)) {
+    node.hidden = each !== name;
+    toggles[each].setAttribute("aria-pressed", String(each === name));
+  }
+  app.dataset.panel = name;
+  engine.open(name === "engine");
+  preferences.set("panel", name);
+}
+
+function showSidebar(isShown) {
+  if (isShown === app.classList.contains("listed")) return;
+  app.classList.toggle("listed", isShown);
+  byId("scrim").hidden = !isShown;
+  menu.setAttribute("aria-expanded", String(isShown));
+  (isShown ? byId("sidebar").querySelector("button") : menu).focus();
+}
+
+function nextTheme() {
+  const names = Object.keys(THEMES);
+  showTheme(names[(names.indexOf(document.documentElement.dataset.theme) + 1) % names.length]);
+}
+
+function showTheme(name) {
+  document.documentElement.dataset.theme = name;
+  try {
+    localStorage.setItem("jaxllm.theme", name);
+  } catch {
+    // it is only a preference
+  }
+  theme.replaceChildren(icon(THEMES[name]));
+  theme.title = `Theme: ${THEMES[name]}`;
+  theme.setAttribute("aria-label", theme.title);
+}
+
+// --- panels
+
+const settings = new SettingsPanel(panels.settings, { onChange: changed, onClose: () => closePanel("settings") });
+const engine = new EngineView(panels.engine, { onClose: () => closePanel("engine") });
+
+function closePanel(name) {
+  showPanel("");
+  toggles[name].focus();
+}
+
+function changed(values) {
+  Object.assign(session.conversation.settings, values);
+  preferences.set("settings", session.conversation.settings);
+  if (session.conversation.messages.length) session.keep();
+}
+
+// --- the server
+
+const notice = el("p", { class: "banner", hidden: true });
+let connecting = null; // a promise
+
+function banner(text) {
+  notice.textContent = text;
+  notice.hidden = !text;
+}
+
+/** Ask for the models until the server answers, or wants a key. */
+function connect() {
+  connecting ??= ask().finally(() => (connecting = null));
+  return connecting;
+}
+
+async function ask() {
+  for (;;) {
+    try {
+      showModels(await models());
+      return banner("");
+    } catch (error) {
+      banner(error.status === 0 ? `${error.message} Trying again …` : error.message);
+      if (error.status === 401) return void enterKey(error.message);
+    }
+    await new Promise((resolve) => setTimeout(resolve, AGAIN));
+  }
+}
+
+let served = []; // names of models
+
+function showModels(found) {
+  served = found.map((model) => model.id);
+  modelChoice.replaceChildren(...served.map((name) => el("option", { value: name }, name)));
+  chooseModel();
+}
+
+/** Choose the conversation's model, or the first one where that is not served. */
+function chooseModel() {
+  const { settings: current } = session.conversation;
+  if (served.length && !served.includes(current.model)) current.model = served[0];
+  modelChoice.value = current.model;
+}
+
+let asking = false;
+
+async function enterKey(why) {
+  if (asking) return;
+  asking = true;
+  const entered = await askKey(key.get(), key.remembered(), why);
+  asking = false;
+  if (!entered) return;
+  key.set(entered.value, entered.remember);
+  connect();
+}
+
+// --- start
+
+byId("chat").append(notice, view.node, composer.node);
+byId("scrim").addEventListener("click", () => showSidebar(false));
+document.addEventListener("keydown", (event) => {
+  if (event.key !== "Escape" || event.target.closest("dialog")) return;
+  if (app.classList.contains("listed")) return showSidebar(false);
+  if (session.busy) session.stop();
+});
+document.addEventListener("visibilitychange", () => session.flush());
+addEventListener("pagehide", () => session.flush());
+showTheme(document.documentElement.dataset.theme);
+showPanel(matchMedia("(min-width: 1000px)").matches ? preferences.get("panel", "") : "");
+const last = await store.load(preferences.get("open", "")).catch(() => undefined);
+open(last ?? newConversation(preferences.get("settings", {})));
+connect();
+if (matchMedia("(min-width: 761px)").matches) composer.input.focus(); // on a phone this would bring up the keyboard

@@ -1,0 +1,89 @@
+// One answer of the model: its thought, its text, its tool calls, what went wrong, and its figures.
+
+import { MarkdownView } from "../lib/markdown.js";
+import { el, icon } from "../lib/dom.js";
+import { ToolCalls } from "./tools.js";
+
+const LEAST_PAUSE = 40; // ms between two renderings
+const LONGEST_PAUSE = 1000;
+const SHARE = 4; // a rendering is followed by a pause so many times as long
+
+const NOTES = {
+  length: "The answer was cut off at the limit of tokens.",
+  stopped: "You stopped this answer.",
+  interrupted: "This answer was interrupted.",
+};
+
+/** The element of an answer, updated as the answer grows. */
+export class AnswerView {
+  #timer = 0;
+  #resting = 0; // until when (performance.now)
+
+  constructor(answer, onResults) {
+    this.answer = answer;
+    const thought = el("div", { class: "markdown" });
+    this.summary = el("span");
+    this.thinking = el("details", { class: "thinking", hidden: true }, el("summary", {}, icon("thought"), this.summary), thought);
+    const body = el("div", { class: "markdown" });
+    this.thought = new MarkdownView(thought);
+    this.text = new MarkdownView(body);
+    this.calls = new ToolCalls(onResults);
+    this.note = el("p", { class: "note", hidden: true });
+    this.wait = el("p", { class: "wait", hidden: true, "aria-hidden": "true" }, el("i"), el("i"), el("i"));
+    this.node = el("div", {}, this.thinking, body, this.calls.node, this.wait, this.note);
+    this.show();
+  }
+
+  /** Show what has arrived, soon: long answers are rendered less often, so that the page stays quick. */
+  schedule() {
+    if (this.#timer) return;
+    const wait = Math.max(0, this.#resting - performance.now());
+    this.#timer = setTimeout(() => requestAnimationFrame(() => this.show()), wait);
+  }
+
+  /** Show what has arrived. */
+  show() {
+    clearTimeout(this.#timer);
+    this.#timer = 0;
+    const began = performance.now();
+    this.#show();
+    const took = performance.now() - began;
+    this.#resting = performance.now() + Math.min(LONGEST_PAUSE, Math.max(LEAST_PAUSE, SHARE * took));
+  }
+
+  #show() {
+    const { answer } = this;
+    const streaming = answer.state === "streaming";
+    const hasText = Boolean(answer.content || answer.tool_calls.length);
+    this.thinking.hidden = !answer.reasoning;
+    if (answer.reasoning) {
+      this.summary.textContent = thoughtLabel(answer, streaming && !hasText);
+      this.thought.update(answer.reasoning);
+    }
+    this.text.update(answer.content);
+    this.calls.update(answer, streaming);
+    this.wait.hidden = !streaming || hasText;
+    const note = answer.error ?? NOTES[answer.state] ?? NOTES[answer.finish_reason] ?? "";
+    this.note.hidden = !note;
+    this.note.textContent = note;
+    this.note.classList.toggle("error", Boolean(answer.error));
+    this.node.toggleAttribute("aria-busy", streaming);
+  }
+}
+
+function thoughtLabel(answer, thinking) {
+  if (thinking) return "Thinking …";
+  const seconds = ((answer.thought ?? answer.ended ?? answer.first) - answer.first) / 1000;
+  return seconds >= 0.1 ? `Thought for ${seconds.toFixed(1)} s` : "Thought";
+}
+
+/** Tokens, speed and time to the first token, as a line. */
+export function figures(answer) {
+  const tokens = answer.usage?.completion_tokens;
+  if (!tokens || !answer.ended || !answer.first) return "";
+  const seconds = (answer.ended - answer.first) / 1000;
+  const speed = seconds > 0 && tokens > 1 ? ` · ${Math.round((tokens - 1) / seconds).toLocaleString()} tokens/s` : "";
+  const cached = answer.usage.prompt_tokens_details?.cached_tokens;
+  const found = cached ? ` · ${cached} of ${answer.usage.prompt_tokens} prompt tokens cached` : "";
+  return `${tokens} tokens${speed} · first after ${Math.max(0, answer.first - answer.sent)} ms${found}`;
+}

@@ -1,0 +1,141 @@
+// The messages of a conversation, and where the reader is in them.
+
+import { copyButton, el, iconButton, icon } from "../lib/dom.js";
+import { prefersStillness } from "../lib/a11y.js";
+import { AnswerView, figures } from "./answer.js";
+import { openCalls } from "./conversation.js";
+
+const NEAR = 40; // pixels from the end within which the view follows the answer
+const EXAMPLES = ["What is 27 + 58?", "Sort these numbers: 7 2 9", "What is the capital of France?"];
+
+/** Actions: `edit(index, text)`, `retry(index)`, `results(messages)`, `send(text)`. */
+export class ChatView {
+  #answers = new Map(); // message → AnswerView
+  #articles = new Map(); // message → its element
+  #follows = true;
+
+  constructor(actions) {
+    this.actions = actions;
+    this.list = el("div", { class: "messages", role: "log", "aria-live": "off", "aria-label": "Messages", tabindex: "0" });
+    this.jump = el("button", { type: "button", class: "jump", hidden: true, onclick: () => this.toEnd() }, icon("down"), "Latest");
+    this.node = el("div", { class: "scroller" }, this.list, this.jump);
+    this.sizes = new ResizeObserver(() => this.#follow()); // also when the browser lays out what it had skipped
+    this.list.addEventListener("scroll", () => this.#scrolled(), { passive: true });
+  }
+
+  /** Show a conversation from its start. */
+  show(conversation) {
+    this.conversation = conversation;
+    this.#answers.clear();
+    this.#articles.clear();
+    this.sizes.disconnect();
+    this.list.replaceChildren();
+    if (!conversation.messages.length) this.list.append(this.#welcome());
+    for (const message of conversation.messages) this.append(message);
+    this.refresh();
+    this.toEnd(true);
+  }
+
+  /** Show one more message. */
+  append(message) {
+    this.list.querySelector(".welcome")?.remove();
+    if (message.role === "tool") return;
+    const article = message.role === "user" ? this.#question(message) : this.#answer(message);
+    this.#articles.set(message, article);
+    this.list.append(article);
+    this.sizes.observe(article);
+  }
+
+  /** Something arrived for an answer. */
+  changed(answer) {
+    this.#answers.get(answer)?.schedule();
+  }
+
+  /** An answer has ended: show all of it, its buttons and figures. */
+  refresh() {
+    const { messages } = this.conversation;
+    const open = openCalls(messages).length > 0;
+    const results = new Map(messages.filter((each) => each.role === "tool").map((each) => [each.tool_call_id, each.content]));
+    for (const [answer, view] of this.#answers) {
+      view.calls.results = results;
+      view.calls.open = open && answer === messages.findLast((each) => each.role === "assistant");
+      view.show();
+      const article = this.#articles.get(answer);
+      article.querySelector(".figures").textContent = figures(answer);
+      article.querySelector("footer").hidden = answer.state === "streaming";
+    }
+  }
+
+  /** Scroll to the end and stay there. */
+  toEnd(atOnce = false) {
+    this.#follows = true;
+    this.list.scrollTo({ top: this.list.scrollHeight, behavior: atOnce || prefersStillness() ? "instant" : "smooth" });
+    this.jump.hidden = true;
+  }
+
+  /** Edit the last question. */
+  editLast() {
+    const question = this.conversation.messages.findLast((each) => each.role === "user");
+    if (question) this.#edit(question);
+  }
+
+  #scrolled() {
+    const left = this.list.scrollHeight - this.list.scrollTop - this.list.clientHeight;
+    this.#follows = left < NEAR;
+    this.jump.hidden = this.#follows;
+  }
+
+  #follow() {
+    if (this.#follows) this.list.scrollTop = this.list.scrollHeight;
+  }
+
+  #indexOf(message) {
+    return this.conversation.messages.indexOf(message);
+  }
+
+  #welcome() {
+    const examples = EXAMPLES.map((text) => el("button", { type: "button", class: "example", onclick: () => this.actions.send(text) }, text));
+    return el("div", { class: "welcome" }, el("h1", {}, "What shall we talk about?"),
+      el("p", {}, "Conversations stay in this browser."), el("div", { class: "examples" }, ...examples));
+  }
+
+  #question(message) {
+    const text = el("div", { class: "bubble" }, message.content);
+    const edit = iconButton("edit", "Edit this message", () => this.#edit(message));
+    const footer = el("footer", {}, copyButton("Copy this message", () => message.content), edit);
+    return el("article", { class: "question", "aria-label": "Your message" }, text, footer);
+  }
+
+  #answer(message) {
+    const view = new AnswerView(message, (results) => this.actions.results(results));
+    this.#answers.set(message, view);
+    const retry = iconButton("retry", "Try again", () => this.actions.retry(this.#indexOf(message)));
+    const copy = copyButton("Copy this answer", () => message.content);
+    const footer = el("footer", { hidden: message.state === "streaming" }, copy, retry, el("span", { class: "figures" }));
+    return el("article", { class: "answer", "aria-label": "Answer" }, view.node, footer);
+  }
+
+  #edit(message) {
+    const article = this.#articles.get(message);
+    const whole = [...article.children];
+    const input = el("textarea", { "aria-label": "Edit your message", rows: String(Math.min(12, message.content.split("\n").length + 1)), value: message.content });
+    const close = () => {
+      article.replaceChildren(...whole);
+      article.querySelector("footer button:last-child").focus();
+    };
+    const submit = (event) => {
+      event.preventDefault();
+      if (input.value.trim()) this.actions.edit(this.#indexOf(message), input.value.trim());
+    };
+    const buttons = el("div", { class: "buttons" }, el("button", { type: "button", onclick: close }, "Cancel"), el("button", { type: "submit", class: "primary" }, "Send"));
+    const form = el("form", { class: "edit", onsubmit: submit }, input, buttons);
+    form.addEventListener("keydown", (event) => {
+      if (event.key === "Escape") close();
+      else if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) submit(event);
+      else return;
+      event.stopPropagation();
+    });
+    article.replaceChildren(form);
+    input.focus();
+  }
+}
