@@ -25,6 +25,11 @@ from tools.readme_tables import PART, TABLES, render
 REPO = pathlib.Path(__file__).parents[1]
 PAGES = {name: (REPO / name).read_text() for name in ("README.md", "CONTRIBUTING.md")}
 START_SECONDS = 240
+# A process that compiles every shape takes a minute
+FEW_SHAPES = """from tests.engine.few_shapes import few_shapes
+few = few_shapes()
+few.__enter__()
+"""
 
 
 def blocks(language: str) -> list[str]:
@@ -64,8 +69,8 @@ def port() -> int:
 def server(port: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of a server that was started by the recipe of `make serve`, with this interpreter and
     few programs to compile."""
-    # Whose programs other tests have compiled
-    small = "ARGS=--max-num-seqs 4 --max-num-batched-tokens 64 --max-model-len 512"
+    # What is asked for is compiled alone; tests/server/test_demo.py starts one that compiles all
+    small = "ARGS=--max-num-seqs 4 --max-num-batched-tokens 64 --max-model-len 512 --enforce-eager"
     command = shlex.split(make("-n", "serve", f"PORT={port}", small).stdout.splitlines()[-1])
     assert command[:2] == ["exec", ".venv/bin/python"]
     log = tmp_path_factory.mktemp("server") / "log"
@@ -116,9 +121,10 @@ def ready(url: str) -> bool:
 
 
 def run_python(code: str) -> str:
-    """Standard output of a code block in an interpreter of its own."""
+    """Standard output of a code block in an interpreter of its own, whose engines have few
+    shapes."""
     done = subprocess.run(
-        [sys.executable, "-c", code],
+        [sys.executable, "-c", FEW_SHAPES + code],
         cwd=REPO,
         capture_output=True,
         text=True,
