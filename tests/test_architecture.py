@@ -60,6 +60,7 @@ JAX_FREE = (
     "jaxllm.server.__main__",
     "jaxllm.server.app",
     "jaxllm.server.openai.requests",
+    "jaxllm.server.parsing.pipeline",
 )
 
 

@@ -1,0 +1,1 @@
+"""Output pipeline: generated text → reasoning, tool calls, reply. See README.md."""

@@ -1,0 +1,92 @@
+"""Harmony, the format of gpt-oss: messages with a channel and perhaps a recipient.
+
+<|channel|>analysis<|message|>…<|end|><|start|>assistant<|channel|>commentary to=functions.name
+<|constrain|>json<|message|>{…}<|call|>. Prompts end with <|start|>assistant.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import ClassVar
+
+from jaxllm.server.parsing.machine import Machine, Malformed, Reading
+from jaxllm.server.parsing.markers import Markers
+from jaxllm.server.parsing.parts import Reasoning, Text
+
+CHANNEL, MESSAGE, START = "<|channel|>", "<|message|>", "<|start|>"
+ENDS = ("<|end|>", "<|call|>", "<|return|>")
+
+_BEGIN = Markers((CHANNEL, START, *ENDS))
+_END = Markers((*ENDS, START))
+_WORDS = re.compile(r"[^<]*").match
+_TO = r"(?:\s*to=(?:functions\.([\w.:/-]+)|(?:python|browser|container)[\w.]*))?"
+_HEADER = re.compile(
+    rf"(?:<\|start\|>assistant)?{_TO}(?:<\|channel\|>(analysis|commentary|final))?{_TO}"
+    r"\s*(?:<\|constrain\|>)?\s*(?:json|code|text)?\s*"
+).fullmatch
+
+
+class Harmony(Machine):
+    """Reads reasoning, reply and calls.
+
+    Attributes:
+        calls: messages to functions are calls; else they are text.
+        thinking: the last message is reasoning.
+    """
+
+    calls: ClassVar[bool] = False
+    thinking = False
+
+    def read(self) -> Reading[None]:
+        first = yield from self.take(" to=")
+        if first is not None:
+            yield from self.attempt(self.message(first), first)
+        while True:
+            marker = yield from self.until(_BEGIN, self.emit_text, Text)
+            if marker is None:
+                return
+            if marker in (CHANNEL, START):
+                yield from self.attempt(self.message(marker), marker)
+
+    def message(self, marker: str) -> Reading[None]:
+        """One message, from behind the marker that begins it. Raises Malformed."""
+        header = marker
+        while True:
+            header += yield from self.matching(_WORDS)
+            word = yield from self.take(CHANNEL, "<|constrain|>", MESSAGE)
+            if word is None or len(header) > 1024:
+                raise Malformed
+            if word == MESSAGE:
+                break
+            header += word
+        found = _HEADER(header)
+        if found is None:
+            raise Malformed
+        function = found[1] or found[3]
+        if function and self.calls:
+            yield from self.function_call(function)
+            return
+        self.decide()
+        if found[2] == "analysis":
+            self.thinking = True
+            end = yield from self.until(_END, self.emit_reasoning, Reasoning)
+            self.thinking = False
+        else:
+            end = yield from self.until(_END, self.emit_text, Text)
+        if end == START:
+            self.give_back(end)
+
+    def function_call(self, name: str) -> Reading[None]:
+        """The arguments of a call. An empty message means no arguments. Raises Malformed."""
+        char = yield from self.spaces()
+        if char == "{":
+            self.start(name)
+            yield from self.value(self.arguments)
+        elif char == "" or (yield from self.take(*ENDS)) is not None:
+            self.start(name)
+            self.arguments("{}")
+        else:
+            raise Malformed
+        self.end()
+        yield from self.spaces()
+        yield from self.take(*ENDS)

@@ -1,0 +1,231 @@
+"""A parser whose format is a generator: it reads text with the methods below, and pauses where text
+ends. Where the text was cut therefore makes no difference."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Generator
+
+from jaxllm.server.parsing.markers import NONE, Markers
+from jaxllm.server.parsing.parts import (
+    Part,
+    Reasoning,
+    Text,
+    ToolArguments,
+    ToolEnd,
+    ToolStart,
+    merged,
+)
+from jaxllm.server.parsing.values import Value
+
+MAX_NAME = 256  # characters of a name, of a key, of a header
+MAX_UNDECIDED = 1 << 16  # characters of one value that is read before a call is known to be one
+
+_NAME = re.compile(r"[\w.:/-]*").match
+_SPACE = re.compile(r"\s*").match
+
+type Reading[T] = Generator[None, None, T]
+type Sink = Callable[[str], object]
+
+
+class Malformed(Exception):
+    """The text is no call; it is text."""
+
+
+def ignore(text: str) -> None:
+    """A sink."""
+
+
+class Machine:
+    """Subclasses write `read`: it takes text and emits parts until the text ends."""
+
+    def __init__(self) -> None:
+        self._text = ""  # with `_at`: what was fed and not taken
+        self._at = 0
+        self._ended = False
+        self._parts: list[Part] = []
+        self._clear: type[Text | Reasoning] | None = None  # what text without `_hot` is now
+        self._hot = NONE.hot
+        self._undecided: list[str] | None = None  # taken since a call's marker; becomes text if not
+        self._index = -1
+        self._in_call = False
+        self._reading = self.read()
+
+    def feed(self, text: str) -> list[Part]:
+        """Parts that are certain after this text."""
+        if self._clear is not None and not self._hot(text):
+            return [self._clear(text)] if text else []
+        self._text = self._text[self._at :] + text
+        self._at = 0
+        return self._resume()
+
+    def finish(self) -> list[Part]:
+        """The last parts, when no text follows."""
+        self._ended = True
+        return self._resume()
+
+    def read(self) -> Reading[None]:
+        """The format. Ends only when the text has ended."""
+        raise NotImplementedError
+
+    def _resume(self) -> list[Part]:
+        self._clear = None
+        self._parts = parts = []
+        next(self._reading, None)
+        return parts if len(parts) < 2 else merged(parts)
+
+    # Emitting
+
+    def emit_text(self, text: str) -> None:
+        if text:
+            self._parts.append(Text(text))
+
+    def emit_reasoning(self, text: str) -> None:
+        if text:
+            self._parts.append(Reasoning(text))
+
+    def start(self, name: str, id: str | None = None) -> None:
+        """A call is certain."""
+        self.decide()
+        self._in_call = True
+        self._index += 1
+        self._parts.append(ToolStart(self._index, name, id))
+
+    def arguments(self, text: str) -> None:
+        if text:
+            self._parts.append(ToolArguments(self._index, text))
+
+    def end(self, complete: bool = True) -> None:
+        """The call's arguments end. What follows is undecided again."""
+        self._in_call = False
+        self._undecided = []
+        self._parts.append(ToolEnd(self._index, complete))
+
+    def attempt(self, call: Reading[None], marker: str) -> Reading[bool]:
+        """Reads what may be calls. What is none becomes text, marker included. → whether calls
+        were read."""
+        self._undecided = [marker]
+        before = self._index
+        try:
+            yield from call
+        except Malformed:
+            if self._in_call:
+                self.end(complete=False)
+            else:
+                self.emit_text("".join(self._undecided or ()))
+        self._undecided = None
+        return self._index > before
+
+    def decide(self) -> None:
+        """What was taken is no text, whatever follows."""
+        self._undecided = None
+
+    # Taking text
+
+    def advance(self, to: int) -> str:
+        """Takes the text up to a position."""
+        text = self._text[self._at : to]
+        self._at = to
+        if self._undecided is not None:
+            self._undecided.append(text)
+        return text
+
+    def give_back(self, word: str) -> None:
+        """Takes back the word that was taken last."""
+        self._at -= len(word)
+
+    def character(self) -> Reading[str]:
+        """The next character, not taken; "" at the end."""
+        while self._at == len(self._text):
+            if self._ended:
+                return ""
+            yield
+        return self._text[self._at]
+
+    def spaces(self) -> Reading[str]:
+        """Takes white space. → the next character."""
+        while True:
+            self.advance(_SPACE(self._text, self._at).end())  # type: ignore[union-attr]
+            if self._at < len(self._text) or self._ended:
+                return (yield from self.character())
+            yield
+
+    def take(self, *words: str) -> Reading[str | None]:
+        """Takes the word that comes next, if one does. No word is a prefix of another."""
+        longest = max(map(len, words))
+        while True:
+            rest = self._text[self._at : self._at + longest]
+            for word in words:
+                if rest.startswith(word):
+                    return self.advance(self._at + len(word))
+            if self._ended or not any(word.startswith(rest) for word in words):
+                return None
+            yield
+
+    def expect(self, *words: str) -> Reading[str]:
+        """White space and one of the words. Raises Malformed."""
+        yield from self.spaces()
+        word = yield from self.take(*words)
+        if word is None:
+            raise Malformed
+        return word
+
+    def until(
+        self, markers: Markers, sink: Sink, clear: type[Text | Reasoning] | None = None
+    ) -> Reading[str | None]:
+        """Takes text up to a marker, and the marker. → the marker, None at the end.
+
+        `clear` is the part that `sink` makes of text, if it only emits.
+        """
+        while True:
+            found = markers.search(self._text, self._at)
+            if found is None:
+                sink(self.advance(len(self._text)))
+            else:
+                sink(self.advance(found.start()))
+                if markers.whole(found):
+                    return self.advance(found.end())
+            if self._ended:
+                sink(self.advance(len(self._text)))
+                return None
+            if self._at == len(self._text):
+                self._clear, self._hot = clear, markers.hot
+            yield
+
+    def matching(self, pattern: Callable[[str, int, int], re.Match[str] | None]) -> Reading[str]:
+        """Takes the characters of a set. Raises Malformed after `MAX_NAME`."""
+        taken = ""
+        while True:
+            most = self._at + MAX_NAME - len(taken)
+            found = pattern(self._text, self._at, most)
+            taken += self.advance(found.end())  # type: ignore[union-attr]
+            if len(taken) == MAX_NAME:
+                raise Malformed
+            if self._at < len(self._text) or self._ended:
+                return taken
+            yield
+
+    def name(self) -> Reading[str]:
+        """Takes the name of a tool. Raises Malformed."""
+        name = yield from self.matching(_NAME)
+        if not name:
+            raise Malformed
+        return name
+
+    def value(self, sink: Sink, most: int | None = None, python: bool = False) -> Reading[None]:
+        """Takes a JSON value of at most so many characters. Raises Malformed."""
+        value, left = Value(python), most
+        while True:
+            end = len(self._text) if left is None else min(len(self._text), self._at + left)
+            before = self._at
+            at, written = value.read(self._text, before, end)
+            self.advance(at)
+            sink(written)
+            if left is not None:
+                left -= at - before
+            if value.done:
+                return
+            if value.failed or self._ended or left == 0:
+                sink(value.pending)
+                raise Malformed
+            yield

@@ -1,0 +1,40 @@
+"""Finding markers in text that arrives in pieces."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+NEWLINES = ("", "\n", "\n\n")  # that belong to the marker behind them
+
+
+class Markers:
+    """A set of markers, none a prefix of another.
+
+    Attributes:
+        words: the markers.
+        hot: searches for a character with which a marker begins; text without one is clear.
+        search: finds the leftmost whole marker, or the marker that the text's end cuts.
+    """
+
+    def __init__(self, words: Iterable[str], lead: tuple[str, ...] = ("",)):
+        """`lead`: what may stand before a marker and belong to it, such as `NEWLINES`."""
+        self.words = frozenset(before + word for word in words for before in lead)
+        firsts = {re.escape(word[0]) for word in self.words}
+        self.hot = re.compile(f"[{''.join(sorted(firsts))}]" if firsts else "(?!)").search
+        self.search = re.compile("|".join(map(_cut_anywhere, sorted(self.words))) or "(?!)").search
+
+    def whole(self, found: re.Match[str]) -> bool:
+        """Whether a match is a whole marker."""
+        return found.group() in self.words
+
+
+def _cut_anywhere(word: str) -> str:
+    """A regex for a word, or for its beginning at the end of the text."""
+    pattern = re.escape(word[-1])
+    for character in reversed(word[:-1]):
+        pattern = f"{re.escape(character)}(?:\\Z|{pattern})"
+    return pattern
+
+
+NONE = Markers(())

@@ -1,0 +1,85 @@
+"""What a grammar must produce for one tool call, so that its parser reads exactly that call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from jaxllm.server.parsing.schema import Schema, types
+
+
+class Literal(msgspec.Struct, frozen=True):
+    """This text, special tokens included."""
+
+    text: str
+
+
+class Json(msgspec.Struct, frozen=True):
+    """JSON that follows a schema."""
+
+    schema: Any
+
+
+class FreeText(msgspec.Struct, frozen=True):
+    """Any text without `until`, which is the literal that follows."""
+
+    until: str
+
+
+class OneOf(msgspec.Struct, frozen=True):
+    """One of these texts."""
+
+    texts: tuple[str, ...]
+
+
+class Maybe(msgspec.Struct, frozen=True):
+    """These pieces or nothing."""
+
+    pieces: tuple[Piece, ...]
+
+
+Piece = Literal | Json | FreeText | OneOf | Maybe
+Pieces = tuple[Piece, ...]
+
+
+class Section(msgspec.Struct, frozen=True):
+    """What surrounds all calls of an output: begin, call, between, call, …, end."""
+
+    begin: str = ""
+    between: str = ""
+    end: str = ""
+
+
+def raw_value(schema: Any, root: Any, until: str) -> Pieces:
+    """A value in a format that writes strings without quotes."""
+    values = schema.get("enum") if isinstance(schema, Mapping) else None
+    if isinstance(values, list) and values and all(isinstance(value, str) for value in values):
+        return (OneOf(tuple(values)),)
+    kinds = types(schema, root)
+    return (
+        (FreeText(until),) if not kinds or "string" in kinds else (with_definitions(schema, root),)
+    )
+
+
+def with_definitions(schema: Any, root: Any) -> Json:
+    """JSON by a part of a schema, which may refer to the definitions of the whole."""
+    shared = {key: root[key] for key in ("$defs", "definitions") if key in root}
+    return Json({**schema, **shared} if isinstance(schema, Mapping) else schema)
+
+
+def listed(items: Mapping[str, Pieces], root: Schema, comma: str) -> Pieces:
+    """Arguments by name, of which a schema requires some. These come first, so that commas are right;
+    without any, each optional one has its comma behind it, which parsers allow."""
+    required = [name for name in items if name in (root.get("required") or ())]
+    pieces: list[Piece] = []
+    for name in required:
+        pieces += [Literal(comma)] * bool(pieces) + list(items[name])
+    for name in items:
+        if name not in required:
+            with_comma = (
+                (Literal(comma), *items[name]) if required else (*items[name], Literal(comma))
+            )
+            pieces.append(Maybe(with_comma))
+    return tuple(pieces)

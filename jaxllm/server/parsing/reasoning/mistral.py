@@ -1,0 +1,13 @@
+"""Magistral: [THINK]…[/THINK]."""
+
+from __future__ import annotations
+
+from jaxllm.server.parsing.thinking import ReasoningParser
+
+
+class Parser(ReasoningParser):
+    aliases = ("magistral",)
+    signs = ("[THINK]",)
+    special = True
+    starts = ("[THINK]",)
+    ends = ("[/THINK]",)

@@ -1,0 +1,64 @@
+"""Formats by name, and the format that a chat template speaks."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import pkgutil
+from types import ModuleType
+from typing import Any
+
+from jaxllm.server.parsing import reasoning, tools
+from jaxllm.server.parsing.calls import ToolParser
+from jaxllm.server.parsing.thinking import ReasoningParser
+
+
+@functools.cache
+def tool_formats() -> dict[str, type[ToolParser]]:
+    """Formats of tool calls by file name."""
+    return _parsers(tools)
+
+
+@functools.cache
+def reasoning_formats() -> dict[str, type[ReasoningParser]]:
+    """Formats of reasoning by file name."""
+    return _parsers(reasoning)
+
+
+def find_tools(name: str, template: str | None) -> type[ToolParser] | None:
+    """The format of a name or alias; with "auto" the template's, None if it has none or for "none".
+
+    Raises ValueError for an unknown name.
+    """
+    return _find("tool call", tool_formats(), name, template)
+
+
+def find_reasoning(name: str, template: str | None) -> type[ReasoningParser] | None:
+    """As `find_tools`."""
+    return _find("reasoning", reasoning_formats(), name, template)
+
+
+def _parsers(folder: ModuleType) -> dict[str, Any]:
+    names = sorted(module.name for module in pkgutil.iter_modules(folder.__path__))
+    return {name: importlib.import_module(f"{folder.__name__}.{name}").Parser for name in names}
+
+
+def _find(what: str, formats: dict[str, Any], name: str, template: str | None) -> Any:
+    plain = name.lower().replace("-", "_")
+    if plain == "none":
+        return None
+    if plain == "auto":
+        return _spoken(formats, template or "")
+    for own, parser in formats.items():
+        if plain == own or plain in parser.aliases:
+            return parser
+    known = ", ".join(formats)
+    raise ValueError(f"no {what} format is called {name!r}; use auto, none or one of: {known}")
+
+
+def _spoken(formats: dict[str, Any], template: str) -> Any:
+    """Of the formats whose signs the template has, the one with most to show."""
+    spoken = [
+        parser for parser in formats.values() if all(sign in template for sign in parser.signs)
+    ]
+    return max(spoken, key=lambda parser: sum(map(len, parser.signs)), default=None)

@@ -1,0 +1,112 @@
+"""Calls whose arguments are tagged text: one tag a key, values without quotes. Types come from the
+tool's schema."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import msgspec
+
+from jaxllm.server.parsing.calls import ToolParser
+from jaxllm.server.parsing.machine import Malformed, Reading
+from jaxllm.server.parsing.markers import Markers
+from jaxllm.server.parsing.pieces import Literal, Maybe, Pieces, Section, raw_value
+from jaxllm.server.parsing.schema import Schema, is_string, properties, typed
+from jaxllm.server.parsing.values import encode_string
+
+
+class Tags(msgspec.Struct, frozen=True, kw_only=True):
+    """The tags, in their order: calls, call, the name, named, key, the key, value, value_begin, the
+    value, value_end, call_end, calls_end. Empty ones are not written.
+
+    Attributes:
+        lines: a value stands on lines of its own.
+    """
+
+    calls: str
+    call: str
+    named: str
+    key: str
+    value: str
+    value_begin: str = ""
+    value_end: str
+    call_end: str
+    calls_end: str
+    lines: bool = False
+
+
+class TaggedCalls(ToolParser):
+    """Subclasses only say `tags`."""
+
+    tags: ClassVar[Tags]
+    value_markers: ClassVar[Markers]
+    key_markers: ClassVar[Markers]
+
+    def __init_subclass__(cls) -> None:
+        tags = cls.tags
+        cls.open = tuple(filter(None, (tags.calls, tags.call)))
+        cls.close = tuple(filter(None, (tags.calls_end,)))
+        cls.section = Section(between="\n")
+        cls.key_markers = Markers((tags.value,))
+        cls.value_markers = Markers((tags.value_end,), lead=("", "\n") if tags.lines else ("",))
+        super().__init_subclass__()
+
+    def call(self, marker: str) -> Reading[None]:
+        tags = self.tags
+        if marker != tags.call and tags.call:
+            yield from self.expect(tags.call)
+        yield from self.spaces()
+        name = yield from self.name()
+        if tags.named:
+            yield from self.expect(tags.named)
+        next_tag = yield from self.expect(tags.key, tags.call_end)
+        self.start(name)
+        before = "{"
+        while next_tag == tags.key:
+            yield from self.argument(name, before)
+            before = ", "
+            next_tag = yield from self.expect(tags.key, tags.call_end)
+        self.arguments("{}" if before == "{" else "}")
+        self.end()
+
+    def argument(self, tool: str, before: str) -> Reading[None]:
+        """Key and value from behind the key's tag; strings stream. Raises Malformed."""
+        pieces: list[str] = []
+        if (yield from self.until(self.key_markers, pieces.append)) is None:
+            raise Malformed
+        if self.tags.value_begin:
+            yield from self.expect(self.tags.value_begin)
+        if self.tags.lines:
+            yield from self.take("\n")
+        key = "".join(pieces).strip()
+        self.arguments(f"{before}{encode_string(key)}: ")
+        root = self.tools.get(tool)
+        schema = properties(root).get(key)
+        if is_string(schema, root):
+            self.arguments('"')
+            yield from self.value_text(lambda text: self.arguments(encode_string(text)[1:-1]))
+            self.arguments('"')
+        else:
+            pieces.clear()
+            yield from self.value_text(pieces.append)
+            self.arguments(typed("".join(pieces), schema, root))
+
+    def value_text(self, sink) -> Reading[None]:
+        """The text of a value and its end. Raises Malformed."""
+        if (yield from self.until(self.value_markers, sink)) is None:
+            raise Malformed
+
+    @classmethod
+    def pieces(cls, name: str, schema: Schema, number: int) -> Pieces:
+        tags, line = cls.tags, "\n" if cls.tags.lines else ""
+        pieces: list = [
+            Literal(f"{tags.calls}\n{tags.call}{name}{tags.named}\n".replace(">\n\n", ">\n"))
+        ]
+        for key, part in properties(schema).items():
+            begin = f"{tags.key}{key}{tags.value}{tags.value_begin}{line}"
+            end = f"{line}{tags.value_end}"
+            argument = (Literal(begin), *raw_value(part, schema, end), Literal(end + "\n"))
+            required = key in (schema.get("required") or ())
+            pieces += argument if required else [Maybe(argument)]
+        pieces.append(Literal("\n".join(filter(None, (tags.call_end, tags.calls_end)))))
+        return tuple(pieces)

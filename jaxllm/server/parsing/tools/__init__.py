@@ -1,0 +1,1 @@
+"""Formats of tool calls, one file each; each file defines `Parser`. The registry lists this folder."""

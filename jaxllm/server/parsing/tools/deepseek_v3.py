@@ -1,0 +1,37 @@
+"""DeepSeek V3 and R1: name and arguments in a fence, between tokens with full-width bars."""
+
+from __future__ import annotations
+
+from jaxllm.server.parsing.calls import ToolParser
+from jaxllm.server.parsing.machine import Malformed, Reading
+from jaxllm.server.parsing.pieces import Json, Literal, Pieces, Section
+from jaxllm.server.parsing.schema import Schema
+
+CALLS, CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+CALL, CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
+NAME = "<｜tool▁sep｜>"
+
+
+class Parser(ToolParser):
+    aliases = ("deepseekv3",)
+    signs = (CALLS, "```json")
+    special = True
+    open = (CALLS, CALL)
+    close = ("```", CALL_END, CALLS_END)
+    section = Section(CALLS, "\n", CALLS_END)
+
+    def call(self, marker: str) -> Reading[None]:
+        if marker == CALLS:
+            yield from self.expect(CALL)
+        yield from self.expect("function" + NAME)
+        name = yield from self.name()
+        yield from self.expect("```json")
+        if (yield from self.spaces()) != "{":
+            raise Malformed
+        self.start(name)
+        yield from self.json_arguments()
+
+    @classmethod
+    def pieces(cls, name: str, schema: Schema, number: int) -> Pieces:
+        head = f"{CALL}function{NAME}{name}\n```json\n"
+        return (Literal(head), Json(schema), Literal("\n```" + CALL_END))

@@ -1,0 +1,32 @@
+"""DeepSeek V3.1: as V3, without type and fence."""
+
+from __future__ import annotations
+
+from jaxllm.server.parsing.calls import ToolParser
+from jaxllm.server.parsing.machine import Malformed, Reading
+from jaxllm.server.parsing.pieces import Json, Literal, Pieces, Section
+from jaxllm.server.parsing.schema import Schema
+from jaxllm.server.parsing.tools.deepseek_v3 import CALL, CALL_END, CALLS, CALLS_END, NAME
+
+
+class Parser(ToolParser):
+    aliases = ("deepseekv31",)
+    signs = (CALLS,)
+    special = True
+    open = (CALLS, CALL)
+    close = (CALL_END, CALLS_END)
+    section = Section(CALLS, "", CALLS_END)
+
+    def call(self, marker: str) -> Reading[None]:
+        if marker == CALLS:
+            yield from self.expect(CALL)
+        name = yield from self.name()
+        yield from self.expect(NAME)
+        if (yield from self.spaces()) != "{":
+            raise Malformed
+        self.start(name)
+        yield from self.json_arguments()
+
+    @classmethod
+    def pieces(cls, name: str, schema: Schema, number: int) -> Pieces:
+        return (Literal(CALL + name + NAME), Json(schema), Literal(CALL_END))

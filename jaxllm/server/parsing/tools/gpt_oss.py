@@ -1,0 +1,20 @@
+"""gpt-oss: calls are messages to functions. Reads reasoning and reply too."""
+
+from __future__ import annotations
+
+from jaxllm.server.parsing.calls import ToolParser
+from jaxllm.server.parsing.harmony import CHANNEL, MESSAGE, Harmony
+from jaxllm.server.parsing.pieces import Json, Literal, Pieces
+from jaxllm.server.parsing.schema import Schema
+
+
+class Parser(Harmony, ToolParser):
+    aliases = ("openai", "harmony")
+    signs = (CHANNEL, MESSAGE)
+    special = True
+    calls = True
+
+    @classmethod
+    def pieces(cls, name: str, schema: Schema, number: int) -> Pieces:
+        head = f"{CHANNEL}commentary to=functions.{name} <|constrain|>json{MESSAGE}"
+        return (Literal(head), Json(schema), Literal("<|call|>"))

@@ -1,0 +1,235 @@
+"""Follows one JSON or Python value through text that arrives in pieces, and writes it as JSON.
+
+Output is valid JSON up to where it stops. Repaired without change of meaning: raw control characters
+and unknown escapes in strings, trailing commas, Python's names of constants.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+
+MAX_SCALAR = 1024  # characters of a number
+
+_SPACE = re.compile(r"[ \t\r\n]*").match
+_WORD = re.compile(r"[-+.\w]*").match
+_NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][-+]?\d+)?", re.ASCII).fullmatch
+_PLAIN = {
+    '"': re.compile(r'[^"\\\x00-\x1f]*').match,
+    "'": re.compile(r"""[^'"\\\x00-\x1f]*""").match,
+}
+_CONSTANTS = {"true": "true", "false": "false", "null": "null"} | {
+    "True": "true",
+    "False": "false",
+    "None": "null",
+}
+_HEX_DIGITS = {"u": 4}
+_PYTHON_HEX_DIGITS = {"x": 2, "u": 4, "U": 8}
+_ESCAPES = {c: "\\" + c for c in '"\\/bfnrt'} | {"'": "'"}
+_PYTHON_ESCAPES = {c: "\\" + c for c in '"\\bfnrt'} | {
+    "'": "'",
+    "a": "\\u0007",
+    "v": "\\u000b",
+    "0": "\\u0000",
+    "\n": "",
+}
+
+encode_string: Callable[[str], str] = json.JSONEncoder(ensure_ascii=False).encode
+
+
+class Value:
+    """One value. Strings may be quoted as in Python if `python`.
+
+    Attributes:
+        done: the value is complete.
+        failed: what stands at the position is no part of a value.
+    """
+
+    def __init__(self, python: bool = False):
+        self.done = self.failed = False
+        self._partial = ""  # of a number or an escape
+        self._quotes = "\"'" if python else '"'
+        self._escapes = _PYTHON_ESCAPES if python else _ESCAPES
+        self._hex_digits = _PYTHON_HEX_DIGITS if python else _HEX_DIGITS
+        self._closers: list[str] = []
+        self._comma: list[str] = []  # and its white space; dropped if a bracket closes next
+        self._may_close = False
+        self._is_key = False
+        self._plain = _PLAIN['"']
+        self._quote = '"'
+        self._step: Callable[[str, int, int, list[str]], int] = self._value
+
+    def read(self, text: str, at: int, end: int) -> tuple[int, str]:
+        """Reads up to `end`, or less when done or failed. → position, JSON written."""
+        out: list[str] = []
+        while at < end and not (self.done or self.failed):
+            at = self._step(text, at, end, out)
+        return at, "".join(out)
+
+    @property
+    def pending(self) -> str:
+        """Characters that are read and not written."""
+        return "".join(self._comma) + self._partial
+
+    def _fail(self, at: int) -> int:
+        self.failed = True
+        return at
+
+    def _after_space(self, text: str, at: int, end: int, out: list[str]) -> int:
+        stop = _SPACE(text, at, end).end()  # type: ignore[union-attr]
+        if stop > at:
+            (self._comma or out).append(text[at:stop])
+        return stop
+
+    def _value(self, text: str, at: int, end: int, out: list[str]) -> int:
+        at = self._after_space(text, at, end, out)
+        if at == end:
+            return at
+        char = text[at]
+        if self._may_close and char == self._closers[-1]:
+            return self._close(char, at, out)
+        if not (char in self._quotes or char in "{[-" or char.isalnum()):
+            return self._fail(at)
+        self._write_comma(out)
+        if char in self._quotes:
+            return self._open_string(char, at, out)
+        if char not in "{[":
+            self._step = self._scalar
+            return at
+        out.append(char)
+        self._closers.append("}" if char == "{" else "]")
+        self._may_close = True
+        self._step = self._key if char == "{" else self._value
+        return at + 1
+
+    def _key(self, text: str, at: int, end: int, out: list[str]) -> int:
+        at = self._after_space(text, at, end, out)
+        if at == end:
+            return at
+        char = text[at]
+        if char == "}":
+            return self._close(char, at, out)
+        if char not in self._quotes:
+            return self._fail(at)
+        self._write_comma(out)
+        self._is_key = True
+        return self._open_string(char, at, out)
+
+    def _colon(self, text: str, at: int, end: int, out: list[str]) -> int:
+        at = self._after_space(text, at, end, out)
+        if at == end:
+            return at
+        if text[at] != ":":
+            return self._fail(at)
+        out.append(":")
+        self._may_close = False
+        self._step = self._value
+        return at + 1
+
+    def _next(self, text: str, at: int, end: int, out: list[str]) -> int:
+        at = self._after_space(text, at, end, out)
+        if at == end:
+            return at
+        char = text[at]
+        if char == self._closers[-1]:
+            return self._close(char, at, out)
+        if char != ",":
+            return self._fail(at)
+        self._comma = [","]
+        self._may_close = True
+        self._step = self._key if self._closers[-1] == "}" else self._value
+        return at + 1
+
+    def _write_comma(self, out: list[str]) -> None:
+        out += self._comma
+        self._comma = []
+
+    def _close(self, char: str, at: int, out: list[str]) -> int:
+        self._comma = []
+        self._closers.pop()
+        out.append(char)
+        self._end_value()
+        return at + 1
+
+    def _end_value(self) -> None:
+        self.done = not self._closers
+        self._step = self._next
+
+    def _scalar(self, text: str, at: int, end: int, out: list[str]) -> int:
+        stop = _WORD(text, at, min(end, at + MAX_SCALAR - len(self._partial))).end()  # type: ignore[union-attr]
+        self._partial += text[at:stop]
+        if stop == end and len(self._partial) < MAX_SCALAR:
+            return stop
+        if not _NUMBER(self._partial) and self._partial not in _CONSTANTS:
+            return self._fail(stop)
+        out.append(_CONSTANTS.get(self._partial, self._partial))
+        self._partial = ""
+        self._end_value()
+        return stop
+
+    def _open_string(self, quote: str, at: int, out: list[str]) -> int:
+        out.append('"')
+        self._quote, self._plain = quote, _PLAIN[quote]
+        self._step = self._string
+        return at + 1
+
+    def _string(self, text: str, at: int, end: int, out: list[str]) -> int:
+        stop = self._plain(text, at, end).end()  # type: ignore[union-attr]
+        if stop > at:
+            out.append(text[at:stop])
+        if stop == end:
+            return stop
+        char = text[stop]
+        if char == self._quote:
+            out.append('"')
+            if self._is_key:
+                self._is_key, self._step = False, self._colon
+            else:
+                self._end_value()
+        elif char == "\\":
+            self._partial = char
+            self._step = self._escape
+        else:
+            out.append(encode_string(char)[1:-1])
+        return stop + 1
+
+    def _escape(self, text: str, at: int, end: int, out: list[str]) -> int:
+        char = text[at]
+        if char in self._hex_digits:
+            self._partial += char
+            self._step = self._hex
+            return at + 1
+        self._partial = ""
+        self._step = self._string
+        if char in self._escapes:
+            out.append(self._escapes[char])
+            return at + 1
+        out.append("\\\\")  # no escape: the backslash means itself
+        return at
+
+    def _hex(self, text: str, at: int, end: int, out: list[str]) -> int:
+        char = text[at]
+        wanted = self._hex_digits[self._partial[1]] + 2
+        if char in "0123456789abcdefABCDEF":
+            self._partial += char
+            at += 1
+            if len(self._partial) < wanted:
+                return at
+            number = int(self._partial[2:], 16)
+            written = f"\\u{number:04x}" if number < 0x10000 else None
+            if written is None and number < 0x110000:
+                written = chr(number)
+        else:
+            written = None
+        out.append("\\" + self._partial if written is None else written)
+        self._partial = ""
+        self._step = self._string
+        return at
+
+
+def as_json(text: str, python: bool = False) -> str | None:
+    """A whole text that is one value, as JSON; None if it is not."""
+    value = Value(python)
+    at, written = value.read(text + " ", 0, len(text) + 1)
+    return written if value.done and not text[at:].strip() else None
