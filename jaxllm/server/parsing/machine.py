@@ -46,7 +46,7 @@ class Machine:
         self._parts: list[Part] = []
         self._clear: type[Text | Reasoning] | None = None  # what text without `_hot` is now
         self._hot = NONE.hot
-        self._undecided: list[str] | None = None  # taken since a call's marker; becomes text if not
+        self._undecided: list[str] | None = None  # taken and not told; text if no call
         self._index = -1
         self._in_call = False
         self._reading = self.read()
@@ -70,7 +70,7 @@ class Machine:
 
     def _resume(self) -> list[Part]:
         self._clear = None
-        self._parts = parts = []
+        parts = self._parts = list[Part]()
         next(self._reading, None)
         return parts if len(parts) < 2 else merged(parts)
 
@@ -86,13 +86,15 @@ class Machine:
 
     def start(self, name: str, id: str | None = None) -> None:
         """A call is certain."""
-        self.decide()
+        self._undecided = []
         self._in_call = True
         self._index += 1
         self._parts.append(ToolStart(self._index, name, id))
 
     def arguments(self, text: str) -> None:
+        """A fragment, which stands for all that was taken before."""
         if text:
+            self._undecided = []
             self._parts.append(ToolArguments(self._index, text))
 
     def end(self, complete: bool = True) -> None:
@@ -109,10 +111,10 @@ class Machine:
         try:
             yield from call
         except Malformed:
+            rest = "".join(self._undecided or ())
             if self._in_call:
                 self.end(complete=False)
-            else:
-                self.emit_text("".join(self._undecided or ()))
+            self.emit_text(rest)
         self._undecided = None
         return self._index > before
 

@@ -70,8 +70,8 @@ def with_definitions(schema: Any, root: Any) -> Json:
 
 
 def listed(items: Mapping[str, Pieces], root: Schema, comma: str) -> Pieces:
-    """Arguments by name, of which a schema requires some. These come first, so that commas are right;
-    without any, each optional one has its comma behind it, which parsers allow."""
+    """Arguments by name: first those that the schema requires, so that commas are right. Without
+    any, each optional one has its comma behind it, which parsers allow."""
     required = [name for name in items if name in (root.get("required") or ())]
     pieces: list[Piece] = []
     for name in required:

@@ -8,7 +8,7 @@ from typing import ClassVar
 import msgspec
 
 from jaxllm.server.parsing.calls import ToolParser
-from jaxllm.server.parsing.machine import Malformed, Reading
+from jaxllm.server.parsing.machine import Malformed, Reading, Sink
 from jaxllm.server.parsing.markers import Markers
 from jaxllm.server.parsing.pieces import Literal, Maybe, Pieces, Section, raw_value
 from jaxllm.server.parsing.schema import Schema, is_string, properties, typed
@@ -91,7 +91,7 @@ class TaggedCalls(ToolParser):
             yield from self.value_text(pieces.append)
             self.arguments(typed("".join(pieces), schema, root))
 
-    def value_text(self, sink) -> Reading[None]:
+    def value_text(self, sink: Sink) -> Reading[None]:
         """The text of a value and its end. Raises Malformed."""
         if (yield from self.until(self.value_markers, sink)) is None:
             raise Malformed

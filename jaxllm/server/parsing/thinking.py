@@ -1,4 +1,4 @@
-"""What formats of reasoning share: it stands between two markers, at the beginning of the output."""
+"""What formats of reasoning share: it begins the output and stands between two markers."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Follows one JSON or Python value through text that arrives in pieces, and writes it as JSON.
 
-Output is valid JSON up to where it stops. Repaired without change of meaning: raw control characters
-and unknown escapes in strings, trailing commas, Python's names of constants.
+Output is valid JSON up to where it stops. Repaired, without change of meaning: raw control
+characters and unknown escapes in strings, trailing commas, Python's names of constants.
 """
 
 from __future__ import annotations

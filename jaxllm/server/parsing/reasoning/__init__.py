@@ -1,1 +1,1 @@
-"""Formats of reasoning, one file each; each file defines `Parser`. The registry lists this folder."""
+"""Formats of reasoning, one file each. Each defines `Parser`; the registry lists the folder."""

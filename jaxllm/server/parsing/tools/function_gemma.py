@@ -55,7 +55,7 @@ class Parser(ToolParser):
         self.arguments("{}" if before == "{" else "}")
 
     def one_value(self, schema: Any, root: Any, depth: int) -> Reading[None]:
-        """A string, a scalar or what holds values; and the white space behind it. Raises Malformed."""
+        """A value of any type, and the white space behind it. Raises Malformed."""
         if (yield from self.spaces()) == '"':
             yield from self.value(self.arguments)
         elif (opening := (yield from self.take(ESCAPE, "{", "["))) is None:

@@ -1,4 +1,4 @@
-"""MiniMax M2: <invoke name="…"><parameter name="…">value</parameter></invoke>, several in one tag."""
+"""MiniMax M2: <invoke name="…"><parameter name="…">value</parameter></invoke>."""
 
 from __future__ import annotations
 

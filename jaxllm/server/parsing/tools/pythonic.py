@@ -4,6 +4,7 @@ is calls only if it names tools."""
 from __future__ import annotations
 
 import re
+from typing import ClassVar
 
 from jaxllm.server.parsing.calls import ToolParser
 from jaxllm.server.parsing.machine import Malformed, Reading
@@ -16,7 +17,7 @@ _KEY = re.compile(r"\w*").match
 
 class Parser(ToolParser):
     signs = ("[func_name1(params_name1=params_value1",)
-    open = ("[",)
+    open: ClassVar[tuple[str, ...]] = ("[",)
     section = Section("[", ", ", "]")
 
     def call(self, marker: str) -> Reading[None]:

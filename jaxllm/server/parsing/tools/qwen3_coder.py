@@ -1,4 +1,4 @@
-"""Qwen 3 Coder: <tool_call><function=name><parameter=key>value</parameter></function></tool_call>"""
+"""Qwen 3 Coder: <function=name><parameter=key>value</parameter></function> in <tool_call>."""
 
 from __future__ import annotations
 

@@ -1,0 +1,299 @@
+"""Outputs as models of each format write them, and what they mean."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+WEATHER = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string"},
+        "days": {"type": "integer"},
+        "unit": {"enum": ["celsius", "fahrenheit"]},
+        "place": {"$ref": "#/$defs/Place"},
+        "near": {"type": ["array", "null"], "items": {"type": "string"}},
+        "exact": {"anyOf": [{"type": "boolean"}, {"type": "null"}]},
+    },
+    "required": ["city"],
+    "$defs": {"Place": {"type": "object", "properties": {"lat": {"type": "number"}}}},
+}
+TOOLS: dict[str, Any] = {
+    "get_weather": WEATHER,
+    "get_time": {"type": "object", "properties": {}},
+    "run.code-2": {"type": "object", "properties": {"code": {"type": "string"}}},
+}
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One output: its text, the reply and the calls in it, the ids that the model gave."""
+
+    text: str
+    calls: list[tuple[str, Any]]
+    reply: str = ""
+    ids: tuple[str | None, ...] = ()
+
+
+PARIS = ("get_weather", {"city": "Paris"})
+TIME = ("get_time", {})
+CODE = 'if a < b and "</tool_call>" in c:\n\tprint(\'[TOOL_CALLS]\', {"x": [1]})\n'
+CODE_JSON = CODE.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\t", "\\t")
+LONG = "ünïcödé 🎉 " * 10
+
+SAMPLES: dict[str, list[Sample]] = {
+    "hermes": [
+        Sample(
+            '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>',
+            [PARIS],
+        ),
+        Sample(
+            'Let me see.\n\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n'
+            '</tool_call>\n<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>\nDone.',
+            [PARIS, TIME],
+            "Let me see.Done.",
+        ),
+        Sample(
+            '<tool_call>{"name": "run.code-2", "arguments": {"code": "'
+            + CODE_JSON
+            + '"}}</tool_call>',
+            [("run.code-2", {"code": CODE})],
+        ),
+        Sample(  # the wrapper's last brace is missing, or there is one too many
+            '<tool_call>\n{"name": "get_time", "arguments": {}\n</tool_call>'
+            '<tool_call>\n{"name": "get_time", "arguments": {}}}\n</tool_call>',
+            [TIME, TIME],
+        ),
+        Sample(
+            '<tool_call>\n{"arguments": {"city": "Paris"}, "name": "get_weather"}\n</tool_call>',
+            [PARIS],
+        ),
+        Sample(
+            "Use <tool_call> to call, <b>then</b> </tool_call>.",
+            [],
+            "Use <tool_call> to call, <b>then</b> </tool_call>.",
+        ),
+    ],
+    "granite": [
+        Sample('<|tool_call|> [{"name": "get_weather", "arguments": {"city": "Paris"}}]', [PARIS]),
+        Sample(
+            'Hm.\n<tool_call>[\n  {"arguments": {"city": "Paris"}, "name": "get_weather"},\n'
+            '  {"name": "get_time", "arguments": {}}\n]<|end_of_text|>',
+            [PARIS, TIME],
+            "Hm.",
+        ),
+        Sample('<|tool_call|> {"name": 1}', [], '<|tool_call|> {"name": 1}'),
+    ],
+    "phi4_mini": [
+        Sample('functools[{"name": "get_weather", "arguments": {"city": "Paris"}}]', [PARIS]),
+        Sample(
+            'I look.\nfunctools[\n {"name": "get_weather", "arguments": {"city": "Paris"}},\n'
+            ' {"name": "get_time", "arguments": {}}\n]\nMore?',
+            [PARIS, TIME],
+            "I look.More?",
+        ),
+        Sample(
+            '<|tool_call|>[{"type": "function", "name": "get_time", "parameters": {}}]'
+            "<|/tool_call|>",
+            [TIME],
+        ),
+        Sample("Python has functools[ This is text ]", [], "Python has functools[ This is text ]"),
+    ],
+    "llama3_json": [
+        Sample('{"name": "get_weather", "parameters": {"city": "Paris"}}', [PARIS]),
+        Sample(
+            '<|python_tag|>{"name": "get_weather", "parameters": {"city": "Paris"}}; '
+            '{"name": "get_time", "parameters": {}}',
+            [PARIS, TIME],
+        ),
+        Sample(
+            'So {it} is {"name": "Bob", "parameters": {}}: {"name": "get_time", "arguments": {}}'
+            " ok {",
+            [TIME],
+            'So {it} is {"name": "Bob", "parameters": {}}: ok {',
+        ),
+    ],
+    "pythonic": [
+        Sample("[get_weather(city='Paris')]", [PARIS]),
+        Sample(
+            r"""See [1] and [x](y). [get_weather(city="Martha's \x41\n", near=['a', None,], """
+            "place={'lat': -1.5e3}, exact=True), get_time()]",
+            [
+                (
+                    "get_weather",
+                    {
+                        "city": "Martha's A\n",
+                        "near": ["a", None],
+                        "place": {"lat": -1500.0},
+                        "exact": True,
+                    },
+                ),
+                TIME,
+            ],
+            "See [1] and [x](y). ",
+        ),
+        Sample("[unknown(a=1)]", [], "[unknown(a=1)]"),
+    ],
+    "llama4_pythonic": [
+        Sample(
+            "<|python_start|>[get_weather(city='Paris'), get_time()]<|python_end|>", [PARIS, TIME]
+        ),
+        Sample("[get_weather(city='Paris')]", [PARIS]),
+    ],
+    "mistral": [
+        Sample('[TOOL_CALLS] [{"name": "get_weather", "arguments": {"city": "Paris"}}]', [PARIS]),
+        Sample(
+            'Hello[TOOL_CALLS][{"arguments": {"city": "Paris"}, "name": "get_weather"}, '
+            '{"name": "get_time", "arguments": {}}]',
+            [PARIS, TIME],
+            "Hello",
+        ),
+        Sample('[TOOL_CALLS]get_weather{"city": "Paris"}[TOOL_CALLS]get_time{}', [PARIS, TIME]),
+        Sample(
+            '[TOOL_CALLS]get_weather[CALL_ID]Ab3dEf7h9[ARGS]{"city": "Paris"}',
+            [PARIS],
+            ids=("Ab3dEf7h9",),
+        ),
+        Sample("[TOOL_CALLS] not json at all", [], "[TOOL_CALLS] not json at all"),
+    ],
+    "qwen3_coder": [
+        Sample(
+            "<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n"
+            "<parameter=days>\n3\n</parameter>\n<parameter=near>\nnull\n</parameter>\n"
+            '<parameter=place>\n{"lat": 1.5}\n</parameter>\n<parameter=exact>\nTrue\n</parameter>\n'
+            "</function>\n</tool_call>",
+            [
+                (
+                    "get_weather",
+                    {
+                        "city": "Paris",
+                        "days": 3,
+                        "near": None,
+                        "place": {"lat": 1.5},
+                        "exact": True,
+                    },
+                )
+            ],
+        ),
+        Sample(
+            f"Ok.\n<tool_call>\n<function=run.code-2>\n<parameter=code>\n{CODE}\n</parameter>\n"
+            "</function>\n</tool_call>\n<tool_call>\n<function=get_time>\n</function>\n</tool_call>",
+            [("run.code-2", {"code": CODE}), TIME],
+            "Ok.",
+        ),
+        Sample(  # without the outer tag
+            "<function=get_weather><parameter=city>Paris</parameter></function></tool_call>",
+            [PARIS],
+        ),
+    ],
+    "seed_oss": [
+        Sample(
+            "<seed:tool_call>\n<function=get_weather>\n<parameter=city>Paris</parameter>\n"
+            "</function>\n</seed:tool_call>",
+            [PARIS],
+        ),
+    ],
+    "minimax_m2": [
+        Sample(
+            'So.\n<minimax:tool_call>\n<invoke name="get_weather">\n'
+            '<parameter name="city">Paris</parameter>\n<parameter name="days">5</parameter>\n'
+            '</invoke>\n<invoke name="get_time">\n</invoke>\n</minimax:tool_call>',
+            [("get_weather", {"city": "Paris", "days": 5}), TIME],
+            "So.",
+        ),
+    ],
+    "glm45": [
+        Sample(
+            "Well\n<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n"
+            "<arg_key>days</arg_key>\n<arg_value>many</arg_value>\n</tool_call>",
+            [("get_weather", {"city": "Paris", "days": "many"})],
+            "Well",
+        ),
+        Sample("<tool_call>get_time</tool_call><tool_call>get_time\n</tool_call>", [TIME, TIME]),
+    ],
+    "glm4": [
+        Sample('get_weather\n{"city": "Paris"}', [PARIS]),
+        Sample("get_weather tells the weather", [], "get_weather tells the weather"),
+        Sample("\nHello", [], "\nHello"),
+    ],
+    "deepseek_v3": [
+        Sample(
+            "Hi<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n"
+            '```json\n{"city": "Paris"}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function'
+            "<｜tool▁sep｜>get_time\n```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+            [PARIS, TIME],
+            "Hi",
+        ),
+    ],
+    "deepseek_v31": [
+        Sample(
+            "Hi<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>"
+            '{"city": "Paris"}<｜tool▁call▁end｜><｜tool▁call▁begin｜>get_time<｜tool▁sep｜>{}'
+            "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+            [PARIS, TIME],
+            "Hi",
+        ),
+    ],
+    "kimi_k2": [
+        Sample(
+            "Hi <|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0 "
+            '<|tool_call_argument_begin|>{"city": "Paris"} <|tool_call_end|><|tool_call_begin|>'
+            "get_time:1<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>",
+            [PARIS, TIME],
+            "Hi ",
+            ("functions.get_weather:0", "get_time:1"),
+        ),
+        Sample(
+            "<|tool_call_begin|>functions.no.0<|tool_call_argument_begin|>{}",
+            [],
+            "<|tool_call_begin|>functions.no.0<|tool_call_argument_begin|>{}",
+        ),
+    ],
+    "gpt_oss": [
+        Sample(
+            "<|channel|>analysis<|message|>They ask <b>.<|end|><|start|>assistant<|channel|>"
+            "commentary to=functions.get_weather <|constrain|>json<|message|>"
+            '{"city": "Paris"}<|call|>',
+            [PARIS],
+        ),
+        Sample(
+            "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant to=functions.get_time"
+            "<|channel|>commentary json<|message|>{}<|call|><|start|>assistant<|channel|>final"
+            "<|message|>Done.<|return|>",
+            [TIME],
+            "I look.Done.",
+        ),
+        Sample(" to=functions.get_time<|channel|>commentary<|message|><|call|>", [TIME]),
+        Sample("Plain text.", [], "Plain text."),
+    ],
+    "function_gemma": [
+        Sample(
+            "<start_function_call>call:get_weather{city:<escape>Paris<escape>}<end_function_call>",
+            [PARIS],
+        ),
+        Sample(
+            'So <start_function_call>call:get_weather{city:<escape>a,}{"b<escape>,'
+            "days:<escape>3<escape>,place:{lat:1.5},near:[<escape>x<escape>,<escape>y<escape>],"
+            "exact:true}<end_function_call><start_function_call>call:get_time{}<end_function_call>",
+            [
+                (
+                    "get_weather",
+                    {
+                        "city": 'a,}{"b',
+                        "days": 3,
+                        "place": {"lat": 1.5},
+                        "near": ["x", "y"],
+                        "exact": True,
+                    },
+                ),
+                TIME,
+            ],
+            "So ",
+        ),
+    ],
+}
+ALL = [
+    (name, sample)
+    for name, samples in SAMPLES.items()
+    for sample in [*samples, Sample(LONG, [], LONG)]
+]

@@ -1,0 +1,112 @@
+"""Values are read as JSON reads them, and repaired where models write other than JSON."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxllm.server.parsing.schema import typed, types
+from jaxllm.server.parsing.values import Value, as_json
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner, max_size=4)
+    ),
+    max_leaves=12,
+)
+
+
+def written(text: str, python: bool = False) -> str:
+    """What is written for a text that comes by characters."""
+    value = Value(python)
+    out = []
+    for char in text:
+        at, piece = value.read(char, 0, 1)
+        out.append(piece)
+        if value.failed or at == 0:
+            break
+    return "".join(out)
+
+
+@settings(deadline=None)
+@given(VALUES, st.sampled_from([None, 1]))
+def test_json_passes_unchanged(value, indent):
+    text = json.dumps([value], indent=indent)
+    assert written(text) == text
+    assert json.loads(as_json(json.dumps(value, ensure_ascii=False))) == value
+
+
+@settings(deadline=None)
+@given(VALUES)
+def test_python_becomes_json(value):
+    assert json.loads(as_json(repr(value), python=True)) == value
+
+
+@settings(deadline=None)
+@given(st.text('{}[]",:\\ \n01.e-truflas', max_size=20))
+def test_what_is_complete_is_json(text):
+    made = as_json(text)
+    if made is not None:
+        json.loads(made)
+    try:
+        json.loads(text)
+    except ValueError:
+        return
+    assert made == text
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ('["a\nb\tc"]', ["a\nb\tc"]),
+        (r'["\d+ \' \u00e9 \u00zz"]', ["\\d+ ' é \\u00zz"]),
+        ("[1, 2, ]", [1, 2]),
+        ('{"a": True, "b": None,}', {"a": True, "b": None}),
+    ],
+)
+def test_common_slips_are_repaired(text, meant):
+    assert json.loads(as_json(text)) == meant
+    assert json.loads(written(text)) == meant
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[01]", "[1.]", "[nan]", "[,]", "{,}", '{"a" 1}', "[1}", "[1 2]", "[" + "1" * 2000 + "]"],
+)
+def test_what_is_no_value_is_refused(text):
+    assert as_json(text) is None
+
+
+def test_types_follow_references_and_stop_at_circles():
+    root = {
+        "$defs": {"A": {"$ref": "#/$defs/A"}, "B": {"anyOf": [{"type": "null"}, {"enum": [1]}]}}
+    }
+    assert types({"$ref": "#/$defs/A"}, root) == frozenset()
+    assert types({"$ref": "#/$defs/B"}, root) == {"null", "integer"}
+    assert types({"$ref": "http://x"}, root) == types(5, root) == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("text", "schema", "meant"),
+    [
+        ("3", {"type": "integer"}, 3),
+        ("3", {"type": "string"}, "3"),
+        ("3", {}, "3"),
+        ("three", {"type": "integer"}, "three"),
+        ("null", {"type": ["string", "null"]}, None),
+        ("nullify", {"type": ["string", "null"]}, "nullify"),
+        ("False", {"type": "boolean"}, False),
+        ("{'a': [1]}", {"type": "object"}, {"a": [1]}),
+        ("[1]", {"type": "object"}, "[1]"),
+    ],
+)
+def test_texts_get_the_type_of_their_schema(text, schema, meant):
+    assert json.loads(typed(text, schema, schema)) == meant
