@@ -101,7 +101,7 @@ def test_no_cut_changes_the_parts_of_a_pipeline(name: str):
         CUTS,
     )
     def holds(text: str, start: str, end: str, positions: list[int]) -> None:
-        output = start + text[: len(text) // 2] + end + text[len(text) // 2 :]
+        output = start + text[: len(text) // 2] + "!" + end + text[len(text) // 2 :]
         formats = reasoning_formats()[name], tool_formats()["granite"]
         own = [fed(pipeline(*formats, "", TOOLS), way) for way in ([output], output)]
         own.append(fed(pipeline(*formats, "", TOOLS), cut(output, positions)))
@@ -147,11 +147,8 @@ def seconds(name: str, start: str, unit: str, size: int) -> float:
 @pytest.mark.parametrize("name", FORMATS)
 def test_time_is_linear_in_the_length_of_the_output(name: str, hostile: str):
     marker = (tool_formats()[name].open or ("get_time\n",))[0]
-    for sample in SAMPLES[name][:2]:
-        text = sample.text
-        for start in ("", text[: text.find("Paris")] if "Paris" in text else marker):
-            unit = HOSTILE[hostile](marker) or "["
-            # 16 times the text: 16 times the time, where a square would be 256
-            assert (
-                seconds(name, start, unit, 32_000) < 64 * seconds(name, start, unit, 2_000) + 0.02
-            )
+    sample = SAMPLES[name][0].text
+    unit = HOSTILE[hostile](marker) or "["
+    for start in ("", sample[: sample.find("Paris")]):
+        # 16 times the text: 16 times the time, where a square would be 256
+        assert seconds(name, start, unit, 16_000) < 64 * seconds(name, start, unit, 1_000) + 0.02
