@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from jaxllm.server.parsing.machine import (
@@ -16,6 +17,7 @@ from jaxllm.server.parsing.markers import NEWLINES, Markers
 from jaxllm.server.parsing.parts import Text
 from jaxllm.server.parsing.pieces import Json, Literal, Pieces, Section
 from jaxllm.server.parsing.schema import Schema, Tools
+from jaxllm.server.parsing.values import encode_string
 
 
 class ToolParser(Machine):
@@ -43,10 +45,14 @@ class ToolParser(Machine):
     def __init_subclass__(cls) -> None:
         cls.markers = Markers(cls.open, lead=NEWLINES)
 
-    def __init__(self, tools: Tools):
-        """`tools`: schemas of the arguments, by name."""
+    def __init__(self, tools: Tools, new_id: Callable[[str, int], str] | None = None):
+        """
+        `tools`: schemas of the arguments, by name.
+        `new_id`: makes ids of name and index, for calls to which the model gave none.
+        """
         super().__init__()
         self.tools = tools
+        self.new_id = new_id
 
     def read(self) -> Reading[None]:
         """Text and calls in turn."""
@@ -123,6 +129,12 @@ class ToolParser(Machine):
             yield from self.json_call()
             if (yield from self.expect(",", "]")) == "]":
                 return
+
+    def string_text(self, end: Markers) -> Reading[None]:
+        """Text up to a marker, as the inside of a JSON string. Raises Malformed."""
+        sink = lambda text: self.arguments(encode_string(text)[1:-1])
+        if (yield from self.until(end, sink, self.fragment)) is None:
+            raise Malformed
 
     def short_string(self) -> Reading[str]:
         """A JSON string behind its quote. Raises Malformed."""

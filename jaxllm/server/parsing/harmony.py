@@ -31,11 +31,9 @@ class Harmony(Machine):
 
     Attributes:
         calls: messages to functions are calls; else they are text.
-        thinking: the last message is reasoning.
     """
 
     calls: ClassVar[bool] = False
-    thinking = False
 
     def read(self) -> Reading[None]:
         first = yield from self.take(" to=")

@@ -37,14 +37,24 @@ def ignore(text: str) -> None:
 
 
 class Machine:
-    """Subclasses write `read`: it takes text and emits parts until the text ends."""
+    """Subclasses write `read`: it takes text and emits parts until the text ends.
+
+    Attributes:
+        thinking: the text so far ends within reasoning.
+        over: no reasoning follows, and text passes unchanged from here on.
+        new_id: makes ids of name and index, for calls to which the model gave none.
+    """
+
+    thinking = False
+    over = False
+    new_id: Callable[[str, int], str] | None = None
 
     def __init__(self) -> None:
         self._text = ""  # with `_at`: what was fed and not taken
         self._at = 0
         self._ended = False
         self._parts: list[Part] = []
-        self._clear: type[Text | Reasoning] | None = None  # what text without `_hot` is now
+        self._clear: Callable[[str], Part] | None = None  # what text without `_hot` becomes now
         self._hot = NONE.hot
         self._undecided: list[str] | None = None  # taken and not told; text if no call
         self._index = -1
@@ -89,6 +99,8 @@ class Machine:
         self._undecided = []
         self._in_call = True
         self._index += 1
+        if id is None and self.new_id is not None:
+            id = self.new_id(name, self._index)
         self._parts.append(ToolStart(self._index, name, id))
 
     def arguments(self, text: str) -> None:
@@ -96,6 +108,10 @@ class Machine:
         if text:
             self._undecided = []
             self._parts.append(ToolArguments(self._index, text))
+
+    def fragment(self, text: str) -> Part:
+        """The part that `arguments` emits."""
+        return ToolArguments(self._index, text)
 
     def end(self, complete: bool = True) -> None:
         """The call's arguments end. What follows is undecided again."""
@@ -173,11 +189,11 @@ class Machine:
         return word
 
     def until(
-        self, markers: Markers, sink: Sink, clear: type[Text | Reasoning] | None = None
+        self, markers: Markers, sink: Sink, clear: Callable[[str], Part] | None = None
     ) -> Reading[str | None]:
         """Takes text up to a marker, and the marker. → the marker, None at the end.
 
-        `clear` is the part that `sink` makes of text, if it only emits.
+        `clear` makes the part that `sink` emits for text without hot characters.
         """
         while True:
             found = markers.search(self._text, self._at)
@@ -230,4 +246,7 @@ class Machine:
             if value.failed or self._ended or left == 0:
                 sink(value.pending)
                 raise Malformed
+            if sink == self.arguments and not self._undecided:
+                self._clear = self.fragment if value.in_string else None
+                self._hot = value.hot
             yield

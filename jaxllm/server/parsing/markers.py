@@ -13,15 +13,19 @@ class Markers:
 
     Attributes:
         words: the markers.
-        hot: searches for a character with which a marker begins; text without one is clear.
+        hot: searches for a character with which a marker begins, or that is no plain text;
+            text without one is clear.
         search: finds the leftmost whole marker, or the marker that the text's end cuts.
     """
 
-    def __init__(self, words: Iterable[str], lead: tuple[str, ...] = ("",)):
-        """`lead`: what may stand before a marker and belong to it, such as `NEWLINES`."""
+    def __init__(self, words: Iterable[str], lead: tuple[str, ...] = ("",), also_hot: str = ""):
+        """
+        `lead`: what may stand before a marker and belong to it, such as `NEWLINES`.
+        `also_hot`: more hot characters, as a regex in brackets has them.
+        """
         self.words = frozenset(before + word for word in words for before in lead)
-        firsts = {re.escape(word[0]) for word in self.words}
-        self.hot = re.compile(f"[{''.join(sorted(firsts))}]" if firsts else "(?!)").search
+        firsts = "".join(sorted({re.escape(word[0]) for word in self.words})) + also_hot
+        self.hot = re.compile(f"[{firsts}]" if firsts else "(?!)").search
         self.search = re.compile("|".join(map(_cut_anywhere, sorted(self.words))) or "(?!)").search
 
     def whole(self, found: re.Match[str]) -> bool:
@@ -38,3 +42,4 @@ def _cut_anywhere(word: str) -> str:
 
 
 NONE = Markers(())
+ESCAPED = r"\"\\\x00-\x1f"  # characters that JSON strings do not have

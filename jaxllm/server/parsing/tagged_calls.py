@@ -8,8 +8,8 @@ from typing import ClassVar
 import msgspec
 
 from jaxllm.server.parsing.calls import ToolParser
-from jaxllm.server.parsing.machine import Malformed, Reading, Sink
-from jaxllm.server.parsing.markers import Markers
+from jaxllm.server.parsing.machine import Malformed, Reading
+from jaxllm.server.parsing.markers import ESCAPED, Markers
 from jaxllm.server.parsing.pieces import Literal, Maybe, Pieces, Section, raw_value
 from jaxllm.server.parsing.schema import Schema, is_string, properties, typed
 from jaxllm.server.parsing.values import encode_string
@@ -48,7 +48,9 @@ class TaggedCalls(ToolParser):
         cls.close = tuple(filter(None, (tags.calls_end,)))
         cls.section = Section(between="\n")
         cls.key_markers = Markers((tags.value,))
-        cls.value_markers = Markers((tags.value_end,), lead=("", "\n") if tags.lines else ("",))
+        cls.value_markers = Markers(
+            (tags.value_end,), lead=("", "\n") if tags.lines else ("",), also_hot=ESCAPED
+        )
         super().__init_subclass__()
 
     def call(self, marker: str) -> Reading[None]:
@@ -84,17 +86,13 @@ class TaggedCalls(ToolParser):
         schema = properties(root).get(key)
         if is_string(schema, root):
             self.arguments('"')
-            yield from self.value_text(lambda text: self.arguments(encode_string(text)[1:-1]))
+            yield from self.string_text(self.value_markers)
             self.arguments('"')
         else:
             pieces.clear()
-            yield from self.value_text(pieces.append)
+            if (yield from self.until(self.value_markers, pieces.append)) is None:
+                raise Malformed
             self.arguments(typed("".join(pieces), schema, root))
-
-    def value_text(self, sink: Sink) -> Reading[None]:
-        """The text of a value and its end. Raises Malformed."""
-        if (yield from self.until(self.value_markers, sink)) is None:
-            raise Malformed
 
     @classmethod
     def pieces(cls, name: str, schema: Schema, number: int) -> Pieces:

@@ -24,7 +24,6 @@ class ReasoningParser(Machine):
         starts: markers that begin reasoning; prompts often end with the first.
         ends: markers that end it. Forcing the first ends thought at a budget.
         always: the output is reasoning unless the prompt has ended it.
-        thinking: the output so far ends within reasoning.
     """
 
     aliases: ClassVar[tuple[str, ...]] = ()
@@ -59,6 +58,7 @@ class ReasoningParser(Machine):
                 self.give_back(end)
             elif end is not None:
                 yield from self.newlines()
+        self.over = True
         yield from self.until(NONE, self.emit_text, Text)
 
     def newlines(self) -> Reading[None]:

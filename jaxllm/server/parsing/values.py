@@ -19,6 +19,7 @@ _PLAIN = {
     '"': re.compile(r'[^"\\\x00-\x1f]*').match,
     "'": re.compile(r"""[^'"\\\x00-\x1f]*""").match,
 }
+_SPECIAL = re.compile(r"""["'\\\x00-\x1f]""").search
 _CONSTANTS = {"true": "true", "false": "false", "null": "null"} | {
     "True": "true",
     "False": "false",
@@ -46,6 +47,8 @@ class Value:
         failed: what stands at the position is no part of a value.
     """
 
+    hot = staticmethod(_SPECIAL)
+
     def __init__(self, python: bool = False):
         self.done = self.failed = False
         self._partial = ""  # of a number or an escape
@@ -66,6 +69,11 @@ class Value:
         while at < end and not (self.done or self.failed):
             at = self._step(text, at, end, out)
         return at, "".join(out)
+
+    @property
+    def in_string(self) -> bool:
+        """Text without `hot` characters is written as it stands."""
+        return self._step == self._string
 
     @property
     def pending(self) -> str:

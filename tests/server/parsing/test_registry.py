@@ -107,10 +107,9 @@ def test_thinking_follows_harmony():
 
 
 def test_ids_follow_the_style_of_the_model():
-    start = ToolStart(1, "f")
-    assert re.fullmatch("[A-Za-z0-9]{9}", new_ids("mistral", 0)(start))
-    assert new_ids("kimi", 3)(start) == "functions.f:4"
-    assert new_ids("call", 0)(start) != new_ids("call", 0)(start)
+    assert re.fullmatch("[A-Za-z0-9]{9}", new_ids("mistral", 0)("f", 1))
+    assert new_ids("kimi", 3)("f", 1) == "functions.f:4"
+    assert new_ids("call", 0)("f", 1) != new_ids("call", 0)("f", 1)
 
 
 ARGUMENTS = {"city": "Paris", "days": 3, "unit": "celsius", "exact": True}

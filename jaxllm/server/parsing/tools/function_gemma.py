@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxllm.server.parsing.calls import ToolParser
 from jaxllm.server.parsing.machine import Malformed, Reading
-from jaxllm.server.parsing.markers import Markers
+from jaxllm.server.parsing.markers import ESCAPED, Markers
 from jaxllm.server.parsing.pieces import Literal, Pieces, listed, raw_value
 from jaxllm.server.parsing.schema import Schema, is_string, properties, typed
 from jaxllm.server.parsing.values import as_json, encode_string
@@ -17,7 +17,7 @@ MAX_DEPTH = 32
 
 _KEY = re.compile(r"[^:{}\[\],<>\"]*").match
 _SCALAR = re.compile(r"[-+.\w]*").match
-_ESCAPE = Markers((ESCAPE,))
+_ESCAPE = Markers((ESCAPE,), also_hot=ESCAPED)
 
 
 class Parser(ToolParser):
@@ -82,13 +82,15 @@ class Parser(ToolParser):
 
     def escaped(self, schema: Any, root: Any) -> Reading[None]:
         """A string from behind its mark; it streams if a string is wanted. Raises Malformed."""
+        if is_string(schema, root):
+            self.arguments('"')
+            yield from self.string_text(_ESCAPE)
+            self.arguments('"')
+            return
         pieces: list[str] = []
-        string = is_string(schema, root)
-        self.arguments('"' if string else "")
-        sink = (lambda text: self.arguments(encode_string(text)[1:-1])) if string else pieces.append
-        if (yield from self.until(_ESCAPE, sink)) is None:
+        if (yield from self.until(_ESCAPE, pieces.append)) is None:
             raise Malformed
-        self.arguments('"' if string else typed("".join(pieces), schema, root))
+        self.arguments(typed("".join(pieces), schema, root))
 
     @classmethod
     def pieces(cls, name: str, schema: Schema, number: int) -> Pieces:
