@@ -98,7 +98,7 @@ class ToolParser(Machine):
             if key == "name" and char == '"' and name is None:
                 yield from self.take('"')
                 name = yield from self.short_string()
-                if not name or (known and self.tools and name not in self.tools):
+                if not name or (known and name not in self.tools):
                     raise Malformed
                 if early is not None:
                     self.start(name)

@@ -75,12 +75,11 @@ class Harmony(Machine):
             self.give_back(end)
 
     def function_call(self, name: str) -> Reading[None]:
-        """The arguments of a call. An empty message means no arguments. Raises Malformed."""
-        char = yield from self.spaces()
-        if char == "{":
+        """The arguments of a call, which none need be. Raises Malformed."""
+        if (yield from self.spaces()) == "{":
             self.start(name)
             yield from self.value(self.arguments)
-        elif char == "" or (yield from self.take(*ENDS)) is not None:
+        elif (yield from self.take(*ENDS)) is not None:
             self.start(name)
             self.arguments("{}")
         else:

@@ -130,7 +130,8 @@ class Machine:
             rest = "".join(self._undecided or ())
             if self._in_call:
                 self.end(complete=False)
-            self.emit_text(rest)
+            if self._index == before or not rest.isspace():
+                self.emit_text(rest)
         self._undecided = None
         return self._index > before
 
@@ -170,7 +171,7 @@ class Machine:
 
     def take(self, *words: str) -> Reading[str | None]:
         """Takes the word that comes next, if one does. No word is a prefix of another."""
-        longest = max(map(len, words))
+        longest = max(map(len, words), default=0)
         while True:
             rest = self._text[self._at : self._at + longest]
             for word in words:
@@ -243,8 +244,11 @@ class Machine:
                 left -= at - before
             if value.done:
                 return
-            if value.failed or self._ended or left == 0:
+            if value.failed and self._in_call:
+                self._undecided = [value.pending]
+            elif self._ended:
                 sink(value.pending)
+            if value.failed or self._ended or left == 0:
                 raise Malformed
             if sink == self.arguments and not self._undecided:
                 self._clear = self.fragment if value.in_string else None

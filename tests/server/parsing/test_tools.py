@@ -54,7 +54,7 @@ def test_an_output_that_ends_early_loses_no_call_and_invents_none(name: str, sam
 @pytest.mark.parametrize("name", sorted(set(SAMPLES) - {"gpt_oss"}))
 def test_plain_text_passes_at_once_but_for_what_may_be_a_marker(name: str):
     own = parser(name)
-    longest = max(map(len, own.markers.words), default=max(map(len, TOOLS)) + 2)
+    longest = max(max(map(len, own.markers.words), default=0), max(map(len, TOOLS)) + 2)
     text = "Some words, <b>tags</b>, [lists], {braces};\n\nand\nlines. " * 3
     said = 0
     for at, char in enumerate(text):

@@ -29,12 +29,11 @@ class Parser(ToolParser):
     def one_call(self) -> Reading[None]:
         """name(key=value, …). Raises Malformed."""
         yield from self.spaces()
-        name = yield from self.name()
-        if self.tools and name not in self.tools:
+        name = yield from self.take(*(tool + "(" for tool in self.tools))
+        if name is None:
             raise Malformed
-        yield from self.expect("(")
         key = yield from self.key()
-        self.start(name)
+        self.start(name[:-1])
         before = "{"
         while key:
             self.arguments(f"{before}{encode_string(key)}: ")
