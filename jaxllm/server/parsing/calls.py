@@ -26,7 +26,8 @@ class ToolParser(Machine):
     Attributes:
         aliases: other names of the format.
         signs: texts that a chat template of this format has, all of them.
-        special: markers are special tokens, so text must be made with skip_special_tokens off.
+        special: markers that are special tokens; if there are any, text must be made with
+            skip_special_tokens off.
         ids: style of ids for calls: "call", "mistral" or "kimi".
         open: markers with which calls begin; newlines before them belong to them.
         close: markers that may follow a call and belong to it.
@@ -35,7 +36,7 @@ class ToolParser(Machine):
 
     aliases: ClassVar[tuple[str, ...]] = ()
     signs: ClassVar[tuple[str, ...]] = ()
-    special: ClassVar[bool] = False
+    special: ClassVar[tuple[str, ...]] = ()
     ids: ClassVar[str] = "call"
     open: ClassVar[tuple[str, ...]] = ()
     close: ClassVar[tuple[str, ...]] = ()

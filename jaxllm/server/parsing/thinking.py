@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import ClassVar
 
@@ -12,6 +13,9 @@ from jaxllm.server.parsing.parts import Reasoning, Text
 _NEWLINES = re.compile(r"\n*").match
 
 
+_markers = functools.cache(lambda words: Markers(words, lead=NEWLINES))
+
+
 class ReasoningParser(Machine):
     """A format of reasoning. Subclasses say `starts` and `ends`.
 
@@ -20,7 +24,8 @@ class ReasoningParser(Machine):
     Attributes:
         aliases: other names of the format.
         signs: texts that a chat template of this format has, all of them.
-        special: markers are special tokens, so text must be made with skip_special_tokens off.
+        special: markers that are special tokens; if there are any, text must be made with
+            skip_special_tokens off.
         starts: markers that begin reasoning; prompts often end with the first.
         ends: markers that end it. Forcing the first ends thought at a budget.
         always: the output is reasoning unless the prompt has ended it.
@@ -28,7 +33,7 @@ class ReasoningParser(Machine):
 
     aliases: ClassVar[tuple[str, ...]] = ()
     signs: ClassVar[tuple[str, ...]] = ()
-    special: ClassVar[bool] = False
+    special: ClassVar[tuple[str, ...]] = ()
     starts: ClassVar[tuple[str, ...]] = ("<think>",)
     ends: ClassVar[tuple[str, ...]] = ("</think>",)
     always: ClassVar[bool] = False
@@ -43,7 +48,7 @@ class ReasoningParser(Machine):
             self.always and not prompt.endswith(self.ends)
         )
         self._also_ends = frozenset(also_ends)
-        self._markers = Markers((*self.ends, *self._also_ends), lead=NEWLINES)
+        self._markers = _markers((*self.ends, *also_ends))
         super().__init__()
 
     def read(self) -> Reading[None]:

@@ -8,4 +8,4 @@ from jaxllm.server.parsing.thinking import ReasoningParser
 class Parser(ReasoningParser):
     aliases = ("glm46", "glm47", "glm4_moe")
     signs = ("<think>", "<arg_key>")
-    special = True
+    special = ("<think>", "</think>")

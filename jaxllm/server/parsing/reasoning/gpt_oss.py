@@ -10,6 +10,6 @@ from jaxllm.server.parsing.thinking import ReasoningParser
 class Parser(Harmony, ReasoningParser):
     aliases = ("openai", "openai_gptoss", "harmony")
     signs = (CHANNEL, MESSAGE)
-    special = True
+    special = (CHANNEL, MESSAGE)
     starts = (f"{CHANNEL}analysis{MESSAGE}",)
     ends = ("<|end|>",)

@@ -8,6 +8,6 @@ from jaxllm.server.parsing.thinking import ReasoningParser
 class Parser(ReasoningParser):
     aliases = ("magistral",)
     signs = ("[THINK]",)
-    special = True
+    special = ("[THINK]", "[/THINK]")
     starts = ("[THINK]",)
     ends = ("[/THINK]",)

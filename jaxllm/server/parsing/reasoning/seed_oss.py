@@ -8,6 +8,6 @@ from jaxllm.server.parsing.thinking import ReasoningParser
 class Parser(ReasoningParser):
     aliases = ("seed",)
     signs = ("<seed:think>",)
-    special = True
+    special = ("<seed:think>", "</seed:think>")
     starts = ("<seed:think>",)
     ends = ("</seed:think>",)

@@ -15,7 +15,7 @@ NAME = "<｜tool▁sep｜>"
 class Parser(ToolParser):
     aliases = ("deepseekv3",)
     signs = (CALLS, "```json")
-    special = True
+    special = (CALLS, CALL)
     open = (CALLS, CALL)
     close = ("```", CALL_END, CALLS_END)
     section = Section(CALLS, "\n", CALLS_END)

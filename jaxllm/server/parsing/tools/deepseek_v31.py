@@ -12,7 +12,7 @@ from jaxllm.server.parsing.tools.deepseek_v3 import CALL, CALL_END, CALLS, CALLS
 class Parser(ToolParser):
     aliases = ("deepseekv31",)
     signs = (CALLS,)
-    special = True
+    special = (CALLS, CALL)
     open = (CALLS, CALL)
     close = (CALL_END, CALLS_END)
     section = Section(CALLS, "", CALLS_END)

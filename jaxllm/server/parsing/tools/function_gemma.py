@@ -23,7 +23,7 @@ _ESCAPE = Markers((ESCAPE,), also_hot=ESCAPED)
 class Parser(ToolParser):
     aliases = ("functiongemma",)
     signs = (START,)
-    special = True
+    special = (START,)
     open = (START,)
     close = (END,)
 

@@ -8,7 +8,7 @@ from jaxllm.server.parsing.tagged_calls import TaggedCalls, Tags
 class Parser(TaggedCalls):
     aliases = ("glm46", "glm47", "glm4_moe", "glm47_moe")
     signs = ("<tool_call>", "<arg_key>")
-    special = True
+    special = ("<tool_call>",)
     tags = Tags(
         calls="<tool_call>",
         call="",

@@ -11,7 +11,7 @@ from jaxllm.server.parsing.schema import Schema
 class Parser(Harmony, ToolParser):
     aliases = ("openai", "harmony")
     signs = (CHANNEL, MESSAGE)
-    special = True
+    special = (CHANNEL, MESSAGE)
     calls = True
 
     @classmethod

@@ -11,7 +11,7 @@ from jaxllm.server.parsing.schema import Schema
 class Parser(ToolParser):
     aliases = ("granite3",)
     signs = ("<|tool_call|>",)
-    special = True
+    special = ("<|tool_call|>",)
     open = ("<|tool_call|>", "<tool_call>")
     close = ("<|end_of_text|>",)
     section = Section("<|tool_call|>[", ", ", "]")

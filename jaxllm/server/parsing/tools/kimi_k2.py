@@ -18,7 +18,7 @@ _ID = re.compile(r"(?:functions\.)?(.+):\d+").fullmatch
 
 class Parser(ToolParser):
     signs = (CALLS,)
-    special = True
+    special = (CALLS, CALL)
     ids = "kimi"
     open = (CALLS, CALL)
     close = (CALL_END, CALLS_END)

@@ -14,7 +14,7 @@ TAG = "<|python_tag|>"
 class Parser(ToolParser):
     aliases = ("llama3", "llama4_json")
     signs = ("dictionary of argument name and its value",)
-    special = True
+    special = (TAG,)
     open = (TAG, "{")
     close = (";",)
     section = Section(between="; ")

@@ -11,7 +11,7 @@ START, END = "<|python_start|>", "<|python_end|>"
 class Parser(Pythonic):
     aliases = ("llama4",)
     signs = (START,)
-    special = True
+    special = (START,)
     open = (START, "[")
     close = (END,)
 

@@ -7,7 +7,7 @@ from jaxllm.server.parsing.tagged_calls import TaggedCalls, Tags
 
 class Parser(TaggedCalls):
     signs = ("<minimax:tool_call>",)
-    special = True
+    special = ("<minimax:tool_call>",)
     tags = Tags(
         calls="<minimax:tool_call>",
         call='<invoke name="',

@@ -15,7 +15,7 @@ _ID = re.compile(r"[A-Za-z0-9]*").match
 
 class Parser(ToolParser):
     signs = ("[TOOL_CALLS]",)
-    special = True
+    special = ("[TOOL_CALLS]",)
     ids = "mistral"
     open = ("[TOOL_CALLS]",)
 

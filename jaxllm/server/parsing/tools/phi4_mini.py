@@ -11,7 +11,7 @@ from jaxllm.server.parsing.schema import Schema
 class Parser(ToolParser):
     aliases = ("phi4_mini_json",)
     signs = ("<|tool|>", "<|/tool|>")
-    special = True
+    special = ("<|tool_call|>",)
     open = ("functools", "<|tool_call|>")
     close = ("<|/tool_call|>",)
     section = Section("functools[", ", ", "]")

@@ -7,7 +7,7 @@ from jaxllm.server.parsing.tagged_calls import TaggedCalls, Tags
 
 class Parser(TaggedCalls):
     signs = ("<seed:tool_call>", "<function=", "<parameter=")
-    special = True
+    special = ("<seed:tool_call>",)
     tags = Tags(
         calls="<seed:tool_call>",
         call="<function=",
