@@ -120,20 +120,22 @@ class Machine:
         self._parts.append(ToolEnd(self._index, complete))
 
     def attempt(self, call: Reading[None], marker: str) -> Reading[bool]:
-        """Reads what may be calls. What is none becomes text, marker included. → whether calls
-        were read."""
+        """Reads what may be calls. What is none becomes text, marker included. → whether the last
+        thing read was a whole call."""
         self._undecided = [marker]
         before = self._index
+        broken = False
         try:
             yield from call
         except Malformed:
             rest = "".join(self._undecided or ())
+            broken = self._in_call or self._index == before
             if self._in_call:
                 self.end(complete=False)
-            if self._index == before or not rest.isspace():
+            if broken or not rest.isspace():
                 self.emit_text(rest)
         self._undecided = None
-        return self._index > before
+        return not broken
 
     def decide(self) -> None:
         """What was taken is no text, whatever follows."""

@@ -18,7 +18,11 @@ from tests.server.parsing.samples import SAMPLES, TOOLS
 FORMATS = sorted(SAMPLES)
 PUNCTUATION = [*"<>{}[]()|=:,;\"'\\/`\n\t -.0é🎉\x00", "e5", "null", "True", "\\u00"]
 WORD = re.compile(r"w\d+q")
-QUICK = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+EXAMPLES = pytest.mark.parametrize("examples", [40, pytest.param(2_000, marks=pytest.mark.slow)])
+
+
+def thorough(examples: int) -> settings:
+    return settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 def outputs(name: str) -> st.SearchStrategy[str]:
@@ -63,9 +67,10 @@ def visible(parts: list[Part]) -> str:
 CUTS = st.lists(st.integers(0, 400), max_size=8)
 
 
+@EXAMPLES
 @pytest.mark.parametrize("name", FORMATS)
-def test_no_cut_changes_the_parts_of_any_output(name: str):
-    @QUICK
+def test_no_cut_changes_the_parts_of_any_output(name: str, examples: int):
+    @thorough(examples)
     @given(outputs(name), CUTS)
     def holds(text: str, positions: list[int]) -> None:
         parser = tool_formats()[name]
@@ -77,9 +82,10 @@ def test_no_cut_changes_the_parts_of_any_output(name: str):
     holds()
 
 
+@EXAMPLES
 @pytest.mark.parametrize("name", FORMATS)
-def test_no_word_of_any_output_is_lost_doubled_or_moved(name: str):
-    @QUICK
+def test_no_word_of_any_output_is_lost_doubled_or_moved(name: str, examples: int):
+    @thorough(examples)
     @given(outputs(name))
     def holds(text: str) -> None:
         # Arguments before a name come out behind it; every other word keeps its place.
@@ -91,9 +97,10 @@ def test_no_word_of_any_output_is_lost_doubled_or_moved(name: str):
     holds()
 
 
+@EXAMPLES
 @pytest.mark.parametrize("name", sorted(reasoning_formats()))
-def test_no_cut_changes_the_parts_of_a_pipeline(name: str):
-    @QUICK
+def test_no_cut_changes_the_parts_of_a_pipeline(name: str, examples: int):
+    @thorough(examples)
     @given(
         outputs("hermes"),
         st.sampled_from(["", *reasoning_formats()[name].starts]),
