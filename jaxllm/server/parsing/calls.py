@@ -114,7 +114,9 @@ class ToolParser(Machine):
                     self.start(name)
                     yield from self.json_arguments()
                     done = True
-            elif key in ("id", "type"):
+            elif key == "type":
+                yield from self.expect('"function"')
+            elif key == "id":  # nobody knows it yet; the call gets one of ours
                 yield from self.value(ignore, MAX_UNDECIDED)
             else:
                 raise Malformed

@@ -60,7 +60,8 @@ def visible(parts: list[Part]) -> str:
         if isinstance(part, Text | Reasoning | ToolArguments):
             shown.append(part.text)
         elif isinstance(part, ToolStart):
-            shown.append(part.id or part.name)
+            id = part.id or ""
+            shown.append(id if part.name in id else part.name + id)
     return "".join(shown)
 
 
