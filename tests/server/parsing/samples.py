@@ -216,7 +216,7 @@ SAMPLES: dict[str, list[Sample]] = {
         Sample("get_weather tells the weather", [], "get_weather tells the weather"),
         Sample("\nHello", [], "\nHello"),
     ],
-    "deepseek_v3": [
+    "deepseek3": [
         Sample(
             "Hi<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n"
             '```json\n{"city": "Paris"}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function'
@@ -225,7 +225,7 @@ SAMPLES: dict[str, list[Sample]] = {
             "Hi",
         ),
     ],
-    "deepseek_v31": [
+    "deepseek31": [
         Sample(
             "Hi<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>"
             '{"city": "Paris"}<｜tool▁call▁end｜><｜tool▁call▁begin｜>get_time<｜tool▁sep｜>{}'

@@ -1,4 +1,4 @@
-"""DeepSeek V3 and R1: name and arguments in a fence, between tokens with full-width bars."""
+"""DeepSeek V3.1: as V3, without type and fence."""
 
 from __future__ import annotations
 
@@ -6,26 +6,22 @@ from jaxllm.server.parsing.calls import ToolParser
 from jaxllm.server.parsing.machine import Malformed, Reading
 from jaxllm.server.parsing.pieces import Json, Literal, Pieces, Section
 from jaxllm.server.parsing.schema import Schema
-
-CALLS, CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
-CALL, CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
-NAME = "<｜tool▁sep｜>"
+from jaxllm.server.parsing.tools.deepseek3 import CALL, CALL_END, CALLS, CALLS_END, NAME
 
 
 class Parser(ToolParser):
-    aliases = ("deepseekv3",)
-    signs = (CALLS, "```json")
+    aliases = ("deepseek_v31", "deepseekv31")
+    signs = (CALLS,)
     special = (CALLS, CALL)
     open = (CALLS, CALL)
-    close = ("```", CALL_END, CALLS_END)
-    section = Section(CALLS, "\n", CALLS_END)
+    close = (CALL_END, CALLS_END)
+    section = Section(CALLS, "", CALLS_END)
 
     def call(self, marker: str) -> Reading[None]:
         if marker == CALLS:
             yield from self.expect(CALL)
-        yield from self.expect("function" + NAME)
         name = yield from self.name()
-        yield from self.expect("```json")
+        yield from self.expect(NAME)
         if (yield from self.spaces()) != "{":
             raise Malformed
         self.start(name)
@@ -33,5 +29,4 @@ class Parser(ToolParser):
 
     @classmethod
     def pieces(cls, name: str, schema: Schema, number: int) -> Pieces:
-        head = f"{CALL}function{NAME}{name}\n```json\n"
-        return (Literal(head), Json(schema), Literal("\n```" + CALL_END))
+        return (Literal(CALL + name + NAME), Json(schema), Literal(CALL_END))

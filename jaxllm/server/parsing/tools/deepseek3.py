@@ -1,4 +1,4 @@
-"""DeepSeek V3.1: as V3, without type and fence."""
+"""DeepSeek V3 and R1: name and arguments in a fence, between tokens with full-width bars."""
 
 from __future__ import annotations
 
@@ -6,22 +6,26 @@ from jaxllm.server.parsing.calls import ToolParser
 from jaxllm.server.parsing.machine import Malformed, Reading
 from jaxllm.server.parsing.pieces import Json, Literal, Pieces, Section
 from jaxllm.server.parsing.schema import Schema
-from jaxllm.server.parsing.tools.deepseek_v3 import CALL, CALL_END, CALLS, CALLS_END, NAME
+
+CALLS, CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+CALL, CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
+NAME = "<｜tool▁sep｜>"
 
 
 class Parser(ToolParser):
-    aliases = ("deepseekv31",)
-    signs = (CALLS,)
+    aliases = ("deepseek_v3", "deepseekv3")
+    signs = (CALLS, "```json")
     special = (CALLS, CALL)
     open = (CALLS, CALL)
-    close = (CALL_END, CALLS_END)
-    section = Section(CALLS, "", CALLS_END)
+    close = ("```", CALL_END, CALLS_END)
+    section = Section(CALLS, "\n", CALLS_END)
 
     def call(self, marker: str) -> Reading[None]:
         if marker == CALLS:
             yield from self.expect(CALL)
+        yield from self.expect("function" + NAME)
         name = yield from self.name()
-        yield from self.expect(NAME)
+        yield from self.expect("```json")
         if (yield from self.spaces()) != "{":
             raise Malformed
         self.start(name)
@@ -29,4 +33,5 @@ class Parser(ToolParser):
 
     @classmethod
     def pieces(cls, name: str, schema: Schema, number: int) -> Pieces:
-        return (Literal(CALL + name + NAME), Json(schema), Literal(CALL_END))
+        head = f"{CALL}function{NAME}{name}\n```json\n"
+        return (Literal(head), Json(schema), Literal("\n```" + CALL_END))
