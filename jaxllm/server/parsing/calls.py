@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from jaxllm.server.parsing.machine import (
+    MAX_NAME,
     MAX_UNDECIDED,
     Machine,
     Malformed,
@@ -143,7 +144,7 @@ class ToolParser(Machine):
         """A JSON string behind its quote. Raises Malformed."""
         written: list[str] = ['"']
         while (char := (yield from self.character())) != '"':
-            if len(written) > 256 or char in ("", "\\") or char < " ":
+            if len(written) > MAX_NAME or char in ("", "\\") or char < " ":
                 raise Malformed
             written.append(self.advance(self._at + 1))
         yield from self.take('"')

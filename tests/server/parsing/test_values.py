@@ -60,7 +60,7 @@ def test_what_is_complete_is_json(text):
         json.loads(text)
     except ValueError:
         return
-    assert made == text
+    assert made is not None and made.strip() == text.strip()
 
 
 @pytest.mark.parametrize(
