@@ -121,6 +121,12 @@ class Tokenizer:
         """Whether `chat` can work."""
         return bool(self.hf.chat_template)
 
+    @property
+    def chat_template(self) -> str | None:
+        """The text of the chat template, of all of them where there are several."""
+        template = self.hf.chat_template
+        return "\n".join(template.values()) if isinstance(template, dict) else template
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`; special tokens written in it are recognised."""
         return self.backend.encode(text, add_special_tokens=add_special_tokens).ids

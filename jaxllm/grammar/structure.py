@@ -204,7 +204,7 @@ def _parsed(name: str, value: Any) -> Any:
             value = json.loads(_some_text(name, value))
         except (ValueError, RecursionError) as error:
             raise StructureError(f"{name} is not valid JSON: {str(error)[:200]}") from None
-    _check_size(name, value)
+    check_size(name, value)
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError) as error:
@@ -263,9 +263,9 @@ def _tag(name: str, item: Any, triggers: list[str]) -> dict[str, Any]:
     }
 
 
-def _check_size(name: str, value: Any) -> None:
-    """Raises StructureError on JSON that is too deep or too large, before recursive or slow work
-    on it."""
+def check_size(name: str, value: Any, limit: int = MAX_CHARS) -> None:
+    """Raises StructureError on JSON that is too deep or has more than `limit` characters, before
+    recursive or slow work on it."""
     level, deep, size = [value], 0, 0
     while level:
         size += sum(len(item) if isinstance(item, str) else 1 for item in level)
@@ -275,9 +275,9 @@ def _check_size(name: str, value: Any) -> None:
         deep += 1
         if deep > MAX_DEPTH + 1:
             raise StructureError(f"{name} nests deeper than {MAX_DEPTH} levels")
-        if size > MAX_CHARS:
+        if size > limit:
             raise StructureError(
-                f"{name} has more than {MAX_CHARS} characters as JSON, which is the limit"
+                f"{name} has more than {limit} characters as JSON, which is the limit"
             )
 
 

@@ -17,7 +17,7 @@ import jaxllm
 from jaxllm.server.engine.wire import Profile, ResetPrefixes
 from jaxllm.server.errors import ApiError, bad_request, sanitize, server_error
 from jaxllm.server.generate import Chat, Completions
-from jaxllm.server.openai.chat import CHAT_NEUTRAL, refuse_tools
+from jaxllm.server.openai.chat import CHAT_NEUTRAL, TOOL_FIELDS
 from jaxllm.server.openai.fields import read_field, refuse_unsupported
 from jaxllm.server.openai.limits import check_chars, check_ids
 from jaxllm.server.openai.requests import TOKENIZE_FIELDS, read_conversation, read_model
@@ -136,7 +136,6 @@ class Routes:
         self._state.count_unknown_fields(body, TOKENIZE_FIELDS)
         read_model(body, self._state.settings.served, required=False)
         strings = read_field(body, "return_token_strs", bool, False)
-        refuse_tools(body)
         if body.get("messages") is not None:
             if body.get("prompt") is not None:
                 raise bad_request(
@@ -149,6 +148,7 @@ class Routes:
         else:
             if body.get("prompt") is None:
                 raise bad_request("prompt or messages is required", "prompt")
+            refuse_unsupported(body, TOOL_FIELDS, "/tokenize with messages")
             text = read_field(body, "prompt", str, "")
             check_chars(len(text), self._state.rules, "prompt")
             ids = (

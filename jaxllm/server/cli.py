@@ -17,6 +17,7 @@ from jaxllm.sampling.values import legal
 from jaxllm.server.errors import ApiError
 from jaxllm.server.flags import ADMIN_KEY_VARIABLE, KEY_VARIABLES, OWN_FLAGS, parser
 from jaxllm.server.openai.chat import check_template_kwargs
+from jaxllm.server.parsing.formats import find_formats
 from jaxllm.server.state import Settings
 
 
@@ -81,6 +82,10 @@ def _check_values(args: argparse.Namespace) -> None:
         )
     for name in NEUTRAL_ARGUMENTS.keys() - OWN_FLAGS:
         _check_neutral_flag(name, getattr(args, name))
+    try:
+        find_formats(args.reasoning_parser, args.tool_call_parser, None)
+    except ValueError as error:
+        raise ConfigError(f"--reasoning-parser or --tool-call-parser: {error}") from None
 
 
 def _options(args: argparse.Namespace, environ: Mapping[str, str]) -> Options:
@@ -102,6 +107,8 @@ def _options(args: argparse.Namespace, environ: Mapping[str, str]) -> Options:
         allowed_origins=tuple(args.allowed_origins),
         template_kwargs=check_template_kwargs(args.default_chat_template_kwargs),
         page=not args.no_page,
+        reasoning_parser=args.reasoning_parser,
+        tool_call_parser=args.tool_call_parser,
     )
     return Options(
         config=config,

@@ -218,6 +218,14 @@ SERVER_FLAGS: dict[str, dict[tuple[str, ...], dict[str, Any]]] = {
             "default": {},
             "help": "JSON object of template arguments",
         },
+        ("--reasoning-parser",): {
+            "default": "auto",
+            "help": "format of reasoning: a name, none, or auto for the chat template's",
+        },
+        ("--tool-call-parser",): {
+            "default": "auto",
+            "help": "format of tool calls: a name, none, or auto for the chat template's",
+        },
         ("--allow-special-tokens-in-content",): {
             "action": "store_true",
             "help": "let messages contain control tokens; by default they stay text",
@@ -332,6 +340,12 @@ def _accepted_flags(group: Any) -> None:
                 else "not supported yet"
             )
             group.add_argument(flag, default=None, help=help)
+    group.add_argument(
+        "--enable-auto-tool-choice", action="store_true", help="no effect: it is always on"
+    )
+    group.add_argument(
+        "--enable-reasoning", action="store_true", help="no effect: see --reasoning-parser"
+    )
     group.add_argument(
         "--disable-log-requests", action="store_true", help="no effect: it is the default"
     )

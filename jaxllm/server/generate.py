@@ -3,32 +3,40 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import functools
 import logging
 import secrets
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import orjson
 
 from jaxllm.messages import GenerateRequest
-from jaxllm.sampling.options import OPTIONS, default_of
+from jaxllm.sampling.options import OPTIONS, SamplingParams, default_of
 from jaxllm.server.engine.streams import Stream
-from jaxllm.server.errors import ApiError, server_error
+from jaxllm.server.errors import ApiError, bad_request, server_error
 from jaxllm.server.openai.bodies import ClientGone, unless_gone, until_gone
-from jaxllm.server.openai.endpoint_replies import ChatReply, CompletionReply
+from jaxllm.server.openai.chat_reply import ChatReply
+from jaxllm.server.openai.completion_reply import CompletionReply
 from jaxllm.server.openai.limits import check_length, check_prompt_scoring, clamp
-from jaxllm.server.openai.replies import DONE, EchoSpec, NamelessTokens, Reply, large
+from jaxllm.server.openai.replies import NamelessTokens, Reply, ReplySpec, large
 from jaxllm.server.openai.requests import (
     CHAT_FIELDS,
     COMPLETION_FIELDS,
     ChatRequest,
     CompletionRequest,
+    Conversation,
     Generation,
     parse_chat,
     parse_completion,
 )
+from jaxllm.server.parsing.parts import Part, Reasoning, Text
+from jaxllm.server.parsing.pipeline import Pipeline, pipeline
 from jaxllm.server.state import ServerState
 
+PROMPT_END = 32  # tokens of a prompt, which hold the marker that may end it
 MANY_IDS = 1 << 16  # token ids of a request that are parsed in a thread
 SSE_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -83,12 +91,8 @@ class Generate:
     ) -> None:
         self._state.client.check_capacity(self.count_choices(request))
         id = secrets.token_hex(16)
-        requests, echo = await unless_gone(gone, self._prepare(id, request))
-        names = NamelessTokens() if request.tokens_as_ids else self._state.names
-        reply = self.reply(
-            id, request.model, self._state.fingerprint, echo, request.params.n, names
-        )
-        reply.with_usage(request.usage_at_end, request.usage_always)
+        requests, spec = await unless_gone(gone, self._prepare(id, request))
+        reply = self.new_reply(id, request, spec)
         if self._state.settings.log_requests:
             lengths = [len(one.prompt_token_ids) for one in requests[:8]]
             logger.info(
@@ -106,7 +110,7 @@ class Generate:
         )
         try:
             if request.stream:
-                await send_stream(stream, reply, request.usage_at_end, send)
+                await send_stream(stream, reply, send)
             else:
                 await send_whole(stream, reply, send)
         finally:
@@ -114,7 +118,7 @@ class Generate:
 
     async def _prepare(
         self, id: str, request: CompletionRequest | ChatRequest
-    ) -> tuple[list[GenerateRequest], EchoSpec]:
+    ) -> tuple[list[GenerateRequest], ReplySpec]:
         """The engine's requests, and the part of the prompts in the reply. Raises ApiError."""
         prompts = self.token_id_prompts(request)
         if prompts is None:
@@ -128,23 +132,38 @@ class Generate:
         grammar = (
             None if request.structure is None else await self._state.grammar(request.structure)
         )
+        params = self.sampling_params(request)
         requests = [
             GenerateRequest(
                 id=f"{id}-{number}",
                 prompt_token_ids=ids,
-                params=clamp(request.params, len(ids), self._state.resolved),
+                params=clamp(params, len(ids), self._state.resolved),
                 cache_salt=request.cache_salt,
                 grammar=grammar,
             )
             for number, ids in enumerate(prompts)
         ]
         if request.echo:
-            return requests, await self._state.in_thread(self.echo_spec, request, prompts)
-        return requests, self.echo_spec(request, prompts)
+            return requests, await self._state.in_thread(self.reply_spec, request, prompts)
+        return requests, self.reply_spec(request, prompts)
 
     def parse(self, body: dict[str, Any]) -> CompletionRequest | ChatRequest:
         """Raises ApiError."""
         raise NotImplementedError
+
+    def new_reply(self, id: str, request: Any, spec: ReplySpec) -> Reply:
+        """The reply, before the first token."""
+        names = NamelessTokens() if request.tokens_as_ids else self._state.names
+        reply = self.reply(
+            id, request.model, self._state.fingerprint, spec, request.params.n, names
+        )
+        reply.with_usage(request.usage_at_end, request.usage_always)
+        return reply
+
+    def sampling_params(self, request: Any) -> SamplingParams:
+        """The options for the engine, not yet clamped to the context."""
+        params: SamplingParams = request.params
+        return params
 
     def count_choices(self, request: Any) -> int:
         """Choices that the engine generates for it."""
@@ -158,9 +177,9 @@ class Generate:
         """Token ids of every prompt; runs in a thread."""
         raise NotImplementedError
 
-    def echo_spec(self, request: Any, prompts: list[list[int]]) -> EchoSpec:
+    def reply_spec(self, request: Any, prompts: list[list[int]]) -> ReplySpec:
         """The part of the prompts in the reply; with echo this runs in a thread."""
-        return EchoSpec(prompts=prompts, prompt_logprobs=request.prompt_logprobs)
+        return ReplySpec(prompts=prompts, prompt_logprobs=request.prompt_logprobs)
 
 
 class Completions(Generate):
@@ -187,9 +206,9 @@ class Completions(Generate):
             self._state.encode(prompt, request.add_special_tokens) for prompt in request.prompts
         ]
 
-    def echo_spec(self, request: CompletionRequest, prompts: list[list[int]]) -> EchoSpec:
+    def reply_spec(self, request: CompletionRequest, prompts: list[list[int]]) -> ReplySpec:
         """With echo, the prompts' texts as given; token ids and truncated prompts are decoded."""
-        spec = super().echo_spec(request, prompts)
+        spec = super().reply_spec(request, prompts)
         if not request.echo:
             return spec
         whole = request.params.truncate_prompt_tokens is None
@@ -204,7 +223,7 @@ class Completions(Generate):
 
 
 class Chat(Generate):
-    """POST /v1/chat/completions"""
+    """POST /v1/chat/completions, and what endpoints share that make a ChatRequest of their body."""
 
     param, fields, reply = "messages", CHAT_FIELDS, ChatReply
 
@@ -212,21 +231,79 @@ class Chat(Generate):
         """See `requests.parse_chat`."""
         return parse_chat(body, self._state.rules)
 
+    def sampling_params(self, request: ChatRequest) -> SamplingParams:
+        """Parsers see special tokens that are markers."""
+        params = request.params
+        if params.skip_special_tokens and self._state.formats.special(bool(request.tools.callable)):
+            params = copy.copy(params)
+            params.skip_special_tokens = False
+        return params
+
     def tokenise(self, request: ChatRequest) -> list[list[int]]:
         """The rendered conversation."""
+        if request.tools.callable and self._state.formats.tools is None:
+            raise bad_request(
+                "this model's chat template shows no format of tool calls that the server knows; "
+                "send tool_choice none, or start the server with --tool-call-parser",
+                "tools",
+                "unsupported_parameter",
+            )
+        if request.tools.mode == "required":
+            raise bad_request(
+                "tool_choice must be none or auto; others are not supported yet", "tool_choice"
+            )
         return [self._state.render(request.conversation)]
 
-    def echo_spec(self, request: ChatRequest, prompts: list[list[int]]) -> EchoSpec:
+    def reply_spec(self, request: ChatRequest, prompts: list[list[int]]) -> ReplySpec:
         """A continued message keeps its role. With echo, the last message is repeated if it has
         the answer's role."""
         last = request.conversation.messages[-1]
         role = last["role"] if request.conversation.continue_final_message else "assistant"
-        spec = replace(super().echo_spec(request, prompts), role=role)
+        spec = replace(
+            super().reply_spec(request, prompts),
+            role=role,
+            new_pipeline=self._new_pipeline(request, prompts[0]),
+        )
         return (
             replace(spec, texts=[last["content"]])
             if request.echo and last["role"] == role
             else spec
         )
+
+    def _new_pipeline(
+        self, request: ChatRequest, prompt: list[int]
+    ) -> Callable[[], Pipeline] | None:
+        """What makes the parser of one choice; None where nothing is told apart."""
+        formats, schemas = self._state.formats, request.tools.schemas
+        if formats.reasoning is None and (formats.tools is None or schemas is None):
+            return None
+        return functools.partial(
+            pipeline,
+            formats.reasoning,
+            formats.tools,
+            prompt=self._prompt_end(request.conversation, prompt),
+            schemas=schemas,
+            calls_before=request.conversation.calls,
+            keep=functools.partial(is_wanted, request),
+        )
+
+    def _prompt_end(self, conversation: Conversation, prompt: list[int]) -> str:
+        """What tells whether the answer begins within reasoning: the end of the prompt, or the last
+        marker in the message that is continued."""
+        reasoning = self._state.formats.reasoning
+        if reasoning is None or not conversation.continue_final_message:
+            return self._state.decode_prompt(prompt[-PROMPT_END:])
+        text = conversation.messages[-1]["content"]
+        found = {text.rfind(marker): marker for marker in (*reasoning.starts, *reasoning.ends)}
+        return found[max(found)] if max(found) >= 0 else reasoning.ends[0]
+
+
+def is_wanted(request: ChatRequest, part: Part) -> bool:
+    """Whether a reply has this part: reasoning if it is included, one call unless they may be
+    parallel."""
+    if isinstance(part, Reasoning):
+        return request.include_reasoning
+    return isinstance(part, Text) or part.index == 0 or request.tools.parallel
 
 
 def has_many_ids(prompt: Any) -> bool:
@@ -269,7 +346,7 @@ async def send_whole(stream: Stream, reply: Reply, send: Any) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-async def send_stream(stream: Stream, reply: Reply, usage_at_end: bool, send: Any) -> None:
+async def send_stream(stream: Stream, reply: Reply, send: Any) -> None:
     """Server-sent events, one write per step.
 
     The status is sent with the first delta, so an earlier error is a plain HTTP error. Raises
@@ -287,7 +364,7 @@ async def send_stream(stream: Stream, reply: Reply, usage_at_end: bool, send: An
                 await send({"type": "http.response.start", "status": 200, "headers": SSE_HEADERS})
                 started = True
             if stream.done:
-                data += (reply.usage_event() if usage_at_end else b"") + DONE
+                data += reply.last_events()
             stream.begin_write()
             await send({"type": "http.response.body", "body": data, "more_body": not stream.done})
     except Exception as error:
@@ -296,5 +373,5 @@ async def send_stream(stream: Stream, reply: Reply, usage_at_end: bool, send: An
         if not isinstance(error, ApiError):
             logger.exception("a stream failed")
             error = server_error()
-        event = b"data: " + orjson.dumps(error.envelope()) + b"\n\n" + DONE
-        await send({"type": "http.response.body", "body": event, "more_body": False})
+        data = reply.error_events(error)
+        await send({"type": "http.response.body", "body": data, "more_body": False})

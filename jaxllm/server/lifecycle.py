@@ -26,6 +26,7 @@ from jaxllm.server.engine.client import EngineClient
 from jaxllm.server.engine.connection import ENGINE_COMMAND, EngineDied
 from jaxllm.server.engine.supervisor import EngineSupervisor
 from jaxllm.server.errors import overloaded
+from jaxllm.server.parsing.formats import format_name
 from jaxllm.server.signals import Signals
 from jaxllm.server.state import ServerState
 from jaxllm.server.transport.http import HttpServer, http_server
@@ -149,6 +150,11 @@ async def _serve(
     serving = asyncio.ensure_future(server.serve(sockets=[sock]))
     stats = asyncio.ensure_future(log_stats(server_state)) if options.log_stats else None
     announce(options, sock)
+    logger.info(
+        "chats: reasoning as %s, tool calls as %s (--reasoning-parser, --tool-call-parser)",
+        format_name(server_state.formats.reasoning),
+        format_name(server_state.formats.tools),
+    )
     try:
         await _until_stopped(server_state.client, supervisor, serving, signals)
         status = 1

@@ -28,6 +28,7 @@ from jaxllm.server.openai.fields import Structure
 from jaxllm.server.openai.limits import Rules
 from jaxllm.server.openai.replies import NamelessTokens, TokenNames
 from jaxllm.server.openai.requests import Conversation
+from jaxllm.server.parsing.formats import find_formats
 from jaxllm.tokenizer import TemplateError, Tokenizer
 
 MAX_UNKNOWN_NAMES = 256
@@ -46,6 +47,7 @@ class Settings:
         max_body_size: bytes of one request.
         stall_seconds: seconds without a step until /health answers 503.
         page: whether the page at / is served.
+        reasoning_parser: name of the format, "auto" or "none"; so `tool_call_parser`.
     """
 
     served: tuple[str, ...]
@@ -59,6 +61,8 @@ class Settings:
     allowed_origins: tuple[str, ...] = ()
     template_kwargs: dict[str, Any] = field(default_factory=dict)
     page: bool = True
+    reasoning_parser: str = "auto"
+    tool_call_parser: str = "auto"
 
 
 class ServerState:
@@ -79,6 +83,11 @@ class ServerState:
             longest_token=tokenizer.longest_token if tokenizer is not None else 1,
             defaults=defaults,
             template_kwargs=settings.template_kwargs,
+        )
+        self.formats = find_formats(
+            settings.reasoning_parser,
+            settings.tool_call_parser,
+            None if tokenizer is None else tokenizer.chat_template,
         )
         self.metrics = Metrics(
             settings.served[0],
@@ -180,6 +189,7 @@ class ServerState:
         try:
             ids = tokenizer.chat(
                 conversation.messages,
+                tools=[tool.form for tool in conversation.shown_tools] or None,
                 add_generation_prompt=conversation.add_generation_prompt,
                 continue_final_message=conversation.continue_final_message,
                 template_kwargs=conversation.template_kwargs,

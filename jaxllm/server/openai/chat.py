@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 
 from jaxllm.server.errors import bad_request, describe
-from jaxllm.server.openai.fields import is_one_of, read_field, read_optional
+from jaxllm.server.openai.fields import read_field, read_optional
 from jaxllm.tokenizer import RESERVED_TEMPLATE_NAMES
 
 MAX_MESSAGES = 4096
@@ -34,13 +34,20 @@ CHAT_NEUTRAL: dict[str, tuple[Any, ...]] = {
     "add_special_tokens": (False,),
 }
 
+# Fields of tools, with the values that request nothing.
+TOOL_FIELDS: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("tools", "functions"), ([],)),
+    **dict.fromkeys(("tool_choice", "function_call"), ("none", "auto")),
+    "parallel_tool_calls": (True, False),
+}
+
 # Fields of chats alone, with the values that request nothing.
 CHAT_ONLY: dict[str, tuple[Any, ...]] = {
     "messages": ([],),
     **{name: neutral for name, neutral in CHAT_NEUTRAL.items() if name != "add_special_tokens"},
-    **dict.fromkeys(("tools", "functions"), ([],)),
-    **dict.fromkeys(("tool_choice", "function_call"), ("none", "auto")),
-    **dict.fromkeys(("chat_template", "reasoning_effort"), ()),
+    **TOOL_FIELDS,
+    **dict.fromkeys(("chat_template", "reasoning_effort", "thinking_token_budget"), ()),
+    "include_reasoning": (True, False),
     "chat_template_kwargs": ({},),
     "continue_final_message": (False,),
     "add_generation_prompt": (True, False),
@@ -148,11 +155,8 @@ def _read_tool_calls(message: dict[str, Any], at: str) -> list[dict[str, Any]]:
             raise bad_request(f"{where} must be an object with function.name", where)
         arguments = function.get("arguments")
         if isinstance(arguments, str):
-            try:
-                arguments = orjson.loads(arguments or "{}")
-            except orjson.JSONDecodeError:
-                arguments = None
-        if not isinstance(arguments, dict):
+            arguments = _parsed(arguments)
+        elif not isinstance(arguments, dict):
             raise bad_request(f"{where}.function.arguments must be a JSON object", where)
         clean.append(
             {
@@ -164,38 +168,38 @@ def _read_tool_calls(message: dict[str, Any], at: str) -> list[dict[str, Any]]:
     return clean
 
 
-def refuse_tools(body: dict[str, Any]) -> None:
-    """Refuse tools, which are not supported yet; `[]`, null and the choices "none" and "auto"
-    request none. Raises ApiError(400)."""
-    for name in ("tools", "functions"):
-        if read_field(body, name, list, []):
-            raise bad_request(
-                f"{name} is not supported yet; leave it out or send []",
-                name,
-                "unsupported_parameter",
-            )
-    for name in ("tool_choice", "function_call"):
-        choice = body.get(name)
-        if choice is not None and not is_one_of(choice, ("none", "auto")):
-            raise bad_request(
-                f"{name} must be none or auto when there are no tools, got {describe(choice)}", name
-            )
+def _parsed(arguments: str) -> dict[str, Any] | str:
+    """A call's arguments for the template. A model may have written what is no JSON object, and
+    agents send that back: it stays text."""
+    try:
+        value = orjson.loads(arguments or "{}")
+    except orjson.JSONDecodeError:
+        return arguments
+    return value if isinstance(value, dict) else arguments
 
 
 def read_template_kwargs(body: dict[str, Any]) -> dict[str, Any]:
-    """`chat_template_kwargs` and `reasoning_effort`: scalars under names that are not the
-    renderer's own. Raises ApiError(400)."""
+    """`chat_template_kwargs`, which win over those of `read_effort`: scalars under names that are
+    not the renderer's own. Raises ApiError(400)."""
     kwargs = read_field(body, "chat_template_kwargs", dict, {})
-    clean = check_template_kwargs(kwargs)
+    return read_effort(body) | check_template_kwargs(kwargs)
+
+
+def read_effort(body: dict[str, Any]) -> dict[str, Any]:
+    """The template arguments that `reasoning_effort` and `thinking_token_budget` stand for, by the
+    names of several models; a template reads its own. Raises ApiError(400)."""
     effort = read_optional(body, "reasoning_effort", str)
-    if effort is not None:
-        if effort not in EFFORTS:
-            raise bad_request(
-                f"reasoning_effort must be one of {', '.join(EFFORTS)}, got {describe(effort)}",
-                "reasoning_effort",
-            )
-        clean.setdefault("reasoning_effort", effort)
-    return clean
+    budget = read_optional(body, "thinking_token_budget", int)
+    kwargs: dict[str, Any] = {} if budget is None else {"thinking_budget": budget}
+    if effort is None:
+        return kwargs
+    if effort not in EFFORTS:
+        raise bad_request(
+            f"reasoning_effort must be one of {', '.join(EFFORTS)}, got {describe(effort)}",
+            "reasoning_effort",
+        )
+    thinks = effort != "none"
+    return kwargs | {"reasoning_effort": effort, "enable_thinking": thinks, "thinking": thinks}
 
 
 def check_template_kwargs(kwargs: dict[str, Any]) -> dict[str, Any]:

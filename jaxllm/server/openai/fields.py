@@ -24,8 +24,8 @@ INTEGERS = frozenset(name for name in WIRE_OPTIONS if OPTIONS[name].kind in ("in
 
 # Known fields that change nothing here, whatever they hold.
 IGNORED = frozenset(
-    "user metadata store service_tier parallel_tool_calls prompt_cache_key prompt_cache_retention "
-    "safety_identifier request_id session_id include_reasoning verbosity "
+    "user metadata store service_tier prompt_cache_key prompt_cache_retention "
+    "safety_identifier request_id session_id verbosity "
     "guided_decoding_backend".split()
 )
 
@@ -38,7 +38,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "extra_args": ({},),
     "logits_processors": ([],),
     "logprob_token_ids": ([],),
-    "thinking_token_budget": (),
     "repetition_detection": (),
     "watermarking": (),
     "return_token_ids": (False,),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -11,6 +11,9 @@ import orjson
 
 from jaxllm.logprobs import each, prompt_entries, unpacked
 from jaxllm.messages import PromptLogprobs, TextDelta, TokenLogprobs
+from jaxllm.server.errors import ApiError
+from jaxllm.server.parsing.parts import Part
+from jaxllm.server.parsing.pipeline import Pipeline
 
 LARGE = 4096  # bytes of packed log-probabilities that take a few milliseconds to encode
 LOWEST = -9999.0  # in place of -inf, which JSON lacks
@@ -40,8 +43,8 @@ type Entry = TokenLogprobs | int  # an id: the first token of a prompt, which ha
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EchoSpec:
-    """The prompts, and the parts of them that a reply repeats.
+class ReplySpec:
+    """The prompts, the parts of them that a reply repeats, and how it reads generated text.
 
     Attributes:
         texts: texts put before the generated ones; None without echo.
@@ -49,6 +52,7 @@ class EchoSpec:
         generates: false when only the prompts are scored.
         prompt_logprobs: top entries of the field of that name; None leaves it out.
         role: role of a chat's answer.
+        new_pipeline: makes the parser of one choice; None leaves text as it is.
     """
 
     prompts: list[list[int]]
@@ -57,6 +61,7 @@ class EchoSpec:
     generates: bool = True
     prompt_logprobs: int | None = None
     role: str = "assistant"
+    new_pipeline: Callable[[], Pipeline] | None = None
 
 
 @dataclass(slots=True)
@@ -67,6 +72,9 @@ class Choice:
         token_ids: ids of the rows in `packed`.
         packed: log-probabilities of a reply that is sent whole (`jaxllm.logprobs`).
         offset: characters of the tokens whose log-probabilities were sent.
+        pipeline: reads the text of a chat's choice; None where it is not parsed.
+        parts: of a parsed choice in a reply that is sent whole.
+        calls: tool calls so far.
     """
 
     text: list[str] = field(default_factory=list)
@@ -77,6 +85,10 @@ class Choice:
     started: bool = False
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    pipeline: Pipeline | None = None
+    parts: list[Part] = field(default_factory=list)
+    reasoning_tokens: int = 0
+    calls: int = 0
 
     @property
     def logprobs(self) -> Iterator[TokenLogprobs] | None:
@@ -95,15 +107,15 @@ class Reply:
     chunk_kind = ""
 
     def __init__(
-        self, id: str, model: str, fingerprint: str, echo: EchoSpec, n: int, names: TokenNames
+        self, id: str, model: str, fingerprint: str, spec: ReplySpec, n: int, names: TokenNames
     ):
         self.id = self.prefix + id
         self.created = int(time.time())
         self._common = {"created": self.created, "model": model, "system_fingerprint": fingerprint}
-        self._echo, self._n, self._names = echo, n, names
-        self._choices = [Choice() for _ in range(len(echo.prompts) * n)]
-        self._prompt_tokens = sum(map(len, echo.prompts))
-        self._cached = [0] * len(echo.prompts)
+        self._spec, self._n, self._names = spec, n, names
+        self._choices = [Choice() for _ in range(len(spec.prompts) * n)]
+        self._prompt_tokens = sum(map(len, spec.prompts))
+        self._cached = [0] * len(spec.prompts)
         self._prompt_packed: dict[int, PromptLogprobs] = {}
         # Prompts' log-probabilities as JSON, encoded once for all their choices
         self._prompt_json: dict[int, orjson.Fragment] = {}
@@ -113,11 +125,11 @@ class Reply:
             + b',"choices":['
         )
         self._event_tail = b"]}\n\n"
-        self._usage_in_chunks = False
+        self._usage_at_end = self._usage_in_chunks = False
 
     def with_usage(self, at_end: bool, always: bool) -> None:
         """Put usage into a last chunk, or into every chunk; other chunks then carry null."""
-        self._usage_in_chunks = always
+        self._usage_at_end, self._usage_in_chunks = at_end, always
         if at_end:
             self._event_tail = b'],"usage":null}\n\n'
 
@@ -169,6 +181,14 @@ class Reply:
             "usage": self.usage(),
         }
 
+    def last_events(self) -> bytes:
+        """What ends a stream."""
+        return (self.usage_event() if self._usage_at_end else b"") + DONE
+
+    def error_events(self, error: ApiError) -> bytes:
+        """What ends a stream that has failed."""
+        return b"data: " + orjson.dumps(error.envelope()) + b"\n\n" + DONE
+
     def usage(self) -> dict[str, Any]:
         """Token counts so far."""
         prompt, completion = self._prompt_tokens, sum(choice.tokens for choice in self._choices)
@@ -200,7 +220,7 @@ class Reply:
 
     def _prompt_entries(self, prompt: int, top: int) -> Iterator[Entry]:
         """Every token of a prompt, with its `top` most likely alternatives."""
-        ids = self._echo.prompts[prompt]
+        ids = self._spec.prompts[prompt]
         yield ids[0]
         for at in prompt_entries(self._prompt_packed[prompt], ids):
             at.top = at.top[:top]
@@ -209,7 +229,7 @@ class Reply:
     def _prompt_logprobs(self, prompt: int) -> dict[str, Any]:
         """The field `prompt_logprobs`, if requested: a map from id to log-probability for each
         token of the prompt, null for the first."""
-        top = self._echo.prompt_logprobs
+        top = self._spec.prompt_logprobs
         if top is None:
             return {}
         if prompt not in self._prompt_json:

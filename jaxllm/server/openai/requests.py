@@ -12,9 +12,9 @@ from jaxllm.server.errors import ApiError, bad_request, describe
 from jaxllm.server.openai.chat import (
     CHAT_NEUTRAL,
     CHAT_ONLY,
+    TOOL_FIELDS,
     read_messages,
     read_template_kwargs,
-    refuse_tools,
 )
 from jaxllm.server.openai.fields import (
     IGNORED,
@@ -37,6 +37,7 @@ from jaxllm.server.openai.limits import (
     check_ids,
     check_sampling,
 )
+from jaxllm.server.openai.tools import NO_TOOLS, Tool, ToolUse, read_tool_use
 
 MAX_PROMPTS = 1024
 MAX_CHOICES = 1024  # prompts × n of one HTTP request
@@ -77,10 +78,9 @@ TOKENIZE_FIELDS = frozenset(
     | {
         "chat_template",
         "chat_template_kwargs",
-        "tools",
-        "tool_choice",
-        "functions",
-        "function_call",
+        "reasoning_effort",
+        "thinking_token_budget",
+        *TOOL_FIELDS,
         *CHAT_NEUTRAL,
     }
 )
@@ -129,13 +129,36 @@ class Conversation:
     add_generation_prompt: bool
     continue_final_message: bool
     template_kwargs: dict[str, Any]
+    tools: ToolUse = NO_TOOLS
+
+    @property
+    def shown_tools(self) -> tuple[Tool, ...]:
+        """The tools that the template gets: all, or none where none may be called."""
+        return () if self.tools.mode == "none" else self.tools.tools
+
+    @property
+    def calls(self) -> int:
+        """Tool calls in the messages."""
+        return sum(len(message.get("tool_calls", ())) for message in self.messages)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequest(Generation):
-    """POST /v1/chat/completions."""
+    """POST /v1/chat/completions, and what other endpoints of chats make of their bodies.
+
+    Attributes:
+        thinking_budget: tokens of reasoning after which it is ended; None sets no limit.
+        include_reasoning: whether the reply has the reasoning.
+    """
 
     conversation: Conversation
+    thinking_budget: int | None = None
+    include_reasoning: bool = True
+
+    @property
+    def tools(self) -> ToolUse:
+        """The tools, and how the answer may use them."""
+        return self.conversation.tools
 
 
 def parse_completion(body: dict[str, Any], rules: Rules) -> CompletionRequest:
@@ -181,8 +204,12 @@ def parse_chat(body: dict[str, Any], rules: Rules) -> ChatRequest:
         forced={"max_tokens": body.get(limit), "logprobs": read_chat_logprobs(body)},
     )
     refuse_unsupported(body, COMPLETION_ONLY, "/v1/completions")
-    refuse_tools(body)
-    return ChatRequest(**shared, conversation=read_conversation(body, rules))
+    return ChatRequest(
+        **shared,
+        conversation=read_conversation(body, rules),
+        thinking_budget=read_budget(body),
+        include_reasoning=read_field(body, "include_reasoning", bool, True),
+    )
 
 
 def read_generation(
@@ -261,7 +288,18 @@ def read_conversation(body: dict[str, Any], rules: Rules) -> Conversation:
         add_generation_prompt=prompts,
         continue_final_message=continues,
         template_kwargs=kwargs,
+        tools=read_tool_use(body),
     )
+
+
+def read_budget(body: dict[str, Any]) -> int | None:
+    """`thinking_token_budget`. Raises ApiError."""
+    budget = read_optional(body, "thinking_token_budget", int)
+    if budget is not None and budget < 0:
+        raise bad_request(
+            f"thinking_token_budget must be at least 0, got {budget}", "thinking_token_budget"
+        )
+    return budget
 
 
 def read_prompts(value: Any, rules: Rules, params: SamplingParams) -> list[Prompt]:

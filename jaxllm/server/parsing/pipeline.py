@@ -19,8 +19,15 @@ _ALPHANUMERICS = string.ascii_letters + string.digits
 class Pipeline:
     """Follows one choice."""
 
-    def __init__(self, reasoning: Machine | None, reply: Machine | None):
-        """`reply` reads what is not reasoning; without it, that is text."""
+    def __init__(
+        self,
+        reasoning: Machine | None,
+        reply: Machine | None,
+        keep: Callable[[Part], bool] = lambda part: True,
+    ):
+        """`reply` reads what is not reasoning; without it, that is text. Parts that are not to
+        `keep` are dropped."""
+        self._keep = keep
         self._reasoning = reasoning
         self._reply = reply
         self._over = reasoning is None
@@ -33,6 +40,16 @@ class Pipeline:
 
     def feed(self, text: str) -> list[Part]:
         """Parts that are certain after this text."""
+        return list(filter(self._keep, self._feed(text)))
+
+    def finish(self) -> list[Part]:
+        """The last parts, when no text follows."""
+        parts = [] if self._over else self._reply_in(self._reasoning.finish())  # type: ignore[union-attr]
+        if self._reply is not None:
+            parts += self._reply.finish()
+        return list(filter(self._keep, parts))
+
+    def _feed(self, text: str) -> list[Part]:
         if not self._over:
             parts = self._reply_in(self._reasoning.feed(text))  # type: ignore[union-attr]
             self._over = self._reasoning.over  # type: ignore[union-attr]
@@ -40,11 +57,6 @@ class Pipeline:
         if self._reply is not None:
             return self._reply.feed(text)
         return [Text(text)] if text else []
-
-    def finish(self) -> list[Part]:
-        """The last parts, when no text follows."""
-        parts = [] if self._over else self._reply_in(self._reasoning.finish())  # type: ignore[union-attr]
-        return parts if self._reply is None else parts + self._reply.finish()
 
     def _reply_in(self, parts: list[Part]) -> list[Part]:
         """The reply's parts in place of texts."""
@@ -65,20 +77,22 @@ def pipeline(
     prompt: str = "",
     schemas: Tools | None = None,
     calls_before: int = 0,
+    keep: Callable[[Part], bool] = lambda part: True,
 ) -> Pipeline:
     """The pipeline of one choice.
 
     `prompt`: the rendered prompt; its end tells whether the answer begins within reasoning.
     `schemas`: of the arguments of the request's tools, by name; None if it may call none.
     `calls_before`: how many tool calls the conversation has.
+    `keep`: tells parts that are wanted from those that are dropped.
     """
     calls = None
     if tools is not None and schemas is not None:
         calls = tools(schemas, new_ids(tools.ids, calls_before))
     if reasoning is None or isinstance(calls, Harmony):  # which reads reasoning itself
-        return Pipeline(None, calls)
+        return Pipeline(None, calls, keep)
     also_ends = calls.special if calls is not None else ()
-    return Pipeline(reasoning(prompt, also_ends), calls)
+    return Pipeline(reasoning(prompt, also_ends), calls, keep)
 
 
 def new_ids(style: str, calls_before: int) -> Callable[[str, int], str]:

@@ -10,8 +10,9 @@ import pytest
 
 from jaxllm.logprobs import packed_from
 from jaxllm.messages import PromptLogprobs, TextDelta, TokenLogprobs
-from jaxllm.server.openai.endpoint_replies import ChatReply, CompletionReply
-from jaxllm.server.openai.replies import EchoSpec, Reply
+from jaxllm.server.openai.chat_reply import ChatReply
+from jaxllm.server.openai.completion_reply import CompletionReply
+from jaxllm.server.openai.replies import Reply, ReplySpec
 
 PROMPT, TOP, SAID = list(range(2, 202)), 5, [7, 8]
 
@@ -41,7 +42,7 @@ def entries(tokens: list[int]) -> list[TokenLogprobs]:
 def answered(kind: type[Reply], n: int, **shown: Any) -> tuple[Reply, Names]:
     """A reply of `n` choices that have ended."""
     names = Names()
-    reply = kind("id", "model", "print", EchoSpec(prompts=[PROMPT], **shown), n, names)
+    reply = kind("id", "model", "print", ReplySpec(prompts=[PROMPT], **shown), n, names)
     scores = PromptLogprobs(top=TOP, packed=packed_from(entries(PROMPT[1:]), TOP))
     for index in range(n):
         said = packed_from(entries(SAID), TOP)

@@ -16,7 +16,7 @@ import pytest
 from jaxllm.config import EngineConfig
 from jaxllm.messages import TextDelta
 from jaxllm.sampling.options import SamplingParams
-from jaxllm.server.openai.endpoint_replies import CompletionReply
+from jaxllm.server.openai.completion_reply import CompletionReply
 from jaxllm.tokenizer import Tokenizer
 from tests.server import fake
 from tests.server.harness import Running

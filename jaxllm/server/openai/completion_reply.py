@@ -1,4 +1,4 @@
-"""Replies of /v1/completions and of /v1/chat/completions."""
+"""Replies of /v1/completions."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import orjson
 from jaxllm.messages import TextDelta, TokenLogprobs
 from jaxllm.server.openai.replies import (
     Choice,
-    EchoSpec,
     Entry,
     Reply,
+    ReplySpec,
     TokenNames,
     finite,
     json_fragment,
@@ -47,15 +47,15 @@ class CompletionReply(Reply):
     prefix, kind, chunk_kind = "cmpl-", "text_completion", "text_completion"
 
     def __init__(
-        self, id: str, model: str, fingerprint: str, echo: EchoSpec, n: int, names: TokenNames
+        self, id: str, model: str, fingerprint: str, spec: ReplySpec, n: int, names: TokenNames
     ):
-        super().__init__(id, model, fingerprint, echo, n, names)
+        super().__init__(id, model, fingerprint, spec, n, names)
         self._echoes: dict[int, Columns] = {}  # of prompts, once for all their choices
 
     def _update_choice(self, prompt: int, delta: TextDelta) -> Choice:
         """As for every reply; when only the prompts are scored, generated tokens do not count."""
         choice = super()._update_choice(prompt, delta)
-        if not self._echo.generates:
+        if not self._spec.generates:
             choice.tokens, choice.stop_reason = 0, None
             choice.finish_reason = choice.finish_reason and "length"
         return choice
@@ -77,7 +77,7 @@ class CompletionReply(Reply):
         echoes: bool,
     ) -> dict[str, Any]:
         """A choice's object with generated text; `echoes` puts the requested echo before it."""
-        if not self._echo.generates:
+        if not self._spec.generates:
             text, logprobs = "", None
         before, prompt_columns = self._echo_of(index // self._n) if echoes else ("", None)
         return {
@@ -90,16 +90,16 @@ class CompletionReply(Reply):
 
     def _echo_of(self, prompt: int) -> tuple[str, Columns | None]:
         """The echoed text of a prompt, and its log-probabilities."""
-        echo = self._echo
-        if echo.texts is None:
+        spec = self._spec
+        if spec.texts is None:
             return "", None
         if (
-            echo.logprobs is not None
+            spec.logprobs is not None
             and prompt in self._prompt_packed
             and prompt not in self._echoes
         ):
-            self._echoes[prompt] = self._columns(self._prompt_entries(prompt, echo.logprobs), 0)
-        return echo.texts[prompt], self._echoes.get(prompt)
+            self._echoes[prompt] = self._columns(self._prompt_entries(prompt, spec.logprobs), 0)
+        return spec.texts[prompt], self._echoes.get(prompt)
 
     def _logprobs(
         self, choice: Choice, before: Columns | None, found: Iterable[Entry] | None
@@ -134,63 +134,3 @@ class CompletionReply(Reply):
             top.setdefault(self._names.token_text(id), finite(value))
         top.setdefault(text, logprob)
         return text, logprob, json_fragment(top)
-
-
-class ChatReply(Reply):
-    """/v1/chat/completions"""
-
-    prefix, kind, chunk_kind = "chatcmpl-", "chat.completion", "chat.completion.chunk"
-
-    def _chunks(self, index: int, choice: Choice, delta: TextDelta) -> list[dict[str, Any]]:
-        chunks: list[dict[str, Any]] = []
-        if not choice.started:
-            choice.started = True
-            opening = {"role": self._echo.role, "content": ""}
-            deltas = [opening, *({"content": text} for text in self._echo.texts or ())]
-            chunks = [
-                {"index": index, "delta": part, "logprobs": None, "finish_reason": None}
-                for part in deltas
-            ]
-        if delta.token_ids or delta.text or delta.finish_reason is not None:
-            part = {"content": delta.text} if delta.text or delta.finish_reason is None else {}
-            body = {
-                "index": index,
-                "delta": part,
-                "logprobs": self._logprobs(unpack_delta(delta)),
-                "finish_reason": delta.finish_reason,
-            }
-            if delta.finish_reason is not None:
-                body["stop_reason"] = delta.stop_reason
-            chunks.append(body)
-        return chunks
-
-    def _full_choice(self, index: int, choice: Choice) -> dict[str, Any]:
-        message = {
-            "role": self._echo.role,
-            "content": "".join([*(self._echo.texts or ()), *choice.text]),
-            "refusal": None,
-        }
-        body = {"index": index, "message": message, "logprobs": self._logprobs(choice.logprobs)}
-        return body | {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason}
-
-    def full_reply(self) -> dict[str, Any]:
-        """The reply to a request without `stream`."""
-        return super().full_reply() | self._prompt_logprobs(0)
-
-    def _logprobs(self, found: Iterable[TokenLogprobs] | None) -> dict[str, Any] | None:
-        if found is None:
-            return None
-        content = []
-        for at in found:
-            top = [self._token_entry(id, value) for id, value in at.top]
-            content.append(
-                json_fragment(self._token_entry(at.token_id, at.logprob) | {"top_logprobs": top})
-            )
-        return {"content": content, "refusal": None}
-
-    def _token_entry(self, id: int, logprob: float) -> dict[str, Any]:
-        return {
-            "token": self._names.token_text(id),
-            "logprob": finite(logprob),
-            "bytes": list(self._names.token_bytes(id)),
-        }

@@ -1,0 +1,139 @@
+"""Replies of /v1/chat/completions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from jaxllm.messages import TextDelta, TokenLogprobs
+from jaxllm.server.openai.parts_reply import PartsReply
+from jaxllm.server.openai.replies import Choice, finite, json_fragment, unpack_delta
+from jaxllm.server.parsing.parts import Part, Reasoning, Text, ToolArguments, ToolStart, merged
+
+
+class ChatReply(PartsReply):
+    """/v1/chat/completions"""
+
+    prefix, kind, chunk_kind = "chatcmpl-", "chat.completion", "chat.completion.chunk"
+
+    def _chunks(self, index: int, choice: Choice, delta: TextDelta) -> list[dict[str, Any]]:
+        chunks: list[dict[str, Any]] = []
+        if not choice.started:
+            choice.started = True
+            opening = {"role": self._spec.role, "content": ""}
+            deltas = [opening, *({"content": text} for text in self._spec.texts or ())]
+            chunks = [
+                {"index": index, "delta": part, "logprobs": None, "finish_reason": None}
+                for part in deltas
+            ]
+        if delta.token_ids or delta.text or delta.finish_reason is not None:
+            chunks += self._delta_chunks(index, choice, delta)
+        return chunks
+
+    def _delta_chunks(self, index: int, choice: Choice, delta: TextDelta) -> list[dict[str, Any]]:
+        """The first carries the log-probabilities, the last the finish reason."""
+        ends = delta.finish_reason is not None
+        if choice.pipeline is None:
+            parts = [{"content": delta.text}] if delta.text or not ends else [{}]
+        else:
+            parts = [
+                fields
+                for part in merged(self._parts(choice, delta))
+                if (fields := delta_fields(part)) is not None
+            ]
+            # A chunk of its own, unless the answer ends with text
+            if (ends and not (parts and "content" in parts[-1])) or (
+                not parts and delta.logprobs is not None
+            ):
+                parts.append({})
+        chunks: list[dict[str, Any]] = [
+            {"index": index, "delta": part, "logprobs": None, "finish_reason": None}
+            for part in parts
+        ]
+        if chunks:
+            chunks[0]["logprobs"] = self._logprobs(unpack_delta(delta))
+        if ends:
+            chunks[-1]["finish_reason"] = finish_reason(choice)
+            chunks[-1]["stop_reason"] = delta.stop_reason
+        return chunks
+
+    def _full_choice(self, index: int, choice: Choice) -> dict[str, Any]:
+        echo = self._spec.texts or ()
+        message: dict[str, Any] = {
+            "role": self._spec.role,
+            "content": "".join([*echo, *choice.text]),
+            "refusal": None,
+        }
+        if self.parsed:
+            message |= message_fields(choice.parts, "".join(echo))
+        body = {"index": index, "message": message, "logprobs": self._logprobs(choice.logprobs)}
+        return body | {"finish_reason": finish_reason(choice), "stop_reason": choice.stop_reason}
+
+    def full_reply(self) -> dict[str, Any]:
+        """The reply to a request without `stream`."""
+        return super().full_reply() | self._prompt_logprobs(0)
+
+    def _logprobs(self, found: Iterable[TokenLogprobs] | None) -> dict[str, Any] | None:
+        if found is None:
+            return None
+        content = []
+        for at in found:
+            top = [self._token_entry(id, value) for id, value in at.top]
+            content.append(
+                json_fragment(self._token_entry(at.token_id, at.logprob) | {"top_logprobs": top})
+            )
+        return {"content": content, "refusal": None}
+
+    def _token_entry(self, id: int, logprob: float) -> dict[str, Any]:
+        return {
+            "token": self._names.token_text(id),
+            "logprob": finite(logprob),
+            "bytes": list(self._names.token_bytes(id)),
+        }
+
+
+def finish_reason(choice: Choice) -> str | None:
+    """An answer that ends by itself with calls waits for their results."""
+    called = choice.calls and choice.finish_reason == "stop"
+    return "tool_calls" if called else choice.finish_reason
+
+
+def delta_fields(part: Part) -> dict[str, Any] | None:
+    """The delta of a chunk; None for the end of a call, which is not told."""
+    match part:
+        case Text(text):
+            return {"content": text}
+        case Reasoning(text):
+            return {"reasoning": text, "reasoning_content": text}
+        case ToolStart(index, name, id):
+            function = {"name": name, "arguments": ""}
+            call = {"index": index, "id": id, "type": "function", "function": function}
+            return {"tool_calls": [call]}
+        case ToolArguments(index, text):
+            return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
+    return None
+
+
+def message_fields(parts: Iterable[Part], echo: str) -> dict[str, Any]:
+    """The fields of a message that the parts of an answer make, after echoed text. `content` is
+    null beside calls without text."""
+    content, reasoning = [echo] if echo else [], []
+    calls: list[dict[str, Any]] = []
+    arguments: list[list[str]] = []
+    for part in parts:
+        match part:
+            case Text(text):
+                content.append(text)
+            case Reasoning(text):
+                reasoning.append(text)
+            case ToolStart(_, name, id):
+                calls.append({"id": id, "type": "function", "function": {"name": name}})
+                arguments.append([])
+            case ToolArguments(index, text):
+                arguments[index].append(text)
+    for call, texts in zip(calls, arguments, strict=True):
+        call["function"]["arguments"] = "".join(texts)
+    thought = "".join(reasoning) or None
+    fields: dict[str, Any] = {"content": "".join(content) if content or not calls else None}
+    fields |= {"reasoning": thought, "reasoning_content": thought}
+    return fields | ({"tool_calls": calls} if calls else {})
