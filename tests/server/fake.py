@@ -1,5 +1,5 @@
 """An engine without a model, for tests of the HTTP edge: it answers every prompt with the prompt
-itself, one token a step.
+itself, one token a step, or with scripted pieces of text.
 
 `Control` is the test's hand on it: freeze steps, wait until something was seen, make a step fail.
 No clock is involved.
@@ -79,6 +79,7 @@ class Control:
         self.busy = False  # a reset of the prefix cache is refused
         self.resets: list[bool] = []
         self.counted: dict[str, int] = {}  # statistics, by the name of their field
+        self.pieces: list[str] = []  # texts of every answer's tokens, in place of the prompt's
 
     def saw(self, condition: Callable[[], bool], timeout: float = 60) -> bool:
         """Wait until the engine's thread has made `condition` true."""
@@ -182,7 +183,10 @@ class FakeEngine:
         prompt, params = job.request.prompt_token_ids, job.request.params
         at = job.sent[index]
         token = prompt[at % len(prompt)]
+        pieces = self._control.pieces
         text = self._tokenizer.token_text(token) if self._tokenizer is not None else ""
+        if pieces:
+            text = pieces[at]
         job.first = job.first or time.time()
         job.sent[index] += 1
         job.text[index] += text
@@ -196,6 +200,8 @@ class FakeEngine:
             reason, stop, text = "stop", found, ""
         elif at + 1 == params.max_tokens:
             reason = "length"
+        elif pieces:
+            reason = "stop" if at + 1 == len(pieces) else None
         elif not params.ignore_eos and at + 1 == len(prompt) and at + 1 > params.min_tokens:
             reason = "stop"
         if reason is not None:
