@@ -39,6 +39,8 @@ def test_every_field_of_the_engines_configuration_has_a_flag_and_its_default() -
         (["--kv-cache-memory-bytes", "1.5 GiB"], "kv_cache_memory_bytes", 3 * 2**29),
         (["--dtype", "half"], "dtype", "half"), (["--enforce-eager"], "enforce_eager", True),
         (["some/model"], "model", "some/model"),
+        (["--model", "x", "--enable-auto-tool-choice", "--tool-call-parser", "qwen3",
+            "--reasoning-parser", "DeepSeek-R1"], "model", "x"),
         (["--max-num-batched-tokens=4k"], "max_num_batched_tokens", 4000),
         (["--model", "x", "--trust-remote-code"], "model", "x"),
         (["--model", "x", "--tokenizer-mode", "auto", "--enable-chunked-prefill",
@@ -66,6 +68,7 @@ def test_flags_reach_the_configuration(argv: list[str], field: str, value: Any) 
         ["--override-generation-config", '{"bos": 7}'],
         ["--override-generation-config", "[]"], ["--kv-cache-dtype", "int8"],
         ["--kv-cache-dtype", "fp8_inc"],
+        ["--tool-call-parser", "esperanto"], ["--reasoning-parser", "hermes"],
     ],
     ids=str,
 )  # fmt: skip
