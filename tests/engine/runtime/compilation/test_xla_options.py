@@ -12,6 +12,7 @@ import pytest
 
 from jaxllm.engine.runtime.compilation.executables import Executables, Recipe
 from jaxllm.engine.runtime.compilation.xla_options import TUNED, Entry, XlaOptions
+from jaxllm.engine.runtime.programs import PROGRAMS
 
 NO_TRITON = {"xla_gpu_enable_triton_gemm": False}
 UNTUNED = NO_TRITON | {"xla_gpu_autotune_level": 0}
@@ -33,6 +34,7 @@ def test_the_rest_of_the_h200_table_is_for_all_weights(weights: float) -> None:
     table = XlaOptions.of("NVIDIA H200", weights)
     assert [table.at("extend", rows) for rows in (64, 8448)] == [UNTUNED] * 2
     assert table.at("decode", 192) == NO_TRITON
+    assert table.at("prompt_logprobs", 256) == UNTUNED
     assert not any(
         table.at(kind, rows)
         for kind, rows in [
@@ -61,11 +63,14 @@ def test_the_first_entry_that_names_a_program_counts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", sorted(TUNED.glob("*.json")), ids=lambda path: path.stem)
-def test_every_table_names_its_device_and_holds_ranges_and_plain_values(path: Path) -> None:
+def test_every_table_names_its_device_and_programs_and_holds_ranges_and_plain_values(
+    path: Path,
+) -> None:
     table = json.loads(path.read_text())
     assert XlaOptions.of(table["device"]).entries
     assert table["measured"]
     for entry in table["programs"]:
+        assert entry["kind"] in PROGRAMS
         low, high = entry["rows"]
         assert 0 <= low <= high
         assert all(type(value) in (bool, int, str) for value in entry["options"].values())
