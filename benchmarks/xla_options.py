@@ -41,11 +41,11 @@ def choose(models: Sequence[Times], candidates: Sequence[dict[str, Any]]) -> lis
     take least time with it, in the mean of their ratios, and clearly less. A program's entry covers
     the row counts down to the next smaller program's."""
     entries: list[dict[str, Any]] = []
-    for kind in sorted({kind for times in models for kind, _ in times}):
+    for program in sorted({program for times in models for program, _ in times}):
         low = 1
-        rows = sorted({rows for times in models for found, rows in times if found == kind})
+        rows = sorted({rows for times in models for found, rows in times if found == program})
         for high in rows:
-            measured = [times[kind, high] for times in models if (kind, high) in times]
+            measured = [times[program, high] for times in models if (program, high) in times]
             means = [
                 sum(seconds[i] / seconds[0] for seconds in measured) / len(measured)
                 for i in range(len(candidates))
@@ -53,10 +53,10 @@ def choose(models: Sequence[Times], candidates: Sequence[dict[str, Any]]) -> lis
             best = means.index(min(means))
             options = candidates[best] if means[best] < GAIN else candidates[0]
             top = ALL_ROWS if high == rows[-1] else high
-            if entries and entries[-1]["kind"] == kind and entries[-1]["options"] == options:
+            if entries and entries[-1]["program"] == program and entries[-1]["options"] == options:
                 entries[-1]["rows"][1] = top
             else:
-                entries.append({"kind": kind, "rows": [low, top], "options": options})
+                entries.append({"program": program, "rows": [low, top], "options": options})
             low = high + 1
     return [entry for entry in entries if entry["options"]]
 

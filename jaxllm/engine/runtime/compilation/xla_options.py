@@ -18,14 +18,14 @@ class Entry:
     """Options of some variants of a program.
 
     Attributes:
-        kind: the program, "decode" say.
+        program: its name, "decode" say.
         low, high: rows of the variants.
         options: XLA's options.
         weights: least bytes of weights on the one device. With large weights, other kernels of ours
             run beside XLA's.
     """
 
-    kind: str
+    program: str
     low: int
     high: int
     options: Mapping[str, Value]
@@ -47,16 +47,20 @@ class XlaOptions:
             return cls()
         found = json.loads(path.read_text())["programs"]
         entries = [
-            Entry(e["kind"], e["rows"][0], e["rows"][1], e["options"], e.get("weights", 0))
+            Entry(e["program"], e["rows"][0], e["rows"][1], e["options"], e.get("weights", 0))
             for e in found
         ]
         return cls(tuple(entry for entry in entries if entry.weights <= weights))
 
-    def at(self, kind: str, rows: int) -> dict[str, Value]:
+    def at(self, program: str, rows: int) -> dict[str, Value]:
         """Options of a program with `rows` rows, decode rows and chunk tokens together. The first
         matching entry counts."""
         return next(
-            (dict(e.options) for e in self.entries if e.kind == kind and e.low <= rows <= e.high),
+            (
+                dict(entry.options)
+                for entry in self.entries
+                if entry.program == program and entry.low <= rows <= entry.high
+            ),
             {},
         )
 

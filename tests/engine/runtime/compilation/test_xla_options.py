@@ -33,6 +33,7 @@ def test_decodes_of_large_weights_have_products_of_our_own_and_tune_nothing(rows
 def test_the_rest_of_the_h200_table_is_for_all_weights(weights: float) -> None:
     table = XlaOptions.of("NVIDIA H200", weights)
     assert [table.at("extend", rows) for rows in (64, 8448)] == [UNTUNED] * 2
+    assert table.at("prompt_logprobs", 256) == UNTUNED
     assert table.at("decode", 192) == NO_TRITON
     assert table.at("prompt_logprobs", 256) == UNTUNED
     assert not any(
@@ -54,8 +55,8 @@ def test_a_device_kind_that_was_never_measured_gets_no_options(kind: str) -> Non
 
 def test_the_first_entry_that_names_a_program_counts(tmp_path: Path) -> None:
     programs = [
-        {"kind": "decode", "rows": [1, 8], "options": {"a": True}},
-        {"kind": "decode", "rows": [4, 16], "options": {"b": 2}},
+        {"program": "decode", "rows": [1, 8], "options": {"a": True}},
+        {"program": "decode", "rows": [4, 16], "options": {"b": 2}},
     ]
     (tmp_path / "some_card.json").write_text(json.dumps({"programs": programs}))
     table = XlaOptions.of("Some Card", folder=tmp_path)
@@ -70,7 +71,7 @@ def test_every_table_names_its_device_and_programs_and_holds_ranges_and_plain_va
     assert XlaOptions.of(table["device"]).entries
     assert table["measured"]
     for entry in table["programs"]:
-        assert entry["kind"] in PROGRAMS
+        assert entry["program"] in PROGRAMS
         low, high = entry["rows"]
         assert 0 <= low <= high
         assert all(type(value) in (bool, int, str) for value in entry["options"].values())
