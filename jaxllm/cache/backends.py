@@ -98,8 +98,7 @@ def _check_asked(device: Any, shapes: Shapes, asked: str, own: str) -> None:
             f"--attention-backend {asked} needs {HOMES[asked]}, and this device is"
             f" {device.device_kind}; leave it out"
         )
-    refused = refusal(asked, shapes)
-    if refused is not None:
+    if refused := refusal(asked, shapes):
         raise ConfigError(
             f"--attention-backend {asked} cannot run this model ({refused}); leave it out"
         )

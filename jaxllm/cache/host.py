@@ -8,8 +8,9 @@ order.
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import ChainMap, Counter, OrderedDict
 from collections.abc import Collection, Iterable, Sequence
+from itertools import takewhile
 
 from jaxllm.cache.pool import PoolError
 
@@ -39,20 +40,13 @@ class HostTier:
 
     def find(self, hashes: Sequence[bytes]) -> list[int]:
         """Pages of the longest chain of hits from the start of `hashes`."""
-        pages: list[int] = []
-        used: list[bytes] = []
-        for key in hashes:
-            page = self._pinned.get(key)
-            if page is None:
-                page = self._cached.get(key)
-                if page is None:
-                    break
-                used.append(key)
-            pages.append(page)
+        stored = ChainMap(self._pinned, self._cached)
+        found = list(takewhile(stored.__contains__, hashes))
         # Without the start of a chain the rest is useless, so the start is evicted last
-        for key in reversed(used):
-            self._cached.move_to_end(key)
-        return pages
+        for key in reversed(found):
+            if key in self._cached:
+                self._cached.move_to_end(key)
+        return [stored[key] for key in found]
 
     def save(self, key: bytes) -> int | None:
         """The host page that a device page about to be overwritten is copied to. None when its
@@ -100,11 +94,9 @@ class HostTier:
     def forget(self, hashes: Iterable[bytes]) -> None:
         """Forget these prefixes, pinned ones too."""
         for key in hashes:
-            page = self._pinned.pop(key, None)
-            if page is None:
-                page = self._cached.pop(key, None)
-            if page is not None:
-                self._blank.append(page)
+            for stored in (self._pinned, self._cached):
+                if key in stored:
+                    self._blank.append(stored.pop(key))
 
     def hashes_at(self, pages: Collection[int]) -> list[bytes]:
         """The prefixes that these pages hold, or will hold once they are copied."""

@@ -150,8 +150,7 @@ class PagePool:
             if self._blank:
                 page = self._blank.pop()
             else:
-                passed, cached = self._behind_window, self._cached
-                longer = cached if len(cached) > len(passed) else passed
+                longer = max(self._behind_window, self._cached, key=len)
                 page, _ = longer.popitem(last=False)
                 key = None if self.index is None else self.index.evict(page)
                 if key is not None and self.on_evict is not None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Iterable, Sequence
+from itertools import islice, takewhile
 
 
 class PrefixIndex:
@@ -83,30 +84,12 @@ class PrefixIndex:
     def match(self, hashes: Sequence[bytes], limit: int) -> list[int]:
         """Pages of the longest chain of hits from the start of `hashes`, at most `limit` of them.
         Counts nothing."""
-        pages: list[int] = []
-        find = self._page_of.get
-        for i in range(min(limit, len(hashes))):
-            page = find(hashes[i])
-            if page is None:
-                break
-            pages.append(page)
-        return pages
+        found = takewhile(self._page_of.__contains__, islice(hashes, limit))
+        return [self._page_of[key] for key in found]
 
     def find(self, key: bytes) -> int | None:
         """The page of this hash. Counts nothing."""
         return self._page_of.get(key)
-
-    def lookup(self, tokens: Sequence[int]) -> tuple[list[int], list[bytes]]:
-        """Pages that hold the start of `tokens`, and the hashes of all its full pages; counts the
-        query.
-
-        At least one token is always left over, since a step must compute something to sample from.
-        """
-        hashes: list[bytes] = []
-        self.extend(hashes, tokens)
-        pages = self.match(hashes, max(0, len(tokens) - 1) // self.page_size)
-        self.count(len(tokens), len(pages) * self.page_size)
-        return pages, hashes
 
     def count(self, queries: int, hits: int) -> None:
         """Add to the counters of tokens looked up and found."""
