@@ -30,14 +30,12 @@ class RowContext(Protocol):
 
         See `pallas_kernels.add_norm`.
         """
-        ...
 
     def gated_product(self, x_TD: Array, weight_X2FD: Array) -> Array | None:
         """silu(gate(x)) · up(x) `[T, X·F]` in one pass; None where two products are faster.
 
         See `pallas_kernels.gated_matmul`.
         """
-        ...
 
 
 class AttentionContext(RowContext, Protocol):
@@ -58,7 +56,6 @@ class AttentionContext(RowContext, Protocol):
 
         Bias, norm and RoPE are applied to the rows; keys and values of these tokens are kept.
         """
-        ...
 
 
 class Attention(nnx.Module):
@@ -88,14 +85,17 @@ class Attention(nnx.Module):
             qkv_bias,
             parts=(Rows(heads.query_per_shard), kv, kv),
         )
-        axes = ("embed", "heads", "head_dim")
-        self.out = Linear(init, (width,), (heads.query, heads.dim), axes, out_bias)
-
-        def norm() -> RMSNorm | None:
-            eps = qk_norm_eps
-            return None if eps is None else RMSNorm(init, heads.dim, eps, "head_dim")
-
-        self.q_norm, self.k_norm = norm(), norm()
+        self.out = Linear(
+            init,
+            (width,),
+            (heads.query, heads.dim),
+            ("embed", "heads", "head_dim"),
+            out_bias,
+        )
+        self.q_norm, self.k_norm = (
+            None if qk_norm_eps is None else RMSNorm(init, heads.dim, qk_norm_eps, "head_dim")
+            for _ in "qk"
+        )
         self.kv_scales: nnx.Param | None = None
         self.heads = heads
         self.window = window

@@ -39,7 +39,6 @@ class DenseContext:
         self, layer: int, rows: HeadRows, *, scale: float, window: int | None, softcap: float | None
     ) -> Array:
         """softmax(q·k · scale) · v in float32 over at most `window` tokens of the same segment."""
-        del layer
         q_TNH, k_TKH, v_TKH = heads(rows)
         tokens, kv_heads = k_TKH.shape[:2]
         q = q_TNH.reshape(tokens, kv_heads, -1, q_TNH.shape[-1])
@@ -65,7 +64,6 @@ class DenseContext:
 
     def gated_product(self, x_TD: Array, weight_X2FD: Array) -> Array | None:
         """None: XLA computes and differentiates the products."""
-        del x_TD, weight_X2FD
         return None
 
     def _mask(self, tokens: int, window: int | None) -> Array:

@@ -104,7 +104,18 @@ class Linear(nnx.Module):
             start += 0 if rows is None else rows.count
 
 
-class Embedding(nnx.Module):
+class Stored(nnx.Module):
+    """A module whose one parameter is a checkpoint tensor as it is stored."""
+
+    weight: nnx.Param
+
+    def rules(self, name: str) -> Iterator[Rule]:
+        """The checkpoint tensor `{name}.weight` fills the weight."""
+        shape = self.weight.get_value().shape
+        yield Rule("weight", (Piece(f"{name}.weight", shape, shape),))
+
+
+class Embedding(Stored):
     """Token table [V, D], also the output head of tied models.
 
     It is split over the vocabulary where that divides over the shards.
@@ -115,16 +126,6 @@ class Embedding(nnx.Module):
 
     def __call__(self, token_T: Array) -> Array:
         return self.weight[...][token_T]
-
-    def rules(self, name: str) -> Iterator[Rule]:
-        """The checkpoint tensor `{name}.weight` fills the table."""
-        yield unchanged("weight", name, self.weight)
-
-
-def unchanged(leaf: str, name: str, parameter: nnx.Param) -> Rule:
-    """The rule of a parameter that is the checkpoint tensor `{name}.{leaf}` as it is stored."""
-    shape = parameter.get_value().shape
-    return Rule(leaf, (Piece(f"{name}.{leaf}", shape, shape),))
 
 
 def vocab_axis(vocab: int, shards: int) -> str | None:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from flax import nnx
 from jax import Array
 
-from jaxllm.nn.linear import Init, unchanged
-from jaxllm.nn.rules import Rule
+from jaxllm.nn.linear import Init, Stored
 from pallas_kernels.add_norm import rms_norm
 
 
-class RMSNorm(nnx.Module):
+class RMSNorm(Stored):
     """x / rms(x) · weight over the last axis, computed in float32.
 
     `axis` is the logical name of that axis.
@@ -24,7 +20,3 @@ class RMSNorm(nnx.Module):
 
     def __call__(self, x: Array) -> Array:
         return rms_norm(x, self.weight[...], self.eps)
-
-    def rules(self, name: str) -> Iterator[Rule]:
-        """The checkpoint tensor `{name}.weight` fills the weight."""
-        yield unchanged("weight", name, self.weight)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import jax.numpy as jnp
 from jax import Array
@@ -11,19 +10,12 @@ from jax import Array
 type Rotation = tuple[Array, Array]  # cos and sin, float32 [T, H/2]
 
 
-class Rope(Protocol):
-    """Angles of each token.
-
-    `prompt_length_T` is the prompt length of each token's request, None when all tokens are one
-    prompt.
-    """
-
-    def __call__(self, position_T: Array, prompt_length_T: Array | None) -> Rotation: ...
-
-
 @dataclass(frozen=True)
 class StaticRope:
     """Fixed frequencies.
+
+    `prompt_length_T` is the prompt length of each token's request, None when all tokens are one
+    prompt.
 
     Attributes:
         inv_freq: radians per position of each pair of dimensions, H/2 numbers.
@@ -69,3 +61,6 @@ class DynamicRope:
         exponent_F = jnp.arange(0, self.dim, 2, dtype=jnp.float32) / self.dim
         angle_TF = position_T.astype(jnp.float32)[:, None] / base_T[:, None] ** exponent_F
         return jnp.cos(angle_TF), jnp.sin(angle_TF)
+
+
+type Rope = StaticRope | DynamicRope
