@@ -6,7 +6,7 @@ from pathlib import Path
 
 from jaxllm.cache.layer import ScaleTensors
 from jaxllm.config import ConfigError
-from jaxllm.models.config.kv_scales import kv_scale_names
+from jaxllm.models.config.build import kv_scale_names
 from jaxllm.weights.reader import DTYPES, Checkpoint
 
 LEAST, MOST = 2.0**-64, 2.0**64

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from jaxllm import models
 from jaxllm.config import ConfigError
 from jaxllm.locate import MAX_JSON_BYTES
-from jaxllm.models.config.kv_scales import kv_scale_names, kv_scales_rule
+from jaxllm.models.config.build import kv_scale_names, kv_scales_rule
 from jaxllm.models.config.read import eos_token_ids, flag, number, positive
 
 JSON = st.recursive(

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container
 from itertools import count
 
 from flax import nnx
 from jax.typing import DTypeLike
 
-from jaxllm.models.config.kv_scales import kv_scale_names, kv_scales_rule
+from jaxllm.cache.layer import ScaleTensors
 from jaxllm.models.config.read import family
 from jaxllm.models.config.spec import ModelSpec
 from jaxllm.nn.decoder import Decoder
 from jaxllm.nn.linear import Init
-from jaxllm.nn.rules import Rule
+from jaxllm.nn.rules import Piece, Rule
+
+# Names of the scales of a layer's keys and values, within its attention
+SPELLINGS = (
+    ("k_scale", "v_scale"),
+    ("attn.k_scale", "attn.v_scale"),
+    ("k_proj.k_scale", "v_proj.v_scale"),
+    ("k_proj.output_scale", "v_proj.output_scale"),
+    ("kv_scale", "kv_scale"),
+)
 
 
 def build(spec: ModelSpec, shards: int, rngs: nnx.Rngs, dtype: DTypeLike) -> Decoder:
@@ -35,11 +45,13 @@ def outline(spec: ModelSpec, shards: int, dtype: DTypeLike) -> Decoder:
 
 def rules(spec: ModelSpec, model: Decoder) -> list[Rule]:
     """Every parameter of `build` and the checkpoint tensors that fill it."""
-    table = list(model.rules(family(spec.model_type).NAMES))
-    return table + [
-        kv_scales_rule(layer, cache.scales, model.layers[layer].attention.heads.kv_stored)
-        for layer, cache in enumerate(spec.layers)
-        if cache.scales
+    return [
+        *model.rules(family(spec.model_type).NAMES),
+        *(
+            kv_scales_rule(layer, cache.scales, model.layers[layer].attention.heads.kv_stored)
+            for layer, cache in enumerate(spec.layers)
+            if cache.scales
+        ),
     ]
 
 
@@ -66,3 +78,23 @@ def ignored(spec: ModelSpec) -> dict[str, str | None]:
         (head,), (embed,) = (family(spec.model_type).NAMES[name] for name in ("head", "embed"))
         found[f"{head}.weight"] = f"{embed}.weight"
     return found
+
+
+def kv_scale_names(layer: int) -> list[tuple[str, str]]:
+    """The names that a checkpoint may give to the scales of a layer's keys and values, the
+    likeliest pair first."""
+    prefix = f"model.layers.{layer}.self_attn"
+    return [(f"{prefix}.{key}", f"{prefix}.{value}") for key, value in SPELLINGS]
+
+
+def kv_scales_rule(layer: int, tensors: ScaleTensors, heads: int) -> Rule:
+    """The rule of the parameter `[K, 2]` with a layer's scales, for `heads` stored KV heads.
+
+    A tensor holds one number for all heads, or one for each of the model's own heads.
+    """
+    sizes = [math.prod(shape) for _, shape in tensors]
+    pieces = (
+        Piece(name, shape, (size, 1), side, heads // size)
+        for side, ((name, shape), size) in enumerate(zip(tensors, sizes, strict=True))
+    )
+    return Rule(f"layers.{layer}.attention.kv_scales", tuple(pieces))

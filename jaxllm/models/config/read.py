@@ -12,7 +12,6 @@ from typing import Any
 
 from jaxllm.config import ConfigError
 from jaxllm.locate import read_json
-from jaxllm.models.config.kv_scales import kv_cache_dtype
 from jaxllm.sampling.defaults import generation_config
 
 type Config = Mapping[str, Any]  # of a config.json
@@ -22,6 +21,8 @@ MAX_LAYERS = 2**12
 MAX_NUMBER = 1e18  # what float32 and int64 hold
 STORED_DTYPES = ("float64", "float32", "float16", "bfloat16")
 QUANTISATION = "hf_quant_config.json"  # modelopt's
+# What a group of modules may quantise, in compressed-tensors' terms
+SCHEMES = ("weights", "input_activations", "output_activations")
 # Sizes that every family has; each may be left out where the family has a default
 SIZES = (
     "hidden_size",
@@ -175,3 +176,36 @@ def number(settings: Mapping[str, Any], key: str, default: float | None = None) 
     if type(value) not in (int, float) or not 0 < value < MAX_NUMBER:
         raise ConfigError(f"config.json: {key} is {value!r:.80}; it must be a positive number")
     return float(value)
+
+
+def kv_cache_dtype(quantisation: Any) -> str | None:
+    """The `--kv-cache-dtype` that a `quantization_config` wants: "fp8_e4m3" or "auto".
+
+    Both compressed-tensors and modelopt are read, the latter also in the form of its own
+    hf_quant_config.json. None: weights or activations are quantised, or the pages otherwise.
+    """
+    if not isinstance(quantisation, dict):
+        return None
+    own = quantisation.get("quantization")  # of hf_quant_config.json
+    wanted = own if isinstance(own, dict) else quantisation
+    groups, scheme = wanted.get("config_groups") or {}, wanted.get("kv_cache_scheme")
+    if (
+        quantisation.get("quant_method", "modelopt") not in ("compressed-tensors", "modelopt")
+        or any(part.get("quant_algo") or _changes_weights(part) for part in (quantisation, wanted))
+        or not isinstance(groups, dict)
+        or not all(isinstance(group, dict) for group in groups.values())
+        or any(group.get(part) for group in groups.values() for part in SCHEMES)
+    ):
+        return None
+    if isinstance(scheme, dict):
+        return "fp8_e4m3" if scheme.get("num_bits") == 8 and scheme.get("type") == "float" else None
+    algorithm = wanted.get("kv_cache_quant_algo", "") if scheme is None else ""
+    return "fp8_e4m3" if algorithm == "FP8" else "auto" if algorithm is None else None
+
+
+def _changes_weights(quantisation: dict[str, Any]) -> bool:
+    """Whether weights are stored sparse, or activations are rotated before them."""
+    sparsity = quantisation.get("sparsity_config")
+    return bool(quantisation.get("transform_config")) or (
+        isinstance(sparsity, dict) and sparsity.get("format") not in (None, "dense")
+    )

@@ -91,7 +91,10 @@ class ModelSpec:
     def with_scales(self, scales: Iterable[Iterable[Any] | None]) -> ModelSpec:
         """The same model with the checkpoint's own scales for 8-bit pages, layer by layer; without
         any where `scales` is empty."""
-        found = [None if each is None else _frozen(each) for each in scales]
+        found: list[ScaleTensors | None] = [
+            None if each is None else tuple((name, tuple(shape)) for name, shape in each)
+            for each in scales
+        ]
         found += [None] * (len(self.layers) - len(found))
         layers = zip(self.layers, found, strict=True)
         return replace(self, layers=tuple(replace(layer, scales=own) for layer, own in layers))
@@ -129,7 +132,3 @@ def make_spec(
 def read_spec(model_dir: str | Path) -> ModelSpec:
     """The spec of a model directory. Raises ConfigError."""
     return make_spec(read_config(model_dir))
-
-
-def _frozen(tensors: Iterable[Any]) -> ScaleTensors:
-    return tuple((name, tuple(shape)) for name, shape in tensors)

@@ -7,8 +7,14 @@ from collections.abc import Callable, Mapping
 
 from jaxllm.cache.layer import PagedKV
 from jaxllm.config import ConfigError
-from jaxllm.models.config.kv_scales import kv_cache_dtype
-from jaxllm.models.config.read import Config, eos_token_ids, flag, positive, stored_dtype
+from jaxllm.models.config.read import (
+    Config,
+    eos_token_ids,
+    flag,
+    kv_cache_dtype,
+    positive,
+    stored_dtype,
+)
 from jaxllm.models.config.rope import context_length, rope, rope_parameters
 from jaxllm.models.config.spec import ModelSpec
 from jaxllm.nn.attention import Attention
@@ -101,7 +107,7 @@ def transformer(
 
     Raises ConfigError when the feed-forward does not divide over the shards.
     """
-    width, inner, eps = spec.width, spec.inner_width, spec.norm_eps
+    width, inner, vocab, eps = spec.width, spec.inner_width, spec.vocab_size, spec.norm_eps
     if inner % shards:
         raise ConfigError(
             f"intermediate_size {inner} does not divide over {shards} tensor shards; "
@@ -116,7 +122,6 @@ def transformer(
             mlp=GatedMLP(init, width, inner, shards, spec.activation, mlp_bias),
         )
 
-    vocab = spec.vocab_size
     return Decoder(
         embed=Embedding(init, vocab, width, shards),
         layers=[block(layer) for layer in range(len(spec.layers))],
