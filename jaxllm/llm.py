@@ -55,7 +55,8 @@ __all__ = ["LLM", "CompletionOutput", "Logprob", "RequestOutput"]
 
 logger = logging.getLogger("jaxllm")
 
-type Input = tuple[str | None, list[int]]  # a prompt's text, where it has one, and its ids
+# A prompt's text, where it has one, its ids, and its cache salt
+type Input = tuple[str | None, list[int], str | None]
 
 
 class LLM:
@@ -151,15 +152,11 @@ class LLM:
         Raises:
             RequestError, OptionError: a request cannot run; none has started.
         """
-        items = as_list(prompts)
-        inputs = [self._tokenized(prompt) for prompt in items]
-        salts = [
-            prompt.get("cache_salt") if isinstance(prompt, Mapping) else None for prompt in items
-        ]
+        inputs = [self._tokenized(prompt) for prompt in as_list(prompts)]
         params = self._params(sampling_params, len(inputs))
         if priority is not None:
             params = with_priorities(params, priority)
-        return self._run(inputs, params, use_tqdm, salts)
+        return self._run(inputs, params, use_tqdm)
 
     def beam_search(
         self,
@@ -234,10 +231,8 @@ class LLM:
                 template_kwargs=chat_template_kwargs,
                 chat_template=template,
             )
-            inputs.append((self._tokenizer().decode(ids, skip_special_tokens=False), ids))
-        return self._run(
-            inputs, self._params(sampling_params, len(inputs)), use_tqdm, [None] * len(inputs)
-        )
+            inputs.append((self._tokenizer().decode(ids, skip_special_tokens=False), ids, None))
+        return self._run(inputs, self._params(sampling_params, len(inputs)), use_tqdm)
 
     def _tokenizer(self) -> Tokenizer:
         if self.engine.tokenizer is None:
@@ -246,14 +241,13 @@ class LLM:
 
     def _tokenized(self, prompt: Prompt) -> Input:
         text, ids = text_or_ids(prompt)
-        return text, self._tokenizer().encode(text or "") if ids is None else ids
+        salt = prompt.get("cache_salt") if isinstance(prompt, Mapping) else None
+        return text, self._tokenizer().encode(text or "") if ids is None else ids, salt
 
     def _params(
         self, given: SamplingParams | Sequence[SamplingParams] | None, count: int
     ) -> list[SamplingParams]:
-        if given is None:
-            return [self.get_default_sampling_params()] * count
-        return params_of(given, count)
+        return params_of(self.get_default_sampling_params() if given is None else given, count)
 
     def _grammars(self, params: list[SamplingParams]) -> list[str | None]:
         """The compiled structured output of each, None without one. Raises OptionError."""
@@ -274,11 +268,7 @@ class LLM:
         return Checker(special_tokens(self._tokenizer().backend))
 
     def _run(
-        self,
-        inputs: list[Input],
-        params: list[SamplingParams],
-        use_tqdm: bool,
-        salts: list[str | None],
+        self, inputs: list[Input], params: list[SamplingParams], use_tqdm: bool
     ) -> list[RequestOutput]:
         """Run requests while no other thread does. Raises RequestError for a call from inside
         another, as by a host logits processor."""
@@ -290,22 +280,18 @@ class LLM:
         with self._turn:
             self._caller = threading.get_ident()
             try:
-                return self._run_alone(inputs, params, use_tqdm, salts)
+                return self._run_alone(inputs, params, use_tqdm)
             finally:
                 self._caller = 0
 
     def _run_alone(
-        self,
-        inputs: list[Input],
-        params: list[SamplingParams],
-        use_tqdm: bool,
-        salts: list[str | None],
+        self, inputs: list[Input], params: list[SamplingParams], use_tqdm: bool
     ) -> list[RequestOutput]:
-        requests = self._requests(inputs, params, salts)
+        requests = self._requests(inputs, params)
         text_of = self.engine.tokenizer.token_text if self.engine.tokenizer else nameless
         outputs = {
             r.id: OutputBuilder(r, text, text_of)
-            for r, (text, _) in zip(requests, inputs, strict=True)
+            for r, (text, *_) in zip(requests, inputs, strict=True)
         }
         bar = tqdm(
             total=len(requests),
@@ -337,9 +323,7 @@ class LLM:
             )
         return found
 
-    def _requests(
-        self, inputs: list[Input], params: list[SamplingParams], salts: list[str | None]
-    ) -> list[GenerateRequest]:
+    def _requests(self, inputs: list[Input], params: list[SamplingParams]) -> list[GenerateRequest]:
         """The engine's requests, all checked."""
         limit = self.engine.resolved.max_model_len
         grammars = self._grammars(params)
@@ -351,7 +335,7 @@ class LLM:
                 cache_salt=salt,
                 grammar=grammar,
             )
-            for (_, ids), p, salt, grammar in zip(inputs, params, salts, grammars, strict=True)
+            for (_, ids, salt), p, grammar in zip(inputs, params, grammars, strict=True)
         ]
         for request in requests:
             self.engine.validate(request)

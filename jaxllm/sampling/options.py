@@ -334,12 +334,9 @@ DRAW_COLUMNS = {name: column for name, column in COLUMNS.items() if isinstance(c
 PROCESS_COLUMNS = tuple(name for name in COLUMNS if name not in DRAW_COLUMNS)
 
 
-_DEFAULTS: dict[str, Any] = {f.name: f.default for f in dataclasses.fields(SamplingParams)}
-
-
 def default_of(name: str) -> Any:
     """The default of one option."""
-    return _DEFAULTS[name]
+    return getattr(SamplingParams, name)
 
 
 def is_set(params: SamplingParams, name: str) -> bool:

@@ -55,11 +55,9 @@ class Programs:
 
     def variant(self, key: Key) -> Variant:
         """The function of a key, with the arrays that it takes and gives."""
-        found = self._variants.get(key)
-        if found is None:
-            found = PROGRAMS[key.program].build(self.shapes, *key.sizes)
-            self._variants[key] = found
-        return found
+        if key not in self._variants:
+            self._variants[key] = PROGRAMS[key.program].build(self.shapes, *key.sizes)
+        return self._variants[key]
 
     def recipe(self, key: Key) -> Recipe:
         """What to compile for a key."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
+from collections.abc import Sequence
 from itertools import batched
 from typing import Any, NamedTuple
 
@@ -33,10 +34,7 @@ PLAN_LOADS = 4
 GIVE_MEMORY = "lower --swap-space or --kv-offloading-size, or give the process more memory"
 NO_MEMORY = "RESOURCE_EXHAUSTED"  # begins XLA's error
 RUNS = 3  # of each measurement; the last counts, when XLA has recorded the program
-NO_ROOM = (
-    "no host memory for KV pages, which will be computed again; lower --swap-space or "
-    "--kv-offloading-size"
-)
+NO_ROOM = f"no host memory for KV pages, which will be computed again; {GIVE_MEMORY}"
 NO_COPY = "KV pages could not be copied to host memory and will be computed again"
 NO_PAGES = "a program that moves KV pages failed on the device"
 
@@ -156,9 +154,7 @@ class PageSwapper:
         jax.block_until_ready(kv)
         return kv, time.perf_counter() - start
 
-    def _save(
-        self, kv: KVCache, batch: tuple[tuple[int, int], ...] | list[tuple[int, int]]
-    ) -> KVCache:
+    def _save(self, kv: KVCache, batch: Sequence[tuple[int, int]]) -> KVCache:
         kv, pages = self._programs.get(Key("save_pages", (self._width,)))(
             kv, self._numbers([page for page, _ in batch])
         )

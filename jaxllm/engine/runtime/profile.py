@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import jax
+
 from jaxllm.config import ConfigError
 
 
@@ -17,8 +19,6 @@ class Profiler:
     def start(self) -> None:
         """Start a trace. Raises ConfigError without a directory, while a trace runs, or if the
         directory cannot be written."""
-        import jax
-
         if self._directory is None:
             raise ConfigError(
                 "there is no directory for profiles; give --profiler-dir (profiler_dir of LLM)"
@@ -37,8 +37,6 @@ class Profiler:
     def stop(self) -> None:
         """End the trace and write it, which takes seconds. Raises ConfigError when none is
         running."""
-        import jax
-
         if not self._running:
             raise ConfigError("no profile is running; start one first")
         self._running = False

@@ -356,11 +356,10 @@ class Runner:
 
     def _sample_key(self, rows: int, needs: frozenset[int]) -> Key:
         """The cheapest compiled sampler for requests of these `needs`, of few different sets."""
-        key = self._samplers.get((rows, needs))
-        if key is None:
-            key = Key("sample", (rows, self.shapes.sampler(sampler_of(needs))))
-            self._samplers[rows, needs] = key
-        return key
+        if (rows, needs) not in self._samplers:
+            sampler = self.shapes.sampler(sampler_of(needs))
+            self._samplers[rows, needs] = Key("sample", (rows, sampler))
+        return self._samplers[rows, needs]
 
     def _rewrite_logits(
         self, logit_rows: int, rewritten: list[tuple[int, int, Request]]

@@ -90,8 +90,7 @@ class Executables:
                     keep_unused=True,
                 )
                 lowered = jitted.lower(*recipe.arguments)
-            options = self._options.at(name.partition("-")[0], rows)
-            return lowered.compile(compiler_options=options)
+            return lowered.compile(compiler_options=self._options.at(name.partition("-")[0], rows))
 
     def tunes(self, program: str, rows: int) -> bool:
         """Whether XLA times kernels on the device for the matrix products of a program."""

@@ -75,7 +75,6 @@ def extend(
     After the last attention layer, only rows that need logits continue. The residual stream of the
     chunk tokens stays in `hidden_states`, which serves all shapes.
     """
-    del reused
     shape, batch = layout.shape, layout.arrays.unpack(staged)
     state = _admit(state, batch)
     given = DecodeRows.read(state, shape.decodes, kv, model.page_size)

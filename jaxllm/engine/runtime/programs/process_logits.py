@@ -58,7 +58,6 @@ def process_logits(
     Runs in every step in which a request that uses it emits, and in no other: it counts the token
     that the step before sampled for each decode row.
     """
-    del reused
     slots = forward_output.slots
     now = device_columns(state.progress[slots], PROGRESS)
     params = device_columns(state.params[slots], SLOT_PARAMS)
