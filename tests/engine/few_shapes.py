@@ -36,8 +36,15 @@ _outlines: dict[tuple[object, ...], Any] = {}
 @contextmanager
 def few_shapes() -> Iterator[None]:
     """Engines made in here have few shapes, and share the programs that are equal."""
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, shared():
         patch.setattr(Buckets, "build", _few)
+        yield
+
+
+@contextmanager
+def shared() -> Iterator[None]:
+    """Engines made in here share the programs that are equal, however many they have."""
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(load, "_outline", _outline)
         patch.setattr(dummy, "_compile", lambda layout, key: _draw(layout))
         patch.setattr(sizing, "Executables", Shared)

@@ -21,6 +21,7 @@ from jaxllm.nn.dense import DenseContext
 from jaxllm.sampling.options import SamplingParams
 from tests.engine.conftest import TINY, Outcome, collect, outcomes
 from tests.engine.fake_host import Optimist
+from tests.engine.few_shapes import shared
 from tests.sampling.oracle import OPTIMISED
 
 MakeEngine = Callable[..., Engine]
@@ -92,6 +93,17 @@ def optimised() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(XlaOptions, "at", lambda *_: OPTIMISED)
         yield
+
+
+@pytest.fixture(scope="session")
+def every_shape(every_shape: MakeEngine) -> MakeEngine:
+    """Most engines here have the same programs."""
+
+    def make(**overrides: Any) -> Engine:
+        with shared():
+            return every_shape(**overrides)
+
+    return make
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,5 @@
 """The draw's Hopper kernel in the interpreter and on a card: which tokens, how often, and that rows
-are independent."""
+are independent. What `test_draw.py` interprets, too, is slow there."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def assert_possible(tokens: np.ndarray, logits_BV: np.ndarray, options: list[Opt
         assert (exact | possible(logits_BV[row], one, slack))[token], (row, token, one)
 
 
-@places
+@slow_places
 def test_rows_of_all_options_draw_what_they_allow(place: str) -> None:
     kinds: Any = pick(place, ["clustered"], LOGITS)
     for kind in kinds:
@@ -97,7 +97,7 @@ def test_greedy_tokens_are_those_of_the_reference(place: str) -> None:
         np.testing.assert_array_equal(drawn(place, given, rows), np.asarray(reference(given, rows)))
 
 
-@places
+@slow_places
 def test_broken_rows_are_reported_and_disturb_no_other(place: str) -> None:
     V = pick(place, 1152, 152064)
     options = [OPTIONS[name] for name in ("plain", "greedy", "top_p", "plain", "two filters")]
@@ -110,7 +110,7 @@ def test_broken_rows_are_reported_and_disturb_no_other(place: str) -> None:
     np.testing.assert_array_equal(tokens[[2, 4]], clean[[2, 4]])
 
 
-@places
+@slow_places
 def test_a_draw_repeats_and_depends_on_its_own_row_alone(place: str) -> None:
     names = ("plain", "top_p", "two filters", "min_p")
     options = [OPTIONS[name] for name in names] * pick(place, 1, 16)

@@ -36,7 +36,14 @@ OPTIONS: dict[str, Any] = {
 }
 STOPS = (3, 8)
 FORBIDDEN = [3, 6, 10]  # by the bad words after OUTPUT
-CASES = [*itertools.combinations(OPTIONS, 1), *itertools.combinations(OPTIONS, 2), tuple(OPTIONS)]
+CASES = [
+    *itertools.combinations(OPTIONS, 1),
+    *(
+        pair if pair in itertools.pairwise(OPTIONS) else pytest.param(pair, marks=pytest.mark.slow)
+        for pair in itertools.combinations(OPTIONS, 2)
+    ),
+    tuple(OPTIONS),
+]
 
 
 def draws(params: SamplingParams, seed: int) -> np.ndarray:

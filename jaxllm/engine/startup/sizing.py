@@ -29,7 +29,8 @@ from jaxllm.units import GIB
 FOLDER = "programs"  # in the compilation cache's directory
 # Decisions that change no program, or a program's name already
 _DECIDED_LATER = (
-    *("model_dir", "enable_prefix_caching", "scheduling_policy"),
+    *("model_dir", "async_scheduling", "enable_prefix_caching"),
+    *("scheduling_policy", "max_num_queued_reqs"),
     *("num_pages", "max_model_len", "windows", "more_pages"),
     *("preemption_mode", "host_pages", "host_cached_pages", "moved_pages"),
 )
