@@ -10,7 +10,6 @@ if TYPE_CHECKING:
 # Seconds of processor time of a compilation, by lane; a job that exceeds one starts again in the
 # next
 BUDGETS = (0.02, 0.1, 1.0)
-WALL_SECONDS = 10.0  # of a compilation, by the clock
 MEMORY_BYTES = 2 << 30  # address space of the compiler's process
 STEPS = 24  # tokens that a compilation tries out
 STEP_SECONDS = 0.025  # processor time of one mask

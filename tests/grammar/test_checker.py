@@ -268,7 +268,7 @@ def test_a_compiler_that_was_killed_from_outside_is_started_again(checker: Check
 def test_verdicts_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     checker = Checker({})
     monkeypatch.setattr(
-        checker._compilers[-1], "run_job", lambda line: module.Verdict("g" * 40_000, "")
+        checker._compilers[-1], "verdict_on", lambda line: module.Verdict("g" * 40_000, "")
     )
     for n in range(MAX_KEPT + 500):
         checker.compile_params(StructuredOutputsParams(regex=f"a{n}"))

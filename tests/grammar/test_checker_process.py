@@ -13,10 +13,10 @@ from typing import Any
 import psutil
 import pytest
 
-from jaxllm.grammar import checker as module
+from jaxllm import job_process as module
 from jaxllm.grammar.checker import Checker
-from jaxllm.grammar.limits import WALL_SECONDS
 from jaxllm.grammar.structure import CompilerLost, StructuredOutputsParams, StructureError
+from jaxllm.job_process import JobProcess
 from tests.grammar.test_checker import SPECIALS, bomb, why
 
 
@@ -79,7 +79,7 @@ def test_a_compiler_that_ends_while_it_is_asked_is_not_the_fault_of_the_grammar(
 def test_a_compiler_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     silent = Checker({}, (sys.executable, "-c", "print(flush=True); import sys; sys.stdin.read()"))
     silent._compilers[-1]._running()
-    monkeypatch.setattr(module, "WALL_SECONDS", 0.05)
+    monkeypatch.setattr(silent._compilers[-1], "wall_seconds", 0.05)
     assert "too much time" in why(silent, regex="a")
     assert silent._compilers[-1]._process is None
     assert not silent._kept, "on another day it may be in time"
@@ -98,7 +98,7 @@ def test_closing_ends_a_check_that_is_under_way() -> None:
     start = time.monotonic()
     silent.end_processes()
     checking.join(20)
-    assert time.monotonic() - start < WALL_SECONDS / 2
+    assert time.monotonic() - start < JobProcess.wall_seconds / 2
     assert len(found) == 1 and silent._compilers[-1]._process is None
     assert "closed" in found[0] and not silent._kept, "no fault of the grammar"
 
@@ -120,7 +120,7 @@ def test_a_process_that_begins_after_the_closing_is_not_waited_for(
     start = time.monotonic()
     assert "closed" in why(silent, regex="a")
     closing.join(20)
-    assert time.monotonic() - start < WALL_SECONDS / 2
+    assert time.monotonic() - start < JobProcess.wall_seconds / 2
     assert silent._compilers[-1]._process is None
 
 
@@ -134,7 +134,7 @@ def test_a_check_that_begins_as_the_process_is_being_ended_keeps_no_verdict(
     process, real, read, taken = (
         silent._compilers[-1]._running(),
         module.kill,
-        module._line,
+        module.read_line,
         threading.Event(),
     )
 
@@ -145,26 +145,42 @@ def test_a_check_that_begins_as_the_process_is_being_ended_keeps_no_verdict(
             assert taken.wait(20)
         real(one)
 
-    def line(process: subprocess.Popen[bytes], deadline: float) -> bytes:
+    def line(process: subprocess.Popen[bytes], deadline: float, limit: int) -> bytes:
         taken.set()
-        return read(process, deadline)
+        return read(process, deadline, limit)
 
     checking = threading.Thread(target=lambda: found.append(why(silent, regex="a")))
     monkeypatch.setattr(module, "kill", kill)
-    monkeypatch.setattr(module, "_line", line)
+    monkeypatch.setattr(module, "read_line", line)
     silent.end_processes()
     checking.join(20)
     assert "closed" in found[0] and not silent._kept
 
 
-def test_checks_that_waited_for_a_closing_start_no_process() -> None:
+def test_checks_that_waited_for_a_closing_start_no_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     silent, found = (
         Checker({}, (sys.executable, "-c", "print(flush=True); import sys; sys.stdin.read()")),
         [],
     )
-    with silent._compilers[-1]._lock:
+    lock, asked = silent._compilers[-1]._lock, threading.Event()
+
+    class Asked:
+        """The lock, which tells when it is asked for."""
+
+        def __enter__(self) -> None:
+            asked.set()
+            lock.acquire()
+
+        def __exit__(self, *error: object) -> None:
+            lock.release()
+
+    monkeypatch.setattr(silent._compilers[-1], "_lock", Asked())
+    with lock:
         waiting = threading.Thread(target=lambda: found.append(why(silent, regex="a")))
         waiting.start()
+        assert asked.wait(20)
         silent._compilers[-1]._closings += 1
     waiting.join(20)
     assert "closed" in found[0] and silent._compilers[-1]._process is None
@@ -179,13 +195,13 @@ def test_a_grammar_whose_check_was_closed_compiles_afterwards(
     assert process is not None
     # So that the check is under way for as long as the test wants
     process.send_signal(signal.SIGSTOP)
-    asked, real, found = threading.Event(), module._line, []
+    asked, real, found = threading.Event(), module.read_line, []
 
-    def line(process: subprocess.Popen[bytes], deadline: float) -> bytes:
+    def line(process: subprocess.Popen[bytes], deadline: float, limit: int) -> bytes:
         asked.set()
-        return real(process, deadline)
+        return real(process, deadline, limit)
 
-    monkeypatch.setattr(module, "_line", line)
+    monkeypatch.setattr(module, "read_line", line)
     checking = threading.Thread(target=lambda: found.append(why(own, regex="[ab]{4}")))
     checking.start()
     assert asked.wait(20)
