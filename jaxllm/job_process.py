@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import select
 import signal
@@ -14,6 +13,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
+
+import orjson
 
 ROOT = str(Path(__file__).parents[1])
 MAX_REPLY = 16 << 20  # bytes
@@ -52,7 +53,7 @@ class JobProcess:
     max_reply = MAX_REPLY
 
     def __init__(self, hello: dict[str, Any], command: Sequence[str]):
-        self._hello = json.dumps(hello).encode() + b"\n"
+        self._hello = orjson.dumps(hello) + b"\n"
         self._command = tuple(command)
         self._process: subprocess.Popen[bytes] | None = None
         self._closings = 0  # calls of `end_process`
@@ -61,9 +62,10 @@ class JobProcess:
         self._lock = threading.Lock()  # of the process
 
     def start_process(self) -> None:
-        """Start the process where there is none. A failure shows at the first job."""
+        """Start the process before the first job, which shows a failure."""
         with self._lock, contextlib.suppress(OSError, EOFError):
-            self._running()
+            if not self._closings:
+                self._running()
 
     def run_job(self, line: bytes) -> dict[str, Any]:
         """The reply to a job. Raises JobLost or JobLate."""
@@ -96,7 +98,7 @@ class JobProcess:
             ):  # nothing else ends a process started after `end_process`
                 raise ConnectionAbortedError
             _write(process, line)
-            reply: dict[str, Any] = json.loads(self._read(process))
+            reply: dict[str, Any] = orjson.loads(self._read(process))
             return reply
         except (OSError, EOFError, ValueError) as error:
             self._end()

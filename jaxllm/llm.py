@@ -16,6 +16,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from jaxllm.chat_template import TemplateInput, check_template, template_text
 from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.engine.engine import Engine
 from jaxllm.engine.runtime.profile import Profiler
@@ -49,7 +50,7 @@ from jaxllm.sampling.defaults import generation_config, sampling_defaults
 from jaxllm.sampling.options import BeamSearchParams, SamplingParams
 from jaxllm.sampling.processor_arguments import Function
 from jaxllm.sampling.values import OptionError
-from jaxllm.tokenizer import Tokenizer, check_template, template_text
+from jaxllm.tokenizer import Tokenizer
 
 __all__ = ["LLM", "CompletionOutput", "Logprob", "RequestOutput"]
 
@@ -210,8 +211,9 @@ class LLM:
             messages: one conversation, a list of dicts with "role" and "content", or several.
             sampling_params: as of `generate`.
             use_tqdm: show a progress bar.
-            tools: for the template.
+            tools: functions in OpenAI's form, for the template.
             chat_template_kwargs: variables of the template; those it does not read are dropped.
+                `documents` are texts to answer from, each a dict.
             add_generation_prompt: whether the template starts the assistant's message.
             continue_final_message: whether the last message is continued.
             chat_template: the text or file of a template for this call.
@@ -221,16 +223,19 @@ class LLM:
             TemplateError: the template refused a conversation or failed on it.
         """
         template = None if chat_template is None else template_text(chat_template)
+        variables = dict(chat_template_kwargs or {})
+        documents = variables.pop("documents", None)
         inputs: list[Input] = []
-        for conversation in conversations_of(messages):
-            ids = self._tokenizer().chat(
-                [dict(message) for message in conversation],
+        for given in conversations_of(messages):
+            conversation = TemplateInput(
+                messages=[dict(message) for message in given],
                 tools=tools,
+                documents=documents,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
-                template_kwargs=chat_template_kwargs,
-                chat_template=template,
+                template_kwargs=variables,
             )
+            ids = self._tokenizer().chat(conversation, chat_template=template)
             inputs.append((self._tokenizer().decode(ids, skip_special_tokens=False), ids, None))
         return self._run(inputs, self._params(sampling_params, len(inputs)), use_tqdm)
 

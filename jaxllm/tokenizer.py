@@ -12,35 +12,25 @@ import inspect
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from jaxllm.chat_template import (
+    Template,
+    TemplateInput,
+    check_names,
+    check_template,
+    template_errors,
+    template_text,
+)
 from jaxllm.config import ConfigError
 from jaxllm.locate import check_regular
 
-if TYPE_CHECKING:
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-RESERVED_TEMPLATE_NAMES = frozenset(
-    "conversation conversations messages tools documents chat_template add_generation_prompt "
-    "continue_final_message tokenize sanitize_control_tokens padding truncation max_length "
-    "return_tensors return_dict return_assistant_tokens_mask tokenizer_kwargs raise_exception "
-    "strftime_now loop self".split()
-)
 # Files of a directory that transformers opens
 TOKENIZER_FILES = (
     "tokenizer.json tokenizer_config.json special_tokens_map.json added_tokens.json "
     "chat_template.jinja chat_template.json vocab.json merges.txt vocab.txt tokenizer.model"
 ).split()
 REMEDY = "give another one (--tokenizer) or none (--skip-tokenizer-init)"
-# Raised by a template's expressions
-TEMPLATE_FAULTS = (
-    *(TypeError, ValueError, LookupError, AttributeError),
-    *(ArithmeticError, RecursionError, MemoryError),
-)
-
-
-class TemplateError(ValueError):
-    """A chat could not be turned into a prompt; the message is the template's own."""
 
 
 class Tokenizer:
@@ -106,7 +96,7 @@ class Tokenizer:
 
     def check_chat_template(self) -> None:
         """Raises ConfigError when the model's own chat template is not valid Jinja."""
-        template = self.hf.chat_template or ""
+        template = self.templates or ""
         for source in template.values() if isinstance(template, dict) else [template]:
             check_template(source)
 
@@ -119,7 +109,7 @@ class Tokenizer:
     @property
     def has_chat_template(self) -> bool:
         """Whether `chat` can work."""
-        return bool(self.hf.chat_template)
+        return bool(self.templates)
 
     @property
     def chat_template(self) -> str | None:
@@ -154,66 +144,70 @@ class Tokenizer:
 
     def chat(
         self,
-        messages: list[dict[str, Any]],
+        conversation: TemplateInput,
         *,
-        tools: list[dict[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        template_kwargs: dict[str, Any] | None = None,
         sanitize: bool = True,
         chat_template: str | None = None,
     ) -> list[int]:
-        """Token ids of a conversation.
+        """Token ids of a conversation, rendered in this process.
 
         Args:
-            template_kwargs: names that the template does not read are dropped.
-            sanitize: control tokens in messages stay text; the caller checks the roles.
+            sanitize: control tokens in its texts stay text; the caller checks the roles.
             chat_template: in place of the model's own.
 
         Raises:
             TemplateError: the template refused the conversation or failed on it.
         """
-        import jinja2
-
-        if continue_final_message and messages and messages[-1].get("tool_calls"):
-            raise TemplateError(
-                "continue_final_message cannot continue a message with tool_calls, "
-                "which follow its text; leave out either"
+        arguments = conversation.arguments(
+            self.templates if chat_template is None else chat_template
+        )
+        with template_errors(), self._lock:
+            if sanitize:
+                template = self.hf.get_chat_template(chat_template, conversation.tools)
+                check_names(arguments, self.hf._get_control_tokens(template))
+            return self.hf.apply_chat_template(
+                **arguments,
+                chat_template=chat_template,
+                tokenize=True,
+                return_dict=False,
+                sanitize_control_tokens=sanitize,
             )
 
-        known = (
-            self.template_variables if chat_template is None else template_variables(chat_template)
-        )
-        variables = {
-            name: value
-            for name, value in (template_kwargs or {}).items()
-            if name in known and name not in RESERVED_TEMPLATE_NAMES
-        }
-        try:
-            with self._lock:
-                return self.hf.apply_chat_template(
-                    messages,
-                    chat_template=chat_template,
-                    tools=tools,
-                    add_generation_prompt=add_generation_prompt,
-                    continue_final_message=continue_final_message,
-                    tokenize=True,
-                    return_dict=False,
-                    sanitize_control_tokens=sanitize,
-                    **variables,
-                )
-        except jinja2.TemplateError as error:
-            raise TemplateError(f"the chat template refused the conversation: {error}") from None
-        except TEMPLATE_FAULTS as error:
-            # The rest of the message is the whole conversation
-            cause = str(error).partition("Final message to continue")[0]
-            raise TemplateError(f"the chat template failed on the conversation: {cause}") from None
+    def encode_chat(self, text: str, sanitized: bool) -> list[int]:
+        """Token ids of a rendered conversation.
+
+        Args:
+            text: what `apply_chat_template` encodes as its last step.
+            sanitized: whether control tokens of the conversation are marked in it.
+
+        Raises:
+            TemplateError: the tokenizer cannot read a control token as text.
+        """
+        with template_errors(), self._lock:
+            return self.hf(
+                text,
+                padding=False,
+                truncation=False,
+                add_special_tokens=False,
+                sanitize_control_tokens=sanitized,
+            )["input_ids"]
 
     @property
-    def template_variables(self) -> frozenset[str]:
-        """Names that the model's own chat template reads."""
-        template = self.hf.chat_template
-        return template_variables(template) if isinstance(template, str) else frozenset()
+    def templates(self) -> Template:
+        """The model's own chat template, or several by their names."""
+        return self.hf.chat_template
+
+    def template_facts(self) -> dict[str, Any]:
+        """What rendering needs of this tokenizer, as JSON takes it: its templates, its special
+        tokens, and which tokens of a conversation may be control tokens."""
+        return {
+            "template": self.templates,
+            "special_tokens": self.hf.special_tokens_map,
+            "added_tokens": [
+                [token.content, token.special] for token in self.hf.added_tokens_decoder.values()
+            ],
+            "control_tokens": self.hf.chat_control_tokens,
+        }
 
     def _decode_one(self, id: int) -> str:
         if self.backend.id_to_token(id) is None:
@@ -231,56 +225,6 @@ class Tokenizer:
         """A token that is decoded before another, which then keeps its leading space."""
         ids = self.encode("a", add_special_tokens=False)
         return ids[-1] if ids else 0
-
-
-@functools.lru_cache(maxsize=64)
-def template_variables(template: str) -> frozenset[str]:
-    """Names that a chat template reads, which `chat_template_kwargs` may set."""
-    import jinja2.meta
-
-    try:
-        return frozenset(jinja2.meta.find_undeclared_variables(_jinja().parse(template)))
-    except jinja2.TemplateError:
-        return frozenset()  # templates with tags of their own, e.g. {% generation %}
-
-
-def check_template(template: str) -> None:
-    """Raises ConfigError when a chat template is not valid Jinja or names an unknown filter. Tags
-    that only transformers knows are accepted."""
-    import jinja2
-
-    try:
-        _jinja().compile(template)
-    except jinja2.TemplateSyntaxError as error:
-        if "generation" not in str(error):
-            raise ConfigError(
-                f"the chat template is not valid Jinja (line {error.lineno}): {error}; "
-                "correct it, or give another one (--chat-template)"
-            ) from None
-
-
-@functools.cache
-def _jinja() -> ImmutableSandboxedEnvironment:
-    """Jinja as transformers sets it up, without the tags of its own."""
-    import jinja2.ext
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    return ImmutableSandboxedEnvironment(extensions=[jinja2.ext.loopcontrols])
-
-
-def template_text(source: str) -> str:
-    """The chat template of `--chat-template`, which is a file or the template itself. Raises
-    ConfigError."""
-    if "{" in source or "\n" in source:
-        return source
-    try:
-        return Path(source).expanduser().read_text(encoding="utf-8")
-    except (OSError, RuntimeError) as error:  # an unknown user's home
-        raise ConfigError(
-            f"cannot read the chat template {source}: {getattr(error, 'strerror', None) or error}"
-        ) from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"cannot read the chat template {source}: not UTF-8 text") from None
 
 
 def _config_is_refused(path: str | Path, revision: str | None) -> bool:

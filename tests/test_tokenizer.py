@@ -12,8 +12,9 @@ import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, normalizers
 
+from jaxllm.chat_template import TemplateError, TemplateInput, template_text
 from jaxllm.config import ConfigError
-from jaxllm.tokenizer import TemplateError, Tokenizer, byte_alphabet, template_text
+from jaxllm.tokenizer import Tokenizer, byte_alphabet
 from tests.server.conftest import write_tokenizer
 
 
@@ -90,7 +91,7 @@ def test_the_byte_alphabet_is_a_bijection() -> None:
 
 
 def test_a_chat_is_rendered_by_the_template(tokenizer: Tokenizer) -> None:
-    ids = tokenizer.chat([{"role": "user", "content": "hi"}])
+    ids = tokenizer.chat(TemplateInput(messages=[{"role": "user", "content": "hi"}]))
     assert (
         tokenizer.decode(ids, skip_special_tokens=False)
         == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
@@ -100,18 +101,17 @@ def test_a_chat_is_rendered_by_the_template(tokenizer: Tokenizer) -> None:
 
 def test_template_arguments_reach_only_templates_that_read_them(tokenizer: Tokenizer) -> None:
     messages = [{"role": "user", "content": "hi"}]
-    quiet = tokenizer.chat(
-        messages, template_kwargs={"enable_thinking": False, "never_read": 1, "tokenize": False}
-    )
+    given = {"enable_thinking": False, "never_read": 1, "tokenize": False}
+    quiet = tokenizer.chat(TemplateInput(messages=messages, template_kwargs=given))
     assert tokenizer.decode(quiet).endswith("no thinking\n")
-    assert tokenizer.chat(messages, template_kwargs={"enable_thinking": True}) == tokenizer.chat(
-        messages
-    )
+    loud = TemplateInput(messages=messages, template_kwargs={"enable_thinking": True})
+    assert tokenizer.chat(loud) == tokenizer.chat(TemplateInput(messages=messages))
 
 
 def test_control_tokens_in_content_stay_text_unless_allowed(tokenizer: Tokenizer) -> None:
     messages = [{"role": "user", "content": "a<|im_end|>b"}]
-    clean, raw = tokenizer.chat(messages), tokenizer.chat(messages, sanitize=False)
+    given = TemplateInput(messages=messages)
+    clean, raw = tokenizer.chat(given), tokenizer.chat(given, sanitize=False)
     assert (clean.count(258), raw.count(258)) == (1, 2)
     assert tokenizer.decode(clean, skip_special_tokens=False) == tokenizer.decode(
         raw, skip_special_tokens=False
@@ -120,7 +120,9 @@ def test_control_tokens_in_content_stay_text_unless_allowed(tokenizer: Tokenizer
 
 def test_a_final_message_can_be_continued(tokenizer: Tokenizer) -> None:
     messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "well, I"}]
-    ids = tokenizer.chat(messages, add_generation_prompt=False, continue_final_message=True)
+    ids = tokenizer.chat(
+        TemplateInput(messages=messages, add_generation_prompt=False, continue_final_message=True)
+    )
     assert tokenizer.decode(ids, skip_special_tokens=False).endswith("well, I")
 
 
@@ -129,14 +131,14 @@ def test_what_the_template_refuses_is_one_kind_of_error(
     tokenizer: Tokenizer, messages: list[dict[str, str]]
 ) -> None:
     with pytest.raises(TemplateError):
-        tokenizer.chat(messages)
+        tokenizer.chat(TemplateInput(messages=messages))
 
 
 def test_threads_do_not_disturb_each_other(tokenizer: Tokenizer) -> None:
     """A chat switches special tokens off inside the shared tokenizer; plain texts must not
     notice."""
     wrong = []
-    messages = [{"role": "user", "content": "<|im_end|>" * 50}]
+    messages = TemplateInput(messages=[{"role": "user", "content": "<|im_end|>" * 50}])
     want = tokenizer.chat(messages)
 
     def chats() -> None:
@@ -165,7 +167,12 @@ def test_another_template_can_be_given_as_text_or_file(
     path.write_text(source)
     assert template_text(source) == template_text(str(path)) == source
     tokenizer = Tokenizer.load(directory, str(path))
-    assert tokenizer.decode(tokenizer.chat([{"role": "user", "content": "hi"}])) == "hi"
+    assert (
+        tokenizer.decode(
+            tokenizer.chat(TemplateInput(messages=[{"role": "user", "content": "hi"}]))
+        )
+        == "hi"
+    )
     with pytest.raises(ConfigError, match=r"none\.jinja"):
         template_text(str(tmp_path / "none.jinja"))
     with pytest.raises(ConfigError, match="~nobody-of-this-name"):
@@ -258,12 +265,6 @@ def test_code_in_a_repository_is_never_run(directory: pathlib.Path, tmp_path: pa
 def test_one_conversation_can_have_a_template_of_its_own(tokenizer: Tokenizer) -> None:
     messages = [{"role": "user", "content": "hi"}]
     source = "{{ messages[0]['content'] }}{% if loud is defined and loud %}!{% endif %}"
-    assert (
-        tokenizer.decode(
-            tokenizer.chat(
-                messages, chat_template=source, template_kwargs={"loud": True, "quiet": 1}
-            )
-        )
-        == "hi!"
-    )
-    assert "assistant" in tokenizer.decode(tokenizer.chat(messages))
+    loud = TemplateInput(messages=messages, template_kwargs={"loud": True, "quiet": 1})
+    assert tokenizer.decode(tokenizer.chat(loud, chat_template=source)) == "hi!"
+    assert "assistant" in tokenizer.decode(tokenizer.chat(TemplateInput(messages=messages)))

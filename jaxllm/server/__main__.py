@@ -55,11 +55,11 @@ def run(options: Options, command: tuple[str, ...] | None = None) -> int:
     import asyncio
     import logging
 
+    from jaxllm.chat_template import template_text
     from jaxllm.server.cli import check_generation_config
     from jaxllm.server.engine.connection import ENGINE_COMMAND
     from jaxllm.server.lifecycle import find_model, serve
     from jaxllm.server.transport.sockets import bind
-    from jaxllm.tokenizer import template_text
 
     check_generation_config(options.generation_config)
     if options.chat_template is not None:

@@ -142,9 +142,7 @@ class Routes:
                     "prompt and messages exclude each other; send one of them", "prompt"
                 )
             refuse_unsupported(body, CHAT_NEUTRAL)
-            ids = await self._state.in_thread(
-                self._state.render, read_conversation(body, self._state.rules)
-            )
+            ids = await self._state.render(read_conversation(body, self._state.rules))
         else:
             if body.get("prompt") is None:
                 raise bad_request("prompt or messages is required", "prompt")

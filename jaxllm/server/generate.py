@@ -122,7 +122,7 @@ class Generate:
         """The engine's requests, and the part of the prompts in the reply. Raises ApiError."""
         prompts = self.token_id_prompts(request)
         if prompts is None:
-            prompts = await self._state.in_thread(self.tokenise, request)
+            prompts = await self.tokenise(request)
             prompts = [
                 request.params.truncated(ids, self._state.resolved.max_model_len) for ids in prompts
             ]
@@ -173,8 +173,8 @@ class Generate:
         """The prompts when they came as token ids, else None."""
         return None
 
-    def tokenise(self, request: Any) -> list[list[int]]:
-        """Token ids of every prompt; runs in a thread."""
+    async def tokenise(self, request: Any) -> list[list[int]]:
+        """Token ids of every prompt, made off the event loop. Raises ApiError."""
         raise NotImplementedError
 
     def reply_spec(self, request: Any, prompts: list[list[int]]) -> ReplySpec:
@@ -200,11 +200,15 @@ class Completions(Generate):
         ids = [prompt for prompt in request.prompts if isinstance(prompt, list)]
         return ids if len(ids) == len(request.prompts) else None
 
-    def tokenise(self, request: CompletionRequest) -> list[list[int]]:
+    async def tokenise(self, request: CompletionRequest) -> list[list[int]]:
         """Texts are encoded, token ids stay."""
-        return [
-            self._state.encode(prompt, request.add_special_tokens) for prompt in request.prompts
-        ]
+
+        def encode() -> list[list[int]]:
+            return [
+                self._state.encode(prompt, request.add_special_tokens) for prompt in request.prompts
+            ]
+
+        return await self._state.in_thread(encode)
 
     def reply_spec(self, request: CompletionRequest, prompts: list[list[int]]) -> ReplySpec:
         """With echo, the prompts' texts as given; token ids and truncated prompts are decoded."""
@@ -239,7 +243,7 @@ class Chat(Generate):
             params.skip_special_tokens = False
         return params
 
-    def tokenise(self, request: ChatRequest) -> list[list[int]]:
+    async def tokenise(self, request: ChatRequest) -> list[list[int]]:
         """The rendered conversation."""
         if request.tools.callable and self._state.formats.tools is None:
             raise bad_request(
@@ -252,7 +256,8 @@ class Chat(Generate):
             raise bad_request(
                 "tool_choice must be none or auto; others are not supported yet", "tool_choice"
             )
-        return [self._state.render(request.conversation)]
+        truncated = request.params.truncate_prompt_tokens is not None
+        return [await self._state.render(request.conversation, truncated)]
 
     def reply_spec(self, request: ChatRequest, prompts: list[list[int]]) -> ReplySpec:
         """A continued message keeps its role. With echo, the last message is repeated if it has

@@ -15,6 +15,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+from jaxllm.chat_template import template_variables
 from jaxllm.config import ConfigError
 from jaxllm.locate import locate
 from jaxllm.messages import EngineStats
@@ -130,7 +131,7 @@ def load_tokenizer(options: Options, model_dir: Path) -> Tokenizer | None:
     tokenizer = Tokenizer.load(config.tokenizer or model_dir, options.chat_template)
     tokenizer.check_chat_template()
     # Computed now, not in the first request
-    _ = tokenizer.longest_token, tokenizer.template_variables
+    _ = tokenizer.longest_token, template_variables(tokenizer.templates)
     return tokenizer
 
 
@@ -155,6 +156,8 @@ async def _serve(
         format_name(server_state.formats.reasoning),
         format_name(server_state.formats.tools),
     )
+    if server_state.renders is not None:
+        server_state.renders.start()
     try:
         await _until_stopped(server_state.client, supervisor, serving, signals)
         status = 1
@@ -211,6 +214,7 @@ async def drain(server_state: ServerState, signals: Signals, seconds: float) -> 
         if not idle.done():
             unfinished = "the server shut down before this request was finished"
             server_state.client.fail_all(lambda: overloaded(unfinished, "shutdown"))
+            await server_state.end_renders()
             if not signals.second.done():
                 await asyncio.wait(
                     (idle, signals.second), timeout=5, return_when=asyncio.FIRST_COMPLETED

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jaxllm
+from jaxllm.chat_template import TemplateError
 from jaxllm.config import Resolved
 from jaxllm.grammar.checker import Checker, job_of, special_tokens
 from jaxllm.grammar.structure import CompilerLost, StructureError
@@ -29,7 +30,8 @@ from jaxllm.server.openai.limits import Rules
 from jaxllm.server.openai.replies import NamelessTokens, TokenNames
 from jaxllm.server.openai.requests import Conversation
 from jaxllm.server.parsing.formats import find_formats
-from jaxllm.tokenizer import TemplateError, Tokenizer
+from jaxllm.server.rendering.renders import Renders
+from jaxllm.tokenizer import Tokenizer
 
 MAX_UNKNOWN_NAMES = 256
 
@@ -108,6 +110,11 @@ class ServerState:
         self.grammars = (
             None if tokenizer is None else GrammarQueue(Checker(special_tokens(tokenizer.backend)))
         )
+        self.renders = (
+            None
+            if tokenizer is None or not tokenizer.has_chat_template
+            else Renders(tokenizer.template_facts())
+        )
         self._unknown: set[str] = set()
 
     async def grammar(self, structure: Structure) -> str:
@@ -155,10 +162,16 @@ class ServerState:
                 self.idle.set()
 
     async def shut_down(self) -> None:
-        """Release the threads and end the compiler of grammars at once."""
+        """Release the threads and end the processes of grammars and templates at once."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+        await self.end_renders()
         if self.grammars is not None:
             await self.grammars.shut_down()
+
+    async def end_renders(self) -> None:
+        """Refuse conversations, those that are being rendered included."""
+        if self.renders is not None:
+            await self.renders.shut_down()
 
     def encode(self, prompt: str | list[int], add_special_tokens: bool = True) -> list[int]:
         """Token ids of a prompt. Raises ApiError."""
@@ -177,24 +190,22 @@ class ServerState:
             else self.tokenizer.decode(prompt, skip_special_tokens=False)
         )
 
-    def render(self, conversation: Conversation) -> list[int]:
-        """Token ids of a conversation. Raises ApiError."""
+    async def render(self, conversation: Conversation, truncated: bool = False) -> list[int]:
+        """Token ids of a conversation, which are `truncated` afterwards. Raises ApiError."""
         tokenizer = self._need_tokenizer("messages")
-        if not tokenizer.has_chat_template:
+        if self.renders is None:
             raise bad_request(
                 "this model has no chat template; "
                 "use completions, or start the server with --chat-template",
                 "messages",
             )
+        sanitized = not self.settings.allow_special_tokens
         try:
-            ids = tokenizer.chat(
-                conversation.messages,
-                tools=[tool.form for tool in conversation.shown_tools] or None,
-                add_generation_prompt=conversation.add_generation_prompt,
-                continue_final_message=conversation.continue_final_message,
-                template_kwargs=conversation.template_kwargs,
-                sanitize=not self.settings.allow_special_tokens,
+            arguments = conversation.template_input.arguments(tokenizer.templates)
+            text = await self.renders.text_of(
+                arguments, sanitized, self.rules.char_limit(truncated)
             )
+            ids = await self.in_thread(tokenizer.encode_chat, text, sanitized)
         except TemplateError as error:
             raise bad_request(sanitize(str(error)), "messages", "chat_template_error") from None
         if not ids:

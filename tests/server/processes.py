@@ -27,6 +27,7 @@ class Process:
         frozen: bool = False,
         gate: pathlib.Path | None = None,
         stuck: str = "",
+        tokenizer: bool = False,
     ):
         self._pid_file = tmp / "engine.pid"
         environ = (
@@ -49,8 +50,9 @@ class Process:
             "--port",
             "0",
         ]
+        skipped = () if tokenizer else ("--skip-tokenizer-init",)
         self.process = subprocess.Popen(
-            [*command, "--host", "127.0.0.1", "--skip-tokenizer-init", *flags],
+            [*command, "--host", "127.0.0.1", *skipped, *flags],
             stderr=subprocess.PIPE,
             text=True,
             env=environ,
@@ -89,6 +91,12 @@ class Process:
         """A completion under way."""
         data = json.dumps(BODY | extra).encode()
         return Open(self.port, post_head("/v1/completions", len(data)) + data)
+
+    def begin_chat(self, content: str) -> Open:
+        """A chat of one message under way."""
+        body = {"model": "m", "messages": [{"role": "user", "content": content}]}
+        data = json.dumps(body).encode()
+        return Open(self.port, post_head("/v1/chat/completions", len(data)) + data)
 
     def busy(self) -> None:
         """Wait until a request waits for the engine."""

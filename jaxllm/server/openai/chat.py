@@ -6,9 +6,9 @@ from typing import Any
 
 import orjson
 
+from jaxllm.chat_template import RESERVED_TEMPLATE_NAMES
 from jaxllm.server.errors import bad_request, describe
 from jaxllm.server.openai.fields import read_field, read_optional
-from jaxllm.tokenizer import RESERVED_TEMPLATE_NAMES
 
 MAX_MESSAGES = 4096
 MAX_KWARGS = 64

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from jaxllm.chat_template import TemplateInput
 from jaxllm.sampling.options import SamplingParams
 from jaxllm.server.errors import ApiError, bad_request, describe
 from jaxllm.server.openai.chat import (
@@ -135,6 +136,17 @@ class Conversation:
     def shown_tools(self) -> tuple[Tool, ...]:
         """The tools that the template gets: all, or none where none may be called."""
         return () if self.tools.mode == "none" else self.tools.tools
+
+    @property
+    def template_input(self) -> TemplateInput:
+        """What the chat template renders."""
+        return TemplateInput(
+            messages=self.messages,
+            tools=[tool.form for tool in self.shown_tools] or None,
+            add_generation_prompt=self.add_generation_prompt,
+            continue_final_message=self.continue_final_message,
+            template_kwargs=self.template_kwargs,
+        )
 
     @property
     def calls(self) -> int:

@@ -1,0 +1,132 @@
+"""Renders conversations in processes that can be killed: a hostile template or conversation costs
+its sender alone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import orjson
+
+from jaxllm.job_process import JobLate, JobLost, JobProcess, python_command
+from jaxllm.server.errors import ApiError, bad_request, overloaded, sanitize, shutting_down
+from jaxllm.server.rendering.limits import BUDGETS, MAX_WAITING, MEMORY_BYTES
+
+COMMAND = python_command("jaxllm.server.rendering.worker")
+
+
+class RenderProcess(JobProcess):
+    """The process of one lane, whose jobs take at most `seconds` of processor time."""
+
+    name = "template renderer"
+    wall_seconds = 30.0
+    max_reply = 1 << 30  # the job has a limit of its own
+
+    def __init__(
+        self, facts: dict[str, Any], seconds: float, command: Sequence[str] = COMMAND
+    ) -> None:
+        super().__init__({"facts": facts, "seconds": seconds}, command)
+
+    def reply_to(self, job: dict[str, Any]) -> dict[str, Any]:
+        """The reply to a job, see `worker`. Raises JobLost, always after `end_process`."""
+        try:
+            with self._lock:
+                return self._run(orjson.dumps(job) + b"\n", closings=0)
+        except JobLate:
+            return {"spent": True}
+
+
+class Renders:
+    """Renders in lanes, each with more time than the last, a process and a thread of its own.
+
+    Quick conversations wait for other quick ones, and for a slow one until it leaves their lane. A
+    job whose client has gone is not begun.
+
+    Args:
+        facts: `Tokenizer.template_facts`.
+    """
+
+    def __init__(self, facts: dict[str, Any]):
+        self._processes = [RenderProcess(facts, seconds) for seconds in BUDGETS]
+        self._lanes = [
+            ThreadPoolExecutor(1, thread_name_prefix=f"render-{lane}")
+            for lane in range(len(BUDGETS))
+        ]
+        self._waiting = [0] * len(BUDGETS)
+        self._closed = False
+
+    def start(self) -> None:
+        """Start the first lane's process, which the first job would have to wait for."""
+        self._lanes[0].submit(self._processes[0].start_process)
+
+    async def text_of(self, arguments: dict[str, Any], sanitized: bool, max_chars: int) -> str:
+        """A conversation as text.
+
+        Args:
+            arguments: `TemplateInput.arguments`.
+            sanitized: whether control tokens in it are marked, for `Tokenizer.encode_chat`.
+            max_chars: of the text.
+
+        Raises:
+            ApiError: the template refused it, it costs too much, or the queue is full.
+        """
+        job = {"arguments": arguments, "sanitize": sanitized, "max_chars": max_chars}
+        for lane in range(len(BUDGETS)):
+            reply = await self._reply(lane, job)
+            if "text" in reply:
+                return str(reply["text"])
+            if "spent" not in reply:
+                break
+        raise refusal(reply, max_chars)
+
+    async def _reply(self, lane: int, job: dict[str, Any]) -> dict[str, Any]:
+        if self._closed:
+            raise shutting_down()
+        if self._waiting[lane] >= MAX_WAITING[lane]:
+            raise overloaded(
+                f"{self._waiting[lane]} conversations wait to be rendered, which is the limit; "
+                "try again later",
+                "render_queue_full",
+            )
+        self._waiting[lane] += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(
+                self._lanes[lane], self._processes[lane].reply_to, job
+            )
+        except JobLost as error:
+            raise overloaded(sanitize(str(error)), "template_renderer_lost") from None
+        finally:
+            self._waiting[lane] -= 1
+
+    async def shut_down(self) -> None:
+        """End the processes at once; who waits for them gets a 503. May be called again."""
+        self._closed = True
+        await asyncio.gather(*(asyncio.to_thread(one.end_process) for one in self._processes))
+        for threads in self._lanes:
+            threads.shutdown(wait=False)
+
+
+def refusal(reply: dict[str, Any], max_chars: int) -> ApiError:
+    """The 400 for a conversation that is not rendered."""
+    if "chars" in reply:
+        return bad_request(
+            f"the chat template makes {reply['chars']} characters of the messages, more than fit "
+            f"the context ({max_chars} at the very most); shorten them",
+            "messages",
+            "context_length_exceeded",
+        )
+    if "error" in reply:
+        text = sanitize(reply["error"])
+    elif "memory" in reply:
+        text = (
+            f"the chat template needs more than {MEMORY_BYTES >> 30} GiB of memory for the "
+            "conversation; shorten it, or have the operator change the template"
+        )
+    else:
+        text = (
+            f"the chat template needs more than {BUDGETS[-1]:g} s of processor time for the "
+            "conversation; shorten it, or have the operator change the template"
+        )
+    return bad_request(text, "messages", "chat_template_error")
