@@ -17,12 +17,14 @@ import jaxllm
 from jaxllm.server.engine.wire import Profile, ResetPrefixes
 from jaxllm.server.errors import ApiError, bad_request, sanitize, server_error
 from jaxllm.server.generate import Chat, Completions
+from jaxllm.server.native.endpoint import Native
 from jaxllm.server.openai.chat import CHAT_NEUTRAL, TOOL_FIELDS
 from jaxllm.server.openai.fields import read_field, refuse_unsupported
 from jaxllm.server.openai.limits import check_chars, check_ids
 from jaxllm.server.openai.requests import TOKENIZE_FIELDS, read_conversation, read_model
 from jaxllm.server.page.files import PageFiles
 from jaxllm.server.page.live import LiveStats
+from jaxllm.server.render import RenderChat, RenderCompletions
 from jaxllm.server.state import ServerState
 from jaxllm.server.transport.auth import AuthMiddleware
 
@@ -207,6 +209,9 @@ def routes(server_state: ServerState) -> Starlette:
     table = [
         Route("/v1/completions", Completions(server_state), methods=["POST"]),
         Route("/v1/chat/completions", Chat(server_state), methods=["POST"]),
+        Route("/v1/completions/render", RenderCompletions(server_state), methods=["POST"]),
+        Route("/v1/chat/completions/render", RenderChat(server_state), methods=["POST"]),
+        Route("/generate", Native(server_state), methods=["POST"]),
         Route("/v1/models", handlers.models),
         Route("/v1/models/{id:path}", handlers.model),
         Route("/tokenize", handlers.tokenize, methods=["POST"]),
