@@ -38,7 +38,6 @@ from jaxllm.server.state import ServerState
 
 PROMPT_END = 32  # tokens of a prompt, which hold the marker that may end it
 MANY_IDS = 1 << 16  # token ids of a request that are parsed in a thread
-STREAM_HEADERS = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 
 logger = logging.getLogger("jaxllm.server")
 
@@ -228,7 +227,8 @@ class Completions(Generate):
 class Chat(Generate):
     """POST /v1/chat/completions, and what endpoints share that make a ChatRequest of their body."""
 
-    param, fields, reply = "messages", CHAT_FIELDS, ChatReply
+    param, fields = "messages", CHAT_FIELDS
+    reply: type[Reply] = ChatReply
 
     def parse(self, body: dict[str, Any]) -> ChatRequest:
         """See `requests.parse_chat`."""
@@ -355,6 +355,15 @@ async def send_json(body: bytes, send: Any) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
+def stream_headers(content_type: bytes = Reply.stream_type) -> list[tuple[bytes, bytes]]:
+    """The head of a stream, which proxies pass on as it comes."""
+    return [
+        (b"content-type", content_type),
+        (b"cache-control", b"no-cache"),
+        (b"x-accel-buffering", b"no"),
+    ]
+
+
 async def send_stream(stream: Stream, reply: Reply, send: Any) -> None:
     """Server-sent events, one write per step.
 
@@ -370,7 +379,7 @@ async def send_stream(stream: Stream, reply: Reply, send: Any) -> None:
             else:
                 data = reply.all_events(ready)
             if not started:
-                headers = [(b"content-type", reply.stream_type), *STREAM_HEADERS]
+                headers = stream_headers(reply.stream_type)
                 await send({"type": "http.response.start", "status": 200, "headers": headers})
                 started = True
             if stream.done:

@@ -75,7 +75,8 @@ def in_our_words(message: str) -> str:
 def _tools(body: dict[str, Any]) -> dict[str, Any]:
     """`tools` and `tool_choice` as a chat has them."""
     tools = [
-        _function(tool, f"tools[{at}]") for at, tool in enumerate(read_field(body, "tools", list, []))
+        _function(tool, f"tools[{at}]")
+        for at, tool in enumerate(read_field(body, "tools", list, []))
     ]
     found: dict[str, Any] = {"tools": tools}
     choice = read_optional(body, "tool_choice", dict)
