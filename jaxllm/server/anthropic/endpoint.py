@@ -32,5 +32,5 @@ class CountTokens(Messages):
         return parse_count(body, self._state.rules)
 
     async def _run(self, request: Any, gone: asyncio.Future[None], send: Any) -> None:
-        (ids,) = await unless_gone(gone, self._state.in_thread(self.tokenise, request))
+        (ids,) = await unless_gone(gone, self.tokenise(request))
         await send_json(orjson.dumps({"input_tokens": len(ids)}), send)
