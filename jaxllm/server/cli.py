@@ -109,6 +109,7 @@ def _options(args: argparse.Namespace, environ: Mapping[str, str]) -> Options:
         page=not args.no_page,
         reasoning_parser=args.reasoning_parser,
         tool_call_parser=args.tool_call_parser,
+        response_store=args.response_store,
     )
     return Options(
         config=config,

@@ -182,6 +182,11 @@ SERVER_FLAGS: dict[str, dict[tuple[str, ...], dict[str, Any]]] = {
             "default": 60.0,
             "help": "seconds without a step until /health answers 503",
         },
+        ("--response-store",): {
+            "action": argparse.BooleanOptionalAction,
+            "default": True,
+            "help": "keep responses of /v1/responses in memory for clients that refer to them",
+        },
         ("--max-engine-restarts",): {
             "type": integer,
             "default": 3,

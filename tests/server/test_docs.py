@@ -21,7 +21,7 @@ def test_the_page_lists_every_route_and_whether_it_needs_a_key(
         cells = [cell.strip() for cell in line.split("|")]
         if len(cells) > 3 and cells[2] in ("yes", "no"):
             listed |= dict.fromkeys(
-                re.findall(r"`(GET|POST) ([^`]+)`", cells[1]), cells[2] == "yes"
+                re.findall(r"`(GET|POST|DELETE) ([^`]+)`", cells[1]), cells[2] == "yes"
             )
     actual = {}
     for route in routes(fresh.server_state).routes:

@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxllm.messages import TextDelta, TokenLogprobs
 from jaxllm.server.openai.parts_reply import PartsReply
-from jaxllm.server.openai.replies import Choice, finite, json_fragment, unpack_delta
+from jaxllm.server.openai.replies import Choice, unpack_delta
 from jaxllm.server.parsing.parts import Part, Reasoning, Text, ToolArguments, ToolStart, merged
 
 
@@ -74,22 +74,7 @@ class ChatReply(PartsReply):
         return super().full_reply() | self._prompt_logprobs(0)
 
     def _logprobs(self, found: Iterable[TokenLogprobs] | None) -> dict[str, Any] | None:
-        if found is None:
-            return None
-        content = []
-        for at in found:
-            top = [self._token_entry(id, value) for id, value in at.top]
-            content.append(
-                json_fragment(self._token_entry(at.token_id, at.logprob) | {"top_logprobs": top})
-            )
-        return {"content": content, "refusal": None}
-
-    def _token_entry(self, id: int, logprob: float) -> dict[str, Any]:
-        return {
-            "token": self._names.token_text(id),
-            "logprob": finite(logprob),
-            "bytes": list(self._names.token_bytes(id)),
-        }
+        return None if found is None else {"content": self._entries(found), "refusal": None}
 
 
 def finish_reason(choice: Choice) -> str | None:

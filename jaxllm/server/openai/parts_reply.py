@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
-from jaxllm.messages import TextDelta
-from jaxllm.server.openai.replies import Choice, Reply, ReplySpec, TokenNames
+import orjson
+
+from jaxllm.messages import TextDelta, TokenLogprobs
+from jaxllm.server.openai.replies import (
+    Choice,
+    Reply,
+    ReplySpec,
+    TokenNames,
+    finite,
+    json_fragment,
+)
 from jaxllm.server.parsing.parts import Part, Text, ToolStart
 
 
@@ -49,3 +59,20 @@ class PartsReply(Reply):
             parts += pipeline.finish()
         choice.calls += sum(isinstance(part, ToolStart) for part in parts)
         return parts
+
+    def _entries(self, found: Iterable[TokenLogprobs]) -> list[orjson.Fragment]:
+        """Log-probabilities of tokens and of their alternatives."""
+        return [
+            json_fragment(
+                self._entry(at.token_id, at.logprob)
+                | {"top_logprobs": [self._entry(id, value) for id, value in at.top]}
+            )
+            for at in found
+        ]
+
+    def _entry(self, id: int, logprob: float) -> dict[str, Any]:
+        return {
+            "token": self._names.token_text(id),
+            "logprob": finite(logprob),
+            "bytes": list(self._names.token_bytes(id)),
+        }

@@ -1,0 +1,198 @@
+"""POST /v1/responses: makes one response, over its connection or in the background."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from dataclasses import replace
+from typing import Any
+
+import orjson
+
+from jaxllm.server.errors import ApiError, bad_request, describe, server_error
+from jaxllm.server.generate import Chat
+from jaxllm.server.openai.bodies import ClientGone, unless_gone
+from jaxllm.server.openai.fields import read_optional
+from jaxllm.server.openai.replies import NamelessTokens, ReplySpec
+from jaxllm.server.responses.background import Background
+from jaxllm.server.responses.history import encode, fitting, room_for_prompt, simplified
+from jaxllm.server.responses.items import Item, missing_item, read_input
+from jaxllm.server.responses.output import Output, SummaryOutput
+from jaxllm.server.responses.output_items import new_id
+from jaxllm.server.responses.reply import Answer, ResponsesReply
+from jaxllm.server.responses.requests import (
+    FIELDS,
+    RENAMED,
+    Context,
+    ResponsesRequest,
+    parse_response,
+)
+from jaxllm.server.responses.store import Owner, ResponseStore, Stored, Turn
+from jaxllm.server.state import ServerState
+
+NOTHING = Context(None, [])
+
+logger = logging.getLogger("jaxllm.server")
+
+
+class Create(Chat):
+    """Makes one response for one owner. `store` is None when responses are not kept."""
+
+    param, fields = "input", FIELDS
+    shape = ResponsesReply
+    compacts = False  # whether every request asks for a summary of the conversation
+
+    def __init__(self, server_state: ServerState, store: ResponseStore | None, owner: Owner):
+        super().__init__(server_state)
+        self._store, self._owner = store, owner
+        self._answer: Answer
+
+    def parse(self, body: dict[str, Any]) -> ResponsesRequest:
+        """See `requests.parse_response`."""
+        items = read_input(body.get("input"))
+        items = [self._resolved(item, f"input[{at}]") for at, item in enumerate(items)]
+        compacts = self.compacts or (bool(items) and items[-1]["type"] == "compaction_trigger")
+        context = replace(self._context(body), compacts=compacts)
+        if items and items[-1]["type"] == "compaction_trigger":
+            items.pop()
+        request = parse_response(body, items, context, self._state.rules)
+        if request.background and not self._stores(request):
+            remedy = "send store: true" if self._store is not None else "leave it out"
+            raise bad_request(f"background needs responses that are stored; {remedy}", "background")
+        return request
+
+    async def tokenise(self, request: Any) -> list[list[int]]:
+        """The rendered conversation; without its oldest messages if it may be truncated and does
+        not fit."""
+        if not request.truncates:
+            return [await self._rendered(request, request.conversation.messages)]
+        room = room_for_prompt(self._state.resolved.max_model_len, request.params.max_tokens)
+        render = functools.partial(self._rendered, request)
+        return [await fitting(request.conversation.messages, room, render)]
+
+    def new_reply(self, id: str, request: Any, spec: ReplySpec) -> ResponsesReply:
+        """The reply, which fills the answer."""
+        names = NamelessTokens() if request.tokens_as_ids else self._state.names
+        return self.shape(self._answer, self._state.fingerprint, spec, names)
+
+    async def _run(self, request: Any, gone: asyncio.Future[None], send: Any) -> None:
+        made = SummaryOutput if request.compacts else Output
+        output = made(request.origins, request.summarised, request.sealed)
+        stored = self._stores(request)
+        self._answer = Answer(new_id("resp"), request, stored, output)
+        if request.background:
+            await unless_gone(gone, self._run_behind(request, send))
+        else:
+            await super()._run(request, gone, self._storing(send) if stored else send)
+
+    async def _run_behind(self, request: ResponsesRequest, send: Any) -> None:
+        """Begin to make the response; reply at once, or follow it."""
+        assert self._store is not None
+        self._state.client.check_capacity(1)
+        turn = Turn(request.before, [encode(item) for item in request.items])
+        response = Background(self._answer, self._owner, turn, self._store)
+        self._store.keep(response)
+        if request.stream:
+            response.add(self._answer.encoded(self._answer.opening()))
+        response.task = asyncio.create_task(self._make(request, response))
+        if request.stream:
+            await response.follow(-1, send)
+        else:
+            await send_json(response.json(), send)
+
+    async def _make(self, request: ResponsesRequest, response: Background) -> None:
+        """Make a response in the background, whatever happens."""
+        answer, events = response.answer, []
+        try:
+            with self._state.working():
+                await super()._run(request, response.cancelled, response.collect)
+        except ClientGone:
+            events = answer.end("cancelled", None) if answer.running else []
+        except Exception as error:
+            if not isinstance(error, ApiError):
+                logger.exception("a background response failed")
+                error = server_error()
+            events = [*answer.fail(error, None), answer.told("failed")]
+        finally:
+            if request.stream:
+                response.add(answer.encoded(events))
+            response.end()
+
+    def _storing(self, send: Any) -> Any:
+        """ASGI's send that stores the response before its end is sent."""
+
+        async def sending(message: dict[str, Any]) -> None:
+            if message["type"] == "http.response.body" and not message.get("more_body", False):
+                self._keep()
+            await send(message)
+
+        return sending
+
+    def _keep(self) -> None:
+        answer = self._answer
+        assert self._store is not None
+        inputs = answer.request.items
+        items = [encode(item) for item in (*inputs, *answer.output.items)]
+        turn = Turn(answer.request.before, items)
+        body = orjson.dumps(answer.shape())
+        self._store.keep(Stored(answer.id, self._owner, turn, len(inputs), body))
+
+    def _stores(self, request: ResponsesRequest) -> bool:
+        return request.store and self._store is not None
+
+    async def _rendered(
+        self, request: ResponsesRequest, messages: list[dict[str, Any]]
+    ) -> list[int]:
+        """The token ids of messages. If the template refuses them, in a form that all take."""
+        try:
+            return (await super().tokenise(with_messages(request, messages)))[0]
+        except ApiError as error:
+            error.param = RENAMED.get(error.param or "", error.param)
+            plain = simplified(messages)
+            if error.code != "chat_template_error" or plain == messages:
+                raise
+            return (await super().tokenise(with_messages(request, plain)))[0]
+
+    def _resolved(self, item: Item, at: str) -> Item:
+        """The item that a reference names. Raises ApiError(404)."""
+        if item["type"] != "item_reference":
+            return item
+        id = item.get("id")
+        if self._store is not None and isinstance(id, str):
+            found = self._store.find_item(id, self._owner)
+            if found is not None:
+                resolved: Item = orjson.loads(found)
+                return resolved
+        raise missing_item(item, at)
+
+    def _context(self, body: dict[str, Any]) -> Context:
+        """What `previous_response_id` stands for. Raises ApiError."""
+        id = read_optional(body, "previous_response_id", str)
+        if id is None:
+            return NOTHING
+        found = None if self._store is None else self._store.find(id, self._owner)
+        if found is None:
+            raise ApiError(
+                404,
+                f"no response with the id {describe(id)} is stored; send all items as input",
+                param="previous_response_id",
+                code="previous_response_not_found",
+            )
+        if not found.body:
+            raise bad_request(
+                f"the response {id} is still being made; wait until it ends", "previous_response_id"
+            )
+        return Context(found.turn, [orjson.loads(item) for _, item in found.turn.history()])
+
+
+def with_messages(request: ResponsesRequest, messages: list[dict[str, Any]]) -> ResponsesRequest:
+    """The request with other messages."""
+    return replace(request, conversation=replace(request.conversation, messages=messages))
+
+
+async def send_json(body: bytes, send: Any) -> None:
+    """A whole reply over ASGI."""
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,100 @@
+"""Conversations as they are stored, shortened and simplified."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import orjson
+
+from jaxllm.server.errors import ApiError
+from jaxllm.server.responses.items import Item
+from jaxllm.server.responses.output_items import new_id
+from jaxllm.server.responses.store import Encoded
+
+PREFIXES = {
+    "message": "msg",
+    "reasoning": "rs",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+    "compaction": "cmp",
+    "additional_tools": "at",
+}
+ANSWER_SHARE = 8  # of the context, one part of so many is left for an answer without a limit
+
+type Message = dict[str, Any]
+
+
+def encode(item: Item) -> Encoded:
+    """An item as it is stored and listed: with an id, a status and parts."""
+    whole: dict[str, Any] = {"id": None, "status": "completed"} | item
+    if not isinstance(whole["id"], str):
+        whole["id"] = new_id(PREFIXES[item["type"]])
+    if item["type"] == "message" and isinstance(item["content"], str):
+        part: dict[str, Any] = {"type": "input_text", "text": item["content"]}
+        if item["role"] == "assistant":
+            part |= {"type": "output_text", "annotations": []}
+        whole["content"] = [part]
+    return whole["id"], orjson.dumps(whole)
+
+
+async def fitting(
+    messages: list[Message],
+    room: int,
+    render: Callable[[list[Message]], Coroutine[Any, Any, list[int]]],
+) -> list[int]:
+    """The token ids of as many of the latest messages as `room` tokens hold; at least of the last
+    ones. Raises what `render` does for these."""
+    shorter = shortened(messages)
+    low, high, at = 0, len(shorter) - 1, 0
+    best: list[int] | None = None
+    while low <= high:
+        try:
+            ids = await render(shorter[at])
+            fits = len(ids) <= room
+        except ApiError as error:
+            if error.code != "context_length_exceeded":
+                raise
+            fits = False
+        if fits:
+            best, high = ids, at - 1
+        else:
+            low = at + 1
+        at = (low + high) // 2
+    return await render(shorter[-1]) if best is None else best
+
+
+def shortened(messages: list[Message]) -> list[list[Message]]:
+    """The messages without ever more of the oldest. Leading instructions stay, and a message of the
+    user to begin with. The result of a call never stands without it."""
+    roles = [one["role"] for one in messages]
+    first = next((at for at, role in enumerate(roles) if role != "system"), len(messages))
+    head, users = messages[:first], [at for at, role in enumerate(roles) if role == "user"]
+    found = [messages] + [head + messages[at:] for at in users if at > first]
+    last = users[-1] if users else first
+    begun = head + messages[last : last + 1]
+    later = [at for at in range(last + 2, len(roles)) if roles[at] != "tool"]
+    return found + [begun + messages[at:] for at in later]
+
+
+def room_for_prompt(context: int, max_tokens: int | None) -> int:
+    """Tokens of a truncated prompt: the rest of the context is for the answer."""
+    wanted = context // ANSWER_SHARE if max_tokens is None else max_tokens
+    return context - min(wanted, context // 2)
+
+
+def simplified(messages: list[Message]) -> list[Message]:
+    """The messages in a form that every template takes: instructions only at the beginning, and
+    roles that take turns."""
+    instructions = [one["content"] for one in messages if one["role"] == "system"]
+    found: list[Message] = []
+    if instructions:
+        found.append({"role": "system", "content": "\n\n".join(instructions)})
+    for one in messages:
+        if one["role"] == "user" and found and found[-1]["role"] == "user":
+            found[-1] = found[-1] | {"content": f"{found[-1]['content']}\n\n{one['content']}"}
+        elif one["role"] != "system":
+            found.append(one)
+    return found

@@ -1,0 +1,227 @@
+"""Input items of /v1/responses as the messages of a chat.
+
+Items that an answer is made of (reasoning, text, calls) become one message of the assistant again.
+Leading instructions become one system message: many templates take no second one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import orjson
+
+from jaxllm.server.errors import ApiError, bad_request, describe
+from jaxllm.server.responses.sealed import unseal
+from jaxllm.server.responses.tools import INPUT, Tools, joined_name, read_name
+
+MAX_ITEMS = 8192
+ROLES = ("user", "system", "developer", "assistant")
+TEXT_PARTS = {
+    "input_text": "text",
+    "output_text": "text",
+    "text": "text",
+    "refusal": "refusal",
+    "summary_text": "text",
+    "reasoning_text": "text",
+}
+SUMMARY = "Summary of the conversation before this point:\n\n"
+SUMMARISE = (
+    "Summarise our conversation so far for whoever continues it without having read it: the goals, "
+    "what was decided and done, names, numbers and paths that matter, what failed, and what is "
+    "left to do. Write the summary alone."
+)
+
+type Item = dict[str, Any]
+
+
+def read_input(value: Any) -> list[Item]:
+    """The request's input as items, each with a type. Raises ApiError(400)."""
+    if value is None:
+        return []
+    if isinstance(value, str):
+        part = {"type": "input_text", "text": value}
+        return [{"type": "message", "role": "user", "content": [part]}]
+    if not isinstance(value, list):
+        raise bad_request(
+            f"input must be a string or a list of items, got {describe(value)}", "input"
+        )
+    if len(value) > MAX_ITEMS:
+        raise bad_request(f"input takes at most {MAX_ITEMS} items, got {len(value)}", "input")
+    return [_typed(item, f"input[{at}]") for at, item in enumerate(value)]
+
+
+def _typed(item: Any, at: str) -> Item:
+    """The item with its type, which messages and references may leave out."""
+    if not isinstance(item, dict):
+        raise bad_request(f"{at} must be an object, got {describe(item)}", at)
+    kind = item.get("type")
+    if kind is None:
+        kind = "message" if "role" in item else "item_reference" if "id" in item else None
+    if kind == "compaction_summary":  # the older name
+        kind = "compaction"
+    if not isinstance(kind, str) or kind not in KNOWN:
+        what = "has no type" if kind is None else f"is of type {describe(kind)}"
+        raise bad_request(f"{at} {what}; this server takes {', '.join(sorted(KNOWN))}", at)
+    return item | {"type": kind}
+
+
+class Chat:
+    """The messages that items make, in the form of /v1/chat/completions.
+
+    Attributes:
+        messages: so far.
+        tools: tools that items add to the request's.
+    """
+
+    def __init__(self, instructions: str | None, tools: Tools):
+        self.messages: list[dict[str, Any]] = []
+        self.tools = tools
+        if instructions:
+            self.messages.append({"role": "system", "content": instructions})
+
+    def add(self, item: Item, at: str) -> None:
+        """One more item; `at` is its place in the body, for errors. Raises ApiError(400)."""
+        KNOWN[item["type"]](self, item, at)
+
+    def summarise(self) -> None:
+        """Ask for a summary in place of an answer."""
+        self.messages.append({"role": "user", "content": SUMMARISE})
+        self.tools.functions, self.tools.places = [], []
+
+    def _message(self, item: Item, at: str) -> None:
+        role = item.get("role")
+        if role not in ROLES:
+            raise bad_request(
+                f"{at}.role must be one of {', '.join(ROLES)}, got {describe(role)}", f"{at}.role"
+            )
+        text = read_text(item.get("content"), f"{at}.content")
+        if role == "assistant":
+            self._assistant("content")["content"] = text
+        elif role == "user" or any(one["role"] != "system" for one in self.messages):
+            self.messages.append({"role": "user" if role == "user" else "system", "content": text})
+        else:
+            before = [one["content"] for one in self.messages]
+            self.messages = [{"role": "system", "content": "\n\n".join([*before, text])}]
+
+    def _reasoning(self, item: Item, at: str) -> None:
+        """Its content, what was sealed, or its summary. Reasoning that only another server can
+        read is left out: a conversation goes on without it."""
+        sealed = item.get("encrypted_content")
+        text = (
+            read_text(item.get("content") or "", f"{at}.content")
+            or (unseal(sealed) if isinstance(sealed, str) else None)
+            or read_text(item.get("summary") or "", f"{at}.summary")
+        )
+        if text:
+            self._assistant("reasoning_content")["reasoning_content"] = text
+
+    def _function_call(self, item: Item, at: str) -> None:
+        text = item.get("arguments")
+        if not isinstance(text, str):
+            raise bad_request(
+                f"{at}.arguments must be a string, got {describe(text)}", f"{at}.arguments"
+            )
+        self._call(item, at, text)
+
+    def _custom_call(self, item: Item, at: str) -> None:
+        text = item.get("input")
+        if not isinstance(text, str):
+            raise bad_request(f"{at}.input must be a string, got {describe(text)}", f"{at}.input")
+        self._call(item, at, orjson.dumps({INPUT: text}).decode())
+
+    def _call(self, item: Item, at: str, arguments: str) -> None:
+        """A call of the assistant's last message."""
+        name = joined_name(read_name(item, at), item.get("namespace"))
+        call = {"id": _call_id(item, at), "type": "function"}
+        calls = self._assistant("tool_calls").setdefault("tool_calls", [])
+        calls.append(call | {"function": {"name": name, "arguments": arguments}})
+
+    def _output(self, item: Item, at: str) -> None:
+        text = read_text(item.get("output"), f"{at}.output")
+        message = {"role": "tool", "tool_call_id": _call_id(item, at), "content": text}
+        self.messages.append(message)
+
+    def _compaction(self, item: Item, at: str) -> None:
+        sealed = item.get("encrypted_content")
+        text = unseal(sealed) if isinstance(sealed, str) else None
+        if text is None:
+            raise bad_request(
+                f"{at}.encrypted_content was not made by this server; send the items it stands for",
+                f"{at}.encrypted_content",
+                "invalid_encrypted_content",
+            )
+        self.messages.append({"role": "user", "content": SUMMARY + text})
+
+    def _additional_tools(self, item: Item, at: str) -> None:
+        self.tools.add(item.get("tools"), f"{at}.tools")
+
+    def _misplaced(self, item: Item, at: str) -> None:
+        raise bad_request(f"{at} of type {item['type']} must be the last item", at)
+
+    def _unresolved(self, item: Item, at: str) -> None:
+        raise missing_item(item, at)
+
+    def _assistant(self, field: str) -> dict[str, Any]:
+        """The assistant's message that takes this field: the last one, unless it already has the
+        field, or what follows it in an answer."""
+        last = self.messages[-1] if self.messages else {"role": ""}
+        later = {"reasoning_content": ("reasoning_content", "content", "tool_calls")}
+        taken = later.get(field, ("content", "tool_calls") if field == "content" else ())
+        if last["role"] != "assistant" or any(last.get(name) for name in taken):
+            last = {"role": "assistant", "content": None}
+            self.messages.append(last)
+        return last
+
+
+KNOWN: dict[str, Callable[[Chat, Item, str], None]] = {
+    "message": Chat._message,
+    "reasoning": Chat._reasoning,
+    "function_call": Chat._function_call,
+    "function_call_output": Chat._output,
+    "custom_tool_call": Chat._custom_call,
+    "custom_tool_call_output": Chat._output,
+    "compaction": Chat._compaction,
+    "additional_tools": Chat._additional_tools,
+    "compaction_trigger": Chat._misplaced,
+    "item_reference": Chat._unresolved,
+}
+
+
+def missing_item(item: Item, at: str) -> ApiError:
+    """The refusal of a reference to an item that is not stored."""
+    return ApiError(
+        404,
+        f"{at} refers to item {describe(item.get('id'))}, which is not stored; "
+        "send the item itself",
+        param=at,
+        code="item_not_found",
+    )
+
+
+def read_text(content: Any, at: str) -> str:
+    """A text, or the texts of parts, joined by line breaks. Raises ApiError(400) that names any
+    other part."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise bad_request(f"{at} must be a string or a list of parts, got {describe(content)}", at)
+    texts = []
+    for number, part in enumerate(content):
+        where = f"{at}[{number}]"
+        kind = part.get("type") if isinstance(part, dict) else None
+        if not isinstance(kind, str) or kind not in TEXT_PARTS:
+            what = describe(part) if kind is None else f"a part of type {describe(kind)}"
+            raise bad_request(f"{where} is {what}; this model takes text parts only", where)
+        text = part.get(TEXT_PARTS[kind])
+        if not isinstance(text, str):
+            raise bad_request(f"{where}.text must be a string, got {describe(text)}", where)
+        texts.append(text)
+    return "\n".join(texts)
+
+
+def _call_id(item: Item, at: str) -> str:
+    call_id = item.get("call_id")
+    if not isinstance(call_id, str) or not call_id:
+        raise bad_request(f"{at}.call_id must be a text, got {describe(call_id)}", f"{at}.call_id")
+    return call_id

@@ -1,0 +1,180 @@
+"""The routes below /v1/responses."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from jaxllm.server.errors import ApiError, bad_request, describe
+from jaxllm.server.openai.bodies import ClientGone, unless_gone, until_gone
+from jaxllm.server.responses.background import Background
+from jaxllm.server.responses.compact import Compact
+from jaxllm.server.responses.create import Create
+from jaxllm.server.responses.store import Owner, ResponseStore, Stored
+from jaxllm.server.state import ServerState
+from jaxllm.server.transport.auth import header, key_digest
+
+MAX_LISTED = 100
+LISTED = 20  # unless the request says how many
+
+
+class Making:
+    """An ASGI endpoint that makes a response for the owner of the request's key."""
+
+    def __init__(self, routes: ResponseRoutes, kind: type[Create]):
+        self._routes, self._kind = routes, kind
+
+    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        """ASGI"""
+        await self._routes.maker(self._kind, scope)(scope, receive, send)
+
+
+class Retrieving:
+    """GET of a stored response: as it is, or its events from a place on."""
+
+    def __init__(self, routes: ResponseRoutes):
+        self._routes = routes
+
+    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        """ASGI"""
+        request = Request(scope, receive)
+        found = self._routes.find(request)
+        if not read_flag(request, "stream"):
+            return await json_reply(found.json())(scope, receive, send)
+        after = read_number(request, "starting_after", -1, None)
+        if not isinstance(found, Background) or not found.streamed:
+            raise bad_request(
+                "only a response made with background: true and stream: true can be streamed later",
+                "stream",
+            )
+        gone = asyncio.ensure_future(until_gone(receive))
+        try:
+            await unless_gone(gone, found.follow(after, send))
+        except ClientGone:
+            return
+        finally:
+            gone.cancel()
+
+
+class ResponseRoutes:
+    """What the routes share: the store."""
+
+    def __init__(self, server_state: ServerState):
+        self._state = server_state
+        self._store = ResponseStore() if server_state.settings.response_store else None
+
+    def table(self) -> list[Route]:
+        """Paths to handlers."""
+        one = "/v1/responses/{id}"
+        return [
+            Route("/v1/responses", Making(self, Create), methods=["POST"]),
+            Route("/v1/responses/compact", Making(self, Compact), methods=["POST"]),
+            Route(one, Retrieving(self), methods=["GET"]),
+            Route(one, self.delete, methods=["DELETE"]),
+            Route(f"{one}/cancel", self.cancel, methods=["POST"]),
+            Route(f"{one}/input_items", self.input_items),
+        ]
+
+    def maker(self, kind: type[Create], scope: dict[str, Any]) -> Create:
+        """What makes one response."""
+        return kind(self._state, self._store, self._owner(scope))
+
+    def find(self, request: Request) -> Stored:
+        """The response that the path names. Raises ApiError(404)."""
+        id = request.path_params["id"]
+        owner = self._owner(dict(request.scope))
+        found = None if self._store is None else self._store.find(id, owner)
+        if found is None:
+            raise ApiError(
+                404,
+                f"no response with the id {describe(id)} is stored; the newest are kept in memory"
+                if self._store is not None
+                else "this server stores no responses (--no-response-store)",
+                param="response_id",
+                code="response_not_found",
+            )
+        return found
+
+    async def delete(self, request: Request) -> Response:
+        """Forget a response; one that is still being made is stopped."""
+        found = self.find(request)
+        assert self._store is not None
+        self._store.drop(found)
+        return json_reply({"id": found.id, "object": "response", "deleted": True})
+
+    async def cancel(self, request: Request) -> Response:
+        """Stop a response that is made in the background, and show it."""
+        found = self.find(request)
+        if not isinstance(found, Background):
+            raise bad_request(
+                "only a response made with background: true can be cancelled", "response_id"
+            )
+        found.cancel()
+        if found.task is not None:
+            await asyncio.wait((found.task,))
+        return json_reply(found.json())
+
+    async def input_items(self, request: Request) -> Response:
+        """The items that a response was made from, page by page."""
+        items = [orjson.loads(item) for _, item in self.find(request).input_items()]
+        limit = read_number(request, "limit", LISTED, MAX_LISTED)
+        order, after = request.query_params.get("order", "desc"), request.query_params.get("after")
+        if order not in ("asc", "desc"):
+            raise bad_request(f"order must be asc or desc, got {describe(order)}", "order")
+        if order == "desc":
+            items.reverse()
+        if after is not None:
+            ids = [item["id"] for item in items]
+            if after not in ids:
+                raise bad_request(
+                    f"after names no item of this response: {describe(after)}", "after"
+                )
+            items = items[ids.index(after) + 1 :]
+        page = items[:limit]
+        return json_reply(
+            {
+                "object": "list",
+                "data": page,
+                "first_id": page[0]["id"] if page else None,
+                "last_id": page[-1]["id"] if page else None,
+                "has_more": len(items) > limit,
+            }
+        )
+
+    def _owner(self, scope: dict[str, Any]) -> Owner:
+        """Whose responses a request may see: the key's, or everybody's where no key is needed."""
+        if not self._state.settings.api_keys:
+            return b""
+        return key_digest(header(scope["headers"], b"authorization"))
+
+
+def json_reply(value: Any) -> Response:
+    """A value, or what is JSON already, as a reply."""
+    body = value if isinstance(value, bytes) else orjson.dumps(value)
+    return Response(body, media_type="application/json")
+
+
+def read_flag(request: Request, name: str) -> bool:
+    """A query parameter that is true or false. Raises ApiError(400)."""
+    value = request.query_params.get(name, "false").lower()
+    if value not in ("true", "false"):
+        raise bad_request(f"{name} must be true or false, got {describe(value)}", name)
+    return value == "true"
+
+
+def read_number(request: Request, name: str, default: int, most: int | None) -> int:
+    """A query parameter that is a whole number; with `most`, from 1 to that. Raises
+    ApiError(400)."""
+    text = request.query_params.get(name)
+    if text is None:
+        return default
+    number = int(text) if text.isascii() and text.isdigit() and len(text) < 16 else -1
+    if number < 0 or (most is not None and not 1 <= number <= most):
+        must = "a whole number" if most is None else f"from 1 to {most}"
+        raise bad_request(f"{name} must be {must}, got {describe(text)}", name)
+    return number

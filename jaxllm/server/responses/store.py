@@ -1,0 +1,184 @@
+"""Responses kept in memory for clients that refer to them later: bounded by count, bytes and age.
+
+A response that continues another one shares its history. So the items of a turn stay as long as a
+stored response continues it, and count as long.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+MAX_RESPONSES = 4096
+MAX_BYTES = 256 << 20
+MAX_AGE = 24 * 3600.0  # seconds
+OVERHEAD = 512  # bytes of an entry beside its texts
+
+type Owner = bytes
+type Encoded = tuple[str, bytes]  # id and JSON of an item
+
+
+@dataclass(eq=False, slots=True)
+class Turn:
+    """Input and output items of one response, after those of an earlier one.
+
+    Attributes:
+        users: later turns that are kept, and the stored response whose turn it is.
+    """
+
+    before: Turn | None
+    items: list[Encoded] = field(default_factory=list)
+    users: int = 0
+
+    @property
+    def size(self) -> int:
+        """Bytes that it takes, about."""
+        return OVERHEAD + sum(OVERHEAD + 2 * len(id) + len(item) for id, item in self.items)
+
+    def history(self) -> list[Encoded]:
+        """All items up to this turn's last, oldest first."""
+        turns, turn = [self], self.before
+        while turn is not None:
+            turns.append(turn)
+            turn = turn.before
+        return [item for one in reversed(turns) for item in one.items]
+
+
+@dataclass(eq=False)
+class Stored:
+    """A stored response.
+
+    Attributes:
+        inputs: how many items of the turn were its input.
+        body: its JSON.
+        extra: bytes that it takes beside, such as the events of its stream.
+    """
+
+    id: str
+    owner: Owner
+    turn: Turn
+    inputs: int
+    body: bytes
+    extra: int = 0
+    expires: float = 0.0
+
+    @property
+    def size(self) -> int:
+        """Bytes that it takes without its turn, about."""
+        return OVERHEAD + len(self.body) + self.extra
+
+    def json(self) -> bytes:
+        """The response as it is now."""
+        return self.body
+
+    def forgotten(self) -> None:
+        """Called when it leaves the store."""
+
+    def input_items(self) -> list[Encoded]:
+        """What it was made from, oldest first: earlier turns and its own input."""
+        before = [] if self.turn.before is None else self.turn.before.history()
+        return before + self.turn.items[: self.inputs]
+
+
+class ResponseStore:
+    """Responses by id. The oldest leaves when there are too many, or too many bytes.
+
+    Attributes:
+        bytes: taken by all responses and their turns, about.
+    """
+
+    def __init__(
+        self,
+        max_responses: int = MAX_RESPONSES,
+        max_bytes: int = MAX_BYTES,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self._max_responses, self._max_bytes, self._clock = max_responses, max_bytes, clock
+        self._stored: dict[str, Stored] = {}  # oldest first
+        self._items: dict[tuple[Owner, str], Encoded] = {}
+        self.bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._stored)
+
+    def find(self, id: str, owner: Owner) -> Stored | None:
+        """The response, if this owner made it and it is still there."""
+        self._trim()
+        found = self._stored.get(id)
+        return found if found is not None and found.owner == owner else None
+
+    def find_item(self, id: str, owner: Owner) -> bytes | None:
+        """The JSON of an item of a stored response or of a turn before."""
+        self._trim()
+        found = self._items.get((owner, id))
+        return None if found is None else found[1]
+
+    def keep(self, stored: Stored) -> None:
+        """Store a response."""
+        stored.expires = self._clock() + MAX_AGE
+        self._stored[stored.id] = stored
+        self.bytes += stored.size
+        self._hold(stored.turn, stored.owner)
+        self._trim()
+
+    def grow(self, stored: Stored, extra: int) -> None:
+        """Count more bytes of a response, if it is still stored."""
+        stored.extra += extra
+        if stored.id in self._stored:
+            self.bytes += extra
+            self._trim()
+
+    @contextmanager
+    def changing(self, stored: Stored) -> Iterator[None]:
+        """Count what a change of a response adds."""
+        before = stored.size + stored.turn.size
+        yield
+        if stored.id in self._stored:
+            self.bytes += stored.size + stored.turn.size - before
+            self._index(stored.turn, stored.owner)
+            self._trim()
+
+    def drop(self, stored: Stored) -> None:
+        """Forget a response. Those that continue it keep what they need of it."""
+        del self._stored[stored.id]
+        self.bytes -= stored.size
+        self._release(stored.turn, stored.owner)
+        stored.forgotten()
+
+    def _trim(self) -> None:
+        """Forget what is too old or too much."""
+        now = self._clock()
+        while self._stored:
+            oldest = next(iter(self._stored.values()))
+            full = len(self._stored) > self._max_responses or self.bytes > self._max_bytes
+            if not full and oldest.expires > now:
+                return
+            self.drop(oldest)
+
+    def _hold(self, turn: Turn | None, owner: Owner) -> None:
+        """One more user of a turn; the first makes it count, and all turns before it."""
+        while turn is not None:
+            turn.users += 1
+            if turn.users > 1:
+                return
+            self.bytes += turn.size
+            self._index(turn, owner)
+            turn = turn.before
+
+    def _release(self, turn: Turn | None, owner: Owner) -> None:
+        """One user of a turn less; after the last it no longer counts."""
+        while turn is not None:
+            turn.users -= 1
+            if turn.users:
+                return
+            self.bytes -= turn.size
+            for item in turn.items:
+                if self._items.get((owner, item[0])) is item:
+                    del self._items[owner, item[0]]
+            turn = turn.before
+
+    def _index(self, turn: Turn, owner: Owner) -> None:
+        for item in turn.items:
+            self._items[owner, item[0]] = item

@@ -1,0 +1,217 @@
+"""Bodies of /v1/responses: what is refused, what is shortened, and what becomes a summary."""
+
+from __future__ import annotations
+
+import asyncio
+import pathlib
+from typing import Any
+
+import pytest
+
+from jaxllm.server.responses.history import fitting, room_for_prompt, shortened, simplified
+from jaxllm.server.responses.sealed import unseal
+from jaxllm.tokenizer import Tokenizer
+from tests.server.harness import Running
+from tests.server.responses.conftest import Script
+
+PATH = "/v1/responses"
+HI = {"model": "fake", "input": "hi"}
+ADD = {"type": "function", "name": "add", "parameters": {"type": "object", "properties": {}}}
+BAD_SCHEMA = ADD | {"parameters": {"type": "array"}}
+SPACE = {"type": "namespace", "name": "n", "description": "", "tools": [BAD_SCHEMA]}
+
+
+def says(role: str, text: str) -> dict[str, Any]:
+    return {"role": role, "content": text}
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"input": None}, "input"),
+        ({"input": []}, "input"),
+        ({"input": "x" * 100_000}, "input"),
+        ({"input": "raise"}, "input"),
+        ({"model": "other"}, "model"),
+        ({"messages": [says("user", "x")]}, "messages"),
+        ({"max_tokens": 5}, "max_tokens"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"max_output_tokens": "5"}, "max_output_tokens"),
+        ({"n": 2}, "n"),
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"prompt": {"id": "p"}}, "prompt"),
+        ({"context_management": [{"type": "compaction"}]}, "context_management"),
+        ({"temperature": 3}, "temperature"),
+        ({"top_logprobs": 21}, "top_logprobs"),
+        ({"top_logprobs": -1}, "top_logprobs"),
+        ({"include": ["everything"]}, "include"),
+        ({"include": "x"}, "include"),
+        ({"store": "yes"}, "store"),
+        ({"background": 1}, "background"),
+        ({"background": True, "store": False}, "background"),
+        ({"truncation": "left"}, "truncation"),
+        ({"metadata": {"a": 1}}, "metadata"),
+        ({"metadata": {"a": "x" * 513}}, "metadata"),
+        ({"metadata": {str(n): "" for n in range(17)}}, "metadata"),
+        ({"reasoning": "high"}, "reasoning"),
+        ({"reasoning": {"effort": "huge"}}, "reasoning.effort"),
+        ({"reasoning": {"summary": "long"}}, "reasoning.summary"),
+        ({"text": {"format": {"type": "xml"}}}, "text.format"),
+        ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format"),
+        ({"text": {"format": {"type": "json_schema", "name": "x", "schema": 5}}}, "text.format"),
+        ({"tools": [ADD | {"name": "a b"}]}, "tools[0].name"),
+        ({"tools": [ADD, SPACE]}, "tools[1].tools[0].parameters"),
+        ({"tools": [{"type": "web_search"}]}, "tools"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"chat_template": "x"}, "chat_template"),
+        ({"stream_options": {"include_obfuscation": False}}, "stream_options"),
+    ],
+)
+def test_bad_bodies_are_refused_by_their_field(server: Running, body, param):
+    reply = server.post(PATH, HI | body)
+    assert reply.status in (400, 404)
+    assert reply.error["param"] == param
+
+
+def test_what_clients_send_beside_the_request_is_taken(server: Running, script: Script):
+    script("x")
+    beside = {
+        "tools": [],
+        "include": ["reasoning.encrypted_content", "file_search_call.results"],
+        "prompt_cache_key": "k",
+        "client_metadata": {"a": "b"},
+        "service_tier": "auto",
+        "text": {"verbosity": "low"},
+        "reasoning": {"effort": None, "summary": None},
+        "parallel_tool_calls": True,
+        "tool_choice": "auto",
+        "metadata": None,
+        "stream": True,
+        "stream_options": {"include_obfuscation": False},
+        "top_k": 3,
+        "chat_template_kwargs": {"enable_thinking": False},
+    }
+    unknown = server.server_state.metrics.unknown_fields
+    assert server.post(PATH, HI | beside).status == 200
+    assert server.server_state.metrics.unknown_fields == unknown
+    assert server.control.added[-1].params.top_k == 3
+
+
+def prompt(server: Running) -> str:
+    """The prompt of the latest request."""
+    tokenizer = server.server_state.tokenizer
+    assert tokenizer is not None
+    return tokenizer.decode(server.control.added[-1].prompt_token_ids, False)
+
+
+def test_the_oldest_messages_are_left_out_on_request(server: Running, script: Script):
+    script("x")
+    turns = [says(role, f"{number} " * 10) for number in range(8) for role in ("user", "assistant")]
+    body = HI | {"input": [*turns, says("user", "now")], "instructions": "Be brief."}
+    reply = server.post(PATH, body)
+    assert (reply.status, reply.error["code"]) == (400, "context_length_exceeded")
+    assert server.post(PATH, body | {"truncation": "auto"}).status == 200
+    shown = prompt(server)
+    assert "Be brief." in shown and "now" in shown
+    assert "7 7 7" in shown and "0 0 0" not in shown
+
+
+def test_truncation_does_not_shorten_what_cannot_be_left_out(server: Running):
+    reply = server.post(PATH, HI | {"input": "x" * 300, "truncation": "auto"})
+    assert (reply.status, reply.error["code"]) == (400, "context_length_exceeded")
+
+
+CALLS = [{"id": "c"}]
+LONG = [
+    says("system", "s"),
+    says("user", "a"),
+    says("assistant", "b"),
+    says("user", "c"),
+    says("assistant", "") | {"tool_calls": CALLS},
+    says("tool", "d"),
+    says("tool", "e"),
+    says("assistant", "") | {"tool_calls": CALLS},
+    says("tool", "f"),
+]
+
+
+def test_messages_are_shortened_by_turns_and_then_by_calls():
+    found = ["".join(one["role"][0] for one in messages) for messages in shortened(LONG)]
+    assert found == ["suauattat", "suattat", "suat"]
+
+
+@pytest.mark.parametrize("messages", [LONG, LONG[:1], LONG[:2], LONG[4:], [says("user", "x")]])
+def test_the_longest_that_fits_is_taken_and_the_shortest_if_none_does(messages):
+    lengths = [len(one) for one in shortened(messages)]
+
+    async def render(one: list[Any]) -> list[int]:
+        return [0] * len(one)
+
+    for room in range(12):
+        taken = len(asyncio.run(fitting(messages, room, render)))
+        assert taken == next((one for one in lengths if one <= room), lengths[-1])
+    assert (room_for_prompt(800, None), room_for_prompt(800, 90)) == (700, 710)
+    assert room_for_prompt(800, 5000) == 400
+
+
+STRICT = """{%- for message in messages -%}
+{%- if message.role == 'system' and not loop.first -%}
+{{ raise_exception('system must be first') }}
+{%- endif -%}
+{{ message.role }}:{{ message.content }}
+{% endfor -%}"""
+
+
+def test_a_template_that_takes_turns_only_gets_turns(model_dir: pathlib.Path):
+    messages = [says("user", "a"), says("user", "b"), says("system", "c"), says("user", "d")]
+    assert simplified(messages) == [says("system", "c"), says("user", "a\n\nb\n\nd")]
+    with Running(Tokenizer.load(model_dir, STRICT)) as server:
+        assert server.post(PATH, HI | {"input": messages}).status == 200
+        assert prompt(server) == "system:c\nuser:a\n\nb\n\nd\n"
+        assert server.post(PATH, HI | {"input": messages[:2]}).status == 200
+        assert prompt(server) == "user:a\nuser:b\n"
+
+
+CONVERSATION = [says("user", "Do it."), says("assistant", "Done."), says("user", "More.")]
+
+
+def test_a_conversation_is_compacted(server: Running, client, script: Script):
+    script("<think>\nhm\n</think>\n\nWe did it.")
+    body = {"model": "fake", "input": CONVERSATION[:2], "tools": [ADD], "stream": False}
+    made = server.post(f"{PATH}/compact", body).json()
+    assert made["object"] == "response.compaction"
+    user, summary = made["output"]
+    assert user["content"] == [{"type": "input_text", "text": "Do it."}]
+    assert (summary["type"], unseal(summary["encrypted_content"])) == ("compaction", "We did it.")
+    assert made["usage"]["output_tokens"] == len(server.control.pieces)
+    script("x")
+    assert client.responses.create(model="fake", input=made["output"]).output_text == "x"
+    assert "Do it." in prompt(server) and "We did it." in prompt(server)
+
+
+def test_a_stored_conversation_is_compacted(server: Running, client, script: Script):
+    script("x")
+    first = client.responses.create(**HI)
+    made = client.responses.compact(model="fake", previous_response_id=first.id)
+    assert [item.type for item in made.output] == ["message", "compaction"]
+    assert server.get(f"{PATH}/{made.id}").status == 404
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_trigger_asks_for_a_summary(server: Running, client, script: Script, stream):
+    script("We did it.")
+    body: dict[str, Any] = {
+        "model": "fake",
+        "input": [says("user", "Do it."), {"type": "compaction_trigger"}],
+        "tools": [ADD],
+        "tool_choice": "required",
+        "store": False,
+    }
+    if stream:
+        with client.responses.stream(**body) as events:
+            made = events.get_final_response()
+    else:
+        made = client.responses.create(**body)
+    (summary,) = made.output
+    assert (summary.type, unseal(summary.encrypted_content)) == ("compaction", "We did it.")
