@@ -28,6 +28,7 @@ HERE = {
     "correctness": "is what the device computes right: kernels, a whole model, an engine's "
     "invariants, the demo model",
     "parsers": "what reading reasoning and tool calls costs: tokens a second and core, each format",
+    "templates": "what rendering a chat costs, and what one that hangs costs others",
     "kv_accuracy": "what 8-bit pages cost the demo model: answers and perplexity",
     "products": "an MLP's gated product: the kernel beside XLA",
     "steps": "what step programs of chosen shapes take under load",

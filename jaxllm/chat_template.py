@@ -31,7 +31,15 @@ TEMPLATE_FAULTS = (
 
 
 class TemplateError(ValueError):
-    """A chat could not be turned into a prompt; the message is the template's own."""
+    """A chat could not be turned into a prompt; the message is the template's own.
+
+    Attributes:
+        param: the part of the request at fault.
+    """
+
+    def __init__(self, message: str, param: str = "messages"):
+        super().__init__(message)
+        self.param = param
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +72,11 @@ class TemplateInput:
                 "which follow its text; leave out either"
             )
         known = template_variables(template)
+        if self.documents and "documents" not in known:
+            raise TemplateError(
+                "this model's chat template reads no documents; put them into a message",
+                "documents",
+            )
         variables = {
             name: value
             for name, value in self.template_kwargs.items()

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from jaxllm import LLM, BeamSearchParams, OptionError, RequestOutput, SamplingParams
+from jaxllm.chat_template import TemplateError
 from jaxllm.engine.scheduling.plan import Plan
 from jaxllm.messages import RequestError
 from tests.engine.few_shapes import few_shapes
@@ -311,6 +312,14 @@ def test_a_chat_can_have_a_template_of_its_own_and_shows_its_prompt(llm: LLM) ->
     (own,) = llm.chat(ask("12 + 34"), GREEDY, chat_template=source, use_tqdm=False)
     assert own.prompt == "12 + 34 ="
     assert texts([own]) == texts(llm.generate("12 + 34 =", GREEDY, use_tqdm=False))
+    grounded = "{{ documents[0].text }}, {{ messages[0]['content'] }} ="
+    given = {"documents": [{"text": "add"}]}
+    (own,) = llm.chat(
+        ask("12 + 34"), GREEDY, chat_template=grounded, chat_template_kwargs=given, use_tqdm=False
+    )
+    assert own.prompt == "add, 12 + 34 ="
+    with pytest.raises(TemplateError, match="reads no documents"):
+        llm.chat(ask("12 + 34"), GREEDY, chat_template_kwargs=given, use_tqdm=False)
     (usual,) = llm.chat(ask("12 + 34"), GREEDY, use_tqdm=False)
     assert usual.prompt is not None
     assert usual.prompt.startswith("<|im_start|>")

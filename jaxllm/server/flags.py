@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import typing
 from collections.abc import Callable
 from typing import Any
+
+import orjson
 
 from jaxllm.config import (
     ATTENTION_BACKENDS,
@@ -127,7 +128,7 @@ integer, length, real = flag_type(human_int), flag_type(token_count), flag_type(
 def json_object(text: str) -> dict[str, Any]:
     """A JSON object on the command line."""
     try:
-        value = json.loads(text)
+        value = orjson.loads(text)
     except ValueError:
         value = None
     if not isinstance(value, dict):
@@ -208,7 +209,7 @@ SERVER_FLAGS: dict[str, dict[tuple[str, ...], dict[str, Any]]] = {
             f"/stop_profile; also from {ADMIN_KEY_VARIABLE}",
         },
         ("--allowed-origins",): {
-            "type": json.loads,
+            "type": orjson.loads,
             "default": [],
             "help": "JSON list of origins for CORS (default: none)",
         },

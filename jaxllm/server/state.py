@@ -209,7 +209,7 @@ class ServerState:
             )
             ids = await self.in_thread(tokenizer.encode_chat, text, sanitized)
         except TemplateError as error:
-            raise bad_request(sanitize(str(error)), "messages", "chat_template_error") from None
+            raise bad_request(sanitize(str(error)), error.param, "chat_template_error") from None
         if not ids:
             raise bad_request("the chat template made an empty prompt of the messages", "messages")
         return ids

@@ -13,6 +13,14 @@ COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 USER = [{"role": "user", "content": "hi"}]
 
 
+def deep(levels: int) -> Any:
+    """Lists in lists."""
+    value: list[Any] = []
+    for _ in range(levels - 1):
+        value = [value]
+    return value
+
+
 @pytest.fixture(autouse=True)
 def unharmed(server: Running) -> Iterator[None]:
     """After every case the server is healthy and answers as ever."""
@@ -92,8 +100,11 @@ def test_messages_that_are_none_are_refused_by_position(
         ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs"),
         ({"chat_template_kwargs": []}, "chat_template_kwargs"),
         ({"chat_template_kwargs": {"bos_token": "x"}}, "chat_template_kwargs"),
-        ({"chat_template_kwargs": {"x": [1]}}, "chat_template_kwargs"),
-        ({"chat_template_kwargs": {"x": "y" * 2000}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"documents": []}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"x": "y" * 70_000}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"x": ["y" * 1000] * 70}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"x": deep(70)}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {f"x{n}": 1 for n in range(65)}}, "chat_template_kwargs"),
         ({"tools": "x"}, "tools"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),
@@ -111,12 +122,15 @@ def test_messages_that_are_none_are_refused_by_position(
         ({"continue_final_message": True, "add_generation_prompt": True},
             "continue_final_message"), ({"audio": {}}, "audio"),
         ({"modalities": ["audio"]}, "modalities"), ({"documents": [{"text": "a"}]}, "documents"),
+        ({"documents": {"text": "a"}}, "documents"), ({"documents": ["a"]}, "documents[0]"),
+        ({"documents": [{"text": "a"}] * 1025}, "documents"),
+        ({"documents": [{"text": "a" * 10_000}]}, "documents"),
         ({"stream": True, "stream_options": {"nonsense": True}}, "stream_options"),
         ({"stream": True, "stream_options": []}, "stream_options"),
         ({"stream": True, "stream_options": {"include_usage": "yes"}},
             "stream_options.include_usage"),
     ],
-    ids=range(30),
+    ids=range(37),
 )  # fmt: skip
 def test_chat_fields_are_checked(server: Running, extra: dict[str, Any], param: str) -> None:
     answer = server.post(CHAT, {"model": "fake", "messages": USER, **extra})
@@ -139,6 +153,8 @@ def test_chat_accepts_what_clients_really_send(server: Running) -> None:
         {"max_tokens": None}, {"max_tokens": 3, "max_completion_tokens": 5},
         {"reasoning_effort": "low"},
         {"chat_template_kwargs": {"enable_thinking": False, "unknown_to_the_template": 1}},
+        {"chat_template_kwargs": {"enable_thinking": {"a": [1, None, "b"]}, "x": deep(50)}},
+        {"documents": []},
         {"stream": False, "stream_options": None},
         {"messages": [{"role": "developer", "content": "a"}, {"role": "user",
             "content": [{"type": "text", "text": "a"}]}]},

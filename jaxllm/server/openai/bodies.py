@@ -38,6 +38,7 @@ MAX_REST = 1 << 20  # bytes between known fields, and in others
 SIZE_LIMITS = {
     "prompt": None,
     "messages": None,
+    "documents": None,
     "input": None,
     "instructions": LARGE,
     "tokens": None,

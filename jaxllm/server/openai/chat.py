@@ -8,11 +8,12 @@ import orjson
 
 from jaxllm.chat_template import RESERVED_TEMPLATE_NAMES
 from jaxllm.server.errors import bad_request, describe
-from jaxllm.server.openai.fields import read_field, read_optional
+from jaxllm.server.openai.fields import check_json, read_field, read_optional
 
 MAX_MESSAGES = 4096
 MAX_KWARGS = 64
-MAX_KWARG_CHARS = 1024
+MAX_KWARG_CHARS = 64 << 10  # of all together
+MAX_DOCUMENTS = 1024
 MAX_TOOL_CALLS = 128
 ROLES = {
     "system": "system",
@@ -25,7 +26,6 @@ EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 # Chat fields of features that are not supported yet, with the values that request nothing.
 CHAT_NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "documents": ([],),
     "audio": (),
     "prediction": (),
     "web_search_options": (),
@@ -48,6 +48,7 @@ CHAT_ONLY: dict[str, tuple[Any, ...]] = {
     **TOOL_FIELDS,
     **dict.fromkeys(("chat_template", "reasoning_effort", "thinking_token_budget"), ()),
     "include_reasoning": (True, False),
+    "documents": ([],),
     "chat_template_kwargs": ({},),
     "continue_final_message": (False,),
     "add_generation_prompt": (True, False),
@@ -179,7 +180,7 @@ def _parsed(arguments: str) -> dict[str, Any] | str:
 
 
 def read_template_kwargs(body: dict[str, Any]) -> dict[str, Any]:
-    """`chat_template_kwargs`, which win over those of `read_effort`: scalars under names that are
+    """`chat_template_kwargs`, which win over those of `read_effort`: values under names that are
     not the renderer's own. Raises ApiError(400)."""
     kwargs = read_field(body, "chat_template_kwargs", dict, {})
     return read_effort(body) | check_template_kwargs(kwargs)
@@ -203,26 +204,35 @@ def read_effort(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_template_kwargs(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """A copy of harmless template arguments. Raises ApiError(400) on a reserved name and on any
-    value but a small scalar."""
+    """A copy of harmless template arguments. Raises ApiError(400) on a reserved name and on values
+    that are too large together."""
     if len(kwargs) > MAX_KWARGS:
         raise bad_request(
             f"chat_template_kwargs takes at most {MAX_KWARGS} names, got {len(kwargs)}",
             "chat_template_kwargs",
         )
-    for name, value in kwargs.items():
+    for name in kwargs:
         if name in RESERVED_TEMPLATE_NAMES or name.endswith(("_token", "_tokens")):
             raise bad_request(
                 f"chat_template_kwargs must not set {describe(name)}", "chat_template_kwargs"
             )
-        if value is not None and type(value) not in (bool, int, float, str):
-            raise bad_request(
-                f"chat_template_kwargs.{name[:64]} must be a string, a number or true or false",
-                "chat_template_kwargs",
-            )
-        if isinstance(value, str) and len(value) > MAX_KWARG_CHARS:
-            raise bad_request(
-                f"chat_template_kwargs.{name[:64]} is longer than {MAX_KWARG_CHARS} characters",
-                "chat_template_kwargs",
-            )
+    check_json("chat_template_kwargs", kwargs, MAX_KWARG_CHARS)
     return dict(kwargs)
+
+
+def read_documents(body: dict[str, Any], max_chars: int) -> list[dict[str, Any]] | None:
+    """`documents`: objects that the template reads; None without any. Raises ApiError(400)."""
+    documents = read_field(body, "documents", list, [])
+    if len(documents) > MAX_DOCUMENTS:
+        raise bad_request(
+            f"at most {MAX_DOCUMENTS} documents per request, got {len(documents)}", "documents"
+        )
+    for at, document in enumerate(documents):
+        if not isinstance(document, dict):
+            raise bad_request(
+                f"documents[{at}] must be an object, such as one with title and text, "
+                f"got {describe(document)}",
+                f"documents[{at}]",
+            )
+    check_json("documents", documents, max_chars)
+    return documents or None

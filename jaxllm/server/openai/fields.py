@@ -9,7 +9,12 @@ from typing import Any
 
 import orjson
 
-from jaxllm.grammar.structure import StructuredOutputsParams, StructureError, structure
+from jaxllm.grammar.structure import (
+    StructuredOutputsParams,
+    StructureError,
+    check_size,
+    structure,
+)
 from jaxllm.messages import RequestError, check_salt
 from jaxllm.sampling.options import OPTIONS, SamplingParams
 from jaxllm.sampling.values import EXACT_FLOAT, OptionError
@@ -107,6 +112,14 @@ def read_object(body: bytes) -> dict[str, Any]:
             f"the body must be a JSON object, got {describe(value)}", code="invalid_json"
         )
     return value
+
+
+def check_json(name: str, value: Any, max_chars: int) -> None:
+    """Raises ApiError(400) on JSON that is too deep or too large."""
+    try:
+        check_size(name, value, max_chars)
+    except StructureError as error:
+        raise bad_request(str(error), name) from None
 
 
 def read_field[T](body: dict[str, Any], name: str, kind: type[T], default: T) -> T:

@@ -14,6 +14,7 @@ from jaxllm.server.openai.chat import (
     CHAT_NEUTRAL,
     CHAT_ONLY,
     TOOL_FIELDS,
+    read_documents,
     read_messages,
     read_template_kwargs,
 )
@@ -81,6 +82,7 @@ TOKENIZE_FIELDS = frozenset(
         "chat_template_kwargs",
         "reasoning_effort",
         "thinking_token_budget",
+        "documents",
         *TOOL_FIELDS,
         *CHAT_NEUTRAL,
     }
@@ -131,6 +133,7 @@ class Conversation:
     continue_final_message: bool
     template_kwargs: dict[str, Any]
     tools: ToolUse = NO_TOOLS
+    documents: list[dict[str, Any]] | None = None
 
     @property
     def shown_tools(self) -> tuple[Tool, ...]:
@@ -143,6 +146,7 @@ class Conversation:
         return TemplateInput(
             messages=self.messages,
             tools=[tool.form for tool in self.shown_tools] or None,
+            documents=self.documents,
             add_generation_prompt=self.add_generation_prompt,
             continue_final_message=self.continue_final_message,
             template_kwargs=self.template_kwargs,
@@ -278,9 +282,8 @@ def read_model(body: dict[str, Any], served: Sequence[str], required: bool = Tru
 
 def read_conversation(body: dict[str, Any], rules: Rules) -> Conversation:
     """The messages and how to render them. Raises ApiError."""
-    messages = read_messages(
-        body.get("messages"), rules.char_limit(body.get("truncate_prompt_tokens") is not None)
-    )
+    max_chars = rules.char_limit(body.get("truncate_prompt_tokens") is not None)
+    messages = read_messages(body.get("messages"), max_chars)
     if body.get("chat_template") is not None:
         raise bad_request(
             "chat_template is not accepted from clients; "
@@ -301,6 +304,7 @@ def read_conversation(body: dict[str, Any], rules: Rules) -> Conversation:
         continue_final_message=continues,
         template_kwargs=kwargs,
         tools=read_tool_use(body),
+        documents=read_documents(body, max_chars),
     )
 
 

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from jaxllm.grammar.structure import StructureError, check_size
 from jaxllm.server.errors import bad_request, describe
-from jaxllm.server.openai.fields import is_one_of, read_field
+from jaxllm.server.openai.fields import check_json, is_one_of, read_field
 
 MAX_TOOLS = 256
 MAX_CHARS = 512 << 10  # of all tools of a request
@@ -87,10 +86,7 @@ def read_tool_use(body: dict[str, Any]) -> ToolUse:
     given = read_field(body, "tools", list, [])
     if len(given) > MAX_TOOLS:
         raise bad_request(f"at most {MAX_TOOLS} tools per request, got {len(given)}", "tools")
-    try:
-        check_size("tools", given, MAX_CHARS)
-    except StructureError as error:
-        raise bad_request(str(error), "tools") from None
+    check_json("tools", given, MAX_CHARS)
     tools = tuple(_read_tool(tool, f"tools[{at}]") for at, tool in enumerate(given))
     names: set[str] = set()
     for at, tool in enumerate(tools):
