@@ -14,18 +14,23 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 import jaxllm
+from jaxllm.server.anthropic.endpoint import CountTokens, Messages
+from jaxllm.server.anthropic.errors import envelope as anthropic_envelope
+from jaxllm.server.anthropic.errors import is_messages_path
 from jaxllm.server.engine.wire import Profile, ResetPrefixes
 from jaxllm.server.errors import ApiError, bad_request, sanitize, server_error
 from jaxllm.server.generate import Chat, Completions
+from jaxllm.server.native.endpoint import Native
 from jaxllm.server.openai.chat import CHAT_NEUTRAL, TOOL_FIELDS
 from jaxllm.server.openai.fields import read_field, refuse_unsupported
 from jaxllm.server.openai.limits import check_chars, check_ids
 from jaxllm.server.openai.requests import TOKENIZE_FIELDS, read_conversation, read_model
 from jaxllm.server.page.files import PageFiles
 from jaxllm.server.page.live import LiveStats
+from jaxllm.server.render import RenderChat, RenderCompletions
 from jaxllm.server.responses.routes import ResponseRoutes
 from jaxllm.server.state import ServerState
-from jaxllm.server.transport.auth import AuthMiddleware
+from jaxllm.server.transport.auth import AuthMiddleware, route_path
 
 
 class Json(Response):
@@ -191,6 +196,7 @@ def build(server_state: ServerState) -> Any:
         server_state.settings.api_keys,
         server_state.settings.admin_keys,
         lambda: server_state.draining,
+        refuse,
     )
     if server_state.settings.allowed_origins:
         app = CORSMiddleware(
@@ -208,6 +214,11 @@ def routes(server_state: ServerState) -> Starlette:
     table = [
         Route("/v1/completions", Completions(server_state), methods=["POST"]),
         Route("/v1/chat/completions", Chat(server_state), methods=["POST"]),
+        Route("/v1/completions/render", RenderCompletions(server_state), methods=["POST"]),
+        Route("/v1/chat/completions/render", RenderChat(server_state), methods=["POST"]),
+        Route("/v1/messages", Messages(server_state), methods=["POST"]),
+        Route("/v1/messages/count_tokens", CountTokens(server_state), methods=["POST"]),
+        Route("/generate", Native(server_state), methods=["POST"]),
         *ResponseRoutes(server_state).table(),
         Route("/v1/models", handlers.models),
         Route("/v1/models/{id:path}", handlers.model),
@@ -232,8 +243,16 @@ def routes(server_state: ServerState) -> Starlette:
     return app
 
 
+async def refuse(error: ApiError, scope: dict[str, Any], receive: Any, send: Any) -> None:
+    """An error as a whole HTTP reply, in the envelope of its route."""
+    await (await _api_error(Request(scope), error))(scope, receive, send)
+
+
 async def _api_error(request: Request, error: ApiError) -> Response:
-    return Json(error.envelope(), error.status, headers=error.headers)
+    body: dict[str, Any] = error.envelope()
+    if is_messages_path(route_path(dict(request.scope))):
+        body = anthropic_envelope(error, request.state.request_id)
+    return Json(body, error.status, headers=error.headers)
 
 
 async def _http_error(request: Request, error: HTTPException) -> Response:

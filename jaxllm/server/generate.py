@@ -38,11 +38,6 @@ from jaxllm.server.state import ServerState
 
 PROMPT_END = 32  # tokens of a prompt, which hold the marker that may end it
 MANY_IDS = 1 << 16  # token ids of a request that are parsed in a thread
-SSE_HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),
-]
 
 logger = logging.getLogger("jaxllm.server")
 
@@ -70,7 +65,7 @@ class Generate:
             self._state.count_unknown_fields(body, self.fields)
             request = (
                 await self._state.in_thread(self.parse, body)
-                if has_many_ids(body.get("prompt"))
+                if has_many_ids(body.get("prompt") or body.get("input_ids"))
                 else self.parse(body)
             )
             gone = asyncio.ensure_future(until_gone(receive))
@@ -204,6 +199,9 @@ class Completions(Generate):
         """Texts are encoded, token ids stay."""
 
         def encode() -> list[list[int]]:
+            if request.suffix is not None:
+                texts = [prompt for prompt in request.prompts if isinstance(prompt, str)]
+                return [self._state.infill(text, request.suffix) for text in texts]
             return [
                 self._state.encode(prompt, request.add_special_tokens) for prompt in request.prompts
             ]
@@ -229,7 +227,8 @@ class Completions(Generate):
 class Chat(Generate):
     """POST /v1/chat/completions, and what endpoints share that make a ChatRequest of their body."""
 
-    param, fields, reply = "messages", CHAT_FIELDS, ChatReply
+    param, fields = "messages", CHAT_FIELDS
+    reply: type[Reply] = ChatReply
 
     def parse(self, body: dict[str, Any]) -> ChatRequest:
         """See `requests.parse_chat`."""
@@ -341,14 +340,28 @@ async def send_whole(stream: Stream, reply: Reply, send: Any) -> None:
     while not stream.done:
         for prompt, delta in await stream.next_deltas():
             reply.add_delta(prompt, delta)
-    body = (
+    await send_json(
         await asyncio.to_thread(lambda: orjson.dumps(reply.full_reply()))
         if reply.large
-        else orjson.dumps(reply.full_reply())
+        else orjson.dumps(reply.full_reply()),
+        send,
     )
+
+
+async def send_json(body: bytes, send: Any) -> None:
+    """A whole reply."""
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     await send({"type": "http.response.body", "body": body})
+
+
+def stream_headers(content_type: bytes = Reply.stream_type) -> list[tuple[bytes, bytes]]:
+    """The head of a stream, which proxies pass on as it comes."""
+    return [
+        (b"content-type", content_type),
+        (b"cache-control", b"no-cache"),
+        (b"x-accel-buffering", b"no"),
+    ]
 
 
 async def send_stream(stream: Stream, reply: Reply, send: Any) -> None:
@@ -366,7 +379,8 @@ async def send_stream(stream: Stream, reply: Reply, send: Any) -> None:
             else:
                 data = reply.all_events(ready)
             if not started:
-                await send({"type": "http.response.start", "status": 200, "headers": SSE_HEADERS})
+                headers = stream_headers(reply.stream_type)
+                await send({"type": "http.response.start", "status": 200, "headers": headers})
                 started = True
             if stream.done:
                 data += reply.last_events()

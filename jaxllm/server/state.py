@@ -26,6 +26,7 @@ from jaxllm.server.grammar_queue import GrammarQueue
 from jaxllm.server.metrics import Metrics
 from jaxllm.server.openai.bodies import Bodies
 from jaxllm.server.openai.fields import Structure
+from jaxllm.server.openai.infill import find_infill
 from jaxllm.server.openai.limits import Rules
 from jaxllm.server.openai.replies import NamelessTokens, TokenNames
 from jaxllm.server.openai.requests import Conversation
@@ -87,6 +88,7 @@ class ServerState:
             longest_token=tokenizer.longest_token if tokenizer is not None else 1,
             defaults=defaults,
             template_kwargs=settings.template_kwargs,
+            infill=None if tokenizer is None else find_infill(tokenizer),
         )
         self.formats = find_formats(
             settings.reasoning_parser,
@@ -183,6 +185,11 @@ class ServerState:
         if not ids:
             raise bad_request("the prompt has no tokens", "prompt")
         return ids
+
+    def infill(self, prefix: str, suffix: str) -> list[int]:
+        """Token ids of a prompt that asks for the text between two others."""
+        assert self.rules.infill is not None  # as `requests.check_suffix` found
+        return self.rules.infill.prompt(self._need_tokenizer("suffix"), prefix, suffix)
 
     def decode_prompt(self, prompt: list[int]) -> str:
         """The text of a prompt, special tokens included; empty without a tokenizer."""

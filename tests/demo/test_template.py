@@ -115,6 +115,25 @@ def test_no_messages_render_to_a_bare_prompt():
     )
 
 
+def test_a_tool_is_shown_as_it_was_trained_whatever_else_its_schema_says():
+    def prompt(**parameters):
+        tool = {"name": "calc", "description": "Calculate", "parameters": parameters}
+        return renderer().render(
+            messages=[user("Hi")], tools=[{"type": "function", "function": tool, "strict": True}]
+        )
+
+    plain = prompt(type="object", properties={"x": {"type": "string"}}, required=["x"])
+    assert '"parameters": {"type": "object", "properties": {"x": {"type": "string"}}' in plain
+    assert plain == prompt(
+        properties={"x": {"title": "X", "type": "string"}},
+        required=["x"],
+        title="Calc",
+        type="object",
+        additionalProperties=False,
+    )
+    assert '"properties": {"x": {}}' in prompt(properties={"x": True})
+
+
 def test_the_packaged_template_is_the_trained_one():
     assert (DEMO / "chat_template.jinja").read_text() == TEMPLATE.read_text()
     assert (

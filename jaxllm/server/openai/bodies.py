@@ -34,14 +34,11 @@ TOTAL = 1 << 30  # bytes of all bodies being read
 
 LARGE = 1 << 20  # bytes of a legal field, without whitespace
 MAX_REST = 1 << 20  # bytes between known fields, and in others
+PROMPTS = ("prompt", "text", "input_ids")  # fields that hold prompts
 # Exceptions to LARGE; None is no limit
 SIZE_LIMITS = {
-    "prompt": None,
-    "messages": None,
-    "documents": None,
-    "input": None,
+    **dict.fromkeys((*PROMPTS, "tokens", "system", "messages", "documents", "input")),
     "instructions": LARGE,
-    "tokens": None,
     "allowed_token_ids": 12 * MAX_ALLOWED,
 }
 MAX_BYTES_PER_CHAR = 12  # of a character in JSON
@@ -250,8 +247,8 @@ async def _decode_field(name: str, raw: bytes, truncates: bool, rules: Rules) ->
     """The value of one field; a large one is checked first, and lists are decoded in slices."""
     if len(raw) > LARGE:
         await check_field(name, raw, truncates, rules)
-        if name == "prompt" and _LIST_OF_LISTS.match(raw):
-            return await _decode_id_lists(raw, truncates, rules)
+        if name in PROMPTS and _LIST_OF_LISTS.match(raw):
+            return await _decode_id_lists(name, raw, truncates, rules)
         if _is_flat_list(raw, 0, end := raw.rfind(b"]")):
             return await _decode_ids(raw, 0, end)
     return read_json(raw)
@@ -287,25 +284,25 @@ async def check_field(name: str, raw: bytes, truncates: bool, rules: Rules) -> N
         raise bad_request(
             f"{name} has more than {MAX_ITEMS} parts; send fewer items, of fewer parts", name
         )
-    if name == "prompt" and _LIST_OF_LISTS.match(raw) and shape.containers - 1 > MAX_PROMPTS:
+    if name in PROMPTS and _LIST_OF_LISTS.match(raw) and shape.containers - 1 > MAX_PROMPTS:
         raise bad_request(
             f"at most {MAX_PROMPTS} prompts per request, got {shape.containers - 1}", name
         )
     if name == "tokens" or (
-        name == "prompt" and not raw.startswith(b'"') and not _LIST_OF_LISTS.match(raw)
+        name in PROMPTS and not raw.startswith(b'"') and not _LIST_OF_LISTS.match(raw)
     ):
         _check_prompt_items(
-            name, shape.commas + 1, b'"' in raw, truncates and name == "prompt", rules
+            name, shape.commas + 1, b'"' in raw, truncates and name in PROMPTS, rules
         )
     if (
-        name == "prompt"
+        name in PROMPTS
         and raw.startswith(b'"')
         and len(raw) - 2 > MAX_BYTES_PER_CHAR * rules.char_limit(truncates)
     ):
         raise bad_request(
             f"this model's maximum context length is {rules.resolved.max_model_len} tokens, "
             f"which a prompt of {len(raw)} bytes cannot fit into; shorten it",
-            "prompt",
+            name,
             "context_length_exceeded",
         )
 
@@ -324,14 +321,14 @@ def _check_prompt_items(name: str, items: int, texts: bool, truncates: bool, rul
         )
 
 
-async def _decode_id_lists(raw: bytes, truncates: bool, rules: Rules) -> list[Any]:
+async def _decode_id_lists(name: str, raw: bytes, truncates: bool, rules: Rules) -> list[Any]:
     """A list of lists of token ids, decoded in slices. `raw` is known to be JSON."""
     found, at, end, read = [], 1, raw.rindex(b"]"), 0
     while (stop := raw.find(b"]", at, end)) >= 0:
         start = _BETWEEN.match(raw, at).end()  # type: ignore[union-attr]
         if not _is_flat_list(raw, start, stop):
             break
-        _check_prompt_items("prompt", raw.count(b",", start, stop) + 1, False, truncates, rules)
+        _check_prompt_items(name, raw.count(b",", start, stop) + 1, False, truncates, rules)
         found.append(
             await _decode_ids(raw, start, stop)
             if stop - start > TURN
@@ -343,7 +340,7 @@ async def _decode_id_lists(raw: bytes, truncates: bool, rules: Rules) -> list[An
             read = 0
             await asyncio.sleep(0)
     if raw[at:end].strip(WHITESPACE):
-        raise bad_request("prompt must not mix lists of token ids with anything else", "prompt")
+        raise bad_request(f"{name} must not mix lists of token ids with anything else", name)
     return found
 
 

@@ -36,7 +36,6 @@ IGNORED = frozenset(
 
 # Fields of features that are not supported yet, with the values that request nothing.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "suffix": ("",),
     "prompt_embeds": ([],),
     "kv_transfer_params": (),
     "vllm_xargs": ({},),

@@ -12,6 +12,7 @@ from jaxllm.sampling.options import SamplingParams
 from jaxllm.sampling.values import OptionError
 from jaxllm.server.errors import bad_request, describe
 from jaxllm.server.openai.fields import whole
+from jaxllm.server.openai.infill import Infill
 
 # Characters of a text that is to be truncated: a second or two of a tokenizer's time
 TRUNCATED_CHARS = 1 << 22
@@ -25,6 +26,7 @@ class Rules:
         served: names that clients may use for the model.
         longest_token: characters of the vocabulary's longest token.
         defaults: sampling options of generation_config.json.
+        infill: marker tokens for prompts with a suffix, if the tokenizer has them.
     """
 
     resolved: Resolved
@@ -32,6 +34,7 @@ class Rules:
     longest_token: int
     defaults: dict[str, Any] = field(default_factory=dict)
     template_kwargs: dict[str, Any] = field(default_factory=dict)
+    infill: Infill | None = None
 
     def char_limit(self, truncated: bool) -> int:
         """Characters that may be tokenised: any longer text exceeds the context, unless it is

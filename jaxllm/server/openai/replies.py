@@ -105,6 +105,7 @@ class Reply:
     prefix = ""
     kind = ""
     chunk_kind = ""
+    stream_type = b"text/event-stream; charset=utf-8"
 
     def __init__(
         self, id: str, model: str, fingerprint: str, spec: ReplySpec, n: int, names: TokenNames

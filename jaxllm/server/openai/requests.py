@@ -64,7 +64,7 @@ _SHARED = frozenset(
 )
 # Fields of chats, with the values that request nothing
 COMPLETION_NEUTRAL: dict[str, tuple[Any, ...]] = {"top_logprobs": (0,), "max_completion_tokens": ()}
-COMPLETION_ONLY: dict[str, tuple[Any, ...]] = {"prompt": ("", [])}
+COMPLETION_ONLY: dict[str, tuple[Any, ...]] = {"prompt": ("", []), "suffix": ("",)}
 COMPLETION_FIELDS = _SHARED | {*COMPLETION_ONLY, *COMPLETION_NEUTRAL, *CHAT_ONLY}
 CHAT_FIELDS = COMPLETION_FIELDS | CHAT_NEUTRAL.keys()
 TOKENIZE_FIELDS = frozenset(
@@ -117,11 +117,17 @@ class Generation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionRequest(Generation):
-    """POST /v1/completions."""
+    """POST /v1/completions.
+
+    Attributes:
+        generates: false when only the prompt is scored.
+        suffix: the text that follows the completion.
+    """
 
     prompts: list[Prompt]
     add_special_tokens: bool
-    generates: bool  # false: only the prompt is scored
+    generates: bool
+    suffix: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,7 +198,28 @@ def parse_completion(body: dict[str, Any], rules: Rules) -> CompletionRequest:
             )
         top = max(params.logprobs, params.prompt_logprobs or 0)
         shared["params"] = params = dataclasses.replace(params, prompt_logprobs=top)
-    prompts = read_prompts(body.get("prompt"), rules, params)
+    suffix = read_optional(body, "suffix", str) or None
+    if suffix is not None and body.get("prompt") == "":
+        prompts: list[Prompt] = [""]
+    else:
+        prompts = read_prompts(body.get("prompt"), rules, params)
+    if suffix is not None:
+        ends = check_suffix(suffix, shared, prompts, rules)
+        shared["params"] = params = dataclasses.replace(
+            params, stop_token_ids=sorted({*(params.stop_token_ids or ()), *ends})
+        )
+    check_choices(prompts, params)
+    return CompletionRequest(
+        **shared,
+        prompts=prompts,
+        add_special_tokens=read_field(body, "add_special_tokens", bool, True),
+        generates=not scoring,
+        suffix=suffix,
+    )
+
+
+def check_choices(prompts: list[Prompt], params: SamplingParams) -> None:
+    """Refuse a request for too many choices."""
     if len(prompts) * params.samples > MAX_CHOICES:
         name = "n" if params.best_of is None else "best_of"
         raise bad_request(
@@ -200,12 +227,31 @@ def parse_completion(body: dict[str, Any], rules: Rules) -> CompletionRequest:
             "choices; send fewer per request",
             name,
         )
-    return CompletionRequest(
-        **shared,
-        prompts=prompts,
-        add_special_tokens=read_field(body, "add_special_tokens", bool, True),
-        generates=not scoring,
-    )
+
+
+def check_suffix(
+    suffix: str, shared: dict[str, Any], prompts: list[Prompt], rules: Rules
+) -> tuple[int, ...]:
+    """Ids of tokens that end what comes before a suffix. Raises ApiError where a suffix cannot be
+    used."""
+    if rules.infill is None:
+        raise bad_request(
+            "suffix needs fill-in-the-middle tokens (as of Qwen2.5-Coder, StarCoder, "
+            "DeepSeek-Coder, CodeLlama), and this model's tokenizer has none; leave it out",
+            "suffix",
+            "unsupported_parameter",
+        )
+    others = {
+        "echo": shared["echo"],
+        "truncate_prompt_tokens": shared["params"].truncate_prompt_tokens is not None,
+    }
+    for name, given in others.items():
+        if given:
+            raise bad_request(f"suffix cannot be combined with {name}; leave one of them out", name)
+    if not all(isinstance(prompt, str) for prompt in prompts):
+        raise bad_request("a suffix needs prompts that are texts, not token ids", "suffix")
+    check_chars(max(map(len, prompts)) + len(suffix), rules, "suffix")
+    return rules.infill.ends
 
 
 def parse_chat(body: dict[str, Any], rules: Rules) -> ChatRequest:
@@ -318,38 +364,42 @@ def read_budget(body: dict[str, Any]) -> int | None:
     return budget
 
 
-def read_prompts(value: Any, rules: Rules, params: SamplingParams) -> list[Prompt]:
-    """The prompts of a completion. Token ids are truncated as requested and checked. Raises
-    ApiError."""
+def read_prompts(
+    value: Any, rules: Rules, params: SamplingParams, field: str = "prompt"
+) -> list[Prompt]:
+    """The prompts of a completion, from the value of `field`. Token ids are truncated as requested
+    and checked. Raises ApiError."""
     if value is None:
-        raise bad_request(f"prompt is required: {PROMPT_FORMS}", "prompt")
+        raise bad_request(f"{field} is required: {PROMPT_FORMS}", field)
     if isinstance(value, str) or (
         isinstance(value, list) and value and not isinstance(value[0], (str, list))
     ):
         value = [value]
     if not isinstance(value, list):
         raise bad_request(
-            f"prompt must be {PROMPT_FORMS}, got {describe(value)}",
-            "prompt",
+            f"{field} must be {PROMPT_FORMS}, got {describe(value)}",
+            field,
         )
     if not value:
-        raise bad_request("prompt must not be empty", "prompt")
+        raise bad_request(f"{field} must not be empty", field)
     if len(value) > MAX_PROMPTS:
-        raise bad_request(f"at most {MAX_PROMPTS} prompts per request, got {len(value)}", "prompt")
-    return [_read_prompt(prompt, type(value[0]), rules, params) for prompt in value]
+        raise bad_request(f"at most {MAX_PROMPTS} prompts per request, got {len(value)}", field)
+    return [_read_prompt(prompt, type(value[0]), rules, params, field) for prompt in value]
 
 
-def _read_prompt(prompt: Any, kind: type[Any], rules: Rules, params: SamplingParams) -> Prompt:
+def _read_prompt(
+    prompt: Any, kind: type[Any], rules: Rules, params: SamplingParams, field: str
+) -> Prompt:
     """One prompt, which must be of the same kind as the first."""
     if type(prompt) is not kind:
-        raise bad_request("prompt must not mix texts and token ids", "prompt")
+        raise bad_request(f"{field} must not mix texts and token ids", field)
     if not prompt:
-        raise bad_request("prompt must not be empty", "prompt")
+        raise bad_request(f"{field} must not be empty", field)
     if isinstance(prompt, str):
-        check_chars(len(prompt), rules, "prompt", params.truncate_prompt_tokens is not None)
+        check_chars(len(prompt), rules, field, params.truncate_prompt_tokens is not None)
         return prompt
     ids: list[Any] = params.truncated(list(prompt), rules.resolved.max_model_len)
-    return check_ids(ids, rules.resolved, "prompt")
+    return check_ids(ids, rules.resolved, field)
 
 
 def read_chat_logprobs(body: dict[str, Any]) -> int | None:

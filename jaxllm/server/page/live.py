@@ -20,7 +20,7 @@ import orjson
 import jaxllm
 from jaxllm.messages import EngineView
 from jaxllm.server.errors import ApiError, overloaded
-from jaxllm.server.generate import SSE_HEADERS
+from jaxllm.server.generate import stream_headers
 from jaxllm.server.metrics import Histogram
 from jaxllm.server.openai.bodies import until_gone
 from jaxllm.server.state import ServerState
@@ -51,7 +51,7 @@ class LiveStats:
                 f"{MAX_LISTENERS} clients watch the engine, which is the most; close one",
                 "stats_full",
             )
-        start = {"type": "http.response.start", "status": 200, "headers": SSE_HEADERS}
+        start = {"type": "http.response.start", "status": 200, "headers": stream_headers()}
         if scope["method"] == "HEAD":
             await send(start)
             return await send({"type": "http.response.body"})

@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from jaxllm.server.generate import SSE_HEADERS
+from jaxllm.server.generate import stream_headers
 from jaxllm.server.responses.history import encode
 from jaxllm.server.responses.reply import Answer
 from jaxllm.server.responses.store import Owner, ResponseStore, Stored, Turn
@@ -72,7 +72,7 @@ class Background(Stored):
 
     async def follow(self, after: int, send: Any) -> None:
         """Send the events after this number as they come, over ASGI."""
-        await send({"type": "http.response.start", "status": 200, "headers": SSE_HEADERS})
+        await send({"type": "http.response.start", "status": 200, "headers": stream_headers()})
         at, more = after + 1, True
         while more:
             changed, more = self._changed, not self.body

@@ -17,7 +17,7 @@ from jaxllm.server.responses.compact import Compact
 from jaxllm.server.responses.create import Create
 from jaxllm.server.responses.store import Owner, ResponseStore, Stored
 from jaxllm.server.state import ServerState
-from jaxllm.server.transport.auth import header, key_digest
+from jaxllm.server.transport.auth import caller
 
 MAX_LISTED = 100
 LISTED = 20  # unless the request says how many
@@ -150,7 +150,7 @@ class ResponseRoutes:
         """Whose responses a request may see: the key's, or everybody's where no key is needed."""
         if not self._state.settings.api_keys:
             return b""
-        return key_digest(header(scope["headers"], b"authorization"))
+        return caller(scope["headers"])
 
 
 def json_reply(value: Any) -> Response:

@@ -4,10 +4,11 @@ passes one comparison."""
 from __future__ import annotations
 
 import hashlib
+import itertools
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 from jaxllm.server.errors import ApiError, shutting_down
@@ -27,13 +28,19 @@ class AuthMiddleware:
     """Wraps the routes.
 
     Without `keys`, clients need none. `admin_keys` open every route, and only they open
-    ADMIN_PATHS. While `draining()`, requests that start work are refused.
+    ADMIN_PATHS. While `draining()`, requests that start work are refused. `refuse` answers a
+    refused request: ASGI with the error first.
     """
 
     def __init__(
-        self, app: Any, keys: Iterable[str], admin_keys: Iterable[str], draining: Callable[[], bool]
+        self,
+        app: Any,
+        keys: Iterable[str],
+        admin_keys: Iterable[str],
+        draining: Callable[[], bool],
+        refuse: Callable[[ApiError, dict[str, Any], Any, Any], Awaitable[None]],
     ):
-        self._app = app
+        self._app, self._refuse = app, refuse
         self._keys, self._admin_keys = digests(keys), digests(admin_keys)
         self._draining = draining
 
@@ -43,7 +50,7 @@ class AuthMiddleware:
             return
         headers = scope["headers"]
         request_id = clean_id(header(headers, b"x-request-id")) or secrets.token_hex(16)
-        echo = (b"x-request-id", request_id.encode())
+        echo = [(name, request_id.encode()) for name in (b"x-request-id", b"request-id")]
         began = time.monotonic()
         status = 0
 
@@ -51,7 +58,7 @@ class AuthMiddleware:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message.get("headers", ()), echo]
+                message["headers"] = [*message.get("headers", ()), *echo]
             await send(message)
 
         scope.setdefault("state", {})["request_id"] = request_id
@@ -60,7 +67,7 @@ class AuthMiddleware:
         if refusal is None:
             await self._app(scope, receive, tagged)
         else:
-            await send_error(refusal, tagged)
+            await self._refuse(refusal, scope, receive, tagged)
         logger.debug(
             "%s %s %s %d %.3f s",
             request_id,
@@ -75,11 +82,12 @@ class AuthMiddleware:
     ) -> ApiError | None:
         if path in OPEN_PATHS or path.startswith(OPEN_FOLDER):
             return None
-        sent = header(headers, b"authorization")
+        sent = sent_keys(headers)
         if self._keys and not authorised(sent, self._keys + self._admin_keys):
             return ApiError(
                 401,
-                "a valid API key is needed: send the header Authorization: Bearer KEY",
+                "a valid API key is needed: send the header Authorization: Bearer KEY, "
+                "or x-api-key: KEY",
                 code="invalid_api_key",
                 headers={"www-authenticate": "Bearer"},
             )
@@ -102,17 +110,26 @@ def digests(keys: Iterable[str]) -> tuple[bytes, ...]:
     return tuple(hashlib.sha256(key.encode()).digest() for key in keys)
 
 
-def authorised(value: bytes | None, keys: Iterable[bytes]) -> bool:
-    """Whether an Authorization header holds one of these keys, in constant time: it is always
+def sent_keys(headers: list[tuple[bytes, bytes]]) -> list[bytes]:
+    """The keys that a client sends: as Authorization: Bearer, and as x-api-key, which clients of
+    Anthropic's protocol use."""
+    scheme, _, bearer = (header(headers, b"authorization") or b"").partition(b" ")
+    own = header(headers, b"x-api-key")
+    found = [bearer.strip()] if scheme.lower() == b"bearer" else []
+    return found if own is None else [*found, own.strip()]
+
+
+def authorised(sent: Iterable[bytes], keys: Iterable[bytes]) -> bool:
+    """Whether one of the keys sent has one of these digests, in constant time: each is always
     compared with every digest."""
-    scheme, digest = (value or b"").partition(b" ")[0], key_digest(value)
-    found = [secrets.compare_digest(digest, known) for known in keys]
-    return any(found) and scheme.lower() == b"bearer"
+    pairs = itertools.product([hashlib.sha256(key).digest() for key in sent], keys)
+    found = [secrets.compare_digest(digest, known) for digest, known in pairs]
+    return any(found)
 
 
-def key_digest(value: bytes | None) -> bytes:
-    """SHA-256 of the key in an Authorization header."""
-    return hashlib.sha256((value or b"").partition(b" ")[2].strip()).digest()
+def caller(headers: list[tuple[bytes, bytes]]) -> bytes:
+    """SHA-256 of the key that a client sends, to tell clients apart; of nothing without a key."""
+    return hashlib.sha256(next(iter(sent_keys(headers)), b"")).digest()
 
 
 def route_path(scope: dict[str, Any]) -> str:

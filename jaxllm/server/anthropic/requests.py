@@ -1,0 +1,158 @@
+"""Bodies of the Messages API to chat requests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jaxllm.server.anthropic.messages import read_conversation
+from jaxllm.server.errors import ApiError, bad_request, describe
+from jaxllm.server.openai.fields import read_field, read_optional, refuse_unsupported
+from jaxllm.server.openai.limits import Rules
+from jaxllm.server.openai.requests import ChatRequest, parse_chat
+
+# Known fields that change nothing here, whatever they hold
+IGNORED = frozenset(
+    "metadata service_tier cache_control inference_geo diagnostics speed context_management betas "
+    "user_profile_id workspace_id".split()
+)
+# Fields of features that are not supported, with the values that request nothing
+NEUTRAL: dict[str, tuple[Any, ...]] = {"container": (), "mcp_servers": ([],)}
+# Sampling options that have the same name in a chat
+SAME = ("model", "stream", "temperature", "top_p", "top_k")
+MESSAGES_FIELDS = frozenset(
+    {*IGNORED, *NEUTRAL, *SAME}
+    | {"max_tokens", "messages", "system", "stop_sequences", "thinking"}
+    | {"tools", "tool_choice", "output_config", "output_format"}
+)
+CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+THINKING = {"enabled": True, "disabled": False, "adaptive": None, "between_tools": True}
+# Places in the chat body that a message names, and what they are called here
+WORDS = {
+    ".function.parameters": ".input_schema",
+    ".function.": ".",
+    "thinking_token_budget": "thinking.budget_tokens",
+    "reasoning_effort": "output_config.effort",
+    "response_format": "output_config.format",
+    "stop must": "stop_sequences must",
+}
+
+
+def parse_messages(body: dict[str, Any], rules: Rules) -> ChatRequest:
+    """The chat request of a body. Raises ApiError that names the field at fault."""
+    if read_optional(body, "max_tokens", int) is None:
+        raise bad_request("max_tokens is required: an integer from 1", "max_tokens")
+    return _parsed(body, rules)
+
+
+def parse_count(body: dict[str, Any], rules: Rules) -> ChatRequest:
+    """The chat request of a body whose tokens are to be counted."""
+    return _parsed(body | {"max_tokens": 1, "stream": None}, rules)
+
+
+def _parsed(body: dict[str, Any], rules: Rules) -> ChatRequest:
+    refuse_unsupported(body, NEUTRAL)
+    chat: dict[str, Any] = {name: body.get(name) for name in SAME}
+    chat["max_tokens"] = body["max_tokens"]
+    chat["messages"] = read_conversation(body)
+    if chat["messages"][-1]["role"] == "assistant":  # the answer goes on from there
+        chat["continue_final_message"] = True
+    chat["stop"] = read_field(body, "stop_sequences", list, []) or None
+    chat |= _tools(body) | _thinking(body) | _output(body)
+    try:
+        return parse_chat(chat, rules)
+    except ApiError as error:
+        message = in_our_words(error.message)
+        raise ApiError(error.status, message, param=error.param, code=error.code) from None
+
+
+def in_our_words(message: str) -> str:
+    """An error's text with this protocol's names of fields."""
+    for chat, ours in WORDS.items():
+        message = message.replace(chat, ours)
+    return message
+
+
+def _tools(body: dict[str, Any]) -> dict[str, Any]:
+    """`tools` and `tool_choice` as a chat has them."""
+    tools = [
+        _function(tool, f"tools[{at}]")
+        for at, tool in enumerate(read_field(body, "tools", list, []))
+    ]
+    found: dict[str, Any] = {"tools": tools}
+    choice = read_optional(body, "tool_choice", dict)
+    if choice is None:
+        return found
+    kind = choice.get("type")
+    if kind == "tool":
+        name = read_field({"tool_choice.name": choice.get("name")}, "tool_choice.name", str, "")
+        found["tool_choice"] = {"type": "function", "function": {"name": name}}
+    elif isinstance(kind, str) and kind in CHOICES:
+        found["tool_choice"] = CHOICES[kind]
+    else:
+        raise bad_request(
+            f"tool_choice.type must be auto, any, tool or none, got {describe(kind)}", "tool_choice"
+        )
+    name = "tool_choice.disable_parallel_tool_use"
+    single = read_field({name: choice.get("disable_parallel_tool_use")}, name, bool, False)
+    return found | {"parallel_tool_calls": not single}
+
+
+def _function(tool: Any, at: str) -> dict[str, Any]:
+    """A tool as a chat has it; tools that Anthropic's servers or models know themselves are
+    refused by name."""
+    if not isinstance(tool, dict):
+        raise bad_request(f"{at} must be an object, got {describe(tool)}", at)
+    if tool.get("type") not in (None, "custom"):
+        raise bad_request(
+            f"{at} has the type {describe(tool['type'])}, which this server does not have; "
+            "send tools with name and input_schema",
+            at,
+            "unsupported_parameter",
+        )
+    if tool.get("input_schema") is None:
+        raise bad_request(f"{at}.input_schema is required: a JSON schema", f"{at}.input_schema")
+    function = {name: tool.get(name) for name in ("name", "description", "strict")}
+    return {"type": "function", "function": function | {"parameters": tool["input_schema"]}}
+
+
+def _thinking(body: dict[str, Any]) -> dict[str, Any]:
+    """`thinking` as template arguments and a budget; without it, the model's own default holds."""
+    thinking = read_optional(body, "thinking", dict)
+    if thinking is None:
+        return {}
+    kind = thinking.get("type")
+    if not isinstance(kind, str) or kind not in THINKING:
+        raise bad_request(
+            f"thinking.type must be one of {', '.join(THINKING)}, got {describe(kind)}", "thinking"
+        )
+    found: dict[str, Any] = {"include_reasoning": thinking.get("display") != "omitted"}
+    if kind == "enabled":
+        found["thinking_token_budget"] = _budget(thinking)
+    on = THINKING[kind]
+    if on is not None:
+        found["chat_template_kwargs"] = {"enable_thinking": on, "thinking": on}
+    return found
+
+
+def _budget(thinking: dict[str, Any]) -> int:
+    name = "thinking.budget_tokens"
+    budget = read_field({name: thinking.get("budget_tokens")}, name, int, 0)
+    if budget < 1:
+        raise bad_request(f"{name} must be an integer from 1, got {budget}", name)
+    return budget
+
+
+def _output(body: dict[str, Any]) -> dict[str, Any]:
+    """`output_config` (effort, format); `output_format` is the older name of its format."""
+    config = read_field(body, "output_config", dict, {})
+    given = [form for form in (config.get("format"), body.get("output_format")) if form is not None]
+    found: dict[str, Any] = {"reasoning_effort": config.get("effort")}
+    for form in given:
+        if not isinstance(form, dict) or form.get("type") != "json_schema" or "schema" not in form:
+            raise bad_request(
+                'output_config.format must be {"type": "json_schema", "schema": object}',
+                "output_config.format",
+            )
+        wrapped = {"name": "output", "schema": form["schema"]}
+        found["response_format"] = {"type": "json_schema", "json_schema": wrapped}
+    return found

@@ -1,0 +1,160 @@
+"""Bodies of /generate to typed requests: vLLM's demo form and SGLang's native form."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import orjson
+
+from jaxllm.sampling.options import OPTIONS
+from jaxllm.server.errors import bad_request, describe
+from jaxllm.server.openai.fields import (
+    NOT_ON_THE_WIRE,
+    read_field,
+    refuse_unsupported,
+    whole,
+)
+from jaxllm.server.openai.limits import Rules
+from jaxllm.server.openai.requests import (
+    COMPLETION_FIELDS,
+    CompletionRequest,
+    check_choices,
+    parse_completion,
+    read_generation,
+    read_prompts,
+)
+
+# SGLang's names of sampling options
+NAMES = {
+    "max_new_tokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "no_stop_trim": "include_stop_str_in_output",
+    "sampling_seed": "seed",
+}
+# SGLang's names of constraints
+STRUCTURES = {"json_schema": "json", "regex": "regex", "ebnf": "grammar"}
+MAX_NEW_TOKENS = 128  # SGLang's default
+
+# Fields of SGLang that are not supported, with the values that request nothing
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(
+        "input_embeds image_data audio_data video_data lora_path token_ids_logprob "
+        "custom_logit_processor session_params".split(),
+        (),
+    ),
+    **dict.fromkeys(
+        ("return_logprob", "return_hidden_states", "return_text_in_logprobs"), (False,)
+    ),
+    "top_logprobs_num": (0,),
+    "logprob_start_len": (-1,),
+    "modalities": ([],),
+}
+IGNORED = frozenset({"rid", "log_metrics", "priority", "model"})
+SGLANG_FIELDS = frozenset({"text", "input_ids", "sampling_params", "stream", *NEUTRAL, *IGNORED})
+NATIVE_FIELDS = COMPLETION_FIELDS | SGLANG_FIELDS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NativeRequest(CompletionRequest):
+    """POST /generate.
+
+    Attributes:
+        sglang: the reply has SGLang's form, else vLLM's.
+        batch: the prompts came as a list, so the reply is one.
+    """
+
+    sglang: bool
+    batch: bool
+
+
+def parse_native(body: dict[str, Any], rules: Rules) -> NativeRequest:
+    """The typed request. Raises ApiError that names the field at fault."""
+    given = [name for name in ("prompt", "text", "input_ids") if body.get(name) is not None]
+    if len(given) != 1:
+        raise bad_request(
+            "send one of prompt (vLLM's form), text and input_ids (SGLang's form), "
+            f"got {' and '.join(given) or 'none'}",
+            given[1] if given else "prompt",
+        )
+    if given == ["prompt"]:
+        return _parse_vllm(body, rules)
+    return _parse_sglang(body, given[0], rules)
+
+
+def _parse_vllm(body: dict[str, Any], rules: Rules) -> NativeRequest:
+    """Sampling options beside `prompt`; the reply repeats the prompt, so there is one."""
+    own = {"model": body.get("model") or rules.served[0], "echo": None, "logprobs": None}
+    found = parse_completion(body | own, rules)
+    if len(found.prompts) != 1:
+        raise bad_request(f"prompt must be one prompt here, got {len(found.prompts)}", "prompt")
+    members = {field.name: getattr(found, field.name) for field in fields(CompletionRequest)}
+    return NativeRequest(**members | {"echo": True}, sglang=False, batch=False)
+
+
+def _parse_sglang(body: dict[str, Any], field: str, rules: Rules) -> NativeRequest:
+    """Sampling options within `sampling_params`; the prompts are in `field`."""
+    refuse_unsupported(body, NEUTRAL)
+    options = _options(read_field(body, "sampling_params", dict, {}))
+    names = {name: name for name in OPTIONS} | {own: name for name, own in NAMES.items()}
+    shared = read_generation(
+        options
+        | {
+            "model": body.get("model") or rules.served[0],
+            "stream": read_field(body, "stream", bool, False),
+        },
+        rules,
+        neutral={},
+        names={own: f"sampling_params.{name}" for own, name in names.items()},
+        forced={"max_tokens": options.get("max_tokens", MAX_NEW_TOKENS), "logprobs": None},
+    )
+    prompts = read_prompts(body[field], rules, shared["params"], field)
+    if isinstance(prompts[0], str) != (field == "text"):
+        raise bad_request("text takes texts, input_ids takes token ids", field)
+    check_choices(prompts, shared["params"])
+    return NativeRequest(
+        **shared,
+        prompts=prompts,
+        add_special_tokens=True,
+        generates=True,
+        suffix=None,
+        sglang=True,
+        batch=isinstance(body[field], list) and isinstance(body[field][0], (str, list)),
+    )
+
+
+def _options(sampling: dict[str, Any]) -> dict[str, Any]:
+    """SGLang's sampling parameters under the names of this server."""
+    found: dict[str, Any] = {}
+    structure = {}
+    for name, value in sampling.items():
+        if value is None:
+            continue
+        if name in STRUCTURES:
+            structure[STRUCTURES[name]] = _schema(value) if name == "json_schema" else value
+        elif name in OPTIONS and name not in NOT_ON_THE_WIRE:
+            found[name] = value
+        elif name in NAMES:
+            found[NAMES[name]] = whole(value)
+        elif name == "structural_tag":
+            structure[name] = _schema(value)
+        else:
+            raise bad_request(
+                f"sampling_params.{name[:64]} is not supported; leave it out",
+                f"sampling_params.{name[:64]}",
+                "unsupported_parameter",
+            )
+    return found | ({"structured_outputs": structure} if structure else {})
+
+
+def _schema(value: Any) -> Any:
+    """A schema, which SGLang takes as JSON text."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return orjson.loads(value)
+    except orjson.JSONDecodeError:
+        raise bad_request(
+            f"sampling_params.json_schema must be JSON, got {describe(value)}",
+            "sampling_params.json_schema",
+        ) from None

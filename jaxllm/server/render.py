@@ -1,0 +1,57 @@
+"""Prompts as the generating endpoints make them, without running them."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from typing import Any
+
+import orjson
+
+from jaxllm.messages import GenerateRequest
+from jaxllm.sampling.options import default_of
+from jaxllm.server.generate import Chat, Completions, Generate, send_json
+from jaxllm.server.openai.bodies import unless_gone
+from jaxllm.server.openai.fields import WIRE_OPTIONS
+
+
+class Render(Generate):
+    """Put before a generating endpoint, it answers with the prompts that the endpoint would run:
+    parsing, checks and tokens are the endpoint's."""
+
+    async def _run(self, request: Any, gone: asyncio.Future[None], send: Any) -> None:
+        requests, _ = await unless_gone(gone, self._prepare(secrets.token_hex(16), request))
+        bodies = [self.rendered(request, one) for one in requests]
+        await send_json(orjson.dumps(self.shape(bodies)), send)
+
+    def rendered(self, request: Any, one: GenerateRequest) -> dict[str, Any]:
+        """One prompt, with the options that differ from their defaults."""
+        changed = {
+            name: value
+            for name in WIRE_OPTIONS
+            if (value := getattr(one.params, name)) != default_of(name)
+        }
+        return {
+            "request_id": self.reply.prefix + one.id,
+            "token_ids": one.prompt_token_ids,
+            "model": request.model,
+            "sampling_params": changed,
+            "stream": request.stream,
+            "cache_salt": one.cache_salt,
+        }
+
+    def shape(self, bodies: list[dict[str, Any]]) -> Any:
+        """The reply to a request that may hold several prompts."""
+        return bodies
+
+
+class RenderCompletions(Render, Completions):
+    """POST /v1/completions/render"""
+
+
+class RenderChat(Render, Chat):
+    """POST /v1/chat/completions/render"""
+
+    def shape(self, bodies: list[dict[str, Any]]) -> Any:
+        """A chat has one prompt."""
+        return bodies[0]
