@@ -11,6 +11,7 @@ import functools
 import inspect
 import threading
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -112,10 +113,19 @@ class Tokenizer:
         return bool(self.templates)
 
     @property
-    def chat_template(self) -> str | None:
-        """The text of the chat template, of all of them where there are several."""
-        template = self.hf.chat_template
-        return "\n".join(template.values()) if isinstance(template, dict) else template
+    def format_signs(self) -> str | None:
+        """Text in which the formats of the model's output show: its chat templates, and all strings
+        of its response template, transformers' description of the output. Regexes in the latter
+        come with the model and are not run; without escapes they show their markers."""
+        template = self.templates
+        shown = list(template.values()) if isinstance(template, dict) else [template or ""]
+        level = [getattr(self.hf, "response_template", None)]
+        while level:
+            shown += [item.replace("\\", "") for item in level if isinstance(item, str)]
+            objects = [item for item in level if isinstance(item, dict)]
+            lists = [item for item in level if isinstance(item, list)]
+            level = [*chain(*(one.values() for one in objects), *lists)]
+        return "\n".join(shown) or None
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`; special tokens written in it are recognised."""

@@ -93,7 +93,7 @@ class ServerState:
         self.formats = find_formats(
             settings.reasoning_parser,
             settings.tool_call_parser,
-            None if tokenizer is None else tokenizer.chat_template,
+            None if tokenizer is None else tokenizer.format_signs,
         )
         self.metrics = Metrics(
             settings.served[0],

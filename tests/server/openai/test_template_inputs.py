@@ -1,13 +1,16 @@
-"""Documents, tools and variables of a chat reach its template."""
+"""What a chat gives its template; formats that a response template shows."""
 
 from __future__ import annotations
 
+import json
 import pathlib
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from jaxllm.server.parsing.formats import Formats, find_formats, format_name
+from jaxllm.server.parsing.registry import tool_formats
 from jaxllm.tokenizer import Tokenizer
 from tests.server.harness import Running
 
@@ -54,3 +57,35 @@ def test_documents_that_no_template_reads_are_refused(server: Running) -> None:
         refused = server.post(path, {"model": "fake", **body})
         assert (refused.status, refused.error["param"]) == (400, "documents")
         assert "reads no documents; put them into a message" in refused.error["message"]
+
+
+RESPONSE_TEMPLATE = {
+    "start_anchor": "<|im_start|>assistant\n",
+    "fields": {
+        "reasoning_content": {"open": "<think>", "close": "</think>", "content": "text"},
+        "tool_calls": {
+            "open_pattern": r"\s*<tool_call>\s*<function=(?P<name>[^>\n]+)>",
+            "close_pattern": r"(?:(?:</function>)*)*x?\s*</tool_call>",
+            "repeats": True,
+            "content": "xml-inline",
+            "content_args": {"tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\s*(?P<value>.*?)"},
+        },
+        "content": {"close_pattern": r"\s*(?:<\|im_end\|>|<\|endoftext\|>)"},
+    },
+}
+
+
+def test_a_response_template_shows_the_formats_that_the_chat_template_does_not(
+    model_dir: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    for file in model_dir.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    assert find_formats("auto", "auto", Tokenizer.load(tmp_path).format_signs) == Formats()
+    config = tmp_path / "tokenizer_config.json"
+    given = json.loads(config.read_text()) | {"response_template": RESPONSE_TEMPLATE}
+    config.write_text(json.dumps(given))
+    signs = Tokenizer.load(tmp_path).format_signs
+    found = find_formats("auto", "auto", signs)
+    assert format_name(found.reasoning) == "qwen3" and format_name(found.tools) == "qwen3_coder"
+    assert find_formats("auto", "hermes", signs).tools is tool_formats()["hermes"]
+    assert signs is not None and "<|im_end|>|<|endoftext|>" in signs, "escapes of regexes are gone"
