@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from tokenizers import Tokenizer
 
 from jaxllm.grammar.limits import BUDGETS
+from jaxllm.grammar.pieces import Structured
 from jaxllm.grammar.structure import CompilerLost, StructuredOutputsParams, StructureError
 from jaxllm.job_process import JobLate, JobLost, JobProcess, python_command
 
@@ -37,7 +38,7 @@ class Job:
     key: bytes
 
 
-def job_of(params: StructuredOutputsParams) -> Job:
+def job_of(params: Structured) -> Job:
     """The job of a structure. Raises StructureError on faults that show without compiling."""
     line = json.dumps(params.job()).encode() + b"\n"
     return Job(params.kind, line, hashlib.sha256(line).digest())

@@ -24,13 +24,12 @@ from typing import Any, TextIO
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper, regex_to_lark
 from llguidance.gbnf_to_lark import any_to_lark
 
+from jaxllm.grammar.lark import STRICT, composed, literal, quoted, schema_options, special
 from jaxllm.grammar.limits import MEMORY_BYTES, STEP_SECONDS, STEPS, parser_limits
 from jaxllm.grammar.structure import checked_schema
 
 # Signals that no limit of a fork sends; SIGKILL comes when the machine is out of memory
 FROM_OUTSIDE = {signal.SIGKILL, signal.SIGTERM, signal.SIGHUP}
-# Rules that a client cannot switch off
-STRICT = {"lenient": False, "coerce_one_of": False}
 # llguidance's Lark: its strings, regular expressions and comments, which may hold anything, and the
 # keyword before an embedded JSON schema
 LARK_TOKEN = re.compile(
@@ -167,21 +166,13 @@ def convert(job: Mapping[str, Any], specials: Mapping[str, int]) -> str:
     if kind == "grammar":
         return LLMatcher.grammar_from_lark(_lark(value))
     if kind == "choice":
-        return LLMatcher.grammar_from_lark("start: " + " | ".join(map(_quoted, value)))
+        return LLMatcher.grammar_from_lark("start: " + " | ".join(map(quoted, value)))
+    if kind == "pieces":
+        return composed(job, specials, convert)
     if kind == "structural_tag":
         return _tagged(value["tags"], job["whitespace"], specials)
     schema = {"type": "object"} if kind == "json_object" else value
-    return json.dumps({"grammars": [{"json_schema": _schema(schema, job["whitespace"])}]})
-
-
-def _schema(schema: dict[str, Any] | bool, whitespace: str | None) -> dict[str, Any]:
-    """The schema with the compiler's options, in place of the client's."""
-    options: dict[str, Any] = STRICT | {"whitespace_flexible": whitespace is not None}
-    if whitespace is not None:
-        options["whitespace_pattern"] = whitespace
-    return (schema if isinstance(schema, dict) else {} if schema else {"not": {}}) | {
-        "x-guidance": options
-    }
+    return json.dumps({"grammars": [{"json_schema": schema_options(schema, job["whitespace"])}]})
 
 
 def _lark(text: str) -> str:
@@ -227,35 +218,14 @@ def _tagged(tags: list[dict[str, Any]], whitespace: str | None, specials: Mappin
     for n, tag in enumerate(tags):
         trigger, rest = tag["trigger"], tag["begin"][len(tag["trigger"]) :]
         if trigger in specials:  # ends the free text, which has no special tokens
-            head = f"FREE {_special(specials[trigger])}"
+            head = f"FREE {special(specials[trigger])}"
         else:
-            lines.append(f"head_{n}[lazy]: FREE {_quoted(trigger)}")
+            lines.append(f"head_{n}[lazy]: FREE {quoted(trigger)}")
             head = f"head_{n}"
-        schema = json.dumps(_schema(tag["schema"], whitespace))
-        begin, end = _literal(rest, specials), _literal(tag["end"], specials)
+        schema = json.dumps(schema_options(tag["schema"], whitespace))
+        begin, end = literal(rest, specials), literal(tag["end"], specials)
         lines.append(f"tag_{n}: {head} {begin} %json {schema} {end}")
     return LLMatcher.grammar_from_lark("\n".join(lines))
-
-
-def _literal(text: str, specials: Mapping[str, int]) -> str:
-    """Text as Lark, in which special tokens are tokens."""
-    if not specials:
-        return _quoted(text) if text else ""
-    parts = re.split(
-        "(" + "|".join(re.escape(s) for s in sorted(specials, key=len, reverse=True)) + ")", text
-    )
-    return " ".join(
-        _special(specials[part]) if part in specials else _quoted(part) for part in parts if part
-    )
-
-
-def _special(id: int) -> str:
-    return f"<[{id}]>"
-
-
-def _quoted(text: str) -> str:
-    """A Lark string; its escapes are JSON's."""
-    return json.dumps(text)
 
 
 def main() -> None:

@@ -17,9 +17,11 @@ from jaxllm.messages import GenerateRequest
 from jaxllm.sampling.options import OPTIONS, SamplingParams, default_of
 from jaxllm.server.engine.streams import Stream
 from jaxllm.server.errors import ApiError, bad_request, server_error
+from jaxllm.server.openai.answer_structure import answer_structure
 from jaxllm.server.openai.bodies import ClientGone, unless_gone, until_gone
 from jaxllm.server.openai.chat_reply import ChatReply
 from jaxllm.server.openai.completion_reply import CompletionReply
+from jaxllm.server.openai.fields import Structure
 from jaxllm.server.openai.limits import check_length, check_prompt_scoring, clamp
 from jaxllm.server.openai.replies import NamelessTokens, Reply, ReplySpec, large
 from jaxllm.server.openai.requests import (
@@ -86,7 +88,7 @@ class Generate:
     ) -> None:
         self._state.client.check_capacity(self.count_choices(request))
         id = secrets.token_hex(16)
-        requests, spec = await unless_gone(gone, self._prepare(id, request))
+        requests, spec, structure = await unless_gone(gone, self._prepare(id, request))
         reply = self.new_reply(id, request, spec)
         if self._state.settings.log_requests:
             lengths = [len(one.prompt_token_ids) for one in requests[:8]]
@@ -98,8 +100,8 @@ class Generate:
                 changed_options(request),
             )
         stream = self._state.client.submit(requests)
-        if request.structure is not None:
-            stream.field_names["structured_outputs"] = request.structure.field
+        if structure is not None:
+            stream.field_names["structured_outputs"] = structure.field
         gone.add_done_callback(
             lambda _: stream.fail(ClientGone()) if not gone.cancelled() else None
         )
@@ -113,8 +115,9 @@ class Generate:
 
     async def _prepare(
         self, id: str, request: CompletionRequest | ChatRequest
-    ) -> tuple[list[GenerateRequest], ReplySpec]:
-        """The engine's requests, and the part of the prompts in the reply. Raises ApiError."""
+    ) -> tuple[list[GenerateRequest], ReplySpec, Structure | None]:
+        """The engine's requests, what the reply takes of this one, and the structure of the
+        output. Raises ApiError."""
         prompts = self.token_id_prompts(request)
         if prompts is None:
             prompts = await self.tokenise(request)
@@ -124,9 +127,8 @@ class Generate:
         for ids in prompts:
             check_length(len(ids), self._state.resolved, self.param)
         check_prompt_scoring([len(ids) for ids in prompts], request.params)
-        grammar = (
-            None if request.structure is None else await self._state.grammar(request.structure)
-        )
+        structure = self.structure(request, prompts)
+        grammar = None if structure is None else await self._state.grammar(structure)
         params = self.sampling_params(request)
         requests = [
             GenerateRequest(
@@ -138,9 +140,12 @@ class Generate:
             )
             for number, ids in enumerate(prompts)
         ]
-        if request.echo:
-            return requests, await self._state.in_thread(self.reply_spec, request, prompts)
-        return requests, self.reply_spec(request, prompts)
+        spec = (
+            await self._state.in_thread(self.reply_spec, request, prompts)
+            if request.echo
+            else self.reply_spec(request, prompts)
+        )
+        return requests, spec, structure
 
     def parse(self, body: dict[str, Any]) -> CompletionRequest | ChatRequest:
         """Raises ApiError."""
@@ -154,6 +159,11 @@ class Generate:
         )
         reply.with_usage(request.usage_at_end, request.usage_always)
         return reply
+
+    def structure(self, request: Any, prompts: list[list[int]]) -> Structure | None:
+        """What the output must be. Raises ApiError."""
+        found: Structure | None = request.structure
+        return found
 
     def sampling_params(self, request: Any) -> SamplingParams:
         """The options for the engine, not yet clamped to the context."""
@@ -242,6 +252,11 @@ class Chat(Generate):
             params.skip_special_tokens = False
         return params
 
+    def structure(self, request: ChatRequest, prompts: list[list[int]]) -> Structure | None:
+        """See `answer_structure`."""
+        prompt = self._prompt_end(request.conversation, prompts[0])
+        return answer_structure(request, self._state.formats, prompt)
+
     async def tokenise(self, request: ChatRequest) -> list[list[int]]:
         """The rendered conversation."""
         if request.tools.callable and self._state.formats.tools is None:
@@ -250,10 +265,6 @@ class Chat(Generate):
                 "send tool_choice none, or start the server with --tool-call-parser",
                 "tools",
                 "unsupported_parameter",
-            )
-        if request.tools.mode == "required":
-            raise bad_request(
-                "tool_choice must be none or auto; others are not supported yet", "tool_choice"
             )
         truncated = request.params.truncate_prompt_tokens is not None
         return [await self._state.render(request.conversation, truncated)]

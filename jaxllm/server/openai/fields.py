@@ -9,12 +9,8 @@ from typing import Any
 
 import orjson
 
-from jaxllm.grammar.structure import (
-    StructuredOutputsParams,
-    StructureError,
-    check_size,
-    structure,
-)
+from jaxllm.grammar.pieces import Structured
+from jaxllm.grammar.structure import StructureError, check_size, structure
 from jaxllm.messages import RequestError, check_salt
 from jaxllm.sampling.options import OPTIONS, SamplingParams
 from jaxllm.sampling.values import EXACT_FLOAT, OptionError
@@ -177,7 +173,7 @@ class Structure:
     """The constraint on a request's output, and the field that holds it."""
 
     field: str
-    params: StructuredOutputsParams
+    params: Structured
 
 
 def read_structure(body: dict[str, Any]) -> Structure | None:

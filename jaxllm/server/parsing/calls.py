@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+from jaxllm.grammar.pieces import Json, Literal, Pieces
 from jaxllm.server.parsing.machine import (
     MAX_NAME,
     MAX_UNDECIDED,
@@ -16,7 +17,7 @@ from jaxllm.server.parsing.machine import (
 )
 from jaxllm.server.parsing.markers import NEWLINES, Markers
 from jaxllm.server.parsing.parts import Text
-from jaxllm.server.parsing.pieces import Json, Literal, Pieces, Section
+from jaxllm.server.parsing.pieces import Section
 from jaxllm.server.parsing.schema import Schema, Tools
 from jaxllm.server.parsing.values import encode_string
 
@@ -33,6 +34,7 @@ class ToolParser(Machine):
         open: markers with which calls begin; newlines before them belong to them.
         close: markers that may follow a call and belong to it.
         section: what surrounds all calls of an output, for grammars.
+        several: an output may have several calls.
     """
 
     aliases: ClassVar[tuple[str, ...]] = ()
@@ -42,6 +44,7 @@ class ToolParser(Machine):
     open: ClassVar[tuple[str, ...]] = ()
     close: ClassVar[tuple[str, ...]] = ()
     section: ClassVar[Section] = Section()
+    several: ClassVar[bool] = True
     markers: ClassVar[Markers]
 
     def __init_subclass__(cls) -> None:

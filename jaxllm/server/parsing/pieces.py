@@ -7,41 +7,8 @@ from typing import Any
 
 import msgspec
 
+from jaxllm.grammar.pieces import FreeText, Json, Literal, Maybe, OneOf, Piece, Pieces
 from jaxllm.server.parsing.schema import Schema, types
-
-
-class Literal(msgspec.Struct, frozen=True):
-    """This text, special tokens included."""
-
-    text: str
-
-
-class Json(msgspec.Struct, frozen=True):
-    """JSON that follows a schema."""
-
-    schema: Any
-
-
-class FreeText(msgspec.Struct, frozen=True):
-    """Any text without `until`, which is the literal that follows."""
-
-    until: str
-
-
-class OneOf(msgspec.Struct, frozen=True):
-    """One of these texts."""
-
-    texts: tuple[str, ...]
-
-
-class Maybe(msgspec.Struct, frozen=True):
-    """These pieces or nothing."""
-
-    pieces: tuple[Piece, ...]
-
-
-Piece = Literal | Json | FreeText | OneOf | Maybe
-Pieces = tuple[Piece, ...]
 
 
 class Section(msgspec.Struct, frozen=True):

@@ -7,10 +7,11 @@ from typing import ClassVar
 
 import msgspec
 
+from jaxllm.grammar.pieces import Literal, Maybe, Pieces
 from jaxllm.server.parsing.calls import ToolParser
 from jaxllm.server.parsing.machine import Malformed, Reading
 from jaxllm.server.parsing.markers import ESCAPED, Markers
-from jaxllm.server.parsing.pieces import Literal, Maybe, Pieces, Section, raw_value
+from jaxllm.server.parsing.pieces import Section, raw_value
 from jaxllm.server.parsing.schema import Schema, is_string, properties, typed
 from jaxllm.server.parsing.values import encode_string
 

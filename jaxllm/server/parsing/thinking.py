@@ -29,6 +29,8 @@ class ReasoningParser(Machine):
         starts: markers that begin reasoning; prompts often end with the first.
         ends: markers that end it. Forcing the first ends thought at a budget.
         always: the output is reasoning unless the prompt has ended it.
+        between: what stands between reasoning and the rest, for grammars.
+        reply: what begins text that is a reply, for grammars.
     """
 
     aliases: ClassVar[tuple[str, ...]] = ()
@@ -37,6 +39,8 @@ class ReasoningParser(Machine):
     starts: ClassVar[tuple[str, ...]] = ("<think>",)
     ends: ClassVar[tuple[str, ...]] = ("</think>",)
     always: ClassVar[bool] = False
+    between: ClassVar[str] = ""
+    reply: ClassVar[str] = ""
 
     def __init__(self, prompt: str = "", also_ends: tuple[str, ...] = ()):
         """

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
+
+from jaxllm.grammar.pieces import FreeText, Json, Literal, Maybe, OneOf, Pieces
 
 WEATHER = {
     "type": "object",
@@ -35,6 +39,7 @@ class Sample:
     ids: tuple[str | None, ...] = ()
 
 
+ARGUMENTS = {"city": "Paris", "days": 3, "unit": "celsius", "exact": True}
 PARIS = ("get_weather", {"city": "Paris"})
 TIME = ("get_time", {})
 CODE = 'if a < b and "</tool_call>" in c:\n\tprint(\'[TOOL_CALLS]\', {"x": [1]})\n'
@@ -297,3 +302,24 @@ ALL = [
     for name, samples in SAMPLES.items()
     for sample in [*samples, Sample(LONG, [], LONG)]
 ]
+
+
+def produced(pieces: Pieces, values: Iterator[Any], optional: bool = True) -> str:
+    """A text that pieces allow, with values in their order."""
+    out = []
+    for piece in pieces:
+        if isinstance(piece, Literal):
+            out.append(piece.text)
+        elif isinstance(piece, Maybe):
+            out.append(produced(piece.pieces, values, optional) if optional else "")
+        elif isinstance(piece, Json):
+            out.append(json.dumps(next(values)))
+        elif isinstance(piece, OneOf):
+            value = next(values)
+            assert value in piece.texts
+            out.append(value)
+        else:
+            assert isinstance(piece, FreeText)
+            value = next(values)
+            out.append(value if isinstance(value, str) else json.dumps(value))
+    return "".join(out)

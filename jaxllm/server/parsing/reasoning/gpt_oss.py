@@ -3,7 +3,7 @@ reads the channels."""
 
 from __future__ import annotations
 
-from jaxllm.server.parsing.harmony import CHANNEL, MESSAGE, Harmony
+from jaxllm.server.parsing.harmony import CHANNEL, MESSAGE, START, Harmony
 from jaxllm.server.parsing.thinking import ReasoningParser
 
 
@@ -13,3 +13,5 @@ class Parser(Harmony, ReasoningParser):
     special = (CHANNEL, MESSAGE)
     starts = (f"{CHANNEL}analysis{MESSAGE}",)
     ends = ("<|end|>",)
+    between = f"{START}assistant"
+    reply = f"{CHANNEL}final{MESSAGE}"

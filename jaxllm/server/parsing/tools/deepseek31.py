@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from jaxllm.grammar.pieces import Json, Literal, Pieces
 from jaxllm.server.parsing.calls import ToolParser
 from jaxllm.server.parsing.machine import Malformed, Reading
-from jaxllm.server.parsing.pieces import Json, Literal, Pieces, Section
+from jaxllm.server.parsing.pieces import Section
 from jaxllm.server.parsing.schema import Schema
 from jaxllm.server.parsing.tools.deepseek3 import CALL, CALL_END, CALLS, CALLS_END, NAME
 

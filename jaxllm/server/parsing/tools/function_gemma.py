@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from jaxllm.grammar.pieces import Literal, Pieces
 from jaxllm.server.parsing.calls import ToolParser
 from jaxllm.server.parsing.machine import Malformed, Reading
 from jaxllm.server.parsing.markers import ESCAPED, Markers
-from jaxllm.server.parsing.pieces import Literal, Pieces, listed, raw_value
+from jaxllm.server.parsing.pieces import listed, raw_value
 from jaxllm.server.parsing.schema import Schema, is_string, properties, typed
 from jaxllm.server.parsing.values import as_json, encode_string
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from jaxllm.grammar.pieces import Json, Literal, Pieces
 from jaxllm.server.parsing.calls import ToolParser
 from jaxllm.server.parsing.machine import Malformed, Reading
-from jaxllm.server.parsing.pieces import Json, Literal, Pieces
 from jaxllm.server.parsing.schema import Schema
 
 
 class Parser(ToolParser):
     signs = ("<|observation|>",)
+    several = False
 
     def read(self) -> Reading[None]:
         if self.tools and (yield from self.attempt(self.call(""), "")):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from jaxllm.grammar.pieces import Json, Literal, Pieces
 from jaxllm.server.parsing.calls import ToolParser
 from jaxllm.server.parsing.harmony import CHANNEL, MESSAGE, Harmony
-from jaxllm.server.parsing.pieces import Json, Literal, Pieces
 from jaxllm.server.parsing.schema import Schema
 
 

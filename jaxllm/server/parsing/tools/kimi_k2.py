@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 
+from jaxllm.grammar.pieces import Json, Literal, Pieces
 from jaxllm.server.parsing.calls import ToolParser
 from jaxllm.server.parsing.machine import Malformed, Reading
-from jaxllm.server.parsing.pieces import Json, Literal, Pieces, Section
+from jaxllm.server.parsing.pieces import Section
 from jaxllm.server.parsing.schema import Schema
 
 CALLS, CALLS_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"

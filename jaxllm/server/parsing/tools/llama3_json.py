@@ -3,9 +3,10 @@ marker, an object is a call only if it names a tool."""
 
 from __future__ import annotations
 
+from jaxllm.grammar.pieces import Pieces
 from jaxllm.server.parsing.calls import ToolParser, json_pieces
 from jaxllm.server.parsing.machine import Reading
-from jaxllm.server.parsing.pieces import Pieces, Section
+from jaxllm.server.parsing.pieces import Section
 from jaxllm.server.parsing.schema import Schema
 
 TAG = "<|python_tag|>"

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import re
 
+from jaxllm.grammar.pieces import Json, Literal, Pieces
 from jaxllm.server.parsing.calls import ToolParser
 from jaxllm.server.parsing.machine import Malformed, Reading
-from jaxllm.server.parsing.pieces import Json, Literal, Pieces
 from jaxllm.server.parsing.schema import Schema
 
 _ID = re.compile(r"[A-Za-z0-9]*").match

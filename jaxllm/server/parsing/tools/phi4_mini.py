@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from jaxllm.grammar.pieces import Pieces
 from jaxllm.server.parsing.calls import ToolParser, json_pieces
 from jaxllm.server.parsing.machine import Reading
-from jaxllm.server.parsing.pieces import Pieces, Section
+from jaxllm.server.parsing.pieces import Section
 from jaxllm.server.parsing.schema import Schema
 
 

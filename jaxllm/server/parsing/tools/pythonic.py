@@ -6,9 +6,10 @@ from __future__ import annotations
 import re
 from typing import ClassVar
 
+from jaxllm.grammar.pieces import Literal, Pieces
 from jaxllm.server.parsing.calls import ToolParser
 from jaxllm.server.parsing.machine import Malformed, Reading
-from jaxllm.server.parsing.pieces import Literal, Pieces, Section, listed, with_definitions
+from jaxllm.server.parsing.pieces import Section, listed, with_definitions
 from jaxllm.server.parsing.schema import Schema, properties
 from jaxllm.server.parsing.values import encode_string
 

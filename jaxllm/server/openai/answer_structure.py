@@ -1,0 +1,119 @@
+"""The structure of a chat's whole answer: thought, then the calls or the text that the request
+demands."""
+
+from __future__ import annotations
+
+from jaxllm.grammar.pieces import (
+    Composition,
+    Either,
+    FreeText,
+    Literal,
+    Maybe,
+    Nested,
+    OneOf,
+    Pieces,
+    Repeated,
+)
+from jaxllm.grammar.structure import StructureError
+from jaxllm.server.errors import bad_request, sanitize
+from jaxllm.server.openai.fields import Structure
+from jaxllm.server.openai.requests import ChatRequest
+from jaxllm.server.parsing.calls import ToolParser
+from jaxllm.server.parsing.formats import Formats
+from jaxllm.server.parsing.thinking import ReasoningParser
+
+NEWLINES = OneOf(("\n\n", "\n", ""))  # behind a thought
+
+
+def answer_structure(request: ChatRequest, formats: Formats, prompt: str) -> Structure | None:
+    """What the answer must be; None leaves it free. `prompt` is the end of the rendered prompt.
+
+    With tool_choice required or a named tool the answer is calls, so a structure of text in the
+    same request has nothing to constrain. Raises ApiError(400).
+    """
+    tools = request.tools
+    parser = formats.tools if tools.callable else None
+    found = request.structure
+    thought = () if formats.reasoning is None else thought_pieces(formats.reasoning, prompt)
+    if parser is not None and tools.mode == "required":
+        marker, behind = call_pieces(request, parser)
+        found = Structure("tools", Composition("calls", (*thought, Literal(marker), *behind)))
+    elif found is not None:
+        found = _structured_text(request, found, formats, thought)
+    elif parser is not None and any(tool.strict for tool in tools.callable):
+        marker, behind = call_pieces(request, parser)
+        if marker:  # else nothing tells where calls begin
+            calls = (FreeText(marker), Literal(marker), *behind)
+            body = Either((calls, (FreeText(""),)))
+            found = Structure("tools", Composition("calls", (*thought, body)))
+    if found is not None and request.params.use_beam_search:
+        raise bad_request(f"{found.field} cannot constrain a beam search", found.field)
+    return found
+
+
+def _structured_text(
+    request: ChatRequest, structure: Structure, formats: Formats, thought: Pieces
+) -> Structure:
+    """Text of the request's structure, or calls where they may be made. Raises ApiError(400)."""
+    begin = "" if formats.reasoning is None else formats.reasoning.reply
+    parser = formats.tools if request.tools.callable else None
+    if parser is None and not thought and not begin:
+        return structure
+    try:
+        text: Pieces = (Literal(begin), Nested(structure.params.job()))
+    except StructureError as error:
+        raise bad_request(f"{structure.field}: {sanitize(str(error))}", structure.field) from None
+    if parser is not None:
+        marker, behind = call_pieces(request, parser)
+        if not marker:
+            raise bad_request(
+                f"{structure.field} beside tools needs a format of tool calls with a marker, which "
+                "this model lacks; send tool_choice none or required, or leave either out",
+                structure.field,
+            )
+        text = (Either(((Literal(marker), *behind), text)),)
+    return Structure(structure.field, Composition(structure.params.kind, thought + text))
+
+
+def thought_pieces(reasoning: type[ReasoningParser], prompt: str) -> Pieces:
+    """The thought that comes first: all of it, its rest where the prompt has begun it, none where
+    the prompt has ended it."""
+    if prompt.rstrip().endswith(reasoning.ends):
+        return ()
+    start, end = reasoning.starts[0], reasoning.ends[0]
+    rest: Pieces = (FreeText(end), Literal(end + reasoning.between), NEWLINES)
+    return rest if reasoning(prompt).thinking else (Maybe((Literal(start), *rest)),)
+
+
+def call_pieces(request: ChatRequest, parser: type[ToolParser]) -> tuple[str, Pieces]:
+    """The marker with which calls begin, and what follows it: one call or several.
+
+    The marker is "" in formats where text may begin in the same way.
+    """
+    section, tools = parser.section, request.tools
+    number = request.conversation.calls
+    calls = [parser.pieces(tool.name, tool.parameters, number) for tool in tools.callable]
+    begin = (Literal(section.begin),) if section.begin else calls[0]
+    marker = next((word for word in parser.open if _begins(begin, word)), "")
+    first: Pieces = (Either(tuple(calls)),)
+    if section.begin:
+        first = (Literal(section.begin[len(marker) :]), *first)
+    else:
+        first = (Either(tuple(_behind(marker, call) for call in calls)),)
+    many = tools.parallel and tools.named is None and parser.several
+    many = many and parser.ids != "kimi"  # which count: grammars cannot
+    more = (Repeated((Literal(section.between), Either(tuple(calls)))),) if many else ()
+    return marker, (*first, *more, Literal(section.end))
+
+
+def _begins(pieces: Pieces, marker: str) -> bool:
+    """Whether pieces begin with a marker. A bracket is none."""
+    first = pieces[0]
+    return len(marker) > 1 and isinstance(first, Literal) and first.text.startswith(marker)
+
+
+def _behind(marker: str, pieces: Pieces) -> Pieces:
+    """The pieces behind the marker with which they begin."""
+    first, *rest = pieces
+    assert isinstance(first, Literal)
+    return (Literal(first.text[len(marker) :]), *rest)
