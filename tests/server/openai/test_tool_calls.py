@@ -218,6 +218,42 @@ def test_ids_of_calls_count_on_from_those_of_the_conversation(
     assert ask(client, messages=messages).message.tool_calls[0].id == "functions.get_weather:1"
 
 
+NAMED = {"type": "function", "function": {"name": "get_time"}}
+
+
+@pytest.mark.parametrize(
+    ("options", "holds", "lacks"),
+    [
+        ({"tool_choice": "required"}, "get_weather", "@nested"),
+        ({"tool_choice": NAMED}, "get_time", "get_weather"),
+        ({"response_format": {"type": "json_object"}}, "@nested", "FREE <"),
+    ],
+)
+def test_a_demanded_call_is_a_grammar_of_the_engine(
+    server: Running, client: openai.OpenAI, options: dict[str, Any], holds: str, lacks: str
+) -> None:
+    script(server, CALL)
+    assert calls(ask(client, **options)) == [WEATHER]
+    grammar = server.control.added[-1].grammar or ""
+    assert holds in grammar
+    assert lacks not in grammar
+    ask(client)
+    assert server.control.added[-1].grammar is None
+
+
+def test_arguments_that_no_grammar_can_hold_are_refused(server: Running) -> None:
+    script(server, CALL)
+    schema = {"type": "object", "properties": {"a": {"uniqueItems": True}}}
+    for demand in (
+        {"tool_choice": "required"},
+        {"tools": [function(parameters=schema, strict=True)]},
+    ):
+        body = {"model": "fake", "messages": USER, "tools": [function(parameters=schema)]} | demand
+        answer = server.post(CHAT, body)
+        assert (answer.status, answer.error["param"]) == (400, "tools")
+        assert "uniqueItems" in answer.error["message"]
+
+
 def test_tools_without_a_known_format_are_refused(server: Running, client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="--tool-call-parser"):
         ask(client)
