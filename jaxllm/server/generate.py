@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import functools
 import logging
 import secrets
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +15,7 @@ from jaxllm.messages import GenerateRequest
 from jaxllm.sampling.options import OPTIONS, SamplingParams, default_of
 from jaxllm.server.engine.streams import Stream
 from jaxllm.server.errors import ApiError, bad_request, server_error
+from jaxllm.server.openai.answer_parts import continued_marker, new_pipeline
 from jaxllm.server.openai.answer_structure import answer_structure
 from jaxllm.server.openai.bodies import ClientGone, unless_gone, until_gone
 from jaxllm.server.openai.chat_reply import ChatReply
@@ -29,13 +28,10 @@ from jaxllm.server.openai.requests import (
     COMPLETION_FIELDS,
     ChatRequest,
     CompletionRequest,
-    Conversation,
     Generation,
     parse_chat,
     parse_completion,
 )
-from jaxllm.server.parsing.parts import Part, Reasoning, Text
-from jaxllm.server.parsing.pipeline import Pipeline, pipeline
 from jaxllm.server.state import ServerState
 
 PROMPT_END = 32  # tokens of a prompt, which hold the marker that may end it
@@ -254,7 +250,7 @@ class Chat(Generate):
 
     def structure(self, request: ChatRequest, prompts: list[list[int]]) -> Structure | None:
         """See `answer_structure`."""
-        prompt = self._prompt_end(request.conversation, prompts[0])
+        prompt = self._prompt_end(request, prompts[0])
         return answer_structure(request, self._state.formats, prompt)
 
     async def tokenise(self, request: ChatRequest) -> list[list[int]]:
@@ -277,7 +273,9 @@ class Chat(Generate):
         spec = replace(
             super().reply_spec(request, prompts),
             role=role,
-            new_pipeline=self._new_pipeline(request, prompts[0]),
+            new_pipeline=new_pipeline(
+                request, self._state.formats, self._prompt_end(request, prompts[0])
+            ),
         )
         return (
             replace(spec, texts=[last["content"]])
@@ -285,40 +283,10 @@ class Chat(Generate):
             else spec
         )
 
-    def _new_pipeline(
-        self, request: ChatRequest, prompt: list[int]
-    ) -> Callable[[], Pipeline] | None:
-        """What makes the parser of one choice; None where nothing is told apart."""
-        formats, schemas = self._state.formats, request.tools.schemas
-        if formats.reasoning is None and (formats.tools is None or schemas is None):
-            return None
-        return functools.partial(
-            pipeline,
-            formats.reasoning,
-            formats.tools,
-            prompt=self._prompt_end(request.conversation, prompt),
-            schemas=schemas,
-            calls_before=request.conversation.calls,
-            keep=functools.partial(is_wanted, request),
-        )
-
-    def _prompt_end(self, conversation: Conversation, prompt: list[int]) -> str:
-        """What tells whether the answer begins within reasoning: the end of the prompt, or the last
-        marker in the message that is continued."""
-        reasoning = self._state.formats.reasoning
-        if reasoning is None or not conversation.continue_final_message:
-            return self._state.decode_prompt(prompt[-PROMPT_END:])
-        text = conversation.messages[-1]["content"]
-        found = {text.rfind(marker): marker for marker in (*reasoning.starts, *reasoning.ends)}
-        return found[max(found)] if max(found) >= 0 else reasoning.ends[0]
-
-
-def is_wanted(request: ChatRequest, part: Part) -> bool:
-    """Whether a reply has this part: reasoning if it is included, one call unless they may be
-    parallel."""
-    if isinstance(part, Reasoning):
-        return request.include_reasoning
-    return isinstance(part, Text) or part.index == 0 or request.tools.parallel
+    def _prompt_end(self, request: ChatRequest, prompt: list[int]) -> str:
+        """What tells whether the answer begins within a thought."""
+        found = continued_marker(request.conversation, self._state.formats)
+        return found or self._state.decode_prompt(prompt[-PROMPT_END:])
 
 
 def has_many_ids(prompt: Any) -> bool:

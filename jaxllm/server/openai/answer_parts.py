@@ -1,0 +1,48 @@
+"""How the text of a chat's answer is read: as reasoning, text and tool calls."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+from jaxllm.server.openai.requests import ChatRequest, Conversation
+from jaxllm.server.parsing.formats import Formats
+from jaxllm.server.parsing.parts import Part, Reasoning, Text
+from jaxllm.server.parsing.pipeline import Pipeline, pipeline
+
+
+def new_pipeline(
+    request: ChatRequest, formats: Formats, prompt: str
+) -> Callable[[], Pipeline] | None:
+    """What makes the parser of one choice; None where nothing is told apart. `prompt` is the end
+    of the rendered prompt."""
+    schemas = request.tools.schemas
+    if formats.reasoning is None and (formats.tools is None or schemas is None):
+        return None
+    return functools.partial(
+        pipeline,
+        formats.reasoning,
+        formats.tools,
+        prompt=prompt,
+        schemas=schemas,
+        calls_before=request.conversation.calls,
+        keep=functools.partial(is_wanted, request),
+    )
+
+
+def is_wanted(request: ChatRequest, part: Part) -> bool:
+    """Whether a reply has this part: reasoning if it is included, one call unless they may be
+    parallel."""
+    if isinstance(part, Reasoning):
+        return request.include_reasoning
+    return isinstance(part, Text) or part.index == 0 or request.tools.parallel
+
+
+def continued_marker(conversation: Conversation, formats: Formats) -> str | None:
+    """Where a message is continued, its last marker of reasoning: what a prompt would end with.
+    One without a marker is past its thought."""
+    if formats.reasoning is None or not conversation.continue_final_message:
+        return None
+    text, markers = conversation.messages[-1]["content"], formats.reasoning
+    found = {text.rfind(marker): marker for marker in (*markers.starts, *markers.ends)}
+    return found[max(found)] if max(found) >= 0 else markers.ends[0]

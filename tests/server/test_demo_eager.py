@@ -1,0 +1,137 @@
+"""The built-in model behind the real server, through openai-python, with programs compiled on first
+use: answers, streams, structured output, tools."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import jsonschema
+import openai
+import pytest
+
+from tests.demo.conversations import CALCULATOR, WEATHER
+from tests.server.demo_server import Demo, assert_idle
+from tests.server.test_demo import DIGITS, SUM
+
+TOOLS = {tool["function"]["name"]: tool["function"]["parameters"] for tool in (CALCULATOR, WEATHER)}
+
+
+@pytest.fixture(scope="module")
+def eager() -> Iterator[Demo]:
+    """A server that compiles what it needs, for the tests that run every time."""
+    demo = Demo("--enforce-eager", "--max-num-seqs", "1", "--max-model-len", "2048")
+    try:
+        yield demo
+        assert demo.stop() == 0
+        assert "Traceback" not in demo.log
+    finally:
+        demo.close()
+
+
+def test_a_server_answers_streams_and_forgets_a_client_that_leaves(eager: Demo) -> None:
+    with openai.OpenAI(base_url=f"{eager.url}/v1", api_key="none", max_retries=0) as client:
+        options: dict[str, Any] = {
+            "model": "demo",
+            "messages": DIGITS,
+            "temperature": 0,
+            "max_tokens": 64,
+        }
+        whole = client.chat.completions.create(**options).choices[0]
+        assert "72" in (whole.message.content or "")
+        assert whole.finish_reason == "stop"
+        streamed = [
+            c.choices[0]
+            for c in client.chat.completions.create(**options, stream=True)
+            if c.choices
+        ]
+        assert "".join(choice.delta.content or "" for choice in streamed) == whole.message.content
+        assert streamed[-1].finish_reason == "stop"
+
+        options |= {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "sum", "schema": SUM, "strict": True},
+            }
+        }
+        whole = client.chat.completions.create(**options).choices[0]
+        jsonschema.validate(json.loads(whole.message.content or ""), SUM)
+        assert whole.finish_reason == "stop"
+        streamed = [
+            c.choices[0]
+            for c in client.chat.completions.create(**options, stream=True)
+            if c.choices
+        ]
+        assert "".join(choice.delta.content or "" for choice in streamed) == whole.message.content
+
+        assert (
+            eager.metric("vllm:prefix_cache_queries_total")
+            > eager.metric("vllm:prefix_cache_hits_total")
+            > 0
+        )
+        leaving = client.completions.create(
+            model="demo",
+            prompt="abc",
+            temperature=0,
+            max_tokens=2000,
+            stream=True,
+            extra_body={"ignore_eos": True},
+        )
+        next(iter(leaving))
+        assert eager.metric("vllm:num_requests_running") == 1
+        before = eager.metric("vllm:generation_tokens_total")
+        leaving.close()
+        assert_idle(eager, client)
+        assert eager.metric("vllm:generation_tokens_total") - before < 1500, (
+            "it ran to its end instead"
+        )
+
+
+@pytest.mark.parametrize("thinks", [False, True])
+def test_an_agent_uses_a_calculator_whole_and_streamed(eager: Demo, thinks: bool) -> None:
+    question = {"role": "user", "content": "What is 47 * 83?"}
+    options: dict[str, Any] = {
+        "model": "demo",
+        "messages": [question],
+        "tools": [CALCULATOR],
+        "temperature": 0,
+        "reasoning_effort": "high" if thinks else "none",
+    }
+    with openai.OpenAI(base_url=f"{eager.url}/v1", api_key="none", max_retries=0) as client:
+        whole = client.chat.completions.create(**options).choices[0]
+        with client.chat.completions.stream(**options) as stream:
+            streamed = stream.get_final_completion().choices[0]
+        for choice in (whole, streamed):
+            assert choice.finish_reason == "tool_calls"
+            assert choice.message.content in (None, "")
+            (call,) = choice.message.tool_calls or ()
+            assert call.function.name == "calculator"
+            assert json.loads(call.function.arguments) == {"expression": "47 * 83"}
+            assert bool(getattr(choice.message, "reasoning", None)) is thinks
+        answer = whole.message.model_dump(exclude_none=True)
+        result = {"role": "tool", "tool_call_id": answer["tool_calls"][0]["id"], "content": "3901"}
+        options |= {"messages": [question, answer, result]}
+        assert "3901" in (
+            client.chat.completions.create(**options).choices[0].message.content or ""
+        )
+
+
+def test_a_call_that_is_demanded_is_made(eager: Demo) -> None:
+    options: dict[str, Any] = {
+        "model": "demo",
+        "messages": [{"role": "user", "content": "Hello!"}],
+        "tools": [CALCULATOR, WEATHER],
+        "temperature": 0,
+    }
+    with openai.OpenAI(base_url=f"{eager.url}/v1", api_key="none", max_retries=0) as client:
+        named = {"type": "function", "function": {"name": "get_weather"}}
+        for choice, names in (("required", TOOLS), (named, {"get_weather"}), ("auto", set())):
+            message = (
+                client.chat.completions.create(**options, tool_choice=choice).choices[0].message
+            )
+            calls = message.tool_calls or []
+            assert bool(calls) is bool(names)
+            for call in calls:
+                assert call.function.name in names
+                jsonschema.validate(json.loads(call.function.arguments), TOOLS[call.function.name])
