@@ -62,6 +62,23 @@ def check_prompt_logprobs(prompts: Sequence[int], top: int, choices: int) -> Non
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ThinkingBudget:
+    """How long an output may think.
+
+    Attributes:
+        tokens: of reasoning, after which `end` must come.
+        begun: whether the prompt has begun the reasoning; else an output may begin with `start`.
+        start: text of the marker that begins it.
+        end: text of the marker that ends it.
+    """
+
+    tokens: int
+    begun: bool
+    start: str
+    end: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateRequest:
     """A request to the engine.
 
@@ -78,6 +95,7 @@ class GenerateRequest:
     arrival: float = field(default_factory=time.time)
     grammar: str | None = None
     cache_salt: str | None = None
+    thinking: ThinkingBudget | None = None
 
 
 @dataclass(slots=True, kw_only=True)

@@ -118,7 +118,7 @@ class Engine:
     def validate(self, request: GenerateRequest) -> None:
         """Raises RequestError when the request can never run here."""
         self._validator.validate_request(request)
-        self._options.validate_options(request.params)
+        self._options.validate_options(request.params, request.thinking)
         self._grammars.validate_grammar(request)
         validate_search(request, self.resolved, self.scheduler.pools, self.eos_ids)
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import orjson
 
-from jaxllm.messages import GenerateRequest
+from jaxllm.messages import GenerateRequest, ThinkingBudget
 from jaxllm.sampling.options import OPTIONS, SamplingParams, default_of
 from jaxllm.server.engine.streams import Stream
 from jaxllm.server.errors import ApiError, bad_request, server_error
 from jaxllm.server.openai.answer_parts import continued_marker, new_pipeline
-from jaxllm.server.openai.answer_structure import answer_structure
+from jaxllm.server.openai.answer_structure import answer_structure, thinking_budget
 from jaxllm.server.openai.bodies import ClientGone, unless_gone, until_gone
 from jaxllm.server.openai.chat_reply import ChatReply
 from jaxllm.server.openai.completion_reply import CompletionReply
@@ -133,6 +133,7 @@ class Generate:
                 params=clamp(params, len(ids), self._state.resolved),
                 cache_salt=request.cache_salt,
                 grammar=grammar,
+                thinking=self.thinking_budget(request, ids),
             )
             for number, ids in enumerate(prompts)
         ]
@@ -160,6 +161,10 @@ class Generate:
         """What the output must be. Raises ApiError."""
         found: Structure | None = request.structure
         return found
+
+    def thinking_budget(self, request: Any, prompt: list[int]) -> ThinkingBudget | None:
+        """The limit of reasoning in the output."""
+        return None
 
     def sampling_params(self, request: Any) -> SamplingParams:
         """The options for the engine, not yet clamped to the context."""
@@ -252,6 +257,10 @@ class Chat(Generate):
         """See `answer_structure`."""
         prompt = self._prompt_end(request, prompts[0])
         return answer_structure(request, self._state.formats, prompt)
+
+    def thinking_budget(self, request: ChatRequest, prompt: list[int]) -> ThinkingBudget | None:
+        """See `answer_structure.thinking_budget`."""
+        return thinking_budget(request, self._state.formats, self._prompt_end(request, prompt))
 
     async def tokenise(self, request: ChatRequest) -> list[list[int]]:
         """The rendered conversation."""

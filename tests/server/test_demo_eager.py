@@ -135,3 +135,22 @@ def test_a_call_that_is_demanded_is_made(eager: Demo) -> None:
             for call in calls:
                 assert call.function.name in names
                 jsonschema.validate(json.loads(call.function.arguments), TOOLS[call.function.name])
+
+
+@pytest.mark.parametrize("tools", [{}, {"tools": [WEATHER], "tool_choice": "required"}], ids=str)
+def test_thought_ends_at_its_budget(eager: Demo, tools: dict[str, Any]) -> None:
+    with openai.OpenAI(base_url=f"{eager.url}/v1", api_key="none", max_retries=0) as client:
+        reply = client.chat.completions.create(
+            model="demo",
+            messages=[{"role": "user", "content": "What is 47 * 83?"}],
+            temperature=0,
+            max_tokens=100,
+            extra_body={"thinking_token_budget": 8, "reasoning_effort": "high"},
+            **tools,
+        )
+    choice = reply.choices[0]
+    assert reply.usage is not None and reply.usage.completion_tokens_details is not None
+    assert reply.usage.completion_tokens_details.reasoning_tokens == 9  # with the end marker
+    assert choice.message.reasoning  # type: ignore[attr-defined]
+    assert choice.finish_reason == ("tool_calls" if tools else "stop")
+    assert choice.message.tool_calls if tools else choice.message.content

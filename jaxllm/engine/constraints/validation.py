@@ -10,16 +10,18 @@ import msgspec
 import numpy as np
 
 from jaxllm.config import Resolved
+from jaxllm.engine.constraints.thinking_limit import ThinkingLimit
 from jaxllm.engine.scheduling.request import LogitsOptions
 from jaxllm.messages import (
     GenerateRequest,
     RequestError,
+    ThinkingBudget,
     check_logprobs,
     check_prompt_logprobs,
     check_salt,
 )
 from jaxllm.sampling.bits import everything, packed, remove
-from jaxllm.sampling.constraint import BadWords
+from jaxllm.sampling.constraint import BadWords, Constraint
 from jaxllm.sampling.options import PROCESS_COLUMNS, SamplingParams, is_set
 from jaxllm.sampling.processor_arguments import Processor, length_of
 from jaxllm.tokenizer import Tokenizer
@@ -144,11 +146,23 @@ class LogitsOptionsReader:
         # Of the last `validate_options`
         self._last: tuple[SamplingParams, _Reading | None] | None = None
 
-    def validate_options(self, params: SamplingParams) -> None:
+    def validate_options(
+        self, params: SamplingParams, thinking: ThinkingBudget | None = None
+    ) -> None:
         """Raises RequestError when the options cannot be honoured."""
         self._last = params, self._reading(params)
+        if thinking is None:
+            return
+        if params.use_beam_search:
+            raise RequestError(
+                "thinking_token_budget cannot be used in a beam search; leave it out",
+                "thinking_token_budget",
+            )
+        self._end_ids(thinking)
 
-    def read_options(self, params: SamplingParams) -> LogitsOptions | None:
+    def read_options(
+        self, params: SamplingParams, thinking: ThinkingBudget | None = None
+    ) -> LogitsOptions | None:
         """The options of one choice, None where none is set; its constraints are its own.
 
         Params that were just validated are not read again. Raises RequestError as
@@ -157,11 +171,39 @@ class LogitsOptionsReader:
         if self._last is None or self._last[0] is not params:
             self.validate_options(params)
         assert self._last is not None
-        if self._last[1] is None:
+        if self._last[1] is None and thinking is None:
             return None
-        allowed_W, words = self._last[1]
+        allowed_W, words = self._last[1] or (self._everything, [])
         functions = [function for function in params.logits_processors or () if callable(function)]
-        return LogitsOptions(allowed_W, (BadWords(words),) if words else (), functions)
+        constraints: list[Constraint] = [BadWords(words)] if words else []
+        if thinking is not None:
+            constraints.append(self._thinking_limit(thinking))
+        return LogitsOptions(allowed_W, constraints, functions)
+
+    def _thinking_limit(self, thinking: ThinkingBudget) -> ThinkingLimit:
+        assert self._tokenizer is not None, "refused by validate_options"
+        return ThinkingLimit(
+            thinking.tokens,
+            thinking.begun,
+            thinking.start,
+            thinking.end,
+            self._end_ids(thinking),
+            functools.partial(self._tokenizer.decode, skip_special_tokens=False),
+        )
+
+    def _end_ids(self, thinking: ThinkingBudget) -> list[int]:
+        """The tokens of the marker that ends reasoning. Raises RequestError."""
+        ids = (
+            []
+            if self._tokenizer is None
+            else self._tokenizer.encode(thinking.end, add_special_tokens=False)
+        )
+        if not ids or max(ids) >= self._vocab_size:
+            raise RequestError(
+                f"the model has no tokens for {thinking.end[:40]!r}, which ends its reasoning",
+                "thinking_token_budget",
+            )
+        return ids
 
     def _reading(self, params: SamplingParams) -> _Reading | None:
         """The bits of tokens that are always allowed, and the bad words of several tokens."""

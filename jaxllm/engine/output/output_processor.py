@@ -120,7 +120,7 @@ class RequestFactory:
                 cache_salt=request.cache_salt,
                 needs=needs(params),
                 top=params.logprobs or 0,
-                logits_options=self._options.read_options(params),
+                logits_options=self._options.read_options(params, request.thinking),
                 score_end=len(prompt) - 1 if scores else 0,
                 stops=frozenset(params.stop_token_ids or ()) | eos_ids,
                 sharing=sharing,

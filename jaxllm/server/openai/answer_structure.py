@@ -15,6 +15,7 @@ from jaxllm.grammar.pieces import (
     Repeated,
 )
 from jaxllm.grammar.structure import StructureError
+from jaxllm.messages import ThinkingBudget
 from jaxllm.server.errors import bad_request, sanitize
 from jaxllm.server.openai.fields import Structure
 from jaxllm.server.openai.requests import ChatRequest
@@ -73,6 +74,19 @@ def _structured_text(
             )
         text = (Either(((Literal(marker), *behind), text)),)
     return Structure(structure.field, Composition(structure.params.kind, thought + text))
+
+
+def thinking_budget(request: ChatRequest, formats: Formats, prompt: str) -> ThinkingBudget | None:
+    """The limit of the answer's thought; None where there is none, or nothing is left to think."""
+    markers = formats.reasoning
+    if request.thinking_budget is None or markers is None or prompt.rstrip().endswith(markers.ends):
+        return None
+    return ThinkingBudget(
+        tokens=request.thinking_budget,
+        begun=markers(prompt).thinking,
+        start=markers.starts[0],
+        end=markers.ends[0],
+    )
 
 
 def thought_pieces(reasoning: type[ReasoningParser], prompt: str) -> Pieces:

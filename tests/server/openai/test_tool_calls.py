@@ -9,6 +9,7 @@ from typing import Any
 import openai
 import pytest
 
+from jaxllm.messages import ThinkingBudget
 from jaxllm.server.parsing.formats import Formats, find_formats
 from tests.server.harness import Running
 from tests.server.parsing.samples import SAMPLES, TOOLS
@@ -252,6 +253,21 @@ def test_arguments_that_no_grammar_can_hold_are_refused(server: Running) -> None
         answer = server.post(CHAT, body)
         assert (answer.status, answer.error["param"]) == (400, "tools")
         assert "uniqueItems" in answer.error["message"]
+
+
+@pytest.mark.parametrize(
+    ("reasoning", "begun"), [("qwen3", False), ("deepseek_r1", True), ("none", None)]
+)
+def test_a_budget_of_thought_reaches_the_engine(
+    server: Running, client: openai.OpenAI, reasoning: str, begun: bool | None
+) -> None:
+    script(server, CALL)
+    server.server_state.formats = find_formats(reasoning, "hermes", None)
+    ask(client, extra_body={"thinking_token_budget": 7})
+    limit = ThinkingBudget(tokens=7, begun=bool(begun), start="<think>", end="</think>")
+    assert server.control.added[-1].thinking == (None if begun is None else limit)
+    ask(client)
+    assert server.control.added[-1].thinking is None
 
 
 def test_tools_without_a_known_format_are_refused(server: Running, client: openai.OpenAI) -> None:
