@@ -20,7 +20,7 @@ class Render(Generate):
     parsing, checks and tokens are the endpoint's."""
 
     async def _run(self, request: Any, gone: asyncio.Future[None], send: Any) -> None:
-        requests, _ = await unless_gone(gone, self._prepare(secrets.token_hex(16), request))
+        requests, *_ = await unless_gone(gone, self._prepare(secrets.token_hex(16), request))
         bodies = [self.rendered(request, one) for one in requests]
         await send_json(orjson.dumps(self.shape(bodies)), send)
 
