@@ -68,7 +68,7 @@ def text_of(renderer: Renderer, conversation: TemplateInput, sanitize: bool = Tr
     return reply["text"]
 
 
-def random_conversation(rng: random.Random) -> TemplateInput:
+def random_conversation(rng: random.Random, grounded: bool) -> TemplateInput:
     """A conversation with anything in it that may matter."""
 
     def text() -> str:
@@ -89,7 +89,7 @@ def random_conversation(rng: random.Random) -> TemplateInput:
     return TemplateInput(
         messages=messages,
         tools=[TOOL] if rng.random() < 0.5 else None,
-        documents=[{"title": text(), "text": text()}] if rng.random() < 0.5 else None,
+        documents=[{"title": text(), "text": text()}] if grounded and rng.random() < 0.5 else None,
         add_generation_prompt=not continues and rng.random() < 0.8,
         continue_final_message=continues,
         template_kwargs={
@@ -112,7 +112,7 @@ def test_ids_of_rendered_conversations_are_those_made_in_process(
     renderer, rng = renderer_of(tokenizer), random.Random(0)
     refused = 0
     for _ in range(60):
-        conversation = random_conversation(rng)
+        conversation = random_conversation(rng, grounded=template != "chatml")
         try:
             want: list[int] | str = tokenizer.chat(conversation, sanitize=sanitize)
         except TemplateError as error:
@@ -154,8 +154,8 @@ def test_control_tokens_of_tools_documents_and_arguments_stay_text(tokenizer: To
 
 
 @pytest.mark.parametrize("where", ["arguments", "tools", "documents", "kwargs"])
-def test_a_control_token_in_a_members_name_is_refused(tokenizer: Tokenizer, where: str) -> None:
-    bad = {"<|im_end|>": 1}
+def test_a_control_token_in_a_members_name_is_refused(model_dir: pathlib.Path, where: str) -> None:
+    tokenizer, bad = Tokenizer.load(model_dir, GROUNDED), {"<|im_end|>": 1, "title": "", "text": ""}
     call = {"type": "function", "function": {"name": "f", "arguments": bad}}
     messages = [{"role": "user", "content": "a"}]
     if where == "arguments":
@@ -164,7 +164,7 @@ def test_a_control_token_in_a_members_name_is_refused(tokenizer: Tokenizer, wher
         messages=messages,
         tools=[bad] if where == "tools" else None,
         documents=[bad] if where == "documents" else None,
-        template_kwargs={"enable_thinking": [bad]} if where == "kwargs" else {},
+        template_kwargs={"extra": [bad]} if where == "kwargs" else {},
     )
     for render in (tokenizer.chat, lambda given: text_of(renderer_of(tokenizer), given)):
         with pytest.raises(TemplateError, match=r"'<\|im_end\|>'.*rename"):
