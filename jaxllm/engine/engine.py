@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import wait
 from functools import partial
 
-from jaxllm.background_thread import BackgroundThread
+from jaxllm.background.thread import BackgroundThread
 from jaxllm.config import EngineConfig
 from jaxllm.engine.constraints.token_masks import NO_TOKEN, token_bitmask
 from jaxllm.engine.constraints.validation import LogitsOptionsReader, RequestValidator

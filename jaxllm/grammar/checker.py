@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 from tokenizers import Tokenizer
 
+from jaxllm.background.process import JobLate, JobLost, JobProcess, python_command
 from jaxllm.grammar.limits import BUDGETS
 from jaxllm.grammar.pieces import Structured
 from jaxllm.grammar.structure import CompilerLost, StructuredOutputsParams, StructureError
-from jaxllm.job_process import JobLate, JobLost, JobProcess, python_command
 
 COMMAND = python_command("jaxllm.grammar.compiler")
 TOO_MUCH = "it takes too much time or memory to compile; make it simpler"

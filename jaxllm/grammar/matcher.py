@@ -14,7 +14,7 @@ import numpy as np
 from llguidance import LLExecutor, LLMatcher, LLTokenizer
 from tokenizers import Tokenizer
 
-from jaxllm.background_thread import BackgroundThread
+from jaxllm.background.thread import BackgroundThread
 from jaxllm.grammar.limits import parser_limits
 
 # Matchers kept for the next request with their grammar; the parser states that they have found make

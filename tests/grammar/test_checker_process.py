@@ -13,10 +13,10 @@ from typing import Any
 import psutil
 import pytest
 
-from jaxllm import job_process as module
+from jaxllm.background import process as module
+from jaxllm.background.process import JobProcess
 from jaxllm.grammar.checker import Checker
 from jaxllm.grammar.structure import CompilerLost, StructuredOutputsParams, StructureError
-from jaxllm.job_process import JobProcess
 from tests.grammar.test_checker import SPECIALS, bomb, why
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from jaxllm.job_process import JobLate, JobLost, JobProcess, python_command
+from jaxllm.background.process import JobLate, JobLost, JobProcess, python_command
 from jaxllm.server.errors import ApiError, bad_request, overloaded, sanitize, shutting_down
 from jaxllm.server.rendering.limits import BUDGETS, MAX_WAITING, MEMORY_BYTES
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from jaxllm.background.process import JobProcess
 from jaxllm.grammar.checker import Checker, Job
 from jaxllm.grammar.structure import CompilerLost
-from jaxllm.job_process import JobProcess
 from jaxllm.tokenizer import Tokenizer
 from tests.server.harness import Running
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from jaxllm.background_thread import BackgroundThread
+from jaxllm.background.thread import BackgroundThread
 
 
 @pytest.fixture

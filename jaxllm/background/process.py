@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 import orjson
 
-ROOT = str(Path(__file__).parents[1])
+ROOT = str(Path(__file__).parents[2])
 MAX_REPLY = 16 << 20  # bytes
 
 
