@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from jaxllm.server.openai.chat import MAX_ARGUMENT_PARTS
 from tests.server.harness import Running
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -52,6 +54,38 @@ def test_tokenize_refuses_what_chat_refuses(
         assert (answer.status, answer.error["param"]) == (400, param)
     neutral = {"tools": [], "tool_choice": "none", "documents": [], "add_special_tokens": False}
     assert server.post("/tokenize", {"messages": USER, **neutral}).status == 200
+
+
+def called(arguments: Any) -> list[dict[str, Any]]:
+    """A conversation with one earlier call."""
+    function = {"name": "f", "arguments": arguments}
+    call = {"id": "a", "type": "function", "function": function}
+    return [*USER, {"role": "assistant", "content": None, "tool_calls": [call]}]
+
+
+@pytest.mark.parametrize("as_text", [True, False])
+def test_arguments_that_nest_too_deeply_to_be_rendered_are_refused(
+    server: Running, as_text: bool
+) -> None:
+    arguments: Any = 1
+    for _ in range(300):
+        arguments = {"a": arguments}
+    body = {"model": "fake", "messages": called(json.dumps(arguments) if as_text else arguments)}
+    for path in (CHAT, "/tokenize"):
+        answer = server.post(path, body)
+        assert (answer.status, answer.error["param"]) == (400, "messages")
+        assert "nest it less deeply" in answer.error["message"]
+
+
+def test_texts_of_arguments_that_take_long_to_parse_are_refused(server: Running) -> None:
+    most = MAX_ARGUMENT_PARTS - 2  # brackets that are not the list's items'
+    answer = server.post(
+        CHAT, {"model": "fake", "messages": called(f'{{"a":[{"1," * (most + 1)}1]}}')}
+    )
+    assert (answer.status, answer.error["param"]) == (400, "messages")
+    assert f"{MAX_ARGUMENT_PARTS + 1} parts, the limit is" in answer.error["message"]
+    taken = server.post(CHAT, {"model": "fake", "messages": called(f'{{"a":[{"1," * most}1]}}')})
+    assert taken.error["code"] == "context_length_exceeded"
 
 
 @pytest.mark.parametrize(

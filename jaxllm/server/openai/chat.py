@@ -15,6 +15,7 @@ MAX_KWARGS = 64
 MAX_KWARG_CHARS = 64 << 10  # of all together
 MAX_DOCUMENTS = 1024
 MAX_TOOL_CALLS = 128
+MAX_ARGUMENT_PARTS = 1 << 18  # commas and brackets of all calls' arguments: < 0.1 s of parsing
 ROLES = {
     "system": "system",
     "developer": "system",
@@ -82,6 +83,7 @@ def read_messages(value: Any, max_chars: int) -> list[dict[str, Any]]:
             "messages",
             "context_length_exceeded",
         )
+    _parse_arguments([call["function"] for one in messages for call in one.get("tool_calls", ())])
     return messages
 
 
@@ -140,7 +142,7 @@ def _read_content(content: Any, at: str, required: bool) -> str:
 
 
 def _read_tool_calls(message: dict[str, Any], at: str) -> list[dict[str, Any]]:
-    """The assistant's earlier calls, with arguments as objects for the template."""
+    """The assistant's earlier calls; arguments that are text are not yet parsed."""
     calls = message.get("tool_calls")
     if calls is None:
         return []
@@ -155,9 +157,7 @@ def _read_tool_calls(message: dict[str, Any], at: str) -> list[dict[str, Any]]:
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise bad_request(f"{where} must be an object with function.name", where)
         arguments = function.get("arguments")
-        if isinstance(arguments, str):
-            arguments = _parsed(arguments)
-        elif not isinstance(arguments, dict):
+        if not isinstance(arguments, (str, dict)):
             raise bad_request(f"{where}.function.arguments must be a JSON object", where)
         clean.append(
             {
@@ -167,6 +167,22 @@ def _read_tool_calls(message: dict[str, Any], at: str) -> list[dict[str, Any]]:
             }
         )
     return clean
+
+
+def _parse_arguments(functions: list[dict[str, Any]]) -> None:
+    """Texts of arguments become objects for the template. Raises ApiError(400) when that would take
+    long: the body's own limits do not see inside of texts."""
+    texts = [one["arguments"] for one in functions if isinstance(one["arguments"], str)]
+    parts = sum(text.count(mark) for text in texts for mark in ",[{")
+    if parts > MAX_ARGUMENT_PARTS:
+        raise bad_request(
+            f"arguments of tool_calls have {parts} parts, the limit is {MAX_ARGUMENT_PARTS}; "
+            "send fewer or shorter calls",
+            "messages",
+        )
+    for one in functions:
+        if isinstance(one["arguments"], str):
+            one["arguments"] = _parsed(one["arguments"])
 
 
 def _parsed(arguments: str) -> dict[str, Any] | str:

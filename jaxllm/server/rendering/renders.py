@@ -32,8 +32,12 @@ class RenderProcess(JobProcess):
     def reply_to(self, job: dict[str, Any]) -> dict[str, Any]:
         """The reply to a job, see `worker`. Raises JobLost, always after `end_process`."""
         try:
+            line = orjson.dumps(job) + b"\n"
+        except orjson.JSONEncodeError as error:
+            return {"error": f"the conversation cannot be rendered: {error}; nest it less deeply"}
+        try:
             with self._lock:
-                return self._run(orjson.dumps(job) + b"\n", closings=0)
+                return self._run(line, closings=0)
         except JobLate:
             return {"spent": True}
 
