@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import groupby
 from typing import Any
 
 from jaxllm.server.errors import bad_request, describe
@@ -18,12 +19,11 @@ type Message = dict[str, Any]
 def read_conversation(body: dict[str, Any]) -> list[Message]:
     """`system` and `messages` in the form of an OpenAI chat. Neighbours of one role are one
     message, as the protocol has it. Raises ApiError(400)."""
+    messages = (*_read_system(body.get("system")), *_read_messages(body.get("messages")))
     found: list[Message] = []
-    for message in (*_read_system(body.get("system")), *_read_messages(body.get("messages"))):
-        if found and found[-1]["role"] == message["role"] != "tool":
-            _join(found[-1], message)
-        else:
-            found.append(message)
+    for role, group in groupby(messages, lambda message: message["role"]):
+        neighbours = list(group)
+        found += neighbours if role == "tool" else [_joined(role, neighbours)]
     return found
 
 
@@ -53,14 +53,15 @@ def _read_messages(value: Any) -> Iterator[Message]:
         yield from READERS[role](message.get("content"), f"{at}.content", names)
 
 
-def _join(message: Message, more: Message) -> None:
-    """Add a message to the one before it."""
+def _joined(role: str, neighbours: list[Message]) -> Message:
+    """One message in place of several."""
+    joined: Message = {"role": role, "content": ""}
     for name in ("content", "reasoning_content"):
-        texts = [text for one in (message, more) if (text := one.get(name))]
+        texts = [text for one in neighbours if (text := one.get(name))]
         if texts:
-            message[name] = "\n".join(texts)
-    if "tool_calls" in more:
-        message["tool_calls"] = [*message.get("tool_calls", ()), *more["tool_calls"]]
+            joined[name] = "\n".join(texts)
+    calls = [call for one in neighbours for call in one.get("tool_calls", ())]
+    return joined | ({"tool_calls": calls} if calls else {})
 
 
 def _system(content: Any, at: str, names: dict[str, str]) -> Iterator[Message]:

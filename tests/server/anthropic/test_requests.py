@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
+import orjson
 import pytest
 
 from jaxllm.server.anthropic.messages import read_conversation
 from jaxllm.server.anthropic.requests import MESSAGES_FIELDS, parse_messages
-from jaxllm.server.anthropic.salvage import read_arguments
+from jaxllm.server.anthropic.salvage import MAX_DEPTH, read_arguments
 from jaxllm.server.errors import ApiError
 from jaxllm.server.openai.limits import Rules
 from jaxllm.server.openai.requests import ChatRequest
@@ -92,6 +94,13 @@ def test_neighbours_of_one_role_are_one_message() -> None:
     assert [message["role"] for message in found] == ["user", "assistant", "tool"]
     assert found[0]["content"] == "a\nb"
     assert found[1]["content"] == "c" and len(found[1]["tool_calls"]) == 1
+
+
+def test_neighbours_are_joined_in_linear_time() -> None:
+    began = time.process_time()
+    (message,) = read_conversation({"messages": [{"role": "user", "content": "x" * 1000}] * 8000})
+    assert len(message["content"]) == 8000 * 1001 - 1
+    assert time.process_time() - began < 2  # joined one by one: 25 s
 
 
 def test_a_line_of_accounting_is_left_out_of_the_prompt() -> None:
@@ -258,3 +267,12 @@ def test_what_cannot_be_served_is_refused_by_name(more: dict[str, Any], named: s
 )
 def test_arguments_cut_short_keep_their_whole_members(given: str, found: dict[str, Any]) -> None:
     assert read_arguments(given) == found
+
+
+def test_arguments_that_nest_deeply_take_linear_time_and_fit_into_a_reply() -> None:
+    whole = '{"a":' * MAX_DEPTH + "1" + "}" * MAX_DEPTH
+    assert orjson.dumps({"content": [{"input": read_arguments(whole)}]}).count(b"a") == MAX_DEPTH
+    assert read_arguments(f'{{"a": {whole}}}') == {}
+    began = time.process_time()
+    assert read_arguments('{"a":' * 40_000 + '"x') == {}
+    assert time.process_time() - began < 2  # with the closers of each mark: 12 s
