@@ -22,7 +22,9 @@ class Render(Generate):
     async def _run(self, request: Any, gone: asyncio.Future[None], send: Any) -> None:
         requests, *_ = await unless_gone(gone, self._prepare(secrets.token_hex(16), request))
         bodies = [self.rendered(request, one) for one in requests]
-        await send_json(orjson.dumps(self.shape(bodies)), send)
+        # Biases are by token id
+        body = orjson.dumps(self.shape(bodies), option=orjson.OPT_NON_STR_KEYS)
+        await send_json(body, send)
 
     def rendered(self, request: Any, one: GenerateRequest) -> dict[str, Any]:
         """One prompt, with the options that differ from their defaults."""

@@ -55,6 +55,12 @@ def test_a_rendered_chat_has_the_prompt_that_runs(server: Running, body: dict[st
     assert rendered["model"] == "fake"
 
 
+def test_biases_are_told_by_token_id(server: Running) -> None:
+    body = {"model": "fake", "prompt": "hello", "logit_bias": {"5": 1}}
+    (rendered,) = server.post("/v1/completions/render", body).json()
+    assert rendered["sampling_params"]["logit_bias"] == {"5": 1}
+
+
 def test_options_that_differ_from_their_defaults_are_told(server: Running) -> None:
     body = {"model": "fake", "prompt": "hello", "temperature": 0.5, "max_tokens": 3}
     (rendered,) = server.post("/v1/completions/render", body).json()

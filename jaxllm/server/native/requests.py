@@ -131,13 +131,13 @@ def _options(sampling: dict[str, Any]) -> dict[str, Any]:
         if value is None:
             continue
         if name in STRUCTURES:
-            structure[STRUCTURES[name]] = _schema(value) if name == "json_schema" else value
+            structure[STRUCTURES[name]] = _schema(name, value) if name == "json_schema" else value
         elif name in OPTIONS and name not in NOT_ON_THE_WIRE:
             found[name] = value
         elif name in NAMES:
             found[NAMES[name]] = whole(value)
         elif name == "structural_tag":
-            structure[name] = _schema(value)
+            structure[name] = _schema(name, value)
         else:
             raise bad_request(
                 f"sampling_params.{name[:64]} is not supported; leave it out",
@@ -147,7 +147,7 @@ def _options(sampling: dict[str, Any]) -> dict[str, Any]:
     return found | ({"structured_outputs": structure} if structure else {})
 
 
-def _schema(value: Any) -> Any:
+def _schema(name: str, value: Any) -> Any:
     """A schema, which SGLang takes as JSON text."""
     if not isinstance(value, str):
         return value
@@ -155,6 +155,6 @@ def _schema(value: Any) -> Any:
         return orjson.loads(value)
     except orjson.JSONDecodeError:
         raise bad_request(
-            f"sampling_params.json_schema must be JSON, got {describe(value)}",
-            "sampling_params.json_schema",
+            f"sampling_params.{name} must be JSON, got {describe(value)}",
+            f"sampling_params.{name}",
         ) from None

@@ -3,6 +3,7 @@ one), and null is the same as absent."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -259,7 +260,8 @@ def read_sampling(
         return SamplingParams(**values)
     except OptionError as error:
         field = names.get(error.param, error.param)
-        raise bad_request(str(error).replace(error.param, field), field) from None
+        text = re.sub(rf"\b{error.param}\b", field, str(error))
+        raise bad_request(text, field) from None
 
 
 def read_stream(body: dict[str, Any]) -> tuple[bool, bool, bool]:

@@ -116,8 +116,14 @@ def test_sglangs_schema_is_json_text(server: Running) -> None:
         body = {"text": "abc", "sampling_params": {"json_schema": value, "max_new_tokens": 1}}
         assert server.post("/generate", body).status == 200
         assert server.control.added[-1].grammar
-    wrong = server.post("/generate", {"text": "abc", "sampling_params": {"json_schema": "{"}})
-    assert wrong.error["param"] == "sampling_params.json_schema"
+    for name in ("json_schema", "structural_tag"):
+        wrong = server.post("/generate", {"text": "abc", "sampling_params": {name: "{"}})
+        assert wrong.error["param"] == f"sampling_params.{name}"
+
+
+def test_an_error_names_the_option_once(server: Running) -> None:
+    wrong = server.post("/generate", {"text": "abc", "sampling_params": {"n": 1000}})
+    assert wrong.error["message"] == "sampling_params.n must be in [1, 128], got 1000"
 
 
 @pytest.mark.parametrize(
