@@ -50,6 +50,7 @@ class Create(Chat):
 
     def parse(self, body: dict[str, Any]) -> ResponsesRequest:
         """See `requests.parse_response`."""
+        check_depth(body)
         items = read_input(body.get("input"))
         items = [self._resolved(item, f"input[{at}]") for at, item in enumerate(items)]
         compacts = self.compacts or (bool(items) and items[-1]["type"] == "compaction_trigger")
@@ -184,6 +185,15 @@ class Create(Chat):
                 f"the response {id} is still being made; wait until it ends", "previous_response_id"
             )
         return Context(found.turn, [orjson.loads(item) for _, item in found.turn.history()])
+
+
+def check_depth(body: dict[str, Any]) -> None:
+    """Raises ApiError(400) on a body that cannot be written as JSON again: responses and stored
+    items repeat parts of it."""
+    try:
+        orjson.dumps([[[[body]]]])  # a response within an event, in a list
+    except orjson.JSONEncodeError:
+        raise bad_request("the body nests too deeply; nest it less deeply") from None
 
 
 def with_messages(request: ResponsesRequest, messages: list[dict[str, Any]]) -> ResponsesRequest:

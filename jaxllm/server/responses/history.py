@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
+from itertools import groupby
 from typing import Any
 
 import orjson
@@ -92,9 +93,12 @@ def simplified(messages: list[Message]) -> list[Message]:
     found: list[Message] = []
     if instructions:
         found.append({"role": "system", "content": "\n\n".join(instructions)})
-    for one in messages:
-        if one["role"] == "user" and found and found[-1]["role"] == "user":
-            found[-1] = found[-1] | {"content": f"{found[-1]['content']}\n\n{one['content']}"}
-        elif one["role"] != "system":
-            found.append(one)
+    others = (one for one in messages if one["role"] != "system")
+    for role, neighbours in groupby(others, lambda one: one["role"]):
+        if role == "user":
+            first, *more = neighbours
+            texts = [first["content"], *(one["content"] for one in more)]
+            found.append(first | {"content": "\n\n".join(texts)})
+        else:
+            found += neighbours
     return found

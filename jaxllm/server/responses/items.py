@@ -70,15 +70,20 @@ class Chat:
     """The messages that items make, in the form of /v1/chat/completions.
 
     Attributes:
-        messages: so far.
         tools: tools that items add to the request's.
     """
 
     def __init__(self, instructions: str | None, tools: Tools):
-        self.messages: list[dict[str, Any]] = []
+        self._instructions = [instructions] if instructions else []  # that lead
+        self._messages: list[dict[str, Any]] = []  # after them
         self.tools = tools
-        if instructions:
-            self.messages.append({"role": "system", "content": instructions})
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """The messages so far."""
+        if not self._instructions:
+            return self._messages
+        return [{"role": "system", "content": "\n\n".join(self._instructions)}, *self._messages]
 
     def add(self, item: Item, at: str) -> None:
         """One more item; `at` is its place in the body, for errors. Raises ApiError(400)."""
@@ -86,7 +91,7 @@ class Chat:
 
     def summarise(self) -> None:
         """Ask for a summary in place of an answer."""
-        self.messages.append({"role": "user", "content": SUMMARISE})
+        self._messages.append({"role": "user", "content": SUMMARISE})
         self.tools.functions, self.tools.places = [], []
 
     def _message(self, item: Item, at: str) -> None:
@@ -98,11 +103,10 @@ class Chat:
         text = read_text(item.get("content"), f"{at}.content")
         if role == "assistant":
             self._assistant("content")["content"] = text
-        elif role == "user" or any(one["role"] != "system" for one in self.messages):
-            self.messages.append({"role": "user" if role == "user" else "system", "content": text})
+        elif role == "user" or self._messages:
+            self._messages.append({"role": "user" if role == "user" else "system", "content": text})
         else:
-            before = [one["content"] for one in self.messages]
-            self.messages = [{"role": "system", "content": "\n\n".join([*before, text])}]
+            self._instructions.append(text)
 
     def _reasoning(self, item: Item, at: str) -> None:
         """Its content, what was sealed, or its summary. Reasoning that only another server can
@@ -140,7 +144,7 @@ class Chat:
     def _output(self, item: Item, at: str) -> None:
         text = read_text(item.get("output"), f"{at}.output")
         message = {"role": "tool", "tool_call_id": _call_id(item, at), "content": text}
-        self.messages.append(message)
+        self._messages.append(message)
 
     def _compaction(self, item: Item, at: str) -> None:
         sealed = item.get("encrypted_content")
@@ -151,7 +155,7 @@ class Chat:
                 f"{at}.encrypted_content",
                 "invalid_encrypted_content",
             )
-        self.messages.append({"role": "user", "content": SUMMARY + text})
+        self._messages.append({"role": "user", "content": SUMMARY + text})
 
     def _additional_tools(self, item: Item, at: str) -> None:
         self.tools.add(item.get("tools"), f"{at}.tools")
@@ -165,12 +169,12 @@ class Chat:
     def _assistant(self, field: str) -> dict[str, Any]:
         """The assistant's message that takes this field: the last one, unless it already has the
         field, or what follows it in an answer."""
-        last = self.messages[-1] if self.messages else {"role": ""}
+        last = self._messages[-1] if self._messages else {"role": ""}
         later = {"reasoning_content": ("reasoning_content", "content", "tool_calls")}
         taken = later.get(field, ("content", "tool_calls") if field == "content" else ())
         if last["role"] != "assistant" or any(last.get(name) for name in taken):
             last = {"role": "assistant", "content": None}
-            self.messages.append(last)
+            self._messages.append(last)
         return last
 
 

@@ -45,6 +45,7 @@ class Tools:
         functions: in the form of chats.
         places: of the functions in the body.
         origins: by the names in `functions`.
+        declared: all functions by their names, also those that a choice leaves out.
         shown: as the request gave them, without hosted tools.
         hosted: types of the hosted tools, which are left out.
     """
@@ -52,6 +53,7 @@ class Tools:
     functions: list[dict[str, Any]] = field(default_factory=list)
     places: list[str] = field(default_factory=list)
     origins: dict[str, Origin] = field(default_factory=dict)
+    declared: dict[str, dict[str, Any]] = field(default_factory=dict)
     shown: list[dict[str, Any]] = field(default_factory=list)
     hosted: list[str] = field(default_factory=list)
 
@@ -78,7 +80,7 @@ class Tools:
             self._add_namespace(tool, at)
         elif kind in ("function", "custom"):
             self._declare(tool, at, None)
-        elif isinstance(kind, str) and kind in HOSTED:
+        elif is_hosted(kind):
             self.hosted.append(kind)
             return
         else:
@@ -111,11 +113,11 @@ class Tools:
         else:
             function |= {key: tool[key] for key in ("parameters", "strict") if tool.get(key)}
         declared = {"type": "function", "function": function}
-        if declared in self.functions and self.origins[name] == origin:
-            return  # agents repeat themselves
         if name in self.origins:
+            if self.origins[name] == origin and self.declared[name] == declared:
+                return  # agents repeat themselves
             raise bad_request(f"{at} is another tool of the name {describe(name)}", at)
-        self.origins[name] = origin
+        self.origins[name], self.declared[name] = origin, declared
         self.functions.append(declared)
         self.places.append(at)
 
@@ -129,7 +131,7 @@ class Tools:
             return self._allow(value)
         if kind in ("function", "custom"):
             return {"type": "function", "function": {"name": self._find(value, "tool_choice")}}
-        if isinstance(kind, str) and kind in HOSTED:
+        if is_hosted(kind):
             raise not_hosted(kind, "tool_choice")
         raise bad_request(
             "tool_choice must be none, auto, required, or an object of type function, custom or "
@@ -149,7 +151,7 @@ class Tools:
         allowed = {
             self._find(tool, f"tool_choice.tools[{number}]")
             for number, tool in enumerate(listed)
-            if not isinstance(tool, dict) or tool.get("type") not in HOSTED
+            if not isinstance(tool, dict) or not is_hosted(tool.get("type"))
         }
         kept = [
             (function, place)
@@ -167,6 +169,11 @@ class Tools:
         if name not in self.origins:
             raise bad_request(f"{at} names {describe(name)}, which is not among the tools", at)
         return name
+
+
+def is_hosted(kind: Any) -> bool:
+    """Whether a tool of this type runs on OpenAI's servers."""
+    return isinstance(kind, str) and kind in HOSTED
 
 
 def joined_name(name: str, namespace: Any) -> str:

@@ -74,6 +74,22 @@ def test_bad_bodies_are_refused_by_their_field(server: Running, body, param):
     assert reply.error["param"] == param
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_body_that_nests_too_deeply_to_be_repeated_is_refused(
+    server: Running, stream: bool
+) -> None:
+    deep: Any = 1
+    for _ in range(250):
+        deep = {"a": deep}
+    item = {"role": "user", "content": "hi", "more": deep}
+    for more in ({"input": [item]}, {"text": {"more": deep}}, {"max_tool_calls": deep}):
+        answer = server.post(PATH, HI | {"stream": stream} | more)
+        assert answer.status == 400
+        assert "nest it less deeply" in answer.error["message"]
+    nearly = deep["a"]["a"]["a"]["a"]["a"]["a"]
+    assert server.post(PATH, HI | {"stream": stream, "text": {"more": nearly}}).status == 200
+
+
 def test_what_clients_send_beside_the_request_is_taken(server: Running, script: Script):
     script("x")
     beside = {
