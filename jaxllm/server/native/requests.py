@@ -15,11 +15,10 @@ from jaxllm.server.openai.fields import (
     refuse_unsupported,
     whole,
 )
-from jaxllm.server.openai.limits import Rules
+from jaxllm.server.openai.limits import Rules, check_choices
 from jaxllm.server.openai.requests import (
     COMPLETION_FIELDS,
     CompletionRequest,
-    check_choices,
     parse_completion,
     read_generation,
     read_prompts,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +17,7 @@ from jaxllm.server.openai.infill import Infill
 
 # Characters of a text that is to be truncated: a second or two of a tokenizer's time
 TRUNCATED_CHARS = 1 << 22
+MAX_CHOICES = 1024  # prompts × n of one HTTP request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,6 +148,43 @@ def check_sampling(
                 name,
                 "invalid_token_id",
             )
+
+
+def check_choices(prompts: Sequence[str | list[int]], params: SamplingParams) -> None:
+    """Refuse a request for too many choices."""
+    if len(prompts) * params.samples > MAX_CHOICES:
+        name = "n" if params.best_of is None else "best_of"
+        raise bad_request(
+            f"{len(prompts)} prompts × {name} = {params.samples} is more than {MAX_CHOICES} "
+            "choices; send fewer per request",
+            name,
+        )
+
+
+def check_suffix(
+    suffix: str,
+    prompts: Sequence[str | list[int]],
+    params: SamplingParams,
+    echo: bool,
+    rules: Rules,
+) -> tuple[int, ...]:
+    """Ids of tokens that end what comes before a suffix. Raises ApiError where a suffix cannot be
+    used."""
+    if rules.infill is None:
+        raise bad_request(
+            "suffix needs fill-in-the-middle tokens (as of Qwen2.5-Coder, StarCoder, "
+            "DeepSeek-Coder, CodeLlama), and this model's tokenizer has none; leave it out",
+            "suffix",
+            "unsupported_parameter",
+        )
+    truncated = params.truncate_prompt_tokens is not None
+    for name, given in (("echo", echo), ("truncate_prompt_tokens", truncated)):
+        if given:
+            raise bad_request(f"suffix cannot be combined with {name}; leave one of them out", name)
+    if not all(isinstance(prompt, str) for prompt in prompts):
+        raise bad_request("a suffix needs prompts that are texts, not token ids", "suffix")
+    check_chars(max(map(len, prompts)) + len(suffix), rules, "suffix")
+    return rules.infill.ends
 
 
 def clamp(params: SamplingParams, prompt_tokens: int, resolved: Resolved) -> SamplingParams:

@@ -36,13 +36,14 @@ from jaxllm.server.openai.fields import (
 from jaxllm.server.openai.limits import (
     Rules,
     check_chars,
+    check_choices,
     check_ids,
     check_sampling,
+    check_suffix,
 )
 from jaxllm.server.openai.tools import NO_TOOLS, Tool, ToolUse, read_tool_use
 
 MAX_PROMPTS = 1024
-MAX_CHOICES = 1024  # prompts × n of one HTTP request
 
 PROMPT_FORMS = "a string, a list of strings, token ids or a list of token id lists"
 
@@ -204,7 +205,7 @@ def parse_completion(body: dict[str, Any], rules: Rules) -> CompletionRequest:
     else:
         prompts = read_prompts(body.get("prompt"), rules, params)
     if suffix is not None:
-        ends = check_suffix(suffix, shared, prompts, rules)
+        ends = check_suffix(suffix, prompts, params, shared["echo"], rules)
         shared["params"] = params = dataclasses.replace(
             params, stop_token_ids=sorted({*(params.stop_token_ids or ()), *ends})
         )
@@ -216,42 +217,6 @@ def parse_completion(body: dict[str, Any], rules: Rules) -> CompletionRequest:
         generates=not scoring,
         suffix=suffix,
     )
-
-
-def check_choices(prompts: list[Prompt], params: SamplingParams) -> None:
-    """Refuse a request for too many choices."""
-    if len(prompts) * params.samples > MAX_CHOICES:
-        name = "n" if params.best_of is None else "best_of"
-        raise bad_request(
-            f"{len(prompts)} prompts × {name} = {params.samples} is more than {MAX_CHOICES} "
-            "choices; send fewer per request",
-            name,
-        )
-
-
-def check_suffix(
-    suffix: str, shared: dict[str, Any], prompts: list[Prompt], rules: Rules
-) -> tuple[int, ...]:
-    """Ids of tokens that end what comes before a suffix. Raises ApiError where a suffix cannot be
-    used."""
-    if rules.infill is None:
-        raise bad_request(
-            "suffix needs fill-in-the-middle tokens (as of Qwen2.5-Coder, StarCoder, "
-            "DeepSeek-Coder, CodeLlama), and this model's tokenizer has none; leave it out",
-            "suffix",
-            "unsupported_parameter",
-        )
-    others = {
-        "echo": shared["echo"],
-        "truncate_prompt_tokens": shared["params"].truncate_prompt_tokens is not None,
-    }
-    for name, given in others.items():
-        if given:
-            raise bad_request(f"suffix cannot be combined with {name}; leave one of them out", name)
-    if not all(isinstance(prompt, str) for prompt in prompts):
-        raise bad_request("a suffix needs prompts that are texts, not token ids", "suffix")
-    check_chars(max(map(len, prompts)) + len(suffix), rules, "suffix")
-    return rules.infill.ends
 
 
 def parse_chat(body: dict[str, Any], rules: Rules) -> ChatRequest:
