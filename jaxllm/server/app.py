@@ -25,6 +25,7 @@ from jaxllm.server.openai.chat import CHAT_NEUTRAL, TOOL_FIELDS
 from jaxllm.server.openai.fields import read_field, refuse_unsupported
 from jaxllm.server.openai.limits import check_chars, check_ids
 from jaxllm.server.openai.requests import TOKENIZE_FIELDS, read_conversation, read_model
+from jaxllm.server.openapi.endpoint import OpenApi
 from jaxllm.server.page.files import PageFiles
 from jaxllm.server.page.live import LiveStats
 from jaxllm.server.render import RenderChat, RenderCompletions
@@ -237,6 +238,8 @@ def routes(server_state: ServerState) -> Starlette:
     if server_state.settings.page:
         page = PageFiles()
         table += [Route("/", page.index), Route("/page/{name:path}", page.file)]
+    if server_state.settings.docs:
+        table += OpenApi(list(table)).table()
     errors = {ApiError: _api_error, HTTPException: _http_error, Exception: _unexpected}
     app = Starlette(routes=table, exception_handlers=errors)  # type: ignore[arg-type]
     app.router.redirect_slashes = False  # a redirect would be built from the Host header

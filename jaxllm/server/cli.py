@@ -107,6 +107,7 @@ def _options(args: argparse.Namespace, environ: Mapping[str, str]) -> Options:
         allowed_origins=tuple(args.allowed_origins),
         template_kwargs=check_template_kwargs(args.default_chat_template_kwargs),
         page=not args.no_page,
+        docs=not args.disable_fastapi_docs,
         reasoning_parser=args.reasoning_parser,
         tool_call_parser=args.tool_call_parser,
         response_store=args.response_store,

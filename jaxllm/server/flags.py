@@ -168,6 +168,10 @@ SERVER_FLAGS: dict[str, dict[tuple[str, ...], dict[str, Any]]] = {
             "action": "store_true",
             "help": "serve no page at /",
         },
+        ("--disable-fastapi-docs",): {
+            "action": "store_true",
+            "help": "serve neither /docs nor /openapi.json",
+        },
         ("--max-body-size",): {
             "type": integer,
             "default": 32 << 20,

@@ -50,6 +50,7 @@ class Settings:
         max_body_size: bytes of one request.
         stall_seconds: seconds without a step until /health answers 503.
         page: whether the page at / is served.
+        docs: whether /docs and /openapi.json are served.
         reasoning_parser: name of the format, "auto" or "none"; so `tool_call_parser`.
         response_store: whether /v1/responses keeps responses.
     """
@@ -65,6 +66,7 @@ class Settings:
     allowed_origins: tuple[str, ...] = ()
     template_kwargs: dict[str, Any] = field(default_factory=dict)
     page: bool = True
+    docs: bool = True
     reasoning_parser: str = "auto"
     tool_call_parser: str = "auto"
     response_store: bool = True

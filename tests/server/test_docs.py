@@ -9,7 +9,7 @@ from starlette.routing import Route
 
 from jaxllm.server.app import routes
 from jaxllm.server.flags import parser
-from jaxllm.server.transport.auth import OPEN_FOLDER, OPEN_PATHS
+from jaxllm.server.transport.auth import is_open
 from tests.server.harness import Running
 
 
@@ -28,8 +28,7 @@ def test_the_page_lists_every_route_and_whether_it_needs_a_key(
         assert isinstance(route, Route)
         path = route.path.replace(":path", "")
         actual |= {
-            (method, path): path not in OPEN_PATHS and not path.startswith(OPEN_FOLDER)
-            for method in (route.methods or set()) - {"HEAD"}
+            (method, path): not is_open(path) for method in (route.methods or set()) - {"HEAD"}
         }
     assert listed == actual
 

@@ -53,21 +53,21 @@ class PageFile:
 
 
 class PageFiles:
-    """Routes of the page. Browsers keep its files and ask each time whether they have changed."""
+    """Routes of a page. Browsers keep its files and ask each time whether they have changed."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path = FOLDER) -> None:
         self._files = {
-            path.relative_to(FOLDER).as_posix(): read(path)
-            for path in FOLDER.rglob("*")
+            path.relative_to(folder).as_posix(): read(path)
+            for path in folder.rglob("*")
             if path.suffix in TYPES
         }
 
     async def index(self, request: Request) -> Response:
-        """GET /"""
+        """The page."""
         return self._reply(request, "index.html")
 
     async def file(self, request: Request) -> Response:
-        """GET /page/{name}"""
+        """One of its files."""
         return self._reply(request, request.path_params["name"])
 
     def _reply(self, request: Request, name: str) -> Response:

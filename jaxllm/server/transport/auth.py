@@ -14,8 +14,8 @@ from typing import Any
 from jaxllm.server.errors import ApiError, shutting_down
 
 # Open without a key; all other paths need one
-OPEN_PATHS = frozenset({"/health", "/ready", "/version", "/ping", "/"})
-OPEN_FOLDER = "/page/"  # files of the page, which asks for a key itself
+OPEN_PATHS = frozenset({"/health", "/ready", "/version", "/ping", "/", "/docs", "/openapi.json"})
+OPEN_FOLDERS = ("/page/", "/docs/")  # files of pages; one asks for a key itself
 # Need an operator's key
 ADMIN_PATHS = frozenset({"/reset_prefix_cache", "/start_profile", "/stop_profile"})
 MAX_REQUEST_ID = 128
@@ -80,7 +80,7 @@ class AuthMiddleware:
     def _refusal(
         self, scope: dict[str, Any], path: str, headers: list[tuple[bytes, bytes]]
     ) -> ApiError | None:
-        if path in OPEN_PATHS or path.startswith(OPEN_FOLDER):
+        if is_open(path):
             return None
         sent = sent_keys(headers)
         if self._keys and not authorised(sent, self._keys + self._admin_keys):
@@ -103,6 +103,11 @@ class AuthMiddleware:
         if scope["method"] == "POST" and self._draining():
             return shutting_down()
         return None
+
+
+def is_open(path: str) -> bool:
+    """Whether a path needs no key."""
+    return path in OPEN_PATHS or path.startswith(OPEN_FOLDERS)
 
 
 def digests(keys: Iterable[str]) -> tuple[bytes, ...]:

@@ -9,7 +9,7 @@ import pytest
 from starlette.routing import Route
 
 from jaxllm.server.app import routes
-from jaxllm.server.transport.auth import ADMIN_PATHS, OPEN_FOLDER, OPEN_PATHS
+from jaxllm.server.transport.auth import ADMIN_PATHS, OPEN_PATHS, is_open
 from jaxllm.tokenizer import Tokenizer
 from tests.server.harness import Running, with_settings
 
@@ -25,12 +25,11 @@ def guarded(tokenizer: Tokenizer) -> Iterator[Running]:
 
 def concrete(path: str) -> str:
     """A path of a route without its placeholders."""
-    return path.replace("{id:path}", "fake").replace("{name:path}", "icon.svg")
-
-
-def is_open(path: str) -> bool:
-    """Whether a path needs no key."""
-    return path in OPEN_PATHS or path.startswith(OPEN_FOLDER)
+    return (
+        path.replace("{id:path}", "fake")
+        .replace("page/{name:path}", "page/icon.svg")
+        .replace("{name:path}", "docs.js")
+    )
 
 
 def status_of(running: Running, method: str, path: str, headers: dict[str, str]) -> int:

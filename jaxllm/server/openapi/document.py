@@ -1,0 +1,129 @@
+"""The OpenAPI document of the server."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.routing import Route
+
+import jaxllm
+from jaxllm.server.anthropic.errors import is_messages_path
+from jaxllm.server.openapi.bodies import BODIES
+from jaxllm.server.openapi.replies import REPLIES
+from jaxllm.server.openapi.schema import Schema, ref
+from jaxllm.server.transport.auth import ADMIN_PATHS, is_open
+
+JSON, EVENTS = "application/json", "text/event-stream"
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """What the document says of a path.
+
+    Attributes:
+        body: name of the body's schema.
+        reply: name of the reply's schema.
+        streams: content type of the reply to `stream: true`.
+    """
+
+    summary: str
+    body: str | None = None
+    reply: str | None = None
+    streams: str | None = None
+
+
+OPERATIONS = {
+    "/v1/completions": Operation("Complete texts", "CompletionRequest", "Completion", EVENTS),
+    "/v1/chat/completions": Operation("Answer a chat", "ChatRequest", "ChatCompletion", EVENTS),
+    "/v1/completions/render": Operation(
+        "The prompts of a completion, as token ids", "CompletionRequest", "RenderedCompletion"
+    ),
+    "/v1/chat/completions/render": Operation(
+        "The prompt of a chat, as token ids", "ChatRequest", "RenderedChat"
+    ),
+    "/v1/messages": Operation(
+        "Answer messages (Anthropic)", "MessagesRequest", "AnthropicReply", EVENTS
+    ),
+    "/v1/messages/count_tokens": Operation(
+        "Count the tokens of messages (Anthropic)", "CountTokensRequest", "TokenCount"
+    ),
+    "/generate": Operation(
+        "Complete a text, in vLLM's or SGLang's form", "GenerateRequest", "Generated", EVENTS
+    ),
+    "/v1/models": Operation("The served names", reply="Models"),
+    "/v1/models/{id}": Operation("One served name", reply="Model"),
+    "/tokenize": Operation("Token ids of a text or a chat", "TokenizeRequest", "Tokens"),
+    "/detokenize": Operation("The text of token ids", "DetokenizeRequest", "Text"),
+    "/health": Operation("Whether the engine makes progress", reply="Health"),
+    "/ping": Operation("Whether the engine makes progress", reply="Health"),
+    "/ready": Operation("Whether new requests are accepted", reply="Ready"),
+    "/version": Operation("The version", reply="Version"),
+    "/metrics": Operation("Prometheus text"),
+    "/start_profile": Operation("Begin a trace of the engine"),
+    "/stop_profile": Operation("End the trace"),
+    "/reset_prefix_cache": Operation("Forget every cached prefix"),
+    "/stats/stream": Operation("Statistics of the engine, as events", streams=EVENTS),
+}
+
+
+def document(routes: Iterable[Route], root_path: str = "") -> dict[str, Any]:
+    """The document of these routes; those that OPERATIONS does not know have no schemas."""
+    paths: dict[str, dict[str, Any]] = {}
+    for route in routes:
+        path = re.sub(r":\w+}", "}", route.path)
+        methods = sorted((route.methods or set()) - {"HEAD"})
+        paths.setdefault(path, {}).update(
+            {method.lower(): operation(method, path) for method in methods}
+        )
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "jaxllm",
+            "version": jaxllm.__version__,
+            "description": "Null equals absence. Unknown fields are ignored, logged and counted.",
+        },
+        "servers": [{"url": root_path or "/"}],
+        "paths": paths,
+        "components": {
+            "schemas": BODIES | REPLIES,
+            "securitySchemes": {
+                "bearer": {"type": "http", "scheme": "bearer"},
+                "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+            },
+        },
+    }
+
+
+def operation(method: str, path: str) -> dict[str, Any]:
+    """One method of one path."""
+    known = OPERATIONS.get(path, Operation(path))
+    error = "AnthropicError" if is_messages_path(path) else "Error"
+    contents: dict[str, Schema] = {}
+    if known.reply is not None:
+        contents[JSON] = {"schema": ref(known.reply)}
+    if known.streams is not None:
+        contents[known.streams] = {"schema": {"type": "string"}}
+    found: dict[str, Any] = {
+        "summary": known.summary,
+        "operationId": f"{method.lower()}{re.sub(r'[^0-9A-Za-z]+', '_', path).rstrip('_')}",
+        "responses": {
+            "200": {"description": "Done."} | ({"content": contents} if contents else {}),
+            "default": {"description": "An error.", "content": {JSON: {"schema": ref(error)}}},
+        },
+        "security": [] if is_open(path) else [{"bearer": []}, {"x-api-key": []}],
+    }
+    if path in ADMIN_PATHS:
+        found["description"] = "Takes the operator's key alone."
+    names = re.findall(r"{(\w+)}", path)
+    if names:
+        text = {"type": "string"}
+        found["parameters"] = [
+            {"name": name, "in": "path", "required": True, "schema": text} for name in names
+        ]
+    if known.body is not None:
+        content = {JSON: {"schema": ref(known.body)}}
+        found["requestBody"] = {"required": True, "content": content}
+    return found

@@ -1,0 +1,159 @@
+"""JSON schemas of replies."""
+
+from __future__ import annotations
+
+from jaxllm.server.openapi.schema import (
+    ANY,
+    BOOL,
+    IDS,
+    INTEGER,
+    NUMBER,
+    OBJECT,
+    STRING,
+    Schema,
+    array,
+    either,
+    field,
+    form,
+    one_of,
+    ref,
+)
+
+
+def full(**members: Schema) -> Schema:
+    """An object that has all these members."""
+    return form(members, **members)
+
+
+def const(value: str) -> Schema:
+    """That text."""
+    return {"const": value}
+
+
+FINISH = field(one_of(("stop", "length", "tool_calls", "abort", "error")))
+STOP = field({"type": ["integer", "string"]}, "The stop string or token id that ended the text.")
+RENDERED = full(
+    request_id=STRING,
+    token_ids=IDS,
+    model=STRING,
+    sampling_params=OBJECT,
+    stream=BOOL,
+    cache_salt=field(STRING),
+)
+CARD = form(
+    ("id", "object", "created", "owned_by"),
+    id=STRING,
+    object=const("model"),
+    created=INTEGER,
+    owned_by=STRING,
+    root=STRING,
+    parent=field(STRING),
+    max_model_len=INTEGER,
+    permission=array(ANY),
+)
+REPLIES: dict[str, Schema] = {
+    "Error": full(error=full(message=STRING, type=STRING, param=field(STRING), code=field(STRING))),
+    "AnthropicError": full(
+        type=const("error"), error=full(type=STRING, message=STRING), request_id=field(STRING)
+    ),
+    "Usage": form(
+        ("prompt_tokens", "completion_tokens", "total_tokens"),
+        prompt_tokens=INTEGER,
+        completion_tokens=INTEGER,
+        total_tokens=INTEGER,
+        prompt_tokens_details=form(cached_tokens=INTEGER),
+        completion_tokens_details=form(reasoning_tokens=INTEGER),
+    ),
+    "Completion": full(
+        id=STRING,
+        object=const("text_completion"),
+        created=INTEGER,
+        model=STRING,
+        system_fingerprint=STRING,
+        usage=ref("Usage"),
+        choices=array(
+            full(
+                index=INTEGER,
+                text=STRING,
+                logprobs=field(OBJECT),
+                finish_reason=FINISH,
+                stop_reason=STOP,
+            )
+        ),
+    ),
+    "ChatCompletion": full(
+        id=STRING,
+        object=const("chat.completion"),
+        created=INTEGER,
+        model=STRING,
+        system_fingerprint=STRING,
+        usage=ref("Usage"),
+        choices=array(
+            full(
+                index=INTEGER,
+                message=form(
+                    ("role", "content"),
+                    role=STRING,
+                    content=field(STRING),
+                    refusal=field(STRING),
+                    reasoning=field(STRING),
+                    reasoning_content=field(STRING),
+                    tool_calls=array(ref("ToolCall")),
+                ),
+                logprobs=field(OBJECT),
+                finish_reason=FINISH,
+                stop_reason=STOP,
+            )
+        ),
+    ),
+    "ToolCall": full(
+        id=STRING, type=const("function"), function=full(name=STRING, arguments=STRING)
+    ),
+    "AnthropicReply": full(
+        id=STRING,
+        type=const("message"),
+        role=const("assistant"),
+        model=STRING,
+        content=array(ref("Block")),
+        stop_reason=one_of(("end_turn", "max_tokens", "stop_sequence", "tool_use")),
+        stop_sequence=field(STRING),
+        usage=form(
+            ("input_tokens", "output_tokens"),
+            input_tokens=INTEGER,
+            output_tokens=INTEGER,
+            cache_creation_input_tokens=INTEGER,
+            cache_read_input_tokens=INTEGER,
+            output_tokens_details=form(thinking_tokens=INTEGER),
+        ),
+    ),
+    "Block": either(
+        full(type=const("text"), text=STRING),
+        full(type=const("thinking"), thinking=STRING, signature=STRING),
+        full(type=const("tool_use"), id=STRING, name=STRING, input=OBJECT),
+    ),
+    "TokenCount": full(input_tokens=INTEGER),
+    "RenderedCompletion": array(RENDERED),
+    "RenderedChat": RENDERED,
+    "Generated": either(full(text=array(STRING)), ref("SglangChoice"), array(ref("SglangChoice"))),
+    "SglangChoice": full(
+        text=STRING,
+        output_ids=IDS,
+        meta_info=full(
+            id=STRING,
+            finish_reason=field(OBJECT),
+            prompt_tokens=INTEGER,
+            completion_tokens=INTEGER,
+            cached_tokens=INTEGER,
+            e2e_latency=NUMBER,
+        ),
+    ),
+    "Model": CARD,
+    "Models": full(object=const("list"), data=array(ref("Model"))),
+    "Tokens": full(
+        count=INTEGER, max_model_len=INTEGER, tokens=IDS, token_strs=field(array(STRING))
+    ),
+    "Text": full(prompt=STRING),
+    "Health": full(status=STRING, running=INTEGER, waiting=INTEGER, last_step_age_s=NUMBER),
+    "Ready": full(status=STRING),
+    "Version": full(version=STRING),
+}
