@@ -13,7 +13,7 @@ from jaxllm.server.openai.chat import (
     CHAT_NEUTRAL,
     CHAT_ONLY,
     EFFORTS,
-    MAX_KWARG_CHARS,
+    MAX_DOCUMENTS,
     MAX_KWARGS,
     MAX_MESSAGES,
     ROLES,
@@ -108,16 +108,9 @@ CONVERSATION: dict[str, Schema] = {
     "parallel_tool_calls": field(BOOL, "Whether an answer may have several calls.", default=True),
     **refused({name: CHAT_ONLY[name] for name in ("functions", "function_call", "chat_template")}),
     "chat_template_kwargs": field(
-        {
-            "type": "object",
-            "maxProperties": MAX_KWARGS,
-            "additionalProperties": either(
-                {"type": ["boolean", "number", "null"]},
-                {"type": "string", "maxLength": MAX_KWARG_CHARS},
-            ),
-        },
-        "Arguments of the chat template.",
+        OBJECT | {"maxProperties": MAX_KWARGS}, "Variables of the chat template."
     ),
+    "documents": field(array(OBJECT, maxItems=MAX_DOCUMENTS), "For templates that read them."),
     "reasoning_effort": field(one_of(EFFORTS), "How much to think, where the template asks."),
     "thinking_token_budget": field({"type": "integer", "minimum": 0}, "Most tokens of thought."),
     "continue_final_message": field(BOOL, "Continue the last message.", default=False),

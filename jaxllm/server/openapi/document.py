@@ -50,6 +50,11 @@ OPERATIONS = {
     "/v1/messages/count_tokens": Operation(
         "Count the tokens of messages (Anthropic)", "CountTokensRequest", "TokenCount"
     ),
+    "/v1/responses": Operation("Make a response", streams=EVENTS),
+    "/v1/responses/compact": Operation("Compact a conversation"),
+    "/v1/responses/{id}": Operation("A stored response"),
+    "/v1/responses/{id}/cancel": Operation("Stop a response in the background"),
+    "/v1/responses/{id}/input_items": Operation("The input of a stored response"),
     "/generate": Operation(
         "Complete a text, in vLLM's or SGLang's form", "GenerateRequest", "Generated", EVENTS
     ),

@@ -51,10 +51,10 @@ def field(schema: Schema, text: str = "", **more: Any) -> Schema:
     """A member of a body: null is the same as absent."""
     if "enum" in schema:
         found: Schema = {"enum": [*schema["enum"], None]}
-    elif set(schema) - {"type"} == set() and schema:
+    elif schema.keys() == {"type"} and isinstance(schema["type"], str):
         found = {"type": [schema["type"], "null"]}
     else:
-        found = schema if not schema else either(schema, NULL)
+        found = either(schema, NULL) if schema else schema
     return found | ({"description": text} if text else {}) | more
 
 

@@ -15,25 +15,33 @@ function link(name) {
   return made;
 }
 
-// What a schema takes, in words and links.
+// What a schema takes, in words and links. Null, which equals absence, goes without saying.
 function words(schema) {
   if (schema.$ref) return [link(schema.$ref.split('/').pop())];
   if ('const' in schema) return [JSON.stringify(schema.const)];
-  if (schema.enum) return [schema.enum.map((value) => JSON.stringify(value)).join(', ')];
-  if (schema.anyOf) return joined(schema.anyOf.map(words), ' or ');
+  if (schema.enum) {
+    const values = schema.enum.filter((value) => value !== null);
+    return [values.map((value) => JSON.stringify(value)).join(', ') || 'nothing'];
+  }
+  if (schema.anyOf) {
+    const schemas = schema.anyOf.filter((one) => one.type !== 'null');
+    return joined(schemas.map(words), ' or ');
+  }
   if (schema.type === 'array') return ['list of ', ...words(schema.items)];
-  const type = [schema.type ?? 'anything'].flat().join(' or ');
-  return [type + bounds(schema)];
+  const types = [schema.type ?? 'anything'].flat().filter((type) => type !== 'null');
+  return [types.join(' or ') + bounds(schema)];
 }
 
 function joined(parts, between) {
   return parts.flatMap((part, at) => (at ? [between, ...part] : part));
 }
 
+// Those of 32-bit and 64-bit integers go without saying, too.
 function bounds({ minimum, exclusiveMinimum, maximum }) {
-  const low = minimum !== undefined ? ` ≥ ${minimum}` : '';
-  const open = exclusiveMinimum !== undefined ? ` > ${exclusiveMinimum}` : '';
-  return low + open + (maximum !== undefined && maximum < 2 ** 31 - 1 ? ` ≤ ${maximum}` : '');
+  const tells = (bound) => bound !== undefined && Math.abs(bound) < 2 ** 31 - 1;
+  const low = tells(minimum) ? ` ≥ ${minimum}` : '';
+  const open = tells(exclusiveMinimum) ? ` > ${exclusiveMinimum}` : '';
+  return low + open + (tells(maximum) ? ` ≤ ${maximum}` : '');
 }
 
 function table(schema) {
