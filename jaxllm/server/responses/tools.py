@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeGuard
 
 from jaxllm.server.errors import ApiError, bad_request, describe
 
@@ -171,7 +171,7 @@ class Tools:
         return name
 
 
-def is_hosted(kind: Any) -> bool:
+def is_hosted(kind: Any) -> TypeGuard[str]:
     """Whether a tool of this type runs on OpenAI's servers."""
     return isinstance(kind, str) and kind in HOSTED
 
