@@ -94,7 +94,7 @@ def test_tokens_may_be_accepted_together() -> None:
         (Numbers(), "7000", {}, "no tokens for '7000'"),
         (Numbers(), "7", {"use_beam_search": True, "n": 2, "temperature": 0}, "beam search"),
     ],
-    ids=str,
+    ids=["without a tokenizer", "an unknown token", "beam search"],
 )
 def test_a_budget_needs_a_marker_to_force(
     tokenizer: Any, end: str, options: dict[str, Any], message: str
