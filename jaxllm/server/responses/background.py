@@ -20,7 +20,8 @@ class Background(Stored):
     """A stored response that may still be made, and its events if it is streamed.
 
     Attributes:
-        answer: the response.
+        answer: the response while it is made; then only its JSON is kept.
+        streamed: whether its events are kept.
         events: server-sent events so far; the place of each is its number.
         cancelled: done once it is to be stopped.
         task: makes it.
@@ -28,20 +29,17 @@ class Background(Stored):
 
     def __init__(self, answer: Answer, owner: Owner, turn: Turn, store: ResponseStore):
         super().__init__(answer.id, owner, turn, len(turn.items), b"")
-        self.answer, self._store = answer, store
+        self.answer: Answer | None = answer
+        self.streamed = answer.request.stream
+        self._store = store
         self.events: list[bytes] = []
         self.cancelled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.task: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
 
-    @property
-    def streamed(self) -> bool:
-        """Whether its events are kept."""
-        return self.answer.request.stream
-
     def json(self) -> bytes:
         """The response as it is now."""
-        return self.body or orjson.dumps(self.answer.shape())
+        return self.body if self.answer is None else orjson.dumps(self.answer.shape())
 
     def cancel(self) -> None:
         """Stop making it; does nothing once it has ended."""
@@ -63,11 +61,11 @@ class Background(Stored):
         self._store.grow(self, sum(EVENT_OVERHEAD + len(event) for event in events))
         self._wake()
 
-    def end(self) -> None:
+    def end(self, answer: Answer) -> None:
         """It has ended: store what it has become."""
         with self._store.changing(self):
-            self.turn.items += map(encode, self.answer.output.items)
-            self.body = orjson.dumps(self.answer.shape())
+            self.turn.items += map(encode, answer.output.items)
+            self.body, self.answer = orjson.dumps(answer.shape()), None
         self._wake()
 
     async def follow(self, after: int, send: Any) -> None:

@@ -58,7 +58,7 @@ class Create(Chat):
         if items and items[-1]["type"] == "compaction_trigger":
             items.pop()
         request = parse_response(body, items, context, self._state.rules)
-        if request.background and not self._stores(request):
+        if request.background and self._store_of(request) is None:
             remedy = "send store: true" if self._store is not None else "leave it out"
             raise bad_request(f"background needs responses that are stored; {remedy}", "background")
         return request
@@ -80,20 +80,21 @@ class Create(Chat):
     async def _run(self, request: Any, gone: asyncio.Future[None], send: Any) -> None:
         made = SummaryOutput if request.compacts else Output
         output = made(request.origins, request.summarised, request.sealed)
-        stored = self._stores(request)
-        self._answer = Answer(new_id("resp"), request, stored, output)
-        if request.background:
-            await unless_gone(gone, self._run_behind(request, send))
+        store = self._store_of(request)
+        self._answer = Answer(new_id("resp"), request, store is not None, output)
+        if store is None:
+            await super()._run(request, gone, send)
+        elif request.background:
+            await unless_gone(gone, self._run_behind(request, store, send))
         else:
-            await super()._run(request, gone, self._storing(send) if stored else send)
+            await super()._run(request, gone, self._storing(store, send))
 
-    async def _run_behind(self, request: ResponsesRequest, send: Any) -> None:
+    async def _run_behind(self, request: ResponsesRequest, store: ResponseStore, send: Any) -> None:
         """Begin to make the response; reply at once, or follow it."""
-        assert self._store is not None
         self._state.client.check_capacity(1)
         turn = Turn(request.before, [encode(item) for item in request.items])
-        response = Background(self._answer, self._owner, turn, self._store)
-        self._store.keep(response)
+        response = Background(self._answer, self._owner, turn, store)
+        store.keep(response)
         if request.stream:
             response.add(self._answer.encoded(self._answer.opening()))
         response.task = asyncio.create_task(self._make(request, response))
@@ -104,7 +105,7 @@ class Create(Chat):
 
     async def _make(self, request: ResponsesRequest, response: Background) -> None:
         """Make a response in the background, whatever happens."""
-        answer, events = response.answer, []
+        answer, events = self._answer, []
         try:
             with self._state.working():
                 await super()._run(request, response.cancelled, response.collect)
@@ -118,29 +119,28 @@ class Create(Chat):
         finally:
             if request.stream:
                 response.add(answer.encoded(events))
-            response.end()
+            response.end(answer)
 
-    def _storing(self, send: Any) -> Any:
+    def _storing(self, store: ResponseStore, send: Any) -> Any:
         """ASGI's send that stores the response before its end is sent."""
 
         async def sending(message: dict[str, Any]) -> None:
             if message["type"] == "http.response.body" and not message.get("more_body", False):
-                self._keep()
+                store.keep(self._stored())
             await send(message)
 
         return sending
 
-    def _keep(self) -> None:
+    def _stored(self) -> Stored:
+        """The response as it is stored."""
         answer = self._answer
-        assert self._store is not None
         inputs = answer.request.items
         items = [encode(item) for item in (*inputs, *answer.output.items)]
         turn = Turn(answer.request.before, items)
-        body = orjson.dumps(answer.shape())
-        self._store.keep(Stored(answer.id, self._owner, turn, len(inputs), body))
+        return Stored(answer.id, self._owner, turn, len(inputs), orjson.dumps(answer.shape()))
 
-    def _stores(self, request: ResponsesRequest) -> bool:
-        return request.store and self._store is not None
+    def _store_of(self, request: ResponsesRequest) -> ResponseStore | None:
+        return self._store if request.store else None
 
     async def _rendered(
         self, request: ResponsesRequest, messages: list[dict[str, Any]]

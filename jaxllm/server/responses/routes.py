@@ -87,24 +87,17 @@ class ResponseRoutes:
     def find(self, request: Request) -> Stored:
         """The response that the path names. Raises ApiError(404)."""
         id = request.path_params["id"]
-        owner = self._owner(dict(request.scope))
-        found = None if self._store is None else self._store.find(id, owner)
+        found = self._need_store().find(id, self._owner(dict(request.scope)))
         if found is None:
-            raise ApiError(
-                404,
+            raise not_stored(
                 f"no response with the id {describe(id)} is stored; the newest are kept in memory"
-                if self._store is not None
-                else "this server stores no responses (--no-response-store)",
-                param="response_id",
-                code="response_not_found",
             )
         return found
 
     async def delete(self, request: Request) -> Response:
         """Forget a response; one that is still being made is stopped."""
         found = self.find(request)
-        assert self._store is not None
-        self._store.drop(found)
+        self._need_store().drop(found)
         return json_reply({"id": found.id, "object": "response", "deleted": True})
 
     async def cancel(self, request: Request) -> Response:
@@ -146,11 +139,21 @@ class ResponseRoutes:
             }
         )
 
+    def _need_store(self) -> ResponseStore:
+        if self._store is None:
+            raise not_stored("this server stores no responses (--no-response-store)")
+        return self._store
+
     def _owner(self, scope: dict[str, Any]) -> Owner:
         """Whose responses a request may see: the key's, or everybody's where no key is needed."""
         if not self._state.settings.api_keys:
             return b""
         return caller(scope["headers"])
+
+
+def not_stored(message: str) -> ApiError:
+    """The 404 of a response that is not there."""
+    return ApiError(404, message, param="response_id", code="response_not_found")
 
 
 def json_reply(value: Any) -> Response:

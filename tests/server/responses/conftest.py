@@ -23,3 +23,10 @@ def script(server: Running) -> Iterator[Script]:
     yield write
     server.server_state.formats = Formats()
     server.control.pieces = []
+
+
+def prompt_of(server: Running) -> str:
+    """The prompt of the latest request."""
+    tokenizer = server.server_state.tokenizer
+    assert tokenizer is not None
+    return tokenizer.decode(server.control.added[-1].prompt_token_ids, False)

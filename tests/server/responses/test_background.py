@@ -131,13 +131,15 @@ def test_a_running_response_cannot_be_continued(stepped: Stepped):
 def test_what_is_made_behind_counts_and_is_stopped_when_it_is_too_much(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(routes, "ResponseStore", lambda: store.ResponseStore(max_bytes=20_000))
-    with Running(tokenizer) as server:
+    monkeypatch.setattr(routes, "ResponseStore", lambda: store.ResponseStore(max_bytes=8_000))
+    with Stepped(tokenizer) as server:
         server.control.pieces = ["x"] * 200
-        reply = server.post(PATH, BEHIND | {"stream": True})
-        assert server.control.saw(lambda: len(server.control.aborted) == 1)
-        id = events(reply.body)[0]["response"]["id"]
-        assert server.get(f"{PATH}/{id}").status == 404
+        with server.begin(PATH, BEHIND | {"stream": True}) as made:
+            server.control.step_until(lambda: len(server.control.aborted) == 1)
+            while not made.line().startswith(b"event: response.created"):
+                pass
+            first = json.loads(made.line().removeprefix(b"data: "))
+        assert server.get(f"{PATH}/{first['response']['id']}").status == 404
 
 
 def test_a_stream_that_fails_ends_with_what_there_is(stepped: Stepped):

@@ -11,7 +11,7 @@ import pytest
 
 from jaxllm.server.responses.sealed import unseal
 from tests.server.harness import Running
-from tests.server.responses.conftest import Script
+from tests.server.responses.conftest import Script, prompt_of
 
 ADD = {
     "type": "function",
@@ -83,13 +83,6 @@ def test_an_answer_that_is_cut_short_is_incomplete(client, script: Script, way, 
     assert response.incomplete_details.reason == "max_output_tokens"
     assert response.output_text == "Hello,"
     assert response.output[0].status == "incomplete"
-
-
-def prompt_of(server: Running) -> str:
-    """The prompt of the latest request."""
-    tokenizer = server.server_state.tokenizer
-    assert tokenizer is not None
-    return tokenizer.decode(server.control.added[-1].prompt_token_ids, False)
 
 
 class Sum(pydantic.BaseModel):

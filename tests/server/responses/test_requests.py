@@ -12,7 +12,7 @@ from jaxllm.server.responses.history import fitting, room_for_prompt, shortened,
 from jaxllm.server.responses.sealed import unseal
 from jaxllm.tokenizer import Tokenizer
 from tests.server.harness import Running
-from tests.server.responses.conftest import Script
+from tests.server.responses.conftest import Script, prompt_of
 
 PATH = "/v1/responses"
 HI = {"model": "fake", "input": "hi"}
@@ -114,13 +114,6 @@ def test_what_clients_send_beside_the_request_is_taken(server: Running, script: 
     assert server.control.added[-1].params.top_k == 3
 
 
-def prompt(server: Running) -> str:
-    """The prompt of the latest request."""
-    tokenizer = server.server_state.tokenizer
-    assert tokenizer is not None
-    return tokenizer.decode(server.control.added[-1].prompt_token_ids, False)
-
-
 def test_the_oldest_messages_are_left_out_on_request(server: Running, script: Script):
     script("x")
     turns = [says(role, f"{number} " * 10) for number in range(8) for role in ("user", "assistant")]
@@ -128,7 +121,7 @@ def test_the_oldest_messages_are_left_out_on_request(server: Running, script: Sc
     reply = server.post(PATH, body)
     assert (reply.status, reply.error["code"]) == (400, "context_length_exceeded")
     assert server.post(PATH, body | {"truncation": "auto"}).status == 200
-    shown = prompt(server)
+    shown = prompt_of(server)
     assert "Be brief." in shown and "now" in shown
     assert "7 7 7" in shown and "0 0 0" not in shown
 
@@ -184,9 +177,9 @@ def test_a_template_that_takes_turns_only_gets_turns(model_dir: pathlib.Path):
     assert simplified(messages) == [says("system", "c"), says("user", "a\n\nb\n\nd")]
     with Running(Tokenizer.load(model_dir, STRICT)) as server:
         assert server.post(PATH, HI | {"input": messages}).status == 200
-        assert prompt(server) == "system:c\nuser:a\n\nb\n\nd\n"
+        assert prompt_of(server) == "system:c\nuser:a\n\nb\n\nd\n"
         assert server.post(PATH, HI | {"input": messages[:2]}).status == 200
-        assert prompt(server) == "user:a\nuser:b\n"
+        assert prompt_of(server) == "user:a\nuser:b\n"
 
 
 CONVERSATION = [says("user", "Do it."), says("assistant", "Done."), says("user", "More.")]
@@ -203,7 +196,7 @@ def test_a_conversation_is_compacted(server: Running, client, script: Script):
     assert made["usage"]["output_tokens"] == len(server.control.pieces)
     script("x")
     assert client.responses.create(model="fake", input=made["output"]).output_text == "x"
-    assert "Do it." in prompt(server) and "We did it." in prompt(server)
+    assert "Do it." in prompt_of(server) and "We did it." in prompt_of(server)
 
 
 def test_a_stored_conversation_is_compacted(server: Running, client, script: Script):
