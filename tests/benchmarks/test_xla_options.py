@@ -20,8 +20,8 @@ def test_neighbours_with_the_same_options_share_an_entry_and_the_default_needs_n
         ("extend", 64): (5.0, 4.0),
     }
     assert choose([times], [{}, OFF]) == [
-        {"kind": "decode", "rows": [2, ALL_ROWS], "options": OFF},
-        {"kind": "extend", "rows": [1, ALL_ROWS], "options": OFF},
+        {"program": "decode", "rows": [2, ALL_ROWS], "options": OFF},
+        {"program": "extend", "rows": [1, ALL_ROWS], "options": OFF},
     ]
 
 
@@ -39,7 +39,7 @@ def test_models_count_alike_whatever_their_size() -> None:
 def test_the_engine_reads_what_is_written(tmp_path: Path) -> None:
     path = write(
         tmp_path,
-        {"ms": {}, "programs": [{"kind": "decode", "rows": [2, ALL_ROWS], "options": OFF}]},
+        {"ms": {}, "programs": [{"program": "decode", "rows": [2, ALL_ROWS], "options": OFF}]},
     )
     assert XlaOptions.of(path.stem, folder=tmp_path).at("decode", 4) == OFF
 

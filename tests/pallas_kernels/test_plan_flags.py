@@ -89,7 +89,8 @@ def test_the_call_over_8_bit_pages_aliases_it_too() -> None:
     scales = jax.ShapeDtypeStruct((8, 2, 2, 64), SCALE_DTYPE)
     ints = [jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((3, 2), (3,))]
     q = jax.ShapeDtypeStruct((3, 4, 64), jnp.bfloat16)
-    traced = hopper_decode.jitted.trace(q, pool, pool, *ints, scales=scales, scale=0.1)
+    op = functools.partial(hopper_decode.decode_attention, scale=0.1)
+    traced = jax.jit(op).trace(q, pool, pool, *ints, scales=scales)
     found = aliased_types(traced.lower(lowering_platforms=("cuda",)).as_text())
     assert len(found) == 1 and found[0].endswith(f"x{SPLIT_FIELDS + 2}xi32>")
 

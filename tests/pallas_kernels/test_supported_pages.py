@@ -89,7 +89,7 @@ def test_a_tpu_refuses_other_pages(given: dict[str, Any], message: str) -> None:
 def test_a_tpu_refuses_a_table_beyond_its_scalar_memory() -> None:
     q, pool, values = (jnp.zeros(x.shape, x.dtype) for x in shapes("float32"))
     width = mosaic_tpu.TABLE_BYTES // 4 + 1
-    spec = mosaic_tpu.Spec(1, 2, 1, False, 1.0)
+    spec = mosaic_tpu.Spec(queries=1, scale=1.0, heads=1, pages=2, interpret=False)
     items = Items(*(jnp.zeros(1, jnp.int32) for _ in range(3)))
     table = jax.ShapeDtypeStruct((1, width), jnp.int32)
     with pytest.raises(ValueError, match=f"takes at most 65536 pages a request, got {width}"):

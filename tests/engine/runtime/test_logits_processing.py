@@ -176,8 +176,10 @@ def test_a_constraint_that_fails_ends_its_own_request_only(
     prompts = prompts_of(3, seed=2)
     free = run(engine, prompts, SamplingParams(**FREE))
     of = engine._options.read_options
-    failing = lambda p: (
-        LogitsOptions(packed(range(V), V), (Failing(5, where),)) if p.seed == 1 else of(p)
+    failing = lambda params, thinking: (
+        LogitsOptions(packed(range(V), V), (Failing(5, where),))
+        if params.seed == 1
+        else of(params, thinking)
     )
     monkeypatch.setattr(engine._options, "read_options", failing)
     params = [
@@ -382,7 +384,9 @@ def test_a_mask_changes_between_tokens(
     monkeypatch.setattr(
         engine._options,
         "read_options",
-        lambda p: LogitsOptions(packed(range(V), V), (Counting(),)) if p.seed == 1 else None,
+        lambda params, thinking: (
+            LogitsOptions(packed(range(V), V), (Counting(),)) if params.seed == 1 else None
+        ),
     )
     params = [
         SamplingParams(**FREE | {"temperature": 1.0}, seed=1, n=2),

@@ -171,5 +171,5 @@ def test_a_step_that_fails_ends_vllms_stream_with_a_line(tokenizer: Tokenizer) -
             server.control.fail_step = "broken"
             server.control.step_until(lambda: server.server_state.client.in_flight == 0)
             assert stream.status() == 200
-            last = [line for line in stream.rest().split(b"\n") if line.startswith(b"{")][-1]
+            last = next(line for line in iter(stream.line, b"") if b'"error"' in line)
             assert json.loads(last)["error"]["type"] == "server_error"
