@@ -137,7 +137,9 @@ def test_a_call_that_is_demanded_is_made(eager: Demo) -> None:
                 jsonschema.validate(json.loads(call.function.arguments), TOOLS[call.function.name])
 
 
-@pytest.mark.parametrize("tools", [{}, {"tools": [WEATHER], "tool_choice": "required"}], ids=str)
+@pytest.mark.parametrize(
+    "tools", [{}, {"tools": [WEATHER], "tool_choice": "required"}], ids=["alone", "demanded"]
+)
 def test_thought_ends_at_its_budget(eager: Demo, tools: dict[str, Any]) -> None:
     with openai.OpenAI(base_url=f"{eager.url}/v1", api_key="none", max_retries=0) as client:
         reply = client.chat.completions.create(

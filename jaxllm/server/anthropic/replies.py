@@ -49,7 +49,7 @@ class MessagesReply(PartsReply):
             choice.started = True
             message = self._message([], None) | {"usage": self._usage() | {"output_tokens": 0}}
             found = [event("message_start", {"message": message}), PING]
-        for part in merged(self._parts(choice, delta)):
+        for part in self._parts(choice, delta):
             found += self._blocks.feed(part)
         return b"".join(found)
 

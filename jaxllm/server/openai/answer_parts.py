@@ -19,6 +19,7 @@ def new_pipeline(
     schemas = request.tools.schemas
     if formats.reasoning is None and (formats.tools is None or schemas is None):
         return None
+    keeps_all = request.include_reasoning and (schemas is None or request.tools.parallel)
     return functools.partial(
         pipeline,
         formats.reasoning,
@@ -26,7 +27,7 @@ def new_pipeline(
         prompt=prompt,
         schemas=schemas,
         calls_before=request.conversation.calls,
-        keep=functools.partial(is_wanted, request),
+        keep=None if keeps_all else functools.partial(is_wanted, request),
     )
 
 

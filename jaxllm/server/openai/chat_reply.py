@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from jaxllm.messages import TextDelta, TokenLogprobs
 from jaxllm.server.openai.parts_reply import PartsReply
 from jaxllm.server.openai.replies import Choice, unpack_delta
-from jaxllm.server.parsing.parts import Part, Reasoning, Text, ToolArguments, ToolStart, merged
+from jaxllm.server.parsing.parts import Part, Reasoning, Text, ToolArguments, ToolEnd, ToolStart
 
 
 class ChatReply(PartsReply):
@@ -34,23 +34,23 @@ class ChatReply(PartsReply):
         """The first carries the log-probabilities, the last the finish reason."""
         ends = delta.finish_reason is not None
         if choice.pipeline is None:
-            parts = [{"content": delta.text}] if delta.text or not ends else [{}]
+            deltas = [{"content": delta.text}] if delta.text or not ends else [{}]
         else:
-            parts = [
-                fields
-                for part in merged(self._parts(choice, delta))
-                if (fields := delta_fields(part)) is not None
+            deltas = [
+                DELTAS[type(part)](part)
+                for part in self._parts(choice, delta)
+                if type(part) is not ToolEnd
             ]
             # A chunk of its own, unless the answer ends with text
-            if (ends and not (parts and "content" in parts[-1])) or (
-                not parts and delta.logprobs is not None
+            if (ends and not (deltas and "content" in deltas[-1])) or (
+                not deltas and delta.logprobs is not None
             ):
-                parts.append({})
+                deltas.append({})
         chunks: list[dict[str, Any]] = [
             {"index": index, "delta": part, "logprobs": None, "finish_reason": None}
-            for part in parts
+            for part in deltas
         ]
-        if chunks:
+        if delta.logprobs is not None:
             chunks[0]["logprobs"] = self._logprobs(unpack_delta(delta))
         if ends:
             chunks[-1]["finish_reason"] = finish_reason(choice)
@@ -83,20 +83,21 @@ def finish_reason(choice: Choice) -> str | None:
     return "tool_calls" if called else choice.finish_reason
 
 
-def delta_fields(part: Part) -> dict[str, Any] | None:
-    """The delta of a chunk; None for the end of a call, which is not told."""
-    match part:
-        case Text(text):
-            return {"content": text}
-        case Reasoning(text):
-            return {"reasoning": text, "reasoning_content": text}
-        case ToolStart(index, name, id):
-            function = {"name": name, "arguments": ""}
-            call = {"index": index, "id": id, "type": "function", "function": function}
-            return {"tool_calls": [call]}
-        case ToolArguments(index, text):
-            return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
-    return None
+def _start_delta(part: ToolStart) -> dict[str, Any]:
+    function = {"name": part.name, "arguments": ""}
+    call = {"index": part.index, "id": part.id, "type": "function", "function": function}
+    return {"tool_calls": [call]}
+
+
+# The delta that tells a part
+DELTAS: dict[type[Part], Callable[[Any], dict[str, Any]]] = {
+    Text: lambda part: {"content": part.text},
+    Reasoning: lambda part: {"reasoning": part.text, "reasoning_content": part.text},
+    ToolStart: _start_delta,
+    ToolArguments: lambda part: {
+        "tool_calls": [{"index": part.index, "function": {"arguments": part.text}}]
+    },
+}
 
 
 def message_fields(parts: Iterable[Part], echo: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from jaxllm.server.openai.replies import (
     finite,
     json_fragment,
 )
-from jaxllm.server.parsing.parts import Part, Text, ToolStart
+from jaxllm.server.parsing.parts import Part, Text, ToolStart, merged
 
 
 class PartsReply(Reply):
@@ -48,7 +48,7 @@ class PartsReply(Reply):
         return super().usage() | {"completion_tokens_details": {"reasoning_tokens": tokens}}
 
     def _parts(self, choice: Choice, delta: TextDelta) -> list[Part]:
-        """The parts that a delta completes; to be called once with each."""
+        """The parts that a delta completes, neighbours joined; to be called once with each."""
         pipeline = choice.pipeline
         if pipeline is None:
             return [Text(delta.text)] if delta.text else []
@@ -57,7 +57,10 @@ class PartsReply(Reply):
         parts = pipeline.feed(delta.text)
         if delta.finish_reason is not None:
             parts += pipeline.finish()
-        choice.calls += sum(isinstance(part, ToolStart) for part in parts)
+        if len(parts) > 1:
+            parts = merged(parts)
+        for part in parts:
+            choice.calls += type(part) is ToolStart
         return parts
 
     def _entries(self, found: Iterable[TokenLogprobs]) -> list[orjson.Fragment]:

@@ -7,15 +7,7 @@ import re
 from collections.abc import Callable, Generator
 
 from jaxllm.server.parsing.markers import NONE, Markers
-from jaxllm.server.parsing.parts import (
-    Part,
-    Reasoning,
-    Text,
-    ToolArguments,
-    ToolEnd,
-    ToolStart,
-    merged,
-)
+from jaxllm.server.parsing.parts import Part, Reasoning, Text, ToolArguments, ToolEnd, ToolStart
 from jaxllm.server.parsing.values import Value
 
 MAX_NAME = 256  # characters of a name, of a key, of a header
@@ -82,7 +74,7 @@ class Machine:
         self._clear = None
         parts = self._parts = list[Part]()
         next(self._reading, None)
-        return parts if len(parts) < 2 else merged(parts)
+        return parts
 
     # Emitting
 

@@ -23,10 +23,10 @@ class Pipeline:
         self,
         reasoning: Machine | None,
         reply: Machine | None,
-        keep: Callable[[Part], bool] = lambda part: True,
+        keep: Callable[[Part], bool] | None = None,
     ):
-        """`reply` reads what is not reasoning; without it, that is text. Parts that are not to
-        `keep` are dropped."""
+        """`reply` reads what is not reasoning; without it, that is text. With `keep`, parts of
+        which it is false are dropped."""
         self._keep = keep
         self._reasoning = reasoning
         self._reply = reply
@@ -40,14 +40,15 @@ class Pipeline:
 
     def feed(self, text: str) -> list[Part]:
         """Parts that are certain after this text."""
-        return list(filter(self._keep, self._feed(text)))
+        parts = self._feed(text)
+        return parts if self._keep is None else list(filter(self._keep, parts))
 
     def finish(self) -> list[Part]:
         """The last parts, when no text follows."""
         parts = [] if self._over else self._reply_in(self._reasoning.finish())  # type: ignore[union-attr]
         if self._reply is not None:
             parts += self._reply.finish()
-        return list(filter(self._keep, parts))
+        return parts if self._keep is None else list(filter(self._keep, parts))
 
     def _feed(self, text: str) -> list[Part]:
         if not self._over:
@@ -77,14 +78,14 @@ def pipeline(
     prompt: str = "",
     schemas: Tools | None = None,
     calls_before: int = 0,
-    keep: Callable[[Part], bool] = lambda part: True,
+    keep: Callable[[Part], bool] | None = None,
 ) -> Pipeline:
     """The pipeline of one choice.
 
     `prompt`: the rendered prompt; its end tells whether the answer begins within reasoning.
     `schemas`: of the arguments of the request's tools, by name; None if it may call none.
     `calls_before`: how many tool calls the conversation has.
-    `keep`: tells parts that are wanted from those that are dropped.
+    `keep`: tells parts that are wanted from those that are dropped; None keeps all.
     """
     calls = None
     if tools is not None and schemas is not None:

@@ -12,7 +12,6 @@ from jaxllm.messages import TextDelta
 from jaxllm.server.errors import ApiError
 from jaxllm.server.openai.parts_reply import PartsReply
 from jaxllm.server.openai.replies import ReplySpec, TokenNames, unpack_delta
-from jaxllm.server.parsing.parts import merged
 from jaxllm.server.responses.output import Output
 from jaxllm.server.responses.output_items import Event
 from jaxllm.server.responses.requests import ResponsesRequest
@@ -141,7 +140,7 @@ class ResponsesReply(PartsReply):
         """The events of a delta's parts."""
         choice = self._update_choice(prompt, delta)
         thinking = choice.pipeline is not None and choice.pipeline.thinking
-        parts = merged(self._parts(choice, delta))
+        parts = self._parts(choice, delta)
         logprobs = () if thinking else self._entries(unpack_delta(delta) or ())
         return self.answer.output.feed(parts, logprobs)
 
