@@ -18,6 +18,7 @@ from pallas_kernels.draw import draw
 from pallas_kernels.draw.cases import OPTIONS, logits, rows_of
 from pallas_kernels.gated_matmul import gated_matmul
 from pallas_kernels.gated_matmul import mosaic_gpu as product
+from pallas_kernels.grouped_matmul import combine, group_tokens, grouped_matmul
 from pallas_kernels.paged_decode import cases as decode_cases
 from pallas_kernels.paged_decode import decode_attention
 from pallas_kernels.paged_extend import cases as extend_cases
@@ -45,6 +46,23 @@ def test_the_residual_sum_and_norm(backend: str) -> None:
 def test_the_gated_product(backend: str) -> None:
     seen = traced(gated_matmul, low((9, 64)), low((32, 64)), backend=backend)
     assert seen["x_MI"] and seen["w_OI"]
+
+
+def routed(backend: str, x: Any, gate_up: Any, down: Any, expert: Any, weight: Any) -> Any:
+    groups = group_tokens(expert, gate_up.shape[0], 8)
+    hidden = grouped_matmul(
+        x[groups.token_P], gate_up, groups, gating=lambda gate, up: gate * up, backend=backend
+    )
+    return combine(grouped_matmul(hidden, down, groups, backend=backend), groups, weight)
+
+
+@pytest.mark.parametrize("backend", ["reference"])
+def test_a_routed_feed_forward(backend: str) -> None:
+    arrays = low((9, 128)), low((4, 256, 128)), low((4, 128, 128))
+    chosen = jax.ShapeDtypeStruct((9, 2), jnp.int32), jax.ShapeDtypeStruct((9, 2), jnp.float32)
+    seen = traced(functools.partial(routed, backend), *arrays, *chosen)
+    names = {"expert_TK", "chosen_TKE", "place_TK", "token_P", "x_PI", "w_EOI", "y_PD"}
+    assert names <= seen.keys()
 
 
 @pytest.mark.parametrize("backend", ["reference", "mosaic_gpu"])

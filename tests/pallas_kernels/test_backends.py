@@ -10,7 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels import add_norm, draw, gated_matmul, paged_decode, paged_extend, rope_write
+from pallas_kernels import (
+    add_norm,
+    draw,
+    gated_matmul,
+    grouped_matmul,
+    paged_decode,
+    paged_extend,
+    rope_write,
+)
 from pallas_kernels.backends import Backends, UnknownBackend, pools_of, shifted
 
 PLAIN = "def run(x):\n    return ('plain', x)\n"
@@ -30,6 +38,7 @@ OPS = {
     "add_norm": add_norm,
     "draw": draw,
     "gated_matmul": gated_matmul,
+    "grouped_matmul": grouped_matmul,
     "paged_decode": paged_decode,
     "paged_extend": paged_extend,
     "rope_write": rope_write,

@@ -1,0 +1,44 @@
+"""Products of tokens with the matrices of the experts that they chose: each row of x meets the
+weight of its own expert alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from jax import Array
+
+from pallas_kernels.backends import Backends
+from pallas_kernels.grouped_matmul.groups import Groups, combine, group_tokens, tile_for
+
+__all__ = [
+    "BACKENDS",
+    "Gating",
+    "Groups",
+    "backend_for",
+    "combine",
+    "group_tokens",
+    "grouped_matmul",
+    "tile_for",
+]
+
+BACKENDS = Backends(__name__, "grouped_matmul", ("reference",))
+
+type Gating = Callable[[Array, Array], Array]  # of gate and up, float32, element by element
+
+
+def grouped_matmul(
+    x_PI: Array, w_EOI: Array, groups: Groups, *, gating: Gating | None = None, backend: str
+) -> Array:
+    """x · weightᵀ of each row's expert, summed in float32; returns `y_PO` in x's dtype.
+
+    `x_PI` holds the rows of `groups`, tile by tile. With `gating`, the weight holds F rows of the
+    gate and then F of up, and the result is `gating(gate, up)`, `y_PF`. Rows that no token takes
+    hold arbitrary values. Raises `UnknownBackend` for a name not in `BACKENDS`, and ValueError for
+    shapes or types that the back end does not support.
+    """
+    return BACKENDS[backend](x_PI, w_EOI, groups, gating)
+
+
+def backend_for(wanted: str, x_PI: Array, w_EOI: Array, groups: Groups, gated: bool) -> str:
+    """`wanted` if that back end supports these arrays, else the reference."""
+    return wanted if BACKENDS.supports(wanted, x_PI, w_EOI, groups, gated) else "reference"
