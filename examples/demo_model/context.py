@@ -27,13 +27,20 @@ class FusedContext:
         )
 
     def attend(
-        self, layer: int, rows: HeadRows, *, scale: float, window: int | None, softcap: float | None
+        self,
+        layer: int,
+        rows: HeadRows,
+        *,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+        sinks: jax.Array | None = None,
     ) -> jax.Array:
         """Attention output `[T, N, H]`; a token sees earlier tokens of its row and segment."""
         del layer
-        if window is not None or softcap is not None:
+        if window is not None or softcap is not None or sinks is not None:
             raise ValueError(
-                "FusedContext knows neither sliding windows nor soft caps; use DenseContext"
+                "FusedContext knows no sliding windows, soft caps and sinks; use DenseContext"
             )
         q_TNH, k_TKH, v_TKH = heads(rows)
         q, k, v = (x.reshape(self._rows, -1, *x.shape[1:]) for x in (q_TNH, k_TKH, v_TKH))

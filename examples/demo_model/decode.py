@@ -32,11 +32,18 @@ class CacheContext:
         self._start = start
 
     def attend(
-        self, layer: int, rows: HeadRows, *, scale: float, window: int | None, softcap: float | None
+        self,
+        layer: int,
+        rows: HeadRows,
+        *,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+        sinks: jax.Array | None = None,
     ) -> jax.Array:
         """Write k and v from position `start` on; a token sees every position up to its own."""
-        if window is not None or softcap is not None:
-            raise ValueError("CacheContext knows neither sliding windows nor soft caps")
+        if window is not None or softcap is not None or sinks is not None:
+            raise ValueError("CacheContext knows no sliding windows, soft caps and sinks")
         q_TNH, k_TKH, v_TKH = heads(rows)
         key_SKH = self.keys[layer] = jax.lax.dynamic_update_slice(
             self.keys[layer], k_TKH, (self._start, 0, 0)

@@ -234,6 +234,7 @@ class PagedContext(RowKernels):
         scale: float,
         window: int | None = None,
         softcap: float | None = None,
+        sinks: Array | None = None,
     ) -> Array:
         """Write the step's keys and values into the layer's pages, then attend; returns `o_TNH`."""
         how = _How(self._backend, self._mesh, scale, window, softcap, self._no_split)
@@ -243,7 +244,7 @@ class PagedContext(RowKernels):
             self._plans[window] = _plan(how, inputs, pages[0], rows)
         first_page = jnp.full((1,), self._given.first_page(layer), jnp.int32)
         o_TNH, self._pools[group], self._plans[window] = _write_and_attend(
-            how, rows, pages, inputs, self._plans[window], first_page
+            how, rows, pages, inputs, self._plans[window], first_page, sinks
         )
         # Nothing reads the last layer's plans. Dropped as dead code, they would make it a function
         # of its own, lowered again.
@@ -311,6 +312,7 @@ def _write_and_attend(
     inputs: PagedInputs,
     plans: _Plans,
     first_page: Array,
+    sinks: Array | None,
 ) -> tuple[Array, tuple[Array, ...], _Plans]:
     """Also returns the plans as the kernels leave them, for the next layer."""
     replicated = PartitionSpec()
@@ -326,11 +328,11 @@ def _write_and_attend(
     run = jax.shard_map(
         functools.partial(_shard, how),
         mesh=how.mesh,
-        in_specs=(specs, (PAGES,) * len(pages), replicated, replicated, replicated),
+        in_specs=(specs, (PAGES,) * len(pages), *(replicated,) * 3, PartitionSpec("tensor")),
         out_specs=(HEADS, (PAGES,) * len(pages), replicated),
         check_vma=False,
     )
-    return run(rows, pages, inputs, plans, first_page)
+    return run(rows, pages, inputs, plans, first_page, sinks)
 
 
 def _shard(
@@ -340,6 +342,7 @@ def _shard(
     inputs: PagedInputs,
     plans: _Plans,
     first_page: Array,
+    sinks: Array | None,
 ) -> tuple[Array, tuple[Array, ...], _Plans]:
     """One device's heads, without communication."""
     plans = _Plans(*map(open_plan, plans))
@@ -368,6 +371,7 @@ def _shard(
         "first_page": first_page,
         "no_split": how.no_split,
         "scales": scales[0] if scales else None,
+        "sinks": sinks,
     }
     parts = []
     if B:

@@ -5,6 +5,7 @@ The context owns keys and values.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Protocol
 
 import jax.numpy as jnp
@@ -12,10 +13,10 @@ from flax import nnx
 from jax import Array
 
 from jaxllm.nn.heads import Heads
-from jaxllm.nn.linear import Init, Linear
+from jaxllm.nn.linear import Init, Linear, Stored
 from jaxllm.nn.norm import RMSNorm
 from jaxllm.nn.rope import Rotation
-from jaxllm.nn.rules import Rows
+from jaxllm.nn.rules import Piece, Rows, Rule
 from pallas_kernels.quantised import SCALE_DTYPE
 from pallas_kernels.rope_write import HeadRows
 
@@ -50,12 +51,32 @@ class AttentionContext(RowContext, Protocol):
     def prompt_length_T(self) -> Array | None: ...
 
     def attend(
-        self, layer: int, rows: HeadRows, *, scale: float, window: int | None, softcap: float | None
+        self,
+        layer: int,
+        rows: HeadRows,
+        *,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+        sinks: Array | None = None,
     ) -> Array:
         """Attention output `[T, N, H]` in the dtype of the rows `[T, X, C, H]` of X shards.
 
         Bias, norm and RoPE are applied to the rows; keys and values of these tokens are kept.
+        `sinks` `[N]` adds one logit per query head to the softmax's denominator, unscaled.
         """
+
+
+class Sinks(Stored):
+    """One logit per query head, which joins the softmax's denominator and has no value."""
+
+    def __init__(self, init: Init, heads: int):
+        self.weight = init.full((heads,), ("heads",), 0.0)
+
+    def rules(self, name: str) -> Iterator[Rule]:
+        """The checkpoint tensor `name`, which has no suffix, fills them."""
+        shape = self.weight.get_value().shape
+        yield Rule("weight", (Piece(name, shape, shape),))
 
 
 class Attention(nnx.Module):
@@ -75,6 +96,7 @@ class Attention(nnx.Module):
         out_bias: bool = False,
         qk_norm_eps: float | None = None,
         window: int | None = None,
+        sinks: bool = False,
     ):
         kv = Rows(heads.kv_per_shard, heads.repeat)
         self.qkv = Linear(
@@ -96,6 +118,7 @@ class Attention(nnx.Module):
             None if qk_norm_eps is None else RMSNorm(init, heads.dim, qk_norm_eps, "head_dim")
             for _ in "qk"
         )
+        self.sinks = Sinks(init, heads.query) if sinks else None
         self.kv_scales: nnx.Param | None = None
         self.heads = heads
         self.window = window
@@ -115,6 +138,7 @@ class Attention(nnx.Module):
             scale=self.heads.dim**-0.5,
             window=self.window,
             softcap=None,
+            sinks=None if self.sinks is None else self.sinks.weight[...],
         )
         return self.out(o_TNH)
 

@@ -16,6 +16,15 @@ def heads(rows: HeadRows) -> tuple[Array, Array, Array]:
     return q_TNH, k_TKH, v_TKH
 
 
+def _softmax(score_KGTS: Array, sinks_N: Array | None) -> Array:
+    """Weights over the last axis; a sink is one more key, whose weight is dropped."""
+    if sinks_N is None:
+        return jax.nn.softmax(score_KGTS, axis=-1)
+    K, G, T, _ = score_KGTS.shape
+    sink_KGT1 = jnp.broadcast_to(sinks_N.astype(jnp.float32).reshape(K, G, 1, 1), (K, G, T, 1))
+    return jax.nn.softmax(jnp.concatenate([score_KGTS, sink_KGT1], axis=-1), axis=-1)[..., :-1]
+
+
 class DenseContext:
     """Attention among the tokens of one call: differentiable, and usable under jit and vmap.
 
@@ -36,7 +45,14 @@ class DenseContext:
         self.prompt_length_T = prompt_length_T
 
     def attend(
-        self, layer: int, rows: HeadRows, *, scale: float, window: int | None, softcap: float | None
+        self,
+        layer: int,
+        rows: HeadRows,
+        *,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+        sinks: Array | None = None,
     ) -> Array:
         """softmax(q·k · scale) · v in float32 over at most `window` tokens of the same segment."""
         q_TNH, k_TKH, v_TKH = heads(rows)
@@ -52,7 +68,7 @@ class DenseContext:
         if softcap is not None:
             score = softcap * jnp.tanh(score / softcap)
         score = jnp.where(self._mask(tokens, window), score, jnp.finfo(jnp.float32).min)
-        weight = jax.nn.softmax(score, axis=-1).astype(v_TKH.dtype)
+        weight = _softmax(score, sinks).astype(v_TKH.dtype)
         out = jnp.einsum("kgts,skh->tkgh", weight, v_TKH, precision=precision)
         return out.reshape(q_TNH.shape)
 

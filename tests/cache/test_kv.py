@@ -201,6 +201,24 @@ def test_a_row_that_is_not_alive_writes_nothing_and_reads_zeros():
     assert written.tolist() == [[layer, TABLE[0, 0], 4] for layer in range(LAYERS)]
 
 
+@pytest.mark.parametrize("shards", [1, 2])
+def test_sinks_follow_their_heads_to_decode_rows_and_chunks(shards):
+    mesh, sinks = mesh_of(shards), np.linspace(-2, 4, N, dtype=np.float32)
+    how = {**OPTIONS, "window": 12}
+
+    def run(kv, inputs, q, k, v):
+        context = PagedContext(kv, [inputs], "reference", mesh)
+        return context.attend(0, rows_of(mesh, q, k, v), **how, sinks=sinks), context.kv
+
+    arrays = tokens(31)
+    chunk, kv = jax.jit(run)(
+        empty(mesh), batch((), ((0, 0, 30, 0),), TABLE), *(x[:30] for x in arrays)
+    )
+    decode, _ = jax.jit(run)(kv, batch(((0, 31),), (), TABLE), *(x[30:] for x in arrays))
+    wanted = dense_attention(*arrays, **how, sinks=sinks)
+    np.testing.assert_allclose(np.concatenate([chunk, decode]), wanted, rtol=1e-4, atol=1e-5)
+
+
 def test_sharding_over_heads_changes_no_bit():
     alone = sequence_through_steps(mesh_of(1))
     for shards in (2, 8):

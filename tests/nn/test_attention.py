@@ -74,7 +74,11 @@ def attended(module: Attention, x: np.ndarray) -> np.ndarray:
             distance = np.arange(len(x))[:, None] - np.arange(len(x))
             hidden = (distance < 0) | (distance >= (module.window or len(x)))
             chance = np.exp(np.where(hidden, -np.inf, score - score.max(-1, keepdims=True)))
-            out.append(chance / chance.sum(-1, keepdims=True) @ value[:, own])
+            total = chance.sum(-1, keepdims=True)
+            if module.sinks is not None:
+                sink = exact(module.sinks.weight)[len(out)]
+                total += np.exp(sink - score.max(-1, keepdims=True))
+            out.append(chance / total @ value[:, own])
     product = np.einsum("ntk,dnk->td", np.stack(out), exact(module.out.weight))
     return product + (0 if module.out.bias is None else exact(module.out.bias))
 
@@ -88,6 +92,7 @@ def attended(module: Attention, x: np.ndarray) -> np.ndarray:
         {"qk_norm_eps": EPS},
         {"window": 3},
         {"qkv_bias": True, "qk_norm_eps": EPS, "window": 1},
+        {"sinks": True, "window": 3},
     ],
     ids=str,
 )

@@ -11,7 +11,7 @@ import pytest
 from flax import nnx
 from hypothesis import strategies as st
 
-from jaxllm.nn.attention import Attention
+from jaxllm.nn.attention import Attention, Sinks
 from jaxllm.nn.heads import Heads
 from jaxllm.nn.linear import Embedding, Init, Linear
 from jaxllm.nn.mlp import GatedMLP
@@ -49,6 +49,11 @@ def test_a_plain_map_takes_a_matrix_with_flat_axes() -> None:
     weight, bias = linear.rules("o")
     assert weight == Rule("weight", (Piece("o.weight", (WIDTH, 8), (WIDTH, 4, 2)),))
     assert bias == Rule("bias", (Piece("o.bias", (WIDTH,), (WIDTH,)),))
+
+
+def test_sinks_take_a_tensor_without_a_suffix() -> None:
+    (rule,) = Sinks(init(), 4).rules("layers.0.sinks")
+    assert rule == Rule("weight", (Piece("layers.0.sinks", (4,), (4,)),))
 
 
 def test_a_map_without_bias_has_one_rule() -> None:
