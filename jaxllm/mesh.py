@@ -17,6 +17,7 @@ AXES: Mapping[str, str | None] = {
     "kv_heads": "tensor",
     "mlp": "tensor",
     "vocab": "tensor",
+    "expert": None,  # of a mixture: all experts on every device
     "embed": None,
     "head_dim": None,
     "batch": "data",

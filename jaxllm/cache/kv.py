@@ -15,7 +15,14 @@ from jax import Array, lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
-from pallas_kernels import add_norm, gated_matmul, paged_decode, paged_extend, rope_write
+from pallas_kernels import (
+    add_norm,
+    gated_matmul,
+    grouped_matmul,
+    paged_decode,
+    paged_extend,
+    rope_write,
+)
 from pallas_kernels.backends import close_plan, open_plan
 from pallas_kernels.quantised import SCALE_DTYPE, is_quantised
 from pallas_kernels.rope_write import HeadRows
@@ -190,6 +197,19 @@ class RowKernels:
         backend = gated_matmul.backend_for(self._row_backend, x_TD, weight_OD)
         return None if backend is None else _gated_matmul(x_TD, weight_OD, backend=backend)
 
+    def grouped_product(
+        self,
+        x_PI: Array,
+        weight_EOI: Array,
+        groups: grouped_matmul.Groups,
+        gating: grouped_matmul.Gating | None,
+    ) -> Array:
+        """Each row times the weight of its expert; with `gating`, of gate and up."""
+        backend = grouped_matmul.backend_for(
+            self._row_backend, x_PI, weight_EOI, groups, gating is not None
+        )
+        return _grouped_matmul(x_PI, weight_EOI, groups, gating=gating, backend=backend)
+
 
 class PagedContext(RowKernels):
     """The attention context of one traced step. Holds the cache as it is written layer by layer;
@@ -255,6 +275,7 @@ class PagedContext(RowKernels):
 # Jitted, so that a kernel is lowered once, not for every layer.
 _add_norm = jax.jit(add_norm.add_norm, static_argnames=("eps", "backend"))
 _gated_matmul = jax.jit(gated_matmul.gated_matmul, static_argnames=("backend",))
+_grouped_matmul = jax.jit(grouped_matmul.grouped_matmul, static_argnames=("gating", "backend"))
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from jaxllm.nn.linear import Init, Linear, Stored
 from jaxllm.nn.norm import RMSNorm
 from jaxllm.nn.rope import Rotation
 from jaxllm.nn.rules import Piece, Rows, Rule
+from pallas_kernels.grouped_matmul import Gating, Groups
 from pallas_kernels.quantised import SCALE_DTYPE
 from pallas_kernels.rope_write import HeadRows
 
@@ -36,6 +37,14 @@ class RowContext(Protocol):
         """silu(gate(x)) · up(x) `[T, X·F]` in one pass; None where two products are faster.
 
         See `pallas_kernels.gated_matmul`.
+        """
+
+    def grouped_product(
+        self, x_PI: Array, weight_EOI: Array, groups: Groups, gating: Gating | None
+    ) -> Array:
+        """Each row times the weight of its expert; with `gating`, of gate and up.
+
+        See `pallas_kernels.grouped_matmul`.
         """
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 
 import jax.numpy as jnp
 from flax import nnx
@@ -119,7 +120,7 @@ class Decoder(nnx.Module):
             numbers = [step for step in path if isinstance(step, int)]
             key = ".".join("{}" if isinstance(step, int) else str(step) for step in path)
             for rule in module.rules(*(name.format(*numbers) for name in names[key])):
-                yield Rule(".".join(map(str, (*path, rule.parameter))), rule.pieces)
+                yield replace(rule, parameter=".".join(map(str, (*path, rule.parameter))))
 
     def logits(self, hidden_RD: Array) -> Array:
         """Next-token logits [R, V] in float32."""

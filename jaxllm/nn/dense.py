@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from pallas_kernels import add_norm
+from pallas_kernels.grouped_matmul import Gating, Groups, grouped_matmul
 from pallas_kernels.rope_write import HeadRows, rotated
 
 
@@ -81,6 +82,12 @@ class DenseContext:
     def gated_product(self, x_TD: Array, weight_X2FD: Array) -> Array | None:
         """None: XLA computes and differentiates the products."""
         return None
+
+    def grouped_product(
+        self, x_PI: Array, weight_EOI: Array, groups: Groups, gating: Gating | None
+    ) -> Array:
+        """Each row times the weight of its expert, tile by tile."""
+        return grouped_matmul(x_PI, weight_EOI, groups, gating=gating, backend="reference")
 
     def _mask(self, tokens: int, window: int | None) -> Array:
         """[T, T] true where row t may see column s."""

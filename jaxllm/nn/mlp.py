@@ -24,6 +24,7 @@ ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = MappingProxyType(
         "relu": jax.nn.relu,
     }
 )
+type FeedForward = Callable[[Array, RowContext], Array]  # of tokens [T, D]
 
 
 class GatedMLP(nnx.Module):

@@ -61,12 +61,21 @@ def _compile(given: _Layout, key: Array) -> jax.stages.Compiled:
 def _draw(
     layout: tuple[_Draw, ...], shape: tuple[int, ...], dtype: jnp.dtype, key: Array, names: Array
 ) -> Array:
+    def one(given: _Draw, name: Array) -> Array:
+        piece, mean, deviation = given
+        values = jax.random.normal(jax.random.fold_in(key, name), piece.source, jnp.float32)
+        arranged = piece.arranged((values * deviation + mean).astype(dtype))
+        return jnp.repeat(arranged, piece.repeat, axis=0)
+
+    columns: dict[int, list[int]] = {}  # pieces side by side; those of a column lie row by row
+    for index, (piece, _, _) in enumerate(layout):
+        columns.setdefault(piece.start, []).append(index)
     parts = []
-    for index, (piece, mean, deviation) in enumerate(layout):
-        values = (
-            jax.random.normal(jax.random.fold_in(key, names[index]), piece.source, jnp.float32)
-            * deviation
-            + mean
-        )
-        parts.append(jnp.repeat(piece.arranged(values.astype(dtype)), piece.repeat, axis=0))
+    for first, *others in columns.values():
+        draw = functools.partial(one, layout[first])
+        if others:  # alike but for their rows
+            drawn = jax.lax.map(draw, names[np.array([first, *others])])
+            parts.append(drawn.reshape(-1, *drawn.shape[2:]))
+        else:
+            parts.append(draw(names[first]))
     return (parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=1)).reshape(shape)

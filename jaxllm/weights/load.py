@@ -68,7 +68,9 @@ def check(
 ) -> None:
     """Raises the ConfigError that `load` would raise, from the files' headers alone."""
     if _reads_files(load_format):
-        _check(reader.Checkpoint(model_dir), _outline(spec, mesh, dtype).rules, ignored(spec))
+        checkpoint = reader.Checkpoint(model_dir)
+        table = _held(checkpoint, _outline(spec, mesh, dtype).rules)
+        _check(checkpoint, table, ignored(spec))
 
 
 def check_shapes(model_dir: str | Path, spec: ModelSpec, load_format: str = "auto") -> None:
@@ -82,7 +84,7 @@ def check_shapes(model_dir: str | Path, spec: ModelSpec, load_format: str = "aut
     if checkpoint is None or checkpoint.problems:
         return
     first = spec.first_layers(1)
-    table = rules(first, outline(first, 1, np.float32))
+    table = _held(checkpoint, rules(first, outline(first, 1, np.float32)))
     problems = _mismatches(checkpoint, [piece for rule in table for piece in rule.pieces])
     held = held_layers(spec, checkpoint.entries)
     if len(spec.layers) > held:
@@ -120,8 +122,9 @@ def load(
         arrays = dummy(graph.rules, [likes[rule.parameter] for rule in graph.rules], seed)
     else:
         checkpoint = reader.Checkpoint(model_dir)
-        _check(checkpoint, graph.rules, ignored(spec))
-        arrays = _place_all(graph.rules, likes, checkpoint)
+        table = _held(checkpoint, graph.rules)
+        _check(checkpoint, table, ignored(spec))
+        arrays = _place_all(table, likes, checkpoint)
     placed, done, total = {}, 0, sum(like.size * like.dtype.itemsize for like in likes.values())
     for rule, array in zip(graph.rules, arrays, strict=True):
         placed[rule.parameter] = array
@@ -213,8 +216,10 @@ def read_block(
             _copy(out, source[tuple(slice(*bound) for bound in bounds)], rule.parameter)
             continue
         target = out[:, piece.start : piece.start + piece.view[1]]
-        for row in range(*bounds[0]):
-            _copy(target[row - bounds[0][0]], source[row // piece.repeat], rule.parameter)
+        begin, end = bounds[0]
+        for row in range(max(begin, piece.row), min(end, piece.row + piece.rows)):
+            own = source[(row - piece.row) // piece.repeat]
+            _copy(target[row - begin], own, rule.parameter)
     return out
 
 
@@ -227,6 +232,12 @@ def _copy(target: np.ndarray, source: np.ndarray, parameter: str) -> None:
             f"{parameter} has values beyond the range of float16 (65504); "
             "use dtype bfloat16 or float32"
         )
+
+
+def _held(checkpoint: reader.Checkpoint, rules: list[Rule]) -> list[Rule]:
+    """The rules in the forms that the checkpoint holds."""
+    names = checkpoint.entries
+    return [rule.for_tensors(names) for rule in rules]
 
 
 def _check(

@@ -119,6 +119,16 @@ CASES: Mapping[str, dict[str, Any]] = MappingProxyType(
             rope_theta=1000000.0,
             rope_scaling={"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
         ),
+        "mixtral-experts": _case("mixtral", num_local_experts=6, intermediate_size=16),
+        "mixtral-fused-window": _case(
+            "mixtral",
+            num_local_experts=4,
+            num_experts_per_tok=3,
+            intermediate_size=16,
+            sliding_window=20,
+            hidden_act="gelu",
+            rope_theta=10000.0,
+        ),
         "qwen3-gqa": _case(
             "qwen3",
             head_dim=16,

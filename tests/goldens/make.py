@@ -12,12 +12,13 @@ import copy
 import json
 import pathlib
 import sys
+import tempfile
 import zlib
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 HERE = pathlib.Path(__file__).parent
@@ -94,6 +95,15 @@ def run(model: Any, seed: int) -> tuple[dict[str, np.ndarray], float]:
     return golden, margin
 
 
+def stored(model: Any, fused: bool) -> dict[str, torch.Tensor]:
+    """The tensors as checkpoints hold them: with one for each expert, or one for all."""
+    if fused:
+        return dict(model.named_parameters())
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        return load_file(pathlib.Path(folder) / "model.safetensors")
+
+
 def save(folder: pathlib.Path, model: Any) -> None:
     """One safetensors file, or two with an index for the case that says so; bfloat16 unless the
     configuration says float32."""
@@ -102,7 +112,7 @@ def save(folder: pathlib.Path, model: Any) -> None:
     single = CASES[folder.name].get("torch_dtype") == "float32"
     tensors = {
         name: (p if single else p.bfloat16()).detach().contiguous()
-        for name, p in model.named_parameters()
+        for name, p in stored(model, "-fused" in folder.name).items()
     }
     if not folder.name.endswith("-sharded"):
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})

@@ -39,7 +39,9 @@ def directory(path: Path, config: object, generation: object = None) -> Path:
 
 
 def test_the_families_are_the_files_of_the_folder() -> None:
-    assert models.families() == ["llama", "mistral", "qwen2", "qwen3"]
+    files = {path.stem for path in Path(models.__path__[0]).glob("[a-z]*.py")}
+    assert models.families() == sorted(files)
+    assert {"llama", "mistral", "qwen2", "qwen3"} < files
     folder = Path(models.__file__).parent
     for name in models.families():
         assert len((folder / f"{name}.py").read_text().splitlines()) <= 150
@@ -58,7 +60,7 @@ def test_reading_a_config_imports_no_jax() -> None:
     [
         ("{", "not valid JSON"),
         ("[1]", "holds a list; an object is expected"),
-        ({}, "model_type None is not supported \\(supported: llama, mistral, qwen2, qwen3\\)"),
+        ({}, "model_type None is not supported \\(supported: .*llama, .*qwen3.*\\)"),
         ({"model_type": "gpt2"}, "model_type 'gpt2' is not supported"),
         ({"model_type": ["llama"]}, "model_type \\['llama'\\] is not supported"),
         ({"model_type": "_rules"}, "model_type '_rules' is not supported"),
@@ -89,7 +91,7 @@ def test_a_missing_model_says_what_is_missing(tmp_path: Path) -> None:
 
 
 def test_an_unknown_family_names_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match="llama, mistral, qwen2, qwen3"):
+    with pytest.raises(ConfigError, match=r"llama, .*mistral, .*qwen3"):
         models.family("os")
 
 

@@ -20,7 +20,7 @@ from jaxllm.models.config.spec import ModelSpec
 from jaxllm.nn.attention import Attention
 from jaxllm.nn.decoder import Block, Decoder
 from jaxllm.nn.linear import Embedding, Init, Linear, vocab_axis
-from jaxllm.nn.mlp import ACTIVATIONS, GatedMLP
+from jaxllm.nn.mlp import ACTIVATIONS, FeedForward, GatedMLP
 from jaxllm.nn.norm import RMSNorm
 
 MAX_HEAD_DIM = 2**14  # a frequency is computed for each pair
@@ -102,13 +102,15 @@ def transformer(
     attention: Callable[[int], Attention],
     *,
     mlp_bias: bool = False,
+    mlp: Callable[[int], FeedForward] | None = None,
 ) -> Decoder:
-    """Embedding, pre-norm blocks around `attention(layer)` with gated feed-forwards, norm and head.
+    """Embedding, pre-norm blocks around `attention(layer)` and `mlp(layer)`, norm and head.
 
-    Raises ConfigError when the feed-forward does not divide over the shards.
+    Without `mlp`, feed-forwards are gated and of the spec's width. Raises ConfigError when they do
+    not divide over the shards.
     """
     width, inner, vocab, eps = spec.width, spec.inner_width, spec.vocab_size, spec.norm_eps
-    if inner % shards:
+    if mlp is None and inner % shards:
         raise ConfigError(
             f"intermediate_size {inner} does not divide over {shards} tensor shards; "
             "choose another tensor_parallel_size"
@@ -119,7 +121,9 @@ def transformer(
             attention_norm=RMSNorm(init, width, eps),
             attention=attention(layer),
             mlp_norm=RMSNorm(init, width, eps),
-            mlp=GatedMLP(init, width, inner, shards, spec.activation, mlp_bias),
+            mlp=GatedMLP(init, width, inner, shards, spec.activation, mlp_bias)
+            if mlp is None
+            else mlp(layer),
         )
 
     return Decoder(

@@ -1,0 +1,96 @@
+"""What families with mixtures of experts share: sizes, tensor names and the routed feed-forward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from jaxllm.config import ConfigError
+from jaxllm.models.config.read import Config, positive
+from jaxllm.models.config.spec import ModelSpec
+from jaxllm.models.config.transformer import transformer_spec
+from jaxllm.nn.experts import Experts, MixtureMLP
+from jaxllm.nn.linear import Init
+from jaxllm.nn.mlp import FeedForward
+from jaxllm.nn.routers import Router
+
+FUSED = ("gate_up_proj", "down_proj")  # of all experts, as newer checkpoints may hold them
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Sizes of a routed feed-forward.
+
+    Attributes:
+        experts: number of experts.
+        choices: experts that compute a token.
+        inner: width of an expert.
+    """
+
+    experts: int
+    choices: int
+    inner: int
+
+
+def mixture(hf: Config, experts: str, inner: str, choices: str = "num_experts_per_tok") -> Mixture:
+    """The sizes under these keys of a complete configuration. Raises ConfigError."""
+    found = Mixture(positive(hf, experts), positive(hf, choices), positive(hf, inner))
+    if found.choices > found.experts:
+        raise ConfigError(
+            f"config.json: {choices} is {found.choices}, but {experts} is {found.experts}; "
+            "a token cannot choose more experts than there are"
+        )
+    return found
+
+
+def mixture_spec(
+    hf: Config, sizes: Mixture, window: Callable[[int], int | None] = lambda layer: None
+) -> ModelSpec:
+    """The spec of a model with such a mixture. A token's rows are copied for each expert that it
+    chooses."""
+    spec = transformer_spec(hf, window)
+    copies = sizes.choices * (sizes.inner + spec.width)
+    return replace(spec, inner_width=max(spec.inner_width, copies))
+
+
+def mixture_names(
+    block: str = "mlp",
+    router: str = "gate.weight",
+    parts: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
+) -> Mapping[str, tuple[str, ...]]:
+    """Modules of a `MixtureMLP` → checkpoint tensors of a layer's `block`: `parts` of each expert,
+    or fused ones of all experts under the names of newer checkpoints."""
+    layer = "model.layers.{}"
+    gate, up, down = (f"{layer}.{block}.experts.{{{{}}}}.{part}.weight" for part in parts)
+    fused_gate_up, fused_down = (f"{layer}.mlp.experts.{name}" for name in FUSED)
+    spellings = dict.fromkeys((f"{layer}.{block}.{router}", f"{layer}.mlp.{router}"))
+    return {
+        "layers.{}.mlp.router": tuple(spellings),
+        "layers.{}.mlp.experts.gate_up": (gate, up, fused_gate_up),
+        "layers.{}.mlp.experts.down": (down, fused_down),
+    }
+
+
+def routed(
+    spec: ModelSpec,
+    shards: int,
+    init: Init,
+    sizes: Mixture,
+    shared: FeedForward | None = None,
+    **router: Any,
+) -> MixtureMLP:
+    """A routed feed-forward; `router` are options of `nn.routers.Router`.
+
+    Raises ConfigError for several shards.
+    """
+    if shards > 1:
+        raise ConfigError(
+            f"{spec.model_type} is a mixture of experts, which runs on one device; "
+            "set tensor_parallel_size to 1"
+        )
+    return MixtureMLP(
+        Router(init, spec.width, sizes.experts, sizes.choices, **router),
+        Experts(init, sizes.experts, spec.width, sizes.inner, spec.activation),
+        shared,
+    )

@@ -1,0 +1,43 @@
+"""Mixtral: Mistral with a mixture of experts for every feed-forward."""
+
+from __future__ import annotations
+
+from jaxllm.models.config.mixture import mixture, mixture_names, mixture_spec, routed
+from jaxllm.models.config.read import Config, positive
+from jaxllm.models.config.spec import ModelSpec
+from jaxllm.models.config.transformer import LLAMA_NAMES, transformer
+from jaxllm.nn.attention import Attention
+from jaxllm.nn.decoder import Decoder
+from jaxllm.nn.experts import MixtureMLP
+from jaxllm.nn.linear import Init
+
+DEFAULTS: Config = {
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 131072,
+    "num_key_value_heads": 8,
+    "rope_theta": 1000000.0,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+}
+NAMES = {**LLAMA_NAMES, **mixture_names("block_sparse_moe", parts=("w1", "w3", "w2"))}
+SIZES = ("num_local_experts", "intermediate_size")
+
+
+def spec(hf: Config) -> ModelSpec:
+    """The spec of a complete configuration. Raises ConfigError."""
+    window = None if hf.get("sliding_window") is None else positive(hf, "sliding_window")
+    return mixture_spec(hf, mixture(hf, *SIZES), lambda layer: window)
+
+
+def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
+    """The model with fresh parameters. Raises ConfigError."""
+    heads, sizes = spec.heads(shards), mixture(spec.config, *SIZES)
+
+    def attention(layer: int) -> Attention:
+        return Attention(init, heads, spec.width, window=spec.windows[layer])
+
+    def mlp(layer: int) -> MixtureMLP:
+        return routed(spec, shards, init, sizes)
+
+    return transformer(spec, shards, init, attention, mlp=mlp)

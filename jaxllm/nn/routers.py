@@ -1,0 +1,108 @@
+"""Routers: which experts of a mixture compute a token, and with what weights. All in float32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array, lax
+
+from jaxllm.nn.linear import Init, contract
+from jaxllm.nn.rules import Piece, Rule
+
+type Score = Callable[[Array], Array]  # of logits [T, E]
+type Weigh = Callable[[Array], Array]  # of the scores [T, K] of chosen experts
+
+
+def softmax(logits: Array) -> Array:
+    """Over the last axis: of all experts as a score, of the chosen ones as weights."""
+    return jax.nn.softmax(logits, axis=-1)
+
+
+def unchanged(scores: Array) -> Array:
+    """The scores themselves."""
+    return scores
+
+
+def normalised(scores: Array) -> Array:
+    """Scores of chosen experts, divided by their sum."""
+    return scores / (jnp.sum(scores, axis=-1, keepdims=True) + 1e-20)
+
+
+@dataclass(frozen=True)
+class GroupLimit:
+    """Tokens choose among the experts of their best groups.
+
+    Attributes:
+        groups: of equally many neighbouring experts.
+        kept: groups that stay.
+        best: experts whose scores are summed to score a group.
+    """
+
+    groups: int
+    kept: int
+    best: int
+
+    def __call__(self, score_TE: Array) -> Array:
+        """The scores, -inf in the groups that are dropped. Of equal groups the first stays."""
+        score_TGM = score_TE.reshape(score_TE.shape[0], self.groups, -1)
+        group_TG = jnp.sum(lax.top_k(score_TGM, self.best)[0], axis=-1)
+        kept_TG = jnp.zeros(group_TG.shape, bool)
+        token_T = jnp.arange(score_TE.shape[0])
+        kept_TG = kept_TG.at[token_T[:, None], lax.top_k(group_TG, self.kept)[1]].set(True)
+        return jnp.where(kept_TG[:, :, None], score_TGM, -jnp.inf).reshape(score_TE.shape)
+
+
+class Router(nnx.Module):
+    """Chooses the `choices` experts of highest score, of equal ones those of lower number.
+
+    `score` turns logits into scores; `weigh` turns the scores of the chosen into weights, which
+    `scale` multiplies. With `corrected`, experts are chosen by score plus a correction of their own
+    (float32), which their weights do not see.
+    """
+
+    def __init__(
+        self,
+        init: Init,
+        width: int,
+        experts: int,
+        choices: int,
+        *,
+        score: Score = softmax,
+        weigh: Weigh = normalised,
+        scale: float = 1.0,
+        limit: GroupLimit | None = None,
+        corrected: bool = False,
+    ):
+        self.weight = init.normal((experts, width), ("expert", "embed"))
+        self.correction = (
+            nnx.Param(jnp.zeros((experts,), jnp.float32), axes=("expert",)) if corrected else None
+        )
+        self.choices = choices
+        self.score, self.weigh, self.scale, self.limit = score, weigh, scale, limit
+
+    def __call__(self, x_TD: Array) -> tuple[Array, Array]:
+        """Experts (int32) and weights (float32) of each token, both `[T, K]`."""
+        score_TE = self.score(contract(x_TD, self.weight[...], 1, jnp.float32))
+        rank_TE = score_TE if self.correction is None else score_TE + self.correction[...]
+        rank_TE = rank_TE if self.limit is None else self.limit(rank_TE)
+        expert_TK = lax.top_k(rank_TE, self.choices)[1]
+        weight_TK = self.weigh(jnp.take_along_axis(score_TE, expert_TK, axis=1))
+        return expert_TK, weight_TK * self.scale
+
+    def rules(self, *names: str) -> Iterator[Rule]:
+        """`names` are full names of checkpoint tensors: the weight's, and with a correction then
+        its own; further pairs are other spellings."""
+        each = 1 if self.correction is None else 2
+        forms = [names[i : i + each] for i in range(0, len(names), each)]
+        yield self._rule("weight", self.weight, [form[0] for form in forms])
+        if self.correction is not None:
+            yield self._rule("correction", self.correction, [form[1] for form in forms])
+
+    def _rule(self, leaf: str, parameter: nnx.Param, names: list[str]) -> Rule:
+        shape = parameter.get_value().shape
+        first, *others = ((Piece(name, shape, shape),) for name in names)
+        return Rule(leaf, first, tuple(others))
