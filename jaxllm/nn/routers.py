@@ -56,42 +56,52 @@ class GroupLimit:
         return jnp.where(kept_TG[:, :, None], score_TGM, -jnp.inf).reshape(score_TE.shape)
 
 
-class Router(nnx.Module):
-    """Chooses the `choices` experts of highest score, of equal ones those of lower number.
+@dataclass(frozen=True)
+class Routing:
+    """How experts are chosen and weighed.
 
-    `score` turns logits into scores; `weigh` turns the scores of the chosen into weights, which
-    `scale` multiplies. With `corrected`, experts are chosen by score plus a correction of their own
-    (float32), which their weights do not see.
+    Attributes:
+        choices: experts that compute a token, those of highest score.
+        score: turns logits into scores.
+        weigh: turns the scores of the chosen into weights.
+        scale: factor of the weights.
+        limit: drops groups of experts; None keeps all.
+        corrected: experts are chosen by score plus a correction of their own, which their weights
+            do not see.
     """
 
-    def __init__(
-        self,
-        init: Init,
-        width: int,
-        experts: int,
-        choices: int,
-        *,
-        score: Score = softmax,
-        weigh: Weigh = normalised,
-        scale: float = 1.0,
-        limit: GroupLimit | None = None,
-        corrected: bool = False,
-    ):
+    choices: int
+    score: Score = softmax
+    weigh: Weigh = normalised
+    scale: float = 1.0
+    limit: GroupLimit | None = None
+    corrected: bool = False
+
+
+class Router(nnx.Module):
+    """Chooses experts by the scores of a linear map, of equal ones those of lower number.
+
+    `weight` is `[E, D]`; `correction`, where there is one, `[E]` in float32.
+    """
+
+    def __init__(self, init: Init, width: int, experts: int, routing: Routing):
         self.weight = init.normal((experts, width), ("expert", "embed"))
         self.correction = (
-            nnx.Param(jnp.zeros((experts,), jnp.float32), axes=("expert",)) if corrected else None
+            nnx.Param(jnp.zeros((experts,), jnp.float32), axes=("expert",))
+            if routing.corrected
+            else None
         )
-        self.choices = choices
-        self.score, self.weigh, self.scale, self.limit = score, weigh, scale, limit
+        self.routing = routing
 
     def __call__(self, x_TD: Array) -> tuple[Array, Array]:
         """Experts (int32) and weights (float32) of each token, both `[T, K]`."""
-        score_TE = self.score(contract(x_TD, self.weight[...], 1, jnp.float32))
+        routing = self.routing
+        score_TE = routing.score(contract(x_TD, self.weight[...], 1, jnp.float32))
         rank_TE = score_TE if self.correction is None else score_TE + self.correction[...]
-        rank_TE = rank_TE if self.limit is None else self.limit(rank_TE)
-        expert_TK = lax.top_k(rank_TE, self.choices)[1]
-        weight_TK = self.weigh(jnp.take_along_axis(score_TE, expert_TK, axis=1))
-        return expert_TK, weight_TK * self.scale
+        rank_TE = rank_TE if routing.limit is None else routing.limit(rank_TE)
+        expert_TK = lax.top_k(rank_TE, routing.choices)[1]
+        weight_TK = routing.weigh(jnp.take_along_axis(score_TE, expert_TK, axis=1))
+        return expert_TK, weight_TK * routing.scale
 
     def rules(self, *names: str) -> Iterator[Rule]:
         """`names` are full names of checkpoint tensors: the weight's, and with a correction then

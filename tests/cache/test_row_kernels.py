@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jaxllm.cache import kv as kv_module
+from jaxllm.cache import row_kernels
 from jaxllm.cache.kv import (
     KVCache,
     PagedContext,
@@ -81,6 +81,6 @@ def test_the_gated_product_is_what_the_mlp_computes_without_it(monkeypatch):
         PagedContext(KVCache((), ()), [], "reference", mesh_of(1)),
     )
     wanted = mlp(x, context)
-    monkeypatch.setattr(kv_module.gated_matmul, "backend_for", lambda wanted, x, w: "reference")
+    monkeypatch.setattr(row_kernels.gated_matmul, "backend_for", lambda wanted, x, w: "reference")
     assert context.gated_product(x, mlp.gate_up.weight[...]).shape == (5, 12)
     np.testing.assert_allclose(mlp(x, context), wanted, rtol=1e-5, atol=1e-6)

@@ -13,7 +13,7 @@ from jaxllm.nn.dense import DenseContext
 from jaxllm.nn.experts import ExpertMaps, Experts, MixtureMLP, SharedExpert
 from jaxllm.nn.linear import Init
 from jaxllm.nn.mlp import ACTIVATIONS, GatedMLP
-from jaxllm.nn.routers import Router
+from jaxllm.nn.routers import Router, Routing
 from jaxllm.nn.rules import Rule
 from jaxllm.weights.dummy import dummy
 from jaxllm.weights.load import read_block
@@ -38,7 +38,7 @@ def test_a_mixture_is_the_weighted_sum_of_a_tokens_experts(
 ) -> None:
     mlp = GatedMLP(init(), WIDTH, 2 * INNER, 1, activation)
     parts = {None: None, "plain": mlp, "gated": SharedExpert(init(), mlp, WIDTH)}
-    router = Router(init(), WIDTH, EXPERTS, CHOICES)
+    router = Router(init(), WIDTH, EXPERTS, Routing(CHOICES))
     experts = Experts(init(), EXPERTS, WIDTH, INNER, activation)
     module = MixtureMLP(router, experts, parts[shared])
     x = jax.random.normal(jax.random.key(0), (TOKENS, WIDTH)) * 20

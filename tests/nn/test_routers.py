@@ -12,14 +12,14 @@ import pytest
 from flax import nnx
 
 from jaxllm.nn.linear import Init
-from jaxllm.nn.routers import GroupLimit, Router, normalised, softmax, unchanged
+from jaxllm.nn.routers import GroupLimit, Router, Routing, normalised, softmax, unchanged
 from jaxllm.nn.rules import Piece, Rule
 
 TOKENS, EXPERTS, WIDTH = 40, 12, 6
 
 
 def router(choices: int = 3, **options: Any) -> Router:
-    return Router(Init(nnx.Rngs(0), jnp.float32), WIDTH, EXPERTS, choices, **options)
+    return Router(Init(nnx.Rngs(0), jnp.float32), WIDTH, EXPERTS, Routing(choices, **options))
 
 
 def tokens() -> np.ndarray:
@@ -101,7 +101,7 @@ def test_of_equal_experts_the_first_are_chosen() -> None:
 
 
 def test_scores_of_16_bit_tokens_are_not_rounded() -> None:
-    module = Router(Init(nnx.Rngs(0), jnp.bfloat16), WIDTH, EXPERTS, 3)
+    module = Router(Init(nnx.Rngs(0), jnp.bfloat16), WIDTH, EXPERTS, Routing(3))
     x_TD = jnp.asarray(tokens(), jnp.bfloat16)
     exact = np.asarray(x_TD, np.float64) @ np.asarray(module.weight[...], np.float64).T
     expert_TK, weight_TK = module(x_TD)

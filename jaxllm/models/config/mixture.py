@@ -13,7 +13,7 @@ from jaxllm.models.config.transformer import transformer_spec
 from jaxllm.nn.experts import Experts, MixtureMLP
 from jaxllm.nn.linear import Init
 from jaxllm.nn.mlp import FeedForward
-from jaxllm.nn.routers import Router
+from jaxllm.nn.routers import Router, Routing
 
 FUSED = ("gate_up_proj", "down_proj")  # of all experts, as newer checkpoints may hold them
 
@@ -78,9 +78,9 @@ def routed(
     init: Init,
     sizes: Mixture,
     shared: FeedForward | None = None,
-    **router: Any,
+    **routing: Any,
 ) -> MixtureMLP:
-    """A routed feed-forward; `router` are options of `nn.routers.Router`.
+    """A routed feed-forward; `routing` are fields of `nn.routers.Routing`.
 
     Raises ConfigError for several shards.
     """
@@ -90,7 +90,7 @@ def routed(
             "set tensor_parallel_size to 1"
         )
     return MixtureMLP(
-        Router(init, spec.width, sizes.experts, sizes.choices, **router),
+        Router(init, spec.width, sizes.experts, Routing(sizes.choices, **routing)),
         Experts(init, sizes.experts, spec.width, sizes.inner, spec.activation),
         shared,
     )

@@ -10,7 +10,7 @@ import numpy as np
 from jax import Array
 from jax.sharding import NamedSharding
 
-from jaxllm.cache.kv import RowKernels
+from jaxllm.cache.row_kernels import RowKernels
 from jaxllm.engine.runtime.launch import read
 from jaxllm.engine.runtime.program import (
     MAX_DEPTH,

@@ -1,0 +1,52 @@
+"""The kernels of a step that work token by token."""
+
+from __future__ import annotations
+
+import jax
+from jax import Array
+from jax.sharding import Mesh
+
+from pallas_kernels import add_norm, gated_matmul, grouped_matmul
+
+
+class RowKernels:
+    """The kernels of a traced step that work token by token."""
+
+    def __init__(self, backend: str, mesh: Mesh):
+        self._mesh = mesh
+        # These ops are not split over devices
+        self._row_backend = backend if mesh.shape["tensor"] == 1 else "reference"
+
+    def add_norm(
+        self, x_TD: Array, delta_TD: Array, weight_D: Array, eps: float
+    ) -> tuple[Array, Array]:
+        """`x + delta`, and its norm. On several devices XLA computes both, fused with the sum over
+        devices."""
+        backend = add_norm.backend_for(self._row_backend, x_TD, weight_D)
+        return _add_norm(x_TD, delta_TD, weight_D, eps, backend=backend)
+
+    def gated_product(self, x_TD: Array, weight_X2FD: Array) -> Array | None:
+        """An MLP's gated product, or None where no kernel of the back end is faster than XLA, which
+        also holds over several devices."""
+        weight_OD = weight_X2FD.reshape(-1, weight_X2FD.shape[-1])
+        backend = gated_matmul.backend_for(self._row_backend, x_TD, weight_OD)
+        return None if backend is None else _gated_matmul(x_TD, weight_OD, backend=backend)
+
+    def grouped_product(
+        self,
+        x_PI: Array,
+        weight_EOI: Array,
+        groups: grouped_matmul.Groups,
+        gating: grouped_matmul.Gating | None,
+    ) -> Array:
+        """Each row times the weight of its expert; with `gating`, of gate and up."""
+        backend = grouped_matmul.backend_for(
+            self._row_backend, x_PI, weight_EOI, groups, gating is not None
+        )
+        return _grouped_matmul(x_PI, weight_EOI, groups, gating=gating, backend=backend)
+
+
+# Jitted, so that a kernel is lowered once, not for every layer.
+_add_norm = jax.jit(add_norm.add_norm, static_argnames=("eps", "backend"))
+_gated_matmul = jax.jit(gated_matmul.gated_matmul, static_argnames=("backend",))
+_grouped_matmul = jax.jit(grouped_matmul.grouped_matmul, static_argnames=("gating", "backend"))
