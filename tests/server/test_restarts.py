@@ -16,12 +16,13 @@ def test_a_dead_engine_is_restarted_while_the_server_answers(
 ) -> None:
     gate = tmp_path / "gate"
     os.mkfifo(gate)
-    server = launch(frozen=True, gate=gate)
+    server = launch("--max-num-queued-reqs", "1", frozen=True, gate=gate)
     gate.write_bytes(b"")  # the engine may load
     server.up()
     first = server.engine
-    with server.begin() as whole, server.begin(stream=True) as stream:
-        server.busy()
+    with server.begin(n=8) as whole, server.begin(stream=True) as stream:
+        while json.loads(server.get("/ready")[1])["status"] != "full":  # 8 run, 1 is queued
+            pass
         os.kill(first, signal.SIGKILL)
         for ended in (whole.answer(), stream.answer()):
             assert (ended.status, ended.error["type"]) == (500, "server_error")
