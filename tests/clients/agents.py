@@ -1,16 +1,18 @@
-"""Coding agents: how each is installed, told of a server, and asked for something."""
+"""Coding agents: how each is installed, told of a server as docs/clients.md says, and asked."""
 
 from __future__ import annotations
 
 import json
 import pathlib
+import re
+import shlex
 import subprocess
 from dataclasses import dataclass
-from typing import Any
 
 from tests.clients.environments import npm_install, run
 
 TASK = "Write one into first and two into second."
+PAGE = pathlib.Path(__file__).parents[2] / "docs" / "clients.md"
 
 
 @dataclass(frozen=True)
@@ -19,13 +21,21 @@ class Agent:
 
     Attributes:
         package: with the version that this was written for.
-        setup: what npm runs after an installation where it is allowed to.
+        title: of its section in docs/clients.md.
         tool: runs a shell command given as `argument`.
+        options: let it act without asking.
+        settings: where it looks for what the page says, below its home.
+        language: of these settings.
+        setup: what npm runs after an installation where it is allowed to.
     """
 
     package: str
+    title: str
     tool: str
     argument: str
+    options: tuple[str, ...] = ()
+    settings: str | None = None
+    language: str = ""
     setup: str | None = None
 
     @property
@@ -38,6 +48,20 @@ class Agent:
         arguments = {self.argument: command}
         return self.tool, arguments | ({} if self.argument == "cmd" else {"description": "Write"})
 
+    def shown(self, language: str, url: str) -> str:
+        """What the page shows in this language, for the server at `url`."""
+        section = PAGE.read_text().partition(f"## {self.title}\n")[2].partition("\n## ")[0]
+        found = re.search(rf"```{language}\n(.*?)```", section, re.DOTALL)
+        assert found is not None, (self.title, language)
+        return found[1].replace("http://localhost:8000", url).replace("\\\n", " ")
+
+    def command(self, url: str) -> tuple[dict[str, str], list[str]]:
+        """Variables and words of the page's command, with the task in place of its question."""
+        words = shlex.split(self.shown("sh", url))
+        pairs = [word.split("=", 1) for word in words if re.match("[A-Z_]+=", word)]
+        binary, *arguments = words[len(pairs) : -1]
+        return dict(pairs), [binary, *arguments, *self.options, TASK]
+
     def install(self, folder: pathlib.Path) -> None:
         """Into a folder of npm."""
         npm_install(folder, self.package)
@@ -48,65 +72,57 @@ class Agent:
 
     def ask(self, folder: pathlib.Path, url: str) -> subprocess.CompletedProcess[str]:
         """Give it the task, in the folder `work` and with a home of its own."""
-        (folder / "work").mkdir()
-        (folder / "home").mkdir()
-        (folder / "opencode.json").write_text(json.dumps(opencode_settings(url)))
-        binary, *options = COMMANDS[self.name]
+        home, work = folder / "home", folder / "work"
+        for one in (home, work):
+            one.mkdir()
+        if self.settings is not None:
+            path = home / self.settings
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(self.shown(self.language, url))
+        variables, (binary, *arguments) = self.command(url)
         return run(
-            [
-                str(folder / "node_modules" / ".bin" / binary),
-                *(option.replace("URL", url) for option in options),
-                TASK,
-            ],
+            [str(folder / "node_modules" / ".bin" / binary), *arguments],
             seconds=240,
-            cwd=folder / "work",
-            HOME=str(folder / "home"),
-            PWD=str(folder / "work"),
-            OPENAI_API_KEY="none",
-            ANTHROPIC_API_KEY="none",
-            ANTHROPIC_BASE_URL=url,
-            ANTHROPIC_MODEL="demo",
-            ANTHROPIC_SMALL_FAST_MODEL="demo",
-            CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC="1",
-            IS_SANDBOX="1",
-            OPENCODE_CONFIG=str(folder / "opencode.json"),
-            OPENCODE_DISABLE_AUTOUPDATE="1",
-            OPENCODE_DISABLE_MODELS_FETCH="1",
+            cwd=work,
+            **variables | QUIET,
+            HOME=str(home),
+            PWD=str(work),
         )
 
 
-AGENTS = [
-    Agent("@openai/codex@0.169.0", "exec_command", "cmd"),
-    Agent("@anthropic-ai/claude-code@2.1.197", "Bash", "command", "install.cjs"),
-    Agent("opencode-ai@1.18.33", "bash", "command", "postinstall.mjs"),
-]
-CODEX_PROVIDER = (
-    'model_providers.local={name="local",base_url="URL/v1",'
-    'env_key="OPENAI_API_KEY",wire_api="responses"}'
-)
-COMMANDS = {
-    "@openai/codex": (
-        *("codex", "exec", "-m", "demo", "--skip-git-repo-check"),
-        "--dangerously-bypass-approvals-and-sandbox",
-        *("-c", "model_provider=local", "-c", CODEX_PROVIDER),
+QUIET = {  # nothing is asked of other hosts
+    "IS_SANDBOX": "1",
+    "OPENCODE_CONFIG_CONTENT": json.dumps(
+        {"autoupdate": False, "share": "disabled", "permission": {"*": "allow"}}
     ),
-    "@anthropic-ai/claude-code": ("claude", "--dangerously-skip-permissions", "-p"),
-    "opencode-ai": ("opencode", "run"),
+    "OPENCODE_DISABLE_AUTOUPDATE": "1",
+    "OPENCODE_DISABLE_MODELS_FETCH": "1",
 }
-
-
-def opencode_settings(url: str) -> dict[str, Any]:
-    """opencode reads its servers from a file."""
-    local = {
-        "npm": "@ai-sdk/openai-compatible",
-        "options": {"baseURL": f"{url}/v1", "apiKey": "none"},
-        "models": {"demo": {"name": "demo"}},
-    }
-    return {
-        "autoupdate": False,
-        "share": "disabled",
-        "model": "local/demo",
-        "small_model": "local/demo",
-        "permission": {"*": "allow"},
-        "provider": {"local": local},
-    }
+AGENTS = [
+    Agent(
+        "@openai/codex@0.169.0",
+        "Codex CLI",
+        "exec_command",
+        "cmd",
+        ("--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"),
+        ".codex/config.toml",
+        "toml",
+    ),
+    Agent(
+        "@anthropic-ai/claude-code@2.1.197",
+        "Claude Code",
+        "Bash",
+        "command",
+        ("--dangerously-skip-permissions",),
+        setup="install.cjs",
+    ),
+    Agent(
+        "opencode-ai@1.18.33",
+        "opencode",
+        "bash",
+        "command",
+        settings=".config/opencode/opencode.json",
+        language="json",
+        setup="postinstall.mjs",
+    ),
+]
