@@ -17,6 +17,7 @@ from benchmarks.record import finish, parser
 from benchmarks.shapes import engine_options
 from jaxllm import EngineConfig, SamplingParams
 from jaxllm.engine.engine import Engine
+from jaxllm.engine.load import load_engine
 from jaxllm.messages import GenerateRequest
 
 # The workload on which KV waste is counted: mean length 250 and more
@@ -43,11 +44,12 @@ def main() -> None:
     args.add_argument("--max-output-len", type=int, default=512)
     args.add_argument("--repeat", type=int, default=3)
     a = args.parse_args()
-    engine = Engine.from_config(
+    engine = load_engine(
         EngineConfig(
             **engine_options(a.model), max_num_seqs=a.batch_size, enable_prefix_caching=False
         )
     )
+    assert isinstance(engine, Engine), "batching is of models that generate"
     requests = workload(a, engine.resolved.vocab_size)
     run(engine, requests[: a.batch_size], a.batch_size)
     runner, adaptive = engine.runner, engine.runner.shapes

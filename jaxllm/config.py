@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
+from jaxllm.pooling import CONVERTS, RUNNERS, Pooling
+
 DTYPES = ("auto", "float16", "half", "bfloat16", "float32", "float")
 PAGE_SIZES = (8, 16, 32, 64, 128)  # tokens
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
@@ -146,6 +148,8 @@ LEGAL: dict[str, Legal] = {
     "logprobs_mode": _one_of(LOGPROBS_MODES),
     "preemption_mode": _one_of(PREEMPTION_MODES),
     "kv_cache_dtype": _one_of(tuple(KV_CACHE_DTYPES)),
+    "runner": _one_of(RUNNERS),
+    "convert": _one_of(CONVERTS),
     "swap_space": _HOST_SIZE,
     "kv_offloading_size": _HOST_SIZE,
     "max_stall_ms": _number("a number of milliseconds above 0", lambda ms: 0 < ms < 1e6),
@@ -162,6 +166,9 @@ class EngineConfig:
     model: str = "demo"
     tokenizer: str | None = None
     skip_tokenizer_init: bool = False
+    # One of RUNNERS; "auto": what the checkpoint is made for
+    runner: str = "auto"
+    convert: str = "auto"  # one of CONVERTS: what a pooling model gives
     revision: str | None = None
     download_dir: str | None = None
     load_format: str = "auto"
@@ -219,6 +226,11 @@ class EngineConfig:
                 "pool is; leave one of them out"
             )
         self._check_host()
+        if self.runner == "generate" and self.convert in ("embed", "classify"):
+            raise ConfigError(
+                f"--convert {self.convert} is for pooling models; leave out one of it and "
+                "--runner generate"
+            )
         if not isinstance(self.model, str) or not self.model:
             raise ConfigError(
                 f"the model must be a directory, a hub id or 'demo', got {self.model!r:.80}"
@@ -256,6 +268,7 @@ class Resolved:
         windows: tokens of the window of each cache group, which gives back pages behind it; None
             keeps all pages.
         more_pages: pages of each cache group after the first, which has `num_pages`.
+        pooling: what is made of a prompt; None when the model generates.
     """
 
     model_dir: str
@@ -284,6 +297,7 @@ class Resolved:
     windows: tuple[int | None, ...] = (None,)
     batch_invariant: bool = False
     more_pages: tuple[int, ...] = ()
+    pooling: Pooling | None = None
 
     @property
     def max_pages_per_request(self) -> int:

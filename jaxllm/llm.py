@@ -3,31 +3,26 @@ vLLM's names; docs/llm.md describes them."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import gc
 import itertools
 import logging
-import math
-import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from tqdm import tqdm
-
 from jaxllm.chat_template import TemplateInput, check_template, template_text
-from jaxllm.config import ConfigError, EngineConfig
-from jaxllm.engine.engine import Engine
+from jaxllm.config import EngineConfig
+from jaxllm.engine.load import load_engine
 from jaxllm.engine.runtime.profile import Profiler
-from jaxllm.engine.scheduling.scheduler import Scheduler
 from jaxllm.engine.startup.report import ConsoleReport
 from jaxllm.grammar.checker import Checker, special_tokens
 from jaxllm.grammar.structure import StructureError
+from jaxllm.llm_driver import Driver
 from jaxllm.llm_inputs import (
     Message,
     Prompt,
     as_list,
+    cache_salt,
     check_beam_arguments,
     conversations_of,
     engine_arguments,
@@ -35,7 +30,8 @@ from jaxllm.llm_inputs import (
     text_or_ids,
     with_priorities,
 )
-from jaxllm.messages import GenerateRequest, RequestError, TextDelta
+from jaxllm.llm_pooling import PoolingCalls
+from jaxllm.messages import GenerateRequest
 from jaxllm.metrics import Metric, engine_metrics
 from jaxllm.outputs import (
     BeamSearchOutput,
@@ -50,7 +46,6 @@ from jaxllm.sampling.defaults import generation_config, sampling_defaults
 from jaxllm.sampling.options import BeamSearchParams, SamplingParams
 from jaxllm.sampling.processor_arguments import Function
 from jaxllm.sampling.values import OptionError
-from jaxllm.tokenizer import Tokenizer
 
 __all__ = ["LLM", "CompletionOutput", "Logprob", "RequestOutput"]
 
@@ -60,7 +55,7 @@ logger = logging.getLogger("jaxllm")
 type Input = tuple[str | None, list[int], str | None]
 
 
-class LLM:
+class LLM(PoolingCalls):
     """A model in this process. Calls of several threads take turns.
 
     A process may hold several. JAX keeps the programs of each in its caches;
@@ -89,18 +84,18 @@ class LLM:
         template = None if chat_template is None else template_text(chat_template)
         if template is not None:
             check_template(template)
-        self.engine = Engine.from_config(self.config, ConsoleReport(), logits_processors)
+        self.engine = load_engine(self.config, ConsoleReport(), logits_processors)
+        self._driver = Driver(self.engine)
         self._ids = itertools.count()
         self._profiler = Profiler(self.config.profiler_dir)
-        self._turn, self._caller = threading.Lock(), 0
         if template is not None:
-            self._tokenizer().hf.chat_template = template
+            self._reader().hf.chat_template = template
         elif self.engine.tokenizer is not None:
             self.engine.tokenizer.check_chat_template()
 
     def get_tokenizer(self) -> Any:
         """The Hugging Face tokenizer. Raises ConfigError with `skip_tokenizer_init`."""
-        return self._tokenizer().hf
+        return self._reader().hf
 
     def get_default_sampling_params(self) -> SamplingParams:
         """The model's own defaults (generation_config.json)."""
@@ -235,19 +230,14 @@ class LLM:
                 continue_final_message=continue_final_message,
                 template_kwargs=variables,
             )
-            ids = self._tokenizer().chat(conversation, chat_template=template)
-            inputs.append((self._tokenizer().decode(ids, skip_special_tokens=False), ids, None))
+            ids = self._reader().chat(conversation, chat_template=template)
+            inputs.append((self._reader().decode(ids, skip_special_tokens=False), ids, None))
         return self._run(inputs, self._params(sampling_params, len(inputs)), use_tqdm)
-
-    def _tokenizer(self) -> Tokenizer:
-        if self.engine.tokenizer is None:
-            raise ConfigError("this needs a tokenizer; construct LLM without skip_tokenizer_init")
-        return self.engine.tokenizer
 
     def _tokenized(self, prompt: Prompt) -> Input:
         text, ids = text_or_ids(prompt)
-        salt = prompt.get("cache_salt") if isinstance(prompt, Mapping) else None
-        return text, self._tokenizer().encode(text or "") if ids is None else ids, salt
+        ids = self._reader().encode(text or "") if ids is None else ids
+        return text, ids, cache_salt(prompt)
 
     def _params(
         self, given: SamplingParams | Sequence[SamplingParams] | None, count: int
@@ -270,54 +260,20 @@ class LLM:
 
     @functools.cached_property
     def _checker(self) -> Checker:
-        return Checker(special_tokens(self._tokenizer().backend))
+        return Checker(special_tokens(self._reader().backend))
 
     def _run(
         self, inputs: list[Input], params: list[SamplingParams], use_tqdm: bool
     ) -> list[RequestOutput]:
-        """Run requests while no other thread does. Raises RequestError for a call from inside
-        another, as by a host logits processor."""
-        if self._caller == threading.get_ident():
-            raise RequestError(
-                "this LLM is in the middle of a call of this thread, which cannot wait for "
-                "another; use a second LLM"
-            )
-        with self._turn:
-            self._caller = threading.get_ident()
-            try:
-                return self._run_alone(inputs, params, use_tqdm)
-            finally:
-                self._caller = 0
-
-    def _run_alone(
-        self, inputs: list[Input], params: list[SamplingParams], use_tqdm: bool
-    ) -> list[RequestOutput]:
-        requests = self._requests(inputs, params)
-        text_of = self.engine.tokenizer.token_text if self.engine.tokenizer else nameless
-        outputs = {
-            r.id: OutputBuilder(r, text, text_of)
-            for r, (text, *_) in zip(requests, inputs, strict=True)
-        }
-        bar = tqdm(
-            total=len(requests),
-            desc="Processed prompts",
-            unit="prompt",
-            disable=not use_tqdm,
-            dynamic_ncols=True,
-        )
-        try:
-            with frozen_heap():
-                for delta in self._deltas(requests):
-                    if outputs[delta.id].add_delta(delta):
-                        bar.update()
-        except BaseException:
-            for request in requests:
-                self.engine.abort(request.id)
-            while self.engine.has_work:  # so that the next call starts clean
-                self.engine.step()
-            raise
-        finally:
-            bar.close()
+        """Run requests while no other thread does."""
+        with self._driver.turn():
+            requests = self._requests(inputs, params)
+            text_of = self.engine.tokenizer.token_text if self.engine.tokenizer else nameless
+            outputs = {
+                r.id: OutputBuilder(r, text, text_of)
+                for r, (text, *_) in zip(requests, inputs, strict=True)
+            }
+            self._driver.run(requests, lambda d: outputs[d.id].add_delta(d), use_tqdm)
         found = [outputs[r.id].output for r in requests]
         failed = [choice.error for output in found for choice in output.outputs if choice.error]
         if failed:
@@ -345,37 +301,3 @@ class LLM:
         for request in requests:
             self.engine.validate(request)
         return requests
-
-    def _deltas(self, requests: list[GenerateRequest]) -> Iterator[TextDelta]:
-        """Add requests as the engine's queue has room, and step it until all have ended."""
-        in_order = (
-            self.engine.resolved.scheduling_policy == "fcfs"
-            and type(self.engine.scheduler) is Scheduler
-        )
-        queue = iter(requests)
-        waiting = next(queue, None)
-        while waiting is not None or self.engine.has_work:
-            # The device starts with one step's worth of tokens; the others are added while it
-            # computes
-            left = (
-                self.engine.resolved.max_num_batched_tokens
-                if in_order and not self.engine.has_work
-                else math.inf
-            )
-            while waiting is not None and left > 0 and self.engine.queue_has_space(waiting):
-                entered, waiting = waiting, next(queue, None)
-                self.engine.enter(entered)
-                if waiting is not None and left < math.inf:
-                    left -= self.engine.uncached_tokens(entered)
-            yield from self.engine.step()
-
-
-@contextlib.contextmanager
-def frozen_heap() -> Iterator[None]:
-    """Exclude all present objects from garbage collections meanwhile: JAX keeps about a million,
-    and visiting them takes longer than steps. Afterwards nothing is frozen."""
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()

@@ -72,6 +72,11 @@ def text_or_ids(prompt: Prompt) -> tuple[str | None, list[int] | None]:
     return prompt, None
 
 
+def cache_salt(prompt: Prompt) -> str | None:
+    """The salt of a prompt that is a dict."""
+    return prompt.get("cache_salt") if isinstance(prompt, Mapping) else None
+
+
 def token_ids(ids: Any) -> list[int]:
     """Token ids from a list, tuple or array; the engine checks each. Raises RequestError on
     anything else."""

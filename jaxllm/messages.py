@@ -98,6 +98,24 @@ class GenerateRequest:
     thinking: ThinkingBudget | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolingRequest:
+    """A request to the engine of a pooling model.
+
+    Attributes:
+        id: made by the server or library, never by a client.
+        params: what the scheduler reads of it, which is its priority: nothing is drawn.
+        arrival: seconds since the epoch.
+        cache_salt: only requests with an equal one share cached prefixes.
+    """
+
+    id: str
+    prompt_token_ids: list[int]
+    params: SamplingParams = field(default_factory=lambda: SamplingParams(max_tokens=1))
+    arrival: float = field(default_factory=time.time)
+    cache_salt: str | None = None
+
+
 @dataclass(slots=True, kw_only=True)
 class TokenLogprobs:
     """Log-probabilities at one position.
@@ -148,6 +166,7 @@ class TextDelta(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
         finish_reason: of the last delta: "stop", "length", "abort" or "error".
         stop_reason: the stop string or stop token id that ended the choice.
         cumulative_logprob: of all tokens of the choice, where choices are ranked.
+        pooled: the result of a pooling request: float32, as the model gives it.
         error: the reason of "error".
         error_param: the field of the request that caused it, if one did.
     """
@@ -163,6 +182,7 @@ class TextDelta(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     num_cached_tokens: int = 0
     cumulative_logprob: float | None = None
     times: RequestTimes | None = None
+    pooled: bytes | None = None
     error: str | None = None
     error_param: str | None = None
 

@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, overload
 
+import numpy as np
+
 from jaxllm.logprobs import total, unpacked
 from jaxllm.messages import GenerateRequest, RequestTimes, TextDelta
 
@@ -175,6 +177,65 @@ class RequestOutput:
     metrics: RequestTimes | None = None
     num_cached_tokens: int = 0
     prompt_logprobs: Sequence[dict[int, Logprob] | None] | None = None
+
+
+@dataclass(slots=True)
+class PoolingOutput:
+    """What a pooling model makes of a prompt: a float32 vector."""
+
+    data: np.ndarray
+
+
+@dataclass(slots=True)
+class EmbeddingOutput:
+    """The embedding of a prompt."""
+
+    embedding: list[float]
+
+    @property
+    def hidden_size(self) -> int:
+        """Its length."""
+        return len(self.embedding)
+
+
+@dataclass(slots=True)
+class ClassificationOutput:
+    """A number for each label, probabilities unless the request says otherwise."""
+
+    probs: list[float]
+
+    @property
+    def num_classes(self) -> int:
+        """The number of labels."""
+        return len(self.probs)
+
+
+@dataclass(slots=True)
+class ScoringOutput:
+    """How well two texts fit."""
+
+    score: float
+
+
+@dataclass(slots=True)
+class PooledRequestOutput[T]:
+    """The result of one pooling request.
+
+    Attributes:
+        num_cached_tokens: prompt tokens that were taken from the prefix cache.
+    """
+
+    request_id: str
+    prompt_token_ids: list[int]
+    outputs: T
+    num_cached_tokens: int = 0
+    finished: bool = True
+
+    def of[U](self, outputs: U) -> PooledRequestOutput[U]:
+        """The same request with other outputs."""
+        return PooledRequestOutput(
+            self.request_id, self.prompt_token_ids, outputs, self.num_cached_tokens
+        )
 
 
 def beam_output(output: RequestOutput, prompt: str | None) -> BeamSearchOutput:

@@ -131,6 +131,10 @@ class Tokenizer:
         """Token ids of `text`; special tokens written in it are recognised."""
         return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
 
+    def encode_pair(self, text: str, other: str) -> list[int]:
+        """Token ids of two texts as the tokenizer joins them for a model that reads pairs."""
+        return self.backend.encode(text, other).ids
+
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of `ids`; those without a token are left out."""
         return self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)

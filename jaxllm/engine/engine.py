@@ -9,7 +9,6 @@ from concurrent.futures import wait
 from functools import partial
 
 from jaxllm.background.thread import BackgroundThread
-from jaxllm.config import EngineConfig
 from jaxllm.engine.constraints.token_masks import NO_TOKEN, token_bitmask
 from jaxllm.engine.constraints.validation import LogitsOptionsReader, RequestValidator
 from jaxllm.engine.output.beam_requests import BeamSearchManager, validate_search
@@ -22,18 +21,21 @@ from jaxllm.engine.output.output_processor import (
     RequestState,
     lost_choice,
 )
-from jaxllm.engine.runtime.runner import Collected, Forwarded, StepResult
+from jaxllm.engine.runtime.runner import Collected, Forwarded, Runner, StepResult
 from jaxllm.engine.scheduling.arrival_wait import ArrivalWait
 from jaxllm.engine.scheduling.chunk_planner import added_by_chunks
 from jaxllm.engine.scheduling.plan import Plan
 from jaxllm.engine.scheduling.request import Request, Status
 from jaxllm.engine.scheduling.scheduler import Scheduler
-from jaxllm.engine.startup.make_scheduler import make_scheduler, scheduler_class
-from jaxllm.engine.startup.report import Report
-from jaxllm.engine.startup.start import Started, start
-from jaxllm.messages import EngineStats, GenerateRequest, RequestError, TextDelta
+from jaxllm.engine.startup.start import Started
+from jaxllm.messages import (
+    EngineStats,
+    GenerateRequest,
+    PoolingRequest,
+    RequestError,
+    TextDelta,
+)
 from jaxllm.sampling.choose import LOGPROBS
-from jaxllm.sampling.processor_arguments import Function
 
 MIN_JUMP = 4  # tokens that a grammar forces; fewer are not worth a chunk
 
@@ -46,6 +48,7 @@ class Engine:
     """
 
     def __init__(self, parts: Started, scheduler: Scheduler, seed: int):
+        assert isinstance(parts.runner, Runner), "a pooling model has an engine of its own"
         self.resolved, self.tokenizer = parts.resolved, parts.tokenizer
         self.runner, self.scheduler, self._grammars = parts.runner, scheduler, parts.grammars
         self.eos_ids = frozenset(parts.runner.eos_ids)
@@ -73,20 +76,6 @@ class Engine:
         self._arrival_wait = ArrivalWait()
         self._pending: list[TextDelta] = []  # made outside of steps: lost choices, aborts
 
-    @classmethod
-    def from_config(
-        cls,
-        config: EngineConfig,
-        report: Report | None = None,
-        logits_processors: Sequence[Function] = (),
-    ) -> Engine:
-        """Load, compile and warm up; `sampling.processors` says what `logits_processors` are.
-        Raises ConfigError before loading when the configuration cannot work."""
-        scheduler_type = scheduler_class(config.scheduler_cls)
-        parts = start(config, report or Report(), logits_processors)
-        scheduler = make_scheduler(scheduler_type, config, parts.resolved, parts.runner)
-        return cls(parts, scheduler, config.seed)
-
     @property
     def has_work(self) -> bool:
         """Whether `step` has anything to do."""
@@ -110,17 +99,24 @@ class Engine:
         """How long the caller may wait for requests before `step()` without idling the device."""
         return 0.0 if self.scheduler.waiting else self._arrival_wait.wait_seconds()
 
-    def add(self, request: GenerateRequest) -> None:
+    def add(self, request: GenerateRequest | PoolingRequest) -> None:
         """Queue a request. Raises RequestError when it can never run or the queue is full."""
-        self.validate(request)
-        self.enter(request)
+        self.enter(self.validate(request))
 
-    def validate(self, request: GenerateRequest) -> None:
-        """Raises RequestError when the request can never run here."""
+    def validate(self, request: GenerateRequest | PoolingRequest) -> GenerateRequest:
+        """The request. Raises RequestError when it can never run here."""
+        if isinstance(request, PoolingRequest):
+            raise RequestError(
+                "this model generates and pools nothing; ask for completions, or start it with "
+                "--runner pooling",
+                None,
+                "wrong_runner",
+            )
         self._validator.validate_request(request)
         self._options.validate_options(request.params, request.thinking)
         self._grammars.validate_grammar(request)
         validate_search(request, self.resolved, self.scheduler.pools, self.eos_ids)
+        return request
 
     def queue_has_space(self, request: GenerateRequest) -> bool:
         """Whether the queue takes the request now; an idle engine takes any."""

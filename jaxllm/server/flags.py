@@ -26,6 +26,7 @@ from jaxllm.config import (
     number,
     token_count,
 )
+from jaxllm.pooling import CONVERTS, RUNNERS
 
 KEY_VARIABLES = ("JAXLLM_API_KEY", "VLLM_API_KEY")
 ADMIN_KEY_VARIABLE = "JAXLLM_ADMIN_KEY"
@@ -38,6 +39,8 @@ ENGINE_FLAGS: dict[str, dict[str, str]] = {
         "model",
         "tokenizer": "directory or hub id of the tokenizer, if not the model's own",
         "skip_tokenizer_init": "run without a tokenizer: token ids in, token ids out",
+        "runner": "generate or pooling; auto: what the checkpoint is made for",
+        "convert": "what a pooling model gives: embed, classify; auto: what the checkpoint says",
         "revision": "branch, tag or commit of a hub model",
         "download_dir": "directory for downloaded hub models",
         "load_format": "auto and safetensors read the checkpoint; dummy makes random weights",
@@ -107,6 +110,8 @@ CHOICES = {
     "scheduling_policy": SCHEDULING_POLICIES,
     "logprobs_mode": LOGPROBS_MODES,
     "preemption_mode": PREEMPTION_MODES,
+    "runner": RUNNERS,
+    "convert": CONVERTS,
 }
 
 

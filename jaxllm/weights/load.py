@@ -20,7 +20,14 @@ from jax.typing import DTypeLike
 from jaxllm.config import DTYPES, LOAD_FORMATS, ConfigError
 from jaxllm.mesh import sharding
 from jaxllm.models import ModelSpec
-from jaxllm.models.config.build import held_layers, ignored, outline, rules
+from jaxllm.models.config.build import (
+    folders,
+    held_layers,
+    ignored,
+    outline,
+    read_name,
+    rules,
+)
 from jaxllm.nn.rules import Piece, Rule
 from jaxllm.weights import reader
 from jaxllm.weights.dummy import dummy
@@ -68,7 +75,7 @@ def check(
 ) -> None:
     """Raises the ConfigError that `load` would raise, from the files' headers alone."""
     if _reads_files(load_format):
-        checkpoint = reader.Checkpoint(model_dir)
+        checkpoint = _open(model_dir, spec)
         table = _held(checkpoint, _outline(spec, mesh, dtype).rules)
         _check(checkpoint, table, ignored(spec))
 
@@ -80,7 +87,7 @@ def check_shapes(model_dir: str | Path, spec: ModelSpec, load_format: str = "aut
     Only one layer is looked at, so that absurd sizes are refused in no time, before anything is
     built. Files that cannot be read are left to `check`.
     """
-    checkpoint = reader.Checkpoint(model_dir) if _reads_files(load_format) else None
+    checkpoint = _open(model_dir, spec) if _reads_files(load_format) else None
     if checkpoint is None or checkpoint.problems:
         return
     first = spec.first_layers(1)
@@ -90,6 +97,15 @@ def check_shapes(model_dir: str | Path, spec: ModelSpec, load_format: str = "aut
     if len(spec.layers) > held:
         problems.append(f"num_hidden_layers is {len(spec.layers)}, the files hold {held} layers")
     _refuse(checkpoint, problems)
+
+
+def _open(model_dir: str | Path, spec: ModelSpec) -> reader.Checkpoint:
+    """The model's tensors under the names that the rules know."""
+    checkpoint = reader.Checkpoint(model_dir)
+    checkpoint.rename(read_name(spec, checkpoint.entries))
+    for folder in folders(spec):
+        checkpoint.add_folder(folder)
+    return checkpoint
 
 
 def _reads_files(load_format: str) -> bool:
@@ -121,7 +137,7 @@ def load(
     if not _reads_files(load_format):
         arrays = dummy(graph.rules, [likes[rule.parameter] for rule in graph.rules], seed)
     else:
-        checkpoint = reader.Checkpoint(model_dir)
+        checkpoint = _open(model_dir, spec)
         table = _held(checkpoint, graph.rules)
         _check(checkpoint, table, ignored(spec))
         arrays = _place_all(table, likes, checkpoint)

@@ -11,7 +11,7 @@ import mmap
 import os
 import stat
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,6 +80,7 @@ class Checkpoint:
         self.directory = Path(model_dir)
         self.problems: list[str] = []
         self._home: dict[str, TensorFile] = {}
+        self._stored: dict[str, str] = {}  # names in their files of tensors that were renamed
         listed = self._listed()
         failed = {path.name for path in self._files(listed) if not self._add(path)}
         strays = sorted(
@@ -95,7 +96,23 @@ class Checkpoint:
     @property
     def entries(self) -> dict[str, Entry]:
         """Every tensor found, by name."""
-        return {name: file.entries[name] for name, file in self._home.items()}
+        return {name: self._entry(name) for name in self._home}
+
+    def _entry(self, name: str) -> Entry:
+        return self._home[name].entries[self._stored.get(name, name)]
+
+    def rename(self, read_name: Callable[[str], str]) -> None:
+        """Know every tensor as `read_name` says."""
+        renamed = {name: read_name(name) for name in self._home}
+        self._home = {renamed[name]: file for name, file in self._home.items()}
+        self._stored = {new: self._stored.get(old, old) for old, new in renamed.items()}
+
+    def add_folder(self, folder: str) -> None:
+        """Add the tensors of a folder of the model, each as `folder/name`."""
+        other = Checkpoint(self.directory / folder)
+        self.problems += [f"{folder}: {problem}" for problem in other.problems]
+        self._home |= {f"{folder}/{name}": file for name, file in other._home.items()}
+        self._stored |= {f"{folder}/{name}": name for name in other._home}
 
     def missing(self, names: set[str]) -> list[str]:
         """Those of `names` that no file holds, without those of files in `problems`."""
@@ -103,9 +120,8 @@ class Checkpoint:
 
     def view(self, name: str) -> np.ndarray:
         """The tensor as a read-only view of its file."""
-        file = self._home[name]
-        entry = file.entries[name]
-        data = file.data[entry.begin : entry.end]
+        entry = self._entry(name)
+        data = self._home[name].data[entry.begin : entry.end]
         return np.frombuffer(data, DTYPES[entry.dtype]).reshape(entry.shape)
 
     def _listed(self) -> dict[str, str]:

@@ -15,6 +15,7 @@ import pytest
 
 from jaxllm.config import EngineConfig
 from jaxllm.engine.engine import Engine
+from jaxllm.engine.load import load_engine
 from jaxllm.engine.startup.report import Report
 from jaxllm.logprobs import prompt_entries, unpacked
 from jaxllm.messages import GenerateRequest, PromptLogprobs, TextDelta, TokenLogprobs
@@ -86,7 +87,7 @@ def every_shape(tiny_dir: str) -> Callable[..., Engine]:
             "num_gpu_blocks_override": 96,
             "enforce_eager": True,
         }
-        return Engine.from_config(
+        return load_engine(
             EngineConfig(**(wishes | overrides)), report, logits_processors=processors
         )
 

@@ -14,6 +14,7 @@ from jaxllm.engine.constraints.thinking_limit import ThinkingLimit
 from jaxllm.engine.scheduling.request import LogitsOptions
 from jaxllm.messages import (
     GenerateRequest,
+    PoolingRequest,
     RequestError,
     ThinkingBudget,
     check_logprobs,
@@ -57,6 +58,33 @@ def _token_ids(vocab_size: int) -> Any:
     return list[Annotated[int, msgspec.Meta(ge=0, lt=vocab_size)]]
 
 
+def check_prompt(
+    request: GenerateRequest | PoolingRequest, resolved: Resolved, longest: int
+) -> None:
+    """Raises RequestError unless the prompt has 1 to `longest` tokens of the model, and the engine
+    honours cache_salt and priority."""
+    prompt = request.prompt_token_ids
+    if not prompt:
+        raise RequestError(
+            "the prompt is empty; it must have at least one token", "prompt", "empty_prompt"
+        )
+    if len(prompt) > longest:
+        room = " with at least one to generate" if longest < resolved.max_model_len else ""
+        raise RequestError(
+            f"the prompt has {len(prompt)} tokens, but the limit is {resolved.max_model_len} tokens"
+            f"{room}; shorten the prompt",
+            "prompt",
+            "context_length_exceeded",
+        )
+    check_ids("prompt", prompt, resolved.vocab_size)
+    if request.cache_salt is not None:
+        check_salt(request.cache_salt)
+    if request.params.priority and resolved.scheduling_policy != "priority":
+        raise RequestError(
+            "priority needs an engine with --scheduling-policy priority; leave it out", "priority"
+        )
+
+
 def check_ranking(params: SamplingParams, logprobs_mode: str) -> None:
     """Raises RequestError when choices are ranked, but the engine gives no log-probabilities."""
     if logprobs_mode.endswith("logits") and params.ranked:
@@ -83,25 +111,7 @@ class RequestValidator:
     def validate_request(self, request: GenerateRequest) -> None:
         """Raises RequestError when the request can never run here."""
         prompt, limit = request.prompt_token_ids, self._resolved.max_model_len
-        if not prompt:
-            raise RequestError(
-                "the prompt is empty; it must have at least one token", "prompt", "empty_prompt"
-            )
-        if len(prompt) >= limit:
-            raise RequestError(
-                f"the prompt has {len(prompt)} tokens, but the limit is {limit} tokens "
-                "with at least one to generate; shorten the prompt",
-                "prompt",
-                "context_length_exceeded",
-            )
-        check_ids("prompt", prompt, self._resolved.vocab_size)
-        if request.cache_salt is not None:
-            check_salt(request.cache_salt)
-        if request.params.priority and self._resolved.scheduling_policy != "priority":
-            raise RequestError(
-                "priority needs an engine with --scheduling-policy priority; leave it out",
-                "priority",
-            )
+        check_prompt(request, self._resolved, limit - 1)
         stops = request.params.stop_token_ids or []
         check_ids("stop_token_ids", stops, self._resolved.vocab_size)
         for name in ("logprobs", "prompt_logprobs"):

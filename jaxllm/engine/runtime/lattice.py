@@ -43,10 +43,16 @@ class Programs:
         those that take longest."""
         keys = [
             Key(program.name, tuple(sizes))
-            for program in PROGRAMS.values()
+            for program in self._programs
             for sizes in program.sizes(self.shapes)
         ]
         return sorted(keys, key=lambda key: not self.is_tuned(key))
+
+    @property
+    def _programs(self) -> list[Program]:
+        """Those of the model's kind."""
+        pools = self.shapes.pooling is not None
+        return [program for program in PROGRAMS.values() if program.pools == pools]
 
     def get(self, key: Key) -> jax.stages.Compiled:
         """The executable of a key; waits where another thread compiles it."""
@@ -105,14 +111,14 @@ class Programs:
     @property
     def largest(self) -> Key:
         """The forward that needs most memory."""
-        return self._largest_of(PROGRAMS["extend"])
+        return self._largest_of(PROGRAMS["extend" if self.shapes.pooling is None else "pool"])
 
     @property
     def largest_others(self) -> list[Key]:
         """The largest of each other program that may need more memory than a forward."""
         return [
             self._largest_of(program)
-            for program in PROGRAMS.values()
+            for program in self._programs
             if program.may_need_most(self.shapes)
         ]
 

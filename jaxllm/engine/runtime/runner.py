@@ -1,24 +1,23 @@
-"""Owns everything on the device: weights, KV pages, slot state. Launches plans and collects their
-tokens."""
+"""Launches the plans of a generating model and collects their tokens."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
 from itertools import batched
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
 from jax import Array
 
-from jaxllm.cache.kv import DROP_PAGE, KVCache, zeros_of
+from jaxllm.cache.kv import DROP_PAGE, KVCache
 from jaxllm.engine.constraints.token_masks import HostProcessorError, run_host_processors
+from jaxllm.engine.runtime.dispatch import Dispatcher
 from jaxllm.engine.runtime.lattice import Programs, forward_key
-from jaxllm.engine.runtime.launch import HostBuffers, Launch, begin_read, read
+from jaxllm.engine.runtime.launch import Launch, read
 from jaxllm.engine.runtime.page_swapper import PageSwapper
-from jaxllm.engine.runtime.program import KV, MAX_DEPTH, STATE, DeviceArrays, Key, Resident
-from jaxllm.engine.runtime.programs import PROGRAMS
+from jaxllm.engine.runtime.program import MAX_DEPTH, STATE, Key, Resident
 from jaxllm.engine.runtime.programs.move_pages import pack_copies
 from jaxllm.engine.runtime.programs.process_logits import (
     BITMASK_ROWS,
@@ -29,7 +28,6 @@ from jaxllm.engine.runtime.programs.process_logits import (
 )
 from jaxllm.engine.runtime.programs.prompt_logprobs import PromptScores, pack_scores
 from jaxllm.engine.runtime.programs.update_slots import head_layout, pack_head
-from jaxllm.engine.runtime.shapes import PINNED
 from jaxllm.engine.runtime.state import SlotState
 from jaxllm.engine.scheduling.buckets import ExtendShape
 from jaxllm.engine.scheduling.kv_offload import Link
@@ -95,7 +93,7 @@ class Collected(NamedTuple):
     failures: dict[int, str]
 
 
-class Runner:
+class Runner(Dispatcher):
     """`forward(plan)` and `draw(forwarded) -> StepResult` never wait for the device;
     `collect(result)` does. `apply_token_bitmask` may come between the two.
 
@@ -111,29 +109,16 @@ class Runner:
         kv: KVCache,
         eos_ids: list[int],
     ):
-        self.programs, self.weights, self.eos_ids = programs, weights, eos_ids
-        self.shapes, self.compiles = programs.shapes, programs.executables.compiles
-        # Executable, arguments and results of each program that has run
-        self._bound: dict[Key, tuple[jax.stages.Compiled, tuple[Any, ...], tuple[Any, ...]]] = {}
+        super().__init__(programs, weights, kv)
+        self.eos_ids = eos_ids
         self._samplers: dict[tuple[int, frozenset[int]], Key] = {}
         self.slots = self.shapes.slots
-        # The host then reads results in place
-        self._results_pinned = self.shapes.host.memory_kind == PINNED
         self.depth = 1
         # Of each decode bucket and extend shape without context, measured in warm-up
         self.seconds: dict[object, float] = {}
         self.link: Link | None = None  # to host memory, measured in warm-up
         self._traffic = Traffic()
         self._start_empty(kv)
-
-    @property
-    def kv(self) -> KVCache:
-        """The page pools."""
-        return self._device.read(KV)
-
-    @kv.setter
-    def kv(self, kv: KVCache) -> None:
-        self._device.write(KV, kv)
 
     @property
     def state(self) -> SlotState:
@@ -225,41 +210,6 @@ class Runner:
             calls.append((forward_key(shape), None))
         return Launch(tuple(calls))
 
-    def run(self, launch: Launch) -> list[Array]:
-        """Dispatch programs in order; returns their results, on their way to the host."""
-        results: list[Array] = []
-        for key, buffer in launch.calls:
-            if buffer is None:
-                found = self.call(key)
-            else:
-                buffers = self._buffers[key]
-                found = self.call(key, buffers.send(buffer))
-                if PROGRAMS[key.program].acknowledges:
-                    buffers.until(found.pop())
-            results += found
-        if not self._results_pinned:
-            for result in results:
-                begin_read(result)
-        return results
-
-    def call(self, key: Key, *inputs: Any) -> list[Any]:
-        """Dispatch one program. `inputs` are its arguments that do not stay on the device; returns
-        the results that do not."""
-        bound = self._bound.get(key)
-        if bound is None:
-            variant = self.programs.variant(key)
-            bound = self._bound[key] = self.programs.get(key), variant.takes, variant.gives
-        program, takes, gives = bound
-        read, write, given = self._device.read, self._device.write, iter(inputs)
-        results = program(*[read(x) if type(x) is Resident else next(given) for x in takes])
-        found = []
-        for at, result in zip(gives, results if len(gives) > 1 else (results,), strict=True):
-            if type(at) is Resident:
-                write(at, result)
-            else:
-                found.append(result)
-        return found
-
     def warm_up(self, deep: bool = False) -> None:
         """Run every program on padding rows, which use the trash slot and no page: once to load it,
         once to record it, once to time it. Sets `seconds` and `depth`; `deep` asks for two steps in
@@ -311,25 +261,8 @@ class Runner:
             read(token)
         return seconds
 
-    def reset(self) -> None:
-        """Slot state and pages anew after a step that failed: donated buffers may be gone, and
-        pages half written."""
-        self._device.delete()  # first: a device has no memory for two pools
-        self._start_empty(zeros_of(self.shapes.kv))
-
     def _start_empty(self, kv: KVCache) -> None:
-        self._device = DeviceArrays(self.shapes, self.weights, kv)
-        # Host buffers too: steps that will not be collected may still read the last ones
-        self._buffers: dict[Key, HostBuffers] = {}
-        rings: dict[tuple[str, int], HostBuffers] = {}
-        for key in self.programs.lattice:
-            program, size = PROGRAMS[key.program], self.programs.variant(key).buffer_size
-            if size:
-                if (key.program, size) not in rings:
-                    rings[key.program, size] = HostBuffers(
-                        size, self.shapes.host, program.buffers(self.shapes)
-                    )
-                self._buffers[key] = rings[key.program, size]
+        super()._start_empty(kv)
         self._packed_slots: tuple[int, ...] = ()  # of the decode rows
         self.swapper = (
             PageSwapper(self.programs, self._traffic) if self.shapes.moved_pages else None

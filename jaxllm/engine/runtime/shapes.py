@@ -17,6 +17,7 @@ from jaxllm.engine.runtime.packing import ChunkLayout
 from jaxllm.engine.runtime.state import ForwardOutput, SlotState
 from jaxllm.engine.scheduling.buckets import Buckets, ExtendShape
 from jaxllm.logprobs import widths
+from jaxllm.pooling import Pooling
 from jaxllm.sampling.process import LogitsParams
 from jaxllm.sampling.processor_arguments import Processor
 from jaxllm.sampling.sample import Sampler, backend_for
@@ -67,6 +68,7 @@ class StepShapes:
         logprobs_mode: one of `config.LOGPROBS_MODES`.
         moved_pages: pages that one program moves to or from host memory; 0 without host memory.
         platform: target of the programs, "gpu" say; the mesh may be of other devices.
+        pooling: how the model pools; None when it generates.
     """
 
     model: Model
@@ -81,6 +83,7 @@ class StepShapes:
     logprobs_mode: str = "raw_logprobs"
     moved_pages: int = 0
     platform: str = "cpu"
+    pooling: Pooling | None = None
 
     @functools.cached_property
     def replicated(self) -> NamedSharding:

@@ -109,6 +109,18 @@ class Buckets:
             usual.score,
         )
 
+    @classmethod
+    def pooling(cls, max_num_seqs: int, max_num_batched_tokens: int, platform: str) -> Buckets:
+        """Shapes for prompts alone: nothing decodes."""
+        usual = cls.build(max_num_seqs, max_num_batched_tokens, platform)
+        cpu = platform == "cpu"
+        tokens = {shape.tokens for shape in usual.extend if cpu or not shape.decodes}
+        prompts = tuple(
+            ExtendShape(count, _chunk_rows(count, max_num_seqs, cpu), 0) for count in sorted(tokens)
+        )
+        rows = tuple(sorted({shape.chunks for shape in prompts}))
+        return cls((max_num_seqs,), prompts, rows, usual.step_cost, usual.score)
+
     @property
     def copies(self) -> tuple[int, ...]:
         """Pages that the copy programs take at once; a step copies at most one per row."""

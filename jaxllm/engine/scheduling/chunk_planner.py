@@ -99,6 +99,7 @@ class ChunkPlanner:
 
     Attributes:
         budget: Bounds the chunk tokens of steps that also decode; None bounds nothing.
+        whole_prompts: A prompt is one chunk, which every step's limit must hold.
     """
 
     def __init__(
@@ -111,6 +112,7 @@ class ChunkPlanner:
         self._limits, self._buckets, self._kv_manager = limits, buckets, kv_manager
         self._queues = queues
         self.budget: PrefillBudget | None = None
+        self.whole_prompts = False
 
     def plan(
         self,
@@ -137,6 +139,8 @@ class ChunkPlanner:
                 self._advance(chunks[-1])
             start = request.computed
             end = min(request.prefill_end, request.capacity, start + limit - total)
+            if self.whole_prompts and end < request.prefill_end:
+                break  # it comes first in the next step
             chunks.append(Chunk(request, start, end - start, end == request.prefill_end))
             total += end - start
             if total == limit or len(chunks) == self._buckets.max_chunks:
@@ -159,6 +163,8 @@ class ChunkPlanner:
         """The last chunk, shortened where a smaller shape is worth it. It keeps at least a token,
         and comes first next time."""
         last = chunks[-1]
+        if self.whole_prompts:
+            return last
         length = last.length - (total - self._buckets.trim(total, len(chunks), num_decodes))
         return Chunk(last.request, last.start, length, False) if 0 < length < last.length else last
 

@@ -214,7 +214,8 @@ def main() -> None:
 
 def rebuild(task: dict[str, Any]) -> Programs:
     """The programs that `_task` describes, over devices of this process."""
-    resolved, spec = Resolved(**task["resolved"]), make_spec(**task["model"])
+    spec = make_spec(**task["model"])
+    resolved = Resolved(**task["resolved"] | {"pooling": spec.pooling})
     mesh, dtype = make_mesh(resolved.tensor_parallel_size), jnp.dtype(resolved.dtype)
     graphdef, abstract = weights.abstract(spec, mesh, dtype)
     memory = MemoryPlan(MemoryBudget(**task["memory"].pop("budget")), **task["memory"])

@@ -11,6 +11,7 @@ from jaxllm.cache.host import HostTier
 from jaxllm.cache.pool import CacheGroup, PagePool
 from jaxllm.cache.prefix import PrefixIndex
 from jaxllm.config import ConfigError, EngineConfig, Resolved
+from jaxllm.engine.runtime.pooling_runner import PoolingRunner
 from jaxllm.engine.runtime.runner import Runner
 from jaxllm.engine.scheduling.chunk_planner import prefill_budget, seconds_per_token
 from jaxllm.engine.scheduling.kv_offload import OffloadManager
@@ -41,7 +42,10 @@ def scheduler_class(name: str | None) -> type[Scheduler]:
 
 
 def make_scheduler(
-    kind: type[Scheduler], config: EngineConfig, resolved: Resolved, runner: Runner
+    kind: type[Scheduler],
+    config: EngineConfig,
+    resolved: Resolved,
+    runner: Runner | PoolingRunner,
 ) -> Scheduler:
     """A scheduler for what was decided and measured at start."""
     shares = resolved.enable_prefix_caching
@@ -69,6 +73,8 @@ def make_scheduler(
         scheduler.attach_offload(
             offload, swap_preempted=resolved.preemption_mode == "swap", share_prefixes=shares
         )
+    if resolved.pooling is not None:
+        scheduler.chunk_planner.whole_prompts = not resolved.pooling.takes_chunks
     if resolved.batch_invariant:
         scheduler.set_batch_invariant()
     if config.max_stall_ms is not None:

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from jaxllm.engine.runtime.compilation.compile_counter import CompileCounter
 from jaxllm.engine.runtime.lattice import Programs, Progress
+from jaxllm.engine.runtime.pooling_runner import PoolingRunner
 from jaxllm.engine.runtime.runner import Runner
 from jaxllm.engine.scheduling.chunk_planner import seconds_per_token
 from jaxllm.engine.startup.resolve import Setup
@@ -196,7 +197,7 @@ def _host_row(setup: Setup) -> str:
     )
 
 
-def link_rows(setup: Setup, runner: Runner) -> Rows:
+def link_rows(setup: Setup, runner: Runner | PoolingRunner) -> Rows:
     """The link to host memory as warm-up measured it, beside the time to compute a page."""
     if runner.link is None:
         return []

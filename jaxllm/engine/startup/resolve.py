@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from jaxllm.engine.startup.memory import (
     measure_budget,
 )
 from jaxllm.engine.startup.plan_memory import first_plan, may_shorten
-from jaxllm.models import ModelSpec, read_spec
+from jaxllm.models import ModelSpec, Wish, read_spec
 from jaxllm.nn.heads import Heads
 
 # Of every prompt step where one shape serves all: short prompts are padded to it, long ones lose
@@ -88,15 +89,15 @@ def resolve(
     `spec` is the model's where it has been read already.
     """
     shards, platform = mesh.shape["tensor"], mesh.devices.flat[0].platform
-    spec, dtype, kv_dtype = _model(config, model_dir, spec or read_spec(model_dir), platform)
+    spec = spec or read_spec(model_dir, Wish(config.runner, config.convert))
+    spec, dtype, kv_dtype = _model(config, model_dir, spec, platform)
     heads, graphdef, abstract = spec.heads(shards), *weights.abstract(spec, mesh, dtype)
     limits = _limits(config, spec, platform)
     slots, step_tokens = limits.max_num_seqs, limits.max_num_batched_tokens
     page_size = config.block_size or (16 if platform == "cpu" else 64)
     shapes = Shapes(dtype, heads.dim, page_size, max(1, heads.query // heads.kv_stored), kv_dtype)
     backend = choose_backend(mesh.devices.flat[0], shapes, config.attention_backend)
-    build = Buckets.batch_invariant if config.batch_invariant else Buckets.build
-    buckets = build(slots, step_tokens, platform)
+    buckets = _buckets(config, spec)(slots, step_tokens, platform)
     tile = tile_tokens(backend.name)
     need, host = _cache(config, spec, heads, limits, page_size, kv_dtype, tile, platform)
     rows, staged = step_tokens + slots, host.staged * (need.page_bytes + sum(need.more_bytes))
@@ -132,6 +133,7 @@ def resolve(
         windows=(),
         more_pages=(),
         batch_invariant=config.batch_invariant,
+        pooling=spec.pooling,
     )
     setup = Setup(resolved, spec, mesh, dtype, need, memory, buckets, graphdef, abstract)
     return with_plan(setup, config, memory)
@@ -144,11 +146,25 @@ def with_plan(setup: Setup, config: EngineConfig, memory: MemoryPlan) -> Setup:
         setup.resolved,
         max_model_len=length,
         num_pages=memory.num_pages,
-        enable_prefix_caching=config.enable_prefix_caching and not setup.spec.keys_vary(length),
+        enable_prefix_caching=_shares_prefixes(config, setup.spec, length),
         windows=setup.need.windows_for(length),
         more_pages=setup.need.more_pages_for(length, memory.num_pages),
     )
     return replace(setup, resolved=resolved, memory=memory)
+
+
+def _buckets(config: EngineConfig, spec: ModelSpec) -> Callable[[int, int, str], Buckets]:
+    """What makes the shapes to compile of slots, tokens of a step and the platform."""
+    if config.batch_invariant:
+        return Buckets.batch_invariant
+    return Buckets.build if spec.pooling is None else Buckets.pooling
+
+
+def _shares_prefixes(config: EngineConfig, spec: ModelSpec, length: int) -> bool:
+    """Whether prompts of at most `length` tokens may start from each other's pages. A pool over
+    all tokens needs hidden states that no page holds."""
+    whole = spec.pooling is not None and not spec.pooling.takes_chunks
+    return config.enable_prefix_caching and not whole and not spec.keys_vary(length)
 
 
 def _limits(config: EngineConfig, spec: ModelSpec, platform: str) -> Limits:
@@ -157,7 +173,13 @@ def _limits(config: EngineConfig, spec: ModelSpec, platform: str) -> Limits:
     length = model_length(config, spec)
     usual = min(length, 512) if platform == "cpu" else 8192
     usual = min(usual, BATCH_INVARIANT_TOKENS) if config.batch_invariant else usual
-    tokens = config.max_num_batched_tokens or max(usual, slots)
+    whole = spec.pooling is not None and not spec.pooling.takes_chunks
+    tokens = config.max_num_batched_tokens or max(usual, slots, length if whole else 0)
+    if whole and tokens < length:
+        raise ConfigError(
+            f"--max-num-batched-tokens ({tokens}) must be at least --max-model-len ({length}), "
+            "since this model pools all tokens of a prompt and computes it in one step"
+        )
     if tokens < slots:
         raise ConfigError(
             f"--max-num-batched-tokens ({tokens}) must be at least --max-num-seqs ({slots}), "
@@ -179,8 +201,13 @@ def _cache(
     """What the pools must serve, and pages in host memory. Raises ConfigError."""
     shards, length = heads.shards, limits.max_model_len
     page = page_bytes(1, heads.kv_stored, page_size, heads.dim, kv_dtype) // shards  # of a layer
-    caching = config.enable_prefix_caching and not spec.keys_vary(length)
+    caching = _shares_prefixes(config, spec, length)
     host = plan_host(config, len(spec.layers) * page, shards, caching, HostRoom.measure(platform))
+    if spec.pooling is not None and host.pages:
+        raise ConfigError(
+            "a pooling model moves no pages to host memory; leave out --kv-offloading-size and "
+            "--preemption-mode swap"
+        )
     windows = [None if host.pages else effective_window(window, length) for window in spec.windows]
     groups = group_windows(windows)
     first, *more = (windows.count(window) * page for window in groups)

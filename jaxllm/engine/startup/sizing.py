@@ -80,6 +80,7 @@ def make_programs(
         logprobs_mode=resolved.logprobs_mode,
         moved_pages=resolved.moved_pages,
         platform=executables.platform,
+        pooling=resolved.pooling,
     )
     return Programs(shapes, executables)
 
@@ -191,9 +192,10 @@ def _measure_workspace(
         try:
             few.compile([few.largest])
             need = max(
-                few.peak_bytes,
-                *(needed_bytes(programs.get(key)) for key in programs.largest_others),
+                (needed_bytes(programs.get(key)) for key in programs.largest_others),
+                default=0,
             )
+            need = max(need, few.peak_bytes)
             workspace = workspace_to_reserve(budget, need)
             if with_workspace(setup, config, workspace).resolved != setup.resolved:
                 programs.stop()

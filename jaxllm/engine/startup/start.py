@@ -18,6 +18,7 @@ from jaxllm.config import ConfigError, EngineConfig, Resolved
 from jaxllm.engine.constraints.grammars import Grammars
 from jaxllm.engine.runtime.compilation.exports import is_private
 from jaxllm.engine.runtime.lattice import Programs, weight_leaves
+from jaxllm.engine.runtime.pooling_runner import PoolingRunner
 from jaxllm.engine.runtime.runner import Runner
 from jaxllm.engine.runtime.state import MAX_STOP_IDS
 from jaxllm.engine.startup.compile_workers import CompileWorkers, WorkerSpec, early_count
@@ -35,7 +36,7 @@ from jaxllm.engine.startup.sizing import (
 from jaxllm.grammar.matcher import Matchers
 from jaxllm.locate import locate
 from jaxllm.mesh import make_mesh
-from jaxllm.models import ModelSpec, read_spec
+from jaxllm.models import ModelSpec, Wish, read_spec
 from jaxllm.sampling.options import MAX_STOP_TOKEN_IDS
 from jaxllm.sampling.processor_arguments import Function, Processor
 from jaxllm.sampling.processors import read_processors
@@ -47,7 +48,7 @@ class Started:
     """The parts of an `Engine`."""
 
     resolved: Resolved
-    runner: Runner
+    runner: Runner | PoolingRunner
     tokenizer: Tokenizer | None
     grammars: Grammars
 
@@ -59,7 +60,7 @@ def start(
     model_dir = locate(config.model, config.revision, config.download_dir)
     use_compilation_cache(config.compilation_cache_dir)
     reserve_memory(config.gpu_memory_utilization)
-    spec = read_spec(model_dir)
+    spec = read_spec(model_dir, Wish(config.runner, config.convert))
     weights.check_shapes(model_dir, spec, config.load_format)
     eos_ids = end_ids(spec)
     with CompileWorkers(_early_workers(config)) as workers:
@@ -71,6 +72,8 @@ def start(
             tokenizer, matchers = reading.result()
         grammars = Grammars(matchers, setup.resolved.vocab_size, eos_ids)
         weights.check(model_dir, setup.spec, mesh, setup.dtype, config.load_format)
+        if logits_processors and setup.spec.pooling is not None:
+            raise ConfigError("logits_processors are for models that generate; leave them out")
         processors = read_processors(logits_processors, setup.resolved.vocab_size)
         # Before the runner, whose buffers in pinned memory would wait for it
         with pinning(setup, report) as pinned:
@@ -78,7 +81,11 @@ def start(
     with report.phase("Allocating KV pages"):
         kv = zeros_of(abstract_pages(setup))  # zeros, because kernels may multiply what they mask
         jax.block_until_ready(kv)
-    runner = Runner(programs, leaves, kv, eos_ids)
+    runner = (
+        Runner(programs, leaves, kv, eos_ids)
+        if setup.spec.pooling is None
+        else PoolingRunner(programs, leaves, kv)
+    )
     if not config.enforce_eager:
         with report.phase("Warming up"):
             # A second step in flight gains 0.5 % even where steps are long, but new requests wait

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container
+from collections.abc import Callable, Container, Iterable
 from itertools import count
 
 from flax import nnx
@@ -14,6 +14,7 @@ from jaxllm.models.config.read import family
 from jaxllm.models.config.spec import ModelSpec
 from jaxllm.nn.decoder import Decoder
 from jaxllm.nn.linear import Init
+from jaxllm.nn.pooling import PoolingModel
 from jaxllm.nn.rules import Piece, Rule
 
 # Names of the scales of a layer's keys and values, within its attention
@@ -26,33 +27,58 @@ SPELLINGS = (
 )
 
 
-def build(spec: ModelSpec, shards: int, rngs: nnx.Rngs, dtype: DTypeLike) -> Decoder:
+type Model = Decoder | PoolingModel
+
+
+def build(spec: ModelSpec, shards: int, rngs: nnx.Rngs, dtype: DTypeLike) -> Model:
     """The model with fresh parameters, laid out for `shards` tensor shards.
 
     Raises ConfigError when it does not divide over them.
     """
-    model: Decoder = family(spec.model_type).build(spec, shards, Init(rngs, dtype))
+    init = Init(rngs, dtype)
+    model: Decoder = family(spec.model_type).build(spec, shards, init)
     for layer, cache in zip(model.layers, spec.layers, strict=True):
         if cache.scales:
             layer.attention.take_kv_scales()
-    return model
+    return model if spec.pooling is None else PoolingModel(init, model, spec.pooling)
 
 
-def outline(spec: ModelSpec, shards: int, dtype: DTypeLike) -> Decoder:
+def outline(spec: ModelSpec, shards: int, dtype: DTypeLike) -> Model:
     """The same with ShapeDtypeStructs for arrays: nothing is allocated."""
     return nnx.eval_shape(lambda: build(spec, shards, nnx.Rngs(0), dtype))
 
 
-def rules(spec: ModelSpec, model: Decoder) -> list[Rule]:
+def rules(spec: ModelSpec, model: Model) -> list[Rule]:
     """Every parameter of `build` and the checkpoint tensors that fill it."""
+    body, path = (model.body, "body.") if isinstance(model, PoolingModel) else (model, "")
+    scales = (
+        kv_scales_rule(layer, cache.scales, body.layers[layer].attention.heads.kv_stored)
+        for layer, cache in enumerate(spec.layers)
+        if cache.scales
+    )
     return [
         *model.rules(family(spec.model_type).NAMES),
-        *(
-            kv_scales_rule(layer, cache.scales, model.layers[layer].attention.heads.kv_stored)
-            for layer, cache in enumerate(spec.layers)
-            if cache.scales
-        ),
+        *(Rule(f"{path}{rule.parameter}", rule.pieces) for rule in scales),
     ]
+
+
+def read_name(spec: ModelSpec, tensors: Iterable[str]) -> Callable[[str], str]:
+    """From a checkpoint's name of a tensor to the name in the rules.
+
+    A checkpoint of the body alone, such as an embedding model's, lacks the body's own prefix.
+    """
+    prefix = family(spec.model_type).NAMES["embed"][0].partition(".")[0] + "."
+    if spec.pooling is None or any(name.startswith(prefix) for name in tensors):
+        return lambda name: name
+    behind = {f"{each.name}.{leaf}" for each in spec.pooling.maps for leaf in ("weight", "bias")}
+    return lambda name: name if name in behind else prefix + name
+
+
+def folders(spec: ModelSpec) -> list[str]:
+    """Folders beside the checkpoint that hold further tensors, which the rules call by
+    `folder/name`."""
+    maps = () if spec.pooling is None else spec.pooling.maps
+    return [each.name.partition("/")[0] for each in maps if "/" in each.name]
 
 
 def held_layers(spec: ModelSpec, tensors: Container[str]) -> int:
@@ -67,14 +93,17 @@ def ignored(spec: ModelSpec) -> dict[str, str | None]:
     must equal (None: any values).
 
     These are the rotary tables of older checkpoints, the scales of 8-bit queries, keys and values,
-    and the head of a tied model, which equals the embedding.
+    the head of a tied model, which equals the embedding, and heads that a pooling model leaves out.
     """
     found: dict[str, str | None] = {}
     for layer in range(len(spec.layers)):
         prefix = f"model.layers.{layer}.self_attn"
         found |= {f"{prefix}.rotary_emb.inv_freq": None, f"{prefix}.q_scale": None}
         found |= dict.fromkeys(name for pair in kv_scale_names(layer) for name in pair)
-    if spec.tied:
+    if spec.pooling is not None:
+        for name in (*family(spec.model_type).NAMES.get("head", ()), "score"):
+            found |= {f"{name}.{leaf}": None for leaf in ("weight", "bias")}
+    elif spec.tied:
         (head,), (embed,) = (family(spec.model_type).NAMES[name] for name in ("head", "embed"))
         found[f"{head}.weight"] = f"{embed}.weight"
     return found

@@ -7,14 +7,16 @@ The engine, the weights and the server read this value alone; the keys of `confi
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from jaxllm.cache.layer import LayerCache, ScaleTensors
 from jaxllm.config import ConfigError
+from jaxllm.models.config.pooling import Wish, length_limit, read_pooling
 from jaxllm.models.config.read import family, read_config
 from jaxllm.nn.heads import Heads
+from jaxllm.pooling import DenseMap, Pooling
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,7 @@ class ModelSpec:
         activation: of the feed-forward blocks, a key of `nn.mlp.ACTIVATIONS`.
         rope: the rotary embedding, a `nn.rope.Rope`.
         config: the complete `config.json`, for the family's `build` alone.
+        pooling: what is made of hidden states in place of logits; None when the model generates.
     """
 
     model_type: str
@@ -57,6 +60,7 @@ class ModelSpec:
     activation: str
     rope: Any
     config: Mapping[str, Any] = field(repr=False)
+    pooling: Pooling | None = None
 
     @property
     def windows(self) -> tuple[int | None, ...]:
@@ -105,6 +109,7 @@ class ModelSpec:
             "config": dict(self.config),
             "depth": len(self.layers),
             "scales": [layer.scales for layer in self.layers],
+            "pooling": None if self.pooling is None else asdict(self.pooling),
         }
 
 
@@ -112,8 +117,10 @@ def make_spec(
     config: Mapping[str, Any],
     depth: int | None = None,
     scales: Iterable[Iterable[Any] | None] = (),
+    pooling: Mapping[str, Any] | None = None,
 ) -> ModelSpec:
-    """The spec of a configuration: of its first `depth` layers, with their `scales`.
+    """The spec of a configuration: of its first `depth` layers, with their `scales`, and with
+    `pooling`, the fields of a `Pooling`.
 
     Raises ConfigError when the configuration cannot work on any number of devices.
     """
@@ -126,9 +133,20 @@ def make_spec(
                 f"eos_token_id {token} is not in the vocabulary of {spec.vocab_size} tokens; "
                 "correct config.json or generation_config.json"
             )
-    return (spec if depth is None else spec.first_layers(depth)).with_scales(scales)
+    spec = (spec if depth is None else spec.first_layers(depth)).with_scales(scales)
+    return spec if pooling is None else replace(spec, pooling=_pooling(pooling))
 
 
-def read_spec(model_dir: str | Path) -> ModelSpec:
-    """The spec of a model directory. Raises ConfigError."""
-    return make_spec(read_config(model_dir))
+def _pooling(given: Mapping[str, Any]) -> Pooling:
+    """From the fields of a `Pooling`, as JSON holds them."""
+    maps = tuple(DenseMap(**each) for each in given["maps"])
+    lists = {name: tuple(given[name]) for name in ("modes", "dimensions", "labels")}
+    return Pooling(**{**given, **lists, "maps": maps})
+
+
+def read_spec(model_dir: str | Path, wish: Wish | None = None) -> ModelSpec:
+    """The spec of a model directory, served as the operator wishes. Raises ConfigError."""
+    hf, directory = read_config(model_dir), Path(model_dir)
+    spec = replace(make_spec(hf), pooling=read_pooling(directory, hf, wish or Wish()))
+    limit = None if spec.pooling is None else length_limit(directory)
+    return spec if limit is None else replace(spec, context_length=min(limit, spec.context_length))

@@ -51,6 +51,7 @@ from jaxllm.server.errors import sanitize
 
 if TYPE_CHECKING:  # tests have another
     from jaxllm.engine.engine import Engine
+    from jaxllm.engine.pooling_engine import PoolingEngine
 
 IDLE_SECONDS = 1.0  # without a message until an idle engine checks itself
 CHECK_SECONDS = 60.0  # between two self-checks, at least
@@ -67,7 +68,8 @@ class GrammarReady:
 
 type Message = ToEngine | GrammarReady | None  # None: the other side has gone
 type PhaseFinished = Callable[[str, float], None]  # a phase of the start, and its seconds
-type Factory = Callable[[EngineConfig, PhaseFinished], Engine]
+type AnyEngine = Engine | PoolingEngine
+type Factory = Callable[[EngineConfig, PhaseFinished], AnyEngine]
 
 
 class EngineProcess:
@@ -124,7 +126,7 @@ class EngineProcess:
         self._inbox.put(None)
         self._orphan(self._grace)
 
-    def _start(self) -> Engine | None:
+    def _start(self) -> AnyEngine | None:
         first = self._inbox.get()
         if not isinstance(first, Start):
             return None
@@ -139,7 +141,7 @@ class EngineProcess:
         self._send(Ready(engine.resolved))
         return engine
 
-    def _loop(self, engine: Engine) -> int:
+    def _loop(self, engine: AnyEngine) -> int:
         while True:
             for message in self._due_messages(engine):
                 if message is None or isinstance(message, Stop):
@@ -148,7 +150,7 @@ class EngineProcess:
             deltas = self._step(engine) if engine.has_work and not engine.awaits_grammar else []
             self._send(Outputs(deltas, engine.stats()))
 
-    def _step(self, engine: Engine) -> list[TextDelta]:
+    def _step(self, engine: AnyEngine) -> list[TextDelta]:
         """One step. A step that fails ends the engine's requests, and the engine starts over.
 
         Raises RuntimeError at the last of MAX_FAILED_STEPS without a finished request in between.
@@ -171,7 +173,7 @@ class EngineProcess:
             self._failed_steps = 0
         return deltas
 
-    def _due_messages(self, engine: Engine) -> Iterator[Message]:
+    def _due_messages(self, engine: AnyEngine) -> Iterator[Message]:
         """The messages to handle before the next step; waits for one when the engine has no work.
 
         Messages left after MAX_HANDLING come after the step.
@@ -194,7 +196,7 @@ class EngineProcess:
                 if message is None or isinstance(message, Stop):
                     break
 
-    def _idle_messages(self, engine: Engine) -> list[Message]:
+    def _idle_messages(self, engine: AnyEngine) -> list[Message]:
         """The next message, or none when the engine has work. An engine that stays idle after
         work checks itself."""
         steps, when = self._checked
@@ -211,7 +213,7 @@ class EngineProcess:
                 self._send(Outputs([], engine.stats()))
         return [] if engine.has_work else [self._inbox.get()]
 
-    def _handle(self, engine: Engine, message: ToEngine | GrammarReady) -> None:
+    def _handle(self, engine: AnyEngine, message: ToEngine | GrammarReady) -> None:
         match message:
             case Abort(id):
                 engine.abort(id)
@@ -225,7 +227,7 @@ class EngineProcess:
             case Add(request):
                 self._add(engine, request)
 
-    def _add(self, engine: Engine, request: GenerateRequest) -> None:
+    def _add(self, engine: AnyEngine, request: GenerateRequest) -> None:
         try:
             engine.add(request)
         except (RequestError, OptionError) as error:
@@ -260,9 +262,9 @@ class EngineProcess:
         return 1
 
 
-def load(config: EngineConfig, on_phase: PhaseFinished) -> Engine:
+def load(config: EngineConfig, on_phase: PhaseFinished) -> AnyEngine:
     """The real engine; its progress goes to stderr and its phases to the HTTP process."""
-    from jaxllm.engine.engine import Engine
+    from jaxllm.engine.load import load_engine
     from jaxllm.engine.startup.report import ConsoleReport
 
     class PhaseReport(ConsoleReport):
@@ -270,7 +272,7 @@ def load(config: EngineConfig, on_phase: PhaseFinished) -> Engine:
             super().phase_finished(name, seconds)
             on_phase(name, seconds)
 
-    return Engine.from_config(config, report=PhaseReport())
+    return load_engine(config, report=PhaseReport())
 
 
 def die_with_parent(wanted: bool) -> None:
@@ -290,7 +292,7 @@ def main(argv: list[str] | None = None, factory: Factory = load) -> int:
         # The HTTP process decides when this one ends, and lets requests finish before
         signal.signal(number, signal.SIG_IGN)
 
-    def load_engine(config: EngineConfig, on_phase: PhaseFinished) -> Engine:
+    def load_engine(config: EngineConfig, on_phase: PhaseFinished) -> AnyEngine:
         """While it loads, a library may hold Python's lock, and `orphan` would not run."""
         die_with_parent(True)
         engine = factory(config, on_phase)

@@ -14,6 +14,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxllm.cache import backends
 from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.engine.engine import Engine
+from jaxllm.engine.load import load_engine
 from jaxllm.engine.startup.report import Report
 from jaxllm.sampling.options import SamplingParams
 from tests.engine.conftest import TINY, run
@@ -68,7 +69,7 @@ def test_the_start_up_table_names_the_back_end_and_why(
         **wishes,
         **sizes,
     )
-    Engine.from_config(config, report)
+    load_engine(config, report)
     assert report.rows["attention"] == shown
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from jaxllm.config import EngineConfig
 from jaxllm.engine.engine import Engine
+from jaxllm.engine.load import load_engine
 from jaxllm.server.engine.process import Factory
 from tests.engine.conftest import write_random
 from tests.engine.few_shapes import few_shapes
@@ -49,7 +50,7 @@ def real(tmp_path_factory: pytest.TempPathFactory, repo: Path) -> Iterator[Real]
         enforce_eager=True,
     )
     with few_shapes():
-        engine = Engine.from_config(config)
+        engine = load_engine(config)
     with Real(engine) as running:
         yield running
     running.engine.scheduler.check()

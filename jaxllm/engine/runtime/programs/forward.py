@@ -110,7 +110,7 @@ def _paged_inputs(
     given: DecodeRows, batch: dict[str, Array], kv: KVCache, page_size: int
 ) -> list[PagedInputs]:
     """Inputs of each cache group: decode rows, then chunks."""
-    write_pages, write_offset = _chunk_writes(batch, kv, page_size)
+    write_pages, write_offset = chunk_writes(batch, kv, page_size)
     return [
         PagedInputs(
             decode_tables_BM=decode_table,
@@ -138,9 +138,7 @@ def _prompt_lengths(given: DecodeRows, batch: dict[str, Array], shape: ExtendSha
     return jnp.concatenate([given.prompt_length, of_tokens])
 
 
-def _chunk_writes(
-    batch: dict[str, Array], kv: KVCache, page_size: int
-) -> tuple[list[Array], Array]:
+def chunk_writes(batch: dict[str, Array], kv: KVCache, page_size: int) -> tuple[list[Array], Array]:
     """For every chunk token: page, of each cache group, and offset. Padding tokens (row R) and
     tokens whose KV exists already are dropped."""
     table, row, position = batch["table"], batch["row"], batch["position"]

@@ -1,0 +1,92 @@
+"""Owns everything on the device: weights, KV pages, what programs leave for each other. Dispatches
+launches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+from jax import Array
+
+from jaxllm.cache.kv import KVCache, zeros_of
+from jaxllm.engine.runtime.lattice import Programs
+from jaxllm.engine.runtime.launch import HostBuffers, Launch, begin_read
+from jaxllm.engine.runtime.program import KV, DeviceArrays, Key, Resident
+from jaxllm.engine.runtime.programs import PROGRAMS
+from jaxllm.engine.runtime.shapes import PINNED
+
+
+class Dispatcher:
+    """Runs programs by key. A subclass says which, and calls `_start_empty` when it is made."""
+
+    def __init__(self, programs: Programs, weights: tuple[Array, ...], kv: KVCache):
+        self.programs, self.weights = programs, weights
+        self.shapes, self.compiles = programs.shapes, programs.executables.compiles
+        # Executable, arguments and results of each program that has run
+        self._bound: dict[Key, tuple[jax.stages.Compiled, tuple[Any, ...], tuple[Any, ...]]] = {}
+        # The host then reads results in place
+        self._results_pinned = self.shapes.host.memory_kind == PINNED
+
+    @property
+    def kv(self) -> KVCache:
+        """The page pools."""
+        return self._device.read(KV)
+
+    @kv.setter
+    def kv(self, kv: KVCache) -> None:
+        self._device.write(KV, kv)
+
+    def run(self, launch: Launch) -> list[Array]:
+        """Dispatch programs in order; returns their results, on their way to the host."""
+        results: list[Array] = []
+        for key, buffer in launch.calls:
+            if buffer is None:
+                found = self.call(key)
+            else:
+                buffers = self._buffers[key]
+                found = self.call(key, buffers.send(buffer))
+                if PROGRAMS[key.program].acknowledges:
+                    buffers.until(found.pop())
+            results += found
+        if not self._results_pinned:
+            for result in results:
+                begin_read(result)
+        return results
+
+    def call(self, key: Key, *inputs: Any) -> list[Any]:
+        """Dispatch one program. `inputs` are its arguments that do not stay on the device; returns
+        the results that do not."""
+        bound = self._bound.get(key)
+        if bound is None:
+            variant = self.programs.variant(key)
+            bound = self._bound[key] = self.programs.get(key), variant.takes, variant.gives
+        program, takes, gives = bound
+        read, write, given = self._device.read, self._device.write, iter(inputs)
+        results = program(*[read(x) if type(x) is Resident else next(given) for x in takes])
+        found = []
+        for at, result in zip(gives, results if len(gives) > 1 else (results,), strict=True):
+            if type(at) is Resident:
+                write(at, result)
+            else:
+                found.append(result)
+        return found
+
+    def reset(self) -> None:
+        """Slot state and pages anew after a step that failed: donated buffers may be gone, and
+        pages half written."""
+        self._device.delete()  # first: a device has no memory for two pools
+        self._start_empty(zeros_of(self.shapes.kv))
+
+    def _start_empty(self, kv: KVCache) -> None:
+        self._device = DeviceArrays(self.shapes, self.weights, kv)
+        # Host buffers too: steps that will not be collected may still read the last ones
+        self._buffers: dict[Key, HostBuffers] = {}
+        rings: dict[tuple[str, int], HostBuffers] = {}
+        for key in self.programs.lattice:
+            program, size = PROGRAMS[key.program], self.programs.variant(key).buffer_size
+            if size:
+                if (key.program, size) not in rings:
+                    rings[key.program, size] = HostBuffers(
+                        size, self.shapes.host, program.buffers(self.shapes)
+                    )
+                self._buffers[key] = rings[key.program, size]

@@ -1,0 +1,70 @@
+"""Launches the plans of a pooling model and collects their vectors."""
+
+from __future__ import annotations
+
+import time
+from typing import NamedTuple
+
+import numpy as np
+from jax import Array
+
+from jaxllm.cache.kv import KVCache
+from jaxllm.engine.runtime.dispatch import Dispatcher
+from jaxllm.engine.runtime.lattice import Programs
+from jaxllm.engine.runtime.launch import Launch, read
+from jaxllm.engine.runtime.program import MAX_DEPTH, Key
+from jaxllm.engine.scheduling.buckets import ExtendShape
+from jaxllm.engine.scheduling.kv_offload import Link
+from jaxllm.engine.scheduling.plan import Plan
+
+# XLA runs a program's kernels one by one, then records them, then replays the recording
+RECORDING_RUNS = 3
+
+
+class PooledStep(NamedTuple):
+    """A step in flight: `vectors` [R, E] has a row for each chunk of the plan."""
+
+    plan: Plan
+    vectors: Array
+
+
+class PoolingRunner(Dispatcher):
+    """`launch(plan)` never waits for the device; `collect(step)` does.
+
+    A step is one program, and what it needs of a request comes with its chunk. `depth` steps may be
+    launched before the first of them is collected.
+    """
+
+    def __init__(self, programs: Programs, weights: tuple[Array, ...], kv: KVCache):
+        super().__init__(programs, weights, kv)
+        self.depth = 1 if self.shapes.platform == "cpu" else MAX_DEPTH
+        self.seconds: dict[object, float] = {}  # of each shape, measured in warm-up
+        self.link: Link | None = None  # no pages move to host memory
+        self._start_empty(kv)
+
+    def launch(self, plan: Plan) -> PooledStep:
+        """Start a step. Host work only: pack, upload, dispatch."""
+        tokens = sum(chunk.length for chunk in plan.chunks)
+        shape = self.shapes.buckets.fit_extend(tokens, len(plan.chunks), 0)
+        return PooledStep(plan, self._run(plan, shape))
+
+    def collect(self, step: PooledStep) -> np.ndarray:
+        """Wait for a step's vectors: float32, a row for each chunk."""
+        return read(step.vectors)[: len(step.plan.chunks)]
+
+    def warm_up(self, deep: bool = False) -> None:
+        """Run every program on padding rows: once to load it, once to record it, once to time
+        it."""
+        empty = Plan(decodes=(), positions=(), chunks=())
+        for shape in self.shapes.buckets.extend:
+            for _ in range(RECORDING_RUNS):
+                start = time.perf_counter()
+                read(self._run(empty, shape))
+                self.seconds[shape] = time.perf_counter() - start
+
+    def _run(self, plan: Plan, shape: ExtendShape) -> Array:
+        layout, key = self.shapes.chunk_layouts[shape], Key("pool", (shape.tokens, shape.chunks))
+        buffer = np.zeros(layout.arrays.size, np.int32)
+        layout.pack_chunks(buffer, plan.chunks, self.shapes.slots, ())
+        (vectors,) = self.run(Launch(((key, buffer),)))
+        return vectors

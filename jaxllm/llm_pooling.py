@@ -1,0 +1,181 @@
+"""What `LLM` does with a model that pools: embeddings, classes, scores. Arguments and results have
+vLLM's names."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from jaxllm.config import ConfigError
+from jaxllm.engine.engine import Engine
+from jaxllm.engine.pooling_engine import PoolingEngine
+from jaxllm.llm_driver import Driver
+from jaxllm.llm_inputs import Prompt, as_list, cache_salt, text_or_ids
+from jaxllm.messages import PoolingRequest, RequestError, TextDelta
+from jaxllm.outputs import (
+    ClassificationOutput,
+    EmbeddingOutput,
+    PooledRequestOutput,
+    PoolingOutput,
+    ScoringOutput,
+)
+from jaxllm.pooled import PoolingParams, check_params, check_task, cosine, pair_count, result
+from jaxllm.tokenizer import Tokenizer
+
+# Token ids of a prompt, and its cache salt
+type Encoded = tuple[list[int], str | None]
+
+
+class PoolingCalls:
+    """The calls of `LLM` for pooling models."""
+
+    engine: Engine | PoolingEngine
+    _driver: Driver
+    _ids: itertools.count[int]
+
+    def encode(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling_params: PoolingParams | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[PooledRequestOutput[PoolingOutput]]:
+        """What the model makes of each prompt, in order: `outputs.data` is a float32 vector, an
+        embedding or a number for each class.
+
+        Args:
+            prompts: as of `LLM.generate`.
+            pooling_params: of all prompts.
+            use_tqdm: show a progress bar.
+
+        Raises:
+            RequestError: a prompt cannot run, or the model generates; none has started.
+        """
+        check_task(self.engine.resolved.pooling, "embed", "classify")
+        found = self._pool(self._encoded(prompts), pooling_params, use_tqdm)
+        return [each.of(PoolingOutput(each.outputs)) for each in found]
+
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        use_tqdm: bool = True,
+        pooling_params: PoolingParams | None = None,
+    ) -> list[PooledRequestOutput[EmbeddingOutput]]:
+        """The embedding of each prompt: `outputs.embedding` is a list of floats.
+
+        Arguments and errors are those of `encode`.
+        """
+        check_task(self.engine.resolved.pooling, "embed")
+        found = self._pool(self._encoded(prompts), pooling_params, use_tqdm)
+        return [each.of(EmbeddingOutput(each.outputs.tolist())) for each in found]
+
+    def classify(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        use_tqdm: bool = True,
+        pooling_params: PoolingParams | None = None,
+    ) -> list[PooledRequestOutput[ClassificationOutput]]:
+        """The classes of each prompt: `outputs.probs` has a number for each label.
+
+        Arguments and errors are those of `encode`.
+        """
+        check_task(self.engine.resolved.pooling, "classify")
+        found = self._pool(self._encoded(prompts), pooling_params, use_tqdm)
+        return [each.of(ClassificationOutput(each.outputs.tolist())) for each in found]
+
+    def score(
+        self,
+        data_1: str | Sequence[str],
+        data_2: str | Sequence[str],
+        /,
+        *,
+        use_tqdm: bool = True,
+        pooling_params: PoolingParams | None = None,
+    ) -> list[PooledRequestOutput[ScoringOutput]]:
+        """How well each text of `data_2` fits `data_1`, one for all or one for each:
+        `outputs.score`.
+
+        A model with one label reads both texts as a pair; an embedding model gives the cosine of
+        their vectors. Raises RequestError as `encode`, and when the texts do not pair.
+        """
+        pooling = check_task(self.engine.resolved.pooling, "embed", "classify")
+        left, right = ([d] if isinstance(d, str) else list(d) for d in (data_1, data_2))
+        count = pair_count(len(left), len(right))
+        left = left * count if len(left) == 1 else left
+        if pooling.task == "classify":
+            check_labels(pooling.size)
+            pairs = [
+                (self._reader().encode_pair(one, other), None)
+                for one, other in zip(left, right, strict=True)
+            ]
+            found = self._pool(pairs, pooling_params, use_tqdm)
+            return [each.of(ScoringOutput(float(each.outputs[0]))) for each in found]
+        vectors = self._pool(self._encoded([*left, *right]), pooling_params, use_tqdm)
+        return [
+            other.of(ScoringOutput(cosine(one.outputs, other.outputs)))
+            for one, other in zip(vectors[:count], vectors[count:], strict=True)
+        ]
+
+    def _pool(
+        self, prompts: Sequence[Encoded], params: PoolingParams | None, use_tqdm: bool
+    ) -> list[PooledRequestOutput]:
+        """Run prompts; each output is the float32 vector that the params ask for."""
+        pooling, params = self.engine.resolved.pooling, params or PoolingParams()
+        assert pooling is not None
+        check_params(pooling, params)
+        limit = self.engine.resolved.max_model_len
+        requests = [
+            PoolingRequest(
+                id=f"pooled-{next(self._ids)}",
+                prompt_token_ids=params.truncated(ids, limit),
+                cache_salt=salt,
+            )
+            for ids, salt in prompts
+        ]
+        deltas: dict[str, TextDelta] = {}
+
+        def add_delta(delta: TextDelta) -> bool:
+            deltas[delta.id] = delta
+            return True
+
+        with self._driver.turn():
+            for request in requests:
+                self.engine.validate(request)
+            self._driver.run(requests, add_delta, use_tqdm)
+        for delta in deltas.values():
+            if delta.pooled is None:
+                raise RequestError(delta.error or "the engine gave no result", None, "failed")
+        return [
+            PooledRequestOutput(
+                request_id=request.id,
+                prompt_token_ids=request.prompt_token_ids,
+                outputs=result(pooling, deltas[request.id].pooled or b"", params),
+                num_cached_tokens=deltas[request.id].num_cached_tokens,
+            )
+            for request in requests
+        ]
+
+    def _encoded(self, prompts: Prompt | Sequence[Prompt]) -> list[Encoded]:
+        found = []
+        for prompt in as_list(prompts):
+            text, ids = text_or_ids(prompt)
+            ids = self._reader().encode(text or "") if ids is None else ids
+            found.append((ids, cache_salt(prompt)))
+        return found
+
+    def _reader(self) -> Tokenizer:
+        if self.engine.tokenizer is None:
+            raise ConfigError("this needs a tokenizer; construct LLM without skip_tokenizer_init")
+        return self.engine.tokenizer
+
+
+def check_labels(count: int) -> None:
+    """Raises RequestError unless a classifier can score pairs: it has one label."""
+    if count != 1:
+        raise RequestError(
+            f"scores need a model with one label, this one has {count}; ask for classes",
+            None,
+            "wrong_task",
+        )

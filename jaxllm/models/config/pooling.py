@@ -1,0 +1,240 @@
+"""Whether a model directory is served as a pooling model, and how it pools. Imports no jax.
+
+A directory of sentence-transformers says so in `modules.json`
+(https://sbert.net/docs/package_reference/sentence_transformer/models.html); other checkpoints by
+the name of their architecture.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jaxllm.config import ConfigError
+from jaxllm.locate import check_regular, read_json
+from jaxllm.models.config.read import Config, flag, positive
+from jaxllm.pooling import MODES, DenseMap, Pooling
+
+MODULES = "modules.json"
+LIMIT = "sentence_bert_config.json"  # holds max_seq_length
+CLASSIFIER = "ForSequenceClassification"
+# Ends of architectures' names that are made for pooling
+POOLING_ARCHITECTURES = (CLASSIFIER, "Model", "ForTextEncoding")
+MAX_MODULES, MAX_LABELS = 16, 2**16
+
+# Switches of older 1_Pooling/config.json, in the order in which their results stand side by side
+_SWITCHES = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len",
+    "pooling_mode_weightedmean_tokens": "weighted_mean",
+    "pooling_mode_lasttoken": "last",
+}
+# Names of modes in newer ones
+_NAMES = {
+    "lasttoken": "last",
+    "mean_sqrt_len_tokens": "mean_sqrt_len",
+    "weightedmean": "weighted_mean",
+} | {mode: mode for mode in MODES}
+_ACTIVATIONS = {"Identity": "identity", "Tanh": "tanh", "Sigmoid": "sigmoid"}
+
+
+@dataclass(frozen=True)
+class Wish:
+    """How the operator wants a model to be served: `--runner` and `--convert`."""
+
+    runner: str = "auto"
+    convert: str = "auto"
+
+
+def read_pooling(model_dir: Path, hf: Config, wish: Wish) -> Pooling | None:
+    """How the model pools; None when it generates. Raises ConfigError."""
+    name = architecture(hf)
+    modules = _modules(model_dir)
+    classifies = name.endswith(CLASSIFIER)
+    if wish.runner == "auto":
+        wanted = wish.convert in ("embed", "classify")
+        if not (wanted or modules or name.endswith(POOLING_ARCHITECTURES)):
+            return None
+    if wish.runner == "generate":
+        if classifies:
+            raise ConfigError(
+                f"config.json: {name} has labels and no output head, so it cannot generate; "
+                "use --runner pooling or auto"
+            )
+        return None
+    task = "classify" if wish.convert in ("auto", "none") and classifies else wish.convert
+    if task == "classify":
+        return _classifier(hf, classifies)
+    return _embedder(model_dir, hf, modules)
+
+
+def architecture(hf: Config) -> str:
+    """The first of `architectures`, "" where there is none."""
+    names = hf.get("architectures")
+    return str(names[0]) if isinstance(names, list) and names else ""
+
+
+def length_limit(model_dir: Path) -> int | None:
+    """Tokens that sentence-transformers cuts inputs to. Raises ConfigError."""
+    path = model_dir / LIMIT
+    if not os.path.lexists(path):
+        return None
+    found = read_json(path)
+    return None if found.get("max_seq_length") is None else positive(found, "max_seq_length")
+
+
+def _modules(model_dir: Path) -> list[tuple[str, str]]:
+    """(type, folder) of each module of sentence-transformers; empty without them."""
+    path = model_dir / MODULES
+    if not os.path.lexists(path):
+        return []
+    check_regular(path)
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        modules = [(str(each["type"]).rpartition(".")[2], str(each["path"])) for each in found]
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        raise ConfigError(f"{path} is not a list of modules with type and path") from None
+    for kind, folder in modules[:MAX_MODULES]:
+        if Path(folder).name != folder:
+            raise ConfigError(f"{path} names the folder {folder!r:.80}; it must lie beside it")
+        if kind not in ("Transformer", "Pooling", "Dense", "Normalize"):
+            raise ConfigError(
+                f"{path} has a module {kind!r:.80}; supported are Transformer, Pooling, Dense "
+                "and Normalize"
+            )
+    return modules[:MAX_MODULES]
+
+
+def _embedder(model_dir: Path, hf: Config, modules: list[tuple[str, str]]) -> Pooling:
+    """The pool, the dense maps and the norm of sentence-transformers; without them the last token,
+    normalised."""
+    folders = dict(modules)
+    width = positive(hf, "hidden_size")
+    modes = _modes(model_dir / folders["Pooling"]) if "Pooling" in folders else ("last",)
+    size, maps = width * len(modes), []
+    for kind, folder in modules:
+        if kind == "Dense":
+            maps.append(_dense(model_dir, folder, size))
+            size = maps[-1].outputs
+    cuts = _dimensions(hf, size)
+    return Pooling(
+        task="embed",
+        modes=modes,
+        maps=tuple(maps),
+        size=size,
+        normalises=not modules or "Normalize" in folders,
+        is_matryoshka=flag(hf, "is_matryoshka") or bool(cuts),
+        dimensions=cuts,
+    )
+
+
+def _modes(folder: Path) -> tuple[str, ...]:
+    """The pooling modes of one `Pooling` module, in the order of their results."""
+    path = folder / "config.json"
+    if not path.is_file():
+        raise ConfigError(f"{path} is missing, which {MODULES} asks for")
+    config = read_json(path)
+    given = config.get("pooling_mode")
+    if given is None:
+        found = tuple(mode for switch, mode in _SWITCHES.items() if flag(config, switch))
+    else:
+        names = given if isinstance(given, list) else [given]
+        found = tuple(_NAMES.get(str(name), "") for name in names)
+    if not found or "" in found:
+        raise ConfigError(f"{path}: the pooling mode must be one of {', '.join(MODES)}")
+    if config.get("include_prompt") is False:
+        raise ConfigError(
+            f"{path}: include_prompt false leaves an instruction out of the pool, which is not "
+            "supported; set it to true where inputs have no instruction"
+        )
+    return found
+
+
+def _dense(model_dir: Path, folder: str, size: int) -> DenseMap:
+    """One `Dense` module, which takes vectors of `size` elements."""
+    path = model_dir / folder / "config.json"
+    if not path.is_file():
+        raise ConfigError(f"{path} is missing, which {MODULES} asks for")
+    config = read_json(path)
+    name = str(config.get("activation_function") or "Identity").rpartition(".")[2]
+    if _ACTIVATIONS.get(name) not in ("identity", "tanh"):
+        raise ConfigError(f"{path}: activation_function {name!r:.80} is not Identity or Tanh")
+    if positive(config, "in_features") != size:
+        raise ConfigError(f"{path}: in_features is {config['in_features']}, but it gets {size}")
+    return DenseMap(
+        name=f"{folder}/linear",
+        inputs=size,
+        outputs=positive(config, "out_features"),
+        bias=flag({"bias": True} | config, "bias"),
+        activation=_ACTIVATIONS[name],
+    )
+
+
+def _dimensions(hf: Config, size: int) -> tuple[int, ...]:
+    """`matryoshka_dimensions`, empty where the configuration has none."""
+    given = hf.get("matryoshka_dimensions")
+    if given is None:
+        return ()
+    if not isinstance(given, list) or any(type(n) is not int or not 0 < n <= size for n in given):
+        raise ConfigError(
+            f"config.json: matryoshka_dimensions must list numbers from 1 to {size}, "
+            f"got {given!r:.80}"
+        )
+    return tuple(sorted(given))
+
+
+def _classifier(hf: Config, has_head: bool) -> Pooling:
+    """A head `score` on the last token."""
+    if not has_head:
+        raise ConfigError(
+            f"config.json: {architecture(hf) or 'the model'} has no labels; --convert classify "
+            f"needs a checkpoint that is …{CLASSIFIER}"
+        )
+    labels = _labels(hf)
+    width, count = positive(hf, "hidden_size"), len(labels)
+    return Pooling(
+        task="classify",
+        modes=("last",),
+        maps=(DenseMap(name="score", inputs=width, outputs=count),),
+        size=count,
+        labels=labels,
+        activation=_label_activation(hf, count),
+    )
+
+
+def _labels(hf: Config) -> tuple[str, ...]:
+    """Names of the classes in order: `id2label`, else `num_labels` of transformers' names."""
+    given = hf.get("id2label")
+    if given is None:
+        count = positive({"num_labels": 2} | dict(hf), "num_labels")
+        given = {str(index): f"LABEL_{index}" for index in range(min(count, MAX_LABELS + 1))}
+    if not isinstance(given, Mapping) or not 1 <= len(given) <= MAX_LABELS:
+        raise ConfigError(f"config.json: id2label must name 1 to {MAX_LABELS} labels")
+    names = {str(key): str(name) for key, name in given.items()}
+    if sorted(names) != sorted(map(str, range(len(names)))):
+        raise ConfigError("config.json: id2label must have the keys 0, 1, 2 …")
+    return tuple(names[str(index)] for index in range(len(names)))
+
+
+def _label_activation(hf: Config, count: int) -> str:
+    """What makes scores of labels' logits: as cross-encoders say, else by the kind of problem."""
+    nested = hf.get("sentence_transformers")
+    name = nested.get("activation_fn") if isinstance(nested, Mapping) else None
+    name = name or hf.get("sbert_ce_default_activation_function")
+    if name is not None:
+        short = str(name).rpartition(".")[2]
+        if short not in _ACTIVATIONS:
+            raise ConfigError(
+                f"config.json: the activation {short!r:.80} is not one of {', '.join(_ACTIVATIONS)}"
+            )
+        return _ACTIVATIONS[short]
+    problem: Any = hf.get("problem_type")
+    if problem == "regression":
+        return "identity"
+    return "sigmoid" if count == 1 or problem == "multi_label_classification" else "softmax"

@@ -1,0 +1,100 @@
+"""A model that gives a vector for each prompt: a transformer without its output head, a pool over
+hidden states, and linear maps behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+
+from jaxllm.nn.attention import AttentionContext
+from jaxllm.nn.decoder import Decoder
+from jaxllm.nn.linear import Init, Linear
+from jaxllm.nn.rules import Rule
+from jaxllm.pooling import Pooling
+
+ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = MappingProxyType(
+    {"identity": lambda x: x, "tanh": jnp.tanh}
+)
+
+
+class PoolingModel(nnx.Module):
+    """`body` and what is made of its hidden states. All after them is computed in float32."""
+
+    def __init__(self, init: Init, body: Decoder, pooling: Pooling):
+        body.head = None
+        self.body = body
+        exact = Init(init.rngs, jnp.float32)
+        self.maps = nnx.List(
+            Linear(exact, (each.outputs,), (each.inputs,), (None, "embed"), each.bias)
+            for each in pooling.maps
+        )
+        self.pooling = pooling
+
+    def __call__(
+        self,
+        token_T: Array,
+        position_T: Array,
+        start_R: Array,
+        length_R: Array,
+        context: AttentionContext,
+    ) -> Array:
+        """The vectors [R, E] of the prompts whose tokens are `start` to `start + length`, float32.
+
+        A pool of last tokens computes the last feed-forward for these alone.
+        """
+        x_TD, delta_TD = self.body.through_attention(token_T, position_T, context)
+        if self.pooling.takes_chunks:
+            last_R = start_R + jnp.maximum(length_R - 1, 0)
+            return self._mapped(self.body.after_attention(x_TD[last_R], delta_TD[last_R], context))
+        hidden_TD = self.body.after_attention(x_TD, delta_TD, context).astype(jnp.float32)
+        return self._mapped(pooled(self.pooling.modes, hidden_TD, start_R, length_R))
+
+    def rules(self, names: Mapping[str, tuple[str, ...]]) -> Iterator[Rule]:
+        """The checkpoint tensors that fill each parameter; `names` are those of the body."""
+        for rule in self.body.rules(names):
+            yield Rule(f"body.{rule.parameter}", rule.pieces)
+        for index, (module, given) in enumerate(zip(self.maps, self.pooling.maps, strict=True)):
+            for rule in module.rules(given.name):
+                yield Rule(f"maps.{index}.{rule.parameter}", rule.pieces)
+
+    def _mapped(self, pooled_RD: Array) -> Array:
+        x = pooled_RD.astype(jnp.float32)
+        for module, given in zip(self.maps, self.pooling.maps, strict=True):
+            x = ACTIVATIONS[given.activation](module(x))
+        return x
+
+
+def pooled(modes: tuple[str, ...], hidden_TD: Array, start_R: Array, length_R: Array) -> Array:
+    """[R, D · modes]: the pools of each prompt's hidden states, side by side, as
+    sentence-transformers defines them. Sums are float32."""
+    index_T = jnp.arange(hidden_TD.shape[0])
+    place_RT = index_T - start_R[:, None]  # of a token in its prompt
+    inside_RT = (place_RT >= 0) & (place_RT < length_R[:, None])
+    count_R1 = jnp.maximum(length_R, 1).astype(jnp.float32)[:, None]
+
+    def total(weight_RT: Array) -> Array:
+        weight_RT = jnp.where(inside_RT, weight_RT, 0.0)
+        return jnp.matmul(weight_RT, hidden_TD, precision=jax.lax.Precision.HIGHEST)
+
+    def largest() -> Array:
+        low = jnp.finfo(jnp.float32).min
+        row_T = jnp.where(jnp.any(inside_RT, axis=0), jnp.argmax(inside_RT, axis=0), -1)
+        found_RD = jnp.full((start_R.shape[0], hidden_TD.shape[1]), low)
+        return found_RD.at[row_T].max(hidden_TD, mode="drop", wrap_negative_indices=False)
+
+    makers: dict[str, Callable[[], Array]] = {
+        "last": lambda: hidden_TD[start_R + jnp.maximum(length_R - 1, 0)],
+        "cls": lambda: hidden_TD[start_R],
+        "mean": lambda: total(jnp.ones_like(place_RT, jnp.float32)) / count_R1,
+        "mean_sqrt_len": lambda: total(jnp.ones_like(place_RT, jnp.float32)) / count_R1**0.5,
+        "weighted_mean": lambda: (
+            total((place_RT + 1).astype(jnp.float32)) / (count_R1 * (count_R1 + 1) / 2)
+        ),
+        "max": largest,
+    }
+    return jnp.concatenate([makers[mode]() for mode in modes], axis=1)

@@ -1,0 +1,124 @@
+"""From what the device pools to what clients get: shorter vectors, length one, probabilities.
+Imports no jax."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from jaxllm.messages import RequestError
+from jaxllm.pooling import Pooling
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolingParams:
+    """Options of a pooling request, under vLLM's names.
+
+    Attributes:
+        dimensions: elements that an embedding is cut to, before it is scaled to length one.
+        use_activation: whether an embedding has length one, and classes their probabilities; None
+            for what the model says.
+        truncate_prompt_tokens: the last tokens of the prompt to keep; -1 for the model's limit.
+    """
+
+    dimensions: int | None = None
+    use_activation: bool | None = None
+    truncate_prompt_tokens: int | None = None
+
+    def truncated(self, ids: list[int], limit: int) -> list[int]:
+        """The prompt that is computed. Raises RequestError."""
+        count = self.truncate_prompt_tokens
+        if count is None:
+            return ids
+        if type(count) is not int or not (count == -1 or 1 <= count <= limit):
+            raise RequestError(
+                f"truncate_prompt_tokens is {count!r:.40}; it must be -1, or from 1 to {limit}",
+                "truncate_prompt_tokens",
+            )
+        return ids[-(limit if count == -1 else count) :]
+
+
+def check_params(pooling: Pooling, params: PoolingParams) -> None:
+    """Raises RequestError when the model cannot give what the options ask for."""
+    wanted = params.dimensions
+    if wanted is None:
+        return
+    if pooling.task != "embed" or not pooling.is_matryoshka:
+        raise RequestError(
+            "dimensions needs an embedding model made for it (is_matryoshka or "
+            "matryoshka_dimensions in config.json); leave it out",
+            "dimensions",
+        )
+    if type(wanted) is not int or not 1 <= wanted <= pooling.size:
+        raise RequestError(
+            f"dimensions is {wanted!r:.40}; it must be a whole number from 1 to {pooling.size}",
+            "dimensions",
+        )
+    if pooling.dimensions and wanted not in pooling.dimensions:
+        allowed = ", ".join(map(str, pooling.dimensions))
+        raise RequestError(f"dimensions is {wanted}; this model has {allowed}", "dimensions")
+
+
+def check_task(pooling: Pooling | None, *tasks: str) -> Pooling:
+    """The pooling of a model that serves one of `tasks`. Raises RequestError for another one."""
+    if pooling is None:
+        raise RequestError(
+            "this model generates and pools nothing; start it with --runner pooling",
+            None,
+            "wrong_runner",
+        )
+    if pooling.task not in tasks:
+        given = {"embed": "gives embeddings", "classify": "gives classes"}[pooling.task]
+        raise RequestError(
+            f"this model {given}, not what was asked for ({' or '.join(tasks)}); "
+            "ask for that, or start another model",
+            None,
+            "wrong_task",
+        )
+    return pooling
+
+
+def pair_count(left: int, right: int) -> int:
+    """How many pairs these texts make: one with each, or each with its own. Raises RequestError."""
+    if not left or not right:
+        raise RequestError("there is no pair of texts to score; send at least one", "data_1")
+    if left not in (1, right):
+        raise RequestError(
+            f"{left} texts cannot be paired with {right}; send one, or as many", "data_1"
+        )
+    return right
+
+
+def result(pooling: Pooling, pooled: bytes, params: PoolingParams) -> np.ndarray:
+    """The float32 vector that a client gets of what the device pooled."""
+    vector = np.frombuffer(pooled, np.float32)
+    if pooling.task == "embed":
+        vector = vector[: params.dimensions]
+        wanted = pooling.normalises if params.use_activation is None else params.use_activation
+        return normalised(vector) if wanted else vector
+    if params.use_activation is False:
+        return vector
+    return ACTIVATIONS[pooling.activation](vector)
+
+
+def normalised(vector: np.ndarray) -> np.ndarray:
+    """The vector scaled to length one; zeros stay zeros."""
+    return vector / max(float(np.linalg.norm(vector)), 1e-12)
+
+
+def cosine(one: np.ndarray, other: np.ndarray) -> float:
+    """The cosine of the angle between two vectors."""
+    return float(normalised(one) @ normalised(other))
+
+
+def _sigmoid(logits: np.ndarray) -> np.ndarray:
+    return (0.5 * (1 + np.tanh(0.5 * logits))).astype(np.float32)
+
+
+def _softmax(logits: np.ndarray) -> np.ndarray:
+    weights = np.exp(logits - logits.max())
+    return weights / weights.sum()
+
+
+ACTIVATIONS = {"identity": lambda logits: logits, "sigmoid": _sigmoid, "softmax": _softmax}

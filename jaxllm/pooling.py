@@ -1,0 +1,60 @@
+"""What a pooling model makes of a prompt: a vector, or a number for each label. Imports no jax."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+RUNNERS = ("auto", "generate", "pooling")
+CONVERTS = ("auto", "none", "embed", "classify")
+# Which tokens' hidden states are pooled, and how
+MODES = ("last", "cls", "mean", "max", "mean_sqrt_len", "weighted_mean")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DenseMap:
+    """A linear map behind the pool.
+
+    Attributes:
+        name: of its checkpoint tensors, without ".weight" and ".bias".
+        inputs, outputs: widths.
+        bias: whether it has one.
+        activation: after it: "identity" or "tanh".
+    """
+
+    name: str
+    inputs: int
+    outputs: int
+    bias: bool = False
+    activation: str = "identity"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pooling:
+    """How hidden states of a prompt become its result.
+
+    Attributes:
+        task: "embed" (a vector) or "classify" (a number for each label).
+        modes: of `MODES`; the results of several stand side by side.
+        maps: what the pooled vector goes through, on the device.
+        size: elements of the result.
+        normalises: the result is scaled to length one unless a request says otherwise.
+        is_matryoshka: a request may cut the vector.
+        dimensions: the lengths that it may be cut to; empty: any.
+        labels: names of the classes.
+        activation: of classes: "softmax", "sigmoid" or "identity".
+    """
+
+    task: str
+    modes: tuple[str, ...]
+    maps: tuple[DenseMap, ...]
+    size: int
+    normalises: bool = False
+    is_matryoshka: bool = False
+    dimensions: tuple[int, ...] = ()
+    labels: tuple[str, ...] = ()
+    activation: str = "identity"
+
+    @property
+    def takes_chunks(self) -> bool:
+        """Whether a prompt may be computed in parts: only its last token is pooled."""
+        return self.modes == ("last",)

@@ -1,0 +1,213 @@
+"""Pooling models through the engine, against transformers and sentence-transformers."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxllm.config import ConfigError, EngineConfig
+from jaxllm.engine.load import load_engine
+from jaxllm.engine.pooling_engine import PoolingEngine
+from jaxllm.messages import GenerateRequest, PoolingRequest, RequestError
+from jaxllm.pooled import PoolingParams, check_params, normalised, result
+from jaxllm.sampling.options import SamplingParams
+from tests.engine.few_shapes import few_shapes
+from tests.goldens.pooled_cases import CASES, PROMPT_LENGTHS
+
+GOLDENS = Path(__file__).parents[1] / "goldens" / "pooled"
+BOUND = 1e-4
+RAW = PoolingParams(use_activation=False)
+
+
+def make(model: str | Path, **overrides: Any) -> PoolingEngine:
+    """An engine with few shapes around a golden's checkpoint."""
+    wishes: dict[str, Any] = {
+        "skip_tokenizer_init": True,
+        "dtype": "float32",
+        "max_model_len": 160,
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 256,
+        "block_size": 8,
+        "num_gpu_blocks_override": 96,
+        "enforce_eager": True,
+    }
+    with few_shapes():
+        engine = load_engine(EngineConfig(model=str(GOLDENS / model), **wishes | overrides))
+    assert isinstance(engine, PoolingEngine)
+    return engine
+
+
+@pytest.fixture(scope="module")
+def embedder() -> PoolingEngine:
+    return make("qwen3-embedding")
+
+
+def pool(
+    engine: PoolingEngine, prompts: Sequence[list[int]], params: PoolingParams | None = None
+) -> list[np.ndarray]:
+    """Every prompt at once through the engine."""
+    assert engine.resolved.pooling is not None
+    for index, prompt in enumerate(prompts):
+        engine.add(PoolingRequest(id=str(index), prompt_token_ids=prompt))
+    found = {}
+    while engine.has_work:
+        for delta in engine.step():
+            assert delta.pooled is not None, delta.error
+            found[delta.id] = result(
+                engine.resolved.pooling, delta.pooled, params or PoolingParams()
+            )
+    engine.scheduler.check()
+    return [found[str(index)] for index in range(len(prompts))]
+
+
+def golden(case: str) -> tuple[list[list[int]], list[np.ndarray]]:
+    """Prompts and vectors."""
+    data = np.load(GOLDENS / case / "golden.npz")
+    count = range(len(PROMPT_LENGTHS))
+    return [data[f"prompt_{i}"].tolist() for i in count], [data[f"vector_{i}"] for i in count]
+
+
+def assert_close(found: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> None:
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, atol=BOUND, rtol=0)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_vectors_are_those_of_the_reference_together_and_alone(case: str) -> None:
+    engine, (prompts, vectors) = make(case), golden(case)
+    raw = RAW if "Normalize" not in json.dumps(CASES[case]) else None
+    assert_close(pool(engine, prompts, raw), vectors)
+    engine.reset_prefix_cache()
+    for prompt, vector in zip(prompts, vectors, strict=True):
+        assert_close(pool(engine, [prompt], raw), [vector])
+
+
+def test_chunks_and_cached_prefixes_change_nothing() -> None:
+    prompts, vectors = golden("qwen3-embedding")
+    engine = make("qwen3-embedding", max_num_batched_tokens=32)
+    assert_close(pool(engine, prompts), vectors)
+    assert_close(pool(engine, prompts), vectors)
+    assert engine.stats().prefix_hits > 0
+
+
+def test_a_pool_over_all_tokens_runs_whole_prompts() -> None:
+    prompts, vectors = golden("llama-mean-dense")
+    engine = make("llama-mean-dense", max_num_batched_tokens=160)
+    assert_close(pool(engine, prompts[::-1] + prompts, RAW), vectors[::-1] + vectors)
+    assert engine.stats().prefix_hits == 0
+    with pytest.raises(ConfigError, match="--max-num-batched-tokens"):
+        make("llama-mean-dense", max_num_batched_tokens=128)
+
+
+def test_more_prompts_than_slots_and_pages_all_end(embedder: PoolingEngine) -> None:
+    prompts, vectors = golden("qwen3-embedding")
+    assert_close(pool(embedder, prompts * 5), vectors * 5)
+
+
+def test_dimensions_cut_and_then_normalise(embedder: PoolingEngine) -> None:
+    prompts, vectors = golden("qwen3-embedding")
+    cut = pool(embedder, prompts, PoolingParams(dimensions=8))
+    assert_close(cut, [normalised(vector[:8]) for vector in vectors])
+
+
+@pytest.mark.parametrize(
+    ("case", "params", "message"),
+    [
+        ("llama-mean-dense", PoolingParams(dimensions=8), "dimensions needs"),
+        ("qwen3-embedding", PoolingParams(dimensions=33), "from 1 to 32"),
+        ("qwen3-embedding", PoolingParams(dimensions=True), "from 1 to 32"),
+        ("qwen3-reranker", PoolingParams(dimensions=1), "dimensions needs"),
+    ],
+    ids=["no-matryoshka", "too-long", "no-number", "classifier"],
+)
+def test_dimensions_that_the_model_lacks_are_refused(
+    case: str, params: PoolingParams, message: str, embedder: PoolingEngine
+) -> None:
+    engine = embedder if case == "qwen3-embedding" else make(case)
+    assert engine.resolved.pooling is not None
+    with pytest.raises(RequestError, match=message):
+        check_params(engine.resolved.pooling, params)
+
+
+def test_labels_get_probabilities() -> None:
+    prompts, logits = golden("qwen2-classifier")
+    engine = make("qwen2-classifier")
+    assert engine.resolved.pooling is not None
+    assert engine.resolved.pooling.labels == ("bad", "fair", "good")
+    softmax = [np.exp(row) / np.exp(row).sum() for row in logits]
+    assert_close(pool(engine, prompts), softmax)
+
+
+def test_bad_requests_are_refused_and_disturb_nothing(embedder: PoolingEngine) -> None:
+    prompts, vectors = golden("qwen3-embedding")
+    for prompt, message in (([], "empty"), ([5] * 161, "limit is 160"), ([96], "token id 96")):
+        with pytest.raises(RequestError, match=message):
+            embedder.add(PoolingRequest(id="bad", prompt_token_ids=prompt))
+    with pytest.raises(RequestError, match="generates nothing"):
+        embedder.add(GenerateRequest(id="x", prompt_token_ids=[5], params=SamplingParams()))
+    assert len(pool(embedder, [[5] * 160])[0]) == 32  # as long as may be
+    assert_close(pool(embedder, prompts), vectors)
+
+
+def test_a_generating_engine_refuses_to_pool(make_engine: Callable[..., Any]) -> None:
+    with pytest.raises(RequestError, match="pools nothing"):
+        make_engine().add(PoolingRequest(id="x", prompt_token_ids=[5]))
+
+
+def test_an_aborted_request_gives_its_pages_back(embedder: PoolingEngine) -> None:
+    embedder.add(PoolingRequest(id="x", prompt_token_ids=[5] * 100))
+    embedder.abort("x")
+    (delta,) = embedder.step()
+    assert (delta.finish_reason, delta.pooled) == ("abort", None)
+    embedder.scheduler.check()
+    assert not embedder.has_work
+
+
+def test_a_generating_checkpoint_pools_when_asked_to(tiny_dir: str) -> None:
+    engine = make(tiny_dir, runner="pooling", load_format="dummy", max_model_len=128)
+    (vector,) = pool(engine, [[5, 6, 7]])
+    assert np.linalg.norm(vector) == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("modules.json", {"0": 1}, "not a list of modules"),
+        ("modules.json", [{"type": "a.WordEmbeddings", "path": ""}], "WordEmbeddings"),
+        ("modules.json", [{"type": "a.Dense", "path": "../x"}], "must lie beside it"),
+        ("1_Pooling/config.json", {"pooling_mode": "median"}, "must be one of"),
+        (
+            "1_Pooling/config.json",
+            {"pooling_mode": "mean", "include_prompt": False},
+            "include_prom",
+        ),
+        ("2_Dense/config.json", {"in_features": 3, "out_features": 2}, "it gets 64"),
+        ("2_Dense/config.json", {"in_features": 64, "out_features": 7}, "linear.weight has shape"),
+        ("sentence_bert_config.json", {"max_seq_length": 0}, "max_seq_length"),
+    ],
+    ids=["list", "kind", "path", "mode", "instruction", "width", "shape", "length"],
+)
+def test_files_of_sentence_transformers_that_do_not_fit_are_named(
+    name: str, content: Any, message: str, tmp_path: Path
+) -> None:
+    model = shutil.copytree(GOLDENS / "llama-mean-dense", tmp_path / "model")
+    (model / name).write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match=message):
+        make(model)
+
+
+def test_sentence_transformers_limit_of_inputs_is_kept(tmp_path: Path) -> None:
+    model = shutil.copytree(GOLDENS / "qwen3-embedding", tmp_path / "model")
+    (model / "sentence_bert_config.json").write_text('{"max_seq_length": 64}')
+    assert make(model, max_model_len=None).resolved.max_model_len == 64
+
+
+def test_a_classifier_cannot_generate() -> None:
+    with pytest.raises(ConfigError, match="cannot generate"):
+        make("qwen2-classifier", runner="generate")

@@ -1,0 +1,93 @@
+"""What the goldens of pooling models cover: tiny checkpoints, each with the files that say how it
+pools."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+PROMPT_LENGTHS = (1, 7, 40, 150)
+
+_BASE: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "vocab_size": 96,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5,
+    "hidden_act": "silu",
+    "tie_word_embeddings": True,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+def _modules(*kinds: str) -> list[dict[str, Any]]:
+    """`modules.json` of sentence-transformers."""
+    return [
+        {
+            "idx": index,
+            "name": str(index),
+            "path": "" if kind == "Transformer" else f"{index}_{kind}",
+            "type": f"sentence_transformers.models.{kind}",
+        }
+        for index, kind in enumerate(kinds)
+    ]
+
+
+# Case → its JSON files by path; 2_Dense gets random weights
+CASES: Mapping[str, dict[str, Any]] = MappingProxyType(
+    {
+        "qwen3-embedding": {
+            "config.json": _BASE
+            | {
+                "model_type": "qwen3",
+                "architectures": ["Qwen3Model"],
+                "head_dim": 8,
+                "is_matryoshka": True,
+            },
+            "modules.json": _modules("Transformer", "Pooling", "Normalize"),
+            "1_Pooling/config.json": {
+                "word_embedding_dimension": 32,
+                "pooling_mode_cls_token": False,
+                "pooling_mode_mean_tokens": False,
+                "pooling_mode_lasttoken": True,
+                "include_prompt": True,
+            },
+        },
+        "llama-mean-dense": {
+            "config.json": _BASE | {"model_type": "llama", "architectures": ["LlamaModel"]},
+            "modules.json": _modules("Transformer", "Pooling", "Dense"),
+            "1_Pooling/config.json": {"embedding_dimension": 32, "pooling_mode": ["cls", "mean"]},
+            "2_Dense/config.json": {
+                "in_features": 64,
+                "out_features": 24,
+                "bias": True,
+                "activation_function": "torch.nn.modules.activation.Tanh",
+            },
+        },
+        "qwen2-classifier": {
+            "config.json": _BASE
+            | {
+                "model_type": "qwen2",
+                "architectures": ["Qwen2ForSequenceClassification"],
+                "id2label": {"0": "bad", "1": "fair", "2": "good"},
+                "label2id": {"bad": 0, "fair": 1, "good": 2},
+            }
+        },
+        "qwen3-reranker": {
+            "config.json": _BASE
+            | {
+                "model_type": "qwen3",
+                "architectures": ["Qwen3ForSequenceClassification"],
+                "head_dim": 8,
+                "id2label": {"0": "LABEL_0"},
+                "label2id": {"LABEL_0": 0},
+            }
+        },
+    }
+)
