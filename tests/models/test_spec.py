@@ -30,7 +30,7 @@ def test_a_spec_describes_the_model_that_is_built(name: str) -> None:
         assert block.attention.window == cache.window
         assert (heads.kv, heads.dim, heads.dim) == (cache.heads, cache.key_dim, cache.value_dim)
         assert heads.query == spec.query_heads
-        if isinstance(block.mlp, GatedMLP):
+        if all(isinstance(each.mlp, GatedMLP) for each in model.layers):
             assert block.mlp.down.weight.shape == (spec.width, spec.inner_width)
         assert block.mlp_norm.eps == spec.norm_eps
     assert model.embed.weight.shape == (spec.vocab_size, spec.width)

@@ -54,6 +54,18 @@ def mixture_spec(
     return replace(spec, inner_width=max(spec.inner_width, copies))
 
 
+def sparse_layers(hf: Config) -> frozenset[int]:
+    """Layers with a mixture where `mlp_only_layers` and `decoder_sparse_step` decide it. Raises
+    ConfigError."""
+    dense, layers = hf.get("mlp_only_layers") or [], positive(hf, "num_hidden_layers")
+    if not isinstance(dense, list) or any(type(layer) is not int for layer in dense):
+        raise ConfigError(
+            f"config.json: mlp_only_layers is {dense!r:.80}; it must be a list of layers' numbers"
+        )
+    step = positive(hf, "decoder_sparse_step")
+    return frozenset(range(step - 1, layers, step)) - frozenset(dense)
+
+
 def mixture_names(
     block: str = "mlp",
     router: str = "gate.weight",

@@ -1,0 +1,73 @@
+"""Qwen2-MoE: Qwen2 with mixtures of experts, beside which a gated expert computes every token."""
+
+from __future__ import annotations
+
+from jaxllm.models.config.mixture import mixture, mixture_names, mixture_spec, routed, sparse_layers
+from jaxllm.models.config.read import Config, flag, positive
+from jaxllm.models.config.spec import ModelSpec
+from jaxllm.models.config.transformer import LLAMA_NAMES, layer_window, transformer
+from jaxllm.nn.attention import Attention
+from jaxllm.nn.decoder import Decoder
+from jaxllm.nn.experts import SharedExpert
+from jaxllm.nn.linear import Init
+from jaxllm.nn.mlp import FeedForward, GatedMLP
+from jaxllm.nn.routers import normalised, unchanged
+
+DEFAULTS: Config = {
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 32768,
+    "num_key_value_heads": 16,
+    "sliding_window": 4096,
+    "max_window_layers": 28,
+    "qkv_bias": True,
+    "moe_intermediate_size": 1408,
+    "shared_expert_intermediate_size": 5632,
+    "num_experts": 60,
+    "num_experts_per_tok": 4,
+    "decoder_sparse_step": 1,
+}
+SHARED = "model.layers.{}.mlp.shared_expert"
+NAMES = {
+    **LLAMA_NAMES,
+    **mixture_names(),
+    "layers.{}.mlp.shared.gate": (f"{SHARED}_gate",),
+    "layers.{}.mlp.shared.mlp.gate_up": (f"{SHARED}.gate_proj", f"{SHARED}.up_proj"),
+    "layers.{}.mlp.shared.mlp.down": (f"{SHARED}.down_proj",),
+}
+SIZES = ("num_experts", "moe_intermediate_size")
+
+
+def spec(hf: Config) -> ModelSpec:
+    """The spec of a complete configuration; windows slide on even layers below
+    `max_window_layers`. Raises ConfigError."""
+    given, types = dict(hf), hf.get("layer_types")
+    if types is None:
+        slides = flag(hf, "use_sliding_window") and hf.get("sliding_window") is not None
+        first = hf["max_window_layers"]
+        given["layer_types"] = [
+            "sliding_attention" if slides and layer % 2 == 0 and layer < first else "full_attention"
+            for layer in range(positive(hf, "num_hidden_layers"))
+        ]
+    return mixture_spec(hf, mixture(hf, *SIZES), layer_window(given))
+
+
+def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
+    """The model with fresh parameters. Raises ConfigError."""
+    hf, heads, sizes = spec.config, spec.heads(shards), mixture(spec.config, *SIZES)
+    bias, sparse = flag(hf, "qkv_bias"), sparse_layers(hf)
+    weigh = normalised if flag(hf, "norm_topk_prob") else unchanged
+
+    def attention(layer: int) -> Attention:
+        return Attention(init, heads, spec.width, qkv_bias=bias, window=spec.windows[layer])
+
+    def dense(inner: str) -> GatedMLP:
+        return GatedMLP(init, spec.width, positive(hf, inner), shards, spec.activation)
+
+    def mlp(layer: int) -> FeedForward:
+        if layer not in sparse:
+            return dense("intermediate_size")
+        shared = SharedExpert(init, dense("shared_expert_intermediate_size"), spec.width)
+        return routed(spec, shards, init, sizes, shared, weigh=weigh)
+
+    return transformer(spec, shards, init, attention, mlp=mlp)
