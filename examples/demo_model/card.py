@@ -27,12 +27,12 @@ so when asked for anything else.
 |---|---|
 | shape | {layers} layers, width {width}, {heads} query heads and {kv} key-value heads of {dim}, \
 MLP {inner}, vocabulary {vocab} (tied) |
-| context | {context} tokens; trained on rows of {length} |
+| context | {context} tokens; trained on rows of {lengths} |
 | prompt format | ChatML; `enable_thinking` (off unless asked for) makes it write `<think>` steps \
 first; tools in OpenAI's form |
 | stops at | `<|im_end|>` in chats, `<|endoftext|>` in plain text |
-| training | {steps} steps of {batch} × {length} tokens out of {tokens:.0f} million generated \
-tokens, {seconds} s on one {device} |
+| training | {steps} steps of {step_tokens:,} tokens out of {tokens:.0f} million generated \
+tokens, {seconds} s on one {device}{start} |
 | made by | `examples/demo_model`; data, weights and code are the project's own, under its \
 licence |
 
@@ -60,6 +60,24 @@ never spelled. Any answer can be
 wrong.
 """
 
+SKILLS = """
+## Tools and schemas
+
+Answers to held-out conversations, as the server's parsers read them: every call with its name and \
+arguments, or the whole text; JSON
+with its keys in the schema's order. A third of the conversations think; their thought must begin \
+and end. Calls in JSON are the default;
+`{{"tool_format": "xml"}}` in `chat_template_kwargs`, or the server's \
+`--default-chat-template-kwargs`, asks for Qwen3-Coder's format, which
+`--tool-call-parser qwen3_coder` reads. A tenth of the arguments of each tool, of the names of \
+invented tools and of the records is left
+out of the training text; the phrases, the names of ordinary tools and small talk are not split.
+
+| task | right | of | % |
+|---|---:|---:|---:|
+{table}
+"""
+
 
 def table(tasks: dict[str, dict[str, int]]) -> str:
     """One row a task, the two-digit additions first."""
@@ -76,7 +94,7 @@ def card(
 ) -> str:
     """The card's text."""
     recipe = training["recipe"]
-    return TEXT.format(
+    text = TEXT.format(
         parameters=weight_bytes / 2e6,
         megabytes=weight_bytes / 1e6,
         layers=config["num_hidden_layers"],
@@ -87,16 +105,20 @@ def card(
         inner=config["intermediate_size"],
         vocab=config["vocab_size"],
         context=config["max_position_embeddings"],
-        length=recipe["length"],
+        lengths=", ".join(map(str, recipe["lengths"])),
         steps=recipe["steps"],
-        batch=recipe["batch"],
+        step_tokens=recipe["tokens"],
         tokens=training["tokens"] / 1e6,
         seconds=training["seconds"],
         device=training["device"],
         dtype=metrics["dtype"],
         metrics_device=metrics["device"],
         table=table(metrics["tasks"]),
+        start=", from the weights of the model before" if recipe["start"] else "",
     )
+    if "skills" in metrics:
+        text += SKILLS.format(table=table(metrics["skills"]))
+    return text
 
 
 def current(folder: Path) -> str:

@@ -23,12 +23,14 @@ from examples.demo_model import arithmetic, facts, generate, toolbox
 from examples.demo_model.decode import greedy
 from examples.demo_model.network import load
 from examples.demo_model.problem import pair_held_out
-from examples.demo_model.tokenizer import renderer
+from examples.demo_model.skills.cases import SPARE_TOKENS, Score, SkillCase, skill_cases
+from examples.demo_model.tokenizer import TEMPLATE, renderer
 
 NEW_TOKENS = 160  # enough for every chain of thought and tool call
 # Problems of each kind; from this on two-digit addition is scored on every held-out pair
 FULL = 200
 FILLER_TOKENS = 1_000
+UNENDED = "<|unended|>"  # no right answer ends in this
 
 
 @dataclass(frozen=True)
@@ -46,10 +48,14 @@ def addition_pairs() -> list[tuple[int, int]]:
 
 
 class Prompts:
-    """Renders questions as the server would."""
+    """Renders questions as the server would.
 
-    def __init__(self) -> None:
-        self._template = renderer()
+    Attributes:
+        template: the compiled chat template.
+    """
+
+    def __init__(self, template: Path = TEMPLATE) -> None:
+        self.template = renderer(template)
 
     def chat(
         self,
@@ -58,7 +64,7 @@ class Prompts:
         thinking: bool = False,
     ) -> str:
         """The prompt of a conversation whose next turn is the assistant's."""
-        return self._template.render(
+        return self.template.render(
             messages=messages, tools=tools, enable_thinking=thinking, add_generation_prompt=True
         )
 
@@ -149,52 +155,59 @@ def read(text: str, expected: Any) -> Any:
         return text
 
 
-def limit(tokenizer: Tokenizer, case: Case) -> int:
+def limit(tokenizer: Tokenizer, case: Case | SkillCase) -> int:
     """Tokens that a right answer can need; whatever is longer is wrong."""
+    if isinstance(case, SkillCase):
+        return len(tokenizer.encode(case.text).ids) + SPARE_TOKENS
     if "thinking" in case.task or "tool call" in case.task:
         return NEW_TOKENS
     return len(tokenizer.encode(case.expected).ids) + 4
 
 
+def score_of(case: Case | SkillCase, answer: str, ended: bool, scores: Score) -> bool:
+    """Count an answer; whether it is right. One without its end token is not."""
+    if isinstance(case, SkillCase):
+        return case.score(answer if ended else answer + UNENDED, scores)
+    right = ended and read(answer, case.expected) == case.expected
+    score = scores.setdefault(case.task, {"correct": 0, "total": 0})
+    score["total"] += 1
+    score["correct"] += right
+    return right
+
+
 def evaluate(
-    folder: Path, count: int = FULL, seed: int = 5, dtype: Any = jnp.bfloat16
+    folder: Path, count: int = FULL, skills: int = 0, seed: int = 5, dtype: Any = jnp.bfloat16
 ) -> dict[str, Any]:
-    """Metrics by task, with a few failures of each for a human to read."""
-    tokenizer, prompts, rng = (
-        Tokenizer.from_file(str(folder / "tokenizer.json")),
-        Prompts(),
-        random.Random(seed),
-    )
-    model, stop = (
-        load(folder, dtype),
-        tuple(json.loads((folder / "generation_config.json").read_text())["eos_token_id"]),
-    )
-    cases = [
+    """Metrics by task, with a few failures of each for a human to read. `skills`: conversations
+    with tools and schemas of each kind, which only a model that has learnt them can answer."""
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    prompts, rng = Prompts(folder / "chat_template.jinja"), random.Random(seed)
+    model = load(folder, dtype)
+    stop = tuple(json.loads((folder / "generation_config.json").read_text())["eos_token_id"])
+    cases: list[Case | SkillCase] = [
         *addition_cases(prompts, rng, count),
         *task_cases(prompts, rng, count),
         *tool_cases(prompts, rng, count),
+        *skill_cases(prompts.template, random.Random(seed), skills),
     ]
     encoded = [tokenizer.encode(case.prompt, add_special_tokens=False).ids for case in cases]
     answers = greedy(model, encoded, [limit(tokenizer, case) for case in cases], stop)
-    tasks: dict[str, dict[str, int]] = {}
+    scores: dict[str, Score] = {"tasks": {}, "skills": {}}
     failures: dict[str, list[list[Any]]] = {}
     for case, ids in zip(cases, answers, strict=True):
         ended = bool(ids) and ids[-1] in stop
-        answer = read(
-            tokenizer.decode(ids[:-1] if ended else ids, skip_special_tokens=False), case.expected
-        )
-        score = tasks.setdefault(case.task, {"correct": 0, "total": 0})
-        score["total"] += 1
-        if ended and answer == case.expected:
-            score["correct"] += 1
-        elif len(failures.setdefault(case.task, [])) < 5:
-            failures[case.task].append([case.prompt[-160:], case.expected, answer])
+        answer = tokenizer.decode(ids[:-1] if ended else ids, skip_special_tokens=False)
+        group = scores["skills" if isinstance(case, SkillCase) else "tasks"]
+        if not score_of(case, answer, ended, group):
+            failed = failures.setdefault(case.task, [])
+            wanted = case.text if isinstance(case, SkillCase) else case.expected
+            if len(failed) < 5:
+                failed.append([case.prompt[-160:], wanted, answer])
     metrics = {
         "dtype": jnp.dtype(dtype).name,
         "seed": seed,
         "device": jax.devices()[0].device_kind,
-        "tasks": dict(sorted(tasks.items())),
-    }
+    } | {name: dict(sorted(group.items())) for name, group in scores.items() if group}
     return {"metrics": metrics, "failures": failures}
 
 
@@ -206,10 +219,12 @@ def main() -> None:
     parser.add_argument("--model", type=Path, default=Path("jaxllm/demo"))
     parser.add_argument("--out", type=Path)
     parser.add_argument("--failures", type=Path)
-    parser.add_argument("--count", type=int, default=FULL)
+    parser.add_argument("--count", type=int, default=FULL, help="problems of each task")
+    parser.add_argument("--skills", type=int, default=0, help="conversations of each skill")
     arguments = parser.parse_args()
-    result = evaluate(arguments.model, arguments.count)
-    for task, score in result["metrics"]["tasks"].items():
+    result = evaluate(arguments.model, arguments.count, arguments.skills)
+    metrics = result["metrics"]
+    for task, score in (metrics["tasks"] | metrics.get("skills", {})).items():
         print(
             f"{task:60} {score['correct']:5} of {score['total']:5}  "
             f"{100 * score['correct'] / score['total']:6.2f} %"

@@ -90,11 +90,16 @@ LEADS = (
 
 @dataclass(frozen=True)
 class Sample:
-    """One training document: a conversation, or plain text when `messages` is empty."""
+    """One training document: a conversation, or plain text when `messages` is empty.
+
+    Attributes:
+        variables: of the chat template.
+    """
 
     messages: list[Message] = field(default_factory=list)
     tools: list[dict[str, Any]] | None = None
     text: str = ""
+    variables: dict[str, Any] = field(default_factory=dict)
 
 
 def draw(rng: random.Random, held: bool = False) -> Problem:

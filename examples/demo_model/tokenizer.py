@@ -26,7 +26,8 @@ from tokenizers import (
 
 from examples.demo_model.generate import Sample, corpus
 
-TEMPLATE = Path(__file__).with_name("chat_template.jinja")
+TEMPLATE = Path(__file__).with_name("chat_template.jinja")  # of the packaged model
+NEXT_TEMPLATE = Path(__file__).parent / "skills" / "chat_template.jinja"  # of the next one
 VOCABULARY = 768  # divides by 8, so that the logits can be split over up to eight devices
 CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")  # never shown
 # One token each, but shown
@@ -85,16 +86,23 @@ def build(documents: int = 60_000, seed: int = 11) -> Tokenizer:
     return tokenizer
 
 
-def renderer() -> Any:
-    """The compiled chat template, with the environment that transformers gives a template."""
+def renderer(template: Path = TEMPLATE) -> Any:
+    """A compiled chat template, with the environment that transformers gives a template."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, autoescape=False
     )
     environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
-    return environment.from_string(TEMPLATE.read_text())
+    return environment.from_string(template.read_text())
 
 
-def tokenizer_config() -> dict[str, Any]:
+def render(template: Any, sample: Sample) -> str:
+    """The document's text: a chat through the template, a line ended by `<|endoftext|>`."""
+    if not sample.messages:
+        return sample.text + "<|endoftext|>"
+    return str(template.render(messages=sample.messages, tools=sample.tools, **sample.variables))
+
+
+def tokenizer_config(template: str) -> dict[str, Any]:
     """`tokenizer_config.json`: transformers reads `tokenizer.json` as it is."""
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -106,16 +114,19 @@ def tokenizer_config() -> dict[str, Any]:
         "add_bos_token": False,
         "add_prefix_space": False,
         "clean_up_tokenization_spaces": False,
-        "chat_template": TEMPLATE.read_text(),
+        "chat_template": template,
     }
 
 
-def write(folder: Path, tokenizer: Tokenizer) -> None:
+def write(folder: Path, tokenizer: Tokenizer, template: Path = NEXT_TEMPLATE) -> None:
     """Write the tokenizer's three files in the Hugging Face layout."""
     folder.mkdir(parents=True, exist_ok=True)
+    text = template.read_text()
     tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer_config(), indent=2) + "\n")
-    (folder / "chat_template.jinja").write_text(TEMPLATE.read_text())
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps(tokenizer_config(text), indent=2) + "\n"
+    )
+    (folder / "chat_template.jinja").write_text(text)
 
 
 def main() -> None:

@@ -1,16 +1,16 @@
-"""Trains the demo model and writes `config.json`, `generation_config.json` and `model.safetensors`.
+"""Trains the demo model and writes its Hugging Face directory.
 
-python -m examples.demo_model.train --out build/demo            # the packaged model: minutes on a
-data-centre GPU python -m examples.demo_model.train --out build/tiny --tiny     # seconds on a CPU,
-learns next to nothing
+python -m examples.demo_model.train --out build/demo --seconds 400    # minutes on a data-centre GPU
+python -m examples.demo_model.train --out build/tiny --tiny     # seconds on a CPU, learns little
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,29 +21,56 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
+from tokenizers import Tokenizer
 
-from examples.demo_model.network import CONFIG, TINY, can_fuse, create, forward, save
+from examples.demo_model import tokenizer
+from examples.demo_model.network import CONFIG, TINY, can_fuse, create, forward, load, save
 from examples.demo_model.pack import Rows, pack
 from examples.demo_model.tokenizer import CONTROL, VOCABULARY
+
+COLUMNS = ("token_NT", "segment_NT", "position_NT", "learn_NT")
+IN_FLIGHT = 4  # steps that the host may be ahead of the device
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """Everything that decides the result, besides the code and the data generator."""
+    """Everything that decides the result, besides the code and the data generator.
 
-    steps: int = 7_100
-    batch: int = 64  # rows a step
-    length: int = 1024  # tokens a row
-    documents: int = 1_000_000
+    Attributes:
+        steps: updates at most.
+        seconds: of training at most, compiling included. The learning rate decays by steps or by
+            seconds, whichever end is nearer, so a run that time ends is a whole one.
+        tokens: of one step, padding included.
+        lengths: of rows, in tokens; a step has rows of one length.
+        start: a model's directory whose weights are trained on; "" for fresh ones.
+        floor: the last learning rate, as a part of the greatest.
+    """
+
+    steps: int = 16_000
+    seconds: float = math.inf
+    tokens: int = 65_536
+    lengths: tuple[int, ...] = (512, 1024, 2048)
+    documents: int = 1_200_000
     workers: int = 16
     rate: float = 2e-3
     warmup: int = 300
     decay: float = 0.1
+    floor: float = 0.01
     seed: int = 0
+    start: str = ""
+
+    def rate_at(self, step: int, seconds: float) -> float:
+        """Learning rate: linear warm-up, then a cosine."""
+        progress = min(1.0, max(step / self.steps, seconds / self.seconds))
+        cosine = (1 + math.cos(math.pi * progress)) / 2
+        warm = min(1.0, (step + 1) / max(1, min(self.warmup, self.steps // 5)))
+        return self.rate * warm * (self.floor + (1 - self.floor) * cosine)
 
 
-TINY_RECIPE = Recipe(steps=30, batch=4, length=128, documents=400, workers=1, warmup=5)
-Step = Callable[[nnx.State, optax.OptState, jax.Array], tuple[nnx.State, optax.OptState, jax.Array]]
+TINY_RECIPE = Recipe(
+    steps=30, tokens=512, lengths=(128, 256), documents=400, workers=1, warmup=5, rate=1e-2
+)
+Step = Callable[..., tuple[nnx.State, optax.OptState, jax.Array]]
 
 
 def loss_of(graph: nnx.GraphDef, state: nnx.State, rows: Rows) -> jax.Array:
@@ -61,29 +88,23 @@ def loss_of(graph: nnx.GraphDef, state: nnx.State, rows: Rows) -> jax.Array:
 
 
 def optimizer(recipe: Recipe) -> optax.GradientTransformation:
-    """AdamW with clipping, linear warm-up and cosine decay; norms and other vectors are not
-    decayed."""
-    schedule = optax.warmup_cosine_decay_schedule(
-        0.0, recipe.rate, min(recipe.warmup, recipe.steps // 5), recipe.steps, recipe.rate * 0.01
-    )
+    """AdamW with clipping, before the learning rate; norms and other vectors are not decayed."""
     matrices = lambda state: jax.tree.map(lambda value: value.ndim > 1, state)
     return optax.chain(
         optax.clip_by_global_norm(1.0),
-        optax.adamw(schedule, b1=0.9, b2=0.98, weight_decay=recipe.decay, mask=matrices),
+        optax.scale_by_adam(b1=0.9, b2=0.98),
+        optax.add_decayed_weights(recipe.decay, mask=matrices),
     )
 
 
-def make_step(graph: nnx.GraphDef, tx: optax.GradientTransformation, data: Rows) -> Step:
-    """One compiled update on the rows of `data` (on the device) whose indices it is given."""
-    held = tuple(
-        jnp.asarray(column)
-        for column in (data.token_NT, data.segment_NT, data.position_NT, data.learn_NT)
-    )
+def make_step(graph: nnx.GraphDef, tx: optax.GradientTransformation) -> Step:
+    """One compiled update on the rows of `columns` (on the device) whose indices it is given."""
 
     @partial(jax.jit, donate_argnums=(0, 1))
     def update(
         state: nnx.State,
         moments: optax.OptState,
+        rate: jax.Array,
         index_B: jax.Array,
         columns: tuple[jax.Array, ...],
     ) -> tuple[nnx.State, optax.OptState, jax.Array]:
@@ -93,35 +114,52 @@ def make_step(graph: nnx.GraphDef, tx: optax.GradientTransformation, data: Rows)
         )
         loss, gradient = jax.value_and_grad(lambda state: loss_of(graph, state, rows))(state)
         change, moments = tx.update(gradient, moments, state)
+        change = jax.tree.map(lambda value: -rate * value, change)
         return optax.apply_updates(state, change), moments, loss
 
-    return lambda state, moments, index_B: update(state, moments, index_B, held)
+    return update
 
 
-def batches(rows: int, recipe: Recipe) -> np.ndarray:
-    """`[steps, batch]` row indices: as many shuffled passes over the rows as the steps need."""
-    rng, need = np.random.default_rng(recipe.seed), recipe.steps * recipe.batch
-    order = np.concatenate([rng.permutation(rows) for _ in range(-(-need // rows))])
-    return order[:need].reshape(recipe.steps, recipe.batch)
+def batches(data: list[Rows], recipe: Recipe) -> Iterator[tuple[int, np.ndarray]]:
+    """For each step the number of a length and indices of its rows. Every pass over the rows is
+    shuffled anew, its steps of all lengths too; what fills no batch waits for the next pass."""
+    rng, left = np.random.default_rng(recipe.seed), recipe.steps
+    while left > 0:
+        steps: list[tuple[int, np.ndarray]] = []
+        for which, rows in enumerate(data):
+            count, length = rows.token_NT.shape
+            size = max(1, min(count, recipe.tokens // length))
+            order = rng.permutation(count)[: count // size * size]
+            steps += [(which, index_B) for index_B in order.reshape(-1, size)]
+        for at in rng.permutation(len(steps))[:left]:
+            yield steps[at]
+        left -= len(steps)
 
 
 def train(
-    hf: dict[str, Any], recipe: Recipe, data: Rows, report: Callable[[str], None] = print
+    hf: dict[str, Any], recipe: Recipe, data: list[Rows], report: Callable[[str], None] = print
 ) -> tuple[nnx.Module, list[float]]:
     """The trained model (float32) and the loss of every step."""
-    graph, state = nnx.split(create(hf, recipe.seed))
+    model = load(Path(recipe.start)) if recipe.start else create(hf, recipe.seed)
+    graph, state = nnx.split(model)
     tx = optimizer(recipe)
-    moments, step = tx.init(state), make_step(graph, tx, data)
+    moments, step = tx.init(state), make_step(graph, tx)
+    columns = [tuple(jnp.asarray(getattr(rows, name)) for name in COLUMNS) for rows in data]
     losses: list[jax.Array] = []
     begin = time.perf_counter()
-    for i, index_B in enumerate(batches(len(data.token_NT), recipe)):
-        state, moments, loss = step(state, moments, jnp.asarray(index_B))
+    for i, (which, index_B) in enumerate(batches(data, recipe)):
+        seconds = time.perf_counter() - begin
+        if losses and seconds > recipe.seconds:
+            break
+        rate = np.float32(recipe.rate_at(i, seconds))
+        state, moments, loss = step(state, moments, rate, jnp.asarray(index_B), columns[which])
         losses.append(loss)
-        if i in (0, 10) or (i + 1) % 250 == 0 or i + 1 == recipe.steps:
-            report(
-                f"step {i + 1} of {recipe.steps}: loss {float(loss):.4f}, "
-                f"{time.perf_counter() - begin:.1f} s"
-            )
+        if i >= IN_FLIGHT:
+            losses[i - IN_FLIGHT].block_until_ready()
+        if i in (0, 10) or (i + 1) % 250 == 0:
+            mean = float(jnp.stack(losses[-50:]).mean())
+            report(f"step {i + 1}: loss {mean:.4f}, rate {rate:.2e}, {seconds:.1f} s")
+    report(f"{len(losses)} steps, {time.perf_counter() - begin:.1f} s")
     return nnx.merge(graph, state), [float(loss) for loss in losses]
 
 
@@ -140,6 +178,29 @@ def export(folder: Path, hf: dict[str, Any], model: nnx.Module) -> None:
     save(model, hf, folder / "model.safetensors")
 
 
+def record_of(recipe: Recipe, data: list[Rows], losses: list[float]) -> dict[str, Any]:
+    """What the card says of the training; seconds are added by who measures them."""
+    shown = asdict(recipe) | {"steps": len(losses)}
+    if math.isinf(recipe.seconds):
+        shown["seconds"] = None
+    return {
+        "recipe": shown,
+        "tokens": sum(int((rows.segment_NT > 0).sum()) for rows in data),
+        "learnt_tokens": sum(int(rows.learn_NT.sum()) for rows in data),
+        "first_loss": losses[0],
+        "last_loss": float(np.mean(losses[-50:])),
+        "device": jax.devices()[0].device_kind,
+        "jax": jax.__version__,
+    }
+
+
+def chosen_recipe(arguments: argparse.Namespace) -> Recipe:
+    """The recipe with what the command line changes of it."""
+    names = ("steps", "seconds", "documents", "workers", "rate", "start")
+    chosen = {name: value for name in names if (value := getattr(arguments, name)) is not None}
+    return replace(TINY_RECIPE if arguments.tiny else Recipe(), **chosen)
+
+
 def main() -> None:
     """Pack, train, export."""
     parser = argparse.ArgumentParser(
@@ -148,41 +209,25 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--tokenizer", type=Path, default=Path("jaxllm/demo/tokenizer.json"))
     parser.add_argument("--tiny", action="store_true")
-    parser.add_argument("--steps", type=int)
-    parser.add_argument("--documents", type=int)
-    parser.add_argument("--workers", type=int)
+    parser.add_argument("--start", help="a model's directory to train on from")
+    for name in ("steps", "documents", "workers"):
+        parser.add_argument(f"--{name}", type=int)
+    for name in ("seconds", "rate"):
+        parser.add_argument(f"--{name}", type=float)
     arguments = parser.parse_args()
-    chosen = {
-        key: value
-        for key in ("steps", "documents", "workers")
-        if (value := getattr(arguments, key)) is not None
-    }
-    recipe = replace(TINY_RECIPE if arguments.tiny else Recipe(), **chosen)
+    recipe = chosen_recipe(arguments)
     hf = TINY if arguments.tiny else CONFIG
     begin = time.perf_counter()
     data = pack(
-        arguments.tokenizer, recipe.documents, recipe.length, recipe.seed + 1, recipe.workers
+        arguments.tokenizer, recipe.documents, recipe.lengths, recipe.seed + 1, recipe.workers
     )
-    filled, learnt = int((data.segment_NT > 0).sum()), int(data.learn_NT.sum())
-    print(
-        f"{len(data.token_NT)} rows of {recipe.length}: {filled} tokens, {learnt} learnt, "
-        f"{time.perf_counter() - begin:.1f} s",
-        flush=True,
-    )
+    rows = ", ".join(f"{len(one.token_NT)} rows of {one.token_NT.shape[1]}" for one in data)
+    print(f"{rows}: {time.perf_counter() - begin:.1f} s", flush=True)
     model, losses = train(hf, recipe, data, partial(print, flush=True))
     export(arguments.out, hf, model)
-    record = {
-        "recipe": asdict(recipe),
-        "tokens": filled,
-        "learnt_tokens": learnt,
-        "first_loss": losses[0],
-        "last_loss": float(np.mean(losses[-50:])),
-    }
-    record |= {
-        "seconds": round(time.perf_counter() - begin),
-        "device": jax.devices()[0].device_kind,
-        "jax": jax.__version__,
-    }
+    tokenizer.write(arguments.out, Tokenizer.from_file(str(arguments.tokenizer)))
+    record = record_of(recipe, data, losses)
+    record["seconds"] = round(time.perf_counter() - begin)
     (arguments.out / "training.json").write_text(json.dumps(record, indent=2) + "\n")
 
 

@@ -7,6 +7,7 @@ import json
 import pathlib
 import random
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
@@ -16,7 +17,7 @@ import jaxllm.demo
 from examples.demo_model import arithmetic, card, train
 from examples.demo_model.decode import greedy
 from examples.demo_model.evaluate import Prompts, addition_pairs, read
-from examples.demo_model.network import CONFIG, TINY, load, tensors
+from examples.demo_model.network import CONFIG, TINY, create, load, tensors
 from examples.demo_model.pack import pack
 from jaxllm.nn.dense import DenseContext
 
@@ -187,12 +188,19 @@ def test_heads_width_and_vocabulary_divide_over_eight_devices():
     )
 
 
-def test_a_tiny_training_run_learns_and_its_weights_survive_the_disk(tmp_path):
-    data = pack(DEMO / "tokenizer.json", 200, 128, seed=1)
-    recipe = train.Recipe(
-        steps=12, batch=4, length=128, documents=200, workers=1, warmup=2, rate=1e-2
-    )
-    trained, losses = train.train(TINY, recipe, data, report=lambda line: None)
+def tiny_recipe(**changes):
+    """A recipe of seconds."""
+    sizes = {"steps": 12, "tokens": 512, "lengths": (128,), "documents": 200, "workers": 1}
+    return train.Recipe(**(sizes | {"warmup": 2, "rate": 1e-2} | changes))
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return pack(DEMO / "tokenizer.json", 200, (128,), seed=1)
+
+
+def test_a_tiny_training_run_learns_and_its_weights_survive_the_disk(rows, tmp_path):
+    trained, losses = train.train(TINY, tiny_recipe(), rows, report=lambda line: None)
     assert abs(losses[0] - np.log(TINY["vocab_size"])) < 0.2
     assert np.mean(losses[-3:]) < losses[0] - 0.5
     train.export(tmp_path, TINY, trained)
@@ -200,3 +208,33 @@ def test_a_tiny_training_run_learns_and_its_weights_survive_the_disk(tmp_path):
     assert read_back.keys() == tensors(trained, TINY).keys()
     for name, value in tensors(trained, TINY).items():
         np.testing.assert_array_equal(read_back[name], value, err_msg=name)
+
+
+def test_time_ends_a_run_that_goes_on_from_given_weights(rows, tmp_path, monkeypatch):
+    given = create(TINY, seed=9)
+    train.export(tmp_path, TINY, given)
+    step = lambda state, moments, rate, index_B, columns: (state, moments, jnp.float32(rate))
+    monkeypatch.setattr(train, "make_step", lambda graph, tx: step)
+    recipe = tiny_recipe(start=str(tmp_path), seconds=1e-6)
+    trained, rates = train.train(TINY, recipe, rows, report=lambda line: None)
+    assert len(rates) == 1 and rates[0] < recipe.rate
+    for name, value in tensors(trained, TINY).items():
+        np.testing.assert_array_equal(value, tensors(given, TINY)[name], err_msg=name)
+
+
+def test_the_learning_rate_ends_at_its_floor_by_steps_or_by_seconds():
+    recipe = train.Recipe(steps=1000, seconds=100.0, rate=1.0, warmup=10, floor=0.1)
+    assert recipe.rate_at(0, 0.0) == pytest.approx(0.1)
+    assert recipe.rate_at(500, 0.0) == recipe.rate_at(100, 50.0) == pytest.approx(0.55)
+    assert recipe.rate_at(1000, 0.0) == recipe.rate_at(100, 120.0) == pytest.approx(0.1)
+
+
+def test_a_pass_takes_every_row_at_most_once_and_steps_have_rows_of_one_length(rows):
+    recipe = tiny_recipe(steps=100)
+    taken = list(train.batches([*rows, *rows], recipe))
+    assert len(taken) == recipe.steps
+    of_a_pass = len(rows[0].token_NT) // 4
+    for which in (0, 1):
+        first = [index_B for part, index_B in taken[: 2 * of_a_pass] if part == which]
+        assert len(first) == of_a_pass
+        assert len(set(np.concatenate(first).tolist())) == 4 * of_a_pass

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pathlib
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,8 +14,9 @@ from transformers import AutoTokenizer
 
 import jaxllm.demo
 from examples.demo_model.generate import corpus
-from examples.demo_model.pack import Filler, learnt, render
-from examples.demo_model.tokenizer import TEMPLATE, build, renderer
+from examples.demo_model.pack import Filler, learnt
+from examples.demo_model.skills.corpus import corpus as next_corpus
+from examples.demo_model.tokenizer import NEXT_TEMPLATE, TEMPLATE, build, render, renderer
 from tests.demo.conversations import CHATS, SYSTEM, user
 
 DEMO = pathlib.Path(jaxllm.demo.path())
@@ -142,9 +144,10 @@ def test_the_packaged_template_is_the_trained_one():
     )
 
 
-def test_exactly_the_assistants_words_are_learnt(tokenizer):
-    template = renderer()
-    for sample in corpus(2, 300):
+@pytest.mark.parametrize("of", [corpus, next_corpus], ids=["today", "next"])
+def test_exactly_the_assistants_words_are_learnt(of, tokenizer):
+    template = renderer(TEMPLATE if of is corpus else NEXT_TEMPLATE)
+    for sample in of(2, 300):
         text = render(template, sample)
         encoding = tokenizer.encode(text)
         mask = learnt(text, encoding, bool(sample.messages))
@@ -155,13 +158,13 @@ def test_exactly_the_assistants_words_are_learnt(tokenizer):
         if not sample.messages:
             assert tokenizer.decode(encoding.ids[:1], skip_special_tokens=False) + said == text
             continue
-        turns = [m for m in sample.messages if m["role"] == "assistant"]
+        asked = max(i for i, m in enumerate(sample.messages) if m["role"] == "user")
+        turns = [(i, m) for i, m in enumerate(sample.messages) if m["role"] == "assistant"]
         assert said.count("<|im_end|>") == len(turns) and said.endswith("<|im_end|>")
-        for turn, words in zip(turns, said.split("<|im_end|>"), strict=False):
-            assert (
-                words.startswith("<think>\n" if turn.get("reasoning_content") else turn["content"])
-                and turn["content"] in words
-            )
+        for (i, turn), words in zip(turns, said.split("<|im_end|>"), strict=False):
+            thought = turn.get("reasoning_content") and i > asked
+            assert words.startswith("<think>\n" if thought else turn["content"])
+            assert turn["content"] in words
         assert all(
             m["content"] not in said or m["role"] == "assistant"
             for m in sample.messages
@@ -170,12 +173,10 @@ def test_exactly_the_assistants_words_are_learnt(tokenizer):
 
 
 def test_packing_keeps_every_document_whole_and_numbered():
-    import numpy as np
-
     filler = Filler(8)
     for size in (3, 4, 5, 8, 11):
         filler.add(np.full(size, size, np.int16), np.ones(size, bool))
-    rows = filler.rows()
+    (rows,) = filler.rows()
     assert rows.token_NT.tolist() == [[3] * 3 + [4] * 4 + [0], [5] * 5 + [0] * 3, [8] * 8, [11] * 8]
     assert rows.segment_NT.tolist() == [
         [1, 1, 1, 2, 2, 2, 2, 0],
@@ -184,6 +185,26 @@ def test_packing_keeps_every_document_whole_and_numbered():
         [1] * 8,
     ]
     assert rows.position_NT.tolist()[0] == [0, 1, 2, 0, 1, 2, 3, 0]
+
+
+def test_a_document_joins_the_fullest_row_with_room_or_opens_the_shortest_that_fits():
+    filler = Filler(4, 8)
+    for size in (6, 3, 2, 1, 5):
+        filler.add(np.full(size, size, np.int16), np.ones(size, bool))
+    short, long = filler.rows()
+    assert short.token_NT.tolist() == [[3, 3, 3, 1]]
+    assert long.token_NT.tolist() == [[6] * 6 + [2] * 2, [5] * 5 + [0] * 3]
+    assert long.learn_NT.sum() == 13
+
+
+def test_no_token_is_lost_in_packing():
+    filler, rng = Filler(16, 32, 64), np.random.default_rng(1)
+    sizes = rng.integers(1, 65, 500)
+    for size in sizes:
+        filler.add(np.full(size, 1, np.int16), np.ones(size, bool))
+    rows = filler.rows()
+    assert sum(int(one.token_NT.sum()) for one in rows) == sizes.sum()
+    assert sum(one.token_NT.size for one in rows) < 1.2 * sizes.sum()
 
 
 @pytest.mark.slow

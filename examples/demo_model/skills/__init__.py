@@ -1,0 +1,1 @@
+"""What agents need of the demo model: tools in two formats, answers in JSON to a schema."""
