@@ -255,6 +255,7 @@ def _plan(how: _How, inputs: PagedInputs, pages: Array, rows: HeadRows) -> _Plan
     _, kv_heads, _, head_dim = pages.shape
     B, tokens = inputs.decode_lengths_B.shape[0], rows.qkv.shape[0]
     local = {
+        "heads": rows.queries,
         "kv_heads": kv_heads // how.mesh.shape["tensor"],
         "head_dim": head_dim,
         "window": how.window,
@@ -267,7 +268,7 @@ def _plan(how: _How, inputs: PagedInputs, pages: Array, rows: HeadRows) -> _Plan
         decode = plan_decode(inputs.decode_lengths_B, itemsize=pages.dtype.itemsize, **local)
     if tokens > B and plan_extend is not None:
         chunks = (inputs.chunk_starts_R, inputs.chunk_lengths_R, inputs.chunk_kv_lengths_R)
-        extend = plan_extend(*chunks, tokens=tokens - B, heads=rows.queries, **local)
+        extend = plan_extend(*chunks, tokens=tokens - B, **local)
     # As the kernels return it, so that the first layer runs the program of the others
     return lax.with_sharding_constraint(
         _Plans(decode, extend), NamedSharding(how.mesh, PartitionSpec())

@@ -70,6 +70,14 @@ CASES = (
         page_size=64,
         sinks=True,
     ),
+    Case(
+        name="sinks and a window, 71 heads on one",
+        lengths=(40, 0, 3, 90),
+        heads=71,
+        kv_heads=1,
+        window=33,
+        sinks=True,
+    ),
     Case(name="infinite poison", lengths=(0, 12, 140), poison=float("inf")),
     Case(name="a table without spare entries", lengths=(48, 17), spare=0),
 )

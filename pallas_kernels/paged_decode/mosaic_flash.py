@@ -46,13 +46,19 @@ class Tuning(NamedTuple):
 class Spec(AttentionSpec):
     """What one compiled kernel is specialised to.
 
+    K and G are those of thread blocks: a KV head with more query heads than a block takes has
+    several blocks, which read the same pages.
+
     Attributes:
-        B: rows of the batch.
-        group: G padded to 8 or 16.
+        B: rows of the batch; N: query heads.
+        group: G padded to 8, 16, 32 or 64.
+        tiles: blocks of a KV head.
     """
 
     B: int
+    N: int
     group: int
+    tiles: int
     tuning: Tuning
 
     @property
@@ -60,11 +66,32 @@ class Spec(AttentionSpec):
         """Slots of the ring of parts, where keys and values have one of their own."""
         return 1 if self.H > 128 else 2
 
+    def kv_head(self, h: Array) -> Array:
+        """The KV head of block `h`."""
+        return h if self.tiles == 1 else lax.div(h, jnp.int32(self.tiles))
+
+    @property
+    def overlap(self) -> int:
+        """Query heads that the last two tiles of a KV head share, where tiles do not divide its
+        heads: both compute them, and the last but one stores them."""
+        return (self.K * self.G - self.N) * self.tiles // self.K
+
+    def is_last(self, h: Array) -> Array:
+        """Whether block `h` is the last of its KV head."""
+        return lax.rem(h, jnp.int32(self.tiles)) == self.tiles - 1
+
+    def first_head(self, h: Array) -> Array:
+        """First query head of block `h`."""
+        if not self.overlap:
+            return h * self.G
+        before = self.kv_head(h) + self.is_last(h).astype(jnp.int32)
+        return h * self.G - before * self.overlap
+
     def first_query(self, b: Array, h: Array) -> tuple[Array, Array]:
         """First of the `group` rows of q `[B * N, H]` that a block reads, and where among them its
         own G begin (0 but at the end)."""
-        own = (b * self.K + h) * self.G
-        first = jnp.minimum(own, max(self.B * self.K * self.G - self.group, 0))
+        own = b * self.N + self.first_head(h) if self.overlap else (b * self.K + h) * self.G
+        first = jnp.minimum(own, max(self.B * self.N - self.group, 0))
         return first, own - first
 
     @property

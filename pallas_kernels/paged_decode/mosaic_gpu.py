@@ -22,6 +22,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from pallas_kernels.backends import AttentionOptions, pools_of
+from pallas_kernels.mosaic_flash import ROWS
 from pallas_kernels.mosaic_gpu import check_pages, first_page_of
 from pallas_kernels.paged_decode.mosaic_cluster import attend_clusters
 from pallas_kernels.paged_decode.mosaic_flash import TILE, Spec, Tuning
@@ -30,6 +31,8 @@ from pallas_kernels.paged_decode.plan import DecodePlan, make_plan
 
 # Number of rows whose sizes serve `no_split`: however few rows there are, no two blocks share one
 MANY = 10**5
+MOST_CLUSTERED = 16  # query heads of a block in a cluster
+NARROW_HEADS = 16  # query heads of a block over 8-bit pages
 TUNED = pathlib.Path(__file__).parent / "tuned" / "nvidia_h200.json"
 
 
@@ -67,24 +70,54 @@ def tuning_of(
 CLUSTERS_AT_ONCE = {1: 132, 2: 66, 4: 28, 8: 14, 16: 6}
 
 
-def splits_of(kv_heads: int, tuning: Tuning) -> int:
-    """Splits of the grid: one block per streaming multiprocessor over all KV heads; a split is a
-    block or a cluster of blocks.
+def splits_of(heads: int, tuning: Tuning) -> int:
+    """Splits of the grid: one block per streaming multiprocessor over all `heads`, which are KV
+    heads or their tiles; a split is a block or a cluster of blocks.
 
     There are no more clusters than run at once. An owner waits for its followers: if owners filled
-    the chip before the followers start, none would end. One split per KV head is always safe, since
+    the chip before the followers start, none would end. One split per head is always safe, since
     it has no followers.
     """
     if not tuning.cluster:
-        return max(1, tuning.blocks // kv_heads)
-    return max(
-        1, min(tuning.blocks // tuning.cluster, CLUSTERS_AT_ONCE[tuning.cluster]) // kv_heads
-    )
+        return max(1, tuning.blocks // heads)
+    return max(1, min(tuning.blocks // tuning.cluster, CLUSTERS_AT_ONCE[tuning.cluster]) // heads)
+
+
+def tiles_of(heads: int, kv_heads: int, itemsize: int) -> tuple[int, int]:
+    """Blocks of a KV head, and the query heads of each.
+
+    A block's tile has 64 rows, and costs the same however many of them are queries. Over 8-bit
+    pages a block takes 16 query heads, which is what its registers hold.
+    """
+    group = heads // kv_heads
+    tiles = -(-group // (ROWS if itemsize == 2 else NARROW_HEADS))
+    return tiles, -(-group // tiles)
+
+
+def padded_heads(heads: int) -> int:
+    """Rows of a part: the next power of two, so that parts fill a tile, and 8 at least."""
+    return max(8, 1 << (heads - 1).bit_length())
+
+
+def sizes_of(head_dim: int, itemsize: int, rows: int, heads: int, kv_heads: int) -> Tuning:
+    """The tuned sizes for the query heads of one device, too.
+
+    Blocks of more than 16 query heads meet by flags, since clusters merge at most 16. A part of
+    theirs is a large share of a tile, so their shares are longer: merging must not outweigh
+    reading.
+    """
+    tuning = default_tuning(head_dim, itemsize, rows, kv_heads)
+    group = padded_heads(tiles_of(heads, kv_heads, itemsize)[1])
+    if group <= MOST_CLUSTERED:
+        return tuning
+    shortest = max(tuning.min_tiles, group // 8)
+    return tuning._replace(cluster=0, swapped=False, min_tiles=shortest)
 
 
 def plan(
     lengths_B: Array,
     *,
+    heads: int,
     kv_heads: int,
     head_dim: int,
     itemsize: int = 2,
@@ -93,26 +126,26 @@ def plan(
     tuning: Tuning | None = None,
 ) -> DecodePlan:
     """The split plan of one step, computed once for all layers with the same `window` and bytes of
-    a number in the pages.
+    a number in the pages. `heads` and `kv_heads` are those of one device.
 
     With `no_split` no row is split between blocks. Raises ValueError for `no_split` with clusters
     of several blocks.
     """
-    tuning = tuning or default_tuning(
-        head_dim, itemsize, MANY if no_split else lengths_B.shape[0], kv_heads
-    )
+    rows = MANY if no_split else lengths_B.shape[0]
+    tuning = tuning or sizes_of(head_dim, itemsize, rows, heads, kv_heads)
     if no_split and tuning.cluster > 1:
         raise ValueError(
             f"clusters of {tuning.cluster} blocks split rows, which no_split forbids; "
             "take a cluster of 1"
         )
+    blocks = kv_heads * tiles_of(heads, kv_heads, itemsize)[0]
     return make_plan(
         lengths_B,
         tile=TILE,
-        splits=splits_of(kv_heads, tuning),
+        splits=splits_of(blocks, tuning),
         min_tiles=tuning.min_tiles,
         window=window,
-        flags=kv_heads * max(1, tuning.cluster),
+        flags=blocks * max(1, tuning.cluster),
         no_split=no_split,
     )
 
@@ -121,8 +154,10 @@ def check(q: Array, k_pages: Array, v_pages: Array) -> None:
     """Raise ValueError for shapes and types that the kernel does not take."""
     check_pages("decode", q, k_pages, v_pages)
     N, K = q.shape[1], k_pages.shape[1]
-    if N % K or N // K > 16:
-        raise ValueError(f"mosaic_gpu decode takes 1 to 16 query heads a KV head, got {N} over {K}")
+    if N % K:
+        raise ValueError(
+            f"mosaic_gpu decode takes a whole number of query heads a KV head, got {N} over {K}"
+        )
 
 
 def decode_attention(
@@ -140,20 +175,28 @@ def decode_attention(
     of the same window, `no_split` and tuning.
 
     bfloat16 or float16, and pages of the same or of 8-bit floats; head_dim 64, 128, 256; pages of
-    16 to 128 tokens (64 and 128 in 8 bits); up to 16 query heads a KV head. Raises ValueError
-    otherwise. `interpret` is a `plgpu.InterpretGPUParams` for machines without a GPU.
+    16 to 128 tokens (64 and 128 in 8 bits); any group of query heads. Raises ValueError otherwise,
+    and for clusters with more than 16 query heads a block. `interpret` is a
+    `plgpu.InterpretGPUParams` for machines without a GPU.
     """
     check(q_BNH, k_pages, v_pages)
     B, N, H = q_BNH.shape
     _, K, C, _ = k_pages.shape
-    G = N // K
     itemsize, window = k_pages.dtype.itemsize, options.get("window")
     no_split = options.get("no_split", False)
-    tuning = tuning or default_tuning(H, itemsize, MANY if no_split else B, K)
+    tiles, G = tiles_of(N, K, itemsize)
+    group = padded_heads(G)
+    tuning = tuning or sizes_of(H, itemsize, MANY if no_split else B, N, K)
+    if tuning.cluster and group > MOST_CLUSTERED:
+        raise ValueError(
+            f"clusters merge up to {MOST_CLUSTERED} query heads a KV head, got {N} over {K}; "
+            "set cluster to 0"
+        )
     if G > 8:
         tuning = tuning._replace(consumers=1)  # two have too few registers for larger groups
     planned = options.get("plan") or plan(
         lengths_B,
+        heads=N,
         kv_heads=K,
         head_dim=H,
         itemsize=itemsize,
@@ -164,11 +207,13 @@ def decode_attention(
     pools = pools_of(k_pages, v_pages, options)
     spec = Spec(
         B=B,
-        K=K,
+        N=N,
+        K=K * tiles,
         G=G,
         H=H,
         C=C,
-        group=8 if G <= 8 else 16,
+        group=group,
+        tiles=tiles,
         dtype=q_BNH.dtype,
         kv_dtype=k_pages.dtype.name if len(pools) > 2 else None,
         scale=options["scale"],

@@ -101,14 +101,10 @@ def _launch(
         @pl.when(wg == 0)
         def _consumer() -> None:
             plgpu.set_max_registers(232, action="increase")
-            sinks = [more[0][h * spec.G + i] for i in range(spec.G)] if more else None
+            sinks = [more[0][spec.first_head(h) + i] for i in range(spec.G)] if more else None
 
             def store(r: Array, begin: Array | int) -> None:
-                for c, column in enumerate(spec.columns):
-                    plgpu.copy_smem_to_gmem(
-                        sm["o"].at[c, pl.ds(begin, spec.G)],
-                        o_ref.at[r, pl.ds(h * spec.G, spec.G), column],
-                    )
+                _store_heads(spec, sm["o"], o_ref.at[r], h, begin)
 
             _zero_dead_rows(spec, split, splits, fixed[2], sm["o"], store)
             _consume(block, sinks, store, (parts_o, parts_lse))
@@ -118,7 +114,7 @@ def _launch(
 
     parts = splits * spec.group + ROWS  # the last owner reads full tiles of ROWS rows
     out = (
-        jax.ShapeDtypeStruct((spec.B, spec.K * spec.G, spec.H), spec.dtype),
+        jax.ShapeDtypeStruct((spec.B, spec.N, spec.H), spec.dtype),
         jax.ShapeDtypeStruct((spec.K, parts, spec.H), spec.dtype),
         jax.ShapeDtypeStruct((spec.K, parts), jnp.float32),
     )
@@ -207,7 +203,7 @@ def _produce(
             pages = pages_of(spec, table, r, (t - zero) * TILE, last_page)
             at = take(sm["free"], t - block.low, stages)
             copy = copy_tile if spec.kv_dtype is None else narrow.copy_tile
-            copy(spec, pool_refs, pages, block.h, sm, at)
+            copy(spec, pool_refs, pages, spec.kv_head(block.h), sm, at)
 
             # After the copies, so that they do not wait for this load
             pl.when(t == begin)(lambda: send_queries(spec, q_ref, r, block.h, n, sm))
@@ -297,6 +293,23 @@ def _keep(spec: Spec, sm: dict[str, Any], own: Array, carry: Carry) -> None:
         sm["o"].at[c][...] = acc[:, c * spec.width : (c + 1) * spec.width]
     sm["lse_out"][...] = top + jnp.log2(total)
     plgpu.commit_smem()
+
+
+def _store_heads(spec: Spec, o: Any, to: Any, h: Array, begin: Array | int) -> None:
+    """The outputs `o` of block `h`, whose first query is row `begin`, to a row of the batch. Each
+    head is stored by one block."""
+
+    def store(skip: int) -> None:
+        row, head = ((x + skip if skip else x) for x in (begin, spec.first_head(h)))
+        for c, column in enumerate(spec.columns):
+            source = o.at[c, pl.ds(row, spec.G - skip)]
+            plgpu.copy_smem_to_gmem(source, to.at[pl.ds(head, spec.G - skip), column])
+
+    if not spec.overlap:
+        store(0)
+        return
+    pl.when(spec.is_last(h))(lambda: store(spec.overlap))
+    pl.when(jnp.logical_not(spec.is_last(h)))(lambda: store(0))
 
 
 def _leave_part(block: _Block, parts: tuple[Any, Any]) -> None:

@@ -28,6 +28,8 @@ QUERY_LAYOUT = plgpu.Layout.TILED(
     plgpu.Tiling(((8, 64), (2, 64), (4,))), warp_dims=(-5,), lane_dims=(-3, -2), vector_dim=-1
 )
 
+MOST_QUERIES = 16  # that pass through the producer's few registers at once
+
 
 def pages_of(spec: Spec, table: PageTable, row: Array, first: Array, last_page: Array) -> list[Any]:
     """Where the tile at token `first` lies: (page, first token in it) of each copy; pages past the
@@ -110,8 +112,10 @@ def copy_parts(
 def copy_queries(spec: Spec, q_ref: Any, first: Array, dst: Any) -> None:
     """Rows `first` to `first + group` of q into the first rows of a tile. By registers: tiled TMA
     copies begin at multiples of 8 rows."""
-    rows = plgpu.load(q_ref.at[pl.ds(first, spec.group)], layout=QUERY_LAYOUT, optimized=False)
-    dst.at[pl.ds(0, spec.group)][...] = rows
+    size = min(spec.group, MOST_QUERIES)
+    for at in range(0, spec.group, size):
+        source = q_ref.at[pl.ds(first + at if at else first, size)]
+        dst.at[pl.ds(at, size)][...] = plgpu.load(source, layout=QUERY_LAYOUT, optimized=False)
     plgpu.commit_smem()
 
 

@@ -97,6 +97,14 @@ CASES = (
         page_size=64,
         sinks=True,
     ),
+    Case(
+        name="sinks and a window, 71 heads on one",
+        rows=((40, 3), (0, 9)),
+        heads=71,
+        kv_heads=1,
+        window=33,
+        sinks=True,
+    ),
     Case(name="infinite poison", rows=((0, 40), (0, 0), (90, 12)), poison=float("inf"), gap=2),
     Case(name="a table without spare entries", rows=((0, 48), (17, 20)), spare=0),
 )

@@ -292,8 +292,8 @@ def test_a_step_plans_once_for_all_layers_of_a_window(monkeypatch):
     jax.jit(run).trace(
         empty(mesh), batch(((0, 34), (1, 8)), ((2, 0, 21, 0),), TABLE), rows_of(mesh, *tokens(23))
     )
-    heads = {"kv_heads": K // 2, "head_dim": H}
-    sizes = {"itemsize": 4} | heads, {"tokens": 21, "heads": N // 2} | heads
+    heads = {"heads": N // 2, "kv_heads": K // 2, "head_dim": H}
+    sizes = {"itemsize": 4} | heads, {"tokens": 21} | heads
     assert planned == [
         each | {"window": window, "no_split": False} for window in (8, None) for each in sizes
     ]

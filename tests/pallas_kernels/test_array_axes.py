@@ -87,12 +87,13 @@ def test_plans_keep_their_promises(window: int | None, no_split: bool) -> None:
     decode, extend = (low(x.inputs(case)) for x, case in (
         (decode_cases, DECODE), (extend_cases, EXTEND),
     ))  # fmt: skip
-    how: dict[str, Any] = {"head_dim": 128, "kv_heads": 2, "window": window, "no_split": no_split}
+    how: dict[str, Any] = {"head_dim": 128, "window": window, "no_split": no_split}
+    how |= {"heads": 12, "kv_heads": 2}
     tuning = hopper_decode.Tuning(cluster=1)
     with checked(*MODULES) as seen:
         jax.eval_shape(functools.partial(hopper_decode.plan, tuning=tuning, **how), decode[4])
-        sizes = {"tokens": len(extend[0]), "heads": 12}
-        jax.eval_shape(functools.partial(hopper_extend.plan, **sizes, **how), *extend[4:])
+        how["tokens"] = len(extend[0])
+        jax.eval_shape(functools.partial(hopper_extend.plan, **how), *extend[4:])
     assert {"rows_B4", "split_S", "low_S", "lengths_B", "starts_R", "line_I", "item_I"} <= set(seen)
 
 

@@ -179,7 +179,7 @@ def test_extend_over_8_bit_pages_equals_the_reference(place: str, kv_dtype: str)
 @pytest.mark.gpu
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 @pytest.mark.parametrize("kv_dtype", [None, *EIGHT_BITS])
-@pytest.mark.parametrize("group", [1, 4, 7, 8, 9, 16])
+@pytest.mark.parametrize("group", [1, 4, 7, 8, 9, 16, 24, 64, 71])
 def test_the_tuned_sizes_decode_ragged_batches_of_several_seeds(
     head_dim: int, kv_dtype: str | None, group: int
 ) -> None:
@@ -290,7 +290,7 @@ def test_on_the_card_calls_repeat_to_the_bit(variant: str) -> None:
     )
     args = in_type(decode_cases.inputs(case), "bfloat16")
     tuning = DECODE_VARIANTS[variant]
-    plan = hopper_decode.plan(args[4], kv_heads=2, head_dim=128, tuning=tuning)
+    plan = hopper_decode.plan(args[4], heads=14, kv_heads=2, head_dim=128, tuning=tuning)
 
     @jax.jit
     def layers(plan: Any, *args: jax.Array) -> tuple[list[jax.Array], Any]:

@@ -24,25 +24,15 @@ def shapes(heads: int, kv_heads: int, dtype: str = "bfloat16", page: int = 64) -
     return jax.ShapeDtypeStruct((3, heads, 64), jnp.bfloat16), pool, pool
 
 
-@pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (16, 1), (28, 4), (32, 2)])
-def test_decode_takes_up_to_16_query_heads_a_kv_head(heads: int, kv_heads: int) -> None:
-    hopper_decode.check(*shapes(heads, kv_heads))
-    assert paged_decode.BACKENDS.supports("mosaic_gpu", *shapes(heads, kv_heads))
-
-
-@pytest.mark.parametrize(("heads", "kv_heads"), [(17, 1), (5, 2), (64, 2)])
-def test_decode_refuses_other_groups_with_both_numbers(heads: int, kv_heads: int) -> None:
-    with pytest.raises(ValueError, match=f"1 to 16 query heads.*got {heads} over {kv_heads}"):
-        hopper_decode.check(*shapes(heads, kv_heads))
-    assert not paged_decode.BACKENDS.supports("mosaic_gpu", *shapes(heads, kv_heads))
-
-
-def test_extend_takes_groups_of_any_size_that_divide() -> None:
-    for heads, kv_heads in ((17, 1), (64, 2), (40, 1)):
-        hopper_extend.check(*shapes(heads, kv_heads))
-    with pytest.raises(ValueError, match="got 5 over 2"):
-        hopper_extend.check(*shapes(5, 2))
-    assert not paged_extend.BACKENDS.supports("mosaic_gpu", *shapes(5, 2))
+@both
+def test_groups_of_any_size_are_taken_and_others_refused_with_both_numbers(op: str) -> None:
+    package = {"decode": paged_decode, "extend": paged_extend}[op]
+    for heads, kv_heads in ((1, 1), (28, 4), (17, 1), (64, 2), (71, 1)):
+        OPS[op].check(*shapes(heads, kv_heads))
+        assert package.BACKENDS.supports("mosaic_gpu", *shapes(heads, kv_heads))
+    with pytest.raises(ValueError, match="a whole number of query heads a KV head, got 5 over 2"):
+        OPS[op].check(*shapes(5, 2))
+    assert not package.BACKENDS.supports("mosaic_gpu", *shapes(5, 2))
 
 
 @both
@@ -68,7 +58,12 @@ def test_clusters_of_several_blocks_refuse_not_to_split(cluster: int) -> None:
     tuning = hopper_decode.Tuning(cluster=cluster)
     with pytest.raises(ValueError, match=f"clusters of {cluster} blocks.*take a cluster of 1"):
         hopper_decode.plan(
-            jnp.ones((3,), jnp.int32), kv_heads=2, head_dim=64, no_split=True, tuning=tuning
+            jnp.ones((3,), jnp.int32),
+            heads=4,
+            kv_heads=2,
+            head_dim=64,
+            no_split=True,
+            tuning=tuning,
         )
 
 

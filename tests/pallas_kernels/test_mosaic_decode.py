@@ -136,6 +136,7 @@ def test_plan_and_kernel_take_the_same_sizes_of_a_case(
         given = inputs(case)
         low = [jnp.asarray(a, jnp.bfloat16 if a.dtype == np.float32 else None) for a in given.args]
         sizes = {
+            "heads": case.heads,
             "kv_heads": case.kv_heads,
             "head_dim": case.head_dim,
             "window": case.options.get("window"),
@@ -170,14 +171,22 @@ def test_every_shared_case_passes_interpreted(case: Case) -> None:
     assert run(case, SMALL) < 5e-3
 
 
-LOWERED = [(16, 1, "float16"), (32, 5, "bfloat16"), (64, 7, "bfloat16"), (128, 16, "bfloat16")]
-FAST = [(16, 64), (32, 256), (64, 128), (128, 64), (128, 256)]
+LOWERED = [
+    (16, 1, "float16"),
+    (32, 5, "bfloat16"),
+    (64, 7, "bfloat16"),
+    (128, 16, "bfloat16"),
+    (64, 71, "bfloat16"),
+]
+FAST = [(16, 1, 64), (32, 5, 256), (64, 7, 128), (128, 16, 64), (128, 16, 256), (64, 71, 128)]
 
 
 @pytest.mark.parametrize(
     ("page", "group", "dtype", "head_dim"),
     [
-        pytest.param(*each, head_dim, marks=[] if (each[0], head_dim) in FAST else pytest.mark.slow)
+        pytest.param(
+            *each, head_dim, marks=[] if (*each[:2], head_dim) in FAST else pytest.mark.slow
+        )
         for each in LOWERED
         for head_dim in (64, 128, 256)
     ],
@@ -347,6 +356,7 @@ def test_clusters_split_rows_and_refuse_not_to() -> None:
     with pytest.raises(ValueError, match="take a cluster of 1"):
         mosaic_gpu.plan(
             jnp.ones((3,), jnp.int32),
+            heads=8,
             kv_heads=2,
             head_dim=128,
             no_split=True,
@@ -360,7 +370,7 @@ def test_clusters_split_rows_and_refuse_not_to() -> None:
         (((2, 4, 64), "float32"), ((3, 2, 16, 64), "float32"), "bfloat16 or float16"),
         (((2, 4, 80), "bfloat16"), ((3, 2, 16, 80), "bfloat16"), "head_dim 64, 128 or 256"),
         (((2, 4, 64), "bfloat16"), ((3, 2, 24, 64), "bfloat16"), "pages of 16, 32, 64 or 128"),
-        (((2, 34, 64), "bfloat16"), ((3, 2, 16, 64), "bfloat16"), "1 to 16 query heads"),
+        (((2, 5, 64), "bfloat16"), ((3, 2, 16, 64), "bfloat16"), "a whole number of query heads"),
     ],
 )
 def test_what_the_kernel_cannot_take_is_an_error_that_says_so(

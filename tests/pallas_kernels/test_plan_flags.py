@@ -57,7 +57,11 @@ def call_of(variant: str) -> tuple[Any, list[jax.Array], Any]:
         return op, args, plan
     args = low(decode_cases.inputs(DECODE))
     op = functools.partial(hopper_decode.decode_attention, tuning=tuning, **DECODE.options)
-    return op, args, hopper_decode.plan(args[4], kv_heads=2, head_dim=64, tuning=tuning)
+    return (
+        op,
+        args,
+        hopper_decode.plan(args[4], heads=DECODE.heads, kv_heads=2, head_dim=64, tuning=tuning),
+    )
 
 
 def assert_same_bytes(before: Any, after: Any) -> None:
