@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from jaxllm.models.config.read import Config, flag
 from jaxllm.models.config.spec import ModelSpec
-from jaxllm.models.config.transformer import LLAMA_NAMES, transformer, transformer_spec
-from jaxllm.nn.attention import Attention
+from jaxllm.models.config.transformer import LLAMA_NAMES, Parts, transformer_spec
+from jaxllm.nn.blocks import Block
 from jaxllm.nn.decoder import Decoder
 from jaxllm.nn.linear import Init
 
@@ -19,9 +19,11 @@ NAMES, spec = LLAMA_NAMES, transformer_spec
 
 def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
     """The model with fresh parameters. Raises ConfigError."""
-    heads, bias = spec.heads(shards), flag(spec.config, "attention_bias")
+    parts, bias = Parts(spec, shards, init), flag(spec.config, "attention_bias")
+    mlp_bias = flag(spec.config, "mlp_bias")
 
-    def attention(layer: int) -> Attention:
-        return Attention(init, heads, spec.width, qkv_bias=bias, out_bias=bias)
+    def block(layer: int) -> Block:
+        attention = parts.attention(layer, qkv_bias=bias, out_bias=bias)
+        return parts.block(attention, parts.gated_mlp(mlp_bias))
 
-    return transformer(spec, shards, init, attention, mlp_bias=flag(spec.config, "mlp_bias"))
+    return parts.decoder(block)

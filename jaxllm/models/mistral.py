@@ -5,8 +5,7 @@ from __future__ import annotations
 
 from jaxllm.models.config.read import Config, positive
 from jaxllm.models.config.spec import ModelSpec
-from jaxllm.models.config.transformer import LLAMA_NAMES, transformer, transformer_spec
-from jaxllm.nn.attention import Attention
+from jaxllm.models.config.transformer import LLAMA_NAMES, Parts, transformer_spec
 from jaxllm.nn.decoder import Decoder
 from jaxllm.nn.linear import Init
 
@@ -28,9 +27,5 @@ def spec(hf: Config) -> ModelSpec:
 
 def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
     """The model with fresh parameters. Raises ConfigError."""
-    heads = spec.heads(shards)
-
-    def attention(layer: int) -> Attention:
-        return Attention(init, heads, spec.width, window=spec.windows[layer])
-
-    return transformer(spec, shards, init, attention)
+    parts = Parts(spec, shards, init)
+    return parts.decoder(lambda layer: parts.block(parts.attention(layer), parts.gated_mlp()))

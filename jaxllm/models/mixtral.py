@@ -5,10 +5,9 @@ from __future__ import annotations
 from jaxllm.models.config.mixture import mixture, mixture_names, mixture_spec, routed
 from jaxllm.models.config.read import Config, positive
 from jaxllm.models.config.spec import ModelSpec
-from jaxllm.models.config.transformer import LLAMA_NAMES, transformer
-from jaxllm.nn.attention import Attention
+from jaxllm.models.config.transformer import LLAMA_NAMES, Parts
+from jaxllm.nn.blocks import Block
 from jaxllm.nn.decoder import Decoder
-from jaxllm.nn.experts import MixtureMLP
 from jaxllm.nn.linear import Init
 
 DEFAULTS: Config = {
@@ -32,12 +31,9 @@ def spec(hf: Config) -> ModelSpec:
 
 def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
     """The model with fresh parameters. Raises ConfigError."""
-    heads, sizes = spec.heads(shards), mixture(spec.config, *SIZES)
+    parts, sizes = Parts(spec, shards, init), mixture(spec.config, *SIZES)
 
-    def attention(layer: int) -> Attention:
-        return Attention(init, heads, spec.width, window=spec.windows[layer])
+    def block(layer: int) -> Block:
+        return parts.block(parts.attention(layer), routed(spec, shards, init, sizes))
 
-    def mlp(layer: int) -> MixtureMLP:
-        return routed(spec, shards, init, sizes)
-
-    return transformer(spec, shards, init, attention, mlp=mlp)
+    return parts.decoder(block)

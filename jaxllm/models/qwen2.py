@@ -6,11 +6,11 @@ from jaxllm.models.config.read import Config
 from jaxllm.models.config.spec import ModelSpec
 from jaxllm.models.config.transformer import (
     LLAMA_NAMES,
+    Parts,
     layer_window,
-    transformer,
     transformer_spec,
 )
-from jaxllm.nn.attention import Attention
+from jaxllm.nn.blocks import Block
 from jaxllm.nn.decoder import Decoder
 from jaxllm.nn.linear import Init
 
@@ -32,9 +32,9 @@ def spec(hf: Config) -> ModelSpec:
 
 def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
     """The model with fresh parameters. Raises ConfigError."""
-    heads = spec.heads(shards)
+    parts = Parts(spec, shards, init)
 
-    def attention(layer: int) -> Attention:
-        return Attention(init, heads, spec.width, qkv_bias=True, window=spec.windows[layer])
+    def block(layer: int) -> Block:
+        return parts.block(parts.attention(layer, qkv_bias=True), parts.gated_mlp())
 
-    return transformer(spec, shards, init, attention)
+    return parts.decoder(block)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from jaxllm.models import qwen2
 from jaxllm.models.config.read import Config, flag
 from jaxllm.models.config.spec import ModelSpec
-from jaxllm.models.config.transformer import transformer
-from jaxllm.nn.attention import Attention
+from jaxllm.models.config.transformer import Parts
+from jaxllm.nn.blocks import Block
 from jaxllm.nn.decoder import Decoder
 from jaxllm.nn.linear import Init
 
@@ -16,17 +16,11 @@ NAMES, spec = qwen2.NAMES, qwen2.spec
 
 def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
     """The model with fresh parameters. Raises ConfigError."""
-    heads, bias = spec.heads(shards), flag(spec.config, "attention_bias")
+    parts, bias = Parts(spec, shards, init), flag(spec.config, "attention_bias")
 
-    def attention(layer: int) -> Attention:
-        return Attention(
-            init,
-            heads,
-            spec.width,
-            qkv_bias=bias,
-            out_bias=bias,
-            qk_norm_eps=spec.norm_eps,
-            window=spec.windows[layer],
-        )
+    def block(layer: int) -> Block:
+        norms = parts.qk_norms()
+        attention = parts.attention(layer, qkv_bias=bias, out_bias=bias, qk_norms=norms)
+        return parts.block(attention, parts.gated_mlp())
 
-    return transformer(spec, shards, init, attention)
+    return parts.decoder(block)

@@ -6,74 +6,19 @@ The context owns keys and values.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Protocol
 
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
+from jaxllm.nn.context import AttentionContext
 from jaxllm.nn.heads import Heads
 from jaxllm.nn.linear import Init, Linear, Stored
 from jaxllm.nn.norm import RMSNorm
 from jaxllm.nn.rope import Rotation
 from jaxllm.nn.rules import Piece, Rows, Rule
-from pallas_kernels.grouped_matmul import Gating, Groups
 from pallas_kernels.quantised import SCALE_DTYPE
 from pallas_kernels.rope_write import HeadRows
-
-
-class RowContext(Protocol):
-    """Computes what lies between the linear maps of a block, for each token by itself."""
-
-    def add_norm(
-        self, x_TD: Array, delta_TD: Array, weight_D: Array, eps: float
-    ) -> tuple[Array, Array]:
-        """`x + delta`, and its root-mean-square norm times the weight.
-
-        See `pallas_kernels.add_norm`.
-        """
-
-    def gated_product(self, x_TD: Array, weight_X2FD: Array) -> Array | None:
-        """silu(gate(x)) · up(x) `[T, X·F]` in one pass; None where two products are faster.
-
-        See `pallas_kernels.gated_matmul`.
-        """
-
-    def grouped_product(
-        self, x_PI: Array, weight_EOI: Array, groups: Groups, gating: Gating | None
-    ) -> Array:
-        """Each row times the weight of its expert; with `gating`, of gate and up.
-
-        See `pallas_kernels.grouped_matmul`.
-        """
-
-
-class AttentionContext(RowContext, Protocol):
-    """Holds keys and values during one forward.
-
-    Attributes:
-        prompt_length_T: prompt length of each token's request (int32); None when all tokens are
-            one prompt. Only dynamic RoPE scaling reads it.
-    """
-
-    @property
-    def prompt_length_T(self) -> Array | None: ...
-
-    def attend(
-        self,
-        layer: int,
-        rows: HeadRows,
-        *,
-        scale: float,
-        window: int | None,
-        softcap: float | None,
-        sinks: Array | None = None,
-    ) -> Array:
-        """Attention output `[T, N, H]` in the dtype of the rows `[T, X, C, H]` of X shards.
-
-        Bias, norm and RoPE are applied to the rows; keys and values of these tokens are kept.
-        `sinks` `[N]` adds one logit per query head to the softmax's denominator, unscaled.
-        """
 
 
 class Sinks(Stored):
@@ -92,7 +37,8 @@ class Attention(nnx.Module):
     """Projections around the context's work: optional bias and QK-norm, RoPE, attention.
 
     `qkv` is [X, (N + 2K)/X, H, D]: the query heads of each shard, its key heads, its value heads.
-    A token sees `window` tokens, itself included; None sees all.
+    A token sees `window` tokens, itself included; None sees all. Scores are multiplied by `scale`,
+    by default 1/sqrt(H), and pass `softcap` · tanh(score / softcap).
     """
 
     def __init__(
@@ -103,18 +49,21 @@ class Attention(nnx.Module):
         *,
         qkv_bias: bool = False,
         out_bias: bool = False,
-        qk_norm_eps: float | None = None,
+        qk_norms: tuple[RMSNorm, RMSNorm] | None = None,
         window: int | None = None,
+        scale: float | None = None,
+        softcap: float | None = None,
         sinks: bool = False,
     ):
-        kv = Rows(heads.kv_per_shard, heads.repeat)
+        key = Rows(heads.kv_per_shard, heads.repeat, heads.order)
+        value = Rows(heads.kv_per_shard, heads.repeat)
         self.qkv = Linear(
             init,
             (heads.shards, heads.query_per_shard + 2 * heads.kv_per_shard, heads.dim),
             (width,),
             ("shard", None, "head_dim", "embed"),
             qkv_bias,
-            parts=(Rows(heads.query_per_shard), kv, kv),
+            parts=(Rows(heads.query_per_shard, order=heads.order), key, value),
         )
         self.out = Linear(
             init,
@@ -123,14 +72,15 @@ class Attention(nnx.Module):
             ("embed", "heads", "head_dim"),
             out_bias,
         )
-        self.q_norm, self.k_norm = (
-            None if qk_norm_eps is None else RMSNorm(init, heads.dim, qk_norm_eps, "head_dim")
-            for _ in "qk"
-        )
+        self.q_norm: RMSNorm | None
+        self.k_norm: RMSNorm | None
+        self.q_norm, self.k_norm = (None, None) if qk_norms is None else qk_norms
         self.sinks = Sinks(init, heads.query) if sinks else None
         self.kv_scales: nnx.Param | None = None
         self.heads = heads
         self.window = window
+        self.scale = heads.dim**-0.5 if scale is None else scale
+        self.softcap = softcap
 
     def take_kv_scales(self) -> None:
         """Add a parameter `[K, 2]` with scales of this layer's keys and values, for 8-bit pages."""
@@ -144,9 +94,9 @@ class Attention(nnx.Module):
         o_TNH = context.attend(
             layer,
             self._rows(x_TD, rotation),
-            scale=self.heads.dim**-0.5,
+            scale=self.scale,
             window=self.window,
-            softcap=None,
+            softcap=self.softcap,
             sinks=None if self.sinks is None else self.sinks.weight[...],
         )
         return self.out(o_TNH)

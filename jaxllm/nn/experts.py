@@ -9,7 +9,7 @@ import jax
 from flax import nnx
 from jax import Array
 
-from jaxllm.nn.attention import RowContext
+from jaxllm.nn.context import RowContext
 from jaxllm.nn.linear import Axes, Init, Linear
 from jaxllm.nn.mlp import ACTIVATIONS, FeedForward
 from jaxllm.nn.routers import Router

@@ -17,12 +17,15 @@ class Heads:
         kv: the model's own KV heads.
         dim: width of a head.
         shards: tensor shards.
+        order: the checkpoint's number of each dimension of a query or key head, see
+            `nn.rope.rotary_order`; () keeps them.
     """
 
     query: int
     kv: int
     dim: int
     shards: int = 1
+    order: tuple[int, ...] = ()
 
     @property
     def repeat(self) -> int:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array, lax
 
-from jaxllm.nn.rules import Piece, Rows, Rule
+from jaxllm.nn.rules import Layout, Ordered, Part, Piece, Rows, Rule, Step, Transposed
 
 type Axes = tuple[str | None, ...]
 
@@ -55,8 +55,8 @@ def contract(
 class Linear(nnx.Module):
     """y[T, *out] = x[T, *inp] · weight[*out, *inp] + bias[*out].
 
-    This is the layout of checkpoints, so loading transposes nothing. A map that fuses several
-    checkpoint matrices says in `parts` which rows of its second output axis each of them fills.
+    A map that fuses several checkpoint matrices says in `parts` which rows of its second output
+    axis each of them fills. `layout` is that of the checkpoint.
     """
 
     def __init__(
@@ -73,6 +73,7 @@ class Linear(nnx.Module):
         self.bias = init.full(out, axes[: len(out)], 0.0) if bias else None
         self.dims = len(inp)
         self.parts = parts
+        self.layout = Layout.OUT_IN
 
     def product(self, x: Array) -> Array:
         """x · weight, for callers that add the bias later."""
@@ -83,8 +84,8 @@ class Linear(nnx.Module):
         return y if self.bias is None else y + self.bias[...]
 
     def rules(self, *names: str) -> Iterator[Rule]:
-        """The checkpoint tensors `{name}.weight` and `{name}.bias` fill the map, one name for each
-        part in their order."""
+        """The checkpoint tensors `{name}.weight` and `{name}.bias` fill the map: one name for each
+        part in their order, or one for a tensor that holds all of them."""
         weight = self.weight.get_value().shape
         out, inp = weight[: -self.dims], weight[-self.dims :]
         yield Rule("weight", tuple(self._pieces("weight", names, out, inp)))
@@ -95,13 +96,39 @@ class Linear(nnx.Module):
         self, leaf: str, names: tuple[str, ...], out: tuple[int, ...], inp: tuple[int, ...]
     ) -> Iterator[Piece]:
         """Checkpoints flatten output and input axes to one each; a bias has no input."""
+        parts = self.parts or (None,)
+        filled = [
+            out if rows is None else (out[0] // rows.repeat, rows.count, *out[2:]) for rows in parts
+        ]
+        sizes = [math.prod(shape) for shape in filled]
+        columns = (math.prod(inp),) if inp else ()
+        fused = len(names) == 1 < len(parts)
+        turned = self.layout is Layout.IN_OUT and bool(inp)
         start = 0
-        for name, rows in zip(names, self.parts or (None,), strict=True):
-            filled = out if rows is None else (out[0] // rows.repeat, rows.count, *out[2:])
-            source = (math.prod(filled), math.prod(inp)) if inp else (math.prod(filled),)
+        for index, (name, rows) in enumerate(
+            zip(names * len(parts) if fused else names, parts, strict=True)
+        ):
+            stored = (sum(sizes) if fused else sizes[index], *columns)
+            steps: tuple[Step, ...] = (Transposed(),) if turned else ()
+            if fused:
+                steps += (self._part(sizes, index, columns),)
+            view = (*filled[index], *inp)
+            if rows is not None and rows.order:
+                steps += (Ordered(view, 2, rows.order),)
             repeat = 1 if rows is None else rows.repeat
-            yield Piece(f"{name}.{leaf}", source, (*filled, *inp), start, repeat)
+            source = stored[::-1] if turned else stored
+            yield Piece(f"{name}.{leaf}", source, view, start, repeat, steps=steps)
             start += 0 if rows is None else rows.count
+
+    def _part(self, sizes: list[int], index: int, columns: tuple[int, ...]) -> Part:
+        """Where part `index` lies in a tensor that holds all of them, of `sizes` rows each."""
+        groups = 1
+        if self.layout is Layout.GROUPED:
+            heads = self.weight.get_value().shape[2]
+            groups = sizes[-1] // heads
+        own = [size // groups for size in sizes]
+        start = sum(own[:index])
+        return Part((groups, sum(own), *columns), 1, start, start + own[index])
 
 
 class Stored(nnx.Module):
@@ -113,21 +140,3 @@ class Stored(nnx.Module):
         """The checkpoint tensor `{name}.weight` fills the weight."""
         shape = self.weight.get_value().shape
         yield Rule("weight", (Piece(f"{name}.weight", shape, shape),))
-
-
-class Embedding(Stored):
-    """Token table [V, D], also the output head of tied models.
-
-    It is split over the vocabulary where that divides over the shards.
-    """
-
-    def __init__(self, init: Init, vocab: int, width: int, shards: int):
-        self.weight = init.normal((vocab, width), (vocab_axis(vocab, shards), "embed"))
-
-    def __call__(self, token_T: Array) -> Array:
-        return self.weight[...][token_T]
-
-
-def vocab_axis(vocab: int, shards: int) -> str | None:
-    """Logical axis of a vocabulary dimension; None (replicated) where it does not divide."""
-    return "vocab" if vocab % shards == 0 else None

@@ -1,4 +1,4 @@
-"""Gated feed-forward block."""
+"""Feed-forward blocks."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from jaxllm.nn.attention import RowContext
+from jaxllm.nn.context import RowContext
 from jaxllm.nn.linear import Init, Linear
 from jaxllm.nn.rules import Rows
 
@@ -21,7 +22,11 @@ ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = MappingProxyType(
         "gelu": functools.partial(jax.nn.gelu, approximate=False),
         "gelu_new": jax.nn.gelu,
         "gelu_pytorch_tanh": jax.nn.gelu,
+        "gelu_python": functools.partial(jax.nn.gelu, approximate=False),
+        "gelu_fast": jax.nn.gelu,
+        "quick_gelu": lambda x: x * jax.nn.sigmoid(1.702 * x),
         "relu": jax.nn.relu,
+        "relu2": lambda x: jnp.square(jax.nn.relu(x)),
     }
 )
 type FeedForward = Callable[[Array, RowContext], Array]  # of tokens [T, D]
@@ -51,3 +56,15 @@ class GatedMLP(nnx.Module):
                 x_TD.shape[0], -1
             )
         return self.down(gated)
+
+
+class MLP(nnx.Module):
+    """down(activation(up(x)))."""
+
+    def __init__(self, init: Init, width: int, inner: int, activation: str, bias: bool = False):
+        self.up = Linear(init, (inner,), (width,), ("mlp", "embed"), bias)
+        self.down = Linear(init, (width,), (inner,), ("embed", "mlp"), bias)
+        self.activation = ACTIVATIONS[activation]
+
+    def __call__(self, x_TD: Array, context: RowContext) -> Array:
+        return self.down(self.activation(self.up(x_TD)))

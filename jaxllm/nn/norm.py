@@ -1,22 +1,105 @@
-"""Root-mean-square norm."""
+"""Norms, each with its weights. All are computed in float32 and rounded once."""
 
 from __future__ import annotations
 
-from jax import Array
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Protocol
 
+import jax.numpy as jnp
+from jax import Array, lax
+
+from jaxllm.nn.context import RowContext
 from jaxllm.nn.linear import Init, Stored
+from jaxllm.nn.rules import Ordered, Piece, Plus, Rule
 from pallas_kernels.add_norm import rms_norm
 
 
-class RMSNorm(Stored):
-    """x / rms(x) · weight over the last axis, computed in float32.
+class Norm(Protocol):
+    """A norm over the last axis."""
 
-    `axis` is the logical name of that axis.
+    eps: float
+
+    def __call__(self, x: Array) -> Array: ...
+
+    def add(self, x_TD: Array, delta_TD: Array, context: RowContext) -> tuple[Array, Array]:
+        """`x + delta`, rounded, and its norm."""
+
+
+class RMSNorm(Stored):
+    """x / rms(x) · weight over the last axis.
+
+    `axis` is the logical name of that axis. `order` has the checkpoint's number of each of its
+    entries; () keeps them.
     """
 
-    def __init__(self, init: Init, width: int, eps: float, axis: str = "embed"):
+    def __init__(
+        self,
+        init: Init,
+        width: int,
+        eps: float,
+        axis: str = "embed",
+        order: tuple[int, ...] = (),
+    ):
         self.weight = init.full((width,), (axis,), 1.0)
         self.eps = eps
+        self.order = order
 
     def __call__(self, x: Array) -> Array:
         return rms_norm(x, self.weight[...], self.eps)
+
+    def add(self, x_TD: Array, delta_TD: Array, context: RowContext) -> tuple[Array, Array]:
+        return context.add_norm(x_TD, delta_TD, self.weight[...], self.eps)
+
+    def rules(self, name: str) -> Iterator[Rule]:
+        (rule,) = super().rules(name)
+        (piece,) = rule.pieces
+        steps = (Ordered(piece.view, 0, self.order),) if self.order else ()
+        yield replace(rule, pieces=(replace(piece, steps=steps),))
+
+
+class OffsetRMSNorm(RMSNorm):
+    """x / rms(x) · (1 + stored weight), as Gemma defines it. The sum is kept in float32."""
+
+    def __init__(
+        self,
+        init: Init,
+        width: int,
+        eps: float,
+        axis: str = "embed",
+        order: tuple[int, ...] = (),
+    ):
+        super().__init__(replace(init, dtype=jnp.float32), width, eps, axis, order)
+
+    def rules(self, name: str) -> Iterator[Rule]:
+        (rule,) = super().rules(name)
+        yield replace(
+            rule, pieces=tuple(replace(p, steps=(*p.steps, Plus(1.0))) for p in rule.pieces)
+        )
+
+
+class LayerNorm(Stored):
+    """(x - mean(x)) / deviation(x) · weight + bias over the last axis; the bias may be left out."""
+
+    def __init__(self, init: Init, width: int, eps: float, bias: bool = True):
+        self.weight = init.full((width,), ("embed",), 1.0)
+        self.bias = init.full((width,), ("embed",), 0.0) if bias else None
+        self.eps = eps
+
+    def __call__(self, x: Array) -> Array:
+        x32 = x.astype(jnp.float32)
+        centred = x32 - jnp.mean(x32, axis=-1, keepdims=True)
+        scale = lax.rsqrt(jnp.mean(centred * centred, axis=-1, keepdims=True) + self.eps)
+        y = centred * scale * self.weight[...].astype(jnp.float32)
+        y = y if self.bias is None else y + self.bias[...].astype(jnp.float32)
+        return y.astype(x.dtype)
+
+    def add(self, x_TD: Array, delta_TD: Array, context: RowContext) -> tuple[Array, Array]:
+        x_TD = x_TD + delta_TD
+        return x_TD, self(x_TD)
+
+    def rules(self, name: str) -> Iterator[Rule]:
+        yield from super().rules(name)
+        if self.bias is not None:
+            shape = self.bias.get_value().shape
+            yield Rule("bias", (Piece(f"{name}.bias", shape, shape),))

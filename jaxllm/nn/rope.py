@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax.numpy as jnp
 from jax import Array
@@ -10,12 +10,24 @@ from jax import Array
 type Rotation = tuple[Array, Array]  # cos and sin, float32 [T, H/2]
 
 
-@dataclass(frozen=True)
-class StaticRope:
-    """Fixed frequencies.
+class Rope:
+    """Turns positions into angles.
 
     `prompt_length_T` is the prompt length of each token's request, None when all tokens are one
     prompt.
+    """
+
+    def __call__(self, position_T: Array, prompt_length_T: Array | None) -> Rotation:
+        raise NotImplementedError
+
+    def serving(self, length: int) -> Rope:
+        """The same in an engine that serves sequences of up to `length` tokens."""
+        return self
+
+
+@dataclass(frozen=True)
+class StaticRope(Rope):
+    """Fixed frequencies.
 
     Attributes:
         inv_freq: radians per position of each pair of dimensions, H/2 numbers.
@@ -32,7 +44,7 @@ class StaticRope:
 
 
 @dataclass(frozen=True)
-class DynamicRope:
+class DynamicRope(Rope):
     """NTK scaling: the base grows with the sequence beyond `original` tokens.
 
     Tokens of a prompt use the base of its whole length; a generated token uses that of its own
@@ -63,4 +75,67 @@ class DynamicRope:
         return jnp.cos(angle_TF), jnp.sin(angle_TF)
 
 
-type Rope = StaticRope | DynamicRope
+@dataclass(frozen=True)
+class LongRope(Rope):
+    """One of two tables of frequencies: long for an engine that serves longer sequences than the
+    model was first trained on, whatever the length of a sequence. So cached keys are never rotated
+    again.
+
+    Attributes:
+        short, long: the tables.
+        original: tokens of the first training.
+        length: of the longest sequence that is served.
+    """
+
+    short: StaticRope
+    long: StaticRope
+    original: int
+    length: int
+
+    def __call__(self, position_T: Array, prompt_length_T: Array | None) -> Rotation:
+        chosen = self.long if self.length > self.original else self.short
+        return chosen(position_T, prompt_length_T)
+
+    def serving(self, length: int) -> Rope:
+        return replace(self, length=length)
+
+
+@dataclass(frozen=True)
+class PartialRope(Rope):
+    """Only the first pairs of a head turn; the angles of the other `passing` pairs are zero."""
+
+    turning: Rope
+    passing: int
+
+    def __call__(self, position_T: Array, prompt_length_T: Array | None) -> Rotation:
+        cos_TF, sin_TF = self.turning(position_T, prompt_length_T)
+        wider = ((0, 0), (0, self.passing))
+        return jnp.pad(cos_TF, wider, constant_values=1.0), jnp.pad(sin_TF, wider)
+
+    def serving(self, length: int) -> Rope:
+        return replace(self, turning=self.turning.serving(length))
+
+
+@dataclass(frozen=True)
+class NoRope(Rope):
+    """The rotation of a layer without rotary embedding: none of the `pairs` turns."""
+
+    pairs: int
+
+    def __call__(self, position_T: Array, prompt_length_T: Array | None) -> Rotation:
+        shape = (position_T.shape[0], self.pairs)
+        return jnp.ones(shape, jnp.float32), jnp.zeros(shape, jnp.float32)
+
+
+def rotary_order(dim: int, turning: int, paired: bool) -> tuple[int, ...]:
+    """The checkpoint's number of each dimension of a head, in the order in which dimension i turns
+    together with dimension i + dim/2.
+
+    In the checkpoint the first `turning` dimensions turn, i together with i + turning/2, or 2i
+    together with 2i + 1 where they are `paired`. () when that is the same order.
+    """
+    own = tuple(range(turning))
+    first, second = (own[::2], own[1::2]) if paired else (own[: turning // 2], own[turning // 2 :])
+    rest, half = tuple(range(turning, dim)), (dim - turning) // 2
+    order = (*first, *rest[:half], *second, *rest[half:])
+    return () if order == tuple(range(dim)) else order

@@ -1,6 +1,6 @@
 """The rule table: which checkpoint tensors fill which parameter. Imports no jax.
 
-Modules that hold parameters yield their own rules (`rules` of Linear, Embedding and RMSNorm);
+Modules that hold parameters yield their own rules (`rules` of Linear, Embedding and the norms);
 `Decoder.rules` gathers them under the names of a family.
 """
 
@@ -8,25 +8,75 @@ from __future__ import annotations
 
 from collections.abc import Container
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Transposed:
+    """A matrix stored as [in, out]."""
+
+    def __call__(self, tensor: Any) -> Any:
+        return tensor.T
+
+
+@dataclass(frozen=True)
+class Part:
+    """Entries `start` to `stop` along `axis` of a tensor seen as `shape`."""
+
+    shape: tuple[int, ...]
+    axis: int
+    start: int
+    stop: int
+
+    def __call__(self, tensor: Any) -> Any:
+        index = (slice(None),) * self.axis + (slice(self.start, self.stop),)
+        return tensor.reshape(self.shape)[index]
+
+
+@dataclass(frozen=True)
+class Ordered:
+    """Entry i along `axis` of a tensor seen as `shape` is the stored entry `order[i]`."""
+
+    shape: tuple[int, ...]
+    axis: int
+    order: tuple[int, ...]
+
+    def __call__(self, tensor: Any) -> Any:
+        return tensor.reshape(self.shape).take(np.array(self.order), axis=self.axis)
+
+
+@dataclass(frozen=True)
+class Plus:
+    """`value` added to every number, in float32."""
+
+    value: float
+
+    def __call__(self, tensor: Any) -> Any:
+        return tensor.astype(np.float32) + np.float32(self.value)
+
+
+type Step = Transposed | Part | Ordered | Plus
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A checkpoint tensor that fills a parameter, or a part of it.
+    """A checkpoint tensor, or a part of it, that fills a parameter, or a part of it.
 
     `arranged` turns the stored tensor into the piece. Its entries along the first axis are then
     repeated, and the result fills parameter[row : row + rows, start : start + view[1]], or all of a
-    parameter that has one piece. A further step (slice, permutation, transpose, a named transform)
-    becomes a field here and a line in `arranged`.
+    parameter that has one piece.
 
     Attributes:
         name: of the checkpoint tensor.
         source: its shape.
-        view: the shape that it is seen as, with the parameter's number of axes.
+        view: the shape that it is seen as in the end, with the parameter's number of axes.
         start: first index along the parameter's second axis.
         repeat: entries of the parameter that each entry of the first axis fills.
         row: first index along the parameter's first axis.
+        steps: what is done to the stored tensor before, in this order.
     """
 
     name: str
@@ -35,6 +85,7 @@ class Piece:
     start: int = 0
     repeat: int = 1
     row: int = 0
+    steps: tuple[Step, ...] = ()
 
     @property
     def rows(self) -> int:
@@ -42,8 +93,20 @@ class Piece:
         return self.view[0] * self.repeat
 
     def arranged(self, tensor: Any) -> Any:
-        """The stored tensor (of NumPy or JAX) as a view of shape `view`."""
+        """The stored tensor (of NumPy or JAX) as an array of shape `view`."""
+        for step in self.steps:
+            tensor = step(tensor)
         return tensor.reshape(self.view)
+
+    @property
+    def inputs(self) -> int:
+        """Inputs of a stored matrix."""
+        return self.source[0 if Transposed() in self.steps else -1]
+
+    @property
+    def added(self) -> float:
+        """What is added to every stored number."""
+        return sum(step.value for step in self.steps if isinstance(step, Plus))
 
 
 @dataclass(frozen=True)
@@ -75,7 +138,24 @@ class Rows:
     Attributes:
         count: entries along the second output axis, on each shard.
         repeat: shards that hold a copy of the same entries.
+        order: the checkpoint's number of each entry along the third output axis; () keeps them.
     """
 
     count: int
     repeat: int = 1
+    order: tuple[int, ...] = ()
+
+
+class Layout(Enum):
+    """How a checkpoint stores the matrix of a linear map.
+
+    Attributes:
+        OUT_IN: [out, in]. If one tensor holds all parts of a fused map, one part follows another.
+        IN_OUT: the same, transposed.
+        GROUPED: [out, in], all parts in one tensor, group by group: the query heads of a key-value
+            head, that key, that value.
+    """
+
+    OUT_IN = "out, in"
+    IN_OUT = "in, out"
+    GROUPED = "groups, out, in"

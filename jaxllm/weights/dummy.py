@@ -47,8 +47,8 @@ def dummy(rules: list[Rule], likes: list[jax.ShapeDtypeStruct], seed: int) -> It
 def _drawn(piece: Piece) -> _Draw:
     nameless = replace(piece, name="")
     if len(piece.source) > 1:
-        return nameless, 0.0, piece.source[-1] ** -0.5
-    return nameless, 0.0 if piece.name.endswith(".bias") else 1.0, 0.02
+        return nameless, 0.0, piece.inputs**-0.5
+    return nameless, 0.0 if piece.name.endswith(".bias") else 1.0 - piece.added, 0.02
 
 
 def _compile(given: _Layout, key: Array) -> jax.stages.Compiled:

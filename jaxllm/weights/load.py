@@ -282,7 +282,7 @@ def _mismatches(checkpoint: reader.Checkpoint, pieces: list[Piece]) -> list[str]
     found = [(piece, checkpoint.entries.get(piece.name)) for piece in pieces]
     known = tuple(reader.DTYPES)
     each = (mismatch(piece, own.dtype, own.shape, known) for piece, own in found if own)
-    return [problem for problem in each if problem]
+    return list(dict.fromkeys(problem for problem in each if problem))
 
 
 def mismatch(

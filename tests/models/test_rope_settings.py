@@ -11,6 +11,7 @@ from jaxllm.models.config.rope import rope
 from jaxllm.nn.rope import DynamicRope, StaticRope
 
 BASE = {"max_position_embeddings": 64}
+LONG = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
 
 
@@ -75,8 +76,8 @@ def test_a_null_base_is_the_default_and_an_empty_object_is_absent() -> None:
     ("settings", "message"),
     [
         (
-            {"rope_type": "longrope", "factor": 2.0},
-            "RoPE type 'longrope' is not supported \\(supported: default, linear",
+            {"rope_type": "shortrope", "factor": 2.0},
+            "RoPE type 'shortrope' is not supported \\(supported: default, linear",
         ),
         ({"type": "linear"}, "factor is None; it must be a positive number"),
         ({"type": "linear", "factor": "2"}, "factor is '2'"),
@@ -96,13 +97,11 @@ def test_a_null_base_is_the_default_and_an_empty_object_is_absent() -> None:
             "must be larger than low_freq_factor",
         ),
         (
-            {"rope_type": "default", "partial_rotary_factor": 0.5},
-            "partial_rotary_factor 0.5 is not supported",
-        ),
-        (
             {"full_attention": {"rope_type": "default"}},
-            "one flat object for all layers is expected",
+            "one flat object is expected, for all layers",
         ),
+        (LONG | {"long_factor": [1.0]}, "long_factor is .*; it must be a list of 4 numbers"),
+        (LONG | {"short_factor": [1, 1, 0, 1]}, "short_factor is 0; it must be a positive number"),
         ([1], "are not supported"),
     ],
 )

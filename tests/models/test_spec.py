@@ -35,7 +35,8 @@ def test_a_spec_describes_the_model_that_is_built(name: str) -> None:
         assert block.mlp_norm.eps == spec.norm_eps
     assert model.embed.weight.shape == (spec.vocab_size, spec.width)
     assert (model.head is None) == spec.tied
-    assert model.rope == spec.rope
+    assert model.ropes == spec.ropes
+    assert len(spec.ropes) == len(spec.layers)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -70,7 +71,7 @@ def test_every_layer_has_its_window(name: str, windows: tuple[int | None, ...]) 
 def test_the_first_layers_are_those_of_the_whole_model(name: str) -> None:
     spec = models.make_spec(CASES[name])
     few = spec.first_layers(1)
-    assert few == dataclasses.replace(spec, layers=spec.layers[:1])
+    assert few == dataclasses.replace(spec, layers=spec.layers[:1], ropes=spec.ropes[:1])
     whole = {rule.parameter: rule for rule in rules(spec, outline(spec, 2, jnp.float32))}
     for rule in rules(few, outline(few, 2, jnp.float32)):
         assert whole.pop(rule.parameter) == rule
@@ -103,7 +104,7 @@ def test_a_stored_dtype_that_no_checkpoint_can_hold_is_refused(key: str, dtype: 
 
 def test_only_dynamic_scaling_ties_keys_to_their_prompt() -> None:
     spec = models.make_spec(CASES["llama-dynamic"])
-    assert isinstance(spec.rope, DynamicRope)
+    assert all(isinstance(rope, DynamicRope) for rope in spec.ropes)
     assert (spec.shared_length, spec.context_length) == (64, 192)
     assert not spec.keys_vary(64) and spec.keys_vary(65)
     for name in ("llama-gqa", "llama-yarn", "qwen2-layer-types-linear", "llama-llama3"):

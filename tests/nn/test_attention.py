@@ -9,10 +9,12 @@ import pytest
 from flax import nnx
 
 from jaxllm.nn.attention import Attention
-from jaxllm.nn.decoder import Block, Decoder
+from jaxllm.nn.blocks import Block
+from jaxllm.nn.decoder import Decoder
 from jaxllm.nn.dense import DenseContext
+from jaxllm.nn.embedding import Embedding
 from jaxllm.nn.heads import Heads
-from jaxllm.nn.linear import Embedding, Init, Linear
+from jaxllm.nn.linear import Init, Linear
 from jaxllm.nn.mlp import GatedMLP
 from jaxllm.nn.norm import RMSNorm
 from jaxllm.nn.rope import StaticRope
@@ -70,7 +72,9 @@ def attended(module: Attention, x: np.ndarray) -> np.ndarray:
         query, key = rotated(query), rotated(key)
         for head in range(n):
             own = head * k // n
-            score = query[:, head] @ key[:, own].T / np.sqrt(heads.dim)
+            score = query[:, head] @ key[:, own].T * module.scale
+            if module.softcap is not None:
+                score = module.softcap * np.tanh(score / module.softcap)
             distance = np.arange(len(x))[:, None] - np.arange(len(x))
             hidden = (distance < 0) | (distance >= (module.window or len(x)))
             chance = np.exp(np.where(hidden, -np.inf, score - score.max(-1, keepdims=True)))
@@ -89,14 +93,18 @@ def attended(module: Attention, x: np.ndarray) -> np.ndarray:
     [
         {},
         {"qkv_bias": True, "out_bias": True},
-        {"qk_norm_eps": EPS},
+        {"normed": True},
         {"window": 3},
-        {"qkv_bias": True, "qk_norm_eps": EPS, "window": 1},
+        {"qkv_bias": True, "normed": True, "window": 1},
         {"sinks": True, "window": 3},
+        {"scale": 0.3, "softcap": 0.5},
     ],
     ids=str,
 )
 def test_attention_is_its_definition(options: dict, shards: int) -> None:
+    options = dict(options)
+    if options.pop("normed", False):
+        options["qk_norms"] = tuple(RMSNorm(init(), 4, EPS, "head_dim") for _ in "qk")
     module = grown(Attention(init(), Heads(8, 2, 4, shards), WIDTH, **options))
     x = jax.random.normal(jax.random.key(1), (TOKENS, WIDTH))
     rotation = StaticRope(INV_FREQ)(jnp.arange(TOKENS), None)
@@ -120,7 +128,7 @@ def decoder(layers: int, tied: bool) -> Decoder:
         ],
         norm=RMSNorm(given, WIDTH, EPS),
         head=None if tied else Linear(given, (11,), (WIDTH,), ("vocab", "embed")),
-        rope=StaticRope(INV_FREQ),
+        ropes=(StaticRope(INV_FREQ),) * layers,
     )
     return grown(model)
 
@@ -152,14 +160,10 @@ def test_any_rows_may_go_on_after_the_last_attention(layers: int) -> None:
     model, context = decoder(layers, tied=False), DenseContext()
     token, position = jnp.arange(TOKENS), jnp.arange(TOKENS)
     whole = model(token, position, context)
-    x, delta = model.through_attention(token, position, context)
-    rows = jnp.array([6, 0, 3])
-    np.testing.assert_allclose(
-        model.after_attention(x[rows], delta[rows], context), whole[rows], atol=1e-5
-    )
-    np.testing.assert_allclose(
-        model.after_attention((x + delta)[rows], None, context), whole[rows], atol=1e-5
-    )
+    carry, rows = model.through_attention(token, position, context), jnp.array([6, 0, 3])
+    for picked in (carry.rows(rows), model.unpacked(carry.packed()[rows])):
+        found = model.after_attention(picked, context)
+        np.testing.assert_allclose(found, whole[rows], atol=1e-5)
 
 
 def test_scales_of_8_bit_pages_are_one_pair_for_each_stored_head() -> None:

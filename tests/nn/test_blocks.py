@@ -9,8 +9,9 @@ import pytest
 from flax import nnx
 
 from jaxllm.nn.dense import DenseContext
+from jaxllm.nn.embedding import Embedding
 from jaxllm.nn.heads import Heads
-from jaxllm.nn.linear import Embedding, Init, Linear
+from jaxllm.nn.linear import Init, Linear
 from jaxllm.nn.mlp import ACTIVATIONS, GatedMLP
 from jaxllm.nn.norm import RMSNorm
 

@@ -35,7 +35,11 @@ DEFINITIONS = {
     "gelu": lambda x: x * (1 + ERF(x / math.sqrt(2))) / 2,
     "gelu_new": tanh_gelu,
     "gelu_pytorch_tanh": tanh_gelu,
+    "gelu_python": lambda x: x * (1 + ERF(x / math.sqrt(2))) / 2,
+    "gelu_fast": tanh_gelu,
+    "quick_gelu": lambda x: x / (1 + np.exp(-1.702 * x)),
     "relu": lambda x: np.maximum(x, 0),
+    "relu2": lambda x: np.maximum(x, 0) ** 2,
 }
 
 

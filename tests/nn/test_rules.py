@@ -12,8 +12,9 @@ from flax import nnx
 from hypothesis import strategies as st
 
 from jaxllm.nn.attention import Attention, Sinks
+from jaxllm.nn.embedding import Embedding
 from jaxllm.nn.heads import Heads
-from jaxllm.nn.linear import Embedding, Init, Linear
+from jaxllm.nn.linear import Init, Linear
 from jaxllm.nn.mlp import GatedMLP
 from jaxllm.nn.norm import RMSNorm
 from jaxllm.nn.rules import Piece, Rows, Rule
@@ -61,11 +62,16 @@ def test_a_map_without_bias_has_one_rule() -> None:
     assert [rule.parameter for rule in linear.rules("x")] == ["weight"]
 
 
-def test_a_fused_map_needs_a_name_for_each_part() -> None:
+def test_a_fused_map_needs_a_name_for_each_part_or_one_for_all() -> None:
     axes = ("shard", None, None, "embed")
     linear = Linear(init(), (2, 3, 2), (4,), axes, parts=(Rows(1), Rows(2)))
     with pytest.raises(ValueError, match="argument"):
-        list(linear.rules("gate"))
+        list(linear.rules("gate", "up", "down"))
+    (rule,) = linear.rules("both")
+    assert [(p.name, p.source, p.view, p.start) for p in rule.pieces] == [
+        ("both.weight", (12, 4), (2, 1, 2, 4), 0),
+        ("both.weight", (12, 4), (2, 2, 2, 4), 1),
+    ]
     (rule,) = linear.rules("gate", "up")
     assert rule.pieces == (
         Piece("gate.weight", (4, 4), (2, 1, 2, 4)),

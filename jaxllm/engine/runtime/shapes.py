@@ -61,7 +61,7 @@ class StepShapes:
         kv: the page pools.
         slots: usable slots S.
         table_width: pages of a slot's table, of all cache groups together.
-        hidden_states: [T, D], residual stream of the largest step's chunk tokens.
+        hidden_states: [T, E], packed carries of the largest step's chunk tokens.
         vocab_size: V.
         buckets: the compiled shapes.
         max_logprobs: most likely tokens that a request may ask for.

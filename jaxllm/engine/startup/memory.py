@@ -287,6 +287,5 @@ def resident_bytes(logit_rows: Sequence[int], slots: int, vocab_size: int, shard
 
 
 def states_shape(spec: ModelSpec, buckets: Buckets) -> tuple[int, int]:
-    """Shape of the residual stream that `extend` leaves, of every chunk token of the largest
-    step."""
-    return buckets.max_tokens, spec.width
+    """Shape of the carries that `extend` leaves, of every chunk token of the largest step."""
+    return buckets.max_tokens, spec.carry_width

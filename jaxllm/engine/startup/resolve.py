@@ -142,6 +142,10 @@ def resolve(
 def with_plan(setup: Setup, config: EngineConfig, memory: MemoryPlan) -> Setup:
     """The same decisions with another pool."""
     length = memory.max_model_len
+    spec = setup.spec.serving(length)
+    if spec.ropes != setup.spec.ropes:
+        graphdef, abstract = weights.abstract(spec, setup.mesh, setup.dtype)
+        setup = replace(setup, graphdef=graphdef, abstract_weights=abstract)
     resolved = replace(
         setup.resolved,
         max_model_len=length,
@@ -150,7 +154,7 @@ def with_plan(setup: Setup, config: EngineConfig, memory: MemoryPlan) -> Setup:
         windows=setup.need.windows_for(length),
         more_pages=setup.need.more_pages_for(length, memory.num_pages),
     )
-    return replace(setup, resolved=resolved, memory=memory)
+    return replace(setup, spec=spec, resolved=resolved, memory=memory)
 
 
 def _buckets(config: EngineConfig, spec: ModelSpec) -> Callable[[int, int, str], Buckets]:

@@ -6,48 +6,75 @@ Frequencies are computed in float32, as `transformers.modeling_rope_utils` does.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from jaxllm.config import ConfigError
 from jaxllm.models.config.read import Config, number, positive
-from jaxllm.nn.rope import DynamicRope, Rope, StaticRope
+from jaxllm.nn.rope import DynamicRope, LongRope, PartialRope, Rope, StaticRope
 
 
-def rope(hf: Config, dim: int) -> Rope:
-    """The rotary embedding of a complete configuration, for heads of width `dim`.
+def rope(hf: Config, dim: int, layer_type: str | None = None) -> Rope:
+    """The rotary embedding of a complete configuration, of `dim` turning dimensions of a head, for
+    the layers of one type where types differ.
 
     Raises ConfigError for an unknown type and for a missing or illegal setting.
     """
-    settings = rope_parameters(hf)
+    settings = rope_parameters(hf, layer_type)
     name = settings["rope_type"]
     if not isinstance(name, str) or name not in _TYPES:
         raise ConfigError(
             f"config.json: RoPE type {name!r:.80} is not supported (supported: {', '.join(_TYPES)})"
         )
-    for source in (settings, hf):
-        if source.get("partial_rotary_factor") not in (None, 1, 1.0):
-            raise ConfigError(
-                f"config.json: partial_rotary_factor {source['partial_rotary_factor']!r:.80} "
-                "is not supported; it must be 1"
-            )
     return _TYPES[name](settings, hf, dim)
 
 
-def rope_parameters(hf: Config) -> dict[str, Any]:
+def layer_ropes(hf: Config, dim: int, turning: int, types: Sequence[str]) -> tuple[Rope, ...]:
+    """The rope of each layer, for heads of width `dim` of which `turning` dimensions turn.
+
+    `types` has the type of each layer; where types have settings of their own, each is read.
+    """
+    nested = bool(_nested(hf))
+    of_type: dict[str, Rope] = {}
+    for kind in dict.fromkeys(types):
+        own = rope(hf, turning, kind if nested else None)
+        of_type[kind] = own if turning == dim else PartialRope(own, (dim - turning) // 2)
+    return tuple(of_type[kind] for kind in types)
+
+
+def turning_dims(hf: Config, dim: int) -> int:
+    """The dimensions of a head of width `dim` that turn, by `partial_rotary_factor`.
+
+    Raises ConfigError when they are no even number.
+    """
+    key = "partial_rotary_factor"
+    given = [settings.get(key) for settings in (*_given(hf), hf)]
+    factor = number({key: next((value for value in given if value is not None), None)}, key, 1.0)
+    turning = int(dim * factor)
+    if factor > 1 or turning < 2 or turning % 2:
+        raise ConfigError(
+            f"config.json: {key} is {factor}, so {turning} of {dim} dimensions of a head turn; "
+            "it must be a positive even number of them"
+        )
+    return turning
+
+
+def rope_parameters(hf: Config, layer_type: str | None = None) -> dict[str, Any]:
     """RoPE settings in one form, always with `rope_type` and `rope_theta`.
 
-    Read are the older `rope_scaling` beside `rope_theta`, the newer `rope_parameters`, and `type`
-    for `rope_type`. Raises ConfigError when they are not one flat object.
+    Read are the older `rope_scaling` beside `rope_theta`, the newer `rope_parameters`, which may
+    have an object for each `layer_type`, and `type` for `rope_type`. Raises ConfigError when they
+    are anything else.
     """
-    given = (hf.get(key) for key in ("rope_scaling", "rope_parameters"))
-    found: Any = next((value for value in given if value is not None and value != {}), {})
+    found: Any = _found(hf)
+    if layer_type is not None and isinstance(found, dict):
+        found = found.get(layer_type)
     if not isinstance(found, dict) or any(isinstance(value, dict) for value in found.values()):
         raise ConfigError(
-            f"RoPE settings {found!r:.200} are not supported; "
-            "one flat object for all layers is expected"
+            f"RoPE settings {found!r:.200} are not supported; one flat object is expected"
+            + (f" for {layer_type}" if layer_type else ", for all layers")
         )
     settings = {key: value for key, value in found.items() if value is not None}
     settings.setdefault("rope_type", settings.get("type", "default"))
@@ -56,10 +83,30 @@ def rope_parameters(hf: Config) -> dict[str, Any]:
     return settings
 
 
+def _found(hf: Config) -> Any:
+    given = (hf.get(key) for key in ("rope_scaling", "rope_parameters"))
+    return next((value for value in given if value is not None and value != {}), {})
+
+
+def _nested(hf: Config) -> list[Any]:
+    """The settings of each layer type, [] where all layers have the same."""
+    found = _found(hf)
+    return [v for v in found.values() if isinstance(v, dict)] if isinstance(found, dict) else []
+
+
+def _given(hf: Config) -> list[Any]:
+    """Every object of settings."""
+    found = _found(hf)
+    return _nested(hf) or ([found] if isinstance(found, dict) else [])
+
+
 def context_length(hf: Config) -> int:
     """Tokens that the model is made for: `max_position_embeddings`, stretched by linear, dynamic or
-    YaRN scaling. Raises ConfigError as `rope` does."""
-    length, settings = positive(hf, "max_position_embeddings"), rope_parameters(hf)
+    YaRN scaling, unless layer types have settings of their own. Raises ConfigError as `rope`."""
+    length = positive(hf, "max_position_embeddings")
+    if _nested(hf):
+        return length
+    settings = rope_parameters(hf)
     stretched = float(length)
     if settings["rope_type"] == "yarn":
         stretched = number(settings, "original_max_position_embeddings", length)
@@ -102,6 +149,29 @@ def _llama3(settings: dict[str, Any], hf: Config, dim: int) -> Rope:
     wavelength = 2 * math.pi / inv_freq
     smooth = np.clip((original / wavelength - low) / (high - low), 0, 1)
     return _static((1 - smooth) * inv_freq / factor + smooth * inv_freq)
+
+
+def _longrope(settings: dict[str, Any], hf: Config, dim: int) -> Rope:
+    """Each frequency divided by a factor of its own, from one of two lists."""
+    original, length = _original_length(settings, hf), positive(hf, "max_position_embeddings")
+    stretch = number(settings, "factor", length / original)
+    if settings.get("attention_factor") is not None:
+        scale = number(settings, "attention_factor")
+    elif stretch > 1 and original > 1:
+        scale = math.sqrt(1 + math.log(stretch) / math.log(original))
+    else:
+        scale = 1.0
+
+    def table(key: str) -> StaticRope:
+        factors = settings.get(key)
+        if not isinstance(factors, list) or len(factors) != dim // 2:
+            raise ConfigError(
+                f"config.json: {key} is {factors!r:.80}; it must be a list of {dim // 2} numbers"
+            )
+        checked = [number({key: factor}, key) for factor in factors]
+        return _static(_inv_freq(settings, dim) / np.array(checked, np.float32), scale)
+
+    return LongRope(table("short_factor"), table("long_factor"), int(original), length)
 
 
 def _yarn(settings: dict[str, Any], hf: Config, dim: int) -> Rope:
@@ -166,4 +236,5 @@ _TYPES: Mapping[str, Callable[[dict[str, Any], Config, int], Rope]] = {
     "dynamic": _dynamic,
     "llama3": _llama3,
     "yarn": _yarn,
+    "longrope": _longrope,
 }

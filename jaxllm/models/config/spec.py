@@ -39,7 +39,10 @@ class ModelSpec:
         tied: the output head is the token embedding.
         norm_eps: added to the mean square of norms.
         activation: of the feed-forward blocks, a key of `nn.mlp.ACTIVATIONS`.
-        rope: the rotary embedding, a `nn.rope.Rope`.
+        ropes: the rotary embedding of each layer, a `nn.rope.Rope`.
+        carry_width: values of a token between its last attention and the feed-forward after it.
+        served_length: tokens of the longest sequence that is served.
+        head_order: the checkpoint's order of the dimensions of a head, see `nn.heads.Heads`.
         config: the complete `config.json`, for the family's `build` alone.
         pooling: what is made of hidden states in place of logits; None when the model generates.
     """
@@ -58,7 +61,10 @@ class ModelSpec:
     tied: bool
     norm_eps: float
     activation: str
-    rope: Any
+    ropes: tuple[Any, ...]
+    carry_width: int
+    served_length: int
+    head_order: tuple[int, ...]
     config: Mapping[str, Any] = field(repr=False)
     pooling: Pooling | None = None
 
@@ -73,7 +79,7 @@ class ModelSpec:
         Raises ConfigError when they do not divide.
         """
         layer = self.layers[0]
-        heads = Heads(self.query_heads, layer.heads, layer.key_dim, shards)
+        heads = Heads(self.query_heads, layer.heads, layer.key_dim, shards, self.head_order)
         if problem := heads.problem():
             remedy = (
                 "choose a tensor_parallel_size that divides the heads"
@@ -90,7 +96,12 @@ class ModelSpec:
 
     def first_layers(self, count: int) -> ModelSpec:
         """The same model cut off after `count` layers."""
-        return replace(self, layers=self.layers[:count])
+        return replace(self, layers=self.layers[:count], ropes=self.ropes[:count])
+
+    def serving(self, length: int) -> ModelSpec:
+        """The same model in an engine that serves sequences of up to `length` tokens."""
+        ropes = tuple(rope.serving(length) for rope in self.ropes)
+        return replace(self, served_length=length, ropes=ropes)
 
     def with_scales(self, scales: Iterable[Iterable[Any] | None]) -> ModelSpec:
         """The same model with the checkpoint's own scales for 8-bit pages, layer by layer; without
@@ -108,6 +119,7 @@ class ModelSpec:
         return {
             "config": dict(self.config),
             "depth": len(self.layers),
+            "length": self.served_length,
             "scales": [layer.scales for layer in self.layers],
             "pooling": None if self.pooling is None else asdict(self.pooling),
         }
@@ -116,16 +128,18 @@ class ModelSpec:
 def make_spec(
     config: Mapping[str, Any],
     depth: int | None = None,
+    length: int | None = None,
     scales: Iterable[Iterable[Any] | None] = (),
     pooling: Mapping[str, Any] | None = None,
 ) -> ModelSpec:
-    """The spec of a configuration: of its first `depth` layers, with their `scales`, and with
-    `pooling`, the fields of a `Pooling`.
+    """The spec of a configuration: of its first `depth` layers, serving up to `length` tokens, with
+    `scales` of the layers, and with `pooling`, the fields of a `Pooling`.
 
     Raises ConfigError when the configuration cannot work on any number of devices.
     """
     own = family(config.get("model_type", ""))
-    spec: ModelSpec = own.spec({**own.DEFAULTS, **config})
+    read = getattr(own, "read", dict)
+    spec: ModelSpec = own.spec({**own.DEFAULTS, **read(config)})
     spec.heads(1)
     for token in spec.eos_token_ids:
         if not 0 <= token < spec.vocab_size:
@@ -133,7 +147,8 @@ def make_spec(
                 f"eos_token_id {token} is not in the vocabulary of {spec.vocab_size} tokens; "
                 "correct config.json or generation_config.json"
             )
-    spec = (spec if depth is None else spec.first_layers(depth)).with_scales(scales)
+    spec = spec if depth is None else spec.first_layers(depth)
+    spec = spec.serving(length or spec.context_length).with_scales(scales)
     return spec if pooling is None else replace(spec, pooling=_pooling(pooling))
 
 

@@ -4,6 +4,9 @@ attention, and the tensor names that Llama introduced."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
+
+from flax import nnx
 
 from jaxllm.cache.layer import PagedKV
 from jaxllm.config import ConfigError
@@ -15,14 +18,19 @@ from jaxllm.models.config.read import (
     positive,
     stored_dtype,
 )
-from jaxllm.models.config.rope import context_length, rope, rope_parameters
+from jaxllm.models.config.rope import context_length, layer_ropes, turning_dims
 from jaxllm.models.config.spec import ModelSpec
 from jaxllm.nn.attention import Attention
-from jaxllm.nn.decoder import Block, Decoder
-from jaxllm.nn.linear import Embedding, Init, Linear, vocab_axis
-from jaxllm.nn.mlp import ACTIVATIONS, FeedForward, GatedMLP
-from jaxllm.nn.norm import RMSNorm
+from jaxllm.nn.blocks import Block
+from jaxllm.nn.decoder import Decoder
+from jaxllm.nn.embedding import Embedding, vocab_axis
+from jaxllm.nn.linear import Init, Linear
+from jaxllm.nn.logits import LogitsMap
+from jaxllm.nn.mlp import ACTIVATIONS, MLP, FeedForward, GatedMLP
+from jaxllm.nn.norm import Norm, RMSNorm
+from jaxllm.nn.rope import DynamicRope, rotary_order
 
+FULL, SLIDING = "full_attention", "sliding_attention"  # in layer_types
 MAX_HEAD_DIM = 2**14  # a frequency is computed for each pair
 
 # Module of the decoder → checkpoint tensors without ".weight" and ".bias"; {} is a layer's number
@@ -45,102 +53,196 @@ LLAMA_NAMES: Mapping[str, tuple[str, ...]] = {
 }
 
 
+def checked_types(hf: Config) -> list[str] | None:
+    """The type of each layer by `layer_types`, None where they are not given. Raises ConfigError
+    for another number of them, or others."""
+    layers, types = positive(hf, "num_hidden_layers"), hf.get("layer_types")
+    if types is not None and (
+        not isinstance(types, list)
+        or len(types) != layers
+        or any(kind not in (FULL, SLIDING) for kind in types)
+    ):
+        raise ConfigError(
+            f"config.json: layer_types must be {layers} times 'full_attention' or "
+            "'sliding_attention'"
+        )
+    return types
+
+
+def type_window(hf: Config) -> Callable[[int], int | None]:
+    """`sliding_window` for the layers that `layer_types` calls sliding, None for the others.
+
+    Raises ConfigError.
+    """
+    types = checked_types(hf) or []
+    window = positive(hf, "sliding_window") if SLIDING in types else None
+    return lambda layer: window if types[layer] == SLIDING else None
+
+
 def transformer_spec(
-    hf: Config, window: Callable[[int], int | None] = lambda layer: None
+    hf: Config,
+    window: Callable[[int], int | None] = lambda layer: None,
+    *,
+    partial: bool = False,
+    paired: bool = False,
 ) -> ModelSpec:
-    """The spec of a complete configuration; `window` says how many tokens a layer sees.
+    """The spec of a complete configuration.
+
+    Args:
+        window: tokens that a layer sees.
+        partial: the family reads `partial_rotary_factor`.
+        paired: dimensions 2i and 2i + 1 of a head turn together, not i and i + half.
 
     Raises ConfigError when a value is missing or cannot work.
     """
     query, width = positive(hf, "num_attention_heads"), positive(hf, "hidden_size")
     kv = query if hf.get("num_key_value_heads") is None else positive(hf, "num_key_value_heads")
-    dim = width // query if hf.get("head_dim") is None else positive(hf, "head_dim")
-    if not 2 <= dim <= MAX_HEAD_DIM or dim % 2:
+    dim = _head_dim(hf, query, width)
+    turning = turning_dims(hf, dim)
+    if turning != dim and not partial:
         raise ConfigError(
-            f"config.json: head_dim is {dim}; rotary embedding needs a positive even number, "
-            f"at most {MAX_HEAD_DIM}"
+            f"config.json: {hf['model_type']} models turn whole heads; partial_rotary_factor "
+            "must be 1"
         )
-    activation = hf.get("hidden_act")
-    if not isinstance(activation, str) or activation not in ACTIVATIONS:
-        raise ConfigError(
-            f"config.json: hidden_act {activation!r:.80} is not supported "
-            f"(supported: {', '.join(sorted(ACTIVATIONS))})"
-        )
-    eps = hf.get("rms_norm_eps")
-    if isinstance(eps, bool) or not isinstance(eps, int | float) or not 0 <= eps < 1:
-        raise ConfigError(
-            f"config.json: rms_norm_eps is {eps!r:.80}; it must be a number from 0 to 1"
-        )
-    dynamic = rope_parameters(hf)["rope_type"] == "dynamic"
+    layers, length = positive(hf, "num_hidden_layers"), context_length(hf)
+    ropes = layer_ropes(hf, dim, turning, checked_types(hf) or [FULL] * layers)
+    dynamic = any(isinstance(getattr(rope, "turning", rope), DynamicRope) for rope in ropes)
     return ModelSpec(
         model_type=hf["model_type"],
         vocab_size=positive(hf, "vocab_size"),
         width=width,
         inner_width=positive(hf, "intermediate_size"),
         query_heads=query,
-        layers=tuple(
-            PagedKV(kv, dim, dim, window(layer))
-            for layer in range(positive(hf, "num_hidden_layers"))
-        ),
-        rope=rope(hf, dim),
-        context_length=context_length(hf),
+        layers=tuple(PagedKV(kv, dim, dim, window(layer)) for layer in range(layers)),
+        context_length=length,
         shared_length=positive(hf, "max_position_embeddings") if dynamic else None,
         eos_token_ids=tuple(sorted(eos_token_ids(hf))),
         stored_dtype=stored_dtype(hf),
         kv_cache_dtype=kv_cache_dtype(hf.get("quantization_config")) or "auto",
         tied=flag(hf, "tie_word_embeddings"),
-        norm_eps=float(eps),
-        activation=activation,
+        norm_eps=_norm_eps(hf),
+        activation=_activation(hf),
+        ropes=ropes,
+        carry_width=width,
+        served_length=length,
+        head_order=rotary_order(dim, turning, paired),
         config=hf,
     )
 
 
-def transformer(
-    spec: ModelSpec,
-    shards: int,
-    init: Init,
-    attention: Callable[[int], Attention],
-    *,
-    mlp_bias: bool = False,
-    mlp: Callable[[int], FeedForward] | None = None,
-) -> Decoder:
-    """Embedding, pre-norm blocks around `attention(layer)` and `mlp(layer)`, norm and head.
-
-    Without `mlp`, feed-forwards are gated and of the spec's width. Raises ConfigError when they do
-    not divide over the shards.
-    """
-    width, inner, vocab, eps = spec.width, spec.inner_width, spec.vocab_size, spec.norm_eps
-    if mlp is None and inner % shards:
+def _head_dim(hf: Config, query: int, width: int) -> int:
+    dim = width // query if hf.get("head_dim") is None else positive(hf, "head_dim")
+    if not 2 <= dim <= MAX_HEAD_DIM or dim % 2:
         raise ConfigError(
-            f"intermediate_size {inner} does not divide over {shards} tensor shards; "
-            "choose another tensor_parallel_size"
+            f"config.json: head_dim is {dim}; rotary embedding needs a positive even number, "
+            f"at most {MAX_HEAD_DIM}"
         )
+    return dim
 
-    def block(layer: int) -> Block:
-        return Block(
-            attention_norm=RMSNorm(init, width, eps),
-            attention=attention(layer),
-            mlp_norm=RMSNorm(init, width, eps),
-            mlp=GatedMLP(init, width, inner, shards, spec.activation, mlp_bias)
-            if mlp is None
-            else mlp(layer),
+
+def _activation(hf: Config) -> str:
+    activation = hf.get("hidden_act")
+    if not isinstance(activation, str) or activation not in ACTIVATIONS:
+        raise ConfigError(
+            f"config.json: hidden_act {activation!r:.80} is not supported "
+            f"(supported: {', '.join(sorted(ACTIVATIONS))})"
         )
+    return activation
 
-    return Decoder(
-        embed=Embedding(init, vocab, width, shards),
-        layers=[block(layer) for layer in range(len(spec.layers))],
-        norm=RMSNorm(init, width, eps),
-        head=None
-        if spec.tied
-        else Linear(init, (vocab,), (width,), (vocab_axis(vocab, shards), "embed")),
-        rope=spec.rope,
-    )
+
+def _norm_eps(hf: Config) -> float:
+    eps = hf.get("rms_norm_eps")
+    if isinstance(eps, bool) or not isinstance(eps, int | float) or not 0 <= eps < 1:
+        raise ConfigError(
+            f"config.json: rms_norm_eps is {eps!r:.80}; it must be a number from 0 to 1"
+        )
+    return float(eps)
+
+
+class Parts:
+    """Makes the parts of one model, each with the sizes of its spec.
+
+    `norm_kind` is the class of its norms. Raises ConfigError when heads or a feed-forward do not
+    divide over the shards.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        shards: int,
+        init: Init,
+        norm_kind: Callable[[Init, int, float], Norm] = RMSNorm,
+    ):
+        self.spec, self.shards, self.init = spec, shards, init
+        self.heads = spec.heads(shards)
+        self._norm_kind = norm_kind
+
+    def norm(self) -> Norm:
+        """A norm of the residual stream."""
+        return self._norm_kind(self.init, self.spec.width, self.spec.norm_eps)
+
+    def qk_norms(self, kind: type[RMSNorm] = RMSNorm) -> tuple[RMSNorm, RMSNorm]:
+        """Norms of each query head and of each key head."""
+        dim, eps, order = self.heads.dim, self.spec.norm_eps, self.heads.order
+        query, key = (kind(self.init, dim, eps, "head_dim", order) for _ in "qk")
+        return query, key
+
+    def attention(self, layer: int, **options: Any) -> Attention:
+        """The attention of one layer, with its window; `options` are those of `Attention`."""
+        window = self.spec.windows[layer]
+        return Attention(self.init, self.heads, self.spec.width, window=window, **options)
+
+    def gated_mlp(self, bias: bool = False) -> GatedMLP:
+        """A gated feed-forward."""
+        width, activation = self.spec.width, self.spec.activation
+        return GatedMLP(self.init, width, self._inner(), self.shards, activation, bias)
+
+    def mlp(self, bias: bool = True) -> MLP:
+        """A feed-forward without a gate."""
+        return MLP(self.init, self.spec.width, self._inner(), self.spec.activation, bias)
+
+    def _inner(self) -> int:
+        inner = self.spec.inner_width
+        if inner % self.shards:
+            raise ConfigError(
+                f"intermediate_size {inner} does not divide over {self.shards} tensor shards; "
+                "choose another tensor_parallel_size"
+            )
+        return inner
+
+    def block(self, attention: nnx.Module, mlp: FeedForward) -> Block:
+        """A pre-norm block around these two."""
+        return Block(attention_norm=self.norm(), attention=attention, mlp_norm=self.norm(), mlp=mlp)
+
+    def embedding(self) -> Embedding:
+        """The token table."""
+        return Embedding(self.init, self.spec.vocab_size, self.spec.width, self.shards)
+
+    def decoder(
+        self,
+        block: Callable[[int], Block],
+        *,
+        embed: Embedding | None = None,
+        logits_maps: tuple[LogitsMap, ...] = (),
+        head_bias: bool = False,
+    ) -> Decoder:
+        """The model of one `block(layer)` for each layer."""
+        spec, vocab = self.spec, self.spec.vocab_size
+        axes = (vocab_axis(vocab, self.shards), "embed")
+        return Decoder(
+            embed=self.embedding() if embed is None else embed,
+            layers=[block(layer) for layer in range(len(spec.layers))],
+            norm=self.norm(),
+            head=None if spec.tied else Linear(self.init, (vocab,), (spec.width,), axes, head_bias),
+            ropes=spec.ropes,
+            logits_maps=logits_maps,
+        )
 
 
 def layer_window(hf: Config) -> Callable[[int], int | None]:
     """The sliding window of each layer where `layer_types`, or `use_sliding_window` with
     `max_window_layers`, decide it. Raises ConfigError when they contradict each other."""
-    layers, types = positive(hf, "num_hidden_layers"), hf.get("layer_types")
+    layers, types = positive(hf, "num_hidden_layers"), checked_types(hf)
     window = (
         positive(hf, "sliding_window")
         if flag(hf, "use_sliding_window") and hf.get("sliding_window") is not None
@@ -153,12 +255,6 @@ def layer_window(hf: Config) -> Callable[[int], int | None]:
                 f"config.json: max_window_layers is {first!r:.80}; it must be an integer"
             )
         return lambda layer: window if window is not None and layer >= first else None
-    known = ("full_attention", "sliding_attention")
-    if not isinstance(types, list) or len(types) != layers or any(t not in known for t in types):
-        raise ConfigError(
-            f"config.json: layer_types must be {layers} times 'full_attention' or "
-            "'sliding_attention'"
-        )
     if window is None and "sliding_attention" in types:
         raise ConfigError(
             "config.json: layer_types has sliding_attention, "

@@ -72,8 +72,8 @@ def extend(
 ) -> tuple[KVCache, SlotState, ForwardOutput, Array]:
     """Decode rows and the chunks of `staged` in one forward; `reused` gives its buffers.
 
-    After the last attention layer, only rows that need logits continue. The residual stream of the
-    chunk tokens stays in `hidden_states`, which serves all shapes.
+    After the last attention layer, only rows that need logits continue. The carry of the chunk
+    tokens stays in `hidden_states`, which serves all shapes.
     """
     shape, batch = layout.shape, layout.arrays.unpack(staged)
     state = _admit(state, batch)
@@ -89,7 +89,7 @@ def extend(
     module = model.rebuild(weights)
     token = jnp.concatenate([given.token, batch["token"]])
     position = jnp.concatenate([given.position, batch["position"]])
-    x_TD, delta_TD = module.through_attention(token, position, context)
+    carry = module.through_attention(token, position, context)
     last = shape.decodes + jnp.maximum(batch["start"] + batch["length"] - 1, 0)
     spare = layout.logit_rows - shape.decodes - shape.chunks
     trash = jnp.full((spare,), state.rows.shape[0], jnp.int32)
@@ -98,9 +98,9 @@ def extend(
     )
     slots = jnp.concatenate([given.slots, batch["slot"], trash])
     emit = jnp.concatenate([given.alive, batch["final"] != 0, jnp.zeros((spare,), jnp.bool_)])
-    hidden = module.after_attention(x_TD[picked], delta_TD[picked], context)
+    hidden = module.after_attention(carry.rows(picked), context)
     hidden_states = jax.lax.dynamic_update_slice(
-        hidden_states, (x_TD + delta_TD)[shape.decodes :], (0, 0)
+        hidden_states, carry.packed()[shape.decodes :], (0, 0)
     )
     output = ForwardOutput(module.logits(hidden), slots, emit)
     return context.kv, state, output, hidden_states

@@ -40,7 +40,8 @@ def prompt_logprobs(
     that follow them. A block is small, because logits are much larger than hidden states."""
     row, token = jax.device_put(buffer, local).reshape(2, -1)
     module, kernels = model.rebuild(weights), RowKernels(model.backend, model.mesh)
-    logits = module.logits(module.after_attention(hidden_states[row], None, kernels))
+    carry = module.unpacked(hidden_states[row])
+    logits = module.logits(module.after_attention(carry, kernels))
     return packed_logprobs(logits, token, count, normalised=mode.endswith("logprobs"))
 
 

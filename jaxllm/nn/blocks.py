@@ -1,0 +1,176 @@
+"""Transformer blocks: how attention and feed-forward join the residual stream."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+
+from jaxllm.nn.context import AttentionContext, RowContext
+from jaxllm.nn.mlp import FeedForward
+from jaxllm.nn.norm import Norm
+from jaxllm.nn.rope import Rotation
+
+
+class Carry(NamedTuple):
+    """What one part of a model hands to the next; every leaf is [T, …].
+
+    Attributes:
+        x_TD: the residual stream.
+        delta_TD: yet to be added to it, by the norm that follows; None where it has been added.
+        beside_TE: whatever else the block's own feed-forward reads; None for most blocks.
+    """
+
+    x_TD: Array
+    delta_TD: Array | None = None
+    beside_TE: Array | None = None
+
+    def normed(self, norm: Norm, context: RowContext) -> tuple[Array, Array]:
+        """The residual stream with the delta added, and its norm."""
+        if self.delta_TD is None:
+            return self.x_TD, norm(self.x_TD)
+        return norm.add(self.x_TD, self.delta_TD, context)
+
+    def settled(self) -> Array:
+        """The residual stream with the delta added."""
+        return self.x_TD if self.delta_TD is None else self.x_TD + self.delta_TD
+
+    def rows(self, row_R: Array) -> Carry:
+        """These rows alone."""
+        return jax.tree.map(lambda leaf: leaf[row_R], self)
+
+    def packed(self) -> Array:
+        """One array [T, `ModelSpec.carry_width`], see `Decoder.unpacked`."""
+        if self.beside_TE is None:
+            return self.settled()
+        return jnp.concatenate([self.settled(), self.beside_TE], axis=1)
+
+
+class Block(nnx.Module):
+    """Pre-norm block: x + attention(norm(x)), then x + mlp(norm(x)).
+
+    The norm that follows adds the output of each to the residual stream.
+    """
+
+    def __init__(
+        self,
+        *,
+        attention_norm: Norm,
+        attention: nnx.Module,
+        mlp_norm: Norm | None,
+        mlp: FeedForward,
+    ):
+        self.attention_norm = attention_norm
+        self.attention = attention
+        self.mlp_norm = mlp_norm
+        self.mlp = mlp
+
+    def attend(
+        self, layer: int, carry: Carry, rotation: Rotation, context: AttentionContext
+    ) -> Carry:
+        """The carry after attention; `carry` is that of the block before."""
+        x_TD, normed_TD = carry.normed(self.attention_norm, context)
+        return Carry(x_TD, self.attention(layer, normed_TD, rotation, context))
+
+    def feed_forward(self, carry: Carry, context: RowContext) -> Carry:
+        """The carry after the feed-forward, which sees each token by itself."""
+        assert self.mlp_norm is not None
+        x_TD, normed_TD = carry.normed(self.mlp_norm, context)
+        return Carry(x_TD, self.mlp(normed_TD, context))
+
+
+class ScaledBlock(Block):
+    """Pre-norm block whose two outputs are multiplied by `factor`."""
+
+    def __init__(
+        self,
+        *,
+        attention_norm: Norm,
+        attention: nnx.Module,
+        mlp_norm: Norm,
+        mlp: FeedForward,
+        factor: float,
+    ):
+        super().__init__(
+            attention_norm=attention_norm, attention=attention, mlp_norm=mlp_norm, mlp=mlp
+        )
+        self.factor = factor
+
+    def attend(
+        self, layer: int, carry: Carry, rotation: Rotation, context: AttentionContext
+    ) -> Carry:
+        return self._scaled(super().attend(layer, carry, rotation, context))
+
+    def feed_forward(self, carry: Carry, context: RowContext) -> Carry:
+        return self._scaled(super().feed_forward(carry, context))
+
+    def _scaled(self, carry: Carry) -> Carry:
+        assert carry.delta_TD is not None
+        return carry._replace(delta_TD=carry.delta_TD * self.factor)
+
+
+class SandwichBlock(Block):
+    """Norms before and after: x + norm(attention(norm(x))), then x + norm(mlp(norm(x)))."""
+
+    def __init__(
+        self,
+        *,
+        attention_norm: Norm,
+        attention: nnx.Module,
+        attention_out_norm: Norm,
+        mlp_norm: Norm,
+        mlp: FeedForward,
+        mlp_out_norm: Norm,
+    ):
+        super().__init__(
+            attention_norm=attention_norm, attention=attention, mlp_norm=mlp_norm, mlp=mlp
+        )
+        self.attention_out_norm = attention_out_norm
+        self.mlp_out_norm = mlp_out_norm
+
+    def attend(
+        self, layer: int, carry: Carry, rotation: Rotation, context: AttentionContext
+    ) -> Carry:
+        carry = super().attend(layer, carry, rotation, context)
+        return carry._replace(delta_TD=self.attention_out_norm(carry.delta_TD))
+
+    def feed_forward(self, carry: Carry, context: RowContext) -> Carry:
+        carry = super().feed_forward(carry, context)
+        return carry._replace(delta_TD=self.mlp_out_norm(carry.delta_TD))
+
+
+class PostNormBlock(Block):
+    """Norms after alone: x + norm(attention(x)), then x + norm(mlp(x))."""
+
+    def attend(
+        self, layer: int, carry: Carry, rotation: Rotation, context: AttentionContext
+    ) -> Carry:
+        x_TD = carry.settled()
+        return Carry(x_TD, self.attention_norm(self.attention(layer, x_TD, rotation, context)))
+
+    def feed_forward(self, carry: Carry, context: RowContext) -> Carry:
+        assert self.mlp_norm is not None
+        x_TD = carry.settled()
+        return Carry(x_TD, self.mlp_norm(self.mlp(x_TD, context)))
+
+
+class ParallelBlock(Block):
+    """Both parts read the same x: x + attention(norm(x)) + mlp(norm(x)).
+
+    Without a norm of its own the feed-forward reads what attention reads. Its input is carried
+    beside the residual stream, which doubles `ModelSpec.carry_width`.
+    """
+
+    def attend(
+        self, layer: int, carry: Carry, rotation: Rotation, context: AttentionContext
+    ) -> Carry:
+        x_TD, normed_TD = carry.normed(self.attention_norm, context)
+        beside_TD = normed_TD if self.mlp_norm is None else self.mlp_norm(x_TD)
+        return Carry(x_TD, self.attention(layer, normed_TD, rotation, context), beside_TD)
+
+    def feed_forward(self, carry: Carry, context: RowContext) -> Carry:
+        delta_TD = self.mlp(carry.beside_TE, context)
+        return Carry(carry.x_TD, delta_TD if carry.delta_TD is None else carry.delta_TD + delta_TD)

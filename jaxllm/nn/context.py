@@ -1,0 +1,64 @@
+"""What a model asks of the context that runs it: attention, and fused row operations."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from jax import Array
+
+from pallas_kernels.grouped_matmul import Gating, Groups
+from pallas_kernels.rope_write import HeadRows
+
+
+class RowContext(Protocol):
+    """Computes what lies between the linear maps of a block, for each token by itself."""
+
+    def add_norm(
+        self, x_TD: Array, delta_TD: Array, weight_D: Array, eps: float
+    ) -> tuple[Array, Array]:
+        """`x + delta`, and its root-mean-square norm times the weight.
+
+        See `pallas_kernels.add_norm`.
+        """
+
+    def gated_product(self, x_TD: Array, weight_X2FD: Array) -> Array | None:
+        """silu(gate(x)) · up(x) `[T, X·F]` in one pass; None where two products are faster.
+
+        See `pallas_kernels.gated_matmul`.
+        """
+
+    def grouped_product(
+        self, x_PI: Array, weight_EOI: Array, groups: Groups, gating: Gating | None
+    ) -> Array:
+        """Each row times the weight of its expert; with `gating`, of gate and up.
+
+        See `pallas_kernels.grouped_matmul`.
+        """
+
+
+class AttentionContext(RowContext, Protocol):
+    """Holds keys and values during one forward.
+
+    Attributes:
+        prompt_length_T: prompt length of each token's request (int32); None when all tokens are
+            one prompt. Only dynamic RoPE scaling reads it.
+    """
+
+    @property
+    def prompt_length_T(self) -> Array | None: ...
+
+    def attend(
+        self,
+        layer: int,
+        rows: HeadRows,
+        *,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+        sinks: Array | None = None,
+    ) -> Array:
+        """Attention output `[T, N, H]` in the dtype of the rows `[T, X, C, H]` of X shards.
+
+        Bias, norm and RoPE are applied to the rows; keys and values of these tokens are kept.
+        `sinks` `[N]` adds one logit per query head to the softmax's denominator, unscaled.
+        """

@@ -1,0 +1,56 @@
+"""Token embeddings, each called with the tokens and their positions."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jax import Array
+
+from jaxllm.nn.linear import Init, Stored
+
+
+class Embedding(Stored):
+    """Token table [V, D], also the output head of tied models.
+
+    It is split over the vocabulary where that divides over the shards.
+    """
+
+    def __init__(self, init: Init, vocab: int, width: int, shards: int):
+        self.weight = init.normal((vocab, width), (vocab_axis(vocab, shards), "embed"))
+
+    def __call__(self, token_T: Array, position_T: Array) -> Array:
+        return self.weight[...][token_T]
+
+
+class ScaledEmbedding(Embedding):
+    """Token embeddings times a factor; the product is rounded once."""
+
+    def __init__(self, init: Init, vocab: int, width: int, shards: int, factor: float):
+        super().__init__(init, vocab, width, shards)
+        self.factor = factor
+
+    def __call__(self, token_T: Array, position_T: Array) -> Array:
+        x_TD = super().__call__(token_T, position_T)
+        return (x_TD.astype(jnp.float32) * self.factor).astype(x_TD.dtype)
+
+
+class PositionTable(Stored):
+    """A learned vector for each of `length` positions, [L, D]."""
+
+    def __init__(self, init: Init, length: int, width: int):
+        self.weight = init.normal((length, width), (None, "embed"))
+
+
+class PositionedEmbedding(Embedding):
+    """Token embeddings plus learned position embeddings, of at most `length` positions."""
+
+    def __init__(self, init: Init, vocab: int, width: int, shards: int, length: int):
+        super().__init__(init, vocab, width, shards)
+        self.positions = PositionTable(init, length, width)
+
+    def __call__(self, token_T: Array, position_T: Array) -> Array:
+        return super().__call__(token_T, position_T) + self.positions.weight[...][position_T]
+
+
+def vocab_axis(vocab: int, shards: int) -> str | None:
+    """Logical axis of a vocabulary dimension; None (replicated) where it does not divide."""
+    return "vocab" if vocab % shards == 0 else None
