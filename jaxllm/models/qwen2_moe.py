@@ -5,8 +5,8 @@ from __future__ import annotations
 from jaxllm.models.config.mixture import mixture, mixture_names, mixture_spec, routed, sparse_layers
 from jaxllm.models.config.read import Config, flag, positive
 from jaxllm.models.config.spec import ModelSpec
-from jaxllm.models.config.transformer import LLAMA_NAMES, layer_window, transformer
-from jaxllm.nn.attention import Attention
+from jaxllm.models.config.transformer import LLAMA_NAMES, Parts, layer_window
+from jaxllm.nn.blocks import Block
 from jaxllm.nn.decoder import Decoder
 from jaxllm.nn.experts import SharedExpert
 from jaxllm.nn.linear import Init
@@ -54,12 +54,9 @@ def spec(hf: Config) -> ModelSpec:
 
 def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
     """The model with fresh parameters. Raises ConfigError."""
-    hf, heads, sizes = spec.config, spec.heads(shards), mixture(spec.config, *SIZES)
+    hf, parts, sizes = spec.config, Parts(spec, shards, init), mixture(spec.config, *SIZES)
     bias, sparse = flag(hf, "qkv_bias"), sparse_layers(hf)
     weigh = normalised if flag(hf, "norm_topk_prob") else unchanged
-
-    def attention(layer: int) -> Attention:
-        return Attention(init, heads, spec.width, qkv_bias=bias, window=spec.windows[layer])
 
     def dense(inner: str) -> GatedMLP:
         return GatedMLP(init, spec.width, positive(hf, inner), shards, spec.activation)
@@ -70,4 +67,7 @@ def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
         shared = SharedExpert(init, dense("shared_expert_intermediate_size"), spec.width)
         return routed(spec, shards, init, sizes, shared, weigh=weigh)
 
-    return transformer(spec, shards, init, attention, mlp=mlp)
+    def block(layer: int) -> Block:
+        return parts.block(parts.attention(layer, qkv_bias=bias), mlp(layer))
+
+    return parts.decoder(block)

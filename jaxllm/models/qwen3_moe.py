@@ -5,8 +5,8 @@ from __future__ import annotations
 from jaxllm.models.config.mixture import mixture, mixture_names, mixture_spec, routed, sparse_layers
 from jaxllm.models.config.read import Config, flag, positive
 from jaxllm.models.config.spec import ModelSpec
-from jaxllm.models.config.transformer import LLAMA_NAMES, transformer
-from jaxllm.nn.attention import Attention
+from jaxllm.models.config.transformer import LLAMA_NAMES, Parts
+from jaxllm.nn.blocks import Block
 from jaxllm.nn.decoder import Decoder
 from jaxllm.nn.linear import Init
 from jaxllm.nn.mlp import FeedForward, GatedMLP
@@ -36,20 +36,9 @@ def spec(hf: Config) -> ModelSpec:
 
 def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
     """The model with fresh parameters. Raises ConfigError."""
-    hf, heads, sizes = spec.config, spec.heads(shards), mixture(spec.config, *SIZES)
+    hf, parts, sizes = spec.config, Parts(spec, shards, init), mixture(spec.config, *SIZES)
     bias, sparse = flag(hf, "attention_bias"), sparse_layers(hf)
     weigh = normalised if flag(hf, "norm_topk_prob") else unchanged
-
-    def attention(layer: int) -> Attention:
-        return Attention(
-            init,
-            heads,
-            spec.width,
-            qkv_bias=bias,
-            out_bias=bias,
-            qk_norm_eps=spec.norm_eps,
-            window=spec.windows[layer],
-        )
 
     def mlp(layer: int) -> FeedForward:
         if layer in sparse:
@@ -57,4 +46,9 @@ def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
         inner = positive(hf, "intermediate_size")
         return GatedMLP(init, spec.width, inner, shards, spec.activation)
 
-    return transformer(spec, shards, init, attention, mlp=mlp)
+    def block(layer: int) -> Block:
+        norms = parts.qk_norms()
+        attention = parts.attention(layer, qkv_bias=bias, out_bias=bias, qk_norms=norms)
+        return parts.block(attention, mlp(layer))
+
+    return parts.decoder(block)

@@ -6,6 +6,7 @@ The context owns keys and values.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import jax.numpy as jnp
 from flax import nnx
@@ -33,12 +34,28 @@ class Sinks(Stored):
         yield Rule("weight", (Piece(name, shape, shape),))
 
 
+@dataclass(frozen=True)
+class Scoring:
+    """How products of queries and keys become scores.
+
+    Attributes:
+        window: tokens that a token sees, itself included; None sees all.
+        scale: factor of the products; None is 1/sqrt(H).
+        softcap: scores become softcap · tanh(score / softcap); None leaves them.
+    """
+
+    window: int | None = None
+    scale: float | None = None
+    softcap: float | None = None
+
+
+PLAIN = Scoring()
+
+
 class Attention(nnx.Module):
     """Projections around the context's work: optional bias and QK-norm, RoPE, attention.
 
     `qkv` is [X, (N + 2K)/X, H, D]: the query heads of each shard, its key heads, its value heads.
-    A token sees `window` tokens, itself included; None sees all. Scores are multiplied by `scale`,
-    by default 1/sqrt(H), and pass `softcap` · tanh(score / softcap).
     """
 
     def __init__(
@@ -50,9 +67,7 @@ class Attention(nnx.Module):
         qkv_bias: bool = False,
         out_bias: bool = False,
         qk_norms: tuple[RMSNorm, RMSNorm] | None = None,
-        window: int | None = None,
-        scale: float | None = None,
-        softcap: float | None = None,
+        scoring: Scoring = PLAIN,
         sinks: bool = False,
     ):
         key = Rows(heads.kv_per_shard, heads.repeat, heads.order)
@@ -78,9 +93,9 @@ class Attention(nnx.Module):
         self.sinks = Sinks(init, heads.query) if sinks else None
         self.kv_scales: nnx.Param | None = None
         self.heads = heads
-        self.window = window
-        self.scale = heads.dim**-0.5 if scale is None else scale
-        self.softcap = softcap
+        self.window = scoring.window
+        self.scale = heads.dim**-0.5 if scoring.scale is None else scoring.scale
+        self.softcap = scoring.softcap
 
     def take_kv_scales(self) -> None:
         """Add a parameter `[K, 2]` with scales of this layer's keys and values, for 8-bit pages."""

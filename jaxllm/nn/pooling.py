@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from jaxllm.nn.attention import AttentionContext
+from jaxllm.nn.context import AttentionContext
 from jaxllm.nn.decoder import Decoder
 from jaxllm.nn.linear import Init, Linear
 from jaxllm.nn.rules import Rule
@@ -47,11 +47,11 @@ class PoolingModel(nnx.Module):
 
         A pool of last tokens computes the last feed-forward for these alone.
         """
-        x_TD, delta_TD = self.body.through_attention(token_T, position_T, context)
+        carry = self.body.through_attention(token_T, position_T, context)
         if self.pooling.takes_chunks:
             last_R = start_R + jnp.maximum(length_R - 1, 0)
-            return self._mapped(self.body.after_attention(x_TD[last_R], delta_TD[last_R], context))
-        hidden_TD = self.body.after_attention(x_TD, delta_TD, context).astype(jnp.float32)
+            return self._mapped(self.body.after_attention(carry.rows(last_R), context))
+        hidden_TD = self.body.after_attention(carry, context).astype(jnp.float32)
         return self._mapped(pooled(self.pooling.modes, hidden_TD, start_R, length_R))
 
     def rules(self, names: Mapping[str, tuple[str, ...]]) -> Iterator[Rule]:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jaxllm.nn.attention import Attention
+from jaxllm.nn.attention import Attention, Scoring
 from jaxllm.nn.blocks import Block
 from jaxllm.nn.decoder import Decoder
 from jaxllm.nn.dense import DenseContext
@@ -105,7 +105,9 @@ def test_attention_is_its_definition(options: dict, shards: int) -> None:
     options = dict(options)
     if options.pop("normed", False):
         options["qk_norms"] = tuple(RMSNorm(init(), 4, EPS, "head_dim") for _ in "qk")
-    module = grown(Attention(init(), Heads(8, 2, 4, shards), WIDTH, **options))
+    given = {key: options.pop(key) for key in ("window", "scale", "softcap") if key in options}
+    heads = Heads(8, 2, 4, shards)
+    module = grown(Attention(init(), heads, WIDTH, scoring=Scoring(**given), **options))
     x = jax.random.normal(jax.random.key(1), (TOKENS, WIDTH))
     rotation = StaticRope(INV_FREQ)(jnp.arange(TOKENS), None)
     found = module(0, x, rotation, DenseContext())

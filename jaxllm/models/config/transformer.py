@@ -20,7 +20,7 @@ from jaxllm.models.config.read import (
 )
 from jaxllm.models.config.rope import context_length, layer_ropes, turning_dims
 from jaxllm.models.config.spec import ModelSpec
-from jaxllm.nn.attention import Attention
+from jaxllm.nn.attention import Attention, Scoring
 from jaxllm.nn.blocks import Block
 from jaxllm.nn.decoder import Decoder
 from jaxllm.nn.embedding import Embedding, vocab_axis
@@ -187,10 +187,17 @@ class Parts:
         query, key = (kind(self.init, dim, eps, "head_dim", order) for _ in "qk")
         return query, key
 
-    def attention(self, layer: int, **options: Any) -> Attention:
+    def attention(
+        self,
+        layer: int,
+        *,
+        scale: float | None = None,
+        softcap: float | None = None,
+        **options: Any,
+    ) -> Attention:
         """The attention of one layer, with its window; `options` are those of `Attention`."""
-        window = self.spec.windows[layer]
-        return Attention(self.init, self.heads, self.spec.width, window=window, **options)
+        scoring = Scoring(self.spec.windows[layer], scale, softcap)
+        return Attention(self.init, self.heads, self.spec.width, scoring=scoring, **options)
 
     def gated_mlp(self, bias: bool = False) -> GatedMLP:
         """A gated feed-forward."""
