@@ -40,9 +40,7 @@ class RowKernels:
         gating: grouped_matmul.Gating | None,
     ) -> Array:
         """Each row times the weight of its expert; with `gating`, of gate and up."""
-        backend = grouped_matmul.backend_for(
-            self._row_backend, x_PI, weight_EOI, groups, gating is not None
-        )
+        backend = grouped_matmul.backend_for(self._row_backend, x_PI, weight_EOI, groups, gating)
         return _grouped_matmul(x_PI, weight_EOI, groups, gating=gating, backend=backend)
 
 

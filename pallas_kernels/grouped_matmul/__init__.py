@@ -21,7 +21,7 @@ __all__ = [
     "tile_for",
 ]
 
-BACKENDS = Backends(__name__, "grouped_matmul", ("reference",))
+BACKENDS = Backends(__name__, "grouped_matmul", ("reference", "mosaic_gpu"))
 
 type Gating = Callable[[Array, Array], Array]  # of gate and up, float32, element by element
 
@@ -39,6 +39,8 @@ def grouped_matmul(
     return BACKENDS[backend](x_PI, w_EOI, groups, gating)
 
 
-def backend_for(wanted: str, x_PI: Array, w_EOI: Array, groups: Groups, gated: bool) -> str:
+def backend_for(
+    wanted: str, x_PI: Array, w_EOI: Array, groups: Groups, gating: Gating | None
+) -> str:
     """`wanted` if that back end supports these arrays, else the reference."""
-    return wanted if BACKENDS.supports(wanted, x_PI, w_EOI, groups, gated) else "reference"
+    return wanted if BACKENDS.supports(wanted, x_PI, w_EOI, groups, gating) else "reference"

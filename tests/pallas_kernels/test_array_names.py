@@ -56,7 +56,7 @@ def routed(backend: str, x: Any, gate_up: Any, down: Any, expert: Any, weight: A
     return combine(grouped_matmul(hidden, down, groups, backend=backend), groups, weight)
 
 
-@pytest.mark.parametrize("backend", ["reference"])
+@pytest.mark.parametrize("backend", ["reference", "mosaic_gpu"])
 def test_a_routed_feed_forward(backend: str) -> None:
     arrays = low((9, 128)), low((4, 256, 128)), low((4, 128, 128))
     chosen = jax.ShapeDtypeStruct((9, 2), jnp.int32), jax.ShapeDtypeStruct((9, 2), jnp.float32)

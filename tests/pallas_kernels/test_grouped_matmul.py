@@ -162,5 +162,5 @@ def test_a_back_end_that_does_not_take_the_arrays_leaves_them_to_the_reference()
     groups = group(drawn(0, 3, 4, 2, 0.0), 4, 8)
     x, w = jnp.zeros((groups.token_P.shape[0], 7)), jnp.zeros((4, 6, 7))
     assert next(iter(BACKENDS)) == "reference"
-    assert backend_for("mosaic_gpu", x, w, groups, True) == "reference"
-    assert backend_for("none", x, w, groups, False) == "reference"
+    assert backend_for("mosaic_gpu", x, w, groups, swiglu) == "reference"
+    assert backend_for("none", x, w, groups, None) == "reference"

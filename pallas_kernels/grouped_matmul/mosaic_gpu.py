@@ -1,0 +1,275 @@
+"""Grouped products for NVIDIA Hopper in Pallas Mosaic GPU.
+
+The weight's rows are the 64-row operand of the tensor cores and a tile's tokens the other one,
+whose width can be any multiple of 8: an expert that few tokens chose costs its bytes and little
+more.
+
+A unit is one tile of tokens times some rows of its expert's weight. Units of a tile are neighbours,
+so that blocks that run side by side share its tokens, and tiles of one expert its weight, in the L2
+cache. A producer warpgroup fills a ring of TMA copies across units; the others multiply.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels.grouped_matmul.groups import LARGEST_TILE, SMALLEST_TILE, Groups
+from pallas_kernels.grouped_matmul.plan import (
+    PROCESSORS,
+    ROWS,
+    K,
+    Tuning,
+    tuning_of,
+    widths_of,
+)
+from pallas_kernels.mosaic_gpu import TILED, drain, launch, take
+
+PRODUCER_REGISTERS, REGISTERS = 40, 232
+
+type Gating = Callable[[Array, Array], Array]
+
+
+class _Spec(NamedTuple):
+    """Static parameters of a compiled kernel: shapes, type and sizes."""
+
+    tiles: int
+    tile: int
+    O: int  # noqa: E741
+    I: int  # noqa: E741
+    gating: Gating | None
+    dtype: Any
+    tuning: Tuning
+    interpret: Any
+
+    @property
+    def F(self) -> int:
+        """Columns of y."""
+        return self.O if self.gating is None else self.O // 2
+
+    @property
+    def half(self) -> int:
+        """Rows of one of the two parts of the weight in a block: gate and up, or neighbours."""
+        return self.tuning.warpgroups * ROWS
+
+    @property
+    def width(self) -> int:
+        """Columns of y that a unit computes."""
+        return self.half * (2 if self.gating is None else 1)
+
+    @property
+    def across(self) -> int:
+        """Units of a tile."""
+        return -(-self.F // self.width)
+
+
+class _Unit(NamedTuple):
+    """What a block computes next: its expert, its rows of x and of y, how many of them tokens take,
+    and its first column of y."""
+
+    expert: Array
+    row: Array
+    rows: Array
+    column: Array
+
+
+def check(x: Any, w: Any, groups: Groups, gating: Any) -> None:
+    """Raise ValueError unless x and w are bfloat16 or float16, their sizes fit tiles, and Mosaic
+    has the gating's functions."""
+    if x.ndim != 2 or w.ndim != 3 or x.shape[1] != w.shape[2]:
+        raise ValueError(
+            f"mosaic_gpu grouped_matmul takes x [P, I] and w [E, O, I], got {x.shape} and {w.shape}"
+        )
+    if x.dtype not in (jnp.bfloat16, jnp.float16) or w.dtype != x.dtype:
+        raise ValueError(
+            "mosaic_gpu grouped_matmul takes bfloat16 or float16 throughout, "
+            f"got x {x.dtype}, w {w.dtype}"
+        )
+    outputs = ROWS if gating is None else 2 * ROWS
+    if w.shape[1] % outputs or w.shape[2] % K or 0 in w.shape:
+        raise ValueError(
+            f"mosaic_gpu grouped_matmul takes O a multiple of {outputs} and I of {K}, "
+            f"got w {w.shape}"
+        )
+    if gating is not None and "erf" in str(jax.make_jaxpr(gating)(0.0, 0.0)):
+        raise ValueError("mosaic_gpu grouped_matmul takes gatings without erf; approximate gelu")
+    tile = groups.tile
+    if not SMALLEST_TILE <= tile <= LARGEST_TILE or tile & (tile - 1):
+        raise ValueError(
+            f"mosaic_gpu grouped_matmul takes tiles of {SMALLEST_TILE} to {LARGEST_TILE} rows, "
+            f"a power of two, got {tile}"
+        )
+
+
+def grouped_matmul(
+    x_PI: Array,
+    w_EOI: Array,
+    groups: Groups,
+    gating: Gating | None,
+    *,
+    tuning: Tuning | None = None,
+    interpret: Any = None,
+) -> Array:
+    """See `pallas_kernels.grouped_matmul`. Raises what `check` raises.
+
+    `interpret` is a `plgpu.InterpretGPUParams` for machines without a GPU.
+    """
+    check(x_PI, w_EOI, groups, gating)
+    (tiles,), tile = groups.expert_W.shape, groups.tile
+    (_, O, I), sizes = w_EOI.shape, tuning or tuning_of(tile)  # noqa: E741
+    spec = _Spec(tiles, tile, O, I, gating, x_PI.dtype, sizes, interpret)
+    used = jnp.sum(groups.rows_W > 0, dtype=jnp.int32)[None]
+    return _multiply(spec, x_PI, w_EOI, groups.expert_W, groups.rows_W, used)
+
+
+def _multiply(spec: _Spec, x: Array, w: Array, expert: Array, rows: Array, used: Array) -> Array:
+    stages, warpgroups = spec.tuning.stages, spec.tuning.warpgroups
+    blocks = min(PROCESSORS, spec.tiles * spec.across)
+
+    def kernel(x_ref, w_ref, expert_ref, rows_ref, used_ref, y_ref, **sm):  # type: ignore[no-untyped-def]
+        block, wg = lax.axis_index("block"), lax.axis_index("wg")
+
+        def each_unit(run):  # type: ignore[no-untyped-def]
+            """Call `run(unit, steps done before)` for each own unit; returns the steps done."""
+            units = used_ref[0] * spec.across
+
+            def body(i, done):  # type: ignore[no-untyped-def]
+                at = block + i * blocks
+                tile = lax.div(at, jnp.int32(spec.across))
+                column = lax.rem(at, jnp.int32(spec.across)) * spec.width
+                row = pl.multiple_of(tile * spec.tile, 8)
+                run(_Unit(expert_ref[tile], row, rows_ref[tile], column), done)
+                return done + spec.I // K
+
+            count = lax.div(units - block + (blocks - 1), jnp.int32(blocks))
+            return lax.fori_loop(0, jnp.maximum(count, 0), body, jnp.int32(0))
+
+        @pl.when(wg == warpgroups)
+        def _producer() -> None:
+            plgpu.set_max_registers(PRODUCER_REGISTERS, action="decrease")
+            done = each_unit(lambda unit, done: _fill(spec, x_ref, w_ref, unit, done, sm))
+            drain(sm["free"], done, stages)
+
+        @pl.when(wg < warpgroups)
+        def _consumer() -> None:
+            plgpu.set_max_registers(REGISTERS, action="increase")
+            each_unit(lambda unit, done: _consume(spec, unit, done, wg, sm, y_ref))
+            plgpu.wait_smem_to_gmem(0)
+
+    kernel.__name__ = f"grouped_matmul_{spec.tile}x{spec.O}x{spec.I}"  # for profiles
+    return launch(
+        kernel,
+        (x, w, expert, rows, used),
+        spec.interpret,
+        out_type=jax.ShapeDtypeStruct((spec.tiles * spec.tile, spec.F), spec.dtype),
+        scratch_types={
+            "x": plgpu.SMEM((stages, spec.tile, K), spec.dtype, transforms=TILED),
+            "w": plgpu.SMEM((stages, 2 * spec.half, K), spec.dtype, transforms=TILED),
+            "y": plgpu.SMEM((warpgroups, spec.tile, ROWS), spec.dtype, transforms=TILED),
+            "full": plgpu.Barrier(num_arrivals=3, num_barriers=stages),
+            "free": plgpu.Barrier(num_arrivals=warpgroups, num_barriers=stages),
+        },
+        grid=(blocks,),
+        grid_names=("block",),
+        num_threads=warpgroups + 1,
+        thread_name="wg",
+    )
+
+
+def _at_width(spec: _Spec, rows: Array, run: Callable[[int], None]) -> None:
+    """Call `run` with the least width of a product that holds so many rows."""
+    below = 0
+    for width in widths_of(spec.tile):
+        pl.when(jnp.logical_and(rows > below, rows <= width))(lambda width=width: run(width))
+        below = width
+
+
+def _fill(
+    spec: _Spec, x_ref: Any, w_ref: Any, unit: _Unit, done: Array, sm: dict[str, Any]
+) -> None:
+    """Fill the ring with one unit's rows of the weight, and of x."""
+    apart = spec.half if spec.gating is None else spec.F
+
+    @pl.loop(0, spec.I // K)
+    def _(t):  # type: ignore[no-untyped-def]
+        slot = take(sm["free"], done + t, spec.tuning.stages)
+        full, columns = sm["full"].at[slot], pl.ds(pl.multiple_of(t * K, K), K)
+        for part in range(2):
+            rows = pl.ds(pl.multiple_of(unit.column + part * apart, 8), spec.half)
+            plgpu.copy_gmem_to_smem(
+                w_ref.at[unit.expert, rows, columns],
+                sm["w"].at[slot, pl.ds(part * spec.half, spec.half)],
+                full,
+            )
+
+        def tokens(width: int) -> None:
+            x = x_ref.at[pl.ds(unit.row, width), columns]
+            plgpu.copy_gmem_to_smem(x, sm["x"].at[slot, pl.ds(0, width)], full)
+
+        _at_width(spec, unit.rows, tokens)
+
+
+def _consume(
+    spec: _Spec, unit: _Unit, done: Array, wg: Array, sm: dict[str, Any], y_ref: Any
+) -> None:
+    """Compute and write one warpgroup's share of a unit."""
+
+    def product(width: int) -> None:
+        first, second = _product(spec, width, done, wg, sm)
+        column = pl.multiple_of(unit.column + wg * ROWS, ROWS)
+        store = lambda y, column: _store(spec, y, unit.row, column, sm["y"].at[wg], y_ref)
+        if spec.gating is not None:
+            store(spec.gating(first, second), column)
+        else:
+            store(first, column)
+            store(second, pl.multiple_of(column + spec.half, ROWS))
+
+    _at_width(spec, unit.rows, product)
+
+
+def _product(
+    spec: _Spec, width: int, done: Array, wg: Array, sm: dict[str, Any]
+) -> tuple[Array, Array]:
+    """Both parts of a warpgroup's rows of the weight times `width` tokens, `[ROWS, width]`. A slot
+    is released one step late, while the next products run."""
+    steps, stages = spec.I // K, jnp.int32(spec.tuning.stages)
+
+    def multiply(first, second):  # type: ignore[no-untyped-def]
+        @pl.loop(0, steps)
+        def _(t):  # type: ignore[no-untyped-def]
+            slot = lax.rem(done + t, stages)
+            plgpu.barrier_wait(sm["full"].at[slot])
+            x = sm["x"].at[slot, pl.ds(0, width)].T
+            for part, acc in enumerate((first, second)):
+                rows = pl.ds(part * spec.half + wg * ROWS, ROWS)
+                plgpu.wgmma(acc, sm["w"].at[slot, rows], x)
+            plgpu.wgmma_wait(2)
+            pl.when(t > 0)(
+                lambda: plgpu.barrier_arrive(sm["free"].at[lax.rem(done + t - 1, stages)])
+            )
+
+        return first[...], second[...]
+
+    acc = plgpu.ACC((ROWS, width), jnp.float32)
+    both = pl.run_scoped(multiply, acc, acc)
+    plgpu.barrier_arrive(sm["free"].at[lax.rem(done + steps - 1, stages)])
+    return both
+
+
+def _store(spec: _Spec, y: Array, row: Array, column: Array, staged: Any, y_ref: Any) -> None:
+    """Write `[ROWS, width]` of products as rows of tokens; columns beyond y are not there."""
+    width = y.shape[1]
+
+    @pl.when(column < spec.F)
+    def _() -> None:
+        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+        tokens = staged.at[pl.ds(0, width)]
+        tokens.T[...] = y.astype(spec.dtype)
+        plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(tokens, y_ref.at[pl.ds(row, width), pl.ds(column, ROWS)])

@@ -1,0 +1,205 @@
+"""The Hopper kernel of grouped products in the interpreter and on a card, and its sizes."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels.grouped_matmul import Groups, combine, group_tokens, mosaic_gpu, tile_for
+from pallas_kernels.grouped_matmul.cases import (
+    CASES,
+    MODEL_SHAPES,
+    Case,
+    Inputs,
+    expected,
+    inputs,
+)
+from pallas_kernels.grouped_matmul.groups import tiles_of
+from pallas_kernels.grouped_matmul.plan import (
+    MOST_STAGES,
+    ROWS,
+    SHARED_BYTES,
+    K,
+    Tuning,
+    tuning_of,
+    widths_of,
+)
+from tests.pallas_kernels.places import (
+    card,
+    jitted,
+    launch_options,
+    pick,
+    places,
+    poison_outputs,
+    relative_error,
+)
+
+TILES = (8, 16, 32, 64, 128)
+# Half of a second block's rows lie beyond an inner width of 192
+CUT = Case(name="two warpgroups, cut", tokens=20, experts=4, choices=2, inner=192, skew=3.0)
+SMALL = Case(name="several widths", tokens=20, experts=4, choices=2, inner=128, skew=3.0)
+ERROR = {"bfloat16": 5e-3, "float16": 1e-3}
+
+
+def swiglu(gate: jax.Array, up: jax.Array) -> jax.Array:
+    return jax.nn.silu(gate) * up
+
+
+grouped = jax.jit(group_tokens, static_argnums=(1, 2))
+
+
+def product(
+    place: str, x: Any, w: Any, groups: Groups, gating: Any, tuning: Tuning | None
+) -> jax.Array:
+    """The kernel's product, with an output that starts as NaN."""
+    columns = w.shape[1] // (2 if gating else 1)
+    poison_outputs(place, jax.ShapeDtypeStruct((x.shape[0], columns), x.dtype))
+    options = launch_options(place) | {"tuning": tuning}
+    return kernel()(x, w, groups, gating=gating, **options)
+
+
+@functools.cache
+def kernel() -> Any:
+    static = ("gating", "tuning", "interpret")
+    return jax.jit(mosaic_gpu.grouped_matmul, static_argnames=static)
+
+
+def feed_forward(place: str, given: Inputs, tile: int, tuning: Tuning | None) -> np.ndarray:
+    """The routed feed-forward; rows that no token takes are NaN, and so are idle experts."""
+    experts = given.gate_up.shape[0]
+    groups = grouped(jnp.asarray(given.expert), experts, tile)
+    idle = np.setdiff1d(np.arange(experts), given.expert)
+    gate_up, down = given.gate_up.at[idle].set(jnp.nan), given.down.at[idle].set(jnp.nan)
+    taken = jnp.zeros(groups.token_P.shape, bool).at[groups.place_TK].set(True)
+    x = jnp.where(taken[:, None], given.x[groups.token_P], jnp.nan)
+    hidden = product(place, x, gate_up, groups, swiglu, tuning)
+    out = product(place, hidden, down, groups, None, tuning)
+    return np.asarray(combine(out, groups, given.weight))
+
+
+def rounded(case: Case, dtype: str, seed: int = 0) -> tuple[Inputs, np.ndarray]:
+    """Inputs in a type, and what they should give."""
+    given = inputs(case, seed)
+    low = [jnp.asarray(a, dtype) for a in given[:3]]
+    exact = Inputs(*(np.asarray(a, np.float64) for a in low), given.expert, given.weight)
+    return Inputs(*low, given.expert, given.weight), expected(exact)
+
+
+@pytest.mark.parametrize(
+    ("case", "tile", "tuning"),
+    [
+        (SMALL, 32, Tuning(1, 3)),
+        pytest.param(CUT, 8, Tuning(2, 2), marks=pytest.mark.slow),
+        *(pytest.param(case, 16, Tuning(1, 4), marks=pytest.mark.slow) for case in CASES),
+    ],
+    ids=lambda value: value.name if isinstance(value, Case) else None,
+)
+def test_a_feed_forward_equals_float64_and_reads_nothing_else(
+    case: Case, tile: int, tuning: Tuning
+) -> None:
+    given, wanted = rounded(case, "bfloat16")
+    got = feed_forward("interpreter", given, tile, tuning)
+    assert relative_error(got, wanted) < ERROR["bfloat16"]
+
+
+@pytest.mark.parametrize("place", [card])
+@pytest.mark.parametrize("dtype", ERROR)
+@pytest.mark.parametrize("case", [*CASES, CUT, SMALL], ids=lambda case: case.name)
+def test_every_case_equals_float64_on_a_card(place: str, case: Case, dtype: str) -> None:
+    given, wanted = rounded(case, dtype)
+    for tile in TILES:
+        got = feed_forward(place, given, tile, None)
+        assert relative_error(got, wanted) < ERROR[dtype], tile
+
+
+@pytest.mark.parametrize("place", [card])
+@pytest.mark.parametrize("tokens", [1, 16, 64, 256, 1000])
+@pytest.mark.parametrize("skew", [0.0, 1.2])
+@pytest.mark.parametrize("model", MODEL_SHAPES)
+def test_a_models_shape_equals_float64_on_a_card(
+    place: str, model: str, skew: float, tokens: int
+) -> None:
+    shape = MODEL_SHAPES[model]
+    sizes = {"width": shape.width, "inner": shape.inner}
+    case = Case(
+        name="", tokens=tokens, experts=shape.experts, choices=shape.choices, skew=skew, **sizes
+    )
+    few = min(tokens, 64)  # the oracle is slow
+    given, wanted = rounded(case, "bfloat16")
+    got = feed_forward(place, given, tile_for(tokens, case.choices, case.experts), None)
+    assert relative_error(got[:few], wanted[:few]) < 5e-3
+    assert np.isfinite(got.astype(np.float32)).all()
+
+
+@places
+def test_a_row_depends_on_itself_alone_and_repeats(place: str) -> None:
+    given, _ = rounded(SMALL, "bfloat16")
+    tuning = pick(place, Tuning(1, 3), None)
+    first = feed_forward(place, given, 32, tuning)
+    np.testing.assert_array_equal(feed_forward(place, given, 32, tuning), first)
+    dirty = given._replace(x=given.x.at[7:].set(jnp.nan))
+    other = feed_forward(place, dirty, 32, tuning)
+    np.testing.assert_array_equal(other[:7], first[:7])
+    assert np.isnan(other[7:].astype(np.float32)).all()
+
+
+@pytest.mark.parametrize("tile", TILES)
+def test_sizes_fit_a_processor(tile: int) -> None:
+    sizes = tuning_of(tile)
+    slot = (2 * sizes.warpgroups * ROWS + tile) * K * 2
+    assert sizes.stages * slot + sizes.warpgroups * tile * ROWS * 2 <= SHARED_BYTES
+    assert 4 <= sizes.stages <= MOST_STAGES
+    under_way = sizes.stages * 2 * sizes.warpgroups * ROWS * K * 2
+    assert under_way >= 128 << 10, "fewer bytes under way do not hide the memory's latency"
+    widths = widths_of(tile)
+    assert widths[-1] == tile and len(widths) <= 3 and list(widths) == sorted(widths)
+
+
+def shapes(tokens: int, model: str) -> tuple[Any, Any, Groups]:
+    """Arguments of a model's gate and up, without arrays."""
+    made = MODEL_SHAPES[model]
+    tile = tile_for(tokens, made.choices, made.experts)
+    tiles = tiles_of(tokens, made.choices, made.experts, tile)
+    ints = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.int32)
+    groups = Groups(ints(tiles), ints(tiles), ints(tiles * tile), ints(tokens, made.choices))
+    x = jax.ShapeDtypeStruct((tiles * tile, made.width), jnp.bfloat16)
+    w = jax.ShapeDtypeStruct((made.experts, 2 * made.inner, made.width), jnp.bfloat16)
+    return x, w, groups
+
+
+@pytest.mark.parametrize(("tokens", "model"), [(1, "Qwen3-30B-A3B"), (4096, "DeepSeek-V2-Lite")])
+def test_a_models_gate_and_up_lower_for_cuda(tokens: int, model: str) -> None:
+    x, w, groups = shapes(tokens, model)
+    run = jitted(functools.partial(mosaic_gpu.grouped_matmul, gating=swiglu))
+    assert "mosaic_gpu_v2" in run.trace(x, w, groups).lower(lowering_platforms=("cuda",)).as_text()
+
+
+LOW = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("x", "w", "gating", "message"),
+    [
+        (LOW((8, 64)), LOW((2, 64)), None, r"x \[P, I\] and w \[E, O, I\], got \(8, 64\)"),
+        (LOW((8, 64)), LOW((2, 64, 128)), None, r"w \[E, O, I\], got \(8, 64\)"),
+        (LOW((8, 64)), jax.ShapeDtypeStruct((2, 64, 64), "float32"), None, "w float32"),
+        (LOW((8, 64)), LOW((2, 64, 64)), swiglu, r"O a multiple of 128.*w \(2, 64, 64\)"),
+        (LOW((8, 96)), LOW((2, 64, 96)), None, r"I of 64, got w \(2, 64, 96\)"),
+        (LOW((8, 64)), LOW((2, 128, 64)), lambda g, u: jax.lax.erf(g) * u, "without erf"),
+    ],
+)
+def test_a_refusal_names_what_was_given(x: Any, w: Any, gating: Any, message: str) -> None:
+    groups = group_tokens(jnp.zeros((1, 1), jnp.int32), 2, 8)
+    with pytest.raises(ValueError, match=f"mosaic_gpu grouped_matmul takes .*{message}"):
+        mosaic_gpu.check(x, w, groups, gating)
+
+
+def test_tiles_of_other_heights_are_refused() -> None:
+    groups = group_tokens(jnp.zeros((1, 1), jnp.int32), 2, 24)
+    with pytest.raises(ValueError, match="a power of two, got 24"):
+        mosaic_gpu.check(LOW((24, 64)), LOW((2, 64, 64)), groups, None)
