@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         Logprob,
         RequestOutput,
     )
+    from jaxllm.pooled import PoolingParams
     from jaxllm.sampling.options import BeamSearchParams, SamplingParams
     from jaxllm.sampling.values import OptionError
 
@@ -38,6 +39,7 @@ _HOME = {
     "GuidedDecodingParams": "jaxllm.grammar.structure",
     "Logprob": "jaxllm.outputs",
     "OptionError": "jaxllm.sampling.values",
+    "PoolingParams": "jaxllm.pooled",
     "RequestError": "jaxllm.messages",
     "RequestOutput": "jaxllm.outputs",
     "SamplingParams": "jaxllm.sampling.options",
@@ -56,6 +58,7 @@ __all__ = [
     "GuidedDecodingParams",
     "Logprob",
     "OptionError",
+    "PoolingParams",
     "RequestError",
     "RequestOutput",
     "SamplingParams",

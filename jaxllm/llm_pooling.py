@@ -19,7 +19,15 @@ from jaxllm.outputs import (
     PoolingOutput,
     ScoringOutput,
 )
-from jaxllm.pooled import PoolingParams, check_params, check_task, cosine, pair_count, result
+from jaxllm.pooled import (
+    PoolingParams,
+    check_labels,
+    check_params,
+    check_task,
+    cosine,
+    pair_count,
+    result,
+)
 from jaxllm.tokenizer import Tokenizer
 
 # Token ids of a prompt, and its cache salt
@@ -51,8 +59,8 @@ class PoolingCalls:
         Raises:
             RequestError: a prompt cannot run, or the model generates; none has started.
         """
-        check_task(self.engine.resolved.pooling, "embed", "classify")
-        found = self._pool(self._encoded(prompts), pooling_params, use_tqdm)
+        params = self._checked(pooling_params, "embed", "classify")
+        found = self._pool(self._encoded(prompts, params), params, use_tqdm)
         return [each.of(PoolingOutput(each.outputs)) for each in found]
 
     def embed(
@@ -66,8 +74,8 @@ class PoolingCalls:
 
         Arguments and errors are those of `encode`.
         """
-        check_task(self.engine.resolved.pooling, "embed")
-        found = self._pool(self._encoded(prompts), pooling_params, use_tqdm)
+        params = self._checked(pooling_params, "embed")
+        found = self._pool(self._encoded(prompts, params), params, use_tqdm)
         return [each.of(EmbeddingOutput(each.outputs.tolist())) for each in found]
 
     def classify(
@@ -81,8 +89,8 @@ class PoolingCalls:
 
         Arguments and errors are those of `encode`.
         """
-        check_task(self.engine.resolved.pooling, "classify")
-        found = self._pool(self._encoded(prompts), pooling_params, use_tqdm)
+        params = self._checked(pooling_params, "classify")
+        found = self._pool(self._encoded(prompts, params), params, use_tqdm)
         return [each.of(ClassificationOutput(each.outputs.tolist())) for each in found]
 
     def score(
@@ -100,36 +108,36 @@ class PoolingCalls:
         A model with one label reads both texts as a pair; an embedding model gives the cosine of
         their vectors. Raises RequestError as `encode`, and when the texts do not pair.
         """
+        params = self._checked(pooling_params, "embed", "classify")
         pooling = check_task(self.engine.resolved.pooling, "embed", "classify")
         left, right = ([d] if isinstance(d, str) else list(d) for d in (data_1, data_2))
         count = pair_count(len(left), len(right))
         left = left * count if len(left) == 1 else left
         if pooling.task == "classify":
-            check_labels(pooling.size)
+            check_labels(pooling)
+            limit = params.length(self.engine.resolved.max_model_len)
             pairs = [
-                (self._reader().encode_pair(one, other), None)
+                (self._reader().encode_pair(one, other, limit), None)
                 for one, other in zip(left, right, strict=True)
             ]
-            found = self._pool(pairs, pooling_params, use_tqdm)
+            found = self._pool(pairs, params, use_tqdm)
             return [each.of(ScoringOutput(float(each.outputs[0]))) for each in found]
-        vectors = self._pool(self._encoded([*left, *right]), pooling_params, use_tqdm)
+        vectors = self._pool(self._encoded([*left, *right], params), params, use_tqdm)
         return [
             other.of(ScoringOutput(cosine(one.outputs, other.outputs)))
             for one, other in zip(vectors[:count], vectors[count:], strict=True)
         ]
 
     def _pool(
-        self, prompts: Sequence[Encoded], params: PoolingParams | None, use_tqdm: bool
+        self, prompts: Sequence[Encoded], params: PoolingParams, use_tqdm: bool
     ) -> list[PooledRequestOutput]:
         """Run prompts; each output is the float32 vector that the params ask for."""
-        pooling, params = self.engine.resolved.pooling, params or PoolingParams()
+        pooling = self.engine.resolved.pooling
         assert pooling is not None
-        check_params(pooling, params)
-        limit = self.engine.resolved.max_model_len
         requests = [
             PoolingRequest(
                 id=f"pooled-{next(self._ids)}",
-                prompt_token_ids=params.truncated(ids, limit),
+                prompt_token_ids=ids,
                 cache_salt=salt,
             )
             for ids, salt in prompts
@@ -157,25 +165,23 @@ class PoolingCalls:
             for request in requests
         ]
 
-    def _encoded(self, prompts: Prompt | Sequence[Prompt]) -> list[Encoded]:
-        found = []
+    def _checked(self, pooling_params: PoolingParams | None, *tasks: str) -> PoolingParams:
+        """The params of a call. Raises RequestError when the model does none of `tasks`."""
+        params, resolved = pooling_params or PoolingParams(), self.engine.resolved
+        check_params(check_task(resolved.pooling, *tasks), params, resolved.max_model_len)
+        return params
+
+    def _encoded(self, prompts: Prompt | Sequence[Prompt], params: PoolingParams) -> list[Encoded]:
+        limit, found = self.engine.resolved.max_model_len, []
         for prompt in as_list(prompts):
             text, ids = text_or_ids(prompt)
-            ids = self._reader().encode(text or "") if ids is None else ids
-            found.append((ids, cache_salt(prompt)))
+            if ids is None:
+                side = params.truncation_side
+                ids = self._reader().encode_within(text or "", params.length(limit), side)
+            found.append((params.truncated(ids, limit), cache_salt(prompt)))
         return found
 
     def _reader(self) -> Tokenizer:
         if self.engine.tokenizer is None:
             raise ConfigError("this needs a tokenizer; construct LLM without skip_tokenizer_init")
         return self.engine.tokenizer
-
-
-def check_labels(count: int) -> None:
-    """Raises RequestError unless a classifier can score pairs: it has one label."""
-    if count != 1:
-        raise RequestError(
-            f"scores need a model with one label, this one has {count}; ask for classes",
-            None,
-            "wrong_task",
-        )

@@ -19,29 +19,41 @@ class PoolingParams:
         dimensions: elements that an embedding is cut to, before it is scaled to length one.
         use_activation: whether an embedding has length one, and classes their probabilities; None
             for what the model says.
-        truncate_prompt_tokens: the last tokens of the prompt to keep; -1 for the model's limit.
+        truncate_prompt_tokens: tokens of a prompt to keep; -1 for the model's limit.
+        truncation_side: where the others are cut off, "right" or "left".
     """
 
     dimensions: int | None = None
     use_activation: bool | None = None
     truncate_prompt_tokens: int | None = None
+    truncation_side: str = "right"
+
+    def length(self, limit: int) -> int | None:
+        """Tokens that a prompt is cut to, where the model takes `limit`; None when it is not."""
+        return limit if self.truncate_prompt_tokens == -1 else self.truncate_prompt_tokens
 
     def truncated(self, ids: list[int], limit: int) -> list[int]:
-        """The prompt that is computed. Raises RequestError."""
-        count = self.truncate_prompt_tokens
-        if count is None:
+        """The token ids that are computed of a prompt."""
+        count = self.length(limit)
+        if count is None or len(ids) <= count:
             return ids
-        if type(count) is not int or not (count == -1 or 1 <= count <= limit):
-            raise RequestError(
-                f"truncate_prompt_tokens is {count!r:.40}; it must be -1, or from 1 to {limit}",
-                "truncate_prompt_tokens",
-            )
-        return ids[-(limit if count == -1 else count) :]
+        return ids[:count] if self.truncation_side == "right" else ids[-count:]
 
 
-def check_params(pooling: Pooling, params: PoolingParams) -> None:
-    """Raises RequestError when the model cannot give what the options ask for."""
-    wanted = params.dimensions
+def check_params(pooling: Pooling, params: PoolingParams, limit: int) -> None:
+    """Raises RequestError when the model cannot give what the options ask for; it takes `limit`
+    tokens."""
+    count, wanted = params.truncate_prompt_tokens, params.dimensions
+    if count is not None and (type(count) is not int or not (count == -1 or 1 <= count <= limit)):
+        raise RequestError(
+            f"truncate_prompt_tokens is {count!r:.40}; it must be -1, or from 1 to {limit}",
+            "truncate_prompt_tokens",
+        )
+    if params.truncation_side not in ("left", "right"):
+        raise RequestError(
+            f"truncation_side is {params.truncation_side!r:.40}; it must be left or right",
+            "truncation_side",
+        )
     if wanted is None:
         return
     if pooling.task != "embed" or not pooling.is_matryoshka:
@@ -88,6 +100,16 @@ def pair_count(left: int, right: int) -> int:
             f"{left} texts cannot be paired with {right}; send one, or as many", "data_1"
         )
     return right
+
+
+def check_labels(pooling: Pooling) -> None:
+    """Raises RequestError unless a classifier can score pairs: it has one label."""
+    if pooling.size != 1:
+        raise RequestError(
+            f"scores need a model with one label, this one has {pooling.size}; ask for classes",
+            None,
+            "wrong_task",
+        )
 
 
 def result(pooling: Pooling, pooled: bytes, params: PoolingParams) -> np.ndarray:

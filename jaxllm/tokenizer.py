@@ -131,9 +131,31 @@ class Tokenizer:
         """Token ids of `text`; special tokens written in it are recognised."""
         return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
 
-    def encode_pair(self, text: str, other: str) -> list[int]:
-        """Token ids of two texts as the tokenizer joins them for a model that reads pairs."""
-        return self.backend.encode(text, other).ids
+    def encode_within(self, text: str, limit: int | None, side: str = "right") -> list[int]:
+        """Token ids of a text, cut at its `side` to `limit` tokens with the special ones, which
+        stay."""
+        if limit is None:
+            return self.encode(text)
+        found = self.backend.encode(text, add_special_tokens=False)
+        room = max(0, limit - self.backend.num_special_tokens_to_add(False))
+        found.truncate(room, direction=side)
+        return self.backend.post_process(found).ids
+
+    def encode_pair(
+        self, text: str, other: str, limit: int | None = None, most_of_other: int | None = None
+    ) -> list[int]:
+        """Token ids of two texts as the tokenizer joins them for a model that reads pairs.
+
+        The second is cut to `most_of_other` tokens, and so that both have at most `limit` with the
+        special ones.
+        """
+        one, two = (self.backend.encode(each, add_special_tokens=False) for each in (text, other))
+        if most_of_other is not None:
+            two.truncate(most_of_other)
+        if limit is not None:
+            room = limit - self.backend.num_special_tokens_to_add(True) - len(one.ids)
+            two.truncate(max(0, room))
+        return self.backend.post_process(one, two).ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of `ids`; those without a token are left out."""

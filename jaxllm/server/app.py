@@ -28,6 +28,8 @@ from jaxllm.server.openai.requests import TOKENIZE_FIELDS, read_conversation, re
 from jaxllm.server.openapi.endpoint import OpenApi
 from jaxllm.server.page.files import PageFiles
 from jaxllm.server.page.live import LiveStats
+from jaxllm.server.pooling.scoring import Rerank, Score
+from jaxllm.server.pooling.vectors import Classify, Embeddings, Pooling
 from jaxllm.server.render import RenderChat, RenderCompletions
 from jaxllm.server.responses.routes import ResponseRoutes
 from jaxllm.server.state import ServerState
@@ -221,6 +223,14 @@ def routes(server_state: ServerState) -> Starlette:
         Route("/v1/messages/count_tokens", CountTokens(server_state), methods=["POST"]),
         Route("/generate", Native(server_state), methods=["POST"]),
         *ResponseRoutes(server_state).table(),
+        Route("/v1/embeddings", Embeddings(server_state), methods=["POST"]),
+        Route("/pooling", Pooling(server_state), methods=["POST"]),
+        Route("/classify", Classify(server_state), methods=["POST"]),
+        *(Route(path, Score(server_state), methods=["POST"]) for path in ("/score", "/v1/score")),
+        *(
+            Route(path, Rerank(server_state), methods=["POST"])
+            for path in ("/rerank", "/v1/rerank", "/v2/rerank")
+        ),
         Route("/v1/models", handlers.models),
         Route("/v1/models/{id:path}", handlers.model),
         Route("/tokenize", handlers.tokenize, methods=["POST"]),

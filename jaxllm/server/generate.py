@@ -13,11 +13,12 @@ import orjson
 
 from jaxllm.messages import GenerateRequest, ThinkingBudget
 from jaxllm.sampling.options import OPTIONS, SamplingParams, default_of
+from jaxllm.server.endpoint import Endpoint, send_json
 from jaxllm.server.engine.streams import Stream
 from jaxllm.server.errors import ApiError, bad_request, server_error
 from jaxllm.server.openai.answer_parts import continued_marker, new_pipeline
 from jaxllm.server.openai.answer_structure import answer_structure, thinking_budget
-from jaxllm.server.openai.bodies import ClientGone, unless_gone, until_gone
+from jaxllm.server.openai.bodies import ClientGone, unless_gone
 from jaxllm.server.openai.chat_reply import ChatReply
 from jaxllm.server.openai.completion_reply import CompletionReply
 from jaxllm.server.openai.fields import Structure
@@ -32,56 +33,29 @@ from jaxllm.server.openai.requests import (
     parse_chat,
     parse_completion,
 )
-from jaxllm.server.state import ServerState
 
 PROMPT_END = 32  # tokens of a prompt, which hold the marker that may end it
-MANY_IDS = 1 << 16  # token ids of a request that are parsed in a thread
 
 logger = logging.getLogger("jaxllm.server")
 
 
-class Generate:
+class Generate(Endpoint):
     """An ASGI endpoint; subclasses parse, tokenise and know the shape of the reply.
 
     Attributes:
-        param: field that holds the prompts.
-        fields: every known field of a body.
         reply: type of the reply.
     """
 
-    param = ""
-    fields: frozenset[str] = frozenset()
     reply: type[Reply]
-
-    def __init__(self, server_state: ServerState):
-        self._state = server_state
-
-    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
-        """ASGI; raises ApiError only before the first byte is sent."""
-        try:
-            body = await self._state.bodies.read_json(scope, receive)
-            self._state.count_unknown_fields(body, self.fields)
-            request = (
-                await self._state.in_thread(self.parse, body)
-                if has_many_ids(body.get("prompt") or body.get("input_ids"))
-                else self.parse(body)
-            )
-            gone = asyncio.ensure_future(until_gone(receive))
-            try:
-                with self._state.working():
-                    await self._run(request, gone, send)
-            finally:
-                gone.cancel()
-        except ClientGone:
-            return
-        except ApiError as error:
-            if error.status < 500 or error.status == 503:
-                self._state.metrics.refused(error.code or "invalid")
-            raise
 
     async def _run(
         self, request: CompletionRequest | ChatRequest, gone: asyncio.Future[None], send: Any
     ) -> None:
+        if self._state.resolved.pooling is not None:
+            raise bad_request(
+                "this model pools and generates nothing; ask for embeddings, classes or scores",
+                code="wrong_runner",
+            )
         self._state.client.check_capacity(self.count_choices(request))
         id = secrets.token_hex(16)
         requests, spec, structure = await unless_gone(gone, self._prepare(id, request))
@@ -143,10 +117,6 @@ class Generate:
             else self.reply_spec(request, prompts)
         )
         return requests, spec, structure
-
-    def parse(self, body: dict[str, Any]) -> CompletionRequest | ChatRequest:
-        """Raises ApiError."""
-        raise NotImplementedError
 
     def new_reply(self, id: str, request: Any, spec: ReplySpec) -> Reply:
         """The reply, before the first token."""
@@ -298,13 +268,6 @@ class Chat(Generate):
         return found or self._state.decode_prompt(prompt[-PROMPT_END:])
 
 
-def has_many_ids(prompt: Any) -> bool:
-    """Whether a prompt holds so many token ids that parsing it takes long."""
-    if not isinstance(prompt, list) or len(prompt) > MANY_IDS:
-        return isinstance(prompt, list)
-    return sum(len(ids) if isinstance(ids, list) else 1 for ids in prompt) > MANY_IDS
-
-
 def changed_options(request: Generation) -> str:
     """Names of options that differ from their defaults, with the lengths of lists.
 
@@ -334,13 +297,6 @@ async def send_whole(stream: Stream, reply: Reply, send: Any) -> None:
         else orjson.dumps(reply.full_reply()),
         send,
     )
-
-
-async def send_json(body: bytes, send: Any) -> None:
-    """A whole reply."""
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": 200, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
 
 
 def stream_headers(content_type: bytes = Reply.stream_type) -> list[tuple[bytes, bytes]]:

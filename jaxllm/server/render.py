@@ -10,7 +10,8 @@ import orjson
 
 from jaxllm.messages import GenerateRequest
 from jaxllm.sampling.options import default_of
-from jaxllm.server.generate import Chat, Completions, Generate, send_json
+from jaxllm.server.endpoint import send_json
+from jaxllm.server.generate import Chat, Completions, Generate
 from jaxllm.server.openai.bodies import unless_gone
 from jaxllm.server.openai.fields import WIRE_OPTIONS
 

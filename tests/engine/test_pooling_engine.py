@@ -132,7 +132,7 @@ def test_dimensions_that_the_model_lacks_are_refused(
     engine = embedder if case == "qwen3-embedding" else make(case)
     assert engine.resolved.pooling is not None
     with pytest.raises(RequestError, match=message):
-        check_params(engine.resolved.pooling, params)
+        check_params(engine.resolved.pooling, params, 160)
 
 
 def test_labels_get_probabilities() -> None:

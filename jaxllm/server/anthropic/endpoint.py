@@ -9,7 +9,8 @@ import orjson
 
 from jaxllm.server.anthropic.replies import MessagesReply
 from jaxllm.server.anthropic.requests import MESSAGES_FIELDS, parse_count, parse_messages
-from jaxllm.server.generate import Chat, send_json
+from jaxllm.server.endpoint import send_json
+from jaxllm.server.generate import Chat
 from jaxllm.server.openai.bodies import unless_gone
 from jaxllm.server.openai.requests import ChatRequest
 

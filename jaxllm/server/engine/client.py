@@ -9,11 +9,11 @@ import math
 import socket
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from jaxllm.config import EngineConfig, Resolved
-from jaxllm.messages import EngineStats, EngineView, GenerateRequest, TextDelta
+from jaxllm.messages import EngineStats, EngineView, GenerateRequest, PoolingRequest, TextDelta
 from jaxllm.server.engine.connection import EngineConnection
 from jaxllm.server.engine.streams import InFlight, Observer, Stream
 from jaxllm.server.engine.wire import (
@@ -25,6 +25,7 @@ from jaxllm.server.engine.wire import (
     Inspected,
     Outputs,
     Phase,
+    Pool,
     Profile,
     Ready,
     Rejected,
@@ -120,7 +121,7 @@ class EngineClient:
         oldest = next(iter(self._in_flight.values())).submitted
         return time.monotonic() - max(self.last_message, oldest)
 
-    def submit(self, requests: list[GenerateRequest]) -> Stream:
+    def submit(self, requests: Sequence[GenerateRequest | PoolingRequest]) -> Stream:
         """Take all prompts of one HTTP request, or none. Raises ApiError when the queue is full or
         no engine runs."""
         self.check_capacity(sum(request.params.samples for request in requests))
@@ -165,7 +166,7 @@ class EngineClient:
                     return
                 entry.sent = True
                 self._choices_sent += entry.engine_choices
-                burst += self._send(Add(entry.request))
+                burst += self._send(_starting(entry.request))
             self._unsent.popleft()
             if burst > SEND_BURST:
                 self._send_scheduled = True
@@ -308,6 +309,10 @@ class EngineClient:
                 answer.set_exception(server_error("the engine stopped working; try again later"))
         self._commands.clear()
         self._inspections.clear()
+
+
+def _starting(request: GenerateRequest | PoolingRequest) -> Add | Pool:
+    return Pool(request) if isinstance(request, PoolingRequest) else Add(request)
 
 
 def log_self_check(stats: EngineStats) -> None:

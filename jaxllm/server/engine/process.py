@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.engine.runtime.profile import Profiler
-from jaxllm.messages import GenerateRequest, RequestError, TextDelta
+from jaxllm.messages import GenerateRequest, PoolingRequest, RequestError, TextDelta
 from jaxllm.sampling.values import OptionError
 from jaxllm.server.engine.wire import (
     Abort,
@@ -36,6 +36,7 @@ from jaxllm.server.engine.wire import (
     Inspected,
     Outputs,
     Phase,
+    Pool,
     Profile,
     Ready,
     Rejected,
@@ -224,10 +225,10 @@ class EngineProcess:
             case ResetPrefixes(running):
                 done = engine.reset_prefix_cache(running)
                 self._send(Answered(None if done else REQUESTS_RUN))
-            case Add(request):
+            case Add(request) | Pool(request):
                 self._add(engine, request)
 
-    def _add(self, engine: AnyEngine, request: GenerateRequest) -> None:
+    def _add(self, engine: AnyEngine, request: GenerateRequest | PoolingRequest) -> None:
         try:
             engine.add(request)
         except (RequestError, OptionError) as error:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from jaxllm.messages import GenerateRequest, TextDelta
+from jaxllm.messages import GenerateRequest, PoolingRequest, TextDelta
 from jaxllm.server.errors import ApiError
 
 # Tokens and logprob entries that may arrive while a client does not read its stream
@@ -42,7 +42,7 @@ class InFlight:
         tokens: tokens of each choice so far.
     """
 
-    request: GenerateRequest
+    request: GenerateRequest | PoolingRequest
     stream: Stream
     prompt: int
     open_choices: int

@@ -1,10 +1,10 @@
 """The typed messages between the HTTP process and the engine process, and their framing: 4 bytes of
 length, then msgpack.
 
-Ownership: the HTTP process sends `Start` once, then `Add`, `Abort`, `Profile`, `ResetPrefixes`,
-`Inspect` and `Stop`; the engine process answers `Phase`…, `Ready`, then one `Outputs` per step,
-`Rejected` per refused request, `Answered` per `Profile` and `ResetPrefixes`, `Inspected` per
-`Inspect`, `StepFailed` after a step that failed, and `Died` at its end.
+Ownership: the HTTP process sends `Start` once, then `Add`, `Pool`, `Abort`, `Profile`,
+`ResetPrefixes`, `Inspect` and `Stop`; the engine process answers `Phase`…, `Ready`, then one
+`Outputs` per step, `Rejected` per refused request, `Answered` per `Profile` and `ResetPrefixes`,
+`Inspected` per `Inspect`, `StepFailed` after a step that failed, and `Died` at its end.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TypeAliasType
 import msgspec
 
 from jaxllm.config import EngineConfig, Resolved
-from jaxllm.messages import EngineStats, EngineView, GenerateRequest, TextDelta
+from jaxllm.messages import EngineStats, EngineView, GenerateRequest, PoolingRequest, TextDelta
 
 MAX_FRAME = 1 << 30
 _LENGTH = struct.Struct("<I")
@@ -31,6 +31,12 @@ class Add(msgspec.Struct, tag=True, frozen=True):
     """Start a request."""
 
     request: GenerateRequest
+
+
+class Pool(msgspec.Struct, tag=True, frozen=True):
+    """Start a request of a pooling model."""
+
+    request: PoolingRequest
 
 
 class Abort(msgspec.Struct, tag=True, frozen=True):
@@ -111,7 +117,7 @@ class StepFailed(msgspec.Struct, tag=True, frozen=True):
     """A step failed: the engine started over and has lost every request."""
 
 
-type ToEngine = Start | Add | Abort | Profile | ResetPrefixes | Inspect | Stop
+type ToEngine = Start | Add | Pool | Abort | Profile | ResetPrefixes | Inspect | Stop
 type ToServer = Phase | Ready | Outputs | Rejected | Answered | Inspected | StepFailed | Died
 
 

@@ -38,6 +38,7 @@ PROMPTS = ("prompt", "text", "input_ids")  # fields that hold prompts
 # Exceptions to LARGE; None is no limit
 SIZE_LIMITS = {
     **dict.fromkeys((*PROMPTS, "tokens", "system", "messages", "documents", "input")),
+    **dict.fromkeys(("query", "queries", "items", "text_1", "text_2", "data_1", "data_2")),
     "instructions": LARGE,
     "allowed_token_ids": 12 * MAX_ALLOWED,
 }

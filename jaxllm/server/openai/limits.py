@@ -66,6 +66,12 @@ def check_ids(ids: list[Any], resolved: Resolved, param: str) -> list[int]:
     """The token ids; refuse those that are no integers of the vocabulary, or leave no room for a
     token."""
     check_length(len(ids), resolved, param)
+    return check_vocabulary(ids, resolved, param)
+
+
+def check_vocabulary(ids: list[Any], resolved: Resolved, param: str) -> list[int]:
+    """The token ids, of which there is one at least; refuse those that are no integers of the
+    vocabulary."""
     ids = whole(ids)
     if not set(map(type, ids)) <= {int}:  # lists may be long, and true is no id
         wrong = next(id for id in ids if type(id) is not int)

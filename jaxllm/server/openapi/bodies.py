@@ -38,6 +38,8 @@ from jaxllm.server.openapi.schema import (
     ref,
     unsupported,
 )
+from jaxllm.server.pooling import requests as pooling
+from jaxllm.server.pooling.scoring import SIDES
 
 TEXT: Schema = {"type": "string", "minLength": 1}
 SCHEMA_OF_JSON: Schema = {"type": ["object", "boolean", "string"]}
@@ -188,6 +190,33 @@ TOKENIZE_MEMBERS: dict[str, Schema] = {
     **refused({name: CHAT_NEUTRAL[name] for name in CHAT_NEUTRAL if name != "add_special_tokens"}),
 }
 
+POOLING_OPTIONS: dict[str, Schema] = {
+    "model": SHARED["model"],
+    "dimensions": field({"type": "integer", "minimum": 1}, "Cut the vector, where the model may."),
+    **dict.fromkeys(
+        ("use_activation", "normalize", "activation"),
+        field(BOOL, "Vectors of length one, classes as probabilities; default: the model's."),
+    ),
+    "truncate_prompt_tokens": field(
+        {"type": "integer", "minimum": -1}, "Tokens to keep; -1: as many as the model takes."
+    ),
+    "truncation_side": field(one_of(("right", "left")), "Where the others are cut off."),
+    "priority": option("priority"),
+    "cache_salt": SHARED["cache_salt"],
+    **refused(pooling.NEUTRAL),
+    **ignored(pooling.IGNORED),
+}
+INPUTS = either(*PROMPTS["anyOf"])
+TEXTS = either(STRING, array(either(STRING, form(["text"], text=STRING)), minItems=1))
+INPUT_MEMBERS: dict[str, Schema] = {
+    **{name: TOKENIZE_MEMBERS[name] for name in sorted(pooling.CONVERSATION_FIELDS)},
+    **POOLING_OPTIONS,
+    "input": field(INPUTS, "Texts or token ids; or send messages."),
+    "messages": field(CONVERSATION["messages"]),
+    "encoding_format": field(one_of(("float", "base64")), "Of vectors.", default="float"),
+    "task": field(one_of(("embed", "classify")), "With /pooling alone."),
+}
+
 FUNCTION = form(
     ["name"],
     name={"type": "string", "pattern": r"^[\w.:/-]{1,128}$"},
@@ -202,6 +231,19 @@ BODIES: dict[str, Schema] = {
     "CountTokensRequest": form(["messages"], **MESSAGES_MEMBERS | {"max_tokens": IGNORED_FIELD}),
     "GenerateRequest": either(form(["prompt"], **COMPLETION_MEMBERS), form(**SGLANG_MEMBERS)),
     "TokenizeRequest": form(**TOKENIZE_MEMBERS),
+    "InputRequest": form(**INPUT_MEMBERS),
+    "ScoreRequest": form(
+        **POOLING_OPTIONS, **{name: field(TEXTS) for pair in SIDES for name in pair}
+    ),
+    "RerankRequest": form(
+        ["query", "documents"],
+        **POOLING_OPTIONS,
+        query=STRING,
+        documents=TEXTS,
+        top_n=field({"type": "integer", "minimum": 0}, "Best documents to return; 0: all."),
+        max_tokens_per_doc=field({"type": "integer", "minimum": 0}, "Tokens that are read of one."),
+        return_documents=IGNORED_FIELD,
+    ),
     "DetokenizeRequest": form(["tokens"], model=SHARED["model"], tokens=IDS),
     "Message": form(
         ["role"],

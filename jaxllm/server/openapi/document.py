@@ -58,6 +58,16 @@ OPERATIONS = {
     "/generate": Operation(
         "Complete a text, in vLLM's or SGLang's form", "GenerateRequest", "Generated", EVENTS
     ),
+    "/v1/embeddings": Operation("Vectors of inputs", "InputRequest", "Embeddings"),
+    "/pooling": Operation("What the model makes of inputs", "InputRequest", "Pooled"),
+    "/classify": Operation("Classes of inputs", "InputRequest", "Classes"),
+    **dict.fromkeys(
+        ("/score", "/v1/score"), Operation("Scores of pairs of texts", "ScoreRequest", "Scores")
+    ),
+    **dict.fromkeys(
+        ("/rerank", "/v1/rerank", "/v2/rerank"),
+        Operation("Documents in the order of a query", "RerankRequest", "Ranking"),
+    ),
     "/v1/models": Operation("The served names", reply="Models"),
     "/v1/models/{id}": Operation("One served name", reply="Model"),
     "/tokenize": Operation("Token ids of a text or a chat", "TokenizeRequest", "Tokens"),

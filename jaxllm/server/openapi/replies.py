@@ -51,6 +51,20 @@ CARD = form(
     max_model_len=INTEGER,
     permission=array(ANY),
 )
+VECTOR = either(array(NUMBER), STRING)
+HEAD = {
+    "id": STRING,
+    "model": STRING,
+    "usage": full(prompt_tokens=INTEGER, total_tokens=INTEGER),
+}
+
+
+def listed(kind: str, **members: Schema) -> Schema:
+    """A list of such objects, one for each prompt."""
+    data = array(full(index=INTEGER, object=const(kind), **members))
+    return full(**HEAD, object=const("list"), created=INTEGER, data=data)
+
+
 REPLIES: dict[str, Schema] = {
     "Error": full(error=full(message=STRING, type=STRING, param=field(STRING), code=field(STRING))),
     "AnthropicError": full(
@@ -146,6 +160,19 @@ REPLIES: dict[str, Schema] = {
             cached_tokens=INTEGER,
             e2e_latency=NUMBER,
         ),
+    ),
+    "Embeddings": listed("embedding", embedding=VECTOR),
+    "Pooled": listed("pooling", data=VECTOR),
+    "Classes": full(
+        **HEAD,
+        object=const("list"),
+        created=INTEGER,
+        data=array(full(index=INTEGER, label=STRING, probs=array(NUMBER), num_classes=INTEGER)),
+    ),
+    "Scores": listed("score", score=NUMBER),
+    "Ranking": full(
+        **HEAD,
+        results=array(full(index=INTEGER, document=full(text=STRING), relevance_score=NUMBER)),
     ),
     "Model": CARD,
     "Models": full(object=const("list"), data=array(ref("Model"))),

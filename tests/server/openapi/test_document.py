@@ -26,6 +26,8 @@ from jaxllm.server.openai.requests import (
 )
 from jaxllm.server.openapi.bodies import BODIES
 from jaxllm.server.openapi.document import OPERATIONS
+from jaxllm.server.pooling.requests import INPUT_FIELDS
+from jaxllm.server.pooling.scoring import RERANK_FIELDS, SCORE_FIELDS
 from tests.server.fake import RESOLVED
 from tests.server.harness import Running, with_settings
 
@@ -37,6 +39,9 @@ BODY: dict[str, tuple[Any, Callable[[Any, Rules], Any] | None, dict[str, Any]]] 
     "ChatRequest": (CHAT_FIELDS, parse_chat, {"messages": USER}),
     "MessagesRequest": (MESSAGES_FIELDS, parse_messages, {"messages": USER, "max_tokens": 5}),
     "TokenizeRequest": (TOKENIZE_FIELDS, None, {"prompt": "hi"}),
+    "InputRequest": (INPUT_FIELDS, None, {"input": "hi"}),
+    "ScoreRequest": (SCORE_FIELDS, None, {"text_1": "a", "text_2": "b"}),
+    "RerankRequest": (RERANK_FIELDS, None, {"query": "a", "documents": ["b"]}),
 }
 VALUES: list[Any] = [
     None, True, False, 0, 1, -1, 1.5, 2.0, 7, 1000, "", "hi", "fake", "auto", "none", "low", [], {},

@@ -1,0 +1,72 @@
+"""What endpoints share whose requests the engine runs: from a body to a reply, or one error."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from jaxllm.server.errors import ApiError
+from jaxllm.server.openai.bodies import ClientGone, until_gone
+from jaxllm.server.state import ServerState
+
+MANY_IDS = 1 << 16  # token ids of a request that are parsed in a thread
+
+
+class Endpoint:
+    """An ASGI endpoint; subclasses parse a body, and run what it asks for.
+
+    Attributes:
+        param: field that holds the prompts.
+        fields: every known field of a body.
+    """
+
+    param = ""
+    fields: frozenset[str] = frozenset()
+
+    def __init__(self, server_state: ServerState):
+        self._state = server_state
+
+    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        """ASGI; raises ApiError only before the first byte is sent."""
+        try:
+            body = await self._state.bodies.read_json(scope, receive)
+            self._state.count_unknown_fields(body, self.fields)
+            request = (
+                await self._state.in_thread(self.parse, body)
+                if has_many_ids(body.get(self.param) or body.get("input_ids"))
+                else self.parse(body)
+            )
+            gone = asyncio.ensure_future(until_gone(receive))
+            try:
+                with self._state.working():
+                    await self._run(request, gone, send)
+            finally:
+                gone.cancel()
+        except ClientGone:
+            return
+        except ApiError as error:
+            if error.status < 500 or error.status == 503:
+                self._state.metrics.refused(error.code or "invalid")
+            raise
+
+    def parse(self, body: dict[str, Any]) -> Any:
+        """The typed request. Raises ApiError."""
+        raise NotImplementedError
+
+    async def _run(self, request: Any, gone: asyncio.Future[None], send: Any) -> None:
+        """Run it and send the reply. `gone` is done when the client has gone."""
+        raise NotImplementedError
+
+
+def has_many_ids(prompt: Any) -> bool:
+    """Whether a prompt holds so many token ids that parsing it takes long."""
+    if not isinstance(prompt, list) or len(prompt) > MANY_IDS:
+        return isinstance(prompt, list)
+    return sum(len(ids) if isinstance(ids, list) else 1 for ids in prompt) > MANY_IDS
+
+
+async def send_json(body: bytes, send: Any) -> None:
+    """A whole reply."""
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

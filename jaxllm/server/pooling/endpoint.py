@@ -1,0 +1,127 @@
+"""What the pooling routes share: prompts through the engine, and their vectors."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import orjson
+
+from jaxllm.config import Resolved
+from jaxllm.messages import PoolingRequest
+from jaxllm.pooled import result
+from jaxllm.server.endpoint import Endpoint, send_json
+from jaxllm.server.errors import ApiError, bad_request
+from jaxllm.server.openai.bodies import ClientGone, unless_gone
+from jaxllm.server.pooling.requests import Options
+from jaxllm.tokenizer import Tokenizer
+
+LARGE = 1 << 16  # numbers of a reply that is written in a thread
+MAX_KEPT = 1 << 26  # numbers of all vectors of one reply
+
+
+class Pooled(NamedTuple):
+    """The vectors of a request's prompts, and the tokens of all prompts."""
+
+    vectors: list[np.ndarray]
+    tokens: int
+
+
+class PoolingEndpoint(Endpoint):
+    """A route that answers when all its prompts have vectors. Subclasses parse, tokenise and write
+    the reply; `prefix` begins the reply's id."""
+
+    param = "input"
+    prefix = ""
+
+    async def _run(self, request: Any, gone: asyncio.Future[None], send: Any) -> None:
+        options, id = self.options(request), secrets.token_hex(16)
+        prompts = await unless_gone(gone, self.tokenise(request))
+        if len(prompts) * options.pooling.size > MAX_KEPT:
+            raise bad_request("too many vectors for one reply; send fewer inputs", self.param)
+        for ids in prompts:
+            check_length(len(ids), self._state.resolved, self.param)
+        pooled = await self._pool(id, prompts, options, gone)
+        head = {"id": f"{self.prefix}-{id}", "model": options.model}
+
+        def body() -> bytes:
+            usage = {"prompt_tokens": pooled.tokens, "total_tokens": pooled.tokens}
+            reply = self.full_reply(request, pooled.vectors)
+            return orjson.dumps(head | reply | {"usage": usage}, option=orjson.OPT_SERIALIZE_NUMPY)
+
+        large = len(prompts) * options.pooling.size > LARGE
+        await send_json(await asyncio.to_thread(body) if large else body(), send)
+
+    async def _pool(
+        self, id: str, prompts: list[list[int]], options: Options, gone: asyncio.Future[None]
+    ) -> Pooled:
+        """Run the prompts. Raises the ApiError of the first that fails."""
+        requests = [
+            PoolingRequest(
+                id=f"{id}-{number}",
+                prompt_token_ids=ids,
+                params=options.engine,
+                cache_salt=options.cache_salt,
+            )
+            for number, ids in enumerate(prompts)
+        ]
+        stream = self._state.client.submit(requests)
+        stream.field_names["prompt"] = self.param
+        gone.add_done_callback(
+            lambda _: stream.fail(ClientGone()) if not gone.cancelled() else None
+        )
+        vectors: dict[int, np.ndarray] = {}
+        try:
+            while not stream.done:
+                for number, delta in await stream.next_deltas():
+                    if delta.pooled is None:
+                        raise ApiError(500, "the engine gave no result", code="internal_error")
+                    vectors[number] = result(options.pooling, delta.pooled, options.params)
+        finally:
+            stream.abort()
+        tokens = sum(map(len, prompts))
+        return Pooled([vectors[number] for number in range(len(prompts))], tokens)
+
+    def options(self, request: Any) -> Options:
+        """The request's options."""
+        found: Options = request.options
+        return found
+
+    async def tokenise(self, request: Any) -> list[list[int]]:
+        """Token ids of every prompt, made off the event loop. Raises ApiError."""
+        raise NotImplementedError
+
+    def full_reply(self, request: Any, vectors: Sequence[np.ndarray]) -> dict[str, Any]:
+        """The members of the reply beside id, model and usage."""
+        raise NotImplementedError
+
+    async def encoded(self, encode: Callable[[Tokenizer], list[list[int]]]) -> list[list[int]]:
+        """What `encode` makes with the tokenizer, in a thread. Raises ApiError without one."""
+        tokenizer = self._state.tokenizer
+        if tokenizer is None:
+            raise bad_request(
+                "this server runs without a tokenizer; send token ids to /v1/embeddings", self.param
+            )
+        return await self._state.in_thread(encode, tokenizer)
+
+
+def listing(data: list[dict[str, Any]]) -> dict[str, Any]:
+    """OpenAI's list of objects, made now."""
+    return {"object": "list", "created": int(time.time()), "data": data}
+
+
+def check_length(tokens: int, resolved: Resolved, param: str) -> None:
+    """Refuse an empty input, and one longer than the model takes."""
+    if not tokens:
+        raise bad_request(f"{param} has no tokens; send a text", param, "empty_prompt")
+    if tokens > resolved.max_model_len:
+        raise bad_request(
+            f"this model's maximum context length is {resolved.max_model_len} tokens, "
+            f"but the input has {tokens}; shorten it or send truncate_prompt_tokens",
+            param,
+            "context_length_exceeded",
+        )

@@ -1,0 +1,169 @@
+"""What the bodies of pooling routes have in common: inputs, options, and texts to compare."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from jaxllm.messages import RequestError
+from jaxllm.pooled import PoolingParams, check_params, check_task
+from jaxllm.pooling import Pooling
+from jaxllm.sampling.options import SamplingParams
+from jaxllm.sampling.values import OptionError
+from jaxllm.server.errors import bad_request, describe
+from jaxllm.server.openai.fields import (
+    read_field,
+    read_optional,
+    read_salt,
+    refuse_unsupported,
+)
+from jaxllm.server.openai.limits import Rules, check_chars, check_vocabulary
+from jaxllm.server.openai.requests import (
+    MAX_PROMPTS,
+    TOKENIZE_FIELDS,
+    Conversation,
+    read_conversation,
+    read_model,
+)
+
+# Fields that are not supported, with the values that request nothing
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "embed_dtype": ("float32",),
+    "endianness": ("native", "little"),
+    "add_special_tokens": (True,),
+    "mm_processor_kwargs": ({},),
+    "data": (),
+}
+IGNORED = frozenset({"user", "request_id"})
+OPTIONS = frozenset(
+    "model dimensions use_activation normalize activation truncate_prompt_tokens truncation_side "
+    "priority cache_salt".split()
+)
+SHARED_FIELDS = OPTIONS | IGNORED | NEUTRAL.keys()
+# Bodies with inputs or a conversation
+CONVERSATION_FIELDS = TOKENIZE_FIELDS - {"prompt", "return_token_strs"}
+INPUT_FIELDS = SHARED_FIELDS | CONVERSATION_FIELDS | {"input", "encoding_format", "task"}
+INPUT_FORMS = "a text, a list of texts, token ids, or a list of token id lists"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Options of a pooling request.
+
+    Attributes:
+        pooling: what the model does.
+        engine: what the engine reads of them.
+    """
+
+    model: str
+    pooling: Pooling
+    params: PoolingParams
+    engine: SamplingParams
+    cache_salt: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputRequest:
+    """A request with inputs, or with a conversation in their place.
+
+    Attributes:
+        encoding: "float" or "base64".
+    """
+
+    options: Options
+    inputs: list[str | list[int]]
+    conversation: Conversation | None
+    encoding: str = "float"
+
+
+def read_options(body: dict[str, Any], rules: Rules, *tasks: str) -> Options:
+    """The options of a request to a model that does one of `tasks`. Raises ApiError."""
+    model = read_model(body, rules.served, required=False)
+    refuse_unsupported(body, NEUTRAL)
+    activation = [
+        read_optional(body, name, bool) for name in ("use_activation", "normalize", "activation")
+    ]
+    params = PoolingParams(
+        dimensions=read_optional(body, "dimensions", int),
+        use_activation=next((each for each in activation if each is not None), None),
+        truncate_prompt_tokens=read_optional(body, "truncate_prompt_tokens", int),
+        truncation_side=read_field(body, "truncation_side", str, "right"),
+    )
+    priority = read_field(body, "priority", int, 0)
+    if priority and rules.resolved.scheduling_policy != "priority":
+        raise bad_request(
+            "priority needs a server with --scheduling-policy priority; leave it out", "priority"
+        )
+    try:
+        pooling = check_task(rules.resolved.pooling, *tasks)
+        check_params(pooling, params, rules.resolved.max_model_len)
+        engine = SamplingParams(max_tokens=1, priority=priority)
+    except (RequestError, OptionError) as error:
+        code = getattr(error, "code", None)
+        raise bad_request(str(error), error.param, code) from None
+    return Options(
+        model=model, pooling=pooling, params=params, engine=engine, cache_salt=read_salt(body)
+    )
+
+
+def read_inputs(body: dict[str, Any], rules: Rules, *tasks: str) -> InputRequest:
+    """`input` or `messages`, with the options. Raises ApiError."""
+    options = read_options(body, rules, *tasks)
+    encoding = read_field(body, "encoding_format", str, "float")
+    if encoding not in ("float", "base64"):
+        raise bad_request(
+            f"encoding_format must be float or base64, got {describe(encoding)}", "encoding_format"
+        )
+    if body.get("messages") is None:
+        inputs, conversation = _input_list(body.get("input"), rules, options.params), None
+    elif body.get("input") is None:
+        inputs, conversation = [], read_conversation(body, rules)
+    else:
+        raise bad_request("input and messages exclude each other; send one of them", "input")
+    return InputRequest(
+        options=options, inputs=inputs, conversation=conversation, encoding=encoding
+    )
+
+
+def read_texts(value: Any, rules: Rules, field: str, cut: bool) -> list[str]:
+    """Texts from the value of a field: one, or a list of texts and objects with a text. They may be
+    longer than the model takes if they are `cut`. Raises ApiError."""
+    given = value if isinstance(value, list) else [value]
+    if not given or len(given) > MAX_PROMPTS:
+        raise bad_request(f"{field} must hold 1 to {MAX_PROMPTS} texts, got {len(given)}", field)
+    texts: list[str] = []
+    for each in given:
+        text = each.get("text") if isinstance(each, dict) else each
+        if not isinstance(text, str):
+            raise bad_request(f"{field} must hold texts, got {describe(text)}", field)
+        check_chars(len(text), rules, field, cut)
+        texts.append(text)
+    return texts
+
+
+def _input_list(value: Any, rules: Rules, params: PoolingParams) -> list[str | list[int]]:
+    """The inputs, from any of their forms."""
+    if value is None:
+        raise bad_request(f"input is required: {INPUT_FORMS}", "input")
+    if isinstance(value, str) or (
+        isinstance(value, list) and value and not isinstance(value[0], (str, list))
+    ):
+        value = [value]
+    if not isinstance(value, list):
+        raise bad_request(f"input must be {INPUT_FORMS}, got {describe(value)}", "input")
+    if not 1 <= len(value) <= MAX_PROMPTS:
+        raise bad_request(f"input must hold 1 to {MAX_PROMPTS} inputs, got {len(value)}", "input")
+    return [_input(each, type(value[0]), rules, params) for each in value]
+
+
+def _input(given: Any, kind: type[Any], rules: Rules, params: PoolingParams) -> str | list[int]:
+    """One input, which must be of the same kind as the first."""
+    if type(given) is not kind:
+        raise bad_request("input must not mix texts and token ids", "input")
+    if not given:
+        raise bad_request("input must not be empty", "input", "empty_prompt")
+    if isinstance(given, str):
+        check_chars(len(given), rules, "input", params.truncate_prompt_tokens is not None)
+        return given
+    ids = params.truncated(given, rules.resolved.max_model_len)
+    return check_vocabulary(ids, rules.resolved, "input")

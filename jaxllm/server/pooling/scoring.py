@@ -1,0 +1,167 @@
+"""The routes that compare texts: scores of pairs, and documents in the order of a query."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from jaxllm.messages import RequestError
+from jaxllm.pooled import check_labels, cosine, pair_count
+from jaxllm.server.errors import bad_request, describe
+from jaxllm.server.openai.fields import read_field, read_optional
+from jaxllm.server.openai.limits import Rules
+from jaxllm.server.openai.requests import MAX_PROMPTS
+from jaxllm.server.pooling.endpoint import PoolingEndpoint, listing
+from jaxllm.server.pooling.requests import SHARED_FIELDS, Options, read_options, read_texts
+from jaxllm.tokenizer import Tokenizer
+
+# Names of the two sides of a score
+SIDES = (
+    ("queries", "documents"),
+    ("text_1", "text_2"),
+    ("data_1", "data_2"),
+    ("queries", "items"),
+)
+SCORE_FIELDS = SHARED_FIELDS | {name for pair in SIDES for name in pair}
+RERANK_FIELDS = SHARED_FIELDS | {
+    *("query", "documents", "top_n", "max_tokens_per_doc", "return_documents")
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairRequest:
+    """Texts to compare, pair by pair.
+
+    Attributes:
+        most_of_right: tokens of a right text that are read; None for all.
+        top: how many results are returned; None for all.
+    """
+
+    options: Options
+    left: list[str]
+    right: list[str]
+    most_of_right: int | None = None
+    top: int | None = None
+
+
+class PairEndpoint(PoolingEndpoint):
+    """A route whose prompts are pairs of texts, or the texts of pairs where the model embeds."""
+
+    param = "documents"
+
+    async def tokenise(self, request: PairRequest) -> list[list[int]]:
+        """A classifier reads the two texts of a pair together."""
+        params, limit = request.options.params, self._state.resolved.max_model_len
+        length, most = params.length(limit), request.most_of_right
+
+        def encode(tokenizer: Tokenizer) -> list[list[int]]:
+            if request.options.pooling.task == "classify":
+                left = request.left * (len(request.right) // len(request.left))
+                pairs = zip(left, request.right, strict=True)
+                return [tokenizer.encode_pair(one, other, length, most) for one, other in pairs]
+            within = most if length is None else length if most is None else min(most, length)
+            return [
+                *(tokenizer.encode_within(text, length) for text in request.left),
+                *(tokenizer.encode_within(text, within) for text in request.right),
+            ]
+
+        return await self.encoded(encode)
+
+    def scores(self, request: PairRequest, vectors: Sequence[np.ndarray]) -> list[float]:
+        """The score of each pair."""
+        if request.options.pooling.task == "classify":
+            return [float(vector[0]) for vector in vectors]
+        left, right = vectors[: len(request.left)], vectors[len(request.left) :]
+        left = [*left] * (len(right) // len(left))
+        return [cosine(one, other) for one, other in zip(left, right, strict=True)]
+
+
+class Score(PairEndpoint):
+    """POST /score, /v1/score"""
+
+    prefix, fields = "score", SCORE_FIELDS
+
+    def parse(self, body: dict[str, Any]) -> PairRequest:
+        """The two sides under any of their names. Raises ApiError."""
+        names = next((pair for pair in SIDES if all(body.get(n) is not None for n in pair)), None)
+        if names is None:
+            raise bad_request(
+                "queries and documents are required, or text_1 and text_2, or data_1 and data_2",
+                "queries",
+            )
+        return read_pairs(body, self._state.rules, *names)
+
+    def full_reply(self, request: PairRequest, vectors: Sequence[np.ndarray]) -> dict[str, Any]:
+        """vLLM's form."""
+        data = [
+            {"index": index, "object": "score", "score": score}
+            for index, score in enumerate(self.scores(request, vectors))
+        ]
+        return listing(data)
+
+
+class Rerank(PairEndpoint):
+    """POST /rerank, /v1/rerank, /v2/rerank"""
+
+    prefix, fields = "rerank", RERANK_FIELDS
+
+    def parse(self, body: dict[str, Any]) -> PairRequest:
+        """One query and its documents. Raises ApiError."""
+        if isinstance(body.get("query"), list):
+            raise bad_request(f"query must be a text, got {describe(body['query'])}", "query")
+        most = read_optional(body, "max_tokens_per_doc", int)
+        if most is not None and most < 0:
+            raise bad_request(
+                f"max_tokens_per_doc must be at least 1, or 0 for all, got {most}",
+                "max_tokens_per_doc",
+            )
+        top = read_field(body, "top_n", int, 0)
+        if top < 0:
+            raise bad_request(f"top_n must be at least 1, or 0 for all, got {top}", "top_n")
+        found = read_pairs(body, self._state.rules, "query", "documents", most or None)
+        return PairRequest(
+            options=found.options,
+            left=found.left,
+            right=found.right,
+            most_of_right=most or None,
+            top=top or None,
+        )
+
+    def full_reply(self, request: PairRequest, vectors: Sequence[np.ndarray]) -> dict[str, Any]:
+        """Jina's and Cohere's form: the best first."""
+        scores = self.scores(request, vectors)
+        order = sorted(range(len(scores)), key=lambda index: -scores[index])[: request.top]
+        results = [
+            {
+                "index": index,
+                "document": {"text": request.right[index]},
+                "relevance_score": scores[index],
+            }
+            for index in order
+        ]
+        return {"results": results}
+
+
+def read_pairs(
+    body: dict[str, Any], rules: Rules, one: str, other: str, most: int | None = None
+) -> PairRequest:
+    """The texts of two fields, which pair: one with each, or each with its own. Raises ApiError."""
+    options = read_options(body, rules, "embed", "classify")
+    cut = options.params.truncate_prompt_tokens is not None
+    for name in (one, other):
+        if body.get(name) is None:
+            raise bad_request(f"{name} is required", name)
+    left = read_texts(body[one], rules, one, cut)
+    right = read_texts(body[other], rules, other, cut or most is not None)
+    try:
+        pair_count(len(left), len(right))
+        if options.pooling.task == "classify":
+            check_labels(options.pooling)
+    except RequestError as error:
+        raise bad_request(str(error), one, error.code) from None
+    if len(left) + len(right) > MAX_PROMPTS + 1:
+        raise bad_request(f"at most {MAX_PROMPTS} texts per request", other)
+    return PairRequest(options=options, left=left, right=right, most_of_right=most)

@@ -1,0 +1,111 @@
+"""The routes that give a vector or classes for each input."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxllm.server.errors import bad_request, describe
+from jaxllm.server.pooling.endpoint import PoolingEndpoint, listing
+from jaxllm.server.pooling.requests import INPUT_FIELDS, InputRequest, read_inputs
+from jaxllm.tokenizer import Tokenizer
+
+
+class InputEndpoint(PoolingEndpoint):
+    """A route whose prompts are inputs, or one conversation."""
+
+    fields = INPUT_FIELDS
+
+    async def tokenise(self, request: InputRequest) -> list[list[int]]:
+        """Texts are encoded, token ids stay."""
+        params, limit = request.options.params, self._state.resolved.max_model_len
+        if request.conversation is not None:
+            ids = await self._state.render(request.conversation, params.length(limit) is not None)
+            return [params.truncated(ids, limit)]
+        given = [each for each in request.inputs if isinstance(each, list)]
+        if len(given) == len(request.inputs):
+            return given
+
+        def encode(tokenizer: Tokenizer) -> list[list[int]]:
+            side = params.truncation_side
+            return [
+                tokenizer.encode_within(each, params.length(limit), side)
+                if isinstance(each, str)
+                else each
+                for each in request.inputs
+            ]
+
+        return await self.encoded(encode)
+
+
+class Embeddings(InputEndpoint):
+    """POST /v1/embeddings"""
+
+    prefix = "embd"
+
+    def parse(self, body: dict[str, Any]) -> InputRequest:
+        """See `requests.read_inputs`."""
+        return read_inputs(body, self._state.rules, "embed")
+
+    def full_reply(self, request: InputRequest, vectors: Sequence[np.ndarray]) -> dict[str, Any]:
+        """OpenAI's form."""
+        data = [
+            {"index": index, "object": "embedding", "embedding": encode(vector, request.encoding)}
+            for index, vector in enumerate(vectors)
+        ]
+        return listing(data)
+
+
+class Pooling(InputEndpoint):
+    """POST /pooling"""
+
+    prefix = "pool"
+
+    def parse(self, body: dict[str, Any]) -> InputRequest:
+        """See `requests.read_inputs`; `task` must be the model's."""
+        task = body.get("task")
+        if task not in (None, "embed", "classify"):
+            raise bad_request(f"task must be embed or classify, got {describe(task)}", "task")
+        tasks = ("embed", "classify") if task is None else (task,)
+        return read_inputs(body, self._state.rules, *tasks)
+
+    def full_reply(self, request: InputRequest, vectors: Sequence[np.ndarray]) -> dict[str, Any]:
+        """vLLM's form."""
+        data = [
+            {"index": index, "object": "pooling", "data": encode(vector, request.encoding)}
+            for index, vector in enumerate(vectors)
+        ]
+        return listing(data)
+
+
+class Classify(InputEndpoint):
+    """POST /classify"""
+
+    prefix = "classify"
+
+    def parse(self, body: dict[str, Any]) -> InputRequest:
+        """See `requests.read_inputs`."""
+        return read_inputs(body, self._state.rules, "classify")
+
+    def full_reply(self, request: InputRequest, vectors: Sequence[np.ndarray]) -> dict[str, Any]:
+        """vLLM's form: the likeliest label, and a number for each."""
+        labels = request.options.pooling.labels
+        data = [
+            {
+                "index": index,
+                "label": labels[int(vector.argmax())],
+                "probs": vector,
+                "num_classes": len(labels),
+            }
+            for index, vector in enumerate(vectors)
+        ]
+        return listing(data)
+
+
+def encode(vector: np.ndarray, encoding: str) -> Any:
+    """The vector for JSON: numbers, or little-endian float32 in base64."""
+    vector = np.ascontiguousarray(vector, "<f4")
+    return base64.b64encode(vector.tobytes()).decode() if encoding == "base64" else vector
