@@ -15,7 +15,7 @@ PAGE = (REPO / "docs" / "llm.md").read_text()
 
 def test_its_code_runs_from_top_to_bottom() -> None:
     code = "\n".join(re.findall(r"^```python\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE))
-    text, count, answer, beams, structured, logprobs, code_of_error, metrics = run_python(
+    text, count, answer, beams, structured, logprobs, code_of_error, metrics, pooled = run_python(
         code
     ).splitlines()
     assert text == " 46 stop"
@@ -26,6 +26,8 @@ def test_its_code_runs_from_top_to_bottom() -> None:
     assert logprobs == "3 1"
     assert code_of_error == "context_length_exceeded"
     assert metrics == "0.0 True"
+    size, score = pooled.split()
+    assert int(size) > 8 and -1 <= float(score) <= 1
 
 
 def test_it_names_arguments_and_fields_that_exist() -> None:
