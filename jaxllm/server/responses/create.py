@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 
 from jaxllm.server.errors import ApiError, bad_request, describe, server_error
-from jaxllm.server.generate import Chat
+from jaxllm.server.generate import Chat, send_json
 from jaxllm.server.openai.bodies import ClientGone, unless_gone
 from jaxllm.server.openai.fields import read_optional
 from jaxllm.server.openai.replies import NamelessTokens, ReplySpec
@@ -199,10 +199,3 @@ def check_depth(body: dict[str, Any]) -> None:
 def with_messages(request: ResponsesRequest, messages: list[dict[str, Any]]) -> ResponsesRequest:
     """The request with other messages."""
     return replace(request, conversation=replace(request.conversation, messages=messages))
-
-
-async def send_json(body: bytes, send: Any) -> None:
-    """A whole reply over ASGI."""
-    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-    await send({"type": "http.response.start", "status": 200, "headers": headers})
-    await send({"type": "http.response.body", "body": body})

@@ -109,6 +109,7 @@ class ResponsesReply(PartsReply):
 
     def add_delta(self, prompt: int, delta: TextDelta) -> None:
         """Add a delta to a reply that is sent whole."""
+        self.answer.status = "in_progress"
         self._grow(prompt, delta)
 
     def full_reply(self) -> dict[str, Any]:

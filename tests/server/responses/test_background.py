@@ -54,6 +54,17 @@ def test_a_response_is_made_behind(client, script: Script):
     assert follow.output_text == "Hello."
 
 
+def test_a_response_is_in_progress_from_its_first_token_on(stepped: Stepped):
+    stepped.control.pieces = ["x"] * 100
+    made = stepped.post(PATH, BEHIND).json()
+    stepped.control.step_until(lambda: len(stepped.control.running) == 1)
+    status = made["status"]
+    while status == "queued":
+        stepped.control.permits.release(1)
+        status = stepped.get(f"{PATH}/{made['id']}").json()["status"]
+    assert status == "in_progress"
+
+
 def test_a_stream_can_be_taken_up_again(server: Running, client, script: Script):
     script("Hello.", size=1)
     with client.responses.create(**BEHIND, stream=True) as stream:
