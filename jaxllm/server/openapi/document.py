@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.routing import Route
 
 import jaxllm
 from jaxllm.server.anthropic.errors import is_messages_path
-from jaxllm.server.openapi.bodies import BODIES
-from jaxllm.server.openapi.replies import REPLIES
-from jaxllm.server.openapi.schema import Schema, ref
+from jaxllm.server.openapi import bodies, replies, responses
+from jaxllm.server.openapi.schema import BOOL, STRING, Schema, ref
 from jaxllm.server.transport.auth import ADMIN_PATHS, is_open
 
-JSON, EVENTS = "application/json", "text/event-stream"
+JSON, EVENTS, LINES = "application/json", "text/event-stream", "application/x-ndjson"
+SCHEMAS = bodies.BODIES | responses.BODIES | replies.REPLIES | responses.REPLIES
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,18 +26,21 @@ class Operation:
     Attributes:
         body: name of the body's schema.
         reply: name of the reply's schema.
-        streams: content type of the reply to `stream: true`.
+        streams: content types of the reply to `stream: true`.
+        query: parameters of the query.
     """
 
     summary: str
     body: str | None = None
     reply: str | None = None
-    streams: str | None = None
+    streams: tuple[str, ...] = ()
+    query: Mapping[str, Schema] = field(default_factory=dict)
 
 
+# By path; those of one method begin with it
 OPERATIONS = {
-    "/v1/completions": Operation("Complete texts", "CompletionRequest", "Completion", EVENTS),
-    "/v1/chat/completions": Operation("Answer a chat", "ChatRequest", "ChatCompletion", EVENTS),
+    "/v1/completions": Operation("Complete texts", "CompletionRequest", "Completion", (EVENTS,)),
+    "/v1/chat/completions": Operation("Answer a chat", "ChatRequest", "ChatCompletion", (EVENTS,)),
     "/v1/completions/render": Operation(
         "The prompts of a completion, as token ids", "CompletionRequest", "RenderedCompletion"
     ),
@@ -45,18 +48,26 @@ OPERATIONS = {
         "The prompt of a chat, as token ids", "ChatRequest", "RenderedChat"
     ),
     "/v1/messages": Operation(
-        "Answer messages (Anthropic)", "MessagesRequest", "AnthropicReply", EVENTS
+        "Answer messages (Anthropic)", "MessagesRequest", "AnthropicReply", (EVENTS,)
     ),
     "/v1/messages/count_tokens": Operation(
         "Count the tokens of messages (Anthropic)", "CountTokensRequest", "TokenCount"
     ),
-    "/v1/responses": Operation("Make a response", streams=EVENTS),
-    "/v1/responses/compact": Operation("Compact a conversation"),
-    "/v1/responses/{id}": Operation("A stored response"),
-    "/v1/responses/{id}/cancel": Operation("Stop a response in the background"),
-    "/v1/responses/{id}/input_items": Operation("The input of a stored response"),
+    "/v1/responses": Operation("Make a response", "ResponsesRequest", "Response", (EVENTS,)),
+    "/v1/responses/compact": Operation("Compact a conversation", "CompactRequest", "Compaction"),
+    "GET /v1/responses/{id}": Operation(
+        "A stored response", None, "Response", (EVENTS,), responses.RETRIEVING
+    ),
+    "DELETE /v1/responses/{id}": Operation("Forget a response", reply="DeletedResponse"),
+    "/v1/responses/{id}/cancel": Operation("Stop a response in the background", reply="Response"),
+    "/v1/responses/{id}/input_items": Operation(
+        "The input of a stored response", reply="InputItems", query=responses.LISTING
+    ),
     "/generate": Operation(
-        "Complete a text, in vLLM's or SGLang's form", "GenerateRequest", "Generated", EVENTS
+        "Complete a text, in vLLM's or SGLang's form",
+        "GenerateRequest",
+        "Generated",
+        (LINES, EVENTS),
     ),
     "/v1/embeddings": Operation("Vectors of inputs", "InputRequest", "Embeddings"),
     "/pooling": Operation("What the model makes of inputs", "InputRequest", "Pooled"),
@@ -79,8 +90,10 @@ OPERATIONS = {
     "/metrics": Operation("Prometheus text"),
     "/start_profile": Operation("Begin a trace of the engine"),
     "/stop_profile": Operation("End the trace"),
-    "/reset_prefix_cache": Operation("Forget every cached prefix"),
-    "/stats/stream": Operation("Statistics of the engine, as events", streams=EVENTS),
+    "/reset_prefix_cache": Operation(
+        "Forget every cached prefix", query={"reset_running_requests": BOOL | {"default": False}}
+    ),
+    "/stats/stream": Operation("Statistics of the engine, as events", streams=(EVENTS,)),
 }
 
 
@@ -103,7 +116,7 @@ def document(routes: Iterable[Route], root_path: str = "") -> dict[str, Any]:
         "servers": [{"url": root_path or "/"}],
         "paths": paths,
         "components": {
-            "schemas": BODIES | REPLIES,
+            "schemas": SCHEMAS,
             "securitySchemes": {
                 "bearer": {"type": "http", "scheme": "bearer"},
                 "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
@@ -114,13 +127,12 @@ def document(routes: Iterable[Route], root_path: str = "") -> dict[str, Any]:
 
 def operation(method: str, path: str) -> dict[str, Any]:
     """One method of one path."""
-    known = OPERATIONS.get(path, Operation(path))
+    known = OPERATIONS.get(f"{method} {path}") or OPERATIONS.get(path, Operation(path))
     error = "AnthropicError" if is_messages_path(path) else "Error"
     contents: dict[str, Schema] = {}
     if known.reply is not None:
         contents[JSON] = {"schema": ref(known.reply)}
-    if known.streams is not None:
-        contents[known.streams] = {"schema": {"type": "string"}}
+    contents |= {kind: {"schema": {"type": "string"}} for kind in known.streams}
     found: dict[str, Any] = {
         "summary": known.summary,
         "operationId": f"{method.lower()}{re.sub(r'[^0-9A-Za-z]+', '_', path).rstrip('_')}",
@@ -132,12 +144,15 @@ def operation(method: str, path: str) -> dict[str, Any]:
     }
     if path in ADMIN_PATHS:
         found["description"] = "Takes the operator's key alone."
-    names = re.findall(r"{(\w+)}", path)
-    if names:
-        text = {"type": "string"}
-        found["parameters"] = [
-            {"name": name, "in": "path", "required": True, "schema": text} for name in names
-        ]
+    parameters = [
+        {"name": name, "in": "path", "required": True, "schema": STRING}
+        for name in re.findall(r"{(\w+)}", path)
+    ]
+    parameters += [
+        {"name": name, "in": "query", "schema": one} for name, one in known.query.items()
+    ]
+    if parameters:
+        found["parameters"] = parameters
     if known.body is not None:
         content = {JSON: {"schema": ref(known.body)}}
         found["requestBody"] = {"required": True, "content": content}

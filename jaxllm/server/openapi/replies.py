@@ -25,8 +25,8 @@ def full(**members: Schema) -> Schema:
     return form(members, **members)
 
 
-def const(value: str) -> Schema:
-    """That text."""
+def const(value: str | bool) -> Schema:
+    """That value."""
     return {"const": value}
 
 

@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from jaxllm.server.anthropic.requests import MESSAGES_FIELDS, parse_messages
 from jaxllm.server.app import routes
-from jaxllm.server.errors import ApiError
+from jaxllm.server.errors import ApiError, bad_request
 from jaxllm.server.native.requests import SGLANG_FIELDS, parse_native
 from jaxllm.server.openai.limits import Rules
 from jaxllm.server.openai.requests import (
@@ -25,19 +25,36 @@ from jaxllm.server.openai.requests import (
     parse_completion,
 )
 from jaxllm.server.openapi.bodies import BODIES
-from jaxllm.server.openapi.document import OPERATIONS
+from jaxllm.server.openapi.document import OPERATIONS, SCHEMAS
+from jaxllm.server.parsing.parts import Part, Reasoning, Text, ToolArguments, ToolEnd, ToolStart
 from jaxllm.server.pooling.requests import INPUT_FIELDS
 from jaxllm.server.pooling.scoring import RERANK_FIELDS, SCORE_FIELDS
+from jaxllm.server.responses.create import NOTHING
+from jaxllm.server.responses.items import read_input
+from jaxllm.server.responses.output import Output, SummaryOutput
+from jaxllm.server.responses.requests import FIELDS, ResponsesRequest, parse_response
+from jaxllm.server.responses.tools import Origin
 from tests.server.fake import RESOLVED
 from tests.server.harness import Running, with_settings
 
 RULES = Rules(resolved=RESOLVED, served=("fake",), longest_token=100)
 USER = [{"role": "user", "content": "hi"}]
+
+
+def parse_alone(body: dict[str, Any], rules: Rules) -> ResponsesRequest:
+    """A response's body where none is stored."""
+    if body.get("previous_response_id") is not None:
+        raise bad_request("nothing is stored", "previous_response_id")
+    return parse_response(body, read_input(body.get("input")), NOTHING, rules)
+
+
 # schema -> fields of its body, how it is read, the least body
 BODY: dict[str, tuple[Any, Callable[[Any, Rules], Any] | None, dict[str, Any]]] = {
     "CompletionRequest": (COMPLETION_FIELDS, parse_completion, {"prompt": "hi"}),
     "ChatRequest": (CHAT_FIELDS, parse_chat, {"messages": USER}),
     "MessagesRequest": (MESSAGES_FIELDS, parse_messages, {"messages": USER, "max_tokens": 5}),
+    "ResponsesRequest": (FIELDS, parse_alone, {"input": "hi"}),
+    "CompactRequest": (FIELDS, None, {"input": "hi"}),
     "TokenizeRequest": (TOKENIZE_FIELDS, None, {"prompt": "hi"}),
     "InputRequest": (INPUT_FIELDS, None, {"input": "hi"}),
     "ScoreRequest": (SCORE_FIELDS, None, {"text_1": "a", "text_2": "b"}),
@@ -55,7 +72,8 @@ DEPENDS = frozenset(
     "continue_final_message add_generation_prompt suffix echo stop_token_ids allowed_token_ids "
     "logit_bias truncate_prompt_tokens structured_outputs guided_decoding guided_json guided_regex "
     "guided_choice guided_grammar structural_tag response_format output_config output_format "
-    "chat_template_kwargs documents thinking tools messages system max_tokens".split()
+    "chat_template_kwargs documents thinking tools messages system max_tokens input text "
+    "previous_response_id".split()
 )
 
 
@@ -90,12 +108,12 @@ def test_the_paths_are_the_routes(document: dict[str, Any], server: Running) -> 
             methods = {method.lower() for method in (route.methods or set()) - {"HEAD"}}
             actual[path] = actual.get(path, set()) | methods
     assert {path: set(methods) for path, methods in document["paths"].items()} == actual
-    assert OPERATIONS.keys() <= actual.keys()
+    assert {name.split()[-1] for name in OPERATIONS} <= actual.keys()
 
 
 @pytest.mark.parametrize("name", BODY)
 def test_a_body_has_the_fields_that_the_server_knows(name: str) -> None:
-    assert BODIES[name]["properties"].keys() == BODY[name][0]
+    assert SCHEMAS[name]["properties"].keys() == BODY[name][0]
 
 
 def test_the_two_forms_of_generate_have_their_fields() -> None:
@@ -158,6 +176,8 @@ REQUESTS: dict[str, Any] = {
     "/v1/chat/completions/render": {"messages": USER},
     "/v1/messages": {"messages": USER, "max_tokens": 3},
     "/v1/messages/count_tokens": {"messages": USER},
+    "/v1/responses": {"input": "hi"},
+    "/v1/responses/compact": {"input": "hi"},
     "/generate": {"text": "hi"},
     "/tokenize": {"prompt": "hi", "return_token_strs": True},
     "/detokenize": {"tokens": [104]},
@@ -185,6 +205,44 @@ def test_replies_and_errors_are_as_the_document_says(
     validator(document, said["default"]["content"]["application/json"]["schema"]).validate(
         error.json()
     )
+
+
+def test_stored_responses_are_as_the_document_says(
+    document: dict[str, Any], server: Running
+) -> None:
+    id = server.post("/v1/responses", {"model": "fake", "input": "hi"}).json()["id"]
+    path, paths = f"/v1/responses/{id}", document["paths"]
+    for method, below in (("GET", ""), ("GET", "/input_items"), ("DELETE", "")):
+        said = paths["/v1/responses/{id}" + below][method.lower()]["responses"]["200"]
+        check = validator(document, said["content"]["application/json"]["schema"])
+        check.validate(server.request(method, path + below).json())
+    failed = {"code": "server_error", "message": "", "param": None}
+    cut = {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
+    whole = server.post("/v1/responses", {"model": "fake", "input": "hi"}).json()
+    check = validator(document, {"$ref": "#/components/schemas/Response"})
+    check.validate(whole | {"status": "failed", "error": failed, "usage": None})
+    check.validate(whole | cut)
+
+
+def test_items_of_responses_are_as_the_document_says(document: dict[str, Any]) -> None:
+    check = validator(document, {"$ref": "#/components/schemas/OutputItem"})
+    parts: list[Part] = [Reasoning("so"), Text("hi")]
+    for number, tool in enumerate(("f", "c")):
+        call = ToolArguments(number, '{"input": ""}')
+        parts += [ToolStart(number, tool, f"call_{number}"), call, ToolEnd(number)]
+    origins = {"f": Origin("function", "f", "space"), "c": Origin("custom", "c", None)}
+    for summarised in (False, True):
+        output = Output(origins, summarised, sealed=True)
+        output.feed(parts)
+        kinds = [item["type"] for item in output.items]
+        assert kinds == ["reasoning", "message", "function_call", "custom_tool_call"]
+        for item in output.items:
+            check.validate(item)
+    summary = SummaryOutput({}, False, False)
+    summary.feed(parts)
+    summary.finish(True)
+    check.validate(summary.items[0])
+    assert not check.is_valid(summary.items[0] | {"type": "image"})
 
 
 def test_the_copy_in_docs_is_the_document(document: dict[str, Any], repo: pathlib.Path) -> None:

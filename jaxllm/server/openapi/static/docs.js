@@ -71,6 +71,9 @@ function fold(title, ...content) {
 function operation(method, path, told) {
   const content = told.description ? [element('p', told.description)] : [];
   if (!told.security.length) content.push(element('p', 'Needs no key.'));
+  for (const { name, in: place, schema } of told.parameters ?? []) {
+    content.push(element('p', `${name} (${place}): `, ...words(schema)));
+  }
   const body = told.requestBody?.content['application/json'].schema;
   if (body) content.push(element('h3', 'Body'), element('p', '', ...words(body)));
   for (const [status, reply] of Object.entries(told.responses)) {
