@@ -99,9 +99,11 @@ class Router(nnx.Module):
         score_TE = routing.score(contract(x_TD, self.weight[...], 1, jnp.float32))
         rank_TE = score_TE if self.correction is None else score_TE + self.correction[...]
         rank_TE = rank_TE if routing.limit is None else routing.limit(rank_TE)
-        expert_TK = lax.top_k(rank_TE, routing.choices)[1]
-        weight_TK = routing.weigh(jnp.take_along_axis(score_TE, expert_TK, axis=1))
-        return expert_TK, weight_TK * routing.scale
+        rank_TK, expert_TK = lax.top_k(rank_TE, routing.choices)
+        chosen_TK = (
+            rank_TK if self.correction is None else jnp.take_along_axis(score_TE, expert_TK, axis=1)
+        )
+        return expert_TK, routing.weigh(chosen_TK) * routing.scale
 
     def rules(self, *names: str) -> Iterator[Rule]:
         """`names` are full names of checkpoint tensors: the weight's, and with a correction then

@@ -21,12 +21,14 @@ class Groups(NamedTuple):
         expert_W: expert of each tile.
         rows_W: rows of each tile that tokens take, from its first; 0 = tile not in use. Tiles in
             use come first.
+        used: `[1]`, number of tiles in use.
         token_P: token of each row; 0 for a row that no token takes.
         place_TK: row of each token and choice.
     """
 
     expert_W: Array
     rows_W: Array
+    used: Array
     token_P: Array
     place_TK: Array
 
@@ -63,19 +65,20 @@ def group_tokens(expert_TK: Array, experts: int, tile: int) -> Groups:
     until_TE = jnp.cumsum(chosen_TE, axis=0, dtype=jnp.int32)
     size_E = until_TE[-1]
     tiles_E = -(-size_E // tile)
-    end_E = jnp.cumsum(tiles_E, dtype=jnp.int32)
-    first_E = end_E - tiles_E
+    # A masked sum becomes one launch on a GPU, a scan of so few numbers three
+    first_E = jnp.sum(jnp.where(expert_E < expert_E[:, None], tiles_E, 0), axis=1)
     row_TE = first_E * tile + until_TE - 1
     place_TK = jnp.sum(jnp.where(chosen_TKE, row_TE[:, None], 0), axis=2)
     token_T = jnp.arange(tokens, dtype=jnp.int32)
     token_P = jnp.zeros((tiles * tile,), jnp.int32)
     token_P = token_P.at[place_TK].set(token_T[:, None], unique_indices=True)
     tile_W = jnp.arange(tiles, dtype=jnp.int32)
-    mine_WE = (tile_W[:, None] >= first_E) & (tile_W[:, None] < end_E)
+    mine_WE = (tile_W[:, None] >= first_E) & (tile_W[:, None] < first_E + tiles_E)
     left_WE = jnp.minimum(size_E - (tile_W[:, None] - first_E) * tile, tile)
     return Groups(
         expert_W=jnp.sum(jnp.where(mine_WE, expert_E, 0), axis=1),
         rows_W=jnp.sum(jnp.where(mine_WE, left_WE, 0), axis=1),
+        used=jnp.sum(tiles_E, dtype=jnp.int32)[None],
         token_P=token_P,
         place_TK=place_TK,
     )

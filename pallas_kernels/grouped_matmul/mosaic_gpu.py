@@ -124,8 +124,7 @@ def grouped_matmul(
     (tiles,), tile = groups.expert_W.shape, groups.tile
     (_, O, I), sizes = w_EOI.shape, tuning or tuning_of(tile)  # noqa: E741
     spec = _Spec(tiles, tile, O, I, gating, x_PI.dtype, sizes, interpret)
-    used = jnp.sum(groups.rows_W > 0, dtype=jnp.int32)[None]
-    return _multiply(spec, x_PI, w_EOI, groups.expert_W, groups.rows_W, used)
+    return _multiply(spec, x_PI, w_EOI, groups.expert_W, groups.rows_W, groups.used)
 
 
 def _multiply(spec: _Spec, x: Array, w: Array, expert: Array, rows: Array, used: Array) -> Array:

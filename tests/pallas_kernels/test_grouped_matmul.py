@@ -70,6 +70,7 @@ def test_every_choice_has_a_row_of_its_own_in_a_tile_of_its_expert(
     assert found.rows_W.sum() == expert.size, "a tile claims rows that nobody takes"
     assert (np.diff(np.flatnonzero(found.rows_W)) == 1).all() and found.rows_W[0]
     used = found.expert_W[found.rows_W > 0]
+    assert found.used == [len(used)]
     assert (np.diff(used) >= 0).all(), "tiles of an expert are neighbours"
 
 

@@ -166,7 +166,9 @@ def shapes(tokens: int, model: str) -> tuple[Any, Any, Groups]:
     tile = tile_for(tokens, made.choices, made.experts)
     tiles = tiles_of(tokens, made.choices, made.experts, tile)
     ints = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.int32)
-    groups = Groups(ints(tiles), ints(tiles), ints(tiles * tile), ints(tokens, made.choices))
+    groups = Groups(
+        ints(tiles), ints(tiles), ints(1), ints(tiles * tile), ints(tokens, made.choices)
+    )
     x = jax.ShapeDtypeStruct((tiles * tile, made.width), jnp.bfloat16)
     w = jax.ShapeDtypeStruct((made.experts, 2 * made.inner, made.width), jnp.bfloat16)
     return x, w, groups
