@@ -14,6 +14,8 @@ from pallas_kernels import paged_decode, paged_extend
 FALLBACK = "xla"
 HOPPER = "9.0"
 HOPPER_TILE = 128  # keys at most, of paged decode and extend
+# Widths of heads that a back end takes, in ascending order: other heads are stored with zeros
+WIDTHS = {"mosaic_gpu": (64, 128, 256)}
 HOMES = {
     "mosaic_gpu": f"an NVIDIA GPU of compute capability {HOPPER} (Hopper)",
     "mosaic_tpu": "a TPU",
@@ -22,10 +24,16 @@ HOMES = {
 
 @dataclass(frozen=True)
 class Backend:
-    """The name of a back end of both attention ops, and the reason of the choice."""
+    """A back end of both attention ops.
+
+    Attributes:
+        reason: Of the choice.
+        head_dim: Width at which it wants heads stored.
+    """
 
     name: str
     reason: str
+    head_dim: int
 
 
 @dataclass(frozen=True)
@@ -50,9 +58,23 @@ def choose_backend(device: Any, shapes: Shapes, asked: str | None = None) -> Bac
     own, reason = own_backend(device)
     if asked is not None:
         _check_asked(device, shapes, asked, own)
-        return Backend(asked, "as asked")
+        return _stored(asked, "as asked", shapes)
     refused = refusal(own, shapes)
-    return Backend(own, reason) if refused is None else Backend(FALLBACK, refused)
+    if refused is None:
+        return _stored(own, reason, shapes)
+    return Backend(FALLBACK, refused, shapes.head_dim)
+
+
+def stored_dim(name: str, head_dim: int) -> int:
+    """The width at which a back end wants heads stored: the next that it takes, or their own."""
+    return next((width for width in WIDTHS.get(name, ()) if width >= head_dim), head_dim)
+
+
+def _stored(name: str, reason: str, shapes: Shapes) -> Backend:
+    width = stored_dim(name, shapes.head_dim)
+    if width != shapes.head_dim:
+        reason = f"{reason}; heads of {shapes.head_dim} are stored as {width}, with zeros"
+    return Backend(name, reason, width)
 
 
 def own_backend(device: Any) -> tuple[str, str]:
@@ -75,11 +97,11 @@ def tile_tokens(name: str) -> int:
 
 
 def refusal(name: str, shapes: Shapes) -> str | None:
-    """The reason why a back end does not take these shapes; None when both ops do."""
-    q = jax.ShapeDtypeStruct((1, shapes.group, shapes.head_dim), shapes.dtype)
-    pages = jax.ShapeDtypeStruct(
-        (1, 1, shapes.page_size, shapes.head_dim), shapes.kv_dtype or shapes.dtype
-    )
+    """The reason why a back end does not take these shapes, with heads as it wants them; None when
+    both ops do."""
+    width = stored_dim(name, shapes.head_dim)
+    q = jax.ShapeDtypeStruct((1, shapes.group, width), shapes.dtype)
+    pages = jax.ShapeDtypeStruct((1, 1, shapes.page_size, width), shapes.kv_dtype or shapes.dtype)
     for op in (paged_decode, paged_extend):
         try:
             op.BACKENDS.check(name, q, pages, pages)

@@ -70,22 +70,23 @@ class Attention(nnx.Module):
         scoring: Scoring = PLAIN,
         sinks: bool = False,
     ):
-        key = Rows(heads.kv_per_shard, heads.repeat, heads.order)
-        value = Rows(heads.kv_per_shard, heads.repeat)
+        key = Rows(heads.kv_per_shard, heads.repeat, heads.key_order)
+        value = Rows(heads.kv_per_shard, heads.repeat, heads.value_order)
         self.qkv = Linear(
             init,
-            (heads.shards, heads.query_per_shard + 2 * heads.kv_per_shard, heads.dim),
+            (heads.shards, heads.query_per_shard + 2 * heads.kv_per_shard, heads.stored_dim),
             (width,),
             ("shard", None, "head_dim", "embed"),
             qkv_bias,
-            parts=(Rows(heads.query_per_shard, order=heads.order), key, value),
+            parts=(Rows(heads.query_per_shard, order=heads.key_order), key, value),
         )
         self.out = Linear(
             init,
             (width,),
-            (heads.query, heads.dim),
+            (heads.query, heads.stored_dim),
             ("embed", "heads", "head_dim"),
             out_bias,
+            order=heads.value_order,
         )
         self.q_norm: RMSNorm | None
         self.k_norm: RMSNorm | None
@@ -124,6 +125,9 @@ class Attention(nnx.Module):
         if self.q_norm is not None and self.k_norm is not None:
             norms, eps = (self.q_norm.weight[...], self.k_norm.weight[...]), self.q_norm.eps
         scales = None if self.kv_scales is None else self.kv_scales[...]
-        return HeadRows(
-            self.qkv.product(x_TD), *rotation, bias, norms, eps, self.heads.query_per_shard, scales
-        )
+        heads, given = self.heads, (bias, norms, eps, self.heads.query_per_shard, scales)
+        if heads.stored_dim == heads.dim:
+            return HeadRows(self.qkv.product(x_TD), *rotation, *given)
+        wider = ((0, 0), (0, (heads.stored_dim - heads.dim) // 2))  # of zeros, which do not turn
+        cos, sin = (jnp.pad(angle, wider) for angle in rotation)
+        return HeadRows(self.qkv.product(x_TD), cos, sin, *given, dim=heads.dim)

@@ -19,6 +19,8 @@ class Heads:
         shards: tensor shards.
         order: the checkpoint's number of each dimension of a query or key head, see
             `nn.rope.rotary_order`; () keeps them.
+        width: of a head as it is stored, where kernels take wider heads alone; None is `dim`. Half
+            of the zeros follow each half of a head, so that the same dimensions turn together.
     """
 
     query: int
@@ -26,6 +28,29 @@ class Heads:
     dim: int
     shards: int = 1
     order: tuple[int, ...] = ()
+    width: int | None = None
+
+    @property
+    def stored_dim(self) -> int:
+        """Width of a head in weights and pages."""
+        return self.dim if self.width is None else self.width
+
+    @property
+    def key_order(self) -> tuple[int, ...]:
+        """The checkpoint's number of each stored dimension of a query or key head; -1 is a zero."""
+        return self._stored(self.order)
+
+    @property
+    def value_order(self) -> tuple[int, ...]:
+        """The same of a value head."""
+        return self._stored(())
+
+    def _stored(self, order: tuple[int, ...]) -> tuple[int, ...]:
+        if self.stored_dim == self.dim:
+            return order
+        own, half = order or tuple(range(self.dim)), self.dim // 2
+        zeros = (-1,) * ((self.stored_dim - self.dim) // 2)
+        return (*own[:half], *zeros, *own[half:], *zeros)
 
     @property
     def repeat(self) -> int:

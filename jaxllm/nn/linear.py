@@ -56,7 +56,8 @@ class Linear(nnx.Module):
     """y[T, *out] = x[T, *inp] · weight[*out, *inp] + bias[*out].
 
     A map that fuses several checkpoint matrices says in `parts` which rows of its second output
-    axis each of them fills. `layout` is that of the checkpoint.
+    axis each of them fills. `order` has the checkpoint's number of each entry along the last input
+    axis, -1 for zeros; () keeps them. `layout` is that of the checkpoint.
     """
 
     def __init__(
@@ -68,11 +69,13 @@ class Linear(nnx.Module):
         bias: bool = False,
         *,
         parts: tuple[Rows, ...] = (),
+        order: tuple[int, ...] = (),
     ):
         self.weight = init.normal((*out, *inp), axes)
         self.bias = init.full(out, axes[: len(out)], 0.0) if bias else None
         self.dims = len(inp)
         self.parts = parts
+        self.order = order
         self.layout = Layout.OUT_IN
 
     def product(self, x: Array) -> Array:
@@ -100,8 +103,12 @@ class Linear(nnx.Module):
         filled = [
             out if rows is None else (out[0] // rows.repeat, rows.count, *out[2:]) for rows in parts
         ]
-        sizes = [math.prod(shape) for shape in filled]
-        columns = (math.prod(inp),) if inp else ()
+        kept = [
+            shape if rows is None else _stored(shape, 2, rows.order)
+            for shape, rows in zip(filled, parts, strict=True)
+        ]
+        sizes, given = [math.prod(shape) for shape in kept], _stored(inp, -1, self.order)
+        columns = (math.prod(given),) if inp else ()
         fused = len(names) == 1 < len(parts)
         turned = self.layout is Layout.IN_OUT and bool(inp)
         start = 0
@@ -111,24 +118,33 @@ class Linear(nnx.Module):
             stored = (sum(sizes) if fused else sizes[index], *columns)
             steps: tuple[Step, ...] = (Transposed(),) if turned else ()
             if fused:
-                steps += (self._part(sizes, index, columns),)
+                steps += (self._part(sizes, index, columns, kept[-1][-1]),)
             view = (*filled[index], *inp)
             if rows is not None and rows.order:
-                steps += (Ordered(view, 2, rows.order),)
+                steps += (Ordered((*kept[index], *given), 2, rows.order),)
+            if inp and self.order:
+                steps += (Ordered((*filled[index], *given), len(view) - 1, self.order),)
             repeat = 1 if rows is None else rows.repeat
             source = stored[::-1] if turned else stored
             yield Piece(f"{name}.{leaf}", source, view, start, repeat, steps=steps)
             start += 0 if rows is None else rows.count
 
-    def _part(self, sizes: list[int], index: int, columns: tuple[int, ...]) -> Part:
-        """Where part `index` lies in a tensor that holds all of them, of `sizes` rows each."""
-        groups = 1
-        if self.layout is Layout.GROUPED:
-            heads = self.weight.get_value().shape[2]
-            groups = sizes[-1] // heads
+    def _part(self, sizes: list[int], index: int, columns: tuple[int, ...], head: int) -> Part:
+        """Where part `index` lies in a tensor that holds all of them, of `sizes` rows each and
+        `head` rows a head."""
+        groups = sizes[-1] // head if self.layout is Layout.GROUPED else 1
         own = [size // groups for size in sizes]
         start = sum(own[:index])
         return Part((groups, sum(own), *columns), 1, start, start + own[index])
+
+
+def _stored(shape: tuple[int, ...], axis: int, order: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape that a checkpoint has for `shape`: without the zeros that `order` adds."""
+    if not order or not shape:
+        return shape
+    sizes = list(shape)
+    sizes[axis] = sum(entry >= 0 for entry in order)
+    return tuple(sizes)
 
 
 class Stored(nnx.Module):

@@ -38,14 +38,21 @@ class Part:
 
 @dataclass(frozen=True)
 class Ordered:
-    """Entry i along `axis` of a tensor seen as `shape` is the stored entry `order[i]`."""
+    """Entry i along `axis` of a tensor seen as `shape` is the stored entry `order[i]`, zero for
+    -1."""
 
     shape: tuple[int, ...]
     axis: int
     order: tuple[int, ...]
 
     def __call__(self, tensor: Any) -> Any:
-        return tensor.reshape(self.shape).take(np.array(self.order), axis=self.axis)
+        tensor, order = tensor.reshape(self.shape), np.array(self.order)
+        if -1 in self.order:
+            space = tensor.__array_namespace__()
+            zero = space.zeros_like(tensor.take(np.array([0]), axis=self.axis))
+            order = np.where(order < 0, self.shape[self.axis], order)
+            tensor = space.concat([tensor, zero], axis=self.axis)
+        return tensor.take(order, axis=self.axis)
 
 
 @dataclass(frozen=True)
@@ -138,7 +145,8 @@ class Rows:
     Attributes:
         count: entries along the second output axis, on each shard.
         repeat: shards that hold a copy of the same entries.
-        order: the checkpoint's number of each entry along the third output axis; () keeps them.
+        order: the checkpoint's number of each entry along the third output axis, -1 for zeros; ()
+            keeps them.
     """
 
     count: int

@@ -23,6 +23,7 @@ class Case:
     bias: bool = False
     norm: bool = False
     eps: float = 1e-6
+    dim: int | None = None  # as in `HeadRows`: half of the zeros follow each half of a head
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,7 @@ CASES = (
     Case(name="bias, groups of seven", kept=5, dropped=1, heads=14, bias=True, head_dim=128),
     Case(name="norm", kept=5, dropped=1, heads=16, kv_heads=8, norm=True, head_dim=128),
     Case(name="norm with a large eps", kept=3, norm=True, eps=0.1),
+    Case(name="heads of 96 among zeros", kept=5, bias=True, norm=True, head_dim=128, dim=96),
     Case(
         name="bias and norm, heads of 256",
         kept=3,
@@ -88,6 +90,9 @@ def inputs(case: Case, seed: int = 0) -> Inputs:
     norms = (normal(H), normal(H)) if case.norm else None
     cos, sin = (f(angle).astype(np.float32) for f in (np.cos, np.sin))
     made = (normal(T, N + 2 * K, H), cos, sin, normal(N + 2 * K, H) if case.bias else None, norms)
+    for rows in (made[0], made[3]):
+        if rows is not None and case.dim is not None:
+            rows.reshape(*rows.shape[:-1], 2, H // 2)[..., case.dim // 2 :] = 0
     return Inputs(*made, *pages, page, offset, _expected(case, made, pages, page, offset))
 
 
@@ -95,14 +100,14 @@ def _expected(
     case: Case, made: tuple, pages: tuple[np.ndarray, ...], page: np.ndarray, offset: np.ndarray
 ) -> tuple:
     qkv, cos, sin, bias, norms = made
-    N, K = case.heads, case.kv_heads
+    N, K, dim = case.heads, case.kv_heads, case.dim or case.head_dim
     x = qkv.astype(np.float64) + (0 if bias is None else bias)
     kinds = [x[:, :N], x[:, N : N + K], x[:, N + K :]]
     for i in range(2):
         if norms is not None:
             kinds[i] = (
                 kinds[i]
-                / np.sqrt((kinds[i] ** 2).mean(axis=-1, keepdims=True) + case.eps)
+                / np.sqrt((kinds[i] ** 2).sum(axis=-1, keepdims=True) / dim + case.eps)
                 * norms[i]
             )
         turn = cos.astype(np.float64) + 1j * sin  # a pair is a complex number

@@ -78,7 +78,7 @@ def _launch(
     pages, offsets in them, and the first page."""
     quantised = len(pools) > 2
     T, _, H = rows.qkv.shape
-    N, K, half = rows.queries, rows.keys, H // 2
+    N, K, half, count = rows.queries, rows.keys, H // 2, rows.dim or H
     q_tile, k_tile = tile_of(N, T), tile_of(K, T)
     biased, normed = rows.bias is not None, rows.norms is not None
     fixed = quantised and rows.kv_scales is not None
@@ -116,7 +116,9 @@ def _launch(
             cos, sin = row(cos_ref.at[t]), row(sin_ref.at[t])
             if weight_ref is not None:
                 squares = jnp.sum(one * one + two * two, axis=1)
-                scale = lax.broadcast_in_dim(lax.rsqrt(squares * (1 / H) + rows.eps), shape, [0])
+                scale = lax.broadcast_in_dim(
+                    lax.rsqrt(squares * (1 / count) + rows.eps), shape, [0]
+                )
                 one, two = (
                     y * scale * row(weight_ref.at[columns])
                     for y, columns in zip((one, two), halves, strict=True)

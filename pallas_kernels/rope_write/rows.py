@@ -29,6 +29,8 @@ class HeadRows:
     queries: int = field(metadata={"static": True})  # query heads among the C
     # [K, 2], of each head's keys and values in 8 bits; None: each token's own
     kv_scales: Array | None = None
+    # Numbers of a head that the norms' mean is over; None: all. The others are zeros
+    dim: int | None = field(default=None, metadata={"static": True})
 
     @property
     def keys(self) -> int:
@@ -50,16 +52,18 @@ def exactly_rotated(rows: HeadRows) -> tuple[Array, Array, Array]:
         x = x + rows.bias.astype(jnp.float32)
     q, k, v = jnp.split(x, (rows.queries, rows.queries + rows.keys), axis=-2)
     if rows.norms is not None:
-        q, k = (_normed(y, weight, rows.eps) for y, weight in zip((q, k), rows.norms, strict=True))
+        q, k = (_normed(y, weight, rows) for y, weight in zip((q, k), rows.norms, strict=True))
     lead = (rows.cos.shape[0],) + (1,) * (x.ndim - 2)
     cos, sin = (angle.reshape(*lead, -1) for angle in (rows.cos, rows.sin))
     return _turned(q, cos, sin), _turned(k, cos, sin), v
 
 
-def _normed(x: Array, weight_H: Array, eps: float) -> Array:
-    return (
-        x * lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + eps) * weight_H.astype(jnp.float32)
-    )
+def _normed(x: Array, weight_H: Array, rows: HeadRows) -> Array:
+    if rows.dim is None:
+        mean = jnp.mean(x * x, axis=-1, keepdims=True)
+    else:
+        mean = jnp.sum(x * x, axis=-1, keepdims=True) / rows.dim
+    return x * lax.rsqrt(mean + rows.eps) * weight_H.astype(jnp.float32)
 
 
 def _turned(x: Array, cos: Array, sin: Array) -> Array:

@@ -44,9 +44,25 @@ def test_every_device_gets_its_fastest_back_end_and_says_why(device, name, reaso
 
 
 @pytest.mark.parametrize(
+    ("head_dim", "stored"), [(32, 64), (64, 64), (80, 128), (96, 128), (112, 128), (192, 256)]
+)
+@pytest.mark.parametrize("asked", [None, "mosaic_gpu"])
+def test_heads_are_stored_at_the_next_width_that_the_kernels_take(head_dim, stored, asked):
+    backend = choose_backend(HOPPER, Shapes(jnp.bfloat16, head_dim, 64, 71), asked)
+    assert (backend.name, backend.head_dim) == ("mosaic_gpu", stored)
+    said = f"heads of {head_dim} are stored as {stored}, with zeros" in backend.reason
+    assert said == (head_dim != stored)
+    for other in ("reference", "xla"):
+        assert (
+            choose_backend(CPU, Shapes(jnp.bfloat16, head_dim, 64, 1), other).head_dim == head_dim
+        )
+
+
+@pytest.mark.parametrize(
     ("device", "shapes", "said"),
     [
-        (HOPPER, Shapes(jnp.bfloat16, 80, 64, 1), "head_dim 64, 128 or 256"),
+        (HOPPER, Shapes(jnp.bfloat16, 512, 64, 1), "head_dim 64, 128 or 256"),
+        (HOPPER, Shapes(jnp.float32, 80, 64, 1), "bfloat16 or float16"),
         (HOPPER, Shapes(jnp.float32, 128, 64, 1), "bfloat16 or float16"),
         (HOPPER, Shapes(jnp.bfloat16, 128, 8, 1), "pages of 16, 32, 64 or 128"),
         (TPU, Shapes(jnp.bfloat16, 64, 64, 4), "head_dim that is a multiple of 128"),
@@ -98,7 +114,7 @@ def test_the_plain_back_ends_can_be_asked_for_everywhere(device, asked):
         (HOPPER, QWEN, "mosaic_tpu", "mosaic_tpu needs a TPU, and this device is NVIDIA H200"),
         (
             HOPPER,
-            Shapes(jnp.bfloat16, 80, 64, 1),
+            Shapes(jnp.bfloat16, 512, 64, 1),
             "mosaic_gpu",
             "mosaic_gpu cannot run this model .*head_dim",
         ),

@@ -41,7 +41,7 @@ def test_a_spec_describes_the_model_that_is_built(name: str) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_spec_comes_back_from_json(name: str) -> None:
-    spec = models.make_spec(CASES[name]).first_layers(1)
+    spec = models.make_spec(CASES[name]).first_layers(1).with_heads_of(64)
     sent = json.loads(json.dumps(spec.to_dict()))
     assert models.make_spec(**sent) == spec
 

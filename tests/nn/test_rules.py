@@ -121,6 +121,33 @@ def test_every_shard_gets_its_query_heads_and_the_kv_heads_that_serve_them(heads
             np.testing.assert_array_equal(found[x, n + heads.kv_per_shard :], value[own])
 
 
+@pytest.mark.parametrize("order", [(), (0, 3, 2, 1)])
+def test_wider_heads_have_zeros_after_each_half_and_nothing_else_changes(
+    order: tuple[int, ...],
+) -> None:
+    narrow, wide = (
+        nnx.eval_shape(
+            lambda width=width: Attention(
+                init(), Heads(4, 2, 4, 2, order, width), WIDTH, qkv_bias=True
+            )
+        )
+        for width in (None, 10)
+    )
+    for before, after in zip(
+        (*narrow.qkv.rules("q", "k", "v"), *narrow.out.rules("o")),
+        (*wide.qkv.rules("q", "k", "v"), *wide.out.rules("o")),
+        strict=True,
+    ):
+        tensors = stored(before)
+        one, two = filled(before, tensors), filled(after, tensors)
+        axis = -2 if before.pieces[0].name == "q.weight" else -1
+        one, two = (np.moveaxis(x, axis, -1) for x in (one + 1, two + 1))  # zeros are ones now
+        assert [piece.source for piece in after.pieces] == [p.source for p in before.pieces]
+        halves = two.reshape(*two.shape[:-1], 2, 5)
+        np.testing.assert_array_equal(halves[..., :2].reshape(one.shape), one)
+        assert (halves[..., 2:] == 1).all()
+
+
 @pytest.mark.parametrize("shards", [1, 2, 4])
 def test_every_shard_gets_the_gate_and_up_rows_of_the_same_neurons(shards: int) -> None:
     mlp = nnx.eval_shape(lambda: GatedMLP(init(), WIDTH, 8, shards, "silu", bias=True))

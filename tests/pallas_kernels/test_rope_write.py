@@ -29,7 +29,13 @@ def arguments(case: Case, dtype: Any = jnp.float32) -> tuple[Any, ...]:
     norms = None if given.norms is None else (low(given.norms[0]), low(given.norms[1]))
     angles = jnp.asarray(given.cos), jnp.asarray(given.sin)
     rows = HeadRows(
-        low(given.qkv), *angles, bias=bias, norms=norms, eps=case.eps, queries=case.heads
+        low(given.qkv),
+        *angles,
+        bias=bias,
+        norms=norms,
+        eps=case.eps,
+        queries=case.heads,
+        dim=case.dim,
     )
     return (
         rows,

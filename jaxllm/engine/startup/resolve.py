@@ -91,12 +91,13 @@ def resolve(
     shards, platform = mesh.shape["tensor"], mesh.devices.flat[0].platform
     spec = spec or read_spec(model_dir, Wish(config.runner, config.convert))
     spec, dtype, kv_dtype = _model(config, model_dir, spec, platform)
+    heads, page_size = spec.heads(shards), config.block_size or (16 if platform == "cpu" else 64)
+    shapes = Shapes(dtype, heads.dim, page_size, max(1, heads.query // heads.kv_stored), kv_dtype)
+    backend = choose_backend(mesh.devices.flat[0], shapes, config.attention_backend)
+    spec = spec.with_heads_of(backend.head_dim)
     heads, graphdef, abstract = spec.heads(shards), *weights.abstract(spec, mesh, dtype)
     limits = _limits(config, spec, platform)
     slots, step_tokens = limits.max_num_seqs, limits.max_num_batched_tokens
-    page_size = config.block_size or (16 if platform == "cpu" else 64)
-    shapes = Shapes(dtype, heads.dim, page_size, max(1, heads.query // heads.kv_stored), kv_dtype)
-    backend = choose_backend(mesh.devices.flat[0], shapes, config.attention_backend)
     buckets = _buckets(config, spec)(slots, step_tokens, platform)
     tile = tile_tokens(backend.name)
     need, host = _cache(config, spec, heads, limits, page_size, kv_dtype, tile, platform)
@@ -204,7 +205,9 @@ def _cache(
 ) -> tuple[KVRequirements, HostPlan]:
     """What the pools must serve, and pages in host memory. Raises ConfigError."""
     shards, length = heads.shards, limits.max_model_len
-    page = page_bytes(1, heads.kv_stored, page_size, heads.dim, kv_dtype) // shards  # of a layer
+    page = (
+        page_bytes(1, heads.kv_stored, page_size, heads.stored_dim, kv_dtype) // shards
+    )  # of a layer
     caching = _shares_prefixes(config, spec, length)
     host = plan_host(config, len(spec.layers) * page, shards, caching, HostRoom.measure(platform))
     if spec.pooling is not None and host.pages:

@@ -88,7 +88,13 @@ def make_programs(
 def abstract_pages(setup: Setup) -> KVCache:
     """The pools of all cache groups, as shapes with shardings."""
     heads, resolved, groups = setup.heads, setup.resolved, setup.layer_groups
-    rest = heads.kv_stored, resolved.page_size, heads.dim, jnp.dtype(resolved.kv_dtype), setup.mesh
+    rest = (
+        heads.kv_stored,
+        resolved.page_size,
+        heads.stored_dim,
+        jnp.dtype(resolved.kv_dtype),
+        setup.mesh,
+    )
     pages = resolved.num_pages, *resolved.more_pages
     return KVCache.join(
         [KVCache.abstract(groups.count(group), count, *rest) for group, count in enumerate(pages)],

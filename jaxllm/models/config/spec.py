@@ -43,6 +43,7 @@ class ModelSpec:
         carry_width: values of a token between its last attention and the feed-forward after it.
         served_length: tokens of the longest sequence that is served.
         head_order: the checkpoint's order of the dimensions of a head, see `nn.heads.Heads`.
+        head_width: width at which heads are stored; None is their own.
         config: the complete `config.json`, for the family's `build` alone.
         pooling: what is made of hidden states in place of logits; None when the model generates.
     """
@@ -67,6 +68,7 @@ class ModelSpec:
     head_order: tuple[int, ...]
     config: Mapping[str, Any] = field(repr=False)
     pooling: Pooling | None = None
+    head_width: int | None = None
 
     @property
     def windows(self) -> tuple[int | None, ...]:
@@ -79,7 +81,8 @@ class ModelSpec:
         Raises ConfigError when they do not divide.
         """
         layer = self.layers[0]
-        heads = Heads(self.query_heads, layer.heads, layer.key_dim, shards, self.head_order)
+        order, width = self.head_order, self.head_width
+        heads = Heads(self.query_heads, layer.heads, layer.key_dim, shards, order, width)
         if problem := heads.problem():
             remedy = (
                 "choose a tensor_parallel_size that divides the heads"
@@ -114,6 +117,10 @@ class ModelSpec:
         layers = zip(self.layers, found, strict=True)
         return replace(self, layers=tuple(replace(layer, scales=own) for layer, own in layers))
 
+    def with_heads_of(self, width: int) -> ModelSpec:
+        """The same model with its heads stored at this width."""
+        return replace(self, head_width=None if width == self.layers[0].key_dim else width)
+
     def to_dict(self) -> dict[str, Any]:
         """Arguments of `make_spec` that give this value again, as JSON holds them."""
         return {
@@ -122,6 +129,7 @@ class ModelSpec:
             "length": self.served_length,
             "scales": [layer.scales for layer in self.layers],
             "pooling": None if self.pooling is None else asdict(self.pooling),
+            "head_width": self.head_width,
         }
 
 
@@ -131,9 +139,11 @@ def make_spec(
     length: int | None = None,
     scales: Iterable[Iterable[Any] | None] = (),
     pooling: Mapping[str, Any] | None = None,
+    head_width: int | None = None,
 ) -> ModelSpec:
     """The spec of a configuration: of its first `depth` layers, serving up to `length` tokens, with
-    `scales` of the layers, and with `pooling`, the fields of a `Pooling`.
+    `scales` of the layers, with `pooling`, the fields of a `Pooling`, and with heads stored at
+    `head_width`.
 
     Raises ConfigError when the configuration cannot work on any number of devices.
     """
@@ -149,6 +159,7 @@ def make_spec(
             )
     spec = spec if depth is None else spec.first_layers(depth)
     spec = spec.serving(length or spec.context_length).with_scales(scales)
+    spec = spec if head_width is None else spec.with_heads_of(head_width)
     return spec if pooling is None else replace(spec, pooling=_pooling(pooling))
 
 

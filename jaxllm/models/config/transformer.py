@@ -183,7 +183,7 @@ class Parts:
 
     def qk_norms(self, kind: type[RMSNorm] = RMSNorm) -> tuple[RMSNorm, RMSNorm]:
         """Norms of each query head and of each key head."""
-        dim, eps, order = self.heads.dim, self.spec.norm_eps, self.heads.order
+        dim, eps, order = self.heads.stored_dim, self.spec.norm_eps, self.heads.key_order
         query, key = (kind(self.init, dim, eps, "head_dim", order) for _ in "qk")
         return query, key
 
