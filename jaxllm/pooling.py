@@ -35,6 +35,8 @@ class Pooling:
     Attributes:
         task: "embed" (a vector) or "classify" (a number for each label).
         modes: of `MODES`; the results of several stand side by side.
+        token_logits: for each element of the result, the token whose logit it is, and one whose
+            logit is taken from it; empty where the pooled vector itself goes on.
         maps: what the pooled vector goes through, on the device.
         size: elements of the result.
         normalises: the result is scaled to length one unless a request says otherwise.
@@ -52,6 +54,7 @@ class Pooling:
     is_matryoshka: bool = False
     dimensions: tuple[int, ...] = ()
     labels: tuple[str, ...] = ()
+    token_logits: tuple[tuple[int, int | None], ...] = ()
     activation: str = "identity"
 
     @property

@@ -93,12 +93,16 @@ class Decoder(nnx.Module):
             for rule in module.rules(*(name.format(*numbers) for name in names[key])):
                 yield replace(rule, parameter=".".join(map(str, (*path, rule.parameter))))
 
-    def logits(self, hidden_RD: Array) -> Array:
-        """Next-token logits [R, V] in float32."""
-        weight = self.embed.weight if self.head is None else self.head.weight
-        logits_RV = contract(hidden_RD, weight[...], 1, jnp.float32)
-        if self.head is not None and self.head.bias is not None:
-            logits_RV = logits_RV + self.head.bias[...].astype(jnp.float32)
+    def logits(self, hidden_RD: Array, tokens: tuple[int, ...] | None = None) -> Array:
+        """Next-token logits [R, V] in float32, or those of some tokens alone."""
+        weight_VD = (self.embed.weight if self.head is None else self.head.weight)[...]
+        bias_V = None if self.head is None or self.head.bias is None else self.head.bias[...]
+        if tokens is not None:
+            row = jnp.array(tokens)
+            weight_VD, bias_V = weight_VD[row], None if bias_V is None else bias_V[row]
+        logits_RV = contract(hidden_RD, weight_VD, 1, jnp.float32)
+        if bias_V is not None:
+            logits_RV = logits_RV + bias_V.astype(jnp.float32)
         for change in self.logits_maps:
             logits_RV = change(logits_RV)
         return logits_RV

@@ -4,6 +4,7 @@ hidden states, and linear maps behind it."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 import jax
@@ -26,7 +27,8 @@ class PoolingModel(nnx.Module):
     """`body` and what is made of its hidden states. All after them is computed in float32."""
 
     def __init__(self, init: Init, body: Decoder, pooling: Pooling):
-        body.head = None
+        if not pooling.token_logits:
+            body.head = None
         self.body = body
         exact = Init(init.rngs, jnp.float32)
         self.maps = nnx.List(
@@ -57,16 +59,26 @@ class PoolingModel(nnx.Module):
     def rules(self, names: Mapping[str, tuple[str, ...]]) -> Iterator[Rule]:
         """The checkpoint tensors that fill each parameter; `names` are those of the body."""
         for rule in self.body.rules(names):
-            yield Rule(f"body.{rule.parameter}", rule.pieces)
+            yield replace(rule, parameter=f"body.{rule.parameter}")
         for index, (module, given) in enumerate(zip(self.maps, self.pooling.maps, strict=True)):
             for rule in module.rules(given.name):
-                yield Rule(f"maps.{index}.{rule.parameter}", rule.pieces)
+                yield replace(rule, parameter=f"maps.{index}.{rule.parameter}")
 
     def _mapped(self, pooled_RD: Array) -> Array:
+        if self.pooling.token_logits:
+            return self._token_logits(pooled_RD)
         x = pooled_RD.astype(jnp.float32)
         for module, given in zip(self.maps, self.pooling.maps, strict=True):
             x = ACTIVATIONS[given.activation](module(x))
         return x
+
+    def _token_logits(self, hidden_RD: Array) -> Array:
+        """[R, labels]: logits of single tokens, and differences of two; the vocabulary's others are
+        not computed."""
+        first, second = zip(*self.pooling.token_logits, strict=True)
+        plus = self.body.logits(hidden_RD, first)
+        minus = self.body.logits(hidden_RD, tuple(token or 0 for token in second))
+        return plus - jnp.where(jnp.array([token is not None for token in second]), minus, 0.0)
 
 
 def pooled(modes: tuple[str, ...], hidden_TD: Array, start_R: Array, length_R: Array) -> Array:

@@ -41,6 +41,7 @@ ENGINE_FLAGS: dict[str, dict[str, str]] = {
         "skip_tokenizer_init": "run without a tokenizer: token ids in, token ids out",
         "runner": "generate or pooling; auto: what the checkpoint is made for",
         "convert": "what a pooling model gives: embed, classify; auto: what the checkpoint says",
+        "hf_overrides": "JSON object: other values for keys of config.json",
         "revision": "branch, tag or commit of a hub model",
         "download_dir": "directory for downloaded hub models",
         "load_format": "auto and safetensors read the checkpoint; dummy makes random weights",
@@ -324,7 +325,8 @@ def _engine_flag(group: Any, name: str, hint: Any, default: Any, help: str) -> N
     if kinds == {int, str}:
         kind: Any = length
     else:
-        kind = {int: integer, float: real, str: str}[kinds.pop()]
+        (found,) = kinds
+        kind = {int: integer, float: real, str: str}.get(found, json_object)
     group.add_argument(
         *flags,
         dest=name,

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer as Backend
+from tokenizers import models
 
 from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.engine.load import load_engine
@@ -81,7 +83,7 @@ def assert_close(found: Sequence[np.ndarray], expected: Sequence[np.ndarray]) ->
 @pytest.mark.parametrize("case", CASES)
 def test_vectors_are_those_of_the_reference_together_and_alone(case: str) -> None:
     engine, (prompts, vectors) = make(case), golden(case)
-    raw = RAW if "Normalize" not in json.dumps(CASES[case]) else None
+    raw = None if "Normalize" in json.dumps(CASES[case]) else RAW
     assert_close(pool(engine, prompts, raw), vectors)
     engine.reset_prefix_cache()
     for prompt, vector in zip(prompts, vectors, strict=True):
@@ -206,6 +208,20 @@ def test_sentence_transformers_limit_of_inputs_is_kept(tmp_path: Path) -> None:
     model = shutil.copytree(GOLDENS / "qwen3-embedding", tmp_path / "model")
     (model / "sentence_bert_config.json").write_text('{"max_seq_length": 64}')
     assert make(model, max_model_len=None).resolved.max_model_len == 64
+
+
+def test_tokens_of_a_reranker_are_named_by_their_texts(tmp_path: Path) -> None:
+    model = shutil.copytree(GOLDENS / "qwen3-logit-score", tmp_path / "model")
+    for name in ("modules.json", "1_LogitScore/config.json"):
+        (model / name).unlink()
+    vocabulary = {"no": 50, "yes": 40}
+    Backend(models.WordLevel(vocabulary)).save(str(model / "tokenizer.json"))
+    overrides = {"classifier_from_token": ["no", "yes"], "is_original_qwen3_reranker": True}
+    prompts, logits = golden("qwen3-logit-score")
+    engine = make(model, hf_overrides=overrides)
+    assert_close(pool(engine, prompts), [1 / (1 + np.exp(-row)) for row in logits])
+    with pytest.raises(ConfigError, match="'maybe', which is no token"):
+        make(model, hf_overrides={"classifier_from_token": ["maybe"]})
 
 
 def test_a_classifier_cannot_generate() -> None:

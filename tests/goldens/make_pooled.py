@@ -16,7 +16,12 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.torch import save_file
-from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+)
 
 HERE = pathlib.Path(__file__).parent
 sys.path.insert(0, str(HERE))
@@ -41,8 +46,10 @@ def main(names: list[str]) -> None:
 def random_model(folder: pathlib.Path) -> Any:
     """A model whose weights are exact in bfloat16 and whose attention looks at positions."""
     config = AutoConfig.from_pretrained(folder)
-    classifies = config.architectures[0].endswith("ForSequenceClassification")
-    kind = AutoModelForSequenceClassification if classifies else AutoModel
+    kind = {
+        "ForSequenceClassification": AutoModelForSequenceClassification,
+        "ForCausalLM": AutoModelForCausalLM,
+    }.get("For" + config.architectures[0].partition("For")[2], AutoModel)
     model = kind.from_config(config, attn_implementation="eager").float().eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -77,6 +84,9 @@ def run(model: Any, dense: Any, files: dict[str, Any]) -> dict[str, np.ndarray]:
         prompt = torch.tensor(rng.integers(5, model.config.vocab_size, (1, length)))
         out = model(prompt, attention_mask=torch.ones_like(prompt))
         vector = out.logits[0] if hasattr(out, "logits") else pooled(out[0][0], files)
+        if tokens := files.get("1_LogitScore/config.json"):
+            last = vector[-1]
+            vector = (last[tokens["true_token_id"]] - last[tokens["false_token_id"]])[None]
         vector = vector if dense is None else dense(vector)
         if any(each["type"].endswith("Normalize") for each in files.get("modules.json", [])):
             vector = torch.nn.functional.normalize(vector, dim=0)

@@ -79,6 +79,17 @@ CASES: Mapping[str, dict[str, Any]] = MappingProxyType(
                 "label2id": {"bad": 0, "fair": 1, "good": 2},
             }
         },
+        "qwen3-logit-score": {
+            "config.json": _BASE
+            | {
+                "model_type": "qwen3",
+                "architectures": ["Qwen3ForCausalLM"],
+                "head_dim": 8,
+                "tie_word_embeddings": False,
+            },
+            "modules.json": _modules("Transformer", "LogitScore"),
+            "1_LogitScore/config.json": {"true_token_id": 40, "false_token_id": 50},
+        },
         "qwen3-reranker": {
             "config.json": _BASE
             | {

@@ -89,7 +89,7 @@ def resolve(
     `spec` is the model's where it has been read already.
     """
     shards, platform = mesh.shape["tensor"], mesh.devices.flat[0].platform
-    spec = spec or read_spec(model_dir, Wish(config.runner, config.convert))
+    spec = spec or read_spec(model_dir, Wish(config.runner, config.convert, config.hf_overrides))
     spec, dtype, kv_dtype = _model(config, model_dir, spec, platform)
     heads, page_size = spec.heads(shards), config.block_size or (16 if platform == "cpu" else 64)
     shapes = Shapes(dtype, heads.dim, page_size, max(1, heads.query // heads.kv_stored), kv_dtype)

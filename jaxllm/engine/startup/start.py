@@ -60,7 +60,7 @@ def start(
     model_dir = locate(config.model, config.revision, config.download_dir)
     use_compilation_cache(config.compilation_cache_dir)
     reserve_memory(config.gpu_memory_utilization)
-    spec = read_spec(model_dir, Wish(config.runner, config.convert))
+    spec = read_spec(model_dir, Wish(config.runner, config.convert, config.hf_overrides))
     weights.check_shapes(model_dir, spec, config.load_format)
     eos_ids = end_ids(spec)
     with CompileWorkers(_early_workers(config)) as workers:

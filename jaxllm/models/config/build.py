@@ -101,9 +101,10 @@ def ignored(spec: ModelSpec) -> dict[str, str | None]:
         found |= {f"{prefix}.rotary_emb.inv_freq": None, f"{prefix}.q_scale": None}
         found |= dict.fromkeys(name for pair in kv_scale_names(layer) for name in pair)
     if spec.pooling is not None:
-        for name in (*family(spec.model_type).NAMES.get("head", ()), "score"):
+        unused = () if spec.pooling.token_logits else family(spec.model_type).NAMES.get("head", ())
+        for name in (*unused, "score"):
             found |= {f"{name}.{leaf}": None for leaf in ("weight", "bias")}
-    elif spec.tied:
+    if spec.tied and (spec.pooling is None or spec.pooling.token_logits):
         (head,), (embed,) = (family(spec.model_type).NAMES[name] for name in ("head", "embed"))
         found[f"{head}.weight"] = f"{embed}.weight"
     return found

@@ -21,6 +21,8 @@ from jaxllm.pooling import MODES, DenseMap, Pooling
 
 MODULES = "modules.json"
 LIMIT = "sentence_bert_config.json"  # holds max_seq_length
+SETTINGS = "config_sentence_transformers.json"  # may hold activation_fn
+LOGIT_SCORE = "1_LogitScore/config.json"
 CLASSIFIER = "ForSequenceClassification"
 # Ends of architectures' names that are made for pooling
 POOLING_ARCHITECTURES = (CLASSIFIER, "Model", "ForTextEncoding")
@@ -46,15 +48,19 @@ _ACTIVATIONS = {"Identity": "identity", "Tanh": "tanh", "Sigmoid": "sigmoid"}
 
 @dataclass(frozen=True)
 class Wish:
-    """How the operator wants a model to be served: `--runner` and `--convert`."""
+    """How the operator wants a model to be served: `--runner`, `--convert`, `--hf-overrides`."""
 
     runner: str = "auto"
     convert: str = "auto"
+    overrides: Mapping[str, Any] | None = None
 
 
 def read_pooling(model_dir: Path, hf: Config, wish: Wish) -> Pooling | None:
     """How the model pools; None when it generates. Raises ConfigError."""
     name = architecture(hf)
+    tokens = _score_tokens(model_dir, hf) if wish.runner != "generate" else ()
+    if tokens and wish.convert in ("auto", "none", "classify"):
+        return _token_classifier(model_dir, hf, tokens)
     modules = _modules(model_dir)
     classifies = name.endswith(CLASSIFIER)
     if wish.runner == "auto":
@@ -70,7 +76,7 @@ def read_pooling(model_dir: Path, hf: Config, wish: Wish) -> Pooling | None:
         return None
     task = "classify" if wish.convert in ("auto", "none") and classifies else wish.convert
     if task == "classify":
-        return _classifier(hf, classifies)
+        return _classifier(model_dir, hf, classifies)
     return _embedder(model_dir, hf, modules)
 
 
@@ -189,12 +195,78 @@ def _dimensions(hf: Config, size: int) -> tuple[int, ...]:
     return tuple(sorted(given))
 
 
-def _classifier(hf: Config, has_head: bool) -> Pooling:
+def _score_tokens(model_dir: Path, hf: Config) -> tuple[tuple[int, int | None], ...]:
+    """The tokens whose logits are scores, as `Pooling.token_logits` has them; empty where none are.
+
+    `classifier_from_token` is vLLM's name for the texts of such tokens, `1_LogitScore` the module
+    of sentence-transformers.
+    """
+    texts = hf.get("classifier_from_token")
+    if texts is not None:
+        return _named_tokens(model_dir, hf, texts)
+    path = model_dir / LOGIT_SCORE
+    if not path.is_file():
+        return ()
+    found = read_json(path)
+    first, second, vocab = (
+        found.get("true_token_id"),
+        found.get("false_token_id"),
+        positive(hf, "vocab_size"),
+    )
+    legal = (type(token) is int and 0 <= token < vocab for token in (first, second or 0))
+    if type(first) is not int or not all(legal):
+        raise ConfigError(
+            f"{path}: true_token_id and false_token_id must be ids below {vocab}, "
+            f"got {first!r:.40} and {second!r:.40}"
+        )
+    return ((first, second),)
+
+
+def _named_tokens(model_dir: Path, hf: Config, texts: Any) -> tuple[tuple[int, int | None], ...]:
+    """The tokens of `classifier_from_token`: one a label, or with `is_original_qwen3_reranker` the
+    second against the first."""
+    path = model_dir / "tokenizer.json"
+    if not isinstance(texts, list) or not texts or not path.is_file():
+        raise ConfigError(
+            "classifier_from_token must list texts of tokens, and needs the model's tokenizer.json"
+        )
+    from tokenizers import Tokenizer
+
+    vocabulary, ids = Tokenizer.from_file(str(path)), list[int]()
+    for text in texts:
+        token = vocabulary.token_to_id(str(text))
+        if token is None:
+            raise ConfigError(f"classifier_from_token names {text!r:.80}, which is no token")
+        ids.append(token)
+    if flag(hf, "is_original_qwen3_reranker"):
+        if len(ids) != 2:
+            raise ConfigError("is_original_qwen3_reranker needs two tokens, such as no and yes")
+        return ((ids[1], ids[0]),)
+    return tuple((token, None) for token in ids)
+
+
+def _token_classifier(
+    model_dir: Path, hf: Config, tokens: tuple[tuple[int, int | None], ...]
+) -> Pooling:
+    """Logits of single tokens after the last one."""
+    count = len(tokens)
+    return Pooling(
+        task="classify",
+        modes=("last",),
+        maps=(),
+        token_logits=tokens,
+        size=count,
+        labels=tuple(f"LABEL_{index}" for index in range(count)),
+        activation=_label_activation(model_dir, hf, count),
+    )
+
+
+def _classifier(model_dir: Path, hf: Config, has_head: bool) -> Pooling:
     """A head `score` on the last token."""
     if not has_head:
         raise ConfigError(
             f"config.json: {architecture(hf) or 'the model'} has no labels; --convert classify "
-            f"needs a checkpoint that is …{CLASSIFIER}"
+            f"needs a checkpoint that is …{CLASSIFIER}, or classifier_from_token in --hf-overrides"
         )
     labels = _labels(hf)
     width, count = positive(hf, "hidden_size"), len(labels)
@@ -204,7 +276,7 @@ def _classifier(hf: Config, has_head: bool) -> Pooling:
         maps=(DenseMap(name="score", inputs=width, outputs=count),),
         size=count,
         labels=labels,
-        activation=_label_activation(hf, count),
+        activation=_label_activation(model_dir, hf, count),
     )
 
 
@@ -222,11 +294,11 @@ def _labels(hf: Config) -> tuple[str, ...]:
     return tuple(names[str(index)] for index in range(len(names)))
 
 
-def _label_activation(hf: Config, count: int) -> str:
+def _label_activation(model_dir: Path, hf: Config, count: int) -> str:
     """What makes scores of labels' logits: as cross-encoders say, else by the kind of problem."""
-    nested = hf.get("sentence_transformers")
-    name = nested.get("activation_fn") if isinstance(nested, Mapping) else None
-    name = name or hf.get("sbert_ce_default_activation_function")
+    nested, path = hf.get("sentence_transformers"), model_dir / SETTINGS
+    settings = read_json(path) if path.is_file() else nested if isinstance(nested, Mapping) else {}
+    name = settings.get("activation_fn") or hf.get("sbert_ce_default_activation_function")
     if name is not None:
         short = str(name).rpartition(".")[2]
         if short not in _ACTIVATIONS:

@@ -54,8 +54,10 @@ def family(model_type: str) -> ModuleType:
     return importlib.import_module(f"jaxllm.models.{model_type}")
 
 
-def read_config(model_dir: str | Path) -> dict[str, Any]:
-    """`config.json` of a model that can be served.
+def read_config(
+    model_dir: str | Path, overrides: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """`config.json` of a model that can be served, with other values for keys of `overrides`.
 
     `hf_quant_config.json` takes the place of a missing `quantization_config`; the end-of-sequence
     ids of `generation_config.json` join those of `config.json`. Raises one ConfigError that names
@@ -67,7 +69,7 @@ def read_config(model_dir: str | Path) -> dict[str, Any]:
             f"model directory {directory} does not exist; "
             "give a directory with config.json and *.safetensors"
         )
-    hf = check_sizes(directory)
+    hf = check_sizes(directory, overrides)
     source = "quantization_config"
     if not hf.get(source) and os.path.lexists(directory / QUANTISATION):
         hf[source] = read_json(directory / QUANTISATION)
@@ -98,8 +100,10 @@ def read_config(model_dir: str | Path) -> dict[str, Any]:
     return hf
 
 
-def check_sizes(model_dir: str | Path) -> dict[str, Any]:
-    """`config.json`, whatever the model's family.
+def check_sizes(
+    model_dir: str | Path, overrides: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """`config.json`, whatever the model's family, with other values for keys of `overrides`.
 
     Raises ConfigError when it is no JSON object, or when a size in it is absurd. Call this before
     any other library reads the file: transformers allocates what it says.
@@ -107,7 +111,7 @@ def check_sizes(model_dir: str | Path) -> dict[str, Any]:
     path = Path(model_dir) / "config.json"
     if not path.is_file():
         raise ConfigError(f"{model_dir} has no config.json; give a Hugging Face model directory")
-    hf = read_json(path)
+    hf = read_json(path) | dict(overrides or {})
     for key in SIZES:
         if hf.get(key) is not None:
             positive(hf, key)

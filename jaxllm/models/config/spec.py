@@ -167,12 +167,14 @@ def _pooling(given: Mapping[str, Any]) -> Pooling:
     """From the fields of a `Pooling`, as JSON holds them."""
     maps = tuple(DenseMap(**each) for each in given["maps"])
     lists = {name: tuple(given[name]) for name in ("modes", "dimensions", "labels")}
+    lists["token_logits"] = tuple(map(tuple, given["token_logits"]))
     return Pooling(**{**given, **lists, "maps": maps})
 
 
 def read_spec(model_dir: str | Path, wish: Wish | None = None) -> ModelSpec:
     """The spec of a model directory, served as the operator wishes. Raises ConfigError."""
-    hf, directory = read_config(model_dir), Path(model_dir)
-    spec = replace(make_spec(hf), pooling=read_pooling(directory, hf, wish or Wish()))
+    wish, directory = wish or Wish(), Path(model_dir)
+    hf = read_config(model_dir, wish.overrides)
+    spec = replace(make_spec(hf), pooling=read_pooling(directory, hf, wish))
     limit = None if spec.pooling is None else length_limit(directory)
     return spec if limit is None else replace(spec, context_length=min(limit, spec.context_length))
