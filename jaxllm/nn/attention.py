@@ -125,9 +125,11 @@ class Attention(nnx.Module):
         if self.q_norm is not None and self.k_norm is not None:
             norms, eps = (self.q_norm.weight[...], self.k_norm.weight[...]), self.q_norm.eps
         scales = None if self.kv_scales is None else self.kv_scales[...]
-        heads, given = self.heads, (bias, norms, eps, self.heads.query_per_shard, scales)
-        if heads.stored_dim == heads.dim:
-            return HeadRows(self.qkv.product(x_TD), *rotation, *given)
-        wider = ((0, 0), (0, (heads.stored_dim - heads.dim) // 2))  # of zeros, which do not turn
-        cos, sin = (jnp.pad(angle, wider) for angle in rotation)
-        return HeadRows(self.qkv.product(x_TD), cos, sin, *given, dim=heads.dim)
+        heads, dim = self.heads, None
+        if heads.stored_dim != heads.dim:  # the other numbers are zeros, which do not turn
+            wider = ((0, 0), (0, (heads.stored_dim - heads.dim) // 2))
+            rotation, dim = (jnp.pad(rotation[0], wider), jnp.pad(rotation[1], wider)), heads.dim
+        product = self.qkv.product(x_TD)
+        return HeadRows(
+            product, *rotation, bias, norms, eps, heads.query_per_shard, scales, dim=dim
+        )
