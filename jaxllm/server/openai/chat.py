@@ -73,10 +73,7 @@ def read_messages(value: Any, max_chars: int) -> list[dict[str, Any]]:
             f"at most {MAX_MESSAGES} messages per request, got {len(value)}", "messages"
         )
     messages = [_read_message(message, f"messages[{at}]") for at, message in enumerate(value)]
-    chars = sum(
-        len(text) for message in messages for text in message.values() if isinstance(text, str)
-    )
-    if chars > max_chars:
+    if (chars := count_chars(messages)) > max_chars:
         raise bad_request(
             f"the messages hold {chars} characters, more than fit the context "
             f"({max_chars} at the very most); shorten them",
@@ -85,6 +82,13 @@ def read_messages(value: Any, max_chars: int) -> list[dict[str, Any]]:
         )
     _parse_arguments([call["function"] for one in messages for call in one.get("tool_calls", ())])
     return messages
+
+
+def count_chars(messages: list[dict[str, Any]]) -> int:
+    """Characters of the messages' texts."""
+    return sum(
+        len(text) for message in messages for text in message.values() if isinstance(text, str)
+    )
 
 
 def _read_message(message: Any, at: str) -> dict[str, Any]:

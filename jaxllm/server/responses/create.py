@@ -16,7 +16,13 @@ from jaxllm.server.openai.bodies import ClientGone, unless_gone
 from jaxllm.server.openai.fields import read_optional
 from jaxllm.server.openai.replies import NamelessTokens, ReplySpec
 from jaxllm.server.responses.background import Background
-from jaxllm.server.responses.history import encode, fitting, room_for_prompt, simplified
+from jaxllm.server.responses.history import (
+    Shortened,
+    encode,
+    fitting,
+    room_for_prompt,
+    simplified,
+)
 from jaxllm.server.responses.items import Item, missing_item, read_input
 from jaxllm.server.responses.output import Output, SummaryOutput
 from jaxllm.server.responses.output_items import new_id
@@ -70,7 +76,8 @@ class Create(Chat):
             return [await self._rendered(request, request.conversation.messages)]
         room = room_for_prompt(self._state.resolved.max_model_len, request.params.max_tokens)
         render = functools.partial(self._rendered, request)
-        return [await fitting(request.conversation.messages, room, render)]
+        shorter = Shortened(request.conversation.messages, after=int(request.compacts))
+        return [await fitting(shorter, room, render)]
 
     def new_reply(self, id: str, request: Any, spec: ReplySpec) -> ResponsesReply:
         """The reply, which fills the answer."""

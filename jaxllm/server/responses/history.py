@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from bisect import bisect_left
+from collections.abc import Callable, Coroutine, Sequence
 from itertools import groupby
 from typing import Any
 
 import orjson
 
 from jaxllm.server.errors import ApiError
+from jaxllm.server.openai.chat import MAX_MESSAGES, count_chars
 from jaxllm.server.responses.items import Item
 from jaxllm.server.responses.output_items import new_id
 from jaxllm.server.responses.store import Encoded
@@ -41,14 +43,42 @@ def encode(item: Item) -> Encoded:
     return whole["id"], orjson.dumps(whole)
 
 
+class Shortened(Sequence[list[Message]]):
+    """The messages without ever more of the oldest. Leading instructions stay, a message of the
+    user to begin with, and the last `after`. The result of a call never stands without it."""
+
+    def __init__(self, messages: list[Message], after: int = 0):
+        roles, end = [one["role"] for one in messages], len(messages) - after
+        first = next((at for at, role in enumerate(roles[:end]) if role != "system"), end)
+        users = [at for at, role in enumerate(roles[:end]) if role == "user"]
+        last = users[-1] if users else first
+        head, begun = messages[:first], messages[:first] + messages[last:end][:1]
+        self._messages = messages
+        # What stands before the messages from a place on
+        self._cuts: list[tuple[list[Message], int]] = [([], 0)]
+        self._cuts += [(head, at) for at in users if at > first]
+        self._cuts += [(begun, at) for at in range(last + 2, len(roles)) if roles[at] != "tool"]
+
+    def __len__(self) -> int:
+        return len(self._cuts)
+
+    def __getitem__(self, at: Any) -> Any:
+        before, rest = self._cuts[at]
+        return before + self._messages[rest:]
+
+
+def clipped(messages: list[Message], max_chars: int, after: int) -> list[Message]:
+    """As many of the latest messages as a chat takes; those that `Shortened` keeps in any case."""
+    shorter = Shortened(messages, after)
+    fits = lambda one: len(one) <= MAX_MESSAGES and count_chars(one) <= max_chars
+    return list(shorter[min(bisect_left(shorter, True, key=fits), len(shorter) - 1)])
+
+
 async def fitting(
-    messages: list[Message],
-    room: int,
-    render: Callable[[list[Message]], Coroutine[Any, Any, list[int]]],
+    shorter: Shortened, room: int, render: Callable[[list[Message]], Coroutine[Any, Any, list[int]]]
 ) -> list[int]:
-    """The token ids of as many of the latest messages as `room` tokens hold; at least of the last
-    ones. Raises what `render` does for these."""
-    shorter = shortened(messages)
+    """The token ids of the first of `shorter` that `room` tokens hold, else of the last. Raises
+    what `render` does for these."""
     low, high, at = 0, len(shorter) - 1, 0
     best: list[int] | None = None
     while low <= high:
@@ -65,19 +95,6 @@ async def fitting(
             low = at + 1
         at = (low + high) // 2
     return await render(shorter[-1]) if best is None else best
-
-
-def shortened(messages: list[Message]) -> list[list[Message]]:
-    """The messages without ever more of the oldest. Leading instructions stay, and a message of the
-    user to begin with. The result of a call never stands without it."""
-    roles = [one["role"] for one in messages]
-    first = next((at for at, role in enumerate(roles) if role != "system"), len(messages))
-    head, users = messages[:first], [at for at, role in enumerate(roles) if role == "user"]
-    found = [messages] + [head + messages[at:] for at in users if at > first]
-    last = users[-1] if users else first
-    begun = head + messages[last : last + 1]
-    later = [at for at in range(last + 2, len(roles)) if roles[at] != "tool"]
-    return found + [begun + messages[at:] for at in later]
 
 
 def room_for_prompt(context: int, max_tokens: int | None) -> int:

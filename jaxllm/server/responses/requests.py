@@ -19,6 +19,7 @@ from jaxllm.server.openai.fields import (
 )
 from jaxllm.server.openai.limits import Rules
 from jaxllm.server.openai.requests import ChatRequest, parse_chat
+from jaxllm.server.responses.history import clipped
 from jaxllm.server.responses.items import Chat, Item
 from jaxllm.server.responses.store import Turn
 from jaxllm.server.responses.tools import Origin, Tools
@@ -140,7 +141,12 @@ def parse_response(
     included = read_includes(body)
     reasoning = read_reasoning(body)
     shown = read_shown(body, tools, reasoning)
-    request = as_chat(chat_body(body, chat, included, reasoning), tools, rules)
+    truncates = shown["truncation"] == "auto" or context.compacts
+    made = chat_body(body, chat, included, reasoning)
+    if truncates:
+        after = int(context.compacts)
+        made["messages"] = clipped(made["messages"], rules.char_limit(False), after)
+    request = as_chat(made, tools, rules)
     structure = request.structure
     if structure is not None and structure.field in RENAMED:
         structure = dataclasses.replace(structure, field=RENAMED[structure.field])
@@ -156,7 +162,7 @@ def parse_response(
         background=read_field(body, "background", bool, False),
         summarised=reasoning["summary"] is not None,
         sealed=SEALED in included,
-        truncates=shown["truncation"] == "auto" or context.compacts,
+        truncates=truncates,
         compacts=context.compacts,
     )
 
@@ -170,7 +176,6 @@ def chat_body(
     made = {name: body[name] for name in SHARED if body.get(name) is not None}
     made |= {
         "messages": chat.messages,
-        "tools": chat.tools.functions,
         "tool_choice": chat.tools.choice(body.get("tool_choice")),
         "parallel_tool_calls": body.get("parallel_tool_calls"),
         "max_completion_tokens": body.get("max_output_tokens"),

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from jaxllm.server.responses.history import fitting, room_for_prompt, shortened, simplified
+from jaxllm.server.responses import items
+from jaxllm.server.responses.history import Shortened, fitting, room_for_prompt, simplified
 from jaxllm.server.responses.sealed import unseal
 from jaxllm.tokenizer import Tokenizer
 from tests.server.harness import Running
@@ -19,6 +20,12 @@ HI = {"model": "fake", "input": "hi"}
 ADD = {"type": "function", "name": "add", "parameters": {"type": "object", "properties": {}}}
 BAD_SCHEMA = ADD | {"parameters": {"type": "array"}}
 SPACE = {"type": "namespace", "name": "n", "description": "", "tools": [BAD_SCHEMA]}
+
+
+@pytest.fixture(autouse=True)
+def short_summons(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What asks for a summary, in few of the fake engine's 256 tokens."""
+    monkeypatch.setattr(items, "SUMMARISE", "Sum up.")
 
 
 def says(role: str, text: str) -> dict[str, Any]:
@@ -126,6 +133,28 @@ def test_the_oldest_messages_are_left_out_on_request(server: Running, script: Sc
     assert "7 7 7" in shown and "0 0 0" not in shown
 
 
+@pytest.mark.parametrize("turns", [[says("user", "x" * 100_000)], [says("user", "x")] * 5000])
+def test_messages_beyond_every_limit_are_left_out_too(server: Running, script: Script, turns):
+    script("x")
+    body = HI | {"input": [*turns, says("assistant", "y"), says("user", "now")]}
+    assert server.post(PATH, body).status == 400
+    assert server.post(PATH, body | {"truncation": "auto"}).status == 200
+    assert "now" in prompt_of(server)
+
+
+def test_a_long_turn_is_compacted_without_its_oldest_calls(server: Running, script: Script):
+    script("We did it.")
+    calls: list[dict[str, Any]] = []
+    for number in range(20):
+        ids = {"call_id": f"call_{number}"}
+        calls.append({"type": "function_call", "name": "add", "arguments": "{}"} | ids)
+        calls.append({"type": "function_call_output", "output": f"sum {number}."} | ids)
+    body = {"model": "fake", "input": [says("user", "Do it."), *calls]}
+    assert server.post(f"{PATH}/compact", body).status == 200
+    assert "Do it." in prompt_of(server) and "sum 19." in prompt_of(server)
+    assert "sum 0." not in prompt_of(server) and "Sum up." in prompt_of(server)
+
+
 def test_truncation_does_not_shorten_what_cannot_be_left_out(server: Running):
     reply = server.post(PATH, HI | {"input": "x" * 300, "truncation": "auto"})
     assert (reply.status, reply.error["code"]) == (400, "context_length_exceeded")
@@ -146,19 +175,26 @@ LONG = [
 
 
 def test_messages_are_shortened_by_turns_and_then_by_calls():
-    found = ["".join(one["role"][0] for one in messages) for messages in shortened(LONG)]
+    found = ["".join(one["role"][0] for one in messages) for messages in Shortened(LONG)]
     assert found == ["suauattat", "suattat", "suat"]
+
+
+def test_what_asks_for_a_summary_is_no_turn_and_stays():
+    asked = [*LONG, says("user", "z")]
+    found = ["".join(one["role"][0] for one in messages) for messages in Shortened(asked, after=1)]
+    assert found == ["suauattatu", "suattatu", "suatu", "suu"]
+    assert all(messages[-1] == asked[-1] for messages in Shortened(asked, after=1))
 
 
 @pytest.mark.parametrize("messages", [LONG, LONG[:1], LONG[:2], LONG[4:], [says("user", "x")]])
 def test_the_longest_that_fits_is_taken_and_the_shortest_if_none_does(messages):
-    lengths = [len(one) for one in shortened(messages)]
+    lengths = [len(one) for one in Shortened(messages)]
 
     async def render(one: list[Any]) -> list[int]:
         return [0] * len(one)
 
     for room in range(12):
-        taken = len(asyncio.run(fitting(messages, room, render)))
+        taken = len(asyncio.run(fitting(Shortened(messages), room, render)))
         assert taken == next((one for one in lengths if one <= room), lengths[-1])
     assert (room_for_prompt(800, None), room_for_prompt(800, 90)) == (700, 710)
     assert room_for_prompt(800, 5000) == 400
@@ -189,6 +225,7 @@ def test_a_conversation_is_compacted(server: Running, client, script: Script):
     script("<think>\nhm\n</think>\n\nWe did it.")
     body = {"model": "fake", "input": CONVERSATION[:2], "tools": [ADD], "stream": False}
     made = server.post(f"{PATH}/compact", body).json()
+    assert "Do it." in prompt_of(server) and "Done." in prompt_of(server)
     assert made["object"] == "response.compaction"
     user, summary = made["output"]
     assert user["content"] == [{"type": "input_text", "text": "Do it."}]
