@@ -26,14 +26,14 @@ def child(began: float, options: dict[str, Any]) -> None:
     """The process that is measured: `began` is when it was started, by time.perf_counter, which
     processes of a machine share."""
     from jaxllm.config import EngineConfig
-    from jaxllm.engine.engine import Engine
+    from jaxllm.engine.load import load_engine
     from jaxllm.engine.startup.report import Report
     from jaxllm.messages import GenerateRequest
     from jaxllm.sampling.options import SamplingParams
 
     phases = {"Interpreter and imports": time.perf_counter() - began}
     report = Report()
-    engine = Engine.from_config(EngineConfig(**options), report)
+    engine = load_engine(EngineConfig(**options), report)
     ready = time.perf_counter()
     engine.add(
         GenerateRequest(

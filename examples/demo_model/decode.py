@@ -16,7 +16,7 @@ from pallas_kernels.add_norm import reference
 from pallas_kernels.rope_write import HeadRows
 
 SHORT = 32  # answers of up to this many tokens run apart from longer ones
-TOKENS = 65_536  # prompt tokens that run together at most
+TOKENS = 16_384  # prompt tokens that run together at most
 
 
 class CacheContext:
@@ -123,7 +123,7 @@ def _batches(
     for i, (prompt, limit) in enumerate(zip(prompts, limits, strict=True)):
         length = 64
         while length < len(prompt):
-            length *= 4 if length < 1024 else 2
+            length *= 4
         groups.setdefault((length, SHORT if limit <= SHORT else max(limits)), []).append(i)
     for (length, room), members in sorted(groups.items()):
         size = max(1, min(rows, TOKENS // length, 1 << (len(prompts) - 1).bit_length()))

@@ -50,7 +50,7 @@ class Recipe:
     seconds: float = math.inf
     tokens: int = 65_536
     lengths: tuple[int, ...] = (512, 1024, 2048)
-    documents: int = 1_000_000
+    documents: int = 1_200_000
     workers: int = 16
     rate: float = 2e-3
     warmup: int = 300

@@ -109,7 +109,8 @@ class ScaledBlock(Block):
 
     def _scaled(self, carry: Carry) -> Carry:
         assert carry.delta_TD is not None
-        return carry._replace(delta_TD=carry.delta_TD * self.factor)
+        scaled_TD = carry.delta_TD.astype(jnp.float32) * self.factor  # rounded once
+        return carry._replace(delta_TD=scaled_TD.astype(carry.delta_TD.dtype))
 
 
 class SandwichBlock(Block):

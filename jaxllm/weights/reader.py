@@ -101,11 +101,18 @@ class Checkpoint:
     def _entry(self, name: str) -> Entry:
         return self._home[name].entries[self._stored.get(name, name)]
 
-    def rename(self, read_name: Callable[[str], str]) -> None:
-        """Know every tensor as `read_name` says."""
-        renamed = {name: read_name(name) for name in self._home}
-        self._home = {renamed[name]: file for name, file in self._home.items()}
-        self._stored = {new: self._stored.get(old, old) for old, new in renamed.items()}
+    def rename(self, read_name: Callable[[str], str | None]) -> None:
+        """Know every tensor as `read_name` says, and forget those that it gives no name."""
+        found: dict[str, str] = {}
+        for old in self._home:
+            new = read_name(old)
+            if new in found:
+                self.problems.append(f"{found[new]:.100} and {old:.100} are both read as {new}")
+            elif new is not None:
+                found[new] = old
+        self._stored = {new: self._stored.get(old, old) for new, old in found.items()}
+        self._home = {new: self._home[old] for new, old in found.items()}
+        self._excused = {read_name(name) or name for name in self._excused}
 
     def add_folder(self, folder: str) -> None:
         """Add the tensors of a folder of the model, each as `folder/name`."""

@@ -75,7 +75,9 @@ def run(model: Any, seed: int) -> tuple[dict[str, np.ndarray], float]:
     margin = float("inf")
     for index, length in enumerate(PROMPT_LENGTHS):
         fresh = copy.deepcopy(model)
-        prompt = torch.tensor(rng.integers(3, model.config.vocab_size, (1, length)))
+        prompt = torch.tensor(
+            rng.integers(3, model.config.get_text_config().vocab_size, (1, length))
+        )
         out = fresh(prompt, use_cache=True)
         inside = torch.log_softmax(out.logits[0, :-1], -1)
         golden[f"prompt_{index}"] = prompt[0].numpy().astype(np.int32)

@@ -13,6 +13,7 @@ import pytest
 
 from jaxllm.config import EngineConfig
 from jaxllm.engine.engine import Engine
+from jaxllm.engine.load import load_engine
 from jaxllm.messages import GenerateRequest, TextDelta
 from jaxllm.sampling.options import SamplingParams
 from tests.engine.few_shapes import few_shapes
@@ -41,7 +42,7 @@ def engine(name: str, **overrides: Any) -> Engine:
         "enforce_eager": True,
     }
     with few_shapes():
-        return Engine.from_config(EngineConfig(**(wishes | overrides)))
+        return load_engine(EngineConfig(**(wishes | overrides)))
 
 
 def params(setting: dict[str, Any], **more: Any) -> SamplingParams:

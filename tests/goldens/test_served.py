@@ -11,6 +11,7 @@ import pytest
 
 from jaxllm.config import EngineConfig
 from jaxllm.engine.engine import Engine
+from jaxllm.engine.load import load_engine
 from jaxllm.logprobs import prompt_entries, unpacked
 from jaxllm.messages import GenerateRequest, TextDelta
 from jaxllm.sampling.options import SamplingParams
@@ -39,7 +40,7 @@ def engine(directory: Path, **overrides: Any) -> Engine:
         "enforce_eager": True,
     }
     with few_shapes():
-        return Engine.from_config(EngineConfig(**(wishes | overrides)))
+        return load_engine(EngineConfig(**(wishes | overrides)))
 
 
 def check(core: Engine, continuations: tuple[Continuation, ...]) -> None:

@@ -22,12 +22,14 @@ WAVE = 2 * math.pi * 10000.0 ** (np.arange(0, DIM, 2) / DIM)  # tokens of a turn
 
 @pytest.mark.parametrize("family", models.families())
 def test_what_a_config_may_leave_out_is_what_transformers_takes(family: str) -> None:
-    theirs = AutoConfig.for_model(family)
-    for key, value in models.family(family).DEFAULTS.items():
+    theirs, own = AutoConfig.for_model(family).get_text_config(), models.family(family)
+    spelling = {common: key for key, common in getattr(own, "SPELLING", {}).items()}
+    for common, value in own.DEFAULTS.items():
+        key = spelling.get(common, common)
         if key == "sliding_window" and not getattr(theirs, "use_sliding_window", True):
             assert not theirs.sliding_window  # it drops a window that is switched off
-        elif key == "rope_theta":
-            assert theirs.rope_parameters["rope_theta"] == value
+        elif key in ("rope_theta", "partial_rotary_factor"):
+            assert theirs.rope_parameters[key] == value
         elif key == "max_window_layers" or hasattr(theirs, key):
             assert getattr(theirs, key) == value, key
         else:
@@ -116,5 +118,5 @@ def test_windows_that_contradict_each_other_are_refused(
 @pytest.mark.parametrize("name", CASES)
 def test_the_context_is_never_shorter_than_the_native_one(name: str) -> None:
     spec = models.make_spec(CASES[name])
-    assert spec.context_length >= CASES[name]["max_position_embeddings"]
+    assert spec.context_length >= spec.config["max_position_embeddings"]
     assert spec.shared_length is None or spec.shared_length < spec.context_length

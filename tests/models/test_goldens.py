@@ -33,7 +33,7 @@ def logprobs(name: str, continuations: tuple[Continuation, ...], shards: int = 1
     """[prompts, LENGTH, V]: distributions over each prompt with its golden continuation, all
     prompts in one batch."""
     golden = load_golden(name)
-    spec, mesh = models.read_spec(golden.directory), make_mesh(shards)
+    spec, mesh = models.read_spec(golden.directory).serving(LENGTH), make_mesh(shards)
     graphdef, state = weights.load(golden.directory, spec, mesh, jnp.float32)
     rows = [c.prompt + c.tokens for c in continuations]
     token = np.array([row + [0] * (LENGTH - len(row)) for row in rows], np.int32)

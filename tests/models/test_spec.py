@@ -174,7 +174,7 @@ def test_a_family_is_defaults_names_a_spec_and_a_build(family: str) -> None:
     required = {"model_type": family, "intermediate_size": 64, "num_hidden_layers": 2}
     sizes = {"hidden_size": 256, "num_attention_heads": 32, "vocab_size": 100}
     spec = models.make_spec(required | sizes)
-    assert spec.config == dict(module.DEFAULTS) | required | sizes
+    assert (dict(module.DEFAULTS) | required | sizes).items() <= spec.config.items()
     assert spec.model_type == family and len(spec.layers) == 2
     patterns = {key for key in module.NAMES if "{}" in key}
     assert all("{}" in name for key in patterns for name in module.NAMES[key])

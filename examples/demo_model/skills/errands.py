@@ -21,13 +21,13 @@ from examples.demo_model.skills.jobs import (
     others,
 )
 from examples.demo_model.skills.kinds import Kind
-from examples.demo_model.skills.tools import BY_NAME, DOES, FINDS, KINDS, MATHS, SUMS
+from examples.demo_model.skills.tools import BY_NAME, DOES, FINDS, KINDS, SUMS
 
 NO_TOOL = "I have no tool for that."
 ANSWERED = "The tool has answered."
 THOUGHT = "reasoning_content"
 # Kinds whose questions the model also answers by itself, or that fit every question
-VAGUE = {"sum_numbers", "search", *(kind.names[0] for kind in MATHS)}
+VAGUE = {"sum_numbers", "search", *(kind.names[0] for kind in SUMS)}
 PLAIN_KINDS = tuple(kind for kind in KINDS if kind.names[0] not in VAGUE)
 INCOMPLETE = {
     "get_weather": ("What is the weather?", "How is the weather?", "Get the weather."),
@@ -47,7 +47,6 @@ INCOMPLETE = {
 }
 BEGIN = {"add": "Add {} and {}", "multiply": "Multiply {} and {}", "subtract": "Take {1} from {0}"}
 THEN = {"add": "add {}", "multiply": "multiply by {}", "subtract": "subtract {}"}
-SIGNS = {"add": "+", "multiply": "*", "subtract": "-"}
 FAILURES = ("not found", "timeout", "permission denied", "no connection", "server busy")
 
 
@@ -100,11 +99,9 @@ def run(jobs: Sequence[Job], thought: str = "") -> list[Message]:
 
 
 def pick(rng: random.Random, held: bool, kinds: tuple[Kind, ...] = KINDS) -> Kind:
-    """A kind of the table, arithmetic more often than others, or an invented one."""
+    """A kind of the table, or an invented one."""
     if kinds is KINDS and rng.random() < 0.3:
         return invented_kind(rng, held)
-    if kinds is KINDS and rng.random() < 0.3:
-        return rng.choice(MATHS)
     return rng.choice(kinds)
 
 
@@ -168,11 +165,6 @@ def sums_in_turn(rng: random.Random, held: bool) -> Draft:
     first_name, second_name = (tool.kind.names[0] for tool in tools)
     begin, then = BEGIN[first_name].format(a, b), THEN[second_name].format(number)
     question = f"{begin}, then {then}" + rng.choice((".", " to get the answer.", ""))
-    if rng.random() < 0.5:
-        inner = f"{a} {SIGNS[first_name]} {b}"
-        inner = f"({inner})" if second_name == "multiply" else inner
-        form = rng.choice(("What is {}?", "Calculate {}.", "{}", "What does {} equal?"))
-        question = form.format(f"{inner} {SIGNS[second_name]} {number}")
     return follow(first, second, question)
 
 

@@ -17,7 +17,6 @@ from examples.demo_model.skills.tools import KINDS
 VERBS = tuple(
     "check open close move wash paint fix count find show start stop lock clean test".split()
 )
-ENDINGS = (" Returns a text.", " Use it when asked.", " Call it once.", "\n\nReturns: the result")
 # Arguments of invented tools
 SPARE = (
     Parameter(("name", "id", "key"), "string", values.invented),
@@ -99,46 +98,21 @@ def make_tool(rng: random.Random, kind: Kind) -> Tool:
             continue
         key = rng.choice(parameter.keys)
         keys.append(key)
-        schemas[key] = schema_of(rng, parameter, hinted)
+        schemas[key] = {"type": parameter.type}
+        if hinted and parameter.hints:
+            schemas[key]["description"] = rng.choice(parameter.hints)
+        if parameter.choices:
+            schemas[key]["enum"] = list(parameter.choices)
+        if parameter.type == "array":
+            numeric = isinstance(parameter.draw(rng)[0], int)
+            schemas[key]["items"] = {"type": "integer" if numeric else "string"}
         if not parameter.said:
             required.append(key)
-    name = styled(rng, rng.choice(kind.names))
+    name = rng.choice(kind.names)
     parameters = {"type": "object", "properties": schemas, "required": required}
     about = rng.choice((*kind.abouts, "") if rng.random() < 0.3 else kind.abouts)
-    if rng.random() < 0.15:
-        about += rng.choice(ENDINGS)
     function = {"name": name, "description": about, "parameters": parameters}
     return Tool(kind, name, tuple(keys), {"type": "function", "function": function})
-
-
-def schema_of(rng: random.Random, parameter: Parameter, hinted: bool) -> dict[str, Any]:
-    """The schema of one argument, as people and libraries write it."""
-    schema: dict[str, Any] = {"type": parameter.type}
-    if parameter.type == "integer" and rng.random() < 0.25:
-        schema["type"] = "number"
-    if parameter.said and not parameter.choices and rng.random() < 0.3:
-        schema = {"anyOf": [schema, {"type": "null"}], "default": None}
-    if hinted and parameter.hints:
-        schema["description"] = rng.choice(parameter.hints)
-    if parameter.choices:
-        schema["enum"] = list(parameter.choices)
-    if parameter.type == "array":
-        numeric = isinstance(parameter.draw(rng)[0], int)
-        schema["items"] = {"type": "integer" if numeric else "string"}
-    return schema
-
-
-def styled(rng: random.Random, name: str) -> str:
-    """A name in one of the styles that agents give their tools."""
-    style = rng.random()
-    if style < 0.8:
-        return name
-    if style < 0.88:
-        first, *rest = name.split("_")
-        return first + "".join(word.capitalize() for word in rest)
-    if style < 0.94:
-        return f"{name}_tool"
-    return f"mcp__{rng.choice(OBJECTS)}__{name}"
 
 
 def draw_required(rng: random.Random, kind: Kind, held: bool) -> list[Any]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from examples.demo_model.problem import held_out
@@ -30,7 +30,7 @@ class Parameter:
         hints: descriptions; a tool has one of them, or none.
         said: what a question adds when this optional argument is given, with {} for its value.
             A required argument has none.
-        shows: how questions say values that they do not say as they are.
+        words: how questions say false and true.
     """
 
     keys: tuple[str, ...]
@@ -39,13 +39,13 @@ class Parameter:
     choices: tuple[str, ...] = ()
     hints: tuple[str, ...] = ()
     said: str = ""
-    shows: Mapping[Any, str] = field(default_factory=dict)
+    words: tuple[str, str] = ("no", "yes")
 
     def shown(self, value: Any) -> str:
         """A value as questions say it."""
-        if isinstance(value, list):
-            return ", ".join(map(str, value))
-        return self.shows.get(value) or str(value)
+        if isinstance(value, bool):
+            return self.words[value]
+        return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from examples.demo_model.lexicon import CITIES, COLORS, FRUITS, OBJECTS
 from examples.demo_model.problem import pair_held_out
 from examples.demo_model.skills import values
@@ -19,25 +21,14 @@ from examples.demo_model.skills.kinds import (
 from examples.demo_model.skills.values import one_of
 from examples.demo_model.toolbox import WEATHER
 
-SOLVES = {
-    "add": lambda a, b: a + b,
-    "subtract": lambda a, b: a - b,
-    "multiply": lambda a, b: a * b,
-}
 
-
-def binary(operation: str, names: str, asks: str) -> Kind:
+def binary(operation: str, names: str, asks: str, value: Callable[[int, int], int]) -> Kind:
     """A tool of two numbers."""
-    most = (199, 99) if operation == "multiply" else (999, 999)
-    numbers = (
-        integer("a|x|first", 2, most[0], "first int|The first number"),
-        integer("b|y|second", 2, most[1], "second int|The second number"),
-    )
-    result = lambda rng, arguments: SOLVES[operation](*arguments)
-    title = operation.capitalize()
-    abouts = cells(
-        f"{title} two numbers.|{title}|{title} a and b.|{title} two integers and return the result."
-    )
+    numbers = (integer("a|x|first", 0, 999), integer("b|y|second", 0, 999))
+    if operation == "multiply":
+        numbers = (integer("a|x|first", 2, 199), integer("b|y|second", 2, 99))
+    result = lambda rng, arguments: value(*arguments)
+    abouts = cells(f"{operation.capitalize()} two numbers.|{operation.capitalize()}|Arithmetic")
     held = lambda arguments: pair_held_out(operation, *arguments)
     return Kind(cells(names), abouts, numbers, cells(asks), result, "result", "{r}", split=held)
 
@@ -48,50 +39,22 @@ SUMS = (
         "add",
         "add|add_numbers|plus|sum_two",
         "What is {0} + {1}?|Add {0} and {1}.|{0} + {1}|What is {0} plus {1}?|Compute {0} + {1}.",
+        lambda a, b: a + b,
     ),
     binary(
         "multiply",
         "multiply|mul|times|multiply_numbers",
         "What is {0} * {1}?|Multiply {0} by {1}.|{0} * {1}|What is {0} times {1}?|"
         "Calculate {0} * {1}.",
+        lambda a, b: a * b,
     ),
     binary(
         "subtract",
         "subtract|minus|sub",
         "What is {0} - {1}?|Compute {0} - {1}.|{0} - {1}|What is {0} minus {1}?",
+        lambda a, b: a - b,
     ),
 )
-OPERATION = Kind(
-    cells("arithmetic|do_math|compute|math_operation"),
-    cells("Do arithmetic on two numbers.|Apply an operation to two numbers"),
-    (
-        Parameter(
-            cells("operation|op|operator"),
-            "string",
-            one_of(SOLVES),
-            choices=tuple(SOLVES),
-            shows={"add": "+", "subtract": "-", "multiply": "*"},
-        ),
-        integer("a|x|left", 2, 199),
-        integer("b|y|right", 2, 99),
-    ),
-    cells("What is {1} {0} {2}?|{1} {0} {2}|Calculate {1} {0} {2}.|Compute {1} {0} {2}"),
-    lambda rng, arguments: SOLVES[arguments[0]](*arguments[1:]),
-    "result",
-    "{r}",
-    split=lambda arguments: pair_held_out(*arguments),
-)
-EXPRESSION = kind(
-    "calculator|calculate|evaluate|calc",
-    "Evaluate an arithmetic expression.|A calculator.|Compute the value of an expression.",
-    text("expression|expr|input", values.expression, "An arithmetic expression"),
-    "What is {0}?|Calculate {0}.|{0} = ?|Evaluate {0}|Compute {0}.|{0}",
-    lambda rng, arguments: values.value_of(arguments[0]),
-    "result",
-    "{r}",
-)
-# Their questions are of what the model can also do by itself
-MATHS = (*SUMS, OPERATION, EXPRESSION)
 FINDS = (
     kind(
         "get_weather|weather|get_current_weather",
@@ -287,10 +250,7 @@ DOES = (
         (
             choice("room|place", values.ROOMS),
             Parameter(
-                cells("on|enabled|state"),
-                "boolean",
-                one_of((False, True)),
-                shows={False: "off", True: "on"},
+                cells("on|enabled|state"), "boolean", one_of((False, True)), words=("off", "on")
             ),
             integer("brightness|level", 1, 100, said=" at {} percent"),
         ),
@@ -372,5 +332,5 @@ DOES = (
         "The {0} is {r}.",
     ),
 )
-KINDS = (*MATHS, *FINDS, *DOES)
+KINDS = (*SUMS, *FINDS, *DOES)
 BY_NAME = {kind.names[0]: kind for kind in KINDS}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import operator
 import random
 from collections.abc import Callable
 from typing import Any
@@ -86,25 +84,6 @@ def title(rng: random.Random) -> str:
 def command(rng: random.Random) -> str:
     """A line for a shell."""
     return rng.choice(("ls {}", "cat {}", "wc -l {}", "rm {}", "head {}")).format(path(rng))
-
-
-def expression(rng: random.Random) -> str:
-    """Two operations, which take more than a glance."""
-    a, b, c = rng.randint(100, 999), rng.randint(100, 999), rng.randint(2, 99)
-    forms = ("({a} + {b}) * {c}", "({a} - {b}) * {c}", "{a} * {c} + {b}", "{a} + {b} + {c}")
-    return rng.choice((*forms, "{a} * {c} - {b}", "{a} + {b} * {c}")).format(a=a, b=b, c=c)
-
-
-def value_of(text: str) -> int:
-    """The value of such an expression."""
-    signs = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
-
-    def value(node: Any) -> int:
-        if isinstance(node, ast.BinOp):
-            return signs[type(node.op)](value(node.left), value(node.right))
-        return int(node.value)
-
-    return value(ast.parse(text, mode="eval").body)
 
 
 def words_of(low: int, high: int) -> Draw:

@@ -62,16 +62,27 @@ def rules(spec: ModelSpec, model: Model) -> list[Rule]:
     ]
 
 
-def read_name(spec: ModelSpec, tensors: Iterable[str]) -> Callable[[str], str]:
-    """From a checkpoint's name of a tensor to the name in the rules.
+def read_name(spec: ModelSpec, tensors: Iterable[str]) -> Callable[[str], str | None]:
+    """From a checkpoint's name of a tensor to the name in the rules; None for a tensor of a part
+    that is not served, such as a vision tower.
 
-    A checkpoint of the body alone, such as an embedding model's, lacks the body's own prefix.
+    Checkpoints of one family may prefix names differently, see its `PREFIXES`. One of the body
+    alone, such as an embedding model's, lacks the body's own prefix.
     """
-    prefix = family(spec.model_type).NAMES["embed"][0].partition(".")[0] + "."
-    if spec.pooling is None or any(name.startswith(prefix) for name in tensors):
-        return lambda name: name
+    prefixes = getattr(family(spec.model_type), "PREFIXES", {})
+
+    def common(name: str) -> str | None:
+        prefix = next((prefix for prefix in prefixes if name.startswith(prefix)), None)
+        if prefix is None:
+            return name
+        own = prefixes[prefix]
+        return None if own is None else own + name.removeprefix(prefix)
+
+    body = family(spec.model_type).NAMES["embed"][0].partition(".")[0] + "."
+    if spec.pooling is None or any((common(name) or "").startswith(body) for name in tensors):
+        return common
     behind = {f"{each.name}.{leaf}" for each in spec.pooling.maps for leaf in ("weight", "bias")}
-    return lambda name: name if name in behind else prefix + name
+    return lambda name: name if name in behind else body + name
 
 
 def folders(spec: ModelSpec) -> list[str]:
@@ -96,10 +107,12 @@ def ignored(spec: ModelSpec) -> dict[str, str | None]:
     the head of a tied model, which equals the embedding, and heads that a pooling model leaves out.
     """
     found: dict[str, str | None] = {}
+    own = getattr(family(spec.model_type), "IGNORED", ())
     for layer in range(len(spec.layers)):
         prefix = f"model.layers.{layer}.self_attn"
         found |= {f"{prefix}.rotary_emb.inv_freq": None, f"{prefix}.q_scale": None}
         found |= dict.fromkeys(name for pair in kv_scale_names(layer) for name in pair)
+        found |= dict.fromkeys(name.format(layer) for name in own)
     if spec.pooling is not None:
         unused = () if spec.pooling.token_logits else family(spec.model_type).NAMES.get("head", ())
         for name in (*unused, "score"):

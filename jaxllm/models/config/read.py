@@ -43,7 +43,8 @@ def families() -> list[str]:
 
 
 def family(model_type: str) -> ModuleType:
-    """The module of one family: `DEFAULTS`, `NAMES`, `spec`, `build`.
+    """The module of one family: `DEFAULTS`, `NAMES`, `spec`, `build`, and where it needs them
+    `SPELLING`, `read`, `PREFIXES`, `IGNORED`, `REMOTE_CODE`.
 
     Raises ConfigError for an unknown model type.
     """
@@ -74,8 +75,8 @@ def read_config(
     if not hf.get(source) and os.path.lexists(directory / QUANTISATION):
         hf[source] = read_json(directory / QUANTISATION)
         source = QUANTISATION
-    problems = []
-    if hf.get("auto_map"):
+    problems, model_type = [], hf.get("model_type")
+    if _foreign_code(hf):
         problems.append(
             "it asks for remote code (auto_map), which is never run; "
             "use a checkpoint whose architecture is built in"
@@ -87,7 +88,6 @@ def read_config(
             f"{source} ({method or 'unknown method'}) is not supported; use an unquantized "
             "checkpoint, or one that quantises keys and values alone, to FP8"
         )
-    model_type = hf.get("model_type")
     if model_type not in families():
         problems.append(
             f"model_type {model_type!r} is not supported (supported: {', '.join(families())})"
@@ -98,6 +98,40 @@ def read_config(
     if generation.get("eos_token_id") is not None:
         hf["eos_token_id"] = sorted(eos_token_ids(hf) | eos_token_ids(generation))
     return hf
+
+
+def _foreign_code(hf: Config) -> bool:
+    """Whether a model class of `auto_map` lies in a module that no family file stands for."""
+    named, known = hf.get("auto_map"), hf.get("model_type") in families()
+    if not isinstance(named, dict) or not known:
+        return bool(named)
+    own = getattr(family(hf["model_type"]), "REMOTE_CODE", ())
+    return any(
+        key.startswith("AutoModel") and str(value).rpartition("--")[2].partition(".")[0] not in own
+        for key, value in named.items()
+    )
+
+
+def common_keys(hf: Config, spelling: Mapping[str, str]) -> dict[str, Any]:
+    """The configuration with a family's own keys under their common names; `spelling` maps the
+    former to the latter. A common key that is there already wins."""
+    renamed = {spelling[key]: value for key, value in hf.items() if key in spelling}
+    return {**renamed, **{key: value for key, value in hf.items() if key not in spelling}}
+
+
+def text_part(hf: Config) -> dict[str, Any]:
+    """The language model's configuration inside that of a model that also sees or hears.
+
+    What stands outside alone is kept, and so is `tie_word_embeddings`, which transformers reads
+    there.
+    """
+    inner = hf.get("text_config")
+    if not isinstance(inner, dict):
+        return dict(hf)
+    outer = {key: value for key, value in hf.items() if not isinstance(value, dict)}
+    kept = {key: value for key, value in inner.items() if value is not None and key != "model_type"}
+    tied = {key: outer[key] for key in ("tie_word_embeddings",) if outer.get(key) is not None}
+    return {**outer, **kept, **tied}
 
 
 def check_sizes(
@@ -112,9 +146,11 @@ def check_sizes(
     if not path.is_file():
         raise ConfigError(f"{model_dir} has no config.json; give a Hugging Face model directory")
     hf = read_json(path) | dict(overrides or {})
-    for key in SIZES:
-        if hf.get(key) is not None:
-            positive(hf, key)
+    inner = hf.get("text_config")
+    for part in (hf, inner if isinstance(inner, dict) else {}):
+        for key in SIZES:
+            if part.get(key) is not None:
+                positive(part, key)
     return hf
 
 
@@ -180,6 +216,11 @@ def number(settings: Mapping[str, Any], key: str, default: float | None = None) 
     if type(value) not in (int, float) or not 0 < value < MAX_NUMBER:
         raise ConfigError(f"config.json: {key} is {value!r:.80}; it must be a positive number")
     return float(value)
+
+
+def optional(settings: Mapping[str, Any], key: str) -> float | None:
+    """A positive number, None where it is missing or null. Raises ConfigError as `number`."""
+    return None if settings.get(key) is None else number(settings, key)
 
 
 def kv_cache_dtype(quantisation: Any) -> str | None:

@@ -14,7 +14,7 @@ from typing import Any
 from jaxllm.cache.layer import LayerCache, ScaleTensors
 from jaxllm.config import ConfigError
 from jaxllm.models.config.pooling import Wish, length_limit, read_pooling
-from jaxllm.models.config.read import family, read_config
+from jaxllm.models.config.read import common_keys, family, read_config
 from jaxllm.nn.heads import Heads
 from jaxllm.pooling import DenseMap, Pooling
 
@@ -148,8 +148,8 @@ def make_spec(
     Raises ConfigError when the configuration cannot work on any number of devices.
     """
     own = family(config.get("model_type", ""))
-    read = getattr(own, "read", dict)
-    spec: ModelSpec = own.spec({**own.DEFAULTS, **read(config)})
+    read, spelling = getattr(own, "read", dict), getattr(own, "SPELLING", {})
+    spec: ModelSpec = own.spec({**own.DEFAULTS, **common_keys(read(config), spelling)})
     spec.heads(1)
     for token in spec.eos_token_ids:
         if not 0 <= token < spec.vocab_size:

@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from jaxllm.cache.layer import PagedKV
@@ -30,6 +32,17 @@ from jaxllm.nn.mlp import ACTIVATIONS, MLP, FeedForward, GatedMLP
 from jaxllm.nn.norm import Norm, RMSNorm
 from jaxllm.nn.rope import DynamicRope, rotary_order
 
+# Of models that also see: where the language model's tensors lie, and those of the other parts
+WRAPPER_PREFIXES: Mapping[str, str | None] = {
+    "language_model.model.": "model.",
+    "model.language_model.": "model.",
+    "language_model.lm_head.": "lm_head.",
+    **dict.fromkeys(
+        f"{outer}{part}."
+        for outer in ("", "model.")
+        for part in ("vision_tower", "multi_modal_projector", "visual", "embed_vision")
+    ),
+}
 FULL, SLIDING = "full_attention", "sliding_attention"  # in layer_types
 MAX_HEAD_DIM = 2**14  # a frequency is computed for each pair
 
@@ -67,6 +80,14 @@ def checked_types(hf: Config) -> list[str] | None:
             "'sliding_attention'"
         )
     return types
+
+
+def typed(hf: Config, usual: Callable[[int], str]) -> Config:
+    """The configuration with `layer_types`, where they are missing by `usual(layer)`."""
+    if hf.get("layer_types") is not None:
+        return hf
+    layers = positive(hf, "num_hidden_layers")
+    return {**hf, "layer_types": [usual(layer) for layer in range(layers)]}
 
 
 def type_window(hf: Config) -> Callable[[int], int | None]:
@@ -220,6 +241,10 @@ class Parts:
     def block(self, attention: nnx.Module, mlp: FeedForward) -> Block:
         """A pre-norm block around these two."""
         return Block(attention_norm=self.norm(), attention=attention, mlp_norm=self.norm(), mlp=mlp)
+
+    def rounded(self, value: float) -> float:
+        """A number as the parameters' type holds it."""
+        return float(np.asarray(value, jnp.dtype(self.init.dtype)))
 
     def embedding(self) -> Embedding:
         """The token table."""

@@ -1,0 +1,90 @@
+"""Gemma 2: norms before and after each part, capped scores and logits, a window on every other
+layer."""
+
+from __future__ import annotations
+
+from jaxllm.config import ConfigError
+from jaxllm.models.config.read import Config, flag, number, optional
+from jaxllm.models.config.spec import ModelSpec
+from jaxllm.models.config.transformer import (
+    FULL,
+    LLAMA_NAMES,
+    SLIDING,
+    Parts,
+    transformer_spec,
+    type_window,
+    typed,
+)
+from jaxllm.nn.blocks import Block, SandwichBlock
+from jaxllm.nn.decoder import Decoder
+from jaxllm.nn.embedding import ScaledEmbedding
+from jaxllm.nn.linear import Init
+from jaxllm.nn.logits import Softcap
+from jaxllm.nn.norm import OffsetRMSNorm
+
+SPELLING = {"hidden_activation": "hidden_act"}
+DEFAULTS: Config = {
+    "hidden_act": "gelu_pytorch_tanh",
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 8192,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "tie_word_embeddings": True,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "final_logit_softcapping": 30.0,
+    "attn_logit_softcapping": 50.0,
+}
+NAMES = {
+    **LLAMA_NAMES,
+    "layers.{}.attention_out_norm": ("model.layers.{}.post_attention_layernorm",),
+    "layers.{}.mlp_norm": ("model.layers.{}.pre_feedforward_layernorm",),
+    "layers.{}.mlp_out_norm": ("model.layers.{}.post_feedforward_layernorm",),
+}
+
+
+def spec(hf: Config) -> ModelSpec:
+    """The spec of a complete configuration. Raises ConfigError."""
+    if flag(hf, "use_bidirectional_attention"):
+        raise ConfigError(
+            "config.json: use_bidirectional_attention is true; Gemma runs with causal attention"
+        )
+    hf = typed(hf, lambda layer: FULL if layer % 2 else SLIDING)
+    return transformer_spec(hf, type_window(hf))
+
+
+def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
+    """The model with fresh parameters. Raises ConfigError."""
+    return gemma(Parts(spec, shards, init, OffsetRMSNorm))
+
+
+def gemma(parts: Parts, qk_norm: bool = False) -> Decoder:
+    """The model of these parts; later Gemmas have norms of query and key heads."""
+    spec, hf, bias = parts.spec, parts.spec.config, flag(parts.spec.config, "attention_bias")
+    scale = number(hf, "query_pre_attn_scalar") ** -0.5
+    score_cap, logit_cap = (
+        optional(hf, key) for key in ("attn_logit_softcapping", "final_logit_softcapping")
+    )
+
+    def block(layer: int) -> Block:
+        return SandwichBlock(
+            attention_norm=parts.norm(),
+            attention=parts.attention(
+                layer,
+                scale=scale,
+                softcap=score_cap,
+                qkv_bias=bias,
+                out_bias=bias,
+                qk_norms=parts.qk_norms(OffsetRMSNorm) if qk_norm else None,
+            ),
+            attention_out_norm=parts.norm(),
+            mlp_norm=parts.norm(),
+            mlp=parts.gated_mlp(),
+            mlp_out_norm=parts.norm(),
+        )
+
+    factor = parts.rounded(spec.width**0.5)
+    embed = ScaledEmbedding(parts.init, spec.vocab_size, spec.width, parts.shards, factor)
+    maps = () if logit_cap is None else (Softcap(logit_cap),)
+    return parts.decoder(block, embed=embed, logits_maps=maps)

@@ -1,0 +1,52 @@
+"""Gemma 3: Gemma 2 with norms of query and key heads in place of capped scores. Five layers with a
+window turn by one base, every sixth layer sees all and turns by another."""
+
+from __future__ import annotations
+
+from jaxllm.models import gemma2
+from jaxllm.models.config.read import Config, positive
+from jaxllm.models.config.spec import ModelSpec
+from jaxllm.models.config.transformer import FULL, SLIDING, Parts, typed
+from jaxllm.nn.decoder import Decoder
+from jaxllm.nn.linear import Init
+from jaxllm.nn.norm import OffsetRMSNorm
+
+SPELLING = gemma2.SPELLING
+DEFAULTS: Config = {
+    **gemma2.DEFAULTS,
+    "max_position_embeddings": 131072,
+    "vocab_size": 262208,
+    "final_logit_softcapping": None,
+    "attn_logit_softcapping": None,
+}
+NAMES = gemma2.NAMES
+THETA = {FULL: 1_000_000.0, SLIDING: 10_000.0}
+
+
+def spec(hf: Config) -> ModelSpec:
+    """The spec of a complete configuration. Raises ConfigError."""
+    every = positive({"sliding_window_pattern": 6, **hf}, "sliding_window_pattern")
+    hf = typed(hf, lambda layer: SLIDING if (layer + 1) % every else FULL)
+    return gemma2.spec({**hf, "rope_parameters": _ropes(hf), "rope_scaling": None})
+
+
+def _ropes(hf: Config) -> dict[str, Config]:
+    """RoPE settings of each layer type; older configurations have keys of their own for them."""
+    given = hf.get("rope_parameters") or {}
+    older = {
+        FULL: {"rope_theta": hf.get("rope_theta"), **(hf.get("rope_scaling") or {})},
+        SLIDING: {"rope_theta": hf.get("rope_local_base_freq")},
+    }
+    return {
+        kind: {
+            "rope_theta": theta,
+            **{key: value for key, value in older[kind].items() if value is not None},
+            **(given.get(kind) or {}),
+        }
+        for kind, theta in THETA.items()
+    }
+
+
+def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
+    """The model with fresh parameters. Raises ConfigError."""
+    return gemma2.gemma(Parts(spec, shards, init, OffsetRMSNorm), qk_norm=True)
