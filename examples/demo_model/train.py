@@ -11,6 +11,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -38,7 +39,7 @@ class Recipe:
 
     Attributes:
         steps: updates at most.
-        seconds: of training at most, compiling included. The learning rate decays by steps or by
+        seconds: of training at most, from the first step. The learning rate decays by steps or by
             seconds, whichever end is nearer, so a run that time ends is a whole one.
         tokens: of one step, padding included.
         lengths: of rows, in tokens; a step has rows of one length.
@@ -58,6 +59,10 @@ class Recipe:
     floor: float = 0.01
     seed: int = 0
     start: str = ""
+
+    def rows_of(self, length: int) -> int:
+        """Rows of this length in a step."""
+        return max(1, self.tokens // length)
 
     def rate_at(self, step: int, seconds: float) -> float:
         """Learning rate: linear warm-up, then a cosine."""
@@ -98,17 +103,16 @@ def optimizer(recipe: Recipe) -> optax.GradientTransformation:
 
 
 def make_step(graph: nnx.GraphDef, tx: optax.GradientTransformation) -> Step:
-    """One compiled update on the rows of `columns` (on the device) whose indices it is given."""
+    """One update on the rows of a step."""
 
     @partial(jax.jit, donate_argnums=(0, 1))
     def update(
         state: nnx.State,
         moments: optax.OptState,
         rate: jax.Array,
-        index_B: jax.Array,
         columns: tuple[jax.Array, ...],
     ) -> tuple[nnx.State, optax.OptState, jax.Array]:
-        token, segment, position, learn = (column[index_B] for column in columns)
+        token, segment, position, learn = columns
         rows = Rows(
             token.astype(jnp.int32), segment.astype(jnp.int32), position.astype(jnp.int32), learn
         )
@@ -120,39 +124,59 @@ def make_step(graph: nnx.GraphDef, tx: optax.GradientTransformation) -> Step:
     return update
 
 
-def batches(data: list[Rows], recipe: Recipe) -> Iterator[tuple[int, np.ndarray]]:
-    """For each step the number of a length and indices of its rows. Every pass over the rows is
-    shuffled anew, its steps of all lengths too; what fills no batch waits for the next pass."""
+def compile_steps(
+    step: Any, state: nnx.State, moments: optax.OptState, recipe: Recipe
+) -> dict[int, Step]:
+    """The update for rows of each length, compiled."""
+    programs = {}
+    for length in recipe.lengths:
+        shape = (recipe.rows_of(length), length)
+        columns = tuple(jax.ShapeDtypeStruct(shape, dtype) for dtype in (*(jnp.int16,) * 3, bool))
+        programs[length] = step.lower(state, moments, np.float32(0), columns).compile()
+    return programs
+
+
+def batches(data: list[Rows], recipe: Recipe) -> Iterator[tuple[jax.Array, ...]]:
+    """The columns of each step's rows. Every pass over the rows is shuffled anew, its steps of all
+    lengths too; what fills no step waits for the next pass."""
     rng, left = np.random.default_rng(recipe.seed), recipe.steps
     while left > 0:
-        steps: list[tuple[int, np.ndarray]] = []
-        for which, rows in enumerate(data):
+        steps: list[tuple[Rows, np.ndarray]] = []
+        for rows in data:
             count, length = rows.token_NT.shape
-            size = max(1, min(count, recipe.tokens // length))
-            order = rng.permutation(count)[: count // size * size]
-            steps += [(which, index_B) for index_B in order.reshape(-1, size)]
+            size, order = recipe.rows_of(length), rng.permutation(count)
+            if 0 < count < size:
+                order = np.resize(order, size)
+            order = order[: len(order) // size * size]
+            steps += [(rows, index_B) for index_B in order.reshape(-1, size)]
         for at in rng.permutation(len(steps))[:left]:
-            yield steps[at]
+            rows, index_B = steps[at]
+            yield tuple(jnp.asarray(getattr(rows, name)[index_B]) for name in COLUMNS)
         left -= len(steps)
 
 
 def train(
-    hf: dict[str, Any], recipe: Recipe, data: list[Rows], report: Callable[[str], None] = print
+    hf: dict[str, Any],
+    recipe: Recipe,
+    rows: Callable[[], list[Rows]],
+    report: Callable[[str], None] = print,
 ) -> tuple[nnx.Module, list[float]]:
-    """The trained model (float32) and the loss of every step."""
+    """The trained model (float32) and the loss of every step. `rows` is asked once everything is
+    compiled; then the time begins."""
     model = load(Path(recipe.start)) if recipe.start else create(hf, recipe.seed)
     graph, state = nnx.split(model)
     tx = optimizer(recipe)
-    moments, step = tx.init(state), make_step(graph, tx)
-    columns = [tuple(jnp.asarray(getattr(rows, name)) for name in COLUMNS) for rows in data]
+    moments = tx.init(state)
+    programs = compile_steps(make_step(graph, tx), state, moments, recipe)
+    data = rows()
     losses: list[jax.Array] = []
     begin = time.perf_counter()
-    for i, (which, index_B) in enumerate(batches(data, recipe)):
+    for i, columns in enumerate(batches(data, recipe)):
         seconds = time.perf_counter() - begin
         if losses and seconds > recipe.seconds:
             break
         rate = np.float32(recipe.rate_at(i, seconds))
-        state, moments, loss = step(state, moments, rate, jnp.asarray(index_B), columns[which])
+        state, moments, loss = programs[columns[0].shape[1]](state, moments, rate, columns)
         losses.append(loss)
         if i >= IN_FLIGHT:
             losses[i - IN_FLIGHT].block_until_ready()
@@ -194,6 +218,26 @@ def record_of(recipe: Recipe, data: list[Rows], losses: list[float]) -> dict[str
     }
 
 
+def run(
+    tokenizer_file: Path, recipe: Recipe, hf: dict[str, Any]
+) -> tuple[nnx.Module, list[float], list[Rows]]:
+    """The trained model, its losses and its text, which is packed while the steps compile."""
+    report, begin = partial(print, flush=True), time.perf_counter()
+
+    def packed() -> list[Rows]:
+        data = pack(
+            tokenizer_file, recipe.documents, recipe.lengths, recipe.seed + 1, recipe.workers
+        )
+        rows = ", ".join(f"{len(one.token_NT)} rows of {one.token_NT.shape[1]}" for one in data)
+        report(f"{rows}: {time.perf_counter() - begin:.1f} s")
+        return data
+
+    with ThreadPoolExecutor(1) as thread:
+        data = thread.submit(packed)
+        model, losses = train(hf, recipe, data.result, report)
+    return model, losses, data.result()
+
+
 def chosen_recipe(arguments: argparse.Namespace) -> Recipe:
     """The recipe with what the command line changes of it."""
     names = ("steps", "seconds", "documents", "workers", "rate", "start")
@@ -218,12 +262,7 @@ def main() -> None:
     recipe = chosen_recipe(arguments)
     hf = TINY if arguments.tiny else CONFIG
     begin = time.perf_counter()
-    data = pack(
-        arguments.tokenizer, recipe.documents, recipe.lengths, recipe.seed + 1, recipe.workers
-    )
-    rows = ", ".join(f"{len(one.token_NT)} rows of {one.token_NT.shape[1]}" for one in data)
-    print(f"{rows}: {time.perf_counter() - begin:.1f} s", flush=True)
-    model, losses = train(hf, recipe, data, partial(print, flush=True))
+    model, losses, data = run(arguments.tokenizer, recipe, hf)
     export(arguments.out, hf, model)
     tokenizer.write(arguments.out, Tokenizer.from_file(str(arguments.tokenizer)))
     record = record_of(recipe, data, losses)

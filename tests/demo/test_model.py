@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import pathlib
 import random
+import sys
 
 import jax.numpy as jnp
 import numpy as np
@@ -14,11 +15,12 @@ from flax import nnx
 from tokenizers import Tokenizer
 
 import jaxllm.demo
-from examples.demo_model import arithmetic, card, train
+from examples.demo_model import arithmetic, card, evaluate, train
 from examples.demo_model.decode import greedy
 from examples.demo_model.evaluate import Prompts, addition_pairs, read
 from examples.demo_model.network import CONFIG, TINY, create, load, tensors
-from examples.demo_model.pack import pack
+from examples.demo_model.pack import Rows, pack
+from jaxllm import LLM, SamplingParams
 from jaxllm.nn.dense import DenseContext
 
 DEMO = pathlib.Path(jaxllm.demo.path())
@@ -153,6 +155,19 @@ def test_the_card_says_what_the_evaluator_measured():
     assert tasks["two-digit addition"]["correct"] >= 0.95 * tasks["two-digit addition"]["total"]
 
 
+def test_the_card_has_a_table_of_skills_once_they_are_measured():
+    read_record = lambda name: json.loads((card.HERE / name).read_text())
+    config = json.loads((DEMO / "config.json").read_text())
+    metrics, training = read_record("metrics.json"), read_record("training.json")
+    plain = card.card(config, metrics, training, 9_000_000)
+    metrics["skills"] = {"calls in XML: one call": {"correct": 3, "total": 4}}
+    training["recipe"] |= {"start": "jaxllm/demo", "lengths": [512, 1024]}
+    text = card.card(config, metrics, training, 9_000_000)
+    assert "tool_format" in text and "tool_format" not in plain
+    assert "| calls in XML: one call | 3 | 4 | 75.0 |" in text
+    assert "rows of 512, 1024" in text and "weights of the model before" in text
+
+
 def test_the_package_is_small_and_complete():
     names = {path.name for path in DEMO.iterdir() if path.is_file()}
     hub = {
@@ -200,7 +215,7 @@ def rows():
 
 
 def test_a_tiny_training_run_learns_and_its_weights_survive_the_disk(rows, tmp_path):
-    trained, losses = train.train(TINY, tiny_recipe(), rows, report=lambda line: None)
+    trained, losses = train.train(TINY, tiny_recipe(), lambda: rows, report=lambda line: None)
     assert abs(losses[0] - np.log(TINY["vocab_size"])) < 0.2
     assert np.mean(losses[-3:]) < losses[0] - 0.5
     train.export(tmp_path, TINY, trained)
@@ -213,10 +228,10 @@ def test_a_tiny_training_run_learns_and_its_weights_survive_the_disk(rows, tmp_p
 def test_time_ends_a_run_that_goes_on_from_given_weights(rows, tmp_path, monkeypatch):
     given = create(TINY, seed=9)
     train.export(tmp_path, TINY, given)
-    step = lambda state, moments, rate, index_B, columns: (state, moments, jnp.float32(rate))
-    monkeypatch.setattr(train, "make_step", lambda graph, tx: step)
+    step = lambda state, moments, rate, columns: (state, moments, jnp.float32(rate))
+    monkeypatch.setattr(train, "compile_steps", lambda *how: {128: step})
     recipe = tiny_recipe(start=str(tmp_path), seconds=1e-6)
-    trained, rates = train.train(TINY, recipe, rows, report=lambda line: None)
+    trained, rates = train.train(TINY, recipe, lambda: rows, report=lambda line: None)
     assert len(rates) == 1 and rates[0] < recipe.rate
     for name, value in tensors(trained, TINY).items():
         np.testing.assert_array_equal(value, tensors(given, TINY)[name], err_msg=name)
@@ -229,12 +244,37 @@ def test_the_learning_rate_ends_at_its_floor_by_steps_or_by_seconds():
     assert recipe.rate_at(1000, 0.0) == recipe.rate_at(100, 120.0) == pytest.approx(0.1)
 
 
-def test_a_pass_takes_every_row_at_most_once_and_steps_have_rows_of_one_length(rows):
-    recipe = tiny_recipe(steps=100)
-    taken = list(train.batches([*rows, *rows], recipe))
+def test_a_pass_takes_every_row_at_most_once_and_steps_have_rows_of_one_length():
+    numbered = lambda length, count: Rows(
+        *(np.arange(count * length).reshape(count, length) for _ in range(4))
+    )
+    recipe = tiny_recipe(steps=14, tokens=32, lengths=(8, 16))
+    taken = [step[0] for step in train.batches([numbered(8, 18), numbered(16, 7)], recipe)]
     assert len(taken) == recipe.steps
-    of_a_pass = len(rows[0].token_NT) // 4
-    for which in (0, 1):
-        first = [index_B for part, index_B in taken[: 2 * of_a_pass] if part == which]
-        assert len(first) == of_a_pass
-        assert len(set(np.concatenate(first).tolist())) == 4 * of_a_pass
+    for length, steps, rows in ((8, 4, 4), (16, 3, 2)):
+        of_a_pass = [step for step in taken[:7] if step.shape[1] == length]
+        assert [step.shape for step in of_a_pass] == [(rows, length)] * steps
+        assert len(np.unique(np.concatenate(of_a_pass))) == steps * rows * length
+    (few,) = train.batches([numbered(8, 3)], tiny_recipe(steps=1, tokens=32, lengths=(8,)))
+    assert few[0].shape == (4, 8)
+
+
+@pytest.mark.slow
+def test_a_tiny_model_is_trained_judged_and_described_by_the_commands(tmp_path, monkeypatch):
+    def command(module, *arguments):
+        monkeypatch.setattr(sys, "argv", [module.__name__, *map(str, arguments)])
+        module.main()
+
+    folder, metrics = tmp_path / "model", tmp_path / "metrics.json"
+    command(train, "--tiny", "--seconds", 600, "--out", folder)
+    command(evaluate, "--model", folder, "--count", 1, "--skills", 2, "--out", metrics)
+    found, training = (
+        json.loads(metrics.read_text()),
+        json.loads((folder / "training.json").read_text()),
+    )
+    assert training["recipe"]["steps"] == 30 and training["last_loss"] < training["first_loss"] - 1
+    assert any(task.startswith("calls in XML") for task in found["skills"])
+    assert "Tools and schemas" in card.card(TINY, found, training, 100_000)
+    llm = LLM(str(folder), max_model_len=256, max_num_seqs=1)
+    (answer,) = llm.chat([{"role": "user", "content": "Hello"}], SamplingParams(max_tokens=4))
+    assert len(answer.outputs[0].token_ids) <= 4
