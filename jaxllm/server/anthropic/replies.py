@@ -38,7 +38,7 @@ class MessagesReply(PartsReply):
         self, id: str, model: str, fingerprint: str, spec: ReplySpec, n: int, names: TokenNames
     ):
         super().__init__(id, model, fingerprint, spec, n, names)
-        self._model, self._request_id = model, id
+        self._model = model
         self._blocks = BlockEvents()
 
     def events(self, prompt: int, delta: TextDelta) -> bytes:
@@ -70,8 +70,8 @@ class MessagesReply(PartsReply):
         )
 
     def error_events(self, error: ApiError) -> bytes:
-        """A failed stream ends with this event."""
-        return b"event: error\ndata: " + orjson.dumps(envelope(error, self._request_id)) + b"\n\n"
+        """A failed stream ends with this event; the request's id is in the head."""
+        return b"event: error\ndata: " + orjson.dumps(envelope(error, None)) + b"\n\n"
 
     def full_reply(self) -> dict[str, Any]:
         """The reply to a request without `stream`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -11,6 +12,8 @@ from jaxllm.sampling.options import OPTIONS
 from jaxllm.server.errors import bad_request, describe
 from jaxllm.server.openai.fields import (
     NOT_ON_THE_WIRE,
+    STRUCTURE_FIELDS,
+    WIRE_OPTIONS,
     read_field,
     refuse_unsupported,
     whole,
@@ -45,12 +48,16 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(
         ("return_logprob", "return_hidden_states", "return_text_in_logprobs"), (False,)
     ),
-    "top_logprobs_num": (0,),
+    **dict.fromkeys(("top_logprobs_num", "priority"), (0,)),  # higher goes first there
     "logprob_start_len": (-1,),
     "modalities": ([],),
 }
-IGNORED = frozenset({"rid", "log_metrics", "priority", "model"})
-SGLANG_FIELDS = frozenset({"text", "input_ids", "sampling_params", "stream", *NEUTRAL, *IGNORED})
+IGNORED = frozenset({"rid", "log_metrics"})
+SGLANG_FIELDS = frozenset(
+    {"text", "input_ids", "sampling_params", "model", "stream", *NEUTRAL, *IGNORED}
+)
+# Options of vLLM's form; SGLang's own `priority` aside
+BESIDE_PROMPT = tuple(name for name in (*WIRE_OPTIONS, *STRUCTURE_FIELDS) if name != "priority")
 NATIVE_FIELDS = COMPLETION_FIELDS | SGLANG_FIELDS
 
 
@@ -83,6 +90,7 @@ def parse_native(body: dict[str, Any], rules: Rules) -> NativeRequest:
 
 def _parse_vllm(body: dict[str, Any], rules: Rules) -> NativeRequest:
     """Sampling options beside `prompt`; the reply repeats the prompt, so there is one."""
+    _refuse(body, ("sampling_params",), "send options beside prompt")
     own = {"model": body.get("model") or rules.served[0], "echo": None, "logprobs": None}
     found = parse_completion(body | own, rules)
     if len(found.prompts) != 1:
@@ -94,6 +102,7 @@ def _parse_vllm(body: dict[str, Any], rules: Rules) -> NativeRequest:
 def _parse_sglang(body: dict[str, Any], field: str, rules: Rules) -> NativeRequest:
     """Sampling options within `sampling_params`; the prompts are in `field`."""
     refuse_unsupported(body, NEUTRAL)
+    _refuse(body, BESIDE_PROMPT, "send it within sampling_params")
     options = _options(read_field(body, "sampling_params", dict, {}))
     names = {name: name for name in OPTIONS} | {own: name for name, own in NAMES.items()}
     shared = read_generation(
@@ -120,6 +129,13 @@ def _parse_sglang(body: dict[str, Any], field: str, rules: Rules) -> NativeReque
         sglang=True,
         batch=isinstance(body[field], list) and isinstance(body[field][0], (str, list)),
     )
+
+
+def _refuse(body: dict[str, Any], names: Iterable[str], remedy: str) -> None:
+    """Raise ApiError(400) on a field of the other form."""
+    for name in names:
+        if body.get(name) is not None:
+            raise bad_request(f"{name} has no effect in this form of /generate; {remedy}", name)
 
 
 def _options(sampling: dict[str, Any]) -> dict[str, Any]:

@@ -177,7 +177,7 @@ SGLANG_MEMBERS: dict[str, Schema] = {
     "sampling_params": field(OBJECT, "Sampling options under SGLang's names."),
     "stream": SHARED["stream"],
     **refused(native.NEUTRAL),
-    **ignored(native.IGNORED - {"model"}),
+    **ignored(native.IGNORED),
     "model": SHARED["model"],
 }
 TOKENIZE_MEMBERS: dict[str, Schema] = {

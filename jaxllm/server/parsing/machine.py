@@ -34,7 +34,8 @@ class Machine:
     Attributes:
         thinking: the text so far ends within reasoning.
         over: no reasoning follows, and text passes unchanged from here on.
-        new_id: makes ids of name and index, for calls to which the model gave none.
+        new_id: makes ids of name and index, for calls to which the model gave none or an earlier
+            one's.
     """
 
     thinking = False
@@ -50,6 +51,7 @@ class Machine:
         self._hot = NONE.hot
         self._undecided: list[str] | None = None  # taken and not told; text if no call
         self._index = -1
+        self._ids: set[str | None] = set()  # of calls: clients tell them apart by these
         self._in_call = False
         self._reading = self.read()
 
@@ -91,8 +93,10 @@ class Machine:
         self._undecided = []
         self._in_call = True
         self._index += 1
-        if id is None and self.new_id is not None:
-            id = self.new_id(name, self._index)
+        number = self._index
+        while self.new_id is not None and (id is None or id in self._ids):
+            id, number = self.new_id(name, number), number + 1
+        self._ids.add(id)
         self._parts.append(ToolStart(self._index, name, id))
 
     def arguments(self, text: str) -> None:

@@ -75,15 +75,11 @@ class Output:
             origin = self._origins.get(part.name) or Origin("function", part.name, None)
             kind = CustomCall if origin.kind == "custom" else Call
             closed = self._close(True)
-            return closed + self._begin(kind(len(self.items), self._call_id(part), origin))
+            call_id = part.id or new_id("call")
+            return closed + self._begin(kind(len(self.items), call_id, origin))
         if isinstance(part, ToolArguments) and self._open is not None:
             return self._open.add(part.text, [])
         return self._close(part.complete) if isinstance(part, ToolEnd) else []
-
-    def _call_id(self, part: ToolStart) -> str:
-        """The model's id, unless it has none or wrote it twice: clients need them to differ."""
-        taken = {item.get("call_id") for item in self.items}
-        return new_id("call") if part.id is None or part.id in taken else part.id
 
     def _more(self, kind: type[Item], text: str, logprobs: list[Any]) -> list[Event]:
         """More text of an item of this kind, which is opened if need be."""

@@ -149,6 +149,10 @@ def test_an_error_names_the_option_once(server: Running) -> None:
         ({"text": "a", "image_data": "http://x"}, "image_data"),
         ({"text": "a", "stream": "yes"}, "stream"),
         ({"prompt": "a", "temperature": 3}, "temperature"),
+        ({"prompt": "a", "sampling_params": {"n": 2}}, "sampling_params"),
+        ({"text": "a", "temperature": 0.5}, "temperature"),
+        ({"text": "a", "guided_regex": "a"}, "guided_regex"),
+        ({"text": "a", "priority": 1}, "priority"),
     ],
 )
 def test_a_wrong_body_is_a_400_that_names_the_field(

@@ -147,3 +147,11 @@ def test_what_a_grammar_allows_is_read_as_that_call(name, required, optional):
     if own.several:
         assert meant(merged(fed(own(tools), two))) == [("get_weather", wanted)] * 2
         assert reply(fed(own(tools), two)) == ""
+
+
+def test_ids_that_a_model_wrote_twice_differ():
+    call = "<|tool_call_begin|>functions.f:1<|tool_call_argument_begin|>{}<|tool_call_end|>"
+    one = pipeline(None, tool_formats()["kimi_k2"], schemas={"f": {}})
+    parts = [*one.feed(call * 3), *one.finish()]
+    ids = [part.id for part in parts if isinstance(part, ToolStart)]
+    assert ids == ["functions.f:1", "functions.f:2", "functions.f:3"]
