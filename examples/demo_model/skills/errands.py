@@ -312,8 +312,13 @@ def cut(rng: random.Random, draft: Draft) -> Draft:
     return replace(draft, messages=draft.messages[: rng.choice([*asked[1:], None])])
 
 
+def written_down(rng: random.Random, errand: Errand) -> Sample:
+    """One conversation of a kind, in either format, with thoughts or without."""
+    draft = cut(rng, errand(rng, False))
+    return finish(rng, draft, rng.random() < 0.35, "xml" if rng.random() < 0.45 else "json")
+
+
 def sample(rng: random.Random) -> Sample:
     """One conversation of the training text."""
     (name,) = rng.choices(list(ERRANDS), [share for _, share in ERRANDS.values()])
-    draft = cut(rng, ERRANDS[name][0](rng, False))
-    return finish(rng, draft, rng.random() < 0.35, "xml" if rng.random() < 0.45 else "json")
+    return written_down(rng, ERRANDS[name][0])

@@ -82,7 +82,12 @@ EVENT = (
     Field(("time", "start"), STRING, values.clock, ("begins at {}", "starts at {}")),
     Field(("city", "place", "location"), STRING, one_of(CITIES), ("is in {}", "happens in {}")),
     Field(("guests", "people"), INTEGER, values.number(2, 300), ("has {} guests",)),
-    Field(("speakers", "names"), STRINGS, lambda rng: rng.sample(values.NAMES, 2), ("is by {}",)),
+    Field(
+        ("speakers", "participants", "names"),
+        STRINGS,
+        lambda rng: rng.sample(values.NAMES, 2),
+        ("is by {}",),
+    ),
 )
 RECORDS = {"person": PERSON, "product": PRODUCT, "event": EVENT}
 
@@ -188,12 +193,15 @@ def calculation(rng: random.Random, held: bool) -> Record:
         if pair_held_out(operation, a, b) == held:
             break
     question = rng.choice(PHRASES[operation][:12]).format(a=a, b=b)
-    entries = [(rng.choice(("result", "answer", "value")), INTEGER, solve(operation, a, b))]
+    names = ("result", "answer", "value", "sum" if operation == "add" else "difference")
+    entries = [(rng.choice(names), INTEGER, solve(operation, a, b))]
     if rng.random() < 0.7:
         pair = rng.choice((("a", "b"), ("x", "y"), ("left", "right")))
         entries = [(pair[0], INTEGER, a), (pair[1], INTEGER, b), *entries]
     if rng.random() < 0.4:
         entries.insert(0, ("operation", enum(("add", "subtract", "multiply")), operation))
+    if rng.random() < 0.25:
+        entries.insert(0, (rng.choice(("question", "problem")), STRING, question))
     schema, value = object_of(entries)
     return Record("calculation", question, schema, value)
 
@@ -252,15 +260,20 @@ def conversation(rng: random.Random, made: Record) -> list[Message]:
     return [*generate.system(rng), {"role": "user", "content": question}, reply]
 
 
-def sample(rng: random.Random) -> Sample:
-    """One conversation of the training text."""
-    (name,) = rng.choices(list(MAKERS), [share for _, share in MAKERS.values()])
-    return finish(rng, MAKERS[name][0](rng, False), rng.random() < 0.3)
-
-
 def finish(rng: random.Random, made: Record, thinking: bool) -> Sample:
     """The conversation, with or without its thought."""
     messages = conversation(rng, made)
     if not thinking:
         messages[-1].pop("reasoning_content")
     return Sample(messages, variables={"enable_thinking": thinking})
+
+
+def written_down(rng: random.Random, maker: Maker) -> Sample:
+    """One conversation of a kind, with its thought or without."""
+    return finish(rng, maker(rng, False), rng.random() < 0.3)
+
+
+def sample(rng: random.Random) -> Sample:
+    """One conversation of the training text."""
+    (name,) = rng.choices(list(MAKERS), [share for _, share in MAKERS.values()])
+    return written_down(rng, MAKERS[name][0])
