@@ -5,7 +5,7 @@ from __future__ import annotations
 from jaxllm.models.config.mixture import mixture, mixture_names, mixture_spec, routed
 from jaxllm.models.config.read import Config, positive
 from jaxllm.models.config.spec import ModelSpec
-from jaxllm.models.config.transformer import LLAMA_NAMES, Parts
+from jaxllm.models.config.transformer import LLAMA_NAMES, Parts, transformer_spec
 from jaxllm.nn.blocks import Block
 from jaxllm.nn.decoder import Decoder
 from jaxllm.nn.linear import Init
@@ -26,7 +26,7 @@ SIZES = ("num_local_experts", "intermediate_size")
 def spec(hf: Config) -> ModelSpec:
     """The spec of a complete configuration. Raises ConfigError."""
     window = None if hf.get("sliding_window") is None else positive(hf, "sliding_window")
-    return mixture_spec(hf, mixture(hf, *SIZES), lambda layer: window)
+    return mixture_spec(transformer_spec(hf, lambda layer: window), mixture(hf, *SIZES))
 
 
 def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:

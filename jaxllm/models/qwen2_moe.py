@@ -5,7 +5,7 @@ from __future__ import annotations
 from jaxllm.models.config.mixture import mixture, mixture_names, mixture_spec, routed, sparse_layers
 from jaxllm.models.config.read import Config, flag, positive
 from jaxllm.models.config.spec import ModelSpec
-from jaxllm.models.config.transformer import LLAMA_NAMES, Parts, layer_window
+from jaxllm.models.config.transformer import LLAMA_NAMES, Parts, layer_window, transformer_spec
 from jaxllm.nn.blocks import Block
 from jaxllm.nn.decoder import Decoder
 from jaxllm.nn.experts import SharedExpert
@@ -49,7 +49,7 @@ def spec(hf: Config) -> ModelSpec:
             "sliding_attention" if slides and layer % 2 == 0 and layer < first else "full_attention"
             for layer in range(positive(hf, "num_hidden_layers"))
         ]
-    return mixture_spec(hf, mixture(hf, *SIZES), layer_window(given))
+    return mixture_spec(transformer_spec(hf, layer_window(given)), mixture(hf, *SIZES))
 
 
 def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from jaxllm.models.config.mixture import mixture, mixture_names, mixture_spec, routed, sparse_layers
 from jaxllm.models.config.read import Config, flag, positive
 from jaxllm.models.config.spec import ModelSpec
-from jaxllm.models.config.transformer import LLAMA_NAMES, Parts
+from jaxllm.models.config.transformer import LLAMA_NAMES, Parts, transformer_spec
 from jaxllm.nn.blocks import Block
 from jaxllm.nn.decoder import Decoder
 from jaxllm.nn.linear import Init
@@ -31,7 +31,7 @@ def spec(hf: Config) -> ModelSpec:
     """The spec of a complete configuration. Raises ConfigError."""
     wanted = flag(hf, "use_sliding_window") and hf.get("sliding_window") is not None
     window = positive(hf, "sliding_window") if wanted else None
-    return mixture_spec(hf, mixture(hf, *SIZES), lambda layer: window)
+    return mixture_spec(transformer_spec(hf, lambda layer: window), mixture(hf, *SIZES))
 
 
 def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:

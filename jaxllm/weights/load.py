@@ -27,6 +27,7 @@ from jaxllm.models.config.build import (
     outline,
     read_name,
     rules,
+    unused_prefixes,
 )
 from jaxllm.nn.rules import Piece, Rule
 from jaxllm.weights import reader
@@ -77,7 +78,7 @@ def check(
     if _reads_files(load_format):
         checkpoint = _open(model_dir, spec)
         table = _held(checkpoint, _outline(spec, mesh, dtype).rules)
-        _check(checkpoint, table, ignored(spec))
+        _check(checkpoint, table, spec)
 
 
 def check_shapes(model_dir: str | Path, spec: ModelSpec, load_format: str = "auto") -> None:
@@ -139,7 +140,7 @@ def load(
     else:
         checkpoint = _open(model_dir, spec)
         table = _held(checkpoint, graph.rules)
-        _check(checkpoint, table, ignored(spec))
+        _check(checkpoint, table, spec)
         arrays = _place_all(table, likes, checkpoint)
     placed, done, total = {}, 0, sum(like.size * like.dtype.itemsize for like in likes.values())
     for rule, array in zip(graph.rules, arrays, strict=True):
@@ -256,22 +257,22 @@ def _held(checkpoint: reader.Checkpoint, rules: list[Rule]) -> list[Rule]:
     return [rule.for_tensors(names) for rule in rules]
 
 
-def _check(
-    checkpoint: reader.Checkpoint, rules: list[Rule], ignored: Mapping[str, str | None]
-) -> None:
+def _check(checkpoint: reader.Checkpoint, rules: list[Rule], spec: ModelSpec) -> None:
     """Raises ConfigError unless every tensor of the checkpoint has a use, and every piece a tensor
     of its shape."""
     problems, found = list(checkpoint.problems), checkpoint.entries
+    needless, prefixes = ignored(spec), unused_prefixes(spec)
     pieces = [piece for rule in rules for piece in rule.pieces]
     expected = {piece.name for piece in pieces}
     problems += [f"missing {name}" for name in checkpoint.missing(expected)]
-    problems += [f"unexpected {name}" for name in sorted(set(found) - expected - set(ignored))]
+    strange = sorted(set(found) - expected - set(needless))
+    problems += [f"unexpected {name}" for name in strange if not name.startswith(prefixes)]
     problems += _mismatches(checkpoint, pieces)
     if not problems:
         problems = [
             f"{name} differs from {other} although tie_word_embeddings is true; "
             "set it to false in config.json"
-            for name, other in ignored.items()
+            for name, other in needless.items()
             if name in found and other is not None and not _equal(checkpoint, name, other)
         ]
     _refuse(checkpoint, problems)

@@ -64,6 +64,9 @@ def random_model(folder: pathlib.Path, seed: int) -> Any:
             values = torch.randn_like(parameter) * (0.25 if parameter.ndim > 1 else 0.3)
             values = values + 1 if "norm" in name else values
             parameter.copy_(values.bfloat16().float())
+        for name, buffer in model.named_buffers():
+            if "correction" in name:  # as large as scores differ
+                buffer.copy_((torch.randn_like(buffer) * 0.25).bfloat16().float())
     return model
 
 
@@ -100,7 +103,7 @@ def run(model: Any, seed: int) -> tuple[dict[str, np.ndarray], float]:
 def stored(model: Any, fused: bool) -> dict[str, torch.Tensor]:
     """The tensors as checkpoints hold them: with one for each expert, or one for all."""
     if fused:
-        return dict(model.named_parameters())
+        return model.state_dict()
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
         return load_file(pathlib.Path(folder) / "model.safetensors")

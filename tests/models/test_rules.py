@@ -12,7 +12,7 @@ from safetensors import safe_open
 
 from jaxllm import models
 from jaxllm.config import ConfigError
-from jaxllm.models.config.build import outline, read_name, rules
+from jaxllm.models.config.build import outline, read_name, rules, unused_prefixes
 from tests.goldens.cases import CASES
 from tests.goldens.golden import load_golden
 
@@ -88,3 +88,32 @@ def test_the_pieces_of_a_rule_fill_its_parameter_exactly(name: str, shards: int)
 def test_a_model_that_cannot_be_built_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parameters(CASES["qwen2-window-mha"] | changes, 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        (
+            "mixtral-experts",
+            {"num_experts_per_tok": 7},
+            "cannot choose more experts than there are",
+        ),
+        ("mixtral-experts", {"num_local_experts": 0}, "num_local_experts is 0"),
+        ("qwen3-moe-sparse-step", {"mlp_only_layers": "1"}, "mlp_only_layers is '1'"),
+        ("qwen3-moe-sparse-step", {"decoder_sparse_step": 0}, "decoder_sparse_step is 0"),
+        ("glm4-moe-groups", {"n_group": 3}, "8 experts must divide into groups of at least 2"),
+        ("glm4-moe-groups", {"topk_group": 5}, "n_group is 4 and topk_group 5"),
+        ("ernie4-5-moe", {"moe_num_shared_experts": -1}, "must be an integer of at least 0"),
+    ],
+)
+def test_a_mixture_that_cannot_be_built_is_refused(
+    name: str, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parameters(CASES[name] | changes, 1)
+
+
+def test_layers_that_predict_further_tokens_are_not_needed() -> None:
+    spec = models.make_spec(CASES["glm4-moe-groups"] | {"num_nextn_predict_layers": 1})
+    assert unused_prefixes(spec) == ("model.layers.2.",)
+    assert unused_prefixes(models.make_spec(CASES["llama-gqa"])) == ()

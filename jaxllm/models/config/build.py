@@ -123,6 +123,14 @@ def ignored(spec: ModelSpec) -> dict[str, str | None]:
     return found
 
 
+def unused_prefixes(spec: ModelSpec) -> tuple[str, ...]:
+    """What names of tensors begin with that the family knows and does not use, such as layers that
+    predict further tokens."""
+    prefixes: Callable[[ModelSpec], tuple[str, ...]] | None
+    prefixes = getattr(family(spec.model_type), "unused", None)
+    return () if prefixes is None else prefixes(spec)
+
+
 def kv_scale_names(layer: int) -> list[tuple[str, str]]:
     """The names that a checkpoint may give to the scales of a layer's keys and values, the
     likeliest pair first."""

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from jaxllm.config import ConfigError
 from jaxllm.models.config.read import Config, positive
 from jaxllm.models.config.spec import ModelSpec
-from jaxllm.models.config.transformer import transformer_spec
 from jaxllm.nn.experts import Experts, MixtureMLP
 from jaxllm.nn.linear import Init
 from jaxllm.nn.mlp import FeedForward
-from jaxllm.nn.routers import Router, Routing
+from jaxllm.nn.routers import GroupLimit, Router, Routing
 
 FUSED = ("gate_up_proj", "down_proj")  # of all experts, as newer checkpoints may hold them
 
@@ -44,12 +43,9 @@ def mixture(hf: Config, experts: str, inner: str, choices: str = "num_experts_pe
     return found
 
 
-def mixture_spec(
-    hf: Config, sizes: Mixture, window: Callable[[int], int | None] = lambda layer: None
-) -> ModelSpec:
-    """The spec of a model with such a mixture. A token's rows are copied for each expert that it
-    chooses."""
-    spec = transformer_spec(hf, window)
+def mixture_spec(spec: ModelSpec, sizes: Mixture) -> ModelSpec:
+    """The spec of a dense model, with such mixtures. A token's rows are copied for each expert that
+    it chooses."""
     copies = sizes.choices * (sizes.inner + spec.width)
     return replace(spec, inner_width=max(spec.inner_width, copies))
 
@@ -66,17 +62,42 @@ def sparse_layers(hf: Config) -> frozenset[int]:
     return frozenset(range(step - 1, layers, step)) - frozenset(dense)
 
 
+def group_limit(hf: Config, experts: int, best: int) -> GroupLimit | None:
+    """The limit by `n_group` and `topk_group`; None where there is one group.
+
+    Raises ConfigError.
+    """
+    groups, kept = positive(hf, "n_group"), positive(hf, "topk_group")
+    if experts % groups or kept > groups or best * groups > experts:
+        raise ConfigError(
+            f"config.json: n_group is {groups} and topk_group {kept}; {experts} experts must "
+            f"divide into groups of at least {best}, of which topk_group stay"
+        )
+    return None if groups == 1 else GroupLimit(groups, kept, best)
+
+
+def shared_names(name: str) -> Mapping[str, tuple[str, ...]]:
+    """Modules of a shared gated feed-forward → the checkpoint tensors of a layer's `name`."""
+    prefix = f"model.layers.{{}}.{name}"
+    return {
+        "layers.{}.mlp.shared.gate_up": (f"{prefix}.gate_proj", f"{prefix}.up_proj"),
+        "layers.{}.mlp.shared.down": (f"{prefix}.down_proj",),
+    }
+
+
 def mixture_names(
     block: str = "mlp",
-    router: str = "gate.weight",
+    router: tuple[str, ...] = ("gate.weight",),
     parts: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
 ) -> Mapping[str, tuple[str, ...]]:
-    """Modules of a `MixtureMLP` → checkpoint tensors of a layer's `block`: `parts` of each expert,
-    or fused ones of all experts under the names of newer checkpoints."""
+    """Modules of a `MixtureMLP` → checkpoint tensors of a layer's `block`: those of the router, and
+    `parts` of each expert, or fused ones of all experts under the names of newer checkpoints."""
     layer = "model.layers.{}"
     gate, up, down = (f"{layer}.{block}.experts.{{{{}}}}.{part}.weight" for part in parts)
     fused_gate_up, fused_down = (f"{layer}.mlp.experts.{name}" for name in FUSED)
-    spellings = dict.fromkeys((f"{layer}.{block}.{router}", f"{layer}.mlp.{router}"))
+    spellings = [
+        f"{layer}.{own}.{name}" for own in dict.fromkeys((block, "mlp")) for name in router
+    ]
     return {
         "layers.{}.mlp.router": tuple(spellings),
         "layers.{}.mlp.experts.gate_up": (gate, up, fused_gate_up),
@@ -90,6 +111,8 @@ def routed(
     init: Init,
     sizes: Mixture,
     shared: FeedForward | None = None,
+    *,
+    router: type[Router] = Router,
     **routing: Any,
 ) -> MixtureMLP:
     """A routed feed-forward; `routing` are fields of `nn.routers.Routing`.
@@ -102,7 +125,7 @@ def routed(
             "set tensor_parallel_size to 1"
         )
     return MixtureMLP(
-        Router(init, spec.width, sizes.experts, Routing(sizes.choices, **routing)),
+        router(init, spec.width, sizes.experts, Routing(sizes.choices, **routing)),
         Experts(init, sizes.experts, spec.width, sizes.inner, spec.activation),
         shared,
     )

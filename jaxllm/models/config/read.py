@@ -223,6 +223,17 @@ def optional(settings: Mapping[str, Any], key: str) -> float | None:
     return None if settings.get(key) is None else number(settings, key)
 
 
+def whole(hf: Config, key: str) -> int:
+    """A count from the configuration that may be zero. Raises ConfigError when it is no integer of
+    at least 0."""
+    value = hf.get(key)
+    if type(value) is not int or not 0 <= value <= MAX_SIZE:
+        raise ConfigError(
+            f"config.json: {key} is {value!r:.80}; it must be an integer of at least 0"
+        )
+    return value
+
+
 def kv_cache_dtype(quantisation: Any) -> str | None:
     """The `--kv-cache-dtype` that a `quantization_config` wants: "fp8_e4m3" or "auto".
 

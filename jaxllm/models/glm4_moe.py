@@ -1,0 +1,91 @@
+"""GLM-4.5 to 4.7: half of each head turns; experts chosen by corrected sigmoids within groups, and
+a shared one beside them. The first layers are dense."""
+
+from __future__ import annotations
+
+import jax
+
+from jaxllm.models.config.mixture import (
+    group_limit,
+    mixture,
+    mixture_names,
+    mixture_spec,
+    routed,
+    shared_names,
+)
+from jaxllm.models.config.read import Config, flag, number, positive, whole
+from jaxllm.models.config.spec import ModelSpec
+from jaxllm.models.config.transformer import LLAMA_NAMES, Parts, transformer_spec
+from jaxllm.nn.blocks import Block
+from jaxllm.nn.decoder import Decoder
+from jaxllm.nn.linear import Init
+from jaxllm.nn.mlp import FeedForward, GatedMLP
+from jaxllm.nn.routers import normalised, unchanged
+
+DEFAULTS: Config = {
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 131072,
+    "num_key_value_heads": 8,
+    "partial_rotary_factor": 0.5,
+    "moe_intermediate_size": 1408,
+    "n_routed_experts": 128,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "n_group": 1,
+    "topk_group": 1,
+    "routed_scaling_factor": 1.0,
+    "norm_topk_prob": True,
+    "first_k_dense_replace": 1,
+    "num_nextn_predict_layers": 1,
+}
+NAMES = {
+    **LLAMA_NAMES,
+    **mixture_names(router=("gate.weight", "gate.e_score_correction_bias")),
+    **shared_names("mlp.shared_experts"),
+}
+SIZES = ("n_routed_experts", "moe_intermediate_size")
+
+
+def spec(hf: Config) -> ModelSpec:
+    """The spec of a complete configuration. Raises ConfigError."""
+    return mixture_spec(transformer_spec(hf, partial=True), mixture(hf, *SIZES))
+
+
+def unused(spec: ModelSpec) -> tuple[str, ...]:
+    """Layers that predict further tokens lie behind the model's own."""
+    own = positive(spec.config, "num_hidden_layers")
+    extra = whole(spec.config, "num_nextn_predict_layers")
+    return tuple(f"model.layers.{own + layer}." for layer in range(extra))
+
+
+def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
+    """The model with fresh parameters. Raises ConfigError."""
+    hf, parts, sizes = spec.config, Parts(spec, shards, init), mixture(spec.config, *SIZES)
+    bias, normed = flag(hf, "attention_bias"), flag(hf, "use_qk_norm")
+    dense = whole(hf, "first_k_dense_replace")
+
+    def gated(inner: int) -> GatedMLP:
+        return GatedMLP(init, spec.width, inner, shards, spec.activation)
+
+    def mlp(layer: int) -> FeedForward:
+        if layer < dense:
+            return gated(positive(hf, "intermediate_size"))
+        return routed(
+            spec,
+            shards,
+            init,
+            sizes,
+            gated(sizes.inner * positive(hf, "n_shared_experts")),
+            score=jax.nn.sigmoid,
+            weigh=normalised if flag(hf, "norm_topk_prob") else unchanged,
+            scale=number(hf, "routed_scaling_factor"),
+            limit=group_limit(hf, sizes.experts, best=2),
+            corrected=True,
+        )
+
+    def block(layer: int) -> Block:
+        norms = parts.qk_norms() if normed else None
+        return parts.block(parts.attention(layer, qkv_bias=bias, qk_norms=norms), mlp(layer))
+
+    return parts.decoder(block)
