@@ -7,52 +7,29 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+from tests.goldens.base import case
+from tests.goldens.mixture_cases import MIXTURES
+
 PROMPT_LENGTHS = (1, 7, 40, 150)
 NEW_TOKENS = 24
 
-_BASE: dict[str, Any] = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "vocab_size": 96,
-    "max_position_embeddings": 512,
-    "rms_norm_eps": 1e-5,
-    "hidden_act": "silu",
-    "tie_word_embeddings": False,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-
-
-def _case(model_type: str, **changes: Any) -> dict[str, Any]:
-    """A configuration; a change to None removes the key, "null" stays as JSON null."""
-    merged = {"model_type": model_type, **_BASE, **changes}
-    return {
-        key: (None if value == "null" else value)
-        for key, value in merged.items()
-        if value is not None
-    }
-
-
 CASES: Mapping[str, dict[str, Any]] = MappingProxyType(
     {
-        "llama-gqa": _case("llama", torch_dtype="float32"),
-        "llama-mha-biases": _case(
+        "llama-gqa": case("llama", torch_dtype="float32"),
+        "llama-mha-biases": case(
             "llama", num_key_value_heads=None, attention_bias=True, mlp_bias=True, vocab_size=67
         ),
-        "llama-mqa-tied-linear": _case(
+        "llama-mqa-tied-linear": case(
             "llama",
             num_key_value_heads=1,
             tie_word_embeddings=True,
             rope_theta=5000.0,
             rope_scaling={"type": "linear", "factor": 3.0},
         ),
-        "llama-dynamic": _case(
+        "llama-dynamic": case(
             "llama", max_position_embeddings=64, rope_scaling={"type": "dynamic", "factor": 3.0}
         ),
-        "llama-yarn": _case(
+        "llama-yarn": case(
             "llama",
             max_position_embeddings=256,
             rope_scaling={
@@ -61,7 +38,7 @@ CASES: Mapping[str, dict[str, Any]] = MappingProxyType(
                 "original_max_position_embeddings": 64,
             },
         ),
-        "llama-llama3": _case(
+        "llama-llama3": case(
             "llama",
             rope_theta=500000.0,
             rope_scaling={
@@ -72,14 +49,14 @@ CASES: Mapping[str, dict[str, Any]] = MappingProxyType(
                 "original_max_position_embeddings": 64,
             },
         ),
-        "llama-head-dim-sharded": _case("llama", head_dim=12, hidden_act="gelu_pytorch_tanh"),
-        "mistral-window": _case(
+        "llama-head-dim-sharded": case("llama", head_dim=12, hidden_act="gelu_pytorch_tanh"),
+        "mistral-window": case(
             "mistral", sliding_window=16, head_dim=16, num_attention_heads=4, rope_theta=1000000.0
         ),
-        "mistral-full-mqa": _case(
+        "mistral-full-mqa": case(
             "mistral", sliding_window="null", num_key_value_heads=1, hidden_act="gelu"
         ),
-        "mistral-window-yarn": _case(
+        "mistral-window-yarn": case(
             "mistral",
             sliding_window=48,
             max_position_embeddings=64,
@@ -91,14 +68,14 @@ CASES: Mapping[str, dict[str, Any]] = MappingProxyType(
                 "beta_slow": 2.0,
             },
         ),
-        "qwen2-tied": _case(
+        "qwen2-tied": case(
             "qwen2",
             tie_word_embeddings=True,
             use_sliding_window=False,
             sliding_window=16,
             max_window_layers=0,
         ),
-        "qwen2-window-mha": _case(
+        "qwen2-window-mha": case(
             "qwen2",
             num_key_value_heads=8,
             use_sliding_window=True,
@@ -106,141 +83,27 @@ CASES: Mapping[str, dict[str, Any]] = MappingProxyType(
             max_window_layers=1,
             rope_theta=1000000.0,
         ),
-        "qwen2-layer-types-linear": _case(
+        "qwen2-layer-types-linear": case(
             "qwen2",
             use_sliding_window=True,
             sliding_window=8,
             layer_types=["sliding_attention", "full_attention"],
             rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0},
         ),
-        "qwen2-yarn": _case(
+        "qwen2-yarn": case(
             "qwen2",
             max_position_embeddings=64,
             rope_theta=1000000.0,
             rope_scaling={"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
         ),
-        "mixtral-experts": _case("mixtral", num_local_experts=6, intermediate_size=16),
-        "mixtral-fused-window": _case(
-            "mixtral",
-            num_local_experts=4,
-            num_experts_per_tok=3,
-            intermediate_size=16,
-            sliding_window=20,
-            hidden_act="gelu",
-            rope_theta=10000.0,
-        ),
-        "qwen2-moe-shared": _case(
-            "qwen2_moe",
-            num_hidden_layers=3,
-            num_experts=6,
-            num_experts_per_tok=2,
-            moe_intermediate_size=12,
-            shared_expert_intermediate_size=12,
-            use_sliding_window=True,
-            sliding_window=16,
-            max_window_layers=2,
-            mlp_only_layers=[1],
-        ),
-        "qwen2-moe-fused-normalised": _case(
-            "qwen2_moe",
-            num_experts=5,
-            num_experts_per_tok=3,
-            moe_intermediate_size=12,
-            shared_expert_intermediate_size=16,
-            norm_topk_prob=True,
-            qkv_bias=False,
-        ),
-        "qwen3-moe-normalised": _case(
-            "qwen3_moe",
-            head_dim=8,
-            num_experts=12,
-            num_experts_per_tok=4,
-            moe_intermediate_size=8,
-            norm_topk_prob=True,
-            tie_word_embeddings=True,
-        ),
-        "qwen3-moe-sparse-step": _case(
-            "qwen3_moe",
-            num_hidden_layers=3,
-            num_experts=6,
-            num_experts_per_tok=2,
-            moe_intermediate_size=12,
-            decoder_sparse_step=2,
-            attention_bias=True,
-            use_sliding_window=True,
-            sliding_window=16,
-        ),
-        "glm4-moe-groups": _case(
-            "glm4_moe",
-            head_dim=8,
-            n_routed_experts=8,
-            num_experts_per_tok=2,
-            moe_intermediate_size=8,
-            n_group=4,
-            topk_group=2,
-            routed_scaling_factor=1.8,
-            attention_bias=True,
-            use_qk_norm=True,
-            num_nextn_predict_layers=0,
-        ),
-        "glm4-moe-one-group-fused": _case(
-            "glm4_moe",
-            head_dim=12,
-            n_routed_experts=6,
-            num_experts_per_tok=3,
-            moe_intermediate_size=8,
-            n_shared_experts=2,
-            norm_topk_prob=False,
-            partial_rotary_factor=0.667,
-            num_nextn_predict_layers=0,
-        ),
-        "ernie4-5-moe": _case(
-            "ernie4_5_moe",
-            num_hidden_layers=3,
-            moe_num_experts=6,
-            moe_k=2,
-            moe_intermediate_size=8,
-            moe_num_shared_experts=2,
-            moe_layer_start_index=1,
-            tie_word_embeddings=True,
-        ),
-        "ernie4-5-moe-bias": _case(
-            "ernie4_5_moe",
-            head_dim=8,
-            moe_num_experts=4,
-            moe_k=3,
-            moe_intermediate_size=8,
-            moe_num_shared_experts=0,
-            moe_layer_interval=2,
-            moe_layer_start_index=0,
-            moe_layer_end_index=1,
-            use_bias=True,
-        ),
-        "granitemoe-multipliers": _case(
-            "granitemoe",
-            intermediate_size=8,
-            num_local_experts=8,
-            num_experts_per_tok=3,
-            embedding_multiplier=3.0,
-            attention_multiplier=0.4,
-            residual_multiplier=0.7,
-            logits_scaling=2.5,
-        ),
-        "granitemoe-plain-fused": _case(
-            "granitemoe",
-            num_key_value_heads=None,
-            intermediate_size=8,
-            num_local_experts=4,
-            attention_bias=True,
-        ),
-        "qwen3-gqa": _case(
+        "qwen3-gqa": case(
             "qwen3",
             head_dim=16,
             tie_word_embeddings=True,
             rope_theta=1000000.0,
             use_sliding_window=False,
         ),
-        "qwen3-bias-window": _case(
+        "qwen3-bias-window": case(
             "qwen3",
             head_dim=8,
             num_key_value_heads=1,
@@ -251,14 +114,14 @@ CASES: Mapping[str, dict[str, Any]] = MappingProxyType(
         ),
         # The prompt of 40 grows past the native length while it generates, that of 150 begins
         # beyond it
-        "qwen3-dynamic": _case(
+        "qwen3-dynamic": case(
             "qwen3",
             head_dim=8,
             num_key_value_heads=8,
             max_position_embeddings=48,
             rope_parameters={"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0},
         ),
-        "qwen3-yarn-mscale": _case(
+        "qwen3-yarn-mscale": case(
             "qwen3",
             head_dim=16,
             max_position_embeddings=256,
@@ -272,7 +135,7 @@ CASES: Mapping[str, dict[str, Any]] = MappingProxyType(
                 "truncate": False,
             },
         ),
-        "qwen3-yarn-attention-factor": _case(
+        "qwen3-yarn-attention-factor": case(
             "qwen3",
             head_dim=8,
             max_position_embeddings=128,
@@ -283,7 +146,7 @@ CASES: Mapping[str, dict[str, Any]] = MappingProxyType(
                 "attention_factor": 1.25,
             },
         ),
-        "qwen3-llama3": _case(
+        "qwen3-llama3": case(
             "qwen3",
             head_dim=8,
             rope_parameters={
@@ -295,7 +158,7 @@ CASES: Mapping[str, dict[str, Any]] = MappingProxyType(
                 "original_max_position_embeddings": 48,
             },
         ),
-        "gemma2-window": _case(
+        "gemma2-window": case(
             "gemma2",
             num_hidden_layers=3,
             num_attention_heads=4,
@@ -308,7 +171,7 @@ CASES: Mapping[str, dict[str, Any]] = MappingProxyType(
             final_logit_softcapping=6.0,
             tie_word_embeddings=True,
         ),
-        "gemma3_text-older-keys": _case(
+        "gemma3_text-older-keys": case(
             "gemma3_text",
             num_hidden_layers=3,
             num_attention_heads=4,
@@ -324,7 +187,7 @@ CASES: Mapping[str, dict[str, Any]] = MappingProxyType(
         ),
         "gemma3-vision": {
             "model_type": "gemma3",
-            "text_config": _case(
+            "text_config": case(
                 "gemma3_text",
                 num_attention_heads=4,
                 num_key_value_heads=1,
@@ -353,9 +216,9 @@ CASES: Mapping[str, dict[str, Any]] = MappingProxyType(
             "eos_token_id": [2, 5],
             "tie_word_embeddings": True,
         },
-        "phi3-window": _case("phi3", num_key_value_heads=4, sliding_window=11, pad_token_id=0),
+        "phi3-window": case("phi3", num_key_value_heads=4, sliding_window=11, pad_token_id=0),
         # Short factors: neither transformers nor the engine goes beyond the original length
-        "phi3-short-partial": _case(
+        "phi3-short-partial": case(
             "phi3",
             head_dim=None,
             num_attention_heads=4,
@@ -370,7 +233,7 @@ CASES: Mapping[str, dict[str, Any]] = MappingProxyType(
             },
         ),
         # Long factors: a lone first token does not turn, so transformers always takes them, too
-        "phi3-long": _case(
+        "phi3-long": case(
             "phi3",
             num_attention_heads=4,
             pad_token_id=0,
@@ -383,18 +246,18 @@ CASES: Mapping[str, dict[str, Any]] = MappingProxyType(
                 "attention_factor": 1.2,
             },
         ),
-        "granite-multipliers": _case(
+        "granite-multipliers": case(
             "granite",
             embedding_multiplier=3.0,
             attention_multiplier=0.4,
             residual_multiplier=0.3,
             logits_scaling=2.5,
         ),
-        "granite-biases": _case(
+        "granite-biases": case(
             "granite", attention_bias=True, mlp_bias=True, attention_multiplier=0.5
         ),
-        "glm-biases": _case("glm", num_attention_heads=4, head_dim=8, pad_token_id=0),
-        "glm4-quarter": _case(
+        "glm-biases": case("glm", num_attention_heads=4, head_dim=8, pad_token_id=0),
+        "glm4-quarter": case(
             "glm4",
             num_attention_heads=4,
             head_dim=16,
@@ -402,5 +265,6 @@ CASES: Mapping[str, dict[str, Any]] = MappingProxyType(
             attention_bias=False,
             partial_rotary_factor=0.25,
         ),
+        **MIXTURES,
     }
 )

@@ -22,8 +22,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 HERE = pathlib.Path(__file__).parent
-sys.path.insert(0, str(HERE))
-from cases import CASES, NEW_TOKENS, PROMPT_LENGTHS  # noqa: E402
+sys.path.insert(0, str(HERE.parents[1]))
+from tests.goldens.cases import CASES, NEW_TOKENS, PROMPT_LENGTHS  # noqa: E402
 
 MIN_MARGIN = 5e-3  # between the two likeliest tokens: rounding must not decide a greedy token
 
