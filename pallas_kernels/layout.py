@@ -14,6 +14,7 @@ class AttentionCase:
     """What the cases of both paged attention ops have.
 
     Attributes:
+      value_dim: width of a value; None is that of a key.
       spare: entries by which the page table is wider than the longest row needs.
       poison: what places that no row sees hold.
     """
@@ -22,6 +23,7 @@ class AttentionCase:
     heads: int = 4
     kv_heads: int = 2
     head_dim: int = 64
+    value_dim: int | None = None
     page_size: int = 16
     spare: int = 2
     window: int | None = None
@@ -55,6 +57,14 @@ class Pages:
     table: np.ndarray
 
 
+def made(
+    rng: np.random.Generator, case: AttentionCase, tokens: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Random keys and values of a sequence, float32."""
+    both = rng.standard_normal((2, tokens, case.kv_heads, case.head_dim)).astype(np.float32)
+    return both[0], both[1][..., : case.value_dim]
+
+
 def in_pages(
     k_sequences: Sequence[np.ndarray],
     v_sequences: Sequence[np.ndarray],
@@ -73,8 +83,10 @@ def in_pages(
     num_pages = sum(needs) + 3
     order = rng.permutation(num_pages)
     table = rng.integers(0, num_pages, (len(needs), max(needs, default=0) + spare)).astype(np.int32)
-    _, K, H = k_sequences[0].shape
-    k, v = (np.full((num_pages, K, page_size, H), poison, k_sequences[0].dtype) for _ in range(2))
+    k, v = (
+        np.full((num_pages, x.shape[1], page_size, x.shape[2]), poison, x.dtype)
+        for x in (k_sequences[0], v_sequences[0])
+    )
     used = 0
     for row, need in enumerate(needs):
         table[row, :need] = order[used : used + need]
@@ -95,13 +107,14 @@ def dense_attention(
     softcap: float | None,
     sinks: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Attention in float64 of a sequence's last queries `[Q, N, H]` over its keys `[S, K, H]`.
+    """Attention in float64 of a sequence's last queries `[Q, N, H]` over its keys `[S, K, H]` and
+    values `[S, K, V]`.
 
     `sinks` `[N]` adds one score to every query of a head, with the value zero.
     """
     q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
-    (Q, N, _), (S, K, H) = q.shape, k.shape
-    out = np.zeros((Q, N, H))
+    (Q, N, _), (S, K, _) = q.shape, k.shape
+    out = np.zeros((Q, N, v.shape[2]))
     query, key = np.arange(S - Q, S)[:, None], np.arange(S)[None, :]
     visible = (key <= query) & (key > query - (S + 1 if window is None else window))
     for head in range(N):

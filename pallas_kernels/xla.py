@@ -24,10 +24,10 @@ def check(q: Array, k_pages: Array, v_pages: Array) -> None:
     if (
         q.shape[1] % k_pages.shape[1]
         or k_pages.shape[3] != q.shape[2]
-        or v_pages.shape != k_pages.shape
+        or v_pages.shape[:3] != k_pages.shape[:3]
     ):
         raise ValueError(
-            "xla takes equal K and V pools whose heads divide the query heads, "
+            "xla takes K and V pools of equal pages whose heads divide the query heads, "
             f"got q {q.shape}, k {k_pages.shape}"
         )
 
@@ -35,7 +35,7 @@ def check(q: Array, k_pages: Array, v_pages: Array) -> None:
 def pages_per_tile(q_WKRH: Array, k_pages: Array) -> int:
     """Pages in one tile of every item."""
     (W, K, R, H), C = q_WKRH.shape, k_pages.shape[2]
-    token = W * K * 2 * (H * q_WKRH.dtype.itemsize + R * 4)
+    token = W * K * 2 * (H * q_WKRH.dtype.itemsize + R * 4)  # values are at most as wide as keys
     tokens = min(MAX_TILE_TOKENS, max(MIN_TILE_TOKENS, TILE_BYTES // token))
     return max(1, tokens // C)
 
@@ -48,11 +48,11 @@ def attend(
     items: Items,
     sinks: Array | None,
 ) -> Array:
-    """Attention of every item, `[W, K, R, H]`.
+    """Attention of every item, `[W, K, R, V]`, where V is the width of a value.
 
     `pools` are as from `backends.pools_of`, `sinks` as in `AttentionOptions`.
     """
-    W, K, R, H = q_WKRH.shape
+    W, K, R, _ = q_WKRH.shape
     C = pools[0].shape[2]
     row_W, position_W, keys_W = items
     pages = pages_per_tile(q_WKRH, pools[0])
@@ -98,7 +98,9 @@ def attend(
         jnp.full((W, K, R), -jnp.inf) if sinks_KR is None else jnp.broadcast_to(sinks_KR, (W, K, R))
     )
     total = jnp.full((W, K, R), 0.0 if sinks_KR is None else 1.0)
-    _, total, mixed = lax.fori_loop(0, tiles, step, (top, total, jnp.zeros((W, K, R, H))))
+    _, total, mixed = lax.fori_loop(
+        0, tiles, step, (top, total, jnp.zeros((W, K, R, pools[1].shape[-1])))
+    )
     return (mixed / jnp.where(total == 0, 1.0, total)[..., None]).astype(q_WKRH.dtype)
 
 

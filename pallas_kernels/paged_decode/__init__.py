@@ -27,7 +27,8 @@ def decode_attention(
     `k_pages` and `v_pages` are `[P, K, C, H]`. Token j of row b lies in page `page_table_BM[b, j //
     C]`, plus `first_page`, at offset `j % C`. `lengths_B` counts the newest token; its key and
     value are already written and its position is `length - 1`. Length 0 is a row that is not in
-    use; its output is zeros. Query head n uses key head `n // (N / K)`.
+    use; its output is zeros. Query head n uses key head `n // (N / K)`. `reference` and `xla` also
+    take values of another width than keys, `[P, K, C, V]`; the output then has theirs.
 
     With `window` w a query at position p sees keys p - w < j <= p. `softcap` s maps scores x to
     s·tanh(x / s). `sinks` adds one logit per query head to the denominator. Pages of 8-bit floats

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pallas_kernels.layout import AttentionCase, Pages, dense_attention, in_pages
+from pallas_kernels.layout import AttentionCase, Pages, dense_attention, in_pages, made
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +78,13 @@ CASES = (
         window=33,
         sinks=True,
     ),
+    Case(
+        name="values narrower than keys",
+        lengths=(12, 0, 140),
+        head_dim=24,
+        value_dim=16,
+        sinks=True,
+    ),
     Case(name="infinite poison", lengths=(0, 12, 140), poison=float("inf")),
     Case(name="a table without spare entries", lengths=(48, 17), spare=0),
 )
@@ -86,10 +93,7 @@ CASES = (
 def inputs(case: Case, seed: int = 0) -> Inputs:
     """The arguments of a case, with the output computed the long way in float64."""
     rng = np.random.default_rng(seed)
-    sequences = [
-        rng.standard_normal((2, n, case.kv_heads, case.head_dim)).astype(np.float32)
-        for n in case.lengths
-    ]
+    sequences = [made(rng, case, n) for n in case.lengths]
     q = rng.standard_normal((len(case.lengths), case.heads, case.head_dim)).astype(np.float32)
     pages = in_pages(
         [s[0] for s in sequences],
@@ -99,7 +103,7 @@ def inputs(case: Case, seed: int = 0) -> Inputs:
         case.poison,
         seed,
     )
-    expected = np.zeros(q.shape)
+    expected = np.zeros((*q.shape[:2], pages.v.shape[-1]))
     for row, (k, v) in enumerate(sequences):
         if len(k):
             expected[row] = dense_attention(q[row : row + 1], k, v, **case.options)[0]

@@ -42,8 +42,8 @@ def decode_attention(
         initial=jnp.iinfo(jnp.int32).max,
     )
     high = jnp.max(-(-lengths_B // tokens), initial=0)
-    carry = lax.fori_loop(low, high, step, tiles.start((B, K, N // K), H))
+    carry = lax.fori_loop(low, high, step, tiles.start((B, K, N // K), v_pages.shape[-1]))
     out = tiles.finish(
         carry, None if sinks is None else sinks.astype(jnp.float32).reshape(K, N // K)
     )
-    return out.reshape(B, N, H).astype(q_BNH.dtype)
+    return out.reshape(B, N, -1).astype(q_BNH.dtype)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pallas_kernels.layout import AttentionCase, Pages, dense_attention, in_pages
+from pallas_kernels.layout import AttentionCase, Pages, dense_attention, in_pages, made
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,6 +105,13 @@ CASES = (
         window=33,
         sinks=True,
     ),
+    Case(
+        name="values narrower than keys",
+        rows=((0, 40), (0, 0), (120, 12)),
+        head_dim=24,
+        value_dim=16,
+        sinks=True,
+    ),
     Case(name="infinite poison", rows=((0, 40), (0, 0), (90, 12)), poison=float("inf"), gap=2),
     Case(name="a table without spare entries", rows=((0, 48), (17, 20)), spare=0),
 )
@@ -114,10 +121,7 @@ def inputs(case: Case, seed: int = 0) -> Inputs:
     """The arguments of a case, with the output computed the long way in float64. Tokens of no row
     hold poison too."""
     rng = np.random.default_rng(seed)
-    sequences = [
-        rng.standard_normal((2, prefix + n, case.kv_heads, case.head_dim)).astype(np.float32)
-        for prefix, n in case.rows
-    ]
+    sequences = [made(rng, case, prefix + n) for prefix, n in case.rows]
     pages = in_pages(
         [s[0] for s in sequences],
         [s[1] for s in sequences],
@@ -133,7 +137,7 @@ def inputs(case: Case, seed: int = 0) -> Inputs:
         case.poison,
         np.float32,
     )
-    expected = np.zeros(q.shape)
+    expected = np.zeros((*q.shape[:2], pages.v.shape[-1]))
     for start, n, (k, v) in zip(starts, lengths, sequences, strict=True):
         if n:
             q[start : start + n] = rng.standard_normal((n, case.heads, case.head_dim))

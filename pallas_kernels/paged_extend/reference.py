@@ -40,7 +40,7 @@ def extend_attention(
     scale, softcap = options["scale"], options.get("softcap")
     T, N, H = q_TNH.shape
     _, K, C, _ = k_pages.shape
-    G, Q = N // K, QUERY_TILE
+    G, Q, V = N // K, QUERY_TILE, v_pages.shape[-1]
     pages = tiles.pages_per_tile(C)
     tokens = pages * C
     table = tiles.padded_table(page_table_RM, pages)
@@ -80,13 +80,13 @@ def extend_attention(
             return tiles.fold(carry, q_KQH, k, v, jnp.repeat(mask, G, axis=0), softcap)
 
         carry = lax.fori_loop(
-            low // tokens, -(-high // tokens), key_tile, tiles.start((K, Q * G), H)
+            low // tokens, -(-high // tokens), key_tile, tiles.start((K, Q * G), V)
         )
-        mixed = tiles.finish(carry, sinks_KP).reshape(K, Q, G, H).transpose(1, 0, 2, 3)
+        mixed = tiles.finish(carry, sinks_KP).reshape(K, Q, G, V).transpose(1, 0, 2, 3)
         kept = lax.dynamic_slice_in_dim(out, at, Q)  # neighbours' tokens share this window
         return lax.dynamic_update_slice_in_dim(
             out, jnp.where(live[:, None, None, None], mixed, kept), at, axis=0
         )
 
-    out = lax.fori_loop(0, jnp.sum(tiles_R), query_tile, jnp.zeros_like(q))
-    return out[Q : Q + T].reshape(T, N, H).astype(q_TNH.dtype)
+    out = lax.fori_loop(0, jnp.sum(tiles_R), query_tile, jnp.zeros((*q.shape[:-1], V)))
+    return out[Q : Q + T].reshape(T, N, V).astype(q_TNH.dtype)

@@ -124,7 +124,7 @@ def test_a_tpus_tile_fits_its_buffers_and_has_at_least_one_page(
     [
         ({"heads": (9, 2)}, r"got q \(3, 9, 128\), k \(10, 2, 64, 128\)"),
         ({"head_dim": (128, 64)}, "whose heads divide the query heads"),
-        ({"v_pages": 11}, "equal K and V pools"),
+        ({"v_pages": 11}, "K and V pools of equal pages"),
     ],
 )
 def test_the_fallback_refuses_pools_that_do_not_fit_the_queries(
