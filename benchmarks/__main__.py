@@ -27,6 +27,8 @@ HERE = {
     "sampling": "draws and log-probabilities, what follows a forward",
     "correctness": "is what the device computes right: kernels, a whole model, an engine's "
     "invariants, the demo model",
+    "streaming": "what a streamed token costs the server, parsers off and on, before and after",
+    "paced_engine": "a server over an engine without a model, for `streaming`",
     "parsers": "what reading reasoning and tool calls costs: tokens a second and core, each format",
     "templates": "what rendering a chat costs, and what one that hangs costs others",
     "kv_accuracy": "what 8-bit pages cost the demo model: answers and perplexity",
