@@ -203,7 +203,7 @@ def stop_reason(choice: Choice) -> str:
         return STOP_REASONS.get(choice.finish_reason or "", "end_turn")
     if isinstance(choice.stop_reason, str):
         return "stop_sequence"
-    return "tool_use" if choice.calls else "end_turn"
+    return "tool_use" if choice.called else "end_turn"
 
 
 def event(name: str, body: dict[str, Any]) -> bytes:

@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import orjson
+
 from jaxllm.messages import TextDelta, TokenLogprobs
 from jaxllm.server.openai.parts_reply import PartsReply
 from jaxllm.server.openai.replies import Choice, unpack_delta
 from jaxllm.server.parsing.parts import Part, Reasoning, Text, ToolArguments, ToolEnd, ToolStart
+
+GOES_ON = b',"logprobs":null,"finish_reason":null}'  # the end of most chunks
+CONTENT = b'{"content":'
 
 
 class ChatReply(PartsReply):
@@ -16,46 +21,49 @@ class ChatReply(PartsReply):
 
     prefix, kind, chunk_kind = "chatcmpl-", "chat.completion", "chat.completion.chunk"
 
-    def _chunks(self, index: int, choice: Choice, delta: TextDelta) -> list[dict[str, Any]]:
-        chunks: list[dict[str, Any]] = []
+    def _chunks(self, index: int, choice: Choice, delta: TextDelta) -> list[bytes]:
+        chunks = []
         if not choice.started:
-            choice.started = True
+            choice.started, choice.begin = True, b'{"index":%d,"delta":' % index
             opening = {"role": self._spec.role, "content": ""}
             deltas = [opening, *({"content": text} for text in self._spec.texts or ())]
-            chunks = [
-                {"index": index, "delta": part, "logprobs": None, "finish_reason": None}
-                for part in deltas
-            ]
-        if delta.token_ids or delta.text or delta.finish_reason is not None:
-            chunks += self._delta_chunks(index, choice, delta)
+            chunks = [choice.begin + orjson.dumps(one) + GOES_ON for one in deltas]
+        if delta.finish_reason is not None or delta.logprobs is not None:
+            return chunks + self._full_chunks(choice, delta)
+        if delta.token_ids or delta.text:
+            chunks += [choice.begin + one + GOES_ON for one in self._deltas(choice, delta)]
         return chunks
 
-    def _delta_chunks(self, index: int, choice: Choice, delta: TextDelta) -> list[dict[str, Any]]:
+    def _full_chunks(self, choice: Choice, delta: TextDelta) -> list[bytes]:
         """The first carries the log-probabilities, the last the finish reason."""
+        deltas = self._deltas(choice, delta)
         ends = delta.finish_reason is not None
-        if choice.pipeline is None:
-            deltas = [{"content": delta.text}] if delta.text or not ends else [{}]
-        else:
-            deltas = [
-                DELTAS[type(part)](part)
-                for part in self._parts(choice, delta)
-                if type(part) is not ToolEnd
-            ]
-            # A chunk of its own, unless the answer ends with text
-            if (ends and not (deltas and "content" in deltas[-1])) or (
-                not deltas and delta.logprobs is not None
-            ):
-                deltas.append({})
-        chunks: list[dict[str, Any]] = [
-            {"index": index, "delta": part, "logprobs": None, "finish_reason": None}
-            for part in deltas
-        ]
-        if delta.logprobs is not None:
-            chunks[0]["logprobs"] = self._logprobs(unpack_delta(delta))
+        # A chunk of its own, unless the answer ends with text
+        if not deltas or (ends and not deltas[-1].startswith(CONTENT)):
+            deltas.append(b"{}")
+        rest: list[dict[str, Any]] = [{"logprobs": None, "finish_reason": None} for _ in deltas]
+        rest[0]["logprobs"] = self._logprobs(unpack_delta(delta))
         if ends:
-            chunks[-1]["finish_reason"] = finish_reason(choice)
-            chunks[-1]["stop_reason"] = delta.stop_reason
-        return chunks
+            rest[-1] |= {"finish_reason": finish_reason(choice), "stop_reason": delta.stop_reason}
+        return [
+            choice.begin + one + b"," + orjson.dumps(fields)[1:]
+            for one, fields in zip(deltas, rest, strict=True)
+        ]
+
+    def _deltas(self, choice: Choice, delta: TextDelta) -> list[bytes]:
+        """What is new, as JSON."""
+        pipeline = choice.pipeline
+        if pipeline is None:
+            return [text_delta(delta)] if delta.text or delta.finish_reason is None else []
+        if delta.finish_reason is None and (make := pipeline.passes(delta.text)) is not None:
+            if make is Text:
+                return [text_delta(delta)]
+            if make is Reasoning:
+                choice.reasoning_tokens += len(delta.token_ids)
+                return [reasoning_delta(delta)]
+            return [DELTAS[ToolArguments](make(delta.text))]
+        parts = self._parts(choice, delta)
+        return [made for part in parts if (made := DELTAS[type(part)](part))]
 
     def _full_choice(self, index: int, choice: Choice) -> dict[str, Any]:
         echo = self._spec.texts or ()
@@ -79,24 +87,40 @@ class ChatReply(PartsReply):
 
 def finish_reason(choice: Choice) -> str | None:
     """An answer that ends by itself with calls waits for their results."""
-    called = choice.calls and choice.finish_reason == "stop"
+    called = choice.called and choice.finish_reason == "stop"
     return "tool_calls" if called else choice.finish_reason
 
 
-def _start_delta(part: ToolStart) -> dict[str, Any]:
+def text_delta(part: Text | TextDelta) -> bytes:
+    """The delta of a chunk with text, as JSON."""
+    return CONTENT + orjson.dumps(part.text) + b"}"
+
+
+def reasoning_delta(part: Reasoning | TextDelta) -> bytes:
+    """The delta with reasoning, under both of its names."""
+    text = orjson.dumps(part.text)
+    return b'{"reasoning":' + text + b',"reasoning_content":' + text + b"}"
+
+
+def start_delta(part: ToolStart) -> bytes:
+    """The delta that begins a call."""
     function = {"name": part.name, "arguments": ""}
     call = {"index": part.index, "id": part.id, "type": "function", "function": function}
-    return {"tool_calls": [call]}
+    return orjson.dumps({"tool_calls": [call]})
 
 
-# The delta that tells a part
-DELTAS: dict[type[Part], Callable[[Any], dict[str, Any]]] = {
-    Text: lambda part: {"content": part.text},
-    Reasoning: lambda part: {"reasoning": part.text, "reasoning_content": part.text},
-    ToolStart: _start_delta,
-    ToolArguments: lambda part: {
-        "tool_calls": [{"index": part.index, "function": {"arguments": part.text}}]
-    },
+def arguments_delta(part: ToolArguments) -> bytes:
+    """The delta with a fragment of a call's arguments."""
+    begin = b'{"tool_calls":[{"index":%d,"function":{"arguments":' % part.index
+    return begin + orjson.dumps(part.text) + b"}}]}"
+
+
+DELTAS: dict[type[Part], Callable[[Any], bytes]] = {
+    Text: text_delta,
+    Reasoning: reasoning_delta,
+    ToolStart: start_delta,
+    ToolArguments: arguments_delta,
+    ToolEnd: lambda part: b"",  # it is not told
 }
 
 

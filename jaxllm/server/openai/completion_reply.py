@@ -60,9 +60,10 @@ class CompletionReply(Reply):
             choice.finish_reason = choice.finish_reason and "length"
         return choice
 
-    def _chunks(self, index: int, choice: Choice, delta: TextDelta) -> list[dict[str, Any]]:
+    def _chunks(self, index: int, choice: Choice, delta: TextDelta) -> list[bytes]:
         first, choice.started = not choice.started, True
-        return [self._choice(index, choice, delta.text, unpack_delta(delta), echoes=first)]
+        made = self._choice(index, choice, delta.text, unpack_delta(delta), echoes=first)
+        return [orjson.dumps(made)]
 
     def _full_choice(self, index: int, choice: Choice) -> dict[str, Any]:
         found = self._choice(index, choice, "".join(choice.text), choice.logprobs, echoes=True)

@@ -16,7 +16,7 @@ from jaxllm.server.openai.replies import (
     finite,
     json_fragment,
 )
-from jaxllm.server.parsing.parts import Part, Text, ToolStart, merged
+from jaxllm.server.parsing.parts import Part, Text, merged
 
 
 class PartsReply(Reply):
@@ -57,11 +57,7 @@ class PartsReply(Reply):
         parts = pipeline.feed(delta.text)
         if delta.finish_reason is not None:
             parts += pipeline.finish()
-        if len(parts) > 1:
-            parts = merged(parts)
-        for part in parts:
-            choice.calls += type(part) is ToolStart
-        return parts
+        return parts if len(parts) < 2 else merged(parts)
 
     def _entries(self, found: Iterable[TokenLogprobs]) -> list[orjson.Fragment]:
         """Log-probabilities of tokens and of their alternatives."""

@@ -72,9 +72,9 @@ class Choice:
         token_ids: ids of the rows in `packed`.
         packed: log-probabilities of a reply that is sent whole (`jaxllm.logprobs`).
         offset: characters of the tokens whose log-probabilities were sent.
+        begin: of the JSON of each chunk, for a chat.
         pipeline: reads the text of a chat's choice; None where it is not parsed.
         parts: of a parsed choice in a reply that is sent whole.
-        calls: tool calls so far.
     """
 
     text: list[str] = field(default_factory=list)
@@ -83,12 +83,17 @@ class Choice:
     tokens: int = 0
     offset: int = 0
     started: bool = False
+    begin: bytes = b""
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     pipeline: Pipeline | None = None
     parts: list[Part] = field(default_factory=list)
     reasoning_tokens: int = 0
-    calls: int = 0
+
+    @property
+    def called(self) -> bool:
+        """Whether it has a tool call."""
+        return self.pipeline is not None and self.pipeline.called
 
     @property
     def logprobs(self) -> Iterator[TokenLogprobs] | None:
@@ -158,10 +163,8 @@ class Reply:
             if self._usage_in_chunks
             else self._event_tail
         )
-        return b"".join(
-            self._event_head + orjson.dumps(body) + tail
-            for body in self._chunks(index, choice, delta)
-        )
+        head = self._event_head
+        return b"".join([head + chunk + tail for chunk in self._chunks(index, choice, delta)])
 
     def all_events(self, deltas: Iterable[tuple[int, TextDelta]]) -> bytes:
         """The server-sent events for (prompt number, delta) pairs."""
@@ -204,15 +207,16 @@ class Reply:
         """The choice that a delta belongs to, with its counts and end brought up to date."""
         choice = self._choices[prompt * self._n + delta.index]
         choice.tokens += len(delta.token_ids)
-        self._cached[prompt] = max(self._cached[prompt], delta.num_cached_tokens)
+        if delta.num_cached_tokens > self._cached[prompt]:
+            self._cached[prompt] = delta.num_cached_tokens
         if delta.prompt_logprobs is not None:
             self._prompt_packed[prompt] = delta.prompt_logprobs
         if delta.finish_reason is not None:
             choice.finish_reason, choice.stop_reason = delta.finish_reason, delta.stop_reason
         return choice
 
-    def _chunks(self, index: int, choice: Choice, delta: TextDelta) -> list[dict[str, Any]]:
-        """The `choices` members of the events for one delta."""
+    def _chunks(self, index: int, choice: Choice, delta: TextDelta) -> list[bytes]:
+        """The `choices` members of the events for one delta, as JSON."""
         raise NotImplementedError
 
     def _full_choice(self, index: int, choice: Choice) -> dict[str, Any]:

@@ -18,6 +18,7 @@ _SPACE = re.compile(r"\s*").match
 
 type Reading[T] = Generator[None, None, T]
 type Sink = Callable[[str], object]
+type Maker = Callable[[str], Part]
 
 
 class Malformed(Exception):
@@ -47,21 +48,32 @@ class Machine:
         self._at = 0
         self._ended = False
         self._parts: list[Part] = []
-        self._clear: Callable[[str], Part] | None = None  # what text without `_hot` becomes now
-        self._hot = NONE.hot
+        self._clear: Maker | None = None  # what text without `_hot` becomes now
+        self._hot: Callable[[str], object] = NONE.hot
         self._undecided: list[str] | None = None  # taken and not told; text if no call
         self._index = -1
         self._ids: set[str | None] = set()  # of calls: clients tell them apart by these
         self._in_call = False
         self._reading = self.read()
 
+    def passes(self, text: str) -> Maker | None:
+        """What makes a part of this text if it is one part as it stands; else None. Then it need
+        not be fed."""
+        clear = self._clear
+        return None if clear is None or not text or self._hot(text) else clear
+
     def feed(self, text: str) -> list[Part]:
         """Parts that are certain after this text."""
-        if self._clear is not None and not self._hot(text):
-            return [self._clear(text)] if text else []
+        if (make := self.passes(text)) is not None:
+            return [make(text)]
         self._text = self._text[self._at :] + text
         self._at = 0
         return self._resume()
+
+    @property
+    def called(self) -> bool:
+        """Whether a call has begun."""
+        return self._index >= 0
 
     def finish(self) -> list[Part]:
         """The last parts, when no text follows."""
@@ -188,7 +200,7 @@ class Machine:
         return word
 
     def until(
-        self, markers: Markers, sink: Sink, clear: Callable[[str], Part] | None = None
+        self, markers: Markers, sink: Sink, clear: Maker | None = None
     ) -> Reading[str | None]:
         """Takes text up to a marker, and the marker. → the marker, None at the end.
 

@@ -13,9 +13,8 @@ class Markers:
 
     Attributes:
         words: the markers.
-        hot: searches for a character with which a marker begins, or that is no plain text;
-            text without one is clear.
         search: finds the leftmost whole marker, or the marker that the text's end cuts.
+        hot: finds that, or a character that is no plain text; text without one is clear.
     """
 
     def __init__(self, words: Iterable[str], lead: tuple[str, ...] = ("",), also_hot: str = ""):
@@ -24,9 +23,10 @@ class Markers:
         `also_hot`: more hot characters, as a regex in brackets has them.
         """
         self.words = frozenset(before + word for word in words for before in lead)
-        firsts = "".join(sorted({re.escape(word[0]) for word in self.words})) + also_hot
-        self.hot = re.compile(f"[{firsts}]" if firsts else "(?!)").search
-        self.search = re.compile("|".join(map(_cut_anywhere, sorted(self.words))) or "(?!)").search
+        patterns = [*map(_cut_anywhere, sorted(self.words))]
+        self.search = re.compile("|".join(patterns) or "(?!)").search
+        patterns += [f"[{also_hot}]"] if also_hot else []
+        self.hot = re.compile("|".join(patterns) or "(?!)").search
 
     def whole(self, found: re.Match[str]) -> bool:
         """Whether a match is a whole marker."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from jaxllm.server.parsing.calls import ToolParser
 from jaxllm.server.parsing.harmony import Harmony
-from jaxllm.server.parsing.machine import Machine
+from jaxllm.server.parsing.machine import Machine, Maker
 from jaxllm.server.parsing.parts import Part, Text
 from jaxllm.server.parsing.schema import Tools
 from jaxllm.server.parsing.thinking import ReasoningParser
@@ -28,36 +28,44 @@ class Pipeline:
         """`reply` reads what is not reasoning; without it, that is text. With `keep`, parts of
         which it is false are dropped."""
         self._keep = keep
-        self._reasoning = reasoning
         self._reply = reply
-        self._over = reasoning is None
+        self._reader = reply if reasoning is None else reasoning  # of the text to come
 
     @property
     def thinking(self) -> bool:
         """The text so far ends within reasoning."""
-        first = self._reply if self._reasoning is None else self._reasoning
-        return first is not None and first.thinking
+        return self._reader is not None and self._reader.thinking
+
+    @property
+    def called(self) -> bool:
+        """Whether a tool call has begun."""
+        return self._reply is not None and self._reply.called
+
+    def passes(self, text: str) -> Maker | None:
+        """What makes a part of this text if it is one part as it stands; else None. Then it need
+        not be fed, which is the cheap way for most tokens."""
+        if self._keep is not None:
+            return None
+        return Text if self._reader is None else self._reader.passes(text)
 
     def feed(self, text: str) -> list[Part]:
         """Parts that are certain after this text."""
-        parts = self._feed(text)
+        reader = self._reader
+        if reader is None:
+            parts: list[Part] = [Text(text)] if text else []
+        else:
+            parts = reader.feed(text)
+            if reader.over:
+                parts, self._reader = self._reply_in(parts), self._reply
         return parts if self._keep is None else list(filter(self._keep, parts))
 
     def finish(self) -> list[Part]:
         """The last parts, when no text follows."""
-        parts = [] if self._over else self._reply_in(self._reasoning.finish())  # type: ignore[union-attr]
-        if self._reply is not None:
-            parts += self._reply.finish()
+        parts = [] if self._reader is None else self._reader.finish()
+        if self._reader is not self._reply:
+            parts = self._reply_in(parts)
+            parts += [] if self._reply is None else self._reply.finish()
         return parts if self._keep is None else list(filter(self._keep, parts))
-
-    def _feed(self, text: str) -> list[Part]:
-        if not self._over:
-            parts = self._reply_in(self._reasoning.feed(text))  # type: ignore[union-attr]
-            self._over = self._reasoning.over  # type: ignore[union-attr]
-            return parts
-        if self._reply is not None:
-            return self._reply.feed(text)
-        return [Text(text)] if text else []
 
     def _reply_in(self, parts: list[Part]) -> list[Part]:
         """The reply's parts in place of texts."""

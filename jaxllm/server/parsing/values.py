@@ -15,11 +15,17 @@ MAX_SCALAR = 1024  # characters of a number
 _SPACE = re.compile(r"[ \t\r\n]*").match
 _WORD = re.compile(r"[-+.\w]*").match
 _NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][-+]?\d+)?", re.ASCII).fullmatch
-_PLAIN = {
-    '"': re.compile(r'[^"\\\x00-\x1f]*').match,
-    "'": re.compile(r"""[^'"\\\x00-\x1f]*""").match,
-}
-_SPECIAL = re.compile(r"""["'\\\x00-\x1f]""").search
+
+
+def _as_it_stands(quote: str) -> str:
+    """A regex for what stands between quotes and is written as it is, escapes included."""
+    plain = rf"[^{quote}\\\x00-\x1f]*+"
+    return rf"""{plain}(?:\\["\\bfnrt]{plain})*+"""
+
+
+_QUOTES = {'"': '"', "'": "'\""}  # and what is no plain character between them
+_PLAIN = {quote: re.compile(_as_it_stands(no)).match for quote, no in _QUOTES.items()}
+_HOT = {quote: re.compile(rf"(?!{_as_it_stands(no)}\Z)").match for quote, no in _QUOTES.items()}
 _CONSTANTS = {"true": "true", "false": "false", "null": "null"} | {
     "True": "true",
     "False": "false",
@@ -47,8 +53,6 @@ class Value:
         failed: what stands at the position is no part of a value.
     """
 
-    hot = staticmethod(_SPECIAL)
-
     def __init__(self, python: bool = False):
         self.done = self.failed = False
         self._partial = ""  # of a number or an escape
@@ -69,6 +73,11 @@ class Value:
         while at < end and not (self.done or self.failed):
             at = self._step(text, at, end, out)
         return at, "".join(out)
+
+    @property
+    def hot(self) -> Callable[[str], object]:
+        """Whether a text within this string is not written as it stands."""
+        return _HOT[self._quote]
 
     @property
     def in_string(self) -> bool:

@@ -186,6 +186,7 @@ class LingeringTransport:
 
     def __init__(self, transport: asyncio.Transport, protocol: HttpProtocol):
         self._transport, self._protocol = transport, protocol
+        self.write = transport.write  # found at once, for every token
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)

@@ -106,6 +106,7 @@ class Told:
 
     def __init__(self, parts: list[Part], sizes: list[int]):
         self._parts, self._sizes = parts, sizes
+        self.called = any(isinstance(part, ToolStart) for part in parts)
 
     def feed(self, text: str) -> list[Part]:
         """The next parts."""
