@@ -66,16 +66,16 @@ class ThinkingBudget:
     """How long an output may think.
 
     Attributes:
-        tokens: of reasoning, after which `end` must come.
-        begun: whether the prompt has begun the reasoning; else an output may begin with `start`.
-        start: text of the marker that begins it.
-        end: text of the marker that ends it.
+        tokens: of reasoning, after which the first of `ends` must come.
+        begun: whether the prompt has begun the reasoning; else an output may begin it.
+        starts: texts of the markers that begin it.
+        ends: texts of the markers that end it.
     """
 
     tokens: int
     begun: bool
-    start: str
-    end: str
+    starts: tuple[str, ...]
+    ends: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

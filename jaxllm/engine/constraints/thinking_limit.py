@@ -13,16 +13,16 @@ MAX_START = 64  # tokens at the beginning of an output that may be the marker of
 
 
 class ThinkingLimit:
-    """A `Constraint`: after `budget` tokens of reasoning only the marker that ends it may come.
+    """A `Constraint`: after `budget` tokens of reasoning only the first of `ends` may come.
 
     Markers are found in the text, since a model may write them in any tokens. What the model has
     written of the end marker when the budget is used up stays; the whole marker follows.
 
     Args:
         begun: whether the prompt has begun the reasoning.
-        start: the marker that begins it.
-        end: the marker that ends it.
-        end_ids: its tokens.
+        starts: the markers that begin it.
+        ends: the markers that end it.
+        end_ids: tokens of the first of these.
         decode: text of tokens, special tokens included.
     """
 
@@ -30,15 +30,16 @@ class ThinkingLimit:
         self,
         budget: int,
         begun: bool,
-        start: str,
-        end: str,
+        starts: tuple[str, ...],
+        ends: tuple[str, ...],
         end_ids: Sequence[int],
         decode: Callable[[Sequence[int]], str],
     ):
         self._left, self._thinking, self._over = budget, begun, False
-        self._start, self._end, self._end_ids, self._decode = start, end, end_ids, decode
+        self._starts, self._ends, self._end_ids, self._decode = starts, ends, end_ids, decode
         self._forced = 0  # tokens of the end marker
-        self._tail: deque[int] = deque(maxlen=max(MAX_START, len(end.encode()) + 1))
+        longest = max(len(end.encode()) for end in ends)
+        self._tail: deque[int] = deque(maxlen=max(MAX_START, longest + 1))
 
     def accept_tokens(self, token_ids: Sequence[int]) -> None:
         """See `Constraint`."""
@@ -59,15 +60,14 @@ class ThinkingLimit:
         self._tail.append(token)
         text = self._decode(list(self._tail))
         if not self._thinking:
-            self._thinking = self._start in text
-            self._over = not self._thinking and (
-                not self._start.startswith(text.strip()) or len(self._tail) == MAX_START
-            )
+            self._thinking = any(start in text for start in self._starts)
+            may_begin = any(start.startswith(text.strip()) for start in self._starts)
+            self._over = not self._thinking and (not may_begin or len(self._tail) == MAX_START)
             if self._thinking:
                 self._tail.clear()
         elif self._left > 0:
             self._left -= 1
-            self._over = self._end in text
+            self._over = any(end in text for end in self._ends)
         else:
             self._forced += 1
             self._over = self._forced == len(self._end_ids)

@@ -195,8 +195,8 @@ class LogitsOptionsReader:
         return ThinkingLimit(
             thinking.tokens,
             thinking.begun,
-            thinking.start,
-            thinking.end,
+            thinking.starts,
+            thinking.ends,
             self._end_ids(thinking),
             functools.partial(self._tokenizer.decode, skip_special_tokens=False),
         )
@@ -206,11 +206,11 @@ class LogitsOptionsReader:
         ids = (
             []
             if self._tokenizer is None
-            else self._tokenizer.encode(thinking.end, add_special_tokens=False)
+            else self._tokenizer.encode(thinking.ends[0], add_special_tokens=False)
         )
         if not ids or max(ids) >= self._vocab_size:
             raise RequestError(
-                f"the model has no tokens for {thinking.end[:40]!r}, which ends its reasoning",
+                f"the model has no tokens for {thinking.ends[0][:40]!r}, which ends its reasoning",
                 "thinking_token_budget",
             )
         return ids

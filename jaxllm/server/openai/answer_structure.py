@@ -81,11 +81,12 @@ def thinking_budget(request: ChatRequest, formats: Formats, prompt: str) -> Thin
     markers = formats.reasoning
     if request.thinking_budget is None or markers is None or prompt.rstrip().endswith(markers.ends):
         return None
+    also_ends = formats.tools.ends_thought() if formats.tools and request.tools.callable else ()
     return ThinkingBudget(
         tokens=request.thinking_budget,
         begun=markers(prompt).thinking,
-        start=markers.starts[0],
-        end=markers.ends[0],
+        starts=markers.starts,
+        ends=(*markers.ends, *also_ends),
     )
 
 

@@ -154,6 +154,11 @@ class ToolParser(Machine):
         return "".join(written[1:])
 
     @classmethod
+    def ends_thought(cls) -> tuple[str, ...]:
+        """Markers of calls that end reasoning which was not closed."""
+        return cls.special
+
+    @classmethod
     def pieces(cls, name: str, schema: Schema, number: int) -> Pieces:
         """What a grammar must produce for one call of a tool.
 

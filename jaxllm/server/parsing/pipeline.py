@@ -100,7 +100,7 @@ def pipeline(
         calls = tools(schemas, new_ids(tools.ids, calls_before))
     if reasoning is None or isinstance(calls, Harmony):  # which reads reasoning itself
         return Pipeline(None, calls, keep)
-    also_ends = calls.special if calls is not None else ()
+    also_ends = calls.ends_thought() if calls is not None else ()
     return Pipeline(reasoning(prompt, also_ends), calls, keep)
 
 

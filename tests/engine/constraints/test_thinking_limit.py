@@ -23,7 +23,8 @@ def decode(ids: Sequence[int]) -> str:
 
 
 def limit(budget: int, begun: bool = True, end_ids: Sequence[int] = (END,)) -> ThinkingLimit:
-    return ThinkingLimit(budget, begun, "<think>", "</think>", end_ids, decode)
+    starts, ends = ("<think>", "<thought>"), ("</think>", "</thought>", "[CALL]")
+    return ThinkingLimit(budget, begun, starts, ends, end_ids, decode)
 
 
 def allowed(constraint: ThinkingLimit) -> set[int]:
@@ -57,12 +58,14 @@ def test_a_marker_of_several_tokens_is_forced_token_by_token() -> None:
     assert masks == [ALL, ALL, {130}, {131}, ALL, ALL]
 
 
-@pytest.mark.parametrize("end", [[END], [130, 131], [*b"</think>"], [*b"a.</think> b"]])
+@pytest.mark.parametrize(
+    "end", [[END], [130, 131], *map(list, (b"</think>", b"a.</think> b", b"</thought>", b"[CALL]"))]
+)
 def test_thought_that_ends_by_itself_is_over_in_any_tokens(end: list[int]) -> None:
     assert followed(limit(20), [*b"so", *end, *[97] * 40]) == [ALL] * (43 + len(end))
 
 
-@pytest.mark.parametrize("start", [[START], [10, START], [*b"<think>"], [*b"\n<think>"]])
+@pytest.mark.parametrize("start", [[START], [10, START], [*b"<think>"], [*b"\n<thought>"]])
 def test_a_thought_that_the_model_begins_is_limited_too(start: list[int]) -> None:
     masks = followed(limit(1, begun=False), [*start, *b"a", END, *b"b"])
     assert masks == [ALL] * (len(start) + 1) + [{END}, ALL, ALL]
@@ -99,7 +102,7 @@ def test_tokens_may_be_accepted_together() -> None:
 def test_a_budget_needs_a_marker_to_force(
     tokenizer: Any, end: str, options: dict[str, Any], message: str
 ) -> None:
-    budget = ThinkingBudget(tokens=1, begun=True, start="6", end=end)
+    budget = ThinkingBudget(tokens=1, begun=True, starts=("6",), ends=(end,))
     with pytest.raises(RequestError, match=message) as error:
         LogitsOptionsReader(128, tokenizer).validate_options(SamplingParams(**options), budget)
     assert error.value.param == "thinking_token_budget"
@@ -113,7 +116,7 @@ class Decoding(Numbers):
 
 
 def test_each_choice_has_a_limit_of_its_own() -> None:
-    budget = ThinkingBudget(tokens=1, begun=True, start="6", end="7")
+    budget = ThinkingBudget(tokens=1, begun=True, starts=("6",), ends=("7",))
     reader, params = LogitsOptionsReader(128, Decoding()), SamplingParams(bad_words=["1 2"])  # type: ignore[arg-type]
     first, second = reader.read_options(params, budget), reader.read_options(params, budget)
     assert first is not None and second is not None

@@ -264,10 +264,28 @@ def test_a_budget_of_thought_reaches_the_engine(
     script(server, CALL)
     server.server_state.formats = find_formats(reasoning, "hermes", None)
     ask(client, extra_body={"thinking_token_budget": 7})
-    limit = ThinkingBudget(tokens=7, begun=bool(begun), start="<think>", end="</think>")
+    limit = ThinkingBudget(tokens=7, begun=bool(begun), starts=("<think>",), ends=("</think>",))
     assert server.control.added[-1].thinking == (None if begun is None else limit)
     ask(client)
     assert server.control.added[-1].thinking is None
+
+
+@pytest.mark.parametrize(
+    ("reasoning", "tools", "ends"),
+    [
+        ("granite", "hermes", ("Here is my response:", "Here's my response:")),
+        ("qwen3", "granite", ("</think>", "<|tool_call|>")),
+        ("gpt_oss", "gpt_oss", ("<|end|>",)),
+    ],
+)
+def test_a_budget_knows_all_that_ends_a_thought(
+    server: Running, client: openai.OpenAI, reasoning: str, tools: str, ends: tuple[str, ...]
+) -> None:
+    script(server, "x")
+    server.server_state.formats = find_formats(reasoning, tools, None)
+    ask(client, extra_body={"thinking_token_budget": 7})
+    thinking = server.control.added[-1].thinking
+    assert thinking is not None and thinking.ends == ends
 
 
 def test_tools_without_a_known_format_are_refused(server: Running, client: openai.OpenAI) -> None:

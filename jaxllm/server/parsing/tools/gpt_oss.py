@@ -15,6 +15,10 @@ class Parser(Harmony, ToolParser):
     calls = True
 
     @classmethod
+    def ends_thought(cls) -> tuple[str, ...]:
+        return ()  # thought begins with the same markers
+
+    @classmethod
     def pieces(cls, name: str, schema: Schema, number: int) -> Pieces:
         head = f"{CHANNEL}commentary to=functions.{name} <|constrain|>json{MESSAGE}"
         return (Literal(head), Json(schema), Literal("<|call|>"))
