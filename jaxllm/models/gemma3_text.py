@@ -4,7 +4,7 @@ window turn by one base, every sixth layer sees all and turns by another."""
 from __future__ import annotations
 
 from jaxllm.models import gemma2
-from jaxllm.models.config.read import Config, positive
+from jaxllm.models.config.read import Config, positive, settings_of
 from jaxllm.models.config.spec import ModelSpec
 from jaxllm.models.config.transformer import FULL, SLIDING, Parts, typed
 from jaxllm.nn.decoder import Decoder
@@ -32,16 +32,16 @@ def spec(hf: Config) -> ModelSpec:
 
 def _ropes(hf: Config) -> dict[str, Config]:
     """RoPE settings of each layer type; older configurations have keys of their own for them."""
-    given = hf.get("rope_parameters") or {}
+    given = settings_of(hf, "rope_parameters")
     older = {
-        FULL: {"rope_theta": hf.get("rope_theta"), **(hf.get("rope_scaling") or {})},
+        FULL: {"rope_theta": hf.get("rope_theta"), **settings_of(hf, "rope_scaling")},
         SLIDING: {"rope_theta": hf.get("rope_local_base_freq")},
     }
     return {
         kind: {
             "rope_theta": theta,
             **{key: value for key, value in older[kind].items() if value is not None},
-            **(given.get(kind) or {}),
+            **settings_of(given, kind),
         }
         for kind, theta in THETA.items()
     }

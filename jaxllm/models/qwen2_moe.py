@@ -5,7 +5,13 @@ from __future__ import annotations
 from jaxllm.models.config.mixture import mixture, mixture_names, mixture_spec, routed, sparse_layers
 from jaxllm.models.config.read import Config, flag, positive
 from jaxllm.models.config.spec import ModelSpec
-from jaxllm.models.config.transformer import LLAMA_NAMES, Parts, layer_window, transformer_spec
+from jaxllm.models.config.transformer import (
+    LLAMA_NAMES,
+    Parts,
+    layer_window,
+    transformer_spec,
+    window_start,
+)
 from jaxllm.nn.blocks import Block
 from jaxllm.nn.decoder import Decoder
 from jaxllm.nn.experts import SharedExpert
@@ -44,7 +50,7 @@ def spec(hf: Config) -> ModelSpec:
     given, types = dict(hf), hf.get("layer_types")
     if types is None:
         slides = flag(hf, "use_sliding_window") and hf.get("sliding_window") is not None
-        first = hf["max_window_layers"]
+        first = window_start(hf) if slides else 0
         given["layer_types"] = [
             "sliding_attention" if slides and layer % 2 == 0 and layer < first else "full_attention"
             for layer in range(positive(hf, "num_hidden_layers"))

@@ -30,7 +30,7 @@ class RMSNorm(Stored):
     """x / rms(x) · weight over the last axis.
 
     `axis` is the logical name of that axis. `order` has the checkpoint's number of each of its
-    entries; () keeps them.
+    entries, -1 for zero; () keeps them.
     """
 
     def __init__(
@@ -54,8 +54,10 @@ class RMSNorm(Stored):
     def rules(self, name: str) -> Iterator[Rule]:
         (rule,) = super().rules(name)
         (piece,) = rule.pieces
-        steps = (Ordered(piece.view, 0, self.order),) if self.order else ()
-        yield replace(rule, pieces=(replace(piece, steps=steps),))
+        if self.order:
+            source = (sum(entry >= 0 for entry in self.order),)
+            piece = replace(piece, source=source, steps=(Ordered(source, 0, self.order),))
+        yield replace(rule, pieces=(piece,))
 
 
 class OffsetRMSNorm(RMSNorm):

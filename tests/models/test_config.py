@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import subprocess
 import sys
@@ -14,7 +16,8 @@ import pytest
 from jaxllm import models
 from jaxllm.config import ConfigError
 from jaxllm.models.config.build import outline
-from jaxllm.models.config.read import SIZES
+from jaxllm.models.config.read import SIZES, text_part
+from tests.goldens.cases import CASES
 
 TINY: dict[str, Any] = {
     "model_type": "llama",
@@ -81,6 +84,49 @@ def test_a_config_that_cannot_be_served_is_one_line_that_says_why(
     with pytest.raises(ConfigError, match=message) as error:
         models.read_config(directory(tmp_path, config))
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "nearest"), [("qwen33", "qwen3"), ("gemma3_txt", "gemma3_text"), ("??", None)]
+)
+def test_an_unknown_model_type_names_the_nearest(given: str, nearest: str | None) -> None:
+    with pytest.raises(ConfigError) as error:
+        models.family(given)
+    assert str(error.value).endswith(")" if nearest is None else f"; the nearest is {nearest}")
+
+
+def test_remote_code_that_a_file_stands_for_is_not_needed(tmp_path: Path) -> None:
+    named = {"AutoConfig": "x.Y", "AutoModelForCausalLM": "org/name--modeling_phi3.Phi3ForCausalLM"}
+    phi = TINY | {"model_type": "phi3", "auto_map": named}
+    assert models.read_config(directory(tmp_path, phi)) == phi
+    named["AutoModel"] = "modeling_mine.Mine"
+    with pytest.raises(ConfigError, match=r"remote code \(auto_map\)"):
+        models.read_config(directory(tmp_path, phi))
+
+
+def test_the_text_part_of_a_model_that_sees_is_read() -> None:
+    given = {
+        "model_type": "outer",
+        "text_config": {"model_type": "inner", "hidden_size": 3, "eos_token_id": None},
+        "vision_config": {"hidden_size": 5},
+        "eos_token_id": [7],
+        "hidden_size": 4,
+    }
+    read = text_part(given)
+    assert read == {"model_type": "outer", "hidden_size": 3, "eos_token_id": [7]}
+    assert text_part(read) == read
+
+
+BROKEN = (-1, "x", [1], {"full_attention": 3})
+
+
+@pytest.mark.parametrize("family", models.families())
+def test_a_wrong_value_of_any_key_is_one_clear_error_or_none(family: str) -> None:
+    name = next(name for name, hf in CASES.items() if hf["model_type"] == family)
+    keys = {*CASES[name], *models.family(family).DEFAULTS, "rope_scaling", "rope_parameters"}
+    for key, value in itertools.product(sorted(keys - {"model_type"}), BROKEN):
+        with contextlib.suppress(ConfigError):
+            models.make_spec(CASES[name] | {key: value})
 
 
 def test_a_missing_model_says_what_is_missing(tmp_path: Path) -> None:

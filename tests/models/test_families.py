@@ -13,7 +13,7 @@ from jaxllm import models
 from jaxllm.config import ConfigError
 from jaxllm.models.config.rope import rope
 from jaxllm.models.config.transformer import layer_window
-from jaxllm.nn.rope import StaticRope
+from jaxllm.nn.rope import LongRope, StaticRope
 from tests.goldens.cases import CASES
 
 DIM, LENGTH = 16, 1024
@@ -69,6 +69,26 @@ def test_yarn_stretches_slow_dimensions_and_scales_the_logits() -> None:
     turned = rope({"max_position_embeddings": LENGTH, "rope_scaling": settings}, DIM)
     assert isinstance(turned, StaticRope)
     assert turned.scale == pytest.approx(0.1 * math.log(4) + 1)
+
+
+def test_a_long_rope_divides_each_frequency_by_a_factor_of_its_own() -> None:
+    settings = {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [*range(1, 9)]}
+    given = {"original_max_position_embeddings": 256, "rope_scaling": settings}
+    found = rope({"max_position_embeddings": LENGTH} | given, DIM)
+    assert isinstance(found, LongRope) and (found.original, found.length) == (256, LENGTH)
+    for table, factors in ((found.short, np.ones(8)), (found.long, np.arange(1, 9))):
+        np.testing.assert_allclose(2 * math.pi / np.array(table.inv_freq), WAVE * factors, 1e-5)
+        assert table.scale == pytest.approx(math.sqrt(1 + math.log(4) / math.log(256)))
+
+
+def test_layer_types_may_turn_by_settings_of_their_own() -> None:
+    spec = models.make_spec(CASES["gemma3_text-older-keys"])
+    local, _, other = spec.ropes
+    assert isinstance(local, StaticRope) and isinstance(other, StaticRope)
+    assert local.inv_freq[0] == 1 and other.inv_freq[0] == 0.25
+    assert local.inv_freq[1] == pytest.approx(500 ** (-2 / 8))
+    assert other.inv_freq[1] == pytest.approx(100000 ** (-2 / 8) / 4)
+    assert spec.windows == (16, 16, None)
 
 
 HYBRID: dict[str, Any] = {

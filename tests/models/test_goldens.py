@@ -66,6 +66,12 @@ def test_a_family_gives_the_tokens_and_logprobs_of_transformers(name: str) -> No
         np.testing.assert_allclose(inside, expected.prompt_logprobs, atol=BOUND, rtol=0)
 
 
+@pytest.mark.parametrize("name", ["gemma3_text-older-keys", "glm-biases", "phi3-short-partial"])
+def test_parts_of_fused_and_reordered_tensors_go_to_their_shards(name: str) -> None:
+    one = load_golden(name).continuations[1:2]
+    np.testing.assert_allclose(logprobs(name, one, 2), logprobs(name, one), atol=1e-5, rtol=1e-5)
+
+
 @pytest.fixture(
     scope="module",
     params=["llama-gqa", "llama-mha-biases", "llama-mqa-tied-linear", "qwen3-bias-window"],

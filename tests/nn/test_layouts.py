@@ -111,6 +111,9 @@ def test_whole_heads_that_turn_by_halves_keep_their_order() -> None:
 def test_norms_of_heads_are_ordered_and_offsets_are_added_in_float32() -> None:
     (rule,) = RMSNorm(init(), DIM, 1e-6, "head_dim", (0, 2, 1, 3)).rules("n")
     np.testing.assert_array_equal(rule.pieces[0].arranged(np.arange(4)), [0, 2, 1, 3])
+    (rule,) = RMSNorm(init(), DIM, 1e-6, "head_dim", (0, -1, 1, -1)).rules("n")
+    assert rule.pieces[0].source == (2,)
+    np.testing.assert_array_equal(rule.pieces[0].arranged(np.array([5, 7])), [5, 0, 7, 0])
     norm = OffsetRMSNorm(Init(nnx.Rngs(0), jnp.bfloat16), DIM, 1e-6, order=(0, 2, 1, 3))
     (rule,) = norm.rules("n")
     assert rule.pieces[0].steps == (Ordered((DIM,), 0, (0, 2, 1, 3)), Plus(1.0))

@@ -27,6 +27,21 @@ def write(path: Path, header: object, data: bytes = bytes(32)) -> Path:
     return path
 
 
+def test_tensors_may_be_known_by_other_names_or_not_at_all(tmp_path: Path) -> None:
+    tensors = {
+        name: np.arange(size, dtype=np.float32)
+        for size, name in enumerate(("a.x", "b.y", "c.z"), 2)
+    }
+    save_file(tensors, tmp_path / "model.safetensors")
+    checkpoint = Checkpoint(tmp_path)
+    checkpoint.rename(lambda name: None if name == "b.y" else name[2:])
+    assert set(checkpoint.entries) == {"x", "z"} and not checkpoint.problems
+    np.testing.assert_array_equal(checkpoint.view("z"), np.arange(4))
+    assert checkpoint.missing({"x", "y"}) == ["y"]
+    checkpoint.rename(lambda name: "same")
+    assert checkpoint.problems == ["x and z are both read as same"]
+
+
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16, ml_dtypes.bfloat16])
 def test_tensors_come_back_as_they_were_written(tmp_path: Path, dtype: type) -> None:
     tensors = {

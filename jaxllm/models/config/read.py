@@ -6,6 +6,7 @@ import importlib
 import os
 import pkgutil
 from collections.abc import Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -49,10 +50,18 @@ def family(model_type: str) -> ModuleType:
     Raises ConfigError for an unknown model type.
     """
     if model_type not in families():
-        raise ConfigError(
-            f"model_type {model_type!r} is not supported; supported are {', '.join(families())}"
-        )
+        raise ConfigError(unknown(model_type))
     return importlib.import_module(f"jaxllm.models.{model_type}")
+
+
+def unknown(model_type: object) -> str:
+    """Why a model type is refused, with the families that run and the nearest of them."""
+    near = get_close_matches(model_type, families(), 1) if isinstance(model_type, str) else []
+    nearest = f"; the nearest is {near[0]}" if near else ""
+    return (
+        f"model_type {model_type!r:.80} is not supported "
+        f"(supported: {', '.join(families())}){nearest}"
+    )
 
 
 def read_config(
@@ -89,9 +98,7 @@ def read_config(
             "checkpoint, or one that quantises keys and values alone, to FP8"
         )
     if model_type not in families():
-        problems.append(
-            f"model_type {model_type!r} is not supported (supported: {', '.join(families())})"
-        )
+        problems.append(unknown(model_type))
     if problems:
         raise ConfigError(f"{directory / 'config.json'}: {'; '.join(problems)}")
     generation = generation_config(directory)
@@ -216,6 +223,15 @@ def number(settings: Mapping[str, Any], key: str, default: float | None = None) 
     if type(value) not in (int, float) or not 0 < value < MAX_NUMBER:
         raise ConfigError(f"config.json: {key} is {value!r:.80}; it must be a positive number")
     return float(value)
+
+
+def settings_of(hf: Config, key: str) -> dict[str, Any]:
+    """The object under a key, {} where it is missing or null. Raises ConfigError for another
+    value."""
+    value = hf.get(key)
+    if value is not None and not isinstance(value, dict):
+        raise ConfigError(f"config.json: {key} is {value!r:.80}; an object is expected")
+    return dict(value or {})
 
 
 def optional(settings: Mapping[str, Any], key: str) -> float | None:

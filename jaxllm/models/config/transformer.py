@@ -271,6 +271,14 @@ class Parts:
         )
 
 
+def window_start(hf: Config) -> int:
+    """`max_window_layers`, by default all of them. Raises ConfigError for no integer."""
+    first = hf.get("max_window_layers", positive(hf, "num_hidden_layers"))
+    if type(first) is not int:
+        raise ConfigError(f"config.json: max_window_layers is {first!r:.80}; it must be an integer")
+    return first
+
+
 def layer_window(hf: Config) -> Callable[[int], int | None]:
     """The sliding window of each layer where `layer_types`, or `use_sliding_window` with
     `max_window_layers`, decide it. Raises ConfigError when they contradict each other."""
@@ -281,11 +289,7 @@ def layer_window(hf: Config) -> Callable[[int], int | None]:
         else None
     )
     if types is None:
-        first = hf.get("max_window_layers", layers)
-        if window is not None and type(first) is not int:
-            raise ConfigError(
-                f"config.json: max_window_layers is {first!r:.80}; it must be an integer"
-            )
+        first = window_start(hf) if window is not None else layers
         return lambda layer: window if window is not None and layer >= first else None
     if window is None and "sliding_attention" in types:
         raise ConfigError(
