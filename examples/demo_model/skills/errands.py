@@ -10,7 +10,7 @@ from typing import Any
 
 from examples.demo_model import generate, talk
 from examples.demo_model.generate import Message, Sample
-from examples.demo_model.skills import values
+from examples.demo_model.skills import schemas, values
 from examples.demo_model.skills.jobs import (
     Job,
     Tool,
@@ -20,7 +20,7 @@ from examples.demo_model.skills.jobs import (
     make_tool,
     others,
 )
-from examples.demo_model.skills.kinds import Kind
+from examples.demo_model.skills.kinds import Kind, always
 from examples.demo_model.skills.tools import BY_NAME, DOES, FINDS, KINDS, SUMS
 
 NO_TOOL = "I have no tool for that."
@@ -135,6 +135,20 @@ def different_tools(rng: random.Random, held: bool) -> Draft:
         job.question + ("" if job.question[-1] in ".?!" else ".") for job in jobs
     )
     return Draft([user(question), *run(jobs)], tools)
+
+
+def data_as_call(rng: random.Random, held: bool) -> Draft:
+    """What a text says, as the arguments of a tool: so libraries ask for structured answers."""
+    made = rng.choice((schemas.record, schemas.record, schemas.several, schemas.nested))(rng, held)
+    name = rng.choice(("final_result", made.title.capitalize(), f"save_{made.title}", "extract"))
+    kind = Kind((name,), (), (), (), always("saved"), "status", "Done.", split=lambda _: held)
+    about = rng.choice(("", "The final response.", f"Save a {made.title}.", "Extracted data"))
+    function = {"name": name, "description": about, "parameters": made.schema}
+    tool = Tool(kind, name, (), {"type": "function", "function": function})
+    ask = rng.choice(("{}", "Extract the data: {}", "{} Save it.", "Extract: {}"))
+    result = rng.choice(("saved", "Final result processed.", "ok"))
+    job = Job(tool, made.value, ask.format(made.text), "", result, "Done.")
+    return Draft([user(job.question), *run([job])], [tool])
 
 
 def follow(first: Job, second: Job, question: str) -> Draft:
@@ -275,6 +289,7 @@ ERRANDS: dict[str, tuple[Errand, int]] = {
     "parallel calls of one tool": (same_tool, 12),
     "parallel calls of different tools": (different_tools, 10),
     "calls in turn": (two_steps, 10),
+    "data of a text": (data_as_call, 8),
     "no tool needed": (no_tool_needed, 9),
     "no tool fits": (no_tool_fits, 6),
     "missing arguments": (incomplete, 6),
