@@ -33,6 +33,7 @@ HERE = {
     "templates": "what rendering a chat costs, and what one that hangs costs others",
     "kv_accuracy": "what 8-bit pages cost the demo model: answers and perplexity",
     "products": "an MLP's gated product: the kernel beside XLA",
+    "mixtures": "a mixture's routed feed-forward: its grouped products, and the whole",
     "steps": "what step programs of chosen shapes take under load",
     "xla_options": "which XLA options make each program fastest on the GPU at hand",
     "ceilings": "what the device does at best: copies, reads, matrix products",

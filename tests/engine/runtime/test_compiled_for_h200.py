@@ -31,7 +31,7 @@ OTHERS = (
     "load_pages",
 )
 ENDS = [0, -1]  # the smallest and the largest program of a kind
-MODELS = ["llama-3.1-8b", "qwen2.5-7b", "qwen3-0.6b"]
+MODELS = ["llama-3.1-8b", "qwen2.5-7b", "qwen3-0.6b", "qwen3-30b-a3b"]
 # Qwen2.5 has groups of seven and biases, Qwen3 norms of heads
 FAST = [
     ("llama-3.1-8b", "decode", 0),
