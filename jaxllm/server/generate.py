@@ -1,4 +1,4 @@
-"""The two generating endpoints: parse, tokenise off the event loop, submit, send the reply."""
+"""Endpoints that generate: tokenise off the event loop, submit, send the reply."""
 
 from __future__ import annotations
 
