@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from jaxllm.server.anthropic.messages import read_conversation
@@ -34,6 +35,7 @@ WORDS = {
     "reasoning_effort": "output_config.effort",
     "response_format": "output_config.format",
     "stop must": "stop_sequences must",
+    "stop takes": "stop_sequences takes",
 }
 
 
@@ -54,15 +56,23 @@ def _parsed(body: dict[str, Any], rules: Rules) -> ChatRequest:
     chat: dict[str, Any] = {name: body.get(name) for name in SAME}
     chat["max_tokens"] = body["max_tokens"]
     chat["messages"] = read_conversation(body)
-    if chat["messages"][-1]["role"] == "assistant":  # the answer goes on from there
+    last = chat["messages"][-1]
+    if last["role"] == "assistant":  # the answer goes on from there
+        if last.get("tool_calls"):
+            raise bad_request(
+                "messages must not end with tool_use; send the tool_result of each", "messages"
+            )
         chat["continue_final_message"] = True
     chat["stop"] = read_field(body, "stop_sequences", list, []) or None
     chat |= _tools(body) | _thinking(body) | _output(body)
     try:
-        return parse_chat(chat, rules)
+        request = parse_chat(chat, rules)
     except ApiError as error:
         message = in_our_words(error.message)
         raise ApiError(error.status, message, param=error.param, code=error.code) from None
+    if request.structure is None:
+        return request
+    return replace(request, structure=replace(request.structure, field="output_config.format"))
 
 
 def in_our_words(message: str) -> str:
@@ -83,6 +93,8 @@ def _tools(body: dict[str, Any]) -> dict[str, Any]:
     if choice is None:
         return found
     kind = choice.get("type")
+    if kind in ("any", "tool") and not tools:
+        raise bad_request(f"tool_choice of type {kind} needs tools", "tool_choice")
     if kind == "tool":
         name = read_field({"tool_choice.name": choice.get("name")}, "tool_choice.name", str, "")
         found["tool_choice"] = {"type": "function", "function": {"name": name}}

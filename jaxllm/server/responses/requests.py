@@ -128,16 +128,8 @@ def parse_response(
         if body.get(name) is not None:
             raise bad_request(f"{name} is not supported here; send {here}", name)
     refuse_unsupported(body, NEUTRAL)
-    tools = Tools()
-    tools.add(body.get("tools"), "tools")
-    chat = Chat(read_optional(body, "instructions", str), tools)
-    for at, item in enumerate(context.items):
-        chat.add(item, f"previous_response_id[{at}]")
-    for at, item in enumerate(items):
-        chat.add(item, f"input[{at}]")
-    tools.check()
-    if context.compacts:
-        chat.summarise()
+    chat = read_chat(body, items, context)
+    tools = chat.tools
     included = read_includes(body)
     reasoning = read_reasoning(body)
     shown = read_shown(body, tools, reasoning)
@@ -165,6 +157,21 @@ def parse_response(
         truncates=truncates,
         compacts=context.compacts,
     )
+
+
+def read_chat(body: dict[str, Any], items: list[Item], context: Context) -> Chat:
+    """The conversation and its tools. Raises ApiError."""
+    tools = Tools()
+    tools.add(body.get("tools"), "tools")
+    chat = Chat(read_optional(body, "instructions", str), tools)
+    for at, item in enumerate(context.items):
+        chat.add(item, f"previous_response_id[{at}]")
+    for at, item in enumerate(items):
+        chat.add(item, f"input[{at}]")
+    tools.check()
+    if context.compacts:
+        chat.summarise()
+    return chat
 
 
 def chat_body(
@@ -204,10 +211,11 @@ def raise_renamed(error: ApiError, tools: Tools) -> NoReturn:
         return tools.places[int(found[1])]
 
     root = re.split(r"[.\[]", error.param or "")[0]
-    here, message = error.param, error.message
-    if root in RENAMED:
-        here, message = RENAMED[root], message.replace(root, RENAMED[root])
-    elif root == "tools" and error.param is not None:
+    here, message = RENAMED.get(root, error.param), error.message
+    for name, new in RENAMED.items():
+        if name == root or "_" in name:  # the others are words, too
+            message = re.sub(rf"\b{name}\b", new, message)
+    if root == "tools" and error.param is not None:
         here, message = _PLACE.sub(place, error.param), _PLACE.sub(place, message)
     raise ApiError(error.status, message, param=here, code=error.code) from None
 

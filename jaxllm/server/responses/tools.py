@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
 from jaxllm.server.errors import ApiError, bad_request, describe
+from jaxllm.server.openai.tools import MODES
 
 INPUT = "input"  # the argument that carries a custom tool's text
 HOSTED = frozenset(
@@ -124,7 +125,7 @@ class Tools:
     def choice(self, value: Any) -> Any:
         """`tool_choice` in the form of chats; allowed tools are those that stay. Raises
         ApiError(400)."""
-        if value is None or isinstance(value, str):
+        if value is None or value in MODES:
             return value
         kind = value.get("type") if isinstance(value, dict) else None
         if kind == "allowed_tools":

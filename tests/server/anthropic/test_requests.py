@@ -183,6 +183,7 @@ def test_output_config_sets_effort_and_schema() -> None:
     request = parsed(output_config={"effort": "low", "format": form})
     assert request.conversation.template_kwargs["reasoning_effort"] == "low"
     assert request.structure is not None and request.structure.params.json == schema
+    assert request.structure.field == "output_config.format"
     older = parsed(output_format=form)
     assert older.structure == request.structure
 
@@ -228,7 +229,7 @@ def test_fields_that_change_nothing_are_accepted() -> None:
         ({"tools": [{"name": "f", "input_schema": []}]}, "tools[0].input_schema must be"),
         ({"tool_choice": "auto"}, "tool_choice"),
         ({"tool_choice": {"type": "function"}}, "tool_choice.type must be"),
-        ({"tool_choice": {"type": "any"}}, "tool_choice must be none or auto"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice of type any needs tools"),
         ({"tools": CUSTOM, "tool_choice": {"type": "tool", "name": "g"}}, "tool_choice names 'g'"),
         ({"thinking": "on"}, "thinking"),
         ({"thinking": {"type": "on"}}, "thinking.type must be"),
@@ -237,6 +238,8 @@ def test_fields_that_change_nothing_are_accepted() -> None:
         ({"output_config": {"format": {"type": "xml"}}}, "output_config.format must be"),
         ({"stop_sequences": "a"}, "stop_sequences must be"),
         ({"stop_sequences": [""]}, "stop_sequences"),
+        ({"stop_sequences": ["a"] * 17}, "stop_sequences takes at most"),
+        ({"messages": [user(text("a")), assistant(CALL)]}, "messages must not end with tool_use"),
         ({"temperature": 3}, "temperature"),
         ({"container": "c_1"}, "container is not supported"),
         ({"mcp_servers": [{"url": "x"}]}, "mcp_servers is not supported"),

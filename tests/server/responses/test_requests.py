@@ -81,6 +81,21 @@ def test_bad_bodies_are_refused_by_their_field(server: Running, body, param):
     assert reply.error["param"] == param
 
 
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (
+            {"text": {"format": {"type": "json_object"}}, "guided_regex": "a"},
+            "guided_regex and text.format both",
+        ),
+        ({"min_tokens": 9, "max_output_tokens": 3}, "at most max_output_tokens (3)"),
+        ({"reasoning": {"effort": "huge"}}, "reasoning.effort must be"),
+    ],
+)
+def test_errors_name_the_fields_of_this_endpoint(server: Running, body, words):
+    assert words in server.post(PATH, HI | body).error["message"]
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_body_that_nests_too_deeply_to_be_repeated_is_refused(
     server: Running, stream: bool

@@ -128,6 +128,7 @@ def test_allowed_tools_are_those_that_stay():
         ({"type": "allowed_tools", "mode": "auto", "tools": ["add"]}, "must be an object"),
         ({}, "got a dict"),
         (5, "got 5"),
+        ("sometimes", "type function, custom or"),
     ],
 )
 def test_bad_choices_are_refused(choice, words):
