@@ -13,6 +13,7 @@ from flax import nnx
 from jax import Array
 
 from jaxllm.nn.context import AttentionContext
+from jaxllm.nn.head_maps import HeadMap
 from jaxllm.nn.heads import Heads
 from jaxllm.nn.linear import Init, Linear, Stored
 from jaxllm.nn.norm import RMSNorm
@@ -56,6 +57,7 @@ class Attention(nnx.Module):
     """Projections around the context's work: optional bias and QK-norm, RoPE, attention.
 
     `qkv` is [X, (N + 2K)/X, H, D]: the query heads of each shard, its key heads, its value heads.
+    A `head_map`, where one is set, changes them before the context gets them.
     """
 
     def __init__(
@@ -92,6 +94,7 @@ class Attention(nnx.Module):
         self.k_norm: RMSNorm | None
         self.q_norm, self.k_norm = (None, None) if qk_norms is None else qk_norms
         self.sinks = Sinks(init, heads.query) if sinks else None
+        self.head_map: HeadMap | None = None
         self.kv_scales: nnx.Param | None = None
         self.heads = heads
         self.window = scoring.window
@@ -121,15 +124,17 @@ class Attention(nnx.Module):
         """Heads in the model's order: shard x holds query heads from x·N/X on, and their KV
         heads."""
         bias = None if self.qkv.bias is None else self.qkv.bias[...]
-        norms, eps = None, 0.0
+        product, norms, eps = self.qkv.product(x_TD), None, 0.0
+        if self.head_map is not None:
+            product = product if bias is None else product + bias
+            product, rotation = self.head_map(product, self.heads.query_per_shard, rotation)
+            bias = None
         if self.q_norm is not None and self.k_norm is not None:
             norms, eps = (self.q_norm.weight[...], self.k_norm.weight[...]), self.q_norm.eps
         scales = None if self.kv_scales is None else self.kv_scales[...]
         heads, dim = self.heads, None
+        cos, sin = rotation.cos_TF, rotation.sin_TF
         if heads.stored_dim != heads.dim:  # the other numbers are zeros, which do not turn
             wider = ((0, 0), (0, (heads.stored_dim - heads.dim) // 2))
-            rotation, dim = (jnp.pad(rotation[0], wider), jnp.pad(rotation[1], wider)), heads.dim
-        product = self.qkv.product(x_TD)
-        return HeadRows(
-            product, *rotation, bias, norms, eps, heads.query_per_shard, scales, dim=dim
-        )
+            cos, sin, dim = jnp.pad(cos, wider), jnp.pad(sin, wider), heads.dim
+        return HeadRows(product, cos, sin, bias, norms, eps, heads.query_per_shard, scales, dim=dim)

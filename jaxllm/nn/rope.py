@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
 
-type Rotation = tuple[Array, Array]  # cos and sin, float32 [T, H/2]
+
+class Rotation(NamedTuple):
+    """What positions do to queries and keys, all float32.
+
+    Attributes:
+        cos_TF, sin_TF: of the angle of each pair of dimensions, [T, H/2].
+        query_T: factor of a token's queries; None is 1.
+    """
+
+    cos_TF: Array
+    sin_TF: Array
+    query_T: Array | None = None
 
 
 class Rope:
@@ -40,7 +52,7 @@ class StaticRope(Rope):
     def __call__(self, position_T: Array, prompt_length_T: Array | None) -> Rotation:
         inv_freq_F = jnp.asarray(self.inv_freq, jnp.float32)
         angle_TF = position_T.astype(jnp.float32)[:, None] * inv_freq_F
-        return jnp.cos(angle_TF) * self.scale, jnp.sin(angle_TF) * self.scale
+        return Rotation(jnp.cos(angle_TF) * self.scale, jnp.sin(angle_TF) * self.scale)
 
 
 @dataclass(frozen=True)
@@ -72,7 +84,7 @@ class DynamicRope(Rope):
         base_T = self.theta * growth_T ** (self.dim / (self.dim - 2))
         exponent_F = jnp.arange(0, self.dim, 2, dtype=jnp.float32) / self.dim
         angle_TF = position_T.astype(jnp.float32)[:, None] / base_T[:, None] ** exponent_F
-        return jnp.cos(angle_TF), jnp.sin(angle_TF)
+        return Rotation(jnp.cos(angle_TF), jnp.sin(angle_TF))
 
 
 @dataclass(frozen=True)
@@ -108,9 +120,9 @@ class PartialRope(Rope):
     passing: int
 
     def __call__(self, position_T: Array, prompt_length_T: Array | None) -> Rotation:
-        cos_TF, sin_TF = self.turning(position_T, prompt_length_T)
-        wider = ((0, 0), (0, self.passing))
-        return jnp.pad(cos_TF, wider, constant_values=1.0), jnp.pad(sin_TF, wider)
+        turn, wider = self.turning(position_T, prompt_length_T), ((0, 0), (0, self.passing))
+        cos_TF = jnp.pad(turn.cos_TF, wider, constant_values=1.0)
+        return turn._replace(cos_TF=cos_TF, sin_TF=jnp.pad(turn.sin_TF, wider))
 
     def serving(self, length: int) -> Rope:
         return replace(self, turning=self.turning.serving(length))
@@ -124,7 +136,26 @@ class NoRope(Rope):
 
     def __call__(self, position_T: Array, prompt_length_T: Array | None) -> Rotation:
         shape = (position_T.shape[0], self.pairs)
-        return jnp.ones(shape, jnp.float32), jnp.zeros(shape, jnp.float32)
+        return Rotation(jnp.ones(shape, jnp.float32), jnp.zeros(shape, jnp.float32))
+
+
+@dataclass(frozen=True)
+class QueryScaledRope(Rope):
+    """A rope that also multiplies queries by 1 + beta · ln(1 + floor(position / original)), as
+    Ministral 3 defines it: scores of long contexts stay as sharp as those of short ones.
+    """
+
+    turning: Rope
+    beta: float
+    original: float
+
+    def __call__(self, position_T: Array, prompt_length_T: Array | None) -> Rotation:
+        times_T = jnp.floor(position_T.astype(jnp.float32) / self.original)
+        turn = self.turning(position_T, prompt_length_T)
+        return turn._replace(query_T=1 + self.beta * jnp.log1p(times_T))
+
+    def serving(self, length: int) -> Rope:
+        return replace(self, turning=self.turning.serving(length))
 
 
 def rotary_order(dim: int, turning: int, paired: bool) -> tuple[int, ...]:

@@ -223,13 +223,14 @@ def read_block(
 ) -> np.ndarray:
     """parameter[index], cast while it is copied.
 
-    Slices have step 1; parameters of several pieces are cut along their first axis alone.
+    Slices have step 1; parameters of several pieces, or of a repeated one, are cut along their
+    first axis alone.
     """
     bounds = [part.indices(size)[:2] for part, size in zip(index, like.shape, strict=True)]
     out = np.empty([stop - start for start, stop in bounds], like.dtype)
     for piece in rule.pieces:
         source = piece.arranged(view(piece.name))
-        if len(rule.pieces) == 1:
+        if len(rule.pieces) == piece.repeat == 1:
             _copy(out, source[tuple(slice(*bound) for bound in bounds)], rule.parameter)
             continue
         target = out[:, piece.start : piece.start + piece.view[1]]

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from tests.goldens.base import case
+from tests.goldens.dense_cases import DENSE_CASES
 from tests.goldens.mixture_cases import MIXTURES
 
 PROMPT_LENGTHS = (1, 7, 40, 150)
@@ -266,5 +267,6 @@ CASES: Mapping[str, dict[str, Any]] = MappingProxyType(
             partial_rotary_factor=0.25,
         ),
         **MIXTURES,
+        **DENSE_CASES,
     }
 )

@@ -62,7 +62,8 @@ def random_model(folder: pathlib.Path, seed: int) -> Any:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             values = torch.randn_like(parameter) * (0.25 if parameter.ndim > 1 else 0.3)
-            values = values + 1 if "norm" in name else values
+            norm = parameter.ndim == 1 and name.endswith("weight")
+            values = values + 1 if norm else values
             parameter.copy_(values.bfloat16().float())
         for name, buffer in model.named_buffers():
             if "correction" in name:  # as large as scores differ

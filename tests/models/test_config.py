@@ -64,7 +64,7 @@ def test_reading_a_config_imports_no_jax() -> None:
         ("{", "not valid JSON"),
         ("[1]", "holds a list; an object is expected"),
         ({}, "model_type None is not supported \\(supported: .*llama, .*qwen3.*\\)"),
-        ({"model_type": "gpt2"}, "model_type 'gpt2' is not supported"),
+        ({"model_type": "bloom"}, "model_type 'bloom' is not supported"),
         ({"model_type": ["llama"]}, "model_type \\['llama'\\] is not supported"),
         ({"model_type": "_rules"}, "model_type '_rules' is not supported"),
         (

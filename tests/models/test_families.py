@@ -28,8 +28,8 @@ def test_what_a_config_may_leave_out_is_what_transformers_takes(family: str) -> 
         key = spelling.get(common, common)
         if key == "sliding_window" and not getattr(theirs, "use_sliding_window", True):
             assert not theirs.sliding_window  # it drops a window that is switched off
-        elif key in ("rope_theta", "partial_rotary_factor"):
-            assert theirs.rope_parameters[key] == value
+        elif common in ("rope_theta", "partial_rotary_factor"):
+            assert theirs.rope_parameters[common] == value
         elif key == "max_window_layers" or hasattr(theirs, key):
             assert getattr(theirs, key) == value, key
         else:

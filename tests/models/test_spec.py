@@ -32,7 +32,7 @@ def test_a_spec_describes_the_model_that_is_built(name: str) -> None:
         assert heads.query == spec.query_heads
         if all(isinstance(each.mlp, GatedMLP) for each in model.layers):
             assert block.mlp.down.weight.shape == (spec.width, spec.inner_width)
-        assert block.mlp_norm.eps == spec.norm_eps
+        assert block.attention_norm.eps == spec.norm_eps
     assert model.embed.weight.shape == (spec.vocab_size, spec.width)
     assert (model.head is None) == spec.tied
     assert model.ropes == spec.ropes

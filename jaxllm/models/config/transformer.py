@@ -26,6 +26,7 @@ from jaxllm.nn.attention import Attention, Scoring
 from jaxllm.nn.blocks import Block
 from jaxllm.nn.decoder import Decoder
 from jaxllm.nn.embedding import Embedding, vocab_axis
+from jaxllm.nn.head_maps import HeadMap
 from jaxllm.nn.linear import Init, Linear
 from jaxllm.nn.logits import LogitsMap
 from jaxllm.nn.mlp import ACTIVATIONS, MLP, FeedForward, GatedMLP
@@ -214,11 +215,14 @@ class Parts:
         *,
         scale: float | None = None,
         softcap: float | None = None,
+        head_map: HeadMap | None = None,
         **options: Any,
     ) -> Attention:
         """The attention of one layer, with its window; `options` are those of `Attention`."""
         scoring = Scoring(self.spec.windows[layer], scale, softcap)
-        return Attention(self.init, self.heads, self.spec.width, scoring=scoring, **options)
+        made = Attention(self.init, self.heads, self.spec.width, scoring=scoring, **options)
+        made.head_map = head_map
+        return made
 
     def gated_mlp(self, bias: bool = False) -> GatedMLP:
         """A gated feed-forward."""
@@ -238,9 +242,9 @@ class Parts:
             )
         return inner
 
-    def block(self, attention: nnx.Module, mlp: FeedForward) -> Block:
-        """A pre-norm block around these two."""
-        return Block(attention_norm=self.norm(), attention=attention, mlp_norm=self.norm(), mlp=mlp)
+    def block(self, attention: nnx.Module, mlp: FeedForward, kind: type[Block] = Block) -> Block:
+        """A block around these two with two norms, pre-norm unless `kind` is another."""
+        return kind(attention_norm=self.norm(), attention=attention, mlp_norm=self.norm(), mlp=mlp)
 
     def rounded(self, value: float) -> float:
         """A number as the parameters' type holds it."""

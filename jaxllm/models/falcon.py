@@ -1,0 +1,92 @@
+"""Falcon: attention and feed-forward beside each other, with one norm or two, or after each other.
+Queries, keys and values are one tensor, group by group."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from jaxllm.config import ConfigError
+from jaxllm.models.config.read import Config, flag, positive
+from jaxllm.models.config.spec import ModelSpec
+from jaxllm.models.config.transformer import Parts, transformer_spec
+from jaxllm.nn.blocks import Block, ParallelBlock
+from jaxllm.nn.decoder import Decoder
+from jaxllm.nn.linear import Init
+from jaxllm.nn.norm import LayerNorm
+from jaxllm.nn.rules import Layout, Rule
+
+SPELLING = {
+    "n_embed": "hidden_size",
+    "ffn_hidden_size": "intermediate_size",
+    "activation": "hidden_act",
+    "layer_norm_epsilon": "rms_norm_eps",
+}
+DEFAULTS: Config = {
+    "hidden_act": "gelu",
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 2048,
+    "multi_query": True,
+    "parallel_attn": True,
+    "tie_word_embeddings": True,
+}
+NAMES = {
+    "embed": ("transformer.word_embeddings",),
+    "norm": ("transformer.ln_f",),
+    "head": ("lm_head",),
+    "layers.{}.attention.qkv": ("transformer.h.{}.self_attention.query_key_value",),
+    "layers.{}.attention.out": ("transformer.h.{}.self_attention.dense",),
+    "layers.{}.attention_norm": ("transformer.h.{}.input_layernorm", "transformer.h.{}.ln_attn"),
+    "layers.{}.mlp_norm": ("transformer.h.{}.post_attention_layernorm", "transformer.h.{}.ln_mlp"),
+    "layers.{}.mlp.up": ("transformer.h.{}.mlp.dense_h_to_4h",),
+    "layers.{}.mlp.down": ("transformer.h.{}.mlp.dense_4h_to_h",),
+}
+REMOTE_CODE = ("modeling_falcon",)
+
+
+class TwoNameNorm(LayerNorm):
+    """A layer norm that checkpoints call by one of two names."""
+
+    def rules(self, *names: str) -> Iterator[Rule]:
+        first, second = map(super().rules, names)
+        for rule, other in zip(first, second, strict=True):
+            yield replace(rule, others=(other.pieces,))
+
+
+def spec(hf: Config) -> ModelSpec:
+    """The spec of a complete configuration. Raises ConfigError."""
+    if flag(hf, "alibi"):
+        raise ConfigError(
+            "config.json: alibi is true; Falcon runs with rotary embedding alone, so choose a "
+            "checkpoint that has it"
+        )
+    new, sizes = flag(hf, "new_decoder_architecture"), dict(hf)
+    if hf.get("intermediate_size") is None:
+        sizes["intermediate_size"] = 4 * positive(hf, "hidden_size")
+    heads = 1 if flag(hf, "multi_query") and not new else hf.get("num_kv_heads")
+    plain = transformer_spec({**sizes, "num_key_value_heads": heads})
+    parallel = new or flag(hf, "parallel_attn")
+    return replace(plain, config=hf, carry_width=(2 if parallel else 1) * plain.width)
+
+
+def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
+    """The model with fresh parameters. Raises ConfigError."""
+    parts, hf = Parts(spec, shards, init, LayerNorm), spec.config
+    bias, new = flag(hf, "bias"), flag(hf, "new_decoder_architecture")
+    parallel = new or flag(hf, "parallel_attn")
+    one_norm = hf.get("num_ln_in_parallel_attn") == 1 if new else parallel
+
+    def norm() -> LayerNorm:
+        return TwoNameNorm(init, spec.width, spec.norm_eps)
+
+    def block(layer: int) -> Block:
+        attention = parts.attention(layer, qkv_bias=bias, out_bias=bias)
+        attention.qkv.layout = Layout.GROUPED
+        return (ParallelBlock if parallel else Block)(
+            attention_norm=norm(),
+            attention=attention,
+            mlp_norm=None if one_norm else norm(),
+            mlp=parts.mlp(bias),
+        )
+
+    return parts.decoder(block)

@@ -1,0 +1,75 @@
+"""GPT-2: learned positions, layer norms, a feed-forward without a gate, transposed weights."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from jaxllm.models.config.read import Config, flag, positive
+from jaxllm.models.config.spec import ModelSpec
+from jaxllm.models.config.transformer import Parts, transformer_spec
+from jaxllm.nn.blocks import Block
+from jaxllm.nn.decoder import Decoder
+from jaxllm.nn.embedding import PositionedEmbedding
+from jaxllm.nn.linear import Init
+from jaxllm.nn.norm import LayerNorm
+from jaxllm.nn.rope import NoRope
+from jaxllm.nn.rules import Layout
+
+SPELLING = {
+    "n_embd": "hidden_size",
+    "n_layer": "num_hidden_layers",
+    "n_head": "num_attention_heads",
+    "n_inner": "intermediate_size",
+    "n_positions": "max_position_embeddings",
+    "activation_function": "hidden_act",
+    "layer_norm_epsilon": "rms_norm_eps",
+}
+DEFAULTS: Config = {
+    "hidden_act": "gelu_new",
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 1024,
+    "scale_attn_weights": True,
+    "tie_word_embeddings": True,
+}
+NAMES = {
+    "embed": ("transformer.wte",),
+    "embed.positions": ("transformer.wpe",),
+    "norm": ("transformer.ln_f",),
+    "head": ("lm_head",),
+    "layers.{}.attention_norm": ("transformer.h.{}.ln_1",),
+    "layers.{}.attention.qkv": ("transformer.h.{}.attn.c_attn",),
+    "layers.{}.attention.out": ("transformer.h.{}.attn.c_proj",),
+    "layers.{}.mlp_norm": ("transformer.h.{}.ln_2",),
+    "layers.{}.mlp.up": ("transformer.h.{}.mlp.c_fc",),
+    "layers.{}.mlp.down": ("transformer.h.{}.mlp.c_proj",),
+}
+PREFIXES = {f"{part}.": f"transformer.{part}." for part in ("wte", "wpe", "h", "ln_f")}
+IGNORED = ("transformer.h.{}.attn.bias", "transformer.h.{}.attn.masked_bias")
+
+
+def spec(hf: Config) -> ModelSpec:
+    """The spec of a complete configuration. Raises ConfigError."""
+    if hf.get("intermediate_size") is None:
+        hf = {**hf, "intermediate_size": 4 * positive(hf, "hidden_size")}
+    plain = transformer_spec(hf)
+    still = NoRope(plain.layers[0].key_dim // 2)
+    return replace(plain, ropes=(still,) * len(plain.layers))
+
+
+def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
+    """The model with fresh parameters. Raises ConfigError."""
+    parts, hf = Parts(spec, shards, init, LayerNorm), spec.config
+    scale = parts.heads.dim**-0.5 if flag(hf, "scale_attn_weights") else 1.0
+    falling = flag(hf, "scale_attn_by_inverse_layer_idx")
+
+    def block(layer: int) -> Block:
+        own = scale / (layer + 1) if falling else scale
+        attention = parts.attention(layer, qkv_bias=True, out_bias=True, scale=own)
+        mlp = parts.mlp()
+        for linear in (attention.qkv, attention.out, mlp.up, mlp.down):
+            linear.layout = Layout.IN_OUT
+        return parts.block(attention, mlp)
+
+    length = positive(hf, "max_position_embeddings")
+    embed = PositionedEmbedding(init, spec.vocab_size, spec.width, shards, length)
+    return parts.decoder(block, embed=embed)

@@ -1,0 +1,113 @@
+"""What some families do to heads between the projection and the context's rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array, lax
+
+from jaxllm.nn.heads import Heads
+from jaxllm.nn.linear import Init, Stored
+from jaxllm.nn.rope import Rotation
+from jaxllm.nn.rules import Ordered, Piece, Rule
+
+
+class HeadMap(Protocol):
+    """Changes rows of heads, and says which rotation is left to do."""
+
+    def __call__(self, row_TXCH: Array, queries: int, rotation: Rotation) -> tuple[Array, Rotation]:
+        """The C heads of each of X shards, bias added: `queries` query heads, then key heads, then
+        as many value heads."""
+
+
+def _split(row_TXCH: Array, queries: int) -> list[Array]:
+    keys = (row_TXCH.shape[2] - queries) // 2
+    return jnp.split(row_TXCH, (queries, queries + keys), axis=2)
+
+
+class HeadNorm(Stored):
+    """A norm of query heads, or of key heads, with a weight for each dimension of each head."""
+
+    def __init__(self, init: Init, heads: Heads, eps: float, *, keys: bool):
+        count = heads.kv_per_shard if keys else heads.query_per_shard
+        shape = (heads.shards, count, heads.stored_dim)
+        self.weight = init.full(shape, ("shard", None, "head_dim"), 1.0)
+        self.heads, self.eps = heads, eps
+        self.repeat = heads.repeat if keys else 1
+
+    def __call__(self, x_TXCH: Array) -> Array:
+        raise NotImplementedError
+
+    def rules(self, name: str) -> Iterator[Rule]:
+        shards, count, stored = self.weight.get_value().shape
+        dim, own = self.heads.dim, shards // self.repeat
+        steps = (Ordered((own, count, dim), 2, order),) if (order := self.heads.key_order) else ()
+        source, view = self.source(own * count, dim), (own, count, stored)
+        yield Rule("weight", (Piece(f"{name}.weight", source, view, 0, self.repeat, steps=steps),))
+
+    def source(self, heads: int, dim: int) -> tuple[int, ...]:
+        """The shape of the checkpoint tensor."""
+        return heads, dim
+
+
+class WholeRMSNorm(HeadNorm):
+    """x / rms(x) · weight over all heads of a token at once."""
+
+    def __call__(self, x_TXCH: Array) -> Array:
+        x, shape = x_TXCH.astype(jnp.float32), x_TXCH.shape
+        numbers = shape[1] * shape[2] * self.heads.dim  # copies of heads do not change the mean
+        mean = jnp.sum(x * x, axis=(1, 2, 3), keepdims=True) / numbers
+        scaled = x * lax.rsqrt(mean + self.eps) * self.weight[...].astype(jnp.float32)
+        return scaled.astype(x_TXCH.dtype)
+
+    def source(self, heads: int, dim: int) -> tuple[int, ...]:
+        return (heads * dim,)
+
+
+class HeadLayerNorm(HeadNorm):
+    """(x - mean(x)) / deviation(x) · weight, head by head."""
+
+    def __call__(self, x_TXCH: Array) -> Array:
+        x, dim, order = x_TXCH.astype(jnp.float32), self.heads.dim, self.heads.key_order
+        centred = x - jnp.sum(x, axis=-1, keepdims=True) / dim
+        if -1 in order:  # heads are stored with zeros between
+            centred = centred * jnp.array([float(entry >= 0) for entry in order])
+        scale = lax.rsqrt(jnp.sum(centred * centred, axis=-1, keepdims=True) / dim + self.eps)
+        return (centred * scale * self.weight[...].astype(jnp.float32)).astype(x_TXCH.dtype)
+
+
+class NormedHeads(nnx.Module):
+    """Norms of queries and of keys, before they turn."""
+
+    def __init__(self, init: Init, heads: Heads, eps: float, kind: type[HeadNorm]):
+        self.q_norm = kind(init, heads, eps, keys=False)
+        self.k_norm = kind(init, heads, eps, keys=True)
+
+    def __call__(self, row_TXCH: Array, queries: int, rotation: Rotation) -> tuple[Array, Rotation]:
+        q, k, v = _split(row_TXCH, queries)
+        return jnp.concatenate([self.q_norm(q), self.k_norm(k), v], axis=2), rotation
+
+
+@dataclass(frozen=True)
+class ScaledQueries:
+    """Queries times the factor of their token's position."""
+
+    def __call__(self, row_TXCH: Array, queries: int, rotation: Rotation) -> tuple[Array, Rotation]:
+        q, *others = _split(row_TXCH, queries)
+        assert rotation.query_T is not None
+        scaled = (q.astype(jnp.float32) * rotation.query_T[:, None, None, None]).astype(q.dtype)
+        return jnp.concatenate([scaled, *others], axis=2), rotation
+
+
+@dataclass(frozen=True)
+class Clipped:
+    """Queries, keys and values from -limit to limit."""
+
+    limit: float
+
+    def __call__(self, row_TXCH: Array, queries: int, rotation: Rotation) -> tuple[Array, Rotation]:
+        return jnp.clip(row_TXCH, -self.limit, self.limit), rotation
