@@ -107,6 +107,7 @@ class PoolingRequest:
         params: what the scheduler reads of it, which is its priority: nothing is drawn.
         arrival: seconds since the epoch.
         cache_salt: only requests with an equal one share cached prefixes.
+        second_text: first token of a pair's second text; 0 where the prompt is one text.
     """
 
     id: str
@@ -114,6 +115,7 @@ class PoolingRequest:
     params: SamplingParams = field(default_factory=lambda: SamplingParams(max_tokens=1))
     arrival: float = field(default_factory=time.time)
     cache_salt: str | None = None
+    second_text: int = 0
 
 
 @dataclass(slots=True, kw_only=True)

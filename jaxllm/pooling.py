@@ -18,7 +18,10 @@ class DenseMap:
         name: of its checkpoint tensors, without ".weight" and ".bias".
         inputs, outputs: widths.
         bias: whether it has one.
-        activation: after it: "identity" or "tanh".
+        activation: after it: "identity", "tanh" or "gelu".
+        norm: name of a layer norm after that; "" for none.
+        norm_eps: of it.
+        norm_bias: whether it has one.
     """
 
     name: str
@@ -26,6 +29,9 @@ class DenseMap:
     outputs: int
     bias: bool = False
     activation: str = "identity"
+    norm: str = ""
+    norm_eps: float = 0.0
+    norm_bias: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +50,7 @@ class Pooling:
         dimensions: the lengths that it may be cut to; empty: any.
         labels: names of the classes.
         activation: of classes: "softmax", "sigmoid" or "identity".
+        bidirectional: tokens see those after them, too; nothing is cached.
     """
 
     task: str
@@ -56,8 +63,9 @@ class Pooling:
     labels: tuple[str, ...] = ()
     token_logits: tuple[tuple[int, int | None], ...] = ()
     activation: str = "identity"
+    bidirectional: bool = False
 
     @property
     def takes_chunks(self) -> bool:
         """Whether a prompt may be computed in parts: only its last token is pooled."""
-        return self.modes == ("last",)
+        return self.modes == ("last",) and not self.bidirectional

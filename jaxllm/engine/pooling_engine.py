@@ -97,6 +97,7 @@ class PoolingEngine:
             arrival=request.arrival,
             max_tokens=1,
             cache_salt=request.cache_salt,
+            second_text=request.second_text,
         )
         self.scheduler.add(prompt)
         self._requests[request.id] = prompt

@@ -158,6 +158,22 @@ class PostNormBlock(Block):
         return Carry(x_TD, self.mlp_norm(self.mlp(x_TD, context)))
 
 
+class ResidualNormBlock(Block):
+    """Norms over the sums: norm(x + attention(x)), then norm(x + mlp(x)), as BERT has them."""
+
+    def attend(
+        self, layer: int, carry: Carry, rotation: Rotation, context: AttentionContext
+    ) -> Carry:
+        x_TD = carry.settled()
+        delta_TD = self.attention(layer, x_TD, rotation, context)
+        return Carry(self.attention_norm.add(x_TD, delta_TD, context)[1])
+
+    def feed_forward(self, carry: Carry, context: RowContext) -> Carry:
+        assert self.mlp_norm is not None
+        x_TD = carry.settled()
+        return Carry(self.mlp_norm.add(x_TD, self.mlp(x_TD, context), context)[1])
+
+
 class ParallelBlock(Block):
     """Both parts read the same x: x + attention(norm(x)) + mlp(norm(x)).
 

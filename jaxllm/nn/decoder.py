@@ -58,7 +58,10 @@ class Decoder(nnx.Module):
         Up to here tokens see each other. `after_attention` then needs only the rows whose hidden
         states are wanted: one of a prompt.
         """
-        carry = Carry(self.embed(token_T, position_T))
+        return self.through_layers(Carry(self.embed(token_T, position_T)), position_T, context)
+
+    def through_layers(self, carry: Carry, position_T: Array, context: AttentionContext) -> Carry:
+        """The same of embedded tokens."""
         rotations = {
             rope: rope(position_T, context.prompt_length_T) for rope in dict.fromkeys(self.ropes)
         }

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from jaxllm.nn.linear import Init, Stored
+from jaxllm.nn.norm import Norm
 
 
 class Embedding(Stored):
@@ -49,6 +50,42 @@ class PositionedEmbedding(Embedding):
 
     def __call__(self, token_T: Array, position_T: Array) -> Array:
         return super().__call__(token_T, position_T) + self.positions.weight[...][position_T]
+
+
+class EncoderEmbedding(Embedding):
+    """Token embeddings, plus learned ones of `positions` positions and of `types` types of text,
+    normed. An encoder may have none of either.
+
+    The first position's is entry `first` of its table.
+    """
+
+    def __init__(
+        self,
+        init: Init,
+        vocab: int,
+        width: int,
+        *,
+        norm: Norm,
+        positions: int = 0,
+        first: int = 0,
+        types: int = 0,
+    ):
+        super().__init__(init, vocab, width, 1)
+        self.positions = PositionTable(init, positions, width) if positions else None
+        self.types = PositionTable(init, types, width) if types else None
+        self.norm = norm
+        self.first = first
+
+    def __call__(self, token_T: Array, position_T: Array, second_T: Array | None = None) -> Array:
+        """`second_T` is 1 for tokens of the second text of a pair."""
+        x_TD = super().__call__(token_T, position_T)
+        if self.types is not None:
+            table = self.types.weight[...]
+            one = second_T is None or table.shape[0] == 1
+            x_TD = x_TD + (table[0] if one else table[second_T])
+        if self.positions is not None:
+            x_TD = x_TD + self.positions.weight[...][position_T + self.first]
+        return self.norm(x_TD)
 
 
 def vocab_axis(vocab: int, shards: int) -> str | None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Protocol
 
 import jax.numpy as jnp
+from flax import nnx
 from jax import Array, lax
 
 from jaxllm.nn.context import RowContext
@@ -24,6 +25,19 @@ class Norm(Protocol):
 
     def add(self, x_TD: Array, delta_TD: Array, context: RowContext) -> tuple[Array, Array]:
         """`x + delta`, rounded, and its norm."""
+
+
+class NoNorm(nnx.Module):
+    """In the place of a norm that a model leaves out."""
+
+    eps = 0.0
+
+    def __call__(self, x: Array) -> Array:
+        return x
+
+    def add(self, x_TD: Array, delta_TD: Array, context: RowContext) -> tuple[Array, Array]:
+        x_TD = x_TD + delta_TD
+        return x_TD, x_TD
 
 
 class RMSNorm(Stored):

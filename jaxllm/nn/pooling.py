@@ -3,6 +3,7 @@ hidden states, and linear maps behind it."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from types import MappingProxyType
@@ -12,14 +13,21 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
+from jaxllm.nn.blocks import Carry
 from jaxllm.nn.context import AttentionContext
 from jaxllm.nn.decoder import Decoder
+from jaxllm.nn.embedding import EncoderEmbedding
 from jaxllm.nn.linear import Init, Linear
+from jaxllm.nn.norm import LayerNorm, NoNorm
 from jaxllm.nn.rules import Rule
 from jaxllm.pooling import Pooling
 
 ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = MappingProxyType(
-    {"identity": lambda x: x, "tanh": jnp.tanh}
+    {
+        "identity": lambda x: x,
+        "tanh": jnp.tanh,
+        "gelu": functools.partial(jax.nn.gelu, approximate=False),
+    }
 )
 
 
@@ -33,6 +41,10 @@ class PoolingModel(nnx.Module):
         exact = Init(init.rngs, jnp.float32)
         self.maps = nnx.List(
             Linear(exact, (each.outputs,), (each.inputs,), (None, "embed"), each.bias)
+            for each in pooling.maps
+        )
+        self.norms = nnx.List(
+            LayerNorm(exact, each.outputs, each.norm_eps, each.norm_bias) if each.norm else NoNorm()
             for each in pooling.maps
         )
         self.pooling = pooling
@@ -56,20 +68,38 @@ class PoolingModel(nnx.Module):
         hidden_TD = self.body.after_attention(carry, context).astype(jnp.float32)
         return self._mapped(pooled(self.pooling.modes, hidden_TD, start_R, length_R))
 
+    def encode(
+        self,
+        token_T: Array,
+        position_T: Array,
+        second_T: Array,
+        start_R: Array,
+        length_R: Array,
+        context: AttentionContext,
+    ) -> Array:
+        """The same of an encoder; `second_T` is 1 for tokens of the second text of a pair."""
+        assert isinstance(self.body.embed, EncoderEmbedding)
+        carry = Carry(self.body.embed(token_T, position_T, second_T))
+        carry = self.body.through_layers(carry, position_T, context)
+        hidden_TD = self.body.after_attention(carry, context).astype(jnp.float32)
+        return self._mapped(pooled(self.pooling.modes, hidden_TD, start_R, length_R))
+
     def rules(self, names: Mapping[str, tuple[str, ...]]) -> Iterator[Rule]:
         """The checkpoint tensors that fill each parameter; `names` are those of the body."""
         for rule in self.body.rules(names):
             yield replace(rule, parameter=f"body.{rule.parameter}")
-        for index, (module, given) in enumerate(zip(self.maps, self.pooling.maps, strict=True)):
-            for rule in module.rules(given.name):
+        for index, given in enumerate(self.pooling.maps):
+            for rule in self.maps[index].rules(given.name):
                 yield replace(rule, parameter=f"maps.{index}.{rule.parameter}")
+            for rule in self.norms[index].rules(given.norm) if given.norm else ():
+                yield replace(rule, parameter=f"norms.{index}.{rule.parameter}")
 
     def _mapped(self, pooled_RD: Array) -> Array:
         if self.pooling.token_logits:
             return self._token_logits(pooled_RD)
         x = pooled_RD.astype(jnp.float32)
-        for module, given in zip(self.maps, self.pooling.maps, strict=True):
-            x = ACTIVATIONS[given.activation](module(x))
+        for module, norm, given in zip(self.maps, self.norms, self.pooling.maps, strict=True):
+            x = norm(ACTIVATIONS[given.activation](module(x)))
         return x
 
     def _token_logits(self, hidden_RD: Array) -> Array:

@@ -51,12 +51,16 @@ def embedder() -> PoolingEngine:
 
 
 def pool(
-    engine: PoolingEngine, prompts: Sequence[list[int]], params: PoolingParams | None = None
+    engine: PoolingEngine,
+    prompts: Sequence[list[int]],
+    params: PoolingParams | None = None,
+    seconds: Sequence[int] = (),
 ) -> list[np.ndarray]:
-    """Every prompt at once through the engine."""
+    """Every prompt at once through the engine; `seconds` is where their second texts begin."""
     assert engine.resolved.pooling is not None
     for index, prompt in enumerate(prompts):
-        engine.add(PoolingRequest(id=str(index), prompt_token_ids=prompt))
+        second = seconds[index] if seconds else 0
+        engine.add(PoolingRequest(id=str(index), prompt_token_ids=prompt, second_text=second))
     found = {}
     while engine.has_work:
         for delta in engine.step():
@@ -75,6 +79,12 @@ def golden(case: str) -> tuple[list[list[int]], list[np.ndarray]]:
     return [data[f"prompt_{i}"].tolist() for i in count], [data[f"vector_{i}"] for i in count]
 
 
+def second_texts(case: str) -> list[int]:
+    """Where the second texts of a golden's prompts begin; empty where it has none."""
+    data = np.load(GOLDENS / case / "golden.npz")
+    return [int(data[name]) for name in sorted(data) if name.startswith("second_")]
+
+
 def assert_close(found: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> None:
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_allclose(one, other, atol=BOUND, rtol=0)
@@ -84,10 +94,11 @@ def assert_close(found: Sequence[np.ndarray], expected: Sequence[np.ndarray]) ->
 def test_vectors_are_those_of_the_reference_together_and_alone(case: str) -> None:
     engine, (prompts, vectors) = make(case), golden(case)
     raw = None if "Normalize" in json.dumps(CASES[case]) else RAW
-    assert_close(pool(engine, prompts, raw), vectors)
+    seconds = second_texts(case)
+    assert_close(pool(engine, prompts, raw, seconds), vectors)
     engine.reset_prefix_cache()
-    for prompt, vector in zip(prompts, vectors, strict=True):
-        assert_close(pool(engine, [prompt], raw), [vector])
+    for index, (prompt, vector) in enumerate(zip(prompts, vectors, strict=True)):
+        assert_close(pool(engine, [prompt], raw, seconds[index : index + 1]), [vector])
 
 
 def test_chunks_and_cached_prefixes_change_nothing() -> None:

@@ -82,7 +82,12 @@ def run(model: Any, dense: Any, files: dict[str, Any]) -> dict[str, np.ndarray]:
     golden: dict[str, np.ndarray] = {}
     for index, length in enumerate(PROMPT_LENGTHS):
         prompt = torch.tensor(rng.integers(5, model.config.vocab_size, (1, length)))
-        out = model(prompt, attention_mask=torch.ones_like(prompt))
+        given = {"attention_mask": torch.ones_like(prompt)}
+        if model.config.model_type == "bert":
+            second = length // 2
+            given["token_type_ids"] = (torch.arange(length) >= second).long()[None] * bool(second)
+            golden[f"second_{index}"] = np.int32(second)
+        out = model(prompt, **given)
         vector = out.logits[0] if hasattr(out, "logits") else pooled(out[0][0], files)
         if tokens := files.get("1_LogitScore/config.json"):
             last = vector[-1]
@@ -101,7 +106,8 @@ def pooled(hidden: torch.Tensor, files: dict[str, Any]) -> torch.Tensor:
     if config.get("pooling_mode_lasttoken"):
         return hidden[-1]
     pools = {"cls": lambda: hidden[0], "mean": lambda: hidden.mean(0)}
-    return torch.cat([pools[mode]() for mode in config["pooling_mode"]])
+    given = config["pooling_mode"]
+    return torch.cat([pools[mode]() for mode in ([given] if isinstance(given, str) else given)])
 
 
 if __name__ == "__main__":

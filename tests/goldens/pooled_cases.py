@@ -26,6 +26,37 @@ _BASE: dict[str, Any] = {
 }
 
 
+_ENCODER: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 96,
+    "max_position_embeddings": 200,
+    "type_vocab_size": 2,
+    "pad_token_id": 1,
+    "hidden_act": "gelu",
+    "layer_norm_eps": 1e-5,
+}
+_ONE_LABEL: dict[str, Any] = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
+_MODERN: dict[str, Any] = {
+    "model_type": "modernbert",
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "vocab_size": 96,
+    "max_position_embeddings": 200,
+    "local_attention": 16,
+    "global_attn_every_n_layers": 3,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "cls_token_id": 1,
+    "sep_token_id": 2,
+}
+
+
 def _modules(*kinds: str) -> list[dict[str, Any]]:
     """`modules.json` of sentence-transformers."""
     return [
@@ -68,6 +99,38 @@ CASES: Mapping[str, dict[str, Any]] = MappingProxyType(
                 "out_features": 24,
                 "bias": True,
                 "activation_function": "torch.nn.modules.activation.Tanh",
+            },
+        },
+        "bert-mean": {
+            "config.json": _ENCODER | {"model_type": "bert", "architectures": ["BertModel"]},
+            "modules.json": _modules("Transformer", "Pooling", "Normalize"),
+            "1_Pooling/config.json": {"embedding_dimension": 32, "pooling_mode": "mean"},
+        },
+        "bert-pairs": {
+            "config.json": _ENCODER
+            | _ONE_LABEL
+            | {"model_type": "bert", "architectures": ["BertForSequenceClassification"]},
+        },
+        "xlm-roberta-reranker": {
+            "config.json": _ENCODER
+            | _ONE_LABEL
+            | {
+                "model_type": "xlm-roberta",
+                "architectures": ["XLMRobertaForSequenceClassification"],
+                "type_vocab_size": 1,
+            },
+        },
+        "modernbert-cls": {
+            "config.json": _MODERN | {"architectures": ["ModernBertModel"]},
+            "modules.json": _modules("Transformer", "Pooling"),
+            "1_Pooling/config.json": {"embedding_dimension": 32, "pooling_mode": ["cls", "mean"]},
+        },
+        "modernbert-reranker": {
+            "config.json": _MODERN
+            | _ONE_LABEL
+            | {
+                "architectures": ["ModernBertForSequenceClassification"],
+                "classifier_pooling": "mean",
             },
         },
         "qwen2-classifier": {

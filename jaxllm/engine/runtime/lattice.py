@@ -50,9 +50,8 @@ class Programs:
 
     @property
     def _programs(self) -> list[Program]:
-        """Those of the model's kind."""
-        pools = self.shapes.pooling is not None
-        return [program for program in PROGRAMS.values() if program.pools == pools]
+        """Those of the model's kind, its forward of prompts first."""
+        return [program for program in PROGRAMS.values() if program.runs(self.shapes)]
 
     def get(self, key: Key) -> jax.stages.Compiled:
         """The executable of a key; waits where another thread compiles it."""
@@ -111,7 +110,7 @@ class Programs:
     @property
     def largest(self) -> Key:
         """The forward that needs most memory."""
-        return self._largest_of(PROGRAMS["extend" if self.shapes.pooling is None else "pool"])
+        return self._largest_of(self._programs[0])
 
     @property
     def largest_others(self) -> list[Key]:

@@ -13,6 +13,7 @@ from jaxllm.engine.runtime.dispatch import Dispatcher
 from jaxllm.engine.runtime.lattice import Programs
 from jaxllm.engine.runtime.launch import Launch, read
 from jaxllm.engine.runtime.program import MAX_DEPTH, Key
+from jaxllm.engine.runtime.programs.encode import pack_prompts
 from jaxllm.engine.scheduling.buckets import ExtendShape
 from jaxllm.engine.scheduling.kv_offload import Link
 from jaxllm.engine.scheduling.plan import Plan
@@ -38,6 +39,8 @@ class PoolingRunner(Dispatcher):
     def __init__(self, programs: Programs, weights: tuple[Array, ...], kv: KVCache):
         super().__init__(programs, weights, kv)
         self.depth = 1 if self.shapes.platform == "cpu" else MAX_DEPTH
+        pooling = self.shapes.pooling
+        self._encodes = pooling is not None and pooling.bidirectional
         self.seconds: dict[object, float] = {}  # of each shape, measured in warm-up
         self.link: Link | None = None  # no pages move to host memory
         self._start_empty(kv)
@@ -63,8 +66,12 @@ class PoolingRunner(Dispatcher):
                 self.seconds[shape] = time.perf_counter() - start
 
     def _run(self, plan: Plan, shape: ExtendShape) -> Array:
-        layout, key = self.shapes.chunk_layouts[shape], Key("pool", (shape.tokens, shape.chunks))
-        buffer = np.zeros(layout.arrays.size, np.int32)
-        layout.pack_chunks(buffer, plan.chunks, self.shapes.slots, ())
+        sizes = shape.tokens, shape.chunks
+        if self._encodes:
+            key, buffer = Key("encode", sizes), pack_prompts(plan.chunks, *sizes)
+        else:
+            key, layout = Key("pool", sizes), self.shapes.chunk_layouts[shape]
+            buffer = np.zeros(layout.arrays.size, np.int32)
+            layout.pack_chunks(buffer, plan.chunks, self.shapes.slots, ())
         (vectors,) = self.run(Launch(((key, buffer),)))
         return vectors

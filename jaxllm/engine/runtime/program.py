@@ -151,7 +151,7 @@ class Program:
         buffers: host buffers that may wait for the device at once.
         acknowledges: the last result is there when the host buffer was read; then `buffers` bounds
             memory. Otherwise `buffers` is what the steps in flight can use.
-        pools: it is of models that pool; the others are of models that generate.
+        runs: whether the model of these shapes needs it; most programs generate.
     """
 
     name: str
@@ -164,7 +164,7 @@ class Program:
     rows: Callable[[Sizes], int] = lambda sizes: sizes[0] if sizes else 0
     buffers: Callable[[StepShapes], int] = lambda shapes: MAX_DEPTH + 2
     acknowledges: bool = False
-    pools: bool = False
+    runs: Callable[[StepShapes], bool] = lambda shapes: shapes.pooling is None
 
 
 def always(shapes: StepShapes) -> bool:

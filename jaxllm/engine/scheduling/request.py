@@ -112,6 +112,7 @@ class Request:
         score_end: Prompt positions before it get log-probabilities.
         scored: Positions of these that are scored, or in a step in flight.
         order: Its place in the scheduler's total order, from arrival on.
+        second_text: First token of a pair's second text; 0 where the prompt is one text.
         sharing: The choices of its prompt, when there are several.
         is_beam: Whether it computes a beam, whose tokens the search chooses.
         slot: Its row on the device while it runs; -1 otherwise.
@@ -147,6 +148,7 @@ class Request:
     scored: int = 0
     status: Status = Status.WAITING
     order: tuple[float, ...] = ()
+    second_text: int = 0
     sharing: PromptSharing | None = None
     is_beam: bool = False
     slot: int = -1

@@ -215,6 +215,10 @@ def _cache(
             "a pooling model moves no pages to host memory; leave out --kv-offloading-size and "
             "--preemption-mode swap"
         )
+    if spec.pooling is not None and spec.pooling.bidirectional:
+        page = 0
+        if shards > 1:
+            raise ConfigError("encoders run on one device; leave out --tensor-parallel-size")
     windows = [None if host.pages else effective_window(window, length) for window in spec.windows]
     groups = group_windows(windows)
     first, *more = (windows.count(window) * page for window in groups)

@@ -95,9 +95,13 @@ def abstract_pages(setup: Setup) -> KVCache:
         jnp.dtype(resolved.kv_dtype),
         setup.mesh,
     )
+    caches = resolved.pooling is None or not resolved.pooling.bidirectional
     pages = resolved.num_pages, *resolved.more_pages
     return KVCache.join(
-        [KVCache.abstract(groups.count(group), count, *rest) for group, count in enumerate(pages)],
+        [
+            KVCache.abstract(groups.count(group) if caches else 0, count, *rest)
+            for group, count in enumerate(pages)
+        ],
         groups,
     )
 

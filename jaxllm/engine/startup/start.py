@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -42,6 +42,9 @@ from jaxllm.sampling.processor_arguments import Function, Processor
 from jaxllm.sampling.processors import read_processors
 from jaxllm.tokenizer import Tokenizer
 
+# An encoder caches nothing, so its pages have no bytes; slots are what limits requests
+ENCODER_PAGES = 2**14
+
 
 @dataclass(frozen=True)
 class Started:
@@ -61,6 +64,8 @@ def start(
     use_compilation_cache(config.compilation_cache_dir)
     reserve_memory(config.gpu_memory_utilization)
     spec = read_spec(model_dir, Wish(config.runner, config.convert, config.hf_overrides))
+    if spec.pooling is not None and spec.pooling.bidirectional:
+        config = replace(config, num_gpu_blocks_override=ENCODER_PAGES, kv_cache_memory_bytes=None)
     weights.check_shapes(model_dir, spec, config.load_format)
     eos_ids = end_ids(spec)
     with CompileWorkers(_early_workers(config)) as workers:

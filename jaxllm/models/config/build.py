@@ -27,6 +27,9 @@ SPELLINGS = (
 )
 
 
+# Ends of names in checkpoints of BERT's first years
+LAYER_NORMS = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
+
 type Model = Decoder | PoolingModel
 
 
@@ -78,11 +81,21 @@ def read_name(spec: ModelSpec, tensors: Iterable[str]) -> Callable[[str], str | 
         own = prefixes[prefix]
         return None if own is None else own + name.removeprefix(prefix)
 
-    body = family(spec.model_type).NAMES["embed"][0].partition(".")[0] + "."
-    if spec.pooling is None or any((common(name) or "").startswith(body) for name in tensors):
+    if spec.pooling is None:
         return common
-    behind = {f"{each.name}.{leaf}" for each in spec.pooling.maps for leaf in ("weight", "bias")}
-    return lambda name: name if name in behind else body + name
+    body = family(spec.model_type).NAMES["embed"][0].partition(".")[0] + "."
+    bare = not any((common(name) or "").startswith(body) for name in tensors)
+    given = [each for maps in spec.pooling.maps for each in (maps.name, maps.norm)]
+    behind = {f"{each}.{leaf}" for each in given for leaf in ("weight", "bias")}
+
+    def read(name: str) -> str | None:
+        for old, new in LAYER_NORMS.items():
+            name = name.removesuffix(old) + new if name.endswith(old) else name
+        if not bare:
+            return common(name)
+        return name if name in behind else body + name
+
+    return read
 
 
 def folders(spec: ModelSpec) -> list[str]:

@@ -10,13 +10,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from jaxllm.config import ConfigError
 from jaxllm.locate import check_regular, read_json
-from jaxllm.models.config.read import Config, flag, positive
+from jaxllm.models.config.read import Config, family, flag, positive
 from jaxllm.pooling import MODES, DenseMap, Pooling
 
 MODULES = "modules.json"
@@ -57,6 +57,9 @@ class Wish:
 
 def read_pooling(model_dir: Path, hf: Config, wish: Wish) -> Pooling | None:
     """How the model pools; None when it generates. Raises ConfigError."""
+    own = family(str(hf.get("model_type")))
+    if getattr(own, "ENCODES", False):
+        return _encoder(model_dir, hf, wish)
     name = architecture(hf)
     tokens = _score_tokens(model_dir, hf) if wish.runner != "generate" else ()
     if tokens and wish.convert in ("auto", "none", "classify"):
@@ -117,12 +120,41 @@ def _modules(model_dir: Path) -> list[tuple[str, str]]:
     return modules[:MAX_MODULES]
 
 
-def _embedder(model_dir: Path, hf: Config, modules: list[tuple[str, str]]) -> Pooling:
-    """The pool, the dense maps and the norm of sentence-transformers; without them the last token,
-    normalised."""
+def _encoder(model_dir: Path, hf: Config, wish: Wish) -> Pooling:
+    """The pooling of an encoder, which can do nothing else."""
+    if wish.runner == "generate":
+        raise ConfigError(
+            f"config.json: {hf['model_type']} is an encoder, which cannot generate; "
+            "use --runner pooling or auto"
+        )
+    own, modules = family(hf["model_type"]), _modules(model_dir)
+    classifies = architecture(hf).endswith(CLASSIFIER)
+    if wish.convert == "embed" or not (classifies or wish.convert == "classify"):
+        return replace(_embedder(model_dir, hf, modules, "cls"), bidirectional=True)
+    if not classifies:
+        raise ConfigError(f"config.json: {architecture(hf) or 'the model'} has no labels")
+    hf = {**own.DEFAULTS, **hf}
+    labels = _labels(hf)
+    mode, maps = own.classifier(hf, len(labels))
+    return Pooling(
+        task="classify",
+        modes=(mode,),
+        maps=maps,
+        size=len(labels),
+        labels=labels,
+        activation=_label_activation(model_dir, hf, len(labels)),
+        bidirectional=True,
+    )
+
+
+def _embedder(
+    model_dir: Path, hf: Config, modules: list[tuple[str, str]], usual: str = "last"
+) -> Pooling:
+    """The pool, the dense maps and the norm of sentence-transformers; without them the `usual`
+    pool, normalised."""
     folders = dict(modules)
     width = positive(hf, "hidden_size")
-    modes = _modes(model_dir / folders["Pooling"]) if "Pooling" in folders else ("last",)
+    modes = _modes(model_dir / folders["Pooling"]) if "Pooling" in folders else (usual,)
     size, maps = width * len(modes), []
     for kind, folder in modules:
         if kind == "Dense":

@@ -45,10 +45,12 @@ def families() -> list[str]:
 
 def family(model_type: str) -> ModuleType:
     """The module of one family: `DEFAULTS`, `NAMES`, `spec`, `build`, and where it needs them
-    `SPELLING`, `read`, `PREFIXES`, `IGNORED`, `REMOTE_CODE`.
+    `SPELLING`, `read`, `PREFIXES`, `IGNORED`, `REMOTE_CODE`; of an encoder also `ENCODES` and
+    `classifier`. The file's name has "_" for "-".
 
     Raises ConfigError for an unknown model type.
     """
+    model_type = str(model_type).replace("-", "_")
     if model_type not in families():
         raise ConfigError(unknown(model_type))
     return importlib.import_module(f"jaxllm.models.{model_type}")
@@ -97,7 +99,7 @@ def read_config(
             f"{source} ({method or 'unknown method'}) is not supported; use an unquantized "
             "checkpoint, or one that quantises keys and values alone, to FP8"
         )
-    if model_type not in families():
+    if str(model_type).replace("-", "_") not in families():
         problems.append(unknown(model_type))
     if problems:
         raise ConfigError(f"{directory / 'config.json'}: {'; '.join(problems)}")

@@ -72,5 +72,5 @@ PROGRAM = Program(
     rank=0,
     is_kept=always,
     has_products=True,
-    pools=True,
+    runs=lambda shapes: shapes.pooling is not None and not shapes.pooling.bidirectional,
 )

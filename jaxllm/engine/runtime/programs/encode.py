@@ -1,0 +1,81 @@
+"""Forward of an encoder: whole prompts to one vector for each."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+from jax import Array
+from jax.sharding import NamedSharding
+
+from jaxllm.cache.segments import SegmentContext
+from jaxllm.engine.runtime.packing import Layout, Shapes
+from jaxllm.engine.runtime.program import WEIGHTS, Program, Variant, always
+from jaxllm.engine.runtime.shapes import Model, StepShapes
+from jaxllm.engine.scheduling.plan import Chunk
+
+
+def encode(
+    model: Model,
+    layout: Layout,
+    longest: int,
+    weights: tuple[Array, ...],
+    buffer: Array,
+    *,
+    local: NamedSharding,
+) -> Array:
+    """float32 `[R, E]`, the vector of each prompt of `buffer`."""
+    batch = layout.unpack(jax.device_put(buffer, local))
+    context = SegmentContext(batch["row"], longest, model.backend, model.mesh)
+    return model.rebuild(weights).encode(
+        batch["token"], batch["position"], batch["second"], batch["start"], batch["length"], context
+    )
+
+
+@functools.cache
+def prompt_layout(tokens: int, prompts: int) -> Layout:
+    """The buffer. Per token: its id, position, prompt, and whether it is of a second text. Per
+    prompt: its first token's index, and its tokens."""
+    of_tokens: Shapes = dict.fromkeys(("token", "position", "row", "second"), ((tokens,), np.int32))
+    return Layout(of_tokens | dict.fromkeys(("start", "length"), ((prompts,), np.int32)))
+
+
+def pack_prompts(chunks: Sequence[Chunk], tokens: int, prompts: int) -> np.ndarray:
+    """A buffer with these chunks, each a whole prompt. Padding tokens are of prompt R."""
+    layout = prompt_layout(tokens, prompts)
+    buffer = np.zeros(layout.size, np.int32)
+    arrays, start = layout.views(buffer), 0
+    arrays["row"][:] = prompts
+    for row, chunk in enumerate(chunks):
+        span = slice(start, start + chunk.length)
+        place = np.arange(chunk.length)
+        arrays["token"][span], arrays["position"][span] = chunk.request.prompt, place
+        arrays["row"][span] = row
+        second = chunk.request.second_text
+        arrays["second"][span] = (place >= second) if second else 0
+        arrays["start"][row], arrays["length"][row] = start, chunk.length
+        start += chunk.length
+    return buffer
+
+
+def _build(shapes: StepShapes, tokens: int, prompts: int) -> Variant:
+    layout = prompt_layout(tokens, prompts)
+    longest = shapes.table_width * shapes.model.page_size
+    return Variant(
+        functools.partial(encode, shapes.model, layout, longest, local=shapes.replicated),
+        takes=(WEIGHTS, shapes.host_buffer(layout.size)),
+        gives=(shapes.host,),
+    )
+
+
+PROGRAM = Program(
+    "encode",
+    sizes=lambda shapes: [(s.tokens, s.chunks) for s in reversed(shapes.buckets.extend)],
+    build=_build,
+    rank=0,
+    is_kept=always,
+    has_products=True,
+    runs=lambda shapes: shapes.pooling is not None and shapes.pooling.bidirectional,
+)
