@@ -28,10 +28,10 @@ from jaxllm.pooled import (
     pair_count,
     result,
 )
-from jaxllm.tokenizer import Tokenizer
+from jaxllm.tokenizer import Pair, Tokenizer
 
-# Token ids of a prompt, and its cache salt
-type Encoded = tuple[list[int], str | None]
+# Token ids of a prompt, with the first token of a second text, and its cache salt
+type Encoded = tuple[Pair, str | None]
 
 
 class PoolingCalls:
@@ -139,8 +139,9 @@ class PoolingCalls:
                 id=f"pooled-{next(self._ids)}",
                 prompt_token_ids=ids,
                 cache_salt=salt,
+                second_text=second,
             )
-            for ids, salt in prompts
+            for (ids, second), salt in prompts
         ]
         deltas: dict[str, TextDelta] = {}
 
@@ -172,13 +173,13 @@ class PoolingCalls:
         return params
 
     def _encoded(self, prompts: Prompt | Sequence[Prompt], params: PoolingParams) -> list[Encoded]:
-        limit, found = self.engine.resolved.max_model_len, []
+        limit, found = self.engine.resolved.max_model_len, list[Encoded]()
         for prompt in as_list(prompts):
             text, ids = text_or_ids(prompt)
             if ids is None:
                 side = params.truncation_side
                 ids = self._reader().encode_within(text or "", params.length(limit), side)
-            found.append((params.truncated(ids, limit), cache_salt(prompt)))
+            found.append((Pair(params.truncated(ids, limit)), cache_salt(prompt)))
         return found
 
     def _reader(self) -> Tokenizer:

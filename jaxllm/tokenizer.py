@@ -13,7 +13,7 @@ import threading
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxllm.chat_template import (
     Template,
@@ -32,6 +32,14 @@ TOKENIZER_FILES = (
     "chat_template.jinja chat_template.json vocab.json merges.txt vocab.txt tokenizer.model"
 ).split()
 REMEDY = "give another one (--tokenizer) or none (--skip-tokenizer-init)"
+
+
+class Pair(NamedTuple):
+    """Token ids of two texts; those from `second` on are of the second, 0 where the tokenizer tells
+    them apart by nothing."""
+
+    ids: list[int]
+    second: int = 0
 
 
 class Tokenizer:
@@ -143,7 +151,7 @@ class Tokenizer:
 
     def encode_pair(
         self, text: str, other: str, limit: int | None = None, most_of_other: int | None = None
-    ) -> list[int]:
+    ) -> Pair:
         """Token ids of two texts as the tokenizer joins them for a model that reads pairs.
 
         The second is cut to `most_of_other` tokens, and so that both have at most `limit` with the
@@ -155,7 +163,9 @@ class Tokenizer:
         if limit is not None:
             room = limit - self.backend.num_special_tokens_to_add(True) - len(one.ids)
             two.truncate(max(0, room))
-        return self.backend.post_process(one, two).ids
+        joined = self.backend.post_process(one, two)
+        types = joined.type_ids
+        return Pair(joined.ids, types.index(1) if 1 in types else 0)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of `ids`; those without a token are left out."""

@@ -24,7 +24,6 @@ DEFAULTS: Config = {
     "norm_eps": 1e-5,
     "max_position_embeddings": 8192,
     "local_attention": 128,
-    "global_attn_every_n_layers": 3,
     "classifier_pooling": "cls",
     "classifier_activation": "gelu",
 }
@@ -61,7 +60,7 @@ def read(hf: Config) -> dict[str, Any]:
         }
         for kind, (name, theta) in THETAS.items()
     }
-    return {**hf, "rope_parameters": nested}
+    return {"global_attn_every_n_layers": 3, **hf, "rope_parameters": nested}
 
 
 def spec(hf: Config) -> ModelSpec:

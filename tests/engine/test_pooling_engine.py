@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer as Backend
 from tokenizers import models
 
@@ -233,6 +234,44 @@ def test_tokens_of_a_reranker_are_named_by_their_texts(tmp_path: Path) -> None:
     assert_close(pool(engine, prompts), [1 / (1 + np.exp(-row)) for row in logits])
     with pytest.raises(ConfigError, match="'maybe', which is no token"):
         make(model, hf_overrides={"classifier_from_token": ["maybe"]})
+
+
+def test_an_encoder_caches_nothing_and_runs_whole_prompts() -> None:
+    prompts, vectors = golden("bert-mean")
+    engine = make("bert-mean", max_num_batched_tokens=160, max_num_seqs=3)
+    assert all(array.size == 0 for array in engine.runner.kv.k)
+    assert_close(pool(engine, prompts * 3, None, second_texts("bert-mean") * 3), vectors * 3)
+    assert engine.stats().prefix_hits == 0
+
+
+@pytest.mark.parametrize(
+    ("wishes", "message"),
+    [
+        ({"runner": "generate"}, "is an encoder, which cannot generate"),
+        ({"convert": "classify"}, "has no labels"),
+        ({"tensor_parallel_size": 2}, "encoders run on one device"),
+        ({"max_num_batched_tokens": 64}, "--max-num-batched-tokens"),
+        ({"hf_overrides": {"position_embedding_type": "relative_key"}}, "must be absolute"),
+        ({"hf_overrides": {"num_attention_heads": 5}}, "does not divide into 5 heads"),
+    ],
+    ids=["generate", "classify", "shards", "tokens", "positions", "heads"],
+)
+def test_what_an_encoder_cannot_do_is_one_error(wishes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make("bert-mean", **wishes)
+
+
+def test_older_names_of_norms_and_a_missing_prefix_are_read(tmp_path: Path) -> None:
+    model = shutil.copytree(GOLDENS / "bert-pairs", tmp_path / "model")
+    tensors = load_file(model / "model.safetensors")
+    ends = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+    for new, old in ends.items():
+        tensors = {name.replace(new, old): value for name, value in tensors.items()}
+    tensors = {name.removeprefix("bert."): value for name, value in tensors.items()}
+    save_file(tensors, model / "model.safetensors")
+    prompts, vectors = golden("bert-pairs")
+    found = pool(make(model), prompts, RAW, second_texts("bert-pairs"))
+    assert_close(found, vectors)
 
 
 def test_a_classifier_cannot_generate() -> None:

@@ -111,6 +111,17 @@ CASES: Mapping[str, dict[str, Any]] = MappingProxyType(
             | _ONE_LABEL
             | {"model_type": "bert", "architectures": ["BertForSequenceClassification"]},
         },
+        "roberta-labels": {
+            "config.json": _ENCODER
+            | {
+                "model_type": "roberta",
+                "architectures": ["RobertaForSequenceClassification"],
+                "type_vocab_size": 1,
+                "num_hidden_layers": 1,
+                "id2label": {"0": "bad", "1": "fair", "2": "good"},
+                "label2id": {"bad": 0, "fair": 1, "good": 2},
+            },
+        },
         "xlm-roberta-reranker": {
             "config.json": _ENCODER
             | _ONE_LABEL

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from transformers import AutoConfig
+from transformers import CONFIG_MAPPING, AutoConfig
 
 from jaxllm import models
 from jaxllm.config import ConfigError
@@ -22,7 +22,9 @@ WAVE = 2 * math.pi * 10000.0 ** (np.arange(0, DIM, 2) / DIM)  # tokens of a turn
 
 @pytest.mark.parametrize("family", models.families())
 def test_what_a_config_may_leave_out_is_what_transformers_takes(family: str) -> None:
-    theirs, own = AutoConfig.for_model(family).get_text_config(), models.family(family)
+    # A file's name has no hyphen
+    name = family if family in CONFIG_MAPPING else family.replace("_", "-")
+    theirs, own = AutoConfig.for_model(name).get_text_config(), models.family(family)
     spelling = {common: key for key, common in getattr(own, "SPELLING", {}).items()}
     for common, value in own.DEFAULTS.items():
         key = spelling.get(common, common)

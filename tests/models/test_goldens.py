@@ -13,6 +13,7 @@ from jaxllm.mesh import make_mesh
 from jaxllm.nn.dense import DenseContext
 from tests.goldens.cases import CASES, NEW_TOKENS, PROMPT_LENGTHS
 from tests.goldens.golden import Continuation, golden_names, load_golden
+from tests.goldens.pooled_cases import CASES as POOLED
 
 LENGTH = max(PROMPT_LENGTHS) + NEW_TOKENS
 BOUND = 2e-4
@@ -20,6 +21,8 @@ BOUND = 2e-4
 
 def test_every_family_has_a_golden() -> None:
     covered = {CASES[name]["model_type"] for name in golden_names()}
+    pooled = (files["config.json"]["model_type"] for files in POOLED.values())
+    covered |= {model_type.replace("-", "_") for model_type in pooled}
     assert covered == set(models.families())
 
 

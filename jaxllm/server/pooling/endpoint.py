@@ -18,7 +18,7 @@ from jaxllm.server.endpoint import Endpoint, send_json
 from jaxllm.server.errors import ApiError, bad_request
 from jaxllm.server.openai.bodies import ClientGone, unless_gone
 from jaxllm.server.pooling.requests import Options
-from jaxllm.tokenizer import Tokenizer
+from jaxllm.tokenizer import Pair, Tokenizer
 
 LARGE = 1 << 16  # numbers of a reply that is written in a thread
 MAX_KEPT = 1 << 26  # numbers of all vectors of one reply
@@ -43,8 +43,8 @@ class PoolingEndpoint(Endpoint):
         prompts = await unless_gone(gone, self.tokenise(request))
         if len(prompts) * options.pooling.size > MAX_KEPT:
             raise bad_request("too many vectors for one reply; send fewer inputs", self.param)
-        for ids in prompts:
-            check_length(len(ids), self._state.resolved, self.param)
+        for prompt in prompts:
+            check_length(len(prompt.ids), self._state.resolved, self.param)
         pooled = await self._pool(id, prompts, options, gone)
         head = {"id": f"{self.prefix}-{id}", "model": options.model}
 
@@ -57,17 +57,18 @@ class PoolingEndpoint(Endpoint):
         await send_json(await asyncio.to_thread(body) if large else body(), send)
 
     async def _pool(
-        self, id: str, prompts: list[list[int]], options: Options, gone: asyncio.Future[None]
+        self, id: str, prompts: list[Pair], options: Options, gone: asyncio.Future[None]
     ) -> Pooled:
         """Run the prompts. Raises the ApiError of the first that fails."""
         requests = [
             PoolingRequest(
                 id=f"{id}-{number}",
-                prompt_token_ids=ids,
+                prompt_token_ids=prompt.ids,
                 params=options.engine,
                 cache_salt=options.cache_salt,
+                second_text=prompt.second,
             )
-            for number, ids in enumerate(prompts)
+            for number, prompt in enumerate(prompts)
         ]
         stream = self._state.client.submit(requests)
         stream.field_names["prompt"] = self.param
@@ -83,7 +84,7 @@ class PoolingEndpoint(Endpoint):
                     vectors[number] = result(options.pooling, delta.pooled, options.params)
         finally:
             stream.abort()
-        tokens = sum(map(len, prompts))
+        tokens = sum(len(prompt.ids) for prompt in prompts)
         return Pooled([vectors[number] for number in range(len(prompts))], tokens)
 
     def options(self, request: Any) -> Options:
@@ -91,7 +92,7 @@ class PoolingEndpoint(Endpoint):
         found: Options = request.options
         return found
 
-    async def tokenise(self, request: Any) -> list[list[int]]:
+    async def tokenise(self, request: Any) -> list[Pair]:
         """Token ids of every prompt, made off the event loop. Raises ApiError."""
         raise NotImplementedError
 
@@ -99,7 +100,7 @@ class PoolingEndpoint(Endpoint):
         """The members of the reply beside id, model and usage."""
         raise NotImplementedError
 
-    async def encoded(self, encode: Callable[[Tokenizer], list[list[int]]]) -> list[list[int]]:
+    async def encoded(self, encode: Callable[[Tokenizer], list[Pair]]) -> list[Pair]:
         """What `encode` makes with the tokenizer, in a thread. Raises ApiError without one."""
         tokenizer = self._state.tokenizer
         if tokenizer is None:

@@ -16,7 +16,7 @@ from jaxllm.server.openai.limits import Rules
 from jaxllm.server.openai.requests import MAX_PROMPTS
 from jaxllm.server.pooling.endpoint import PoolingEndpoint, listing
 from jaxllm.server.pooling.requests import SHARED_FIELDS, Options, read_options, read_texts
-from jaxllm.tokenizer import Tokenizer
+from jaxllm.tokenizer import Pair, Tokenizer
 
 # Names of the two sides of a score
 SIDES = (
@@ -52,20 +52,20 @@ class PairEndpoint(PoolingEndpoint):
 
     param = "documents"
 
-    async def tokenise(self, request: PairRequest) -> list[list[int]]:
+    async def tokenise(self, request: PairRequest) -> list[Pair]:
         """A classifier reads the two texts of a pair together."""
         params, limit = request.options.params, self._state.resolved.max_model_len
         length, most = params.length(limit), request.most_of_right
 
-        def encode(tokenizer: Tokenizer) -> list[list[int]]:
+        def encode(tokenizer: Tokenizer) -> list[Pair]:
             if request.options.pooling.task == "classify":
                 left = request.left * (len(request.right) // len(request.left))
                 pairs = zip(left, request.right, strict=True)
                 return [tokenizer.encode_pair(one, other, length, most) for one, other in pairs]
             within = most if length is None else length if most is None else min(most, length)
             return [
-                *(tokenizer.encode_within(text, length) for text in request.left),
-                *(tokenizer.encode_within(text, within) for text in request.right),
+                *(Pair(tokenizer.encode_within(text, length)) for text in request.left),
+                *(Pair(tokenizer.encode_within(text, within)) for text in request.right),
             ]
 
         return await self.encoded(encode)

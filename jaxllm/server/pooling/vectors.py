@@ -11,7 +11,7 @@ import numpy as np
 from jaxllm.server.errors import bad_request, describe
 from jaxllm.server.pooling.endpoint import PoolingEndpoint, listing
 from jaxllm.server.pooling.requests import INPUT_FIELDS, InputRequest, read_inputs
-from jaxllm.tokenizer import Tokenizer
+from jaxllm.tokenizer import Pair, Tokenizer
 
 
 class InputEndpoint(PoolingEndpoint):
@@ -19,22 +19,24 @@ class InputEndpoint(PoolingEndpoint):
 
     fields = INPUT_FIELDS
 
-    async def tokenise(self, request: InputRequest) -> list[list[int]]:
+    async def tokenise(self, request: InputRequest) -> list[Pair]:
         """Texts are encoded, token ids stay."""
         params, limit = request.options.params, self._state.resolved.max_model_len
         if request.conversation is not None:
             ids = await self._state.render(request.conversation, params.length(limit) is not None)
-            return [params.truncated(ids, limit)]
+            return [Pair(params.truncated(ids, limit))]
         given = [each for each in request.inputs if isinstance(each, list)]
         if len(given) == len(request.inputs):
-            return given
+            return [Pair(ids) for ids in given]
 
-        def encode(tokenizer: Tokenizer) -> list[list[int]]:
+        def encode(tokenizer: Tokenizer) -> list[Pair]:
             side = params.truncation_side
             return [
-                tokenizer.encode_within(each, params.length(limit), side)
-                if isinstance(each, str)
-                else each
+                Pair(
+                    tokenizer.encode_within(each, params.length(limit), side)
+                    if isinstance(each, str)
+                    else each
+                )
                 for each in request.inputs
             ]
 
