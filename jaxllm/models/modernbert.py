@@ -52,14 +52,13 @@ def read(hf: Config) -> dict[str, Any]:
     beside each other."""
     given = hf.get("rope_parameters")
     settings = given if isinstance(given, dict) else {}
-    nested = {
-        kind: {
-            "rope_type": "default",
-            "rope_theta": number(hf, f"{name}_rope_theta", theta),
-            **(settings.get(kind) or {}),
-        }
-        for kind, (name, theta) in THETAS.items()
-    }
+    nested = {}
+    for kind, (name, theta) in THETAS.items():
+        own = settings.get(kind) or {}
+        if not isinstance(own, dict):
+            raise ConfigError(f"config.json: rope_parameters has {own!r:.80} for {kind}")
+        usual = {"rope_type": "default", "rope_theta": number(hf, f"{name}_rope_theta", theta)}
+        nested[kind] = usual | own
     return {"global_attn_every_n_layers": 3, **hf, "rope_parameters": nested}
 
 
@@ -80,7 +79,8 @@ def layer_types(hf: Config) -> list[str]:
     layers, every = positive(hf, "num_hidden_layers"), positive(hf, "global_attn_every_n_layers")
     usual = ["sliding_attention" if layer % every else "full_attention" for layer in range(layers)]
     types = usual if hf.get("layer_types") is None else hf["layer_types"]
-    if not isinstance(types, list) or len(types) != layers or not THETAS.keys() >= {*types}:
+    legal = isinstance(types, list) and len(types) == layers
+    if not legal or any(kind not in list(THETAS) for kind in types):
         raise ConfigError(
             f"config.json: layer_types must be {layers} times 'full_attention' or "
             "'sliding_attention'"

@@ -18,6 +18,7 @@ from jaxllm.config import ConfigError
 from jaxllm.models.config.build import outline
 from jaxllm.models.config.read import SIZES, text_part
 from tests.goldens.cases import CASES
+from tests.goldens.pooled_cases import CASES as POOLED
 
 TINY: dict[str, Any] = {
     "model_type": "llama",
@@ -122,11 +123,12 @@ BROKEN = (-1, "x", [1], {"full_attention": 3})
 
 @pytest.mark.parametrize("family", models.families())
 def test_a_wrong_value_of_any_key_is_one_clear_error_or_none(family: str) -> None:
-    name = next(name for name, hf in CASES.items() if hf["model_type"] == family)
-    keys = {*CASES[name], *models.family(family).DEFAULTS, "rope_scaling", "rope_parameters"}
+    configs = [*CASES.values(), *(files["config.json"] for files in POOLED.values())]
+    hf = next(hf for hf in configs if hf["model_type"].replace("-", "_") == family)
+    keys = {*hf, *models.family(family).DEFAULTS, "rope_scaling", "rope_parameters"}
     for key, value in itertools.product(sorted(keys - {"model_type"}), BROKEN):
         with contextlib.suppress(ConfigError):
-            models.make_spec(CASES[name] | {key: value})
+            models.make_spec(hf | {key: value})
 
 
 def test_a_missing_model_says_what_is_missing(tmp_path: Path) -> None:

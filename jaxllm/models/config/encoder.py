@@ -42,7 +42,7 @@ def encoder_spec(
         raise ConfigError(
             f"config.json: hidden_size {width} does not divide into {query} heads of an even width"
         )
-    if hf.get(activation) not in ACTIVATIONS:
+    if not isinstance(hf.get(activation), str) or hf[activation] not in ACTIVATIONS:
         raise ConfigError(
             f"config.json: {activation} {hf.get(activation)!r:.80} is not supported "
             f"(supported: {', '.join(sorted(ACTIVATIONS))})"
