@@ -60,6 +60,8 @@ class Attention(nnx.Module):
     A `head_map`, where one is set, changes them before the context gets them.
     """
 
+    head_map: HeadMap | None = None
+
     def __init__(
         self,
         init: Init,
@@ -94,7 +96,6 @@ class Attention(nnx.Module):
         self.k_norm: RMSNorm | None
         self.q_norm, self.k_norm = (None, None) if qk_norms is None else qk_norms
         self.sinks = Sinks(init, heads.query) if sinks else None
-        self.head_map: HeadMap | None = None
         self.kv_scales: nnx.Param | None = None
         self.heads = heads
         self.window = scoring.window
