@@ -37,11 +37,14 @@ class RowKernels:
         x_PI: Array,
         weight_EOI: Array,
         groups: grouped_matmul.Groups,
-        gating: grouped_matmul.Gating | None,
+        bias_EO: Array | None = None,
+        gating: grouped_matmul.Gating | None = None,
     ) -> Array:
-        """Each row times the weight of its expert; with `gating`, of gate and up."""
+        """Each row times the weight of its expert, plus its bias; with `gating`, of gate and up."""
         backend = grouped_matmul.backend_for(self._row_backend, x_PI, weight_EOI, groups, gating)
-        return _grouped_matmul(x_PI, weight_EOI, groups, gating=gating, backend=backend)
+        return _grouped_matmul(
+            x_PI, weight_EOI, groups, bias_EO=bias_EO, gating=gating, backend=backend
+        )
 
 
 # Jitted, so that a kernel is lowered once, not for every layer.

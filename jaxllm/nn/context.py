@@ -28,9 +28,14 @@ class RowContext(Protocol):
         """
 
     def grouped_product(
-        self, x_PI: Array, weight_EOI: Array, groups: Groups, gating: Gating | None
+        self,
+        x_PI: Array,
+        weight_EOI: Array,
+        groups: Groups,
+        bias_EO: Array | None = None,
+        gating: Gating | None = None,
     ) -> Array:
-        """Each row times the weight of its expert; with `gating`, of gate and up.
+        """Each row times the weight of its expert, plus its bias; with `gating`, of gate and up.
 
         See `pallas_kernels.grouped_matmul`.
         """

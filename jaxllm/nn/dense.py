@@ -84,10 +84,17 @@ class DenseContext:
         return None
 
     def grouped_product(
-        self, x_PI: Array, weight_EOI: Array, groups: Groups, gating: Gating | None
+        self,
+        x_PI: Array,
+        weight_EOI: Array,
+        groups: Groups,
+        bias_EO: Array | None = None,
+        gating: Gating | None = None,
     ) -> Array:
-        """Each row times the weight of its expert, tile by tile."""
-        return grouped_matmul(x_PI, weight_EOI, groups, gating=gating, backend="reference")
+        """Each row times the weight of its expert, plus its bias, tile by tile."""
+        return grouped_matmul(
+            x_PI, weight_EOI, groups, bias_EO=bias_EO, gating=gating, backend="reference"
+        )
 
     def _mask(self, tokens: int, window: int | None) -> Array:
         """[T, T] true where row t may see column s."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Self
 
 import jax
 from flax import nnx
@@ -14,7 +15,7 @@ from jaxllm.nn.linear import Axes, Init, Linear
 from jaxllm.nn.mlp import ACTIVATIONS, FeedForward
 from jaxllm.nn.routers import Router
 from jaxllm.nn.rules import Piece, Rule
-from pallas_kernels.grouped_matmul import Groups, combine, group_tokens, tile_for
+from pallas_kernels.grouped_matmul import Gating, Groups, combine, group_tokens, tile_for
 
 
 @dataclass(frozen=True)
@@ -30,11 +31,19 @@ class Gated:
 class ExpertMaps(nnx.Module):
     """One linear map of every expert; `parts` maps of the checkpoint lie below each other in it.
 
-    `weight` is `[E, out, inp]`.
+    `weight` is `[E, out, inp]`, `bias` `[E, out]`.
     """
 
-    def __init__(self, init: Init, shape: tuple[int, int, int], axes: Axes, parts: int = 1):
+    def __init__(
+        self,
+        init: Init,
+        shape: tuple[int, int, int],
+        axes: Axes,
+        parts: int = 1,
+        bias: bool = False,
+    ):
         self.weight = init.normal(shape, axes)
+        self.bias = init.full(shape[:2], axes[:2], 0.0) if bias else None
         self.parts = parts
 
     def rules(self, *names: str) -> Iterator[Rule]:
@@ -51,6 +60,13 @@ class ExpertMaps(nnx.Module):
         first, *others = forms
         yield Rule("weight", first, tuple(others))
 
+    def product(
+        self, x_PI: Array, groups: Groups, context: RowContext, gating: Gating | None = None
+    ) -> Array:
+        """Each row of `groups` by its own expert."""
+        bias = None if self.bias is None else self.bias[...]
+        return context.grouped_product(x_PI, self.weight[...], groups, bias, gating)
+
     def _pieces(self, names: list[str]) -> Iterator[Piece]:
         experts, out, inp = self.weight.get_value().shape
         own = out // self.parts
@@ -62,23 +78,30 @@ class ExpertMaps(nnx.Module):
 
 
 class Experts(nnx.Module):
-    """down(activation(gate(x)) · up(x)) of each expert. `gate_up` holds the gate's rows, then
-    up's."""
+    """down(gating(gate(x), up(x))) of each expert. `gate_up` holds the gate's rows, then up's."""
 
-    def __init__(self, init: Init, experts: int, width: int, inner: int, activation: str):
+    def __init__(self, gate_up: ExpertMaps, down: ExpertMaps, gating: Gating):
+        self.gate_up = gate_up
+        self.down = down
+        self.gating = gating
+
+    @classmethod
+    def plain(cls, init: Init, experts: int, width: int, inner: int, activation: str) -> Self:
+        """Experts without biases, gated by an activation."""
         axes = ("expert", None, "embed")
-        self.gate_up = ExpertMaps(init, (experts, 2 * inner, width), axes, parts=2)
-        self.down = ExpertMaps(init, (experts, width, inner), ("expert", "embed", None))
-        self.gating = Gated(ACTIVATIONS[activation])
+        return cls(
+            ExpertMaps(init, (experts, 2 * inner, width), axes, parts=2),
+            ExpertMaps(init, (experts, width, inner), ("expert", "embed", None)),
+            Gated(ACTIVATIONS[activation]),
+        )
 
     def __call__(
         self, x_TD: Array, expert_TK: Array, weight_TK: Array, context: RowContext
     ) -> Array:
         """Each token's experts, added up with their weights, `[T, D]`."""
-        gate_up_EOD = self.gate_up.weight[...]
-        groups: Groups = _group(expert_TK, gate_up_EOD.shape[0])
-        hidden_PF = context.grouped_product(x_TD[groups.token_P], gate_up_EOD, groups, self.gating)
-        out_PD = context.grouped_product(hidden_PF, self.down.weight[...], groups, None)
+        groups = _group(expert_TK, self.gate_up.weight.shape[0])
+        hidden_PF = self.gate_up.product(x_TD[groups.token_P], groups, context, self.gating)
+        out_PD = self.down.product(hidden_PF, groups, context)
         return combine(out_PD, groups, weight_TK)
 
 

@@ -66,6 +66,7 @@ class Routing:
         weigh: turns the scores of the chosen into weights.
         scale: factor of the weights.
         limit: drops groups of experts; None keeps all.
+        biased: the linear map has a bias.
         corrected: experts are chosen by score plus a correction of their own, which their weights
             do not see.
     """
@@ -75,17 +76,19 @@ class Routing:
     weigh: Weigh = normalised
     scale: float = 1.0
     limit: GroupLimit | None = None
+    biased: bool = False
     corrected: bool = False
 
 
 class Router(nnx.Module):
     """Chooses experts by the scores of a linear map, of equal ones those of lower number.
 
-    `weight` is `[E, D]`; `correction`, where there is one, `[E]` in float32.
+    `weight` is `[E, D]`, `bias`, where there is one, `[E]`; so is `correction`, in float32.
     """
 
     def __init__(self, init: Init, width: int, experts: int, routing: Routing):
         self.weight = init.normal((experts, width), ("expert", "embed"))
+        self.bias = init.full((experts,), ("expert",), 0.0) if routing.biased else None
         self.correction = (
             nnx.Param(jnp.zeros((experts,), jnp.float32), axes=("expert",))
             if routing.corrected
@@ -96,7 +99,9 @@ class Router(nnx.Module):
     def __call__(self, x_TD: Array) -> tuple[Array, Array]:
         """Experts (int32) and weights (float32) of each token, both `[T, K]`."""
         routing = self.routing
-        score_TE = routing.score(contract(x_TD, self.weight[...], 1, jnp.float32))
+        logits_TE = contract(x_TD, self.weight[...], 1, jnp.float32)
+        logits_TE = logits_TE if self.bias is None else logits_TE + self.bias[...]
+        score_TE = routing.score(logits_TE)
         rank_TE = score_TE if self.correction is None else score_TE + self.correction[...]
         rank_TE = rank_TE if routing.limit is None else routing.limit(rank_TE)
         rank_TK, expert_TK = lax.top_k(rank_TE, routing.choices)
@@ -106,15 +111,11 @@ class Router(nnx.Module):
         return expert_TK, routing.weigh(chosen_TK) * routing.scale
 
     def rules(self, *names: str) -> Iterator[Rule]:
-        """`names` are full names of checkpoint tensors: the weight's, and with a correction then
-        its own; further pairs are other spellings."""
-        each = 1 if self.correction is None else 2
-        forms = [names[i : i + each] for i in range(0, len(names), each)]
-        yield self._rule("weight", self.weight, [form[0] for form in forms])
-        if self.correction is not None:
-            yield self._rule("correction", self.correction, [form[1] for form in forms])
-
-    def _rule(self, leaf: str, parameter: nnx.Param, names: list[str]) -> Rule:
-        shape = parameter.get_value().shape
-        first, *others = ((Piece(name, shape, shape),) for name in names)
-        return Rule(leaf, first, tuple(others))
+        """`names` are full names of checkpoint tensors: of the weight, the bias and the correction,
+        as far as there are any; further such groups are other spellings."""
+        own = {"weight": self.weight, "bias": self.bias, "correction": self.correction}
+        held = {leaf: parameter for leaf, parameter in own.items() if parameter is not None}
+        for index, (leaf, parameter) in enumerate(held.items()):
+            shape = parameter.get_value().shape
+            first, *others = ((Piece(name, shape, shape),) for name in names[index :: len(held)])
+            yield Rule(leaf, first, tuple(others))

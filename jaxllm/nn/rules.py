@@ -16,10 +16,10 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Transposed:
-    """A matrix stored as [in, out]."""
+    """A matrix stored as [in, out], or several as [number, in, out]."""
 
     def __call__(self, tensor: Any) -> Any:
-        return tensor.T
+        return tensor.swapaxes(-1, -2)
 
 
 @dataclass(frozen=True)

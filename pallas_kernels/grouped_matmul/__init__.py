@@ -27,16 +27,22 @@ type Gating = Callable[[Array, Array], Array]  # of gate and up, float32, elemen
 
 
 def grouped_matmul(
-    x_PI: Array, w_EOI: Array, groups: Groups, *, gating: Gating | None = None, backend: str
+    x_PI: Array,
+    w_EOI: Array,
+    groups: Groups,
+    *,
+    bias_EO: Array | None = None,
+    gating: Gating | None = None,
+    backend: str,
 ) -> Array:
-    """x · weightᵀ of each row's expert, summed in float32; returns `y_PO` in x's dtype.
+    """x · weightᵀ + bias of each row's expert, summed in float32; returns `y_PO` in x's dtype.
 
     `x_PI` holds the rows of `groups`, tile by tile. With `gating`, the weight holds F rows of the
     gate and then F of up, and the result is `gating(gate, up)`, `y_PF`. Rows that no token takes
     hold arbitrary values. Raises `UnknownBackend` for a name not in `BACKENDS`, and ValueError for
     shapes or types that the back end does not support.
     """
-    return BACKENDS[backend](x_PI, w_EOI, groups, gating)
+    return BACKENDS[backend](x_PI, w_EOI, groups, bias_EO, gating)
 
 
 def backend_for(

@@ -111,6 +111,7 @@ def grouped_matmul(
     x_PI: Array,
     w_EOI: Array,
     groups: Groups,
+    bias_EO: Array | None,
     gating: Gating | None,
     *,
     tuning: Tuning | None = None,
@@ -124,14 +125,18 @@ def grouped_matmul(
     (tiles,), tile = groups.expert_W.shape, groups.tile
     (_, O, I), sizes = w_EOI.shape, tuning or tuning_of(tile)  # noqa: E741
     spec = _Spec(tiles, tile, O, I, gating, x_PI.dtype, sizes, interpret)
-    return _multiply(spec, x_PI, w_EOI, groups.expert_W, groups.rows_W, groups.used)
+    plan = groups.expert_W, groups.rows_W, groups.used
+    return _multiply(spec, *plan, x_PI, w_EOI, *(() if bias_EO is None else (bias_EO,)))
 
 
-def _multiply(spec: _Spec, x: Array, w: Array, expert: Array, rows: Array, used: Array) -> Array:
+def _multiply(spec: _Spec, *arrays: Array) -> Array:
+    """`arrays` are the tiles' experts, their rows, the number of those in use, x, w and, where
+    there is one, the bias."""
     stages, warpgroups = spec.tuning.stages, spec.tuning.warpgroups
     blocks = min(PROCESSORS, spec.tiles * spec.across)
 
-    def kernel(x_ref, w_ref, expert_ref, rows_ref, used_ref, y_ref, **sm):  # type: ignore[no-untyped-def]
+    def kernel(expert_ref, rows_ref, used_ref, x_ref, w_ref, *rest, **sm):  # type: ignore[no-untyped-def]
+        *bias_ref, y_ref = rest
         block, wg = lax.axis_index("block"), lax.axis_index("wg")
 
         def each_unit(run):  # type: ignore[no-untyped-def]
@@ -158,13 +163,13 @@ def _multiply(spec: _Spec, x: Array, w: Array, expert: Array, rows: Array, used:
         @pl.when(wg < warpgroups)
         def _consumer() -> None:
             plgpu.set_max_registers(REGISTERS, action="increase")
-            each_unit(lambda unit, done: _consume(spec, unit, done, wg, sm, y_ref))
+            each_unit(lambda unit, done: _consume(spec, unit, done, wg, sm, (*bias_ref, y_ref)))
             plgpu.wait_smem_to_gmem(0)
 
     kernel.__name__ = f"grouped_matmul_{spec.tile}x{spec.O}x{spec.I}"  # for profiles
     return launch(
         kernel,
-        (x, w, expert, rows, used),
+        arrays,
         spec.interpret,
         out_type=jax.ShapeDtypeStruct((spec.tiles * spec.tile, spec.F), spec.dtype),
         scratch_types={
@@ -215,13 +220,19 @@ def _fill(
 
 
 def _consume(
-    spec: _Spec, unit: _Unit, done: Array, wg: Array, sm: dict[str, Any], y_ref: Any
+    spec: _Spec, unit: _Unit, done: Array, wg: Array, sm: dict[str, Any], refs: tuple[Any, ...]
 ) -> None:
-    """Compute and write one warpgroup's share of a unit."""
+    """Compute and write one warpgroup's share of a unit; `refs` are the bias, if any, and y."""
+    *bias_ref, y_ref = refs
+    apart = spec.half if spec.gating is None else spec.F
 
     def product(width: int) -> None:
-        first, second = _product(spec, width, done, wg, sm)
+        both = list(_product(spec, width, done, wg, sm))
         column = pl.multiple_of(unit.column + wg * ROWS, ROWS)
+        for ref in bias_ref:
+            own = ref.at[unit.expert]
+            both = [_plus(own, y, column + part * apart) for part, y in enumerate(both)]
+        first, second = both
         store = lambda y, column: _store(spec, y, unit.row, column, sm["y"].at[wg], y_ref)
         if spec.gating is not None:
             store(spec.gating(first, second), column)
@@ -259,6 +270,13 @@ def _product(
     both = pl.run_scoped(multiply, acc, acc)
     plgpu.barrier_arrive(sm["free"].at[lax.rem(done + steps - 1, stages)])
     return both
+
+
+def _plus(bias: Any, y: Array, row: Array) -> Array:
+    """`y` plus the bias of its rows, which begin at `row` of the weight."""
+    rows = pl.ds(pl.multiple_of(row, ROWS), ROWS)
+    own = plgpu.load(bias.at[rows], layout=plgpu.Layout.WGMMA.reduce(1), optimized=False)
+    return y + lax.broadcast_in_dim(own.astype(jnp.float32), y.shape, [0])
 
 
 def _store(spec: _Spec, y: Array, row: Array, column: Array, staged: Any, y_ref: Any) -> None:

@@ -15,6 +15,7 @@ def grouped_matmul(
     x_PI: Array,
     w_EOI: Array,
     groups: Groups,
+    bias_EO: Array | None,
     gating: Callable[[Array, Array], Array] | None,
 ) -> Array:
     """See `pallas_kernels.grouped_matmul`."""
@@ -29,6 +30,7 @@ def grouped_matmul(
             precision=precision,
             preferred_element_type=jnp.float32,
         )
+        y_RO = y_RO if bias_EO is None else y_RO + bias_EO[expert].astype(jnp.float32)
         y = y_RO if gating is None else gating(*jnp.split(y_RO, 2, axis=1))
         return y.astype(x_PI.dtype)
 

@@ -7,6 +7,38 @@ from typing import Any
 from tests.goldens.base import case
 
 MIXTURES: dict[str, dict[str, Any]] = {
+    "gpt-oss-fused": case(
+        "gpt_oss",
+        head_dim=8,
+        num_attention_heads=4,
+        intermediate_size=16,
+        num_local_experts=6,
+        num_experts_per_tok=2,
+        sliding_window=16,
+        rope_theta=150000.0,
+        rope_scaling={
+            "rope_type": "yarn",
+            "factor": 32.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+            "original_max_position_embeddings": 64,
+        },
+    ),
+    "gpt-oss-limit-fused": case(
+        "gpt_oss",
+        head_dim=16,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        intermediate_size=8,
+        num_local_experts=4,
+        num_experts_per_tok=3,
+        layer_types=["full_attention", "sliding_attention"],
+        sliding_window=20,
+        swiglu_limit=0.5,
+        max_position_embeddings=4096,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+    ),
     "mixtral-experts": case("mixtral", num_local_experts=6, intermediate_size=16),
     "mixtral-fused-window": case(
         "mixtral",

@@ -39,7 +39,7 @@ def test_a_mixture_is_the_weighted_sum_of_a_tokens_experts(
     mlp = GatedMLP(init(), WIDTH, 2 * INNER, 1, activation)
     parts = {None: None, "plain": mlp, "gated": SharedExpert(init(), mlp, WIDTH)}
     router = Router(init(), WIDTH, EXPERTS, Routing(CHOICES))
-    experts = Experts(init(), EXPERTS, WIDTH, INNER, activation)
+    experts = Experts.plain(init(), EXPERTS, WIDTH, INNER, activation)
     module = MixtureMLP(router, experts, parts[shared])
     x = jax.random.normal(jax.random.key(0), (TOKENS, WIDTH)) * 20
     context = DenseContext()

@@ -105,6 +105,15 @@ def mixture_names(
     }
 
 
+def check_shards(spec: ModelSpec, shards: int) -> None:
+    """Raises ConfigError for several shards."""
+    if shards > 1:
+        raise ConfigError(
+            f"{spec.model_type} is a mixture of experts, which runs on one device; "
+            "set tensor_parallel_size to 1"
+        )
+
+
 def routed(
     spec: ModelSpec,
     shards: int,
@@ -119,13 +128,9 @@ def routed(
 
     Raises ConfigError for several shards.
     """
-    if shards > 1:
-        raise ConfigError(
-            f"{spec.model_type} is a mixture of experts, which runs on one device; "
-            "set tensor_parallel_size to 1"
-        )
+    check_shards(spec, shards)
     return MixtureMLP(
         router(init, spec.width, sizes.experts, Routing(sizes.choices, **routing)),
-        Experts(init, sizes.experts, spec.width, sizes.inner, spec.activation),
+        Experts.plain(init, sizes.experts, spec.width, sizes.inner, spec.activation),
         shared,
     )

@@ -1,0 +1,122 @@
+"""gpt-oss: attention with sinks and, on every other layer, a window; mixtures of experts with
+biases, whose gates are clamped. Weights in 16 bits: the published 4-bit ones are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from jaxllm.models.config.mixture import check_shards, mixture, mixture_spec
+from jaxllm.models.config.read import Config, flag, number, positive
+from jaxllm.models.config.spec import ModelSpec
+from jaxllm.models.config.transformer import (
+    FULL,
+    LLAMA_NAMES,
+    SLIDING,
+    Parts,
+    transformer_spec,
+    type_window,
+)
+from jaxllm.nn.blocks import Block
+from jaxllm.nn.decoder import Decoder
+from jaxllm.nn.experts import ExpertMaps, Experts, MixtureMLP
+from jaxllm.nn.linear import Init
+from jaxllm.nn.routers import Router, Routing, softmax, unchanged
+from jaxllm.nn.rules import Ordered, Piece, Rule, Transposed
+
+DEFAULTS: Config = {
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 131072,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "attention_bias": True,
+    "sliding_window": 128,
+    "rope_theta": 150000.0,
+    "num_local_experts": 128,
+    "num_experts_per_tok": 4,
+    "swiglu_alpha": 1.702,
+    "swiglu_limit": 7.0,
+}
+# Where config.json has no settings
+ROPE = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
+MLP = "model.layers.{}.mlp"
+NAMES = {
+    **LLAMA_NAMES,
+    "layers.{}.attention.sinks": ("model.layers.{}.self_attn.sinks",),
+    "layers.{}.mlp.router": (f"{MLP}.router.weight", f"{MLP}.router.bias"),
+    "layers.{}.mlp.experts.gate_up": (f"{MLP}.experts.gate_up_proj",),
+    "layers.{}.mlp.experts.down": (f"{MLP}.experts.down_proj",),
+}
+SIZES = ("num_local_experts", "intermediate_size")
+
+
+@dataclass(frozen=True)
+class ClampedGate:
+    """(up + 1) · gate · sigmoid(alpha · gate), of a gate of at most and an up within the limit."""
+
+    alpha: float
+    limit: float
+
+    def __call__(self, gate: Array, up: Array) -> Array:
+        gate = jnp.minimum(gate, self.limit)
+        up = jnp.clip(up, -self.limit, self.limit)
+        return (up + 1) * gate * jax.nn.sigmoid(self.alpha * gate)
+
+
+class TurnedMaps(ExpertMaps):
+    """Maps stored as `[E, in, out]`, with biases; of two parts the outputs alternate."""
+
+    def rules(self, *names: str) -> Iterator[Rule]:
+        (name,) = names
+        assert self.bias is not None
+        experts, out, inp = self.weight.get_value().shape
+        order = tuple(i for part in range(self.parts) for i in range(part, out, self.parts))
+        steps = (Transposed(), Ordered((experts, out, inp), 1, order))
+        stored, view = (experts, inp, out), (experts, out, inp)
+        yield Rule("weight", (Piece(name, stored, view, steps=steps),))
+        bias = Piece(f"{name}_bias", view[:2], view[:2], steps=(Ordered(view[:2], 1, order),))
+        yield Rule("bias", (bias,))
+
+
+def spec(hf: Config) -> ModelSpec:
+    """The spec of a complete configuration. Raises ConfigError."""
+    given, layers = dict(hf), positive(hf, "num_hidden_layers")
+    if given.get("layer_types") is None:
+        given["layer_types"] = [FULL if layer % 2 else SLIDING for layer in range(layers)]
+    if not given.get("rope_parameters") and not given.get("rope_scaling"):
+        given["rope_parameters"] = ROPE | {"rope_theta": hf["rope_theta"]}
+    return mixture_spec(transformer_spec(given, type_window(given)), mixture(hf, *SIZES))
+
+
+def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
+    """The model with fresh parameters. Raises ConfigError."""
+    check_shards(spec, shards)
+    hf, parts, sizes = spec.config, Parts(spec, shards, init), mixture(spec.config, *SIZES)
+    bias, width = flag(hf, "attention_bias"), spec.width
+    routing = Routing(sizes.choices, score=unchanged, weigh=softmax, biased=True)
+    gating = ClampedGate(number(hf, "swiglu_alpha"), number(hf, "swiglu_limit"))
+    up, down = ("expert", None, "embed"), ("expert", "embed", None)
+
+    def mlp() -> MixtureMLP:
+        gate_up = TurnedMaps(init, (sizes.experts, 2 * sizes.inner, width), up, 2, bias=True)
+        out = TurnedMaps(init, (sizes.experts, width, sizes.inner), down, bias=True)
+        router = Router(init, width, sizes.experts, routing)
+        return MixtureMLP(router, Experts(gate_up, out, gating))
+
+    def block(layer: int) -> Block:
+        attention = parts.attention(layer, qkv_bias=bias, out_bias=bias, sinks=True)
+        return parts.block(attention, mlp())
+
+    return parts.decoder(block)
