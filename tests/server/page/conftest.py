@@ -51,8 +51,10 @@ def visit(chromium: Any) -> Iterator[Callable[..., Any]]:
         viewport: dict[str, int] = DESKTOP,
         scheme: str = "light",
         expected: tuple[str, ...] = (),
+        before: str = "",
     ) -> Any:
         context = chromium.new_context(viewport=viewport, color_scheme=scheme)
+        context.add_init_script(before)
         page = context.new_page()
         page.set_default_timeout(60_000)
         opened.append(context)

@@ -94,6 +94,34 @@ def test_settings_are_sent_and_wrong_ones_are_not(
     assert "Be brief." in tokenizer.decode(sent(scripted), False)
 
 
+def test_of_several_choices_the_first_is_shown(scripted: ScriptedServer, visit: Visit) -> None:
+    scripted.script.pieces = ["on", "e"]
+    page = visit(scripted.url)
+    page.get_by_role("button", name="Settings").first.click()
+    page.get_by_label("Other fields as JSON").fill('{"n": 2}')
+    ask(page, "hello")
+    assert answered(page).locator(".markdown").last.text_content() == "one"
+
+
+REFUSED = """for (const name of ["localStorage", "sessionStorage", "indexedDB"]) {
+  Object.defineProperty(globalThis, name, { get() { throw new DOMException("refused"); } });
+}"""
+
+
+def test_a_browser_that_stores_nothing_talks_all_the_same(
+    tokenizer: Tokenizer, visit: Visit
+) -> None:
+    with ScriptedServer(tokenizer, with_settings(api_keys=("right",))) as running:
+        page = visit(running.url, expected=("401",), before=REFUSED)
+        field = page.get_by_role("dialog").get_by_label("API key", exact=True)
+        field.fill("right")
+        field.press("Enter")
+        page.locator("select.model option").first.wait_for(state="attached")
+        ask(page, "hello")
+        assert "fine" in answered(page).text_content()
+        page.locator(".conversations .open", has_text="hello").wait_for()
+
+
 def test_a_hostile_answer_is_only_text(scripted: ScriptedServer, visit: Visit) -> None:
     scripted.script.pieces = list(HOSTILE)
     page = visit(scripted.url)

@@ -70,10 +70,11 @@ def test_all_works_below_a_path(tokenizer: Tokenizer, visit: Visit, chromium: An
 FILL = script("fill")
 
 
+@pytest.mark.parametrize("kind", ["database", "memory"])
 def test_kept_conversations_are_bounded_in_number_and_bytes(
-    scripted: ScriptedServer, visit: Visit
+    scripted: ScriptedServer, visit: Visit, kind: str
 ) -> None:
-    found = visit(scripted.url).evaluate(FILL)
+    found = visit(scripted.url).evaluate(FILL, kind)
     assert (found["few"], found["oldest"]) == (200, 6)
     assert found["bytes"] <= found["most"]
     assert (found["newest"], found["refused"]) == ("1005", "it has more than 32 MiB")

@@ -1,7 +1,7 @@
 // Saves more conversations than are kept; says what is left.
-async () => {
-  const { Store, MAX_CONVERSATIONS, MAX_BYTES } = await import("./page/lib/store.js");
-  const store = await Store.open();
+async (kind) => {
+  const { MemoryStore, Store, MAX_CONVERSATIONS, MAX_BYTES } = await import("./page/lib/store.js");
+  const store = kind === "memory" ? new MemoryStore() : await Store.open();
   await store.clear();
   const conversation = (id, size) => ({ id: String(id), title: "t", updated: id, messages: [{ content: "x".repeat(size) }] });
   for (let id = 1; id <= MAX_CONVERSATIONS + 5; id += 1) await store.save(conversation(id, 10));

@@ -36,7 +36,7 @@ export function newAnswer() {
 /** Add a chunk of a streamed completion to an answer. */
 export function addChunk(answer, chunk) {
   if (chunk.usage) answer.usage = chunk.usage;
-  const choice = chunk.choices?.[0];
+  const choice = chunk.choices?.find(({ index }) => !index); // of several, the first is shown
   if (!choice) return;
   const delta = choice.delta ?? {};
   const thought = delta.reasoning_content ?? delta.reasoning ?? "";

@@ -12,14 +12,29 @@ export class ApiError extends Error {
   }
 }
 
+let unstored = ""; // the key where the browser refuses storage
+
+function stored(storage) {
+  try {
+    return globalThis[storage].getItem(KEY);
+  } catch {
+    return null;
+  }
+}
+
 /** The API key: kept for this tab, or in this browser when asked to. */
 export const key = {
-  get: () => sessionStorage.getItem(KEY) ?? localStorage.getItem(KEY) ?? "",
-  remembered: () => localStorage.getItem(KEY) !== null,
+  get: () => stored("sessionStorage") ?? stored("localStorage") ?? unstored,
+  remembered: () => stored("localStorage") !== null,
   set(value, remember) {
-    sessionStorage.removeItem(KEY);
-    localStorage.removeItem(KEY);
-    if (value) (remember ? localStorage : sessionStorage).setItem(KEY, value);
+    unstored = value;
+    try {
+      sessionStorage.removeItem(KEY);
+      localStorage.removeItem(KEY);
+      if (value) (remember ? localStorage : sessionStorage).setItem(KEY, value);
+    } catch {
+      // it lasts as long as the page
+    }
   },
 };
 

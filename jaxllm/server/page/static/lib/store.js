@@ -31,6 +31,29 @@ function settled(request) {
   });
 }
 
+/** What the list shows of a conversation. Throws an Error when it is too large by itself. */
+function headOf(conversation) {
+  const { id, title, updated } = conversation;
+  const size = 2 * JSON.stringify(conversation).length;
+  if (size > MAX_BYTES) throw new Error(`it has more than ${MAX_BYTES >> 20} MiB`);
+  return { id, title, updated, size };
+}
+
+/** Of the heads, those that have to go for this one: the oldest beyond the bounds. */
+function excess(heads, { id, size }) {
+  let bytes = size;
+  let count = 1;
+  return newestFirst(heads.filter((each) => each.id !== id)).filter((each) => {
+    bytes += each.size;
+    count += 1;
+    return bytes > MAX_BYTES || count > MAX_CONVERSATIONS;
+  });
+}
+
+function newestFirst(heads) {
+  return heads.sort((a, b) => b.updated - a.updated);
+}
+
 /** Conversations by id. `heads` has what the list shows, so that a list loads no texts. */
 export class Store {
   static async open() {
@@ -57,8 +80,7 @@ export class Store {
 
   /** Heads, newest first. */
   async list() {
-    const heads = await settled(this.#stores("readonly").heads.getAll());
-    return heads.sort((a, b) => b.updated - a.updated);
+    return newestFirst(await settled(this.#stores("readonly").heads.getAll()));
   }
 
   async load(id) {
@@ -68,21 +90,13 @@ export class Store {
   /** Save a conversation; the oldest others go when all of them exceed the bounds. Throws an Error
    * when it is too large by itself, or when the browser gives no more space. */
   async save(conversation) {
-    const { id, title, updated } = conversation;
-    const size = 2 * JSON.stringify(conversation).length;
-    if (size > MAX_BYTES) throw new Error(`it has more than ${MAX_BYTES >> 20} MiB`);
+    const head = headOf(conversation);
     const { heads, bodies, done } = this.#stores("readwrite");
-    heads.put({ id, title, updated, size });
+    heads.put(head);
     bodies.put(conversation);
-    const all = (await settled(heads.getAll())).sort((a, b) => b.updated - a.updated);
-    let bytes = size;
-    let count = 1;
-    for (const head of all.filter((each) => each.id !== id)) {
-      bytes += head.size;
-      count += 1;
-      if (bytes <= MAX_BYTES && count <= MAX_CONVERSATIONS) continue;
-      heads.delete(head.id);
-      bodies.delete(head.id);
+    for (const { id } of excess(await settled(heads.getAll()), head)) {
+      heads.delete(id);
+      bodies.delete(id);
     }
     return done;
   }
@@ -108,13 +122,18 @@ export class Store {
 
 /** The same in memory, for browsers that refuse IndexedDB. */
 export class MemoryStore {
-  #kept = new Map();
-  list = async () => [...this.#kept.values()].sort((a, b) => b.updated - a.updated);
-  load = async (id) => structuredClone(this.#kept.get(id));
-  save = async (conversation) => void this.#kept.set(conversation.id, structuredClone(conversation));
+  #kept = new Map(); // id → head and body
+  list = async () => newestFirst([...this.#kept.values()].map(({ head }) => head));
+  load = async (id) => structuredClone(this.#kept.get(id)?.body);
   remove = async (id) => void this.#kept.delete(id);
   clear = async () => this.#kept.clear();
-  exportAll = async () => [...this.#kept.values()];
+  exportAll = async () => [...this.#kept.values()].map(({ body }) => body);
+
+  async save(conversation) {
+    const head = headOf(conversation);
+    this.#kept.set(head.id, { head, body: structuredClone(conversation) });
+    for (const { id } of excess(await this.list(), head)) this.#kept.delete(id);
+  }
 }
 
 /** The store of this browser. */
