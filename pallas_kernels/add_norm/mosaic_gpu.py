@@ -24,9 +24,12 @@ MAX_WIDTH = 128 * THREADS  # elements of a row in registers
 def check(x_TD: Array, weight_D: Array) -> None:
     """Raise ValueError for shapes and types that the kernel does not support."""
     rows, width = x_TD.shape
-    if x_TD.dtype not in (jnp.bfloat16, jnp.float16) or weight_D.dtype != x_TD.dtype:
+    if x_TD.dtype not in (jnp.bfloat16, jnp.float16) or weight_D.dtype not in (
+        x_TD.dtype,
+        jnp.float32,
+    ):
         raise ValueError(
-            "mosaic_gpu add_norm takes bfloat16 or float16 throughout, "
+            "mosaic_gpu add_norm takes bfloat16 or float16, and weights of the same or float32, "
             f"got x {x_TD.dtype}, weight {weight_D.dtype}"
         )
     if width % THREADS or not THREADS <= width <= MAX_WIDTH:
@@ -41,8 +44,8 @@ def check(x_TD: Array, weight_D: Array) -> None:
 def add_norm(
     x_TD: Array, delta_TD: Array, weight_D: Array, eps: float, *, interpret: Any = None
 ) -> tuple[Array, Array]:
-    """See `pallas_kernels.add_norm`. bfloat16 or float16; 1 to 256 rows; D a multiple of 128 up to
-    16384. Raises ValueError otherwise.
+    """See `pallas_kernels.add_norm`. bfloat16 or float16, weights also float32; 1 to 256 rows; D a
+    multiple of 128 up to 16384. Raises ValueError otherwise.
 
     `interpret` is a `plgpu.InterpretGPUParams` for machines without a GPU.
     """

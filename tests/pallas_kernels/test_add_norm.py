@@ -54,6 +54,16 @@ def test_the_interpreted_kernel_equals_float64_up_to_one_rounding(case: Case, dt
     assert_right(case, dtype, given, got)
 
 
+def test_the_interpreted_kernel_takes_weights_in_float32() -> None:
+    case = next(case for case in CASES if case.width == 896)
+    x, delta, _ = arguments(case, "bfloat16")
+    given = x, delta, jnp.asarray(inputs(case).weight)
+    got = jitted(mosaic_gpu.add_norm)(
+        *given, eps=case.eps, interpret=plgpu.InterpretGPUParams(detect_races=True)
+    )
+    assert_right(case, "bfloat16", given, got)
+
+
 @pytest.mark.parametrize("rows", [1, 256])
 @pytest.mark.parametrize("width", [128, 896, 1024, 2560, 3584, 4096, 5120, 8192, 16384])
 def test_the_kernel_lowers_for_cuda_as_one_launch(width: int, rows: int) -> None:

@@ -123,9 +123,9 @@ def _foreign_code(hf: Config) -> bool:
 
 def common_keys(hf: Config, spelling: Mapping[str, str]) -> dict[str, Any]:
     """The configuration with a family's own keys under their common names; `spelling` maps the
-    former to the latter. A common key that is there already wins."""
-    renamed = {spelling[key]: value for key, value in hf.items() if key in spelling}
-    return {**renamed, **{key: value for key, value in hf.items() if key not in spelling}}
+    former to the latter. The family's own keys win, as in transformers."""
+    own = {spelling[key]: value for key, value in hf.items() if key in spelling}
+    return {**{key: value for key, value in hf.items() if key not in spelling}, **own}
 
 
 def text_part(hf: Config) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxllm import models, weights
+from jaxllm.cache.backends import stored_dim
 from jaxllm.cache.kv import KVCache
 from jaxllm.engine.runtime.lattice import Programs, weight_leaves
 from jaxllm.engine.runtime.shapes import Model, StepShapes
@@ -30,12 +31,13 @@ def lattice(
     """Programs of a model in bfloat16 from its config.json, over one pool of `pages`; `more` are
     fields of `StepShapes`."""
     spec = models.make_spec(config)
+    spec = spec.with_heads_of(stored_dim(backend, spec.heads(1).dim))
     heads = spec.heads(mesh.shape["tensor"])
     graphdef, state = weights.abstract(spec, mesh, jnp.bfloat16)
     leaves, treedef = weight_leaves(state)
-    shape = len(spec.layers), pages, heads.kv_stored, page_size, heads.dim
+    shape = len(spec.layers), pages, heads.kv_stored, page_size, heads.stored_dim
     pool = KVCache.abstract(*shape, jnp.dtype(kv_dtype), mesh)
-    states = (buckets.max_tokens, spec.width)
+    states = (buckets.max_tokens, spec.carry_width)
     return Programs(
         StepShapes(
             model=Model(graphdef, treedef, mesh, backend, page_size),

@@ -80,6 +80,16 @@ def test_a_forward_or_a_draw_compiles_and_writes_pages_in_place(
     check(model, compiler.reports(model=model, kind=kind, places=[place]), LIMITS.get(kind))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", FORWARDS)
+@pytest.mark.parametrize("model", ["gemma2-9b", "phi3-mini", "llama-3.2-1b"])
+def test_forwards_of_other_families_compile_and_write_pages_in_place(
+    model: str, kind: str, compiler: Compiler
+) -> None:
+    # Gemma's gate and up are not one kernel, so its extend holds both products
+    check(model, compiler.reports(model=model, kind=kind, places=[-1]), LIMITS.get(kind, 2**30))
+
+
 @pytest.mark.parametrize("kind", FORWARDS)
 def test_a_forward_over_8_bit_pages_compiles_and_writes_them_in_place(
     kind: str, compiler: Compiler
