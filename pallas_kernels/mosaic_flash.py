@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
@@ -60,14 +60,14 @@ class AttentionSpec:
         return [pl.ds(c * self.width, self.width) for c in range(self.H // self.width)]
 
 
-def merged(spec: AttentionSpec, launch: Callable[..., tuple[Array, ...]], splits_SF: Any) -> Array:
+def merged(interpret: Any, launch: Callable[..., tuple[Array, ...]], splits_SF: Any) -> Array:
     """The output of `launch(phase, flags, *parts)`, whose other results are the parts of followers.
 
     The interpreter has no flags, and would report an owner's reads of its followers' parts as
     races. There the kernel runs twice: first without merging, then with the parts of the first run
     as inputs.
     """
-    if spec.interpret is None:
+    if interpret is None:
         return launch("both", flags_buffer(splits_SF))[0]
     _, *parts = launch("parts", splits_SF[...])
     return launch("merge", splits_SF[...], *parts)[0]
@@ -107,3 +107,23 @@ def weights_operand(p16: Array, p_sm: Any) -> Any:
     p_sm[...] = p16
     plgpu.commit_smem()
     return p_sm
+
+
+def zero_from(v: Any, size: int, H: int, count: Array) -> None:
+    """Zeroes the values from token `count` on: they get weight 0, but 0 · NaN is NaN and a page may
+    hold anything."""
+    columns = H // 64
+
+    @pl.loop(0, (size // 64) * columns)
+    def _(i):  # type: ignore[no-untyped-def]
+        # Small pieces, since the producer has few registers; a loop, since layout inference is slow
+        # on many pieces.
+        base = pl.multiple_of(lax.div(i, jnp.int32(columns)) * 64, 64)
+        piece = v.at[
+            pl.ds(base, 64), pl.ds(pl.multiple_of(lax.rem(i, jnp.int32(columns)) * 64, 64), 64)
+        ]
+        token = plgpu.broadcasted_iota(jnp.int32, (64, 64), 0, layout=plgpu.Layout.WGMMA)
+        values = plgpu.load(piece, layout=plgpu.Layout.WGMMA)
+        piece[...] = jnp.where(token < count - base, values, jnp.zeros_like(values))
+
+    plgpu.commit_smem()

@@ -9,7 +9,7 @@ from jax import Array
 
 from pallas_kernels.backends import AttentionOptions, Backends
 
-BACKENDS = Backends(__name__, "latent_decode", ("reference",))
+BACKENDS = Backends(__name__, "latent_decode", ("reference", "mosaic_gpu"))
 
 
 def latent_decode(

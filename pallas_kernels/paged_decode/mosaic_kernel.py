@@ -48,7 +48,7 @@ def attend(
         more = parts if sinks is None else (sinks.astype(jnp.float32), *parts)
         return _launch(spec, splits, phase, (q, *pools, *rows, plan.rows_B4, splits_SF, *more))
 
-    return merged(spec, launch, plan.splits_SF)
+    return merged(spec.interpret, launch, plan.splits_SF)
 
 
 def _launch(

@@ -11,7 +11,7 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.mosaic_flash import ROWS
+from pallas_kernels.mosaic_flash import ROWS, zero_from
 from pallas_kernels.mosaic_gpu import PageTable, take
 from pallas_kernels.paged_extend import mosaic_narrow as narrow
 from pallas_kernels.paged_extend.mosaic_flash import Spec
@@ -154,7 +154,7 @@ def produce(
         def _() -> None:
             copy(v_ref, t, sm["v"].at[at], sm["tail"])
             plgpu.barrier_wait(sm["tail"])
-            _zero_tail(sm["v"].at[at], size, spec.H, unit.keys - t * size)
+            zero_from(sm["v"].at[at], size, spec.H, unit.keys - t * size)
             for _ in range(spec.copies):
                 plgpu.barrier_arrive(sm["v_full"].at[at])
 
@@ -197,23 +197,3 @@ def _copy_queries(spec: Spec, unit: Unit, q_ref: Any, sm: dict[str, Any]) -> Non
                 plgpu.copy_gmem_to_smem(
                     q_ref.at[token, pl.ds(unit.head, spec.share), column], rows, sm["q_full"].at[wg]
                 )
-
-
-def _zero_tail(v: Any, size: int, H: int, count: Array) -> None:
-    """Zeroes the values from token `count` on: they get weight 0, but 0 · NaN is NaN and a page may
-    hold anything."""
-    columns = H // 64
-
-    @pl.loop(0, (size // 64) * columns)
-    def _(i):  # type: ignore[no-untyped-def]
-        # Small pieces, since the producer has few registers; a loop, since layout inference is slow
-        # on many pieces.
-        base = pl.multiple_of(lax.div(i, jnp.int32(columns)) * 64, 64)
-        piece = v.at[
-            pl.ds(base, 64), pl.ds(pl.multiple_of(lax.rem(i, jnp.int32(columns)) * 64, 64), 64)
-        ]
-        token = plgpu.broadcasted_iota(jnp.int32, (64, 64), 0, layout=plgpu.Layout.WGMMA)
-        values = plgpu.load(piece, layout=plgpu.Layout.WGMMA)
-        piece[...] = jnp.where(token < count - base, values, jnp.zeros_like(values))
-
-    plgpu.commit_smem()

@@ -40,7 +40,7 @@ def attend(
         given = (q, *pools, *table, plan.items_I8, splits_SF, *more)
         return _launch(spec, splits, phase, given)
 
-    return merged(spec, launch, plan.splits_SF)
+    return merged(spec.interpret, launch, plan.splits_SF)
 
 
 def _launch(
