@@ -126,7 +126,7 @@ def _batches(
             length *= 4
         groups.setdefault((length, SHORT if limit <= SHORT else max(limits)), []).append(i)
     for (length, room), members in sorted(groups.items()):
-        size = max(1, min(rows, TOKENS // length, 1 << (len(prompts) - 1).bit_length()))
+        size = max(1, min(rows, TOKENS // length, 1 << (len(members) - 1).bit_length()))
         for begin in range(0, len(members), size):
             yield members[begin : begin + size], size, length, room
 
