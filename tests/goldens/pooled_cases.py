@@ -131,6 +131,17 @@ CASES: Mapping[str, dict[str, Any]] = MappingProxyType(
                 "type_vocab_size": 1,
             },
         },
+        "gte-labels": {
+            "config.json": _ENCODER
+            | {
+                "model_type": "gte",
+                "architectures": ["GteForSequenceClassification"],
+                "num_hidden_layers": 1,
+                "type_vocab_size": 1,
+                "id2label": {"0": "bad", "1": "fair", "2": "good"},
+                "label2id": {"bad": 0, "fair": 1, "good": 2},
+            },
+        },
         "modernbert-cls": {
             "config.json": _MODERN | {"architectures": ["ModernBertModel"]},
             "modules.json": _modules("Transformer", "Pooling"),

@@ -1,0 +1,87 @@
+"""GTE: an encoder with norms over the sums, rotary positions and gated feed-forwards."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from jaxllm.models.config.encoder import attention, dense_head, encoder, encoder_spec
+from jaxllm.models.config.read import Config, positive
+from jaxllm.models.config.rope import rope, rope_parameters
+from jaxllm.models.config.spec import ModelSpec
+from jaxllm.nn.blocks import ResidualNormBlock
+from jaxllm.nn.decoder import Decoder
+from jaxllm.nn.embedding import EncoderEmbedding
+from jaxllm.nn.linear import Init, Linear
+from jaxllm.nn.mlp import GatedMLP
+from jaxllm.nn.norm import LayerNorm, NoNorm
+from jaxllm.pooling import DenseMap
+
+DEFAULTS: Config = {
+    "hidden_act": "gelu",
+    "layer_norm_eps": 1e-12,
+    "max_position_embeddings": 8192,
+    "type_vocab_size": 1,
+}
+ENCODES = True
+THETA = 160_000.0
+NAMES: Mapping[str, tuple[str, ...]] = {
+    "embed": ("gte.embeddings.word_embeddings",),
+    "embed.types": ("gte.embeddings.token_type_embeddings",),
+    "embed.norm": ("gte.embeddings.LayerNorm",),
+    "layers.{}.attention.qkv": tuple(f"gte.layers.{{}}.self_attn.{x}_proj" for x in "qkv"),
+    "layers.{}.attention.out": ("gte.layers.{}.self_attn.o_proj",),
+    "layers.{}.attention_norm": ("gte.layers.{}.post_attention_layernorm",),
+    "layers.{}.mlp.gate_up": ("gte.layers.{}.mlp.gate_proj", "gte.layers.{}.mlp.up_proj"),
+    "layers.{}.mlp.down": ("gte.layers.{}.mlp.down_proj",),
+    "layers.{}.mlp_norm": ("gte.layers.{}.post_mlp_layernorm",),
+}
+# Of heads for masked words and labels
+IGNORED = tuple(
+    f"{name}.{leaf}"
+    for name in (
+        *("gte.pooler.dense", "classifier"),
+        *("lm_head.dense", "lm_head.layer_norm", "lm_head.decoder"),
+    )
+    for leaf in ("weight", "bias")
+)
+
+
+def read(hf: Config) -> dict[str, Any]:
+    """The configuration with its rotary base."""
+    settings = rope_parameters({"rope_theta": THETA} | dict(hf))
+    return {**hf, "rope_parameters": settings, "rope_scaling": None}
+
+
+def spec(hf: Config) -> ModelSpec:
+    """The spec of a complete configuration. Raises ConfigError."""
+    layers = positive(hf, "num_hidden_layers")
+    length = positive(hf, "max_position_embeddings")
+    return encoder_spec(hf, length=length, ropes=lambda dim: (rope(hf, dim),) * layers)
+
+
+def classifier(hf: Config, labels: int) -> tuple[str, tuple[DenseMap, ...]]:
+    """What is pooled for labels, and the maps behind it."""
+    return "cls", dense_head(hf, labels, "gte.pooler.dense", "classifier")
+
+
+def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
+    """The model with fresh parameters. Raises ConfigError."""
+    width, inner, config = spec.width, spec.inner_width, spec.config
+
+    def norm() -> LayerNorm:
+        return LayerNorm(init, width, spec.norm_eps)
+
+    def block() -> ResidualNormBlock:
+        mlp = GatedMLP(init, width, inner, 1, spec.activation)
+        mlp.down = Linear(init, (width,), (inner,), ("embed", "mlp"), bias=True)
+        return ResidualNormBlock(
+            attention_norm=norm(),
+            attention=attention(spec, init, bias=True),
+            mlp_norm=norm(),
+            mlp=mlp,
+        )
+
+    types = 0 if config["type_vocab_size"] == 0 else positive(config, "type_vocab_size")
+    embed = EncoderEmbedding(init, spec.vocab_size, width, norm=norm(), types=types)
+    return encoder(spec, embed, [block() for _ in spec.layers], NoNorm())
