@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer as Backend
-from tokenizers import models
+from tokenizers.models import WordLevel
 
+from jaxllm import models
 from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.engine.load import load_engine
 from jaxllm.engine.pooling_engine import PoolingEngine
@@ -227,7 +228,7 @@ def test_tokens_of_a_reranker_are_named_by_their_texts(tmp_path: Path) -> None:
     for name in ("modules.json", "1_LogitScore/config.json"):
         (model / name).unlink()
     vocabulary = {"no": 50, "yes": 40}
-    Backend(models.WordLevel(vocabulary)).save(str(model / "tokenizer.json"))
+    Backend(WordLevel(vocabulary)).save(str(model / "tokenizer.json"))
     overrides = {"classifier_from_token": ["no", "yes"], "is_original_qwen3_reranker": True}
     prompts, logits = golden("qwen3-logit-score")
     engine = make(model, hf_overrides=overrides)
@@ -272,6 +273,49 @@ def test_older_names_of_norms_and_a_missing_prefix_are_read(tmp_path: Path) -> N
     prompts, vectors = golden("bert-pairs")
     found = pool(make(model), prompts, RAW, second_texts("bert-pairs"))
     assert_close(found, vectors)
+
+
+def published(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """GTE's tensors under their makers' names: query, key and value in one, up before gate."""
+    found = {
+        name.replace("gte.", "new.", 1): value
+        for name, value in tensors.items()
+        if ".layers." not in name
+    }
+    for suffix in ("weight", "bias"):
+        own, new = "gte.layers.0.{}." + suffix, "new.encoder.layer.0.{}." + suffix
+        qkv = [tensors[own.format(f"self_attn.{each}_proj")] for each in "qkv"]
+        found[new.format("attention.qkv_proj")] = np.concatenate(qkv)
+        for old, name in (
+            ("self_attn.o_proj", "attention.o_proj"),
+            ("post_attention_layernorm", "attn_ln"),
+            ("mlp.down_proj", "mlp.down_proj"),
+            ("post_mlp_layernorm", "mlp_ln"),
+        ):
+            found[new.format(name)] = tensors[own.format(old)]
+    halves = [tensors[f"gte.layers.0.mlp.{each}_proj.weight"] for each in ("up", "gate")]
+    return found | {"new.encoder.layer.0.mlp.up_gate_proj.weight": np.concatenate(halves)}
+
+
+def test_gte_is_read_as_its_makers_publish_it(tmp_path: Path) -> None:
+    model = shutil.copytree(GOLDENS / "gte-labels", tmp_path / "model")
+    hf = CASES["gte-labels"]["config.json"] | {
+        "model_type": "new",
+        "architectures": ["NewForSequenceClassification"],
+        "auto_map": {"AutoModel": "somewhere--modeling.NewModel"},
+        "rope_theta": 160000,
+    }
+    (model / "config.json").write_text(json.dumps(hf))
+    weights = model / "model.safetensors"
+    save_file(published(load_file(weights)), weights)
+    prompts, vectors = golden("gte-labels")
+    assert_close(pool(make(model), prompts, RAW), vectors)
+    scaled = {"rope_theta": 20000, "rope_scaling": {"type": "ntk", "factor": 8.0}}
+    (rope,) = models.make_spec(hf | scaled).ropes
+    turns = 160000 ** -(np.arange(0, 8, 2) / 8) / 8 ** (2 / 8)
+    np.testing.assert_allclose(rope.inv_freq, turns, rtol=1e-6)
+    with pytest.raises(ConfigError, match="logn_attention_scale"):
+        make(model, hf_overrides={"logn_attention_scale": True})
 
 
 def test_a_classifier_cannot_generate() -> None:

@@ -124,6 +124,7 @@ BROKEN = (-1, "x", [1], {"full_attention": 3})
 @pytest.mark.parametrize("family", models.families())
 def test_a_wrong_value_of_any_key_is_one_clear_error_or_none(family: str) -> None:
     configs = [*CASES.values(), *(files["config.json"] for files in POOLED.values())]
+    configs.append(POOLED["gte-labels"]["config.json"] | {"model_type": "new"})
     hf = next(hf for hf in configs if hf["model_type"].replace("-", "_") == family)
     keys = {*hf, *models.family(family).DEFAULTS, "rope_scaling", "rope_parameters"}
     for key, value in itertools.product(sorted(keys - {"model_type"}), BROKEN):

@@ -1,0 +1,95 @@
+"""GTE as its makers publish it ("new"): fused projections, and a rotary base of its own scaling.
+
+Checkpoints name remote code, which is never run: this file stands for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from jaxllm.config import ConfigError
+from jaxllm.models import gte
+from jaxllm.models.config.encoder import dense_head
+from jaxllm.models.config.read import Config, flag, number, positive
+from jaxllm.models.config.spec import ModelSpec
+from jaxllm.nn.decoder import Decoder
+from jaxllm.nn.linear import Init, Linear
+from jaxllm.nn.rules import Rows, Rule
+from jaxllm.pooling import DenseMap
+
+DEFAULTS: Config = {**gte.DEFAULTS, "rope_theta": 10_000.0}
+ENCODES = True
+REMOTE_CODE = ("modeling",)
+NAMES: Mapping[str, tuple[str, ...]] = {
+    "embed": ("new.embeddings.word_embeddings",),
+    "embed.types": ("new.embeddings.token_type_embeddings",),
+    "embed.norm": ("new.embeddings.LayerNorm",),
+    "layers.{}.attention.qkv": ("new.encoder.layer.{}.attention.qkv_proj",),
+    "layers.{}.attention.out": ("new.encoder.layer.{}.attention.o_proj",),
+    "layers.{}.attention_norm": ("new.encoder.layer.{}.attn_ln",),
+    "layers.{}.mlp.gate_up": ("new.encoder.layer.{}.mlp.up_gate_proj",),
+    "layers.{}.mlp.down": ("new.encoder.layer.{}.mlp.down_proj",),
+    "layers.{}.mlp_norm": ("new.encoder.layer.{}.mlp_ln",),
+}
+# Of heads for masked words and labels
+IGNORED = tuple(
+    f"{name}.{leaf}"
+    for name in (
+        *("new.pooler.dense", "classifier"),
+        *("lm_head.dense", "lm_head.norm", "lm_head.decoder"),
+    )
+    for leaf in ("weight", "bias")
+)
+
+
+class UpGate(Linear):
+    """Gate and up rows of a tensor that holds the up rows first."""
+
+    def rules(self, *names: str) -> Iterator[Rule]:
+        for rule in super().rules(*names):
+            gate, up = rule.pieces
+            pieces = replace(gate, steps=up.steps), replace(up, steps=gate.steps)
+            yield replace(rule, pieces=pieces)
+
+
+def read(hf: Config) -> dict[str, Any]:
+    """The configuration with NTK scaling as a longer base and linear scaling, which it is.
+
+    By a factor f the base grows f-fold, and every turn by f^(2 / width of a head).
+    """
+    scaling = hf.get("rope_scaling")
+    if scaling is None:
+        return dict(hf)
+    if not isinstance(scaling, dict) or scaling.get("type") != "ntk" or scaling.get("mixed_b"):
+        raise ConfigError(
+            f"config.json: rope_scaling {scaling!r:.80} is not supported; only ntk is"
+        )
+    factor = number(scaling, "factor")
+    width = positive(hf, "hidden_size") // positive(hf, "num_attention_heads")
+    turns = {"rope_type": "linear", "factor": factor ** (2 / max(1, width))}
+    theta = number(hf, "rope_theta", DEFAULTS["rope_theta"]) * factor
+    return {**hf, "rope_theta": theta, "rope_scaling": turns}
+
+
+def spec(hf: Config) -> ModelSpec:
+    """The spec of a complete configuration. Raises ConfigError."""
+    if flag(hf, "logn_attention_scale"):
+        raise ConfigError("config.json: logn_attention_scale is not supported; it must be false")
+    return gte.spec(hf)
+
+
+def classifier(hf: Config, labels: int) -> tuple[str, tuple[DenseMap, ...]]:
+    """What is pooled for labels, and the maps behind it."""
+    return "cls", dense_head(hf, labels, "new.pooler.dense", "classifier")
+
+
+def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
+    """The model with fresh parameters. Raises ConfigError."""
+    model = gte.build(spec, shards, init)
+    for block in model.layers:
+        out, parts = (1, 2, spec.inner_width), (Rows(1), Rows(1))
+        axes = ("shard", None, None, "embed")
+        block.mlp.gate_up = UpGate(init, out, (spec.width,), axes, parts=parts)
+    return model
