@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -61,7 +62,8 @@ class ChatReply(PartsReply):
             if make is Reasoning:
                 choice.reasoning_tokens += len(delta.token_ids)
                 return [reasoning_delta(delta)]
-            return [DELTAS[ToolArguments](make(delta.text))]
+            part = make(delta.text)
+            return [DELTAS[type(part)](part)]
         parts = self._parts(choice, delta)
         return [made for part in parts if (made := DELTAS[type(part)](part))]
 
@@ -111,8 +113,13 @@ def start_delta(part: ToolStart) -> bytes:
 
 def arguments_delta(part: ToolArguments) -> bytes:
     """The delta with a fragment of a call's arguments."""
-    begin = b'{"tool_calls":[{"index":%d,"function":{"arguments":' % part.index
-    return begin + orjson.dumps(part.text) + b"}}]}"
+    return arguments_begin(part.index) + orjson.dumps(part.text) + b"}}]}"
+
+
+@functools.lru_cache(maxsize=64)
+def arguments_begin(index: int) -> bytes:
+    """What stands before a fragment of the arguments of a call."""
+    return b'{"tool_calls":[{"index":%d,"function":{"arguments":' % index
 
 
 DELTAS: dict[type[Part], Callable[[Any], bytes]] = {
