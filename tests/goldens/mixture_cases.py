@@ -7,6 +7,15 @@ from typing import Any
 from tests.goldens.base import case
 
 MIXTURES: dict[str, dict[str, Any]] = {
+    "minimax-m2-rotary-dim": case(
+        "minimax_m2",
+        head_dim=8,
+        num_attention_heads=4,
+        intermediate_size=8,
+        num_local_experts=8,
+        num_experts_per_tok=3,
+        rotary_dim=4,
+    ),
     "gpt-oss-fused": case(
         "gpt_oss",
         head_dim=8,
