@@ -103,10 +103,7 @@ class LayerNorm(Stored):
         self.eps = eps
 
     def __call__(self, x: Array) -> Array:
-        x32 = x.astype(jnp.float32)
-        centred = x32 - jnp.mean(x32, axis=-1, keepdims=True)
-        scale = lax.rsqrt(jnp.mean(centred * centred, axis=-1, keepdims=True) + self.eps)
-        y = centred * scale * self.weight[...].astype(jnp.float32)
+        y = _standard(x, self.eps) * self.weight[...].astype(jnp.float32)
         y = y if self.bias is None else y + self.bias[...].astype(jnp.float32)
         return y.astype(x.dtype)
 
@@ -119,3 +116,24 @@ class LayerNorm(Stored):
         if self.bias is not None:
             shape = self.bias.get_value().shape
             yield Rule("bias", (Piece(f"{name}.bias", shape, shape),))
+
+
+class BareLayerNorm(nnx.Module):
+    """A layer norm without weights."""
+
+    def __init__(self, init: Init, width: int, eps: float):
+        self.eps = eps
+
+    def __call__(self, x: Array) -> Array:
+        return _standard(x, self.eps).astype(x.dtype)
+
+    def add(self, x_TD: Array, delta_TD: Array, context: RowContext) -> tuple[Array, Array]:
+        x_TD = x_TD + delta_TD
+        return x_TD, self(x_TD)
+
+
+def _standard(x: Array, eps: float) -> Array:
+    """(x - mean(x)) / deviation(x) over the last axis, in float32."""
+    x32 = x.astype(jnp.float32)
+    centred = x32 - jnp.mean(x32, axis=-1, keepdims=True)
+    return centred * lax.rsqrt(jnp.mean(centred * centred, axis=-1, keepdims=True) + eps)

@@ -24,7 +24,7 @@ _GPT2: dict[str, Any] = {
 }
 
 DENSE_CASES: Mapping[str, dict[str, Any]] = {
-    "gpt2-tied": _GPT2,
+    "gpt2-tied": {**_GPT2, "architectures": ["GPT2LMHeadModel"]},
     "gpt2-falling-scale": {
         **_GPT2,
         "n_inner": 40,
@@ -226,5 +226,48 @@ DENSE_CASES: Mapping[str, dict[str, Any]] = {
         "attention_bias": True,
         "mlp_bias": True,
         "norm_eps": 1e-5,
+    },
+    "olmo-clip": {
+        "model_type": "olmo",
+        **_INNER,
+        "num_key_value_heads": 2,
+        "clip_qkv": 0.75,
+        "pad_token_id": 0,
+    },
+    # As they were published: with code of their own, which is not run
+    "chatglm-groups": {
+        "model_type": "chatglm",
+        "architectures": ["ChatGLMModel"],
+        "auto_map": {
+            "AutoConfig": "configuration_chatglm.ChatGLMConfig",
+            "AutoModelForCausalLM": "modeling_chatglm.ChatGLMForConditionalGeneration",
+        },
+        "hidden_size": 32,
+        "num_layers": 2,
+        "num_attention_heads": 4,
+        "kv_channels": 8,
+        "ffn_hidden_size": 48,
+        "padded_vocab_size": 96,
+        "seq_length": 256,
+        "multi_query_attention": True,
+        "multi_query_group_num": 2,
+        "add_qkv_bias": True,
+        "rope_ratio": 0.5,
+        "layernorm_epsilon": 1.5625e-07,
+        "eos_token_id": 2,
+    },
+    "internlm2-dynamic": {
+        "model_type": "internlm2",
+        "auto_map": {
+            "AutoConfig": "configuration_internlm2.InternLM2Config",
+            "AutoModelForCausalLM": "modeling_internlm2.InternLM2ForCausalLM",
+        },
+        **_INNER,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 64,
+        "rms_norm_eps": 1e-5,
+        "bias": True,
+        "rope_theta": 1000000.0,
+        "rope_scaling": {"type": "dynamic", "factor": 3.0},
     },
 }

@@ -24,6 +24,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 HERE = pathlib.Path(__file__).parent
 sys.path.insert(0, str(HERE.parents[1]))
 from tests.goldens.cases import CASES, NEW_TOKENS, PROMPT_LENGTHS  # noqa: E402
+from tests.goldens.remote_cases import equivalent, published  # noqa: E402
 
 MIN_MARGIN = 5e-3  # between the two likeliest tokens: rounding must not decide a greedy token
 
@@ -53,9 +54,7 @@ def random_model(folder: pathlib.Path, seed: int) -> Any:
     """
     torch.manual_seed(seed)
     model = (
-        AutoModelForCausalLM.from_config(
-            AutoConfig.from_pretrained(folder), attn_implementation="eager"
-        )
+        AutoModelForCausalLM.from_config(_config(folder), attn_implementation="eager")
         .float()
         .eval()
     )
@@ -69,6 +68,11 @@ def random_model(folder: pathlib.Path, seed: int) -> Any:
             if "correction" in name:  # as large as scores differ
                 buffer.copy_((torch.randn_like(buffer) * 0.25).bfloat16().float())
     return model
+
+
+def _config(folder: pathlib.Path) -> Any:
+    other = equivalent(folder.name)
+    return AutoConfig.from_pretrained(folder) if other is None else AutoConfig.for_model(**other)
 
 
 @torch.no_grad()
@@ -118,7 +122,7 @@ def save(folder: pathlib.Path, model: Any) -> None:
     single = CASES[folder.name].get("torch_dtype") == "float32"
     tensors = {
         name: (p if single else p.bfloat16()).detach().contiguous()
-        for name, p in stored(model, "-fused" in folder.name).items()
+        for name, p in published(folder.name, stored(model, "-fused" in folder.name)).items()
     }
     if not folder.name.endswith("-sharded"):
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})

@@ -68,7 +68,8 @@ def read_pooling(model_dir: Path, hf: Config, wish: Wish) -> Pooling | None:
     classifies = name.endswith(CLASSIFIER)
     if wish.runner == "auto":
         wanted = wish.convert in ("embed", "classify")
-        if not (wanted or modules or name.endswith(POOLING_ARCHITECTURES)):
+        named = name.endswith(POOLING_ARCHITECTURES) and name not in getattr(own, "GENERATES", ())
+        if not (wanted or modules or named):
             return None
     if wish.runner == "generate":
         if classifies:
