@@ -3,6 +3,7 @@ prompts together and alone."""
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -82,8 +83,16 @@ def test_prompts_served_together_and_alone_equal_transformers(name: str) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["llama-mqa-tied-linear", "qwen2-window-mha"])
-@pytest.mark.parametrize("shards", [2, 8])
+@pytest.mark.parametrize(
+    ("name", "shards"),
+    [
+        *itertools.product(["llama-mqa-tied-linear", "qwen2-window-mha"], [2, 8]),
+        *(
+            (name, 2)
+            for name in ("gemma2-window", "phi3-short-partial", "granite-biases", "glm4-quarter")
+        ),
+    ],
+)
 def test_a_sharded_engine_equals_transformers(name: str, shards: int) -> None:
     golden = load_golden(name)
     check(engine(golden.directory, tensor_parallel_size=shards), golden.continuations)

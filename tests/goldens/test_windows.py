@@ -16,7 +16,14 @@ from tests.goldens.golden import Continuation, load_golden
 from tests.goldens.test_served import BOUND, engine
 
 PARAMS = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True, logprobs=1)
-SLOW = ("mistral-window-yarn", "qwen2-layer-types-linear", "qwen3-bias-window")
+SLOW = (
+    "gemma2-window",
+    "gemma3_text-older-keys",
+    "mistral-window-yarn",
+    "phi3-window",
+    "qwen2-layer-types-linear",
+    "qwen3-bias-window",
+)
 NAMES = (
     "mistral-window",
     "qwen2-window-mha",
@@ -47,7 +54,9 @@ def test_alone_preempted_and_cached_in_a_small_pool_it_says_what_transformers_sa
 ) -> None:
     golden, window = load_golden(name), CASES[name]["sliding_window"]
     held = -(-(window + 16 - 2) // 8) + 1
-    longest = 1 if name.startswith("mistral") else -(-(max(PROMPT_LENGTHS) + NEW_TOKENS) // 8)
+    longest = (
+        1 if name.startswith(("mistral", "phi3")) else -(-(max(PROMPT_LENGTHS) + NEW_TOKENS) // 8)
+    )
     pages = (held + 3) * longest // (held if longest > 1 else 1)
     core = engine(
         golden.directory, max_num_batched_tokens=16, max_num_seqs=8, num_gpu_blocks_override=pages

@@ -38,11 +38,13 @@ def decode_spec(
     """The parameters of a decode with these shapes."""
     return DecodeSpec(
         B=rows,
+        N=kv_heads * group,
         K=kv_heads,
         G=group,
         H=head_dim,
         C=page,
         group=8 if group <= 8 else 16,
+        tiles=1,
         tuning=decode.Tuning(),
         **COMMON,
     )
