@@ -111,6 +111,13 @@ def test_chunks_and_cached_prefixes_change_nothing() -> None:
     assert engine.stats().prefix_hits > 0
 
 
+@pytest.mark.parametrize("case", ["qwen3-embedding", "qwen2-classifier"])
+def test_shards_change_nothing(case: str) -> None:
+    prompts, vectors = golden(case)
+    raw = RAW if case == "qwen2-classifier" else None
+    assert_close(pool(make(case, tensor_parallel_size=2), prompts, raw), vectors)
+
+
 def test_a_pool_over_all_tokens_runs_whole_prompts() -> None:
     prompts, vectors = golden("llama-mean-dense")
     engine = make("llama-mean-dense", max_num_batched_tokens=160)

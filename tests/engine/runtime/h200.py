@@ -97,18 +97,21 @@ def _target(devices: int) -> Any:
 
 
 @functools.cache
-def _lattice(model: str, layers: int | None, kv_dtype: str, devices: int) -> Any:
-    """The lattice of a benchmark's shape with the limits that the engine takes on an H200."""
+def _lattice(model: str, layers: int | None, kv_dtype: str, devices: int, pools: bool) -> Any:
+    """The lattice of a benchmark's shape with the limits that the engine takes on an H200; of an
+    embedding model of that shape where it `pools`."""
     from benchmarks.shapes import ALWAYS, SHAPES
     from jaxllm.engine.scheduling.buckets import Buckets
     from jaxllm.mesh import make_mesh
+    from jaxllm.pooling import Pooling
     from tests.engine.runtime.step_programs import lattice
 
+    embeds = Pooling(task="embed", modes=("last",), maps=(), size=SHAPES[model]["hidden_size"])
     return lattice(
         SHAPES[model] | ALWAYS | ({"num_hidden_layers": layers} if layers else {}),
         make_mesh(devices),
         "mosaic_gpu",
-        Buckets.build(SLOTS, TOKENS, "gpu"),
+        (Buckets.pooling if pools else Buckets.build)(SLOTS, TOKENS, "gpu"),
         page_size=PAGE_SIZE,
         pages=PAGES,
         kv_dtype=kv_dtype,
@@ -116,6 +119,7 @@ def _lattice(model: str, layers: int | None, kv_dtype: str, devices: int) -> Any
         max_logprobs=20,
         moved_pages=MOVED,
         platform="gpu",
+        pooling=embeds if pools else None,
     )
 
 
@@ -138,7 +142,7 @@ def reports_on(
     """
     from jaxllm.engine.runtime.programs import PROGRAMS
 
-    programs = _lattice(model, layers, kv_dtype, devices)
+    programs = _lattice(model, layers, kv_dtype, devices, kind == "pool")
     keys = [key for key in programs.lattice if key.program == kind]
     keys.sort(key=lambda key: (PROGRAMS[kind].rows(key.sizes), programs.name(key)))
     return [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -30,7 +31,7 @@ def lattice(
 ) -> Programs:
     """Programs of a model in bfloat16 from its config.json, over one pool of `pages`; `more` are
     fields of `StepShapes`."""
-    spec = models.make_spec(config)
+    spec = replace(models.make_spec(config), pooling=more.get("pooling"))
     spec = spec.with_heads_of(stored_dim(backend, spec.heads(1).dim))
     heads = spec.heads(mesh.shape["tensor"])
     graphdef, state = weights.abstract(spec, mesh, jnp.bfloat16)

@@ -80,6 +80,13 @@ def test_a_forward_or_a_draw_compiles_and_writes_pages_in_place(
     check(model, compiler.reports(model=model, kind=kind, places=[place]), LIMITS.get(kind))
 
 
+@pytest.mark.parametrize("place", [pytest.param(0, marks=pytest.mark.slow), -1])
+def test_a_forward_of_an_embedding_model_compiles_and_writes_pages_in_place(
+    place: int, compiler: Compiler
+) -> None:
+    check("qwen3-0.6b", compiler.reports(model="qwen3-0.6b", kind="pool", places=[place]))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", FORWARDS)
 @pytest.mark.parametrize("model", ["gemma2-9b", "phi3-mini", "llama-3.2-1b"])
