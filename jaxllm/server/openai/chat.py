@@ -114,6 +114,13 @@ def _read_message(message: Any, at: str) -> dict[str, Any]:
     return clean
 
 
+def for_template(message: dict[str, Any]) -> dict[str, Any]:
+    """A message as templates take it. That of gpt-oss refuses a text beside a thought, which
+    transformers calls `thinking` for it, in a message with calls: there the text is the thought."""
+    both = message.get("reasoning_content") and message["content"] and message.get("tool_calls")
+    return message | {"thinking": ""} if both else message
+
+
 def _read_string(message: dict[str, Any], name: str, at: str) -> str | None:
     """A member that must be a string or null."""
     value = message.get(name)

@@ -14,6 +14,7 @@ from jaxllm.server.openai.chat import (
     CHAT_NEUTRAL,
     CHAT_ONLY,
     TOOL_FIELDS,
+    for_template,
     read_documents,
     read_messages,
     read_template_kwargs,
@@ -151,7 +152,7 @@ class Conversation:
     def template_input(self) -> TemplateInput:
         """What the chat template renders."""
         return TemplateInput(
-            messages=self.messages,
+            messages=[for_template(message) for message in self.messages],
             tools=[tool.form for tool in self.shown_tools] or None,
             documents=self.documents,
             add_generation_prompt=self.add_generation_prompt,

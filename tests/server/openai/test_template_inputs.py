@@ -51,6 +51,27 @@ def test_variables_may_hold_lists_and_objects(grounded: Running) -> None:
     assert shown == "warm=red+orange;cold=blue;hi"
 
 
+THOUGHTS = """{%- for message in messages -%}
+{%- if message.tool_calls and message.content and message.thinking -%}
+{{ raise_exception("Cannot pass both") }}
+{%- endif -%}
+{{ message.content }}({{ message.reasoning_content }}|{{ message.thinking or '' }})
+{%- endfor -%}"""
+
+
+def test_a_text_and_a_thought_beside_calls_are_no_error(model_dir: pathlib.Path) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    calls = {"role": "assistant", "tool_calls": [call], "reasoning": "so"}
+    messages = [
+        {"role": "user", "content": "hi"},
+        calls,
+        calls | {"content": "text"},
+        {"role": "assistant", "content": "text", "reasoning": "well"},
+    ]
+    with Running(Tokenizer.load(model_dir, THOUGHTS)) as server:
+        assert answer(server, messages=messages) == "hi(|)(so|so)text(so|)text(well|well)"
+
+
 def test_documents_that_no_template_reads_are_refused(server: Running) -> None:
     body = {"messages": [{"role": "user", "content": "hi"}], "documents": [{"text": "a"}]}
     for path in (CHAT, "/tokenize"):
