@@ -99,7 +99,8 @@ class Router(nnx.Module):
     def __call__(self, x_TD: Array) -> tuple[Array, Array]:
         """Experts (int32) and weights (float32) of each token, both `[T, K]`."""
         routing = self.routing
-        logits_TE = contract(x_TD, self.weight[...], 1, jnp.float32)
+        weight = self.weight[...]
+        logits_TE = contract(x_TD.astype(weight.dtype), weight, 1, jnp.float32)
         logits_TE = logits_TE if self.bias is None else logits_TE + self.bias[...]
         score_TE = routing.score(logits_TE)
         rank_TE = score_TE if self.correction is None else score_TE + self.correction[...]

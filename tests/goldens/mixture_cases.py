@@ -16,6 +16,15 @@ MIXTURES: dict[str, dict[str, Any]] = {
         num_experts_per_tok=3,
         rotary_dim=4,
     ),
+    "hunyuan-v1-moe": case(
+        "hunyuan_v1_moe",
+        head_dim=8,
+        num_attention_heads=4,
+        intermediate_size=16,
+        num_experts=5,
+        moe_topk=2,
+        rope_scaling={"type": "dynamic", "factor": 1.0, "alpha": 4.0},
+    ),
     "gpt-oss-fused": case(
         "gpt_oss",
         head_dim=8,

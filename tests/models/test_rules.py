@@ -103,6 +103,12 @@ def test_a_model_that_cannot_be_built_is_refused(changes: dict[str, Any], messag
         ("qwen3-moe-sparse-step", {"decoder_sparse_step": 0}, "decoder_sparse_step is 0"),
         ("glm4-moe-groups", {"n_group": 3}, "8 experts must divide into groups of at least 2"),
         ("glm4-moe-groups", {"topk_group": 5}, "n_group is 4 and topk_group 5"),
+        (
+            "hunyuan-v1-moe",
+            {"moe_topk": [2, 1]},
+            "moe_topk is \\[2, 1\\]; layers must have the same",
+        ),
+        ("hunyuan-v1-moe", {"use_cla": True}, "layers that share keys are not supported"),
         ("ernie4-5-moe", {"moe_num_shared_experts": -1}, "must be an integer of at least 0"),
     ],
 )

@@ -122,15 +122,17 @@ def routed(
     shared: FeedForward | None = None,
     *,
     router: type[Router] = Router,
+    router_init: Init | None = None,
     **routing: Any,
 ) -> MixtureMLP:
-    """A routed feed-forward; `routing` are fields of `nn.routers.Routing`.
+    """A routed feed-forward; `routing` are fields of `nn.routers.Routing`, and `router_init` makes
+    the router's weight where that has a type of its own.
 
     Raises ConfigError for several shards.
     """
     check_shards(spec, shards)
     return MixtureMLP(
-        router(init, spec.width, sizes.experts, Routing(sizes.choices, **routing)),
+        router(router_init or init, spec.width, sizes.experts, Routing(sizes.choices, **routing)),
         Experts.plain(init, sizes.experts, spec.width, sizes.inner, spec.activation),
         shared,
     )

@@ -1,0 +1,82 @@
+"""Hunyuan-A13B: query and key heads are normed after they turned; beside the experts a dense
+feed-forward computes every token."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import jax.numpy as jnp
+
+from jaxllm.config import ConfigError
+from jaxllm.models.config.mixture import mixture, mixture_names, mixture_spec, routed, shared_names
+from jaxllm.models.config.read import Config, flag, number
+from jaxllm.models.config.rope import rope_parameters
+from jaxllm.models.config.spec import ModelSpec
+from jaxllm.models.config.transformer import LLAMA_NAMES, Parts, transformer_spec
+from jaxllm.nn.blocks import Block
+from jaxllm.nn.decoder import Decoder
+from jaxllm.nn.head_maps import NormedAfterTurning
+from jaxllm.nn.linear import Init
+
+DEFAULTS: Config = {
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 2048,
+    "num_experts": 1,
+    "moe_topk": 1,
+}
+NAMES = {
+    **LLAMA_NAMES,
+    **mixture_names(router=("gate.wg.weight",)),
+    **shared_names("mlp.shared_mlp"),
+    "layers.{}.attention.head_map.q_norm": ("model.layers.{}.self_attn.query_layernorm",),
+    "layers.{}.attention.head_map.k_norm": ("model.layers.{}.self_attn.key_layernorm",),
+}
+SIZES = ("num_experts", "intermediate_size", "moe_topk")
+
+
+def _uniform(hf: Config) -> dict[str, Any]:
+    """The configuration with one number where each layer has its own. Raises ConfigError where they
+    differ, or where layers share keys and values."""
+    given = dict(hf)
+    for key in ("num_experts", "moe_topk"):
+        if isinstance(hf[key], list):
+            if len({str(each) for each in hf[key]}) != 1:
+                raise ConfigError(
+                    f"config.json: {key} is {hf[key]!r:.80}; layers must have the same"
+                )
+            given[key] = hf[key][0]
+    if flag(hf, "use_cla"):
+        raise ConfigError("config.json: use_cla is true; layers that share keys are not supported")
+    return given
+
+
+def spec(hf: Config) -> ModelSpec:
+    """The spec of a complete configuration. A "dynamic" RoPE with `alpha` has a longer base and is
+    otherwise plain. Raises ConfigError."""
+    given, settings = _uniform(hf), rope_parameters(hf)
+    plain = transformer_spec({**given, "rope_scaling": None, "rope_parameters": None})
+    if settings["rope_type"] == "dynamic" and settings.get("alpha"):
+        dim = plain.layers[0].key_dim
+        longer = number(settings, "alpha") ** (dim / (dim - 2))
+        theta = number(settings, "rope_theta") * longer
+        given |= {"rope_scaling": None, "rope_parameters": {"rope_theta": theta}}
+    return mixture_spec(transformer_spec(given), mixture(given, *SIZES))
+
+
+def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
+    """The model with fresh parameters. Raises ConfigError."""
+    parts, hf = Parts(spec, shards, init), spec.config
+    sizes, bias = mixture(_uniform(hf), *SIZES), flag(hf, "attention_bias")
+    dense = replace(spec, inner_width=sizes.inner)
+    exact = replace(init, dtype=jnp.float32)  # the router is kept in float32
+
+    def block(layer: int) -> Block:
+        norms = NormedAfterTurning(parts.qk_norms(), parts.heads)
+        shared = Parts(dense, shards, init).gated_mlp()
+        mlp = routed(spec, shards, init, sizes, shared, router_init=exact)
+        attention = parts.attention(layer, qkv_bias=bias, out_bias=bias, head_map=norms)
+        return parts.block(attention, mlp)
+
+    return parts.decoder(block)
