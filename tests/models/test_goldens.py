@@ -33,11 +33,14 @@ def test_every_case_has_been_made() -> None:
         assert models.read_config(load_golden(name).directory) == CASES[name]
 
 
-def logprobs(name: str, continuations: tuple[Continuation, ...], shards: int = 1) -> np.ndarray:
+def logprobs(
+    name: str, continuations: tuple[Continuation, ...], shards: int = 1, wider: int = 0
+) -> np.ndarray:
     """[prompts, LENGTH, V]: distributions over each prompt with its golden continuation, all
-    prompts in one batch."""
+    prompts in one batch; heads stored with `wider` zeros."""
     golden = load_golden(name)
     spec, mesh = models.read_spec(golden.directory).serving(LENGTH), make_mesh(shards)
+    spec = spec.with_heads_of(spec.heads(1).dim + wider)
     graphdef, state = weights.load(golden.directory, spec, mesh, jnp.float32)
     rows = [c.prompt + c.tokens for c in continuations]
     token = np.array([row + [0] * (LENGTH - len(row)) for row in rows], np.int32)
@@ -68,6 +71,23 @@ def test_a_family_gives_the_tokens_and_logprobs_of_transformers(name: str) -> No
         assert generated.argmax(-1).tolist() == expected.tokens
         inside = found[np.arange(start - 1), expected.prompt[1:]]
         np.testing.assert_allclose(inside, expected.prompt_logprobs, atol=BOUND, rtol=0)
+
+
+WIDER = ("glm-biases", "stablelm-head-norms")  # rotated in part, and normed head by head
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in WIDER else pytest.mark.slow)
+        for name in golden_names()
+    ],
+)
+def test_heads_that_are_stored_wider_change_nothing(name: str) -> None:
+    shards = 2 if name == WIDER[0] else 1
+    one = load_golden(name).continuations[1:2]
+    wide = logprobs(name, one, shards, wider=6)
+    np.testing.assert_allclose(wide, logprobs(name, one), atol=2e-5, rtol=2e-5)
 
 
 @pytest.mark.parametrize("name", ["gemma3_text-older-keys", "glm-biases", "phi3-short-partial"])
