@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 HERE = pathlib.Path(__file__).parent
 sys.path.insert(0, str(HERE.parents[1]))
@@ -53,11 +53,9 @@ def random_model(folder: pathlib.Path, seed: int) -> Any:
     bfloat16.
     """
     torch.manual_seed(seed)
-    model = (
-        AutoModelForCausalLM.from_config(_config(folder), attn_implementation="eager")
-        .float()
-        .eval()
-    )
+    sees = "vision_config" in CASES[folder.name]
+    kind = AutoModelForImageTextToText if sees else AutoModelForCausalLM
+    model = kind.from_config(_config(folder), attn_implementation="eager").float().eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             values = torch.randn_like(parameter) * (0.25 if parameter.ndim > 1 else 0.3)

@@ -1,0 +1,44 @@
+"""Mistral Small 3 and Ministral 3 that also see: the language model inside them, a Mistral or a
+Ministral 3. Images are not read."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+from jaxllm.models import ministral3, mistral
+from jaxllm.models.config.read import Config, text_part
+from jaxllm.models.config.spec import ModelSpec
+from jaxllm.models.config.transformer import LLAMA_NAMES, WRAPPER_PREFIXES
+from jaxllm.nn.decoder import Decoder
+from jaxllm.nn.linear import Init
+
+DEFAULTS: Config = {}  # those of the language model
+NAMES, PREFIXES = LLAMA_NAMES, WRAPPER_PREFIXES
+
+
+def read(hf: Config) -> dict[str, Any]:
+    """The language model's configuration, completed, with its type as `text_model_type`."""
+    inner = hf.get("text_config")
+    if not isinstance(inner, dict):
+        return dict(hf)
+    kind = {"text_model_type": inner.get("model_type")}
+    defaults = _family(kind).DEFAULTS
+    absent = {key: None for key in defaults if key in inner and inner[key] is None}
+    return {**defaults, **text_part(hf), **absent, **kind}
+
+
+def _family(hf: Config) -> ModuleType:
+    return ministral3 if hf.get("text_model_type") == "ministral3" else mistral
+
+
+def spec(hf: Config) -> ModelSpec:
+    """The spec of a complete configuration. Raises ConfigError."""
+    found: ModelSpec = _family(hf).spec({**mistral.DEFAULTS, **hf})
+    return found
+
+
+def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
+    """The model with fresh parameters. Raises ConfigError."""
+    model: Decoder = _family(spec.config).build(spec, shards, init)
+    return model
