@@ -6,8 +6,8 @@
 Each server runs over an engine without a model that gives every stream a token a step
 (`paced_engine.py`). Servers stream in turns of 50 ms, so that whatever else the machine does slows
 all of them alike. CPU time is that of a server's process, from the first byte of its first stream
-to the end of its last. `--before` is a checkout of other code, whose own `benchmarks.paced_engine`
-serves it with parsers off.
+to the end of its last; shares are of what servers use in the same second. `--before` is a checkout
+of other code, whose own `benchmarks.paced_engine` serves it with parsers off.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import re
 import selectors
@@ -34,6 +35,7 @@ from benchmarks.record import finish, host, parser
 HERE = Path(__file__).parents[1]
 WORDS = "The quick brown fox jumps over the lazy dog, and then it sleeps (for 8 hours).\n"
 CODE = "def f(x):\n    if x < 3 and y > 4:\n        return {'a': [x, \"b\"]}\n\n"
+WINDOW_SECONDS = 1.0
 FIRST, LAST = b"HTTP/1.1 200 ", b"data: [DONE]\n\n"
 OFF = ("--reasoning-parser", "none", "--tool-call-parser", "none")
 TOOL = {
@@ -98,6 +100,7 @@ class Server:
         cpu: seconds when the present round began; None before its first byte.
         streams: that have not ended.
         costs: µs a token of each round.
+        windows: CPU seconds of each second in which all servers streamed.
     """
 
     port: int
@@ -106,6 +109,7 @@ class Server:
     cpu: float | None = None
     streams: int = 0
     costs: list[float] = field(default_factory=list)
+    windows: list[float] = field(default_factory=list)
 
     def cpu_seconds(self) -> float:
         """What all threads of the process have used."""
@@ -150,7 +154,15 @@ def one_round(servers: list[Server], a: argparse.Namespace) -> None:
                 one = stack.enter_context(socket.create_connection(("127.0.0.1", server.port)))
                 one.sendall(server.request)
                 waiting.register(one, selectors.EVENT_READ, (server, bytearray()))
+        since, before = math.inf, [0.0] * len(servers)
         while waiting.get_map():
+            if time.monotonic() - since >= WINDOW_SECONDS or since == math.inf:
+                now = [server.cpu_seconds() for server in servers]
+                if all(server.cpu is not None and server.streams for server in servers):
+                    if since < math.inf:
+                        for server, new, old in zip(servers, now, before, strict=True):
+                            server.windows.append(new - old)
+                    since, before = time.monotonic(), now
             for key, _ in waiting.select():
                 server, seen = key.data
                 if server.cpu is None:
@@ -174,18 +186,24 @@ def ended(data: bytes, seen: bytearray) -> bool:
     return LAST in seen
 
 
-def figures(found: dict[str, list[float]]) -> dict[str, dict[str, float]]:
-    """Of each way: its costs, and how much more a token costs than the first way's, in percent."""
-    first = next(iter(found.values()))
+def figures(servers: dict[str, Server]) -> dict[str, dict[str, float]]:
+    """Of each way: its costs, and how much more of the CPU it takes than the first, in percent:
+    the median over all seconds, and the quartiles."""
+    first = next(iter(servers.values()))
     made = {}
-    for name, costs in found.items():
-        more = [100 * own / other - 100 for own, other in zip(costs, first, strict=True)]
+    for name, server in servers.items():
+        more = [
+            100 * own / other - 100
+            for own, other in zip(server.windows, first.windows, strict=True)
+        ]
+        low, middle, high = statistics.quantiles(more, n=4)
         made[name] = {
-            "cpu_us_per_token": round(statistics.median(costs), 2),
-            "lowest": round(min(costs), 2),
-            "more_percent": round(statistics.median(more), 1),
-            "lowest_percent": round(min(more), 1),
-            "highest_percent": round(max(more), 1),
+            "cpu_us_per_token": round(statistics.median(server.costs), 2),
+            "lowest": round(min(server.costs), 2),
+            "more_percent": round(middle, 1),
+            "lower_quartile": round(low, 1),
+            "upper_quartile": round(high, 1),
+            "seconds": len(more),
         }
     return made
 
@@ -206,10 +224,9 @@ def main() -> None:
             name: stack.enter_context(serving(way, turn, len(compared), a))
             for turn, (name, way) in enumerate(compared.items())
         }
-        for _ in range(a.rounds + 1):
+        for _ in range(a.rounds):
             one_round([*servers.values()], a)
-    # The first round warms up
-    made = figures({name: server.costs[1:] for name, server in servers.items()})
+        made = figures(servers)
     a.before = a.before and "another checkout"
     finish("streaming", a, made, host())
 

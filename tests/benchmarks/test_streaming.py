@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.paced_engine import TURN_SECONDS, Plan
-from benchmarks.streaming import TOOL, ended, figures, said, tokens_of
+from benchmarks.streaming import TOOL, Server, ended, figures, said, tokens_of
 from jaxllm.server.parsing.parts import Reasoning, Text, ToolArguments, ToolEnd, ToolStart
 from jaxllm.server.parsing.pipeline import pipeline
 from jaxllm.server.parsing.registry import find_reasoning, find_tools
@@ -57,8 +57,10 @@ def test_a_request_that_is_refused_or_broken_off_ends_the_run() -> None:
         ended(b"", bytearray(b"HTTP/1.1 200 OK"))
 
 
-def test_shares_are_of_the_same_round() -> None:
-    found = figures({"off": [10.0, 20.0, 40.0], "on": [11.0, 22.0, 42.0]})
-    assert found["off"]["more_percent"] == 0
-    assert found["on"]["more_percent"] == 10
-    assert (found["on"]["lowest_percent"], found["on"]["highest_percent"]) == (5, 10)
+def test_shares_are_of_the_same_second() -> None:
+    off = Server(1, 1, b"", costs=[10.0, 20.0], windows=[1.0, 2.0, 4.0])
+    on = Server(2, 2, b"", costs=[11.0, 22.0], windows=[1.1, 2.2, 4.2])
+    found = figures({"off": off, "on": on})
+    assert (found["off"]["more_percent"], found["on"]["more_percent"]) == (0, 10)
+    assert (found["on"]["lower_quartile"], found["on"]["upper_quartile"]) == (5, 10)
+    assert (found["on"]["cpu_us_per_token"], found["on"]["lowest"]) == (16.5, 11)
