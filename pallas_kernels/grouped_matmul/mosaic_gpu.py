@@ -273,8 +273,10 @@ def _product(
 
 
 def _plus(bias: Any, y: Array, row: Array) -> Array:
-    """`y` plus the bias of its rows, which begin at `row` of the weight."""
-    rows = pl.ds(pl.multiple_of(row, ROWS), ROWS)
+    """`y` plus the bias of its rows, which begin at `row` of the weight. Rows beyond the weight are
+    never stored; their bias is that of the last ones, as plain loads must stay within the array."""
+    last = bias.shape[0] - ROWS
+    rows = pl.ds(pl.multiple_of(jnp.minimum(row, last), ROWS), ROWS)
     own = plgpu.load(bias.at[rows], layout=plgpu.Layout.WGMMA.reduce(1), optimized=False)
     return y + lax.broadcast_in_dim(own.astype(jnp.float32), y.shape, [0])
 
