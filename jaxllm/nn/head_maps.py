@@ -15,6 +15,7 @@ from jaxllm.nn.linear import Init, Stored
 from jaxllm.nn.norm import RMSNorm
 from jaxllm.nn.rope import Rotation
 from jaxllm.nn.rules import Ordered, Piece, Rule
+from pallas_kernels.rope_write import HeadRows, rotated
 
 
 class HeadMap(Protocol):
@@ -119,6 +120,28 @@ class NormedAfterTurning(nnx.Module):
         halves = [first * cos - second * sin, second * cos + first * sin]
         x = jnp.concatenate(halves, axis=-1).astype(x_TXCH.dtype).astype(jnp.float32)
         mean = jnp.sum(x * x, axis=-1, keepdims=True) / self.heads.dim
+        scaled = x * lax.rsqrt(mean + norm.eps) * norm.weight[...].astype(jnp.float32)
+        return scaled.astype(x_TXCH.dtype)
+
+
+class TurnedNorms(nnx.Module):
+    """Norms of each query head and of each key head, of width `dim`, after they have turned."""
+
+    def __init__(self, dim: int, q_norm: RMSNorm, k_norm: RMSNorm):
+        self.dim, self.q_norm, self.k_norm = dim, q_norm, k_norm
+
+    def __call__(self, row_TXCH: Array, queries: int, rotation: Rotation) -> tuple[Array, Rotation]:
+        cos_TF, sin_TF = rotation.cos_TF, rotation.sin_TF
+        wider = ((0, 0), (0, row_TXCH.shape[-1] // 2 - cos_TF.shape[1]))  # zeros do not turn
+        turn = jnp.pad(cos_TF, wider), jnp.pad(sin_TF, wider)
+        q, k, v = rotated(HeadRows(row_TXCH, *turn, None, None, 0.0, queries))
+        q, k = self._normed(q, self.q_norm), self._normed(k, self.k_norm)
+        still = Rotation(jnp.ones_like(cos_TF), jnp.zeros_like(sin_TF))
+        return jnp.concatenate([q, k, v], axis=2), still
+
+    def _normed(self, x_TXCH: Array, norm: RMSNorm) -> Array:
+        x = x_TXCH.astype(jnp.float32)
+        mean = jnp.sum(x * x, axis=-1, keepdims=True) / self.dim
         scaled = x * lax.rsqrt(mean + norm.eps) * norm.weight[...].astype(jnp.float32)
         return scaled.astype(x_TXCH.dtype)
 

@@ -303,4 +303,13 @@ DENSE_CASES: Mapping[str, dict[str, Any]] = {
         "eos_token_id": 2,
         "tie_word_embeddings": False,
     },
+    "hunyuan_v1_dense-alpha": {
+        "model_type": "hunyuan_v1_dense",
+        **_INNER,
+        "num_key_value_heads": 2,
+        "head_dim": 12,
+        "pad_token_id": 0,
+        "rope_theta": 1000.0,
+        "rope_scaling": {"type": "dynamic", "alpha": 50.0, "factor": 1.0},
+    },
 }
