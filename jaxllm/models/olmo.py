@@ -13,7 +13,7 @@ from jaxllm.nn.linear import Init
 from jaxllm.nn.norm import BareLayerNorm
 
 DEFAULTS: Config = {"hidden_act": "silu", "max_position_embeddings": 2048}
-NAMES = LLAMA_NAMES
+NAMES = {module: names for module, names in LLAMA_NAMES.items() if "norm" not in module}
 EPS = 1e-5  # no key of the configuration
 
 
