@@ -1,4 +1,5 @@
-"""The `jaxllm` command: serve, bench, collect-env. Each verb imports what it needs when it runs."""
+"""The `jaxllm` command: serve, bench, models, collect-env. Each verb imports what it needs when it
+runs."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ usage: jaxllm VERB [options]
 
   serve MODEL [options]   serve a model over the OpenAI protocol; options: `jaxllm serve --help`
   bench NAME [options]    run a benchmark of a checkout, such as `jaxllm bench throughput --help`
+  models                  list the model families that run
   collect-env             print versions and devices for a bug report
   --version               print the version
 """
@@ -62,6 +64,19 @@ def bench(argv: list[str]) -> int:
     return 0
 
 
+def models(argv: list[str]) -> int:
+    """Print each `model_type` that runs, and what it is."""
+    if argv:
+        print("jaxllm models takes no options", file=sys.stderr)
+        return 2
+    from jaxllm.models import families, summary
+
+    width = max(map(len, families()))
+    for name in families():
+        print(f"{name:{width}}  {summary(name)}")
+    return 0
+
+
 def collect_env(argv: list[str]) -> int:
     """Print the machine's fingerprint as JSON."""
     if argv:
@@ -73,7 +88,7 @@ def collect_env(argv: list[str]) -> int:
     return 0
 
 
-VERBS = {"serve": serve, "bench": bench, "collect-env": collect_env}
+VERBS = {"serve": serve, "bench": bench, "models": models, "collect-env": collect_env}
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import types
 import pytest
 
 import jaxllm
-from jaxllm import cli, environment
+from jaxllm import cli, environment, models
 
 
 def test_help_and_version_answer_without_loading_jax(repo):
@@ -92,3 +92,21 @@ def test_the_processor_is_read_from_cpuinfo_where_there_is_one(tmp_path):
     (tmp_path / "cpuinfo").write_text("processor\t: 0\nmodel name\t: Example 9000\n")
     assert environment.processor(str(tmp_path / "cpuinfo")) == "Example 9000"
     assert environment.processor(str(tmp_path / "absent"))
+
+
+def test_models_lists_every_family_without_loading_jax(repo):
+    code = (
+        "import sys; from jaxllm.cli import main; main(['models']); sys.exit('jax' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=repo, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    rows = dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
+    assert sorted(rows) == models.families()
+    assert rows["qwen3"].startswith("Qwen3: Qwen2 with norms")
+
+
+def test_models_takes_no_options(capsys):
+    assert cli.main(["models", "--all"]) == 2
+    assert "takes no options" in capsys.readouterr().err

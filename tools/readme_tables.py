@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from jaxllm import models
 from jaxllm.sampling.options import OPTIONS, default_of
 from jaxllm.sampling.values import legal
 
@@ -29,6 +30,14 @@ def sampling_options() -> str:
         for name, row in OPTIONS.items()
     ]
     return "\n".join(lines)
+
+
+def families() -> str:
+    """One row per model family, as `jaxllm models` lists them."""
+    lines = ["| `model_type` | what it is |", "|---|---|"]
+    return "\n".join(
+        lines + [f"| `{name}` | {models.summary(name)} |" for name in models.families()]
+    )
 
 
 def benchmarks() -> str:
@@ -54,6 +63,7 @@ def modes() -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "sampling-options": sampling_options,
+    "families": families,
     "headline": headline,
     "benchmarks": benchmarks,
     "modes": modes,

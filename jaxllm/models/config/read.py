@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import os
 import pkgutil
@@ -54,6 +55,12 @@ def family(model_type: str) -> ModuleType:
     if model_type not in families():
         raise ConfigError(unknown(model_type))
     return importlib.import_module(f"jaxllm.models.{model_type}")
+
+
+def summary(model_type: str) -> str:
+    """What a family is, in a paragraph: its file's docstring, which is read without running it."""
+    text = (Path(__file__).parents[1] / f"{model_type}.py").read_text()
+    return " ".join((ast.get_docstring(ast.parse(text)) or "").split())
 
 
 def unknown(model_type: object) -> str:
