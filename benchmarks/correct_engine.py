@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.shapes import ALWAYS, SHAPES
 from jaxllm import LLM, SamplingParams
 from jaxllm.engine.scheduling.admission import AdmissionEstimator
-from jaxllm.outputs import CompletionOutput, RequestOutput
+from jaxllm.library.outputs import CompletionOutput, RequestOutput
 
 type Row = dict[str, Any]
 

@@ -13,15 +13,15 @@ if TYPE_CHECKING:
         StructuredOutputsParams,
         StructureError,
     )
-    from jaxllm.llm import LLM
-    from jaxllm.messages import RequestError
-    from jaxllm.outputs import (
+    from jaxllm.library.outputs import (
         BeamSearchOutput,
         BeamSearchSequence,
         CompletionOutput,
         Logprob,
         RequestOutput,
     )
+    from jaxllm.llm import LLM
+    from jaxllm.messages import RequestError
     from jaxllm.pooled import PoolingParams
     from jaxllm.sampling.options import BeamSearchParams, SamplingParams
     from jaxllm.sampling.values import OptionError
@@ -30,18 +30,18 @@ __version__ = "0.1.0"
 
 _HOME = {
     "LLM": "jaxllm.llm",
-    "BeamSearchOutput": "jaxllm.outputs",
+    "BeamSearchOutput": "jaxllm.library.outputs",
     "BeamSearchParams": "jaxllm.sampling.options",
-    "BeamSearchSequence": "jaxllm.outputs",
-    "CompletionOutput": "jaxllm.outputs",
+    "BeamSearchSequence": "jaxllm.library.outputs",
+    "CompletionOutput": "jaxllm.library.outputs",
     "ConfigError": "jaxllm.config",
     "EngineConfig": "jaxllm.config",
     "GuidedDecodingParams": "jaxllm.grammar.structure",
-    "Logprob": "jaxllm.outputs",
+    "Logprob": "jaxllm.library.outputs",
     "OptionError": "jaxllm.sampling.values",
     "PoolingParams": "jaxllm.pooled",
     "RequestError": "jaxllm.messages",
-    "RequestOutput": "jaxllm.outputs",
+    "RequestOutput": "jaxllm.library.outputs",
     "SamplingParams": "jaxllm.sampling.options",
     "StructureError": "jaxllm.grammar.structure",
     "StructuredOutputsParams": "jaxllm.grammar.structure",

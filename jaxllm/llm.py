@@ -17,8 +17,8 @@ from jaxllm.engine.runtime.profile import Profiler
 from jaxllm.engine.startup.report import ConsoleReport
 from jaxllm.grammar.checker import Checker, special_tokens
 from jaxllm.grammar.structure import StructureError
-from jaxllm.llm_driver import Driver
-from jaxllm.llm_inputs import (
+from jaxllm.library.driver import Driver
+from jaxllm.library.inputs import (
     Message,
     Prompt,
     as_list,
@@ -30,10 +30,7 @@ from jaxllm.llm_inputs import (
     text_or_ids,
     with_priorities,
 )
-from jaxllm.llm_pooling import PoolingCalls
-from jaxllm.messages import GenerateRequest
-from jaxllm.metrics import Metric, engine_metrics
-from jaxllm.outputs import (
+from jaxllm.library.outputs import (
     BeamSearchOutput,
     CompletionOutput,
     Logprob,
@@ -42,6 +39,9 @@ from jaxllm.outputs import (
     beam_output,
     nameless,
 )
+from jaxllm.library.pooling import PoolingCalls
+from jaxllm.messages import GenerateRequest
+from jaxllm.metrics import Metric, engine_metrics
 from jaxllm.sampling.defaults import generation_config, sampling_defaults
 from jaxllm.sampling.options import BeamSearchParams, SamplingParams
 from jaxllm.sampling.processor_arguments import Function

@@ -9,9 +9,12 @@ import re
 import statistics
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
+
+from tools.house_counts import MAX_FILES, REGISTRIES
 
 REPO = pathlib.Path(__file__).parents[1]
 PACKAGES = ("jaxllm", "pallas_kernels")
@@ -188,6 +191,20 @@ def test_no_file_is_longer_than_400_lines():
         for path in [*SOURCES, *sorted((REPO / "tests").rglob("*.py"))]
     }
     assert {name: lines for name, lines in lengths.items() if lines > MAX_FILE_LINES} == {}
+
+
+def test_no_room_but_a_registry_has_more_files_than_a_reader_can_hold():
+    rooms = Counter(str(path.parent.relative_to(REPO)) for path in SHIPPED)
+    assert {room: n for room, n in rooms.items() if n > MAX_FILES and room not in REGISTRIES} == {}
+
+
+def test_every_room_says_what_it_is_for():
+    rooms = {path.parent for path in SHIPPED} - {REPO / "jaxllm"}
+    assert [
+        str(room.relative_to(REPO))
+        for room in sorted(rooms)
+        if not any((place / "README.md").is_file() for place in (room, room.parent))
+    ] == []
 
 
 def test_the_median_file_has_at_most_150_lines():

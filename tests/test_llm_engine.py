@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from jaxllm import LLM, ConfigError, SamplingParams
-from jaxllm.llm_driver import frozen_heap
+from jaxllm.library.driver import frozen_heap
 from jaxllm.metrics import Counter, Gauge
 from tests.engine.few_shapes import few_shapes
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jaxllm.nn.dense import heads
+from jaxllm.nn.contexts.dense import heads
 from pallas_kernels.add_norm import reference
 from pallas_kernels.rope_write import HeadRows
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jaxllm.nn.dense import heads
+from jaxllm.nn.contexts.dense import heads
 from pallas_kernels.add_norm import reference
 from pallas_kernels.rope_write import HeadRows
 

@@ -18,7 +18,7 @@ from examples.demo_model.context import FusedContext
 from examples.demo_model.tokenizer import VOCABULARY
 from jaxllm.models import make_spec
 from jaxllm.models.config.build import build
-from jaxllm.nn.dense import DenseContext
+from jaxllm.nn.contexts.dense import DenseContext
 
 CONFIG: dict[str, Any] = {
     "architectures": ["Qwen3ForCausalLM"],

@@ -19,8 +19,8 @@ from jaxllm.models.config.transformer import LLAMA_NAMES, Parts, transformer_spe
 from jaxllm.nn.blocks import Block
 from jaxllm.nn.decoder import Decoder
 from jaxllm.nn.linear import Init
+from jaxllm.nn.mixture.routers import normalised, unchanged
 from jaxllm.nn.mlp import FeedForward, GatedMLP
-from jaxllm.nn.routers import normalised, unchanged
 
 DEFAULTS: Config = {
     "hidden_act": "silu",

@@ -23,9 +23,9 @@ from jaxllm.models.config.transformer import (
 )
 from jaxllm.nn.blocks import Block
 from jaxllm.nn.decoder import Decoder
-from jaxllm.nn.experts import ExpertMaps, Experts, MixtureMLP
 from jaxllm.nn.linear import Init
-from jaxllm.nn.routers import Router, Routing, softmax, unchanged
+from jaxllm.nn.mixture.experts import ExpertMaps, Experts, MixtureMLP
+from jaxllm.nn.mixture.routers import Router, Routing, softmax, unchanged
 from jaxllm.nn.rules import Ordered, Piece, Rule, Transposed
 
 DEFAULTS: Config = {

@@ -11,7 +11,7 @@ from jaxllm.nn.decoder import Decoder
 from jaxllm.nn.embedding import ScaledEmbedding
 from jaxllm.nn.linear import Init
 from jaxllm.nn.logits import Scale
-from jaxllm.nn.routers import softmax, unchanged
+from jaxllm.nn.mixture.routers import softmax, unchanged
 
 DEFAULTS: Config = {
     "hidden_act": "silu",

@@ -14,10 +14,10 @@ from jaxllm.models.config.transformer import (
 )
 from jaxllm.nn.blocks import Block
 from jaxllm.nn.decoder import Decoder
-from jaxllm.nn.experts import SharedExpert
 from jaxllm.nn.linear import Init
+from jaxllm.nn.mixture.experts import SharedExpert
+from jaxllm.nn.mixture.routers import normalised, unchanged
 from jaxllm.nn.mlp import FeedForward, GatedMLP
-from jaxllm.nn.routers import normalised, unchanged
 
 DEFAULTS: Config = {
     "hidden_act": "silu",

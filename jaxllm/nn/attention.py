@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from jaxllm.nn.context import AttentionContext
+from jaxllm.nn.contexts.protocol import AttentionContext
 from jaxllm.nn.head_maps import HeadMap
 from jaxllm.nn.heads import Heads
 from jaxllm.nn.linear import Init, Linear, Stored

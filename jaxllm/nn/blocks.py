@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from jaxllm.nn.context import AttentionContext, RowContext
+from jaxllm.nn.contexts.protocol import AttentionContext, RowContext
 from jaxllm.nn.mlp import FeedForward
 from jaxllm.nn.norm import Norm
 from jaxllm.nn.rope import Rotation

@@ -10,7 +10,7 @@ from flax import nnx
 from jax import Array
 
 from jaxllm.nn.blocks import Block, Carry
-from jaxllm.nn.context import AttentionContext, RowContext
+from jaxllm.nn.contexts.protocol import AttentionContext, RowContext
 from jaxllm.nn.embedding import Embedding
 from jaxllm.nn.linear import Linear, contract
 from jaxllm.nn.logits import LogitsMap

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from jaxllm.nn.context import RowContext
+from jaxllm.nn.contexts.protocol import RowContext
 from jaxllm.nn.linear import Init, Linear
 from jaxllm.nn.rules import Rows
 

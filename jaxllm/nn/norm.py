@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array, lax
 
-from jaxllm.nn.context import RowContext
+from jaxllm.nn.contexts.protocol import RowContext
 from jaxllm.nn.linear import Init, Stored
 from jaxllm.nn.rules import Ordered, Piece, Plus, Rule
 from pallas_kernels.add_norm import rms_norm

@@ -14,7 +14,7 @@ from flax import nnx
 from jax import Array
 
 from jaxllm.nn.blocks import Carry
-from jaxllm.nn.context import AttentionContext
+from jaxllm.nn.contexts.protocol import AttentionContext
 from jaxllm.nn.decoder import Decoder
 from jaxllm.nn.embedding import EncoderEmbedding
 from jaxllm.nn.linear import Init, Linear

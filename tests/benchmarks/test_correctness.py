@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 from benchmarks import correct_engine, correct_kernels, correct_model, correctness
-from jaxllm.outputs import CompletionOutput, Logprob
+from jaxllm.library.outputs import CompletionOutput, Logprob
 from pallas_kernels.add_norm.cases import CASES as NORM_CASES
 from pallas_kernels.gated_matmul.cases import Case
 from pallas_kernels.rope_write.cases import CASES as ROPE_CASES

@@ -21,7 +21,7 @@ from examples.demo_model.evaluate import Prompts, addition_pairs, read
 from examples.demo_model.network import CONFIG, TINY, create, load, tensors
 from examples.demo_model.pack import Rows, pack
 from jaxllm import LLM, SamplingParams
-from jaxllm.nn.dense import DenseContext
+from jaxllm.nn.contexts.dense import DenseContext
 
 DEMO = pathlib.Path(jaxllm.demo.path())
 GOLDENS = json.loads(pathlib.Path(__file__).with_name("goldens.json").read_text())

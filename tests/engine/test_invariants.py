@@ -17,7 +17,7 @@ from jaxllm.engine.output.output_processor import choice_seed
 from jaxllm.engine.runtime.compilation.xla_options import XlaOptions
 from jaxllm.mesh import make_mesh
 from jaxllm.messages import GenerateRequest
-from jaxllm.nn.dense import DenseContext
+from jaxllm.nn.contexts.dense import DenseContext
 from jaxllm.sampling.options import SamplingParams
 from tests.engine.conftest import TINY, Outcome, collect, outcomes
 from tests.engine.fake_host import Optimist

@@ -13,7 +13,7 @@ import pytest
 from benchmarks.correct_engine import SMALL, compared
 from benchmarks.shapes import ALWAYS, SHAPES
 from jaxllm import LLM, SamplingParams
-from jaxllm.outputs import CompletionOutput
+from jaxllm.library.outputs import CompletionOutput
 from tests.engine.fake_host import Optimist
 
 # One process: engines of several would share the card's memory

@@ -13,7 +13,7 @@ from flax import nnx
 from jaxllm import models, weights
 from jaxllm.config import ConfigError
 from jaxllm.mesh import make_mesh
-from jaxllm.nn.dense import DenseContext
+from jaxllm.nn.contexts.dense import DenseContext
 from tests.goldens.cases import CASES
 from tests.goldens.golden import load_golden
 

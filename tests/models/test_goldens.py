@@ -10,7 +10,7 @@ from flax import nnx
 
 from jaxllm import models, weights
 from jaxllm.mesh import make_mesh
-from jaxllm.nn.dense import DenseContext
+from jaxllm.nn.contexts.dense import DenseContext
 from tests.goldens.cases import CASES, NEW_TOKENS, PROMPT_LENGTHS
 from tests.goldens.golden import Continuation, golden_names, load_golden
 from tests.goldens.pooled_cases import CASES as POOLED

@@ -10,8 +10,8 @@ from flax import nnx
 
 from jaxllm.nn.attention import Attention, Scoring
 from jaxllm.nn.blocks import Block
+from jaxllm.nn.contexts.dense import DenseContext
 from jaxllm.nn.decoder import Decoder
-from jaxllm.nn.dense import DenseContext
 from jaxllm.nn.embedding import Embedding
 from jaxllm.nn.heads import Heads
 from jaxllm.nn.linear import Init, Linear

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jaxllm.nn.dense import DenseContext
+from jaxllm.nn.contexts.dense import DenseContext
 from jaxllm.nn.embedding import Embedding
 from jaxllm.nn.heads import Heads
 from jaxllm.nn.linear import Init, Linear

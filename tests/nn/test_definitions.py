@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from jaxllm import models
 from jaxllm.models.config.build import outline
-from jaxllm.nn.dense import DenseContext
+from jaxllm.nn.contexts.dense import DenseContext
 from jaxllm.nn.heads import Heads
 from jaxllm.nn.linear import Init, Linear, contract
 from jaxllm.nn.mlp import ACTIVATIONS, GatedMLP

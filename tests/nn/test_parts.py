@@ -12,7 +12,7 @@ from flax import nnx
 
 from jaxllm.nn import blocks
 from jaxllm.nn.blocks import Carry
-from jaxllm.nn.dense import DenseContext
+from jaxllm.nn.contexts.dense import DenseContext
 from jaxllm.nn.embedding import PositionedEmbedding, ScaledEmbedding
 from jaxllm.nn.linear import Init
 from jaxllm.nn.logits import Scale, Softcap

@@ -9,8 +9,8 @@ from flax import nnx
 
 from jaxllm import models
 from jaxllm.models.config.build import build, outline
+from jaxllm.nn.contexts.dense import DenseContext
 from jaxllm.nn.decoder import Decoder
-from jaxllm.nn.dense import DenseContext
 from tests.array_shapes import checked
 from tests.goldens.cases import CASES
 

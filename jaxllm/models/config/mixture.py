@@ -9,10 +9,10 @@ from typing import Any
 from jaxllm.config import ConfigError
 from jaxllm.models.config.read import Config, positive
 from jaxllm.models.config.spec import ModelSpec
-from jaxllm.nn.experts import Experts, MixtureMLP
 from jaxllm.nn.linear import Init
+from jaxllm.nn.mixture.experts import Experts, MixtureMLP
+from jaxllm.nn.mixture.routers import GroupLimit, Router, Routing
 from jaxllm.nn.mlp import FeedForward
-from jaxllm.nn.routers import GroupLimit, Router, Routing
 
 FUSED = ("gate_up_proj", "down_proj")  # of all experts, as newer checkpoints may hold them
 

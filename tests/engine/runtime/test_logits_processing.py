@@ -20,7 +20,7 @@ from jaxllm.engine.engine import Engine
 from jaxllm.engine.scheduling.request import LogitsOptions
 from jaxllm.mesh import make_mesh
 from jaxllm.messages import GenerateRequest, RequestError
-from jaxllm.nn.dense import DenseContext
+from jaxllm.nn.contexts.dense import DenseContext
 from jaxllm.sampling.bits import has, packed, remove
 from jaxllm.sampling.constraint import ConstraintError
 from jaxllm.sampling.options import SamplingParams

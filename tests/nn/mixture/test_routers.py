@@ -12,7 +12,7 @@ import pytest
 from flax import nnx
 
 from jaxllm.nn.linear import Init
-from jaxllm.nn.routers import GroupLimit, Router, Routing, normalised, softmax, unchanged
+from jaxllm.nn.mixture.routers import GroupLimit, Router, Routing, normalised, softmax, unchanged
 from jaxllm.nn.rules import Piece, Rule
 
 TOKENS, EXPERTS, WIDTH = 40, 12, 6

@@ -9,11 +9,11 @@ import pytest
 from flax import nnx
 
 from jaxllm.mesh import make_mesh, sharding
-from jaxllm.nn.dense import DenseContext
-from jaxllm.nn.experts import ExpertMaps, Experts, MixtureMLP, SharedExpert
+from jaxllm.nn.contexts.dense import DenseContext
 from jaxllm.nn.linear import Init
+from jaxllm.nn.mixture.experts import ExpertMaps, Experts, MixtureMLP, SharedExpert
+from jaxllm.nn.mixture.routers import Router, Routing
 from jaxllm.nn.mlp import ACTIVATIONS, GatedMLP
-from jaxllm.nn.routers import Router, Routing
 from jaxllm.nn.rules import Rule
 from jaxllm.weights.dummy import dummy
 from jaxllm.weights.load import read_block

@@ -10,10 +10,10 @@ import jax
 from flax import nnx
 from jax import Array
 
-from jaxllm.nn.context import RowContext
+from jaxllm.nn.contexts.protocol import RowContext
 from jaxllm.nn.linear import Axes, Init, Linear
+from jaxllm.nn.mixture.routers import Router
 from jaxllm.nn.mlp import ACTIVATIONS, FeedForward
-from jaxllm.nn.routers import Router
 from jaxllm.nn.rules import Piece, Rule
 from pallas_kernels.grouped_matmul import Gating, Groups, combine, group_tokens, tile_for
 

@@ -9,16 +9,16 @@ from collections.abc import Sequence
 from jaxllm.config import ConfigError
 from jaxllm.engine.engine import Engine
 from jaxllm.engine.pooling_engine import PoolingEngine
-from jaxllm.llm_driver import Driver
-from jaxllm.llm_inputs import Prompt, as_list, cache_salt, text_or_ids
-from jaxllm.messages import PoolingRequest, RequestError, TextDelta
-from jaxllm.outputs import (
+from jaxllm.library.driver import Driver
+from jaxllm.library.inputs import Prompt, as_list, cache_salt, text_or_ids
+from jaxllm.library.outputs import (
     ClassificationOutput,
     EmbeddingOutput,
     PooledRequestOutput,
     PoolingOutput,
     ScoringOutput,
 )
+from jaxllm.messages import PoolingRequest, RequestError, TextDelta
 from jaxllm.pooled import (
     PoolingParams,
     check_labels,

@@ -9,9 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxllm.logprobs import packed_from
-from jaxllm.messages import GenerateRequest, PromptLogprobs, TextDelta, TokenLogprobs
-from jaxllm.outputs import (
+from jaxllm.library.outputs import (
     CompletionOutput,
     Logprob,
     OutputBuilder,
@@ -20,6 +18,8 @@ from jaxllm.outputs import (
     RequestOutput,
     nameless,
 )
+from jaxllm.logprobs import packed_from
+from jaxllm.messages import GenerateRequest, PromptLogprobs, TextDelta, TokenLogprobs
 from jaxllm.sampling.options import SamplingParams
 
 TOKENS = [4, 7, 4, 9, 2]
