@@ -156,7 +156,7 @@ def test_the_reference_is_differentiable() -> None:
 @pytest.mark.parametrize(
     ("shapes", "types", "message"),
     [
-        (((2, 128), (2, 128), (128,)), ("bfloat16", "bfloat16", "float32"), "weight float32"),
+        (((2, 128), (2, 128), (128,)), ("bfloat16", "bfloat16", "float16"), "weight float16"),
         (((2, 128), (2, 128), (128,)), ("bfloat16", "float16", "bfloat16"), r"delta float16\["),
         (((2, 128), (2, 256), (128,)), ("bfloat16",) * 3, r"delta bfloat16\[2, 256\]"),
         (((2, 128), (2, 128), (64,)), ("bfloat16",) * 3, r"weight \[64\]"),

@@ -263,7 +263,7 @@ def test_the_back_ends_plan_has_one_flag_a_block_and_fills_the_card(
 ) -> None:
     tuning = mosaic_gpu.Tuning(cluster=cluster)
     plan = mosaic_gpu.plan(
-        jnp.full((4,), 3000, jnp.int32), kv_heads=kv_heads, head_dim=128, tuning=tuning
+        jnp.full((4,), 3000, jnp.int32), heads=8, kv_heads=kv_heads, head_dim=128, tuning=tuning
     )
     splits, fields = plan.splits_SF.shape
     assert fields == SPLIT_FIELDS + kv_heads * max(1, cluster)
@@ -277,8 +277,8 @@ def test_the_back_ends_plan_has_one_flag_a_block_and_fills_the_card(
 @pytest.mark.parametrize("no_split", [False, True])
 def test_the_plan_is_the_same_inside_and_outside_of_a_jit(no_split: bool) -> None:
     lengths = jnp.array([300, 0, 70, 64], jnp.int32)
-    how: dict[str, Any] = {"kv_heads": 2, "head_dim": 128, "window": 100, "no_split": no_split}
-    how["tuning"] = mosaic_gpu.Tuning(blocks=10)
+    how: dict[str, Any] = {"heads": 8, "kv_heads": 2, "head_dim": 128, "window": 100}
+    how |= {"no_split": no_split, "tuning": mosaic_gpu.Tuning(blocks=10)}
     inside = jax.jit(functools.partial(mosaic_gpu.plan, **how))(lengths)
     jax.tree.map(np.testing.assert_array_equal, inside, mosaic_gpu.plan(lengths, **how))
 

@@ -235,7 +235,9 @@ def test_offsets_are_kept_where_registers_suffice(H: int, group: int, kept: int)
     spec = Spec(
         B=1,
         K=1,
+        N=group,
         G=group,
+        tiles=1,
         H=H,
         C=64,
         group=group,

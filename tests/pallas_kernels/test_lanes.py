@@ -68,7 +68,9 @@ def test_every_register_of_the_assembly_is_declared_and_written_before_it_is_rea
     spec = Spec(
         B=3,
         K=2,
+        N=2 * G,
         G=G,
+        tiles=1,
         H=H,
         C=64,
         group=8 if G <= 8 else 16,
