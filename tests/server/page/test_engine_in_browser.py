@@ -44,6 +44,7 @@ def test_the_engine_view_shows_frames_while_it_is_open(
 def test_the_engine_view_says_why_it_has_no_frames(tokenizer: Tokenizer, visit: Visit) -> None:
     with ScriptedServer(tokenizer, with_settings(api_keys=("right",))) as running:
         page = visit(running.url, expected=("401",))
+        page.get_by_role("dialog", name="API key").wait_for()
         page.keyboard.press("Escape")
         page.get_by_role("button", name="Engine").click()
         page.locator(".pill", has_text="needs a key").wait_for()
