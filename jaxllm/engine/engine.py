@@ -181,14 +181,8 @@ class Engine:
             raise
 
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
-        """Forget every cached prefix; returns whether it did. While requests run it does so only
-        with `reset_running_requests`, which computes them again."""
-        if self.scheduler.running:
-            if not reset_running_requests:
-                return False
-            self.scheduler.preempt_all()
-        self.scheduler.forget_prefixes()
-        return True
+        """As of `Scheduler`."""
+        return self.scheduler.reset_prefix_cache(reset_running_requests)
 
     def self_check(self) -> None:
         """Check an idle engine: references equal page tables, each page and slot is free once, and

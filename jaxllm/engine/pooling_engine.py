@@ -127,13 +127,8 @@ class PoolingEngine:
             raise
 
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
-        """As of `Engine`."""
-        if self.scheduler.running:
-            if not reset_running_requests:
-                return False
-            self.scheduler.preempt_all()
-        self.scheduler.forget_prefixes()
-        return True
+        """As of `Scheduler`."""
+        return self.scheduler.reset_prefix_cache(reset_running_requests)
 
     def self_check(self) -> None:
         """Check an idle engine, as `Engine` does."""

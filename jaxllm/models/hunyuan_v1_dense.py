@@ -24,7 +24,8 @@ NAMES = {
 
 
 def spec(hf: Config) -> ModelSpec:
-    """The spec of a complete configuration. Raises ConfigError."""
+    """The spec of a complete configuration. A "dynamic" RoPE with `alpha` has a longer base and is
+    otherwise plain. Raises ConfigError."""
     settings = rope_parameters(hf)
     if settings["rope_type"] == "dynamic" and settings.get("alpha"):
         plain = transformer_spec({**hf, "rope_scaling": None, "rope_parameters": {}})

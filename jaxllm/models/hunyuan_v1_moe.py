@@ -9,29 +9,21 @@ from typing import Any
 import jax.numpy as jnp
 
 from jaxllm.config import ConfigError
+from jaxllm.models import hunyuan_v1_dense
 from jaxllm.models.config.mixture import mixture, mixture_names, mixture_spec, routed, shared_names
-from jaxllm.models.config.read import Config, flag, number
-from jaxllm.models.config.rope import rope_parameters
+from jaxllm.models.config.read import Config, flag
 from jaxllm.models.config.spec import ModelSpec
-from jaxllm.models.config.transformer import LLAMA_NAMES, Parts, transformer_spec
+from jaxllm.models.config.transformer import Parts
 from jaxllm.nn.blocks import Block
 from jaxllm.nn.decoder import Decoder
-from jaxllm.nn.head_maps import NormedAfterTurning
+from jaxllm.nn.head_maps import TurnedNorms
 from jaxllm.nn.linear import Init
 
-DEFAULTS: Config = {
-    "hidden_act": "silu",
-    "rms_norm_eps": 1e-5,
-    "max_position_embeddings": 2048,
-    "num_experts": 1,
-    "moe_topk": 1,
-}
+DEFAULTS: Config = {**hunyuan_v1_dense.DEFAULTS, "num_experts": 1, "moe_topk": 1}
 NAMES = {
-    **LLAMA_NAMES,
+    **hunyuan_v1_dense.NAMES,
     **mixture_names(router=("gate.wg.weight",)),
     **shared_names("mlp.shared_mlp"),
-    "layers.{}.attention.head_map.q_norm": ("model.layers.{}.self_attn.query_layernorm",),
-    "layers.{}.attention.head_map.k_norm": ("model.layers.{}.self_attn.key_layernorm",),
 }
 SIZES = ("num_experts", "intermediate_size", "moe_topk")
 
@@ -53,16 +45,9 @@ def _uniform(hf: Config) -> dict[str, Any]:
 
 
 def spec(hf: Config) -> ModelSpec:
-    """The spec of a complete configuration. A "dynamic" RoPE with `alpha` has a longer base and is
-    otherwise plain. Raises ConfigError."""
-    given, settings = _uniform(hf), rope_parameters(hf)
-    plain = transformer_spec({**given, "rope_scaling": None, "rope_parameters": None})
-    if settings["rope_type"] == "dynamic" and settings.get("alpha"):
-        dim = plain.layers[0].key_dim
-        longer = number(settings, "alpha") ** (dim / (dim - 2))
-        theta = number(settings, "rope_theta") * longer
-        given |= {"rope_scaling": None, "rope_parameters": {"rope_theta": theta}}
-    return mixture_spec(transformer_spec(given), mixture(given, *SIZES))
+    """The spec of a complete configuration. Raises ConfigError."""
+    given = _uniform(hf)
+    return mixture_spec(hunyuan_v1_dense.spec(given), mixture(given, *SIZES))
 
 
 def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
@@ -73,7 +58,7 @@ def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
     exact = replace(init, dtype=jnp.float32)  # the router is kept in float32
 
     def block(layer: int) -> Block:
-        norms = NormedAfterTurning(parts.qk_norms(), parts.heads)
+        norms = TurnedNorms(parts.heads.dim, *parts.qk_norms())
         shared = Parts(dense, shards, init).gated_mlp()
         mlp = routed(spec, shards, init, sizes, shared, router_init=exact)
         attention = parts.attention(layer, qkv_bias=bias, out_bias=bias, head_map=norms)

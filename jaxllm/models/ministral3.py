@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from jaxllm.models.config.read import Config, number, positive
+from jaxllm.models.config.read import Config, number
 from jaxllm.models.config.rope import rope_parameters
 from jaxllm.models.config.spec import ModelSpec
-from jaxllm.models.config.transformer import LLAMA_NAMES, Parts, transformer_spec
+from jaxllm.models.config.transformer import LLAMA_NAMES, Parts, one_window, transformer_spec
 from jaxllm.nn.blocks import Block
 from jaxllm.nn.decoder import Decoder
 from jaxllm.nn.head_maps import ScaledQueries
@@ -37,8 +37,7 @@ def spec(hf: Config) -> ModelSpec:
     """The spec of a complete configuration. Raises ConfigError."""
     if not (hf.get("rope_parameters") or hf.get("rope_scaling")):
         hf = {**hf, "rope_parameters": ROPE}
-    window = None if hf.get("sliding_window") is None else positive(hf, "sliding_window")
-    plain, settings = transformer_spec(hf, lambda layer: window), rope_parameters(hf)
+    plain, settings = transformer_spec(hf, one_window(hf)), rope_parameters(hf)
     beta = number(settings, "llama_4_scaling_beta")
     original = number(settings, "original_max_position_embeddings")
     ropes = (QueryScaledRope(rope, beta, original) for rope in plain.ropes)

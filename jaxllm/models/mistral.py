@@ -3,9 +3,9 @@ own."""
 
 from __future__ import annotations
 
-from jaxllm.models.config.read import Config, positive
+from jaxllm.models.config.read import Config
 from jaxllm.models.config.spec import ModelSpec
-from jaxllm.models.config.transformer import LLAMA_NAMES, Parts, transformer_spec
+from jaxllm.models.config.transformer import LLAMA_NAMES, Parts, one_window, transformer_spec
 from jaxllm.nn.decoder import Decoder
 from jaxllm.nn.linear import Init
 
@@ -21,8 +21,7 @@ NAMES = LLAMA_NAMES
 
 def spec(hf: Config) -> ModelSpec:
     """The spec of a complete configuration. Raises ConfigError."""
-    window = None if hf.get("sliding_window") is None else positive(hf, "sliding_window")
-    return transformer_spec(hf, lambda layer: window)
+    return transformer_spec(hf, one_window(hf))
 
 
 def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:

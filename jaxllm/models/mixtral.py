@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from jaxllm.models.config.mixture import mixture, mixture_names, mixture_spec, routed
-from jaxllm.models.config.read import Config, positive
+from jaxllm.models.config.read import Config
 from jaxllm.models.config.spec import ModelSpec
-from jaxllm.models.config.transformer import LLAMA_NAMES, Parts, transformer_spec
+from jaxllm.models.config.transformer import LLAMA_NAMES, Parts, one_window, transformer_spec
 from jaxllm.nn.blocks import Block
 from jaxllm.nn.decoder import Decoder
 from jaxllm.nn.linear import Init
@@ -25,8 +25,7 @@ SIZES = ("num_local_experts", "intermediate_size")
 
 def spec(hf: Config) -> ModelSpec:
     """The spec of a complete configuration. Raises ConfigError."""
-    window = None if hf.get("sliding_window") is None else positive(hf, "sliding_window")
-    return mixture_spec(transformer_spec(hf, lambda layer: window), mixture(hf, *SIZES))
+    return mixture_spec(transformer_spec(hf, one_window(hf)), mixture(hf, *SIZES))
 
 
 def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:

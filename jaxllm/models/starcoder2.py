@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from jaxllm.models.config.read import Config, flag, positive
+from jaxllm.models.config.read import Config, flag
 from jaxllm.models.config.spec import ModelSpec
-from jaxllm.models.config.transformer import LLAMA_NAMES, Parts, transformer_spec
+from jaxllm.models.config.transformer import LLAMA_NAMES, Parts, one_window, transformer_spec
 from jaxllm.nn.blocks import Block
 from jaxllm.nn.decoder import Decoder
 from jaxllm.nn.linear import Init
@@ -28,8 +28,7 @@ NAMES = {
 
 def spec(hf: Config) -> ModelSpec:
     """The spec of a complete configuration. Raises ConfigError."""
-    window = None if hf.get("sliding_window") is None else positive(hf, "sliding_window")
-    return transformer_spec(hf, lambda layer: window)
+    return transformer_spec(hf, one_window(hf))
 
 
 def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:

@@ -94,36 +94,6 @@ class NormedHeads(nnx.Module):
         return jnp.concatenate([self.q_norm(q), self.k_norm(k), v], axis=2), rotation
 
 
-class NormedAfterTurning(nnx.Module):
-    """Queries and keys that turn here already, and then norms of each head."""
-
-    def __init__(self, norms: tuple[RMSNorm, RMSNorm], heads: Heads):
-        self.q_norm, self.k_norm = norms
-        self.heads = heads
-
-    def __call__(self, row_TXCH: Array, queries: int, rotation: Rotation) -> tuple[Array, Rotation]:
-        q, k, v = _split(row_TXCH, queries)
-        turned = (
-            self._normed(x, norm, rotation) for x, norm in ((q, self.q_norm), (k, self.k_norm))
-        )
-        done = rotation._replace(
-            cos_TF=jnp.ones_like(rotation.cos_TF), sin_TF=jnp.zeros_like(rotation.sin_TF)
-        )
-        return jnp.concatenate([*turned, v], axis=2), done
-
-    def _normed(self, x_TXCH: Array, norm: RMSNorm, rotation: Rotation) -> Array:
-        """As transformers: in float32, rounded after the turn and after the norm."""
-        first, second = jnp.split(x_TXCH.astype(jnp.float32), 2, axis=-1)
-        wider = ((0, 0), (0, first.shape[-1] - rotation.cos_TF.shape[1]))
-        cos = jnp.pad(rotation.cos_TF, wider)[:, None, None]
-        sin = jnp.pad(rotation.sin_TF, wider)[:, None, None]
-        halves = [first * cos - second * sin, second * cos + first * sin]
-        x = jnp.concatenate(halves, axis=-1).astype(x_TXCH.dtype).astype(jnp.float32)
-        mean = jnp.sum(x * x, axis=-1, keepdims=True) / self.heads.dim
-        scaled = x * lax.rsqrt(mean + norm.eps) * norm.weight[...].astype(jnp.float32)
-        return scaled.astype(x_TXCH.dtype)
-
-
 class TurnedNorms(nnx.Module):
     """Norms of each query head and of each key head, of width `dim`, after they have turned."""
 

@@ -185,6 +185,16 @@ class Scheduler:
         """Send every running request back to the queue, in order, to be computed again."""
         self._recompute(list(self._running))
 
+    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        """Forget every cached prefix; returns whether it did. While requests run it does so only
+        with `reset_running_requests`, which computes them again."""
+        if self.running:
+            if not reset_running_requests:
+                return False
+            self.preempt_all()
+        self.forget_prefixes()
+        return True
+
     def reset(self) -> None:
         """Forget every request and prefix, whatever their state. All slots and pages are free
         afterwards."""

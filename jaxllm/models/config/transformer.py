@@ -283,6 +283,12 @@ def window_start(hf: Config) -> int:
     return first
 
 
+def one_window(hf: Config) -> Callable[[int], int | None]:
+    """`sliding_window` for every layer, where it is given. Raises ConfigError."""
+    window = None if hf.get("sliding_window") is None else positive(hf, "sliding_window")
+    return lambda layer: window
+
+
 def layer_window(hf: Config) -> Callable[[int], int | None]:
     """The sliding window of each layer where `layer_types`, or `use_sliding_window` with
     `max_window_layers`, decide it. Raises ConfigError when they contradict each other."""
@@ -295,9 +301,9 @@ def layer_window(hf: Config) -> Callable[[int], int | None]:
     if types is None:
         first = window_start(hf) if window is not None else layers
         return lambda layer: window if window is not None and layer >= first else None
-    if window is None and "sliding_attention" in types:
+    if window is None and SLIDING in types:
         raise ConfigError(
             "config.json: layer_types has sliding_attention, "
             "which needs use_sliding_window and sliding_window"
         )
-    return lambda layer: window if types[layer] == "sliding_attention" else None
+    return lambda layer: window if types[layer] == SLIDING else None
