@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
+from jaxllm.messages import GenerateRequest, PoolingRequest
+from jaxllm.server.engine.streams import Stream
 from jaxllm.server.errors import ApiError
 from jaxllm.server.openai.bodies import ClientGone, until_gone
 from jaxllm.server.state import ServerState
@@ -56,6 +59,16 @@ class Endpoint:
     async def _run(self, request: Any, gone: asyncio.Future[None], send: Any) -> None:
         """Run it and send the reply. `gone` is done when the client has gone."""
         raise NotImplementedError
+
+    def _submit(
+        self, requests: Sequence[GenerateRequest | PoolingRequest], gone: asyncio.Future[None]
+    ) -> Stream:
+        """Send requests to the engine; their stream fails when the client goes."""
+        stream = self._state.client.submit(requests)
+        gone.add_done_callback(
+            lambda _: stream.fail(ClientGone()) if not gone.cancelled() else None
+        )
+        return stream
 
 
 def has_many_ids(prompt: Any) -> bool:

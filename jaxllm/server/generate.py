@@ -69,12 +69,9 @@ class Generate(Endpoint):
                 lengths,
                 changed_options(request),
             )
-        stream = self._state.client.submit(requests)
+        stream = self._submit(requests, gone)
         if structure is not None:
             stream.field_names["structured_outputs"] = structure.field
-        gone.add_done_callback(
-            lambda _: stream.fail(ClientGone()) if not gone.cancelled() else None
-        )
         try:
             if request.stream:
                 await send_stream(stream, reply, send)

@@ -16,7 +16,7 @@ from jaxllm.messages import PoolingRequest
 from jaxllm.pooled import result
 from jaxllm.server.endpoint import Endpoint, send_json
 from jaxllm.server.errors import ApiError, bad_request
-from jaxllm.server.openai.bodies import ClientGone, unless_gone
+from jaxllm.server.openai.bodies import unless_gone
 from jaxllm.server.pooling.requests import Options
 from jaxllm.tokenizer import Pair, Tokenizer
 
@@ -70,11 +70,8 @@ class PoolingEndpoint(Endpoint):
             )
             for number, prompt in enumerate(prompts)
         ]
-        stream = self._state.client.submit(requests)
+        stream = self._submit(requests, gone)
         stream.field_names["prompt"] = self.param
-        gone.add_done_callback(
-            lambda _: stream.fail(ClientGone()) if not gone.cancelled() else None
-        )
         vectors: dict[int, np.ndarray] = {}
         try:
             while not stream.done:
