@@ -6,5 +6,7 @@ from __future__ import annotations
 BUDGETS = (0.1, 2.0)
 # Jobs that wait for each lane, at most
 MAX_WAITING = (4096, 32)
+# Bytes of these jobs together; one alone may be larger
+MAX_WAITING_BYTES = (256 << 20, 64 << 20)
 MEMORY_BYTES = 2 << 30  # address space of the renderer's process
 MAX_MARKED = 1 << 16  # control tokens that are kept as text: 12 µs of the tokenizer's time each

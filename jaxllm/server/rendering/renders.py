@@ -12,7 +12,12 @@ import orjson
 
 from jaxllm.background.process import JobLate, JobLost, JobProcess, python_command
 from jaxllm.server.errors import ApiError, bad_request, overloaded, sanitize, shutting_down
-from jaxllm.server.rendering.limits import BUDGETS, MAX_WAITING, MEMORY_BYTES
+from jaxllm.server.rendering.limits import (
+    BUDGETS,
+    MAX_WAITING,
+    MAX_WAITING_BYTES,
+    MEMORY_BYTES,
+)
 
 COMMAND = python_command("jaxllm.server.rendering.worker")
 
@@ -29,12 +34,9 @@ class RenderProcess(JobProcess):
     ) -> None:
         super().__init__({"facts": facts, "seconds": seconds}, command)
 
-    def reply_to(self, job: dict[str, Any]) -> dict[str, Any]:
-        """The reply to a job, see `worker`. Raises JobLost, always after `end_process`."""
-        try:
-            line = orjson.dumps(job) + b"\n"
-        except orjson.JSONEncodeError as error:
-            return {"error": f"the conversation cannot be rendered: {error}; nest it less deeply"}
+    def reply_to(self, line: bytes) -> dict[str, Any]:
+        """The reply to an encoded job, see `worker`. Raises JobLost, always after
+        `end_process`."""
         try:
             with self._lock:
                 return self._run(line, closings=0)
@@ -59,6 +61,7 @@ class Renders:
             for lane in range(len(BUDGETS))
         ]
         self._waiting = [0] * len(BUDGETS)
+        self._bytes = [0] * len(BUDGETS)  # of the jobs that wait
         self._closed = False
 
     def start(self) -> None:
@@ -76,7 +79,7 @@ class Renders:
         Raises:
             ApiError: the template refused it, it costs too much, or the queue is full.
         """
-        job = {"arguments": arguments, "sanitize": sanitized, "max_chars": max_chars}
+        job = encoded({"arguments": arguments, "sanitize": sanitized, "max_chars": max_chars})
         for lane in range(len(BUDGETS)):
             reply = await self._reply(lane, job)
             if "text" in reply:
@@ -85,16 +88,18 @@ class Renders:
                 break
         raise refusal(reply, max_chars)
 
-    async def _reply(self, lane: int, job: dict[str, Any]) -> dict[str, Any]:
+    async def _reply(self, lane: int, job: bytes) -> dict[str, Any]:
         if self._closed:
             raise shutting_down()
-        if self._waiting[lane] >= MAX_WAITING[lane]:
+        waiting, size = self._waiting[lane], self._bytes[lane] + len(job)
+        if waiting >= MAX_WAITING[lane] or (waiting and size > MAX_WAITING_BYTES[lane]):
             raise overloaded(
-                f"{self._waiting[lane]} conversations wait to be rendered, which is the limit; "
-                "try again later",
+                f"{waiting} conversations wait to be rendered, {self._bytes[lane]} bytes; the limits "
+                f"are {MAX_WAITING[lane]} and {MAX_WAITING_BYTES[lane]}; try again later",
                 "render_queue_full",
             )
         self._waiting[lane] += 1
+        self._bytes[lane] = size
         try:
             return await asyncio.get_running_loop().run_in_executor(
                 self._lanes[lane], self._processes[lane].reply_to, job
@@ -103,6 +108,7 @@ class Renders:
             raise overloaded(sanitize(str(error)), "template_renderer_lost") from None
         finally:
             self._waiting[lane] -= 1
+            self._bytes[lane] -= len(job)
 
     async def shut_down(self) -> None:
         """End the processes at once; who waits for them gets a 503. May be called again."""
@@ -110,6 +116,15 @@ class Renders:
         await asyncio.gather(*(asyncio.to_thread(one.end_process) for one in self._processes))
         for threads in self._lanes:
             threads.shutdown(wait=False)
+
+
+def encoded(job: dict[str, Any]) -> bytes:
+    """A job as the worker reads it. Raises ApiError(400) on one that nests too deeply."""
+    try:
+        return orjson.dumps(job) + b"\n"
+    except orjson.JSONEncodeError as error:
+        text = f"the conversation cannot be rendered: {error}; nest it less deeply"
+        raise refusal({"error": text}, 0) from None
 
 
 def refusal(reply: dict[str, Any], max_chars: int) -> ApiError:

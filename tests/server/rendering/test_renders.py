@@ -16,7 +16,7 @@ import pytest
 from jaxllm.chat_template import TemplateInput
 from jaxllm.server.errors import ApiError
 from jaxllm.server.rendering import renders as module
-from jaxllm.server.rendering.renders import RenderProcess, Renders
+from jaxllm.server.rendering.renders import RenderProcess, Renders, encoded
 from jaxllm.tokenizer import Tokenizer
 from tests.server.harness import Running
 from tests.server.processes import await_gone
@@ -145,6 +145,27 @@ def test_a_full_queue_is_a_503(hostile: Tokenizer, monkeypatch: pytest.MonkeyPat
     asyncio.run(main())
 
 
+def test_bytes_that_wait_are_bounded_and_one_conversation_may_be_larger(
+    hostile: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "BUDGETS", (60.0,))
+    monkeypatch.setattr(module, "MAX_WAITING_BYTES", (1000,))
+
+    async def main() -> None:
+        async with rendering(hostile) as renders:
+            long = "y" * 2000
+            assert await text_of(renders, long) == long
+            slow = asyncio.ensure_future(text_of(renders, "hang"))
+            await met(lambda: renders._waiting == [1])
+            error = await refused(renders, long)
+            assert (error.status, error.code) == (503, "render_queue_full")
+            assert "the limits are 4096 and 1000" in error.message
+            slow.cancel()
+            await met(lambda: renders._bytes == [0])
+
+    asyncio.run(main())
+
+
 def test_who_is_killed_from_outside_is_replaced(hostile: Tokenizer) -> None:
     async def main() -> None:
         async with rendering(hostile) as renders:
@@ -187,7 +208,7 @@ def test_a_kill_in_the_middle_of_a_conversation_is_a_503(
 def test_a_renderer_inherits_no_socket_and_ends_with_its_parents_pipe(hostile: Tokenizer) -> None:
     own = RenderProcess(hostile.template_facts(), 1.0)
     job = {"arguments": arguments("hello"), "sanitize": True, "max_chars": 99}
-    assert own.reply_to(job) == {"text": "hello"}
+    assert own.reply_to(encoded(job)) == {"text": "hello"}
     assert own._process is not None and own._process.stdin is not None
     process = psutil.Process(own._process.pid)
     (fork,) = process.children()
@@ -198,7 +219,7 @@ def test_a_renderer_inherits_no_socket_and_ends_with_its_parents_pipe(hostile: T
         assert not [name for name in names.values() if name.startswith("socket:")]
         one.send_signal(signal.SIGTERM)  # as service managers send to every process
         one.send_signal(signal.SIGINT)
-    assert own.reply_to(job) == {"text": "hello"}
+    assert own.reply_to(encoded(job)) == {"text": "hello"}
     own._process.stdin.close()
     psutil.wait_procs([process], 20)
     assert not fork.is_running()
