@@ -249,6 +249,7 @@ class Chat(Generate):
         spec = replace(
             super().reply_spec(request, prompts),
             role=role,
+            hides_reasoning=not request.include_reasoning,
             new_pipeline=new_pipeline(
                 request, self._state.formats, self._prompt_end(request, prompts[0])
             ),

@@ -58,6 +58,8 @@ SGLANG_FIELDS = frozenset(
 )
 # Options of vLLM's form; SGLang's own `priority` aside
 BESIDE_PROMPT = tuple(name for name in (*WIRE_OPTIONS, *STRUCTURE_FIELDS) if name != "priority")
+# Fields about what vLLM's form leaves out of its reply
+TEXT_ALONE = ("logprobs", "prompt_logprobs", "stream_options", "echo")
 NATIVE_FIELDS = COMPLETION_FIELDS | SGLANG_FIELDS
 
 
@@ -91,7 +93,8 @@ def parse_native(body: dict[str, Any], rules: Rules) -> NativeRequest:
 def _parse_vllm(body: dict[str, Any], rules: Rules) -> NativeRequest:
     """Sampling options beside `prompt`; the reply repeats the prompt, so there is one."""
     _refuse(body, ("sampling_params",), "send options beside prompt")
-    own = {"model": body.get("model") or rules.served[0], "echo": None, "logprobs": None}
+    _refuse(body, TEXT_ALONE, "the reply is text alone; send the request to /v1/completions")
+    own = {"model": body.get("model") or rules.served[0]}
     found = parse_completion(body | own, rules)
     if len(found.prompts) != 1:
         raise bad_request(f"prompt must be one prompt here, got {len(found.prompts)}", "prompt")

@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 
 from jaxllm.messages import TextDelta, TokenLogprobs
-from jaxllm.server.openai.parts_reply import PartsReply
+from jaxllm.server.openai.parts_reply import PartsReply, by_token, is_thinking
 from jaxllm.server.openai.replies import Choice, unpack_delta
 from jaxllm.server.parsing.parts import Part, Reasoning, Text, ToolArguments, ToolEnd, ToolStart
 
@@ -37,13 +37,22 @@ class ChatReply(PartsReply):
 
     def _full_chunks(self, choice: Choice, delta: TextDelta) -> list[bytes]:
         """The first carries the log-probabilities, the last the finish reason."""
+        if self.parsed and len(delta.token_ids) > 1:
+            each = by_token(delta, self._names)
+            return [chunk for one in each for chunk in self._full_chunks(choice, one)]
+        thought = is_thinking(choice)
         deltas = self._deltas(choice, delta)
         ends = delta.finish_reason is not None
+        logprobs = None
+        if deltas or not self._hidden(choice, thought):
+            logprobs = self._logprobs(unpack_delta(delta))
+        if not deltas and logprobs is None and not ends:
+            return []
         # A chunk of its own, unless the answer ends with text
         if not deltas or (ends and not deltas[-1].startswith(CONTENT)):
             deltas.append(b"{}")
         rest: list[dict[str, Any]] = [{"logprobs": None, "finish_reason": None} for _ in deltas]
-        rest[0]["logprobs"] = self._logprobs(unpack_delta(delta))
+        rest[0]["logprobs"] = logprobs
         if ends:
             rest[-1] |= {"finish_reason": finish_reason(choice), "stop_reason": delta.stop_reason}
         return [

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import codecs
+from collections.abc import Iterable, Iterator
 from typing import Any
 
+import msgspec
 import orjson
 
 from jaxllm.messages import TextDelta, TokenLogprobs
@@ -34,11 +36,16 @@ class PartsReply(Reply):
     def add_delta(self, prompt: int, delta: TextDelta) -> None:
         """Add a delta to a reply that is sent whole: to `Choice.parts`, or to `Choice.text` when
         nothing is parsed."""
-        super().add_delta(prompt, delta)
-        if self.parsed:
-            choice = self._choices[prompt * self._n + delta.index]
-            choice.text.clear()
-            choice.parts += self._parts(choice, delta)
+        if not self.parsed:
+            return super().add_delta(prompt, delta)
+        for one in self._by_token(delta):
+            choice = self._update_choice(prompt, one)
+            thought = is_thinking(choice)
+            parts = self._parts(choice, one)
+            choice.parts += parts
+            if one.logprobs is not None and (parts or not self._hidden(choice, thought)):
+                choice.token_ids += one.token_ids
+                choice.packed += one.logprobs
 
     def usage(self) -> dict[str, Any]:
         """As of every reply, with the tokens of reasoning where it is told apart."""
@@ -59,6 +66,15 @@ class PartsReply(Reply):
             parts += pipeline.finish()
         return parts if len(parts) < 2 else merged(parts)
 
+    def _by_token(self, delta: TextDelta) -> Iterable[TextDelta]:
+        """The deltas of its tokens: ranked choices come as one, and a thought may end within."""
+        return (delta,) if len(delta.token_ids) < 2 else by_token(delta, self._names)
+
+    def _hidden(self, choice: Choice, thought: bool) -> bool:
+        """Whether a token that completed no part is one of hidden reasoning; `thought`: the text
+        before it ended within reasoning."""
+        return self._spec.hides_reasoning and (thought or is_thinking(choice))
+
     def _entries(self, found: Iterable[TokenLogprobs]) -> list[orjson.Fragment]:
         """Log-probabilities of tokens and of their alternatives."""
         return [
@@ -75,3 +91,35 @@ class PartsReply(Reply):
             "logprob": finite(logprob),
             "bytes": list(self._names.token_bytes(id)),
         }
+
+
+def is_thinking(choice: Choice) -> bool:
+    """Whether the text so far ends within reasoning."""
+    return choice.pipeline is not None and choice.pipeline.thinking
+
+
+def by_token(delta: TextDelta, names: TokenNames) -> Iterator[TextDelta]:
+    """A delta for each token of one, as if they had come one at a time. Text that is not a token's
+    own comes with the last."""
+    ids, text, at = delta.token_ids, delta.text.encode(), 0
+    packed = delta.logprobs
+    width = 0 if packed is None else len(packed) // len(ids)
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    for number, id in enumerate(ids):
+        last = number == len(ids) - 1
+        own = names.token_bytes(id)
+        end = len(text) if last else at + len(own) if text.startswith(own, at) else at
+        row = None if packed is None else packed[number * width :][:width]
+        piece, at = decoder.decode(text[at:end], last), end
+        if last:
+            yield msgspec.structs.replace(delta, token_ids=[id], text=piece, logprobs=row)
+        else:
+            cached = delta.num_cached_tokens
+            yield TextDelta(
+                id=delta.id,
+                index=delta.index,
+                token_ids=[id],
+                text=piece,
+                logprobs=row,
+                num_cached_tokens=cached,
+            )

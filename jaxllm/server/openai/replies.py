@@ -53,6 +53,7 @@ class ReplySpec:
         prompt_logprobs: top entries of the field of that name; None leaves it out.
         role: role of a chat's answer.
         new_pipeline: makes the parser of one choice; None leaves text as it is.
+        hides_reasoning: log-probabilities of reasoning's tokens are left out, too.
     """
 
     prompts: list[list[int]]
@@ -62,6 +63,7 @@ class ReplySpec:
     prompt_logprobs: int | None = None
     role: str = "assistant"
     new_pipeline: Callable[[], Pipeline] | None = None
+    hides_reasoning: bool = False
 
 
 @dataclass(slots=True)

@@ -229,7 +229,10 @@ BODIES: dict[str, Schema] = {
     "ChatRequest": form(["messages"], **CHAT_MEMBERS),
     "MessagesRequest": form(["messages", "max_tokens"], **MESSAGES_MEMBERS),
     "CountTokensRequest": form(["messages"], **MESSAGES_MEMBERS | {"max_tokens": IGNORED_FIELD}),
-    "GenerateRequest": either(form(["prompt"], **COMPLETION_MEMBERS), form(**SGLANG_MEMBERS)),
+    "GenerateRequest": either(
+        form(["prompt"], **COMPLETION_MEMBERS | refused(dict.fromkeys(native.TEXT_ALONE, ()))),
+        form(**SGLANG_MEMBERS),
+    ),
     "TokenizeRequest": form(**TOKENIZE_MEMBERS),
     "InputRequest": form(**INPUT_MEMBERS),
     "ScoreRequest": form(

@@ -35,6 +35,7 @@ from jaxllm.server.responses.compact import NOT_HERE
 from jaxllm.server.responses.items import MAX_ITEMS
 from jaxllm.server.responses.routes import LISTED, MAX_LISTED
 
+KINDS: dict[type, Schema] = {str: STRING, int: INTEGER, dict: OBJECT}
 METADATA: Schema = {
     "type": "object",
     "additionalProperties": {"type": "string", "maxLength": requests.MAX_VALUE},
@@ -54,7 +55,8 @@ MEMBERS: dict[str, Schema] = {
         name: unsupported(()) | {"description": f"Not supported here; send {here}."}
         for name, here in requests.RENAMED.items()
     },
-    **ignored(IGNORED | {"client_metadata", "prompt_cache_options", "max_tool_calls"}),
+    **ignored(IGNORED),
+    **{name: field(KINDS[kind], "Without effect.") for name, kind in requests.PLAIN.items()},
     "input": field(either(STRING, array(OBJECT, maxItems=MAX_ITEMS)), "A text, or items."),
     "instructions": field(STRING, "What the system says first."),
     "previous_response_id": field(STRING, "The stored response that this one continues."),

@@ -94,8 +94,8 @@ class Renders:
         waiting, size = self._waiting[lane], self._bytes[lane] + len(job)
         if waiting >= MAX_WAITING[lane] or (waiting and size > MAX_WAITING_BYTES[lane]):
             raise overloaded(
-                f"{waiting} conversations wait to be rendered, {self._bytes[lane]} bytes; the limits "
-                f"are {MAX_WAITING[lane]} and {MAX_WAITING_BYTES[lane]}; try again later",
+                f"{waiting} conversations wait to be rendered, {self._bytes[lane]} bytes; "
+                f"the limits are {MAX_WAITING[lane]} and {MAX_WAITING_BYTES[lane]}; retry later",
                 "render_queue_full",
             )
         self._waiting[lane] += 1

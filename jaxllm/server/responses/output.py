@@ -5,7 +5,7 @@ One item is open at a time; a part of another kind closes it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxllm.server.parsing.parts import Part, Reasoning, Text, ToolArguments, ToolEnd, ToolStart
@@ -40,19 +40,21 @@ class Output:
         self._open: Item | None = None
         self._logprobs: list[Any] = []  # of tokens whose text may still become a part
 
-    def feed(self, parts: Iterable[Part], logprobs: Iterable[Any] = ()) -> list[Event]:
-        """The events of the parts that some tokens complete. `logprobs` are those of the tokens, if
-        these may be text of the reply, which alone shows its own."""
-        self._logprobs += logprobs
+    def feed(self, parts: Sequence[Part], logprobs: list[Any] | None = None) -> list[Event]:
+        """The events of the parts that some tokens complete. `logprobs` are those of the tokens;
+        None if they cannot be text of the reply, which alone shows its own."""
+        waiting, self._logprobs = self._logprobs, []
         events: list[Event] = []
+        new = logprobs or []
         for part in parts:
             if isinstance(part, Text):
-                events += self._more(Message, part.text, self._logprobs)
+                events += self._more(Message, part.text, waiting + new)
+                new = []
             else:
                 events += self._part(part)
-            self._logprobs = []
-        if isinstance(self._open, Call):
-            self._logprobs = []
+            waiting = []
+        if not parts and logprobs is not None and not isinstance(self._open, Call):
+            self._logprobs = waiting + new
         return events
 
     def finish(self, complete: bool) -> list[Event]:
@@ -110,7 +112,7 @@ class SummaryOutput(Output):
         super().__init__(origins, summarised, sealed)
         self._summary = Compaction(0)
 
-    def feed(self, parts: Iterable[Part], logprobs: Iterable[Any] = ()) -> list[Event]:
+    def feed(self, parts: Sequence[Part], logprobs: list[Any] | None = None) -> list[Event]:
         """The text of the reply is the summary; it is sent as a whole."""
         for part in parts:
             if isinstance(part, Text):

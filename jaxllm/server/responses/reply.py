@@ -10,8 +10,9 @@ import orjson
 
 from jaxllm.messages import TextDelta
 from jaxllm.server.errors import ApiError
-from jaxllm.server.openai.parts_reply import PartsReply
+from jaxllm.server.openai.parts_reply import PartsReply, is_thinking
 from jaxllm.server.openai.replies import ReplySpec, TokenNames, unpack_delta
+from jaxllm.server.parsing.parts import Text
 from jaxllm.server.responses.output import Output
 from jaxllm.server.responses.output_items import Event
 from jaxllm.server.responses.requests import ResponsesRequest
@@ -140,9 +141,11 @@ class ResponsesReply(PartsReply):
     def _grow(self, prompt: int, delta: TextDelta) -> list[Event]:
         """The events of a delta's parts."""
         choice = self._update_choice(prompt, delta)
-        thinking = choice.pipeline is not None and choice.pipeline.thinking
+        thought = is_thinking(choice)
         parts = self._parts(choice, delta)
-        logprobs = () if thinking else self._entries(unpack_delta(delta) or ())
+        thought = thought or is_thinking(choice)
+        of_text = not thought or any(isinstance(part, Text) for part in parts)
+        logprobs = self._entries(unpack_delta(delta) or ()) if of_text else None
         return self.answer.output.feed(parts, logprobs)
 
     def _status(self) -> str:

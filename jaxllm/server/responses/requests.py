@@ -71,6 +71,13 @@ REPEATED = (
     "instructions metadata max_output_tokens max_tool_calls previous_response_id prompt_cache_key "
     "safety_identifier user"
 ).split()
+# Fields that change nothing here
+PLAIN: dict[str, type] = {
+    **dict.fromkeys("user service_tier safety_identifier prompt_cache_key".split(), str),
+    **dict.fromkeys(("prompt_cache_retention", "verbosity"), str),
+    **dict.fromkeys(("client_metadata", "prompt_cache_options"), dict),
+    "max_tool_calls": int,  # of hosted tools
+}
 # Fields about answers, which a summary is none of
 OF_ANSWERS = frozenset({"tools", "tool_choice", "parallel_tool_calls", "text"})
 _PLACE = re.compile(r"tools\[(\d+)\](?:\.function)?")
@@ -276,6 +283,8 @@ def read_shown(body: dict[str, Any], tools: Tools, reasoning: dict[str, Any]) ->
     check_metadata(body)
     text = read_field(body, "text", dict, {})
     choice = body.get("tool_choice")
+    for name, kind in PLAIN.items():
+        read_optional(body, name, kind)
     return {
         **{name: body.get(name) for name in REPEATED},
         "metadata": body.get("metadata") or {},

@@ -6,6 +6,7 @@ stored response continues it, and count as long.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,11 +27,13 @@ class Turn:
 
     Attributes:
         users: later turns that are kept, and the stored response whose turn it is.
+        number: counts turns as they are made.
     """
 
     before: Turn | None
     items: list[Encoded] = field(default_factory=list)
     users: int = 0
+    number: int = field(default_factory=itertools.count().__next__)
 
     @property
     def size(self) -> int:
@@ -97,7 +100,8 @@ class ResponseStore:
     ):
         self._max_responses, self._max_bytes, self._clock = max_responses, max_bytes, clock
         self._stored: dict[str, Stored] = {}  # oldest first
-        self._items: dict[tuple[Owner, str], Encoded] = {}
+        # Copies of items, by the numbers of their turns
+        self._items: dict[tuple[Owner, str], dict[int, bytes]] = {}
         self.bytes = 0
 
     def __len__(self) -> int:
@@ -110,10 +114,11 @@ class ResponseStore:
         return found if found is not None and found.owner == owner else None
 
     def find_item(self, id: str, owner: Owner) -> bytes | None:
-        """The JSON of an item of a stored response or of a turn before."""
+        """The JSON of an item of a stored response or of a turn before, as the latest turn has
+        it."""
         self._trim()
-        found = self._items.get((owner, id))
-        return None if found is None else found[1]
+        copies = self._items.get((owner, id))
+        return None if copies is None else copies[max(copies)]
 
     def keep(self, stored: Stored) -> None:
         """Store a response."""
@@ -174,11 +179,13 @@ class ResponseStore:
             if turn.users:
                 return
             self.bytes -= turn.size
-            for item in turn.items:
-                if self._items.get((owner, item[0])) is item:
-                    del self._items[owner, item[0]]
+            for id, _ in turn.items:
+                copies = self._items.get((owner, id), {})
+                copies.pop(turn.number, None)
+                if not copies:
+                    self._items.pop((owner, id), None)
             turn = turn.before
 
     def _index(self, turn: Turn, owner: Owner) -> None:
-        for item in turn.items:
-            self._items[owner, item[0]] = item
+        for id, item in turn.items:
+            self._items.setdefault((owner, id), {})[turn.number] = item

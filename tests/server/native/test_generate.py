@@ -150,6 +150,13 @@ def test_an_error_names_the_option_once(server: Running) -> None:
         ({"text": "a", "stream": "yes"}, "stream"),
         ({"prompt": "a", "temperature": 3}, "temperature"),
         ({"prompt": "a", "sampling_params": {"n": 2}}, "sampling_params"),
+        ({"prompt": "a", "logprobs": 1}, "logprobs"),
+        ({"prompt": "a", "prompt_logprobs": 0}, "prompt_logprobs"),
+        ({"prompt": "a", "echo": False}, "echo"),
+        (
+            {"prompt": "a", "stream": True, "stream_options": {"include_usage": True}},
+            "stream_options",
+        ),
         ({"text": "a", "temperature": 0.5}, "temperature"),
         ({"text": "a", "guided_regex": "a"}, "guided_regex"),
         ({"text": "a", "priority": 1}, "priority"),

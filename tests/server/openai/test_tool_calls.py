@@ -143,6 +143,23 @@ def test_reasoning_may_be_left_out(server: Running, client: openai.OpenAI) -> No
         assert getattr(choice.message, "reasoning", None) is None
 
 
+@pytest.mark.parametrize("size", [8, 40])
+def test_reasoning_that_is_left_out_has_no_log_probabilities(
+    server: Running, client: openai.OpenAI, size: int
+) -> None:
+    script(server, THOUGHT + "Hello, you.", size=size)
+    texts = [
+        size * at + size > THOUGHT.index("</think>") + len("</think>")
+        for at in range(len(server.control.pieces))
+    ]
+    for way in (ask, streamed):
+        shown = way(client, logprobs=True, extra_body={"include_reasoning": False})
+        assert shown.message.content == "Hello, you."
+        assert len(shown.logprobs.content) <= sum(texts)
+        assert len(shown.logprobs.content) >= -(-len("Hello, you.") // size)
+        assert len(way(client, logprobs=True).logprobs.content) == len(texts)
+
+
 def test_without_parallel_calls_the_first_is_told(server: Running, client: openai.OpenAI) -> None:
     script(server, CALL + "\n" + CALL)
     assert calls(ask(client)) == [WEATHER, WEATHER]

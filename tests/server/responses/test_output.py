@@ -280,3 +280,21 @@ def test_log_probabilities_of_markers_and_calls_are_left_out():
     out.feed(call("add", "{}"), ["x"])
     out.finish(True)
     assert out.items[1]["content"][0]["logprobs"] == ["<", "b"]
+
+
+def test_a_token_that_ends_a_thought_and_begins_the_text_keeps_its_log_probability():
+    out = output()
+    out.feed([Reasoning("a")])
+    out.feed([Reasoning("b"), Text("c")], ["b</think>c"])
+    out.feed([Text("d")], ["d"])
+    out.finish(True)
+    assert out.items[1]["content"][0]["logprobs"] == ["b</think>c", "d"]
+
+
+def test_what_seemed_text_before_a_hidden_thought_leaves_no_log_probability():
+    out = output()
+    out.feed([], ["<"])
+    out.feed([], None)
+    out.feed([Text("d")], ["d"])
+    out.finish(True)
+    assert out.items[0]["content"][0]["logprobs"] == ["d"]

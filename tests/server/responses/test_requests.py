@@ -72,6 +72,12 @@ def says(role: str, text: str) -> dict[str, Any]:
         ({"tools": [{"type": "web_search"}]}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"chat_template": "x"}, "chat_template"),
+        *(
+            ({name: 5}, name)
+            for name in ("user", "service_tier", "safety_identifier", "prompt_cache_key")
+        ),
+        *(({"max_tool_calls": wrong}, "max_tool_calls") for wrong in ("5", True, 1.5, [1])),
+        ({"client_metadata": "x"}, "client_metadata"),
         ({"stream_options": {"include_obfuscation": False}}, "stream_options"),
     ],
 )

@@ -110,6 +110,29 @@ def test_a_turn_may_continue_one_that_was_forgotten_meanwhile():
     assert store.bytes == 0
 
 
+def item(store: ResponseStore, id: str, text: bytes, before: Turn | None = None) -> Stored:
+    """A stored response whose only item is a copy of `item`."""
+    one = Stored(id, ANN, Turn(before, [("item", text)]), 1, b"")
+    store.keep(one)
+    return one
+
+
+def test_an_item_is_its_latest_copy_whatever_was_deleted_meanwhile():
+    store = ResponseStore()
+    first = item(store, "a", b"old")
+    continued = Turn(first.turn, [("item", b"new")])
+    store.drop(first)
+    store.keep(second := Stored("b", ANN, continued, 1, b""))
+    assert store.find_item("item", ANN) == b"new"
+    third = item(store, "c", b"newest", continued)
+    assert store.find_item("item", ANN) == b"newest"
+    store.drop(third)
+    assert store.find_item("item", ANN) == b"new"
+    store.drop(second)
+    assert store.find_item("item", ANN) is None
+    assert not store._items
+
+
 def test_what_a_response_gains_while_it_is_made_counts():
     store = ResponseStore()
     one = stored("a")
