@@ -6,19 +6,16 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jaxllm.nn.contexts.dense import heads
-from pallas_kernels.add_norm import reference
+from jaxllm.nn.contexts.dense import DenseContext, heads
 from pallas_kernels.rope_write import HeadRows
 
 
-class FusedContext:
+class FusedContext(DenseContext):
     """Causal attention over packed rows through the vendor's fused kernel. Tokens arrive flat, row
     after row, in bfloat16."""
 
-    prompt_length_T = None  # only dynamic RoPE scaling needs it
-    add_norm = staticmethod(reference.add_norm)
-
     def __init__(self, rows: int, segment_BT: jax.Array | None = None):
+        super().__init__()
         self._rows = rows
         self._mask = (
             None

@@ -8,6 +8,7 @@ import pathlib
 import random
 import sys
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -98,6 +99,26 @@ def test_decoding_with_the_cache_gives_the_golden_tokens(model):
     assert greedy(model, [g["prompt_ids"] for g in goldens], [16] * len(goldens), STOP) == [
         g["answer_ids"] for g in goldens
     ]
+
+
+def test_attention_for_training_on_a_gpu_gives_the_dense_ones_losses(monkeypatch):
+    attention = jax.nn.dot_product_attention
+
+    def portable(*args, **options):
+        assert [x.dtype for x in args] == [jnp.bfloat16] * 3  # all that cuDNN takes
+        return attention(*args, **options | {"implementation": "xla"})
+
+    monkeypatch.setattr(jax.nn, "dot_product_attention", portable)
+    graph, state = nnx.split(create(TINY))
+    token_BT = np.random.default_rng(0).integers(0, TINY["vocab_size"], (2, 24), np.int32)
+    segment_BT = np.repeat([[0, 0, 1], [0, 1, 1]], 8, axis=1).astype(np.int32)
+    position_BT = np.tile(np.arange(24, dtype=np.int32), (2, 1))
+    rows = Rows(token_BT, segment_BT, position_BT, np.ones_like(token_BT))
+    dense = train.loss_of(graph, state, rows)
+    monkeypatch.setattr(train, "can_fuse", lambda dtype: True)
+    fused, gradient = jax.value_and_grad(train.loss_of, argnums=1)(graph, state, rows)
+    assert abs(float(fused - dense)) < 1e-2
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
 
 
 def test_goldens_answer_rightly():
