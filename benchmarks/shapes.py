@@ -140,6 +140,55 @@ SHAPES: dict[str, dict[str, Any]] = {
         "head_dim": 64,
         "tie_word_embeddings": True,
     },
+    "bge-base-en-v1.5": {
+        "model_type": "bert",
+        "architectures": ["BertModel"],
+        "hidden_act": "gelu",
+        "layer_norm_eps": 1e-12,
+        "max_position_embeddings": 512,
+        "type_vocab_size": 2,
+        "pad_token_id": 0,
+        "hidden_size": 768,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 12,
+        "vocab_size": 30522,
+        "num_attention_heads": 12,
+    },
+    "bge-m3": {
+        "model_type": "xlm-roberta",
+        "architectures": ["XLMRobertaModel"],
+        "hidden_act": "gelu",
+        "layer_norm_eps": 1e-5,
+        "max_position_embeddings": 8194,
+        "type_vocab_size": 1,
+        "bos_token_id": 0,
+        "pad_token_id": 1,
+        "eos_token_id": 2,
+        "hidden_size": 1024,
+        "intermediate_size": 4096,
+        "num_hidden_layers": 24,
+        "vocab_size": 250002,
+        "num_attention_heads": 16,
+    },
+    "modernbert-base": {
+        "model_type": "modernbert",
+        "architectures": ["ModernBertModel"],
+        "hidden_activation": "gelu",
+        "norm_eps": 1e-5,
+        "max_position_embeddings": 8192,
+        "local_attention": 128,
+        "global_attn_every_n_layers": 3,
+        "global_rope_theta": 160000.0,
+        "local_rope_theta": 10000.0,
+        "bos_token_id": 50281,
+        "eos_token_id": 50282,
+        "pad_token_id": 50283,
+        "hidden_size": 768,
+        "intermediate_size": 1152,
+        "num_hidden_layers": 22,
+        "vocab_size": 50368,
+        "num_attention_heads": 12,
+    },
     "tiny": {  # for trying a benchmark out
         "model_type": "qwen3",
         "architectures": ["Qwen3ForCausalLM"],
@@ -158,7 +207,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 2,
     },
 }
-ALWAYS = {"hidden_act": "silu", "torch_dtype": "bfloat16"}
+ALWAYS = {"hidden_act": "silu", "torch_dtype": "bfloat16"}  # unless a shape says otherwise
 
 
 def engine_options(model: str) -> dict[str, Any]:
@@ -176,7 +225,7 @@ def write(name: str, root: Path) -> Path:
         raise SystemExit(f"there is no shape {name!r}; one of {', '.join(SHAPES)}")
     directory = root / name
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / "config.json").write_text(json.dumps(SHAPES[name] | ALWAYS, indent=1))
+    (directory / "config.json").write_text(json.dumps(ALWAYS | SHAPES[name], indent=1))
     return directory
 
 

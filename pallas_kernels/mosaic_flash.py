@@ -1,4 +1,4 @@
-"""What the Hopper kernels of paged decode and extend have in common: the parameters of a compiled
+"""What the Hopper kernels of attention have in common: the parameters of a compiled
 kernel, rings of shared memory, and steps of online softmax on the tensor cores.
 
 A ring's entry i lies in slot i % slots. The producer waits until a slot is free, copies a tile into
@@ -32,21 +32,33 @@ class AttentionSpec:
     """What one compiled kernel is specialised to.
 
     Attributes:
-        K, G, H, C: KV heads, query heads of each, head dimension, tokens of a page.
-        dtype: of queries and output; kv_dtype: of 8-bit pages, else None.
-        scale, window, softcap: as in `AttentionOptions`.
+        K, G, H: KV heads, query heads of each, head dimension.
+        dtype: of queries and output.
+        scale, softcap: as in `AttentionOptions`.
         interpret: Pallas' `interpret`, for machines without a GPU.
     """
 
     K: int
     G: int
     H: int
-    C: int
     dtype: Any
     scale: float
-    window: int | None
     softcap: float | None
     interpret: Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class PagedSpec(AttentionSpec):
+    """The same of a kernel over pages.
+
+    Attributes:
+        C: tokens of a page.
+        window: as in `AttentionOptions`.
+        kv_dtype: of 8-bit pages, else None.
+    """
+
+    C: int
+    window: int | None
     kv_dtype: str | None = None
 
     @property
@@ -127,3 +139,43 @@ def zero_from(v: Any, size: int, H: int, count: Array) -> None:
         piece[...] = jnp.where(token < count - base, values, jnp.zeros_like(values))
 
     plgpu.commit_smem()
+
+
+def fold(
+    spec: AttentionSpec,
+    carry: Carry,
+    scores: Array,
+    mask: Callable[[Array], Array] | None,
+    ready: Callable[[], Any],
+    p_sm: Any,
+) -> Carry:
+    """One step of online softmax: scores `[ROWS, keys]`, then the values that `ready()` waits for.
+
+    `mask` makes scores -inf where a row does not see a key; None means that every row sees every
+    key.
+    """
+    acc, top, total = carry
+    factor = spec.scale * LOG2E
+    if spec.softcap is not None:
+        scores = jnp.tanh(scores * (spec.scale / spec.softcap))
+        factor = spec.softcap * LOG2E
+    if mask is not None:
+        scores = mask(scores)
+    new_top = jnp.maximum(top, scores.max(axis=1) * factor)
+    decay = jnp.exp2(top - new_top)
+    p = jnp.exp2(scores * factor - lax.broadcast_in_dim(new_top, scores.shape, [0]))
+    acc = acc * lax.broadcast_in_dim(decay, acc.shape, [0])
+    total = total * decay + p.sum(axis=1)
+    p16 = p.astype(spec.dtype)
+    acc, total, new_top, p16 = lax.optimization_barrier((acc, total, new_top, p16))
+    values = ready()
+    return add_product(acc, weights_operand(p16, p_sm), values, spec.interpret), new_top, total
+
+
+def finish(carry: Carry) -> tuple[Array, Array]:
+    """The output `[ROWS, H]` and the log2 of the sum of weights; rows that saw nothing give zeros
+    and -inf."""
+    acc, top, total = carry
+    lse = top + jnp.log2(total)
+    total = jnp.where(total > 0, total, 1.0)
+    return acc / lax.broadcast_in_dim(total, acc.shape, [0]), lse

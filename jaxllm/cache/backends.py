@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 from jax.typing import DTypeLike
 
 from jaxllm.config import ATTENTION_BACKENDS, ConfigError
-from pallas_kernels import paged_decode, paged_extend
+from pallas_kernels import paged_decode, paged_extend, segment_attention
+from pallas_kernels.backends import UnknownBackend
 
 FALLBACK = "xla"
 HOPPER = "9.0"
@@ -24,7 +25,7 @@ HOMES = {
 
 @dataclass(frozen=True)
 class Backend:
-    """A back end of both attention ops.
+    """A back end of all attention ops of a model.
 
     Attributes:
         reason: Of the choice.
@@ -38,31 +39,55 @@ class Backend:
 
 @dataclass(frozen=True)
 class Shapes:
-    """Shapes that a back end may refuse.
+    """Shapes over pages that a back end may refuse.
 
     Attributes:
         group: Query heads per KV head.
         kv_dtype: The pages' type; None = `dtype`.
     """
 
+    fallback: ClassVar[str] = FALLBACK
     dtype: DTypeLike
     head_dim: int
     page_size: int
     group: int
     kv_dtype: DTypeLike | None = None
 
+    def check(self, name: str, width: int) -> None:
+        """Raise ValueError if a back end does not take these shapes with heads of `width`."""
+        q = jax.ShapeDtypeStruct((1, self.group, width), self.dtype)
+        pages = jax.ShapeDtypeStruct((1, 1, self.page_size, width), self.kv_dtype or self.dtype)
+        for op in (paged_decode, paged_extend):
+            op.BACKENDS.check(name, q, pages, pages)
 
-def choose_backend(device: Any, shapes: Shapes, asked: str | None = None) -> Backend:
+
+@dataclass(frozen=True)
+class SegmentShapes:
+    """Shapes of an encoder, which has no pages."""
+
+    fallback: ClassVar[str] = "reference"
+    dtype: DTypeLike
+    head_dim: int
+
+    def check(self, name: str, width: int) -> None:
+        """As of `Shapes`. Raises UnknownBackend for a back end that this op does not have."""
+        heads = jax.ShapeDtypeStruct((1, 1, width), self.dtype)
+        segment_attention.BACKENDS.check(name, heads, heads, heads)
+
+
+def choose_backend(
+    device: Any, shapes: Shapes | SegmentShapes, asked: str | None = None
+) -> Backend:
     """The back end that was asked for; else the device's own; else, where that does not take these
     shapes, the fallback. Raises ConfigError when the one asked for cannot run here."""
     own, reason = own_backend(device)
     if asked is not None:
         _check_asked(device, shapes, asked, own)
         return _stored(asked, "as asked", shapes)
-    refused = refusal(own, shapes)
+    refused = reason if own == FALLBACK else refusal(own, shapes)
     if refused is None:
         return _stored(own, reason, shapes)
-    return Backend(FALLBACK, refused, shapes.head_dim)
+    return Backend(shapes.fallback, refused, shapes.head_dim)
 
 
 def stored_dim(name: str, head_dim: int) -> int:
@@ -70,7 +95,7 @@ def stored_dim(name: str, head_dim: int) -> int:
     return next((width for width in WIDTHS.get(name, ()) if width >= head_dim), head_dim)
 
 
-def _stored(name: str, reason: str, shapes: Shapes) -> Backend:
+def _stored(name: str, reason: str, shapes: Shapes | SegmentShapes) -> Backend:
     width = stored_dim(name, shapes.head_dim)
     if width != shapes.head_dim:
         reason = f"{reason}; heads of {shapes.head_dim} are stored as {width}, with zeros"
@@ -96,21 +121,17 @@ def tile_tokens(name: str) -> int:
     return HOPPER_TILE if name == "mosaic_gpu" else 1
 
 
-def refusal(name: str, shapes: Shapes) -> str | None:
+def refusal(name: str, shapes: Shapes | SegmentShapes) -> str | None:
     """The reason why a back end does not take these shapes, with heads as it wants them; None when
-    both ops do."""
-    width = stored_dim(name, shapes.head_dim)
-    q = jax.ShapeDtypeStruct((1, shapes.group, width), shapes.dtype)
-    pages = jax.ShapeDtypeStruct((1, 1, shapes.page_size, width), shapes.kv_dtype or shapes.dtype)
-    for op in (paged_decode, paged_extend):
-        try:
-            op.BACKENDS.check(name, q, pages, pages)
-        except ValueError as error:
-            return str(error)
+    all ops do."""
+    try:
+        shapes.check(name, stored_dim(name, shapes.head_dim))
+    except (ValueError, UnknownBackend) as error:
+        return str(error)
     return None
 
 
-def _check_asked(device: Any, shapes: Shapes, asked: str, own: str) -> None:
+def _check_asked(device: Any, shapes: Shapes | SegmentShapes, asked: str, own: str) -> None:
     if asked not in ATTENTION_BACKENDS:
         raise ConfigError(
             f"--attention-backend must be one of {', '.join(ATTENTION_BACKENDS)}, got {asked!r:.80}"

@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import jax
 from jax import Array
 from jax.sharding import Mesh
 
 from jaxllm.cache.row_kernels import RowKernels
 from pallas_kernels.rope_write import HeadRows, rotated
-from pallas_kernels.segment_attention import segment_attention
+from pallas_kernels.segment_attention import BACKENDS, segment_attention
+
+# Jitted, so that a kernel is lowered once, not for every layer
+_segment_attention = jax.jit(
+    segment_attention, static_argnames=("longest", "scale", "window", "backend")
+)
 
 
 class SegmentContext(RowKernels):
     """Tokens of the same prompt see each other, whatever their order.
 
     Args:
-        segment_T: number of each token's prompt.
+        first_T, end_T: the first token of each token's prompt, and its end; equal for a token of
+            none.
         longest: tokens of the longest prompt.
     """
 
     prompt_length_T: Array | None = None
 
-    def __init__(self, segment_T: Array, longest: int, backend: str, mesh: Mesh):
+    def __init__(self, first_T: Array, end_T: Array, longest: int, backend: str, mesh: Mesh):
         super().__init__(backend, mesh)
-        self._segment_T, self._longest = segment_T, longest
+        self._segments, self._longest, self._backend = (first_T, end_T), longest, backend
+        self._plans: dict[int | None, Any] = {}  # by window, one for all layers with it
 
     def attend(
         self,
@@ -40,12 +50,21 @@ class SegmentContext(RowKernels):
         """
         assert softcap is None and sinks is None, "encoders have neither"
         q_TNH, k_TKH, v_TKH = (x.reshape(x.shape[0], -1, x.shape[-1]) for x in rotated(rows))
-        return segment_attention(
+        return _segment_attention(
             q_TNH,
             k_TKH,
             v_TKH,
-            self._segment_T,
+            *self._segments,
             longest=self._longest,
             scale=scale,
             window=window,
+            plan=self._plan(window),
+            backend=self._backend,
         )
+
+    def _plan(self, window: int | None) -> Any:
+        """The back end's plan, or None where it makes none."""
+        planner = BACKENDS.planner(self._backend)
+        if planner is not None and window not in self._plans:
+            self._plans[window] = planner(*self._segments, window=window)
+        return self._plans.get(window)

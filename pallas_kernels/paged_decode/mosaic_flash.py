@@ -16,8 +16,8 @@ from pallas_kernels.mosaic_flash import (
     LOG2E,
     NEVER,
     ROWS,
-    AttentionSpec,
     Carry,
+    PagedSpec,
     add_product,
     product,
     weights_operand,
@@ -43,7 +43,7 @@ class Tuning(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Spec(AttentionSpec):
+class Spec(PagedSpec):
     """What one compiled kernel is specialised to.
 
     K and G are those of thread blocks: a KV head with more query heads than a block takes has

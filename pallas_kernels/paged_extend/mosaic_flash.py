@@ -1,25 +1,16 @@
-"""Sizes of the Hopper kernel of paged extend, and the steps of its online softmax on the tensor
+"""Sizes of the Hopper kernel of paged extend, and its own steps of online softmax on the tensor
 cores."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.mosaic_flash import (
-    LOG2E,
-    NEVER,
-    ROWS,
-    AttentionSpec,
-    Carry,
-    add_product,
-    weights_operand,
-)
+from pallas_kernels.mosaic_flash import LOG2E, NEVER, ROWS, Carry, PagedSpec
 
 
 class Tuning(NamedTuple):
@@ -33,7 +24,7 @@ class Tuning(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Spec(AttentionSpec):
+class Spec(PagedSpec):
     """What one compiled kernel is specialised to.
 
     Attributes:
@@ -81,39 +72,11 @@ class Spec(AttentionSpec):
         return (40, 232) if self.kv_dtype is None else (88, 208)
 
 
-def fold(
-    spec: Spec,
-    carry: Carry,
-    scores: Array,
-    query: Array | None,
-    ready: Callable[[], Any],
-    p_sm: Any,
-) -> Carry:
-    """One step of online softmax: scores `[ROWS, size]`, then the values that `ready()` waits for.
+def causal(spec: Spec, query: Array, scores: Array) -> Array:
+    """Scores `[ROWS, size]`, -inf where a row's token does not see a key.
 
-    `query` is the position of the first row's token less that of the first key; None means that
-    every row sees every key.
+    `query` is the position of the first row's token less that of the first key.
     """
-    acc, top, total = carry
-    factor = spec.scale * LOG2E
-    if spec.softcap is not None:
-        scores = jnp.tanh(scores * (spec.scale / spec.softcap))
-        factor = spec.softcap * LOG2E
-    if query is not None:
-        scores = _mask(spec, scores, query)
-    new_top = jnp.maximum(top, scores.max(axis=1) * factor)
-    decay = jnp.exp2(top - new_top)
-    p = jnp.exp2(scores * factor - lax.broadcast_in_dim(new_top, scores.shape, [0]))
-    acc = acc * lax.broadcast_in_dim(decay, acc.shape, [0])
-    total = total * decay + p.sum(axis=1)
-    p16 = p.astype(spec.dtype)
-    acc, total, new_top, p16 = lax.optimization_barrier((acc, total, new_top, p16))
-    values = ready()
-    return add_product(acc, weights_operand(p16, p_sm), values, spec.interpret), new_top, total
-
-
-def _mask(spec: Spec, scores: Array, query: Array) -> Array:
-    """-inf where a row's token does not see a key."""
     row = plgpu.broadcasted_iota(jnp.int32, (ROWS,), 0, layout=plgpu.Layout.WGMMA.reduce(1))
     if spec.share > 1:
         row = lax.div(row, jnp.int32(spec.share))
@@ -154,12 +117,3 @@ def add_sinks(carry: Carry, sinks: list[Array], here: Array) -> Carry:
         jnp.where(sink_of_row > NEVER, jnp.exp2(sink_of_row - new_top), 0.0),
     )
     return acc * lax.broadcast_in_dim(decay, acc.shape, [0]), new_top, total * decay + weight
-
-
-def finish(carry: Carry) -> tuple[Array, Array]:
-    """The output `[ROWS, H]` and the log2 of the sum of weights; rows that saw nothing give zeros
-    and -inf."""
-    acc, top, total = carry
-    lse = top + jnp.log2(total)
-    total = jnp.where(total > 0, total, 1.0)
-    return acc / lax.broadcast_in_dim(total, acc.shape, [0]), lse

@@ -3,6 +3,7 @@ producer and one or two compute warpgroups."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,11 +13,11 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.mosaic_flash import ROWS, Carry, merged, product, start
+from pallas_kernels.mosaic_flash import ROWS, Carry, finish, fold, merged, product, start
 from pallas_kernels.mosaic_gpu import TILED, PageTable, await_flag, drain, launch, raise_flag, take
 from pallas_kernels.paged_extend import mosaic_narrow as narrow
 from pallas_kernels.paged_extend.mosaic_copies import Share, Unit, copy_part, produce
-from pallas_kernels.paged_extend.mosaic_flash import Spec, add_sinks, finish, fold, merge
+from pallas_kernels.paged_extend.mosaic_flash import Spec, add_sinks, causal, merge
 from pallas_kernels.paged_extend.plan import SPLIT_FIELDS, ExtendPlan
 
 
@@ -251,9 +252,12 @@ def _attend_tiles(
             plgpu.barrier_wait(sm["v_full"].at[at])
             return sm["v"].at[at]
 
-        query = unit.position + wg * spec.tokens - t * spec.size if masked else None
+        mask = None
+        if masked:
+            query = unit.position + wg * spec.tokens - t * spec.size
+            mask = functools.partial(causal, spec, query)
         carry = fold(
-            spec, carry, scores, query, ready, None if spec.interpret is None else sm["p"].at[wg]
+            spec, carry, scores, mask, ready, None if spec.interpret is None else sm["p"].at[wg]
         )
         plgpu.barrier_arrive(sm["v_free"].at[at])
         return carry

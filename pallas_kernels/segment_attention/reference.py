@@ -13,7 +13,8 @@ def segment_attention(
     q_TNH: Array,
     k_TKH: Array,
     v_TKH: Array,
-    segment_T: Array,
+    first_T: Array,
+    end_T: Array,
     *,
     longest: int,
     scale: float,
@@ -29,30 +30,30 @@ def segment_attention(
     rest = -tokens % BLOCK
     width = BLOCK + 2 * reach
 
-    def beside(x: Array, value: int) -> Array:
-        sides = ((reach, reach + rest), *((0, 0) for _ in x.shape[1:]))
-        return jnp.pad(x, sides, constant_values=value)
+    def beside(x: Array) -> Array:
+        return jnp.pad(x, ((reach, reach + rest), (0, 0), (0, 0)))
 
-    k_SKH, v_SKH, segment_S = beside(k_TKH, 0), beside(v_TKH, 0), beside(segment_T, -1)
+    k_SKH, v_SKH = beside(k_TKH), beside(v_TKH)
     precision = lax.Precision.HIGHEST if q_TNH.dtype == jnp.float32 else None
 
-    def attend(given: tuple[Array, Array, Array]) -> Array:
-        first, q_QNH, segment_Q = given
-        k_WKH, v_WKH, segment_W = (
-            lax.dynamic_slice_in_dim(x, first, width) for x in (k_SKH, v_SKH, segment_S)
-        )
+    def attend(given: tuple[Array, Array, Array, Array]) -> Array:
+        start, q_QNH, first_Q, end_Q = given
+        k_WKH, v_WKH = (lax.dynamic_slice_in_dim(x, start, width) for x in (k_SKH, v_SKH))
         q_QKGH = q_QNH.reshape(BLOCK, k_WKH.shape[1], -1, dim)
         score_KGQW = scale * jnp.einsum(
             "qkgh,wkh->kgqw", q_QKGH, k_WKH, precision=precision, preferred_element_type=jnp.float32
         )
-        distance_QW = jnp.arange(width)[None, :] - reach - jnp.arange(BLOCK)[:, None]
-        seen_QW = (segment_Q[:, None] == segment_W[None, :]) & (jnp.abs(distance_QW) <= reach)
+        place_W = jnp.arange(width)[None, :] - reach
+        seen_QW = (jnp.abs(place_W - jnp.arange(BLOCK)[:, None]) <= reach) & (
+            (place_W + start >= first_Q[:, None]) & (place_W + start < end_Q[:, None])
+        )
         score_KGQW = jnp.where(seen_QW, score_KGQW, jnp.finfo(jnp.float32).min)
-        weight_KGQW = jax.nn.softmax(score_KGQW, axis=-1).astype(v_WKH.dtype)
+        weight_KGQW = jnp.where(seen_QW, jax.nn.softmax(score_KGQW, axis=-1), 0)
+        weight_KGQW = weight_KGQW.astype(v_WKH.dtype)
         o_QKGH = jnp.einsum("kgqw,wkh->qkgh", weight_KGQW, v_WKH, precision=precision)
         return o_QKGH.reshape(BLOCK, heads, dim)
 
     q_BQNH = jnp.pad(q_TNH, ((0, rest), (0, 0), (0, 0))).reshape(-1, BLOCK, heads, dim)
-    segment_BQ = jnp.pad(segment_T, (0, rest), constant_values=-2).reshape(-1, BLOCK)
-    o_BQNH = lax.map(attend, (jnp.arange(q_BQNH.shape[0]) * BLOCK, q_BQNH, segment_BQ))
+    seen = (jnp.pad(x, (0, rest)).reshape(-1, BLOCK) for x in (first_T, end_T))
+    o_BQNH = lax.map(attend, (jnp.arange(q_BQNH.shape[0]) * BLOCK, q_BQNH, *seen))
     return o_BQNH.reshape(-1, heads, dim)[:tokens]

@@ -1,53 +1,131 @@
-"""Attention within segments, against every pair of tokens at once."""
+"""Attention within segments: every back end against every pair of tokens at once."""
 
 from __future__ import annotations
+
+import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.segment_attention import segment_attention
+from pallas_kernels.segment_attention import mosaic_gpu, segment_attention
+from pallas_kernels.segment_attention.cases import CASES, SCALE, Case, Inputs, expected, inputs
+from pallas_kernels.segment_attention.mosaic_gpu import Tuning
+from pallas_kernels.segment_attention.plan import SIZE, plan
+from tests.pallas_kernels.places import (
+    card,
+    launch_options,
+    pick,
+    places,
+    poison_outputs,
+    relative_error,
+    shape_of,
+    slow_places,
+)
 
-LENGTHS = (1, 130, 7, 60, 128)  # then tokens of padding
+RAGGED = Case(name="", lengths=(150, 3, 90), rest=40, heads=2, kv_heads=1)
+by_name = functools.partial(pytest.mark.parametrize, "case", ids=lambda case: case.name)
 
 
-def every_pair(
-    q: np.ndarray, k: np.ndarray, v: np.ndarray, segment: np.ndarray, window: int | None
-) -> np.ndarray:
-    """The definition with all scores in memory, in float64."""
-    k, v = (np.repeat(x, q.shape[1] // x.shape[1], axis=1).astype(np.float64) for x in (k, v))
-    score = 0.3 * np.einsum("tnh,snh->nts", q.astype(np.float64), k)
-    place = np.arange(len(segment))
-    seen = segment[:, None] == segment[None, :]
-    seen &= np.abs(place[:, None] - place[None, :]) <= (len(segment) if window is None else window)
-    weight = np.exp(np.where(seen, score, -np.inf))
-    return np.einsum("nts,snh->tnh", weight / weight.sum(-1, keepdims=True), v)
-
-
-@pytest.mark.parametrize("window", [None, 0, 5, 200])
-@pytest.mark.parametrize("kv_heads", [4, 2])
-def test_tokens_see_their_own_segment_within_the_window(window: int | None, kv_heads: int) -> None:
-    rng, tokens = np.random.default_rng(0), 400
-    segment = np.repeat(np.arange(len(LENGTHS) + 1), [*LENGTHS, tokens - sum(LENGTHS)])
-    q = rng.standard_normal((tokens, 4, 8), np.float32)
-    k, v = (rng.standard_normal((tokens, kv_heads, 8), np.float32) for _ in "kv")
-    found = segment_attention(
-        *map(jnp.asarray, (q, k, v, segment)), longest=130, scale=0.3, window=window
-    )
-    used = sum(LENGTHS)  # padding is one segment, which may be longer than any prompt
-    expected = every_pair(q, k, v, segment, window)
-    np.testing.assert_allclose(np.asarray(found)[:used], expected[:used], atol=2e-6)
-    assert np.isfinite(np.asarray(found)).all()
+@by_name(CASES)
+def test_tokens_see_their_own_segment_within_the_window(case: Case) -> None:
+    given = inputs(case)
+    longest = max(case.lengths, default=1)
+    options = {"longest": longest, "scale": SCALE, "window": case.window}
+    found = segment_attention(*map(jnp.asarray, given), **options, backend="reference")
+    np.testing.assert_allclose(np.asarray(found), expected(given, case.window), atol=1e-5)
 
 
 def test_no_array_has_the_scores_of_all_pairs() -> None:
     tokens, longest = 4096, 128
     x = jax.ShapeDtypeStruct((tokens, 2, 8), jnp.float32)
-    segment = jax.ShapeDtypeStruct((tokens,), jnp.int32)
-    text = str(
-        jax.make_jaxpr(
-            lambda q, k, v, s: segment_attention(q, k, v, s, longest=longest, scale=1.0)
-        )(x, x, x, segment)
+    bound = jax.ShapeDtypeStruct((tokens,), jnp.int32)
+    run = functools.partial(segment_attention, longest=longest, scale=1.0, backend="reference")
+    assert f"{tokens},{tokens}" not in str(jax.make_jaxpr(run)(x, x, x, bound, bound))
+
+
+def error(place: str, case: Case, dtype: str = "bfloat16", blocks: int = 132) -> float:
+    """Of the Hopper kernel over rounded inputs, with an output that starts as NaN."""
+    given = inputs(case)
+    rounded = [jnp.asarray(x, dtype) for x in given[:3]]
+    poison_outputs(place, shape_of(rounded[0]))
+    run = functools.partial(
+        mosaic_gpu.segment_attention,
+        longest=max(case.lengths, default=1),
+        scale=SCALE,
+        window=case.window,
+        tuning=Tuning(blocks),
+        **launch_options(place),
     )
-    assert f"{tokens},{tokens}" not in text
+    found = jax.jit(run)(*rounded, *given[3:])
+    exact = Inputs(*(np.asarray(x, np.float64) for x in rounded), *given[3:])
+    return relative_error(found, expected(exact, case.window))
+
+
+@places
+def test_a_hopper_block_takes_several_units_of_ragged_segments(place: str) -> None:
+    assert error(place, RAGGED, blocks=pick(place, 2, 132)) < 5e-3
+
+
+@slow_places
+@by_name(CASES)
+def test_the_hopper_kernel_equals_float64(place: str, case: Case) -> None:
+    assert error(place, case, "float16", blocks=pick(place, 3, 132)) < 1e-3
+
+
+@pytest.mark.parametrize("place", [card])
+@pytest.mark.parametrize("window", [None, 64])
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_ragged_batches_of_several_seeds_are_right_on_the_card(
+    place: str, head_dim: int, window: int | None
+) -> None:
+    for seed in range(3):
+        lengths = tuple(map(int, np.random.default_rng(seed).integers(1, 700, 9)))
+        case = Case(name="", lengths=lengths, rest=100, heads=4, head_dim=head_dim, window=window)
+        assert error(place, case) < 5e-3
+
+
+@by_name(CASES)
+def test_a_plan_meets_every_key_that_is_seen_and_masks_where_one_is_not(case: Case) -> None:
+    given = inputs(case)
+    made = plan(jnp.asarray(given.first), jnp.asarray(given.end), window=case.window)
+    place = np.arange(-(-case.tokens // SIZE) * SIZE)
+    seen_TS = (place >= made.begin_T[:, None]) & (place < made.end_T[:, None])
+    reach = np.abs(place[:, None] - place) <= (len(place) if case.window is None else case.window)
+    first, end = (np.pad(x, (0, len(place) - case.tokens)) for x in (given.first, given.end))
+    wanted = (place >= first[:, None]) & (place < end[:, None]) & reach
+    np.testing.assert_array_equal(seen_TS, wanted)
+    for i, (low, full_low, full_high, high) in enumerate(np.asarray(made.tiles_I4)):
+        assert 0 <= low <= full_low <= full_high <= high
+        tiles = seen_TS[i * SIZE : (i + 1) * SIZE].reshape(SIZE, -1, SIZE)
+        met = np.flatnonzero(tiles.any(axis=(0, 2)))
+        assert [low, high] == [*met[:1], *(met[-1:] + 1)] or (low == high and not len(met))
+        full = np.flatnonzero(tiles.all(axis=(0, 2)))
+        assert list(range(full_low, full_high)) == list(full)
+
+
+LOW = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.bfloat16)
+
+
+@pytest.mark.parametrize(("tokens", "head_dim", "window"), [(64, 64, None), (8192, 128, 64)])
+def test_the_hopper_kernel_lowers_for_cuda(tokens: int, head_dim: int, window: int | None) -> None:
+    x, bound = LOW((tokens, 12, head_dim)), jax.ShapeDtypeStruct((tokens,), jnp.int32)
+    run = functools.partial(mosaic_gpu.segment_attention, longest=512, scale=0.1, window=window)
+    traced = jax.jit(run).trace(x, x, x, bound, bound)
+    text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("mosaic_gpu_v2") == 1
+
+
+@pytest.mark.parametrize(
+    ("q", "k", "message"),
+    [
+        (LOW((8, 4, 64)), jax.ShapeDtypeStruct((8, 4, 64), "float32"), "k float32"),
+        (LOW((8, 4, 96)), LOW((8, 4, 96)), "head_dim 64 or 128"),
+        (LOW((8, 4, 64)), LOW((8, 3, 64)), "which divide the query heads"),
+    ],
+)
+def test_a_refusal_names_what_was_given(q: Any, k: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=f"mosaic_gpu segment_attention takes .*{message}"):
+        mosaic_gpu.check(q, k, k)

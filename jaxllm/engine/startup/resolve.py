@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from jaxllm import weights
-from jaxllm.cache.backends import Shapes, choose_backend, tile_tokens
+from jaxllm.cache.backends import SegmentShapes, Shapes, choose_backend, tile_tokens
 from jaxllm.cache.kv import page_bytes
 from jaxllm.config import KV_CACHE_DTYPES, ConfigError, EngineConfig, Resolved
 from jaxllm.engine.scheduling.buckets import Buckets
@@ -92,7 +92,10 @@ def resolve(
     spec = spec or read_spec(model_dir, Wish(config.runner, config.convert, config.hf_overrides))
     spec, dtype, kv_dtype = _model(config, model_dir, spec, platform)
     heads, page_size = spec.heads(shards), config.block_size or (16 if platform == "cpu" else 64)
-    shapes = Shapes(dtype, heads.dim, page_size, max(1, heads.query // heads.kv_stored), kv_dtype)
+    group = max(1, heads.query // heads.kv_stored)
+    shapes: Shapes | SegmentShapes = Shapes(dtype, heads.dim, page_size, group, kv_dtype)
+    if spec.pooling is not None and spec.pooling.bidirectional:
+        shapes = SegmentShapes(dtype, heads.dim)
     backend = choose_backend(mesh.devices.flat[0], shapes, config.attention_backend)
     spec = spec.with_heads_of(backend.head_dim)
     heads, graphdef, abstract = spec.heads(shards), *weights.abstract(spec, mesh, dtype)

@@ -22,6 +22,7 @@ from typing import Any
 COMPILER = Path(sys.prefix) / "cuda-compiler"
 SPEC = Path(__file__).with_name("h200.txtpb")
 PAGE_SIZE, PAGES, PAGES_PER_REQUEST, SLOTS, TOKENS, MOVED = 64, 4096, 512, 256, 8192, 8
+POOLS = ("pool", "encode")  # forwards of models that pool
 ITEM_BYTES = {"f32": 4, "s32": 4, "u32": 4, "bf16": 2, "u16": 2, "f8e4m3fn": 1, "pred": 1}
 
 
@@ -97,18 +98,25 @@ def _target(devices: int) -> Any:
 
 
 @functools.cache
-def _lattice(model: str, layers: int | None, kv_dtype: str, devices: int, pools: bool) -> Any:
+def _lattice(model: str, layers: int | None, kv_dtype: str, devices: int, kind: str) -> Any:
     """The lattice of a benchmark's shape with the limits that the engine takes on an H200; of an
-    embedding model of that shape where it `pools`."""
+    embedding model of that shape for a `kind` of its forwards, and "" for all others."""
     from benchmarks.shapes import ALWAYS, SHAPES
     from jaxllm.engine.scheduling.buckets import Buckets
     from jaxllm.mesh import make_mesh
     from jaxllm.pooling import Pooling
     from tests.engine.runtime.step_programs import lattice
 
-    embeds = Pooling(task="embed", modes=("last",), maps=(), size=SHAPES[model]["hidden_size"])
+    pools, mode = kind in POOLS, "cls" if kind == "encode" else "last"
+    embeds = Pooling(
+        task="embed",
+        modes=(mode,),
+        maps=(),
+        size=SHAPES[model]["hidden_size"],
+        bidirectional=kind == "encode",
+    )
     return lattice(
-        SHAPES[model] | ALWAYS | ({"num_hidden_layers": layers} if layers else {}),
+        ALWAYS | SHAPES[model] | ({"num_hidden_layers": layers} if layers else {}),
         make_mesh(devices),
         "mosaic_gpu",
         (Buckets.pooling if pools else Buckets.build)(SLOTS, TOKENS, "gpu"),
@@ -142,7 +150,7 @@ def reports_on(
     """
     from jaxllm.engine.runtime.programs import PROGRAMS
 
-    programs = _lattice(model, layers, kv_dtype, devices, kind == "pool")
+    programs = _lattice(model, layers, kv_dtype, devices, kind if kind in POOLS else "")
     keys = [key for key in programs.lattice if key.program == kind]
     keys.sort(key=lambda key: (PROGRAMS[kind].rows(key.sizes), programs.name(key)))
     return [

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Sequence
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.sharding import NamedSharding
@@ -28,7 +29,9 @@ def encode(
 ) -> Array:
     """float32 `[R, E]`, the vector of each prompt of `buffer`."""
     batch = layout.unpack(jax.device_put(buffer, local))
-    context = SegmentContext(batch["row"], longest, model.backend, model.mesh)
+    start, end = batch["start"], batch["start"] + batch["length"]
+    first_T, end_T = (jnp.pad(x, (0, 1))[batch["row"]] for x in (start, end))
+    context = SegmentContext(first_T, end_T, longest, model.backend, model.mesh)
     return model.rebuild(weights).encode(
         batch["token"], batch["position"], batch["second"], batch["start"], batch["length"], context
     )
@@ -43,7 +46,8 @@ def prompt_layout(tokens: int, prompts: int) -> Layout:
 
 
 def pack_prompts(chunks: Sequence[Chunk], tokens: int, prompts: int) -> np.ndarray:
-    """A buffer with these chunks, each a whole prompt. Padding tokens are of prompt R."""
+    """A buffer with these chunks, each a whole prompt. Padding tokens are of prompt R, which has
+    no tokens."""
     layout = prompt_layout(tokens, prompts)
     buffer = np.zeros(layout.size, np.int32)
     arrays, start = layout.views(buffer), 0
