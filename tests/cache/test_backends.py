@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import jax.numpy as jnp
 import pytest
 
-from jaxllm.cache.backends import Shapes, choose_backend
+from jaxllm.cache.backends import SegmentShapes, Shapes, choose_backend
 from jaxllm.config import ATTENTION_BACKENDS, ConfigError
 from pallas_kernels import paged_decode, paged_extend
 
@@ -137,3 +137,29 @@ def test_a_back_end_that_cannot_run_here_is_an_error_with_the_remedy(
 
 def test_both_ops_have_every_back_end_that_can_be_asked_for():
     assert set(paged_decode.BACKENDS) == set(paged_extend.BACKENDS) == set(ATTENTION_BACKENDS)
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "head_dim", "name", "said"),
+    [
+        (HOPPER, jnp.bfloat16, 64, "mosaic_gpu", "compute capability 9.0"),
+        (HOPPER, jnp.bfloat16, 32, "mosaic_gpu", "heads of 32 are stored as 64, with zeros"),
+        (HOPPER, jnp.float16, 96, "mosaic_gpu", "heads of 96 are stored as 128, with zeros"),
+        (HOPPER, jnp.float32, 64, "reference", "takes bfloat16 or float16"),
+        (HOPPER, jnp.bfloat16, 192, "reference", "takes head_dim 64 or 128"),
+        (AMPERE, jnp.bfloat16, 64, "reference", "8.0 has no kernel of its own"),
+        (TPU, jnp.bfloat16, 64, "reference", "segment_attention has no back end 'mosaic_tpu'"),
+        (CPU, jnp.float32, 32, "reference", "CPU"),
+    ],
+)
+def test_an_encoder_gets_the_kernel_of_hopper_or_the_reference_and_says_why(
+    device, dtype, head_dim, name, said
+):
+    backend = choose_backend(device, SegmentShapes(dtype, head_dim))
+    assert backend.name == name
+    assert said in backend.reason
+
+
+def test_an_encoder_refuses_a_back_end_that_it_does_not_have():
+    with pytest.raises(ConfigError, match="xla cannot run this model .*choose one of: reference"):
+        choose_backend(HOPPER, SegmentShapes(jnp.bfloat16, 64), "xla")

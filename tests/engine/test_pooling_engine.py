@@ -15,6 +15,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers.models import WordLevel
 
 from jaxllm import models
+from jaxllm.cache import backends
 from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.engine.load import load_engine
 from jaxllm.engine.pooling_engine import PoolingEngine
@@ -81,6 +82,11 @@ def golden(case: str) -> tuple[list[list[int]], list[np.ndarray]]:
     return [data[f"prompt_{i}"].tolist() for i in count], [data[f"vector_{i}"] for i in count]
 
 
+def params_of(case: str) -> PoolingParams | None:
+    """Options that give a golden's vectors: only those of some are normalised."""
+    return None if "Normalize" in json.dumps(CASES[case]) else RAW
+
+
 def second_texts(case: str) -> list[int]:
     """Where the second texts of a golden's prompts begin; empty where it has none."""
     data = np.load(GOLDENS / case / "golden.npz")
@@ -95,12 +101,21 @@ def assert_close(found: Sequence[np.ndarray], expected: Sequence[np.ndarray]) ->
 @pytest.mark.parametrize("case", CASES)
 def test_vectors_are_those_of_the_reference_together_and_alone(case: str) -> None:
     engine, (prompts, vectors) = make(case), golden(case)
-    raw = None if "Normalize" in json.dumps(CASES[case]) else RAW
-    seconds = second_texts(case)
+    raw, seconds = params_of(case), second_texts(case)
     assert_close(pool(engine, prompts, raw, seconds), vectors)
     engine.reset_prefix_cache()
     for index, (prompt, vector) in enumerate(zip(prompts, vectors, strict=True)):
         assert_close(pool(engine, [prompt], raw, seconds[index : index + 1]), [vector])
+
+
+@pytest.mark.parametrize("case", ["bert-mean", "modernbert-cls"])
+def test_an_encoder_with_wider_heads_gives_the_same_vectors(
+    case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(backends.WIDTHS, "reference", (12,))
+    engine, (prompts, vectors) = make(case), golden(case)
+    assert "heads of 8 are stored as 12, with zeros" in engine.resolved.attention_reason
+    assert_close(pool(engine, prompts, params_of(case)), vectors)
 
 
 def test_chunks_and_cached_prefixes_change_nothing() -> None:
