@@ -161,5 +161,5 @@ def test_an_encoder_gets_the_kernel_of_hopper_or_the_reference_and_says_why(
 
 
 def test_an_encoder_refuses_a_back_end_that_it_does_not_have():
-    with pytest.raises(ConfigError, match="xla cannot run this model .*choose one of: reference"):
+    with pytest.raises(ConfigError, match=r"xla cannot run this model .*choose one of: reference"):
         choose_backend(HOPPER, SegmentShapes(jnp.bfloat16, 64), "xla")

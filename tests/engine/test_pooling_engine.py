@@ -115,7 +115,7 @@ def test_an_encoder_with_wider_heads_gives_the_same_vectors(
     monkeypatch.setitem(backends.WIDTHS, "reference", (12,))
     engine, (prompts, vectors) = make(case), golden(case)
     assert "heads of 8 are stored as 12, with zeros" in engine.resolved.attention_reason
-    assert_close(pool(engine, prompts, params_of(case)), vectors)
+    assert_close(pool(engine, prompts, params_of(case), second_texts(case)), vectors)
 
 
 def test_chunks_and_cached_prefixes_change_nothing() -> None:
