@@ -11,27 +11,20 @@ from jax.sharding import Mesh
 from jaxllm.cache.row_kernels import RowKernels
 from pallas_kernels.rope_write import HeadRows, rotated
 from pallas_kernels.segment_attention import BACKENDS, segment_attention
+from pallas_kernels.segment_attention import Segments as Segments
 
 # Jitted, so that a kernel is lowered once, not for every layer
-_segment_attention = jax.jit(
-    segment_attention, static_argnames=("longest", "scale", "window", "backend")
-)
+_segment_attention = jax.jit(segment_attention, static_argnames=("scale", "window", "backend"))
 
 
 class SegmentContext(RowKernels):
-    """Tokens of the same prompt see each other, whatever their order.
-
-    Args:
-        first_T, end_T: the first token of each token's prompt, and its end; equal for a token of
-            none.
-        longest: tokens of the longest prompt.
-    """
+    """Tokens of the same prompt, which are `segments`, see each other, whatever their order."""
 
     prompt_length_T: Array | None = None
 
-    def __init__(self, first_T: Array, end_T: Array, longest: int, backend: str, mesh: Mesh):
+    def __init__(self, segments: Segments, backend: str, mesh: Mesh):
         super().__init__(backend, mesh)
-        self._segments, self._longest, self._backend = (first_T, end_T), longest, backend
+        self._segments, self._backend = segments, backend
         self._plans: dict[int | None, Any] = {}  # by window, one for all layers with it
 
     def attend(
@@ -54,8 +47,7 @@ class SegmentContext(RowKernels):
             q_TNH,
             k_TKH,
             v_TKH,
-            *self._segments,
-            longest=self._longest,
+            self._segments,
             scale=scale,
             window=window,
             plan=self._plan(window),
@@ -66,5 +58,5 @@ class SegmentContext(RowKernels):
         """The back end's plan, or None where it makes none."""
         planner = BACKENDS.planner(self._backend)
         if planner is not None and window not in self._plans:
-            self._plans[window] = planner(*self._segments, window=window)
+            self._plans[window] = planner(self._segments, window=window)
         return self._plans.get(window)

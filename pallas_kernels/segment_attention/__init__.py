@@ -7,6 +7,7 @@ from typing import Any
 from jax import Array
 
 from pallas_kernels.backends import Backends
+from pallas_kernels.segment_attention.segments import Segments as Segments
 
 BACKENDS = Backends(__name__, "segment_attention", ("reference", "mosaic_gpu"))
 
@@ -15,10 +16,8 @@ def segment_attention(
     q_TNH: Array,
     k_TKH: Array,
     v_TKH: Array,
-    first_T: Array,
-    end_T: Array,
+    segments: Segments,
     *,
-    longest: int,
     scale: float,
     window: int | None = None,
     plan: Any = None,
@@ -26,21 +25,11 @@ def segment_attention(
 ) -> Array:
     """softmax(q·k · scale) · v over the tokens of the same segment, `[T, N, H]`.
 
-    A token's segment is the tokens `first_T` to `end_T` (int32), itself included, at most `longest`
-    of them; a token of no segment, whose end is not after its first, gets zeros. A token sees those
-    at most `window` away; None sees all of its segment. Scores and sums are float32. `plan` is the
-    back end's plan of the same segments and window, from `BACKENDS.planner`; without one each call
-    makes it. Raises `UnknownBackend` for a name not in `BACKENDS`.
+    A token sees those of its segment at most `window` away; None sees all. A token of no segment
+    gets zeros. Scores and sums are float32. `plan` is the back end's plan of the same segments and
+    window, from `BACKENDS.planner`; without one each call makes it. Raises `UnknownBackend` for a
+    name not in `BACKENDS`.
     """
     options = {} if plan is None else {"plan": plan}
-    return BACKENDS[backend](
-        q_TNH,
-        k_TKH,
-        v_TKH,
-        first_T,
-        end_T,
-        longest=longest,
-        scale=scale,
-        window=window,
-        **options,
-    )
+    run = BACKENDS[backend]
+    return run(q_TNH, k_TKH, v_TKH, segments, scale=scale, window=window, **options)

@@ -23,17 +23,13 @@ from pallas_kernels.mosaic_flash import ROWS, AttentionSpec, finish, fold, produ
 from pallas_kernels.mosaic_gpu import TILED, drain, launch, take
 from pallas_kernels.segment_attention.plan import SIZE, SegmentPlan
 from pallas_kernels.segment_attention.plan import plan as plan
+from pallas_kernels.segment_attention.segments import Segments
 
+BLOCKS = 132  # at most, one a processor
 GROUPS = SIZE // ROWS  # compute warpgroups
 QUERIES = 2  # slots of queries
 STAGES = {64: 4, 128: 2}  # slots of keys and of values, by the width of a head
 REGISTERS = 40, 232  # of a thread of the producer, and of a compute warpgroup
-
-
-class Tuning(NamedTuple):
-    """Sizes that change speed alone."""
-
-    blocks: int = 132
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,27 +107,22 @@ def segment_attention(
     q_TNH: Array,
     k_TKH: Array,
     v_TKH: Array,
-    first_T: Array,
-    end_T: Array,
+    segments: Segments,
     *,
-    longest: int,
     scale: float,
     window: int | None = None,
     plan: SegmentPlan | None = None,
-    tuning: Tuning | None = None,
     interpret: Any = None,
 ) -> Array:
-    """See `pallas_kernels.segment_attention`. `longest` changes nothing here.
+    """See `pallas_kernels.segment_attention`. Raises what `check` raises.
 
-    Raises what `check` raises. `interpret` is a `plgpu.InterpretGPUParams` for machines without a
-    GPU.
+    `interpret` is a `plgpu.InterpretGPUParams` for machines without a GPU.
     """
     check(q_TNH, k_TKH, v_TKH)
-    planned = plan or _plan(first_T, end_T, window=window)
+    planned = plan or _plan(segments, window=window)
     tokens, N, H = q_TNH.shape
     rest, K = -tokens % SIZE, k_TKH.shape[1]
     whole = [jnp.pad(x, ((0, rest), (0, 0), (0, 0))) for x in (q_TNH, k_TKH, v_TKH)]
-    blocks = (tuning or Tuning()).blocks
     spec = Spec(
         K=K,
         G=N // K,
@@ -141,7 +132,7 @@ def segment_attention(
         softcap=None,
         interpret=interpret,
         T=tokens + rest,
-        blocks=min(blocks, (tokens + rest) // SIZE * N),
+        blocks=min(BLOCKS, (tokens + rest) // SIZE * N),
     )
     return _launch(spec, planned, *whole)[:tokens]
 
@@ -211,9 +202,9 @@ def _each_unit(spec: Spec, tiles_ref: Any, run: Callable[[Unit], None]) -> tuple
     def body(i: Array, done: Array) -> Array:
         at = block + i * spec.blocks
         tile = lax.div(at, N)
-        bounds = [tiles_ref[tile, field] for field in range(4)]
+        low, full_low, full_high, high = (tiles_ref[tile, field] for field in range(4))
         row = pl.multiple_of(tile * SIZE, SIZE)
-        unit = Unit(row, lax.rem(at, N), *bounds, i, done)
+        unit = Unit(row, lax.rem(at, N), low, full_low, full_high, high, i, done)
         run(unit)
         return done + unit.tiles
 

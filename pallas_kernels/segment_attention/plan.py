@@ -7,6 +7,8 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
+from pallas_kernels.segment_attention.segments import Segments
+
 SIZE = 128  # queries of a tile, and keys of a tile
 
 
@@ -26,10 +28,11 @@ class SegmentPlan(NamedTuple):
     tiles_I4: Array
 
 
-def plan(first_T: Array, end_T: Array, *, window: int | None) -> SegmentPlan:
+def plan(segments: Segments, *, window: int | None) -> SegmentPlan:
     """The plan of these segments; see `pallas_kernels.segment_attention`."""
-    rest = -first_T.shape[0] % SIZE
-    begin, end = (jnp.pad(x.astype(jnp.int32), (0, rest)) for x in (first_T, end_T))
+    sides = segments.first_T, segments.end_T
+    rest = -len(sides[0]) % SIZE
+    begin, end = (jnp.pad(x.astype(jnp.int32), (0, rest)) for x in sides)
     place = jnp.arange(begin.shape[0], dtype=jnp.int32)
     if window is not None:
         begin, end = jnp.maximum(begin, place - window), jnp.minimum(end, place + window + 1)

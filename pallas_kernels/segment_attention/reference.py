@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from pallas_kernels.segment_attention.segments import Segments
+
 BLOCK = 128  # queries
 
 
@@ -13,10 +15,8 @@ def segment_attention(
     q_TNH: Array,
     k_TKH: Array,
     v_TKH: Array,
-    first_T: Array,
-    end_T: Array,
+    segments: Segments,
     *,
-    longest: int,
     scale: float,
     window: int | None = None,
 ) -> Array:
@@ -26,7 +26,8 @@ def segment_attention(
     memory are those of one block.
     """
     tokens, heads, dim = q_TNH.shape
-    reach = min(longest - 1, tokens - 1) if window is None else min(longest - 1, window, tokens - 1)
+    reach = min(segments.longest - 1, tokens - 1)
+    reach = reach if window is None else min(reach, window)
     rest = -tokens % BLOCK
     width = BLOCK + 2 * reach
 
@@ -54,6 +55,6 @@ def segment_attention(
         return o_QKGH.reshape(BLOCK, heads, dim)
 
     q_BQNH = jnp.pad(q_TNH, ((0, rest), (0, 0), (0, 0))).reshape(-1, BLOCK, heads, dim)
-    seen = (jnp.pad(x, (0, rest)).reshape(-1, BLOCK) for x in (first_T, end_T))
+    seen = (jnp.pad(x, (0, rest)).reshape(-1, BLOCK) for x in (segments.first_T, segments.end_T))
     o_BQNH = lax.map(attend, (jnp.arange(q_BQNH.shape[0]) * BLOCK, q_BQNH, *seen))
     return o_BQNH.reshape(-1, heads, dim)[:tokens]

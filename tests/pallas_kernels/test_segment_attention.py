@@ -10,9 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.segment_attention import mosaic_gpu, segment_attention
+from pallas_kernels.segment_attention import Segments, mosaic_gpu, segment_attention
 from pallas_kernels.segment_attention.cases import CASES, SCALE, Case, Inputs, expected, inputs
-from pallas_kernels.segment_attention.mosaic_gpu import Tuning
 from pallas_kernels.segment_attention.plan import SIZE, plan
 from tests.pallas_kernels.places import (
     card,
@@ -26,15 +25,22 @@ from tests.pallas_kernels.places import (
 )
 
 RAGGED = Case(name="", lengths=(150, 3, 90), rest=40, heads=2, kv_heads=1)
+
+
+def segments(case: Case, given: Inputs) -> Segments:
+    """Where a case's segments lie."""
+    longest = max(case.lengths, default=1)
+    return Segments(jnp.asarray(given.first), jnp.asarray(given.end), longest)
+
+
 by_name = functools.partial(pytest.mark.parametrize, "case", ids=lambda case: case.name)
 
 
 @by_name(CASES)
 def test_tokens_see_their_own_segment_within_the_window(case: Case) -> None:
     given = inputs(case)
-    longest = max(case.lengths, default=1)
-    options = {"longest": longest, "scale": SCALE, "window": case.window}
-    found = segment_attention(*map(jnp.asarray, given), **options, backend="reference")
+    options = {"scale": SCALE, "window": case.window, "backend": "reference"}
+    found = segment_attention(*map(jnp.asarray, given[:3]), segments(case, given), **options)
     np.testing.assert_allclose(np.asarray(found), expected(given, case.window), atol=1e-5)
 
 
@@ -42,37 +48,44 @@ def test_no_array_has_the_scores_of_all_pairs() -> None:
     tokens, longest = 4096, 128
     x = jax.ShapeDtypeStruct((tokens, 2, 8), jnp.float32)
     bound = jax.ShapeDtypeStruct((tokens,), jnp.int32)
-    run = functools.partial(segment_attention, longest=longest, scale=1.0, backend="reference")
-    assert f"{tokens},{tokens}" not in str(jax.make_jaxpr(run)(x, x, x, bound, bound))
+    run = functools.partial(segment_attention, scale=1.0, backend="reference")
+    made = jax.make_jaxpr(run)(x, x, x, Segments(bound, bound, longest))
+    assert f"{tokens},{tokens}" not in str(made)
 
 
-def error(place: str, case: Case, dtype: str = "bfloat16", blocks: int = 132) -> float:
+def error(place: str, case: Case, dtype: str = "bfloat16") -> float:
     """Of the Hopper kernel over rounded inputs, with an output that starts as NaN."""
     given = inputs(case)
     rounded = [jnp.asarray(x, dtype) for x in given[:3]]
     poison_outputs(place, shape_of(rounded[0]))
     run = functools.partial(
         mosaic_gpu.segment_attention,
-        longest=max(case.lengths, default=1),
         scale=SCALE,
         window=case.window,
-        tuning=Tuning(blocks),
         **launch_options(place),
     )
-    found = jax.jit(run)(*rounded, *given[3:])
+    found = jax.jit(run)(*rounded, segments(case, given))
     exact = Inputs(*(np.asarray(x, np.float64) for x in rounded), *given[3:])
     return relative_error(found, expected(exact, case.window))
 
 
+@pytest.fixture
+def few_blocks(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So few thread blocks that each has several units, even of a small case."""
+    monkeypatch.setattr(mosaic_gpu, "BLOCKS", pick(place, 2, mosaic_gpu.BLOCKS))
+
+
 @places
+@pytest.mark.usefixtures("few_blocks")
 def test_a_hopper_block_takes_several_units_of_ragged_segments(place: str) -> None:
-    assert error(place, RAGGED, blocks=pick(place, 2, 132)) < 5e-3
+    assert error(place, RAGGED) < 5e-3
 
 
 @slow_places
 @by_name(CASES)
+@pytest.mark.usefixtures("few_blocks")
 def test_the_hopper_kernel_equals_float64(place: str, case: Case) -> None:
-    assert error(place, case, "float16", blocks=pick(place, 3, 132)) < 1e-3
+    assert error(place, case, "float16") < 1e-3
 
 
 @pytest.mark.parametrize("place", [card])
@@ -90,7 +103,7 @@ def test_ragged_batches_of_several_seeds_are_right_on_the_card(
 @by_name(CASES)
 def test_a_plan_meets_every_key_that_is_seen_and_masks_where_one_is_not(case: Case) -> None:
     given = inputs(case)
-    made = plan(jnp.asarray(given.first), jnp.asarray(given.end), window=case.window)
+    made = plan(segments(case, given), window=case.window)
     place = np.arange(-(-case.tokens // SIZE) * SIZE)
     seen_TS = (place >= made.begin_T[:, None]) & (place < made.end_T[:, None])
     reach = np.abs(place[:, None] - place) <= (len(place) if case.window is None else case.window)
@@ -112,8 +125,8 @@ LOW = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.bfloat16)
 @pytest.mark.parametrize(("tokens", "head_dim", "window"), [(64, 64, None), (8192, 128, 64)])
 def test_the_hopper_kernel_lowers_for_cuda(tokens: int, head_dim: int, window: int | None) -> None:
     x, bound = LOW((tokens, 12, head_dim)), jax.ShapeDtypeStruct((tokens,), jnp.int32)
-    run = functools.partial(mosaic_gpu.segment_attention, longest=512, scale=0.1, window=window)
-    traced = jax.jit(run).trace(x, x, x, bound, bound)
+    run = functools.partial(mosaic_gpu.segment_attention, scale=0.1, window=window)
+    traced = jax.jit(run).trace(x, x, x, Segments(bound, bound, 512))
     text = traced.lower(lowering_platforms=("cuda",)).as_text()
     assert text.count("mosaic_gpu_v2") == 1
 

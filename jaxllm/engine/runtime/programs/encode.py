@@ -11,7 +11,7 @@ import numpy as np
 from jax import Array
 from jax.sharding import NamedSharding
 
-from jaxllm.cache.segments import SegmentContext
+from jaxllm.cache.segments import SegmentContext, Segments
 from jaxllm.engine.runtime.packing import Layout, Shapes
 from jaxllm.engine.runtime.program import WEIGHTS, Program, Variant, always
 from jaxllm.engine.runtime.shapes import Model, StepShapes
@@ -31,7 +31,7 @@ def encode(
     batch = layout.unpack(jax.device_put(buffer, local))
     start, end = batch["start"], batch["start"] + batch["length"]
     first_T, end_T = (jnp.pad(x, (0, 1))[batch["row"]] for x in (start, end))
-    context = SegmentContext(first_T, end_T, longest, model.backend, model.mesh)
+    context = SegmentContext(Segments(first_T, end_T, longest), model.backend, model.mesh)
     return model.rebuild(weights).encode(
         batch["token"], batch["position"], batch["second"], batch["start"], batch["length"], context
     )
