@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import orjson
 
 from jaxllm.messages import TextDelta, TokenLogprobs
 from jaxllm.server.openai.parts_reply import PartsReply, by_token, is_thinking
-from jaxllm.server.openai.replies import Choice, unpack_delta
+from jaxllm.server.openai.replies import Choice, Frame, unpack_delta
 from jaxllm.server.parsing.parts import Part, Reasoning, Text, ToolArguments, ToolEnd, ToolStart
+from jaxllm.server.parsing.pipeline import ALL
 
 GOES_ON = b',"logprobs":null,"finish_reason":null}'  # the end of most chunks
 CONTENT = b'{"content":'
@@ -30,10 +30,20 @@ class ChatReply(PartsReply):
             deltas = [opening, *({"content": text} for text in self._spec.texts or ())]
             chunks = [choice.begin + orjson.dumps(one) + GOES_ON for one in deltas]
         if delta.finish_reason is not None or delta.logprobs is not None:
+            choice.frame = None
             return chunks + self._full_chunks(choice, delta)
         if delta.token_ids or delta.text:
             chunks += [choice.begin + one + GOES_ON for one in self._deltas(choice, delta)]
+            choice.frame = self._frame_of(choice)
         return chunks
+
+    def _frame_of(self, choice: Choice) -> Frame | None:
+        """The frame of the next event."""
+        clear = ALL if choice.pipeline is None else choice.pipeline.clear
+        if clear is None:
+            return None
+        first, *rest, last = around(clear.make(""))
+        return self._frame(clear, (choice.begin + first, *rest, last + GOES_ON))
 
     def _full_chunks(self, choice: Choice, delta: TextDelta) -> list[bytes]:
         """The first carries the log-probabilities, the last the finish reason."""
@@ -62,19 +72,10 @@ class ChatReply(PartsReply):
 
     def _deltas(self, choice: Choice, delta: TextDelta) -> list[bytes]:
         """What is new, as JSON."""
-        pipeline = choice.pipeline
-        if pipeline is None:
-            return [text_delta(delta)] if delta.text or delta.finish_reason is None else []
-        if delta.finish_reason is None and (make := pipeline.passes(delta.text)) is not None:
-            if make is Text:
-                return [text_delta(delta)]
-            if make is Reasoning:
-                choice.reasoning_tokens += len(delta.token_ids)
-                return [reasoning_delta(delta)]
-            part = make(delta.text)
-            return [DELTAS[type(part)](part)]
         parts = self._parts(choice, delta)
-        return [made for part in parts if (made := DELTAS[type(part)](part))]
+        if choice.pipeline is None and not delta.text and delta.finish_reason is None:
+            parts = [Text("")]
+        return [part_delta(part) for part in parts if not isinstance(part, ToolEnd)]
 
     def _full_choice(self, index: int, choice: Choice) -> dict[str, Any]:
         echo = self._spec.texts or ()
@@ -102,42 +103,22 @@ def finish_reason(choice: Choice) -> str | None:
     return "tool_calls" if called else choice.finish_reason
 
 
-def text_delta(part: Text | TextDelta) -> bytes:
-    """The delta of a chunk with text, as JSON."""
-    return CONTENT + orjson.dumps(part.text) + b"}"
-
-
-def reasoning_delta(part: Reasoning | TextDelta) -> bytes:
-    """The delta with reasoning, under both of its names."""
-    text = orjson.dumps(part.text)
-    return b'{"reasoning":' + text + b',"reasoning_content":' + text + b"}"
-
-
-def start_delta(part: ToolStart) -> bytes:
-    """The delta that begins a call."""
+def part_delta(part: Text | Reasoning | ToolStart | ToolArguments) -> bytes:
+    """The delta of a chunk, as JSON."""
+    if not isinstance(part, ToolStart):
+        return orjson.dumps(part.text).join(around(part))
     function = {"name": part.name, "arguments": ""}
     call = {"index": part.index, "id": part.id, "type": "function", "function": function}
     return orjson.dumps({"tool_calls": [call]})
 
 
-def arguments_delta(part: ToolArguments) -> bytes:
-    """The delta with a fragment of a call's arguments."""
-    return arguments_begin(part.index) + orjson.dumps(part.text) + b"}}]}"
-
-
-@functools.lru_cache(maxsize=64)
-def arguments_begin(index: int) -> bytes:
-    """What stands before a fragment of the arguments of a call."""
-    return b'{"tool_calls":[{"index":%d,"function":{"arguments":' % index
-
-
-DELTAS: dict[type[Part], Callable[[Any], bytes]] = {
-    Text: text_delta,
-    Reasoning: reasoning_delta,
-    ToolStart: start_delta,
-    ToolArguments: arguments_delta,
-    ToolEnd: lambda part: b"",  # it is not told
-}
+def around(part: Part) -> tuple[bytes, ...]:
+    """What stands around the JSON of a part's text. Reasoning has it under both of its names."""
+    if isinstance(part, Text):
+        return CONTENT, b"}"
+    if isinstance(part, Reasoning):
+        return b'{"reasoning":', b',"reasoning_content":', b"}"
+    return b'{"tool_calls":[{"index":%d,"function":{"arguments":' % part.index, b"}}]}"
 
 
 def message_fields(parts: Iterable[Part], echo: str) -> dict[str, Any]:

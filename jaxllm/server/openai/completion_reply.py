@@ -19,6 +19,7 @@ from jaxllm.server.openai.replies import (
     json_fragment,
     unpack_delta,
 )
+from jaxllm.server.parsing.pipeline import ALL
 
 
 @dataclass(slots=True)
@@ -63,6 +64,9 @@ class CompletionReply(Reply):
     def _chunks(self, index: int, choice: Choice, delta: TextDelta) -> list[bytes]:
         first, choice.started = not choice.started, True
         made = self._choice(index, choice, delta.text, unpack_delta(delta), echoes=first)
+        if first and self._spec.generates:
+            empty = orjson.dumps(self._choice(index, Choice(), "", None, echoes=False))
+            choice.frame = self._frame(ALL, tuple(empty.split(b'""')))
         return [orjson.dumps(made)]
 
     def _full_choice(self, index: int, choice: Choice) -> dict[str, Any]:

@@ -7,12 +7,14 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import msgspec
 import orjson
 
 from jaxllm.logprobs import each, prompt_entries, unpacked
 from jaxllm.messages import PromptLogprobs, TextDelta, TokenLogprobs
 from jaxllm.server.errors import ApiError
-from jaxllm.server.parsing.parts import Part
+from jaxllm.server.parsing.machine import Clear
+from jaxllm.server.parsing.parts import Part, Reasoning
 from jaxllm.server.parsing.pipeline import Pipeline
 
 LARGE = 4096  # bytes of packed log-probabilities that take a few milliseconds to encode
@@ -66,6 +68,20 @@ class ReplySpec:
     hides_reasoning: bool = False
 
 
+class Frame(msgspec.Struct, frozen=True, gc=False):
+    """The event that text becomes which needs no more thought: most tokens.
+
+    Attributes:
+        around: what stands before, between and after the JSON of the text.
+        hot: finds what is no such text.
+        thought: the text is reasoning.
+    """
+
+    around: tuple[bytes, ...]
+    hot: Callable[[str], object]
+    thought: bool
+
+
 @dataclass(slots=True)
 class Choice:
     """One choice as it grows.
@@ -75,6 +91,7 @@ class Choice:
         packed: log-probabilities of a reply that is sent whole (`jaxllm.logprobs`).
         offset: characters of the tokens whose log-probabilities were sent.
         begin: of the JSON of each chunk, for a chat.
+        frame: of the next event, unless all deltas need thought.
         pipeline: reads the text of a chat's choice; None where it is not parsed.
         parts: of a parsed choice in a reply that is sent whole.
     """
@@ -86,6 +103,7 @@ class Choice:
     offset: int = 0
     started: bool = False
     begin: bytes = b""
+    frame: Frame | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     pipeline: Pipeline | None = None
@@ -159,6 +177,12 @@ class Reply:
     def events(self, prompt: int, delta: TextDelta) -> bytes:
         """The server-sent events for one delta."""
         choice = self._update_choice(prompt, delta)
+        frame = choice.frame
+        goes_on = delta.text and delta.finish_reason is None and delta.logprobs is None
+        if frame is not None and goes_on and not frame.hot(delta.text):
+            if frame.thought:
+                choice.reasoning_tokens += len(delta.token_ids)
+            return orjson.dumps(delta.text).join(frame.around)
         index = prompt * self._n + delta.index
         tail = (
             b'],"usage":' + orjson.dumps(self.usage()) + b"}\n\n"
@@ -220,6 +244,15 @@ class Reply:
     def _chunks(self, index: int, choice: Choice, delta: TextDelta) -> list[bytes]:
         """The `choices` members of the events for one delta, as JSON."""
         raise NotImplementedError
+
+    def _frame(self, clear: Clear, around: tuple[bytes, ...]) -> Frame | None:
+        """The frame of clear text, whose chunk has `around` around it; None where each event has
+        its own usage."""
+        if self._usage_in_chunks:
+            return None
+        first, *between, last = around
+        whole = (self._event_head + first, *between, last + self._event_tail)
+        return Frame(whole, clear.hot, clear.make is Reasoning)
 
     def _full_choice(self, index: int, choice: Choice) -> dict[str, Any]:
         """A choice of a reply that is sent whole."""

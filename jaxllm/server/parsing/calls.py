@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any, ClassVar
 
 from jaxllm.grammar.pieces import Json, Literal, Pieces
 from jaxllm.server.parsing.machine import (
-    MAX_NAME,
     MAX_UNDECIDED,
     Machine,
     Malformed,
@@ -20,6 +20,8 @@ from jaxllm.server.parsing.parts import Text
 from jaxllm.server.parsing.pieces import Section
 from jaxllm.server.parsing.schema import Schema, Tools
 from jaxllm.server.parsing.values import encode_string
+
+_PLAIN = re.compile(r"[^\"\\\x00-\x1f]*").match
 
 
 class ToolParser(Machine):
@@ -145,13 +147,10 @@ class ToolParser(Machine):
 
     def short_string(self) -> Reading[str]:
         """A JSON string behind its quote. Raises Malformed."""
-        written: list[str] = ['"']
-        while (char := (yield from self.character())) != '"':
-            if len(written) > MAX_NAME or char in ("", "\\") or char < " ":
-                raise Malformed
-            written.append(self.advance(self._at + 1))
-        yield from self.take('"')
-        return "".join(written[1:])
+        text = yield from self.matching(_PLAIN)
+        if (yield from self.take('"')) is None:
+            raise Malformed
+        return text
 
     @classmethod
     def ends_thought(cls) -> tuple[str, ...]:

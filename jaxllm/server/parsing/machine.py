@@ -6,7 +6,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Generator
 
-from jaxllm.server.parsing.markers import NONE, Markers
+import msgspec
+
+from jaxllm.server.parsing.markers import Markers
 from jaxllm.server.parsing.parts import Part, Reasoning, Text, ToolArguments, ToolEnd, ToolStart
 from jaxllm.server.parsing.values import Value
 
@@ -19,6 +21,18 @@ _SPACE = re.compile(r"\s*").match
 type Reading[T] = Generator[None, None, T]
 type Sink = Callable[[str], object]
 type Maker = Callable[[str], Part]
+
+
+class Clear(msgspec.Struct, frozen=True):
+    """What text becomes that is one part as it stands, and need not be fed.
+
+    Attributes:
+        make: makes the part.
+        hot: finds what is no such text in one that is not empty.
+    """
+
+    make: Maker
+    hot: Callable[[str], object]
 
 
 class Malformed(Exception):
@@ -34,6 +48,7 @@ class Machine:
 
     Attributes:
         thinking: the text so far ends within reasoning.
+        clear: text that need not be fed now; None where all must be.
         over: no reasoning follows, and text passes unchanged from here on.
         new_id: makes ids of name and index, for calls to which the model gave none or an earlier
             one's.
@@ -41,6 +56,7 @@ class Machine:
 
     thinking = False
     over = False
+    clear: Clear | None = None
     new_id: Callable[[str, int], str] | None = None
 
     def __init__(self) -> None:
@@ -48,24 +64,17 @@ class Machine:
         self._at = 0
         self._ended = False
         self._parts: list[Part] = []
-        self._clear: Maker | None = None  # what text without `_hot` becomes now
-        self._hot: Callable[[str], object] = NONE.hot
         self._undecided: list[str] | None = None  # taken and not told; text if no call
         self._index = -1
         self._ids: set[str | None] = set()  # of calls: clients tell them apart by these
         self._in_call = False
         self._reading = self.read()
 
-    def passes(self, text: str) -> Maker | None:
-        """What makes a part of this text if it is one part as it stands; else None. Then it need
-        not be fed."""
-        clear = self._clear
-        return None if clear is None or not text or self._hot(text) else clear
-
     def feed(self, text: str) -> list[Part]:
         """Parts that are certain after this text."""
-        if (make := self.passes(text)) is not None:
-            return [make(text)]
+        clear = self.clear
+        if clear is not None and text and not clear.hot(text):
+            return [clear.make(text)]
         self._text = self._text[self._at :] + text
         self._at = 0
         return self._resume()
@@ -85,8 +94,8 @@ class Machine:
         raise NotImplementedError
 
     def _resume(self) -> list[Part]:
-        self._clear = None
-        parts = self._parts = list[Part]()
+        self.clear = None
+        self._parts = parts = []
         next(self._reading, None)
         return parts
 
@@ -176,7 +185,7 @@ class Machine:
         while True:
             self.advance(_SPACE(self._text, self._at).end())  # type: ignore[union-attr]
             if self._at < len(self._text) or self._ended:
-                return (yield from self.character())
+                return self._text[self._at : self._at + 1]
             yield
 
     def take(self, *words: str) -> Reading[str | None]:
@@ -206,6 +215,7 @@ class Machine:
 
         `clear` makes the part that `sink` emits for text without hot characters.
         """
+        passing = None if clear is None else Clear(clear, markers.hot)
         while True:
             found = markers.search(self._text, self._at)
             if found is None:
@@ -218,7 +228,7 @@ class Machine:
                 sink(self.advance(len(self._text)))
                 return None
             if self._at == len(self._text):
-                self._clear, self._hot = clear, markers.hot
+                self.clear = passing
             yield
 
     def matching(self, pattern: Callable[[str, int, int], re.Match[str] | None]) -> Reading[str]:
@@ -261,6 +271,5 @@ class Machine:
             if value.failed or self._ended or left == 0:
                 raise Malformed
             if sink == self.arguments and not self._undecided:
-                self._clear = self.fragment if value.in_string else None
-                self._hot = value.hot
+                self.clear = Clear(self.fragment, value.hot) if value.in_string else None
             yield

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 NEWLINES = ("", "\n", "\n\n")  # that belong to the marker behind them
 
@@ -14,7 +15,8 @@ class Markers:
     Attributes:
         words: the markers.
         search: finds the leftmost whole marker, or the marker that the text's end cuts.
-        hot: finds that, or a character that is no plain text; text without one is clear.
+        hot: finds that in a text that is not empty, or a character that is no plain text; text
+            without one is clear.
     """
 
     def __init__(self, words: Iterable[str], lead: tuple[str, ...] = ("",), also_hot: str = ""):
@@ -26,7 +28,9 @@ class Markers:
         patterns = [*map(_cut_anywhere, sorted(self.words))]
         self.search = re.compile("|".join(patterns) or "(?!)").search
         patterns += [f"[{also_hot}]"] if also_hot else []
-        self.hot = re.compile("|".join(patterns) or "(?!)").search
+        self.hot: Callable[[str], object] = (
+            re.compile("|".join(patterns)).search if patterns else operator.not_
+        )
 
     def whole(self, found: re.Match[str]) -> bool:
         """Whether a match is a whole marker."""

@@ -8,23 +8,18 @@ from collections.abc import Callable
 
 from jaxllm.server.parsing.calls import ToolParser
 from jaxllm.server.parsing.harmony import Harmony
-from jaxllm.server.parsing.machine import Machine, Maker
+from jaxllm.server.parsing.machine import Clear, Machine
+from jaxllm.server.parsing.markers import NONE
 from jaxllm.server.parsing.parts import Part, Text
 from jaxllm.server.parsing.schema import Tools
 from jaxllm.server.parsing.thinking import ReasoningParser
 
+ALL = Clear(Text, NONE.hot)
 _ALPHANUMERICS = string.ascii_letters + string.digits
 
 
 class Pipeline:
-    """Follows one choice.
-
-    Attributes:
-        passes: what makes a part of a text if it is one part as it stands; else None. Then it need
-            not be fed, which is the cheap way for most tokens.
-    """
-
-    passes: Callable[[str], Maker | None]
+    """Follows one choice."""
 
     def __init__(
         self,
@@ -36,7 +31,7 @@ class Pipeline:
         which it is false are dropped."""
         self._keep = keep
         self._reply = reply
-        self._read_by(reply if reasoning is None else reasoning)
+        self._reader = reply if reasoning is None else reasoning
 
     @property
     def thinking(self) -> bool:
@@ -48,6 +43,13 @@ class Pipeline:
         """Whether a tool call has begun."""
         return self._reply is not None and self._reply.called
 
+    @property
+    def clear(self) -> Clear | None:
+        """Text that need not be fed now, which is most; None where all must be."""
+        clear = ALL if self._reader is None else self._reader.clear
+        dropped = clear is not None and self._keep is not None and not self._keep(clear.make(""))
+        return None if dropped else clear
+
     def feed(self, text: str) -> list[Part]:
         """Parts that are certain after this text."""
         reader = self._reader
@@ -57,7 +59,7 @@ class Pipeline:
             parts = reader.feed(text)
             if reader.over:
                 parts = self._reply_in(parts)
-                self._read_by(self._reply)
+                self._reader = self._reply
         return parts if self._keep is None else list(filter(self._keep, parts))
 
     def finish(self) -> list[Part]:
@@ -67,13 +69,6 @@ class Pipeline:
             parts = self._reply_in(parts)
             parts += [] if self._reply is None else self._reply.finish()
         return parts if self._keep is None else list(filter(self._keep, parts))
-
-    def _read_by(self, reader: Machine | None) -> None:
-        """It reads the text to come."""
-        self._reader = reader
-        self.passes = whole_text if reader is None else reader.passes
-        if self._keep is not None:
-            self.passes = nothing
 
     def _reply_in(self, parts: list[Part]) -> list[Part]:
         """The reply's parts in place of texts."""
@@ -110,16 +105,6 @@ def pipeline(
         return Pipeline(None, calls, keep)
     also_ends = calls.ends_thought() if calls is not None else ()
     return Pipeline(reasoning(prompt, also_ends), calls, keep)
-
-
-def whole_text(text: str) -> Maker | None:
-    """What is not empty is a part."""
-    return Text if text else None
-
-
-def nothing(text: str) -> Maker | None:
-    """No part but those that are fed: some are dropped."""
-    return None
 
 
 def new_ids(style: str, calls_before: int) -> Callable[[str, int], str]:
