@@ -94,9 +94,10 @@ class Generate(Endpoint):
         for ids in prompts:
             check_length(len(ids), self._state.resolved, self.param)
         check_prompt_scoring([len(ids) for ids in prompts], request.params)
-        structure = self.structure(request, prompts)
+        end = self.prompt_end(request, prompts)
+        structure = self.structure(request, end)
         grammar = None if structure is None else await self._state.grammar(structure)
-        params = self.sampling_params(request)
+        params, thinking = self.sampling_params(request), self.thinking_budget(request, end)
         requests = [
             GenerateRequest(
                 id=f"{id}-{number}",
@@ -104,14 +105,14 @@ class Generate(Endpoint):
                 params=clamp(params, len(ids), self._state.resolved),
                 cache_salt=request.cache_salt,
                 grammar=grammar,
-                thinking=self.thinking_budget(request, ids),
+                thinking=thinking,
             )
             for number, ids in enumerate(prompts)
         ]
         spec = (
-            await self._state.in_thread(self.reply_spec, request, prompts)
+            await self._state.in_thread(self.reply_spec, request, prompts, end)
             if request.echo
-            else self.reply_spec(request, prompts)
+            else self.reply_spec(request, prompts, end)
         )
         return requests, spec, structure
 
@@ -124,12 +125,16 @@ class Generate(Endpoint):
         reply.with_usage(request.usage_at_end, request.usage_always)
         return reply
 
-    def structure(self, request: Any, prompts: list[list[int]]) -> Structure | None:
+    def prompt_end(self, request: Any, prompts: list[list[int]]) -> str:
+        """What tells whether the answer begins within a thought; "" where none may."""
+        return ""
+
+    def structure(self, request: Any, prompt_end: str) -> Structure | None:
         """What the output must be. Raises ApiError."""
         found: Structure | None = request.structure
         return found
 
-    def thinking_budget(self, request: Any, prompt: list[int]) -> ThinkingBudget | None:
+    def thinking_budget(self, request: Any, prompt_end: str) -> ThinkingBudget | None:
         """The limit of reasoning in the output."""
         return None
 
@@ -150,7 +155,7 @@ class Generate(Endpoint):
         """Token ids of every prompt, made off the event loop. Raises ApiError."""
         raise NotImplementedError
 
-    def reply_spec(self, request: Any, prompts: list[list[int]]) -> ReplySpec:
+    def reply_spec(self, request: Any, prompts: list[list[int]], prompt_end: str) -> ReplySpec:
         """The part of the prompts in the reply; with echo this runs in a thread."""
         return ReplySpec(prompts=prompts, prompt_logprobs=request.prompt_logprobs)
 
@@ -186,9 +191,11 @@ class Completions(Generate):
 
         return await self._state.in_thread(encode)
 
-    def reply_spec(self, request: CompletionRequest, prompts: list[list[int]]) -> ReplySpec:
+    def reply_spec(
+        self, request: CompletionRequest, prompts: list[list[int]], prompt_end: str
+    ) -> ReplySpec:
         """With echo, the prompts' texts as given; token ids and truncated prompts are decoded."""
-        spec = super().reply_spec(request, prompts)
+        spec = super().reply_spec(request, prompts, prompt_end)
         if not request.echo:
             return spec
         whole = request.params.truncate_prompt_tokens is None
@@ -220,14 +227,18 @@ class Chat(Generate):
             params.skip_special_tokens = False
         return params
 
-    def structure(self, request: ChatRequest, prompts: list[list[int]]) -> Structure | None:
-        """See `answer_structure`."""
-        prompt = self._prompt_end(request, prompts[0])
-        return answer_structure(request, self._state.formats, prompt)
+    def prompt_end(self, request: ChatRequest, prompts: list[list[int]]) -> str:
+        """Of the one prompt; of a continued message, its last marker of reasoning."""
+        found = continued_marker(request.conversation, self._state.formats)
+        return found or self._state.decode_prompt(prompts[0][-PROMPT_END:])
 
-    def thinking_budget(self, request: ChatRequest, prompt: list[int]) -> ThinkingBudget | None:
+    def structure(self, request: ChatRequest, prompt_end: str) -> Structure | None:
+        """See `answer_structure`."""
+        return answer_structure(request, self._state.formats, prompt_end)
+
+    def thinking_budget(self, request: ChatRequest, prompt_end: str) -> ThinkingBudget | None:
         """See `answer_structure.thinking_budget`."""
-        return thinking_budget(request, self._state.formats, self._prompt_end(request, prompt))
+        return thinking_budget(request, self._state.formats, prompt_end)
 
     async def tokenise(self, request: ChatRequest) -> list[list[int]]:
         """The rendered conversation."""
@@ -241,29 +252,24 @@ class Chat(Generate):
         truncated = request.params.truncate_prompt_tokens is not None
         return [await self._state.render(request.conversation, truncated)]
 
-    def reply_spec(self, request: ChatRequest, prompts: list[list[int]]) -> ReplySpec:
+    def reply_spec(
+        self, request: ChatRequest, prompts: list[list[int]], prompt_end: str
+    ) -> ReplySpec:
         """A continued message keeps its role. With echo, the last message is repeated if it has
         the answer's role."""
         last = request.conversation.messages[-1]
         role = last["role"] if request.conversation.continue_final_message else "assistant"
         spec = replace(
-            super().reply_spec(request, prompts),
+            super().reply_spec(request, prompts, prompt_end),
             role=role,
             hides_reasoning=not request.include_reasoning,
-            new_pipeline=new_pipeline(
-                request, self._state.formats, self._prompt_end(request, prompts[0])
-            ),
+            new_pipeline=new_pipeline(request, self._state.formats, prompt_end),
         )
         return (
             replace(spec, texts=[last["content"]])
             if request.echo and last["role"] == role
             else spec
         )
-
-    def _prompt_end(self, request: ChatRequest, prompt: list[int]) -> str:
-        """What tells whether the answer begins within a thought."""
-        found = continued_marker(request.conversation, self._state.formats)
-        return found or self._state.decode_prompt(prompt[-PROMPT_END:])
 
 
 def changed_options(request: Generation) -> str:

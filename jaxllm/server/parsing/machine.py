@@ -95,7 +95,8 @@ class Machine:
 
     def _resume(self) -> list[Part]:
         self.clear = None
-        self._parts = parts = []
+        parts: list[Part] = []
+        self._parts = parts
         next(self._reading, None)
         return parts
 

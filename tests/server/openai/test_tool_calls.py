@@ -135,6 +135,21 @@ def test_log_probabilities_cover_every_token(server: Running, client: openai.Ope
     assert len(streamed(client, logprobs=True).logprobs.content) == count
 
 
+def test_the_end_of_a_prompt_is_decoded_once(
+    server: Running, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script(server, THOUGHT + CALL)
+    state, decoded = server.server_state, []
+
+    def decode_prompt(ids: list[int]) -> str:
+        decoded.append(ids)
+        return ""
+
+    monkeypatch.setattr(state, "decode_prompt", decode_prompt)
+    assert calls(ask(client, extra_body={"thinking_token_budget": 99})) == [WEATHER]
+    assert len(decoded) == 1
+
+
 def test_reasoning_may_be_left_out(server: Running, client: openai.OpenAI) -> None:
     script(server, THOUGHT + "Hello.")
     for way in (ask, streamed):
