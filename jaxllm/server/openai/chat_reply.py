@@ -98,8 +98,9 @@ class ChatReply(PartsReply):
 
 
 def finish_reason(choice: Choice) -> str | None:
-    """An answer that ends by itself with calls waits for their results."""
-    called = choice.called and choice.finish_reason == "stop"
+    """An answer that ends by itself with calls waits for their results; there are none of a call
+    that a stop string has cut."""
+    called = choice.called and choice.finish_reason == "stop" and not choice.cut
     return "tool_calls" if called else choice.finish_reason
 
 

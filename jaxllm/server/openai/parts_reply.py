@@ -18,7 +18,7 @@ from jaxllm.server.openai.replies import (
     finite,
     json_fragment,
 )
-from jaxllm.server.parsing.parts import Part, Text, merged
+from jaxllm.server.parsing.parts import Part, Text, ToolEnd, merged
 
 
 class PartsReply(Reply):
@@ -64,6 +64,8 @@ class PartsReply(Reply):
         parts = pipeline.feed(delta.text)
         if delta.finish_reason is not None:
             parts += pipeline.finish()
+            broken = any(isinstance(part, ToolEnd) and not part.complete for part in parts)
+            choice.cut = broken and isinstance(delta.stop_reason, str)
         return parts if len(parts) < 2 else merged(parts)
 
     def _by_token(self, delta: TextDelta) -> Iterable[TextDelta]:

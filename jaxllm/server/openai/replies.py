@@ -94,6 +94,7 @@ class Choice:
         frame: of the next event, unless all deltas need thought.
         pipeline: reads the text of a chat's choice; None where it is not parsed.
         parts: of a parsed choice in a reply that is sent whole.
+        cut: a stop string ended it within a call.
     """
 
     text: list[str] = field(default_factory=list)
@@ -109,6 +110,7 @@ class Choice:
     pipeline: Pipeline | None = None
     parts: list[Part] = field(default_factory=list)
     reasoning_tokens: int = 0
+    cut: bool = False
 
     @property
     def called(self) -> bool:

@@ -168,5 +168,5 @@ class ToolParser(Machine):
 
 def json_pieces(before: str, name: str, key: str, schema: Any, after: str) -> Pieces:
     """Pieces of a call that is one object with a name and arguments."""
-    head = f'{before}{{"name": {json.dumps(name)}, "{key}": '
+    head = f'{before}{{"name": {json.dumps(name, ensure_ascii=False)}, "{key}": '
     return (Literal(head), Json(schema), Literal("}" + after))

@@ -102,6 +102,16 @@ def test_a_required_call_is_allowed_and_read_and_nothing_else(name: str, special
     assert not Answer(name, parallel_tool_calls=False, **REQUIRED).allows(two, special)
 
 
+@pytest.mark.parametrize("called", ["météo", "a.b:c/d-e", "١٢", "__proto__", "n" * 128])
+@pytest.mark.parametrize("name", sorted(tool_formats()))
+def test_every_name_that_a_tool_may_have_is_read_as_it_is_written(name: str, called: str) -> None:
+    parser = tool_formats()[name]
+    text = produced(parser.pieces(called, TIME, 0), iter([{}]), optional=False)
+    answer = Answer(name, tools=[tool(called, TIME)], **REQUIRED)
+    whole = parser.section.begin + text + parser.section.end
+    assert answer.allows(whole) and answer.calls(whole) == [(called, {})]
+
+
 def test_a_named_tool_is_called_once() -> None:
     answer = Answer("hermes", tool_choice=tool("get_time", {}) | {"function": {"name": "get_time"}})
     one = call_of("hermes", {})

@@ -182,6 +182,17 @@ def test_without_parallel_calls_the_first_is_told(server: Running, client: opena
         assert calls(way(client, parallel_tool_calls=False)) == [WEATHER]
 
 
+@pytest.mark.parametrize(("stop", "reason"), [("city", "stop"), ("</tool_call>", "tool_calls")])
+def test_a_stop_string_within_a_call_is_no_call_to_wait_for(
+    server: Running, client: openai.OpenAI, stop: str, reason: str
+) -> None:
+    script(server, CALL, size=4)
+    for way in (ask, streamed):
+        choice = way(client, stop=stop)
+        assert choice.finish_reason == reason
+        assert [call.function.name for call in choice.message.tool_calls] == ["get_weather"]
+
+
 def test_an_answer_cut_short_has_the_beginning_of_its_call(
     server: Running, client: openai.OpenAI
 ) -> None:

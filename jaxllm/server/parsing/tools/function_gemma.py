@@ -16,6 +16,7 @@ from jaxllm.server.parsing.values import as_json, encode_string
 START, END, ESCAPE = "<start_function_call>", "<end_function_call>", "<escape>"
 MAX_DEPTH = 32
 
+_NAME = re.compile(r"[^{}\[\],<>\"]*").match
 _KEY = re.compile(r"[^:{}\[\],<>\"]*").match
 _SCALAR = re.compile(r"[-+.\w]*").match
 _ESCAPE = Markers((ESCAPE,), also_hot=ESCAPED)
@@ -30,7 +31,7 @@ class Parser(ToolParser):
 
     def call(self, marker: str) -> Reading[None]:
         yield from self.expect("call:")
-        name = yield from self.matching(_KEY)
+        name = yield from self.matching(_NAME)
         yield from self.expect("{")
         if not name.strip():
             raise Malformed
