@@ -23,7 +23,7 @@ from jaxllm.server.responses.history import (
     room_for_prompt,
     simplified,
 )
-from jaxllm.server.responses.items import Item, missing_item, read_input
+from jaxllm.server.responses.items import MAX_ITEMS, Item, missing_item, read_input
 from jaxllm.server.responses.output import Output, SummaryOutput
 from jaxllm.server.responses.output_items import new_id
 from jaxllm.server.responses.reply import Answer, ResponsesReply
@@ -38,6 +38,7 @@ from jaxllm.server.responses.store import Owner, ResponseStore, Stored, Turn
 from jaxllm.server.state import ServerState
 
 NOTHING = Context(None, [])
+MAX_HISTORY = 16 << 20  # bytes of stored items that a request may continue: < 0.1 s of reading
 
 logger = logging.getLogger("jaxllm.server")
 
@@ -58,7 +59,7 @@ class Create(Chat):
         """See `requests.parse_response`."""
         check_depth(body)
         items = read_input(body.get("input"))
-        items = [self._resolved(item, f"input[{at}]") for at, item in enumerate(items)]
+        items = self._resolved(items)
         compacts = self.compacts or (bool(items) and items[-1]["type"] == "compaction_trigger")
         context = replace(self._context(body), compacts=compacts)
         if items and items[-1]["type"] == "compaction_trigger":
@@ -162,17 +163,31 @@ class Create(Chat):
                 raise
             return (await super().tokenise(with_messages(request, plain)))[0]
 
-    def _resolved(self, item: Item, at: str) -> Item:
-        """The item that a reference names. Raises ApiError(404)."""
-        if item["type"] != "item_reference":
-            return item
-        id = item.get("id")
+    def _resolved(self, items: list[Item]) -> list[Item]:
+        """The items, with those that references name in their places. Raises ApiError."""
+        found, size = [], 0
+        for at, item in enumerate(items):
+            if item["type"] == "item_reference":
+                stored = self._referred(item, f"input[{at}]")
+                size += len(stored)
+                if size > MAX_HISTORY:
+                    raise bad_request(
+                        f"input refers to more than {MAX_HISTORY} bytes of items; refer to fewer",
+                        "input",
+                        "context_length_exceeded",
+                    )
+                item = orjson.loads(stored)
+            found.append(item)
+        return found
+
+    def _referred(self, item: Item, at: str) -> bytes:
+        """The JSON of the item that a reference names. Raises ApiError(404)."""
+        id, stored = item.get("id"), None
         if self._store is not None and isinstance(id, str):
-            found = self._store.find_item(id, self._owner)
-            if found is not None:
-                resolved: Item = orjson.loads(found)
-                return resolved
-        raise missing_item(item, at)
+            stored = self._store.find_item(id, self._owner)
+        if stored is None:
+            raise missing_item(item, at)
+        return stored
 
     def _context(self, body: dict[str, Any]) -> Context:
         """What `previous_response_id` stands for. Raises ApiError."""
@@ -191,7 +206,15 @@ class Create(Chat):
             raise bad_request(
                 f"the response {id} is still being made; wait until it ends", "previous_response_id"
             )
-        return Context(found.turn, [orjson.loads(item) for _, item in found.turn.history()])
+        history = found.turn.history()
+        if len(history) > MAX_ITEMS or sum(len(item) for _, item in history) > MAX_HISTORY:
+            raise bad_request(
+                f"the conversation up to {id} is too long to be continued: at most {MAX_ITEMS} "
+                f"items of {MAX_HISTORY} bytes together are; send those that matter as input",
+                "previous_response_id",
+                "context_length_exceeded",
+            )
+        return Context(found.turn, [orjson.loads(item) for _, item in history])
 
 
 def check_depth(body: dict[str, Any]) -> None:

@@ -114,7 +114,7 @@ class ResponseRoutes:
 
     async def input_items(self, request: Request) -> Response:
         """The items that a response was made from, page by page."""
-        items = [orjson.loads(item) for _, item in self.find(request).input_items()]
+        items = self.find(request).input_items()
         limit = read_number(request, "limit", LISTED, MAX_LISTED)
         order, after = request.query_params.get("order", "desc"), request.query_params.get("after")
         if order not in ("asc", "desc"):
@@ -122,7 +122,7 @@ class ResponseRoutes:
         if order == "desc":
             items.reverse()
         if after is not None:
-            ids = [item["id"] for item in items]
+            ids = [id for id, _ in items]
             if after not in ids:
                 raise bad_request(
                     f"after names no item of this response: {describe(after)}", "after"
@@ -132,9 +132,9 @@ class ResponseRoutes:
         return json_reply(
             {
                 "object": "list",
-                "data": page,
-                "first_id": page[0]["id"] if page else None,
-                "last_id": page[-1]["id"] if page else None,
+                "data": [orjson.Fragment(item) for _, item in page],
+                "first_id": page[0][0] if page else None,
+                "last_id": page[-1][0] if page else None,
                 "has_more": len(items) > limit,
             }
         )

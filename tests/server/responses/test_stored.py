@@ -7,6 +7,7 @@ from typing import Any
 import openai
 import pytest
 
+from jaxllm.server.responses import create
 from jaxllm.tokenizer import Tokenizer
 from tests.server.harness import Running, with_settings
 from tests.server.responses.conftest import Script
@@ -69,6 +70,26 @@ def test_a_response_is_seen_by_its_key_alone(tokenizer: Tokenizer):
         refers = HI | {"input": [{"type": "item_reference", "id": item}]}
         assert server.post(PATH, refers, **keys["bob"]).status == 404
         assert server.post(PATH, refers, **keys["ann"]).status == 200
+
+
+def test_a_small_request_cannot_have_more_read_than_a_limit(
+    server: Running, script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script("Hello.")
+    first = server.post(PATH, HI).json()
+    item = {"type": "item_reference", "id": first["output"][0]["id"]}
+    monkeypatch.setattr(create, "MAX_HISTORY", 1000)
+    follow = HI | {"previous_response_id": first["id"]}
+    second = server.post(PATH, follow).json()
+    assert server.post(PATH, HI | {"input": [item]}).status == 200
+    monkeypatch.setattr(create, "MAX_HISTORY", 500)
+    for body, param in (
+        ({"previous_response_id": second["id"]}, "previous_response_id"),
+        ({"input": [item] * 9}, "input"),
+    ):
+        answer = server.post(PATH, HI | body)
+        assert (answer.status, answer.error["param"]) == (400, param)
+        assert answer.error["code"] == "context_length_exceeded"
 
 
 def test_ids_cannot_be_guessed(client, script: Script):
