@@ -7,7 +7,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,9 +15,13 @@ from jax import Array, lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
+from jaxllm.cache import latent
 from jaxllm.cache.row_kernels import RowKernels
+from jaxllm.cache.step import How, Plans
+from jaxllm.cache.step import PagedInputs as PagedInputs
 from pallas_kernels import paged_decode, paged_extend, rope_write
 from pallas_kernels.backends import close_plan, open_plan
+from pallas_kernels.latent_decode import LatentRows
 from pallas_kernels.quantised import SCALE_DTYPE, is_quantised
 from pallas_kernels.rope_write import HeadRows
 
@@ -45,11 +49,18 @@ def _zeros(leaves: tuple[tuple[tuple[int, ...], Any, Any], ...]) -> Callable[[],
     )
 
 
-def page_bytes(layers: int, kv_heads: int, page_size: int, head_dim: int, dtype: DTypeLike) -> int:
+def page_bytes(
+    layers: int,
+    kv_heads: int,
+    page_size: int,
+    head_dim: int,
+    dtype: DTypeLike,
+    pools: int = 2,
+) -> int:
     """Bytes of one page on all devices together: keys and values of `page_size` tokens in every
-    layer, and their scales if `dtype` has 8 bits."""
+    layer, and their scales if `dtype` has 8 bits; keys alone where there is one pool."""
     scale = SCALE_DTYPE.itemsize if is_quantised(dtype) else 0
-    return 2 * layers * kv_heads * page_size * (head_dim * jnp.dtype(dtype).itemsize + scale)
+    return pools * layers * kv_heads * page_size * (head_dim * jnp.dtype(dtype).itemsize + scale)
 
 
 @jax.tree_util.register_dataclass
@@ -62,14 +73,14 @@ class KVCache:
     group's own.
 
     Attributes:
-        k, v: Per group, keys and values `[L·P, K, C, H]`.
+        k, v: Per group, keys and values `[L·P, K, C, H]`. Latent entries are keys without values.
         scales: Per group, the factors of 8-bit keys and values `[L·P, K, 2, C]`: per token and head
             one of the key and one of the value. Other types have none.
         groups: The group of each layer.
     """
 
-    k: tuple[Array, ...]
-    v: tuple[Array, ...]
+    k: tuple[Array, ...] = ()
+    v: tuple[Array, ...] = ()
     scales: tuple[Array, ...] = ()
     groups: tuple[int, ...] = field(default=(), metadata={"static": True})
 
@@ -112,8 +123,9 @@ class KVCache:
         return KVCache(k, v, scales, self.groups)
 
     def group_arrays(self, group: int) -> tuple[Array, ...]:
-        """One group's keys, values and, if there are any, scales."""
-        return self.k[group], self.v[group], *self.scales[group : group + 1]
+        """One group's keys and, if there are any, values and scales."""
+        own = slice(group, group + 1)
+        return self.k[group], *self.v[own], *self.scales[own]
 
     @staticmethod
     def abstract(
@@ -124,9 +136,11 @@ class KVCache:
         head_dim: int,
         dtype: DTypeLike,
         mesh: Mesh,
+        pools: int = 2,
     ) -> KVCache:
-        """The pool of one group as ShapeDtypeStructs with shardings. Raises ValueError unless
-        `kv_heads` is a multiple of the "tensor" axis (repeat heads first)."""
+        """The pool of one group as ShapeDtypeStructs with shardings, without values where `pools`
+        is 1. Raises ValueError unless `kv_heads` is a multiple of the "tensor" axis (repeat heads
+        first)."""
         shards = mesh.shape["tensor"]
         if kv_heads % shards:
             raise ValueError(
@@ -140,32 +154,8 @@ class KVCache:
         scales = jax.ShapeDtypeStruct(
             (layers * num_pages, kv_heads, 2, page_size), SCALE_DTYPE, sharding=place
         )
-        return KVCache((pages,), (pages,), (scales,) if is_quantised(dtype) else (), (0,) * layers)
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class PagedInputs:
-    """Where the tokens of a step lie in the pages of one cache group. The step has B decode tokens,
-    then the tokens of R ragged chunks; either part may be empty.
-
-    Attributes:
-        decode_tables_BM, chunk_tables_RM: Page tables.
-        decode_lengths_B: Tokens of a row, the new one included; 0 = row not in use.
-        chunk_starts_R: First token of a chunk, counted from the first chunk token.
-        chunk_lengths_R: Tokens of a chunk; 0 = row not in use.
-        chunk_kv_lengths_R: Tokens of the cached prefix and the chunk.
-        write_page_T, write_offset_T: Where each token's KV is written; page `DROP_PAGE` drops it.
-    """
-
-    decode_tables_BM: Array
-    decode_lengths_B: Array
-    chunk_tables_RM: Array
-    chunk_starts_R: Array
-    chunk_lengths_R: Array
-    chunk_kv_lengths_R: Array
-    write_page_T: Array
-    write_offset_T: Array
+        values = (pages,) * (pools - 1)
+        return KVCache((pages,), values, (scales,) if is_quantised(dtype) else (), (0,) * layers)
 
 
 class PagedContext(RowKernels):
@@ -193,15 +183,13 @@ class PagedContext(RowKernels):
         self._given, self._inputs = kv, inputs
         self._pools = [kv.group_arrays(group) for group in range(len(kv.k))]
         self._backend, self._no_split = backend, no_split
-        self._plans: dict[int | None, _Plans] = {}
+        self._plans: dict[int | None, Plans] = {}
 
     @property
     def kv(self) -> KVCache:
         """The cache with everything written so far."""
-        k, v, *scales = (
-            (tuple(pools) for pools in zip(*self._pools, strict=True)) if self._pools else ((), ())
-        )
-        return KVCache(k, v, scales[0] if scales else (), self._given.groups)
+        arrays = (tuple(pools) for pools in zip(*self._pools, strict=True))
+        return KVCache(*arrays, groups=self._given.groups)
 
     def attend(
         self,
@@ -214,42 +202,42 @@ class PagedContext(RowKernels):
         sinks: Array | None = None,
     ) -> Array:
         """Write the step's keys and values into the layer's pages, then attend; returns `o_TNH`."""
-        how = _How(self._backend, self._mesh, scale, window, softcap, self._no_split)
-        group = self._given.groups[layer]
-        pages, inputs = self._pools[group], self._inputs[group]
+        how = How(self._backend, self._mesh, scale, self._no_split, window, softcap)
+        inputs, pages = self._of(layer)
         if window not in self._plans:
             self._plans[window] = _plan(how, inputs, pages[0], rows)
-        first_page = jnp.full((1,), self._given.first_page(layer), jnp.int32)
-        o_TNH, self._pools[group], self._plans[window] = _write_and_attend(
-            how, rows, pages, inputs, self._plans[window], first_page, sinks
-        )
+        places = (pages, inputs, self._plans[window], self._first_page(layer))
+        return self._kept(layer, window, _write_and_attend(how, rows, *places, sinks))
+
+    def attend_latent(self, layer: int, rows: LatentRows, *, scale: float) -> Array:
+        """Write the step's entries into the layer's pages, then attend; returns `o_TNF`."""
+        how = How(self._backend, self._mesh, scale, self._no_split)
+        inputs, pages = self._of(layer)
+        if None not in self._plans:
+            self._plans[None] = latent.plan(how, inputs, pages[0], rows)
+        places = (pages, inputs, self._plans[None], self._first_page(layer))
+        return self._kept(layer, None, latent.write_and_attend(how, rows, *places))
+
+    def _of(self, layer: int) -> tuple[PagedInputs, tuple[Array, ...]]:
+        """The inputs of a layer's group, and its pages as they are now."""
+        group = self._given.groups[layer]
+        return self._inputs[group], self._pools[group]
+
+    def _first_page(self, layer: int) -> Array:
+        return jnp.full((1,), self._given.first_page(layer), jnp.int32)
+
+    def _kept(
+        self, layer: int, window: int | None, found: tuple[Array, tuple[Array, ...], Plans]
+    ) -> Array:
+        """The output of a layer, whose pages and plans are kept for the next one."""
+        output, self._pools[self._given.groups[layer]], plans = found
         # Nothing reads the last layer's plans. Dropped as dead code, they would make it a function
         # of its own, lowered again.
-        o_TNH, self._plans[window] = lax.optimization_barrier((o_TNH, self._plans[window]))
-        return o_TNH
+        output, self._plans[window] = lax.optimization_barrier((output, plans))
+        return output
 
 
-@dataclass(frozen=True)
-class _How:
-    """The static options of a layer's attention; layers with equal ones share a trace."""
-
-    backend: str
-    mesh: Mesh
-    scale: float
-    window: int | None
-    softcap: float | None
-    no_split: bool
-
-
-class _Plans(NamedTuple):
-    """How the kernels of a step divide their work; None where a back end makes no plan or there are
-    no tokens. Only the kernels read them."""
-
-    decode: Any
-    extend: Any
-
-
-def _plan(how: _How, inputs: PagedInputs, pages: Array, rows: HeadRows) -> _Plans:
+def _plan(how: How, inputs: PagedInputs, pages: Array, rows: HeadRows) -> Plans:
     """One plan for all layers of a window, and for all devices: each has as many KV heads and sees
     the same rows."""
     _, kv_heads, _, head_dim = pages.shape
@@ -271,7 +259,7 @@ def _plan(how: _How, inputs: PagedInputs, pages: Array, rows: HeadRows) -> _Plan
         extend = plan_extend(*chunks, tokens=tokens - B, **local)
     # As the kernels return it, so that the first layer runs the program of the others
     return lax.with_sharding_constraint(
-        _Plans(decode, extend), NamedSharding(how.mesh, PartitionSpec())
+        Plans(decode, extend), NamedSharding(how.mesh, PartitionSpec())
     )
 
 
@@ -279,14 +267,14 @@ def _plan(how: _How, inputs: PagedInputs, pages: Array, rows: HeadRows) -> _Plan
 # kernels again.
 @functools.partial(jax.jit, static_argnums=0)
 def _write_and_attend(
-    how: _How,
+    how: How,
     rows: HeadRows,
     pages: tuple[Array, ...],
     inputs: PagedInputs,
-    plans: _Plans,
+    plans: Plans,
     first_page: Array,
     sinks: Array | None,
-) -> tuple[Array, tuple[Array, ...], _Plans]:
+) -> tuple[Array, tuple[Array, ...], Plans]:
     """Also returns the plans as the kernels leave them, for the next layer."""
     replicated = PartitionSpec()
     specs = dataclasses.replace(
@@ -309,16 +297,16 @@ def _write_and_attend(
 
 
 def _shard(
-    how: _How,
+    how: How,
     rows: HeadRows,
     pages: tuple[Array, ...],
     inputs: PagedInputs,
-    plans: _Plans,
+    plans: Plans,
     first_page: Array,
     sinks: Array | None,
-) -> tuple[Array, tuple[Array, ...], _Plans]:
+) -> tuple[Array, tuple[Array, ...], Plans]:
     """One device's heads, without communication."""
-    plans = _Plans(*map(open_plan, plans))
+    plans = Plans(*map(open_plan, plans))
     own = dataclasses.replace(
         rows, qkv=rows.qkv[:, 0], bias=None if rows.bias is None else rows.bias[0]
     )
@@ -363,4 +351,4 @@ def _shard(
             )
         )
     o_TNH = parts[0] if len(parts) == 1 else jnp.concatenate(parts)
-    return o_TNH, tuple(written), _Plans(*map(close_plan, plans))
+    return o_TNH, tuple(written), Plans(*map(close_plan, plans))

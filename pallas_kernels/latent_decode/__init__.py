@@ -8,8 +8,12 @@ from typing import Unpack
 from jax import Array
 
 from pallas_kernels.backends import AttentionOptions, Backends
+from pallas_kernels.latent_decode.rows import LatentRows as LatentRows
+from pallas_kernels.latent_decode.rows import UpProjections as UpProjections
+from pallas_kernels.latent_decode.rows import absorbed as absorbed
+from pallas_kernels.latent_decode.rows import projected as projected
 
-BACKENDS = Backends(__name__, "latent_decode", ("reference", "mosaic_gpu"))
+BACKENDS = Backends(__name__, "latent_decode", ("reference", "xla", "mosaic_gpu"))
 
 
 def latent_decode(

@@ -8,6 +8,7 @@ from jax import Array
 from pallas_kernels.backends import Backends
 from pallas_kernels.rope_write.rows import HeadRows as HeadRows
 from pallas_kernels.rope_write.rows import rotated as rotated
+from pallas_kernels.rope_write.rows import turned as turned
 
 BACKENDS = Backends(__name__, "rope_write", ("reference", "mosaic_gpu"))
 

@@ -69,3 +69,8 @@ def _normed(x: Array, weight_H: Array, rows: HeadRows) -> Array:
 def _turned(x: Array, cos: Array, sin: Array) -> Array:
     first, second = jnp.split(x, 2, axis=-1)
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+
+
+def turned(x: Array, cos: Array, sin: Array) -> Array:
+    """The pairs (i, i + H/2) of the last axis, turned in float32 and rounded once."""
+    return _turned(x.astype(jnp.float32), cos, sin).astype(x.dtype)

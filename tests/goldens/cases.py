@@ -9,6 +9,7 @@ from typing import Any
 
 from tests.goldens.base import case
 from tests.goldens.dense_cases import DENSE_CASES
+from tests.goldens.latent_cases import LATENT
 from tests.goldens.mixture_cases import MIXTURES
 
 PROMPT_LENGTHS = (1, 7, 40, 150)
@@ -267,6 +268,7 @@ CASES: Mapping[str, dict[str, Any]] = MappingProxyType(
             partial_rotary_factor=0.25,
         ),
         **MIXTURES,
+        **LATENT,
         **DENSE_CASES,
     }
 )

@@ -36,6 +36,12 @@ def _llama(hf: Mapping[str, Any]) -> dict[str, Any]:
     return {**kept, "model_type": "llama", "attention_bias": hf["bias"]}
 
 
+def _deepseek(hf: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in hf.items() if key != "auto_map"} | {
+        "model_type": "deepseek_v3"
+    }
+
+
 GLM_PARTS = {
     "model.embed_tokens": "transformer.embedding.word_embeddings",
     "model.norm": "transformer.encoder.final_layernorm",
@@ -59,11 +65,14 @@ LLAMA_PARTS = {
 }
 # Family: the configuration that transformers makes, the names, groups of query, key and value heads
 FAMILIES = {"chatglm": (_glm, GLM_PARTS, False), "internlm2": (_llama, LLAMA_PARTS, True)}
+SAME_TENSORS = {"kimi_k2": _deepseek}  # as those of the family that transformers has
 
 
 def equivalent(case: str) -> dict[str, Any] | None:
     """The configuration that transformers makes for a case, None for the case's own."""
     hf = CASES[case]
+    if hf["model_type"] in SAME_TENSORS:
+        return SAME_TENSORS[hf["model_type"]](hf)
     own = FAMILIES.get(hf["model_type"])
     return None if own is None else own[0](hf)
 

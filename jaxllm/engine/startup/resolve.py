@@ -209,7 +209,7 @@ def _cache(
     """What the pools must serve, and pages in host memory. Raises ConfigError."""
     shards, length = heads.shards, limits.max_model_len
     page = (
-        page_bytes(1, heads.kv_stored, page_size, heads.stored_dim, kv_dtype) // shards
+        page_bytes(1, heads.kv_stored, page_size, heads.stored_dim, kv_dtype, spec.pools) // shards
     )  # of a layer
     caching = _shares_prefixes(config, spec, length)
     host = plan_host(config, len(spec.layers) * page, shards, caching, HostRoom.measure(platform))

@@ -94,6 +94,7 @@ def abstract_pages(setup: Setup) -> KVCache:
         heads.stored_dim,
         jnp.dtype(resolved.kv_dtype),
         setup.mesh,
+        setup.spec.pools,
     )
     caches = resolved.pooling is None or not resolved.pooling.bidirectional
     pages = resolved.num_pages, *resolved.more_pages

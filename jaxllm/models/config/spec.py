@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from jaxllm.cache.layer import LayerCache, ScaleTensors
+from jaxllm.cache.layer import LayerCache, PagedKV, ScaleTensors
 from jaxllm.config import ConfigError
 from jaxllm.models.config.pooling import Wish, length_limit, read_pooling
 from jaxllm.models.config.read import common_keys, family, read_config
@@ -75,6 +75,11 @@ class ModelSpec:
         """The window of each layer, in tokens; None sees all."""
         return tuple(layer.window for layer in self.layers)
 
+    @property
+    def pools(self) -> int:
+        """Pools of a cache group: keys and values, or keys alone that hold the values, too."""
+        return self.layers[0].pools
+
     def heads(self, shards: int) -> Heads:
         """The attention heads over `shards` tensor shards.
 
@@ -114,8 +119,11 @@ class ModelSpec:
             for each in scales
         ]
         found += [None] * (len(self.layers) - len(found))
-        layers = zip(self.layers, found, strict=True)
-        return replace(self, layers=tuple(replace(layer, scales=own) for layer, own in layers))
+        layers = (
+            replace(layer, scales=own) if isinstance(layer, PagedKV) else layer
+            for layer, own in zip(self.layers, found, strict=True)
+        )
+        return replace(self, layers=tuple(layers))
 
     def with_heads_of(self, width: int) -> ModelSpec:
         """The same model with its heads stored at this width."""

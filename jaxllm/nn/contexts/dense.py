@@ -8,6 +8,7 @@ from jax import Array, lax
 
 from pallas_kernels import add_norm
 from pallas_kernels.grouped_matmul import Gating, Groups, grouped_matmul
+from pallas_kernels.latent_decode import LatentRows, absorbed, projected
 from pallas_kernels.rope_write import HeadRows, rotated
 
 
@@ -56,7 +57,25 @@ class DenseContext:
         sinks: Array | None = None,
     ) -> Array:
         """softmax(q·k · scale) · v in float32 over at most `window` tokens of the same segment."""
-        q_TNH, k_TKH, v_TKH = heads(rows)
+        return self._attend(*heads(rows), scale, window, softcap, sinks)
+
+    def attend_latent(self, layer: int, rows: LatentRows, *, scale: float) -> Array:
+        """The same over entries, which are keys, and whose first numbers are values."""
+        rank = rows.up.keys_NEV.shape[-1]
+        q_TNW, entry_T1W = absorbed(rows.q_TNH, rows.up), rows.entry_TW[:, None]
+        o_TNV = self._attend(q_TNW, entry_T1W, entry_T1W[..., :rank], scale)
+        return projected(o_TNV, rows.up)
+
+    def _attend(
+        self,
+        q_TNH: Array,
+        k_TKH: Array,
+        v_TKV: Array,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks: Array | None = None,
+    ) -> Array:
         tokens, kv_heads = k_TKH.shape[:2]
         q = q_TNH.reshape(tokens, kv_heads, -1, q_TNH.shape[-1])
         precision = lax.Precision.HIGHEST if q.dtype == jnp.float32 else None
@@ -69,9 +88,9 @@ class DenseContext:
         if softcap is not None:
             score = softcap * jnp.tanh(score / softcap)
         score = jnp.where(self._mask(tokens, window), score, jnp.finfo(jnp.float32).min)
-        weight = _softmax(score, sinks).astype(v_TKH.dtype)
-        out = jnp.einsum("kgts,skh->tkgh", weight, v_TKH, precision=precision)
-        return out.reshape(q_TNH.shape)
+        weight = _softmax(score, sinks).astype(v_TKV.dtype)
+        out = jnp.einsum("kgts,skh->tkgh", weight, v_TKV, precision=precision)
+        return out.reshape(*q_TNH.shape[:2], -1)
 
     def add_norm(
         self, x_TD: Array, delta_TD: Array, weight_D: Array, eps: float

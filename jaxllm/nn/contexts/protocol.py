@@ -7,6 +7,7 @@ from typing import Protocol
 from jax import Array
 
 from pallas_kernels.grouped_matmul import Gating, Groups
+from pallas_kernels.latent_decode import LatentRows
 from pallas_kernels.rope_write import HeadRows
 
 
@@ -67,3 +68,11 @@ class AttentionContext(RowContext, Protocol):
         Bias, norm and RoPE are applied to the rows; keys and values of these tokens are kept.
         `sinks` `[N]` adds one logit per query head to the softmax's denominator, unscaled.
         """
+
+
+class LatentContext(Protocol):
+    """Holds one entry a token during one forward, in place of keys and values."""
+
+    def attend_latent(self, layer: int, rows: LatentRows, *, scale: float) -> Array:
+        """Attention output `[T, N, F]` in the dtype of the queries; the tokens' entries are
+        kept."""

@@ -1,0 +1,124 @@
+"""Latent attention over pages: entries are written, then decode rows and chunks attend."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxllm.cache.step import How, PagedInputs, Plans
+from pallas_kernels import latent_decode, latent_extend
+from pallas_kernels.backends import close_plan, open_plan
+from pallas_kernels.latent_decode import LatentRows, UpProjections, absorbed, projected
+
+# Each device has all heads' entries: one key head, repeated for every shard
+ENTRIES = PartitionSpec(None, "tensor", None, None)
+HEADS = PartitionSpec(None, "tensor", None)
+OF_HEADS = PartitionSpec("tensor", None, None)
+
+
+def plan(how: How, inputs: PagedInputs, pages: Array, rows: LatentRows) -> Plans:
+    """One plan for all layers and devices."""
+    B, tokens = inputs.decode_lengths_B.shape[0], rows.q_TNH.shape[0]
+    heads = rows.q_TNH.shape[1] // how.mesh.shape["tensor"]
+    plan_decode = latent_decode.BACKENDS.planner(how.backend)
+    plan_extend = latent_extend.BACKENDS.planner(how.backend)
+    decode = extend = None
+    if B and plan_decode is not None:
+        decode = plan_decode(inputs.decode_lengths_B, heads=heads, no_split=how.no_split)
+    if tokens > B and plan_extend is not None:
+        extend = plan_extend(
+            *_chunks(inputs),
+            tokens=tokens - B,
+            heads=heads,
+            page_size=pages.shape[2],
+            no_split=how.no_split,
+        )
+    # As the kernels return it, so that the first layer runs the program of the others
+    return lax.with_sharding_constraint(
+        Plans(decode, extend), NamedSharding(how.mesh, PartitionSpec())
+    )
+
+
+# One inner jit, so that a model's layers share a trace
+@functools.partial(jax.jit, static_argnums=0)
+def write_and_attend(
+    how: How,
+    rows: LatentRows,
+    pages: tuple[Array, ...],
+    inputs: PagedInputs,
+    plans: Plans,
+    first_page: Array,
+) -> tuple[Array, tuple[Array, ...], Plans]:
+    """Outputs `o_TNF`, the pages with the entries, and the plans as the kernels leave them."""
+    replicated = PartitionSpec()
+    specs = LatentRows(HEADS, replicated, UpProjections(OF_HEADS, OF_HEADS))
+    run = jax.shard_map(
+        functools.partial(_shard, how),
+        mesh=how.mesh,
+        in_specs=(specs, (ENTRIES,), *(replicated,) * 3),
+        out_specs=(HEADS, (ENTRIES,), replicated),
+        check_vma=False,
+    )
+    return run(rows, pages, inputs, plans, first_page)
+
+
+def _shard(
+    how: How,
+    rows: LatentRows,
+    pages: tuple[Array, ...],
+    inputs: PagedInputs,
+    plans: Plans,
+    first_page: Array,
+) -> tuple[Array, tuple[Array, ...], Plans]:
+    """One device's heads, without communication."""
+    plans, (entries,) = Plans(*map(open_plan, plans)), pages
+    entries = _write(entries, rows.entry_TW, inputs, first_page)
+    pages_PCW, up = entries.reshape(-1, *entries.shape[2:]), rows.up
+    options: dict[str, Any] = {
+        "backend": how.backend,
+        "scale": how.scale,
+        "first_page": first_page,
+        "no_split": how.no_split,
+    }
+    B, parts = inputs.decode_lengths_B.shape[0], []
+    if B:
+        table = (inputs.decode_tables_BM, inputs.decode_lengths_B)
+        o_BNV = latent_decode.latent_decode(
+            absorbed(rows.q_TNH[:B], up),
+            pages_PCW,
+            *table,
+            value_dim=up.keys_NEV.shape[-1],
+            plan=plans.decode,
+            **options,
+        )
+        parts.append(projected(o_BNV, up))
+    if rows.q_TNH.shape[0] > B:
+        places = (inputs.chunk_tables_RM, *_chunks(inputs))
+        parts.append(
+            latent_extend.latent_extend(
+                rows.q_TNH[B:], up, pages_PCW, *places, plan=plans.extend, **options
+            )
+        )
+    o_TNF = parts[0] if len(parts) == 1 else jnp.concatenate(parts)
+    return o_TNF, (entries,), Plans(*map(close_plan, plans))
+
+
+def _chunks(inputs: PagedInputs) -> tuple[Array, Array, Array]:
+    return inputs.chunk_starts_R, inputs.chunk_lengths_R, inputs.chunk_kv_lengths_R
+
+
+def _write(pages: Array, entry_TW: Array, inputs: PagedInputs, first_page: Array) -> Array:
+    """The pages `[P, 1, C, W]` with each token's entry; in place where they are donated."""
+    P, _, C, W = pages.shape
+    page_T = inputs.write_page_T + first_page
+    # Dropped tokens get a page each, so that indices are unique
+    beyond_T = P + jnp.arange(page_T.shape[0], dtype=page_T.dtype)
+    row_T = jnp.where(page_T < P, page_T, beyond_T) * C + inputs.write_offset_T
+    flat = pages.reshape(-1, W).at[row_T]
+    found = flat.set(entry_TW.astype(pages.dtype), mode="drop", unique_indices=True)
+    return found.reshape(pages.shape)

@@ -1,0 +1,125 @@
+"""What families with multi-head latent attention share: the spec of their configuration, their
+attention and mixtures, and the tensor names that DeepSeek-V2 introduced."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from jaxllm.cache.layer import LatentKV
+from jaxllm.config import ConfigError
+from jaxllm.models.config.mixture import (
+    check_shards,
+    mixture,
+    mixture_names,
+    mixture_spec,
+    routed,
+    shared_names,
+)
+from jaxllm.models.config.read import Config, flag, number, positive, whole
+from jaxllm.models.config.rope import rope_parameters
+from jaxllm.models.config.spec import ModelSpec
+from jaxllm.models.config.transformer import LLAMA_NAMES, Parts, transformer_spec
+from jaxllm.nn.blocks import Block
+from jaxllm.nn.decoder import Decoder
+from jaxllm.nn.latent import LatentAttention, LatentHeads
+from jaxllm.nn.linear import Init
+from jaxllm.nn.mlp import FeedForward, GatedMLP
+
+INNER_EPS = 1e-6  # of the norms inside attention, whatever `rms_norm_eps` says
+REMOTE_CODE = ("modeling_deepseek",)  # of older checkpoints
+SIZES = ("n_routed_experts", "moe_intermediate_size")
+_ATTENTION, _OWN = "model.layers.{}.self_attn", "layers.{}.attention"
+
+
+def latent_names(router: tuple[str, ...]) -> Mapping[str, tuple[str, ...]]:
+    """Module of the decoder → checkpoint tensors; `router` are those of a layer's router."""
+    replaced = (f"{_OWN}.{name}" for name in ("qkv", "q_norm", "k_norm"))
+    kept = {path: LLAMA_NAMES[path] for path in LLAMA_NAMES.keys() - set(replaced)}
+    return {
+        **kept,
+        f"{_OWN}.query": (f"{_ATTENTION}.q_proj",),
+        f"{_OWN}.query.down": (f"{_ATTENTION}.q_a_proj",),
+        f"{_OWN}.query.norm": (f"{_ATTENTION}.q_a_layernorm",),
+        f"{_OWN}.query.up": (f"{_ATTENTION}.q_b_proj",),
+        f"{_OWN}.entry": (f"{_ATTENTION}.kv_a_proj_with_mqa",),
+        f"{_OWN}.entry_norm": (f"{_ATTENTION}.kv_a_layernorm",),
+        f"{_OWN}.key": (f"{_ATTENTION}.kv_b_proj",),
+        f"{_OWN}.value": (f"{_ATTENTION}.kv_b_proj",),
+        **mixture_names(router=router),
+        **shared_names("mlp.shared_experts"),
+    }
+
+
+def latent_spec(hf: Config) -> ModelSpec:
+    """The spec of a complete configuration. Raises ConfigError."""
+    for key, only in (("moe_layer_freq", 1), ("ep_size", 1)):
+        if hf.get(key, only) not in (only, None):
+            raise ConfigError(f"config.json: {key} is {hf[key]!r:.80}; only {only} is supported")
+    rank, rope = positive(hf, "kv_lora_rank"), positive(hf, "qk_rope_head_dim")
+    spec = transformer_spec({**hf, "head_dim": rope})
+    absorbed = spec.query_heads * (rank + rope)
+    spec = replace(
+        spec,
+        layers=(LatentKV(rank, rope),) * len(spec.layers),
+        inner_width=max(spec.inner_width, absorbed),
+    )
+    return mixture_spec(spec, mixture(hf, *SIZES))
+
+
+def latent_decoder(
+    spec: ModelSpec, shards: int, init: Init, paired: bool, **routing: Any
+) -> Decoder:
+    """The model with fresh parameters, dense in its first layers; `routing` are fields of
+    `nn.routers.Routing`. Raises ConfigError."""
+    check_shards(spec, shards)
+    hf, parts = spec.config, Parts(spec, shards, init)
+    sizes, dense = mixture(hf, *SIZES), whole(hf, "first_k_dense_replace")
+
+    def gated(inner: int) -> GatedMLP:
+        return GatedMLP(init, spec.width, inner, shards, spec.activation, flag(hf, "mlp_bias"))
+
+    def mlp(layer: int) -> FeedForward:
+        if layer < dense:
+            return gated(positive(hf, "intermediate_size"))
+        shared = whole(hf, "n_shared_experts")
+        beside = gated(sizes.inner * shared) if shared else None
+        return routed(spec, shards, init, sizes, beside, **routing)
+
+    def block(layer: int) -> Block:
+        return parts.block(_attention(spec, init, paired), mlp(layer))
+
+    return parts.decoder(block)
+
+
+def _attention(spec: ModelSpec, init: Init, paired: bool) -> LatentAttention:
+    hf = spec.config
+    heads = LatentHeads(
+        heads=spec.query_heads,
+        rank=positive(hf, "kv_lora_rank"),
+        plain=positive(hf, "qk_nope_head_dim"),
+        rope=positive(hf, "qk_rope_head_dim"),
+        value=positive(hf, "v_head_dim"),
+        paired=paired,
+    )
+    return LatentAttention(
+        init,
+        heads,
+        spec.width,
+        scale=_scale(hf, heads.plain + heads.rope),
+        eps=INNER_EPS,
+        query_rank=None if hf.get("q_lora_rank") is None else positive(hf, "q_lora_rank"),
+        bias=flag(hf, "attention_bias"),
+    )
+
+
+def _scale(hf: Config, dim: int) -> float:
+    """Factor of scores: scaled RoPE's `mscale_all_dim` makes them grow by its square."""
+    settings = rope_parameters(hf)
+    if settings["rope_type"] == "default" or not settings.get("mscale_all_dim"):
+        return dim**-0.5
+    factor, weight = number(settings, "factor"), number(settings, "mscale_all_dim")
+    growth = 0.1 * weight * math.log(factor) + 1 if factor > 1 else 1.0
+    return dim**-0.5 * growth**2
