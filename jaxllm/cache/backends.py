@@ -9,7 +9,13 @@ import jax
 from jax.typing import DTypeLike
 
 from jaxllm.config import ATTENTION_BACKENDS, ConfigError
-from pallas_kernels import paged_decode, paged_extend, segment_attention
+from pallas_kernels import (
+    latent_decode,
+    latent_extend,
+    paged_decode,
+    paged_extend,
+    segment_attention,
+)
 from pallas_kernels.backends import UnknownBackend
 
 FALLBACK = "xla"
@@ -59,6 +65,23 @@ class Shapes:
         pages = jax.ShapeDtypeStruct((1, 1, self.page_size, width), self.kv_dtype or self.dtype)
         for op in (paged_decode, paged_extend):
             op.BACKENDS.check(name, q, pages, pages)
+
+
+@dataclass(frozen=True)
+class LatentShapes(Shapes):
+    """Shapes of latent attention: `head_dim` is the width of an entry, of which the first `rank`
+    numbers are the value."""
+
+    rank: int = 0
+
+    def check(self, name: str, width: int) -> None:
+        """As of `Shapes`; entries are never stored wider."""
+        if width != self.head_dim:
+            raise ValueError(f"{name} takes no latent entries of {self.head_dim} numbers")
+        q = jax.ShapeDtypeStruct((1, self.group, width), self.dtype)
+        pages = jax.ShapeDtypeStruct((1, self.page_size, width), self.kv_dtype or self.dtype)
+        for op in (latent_decode, latent_extend):
+            op.BACKENDS.check(name, q, pages, self.rank)
 
 
 @dataclass(frozen=True)

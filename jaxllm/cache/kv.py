@@ -79,8 +79,8 @@ class KVCache:
         groups: The group of each layer.
     """
 
-    k: tuple[Array, ...] = ()
-    v: tuple[Array, ...] = ()
+    k: tuple[Array, ...]
+    v: tuple[Array, ...]
     scales: tuple[Array, ...] = ()
     groups: tuple[int, ...] = field(default=(), metadata={"static": True})
 
@@ -188,8 +188,8 @@ class PagedContext(RowKernels):
     @property
     def kv(self) -> KVCache:
         """The cache with everything written so far."""
-        arrays = (tuple(pools) for pools in zip(*self._pools, strict=True))
-        return KVCache(*arrays, groups=self._given.groups)
+        k, v, scales = (tuple(pool[i] for pool in self._pools if i < len(pool)) for i in range(3))
+        return KVCache(k, v, scales, self._given.groups)
 
     def attend(
         self,

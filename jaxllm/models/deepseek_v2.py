@@ -47,6 +47,5 @@ def _limit(hf: Config) -> GroupLimit | None:
     if method == "group_limited_greedy":
         return group_limit(hf, positive(hf, "n_routed_experts"), best=1)
     raise ConfigError(
-        f"config.json: topk_method is {method!r:.80}; it must be 'greedy' or "
-        "'group_limited_greedy'"
+        f"config.json: topk_method is {method!r:.80}; it must be 'greedy' or 'group_limited_greedy'"
     )

@@ -21,7 +21,7 @@ WAVE = 2 * math.pi * 10000.0 ** (np.arange(0, DIM, 2) / DIM)  # tokens of a turn
 
 
 # Of remote code alone; transformers does not know them
-FOREIGN = {"chatglm", "internlm2", "new"}
+FOREIGN = {"chatglm", "internlm2", "kimi_k2", "new"}
 
 
 @pytest.mark.parametrize("family", sorted({*models.families()} - FOREIGN))

@@ -10,14 +10,24 @@ import jax.numpy as jnp
 import pytest
 
 from jaxllm import models
-from jaxllm.cache.layer import PagedKV
+from jaxllm.cache.layer import LatentKV, LayerCache, PagedKV
 from jaxllm.config import ConfigError
 from jaxllm.models.config.build import held_layers, ignored, outline, rules
+from jaxllm.nn.attention import Attention
+from jaxllm.nn.latent import LatentAttention
 from jaxllm.nn.mlp import GatedMLP
 from jaxllm.nn.rope import DynamicRope
 from tests.goldens.cases import CASES
 
 BASE = CASES["llama-gqa"]
+
+
+def kept_by(attention: Attention | LatentAttention) -> tuple[LayerCache, int]:
+    """What an attention's layer remembers, and its query heads."""
+    if isinstance(attention, LatentAttention):
+        return LatentKV(attention.sizes.rank, attention.sizes.rope), attention.sizes.heads
+    heads = attention.heads
+    return PagedKV(heads.kv, heads.dim, heads.dim, attention.window), heads.query
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -26,10 +36,7 @@ def test_a_spec_describes_the_model_that_is_built(name: str) -> None:
     model = outline(spec, 1, jnp.float32)
     assert len(model.layers) == len(spec.layers)
     for block, cache in zip(model.layers, spec.layers, strict=True):
-        heads = block.attention.heads
-        assert block.attention.window == cache.window
-        assert (heads.kv, heads.dim, heads.dim) == (cache.heads, cache.key_dim, cache.value_dim)
-        assert heads.query == spec.query_heads
+        assert kept_by(block.attention) == (cache, spec.query_heads)
         if all(isinstance(each.mlp, GatedMLP) for each in model.layers):
             assert block.mlp.down.weight.shape == (spec.width, spec.inner_width)
         assert block.attention_norm.eps == spec.norm_eps
@@ -172,6 +179,7 @@ def test_the_layers_of_a_checkpoint_are_counted(layers: list[int], held: int) ->
 def test_a_family_is_defaults_names_a_spec_and_a_build(family: str) -> None:
     module = models.family(family)
     required = {"model_type": family, "intermediate_size": 64, "num_hidden_layers": 2}
+    required["num_experts_per_tok"] = 2
     sizes = {"hidden_size": 256, "num_attention_heads": 32, "vocab_size": 100}
     spec = models.make_spec(required | sizes)
     assert (dict(module.DEFAULTS) | required | sizes).items() <= spec.config.items()

@@ -13,8 +13,15 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from jaxllm import weights
-from jaxllm.cache.backends import SegmentShapes, Shapes, choose_backend, tile_tokens
+from jaxllm.cache.backends import (
+    LatentShapes,
+    SegmentShapes,
+    Shapes,
+    choose_backend,
+    tile_tokens,
+)
 from jaxllm.cache.kv import page_bytes
+from jaxllm.cache.layer import LatentKV
 from jaxllm.config import KV_CACHE_DTYPES, ConfigError, EngineConfig, Resolved
 from jaxllm.engine.scheduling.buckets import Buckets
 from jaxllm.engine.scheduling.plan import Limits
@@ -92,10 +99,7 @@ def resolve(
     spec = spec or read_spec(model_dir, Wish(config.runner, config.convert, config.hf_overrides))
     spec, dtype, kv_dtype = _model(config, model_dir, spec, platform)
     heads, page_size = spec.heads(shards), config.block_size or (16 if platform == "cpu" else 64)
-    group = max(1, heads.query // heads.kv_stored)
-    shapes: Shapes | SegmentShapes = Shapes(dtype, heads.dim, page_size, group, kv_dtype)
-    if spec.pooling is not None and spec.pooling.bidirectional:
-        shapes = SegmentShapes(dtype, heads.dim)
+    shapes = _shapes(spec, heads, dtype, page_size, kv_dtype)
     backend = choose_backend(mesh.devices.flat[0], shapes, config.attention_backend)
     spec = spec.with_heads_of(backend.head_dim)
     heads, graphdef, abstract = spec.heads(shards), *weights.abstract(spec, mesh, dtype)
@@ -159,6 +163,17 @@ def with_plan(setup: Setup, config: EngineConfig, memory: MemoryPlan) -> Setup:
         more_pages=setup.need.more_pages_for(length, memory.num_pages),
     )
     return replace(setup, spec=spec, resolved=resolved, memory=memory)
+
+
+def _shapes(
+    spec: ModelSpec, heads: Heads, dtype: jnp.dtype, page_size: int, kv_dtype: jnp.dtype
+) -> Shapes | SegmentShapes:
+    """What decides the attention back end."""
+    if spec.pooling is not None and spec.pooling.bidirectional:
+        return SegmentShapes(dtype, heads.dim)
+    group, layer = max(1, heads.query // heads.kv_stored), spec.layers[0]
+    sizes = (dtype, heads.dim, page_size, group, kv_dtype)
+    return LatentShapes(*sizes, layer.rank) if isinstance(layer, LatentKV) else Shapes(*sizes)
 
 
 def _buckets(config: EngineConfig, spec: ModelSpec) -> Callable[[int, int, str], Buckets]:
@@ -261,6 +276,11 @@ def _kv_dtype(config: EngineConfig, spec: ModelSpec, dtype: jnp.dtype) -> jnp.dt
         raise ConfigError(
             f"--kv-cache-dtype {wish} is neither of 8 bits nor what the model computes in; "
             f"give {dtype}, fp8 or auto, or --dtype {wish}"
+        )
+    if found != dtype and isinstance(spec.layers[0], LatentKV):
+        raise ConfigError(
+            f"--kv-cache-dtype {wish}: latents are kept in the type that the model computes in; "
+            "leave it out"
         )
     return found
 

@@ -1,0 +1,109 @@
+"""Latent extend: chunks over latents give what attention over expanded keys and values gives."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels.latent_decode import UpProjections
+from pallas_kernels.latent_extend import latent_extend
+from pallas_kernels.layout import dense_attention, in_pages
+
+
+class Case(NamedTuple):
+    """Tokens of each row's cached prefix and of its chunk; a chunk of 0 is a row not in use."""
+
+    prefixes: tuple[int, ...]
+    chunks: tuple[int, ...]
+    gap: int = 3  # tokens of no row, after each chunk
+    heads: int = 4
+    plain: int = 8
+    rope: int = 4
+    value: int = 6
+    rank: int = 16
+    page_size: int = 16
+
+    @property
+    def starts(self) -> np.ndarray:
+        """Where each chunk begins."""
+        sizes = [chunk + self.gap for chunk in self.chunks]
+        return np.cumsum([0, *sizes])[:-1].astype(np.int32)
+
+
+CASES = {
+    "a prompt": Case((0,), (40,)),
+    "chunks after prefixes": Case((17, 0, 130), (5, 33, 16)),
+    "a row that is not in use": Case((9, 0, 2), (1, 0, 7)),
+    "nobody": Case((0, 0), (0, 0)),
+    "without gaps": Case((128, 3), (64, 64), gap=0),
+}
+
+
+class Inputs(NamedTuple):
+    """Arguments of a call, and what every token of a row should get."""
+
+    q: np.ndarray
+    up: UpProjections
+    pages: np.ndarray
+    places: tuple[np.ndarray, ...]
+    expected: np.ndarray
+
+
+def inputs(case: Case, seed: int = 0) -> Inputs:
+    """Keys and values are expanded in float64; places that no row sees hold NaN."""
+    rng = np.random.default_rng(seed)
+
+    def draw(*shape: int) -> np.ndarray:
+        return rng.standard_normal(shape).astype(np.float32)
+
+    keys, values = (draw(case.heads, n, case.rank) / 4 for n in (case.plain, case.value))
+    totals = [a + b if b else 0 for a, b in zip(case.prefixes, case.chunks, strict=True)]
+    entries = [draw(total, 1, case.rank + case.rope) for total in totals]
+    q = draw(sum(case.chunks) + case.gap * len(case.chunks), case.heads, case.plain + case.rope)
+    expected, how = np.zeros((*q.shape[:2], case.value)), {"window": None, "softcap": None}
+    for start, chunk, own in zip(case.starts, case.chunks, entries, strict=True):
+        if chunk:
+            latent, turned = own[:, 0, : case.rank], own[:, :, case.rank :]
+            shared = np.repeat(turned, case.heads, axis=1)
+            k = np.concatenate([np.einsum("tv,nev->tne", latent, keys), shared], axis=-1)
+            v = np.einsum("tv,nfv->tnf", latent, values)
+            rows = slice(start, start + chunk)
+            scale = (case.plain + case.rope) ** -0.5
+            expected[rows] = dense_attention(q[rows], k, v, scale=scale, **how)
+    pages = in_pages(entries, entries, case.page_size, 2, float("nan"), seed)
+    lengths = (np.array(case.chunks, np.int32), np.array(totals, np.int32))
+    places = (pages.table, case.starts, *lengths)
+    return Inputs(q, UpProjections(keys, values), pages.k[:, 0], places, expected)
+
+
+def scale_of(case: Case) -> float:
+    return (case.plain + case.rope) ** -0.5
+
+
+extend = jax.jit(latent_extend, static_argnames=("backend", "scale"))
+
+
+@pytest.mark.parametrize("backend", ["reference", "xla"])
+@pytest.mark.parametrize("name", CASES)
+def test_chunks_attend_as_if_latents_were_expanded(name: str, backend: str) -> None:
+    case = CASES[name]
+    made = inputs(case)
+    args = (made.q, made.up, made.pages, *made.places)
+    out = extend(*args, backend=backend, scale=scale_of(case))
+    assert out.dtype == jnp.float32
+    np.testing.assert_allclose(out, made.expected, rtol=2e-4, atol=2e-5)
+
+
+def test_a_layer_may_begin_anywhere_in_a_pool_of_several() -> None:
+    case = CASES["chunks after prefixes"]
+    q, up, pages, places, _ = inputs(case)
+    options = {"backend": "reference", "scale": scale_of(case)}
+    wanted = extend(q, up, pages, *places, **options)
+    pool, first = np.concatenate([np.full_like(pages, np.nan), pages]), np.array([len(pages)])
+    np.testing.assert_array_equal(
+        extend(q, up, pool, *places, first_page=first.astype(np.int32), **options), wanted
+    )
