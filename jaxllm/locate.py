@@ -18,6 +18,7 @@ WANTED_FILES = [
     "*.jinja",
     "tokenizer*",
     "*.model",
+    "*.tiktoken",
     "*.txt",
 ]
 UNWANTED_FILES = ["consolidated*", "original/*"]  # the weights again, in another layout

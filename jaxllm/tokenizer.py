@@ -25,6 +25,7 @@ from jaxllm.chat_template import (
 )
 from jaxllm.config import ConfigError
 from jaxllm.locate import check_regular
+from jaxllm.tokenizer_files import byte_alphabet, load_file, names_own_code
 
 # Files of a directory that transformers opens
 TOKENIZER_FILES = (
@@ -83,17 +84,9 @@ class Tokenizer:
         """
         for name in TOKENIZER_FILES:
             check_regular(Path(path, name))
-        from transformers import AutoTokenizer
-
-        try:
-            hf = AutoTokenizer.from_pretrained(
-                str(path), trust_remote_code=False, revision=revision
-            )
-        except Exception as error:
-            cause = (" ".join(str(error).split()) or type(error).__name__)[:400]
-            if _config_is_refused(path, revision):
-                raise ConfigError(f"config.json of {path}: {cause}; correct it") from None
-            raise ConfigError(f"no usable tokenizer in {path}: {cause}; {REMEDY}") from None
+        hf = load_file(Path(path)) if Path(path).is_dir() else None
+        if hf is None:
+            hf = _load_by_transformers(path, revision)
         tokenizer = cls(hf, None if chat_template is None else template_text(chat_template))
         # transformers makes an empty tokenizer where a directory has no tokenizer's files
         if tokenizer.backend.get_vocab_size(with_added_tokens=False) <= 1:
@@ -273,6 +266,21 @@ class Tokenizer:
         return ids[-1] if ids else 0
 
 
+def _load_by_transformers(path: str | Path, revision: str | None) -> Any:
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    options: dict[str, Any] = {"trust_remote_code": False, "revision": revision}
+    try:
+        return AutoTokenizer.from_pretrained(str(path), mistral_format=False, **options)
+    except Exception as error:
+        if Path(path, "tokenizer.json").is_file() and names_own_code(Path(path)):
+            return PreTrainedTokenizerFast.from_pretrained(str(path), **options)
+        cause = (" ".join(str(error).split()) or type(error).__name__)[:400]
+        if _config_is_refused(path, revision):
+            raise ConfigError(f"config.json of {path}: {cause}; correct it") from None
+        raise ConfigError(f"no usable tokenizer in {path}: {cause}; {REMEDY}") from None
+
+
 def _config_is_refused(path: str | Path, revision: str | None) -> bool:
     """Whether config.json is what keeps transformers from loading the tokenizer."""
     from transformers import AutoConfig
@@ -284,14 +292,3 @@ def _config_is_refused(path: str | Path, revision: str | None) -> bool:
     except Exception:
         return True
     return False
-
-
-@functools.cache
-def byte_alphabet() -> dict[str, int]:
-    """The byte of each printable stand-in of byte-level vocabularies (GPT-2's): printable bytes
-    stand for themselves, the others are numbered from U+0100."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {
-        chr(0x100 + at): byte for at, byte in enumerate(others)
-    }
