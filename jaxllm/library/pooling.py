@@ -4,7 +4,9 @@ vLLM's names."""
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+
+import numpy as np
 
 from jaxllm.config import ConfigError
 from jaxllm.engine.engine import Engine
@@ -28,6 +30,7 @@ from jaxllm.pooled import (
     pair_count,
     result,
 )
+from jaxllm.sampling.options import SamplingParams
 from jaxllm.tokenizer import Pair, Tokenizer
 
 # Token ids of a prompt, with the first token of a second text, and its cache salt
@@ -60,8 +63,7 @@ class PoolingCalls:
             RequestError: a prompt cannot run, or the model generates; none has started.
         """
         params = self._checked(pooling_params, "embed", "classify")
-        found = self._pool(self._encoded(prompts, params), params, use_tqdm)
-        return [each.of(PoolingOutput(each.outputs)) for each in found]
+        return self._pool(self._encoded(prompts, params), params, PoolingOutput, use_tqdm)
 
     def embed(
         self,
@@ -75,8 +77,8 @@ class PoolingCalls:
         Arguments and errors are those of `encode`.
         """
         params = self._checked(pooling_params, "embed")
-        found = self._pool(self._encoded(prompts, params), params, use_tqdm)
-        return [each.of(EmbeddingOutput(each.outputs.tolist())) for each in found]
+        made = lambda vector: EmbeddingOutput(vector.tolist())
+        return self._pool(self._encoded(prompts, params), params, made, use_tqdm)
 
     def classify(
         self,
@@ -90,8 +92,8 @@ class PoolingCalls:
         Arguments and errors are those of `encode`.
         """
         params = self._checked(pooling_params, "classify")
-        found = self._pool(self._encoded(prompts, params), params, use_tqdm)
-        return [each.of(ClassificationOutput(each.outputs.tolist())) for each in found]
+        made = lambda vector: ClassificationOutput(vector.tolist())
+        return self._pool(self._encoded(prompts, params), params, made, use_tqdm)
 
     def score(
         self,
@@ -120,50 +122,57 @@ class PoolingCalls:
                 (self._reader().encode_pair(one, other, limit), None)
                 for one, other in zip(left, right, strict=True)
             ]
-            found = self._pool(pairs, params, use_tqdm)
-            return [each.of(ScoringOutput(float(each.outputs[0]))) for each in found]
-        vectors = self._pool(self._encoded([*left, *right], params), params, use_tqdm)
+            scored = lambda vector: ScoringOutput(float(vector[0]))
+            return self._pool(pairs, params, scored, use_tqdm)
+        vectors = self._pool(
+            self._encoded([*left, *right], params), params, PoolingOutput, use_tqdm
+        )
         return [
-            other.of(ScoringOutput(cosine(one.outputs, other.outputs)))
+            other.of(ScoringOutput(cosine(one.outputs.data, other.outputs.data)))
             for one, other in zip(vectors[:count], vectors[count:], strict=True)
         ]
 
-    def _pool(
-        self, prompts: Sequence[Encoded], params: PoolingParams, use_tqdm: bool
-    ) -> list[PooledRequestOutput]:
-        """Run prompts; each output is the float32 vector that the params ask for."""
-        pooling = self.engine.resolved.pooling
+    def _pool[T](
+        self,
+        prompts: Sequence[Encoded],
+        params: PoolingParams,
+        made: Callable[[np.ndarray], T],
+        use_tqdm: bool,
+    ) -> list[PooledRequestOutput[T]]:
+        """Run prompts; each output is what is `made` of the float32 vector that the params ask
+        for, while the device computes others."""
+        pooling, drawn = self.engine.resolved.pooling, SamplingParams(max_tokens=1)
         assert pooling is not None
         requests = [
             PoolingRequest(
                 id=f"pooled-{next(self._ids)}",
                 prompt_token_ids=ids,
+                params=drawn,
                 cache_salt=salt,
                 second_text=second,
             )
             for (ids, second), salt in prompts
         ]
-        deltas: dict[str, TextDelta] = {}
+        found: dict[str, tuple[T, int]] = {}
+        failed: list[str | None] = []
 
         def add_delta(delta: TextDelta) -> bool:
-            deltas[delta.id] = delta
+            if delta.pooled is None:
+                failed.append(delta.error)
+            else:
+                outputs = made(result(pooling, delta.pooled, params))
+                found[delta.id] = outputs, delta.num_cached_tokens
             return True
 
         with self._driver.turn():
             for request in requests:
                 self.engine.validate(request)
             self._driver.run(requests, add_delta, use_tqdm)
-        for delta in deltas.values():
-            if delta.pooled is None:
-                raise RequestError(delta.error or "the engine gave no result", None, "failed")
+        if failed:
+            raise RequestError(failed[0] or "the engine gave no result", None, "failed")
         return [
-            PooledRequestOutput(
-                request_id=request.id,
-                prompt_token_ids=request.prompt_token_ids,
-                outputs=result(pooling, deltas[request.id].pooled or b"", params),
-                num_cached_tokens=deltas[request.id].num_cached_tokens,
-            )
-            for request in requests
+            PooledRequestOutput(each.id, each.prompt_token_ids, *found[each.id])
+            for each in requests
         ]
 
     def _checked(self, pooling_params: PoolingParams | None, *tasks: str) -> PoolingParams:
@@ -173,14 +182,15 @@ class PoolingCalls:
         return params
 
     def _encoded(self, prompts: Prompt | Sequence[Prompt], params: PoolingParams) -> list[Encoded]:
-        limit, found = self.engine.resolved.max_model_len, list[Encoded]()
-        for prompt in as_list(prompts):
-            text, ids = text_or_ids(prompt)
-            if ids is None:
-                side = params.truncation_side
-                ids = self._reader().encode_within(text or "", params.length(limit), side)
-            found.append((Pair(params.truncated(ids, limit)), cache_salt(prompt)))
-        return found
+        limit, given = self.engine.resolved.max_model_len, as_list(prompts)
+        found = [text_or_ids(prompt) for prompt in given]
+        texts = [text or "" for text, ids in found if ids is None]
+        within = params.length(limit), params.truncation_side
+        read = iter(self._reader().encode_all(texts, *within) if texts else ())
+        return [
+            (Pair(params.truncated(next(read) if ids is None else ids, limit)), cache_salt(prompt))
+            for prompt, (_, ids) in zip(given, found, strict=True)
+        ]
 
     def _reader(self) -> Tokenizer:
         if self.engine.tokenizer is None:

@@ -63,10 +63,8 @@ class PairEndpoint(PoolingEndpoint):
                 pairs = zip(left, request.right, strict=True)
                 return [tokenizer.encode_pair(one, other, length, most) for one, other in pairs]
             within = most if length is None else length if most is None else min(most, length)
-            return [
-                *(Pair(tokenizer.encode_within(text, length)) for text in request.left),
-                *(Pair(tokenizer.encode_within(text, within)) for text in request.right),
-            ]
+            sides = (request.left, length), (request.right, within)
+            return [Pair(ids) for side in sides for ids in tokenizer.encode_all(*side)]
 
         return await self.encoded(encode)
 

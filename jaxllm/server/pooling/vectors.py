@@ -25,20 +25,13 @@ class InputEndpoint(PoolingEndpoint):
         if request.conversation is not None:
             ids = await self._state.render(request.conversation, params.length(limit) is not None)
             return [Pair(params.truncated(ids, limit))]
-        given = [each for each in request.inputs if isinstance(each, list)]
-        if len(given) == len(request.inputs):
-            return [Pair(ids) for ids in given]
+        texts = [each for each in request.inputs if isinstance(each, str)]
+        if not texts:
+            return [Pair(ids) for ids in request.inputs if isinstance(ids, list)]
 
         def encode(tokenizer: Tokenizer) -> list[Pair]:
-            side = params.truncation_side
-            return [
-                Pair(
-                    tokenizer.encode_within(each, params.length(limit), side)
-                    if isinstance(each, str)
-                    else each
-                )
-                for each in request.inputs
-            ]
+            ids = tokenizer.encode_all(texts, params.length(limit), params.truncation_side)
+            return [*map(Pair, ids)]
 
         return await self.encoded(encode)
 

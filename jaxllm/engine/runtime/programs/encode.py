@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Sequence
 
 import jax
@@ -50,17 +51,18 @@ def pack_prompts(chunks: Sequence[Chunk], tokens: int, prompts: int) -> np.ndarr
     no tokens."""
     layout = prompt_layout(tokens, prompts)
     buffer = np.zeros(layout.size, np.int32)
-    arrays, start = layout.views(buffer), 0
-    arrays["row"][:] = prompts
-    for row, chunk in enumerate(chunks):
-        span = slice(start, start + chunk.length)
-        place = np.arange(chunk.length)
-        arrays["token"][span], arrays["position"][span] = chunk.request.prompt, place
-        arrays["row"][span] = row
-        second = chunk.request.second_text
-        arrays["second"][span] = (place >= second) if second else 0
-        arrays["start"][row], arrays["length"][row] = start, chunk.length
-        start += chunk.length
+    arrays, used = layout.views(buffer), len(chunks)
+    lengths = np.array([chunk.length for chunk in chunks], np.int32)
+    starts, total = np.cumsum(lengths) - lengths, int(lengths.sum())
+    row = np.repeat(np.arange(used, dtype=np.int32), lengths)
+    place = np.arange(total, dtype=np.int32) - starts[row]
+    ids = itertools.chain.from_iterable(chunk.request.prompt for chunk in chunks)
+    second = np.array([chunk.request.second_text or chunk.length for chunk in chunks], np.int32)
+    arrays["token"][:total] = np.fromiter(ids, np.int32, total)
+    arrays["position"][:total], arrays["row"][:total] = place, row
+    arrays["row"][total:] = prompts
+    arrays["second"][:total] = place >= second[row]
+    arrays["start"][:used], arrays["length"][:used] = starts, lengths
     return buffer
 
 
