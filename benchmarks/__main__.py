@@ -8,6 +8,8 @@ import sys
 HERE = {
     "throughput": "offline throughput: mixed prompts, all submitted at once",
     "latency": "offline latency of one batch of equal prompts",
+    "embedding": "tokens a second of an embedding model, in the library or over HTTP, or of the "
+    "host alone",
     "batching": "continuous against static batching, and KV memory waste",
     "overcommit": "a pool that holds a third of what runs at once: turns, preemption by "
     "recomputation and by swap",
