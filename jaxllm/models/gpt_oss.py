@@ -1,5 +1,5 @@
 """gpt-oss: attention with sinks and, on every other layer, a window; mixtures of experts with
-biases, whose gates are clamped. Weights in 16 bits: the published 4-bit ones are refused."""
+biases, whose gates are clamped. The published 4-bit weights are unpacked while they are read."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """MiniMax-M2: experts chosen by corrected sigmoids; one norm over all query heads, one over all key
-heads; half of each head turns. Weights in 16 bits: those in 8-bit blocks are refused."""
+heads; half of each head turns. The published 8-bit weights are unpacked while they are read."""
 
 from __future__ import annotations
 

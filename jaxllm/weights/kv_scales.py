@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+
 from jaxllm.cache.layer import ScaleTensors
 from jaxllm.config import ConfigError
 from jaxllm.models.config.build import kv_scale_names
@@ -55,7 +57,7 @@ def _checked(checkpoint: Checkpoint, name: str, heads: int) -> tuple[int, ...]:
             f"numbers of {', '.join(DTYPES)} are expected, "
             f"one for all of a layer's KV heads or one for each of the {heads}; {REMEDY}"
         )
-    for value in checkpoint.view(name).reshape(-1).astype(float):
+    for value in np.asarray(checkpoint.view(name), float).reshape(-1):
         if not LEAST <= value <= MOST:
             raise ConfigError(
                 f"checkpoint {checkpoint.directory}: {name} is {value}; "

@@ -31,15 +31,18 @@ from jaxllm.models.config.build import (
 )
 from jaxllm.nn.rules import Piece, Rule
 from jaxllm.weights import reader
+from jaxllm.weights.deferred import Deferred
 from jaxllm.weights.dummy import dummy
 
 MAX_NAMED_PROBLEMS = 20
-COMPARE_BYTES = 2**24
+COMPARE_BYTES = COPY_BYTES = 2**24
 # 14 GiB onto one GPU from the page cache: 6.1 s with one thread, 2.2 s with four, 1.6 s with eight
 READERS = 4
 
 type Progress = Callable[[int, int], None]
 type Index = tuple[slice, ...]
+type Tensor = np.ndarray | Deferred
+type View = Callable[[str], Tensor]  # of a checkpoint tensor, by name
 
 
 def resolve_dtype(requested: str, stored: str | None, platform: str) -> jnp.dtype:
@@ -104,6 +107,8 @@ def _open(model_dir: str | Path, spec: ModelSpec) -> reader.Checkpoint:
     """The model's tensors under the names that the rules know."""
     checkpoint = reader.Checkpoint(model_dir)
     checkpoint.rename(read_name(spec, checkpoint.entries))
+    if spec.scheme is not None:
+        checkpoint.unpack(spec.scheme)
     for folder in folders(spec):
         checkpoint.add_folder(folder)
     return checkpoint
@@ -206,7 +211,7 @@ def _place_all(
         )
 
 
-def place(rule: Rule, like: jax.ShapeDtypeStruct, view: Callable[[str], np.ndarray]) -> jax.Array:
+def place(rule: Rule, like: jax.ShapeDtypeStruct, view: View) -> jax.Array:
     """The parameter of `rule` on the devices of `like.sharding`, in `like.dtype`.
 
     The host holds copies of this parameter alone.
@@ -218,9 +223,7 @@ def place(rule: Rule, like: jax.ShapeDtypeStruct, view: Callable[[str], np.ndarr
     return jax.make_array_from_callback(like.shape, like.sharding, block, dtype=like.dtype)
 
 
-def read_block(
-    rule: Rule, like: jax.ShapeDtypeStruct, index: Index, view: Callable[[str], np.ndarray]
-) -> np.ndarray:
+def read_block(rule: Rule, like: jax.ShapeDtypeStruct, index: Index, view: View) -> np.ndarray:
     """parameter[index], cast while it is copied.
 
     Slices have step 1; parameters of several pieces, or of a repeated one, are cut along their
@@ -229,22 +232,29 @@ def read_block(
     bounds = [part.indices(size)[:2] for part, size in zip(index, like.shape, strict=True)]
     out = np.empty([stop - start for start, stop in bounds], like.dtype)
     for piece in rule.pieces:
-        source = piece.arranged(view(piece.name))
         if len(rule.pieces) == piece.repeat == 1:
+            source = piece.arranged(view(piece.name))
             _copy(out, source[tuple(slice(*bound) for bound in bounds)], rule.parameter)
             continue
         target = out[:, piece.start : piece.start + piece.view[1]]
         begin, end = bounds[0]
-        for row in range(max(begin, piece.row), min(end, piece.row + piece.rows)):
+        rows = range(max(begin, piece.row), min(end, piece.row + piece.rows))
+        if not rows:
+            continue
+        source = piece.arranged(view(piece.name))
+        for row in rows:
             own = source[(row - piece.row) // piece.repeat]
             _copy(target[row - begin], own, rule.parameter)
     return out
 
 
-def _copy(target: np.ndarray, source: np.ndarray, parameter: str) -> None:
-    """Copy with a cast. Raises ConfigError where float16 overflows."""
+def _copy(target: np.ndarray, source: Tensor, parameter: str) -> None:
+    """Copy with a cast, some rows at a time, since those of a packed tensor are unpacked here.
+    Raises ConfigError where float16 overflows."""
+    rows = max(1, COPY_BYTES * len(target) // max(1, target.nbytes))
     with np.errstate(over="ignore"):
-        target[...] = source
+        for at in range(0, len(target), rows):
+            target[at : at + rows] = source[at : at + rows]
     if target.dtype == np.float16 and not np.isfinite(target).all():
         raise ConfigError(
             f"{parameter} has values beyond the range of float16 (65504); "
@@ -281,7 +291,8 @@ def _check(checkpoint: reader.Checkpoint, rules: list[Rule], spec: ModelSpec) ->
 
 def _mismatches(checkpoint: reader.Checkpoint, pieces: list[Piece]) -> list[str]:
     """Pieces whose tensors are there, but not as they are expected."""
-    found = [(piece, checkpoint.entries.get(piece.name)) for piece in pieces]
+    entries = checkpoint.entries
+    found = [(piece, entries.get(piece.name)) for piece in pieces]
     known = tuple(reader.DTYPES)
     each = (mismatch(piece, own.dtype, own.shape, known) for piece, own in found if own)
     return list(dict.fromkeys(problem for problem in each if problem))
@@ -315,7 +326,7 @@ def _equal(checkpoint: reader.Checkpoint, name: str, other: str) -> bool:
         or checkpoint.entries[name].dtype not in reader.DTYPES
     ):
         return False
-    left, right = checkpoint.view(name).reshape(-1), checkpoint.view(other).reshape(-1)
+    left, right = (np.asarray(checkpoint.view(each)).reshape(-1) for each in (name, other))
     step = COMPARE_BYTES // left.itemsize
     return all(
         np.array_equal(left[at : at + step], right[at : at + step])

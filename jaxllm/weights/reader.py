@@ -5,6 +5,7 @@ Headers are checked against the file before anything is read.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import mmap
@@ -19,6 +20,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from jaxllm.quantisation import PackedPart, PackedTensor, Scheme
+from jaxllm.weights.deferred import Deferred
+
 MAX_HEADER_BYTES = 100 * 2**20
 INDEX = "model.safetensors.index.json"
 
@@ -27,6 +31,13 @@ DTYPES: Mapping[str, np.dtype] = {
     "F32": np.dtype("<f4"),
     "F16": np.dtype("<f2"),
     "BF16": np.dtype(ml_dtypes.bfloat16),
+}
+# With the types of tensors that other tensors are packed in
+STORED_DTYPES: Mapping[str, np.dtype] = {
+    **DTYPES,
+    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "F8_E8M0": np.dtype(ml_dtypes.float8_e8m0fnu),
+    "U8": np.dtype(np.uint8),
 }
 
 
@@ -81,6 +92,7 @@ class Checkpoint:
         self.problems: list[str] = []
         self._home: dict[str, TensorFile] = {}
         self._stored: dict[str, str] = {}  # names in their files of tensors that were renamed
+        self._packed: dict[str, PackedTensor] = {}
         listed = self._listed()
         failed = {path.name for path in self._files(listed) if not self._add(path)}
         strays = sorted(
@@ -95,8 +107,11 @@ class Checkpoint:
 
     @property
     def entries(self) -> dict[str, Entry]:
-        """Every tensor found, by name."""
-        return {name: self._entry(name) for name in self._home}
+        """Every tensor found, by name; a packed one in place of its parts."""
+        parts = {part.name for tensor in self._packed.values() for part in tensor.parts}
+        found = {name: self._entry(name) for name in self._home if name not in parts}
+        packed = {name: Entry("F32", each.shape, 0, 0) for name, each in self._packed.items()}
+        return found | packed
 
     def _entry(self, name: str) -> Entry:
         return self._home[name].entries[self._stored.get(name, name)]
@@ -121,15 +136,44 @@ class Checkpoint:
         self._home |= {f"{folder}/{name}": file for name, file in other._home.items()}
         self._stored |= {f"{folder}/{name}": name for name in other._home}
 
+    def unpack(self, scheme: Scheme) -> None:
+        """Know the tensors that `scheme` packs as they are when they are unpacked."""
+        for tensor in scheme.tensors(self.entries):
+            parts = [part.name for part in tensor.parts]
+            if tensor.name in self._home and tensor.name not in parts:
+                self.problems.append(f"{tensor.name} and {parts[0]} are both there")
+            self.problems += [f"missing {name}" for name in self.missing(set(parts))]
+            self.problems += filter(None, map(self._misfit, tensor.parts))
+            self._packed[tensor.name] = tensor
+
+    def _misfit(self, part: PackedPart) -> str | None:
+        """Why the stored tensor cannot be this part, or None."""
+        if part.name not in self._home:
+            return None
+        entry = self._entry(part.name)
+        if entry.shape != part.shape:
+            return f"{part.name} has shape {list(entry.shape)}, expected {list(part.shape)}"
+        if entry.dtype not in part.dtypes:
+            known = ", ".join(part.dtypes)
+            return f"{part.name} has dtype {entry.dtype}, which is not one of {known}"
+        return None
+
     def missing(self, names: set[str]) -> list[str]:
         """Those of `names` that no file holds, without those of files in `problems`."""
-        return sorted(names - set(self._home) - self._excused) if self._complete else []
+        held = {*self._home, *self._packed, *self._excused}
+        return sorted(names - held) if self._complete else []
 
-    def view(self, name: str) -> np.ndarray:
-        """The tensor as a read-only view of its file."""
+    def view(self, name: str) -> np.ndarray | Deferred:
+        """The tensor as a read-only view of its file; a packed one is unpacked where it is read."""
+        if (tensor := self._packed.get(name)) is None:
+            return self._array(name)
+        arrays = [self._array(part.name) for part in tensor.parts]
+        return Deferred(tensor.shape, functools.partial(tensor.unpack, arrays))
+
+    def _array(self, name: str) -> np.ndarray:
         entry = self._entry(name)
         data = self._home[name].data[entry.begin : entry.end]
-        return np.frombuffer(data, DTYPES[entry.dtype]).reshape(entry.shape)
+        return np.frombuffer(data, STORED_DTYPES[entry.dtype]).reshape(entry.shape)
 
     def _listed(self) -> dict[str, str]:
         """File name of each tensor in the index, {} without an index."""
@@ -244,8 +288,8 @@ def _layout_problems(file: str, entries: dict[str, Entry], data_bytes: int) -> l
     problems, position = [], 0
     for name, entry in sorted(entries.items(), key=lambda item: (item[1].begin, item[1].end)):
         where = f"{file}: {name:.100}"
-        if entry.dtype in DTYPES and entry.end - entry.begin != (
-            needed := math.prod(entry.shape) * DTYPES[entry.dtype].itemsize
+        if entry.dtype in STORED_DTYPES and entry.end - entry.begin != (
+            needed := math.prod(entry.shape) * STORED_DTYPES[entry.dtype].itemsize
         ):
             problems.append(
                 f"{where} has {entry.end - entry.begin} bytes, "

@@ -45,6 +45,7 @@ class MemoryBudget:
         spare: left free.
         staged: pages on their way to or from host memory.
         expected: `workspace` is what the step should need; a compiled step has yet to confirm it.
+        packing: how the checkpoint packs the weights, which are held unpacked; None: not at all.
     """
 
     usable: int
@@ -55,6 +56,7 @@ class MemoryBudget:
     spare: int = 0
     staged: int = 0
     expected: bool = False
+    packing: str | None = None
 
     @property
     def for_pages(self) -> int:
@@ -74,10 +76,15 @@ class MemoryBudget:
         return f"{found} ({self.breakdown})"
 
     @property
+    def unpacked(self) -> str:
+        """What weights are unpacked from, for messages."""
+        return "" if self.packing is None else f", unpacked from {self.packing}"
+
+    @property
     def breakdown(self) -> str:
         """The sum, for messages."""
         taken = {
-            "weights": self.weights,
+            f"weights{self.unpacked}": self.weights,
             "for the largest step": self.workspace,
             "for sampling": self.resident,
             "spare": self.spare,
@@ -229,6 +236,7 @@ def measure_budget(
         resident=resident + math.prod(states_shape(spec, buckets)) * itemsize,
         spare=0 if shared else SPARE,
         staged=staged,
+        packing=None if spec.scheme is None else spec.scheme.title,
     )
 
 

@@ -143,7 +143,7 @@ def _memory_rows(setup: Setup, programs: Programs) -> Rows:
     needed = f"{programs.peak_bytes / GIB:.2f} GiB needed"
     return [
         ("usable memory", f"{budget.usable / GIB:.2f} GiB per device"),
-        ("weights", f"{budget.weights / GIB:.2f} GiB per device"),
+        ("weights", f"{budget.weights / GIB:.2f} GiB per device{budget.unpacked}"),
         ("largest step", f"{budget.workspace / GIB:.2f} GiB reserved per device, {needed}"),
         ("sampling buffers", f"{budget.resident / GIB:.2f} GiB per device"),
         ("spare", f"{budget.spare / GIB:.2f} GiB per device"),

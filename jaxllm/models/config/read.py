@@ -14,6 +14,7 @@ from typing import Any
 
 from jaxllm.config import ConfigError
 from jaxllm.locate import read_json
+from jaxllm.models.config.quantisation import weight_scheme
 from jaxllm.sampling.defaults import generation_config
 
 type Config = Mapping[str, Any]  # of a config.json
@@ -23,8 +24,6 @@ MAX_LAYERS = 2**12
 MAX_NUMBER = 1e18  # what float32 and int64 hold
 STORED_DTYPES = ("float64", "float32", "float16", "bfloat16")
 QUANTISATION = "hf_quant_config.json"  # modelopt's
-# What a group of modules may quantise, in compressed-tensors' terms
-SCHEMES = ("weights", "input_activations", "output_activations")
 # Sizes that every family has; each may be left out where the family has a default
 SIZES = (
     "hidden_size",
@@ -99,13 +98,10 @@ def read_config(
             "it asks for remote code (auto_map), which is never run; "
             "use a checkpoint whose architecture is built in"
         )
-    quantisation = hf.get("quantization_config")
-    if quantisation not in (None, {}) and kv_cache_dtype(quantisation) is None:
-        method = quantisation.get("quant_method") if isinstance(quantisation, dict) else None
-        problems.append(
-            f"{source} ({method or 'unknown method'}) is not supported; use an unquantized "
-            "checkpoint, or one that quantises keys and values alone, to FP8"
-        )
+    try:
+        weight_scheme(hf)
+    except ConfigError as error:
+        problems.append(f"{source} {error}")
     if str(model_type).replace("-", "_") not in families():
         problems.append(unknown(model_type))
     if problems:
@@ -139,12 +135,13 @@ def text_part(hf: Config) -> dict[str, Any]:
     """The language model's configuration inside that of a model that also sees or hears.
 
     What stands outside alone is kept, and so is `tie_word_embeddings`, which transformers reads
-    there.
+    there. Of the objects outside, `quantization_config` is that of the whole checkpoint.
     """
     inner = hf.get("text_config")
     if not isinstance(inner, dict):
         return dict(hf)
-    outer = {key: value for key, value in hf.items() if not isinstance(value, dict)}
+    shared = ("quantization_config",)
+    outer = {k: value for k, value in hf.items() if k in shared or not isinstance(value, dict)}
     kept = {key: value for key, value in inner.items() if value is not None and key != "model_type"}
     tied = {key: outer[key] for key in ("tie_word_embeddings",) if outer.get(key) is not None}
     return {**outer, **kept, **tied}
@@ -257,36 +254,3 @@ def whole(hf: Config, key: str) -> int:
             f"config.json: {key} is {value!r:.80}; it must be an integer of at least 0"
         )
     return value
-
-
-def kv_cache_dtype(quantisation: Any) -> str | None:
-    """The `--kv-cache-dtype` that a `quantization_config` wants: "fp8_e4m3" or "auto".
-
-    Both compressed-tensors and modelopt are read, the latter also in the form of its own
-    hf_quant_config.json. None: weights or activations are quantised, or the pages otherwise.
-    """
-    if not isinstance(quantisation, dict):
-        return None
-    own = quantisation.get("quantization")  # of hf_quant_config.json
-    wanted = own if isinstance(own, dict) else quantisation
-    groups, scheme = wanted.get("config_groups") or {}, wanted.get("kv_cache_scheme")
-    if (
-        quantisation.get("quant_method", "modelopt") not in ("compressed-tensors", "modelopt")
-        or any(part.get("quant_algo") or _changes_weights(part) for part in (quantisation, wanted))
-        or not isinstance(groups, dict)
-        or not all(isinstance(group, dict) for group in groups.values())
-        or any(group.get(part) for group in groups.values() for part in SCHEMES)
-    ):
-        return None
-    if isinstance(scheme, dict):
-        return "fp8_e4m3" if scheme.get("num_bits") == 8 and scheme.get("type") == "float" else None
-    algorithm = wanted.get("kv_cache_quant_algo", "") if scheme is None else ""
-    return "fp8_e4m3" if algorithm == "FP8" else "auto" if algorithm is None else None
-
-
-def _changes_weights(quantisation: dict[str, Any]) -> bool:
-    """Whether weights are stored sparse, or activations are rotated before them."""
-    sparsity = quantisation.get("sparsity_config")
-    return bool(quantisation.get("transform_config")) or (
-        isinstance(sparsity, dict) and sparsity.get("format") not in (None, "dense")
-    )

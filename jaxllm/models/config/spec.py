@@ -14,9 +14,11 @@ from typing import Any
 from jaxllm.cache.layer import LayerCache, PagedKV, ScaleTensors
 from jaxllm.config import ConfigError
 from jaxllm.models.config.pooling import Wish, length_limit, read_pooling
+from jaxllm.models.config.quantisation import weight_scheme
 from jaxllm.models.config.read import common_keys, family, read_config
 from jaxllm.nn.heads import Heads
 from jaxllm.pooling import DenseMap, Pooling
+from jaxllm.quantisation import Scheme
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,7 @@ class ModelSpec:
         head_width: width at which heads are stored; None is their own.
         config: the complete `config.json`, for the family's `build` alone.
         pooling: what is made of hidden states in place of logits; None when the model generates.
+        scheme: how the checkpoint packs weights in fewer bits; None when they are plain numbers.
     """
 
     model_type: str
@@ -69,6 +72,7 @@ class ModelSpec:
     config: Mapping[str, Any] = field(repr=False)
     pooling: Pooling | None = None
     head_width: int | None = None
+    scheme: Scheme | None = None
 
     @property
     def windows(self) -> tuple[int | None, ...]:
@@ -157,7 +161,8 @@ def make_spec(
     """
     own = family(config.get("model_type", ""))
     read, spelling = getattr(own, "read", dict), getattr(own, "SPELLING", {})
-    spec: ModelSpec = own.spec({**own.DEFAULTS, **common_keys(read(config), spelling)})
+    hf = {**own.DEFAULTS, **common_keys(read(config), spelling)}
+    spec: ModelSpec = replace(own.spec(hf), scheme=weight_scheme(hf))
     spec.heads(1)
     for token in spec.eos_token_ids:
         if not 0 <= token < spec.vocab_size:

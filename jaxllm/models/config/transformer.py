@@ -12,11 +12,11 @@ from flax import nnx
 
 from jaxllm.cache.layer import PagedKV
 from jaxllm.config import ConfigError
+from jaxllm.models.config.quantisation import kv_cache_dtype
 from jaxllm.models.config.read import (
     Config,
     eos_token_ids,
     flag,
-    kv_cache_dtype,
     positive,
     stored_dtype,
 )

@@ -1,0 +1,29 @@
+"""The schemes, found by listing their folder."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jaxllm.config import ConfigError
+from jaxllm.quantisation.scheme import Scheme
+
+
+def methods() -> list[str]:
+    """The `quant_method`s that can be read: the files of `schemes/`."""
+    folder = [str(Path(__file__).parent / "schemes")]
+    return sorted(module.name for module in pkgutil.iter_modules(folder))
+
+
+def read_scheme(method: object, settings: Mapping[str, Any]) -> Scheme:
+    """The scheme of a `quant_method` with the settings beside it.
+
+    Raises ConfigError for an unknown method and for settings that it cannot have.
+    """
+    if method not in methods():
+        raise ConfigError(f"methods that are read are {', '.join(methods())}")
+    scheme: Scheme = importlib.import_module(f"jaxllm.quantisation.schemes.{method}").read(settings)
+    return scheme

@@ -1,0 +1,84 @@
+"""What a scheme says of the tensors that it packs."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from jaxllm.config import ConfigError
+
+type Bounds = tuple[tuple[int, int], ...]  # first index and the one after the last, of each axis
+
+# Types of scales, as safetensors calls them
+FLOATS = ("F32", "BF16", "F16", "F8_E8M0")
+
+
+class Header(Protocol):
+    """What is known of a stored tensor before it is read; types are named as in safetensors."""
+
+    @property
+    def dtype(self) -> str: ...
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+
+@dataclass(frozen=True)
+class PackedPart:
+    """One of the stored tensors that a packed tensor consists of.
+
+    Attributes:
+        name: in the checkpoint.
+        shape: that it must have.
+        dtypes: of which it must have one.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtypes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class PackedTensor(ABC):
+    """A tensor that a checkpoint stores in parts.
+
+    Attributes:
+        name: of the plain tensor.
+        shape: of the plain tensor.
+        parts: the stored tensors, in the order in which `unpack` gets them.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    parts: tuple[PackedPart, ...]
+
+    @abstractmethod
+    def unpack(self, arrays: Sequence[np.ndarray], bounds: Bounds) -> np.ndarray:
+        """The float32 values within `bounds`, of which alone it reads the `arrays`. Raises
+        ConfigError for values that cannot be weights."""
+
+
+class Scheme(Protocol):
+    """A way to store weights."""
+
+    @property
+    def title(self) -> str:
+        """What operators read."""
+
+    def tensors(self, stored: Mapping[str, Header]) -> Iterator[PackedTensor]:
+        """Those of the `stored` tensors that are packed, as their shapes should be."""
+
+
+def check_scales(part: PackedPart, scales: np.ndarray) -> None:
+    """Raises ConfigError for a scale that is negative, infinite or not a number. Zero is the scale
+    of a block of zeros."""
+    wrong = scales[~(np.isfinite(scales) & (scales >= 0))]
+    if wrong.size:
+        raise ConfigError(
+            f"{part.name} has the scale {wrong.flat[0]}; "
+            "scales are finite and at least 0: download or convert the checkpoint again"
+        )

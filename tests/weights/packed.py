@@ -1,0 +1,91 @@
+"""Random checkpoints whose weights are packed, each with a plain one of the same values."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+from safetensors.numpy import save_file
+
+from jaxllm import models
+from jaxllm.models.config.build import outline, rules
+from tests.goldens.cases import CASES
+
+Tensors = dict[str, np.ndarray]
+BLOCK = (20, 12)  # rows, columns: neither divides the sizes of these models
+FP8 = {
+    "quant_method": "fp8",
+    "activation_scheme": "dynamic",
+    "weight_block_size": list(BLOCK),
+    "modules_to_not_convert": ["lm_head", "model.embed_tokens"],
+}
+MXFP4 = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}
+
+
+class Pair(NamedTuple):
+    """A configuration without `quantization_config`, and the same weights in two forms."""
+
+    config: dict[str, Any]
+    plain: Tensors
+    packed: Tensors
+
+
+def random_tensors(config: dict[str, Any]) -> Tensors:
+    """The tensors of a checkpoint for this configuration."""
+    spec, rng = models.make_spec(config), np.random.default_rng(0)
+    pieces = [p for rule in rules(spec, outline(spec, 1, np.float32)) for p in rule.pieces]
+    sources = {piece.name: piece.source for piece in pieces}
+    return {
+        name: rng.normal(0, 0.1, shape).astype(np.float32)
+        for name, shape in sorted(sources.items())
+    }
+
+
+def fp8_pair(case: str) -> Pair:
+    """The configuration of a golden, its projections as 8-bit floats in blocks."""
+    config = CASES[case]
+    plain, rng = random_tensors(config), np.random.default_rng(1)
+    packed = dict(plain)
+    for name in plain:
+        if name.endswith("_proj.weight") or ".experts." in name:
+            values = plain[name].astype(ml_dtypes.float8_e4m3fn)
+            grid = [-(-n // size) for n, size in zip(values.shape, BLOCK, strict=True)]
+            scales = rng.uniform(0.01, 2, grid).astype(np.float32)
+            spread = np.repeat(np.repeat(scales, BLOCK[0], 0), BLOCK[1], 1)
+            rows, columns = values.shape
+            plain[name] = values.astype(np.float32) * spread[:rows, :columns]
+            packed |= {name: values, f"{name}_scale_inv": scales}
+    return Pair(config, plain, packed)
+
+
+def mxfp4_pair() -> Pair:
+    """A gpt-oss of width 32 whose experts are 4-bit floats."""
+    config = CASES["gpt-oss-fused"] | {"intermediate_size": 64}
+    plain, rng = random_tensors(config), np.random.default_rng(1)
+    packed = dict(plain)
+    numbers = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
+    for name in plain:
+        if not name.endswith("_proj") or ".experts." not in name:
+            continue
+        experts, inp, out = plain[name].shape
+        code = rng.integers(0, 16, (experts, out, inp), np.uint8)
+        exponents = rng.integers(118, 126, (experts, out, inp // 32), np.uint8)
+        signed = numbers[code & 7] * np.where(code & 8, np.float32(-1), np.float32(1))
+        values = signed * np.exp2(np.repeat(exponents, 32, -1).astype(np.float32) - 127)
+        plain[name] = values.swapaxes(1, 2).copy()
+        blocks = (code[..., 0::2] | code[..., 1::2] << 4).reshape(experts, out, inp // 32, 16)
+        del packed[name]
+        packed |= {f"{name}_blocks": blocks, f"{name}_scales": exponents}
+    return Pair(config, plain, packed)
+
+
+def write(path: Path, config: Mapping[str, Any], tensors: Tensors) -> Path:
+    """A model directory."""
+    path.mkdir(exist_ok=True)
+    (path / "config.json").write_text(json.dumps(config))
+    save_file(tensors, path / "model.safetensors")
+    return path
