@@ -45,7 +45,14 @@ def both(tmp_path: Path, pair: Pair, quantisation: dict[str, Any]) -> tuple[Path
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize(
-    ("case", "shards"), [(LLAMA, 1), (LLAMA, 8), ("glm-biases", 2), ("minimax-m2-rotary-dim", 1)]
+    ("case", "shards"),
+    [
+        (LLAMA, 1),
+        (LLAMA, 8),
+        ("glm-biases", 2),
+        ("minimax-m2-rotary-dim", 1),
+        ("deepseek-v3-groups", 1),
+    ],
 )
 def test_8_bit_blocks_give_the_parameters_of_their_values(
     tmp_path: Path, case: str, shards: int, dtype: jax.typing.DTypeLike
