@@ -31,7 +31,6 @@ NAMES = {
     ),
     "layers.{}.mlp.down": ("model.layers.{}.feed_forward.w2",),
 }
-IGNORED = ("model.layers.{}.attention.rotary_emb.inv_freq",)
 REMOTE_CODE = ("modeling_internlm2",)
 spec = transformer_spec
 

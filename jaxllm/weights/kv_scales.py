@@ -8,7 +8,9 @@ import numpy as np
 
 from jaxllm.cache.layer import ScaleTensors
 from jaxllm.config import ConfigError
+from jaxllm.models import ModelSpec
 from jaxllm.models.config.build import kv_scale_names
+from jaxllm.weights.load import open_checkpoint
 from jaxllm.weights.reader import DTYPES, Checkpoint
 
 LEAST, MOST = 2.0**-64, 2.0**64
@@ -16,24 +18,24 @@ REMEDY = "mend the checkpoint, or give the model's type as --kv-cache-dtype (bfl
 
 
 def kv_scales(
-    model_dir: str | Path, layers: int, heads: int, load_format: str = "auto"
+    model_dir: str | Path, spec: ModelSpec, load_format: str = "auto"
 ) -> list[ScaleTensors | None]:
     """The tensors with the scales of each layer's keys and values, None for a layer without.
 
-    A tensor holds one number, or one for each of the model's KV `heads`. The list is empty when no
+    A tensor holds one number, or one for each of the model's KV heads. The list is empty when no
     layer has scales, and when the files have faults, which `check` names. Raises ConfigError for
     scales that cannot be used.
     """
-    checkpoint = None if load_format == "dummy" else Checkpoint(model_dir)
+    checkpoint = None if load_format == "dummy" else open_checkpoint(model_dir, spec)
     if checkpoint is None or checkpoint.problems:
         return []
-    found = [_layer_scales(checkpoint, layer, heads) for layer in range(layers)]
+    found = [_layer_scales(checkpoint, spec, layer) for layer in range(len(spec.layers))]
     return found if any(found) else []
 
 
-def _layer_scales(checkpoint: Checkpoint, layer: int, heads: int) -> ScaleTensors | None:
-    entries = checkpoint.entries
-    for pair in kv_scale_names(layer):
+def _layer_scales(checkpoint: Checkpoint, spec: ModelSpec, layer: int) -> ScaleTensors | None:
+    entries, heads = checkpoint.entries, spec.heads(1).kv
+    for pair in kv_scale_names(spec, layer):
         there = [name for name in pair if name in entries]
         if len(there) == 1:
             raise ConfigError(

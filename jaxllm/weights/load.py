@@ -79,7 +79,7 @@ def check(
 ) -> None:
     """Raises the ConfigError that `load` would raise, from the files' headers alone."""
     if _reads_files(load_format):
-        checkpoint = _open(model_dir, spec)
+        checkpoint = open_checkpoint(model_dir, spec)
         table = _held(checkpoint, _outline(spec, mesh, dtype).rules)
         _check(checkpoint, table, spec)
 
@@ -91,7 +91,7 @@ def check_shapes(model_dir: str | Path, spec: ModelSpec, load_format: str = "aut
     Only one layer is looked at, so that absurd sizes are refused in no time, before anything is
     built. Files that cannot be read are left to `check`.
     """
-    checkpoint = _open(model_dir, spec) if _reads_files(load_format) else None
+    checkpoint = open_checkpoint(model_dir, spec) if _reads_files(load_format) else None
     if checkpoint is None or checkpoint.problems:
         return
     first = spec.first_layers(1)
@@ -103,7 +103,7 @@ def check_shapes(model_dir: str | Path, spec: ModelSpec, load_format: str = "aut
     _refuse(checkpoint, problems)
 
 
-def _open(model_dir: str | Path, spec: ModelSpec) -> reader.Checkpoint:
+def open_checkpoint(model_dir: str | Path, spec: ModelSpec) -> reader.Checkpoint:
     """The model's tensors under the names that the rules know."""
     checkpoint = reader.Checkpoint(model_dir)
     checkpoint.rename(read_name(spec, checkpoint.entries))
@@ -143,7 +143,7 @@ def load(
     if not _reads_files(load_format):
         arrays = dummy(graph.rules, [likes[rule.parameter] for rule in graph.rules], seed)
     else:
-        checkpoint = _open(model_dir, spec)
+        checkpoint = open_checkpoint(model_dir, spec)
         table = _held(checkpoint, graph.rules)
         _check(checkpoint, table, spec)
         arrays = _place_all(table, likes, checkpoint)

@@ -16,6 +16,7 @@ from jaxllm.config import ConfigError
 from jaxllm.locate import MAX_JSON_BYTES
 from jaxllm.models.config.build import kv_scale_names, kv_scales_rule
 from jaxllm.models.config.read import eos_token_ids, flag, number, positive
+from tests.goldens.golden import load_golden
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
@@ -94,8 +95,9 @@ def test_an_empty_quantisation_gives_way_to_the_file_of_modelopt(
 
 
 def test_scales_have_the_names_of_their_layer() -> None:
+    spec = models.read_spec(str(load_golden("llama-gqa").directory))
     for layer in (0, 31):
-        names = kv_scale_names(layer)
+        names = kv_scale_names(spec, layer)
         assert len(set(names)) == len(names)
         assert all(n.startswith(f"model.layers.{layer}.self_attn.") for pair in names for n in pair)
     rule = kv_scales_rule(3, (("k", (2, 1)), ("v", (1,))), heads=8)

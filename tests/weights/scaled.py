@@ -22,13 +22,17 @@ BY_HEAD = SCALES[..., None] * np.array([1, 1.75], np.float32)
 
 def checkpoint(path: Path, extra: dict[str, Any], **config: Any) -> str:
     """The tiny Llama with more tensors in layers named by number, and more in config.json."""
-    tensors = load_file(LLAMA / "model.safetensors")
-    tensors |= {
-        f"model.layers.{name}": np.asarray(value, np.float32) for name, value in extra.items()
-    }
+    more = {f"model.layers.{name}": value for name, value in extra.items()}
+    return extended(LLAMA, path, more, **config)
+
+
+def extended(model: Path, path: Path, extra: dict[str, Any], **config: Any) -> str:
+    """A tiny model with more tensors, and more in config.json."""
+    tensors = load_file(model / "model.safetensors")
+    tensors |= {name: np.asarray(value, np.float32) for name, value in extra.items()}
     save_file(tensors, path / "model.safetensors")
     (path / "config.json").write_text(
-        json.dumps(json.loads((LLAMA / "config.json").read_text()) | config)
+        json.dumps(json.loads((model / "config.json").read_text()) | config)
     )
     return str(path)
 

@@ -12,7 +12,17 @@ import pytest
 
 from jaxllm import models, weights
 from jaxllm.mesh import make_mesh
-from tests.weights.scaled import BY_HEAD, HEADS, LLAMA, SCALES, by_head, checkpoint, named
+from tests.goldens.golden import load_golden
+from tests.weights.scaled import (
+    BY_HEAD,
+    HEADS,
+    LLAMA,
+    SCALES,
+    by_head,
+    checkpoint,
+    extended,
+    named,
+)
 
 
 @pytest.mark.parametrize(
@@ -32,22 +42,59 @@ def test_scales_are_found_under_every_name(
         tuple((f"model.layers.{i}.self_attn.{name}", shape) for name in (key, value))
         for i in range(2)
     ]
-    assert weights.kv_scales(path, 2, HEADS) == names
-    assert weights.kv_scales(path, 2, HEADS, "dummy") == []
+    spec = models.read_spec(path)
+    assert weights.kv_scales(path, spec) == names
+    assert weights.kv_scales(path, spec, "dummy") == []
+
+
+@pytest.mark.parametrize(
+    ("golden", "prefix", "attention"),
+    [
+        ("internlm2-dynamic", "", "model.layers.{}.attention"),
+        ("falcon-groups", "", "transformer.h.{}.self_attention"),
+        ("mistral3-vision", "language_model.", "model.layers.{}.self_attn"),
+    ],
+)
+def test_scales_lie_in_what_the_family_calls_its_attention(
+    tmp_path: Path, golden: str, prefix: str, attention: str
+) -> None:
+    base = load_golden(golden).directory
+    layers = len(models.read_spec(str(base)).layers)
+    extra = {
+        f"{prefix}{attention.format(layer)}.{name}": scale
+        for layer in range(layers)
+        for name, scale in {"k_scale": 0.5, "v_scale": 0.25, "q_scale": 1.0}.items()
+    }
+    path = extended(base, tmp_path, extra)
+    plain = models.read_spec(path)
+    weights.check(path, plain, make_mesh(1), jnp.float32)  # scales that nobody asks for
+    spec = plain.with_scales(weights.kv_scales(path, plain))
+    assert [layer.scales for layer in spec.layers] == [
+        tuple((f"{attention.format(layer)}.{name}", ()) for name in ("k_scale", "v_scale"))
+        for layer in range(layers)
+    ]
+    _, state = weights.load(path, spec, make_mesh(1), jnp.float32)
+    found = [leaf for leaf in jax.tree.leaves(state) if leaf.dtype == jnp.bfloat16]
+    assert len(found) == layers
+    for leaf in found:
+        np.testing.assert_array_equal(
+            leaf, jnp.asarray([[0.5, 0.25]] * leaf.shape[0], jnp.bfloat16)
+        )
 
 
 def test_one_scale_may_be_for_keys_and_values(tmp_path: Path) -> None:
     path = checkpoint(tmp_path, {"1.self_attn.kv_scale": SCALES[1, 0]})
-    assert weights.kv_scales(path, 2, HEADS) == [
+    assert weights.kv_scales(path, models.read_spec(path)) == [
         None,
         (("model.layers.1.self_attn.kv_scale", ()),) * 2,
     ]
-    assert weights.kv_scales(LLAMA, 2, HEADS) == []
+    assert weights.kv_scales(LLAMA, models.read_spec(str(LLAMA))) == []
 
 
 def test_processes_that_lower_are_told_of_the_scales(tmp_path: Path) -> None:
     path = checkpoint(tmp_path, named("k_scale", "v_scale", shape=(1,)))
-    spec = models.read_spec(path).with_scales(weights.kv_scales(path, 2, HEADS))
+    spec = models.read_spec(path)
+    spec = spec.with_scales(weights.kv_scales(path, spec))
     sent = models.make_spec(**json.loads(json.dumps(spec.to_dict())))
     assert sent == spec
     here, there = (weights.abstract(each, make_mesh(2), jnp.bfloat16) for each in (spec, sent))
@@ -62,7 +109,8 @@ def test_processes_that_lower_are_told_of_the_scales(tmp_path: Path) -> None:
 @pytest.mark.parametrize("shape", [(HEADS,), (HEADS, 1, 1), (1, HEADS, 1), ()])
 def test_every_shard_gets_the_scales_of_its_heads(tmp_path: Path, shape: tuple[int, ...]) -> None:
     path = checkpoint(tmp_path, by_head(shape) if shape else named("k_scale", "v_scale"))
-    spec = models.read_spec(path).with_scales(weights.kv_scales(path, 2, HEADS))
+    spec = models.read_spec(path)
+    spec = spec.with_scales(weights.kv_scales(path, spec))
     _, state = weights.load(path, spec, make_mesh(4), jnp.float32)
     wanted = jnp.asarray(
         BY_HEAD if shape else SCALES[..., None].repeat(HEADS, axis=-1), jnp.bfloat16

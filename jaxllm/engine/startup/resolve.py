@@ -262,9 +262,7 @@ def _model(
     dtype = weights.resolve_dtype(config.dtype, spec.stored_dtype, platform)
     kv_dtype = _kv_dtype(config, spec, dtype)
     if kv_dtype != dtype:
-        kv = spec.heads(1).kv
-        scales = weights.kv_scales(model_dir, len(spec.layers), kv, config.load_format)
-        spec = spec.with_scales(scales)
+        spec = spec.with_scales(weights.kv_scales(model_dir, spec, config.load_format))
     return spec, dtype, kv_dtype
 
 

@@ -122,9 +122,9 @@ def ignored(spec: ModelSpec) -> dict[str, str | None]:
     found: dict[str, str | None] = {}
     own = getattr(family(spec.model_type), "IGNORED", ())
     for layer in range(len(spec.layers)):
-        prefix = f"model.layers.{layer}.self_attn"
+        prefix = attention_name(spec, layer)
         found |= {f"{prefix}.rotary_emb.inv_freq": None, f"{prefix}.q_scale": None}
-        found |= dict.fromkeys(name for pair in kv_scale_names(layer) for name in pair)
+        found |= dict.fromkeys(name for pair in kv_scale_names(spec, layer) for name in pair)
         found |= dict.fromkeys(name.format(layer) for name in own)
     if spec.pooling is not None:
         unused = () if spec.pooling.token_logits else family(spec.model_type).NAMES.get("head", ())
@@ -144,10 +144,16 @@ def unused_prefixes(spec: ModelSpec) -> tuple[str, ...]:
     return () if prefixes is None else prefixes(spec)
 
 
-def kv_scale_names(layer: int) -> list[tuple[str, str]]:
+def attention_name(spec: ModelSpec, layer: int) -> str:
+    """What the family's checkpoints call the attention of a layer."""
+    (out,) = family(spec.model_type).NAMES["layers.{}.attention.out"]
+    return str(out).rpartition(".")[0].format(layer)
+
+
+def kv_scale_names(spec: ModelSpec, layer: int) -> list[tuple[str, str]]:
     """The names that a checkpoint may give to the scales of a layer's keys and values, the
     likeliest pair first."""
-    prefix = f"model.layers.{layer}.self_attn"
+    prefix = attention_name(spec, layer)
     return [(f"{prefix}.{key}", f"{prefix}.{value}") for key, value in SPELLINGS]
 
 
