@@ -34,6 +34,8 @@ from jaxllm.server.openai.requests import (
     parse_completion,
 )
 
+# Characters beyond ASCII that end lines for some, as JSON may have them
+LINE_ENDS = [(text.encode(), f"\\u{ord(text):04x}".encode()) for text in "\x85\u2028\u2029"]
 PROMPT_END = 32  # tokens of a prompt, which hold the marker that may end it
 
 logger = logging.getLogger("jaxllm.server")
@@ -303,6 +305,15 @@ async def send_whole(stream: Stream, reply: Reply, send: Any) -> None:
     )
 
 
+def of_whole_lines(events: bytes) -> bytes:
+    """Events of JSON in which no character ends a line that should not: many clients split lines as
+    Python's `str.splitlines` does, within a string's text, too."""
+    if not events.isascii():
+        for character, escaped in LINE_ENDS:
+            events = events.replace(character, escaped)
+    return events
+
+
 def stream_headers(content_type: bytes = Reply.stream_type) -> list[tuple[bytes, bytes]]:
     """The head of a stream, which proxies pass on as it comes."""
     return [
@@ -332,6 +343,7 @@ async def send_stream(stream: Stream, reply: Reply, send: Any) -> None:
                 started = True
             if stream.done:
                 data += reply.last_events()
+            data = of_whole_lines(data)
             stream.begin_write()
             await send({"type": "http.response.body", "body": data, "more_body": not stream.done})
     except Exception as error:

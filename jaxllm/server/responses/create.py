@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 
 from jaxllm.server.errors import ApiError, bad_request, describe, server_error
-from jaxllm.server.generate import Chat, send_json
+from jaxllm.server.generate import Chat, of_whole_lines, send_json
 from jaxllm.server.openai.bodies import ClientGone, unless_gone
 from jaxllm.server.openai.fields import read_optional
 from jaxllm.server.openai.replies import NamelessTokens, ReplySpec
@@ -104,7 +104,8 @@ class Create(Chat):
         response = Background(self._answer, self._owner, turn, store)
         store.keep(response)
         if request.stream:
-            response.add(self._answer.encoded(self._answer.opening()))
+            opening = self._answer.encoded(self._answer.opening())
+            response.add([of_whole_lines(event) for event in opening])
         response.task = asyncio.create_task(self._make(request, response))
         if request.stream:
             await response.follow(-1, send)
@@ -126,7 +127,7 @@ class Create(Chat):
             events = [*answer.fail(error, None), answer.told("failed")]
         finally:
             if request.stream:
-                response.add(answer.encoded(events))
+                response.add([of_whole_lines(event) for event in answer.encoded(events)])
             response.end(answer)
 
     def _storing(self, store: ResponseStore, send: Any) -> Any:

@@ -323,6 +323,29 @@ def test_a_connection_serves_many_requests(server: Running) -> None:
             assert client.completions.create(model="alias", prompt=text).model == "alias"
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+        ("/v1/completions", {"prompt": "a"}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 9}),
+        ("/v1/responses", {"input": "a", "instructions": "x\u2028y"}),
+        ("/v1/responses", {"input": "a", "instructions": "x\u2028y", "background": True}),
+        ("/generate", {"prompt": "a"}),
+    ],
+    ids=["chat", "completion", "message", "response", "background", "generate"],
+)
+def test_no_character_of_a_text_ends_a_line_of_a_stream(
+    fresh: Running, path: str, body: dict[str, Any]
+) -> None:
+    fresh.control.pieces = ["a\u2028b", "\u2029\x85", "é\x0b\x1cz"]
+    answer = fresh.post(path, {"model": "fake", "stream": True} | body)
+    assert answer.status == 200
+    text = answer.body.decode()
+    assert text.splitlines() == text.removesuffix("\n").split("\n")
+    assert "\\u2029\\u0085" in text and "é" in text
+
+
 def test_many_streams_at_once_stay_apart(server: Running) -> None:
     texts = {}
 
