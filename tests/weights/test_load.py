@@ -18,7 +18,7 @@ from safetensors.numpy import load_file, save_file
 from jaxllm import models, weights
 from jaxllm.config import ConfigError
 from jaxllm.mesh import make_mesh
-from tests.goldens.golden import load_golden
+from tests.goldens.golden import golden_names, load_golden
 
 Tensors = dict[str, np.ndarray]
 module = importlib.import_module("jaxllm.weights.load")  # `weights.load` is the function
@@ -220,7 +220,7 @@ def test_sizes_are_compared_with_the_files_before_anything_is_built(
 
 
 def test_a_checkpoint_of_fitting_sizes_passes(tmp_path: Path) -> None:
-    for directory in (LLAMA, TIED):
+    for directory in (load_golden(name).directory for name in golden_names()):
         weights.check_shapes(directory, models.read_spec(directory))
     weights.check_shapes(LLAMA, models.read_spec(LLAMA).first_layers(1))
     path = copy(LLAMA, tmp_path, lambda tensors: None)

@@ -107,9 +107,10 @@ def folders(spec: ModelSpec) -> list[str]:
 
 def held_layers(spec: ModelSpec, tensors: Container[str]) -> int:
     """The number of layers that a checkpoint with these tensors holds."""
-    names = (name for several in family(spec.model_type).NAMES.values() for name in several)
-    layer = next(name for name in names if "{}" in name)
-    return next(i for i in count() if f"{layer.format(i)}.weight" not in tensors)
+    given = (name for several in family(spec.model_type).NAMES.values() for name in several)
+    names = [f"{name}.weight" for name in given if name.count("{}") == 1]
+    # Layers may differ, so one of the names is enough
+    return next(i for i in count() if not any(name.format(i) in tensors for name in names))
 
 
 def ignored(spec: ModelSpec) -> dict[str, str | None]:

@@ -36,8 +36,8 @@ _ATTENTION, _OWN = "model.layers.{}.self_attn", "layers.{}.attention"
 
 def latent_names(router: tuple[str, ...]) -> Mapping[str, tuple[str, ...]]:
     """Module of the decoder → checkpoint tensors; `router` are those of a layer's router."""
-    replaced = (f"{_OWN}.{name}" for name in ("qkv", "q_norm", "k_norm"))
-    kept = {path: LLAMA_NAMES[path] for path in LLAMA_NAMES.keys() - set(replaced)}
+    replaced = [f"{_OWN}.{name}" for name in ("qkv", "q_norm", "k_norm")]
+    kept = {path: names for path, names in LLAMA_NAMES.items() if path not in replaced}
     return {
         **kept,
         f"{_OWN}.query": (f"{_ATTENTION}.q_proj",),
