@@ -17,6 +17,8 @@ hypothesis.settings.register_profile("no clock", deadline=None)
 hypothesis.settings.load_profile("no clock")
 
 MANY_MAPS = 20_000
+# Tracing makes objects that live: Python's own first threshold looks at them again and again
+GARBAGE = (10_000, 10, 10)
 QUICK_ROOMS = ("sampling", "server", "grammar", "weights")
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -45,6 +47,16 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
     and hypothesis only."""
     if not pluginmanager.hasplugin("timeout"):
         parser.addini("timeout", "seconds a test may take; read by pytest-timeout")
+
+
+def pytest_configure() -> None:
+    """Collect garbage more seldom than Python does by itself."""
+    gc.set_threshold(*GARBAGE)
+
+
+def pytest_collection_finish() -> None:
+    """Modules and tests stay until the end: collections pass them over."""
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
