@@ -169,6 +169,7 @@ class EngineConfig:
     # One of RUNNERS; "auto": what the checkpoint is made for
     runner: str = "auto"
     convert: str = "auto"  # one of CONVERTS: what a pooling model gives
+    pooler_config: dict[str, Any] | None = None  # how a pooling model pools, with vLLM's keys
     # Other values for keys of config.json
     hf_overrides: dict[str, Any] | None = None
     revision: str | None = None
@@ -228,8 +229,10 @@ class EngineConfig:
                 "pool is; leave one of them out"
             )
         self._check_host()
-        if not isinstance(self.hf_overrides, dict | None):
-            raise ConfigError(f"--hf-overrides must be an object, got {self.hf_overrides!r:.80}")
+        for name in ("hf_overrides", "pooler_config"):
+            if not isinstance(value := getattr(self, name), dict | None):
+                flag = name.replace("_", "-")
+                raise ConfigError(f"--{flag} must be an object, got {value!r:.80}")
         if self.runner == "generate" and self.convert in ("embed", "classify"):
             raise ConfigError(
                 f"--convert {self.convert} is for pooling models; leave out one of it and "

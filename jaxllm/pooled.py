@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxllm.messages import RequestError
-from jaxllm.pooling import Pooling
+from jaxllm.pooling import EMBEDDINGS, Pooling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ def check_params(pooling: Pooling, params: PoolingParams, limit: int) -> None:
         )
     if wanted is None:
         return
-    if pooling.task != "embed" or not pooling.is_matryoshka:
+    if pooling.task not in EMBEDDINGS or not pooling.is_matryoshka:
         raise RequestError(
             "dimensions needs an embedding model made for it (is_matryoshka or "
             "matryoshka_dimensions in config.json); leave it out",
@@ -81,10 +81,12 @@ def check_task(pooling: Pooling | None, *tasks: str) -> Pooling:
             "wrong_runner",
         )
     if pooling.task not in tasks:
-        given = {"embed": "gives embeddings", "classify": "gives classes"}[pooling.task]
+        given = "embeddings" if pooling.task in EMBEDDINGS else "classes"
+        of = "every token" if pooling.of_tokens else "a whole prompt"
         raise RequestError(
-            f"this model {given}, not what was asked for ({' or '.join(tasks)}); "
-            "ask for that, or start another model",
+            f"this model gives {given} of {of} ({pooling.task}), not what was asked for "
+            f"({' or '.join(tasks)}); ask for that, or start it with another task in "
+            "--pooler-config, or another model",
             None,
             "wrong_task",
         )
@@ -113,10 +115,13 @@ def check_labels(pooling: Pooling) -> None:
 
 
 def result(pooling: Pooling, pooled: bytes, params: PoolingParams) -> np.ndarray:
-    """The float32 vector that a client gets of what the device pooled."""
-    vector = np.frombuffer(pooled, np.float32)
-    if pooling.task == "embed":
-        vector = vector[: params.dimensions]
+    """The float32 vector that a client gets of what the device pooled; `[tokens, E]` of a task of
+    tokens."""
+    vector: np.ndarray = np.frombuffer(pooled, np.float32)
+    if pooling.of_tokens:
+        vector = vector.reshape(-1, pooling.size)
+    if pooling.task in EMBEDDINGS:
+        vector = vector[..., : params.dimensions]
         wanted = pooling.normalises if params.use_activation is None else params.use_activation
         return normalised(vector) if wanted else vector
     if params.use_activation is False:
@@ -125,8 +130,9 @@ def result(pooling: Pooling, pooled: bytes, params: PoolingParams) -> np.ndarray
 
 
 def normalised(vector: np.ndarray) -> np.ndarray:
-    """The vector scaled to length one; zeros stay zeros."""
-    return vector / max(float(np.linalg.norm(vector)), 1e-12)
+    """The vector, or each row, scaled to length one; zeros stay zeros."""
+    length = np.linalg.norm(vector, axis=-1, keepdims=True)
+    return vector / np.maximum(length, np.float32(1e-12))
 
 
 def cosine(one: np.ndarray, other: np.ndarray) -> float:
@@ -139,8 +145,8 @@ def _sigmoid(logits: np.ndarray) -> np.ndarray:
 
 
 def _softmax(logits: np.ndarray) -> np.ndarray:
-    weights = np.exp(logits - logits.max())
-    return weights / weights.sum()
+    weights = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    return weights / weights.sum(axis=-1, keepdims=True)
 
 
 ACTIVATIONS = {"identity": lambda logits: logits, "sigmoid": _sigmoid, "softmax": _softmax}

@@ -1,4 +1,5 @@
-"""What a pooling model makes of a prompt: a vector, or a number for each label. Imports no jax."""
+"""What a pooling model makes of a prompt: a vector, or a number for each label; or of each of its
+tokens. Imports no jax."""
 
 from __future__ import annotations
 
@@ -8,6 +9,9 @@ RUNNERS = ("auto", "generate", "pooling")
 CONVERTS = ("auto", "none", "embed", "classify")
 # Which tokens' hidden states are pooled, and how
 MODES = ("last", "cls", "mean", "max", "mean_sqrt_len", "weighted_mean")
+ALL = "all"  # in place of a mode: nothing is pooled, every token has a result of its own
+EMBEDDINGS, CLASSES = ("embed", "token_embed"), ("classify", "token_classify")
+TASKS = EMBEDDINGS + CLASSES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,8 +43,9 @@ class Pooling:
     """How hidden states of a prompt become its result.
 
     Attributes:
-        task: "embed" (a vector) or "classify" (a number for each label).
-        modes: of `MODES`; the results of several stand side by side.
+        task: "embed" (a vector), "classify" (a number for each label), "token_embed" or
+            "token_classify" (the same of every token).
+        modes: of `MODES`, the results of several stand side by side; or `ALL` alone.
         token_logits: for each element of the result, the token whose logit it is, and one whose
             logit is taken from it; empty where the pooled vector itself goes on.
         maps: what the pooled vector goes through, on the device.
@@ -64,6 +69,11 @@ class Pooling:
     token_logits: tuple[tuple[int, int | None], ...] = ()
     activation: str = "identity"
     bidirectional: bool = False
+
+    @property
+    def of_tokens(self) -> bool:
+        """Whether every token has a result of its own."""
+        return self.modes == (ALL,)
 
     @property
     def takes_chunks(self) -> bool:

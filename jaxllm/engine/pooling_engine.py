@@ -166,16 +166,15 @@ class PoolingEngine:
     def _collect(self, step: PooledStep) -> list[TextDelta]:
         """Wait for a step, and end the requests whose prompts are complete."""
         vectors, now = self.runner.collect(step), time.time()
-        finite = np.isfinite(vectors).all(axis=1)
         self.watch.step_collected(step.plan)
         deltas = []
-        for row, chunk in enumerate(step.plan.chunks):
+        for chunk, vector in zip(step.plan.chunks, vectors, strict=True):
             request = chunk.request
             if not chunk.final or request.status is Status.FINISHED:
                 continue
             request.first_token_at = request.last_token_at = now
-            if finite[row]:
-                deltas.append(self._finish(request, "stop", pooled=vectors[row].tobytes()))
+            if np.isfinite(vector).all():
+                deltas.append(self._finish(request, "stop", pooled=vector.tobytes()))
             else:
                 self.scheduler.invalidate(request)
                 deltas.append(self._finish(request, "error", NOT_FINITE))

@@ -181,7 +181,7 @@ class RequestOutput:
 
 @dataclass(slots=True)
 class PoolingOutput:
-    """What a pooling model makes of a prompt: a float32 vector."""
+    """What a pooling model makes of a prompt: a float32 vector, or `[tokens, E]` of its tokens."""
 
     data: np.ndarray
 

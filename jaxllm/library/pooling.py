@@ -30,6 +30,7 @@ from jaxllm.pooled import (
     pair_count,
     result,
 )
+from jaxllm.pooling import TASKS
 from jaxllm.sampling.options import SamplingParams
 from jaxllm.tokenizer import Pair, Tokenizer
 
@@ -49,20 +50,25 @@ class PoolingCalls:
         prompts: Prompt | Sequence[Prompt],
         pooling_params: PoolingParams | None = None,
         *,
+        pooling_task: str | None = None,
         use_tqdm: bool = True,
     ) -> list[PooledRequestOutput[PoolingOutput]]:
         """What the model makes of each prompt, in order: `outputs.data` is a float32 vector, an
-        embedding or a number for each class.
+        embedding or a number for each class; or `[tokens, E]`, one for each token.
 
         Args:
             prompts: as of `LLM.generate`.
             pooling_params: of all prompts.
+            pooling_task: of `jaxllm.pooling.TASKS`, what the caller expects; None takes what the
+                model gives. `pooler_config={"task": "token_embed"}` starts it for another task.
             use_tqdm: show a progress bar.
 
         Raises:
             RequestError: a prompt cannot run, or the model generates; none has started.
         """
-        params = self._checked(pooling_params, "embed", "classify")
+        params = self._checked(
+            pooling_params, *(TASKS if pooling_task is None else (pooling_task,))
+        )
         return self._pool(self._encoded(prompts, params), params, PoolingOutput, use_tqdm)
 
     def embed(

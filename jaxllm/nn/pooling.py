@@ -57,7 +57,8 @@ class PoolingModel(nnx.Module):
         length_R: Array,
         context: AttentionContext,
     ) -> Array:
-        """The vectors [R, E] of the prompts whose tokens are `start` to `start + length`, float32.
+        """The vectors [R, E] of the prompts whose tokens are `start` to `start + length`, or [T, E]
+        of all tokens, float32.
 
         A pool of last tokens computes the last feed-forward for these alone.
         """
@@ -66,7 +67,7 @@ class PoolingModel(nnx.Module):
             last_R = start_R + jnp.maximum(length_R - 1, 0)
             return self._mapped(self.body.after_attention(carry.rows(last_R), context))
         hidden_TD = self.body.after_attention(carry, context).astype(jnp.float32)
-        return self._mapped(pooled(self.pooling.modes, hidden_TD, start_R, length_R))
+        return self._results(hidden_TD, start_R, length_R)
 
     def encode(
         self,
@@ -82,7 +83,7 @@ class PoolingModel(nnx.Module):
         carry = Carry(self.body.embed(token_T, position_T, second_T))
         carry = self.body.through_layers(carry, position_T, context)
         hidden_TD = self.body.after_attention(carry, context).astype(jnp.float32)
-        return self._mapped(pooled(self.pooling.modes, hidden_TD, start_R, length_R))
+        return self._results(hidden_TD, start_R, length_R)
 
     def rules(self, names: Mapping[str, tuple[str, ...]]) -> Iterator[Rule]:
         """The checkpoint tensors that fill each parameter; `names` are those of the body."""
@@ -93,6 +94,11 @@ class PoolingModel(nnx.Module):
                 yield replace(rule, parameter=f"maps.{index}.{rule.parameter}")
             for rule in self.norms[index].rules(given.norm) if given.norm else ():
                 yield replace(rule, parameter=f"norms.{index}.{rule.parameter}")
+
+    def _results(self, hidden_TD: Array, start_R: Array, length_R: Array) -> Array:
+        if self.pooling.of_tokens:
+            return self._mapped(hidden_TD)
+        return self._mapped(pooled(self.pooling.modes, hidden_TD, start_R, length_R))
 
     def _mapped(self, pooled_RD: Array) -> Array:
         if self.pooling.token_logits:

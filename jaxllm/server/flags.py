@@ -41,6 +41,8 @@ ENGINE_FLAGS: dict[str, dict[str, str]] = {
         "skip_tokenizer_init": "run without a tokenizer: token ids in, token ids out",
         "runner": "generate or pooling; auto: what the checkpoint is made for",
         "convert": "what a pooling model gives: embed, classify; auto: what the checkpoint says",
+        "pooler_config": "JSON object: task (embed, classify, token_embed, token_classify) or "
+        "pooling_type (CLS, LAST, MEAN, ALL) in place of the checkpoint's",
         "hf_overrides": "JSON object: other values for keys of config.json",
         "revision": "branch, tag or commit of a hub model",
         "download_dir": "directory for downloaded hub models",

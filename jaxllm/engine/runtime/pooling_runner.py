@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from typing import NamedTuple
 
@@ -23,7 +24,8 @@ RECORDING_RUNS = 3
 
 
 class PooledStep(NamedTuple):
-    """A step in flight: `vectors` [R, E] has a row for each chunk of the plan."""
+    """A step in flight: `vectors` has a row [R, E] for each chunk of the plan, or [T, E] for each
+    token of the chunks."""
 
     plan: Plan
     vectors: Array
@@ -41,6 +43,7 @@ class PoolingRunner(Dispatcher):
         self.depth = 1 if self.shapes.platform == "cpu" else MAX_DEPTH
         pooling = self.shapes.pooling
         self._encodes = pooling is not None and pooling.bidirectional
+        self._of_tokens = pooling is not None and pooling.of_tokens
         self.seconds: dict[object, float] = {}  # of each shape, measured in warm-up
         self.link: Link | None = None  # no pages move to host memory
         self._start_empty(kv)
@@ -51,9 +54,13 @@ class PoolingRunner(Dispatcher):
         shape = self.shapes.buckets.fit_extend(tokens, len(plan.chunks), 0)
         return PooledStep(plan, self._run(plan, shape))
 
-    def collect(self, step: PooledStep) -> np.ndarray:
-        """Wait for a step's vectors: float32, a row for each chunk."""
-        return read(step.vectors)[: len(step.plan.chunks)]
+    def collect(self, step: PooledStep) -> list[np.ndarray]:
+        """Wait for a step's results, float32: of each chunk [E], or [its tokens, E]."""
+        found, chunks = read(step.vectors), step.plan.chunks
+        if not self._of_tokens:
+            return [*found[: len(chunks)]]
+        ends = itertools.accumulate(chunk.length for chunk in chunks)
+        return [found[end - chunk.length : end] for chunk, end in zip(chunks, ends, strict=True)]
 
     def warm_up(self, deep: bool = False) -> None:
         """Run every program on padding rows: once to load it, once to record it, once to time

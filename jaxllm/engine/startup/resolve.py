@@ -96,7 +96,7 @@ def resolve(
     `spec` is the model's where it has been read already.
     """
     shards, platform = mesh.shape["tensor"], mesh.devices.flat[0].platform
-    spec = spec or read_spec(model_dir, Wish(config.runner, config.convert, config.hf_overrides))
+    spec = spec or read_spec(model_dir, Wish.of(config))
     spec, dtype, kv_dtype = _model(config, model_dir, spec, platform)
     heads, page_size = spec.heads(shards), config.block_size or (16 if platform == "cpu" else 64)
     shapes = _shapes(spec, heads, dtype, page_size, kv_dtype)

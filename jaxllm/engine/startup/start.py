@@ -63,7 +63,7 @@ def start(
     model_dir = locate(config.model, config.revision, config.download_dir)
     use_compilation_cache(config.compilation_cache_dir)
     reserve_memory(config.gpu_memory_utilization)
-    spec = read_spec(model_dir, Wish(config.runner, config.convert, config.hf_overrides))
+    spec = read_spec(model_dir, Wish.of(config))
     if spec.pooling is not None and spec.pooling.bidirectional:
         config = replace(config, num_gpu_blocks_override=ENCODER_PAGES, kv_cache_memory_bytes=None)
     weights.check_shapes(model_dir, spec, config.load_format)

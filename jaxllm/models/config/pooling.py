@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from jaxllm.config import ConfigError
+from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.locate import check_regular, read_json
+from jaxllm.models.config.pooler import as_wished
 from jaxllm.models.config.read import Config, family, flag, positive
 from jaxllm.pooling import MODES, DenseMap, Pooling
 
@@ -48,15 +49,34 @@ _ACTIVATIONS = {"Identity": "identity", "Tanh": "tanh", "Sigmoid": "sigmoid"}
 
 @dataclass(frozen=True)
 class Wish:
-    """How the operator wants a model to be served: `--runner`, `--convert`, `--hf-overrides`."""
+    """How the operator wants a model to be served: `--runner`, `--convert`, `--hf-overrides`,
+    `--pooler-config`."""
 
     runner: str = "auto"
     convert: str = "auto"
     overrides: Mapping[str, Any] | None = None
+    pooler: Mapping[str, Any] | None = None
+
+    @classmethod
+    def of(cls, config: EngineConfig) -> Wish:
+        """What the engine's configuration says."""
+        return cls(config.runner, config.convert, config.hf_overrides, config.pooler_config)
 
 
 def read_pooling(model_dir: Path, hf: Config, wish: Wish) -> Pooling | None:
     """How the model pools; None when it generates. Raises ConfigError."""
+    found = _own_pooling(model_dir, hf, wish)
+    if not wish.pooler:
+        return found
+    if found is None:
+        raise ConfigError(
+            "--pooler-config is for pooling models, and this one generates; leave it out, or set "
+            "--runner pooling"
+        )
+    return as_wished(found, wish.pooler, positive(hf, "hidden_size"))
+
+
+def _own_pooling(model_dir: Path, hf: Config, wish: Wish) -> Pooling | None:
     own = family(str(hf.get("model_type")))
     if getattr(own, "ENCODES", False):
         return _encoder(model_dir, hf, wish)

@@ -7,6 +7,7 @@ from typing import Any
 
 from jaxllm.grammar.structure import KINDS
 from jaxllm.messages import MAX_SALT
+from jaxllm.pooling import TASKS
 from jaxllm.server.anthropic import requests as anthropic
 from jaxllm.server.native import requests as native
 from jaxllm.server.openai.chat import (
@@ -214,7 +215,7 @@ INPUT_MEMBERS: dict[str, Schema] = {
     "input": field(INPUTS, "Texts or token ids; or send messages."),
     "messages": field(CONVERSATION["messages"]),
     "encoding_format": field(one_of(("float", "base64")), "Of vectors.", default="float"),
-    "task": field(one_of(("embed", "classify")), "With /pooling alone."),
+    "task": field(one_of(TASKS), "With /pooling alone."),
 }
 
 FUNCTION = form(

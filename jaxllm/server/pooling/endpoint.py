@@ -41,7 +41,12 @@ class PoolingEndpoint(Endpoint):
     async def _run(self, request: Any, gone: asyncio.Future[None], send: Any) -> None:
         options, id = self.options(request), secrets.token_hex(16)
         prompts = await unless_gone(gone, self.tokenise(request))
-        if len(prompts) * options.pooling.size > MAX_KEPT:
+        numbers = options.pooling.size * (
+            sum(len(prompt.ids) for prompt in prompts)
+            if options.pooling.of_tokens
+            else len(prompts)
+        )
+        if numbers > MAX_KEPT:
             raise bad_request("too many vectors for one reply; send fewer inputs", self.param)
         for prompt in prompts:
             check_length(len(prompt.ids), self._state.resolved, self.param)
@@ -53,8 +58,7 @@ class PoolingEndpoint(Endpoint):
             reply = self.full_reply(request, pooled.vectors)
             return orjson.dumps(head | reply | {"usage": usage}, option=orjson.OPT_SERIALIZE_NUMPY)
 
-        large = len(prompts) * options.pooling.size > LARGE
-        await send_json(await asyncio.to_thread(body) if large else body(), send)
+        await send_json(await asyncio.to_thread(body) if numbers > LARGE else body(), send)
 
     async def _pool(
         self, id: str, prompts: list[Pair], options: Options, gone: asyncio.Future[None]

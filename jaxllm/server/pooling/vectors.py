@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxllm.pooling import TASKS
 from jaxllm.server.errors import bad_request, describe
 from jaxllm.server.pooling.endpoint import PoolingEndpoint, listing
 from jaxllm.server.pooling.requests import INPUT_FIELDS, InputRequest, read_inputs
@@ -62,10 +63,10 @@ class Pooling(InputEndpoint):
     def parse(self, body: dict[str, Any]) -> InputRequest:
         """See `requests.read_inputs`; `task` must be the model's."""
         task = body.get("task")
-        if task not in (None, "embed", "classify"):
-            raise bad_request(f"task must be embed or classify, got {describe(task)}", "task")
-        tasks = ("embed", "classify") if task is None else (task,)
-        return read_inputs(body, self._state.rules, *tasks)
+        if task not in (None, *TASKS):
+            names = ", ".join(TASKS)
+            raise bad_request(f"task must be one of {names}, got {describe(task)}", "task")
+        return read_inputs(body, self._state.rules, *(TASKS if task is None else (task,)))
 
     def full_reply(self, request: InputRequest, vectors: Sequence[np.ndarray]) -> dict[str, Any]:
         """vLLM's form."""
