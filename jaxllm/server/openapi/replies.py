@@ -162,7 +162,7 @@ REPLIES: dict[str, Schema] = {
         ),
     ),
     "Embeddings": listed("embedding", embedding=VECTOR),
-    "Pooled": listed("pooling", data=VECTOR),
+    "Pooled": listed("pooling", data=either(array(NUMBER), array(array(NUMBER)), STRING)),
     "Classes": full(
         **HEAD,
         object=const("list"),

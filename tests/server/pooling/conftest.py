@@ -1,5 +1,5 @@
 """Servers around engines that pool by counting: the vector of a prompt is [sum of its ids, its
-length, 3]."""
+length, 3], and that of a token, where every token has one, [its id, the prompt's length, 3]."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from jaxllm.config import EngineConfig
 from jaxllm.messages import PoolingRequest, TextDelta
-from jaxllm.pooling import Pooling
+from jaxllm.pooling import ALL, Pooling
 from jaxllm.tokenizer import Tokenizer
 from tests.server.fake import Control, FakeEngine
 from tests.server.harness import Running
@@ -29,6 +29,7 @@ LABELS = Pooling(
     labels=("sum", "length", "three"),
     activation="softmax",
 )
+TOKENS = replace(EMBEDS, task="token_embed", modes=(ALL,), normalises=False)
 SCORES = replace(LABELS, size=1, labels=("LABEL_0",), activation="identity")
 
 
@@ -56,7 +57,8 @@ class CountingEngine(FakeEngine):
 
     def step(self) -> list[TextDelta]:
         prompts, self._prompts = self._prompts, {}
-        size = self.resolved.pooling.size if self.resolved.pooling else 0
+        assert self.resolved.pooling is not None
+        size, of_tokens = self.resolved.pooling.size, self.resolved.pooling.of_tokens
         return [
             TextDelta(
                 id=id,
@@ -64,9 +66,10 @@ class CountingEngine(FakeEngine):
                 token_ids=[],
                 text="",
                 finish_reason="stop",
-                pooled=np.array([sum(ids), len(ids), 3], np.float32)[:size].tobytes(),
+                pooled=np.array(rows, np.float32)[:, :size].tobytes(),
             )
             for id, ids in prompts.items()
+            for rows in [[[total, len(ids), 3] for total in (ids if of_tokens else [sum(ids)])]]
         ]
 
 
@@ -87,6 +90,13 @@ class PoolingServer(Running):
 def embedder(tokenizer: Tokenizer) -> Iterator[PoolingServer]:
     """An embedding model."""
     with PoolingServer(tokenizer, EMBEDS) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def token_embedder(tokenizer: Tokenizer) -> Iterator[PoolingServer]:
+    """A model that gives a vector for every token."""
+    with PoolingServer(tokenizer, TOKENS) as running:
         yield running
 
 

@@ -83,6 +83,17 @@ def test_pooling_gives_the_data_of_either_task(
     assert sum(probs) == pytest.approx(1)
 
 
+def test_pooling_gives_a_vector_of_every_token(token_embedder: PoolingServer) -> None:
+    body = {"input": ["ab", "c"], "task": "token_embed"}
+    data = token_embedder.post("/pooling", body).json()["data"]
+    assert [each["data"] for each in data] == [[[97, 2, 3], [98, 2, 3]], [[99, 1, 3]]]
+    packed = token_embedder.post("/pooling", body | {"encoding_format": "base64"}).json()["data"]
+    rows = np.frombuffer(base64.b64decode(packed[0]["data"]), "<f4").reshape(-1, 3)
+    np.testing.assert_array_equal(rows, [[97, 2, 3], [98, 2, 3]])
+    error = token_embedder.post("/v1/embeddings", {"input": "ab"}).error
+    assert error["code"] == "wrong_task" and "--pooler-config" in error["message"]
+
+
 def test_classify_names_the_likeliest_label(classifier: PoolingServer) -> None:
     reply = classifier.post("/classify", {"input": ["\x01", "\x01\x01\x01\x01"]}).json()
     assert reply["id"].startswith("classify-")
@@ -159,7 +170,8 @@ BAD: list[tuple[str, dict[str, Any], str, str]] = [
     ("/v1/embeddings", {"input": "a", "truncation_side": "x"}, "left or right", "truncation_side"),
     ("/v1/embeddings", {"input": "a", "priority": 1}, "--scheduling-policy", "priority"),
     ("/v1/embeddings", {"input": "a", "cache_salt": ""}, "cache_salt", "cache_salt"),
-    ("/pooling", {"input": "a", "task": "token_embed"}, "embed or classify", "task"),
+    ("/pooling", {"input": "a", "task": "token_embed"}, "for (token_embed); ask for that", None),
+    ("/pooling", {"input": "a", "task": "plan"}, "must be one of embed", "task"),
     ("/score", {"text_1": "a"}, "are required", "queries"),
     ("/score", {"text_1": ["a", "b"], "text_2": ["c"]}, "cannot be paired", "text_1"),
     ("/score", {"text_1": "a", "text_2": [1]}, "must hold texts", "text_2"),
