@@ -3,6 +3,7 @@ next."""
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import time
@@ -35,16 +36,15 @@ class Matcher:
     allows end-of-sequence tokens only.
 
     Attributes:
-        mask_words: Words of llguidance's mask: of the tokenizer's vocabulary, which may be larger
-            than the model's.
+        mask_words: Words of a mask.
     """
 
-    def __init__(self, grammar: str, tokenizer: LLTokenizer, words: int):
+    def __init__(self, grammar: str, tokenizer: LLTokenizer):
         self.grammar = grammar
         self.state = LLMatcher(tokenizer, grammar, log_level=0, limits=parser_limits())
         self.mask_words = -(-tokenizer.vocab_size // 32)
         self._bits = np.zeros(self.mask_words, np.uint32)
-        self._words, self._tokenizer = words, tokenizer
+        self._tokenizer = tokenizer
         self.raise_if_failed()
 
     @property
@@ -76,7 +76,7 @@ class Matcher:
         self.raise_if_failed()
         if np.count_nonzero(self._bits) == 1:
             self.fix_special_token(self._bits)
-        np.bitwise_and(allowed_W, self._bits[: self._words], out=allowed_W)
+        np.bitwise_and(allowed_W, self._bits, out=allowed_W)
 
     def compute_mask(self, bits: np.ndarray) -> None:
         """Write the bits of tokens that may come next, all `mask_words` words."""
@@ -123,7 +123,6 @@ class Matchers:
     """
 
     def __init__(self, tokenizer: Tokenizer, width: int, eos: Iterable[int]):
-        self._words = -(-width // 32)
         self._idle: deque[Matcher] = deque(maxlen=MAX_IDLE)  # a new one replaces the oldest
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="grammar")
@@ -142,7 +141,7 @@ class Matchers:
                 return found
         # The vocabulary was queued before, so waiting for it cannot block the pool
         tokens = self.start_vocabulary()
-        return self._pool.submit(lambda: Matcher(grammar, tokens.result(), self._words))
+        return self._pool.submit(lambda: Matcher(grammar, tokens.result()))
 
     def start_vocabulary(self) -> Future[LLTokenizer]:
         """Start to read the vocabulary, once."""
@@ -166,10 +165,29 @@ class Matchers:
 
 
 def vocabulary(tokenizer: Tokenizer, width: int, eos: list[int]) -> LLTokenizer:
-    """The tokens for llguidance. Ids up to the logits' width that have no token are never
-    allowed."""
-    size = max(width, tokenizer.get_vocab_size(with_added_tokens=True))
-    return LLTokenizer(tokenizer.to_str(), n_vocab=size, eos_token=eos or None)
+    """The tokens for llguidance. Ids up to the logits' width that have no token are never allowed,
+    nor tokens that have no logit."""
+    text = tokenizer.to_str()
+    if max(tokenizer.get_vocab(with_added_tokens=True).values(), default=0) >= width:
+        text = _first_tokens(text, width)
+    return LLTokenizer(text, n_vocab=width, eos_token=eos or None)
+
+
+def _first_tokens(tokenizer: str, count: int) -> str:
+    """A tokenizer as JSON, without tokens of ids from `count` on."""
+    content = json.loads(tokenizer)
+    content["added_tokens"] = [each for each in content["added_tokens"] if each["id"] < count]
+    model = content["model"]
+    if isinstance(model["vocab"], dict):
+        model["vocab"] = {text: id for text, id in model["vocab"].items() if id < count}
+    else:
+        model["vocab"] = model["vocab"][:count]
+    if "merges" in model:
+        known = model["vocab"].keys()
+        model["merges"] = [
+            (left, right) for left, right in model["merges"] if {left, right, left + right} <= known
+        ]
+    return json.dumps(content)
 
 
 class ParallelMatchers:

@@ -16,9 +16,9 @@ from llguidance import LLMatcher
 from tokenizers import Tokenizer
 
 from jaxllm.grammar import matcher as module
-from jaxllm.grammar.checker import special_tokens
+from jaxllm.grammar.checker import Checker, special_tokens
 from jaxllm.grammar.matcher import MAX_IDLE, GrammarError, Matcher, Matchers
-from jaxllm.grammar.structure import StructureError
+from jaxllm.grammar.structure import StructuredOutputsParams, StructureError
 from tests.grammar.conftest import EOS, WIDTH, Speaker, allowed_by
 from tests.grammar.schemas import every
 
@@ -209,6 +209,29 @@ def test_neither_padding_of_the_logits_nor_special_tokens_are_ever_text(
     assert max(allowed) < tokenizer.get_vocab_size() < WIDTH
     assert not allowed & specials
     assert len(allowed) > 600, "all but bytes that begin no character"
+
+
+def test_tokens_without_a_logit_are_neither_allowed_nor_forced(
+    checker: Checker, tokenizer: Tokenizer
+) -> None:
+    text, width = "The question is about numbers and words", 450
+    assert max(tokenizer.encode(text).ids) > width
+    matchers, said = Matchers(tokenizer, width, [3]), []
+    try:
+        grammar = checker.compile_params(StructuredOutputsParams(choice=[text]))
+        matcher = matchers.start_matcher(grammar).result(60)
+        assert matcher.mask_words == -(-width // 32)
+        while not matcher.ended:
+            bits = np.full(matcher.mask_words, 2**32 - 1, np.uint32)
+            matcher.apply_mask(bits)
+            allowed = np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little"))
+            tokens = matcher.forced_tokens() or allowed[:1].tolist()
+            assert max(tokens) < width and tokens[0] in allowed
+            matcher.accept_tokens(tokens)
+            said += tokens
+    finally:
+        matchers.end_threads()
+    assert tokenizer.decode(said, skip_special_tokens=True) == text
 
 
 def test_a_mask_only_takes_away(speaker: Speaker) -> None:
