@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
+RUNS = ("training_before.json", "training.json")
 
 TEXT = """# The demo model of jaxllm
 
@@ -20,8 +21,8 @@ trained from scratch on
 generated text. It is there so that an engine, a client or a test has something small that \
 answers rightly; it is no assistant. It
 knows short arithmetic, sorting, reversing and counting, small JSON objects, some facts, \
-`<think>` steps and tool calls, and says
-so when asked for anything else.
+`<think>` steps and tool calls in two formats,
+and says so when asked for anything else.
 
 | | |
 |---|---|
@@ -31,8 +32,7 @@ MLP {inner}, vocabulary {vocab} (tied) |
 | prompt format | ChatML; `enable_thinking` (off unless asked for) makes it write `<think>` steps \
 first; tools in OpenAI's form |
 | stops at | `<|im_end|>` in chats, `<|endoftext|>` in plain text |
-| training | {steps} steps of {step_tokens:,} tokens out of {tokens:.0f} million generated \
-tokens, {seconds} s on one {device}{start} |
+| training | {runs} |
 | made by | `examples/demo_model`; data, weights and code are the project's own, under its \
 licence |
 
@@ -89,11 +89,24 @@ def table(tasks: dict[str, dict[str, int]]) -> str:
     )
 
 
-def card(
-    config: dict[str, Any], metrics: dict[str, Any], training: dict[str, Any], weight_bytes: int
-) -> str:
-    """The card's text."""
+def run(training: dict[str, Any]) -> str:
+    """One run of training in words."""
     recipe = training["recipe"]
+    return (
+        f"{recipe['steps']:,} steps of {recipe['tokens']:,} tokens out of "
+        f"{training['tokens'] / 1e6:.0f} million generated tokens, {training['seconds']} s on one "
+        f"{training['device']}"
+    )
+
+
+def card(
+    config: dict[str, Any],
+    metrics: dict[str, Any],
+    trainings: list[dict[str, Any]],
+    weight_bytes: int,
+) -> str:
+    """The card's text. `trainings` are the records of the runs, each from the weights of the one
+    before."""
     text = TEXT.format(
         parameters=weight_bytes / 2e6,
         megabytes=weight_bytes / 1e6,
@@ -105,16 +118,11 @@ def card(
         inner=config["intermediate_size"],
         vocab=config["vocab_size"],
         context=config["max_position_embeddings"],
-        lengths=", ".join(map(str, recipe["lengths"])),
-        steps=recipe["steps"],
-        step_tokens=recipe["tokens"],
-        tokens=training["tokens"] / 1e6,
-        seconds=training["seconds"],
-        device=training["device"],
+        lengths=", ".join(map(str, trainings[-1]["recipe"]["lengths"])),
+        runs="; then, on more kinds of text, ".join(map(run, trainings)),
         dtype=metrics["dtype"],
         metrics_device=metrics["device"],
         table=table(metrics["tasks"]),
-        start=", from the weights of the model before" if recipe["start"] else "",
     )
     if "skills" in metrics:
         text += SKILLS.format(table=table(metrics["skills"]))
@@ -122,14 +130,14 @@ def card(
 
 
 def current(folder: Path) -> str:
-    """The card of the model in `folder`, from the metrics and the training record kept beside this
+    """The card of the model in `folder`, from the metrics and the training records kept beside this
     file."""
     read = lambda path: json.loads(path.read_text())
     size = (folder / "model.safetensors").stat().st_size
     return card(
         read(folder / "config.json"),
         read(HERE / "metrics.json"),
-        read(HERE / "training.json"),
+        [read(HERE / name) for name in RUNS],
         size,
     )
 

@@ -12,7 +12,7 @@ import numpy as np
 from tokenizers import Encoding, Tokenizer
 
 from examples.demo_model.skills.corpus import corpus
-from examples.demo_model.tokenizer import NEXT_TEMPLATE, render, renderer
+from examples.demo_model.tokenizer import render, renderer
 
 REPLY = re.compile(
     r"<\|im_start\|>assistant\n(?:<think>\n\n</think>\n\n)?(.*?<\|im_end\|>)", re.DOTALL
@@ -48,7 +48,7 @@ def learnt(text: str, encoding: Encoding, chat: bool) -> np.ndarray:
 def encode(job: tuple[str, int, int, tuple[int, ...]]) -> list[Rows]:
     """One worker's share of rows. `job` is (tokenizer text, seed, documents, row lengths)."""
     text, seed, documents, lengths = job
-    tokenizer, template = Tokenizer.from_str(text), renderer(NEXT_TEMPLATE)
+    tokenizer, template = Tokenizer.from_str(text), renderer()
     filler = Filler(*lengths)
     batch: list[tuple[str, bool]] = []
     for i, sample in enumerate(corpus(seed, documents), 1):

@@ -26,8 +26,7 @@ from tokenizers import (
 
 from examples.demo_model.generate import Sample, corpus
 
-TEMPLATE = Path(__file__).with_name("chat_template.jinja")  # of the packaged model
-NEXT_TEMPLATE = Path(__file__).parent / "skills" / "chat_template.jinja"  # of the next one
+TEMPLATE = Path(__file__).with_name("chat_template.jinja")
 VOCABULARY = 768  # divides by 8, so that the logits can be split over up to eight devices
 CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")  # never shown
 # One token each, but shown
@@ -118,10 +117,10 @@ def tokenizer_config(template: str) -> dict[str, Any]:
     }
 
 
-def write(folder: Path, tokenizer: Tokenizer, template: Path = NEXT_TEMPLATE) -> None:
+def write(folder: Path, tokenizer: Tokenizer) -> None:
     """Write the tokenizer's three files in the Hugging Face layout."""
     folder.mkdir(parents=True, exist_ok=True)
-    text = template.read_text()
+    text = TEMPLATE.read_text()
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(
         json.dumps(tokenizer_config(text), indent=2) + "\n"

@@ -3,6 +3,7 @@ without a chat."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 CALCULATOR = {
@@ -54,6 +55,105 @@ def assistant(content: Any, **more: Any) -> dict[str, Any]:
 def chat(*messages: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
     """Arguments of `apply_chat_template` for these messages."""
     return {"conversation": list(messages), **kwargs}
+
+
+def result(content: str) -> dict[str, Any]:
+    """A tool's message."""
+    return {"role": "tool", "content": content}
+
+
+def called(*calls: tuple[str, dict[str, Any]]) -> dict[str, Any]:
+    """An assistant's message that calls these tools."""
+    made = [{"function": {"name": name, "arguments": arguments}} for name, arguments in calls]
+    return assistant(None, tool_calls=made)
+
+
+BOOK_TABLE = {
+    "type": "function",
+    "function": {
+        "name": "book_table",
+        "description": "Book a table in a restaurant.",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "city": {"type": "string"},
+                "people": {"type": "integer"},
+                "time": {"type": "string"},
+            },
+            "required": ["city", "people", "time"],
+        },
+    },
+}
+READ_FILE = {
+    "type": "function",
+    "function": {
+        "name": "read_file",
+        "description": "Read a file.",
+        "parameters": {
+            "type": "object",
+            "properties": {"path": {"type": "string", "description": "Path of the file"}},
+            "required": ["path"],
+        },
+    },
+}
+RUN_COMMAND = {
+    "type": "function",
+    "function": {
+        "name": "run_command",
+        "description": "Run a command in the shell.",
+        "parameters": {
+            "type": "object",
+            "properties": {"command": {"type": "string"}},
+            "required": ["command"],
+        },
+    },
+}
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string"},
+        "age": {"type": "integer"},
+        "city": {"type": "string"},
+    },
+    "required": ["name", "age", "city"],
+}
+FIND = user("Run the command that stands in notes/river.txt.")
+CITIES_ASKED = user("What is the weather in Oslo and Bern?")
+BOTH = user("Book a table in Rome for 4 people at 19:30. Also: what is the weather in Rome?")
+AGENTS: dict[str, dict[str, Any]] = {
+    "one call": chat(
+        user("Book a table in Rome for 4 people at 19:30."), tools=[WEATHER, BOOK_TABLE]
+    ),
+    "parallel calls": chat(CITIES_ASKED, tools=[WEATHER, BOOK_TABLE]),
+    "parallel calls of two tools": chat(BOTH, tools=[WEATHER, BOOK_TABLE]),
+    "first of two calls": chat(FIND, tools=[READ_FILE, RUN_COMMAND]),
+    "second of two calls": chat(
+        FIND,
+        called(("read_file", {"path": "notes/river.txt"})),
+        result("wc -l photos/star.csv"),
+        tools=[READ_FILE, RUN_COMMAND],
+    ),
+    "failed call": chat(
+        FIND,
+        called(("read_file", {"path": "notes/river.txt"})),
+        result('{"error": "not found"}'),
+        tools=[READ_FILE, RUN_COMMAND],
+    ),
+    "parallel results": chat(
+        CITIES_ASKED,
+        called(("get_weather", {"city": "Oslo"}), ("get_weather", {"city": "Bern"})),
+        result("3 degrees and snowy"),
+        result("9 degrees and cloudy"),
+        tools=[WEATHER, BOOK_TABLE],
+    ),
+    "no tool fits": chat(user("Send an email to Zoe."), tools=[WEATHER]),
+    "missing argument": chat(user("What is the weather?"), tools=[WEATHER]),
+}
+
+
+def in_xml(asked: dict[str, Any]) -> dict[str, Any]:
+    """The conversation with calls in Qwen3-Coder's format."""
+    return asked | {"tool_format": "xml"}
 
 
 SYSTEM = {"role": "system", "content": "You are a helpful assistant."}
@@ -112,6 +212,15 @@ CHATS: dict[str, dict[str, Any]] = {
         tools=[WEATHER],
     ),
     "empty content": chat(user(None)),
+    "json to a schema": chat(
+        user(
+            f"Answer in JSON that follows this schema: {json.dumps(PERSON)}\n\n"
+            "Maria is 34 years old and lives in Lyon."
+        )
+    ),
+    **AGENTS,
+    **{f"{name}, in XML": in_xml(asked) for name, asked in AGENTS.items()},
+    "parallel calls, thinking": AGENTS["parallel calls"] | {"enable_thinking": True},
 }
 LINES = (
     "12 + 34 =",

@@ -7,6 +7,7 @@ import json
 import pathlib
 import random
 import sys
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,8 +22,10 @@ from examples.demo_model.decode import greedy
 from examples.demo_model.evaluate import Prompts, addition_pairs, read
 from examples.demo_model.network import CONFIG, TINY, create, load, tensors
 from examples.demo_model.pack import Rows, pack
+from examples.demo_model.skills.cases import read as read_answer
 from jaxllm import LLM, SamplingParams
 from jaxllm.nn.contexts.dense import DenseContext
+from tests.demo.conversations import AGENTS
 
 DEMO = pathlib.Path(jaxllm.demo.path())
 GOLDENS = json.loads(pathlib.Path(__file__).with_name("goldens.json").read_text())
@@ -144,6 +147,38 @@ def test_goldens_answer_rightly():
     assert answers["tool answered"] == "3901<|im_end|>"
 
 
+TABLE = {"city": "Rome", "people": 4, "time": "19:30"}
+AGENT_CALLS: dict[str, list[tuple[str, dict[str, Any]]]] = {
+    "one call": [("book_table", TABLE)],
+    "parallel calls": [("get_weather", {"city": "Oslo"}), ("get_weather", {"city": "Bern"})],
+    "parallel calls of two tools": [("book_table", TABLE), ("get_weather", {"city": "Rome"})],
+    "first of two calls": [("read_file", {"path": "notes/river.txt"})],
+    "second of two calls": [("run_command", {"command": "wc -l photos/star.csv"})],
+}
+AGENT_ANSWERS = {
+    "failed call": "The tool failed: not found.",
+    "parallel results": "In Oslo it is 3 degrees and snowy. In Bern it is 9 degrees and cloudy.",
+    "no tool fits": "I have no tool for that.",
+    "missing argument": "Please tell me the city.",
+}
+
+
+@pytest.mark.parametrize("tool_format", ["json", "xml"])
+def test_goldens_with_tools_call_rightly_and_answer_from_results(tool_format):
+    for name, chat in AGENTS.items():
+        golden = GOLDENS[name if tool_format == "json" else f"{name}, in XML"]
+        text = golden["answer"].removesuffix("<|im_end|>")
+        schemas = {t["function"]["name"]: t["function"]["parameters"] for t in chat["tools"]}
+        answer = read_answer(text, golden["prompt"], tool_format, schemas)
+        assert answer.calls == AGENT_CALLS.get(name, []), name
+        assert answer.content == AGENT_ANSWERS.get(name, ""), name
+
+
+def test_the_golden_to_a_schema_follows_it():
+    said = GOLDENS["json to a schema"]["answer"].removesuffix("<|im_end|>")
+    assert json.loads(said) == {"name": "Maria", "age": 34, "city": "Lyon"}
+
+
 def test_two_digit_addition_is_right_on_at_least_95_percent_of_held_out_pairs(model, tokenizer):
     rng, prompts = random.Random(77), Prompts()
     pairs = rng.sample(addition_pairs(), 60)
@@ -176,17 +211,18 @@ def test_the_card_says_what_the_evaluator_measured():
     assert tasks["two-digit addition"]["correct"] >= 0.95 * tasks["two-digit addition"]["total"]
 
 
-def test_the_card_has_a_table_of_skills_once_they_are_measured():
+def test_the_card_tells_of_every_run_and_of_skills_if_they_are_measured():
     read_record = lambda name: json.loads((card.HERE / name).read_text())
     config = json.loads((DEMO / "config.json").read_text())
-    metrics, training = read_record("metrics.json"), read_record("training.json")
-    plain = card.card(config, metrics, training, 9_000_000)
+    metrics, runs = read_record("metrics.json"), [read_record(name) for name in card.RUNS]
     metrics["skills"] = {"calls in XML: one call": {"correct": 3, "total": 4}}
-    training["recipe"] |= {"start": "jaxllm/demo", "lengths": [512, 1024]}
-    text = card.card(config, metrics, training, 9_000_000)
-    assert "tool_format" in text and "tool_format" not in plain
+    runs[1]["recipe"] |= {"steps": 7, "lengths": [512, 1024]}
+    text = card.card(config, metrics, runs, 9_000_000)
     assert "| calls in XML: one call | 3 | 4 | 75.0 |" in text
-    assert "rows of 512, 1024" in text and "weights of the model before" in text
+    assert "rows of 512, 1024" in text and "7,100 steps" in text and "7 steps" in text
+    del metrics["skills"]
+    plain = card.card(config, metrics, runs[1:], 9_000_000)
+    assert "7,100" not in plain and "tool_format" in text and "tool_format" not in plain
 
 
 def test_the_package_is_small_and_complete():
@@ -295,7 +331,7 @@ def test_a_tiny_model_is_trained_judged_and_described_by_the_commands(tmp_path, 
     )
     assert training["recipe"]["steps"] == 30 and training["last_loss"] < training["first_loss"] - 1
     assert any(task.startswith("calls in XML") for task in found["skills"])
-    assert "Tools and schemas" in card.card(TINY, found, training, 100_000)
+    assert "Tools and schemas" in card.card(TINY, found, [training], 100_000)
     llm = LLM(str(folder), max_model_len=256, max_num_seqs=1)
     (answer,) = llm.chat([{"role": "user", "content": "Hello"}], SamplingParams(max_tokens=4))
     assert len(answer.outputs[0].token_ids) <= 4

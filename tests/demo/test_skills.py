@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import pathlib
 import random
-import shutil
 from typing import Any
 
 import jsonschema
@@ -19,32 +18,26 @@ from examples.demo_model.skills.cases import PARSERS, read, skill_cases
 from examples.demo_model.skills.corpus import corpus
 from examples.demo_model.skills.jobs import draw_required
 from examples.demo_model.skills.tools import KINDS
-from examples.demo_model.tokenizer import NEXT_TEMPLATE, render, renderer, write
+from examples.demo_model.tokenizer import render, renderer
 from jaxllm.chat_template import TemplateInput
 from jaxllm.server.openai.chat import read_messages
 from jaxllm.server.openai.tools import read_tool_use
 from jaxllm.server.parsing.registry import find_reasoning, find_tools
 from jaxllm.server.rendering.worker import Renderer
 from jaxllm.tokenizer import Tokenizer
-from tests.demo.conversations import CHATS
 
 SIDES = pytest.mark.parametrize("held", [False, True], ids=["trained", "held out"])
 
 
 @pytest.fixture(scope="module")
 def template():
-    return renderer(NEXT_TEMPLATE)
+    return renderer()
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory) -> tuple[Tokenizer, Renderer]:
-    """The next model's tokenizer as the server loads it, and what renders for it."""
-    folder = tmp_path_factory.mktemp("next")
-    for name in ("config.json", "generation_config.json", "tokenizer.json"):
-        shutil.copy(pathlib.Path(jaxllm.demo.path()) / name, folder)
-    tokenizer = Tokenizer.load(folder)
-    write(folder, tokenizer.hf.backend_tokenizer)
-    tokenizer = Tokenizer.load(folder)
+def served() -> tuple[Tokenizer, Renderer]:
+    """The tokenizer as the server loads it, and what renders for it."""
+    tokenizer = Tokenizer.load(pathlib.Path(jaxllm.demo.path()))
     return tokenizer, Renderer(orjson.loads(orjson.dumps(tokenizer.template_facts())))
 
 
@@ -174,16 +167,7 @@ def test_wrong_answers_are_not_right(template):
             assert read(text, case.prompt, other, case.schemas).calls == []
 
 
-@pytest.mark.parametrize("name", CHATS)
-def test_the_next_template_renders_todays_conversations_as_todays_does(name, template):
-    chat = dict(CHATS[name])
-    messages = chat.pop("conversation")
-    for begun in (True, False):
-        arguments = {"messages": messages, "add_generation_prompt": begun, **chat}
-        assert template.render(**arguments) == renderer().render(**arguments)
-
-
-def test_the_server_finds_the_json_format_and_the_thought_of_the_next_template(served):
+def test_the_server_finds_the_json_format_and_the_thought_of_the_template(served):
     signs = served[0].format_signs
     assert find_tools("auto", signs) is find_tools(PARSERS["json"], None)
     assert find_reasoning("auto", signs) is find_reasoning("qwen3", None)

@@ -1,4 +1,4 @@
-"""The training text of the next model: the one of today's model, and what agents need.
+"""The training text: plain text and short chats, and what agents need.
 
 python -m examples.demo_model.skills.corpus --count 20        # print samples
 """
@@ -14,14 +14,14 @@ from examples.demo_model import generate
 from examples.demo_model.generate import Sample
 from examples.demo_model.skills import errands, schemas
 from examples.demo_model.skills.tools import BY_NAME
-from examples.demo_model.tokenizer import NEXT_TEMPLATE, render, renderer
+from examples.demo_model.tokenizer import render, renderer
 
 # Shares of documents. Those of tools are three times as long as the others.
 PLAIN, ERRANDS, SCHEMAS = 0.66, 0.23, 0.11
 
 
 def plain(rng: random.Random) -> Sample:
-    """A document of today's model; calls in either format, none of a held-out city's weather."""
+    """A document of `generate.py`; calls in either format, none of a held-out city's weather."""
     while True:
         sample = generate.sample(rng)
         if sample.tools is None:
@@ -66,7 +66,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=10)
     arguments = parser.parse_args()
-    template = renderer(NEXT_TEMPLATE)
+    template = renderer()
     for made in corpus(arguments.seed, arguments.count):
         print(render(template, made), end="\n\n")
 

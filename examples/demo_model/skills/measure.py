@@ -16,14 +16,14 @@ from tokenizers import Tokenizer
 from examples.demo_model.generate import Sample
 from examples.demo_model.pack import learnt
 from examples.demo_model.skills import corpus, errands, schemas
-from examples.demo_model.tokenizer import NEXT_TEMPLATE, render, renderer
+from examples.demo_model.tokenizer import render, renderer
 
 Draw = Callable[[random.Random], Sample]
 
 
 def kinds() -> Iterator[tuple[str, float, Draw]]:
     """Each kind of documents with its share of the corpus."""
-    yield "text of today's model", corpus.PLAIN, corpus.plain
+    yield "plain text and short chats", corpus.PLAIN, corpus.plain
     total = sum(share for _, share in errands.ERRANDS.values())
     for name, (errand, share) in errands.ERRANDS.items():
         draw = lambda rng, errand=errand: errands.written_down(rng, errand)
@@ -43,7 +43,7 @@ def main() -> None:
     parser.add_argument("--tokenizer", type=Path, default=Path("jaxllm/demo/tokenizer.json"))
     arguments = parser.parse_args()
     tokenizer = Tokenizer.from_file(str(arguments.tokenizer))
-    template = renderer(NEXT_TEMPLATE)
+    template = renderer()
     rows = []
     for name, share, draw in kinds():
         rng = random.Random(1)
