@@ -12,7 +12,7 @@ from openai import OpenAI
 
 QUESTIONS = (
     "What is 27 + 58?",
-    "Sort these numbers: 7 2 9",
+    "Sort these numbers: 7, 2, 9",
     "What is the capital of France?",
     "Count from 3 to 9.",
 )

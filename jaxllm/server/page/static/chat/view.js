@@ -6,7 +6,7 @@ import { AnswerView, figures } from "./answer.js";
 import { openCalls } from "./conversation.js";
 
 const NEAR = 40; // pixels from the end within which the view follows the answer
-const EXAMPLES = ["What is 27 + 58?", "Sort these numbers: 7 2 9", "What is the capital of France?"];
+const EXAMPLES = ["What is 27 + 58?", "Sort these numbers: 7, 2, 9", "What is the capital of France?"];
 
 /** Actions: `edit(index, text)`, `retry(index)`, `results(messages)`, `send(text)`. */
 export class ChatView {
