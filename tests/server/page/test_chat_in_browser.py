@@ -94,6 +94,28 @@ def test_settings_are_sent_and_wrong_ones_are_not(
     assert "Be brief." in tokenizer.decode(sent(scripted), False)
 
 
+def test_an_answer_follows_a_schema_and_a_wrong_one_is_told(
+    scripted: ScriptedServer, visit: Visit
+) -> None:
+    scripted.script.pieces = ['{"age": ', "7}"]
+    page = visit(scripted.url, expected=("400",))
+    page.get_by_role("button", name="Settings").first.click()
+    page.get_by_label("Format").select_option("json_schema")
+    schema = page.get_by_label("JSON schema", exact=True)
+    schema.fill('{"type": "object", "properties": {"age": {"type": "integer"}}}')
+    ask(page, "how old?")
+    assert '{"age": 7}' in answered(page).text_content()
+    assert "age" in (scripted.control.added[-1].grammar or "")
+    count = len(scripted.control.added)
+    schema.fill('{"type": "number of years"}')
+    ask(page, "how old?")
+    page.locator("article", has_text="number of years").wait_for()
+    schema.fill("[1]")
+    ask(page, "how old?")
+    assert schema.evaluate("e => e === document.activeElement")
+    assert len(scripted.control.added) == count
+
+
 def test_of_several_choices_the_first_is_shown(scripted: ScriptedServer, visit: Visit) -> None:
     scripted.script.pieces = ["on", "e"]
     page = visit(scripted.url)
@@ -294,6 +316,32 @@ def test_conversations_are_listed_exported_imported_and_deleted(
     assert sorted(titles.all_inner_texts()) == ["first talk", "second talk"]
     titles.first.click()
     assert "fine" in answered(page).text_content()
+
+
+def test_a_hostile_file_of_conversations_is_text_or_refused(
+    scripted: ScriptedServer, visit: Visit, tmp_path: Any
+) -> None:
+    said, answer = {"role": "user", "content": HOSTILE}, {"role": "assistant", "content": HOSTILE}
+    file = tmp_path / "kept.json"
+    page = visit(scripted.url)
+    for wrong in (
+        {"tool_calls": None},
+        {"tool_calls": [None]},
+        {"tool_calls": [{"id": "a", "name": {}, "arguments": ""}]},
+        {"reasoning": {}},
+        {"role": "system"},
+        {"content": None},
+    ):
+        file.write_text(json.dumps([{"title": "bad", "messages": [said, answer | wrong]}]))
+        page.locator("input[type=file]").set_input_files(file)
+        page.locator(".banner", has_text="holds no conversations").wait_for()
+        page.reload()
+    kept = {"title": f"{HOSTILE} and so on", "updated": 1e300, "settings": {"toString": "x"}}
+    file.write_text(json.dumps([kept | {"messages": [said, answer | {"reasoning": HOSTILE}]}]))
+    page.locator("input[type=file]").set_input_files(file)
+    page.locator(".conversations .open", has_text="<img").click()
+    assert answered(page).locator("img, script, b").count() == 0
+    assert page.evaluate("window.harmed") is None
 
 
 def test_a_conversation_with_a_model_that_is_gone_goes_on_with_another(

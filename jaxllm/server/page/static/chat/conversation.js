@@ -134,12 +134,16 @@ export function problemOf(name, text) {
 
 /** A conversation from a file. Throws an Error unless it looks like one of ours. */
 export function imported(value) {
-  const message = (each) => isObject(each) && ["user", "assistant", "tool"].includes(each.role) && typeof each.content === "string";
+  const isText = (each) => each === undefined || typeof each === "string";
+  const call = (each) => isObject(each) && [each.id, each.name, each.arguments].every((text) => typeof text === "string");
+  const calls = ({ tool_calls = [] }) => Array.isArray(tool_calls) && tool_calls.every(call);
+  const message = (each) => isObject(each) && ["user", "assistant", "tool"].includes(each.role) && typeof each.content === "string" &&
+    [each.reasoning, each.error, each.tool_call_id].every(isText) && calls(each);
   if (!isObject(value) || !Array.isArray(value.messages) || !value.messages.every(message)) {
     throw new Error("this file holds no conversations of this page");
   }
-  const strings = Object.entries(isObject(value.settings) ? value.settings : {}).filter(([name, text]) => name in NEUTRAL && typeof text === "string");
+  const strings = Object.entries(isObject(value.settings) ? value.settings : {}).filter(([name, text]) => Object.hasOwn(NEUTRAL, name) && typeof text === "string");
   const messages = value.messages.map((each) => (each.role === "assistant" ? { ...newAnswer(), state: "done", ...each } : each));
-  const kept = { ...newConversation(Object.fromEntries(strings)), messages, title: String(value.title ?? "Imported") };
-  return { ...kept, updated: Number(value.updated) || kept.updated };
+  const kept = { ...newConversation(Object.fromEntries(strings)), messages, title: titleOf(String(value.title ?? "Imported")) };
+  return { ...kept, updated: Math.min(Number(value.updated) || kept.updated, kept.updated) };
 }
