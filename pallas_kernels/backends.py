@@ -34,22 +34,30 @@ class AttentionOptions(TypedDict, total=False):
 
 
 def open_plan(plan: Any) -> Any:
-    """The plan with its flags in a buffer that calls of this trace write in place; a plan
-    without flags, or None, stays as it is.
+    """The plan with its flags in a buffer that calls of this trace write in place, and so the plans
+    in a tuple; what has no flags stays as it is.
 
     Thread blocks signal each other by flags in the plan's `splits_SF`, which a kernel therefore
     aliases to an output. Flags are zero again at the end of a call, so the calls of a step pass one
     buffer on: open the plan, call the op, and hand `close_plan` of it to the next layer. That costs
     neither a launch nor a copy. A call that gets arrays instead writes to a copy of them.
     """
-    splits_SF = getattr(plan, "splits_SF", None)
-    return plan if splits_SF is None else plan._replace(splits_SF=jax.new_ref(splits_SF))
+    return _with_flags(plan, jax.new_ref)
 
 
 def close_plan(plan: Any) -> Any:
     """The arrays of an open plan after the calls so far."""
-    splits_SF = getattr(plan, "splits_SF", None)
-    return plan if splits_SF is None else plan._replace(splits_SF=splits_SF[...])
+    return _with_flags(plan, lambda splits_SF: splits_SF[...])
+
+
+def _with_flags(plan: Any, change: Callable[[Any], Any]) -> Any:
+    """The plan with its flags changed, and those of the plans in it."""
+    if hasattr(plan, "splits_SF"):
+        return plan._replace(splits_SF=change(plan.splits_SF))
+    if not isinstance(plan, tuple):
+        return plan
+    parts = [_with_flags(part, change) for part in plan]
+    return plan._make(parts) if hasattr(plan, "_make") else tuple(parts)
 
 
 def shifted(table: Array, options: AttentionOptions) -> Array:

@@ -32,9 +32,11 @@ def plan(how: How, inputs: PagedInputs, pages: Array, rows: LatentRows) -> Plans
         decode = plan_decode(inputs.decode_lengths_B, heads=heads, no_split=how.no_split)
     if tokens > B and plan_extend is not None:
         extend = plan_extend(
+            inputs.chunk_tables_RM,
             *_chunks(inputs),
             tokens=tokens - B,
             heads=heads,
+            head_dim=max(rows.q_TNH.shape[-1], rows.up.values_NFV.shape[1]),
             page_size=pages.shape[2],
             no_split=how.no_split,
         )

@@ -10,7 +10,7 @@ from jax import Array
 from pallas_kernels.backends import AttentionOptions, Backends
 from pallas_kernels.latent_decode.rows import UpProjections
 
-BACKENDS = Backends(__name__, "latent_extend", ("reference", "xla"))
+BACKENDS = Backends(__name__, "latent_extend", ("reference", "xla", "mosaic_gpu"))
 
 
 def latent_extend(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import functools
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,8 +11,17 @@ import numpy as np
 import pytest
 
 from pallas_kernels.latent_decode import UpProjections
-from pallas_kernels.latent_extend import latent_extend
+from pallas_kernels.latent_extend import latent_extend, mosaic_gpu, reference
 from pallas_kernels.layout import dense_attention, in_pages
+from pallas_kernels.paged_extend.mosaic_gpu import Tuning
+from tests.pallas_kernels.places import (
+    INTERPRETER,
+    launch_options,
+    poison_outputs,
+    relative_error,
+    shape_of,
+    slow_places,
+)
 
 
 class Case(NamedTuple):
@@ -107,3 +117,60 @@ def test_a_layer_may_begin_anywhere_in_a_pool_of_several() -> None:
     np.testing.assert_array_equal(
         extend(q, up, pool, *places, first_page=first.astype(np.int32), **options), wanted
     )
+
+
+WIDE = {"heads": 8, "plain": 32, "rope": 64, "value": 64, "rank": 128, "page_size": 64}
+
+
+def error(place: str, case: Case, **planned: Any) -> float:
+    """Of the Hopper kernels against the reference over the same rounded inputs."""
+    made = inputs(case)
+    low = jax.tree.map(lambda x: jnp.asarray(x, jnp.bfloat16), (made.q, made.up, made.pages))
+    poison_outputs(place, shape_of(low[0]))
+    tuning = Tuning(groups=1, blocks=8, min_tiles=1) if place == INTERPRETER else None
+    sizes = {"heads": case.heads, "head_dim": 96, "page_size": case.page_size} | planned
+    plan = mosaic_gpu.plan(*made.places, tokens=len(made.q), tuning=tuning, **sizes)
+    run = functools.partial(
+        mosaic_gpu.latent_extend, tuning=tuning, scale=scale_of(case), **launch_options(place)
+    )
+    out = jax.jit(run)(*low, *made.places, plan=plan)
+    wide = jax.tree.map(lambda x: x.astype(jnp.float32), low)
+    return relative_error(out, reference.latent_extend(*wide, *made.places, scale=scale_of(case)))
+
+
+quiet = pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
+
+
+@quiet
+@slow_places
+def test_on_hopper_short_contexts_are_expanded_and_long_ones_absorbed(place: str) -> None:
+    case = Case((9, 0, 390), (12, 0, 3), **WIDE)
+    assert error(place, case) < 1e-2
+
+
+@quiet
+@slow_places
+@pytest.mark.parametrize("planned", [{}, {"no_split": True}], ids=["expanded", "no split"])
+def test_on_hopper_prompts_equal_the_reference(place: str, planned: dict[str, Any]) -> None:
+    assert error(place, Case((0, 70, 0), (70, 1, 130), **WIDE), **planned) < 1e-2
+
+
+def test_rows_with_the_fewest_pages_are_expanded_as_far_as_there_is_room() -> None:
+    table = np.arange(24, dtype=np.int32).reshape(4, 6) + 100
+    starts, chunks = np.array([0, 4, 8, 12], np.int32), np.array([4, 4, 0, 4], np.int32)
+    sizes = {"tokens": 16, "heads": 8, "head_dim": 96, "page_size": 16}
+    made = mosaic_gpu.plan(table, starts, chunks, np.array([33, 50, 70, 16], np.int32), **sizes)
+    assert made.expanded is not None  # six pages of room, three and one are taken
+    assert made.expanded.lengths_R.tolist() == [4, 0, 0, 4]
+    assert made.expanded.page_E[:4].tolist() == [100, 101, 102, 118]
+    assert made.expanded.table_RM[:, 0].tolist() == [0, 3, 3, 3]
+    (slab,) = made.absorbed
+    assert slab.seen_T.tolist() == [0] * 4 + [47, 48, 49, 50] + [0] * 8
+    assert slab.table_TM[4].tolist() == table[1].tolist()
+
+
+def test_without_splits_no_row_depends_on_the_room_that_others_leave() -> None:
+    table, one = np.zeros((1, 6), np.int32), np.array([4], np.int32)
+    sizes = {"tokens": 16, "heads": 8, "head_dim": 96, "page_size": 16}
+    made = mosaic_gpu.plan(table, one * 0, one, one, no_split=True, **sizes)
+    assert made.expanded is None

@@ -37,7 +37,7 @@ def lattice(
     graphdef, state = weights.abstract(spec, mesh, jnp.bfloat16)
     leaves, treedef = weight_leaves(state)
     shape = len(spec.layers), pages, heads.kv_stored, page_size, heads.stored_dim
-    pool = KVCache.abstract(*shape, jnp.dtype(kv_dtype), mesh)
+    pool = KVCache.abstract(*shape, jnp.dtype(kv_dtype), mesh, spec.pools)
     states = (buckets.max_tokens, spec.carry_width)
     return Programs(
         StepShapes(

@@ -103,6 +103,17 @@ def test_a_forward_of_an_encoder_compiles_and_holds_no_scores_of_all_pairs(
     check(model, compiler.reports(model=model, kind="encode", places=[place], layers=2), 512 * MIB)
 
 
+@pytest.mark.parametrize("place", [pytest.param(0, marks=pytest.mark.slow), -1])
+@pytest.mark.parametrize("kind", [pytest.param("decode", marks=pytest.mark.slow), "extend"])
+def test_a_forward_over_latents_compiles_and_writes_pages_in_place(
+    kind: str, place: int, compiler: Compiler
+) -> None:
+    # Layers are dense, then a mixture. An extend holds expanded keys and values.
+    model = "deepseek-v2-lite"
+    reports = compiler.reports(model=model, kind=kind, places=[place])
+    check(model, reports, {"decode": 64 * MIB, "extend": 2**30 + 2**29}[kind])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", FORWARDS)
 @pytest.mark.parametrize("model", ["gemma2-9b", "phi3-mini", "llama-3.2-1b"])

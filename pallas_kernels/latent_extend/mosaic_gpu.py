@@ -1,0 +1,261 @@
+"""Latent attention of prompt chunks for NVIDIA Hopper, by the kernels of other ops.
+
+Rows with the shortest contexts are expanded: keys and values of all heads are made of their
+latents, a page of them for each page of latents, and `paged_extend` attends. There is room for a
+fixed number of pages, so rows that no longer fit are absorbed: each token is a row of
+`latent_decode`. Each kernel leaves zeros for the other's tokens.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple, Unpack
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from pallas_kernels.backends import AttentionOptions
+from pallas_kernels.latent_decode import mosaic_gpu as decode
+from pallas_kernels.latent_decode.rows import UpProjections, absorbed, projected
+from pallas_kernels.latent_extend.reference import token_rows
+from pallas_kernels.paged_decode.plan import DecodePlan
+from pallas_kernels.paged_extend import mosaic_gpu as extend
+from pallas_kernels.paged_extend.plan import ExtendPlan
+
+WIDTHS = (64, 128, 256)  # of heads that `paged_extend` takes
+ROOM = 2  # tokens that are expanded at most, a token of the step
+SLAB = 2048  # tokens absorbed at once: more rows would count more tiles than int32 can divide
+
+
+class Expanded(NamedTuple):
+    """Rows whose latents are expanded.
+
+    Attributes:
+        page_E: The page of latents that each expanded page is made of.
+        table_RM, lengths_R, kv_lengths_R: Of the rows, in expanded pages; length 0 for others.
+        work: How the kernel divides them.
+    """
+
+    page_E: Array
+    table_RM: Array
+    lengths_R: Array
+    kv_lengths_R: Array
+    work: ExtendPlan
+
+
+class Absorbed(NamedTuple):
+    """A slab of tokens that are rows of decode.
+
+    Attributes:
+        table_TM, seen_T: Page tables, and tokens that are seen; 0 for tokens of other rows.
+        work: How the kernel divides them.
+    """
+
+    table_TM: Array
+    seen_T: Array
+    work: DecodePlan
+
+
+class Plan(NamedTuple):
+    """What all layers of a step share. `expanded` is None where rows do not depend on others."""
+
+    expanded: Expanded | None
+    absorbed: tuple[Absorbed, ...]
+
+
+def plan(
+    page_table_RM: Array,
+    starts_R: Array,
+    lengths_R: Array,
+    kv_lengths_R: Array,
+    *,
+    tokens: int,
+    heads: int,
+    head_dim: int,
+    page_size: int,
+    no_split: bool = False,
+    tuning: extend.Tuning | None = None,
+) -> Plan:
+    """The plan of one step over `tokens` tokens. `heads` are those of one device, `head_dim` is the
+    width of their keys or values, whichever is larger.
+
+    With `no_split` a row's result does not depend on the others: all are absorbed.
+    """
+    pages_R = jnp.where(lengths_R > 0, -(-kv_lengths_R // page_size), 0).astype(jnp.int32)
+    room = -(-ROOM * tokens // page_size) + lengths_R.shape[0]
+    fits_R = _shortest(pages_R, room)
+    if no_split or head_dim > WIDTHS[-1]:
+        fits_R, expanded = jnp.zeros_like(fits_R), None
+    else:
+        lengths = (jnp.where(fits_R, lengths_R, 0), jnp.where(fits_R, kv_lengths_R, 0))
+        work = extend.plan(
+            starts_R,
+            *lengths,
+            tokens=tokens,
+            heads=heads,
+            kv_heads=heads,
+            head_dim=_stored(head_dim),
+            no_split=no_split,
+            tuning=tuning,
+        )
+        own_R = jnp.where(fits_R, pages_R, 0)
+        expanded = Expanded(*_pages(page_table_RM, own_R, room), *lengths, work)
+    table_TM, seen_T = token_rows(
+        page_table_RM, starts_R, jnp.where(fits_R, 0, lengths_R), kv_lengths_R, tokens
+    )
+    slabs = [slice(first, first + SLAB) for first in range(0, tokens, SLAB)]
+    return Plan(
+        expanded,
+        tuple(
+            Absorbed(
+                table_TM[slab],
+                seen_T[slab],
+                decode.plan(seen_T[slab], heads=heads, no_split=no_split),
+            )
+            for slab in slabs
+        ),
+    )
+
+
+def _shortest(pages_R: Array, room: int) -> Array:
+    """The rows with the fewest pages whose sum is at most `room`."""
+    row_R = jnp.arange(pages_R.shape[0])
+    equal = (pages_R == pages_R[:, None]) & (row_R <= row_R[:, None])
+    before = (pages_R < pages_R[:, None]) | equal
+    return jnp.sum(jnp.where(before, pages_R, 0), axis=1) <= room
+
+
+def _pages(page_table_RM: Array, pages_R: Array, room: int) -> tuple[Array, Array]:
+    """The pages of latents, one row's after another's, and the rows' tables into them."""
+    index_E = jnp.arange(room, dtype=jnp.int32)
+    end_R = jnp.cumsum(pages_R)
+    first_R = end_R - pages_R
+    row_E = jnp.minimum(jnp.sum(end_R <= index_E[:, None], axis=1), pages_R.shape[0] - 1)
+    within_E = jnp.minimum(index_E - first_R[row_E], page_table_RM.shape[1] - 1)
+    width = min(room, page_table_RM.shape[1])
+    table_RM = jnp.minimum(first_R[:, None] + jnp.arange(width, dtype=jnp.int32), room - 1)
+    return page_table_RM[row_E, within_E], table_RM
+
+
+def check(q: Array, pages: Array, value_dim: int) -> None:
+    """Raise ValueError for shapes and types that the kernels do not take."""
+    decode.check(q, pages, value_dim)
+
+
+def latent_extend(
+    q_TNH: Array,
+    up: UpProjections,
+    pages_PCW: Array,
+    page_table_RM: Array,
+    starts_R: Array,
+    lengths_R: Array,
+    kv_lengths_R: Array,
+    *,
+    tuning: extend.Tuning | None = None,
+    interpret: Any = None,
+    **options: Unpack[AttentionOptions],
+) -> Array:
+    """See `pallas_kernels.latent_extend`. The option `plan` is this module's `plan(...)`.
+
+    Takes what `latent_decode` takes; heads of up to 256 are expanded, wider ones always absorbed.
+    `interpret` is a `plgpu.InterpretGPUParams` for machines without a GPU.
+    """
+    T, N, H = q_TNH.shape
+    planned = options.get("plan") or plan(
+        page_table_RM,
+        starts_R,
+        lengths_R,
+        kv_lengths_R,
+        tokens=T,
+        heads=N,
+        head_dim=max(H, up.values_NFV.shape[1]),
+        page_size=pages_PCW.shape[1],
+        no_split=options.get("no_split", False),
+        tuning=tuning,
+    )
+    run = functools.partial(
+        _attend_absorbed,
+        interpret=interpret,
+        scale=options["scale"],
+        no_split=options.get("no_split", False),
+    )
+    first_page = options.get("first_page")
+    slabs, start = [], 0
+    for slab in planned.absorbed:
+        stop = start + slab.seen_T.shape[0]
+        slabs.append(run(q_TNH[start:stop], up, pages_PCW, slab, first_page))
+        start = stop
+    o_TNF = slabs[0] if len(slabs) == 1 else jnp.concatenate(slabs)
+    if planned.expanded is None:
+        return o_TNF
+    pools = _expanded(pages_PCW, planned.expanded.page_E, first_page, up)
+    rows = planned.expanded
+    options = {"scale": options["scale"], "plan": rows.work}
+    out_TNH = extend.extend_attention(
+        _padded(q_TNH, pools[0].shape[-1]),
+        *pools,
+        rows.table_RM,
+        starts_R,
+        rows.lengths_R,
+        rows.kv_lengths_R,
+        tuning=tuning,
+        interpret=interpret,
+        **options,
+    )
+    return o_TNF + out_TNH[..., : o_TNF.shape[-1]]
+
+
+# Jitted, so that slabs of a step share one lowered kernel
+@functools.partial(jax.jit, static_argnames=("interpret", "scale", "no_split"))
+def _attend_absorbed(
+    q_TNH: Array,
+    up: UpProjections,
+    pages_PCW: Array,
+    slab: Absorbed,
+    first_page: Array | None,
+    *,
+    interpret: Any,
+    scale: float,
+    no_split: bool,
+) -> Array:
+    """Outputs of a slab's tokens, zeros for those of expanded rows."""
+    o_TNV = decode.latent_decode(
+        absorbed(q_TNH, up),
+        pages_PCW,
+        slab.table_TM,
+        slab.seen_T,
+        value_dim=up.keys_NEV.shape[-1],
+        interpret=interpret,
+        scale=scale,
+        first_page=first_page,
+        no_split=no_split,
+        plan=slab.work,
+    )
+    return projected(o_TNV, up)
+
+
+def _expanded(
+    pages_PCW: Array, page_E: Array, first_page: Array | None, up: UpProjections
+) -> tuple[Array, Array]:
+    """Keys and values of all heads `[E, N, C, H]`, each key with the turned part that heads
+    share, and zeros up to a width that the kernel takes."""
+    page_E = page_E if first_page is None else page_E + first_page
+    rank = up.keys_NEV.shape[-1]
+    entry_ECW = pages_PCW.at[page_E].get(mode="clip")
+    latent_ECV, turned_ECR = entry_ECW[..., :rank], entry_ECW[..., rank:]
+    k_ENCH = jnp.einsum("ecv,nhv->ench", latent_ECV, up.keys_NEV)
+    v_ENCF = jnp.einsum("ecv,nfv->encf", latent_ECV, up.values_NFV)
+    shared = jnp.broadcast_to(turned_ECR[:, None], (*k_ENCH.shape[:-1], turned_ECR.shape[-1]))
+    keys = jnp.concatenate([k_ENCH, shared], axis=-1)
+    width = _stored(max(keys.shape[-1], v_ENCF.shape[-1]))
+    return _padded(keys, width), _padded(v_ENCF, width)
+
+
+def _stored(width: int) -> int:
+    """The next width that `paged_extend` takes."""
+    return next(each for each in WIDTHS if each >= width)
+
+
+def _padded(x: Array, width: int) -> Array:
+    return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, width - x.shape[-1])])
