@@ -40,6 +40,12 @@ MANY_PARAMETERS: dict[str, str] = {
     "pallas_kernels/paged_extend/mosaic_gpu.py:plan": (
         "three arrays of the rows, and the sizes of a step by keyword"
     ),
+    "pallas_kernels/latent_extend/mosaic_gpu.py:latent_extend": (
+        "seven arrays of a ragged batch, and tuning, interpret by keyword"
+    ),
+    "pallas_kernels/latent_extend/mosaic_gpu.py:plan": (
+        "four arrays of the rows, and the sizes of a step by keyword"
+    ),
 }
 
 # Reading the process environment is for what starts a process.
