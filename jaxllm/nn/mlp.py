@@ -29,6 +29,7 @@ ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = MappingProxyType(
         "relu2": lambda x: jnp.square(jax.nn.relu(x)),
     }
 )
+FUSED_ACTIVATION = jax.nn.silu  # which a kernel computes with the products of gate and up
 type FeedForward = Callable[[Array, RowContext], Array]  # of tokens [T, D]
 
 
@@ -48,7 +49,7 @@ class GatedMLP(nnx.Module):
         self.activation = ACTIVATIONS[activation]
 
     def __call__(self, x_TD: Array, context: RowContext) -> Array:
-        plain = self.activation is jax.nn.silu and self.gate_up.bias is None
+        plain = self.activation is FUSED_ACTIVATION and self.gate_up.bias is None
         gated = context.gated_product(x_TD, self.gate_up.weight[...]) if plain else None
         if gated is None:
             gate_up = self.gate_up(x_TD)

@@ -19,7 +19,10 @@ from jaxllm.quantisation.scheme import Bounds, Header, PackedPart, PackedTensor
 
 BLOCK = 32  # numbers
 U8 = "U8"
-BIAS, NOT_A_NUMBER = 127, 255
+BIAS = 127
+LARGEST = (
+    252  # an exponent; 255 is not a number, and beyond this one 6 would not be a finite float32
+)
 MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _HALVES = np.array([*MAGNITUDES, *(-value for value in MAGNITUDES)], np.float32)
 _PAIRS = np.stack([np.tile(_HALVES, 16), np.repeat(_HALVES, 16)], axis=1)
@@ -36,10 +39,10 @@ class Mxfp4Experts(PackedTensor):
         begin, end = first // BLOCK, -(-last // BLOCK)
         index = (slice(*expert), slice(*out), slice(begin, end))
         exponent = exponents[index]
-        if (exponent == NOT_A_NUMBER).any():
+        if exponent.max(initial=0) > LARGEST:
             raise ConfigError(
-                f"{self.parts[1].name} has the exponent {NOT_A_NUMBER}, which is not a number: "
-                "download or convert the checkpoint again"
+                f"{self.parts[1].name} has the exponent {exponent.max()}; exponents of weights are "
+                f"at most {LARGEST}: download or convert the checkpoint again"
             )
         values = VALUES[blocks[index]].view(np.float32)
         scaled = np.ldexp(values, exponent.astype(np.int32)[..., None] - BIAS)

@@ -144,3 +144,17 @@ def test_packed_weights_count_as_they_are_unpacked(
     message = r"is lacking for the rest .* weights, unpacked from fp8 in blocks of 20 × 12 .*helps"
     with pytest.raises(ConfigError, match=message):
         resolve(config, packed, mesh)
+
+
+@pytest.mark.parametrize(
+    ("activation", "shards", "products"), [("silu", 1, 1), ("silu", 2, 2), ("gelu", 1, 2)]
+)
+def test_both_products_of_a_feed_forward_are_expected_where_no_kernel_makes_one_of_them(
+    activation: str, shards: int, products: int
+) -> None:
+    small, large = (
+        make_spec(TINY | {"hidden_act": activation, "intermediate_size": inner})
+        for inner in (2**20, 2**21)
+    )
+    sizes = [expected_workspace_bytes(spec, 16, 1, 2, shards) for spec in (small, large)]
+    assert sizes[1] - sizes[0] == 16 * 2 * products * 2**20 // shards
