@@ -10,7 +10,15 @@ import orjson
 from jaxllm.messages import TextDelta, TokenLogprobs
 from jaxllm.server.openai.parts_reply import PartsReply, by_token, is_thinking
 from jaxllm.server.openai.replies import Choice, Frame, unpack_delta
-from jaxllm.server.parsing.parts import Part, Reasoning, Text, ToolArguments, ToolEnd, ToolStart
+from jaxllm.server.parsing.parts import (
+    Part,
+    Reasoning,
+    Text,
+    TextPart,
+    ToolArguments,
+    ToolEnd,
+    ToolStart,
+)
 from jaxllm.server.parsing.pipeline import ALL
 
 GOES_ON = b',"logprobs":null,"finish_reason":null}'  # the end of most chunks
@@ -42,8 +50,7 @@ class ChatReply(PartsReply):
         clear = ALL if choice.pipeline is None else choice.pipeline.clear
         if clear is None:
             return None
-        first, *rest, last = around(clear.make(""))
-        return self._frame(clear, (choice.begin + first, *rest, last + GOES_ON))
+        return self._frame(clear, around(clear.make("")), choice.begin, GOES_ON)
 
     def _full_chunks(self, choice: Choice, delta: TextDelta) -> list[bytes]:
         """The first carries the log-probabilities, the last the finish reason."""
@@ -75,7 +82,7 @@ class ChatReply(PartsReply):
         parts = self._parts(choice, delta)
         if choice.pipeline is None and not delta.text and delta.finish_reason is None:
             parts = [Text("")]
-        return [part_delta(part) for part in parts if not isinstance(part, ToolEnd)]
+        return [made for part in parts if (made := part_delta(part))]
 
     def _full_choice(self, index: int, choice: Choice) -> dict[str, Any]:
         echo = self._spec.texts or ()
@@ -104,16 +111,18 @@ def finish_reason(choice: Choice) -> str | None:
     return "tool_calls" if called else choice.finish_reason
 
 
-def part_delta(part: Text | Reasoning | ToolStart | ToolArguments) -> bytes:
-    """The delta of a chunk, as JSON."""
-    if not isinstance(part, ToolStart):
+def part_delta(part: Part) -> bytes:
+    """The delta of a chunk, as JSON; nothing for the end of a call, which is not told."""
+    if isinstance(part, TextPart):
         return orjson.dumps(part.text).join(around(part))
+    if isinstance(part, ToolEnd):
+        return b""
     function = {"name": part.name, "arguments": ""}
     call = {"index": part.index, "id": part.id, "type": "function", "function": function}
     return orjson.dumps({"tool_calls": [call]})
 
 
-def around(part: Part) -> tuple[bytes, ...]:
+def around(part: TextPart) -> tuple[bytes, ...]:
     """What stands around the JSON of a part's text. Reasoning has it under both of its names."""
     if isinstance(part, Text):
         return CONTENT, b"}"

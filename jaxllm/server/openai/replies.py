@@ -247,13 +247,15 @@ class Reply:
         """The `choices` members of the events for one delta, as JSON."""
         raise NotImplementedError
 
-    def _frame(self, clear: Clear, around: tuple[bytes, ...]) -> Frame | None:
-        """The frame of clear text, whose chunk has `around` around it; None where each event has
-        its own usage."""
+    def _frame(
+        self, clear: Clear, around: tuple[bytes, ...], begin: bytes = b"", end: bytes = b""
+    ) -> Frame | None:
+        """The frame of clear text, whose chunk has `around` around it, within `begin` and `end`;
+        None where each event has its own usage."""
         if self._usage_in_chunks:
             return None
         first, *between, last = around
-        whole = (self._event_head + first, *between, last + self._event_tail)
+        whole = (self._event_head + begin + first, *between, last + end + self._event_tail)
         return Frame(whole, clear.hot, clear.make is Reasoning)
 
     def _full_choice(self, index: int, choice: Choice) -> dict[str, Any]:

@@ -9,7 +9,15 @@ from collections.abc import Callable, Generator
 import msgspec
 
 from jaxllm.server.parsing.markers import Markers
-from jaxllm.server.parsing.parts import Part, Reasoning, Text, ToolArguments, ToolEnd, ToolStart
+from jaxllm.server.parsing.parts import (
+    Part,
+    Reasoning,
+    Text,
+    TextPart,
+    ToolArguments,
+    ToolEnd,
+    ToolStart,
+)
 from jaxllm.server.parsing.values import Value
 
 MAX_NAME = 256  # characters of a name, of a key, of a header
@@ -20,7 +28,7 @@ _SPACE = re.compile(r"\s*").match
 
 type Reading[T] = Generator[None, None, T]
 type Sink = Callable[[str], object]
-type Maker = Callable[[str], Part]
+type Maker = Callable[[str], TextPart]
 
 
 class Clear(msgspec.Struct, frozen=True):
@@ -127,7 +135,7 @@ class Machine:
             self._undecided = []
             self._parts.append(ToolArguments(self._index, text))
 
-    def fragment(self, text: str) -> Part:
+    def fragment(self, text: str) -> ToolArguments:
         """The part that `arguments` emits."""
         return ToolArguments(self._index, text)
 
@@ -191,12 +199,12 @@ class Machine:
 
     def take(self, *words: str) -> Reading[str | None]:
         """Takes the word that comes next, if one does. No word is a prefix of another."""
-        longest = max(map(len, words), default=0)
         while True:
-            rest = self._text[self._at : self._at + longest]
             for word in words:
-                if rest.startswith(word):
+                if self._text.startswith(word, self._at):
                     return self.advance(self._at + len(word))
+            longest = max(map(len, words), default=0)
+            rest = self._text[self._at : self._at + longest]
             if self._ended or not any(word.startswith(rest) for word in words):
                 return None
             yield

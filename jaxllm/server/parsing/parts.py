@@ -52,7 +52,8 @@ class ToolEnd(msgspec.Struct, frozen=True, gc=False):
     complete: bool = True
 
 
-Part = Text | Reasoning | ToolStart | ToolArguments | ToolEnd
+TextPart = Text | Reasoning | ToolArguments
+Part = TextPart | ToolStart | ToolEnd
 
 
 def merged(parts: Iterable[Part]) -> list[Part]:
