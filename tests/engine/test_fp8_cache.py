@@ -23,10 +23,10 @@ MakeEngine = Callable[..., Engine]
 PARAMS = [
     SamplingParams(temperature=1.0, top_p=0.9, seed=7, max_tokens=20, ignore_eos=True, logprobs=3)
 ] * len(PROMPTS)
+# A test below runs batches
 WAYS = (
-    "batched",
     "chunked",
-    *(pytest.param(how, marks=pytest.mark.slow) for how in ("preempted", "2 shards")),
+    *(pytest.param(how, marks=pytest.mark.slow) for how in ("batched", "preempted", "2 shards")),
 )
 
 

@@ -49,7 +49,9 @@ def test_vectors_are_those_of_the_reference_together_and_alone(case: str) -> Non
         assert_close(pool(engine, [prompt], raw, seconds[index : index + 1]), [vector])
 
 
-@pytest.mark.parametrize("case", ["bert-mean", "modernbert-cls"])
+@pytest.mark.parametrize(
+    "case", ["bert-mean", pytest.param("modernbert-cls", marks=pytest.mark.slow)]
+)
 def test_an_encoder_with_wider_heads_gives_the_same_vectors(
     case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -67,7 +69,9 @@ def test_chunks_and_cached_prefixes_change_nothing() -> None:
     assert engine.stats().prefix_hits > 0
 
 
-@pytest.mark.parametrize("case", ["qwen3-embedding", "qwen2-classifier"])
+@pytest.mark.parametrize(
+    "case", ["qwen3-embedding", pytest.param("qwen2-classifier", marks=pytest.mark.slow)]
+)
 def test_shards_change_nothing(case: str) -> None:
     prompts, vectors = golden(case)
     raw = RAW if case == "qwen2-classifier" else None

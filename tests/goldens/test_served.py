@@ -25,7 +25,7 @@ GREEDY = SamplingParams(
     temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True, logprobs=5, prompt_logprobs=2
 )
 # The others take the same paths; windows have tests of their own
-FAST = ("llama-yarn", "qwen3-dynamic")
+FAST = ("qwen3-dynamic",)
 
 
 def engine(directory: Path, **overrides: Any) -> Engine:

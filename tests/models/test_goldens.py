@@ -105,7 +105,7 @@ def unsharded(request: pytest.FixtureRequest) -> tuple[str, np.ndarray]:
     return request.param, logprobs(request.param, load_golden(request.param).continuations)
 
 
-@pytest.mark.parametrize("shards", [2, 4, 8])
+@pytest.mark.parametrize("shards", [2, pytest.param(4, marks=pytest.mark.slow), 8])
 def test_sharding_a_checkpoint_changes_nothing(
     unsharded: tuple[str, np.ndarray], shards: int
 ) -> None:

@@ -241,8 +241,7 @@ def test_a_row_of_exactly_one_tile_does_not_reach_into_a_second() -> None:
 def test_a_window_starts_at_the_tile_of_its_oldest_token(
     length: int, window: int, first: int
 ) -> None:
-    plan = make_plan(jnp.array([length]), tile=TILE, splits=4, min_tiles=1, window=window, flags=1)
-    pieces = pieces_of(DecodePlan(*(np.asarray(x) for x in plan)))
+    pieces = pieces_of(plan_of([length], (4, 1), window))
     assert min(piece.begin for piece in pieces) == first
     assert max(piece.end for piece in pieces) == -(-length // TILE)
 
@@ -262,9 +261,9 @@ def test_the_back_ends_plan_has_one_flag_a_block_and_fills_the_card(
     kv_heads: int, cluster: int
 ) -> None:
     tuning = mosaic_gpu.Tuning(cluster=cluster)
-    plan = mosaic_gpu.plan(
-        jnp.full((4,), 3000, jnp.int32), heads=8, kv_heads=kv_heads, head_dim=128, tuning=tuning
-    )
+    how: dict[str, Any] = {"heads": 8, "kv_heads": kv_heads, "head_dim": 128, "tuning": tuning}
+    lengths = jax.ShapeDtypeStruct((4,), jnp.int32)
+    plan = jax.eval_shape(functools.partial(mosaic_gpu.plan, **how), lengths)
     splits, fields = plan.splits_SF.shape
     assert fields == SPLIT_FIELDS + kv_heads * max(1, cluster)
     blocks = splits * kv_heads * max(1, cluster)

@@ -29,7 +29,13 @@ GREEDY = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True, logprobs=
 HISTORY: dict[str, Any] = {"preemption_mode": "swap", "swap_space": 0.01}
 
 
-@pytest.fixture(scope="module", params=[0, 1], ids=["windowed", "hybrid"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(0, id="windowed", marks=pytest.mark.slow),
+        pytest.param(1, id="hybrid"),  # has layers of both kinds
+    ],
+)
 def windowed(
     request: pytest.FixtureRequest,
     make_engine: MakeEngine,
@@ -162,11 +168,6 @@ def hashes(engine: Engine, tokens: list[int]) -> list[bytes]:
         {"n": 2, "best_of": 4, "seed": 4},
         {"use_beam_search": True, "n": 2, "best_of": 3},
     ],
-)
-@pytest.mark.parametrize(
-    "windowed",
-    [pytest.param(0, id="windowed", marks=pytest.mark.slow), pytest.param(1, id="hybrid")],
-    indirect=True,
 )
 def test_choices_and_beams_are_those_of_an_engine_that_keeps_all_pages(
     windowed: MakeEngine, kept: Engine, options: dict

@@ -90,13 +90,9 @@ def test_each_head_is_written_by_its_own_scale(
         ).any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "how",
-    [
-        {"max_num_batched_tokens": 16},
-        pytest.param({"tensor_parallel_size": 2}, marks=pytest.mark.slow),
-    ],
-    ids=str,
+    "how", [{"max_num_batched_tokens": 16}, {"tensor_parallel_size": 2}], ids=str
 )
 def test_a_request_gets_the_same_however_it_is_run(
     make_engine: MakeEngine, tmp_path: Path, how: dict[str, Any]

@@ -297,7 +297,7 @@ def assert_a_stream_is_the_whole(real: Real, path: str, body: dict[str, Any]) ->
         assert told == usage[0]["completion_tokens"] + before
 
 
-slowly = settings(max_examples=40, derandomize=True, suppress_health_check=list(HealthCheck))
+slowly = settings(max_examples=20, derandomize=True, suppress_health_check=list(HealthCheck))
 
 
 @slowly
@@ -306,7 +306,7 @@ def test_a_streamed_completion_is_the_whole_one(real: Real, body: dict[str, Any]
     assert_a_stream_is_the_whole(real, COMPLETIONS, body)
 
 
-@settings(slowly, max_examples=25)
+@settings(slowly, max_examples=12)
 @given(
     search=searches(), prompt=prompts, chat=st.booleans(), logprobs=st.sampled_from([None, 0, 2])
 )
@@ -326,7 +326,7 @@ def test_a_streamed_search_is_the_whole_one(
     )
 
 
-@settings(slowly, max_examples=25)
+@settings(slowly, max_examples=12)
 @given(body=completions, more=st.integers(1, 2))
 def test_the_best_of_several_are_the_likeliest_of_as_many_choices(
     real: Real, body: dict[str, Any], more: int
