@@ -108,6 +108,11 @@ def classifier(hf: Config, labels: int) -> tuple[str, tuple[DenseMap, ...]]:
     return mode, (dense, DenseMap(name="classifier", inputs=width, outputs=labels, bias=True))
 
 
+def token_classifier(hf: Config, labels: int) -> tuple[DenseMap, ...]:
+    """The maps to labels of every token."""
+    return classifier(hf, labels)[1]
+
+
 def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
     """The model with fresh parameters. Raises ConfigError."""
     width, config = spec.width, spec.config

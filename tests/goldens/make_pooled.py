@@ -2,7 +2,8 @@
 
 Needs torch, transformers, safetensors and numpy, which the tests do not. Each case becomes a folder
 of `pooled/` with its JSON files, safetensors and golden.npz: for prompt i its ids and the vector
-that transformers and sentence-transformers' modules make of it, before labels' activation.
+that transformers and sentence-transformers' modules make of it, or of each of its tokens, before
+labels' activation.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from transformers import (
     AutoModel,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
 )
 
 HERE = pathlib.Path(__file__).parent
@@ -48,6 +50,7 @@ def random_model(folder: pathlib.Path) -> Any:
     config = AutoConfig.from_pretrained(folder)
     kind = {
         "ForSequenceClassification": AutoModelForSequenceClassification,
+        "ForTokenClassification": AutoModelForTokenClassification,
         "ForCausalLM": AutoModelForCausalLM,
     }.get("For" + config.architectures[0].partition("For")[2], AutoModel)
     model = kind.from_config(config, attn_implementation="eager").float().eval()

@@ -39,6 +39,10 @@ _ENCODER: dict[str, Any] = {
     "layer_norm_eps": 1e-5,
 }
 _ONE_LABEL: dict[str, Any] = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
+_LABELS: dict[str, Any] = {
+    "id2label": {"0": "bad", "1": "fair", "2": "good"},
+    "label2id": {"bad": 0, "fair": 1, "good": 2},
+}
 _MODERN: dict[str, Any] = {
     "model_type": "modernbert",
     "hidden_size": 32,
@@ -113,13 +117,12 @@ CASES: Mapping[str, dict[str, Any]] = MappingProxyType(
         },
         "roberta-labels": {
             "config.json": _ENCODER
+            | _LABELS
             | {
                 "model_type": "roberta",
                 "architectures": ["RobertaForSequenceClassification"],
                 "type_vocab_size": 1,
                 "num_hidden_layers": 1,
-                "id2label": {"0": "bad", "1": "fair", "2": "good"},
-                "label2id": {"bad": 0, "fair": 1, "good": 2},
             },
         },
         "xlm-roberta-reranker": {
@@ -133,13 +136,12 @@ CASES: Mapping[str, dict[str, Any]] = MappingProxyType(
         },
         "gte-labels": {
             "config.json": _ENCODER
+            | _LABELS
             | {
                 "model_type": "gte",
                 "architectures": ["GteForSequenceClassification"],
                 "num_hidden_layers": 1,
                 "type_vocab_size": 1,
-                "id2label": {"0": "bad", "1": "fair", "2": "good"},
-                "label2id": {"bad": 0, "fair": 1, "good": 2},
             },
         },
         "modernbert-cls": {
@@ -155,13 +157,35 @@ CASES: Mapping[str, dict[str, Any]] = MappingProxyType(
                 "classifier_pooling": "mean",
             },
         },
+        "bert-token-labels": {
+            "config.json": _ENCODER
+            | _LABELS
+            | {
+                "model_type": "bert",
+                "architectures": ["BertForTokenClassification"],
+                "num_hidden_layers": 1,
+            },
+        },
+        "modernbert-token-labels": {
+            "config.json": _MODERN
+            | _LABELS
+            | {"architectures": ["ModernBertForTokenClassification"], "num_hidden_layers": 2},
+        },
+        "qwen2-token-labels": {
+            "config.json": _BASE
+            | _LABELS
+            | {
+                "model_type": "qwen2",
+                "architectures": ["Qwen2ForTokenClassification"],
+                "num_hidden_layers": 1,
+            },
+        },
         "qwen2-classifier": {
             "config.json": _BASE
+            | _LABELS
             | {
                 "model_type": "qwen2",
                 "architectures": ["Qwen2ForSequenceClassification"],
-                "id2label": {"0": "bad", "1": "fair", "2": "good"},
-                "label2id": {"bad": 0, "fair": 1, "good": 2},
             }
         },
         "qwen3-logit-score": {

@@ -18,15 +18,15 @@ from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.locate import check_regular, read_json
 from jaxllm.models.config.pooler import as_wished
 from jaxllm.models.config.read import Config, family, flag, positive
-from jaxllm.pooling import MODES, DenseMap, Pooling
+from jaxllm.pooling import ALL, MODES, DenseMap, Pooling
 
 MODULES = "modules.json"
 LIMIT = "sentence_bert_config.json"  # holds max_seq_length
 SETTINGS = "config_sentence_transformers.json"  # may hold activation_fn
 LOGIT_SCORE = "1_LogitScore/config.json"
-CLASSIFIER = "ForSequenceClassification"
+CLASSIFIER, TOKEN_CLASSIFIER = "ForSequenceClassification", "ForTokenClassification"
 # Ends of architectures' names that are made for pooling
-POOLING_ARCHITECTURES = (CLASSIFIER, "Model", "ForTextEncoding")
+POOLING_ARCHITECTURES = (CLASSIFIER, TOKEN_CLASSIFIER, "Model", "ForTextEncoding")
 MAX_MODULES, MAX_LABELS = 16, 2**16
 
 # Switches of older 1_Pooling/config.json, in the order in which their results stand side by side
@@ -85,7 +85,7 @@ def _own_pooling(model_dir: Path, hf: Config, wish: Wish) -> Pooling | None:
     if tokens and wish.convert in ("auto", "none", "classify"):
         return _token_classifier(model_dir, hf, tokens)
     modules = _modules(model_dir)
-    classifies = name.endswith(CLASSIFIER)
+    classifies = name.endswith((CLASSIFIER, TOKEN_CLASSIFIER))
     if wish.runner == "auto":
         wanted = wish.convert in ("embed", "classify")
         named = name.endswith(POOLING_ARCHITECTURES) and name not in getattr(own, "GENERATES", ())
@@ -149,13 +149,17 @@ def _encoder(model_dir: Path, hf: Config, wish: Wish) -> Pooling:
             "use --runner pooling or auto"
         )
     own, modules = family(hf["model_type"]), _modules(model_dir)
-    classifies = architecture(hf).endswith(CLASSIFIER)
+    classifies = architecture(hf).endswith((CLASSIFIER, TOKEN_CLASSIFIER))
     if wish.convert == "embed" or not (classifies or wish.convert == "classify"):
         return replace(_embedder(model_dir, hf, modules, "cls"), bidirectional=True)
     if not classifies:
         raise ConfigError(f"config.json: {architecture(hf) or 'the model'} has no labels")
     hf = {**own.DEFAULTS, **hf}
     labels = _labels(hf)
+    if architecture(hf).endswith(TOKEN_CLASSIFIER):
+        maps = (_linear_head(hf, labels, "classifier"),)
+        maps = own.token_classifier(hf, len(labels)) if hasattr(own, "token_classifier") else maps
+        return replace(_of_tokens(model_dir, hf, labels, maps), bidirectional=True)
     mode, maps = own.classifier(hf, len(labels))
     return Pooling(
         task="classify",
@@ -322,14 +326,35 @@ def _classifier(model_dir: Path, hf: Config, has_head: bool) -> Pooling:
             f"needs a checkpoint that is …{CLASSIFIER}, or classifier_from_token in --hf-overrides"
         )
     labels = _labels(hf)
-    width, count = positive(hf, "hidden_size"), len(labels)
+    head = _linear_head(hf, labels, "score")
+    if architecture(hf).endswith(TOKEN_CLASSIFIER):
+        return _of_tokens(model_dir, hf, labels, (head,))
     return Pooling(
         task="classify",
         modes=("last",),
-        maps=(DenseMap(name="score", inputs=width, outputs=count),),
-        size=count,
+        maps=(replace(head, bias=False),),
+        size=len(labels),
         labels=labels,
-        activation=_label_activation(model_dir, hf, count),
+        activation=_label_activation(model_dir, hf, len(labels)),
+    )
+
+
+def _linear_head(hf: Config, labels: tuple[str, ...], name: str) -> DenseMap:
+    """Hidden states to a number for each label."""
+    return DenseMap(name=name, inputs=positive(hf, "hidden_size"), outputs=len(labels), bias=True)
+
+
+def _of_tokens(
+    model_dir: Path, hf: Config, labels: tuple[str, ...], maps: tuple[DenseMap, ...]
+) -> Pooling:
+    """A head on every token."""
+    return Pooling(
+        task="token_classify",
+        modes=(ALL,),
+        maps=maps,
+        size=len(labels),
+        labels=labels,
+        activation=_label_activation(model_dir, hf, len(labels)),
     )
 
 
