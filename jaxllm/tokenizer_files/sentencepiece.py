@@ -24,12 +24,17 @@ class SentencePiece:
     Attributes:
         classes: tokenizer classes that repositories of the format name.
         after_pieces: special tokens behind the last piece.
-        before: special tokens in front of each text, in place of the beginning of sequence.
+        before: special tokens in front of each text.
+        begins: whether a beginning of sequence is, too, unless `add_bos_token` says otherwise.
+        prefix_once: whether only the beginning of a text gets the prefix space, not each part
+            behind a special token, unless `legacy` is set.
     """
 
     classes: tuple[str, ...]
     after_pieces: tuple[AddedToken, ...] = ()
     before: tuple[str, ...] = ()
+    begins: bool = False
+    prefix_once: bool = False
 
     kind: ClassVar[str] = "sentencepiece"
 
@@ -39,13 +44,14 @@ class SentencePiece:
         check(model)
         added = self._added(model, settings.added)
         backend = Tokenizer(_model(model, added))
-        _prepare(backend, model.preparation, first_only=_first_only(settings, model.preparation))
+        once = self.prefix_once and _plain(model.preparation) and not settings.flag("legacy", False)
+        _prepare(backend, model.preparation, once)
         backend.add_tokens([added[id] for id in sorted(added)])
         roles = {
             "bos_token": settings.token("bos_token") or model.training.bos_piece,
             "eos_token": settings.token("eos_token") or model.training.eos_piece,
         }
-        begin = [roles["bos_token"]] if settings.flag("add_bos_token", not self.before) else []
+        begin = [roles["bos_token"]] if settings.flag("add_bos_token", self.begins) else []
         end = [roles["eos_token"]] if settings.flag("add_eos_token", False) else []
         frame(backend, [*begin, *self.before], end)
         return Built(
@@ -107,18 +113,11 @@ def _model(model: Model, added: Mapping[int, AddedToken]) -> models.Model:
     )
 
 
-def _first_only(settings: Settings, preparation: Preparation) -> bool:
-    """Whether only the beginning of a text gets the prefix, not each part behind a special token:
-    as transformers' class for Llama has it unless `legacy` is set."""
-    llama = settings.tokenizer_class in ("", "LlamaTokenizer", "CodeLlamaTokenizer")
-    return llama and _plain(preparation) and not settings.flag("legacy", False)
-
-
 def _plain(preparation: Preparation) -> bool:
     return not preparation.remove_extra_whitespaces and not preparation.precompiled_charsmap
 
 
-def _prepare(backend: Tokenizer, preparation: Preparation, first_only: bool) -> None:
+def _prepare(backend: Tokenizer, preparation: Preparation, prefix_once: bool) -> None:
     steps: list[normalizers.Normalizer] = []
     if preparation.precompiled_charsmap:
         steps.append(normalizers.Precompiled(preparation.precompiled_charsmap))
@@ -134,7 +133,7 @@ def _prepare(backend: Tokenizer, preparation: Preparation, first_only: bool) -> 
     ]
     if preparation.add_dummy_prefix:
         out.append(decoders.Strip(content=" ", left=1, right=0))
-    if preparation.add_dummy_prefix and first_only:
+    if preparation.add_dummy_prefix and prefix_once:
         backend.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, prepend_scheme="first", split=False)
     elif preparation.add_dummy_prefix:
         steps.append(normalizers.Prepend(SPACE))

@@ -220,7 +220,7 @@ def main() -> None:
             sentencepiece_model(
                 vocab_size=190, model_type="unigram", normalization_rule_tsv=rules
             ),
-            {"tokenizer_class": "Own"}, [1], {},
+            {"tokenizer_class": "Own"}, [], {},
         ),
         "gemma": pieces(
             "gemma", gemma, {"tokenizer_class": "GemmaTokenizer", **roles}, [1], {"</s>": 2}

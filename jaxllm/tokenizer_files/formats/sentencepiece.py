@@ -1,4 +1,4 @@
-"""SentencePiece models of Llama, Mistral, Gemma, InternLM 2 and others: tokenizer.model."""
+"""SentencePiece models of any other class, such as ERNIE's: nothing stands in front of a text."""
 
 from jaxllm.tokenizer_files.sentencepiece import SentencePiece
 
