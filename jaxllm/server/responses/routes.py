@@ -17,7 +17,7 @@ from jaxllm.server.responses.compact import Compact
 from jaxllm.server.responses.create import Create
 from jaxllm.server.responses.store import Owner, ResponseStore, Stored
 from jaxllm.server.state import ServerState
-from jaxllm.server.transport.auth import caller
+from jaxllm.server.transport.auth import caller, digests
 
 MAX_LISTED = 100
 LISTED = 20  # unless the request says how many
@@ -66,6 +66,8 @@ class ResponseRoutes:
 
     def __init__(self, server_state: ServerState):
         self._state = server_state
+        settings = server_state.settings
+        self._keys = digests((*settings.api_keys, *settings.admin_keys))
         self._store = ResponseStore() if server_state.settings.response_store else None
 
     def table(self) -> list[Route]:
@@ -148,7 +150,7 @@ class ResponseRoutes:
         """Whose responses a request may see: the key's, or everybody's where no key is needed."""
         if not self._state.settings.api_keys:
             return b""
-        return caller(scope["headers"])
+        return caller(scope["headers"], self._keys)
 
 
 def not_stored(message: str) -> ApiError:

@@ -132,9 +132,11 @@ def authorised(sent: Iterable[bytes], keys: Iterable[bytes]) -> bool:
     return any(found)
 
 
-def caller(headers: list[tuple[bytes, bytes]]) -> bytes:
-    """SHA-256 of the key that a client sends, to tell clients apart; of nothing without a key."""
-    return hashlib.sha256(next(iter(sent_keys(headers)), b"")).digest()
+def caller(headers: list[tuple[bytes, bytes]], keys: tuple[bytes, ...]) -> bytes:
+    """SHA-256 of the key by which a client was let in, to tell clients apart: of those that it
+    sends, the first with one of these digests."""
+    found = (key for key in sent_keys(headers) if authorised((key,), keys))
+    return hashlib.sha256(next(found, b"")).digest()
 
 
 def route_path(scope: dict[str, Any]) -> str:

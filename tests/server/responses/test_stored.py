@@ -67,6 +67,10 @@ def test_a_response_is_seen_by_its_key_alone(tokenizer: Tokenizer):
         follow = HI | {"previous_response_id": made["id"]}
         assert server.post(PATH, follow, **keys["bob"]).status == 404
         assert server.post(PATH, follow, **keys["ann"]).status == 200
+        ann, bob = ({"authorization": "Bearer none", "x-api-key": key} for key in ("ann", "bob"))
+        assert server.get(f"{PATH}/{made['id']}", **ann).json() == made
+        made = server.post(PATH, HI, **ann).json()
+        assert server.get(f"{PATH}/{made['id']}", **bob).status == 404
         refers = HI | {"input": [{"type": "item_reference", "id": item}]}
         assert server.post(PATH, refers, **keys["bob"]).status == 404
         assert server.post(PATH, refers, **keys["ann"]).status == 200
