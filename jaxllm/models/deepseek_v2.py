@@ -29,7 +29,12 @@ DEFAULTS: Config = {
     "routed_scaling_factor": 1.0,
     "topk_method": "greedy",
 }
-NAMES, spec = latent_names(router=("gate.weight",)), latent_spec
+NAMES = latent_names(router=("gate.weight",))
+
+
+def spec(hf: Config) -> ModelSpec:
+    """The spec of a complete configuration. Raises ConfigError."""
+    return latent_spec(hf, scoring_func="softmax")
 
 
 def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:

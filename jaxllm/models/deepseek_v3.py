@@ -36,7 +36,11 @@ DEFAULTS: Config = {
     "num_nextn_predict_layers": 1,
 }
 NAMES = latent_names(router=("gate.weight", "gate.e_score_correction_bias"))
-spec = latent_spec
+
+
+def spec(hf: Config) -> ModelSpec:
+    """The spec of a complete configuration. Raises ConfigError."""
+    return latent_spec(hf, scoring_func="sigmoid", topk_method="noaux_tc")
 
 
 def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:

@@ -1,12 +1,13 @@
 """Which attention back end a device gets, the reason that is shown, and what a person who asks for
 another is told."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import jax.numpy as jnp
 import pytest
 
-from jaxllm.cache.backends import SegmentShapes, Shapes, choose_backend
+from jaxllm.cache.backends import LatentShapes, SegmentShapes, Shapes, choose_backend
 from jaxllm.config import ATTENTION_BACKENDS, ConfigError
 from pallas_kernels import paged_decode, paged_extend
 
@@ -163,3 +164,25 @@ def test_an_encoder_gets_the_kernel_of_hopper_or_the_reference_and_says_why(
 def test_an_encoder_refuses_a_back_end_that_it_does_not_have():
     with pytest.raises(ConfigError, match=r"xla cannot run this model .*choose one of: reference"):
         choose_backend(HOPPER, SegmentShapes(jnp.bfloat16, 64), "xla")
+
+
+LATENT = LatentShapes(jnp.bfloat16, 576, 64, 16, rank=512)
+
+
+@pytest.mark.parametrize(
+    ("device", "changes", "name", "reason"),
+    [
+        (HOPPER, {}, "mosaic_gpu", "compute capability 9.0"),
+        (HOPPER, {"group": 128}, "mosaic_gpu", "compute capability 9.0"),
+        (HOPPER, {"dtype": jnp.float32}, "xla", "bfloat16 or float16"),
+        (HOPPER, {"group": 12}, "xla", "a multiple of 8 up to 64"),
+        (HOPPER, {"head_dim": 20, "rank": 16}, "xla", "takes no latent entries of 20 numbers"),
+        (AMPERE, {}, "xla", "has no kernel of its own"),
+        (TPU, {}, "xla", "latent_decode has no back end 'mosaic_tpu'"),
+        (CPU, {}, "reference", "CPU"),
+    ],
+)
+def test_latents_get_their_kernel_or_the_fallback_with_a_reason(device, changes, name, reason):
+    backend = choose_backend(device, replace(LATENT, **changes))
+    assert backend.name == name and reason in backend.reason
+    assert backend.head_dim == changes.get("head_dim", 576)

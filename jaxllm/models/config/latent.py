@@ -53,11 +53,14 @@ def latent_names(router: tuple[str, ...]) -> Mapping[str, tuple[str, ...]]:
     }
 
 
-def latent_spec(hf: Config) -> ModelSpec:
-    """The spec of a complete configuration. Raises ConfigError."""
-    for key, only in (("moe_layer_freq", 1), ("ep_size", 1)):
-        if hf.get(key, only) not in (only, None):
-            raise ConfigError(f"config.json: {key} is {hf[key]!r:.80}; only {only} is supported")
+def latent_spec(hf: Config, **router: str) -> ModelSpec:
+    """The spec of a complete configuration; `router` are keys that say how experts are chosen, with
+    what the family does. Raises ConfigError for another value of them."""
+    for key, only in ({"moe_layer_freq": 1} | router).items():
+        if hf.get(key) not in (None, only):
+            raise ConfigError(
+                f"config.json: {key} is {hf[key]!r:.80}; {hf['model_type']} models have {only!r}"
+            )
     rank, rope = positive(hf, "kv_lora_rank"), positive(hf, "qk_rope_head_dim")
     spec = transformer_spec({**hf, "head_dim": rope})
     absorbed = spec.query_heads * (rank + rope)

@@ -73,6 +73,12 @@ def group_limit(hf: Config, experts: int, best: int) -> GroupLimit | None:
             f"config.json: n_group is {groups} and topk_group {kept}; {experts} experts must "
             f"divide into groups of at least {best}, of which topk_group stay"
         )
+    choices, left = positive(hf, "num_experts_per_tok"), kept * (experts // groups)
+    if choices > left:
+        raise ConfigError(
+            f"config.json: num_experts_per_tok is {choices}, but topk_group leaves {left} experts "
+            "to choose from"
+        )
     return None if groups == 1 else GroupLimit(groups, kept, best)
 
 
