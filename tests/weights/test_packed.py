@@ -97,6 +97,9 @@ def test_the_model_of_a_wrapper_is_packed_as_the_wrapper_says() -> None:
     spec = models.make_spec(pair.config | {"quantization_config": FP8})
     assert spec.scheme is not None
     assert models.make_spec(**spec.to_dict()).scheme == spec.scheme
+    inner = pair.config["text_config"] | {"quantization_config": {"quant_method": "gptq"}}
+    with pytest.raises(ConfigError, match=r"quantization_config \(gptq\) is not supported"):
+        models.make_spec(pair.config | {"text_config": inner})
 
 
 def without(name: str) -> Callable[[Tensors], Tensors]:

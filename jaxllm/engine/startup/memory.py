@@ -79,7 +79,7 @@ class MemoryBudget:
     @property
     def unpacked(self) -> str:
         """What weights are unpacked from, for messages."""
-        return "" if self.packing is None else f", unpacked from {self.packing}"
+        return "" if self.packing is None else f" unpacked from {self.packing}"
 
     @property
     def breakdown(self) -> str:

@@ -8,16 +8,18 @@ from typing import Any
 from jaxllm.config import ConfigError
 from jaxllm.quantisation import Scheme, read_scheme
 
+KEY = "quantization_config"
 # What a group of modules may quantise, in compressed-tensors' terms
 GROUP_PARTS = ("weights", "input_activations", "output_activations")
 
 
-def weight_scheme(hf: Mapping[str, Any]) -> Scheme | None:
-    """How the checkpoint packs its weights; None: they are plain numbers.
+def weight_scheme(hf: Mapping[str, Any], source: str = KEY) -> Scheme | None:
+    """How the checkpoint packs its weights; None: they are plain numbers. `source` is where the
+    operator finds the settings.
 
     Raises ConfigError for weights or activations that are quantised in a way that is not read.
     """
-    quantisation = hf.get("quantization_config")
+    quantisation = hf.get(KEY)
     if quantisation in (None, {}) or kv_cache_dtype(quantisation) is not None:
         return None
     given = quantisation if isinstance(quantisation, dict) else {}
@@ -26,8 +28,8 @@ def weight_scheme(hf: Mapping[str, Any]) -> Scheme | None:
         return read_scheme(method, given)
     except ConfigError as error:
         raise ConfigError(
-            f"({method or 'unknown method'!s:.80}) is not supported; {error}; use another or an "
-            "unquantized checkpoint, or one that quantises keys and values alone, to FP8"
+            f"{source} ({method or 'unknown method'!s:.80}) is not supported; {error}; use another "
+            "or an unquantized checkpoint, or one that quantises keys and values alone, to FP8"
         ) from None
 
 

@@ -99,9 +99,9 @@ def read_config(
             "use a checkpoint whose architecture is built in"
         )
     try:
-        weight_scheme(hf)
+        weight_scheme(hf, source)
     except ConfigError as error:
-        problems.append(f"{source} {error}")
+        problems.append(str(error))
     if str(model_type).replace("-", "_") not in families():
         problems.append(unknown(model_type))
     if problems:

@@ -141,7 +141,7 @@ def test_packed_weights_count_as_they_are_unpacked(
     assert found.weights == expected.weights == 2 * sum(x.size for x in pair.plain.values())
     (packed / "model.safetensors").unlink()  # nothing is read before memory is refused
     monkeypatch.setattr(memory, "usable_bytes", lambda *given: found.weights - 1)
-    message = r"is lacking for the rest .* weights, unpacked from fp8 in blocks of 20 × 12 .*helps"
+    message = r"is lacking for the rest .* weights unpacked from fp8 in blocks of 20 × 12 .*helps"
     with pytest.raises(ConfigError, match=message):
         resolve(config, packed, mesh)
 

@@ -92,7 +92,7 @@ def test_the_rows_of_memory_are_the_terms_of_the_formula_and_their_sum(tiny_dir:
     packed = decided(tiny_dir)
     budget = replace(packed.memory.budget, packing="fp8")
     packed = replace(packed, memory=replace(packed.memory, budget=budget))
-    assert rows_of(packed)["weights"] == "15.00 GiB per device, unpacked from fp8"
+    assert rows_of(packed)["weights"] == "15.00 GiB per device unpacked from fp8"
 
 
 def test_what_was_decided_of_memory_is_shown(tiny_dir: str) -> None:
