@@ -308,7 +308,7 @@ async def send_whole(stream: Stream, reply: Reply, send: Any) -> None:
 def of_whole_lines(events: bytes) -> bytes:
     """Events of JSON in which no character ends a line that should not: many clients split lines as
     Python's `str.splitlines` does, within a string's text, too."""
-    if not events.isascii():
+    if 0xC2 in events or 0xE2 in events:  # their first bytes, which are found in 50 ns
         for character, escaped in LINE_ENDS:
             events = events.replace(character, escaped)
     return events
