@@ -1,4 +1,4 @@
-"""Chat with a server in a terminal; answers stream, thinking is dimmed.
+"""Chat with a server in a terminal: type a line, Ctrl-D ends. Answers stream, thinking is dimmed.
 
 make serve
 .venv/bin/python examples/chat.py http://localhost:8000
