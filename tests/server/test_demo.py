@@ -58,7 +58,7 @@ def client(demo: Demo) -> Iterator[openai.OpenAI]:
 
 @slow
 def test_the_start_up_table_says_what_was_decided(demo: Demo) -> None:
-    for row in ("device", "dtype", "weights", "KV cache", "maximum concurrency", "buckets"):
+    for row in ("device", "dtype", "weights", "KV cache", "maximum concurrency", "step programs"):
         assert row in demo.log
 
 
