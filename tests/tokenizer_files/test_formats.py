@@ -8,11 +8,15 @@ import pathlib
 import shutil
 import unicodedata
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxllm.chat_template import TemplateInput
+from jaxllm.grammar.checker import Checker
+from jaxllm.grammar.matcher import Matchers
+from jaxllm.grammar.structure import StructuredOutputsParams
 from jaxllm.tokenizer import Tokenizer
 from jaxllm.tokenizer_files.sentencepiece import SPACE
 
@@ -48,6 +52,25 @@ def test_bytes_of_tokens_join_to_the_text(name: str) -> None:
     text = "x é你😀"
     ids = tokenizer.encode(text, add_special_tokens=False)
     assert b"".join(map(tokenizer.token_bytes, ids)).decode().strip() == text
+
+
+def test_grammars_are_followed_in_every_format() -> None:
+    text, checker = "the rights  of 世界é x", Checker({})
+    grammar = checker.compile_params(StructuredOutputsParams(choice=[text]))
+    checker.end_processes()
+    for name in LOSSLESS:
+        backend = load(name).backend
+        width = max(backend.get_vocab().values()) + 1
+        matchers, said = Matchers(backend, width, [width - 1]), []
+        matcher = matchers.start_matcher(grammar).result(60)
+        while not matcher.ended:
+            bits = np.full(matcher.mask_words, 2**32 - 1, np.uint32)
+            matcher.apply_mask(bits)
+            allowed = np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little"))
+            said.append(int(allowed[0]))
+            matcher.accept_tokens(said[-1:])
+        matchers.end_threads()
+        assert load(name).decode([id for id in said if id != width - 1]) == text, name
 
 
 def test_a_special_token_takes_the_id_of_the_piece_that_it_renames() -> None:
