@@ -6,6 +6,8 @@ import dataclasses
 import inspect
 import re
 
+import pytest
+
 import jaxllm
 from jaxllm import EngineConfig
 from tests.test_readme import REPO, run_python
@@ -53,6 +55,7 @@ def test_it_names_every_method_with_its_parameters() -> None:
         assert re.findall(r"(\w+)(?:=[^,]*)?(?:,|$)", written[1].replace("\n", " ")) == expected
 
 
+@pytest.mark.slow
 def test_the_code_of_the_page_on_sampling_runs() -> None:
     page = (REPO / "docs" / "sampling.md").read_text()
     (code,) = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)

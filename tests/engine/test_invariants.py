@@ -107,9 +107,9 @@ def every_shape(every_shape: MakeEngine) -> MakeEngine:
 
 
 @pytest.fixture(scope="module")
-def quiet(every_shape: MakeEngine) -> Engine:
-    """One request at a time, whole prefill, synchronous, no prefix cache."""
-    return every_shape(max_num_seqs=1, async_scheduling=False, enable_prefix_caching=False)
+def quiet(make_engine: MakeEngine) -> Engine:
+    """One request at a time, whole prefill, synchronous, no prefix cache, few shapes."""
+    return make_engine(max_num_seqs=1, async_scheduling=False, enable_prefix_caching=False)
 
 
 @pytest.fixture(scope="module")

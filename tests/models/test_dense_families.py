@@ -24,8 +24,13 @@ def test_norms_of_heads_are_those_of_the_true_width(name: str) -> None:
     spec, prompt = models.read_spec(golden.directory), golden.continuations[1].prompt
 
     def hidden(spec: models.ModelSpec) -> jax.Array:
-        model = nnx.merge(*weights.load(golden.directory, spec, make_mesh(1), jnp.float32))
-        return model(jnp.array(prompt), jnp.arange(len(prompt)), DenseContext())
+        graphdef, state = weights.load(golden.directory, spec, make_mesh(1), jnp.float32)
+
+        @jax.jit
+        def run(state: nnx.State, token_T: jax.Array) -> jax.Array:
+            return nnx.merge(graphdef, state)(token_T, jnp.arange(len(prompt)), DenseContext())
+
+        return run(state, jnp.array(prompt))
 
     found = hidden(spec.with_heads_of(16))
     np.testing.assert_allclose(found, hidden(spec), atol=1e-5)

@@ -14,13 +14,16 @@ SLOW = {
     "ragged prompts",
     "one long row among short ones",
     "a short chunk after a long prefix",
+    "MHA",
     "MQA",
     "pages of 64",
     "pages of 128",
     "small heads",
+    "heads of 80",  # values narrower than keys make heads of 24
     "window wider than anything",
     "window with pages of 64",
     "softcap",
+    "sinks",  # with a window there are
     "sinks, window and softcap",
     "sinks, groups of seven, pages of 64",
 }

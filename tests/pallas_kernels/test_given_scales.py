@@ -92,11 +92,10 @@ def assert_written(case: Case, got: Any, wide: Any, page: Any, offset: Any, slac
 )
 def test_the_reference_writes_by_the_given_scales(case: Case, dtype: Any) -> None:
     rows, k_pages, v_pages, page, offset = given_scales(case)
-    q, *wide = rope_write(rows, k_pages * 0, v_pages * 0, page, offset, backend="reference")
+    write = jax.jit(rope_write, static_argnames="backend")
+    q, *wide = write(rows, k_pages * 0, v_pages * 0, page, offset, backend="reference")
     k8, v8, scales = pools_of(k_pages, dtype)
-    q8, *got = jax.jit(rope_write, static_argnames="backend")(
-        rows, k8, v8, page, offset, scales=scales, backend="reference"
-    )
+    q8, *got = write(rows, k8, v8, page, offset, scales=scales, backend="reference")
     np.testing.assert_allclose(q8, q, rtol=1e-5, atol=1e-5)
     assert_written(case, got, wide, page, offset, 1e-3)
 

@@ -110,7 +110,10 @@ def test_on_the_card_ragged_batches_of_several_seeds_are_right(heads: int) -> No
         assert error(CARD, case, seed=seed) < 5e-3
 
 
-@pytest.mark.parametrize(("heads", "page"), [(16, 64), (128, 16), (64, 128)])
+@pytest.mark.parametrize(
+    ("heads", "page"),
+    [(128, 16), *(pytest.param(*each, marks=pytest.mark.slow) for each in ((16, 64), (64, 128)))],
+)
 def test_the_hopper_kernel_lowers_for_cuda(heads: int, page: int) -> None:
     shape = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.bfloat16)
     ints = [jax.ShapeDtypeStruct(each, jnp.int32) for each in ((3, 8), (3,))]

@@ -3,6 +3,7 @@ CUDA, its split plan checked by counting."""
 
 from __future__ import annotations
 
+import functools
 import json
 import pathlib
 from typing import Any
@@ -58,8 +59,8 @@ def run(case: Case, tuning: mosaic_gpu.Tuning, dtype: str = "bfloat16") -> float
     out = jitted(mosaic_gpu.decode_attention)(
         *low, **case.options, tuning=tuning, interpret=interpret
     )
-    wanted = reference.decode_attention(
-        *(a.astype(jnp.float32) if a.dtype == dtype else a for a in low), **case.options
+    wanted = jax.jit(functools.partial(reference.decode_attention, **case.options))(
+        *(a.astype(jnp.float32) if a.dtype == dtype else a for a in low)
     )
     return relative_error(out, wanted)
 
@@ -79,8 +80,8 @@ def test_the_interpreted_kernel_equals_the_reference(case: Case) -> None:
 @pytest.mark.parametrize(
     ("cluster", "swapped"),
     [
-        (1, True),
         (2, True),
+        pytest.param(1, True, marks=pytest.mark.slow),
         *(pytest.param(cluster, False, marks=pytest.mark.slow) for cluster in (1, 2)),
     ],  # as above and below
 )
@@ -147,8 +148,8 @@ def test_plan_and_kernel_take_the_same_sizes_of_a_case(
         out = mosaic_gpu.decode_attention(
             *low, **case.options, plan=plan, interpret=plgpu.InterpretGPUParams()
         )
-        wanted = reference.decode_attention(
-            *(a.astype(jnp.float32) if a.dtype == jnp.bfloat16 else a for a in low), **case.options
+        wanted = jax.jit(functools.partial(reference.decode_attention, **case.options))(
+            *(a.astype(jnp.float32) if a.dtype == jnp.bfloat16 else a for a in low)
         )
         assert relative_error(out, wanted) < 5e-3
     finally:
@@ -178,7 +179,7 @@ LOWERED = [
     (128, 16, "bfloat16"),
     (64, 71, "bfloat16"),
 ]
-FAST = [(16, 1, 64), (32, 5, 256), (64, 7, 128), (128, 16, 64), (128, 16, 256), (64, 71, 128)]
+FAST = [(16, 1, 64), (32, 5, 256), (64, 71, 128)]
 
 
 @pytest.mark.parametrize(

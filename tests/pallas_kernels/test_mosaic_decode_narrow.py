@@ -3,6 +3,7 @@ interpreter with race detection, and lowered."""
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -54,7 +55,8 @@ TWO = SMALL._replace(consumers=2)
 def in_8_bits(case: Case, dtype: str) -> tuple[Any, ...]:
     """Pages of keys and of values and their scales; what no row may see is NaN in all three."""
     given = inputs(case)
-    (k8, ks), (v8, vs) = (quantise(jnp.asarray(x), dtype) for x in (given.pages.k, given.pages.v))
+    narrow = jax.jit(functools.partial(quantise, dtype=dtype))
+    (k8, ks), (v8, vs) = narrow(given.pages.k), narrow(given.pages.v)
     hidden = np.isnan(given.pages.k[..., 0])[:, :, None]
     return k8, v8, jnp.where(hidden, jnp.nan, jnp.stack([ks, vs], axis=2)).astype(SCALE_DTYPE)
 
@@ -70,8 +72,8 @@ def error(case: Case, dtype: str, kv_dtype: str, tuning: mosaic_gpu.Tuning = SMA
     out = jitted(mosaic_gpu.decode_attention)(
         q, k8, v8, *rows, scales=scales, **case.options, **more
     )
-    wanted = reference.decode_attention(
-        q.astype(jnp.float32), k8, v8, *rows, scales=scales, **case.options
+    wanted = jax.jit(functools.partial(reference.decode_attention, **case.options))(
+        q.astype(jnp.float32), k8, v8, *rows, scales=scales
     )
     assert out.dtype == dtype
     return float(np.linalg.norm(np.asarray(out, np.float64) - wanted) / np.linalg.norm(wanted))
@@ -107,7 +109,7 @@ LOWERED = [
     (128, 16, "bfloat16", "float8_e5m2"),
     (128, 1, "float16", "float8_e4m3fn"),
 ]
-FAST = [(64, 7, 128), (128, 16, 256), (128, 16, 64), (128, 1, 64)]
+FAST = [(128, 16, 256), (128, 1, 64)]
 
 
 @pytest.mark.parametrize(

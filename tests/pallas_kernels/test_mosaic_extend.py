@@ -140,11 +140,16 @@ def test_every_shared_case_passes_interpreted(case: Case) -> None:
     ("tokens", "head_dim", "page", "group", "dtype", "sinks"),
     [
         (200, 64, 16, 1, "float16", False),
-        (2048, 128, 64, 7, "bfloat16", False),
-        (128, 128, 64, 7, "bfloat16", True),
         (600, 128, 128, 4, "bfloat16", True),
         (200, 256, 32, 2, "bfloat16", False),
-        (1, 128, 16, 40, "bfloat16", False),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in (
+                (2048, 128, 64, 7, "bfloat16", False),
+                (128, 128, 64, 7, "bfloat16", True),
+                (1, 128, 16, 40, "bfloat16", False),
+            )
+        ),
     ],
 )
 def test_the_kernel_lowers_for_cuda(

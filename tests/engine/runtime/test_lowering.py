@@ -3,6 +3,7 @@ where libtpu is installed."""
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import replace
 from typing import Any
@@ -27,6 +28,7 @@ PAGE, PAGES, SLOTS = 16, 8192, 4
 CALLS = {"cuda": "mosaic_gpu_v2", "tpu": "tpu_custom_call"}
 
 
+@functools.cache
 def programs_of(mesh: Mesh, backend: str, page: int = PAGE, kv_dtype: str = "bfloat16") -> Programs:
     """The lattice of a tiny model whose heads have a size that kernels take."""
     buckets = Buckets.build(SLOTS, 1024, "cpu")
@@ -43,7 +45,8 @@ def traced(programs: Programs, kind: str) -> Any:
     return jax.jit(recipe.function, donate_argnums=recipe.donated).trace(*recipe.arguments)
 
 
-@pytest.mark.parametrize("shards", [1, 4])
+# Tests below lower for one device
+@pytest.mark.parametrize("shards", [pytest.param(1, marks=pytest.mark.slow), 4])
 @pytest.mark.parametrize("kind", ["decode", "extend"])
 @pytest.mark.parametrize(
     ("platform", "backend"),
