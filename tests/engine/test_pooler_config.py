@@ -8,9 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from jaxllm import LLM
 from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.engine.load import load_engine
+from jaxllm.messages import RequestError
 from jaxllm.pooled import PoolingParams, normalised
+from tests.engine.few_shapes import few_shapes
 from tests.engine.pooled_goldens import (
     GOLDENS,
     RAW,
@@ -85,3 +88,25 @@ def test_a_pooling_type_replaces_the_checkpoints() -> None:
     tokens = make("bert-mean", pooler_config={"pooling_type": "ALL"})
     firsts = [rows[0] for rows in pool(tokens, prompts, RAW, seconds)]
     assert_close(pool(engine, prompts, RAW, seconds), firsts)
+
+
+def test_the_library_gives_arrays_of_tokens_and_refuses_other_tasks() -> None:
+    prompts, vectors = golden("qwen3-embedding")
+    wishes = {"max_model_len": 160, "max_num_seqs": 4, "num_gpu_blocks_override": 96}
+    with few_shapes():
+        llm = LLM(
+            str(GOLDENS / "qwen3-embedding"),
+            skip_tokenizer_init=True,
+            enforce_eager=True,
+            pooler_config={"task": "token_embed"},
+            **wishes,
+        )
+    found = llm.encode(prompts, pooling_task="token_embed", use_tqdm=False)
+    assert [each.outputs.data.shape for each in found] == [(len(ids), 32) for ids in prompts]
+    assert_close([each.outputs.data[-1] for each in found], vectors)
+    for refused in (
+        lambda: llm.embed(prompts, use_tqdm=False),
+        lambda: llm.encode(prompts, pooling_task="embed", use_tqdm=False),
+    ):
+        with pytest.raises(RequestError, match=r"embeddings of every token.*--pooler-config"):
+            refused()
