@@ -138,13 +138,16 @@ class Checkpoint:
 
     def unpack(self, scheme: Scheme) -> None:
         """Know the tensors that `scheme` packs as they are when they are unpacked."""
-        for tensor in scheme.tensors(self.entries):
-            parts = [part.name for part in tensor.parts]
-            if tensor.name in self._home and tensor.name not in parts:
-                self.problems.append(f"{tensor.name} and {parts[0]} are both there")
-            self.problems += [f"missing {name}" for name in self.missing(set(parts))]
-            self.problems += filter(None, map(self._misfit, tensor.parts))
-            self._packed[tensor.name] = tensor
+        packed = list(scheme.tensors(self.entries))
+        parts = {part.name: part for tensor in packed for part in tensor.parts}
+        self.problems += [
+            f"{tensor.name} and {tensor.parts[0].name} are both there"
+            for tensor in packed
+            if tensor.name in self._home and tensor.name not in parts
+        ]
+        self.problems += [f"missing {name}" for name in self.missing(set(parts))]
+        self.problems += filter(None, map(self._misfit, parts.values()))
+        self._packed = {tensor.name: tensor for tensor in packed}
 
     def _misfit(self, part: PackedPart) -> str | None:
         """Why the stored tensor cannot be this part, or None."""
