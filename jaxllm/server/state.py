@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import re
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +20,7 @@ import jaxllm
 from jaxllm.chat_template import TemplateError
 from jaxllm.config import Resolved
 from jaxllm.grammar.checker import Checker, job_of, special_tokens
+from jaxllm.grammar.pieces import Composition
 from jaxllm.grammar.structure import CompilerLost, StructureError
 from jaxllm.server.engine.client import EngineClient
 from jaxllm.server.errors import bad_request, overloaded, sanitize
@@ -35,6 +37,8 @@ from jaxllm.server.rendering.renders import Renders
 from jaxllm.tokenizer import Tokenizer
 
 MAX_UNKNOWN_NAMES = 256
+# The grammar in an error; that of a composition is no text of the client's
+LISTING = re.compile(r"\n +1 \| .*", re.DOTALL)
 
 logger = logging.getLogger("jaxllm.server")
 
@@ -137,8 +141,11 @@ class ServerState:
                 f"{structure.field}: {sanitize(str(error))}", "grammar_compiler_lost"
             ) from None
         except StructureError as error:
+            text = str(error)
+            if isinstance(structure.params, Composition):
+                text = LISTING.sub("", text)
             raise bad_request(
-                f"{structure.field}: {sanitize(str(error))}", structure.field, "invalid_grammar"
+                f"{structure.field}: {sanitize(text)}", structure.field, "invalid_grammar"
             ) from None
 
     async def in_thread[**P, T](self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
