@@ -63,10 +63,8 @@ HOW: dict[str, dict[str, Any]] = {
     "8 shards": {"tensor_parallel_size": 8},
 }
 SHAPED = ("batched", "synchronous", "chunked")  # in these a request meets every shape
-WAYS = [
-    pytest.param(how, marks=pytest.mark.slow if how in ("4 shards", "8 shards") else [])
-    for how in HOW
-]
+SLOW = ("other page size", "4 shards", "8 shards")
+WAYS = [pytest.param(how, marks=pytest.mark.slow if how in SLOW else []) for how in HOW]
 # Others are seeded, too
 SHOWN = [pytest.param(mode, marks=pytest.mark.slow if mode == "seeded" else []) for mode in MODES]
 
