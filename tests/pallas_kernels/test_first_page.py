@@ -103,7 +103,8 @@ def test_decode_for_hopper(cluster: int, eight: bool) -> None:
 
 
 @quiet
-@pytest.mark.parametrize("eight", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow  # finds its pages as decode does
+@pytest.mark.parametrize("eight", [False, True])
 def test_extend_for_hopper(eight: bool) -> None:
     tuning = hopper_extend.Tuning(groups=1, stages=2, blocks=4, min_tiles=1)
     how = {

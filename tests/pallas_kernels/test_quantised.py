@@ -43,6 +43,7 @@ NAMES = (
     "infinite poison",
     "window",
 )
+SIMPLE = ("ragged", "window")
 READS = [(op, case) for op, (_, table) in OPS.items() for case in table.CASES if case.name in NAMES]
 WRITTEN = [
     case
@@ -179,7 +180,14 @@ def test_a_donated_quantised_pool_is_written_in_place() -> None:
     assert memory.alias_size_in_bytes == sum(x.size * x.dtype.itemsize for x in pools)
 
 
-@pytest.mark.parametrize(("op", "case"), READS, ids=lambda x: x if isinstance(x, str) else x.name)
+@pytest.mark.parametrize(
+    ("op", "case"),
+    [
+        pytest.param(op, case, marks=pytest.mark.slow if case.name in SIMPLE else [])
+        for op, case in READS
+    ],
+    ids=lambda x: x if isinstance(x, str) else x.name,
+)
 def test_reference_and_fallback_read_what_8_bits_stand_for_the_first_to_the_last_bit(
     op: str, case: Any
 ) -> None:
