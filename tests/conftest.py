@@ -54,11 +54,6 @@ def pytest_configure() -> None:
     gc.set_threshold(*GARBAGE)
 
 
-def pytest_collection_finish() -> None:
-    """Modules and tests stay until the end: collections pass them over."""
-    gc.freeze()
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The rooms whose files take seconds come last, so that workers end together; tests that need a
     GPU are skipped where jax was not told to use one."""
