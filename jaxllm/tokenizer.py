@@ -33,8 +33,6 @@ TOKENIZER_FILES = (
     "chat_template.jinja chat_template.json vocab.json merges.txt vocab.txt tokenizer.model"
 ).split()
 REMEDY = "give another one (--tokenizer) or none (--skip-tokenizer-init)"
-
-
 AT_ONCE = 1024  # texts encoded together: encodings take a hundred bytes a token
 
 
@@ -139,7 +137,7 @@ class Tokenizer:
         self, texts: Sequence[str], limit: int | None, side: str = "right"
     ) -> list[list[int]]:
         """Token ids of texts, each cut at its `side` to `limit` tokens with the special ones, which
-        stay. Many texts take all cores, and none of Python's time."""
+        stay. Many texts are encoded on all cores, outside Python's lock."""
         found: list[list[int]] = []
         room = max(0, (limit or 0) - self.backend.num_special_tokens_to_add(False))
         for start in range(0, len(texts), AT_ONCE):
@@ -277,18 +275,27 @@ class Tokenizer:
 
 
 def _load_by_transformers(path: str | Path, revision: str | None) -> Any:
+    """transformers' tokenizer of a directory or hub id. Raises ConfigError."""
+    try:
+        return _open_by_transformers(path, revision)
+    except Exception as error:
+        cause = (" ".join(str(error).split()) or type(error).__name__)[:400]
+        if _config_is_refused(path, revision):
+            raise ConfigError(f"config.json of {path}: {cause}; correct it") from None
+        raise ConfigError(f"no usable tokenizer in {path}: {cause}; {REMEDY}") from None
+
+
+def _open_by_transformers(path: str | Path, revision: str | None) -> Any:
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     options: dict[str, Any] = {"trust_remote_code": False, "revision": revision}
     try:
         return AutoTokenizer.from_pretrained(str(path), mistral_format=False, **options)
-    except Exception as error:
-        if Path(path, "tokenizer.json").is_file() and names_own_code(Path(path)):
-            return PreTrainedTokenizerFast.from_pretrained(str(path), **options)
-        cause = (" ".join(str(error).split()) or type(error).__name__)[:400]
-        if _config_is_refused(path, revision):
-            raise ConfigError(f"config.json of {path}: {cause}; correct it") from None
-        raise ConfigError(f"no usable tokenizer in {path}: {cause}; {REMEDY}") from None
+    except Exception:
+        # The repository's own class is not run, and not needed beside tokenizer.json
+        if not (Path(path, "tokenizer.json").is_file() and names_own_code(Path(path))):
+            raise
+        return PreTrainedTokenizerFast.from_pretrained(str(path), **options)
 
 
 def _config_is_refused(path: str | Path, revision: str | None) -> bool:

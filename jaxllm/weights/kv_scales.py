@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from jaxllm.config import ConfigError
 from jaxllm.models import ModelSpec
 from jaxllm.models.config.build import kv_scale_names
 from jaxllm.weights.load import open_checkpoint
-from jaxllm.weights.reader import DTYPES, Checkpoint
+from jaxllm.weights.reader import DTYPES, Checkpoint, Entry
 
 LEAST, MOST = 2.0**-64, 2.0**64
 REMEDY = "mend the checkpoint, or give the model's type as --kv-cache-dtype (bfloat16)"
@@ -29,12 +30,15 @@ def kv_scales(
     checkpoint = None if load_format == "dummy" else open_checkpoint(model_dir, spec)
     if checkpoint is None or checkpoint.problems:
         return []
-    found = [_layer_scales(checkpoint, spec, layer) for layer in range(len(spec.layers))]
+    entries = checkpoint.entries
+    found = [_layer_scales(checkpoint, entries, spec, layer) for layer in range(len(spec.layers))]
     return found if any(found) else []
 
 
-def _layer_scales(checkpoint: Checkpoint, spec: ModelSpec, layer: int) -> ScaleTensors | None:
-    entries, heads = checkpoint.entries, spec.heads(1).kv
+def _layer_scales(
+    checkpoint: Checkpoint, entries: Mapping[str, Entry], spec: ModelSpec, layer: int
+) -> ScaleTensors | None:
+    heads = spec.heads(1).kv
     for pair in kv_scale_names(spec, layer):
         there = [name for name in pair if name in entries]
         if len(there) == 1:
@@ -43,13 +47,12 @@ def _layer_scales(checkpoint: Checkpoint, spec: ModelSpec, layer: int) -> ScaleT
                 f"but not the other of {' and '.join(pair)}; {REMEDY}"
             )
         if there:
-            return tuple((name, _checked(checkpoint, name, heads)) for name in pair)
+            return tuple((name, _checked(checkpoint, name, entries[name], heads)) for name in pair)
     return None
 
 
-def _checked(checkpoint: Checkpoint, name: str, heads: int) -> tuple[int, ...]:
+def _checked(checkpoint: Checkpoint, name: str, entry: Entry, heads: int) -> tuple[int, ...]:
     """The shape of the tensor `name`. Raises ConfigError when its values cannot be scales."""
-    entry = checkpoint.entries[name]
     if entry.dtype not in DTYPES or [size for size in entry.shape if size != 1] not in (
         [],
         [heads],

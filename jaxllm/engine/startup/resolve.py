@@ -278,7 +278,7 @@ def _kv_dtype(config: EngineConfig, spec: ModelSpec, dtype: jnp.dtype) -> jnp.dt
     if found != dtype and isinstance(spec.layers[0], LatentKV):
         raise ConfigError(
             f"--kv-cache-dtype {wish}: latents are kept in the type that the model computes in; "
-            "leave it out"
+            f"give {dtype}"
         )
     return found
 

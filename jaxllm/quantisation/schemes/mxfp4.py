@@ -20,9 +20,7 @@ from jaxllm.quantisation.scheme import Bounds, Header, PackedPart, PackedTensor
 BLOCK = 32  # numbers
 U8 = "U8"
 BIAS = 127
-LARGEST = (
-    252  # an exponent; 255 is not a number, and beyond this one 6 would not be a finite float32
-)
+LARGEST = 252  # exponent with which 6 is a finite float32; 255 is not a number
 MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _HALVES = np.array([*MAGNITUDES, *(-value for value in MAGNITUDES)], np.float32)
 _PAIRS = np.stack([np.tile(_HALVES, 16), np.repeat(_HALVES, 16)], axis=1)
