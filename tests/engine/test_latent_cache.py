@@ -73,5 +73,5 @@ def test_a_pool_has_one_entry_a_token_and_no_values() -> None:
 
 
 def test_latents_in_8_bits_are_refused() -> None:
-    with pytest.raises(ConfigError, match="latents are kept in the type .*; give float32"):
+    with pytest.raises(ConfigError, match=r"latents are kept in the type .*; give float32"):
         engine(load_golden(NAME).directory, kv_cache_dtype="fp8")

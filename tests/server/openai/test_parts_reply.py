@@ -78,7 +78,7 @@ def test_a_thought_within_a_delta_is_counted_and_hidden(hides: bool, stream: boo
     else:
         one.add_delta(0, whole())
         choice = one.full_reply()["choices"][0]
-        shown, text = tokens(orjson.loads(orjson.dumps(choice["logprobs"]))), ""
+        shown = tokens(orjson.loads(orjson.dumps(choice["logprobs"])))
         text = choice["message"]["content"]
     assert text == "yes!"
     assert shown[-4:] == ["\n\n", "yes", "!", "<|end|>"]
