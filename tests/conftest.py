@@ -12,6 +12,8 @@ from collections.abc import Iterator
 import hypothesis
 import pytest
 
+from tests.thinned import thin
+
 # A first call compiles, and machines are busy
 hypothesis.settings.register_profile("no clock", deadline=None)
 hypothesis.settings.load_profile("no clock")
@@ -54,9 +56,11 @@ def pytest_configure() -> None:
     gc.set_threshold(*GARBAGE)
 
 
+@pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The rooms whose files take seconds come last, so that workers end together; tests that need a
     GPU are skipped where jax was not told to use one."""
+    thin(items)
     items.sort(key=lambda item: item.path.parent.name in QUICK_ROOMS)
     if "cuda" in os.environ["JAX_PLATFORMS"]:
         return

@@ -38,6 +38,7 @@ def run(script: str, *arguments: str, typed: str = "") -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_a_chat_streams_thinking_and_answers(url: str) -> None:
     out = run("chat.py", url, typed="What is 27 + 58?\nWhat is 3 + 4?\n")
     first, second = out.splitlines()

@@ -15,6 +15,7 @@ from tests.test_readme import REPO, run_python
 PAGE = (REPO / "docs" / "llm.md").read_text()
 
 
+@pytest.mark.slow
 def test_its_code_runs_from_top_to_bottom() -> None:
     code = "\n".join(re.findall(r"^```python\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE))
     text, count, answer, beams, structured, logprobs, code_of_error, metrics, pooled = run_python(

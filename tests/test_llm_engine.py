@@ -25,6 +25,7 @@ def llm() -> LLM:
         )
 
 
+@pytest.mark.slow
 def test_a_second_model_in_the_same_process_changes_nothing_for_the_first(
     llm: LLM, tmp_path: Path
 ) -> None:
@@ -143,6 +144,7 @@ def test_metrics_are_objects_with_a_name_and_a_value_as_vllms(llm: LLM) -> None:
     assert after["vllm:num_requests_running"] == after["vllm:num_requests_waiting"] == 0
 
 
+@pytest.mark.slow
 def test_a_profile_of_what_runs_between_start_and_stop_is_written(llm: LLM, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="profiler_dir of LLM"):
         llm.start_profile()

@@ -104,6 +104,7 @@ def test_decoding_with_the_cache_gives_the_golden_tokens(model):
     ]
 
 
+@pytest.mark.slow
 def test_attention_for_training_on_a_gpu_gives_the_dense_ones_losses(monkeypatch):
     attention = jax.nn.dot_product_attention
 

@@ -121,6 +121,7 @@ def test_searches_find_what_transformers_finds(name: str) -> None:
         pytest.param({"tensor_parallel_size": 2}, marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.slow
 def test_searches_that_are_preempted_again_and_again_in_a_small_pool_find_the_same(
     overrides: dict[str, Any],
 ) -> None:

@@ -86,6 +86,7 @@ def test_back_ends_in_plain_jax(backend: str, eight: bool) -> None:
         *(pytest.param(*each, marks=pytest.mark.slow) for each in ((2, False), (0, True))),
     ],
 )
+@pytest.mark.slow
 def test_decode_for_hopper(cluster: int, eight: bool) -> None:
     tuning = hopper_decode.Tuning(stages=2, blocks=4, cluster=cluster)
     how = {

@@ -78,6 +78,7 @@ quiet = pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarn
 
 @quiet
 @pytest.mark.parametrize("place", [INTERPRETER, card])
+@pytest.mark.slow
 def test_the_hopper_kernel_merges_rows_that_several_blocks_share(place: str) -> None:
     case = Case(name="cut", lengths=(330, 0, 5), heads=8, page_size=64, **NARROW)
     assert error(place, case, blocks=2) < 5e-3

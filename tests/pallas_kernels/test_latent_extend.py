@@ -155,6 +155,7 @@ def test_on_hopper_prompts_equal_the_reference(place: str, planned: dict[str, An
     assert error(place, Case((0, 70, 0), (70, 1, 130), **WIDE), **planned) < 1e-2
 
 
+@pytest.mark.slow
 def test_rows_with_the_fewest_pages_are_expanded_as_far_as_there_is_room() -> None:
     table = np.arange(24, dtype=np.int32).reshape(4, 6) + 100
     starts, chunks = np.array([0, 4, 8, 12], np.int32), np.array([4, 4, 0, 4], np.int32)

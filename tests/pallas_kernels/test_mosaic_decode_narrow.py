@@ -88,6 +88,7 @@ def error(case: Case, dtype: str, kv_dtype: str, tuning: mosaic_gpu.Tuning = SMA
     [c if c in QUICK else pytest.param(c, marks=pytest.mark.slow) for c in SHARED],
     ids=lambda c: c.name,
 )
+@pytest.mark.slow
 def test_two_consumers_share_the_tiles(case: Case) -> None:
     assert error(case, "bfloat16", "float8_e4m3fn", TWO) < 5e-3
 

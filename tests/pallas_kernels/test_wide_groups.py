@@ -31,6 +31,7 @@ WIDE = (
     [pytest.param(c, marks=[pytest.mark.slow] if c is not WIDE[0] else []) for c in WIDE],
     ids=lambda c: c.name,
 )
+@pytest.mark.slow
 def test_groups_wider_than_16_heads_equal_the_reference(case: Case) -> None:
     assert run(case, SMALL._replace(min_tiles=1)) < 5e-3
 

@@ -41,6 +41,7 @@ def test_an_interrupt_during_the_first_imports_ends_the_process_without_a_traceb
                 if name == sys.argv[1]:
                     os.kill(os.getpid(), signal.SIGINT)
 
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # may be ignored in the background
         sys.meta_path.insert(0, Interrupting())
         runpy.run_module("jaxllm.server", run_name="__main__")
     """

@@ -102,6 +102,7 @@ def test_a_forward_of_an_encoder_compiles_and_holds_no_scores_of_all_pairs(
 
 @pytest.mark.parametrize("place", [pytest.param(0, marks=pytest.mark.slow), -1])
 @pytest.mark.parametrize("kind", [pytest.param("decode", marks=pytest.mark.slow), "extend"])
+@pytest.mark.slow
 def test_a_forward_over_latents_compiles_and_writes_pages_in_place(
     kind: str, place: int, compiler: Compiler
 ) -> None:

@@ -35,6 +35,7 @@ def served(make_engine: MakeEngine, model: str, **overrides: Any) -> tuple[list[
     return found, engine
 
 
+@pytest.mark.slow
 def test_pages_are_written_by_the_checkpoints_scales(
     make_engine: MakeEngine, tmp_path: Path
 ) -> None:

@@ -72,6 +72,7 @@ FILL = script("fill")
 
 
 @pytest.mark.parametrize("kind", ["database", "memory"])
+@pytest.mark.slow
 def test_kept_conversations_are_bounded_in_number_and_bytes(
     scripted: ScriptedServer, visit: Visit, kind: str
 ) -> None:

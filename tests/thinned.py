@@ -1,0 +1,71 @@
+"""Groups of like cases of which `make test` runs one in so many, the first among them; the others
+are `slow`. `make test-all` runs every case."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+import pytest
+
+# By the test's file and function: one case in so many
+ONE_IN: Mapping[str, int] = {
+    "benchmarks/test_correctness.py::test_the_reference_passes_each_kernels_check": 4,
+    "engine/runtime/test_lowering.py::test_a_step_lowers_for_a_device_that_is_not_here": 2,
+    "engine/runtime/test_lowering.py::test_a_step_over_two_kinds_of_layers_lowers": 2,
+    "engine/scheduling/test_windows.py::"
+    "test_choices_and_beams_are_those_of_an_engine_that_keeps_all_pages": 2,
+    "engine/test_invariants.py::test_a_request_gets_the_same_however_it_is_run": 2,
+    "engine/test_pooling_engine.py::test_vectors_are_those_of_the_reference_together_and_alone": 3,
+    "models/test_goldens.py::test_sharding_a_checkpoint_changes_nothing": 2,
+    "nn/test_attention.py::test_attention_is_its_definition": 2,
+    "pallas_kernels/test_add_norm.py::"
+    "test_the_interpreted_kernel_equals_float64_up_to_one_rounding": 2,
+    "pallas_kernels/test_add_norm.py::test_the_reference_equals_float64_up_to_one_rounding": 3,
+    "pallas_kernels/test_attention_laws.py::"
+    "test_8_bit_pages_mean_their_numbers_times_their_scales": 2,
+    "pallas_kernels/test_behind_windows.py::"
+    "test_no_kernel_lets_through_what_lies_behind_a_window_by_a_tile": 2,
+    "pallas_kernels/test_draw.py::"
+    "test_the_search_finds_a_threshold_that_exactly_k_reach_or_the_kth_among_equals": 2,
+    "pallas_kernels/test_first_page.py::test_back_ends_in_plain_jax": 2,
+    "pallas_kernels/test_first_page.py::test_writes": 2,
+    "pallas_kernels/test_given_scales.py::test_the_interpreted_write_for_hopper_does_so_too": 2,
+    "pallas_kernels/test_given_scales.py::test_the_reference_writes_by_the_given_scales": 2,
+    "pallas_kernels/test_latent_decode.py::test_the_reference_gives_what_the_definition_says": 2,
+    "pallas_kernels/test_mosaic_extend.py::test_every_tile_of_every_token_is_worked_on_once": 2,
+    "pallas_kernels/test_mosaic_extend.py::test_the_interpreted_kernel_equals_the_reference": 2,
+    "pallas_kernels/test_mosaic_extend_narrow.py::test_the_kernel_lowers_for_cuda": 2,
+    "pallas_kernels/test_mosaic_extend_narrow.py::"
+    "test_widened_tiles_are_what_8_bits_stand_for_and_zeros_where_nothing_is_seen": 3,
+    "pallas_kernels/test_mosaic_gated_matmul.py::"
+    "test_the_interpreted_kernel_equals_the_product_in_float64": 3,
+    "pallas_kernels/test_mosaic_tpu.py::"
+    "test_the_interpreted_kernel_gives_what_the_definition_says": 2,
+    "pallas_kernels/test_paged_decode.py::test_the_reference_gives_what_the_definition_says": 2,
+    "pallas_kernels/test_paged_extend.py::test_the_reference_gives_what_the_definition_says": 2,
+    "pallas_kernels/test_plan_flags.py::test_a_call_changes_none_of_its_inputs": 2,
+    "pallas_kernels/test_plan_flags.py::test_calls_with_one_open_plan_hand_its_buffer_on": 2,
+    "pallas_kernels/test_plan_flags.py::"
+    "test_the_lowered_call_aliases_the_buffer_of_flags_and_nothing_else": 2,
+    "pallas_kernels/test_quantised.py::test_a_write_stores_the_token_in_8_bits_and_its_scale": 2,
+    "pallas_kernels/test_quantised.py::"
+    "test_reference_and_fallback_read_what_8_bits_stand_for_the_first_to_the_last_bit": 2,
+    "pallas_kernels/test_rope_write.py::"
+    "test_the_interpreted_kernel_equals_the_reference_up_to_rounding": 2,
+    "pallas_kernels/test_xla_attention.py::test_every_shared_case_passes": 2,
+    "server/page/test_accessibility.py::test_names_contrast_sizes_and_width": 2,
+    "server/test_demo_calls.py::"
+    "test_the_model_calls_in_parallel_by_itself_and_answers_from_the_results": 3,
+}
+
+
+def thin(items: Iterable[pytest.Item]) -> None:
+    """Mark the other cases of these groups `slow`, in the order in which they were collected."""
+    seen: Counter[str] = Counter()
+    for item in items:
+        group = item.nodeid.removeprefix("tests/").partition("[")[0]
+        if group in ONE_IN and item.get_closest_marker("slow") is None:
+            if seen[group] % ONE_IN[group]:
+                item.add_marker(pytest.mark.slow)
+            seen[group] += 1
