@@ -4,7 +4,6 @@ shared ones beside them. The first layers are dense."""
 from __future__ import annotations
 
 from jaxllm.config import ConfigError
-from jaxllm.models.config.latent import REMOTE_CODE as REMOTE_CODE
 from jaxllm.models.config.latent import latent_decoder, latent_names, latent_spec
 from jaxllm.models.config.mixture import group_limit
 from jaxllm.models.config.read import Config, number, positive
@@ -30,6 +29,7 @@ DEFAULTS: Config = {
     "topk_method": "greedy",
 }
 NAMES = latent_names(router=("gate.weight",))
+REMOTE_CODE = ("modeling_deepseek",)  # of older checkpoints
 
 
 def spec(hf: Config) -> ModelSpec:

@@ -29,7 +29,6 @@ from jaxllm.nn.linear import Init
 from jaxllm.nn.mlp import FeedForward, GatedMLP
 
 INNER_EPS = 1e-6  # of the norms inside attention, whatever `rms_norm_eps` says
-REMOTE_CODE = ("modeling_deepseek",)  # of older checkpoints
 SIZES = ("n_routed_experts", "moe_intermediate_size")
 _ATTENTION, _OWN = "model.layers.{}.self_attn", "layers.{}.attention"
 
