@@ -112,7 +112,10 @@ def test_two_hundred_schemas_are_followed(random_dir: str, model: str) -> None:
         if model == "random"
         else LLM("demo", max_model_len=2048, max_num_seqs=16, enforce_eager=True)
     )
-    said = say(llm, *(params(compact(name), temperature=0.8) for name in SCHEMAS))
+    # The demo likes objects, and a tree of them may have no end: it opens those that it must
+    opening = [id for text, id in llm.get_tokenizer().get_vocab().items() if "{" in text]
+    options = {"temperature": 0.8, "logit_bias": dict.fromkeys(opening, -30.0)}
+    said = say(llm, *(params(compact(name), **options) for name in SCHEMAS))
     whole = [
         (schema, one)
         for schema, one in zip(SCHEMAS.values(), said, strict=True)
