@@ -332,6 +332,7 @@ def test_a_hostile_file_of_conversations_is_text_or_refused(
         {"role": "system"},
         {"content": None},
     ):
+        page.locator(".model option").first.wait_for(state="attached")  # else it clears the banner
         file.write_text(json.dumps([{"title": "bad", "messages": [said, answer | wrong]}]))
         page.locator("input[type=file]").set_input_files(file)
         page.locator(".banner", has_text="holds no conversations").wait_for()
