@@ -9,7 +9,8 @@ MODEL ?= demo
 ARGS ?=
 TESTS ?=
 REPORT ?= benchmarks/results
-JOBS ?= auto
+# One more than cores: some tests wait for processes
+JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 PY := .venv/bin/python
 PARALLEL := -n $(JOBS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 

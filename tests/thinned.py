@@ -11,14 +11,22 @@ import pytest
 # By the test's file and function: one case in so many
 ONE_IN: Mapping[str, int] = {
     "benchmarks/test_correctness.py::test_the_reference_passes_each_kernels_check": 4,
+    "engine/runtime/test_compiled_for_h200.py::"
+    "test_a_forward_or_a_draw_compiles_and_writes_pages_in_place": 2,
     "engine/runtime/test_lowering.py::test_a_step_lowers_for_a_device_that_is_not_here": 2,
     "engine/runtime/test_lowering.py::test_a_step_over_two_kinds_of_layers_lowers": 2,
     "engine/scheduling/test_windows.py::"
     "test_choices_and_beams_are_those_of_an_engine_that_keeps_all_pages": 2,
-    "engine/test_invariants.py::test_a_request_gets_the_same_however_it_is_run": 2,
+    "engine/test_invariants.py::test_a_request_gets_the_same_however_it_is_run": 3,
     "engine/test_pooling_engine.py::test_vectors_are_those_of_the_reference_together_and_alone": 3,
     "models/test_goldens.py::test_sharding_a_checkpoint_changes_nothing": 2,
-    "nn/test_attention.py::test_attention_is_its_definition": 2,
+    "models/test_published_sizes.py::"
+    "test_a_published_model_has_the_parameters_that_it_is_known_for": 3,
+    "models/test_rules.py::test_every_tensor_is_used_once_and_every_parameter_made_once": 2,
+    "nn/mixture/test_experts.py::test_a_mixture_is_the_weighted_sum_of_a_tokens_experts": 3,
+    "nn/mixture/test_gating.py::test_experts_are_what_each_of_them_computes": 2,
+    "nn/test_attention.py::test_attention_is_its_definition": 4,
+    "nn/test_latent.py::test_latent_attention_is_its_definition": 2,
     "pallas_kernels/test_add_norm.py::"
     "test_the_interpreted_kernel_equals_float64_up_to_one_rounding": 2,
     "pallas_kernels/test_add_norm.py::test_the_reference_equals_float64_up_to_one_rounding": 3,
@@ -33,7 +41,7 @@ ONE_IN: Mapping[str, int] = {
     "pallas_kernels/test_given_scales.py::test_the_interpreted_write_for_hopper_does_so_too": 2,
     "pallas_kernels/test_given_scales.py::test_the_reference_writes_by_the_given_scales": 2,
     "pallas_kernels/test_latent_decode.py::test_the_reference_gives_what_the_definition_says": 2,
-    "pallas_kernels/test_mosaic_extend.py::test_every_tile_of_every_token_is_worked_on_once": 2,
+    "pallas_kernels/test_mosaic_extend.py::test_every_tile_of_every_token_is_worked_on_once": 4,
     "pallas_kernels/test_mosaic_extend.py::test_the_interpreted_kernel_equals_the_reference": 2,
     "pallas_kernels/test_mosaic_extend_narrow.py::test_the_kernel_lowers_for_cuda": 2,
     "pallas_kernels/test_mosaic_extend_narrow.py::"
@@ -42,21 +50,26 @@ ONE_IN: Mapping[str, int] = {
     "test_the_interpreted_kernel_equals_the_product_in_float64": 3,
     "pallas_kernels/test_mosaic_tpu.py::"
     "test_the_interpreted_kernel_gives_what_the_definition_says": 2,
-    "pallas_kernels/test_paged_decode.py::test_the_reference_gives_what_the_definition_says": 2,
-    "pallas_kernels/test_paged_extend.py::test_the_reference_gives_what_the_definition_says": 2,
+    "pallas_kernels/test_paged_decode.py::test_the_reference_gives_what_the_definition_says": 4,
+    "pallas_kernels/test_paged_extend.py::test_the_reference_gives_what_the_definition_says": 4,
     "pallas_kernels/test_plan_flags.py::test_a_call_changes_none_of_its_inputs": 2,
     "pallas_kernels/test_plan_flags.py::test_calls_with_one_open_plan_hand_its_buffer_on": 2,
     "pallas_kernels/test_plan_flags.py::"
     "test_the_lowered_call_aliases_the_buffer_of_flags_and_nothing_else": 2,
-    "pallas_kernels/test_quantised.py::test_a_write_stores_the_token_in_8_bits_and_its_scale": 2,
+    "pallas_kernels/test_quantised.py::test_a_write_stores_the_token_in_8_bits_and_its_scale": 4,
     "pallas_kernels/test_quantised.py::"
-    "test_reference_and_fallback_read_what_8_bits_stand_for_the_first_to_the_last_bit": 2,
+    "test_reference_and_fallback_read_what_8_bits_stand_for_the_first_to_the_last_bit": 4,
     "pallas_kernels/test_rope_write.py::"
     "test_the_interpreted_kernel_equals_the_reference_up_to_rounding": 2,
-    "pallas_kernels/test_xla_attention.py::test_every_shared_case_passes": 2,
+    "pallas_kernels/test_segment_attention.py::"
+    "test_tokens_see_their_own_segment_within_the_window": 2,
+    "pallas_kernels/test_xla_attention.py::test_every_shared_case_passes": 4,
+    "sampling/test_logprobs.py::test_the_largest_are_those_of_a_stable_sort": 3,
+    "sampling/test_process_distribution.py::test_draws_follow_the_exact_distribution": 3,
     "server/page/test_accessibility.py::test_names_contrast_sizes_and_width": 2,
+    "server/parsing/test_laws.py::test_time_is_linear_in_the_length_of_the_output": 4,
     "server/test_demo_calls.py::"
-    "test_the_model_calls_in_parallel_by_itself_and_answers_from_the_results": 3,
+    "test_the_model_calls_in_parallel_by_itself_and_answers_from_the_results": 6,
 }
 
 

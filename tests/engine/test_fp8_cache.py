@@ -58,6 +58,7 @@ def assert_same(engine: Engine, alone: list[Outcome]) -> None:
 
 
 @pytest.mark.parametrize("how", WAYS)
+@pytest.mark.slow
 def test_a_request_gets_the_same_however_it_is_run(
     make_engine: MakeEngine, alone: list[Outcome], how: str
 ) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -60,7 +63,16 @@ def logprobs(
     return np.asarray(run(state, token, segment, prompt))
 
 
-@pytest.mark.parametrize("name", golden_names())
+def first_of_families() -> Iterator[Any]:
+    """Every golden; all but the first of each family are slow."""
+    seen: set[str] = set()
+    for name in golden_names():
+        family = CASES[name]["model_type"]
+        yield pytest.param(name, marks=[pytest.mark.slow] if family in seen else [])
+        seen.add(family)
+
+
+@pytest.mark.parametrize("name", first_of_families())
 def test_a_family_gives_the_tokens_and_logprobs_of_transformers(name: str) -> None:
     continuations = load_golden(name).continuations
     assert [len(c.prompt) for c in continuations] == list(PROMPT_LENGTHS)
