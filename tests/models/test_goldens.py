@@ -72,7 +72,7 @@ def first_of_families() -> Iterator[Any]:
         seen.add(family)
 
 
-@pytest.mark.parametrize("name", first_of_families())
+@pytest.mark.parametrize("name", [*first_of_families()])
 def test_a_family_gives_the_tokens_and_logprobs_of_transformers(name: str) -> None:
     continuations = load_golden(name).continuations
     assert [len(c.prompt) for c in continuations] == list(PROMPT_LENGTHS)
