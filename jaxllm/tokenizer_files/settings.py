@@ -84,6 +84,7 @@ def _class(values: Mapping[str, Any]) -> str:
     if name is None:
         own = values.get("auto_map")
         paths = own.get("AutoTokenizer") if isinstance(own, dict) else own
+        paths = [paths] if isinstance(paths, str) else paths
         first = next((path for path in paths or () if isinstance(path, str)), "")
         name = first.rpartition(".")[2]
     if not isinstance(name, str):

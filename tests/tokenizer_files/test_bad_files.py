@@ -153,11 +153,14 @@ def test_bad_settings_are_one_readable_error(
     assert said in failure(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "paths", [["own.OwnTokenizer", None], "own.OwnTokenizer"], ids=["list", "string"]
+)
 def test_code_that_splits_text_is_named_with_the_classes_that_are_known(
-    tmp_path: pathlib.Path,
+    paths: Any, tmp_path: pathlib.Path
 ) -> None:
     (tmp_path / "own.tiktoken").write_bytes(GLM4)
-    own = {"auto_map": {"AutoTokenizer": ["own.OwnTokenizer", None]}}
+    own = {"auto_map": {"AutoTokenizer": paths}}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(own))
     message = failure(tmp_path)
     assert "'OwnTokenizer', which is not run" in message and "TikTokenTokenizer" in message

@@ -115,8 +115,7 @@ def call_pieces(request: ChatRequest, parser: type[ToolParser]) -> tuple[str, Pi
         first = (Literal(section.begin[len(marker) :]), *first)
     else:
         first = (Either(tuple(_behind(marker, call) for call in calls)),)
-    many = tools.parallel and tools.named is None and parser.several
-    many = many and parser.ids != "kimi"  # which count: grammars cannot
+    many = tools.parallel and tools.named is None and parser.several and not parser.numbered
     more = (Repeated((Literal(section.between), Either(tuple(calls)))),) if many else ()
     return marker, (*first, *more, Literal(section.end))
 

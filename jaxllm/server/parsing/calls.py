@@ -37,6 +37,7 @@ class ToolParser(Machine):
         close: markers that may follow a call and belong to it.
         section: what surrounds all calls of an output, for grammars.
         several: an output may have several calls.
+        numbered: the text of a call has its number, which a grammar cannot count.
     """
 
     aliases: ClassVar[tuple[str, ...]] = ()
@@ -47,6 +48,7 @@ class ToolParser(Machine):
     close: ClassVar[tuple[str, ...]] = ()
     section: ClassVar[Section] = Section()
     several: ClassVar[bool] = True
+    numbered: ClassVar[bool] = False
     markers: ClassVar[Markers]
 
     def __init_subclass__(cls) -> None:

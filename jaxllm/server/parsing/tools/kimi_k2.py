@@ -21,6 +21,7 @@ class Parser(ToolParser):
     signs = (CALLS,)
     special = (CALLS, CALL)
     ids = "kimi"
+    numbered = True
     open = (CALLS, CALL)
     close = (CALL_END, CALLS_END)
     section = Section(CALLS, "", CALLS_END)
