@@ -9,8 +9,7 @@ MODEL ?= demo
 ARGS ?=
 TESTS ?=
 REPORT ?= benchmarks/results
-# One more than cores: some tests wait for processes
-JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
+JOBS ?= auto
 PY := .venv/bin/python
 PARALLEL := -n $(JOBS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 

@@ -11,15 +11,26 @@ import pytest
 # By the test's file and function: one case in so many
 ONE_IN: Mapping[str, int] = {
     "benchmarks/test_correctness.py::test_the_reference_passes_each_kernels_check": 4,
+    "cache/test_transfer.py::test_pages_come_back_as_they_went_and_the_others_stay": 3,
     "engine/runtime/test_compiled_for_h200.py::"
     "test_a_forward_or_a_draw_compiles_and_writes_pages_in_place": 2,
+    "engine/runtime/test_compiled_for_h200.py::"
+    "test_what_runs_beside_forwards_compiles_and_keeps_its_buffers": 3,
+    "engine/runtime/test_logits_processing.py::"
+    "test_tokens_follow_the_definitions_in_a_crowd_of_all_kinds": 2,
     "engine/runtime/test_lowering.py::test_a_step_lowers_for_a_device_that_is_not_here": 2,
+    "engine/runtime/test_lowering.py::test_a_step_over_8_bit_pages_lowers": 2,
     "engine/runtime/test_lowering.py::test_a_step_over_two_kinds_of_layers_lowers": 2,
+    "engine/runtime/test_page_swapper.py::"
+    "test_tokens_are_those_of_a_request_alone_however_it_was_interrupted": 2,
     "engine/scheduling/test_windows.py::"
     "test_choices_and_beams_are_those_of_an_engine_that_keeps_all_pages": 2,
+    "engine/test_enter.py::test_whichever_call_of_entering_fails_nothing_is_left_of_the_request": 2,
     "engine/test_invariants.py::test_a_request_gets_the_same_however_it_is_run": 3,
     "engine/test_pooling_engine.py::test_vectors_are_those_of_the_reference_together_and_alone": 3,
-    "models/test_goldens.py::test_sharding_a_checkpoint_changes_nothing": 2,
+    "engine/test_soak.py::test_hundreds_of_requests_leave_nothing_behind": 3,
+    "models/test_dense_families.py::test_norms_of_heads_are_those_of_the_true_width": 3,
+    "models/test_goldens.py::test_sharding_a_checkpoint_changes_nothing": 4,
     "models/test_published_sizes.py::"
     "test_a_published_model_has_the_parameters_that_it_is_known_for": 3,
     "models/test_rules.py::test_every_tensor_is_used_once_and_every_parameter_made_once": 2,
@@ -41,6 +52,7 @@ ONE_IN: Mapping[str, int] = {
     "pallas_kernels/test_given_scales.py::test_the_interpreted_write_for_hopper_does_so_too": 2,
     "pallas_kernels/test_given_scales.py::test_the_reference_writes_by_the_given_scales": 2,
     "pallas_kernels/test_latent_decode.py::test_the_reference_gives_what_the_definition_says": 2,
+    "pallas_kernels/test_mosaic_extend.py::test_a_plan_without_splits_cuts_no_unit": 4,
     "pallas_kernels/test_mosaic_extend.py::test_every_tile_of_every_token_is_worked_on_once": 4,
     "pallas_kernels/test_mosaic_extend.py::test_the_interpreted_kernel_equals_the_reference": 2,
     "pallas_kernels/test_mosaic_extend_narrow.py::test_the_kernel_lowers_for_cuda": 2,
@@ -66,10 +78,14 @@ ONE_IN: Mapping[str, int] = {
     "pallas_kernels/test_xla_attention.py::test_every_shared_case_passes": 4,
     "sampling/test_logprobs.py::test_the_largest_are_those_of_a_stable_sort": 3,
     "sampling/test_process_distribution.py::test_draws_follow_the_exact_distribution": 3,
-    "server/page/test_accessibility.py::test_names_contrast_sizes_and_width": 2,
+    "server/page/test_accessibility.py::test_names_contrast_sizes_and_width": 4,
     "server/parsing/test_laws.py::test_time_is_linear_in_the_length_of_the_output": 4,
     "server/test_demo_calls.py::"
     "test_the_model_calls_in_parallel_by_itself_and_answers_from_the_results": 6,
+    "server/test_lifecycle.py::test_a_tokenizer_that_cannot_serve_ends_the_start_in_one_line": 2,
+    "server/test_stuck_start.py::"
+    "test_a_signal_ends_a_start_that_is_stuck_in_the_tokenizers_library": 2,
+    "weights/test_load.py::test_abstract_describes_exactly_what_is_loaded": 2,
 }
 
 

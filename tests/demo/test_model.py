@@ -272,6 +272,7 @@ def rows():
     return pack(DEMO / "tokenizer.json", 200, (128,), seed=1)
 
 
+@pytest.mark.slow
 def test_a_tiny_training_run_learns_and_its_weights_survive_the_disk(rows, tmp_path):
     trained, losses = train.train(TINY, tiny_recipe(), lambda: rows, report=lambda line: None)
     assert abs(losses[0] - np.log(TINY["vocab_size"])) < 0.2

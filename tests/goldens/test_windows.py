@@ -46,6 +46,7 @@ def check(core: Engine, continuations: list[Continuation]) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.slow
 def test_alone_preempted_and_cached_in_a_small_pool_it_says_what_transformers_says(
     name: str,
 ) -> None:

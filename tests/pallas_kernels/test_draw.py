@@ -82,6 +82,7 @@ def test_a_row_draws_what_its_options_allow(kind: str) -> None:
         for kind in LOGITS
     ],
 )
+@pytest.mark.slow
 def test_an_interpreted_row_draws_what_its_options_allow(kind: str) -> None:
     options = list(OPTIONS.values())
     given = logits(kind, len(options), V)
@@ -89,6 +90,7 @@ def test_an_interpreted_row_draws_what_its_options_allow(kind: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.slow
 def test_a_draw_depends_on_its_own_row_alone_and_repeats(backend: str) -> None:
     options = [
         OPTIONS[name] for name in ("plain", "top_p", "two filters", "banned", "greedy", "min_p")

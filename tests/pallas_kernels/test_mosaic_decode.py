@@ -122,6 +122,7 @@ def test_a_number_of_rows_and_heads_may_have_sizes_of_its_own() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
+@pytest.mark.slow
 def test_plan_and_kernel_take_the_same_sizes_of_a_case(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,6 +8,8 @@ import pathlib
 import signal
 from typing import Any
 
+import pytest
+
 from tests.server.processes import await_gone, gone
 
 
@@ -59,6 +61,7 @@ def test_an_engine_that_dies_again_and_again_ends_the_server(launch: Any) -> Non
     assert "Traceback" not in server.log
 
 
+@pytest.mark.slow
 def test_an_engine_that_dies_while_it_loads_uses_up_a_restart(
     launch: Any, tmp_path: pathlib.Path
 ) -> None:

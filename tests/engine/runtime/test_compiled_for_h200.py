@@ -78,6 +78,7 @@ def test_a_forward_or_a_draw_compiles_and_writes_pages_in_place(
 
 
 @pytest.mark.parametrize("place", [pytest.param(0, marks=pytest.mark.slow), -1])
+@pytest.mark.slow
 def test_a_forward_of_an_embedding_model_compiles_and_writes_pages_in_place(
     place: int, compiler: Compiler
 ) -> None:

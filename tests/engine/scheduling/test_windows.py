@@ -81,6 +81,7 @@ def request(name: str, tokens: list[int], params: SamplingParams = GREEDY) -> Ge
     return GenerateRequest(id=name, prompt_token_ids=tokens, params=params)
 
 
+@pytest.mark.slow
 def test_a_pool_too_small_for_the_sequence_serves_it_and_little_is_held(
     windowed: MakeEngine, kept: Engine
 ) -> None:

@@ -94,6 +94,7 @@ def test_what_was_likely_is_kept_if_it_is_enough_and_wastes_little(
     ("surplus", "right"),
     [(2**25 // UNUSED_SHARE, True), pytest.param(-(2**22), False, marks=pytest.mark.slow)],
 )
+@pytest.mark.slow
 def test_programs_for_the_likely_pool_are_compiled_while_it_is_checked(
     tiny_dir: str, surplus: int, right: bool
 ) -> None:

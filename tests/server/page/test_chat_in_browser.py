@@ -6,6 +6,8 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from jaxllm.tokenizer import Tokenizer
 from tests.server.harness import Running, with_settings
 from tests.server.page.conftest import answered, ask
@@ -208,6 +210,7 @@ def test_a_server_that_goes_is_noticed_and_what_was_said_stays(
     assert "fine" in answered(page, 1).text_content()
 
 
+@pytest.mark.slow
 def test_a_message_waits_until_the_server_answers(scripted: ScriptedServer, visit: Visit) -> None:
     scripted.script.pieces = ["fine"]
     page = visit(scripted.url, expected=("ERR_FAILED",))

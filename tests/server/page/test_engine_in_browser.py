@@ -17,6 +17,7 @@ from tests.server.page.scripted import ScriptedServer
 Visit = Callable[..., Any]
 
 
+@pytest.mark.slow
 def test_the_engine_view_shows_frames_while_it_is_open(
     scripted: ScriptedServer, visit: Visit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
