@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -342,7 +343,7 @@ def test_expanded_pages_are_those_of_the_rows_one_after_another() -> None:
     room, rng = 9, np.random.default_rng(3)
     table = rng.permutation(20).reshape(4, 5).astype(np.int32)
     counts = np.array([[2, 0, 5, 1], [0, 0, 0, 0], [5, 4, 0, 0], [1, 1, 1, 1]], np.int32)
-    place = jax.jit(jax.vmap(lambda own: latent_extend._pages(table, own, room)))
+    place = jax.jit(jax.vmap(lambda own: latent_extend._pages(jnp.asarray(table), own, room)))
     for own, found, tables in zip(counts, *(np.asarray(x) for x in place(counts)), strict=True):
         wanted = [page for row, n in enumerate(own) for page in table[row, :n]]
         assert found[: len(wanted)].tolist() == wanted
@@ -353,9 +354,9 @@ def test_expanded_pages_are_those_of_the_rows_one_after_another() -> None:
 
 def test_each_token_of_a_chunk_sees_its_prefix_and_itself() -> None:
     case = extend_batches()[7]
-    table = np.arange(12, dtype=np.int32).reshape(3, 4)
+    table = jnp.arange(12).reshape(3, 4)
     rows = (case.starts, case.lengths, case.kv_lengths)
-    tables, seen = token_rows(table, *(np.asarray(x, np.int32) for x in rows), CUT.tokens)  # type: ignore[arg-type]
+    tables, seen = token_rows(table, *(jnp.asarray(x) for x in rows), tokens=CUT.tokens)
     wanted = [0] * CUT.tokens
     for row, (start, length, keys) in enumerate(zip(*rows, strict=True)):
         for index in range(length):
