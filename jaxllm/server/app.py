@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import orjson
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -17,9 +16,11 @@ import jaxllm
 from jaxllm.server.anthropic.endpoint import CountTokens, Messages
 from jaxllm.server.anthropic.errors import envelope as anthropic_envelope
 from jaxllm.server.anthropic.errors import is_messages_path
+from jaxllm.server.endpoint import Json
 from jaxllm.server.engine.wire import Profile, ResetPrefixes
 from jaxllm.server.errors import ApiError, bad_request, sanitize, server_error
 from jaxllm.server.generate import Chat, Completions
+from jaxllm.server.metrics import load_metrics
 from jaxllm.server.native.endpoint import Native
 from jaxllm.server.openai.chat import CHAT_NEUTRAL, TOOL_FIELDS
 from jaxllm.server.openai.fields import read_field, refuse_unsupported
@@ -31,19 +32,11 @@ from jaxllm.server.page.live import LiveStats
 from jaxllm.server.pooling.scoring import Rerank, Score
 from jaxllm.server.pooling.vectors import Classify, Embeddings, Pooling
 from jaxllm.server.render import RenderChat, RenderCompletions
+from jaxllm.server.replica import ReplicaRoutes
 from jaxllm.server.responses.routes import ResponseRoutes
 from jaxllm.server.state import ServerState
 from jaxllm.server.transport.auth import AuthMiddleware, route_path
-
-
-class Json(Response):
-    """A JSON reply."""
-
-    media_type = "application/json"
-
-    def render(self, content: Any) -> bytes:
-        """starlette's hook."""
-        return orjson.dumps(content)
+from jaxllm.server.transport.load_header import LoadHeader
 
 
 class Routes:
@@ -201,6 +194,7 @@ def build(server_state: ServerState) -> Any:
         lambda: server_state.draining,
         refuse,
     )
+    app = LoadHeader(app, lambda: load_metrics(server_state.client.stats))
     if server_state.settings.allowed_origins:
         app = CORSMiddleware(
             app,
@@ -243,6 +237,7 @@ def routes(server_state: ServerState) -> Starlette:
         Route("/start_profile", handlers.start_profile, methods=["POST"]),
         Route("/stop_profile", handlers.stop_profile, methods=["POST"]),
         Route("/reset_prefix_cache", handlers.reset_prefix_cache, methods=["POST"]),
+        *ReplicaRoutes(server_state).table(),
         Route("/stats/stream", LiveStats(server_state), methods=["GET"]),
     ]
     if server_state.settings.page:

@@ -6,6 +6,9 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+import orjson
+from starlette.responses import Response
+
 from jaxllm.messages import GenerateRequest, PoolingRequest
 from jaxllm.server.engine.streams import Stream
 from jaxllm.server.errors import ApiError
@@ -13,6 +16,16 @@ from jaxllm.server.openai.bodies import ClientGone, until_gone
 from jaxllm.server.state import ServerState
 
 MANY_IDS = 1 << 16  # token ids of a request that are parsed in a thread
+
+
+class Json(Response):
+    """A JSON reply."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        """starlette's hook."""
+        return orjson.dumps(content)
 
 
 class Endpoint:

@@ -8,6 +8,8 @@ reasons, refusal reasons.
 
 from __future__ import annotations
 
+import math
+import time
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -17,10 +19,18 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
+from jaxllm.config import Resolved
 from jaxllm.messages import EngineStats, RequestTimes, TextDelta
 from jaxllm.metrics import COUNTERS, GAUGES
 from jaxllm.server.engine.streams import InFlight, Observer
 
+# Names of older releases that routers still read, beside those of today
+OLD_NAMES = {
+    "vllm:kv_cache_usage_perc": "vllm:gpu_cache_usage_perc",
+    "vllm:prefix_cache_queries": "vllm:gpu_prefix_cache_queries",
+    "vllm:prefix_cache_hits": "vllm:gpu_prefix_cache_hits",
+}
+NO_ADAPTERS = {"max_lora": "0", "running_lora_adapters": "", "waiting_lora_adapters": ""}
 FINISH_REASONS = ("stop", "length", "abort", "error", "tool_calls")
 LABELS = ["model_name", "engine"]
 REFUSALS = ("queue_full", "grammar_queue_full", "engine_down", "invalid")
@@ -65,11 +75,11 @@ class Metrics(Observer, Collector):
     """The observer of an EngineClient, and its scrape. Each server has its own registry."""
 
     def __init__(
-        self, model_name: str, max_model_len: int, version: str, stats: Callable[[], EngineStats]
+        self, model_name: str, resolved: Resolved, version: str, stats: Callable[[], EngineStats]
     ):
         self._labels = [model_name, "0"]
-        self._version, self._stats = version, stats
-        lengths = one_two_five(max_model_len)
+        self._version, self._resolved, self._stats = version, resolved, stats
+        lengths = one_two_five(resolved.max_model_len)
         self._histograms = {
             "vllm:time_to_first_token_seconds": Histogram(
                 "Arrival to first token.", FIRST_TOKEN_SECONDS
@@ -168,9 +178,11 @@ class Metrics(Observer, Collector):
     def collect(self) -> Iterator[Metric]:
         """prometheus_client's hook."""
         stats = self._stats()
-        for name, (help, field) in GAUGES.items():
+        for name, (help, field) in with_old_names(GAUGES):
             yield self._family(GaugeMetricFamily, name, help, [((), getattr(stats, field))])
-        counters = [(name, help, getattr(stats, field)) for name, (help, field) in COUNTERS.items()]
+        counters = [
+            (name, help, getattr(stats, field)) for name, (help, field) in with_old_names(COUNTERS)
+        ]
         counters += [
             (
                 "jaxllm:unknown_request_fields",
@@ -192,8 +204,17 @@ class Metrics(Observer, Collector):
             family = HistogramMetricFamily(name, histogram.help, labels=LABELS)
             family.add_metric(self._labels, histogram.cumulative(), histogram.sum)
             yield family
-        name, help = "jaxllm:build_info", "Always 1; the labels say what runs."
-        yield self._family(GaugeMetricFamily, name, help, [((self._version,), 1)], "version")
+        yield self._info("jaxllm:build_info", "what runs", {"version": self._version})
+        yield self._info("vllm:cache_config_info", "the KV cache", cache_config(self._resolved))
+        # Its value is when it was true: of two replies a gateway takes the newer
+        yield self._info(
+            "vllm:lora_requests_info", "adapters in use", NO_ADAPTERS, math.floor(time.time())
+        )
+
+    def _info(self, name: str, what: str, labels: dict[str, str], value: float = 1) -> Metric:
+        """A metric that tells by its labels."""
+        values = [(tuple(labels.values()), value)]
+        return self._family(GaugeMetricFamily, name, f"The labels say {what}.", values, *labels)
 
     def _family(
         self,
@@ -208,6 +229,33 @@ class Metrics(Observer, Collector):
         for label_values, value in values:
             family.add_metric([*self._labels, *label_values], value)
         return family
+
+
+def with_old_names(table: dict[str, tuple[str, str]]) -> Iterator[tuple[str, tuple[str, str]]]:
+    """The rows of a table of metrics, those with an older name under both."""
+    for name, row in table.items():
+        yield name, row
+        if name in OLD_NAMES:
+            yield OLD_NAMES[name], row
+
+
+def cache_config(resolved: Resolved) -> dict[str, str]:
+    """Labels of `vllm:cache_config_info`, by which gateways turn usage into tokens."""
+    return {
+        "block_size": str(resolved.page_size),
+        "num_gpu_blocks": str(resolved.num_pages),
+        "cache_dtype": resolved.kv_dtype,
+        "enable_prefix_caching": str(resolved.enable_prefix_caching),
+    }
+
+
+def load_metrics(stats: EngineStats) -> dict[str, float]:
+    """The load as gateways weigh it, by ORCA's names of named metrics."""
+    return {
+        "kv_cache_usage_perc": stats.kv_usage,
+        "num_requests_waiting": stats.waiting,
+        "num_requests_running": stats.running,
+    }
 
 
 def durations(times: RequestTimes, generated: int) -> dict[str, float]:

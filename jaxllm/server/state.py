@@ -103,7 +103,7 @@ class ServerState:
         )
         self.metrics = Metrics(
             settings.served[0],
-            self.resolved.max_model_len,
+            self.resolved,
             jaxllm.__version__,
             lambda: client.stats,
         )

@@ -93,6 +93,12 @@ OPERATIONS = {
     "/reset_prefix_cache": Operation(
         "Forget every cached prefix", query={"reset_running_requests": BOOL | {"default": False}}
     ),
+    "/load": Operation("Requests that generate now", reply="Load"),
+    **dict.fromkeys(
+        ("/server_info", "/get_server_info"),
+        Operation("What was decided at start", reply="ServerInfo"),
+    ),
+    "/is_sleeping": Operation("Whether the engine has given its memory back", reply="Sleeping"),
     "/stats/stream": Operation("Statistics of the engine, as events", streams=(EVENTS,)),
 }
 

@@ -19,6 +19,10 @@ from jaxllm.server.openapi.schema import (
     ref,
 )
 
+SIZES = (
+    "tp_size dp_size max_model_len max_num_seqs block_size num_gpu_blocks max_total_num_tokens"
+).split()
+
 
 def full(**members: Schema) -> Schema:
     """An object that has all these members."""
@@ -183,4 +187,15 @@ REPLIES: dict[str, Schema] = {
     "Health": full(status=STRING, running=INTEGER, waiting=INTEGER, last_step_age_s=NUMBER),
     "Ready": full(status=STRING),
     "Version": full(version=STRING),
+    "Load": full(server_load=INTEGER),
+    "Sleeping": full(is_sleeping=BOOL),
+    "ServerInfo": full(
+        version=STRING,
+        model_path=STRING,
+        served_model_name=STRING,
+        served_model_names=array(STRING),
+        **dict.fromkeys(SIZES, INTEGER),
+        created=INTEGER,
+        resolved=OBJECT,
+    ),
 }

@@ -1,0 +1,60 @@
+"""What routers and gateways ask a replica, beside metrics and health."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+import jaxllm
+from jaxllm.server.endpoint import Json
+from jaxllm.server.state import ServerState
+
+
+class ReplicaRoutes:
+    """Answers from what the server knows; none waits for the engine."""
+
+    def __init__(self, server_state: ServerState):
+        self._state = server_state
+
+    def table(self) -> list[Route]:
+        """Paths to handlers."""
+        return [
+            Route("/load", self.load),
+            Route("/server_info", self.server_info),
+            Route("/get_server_info", self.server_info),  # SGLang's name
+            Route("/is_sleeping", self.is_sleeping),
+        ]
+
+    async def load(self, request: Request) -> Response:
+        """HTTP requests that generate now."""
+        return Json({"server_load": self._state.active})
+
+    async def is_sleeping(self, request: Request) -> Response:
+        """Whether the engine has given its memory back; it never does yet."""
+        return Json({"is_sleeping": False})
+
+    async def server_info(self, request: Request) -> Response:
+        """What was decided at start, under the names that routers read, and all of it. Nothing in
+        it is secret."""
+        resolved, settings = self._state.resolved, self._state.settings
+        pages = (resolved.num_pages, *resolved.more_pages)
+        return Json(
+            {
+                "version": jaxllm.__version__,
+                "model_path": settings.root,
+                "served_model_name": settings.served[0],
+                "served_model_names": settings.served,
+                "tp_size": resolved.tensor_parallel_size,
+                "dp_size": 1,
+                "max_model_len": resolved.max_model_len,
+                "max_num_seqs": resolved.max_num_seqs,
+                "block_size": resolved.page_size,
+                "num_gpu_blocks": resolved.num_pages,
+                "max_total_num_tokens": min(pages) * resolved.page_size,
+                "created": self._state.created,
+                "resolved": dataclasses.asdict(resolved),
+            }
+        )
