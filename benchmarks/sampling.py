@@ -23,7 +23,7 @@ import numpy as np
 from jax import Array
 
 from benchmarks.kernels import guarded, kernel_times
-from jaxllm.nn.linear import contract
+from jaxllm.nn.weight.parameters import contract
 from jaxllm.sampling.logprobs import packed_logprobs
 from pallas_kernels.draw import draw
 from pallas_kernels.draw.cases import Options, logits, rows_of

@@ -15,21 +15,21 @@ class RowKernels:
     def __init__(self, backend: str, mesh: Mesh):
         self._mesh = mesh
         # These ops are not split over devices
-        self._row_backend = backend if mesh.shape["tensor"] == 1 else "reference"
+        self.row_backend = backend if mesh.shape["tensor"] == 1 else "reference"
 
     def add_norm(
         self, x_TD: Array, delta_TD: Array, weight_D: Array, eps: float
     ) -> tuple[Array, Array]:
         """`x + delta`, and its norm. On several devices XLA computes both, fused with the sum over
         devices."""
-        backend = add_norm.backend_for(self._row_backend, x_TD, weight_D)
+        backend = add_norm.backend_for(self.row_backend, x_TD, weight_D)
         return _add_norm(x_TD, delta_TD, weight_D, eps, backend=backend)
 
     def gated_product(self, x_TD: Array, weight_X2FD: Array) -> Array | None:
         """An MLP's gated product, or None where no kernel of the back end is faster than XLA, which
         also holds over several devices."""
         weight_OD = weight_X2FD.reshape(-1, weight_X2FD.shape[-1])
-        backend = gated_matmul.backend_for(self._row_backend, x_TD, weight_OD)
+        backend = gated_matmul.backend_for(self.row_backend, x_TD, weight_OD)
         return None if backend is None else _gated_matmul(x_TD, weight_OD, backend=backend)
 
     def grouped_product(
@@ -41,7 +41,7 @@ class RowKernels:
         gating: grouped_matmul.Gating | None = None,
     ) -> Array:
         """Each row times the weight of its expert, plus its bias; with `gating`, of gate and up."""
-        backend = grouped_matmul.backend_for(self._row_backend, x_PI, weight_EOI, groups, gating)
+        backend = grouped_matmul.backend_for(self.row_backend, x_PI, weight_EOI, groups, gating)
         return _grouped_matmul(
             x_PI, weight_EOI, groups, bias_EO=bias_EO, gating=gating, backend=backend
         )

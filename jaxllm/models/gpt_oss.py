@@ -81,7 +81,7 @@ class TurnedMaps(ExpertMaps):
     def rules(self, *names: str) -> Iterator[Rule]:
         (name,) = names
         assert self.bias is not None
-        experts, out, inp = self.weight.get_value().shape
+        experts, out, inp = self.shape
         order = tuple(i for part in range(self.parts) for i in range(part, out, self.parts))
         steps = (Transposed(), Ordered((experts, out, inp), 1, order))
         stored, view = (experts, inp, out), (experts, out, inp)

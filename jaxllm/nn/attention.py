@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from jaxllm.nn.contexts.protocol import AttentionContext
+from jaxllm.nn.contexts.protocol import AttentionContext, RowContext
 from jaxllm.nn.head_maps import HeadMap
 from jaxllm.nn.heads import Heads
 from jaxllm.nn.linear import Init, Linear, Stored
@@ -113,19 +113,19 @@ class Attention(nnx.Module):
     ) -> Array:
         o_TNH = context.attend(
             layer,
-            self._rows(x_TD, rotation),
+            self._rows(x_TD, rotation, context),
             scale=self.scale,
             window=self.window,
             softcap=self.softcap,
             sinks=None if self.sinks is None else self.sinks.weight[...],
         )
-        return self.out(o_TNH)
+        return self.out(o_TNH, context)
 
-    def _rows(self, x_TD: Array, rotation: Rotation) -> HeadRows:
+    def _rows(self, x_TD: Array, rotation: Rotation, context: RowContext) -> HeadRows:
         """Heads in the model's order: shard x holds query heads from x·N/X on, and their KV
         heads."""
         bias = None if self.qkv.bias is None else self.qkv.bias[...]
-        product, norms, eps = self.qkv.product(x_TD), None, 0.0
+        product, norms, eps = self.qkv.product(x_TD, context), None, 0.0
         if self.head_map is not None:
             product = product if bias is None else product + bias
             product, rotation = self.head_map(product, self.heads.query_per_shard, rotation)

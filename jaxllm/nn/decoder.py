@@ -12,11 +12,12 @@ from jax import Array
 from jaxllm.nn.blocks import Block, Carry
 from jaxllm.nn.contexts.protocol import AttentionContext, RowContext
 from jaxllm.nn.embedding import Embedding
-from jaxllm.nn.linear import Linear, contract
+from jaxllm.nn.linear import Linear
 from jaxllm.nn.logits import LogitsMap
 from jaxllm.nn.norm import Norm
 from jaxllm.nn.rope import Rope
 from jaxllm.nn.rules import Rule
+from jaxllm.nn.weight.parameters import contract
 
 
 class Decoder(nnx.Module):
@@ -98,7 +99,9 @@ class Decoder(nnx.Module):
 
     def logits(self, hidden_RD: Array, tokens: tuple[int, ...] | None = None) -> Array:
         """Next-token logits [R, V] in float32, or those of some tokens alone."""
-        weight_VD = (self.embed.weight if self.head is None else self.head.weight)[...]
+        parameter = self.embed.weight if self.head is None else self.head.weight
+        assert isinstance(parameter, nnx.Param)  # the head stays plain
+        weight_VD = parameter[...]
         bias_V = None if self.head is None or self.head.bias is None else self.head.bias[...]
         if tokens is not None:
             row = jnp.array(tokens)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from jaxllm.nn.contexts.protocol import LatentContext
+from jaxllm.nn.contexts.protocol import LatentContext, RowContext
 from jaxllm.nn.linear import Init, Linear, Stored
 from jaxllm.nn.norm import RMSNorm
 from jaxllm.nn.rope import Rotation, rotary_order
@@ -74,8 +74,8 @@ class LowRank(nnx.Module):
         self.norm = norm
         self.up = up
 
-    def __call__(self, x_TD: Array) -> Array:
-        return self.up(self.norm(self.down(x_TD)))
+    def __call__(self, x_TD: Array, context: RowContext) -> Array:
+        return self.up(self.norm(self.down(x_TD, context)), context)
 
 
 class LatentAttention(nnx.Module):
@@ -116,15 +116,15 @@ class LatentAttention(nnx.Module):
     def __call__(
         self, layer: int, x_TD: Array, rotation: Rotation, context: LatentContext
     ) -> Array:
-        q_TNH = self.query(x_TD).reshape(x_TD.shape[0], self.sizes.heads, -1)
-        entry_TW, rank = self.entry(x_TD)[:, 0, 0], self.sizes.rank
+        q_TNH = self.query(x_TD, context).reshape(x_TD.shape[0], self.sizes.heads, -1)
+        entry_TW, rank = self.entry(x_TD, context)[:, 0, 0], self.sizes.rank
         latent_TV, key_TR = self.entry_norm(entry_TW[:, :rank]), entry_TW[:, rank:]
         rows = LatentRows(
             _turned_end(q_TNH, self.sizes.plain, rotation),
             jnp.concatenate([latent_TV, turned(key_TR, rotation.cos_TF, rotation.sin_TF)], axis=-1),
             UpProjections(self.key.weight[...], self.value.weight[...]),
         )
-        return self.out(context.attend_latent(layer, rows, scale=self.scale))
+        return self.out(context.attend_latent(layer, rows, scale=self.scale), context)
 
 
 def _queries(

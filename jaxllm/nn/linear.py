@@ -1,55 +1,18 @@
-"""Parameters, linear maps and the token embedding."""
+"""Linear maps."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 
-import jax
-import jax.numpy as jnp
 from flax import nnx
-from jax import Array, lax
+from jax import Array
 
+from jaxllm.nn.contexts.protocol import RowContext
 from jaxllm.nn.rules import Layout, Ordered, Part, Piece, Rows, Rule, Step, Transposed
-
-type Axes = tuple[str | None, ...]
-
-
-@dataclass(frozen=True)
-class Init:
-    """Makes parameters, each with the logical names of its axes.
-
-    Attributes:
-        rngs: source of random numbers.
-        dtype: of the parameters.
-    """
-
-    rngs: nnx.Rngs
-    dtype: jax.typing.DTypeLike
-
-    def normal(self, shape: tuple[int, ...], axes: Axes, std: float = 0.02) -> nnx.Param:
-        value = jax.random.normal(self.rngs.params(), shape, jnp.float32) * std
-        return nnx.Param(value.astype(self.dtype), axes=axes)
-
-    def full(self, shape: tuple[int, ...], axes: Axes, value: float) -> nnx.Param:
-        return nnx.Param(jnp.full(shape, value, self.dtype), axes=axes)
-
-
-def contract(
-    x: Array, weight: Array, dims: int, out_dtype: jax.typing.DTypeLike | None = None
-) -> Array:
-    """[T, *in] × [*out, *in] → [T, *out]: contract the last `dims` axes of both.
-
-    bfloat16 and float16 products accumulate in float32 on every back end. float32 asks for full
-    precision, since some back ends round its factors to TF32 or bfloat16 otherwise.
-    """
-    left = tuple(range(x.ndim - dims, x.ndim))
-    right = tuple(range(weight.ndim - dims, weight.ndim))
-    precision = lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
-    return lax.dot_general(
-        x, weight, ((left, right), ((), ())), precision=precision, preferred_element_type=out_dtype
-    )
+from jaxllm.nn.weight.dense import Dense
+from jaxllm.nn.weight.parameters import Axes, Init
+from jaxllm.nn.weight.protocol import Weight
 
 
 class Linear(nnx.Module):
@@ -71,35 +34,43 @@ class Linear(nnx.Module):
         parts: tuple[Rows, ...] = (),
         order: tuple[int, ...] = (),
     ):
-        self.weight = init.normal((*out, *inp), axes)
+        self.weight: Weight = init.normal((*out, *inp), axes, Dense)
         self.bias = init.full(out, axes[: len(out)], 0.0) if bias else None
-        self.dims = len(inp)
+        self.out, self.inp = out, inp
         self.parts = parts
         self.order = order
         self.layout = Layout.OUT_IN
 
-    def product(self, x: Array) -> Array:
+    def product(self, x: Array, context: RowContext) -> Array:
         """x · weight, for callers that add the bias later."""
-        return contract(x, self.weight[...], self.dims)
+        return self.weight.product(x, len(self.inp), context)
 
-    def __call__(self, x: Array) -> Array:
-        y = self.product(x)
+    def gated(self, x: Array, context: RowContext) -> Array | None:
+        """silu(gate(x)) · up(x) in one pass; None where two products are faster, or need a bias."""
+        return None if self.bias is not None else self.weight.gated(x, context)
+
+    def __call__(self, x: Array, context: RowContext) -> Array:
+        y = self.product(x, context)
         return y if self.bias is None else y + self.bias[...]
 
     def rules(self, *names: str) -> Iterator[Rule]:
         """The checkpoint tensors `{name}.weight` and `{name}.bias` fill the map: one name for each
         part in their order, or one for a tensor that holds all of them."""
-        weight = self.weight.get_value().shape
-        out, inp = weight[: -self.dims], weight[-self.dims :]
-        yield Rule("weight", tuple(self._pieces("weight", names, out, inp)))
+
+        def fill(leaf: str, columns: int | None = None) -> tuple[Piece, ...]:
+            order, inp = (self.order, self.inp) if columns is None else ((), (columns,))
+            return tuple(self._pieces(leaf, names, inp, order))
+
+        yield from self.weight.rules("weight", fill)
         if self.bias is not None:
-            yield Rule("bias", tuple(self._pieces("bias", names, out, ())))
+            yield Rule("bias", tuple(self._pieces("bias", names, (), ())))
 
     def _pieces(
-        self, leaf: str, names: tuple[str, ...], out: tuple[int, ...], inp: tuple[int, ...]
+        self, leaf: str, names: tuple[str, ...], inp: tuple[int, ...], order: tuple[int, ...]
     ) -> Iterator[Piece]:
-        """Checkpoints flatten output and input axes to one each; a bias has no input."""
-        parts = self.parts or (None,)
+        """Checkpoints flatten output and input axes to one each; a bias has no input. `order` is
+        that of the last input axis."""
+        out, parts = self.out, self.parts or (None,)
         filled = [
             out if rows is None else (out[0] // rows.repeat, rows.count, *out[2:]) for rows in parts
         ]
@@ -107,7 +78,7 @@ class Linear(nnx.Module):
             shape if rows is None else _stored(shape, 2, rows.order)
             for shape, rows in zip(filled, parts, strict=True)
         ]
-        sizes, given = [math.prod(shape) for shape in kept], _stored(inp, -1, self.order)
+        sizes, given = [math.prod(shape) for shape in kept], _stored(inp, -1, order)
         columns = (math.prod(given),) if inp else ()
         fused = len(names) == 1 < len(parts)
         turned = self.layout is Layout.IN_OUT and bool(inp)
@@ -122,8 +93,8 @@ class Linear(nnx.Module):
             view = (*filled[index], *inp)
             if rows is not None and rows.order:
                 steps += (Ordered((*kept[index], *given), 2, rows.order),)
-            if inp and self.order:
-                steps += (Ordered((*filled[index], *given), len(view) - 1, self.order),)
+            if order:
+                steps += (Ordered((*filled[index], *given), len(view) - 1, order),)
             repeat = 1 if rows is None else rows.repeat
             source = stored[::-1] if turned else stored
             yield Piece(f"{name}.{leaf}", source, view, start, repeat, steps=steps)

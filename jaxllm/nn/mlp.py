@@ -49,14 +49,14 @@ class GatedMLP(nnx.Module):
         self.activation = ACTIVATIONS[activation]
 
     def __call__(self, x_TD: Array, context: RowContext) -> Array:
-        plain = self.activation is FUSED_ACTIVATION and self.gate_up.bias is None
-        gated = context.gated_product(x_TD, self.gate_up.weight[...]) if plain else None
+        fused = self.activation is FUSED_ACTIVATION
+        gated = self.gate_up.gated(x_TD, context) if fused else None
         if gated is None:
-            gate_up = self.gate_up(x_TD)
+            gate_up = self.gate_up(x_TD, context)
             gated = (self.activation(gate_up[:, :, 0]) * gate_up[:, :, 1]).reshape(
                 x_TD.shape[0], -1
             )
-        return self.down(gated)
+        return self.down(gated, context)
 
 
 class MLP(nnx.Module):
@@ -68,4 +68,4 @@ class MLP(nnx.Module):
         self.activation = ACTIVATIONS[activation]
 
     def __call__(self, x_TD: Array, context: RowContext) -> Array:
-        return self.down(self.activation(self.up(x_TD)))
+        return self.down(self.activation(self.up(x_TD, context)), context)

@@ -14,7 +14,7 @@ from flax import nnx
 from jax import Array
 
 from jaxllm.nn.blocks import Carry
-from jaxllm.nn.contexts.protocol import AttentionContext
+from jaxllm.nn.contexts.protocol import AttentionContext, RowContext
 from jaxllm.nn.decoder import Decoder
 from jaxllm.nn.embedding import EncoderEmbedding
 from jaxllm.nn.linear import Init, Linear
@@ -65,9 +65,9 @@ class PoolingModel(nnx.Module):
         carry = self.body.through_attention(token_T, position_T, context)
         if self.pooling.takes_chunks:
             last_R = start_R + jnp.maximum(length_R - 1, 0)
-            return self._mapped(self.body.after_attention(carry.rows(last_R), context))
+            return self._mapped(self.body.after_attention(carry.rows(last_R), context), context)
         hidden_TD = self.body.after_attention(carry, context).astype(jnp.float32)
-        return self._results(hidden_TD, start_R, length_R)
+        return self._results(hidden_TD, start_R, length_R, context)
 
     def encode(
         self,
@@ -83,7 +83,7 @@ class PoolingModel(nnx.Module):
         carry = Carry(self.body.embed(token_T, position_T, second_T))
         carry = self.body.through_layers(carry, position_T, context)
         hidden_TD = self.body.after_attention(carry, context).astype(jnp.float32)
-        return self._results(hidden_TD, start_R, length_R)
+        return self._results(hidden_TD, start_R, length_R, context)
 
     def rules(self, names: Mapping[str, tuple[str, ...]]) -> Iterator[Rule]:
         """The checkpoint tensors that fill each parameter; `names` are those of the body."""
@@ -95,17 +95,19 @@ class PoolingModel(nnx.Module):
             for rule in self.norms[index].rules(given.norm) if given.norm else ():
                 yield replace(rule, parameter=f"norms.{index}.{rule.parameter}")
 
-    def _results(self, hidden_TD: Array, start_R: Array, length_R: Array) -> Array:
+    def _results(
+        self, hidden_TD: Array, start_R: Array, length_R: Array, context: RowContext
+    ) -> Array:
         if self.pooling.of_tokens:
-            return self._mapped(hidden_TD)
-        return self._mapped(pooled(self.pooling.modes, hidden_TD, start_R, length_R))
+            return self._mapped(hidden_TD, context)
+        return self._mapped(pooled(self.pooling.modes, hidden_TD, start_R, length_R), context)
 
-    def _mapped(self, pooled_RD: Array) -> Array:
+    def _mapped(self, pooled_RD: Array, context: RowContext) -> Array:
         if self.pooling.token_logits:
             return self._token_logits(pooled_RD)
         x = pooled_RD.astype(jnp.float32)
         for module, norm, given in zip(self.maps, self.norms, self.pooling.maps, strict=True):
-            x = norm(ACTIVATIONS[given.activation](module(x)))
+            x = norm(ACTIVATIONS[given.activation](module(x, context)))
         return x
 
     def _token_logits(self, hidden_RD: Array) -> Array:

@@ -29,7 +29,7 @@ def test_a_linear_map_contracts_all_its_input_axes() -> None:
     linear.bias[...] = random(2, 3, seed=1)
     x = random(7, 4, 5)
     expected = np.einsum("tij,abij->tab", x, linear.weight[...]) + linear.bias[...]
-    np.testing.assert_allclose(linear(x), expected, atol=1e-5)
+    np.testing.assert_allclose(linear(x, DenseContext()), expected, atol=1e-5)
 
 
 def test_every_parameter_names_all_its_axes() -> None:

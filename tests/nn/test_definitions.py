@@ -16,10 +16,11 @@ from jaxllm import models
 from jaxllm.models.config.build import outline
 from jaxllm.nn.contexts.dense import DenseContext
 from jaxllm.nn.heads import Heads
-from jaxllm.nn.linear import Init, Linear, contract
+from jaxllm.nn.linear import Init, Linear
 from jaxllm.nn.mlp import ACTIVATIONS, GatedMLP
 from jaxllm.nn.rope import DynamicRope, StaticRope
 from jaxllm.nn.rules import Piece
+from jaxllm.nn.weight.parameters import contract
 from tests.goldens.cases import CASES
 
 ERF = np.vectorize(math.erf)
@@ -118,7 +119,8 @@ def test_a_bias_is_added_after_the_product() -> None:
     linear = Linear(Init(nnx.Rngs(0), jnp.float32), (3,), (4,), ("mlp", "embed"), bias=True)
     linear.bias[...] = jnp.array([1.0, 2.0, 3.0])
     x = jnp.ones((2, 4))
-    difference = linear(x) - linear.product(x)
+    context = DenseContext()
+    difference = linear(x, context) - linear.product(x, context)
     np.testing.assert_allclose(difference, [[1.0, 2.0, 3.0]] * 2, atol=1e-6)
 
 

@@ -38,6 +38,8 @@ class DenseContext:
             default the whole sequence.
     """
 
+    row_backend = "reference"
+
     def __init__(self, segment_T: Array | None = None, prompt_length_T: Array | None = None):
         self.segment_T = segment_T
         if prompt_length_T is None and segment_T is not None:

@@ -12,7 +12,14 @@ from pallas_kernels.rope_write import HeadRows
 
 
 class RowContext(Protocol):
-    """Computes what lies between the linear maps of a block, for each token by itself."""
+    """Computes what lies between the linear maps of a block, for each token by itself.
+
+    Attributes:
+        row_backend: the back end of `pallas_kernels` for such work, where an op has it.
+    """
+
+    @property
+    def row_backend(self) -> str: ...
 
     def add_norm(
         self, x_TD: Array, delta_TD: Array, weight_D: Array, eps: float
@@ -70,7 +77,7 @@ class AttentionContext(RowContext, Protocol):
         """
 
 
-class LatentContext(Protocol):
+class LatentContext(RowContext, Protocol):
     """Holds one entry a token during one forward, in place of keys and values."""
 
     def attend_latent(self, layer: int, rows: LatentRows, *, scale: float) -> Array:

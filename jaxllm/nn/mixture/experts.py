@@ -11,10 +11,13 @@ from flax import nnx
 from jax import Array
 
 from jaxllm.nn.contexts.protocol import RowContext
-from jaxllm.nn.linear import Axes, Init, Linear
+from jaxllm.nn.linear import Linear
 from jaxllm.nn.mixture.routers import Router
 from jaxllm.nn.mlp import ACTIVATIONS, FeedForward
 from jaxllm.nn.rules import Piece, Rule
+from jaxllm.nn.weight.dense import Dense
+from jaxllm.nn.weight.parameters import Axes, Init
+from jaxllm.nn.weight.protocol import Weight
 from pallas_kernels.grouped_matmul import Gating, Groups, combine, group_tokens, tile_for
 
 
@@ -42,7 +45,8 @@ class ExpertMaps(nnx.Module):
         parts: int = 1,
         bias: bool = False,
     ):
-        self.weight = init.normal(shape, axes)
+        self.weight: Weight = init.normal(shape, axes, Dense)
+        self.shape = shape
         self.bias = init.full(shape[:2], axes[:2], 0.0) if bias else None
         self.parts = parts
 
@@ -53,8 +57,7 @@ class ExpertMaps(nnx.Module):
         single, fused = (
             [name for name in names if ("{}" in name) == numbered] for numbered in (True, False)
         )
-        shape = self.weight.get_value().shape
-        forms: list[tuple[Piece, ...]] = [(Piece(name, shape, shape),) for name in fused]
+        forms: list[tuple[Piece, ...]] = [(Piece(name, self.shape, self.shape),) for name in fused]
         if single:
             forms.insert(0, tuple(self._pieces(single)))
         first, *others = forms
@@ -65,10 +68,10 @@ class ExpertMaps(nnx.Module):
     ) -> Array:
         """Each row of `groups` by its own expert."""
         bias = None if self.bias is None else self.bias[...]
-        return context.grouped_product(x_PI, self.weight[...], groups, bias, gating)
+        return self.weight.grouped(x_PI, groups, context, bias, gating)
 
     def _pieces(self, names: list[str]) -> Iterator[Piece]:
-        experts, out, inp = self.weight.get_value().shape
+        experts, out, inp = self.shape
         own = out // self.parts
         for part, name in zip(range(self.parts), names, strict=True):
             for expert in range(experts):
@@ -99,7 +102,7 @@ class Experts(nnx.Module):
         self, x_TD: Array, expert_TK: Array, weight_TK: Array, context: RowContext
     ) -> Array:
         """Each token's experts, added up with their weights, `[T, D]`."""
-        groups = _group(expert_TK, self.gate_up.weight.shape[0])
+        groups = _group(expert_TK, self.gate_up.shape[0])
         hidden_PF = self.gate_up.product(x_TD[groups.token_P], groups, context, self.gating)
         out_PD = self.down.product(hidden_PF, groups, context)
         return combine(out_PD, groups, weight_TK)
@@ -113,7 +116,7 @@ class SharedExpert(nnx.Module):
         self.gate = Linear(init, (1,), (width,), (None, "embed"))
 
     def __call__(self, x_TD: Array, context: RowContext) -> Array:
-        return jax.nn.sigmoid(self.gate(x_TD)) * self.mlp(x_TD, context)
+        return jax.nn.sigmoid(self.gate(x_TD, context)) * self.mlp(x_TD, context)
 
 
 class MixtureMLP(nnx.Module):

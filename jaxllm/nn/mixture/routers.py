@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array, lax
 
-from jaxllm.nn.linear import Init, contract
 from jaxllm.nn.rules import Piece, Rule
+from jaxllm.nn.weight.parameters import Init, contract
 
 type Score = Callable[[Array], Array]  # of logits [T, E]
 type Weigh = Callable[[Array], Array]  # of the scores [T, K] of chosen experts

@@ -1,0 +1,37 @@
+"""Plain numbers of the type that the model computes in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from flax import nnx
+from jax import Array
+
+from jaxllm.nn.contexts.protocol import RowContext
+from jaxllm.nn.rules import Rule
+from jaxllm.nn.weight.parameters import contract
+from jaxllm.nn.weight.protocol import Fill
+from pallas_kernels.grouped_matmul import Gating, Groups
+
+
+class Dense(nnx.Param):
+    """A weight that is one array; see `weight.protocol.Weight`."""
+
+    def product(self, x: Array, dims: int, context: RowContext) -> Array:
+        return contract(x, self[...], dims)
+
+    def gated(self, x_TD: Array, context: RowContext) -> Array | None:
+        return context.gated_product(x_TD, self[...])
+
+    def grouped(
+        self,
+        x_PI: Array,
+        groups: Groups,
+        context: RowContext,
+        bias_EO: Array | None,
+        gating: Gating | None,
+    ) -> Array:
+        return context.grouped_product(x_PI, self[...], groups, bias_EO, gating)
+
+    def rules(self, path: str, fill: Fill) -> Iterator[Rule]:
+        yield Rule(path, fill("weight"))
