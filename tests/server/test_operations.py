@@ -1,0 +1,188 @@
+"""The files in server/ that run jaxllm for others fit the server that they run."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from jaxllm.server.cli import parse
+from server import check_dashboard, dashboard, smoke
+from tests.server.harness import Running
+from tests.server.test_observability import DASHBOARD
+
+ROOT = Path(__file__).parents[2] / "server"
+MANIFESTS = sorted((ROOT / "kubernetes").glob("*.yaml"))
+COMPOSE = ROOT / "container" / "compose.yaml"
+# The forms of vLLM's stock dashboard: percentiles and means of histograms, rates, gauges, growth
+STOCK = [
+    *(
+        f"histogram_quantile(0.99, sum by(le) (rate({name}"
+        '{model_name="$model_name"}[$__rate_interval])))'
+        for name in DASHBOARD
+        if name.endswith("_bucket")
+    ),
+    *(
+        f'rate({name}{{model_name="$model_name"}}[$__rate_interval])'
+        for name in DASHBOARD
+        if name.endswith(("_total", "_sum"))
+    ),
+    *(
+        f'{name}{{model_name="$model_name"}}'
+        for name in DASHBOARD
+        if not name.endswith(("_total", "_sum", "_bucket"))
+    ),
+    "sum by(finished_reason) "
+    '(increase(vllm:request_success_total{model_name="$model_name"}[$__rate_interval]))',
+]
+
+
+def containers(value: Any) -> Iterator[dict[str, Any]]:
+    """Every container of a manifest."""
+    if isinstance(value, dict):
+        yield from value.get("containers", ())
+        for item in value.values():
+            yield from containers(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from containers(item)
+
+
+def commands() -> Iterator[tuple[str, list[str]]]:
+    """The server's arguments wherever one is started."""
+    for path in MANIFESTS:
+        for document in yaml.safe_load_all(path.read_text()):
+            for container in containers(document):
+                yield path.name, container["args"]
+    yield COMPOSE.name, yaml.safe_load(COMPOSE.read_text())["services"]["jaxllm"]["command"]
+    unit = (ROOT / "systemd" / "jaxllm.service").read_text()
+    yield "jaxllm.service", shlex.split(re.search(r"-m jaxllm\.server (.*)", unit)[1])
+    image = (ROOT / "container" / "Containerfile").read_text()
+    yield "Containerfile", json.loads(re.search(r"^CMD (\[\"--.*)$", image, re.M)[1])
+
+
+@pytest.mark.parametrize(("file", "arguments"), list(commands()))
+def test_every_started_server_has_flags_that_exist(file: str, arguments: list[str]) -> None:
+    assert parse(arguments, {}).config.model, file
+
+
+@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.name)
+def test_probes_ask_routes_that_answer(path: Path, fresh: Running) -> None:
+    probes = [
+        container[f"{kind}Probe"]["httpGet"]["path"]
+        for document in yaml.safe_load_all(path.read_text())
+        for container in containers(document)
+        for kind in ("startup", "readiness", "liveness")
+    ]
+    assert sorted(set(probes)) == ["/health", "/ready"]
+    assert {fresh.get(probe).status for probe in probes} == {200}
+
+
+def test_whoever_stops_a_server_waits_longer_than_it_drains() -> None:
+    drain = parse([], {}).shutdown_timeout
+    graces = [
+        document["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
+        for path in MANIFESTS
+        for document in yaml.safe_load_all(path.read_text())
+        if document["kind"] == "Deployment"
+    ]
+    unit = (ROOT / "systemd" / "jaxllm.service").read_text()
+    graces.append(int(re.search(r"TimeoutStopSec=(\d+)", unit)[1]))
+    compose = yaml.safe_load(COMPOSE.read_text())["services"]["jaxllm"]["stop_grace_period"]
+    graces.append(int(compose.removesuffix("s")))
+    assert min(graces) >= drain + 5, graces
+
+
+def test_files_that_compose_mounts_are_there() -> None:
+    services = yaml.safe_load(COMPOSE.read_text())["services"]
+    volumes = [volume.split(":")[0] for each in services.values() for volume in each["volumes"]]
+    paths = [COMPOSE.parent / volume for volume in volumes if volume.startswith(".")]
+    assert len(paths) == 3
+    assert all(path.exists() for path in paths)
+    assert (COMPOSE.parent / services["jaxllm"]["build"]["context"] / "pyproject.toml").exists()
+
+
+def test_the_dashboard_lies_as_it_is_written() -> None:
+    assert json.loads(dashboard.FILE.read_text()) == dashboard.dashboard()
+
+
+def test_the_dashboard_asks_for_metrics_that_the_server_has(fresh: Running) -> None:
+    exported = {line.split("{")[0] for line in fresh.get("/metrics").body.decode().splitlines()}
+    asked = {
+        name
+        for _, query in check_dashboard.queries(dashboard.dashboard())
+        for name in check_dashboard.METRIC.findall(query)
+    }
+    assert len(asked) > 20
+    assert asked - exported == set()
+
+
+def test_the_smoke_test_passes_on_a_server_and_names_what_is_wrong(
+    fresh: Running, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["smoke", fresh.url])
+    assert smoke.main() == 0
+    assert capsys.readouterr().out.count("\n") == len(smoke.CHECKS)
+    monkeypatch.setitem(smoke.CHECKS, "/v1/models", lambda server: smoke.stream(Broken(server.url)))
+    assert smoke.main() == 1
+    assert "unexpected answer" in capsys.readouterr().err
+
+
+class Broken(smoke.Server):
+    """A server whose streams break off."""
+
+    def get(self, path: str, body: Any = None) -> tuple[int, str]:
+        status, text = super().get(path, body)
+        return status, text.replace("data: [DONE]", "") if body else text
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    shutil.which("prometheus") is None, reason="needs prometheus (Debian's package)"
+)
+@pytest.mark.parametrize("stock", [False, True], ids=["ours", "vllm"])
+def test_prometheus_answers_every_query_of_the_dashboards(
+    fresh: Running, tmp_path: Path, stock: bool
+) -> None:
+    config = yaml.safe_load((ROOT / "monitoring" / "prometheus.yaml").read_text())
+    config["global"]["scrape_interval"] = "1s"
+    config["scrape_configs"][0]["static_configs"][0]["targets"] = [f"127.0.0.1:{fresh.port}"]
+    (tmp_path / "prometheus.yaml").write_text(yaml.safe_dump(config))
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = ["prometheus", "--config.file=prometheus.yaml", "--storage.tsdb.path=data"]
+    process = subprocess.Popen([*command, f"--web.listen-address=127.0.0.1:{port}"], cwd=tmp_path)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        requests = 'increase(vllm:request_success_total{finished_reason="length"}[1m])'
+        deadline = time.monotonic() + 60
+        while not _positive(url, requests):
+            body = {"model": "alias", "prompt": "abcd", "max_tokens": 4}
+            assert fresh.post("/v1/completions", body).status == 200
+            assert time.monotonic() < deadline
+        panels = [{"title": query, "targets": [{"expr": query}]} for query in STOCK]
+        shown = {"panels": panels} if stock else dashboard.dashboard()
+        assert check_dashboard.unanswered(shown, url, "fake") == []
+        broken = {"panels": [{"title": "x", "targets": [{"expr": "rate(vllm:nothing_total[1m])"}]}]}
+        assert len(check_dashboard.unanswered(broken, url, "fake")) == 1
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def _positive(url: str, query: str) -> bool:
+    try:
+        found = check_dashboard.ask(url, "query", query=query)["result"]
+    except OSError:
+        return False  # Prometheus still starts
+    return any(float(series["value"][1]) > 0 for series in found)
