@@ -12,7 +12,8 @@ from jaxllm.config import ConfigError
 from jaxllm.models import ModelSpec
 from jaxllm.models.config.build import kv_scale_names
 from jaxllm.weights.load import open_checkpoint
-from jaxllm.weights.reader import DTYPES, Checkpoint, Entry
+from jaxllm.weights.reader import Checkpoint
+from jaxllm.weights.stored import PLAIN_DTYPES, Entry
 
 LEAST, MOST = 2.0**-64, 2.0**64
 REMEDY = "mend the checkpoint, or give the model's type as --kv-cache-dtype (bfloat16)"
@@ -53,13 +54,13 @@ def _layer_scales(
 
 def _checked(checkpoint: Checkpoint, name: str, entry: Entry, heads: int) -> tuple[int, ...]:
     """The shape of the tensor `name`. Raises ConfigError when its values cannot be scales."""
-    if entry.dtype not in DTYPES or [size for size in entry.shape if size != 1] not in (
+    if entry.dtype not in PLAIN_DTYPES or [size for size in entry.shape if size != 1] not in (
         [],
         [heads],
     ):
         raise ConfigError(
             f"checkpoint {checkpoint.directory}: {name} is {entry.dtype} {list(entry.shape)}; "
-            f"numbers of {', '.join(DTYPES)} are expected, "
+            f"numbers of {', '.join(PLAIN_DTYPES)} are expected, "
             f"one for all of a layer's KV heads or one for each of the {heads}; {REMEDY}"
         )
     for value in np.asarray(checkpoint.view(name), float).reshape(-1):

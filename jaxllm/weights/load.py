@@ -31,8 +31,8 @@ from jaxllm.models.config.build import (
 )
 from jaxllm.nn.rules import Piece, Rule
 from jaxllm.weights import reader
-from jaxllm.weights.deferred import Deferred
 from jaxllm.weights.dummy import dummy
+from jaxllm.weights.stored import PLAIN_DTYPES, Tensor
 
 MAX_NAMED_PROBLEMS = 20
 COMPARE_BYTES = COPY_BYTES = 2**24
@@ -41,7 +41,6 @@ READERS = 4
 
 type Progress = Callable[[int, int], None]
 type Index = tuple[slice, ...]
-type Tensor = np.ndarray | Deferred
 type View = Callable[[str], Tensor]  # of a checkpoint tensor, by name
 
 
@@ -293,7 +292,7 @@ def _mismatches(checkpoint: reader.Checkpoint, pieces: list[Piece]) -> list[str]
     """Pieces whose tensors are there, but not as they are expected."""
     entries = checkpoint.entries
     found = [(piece, entries.get(piece.name)) for piece in pieces]
-    known = tuple(reader.DTYPES)
+    known = tuple(PLAIN_DTYPES)
     each = (mismatch(piece, own.dtype, own.shape, known) for piece, own in found if own)
     return list(dict.fromkeys(problem for problem in each if problem))
 
@@ -323,7 +322,7 @@ def _equal(checkpoint: reader.Checkpoint, name: str, other: str) -> bool:
     """Whether two tensors hold the same values; they are compared in parts to bound memory."""
     if (
         checkpoint.entries[name].shape != checkpoint.entries[other].shape
-        or checkpoint.entries[name].dtype not in reader.DTYPES
+        or checkpoint.entries[name].dtype not in PLAIN_DTYPES
     ):
         return False
     left, right = (np.asarray(checkpoint.view(each)).reshape(-1) for each in (name, other))

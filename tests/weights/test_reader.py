@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from jaxllm.weights.reader import INDEX, BadFile, Checkpoint, open_file
+from jaxllm.weights.reader import Checkpoint
+from jaxllm.weights.sources.safetensors import INDEX, BadFile, open_file
 
 HEADER = {
     "a": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]},

@@ -1,0 +1,2 @@
+"""Formats of weights, one a file, found by listing this folder: each has `holds` and `read`, see
+`weights.stored.Source`."""
