@@ -32,21 +32,21 @@ def start(argv: list[str], command: tuple[str, ...] | None) -> int:
 
     from jaxllm.config import ConfigError
     from jaxllm.server.cli import parse
+    from jaxllm.server.logs import configure
 
     # No warning that PyTorch is missing
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     options = parse(argv, os.environ)
-    logging.basicConfig(
-        level=options.log_level.upper(),
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-        stream=sys.stderr,
-    )
-    for name in ("asyncio", "uvicorn"):
-        logging.getLogger(name).setLevel(logging.WARNING)
+    configure(options.log_level, options.log_format)
+    if options.hf_token is not None:
+        os.environ["HF_TOKEN"] = options.hf_token
     try:
         return run(options, command)
     except ConfigError as error:
-        print(f"jaxllm: error: {error}", file=sys.stderr)
+        if options.log_format == "json":
+            logging.getLogger("jaxllm.server").error("%s", error)
+        else:
+            print(f"jaxllm: error: {error}", file=sys.stderr)
         return 1
 
 
@@ -66,11 +66,12 @@ def run(options: Options, command: tuple[str, ...] | None = None) -> int:
         template_text(options.chat_template)
     with bind(options.host, options.port, options.uds) as sock:
         model_dir = find_model(options)
-        if "--trust-remote-code" in sys.argv:
-            logging.getLogger("jaxllm.server").warning(
-                "--trust-remote-code changes nothing: code from a repository is never run"
-            )
-        return asyncio.run(serve(options, sock, model_dir, command or ENGINE_COMMAND))
+        logger = logging.getLogger("jaxllm.server")
+        logger.info("options: %s", options.given or "all defaults")
+        for notice in options.notices:
+            logger.warning("%s", notice)
+        command = command or (*ENGINE_COMMAND, "--log-format", options.log_format)
+        return asyncio.run(serve(options, sock, model_dir, command))
 
 
 if __name__ == "__main__":

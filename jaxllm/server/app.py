@@ -195,12 +195,15 @@ def build(server_state: ServerState) -> Any:
         refuse,
     )
     app = LoadHeader(app, lambda: load_metrics(server_state.client.stats))
-    if server_state.settings.allowed_origins:
+    cors = server_state.settings.cors
+    if cors.origins:
         app = CORSMiddleware(
             app,
-            allow_origins=server_state.settings.allowed_origins,
-            allow_methods=["*"],
-            allow_headers=["*"],
+            allow_origins=cors.origins,
+            allow_methods=cors.methods,
+            allow_headers=cors.headers,
+            allow_credentials=cors.credentials,
+            expose_headers=("x-request-id",),
         )
     return app
 

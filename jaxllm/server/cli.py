@@ -14,16 +14,25 @@ from jaxllm.config import NEUTRAL_ARGUMENTS, ConfigError, EngineConfig, check_ne
 from jaxllm.sampling.defaults import checked_override
 from jaxllm.sampling.options import OPTIONS, default_of
 from jaxllm.sampling.values import legal
+from jaxllm.server.command_line.accepted import ACCEPTED, check_accepted
+from jaxllm.server.command_line.help import help_text
+from jaxllm.server.command_line.layers import Given, read_options
+from jaxllm.server.command_line.secret_files import read_keys
 from jaxllm.server.errors import ApiError
-from jaxllm.server.flags import ADMIN_KEY_VARIABLE, KEY_VARIABLES, OWN_FLAGS, parser
+from jaxllm.server.flags import NEUTRAL_REASONS, OWN_FLAGS, parser
 from jaxllm.server.openai.chat import check_template_kwargs
 from jaxllm.server.parsing.formats import find_formats
-from jaxllm.server.state import Settings
+from jaxllm.server.state import Cors, Settings
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The command line's options."""
+    """The command line's options.
+
+    Attributes:
+        given: the options that are not defaults and where they come from, without secrets.
+        notices: lines for the log about flags and variables without effect.
+    """
 
     config: EngineConfig
     settings: Settings
@@ -33,24 +42,30 @@ class Options:
     shutdown_timeout: float
     max_engine_restarts: int
     log_level: str
+    log_format: str
     log_stats: bool
     chat_template: str | None
     generation_config: str
     override_generation_config: dict[str, Any]
     root_path: str
+    hf_token: str | None
+    given: str
+    notices: tuple[str, ...]
 
 
 def parse(argv: list[str], environ: Mapping[str, str]) -> Options:
-    """The options in `argv`. Exits with status 2 on illegal flags."""
+    """The options in `argv`, in JAXLLM_… of the environment and in the --config file. Exits with
+    status 2 on illegal ones."""
     top = parser()
     if argv and not argv[0].startswith("-"):
         argv = ["--model", *argv]
-    if "--help=sampling" in argv:
-        print(sampling_help())
-        top.exit(0)
-    args = top.parse_args(argv)
+    for word in argv:
+        flag, _, topic = word.partition("=")
+        if flag in ("-h", "--help"):
+            print(sampling_help() if topic == "sampling" else help_text(top, topic))
+            top.exit(0)
     try:
-        return _options(args, environ)
+        return _options(read_options(top, argv, environ))
     except (ConfigError, ApiError) as error:
         top.exit(2, f"{top.prog}: error: {error}\n")
 
@@ -74,12 +89,6 @@ def _check_values(args: argparse.Namespace) -> None:
         raise ConfigError("--served-model-name must not be empty")
     if any(not key for key in (*(args.api_key or ()), *(args.admin_key or ()))):
         raise ConfigError("--api-key and --admin-key must not be empty")
-    if not isinstance(args.allowed_origins, list) or not all(
-        isinstance(origin, str) for origin in args.allowed_origins
-    ):
-        raise ConfigError(
-            "--allowed-origins must be a JSON list of strings, such as '[\"https://example.org\"]'"
-        )
     for name in NEUTRAL_ARGUMENTS.keys() - OWN_FLAGS:
         _check_neutral_flag(name, getattr(args, name))
     try:
@@ -88,23 +97,31 @@ def _check_values(args: argparse.Namespace) -> None:
         raise ConfigError(f"--reasoning-parser or --tool-call-parser: {error}") from None
 
 
-def _options(args: argparse.Namespace, environ: Mapping[str, str]) -> Options:
+def _options(given: Given) -> Options:
+    args = given.args
     _check_values(args)
-    keys = args.api_key or [environ[name] for name in KEY_VARIABLES if environ.get(name)]
-    admin_keys = args.admin_key or filter(None, [environ.get(ADMIN_KEY_VARIABLE)])
+    notices = [*given.notices, *_neutral_notices(given), *check_accepted(_accepted(args))]
+    keys, found = read_keys(args.api_key, args.api_key_file, "--api-key-file")
+    admin_keys, more = read_keys(args.admin_key, args.admin_key_file, "--admin-key-file")
     config = EngineConfig(
         **{f.name: getattr(args, f.name) for f in dataclasses.fields(EngineConfig)}
     )
     settings = Settings(
         served=tuple(dict.fromkeys(args.served_model_name or [args.model])),
         root=args.model,
-        api_keys=tuple(keys),
-        admin_keys=tuple(admin_keys),
+        api_keys=keys,
+        admin_keys=admin_keys,
         max_body_size=args.max_body_size,
         stall_seconds=args.stall_timeout * (10 if args.enforce_eager else 1),  # a step may compile
         log_requests=args.log_requests,
         allow_special_tokens=args.allow_special_tokens_in_content,
-        allowed_origins=tuple(args.allowed_origins),
+        cors=Cors(
+            origins=tuple(args.allowed_origins),
+            methods=tuple(args.allowed_methods),
+            headers=tuple(args.allowed_headers),
+            credentials=args.allow_credentials,
+        ),
+        force_usage=args.enable_force_include_usage,
         template_kwargs=check_template_kwargs(args.default_chat_template_kwargs),
         page=not args.no_page,
         docs=not args.disable_fastapi_docs,
@@ -121,12 +138,29 @@ def _options(args: argparse.Namespace, environ: Mapping[str, str]) -> Options:
         shutdown_timeout=args.shutdown_timeout,
         max_engine_restarts=args.max_engine_restarts,
         log_level=args.log_level,
+        log_format=args.log_format,
         log_stats=not args.disable_log_stats,
         chat_template=args.chat_template,
         generation_config=args.generation_config,
         override_generation_config=checked_override(args.override_generation_config),
         root_path=args.root_path.rstrip("/"),
+        hf_token=args.hf_token,
+        given=given.shown(),
+        notices=(*notices, *found, *more),
     )
+
+
+def _accepted(args: argparse.Namespace) -> dict[str, Any]:
+    """The flags of ACCEPTED that were given, with their values."""
+    found = {name: getattr(args, name.replace("-", "_")) for name in ACCEPTED}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _neutral_notices(given: Given) -> list[str]:
+    return [
+        f"--{name.replace('_', '-')} changes nothing{NEUTRAL_REASONS.get(name, '')}"
+        for name in sorted(given.sources.keys() & NEUTRAL_ARGUMENTS.keys() - OWN_FLAGS)
+    ]
 
 
 def _check_neutral_flag(name: str, value: Any) -> None:

@@ -1,15 +1,12 @@
-"""The command line's flags, by groups: every field of EngineConfig under its own name, and the
-server's own."""
+"""The parser of the command line: every field of EngineConfig under its own name, and the server's
+own flags, by groups."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 import typing
-from collections.abc import Callable
 from typing import Any
-
-import orjson
 
 from jaxllm.config import (
     ATTENTION_BACKENDS,
@@ -20,17 +17,17 @@ from jaxllm.config import (
     NEUTRAL_ARGUMENTS,
     PREEMPTION_MODES,
     SCHEDULING_POLICIES,
-    ConfigError,
     EngineConfig,
-    human_int,
-    number,
-    token_count,
 )
 from jaxllm.pooling import CONVERTS, RUNNERS
-
-KEY_VARIABLES = ("JAXLLM_API_KEY", "VLLM_API_KEY")
-ADMIN_KEY_VARIABLE = "JAXLLM_ADMIN_KEY"
-LOG_LEVELS = ("debug", "info", "warning", "error")
+from jaxllm.server.command_line.accepted import ACCEPTED, Accepted
+from jaxllm.server.command_line.server_flags import (
+    SERVER_FLAGS,
+    integer,
+    json_object,
+    length,
+    real,
+)
 
 # Flags of EngineConfig's fields by group: field -> help. The dataclass has types and defaults.
 ENGINE_FLAGS: dict[str, dict[str, str]] = {
@@ -96,12 +93,15 @@ ENGINE_FLAGS: dict[str, dict[str, str]] = {
 ALIASES = {
     "gpu_memory_utilization": ("--device-memory-utilization",),
     "tensor_parallel_size": ("-tp",),
+    "pipeline_parallel_size": ("-pp",),
+    "data_parallel_size": ("-dp",),
+    "quantization": ("-q",),
     "enforce_eager": ("--skip-precompile",),
 }
 OWN_FLAGS = {"disable_log_stats"}  # NEUTRAL_ARGUMENTS that the server uses
-NEUTRAL_HELP = {
-    "trust_remote_code": "no effect: code from a repository is never run",
-    "enable_chunked_prefill": "no effect: it is always on",
+NEUTRAL_REASONS = {
+    "trust_remote_code": ": code from a repository is never run",
+    "enable_chunked_prefill": ": it is always on",
 }
 # For streams; offline, whole prompts are faster
 SERVER_DEFAULTS = {"max_stall_ms": 50.0}
@@ -115,168 +115,6 @@ CHOICES = {
     "preemption_mode": PREEMPTION_MODES,
     "runner": RUNNERS,
     "convert": CONVERTS,
-}
-
-
-def flag_type[T](read: Callable[[str], T]) -> Callable[[str], T]:
-    """A reader that raises ConfigError as an argparse type."""
-
-    def kind(text: str) -> T:
-        try:
-            return read(text)
-        except ConfigError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
-
-    return kind
-
-
-integer, length, real = flag_type(human_int), flag_type(token_count), flag_type(number)
-
-
-def json_object(text: str) -> dict[str, Any]:
-    """A JSON object on the command line."""
-    try:
-        value = orjson.loads(text)
-    except ValueError:
-        value = None
-    if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is no JSON object, such as '{{\"enable_thinking\": false}}'"
-        )
-    return value
-
-
-# The server's own flags by group: names -> arguments of argparse
-SERVER_FLAGS: dict[str, dict[tuple[str, ...], dict[str, Any]]] = {
-    "Server": {
-        ("--host",): {
-            "default": "0.0.0.0",
-            "help": "address to listen on",
-        },
-        ("--port",): {
-            "type": int,
-            "default": 8000,
-            "help": "port to listen on; 0 takes a free one",
-        },
-        ("--uds",): {
-            "default": None,
-            "help": "listen on this Unix socket instead of a port",
-        },
-        ("--served-model-name",): {
-            "nargs": "+",
-            "action": "extend",
-            "default": None,
-            "help": "names that clients may use; with several, requests must name one",
-        },
-        ("--root-path",): {
-            "default": "",
-            "help": "path under which a proxy shows the server, and which it strips",
-        },
-        ("--no-page",): {
-            "action": "store_true",
-            "help": "serve no page at /",
-        },
-        ("--disable-fastapi-docs",): {
-            "action": "store_true",
-            "help": "serve neither /docs nor /openapi.json",
-        },
-        ("--max-body-size",): {
-            "type": integer,
-            "default": 32 << 20,
-            "help": "largest request body in bytes; larger ones get 413",
-        },
-        ("--shutdown-timeout",): {
-            "type": float,
-            "default": 30.0,
-            "help": "seconds for requests in flight to finish after SIGTERM",
-        },
-        ("--stall-timeout",): {
-            "type": float,
-            "default": 60.0,
-            "help": "seconds without a step until /health answers 503",
-        },
-        ("--response-store",): {
-            "action": argparse.BooleanOptionalAction,
-            "default": True,
-            "help": "keep responses of /v1/responses in memory for clients that refer to them",
-        },
-        ("--max-engine-restarts",): {
-            "type": integer,
-            "default": 3,
-            "help": "restarts in a row of an engine process that dies; 0 ends the server instead",
-        },
-    },
-    "Security": {
-        ("--api-key",): {
-            "nargs": "+",
-            "action": "extend",
-            "default": None,
-            "help": f"keys, one of which clients must send; also from {' or '.join(KEY_VARIABLES)}",
-        },
-        ("--admin-key",): {
-            "nargs": "+",
-            "action": "extend",
-            "default": None,
-            "help": "operator's keys, which open POST /reset_prefix_cache, /start_profile and "
-            f"/stop_profile; also from {ADMIN_KEY_VARIABLE}",
-        },
-        ("--allowed-origins",): {
-            "type": orjson.loads,
-            "default": [],
-            "help": "JSON list of origins for CORS (default: none)",
-        },
-    },
-    "Chat and sampling": {
-        ("--chat-template",): {
-            "default": None,
-            "help": "file (or text) of a chat template that replaces the model's",
-        },
-        ("--default-chat-template-kwargs",): {
-            "type": json_object,
-            "default": {},
-            "help": "JSON object of template arguments",
-        },
-        ("--reasoning-parser",): {
-            "default": "auto",
-            "help": "format of reasoning: a name, none, or auto for the chat template's",
-        },
-        ("--tool-call-parser",): {
-            "default": "auto",
-            "help": "format of tool calls: a name, none, or auto for the chat template's",
-        },
-        ("--allow-special-tokens-in-content",): {
-            "action": "store_true",
-            "help": "let messages contain control tokens; by default they stay text",
-        },
-        ("--generation-config",): {
-            "default": "auto",
-            "help": "sampling defaults: the model's (auto), none (vllm), or a directory's",
-        },
-        ("--override-generation-config",): {
-            "type": json_object,
-            "default": {},
-            "help": "JSON object of sampling defaults that override the model's",
-        },
-    },
-    "Logging": {
-        ("--log-level",): {
-            "choices": LOG_LEVELS,
-            "type": str.lower,
-            "default": "info",
-            "help": "least severity that is logged",
-        },
-        (
-            "--log-requests",
-            "--enable-log-requests",
-        ): {
-            "action": "store_true",
-            "help": "log each request's size and names of options, never its text",
-        },
-        ("--disable-log-stats",): {
-            "action": "store_true",
-            "help": "do not log throughput every ten seconds",
-        },
-    },
 }
 
 
@@ -299,8 +137,9 @@ def parser() -> argparse.ArgumentParser:
         description="Serve a Hugging Face model over the OpenAI protocol.",
         formatter_class=Help,
         usage="%(prog)s [MODEL] [options]",
-        epilog="--help=sampling lists the sampling options of requests.",
+        epilog="--help shows the groups; --help=sampling the sampling options of requests.",
         allow_abbrev=False,
+        add_help=False,  # `cli.parse` answers --help
     )
     hints = typing.get_type_hints(EngineConfig)
     defaults = {f.name: f.default for f in dataclasses.fields(EngineConfig)} | SERVER_DEFAULTS
@@ -345,26 +184,29 @@ def _accepted_flags(group: Any) -> None:
     for name, neutral in NEUTRAL_ARGUMENTS.items():
         if name in OWN_FLAGS:
             continue
-        flag, accepted = (
-            "--" + name.replace("_", "-"),
-            [value for value in neutral if value is not None],
-        )
+        flags = ("--" + name.replace("_", "-"), *ALIASES.get(name, ()))
+        accepted = [value for value in neutral if value is not None]
         if any(isinstance(value, bool) for value in accepted):
-            help = NEUTRAL_HELP.get(name, "no effect")
-            group.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=help)
+            help = "no effect" + NEUTRAL_REASONS.get(name, "")
+            group.add_argument(
+                *flags, action=argparse.BooleanOptionalAction, default=None, help=help
+            )
         else:
             help = (
                 f"no effect: {' or '.join(map(str, accepted))} is accepted"
                 if accepted
                 else "not supported yet"
             )
-            group.add_argument(flag, default=None, help=help)
-    group.add_argument(
-        "--enable-auto-tool-choice", action="store_true", help="no effect: it is always on"
-    )
-    group.add_argument(
-        "--enable-reasoning", action="store_true", help="no effect: see --reasoning-parser"
-    )
-    group.add_argument(
-        "--disable-log-requests", action="store_true", help="no effect: it is the default"
-    )
+            group.add_argument(*flags, default=None, help=help)
+    for name, flag in ACCEPTED.items():
+        _accepted_flag(group, name, flag)
+
+
+def _accepted_flag(group: Any, name: str, accepted: Accepted) -> None:
+    flags = (f"--{name}", *accepted.aliases)
+    if accepted.switch:
+        group.add_argument(
+            *flags, action=argparse.BooleanOptionalAction, default=None, help=accepted.help
+        )
+    else:
+        group.add_argument(*flags, nargs="*", default=None, metavar="VALUE", help=accepted.help)

@@ -44,6 +44,16 @@ logger = logging.getLogger("jaxllm.server")
 
 
 @dataclass(frozen=True, kw_only=True)
+class Cors:
+    """What pages of other origins may do; nothing without `origins`."""
+
+    origins: tuple[str, ...] = ()
+    methods: tuple[str, ...] = ("*",)
+    headers: tuple[str, ...] = ("*",)
+    credentials: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class Settings:
     """The operator's choices about the HTTP side.
 
@@ -53,6 +63,7 @@ class Settings:
         admin_keys: without one, the operator's routes are closed.
         max_body_size: bytes of one request.
         stall_seconds: seconds without a step until /health answers 503.
+        force_usage: whether every chunk of every stream carries usage.
         page: whether the page at / is served.
         docs: whether /docs and /openapi.json are served.
         reasoning_parser: name of the format, "auto" or "none"; so `tool_call_parser`.
@@ -67,7 +78,8 @@ class Settings:
     stall_seconds: float = 60.0
     log_requests: bool = False
     allow_special_tokens: bool = False
-    allowed_origins: tuple[str, ...] = ()
+    cors: Cors = Cors()
+    force_usage: bool = False
     template_kwargs: dict[str, Any] = field(default_factory=dict)
     page: bool = True
     docs: bool = True
@@ -94,6 +106,7 @@ class ServerState:
             longest_token=tokenizer.longest_token if tokenizer is not None else 1,
             defaults=defaults,
             template_kwargs=settings.template_kwargs,
+            force_usage=settings.force_usage,
             infill=None if tokenizer is None else find_infill(tokenizer),
         )
         self.formats = find_formats(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 import time
@@ -19,6 +20,8 @@ from jaxllm.engine.runtime.runner import Runner
 from jaxllm.engine.scheduling.chunk_planner import seconds_per_token
 from jaxllm.engine.startup.resolve import Setup
 from jaxllm.units import GIB, amount
+
+logger = logging.getLogger("jaxllm.engine")
 
 type Rows = list[tuple[str, str]]
 
@@ -95,6 +98,17 @@ class ConsoleReport(Report):
         for name, value in rows:
             table.add_row(name, value)
         self.console.print(table)
+
+
+class LogReport(Report):
+    """Phases and the table as log lines, for logs that machines read."""
+
+    def phase_finished(self, name: str, seconds: float) -> None:
+        logger.info("%s took %.2f seconds", name, seconds)
+
+    def show_table(self, title: str, rows: Rows) -> None:
+        for name, value in rows:
+            logger.info("%s: %s", name, value)
 
 
 def table_rows(setup: Setup, programs: Programs, compiles: CompileCounter, report: Report) -> Rows:

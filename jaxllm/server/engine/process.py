@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import ctypes
 import gc
+import logging
 import os
 import queue
 import signal
@@ -18,7 +19,6 @@ import socket
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -26,6 +26,7 @@ from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.engine.runtime.profile import Profiler
 from jaxllm.messages import GenerateRequest, PoolingRequest, RequestError, TextDelta
 from jaxllm.sampling.values import OptionError
+from jaxllm.server import logs
 from jaxllm.server.engine.wire import (
     Abort,
     Add,
@@ -53,6 +54,8 @@ from jaxllm.server.errors import sanitize
 if TYPE_CHECKING:  # tests have another
     from jaxllm.engine.engine import Engine
     from jaxllm.engine.pooling_engine import PoolingEngine
+
+logger = logging.getLogger("jaxllm.engine")
 
 IDLE_SECONDS = 1.0  # without a message until an idle engine checks itself
 CHECK_SECONDS = 60.0  # between two self-checks, at least
@@ -108,7 +111,7 @@ class EngineProcess:
         except (BrokenPipeError, ConnectionResetError):
             return 1
         except Exception as error:
-            traceback.print_exc()
+            logger.exception("the engine failed")
             return self._die(f"{type(error).__name__}: {error}")
         finally:
             with contextlib.suppress(OSError):
@@ -123,7 +126,7 @@ class EngineProcess:
                     self._inbox.put(message)
         except (OSError, ValueError) as error:
             if not isinstance(error, OSError):
-                traceback.print_exc()
+                logger.exception("the server sent a malformed message")
         self._inbox.put(None)
         self._orphan(self._grace)
 
@@ -167,7 +170,7 @@ class EngineProcess:
                     f"{MAX_FAILED_STEPS} steps failed without a finished request in between; "
                     f"the last one: {type(error).__name__}: {error}"
                 ) from error
-            traceback.print_exc()
+            logger.exception("a step failed")
             self._send(StepFailed())
             return []
         if self._failed_steps and any(d.finish_reason in ("stop", "length") for d in deltas):
@@ -237,7 +240,7 @@ class EngineProcess:
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException:  # a panic in native code, which must not end other requests
-            traceback.print_exc()
+            logger.exception("a request was not taken")
             reason = "the engine could not take this request"
             self._send(Rejected(request.id, reason, None, "internal_error"))
 
@@ -248,7 +251,7 @@ class EngineProcess:
         except ConfigError as error:
             return str(error)
         except Exception:
-            traceback.print_exc()
+            logger.exception("the profiler failed")
             return "the profiler failed; see the server's log"
         return None
 
@@ -276,17 +279,35 @@ def load(config: EngineConfig, on_phase: PhaseFinished) -> AnyEngine:
     return load_engine(config, report=PhaseReport())
 
 
+def load_in_lines(config: EngineConfig, on_phase: PhaseFinished) -> AnyEngine:
+    """`load` whose progress is log lines."""
+    from jaxllm.engine.load import load_engine
+    from jaxllm.engine.startup.report import LogReport
+
+    class PhaseReport(LogReport):
+        def phase_finished(self, name: str, seconds: float) -> None:
+            super().phase_finished(name, seconds)
+            on_phase(name, seconds)
+
+    return load_engine(config, report=PhaseReport())
+
+
 def die_with_parent(wanted: bool) -> None:
     """Whether Linux kills this process when its parent ends; elsewhere nothing changes."""
     with contextlib.suppress(AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL if wanted else 0, 0, 0, 0)
 
 
-def main(argv: list[str] | None = None, factory: Factory = load) -> int:
+def main(argv: list[str] | None = None, factory: Factory | None = None) -> int:
     """Entry of the process; the socket is inherited as a file descriptor."""
     parser = argparse.ArgumentParser(prog="jaxllm.server.engine.process")
     parser.add_argument("--fd", type=int, required=True)
-    sock = socket.socket(fileno=parser.parse_args(argv).fd)
+    parser.add_argument("--log-format", choices=logs.FORMATS, default="text")
+    args = parser.parse_args(argv)
+    sock = socket.socket(fileno=args.fd)
+    if args.log_format == "json":
+        logs.configure("info", args.log_format)
+    make = factory or (load_in_lines if args.log_format == "json" else load)
     sock.set_inheritable(False)  # a child that outlives this process must not hold it open
     # Systemd sends them to every process of a service
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -296,7 +317,7 @@ def main(argv: list[str] | None = None, factory: Factory = load) -> int:
     def load_engine(config: EngineConfig, on_phase: PhaseFinished) -> AnyEngine:
         """While it loads, a library may hold Python's lock, and `orphan` would not run."""
         die_with_parent(True)
-        engine = factory(config, on_phase)
+        engine = make(config, on_phase)
         die_with_parent(False)
         return engine
 

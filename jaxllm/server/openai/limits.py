@@ -28,6 +28,7 @@ class Rules:
         served: names that clients may use for the model.
         longest_token: characters of the vocabulary's longest token.
         defaults: sampling options of generation_config.json.
+        force_usage: whether every chunk of every stream carries usage.
         infill: marker tokens for prompts with a suffix, if the tokenizer has them.
     """
 
@@ -36,6 +37,7 @@ class Rules:
     longest_token: int
     defaults: dict[str, Any] = field(default_factory=dict)
     template_kwargs: dict[str, Any] = field(default_factory=dict)
+    force_usage: bool = False
     infill: Infill | None = None
 
     def char_limit(self, truncated: bool) -> int:

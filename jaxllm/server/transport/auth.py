@@ -11,6 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
+from jaxllm.server import logs
 from jaxllm.server.errors import ApiError, shutting_down
 
 # Open without a key; all other paths need one
@@ -62,6 +63,7 @@ class AuthMiddleware:
             await send(message)
 
         scope.setdefault("state", {})["request_id"] = request_id
+        logs.request_id.set(request_id)
         path = route_path(scope)
         refusal = self._refusal(scope, path, headers)
         if refusal is None:

@@ -180,7 +180,7 @@ def test_phases_that_several_threads_report_at_once_arrive_whole() -> None:
 
 
 def test_an_engine_whose_step_fails_goes_on(
-    peer: Peer, control: Control, capsys: pytest.CaptureFixture[str]
+    peer: Peer, control: Control, caplog: pytest.LogCaptureFixture
 ) -> None:
     for turn in range(2 * MAX_FAILED_STEPS):
         control.fail_step = f"lost at 0xdeadbeef, {turn}"
@@ -190,11 +190,11 @@ def test_an_engine_whose_step_fails_goes_on(
         control.fail_step = None
         peer.send(add("b", 1))
         assert [delta.finish_reason for delta in peer.next().deltas] == ["length"]
-        assert capsys.readouterr().err.count(f"deadbeef, {turn}") == 1
+        assert caplog.text.count(f"deadbeef, {turn}") == 1
 
 
 def test_an_engine_whose_steps_fail_again_and_again_gives_up_and_says_no_addresses(
-    peer: Peer, control: Control, capsys: pytest.CaptureFixture[str]
+    peer: Peer, control: Control, caplog: pytest.LogCaptureFixture
 ) -> None:
     control.fail_step = "lost at 0xdeadbeef"
     for turn in range(1, MAX_FAILED_STEPS):
@@ -219,7 +219,7 @@ def test_an_engine_whose_steps_fail_again_and_again_gives_up_and_says_no_address
     )
     assert peer.next() is None
     assert peer.ended() == 1
-    assert "Traceback" in capsys.readouterr().err
+    assert "Traceback" in caplog.text
 
 
 def test_a_configuration_that_cannot_work_is_the_operators_fault() -> None:
@@ -232,12 +232,12 @@ def test_a_configuration_that_cannot_work_is_the_operators_fault() -> None:
 
 
 def test_malformed_input_ends_the_process_rather_than_hanging_it(
-    peer: Peer, capsys: pytest.CaptureFixture[str]
+    peer: Peer, caplog: pytest.LogCaptureFixture
 ) -> None:
     peer.socket.sendall(b"\x02\x00\x00\x00\xc1\xc1")
     assert peer.next() is None
     assert peer.ended() == 0
-    assert "DecodeError" in capsys.readouterr().err
+    assert "DecodeError" in caplog.text
 
 
 class Patient:

@@ -270,7 +270,7 @@ def test_an_engine_that_is_being_ended_is_dead_before_its_socket_closes(
 
 
 def test_a_failed_step_ends_its_requests_alone_and_the_server_goes_on(
-    stepped: Stepped, capfd: pytest.CaptureFixture[str]
+    stepped: Stepped, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail() -> None:
         stepped.control.fail_step = "device lost at 0xdeadbeef in /usr/lib/python/x.py"
@@ -288,7 +288,7 @@ def test_a_failed_step_ends_its_requests_alone_and_the_server_goes_on(
     assert b'jaxllm:engine_step_failures_total{engine="0",model_name="fake"} 1.0' in (
         stepped.get("/metrics").body
     )
-    assert capfd.readouterr().err.count("deadbeef") == 1, "the reason is logged once"
+    assert caplog.text.count("deadbeef") == 1, "the reason is logged once"
 
 
 def test_openai_python_raises_on_an_error_within_a_stream(stepped: Stepped) -> None:

@@ -9,6 +9,7 @@ import pytest
 from starlette.routing import Route
 
 from jaxllm.server.app import routes
+from jaxllm.server.state import Cors
 from jaxllm.server.transport.auth import ADMIN_PATHS, OPEN_PATHS, is_open
 from jaxllm.tokenizer import Tokenizer
 from tests.server.harness import Running, with_settings
@@ -155,7 +156,7 @@ def test_a_preflight_without_cors_gets_nothing(guarded: Running) -> None:
 
 def test_cors_answers_only_the_named_origins(tokenizer: Tokenizer) -> None:
     with Running(
-        tokenizer, with_settings(allowed_origins=("https://a.example",), api_keys=("k",))
+        tokenizer, with_settings(cors=Cors(origins=("https://a.example",)), api_keys=("k",))
     ) as server:
         ask = {"access-control-request-method": "POST"}
         allowed = server.request(

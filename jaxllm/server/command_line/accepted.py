@@ -1,0 +1,195 @@
+"""Flags of other servers and of their older releases: without effect here, or refused with the name
+of what serves instead."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jaxllm.config import ConfigError
+
+ANY = None  # every value is without effect
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """What a flag of another server may say here.
+
+    Attributes:
+        values: texts without effect, in lower case; others are refused. ANY refuses nothing.
+        note: why it has no effect, or what to use instead.
+        switch: it is --flag or --no-flag, whose texts are "true" and "false".
+    """
+
+    values: tuple[str, ...] | None
+    note: str
+    switch: bool = False
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def help(self) -> str:
+        """The line of --help=all."""
+        if self.values == ():
+            return f"refused: {self.note}"
+        taken = "" if self.values is ANY or self.switch else f" ({', '.join(self.values)})"
+        return f"no effect{taken}: {self.note}"
+
+
+def switch(note: str, *values: str) -> Accepted:
+    """A flag without a value; by default both forms of it change nothing."""
+    return Accepted(values or ANY, note, switch=True)
+
+
+def value(note: str, *values: str, aliases: tuple[str, ...] = ()) -> Accepted:
+    """A flag whose `values` change nothing."""
+    return Accepted(values, note, aliases=aliases)
+
+
+def refused(instead: str, *aliases: str) -> Accepted:
+    """A flag that nothing here honours."""
+    return Accepted((), instead, aliases=aliases)
+
+
+def refused_switch(instead: str, *aliases: str) -> Accepted:
+    """A flag without a value that nothing here honours; its negative form is what happens."""
+    return Accepted(("false",), instead, switch=True, aliases=aliases)
+
+
+PRECOMPILED = "every shape is compiled at start (--enforce-eager compiles on first use)"
+NO_LORA = "adapters are not supported yet"
+NO_DRAFTS = "speculative decoding is not supported yet"
+ONE_HOST = "one host runs a model; --tensor-parallel-size splits it over its devices"
+NO_ACCESS_LOG = "requests are logged at --log-level debug alone"
+NO_MEDIA = "models take text alone"
+
+ACCEPTED: dict[str, Accepted] = {
+    # Model
+    "tokenizer-revision": refused("--revision is that of model and tokenizer"),
+    "code-revision": Accepted(ANY, "code from a repository is never run"),
+    "config-format": value("config.json is read", "auto", "hf"),
+    "hf-config-path": refused("config.json is the model's; --hf-overrides changes its keys"),
+    "safetensors-load-strategy": Accepted(ANY, "files are mapped into memory"),
+    "model-loader-extra-config": value("there is one loader", "{}"),
+    "ignore-patterns": Accepted(ANY, "only what is needed is downloaded"),
+    "model-impl": value("models are jaxllm's own", "auto", "vllm"),
+    "task": refused("say --runner, and --convert for pooling models"),
+    "device": value("JAX_PLATFORMS chooses the device", "auto"),
+    "rope-scaling": refused("--hf-overrides '{\"rope_scaling\": …}'"),
+    "rope-theta": refused("--hf-overrides '{\"rope_theta\": …}'"),
+    "logits-processors": refused("LLM(logits_processors=…) in the library"),
+    "override-pooler-config": refused("--pooler-config"),
+    "limit-mm-per-prompt": Accepted(ANY, NO_MEDIA),
+    "mm-processor-kwargs": refused(NO_MEDIA),
+    "enable-sleep-mode": refused_switch("the server cannot sleep yet"),
+    # Memory and scheduler
+    "calculate-kv-scales": refused_switch("scales are a token's and head's, or the checkpoint's"),
+    "kv-transfer-config": refused("prompts and tokens are computed in one place"),
+    "disable-sliding-window": refused_switch("--hf-overrides '{\"sliding_window\": null}'"),
+    "long-prefill-token-threshold": value("--max-stall-ms bounds chunks", "0"),
+    "max-num-partial-prefills": Accepted(ANY, "--max-stall-ms bounds chunks"),
+    "max-long-partial-prefills": Accepted(ANY, "--max-stall-ms bounds chunks"),
+    "max-num-active-seqs": refused("--max-num-seqs"),
+    "max-num-queued-tokens": refused("--max-num-queued-reqs"),
+    "watermark": value("admission forecasts what running requests will need", "0", "0.0"),
+    "stream-interval": value("a stream gets every token as it is made", "1"),
+    "scheduler-delay-factor": value("--max-stall-ms bounds waiting", "0", "0.0"),
+    "num-scheduler-steps": Accepted(ANY, "the next step is planned while one runs"),
+    "num-lookahead-slots": Accepted(ANY, "the next step is planned while one runs"),
+    "multi-step-stream-outputs": switch("the next step is planned while one runs"),
+    "disable-async-output-proc": switch("--no-async-scheduling plans after each step"),
+    "use-v2-block-manager": switch("there is one manager of pages"),
+    "disable-cascade-attn": switch("attention has no such mode"),
+    # Parallel
+    "enable-expert-parallel": Accepted(("false",), ONE_HOST, switch=True, aliases=("-ep",)),
+    "decode-context-parallel-size": value(ONE_HOST, "1"),
+    "nnodes": value(ONE_HOST, "1", aliases=("-n",)),
+    "node-rank": value(ONE_HOST, "0", aliases=("-r",)),
+    "master-addr": Accepted(ANY, ONE_HOST),
+    "master-port": Accepted(ANY, ONE_HOST),
+    "distributed-executor-backend": value(ONE_HOST, "mp", "uni"),
+    "worker-use-ray": refused_switch(ONE_HOST),
+    "engine-use-ray": refused_switch(ONE_HOST),
+    "max-parallel-loading-workers": Accepted(ANY, "tensors are read one after the other"),
+    "disable-custom-all-reduce": switch("collectives are XLA's"),
+    # Compiling
+    "compilation-config": Accepted(ANY, PRECOMPILED, aliases=("-cc",)),
+    "optimization-level": Accepted(ANY, PRECOMPILED, aliases=("-O",)),
+    "cudagraph-capture-sizes": Accepted(ANY, PRECOMPILED),
+    "max-seq-len-to-capture": Accepted(ANY, PRECOMPILED),
+    "max-context-len-to-capture": Accepted(ANY, PRECOMPILED),
+    "jit-monitor-mode": value("jaxllm:compiles_after_warmup_total counts", "warn"),
+    # Adapters and drafts
+    "enable-lora": refused_switch(NO_LORA),
+    "enable-prompt-adapter": refused_switch("prompt adapters are not supported"),
+    "lora-modules": refused(NO_LORA),
+    "max-loras": Accepted(ANY, NO_LORA),
+    "max-lora-rank": Accepted(ANY, NO_LORA),
+    "max-cpu-loras": Accepted(ANY, NO_LORA),
+    "qlora-adapter-name-or-path": refused(NO_LORA),
+    "speculative-config": refused(NO_DRAFTS, "-sc"),
+    "spec-method": refused(NO_DRAFTS),
+    "spec-model": refused(NO_DRAFTS),
+    "spec-tokens": refused(NO_DRAFTS),
+    "speculative-model": refused(NO_DRAFTS),
+    "num-speculative-tokens": refused(NO_DRAFTS),
+    "ngram-prompt-lookup-max": refused(NO_DRAFTS),
+    "ngram-prompt-lookup-min": refused(NO_DRAFTS),
+    # Chats
+    "enable-auto-tool-choice": switch("it is always on"),
+    "exclude-tools-when-tool-choice-none": switch("it is always on"),
+    "enable-reasoning": switch("see --reasoning-parser"),
+    "tool-parser-plugin": refused("code of others is never run; see --tool-call-parser"),
+    "reasoning-parser-plugin": refused("code of others is never run; see --reasoning-parser"),
+    "response-role": value("a continued message keeps its role", "assistant"),
+    "chat-template-content-format": value("texts are joined by line breaks", "auto", "string"),
+    "trust-request-chat-template": refused_switch("--chat-template is the operator's"),
+    "structured-outputs-config": value(
+        "grammars are llguidance's", '{"backend":"auto"}', '{"backend":"guidance"}', "{}"
+    ),
+    "return-tokens-as-token-ids": refused_switch("requests may ask: return_tokens_as_token_ids"),
+    # HTTP
+    "middleware": refused("code of others is never run"),
+    "enable-request-id-headers": switch("every reply has x-request-id"),
+    "enable-prompt-tokens-details": switch("usage always has them"),
+    "enable-server-load-tracking": switch("requests are always counted"),
+    "enable-per-request-metrics": refused_switch("GET /metrics has histograms of these times"),
+    "enable-tokenizer-info-endpoint": refused_switch("POST /tokenize shows ids and tokens"),
+    "enable-offline-docs": switch("/docs never loads from other hosts"),
+    "enable-scale-out": switch("/v1/…/render is always there"),
+    "tokens-only": refused_switch("--skip-tokenizer-init"),
+    "fingerprint-mode": value("a digest of version and configuration", "full", "hash"),
+    "sse-keep-alive-interval": value("streams have no comments", "0", "0.0"),
+    "api-server-count": value("one process speaks HTTP", "1", aliases=("-asc",)),
+    "headless": refused_switch("one process speaks HTTP for one engine"),
+    "disable-frontend-multiprocessing": switch("the engine has a process of its own"),
+    "h11-max-incomplete-event-size": refused("heads have a fixed limit, see docs/server.md"),
+    "h11-max-header-count": refused("heads have a fixed limit, see docs/server.md"),
+    # Logging
+    "disable-log-requests": switch("it is the default; see --enable-log-requests"),
+    "max-log-len": Accepted(ANY, "texts of requests are never logged"),
+    "uvicorn-log-level": Accepted(ANY, "--log-level is that of the whole server"),
+    "disable-uvicorn-access-log": switch(NO_ACCESS_LOG),
+    "disable-access-log-for-endpoints": Accepted(ANY, NO_ACCESS_LOG),
+    "logging-config": refused("--log-level and --log-format"),
+    "log-config-file": refused("--log-level and --log-format"),
+    "kv-cache-metrics": refused_switch("GET /metrics counts prefixes and pages"),
+    "custom-histogram-buckets": refused("buckets are those of the stock dashboards"),
+    "collect-detailed-traces": refused("requests are not traced yet"),
+    "otlp-traces-endpoint": refused("requests are not traced yet"),
+    "profiler-config": refused("--profiler-dir"),
+}
+
+
+def check_accepted(given: dict[str, list[str] | bool]) -> list[str]:
+    """Notices of flags of ACCEPTED without effect, of those that were `given`. Raises ConfigError
+    for a value that would have one."""
+    notices = []
+    for name, found in given.items():
+        flag = ACCEPTED[name]
+        words = [str(found).lower()] if isinstance(found, bool) else found
+        shown = f"--no-{name}" if found is False else f"--{name}"
+        text = " ".join(words).replace(" ", "").lower()
+        if flag.values is not ANY and text not in flag.values:
+            shown = shown if flag.switch else " ".join([shown, *words])[:80]
+            raise ConfigError(f"{shown} is not supported here: {flag.note}")
+        notices.append(f"{shown} has no effect: {flag.note}")
+    return notices

@@ -1,0 +1,223 @@
+"""Where options come from: the command line, else the environment, else a file, else defaults."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+import yaml
+
+from jaxllm.config import ConfigError
+
+PREFIX = "JAXLLM_"
+# What scripts for vLLM set; the variable of jaxllm goes before it
+VLLM_VARIABLES = {
+    "VLLM_API_KEY": "api_key",
+    "VLLM_LOGGING_LEVEL": "log_level",
+    "VLLM_BATCH_INVARIANT": "batch_invariant",
+}
+# Kubernetes sets these for a service that is named jaxllm
+OF_A_SERVICE = re.compile(r"JAXLLM_(SERVICE_(HOST|PORT)(_\w+)?|PORT(_\d+_\w+)?)")
+SECRETS = frozenset({"api_key", "admin_key", "hf_token", "ssl_keyfile_password"})
+MAX_SHOWN = 120  # characters of a value in the log
+MAX_FILE = 1 << 20
+BOOLEANS = {"true": True, "yes": True, "on": True, "1": True} | {
+    "false": False, "no": False, "off": False, "0": False
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Given:
+    """What was given, merged.
+
+    Attributes:
+        args: every option, by its name as a field.
+        sources: where each option that was given comes from, by that name.
+        notices: what an operator should know about it, a line each.
+    """
+
+    args: argparse.Namespace
+    sources: dict[str, str]
+    notices: list[str]
+
+    def shown(self) -> str:
+        """What was given and where, on one line; secrets are hidden."""
+        return ", ".join(
+            f"{name.replace('_', '-')}={_shown(name, getattr(self.args, name))} ({source})"
+            for name, source in self.sources.items()
+        )
+
+
+def _shown(name: str, value: Any) -> str:
+    if name in SECRETS:
+        return "***"
+    text = value if isinstance(value, str) else orjson.dumps(value).decode()
+    return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 1] + "…"
+
+
+def read_options(
+    top: argparse.ArgumentParser, argv: list[str], environ: Mapping[str, str]
+) -> Given:
+    """The options of all sources. Exits on a wrong command line; raises ConfigError for the other
+    sources.
+
+    `top` is changed: it gives what it reads, and no defaults.
+    """
+    actions = _actions(top)
+    defaults = {action.dest: action.default for action in actions.values()}
+    for action in top._actions:
+        action.default = argparse.SUPPRESS
+    line = vars(_parse(top, argv))
+    variables, notices = _read_environment(actions, environ)
+    path = line.get("config", variables.get("config", (None, ""))[0])
+    layers = [
+        {} if path is None else _read_file(actions, Path(path)),
+        variables,
+        {name: (value, "command line") for name, value in line.items()},
+    ]
+    merged = {name: found for layer in layers for name, found in layer.items()}
+    values = {name: value for name, (value, _) in merged.items()}
+    return Given(
+        argparse.Namespace(**defaults | values),
+        {name: source for name, (_, source) in merged.items()},
+        notices,
+    )
+
+
+type Layer = dict[str, tuple[Any, str]]  # option -> value and source
+
+
+def _actions(top: argparse.ArgumentParser) -> dict[str, argparse.Action]:
+    """Every flag by its long names."""
+    return {
+        flag: action
+        for action in top._actions
+        for flag in action.option_strings
+        if flag.startswith("--")
+    }
+
+
+def _parse(top: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespace:
+    args, unknown = top.parse_known_args(argv)
+    if unknown:
+        flags = [flag for action in top._actions for flag in action.option_strings]
+        top.error(f"unrecognized arguments: {' '.join(unknown)}{_meant(unknown[0], flags)}")
+    return args
+
+
+def _meant(word: str, known: list[str]) -> str:
+    """The end of a message about an unknown word: the known one that looks like it."""
+    found = difflib.get_close_matches(word.partition("=")[0], known, 1, 0.75)
+    return f" (did you mean {found[0]}?)" if found else ""
+
+
+def _read_environment(
+    actions: dict[str, argparse.Action], environ: Mapping[str, str]
+) -> tuple[Layer, list[str]]:
+    """The options in JAXLLM_… and VLLM_VARIABLES. Empty variables say nothing."""
+    names = {PREFIX + flag[2:].replace("-", "_").upper(): flag for flag in actions}
+    by_field = {action.dest: flag for flag, action in actions.items()}
+    known = {name: by_field[field] for name, field in VLLM_VARIABLES.items()} | names
+    found: Layer = {}
+    for name, flag in known.items():
+        text = environ.get(name, "")
+        if text and not (OF_A_SERVICE.fullmatch(name) and "://" in text):
+            value = _listed(text) if actions[flag].nargs in ("+", "*") else text
+            found[actions[flag].dest] = (_read(actions[flag], flag, value, name), name)
+    others = (name for name in environ if name.startswith(PREFIX) and name not in names)
+    notices = [
+        f"the variable {name} is no option and has no effect{_meant(name, list(names))}"
+        for name in sorted(others)
+        if not OF_A_SERVICE.fullmatch(name)
+    ]
+    return found, notices
+
+
+def _listed(text: str) -> list[Any] | str:
+    """A JSON list in a variable, else the text as the one value."""
+    try:
+        value = orjson.loads(text)
+    except ValueError:
+        return text
+    return value if isinstance(value, list) else text
+
+
+def _read_file(actions: dict[str, argparse.Action], path: Path) -> Layer:
+    found: Layer = {}
+    for key, value in load_yaml(path).items():
+        flag = f"--{str(key).replace('_', '-')}"
+        if flag not in actions or flag == "--config":
+            meant = _meant(flag, list(actions)).replace("--", "")
+            raise ConfigError(f"--config {path}: {key!r:.80} is no option{meant}")
+        if value is not None:
+            read = _read(actions[flag], flag, value, f"--config {path}: {key}")
+            found[actions[flag].dest] = (read, path.name)
+    return found
+
+
+class _Loader(yaml.SafeLoader):
+    """Plain data; a key that is there twice is an error."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """yaml's hook."""
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for at, key in enumerate(keys):
+            if key in keys[:at]:
+                raise yaml.MarkedYAMLError(
+                    problem=f"{key!r:.80} is there twice", problem_mark=node.value[at][0].start_mark
+                )
+        return super().construct_mapping(node, deep)
+
+
+def load_yaml(path: Path) -> dict[Any, Any]:
+    """A YAML file that holds one mapping. Raises ConfigError."""
+    try:
+        with path.open("rb") as file:
+            text = file.read(MAX_FILE + 1)
+    except OSError as error:
+        raise ConfigError(f"--config {path} cannot be read: {error.strerror}") from None
+    if len(text) > MAX_FILE:
+        raise ConfigError(f"--config {path} is larger than {MAX_FILE} bytes")
+    try:
+        value = yaml.load(text, _Loader)  # a SafeLoader
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
+        mark = getattr(error, "problem_mark", None)
+        line = "" if mark is None else f" in line {mark.line + 1}"
+        problem = getattr(error, "problem", None) or "it is no text, or nested too deeply"
+        raise ConfigError(f"--config {path} is no YAML{line}: {problem}") from None
+    if not isinstance(value, dict):
+        raise ConfigError(f"--config {path} must hold options as `name: value`, a line each")
+    return value
+
+
+def _read(action: argparse.Action, flag: str, value: Any, where: str) -> Any:
+    """A value of another source, as the command line would read it. Raises ConfigError."""
+    if action.nargs == 0:
+        found = BOOLEANS.get(str(value).lower())
+        if found is None:
+            raise ConfigError(f"{where} must be true or false, got {value!r:.80}")
+        inverted = flag.startswith("--no-") and isinstance(action, argparse.BooleanOptionalAction)
+        return found is not inverted
+    if action.nargs in ("+", "*"):
+        return [
+            _one(action, each, where) for each in (value if isinstance(value, list) else [value])
+        ]
+    return _one(action, value, where)
+
+
+def _one(action: argparse.Action, value: Any, where: str) -> Any:
+    try:
+        text = value if isinstance(value, str) else orjson.dumps(value).decode()
+        found = text if action.type is None else action.type(text)  # type: ignore[operator]
+    except (argparse.ArgumentTypeError, ValueError, TypeError) as error:
+        hidden = action.dest in SECRETS
+        raise ConfigError(f"{where}: {'not a text' if hidden else str(error)[:300]}") from None
+    if action.choices is not None and found not in action.choices:
+        raise ConfigError(f"{where} must be one of {', '.join(map(str, action.choices))}")
+    return found

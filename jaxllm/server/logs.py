@@ -1,0 +1,47 @@
+"""Log lines on stderr, as text or as one JSON object a line with the id of the request."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from contextvars import ContextVar
+from datetime import UTC, datetime
+
+import orjson
+
+FORMATS = ("text", "json")
+TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+# Of the request that the running task answers; "" outside of requests
+request_id: ContextVar[str] = ContextVar("request_id", default="")
+
+
+class JsonFormatter(logging.Formatter):
+    """A record as one line of JSON: time, level, logger, message, and where they are known
+    request_id and exception."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """logging's hook."""
+        entry = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if id := request_id.get():
+            entry["request_id"] = id
+        if record.exc_info:
+            entry["exception"] = self.formatException(record.exc_info)
+        return orjson.dumps(
+            {name: text.encode("utf-8", "replace").decode() for name, text in entry.items()}
+        ).decode()
+
+
+def configure(level: str, format: str) -> None:
+    """Send every log line to stderr in one of FORMATS, from `level` on."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter() if format == "json" else logging.Formatter(TEXT))
+    logging.basicConfig(level=level.upper(), handlers=[handler])
+    logging.captureWarnings(format == "json")
+    for name in ("asyncio", "uvicorn"):
+        logging.getLogger(name).setLevel(logging.WARNING)

@@ -1,0 +1,83 @@
+"""Log lines as JSON, with the id of the request that they are about."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from typing import Any
+
+import pytest
+
+from jaxllm.engine.startup.report import LogReport
+from jaxllm.server.logs import JsonFormatter
+from jaxllm.tokenizer import Tokenizer
+from tests.server.harness import Running, with_settings
+
+
+def lines_of(process: Any) -> list[dict[str, Any]]:
+    """The log, every line of which must be an object."""
+    return [json.loads(line) for line in process.log.splitlines()]
+
+
+def test_every_line_of_a_server_is_an_object_of_json(launch: Any) -> None:
+    server = launch("--log-format", "json", "--enable-reasoning", "--api-key", "hush")
+    server.says("serving m on")
+    server.process.terminate()
+    assert server.ended() == 0
+    lines = lines_of(server)
+    assert {"time", "level", "logger", "message"} == {name for line in lines for name in line}
+    assert "hush" not in server.log
+    messages = [line["message"] for line in lines]
+    assert any("api-key=*** (command line)" in message for message in messages)
+    assert {line["level"] for line in lines if "--enable-reasoning" in line["message"]} >= {
+        "warning"
+    }
+
+
+def test_a_line_about_a_request_has_its_id(
+    tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
+    shown = []
+    handler = logging.Handler()
+    handler.emit = lambda record: shown.append(JsonFormatter().format(record))  # type: ignore[method-assign]
+    logger = logging.getLogger("jaxllm.server")
+    logger.addHandler(handler)
+    try:
+        with (
+            caplog.at_level("INFO", "jaxllm.server"),
+            Running(tokenizer, with_settings(log_requests=True)) as server,
+        ):
+            for id in ("first", "second"):
+                body = {"model": "fake", "prompt": "abc", "max_tokens": 1}
+                server.request("POST", "/v1/completions", body, {"x-request-id": id})
+    finally:
+        logger.removeHandler(handler)
+    found = [json.loads(line) for line in shown if "prompts of" in line]
+    assert [line["request_id"] for line in found] == ["first", "second"]
+
+
+def test_an_exception_and_odd_text_stay_on_one_line() -> None:
+    try:
+        raise ValueError("two\nlines \ud800")
+    except ValueError:
+        record = logging.LogRecord(
+            "x", logging.ERROR, __file__, 1, "it %s\n", ("failed",), sys.exc_info()
+        )
+    line = JsonFormatter().format(record)
+    assert "\n" not in line
+    entry = json.loads(line)
+    assert entry["message"] == "it failed\n"
+    assert "ValueError: two\nlines ?" in entry["exception"]
+    assert "request_id" not in entry
+
+
+def test_a_start_whose_log_is_read_by_machines_has_no_bars(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    report = LogReport()
+    with caplog.at_level("INFO", "jaxllm.engine"), report.phase("Loading weights") as progress:
+        progress(1, 2)
+    report.show_table("jaxllm", [("dtype", "float32")])
+    said = [record.getMessage() for record in caplog.records]
+    assert said[0].startswith("Loading weights took 0.0")
