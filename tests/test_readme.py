@@ -162,7 +162,7 @@ def test_every_make_target_is_in_the_help_and_declared_phony():
 def test_the_server_knows_the_options(line, monkeypatch):
     import jaxllm.server.__main__ as server
     from jaxllm import cli
-    from jaxllm.server.cli import parse
+    from jaxllm.server.command_line.options import parse
 
     seen = []
     monkeypatch.setattr(server, "main", lambda argv: seen.append(parse(argv, {})))

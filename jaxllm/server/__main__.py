@@ -11,7 +11,7 @@ import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from jaxllm.server.cli import Options
+    from jaxllm.server.command_line.options import Options
 
 
 def main(argv: list[str] | None = None, command: tuple[str, ...] | None = None) -> int:
@@ -31,7 +31,7 @@ def start(argv: list[str], command: tuple[str, ...] | None) -> int:
     import logging
 
     from jaxllm.config import ConfigError
-    from jaxllm.server.cli import parse
+    from jaxllm.server.command_line.options import parse
     from jaxllm.server.logs import configure
 
     # No warning that PyTorch is missing
@@ -56,7 +56,7 @@ def run(options: Options, command: tuple[str, ...] | None = None) -> int:
     import logging
 
     from jaxllm.chat_template import template_text
-    from jaxllm.server.cli import check_generation_config
+    from jaxllm.server.command_line.options import check_generation_config
     from jaxllm.server.engine.connection import ENGINE_COMMAND
     from jaxllm.server.lifecycle import find_model, serve
     from jaxllm.server.transport.sockets import bind

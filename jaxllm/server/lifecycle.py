@@ -22,7 +22,7 @@ from jaxllm.messages import EngineStats
 from jaxllm.models.config.read import check_sizes
 from jaxllm.sampling.defaults import generation_config, sampling_defaults
 from jaxllm.server.app import build
-from jaxllm.server.cli import Options
+from jaxllm.server.command_line.options import Options
 from jaxllm.server.engine.client import EngineClient
 from jaxllm.server.engine.connection import ENGINE_COMMAND, EngineDied
 from jaxllm.server.engine.supervisor import EngineSupervisor

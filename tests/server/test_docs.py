@@ -8,7 +8,7 @@ import re
 from starlette.routing import Route
 
 from jaxllm.server.app import routes
-from jaxllm.server.flags import parser
+from jaxllm.server.command_line.flags import parser
 from jaxllm.server.transport.auth import is_open
 from tests.server.harness import Running
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from jaxllm.server.cli import parse
+from jaxllm.server.command_line.options import parse
 from jaxllm.server.lifecycle import announce
 from jaxllm.server.transport.sockets import MAX_FILES, bind, raise_file_limit
 from tests.server.harness import Open

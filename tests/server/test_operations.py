@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
-from jaxllm.server.cli import parse
+from jaxllm.server.command_line.options import parse
 from server import check_dashboard, dashboard, smoke
 from tests.server.harness import Running
 from tests.server.test_observability import DASHBOARD

@@ -29,7 +29,9 @@ def test_a_signal_ends_a_start_that_is_stuck_in_the_tokenizers_library(
     await_gone(engine)
 
 
-@pytest.mark.parametrize("module", ["jaxllm.server.cli", "jaxllm.config", "asyncio"])
+@pytest.mark.parametrize(
+    "module", ["jaxllm.server.command_line.options", "jaxllm.config", "asyncio"]
+)
 def test_an_interrupt_during_the_first_imports_ends_the_process_without_a_traceback(
     module: str,
 ) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from jaxllm.server.cli import parse
 from jaxllm.server.command_line.accepted import ACCEPTED
-from jaxllm.server.flags import parser
+from jaxllm.server.command_line.flags import parser
+from jaxllm.server.command_line.options import parse
 
 # `vllm serve` flags that its users know, old and new
 KNOWN = """

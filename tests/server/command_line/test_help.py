@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from jaxllm.server.cli import parse
-from jaxllm.server.flags import parser
+from jaxllm.server.command_line.flags import parser
+from jaxllm.server.command_line.options import parse
 
 
 def shown(topic: str, capsys: pytest.CaptureFixture[str]) -> str:

@@ -6,8 +6,8 @@ import pathlib
 
 import pytest
 
-from jaxllm.server.cli import Options, parse
 from jaxllm.server.command_line.layers import MAX_FILE
+from jaxllm.server.command_line.options import Options, parse
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from jaxllm.server.cli import parse
+from jaxllm.server.command_line.options import parse
 from jaxllm.tokenizer import Tokenizer
 from tests.server.harness import Running, with_settings
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from jaxllm.server.cli import parse
+from jaxllm.server.command_line.options import parse
 from jaxllm.server.page.files import FOLDER, TYPES
 from tests.server.harness import Running, with_settings
 

@@ -11,8 +11,8 @@ import pytest
 
 from jaxllm.config import NEUTRAL_ARGUMENTS, ConfigError, EngineConfig, human_int
 from jaxllm.sampling.options import OPTIONS
-from jaxllm.server.cli import parse
-from jaxllm.server.flags import ENGINE_FLAGS, SERVER_DEFAULTS, parser
+from jaxllm.server.command_line.flags import ENGINE_FLAGS, SERVER_DEFAULTS, parser
+from jaxllm.server.command_line.options import parse
 
 
 def test_every_field_of_the_engines_configuration_has_a_flag_and_its_default() -> None:

@@ -15,11 +15,11 @@ from jaxllm.sampling.defaults import checked_override
 from jaxllm.sampling.options import OPTIONS, default_of
 from jaxllm.sampling.values import legal
 from jaxllm.server.command_line.accepted import ACCEPTED, check_accepted
+from jaxllm.server.command_line.flags import NEUTRAL_REASONS, OWN_FLAGS, parser
 from jaxllm.server.command_line.help import help_text
 from jaxllm.server.command_line.layers import Given, read_options
 from jaxllm.server.command_line.secret_files import read_keys
 from jaxllm.server.errors import ApiError
-from jaxllm.server.flags import NEUTRAL_REASONS, OWN_FLAGS, parser
 from jaxllm.server.openai.chat import check_template_kwargs
 from jaxllm.server.parsing.formats import find_formats
 from jaxllm.server.state import Cors, Settings

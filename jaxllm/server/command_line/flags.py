@@ -139,7 +139,7 @@ def parser() -> argparse.ArgumentParser:
         usage="%(prog)s [MODEL] [options]",
         epilog="--help shows the groups; --help=sampling the sampling options of requests.",
         allow_abbrev=False,
-        add_help=False,  # `cli.parse` answers --help
+        add_help=False,  # `options.parse` answers --help
     )
     hints = typing.get_type_hints(EngineConfig)
     defaults = {f.name: f.default for f in dataclasses.fields(EngineConfig)} | SERVER_DEFAULTS
@@ -180,7 +180,7 @@ def _engine_flag(group: Any, name: str, hint: Any, default: Any, help: str) -> N
 
 
 def _accepted_flags(group: Any) -> None:
-    """The flags of NEUTRAL_ARGUMENTS; `cli._check_neutral_flag` refuses other values."""
+    """The flags of NEUTRAL_ARGUMENTS; `options._check_neutral_flag` refuses other values."""
     for name, neutral in NEUTRAL_ARGUMENTS.items():
         if name in OWN_FLAGS:
             continue
