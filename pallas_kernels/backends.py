@@ -10,6 +10,9 @@ from typing import Any, Required, TypedDict
 import jax
 from jax import Array
 
+# Widths of heads that a back end takes, in ascending order; a back end that is not here takes all
+HEAD_DIMS: Mapping[str, tuple[int, ...]] = {"mosaic_gpu": (64, 128, 256)}
+
 
 class AttentionOptions(TypedDict, total=False):
     """How attention ops score: `softcap` s maps x to s·tanh(x / s), `window` w hides keys w or more

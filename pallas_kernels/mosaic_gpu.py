@@ -14,6 +14,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from pallas_kernels.backends import HEAD_DIMS
 from pallas_kernels.quantised import is_quantised
 
 # How the tensor cores read an operand of 16-bit numbers in shared memory
@@ -78,7 +79,7 @@ def check_pages(op: str, q: Array, k_pages: Array, v_pages: Array) -> None:
         )
     if eight and C not in (64, 128):
         raise ValueError(f"mosaic_gpu {op} takes 8-bit pages of 64 or 128 tokens, got {C}")
-    if H not in (64, 128, 256) or HK != H or v_pages.shape != k_pages.shape:
+    if H not in HEAD_DIMS["mosaic_gpu"] or HK != H or v_pages.shape != k_pages.shape:
         raise ValueError(
             f"mosaic_gpu {op} takes head_dim 64, 128 or 256 and equal K and V pools, "
             f"got q {q.shape}, k {k_pages.shape}"

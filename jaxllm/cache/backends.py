@@ -16,13 +16,11 @@ from pallas_kernels import (
     paged_extend,
     segment_attention,
 )
-from pallas_kernels.backends import UnknownBackend
+from pallas_kernels.backends import HEAD_DIMS, UnknownBackend
 
 FALLBACK = "xla"
 HOPPER = "9.0"
 HOPPER_TILE = 128  # keys at most, of paged decode and extend
-# Widths of heads that a back end takes, in ascending order: other heads are stored with zeros
-WIDTHS = {"mosaic_gpu": (64, 128, 256)}
 HOMES = {
     "mosaic_gpu": f"an NVIDIA GPU of compute capability {HOPPER} (Hopper)",
     "mosaic_tpu": "a TPU",
@@ -115,7 +113,7 @@ def choose_backend(
 
 def stored_dim(name: str, head_dim: int) -> int:
     """The width at which a back end wants heads stored: the next that it takes, or their own."""
-    return next((width for width in WIDTHS.get(name, ()) if width >= head_dim), head_dim)
+    return next((width for width in HEAD_DIMS.get(name, ()) if width >= head_dim), head_dim)
 
 
 def _stored(name: str, reason: str, shapes: Shapes | SegmentShapes) -> Backend:

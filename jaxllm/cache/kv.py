@@ -17,8 +17,8 @@ from jax.typing import DTypeLike
 
 from jaxllm.cache import latent
 from jaxllm.cache.row_kernels import RowKernels
-from jaxllm.cache.step import How, Plans
 from jaxllm.cache.step import PagedInputs as PagedInputs
+from jaxllm.cache.step import Plans, StaticOptions
 from pallas_kernels import paged_decode, paged_extend, rope_write
 from pallas_kernels.backends import close_plan, open_plan
 from pallas_kernels.latent_decode import LatentRows
@@ -202,21 +202,21 @@ class PagedContext(RowKernels):
         sinks: Array | None = None,
     ) -> Array:
         """Write the step's keys and values into the layer's pages, then attend; returns `o_TNH`."""
-        how = How(self._backend, self._mesh, scale, self._no_split, window, softcap)
+        static = StaticOptions(self._backend, self._mesh, scale, self._no_split, window, softcap)
         inputs, pages = self._of(layer)
         if window not in self._plans:
-            self._plans[window] = _plan(how, inputs, pages[0], rows)
+            self._plans[window] = _plan(static, inputs, pages[0], rows)
         places = (pages, inputs, self._plans[window], self._first_page(layer))
-        return self._kept(layer, window, _write_and_attend(how, rows, *places, sinks))
+        return self._kept(layer, window, _write_and_attend(static, rows, *places, sinks))
 
     def attend_latent(self, layer: int, rows: LatentRows, *, scale: float) -> Array:
         """Write the step's entries into the layer's pages, then attend; returns `o_TNF`."""
-        how = How(self._backend, self._mesh, scale, self._no_split)
+        static = StaticOptions(self._backend, self._mesh, scale, self._no_split)
         inputs, pages = self._of(layer)
         if None not in self._plans:
-            self._plans[None] = latent.plan(how, inputs, pages[0], rows)
+            self._plans[None] = latent.plan(static, inputs, pages[0], rows)
         places = (pages, inputs, self._plans[None], self._first_page(layer))
-        return self._kept(layer, None, latent.write_and_attend(how, rows, *places))
+        return self._kept(layer, None, latent.write_and_attend(static, rows, *places))
 
     def _of(self, layer: int) -> tuple[PagedInputs, tuple[Array, ...]]:
         """The inputs of a layer's group, and its pages as they are now."""
@@ -237,37 +237,33 @@ class PagedContext(RowKernels):
         return output
 
 
-def _plan(how: How, inputs: PagedInputs, pages: Array, rows: HeadRows) -> Plans:
+def _plan(static: StaticOptions, inputs: PagedInputs, pages: Array, rows: HeadRows) -> Plans:
     """One plan for all layers of a window, and for all devices: each has as many KV heads and sees
     the same rows."""
     _, kv_heads, _, head_dim = pages.shape
     B, tokens = inputs.decode_lengths_B.shape[0], rows.qkv.shape[0]
     local = {
         "heads": rows.queries,
-        "kv_heads": kv_heads // how.mesh.shape["tensor"],
+        "kv_heads": kv_heads // static.mesh.shape["tensor"],
         "head_dim": head_dim,
-        "window": how.window,
-        "no_split": how.no_split,
+        "window": static.window,
+        "no_split": static.no_split,
     }
-    plan_decode = paged_decode.BACKENDS.planner(how.backend)
-    plan_extend = paged_extend.BACKENDS.planner(how.backend)
+    plan_decode = paged_decode.BACKENDS.planner(static.backend)
+    plan_extend = paged_extend.BACKENDS.planner(static.backend)
     decode = extend = None
     if B and plan_decode is not None:
         decode = plan_decode(inputs.decode_lengths_B, itemsize=pages.dtype.itemsize, **local)
     if tokens > B and plan_extend is not None:
-        chunks = (inputs.chunk_starts_R, inputs.chunk_lengths_R, inputs.chunk_kv_lengths_R)
-        extend = plan_extend(*chunks, tokens=tokens - B, **local)
-    # As the kernels return it, so that the first layer runs the program of the others
-    return lax.with_sharding_constraint(
-        Plans(decode, extend), NamedSharding(how.mesh, PartitionSpec())
-    )
+        extend = plan_extend(*inputs.chunks, tokens=tokens - B, **local)
+    return Plans(decode, extend).placed(static.mesh)
 
 
 # One inner jit: a model's layers are unrolled, and without it every layer would trace and lower the
 # kernels again.
 @functools.partial(jax.jit, static_argnums=0)
 def _write_and_attend(
-    how: How,
+    static: StaticOptions,
     rows: HeadRows,
     pages: tuple[Array, ...],
     inputs: PagedInputs,
@@ -287,8 +283,8 @@ def _write_and_attend(
         kv_scales=None if rows.kv_scales is None else PartitionSpec("tensor", None),
     )
     run = jax.shard_map(
-        functools.partial(_shard, how),
-        mesh=how.mesh,
+        functools.partial(_shard, static),
+        mesh=static.mesh,
         in_specs=(specs, (PAGES,) * len(pages), *(replicated,) * 3, PartitionSpec("tensor")),
         out_specs=(HEADS, (PAGES,) * len(pages), replicated),
         check_vma=False,
@@ -297,7 +293,7 @@ def _write_and_attend(
 
 
 def _shard(
-    how: How,
+    static: StaticOptions,
     rows: HeadRows,
     pages: tuple[Array, ...],
     inputs: PagedInputs,
@@ -320,17 +316,17 @@ def _shard(
         first_page,
         scales=scales[0] if scales else None,
         # Back ends without a kernel for the write use the reference: XLA's scatter is in place too
-        backend=how.backend if how.backend in rope_write.BACKENDS else "reference",
+        backend=static.backend if static.backend in rope_write.BACKENDS else "reference",
     )
     k_pages, v_pages, *scales = written
     B, T = inputs.decode_lengths_B.shape[0], q_TNH.shape[0]
     options: dict[str, Any] = {
-        "backend": how.backend,
-        "scale": how.scale,
-        "window": how.window,
-        "softcap": how.softcap,
+        "backend": static.backend,
+        "scale": static.scale,
+        "window": static.window,
+        "softcap": static.softcap,
         "first_page": first_page,
-        "no_split": how.no_split,
+        "no_split": static.no_split,
         "scales": scales[0] if scales else None,
         "sinks": sinks,
     }
@@ -343,8 +339,7 @@ def _shard(
             )
         )
     if T > B:
-        chunks = (inputs.chunk_starts_R, inputs.chunk_lengths_R, inputs.chunk_kv_lengths_R)
-        places = (inputs.chunk_tables_RM, *chunks)
+        places = (inputs.chunk_tables_RM, *inputs.chunks)
         parts.append(
             paged_extend.extend_attention(
                 q_TNH[B:], k_pages, v_pages, *places, **options, plan=plans.extend

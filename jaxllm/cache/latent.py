@@ -7,10 +7,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
-from jax.sharding import NamedSharding, PartitionSpec
+from jax import Array
+from jax.sharding import PartitionSpec
 
-from jaxllm.cache.step import How, PagedInputs, Plans
+from jaxllm.cache.step import PagedInputs, Plans, StaticOptions
 from pallas_kernels import latent_decode, latent_extend
 from pallas_kernels.backends import close_plan, open_plan
 from pallas_kernels.latent_decode import LatentRows, UpProjections, absorbed, projected
@@ -21,35 +21,32 @@ HEADS = PartitionSpec(None, "tensor", None)
 OF_HEADS = PartitionSpec("tensor", None, None)
 
 
-def plan(how: How, inputs: PagedInputs, pages: Array, rows: LatentRows) -> Plans:
+def plan(static: StaticOptions, inputs: PagedInputs, pages: Array, rows: LatentRows) -> Plans:
     """One plan for all layers and devices."""
     B, tokens = inputs.decode_lengths_B.shape[0], rows.q_TNH.shape[0]
-    heads = rows.q_TNH.shape[1] // how.mesh.shape["tensor"]
-    plan_decode = latent_decode.BACKENDS.planner(how.backend)
-    plan_extend = latent_extend.BACKENDS.planner(how.backend)
+    heads = rows.q_TNH.shape[1] // static.mesh.shape["tensor"]
+    plan_decode = latent_decode.BACKENDS.planner(static.backend)
+    plan_extend = latent_extend.BACKENDS.planner(static.backend)
     decode = extend = None
     if B and plan_decode is not None:
-        decode = plan_decode(inputs.decode_lengths_B, heads=heads, no_split=how.no_split)
+        decode = plan_decode(inputs.decode_lengths_B, heads=heads, no_split=static.no_split)
     if tokens > B and plan_extend is not None:
         extend = plan_extend(
             inputs.chunk_tables_RM,
-            *_chunks(inputs),
+            *inputs.chunks,
             tokens=tokens - B,
             heads=heads,
             head_dim=max(rows.q_TNH.shape[-1], rows.up.values_NFV.shape[1]),
             page_size=pages.shape[2],
-            no_split=how.no_split,
+            no_split=static.no_split,
         )
-    # As the kernels return it, so that the first layer runs the program of the others
-    return lax.with_sharding_constraint(
-        Plans(decode, extend), NamedSharding(how.mesh, PartitionSpec())
-    )
+    return Plans(decode, extend).placed(static.mesh)
 
 
 # One inner jit, so that a model's layers share a trace
 @functools.partial(jax.jit, static_argnums=0)
 def write_and_attend(
-    how: How,
+    static: StaticOptions,
     rows: LatentRows,
     pages: tuple[Array, ...],
     inputs: PagedInputs,
@@ -60,8 +57,8 @@ def write_and_attend(
     replicated = PartitionSpec()
     specs = LatentRows(HEADS, replicated, UpProjections(OF_HEADS, OF_HEADS))
     run = jax.shard_map(
-        functools.partial(_shard, how),
-        mesh=how.mesh,
+        functools.partial(_shard, static),
+        mesh=static.mesh,
         in_specs=(specs, (ENTRIES,), *(replicated,) * 3),
         out_specs=(HEADS, (ENTRIES,), replicated),
         check_vma=False,
@@ -70,7 +67,7 @@ def write_and_attend(
 
 
 def _shard(
-    how: How,
+    static: StaticOptions,
     rows: LatentRows,
     pages: tuple[Array, ...],
     inputs: PagedInputs,
@@ -82,10 +79,10 @@ def _shard(
     entries = _write(entries, rows.entry_TW, inputs, first_page)
     pages_PCW, up = entries.reshape(-1, *entries.shape[2:]), rows.up
     options: dict[str, Any] = {
-        "backend": how.backend,
-        "scale": how.scale,
+        "backend": static.backend,
+        "scale": static.scale,
         "first_page": first_page,
-        "no_split": how.no_split,
+        "no_split": static.no_split,
     }
     B, parts = inputs.decode_lengths_B.shape[0], []
     if B:
@@ -100,7 +97,7 @@ def _shard(
         )
         parts.append(projected(o_BNV, up))
     if rows.q_TNH.shape[0] > B:
-        places = (inputs.chunk_tables_RM, *_chunks(inputs))
+        places = (inputs.chunk_tables_RM, *inputs.chunks)
         parts.append(
             latent_extend.latent_extend(
                 rows.q_TNH[B:], up, pages_PCW, *places, plan=plans.extend, **options
@@ -108,10 +105,6 @@ def _shard(
         )
     o_TNF = parts[0] if len(parts) == 1 else jnp.concatenate(parts)
     return o_TNF, (entries,), Plans(*map(close_plan, plans))
-
-
-def _chunks(inputs: PagedInputs) -> tuple[Array, Array, Array]:
-    return inputs.chunk_starts_R, inputs.chunk_lengths_R, inputs.chunk_kv_lengths_R
 
 
 def _write(pages: Array, entry_TW: Array, inputs: PagedInputs, first_page: Array) -> Array:

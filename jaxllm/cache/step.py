@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
-from jax import Array
-from jax.sharding import Mesh
+from jax import Array, lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 
 @jax.tree_util.register_dataclass
@@ -35,9 +35,14 @@ class PagedInputs:
     write_page_T: Array
     write_offset_T: Array
 
+    @property
+    def chunks(self) -> tuple[Array, Array, Array]:
+        """Starts, lengths and KV lengths of the chunks."""
+        return self.chunk_starts_R, self.chunk_lengths_R, self.chunk_kv_lengths_R
+
 
 @dataclass(frozen=True)
-class How:
+class StaticOptions:
     """The static options of a layer's attention; layers with equal ones share a trace."""
 
     backend: str
@@ -54,3 +59,8 @@ class Plans(NamedTuple):
 
     decode: Any
     extend: Any
+
+    def placed(self, mesh: Mesh) -> Plans:
+        """On every device, as the kernels return them, so that the first layer runs the program of
+        the others."""
+        return lax.with_sharding_constraint(self, NamedSharding(mesh, PartitionSpec()))

@@ -5,11 +5,10 @@ from __future__ import annotations
 import jax
 
 from jaxllm.models.config.latent import latent_decoder, latent_names, latent_spec
-from jaxllm.models.config.mixture import group_limit
+from jaxllm.models.config.mixture import group_limit, predicting_layers
 from jaxllm.models.config.read import Config, flag, number, positive
 from jaxllm.models.config.spec import ModelSpec
 from jaxllm.models.deepseek_v2 import REMOTE_CODE as REMOTE_CODE
-from jaxllm.models.glm4_moe import unused as unused
 from jaxllm.nn.decoder import Decoder
 from jaxllm.nn.linear import Init
 from jaxllm.nn.mixture.routers import normalised, unchanged
@@ -36,6 +35,7 @@ DEFAULTS: Config = {
     "num_nextn_predict_layers": 1,
 }
 NAMES = latent_names(router=("gate.weight", "gate.e_score_correction_bias"))
+unused = predicting_layers
 
 
 def spec(hf: Config) -> ModelSpec:

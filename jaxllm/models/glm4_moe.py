@@ -10,6 +10,7 @@ from jaxllm.models.config.mixture import (
     mixture,
     mixture_names,
     mixture_spec,
+    predicting_layers,
     routed,
     shared_names,
 )
@@ -45,18 +46,12 @@ NAMES = {
     **shared_names("mlp.shared_experts"),
 }
 SIZES = ("n_routed_experts", "moe_intermediate_size")
+unused = predicting_layers
 
 
 def spec(hf: Config) -> ModelSpec:
     """The spec of a complete configuration. Raises ConfigError."""
     return mixture_spec(transformer_spec(hf, partial=True), mixture(hf, *SIZES))
-
-
-def unused(spec: ModelSpec) -> tuple[str, ...]:
-    """Layers that predict further tokens lie behind the model's own."""
-    own = positive(spec.config, "num_hidden_layers")
-    extra = whole(spec.config, "num_nextn_predict_layers")
-    return tuple(f"model.layers.{own + layer}." for layer in range(extra))
 
 
 def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:

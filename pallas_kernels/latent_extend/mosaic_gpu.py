@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from pallas_kernels.backends import AttentionOptions
+from pallas_kernels.backends import HEAD_DIMS, AttentionOptions
 from pallas_kernels.latent_decode import mosaic_gpu as decode
 from pallas_kernels.latent_decode.rows import UpProjections, absorbed, projected
 from pallas_kernels.latent_extend.reference import token_rows
@@ -23,7 +23,7 @@ from pallas_kernels.paged_decode.plan import DecodePlan
 from pallas_kernels.paged_extend import mosaic_gpu as extend
 from pallas_kernels.paged_extend.plan import ExtendPlan
 
-WIDTHS = (64, 128, 256)  # of heads that `paged_extend` takes
+WIDTHS = HEAD_DIMS["mosaic_gpu"]  # of heads that `paged_extend` takes
 ROOM = 2  # tokens that are expanded at most, a token of the step
 SLAB = 2048  # tokens absorbed at once: more rows would count more tiles than int32 can divide
 

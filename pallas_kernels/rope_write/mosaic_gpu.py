@@ -18,6 +18,7 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from pallas_kernels.backends import HEAD_DIMS
 from pallas_kernels.mosaic_gpu import first_page_of, launch, store
 from pallas_kernels.quantised import clipped, inverse_of, is_quantised, scale_of
 from pallas_kernels.rope_write.rows import HeadRows
@@ -42,7 +43,7 @@ def check(rows: HeadRows, k_pages: Array, v_pages: Array) -> None:
             "mosaic_gpu rope_write takes bfloat16 or float16 throughout, or pages of 8-bit floats, "
             f"{types}"
         )
-    if rows.qkv.shape[-1] not in (64, 128, 256) or k_pages.shape[3] != rows.qkv.shape[-1]:
+    if rows.qkv.shape[-1] not in HEAD_DIMS["mosaic_gpu"] or k_pages.shape[3] != rows.qkv.shape[-1]:
         raise ValueError(f"mosaic_gpu rope_write takes head_dim 64, 128 or 256, got {given}")
     if v_pages.shape != k_pages.shape or k_pages.shape[1] != rows.keys:
         raise ValueError(

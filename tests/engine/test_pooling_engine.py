@@ -55,7 +55,7 @@ def test_vectors_are_those_of_the_reference_together_and_alone(case: str) -> Non
 def test_an_encoder_with_wider_heads_gives_the_same_vectors(
     case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(backends.WIDTHS, "reference", (12,))
+    monkeypatch.setitem(backends.HEAD_DIMS, "reference", (12,))
     engine, (prompts, vectors) = make(case), golden(case)
     assert "heads of 8 are stored as 12, with zeros" in engine.resolved.attention_reason
     assert_close(pool(engine, prompts, params_of(case), second_texts(case)), vectors)

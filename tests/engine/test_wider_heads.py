@@ -23,7 +23,7 @@ def test_an_engine_with_wider_heads_gives_the_same_tokens_and_log_probabilities(
 ) -> None:
     params = [SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=1)] * 3
     wanted = outcomes(make_engine(), PROMPTS, params)
-    monkeypatch.setitem(backends.WIDTHS, "reference", (12, 20))
+    monkeypatch.setitem(backends.HEAD_DIMS, "reference", (12, 20))
     engine = make_engine(tensor_parallel_size=shards)
     found = outcomes(engine, PROMPTS, params)
     assert TINY["head_dim"] == 8

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.latent_decode import UpProjections
 from pallas_kernels.latent_extend import latent_extend, mosaic_gpu, reference
-from pallas_kernels.layout import dense_attention, in_pages
+from pallas_kernels.latent_extend.cases import CASES, Case, inputs
 from pallas_kernels.paged_extend.mosaic_gpu import Tuning
 from tests.pallas_kernels.places import (
     INTERPRETER,
@@ -23,95 +22,22 @@ from tests.pallas_kernels.places import (
     slow_places,
 )
 
-
-class Case(NamedTuple):
-    """Tokens of each row's cached prefix and of its chunk; a chunk of 0 is a row not in use."""
-
-    prefixes: tuple[int, ...]
-    chunks: tuple[int, ...]
-    gap: int = 3  # tokens of no row, after each chunk
-    heads: int = 4
-    plain: int = 8
-    rope: int = 4
-    value: int = 6
-    rank: int = 16
-    page_size: int = 16
-
-    @property
-    def starts(self) -> np.ndarray:
-        """Where each chunk begins."""
-        sizes = [chunk + self.gap for chunk in self.chunks]
-        return np.cumsum([0, *sizes])[:-1].astype(np.int32)
-
-
-CASES = {
-    "a prompt": Case((0,), (40,)),
-    "chunks after prefixes": Case((17, 0, 130), (5, 33, 16)),
-    "a row that is not in use": Case((9, 0, 2), (1, 0, 7)),
-    "nobody": Case((0, 0), (0, 0)),
-    "without gaps": Case((128, 3), (64, 64), gap=0),
-}
-
-
-class Inputs(NamedTuple):
-    """Arguments of a call, and what every token of a row should get."""
-
-    q: np.ndarray
-    up: UpProjections
-    pages: np.ndarray
-    places: tuple[np.ndarray, ...]
-    expected: np.ndarray
-
-
-def inputs(case: Case, seed: int = 0) -> Inputs:
-    """Keys and values are expanded in float64; places that no row sees hold NaN."""
-    rng = np.random.default_rng(seed)
-
-    def draw(*shape: int) -> np.ndarray:
-        return rng.standard_normal(shape).astype(np.float32)
-
-    keys, values = (draw(case.heads, n, case.rank) / 4 for n in (case.plain, case.value))
-    totals = [a + b if b else 0 for a, b in zip(case.prefixes, case.chunks, strict=True)]
-    entries = [draw(total, 1, case.rank + case.rope) for total in totals]
-    q = draw(sum(case.chunks) + case.gap * len(case.chunks), case.heads, case.plain + case.rope)
-    expected, how = np.zeros((*q.shape[:2], case.value)), {"window": None, "softcap": None}
-    for start, chunk, own in zip(case.starts, case.chunks, entries, strict=True):
-        if chunk:
-            latent, turned = own[:, 0, : case.rank], own[:, :, case.rank :]
-            shared = np.repeat(turned, case.heads, axis=1)
-            k = np.concatenate([np.einsum("tv,nev->tne", latent, keys), shared], axis=-1)
-            v = np.einsum("tv,nfv->tnf", latent, values)
-            rows = slice(start, start + chunk)
-            scale = (case.plain + case.rope) ** -0.5
-            expected[rows] = dense_attention(q[rows], k, v, scale=scale, **how)
-    pages = in_pages(entries, entries, case.page_size, 2, float("nan"), seed)
-    lengths = (np.array(case.chunks, np.int32), np.array(totals, np.int32))
-    places = (pages.table, case.starts, *lengths)
-    return Inputs(q, UpProjections(keys, values), pages.k[:, 0], places, expected)
-
-
-def scale_of(case: Case) -> float:
-    return (case.plain + case.rope) ** -0.5
-
-
 extend = jax.jit(latent_extend, static_argnames=("backend", "scale"))
 
 
 @pytest.mark.parametrize("backend", ["reference", "xla"])
-@pytest.mark.parametrize("name", CASES)
-def test_chunks_attend_as_if_latents_were_expanded(name: str, backend: str) -> None:
-    case = CASES[name]
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_chunks_attend_as_if_latents_were_expanded(case: Case, backend: str) -> None:
     made = inputs(case)
-    args = (made.q, made.up, made.pages, *made.places)
-    out = extend(*args, backend=backend, scale=scale_of(case))
+    out = extend(*made.args, backend=backend, **case.options)
     assert out.dtype == jnp.float32
     np.testing.assert_allclose(out, made.expected, rtol=2e-4, atol=2e-5)
 
 
 def test_a_layer_may_begin_anywhere_in_a_pool_of_several() -> None:
-    case = CASES["chunks after prefixes"]
-    q, up, pages, places, _ = inputs(case)
-    options = {"backend": "reference", "scale": scale_of(case)}
+    case = Case(name="layers", prefixes=(17, 0, 130), chunks=(5, 33, 16))
+    q, up, pages, *places = inputs(case).args
+    options = {"backend": "reference", **case.options}
     wanted = extend(q, up, pages, *places, **options)
     pool, first = np.concatenate([np.full_like(pages, np.nan), pages]), np.array([len(pages)])
     np.testing.assert_array_equal(
@@ -131,11 +57,11 @@ def error(place: str, case: Case, **planned: Any) -> float:
     sizes = {"heads": case.heads, "head_dim": 96, "page_size": case.page_size} | planned
     plan = mosaic_gpu.plan(*made.places, tokens=len(made.q), tuning=tuning, **sizes)
     run = functools.partial(
-        mosaic_gpu.latent_extend, tuning=tuning, scale=scale_of(case), **launch_options(place)
+        mosaic_gpu.latent_extend, tuning=tuning, **case.options, **launch_options(place)
     )
     out = jax.jit(run)(*low, *made.places, plan=plan)
     wide = jax.tree.map(lambda x: x.astype(jnp.float32), low)
-    return relative_error(out, reference.latent_extend(*wide, *made.places, scale=scale_of(case)))
+    return relative_error(out, reference.latent_extend(*wide, *made.places, **case.options))
 
 
 quiet = pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
@@ -144,7 +70,7 @@ quiet = pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarn
 @quiet
 @slow_places
 def test_on_hopper_short_contexts_are_expanded_and_long_ones_absorbed(place: str) -> None:
-    case = Case((9, 0, 390), (12, 0, 3), **WIDE)
+    case = Case(name="", prefixes=(9, 0, 390), chunks=(12, 0, 3), **WIDE)
     assert error(place, case) < 1e-2
 
 
@@ -152,7 +78,8 @@ def test_on_hopper_short_contexts_are_expanded_and_long_ones_absorbed(place: str
 @slow_places
 @pytest.mark.parametrize("planned", [{}, {"no_split": True}], ids=["expanded", "no split"])
 def test_on_hopper_prompts_equal_the_reference(place: str, planned: dict[str, Any]) -> None:
-    assert error(place, Case((0, 70, 0), (70, 1, 130), **WIDE), **planned) < 1e-2
+    case = Case(name="", prefixes=(0, 70, 0), chunks=(70, 1, 130), **WIDE)
+    assert error(place, case, **planned) < 1e-2
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from jaxllm.config import ConfigError
-from jaxllm.models.config.read import Config, positive
+from jaxllm.models.config.read import Config, positive, whole
 from jaxllm.models.config.spec import ModelSpec
 from jaxllm.nn.linear import Init
 from jaxllm.nn.mixture.experts import Experts, MixtureMLP
@@ -80,6 +80,14 @@ def group_limit(hf: Config, experts: int, best: int) -> GroupLimit | None:
             "to choose from"
         )
     return None if groups == 1 else GroupLimit(groups, kept, best)
+
+
+def predicting_layers(spec: ModelSpec) -> tuple[str, ...]:
+    """What names of tensors begin with in layers that predict further tokens: those behind the
+    model's own. Raises ConfigError."""
+    own = positive(spec.config, "num_hidden_layers")
+    extra = whole(spec.config, "num_nextn_predict_layers")
+    return tuple(f"model.layers.{own + layer}." for layer in range(extra))
 
 
 def shared_names(name: str) -> Mapping[str, tuple[str, ...]]:
