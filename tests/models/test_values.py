@@ -155,7 +155,15 @@ def test_sizes_that_a_family_cannot_guess_are_asked_for(name: str) -> None:
             if common in models.family(hf["model_type"]).DEFAULTS:
                 continue
             said = refusal({other: value for other, value in hf.items() if other != key})
-            assert f"{common} is None; it must be a positive integer" in said
+            names = [own for own, other in spelling.items() if other == common] or [key]
+            assert f"{names[0]} is None; it must be a positive integer" in said
+
+
+def test_an_error_names_the_key_that_the_file_has() -> None:
+    gpt2 = small("GPT-2")
+    assert "config.json: n_layer is 0;" in refusal(gpt2 | {"n_layer": 0})
+    falcon = small("Falcon-7B")
+    assert "config.json: hidden_size is 0;" in refusal(falcon | {"hidden_size": 0})
 
 
 @pytest.mark.parametrize("name", EXACT)

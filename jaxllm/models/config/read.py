@@ -6,7 +6,9 @@ import ast
 import importlib
 import os
 import pkgutil
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
@@ -129,6 +131,17 @@ def common_keys(hf: Config, spelling: Mapping[str, str]) -> dict[str, Any]:
     former to the latter. The family's own keys win, as in transformers."""
     own = {spelling[key]: value for key, value in hf.items() if key in spelling}
     return {**{key: value for key, value in hf.items() if key not in spelling}, **own}
+
+
+@contextmanager
+def named_as_in_file(hf: Config, spelling: Mapping[str, str]) -> Iterator[None]:
+    """ConfigErrors raised inside name keys as the file does, not by their common names."""
+    own = {key: name for name, key in spelling.items() if name in hf or key not in hf}
+    try:
+        yield
+    except ConfigError as error:
+        said = re.sub(r"\w+", lambda word: own.get(word[0], word[0]), str(error))
+        raise ConfigError(said) from error
 
 
 def text_part(hf: Config) -> dict[str, Any]:

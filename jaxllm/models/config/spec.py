@@ -15,7 +15,7 @@ from jaxllm.cache.layer import LayerCache, PagedKV, ScaleTensors
 from jaxllm.config import ConfigError
 from jaxllm.models.config.pooling import Wish, length_limit, read_pooling
 from jaxllm.models.config.quantisation import weight_scheme
-from jaxllm.models.config.read import common_keys, family, read_config
+from jaxllm.models.config.read import common_keys, family, named_as_in_file, read_config
 from jaxllm.nn.heads import Heads
 from jaxllm.pooling import DenseMap, Pooling
 from jaxllm.quantisation import Scheme
@@ -161,9 +161,11 @@ def make_spec(
     """
     own = family(config.get("model_type", ""))
     read, spelling = getattr(own, "read", dict), getattr(own, "SPELLING", {})
-    hf = {**own.DEFAULTS, **common_keys(read(config), spelling)}
-    spec: ModelSpec = replace(own.spec(hf), scheme=weight_scheme(hf))
-    spec.heads(1)
+    given = read(config)
+    hf = {**own.DEFAULTS, **common_keys(given, spelling)}
+    with named_as_in_file(given, spelling):
+        spec: ModelSpec = replace(own.spec(hf), scheme=weight_scheme(hf))
+        spec.heads(1)
     for token in spec.eos_token_ids:
         if not 0 <= token < spec.vocab_size:
             raise ConfigError(
