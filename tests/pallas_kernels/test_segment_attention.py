@@ -44,6 +44,26 @@ def test_tokens_see_their_own_segment_within_the_window(case: Case) -> None:
     np.testing.assert_allclose(np.asarray(found), expected(given, case.window), atol=1e-5)
 
 
+def poisoned(value: float, dtype: str, backend: str) -> tuple[np.ndarray, np.ndarray]:
+    """Outputs where a segment, and what lies behind all of them, hold `value`; and the right ones
+    of the others, NaN in that segment."""
+    given = inputs(RAGGED)
+    rounded = [np.array(jnp.asarray(x, dtype), np.float64) for x in given[:3]]
+    wanted, own = expected(Inputs(*rounded, *given[3:]), None), slice(150, 153)
+    wanted[own] = np.nan
+    for x in rounded:
+        x[own] = x[-RAGGED.rest :] = value
+    arrays = (jnp.asarray(x, dtype) for x in rounded)
+    options = {"scale": SCALE, "backend": backend}
+    found = segment_attention(*arrays, segments(RAGGED, given), **options)
+    return np.asarray(found, np.float64), wanted
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_what_is_not_finite_stays_in_its_segment(value: float) -> None:
+    np.testing.assert_allclose(*poisoned(value, "float32", "reference"), atol=1e-5)
+
+
 def test_no_array_has_the_scores_of_all_pairs() -> None:
     tokens, longest = 4096, 128
     x = jax.ShapeDtypeStruct((tokens, 2, 8), jnp.float32)
@@ -79,6 +99,16 @@ def few_blocks(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("few_blocks")
 def test_a_hopper_block_takes_several_units_of_ragged_segments(place: str) -> None:
     assert error(place, RAGGED) < 5e-3
+
+
+@slow_places
+@pytest.mark.usefixtures("few_blocks")
+def test_on_hopper_what_is_not_finite_stays_in_its_segment(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = functools.partial(mosaic_gpu.segment_attention, **launch_options(place))
+    monkeypatch.setattr(mosaic_gpu, "segment_attention", run)
+    np.testing.assert_allclose(*poisoned(np.nan, "float16", "mosaic_gpu"), atol=2e-3)
 
 
 @slow_places
