@@ -44,7 +44,11 @@ class Compiler:
             name: value
             for name, value in os.environ.items()
             if name != "XLA_FLAGS" and not name.startswith("JAX_")
-        } | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join([str(COMPILER), repo])}
+        } | {
+            "JAX_PLATFORMS": "cpu",
+            "JAX_NUM_CPU_DEVICES": "2",
+            "PYTHONPATH": os.pathsep.join([str(COMPILER), repo]),
+        }
         self._process = subprocess.Popen(
             [sys.executable, "-m", __spec__.name],
             stdin=subprocess.PIPE,

@@ -142,6 +142,20 @@ def test_what_runs_beside_forwards_compiles_and_keeps_its_buffers(
     check("llama-3.1-8b", reports, None if kind == "prompt_logprobs" else 64 * MIB)
 
 
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=[] if kind == "decode" else pytest.mark.slow)
+        for kind in (*FORWARDS, "sample", *OTHERS)
+    ],
+)
+def test_programs_of_two_gpus_compile_and_keep_their_buffers(kind: str, compiler: Compiler) -> None:
+    # Draws of a sharded vocabulary are plain JAX, which holds copies of the logits
+    reports = compiler.reports(model="llama-3.1-8b", kind=kind, places=[-1], devices=2)
+    roomy = ("extend", "sample", "prompt_logprobs")
+    check("llama-3.1-8b", reports, None if kind in roomy else 64 * MIB)
+
+
 def test_a_pool_that_is_not_donated_is_found(compiler: Compiler) -> None:
     (report,) = compiler.reports(model="qwen3-0.6b", kind="decode", places=[0], donating=False)
     assert len(report["copies"]) == 2  # keys and values
