@@ -142,14 +142,17 @@ async def _serve(
     sock: socket.socket,
     signals: Signals,
 ) -> int:
-    server = http_server(build(server_state), options.root_path)
+    tls = None if options.tls is None else options.tls.context
+    server = http_server(build(server_state), options.root_path, tls)
     # Objects made so far live as long as the process: Python's collector would search them while
     # streams wait
     gc.collect()
     gc.freeze()
     listen(sock)
     serving = asyncio.ensure_future(server.serve(sockets=[sock]))
-    stats = asyncio.ensure_future(log_stats(server_state)) if options.log_stats else None
+    beside = [asyncio.ensure_future(log_stats(server_state))] if options.log_stats else []
+    if options.tls is not None and options.tls_refresh:
+        beside.append(asyncio.ensure_future(options.tls.watch()))
     announce(options, sock)
     logger.info(
         "chats: reasoning as %s, tool calls as %s (--reasoning-parser, --tool-call-parser)",
@@ -167,8 +170,8 @@ async def _serve(
         await _close(server, serving, force=signals.second.done())
         return status
     finally:
-        if stats is not None:
-            stats.cancel()
+        for task in beside:
+            task.cancel()
         await server_state.shut_down()
 
 
@@ -243,7 +246,8 @@ def announce(options: Options, sock: socket.socket) -> None:
     else:
         host, port = sock.getsockname()[:2]
         name = "localhost" if host in ("0.0.0.0", "::") else host
-        where = f"http://{f'[{name}]' if ':' in name else name}:{port}"
+        scheme = "http" if options.tls is None else "https"
+        where = f"{scheme}://{f'[{name}]' if ':' in name else name}:{port}"
         if host not in ("127.0.0.1", "::1") and not settings.api_keys:
             logger.warning(
                 "listening on every address without an API key: "

@@ -7,6 +7,7 @@ import http.client
 import json
 import select
 import socket
+import ssl
 import threading
 from dataclasses import replace
 from typing import Any, Self
@@ -34,7 +35,9 @@ class Running:
         root_path: str = "",
         defaults: dict[str, Any] | None = None,
         config: EngineConfig = EngineConfig(model="fake"),  # noqa: B008, frozen
+        tls: ssl.SSLContext | None = None,
     ):
+        self._tls = tls
         self._config = config
         self.control = Control()
         self._tokenizer, self._settings, self._root_path, self._defaults = (
@@ -79,7 +82,7 @@ class Running:
         client = EngineClient(self._config)
         await client.connect(ours)
         self.server_state = ServerState(self._settings, client, self._tokenizer, self._defaults)
-        self._server = http_server(build(self.server_state), self._root_path)
+        self._server = http_server(build(self.server_state), self._root_path, self._tls)
         self._up.set()
         await self._server.serve(sockets=[self._socket])
         client.stop()

@@ -23,6 +23,7 @@ from jaxllm.server.errors import ApiError
 from jaxllm.server.openai.chat import check_template_kwargs
 from jaxllm.server.parsing.formats import find_formats
 from jaxllm.server.state import Cors, Settings
+from jaxllm.server.transport.tls import Certificates, TlsFiles
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +32,8 @@ class Options:
 
     Attributes:
         given: the options that are not defaults and where they come from, without secrets.
+        tls: certificates; None: plain HTTP.
+        tls_refresh: whether new certificates are used when their files change.
         notices: lines for the log about flags and variables without effect.
     """
 
@@ -48,6 +51,8 @@ class Options:
     generation_config: str
     override_generation_config: dict[str, Any]
     root_path: str
+    tls: Certificates | None
+    tls_refresh: bool
     hf_token: str | None
     given: str
     notices: tuple[str, ...]
@@ -144,10 +149,34 @@ def _options(given: Given) -> Options:
         generation_config=args.generation_config,
         override_generation_config=checked_override(args.override_generation_config),
         root_path=args.root_path.rstrip("/"),
+        tls=_certificates(args),
+        tls_refresh=args.enable_ssl_refresh,
         hf_token=args.hf_token,
         given=given.shown(),
         notices=(*notices, *found, *more),
     )
+
+
+def _certificates(args: argparse.Namespace) -> Certificates | None:
+    """What --ssl-… makes. Raises ConfigError."""
+    if args.ssl_certfile is None:
+        if args.ssl_keyfile or args.ssl_ca_certs or args.ssl_cert_reqs or args.enable_ssl_refresh:
+            raise ConfigError("--ssl-… needs a certificate: set --ssl-certfile")
+        return None
+    if args.ssl_cert_reqs and args.ssl_ca_certs is None:
+        raise ConfigError(
+            f"--ssl-cert-reqs {args.ssl_cert_reqs} checks clients' certificates: "
+            "set --ssl-ca-certs to those of their authorities"
+        )
+    files = TlsFiles(
+        certfile=args.ssl_certfile,
+        keyfile=args.ssl_keyfile,
+        password=args.ssl_keyfile_password,
+        ca_certs=args.ssl_ca_certs,
+        cert_reqs=args.ssl_cert_reqs,
+        ciphers=args.ssl_ciphers,
+    )
+    return Certificates(files)
 
 
 def _accepted(args: argparse.Namespace) -> dict[str, Any]:

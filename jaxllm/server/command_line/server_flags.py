@@ -121,6 +121,36 @@ SERVER_FLAGS: dict[str, dict[tuple[str, ...], dict[str, Any]]] = {
         },
     },
     "Security": {
+        ("--ssl-certfile",): {
+            "default": None,
+            "help": "PEM file of the certificate for TLS, and of those above it",
+        },
+        ("--ssl-keyfile",): {
+            "default": None,
+            "help": "PEM file of its private key, if it is not in --ssl-certfile",
+        },
+        ("--ssl-keyfile-password",): {
+            "default": None,
+            "help": "password of an encrypted key",
+        },
+        ("--ssl-ca-certs",): {
+            "default": None,
+            "help": "PEM file of the authorities that sign clients' certificates",
+        },
+        ("--ssl-cert-reqs",): {
+            "type": int,
+            "choices": (0, 1, 2),
+            "default": 0,
+            "help": "certificates of clients: 0 none, 1 checked if sent, 2 required",
+        },
+        ("--ssl-ciphers",): {
+            "default": None,
+            "help": "OpenSSL's list of ciphers for TLS 1.2",
+        },
+        ("--enable-ssl-refresh",): {
+            "action": "store_true",
+            "help": "use new certificates when their files change",
+        },
         ("--api-key",): {
             "nargs": "+",
             "action": "extend",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+import ssl
 import sys
 from collections.abc import Iterator, Sequence
 from http import HTTPStatus
@@ -84,15 +85,11 @@ class HttpProtocol(H11Protocol):
 
         Closing a socket with unread input resets it, and the client would lose the reply.
         """
-        if (
-            self.lingering
-            or self._stopping
-            or self.request_received
-            or not transport.can_write_eof()
-        ):
+        if self.lingering or self._stopping or self.request_received:
             return transport.close()
         self.lingering = True
-        transport.write_eof()
+        if transport.can_write_eof():  # TLS has no half-closed connections
+            transport.write_eof()
         transport.resume_reading()
         self._end_timer = self.loop.call_later(LINGER, transport.abort)
 
@@ -270,7 +267,7 @@ class HttpServer(uvicorn.Server):
         yield
 
 
-def http_server(app: Any, root_path: str) -> HttpServer:
+def http_server(app: Any, root_path: str, tls: ssl.SSLContext | None = None) -> HttpServer:
     """A server for `app` that is driven by `serve(sockets=…)` and `should_exit`."""
     config = uvicorn.Config(
         HeaderLimits(app),
@@ -286,4 +283,6 @@ def http_server(app: Any, root_path: str) -> HttpServer:
         timeout_keep_alive=75,
         timeout_graceful_shutdown=5,
     )
+    config.load()
+    config.ssl = tls
     return HttpServer(config)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -168,6 +169,48 @@ def test_cors_answers_only_the_named_origins(tokenizer: Tokenizer) -> None:
         )
         assert "access-control-allow-origin" not in other.headers
         assert server.get("/v1/models", origin="https://a.example").status == 401
+
+
+def test_cors_allows_the_methods_and_headers_that_the_operator_names(tokenizer: Tokenizer) -> None:
+    cors = Cors(
+        origins=("https://a.example",),
+        methods=("POST",),
+        headers=("authorization",),
+        credentials=True,
+    )
+    with Running(tokenizer, with_settings(cors=cors)) as server:
+
+        def preflight(method: str, header: str) -> tuple[int, str | None]:
+            answer = server.request(
+                "OPTIONS",
+                "/v1/completions",
+                None,
+                {
+                    "origin": "https://a.example",
+                    "access-control-request-method": method,
+                    "access-control-request-headers": header,
+                },
+            )
+            return answer.status, answer.headers.get("access-control-allow-credentials")
+
+        assert preflight("POST", "authorization") == (200, "true")
+        assert preflight("DELETE", "authorization")[0] == 400
+        assert preflight("POST", "x-other")[0] == 400
+        seen = server.get("/health", origin="https://a.example").headers
+        assert "x-request-id" in seen["access-control-expose-headers"]
+
+
+# Routes of vLLM that change a server, under the names that it gives them
+OPERATORS = re.compile(
+    r"/(sleep|wake_up|pause|resume|reset_\w+_cache|(start|stop)_profile|collective_rpc|abort_requests"
+    r"|\w*weights?\w*|v1/(un)?load_lora_adapter|release_kv_cache_memory|scale_elastic_ep"
+    r"|flush_cache)"
+)
+
+
+def test_every_route_that_changes_the_server_is_the_operators(server: Running) -> None:
+    paths = {route.path for route in routes(server.server_state).routes if isinstance(route, Route)}
+    assert {path for path in paths if OPERATORS.fullmatch(path)} == ADMIN_PATHS
 
 
 def test_operators_routes_are_closed_without_a_key_of_theirs(
