@@ -209,6 +209,8 @@ class EngineConfig:
     # One of ATTENTION_BACKENDS; None: the fastest of the device that takes the model
     attention_backend: str | None = None
     profiler_dir: str | None = None
+    # What is published of the prefix cache, with vLLM's keys (kv_events/settings.py)
+    kv_events_config: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         try:
@@ -229,7 +231,7 @@ class EngineConfig:
                 "pool is; leave one of them out"
             )
         self._check_host()
-        for name in ("hf_overrides", "pooler_config"):
+        for name in ("hf_overrides", "pooler_config", "kv_events_config"):
             if not isinstance(value := getattr(self, name), dict | None):
                 flag = name.replace("_", "-")
                 raise ConfigError(f"--{flag} must be an object, got {value!r:.80}")

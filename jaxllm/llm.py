@@ -6,10 +6,11 @@ from __future__ import annotations
 import functools
 import itertools
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from jaxllm.cache.events import KVEventBatch
 from jaxllm.chat_template import TemplateInput, check_template, template_text
 from jaxllm.config import EngineConfig
 from jaxllm.engine.load import load_engine
@@ -114,6 +115,14 @@ class LLM(PoolingCalls):
         """Forget every cached prefix. Returns whether that was possible, which it is between calls.
         See `Engine.reset_prefix_cache`."""
         return self.engine.reset_prefix_cache(reset_running_requests)
+
+    def on_kv_events(self, listener: Callable[[KVEventBatch], None]) -> None:
+        """Call `listener` after each step with the pages that entered and left the prefix cache.
+
+        Batches come in order, from the thread that runs the engine; an exception fails the step.
+        Raises ValueError without prefix caching.
+        """
+        self.engine.scheduler.kv_manager.listen(listener)
 
     def start_profile(self) -> None:
         """Start a trace, which `stop_profile` writes into `profiler_dir`. Raises ConfigError

@@ -12,6 +12,7 @@ from collections import ChainMap, Counter, OrderedDict
 from collections.abc import Collection, Iterable, Sequence
 from itertools import takewhile
 
+from jaxllm.cache.events import HOST, KVEvents
 from jaxllm.cache.pool import PoolError
 
 
@@ -23,6 +24,7 @@ class HostTier:
         if num_pages < 1 or not 0 <= cached <= num_pages:
             raise ValueError(f"a host tier of {num_pages} pages cannot cache {cached} of them")
         self.num_pages, self.cached = num_pages, cached
+        self.events: KVEvents | None = None
         self.reset()
 
     def reset(self) -> None:
@@ -60,9 +62,11 @@ class HostTier:
         if (not pinned and len(self._cached) == self.cached) or not self._blank:
             if not self._cached:
                 return None
-            self._blank.append(self._cached.popitem(last=False)[1])
+            self._evict()
         page = self._blank.pop()
         (self._pinned if pinned else self._cached)[key] = page
+        if self.events is not None:
+            self.events.stored(key, None, [], medium=HOST)
         return page
 
     def pin(self, hashes: Iterable[bytes]) -> None:
@@ -85,7 +89,7 @@ class HostTier:
                 if page is not None:
                     self._cached[key] = page
                     if len(self._cached) > self.cached:
-                        self._blank.append(self._cached.popitem(last=False)[1])
+                        self._evict()
 
     def clear(self) -> None:
         """Forget every prefix, pinned ones too."""
@@ -96,7 +100,16 @@ class HostTier:
         for key in hashes:
             for stored in (self._pinned, self._cached):
                 if key in stored:
-                    self._blank.append(stored.pop(key))
+                    self._free(key, stored.pop(key))
+
+    def _evict(self) -> None:
+        """Take a page from the cached prefix that was used least recently."""
+        self._free(*self._cached.popitem(last=False))
+
+    def _free(self, key: bytes, page: int) -> None:
+        self._blank.append(page)
+        if self.events is not None:
+            self.events.removed(key, HOST)
 
     def hashes_at(self, pages: Collection[int]) -> list[bytes]:
         """The prefixes that these pages hold, or will hold once they are copied."""

@@ -13,6 +13,8 @@ import struct
 from collections.abc import Iterable, Sequence
 from itertools import islice, takewhile
 
+from jaxllm.cache.events import KVEvents
+
 
 class PrefixIndex:
     """Hash → page for full pages of `page_size` tokens.
@@ -36,6 +38,7 @@ class PrefixIndex:
         self._page = hashlib.sha256(b"jaxllm/page/1;parent=")
         self._page_of: dict[bytes, int] = {}
         self._hash_of: dict[int, bytes] = {}
+        self.events: KVEvents | None = None  # what leaves the index is told there
 
     def __len__(self) -> int:
         return len(self._page_of)
@@ -96,17 +99,19 @@ class PrefixIndex:
         self.queries += queries
         self.hits += hits
 
-    def register(self, key: bytes, page: int) -> None:
-        """Make `page` findable. Of two pages with equal contents the first stays; a page has one
-        hash until evicted."""
+    def register(self, key: bytes, page: int) -> bool:
+        """Make `page` findable; returns whether nothing with this hash was. Of two pages with equal
+        contents the first stays; a page has one hash until evicted."""
         known = self._hash_of.get(page)
         if known is not None and known != key:
             raise ValueError(
                 f"page {page} already holds another prefix; evict it before it is written again"
             )
-        if known is None and key not in self._page_of:
-            self._page_of[key] = page
-            self._hash_of[page] = key
+        if known is not None or key in self._page_of:
+            return False
+        self._page_of[key] = page
+        self._hash_of[page] = key
+        return True
 
     def evict(self, page: int) -> bytes | None:
         """Forget `page`, which is about to be written, and return its hash; None when it is not
@@ -114,6 +119,8 @@ class PrefixIndex:
         key = self._hash_of.pop(page, None)
         if key is not None:
             del self._page_of[key]
+            if self.events is not None:
+                self.events.removed(key)
         return key
 
     def forget(self, hashes: Iterable[bytes]) -> None:
@@ -122,8 +129,12 @@ class PrefixIndex:
             page = self._page_of.pop(key, None)
             if page is not None:
                 del self._hash_of[page]
+                if self.events is not None:
+                    self.events.removed(key)
 
     def clear(self) -> None:
         """Forget every page; pages in use stay with their requests."""
         self._page_of.clear()
         self._hash_of.clear()
+        if self.events is not None:
+            self.events.cleared()

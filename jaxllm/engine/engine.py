@@ -175,7 +175,9 @@ class Engine:
         """
         try:
             with self.runner.compiles:
-                return self._run_step()
+                deltas = self._run_step()
+            self.scheduler.kv_manager.flush_events()
+            return deltas
         except BaseException:
             self._start_over()
             raise

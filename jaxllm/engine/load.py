@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 
-from jaxllm.config import EngineConfig
+from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.engine.engine import Engine
 from jaxllm.engine.pooling_engine import PoolingEngine
 from jaxllm.engine.startup.make_scheduler import make_scheduler, scheduler_class
 from jaxllm.engine.startup.report import Report
 from jaxllm.engine.startup.start import start
+from jaxllm.kv_events.publisher import Publisher
+from jaxllm.kv_events.settings import KVEventSettings
 from jaxllm.sampling.processor_arguments import Function
 
 
@@ -24,8 +27,39 @@ def load_engine(
     the configuration cannot work.
     """
     scheduler_type = scheduler_class(config.scheduler_cls)
+    publisher = open_publisher(config)
     parts = start(config, report or Report(), logits_processors)
     scheduler = make_scheduler(scheduler_type, config, parts.resolved, parts.runner)
-    if parts.resolved.pooling is not None:
-        return PoolingEngine(parts, scheduler)
-    return Engine(parts, scheduler, config.seed)
+    engine = (
+        Engine(parts, scheduler, config.seed)
+        if parts.resolved.pooling is None
+        else PoolingEngine(parts, scheduler)
+    )
+    if publisher is not None:
+        publish(engine, publisher)
+    return engine
+
+
+def open_publisher(config: EngineConfig) -> Publisher | None:
+    """What publishes events of the prefix cache, if that is wanted. Raises ConfigError."""
+    settings = KVEventSettings.read(config.kv_events_config)
+    if settings is None or settings.publisher == "null":
+        return None
+    if not config.enable_prefix_caching:
+        raise ConfigError(
+            "--kv-events-config tells what the prefix cache holds, but prefix caching is off; "
+            "leave one of them out"
+        )
+    return Publisher(settings)
+
+
+def publish(engine: Engine | PoolingEngine, publisher: Publisher) -> None:
+    """Publish the engine's events for as long as it lives. Raises ConfigError when it has none."""
+    weakref.finalize(engine, publisher.close)
+    try:
+        engine.scheduler.kv_manager.listen(publisher.publish)
+    except ValueError:
+        raise ConfigError(
+            "--kv-events-config: this model computes whole prompts and caches no prefix; "
+            "leave it out"
+        ) from None

@@ -121,7 +121,9 @@ class PoolingEngine:
         """
         try:
             with self.runner.compiles:
-                return self._run_step()
+                deltas = self._run_step()
+            self.scheduler.kv_manager.flush_events()
+            return deltas
         except BaseException:
             self._start_over()
             raise

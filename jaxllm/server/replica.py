@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -11,6 +12,8 @@ from starlette.routing import Route
 import jaxllm
 from jaxllm.server.endpoint import Json
 from jaxllm.server.state import ServerState
+
+ALL_INTERFACES = re.compile(r"^tcp://(?:\*|0\.0\.0\.0|\[::\]):")
 
 
 class ReplicaRoutes:
@@ -26,6 +29,7 @@ class ReplicaRoutes:
             Route("/server_info", self.server_info),
             Route("/get_server_info", self.server_info),  # SGLang's name
             Route("/is_sleeping", self.is_sleeping),
+            Route("/kv_event_sources", self.kv_event_sources),
         ]
 
     async def load(self, request: Request) -> Response:
@@ -58,3 +62,27 @@ class ReplicaRoutes:
                 "resolved": dataclasses.asdict(resolved),
             }
         )
+
+    async def kv_event_sources(self, request: Request) -> Response:
+        """Where KV events are published; an empty list when they are not."""
+        events = self._state.settings.kv_events
+        if events is None or events.publisher == "null":
+            return Json([])
+        host, port = request.scope.get("server") or (None, None)
+        reached = host if port is not None else None  # a Unix socket has none
+        source = {
+            "data_parallel_rank": 0,
+            "endpoint": reachable(events.endpoint, reached),
+            "replay_endpoint": events.replay_endpoint
+            and reachable(events.replay_endpoint, reached),
+            "topic": events.topic,
+        }
+        return Json([source])
+
+
+def reachable(address: str, host: str | None) -> str:
+    """An address that is bound on all interfaces, at the one by which the client reached this
+    server; any other as it is."""
+    if host is None:
+        return address
+    return ALL_INTERFACES.sub(f"tcp://{f'[{host}]' if ':' in host else host}:", address)

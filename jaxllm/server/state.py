@@ -22,6 +22,7 @@ from jaxllm.config import Resolved
 from jaxllm.grammar.checker import Checker, job_of, special_tokens
 from jaxllm.grammar.pieces import Composition
 from jaxllm.grammar.structure import CompilerLost, StructureError
+from jaxllm.kv_events.settings import KVEventSettings
 from jaxllm.server.engine.client import EngineClient
 from jaxllm.server.errors import bad_request, overloaded, sanitize
 from jaxllm.server.grammar_queue import GrammarQueue
@@ -68,6 +69,7 @@ class Settings:
         docs: whether /docs and /openapi.json are served.
         reasoning_parser: name of the format, "auto" or "none"; so `tool_call_parser`.
         response_store: whether /v1/responses keeps responses.
+        kv_events: what the engine publishes of its prefix cache; None: nothing.
     """
 
     served: tuple[str, ...]
@@ -86,6 +88,7 @@ class Settings:
     reasoning_parser: str = "auto"
     tool_call_parser: str = "auto"
     response_store: bool = True
+    kv_events: KVEventSettings | None = None
 
 
 class ServerState:

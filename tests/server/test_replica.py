@@ -8,10 +8,13 @@ import time
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from jaxllm.kv_events.settings import KVEventSettings
 from jaxllm.messages import EngineStats
+from jaxllm.server.cli import parse
 from jaxllm.server.metrics import load_metrics
+from jaxllm.tokenizer import Tokenizer
 from tests.server.fake import RESOLVED
-from tests.server.harness import Running
+from tests.server.harness import Running, with_settings
 
 ASK = {"endpoint-load-metrics-format": "TEXT"}
 BODY = {"model": "fake", "prompt": "abc"}
@@ -93,3 +96,26 @@ def test_routers_learn_what_runs(server: Running) -> None:
     assert info["max_total_num_tokens"] == RESOLVED.num_pages * RESOLVED.page_size
     assert (info["tp_size"], info["dp_size"]) == (1, 1)
     assert server.get("/is_sleeping").json() == {"is_sleeping": False}
+
+
+def test_routers_learn_where_events_are_published(tokenizer: Tokenizer, server: Running) -> None:
+    assert server.get("/kv_event_sources").json() == []
+    events = KVEventSettings(
+        endpoint="tcp://*:5557", replay_endpoint="tcp://127.0.0.2:5558", topic="kv@pod@fake"
+    )
+    with Running(tokenizer, with_settings(kv_events=events)) as running:
+        (source,) = running.get("/kv_event_sources").json()
+    assert source == {
+        "data_parallel_rank": 0,
+        "endpoint": "tcp://127.0.0.1:5557",  # as this client reached the server
+        "replay_endpoint": "tcp://127.0.0.2:5558",
+        "topic": "kv@pod@fake",
+    }
+
+
+def test_illegal_settings_of_events_end_the_start(capsys: pytest.CaptureFixture[str]) -> None:
+    config = '{"enable_kv_cache_events": true, "endpoint": "nowhere"}'
+    with pytest.raises(SystemExit) as ended:
+        parse(["--model", "demo", "--kv-events-config", config], {})
+    assert ended.value.code == 2
+    assert "--kv-events-config: endpoint must be an address" in capsys.readouterr().err

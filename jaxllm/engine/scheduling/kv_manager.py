@@ -3,10 +3,12 @@ of the prompt, host memory. Imports no jax."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
+from jaxllm.cache.events import KVEventBatch, KVEvents
 from jaxllm.cache.pool import PagePool
+from jaxllm.engine.scheduling.cache_events import tell_stored
 from jaxllm.engine.scheduling.kv_offload import OffloadManager
 from jaxllm.engine.scheduling.plan import Chunk, PageCopy, TableWrite
 from jaxllm.engine.scheduling.prefix_lookup import PrefixLookup, SharedPages
@@ -52,10 +54,30 @@ class KVCacheManager:
         self.pools, self.page_size = tuple(pools), pools[0].page_size
         self.prefixes = PrefixLookup(self.pools)
         self.offload: OffloadManager | None = None
+        self.events: KVEvents | None = None
         self.index_outputs = True
         # Of the plan in the making
         self._copies: list[PageCopy] = []
         self._table_writes: list[TableWrite] = []
+
+    def listen(self, listener: Callable[[KVEventBatch], None]) -> None:
+        """Call `listener` after each step from now on with what became findable and what no longer
+        is: pages of the layers that see furthest, and those in host memory. An exception that it
+        raises fails the step. Raises ValueError without a prefix index."""
+        if self.events is None:
+            windows = [pool.group.window for pool in self.pools]
+            index = self.pools[windows.index(None) if None in windows else 0].index
+            if index is None:
+                raise ValueError("nothing can be found without prefix caching; enable it")
+            self.events = index.events = KVEvents(self.page_size)
+            if self.offload is not None:
+                self.offload.host.events = self.events
+        self.events.listeners.append(listener)
+
+    def flush_events(self) -> None:
+        """Give what happened since the last call to the listeners, if there are any."""
+        if self.events is not None:
+            self.events.flush()
 
     def lookup(self, request: Request, newest: Chunk | None) -> AdmissionPages:
         """The pages that the request could start with. `newest` is the plan's last chunk, which is
@@ -101,9 +123,7 @@ class KVCacheManager:
             table.pages += pool.allocate(fresh)
         request.tables = pages.tables
         if self.offload is not None and pages.host_pages:
-            self.offload.enqueue(
-                request, keys, pages.host_pages, request.pages[found : found + len(keys)]
-            )
+            self.offload.enqueue(request, found, pages.host_pages)
         request.kept = pages.kept + len(pages.host_pages) * self.page_size
         request.prefill_end = tokens
         request.computed = min(request.kept, tokens - 1)
@@ -213,10 +233,11 @@ class KVCacheManager:
     def forget_prefixes(self) -> None:
         """Empty the indexes and host memory; requests keep their pages. Nothing may be in
         transit."""
-        for index in self.prefixes.indexes:
-            index.clear()
         if self.offload is not None:
             self.offload.host.clear()
+        for index in self.prefixes.indexes:
+            index.clear()
+        self.flush_events()
 
     def release_all(self) -> None:
         """Take every page back, whatever its state."""
@@ -225,6 +246,7 @@ class KVCacheManager:
             pool.reset()
         if self.offload is not None:
             self.offload.forget_all()
+        self.flush_events()
 
     def register(self, request: Request, start: int, end: int) -> None:
         """Index the pages that tokens [start, end) of the sequence complete, as far as the request
@@ -237,7 +259,8 @@ class KVCacheManager:
         self.prefixes.hash_pages(request, end)
         for index, table in zip(self.prefixes.indexes, request.tables, strict=True):
             for i in range(max(first, table.out_of_window), last):
-                index.register(request.hashes[i], table.pages[i])
+                if index.register(request.hashes[i], table.pages[i]) and index.events is not None:
+                    tell_stored(index, request, i)
 
     def _capacity(self, request: Request) -> int:
         """Tokens that the request's pages can hold, from the first of the sequence on."""

@@ -15,14 +15,17 @@ from typing import NamedTuple
 
 from jaxllm.cache.host import HostTier
 from jaxllm.cache.prefix import PrefixIndex
+from jaxllm.engine.scheduling.cache_events import tell_stored
 from jaxllm.engine.scheduling.plan import Moves
 from jaxllm.engine.scheduling.request import Request
 
 
 class _Transfer(NamedTuple):
-    """A page on its way to the device. The host tier pins it until it is there."""
+    """A page on its way to the device: that with this number of the request's sequence. The host
+    tier pins it until it is there."""
 
     request: Request
+    number: int
     key: bytes
     host_page: int
     page: int
@@ -90,17 +93,13 @@ class OffloadManager:
         faster = self.link.seconds(len(found)) < len(found) * self.compute_seconds
         return found if swapped or faster else []
 
-    def enqueue(
-        self,
-        request: Request,
-        keys: Sequence[bytes],
-        host_pages: Sequence[int],
-        pages: Sequence[int],
-    ) -> None:
-        """Bring host pages, which the caller has pinned, to the request's pages."""
-        request.pages_in_transit = len(pages)
+    def enqueue(self, request: Request, first: int, host_pages: Sequence[int]) -> None:
+        """Bring host pages, which the caller has pinned, to the request's pages from number `first`
+        on."""
+        request.pages_in_transit = len(host_pages)
         self._pending += [
-            _Transfer(request, *rest) for rest in zip(keys, host_pages, pages, strict=True)
+            _Transfer(request, i, request.hashes[i], host_page, request.pages[i])
+            for i, host_page in enumerate(host_pages, first)
         ]
 
     def fetch_pending(self) -> None:
@@ -114,7 +113,9 @@ class OffloadManager:
         """Put fetched pages into the pool; from now on the index finds them."""
         for transfer in self._fetched:
             transfer.request.pages_in_transit -= 1
-            self.index.register(transfer.key, transfer.page)
+            new = self.index.register(transfer.key, transfer.page)
+            if new and self.index.events is not None:
+                tell_stored(self.index, transfer.request, transfer.number)
         self._ready += self._fetched
         self._fetched = []
 

@@ -66,6 +66,8 @@ ENGINE_FLAGS: dict[str, dict[str, str]] = {
         "kv_cache_dtype": "type of KV pages; fp8 (= fp8_e4m3) and fp8_e5m2 take half the memory; "
         "auto follows the checkpoint",
         "kv_offloading_size": "GiB of host memory for cached prefixes that do not fit the KV pool",
+        "kv_events_config": "JSON object with vLLM's keys (enable_kv_cache_events, endpoint, "
+        "replay_endpoint, topic …): publish what the prefix cache holds over ZeroMQ",
         "enable_prefix_caching": "share the KV pages of equal beginnings of prompts",
     },
     "Scheduler": {

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxllm.config import NEUTRAL_ARGUMENTS, ConfigError, EngineConfig, check_neutral
+from jaxllm.kv_events.settings import KVEventSettings
 from jaxllm.sampling.defaults import checked_override
 from jaxllm.sampling.options import OPTIONS, default_of
 from jaxllm.sampling.values import legal
@@ -133,6 +134,7 @@ def _options(given: Given) -> Options:
         reasoning_parser=args.reasoning_parser,
         tool_call_parser=args.tool_call_parser,
         response_store=args.response_store,
+        kv_events=KVEventSettings.read(config.kv_events_config),
     )
     return Options(
         config=config,

@@ -99,6 +99,7 @@ OPERATIONS = {
         Operation("What was decided at start", reply="ServerInfo"),
     ),
     "/is_sleeping": Operation("Whether the engine has given its memory back", reply="Sleeping"),
+    "/kv_event_sources": Operation("Where KV events are published", reply="KVEventSources"),
     "/stats/stream": Operation("Statistics of the engine, as events", streams=(EVENTS,)),
 }
 

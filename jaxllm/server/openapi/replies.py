@@ -188,6 +188,14 @@ REPLIES: dict[str, Schema] = {
     "Ready": full(status=STRING),
     "Version": full(version=STRING),
     "Load": full(server_load=INTEGER),
+    "KVEventSources": array(
+        full(
+            data_parallel_rank=INTEGER,
+            endpoint=STRING,
+            replay_endpoint=field(STRING),
+            topic=STRING,
+        )
+    ),
     "Sleeping": full(is_sleeping=BOOL),
     "ServerInfo": full(
         version=STRING,

@@ -20,7 +20,7 @@ from jaxllm.engine.runtime import page_swapper
 from jaxllm.engine.scheduling.buckets import Buckets
 from jaxllm.engine.scheduling.kv_offload import Link, OffloadManager
 from jaxllm.engine.scheduling.plan import Limits, Moves, Plan, Traffic
-from jaxllm.engine.scheduling.request import Request, Status
+from jaxllm.engine.scheduling.request import PageTable, Request, Status
 from jaxllm.engine.scheduling.scheduler import Scheduler
 from jaxllm.engine.startup.host_memory import LEAVING, PLAN_LOADS
 from jaxllm.sampling.options import SamplingParams
@@ -140,8 +140,9 @@ def test_what_was_brought_back_is_forgotten_from_the_end_of_the_chain() -> None:
     request = Request(
         id="", index=0, prompt=[1], params=SamplingParams(), seed=0, arrival=0.0, max_tokens=1
     )
+    request.hashes, request.tables = keys, (PageTable([3, 4, 5]),)
     tier.pin(keys)
-    offload.enqueue(request, keys, tier.find(keys), [3, 4, 5])
+    offload.enqueue(request, 0, tier.find(keys))
     offload.fetch_pending()
     offload.put_fetched()
     moves = offload.flush()

@@ -1,0 +1,108 @@
+"""The operator's choices about KV events: `--kv-events-config`, with vLLM's keys."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from dataclasses import dataclass, fields
+from typing import Any, Self
+
+from jaxllm.config import ConfigError
+
+PUBLISHERS = ("zmq", "null")
+FORMATS = ("map", "array")
+MAX_TEXT = 256  # characters of an endpoint and of the topic
+ADDRESS = re.compile(r"tcp://(\[[0-9a-fA-F:.]+\]|[^\[\]:/@]+):(\d{1,5})|ipc://.+")
+
+
+@dataclass(frozen=True, kw_only=True)
+class KVEventSettings:
+    """What is published, and where. Raises ConfigError for a value that can never work.
+
+    Attributes:
+        publisher: "zmq"; "null" publishes nothing: only listeners in the process hear of events.
+        endpoint: address that the PUB socket binds to.
+        replay_endpoint: address of the ROUTER socket that sends old messages again; None: nowhere.
+        buffer_steps: messages that are kept for it, at most.
+        hwm: messages that wait for a slow subscriber; it loses newer ones.
+        max_queue_size: vLLM's; nothing is queued here, because each step sends its own events.
+        topic: first frame of each message, by which subscribers choose.
+        format: of an event: "map", with its name under `type`, or "array", with its name first.
+    """
+
+    publisher: str = "zmq"
+    endpoint: str = "tcp://127.0.0.1:5557"
+    replay_endpoint: str | None = None
+    buffer_steps: int = 10_000
+    hwm: int = 100_000
+    max_queue_size: int = 100_000
+    topic: str = ""
+    format: str = "map"
+
+    @classmethod
+    def read(cls, config: dict[str, Any] | None) -> Self | None:
+        """The settings in a JSON object; None when events are off. Raises ConfigError."""
+        if config is None:
+            return None
+        known = {field.name for field in fields(cls)}
+        unknown = sorted(config.keys() - known - {"enable_kv_cache_events"})
+        if unknown:
+            raise refused(f"{unknown[0]!r:.80} is unknown; known are {', '.join(sorted(known))}")
+        enabled = config.get("enable_kv_cache_events", False)
+        if type(enabled) is not bool:
+            raise refused("enable_kv_cache_events must be true or false")
+        found = cls(**{name: value for name, value in config.items() if name in known})
+        return found if enabled else None
+
+    def __post_init__(self) -> None:
+        for name, allowed in (("publisher", PUBLISHERS), ("format", FORMATS)):
+            if (value := getattr(self, name)) not in allowed:
+                raise refused(f"{name} must be {' or '.join(allowed)}, got {value!r:.80}")
+        for name in ("buffer_steps", "hwm", "max_queue_size"):
+            value = getattr(self, name)
+            if type(value) is not int or not 1 <= value <= 10**6:
+                raise refused(f"{name} must be a whole number from 1 to 1000000, got {value!r:.80}")
+        if not isinstance(self.topic, str) or len(self.topic) > MAX_TEXT:
+            raise refused(f"topic must be a text of at most {MAX_TEXT} characters")
+        for name in ("endpoint", "replay_endpoint"):
+            value = getattr(self, name)
+            if not (value is None and name == "replay_endpoint") and not is_address(value):
+                raise refused(
+                    f"{name} must be an address such as tcp://127.0.0.1:5557 or ipc:///tmp/events, "
+                    f"got {value!r:.80}"
+                )
+
+    @property
+    def endpoints(self) -> list[str]:
+        """The addresses that are bound."""
+        return [one for one in (self.endpoint, self.replay_endpoint) if one is not None]
+
+    @property
+    def exposed(self) -> list[str]:
+        """Those that other machines may reach."""
+        return [one for one in self.endpoints if not is_local(one)]
+
+
+def refused(problem: str) -> ConfigError:
+    """The error of an illegal setting."""
+    return ConfigError(f"--kv-events-config: {problem}")
+
+
+def is_address(value: Any) -> bool:
+    """Whether a socket can bind to it."""
+    if not isinstance(value, str) or len(value) > MAX_TEXT:
+        return False
+    found = ADDRESS.fullmatch(value)
+    return found is not None and (found[2] is None or int(found[2]) < 2**16)
+
+
+def is_local(address: str) -> bool:
+    """Whether only this machine reaches an address."""
+    found = ADDRESS.fullmatch(address)
+    if found is None or found[1] is None:
+        return True
+    host = found[1].strip("[]")
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name, an interface, or *
+        return False
