@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.engine.engine import Engine
 from jaxllm.engine.pooling_engine import PoolingEngine
+from jaxllm.engine.scheduling.scheduler import Scheduler
 from jaxllm.engine.startup.make_scheduler import make_scheduler, scheduler_class
 from jaxllm.engine.startup.report import Report
 from jaxllm.engine.startup.start import start
@@ -27,16 +29,22 @@ def load_engine(
     the configuration cannot work.
     """
     scheduler_type = scheduler_class(config.scheduler_cls)
-    publisher = open_publisher(config)
-    parts = start(config, report or Report(), logits_processors)
-    scheduler = make_scheduler(scheduler_type, config, parts.resolved, parts.runner)
-    engine = (
-        Engine(parts, scheduler, config.seed)
-        if parts.resolved.pooling is None
-        else PoolingEngine(parts, scheduler)
-    )
-    if publisher is not None:
-        publish(engine, publisher)
+    with ExitStack() as stack:
+        publisher = open_publisher(config)
+        if publisher is not None:
+            stack.callback(publisher.close)  # when loading fails
+        parts = start(config, report or Report(), logits_processors)
+        scheduler = make_scheduler(scheduler_type, config, parts.resolved, parts.runner)
+        if publisher is not None:
+            publish(scheduler, publisher)
+        engine = (
+            Engine(parts, scheduler, config.seed)
+            if parts.resolved.pooling is None
+            else PoolingEngine(parts, scheduler)
+        )
+        if publisher is not None:
+            weakref.finalize(engine, publisher.close)
+        stack.pop_all()
     return engine
 
 
@@ -53,11 +61,11 @@ def open_publisher(config: EngineConfig) -> Publisher | None:
     return Publisher(settings)
 
 
-def publish(engine: Engine | PoolingEngine, publisher: Publisher) -> None:
-    """Publish the engine's events for as long as it lives. Raises ConfigError when it has none."""
-    weakref.finalize(engine, publisher.close)
+def publish(scheduler: Scheduler, publisher: Publisher) -> None:
+    """Publish what requests of the scheduler leave in the cache. Raises ConfigError when that is
+    nothing."""
     try:
-        engine.scheduler.kv_manager.listen(publisher.publish)
+        scheduler.kv_manager.listen(publisher.publish)
     except ValueError:
         raise ConfigError(
             "--kv-events-config: this model computes whole prompts and caches no prefix; "
