@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from jaxllm.kv_events.settings import KVEventSettings
 from jaxllm.messages import EngineStats
-from jaxllm.server.cli import parse
+from jaxllm.server.command_line.options import parse
 from jaxllm.server.metrics import load_metrics
 from jaxllm.tokenizer import Tokenizer
 from tests.server.fake import RESOLVED
