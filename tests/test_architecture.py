@@ -51,7 +51,7 @@ MANY_PARAMETERS: dict[str, str] = {
 # Reading the process environment is for what starts a process.
 # What a process was told; and a limit that XLA reads there and tells nobody.
 READS_ENVIRONMENT = {
-    "jaxllm/cli.py",
+    "jaxllm/cli/__init__.py",
     "jaxllm/server/__main__.py",
     "jaxllm/engine/startup/host_memory.py",
 }

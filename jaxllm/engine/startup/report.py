@@ -113,11 +113,20 @@ class LogReport(Report):
 
 def table_rows(setup: Setup, programs: Programs, compiles: CompileCounter, report: Report) -> Rows:
     """Decisions, compiled programs, and the seconds of each phase."""
-    resolved, seconds = setup.resolved, report.seconds
-    device, devices = setup.mesh.devices.flat[0], setup.mesh.size
-    at_once = resolved.num_pages / setup.longest.pages_per_request
     fresh = compiles.compiles - compiles.cache_hits
     kept = f"{programs.executables.lowered} lowered, {fresh} compiled, {compiles.cache_hits} cached"
+    return [
+        *decided_rows(setup, programs.peak_bytes),
+        ("step programs", f"{len(programs.lattice)}; {kept}"),
+        *((name.lower(), f"{spent:.2f} s") for name, spent in report.seconds.items()),
+    ]
+
+
+def decided_rows(setup: Setup, largest_step: int | None) -> Rows:
+    """Decisions; the largest step needs these bytes, None while it is not compiled."""
+    resolved = setup.resolved
+    device, devices = setup.mesh.devices.flat[0], setup.mesh.size
+    at_once = resolved.num_pages / setup.longest.pages_per_request
     return [
         ("model", f"{resolved.model_dir} ({resolved.model_type})"),
         (
@@ -126,7 +135,7 @@ def table_rows(setup: Setup, programs: Programs, compiles: CompileCounter, repor
             f"tensor parallel {resolved.tensor_parallel_size}",
         ),
         ("dtype", resolved.dtype),
-        *_memory_rows(setup, programs),
+        *_memory_rows(setup, largest_step),
         *_scales_rows(setup),
         ("sliding window", _window_row(setup)),
         ("maximum concurrency", f"{at_once:.2f}x at {resolved.max_model_len} tokens per request"),
@@ -139,12 +148,10 @@ def table_rows(setup: Setup, programs: Programs, compiles: CompileCounter, repor
             f"{resolved.max_num_seqs} requests, {resolved.max_num_batched_tokens} tokens",
         ),
         ("queue", f"{resolved.max_num_queued_reqs} requests, {resolved.scheduling_policy}"),
-        ("step programs", f"{len(programs.lattice)}; {kept}"),
-        *((name.lower(), f"{spent:.2f} s") for name, spent in seconds.items()),
     ]
 
 
-def _memory_rows(setup: Setup, programs: Programs) -> Rows:
+def _memory_rows(setup: Setup, largest_step: int | None) -> Rows:
     """The terms of the sum that sizes the pool, per device, and the pool."""
     resolved, memory = setup.resolved, setup.memory
     budget, size = memory.budget, resolved.page_size
@@ -154,7 +161,7 @@ def _memory_rows(setup: Setup, programs: Programs) -> Rows:
         f"{resolved.num_pages} pages × {size} = {tokens} tokens",
         *(f"{pages} pages for layers with a window of {window}" for window, pages in more),
     ]
-    needed = f"{programs.peak_bytes / GIB:.2f} GiB needed"
+    needed = "an estimate" if largest_step is None else f"{largest_step / GIB:.2f} GiB needed"
     return [
         ("usable memory", f"{budget.usable / GIB:.2f} GiB per device"),
         ("weights", f"{budget.weights / GIB:.2f} GiB per device{budget.unpacked}"),

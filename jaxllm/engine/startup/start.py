@@ -60,13 +60,9 @@ def start(
     config: EngineConfig, report: Report, logits_processors: Sequence[Function] = ()
 ) -> Started:
     """Load, compile and warm up. Raises ConfigError before any loading when it cannot work."""
-    model_dir = locate(config.model, config.revision, config.download_dir)
+    config, model_dir, spec = read_model(config)
     use_compilation_cache(config.compilation_cache_dir)
     reserve_memory(config.gpu_memory_utilization)
-    spec = read_spec(model_dir, Wish.of(config))
-    if spec.pooling is not None and spec.pooling.bidirectional:
-        config = replace(config, num_gpu_blocks_override=ENCODER_PAGES, kv_cache_memory_bytes=None)
-    weights.check_shapes(model_dir, spec, config.load_format)
     eos_ids = end_ids(spec)
     with CompileWorkers(_early_workers(config)) as workers:
         # JAX takes seconds to find GPUs, mostly without Python's lock
@@ -104,6 +100,17 @@ def start(
         + link_rows(setup, runner),
     )
     return Started(setup.resolved, runner, tokenizer, grammars)
+
+
+def read_model(config: EngineConfig) -> tuple[EngineConfig, Path, ModelSpec]:
+    """The model's directory and spec, and the configuration for a model of its kind. Raises
+    ConfigError when the files are not those of such a model."""
+    model_dir = locate(config.model, config.revision, config.download_dir)
+    spec = read_spec(model_dir, Wish.of(config))
+    if spec.pooling is not None and spec.pooling.bidirectional:
+        config = replace(config, num_gpu_blocks_override=ENCODER_PAGES, kv_cache_memory_bytes=None)
+    weights.check_shapes(model_dir, spec, config.load_format)
+    return config, model_dir, spec
 
 
 def use_compilation_cache(directory: str | None) -> None:

@@ -100,6 +100,7 @@ ALIASES = {
     "quantization": ("-q",),
     "enforce_eager": ("--skip-precompile",),
 }
+ACCEPTED_TITLE = "Accepted for scripts written for other servers"
 OWN_FLAGS = {"disable_log_stats"}  # NEUTRAL_ARGUMENTS that the server uses
 NEUTRAL_REASONS = {
     "trust_remote_code": ": code from a repository is never run",
@@ -132,10 +133,10 @@ class Help(argparse.HelpFormatter):
         return action.help if hidden else f"{action.help} (default: %(default)s)"
 
 
-def parser() -> argparse.ArgumentParser:
+def parser(prog: str = "python -m jaxllm.server") -> argparse.ArgumentParser:
     """The parser of all flags, in groups."""
     top = argparse.ArgumentParser(
-        prog="python -m jaxllm.server",
+        prog=prog,
         description="Serve a Hugging Face model over the OpenAI protocol.",
         formatter_class=Help,
         usage="%(prog)s [MODEL] [options]",
@@ -153,7 +154,7 @@ def parser() -> argparse.ArgumentParser:
         group = top.add_argument_group(title)
         for names, arguments in own.items():
             group.add_argument(*names, **arguments)
-    _accepted_flags(top.add_argument_group("Accepted for scripts written for other servers"))
+    _accepted_flags(top.add_argument_group(ACCEPTED_TITLE))
     return top
 
 

@@ -59,10 +59,12 @@ class Options:
     notices: tuple[str, ...]
 
 
-def parse(argv: list[str], environ: Mapping[str, str]) -> Options:
+def parse(
+    argv: list[str], environ: Mapping[str, str], prog: str = "python -m jaxllm.server"
+) -> Options:
     """The options in `argv`, in JAXLLM_… of the environment and in the --config file. Exits with
     status 2 on illegal ones."""
-    top = parser()
+    top = parser(prog)
     if argv and not argv[0].startswith("-"):
         argv = ["--model", *argv]
     for word in argv:

@@ -1,10 +1,11 @@
-"""The `jaxllm` command: serve, bench, models, collect-env. Each verb imports what it needs when it
-runs."""
+"""The `jaxllm` command. Each verb imports what it needs when it runs."""
 
 from __future__ import annotations
 
+import difflib
 import importlib.util
 import json
+import os
 import runpy
 import sys
 
@@ -14,9 +15,13 @@ USAGE = """\
 usage: jaxllm VERB [options]
 
   serve MODEL [options]   serve a model over the OpenAI protocol; options: `jaxllm serve --help`
+  chat [options]          talk to a model of a running server at the terminal
+  complete [options]      continue texts by a model of a running server
+  check MODEL [options]   say whether a model fits this machine with these options of serve
   bench NAME [options]    run a benchmark of a checkout, such as `jaxllm bench throughput --help`
   models                  list the model families that run
   collect-env             print versions and devices for a bug report
+  completion SHELL        print what lets bash, zsh or fish complete this command
   --version               print the version
 """
 
@@ -31,7 +36,9 @@ def main(argv: list[str] | None = None) -> int:
         print(jaxllm.__version__)
         return 0
     if verb not in VERBS:
-        print(f"jaxllm: unknown verb {verb!r}; one of {', '.join(VERBS)}", file=sys.stderr)
+        meant = difflib.get_close_matches(verb, VERBS, 1)
+        hint = f"did you mean {meant[0]}?" if meant else f"one of {', '.join(VERBS)}"
+        print(f"jaxllm: unknown verb {verb!r}; {hint}", file=sys.stderr)
         return 2
     return VERBS[verb](rest)
 
@@ -43,6 +50,38 @@ def serve(argv: list[str]) -> int:
     if argv and not argv[0].startswith("-"):
         argv = ["--model", *argv]
     return int(serve_main(argv) or 0)
+
+
+def chat(argv: list[str]) -> int:
+    """Talk to a running server."""
+    from jaxllm.cli.talk import chat as talk
+
+    return talk(argv, os.environ)
+
+
+def complete(argv: list[str]) -> int:
+    """Continue texts by a running server."""
+    from jaxllm.cli.talk import complete as talk
+
+    return talk(argv, os.environ)
+
+
+def check(argv: list[str]) -> int:
+    """Whether a model fits, without loading it."""
+    from jaxllm.cli.fit import check as check_fit
+
+    return check_fit(argv, os.environ)
+
+
+def completion(argv: list[str]) -> int:
+    """Print a shell's script."""
+    from jaxllm.cli.shells import SHELLS, script
+
+    if len(argv) != 1 or argv[0] not in SHELLS:
+        print(f"usage: jaxllm completion {'|'.join(SHELLS)}", file=sys.stderr)
+        return 2
+    print(script(argv[0], VERBS), end="")
+    return 0
 
 
 def bench(argv: list[str]) -> int:
@@ -88,8 +127,13 @@ def collect_env(argv: list[str]) -> int:
     return 0
 
 
-VERBS = {"serve": serve, "bench": bench, "models": models, "collect-env": collect_env}
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
+VERBS = {
+    "serve": serve,
+    "chat": chat,
+    "complete": complete,
+    "check": check,
+    "bench": bench,
+    "models": models,
+    "collect-env": collect_env,
+    "completion": completion,
+}

@@ -1,0 +1,73 @@
+"""A client of a running server, for people at a terminal, of the standard library alone."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+TIMEOUT = 600.0  # seconds between two bytes
+
+
+class Refused(Exception):
+    """What the server, or the way to it, has to say; one line for the user."""
+
+
+@dataclass(frozen=True)
+class Client:
+    """A server's address, with or without /v1 at its end, and a key of it."""
+
+    url: str
+    key: str | None = None
+
+    def model(self) -> str:
+        """The first model that is served."""
+        with self._open("/models", None) as reply:
+            return str(json.load(reply)["data"][0]["id"])
+
+    def events(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """The events of a stream as they come. Closing the iterator ends the request."""
+        with self._open(path, body | {"stream": True}) as reply:
+            for line in reply:
+                data = line.strip().removeprefix(b"data: ")
+                if not data or data == line.strip():
+                    continue
+                if data == b"[DONE]":
+                    return
+                event = json.loads(data)
+                if "error" in event:
+                    raise Refused(event["error"]["message"])
+                yield event
+        raise Refused("the server ended the answer before it was finished")
+
+    def _open(self, path: str, body: dict[str, Any] | None) -> http.client.HTTPResponse:
+        base = self.url.rstrip("/").removesuffix("/v1")
+        headers = {"content-type": "application/json"}
+        if self.key is not None:
+            headers["authorization"] = f"Bearer {self.key}"
+        data = None if body is None else json.dumps(body).encode()
+        try:
+            request = urllib.request.Request(f"{base}/v1{path}", data, headers)
+            reply: http.client.HTTPResponse = urllib.request.urlopen(request, timeout=TIMEOUT)
+        except urllib.error.HTTPError as error:
+            with error:
+                raise Refused(_message(error)) from None
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            reason = getattr(error, "reason", error)
+            raise Refused(
+                f"no server at {base} ({reason}); "
+                "start one with `jaxllm serve MODEL`, or give --url"
+            ) from None
+        return reply
+
+
+def _message(error: urllib.error.HTTPError) -> str:
+    """The message of a refusal's body."""
+    try:
+        return str(json.load(error)["error"]["message"])
+    except (ValueError, LookupError, TypeError):
+        return f"the server answered {error.code} {error.reason}"

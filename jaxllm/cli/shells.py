@@ -1,0 +1,86 @@
+"""Scripts that let shells complete the `jaxllm` command.
+
+They hold its words, so that completing starts no Python.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Iterable
+
+from jaxllm.server.command_line.flags import ACCEPTED_TITLE, parser
+
+SHELLS = ("bash", "zsh", "fish")
+SERVES = ("serve", "check")  # the verbs with the server's options
+
+
+def script(shell: str, verbs: Iterable[str]) -> str:
+    """The script of one of SHELLS."""
+    if shell == "fish":
+        return _fish(verbs)
+    begin = "autoload -U +X bashcompinit && bashcompinit\n" if shell == "zsh" else ""
+    return begin + _bash(verbs)
+
+
+def _actions() -> list[argparse.Action]:
+    """The server's options without those for scripts of other servers."""
+    groups = parser()._action_groups
+    return [
+        action
+        for group in groups
+        if group.title != ACCEPTED_TITLE
+        for action in group._group_actions
+        if action.option_strings
+    ]
+
+
+def _bash(verbs: Iterable[str]) -> str:
+    flags = [flag for action in _actions() for flag in action.option_strings]
+    values = "".join(
+        f"        {'|'.join(action.option_strings)}) "
+        f"COMPREPLY=($(compgen -W {shlex.quote(' '.join(map(str, action.choices)))} "
+        '-- "$word")); return;;\n'
+        for action in _actions()
+        if action.choices
+    )
+    return f"""\
+_jaxllm() {{
+  local word=${{COMP_WORDS[COMP_CWORD]}} before=${{COMP_WORDS[COMP_CWORD-1]}}
+  COMPREPLY=()
+  if [ "$COMP_CWORD" -eq 1 ]; then
+    COMPREPLY=($(compgen -W {shlex.quote(" ".join(verbs))} -- "$word")); return
+  fi
+  case ${{COMP_WORDS[1]}} in
+    {"|".join(SERVES)})
+      case $before in
+{values}      esac
+      case $word in
+        -*) COMPREPLY=($(compgen -W {shlex.quote(" ".join(flags))} -- "$word"));;
+        *) COMPREPLY=($(compgen -f -- "$word"));;
+      esac;;
+    completion) COMPREPLY=($(compgen -W {shlex.quote(" ".join(SHELLS))} -- "$word"));;
+    *) COMPREPLY=($(compgen -f -- "$word"));;
+  esac
+}}
+complete -o filenames -F _jaxllm jaxllm
+"""
+
+
+def _fish(verbs: Iterable[str]) -> str:
+    lines = [f"complete -c jaxllm -n __fish_use_subcommand -f -a {verb}" for verb in verbs]
+    seen = shlex.quote(f"__fish_seen_subcommand_from {' '.join(SERVES)}")
+    for action in _actions():
+        names = [f"-l {flag[2:]}" for flag in action.option_strings if flag.startswith("--")]
+        takes = " -r" if action.nargs != 0 else ""
+        chosen = (
+            f" -f -a {shlex.quote(' '.join(map(str, action.choices)))}" if action.choices else ""
+        )
+        help = shlex.quote((action.help or "").replace("%%", "%"))
+        lines.append(f"complete -c jaxllm -n {seen} {' '.join(names)}{takes}{chosen} -d {help}")
+    shells = " ".join(SHELLS)
+    lines.append(
+        "complete -c jaxllm -n '__fish_seen_subcommand_from completion' -f "
+        f"-a {shlex.quote(shells)}"
+    )
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,24 @@
+"""Whether a configuration fits a machine: what a start decides before it loads or compiles."""
+
+from __future__ import annotations
+
+from jaxllm import weights
+from jaxllm.config import EngineConfig
+from jaxllm.engine.startup.report import Rows, decided_rows
+from jaxllm.engine.startup.resolve import resolve
+from jaxllm.engine.startup.sizing import with_workspace
+from jaxllm.engine.startup.start import read_model, reserve_memory
+from jaxllm.mesh import make_mesh
+
+
+def check_fit(config: EngineConfig) -> Rows:
+    """The decisions of a start, by an estimate of the largest step where a start would measure it.
+    Raises ConfigError when it cannot work."""
+    config, model_dir, spec = read_model(config)
+    reserve_memory(config.gpu_memory_utilization)
+    mesh = make_mesh(config.tensor_parallel_size)
+    setup = resolve(config, model_dir, mesh, spec)
+    weights.check(model_dir, setup.spec, mesh, setup.dtype, config.load_format)
+    if not setup.memory.budget.shared:  # where steps are compiled, an estimate refuses nothing
+        setup = with_workspace(setup, config, setup.memory.budget.workspace)
+    return decided_rows(setup, None)

@@ -1,0 +1,64 @@
+"""`jaxllm check`."""
+
+from __future__ import annotations
+
+import pathlib
+
+import pytest
+
+from jaxllm import cli, weights
+from jaxllm.config import ConfigError, EngineConfig
+from jaxllm.engine.startup.check import check_fit
+from jaxllm.engine.startup.memory import MemoryBudget
+
+
+def test_a_model_that_fits_is_shown_as_it_would_be_served_and_nothing_is_loaded(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weights, "load", lambda *_, **__: pytest.fail("weights were loaded"))
+    monkeypatch.setenv("COLUMNS", "200")
+    assert cli.main(["check", "demo", "--max-num-seqs", "4", "--max-model-len", "1K"]) == 0
+    text = capsys.readouterr().out
+    assert "it fits" in text
+    assert "4.00x at 1024 tokens per request" in text
+    assert "an estimate" in text
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["demo", "--kv-cache-memory-bytes", "1000"], "What helps: "),
+        (["demo", "--max-model-len", "1m"], "is longer than the model allows (2048 tokens)"),
+        (["demo", "-tp", "999"], "999"),
+    ],
+    ids=range(3),
+)
+def test_what_does_not_fit_is_status_1_with_the_reason_and_what_helps(
+    flags: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["check", *flags]) == 1
+    captured = capsys.readouterr()
+    assert captured.err.startswith("jaxllm check: ")
+    assert says in captured.err
+    assert len(captured.err.splitlines()) == 1
+
+
+def test_a_directory_without_a_model_and_a_wrong_flag_are_told(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["check", str(tmp_path)]) == 1
+    assert "there is no config.json in it" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as exit:
+        cli.main(["check", "demo", "--max-num-sqes", "4"])
+    assert exit.value.code == 2
+    assert "jaxllm check: error: unrecognized arguments" in capsys.readouterr().err
+
+
+def test_a_device_whose_largest_step_does_not_fit_by_the_estimate_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A start would compile the step before it says so."""
+    small = MemoryBudget(usable=1 << 26, weights=1 << 24, workspace=1 << 26, shared=False)
+    monkeypatch.setattr("jaxllm.engine.startup.resolve.measure_budget", lambda *_: small)
+    with pytest.raises(ConfigError, match=r"is lacking for the rest.*What helps"):
+        check_fit(EngineConfig(model="demo"))
