@@ -27,7 +27,9 @@ def spec(hf: Config) -> ModelSpec:
     """The spec of a complete configuration. Raises ConfigError."""
     every = positive({"sliding_window_pattern": 6, **hf}, "sliding_window_pattern")
     hf = typed(hf, lambda layer: SLIDING if (layer + 1) % every else FULL)
-    return gemma2.spec({**hf, "rope_parameters": _ropes(hf), "rope_scaling": None})
+    # Configurations may have the key, but no score of Gemma 3 is capped
+    other = {"rope_scaling": None, "attn_logit_softcapping": None}
+    return gemma2.spec({**hf, "rope_parameters": _ropes(hf), **other})
 
 
 def _ropes(hf: Config) -> dict[str, Config]:

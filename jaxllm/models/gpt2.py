@@ -43,7 +43,6 @@ NAMES = {
     "layers.{}.mlp.up": ("transformer.h.{}.mlp.c_fc",),
     "layers.{}.mlp.down": ("transformer.h.{}.mlp.c_proj",),
 }
-PREFIXES = {f"{part}.": f"transformer.{part}." for part in ("wte", "wpe", "h", "ln_f")}
 GENERATES = ("GPT2LMHeadModel",)
 IGNORED = ("transformer.h.{}.attn.bias", "transformer.h.{}.attn.masked_bias")
 

@@ -12,6 +12,7 @@ from jaxllm.nn.linear import Init
 from jaxllm.nn.mixture.routers import normalised, unchanged
 from jaxllm.nn.mlp import FeedForward, GatedMLP
 
+SPELLING = {"num_local_experts": "num_experts"}  # as transformers writes it since version 5
 DEFAULTS: Config = {
     "hidden_act": "silu",
     "rms_norm_eps": 1e-6,

@@ -12,7 +12,7 @@ import pytest
 from jaxllm import models
 from jaxllm.cache.kv import page_bytes
 from jaxllm.config import ConfigError
-from jaxllm.models.config.build import read_name
+from jaxllm.models.config.build import outline, read_name
 from jaxllm.models.config.spec import ModelSpec
 from pallas_kernels.quantised import SCALE_DTYPE
 from tests.models.published import PUBLISHED
@@ -69,6 +69,25 @@ def test_older_and_newer_prefixes_of_a_wrapper_name_one_tensor(
 def test_tensors_of_the_part_that_sees_are_not_read(name: str, prefix: str, tensor: str) -> None:
     stored = prefix + tensor
     assert read_name(models.make_spec(PUBLISHED[name]), [stored])(stored) is None
+
+
+def test_a_checkpoint_of_the_body_alone_lacks_its_prefix_and_may_have_a_head_beside_it() -> None:
+    stored = {"embed_tokens.weight", "norm.weight", "lm_head.weight"}
+    common = read_name(models.make_spec(PUBLISHED["Llama-3.1-8B"]), stored)
+    assert common("norm.weight") == "model.norm.weight"
+    assert common("lm_head.weight") == "lm_head.weight"
+
+
+def test_qwen3_moe_reads_the_number_of_experts_under_its_newer_key() -> None:
+    hf = PUBLISHED["Qwen3-30B-A3B"] | {"num_hidden_layers": 1, "num_local_experts": 96}
+    del hf["num_experts"]
+    layer = outline(models.make_spec(hf), 1, "float32").layers[0]
+    assert layer.mlp.experts.gate_up.shape[0] == 96
+
+
+def test_gemma_3_caps_no_scores_whatever_its_configuration_says() -> None:
+    hf = PUBLISHED["Gemma-3-1B"] | {"num_hidden_layers": 1, "attn_logit_softcapping": 50.0}
+    assert outline(models.make_spec(hf), 1, "float32").layers[0].attention.softcap is None
 
 
 @pytest.mark.parametrize("tensor", SEEING)

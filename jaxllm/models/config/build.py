@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container
 from itertools import count
 
 from flax import nnx
@@ -65,7 +65,7 @@ def rules(spec: ModelSpec, model: Model) -> list[Rule]:
     ]
 
 
-def read_name(spec: ModelSpec, tensors: Iterable[str]) -> Callable[[str], str | None]:
+def read_name(spec: ModelSpec, tensors: Container[str]) -> Callable[[str], str | None]:
     """From a checkpoint's name of a tensor to the name in the rules; None for a tensor of a part
     that is not served, such as a vision tower.
 
@@ -81,11 +81,11 @@ def read_name(spec: ModelSpec, tensors: Iterable[str]) -> Callable[[str], str | 
         own = prefixes[prefix]
         return None if own is None else own + name.removeprefix(prefix)
 
-    if spec.pooling is None:
-        return common
-    body = family(spec.model_type).NAMES["embed"][0].partition(".")[0] + "."
-    bare = not any((common(name) or "").startswith(body) for name in tensors)
-    given = [each for maps in spec.pooling.maps for each in (maps.name, maps.norm)]
+    names = family(spec.model_type).NAMES
+    body, _, embed = names["embed"][0].partition(".")
+    bare = f"{embed}.weight" in tensors
+    maps = () if spec.pooling is None else spec.pooling.maps
+    given = [*names.get("head", ()), *(name for each in maps for name in (each.name, each.norm))]
     behind = {f"{each}.{leaf}" for each in given for leaf in ("weight", "bias")}
 
     def read(name: str) -> str | None:
@@ -93,7 +93,7 @@ def read_name(spec: ModelSpec, tensors: Iterable[str]) -> Callable[[str], str | 
             name = name.removesuffix(old) + new if name.endswith(old) else name
         if not bare:
             return common(name)
-        return name if name in behind else body + name
+        return name if name in behind else f"{body}.{name}"
 
     return read
 
